@@ -10,15 +10,15 @@ pub(crate) use server::accept;
 use forebay_reactor::random;
 
 use crate::connection::Reason;
-use crate::session::{Link, Progress};
+use crate::session::{Handshake, Progress};
 use crate::transport::Channel;
 
 /// Sends and receives until the handshake makes progress that the caller must handle; `state` names the current step
 /// for error texts.
-async fn drive(link: &mut Link, channel: &Channel, state: &mut &'static str) -> Result<Progress, Reason> {
+async fn drive(handshake: &mut Handshake, channel: &Channel, state: &mut &'static str) -> Result<Progress, Reason> {
     loop {
-        let stepped = link.step(&mut random);
-        let out = link.output();
+        let stepped = handshake.step(&mut random);
+        let out = handshake.output();
         if !out.is_empty() {
             channel.clone().send(out).await?;
         }
@@ -26,12 +26,12 @@ async fn drive(link: &mut Link, channel: &Channel, state: &mut &'static str) -> 
             Progress::NeedInput => {}
             progress => return Ok(progress),
         }
-        *state = link.state();
-        let want = link.want();
+        *state = handshake.state();
+        let want = handshake.want();
         let (result, buf) = channel.clone().recv(want.buf, want.all).await;
         match result? {
             0 => return Err(Reason::PeerClosed),
-            got => link.received(buf, got),
+            got => handshake.received(buf, got),
         }
     }
 }

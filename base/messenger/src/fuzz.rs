@@ -6,7 +6,9 @@ use std::rc::Rc;
 
 use crate::session::auth::{AuthClient, AuthServer, NoAuth};
 use crate::session::cephx;
-use crate::session::link::{Answer, Asked, ClientConfig, Link, Progress, Resume, ServerConfig};
+use crate::session::handshake::{
+    ClientConfig, Handshake, Progress, Resume, ServerConfig, SessionReply, SessionRequest,
+};
 use crate::session::shared_key::{self, Key, Keyring};
 use crate::window::{WINDOW_DESCRIPTOR_LEN, WindowDescriptor};
 use crate::wire::control::{
@@ -164,7 +166,7 @@ pub fn auth(data: &[u8]) {
     }
 }
 
-fn client(auth: Box<dyn AuthClient>) -> Link {
+fn client(auth: Box<dyn AuthClient>) -> Handshake {
     let config = ClientConfig {
         entity: entity::CLIENT,
         peer_entity: None,
@@ -178,39 +180,39 @@ fn client(auth: Box<dyn AuthClient>) -> Link {
         checksum: true,
     };
     let resume = Resume { client_cookie: 1, server_cookie: 2, global_seq: 3, connect_seq: 4, in_seq: 5 };
-    Link::client(config, auth, resume, Rc::new(Pools::new()))
+    Handshake::client(config, auth, resume, Rc::new(Pools::new()))
 }
 
-fn server(auth: Box<dyn AuthServer>) -> Link {
+fn server(auth: Box<dyn AuthServer>) -> Handshake {
     let peer = EntityAddr::msgr2(None, 0);
     let config = ServerConfig { entity: entity::FOREBAY, peer, modes: vec![mode::CRC], checksum: true };
-    Link::server(config, auth, Rc::new(Pools::new()))
+    Handshake::server(config, auth, Rc::new(Pools::new()))
 }
 
 /// Feeds all bytes to one side, with the answers that it requires; returns true if a session was established.
-fn drive(mut link: Link, mut data: &[u8]) -> bool {
+fn drive(mut handshake: Handshake, mut data: &[u8]) -> bool {
     let mut count = 0u64;
     let mut random = || {
         count += 1;
         count
     };
     loop {
-        let _ = link.output();
-        match link.step(&mut random) {
+        let _ = handshake.output();
+        match handshake.step(&mut random) {
             Err(_) => return false,
             Ok(Progress::Established(_)) => return true,
-            Ok(Progress::Asked(asked)) => {
+            Ok(Progress::SessionRequest(asked)) => {
                 let answer = match asked {
-                    Asked::Ident(ident) if ident.cookie % 2 == 1 => Answer::Missing(1),
-                    Asked::Ident(_) => Answer::Ident(ServerIdent::default()),
-                    Asked::Reconnect(reconnect) => match reconnect.connect_seq % 4 {
-                        0 => Answer::Reset,
-                        1 => Answer::Retry(9),
-                        2 => Answer::RetryGlobal(9),
-                        _ => Answer::ReconnectOk(9),
+                    SessionRequest::Ident(ident) if ident.cookie % 2 == 1 => SessionReply::Missing(1),
+                    SessionRequest::Ident(_) => SessionReply::Ident(ServerIdent::default()),
+                    SessionRequest::Reconnect(reconnect) => match reconnect.connect_seq % 4 {
+                        0 => SessionReply::Reset,
+                        1 => SessionReply::Retry(9),
+                        2 => SessionReply::RetryGlobal(9),
+                        _ => SessionReply::ReconnectOk(9),
                     },
                 };
-                if link.answer(&answer).expect("crc mode") {
+                if handshake.answer(&answer).expect("crc mode") {
                     return true;
                 }
             }
@@ -218,7 +220,7 @@ fn drive(mut link: Link, mut data: &[u8]) -> bool {
                 if data.is_empty() {
                     return false;
                 }
-                let fed = link.feed(data);
+                let fed = handshake.feed(data);
                 data = &data[fed..];
             }
         }

@@ -1,18 +1,20 @@
 //! Protocol state machines: bytes and frames in, bytes and decisions out; no I/O, no clock, no random source of their
 //! own.
 //!
-//! A [`Link`] is one connection from its banner to the agreement on a session; a [`Session`] is the state that survives
+//! A [`Handshake`] is one connection from its banner to the agreement on a session; a [`Session`] is the state that survives
 //! reconnects: sequence numbers, queued and unacknowledged messages.  The states and their transitions are in
 //! `docs/design/messenger.md`.
 
 pub mod auth;
 pub mod cephx;
-pub mod link;
+pub mod handshake;
 pub mod shared_key;
 pub mod state;
 
 pub use auth::{AuthClient, AuthError, AuthServer, Keys, NoAuth, ServerStep};
-pub use link::{Answer, Asked, ClientConfig, Established, Link, Outcome, Progress, Resume, ServerConfig};
+pub use handshake::{
+    ClientConfig, Established, Handshake, Progress, Resume, ServerConfig, SessionOrigin, SessionReply, SessionRequest,
+};
 pub use shared_key::{Key, Keyring};
 pub use state::{Policy, Session};
 

@@ -33,7 +33,7 @@ pub(crate) struct Lifecycle {
     epoch: Cell<u64>,
     /// Highest global sequence number of a connection from this peer.
     peer_global_seq: Cell<u64>,
-    /// Why the connection has ended, or why the last stream was lost.
+    /// Cause of the end, or of the loss of the last stream.
     reason: RefCell<Option<Reason>>,
     /// Current transport, or the last one; empty before the first stream.
     transport: Cell<&'static str>,

@@ -8,7 +8,7 @@ use forebay_reactor::{now, random, sleep, timeout};
 use super::drive;
 use super::stream::Transmission;
 use crate::connection::{Conn, Connection, ConnectionState, Reason};
-use crate::session::{ClientConfig, Link, Outcome, Progress, Violation};
+use crate::session::{ClientConfig, Handshake, Progress, SessionOrigin, Violation};
 use crate::transport::Channel;
 
 /// Runs an outgoing connection, with reconnects, until it ends.
@@ -100,14 +100,14 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
         checksum: options.checksum && !channel.is_sound(),
     };
     let pools = endpoint.core.pools.clone();
-    let mut link = Link::client(config, options.auth.client(), resume, pools);
-    let progress = drive(&mut link, &channel, state).await?;
+    let mut handshake = Handshake::client(config, options.auth.client(), resume, pools);
+    let progress = drive(&mut handshake, &channel, state).await?;
     let Progress::Established(agreed) = progress else { unreachable!("only servers are asked") };
     if conn.is_closed() {
         return Err(Reason::Closed);
     }
     endpoint.numbers.next_global_seq(agreed.resume.global_seq);
-    conn.identity.identify(link.peer_entity(), link.own_addr());
+    conn.identity.identify(handshake.peer_entity(), handshake.own_addr());
     let epoch = conn.take_over();
     let connection = Connection::new(conn.clone());
     if let Some(full) = agreed.reset {
@@ -119,16 +119,16 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
         }
     }
     conn.send_queue.session_mut().agree(agreed.resume, agreed.lossy);
-    if let Outcome::Resumed(seq) = agreed.outcome {
+    if let SessionOrigin::Resumed(seq) = agreed.outcome {
         conn.send_queue.resumed(seq)?;
     }
-    tracing::debug!(peer = %conn.identity.address(), mode = link.mode(), outcome = ?agreed.outcome, "stream open");
+    tracing::debug!(peer = %conn.identity.address(), mode = handshake.mode(), outcome = ?agreed.outcome, "stream open");
     conn.lifecycle.open(channel.name());
     if agreed.reset.is_some() {
         conn.handler().reset(&connection);
     }
     conn.handler().opened(&connection);
-    let transmission = Transmission::new(conn.clone(), epoch, channel.clone(), link);
+    let transmission = Transmission::new(conn.clone(), epoch, channel.clone(), handshake);
     Ok((channel, transmission))
 }
 

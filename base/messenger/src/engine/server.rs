@@ -10,7 +10,9 @@ use super::drive;
 use super::stream::Transmission;
 use crate::connection::{Conn, Connection, ConnectionState, Identity, Reason, Route};
 use crate::endpoint::{Endpoint, HandshakeGuard};
-use crate::session::{Answer, Asked, Link, Policy, Progress, Resume, ServerConfig, Session, Violation};
+use crate::session::{
+    Handshake, Policy, Progress, Resume, ServerConfig, Session, SessionReply, SessionRequest, Violation,
+};
 use crate::transport::{Acceptor, Address, Channel};
 use crate::wire::EntityAddr;
 use crate::wire::control::{ClientIdent, FLAG_LOSSY, Reconnect, ServerIdent};
@@ -63,9 +65,9 @@ async fn serve(endpoint: Rc<Endpoint>, channel: Channel, peer: Address, guard: H
         modes: options.modes(peer.is_local()),
         checksum: options.checksum && !channel.is_sound(),
     };
-    let mut link = Link::server(config, options.auth.server(), endpoint.core.pools.clone());
-    let handshake = timeout(options.handshake_timeout, handshake(&endpoint, &mut link, &channel, &peer));
-    let result = endpoint.stop.unless_sent(handshake).await;
+    let mut handshake = Handshake::server(config, options.auth.server(), endpoint.core.pools.clone());
+    let identified = timeout(options.handshake_timeout, identify(&endpoint, &mut handshake, &channel, &peer));
+    let result = endpoint.stop.unless_sent(identified).await;
     drop(guard);
     let (conn, epoch) = match result {
         Some(Ok(Ok(found))) => found,
@@ -73,10 +75,10 @@ async fn serve(endpoint: Rc<Endpoint>, channel: Channel, peer: Address, guard: H
             channel.shutdown();
             let reason = match other {
                 Some(Ok(Err(reason))) => reason,
-                Some(Err(_)) => Reason::Handshake(link.state()),
+                Some(Err(_)) => Reason::Handshake(handshake.state()),
                 _ => return,
             };
-            match link.refused() {
+            match handshake.refused() {
                 Some(refused) => tracing::warn!(%peer, %reason, %refused, "cannot authenticate a peer"),
                 None => tracing::warn!(%peer, %reason, "handshake failed"),
             }
@@ -84,11 +86,11 @@ async fn serve(endpoint: Rc<Endpoint>, channel: Channel, peer: Address, guard: H
             return;
         }
     };
-    tracing::debug!(%peer, name = conn.identity.name(), mode = link.mode(), "stream open");
+    tracing::debug!(%peer, name = conn.identity.name(), mode = handshake.mode(), "stream open");
     conn.lifecycle.open(channel.name());
     let connection = Connection::new(conn.clone());
     conn.handler().opened(&connection);
-    let reason = Transmission::new(conn.clone(), epoch, channel.clone(), link).run().await;
+    let reason = Transmission::new(conn.clone(), epoch, channel.clone(), handshake).run().await;
     channel.shutdown();
     if !conn.lifecycle.is_current(epoch) {
         return;
@@ -106,42 +108,47 @@ async fn serve(endpoint: Rc<Endpoint>, channel: Channel, peer: Address, guard: H
 }
 
 /// Identifies the peer and looks up its session.
-async fn handshake(
+async fn identify(
     endpoint: &Rc<Endpoint>,
-    link: &mut Link,
+    handshake: &mut Handshake,
     channel: &Channel,
     peer: &Address,
 ) -> Result<(Rc<Conn>, u64), Reason> {
     let mut state = "";
     loop {
-        let Progress::Asked(asked) = drive(link, channel, &mut state).await? else {
+        let Progress::SessionRequest(asked) = drive(handshake, channel, &mut state).await? else {
             unreachable!("only clients establish")
         };
         let (answer, found) = match asked {
-            Asked::Ident(ident) => ident_asked(endpoint, link, peer, &ident)?,
-            Asked::Reconnect(reconnect) => reconnect_asked(endpoint, link, &reconnect),
+            SessionRequest::Ident(ident) => ident_asked(endpoint, handshake, peer, &ident)?,
+            SessionRequest::Reconnect(reconnect) => reconnect_asked(endpoint, handshake, &reconnect),
         };
         // The answer is sent ahead of the session's messages.
-        if link.answer(&answer)? {
+        if handshake.answer(&answer)? {
             return Ok(found.expect("a session was found or made"));
         }
     }
 }
 
-type Found = (Answer, Option<(Rc<Conn>, u64)>);
+type Found = (SessionReply, Option<(Rc<Conn>, u64)>);
 
-fn ident_asked(endpoint: &Rc<Endpoint>, link: &Link, peer: &Address, ident: &ClientIdent) -> Result<Found, Reason> {
+fn ident_asked(
+    endpoint: &Rc<Endpoint>,
+    handshake: &Handshake,
+    peer: &Address,
+    ident: &ClientIdent,
+) -> Result<Found, Reason> {
     let options = &endpoint.options;
     let missing = options.required & !ident.supported;
     if missing != 0 {
-        return Ok((Answer::Missing(missing), None));
+        return Ok((SessionReply::Missing(missing), None));
     }
     if ident.target.nonce != 0 && ident.target.nonce != endpoint.nonce {
         let found = endpoint.own_addr(None).to_string();
         return Err(Violation::WrongPeer { target: ident.target.to_string(), found }.into());
     }
     let lossy = ident.flags & FLAG_LOSSY != 0 || options.accept.is_lossy();
-    let key = (link.client_name().to_owned(), ident.addrs.first().copied().unwrap_or_default());
+    let key = (handshake.client_name().to_owned(), ident.addrs.first().copied().unwrap_or_default());
     let before = endpoint.connections.session(&key);
     let mut kept = None;
     if let Some(before) = before {
@@ -178,7 +185,7 @@ fn ident_asked(endpoint: &Rc<Endpoint>, link: &Link, peer: &Address, ident: &Cli
             conn
         }
     };
-    conn.identity.identify(link.peer_entity(), link.own_addr());
+    conn.identity.identify(handshake.peer_entity(), handshake.own_addr());
     conn.lifecycle.set_peer_global_seq(ident.global_seq);
     let epoch = conn.take_over();
     let answer = ServerIdent {
@@ -190,32 +197,32 @@ fn ident_asked(endpoint: &Rc<Endpoint>, link: &Link, peer: &Address, ident: &Cli
         flags: if lossy { FLAG_LOSSY } else { 0 },
         cookie: conn.send_queue.session().resume().server_cookie,
     };
-    Ok((Answer::Ident(answer), Some((conn, epoch))))
+    Ok((SessionReply::Ident(answer), Some((conn, epoch))))
 }
 
-fn reconnect_asked(endpoint: &Rc<Endpoint>, link: &Link, reconnect: &Reconnect) -> Found {
-    let key = (link.client_name().to_owned(), reconnect.addrs.first().copied().unwrap_or_default());
-    let Some(conn) = endpoint.connections.session(&key) else { return (Answer::Reset, None) };
+fn reconnect_asked(endpoint: &Rc<Endpoint>, handshake: &Handshake, reconnect: &Reconnect) -> Found {
+    let key = (handshake.client_name().to_owned(), reconnect.addrs.first().copied().unwrap_or_default());
+    let Some(conn) = endpoint.connections.session(&key) else { return (SessionReply::Reset, None) };
     let resume = conn.send_queue.session().resume();
     if (resume.client_cookie, resume.server_cookie) != (reconnect.client_cookie, reconnect.server_cookie) {
-        return (Answer::Reset, None);
+        return (SessionReply::Reset, None);
     }
     let seen = conn.lifecycle.peer_global_seq();
     if seen > reconnect.global_seq {
-        return (Answer::RetryGlobal(seen), None);
+        return (SessionReply::RetryGlobal(seen), None);
     }
     if resume.connect_seq > reconnect.connect_seq {
-        return (Answer::Retry(resume.connect_seq), None);
+        return (SessionReply::Retry(resume.connect_seq), None);
     }
     if let Err(violation) = conn.send_queue.resumed(reconnect.msg_seq) {
         // The two sides disagree on what was sent: the session cannot be resumed.
         tracing::warn!(name = conn.identity.name(), %violation, "cannot resume a session; dropping it");
         conn.lose(&Reason::Reset);
-        return (Answer::Reset, None);
+        return (SessionReply::Reset, None);
     }
     conn.send_queue.session_mut().set_resume(Resume { connect_seq: reconnect.connect_seq, ..resume });
     conn.lifecycle.set_peer_global_seq(reconnect.global_seq);
     let epoch = conn.take_over();
     let in_seq = conn.send_queue.session().resume().in_seq;
-    (Answer::ReconnectOk(in_seq), Some((conn, epoch)))
+    (SessionReply::ReconnectOk(in_seq), Some((conn, epoch)))
 }

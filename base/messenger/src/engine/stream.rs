@@ -11,7 +11,7 @@ use forebay_reactor::{BufList, BufMut, Instant, now, sleep_until, wall_clock};
 use crate::connection::{Conn, Outgoing, Reason};
 use crate::message::{Message, Role};
 use crate::session::state::Verdict;
-use crate::session::{Link, Violation};
+use crate::session::{Handshake, Violation};
 use crate::throttle::Held;
 use crate::transport::Channel;
 use crate::wire::control::{Ack, Control, Keepalive, KeepaliveAck, mode};
@@ -67,11 +67,11 @@ pub(super) struct Transmission {
 
 impl Transmission {
     /// Creates the transmission of a connection whose handshake is complete.
-    pub(super) fn new(conn: Rc<Conn>, epoch: u64, channel: Channel, link: Link) -> Self {
+    pub(super) fn new(conn: Rc<Conn>, epoch: u64, channel: Channel, handshake: Handshake) -> Self {
         // RDMA writes by a device are not encrypted.  The handler may have closed the connection when it opened.
-        let writes_by_device = link.mode() != mode::SECURE && conn.lifecycle.is_current(epoch);
+        let writes_by_device = handshake.mode() != mode::SECURE && conn.lifecycle.is_current(epoch);
         conn.windows.set_device(channel.rdma().filter(|_| writes_by_device));
-        let (mut decoder, encoder, control) = link.into_parts();
+        let (mut decoder, encoder, control) = handshake.into_parts();
         decoder.set_limits(conn.endpoint.options.limits);
         let now = now();
         Self {

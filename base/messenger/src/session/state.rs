@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use super::Violation;
-use super::link::Resume;
+use super::handshake::Resume;
 use crate::priority::PriorityQueue;
 
 /// Session policy on loss of the connection.

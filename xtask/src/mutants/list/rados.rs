@@ -163,7 +163,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "messenger-signature-ignored",
         "The peer's signature of the handshake is not verified",
-        "base/messenger/src/session/link.rs",
+        "base/messenger/src/session/handshake.rs",
         "if !same(&signature.signature, &self.expected) {",
         "if !same(&signature.signature, &self.expected) && self.mode == u32::MAX {",
         &[MESSENGER, HOSTILE],

@@ -44,8 +44,8 @@ fn server_ident() -> ServerIdent {
 }
 
 struct Pair {
-    client: Link,
-    server: Link,
+    client: Handshake,
+    server: Handshake,
     random: Box<dyn FnMut() -> u64>,
     /// Bytes in flight to the client and to the server.
     under_way: [Vec<u8>; 2],
@@ -61,8 +61,8 @@ fn pair(modes: [&[u32]; 2], with_key: bool, resume: Resume) -> Pair {
         (Box::new(NoAuth), Box::new(NoAuth))
     };
     Pair {
-        client: Link::client(client_config(modes[0]), client_auth, resume, pools.clone()),
-        server: Link::server(server_config(modes[1]), server_auth, pools),
+        client: Handshake::client(client_config(modes[0]), client_auth, resume, pools.clone()),
+        server: Handshake::server(server_config(modes[1]), server_auth, pools),
         random: Box::new(chance(42)),
         under_way: [Vec::new(), Vec::new()],
     }
@@ -71,7 +71,7 @@ fn pair(modes: [&[u32]; 2], with_key: bool, resume: Resume) -> Pair {
 type Turn = (usize, Result<Progress, Violation>);
 
 impl Pair {
-    fn side(&mut self, at: usize) -> &mut Link {
+    fn side(&mut self, at: usize) -> &mut Handshake {
         if at == 0 { &mut self.client } else { &mut self.server }
     }
 
@@ -119,9 +119,9 @@ impl Pair {
     }
 }
 
-fn asked(turn: Option<Turn>) -> Asked {
+fn asked(turn: Option<Turn>) -> SessionRequest {
     match turn {
-        Some((1, Ok(Progress::Asked(asked)))) => asked,
+        Some((1, Ok(Progress::SessionRequest(asked)))) => asked,
         other => panic!("the server is asked, not {other:?}"),
     }
 }
@@ -144,13 +144,13 @@ proptest! {
     ) {
         let mode = if secure && with_key { mode::SECURE } else { mode::CRC };
         let mut pair = pair([&[mode], &[mode::CRC, mode::SECURE]], with_key, Resume { client_cookie: 6, global_seq: 1, ..Resume::default() });
-        let Asked::Ident(ident) = asked(pair.talk(&cuts)) else { panic!("a new session") };
+        let SessionRequest::Ident(ident) = asked(pair.talk(&cuts)) else { panic!("a new session") };
         prop_assert_eq!((ident.cookie, ident.global_seq, ident.gid), (6, 1, 3));
         prop_assert_eq!(pair.server.client_name(), if with_key { "a" } else { "" });
         prop_assert_eq!((pair.client.mode(), pair.server.mode()), (mode, mode));
-        prop_assert_eq!(pair.server.answer(&Answer::Ident(server_ident())), Ok(true));
+        prop_assert_eq!(pair.server.answer(&SessionReply::Ident(server_ident())), Ok(true));
         let session = established(pair.talk(&cuts));
-        prop_assert_eq!((session.outcome, session.reset, session.features), (Outcome::Fresh, None, 0x0f));
+        prop_assert_eq!((session.outcome, session.reset, session.features), (SessionOrigin::Fresh, None, 0x0f));
         prop_assert_eq!(session.resume, Resume { client_cookie: 6, server_cookie: 99, global_seq: 1, ..Resume::default() });
     }
 
@@ -191,7 +191,7 @@ fn resume() -> Resume {
 
 fn reconnecting() -> Pair {
     let mut pair = pair([&[mode::CRC], &[mode::CRC]], true, resume());
-    let Asked::Reconnect(reconnect) = asked(pair.talk(&[999])) else { panic!("an old session") };
+    let SessionRequest::Reconnect(reconnect) = asked(pair.talk(&[999])) else { panic!("an old session") };
     assert_eq!((reconnect.client_cookie, reconnect.server_cookie, reconnect.msg_seq), (6, 99, 17));
     pair
 }
@@ -199,44 +199,44 @@ fn reconnecting() -> Pair {
 #[test]
 fn a_session_goes_on() {
     let mut pair = reconnecting();
-    assert_eq!(pair.server.answer(&Answer::ReconnectOk(31)), Ok(true));
+    assert_eq!(pair.server.answer(&SessionReply::ReconnectOk(31)), Ok(true));
     let session = established(pair.talk(&[999]));
-    assert_eq!((session.outcome, session.resume), (Outcome::Resumed(31), resume()));
+    assert_eq!((session.outcome, session.resume), (SessionOrigin::Resumed(31), resume()));
 }
 
 #[test]
 fn a_session_that_is_gone_begins_anew() {
     let mut pair = reconnecting();
-    assert_eq!(pair.server.answer(&Answer::Reset), Ok(false));
-    let Asked::Ident(ident) = asked(pair.talk(&[999])) else { panic!("a new session") };
+    assert_eq!(pair.server.answer(&SessionReply::Reset), Ok(false));
+    let SessionRequest::Ident(ident) = asked(pair.talk(&[999])) else { panic!("a new session") };
     assert!(ident.cookie != 0 && ident.cookie != 6, "a session that is lost keeps no name");
-    pair.server.answer(&Answer::Ident(server_ident())).expect("sent");
+    pair.server.answer(&SessionReply::Ident(server_ident())).expect("sent");
     let session = established(pair.talk(&[999]));
-    assert_eq!((session.outcome, session.reset), (Outcome::Fresh, Some(true)));
+    assert_eq!((session.outcome, session.reset), (SessionOrigin::Fresh, Some(true)));
     assert_eq!((session.resume.in_seq, session.resume.connect_seq), (0, 0));
 }
 
 #[test]
 fn a_client_that_lacks_features_is_told_which() {
     let mut pair = pair([&[mode::CRC], &[mode::CRC]], true, Resume::default());
-    let Asked::Ident(_) = asked(pair.talk(&[999])) else { panic!("a new session") };
-    assert_eq!(pair.server.answer(&Answer::Missing(1 << 38)), Ok(false));
+    let SessionRequest::Ident(_) = asked(pair.talk(&[999])) else { panic!("a new session") };
+    assert_eq!(pair.server.answer(&SessionReply::Missing(1 << 38)), Ok(false));
     assert_eq!(pair.talk(&[999]), Some((0, Err(Violation::FeaturesRequired(1 << 38)))));
 }
 
 #[test]
 fn stale_numbers_are_raised() {
     let mut pair = reconnecting();
-    pair.server.answer(&Answer::Retry(7)).expect("sent");
-    let Asked::Reconnect(again) = asked(pair.talk(&[999])) else { panic!("again") };
+    pair.server.answer(&SessionReply::Retry(7)).expect("sent");
+    let SessionRequest::Reconnect(again) = asked(pair.talk(&[999])) else { panic!("again") };
     assert_eq!(again.connect_seq, 8);
-    pair.server.answer(&Answer::RetryGlobal(20)).expect("sent");
-    let Asked::Reconnect(again) = asked(pair.talk(&[999])) else { panic!("again") };
+    pair.server.answer(&SessionReply::RetryGlobal(20)).expect("sent");
+    let SessionRequest::Reconnect(again) = asked(pair.talk(&[999])) else { panic!("again") };
     assert_eq!((again.connect_seq, again.global_seq), (8, 21));
     for _ in 0..RETRIES_MAX {
-        pair.server.answer(&Answer::Retry(7)).expect("sent");
+        pair.server.answer(&SessionReply::Retry(7)).expect("sent");
         match pair.talk(&[999]) {
-            Some((1, Ok(Progress::Asked(_)))) => {}
+            Some((1, Ok(Progress::SessionRequest(_)))) => {}
             Some((0, Err(Violation::Retries))) => return,
             other => panic!("{other:?}"),
         }
@@ -249,7 +249,7 @@ fn whoever_has_no_key_is_refused_with_a_reason() {
     let pools = Rc::new(Pools::new());
     let mut pair = pair([&[mode::CRC], &[mode::CRC]], true, Resume::default());
     let stranger = Box::new(shared_key::Client::new("a", Key::new([8; 32])));
-    pair.client = Link::client(client_config(&[mode::CRC]), stranger, Resume::default(), pools.clone());
+    pair.client = Handshake::client(client_config(&[mode::CRC]), stranger, Resume::default(), pools.clone());
     let refused = pair.talk(&[999]);
     assert!(matches!(refused, Some((0, Err(Violation::MethodRefused { result: -13, .. })))), "{refused:?}");
     assert_eq!(pair.server.refused(), Some(&AuthError::Proof("a".into())));
@@ -262,7 +262,7 @@ fn whoever_has_no_key_is_refused_with_a_reason() {
     assert_eq!(differ.to_string(), text);
 
     pair = self::pair([&[mode::CRC], &[mode::CRC]], true, Resume::default());
-    pair.client = Link::client(client_config(&[mode::CRC]), Box::new(NoAuth), Resume::default(), pools);
+    pair.client = Handshake::client(client_config(&[mode::CRC]), Box::new(NoAuth), Resume::default(), pools);
     assert!(matches!(pair.talk(&[999]), Some((0, Err(Violation::MethodRefused { result: -95, .. })))));
 }
 
@@ -270,7 +270,7 @@ fn whoever_has_no_key_is_refused_with_a_reason() {
 fn guesses_are_counted() {
     let mut pair = pair([&[mode::CRC], &[mode::CRC]], true, Resume::default());
     // Up to the server's wait for a request.
-    while pair.server.state != State::Auth {
+    while pair.server.state != HandshakeState::Auth {
         pair.deliver(0, usize::MAX);
         pair.deliver(1, 1);
     }
@@ -288,7 +288,7 @@ fn guesses_are_counted() {
 fn a_server_somewhere_else_is_not_believed() {
     let mut pair = pair([&[mode::CRC], &[mode::CRC]], false, Resume { client_cookie: 1, ..Resume::default() });
     asked(pair.talk(&[999]));
-    pair.server.answer(&Answer::Ident(ServerIdent { addrs: vec![addr(1001)], ..server_ident() })).expect("sent");
+    pair.server.answer(&SessionReply::Ident(ServerIdent { addrs: vec![addr(1001)], ..server_ident() })).expect("sent");
     assert!(matches!(pair.talk(&[999]), Some((0, Err(Violation::WrongPeer { .. })))));
 }
 
@@ -342,17 +342,22 @@ fn payload(tag: Tag) -> Vec<u8> {
 #[test]
 fn every_frame_in_every_state() {
     use Tag::*;
-    let states: [(bool, Resume, State, &[Tag]); 10] = [
-        (true, Resume::default(), State::Hello, &[Hello]),
-        (true, Resume::default(), State::Auth, &[AuthBadMethod, AuthReplyMore, AuthDone]),
-        (true, Resume::default(), State::Signature, &[AuthSignature]),
-        (true, Resume::default(), State::Ident, &[ServerIdent, IdentMissingFeatures, Wait]),
-        (true, resume(), State::Reconnect, &[SessionReset, SessionRetry, SessionRetryGlobal, SessionReconnectOk, Wait]),
-        (false, Resume::default(), State::Hello, &[Hello]),
-        (false, Resume::default(), State::Auth, &[AuthRequest]),
-        (false, Resume::default(), State::Signature, &[AuthSignature]),
-        (false, Resume::default(), State::Ident, &[ClientIdent, SessionReconnect]),
-        (false, Resume::default(), State::Asked, &[]),
+    let states: [(bool, Resume, HandshakeState, &[Tag]); 10] = [
+        (true, Resume::default(), HandshakeState::Hello, &[Hello]),
+        (true, Resume::default(), HandshakeState::Auth, &[AuthBadMethod, AuthReplyMore, AuthDone]),
+        (true, Resume::default(), HandshakeState::Signature, &[AuthSignature]),
+        (true, Resume::default(), HandshakeState::Ident, &[ServerIdent, IdentMissingFeatures, Wait]),
+        (
+            true,
+            resume(),
+            HandshakeState::Reconnect,
+            &[SessionReset, SessionRetry, SessionRetryGlobal, SessionReconnectOk, Wait],
+        ),
+        (false, Resume::default(), HandshakeState::Hello, &[Hello]),
+        (false, Resume::default(), HandshakeState::Auth, &[AuthRequest]),
+        (false, Resume::default(), HandshakeState::Signature, &[AuthSignature]),
+        (false, Resume::default(), HandshakeState::Ident, &[ClientIdent, SessionReconnect]),
+        (false, Resume::default(), HandshakeState::Deciding, &[]),
     ];
     for (client, resume, state, allowed) in states {
         for tag in Tag::ALL {
