@@ -87,7 +87,7 @@ impl CoreState {
                 continue;
             }
             if message.role == Role::Window {
-                window::asked(&conn, message);
+                window::execute(&conn, message);
             } else {
                 let connection = Connection::new(conn);
                 connection.conn.endpoint.handler.message(&connection, message);

@@ -4,7 +4,9 @@
 //! may be sent in the clear, messages do the same.  Either way a write is complete when the bytes are in the window,
 //! and [`persist`](crate::Connection::persist) is complete when the window's owner has made them durable.
 
+mod serve;
 mod table;
+mod write;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -13,14 +15,13 @@ use std::io;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 
-use forebay_reactor::rdma::{self, RdmaStream};
-use forebay_reactor::{Buf, BufList, BufMut, random, spawn};
+use forebay_reactor::rdma;
+use forebay_reactor::{BufList, BufMut, random};
 
-use crate::connection::{Conn, Connection, SendError};
-use crate::message::{Message, Role};
+use crate::connection::{Conn, SendError};
 use crate::wire::codec::{Malformed, Reader, Writer};
-use crate::wire::entity;
 
+pub(crate) use serve::execute;
 pub(crate) use table::WindowTable;
 
 /// Length of an encoded [`WindowDescriptor`] in bytes.
@@ -38,7 +39,7 @@ const FAILED: u16 = 4;
 /// Maximum number of bytes written by one message; a longer write takes several.
 const WRITE_MAX: usize = 4 << 20;
 /// Length in bytes of a request's front: window ID, offset and length.
-const ASK_LEN: usize = 24;
+const REQUEST_LEN: usize = 24;
 
 /// Error of a write into a peer's window, or of making it durable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -264,163 +265,6 @@ impl WindowState {
         }
         self.writes.set(self.writes.get() + 1);
     }
-}
-
-/// Executes a message of the role `Window`.  Called where handlers are.
-pub(crate) fn asked(conn: &Rc<Conn>, message: Message) {
-    let (code, persisting) = match look(conn, &message) {
-        Ok(persisting) => (DONE, persisting),
-        Err(code) => (code, None),
-    };
-    let Some(persisting) = persisting else { return answer(conn, message, code, String::new()) };
-    let conn = conn.clone();
-    drop(spawn(async move {
-        match persisting.await {
-            Ok(()) => answer(&conn, message, DONE, String::new()),
-            Err(error) => answer(&conn, message, FAILED, error.to_string()),
-        }
-    }));
-}
-
-/// Executes a write, or returns the future of a persist request.
-fn look(conn: &Conn, message: &Message) -> Result<Option<Persisting>, u16> {
-    let front = message.front.clone().into_contiguous();
-    let mut reader = Reader::new(&front, "a request to a window");
-    let (Ok(id), Ok(offset), Ok(len)) = (reader.u64(), reader.u64(), reader.u64()) else { return Err(NO_WINDOW) };
-    let window = conn.windows.get(id).ok_or(NO_WINDOW)?;
-    if offset.checked_add(len).is_none_or(|end| end > window.len) {
-        return Err(PAST_THE_END);
-    }
-    match message.kind {
-        KIND_WRITE if message.data.len() as u64 == len => {
-            window.put(offset, &message.data);
-            Ok(None)
-        }
-        KIND_WRITE => Err(PAST_THE_END),
-        KIND_PERSIST => {
-            let persist = window.persist.borrow().clone().ok_or(NOT_DURABLE)?;
-            Ok(Some(persist(WindowContent(window), offset, len)))
-        }
-        _ => Err(NO_WINDOW),
-    }
-}
-
-fn answer(conn: &Rc<Conn>, mut asked: Message, code: u16, text: String) {
-    let mut reply = asked.reply(code).front(Buf::copy_of(text.as_bytes()));
-    // The written bytes are in the window; only their budget share is kept until the reply is queued.
-    asked.data = BufList::new();
-    if !matches!(conn.offer(&mut reply, &mut None), Ok(false)) {
-        return;
-    }
-    let conn = conn.clone();
-    drop(spawn(async move {
-        // If the send queue is full, the reply waits for it, and keeps the peer's budget share meanwhile.
-        let _ = conn.queue(reply, None).await;
-        drop(asked);
-    }));
-}
-
-impl Connection {
-    /// Opens a window of `len` bytes to the peer of this connection.  Over RDMA in crc mode the memory is registered
-    /// with the device.  The window stays open across reconnects, until it is dropped or the connection ends.
-    ///
-    /// # Errors
-    /// When the memory cannot be registered.
-    pub fn window(&self, len: usize) -> io::Result<Window> {
-        Window::open(&self.conn, len)
-    }
-
-    /// Returns true if writes into the peer's window are currently made by a device, without involving the peer's
-    /// processor.
-    pub fn writes_one_sided(&self) -> bool {
-        self.conn.windows.device().is_some()
-    }
-
-    /// Writes into the peer's window; complete when the bytes are there.
-    ///
-    /// Concurrent writes are not ordered among each other or with messages: await one before starting the other.
-    ///
-    /// # Errors
-    /// When the range does not fit, the window is closed, or the connection ends before completion is known.  With a
-    /// device, losing the stream fails the write; with messages, the write continues on the next stream.
-    pub async fn write(
-        &self,
-        place: WindowDescriptor,
-        offset: u64,
-        data: impl Into<BufList>,
-    ) -> Result<(), WriteError> {
-        let data = data.into();
-        self.check_window(place, offset, data.len() as u64)?;
-        match self.conn.windows.device() {
-            Some(stream) if place.key != 0 => write_by_device(&stream, place, offset, &data).await,
-            _ => self.write_by_messages(place, offset, data).await,
-        }
-    }
-
-    /// Waits until the bytes of a range that were written before are durable in the peer's window.
-    ///
-    /// # Errors
-    /// `NotDurable` where the owner cannot do so; otherwise as [`write`](Self::write).
-    pub async fn persist(&self, place: WindowDescriptor, offset: u64, len: u64) -> Result<(), WriteError> {
-        self.check_window(place, offset, len)?;
-        self.ask_window(KIND_PERSIST, place, (offset, len), BufList::new()).await
-    }
-
-    fn check_window(&self, place: WindowDescriptor, offset: u64, len: u64) -> Result<(), WriteError> {
-        if ![0, entity::FOREBAY].contains(&self.entity()) {
-            return Err(WriteError::Unsupported);
-        }
-        place.check(offset, len)
-    }
-
-    async fn write_by_messages(&self, place: WindowDescriptor, offset: u64, data: BufList) -> Result<(), WriteError> {
-        let mut at = 0;
-        while at < data.len() {
-            let len = (data.len() - at).min(WRITE_MAX);
-            let range = (offset + at as u64, len as u64);
-            self.ask_window(KIND_WRITE, place, range, data.slice(at..at + len)).await?;
-            at += len;
-        }
-        Ok(())
-    }
-
-    async fn ask_window(
-        &self,
-        kind: u16,
-        place: WindowDescriptor,
-        (offset, len): (u64, u64),
-        data: BufList,
-    ) -> Result<(), WriteError> {
-        let mut front = Writer::new();
-        front.u64(place.id).u64(offset).u64(len);
-        debug_assert_eq!(front.len(), ASK_LEN);
-        let mut message = Message::new(kind).front(Buf::copy_of(&front.finish())).data(data);
-        message.role = Role::Window;
-        let reply = self.ask(message).await?;
-        match reply.kind {
-            DONE => Ok(()),
-            PAST_THE_END => Err(WriteError::PastTheEnd { offset, len, window: place.len }),
-            NOT_DURABLE => Err(WriteError::NotDurable),
-            FAILED => Err(WriteError::Failed(String::from_utf8_lossy(&reply.front.to_vec()).into_owned())),
-            _ => Err(WriteError::NoWindow(place.id)),
-        }
-    }
-}
-
-async fn write_by_device(
-    stream: &RdmaStream,
-    place: WindowDescriptor,
-    offset: u64,
-    data: &BufList,
-) -> Result<(), WriteError> {
-    let failed = |error: io::Error| WriteError::Io(error.kind(), error.to_string());
-    let mut at = offset;
-    for part in data.parts() {
-        let target = place.target(at, part.len()).map_err(failed)?;
-        stream.write(target, 0, part.clone()).await.map_err(failed)?;
-        at += part.len() as u64;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
