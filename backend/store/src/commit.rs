@@ -10,7 +10,7 @@ use crate::core::{Core, keys};
 use crate::format::entry::{Entry, VALUE_INLINE_MAX};
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::object::{HEAD, Object};
-use crate::plan::{Runs, Work};
+use crate::plan::{Runs, TransactionPlan};
 
 impl Core {
     /// Creates a new object, in the log and in memory.
@@ -45,21 +45,26 @@ impl Core {
 
     /// Applies the planned changes, and appends them to the log as one transaction. Returns the object version and the
     /// batch number.
-    pub fn commit(&self, name: &ObjectName, mut work: Work, snapc: Option<&SnapContext>) -> Result<(u64, u64)> {
+    pub fn commit(
+        &self,
+        name: &ObjectName,
+        mut plan: TransactionPlan,
+        snapc: Option<&SnapContext>,
+    ) -> Result<(u64, u64)> {
         // A snapshot removed while this transaction waited is still recorded in memory; a clone for it would never be
         // trimmed.
-        work.kept_snaps.retain(|&snap| !matches!(self.lookup_cached(&keys::snap_removed(snap)), Some(Some(_))));
-        let added = self.bytes_added(&work);
+        plan.kept_snaps.retain(|&snap| !matches!(self.lookup_cached(&keys::snap_removed(snap)), Some(Some(_))));
+        let added = self.bytes_added(&plan);
         if added > self.available() {
             return Err(self.full());
         }
-        if let Some(object) = work.object.as_ref().filter(|_| !work.kept_snaps.is_empty()) {
+        if let Some(object) = plan.object.as_ref().filter(|_| !plan.kept_snaps.is_empty()) {
             // The record with all its clones is one blob, and a blob must fit in one segment.
             let clones = object.state().clones.len() + 1;
             let snaps: usize = object.state().clones.iter().map(|clone| clone.snaps.len()).sum();
             let pages: usize = object.state().clones.iter().map(|clone| clone.map.pages().len()).sum();
             let kept = object.state().head.pages().len();
-            let bytes = 20 * clones + 8 * (snaps + work.kept_snaps.len()) + BlobPtr::SIZE * (pages + kept);
+            let bytes = 20 * clones + 8 * (snaps + plan.kept_snaps.len()) + BlobPtr::SIZE * (pages + kept);
             if bytes > self.superblock.segment_size as usize / 4 {
                 let text = format!("{name}: {clones} snapshots of it are more than its record can hold");
                 return Err(Error::new(ErrorKind::NoSpace, text));
@@ -68,9 +73,9 @@ impl Core {
         let version = self.version.get() + 1;
         let log = self.log();
         log.begin_transaction();
-        let object = match work.object {
+        let object = match plan.object {
             Some(object) => object,
-            None if work.exists => self.create(name),
+            None if plan.exists => self.create(name),
             None => {
                 // No effect: the object never existed, or was created and removed again.
                 self.version.set(version);
@@ -78,24 +83,24 @@ impl Core {
             }
         };
         if let Some(snapc) = snapc {
-            self.keep_for_snapshots(&object, snapc.seq, work.kept_snaps, work.kept_kv);
+            self.keep_for_snapshots(&object, snapc.seq, plan.kept_snaps, plan.kept_kv);
         }
         let oid = object.oid;
-        match work.base {
+        match plan.base {
             Some(HEAD) => {}
             Some(clone) => self.perform(&object, Entry::Rollback { oid, clone, version }),
-            None if object.state().exists && work.exists => {
+            None if object.state().exists && plan.exists => {
                 let count = object.state().head.blocks();
                 self.perform(&object, Entry::Unmap { oid, start: 0, count, size: 0, version });
             }
             None => {}
         }
-        for (key, value) in work.kv {
+        for (key, value) in plan.kv {
             self.commit_kv(&object, HEAD, key, value);
         }
-        if work.exists {
-            let size = work.size;
-            self.commit_blocks(&object, work.blocks, size, version);
+        if plan.exists {
+            let size = plan.size;
+            self.commit_blocks(&object, plan.blocks, size, version);
             let state = object.state();
             let settled = state.exists && state.size == size && state.version == version;
             drop(state);
@@ -112,20 +117,20 @@ impl Core {
     }
 
     /// Returns an upper bound of the growth of stored data, in bytes.
-    fn bytes_added(&self, work: &Work) -> u64 {
+    fn bytes_added(&self, plan: &TransactionPlan) -> u64 {
         let kv: usize =
-            work.kv.iter().map(|(key, value)| value.as_ref().map_or(0, |value| key.len() + value.len())).sum();
-        let blocks = work.blocks.iter().filter(|(block, data)| {
+            plan.kv.iter().map(|(key, value)| value.as_ref().map_or(0, |value| key.len() + value.len())).sum();
+        let blocks = plan.blocks.iter().filter(|(block, data)| {
             let stored = || {
-                let Some(object) = work.object.as_ref().filter(|_| work.base == Some(HEAD)) else { return false };
+                let Some(object) = plan.object.as_ref().filter(|_| plan.base == Some(HEAD)) else { return false };
                 let state = object.state();
                 let slot = state.head.get(**block);
                 // A block preserved by a snapshot is not freed when it is overwritten.
-                slot.block != 0 && work.kept_snaps.is_empty() && !state.is_shared(HEAD, **block, slot)
+                slot.block != 0 && plan.kept_snaps.is_empty() && !state.is_shared(HEAD, **block, slot)
             };
             data.is_some() && !stored()
         });
-        let kept: usize = work.kept_kv.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let kept: usize = plan.kept_kv.iter().map(|(key, value)| key.len() + value.len()).sum();
         (kv + kept) as u64 + blocks.count() as u64 * BLOCK64
     }
 

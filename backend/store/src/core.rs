@@ -1,11 +1,11 @@
 //! Store state and shared operations: object lookup, page loading, dirty tracking.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, ObjectName, Result};
-use forebay_reactor::sync::{Notify, oneshot};
+use forebay_reactor::sync::Notify;
 
 use crate::format::entry::Entry;
 use crate::format::onode::Onode;
@@ -17,6 +17,7 @@ use crate::log::Log;
 use crate::media::Media;
 use crate::merge::merged;
 use crate::object::{HEAD, Map, Object, ObjectCache};
+use crate::queue::TransactionQueues;
 use crate::segments::Segments;
 use crate::tree::{Change, Key, Tree};
 
@@ -142,8 +143,7 @@ pub struct Core {
     pub table_at: Cell<BlobPtr>,
     /// Replay start (redo point) of the last checkpoint, in bytes appended to the log.
     pub appended_at_redo: Cell<u64>,
-    /// Waiting transactions, by object. Later transactions on the same object queue behind them.
-    pub turns: RefCell<HashMap<ObjectName, VecDeque<oneshot::Sender<()>>>>,
+    pub queues: Rc<TransactionQueues>,
     /// Set when garbage collection is stalled: the cleaner found nothing to gain, and nothing has been freed since.
     pub stuck: Cell<bool>,
     /// Bytes appended to the log when garbage collection stalled.

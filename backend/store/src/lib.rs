@@ -28,6 +28,7 @@ mod merge;
 mod object;
 mod occupant;
 mod plan;
+mod queue;
 mod read;
 mod rebuild;
 mod recover;

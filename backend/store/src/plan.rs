@@ -13,7 +13,7 @@ use crate::format::{BLOCK, BLOCK64};
 use crate::object::{HEAD, Object, blocks_of};
 
 /// Planned changes of a transaction.
-pub struct Work {
+pub struct TransactionPlan {
     pub object: Option<Rc<Object>>,
     pub exists: bool,
     pub size: u64,
@@ -28,7 +28,7 @@ pub struct Work {
     pub kept_snaps: Vec<u64>,
 }
 
-impl Work {
+impl TransactionPlan {
     /// Creates an empty plan for an object.
     fn on(object: Option<Rc<Object>>) -> Self {
         Self {
@@ -60,84 +60,84 @@ impl Work {
 
 impl Core {
     /// Computes the changes of the operations, in order.
-    pub async fn plan_transaction(&self, name: &ObjectName, ops: Vec<ObjectOp>) -> Result<Work> {
-        let mut work = Work::on(self.find(name).await?);
+    pub async fn plan_transaction(&self, name: &ObjectName, ops: Vec<ObjectOp>) -> Result<TransactionPlan> {
+        let mut plan = TransactionPlan::on(self.find(name).await?);
         for op in ops {
-            self.prepare(name, &mut work, op).await?;
+            self.prepare(name, &mut plan, op).await?;
         }
-        Ok(work)
+        Ok(plan)
     }
 
     /// Loads the metadata that [`commit`](Self::commit) needs.
-    pub async fn load_for(&self, work: &mut Work, snapc: Option<&SnapContext>) -> Result<()> {
-        let Some(object) = work.object.clone() else { return Ok(()) };
+    pub async fn load_for(&self, plan: &mut TransactionPlan, snapc: Option<&SnapContext>) -> Result<()> {
+        let Some(object) = plan.object.clone() else { return Ok(()) };
         let object = &object;
         let seen = object.state().snap_seq;
         if let Some(snapc) = snapc.filter(|snapc| snapc.seq > seen && object.state().exists) {
             for snap in snapc.snaps.iter().map(|snap| snap.0).filter(|&snap| snap > seen) {
                 // The writer's snapshot context may still contain a removed snapshot.
                 if self.lookup(&keys::snap_removed(snap)).await?.is_none() {
-                    work.kept_snaps.push(snap);
+                    plan.kept_snaps.push(snap);
                 }
             }
         }
-        let clones = !work.kept_snaps.is_empty();
+        let clones = !plan.kept_snaps.is_empty();
         if clones && object.state().has_kv {
-            work.kept_kv = self.all_kv(object.oid, HEAD).await?;
+            plan.kept_kv = self.all_kv(object.oid, HEAD).await?;
         }
-        if clones || work.base != Some(HEAD) || !work.exists {
+        if clones || plan.base != Some(HEAD) || !plan.exists {
             return self.load_pages(object, HEAD, true, 0, u32::MAX / 2).await;
         }
-        let mut runs = Runs::new(work.blocks.keys().copied());
+        let mut runs = Runs::new(plan.blocks.keys().copied());
         while let Some((start, count)) = runs.next() {
             self.load_pages(object, HEAD, true, start, count).await?;
         }
         Ok(())
     }
 
-    async fn prepare(&self, name: &ObjectName, work: &mut Work, op: ObjectOp) -> Result<()> {
+    async fn prepare(&self, name: &ObjectName, plan: &mut TransactionPlan, op: ObjectOp) -> Result<()> {
         let at = |kind, what: &str| Error::new(kind, format!("{name}: {what}"));
         match op {
-            ObjectOp::AssertExists if work.exists => Ok(()),
+            ObjectOp::AssertExists if plan.exists => Ok(()),
             ObjectOp::AssertExists => Err(at(ErrorKind::NotFound, "no such object")),
             ObjectOp::AssertVersion(version) => {
-                let now = work.object.as_ref().filter(|_| work.exists).map_or(0, |object| object.state().version);
-                if work.exists && now == version {
+                let now = plan.object.as_ref().filter(|_| plan.exists).map_or(0, |object| object.state().version);
+                if plan.exists && now == version {
                     Ok(())
                 } else {
                     Err(at(ErrorKind::Guard, &format!("version {now}, not {version}")))
                 }
             }
-            ObjectOp::Compare { offset, data } => self.compare(name, work, offset, &data).await,
+            ObjectOp::Compare { offset, data } => self.compare(name, plan, offset, &data).await,
             ObjectOp::KvCompare { key, value } => {
-                if self.kv_value(work, &key).await? == value {
+                if self.kv_value(plan, &key).await? == value {
                     Ok(())
                 } else {
                     Err(at(ErrorKind::Guard, "a key's value"))
                 }
             }
             ObjectOp::Create { exclusive } => {
-                if work.exists && exclusive {
+                if plan.exists && exclusive {
                     return Err(at(ErrorKind::Exists, "the object"));
                 }
-                work.exists = true;
+                plan.exists = true;
                 Ok(())
             }
             // Objects of any size have the same layout, so the hint has no other effect.
             ObjectOp::Expect { .. } => {
-                work.exists = true;
+                plan.exists = true;
                 Ok(())
             }
-            ObjectOp::Write { offset, data } => self.prepare_write(name, work, offset, data).await,
+            ObjectOp::Write { offset, data } => self.prepare_write(name, plan, offset, data).await,
             ObjectOp::WriteFull { data } => {
-                self.clear_blocks(work).await?;
-                work.size = 0;
-                self.prepare_write(name, work, 0, data).await
+                self.clear_blocks(plan).await?;
+                plan.size = 0;
+                self.prepare_write(name, plan, 0, data).await
             }
             ObjectOp::Zero { extent } => {
-                let end = extent.checked_end().ok_or_else(|| at(ErrorKind::OutOfRange, "zero"))?.min(work.size);
-                if work.exists && extent.offset < end {
-                    self.prepare_zero(work, extent.offset, end).await?;
+                let end = extent.checked_end().ok_or_else(|| at(ErrorKind::OutOfRange, "zero"))?.min(plan.size);
+                if plan.exists && extent.offset < end {
+                    self.prepare_zero(plan, extent.offset, end).await?;
                 }
                 Ok(())
             }
@@ -145,24 +145,24 @@ impl Core {
                 if size > OBJECT_SIZE_MAX {
                     return Err(at(ErrorKind::OutOfRange, &format!("a size of {size} bytes")));
                 }
-                if !work.exists {
+                if !plan.exists {
                     return Ok(());
                 }
-                if size < work.size {
-                    let upto = u64::from(blocks_of(work.size)) * BLOCK64;
-                    self.prepare_zero(work, size, upto).await?;
+                if size < plan.size {
+                    let upto = u64::from(blocks_of(plan.size)) * BLOCK64;
+                    self.prepare_zero(plan, size, upto).await?;
                 }
-                work.size = size;
+                plan.size = size;
                 Ok(())
             }
             ObjectOp::Remove => {
-                if !work.exists {
+                if !plan.exists {
                     return Err(at(ErrorKind::NotFound, "no such object"));
                 }
-                work.blocks.clear();
-                work.base = None;
-                self.clear_kv(work).await?;
-                (work.exists, work.size) = (false, 0);
+                plan.blocks.clear();
+                plan.base = None;
+                self.clear_kv(plan).await?;
+                (plan.exists, plan.size) = (false, 0);
                 Ok(())
             }
             ObjectOp::KvSet { pairs } => {
@@ -171,28 +171,34 @@ impl Core {
                     let text = format!("keys have at most {KEY_MAX} bytes, values {value_max}");
                     return Err(at(ErrorKind::Invalid, &text));
                 }
-                work.kv.extend(pairs.into_iter().map(|(key, value)| (key, Some(value))));
-                work.exists = true;
+                plan.kv.extend(pairs.into_iter().map(|(key, value)| (key, Some(value))));
+                plan.exists = true;
                 Ok(())
             }
             ObjectOp::KvRemove { keys } => {
-                if !work.exists {
+                if !plan.exists {
                     return Err(at(ErrorKind::NotFound, "no such object"));
                 }
-                work.kv.extend(keys.into_iter().map(|key| (key, None)));
+                plan.kv.extend(keys.into_iter().map(|key| (key, None)));
                 Ok(())
             }
-            ObjectOp::Rollback { snap } => self.prepare_rollback(name, work, snap.0).await,
+            ObjectOp::Rollback { snap } => self.prepare_rollback(name, plan, snap.0).await,
             ObjectOp::Call { method, .. } => Err(at(ErrorKind::Unsupported, &format!("the method {method:?}"))),
         }
     }
 
-    async fn prepare_write(&self, name: &ObjectName, work: &mut Work, offset: u64, data: BufList) -> Result<()> {
+    async fn prepare_write(
+        &self,
+        name: &ObjectName,
+        plan: &mut TransactionPlan,
+        offset: u64,
+        data: BufList,
+    ) -> Result<()> {
         let len = data.len() as u64;
         let end = offset.checked_add(len).filter(|&end| end <= OBJECT_SIZE_MAX);
         let out = || Error::new(ErrorKind::OutOfRange, format!("{name}: a write of {len} bytes at {offset}"));
         let end = end.ok_or_else(out)?;
-        work.exists = true;
+        plan.exists = true;
         if len == 0 {
             return Ok(());
         }
@@ -207,62 +213,62 @@ impl Core {
             let whole = if take == BLOCK {
                 piece
             } else {
-                let mut content = self.block_of(work, block).await?;
+                let mut content = self.block_of(plan, block).await?;
                 piece.copy_to(&mut content[within..within + take]);
                 content.into()
             };
-            work.blocks.insert(block, Some(whole));
+            plan.blocks.insert(block, Some(whole));
             at += take as u64;
         }
-        work.size = work.size.max(end);
+        plan.size = plan.size.max(end);
         Ok(())
     }
 
     /// Makes bytes `from..to` read as zeroes: unmaps whole blocks and writes zeroes to partial ones.
-    async fn prepare_zero(&self, work: &mut Work, from: u64, to: u64) -> Result<()> {
+    async fn prepare_zero(&self, plan: &mut TransactionPlan, from: u64, to: u64) -> Result<()> {
         // Beyond the end everything reads as zero already: a tail up to the end is unmapped as a whole block.
-        let to = if to >= work.size { to.next_multiple_of(BLOCK64) } else { to };
+        let to = if to >= plan.size { to.next_multiple_of(BLOCK64) } else { to };
         let (first, last) = (from.div_ceil(BLOCK64), to / BLOCK64);
         if first > last {
-            self.zero_within(work, last as u32, (from % BLOCK64) as usize..(to % BLOCK64) as usize).await?;
+            self.zero_within(plan, last as u32, (from % BLOCK64) as usize..(to % BLOCK64) as usize).await?;
         } else {
             if !from.is_multiple_of(BLOCK64) {
-                self.zero_within(work, first as u32 - 1, (from % BLOCK64) as usize..BLOCK).await?;
+                self.zero_within(plan, first as u32 - 1, (from % BLOCK64) as usize..BLOCK).await?;
             }
             if !to.is_multiple_of(BLOCK64) {
-                self.zero_within(work, last as u32, 0..(to % BLOCK64) as usize).await?;
+                self.zero_within(plan, last as u32, 0..(to % BLOCK64) as usize).await?;
             }
         }
-        work.blocks.extend((first..last).map(|block| (block as u32, None)));
+        plan.blocks.extend((first..last).map(|block| (block as u32, None)));
         Ok(())
     }
 
-    async fn zero_within(&self, work: &mut Work, block: u32, range: std::ops::Range<usize>) -> Result<()> {
-        if self.is_stored(work, block).await? {
-            let mut content = self.block_of(work, block).await?;
+    async fn zero_within(&self, plan: &mut TransactionPlan, block: u32, range: std::ops::Range<usize>) -> Result<()> {
+        if self.is_stored(plan, block).await? {
+            let mut content = self.block_of(plan, block).await?;
             content[range].fill(0);
-            work.blocks.insert(block, Some(content.into()));
+            plan.blocks.insert(block, Some(content.into()));
         }
         Ok(())
     }
 
-    async fn is_stored(&self, work: &Work, block: u32) -> Result<bool> {
-        if let Some(changed) = work.blocks.get(&block) {
+    async fn is_stored(&self, plan: &TransactionPlan, block: u32) -> Result<bool> {
+        if let Some(changed) = plan.blocks.get(&block) {
             return Ok(changed.is_some());
         }
-        let (Some(object), Some(of)) = (&work.object, work.base) else { return Ok(false) };
+        let (Some(object), Some(of)) = (&plan.object, plan.base) else { return Ok(false) };
         self.load_pages(object, of, false, block, 1).await?;
         Ok(object.state().map_of(of).is_some_and(|map| map.get(block).block != 0))
     }
 
     /// Returns the content of a block as of the transaction's operations so far.
-    async fn block_of(&self, work: &Work, block: u32) -> Result<BufMut> {
+    async fn block_of(&self, plan: &TransactionPlan, block: u32) -> Result<BufMut> {
         let mut out = BufMut::zeroed(BLOCK);
-        match work.blocks.get(&block) {
+        match plan.blocks.get(&block) {
             Some(Some(data)) => data.copy_to(&mut out),
             Some(None) => {}
             None => {
-                if let (Some(object), Some(of)) = (&work.object, work.base) {
+                if let (Some(object), Some(of)) = (&plan.object, plan.base) {
                     self.load_pages(object, of, false, block, 1).await?;
                     let slot = object.state().map_of(of).map(|map| map.get(block)).unwrap_or_default();
                     if slot.block != 0 {
@@ -275,7 +281,7 @@ impl Core {
         Ok(out)
     }
 
-    async fn compare(&self, name: &ObjectName, work: &Work, offset: u64, data: &BufList) -> Result<()> {
+    async fn compare(&self, name: &ObjectName, plan: &TransactionPlan, offset: u64, data: &BufList) -> Result<()> {
         let out = || Error::new(ErrorKind::OutOfRange, format!("{name}: compare at {offset}"));
         let end = offset.checked_add(data.len() as u64).ok_or_else(out)?;
         let mut at = offset;
@@ -283,7 +289,7 @@ impl Core {
             let block = (at / BLOCK64) as u32;
             let within = (at % BLOCK64) as usize;
             let take = (BLOCK - within).min((end - at) as usize);
-            let content = if at < OBJECT_SIZE_MAX { self.block_of(work, block).await? } else { BufMut::zeroed(BLOCK) };
+            let content = if at < OBJECT_SIZE_MAX { self.block_of(plan, block).await? } else { BufMut::zeroed(BLOCK) };
             let want = data.slice((at - offset) as usize..(at - offset) as usize + take).to_vec();
             let have = &content[within..within + take];
             if let Some(differs) = have.iter().zip(&want).position(|(a, b)| a != b) {
@@ -295,60 +301,60 @@ impl Core {
         Ok(())
     }
 
-    async fn kv_value(&self, work: &Work, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        if let Some(value) = work.kv.get(key) {
+    async fn kv_value(&self, plan: &TransactionPlan, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        if let Some(value) = plan.kv.get(key) {
             return Ok(value.clone());
         }
-        match &work.object {
-            Some(object) if work.base.is_some() && object.state().has_kv => self.kv(object.oid, HEAD, key).await,
+        match &plan.object {
+            Some(object) if plan.base.is_some() && object.state().has_kv => self.kv(object.oid, HEAD, key).await,
             _ => Ok(None),
         }
     }
 
-    async fn clear_blocks(&self, work: &mut Work) -> Result<()> {
-        let (Some(object), Some(of)) = (&work.object, work.base) else {
-            work.blocks.clear();
+    async fn clear_blocks(&self, plan: &mut TransactionPlan) -> Result<()> {
+        let (Some(object), Some(of)) = (&plan.object, plan.base) else {
+            plan.blocks.clear();
             return Ok(());
         };
         self.load_pages(object, of, false, 0, u32::MAX / 2).await?;
         let blocks = object.state().map_of(of).map_or(0, crate::object::Map::blocks);
-        work.blocks = (0..blocks).map(|block| (block, None)).collect();
+        plan.blocks = (0..blocks).map(|block| (block, None)).collect();
         Ok(())
     }
 
-    async fn clear_kv(&self, work: &mut Work) -> Result<()> {
-        work.kv.values_mut().for_each(|value| *value = None);
-        let Some(object) = work.object.clone().filter(|object| object.state().has_kv) else { return Ok(()) };
-        work.kv.extend(self.all_keys(object.oid, HEAD).await?.into_iter().map(|key| (key, None)));
+    async fn clear_kv(&self, plan: &mut TransactionPlan) -> Result<()> {
+        plan.kv.values_mut().for_each(|value| *value = None);
+        let Some(object) = plan.object.clone().filter(|object| object.state().has_kv) else { return Ok(()) };
+        plan.kv.extend(self.all_keys(object.oid, HEAD).await?.into_iter().map(|key| (key, None)));
         Ok(())
     }
 
     /// Plans the removal of the head, as the object did not exist at the snapshot.
-    async fn prepare_absence(&self, name: &ObjectName, work: &mut Work) -> Result<()> {
-        if work.exists { Box::pin(self.prepare(name, work, ObjectOp::Remove)).await } else { Ok(()) }
+    async fn prepare_absence(&self, name: &ObjectName, plan: &mut TransactionPlan) -> Result<()> {
+        if plan.exists { Box::pin(self.prepare(name, plan, ObjectOp::Remove)).await } else { Ok(()) }
     }
 
-    async fn prepare_rollback(&self, name: &ObjectName, work: &mut Work, snap: u64) -> Result<()> {
+    async fn prepare_rollback(&self, name: &ObjectName, plan: &mut TransactionPlan, snap: u64) -> Result<()> {
         // An object that does not exist has no clones to roll back to.
-        let Some(object) = work.object.clone() else { return self.prepare_absence(name, work).await };
+        let Some(object) = plan.object.clone() else { return self.prepare_absence(name, plan).await };
         let seen = object.state().snap_seq;
         if snap > seen {
             // No write since the snapshot: it shows the head as it was before this transaction.
             let (exists, size) = (object.state().exists, object.state().size);
-            work.blocks.clear();
-            work.kv.clear();
-            work.base = Some(HEAD);
-            (work.exists, work.size) = (exists, size);
+            plan.blocks.clear();
+            plan.kv.clear();
+            plan.base = Some(HEAD);
+            (plan.exists, plan.size) = (exists, size);
             return Ok(());
         }
         let find = |clone: &&crate::object::CloneState| clone.snaps.contains(&snap);
         let found = object.state().clones.iter().find(find).map(|clone| (clone.id, clone.size));
-        let Some((clone, size)) = found else { return self.prepare_absence(name, work).await };
-        self.clear_kv(work).await?;
-        work.kv.extend(self.all_kv(object.oid, clone).await?.into_iter().map(|(key, value)| (key, Some(value))));
-        work.blocks.clear();
-        work.base = Some(clone);
-        (work.exists, work.size) = (true, size);
+        let Some((clone, size)) = found else { return self.prepare_absence(name, plan).await };
+        self.clear_kv(plan).await?;
+        plan.kv.extend(self.all_kv(object.oid, clone).await?.into_iter().map(|(key, value)| (key, Some(value))));
+        plan.blocks.clear();
+        plan.base = Some(clone);
+        (plan.exists, plan.size) = (true, size);
         Ok(())
     }
 }

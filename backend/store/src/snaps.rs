@@ -9,7 +9,6 @@ use forebay_reactor::sleep;
 use crate::core::{Core, keys};
 use crate::format::entry::Entry;
 use crate::object::HEAD;
-use crate::transact::Place;
 
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Objects processed at a time.
@@ -78,7 +77,7 @@ impl Core {
                     self.put(key, None);
                     continue;
                 };
-                let turn = Place::take(self, &object.name).turn().await;
+                let guard = self.queues.take_ticket(&object.name).wait().await;
                 self.load_pages(&object, HEAD, true, 0, u32::MAX / 2).await?;
                 self.refuse_writes()?;
                 let left = {
@@ -95,7 +94,7 @@ impl Core {
                     }
                     None => self.put(key, None),
                 }
-                drop(turn);
+                drop(guard);
                 if self.log().is_congested() {
                     self.log().wait_uncongested().await;
                 }

@@ -1,7 +1,7 @@
 //! Store opening and closing, and the maintenance task.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -286,14 +286,7 @@ impl Store {
                 task.await;
             }
         }
-        let idle = || core.turns.borrow().is_empty();
-        while !idle() {
-            let changed = core.changed.wait();
-            if idle() {
-                break;
-            }
-            forebay_reactor::timeout(Duration::from_millis(1), changed).await.ok();
-        }
+        core.queues.wait_idle().await;
         core.checkpoint(true).await
     }
 
@@ -450,7 +443,7 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
         device_bytes_before: Cell::new(anchor.device_bytes),
         table_at: Cell::new(anchor.segments),
         appended_at_redo: Cell::new(0),
-        turns: RefCell::new(HashMap::new()),
+        queues: Rc::default(),
         stuck: Cell::new(false),
         futile: Cell::new((0, 0, 0)),
         stuck_at: Cell::new(0),

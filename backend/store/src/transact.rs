@@ -4,7 +4,6 @@
 //! transactions queue behind those on the same object, compute their changes (`plan`), wait for space, and are then
 //! applied atomically (`commit`).
 
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,62 +20,6 @@ use crate::plan::is_guard;
 /// Maximum delay of a write near the reserve watermark.
 const DELAY_MAX: Duration = Duration::from_millis(4);
 
-/// Guard of an object's transaction queue; dropping it wakes the next transaction.
-pub struct Turn {
-    core: Rc<Core>,
-    name: ObjectName,
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let mut turns = self.core.turns.borrow_mut();
-        let Some(waiting) = turns.get_mut(&self.name) else { return };
-        match waiting.pop_front() {
-            Some(next) => {
-                drop(turns);
-                next.send(());
-            }
-            None => {
-                turns.remove(&self.name);
-            }
-        }
-    }
-}
-
-/// Queue ticket for an object's transactions, taken on submission; must be awaited before the transaction runs.
-pub struct Place {
-    turn: Option<Turn>,
-    waiting: Option<oneshot::Receiver<()>>,
-}
-
-impl Place {
-    /// Takes a ticket.
-    pub fn take(core: &Rc<Core>, name: &ObjectName) -> Self {
-        let mut turns = core.turns.borrow_mut();
-        let waiting = match turns.get_mut(name) {
-            Some(queue) => {
-                let (sender, receiver) = oneshot::channel();
-                queue.push_back(sender);
-                Some(receiver)
-            }
-            None => {
-                turns.insert(name.clone(), VecDeque::new());
-                None
-            }
-        };
-        drop(turns);
-        Self { turn: Some(Turn { core: core.clone(), name: name.clone() }), waiting }
-    }
-
-    /// Waits until the transaction is first in the queue.
-    pub async fn turn(mut self) -> Turn {
-        if let Some(waiting) = self.waiting.take() {
-            waiting.await;
-        }
-        self.turn.take().expect("a place is waited for once")
-    }
-}
-
 /// Submits a transaction.
 pub fn submit(core: &Rc<Core>, name: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
     if let Some(done) = core.write_at_once(name, &transaction) {
@@ -89,18 +32,18 @@ pub fn submit(core: &Rc<Core>, name: &ObjectName, transaction: Transaction) -> L
             Err(error) => Box::pin(std::future::ready(Err(error))),
         };
     }
-    let place = Place::take(core, name);
+    let ticket = core.queues.take_ticket(name);
     let (sender, receiver) = oneshot::channel();
     let (core, name) = (core.clone(), name.clone());
     // Runs in its own task, so that it completes even if the caller stops waiting.
     spawn(async move {
-        let turn = place.turn().await;
+        let guard = ticket.wait().await;
         let durable = transaction.durable;
         let done = match core.write_in_turn(&name, &transaction).await {
             Some(done) => done,
             None => core.transact(&name, transaction).await,
         };
-        drop(turn);
+        drop(guard);
         let answer = match done {
             Ok((version, seq)) if durable => core.log().sync(seq).await.map(|()| version),
             other => other.map(|(version, _)| version),
@@ -144,7 +87,7 @@ impl Core {
     /// Performs a write of whole blocks if it need not wait for anything.
     fn write_at_once(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
         let len = whole_blocks(transaction)?;
-        if self.turns.borrow().contains_key(name) || !self.gate_is_open(len) {
+        if self.queues.is_busy(name) || !self.gate_is_open(len) {
             return None;
         }
         self.write_if_loaded(name, transaction)
@@ -202,8 +145,8 @@ impl Core {
         self.refuse_writes()?;
         check_name(name)?;
         let changes = transaction.ops.iter().any(|op| !is_guard(op));
-        let mut work = self.plan_transaction(name, transaction.ops).await?;
-        let version = work.object.as_ref().filter(|_| work.exists).map_or(0, |object| object.state().version);
+        let mut plan = self.plan_transaction(name, transaction.ops).await?;
+        let version = plan.object.as_ref().filter(|_| plan.exists).map_or(0, |object| object.state().version);
         if !changes {
             return Ok((version, self.log().last_seq()));
         }
@@ -211,10 +154,10 @@ impl Core {
         if snapc.is_some_and(|snapc| !snapc.is_valid() || snapc.snaps.len() > CLONE_SNAPS_MAX) {
             return Err(Error::new(ErrorKind::Invalid, format!("the snapshot context of a write to {name}")));
         }
-        self.load_for(&mut work, snapc).await?;
-        self.wait_for_room(work.grows(), work.bytes_appended()).await?;
+        self.load_for(&mut plan, snapc).await?;
+        self.wait_for_room(plan.grows(), plan.bytes_appended()).await?;
         // No await from here on.
-        self.commit(name, work, snapc)
+        self.commit(name, plan, snapc)
     }
 
     /// Waits until there is space for a transaction. Writes of user data need more reserve than transactions that only
