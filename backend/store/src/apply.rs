@@ -4,9 +4,10 @@
 
 use std::rc::Rc;
 
-use crate::core::{Core, keys};
+use crate::core::Core;
 use crate::format::entry::Entry;
 use crate::format::page::Slot;
+use crate::keys;
 use crate::object::{CloneState, HEAD, Map, Object};
 
 /// Returns the block range (start, count), in all states, whose pages must be in memory before an entry is applied.
@@ -44,8 +45,8 @@ pub fn subject(entry: &Entry) -> Option<u64> {
 impl Core {
     /// Registers a new object.
     pub fn apply_create(&self, object: Object) -> Rc<Object> {
-        self.next_oid.set(self.next_oid.get().max(object.oid + 1));
-        self.put(keys::name(&object.name), Some(object.oid.to_le_bytes().to_vec()));
+        self.counters.note_oid(object.oid);
+        self.index.put(keys::name(&object.name), Some(object.oid.to_le_bytes().to_vec()));
         let object = self.objects.insert(object);
         self.mark_dirty(&object);
         object
@@ -75,16 +76,16 @@ impl Core {
             Entry::Rollback { clone, version, .. } => self.apply_rollback(object, *clone, *version),
             Entry::KvSet { of, key, value, .. } => {
                 object.state_mut().has_kv |= *of == HEAD;
-                self.put_kv(object.oid, *of, key, Some(value.clone()));
+                self.index.put_kv(object.oid, *of, key, Some(value.clone()));
             }
             Entry::KvSetLong { of, key, .. } => {
                 object.state_mut().has_kv |= *of == HEAD;
                 match value {
-                    Some(value) => self.put_kv(object.oid, *of, key, Some(value)),
-                    None => self.put_lost(object.oid, *of, key),
+                    Some(value) => self.index.put_kv(object.oid, *of, key, Some(value)),
+                    None => self.index.put_lost(object.oid, *of, key),
                 }
             }
-            Entry::KvRemove { of, key, .. } => self.put_kv(object.oid, *of, key, None),
+            Entry::KvRemove { of, key, .. } => self.index.put_kv(object.oid, *of, key, None),
             Entry::Relocate { start, old, crcs, .. } => {
                 for (i, &crc) in crcs.iter().enumerate() {
                     let new = Slot { block: first + i as u64, crc };
@@ -101,10 +102,10 @@ impl Core {
     /// Applies an entry that concerns no single object.
     pub fn apply_global(&self, entry: &Entry) {
         match entry {
-            Entry::SnapAllocate { snap } => self.snap_seq.set(self.snap_seq.get().max(*snap)),
+            Entry::SnapAllocate { snap } => self.counters.note_snap(*snap),
             Entry::SnapRemove { snap, done } => {
-                self.put(keys::snap_going(*snap), (!done).then(Vec::new));
-                self.put(keys::snap_removed(*snap), Some(Vec::new()));
+                self.index.put(keys::snap_going(*snap), (!done).then(Vec::new));
+                self.index.put(keys::snap_removed(*snap), Some(Vec::new()));
             }
             _ => {}
         }
@@ -114,19 +115,18 @@ impl Core {
         let mut state = object.state_mut();
         if !state.exists {
             state.exists = true;
-            self.object_count.set(self.object_count.get() + 1);
+            self.counters.add_object();
         }
         state.size = size;
         state.version = version;
-        self.version.set(self.version.get().max(version));
+        self.counters.note_version(version);
     }
 
     /// Records that space was freed, which ends a stall of garbage collection.
     fn freed(&self) {
-        if self.stuck.replace(false) {
-            self.futile.set((self.user_bytes.get(), 0, 0));
-            self.wake_cleaner.notify_all();
-            self.changed.notify_all();
+        if self.gc.resume(self.counters.user_bytes()) {
+            self.maintenance.wake();
+            self.maintenance.notify_writers();
         }
     }
 
@@ -150,7 +150,7 @@ impl Core {
                 segments.drop_blob(page.ptr);
             }
             if page.dirty {
-                self.dirty_pages.set(self.dirty_pages.get().saturating_sub(1));
+                self.dirty.sub_page();
             }
         }
     }
@@ -159,13 +159,13 @@ impl Core {
         self.drop_map(object, HEAD);
         let mut state = object.state_mut();
         if state.exists {
-            self.object_count.set(self.object_count.get() - 1);
+            self.counters.sub_object();
         }
         state.exists = false;
         state.has_kv = false;
         state.size = 0;
         state.version = version;
-        self.version.set(self.version.get().max(version));
+        self.counters.note_version(version);
         drop(state);
         self.forget_if_gone(object);
         self.freed();
@@ -174,8 +174,8 @@ impl Core {
     /// Removes an object without head and clones: its name can be reused, its number is not.
     fn forget_if_gone(&self, object: &Rc<Object>) {
         if object.is_gone() {
-            self.put(keys::name(&object.name), None);
-            self.put(keys::object(object.oid), None);
+            self.index.put(keys::name(&object.name), None);
+            self.index.put(keys::object(object.oid), None);
             self.objects.remove(object);
         }
     }
@@ -198,8 +198,8 @@ impl Core {
         pages += map.pages().iter().filter(|page| page.dirty).count();
         state.clones.push(CloneState { id: seq, snaps: snaps.to_vec(), size: state.size, map });
         drop(guard);
-        self.dirty_pages.set(self.dirty_pages.get() + pages);
-        snaps.iter().for_each(|&snap| self.put(keys::snap_object(snap, object.oid), Some(Vec::new())));
+        self.dirty.add_pages(pages);
+        snaps.iter().for_each(|&snap| self.index.put(keys::snap_object(snap, object.oid), Some(Vec::new())));
     }
 
     fn apply_clone_snaps(&self, object: &Rc<Object>, clone: u64, snaps: &[u64]) {
@@ -209,7 +209,7 @@ impl Core {
             return;
         };
         for snap in before.iter().filter(|snap| !snaps.contains(snap)) {
-            self.put(keys::snap_object(*snap, object.oid), None);
+            self.index.put(keys::snap_object(*snap, object.oid), None);
         }
         if !snaps.is_empty() {
             let mut state = object.state_mut();
@@ -250,7 +250,7 @@ impl Core {
             moved = true;
         }
         drop(guard);
-        self.dirty_pages.set(self.dirty_pages.get() + dirtied);
+        self.dirty.add_pages(dirtied);
         if moved {
             let mut segments = self.segments.borrow_mut();
             segments.add_block(new.block);

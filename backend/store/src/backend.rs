@@ -8,7 +8,8 @@ use forebay_block::{
     ObjectStat, Result, SnapId, SnapSet, SparseData, Transaction, Usage,
 };
 
-use crate::core::{Core, keys};
+use crate::core::Core;
+use crate::keys;
 use crate::object::{HEAD, Object};
 use crate::store::Store;
 use crate::{read, transact};
@@ -25,7 +26,7 @@ async fn kv_get(core: Rc<Core>, name: ObjectName, wanted: Vec<Vec<u8>>) -> Resul
         let version = object.state().version;
         let mut out = Vec::with_capacity(wanted.len());
         for key in &wanted {
-            out.push(core.kv(object.oid, HEAD, key).await?);
+            out.push(core.index.kv(object.oid, HEAD, key).await?);
         }
         // A transaction may have been applied between two lookups; a read must not see a part of one.
         if object.state().version == version {
@@ -46,13 +47,13 @@ async fn kv_list(core: Rc<Core>, name: ObjectName, prefix: Vec<u8>, after: Vec<u
             from = from.max(next);
         }
         let to = keys::after(&all);
-        let mut found = core.lookup_range(&from, &to, max.saturating_add(1)).await?;
+        let mut found = core.index.lookup_range(&from, &to, max.saturating_add(1)).await?;
         // A lost value within the returned range must be reported, not omitted.
         let upto = match found.get(max).and(max.checked_sub(1)) {
             Some(last) => [&found[last].0[..], &[0]].concat(),
             None => to,
         };
-        core.check_none_lost(&from, &upto).await?;
+        core.index.check_none_lost(&from, &upto).await?;
         if object.state().version != version {
             continue;
         }
@@ -79,7 +80,7 @@ async fn list(core: Rc<Core>, namespace: Option<String>, cursor: Option<Vec<u8>>
     let mut names = Vec::new();
     while names.len() < max {
         let wanted = (max - names.len()).min(1024);
-        let page = core.lookup_range(&from, &to, wanted).await?;
+        let page = core.index.lookup_range(&from, &to, wanted).await?;
         let full = page.len() == wanted;
         let Some((last, _)) = page.last() else { return Ok(ListPage { names, next: None }) };
         from = last.clone();
@@ -105,7 +106,7 @@ async fn list(core: Rc<Core>, namespace: Option<String>, cursor: Option<Vec<u8>>
 
 async fn list_between(core: Rc<Core>, names: Range<ObjectName>, max: usize) -> Result<Vec<ObjectName>> {
     let (from, to) = (keys::name(&names.start), keys::name(&names.end));
-    let found = core.lookup_range(&from, &to, max).await?;
+    let found = core.index.lookup_range(&from, &to, max).await?;
     let cut = keys::name_space(names.start.namespace()).len();
     let name = |(key, _): &(Vec<u8>, Vec<u8>)| {
         let name = std::str::from_utf8(key.get(cut..)?).ok()?;

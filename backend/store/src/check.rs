@@ -7,13 +7,14 @@ use std::rc::Rc;
 use forebay_block::{Buf, BufMut, Error, ErrorKind, ObjectName, Result};
 use forebay_reactor::{File, OpenOptions, random, wall_clock};
 
-use crate::core::{Core, keys};
+use crate::core::Core;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::node::Node;
 use crate::format::superblock::{
     COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, Refused, SEGMENTS_START, Superblock,
 };
 use crate::format::{BLOCK, BlobPtr};
+use crate::keys;
 use crate::object::{HEAD, Object};
 use crate::occupant::{self, Occupant};
 use crate::rebuild::{RebuildReport, rebuild};
@@ -305,8 +306,8 @@ impl Core {
         let mut damaged = Vec::new();
         let mut disorder = 0;
         let mut last_key: Vec<u8> = Vec::new();
-        self.tree
-            .walk(self.root.get(), |ptr, node| {
+        self.index
+            .walk(|ptr, node| {
                 places.push(ptr);
                 match node {
                     Ok(Node::Leaf(pairs)) => {
@@ -340,12 +341,12 @@ impl Core {
         report: &mut CheckReport,
         progress: &mut impl FnMut(u64, u64),
     ) -> Result<()> {
-        let total = self.object_count.get();
+        let total = self.counters.objects();
         let mut named = BTreeSet::new();
         let mut from = vec![b'n'];
         let to = keys::after(&from);
         loop {
-            let page = self.lookup_range(&from, &to, PAGE).await?;
+            let page = self.index.lookup_range(&from, &to, PAGE).await?;
             let Some((last, _)) = page.last() else { break };
             from = last.clone();
             from.push(0);
@@ -376,7 +377,7 @@ impl Core {
             let mut from = vec![kind];
             let to = keys::after(&from);
             loop {
-                let page = self.lookup_range(&from, &to, PAGE).await?;
+                let page = self.index.lookup_range(&from, &to, PAGE).await?;
                 let Some((last, _)) = page.last() else { break };
                 from = last.clone();
                 from.push(0);
@@ -450,7 +451,7 @@ impl Core {
         }
         // Bounds memory use: loaded pages can be evicted.
         self.objects.reweigh(object);
-        self.objects.shrink(self.changes_bytes());
+        self.objects.shrink(self.index.changes_bytes());
         Ok(())
     }
 

@@ -15,7 +15,6 @@ use crate::format::BlobPtr;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::entry::Entry;
 use crate::format::node::Node;
-use crate::format::page::Slot;
 use crate::format::record::CheckpointRecord;
 use crate::log::Log;
 use crate::tree::NodeSink;
@@ -60,42 +59,39 @@ impl NodeSink for Nodes<'_> {
 impl Core {
     /// Returns the approximate size of changed metadata in memory, in bytes.
     pub fn dirty_bytes(&self) -> usize {
-        let page = crate::format::PAGE_BLOCKS as usize * size_of::<Slot>();
-        self.dirty_pages.get() * page + self.dirty.borrow().len() * 256 + self.overlay_bytes.get()
+        self.dirty.bytes() + self.index.overlay_bytes()
     }
 
     /// Returns the approximate memory use of metadata, in bytes.
     pub fn metadata_bytes(&self) -> usize {
-        self.objects.weight() + self.tree.weight() + self.changes_bytes()
+        self.objects.weight() + self.index.tree_weight() + self.index.changes_bytes()
     }
 
-    /// Returns the approximate memory use of changed keys, in bytes.
-    pub fn changes_bytes(&self) -> usize {
-        self.overlay_bytes.get() + self.frozen_bytes.get()
+    /// Returns the approximate size of changed metadata in memory, in bytes, with what the checkpoint in progress stores.
+    /// Changes still frozen after a failed checkpoint count too, because writers wait for them.
+    fn changed_bytes(&self) -> usize {
+        self.dirty_bytes() + self.index.frozen_bytes()
     }
 
     /// Returns whether a checkpoint is due.
     pub fn wants_checkpoint(&self) -> bool {
-        let since = self.log().bytes_appended() - self.appended_at_redo.get();
-        // Changes still frozen after a failed checkpoint count too, because writers wait for them.
-        let changed = self.dirty_bytes() + self.frozen_bytes.get();
-        !self.checkpointing.get() && (since >= self.checkpoint_interval || changed >= self.dirty_max)
+        self.checkpoints.is_due(self.log().bytes_appended(), self.changed_bytes())
     }
 
     /// Returns whether there is so much dirty metadata that writers must wait for the checkpoint.
     pub fn is_dirty_beyond_bounds(&self) -> bool {
-        self.dirty_bytes() + self.frozen_bytes.get() >= self.dirty_max * 3 / 2
+        self.checkpoints.is_beyond_bounds(self.changed_bytes())
     }
 
     /// Takes a checkpoint.  `clean`: the last one before closing, which nothing follows in the log.
     pub async fn checkpoint(&self, clean: bool) -> Result<()> {
-        assert!(!self.checkpointing.replace(true), "two checkpoints at once");
+        self.checkpoints.begin();
         let done = self.take_checkpoint(clean).await;
         if done.is_err() {
             self.segments.borrow_mut().abandon_checkpoint();
         }
-        self.checkpointing.set(false);
-        self.changed.notify_all();
+        self.checkpoints.end();
+        self.maintenance.notify_writers();
         done
     }
 
@@ -107,28 +103,25 @@ impl Core {
         let appended = log.bytes_appended();
         let mut anchor = Anchor {
             store: self.store_id(),
-            generation: self.generation.get() + 1,
-            epoch: self.epoch.get(),
+            generation: self.checkpoints.generation() + 1,
+            epoch: self.checkpoints.epoch(),
             redo,
             redo_next_segment,
-            next_oid: self.next_oid.get(),
-            snap_seq: self.snap_seq.get(),
-            version: self.version.get(),
-            objects: self.object_count.get(),
-            user_bytes: self.user_bytes.get(),
-            device_bytes: self.device_bytes_before.get() + appended,
+            next_oid: self.counters.next_oid(),
+            snap_seq: self.counters.snap_seq(),
+            version: self.counters.version(),
+            objects: self.counters.objects(),
+            user_bytes: self.counters.user_bytes(),
+            device_bytes: self.counters.device_bytes(appended),
             clean,
             ..Anchor::default()
         };
         self.segments.borrow_mut().begin_checkpoint();
-        self.round.set(self.round.get() + 1);
-        let changes = self.overlay.take();
-        self.frozen.borrow_mut().extend(changes);
-        self.frozen_bytes.set(self.frozen_bytes.get() + self.overlay_bytes.take());
-        let dirty = self.dirty.take();
+        self.index.freeze();
+        let dirty = self.dirty.begin_round();
 
         for (i, object) in dirty.into_iter().enumerate() {
-            if object.dirty_round.get() != 0 && object.dirty_round.get() != self.round.get() {
+            if self.dirty.is_due(&object) {
                 self.store_object(&object);
             }
             if i % OBJECTS_A_TURN == OBJECTS_A_TURN - 1 {
@@ -140,8 +133,7 @@ impl Core {
         }
 
         let sink = Nodes { core: self, log: &log, added: RefCell::default(), released: RefCell::default() };
-        let changes = self.frozen_changes();
-        let stored = self.tree.apply(self.root.get(), &changes, &sink).await;
+        let stored = self.index.write_frozen(&sink).await;
         let finished = match stored {
             Ok(root) => {
                 let released = sink.released.take();
@@ -165,13 +157,8 @@ impl Core {
             tracing::error!(?error, "a checkpoint failed");
             return Err(error);
         }
-        self.root.set(anchor.root);
-        self.frozen.take();
-        self.frozen_bytes.set(0);
-        self.generation.set(anchor.generation);
-        self.table_at.set(anchor.segments);
-        self.appended_at_redo.set(appended);
-        self.checkpoints.set(self.checkpoints.get() + 1);
+        self.index.commit(anchor.root);
+        self.checkpoints.complete(anchor.generation, appended);
         let mut segments = self.segments.borrow_mut();
         let keep = segments.geometry.segment_of_byte(anchor.segments.addr);
         let freed = segments.commit_checkpoint(redo_segment, keep);

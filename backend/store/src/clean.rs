@@ -18,9 +18,6 @@ use crate::read::join_all;
 /// Number of segments cleaned concurrently, so that the device is not idle while one of them is processed.
 const SEGMENTS_AT_ONCE: usize = 4;
 
-/// Number of rounds without progress, with space still needed, after which the cleaner gives up.
-const FUTILE_ROUNDS: u32 = 8;
-
 /// Run of blocks that may be live: object, its first block, block number on the device, checksums.
 struct Candidate {
     oid: u64,
@@ -51,35 +48,13 @@ struct Content {
 }
 
 impl Core {
-    /// Returns the number of free segments below which the cleaner works.
-    fn cleaning_mark(&self) -> u32 {
-        self.gate + (self.segments.borrow().geometry.segment_count / 24).max(2)
-    }
-
-    /// Returns the number of free segments below which writers are throttled: half of the cleaner's working range.
-    pub fn slow_mark(&self) -> u32 {
-        (self.gate + self.cleaning_mark()) / 2
-    }
-
     /// Returns whether the cleaner should run.
     pub fn wants_cleaning(&self) -> bool {
-        !self.stuck.get() && self.segments.borrow().free_count() < self.cleaning_mark() + self.room_wanted.get()
-    }
-
-    /// Records the end of a cleaning round with `free` free segments, while more are needed. Returns true after
-    /// `FUTILE_ROUNDS` rounds without progress.
-    pub fn is_futile(&self, free: u32) -> bool {
-        let (written, best, rounds) = self.futile.get();
-        if written != self.user_bytes.get() || free > best {
-            self.futile.set((self.user_bytes.get(), free, 0));
-            return false;
-        }
-        self.futile.set((written, best, rounds + 1));
-        rounds + 1 >= FUTILE_ROUNDS
+        !self.gc.is_stalled() && self.space.wants_cleaning()
     }
 
     /// Returns the number of free segments that the cleaner leaves for the following checkpoint.
-    fn floor(&self) -> u32 {
+    fn cleaning_floor(&self) -> u32 {
         let size = self.segments.borrow().geometry.segment_size;
         2 + (self.dirty_bytes() as u64).div_ceil(size) as u32
     }
@@ -92,7 +67,7 @@ impl Core {
             let count = segments.geometry.segment_count;
             // Moved data and the checkpoint need space themselves, from the reserve that user writes may not use.
             // Space is gained only by that checkpoint, so a round is short: writers at the watermark wait for its end.
-            let room = segments.free_count().saturating_sub(self.floor()).min(count / 64 + 2);
+            let room = segments.free_count().saturating_sub(self.cleaning_floor()).min(count / 64 + 2);
             let victims = segments.victims(u64::from(room) * segments.geometry.segment_size * 7 / 8);
             let live: u64 = victims.iter().map(|&segment| u64::from(segments.live_table().of(segment))).sum();
             (victims, live)
@@ -101,9 +76,9 @@ impl Core {
         self.log().wait_written().await?;
         let size = self.segments.borrow().geometry.segment_size;
         let gain = (victims.len() as u64 * size).saturating_sub(live);
-        let before = std::mem::take(&mut *self.last_victims.borrow_mut());
+        let before = self.gc.begin_round();
         for group in victims.chunks(SEGMENTS_AT_ONCE) {
-            if self.closing.get() || self.segments.borrow().free_count() <= self.floor() {
+            if self.maintenance.is_closing() || self.space.free_segments() <= self.cleaning_floor() {
                 break;
             }
             let mut work = Vec::new();
@@ -115,7 +90,7 @@ impl Core {
                     self.segments.borrow_mut().mark_damaged(segment);
                     continue;
                 }
-                self.last_victims.borrow_mut().insert(segment);
+                self.gc.add_victim(segment);
                 if self.segments.borrow().live_table().of(segment) > 0 {
                     work.push(async move { (segment, self.clean_segment(segment).await) });
                 }
@@ -188,14 +163,14 @@ impl Core {
                 let page = &mut map.pages_mut()[index as usize];
                 if page.ptr.addr == addr && !page.dirty {
                     page.dirty = true;
-                    self.dirty_pages.set(self.dirty_pages.get() + 1);
+                    self.dirty.add_pages(1);
                 }
             }
         }
         for (level, key, addr) in content.nodes {
-            let place = self.tree.place_of(self.root.get(), &key, level).await?;
-            if place.is_some_and(|ptr| ptr.addr == addr) {
-                self.touched_nodes.borrow_mut().insert(key);
+            let found = self.index.node_location(&key, level).await?;
+            if found.is_some_and(|ptr| ptr.addr == addr) {
+                self.index.touch(key);
             }
         }
         Ok(())
@@ -274,7 +249,7 @@ impl Core {
     fn relocate(&self, object: &Rc<Object>, run: &Candidate, data: BufList) {
         self.mark_dirty(object);
         let log = self.log();
-        self.cleaned_bytes.set(self.cleaned_bytes.get() + data.len() as u64);
+        self.gc.add_cleaned_bytes(data.len() as u64);
         log.append_blocks(&data, Entry::write_size, |at, payload, block, stored| {
             let count = stored.iter().map(|buf| buf.len()).sum::<usize>() / BLOCK;
             let entry = Entry::Relocate {

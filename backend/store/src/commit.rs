@@ -6,16 +6,17 @@ use std::rc::Rc;
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{Buf, BufList, Error, ErrorKind, ObjectName, Result, SnapContext};
 
-use crate::core::{Core, keys};
+use crate::core::Core;
 use crate::format::entry::{Entry, VALUE_INLINE_MAX};
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
+use crate::keys;
 use crate::object::{HEAD, Object};
 use crate::plan::{Runs, TransactionPlan};
 
 impl Core {
     /// Creates a new object, in the log and in memory.
     pub fn create(&self, name: &ObjectName) -> Rc<Object> {
-        let oid = self.next_oid.get();
+        let oid = self.counters.next_oid();
         let entry = Entry::Create { oid, namespace: name.namespace().into(), name: name.name().into() };
         self.log().append(&entry);
         self.apply_create(Object::new(oid, name.clone()))
@@ -53,10 +54,10 @@ impl Core {
     ) -> Result<(u64, u64)> {
         // A snapshot removed while this transaction waited is still recorded in memory; a clone for it would never be
         // trimmed.
-        plan.kept_snaps.retain(|&snap| !matches!(self.lookup_cached(&keys::snap_removed(snap)), Some(Some(_))));
+        plan.kept_snaps.retain(|&snap| !matches!(self.index.lookup_cached(&keys::snap_removed(snap)), Some(Some(_))));
         let added = self.bytes_added(&plan);
-        if added > self.available() {
-            return Err(self.full());
+        if added > self.space.available() {
+            return Err(self.space.full());
         }
         if let Some(object) = plan.object.as_ref().filter(|_| !plan.kept_snaps.is_empty()) {
             // The record with all its clones is one blob, and a blob must fit in one segment.
@@ -70,7 +71,7 @@ impl Core {
                 return Err(Error::new(ErrorKind::NoSpace, text));
             }
         }
-        let version = self.version.get() + 1;
+        let version = self.counters.version() + 1;
         let log = self.log();
         log.begin_transaction();
         let object = match plan.object {
@@ -78,7 +79,7 @@ impl Core {
             None if plan.exists => self.create(name),
             None => {
                 // No effect: the object never existed, or was created and removed again.
-                self.version.set(version);
+                self.counters.note_version(version);
                 return Ok((version, log.end_transaction()));
             }
         };
@@ -110,7 +111,7 @@ impl Core {
         } else if object.state().exists {
             self.perform(&object, Entry::Remove { oid, version });
         }
-        self.version.set(version);
+        self.counters.note_version(version);
         let seq = log.end_transaction();
         self.after_write();
         Ok((version, seq))

@@ -6,7 +6,8 @@
 
 use forebay_block::{Error, ErrorKind, Result};
 
-use crate::core::{Core, keys};
+use crate::index::Index;
+use crate::keys;
 
 /// Keys looked up at a time.
 const KV_PAGE: usize = 512;
@@ -16,11 +17,11 @@ fn lost(oid: u64, key: &[u8]) -> Error {
     Error::new(ErrorKind::Corrupt, format!("the value of key {key:?} of object {oid} was damaged in the log"))
 }
 
-impl Core {
+impl Index {
     /// Returns the value of a key of an object's head or clone.
     pub async fn kv(&self, oid: u64, of: u64, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let value = self.lookup(&keys::kv(oid, of, key)).await?;
-        if value.is_none() && self.has_lost_keys.get() && self.lookup(&keys::kv_lost(oid, of, key)).await?.is_some() {
+        if value.is_none() && self.has_lost_keys() && self.lookup(&keys::kv_lost(oid, of, key)).await?.is_some() {
             return Err(lost(oid, key));
         }
         Ok(value)
@@ -28,7 +29,7 @@ impl Core {
 
     /// Returns an error if the value of a key in `from..to`, as encoded by [`keys::kv`], is lost.
     pub async fn check_none_lost(&self, from: &[u8], to: &[u8]) -> Result<()> {
-        if !self.has_lost_keys.get() || from >= to {
+        if !self.has_lost_keys() || from >= to {
             return Ok(());
         }
         let [mut from, mut to] = [from.to_vec(), to.to_vec()];
@@ -51,7 +52,7 @@ impl Core {
     /// Returns all keys of an object's head or clone, including those whose values are lost.
     pub async fn all_keys(&self, oid: u64, of: u64) -> Result<Vec<Vec<u8>>> {
         let mut found = self.pairs_of(keys::kv(oid, of, &[])).await?;
-        if self.has_lost_keys.get() {
+        if self.has_lost_keys() {
             found.extend(self.pairs_of(keys::kv_lost(oid, of, &[])).await?);
         }
         Ok(found.into_iter().map(|(key, _)| key).collect())
@@ -73,14 +74,14 @@ impl Core {
     /// Sets a key, or removes it.
     pub fn put_kv(&self, oid: u64, of: u64, key: &[u8], value: Option<Vec<u8>>) {
         self.put(keys::kv(oid, of, key), value);
-        if self.has_lost_keys.get() {
+        if self.has_lost_keys() {
             self.put(keys::kv_lost(oid, of, key), None);
         }
     }
 
     /// Records that a key was set but its value is lost.
     pub fn put_lost(&self, oid: u64, of: u64, key: &[u8]) {
-        self.has_lost_keys.set(true);
+        self.note_lost_keys();
         self.put(keys::kv(oid, of, key), None);
         self.put(keys::kv_lost(oid, of, key), Some(Vec::new()));
     }
@@ -88,7 +89,8 @@ impl Core {
     /// Detects whether there are keys whose values are lost; if that cannot be determined, assumes so.
     pub async fn look_for_lost_keys(&self) {
         let found = self.lookup_range(b"x", &keys::after(b"x"), 1).await;
-        let some = self.has_lost_keys.get() || !matches!(found, Ok(found) if found.is_empty());
-        self.has_lost_keys.set(some);
+        if !matches!(found, Ok(found) if found.is_empty()) {
+            self.note_lost_keys();
+        }
     }
 }

@@ -177,10 +177,7 @@ pub struct Object {
     pub name: ObjectName,
     state: RefCell<State>,
     /// Checkpoint round that must store the object; 0 if it equals its stored version.
-    pub dirty_round: Cell<u64>,
-    /// Set if its record is in the tree or in the checkpoint in progress, from which removal of the object must delete
-    /// it.
-    pub recorded: Cell<bool>,
+    dirty_round: Cell<u64>,
     weight: Cell<usize>,
     used: Cell<bool>,
 }
@@ -206,7 +203,6 @@ impl Object {
             name,
             state: RefCell::new(state),
             dirty_round: Cell::new(0),
-            recorded: Cell::new(false),
             weight: Cell::new(0),
             used: Cell::new(true),
         }
@@ -233,9 +229,7 @@ impl Object {
                 })
                 .collect(),
         };
-        let object = Self::with_state(oid, name, state);
-        object.recorded.set(true);
-        object
+        Self::with_state(oid, name, state)
     }
 
     /// Returns the record of the object. Every page must have been stored.
@@ -269,6 +263,27 @@ impl Object {
 
     pub fn state_mut(&self) -> RefMut<'_, State> {
         self.state.borrow_mut()
+    }
+
+    /// Returns whether a checkpoint, in progress or later, must store the object.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty_round.get() != 0
+    }
+
+    /// Returns the checkpoint round that must store the object; 0 if it equals its stored version.
+    pub fn dirty_round(&self) -> u64 {
+        self.dirty_round.get()
+    }
+
+    /// Records the checkpoint round that must store the object.
+    pub fn set_dirty_round(&self, round: u64) {
+        debug_assert!(round > 0, "round 0 means clean");
+        self.dirty_round.set(round);
+    }
+
+    /// Records that the object equals its stored version.
+    pub fn set_clean(&self) {
+        self.dirty_round.set(0);
     }
 
     /// Returns whether the object has neither head nor clones, so that there is nothing to store.
@@ -399,7 +414,7 @@ impl ObjectCache {
             let Some(object) = self.by_oid.borrow().get(&oid).cloned() else { continue };
             // Referenced by the two maps and this variable only.
             let idle = Rc::strong_count(&object) == 3;
-            if !idle || object.dirty_round.get() != 0 || object.used.replace(false) {
+            if !idle || object.is_dirty() || object.used.replace(false) {
                 order.push_back(oid);
                 looked_at += 1;
                 continue;

@@ -6,10 +6,11 @@ use std::rc::Rc;
 
 use forebay_block::{BufList, BufMut, Error, ErrorKind, ObjectName, ObjectOp, Result, SnapContext};
 
-use crate::core::{Core, keys};
+use crate::core::Core;
 use crate::format::entry::{KEY_MAX, VALUE_MAX};
 use crate::format::onode::OBJECT_SIZE_MAX;
 use crate::format::{BLOCK, BLOCK64};
+use crate::keys;
 use crate::object::{HEAD, Object, blocks_of};
 
 /// Planned changes of a transaction.
@@ -76,14 +77,14 @@ impl Core {
         if let Some(snapc) = snapc.filter(|snapc| snapc.seq > seen && object.state().exists) {
             for snap in snapc.snaps.iter().map(|snap| snap.0).filter(|&snap| snap > seen) {
                 // The writer's snapshot context may still contain a removed snapshot.
-                if self.lookup(&keys::snap_removed(snap)).await?.is_none() {
+                if self.index.lookup(&keys::snap_removed(snap)).await?.is_none() {
                     plan.kept_snaps.push(snap);
                 }
             }
         }
         let clones = !plan.kept_snaps.is_empty();
         if clones && object.state().has_kv {
-            plan.kept_kv = self.all_kv(object.oid, HEAD).await?;
+            plan.kept_kv = self.index.all_kv(object.oid, HEAD).await?;
         }
         if clones || plan.base != Some(HEAD) || !plan.exists {
             return self.load_pages(object, HEAD, true, 0, u32::MAX / 2).await;
@@ -202,7 +203,7 @@ impl Core {
         if len == 0 {
             return Ok(());
         }
-        self.user_bytes.set(self.user_bytes.get() + len);
+        self.counters.add_user_bytes(len);
         let mut at = offset;
         while at < end {
             let block = (at / BLOCK64) as u32;
@@ -306,7 +307,7 @@ impl Core {
             return Ok(value.clone());
         }
         match &plan.object {
-            Some(object) if plan.base.is_some() && object.state().has_kv => self.kv(object.oid, HEAD, key).await,
+            Some(object) if plan.base.is_some() && object.state().has_kv => self.index.kv(object.oid, HEAD, key).await,
             _ => Ok(None),
         }
     }
@@ -325,7 +326,7 @@ impl Core {
     async fn clear_kv(&self, plan: &mut TransactionPlan) -> Result<()> {
         plan.kv.values_mut().for_each(|value| *value = None);
         let Some(object) = plan.object.clone().filter(|object| object.state().has_kv) else { return Ok(()) };
-        plan.kv.extend(self.all_keys(object.oid, HEAD).await?.into_iter().map(|key| (key, None)));
+        plan.kv.extend(self.index.all_keys(object.oid, HEAD).await?.into_iter().map(|key| (key, None)));
         Ok(())
     }
 
@@ -351,7 +352,7 @@ impl Core {
         let found = object.state().clones.iter().find(find).map(|clone| (clone.id, clone.size));
         let Some((clone, size)) = found else { return self.prepare_absence(name, plan).await };
         self.clear_kv(plan).await?;
-        plan.kv.extend(self.all_kv(object.oid, clone).await?.into_iter().map(|(key, value)| (key, Some(value))));
+        plan.kv.extend(self.index.all_kv(object.oid, clone).await?.into_iter().map(|(key, value)| (key, Some(value))));
         plan.blocks.clear();
         plan.base = Some(clone);
         (plan.exists, plan.size) = (true, size);

@@ -6,8 +6,9 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, Result, SnapId};
 use forebay_reactor::sleep;
 
-use crate::core::{Core, keys};
+use crate::core::Core;
 use crate::format::entry::Entry;
+use crate::keys;
 use crate::object::HEAD;
 
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -26,7 +27,7 @@ impl Core {
     /// Allocates a new snapshot number, durably.
     pub async fn snap_allocate(&self) -> Result<SnapId> {
         self.refuse_writes()?;
-        let snap = self.snap_seq.get() + 1;
+        let snap = self.counters.snap_seq() + 1;
         let seq = self.append_global(&Entry::SnapAllocate { snap });
         self.log().sync(seq).await?;
         Ok(SnapId(snap))
@@ -35,18 +36,18 @@ impl Core {
     /// Removes a snapshot number, durably; its clones are trimmed in the background.
     pub async fn snap_remove(&self, snap: SnapId) -> Result<()> {
         self.refuse_writes()?;
-        if snap.0 == 0 || snap.0 > self.snap_seq.get() {
+        if snap.0 == 0 || snap.0 > self.counters.snap_seq() {
             return Err(Error::new(ErrorKind::NotFound, format!("snapshot {}", snap.0)));
         }
         let seq = self.append_global(&Entry::SnapRemove { snap: snap.0, done: false });
         self.log().sync(seq).await?;
-        self.snaps_changed.notify_all();
+        self.maintenance.snap_removed();
         Ok(())
     }
 
     async fn next_going(&self) -> Result<Option<u64>> {
         let prefix = [b's'];
-        let found = self.lookup_range(&prefix, &keys::after(&prefix), 1).await?;
+        let found = self.index.lookup_range(&prefix, &keys::after(&prefix), 1).await?;
         Ok(found.first().and_then(|(key, _)| Some(u64::from_be_bytes(key.get(1..9)?.try_into().ok()?))))
     }
 
@@ -56,7 +57,7 @@ impl Core {
         // and slower.  At the end, checks once more from the beginning.
         let (mut from, mut found) = (prefix.clone(), false);
         loop {
-            let page = self.lookup_range(&from, &keys::after(&prefix), PAGE).await?;
+            let page = self.index.lookup_range(&from, &keys::after(&prefix), PAGE).await?;
             let Some((last, _)) = page.last() else {
                 if !std::mem::take(&mut found) {
                     self.append_global(&Entry::SnapRemove { snap, done: true });
@@ -74,7 +75,7 @@ impl Core {
                     continue;
                 };
                 let Some(object) = self.by_oid(oid).await? else {
-                    self.put(key, None);
+                    self.index.put(key, None);
                     continue;
                 };
                 let guard = self.queues.take_ticket(&object.name).wait().await;
@@ -89,10 +90,10 @@ impl Core {
                 match left {
                     Some((clone, snaps)) => {
                         let goes = snaps.is_empty();
-                        let kv = if goes { self.all_keys(oid, clone).await? } else { Vec::new() };
+                        let kv = if goes { self.index.all_keys(oid, clone).await? } else { Vec::new() };
                         self.trim_clone(&object, clone, snaps, kv);
                     }
-                    None => self.put(key, None),
+                    None => self.index.put(key, None),
                 }
                 drop(guard);
                 if self.log().is_congested() {
@@ -106,10 +107,10 @@ impl Core {
 /// Trims the clones of removed snapshots, until the store closes.
 pub async fn trim(core: Rc<Core>) {
     loop {
-        if core.closing.get() {
+        if core.maintenance.is_closing() {
             return;
         }
-        let changed = core.snaps_changed.wait();
+        let changed = core.maintenance.next_snap_removal();
         let result = match core.next_going().await {
             Ok(None) => {
                 changed.await;
@@ -119,7 +120,7 @@ pub async fn trim(core: Rc<Core>) {
             Err(error) => Err(error),
         };
         if let Err(error) = result {
-            if core.closing.get() {
+            if core.maintenance.is_closing() {
                 return;
             }
             tracing::warn!(?error, "taking away a removed snapshot; trying again");

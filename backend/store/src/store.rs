@@ -1,33 +1,25 @@
 //! Store opening and closing, and the maintenance task.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
-use std::time::Duration;
 
 use forebay_block::{BackendInfo, Error, ErrorKind, Result, Usage};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{File, JoinHandle, OpenOptions, random, sleep, spawn};
+use forebay_reactor::{File, JoinHandle, OpenOptions, random, spawn};
 
 use crate::cache::{Cache, CacheStats};
 use crate::core::Core;
 use crate::format::anchor::Anchor;
 use crate::format::superblock::Superblock;
 use crate::format::{BLOCK, BLOCK64};
-use crate::host::Host;
 use crate::log::Log;
+use crate::maintenance::maintain;
 use crate::media::Media;
-use crate::object::ObjectCache;
 use crate::occupant;
 use crate::recover::{FoundSuperblock, Replay, read_anchor, read_superblock, read_table};
 use crate::segments::{Geometry, LiveTable, Segments};
-use crate::tree::Tree;
 
-/// Retry delay after a failed checkpoint or cleaning round.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Number of free segments that are used next and keep their space in the file system.
-const SEGMENTS_KEPT: usize = 64;
 /// Checkpoint numbers skipped after durable data was discarded. More than can have been discarded with it, and even, so
 /// that the next checkpoint uses the other slot.
 const GENERATIONS_GIVEN_UP: u64 = 1 << 32;
@@ -169,7 +161,7 @@ impl Store {
         let shown = file.path().display().to_string();
         refuse_cut_short(&file, &superblock)?;
         let core = open_core(file, superblock, &anchor, &options).await?;
-        core.look_for_lost_keys().await;
+        core.index.look_for_lost_keys().await;
         let (replay, gap) = core.replay(&anchor, anchor_lost).await?;
         if replay.batches > 0 {
             tracing::info!("recovered {shown}: replayed {} batches, {} bytes", replay.batches, replay.bytes);
@@ -198,7 +190,7 @@ impl Store {
         let mut first_seq = replay.next_seq.max(1);
         if lost.is_some() || given_up {
             // Discarded checkpoints and batches must not be taken for newer ones.
-            core.generation.set(core.generation.get() + GENERATIONS_GIVEN_UP);
+            core.checkpoints.skip_generations(GENERATIONS_GIVEN_UP);
             first_seq += BATCHES_GIVEN_UP;
         }
         let store = Rc::new(Self {
@@ -228,25 +220,20 @@ impl Store {
         let core = &self.core;
         // Differs from all earlier epochs, including one of an opening interrupted by a crash.
         let epoch = random() | 1;
-        core.epoch.set(if epoch == anchor.epoch { epoch ^ 2 } else { epoch });
-        let log = Log::new(
-            core.media.file.clone(),
-            core.store_id(),
-            core.epoch.get(),
-            core.segments.clone(),
-            first_seq,
-            core.host.clone(),
-        )?;
-        if let Some(host) = &core.host {
+        let epoch = if epoch == anchor.epoch { epoch ^ 2 } else { epoch };
+        core.checkpoints.begin_epoch(epoch);
+        let host = core.space.host().cloned();
+        let log =
+            Log::new(core.media.file.clone(), core.store_id(), epoch, core.segments.clone(), first_seq, host.clone())?;
+        if let Some(host) = &host {
             host.start().await;
         }
-        core.media.attach_log(log.clone());
-        *core.log.borrow_mut() = Some(log.clone());
+        core.attach_log(log.clone());
         core.checkpoint(false).await?;
         let mut tasks = self.tasks.borrow_mut();
         tasks.push(spawn(Log::tick(Rc::downgrade(&log))));
         // Space that was preallocated on purpose stays allocated.
-        let punch = options.punch_free && !core.host.as_ref().is_some_and(|host| host.is_whole());
+        let punch = options.punch_free && !host.is_some_and(|host| host.is_whole());
         tasks.push(spawn(maintain(core.clone(), punch)));
         tasks.push(spawn(crate::snaps::trim(core.clone())));
         Ok(())
@@ -262,7 +249,7 @@ impl Store {
         if core.read_only {
             return Ok(());
         }
-        if core.closing.replace(true) {
+        if !core.maintenance.begin_closing() {
             // Another task is already closing the store.
             self.close_ended.wait_until(|| self.closed.borrow().is_some()).await;
             return self.closed.borrow().clone().unwrap_or(Ok(()));
@@ -276,9 +263,6 @@ impl Store {
 
     async fn close_once(&self) -> Result<()> {
         let core = &self.core;
-        core.wake_cleaner.notify_all();
-        core.changed.notify_all();
-        core.snaps_changed.notify_all();
         let tasks = self.tasks.take();
         for (i, task) in tasks.into_iter().enumerate() {
             // The ticker (the first task) ends with the log; the others check that the store is closing.
@@ -294,22 +278,22 @@ impl Store {
     pub fn stats(&self) -> StoreStats {
         let core = &self.core;
         let segments = core.segments.borrow();
-        let appended = core.log.borrow().as_ref().map_or(0, |log| log.bytes_appended());
+        let appended = core.log_bytes().appended;
         StoreStats {
-            capacity: core.capacity,
+            capacity: core.space.capacity(),
             used: segments.live_bytes(),
-            objects: core.object_count.get(),
+            objects: core.counters.objects(),
             device_size: core.superblock.device_size(),
             segment_size: segments.geometry.segment_size,
             segments: segments.geometry.segment_count,
             segments_free: segments.free_count(),
             metadata_bytes: core.metadata_bytes() as u64,
-            user_bytes: core.user_bytes.get(),
-            device_bytes: core.device_bytes_before.get() + appended,
-            cleaned_bytes: core.cleaned_bytes.get(),
-            checkpoints: core.checkpoints.get(),
-            page_loads: core.loads.get(),
-            pairs_looked_at: core.pairs_looked_at.get(),
+            user_bytes: core.counters.user_bytes(),
+            device_bytes: core.counters.device_bytes(appended),
+            cleaned_bytes: core.gc.cleaned_bytes(),
+            checkpoints: core.checkpoints.completed(),
+            page_loads: core.counters.page_loads(),
+            pairs_looked_at: core.index.pairs_scanned(),
             checksum_errors: core.media.checksum_errors.get(),
             cache: core.media.cache.stats(),
             replay: self.replay,
@@ -324,8 +308,8 @@ impl Store {
     pub(crate) fn usage(&self) -> Usage {
         let core = &self.core;
         let used = core.segments.borrow().live_bytes();
-        let available = core.available().min(core.host_room(u64::MAX));
-        Usage { capacity: core.capacity, used, available, objects: core.object_count.get() }
+        let available = core.space.available().min(core.space.host_room(core.log_bytes(), u64::MAX));
+        Usage { capacity: core.space.capacity(), used, available, objects: core.counters.objects() }
     }
 
     /// Returns a description of damage that the store was opened with, and the repair procedure; `None` if there is
@@ -344,8 +328,9 @@ impl Store {
     /// Returns the bytes that the store itself could still accept, if its file system has less space; `None` if the
     /// file system is not the limit.
     pub fn limited_by_host(&self) -> Option<u64> {
-        let available = self.core.available();
-        (self.core.host_room(u64::MAX) < available).then_some(available)
+        let core = &self.core;
+        let available = core.space.available();
+        (core.space.host_room(core.log_bytes(), u64::MAX) < available).then_some(available)
     }
 }
 
@@ -363,13 +348,10 @@ impl Drop for EndOfClose<'_> {
 impl Drop for Store {
     fn drop(&mut self) {
         // Not closed cleanly: the state is that of a crash, but no tasks continue.
-        self.core.closing.set(true);
-        if let Some(log) = self.core.log.borrow().as_ref().filter(|_| !matches!(*self.closed.borrow(), Some(Ok(())))) {
+        self.core.maintenance.begin_closing();
+        if let Some(log) = self.core.attached_log().filter(|_| !matches!(*self.closed.borrow(), Some(Ok(())))) {
             log.abandon();
         }
-        self.core.wake_cleaner.notify_all();
-        self.core.changed.notify_all();
-        self.core.snaps_changed.notify_all();
     }
 }
 
@@ -410,137 +392,5 @@ async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options:
     if let Some(holder) = geometry.segment_of_byte(anchor.segments.addr).filter(|_| !anchor.segments.is_none()) {
         segments.borrow_mut().claim(holder);
     }
-    let host = if options.read_only { None } else { Host::new(&media.file, superblock.device_size()) };
-    let count = geometry.segment_count;
-    // Reserved space: for the cleaner when the store is full, and the reserve watermark below.
-    let reserve = (count / 10).max(14);
-    let capacity = u64::from(count.saturating_sub(reserve)) * geometry.segment_size;
-    let limit = options.metadata_cache;
-    Ok(Rc::new(Core {
-        tree: Tree::new(media.clone(), limit / 6),
-        objects: ObjectCache::new(limit / 2),
-        media,
-        segments,
-        log: RefCell::default(),
-        root: Cell::new(anchor.root),
-        overlay: RefCell::default(),
-        overlay_bytes: Cell::new(0),
-        frozen: RefCell::default(),
-        frozen_bytes: Cell::new(0),
-        dirty: RefCell::default(),
-        dirty_pages: Cell::new(0),
-        round: Cell::new(1),
-        checkpointing: Cell::new(false),
-        has_lost_keys: Cell::new(false),
-        touched_nodes: RefCell::default(),
-        generation: Cell::new(anchor.generation),
-        epoch: Cell::new(anchor.epoch),
-        next_oid: Cell::new(anchor.next_oid.max(1)),
-        snap_seq: Cell::new(anchor.snap_seq),
-        version: Cell::new(anchor.version),
-        object_count: Cell::new(anchor.objects),
-        user_bytes: Cell::new(anchor.user_bytes),
-        device_bytes_before: Cell::new(anchor.device_bytes),
-        table_at: Cell::new(anchor.segments),
-        appended_at_redo: Cell::new(0),
-        queues: Rc::default(),
-        stuck: Cell::new(false),
-        futile: Cell::new((0, 0, 0)),
-        stuck_at: Cell::new(0),
-        room_wanted: Cell::new(0),
-        capacity,
-        checkpoint_interval: (geometry.segment_size * u64::from(count) / 16).clamp(geometry.segment_size, 512 << 20),
-        dirty_max: limit * 2 / 5,
-        gate: (count / 40).max(6),
-        last_victims: RefCell::new(BTreeSet::new()),
-        closing: Cell::new(false),
-        upkeep_failure: RefCell::default(),
-        changed: Notify::new(),
-        wake_cleaner: Notify::new(),
-        snaps_changed: Notify::new(),
-        cleaned_bytes: Cell::new(0),
-        checkpoints: Cell::new(0),
-        loads: Cell::new(0),
-        pairs_looked_at: Cell::new(0),
-        read_only: options.read_only,
-        host,
-        superblock,
-    }))
-}
-
-/// Writes checkpoints and cleans segments when due, until the store closes.
-async fn maintain(core: Rc<Core>, punch: bool) {
-    loop {
-        let due = || core.closing.get() || core.wants_checkpoint() || core.wants_cleaning();
-        core.wake_cleaner.wait_until(due).await;
-        if core.closing.get() {
-            return;
-        }
-        if core.log().failure().is_some() {
-            // Each retry would append to the log, which cannot be written. Writers that wait for space receive the
-            // error.
-            core.changed.notify_all();
-            sleep(RETRY_AFTER).await;
-            continue;
-        }
-        if let Err(error) = maintain_once(&core).await {
-            tracing::error!(?error, "keeping the store in shape failed; trying again");
-            core.last_victims.borrow_mut().clear();
-            // Tasks that wait for its success receive the error.
-            *core.upkeep_failure.borrow_mut() = Some(error);
-            core.changed.notify_all();
-            sleep(RETRY_AFTER).await;
-            continue;
-        }
-        core.upkeep_failure.take();
-        if punch && !core.closing.get() {
-            punch_free(&core).await;
-        }
-    }
-}
-
-async fn maintain_once(core: &Rc<Core>) -> Result<()> {
-    if !core.wants_cleaning() {
-        return core.checkpoint(false).await;
-    }
-    let free_before = core.segments.borrow().free_count();
-    let live_before = core.segments.borrow().live_bytes();
-    let appended_before = core.log().bytes_appended();
-    // With much dirty metadata for the checkpoint, the cleaner had little space to work with, so the result is
-    // inconclusive.
-    let cramped = core.dirty_bytes() as u64 > 2 * core.segments.borrow().geometry.segment_size;
-    let gain = core.clean_round().await?;
-    core.checkpoint(false).await?;
-    let free = core.segments.borrow().free_count();
-    let quiet = core.segments.borrow().live_bytes() >= live_before;
-    // Garbage collection is stalled in three cases: nothing is worth moving; moving gained nothing although almost
-    // nothing else was written meanwhile; or each round gains only what the next one loses.
-    let moved_only = core.log().bytes_appended() - appended_before <= gain * 8;
-    let scarce = free <= core.gate + core.room_wanted.replace(0);
-    let nothing_won = free <= free_before && !cramped && (gain == 0 || (quiet && moved_only));
-    if scarce && (nothing_won || core.is_futile(free)) {
-        core.stuck.set(true);
-        core.stuck_at.set(core.log().bytes_appended());
-    }
-    core.changed.notify_all();
-    Ok(())
-}
-
-async fn punch_free(core: &Rc<Core>) {
-    let geometry = core.segments.borrow().geometry;
-    let segments = core.segments.borrow_mut().take_punchable(SEGMENTS_KEPT);
-    for segment in segments {
-        // Another task may have allocated it while other segments were punched.
-        if core.segments.borrow().state(segment) != crate::segments::SegmentState::Free {
-            continue;
-        }
-        core.segments.borrow_mut().hold(segment);
-        let at = geometry.first_block(segment) * BLOCK64;
-        let done = core.media.file.punch_hole(at, geometry.segment_size).await;
-        core.segments.borrow_mut().release(segment);
-        if let Err(error) = done {
-            tracing::debug!(%error, "giving space back to the file system");
-            return;
-        }
-    }
+    Ok(Rc::new(Core::new(superblock, anchor, media, segments, options.metadata_cache, options.read_only)))
 }

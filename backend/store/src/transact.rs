@@ -59,7 +59,7 @@ impl Core {
         if self.read_only {
             return Err(Error::new(ErrorKind::ReadOnly, "the store is open for reading only"));
         }
-        if self.closing.get() {
+        if self.maintenance.is_closing() {
             return Err(Error::new(ErrorKind::ShuttingDown, "the store is closing"));
         }
         match self.log().failure() {
@@ -70,24 +70,17 @@ impl Core {
 
     /// Returns whether a write of that many bytes may proceed without waiting: there are far more free segments than
     /// the cleaner and the next checkpoint may need.
-    fn gate_is_open(&self, bytes: u64) -> bool {
-        self.segments.borrow().free_count() > self.slow_mark() + self.segments_for(bytes)
+    fn is_above_watermarks(&self, bytes: u64) -> bool {
+        self.space.free_segments() > self.space.throttle_mark() + self.space.segments_for(bytes)
             && !self.log().is_congested()
             && !self.is_dirty_beyond_bounds()
-            && self.host_allows(bytes)
-    }
-
-    /// Returns the number of whole segments that `bytes` bytes occupy, including headers, rounded down; the watermark
-    /// has space to spare for less than one.
-    fn segments_for(&self, bytes: u64) -> u32 {
-        let blocks = self.segments.borrow().geometry.segment_blocks();
-        (bytes / ((blocks - blocks / 64 - 2) * BLOCK64)) as u32
+            && self.space.host_allows(self.log_bytes(), bytes)
     }
 
     /// Performs a write of whole blocks if it need not wait for anything.
     fn write_at_once(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
         let len = whole_blocks(transaction)?;
-        if self.queues.is_busy(name) || !self.gate_is_open(len) {
+        if self.queues.is_busy(name) || !self.is_above_watermarks(len) {
             return None;
         }
         self.write_if_loaded(name, transaction)
@@ -100,7 +93,7 @@ impl Core {
         transaction: &Transaction,
     ) -> Option<Result<(u64, u64)>> {
         let len = whole_blocks(transaction)?;
-        match self.wait_for_room(true, len).await {
+        match self.wait_for_space(true, len).await {
             Ok(()) => self.write_if_loaded(name, transaction),
             Err(error) => Some(Err(error)),
         }
@@ -123,7 +116,7 @@ impl Core {
         } else if transaction.snapc.as_ref().is_some_and(|snapc| snapc.seq > 0) {
             return None;
         }
-        if self.available() < len {
+        if self.space.available() < len {
             return None;
         }
         let log = self.log();
@@ -131,10 +124,10 @@ impl Core {
         let object = object.unwrap_or_else(|| self.create(name));
         let (size, version) = {
             let ends = writes(transaction).map(|(start, data)| u64::from(start) * BLOCK64 + data.len() as u64);
-            (ends.fold(object.state().size, u64::max), self.version.get() + 1)
+            (ends.fold(object.state().size, u64::max), self.counters.version() + 1)
         };
         writes(transaction).for_each(|(start, data)| self.write_blocks(&object, start, data, size, version));
-        self.user_bytes.set(self.user_bytes.get() + len);
+        self.counters.add_user_bytes(len);
         let seq = log.end_transaction();
         self.after_write();
         Some(Ok((version, seq)))
@@ -155,75 +148,64 @@ impl Core {
             return Err(Error::new(ErrorKind::Invalid, format!("the snapshot context of a write to {name}")));
         }
         self.load_for(&mut plan, snapc).await?;
-        self.wait_for_room(plan.grows(), plan.bytes_appended()).await?;
+        self.wait_for_space(plan.grows(), plan.bytes_appended()).await?;
         // No await from here on.
         self.commit(name, plan, snapc)
     }
 
     /// Waits until there is space for a transaction. Writes of user data need more reserve than transactions that only
     /// free space.
-    async fn wait_for_room(&self, grows: bool, bytes: u64) -> Result<()> {
-        let need = self.segments_for(bytes);
-        let mut slowed = false;
+    async fn wait_for_space(&self, grows: bool, bytes: u64) -> Result<()> {
+        let need = self.space.segments_for(bytes);
+        let mut throttled = false;
         loop {
             self.refuse_writes()?;
             // Keys and values are small, and removals must write some: they may use the reserve.
             if grows && bytes >= BLOCK64 {
-                self.check_host(bytes)?;
+                self.space.check_host(self.log_bytes(), bytes)?;
             }
-            let changed = self.changed.wait();
+            let changed = self.maintenance.next_change();
             if self.log().is_congested() {
                 self.log().wait_uncongested().await;
                 continue;
             }
-            let free = self.segments.borrow().free_count().saturating_sub(need);
-            let floor = match (grows, self.stuck.get()) {
-                (true, _) => self.gate,
-                (false, false) => self.gate / 2,
-                // The cleaner has used its reserve; only freeing space helps now, which itself needs very little.
-                (false, true) => 1,
-            };
+            let free = self.space.free_segments().saturating_sub(need);
+            let floor = self.space.floor(grows, self.gc.is_stalled());
             if free > floor && !self.is_dirty_beyond_bounds() {
                 // Throttles writes progressively towards the watermark, to avoid long stalls.
-                let pressure = f64::from(self.slow_mark().saturating_sub(free)) / f64::from(self.slow_mark() - floor);
-                if grows && pressure > 0.0 && !self.stuck.get() && !slowed {
-                    slowed = true;
-                    self.wake_cleaner.notify_all();
-                    sleep(DELAY_MAX.mul_f64(pressure * pressure)).await;
+                let mark = self.space.throttle_mark();
+                let share = f64::from(mark.saturating_sub(free)) / f64::from(mark - floor);
+                if grows && share > 0.0 && !self.gc.is_stalled() && !throttled {
+                    throttled = true;
+                    self.maintenance.wake();
+                    sleep(DELAY_MAX.mul_f64(share * share)).await;
                     // Other writes may have used the space meanwhile.
                     continue;
                 }
                 return Ok(());
             }
-            if free <= floor && self.stuck.get() {
-                return Err(self.full());
+            if free <= floor && self.gc.is_stalled() {
+                return Err(self.space.full());
             }
-            if let Some(error) = &*self.upkeep_failure.borrow() {
-                return Err(error.clone());
+            if let Some(error) = self.maintenance.failure() {
+                return Err(error);
             }
-            self.room_wanted.set(self.room_wanted.get().max(need));
-            self.wake_cleaner.notify_all();
+            self.space.request(need);
+            self.maintenance.wake();
             changed.await;
         }
-    }
-
-    pub fn full(&self) -> Error {
-        let text = format!("the store is full: {} of {} bytes used", self.capacity - self.available(), self.capacity);
-        Error::new(ErrorKind::NoSpace, text)
     }
 
     /// Wakes the maintenance task if needed.
     pub fn after_write(&self) {
         // Objects that are only written are never looked up, and must be evicted as well.
-        self.objects.shrink_a_little(self.changes_bytes());
-        // Blocks overwritten since garbage collection stalled may make cleaning worthwhile again.
-        let patience = 2 * self.segments.borrow().geometry.segment_size;
-        if self.stuck.get() && self.log().bytes_appended() - self.stuck_at.get() >= patience {
-            self.stuck.set(false);
-            self.futile.set((self.user_bytes.get(), 0, 0));
+        self.objects.shrink_a_little(self.index.changes_bytes());
+        if self.gc.is_stalled() {
+            let patience = 2 * self.segments.borrow().geometry.segment_size;
+            self.gc.resume_after(patience, self.log().bytes_appended(), self.counters.user_bytes());
         }
         if self.wants_checkpoint() || self.wants_cleaning() {
-            self.wake_cleaner.notify_all();
+            self.maintenance.wake();
         }
     }
 }

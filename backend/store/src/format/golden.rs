@@ -208,7 +208,7 @@ fn segment_table() {
 
 #[test]
 fn tree_keys() {
-    use crate::core::keys;
+    use crate::keys;
     let name = forebay_block::ObjectName::in_namespace("ns".into(), "abc");
     assert_eq!(keys::name(&name), hex("6e 0002 6e73 616263"));
     assert_eq!(keys::object(0x21), hex("6f 0000000000000021"));
