@@ -91,7 +91,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "store-flush-without-sync",
         "A flush is answered although nothing was synced to the device",
-        "backend/store/src/log.rs",
+        "backend/store/src/log/writer.rs",
         "match self.file.sync_data().await {",
         "match Ok::<(), std::io::Error>(()) {",
         &[UPKEEP, SIM],

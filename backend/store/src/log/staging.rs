@@ -1,0 +1,65 @@
+//! Staging buffers: copies of data that cannot be written directly.
+
+use std::cell::RefCell;
+
+use forebay_block::{Buf, BufList, BufMut};
+use forebay_reactor::Pool;
+
+use crate::format::BLOCK;
+
+/// Size of a staging buffer in bytes.
+const STAGING: usize = 256 * 1024;
+
+/// Returns whether the buffer can be written without a copy and retained until it is written: it is long, aligned, and
+/// not a small part of a larger allocation.
+fn is_direct(part: &Buf) -> bool {
+    part.len() >= 16 * BLOCK && part.is_aligned(BLOCK) && part.retained() <= 2 * part.len()
+}
+
+/// Returns whether all buffers can be written without a copy.
+pub fn is_all_direct(data: &BufList) -> bool {
+    data.parts().iter().all(is_direct)
+}
+
+/// Staging buffers, filled one after the other.
+pub struct Staging {
+    pool: Pool,
+    /// Buffer with space left.
+    current: RefCell<Option<BufMut>>,
+}
+
+impl Staging {
+    /// Creates the buffers.
+    pub fn new() -> Self {
+        Self { pool: Pool::new(STAGING, 64), current: RefCell::default() }
+    }
+
+    /// Copies data into staging buffers, packed with its neighbours.
+    pub fn copy(&self, data: BufList) -> Vec<Buf> {
+        let mut out = Vec::with_capacity(data.parts().len());
+        let mut current = self.current.borrow_mut();
+        let mut parts = data.parts().iter();
+        let mut part: &[u8] = &[];
+        let mut left = data.len();
+        while left > 0 {
+            let buf = match &mut *current {
+                Some(buf) if buf.spare() > 0 => buf,
+                slot => slot.insert(self.pool.get()),
+            };
+            let take = left.min(buf.spare());
+            let mut filled = 0;
+            while filled < take {
+                if part.is_empty() {
+                    part = parts.next().expect("as many bytes as the list says");
+                }
+                let n = part.len().min(take - filled);
+                buf.extend_from_slice(&part[..n]);
+                part = &part[n..];
+                filled += n;
+            }
+            out.push(buf.split_to(take));
+            left -= take;
+        }
+        out
+    }
+}
