@@ -104,7 +104,7 @@ impl Core {
         match entry {
             Entry::SnapAllocate { snap } => self.counters.note_snap(*snap),
             Entry::SnapRemove { snap, done } => {
-                self.index.put(keys::snap_going(*snap), (!done).then(Vec::new));
+                self.index.put(keys::snap_in_removal(*snap), (!done).then(Vec::new));
                 self.index.put(keys::snap_removed(*snap), Some(Vec::new()));
             }
             _ => {}

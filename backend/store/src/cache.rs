@@ -31,7 +31,7 @@ pub struct CacheStats {
 
 /// Cache of device blocks, by block number.
 pub struct Cache {
-    state: RefCell<State>,
+    state: RefCell<CacheState>,
     pool: Pool,
     capacity: usize,
     hits: Cell<u64>,
@@ -49,7 +49,7 @@ const SHORT_PART: usize = 10;
 const PREFETCH_BLOCKS: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum QueueKind {
     Short,
     Long,
 }
@@ -61,7 +61,7 @@ struct Entry {
     older: u32,
     newer: u32,
     uses: u8,
-    place: Place,
+    queue_kind: QueueKind,
     /// Block content; `None` while the entry is free.
     data: Option<Buf>,
 }
@@ -82,9 +82,9 @@ impl Default for Queue {
 
 /// Multiplicative hash of block numbers, which are not controlled by clients.
 #[derive(Default)]
-struct Spread(u64);
+struct BlockHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for BlockHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -99,50 +99,50 @@ impl Hasher for Spread {
     }
 }
 
-type SpreadHash = BuildHasherDefault<Spread>;
+type BlockHash = BuildHasherDefault<BlockHasher>;
 
 #[derive(Default)]
-struct State {
-    index: HashMap<u64, u32, SpreadHash>,
+struct CacheState {
+    index: HashMap<u64, u32, BlockHash>,
     entries: Vec<Entry>,
     free: Vec<u32>,
     short: Queue,
     long: Queue,
     /// Ghost entries: blocks recently evicted from the short queue unused. If they return, they enter the long queue.
-    ghosts: HashSet<u64, SpreadHash>,
+    ghosts: HashSet<u64, BlockHash>,
     ghost_order: VecDeque<u64>,
 }
 
-impl State {
-    fn queue(&mut self, place: Place) -> &mut Queue {
-        match place {
-            Place::Short => &mut self.short,
-            Place::Long => &mut self.long,
+impl CacheState {
+    fn queue(&mut self, queue_kind: QueueKind) -> &mut Queue {
+        match queue_kind {
+            QueueKind::Short => &mut self.short,
+            QueueKind::Long => &mut self.long,
         }
     }
 
     fn unlink(&mut self, at: u32) {
-        let Entry { older, newer, place, .. } = self.entries[at as usize];
+        let Entry { older, newer, queue_kind, .. } = self.entries[at as usize];
         match older {
-            NONE => self.queue(place).oldest = newer,
+            NONE => self.queue(queue_kind).oldest = newer,
             older => self.entries[older as usize].newer = newer,
         }
         match newer {
-            NONE => self.queue(place).newest = older,
+            NONE => self.queue(queue_kind).newest = older,
             newer => self.entries[newer as usize].older = older,
         }
-        self.queue(place).len -= 1;
+        self.queue(queue_kind).len -= 1;
     }
 
-    fn push(&mut self, at: u32, place: Place) {
-        let older = std::mem::replace(&mut self.queue(place).newest, at);
+    fn push(&mut self, at: u32, queue_kind: QueueKind) {
+        let older = std::mem::replace(&mut self.queue(queue_kind).newest, at);
         match older {
-            NONE => self.queue(place).oldest = at,
+            NONE => self.queue(queue_kind).oldest = at,
             older => self.entries[older as usize].newer = at,
         }
-        self.queue(place).len += 1;
+        self.queue(queue_kind).len += 1;
         let entry = &mut self.entries[at as usize];
-        (entry.older, entry.newer, entry.place) = (older, NONE, place);
+        (entry.older, entry.newer, entry.queue_kind) = (older, NONE, queue_kind);
     }
 
     fn release(&mut self, at: u32) {
@@ -158,26 +158,26 @@ impl State {
     fn make_room(&mut self, capacity: usize) {
         while self.index.len() >= capacity {
             let from_short = self.short.len > capacity / SHORT_PART || self.long.len == 0;
-            let place = if from_short { Place::Short } else { Place::Long };
-            let at = self.queue(place).oldest;
+            let queue_kind = if from_short { QueueKind::Short } else { QueueKind::Long };
+            let at = self.queue(queue_kind).oldest;
             let entry = &mut self.entries[at as usize];
-            match (place, entry.uses) {
+            match (queue_kind, entry.uses) {
                 (_, 0) => {
                     let block = entry.block;
                     self.release(at);
-                    if place == Place::Short {
+                    if queue_kind == QueueKind::Short {
                         self.remember(block, capacity);
                     }
                 }
-                (Place::Short, _) => {
+                (QueueKind::Short, _) => {
                     entry.uses = 0;
                     self.unlink(at);
-                    self.push(at, Place::Long);
+                    self.push(at, QueueKind::Long);
                 }
-                (Place::Long, uses) => {
+                (QueueKind::Long, uses) => {
                     entry.uses = uses - 1;
                     self.unlink(at);
-                    self.push(at, Place::Long);
+                    self.push(at, QueueKind::Long);
                 }
             }
         }
@@ -194,8 +194,8 @@ impl State {
     }
 
     fn insert(&mut self, block: u64, crc: u32, data: Buf) {
-        let place = if self.ghosts.contains(&block) { Place::Long } else { Place::Short };
-        let entry = Entry { block, crc, older: NONE, newer: NONE, uses: 0, place, data: Some(data) };
+        let queue_kind = if self.ghosts.contains(&block) { QueueKind::Long } else { QueueKind::Short };
+        let entry = Entry { block, crc, older: NONE, newer: NONE, uses: 0, queue_kind, data: Some(data) };
         let at = match self.free.pop() {
             Some(at) => {
                 self.entries[at as usize] = entry;
@@ -207,7 +207,7 @@ impl State {
             }
         };
         self.index.insert(block, at);
-        self.push(at, place);
+        self.push(at, queue_kind);
     }
 }
 
@@ -355,19 +355,19 @@ mod tests {
     }
 
     #[derive(Debug, Clone)]
-    enum Step {
+    enum CacheOp {
         Put(u64, usize, u8),
         Take(u64, usize),
         Forget(u64),
         Move(u64, u64),
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn op() -> impl Strategy<Value = CacheOp> {
         prop_oneof![
-            (0..60u64, 1..8usize, any::<u8>()).prop_map(|(block, count, version)| Step::Put(block, count, version)),
-            (0..60u64, 1..8usize).prop_map(|(block, count)| Step::Take(block, count)),
-            (0..60u64).prop_map(Step::Forget),
-            (0..60u64, 0..60u64).prop_map(|(from, to)| Step::Move(from, to)),
+            (0..60u64, 1..8usize, any::<u8>()).prop_map(|(block, count, version)| CacheOp::Put(block, count, version)),
+            (0..60u64, 1..8usize).prop_map(|(block, count)| CacheOp::Take(block, count)),
+            (0..60u64).prop_map(CacheOp::Forget),
+            (0..60u64, 0..60u64).prop_map(|(from, to)| CacheOp::Move(from, to)),
         ]
     }
 
@@ -375,13 +375,13 @@ mod tests {
         #[test]
         fn what_is_found_is_what_was_put(
             capacity in 0..40usize,
-            steps in proptest::collection::vec(step(), 1..400),
+            steps in proptest::collection::vec(op(), 1..400),
         ) {
             let cache = Cache::new(capacity * BLOCK);
             let mut model: HashMap<u64, (u32, Vec<u8>)> = HashMap::new();
             for step in steps {
                 match step {
-                    Step::Put(block, count, version) => {
+                    CacheOp::Put(block, count, version) => {
                         let blocks: Vec<_> = (block..block + count as u64).map(|block| content(block, version)).collect();
                         let crcs: Vec<u32> = (0..count as u32).map(|i| u32::from(version) << 16 | i).collect();
                         let all = blocks.concat();
@@ -390,7 +390,7 @@ mod tests {
                         cache.put(block, &crcs, [front, back].into_iter());
                         model.extend((block..).zip(crcs.into_iter().zip(blocks)));
                     }
-                    Step::Take(block, count) => {
+                    CacheOp::Take(block, count) => {
                         let crcs: Vec<u32> = (block..block + count as u64)
                             .map(|block| model.get(&block).map_or(7, |(crc, _)| *crc))
                             .collect();
@@ -402,11 +402,11 @@ mod tests {
                         let expected: Vec<u8> = (block..block + found as u64).flat_map(|block| model[&block].1.clone()).collect();
                         prop_assert!(out == expected[..]);
                     }
-                    Step::Forget(block) => {
+                    CacheOp::Forget(block) => {
                         cache.forget(block);
                         model.remove(&block);
                     }
-                    Step::Move(from, to) => {
+                    CacheOp::Move(from, to) => {
                         cache.moved(from, to);
                         let moved = (from != to).then(|| model.remove(&from)).flatten();
                         if from != to {

@@ -154,7 +154,7 @@ impl Core {
             }
         };
         if let Err(error) = finished {
-            tracing::error!(?error, "a checkpoint failed");
+            tracing::error!(?error, "checkpoint {} of {} failed", anchor.generation, self.media.file.path().display());
             return Err(error);
         }
         self.index.commit(anchor.root);
@@ -163,7 +163,7 @@ impl Core {
         let keep = segments.geometry.segment_of_byte(anchor.segments.addr);
         let freed = segments.commit_checkpoint(redo_segment, keep);
         let (generation, free) = (anchor.generation, segments.free_count());
-        tracing::debug!(generation, freed, free, log_bytes = appended, "a checkpoint");
+        tracing::debug!(generation, freed, free, log_bytes = appended, "checkpoint completed");
         Ok(())
     }
 

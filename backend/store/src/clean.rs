@@ -37,9 +37,9 @@ impl Candidate {
     }
 }
 
-/// Content of a batch, by how the cleaner handles it.
+/// BatchContent of a batch, by how the cleaner handles it.
 #[derive(Default)]
-struct Content {
+struct BatchContent {
     data: Vec<Candidate>,
     /// Map pages: object, state, page index, byte address.
     pages: Vec<(u64, u64, u32, u64)>,
@@ -67,8 +67,8 @@ impl Core {
             let count = segments.geometry.segment_count;
             // Moved data and the checkpoint need space themselves, from the reserve that user writes may not use.
             // Space is gained only by that checkpoint, so a round is short: writers at the watermark wait for its end.
-            let room = segments.free_count().saturating_sub(self.cleaning_floor()).min(count / 64 + 2);
-            let victims = segments.victims(u64::from(room) * segments.geometry.segment_size * 7 / 8);
+            let budget = segments.free_count().saturating_sub(self.cleaning_floor()).min(count / 64 + 2);
+            let victims = segments.victims(u64::from(budget) * segments.geometry.segment_size * 7 / 8);
             let live: u64 = victims.iter().map(|&segment| u64::from(segments.live_table().of(segment))).sum();
             (victims, live)
         };
@@ -81,27 +81,30 @@ impl Core {
             if self.maintenance.is_closing() || self.space.free_segments() <= self.cleaning_floor() {
                 break;
             }
-            let mut work = Vec::new();
+            let mut cleaning = Vec::new();
             for &segment in group {
                 if before.contains(&segment) {
                     // A checkpoint since then should have freed the segment: some of its live data cannot be found.
                     let path = self.media.file.path().display();
-                    tracing::error!("segment {segment} of {path} cannot be emptied; `forebay store check` tells more");
+                    tracing::error!(
+                        "cannot clean segment {segment} of {path}: some of its live data was not found; run `forebay store check`"
+                    );
                     self.segments.borrow_mut().mark_damaged(segment);
                     continue;
                 }
                 self.gc.add_victim(segment);
                 if self.segments.borrow().live_table().of(segment) > 0 {
-                    work.push(async move { (segment, self.clean_segment(segment).await) });
+                    cleaning.push(async move { (segment, self.clean_segment(segment).await) });
                 }
             }
-            for (segment, done) in join_all(work.into_iter()).await {
+            for (segment, done) in join_all(cleaning.into_iter()).await {
                 let Err(error) = done else { continue };
                 if self.log().failure().is_some() {
                     return Err(error);
                 }
                 // Unreadable data prevents cleaning of this segment; other segments are unaffected.
-                tracing::error!(?error, "segment {segment} of {} cannot be emptied", self.media.file.path().display());
+                let path = self.media.file.path().display();
+                tracing::error!(?error, "cannot clean segment {segment} of {path}; its space is not reused");
                 self.segments.borrow_mut().mark_damaged(segment);
             }
         }
@@ -130,7 +133,9 @@ impl Core {
         let left = self.live_data_left(segment);
         if found == 0 && left {
             let path = self.media.file.path().display();
-            tracing::error!("segment {segment} of {path} holds live data but no batch can be read there; left alone");
+            tracing::error!(
+                "cannot clean segment {segment} of {path}: it has live data but no readable batch; its space is not reused"
+            );
             self.segments.borrow_mut().mark_damaged(segment);
         }
         Ok(())
@@ -142,7 +147,7 @@ impl Core {
 
     async fn clean_batch(self: &Rc<Self>, header: &BatchHeader) -> Result<()> {
         let Ok(entries) = Entry::decode_all(&header.entries) else { return Ok(()) };
-        let content = sort_out(header, entries);
+        let content = classify_entries(header, entries);
         self.move_data(content.data).await?;
         for (oid, of, index, addr) in content.pages {
             let Some(object) = self.by_oid(oid).await? else { continue };
@@ -233,7 +238,12 @@ impl Core {
             return self.relocate(object, run, data);
         }
         // A damaged block stays in place, so that reads of it keep reporting the error.
-        tracing::error!("{} holds a damaged block near byte {} of the device", object.name, run.first * BLOCK64);
+        tracing::error!(
+            "object {} has a damaged block near byte {} of {}; it is not moved",
+            object.name,
+            run.first * BLOCK64,
+            self.media.file.path().display()
+        );
         self.media.checksum_errors.set(self.media.checksum_errors.get() + 1);
         let segment = self.segments.borrow().geometry.segment_of(run.first);
         if let Some(segment) = segment {
@@ -267,9 +277,9 @@ impl Core {
     }
 }
 
-fn sort_out(header: &BatchHeader, entries: Vec<Entry>) -> Content {
+fn classify_entries(header: &BatchHeader, entries: Vec<Entry>) -> BatchContent {
     let base = header.block + 1;
-    let mut content = Content::default();
+    let mut content = BatchContent::default();
     // Sorted by location, so that adjacent runs are read together.
     let mut data: BTreeMap<u64, Candidate> = BTreeMap::new();
     for entry in entries {

@@ -15,9 +15,9 @@ use forebay_reactor::{File, Instant, now, spawn};
 use crate::init::free_behind;
 
 /// Bytes appended to the log after which free space is measured again while it is plentiful.
-const LOOK_BYTES: u64 = 4 << 20;
+const MEASURE_BYTES: u64 = 4 << 20;
 /// Delay after which free space is measured again while it is scarce.
-const LOOK_AFTER: Duration = Duration::from_millis(50);
+const MEASURE_AFTER: Duration = Duration::from_millis(50);
 /// Largest reserve, in bytes.
 pub(crate) const RESERVE_MAX: u64 = 64 << 20;
 /// Smallest reserve, in bytes.
@@ -57,11 +57,11 @@ pub struct Host {
     /// Signals the end of that operation.
     idle: Notify,
     /// Number of times the reserve was released.
-    given: Cell<u64>,
+    released: Cell<u64>,
     /// Bytes that the log could accept at the last measurement; unlimited if the file is not sparse.
-    room: Cell<u64>,
+    allowed: Cell<u64>,
     /// Bytes appended to the log, and the time, at that measurement.
-    seen: Cell<(u64, Option<Instant>)>,
+    measured: Cell<(u64, Option<Instant>)>,
 }
 
 impl Host {
@@ -79,9 +79,9 @@ impl Host {
             holds_reserve: Cell::new(false),
             busy: Cell::new(false),
             idle: Notify::new(),
-            given: Cell::new(0),
-            room: Cell::new(u64::MAX),
-            seen: Cell::default(),
+            released: Cell::new(0),
+            allowed: Cell::new(u64::MAX),
+            measured: Cell::default(),
         }))
     }
 
@@ -103,10 +103,10 @@ impl Host {
             // The file system does not support it, or another process took the space. Removals may then run out of
             // space.
             Err(error) => {
-                tracing::debug!(%error, "no space is reserved behind the store");
+                tracing::debug!(%error, "cannot allocate a reserve behind the store");
                 // A partial reserve is useless.
                 if let Err(error) = free_behind(&self.file, self.end, self.reserve).await {
-                    tracing::debug!(%error, "giving back what was allocated behind the store");
+                    tracing::debug!(%error, "cannot free a partial reserve behind the store");
                 }
             }
         }
@@ -124,32 +124,32 @@ impl Host {
     /// Returns the bytes of log that may still be written for growth of the store. `in_use` returns the bytes of
     /// segments in use; `wanted` is the number of bytes requested, for which a smaller result must come from a new
     /// measurement.
-    pub fn room(self: &Rc<Self>, log: LogBytes, in_use: impl FnOnce() -> u64, wanted: u64) -> u64 {
+    pub fn allowed_bytes(self: &Rc<Self>, log: LogBytes, in_use: impl FnOnce() -> u64, wanted: u64) -> u64 {
         if self.whole.get() {
             return u64::MAX;
         }
-        let (at, when) = self.seen.get();
+        let (at, when) = self.measured.get();
         let since = log.appended.saturating_sub(at);
-        let left = self.room.get().saturating_sub(since);
+        let left = self.allowed.get().saturating_sub(since);
         let due = match when {
-            Some(when) => when.elapsed() >= LOOK_AFTER && left < wanted || left > 0 && since >= LOOK_BYTES,
+            Some(when) => when.elapsed() >= MEASURE_AFTER && left < wanted || left > 0 && since >= MEASURE_BYTES,
             None => true,
         };
         if !due {
             return left;
         }
-        self.look(in_use(), log.pending);
-        self.seen.set((log.appended, Some(now())));
-        self.room.get()
+        self.update(in_use(), log.pending);
+        self.measured.set((log.appended, Some(now())));
+        self.allowed.get()
     }
 
-    fn look(self: &Rc<Self>, in_use: u64, pending: u64) {
+    fn update(self: &Rc<Self>, in_use: u64, pending: u64) {
         let copied = self.copied_on_write.get();
         // If space cannot be determined, writes will find out.
         let Some(HostSpace { available, allocated }) =
             self.measure().filter(|found| copied || found.allocated < self.end)
         else {
-            self.room.set(u64::MAX);
+            self.allowed.set(u64::MAX);
             return;
         };
         // Space still allocated to free segments is reused without new allocation.
@@ -159,13 +159,13 @@ impl Host {
         let found = (available + spare).saturating_sub(owed);
         // More than the reserve itself: batches have headers, and checkpoints continue.
         let kept = if self.holds_reserve.get() { self.reserve / 2 } else { self.reserve + self.reserve / 2 };
-        self.room.set(found.saturating_sub(kept));
+        self.allowed.set(found.saturating_sub(kept));
         if !self.holds_reserve.get() && !self.busy.get() && available >= 2 * self.reserve {
-            self.take_reserve();
+            self.start_allocation();
         }
     }
 
-    fn take_reserve(self: &Rc<Self>) {
+    fn start_allocation(self: &Rc<Self>) {
         self.busy.set(true);
         let host = self.clone();
         drop(spawn(async move {
@@ -176,13 +176,13 @@ impl Host {
     }
 
     /// Returns how many times the reserve was released.
-    pub fn times_given(&self) -> u64 {
-        self.given.get()
+    pub fn times_released(&self) -> u64 {
+        self.released.get()
     }
 
     /// Releases the reserve for a write that ran out of space. Also succeeds if the reserve was released after the
-    /// write began, when [`times_given`](Self::times_given) was `before`. Returns false if there is no reserve.
-    pub async fn give_reserve(&self, before: u64) -> bool {
+    /// write began, when [`times_released`](Self::times_released) was `before`. Returns false if there is no reserve.
+    pub async fn release_reserve(&self, before: u64) -> bool {
         if self.whole.replace(false) {
             tracing::warn!(
                 "a write to {} found no space, although all of it is allocated: its file system copies on write",
@@ -190,10 +190,10 @@ impl Host {
             );
             self.copied_on_write.set(true);
             // The last measurement is obsolete.
-            self.seen.set(Default::default());
+            self.measured.set(Default::default());
         }
         self.idle.wait_until(|| !self.busy.get()).await;
-        if self.given.get() != before {
+        if self.released.get() != before {
             return true;
         }
         if !self.holds_reserve.replace(false) {
@@ -205,10 +205,10 @@ impl Host {
             self.file.path().display()
         );
         if let Err(error) = free_behind(&self.file, self.end, self.reserve).await {
-            tracing::warn!(%error, "the store's reserve cannot be used");
+            tracing::warn!(%error, "cannot release the reserve of {}", self.file.path().display());
         }
-        self.room.set(0);
-        self.given.set(before + 1);
+        self.allowed.set(0);
+        self.released.set(before + 1);
         self.busy.set(false);
         self.idle.notify_all();
         true
@@ -254,15 +254,15 @@ mod tests {
             file.allocate(0, END).await.expect("space");
             let host = Host::new(&file, END).expect("a file on a file system");
             host.start().await;
-            let room = || host.room(LogBytes { appended: 0, pending: 0 }, || 0, u64::MAX);
+            let room = || host.allowed_bytes(LogBytes { appended: 0, pending: 0 }, || 0, u64::MAX);
             assert_eq!((host.is_whole(), room()), (true, u64::MAX));
             let filler = File::open("/filler", OpenOptions::read_write().create()).expect("a file");
             filler.allocate(0, CAPACITY - END - RESERVE_MIN).await.expect("space");
             // Behaves like a copy-on-write file system.
-            assert!(host.give_reserve(0).await, "it has a reserve");
+            assert!(host.release_reserve(0).await, "it has a reserve");
             assert_eq!((host.is_whole(), room()), (false, 0));
             filler.set_size(0).expect("freed");
-            forebay_reactor::sleep(LOOK_AFTER).await;
+            forebay_reactor::sleep(MEASURE_AFTER).await;
             let found = room();
             assert!((16 << 20..CAPACITY - END).contains(&found), "{found}");
         });
@@ -280,14 +280,14 @@ mod tests {
             assert_eq!((host.holds_reserve.get(), taken()), (false, Some(0)));
             // There is enough space for a moment, until another user takes it.
             filler.set_size(0).expect("freed");
-            host.room(LogBytes { appended: 0, pending: 0 }, || 0, 1);
+            host.allowed_bytes(LogBytes { appended: 0, pending: 0 }, || 0, 1);
             assert!(host.busy.get(), "it is taking its reserve");
             filler.allocate(0, CAPACITY - RESERVE_MIN / 2).await.expect("space");
             host.idle.wait_until(|| !host.busy.get()).await;
             assert_eq!((host.holds_reserve.get(), taken()), (false, Some(0)));
             filler.set_size(0).expect("freed");
-            forebay_reactor::sleep(LOOK_AFTER).await;
-            host.room(LogBytes { appended: 0, pending: 0 }, || 0, u64::MAX);
+            forebay_reactor::sleep(MEASURE_AFTER).await;
+            host.allowed_bytes(LogBytes { appended: 0, pending: 0 }, || 0, u64::MAX);
             host.idle.wait_until(|| !host.busy.get()).await;
             assert_eq!((host.holds_reserve.get(), taken()), (true, Some(RESERVE_MIN)));
         });

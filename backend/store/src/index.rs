@@ -220,7 +220,7 @@ impl Index {
 
     /// Returns the location of the node at `level` on the path to `key`; `None` if there is none.
     pub async fn node_location(&self, key: &[u8], level: u8) -> Result<Option<BlobPtr>> {
-        self.tree.place_of(self.root.get(), key, level).await
+        self.tree.node_location(self.root.get(), key, level).await
     }
 
     /// Makes the next checkpoint write the nodes on the path to `key` elsewhere.

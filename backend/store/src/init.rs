@@ -68,7 +68,7 @@ impl Store {
         if made.is_err() && created {
             // Remove the file that was created for the failed store.
             if let Err(error) = fs::remove_file(path) {
-                tracing::warn!(%error, "{shown}, which was created for a store, is left");
+                tracing::warn!(%error, "cannot remove {shown}, which was created for a store that could not be made");
             }
         }
         made
@@ -164,7 +164,7 @@ async fn make(file: &File, options: &InitOptions, progress: &mut impl FnMut(u64,
 fn superblock(file: &File, options: &InitOptions) -> Result<Superblock> {
     let (info, shown) = (file.info(), file.path().display());
     if options.preallocate && info.block_device {
-        let text = format!("{shown} is a device, where nothing is to be allocated");
+        let text = format!("{shown} is a device, which cannot be preallocated");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     let size = if options.size == 0 { info.size } else { options.size };
@@ -225,7 +225,7 @@ async fn preallocate(file: &File, size: u64, progress: &mut impl FnMut(u64, u64)
         let len = ALLOCATE_STEP.min(size - at);
         if let Err(error) = file.allocate(at, len).await {
             if let Err(error) = free_allocated(file, before, at + len, &holes).await {
-                tracing::warn!(%error, "space that was allocated for {shown} is left");
+                tracing::warn!(%error, "cannot free the space that was allocated for {shown}");
             }
             return Err(failed(error));
         }

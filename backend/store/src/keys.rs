@@ -46,7 +46,7 @@ pub fn snap_object(snap: u64, oid: u64) -> Vec<u8> {
 }
 
 /// Returns the key of a snapshot whose removal is in progress.
-pub fn snap_going(snap: u64) -> Vec<u8> {
+pub fn snap_in_removal(snap: u64) -> Vec<u8> {
     with_number(b's', snap)
 }
 

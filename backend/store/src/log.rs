@@ -100,7 +100,7 @@ impl Log {
         self.writer.failure()
     }
 
-    /// Returns whether so many bytes wait to be written that appending tasks are throttled.
+    /// Returns whether appending tasks are throttled, because of the bytes that wait to be written.
     pub fn is_congested(&self) -> bool {
         self.writer.is_congested()
     }

@@ -20,7 +20,7 @@ const SEGMENTS_KEPT: usize = 64;
 /// Signals between the maintenance tasks and the writers that wait for them.
 ///
 /// # Invariants
-/// 1. Once the store is closing, it stays so, and everybody who waits has been woken: tasks end, and writers fail.
+/// 1. Once the store is closing, it remains so, and all waiters have been woken: tasks end, and writers fail.
 /// 2. `failure` is the error of the last round, if it failed. Writers that wait for its success receive it.
 #[derive(Default)]
 pub struct Maintenance {

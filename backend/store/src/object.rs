@@ -129,7 +129,7 @@ pub struct CloneState {
 
 /// Object state: the head and its clones.
 #[derive(Debug)]
-pub struct State {
+pub struct ObjectState {
     pub exists: bool,
     pub has_kv: bool,
     pub size: u64,
@@ -140,7 +140,7 @@ pub struct State {
     pub clones: Vec<CloneState>,
 }
 
-impl State {
+impl ObjectState {
     /// Returns the map of the head or of a clone.
     pub fn map_of(&self, of: u64) -> Option<&Map> {
         if of == HEAD {
@@ -175,7 +175,7 @@ pub struct Object {
     /// Object number; never reused.
     pub oid: u64,
     pub name: ObjectName,
-    state: RefCell<State>,
+    state: RefCell<ObjectState>,
     /// Checkpoint round that must store the object; 0 if it equals its stored version.
     dirty_round: Cell<u64>,
     weight: Cell<usize>,
@@ -185,7 +185,7 @@ pub struct Object {
 impl Object {
     /// Creates an empty object.
     pub fn new(oid: u64, name: ObjectName) -> Self {
-        let state = State {
+        let state = ObjectState {
             exists: false,
             has_kv: false,
             size: 0,
@@ -197,7 +197,7 @@ impl Object {
         Self::with_state(oid, name, state)
     }
 
-    fn with_state(oid: u64, name: ObjectName, state: State) -> Self {
+    fn with_state(oid: u64, name: ObjectName, state: ObjectState) -> Self {
         Self {
             oid,
             name,
@@ -211,7 +211,7 @@ impl Object {
     /// Creates an object from its stored record.
     pub fn from_onode(oid: u64, onode: Onode) -> Self {
         let name = ObjectName::in_namespace(onode.namespace.into(), onode.name);
-        let state = State {
+        let state = ObjectState {
             exists: onode.exists,
             has_kv: onode.has_kv,
             size: onode.size,
@@ -257,11 +257,11 @@ impl Object {
         }
     }
 
-    pub fn state(&self) -> Ref<'_, State> {
+    pub fn state(&self) -> Ref<'_, ObjectState> {
         self.state.borrow()
     }
 
-    pub fn state_mut(&self) -> RefMut<'_, State> {
+    pub fn state_mut(&self) -> RefMut<'_, ObjectState> {
         self.state.borrow_mut()
     }
 

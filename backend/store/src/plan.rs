@@ -210,12 +210,12 @@ impl Core {
             let within = (at % BLOCK64) as usize;
             let take = (BLOCK - within).min((end - at) as usize);
             let from = (at - offset) as usize;
-            let piece = data.slice(from..from + take);
+            let part = data.slice(from..from + take);
             let whole = if take == BLOCK {
-                piece
+                part
             } else {
                 let mut content = self.block_of(plan, block).await?;
-                piece.copy_to(&mut content[within..within + take]);
+                part.copy_to(&mut content[within..within + take]);
                 content.into()
             };
             plan.blocks.insert(block, Some(whole));

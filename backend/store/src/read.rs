@@ -12,13 +12,13 @@ use forebay_block::{
 
 use crate::core::Core;
 use crate::format::BLOCK64;
-use crate::object::{HEAD, Object, State};
+use crate::object::{HEAD, Object, ObjectState};
 
 /// Maximum run read in one request, in blocks.  Devices accept a few hundred scattered pages per request (254 on
 /// virtio); the kernel cannot submit longer requests without blocking, and offloads them to a worker thread.
 const RUN_BLOCKS_MAX: usize = crate::media::POOLED_BLOCKS;
 
-struct Run {
+struct StoredRun {
     /// First block within the object.
     start: u32,
     /// Block number on the device.
@@ -27,7 +27,7 @@ struct Run {
 }
 
 /// Resolves a snapshot number to a state (head or clone id) and its size.
-fn resolve(state: &State, snap: SnapId) -> Option<(u64, u64)> {
+fn resolve(state: &ObjectState, snap: SnapId) -> Option<(u64, u64)> {
     if snap == SnapId::HEAD || snap.0 > state.snap_seq {
         return state.exists.then_some((HEAD, state.size));
     }
@@ -64,31 +64,31 @@ pub fn read(core: &Rc<Core>, name: &ObjectName, read: ObjectRead) -> LocalFuture
     })
 }
 
-struct Pins {
+struct SegmentPins {
     core: Rc<Core>,
     segments: Vec<u32>,
 }
 
-impl Drop for Pins {
+impl Drop for SegmentPins {
     fn drop(&mut self) {
         let mut table = self.core.segments.borrow_mut();
         self.segments.iter().for_each(|&segment| table.unpin(segment));
     }
 }
 
-type Plan = (Extent, (Vec<Run>, Pins));
+type ReadPlan = (Extent, (Vec<StoredRun>, SegmentPins));
 
 impl Core {
     /// Returns the locations of the data of a read; `None` if a page must be read first.
-    fn plan_cached(self: &Rc<Self>, object: &Object, read: ObjectRead) -> Option<Result<Plan>> {
+    fn plan_cached(self: &Rc<Self>, object: &Object, read: ObjectRead) -> Option<Result<ReadPlan>> {
         let state = object.state();
         let Some((of, size)) = resolve(&state, read.snap) else { return Some(Err(not_found(&object.name))) };
         let Some(end) = read.extent.checked_end() else {
             return Some(Err(Error::new(ErrorKind::OutOfRange, format!("a read of {}", object.name))));
         };
         let end = end.min(size);
-        let mut runs: Vec<Run> = Vec::new();
-        let pins = Pins { core: self.clone(), segments: Vec::new() };
+        let mut runs: Vec<StoredRun> = Vec::new();
+        let pins = SegmentPins { core: self.clone(), segments: Vec::new() };
         if read.extent.offset >= end {
             return Some(Ok((Extent::new(read.extent.offset, 0), (runs, pins))));
         }
@@ -111,7 +111,7 @@ impl Core {
                 {
                     run.crcs.push(slot.crc);
                 }
-                _ => runs.push(Run { start: block, block: slot.block, crcs: vec![slot.crc] }),
+                _ => runs.push(StoredRun { start: block, block: slot.block, crcs: vec![slot.crc] }),
             }
         }
         let mut pins = pins;
@@ -125,7 +125,7 @@ impl Core {
         Some(Ok((extent, (runs, pins))))
     }
 
-    async fn plan(self: &Rc<Self>, object: &Object, read: ObjectRead) -> Result<Plan> {
+    async fn plan(self: &Rc<Self>, object: &Object, read: ObjectRead) -> Result<ReadPlan> {
         loop {
             if let Some(plan) = self.plan_cached(object, read) {
                 return plan;
@@ -141,16 +141,21 @@ impl Core {
         }
     }
 
-    async fn read_runs(&self, object: &Object, extent: Extent, plan: (Vec<Run>, Pins)) -> Result<SparseData> {
+    async fn read_runs(
+        &self,
+        object: &Object,
+        extent: Extent,
+        plan: (Vec<StoredRun>, SegmentPins),
+    ) -> Result<SparseData> {
         let (runs, _pins) = plan;
-        let whole = |run: &Run, data: BufList| {
+        let whole = |run: &StoredRun, data: BufList| {
             // Trim the parts of the first and last block outside the requested extent.
             let offset = u64::from(run.start) * BLOCK64;
             let from = extent.offset.max(offset);
             let to = extent.end().min(offset + data.len() as u64);
             (from, data.slice((from - offset) as usize..(to - offset) as usize))
         };
-        let what = |run: &Run| {
+        let what = |run: &StoredRun| {
             let at = u64::from(run.start) * BLOCK64;
             move || format!("{} at byte {at}", object.name)
         };

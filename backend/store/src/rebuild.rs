@@ -22,7 +22,7 @@ use crate::format::superblock::{COPIES, Superblock};
 use crate::log::WRITES_MAX;
 use crate::occupant;
 use crate::segments::Geometry;
-use crate::store::{StartingPoint, Store, StoreOptions, open_file, refuse_cut_short};
+use crate::store::{StartingPoint, Store, StoreOptions, open_file, reject_truncated};
 use bad_sectors::{READ_ATTEMPTS, READ_PAUSE, is_of_bad_sector};
 use remains::{Candidate, Remains, candidates, choose_store, no_record};
 use walk::{StoreTrace, Walk};
@@ -102,7 +102,7 @@ pub(crate) async fn rebuild(
     }
     refuse_foreign(&file, remains.superblock.as_ref()).await?;
     match &remains.superblock {
-        Some(superblock) => refuse_cut_short(&file, superblock)?,
+        Some(superblock) => reject_truncated(&file, superblock)?,
         None => walk.search(remains.store()).await?,
     }
     let geometry = match (&remains.superblock, walk.first_record(remains.store())) {
@@ -124,7 +124,7 @@ pub(crate) async fn rebuild(
         (None, Some((record, _))) => record.superblock.clone(),
         (None, None) => return Err(no_record(&file)),
     };
-    refuse_cut_short(&file, &superblock)?;
+    reject_truncated(&file, &superblock)?;
     let geometry = Geometry::of(&superblock);
     let records = newest(&walk);
     let others = walk.stores.iter().filter(|(number, _)| **number != store).map(|(_, trace)| trace.batches).sum();

@@ -67,7 +67,7 @@ fn agreed(found: &[std::result::Result<Superblock, Refused>], path: &std::path::
     let good: Vec<&Superblock> = found.iter().flatten().collect();
     match good[..] {
         [one] => {
-            tracing::warn!("one copy of the superblock of {path} is damaged; `forebay store check --repair` renews it");
+            tracing::warn!("one copy of the superblock of {path} is damaged; run `forebay store check --repair`");
             Ok(one.clone())
         }
         [a, b] if a == b => Ok(a.clone()),
@@ -85,7 +85,7 @@ fn agreed(found: &[std::result::Result<Superblock, Refused>], path: &std::path::
                 let text = format!("{path} is not a Forebay store (no superblock)");
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
-            let how = "`forebay store check --rebuild` looks for what they held in the log";
+            let how = "`forebay store check --rebuild` searches the log for their content";
             Err(corrupt(format!("{path}: both copies of the superblock are damaged; {how}")))
         }
     }
@@ -112,12 +112,12 @@ pub async fn read_anchor(file: &forebay_reactor::File, store: u64) -> Result<(An
     let unreadable = found.iter().zip(SLOTS).find(|(slot, _)| slot.is_none()).map(|(_, places)| places);
     let newest = found.into_iter().flatten().max_by_key(|anchor| anchor.generation);
     let newest = newest.ok_or_else(|| {
-        let how = "`forebay store check --rebuild` looks for it in the log";
+        let how = "`forebay store check --rebuild` searches the log for it";
         corrupt(format!("{path}: no anchor can be read, the newest checkpoint is lost; {how}"))
     })?;
     if let Some([first, second]) = unreadable {
         tracing::warn!(
-            "the anchors at bytes {first} and {second} of {path} cannot be read; going on from checkpoint {}",
+            "the anchors at bytes {first} and {second} of {path} cannot be read; using checkpoint {}",
             newest.generation
         );
     }
@@ -166,7 +166,7 @@ struct LogEnd {
 }
 
 /// Log entry with the location of its blocks and its value.
-type Placed = (Entry, u64, Option<Vec<u8>>);
+type LocatedEntry = (Entry, u64, Option<Vec<u8>>);
 
 impl Core {
     /// Replays the log since the anchor.  Returns a description if the log ends before the end of durable data.
@@ -187,7 +187,7 @@ impl Core {
         let mut window = Window { media: &self.media, start: 0, buf: BufMut::with_capacity(0) };
         let mut at = anchor.redo.block;
         let mut next_segment = anchor.redo_next_segment;
-        let mut open: Vec<Placed> = Vec::new();
+        let mut open: Vec<LocatedEntry> = Vec::new();
         if let Some(segment) = geometry.segment_of(at) {
             self.segments.borrow_mut().claim(segment);
         }
@@ -232,12 +232,12 @@ impl Core {
                 entries.len()
             };
             for (i, entry) in entries.into_iter().enumerate() {
-                let (first, value) = place(&entry, header.block + 1, &payload)?;
+                let (first, value) = locate(&entry, header.block + 1, &payload)?;
                 open.push((entry, first, value));
                 if i + 1 == settled {
                     self.load_ahead(&open).await;
-                    for placed in open.drain(..) {
-                        self.replay_entry(placed).await?;
+                    for located in open.drain(..) {
+                        self.replay_entry(located).await?;
                     }
                 }
             }
@@ -367,8 +367,8 @@ impl Core {
     }
 
     /// Loads the metadata that the entries need, in parallel. Errors are ignored here and reported by the later use.
-    async fn load_ahead(self: &Rc<Self>, placed: &[Placed]) {
-        let loads = placed.iter().map(|(entry, _, _)| async move {
+    async fn load_ahead(self: &Rc<Self>, located: &[LocatedEntry]) {
+        let loads = located.iter().map(|(entry, _, _)| async move {
             let (Some(oid), Some((start, count))) = (subject(entry), needs(entry)) else { return };
             if check_bounds(entry).is_err() {
                 return;
@@ -380,7 +380,7 @@ impl Core {
         crate::read::join_all(loads).await;
     }
 
-    async fn replay_entry(self: &Rc<Self>, (entry, first, value): Placed) -> Result<()> {
+    async fn replay_entry(self: &Rc<Self>, (entry, first, value): LocatedEntry) -> Result<()> {
         check_bounds(&entry)?;
         if let Entry::Create { oid, namespace, name } = &entry {
             let name = forebay_block::ObjectName::in_namespace(namespace.as_str().into(), name);
@@ -391,7 +391,7 @@ impl Core {
             self.apply_global(&entry);
             return Ok(());
         };
-        let missing = || corrupt(format!("the log speaks of object {oid}, which is not there"));
+        let missing = || corrupt(format!("the log refers to object {oid}, which does not exist"));
         let object = self.by_oid(oid).await?.ok_or_else(missing)?;
         if let Some((start, count)) = needs(&entry) {
             self.load_pages(&object, HEAD, true, start, count).await?;
@@ -435,7 +435,7 @@ fn is_whole(entry: &Entry, payload: &[u8]) -> bool {
 }
 
 /// Returns the location of an entry's blocks on the device, and its value.
-fn place(entry: &Entry, base: u64, payload: &[u8]) -> Result<(u64, Option<Vec<u8>>)> {
+fn locate(entry: &Entry, base: u64, payload: &[u8]) -> Result<(u64, Option<Vec<u8>>)> {
     match entry {
         Entry::Write { payload: at, crcs, .. } | Entry::Relocate { payload: at, crcs, .. } => {
             if (*at as usize + crcs.len()) * BLOCK > payload.len() {
@@ -448,7 +448,9 @@ fn place(entry: &Entry, base: u64, payload: &[u8]) -> Result<(u64, Option<Vec<u8
             let value = payload.get(*at as usize..end).filter(|value| crc32c(value) == *crc);
             if value.is_none() {
                 let key = String::from_utf8_lossy(key);
-                tracing::error!("the value of key {key:?} is damaged in the log, though it was durable");
+                tracing::error!(
+                    "the value of key {key:?} is damaged in the log although it was durable; reading the key fails until it is set"
+                );
             }
             Ok((0, value.map(<[u8]>::to_vec)))
         }

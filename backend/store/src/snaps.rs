@@ -45,7 +45,7 @@ impl Core {
         Ok(())
     }
 
-    async fn next_going(&self) -> Result<Option<u64>> {
+    async fn next_snap_to_remove(&self) -> Result<Option<u64>> {
         let prefix = [b's'];
         let found = self.index.lookup_range(&prefix, &keys::after(&prefix), 1).await?;
         Ok(found.first().and_then(|(key, _)| Some(u64::from_be_bytes(key.get(1..9)?.try_into().ok()?))))
@@ -89,8 +89,8 @@ impl Core {
                 };
                 match left {
                     Some((clone, snaps)) => {
-                        let goes = snaps.is_empty();
-                        let kv = if goes { self.index.all_keys(oid, clone).await? } else { Vec::new() };
+                        let is_last = snaps.is_empty();
+                        let kv = if is_last { self.index.all_keys(oid, clone).await? } else { Vec::new() };
                         self.trim_clone(&object, clone, snaps, kv);
                     }
                     None => self.index.put(key, None),
@@ -111,7 +111,7 @@ pub async fn trim(core: Rc<Core>) {
             return;
         }
         let changed = core.maintenance.next_snap_removal();
-        let result = match core.next_going().await {
+        let result = match core.next_snap_to_remove().await {
             Ok(None) => {
                 changed.await;
                 continue;
@@ -123,7 +123,7 @@ pub async fn trim(core: Rc<Core>) {
             if core.maintenance.is_closing() {
                 return;
             }
-            tracing::warn!(?error, "taking away a removed snapshot; trying again");
+            tracing::warn!(?error, "cannot trim the clones of a removed snapshot; retrying in {RETRY_AFTER:?}");
             sleep(RETRY_AFTER).await;
         }
     }

@@ -109,19 +109,19 @@ impl Space {
 
     /// Returns the bytes by which the store may grow in its file system, given a request for `wanted` bytes; `u64::MAX`
     /// if there is no such limit.
-    pub fn host_room(&self, log: LogBytes, wanted: u64) -> u64 {
+    pub fn host_space(&self, log: LogBytes, wanted: u64) -> u64 {
         let Some(host) = &self.host else { return u64::MAX };
         let in_use = || {
             let segments = self.segments.borrow();
             u64::from(segments.geometry.segment_count - segments.free_count()) * segments.geometry.segment_size
         };
-        host.room(log, in_use, wanted)
+        host.allowed_bytes(log, in_use, wanted)
     }
 
     /// Returns whether the file system has space for growth of the store by `bytes` (at least 1).
     pub fn host_allows(&self, log: LogBytes, bytes: u64) -> bool {
         let bytes = bytes.max(1);
-        self.host_room(log, bytes) >= bytes
+        self.host_space(log, bytes) >= bytes
     }
 
     /// Returns an error if the file system has no space for growth of the store by `bytes`.

@@ -22,10 +22,10 @@ use crate::segments::{Geometry, LiveTable, Segments};
 
 /// Checkpoint numbers skipped after durable data was discarded. More than can have been discarded with it, and even, so
 /// that the next checkpoint uses the other slot.
-const GENERATIONS_GIVEN_UP: u64 = 1 << 32;
+const GENERATIONS_SKIPPED: u64 = 1 << 32;
 /// Batch numbers skipped after durable data was discarded. More than can have been discarded, so that no discarded
 /// batch implies the loss of a later one.
-const BATCHES_GIVEN_UP: u64 = 1 << 40;
+const BATCHES_SKIPPED: u64 = 1 << 40;
 
 /// Options for opening a store.
 #[derive(Debug, Clone)]
@@ -159,7 +159,7 @@ impl Store {
     ) -> Result<Rc<Self>> {
         let StartingPoint { anchor, anchor_lost, given_up } = from;
         let shown = file.path().display().to_string();
-        refuse_cut_short(&file, &superblock)?;
+        reject_truncated(&file, &superblock)?;
         let core = open_core(file, superblock, &anchor, &options).await?;
         core.index.look_for_lost_keys().await;
         let (replay, gap) = core.replay(&anchor, anchor_lost).await?;
@@ -181,17 +181,17 @@ impl Store {
         let lost = lost.map(|text| ("the newest checkpoint", text)).or(gap.map(|text| ("the log", text)));
         if let Some((_, text)) = &lost {
             if !options.roll_back {
-                let how = "`forebay store check --rebuild` looks for the checkpoint in the log; `--roll-back` goes on with \
-                           what comes before it, and loses the rest";
+                let how = "`forebay store check --rebuild` searches the log for the checkpoint; `--roll-back` discards \
+                           everything from there on";
                 return Err(Error::new(ErrorKind::Corrupt, format!("{text}; {how}")));
             }
-            tracing::error!("{text}; giving that up, as was asked for");
+            tracing::error!("{text}; discarding it, because rolling back was requested");
         }
         let mut first_seq = replay.next_seq.max(1);
         if lost.is_some() || given_up {
             // Discarded checkpoints and batches must not be taken for newer ones.
-            core.checkpoints.skip_generations(GENERATIONS_GIVEN_UP);
-            first_seq += BATCHES_GIVEN_UP;
+            core.checkpoints.skip_generations(GENERATIONS_SKIPPED);
+            first_seq += BATCHES_SKIPPED;
         }
         let store = Rc::new(Self {
             info: BackendInfo {
@@ -308,7 +308,7 @@ impl Store {
     pub(crate) fn usage(&self) -> Usage {
         let core = &self.core;
         let used = core.segments.borrow().live_bytes();
-        let available = core.space.available().min(core.space.host_room(core.log_bytes(), u64::MAX));
+        let available = core.space.available().min(core.space.host_space(core.log_bytes(), u64::MAX));
         Usage { capacity: core.space.capacity(), used, available, objects: core.counters.objects() }
     }
 
@@ -330,7 +330,7 @@ impl Store {
     pub fn limited_by_host(&self) -> Option<u64> {
         let core = &self.core;
         let available = core.space.available();
-        (core.space.host_room(core.log_bytes(), u64::MAX) < available).then_some(available)
+        (core.space.host_space(core.log_bytes(), u64::MAX) < available).then_some(available)
     }
 }
 
@@ -373,7 +373,7 @@ pub(crate) async fn open_file(path: &Path, options: OpenOptions) -> Result<File>
 }
 
 /// Rejects a file or device that is smaller than its store (truncated).
-pub(crate) fn refuse_cut_short(file: &File, superblock: &Superblock) -> Result<()> {
+pub(crate) fn reject_truncated(file: &File, superblock: &Superblock) -> Result<()> {
     let (size, expected) = (file.info().size, superblock.device_size());
     if size >= expected {
         return Ok(());

@@ -22,7 +22,7 @@ const DELAY_MAX: Duration = Duration::from_millis(4);
 
 /// Submits a transaction.
 pub fn submit(core: &Rc<Core>, name: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
-    if let Some(done) = core.write_at_once(name, &transaction) {
+    if let Some(done) = core.write_immediately(name, &transaction) {
         return match done {
             Ok((version, seq)) if transaction.durable => {
                 let core = core.clone();
@@ -39,16 +39,16 @@ pub fn submit(core: &Rc<Core>, name: &ObjectName, transaction: Transaction) -> L
     spawn(async move {
         let guard = ticket.wait().await;
         let durable = transaction.durable;
-        let done = match core.write_in_turn(&name, &transaction).await {
+        let done = match core.write_queued(&name, &transaction).await {
             Some(done) => done,
             None => core.transact(&name, transaction).await,
         };
         drop(guard);
-        let answer = match done {
+        let result = match done {
             Ok((version, seq)) if durable => core.log().sync(seq).await.map(|()| version),
             other => other.map(|(version, _)| version),
         };
-        sender.send(answer);
+        sender.send(result);
     });
     Box::pin(async move { receiver.await.unwrap_or_else(|| Err(ErrorKind::ShuttingDown.into())) })
 }
@@ -78,7 +78,7 @@ impl Core {
     }
 
     /// Performs a write of whole blocks if it need not wait for anything.
-    fn write_at_once(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
+    fn write_immediately(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
         let len = whole_blocks(transaction)?;
         if self.queues.is_busy(name) || !self.is_above_watermarks(len) {
             return None;
@@ -86,12 +86,8 @@ impl Core {
         self.write_if_loaded(name, transaction)
     }
 
-    /// Performs a write of whole blocks in its turn, once there is space, if it need not wait for anything else.
-    async fn write_in_turn(
-        self: &Rc<Self>,
-        name: &ObjectName,
-        transaction: &Transaction,
-    ) -> Option<Result<(u64, u64)>> {
+    /// Performs a write of whole blocks first in its queue, once there is space, if it need not wait for anything else.
+    async fn write_queued(self: &Rc<Self>, name: &ObjectName, transaction: &Transaction) -> Option<Result<(u64, u64)>> {
         let len = whole_blocks(transaction)?;
         match self.wait_for_space(true, len).await {
             Ok(()) => self.write_if_loaded(name, transaction),
@@ -133,7 +129,7 @@ impl Core {
         Some(Ok((version, seq)))
     }
 
-    /// Runs a transaction in its turn; returns the object version and the batch number.
+    /// Runs a transaction that is first in its queue; returns the object version and the batch number.
     async fn transact(self: &Rc<Self>, name: &ObjectName, transaction: Transaction) -> Result<(u64, u64)> {
         self.refuse_writes()?;
         check_name(name)?;

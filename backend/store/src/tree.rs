@@ -211,7 +211,7 @@ impl Tree {
     }
 
     /// Returns the location of the node at `level` on the path to `key`; `None` if there is none.
-    pub async fn place_of(&self, root: BlobPtr, key: &[u8], level: u8) -> Result<Option<BlobPtr>> {
+    pub async fn node_location(&self, root: BlobPtr, key: &[u8], level: u8) -> Result<Option<BlobPtr>> {
         let mut at = root;
         let mut expected = None;
         while !at.is_none() {
@@ -311,7 +311,7 @@ impl Tree {
                         match found {
                             Ok(node) => {
                                 let new = self.rewrite(*child, node, mine, sink).await?;
-                                if new.is_empty() && is_island(children, i, mine) {
+                                if new.is_empty() && is_between_damaged(children, i, mine) {
                                     // Without an entry of its own, its key would lead to the damaged node.
                                     kept.push((key.clone(), self.emit_on(level - 1, key, Vec::new(), sink)));
                                 }
@@ -319,8 +319,11 @@ impl Tree {
                             }
                             // Other errors may be transient: the checkpoint is retried.
                             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                                tracing::error!(?error, "what is stored is put around a damaged part of the index");
-                                kept.extend(self.put_around((key, *child), level - 1, mine, sink));
+                                tracing::error!(
+                                    ?error,
+                                    "a node of the metadata index is damaged; new records are stored beside it, `forebay store check` names the node"
+                                );
+                                kept.extend(self.bypass_damaged((key, *child), level - 1, mine, sink));
                             }
                             Err(error) => return Err(error),
                         }
@@ -345,7 +348,7 @@ impl Tree {
     /// The damaged node is now referenced from several places.  If it became readable again, a change through one
     /// reference would rewrite and release it while the others still refer to it. The new references therefore carry a
     /// checksum that the node does not have.
-    fn put_around(
+    fn bypass_damaged(
         &self,
         (first, damaged): (&[u8], BlobPtr),
         level: u8,
@@ -417,7 +420,7 @@ impl Tree {
 
 /// Returns whether a child that these changes emptied lies within a damaged range, or at an end may lie in one because
 /// its other neighbour is unknown.
-fn is_island(children: &[(Box<[u8]>, BlobPtr)], i: usize, changes: &[(Key, Change)]) -> bool {
+fn is_between_damaged(children: &[(Box<[u8]>, BlobPtr)], i: usize, changes: &[(Key, Change)]) -> bool {
     match (i.checked_sub(1).map(|before| children[before].1), children.get(i + 1)) {
         (Some(before), Some((_, after))) => before == *after,
         _ => matches!(changes, [(key, _)] if key[..] == children[i].0[..]),

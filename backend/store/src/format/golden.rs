@@ -214,6 +214,6 @@ fn tree_keys() {
     assert_eq!(keys::object(0x21), hex("6f 0000000000000021"));
     assert_eq!(keys::kv(0x21, u64::MAX, b"key"), hex("6b 0000000000000021 ffffffffffffffff 6b6579"));
     assert_eq!(keys::snap_object(9, 0x21), hex("6d 0000000000000009 0000000000000021"));
-    assert_eq!(keys::snap_going(9), hex("73 0000000000000009"));
+    assert_eq!(keys::snap_in_removal(9), hex("73 0000000000000009"));
     assert_eq!(keys::snap_removed(9), hex("72 0000000000000009"));
 }

@@ -122,14 +122,14 @@ impl BatchWriter {
     async fn write(self: Rc<Self>, batch: Rc<Batch>) {
         let bufs = batch.to_bufs();
         loop {
-            let given = self.host.as_ref().map_or(0, |host| host.times_given());
+            let released = self.host.as_ref().map_or(0, |host| host.times_released());
             match self.file.write_at(bufs.clone(), batch.block() * BLOCK64).await {
                 Ok(()) => break,
                 Err(error) => {
                     // Retries the same write until the device accepts it: appended data is never discarded.
                     let no_space = error.kind() == std::io::ErrorKind::StorageFull;
                     if let Some(host) = self.host.as_ref().filter(|_| no_space) {
-                        if host.give_reserve(given).await {
+                        if host.release_reserve(released).await {
                             continue;
                         }
                         self.fail(host.full());
