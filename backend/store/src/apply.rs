@@ -8,7 +8,8 @@ use crate::core::Core;
 use crate::format::entry::Entry;
 use crate::format::page::Slot;
 use crate::keys;
-use crate::object::{CloneState, HEAD, Map, Object};
+use crate::map::Map;
+use crate::object::{CloneState, HEAD, Object};
 
 /// Returns the block range (start, count), in all states, whose pages must be in memory before an entry is applied.
 pub fn needs(entry: &Entry) -> Option<(u32, u32)> {
@@ -146,10 +147,10 @@ impl Core {
             }
         }
         for page in map.pages() {
-            if !page.ptr.is_none() {
-                segments.drop_blob(page.ptr);
+            if !page.ptr().is_none() {
+                segments.drop_blob(page.ptr());
             }
-            if page.dirty {
+            if page.is_dirty() {
                 self.dirty.sub_page();
             }
         }
@@ -195,7 +196,7 @@ impl Core {
                 map.set(block, slot);
             }
         }
-        pages += map.pages().iter().filter(|page| page.dirty).count();
+        pages += map.dirty_page_count();
         state.clones.push(CloneState { id: seq, snaps: snaps.to_vec(), size: state.size, map });
         drop(guard);
         self.dirty.add_pages(pages);
@@ -244,8 +245,7 @@ impl Core {
         let mut dirtied = 0;
         let maps = std::iter::once(&mut state.head).chain(state.clones.iter_mut().map(|clone| &mut clone.map));
         for map in maps.filter(|map| map.get(block).block == old) {
-            let page = (block / crate::format::PAGE_BLOCKS) as usize;
-            dirtied += usize::from(!map.pages()[page].dirty);
+            dirtied += usize::from(!map.is_dirty(block));
             map.set(block, new);
             moved = true;
         }

@@ -421,8 +421,8 @@ impl Core {
             }
             let state = object.state();
             let Some(map) = state.map_of(of) else { continue };
-            for page in map.pages().iter().filter(|page| !page.ptr.is_none()) {
-                self.count_blob(page.ptr, &name.to_string(), ledger, report);
+            for page in map.pages().iter().filter(|page| !page.ptr().is_none()) {
+                self.count_blob(page.ptr(), &name.to_string(), ledger, report);
             }
             for block in 0..map.blocks() {
                 let slot = map.get(block);

@@ -154,7 +154,7 @@ impl Core {
             let is_there = |object: &Object| {
                 let state = object.state();
                 let page = state.map_of(of).and_then(|map| map.pages().get(index as usize));
-                page.is_some_and(|page| page.ptr.addr == addr)
+                page.is_some_and(|page| page.ptr().addr == addr)
             };
             if !is_there(&object) {
                 continue;
@@ -165,9 +165,9 @@ impl Core {
                 // Marking the object may itself have stored the page elsewhere, for a checkpoint in progress.
                 let mut state = object.state_mut();
                 let Some(map) = state.map_of_mut(of) else { continue };
-                let page = &mut map.pages_mut()[index as usize];
-                if page.ptr.addr == addr && !page.dirty {
-                    page.dirty = true;
+                let Some(page) = map.page_mut(index) else { continue };
+                if page.ptr().addr == addr && !page.is_dirty() {
+                    page.mark_dirty();
                     self.dirty.add_pages(1);
                 }
             }
@@ -244,7 +244,7 @@ impl Core {
             run.first * BLOCK64,
             self.media.file.path().display()
         );
-        self.media.checksum_errors.set(self.media.checksum_errors.get() + 1);
+        self.media.count_checksum_error();
         let segment = self.segments.borrow().geometry.segment_of(run.first);
         if let Some(segment) = segment {
             self.segments.borrow_mut().mark_damaged(segment);

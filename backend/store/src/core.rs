@@ -8,20 +8,21 @@ use forebay_block::{Error, ErrorKind, ObjectName, Result};
 use crate::checkpoint_state::CheckpointState;
 use crate::counters::Counters;
 use crate::dirty::DirtyObjects;
+use crate::format::BlobPtr;
 use crate::format::anchor::Anchor;
 use crate::format::entry::Entry;
 use crate::format::onode::Onode;
 use crate::format::page::{self, Slot};
 use crate::format::superblock::Superblock;
-use crate::format::{BlobPtr, PAGE_BLOCKS};
 use crate::gc::GcState;
 use crate::host::{Host, LogBytes};
 use crate::index::Index;
 use crate::keys;
 use crate::log::Log;
 use crate::maintenance::Maintenance;
+use crate::map::Map;
 use crate::media::Media;
-use crate::object::{HEAD, Map, Object, ObjectCache};
+use crate::object::{HEAD, Object, ObjectCache};
 use crate::queue::TransactionQueues;
 use crate::segments::Segments;
 use crate::space::Space;
@@ -195,7 +196,7 @@ impl Core {
     fn is_missing(object: &Object, of: u64, index: u32, ptr: BlobPtr) -> bool {
         let state = object.state();
         let page = state.map_of(of).and_then(|map| map.pages().get(index as usize));
-        page.is_some_and(|page| page.ptr == ptr && page.slots.is_none())
+        page.is_some_and(|page| page.is_missing(ptr))
     }
 
     /// Returns whether blocks `start..start + count` can be changed without reading pages first.
@@ -225,10 +226,8 @@ impl Core {
                 let mut state = object.state_mut();
                 // Another task may have loaded, changed or dropped the page meanwhile.
                 let Some(map) = state.map_of_mut(of) else { continue };
-                let Some(page) = map.pages_mut().get_mut(index as usize) else { continue };
-                if page.ptr == ptr && page.slots.is_none() {
-                    page.slots = Some(slots);
-                }
+                let Some(page) = map.page_mut(index) else { continue };
+                page.load(ptr, slots);
             }
             self.objects.reweigh(object);
             self.objects.shrink(self.index.changes_bytes());
@@ -268,23 +267,17 @@ impl Core {
 
     fn store_pages(&self, oid: u64, of: u64, map: &mut Map) {
         let log = self.log();
-        for (index, page) in map.pages_mut().iter_mut().enumerate().filter(|(_, page)| page.dirty) {
-            page.dirty = false;
+        for (index, page) in map.dirty_pages_mut() {
             self.dirty.sub_page();
-            let before = std::mem::take(&mut page.ptr);
+            let before = page.begin_store();
             if !before.is_none() {
                 self.segments.borrow_mut().sub_checkpoint_blob(before);
             }
-            let slots = page.slots.as_deref().unwrap_or_default();
-            if slots.iter().all(|slot| slot.block == 0) {
-                page.slots = None;
-                continue;
-            }
-            let bytes = page::encode(slots);
+            let Some(bytes) = page.encode() else { continue };
             let len = bytes.len() as u32;
-            let entry = |at| Entry::Page { oid, of, index: index as u32, at, len };
-            page.ptr = log.append_blob(&bytes, entry);
-            self.segments.borrow_mut().add_checkpoint_blob(page.ptr);
+            let ptr = log.append_blob(&bytes, |at| Entry::Page { oid, of, index, at, len });
+            page.end_store(ptr);
+            self.segments.borrow_mut().add_checkpoint_blob(ptr);
         }
     }
 
@@ -292,11 +285,9 @@ impl Core {
     /// The caller has already counted the new block.
     pub fn remap(&self, object: &Object, block: u32, slot: Slot) {
         let mut state = object.state_mut();
-        let page = (block / PAGE_BLOCKS) as usize;
-        let was_dirty = state.head.pages().get(page).is_some_and(|page| page.dirty);
+        let was_dirty = state.head.is_dirty(block);
         let before = state.head.set(block, slot);
-        let is_dirty = state.head.pages().get(page).is_some_and(|page| page.dirty);
-        if is_dirty && !was_dirty {
+        if state.head.is_dirty(block) && !was_dirty {
             self.dirty.add_pages(1);
         }
         if before.block != 0 && before.block != slot.block && !state.is_shared(HEAD, block, before) {

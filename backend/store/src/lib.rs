@@ -30,6 +30,7 @@ mod keys;
 mod kv;
 mod log;
 mod maintenance;
+mod map;
 mod media;
 mod merge;
 mod object;

@@ -25,8 +25,8 @@ pub struct Media {
     pub cache: Cache,
     single: Pool,
     multi: Pool,
-    pub checksum_errors: Cell<u64>,
-    pub read_bytes: Cell<u64>,
+    /// Checksum errors found since the store was opened.
+    checksum_errors: Cell<u64>,
 }
 
 /// Guard that prevents reuse of a segment while it is read.
@@ -51,13 +51,22 @@ impl Media {
             single: Pool::new(BLOCK, 256),
             multi: Pool::new(POOLED_BLOCKS * BLOCK, 32),
             checksum_errors: Cell::new(0),
-            read_bytes: Cell::new(0),
         }
     }
 
     /// Attaches the log, whose pending writes are then searched first.
     pub fn attach_log(&self, log: Rc<Log>) {
         *self.log.borrow_mut() = Some(log);
+    }
+
+    /// Returns the number of checksum errors found since the store was opened.
+    pub fn checksum_errors(&self) -> u64 {
+        self.checksum_errors.get()
+    }
+
+    /// Counts a checksum error.
+    pub fn count_checksum_error(&self) {
+        self.checksum_errors.set(self.checksum_errors.get() + 1);
     }
 
     fn pending(&self, addr: u64, len: usize) -> Option<BufList> {
@@ -81,7 +90,6 @@ impl Media {
         if got < len {
             return Err(Error::new(ErrorKind::Corrupt, format!("{}: the device ends after {got}", what())));
         }
-        self.read_bytes.set(self.read_bytes.get() + len as u64);
         Ok(part)
     }
 
@@ -113,7 +121,7 @@ impl Media {
         let buf = self.read_raw(block * BLOCK64, crcs.len() * BLOCK).await?;
         for (i, crc) in crcs.iter().enumerate() {
             if crc32c(&buf[i * BLOCK..(i + 1) * BLOCK]) != *crc {
-                self.checksum_errors.set(self.checksum_errors.get() + 1);
+                self.count_checksum_error();
                 let at = (block + i as u64) * BLOCK64;
                 let text = format!(
                     "{}, block {i} of {}, stored at byte {at} of {}",
@@ -151,7 +159,7 @@ impl Media {
         let at = (ptr.addr - start) as usize;
         let bytes = buf[at..at + ptr.len as usize].to_vec();
         if crc32c(&bytes) != ptr.crc {
-            self.checksum_errors.set(self.checksum_errors.get() + 1);
+            self.count_checksum_error();
             return Err(corrupt(place()));
         }
         Ok(bytes)

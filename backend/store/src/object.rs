@@ -1,4 +1,4 @@
-//! In-memory objects: paged block maps, clones, and dirty state for the next checkpoint.
+//! In-memory objects: block maps, clones, and dirty state for the next checkpoint.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -6,114 +6,13 @@ use std::rc::Rc;
 
 use forebay_block::ObjectName;
 
+use crate::format::BLOCK64;
 use crate::format::onode::{CloneRecord, Onode};
 use crate::format::page::Slot;
-use crate::format::{BLOCK64, BlobPtr, PAGE_BLOCKS};
+use crate::map::Map;
 
 /// Clone id that denotes the head.
 pub const HEAD: u64 = u64::MAX;
-
-/// Map page: its stored location, and its slots if they are in memory.
-#[derive(Debug, Default)]
-pub struct Page {
-    /// Location of the last stored version; none if it was never stored.
-    pub ptr: BlobPtr,
-    /// Slots in memory, up to the last mapped one; `None` if not loaded.
-    pub slots: Option<Vec<Slot>>,
-    /// Set if the page differs from its stored version.
-    pub dirty: bool,
-}
-
-impl Page {
-    /// Returns whether the page is neither stored nor in memory, so that all its blocks are holes.
-    fn is_blank(&self) -> bool {
-        self.ptr.is_none() && self.slots.is_none()
-    }
-
-    fn weight(&self) -> usize {
-        self.slots.as_ref().map_or(0, |slots| slots.capacity() * size_of::<Slot>()) + size_of::<Self>()
-    }
-}
-
-/// Block map of a head or a clone.
-#[derive(Debug, Default)]
-pub struct Map {
-    pages: Vec<Page>,
-}
-
-impl Map {
-    pub fn from_ptrs(ptrs: &[BlobPtr]) -> Self {
-        Self { pages: ptrs.iter().map(|&ptr| Page { ptr, slots: None, dirty: false }).collect() }
-    }
-
-    pub fn ptrs(&self) -> Vec<BlobPtr> {
-        self.pages.iter().map(|page| page.ptr).collect()
-    }
-
-    pub fn pages(&self) -> &[Page] {
-        &self.pages
-    }
-
-    pub fn pages_mut(&mut self) -> &mut [Page] {
-        &mut self.pages
-    }
-
-    /// Returns the number of blocks that the pages can map.
-    pub fn blocks(&self) -> u32 {
-        self.pages.len() as u32 * PAGE_BLOCKS
-    }
-
-    /// Returns the pages of blocks `start..start + count` that are stored but not in memory.
-    pub fn missing(&self, start: u32, count: u32) -> impl Iterator<Item = (u32, BlobPtr)> + '_ {
-        let first = (start / PAGE_BLOCKS) as usize;
-        let last = (start + count.max(1) - 1) / PAGE_BLOCKS;
-        let end = self.pages.len().min(last as usize + 1);
-        let pages = if first < end { &self.pages[first..end] } else { &[] };
-        pages
-            .iter()
-            .enumerate()
-            .filter(|(_, page)| page.slots.is_none() && !page.ptr.is_none())
-            .map(move |(i, page)| ((first + i) as u32, page.ptr))
-    }
-
-    /// Returns the location of a block.  Its page must be in memory.
-    pub fn get(&self, block: u32) -> Slot {
-        let Some(page) = self.pages.get((block / PAGE_BLOCKS) as usize) else { return Slot::default() };
-        match &page.slots {
-            Some(slots) => slots.get((block % PAGE_BLOCKS) as usize).copied().unwrap_or_default(),
-            None => {
-                assert!(page.is_blank(), "a map page was not loaded before it was needed");
-                Slot::default()
-            }
-        }
-    }
-
-    /// Sets the location of a block and returns the previous one.  Its page must be in memory.
-    pub fn set(&mut self, block: u32, slot: Slot) -> Slot {
-        let (index, at) = ((block / PAGE_BLOCKS) as usize, (block % PAGE_BLOCKS) as usize);
-        if index >= self.pages.len() {
-            if slot.block == 0 {
-                return Slot::default();
-            }
-            self.pages.resize_with(index + 1, Page::default);
-        }
-        let page = &mut self.pages[index];
-        assert!(page.slots.is_some() || page.is_blank(), "a map page was not loaded before it was changed");
-        let slots = page.slots.get_or_insert_with(Vec::new);
-        if at >= slots.len() {
-            if slot.block == 0 {
-                return Slot::default();
-            }
-            slots.resize(at + 1, Slot::default());
-        }
-        page.dirty = true;
-        std::mem::replace(&mut slots[at], slot)
-    }
-
-    fn weight(&self) -> usize {
-        self.pages.iter().map(Page::weight).sum()
-    }
-}
 
 /// Clone: a preserved earlier state of an object.
 #[derive(Debug)]

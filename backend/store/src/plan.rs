@@ -318,7 +318,7 @@ impl Core {
             return Ok(());
         };
         self.load_pages(object, of, false, 0, u32::MAX / 2).await?;
-        let blocks = object.state().map_of(of).map_or(0, crate::object::Map::blocks);
+        let blocks = object.state().map_of(of).map_or(0, crate::map::Map::blocks);
         plan.blocks = (0..blocks).map(|block| (block, None)).collect();
         Ok(())
     }

@@ -294,7 +294,7 @@ impl Store {
             checkpoints: core.checkpoints.completed(),
             page_loads: core.counters.page_loads(),
             pairs_looked_at: core.index.pairs_scanned(),
-            checksum_errors: core.media.checksum_errors.get(),
+            checksum_errors: core.media.checksum_errors(),
             cache: core.media.cache.stats(),
             replay: self.replay,
         }
