@@ -4,6 +4,7 @@
 //! environment variable `FOREBAY_ACCEL` restricts a process to a lower tier than the processor has, for tests and to
 //! isolate a faulty kernel; it never enables features that the processor lacks.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -13,8 +14,11 @@ pub const VARIABLE: &str = "FOREBAY_ACCEL";
 
 /// Set of processor features that kernels are written for, from the plainest to the strongest.
 ///
-/// Ordered by preference among the tiers of one architecture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Ordered by strength per architecture: [`Tier::Portable`] is below every other tier, and a tier of an architecture
+/// has all features of the lower ones of that architecture.  Tiers of two architectures are not comparable, so
+/// `tier >= Tier::Avx2` is false on AArch64.  Kernels are selected by that order ("at least GFNI") and never by
+/// equality: a stronger tier without a kernel of its own keeps the one of the tier below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tier {
     /// Portable code without special instructions: tables and 64-bit words.
     Portable,
@@ -41,6 +45,16 @@ pub enum TierError {
     Absent(Tier),
 }
 
+impl PartialOrd for Tier {
+    fn partial_cmp(&self, other: &Tier) -> Option<Ordering> {
+        let comparable = self == other
+            || matches!((self, other), (Tier::Portable, _) | (_, Tier::Portable))
+            || self.is_x86() == other.is_x86();
+        // The tiers of one architecture are declared in the order of their strength.
+        comparable.then(|| (*self as u8).cmp(&(*other as u8)))
+    }
+}
+
 impl Tier {
     /// Tiers, the plainest first.
     pub const ALL: [Tier; 6] = [Tier::Portable, Tier::Sse, Tier::Avx2, Tier::Avx512, Tier::Gfni, Tier::Neon];
@@ -55,6 +69,11 @@ impl Tier {
             Tier::Gfni => "gfni",
             Tier::Neon => "neon",
         }
+    }
+
+    /// Returns true for the tiers of x86-64.
+    fn is_x86(self) -> bool {
+        !matches!(self, Tier::Portable | Tier::Neon)
     }
 
     /// Returns true if this processor has all features of the tier.
@@ -97,6 +116,48 @@ impl Tier {
                 if tier.is_available() { Ok(Some(tier)) } else { Err(TierError::Absent(tier)) }
             }
             _ => Ok(None),
+        }
+    }
+}
+
+/// Table of implementations by tier.
+///
+/// Invariants: the first row is that of [`Tier::Portable`], and no row needs a weaker tier than a row before it, so
+/// the last row that a tier satisfies is the strongest one.
+pub(crate) struct ByTier<T: 'static>(&'static [(Tier, T)]);
+
+impl<T> ByTier<T> {
+    /// Makes a table of rows: the minimum tier, and its implementation.
+    pub(crate) const fn new(rows: &'static [(Tier, T)]) -> Self {
+        assert!(matches!(rows[0].0, Tier::Portable), "a table of kernels begins with the portable ones");
+        Self(rows)
+    }
+
+    /// Returns the implementation for a tier: its own, or that of the strongest tier below that has one.
+    pub(crate) fn of(&self, tier: Tier) -> &'static T {
+        &self.row(tier).1
+    }
+
+    fn row(&self, tier: Tier) -> &'static (Tier, T) {
+        let row = self.0.iter().rev().find(|(needed, _)| *needed <= tier);
+        row.unwrap_or_else(|| unreachable!("every tier is at least portable"))
+    }
+
+    /// Checks the invariants, and that no tier selects a weaker row than a tier below, nor one that it does not
+    /// satisfy.
+    #[cfg(test)]
+    pub(crate) fn check(&self) {
+        for (at, (needed, _)) in self.0.iter().enumerate() {
+            let weaker =
+                |before: &Tier| !matches!(before.partial_cmp(needed), Some(Ordering::Equal | Ordering::Greater));
+            assert!(self.0[..at].iter().all(|(before, _)| weaker(before)), "the row of {needed} is too late");
+        }
+        for tier in Tier::ALL {
+            let (needed, _) = self.row(tier);
+            assert!(*needed <= tier, "{tier} selects {needed}");
+            for lower in Tier::ALL.into_iter().filter(|lower| *lower <= tier) {
+                assert!(self.row(lower).0 <= *needed, "{lower} selects more than {tier}");
+            }
         }
     }
 }
@@ -160,6 +221,34 @@ mod tests {
         }
         assert_eq!(" AVX2 ".parse(), Ok(Tier::Avx2));
         assert_eq!("mmx".parse::<Tier>(), Err(TierError::Unknown("mmx".into())));
+    }
+
+    #[test]
+    fn tiers_are_ordered_per_architecture() {
+        let x86 = [Tier::Portable, Tier::Sse, Tier::Avx2, Tier::Avx512, Tier::Gfni];
+        for (at, tier) in x86.iter().enumerate() {
+            for (other_at, other) in x86.iter().enumerate() {
+                assert_eq!(tier.partial_cmp(other), Some(at.cmp(&other_at)), "{tier} {other}");
+            }
+        }
+        assert!(Tier::Neon > Tier::Portable && Tier::Neon >= Tier::Neon);
+        for tier in &x86[1..] {
+            assert_eq!((tier.partial_cmp(&Tier::Neon), Tier::Neon.partial_cmp(tier)), (None, None), "{tier}");
+        }
+    }
+
+    #[test]
+    fn a_tier_without_a_kernel_of_its_own_takes_that_of_the_strongest_tier_below() {
+        let table = const { ByTier::new(&[(Tier::Portable, "words"), (Tier::Sse, "sse"), (Tier::Avx512, "avx512")]) };
+        table.check();
+        let taken = Tier::ALL.map(|tier| *table.of(tier));
+        assert_eq!(taken, ["words", "sse", "sse", "avx512", "avx512", "words"]);
+    }
+
+    #[test]
+    #[should_panic(expected = "too late")]
+    fn rows_out_of_order_are_found() {
+        ByTier::new(&[(Tier::Portable, 0), (Tier::Gfni, 2), (Tier::Sse, 1)]).check();
     }
 
     #[test]

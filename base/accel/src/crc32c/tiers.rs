@@ -9,7 +9,7 @@ use super::loops;
 use super::{polynomial, portable};
 use crate::processor::{Processor, Vendor};
 use crate::shape::{self, Slot};
-use crate::tier::Tier;
+use crate::tier::{ByTier, Tier};
 
 /// Kernels of CRC32C on one tier.  Registers are raw: neither the initial value nor the final inversion is applied.
 #[derive(Clone, Copy)]
@@ -155,23 +155,26 @@ pub(super) fn update(state: u32, data: &[u8]) -> u32 {
     }
 }
 
+/// Tables of all tiers.
+static TABLES: ByTier<&Table> = ByTier::new(&[
+    (Tier::Portable, &plain::TABLE),
+    #[cfg(target_arch = "x86_64")]
+    (Tier::Sse, &sse::TABLE),
+    #[cfg(target_arch = "x86_64")]
+    (Tier::Avx2, &avx2::TABLE),
+    #[cfg(target_arch = "x86_64")]
+    (Tier::Avx512, &avx512::TABLE),
+    #[cfg(target_arch = "x86_64")]
+    (Tier::Gfni, &gfni::TABLE),
+    #[cfg(target_arch = "aarch64")]
+    (Tier::Neon, &neon::TABLE),
+]);
+
 impl Table {
     /// Returns the table of a tier that the processor has.
     pub(super) fn of(tier: Tier) -> &'static Table {
         assert!(tier.is_available(), "the processor lacks the tier {tier}");
-        match tier {
-            #[cfg(target_arch = "x86_64")]
-            Tier::Sse => &sse::TABLE,
-            #[cfg(target_arch = "x86_64")]
-            Tier::Avx2 => &avx2::TABLE,
-            #[cfg(target_arch = "x86_64")]
-            Tier::Avx512 => &avx512::TABLE,
-            #[cfg(target_arch = "x86_64")]
-            Tier::Gfni => &gfni::TABLE,
-            #[cfg(target_arch = "aarch64")]
-            Tier::Neon => &neon::TABLE,
-            _ => &plain::TABLE,
-        }
+        TABLES.of(tier)
     }
 
     /// Returns the loop that is the default on a processor.
@@ -456,6 +459,11 @@ mod tests {
     }
 
     #[test]
+    fn a_stronger_tier_selects_no_weaker_kernel() {
+        TABLES.check();
+    }
+
+    #[test]
     fn an_unset_class_runs_the_default_of_the_processor() {
         let processor = |vendor| Processor { vendor, family: 6, model: 143, name: String::new() };
         for tier in Tier::available() {
@@ -463,7 +471,7 @@ mod tests {
             assert_eq!(table.default(&processor(Vendor::Amd)), 0, "{tier}");
             assert_eq!(table.default(&processor(Vendor::Other)), 0, "{tier}");
             let intel = table.shapes[table.default(&processor(Vendor::Intel))].name;
-            assert_eq!(intel, if tier == Tier::Gfni { "v8p1w16" } else { table.shapes[0].name }, "{tier}");
+            assert_eq!(intel, if tier >= Tier::Gfni { "v8p1w16" } else { table.shapes[0].name }, "{tier}");
         }
     }
 

@@ -10,7 +10,6 @@
 //! With sixteen registers this loses: on the SSE tier it was a quarter slower than tile by tile.
 
 use super::pass::Job;
-use crate::tier::Tier;
 
 /// Kernel for some tier and number of outputs.  The second argument are the sums, of as many bytes as a vector
 /// for each source and then each output, aligned to a line.
@@ -47,7 +46,7 @@ pub(super) struct Both {
 impl Both {
     /// Returns the sum of a chunk whose register is `state`.
     pub(super) fn begin(&self, state: u32) -> Sum {
-        // SAFETY: there is a `Both` only where the processor has the tier, see `select`.
+        // SAFETY: there is a `Both` only where the processor has the tier, see `Plan::new`.
         unsafe { (self.begin)(state) }
     }
 
@@ -58,22 +57,9 @@ impl Both {
     }
 }
 
-/// Returns the kernel for `outputs` outputs on a tier that the processor has, if it is one that gains by it; a wide one
-/// takes `vectors` vectors at a time, one of [`super::pass::widths`].
-pub(super) fn select(tier: Tier, outputs: usize, ones: bool, vectors: usize) -> Option<Both> {
-    match tier {
-        #[cfg(target_arch = "x86_64")]
-        Tier::Gfni => Some(gfni::select(outputs, ones, vectors)),
-        _ => {
-            let _ = (outputs, ones, vectors);
-            None
-        }
-    }
-}
-
 /// Kernels of the `gfni` tier: vectors of 64 bytes, and 32 registers.
 #[cfg(target_arch = "x86_64")]
-mod gfni {
+pub(super) mod gfni {
     use super::{Both, Sum, VECTOR};
     use crate::crc32c::fold::{Fold, after, fold_keys};
     use crate::crc32c::x86::Vpclmul;
@@ -127,7 +113,9 @@ mod gfni {
         unsafe { Vpclmul::load(sum.0.as_ptr()).reduce() }
     }
 
-    pub(super) fn select(outputs: usize, ones: bool, vectors: usize) -> Both {
+    /// Returns the kernel for `outputs` outputs; a wide one takes `vectors` vectors at a time, one of the widths of the
+    /// tier's plain kernel.
+    pub(in crate::erasure) fn select(outputs: usize, ones: bool, vectors: usize) -> Both {
         macro_rules! pick {
             ($($m:literal: [$($n:literal),*]),*) => {
                 match (outputs, ones, vectors) {

@@ -6,7 +6,8 @@
 //! chunk are fetched together, which matters when chunks share page alignment and so fight for the same cache sets),
 //! and over what goes along with the products ([`Along`]): nothing, or a checksum of every chunk.
 
-use crate::tier::Tier;
+use super::both::Both;
+use crate::tier::{ByTier, Tier};
 use crate::vector::{Vector, portable};
 
 /// Maximum number of outputs of one pass; more take a second pass over the sources.
@@ -55,71 +56,88 @@ impl<V> Along<V> for Alone {
 /// The processor has the tier, and the job keeps the promises of [`Job`].
 pub(crate) type Pass = unsafe fn(&Job);
 
-/// Returns the kernel for `outputs` outputs on a tier that the processor has; `ones` says that every coefficient of the
-/// first output is 1, which makes its products plain sums.  It takes `vectors` vectors at a time, one of [`widths`].
-pub(crate) fn select(tier: Tier, outputs: usize, ones: bool, vectors: usize) -> Pass {
-    match tier {
-        #[cfg(target_arch = "x86_64")]
-        Tier::Sse => sse::select(outputs, ones, vectors),
-        #[cfg(target_arch = "x86_64")]
-        Tier::Avx2 => avx2::select(outputs, ones, vectors),
-        #[cfg(target_arch = "x86_64")]
-        Tier::Avx512 => avx512::select(outputs, ones, vectors),
-        #[cfg(target_arch = "x86_64")]
-        Tier::Gfni => gfni::select(outputs, ones, vectors),
-        #[cfg(target_arch = "aarch64")]
-        Tier::Neon => neon::select(outputs, ones, vectors),
-        _ => plain::select(outputs, ones),
-    }
+/// Kernels of erasure coding on one tier.
+pub(crate) struct Kernels {
+    select: fn(usize, bool, usize) -> Pass,
+    widths: fn(usize) -> &'static [usize],
+    tables: fn(&mut dyn Iterator<Item = u8>) -> Vec<u64>,
+    /// Kernels with checksums; `None` in tiers that do not gain by them.
+    fused: Option<fn(usize, bool, usize) -> Both>,
 }
 
-/// Lists how many vectors a step may take with `outputs` outputs: the loop shapes, the default first, and one always.
-pub(crate) fn widths(tier: Tier, outputs: usize) -> &'static [usize] {
-    match tier {
-        #[cfg(target_arch = "x86_64")]
-        Tier::Sse => sse::widths(outputs),
-        #[cfg(target_arch = "x86_64")]
-        Tier::Avx2 => avx2::widths(outputs),
-        #[cfg(target_arch = "x86_64")]
-        Tier::Avx512 => avx512::widths(outputs),
-        #[cfg(target_arch = "x86_64")]
-        Tier::Gfni => gfni::widths(outputs),
-        #[cfg(target_arch = "aarch64")]
-        Tier::Neon => neon::widths(outputs),
-        _ => &[1],
+/// Kernels of all tiers.  A further tier is a row here, with the vector that its [`tier!`] names.
+static KERNELS: ByTier<Kernels> = ByTier::new(&[
+    (
+        Tier::Portable,
+        Kernels {
+            select: |outputs, ones, _| plain::select(outputs, ones),
+            widths: |_| &[1],
+            tables: tables::<portable::Words>,
+            fused: None,
+        },
+    ),
+    #[cfg(target_arch = "x86_64")]
+    (Tier::Sse, sse::KERNELS),
+    #[cfg(target_arch = "x86_64")]
+    (Tier::Avx2, avx2::KERNELS),
+    #[cfg(target_arch = "x86_64")]
+    (Tier::Avx512, avx512::KERNELS),
+    #[cfg(target_arch = "x86_64")]
+    (Tier::Gfni, Kernels { fused: Some(super::both::gfni::select), ..gfni::KERNELS }),
+    #[cfg(target_arch = "aarch64")]
+    (Tier::Neon, neon::KERNELS),
+]);
+
+impl Kernels {
+    /// Returns the kernels for a tier.
+    pub(crate) fn of(tier: Tier) -> &'static Kernels {
+        KERNELS.of(tier)
+    }
+
+    /// Returns the kernel for `outputs` outputs on a tier that the processor has; `ones` says that every coefficient
+    /// of the first output is 1, which makes its products plain sums.  It takes `vectors` vectors at a time, one of
+    /// [`widths`](Self::widths).
+    pub(crate) fn select(&self, outputs: usize, ones: bool, vectors: usize) -> Pass {
+        (self.select)(outputs, ones, vectors)
+    }
+
+    /// Lists how many vectors a step may take with `outputs` outputs: the loop shapes, the default first, and one
+    /// always.
+    pub(crate) fn widths(&self, outputs: usize) -> &'static [usize] {
+        (self.widths)(outputs)
+    }
+
+    /// Returns the tables of `coefficients` in the tier's own form.
+    pub(crate) fn tables(&self, mut coefficients: impl Iterator<Item = u8>) -> Vec<u64> {
+        (self.tables)(&mut coefficients)
+    }
+
+    /// Returns the kernel with checksums, if the tier gains by it; a wide one takes `vectors` vectors at a time, one of
+    /// [`widths`](Self::widths).
+    pub(super) fn fused(&self, outputs: usize, ones: bool, vectors: usize) -> Option<Both> {
+        self.fused.map(|select| select(outputs, ones, vectors))
     }
 }
 
 /// Orders stores past the caches before everything that follows.
 pub(crate) fn fence(tier: Tier) {
-    match tier {
-        #[cfg(target_arch = "x86_64")]
+    #[cfg(target_arch = "x86_64")]
+    if tier >= Tier::Sse {
         // SAFETY: every x86-64 has SFENCE.
-        Tier::Sse | Tier::Avx2 | Tier::Avx512 | Tier::Gfni => unsafe { std::arch::x86_64::_mm_sfence() },
-        _ => {}
+        unsafe { std::arch::x86_64::_mm_sfence() }
     }
+    let _ = tier;
 }
 
-/// Writes the tables of `coefficients` in the tier's own form, and says how many words each takes.
-pub(crate) fn tables(tier: Tier, coefficients: impl Iterator<Item = u8>) -> Vec<u64> {
-    fn all<V: Vector>(coefficients: impl Iterator<Item = u8>) -> Vec<u64> {
-        let mut words = Vec::new();
-        for coefficient in coefficients {
-            let at = words.len();
-            words.resize(at + V::TABLE_WORDS, 0);
-            V::table(coefficient, &mut words[at..]);
-        }
-        words
+/// Returns the tables of `coefficients` in the form of a vector.
+fn tables<V: Vector>(coefficients: &mut dyn Iterator<Item = u8>) -> Vec<u64> {
+    let mut words = Vec::new();
+    for coefficient in coefficients {
+        let at = words.len();
+        words.resize(at + V::TABLE_WORDS, 0);
+        V::table(coefficient, &mut words[at..]);
     }
-    match tier {
-        #[cfg(target_arch = "x86_64")]
-        Tier::Sse | Tier::Avx2 | Tier::Avx512 => all::<crate::vector::x86::Avx2>(coefficients),
-        #[cfg(target_arch = "x86_64")]
-        Tier::Gfni => all::<crate::vector::x86::Gfni>(coefficients),
-        #[cfg(target_arch = "aarch64")]
-        Tier::Neon => all::<crate::vector::neon::Neon>(coefficients),
-        _ => all::<portable::Words>(coefficients),
-    }
+    words
 }
 
 /// Defines the kernels of a tier: its vector, its features, and for each number of outputs how many vectors a step may
@@ -127,7 +145,10 @@ pub(crate) fn tables(tier: Tier, coefficients: impl Iterator<Item = u8>) -> Vec<
 macro_rules! tier {
     ($name:ident, $vector:ty, $feature:literal, [$($m:literal: [$($n:literal),*]),*]) => {
         mod $name {
-            use super::{Job, Pass};
+            use super::{Job, Kernels, Pass};
+
+            pub(super) const KERNELS: Kernels =
+                Kernels { select, widths, tables: super::tables::<$vector>, fused: None };
 
             /// # Safety
             /// See [`Pass`].
@@ -137,7 +158,7 @@ macro_rules! tier {
                 unsafe { super::pass::<$vector, _, M, ONES, N>(job, super::Alone) }
             }
 
-            pub(super) fn select(outputs: usize, ones: bool, vectors: usize) -> Pass {
+            fn select(outputs: usize, ones: bool, vectors: usize) -> Pass {
                 match (outputs, ones, vectors) {
                     $($(($m, false, $n) => run::<$m, false, $n>,)*)*
                     $($(($m, true, $n) => run::<$m, true, $n>,)*)*
@@ -145,7 +166,7 @@ macro_rules! tier {
                 }
             }
 
-            pub(super) fn widths(outputs: usize) -> &'static [usize] {
+            fn widths(outputs: usize) -> &'static [usize] {
                 match outputs {
                     $($m => &[$($n),*],)*
                     _ => unreachable!("a pass has 1 to {} outputs", super::OUTPUTS_MAX),
@@ -342,6 +363,35 @@ unsafe fn step<V: Vector, A: Along<V>, const M: usize, const ONES: bool, const N
                 }
             }
             along.pass(job.sources + i, sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stronger_tier_selects_no_weaker_kernel() {
+        KERNELS.check();
+        for tier in Tier::ALL {
+            for lower in Tier::ALL.into_iter().filter(|lower| *lower <= tier) {
+                let lost = Kernels::of(lower).fused.is_some() && Kernels::of(tier).fused.is_none();
+                assert!(!lost, "{tier} has no kernels with checksums, and {lower} has them");
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_with_checksums_exist_for_every_shape() {
+        for tier in Tier::available() {
+            let kernels = Kernels::of(tier);
+            for outputs in 1..=OUTPUTS_MAX {
+                for &vectors in kernels.widths(outputs) {
+                    let fused = kernels.fused(outputs, false, vectors);
+                    assert_eq!(fused.is_some(), kernels.fused.is_some(), "{tier} {outputs} {vectors}");
+                }
+            }
         }
     }
 }

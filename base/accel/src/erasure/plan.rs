@@ -11,7 +11,7 @@
 use std::mem::MaybeUninit;
 
 use super::both::{self, Both, Sum};
-use super::pass::{self, Job, OUTPUTS_MAX, Pass};
+use super::pass::{self, Job, Kernels, OUTPUTS_MAX, Pass};
 use super::steps::Steps;
 use crate::tier::Tier;
 
@@ -80,16 +80,17 @@ impl Plan {
     /// Makes a plan for `rows`: a row of `sources` coefficients for each output.  The processor has the tier.
     pub(crate) fn new(tier: Tier, steps: Steps, sources: usize, rows: &[u8]) -> Self {
         assert!(tier.is_available() && (1..=SOURCES_MAX).contains(&sources) && rows.len().is_multiple_of(sources));
+        let kernels = Kernels::of(tier);
         let groups = rows.chunks(sources * OUTPUTS_MAX).map(|rows| {
             let outputs = rows.len() / sources;
             let ones = rows[..sources].iter().all(|&coefficient| coefficient == 1);
             let by_source = (0..sources).flat_map(|j| (0..outputs).map(move |i| rows[i * sources + j]));
-            let tables = pass::tables(tier, by_source);
+            let tables = kernels.tables(by_source);
             let vectors = steps.vectors(tier, outputs);
             Group {
-                wide: pass::select(tier, outputs, ones, vectors),
-                narrow: pass::select(tier, outputs, ones, 1),
-                both: both::select(tier, outputs, ones, vectors),
+                wide: kernels.select(outputs, ones, vectors),
+                narrow: kernels.select(outputs, ones, 1),
+                both: kernels.fused(outputs, ones, vectors),
                 outputs,
                 stride: tables.len() / sources,
                 tables,

@@ -217,7 +217,7 @@ impl Tables {
 
     fn write(&self, tokens: &[u32], tier: Tier, writer: &mut BitWriter, output: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
-        if tier >= Tier::Avx2 && tier != Tier::Neon {
+        if tier >= Tier::Avx2 {
             // SAFETY: a tier from AVX2 up has BMI1 and BMI2, and whoever names a tier has made sure that it is there.
             return unsafe { self.write_bmi2(tokens, writer, output) };
         }

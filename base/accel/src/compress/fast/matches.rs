@@ -106,7 +106,7 @@ impl MatchFinder {
         self.counts = Counts { literals_and_lengths: [0; 512], distances: [0; 32] };
         self.odd_literals = [0; 256];
         #[cfg(target_arch = "x86_64")]
-        if tier >= Tier::Avx2 && tier != Tier::Neon {
+        if tier >= Tier::Avx2 {
             // SAFETY: the tier says that the processor has what AVX2 stands for; the rest is asserted above.
             unsafe { self.run_avx2(input, part) }
         } else {

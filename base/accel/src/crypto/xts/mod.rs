@@ -64,6 +64,31 @@ enum Keys {
     Vaes(Box<Schedules>),
 }
 
+/// Implementation of the cipher, the plainest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Implementation {
+    /// The library's AES, a block a call.
+    Plain,
+    /// AES-NI.
+    AesNi,
+    /// VAES on 512-bit vectors.
+    Vaes,
+}
+
+impl Implementation {
+    /// Returns the implementation for a tier; `aes` says whether the processor has the AES instructions, which no tier
+    /// below [`Tier::Gfni`] includes.
+    fn of(tier: Tier, aes: bool) -> Self {
+        if tier >= Tier::Gfni {
+            Implementation::Vaes
+        } else if tier >= Tier::Sse && aes {
+            Implementation::AesNi
+        } else {
+            Implementation::Plain
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Encrypt,
@@ -198,15 +223,18 @@ impl fmt::Debug for Xts {
 impl Keys {
     fn new(data: &[u8], tweak: &[u8], tier: Tier) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if tier == Tier::Gfni {
+        let aes = std::arch::is_x86_feature_detected!("aes");
+        #[cfg(not(target_arch = "x86_64"))]
+        let aes = false;
+        match Implementation::of(tier, aes) {
             // SAFETY: the tier has VAES, and with it the AES instructions.
-            return Keys::Vaes(unsafe { Schedules::new(data, tweak) });
-        } else if tier != Tier::Portable && std::arch::is_x86_feature_detected!("aes") {
+            #[cfg(target_arch = "x86_64")]
+            Implementation::Vaes => Keys::Vaes(unsafe { Schedules::new(data, tweak) }),
             // SAFETY: asked for just now.
-            return Keys::AesNi(unsafe { Schedules::new(data, tweak) });
+            #[cfg(target_arch = "x86_64")]
+            Implementation::AesNi => Keys::AesNi(unsafe { Schedules::new(data, tweak) }),
+            _ => Keys::Plain(Box::new(PlainKeys::new(data, tweak))),
         }
-        let _ = tier;
-        Keys::Plain(Box::new(PlainKeys::new(data, tweak)))
     }
 
     /// # Safety

@@ -39,6 +39,20 @@ fn vectors_of_ieee_1619() {
 }
 
 #[test]
+fn a_stronger_tier_selects_no_weaker_implementation() {
+    for aes in [false, true] {
+        for tier in Tier::ALL {
+            for lower in Tier::ALL.into_iter().filter(|lower| *lower <= tier) {
+                assert!(Implementation::of(lower, aes) <= Implementation::of(tier, aes), "{lower} {tier}");
+            }
+        }
+    }
+    assert_eq!(Implementation::of(Tier::Gfni, true), Implementation::Vaes);
+    assert_eq!(Implementation::of(Tier::Avx512, true), Implementation::AesNi);
+    assert_eq!(Implementation::of(Tier::Neon, true), Implementation::Plain);
+}
+
+#[test]
 fn keys_that_will_not_do() {
     assert_eq!(Xts::new(&[1; 48]).err(), Some(KeyError::Length(48, "32 or 64")));
     assert_eq!(Xts::new(&[1; 64]).err(), Some(KeyError::HalvesEqual));
