@@ -72,13 +72,17 @@ impl Conf {
         let mut sections: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
         let mut section = "global".to_owned();
         let mut carried = String::new();
-        for (number, line) in text.lines().enumerate() {
+        let mut lines = text.lines().enumerate().peekable();
+        while let Some((number, line)) = lines.next() {
             let wrong = |text: String| (number + 1, text);
-            let line = code(line).trim_end();
-            // A trailing backslash continues the line.
+            let mut line = code(line).trim_end();
+            // A trailing backslash continues the line, unless it is the last one.
             if let Some(part) = line.strip_suffix('\\') {
-                carried.push_str(part);
-                continue;
+                if lines.peek().is_some() {
+                    carried.push_str(part);
+                    continue;
+                }
+                line = part;
             }
             let whole = std::mem::take(&mut carried) + line;
             let line = whole.trim();

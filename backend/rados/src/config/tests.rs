@@ -159,3 +159,14 @@ fn lines_quotes_and_variables() {
     assert_eq!(conf.get("self").as_deref(), Some("$self"));
     assert!(Conf::parse("a = 'x", "ceph", "admin", "h").is_err());
 }
+
+#[test]
+fn a_last_line_that_ends_in_a_backslash_is_read() {
+    let read = |text: &str| Conf::parse(text, "ceph", "admin", "h");
+    for text in ["a = 1\nb = 2 \\", "a = 1\nb = 2 \\\n", "a = 1\nb = \\\n2 \\"] {
+        let conf = read(text).expect(text);
+        assert_eq!((conf.get("a").as_deref(), conf.get("b").as_deref()), (Some("1"), Some("2")), "{text}");
+    }
+    assert_eq!(read("a = 1\nnonsense \\").map_err(|(line, _)| line), Err(2));
+    assert_eq!(read("\\").expect("nothing is in it").get("a"), None);
+}
