@@ -205,6 +205,25 @@ impl Conn {
         })
         .await;
     }
+
+    /// Waits until the send queue is empty, or the connection has ended.
+    async fn drained(&self) {
+        let budget = self.send_queue.budget();
+        loop {
+            let mut changed = std::pin::pin!(self.lifecycle.changed());
+            if self.is_closed() || budget.used().bytes == 0 {
+                return;
+            }
+            std::future::poll_fn(|cx| {
+                if changed.as_mut().poll(cx).is_ready() || budget.used().bytes == 0 {
+                    return Poll::Ready(());
+                }
+                budget.wait(cx.waker());
+                Poll::Pending
+            })
+            .await;
+        }
+    }
 }
 
 /// Connection to a peer, across all its successive streams.  Clones share it.
@@ -349,6 +368,11 @@ impl Connection {
     /// Returns the number of messages waiting to be sent or acknowledged, and their bytes.
     pub fn pending(&self) -> Budget {
         self.conn.send_queue.budget().used()
+    }
+
+    /// Waits until no bytes wait to be sent or acknowledged, or the connection has ended.
+    pub async fn drained(&self) {
+        self.conn.drained().await;
     }
 
     /// Returns the number of messages of this peer that were received and not dropped, and their bytes.

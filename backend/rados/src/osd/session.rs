@@ -128,11 +128,9 @@ pub(super) fn covers(backoff: &Backoff, place: &Place, object: &HObject) -> bool
     backoff.pg == place.pg && backoff.shard == place.shard && backoff.begin <= *object && *object < backoff.end
 }
 
-/// Waits until a connection's send queue has drained.
+/// Waits until a connection's send queue has drained, and sends what waits for space in it.
 async fn drain(objecter: Weak<Objecter>, osd: i32, connection: Connection) {
-    while connection.pending().bytes > 0 && connection.reason().is_none() {
-        sleep(Duration::from_millis(1)).await;
-    }
+    connection.drained().await;
     let Some(objecter) = objecter.upgrade() else { return };
     {
         let mut sessions = objecter.sessions.borrow_mut();

@@ -1,6 +1,7 @@
 //! Tests of messages from OSDs, in current and future encodings.
 
 mod cluster;
+mod queue;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -19,7 +19,7 @@ pub enum ConnectionState {
     Closed,
 }
 
-/// ConnectionState of a connection, and the number of its current stream.
+/// State of a connection, and the number of its current stream.
 ///
 /// Invariants:
 /// 1. `Closed` is final, and a closed connection has a reason.
