@@ -1,0 +1,117 @@
+//! Connection to one of the monitors, kept up until the session is closed.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{Error, ErrorKind};
+use forebay_messenger::{Address, Connection, Policy, Reason};
+use forebay_reactor::{now, timeout};
+
+use super::rejection::{MonitorLoss, denied_by_all};
+use super::{MONITOR_TIMEOUT, MonitorSession};
+
+/// Pause after all monitors were tried.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Attempts to open a session with a monitor.
+///
+/// Invariant: `last_error` is that of the last monitor tried; `None` before the first failure, and from the moment that
+/// a monitor accepts this client until the next failure.
+#[derive(Default)]
+pub(super) struct Attempts {
+    last_error: RefCell<Option<Error>>,
+    /// Number of complete rounds over all monitors.
+    rounds: Cell<u32>,
+}
+
+impl Attempts {
+    /// Returns the error of the last monitor tried.
+    pub(super) fn last_error(&self) -> Option<Error> {
+        self.last_error.borrow().clone()
+    }
+
+    /// Returns true once all monitors were tried and the last one rejects this client.  A monitor may be down for a
+    /// while, but a key rejected by all is invalid, and so are connection modes that none accepts.
+    pub(super) fn are_rejected(&self) -> bool {
+        let permanent = |error: &Error| matches!(error.kind(), ErrorKind::Denied | ErrorKind::Unsupported);
+        self.rounds.get() > 0 && self.last_error.borrow().as_ref().is_some_and(permanent)
+    }
+
+    fn succeeded(&self) {
+        self.last_error.borrow_mut().take();
+    }
+
+    /// Records an error; returns whether it differs from the previous one.
+    fn failed(&self, error: &Error) -> bool {
+        let before = self.last_error.replace(Some(error.clone()));
+        before.as_ref().map(Error::context) != Some(error.context())
+    }
+
+    fn end_round(&self) {
+        self.rounds.set(self.rounds.get().saturating_add(1));
+    }
+}
+
+/// Maintains a connection to one of the monitors until the session is closed.
+pub(super) async fn maintain(shared: Rc<MonitorSession>) {
+    while !shared.closed.get() {
+        // Set while every monitor of this round has denied access.
+        let mut all_refuse = true;
+        for monitor in shared.addresses() {
+            let Some(messenger) = shared.messenger.borrow().clone() else { return };
+            let connection = messenger.connect(&Address::Tcp(monitor), Policy::LossyClient);
+            let reason = match timeout(MONITOR_TIMEOUT, connection.ready()).await {
+                Ok(Ok(())) => serve(&shared, &connection).await,
+                Ok(Err(reason)) => reason,
+                Err(_) => Reason::Handshake("it is connected"),
+            };
+            connection.close();
+            shared.connection.borrow_mut().take();
+            if shared.closed.get() {
+                return;
+            }
+            all_refuse &= record(&shared, monitor, &reason) == ErrorKind::Denied;
+        }
+        if let Some(error) = shared.attempts.last_error().filter(|_| all_refuse) {
+            shared.listener.refused(Some(denied_by_all(error)));
+        }
+        shared.attempts.end_round();
+        shared.changed.notify_all();
+        let _ = timeout(PAUSE, shared.changed.wait_until(|| shared.closed.get())).await;
+    }
+}
+
+/// Uses a monitor connection until it ends.
+async fn serve(shared: &Rc<MonitorSession>, connection: &Connection) -> Reason {
+    *shared.connection.borrow_mut() = Some(connection.clone());
+    shared.attempts.succeeded();
+    shared.listener.refused(None);
+    shared.authenticated.set(Some(now()));
+    shared.own_addr.set(connection.own_addr().or(shared.own_addr.get()));
+    tracing::debug!(monitor = %connection.address(), client = shared.ticket_store.global_id(), "authenticated with a monitor");
+    shared.subscribe();
+    shared.requests.send_all(connection);
+    shared.changed.notify_all();
+    connection.ended().await
+}
+
+/// Records and logs why a monitor connection was lost; returns the kind of the error.
+fn record(shared: &MonitorSession, monitor: SocketAddr, reason: &Reason) -> ErrorKind {
+    let name = format!("client.{}", shared.config.id);
+    let loss = MonitorLoss::of(monitor, &name, shared.ticket_store.global_id(), reason);
+    let is_new = shared.attempts.failed(loss.error());
+    match &loss {
+        MonitorLoss::Conflict(error) if is_new => tracing::warn!("{}", error.context()),
+        MonitorLoss::Conflict(_) => {}
+        MonitorLoss::IdentityRejected(error) => {
+            tracing::warn!("{}", error.context());
+            shared.ticket_store.clear();
+        }
+        MonitorLoss::Denied(_) | MonitorLoss::Unreachable(_) => {
+            tracing::info!(%monitor, %reason, "the connection to a monitor is lost");
+        }
+    }
+    loss.error().kind()
+}
