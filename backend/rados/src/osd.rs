@@ -34,8 +34,8 @@ use crate::config::{Credentials, Settings};
 use crate::error::failure;
 use crate::map::{Epoch, OsdMap, PgId};
 use crate::monitor::{FEATURES, Monitors};
-use placement::Place;
-use session::{Incoming, Session};
+use placement::PgTarget;
+use session::{Incoming, OsdSession};
 use watch::Watches;
 use wire::{OsdOp, Redirect, Reply};
 
@@ -59,7 +59,7 @@ struct Op {
     request: Request,
     hash: u32,
     /// Placement of its placement group at the last lookup.
-    place: Option<Rc<Place>>,
+    target: Option<Rc<PgTarget>>,
     /// Set while the request is in flight on the session of its primary.
     sent: bool,
     attempts: i32,
@@ -80,11 +80,11 @@ pub(crate) struct Objecter {
     monitors: RefCell<Option<Monitors>>,
     map: RefCell<Option<Rc<OsdMap>>>,
     /// Placements computed from the current map.
-    places: RefCell<HashMap<PgId, Rc<Place>>>,
+    targets: RefCell<HashMap<PgId, Rc<PgTarget>>>,
     ops: RefCell<BTreeMap<u64, Op>>,
     last_tid: Cell<u64>,
     last_serial: Cell<u64>,
-    sessions: RefCell<HashMap<i32, Session>>,
+    sessions: RefCell<HashMap<i32, OsdSession>>,
     watches: Watches,
     /// Watch epoch: counts events that may affect watches, such as lost sessions, new maps, ends.
     disturbance: Cell<u64>,
@@ -114,7 +114,7 @@ impl Objecter {
             messenger: RefCell::default(),
             monitors: RefCell::default(),
             map: RefCell::default(),
-            places: RefCell::default(),
+            targets: RefCell::default(),
             ops: RefCell::default(),
             last_tid: Cell::new(0),
             last_serial: Cell::new(0),
@@ -241,7 +241,7 @@ impl Objecter {
         let op = Op {
             request,
             hash: 0,
-            place: None,
+            target: None,
             sent: false,
             attempts: 0,
             sent_epoch: 0,

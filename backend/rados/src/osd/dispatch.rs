@@ -6,8 +6,8 @@ use forebay_block::{Error, ErrorKind, Result};
 use forebay_messenger::Message;
 use forebay_reactor::{Buf, BufList, wall_clock};
 
-use super::placement::{Place, hobject};
-use super::session::Session;
+use super::placement::{PgTarget, hobject};
+use super::session::OsdSession;
 use super::wire::{self, Envelope, Reply, flag, kind};
 use super::{Objecter, Op};
 use crate::error::errno;
@@ -38,23 +38,23 @@ impl Objecter {
     /// Sends a request on the session of its OSD, if that can accept it now.
     pub(super) fn send(self: &Rc<Self>, map: &OsdMap, tid: u64, osd: i32) {
         let mut sessions = self.sessions.borrow_mut();
-        let session = sessions.entry(osd).or_insert_with(|| Session::open(self, map, osd));
+        let session = sessions.entry(osd).or_insert_with(|| OsdSession::open(self, map, osd));
         if !session.takes() {
             return;
         }
         let mut ops = self.ops.borrow_mut();
         let Some(op) = ops.get_mut(&tid) else { return };
-        let Some(place) = op.place.clone() else { return };
-        if session.holds_back(&place, || hobject(op, &place)) {
+        let Some(target) = op.target.clone() else { return };
+        if session.holds_back(&target, || hobject(op, &target)) {
             return;
         }
         op.attempts += 1;
         op.sent_epoch = map.epoch;
-        let message = self.message(map.epoch, tid, op, &place);
+        let message = self.message(map.epoch, tid, op, &target);
         op.sent = session.post(self, osd, message);
     }
 
-    pub(super) fn message(&self, epoch: Epoch, tid: u64, op: &Op, place: &Place) -> Message {
+    pub(super) fn message(&self, epoch: Epoch, tid: u64, op: &Op, target: &PgTarget) -> Message {
         let request = &op.request;
         let mut flags = request.flags | flag::ON_DISK;
         if op.attempts > 1 {
@@ -77,15 +77,15 @@ impl Objecter {
             None => (0, [].as_slice()),
         };
         let envelope = Envelope {
-            pg: place.pg,
-            shard: place.shard,
+            pg: target.pg,
+            shard: target.shard,
             hash: op.hash,
             epoch,
             flags,
             client: self.ticket_store.global_id(),
             tid,
             time: if flags & flag::WRITE == 0 { (0, 0) } else { (time.as_secs() as u32, time.subsec_nanos()) },
-            pool: place.pg.pool,
+            pool: target.pg.pool,
             namespace,
             name,
             key,
@@ -119,7 +119,7 @@ impl Objecter {
     pub(super) fn take_reply(self: &Rc<Self>, osd: i32, tid: u64, reply: Reply) {
         let mut ops = self.ops.borrow_mut();
         let Some(op) = ops.get_mut(&tid) else { return };
-        let ours = op.sent && op.place.as_ref().is_some_and(|place| place.mapping.primary == osd);
+        let ours = op.sent && op.target.as_ref().is_some_and(|target| target.mapping.primary == osd);
         if !ours || (reply.attempt >= 0 && reply.attempt != op.attempts - 1) {
             // Reply to an abandoned attempt; the reply to the current one is still to come.
             return;
@@ -155,7 +155,7 @@ impl Objecter {
     /// Sends unsent requests in order, of all OSDs or of one.
     pub(super) fn send_waiting(self: &Rc<Self>, osd: Option<i32>) {
         let waits = |op: &Op| {
-            let primary = op.place.as_ref().map(|place| place.mapping.primary);
+            let primary = op.target.as_ref().map(|target| target.mapping.primary);
             !op.sent && (osd.is_none() || osd == primary)
         };
         let tids: Vec<u64> = self.ops.borrow().iter().filter(|(_, op)| waits(op)).map(|(&tid, _)| tid).collect();
@@ -165,11 +165,11 @@ impl Objecter {
     }
 
     /// Marks requests sent to an OSD as unsent, so that they are resent.
-    pub(super) fn unsend(&self, osd: i32, which: impl Fn(&Op, &Place) -> bool) {
+    pub(super) fn unsend(&self, osd: i32, which: impl Fn(&Op, &PgTarget) -> bool) {
         for op in self.ops.borrow_mut().values_mut() {
-            if let Some(place) = &op.place
-                && place.mapping.primary == osd
-                && which(op, place)
+            if let Some(target) = &op.target
+                && target.mapping.primary == osd
+                && which(op, target)
             {
                 op.sent = false;
             }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use forebay_block::{Error, ErrorKind};
 
 use super::Objecter;
-use super::placement::{Place, clone_place};
+use super::placement::PgTarget;
 use crate::map::{Incremental, MapError, OsdMap};
 use crate::monitor::wire::OsdMaps;
 
@@ -56,7 +56,7 @@ impl Objecter {
     /// changed.
     pub(super) fn rescan(self: &Rc<Self>) {
         let Some(map) = self.map() else { return };
-        self.places.borrow_mut().clear();
+        self.targets.borrow_mut().clear();
         let mut lost = Vec::new();
         self.sessions.borrow_mut().retain(|&osd, session| {
             let stays = session.is_at(&map, osd);
@@ -77,11 +77,11 @@ impl Objecter {
             let located = {
                 let mut ops = self.ops.borrow_mut();
                 let Some(op) = ops.get_mut(&tid) else { continue };
-                let before = op.place.clone();
+                let before = op.target.clone();
                 let located = self.locate(&map, op);
-                let same = match (&before, &op.place) {
+                let same = match (&before, &op.target) {
                     (Some(before), Some(after)) => {
-                        let unforced = Place { force_resend: before.force_resend, ..clone_place(after) };
+                        let unforced = PgTarget { force_resend: before.force_resend, ..PgTarget::clone(after) };
                         **before == unforced && after.force_resend <= op.sent_epoch
                     }
                     _ => false,

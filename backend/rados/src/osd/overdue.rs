@@ -41,8 +41,8 @@ impl Objecter {
     /// Describes what a request waits for.
     pub(super) fn describe(&self, op: &Op) -> String {
         let object = &op.request.object;
-        let Some(place) = &op.place else { return format!("object {object}: no map has come yet") };
-        let (osd, pg) = (place.mapping.primary, place.pg);
+        let Some(target) = &op.target else { return format!("object {object}: no map has come yet") };
+        let (osd, pg) = (target.mapping.primary, target.pg);
         if osd < 0 {
             return format!("object {object}: nobody has placement group {pg}");
         }

@@ -10,8 +10,8 @@ use super::{Objecter, Op};
 use crate::map::{Epoch, Mapping, OsdMap, PgId, flags as map_flags};
 
 /// Target of a placement group, compared to detect a new interval.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Place {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PgTarget {
     pub(super) pg: PgId,
     pub(super) shard: i8,
     pub(super) mapping: Mapping,
@@ -23,14 +23,14 @@ pub(super) struct Place {
 
 impl Objecter {
     /// Returns the current target of an object; `None` without a primary.
-    pub(super) fn place_of(&self, pool: i64, object: &ObjectName) -> Option<Rc<Place>> {
+    pub(super) fn target_of(&self, pool: i64, object: &ObjectName) -> Option<Rc<PgTarget>> {
         let map = self.map()?;
         let pool_facts = map.pools.get(&pool)?;
         let hash = pool_facts.hash_object(object.namespace(), object.name())?;
         let pg = PgId { pool, seed: pool_facts.group(hash) };
-        let known = self.places.borrow().get(&pg).cloned();
-        let place = known.or_else(|| self.place(&map, pg).map(Rc::new))?;
-        (place.mapping.primary >= 0).then_some(place)
+        let known = self.targets.borrow().get(&pg).cloned();
+        let target = known.or_else(|| self.target(&map, pg).map(Rc::new))?;
+        (target.mapping.primary >= 0).then_some(target)
     }
 
     /// Computes the target of a request and returns its OSD; `None` if the request must wait.
@@ -60,25 +60,25 @@ impl Objecter {
             }
         };
         let pg = PgId { pool: id, seed: pool.group(op.hash) };
-        let known = self.places.borrow().get(&pg).cloned();
-        let place = match known {
-            Some(place) => place,
+        let known = self.targets.borrow().get(&pg).cloned();
+        let target = match known {
+            Some(target) => target,
             None => {
-                let place = Rc::new(self.place(map, pg).ok_or_else(|| gone(id))?);
-                self.places.borrow_mut().insert(pg, place.clone());
-                place
+                let target = Rc::new(self.target(map, pg).ok_or_else(|| gone(id))?);
+                self.targets.borrow_mut().insert(pg, target.clone());
+                target
             }
         };
-        let osd = place.mapping.primary;
-        op.place = Some(place);
+        let osd = target.mapping.primary;
+        op.target = Some(target);
         let paused = map.flags & if write { map_flags::PAUSE_WRITES } else { map_flags::PAUSE_READS } != 0;
         Ok((osd >= 0 && !paused).then_some(osd))
     }
 
-    pub(super) fn place(&self, map: &OsdMap, pg: PgId) -> Option<Place> {
+    pub(super) fn target(&self, map: &OsdMap, pg: PgId) -> Option<PgTarget> {
         let pool = map.pools.get(&pg.pool)?;
         let mapping = map.map_pg(pg)?;
-        Some(Place {
+        Some(PgTarget {
             pg,
             shard: mapping.primary_shard(pool),
             mapping,
@@ -88,16 +88,11 @@ impl Objecter {
     }
 }
 
-/// Returns a copy of a target.
-pub(super) fn clone_place(place: &Place) -> Place {
-    Place { mapping: place.mapping.clone(), ..*place }
-}
-
 /// Returns the position of a request's object in the sort order of its placement group.
-pub(super) fn hobject(op: &Op, place: &Place) -> HObject {
+pub(super) fn hobject(op: &Op, target: &PgTarget) -> HObject {
     let bytes = |text: &str| text.as_bytes().to_vec();
     HObject {
-        pool: place.pg.pool,
+        pool: target.pg.pool,
         namespace: bytes(op.request.object.namespace()),
         key: Vec::new(),
         name: bytes(op.request.object.name()),

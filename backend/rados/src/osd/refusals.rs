@@ -53,7 +53,7 @@ impl Objecter {
             return;
         }
         let refusal = |op: &Op| {
-            let osd = op.place.as_ref()?.mapping.primary;
+            let osd = op.target.as_ref()?.mapping.primary;
             conflicts.get(&osd).filter(|_| !op.sent && !served.contains(&op.request.pool)).cloned()
         };
         let failed: Vec<(u64, Error)> = {

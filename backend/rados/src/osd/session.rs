@@ -11,7 +11,7 @@ use forebay_reactor::{Buf, sleep, spawn};
 
 use super::Objecter;
 use super::hobject::HObject;
-use super::placement::{Place, hobject};
+use super::placement::{PgTarget, hobject};
 use super::wire::{Backoff, Reply, backoff, kind};
 use crate::map::OsdMap;
 use crate::monitor;
@@ -23,7 +23,7 @@ const REST_MAX: Duration = Duration::from_secs(2);
 const BACKOFFS_MAX: usize = 1 << 16;
 
 /// Connection state of a session.
-enum State {
+enum ConnectionState {
     /// Open: requests are sent on the connection.
     Open(Connection),
     /// Send queue of the connection is full.
@@ -32,10 +32,11 @@ enum State {
     Resting,
 }
 
-pub(super) struct Session {
-    state: State,
+/// Session with one OSD: its connection, and the backoffs that the OSD has requested on it.
+pub(super) struct OsdSession {
+    state: ConnectionState,
     /// Address and nonce (instance) of the OSD, from the map at the time of opening.
-    place: Option<(Address, u32)>,
+    peer: Option<(Address, u32)>,
     rest: Duration,
     backoffs: Vec<Backoff>,
     /// Serial number that distinguishes it from earlier sessions.
@@ -47,27 +48,27 @@ fn address(map: &OsdMap, osd: i32) -> Option<(Address, u32)> {
     addrs.filter_map(|addr| Some((Address::Tcp(addr.socket?), addr.nonce))).next()
 }
 
-impl Session {
+impl OsdSession {
     pub(super) fn open(objecter: &Rc<Objecter>, map: &OsdMap, osd: i32) -> Self {
-        let place = address(map, osd);
+        let peer = address(map, osd);
         let messenger = objecter.messenger.borrow().clone();
-        let state = match (&place, messenger) {
-            (Some((place, nonce)), Some(messenger)) => {
-                State::Open(messenger.connect_instance(place, *nonce, Policy::LossyClient))
+        let state = match (&peer, messenger) {
+            (Some((peer, nonce)), Some(messenger)) => {
+                ConnectionState::Open(messenger.connect_instance(peer, *nonce, Policy::LossyClient))
             }
             _ => {
                 tracing::warn!(osd, "it has no address of the protocol's second version; requests to it wait");
-                State::Resting
+                ConnectionState::Resting
             }
         };
         let serial = objecter.last_serial.get() + 1;
         objecter.last_serial.set(serial);
-        Self { state, place, rest: REST_MIN, backoffs: Vec::new(), serial }
+        Self { state, peer, rest: REST_MIN, backoffs: Vec::new(), serial }
     }
 
     /// Returns whether the session's address is that of the OSD in this map.
     pub(super) fn is_at(&self, map: &OsdMap, osd: i32) -> bool {
-        self.place.is_some() && self.place == address(map, osd)
+        self.peer.is_some() && self.peer == address(map, osd)
     }
 
     /// Returns the serial number of the session; zero while it has no connection.
@@ -77,41 +78,41 @@ impl Session {
 
     /// Returns whether a request can be sent now.
     pub(super) fn takes(&self) -> bool {
-        matches!(self.state, State::Open(_))
+        matches!(self.state, ConnectionState::Open(_))
     }
 
     fn connection(&self) -> Option<&Connection> {
         match &self.state {
-            State::Open(connection) | State::Full(connection) => Some(connection),
-            State::Resting => None,
+            ConnectionState::Open(connection) | ConnectionState::Full(connection) => Some(connection),
+            ConnectionState::Resting => None,
         }
     }
 
     /// Closes the session; the caller must close the returned connection.
     pub(super) fn close(&mut self) -> Option<Connection> {
-        match std::mem::replace(&mut self.state, State::Resting) {
-            State::Open(connection) | State::Full(connection) => Some(connection),
-            State::Resting => None,
+        match std::mem::replace(&mut self.state, ConnectionState::Resting) {
+            ConnectionState::Open(connection) | ConnectionState::Full(connection) => Some(connection),
+            ConnectionState::Resting => None,
         }
     }
 
     /// Returns whether a backoff of the OSD covers this object.
-    pub(super) fn holds_back(&self, place: &Place, object: impl FnOnce() -> HObject) -> bool {
+    pub(super) fn holds_back(&self, target: &PgTarget, object: impl FnOnce() -> HObject) -> bool {
         if self.backoffs.is_empty() {
             return false;
         }
         let object = object();
-        self.backoffs.iter().any(|backoff| covers(backoff, place, &object))
+        self.backoffs.iter().any(|backoff| covers(backoff, target, &object))
     }
 
     /// Sends a message; returns false if the queue is full or the connection is lost, so that the request must wait.
     pub(super) fn post(&mut self, objecter: &Rc<Objecter>, osd: i32, message: Message) -> bool {
-        let State::Open(connection) = &self.state else { return false };
+        let ConnectionState::Open(connection) = &self.state else { return false };
         match connection.post(message) {
             Ok(()) => true,
             Err(SendError::Full) => {
                 let connection = connection.clone();
-                self.state = State::Full(connection.clone());
+                self.state = ConnectionState::Full(connection.clone());
                 drop(spawn(drain(Rc::downgrade(objecter), osd, connection)));
                 false
             }
@@ -124,8 +125,8 @@ impl Session {
     }
 }
 
-pub(super) fn covers(backoff: &Backoff, place: &Place, object: &HObject) -> bool {
-    backoff.pg == place.pg && backoff.shard == place.shard && backoff.begin <= *object && *object < backoff.end
+pub(super) fn covers(backoff: &Backoff, target: &PgTarget, object: &HObject) -> bool {
+    backoff.pg == target.pg && backoff.shard == target.shard && backoff.begin <= *object && *object < backoff.end
 }
 
 /// Waits until a connection's send queue has drained, and sends what waits for space in it.
@@ -137,7 +138,7 @@ async fn drain(objecter: Weak<Objecter>, osd: i32, connection: Connection) {
         let Some(session) = sessions.get_mut(&osd).filter(|session| session.connection() == Some(&connection)) else {
             return;
         };
-        session.state = State::Open(connection);
+        session.state = ConnectionState::Open(connection);
     }
     objecter.send_waiting(Some(osd));
 }
@@ -159,7 +160,7 @@ impl Incoming {
     /// Returns the OSD of a reply's connection via its request, without a search of all sessions.
     fn find_by_request(&self, connection: &Connection, tid: u64) -> Option<(Rc<Objecter>, i32)> {
         let objecter = self.0.upgrade()?;
-        let osd = objecter.ops.borrow().get(&tid)?.place.as_ref()?.mapping.primary;
+        let osd = objecter.ops.borrow().get(&tid)?.target.as_ref()?.mapping.primary;
         let ours = objecter.sessions.borrow().get(&osd)?.connection() == Some(connection);
         ours.then_some((objecter, osd))
     }
@@ -238,7 +239,7 @@ fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
     let rest = {
         let mut sessions = objecter.sessions.borrow_mut();
         let Some(session) = sessions.get_mut(&osd) else { return };
-        session.state = State::Resting;
+        session.state = ConnectionState::Resting;
         session.backoffs.clear();
         let rest = session.rest;
         session.rest = (rest * 2).min(REST_MAX);
@@ -262,7 +263,7 @@ fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
         {
             let mut sessions = objecter.sessions.borrow_mut();
             let Some(session) = sessions.get_mut(&osd).filter(|session| session.connection().is_none()) else { return };
-            *session = Session { rest: session.rest, ..Session::open(&objecter, &map, osd) };
+            *session = OsdSession { rest: session.rest, ..OsdSession::open(&objecter, &map, osd) };
         }
         objecter.send_waiting(Some(osd));
     }));
@@ -290,7 +291,7 @@ fn take_backoff(objecter: &Rc<Objecter>, osd: i32, connection: &Connection, back
                 session.backoffs.retain(|other| other.id != backoff.id);
             }
             // The OSD has dropped requests that were in flight when the backoff began.
-            objecter.unsend(osd, |op, place| covers(&backoff, place, &hobject(op, place)));
+            objecter.unsend(osd, |op, target| covers(&backoff, target, &hobject(op, target)));
             objecter.send_waiting(Some(osd));
         }
         _ => {}

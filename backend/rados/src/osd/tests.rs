@@ -22,9 +22,9 @@ use forebay_reactor::sync::oneshot;
 use forebay_reactor::{Buf, BufList, DriverChoice, Instant, Reactor};
 
 use super::hobject::HObject;
-use super::session::{Session, covers};
+use super::session::{OsdSession, covers};
 use super::wire::{Backoff, Envelope, OsdOp, Redirect, Reply, SNAP_HEAD, backoff, code, flag, request};
-use super::{Objecter, Op, Place, Request};
+use super::{Objecter, Op, PgTarget, Request};
 use crate::config::{Credentials, Said, Settings};
 use crate::denc::WriterExt;
 use crate::error::errno;
@@ -111,7 +111,7 @@ fn object(hash: u32, name: &str) -> HObject {
 
 #[test]
 fn a_backoff_holds_back_its_range_of_its_group() {
-    let place = |seed, shard| Place {
+    let target = |seed, shard| PgTarget {
         pg: PgId { pool: 3, seed },
         shard,
         mapping: Mapping { up: vec![1, 0], up_primary: 1, acting: vec![1, 0], primary: 1 },
@@ -128,12 +128,12 @@ fn a_backoff_holds_back_its_range_of_its_group() {
         end: HObject { max: true, ..HObject::default() },
     };
     assert_eq!(Backoff::decode(&whole.encode()).as_ref(), Ok(&whole));
-    assert!(covers(&whole, &place(7, -1), &object(7, "a")));
-    assert!(!covers(&whole, &place(6, -1), &object(6, "a")), "another group");
-    assert!(!covers(&whole, &place(7, 1), &object(7, "a")), "another shard of the group");
+    assert!(covers(&whole, &target(7, -1), &object(7, "a")));
+    assert!(!covers(&whole, &target(6, -1), &object(6, "a")), "another group");
+    assert!(!covers(&whole, &target(7, 1), &object(7, "a")), "another shard of the group");
     // Backoff of a single object, as while it is unfound.
     let one = Backoff { begin: object(7, "b"), end: object(7, "c"), ..whole };
-    let held = |name| covers(&one, &place(7, -1), &object(7, name));
+    let held = |name| covers(&one, &target(7, -1), &object(7, name));
     assert_eq!((held("a"), held("b"), held("bb"), held("c")), (false, true, true, false));
     // With unknown data behind it.
     let mut longer = one.encode();
@@ -148,8 +148,8 @@ fn places_of_later_versions() {
         out.blob(b"k").blob(b"n").u64(4).u32(9).u8(0).blob(b"s").i64(3).text("something new");
     });
     let bytes = out.finish();
-    let mut from = Reader::new(&bytes, "a place");
-    let found = HObject::decode(&mut from).expect("a place");
+    let mut from = Reader::new(&bytes, "a position");
+    let found = HObject::decode(&mut from).expect("a position");
     assert_eq!((found.name.as_slice(), found.pool, found.snap), (&b"n"[..], 3, 4));
     assert!(from.rest().is_empty());
 }
@@ -209,12 +209,12 @@ fn change(ops: Vec<OsdOp>) -> Request {
 }
 
 /// Adds a write that was sent to an OSD twice and is not yet acknowledged; without a map it has no target.
-fn sent(objecter: &Objecter, tid: u64, place: Option<Rc<Place>>, sent_epoch: u32) -> Answer {
+fn sent(objecter: &Objecter, tid: u64, target: Option<Rc<PgTarget>>, sent_epoch: u32) -> Answer {
     let (answer, answered) = oneshot::channel();
     let op = Op {
         request: change(vec![OsdOp::new(code::CREATE)]),
         hash: 0,
-        place,
+        target,
         sent: true,
         attempts: 2,
         sent_epoch,
@@ -228,9 +228,9 @@ fn sent(objecter: &Objecter, tid: u64, place: Option<Rc<Place>>, sent_epoch: u32
     answered
 }
 
-fn place_at(osd: i32) -> Rc<Place> {
+fn target_at(osd: i32) -> Rc<PgTarget> {
     let mapping = Mapping { up: vec![osd], up_primary: osd, acting: vec![osd], primary: osd };
-    Rc::new(Place { pg: PgId { pool: 4, seed: 1 }, shard: -1, mapping, shape: (3, 2, 32), force_resend: 0 })
+    Rc::new(PgTarget { pg: PgId { pool: 4, seed: 1 }, shard: -1, mapping, shape: (3, 2, 32), force_resend: 0 })
 }
 
 fn answered(receiver: &mut Answer) -> Option<forebay_block::Result<Reply>> {
@@ -243,7 +243,7 @@ fn answered(receiver: &mut Answer) -> Option<forebay_block::Result<Reply>> {
 #[test]
 fn only_the_osd_and_the_attempt_that_count_answer_a_request() {
     let objecter = Objecter::new(TicketStore::new());
-    let mut waiting = sent(&objecter, 9, Some(place_at(3)), 12);
+    let mut waiting = sent(&objecter, 9, Some(target_at(3)), 12);
     let of = |attempt| decoded(8, &reply(8, attempt, None));
     objecter.take_reply(3, 9, of(0));
     assert!(answered(&mut waiting).is_none(), "the first attempt was given up");
@@ -263,7 +263,7 @@ fn only_the_osd_and_the_attempt_that_count_answer_a_request() {
 #[test]
 fn who_is_on_the_blocklist_sends_nothing_any_more() {
     let objecter = Objecter::new(TicketStore::new());
-    let mut waiting = sent(&objecter, 9, Some(place_at(3)), 12);
+    let mut waiting = sent(&objecter, 9, Some(target_at(3)), 12);
     objecter.take_reply(3, 9, Reply { result: -errno::ESHUTDOWN, ..decoded(8, &reply(8, 1, None)) });
     let kind = |result: Option<forebay_block::Result<Reply>>| result.and_then(Result::err).map(|error| error.kind());
     assert_eq!(kind(answered(&mut waiting)), Some(ErrorKind::Fenced));
@@ -313,7 +313,7 @@ fn settings() -> Settings {
     Said::default().with(&BTreeMap::new()).expect("settings").0
 }
 
-/// Creates a write request for the placement group that [`place_at`] assigns to an OSD.
+/// Creates a write request for the placement group that [`target_at`] assigns to an OSD.
 fn change_in_group() -> Request {
     Request { object: ObjectName::new(""), group: 1, ..change(Vec::new()) }
 }
@@ -322,8 +322,8 @@ fn change_in_group() -> Request {
 fn objecter_with_group_at(osd: i32, map: OsdMap) -> Rc<Objecter> {
     let objecter = Objecter::new(TicketStore::new());
     *objecter.map.borrow_mut() = Some(Rc::new(map));
-    let place = place_at(osd);
-    objecter.places.borrow_mut().insert(place.pg, place);
+    let target = target_at(osd);
+    objecter.targets.borrow_mut().insert(target.pg, target);
     objecter
 }
 
@@ -421,11 +421,11 @@ fn an_osd_at_another_address_forgets_its_conflict() {
         assert!(is_known(), "it is where it was");
         take(at(6801, 1));
         assert!(!is_known(), "it is elsewhere");
-        let _session = objecter.sessions.borrow_mut().insert(3, Session::open(&objecter, &at(6801, 1), 3));
+        let _session = objecter.sessions.borrow_mut().insert(3, OsdSession::open(&objecter, &at(6801, 1), 3));
         objecter.set_conflict(3, &secure_only(3));
         take(at(6801, 2));
         assert!(!is_known(), "it was started again");
-        let _session = objecter.sessions.borrow_mut().insert(3, Session::open(&objecter, &at(6801, 2), 3));
+        let _session = objecter.sessions.borrow_mut().insert(3, OsdSession::open(&objecter, &at(6801, 2), 3));
         objecter.set_conflict(3, &secure_only(3));
         take(sample());
         assert!(!is_known(), "it is down");
@@ -435,7 +435,7 @@ fn an_osd_at_another_address_forgets_its_conflict() {
 #[test]
 fn the_first_answer_of_a_pool_makes_its_requests_wait_from_then_on() {
     let objecter = Objecter::new(TicketStore::new());
-    let _waiting = sent(&objecter, 9, Some(place_at(3)), 12);
+    let _waiting = sent(&objecter, 9, Some(target_at(3)), 12);
     assert!(objecter.served.borrow().is_empty());
     objecter.take_reply(3, 9, decoded(8, &reply(8, 1, None)));
     assert!(objecter.served.borrow().contains(&4));

@@ -17,7 +17,7 @@ use forebay_messenger::wire::{Malformed, Reader, Writer};
 use forebay_reactor::sync::oneshot;
 use forebay_reactor::{Buf, BufList, random, spawn, timeout};
 
-use super::placement::Place;
+use super::placement::PgTarget;
 use super::wire::{OsdOp, Reply, SNAP_HEAD, flag, watch};
 use super::{Objecter, Request, check};
 use crate::error::errno;
@@ -35,7 +35,7 @@ pub(crate) struct Watched {
     handler: Rc<dyn WatchHandler>,
     generation: Cell<u32>,
     /// Session serial and target with which the watch is registered.
-    registered: RefCell<Option<(u64, Rc<Place>)>>,
+    registered: RefCell<Option<(u64, Rc<PgTarget>)>>,
     ended: Cell<bool>,
 }
 
@@ -203,17 +203,17 @@ impl Objecter {
     }
 
     /// Returns the current session serial and target of an object.
-    fn standing(&self, pool: i64, object: &ObjectName) -> Option<(u64, Rc<Place>)> {
-        let place = self.place_of(pool, object)?;
-        let serial = self.sessions.borrow().get(&place.mapping.primary)?.serial();
-        Some((serial, place))
+    fn standing(&self, pool: i64, object: &ObjectName) -> Option<(u64, Rc<PgTarget>)> {
+        let target = self.target_of(pool, object)?;
+        let serial = self.sessions.borrow().get(&target.mapping.primary)?.serial();
+        Some((serial, target))
     }
 
     fn stands(&self, watched: &Watched) -> bool {
         let now = self.standing(watched.pool, &watched.object);
         let registered = watched.registered.borrow();
         match (&now, &*registered) {
-            (Some((serial, place)), Some((before, registered))) => serial == before && place == registered,
+            (Some((serial, target)), Some((before, registered))) => serial == before && target == registered,
             _ => false,
         }
     }

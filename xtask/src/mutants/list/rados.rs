@@ -84,7 +84,7 @@ pub(super) const LIST: &[Mutant] = &[
         "rados-other-osd",
         "An answer of an OSD counts that has not the request any more",
         DISPATCH,
-        "let ours = op.sent && op.place.as_ref().is_some_and(|place| place.mapping.primary == osd);",
+        "let ours = op.sent && op.target.as_ref().is_some_and(|target| target.mapping.primary == osd);",
         "let ours = op.sent;",
         &[UNIT],
     ),

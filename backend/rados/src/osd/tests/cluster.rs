@@ -15,7 +15,6 @@ use crate::denc::ReaderExt;
 use crate::map::Epoch;
 use crate::map::tests::{change_to, osd_map_of};
 use crate::monitor::wire::kind;
-use crate::osd::placement::clone_place;
 
 /// Version of the client section of maps that only readers of a later release understand.
 const NEWER: (u8, u8) = (14, 11);
@@ -155,8 +154,8 @@ fn requests_of_a_pool_that_is_marked_as_in_use_wait() {
         let objecter = cluster.objecter();
         for seed in 0..32 {
             let pg = PgId { pool: 4, seed };
-            let at_3 = Place { pg, ..clone_place(&place_at(3)) };
-            objecter.places.borrow_mut().insert(pg, Rc::new(at_3));
+            let at_3 = PgTarget { pg, ..(*target_at(3)).clone() };
+            objecter.targets.borrow_mut().insert(pg, Rc::new(at_3));
         }
         objecter.set_conflict(3, &secure_only(3));
         let pool = cluster.pool("rbd").expect("a pool");
