@@ -19,7 +19,7 @@ pub(crate) mod watch;
 pub(crate) mod wire;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -35,8 +35,9 @@ use crate::error::failure;
 use crate::map::{Epoch, OsdMap, PgId};
 use crate::monitor::{FEATURES, Monitors};
 use placement::PgTarget;
+use refusals::Rejections;
 use session::{Incoming, OsdSession};
-use watch::Watches;
+use watch::{WatchEpoch, Watches};
 use wire::{OsdOp, Redirect, Reply};
 
 /// Request to an OSD.
@@ -55,7 +56,8 @@ pub(crate) struct Request {
     pub(crate) ops: Vec<OsdOp>,
 }
 
-struct Op {
+/// Request that was submitted and is not yet answered.
+struct InFlightOp {
     request: Request,
     hash: u32,
     /// Placement of its placement group at the last lookup.
@@ -81,25 +83,16 @@ pub(crate) struct Objecter {
     map: RefCell<Option<Rc<OsdMap>>>,
     /// Placements computed from the current map.
     targets: RefCell<HashMap<PgId, Rc<PgTarget>>>,
-    ops: RefCell<BTreeMap<u64, Op>>,
+    ops: RefCell<BTreeMap<u64, InFlightOp>>,
     last_tid: Cell<u64>,
     last_serial: Cell<u64>,
     sessions: RefCell<HashMap<i32, OsdSession>>,
     watches: Watches,
-    /// Watch epoch: counts events that may affect watches, such as lost sessions, new maps, ends.
-    disturbance: Cell<u64>,
-    disturbed: Notify,
-    watching: Cell<bool>,
+    watch_epoch: WatchEpoch,
+    /// Set while a task looks for slow requests.
+    looks_for_slow: Cell<bool>,
     fenced: Cell<bool>,
-    /// Authentication error of the monitors: no new OSD sessions, and requests without one fail.
-    refused: RefCell<Option<Error>>,
-    /// Pools that have answered a request or are used by hosts. Their requests wait while an OSD rejects this client
-    /// because of a setting.
-    served: RefCell<BTreeSet<i64>>,
-    /// Pool of the last reply, which is one of them.
-    last_served: Cell<i64>,
-    /// OSDs that reject this client until settings change, with the error: connection modes, features.
-    conflicts: RefCell<BTreeMap<i32, Error>>,
+    rejections: Rejections,
     /// Error of a rejected map that has a newer encoding.
     newer_map: RefCell<Option<Error>>,
     closed: Cell<bool>,
@@ -120,14 +113,10 @@ impl Objecter {
             last_serial: Cell::new(0),
             sessions: RefCell::default(),
             watches: Watches::default(),
-            disturbance: Cell::new(0),
-            disturbed: Notify::new(),
-            watching: Cell::new(false),
+            watch_epoch: WatchEpoch::default(),
+            looks_for_slow: Cell::new(false),
             fenced: Cell::new(false),
-            refused: RefCell::default(),
-            served: RefCell::default(),
-            last_served: Cell::new(-1),
-            conflicts: RefCell::default(),
+            rejections: Rejections::default(),
             newer_map: RefCell::default(),
             closed: Cell::new(false),
             changed: Notify::new(),
@@ -187,16 +176,6 @@ impl Objecter {
         self.fenced.get()
     }
 
-    /// Advances the watch epoch, after an event that may affect watches.
-    fn disturb(&self) {
-        self.disturbance.set(self.disturbance.get() + 1);
-        self.disturbed.notify_all();
-    }
-
-    fn disturbances(&self) -> u64 {
-        self.disturbance.get()
-    }
-
     /// Returns the numbers of requests in flight and of sessions.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.ops.borrow().len(), self.sessions.borrow().len())
@@ -207,7 +186,7 @@ impl Objecter {
         self.closed.set(true);
         let ops = std::mem::take(&mut *self.ops.borrow_mut());
         for (_, op) in ops {
-            op.answer.send(Err(Error::new(ErrorKind::ShuttingDown, "the client has ended")));
+            op.answer.send(Err(closed()));
         }
         self.sessions.borrow_mut().clear();
         self.monitors.borrow_mut().take();
@@ -216,7 +195,7 @@ impl Objecter {
             messenger.shutdown();
         }
         self.changed.notify_all();
-        self.disturb();
+        self.watch_epoch.advance();
     }
 
     /// Submits a request; it is sent before this returns, if possible.
@@ -228,17 +207,16 @@ impl Objecter {
     fn submit_for(self: &Rc<Self>, request: Request, lingers: bool) -> oneshot::Receiver<Result<Reply>> {
         let (answer, answered) = oneshot::channel();
         if self.closed.get() {
-            answer.send(Err(Error::new(ErrorKind::ShuttingDown, "the client has ended")));
+            answer.send(Err(closed()));
             return answered;
         }
         if self.fenced.get() {
-            let text = format!("object {}: the cluster has this client on its blocklist", request.object);
-            answer.send(Err(Error::new(ErrorKind::Fenced, text)));
+            answer.send(Err(blocklisted(&request.object)));
             return answered;
         }
         let tid = self.last_tid.get() + 1;
         self.last_tid.set(tid);
-        let op = Op {
+        let op = InFlightOp {
             request,
             hash: 0,
             target: None,
@@ -255,11 +233,21 @@ impl Objecter {
         self.dispatch(tid);
         self.fail_refused(Some(tid));
         self.fail_conflicting(Some(tid));
-        if !self.watching.replace(true) {
+        if !self.looks_for_slow.replace(true) {
             drop(spawn(overdue::watch(Rc::downgrade(self))));
         }
         answered
     }
+}
+
+/// Returns the error for requests of a closed client.
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::ShuttingDown, "the RADOS client is closed")
+}
+
+/// Returns the error for requests of a blocklisted client.
+fn blocklisted(object: &ObjectName) -> Error {
+    Error::new(ErrorKind::Fenced, format!("object {object}: this client is on the blocklist of the cluster"))
 }
 
 /// Converts a reply with an error status to an error.

@@ -82,7 +82,7 @@ impl RadosPool {
 }
 
 fn ended() -> Error {
-    Error::new(ErrorKind::ShuttingDown, "the client has ended")
+    crate::osd::closed()
 }
 
 fn check_name(object: &ObjectName) -> Result<()> {

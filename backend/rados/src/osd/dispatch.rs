@@ -9,7 +9,7 @@ use forebay_reactor::{Buf, BufList, wall_clock};
 use super::placement::{PgTarget, hobject};
 use super::session::OsdSession;
 use super::wire::{self, Envelope, Reply, flag, kind};
-use super::{Objecter, Op};
+use super::{InFlightOp, Objecter, blocklisted};
 use crate::error::errno;
 use crate::map::{Epoch, OsdMap};
 use crate::monitor::FEATURES;
@@ -54,7 +54,7 @@ impl Objecter {
         op.sent = session.post(self, osd, message);
     }
 
-    pub(super) fn message(&self, epoch: Epoch, tid: u64, op: &Op, target: &PgTarget) -> Message {
+    pub(super) fn message(&self, epoch: Epoch, tid: u64, op: &InFlightOp, target: &PgTarget) -> Message {
         let request = &op.request;
         let mut flags = request.flags | flag::ON_DISK;
         if op.attempts > 1 {
@@ -127,11 +127,12 @@ impl Objecter {
         if let Some(to) = reply.redirect.clone() {
             op.redirects += 1;
             if op.redirects > REDIRECTS_MAX {
+                let text = format!("object {}: more than {REDIRECTS_MAX} redirects", op.request.object);
                 drop(ops);
-                self.answer(tid, Err(Error::new(ErrorKind::Io, "a request is redirected without end")));
+                self.answer(tid, Err(Error::new(ErrorKind::Io, text)));
                 return;
             }
-            tracing::debug!(osd, pool = to.pool, object = %op.request.object, "a request is redirected");
+            tracing::debug!(osd, pool = to.pool, object = %op.request.object, "request redirected");
             (op.redirect, op.sent) = (Some(to), false);
             drop(ops);
             self.dispatch(tid);
@@ -139,14 +140,11 @@ impl Objecter {
         }
         let (object, pool) = (op.request.object.clone(), op.request.pool);
         drop(ops);
-        if self.last_served.replace(pool) != pool {
-            self.served.borrow_mut().insert(pool);
-        }
+        self.rejections.mark_in_use(pool);
         if reply.result == -errno::ESHUTDOWN {
             self.fenced.set(true);
             self.changed.notify_all();
-            let text = format!("object {object}: the cluster has this client on its blocklist");
-            self.answer(tid, Err(Error::new(ErrorKind::Fenced, text)));
+            self.answer(tid, Err(blocklisted(&object)));
             return;
         }
         self.answer(tid, Ok(reply));
@@ -154,7 +152,7 @@ impl Objecter {
 
     /// Sends unsent requests in order, of all OSDs or of one.
     pub(super) fn send_waiting(self: &Rc<Self>, osd: Option<i32>) {
-        let waits = |op: &Op| {
+        let waits = |op: &InFlightOp| {
             let primary = op.target.as_ref().map(|target| target.mapping.primary);
             !op.sent && (osd.is_none() || osd == primary)
         };
@@ -165,7 +163,7 @@ impl Objecter {
     }
 
     /// Marks requests sent to an OSD as unsent, so that they are resent.
-    pub(super) fn unsend(&self, osd: i32, which: impl Fn(&Op, &PgTarget) -> bool) {
+    pub(super) fn unsend(&self, osd: i32, which: impl Fn(&InFlightOp, &PgTarget) -> bool) {
         for op in self.ops.borrow_mut().values_mut() {
             if let Some(target) = &op.target
                 && target.mapping.primary == osd

@@ -14,14 +14,14 @@ impl Objecter {
     pub(crate) fn take_maps(self: &Rc<Self>, maps: &OsdMaps<'_>) {
         let Some(monitors) = self.monitors.borrow().clone() else { return };
         if monitors.fsid() != [0; 16] && monitors.fsid() != maps.fsid {
-            tracing::warn!("a map of another cluster's OSDs came; it is not taken");
+            tracing::warn!("ignoring an OSD map of another cluster");
             return;
         }
         let before = self.map();
         let (after, missed) = match advance(before.as_deref(), maps) {
             Ok(advanced) => advanced,
             Err(MapError::Malformed(error)) if error.newer.is_some() => {
-                tracing::warn!(%error, "a map of OSDs is not taken");
+                tracing::warn!(%error, "ignoring an OSD map with a newer encoding; requesting the full map");
                 *self.newer_map.borrow_mut() = Some(Error::new(ErrorKind::Unsupported, error.to_string()));
                 self.changed.notify_all();
                 // Request full maps from now on: one may be newer than the incremental map, and readable again.  If a
@@ -33,7 +33,7 @@ impl Objecter {
                 return;
             }
             Err(error) => {
-                tracing::warn!(%error, "a map of OSDs is not taken; the whole map is asked for");
+                tracing::warn!(%error, "ignoring an invalid OSD map; requesting the full map");
                 monitors.want_osd_map(0);
                 monitors.ask_again();
                 return;
@@ -41,11 +41,11 @@ impl Objecter {
         };
         if let Some(after) = after {
             monitors.want_osd_map(after.epoch + 1);
-            tracing::debug!(epoch = after.epoch, "a new map of OSDs");
+            tracing::debug!(epoch = after.epoch, "new OSD map");
             *self.map.borrow_mut() = Some(Rc::new(after));
             self.rescan();
             self.changed.notify_all();
-            self.disturb();
+            self.watch_epoch.advance();
         }
         if missed {
             monitors.ask_again();
@@ -69,7 +69,7 @@ impl Objecter {
             if let Some(connection) = connection {
                 connection.close();
             }
-            self.clear_conflict(osd);
+            self.rejections.clear_osd(osd);
             self.unsend(osd, |_, _| true);
         }
         let tids: Vec<u64> = self.ops.borrow().keys().copied().collect();

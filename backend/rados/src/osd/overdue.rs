@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind};
 use forebay_reactor::sleep;
 
-use super::{Objecter, Op};
+use super::{InFlightOp, Objecter};
 
 /// Interval between checks for slow requests.
 const WATCH_INTERVAL: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ impl Objecter {
             }
         }
         if let Some((age, what)) = oldest {
-            tracing::warn!(requests = count, oldest_s = age.as_secs(), "requests to OSDs are not answered: {what}");
+            tracing::warn!(requests = count, oldest_s = age.as_secs(), "slow requests to OSDs: {what}");
         }
         for (tid, what) in late {
             self.answer(tid, Err(Error::new(ErrorKind::TimedOut, what)));
@@ -39,18 +39,17 @@ impl Objecter {
     }
 
     /// Describes what a request waits for.
-    pub(super) fn describe(&self, op: &Op) -> String {
+    pub(super) fn describe(&self, op: &InFlightOp) -> String {
         let object = &op.request.object;
-        let Some(target) = &op.target else { return format!("object {object}: no map has come yet") };
+        let Some(target) = &op.target else { return format!("object {object}: no OSD map received yet") };
         let (osd, pg) = (target.mapping.primary, target.pg);
         if osd < 0 {
-            return format!("object {object}: nobody has placement group {pg}");
+            return format!("object {object}: placement group {pg} has no primary OSD; see 'ceph pg map {pg}'");
         }
-        let how = if op.sent { "does not answer" } else { "does not take it" };
-        let conflicts = self.conflicts.borrow();
-        let conflict = conflicts.get(&osd).filter(|_| !op.sent);
+        let what = if op.sent { "no reply from" } else { "cannot send to" };
+        let conflict = self.rejections.by_osd(osd).filter(|_| !op.sent);
         let why = conflict.map_or_else(String::new, |error| format!(": {}", error.context()));
-        format!("object {object}: osd.{osd} {how} (placement group {pg}){why}")
+        format!("object {object}: {what} osd.{osd} (placement group {pg}){why}")
     }
 }
 
@@ -64,7 +63,7 @@ pub(super) async fn watch(objecter: Weak<Objecter>) {
         let Some(objecter) = objecter.upgrade() else { return };
         objecter.look_after();
         if objecter.ops.borrow().is_empty() {
-            objecter.watching.set(false);
+            objecter.looks_for_slow.set(false);
             return;
         }
     }

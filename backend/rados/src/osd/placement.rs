@@ -6,7 +6,7 @@ use forebay_block::{Error, ErrorKind, ObjectName, Result};
 
 use super::hobject::HObject;
 use super::wire::flag;
-use super::{Objecter, Op};
+use super::{InFlightOp, Objecter};
 use crate::map::{Epoch, Mapping, OsdMap, PgId, flags as map_flags};
 
 /// Target of a placement group, compared to detect a new interval.
@@ -34,10 +34,10 @@ impl Objecter {
     }
 
     /// Computes the target of a request and returns its OSD; `None` if the request must wait.
-    pub(super) fn locate(&self, map: &OsdMap, op: &mut Op) -> Result<Option<i32>> {
+    pub(super) fn locate(&self, map: &OsdMap, op: &mut InFlightOp) -> Result<Option<i32>> {
         let request = &op.request;
         let base = op.redirect.as_ref().map_or(request.pool, |redirect| redirect.pool);
-        let gone = |pool: i64| Error::new(ErrorKind::NotFound, format!("pool {pool} is not there (any more)"));
+        let gone = |pool: i64| Error::new(ErrorKind::NotFound, format!("pool {pool} does not exist (any more)"));
         let mut id = base;
         let mut pool = map.pools.get(&id).ok_or_else(|| gone(id))?;
         let write = request.flags & flag::WRITE != 0;
@@ -54,8 +54,7 @@ impl Objecter {
                     Some(to) if to.key.is_empty() => (to.namespace.as_str(), to.name_or(name)),
                     Some(to) => (to.namespace.as_str(), to.key.as_str()),
                 };
-                let unknown =
-                    || Error::new(ErrorKind::Unsupported, format!("pool {id} hashes names in a way of its own"));
+                let unknown = || Error::new(ErrorKind::Unsupported, format!("pool {id} has an unknown object hash"));
                 pool.hash_object(namespace, name).ok_or_else(unknown)?
             }
         };
@@ -89,7 +88,7 @@ impl Objecter {
 }
 
 /// Returns the position of a request's object in the sort order of its placement group.
-pub(super) fn hobject(op: &Op, target: &PgTarget) -> HObject {
+pub(super) fn hobject(op: &InFlightOp, target: &PgTarget) -> HObject {
     let bytes = |text: &str| text.as_bytes().to_vec();
     HObject {
         pool: target.pg.pool,

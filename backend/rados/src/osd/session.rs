@@ -57,7 +57,7 @@ impl OsdSession {
                 ConnectionState::Open(messenger.connect_instance(peer, *nonce, Policy::LossyClient))
             }
             _ => {
-                tracing::warn!(osd, "it has no address of the protocol's second version; requests to it wait");
+                tracing::warn!(osd, "the OSD has no msgr2 address; requests to it wait until the OSD map has one");
                 ConnectionState::Resting
             }
         };
@@ -118,7 +118,7 @@ impl OsdSession {
             }
             // The end of the connection is reported separately.
             Err(error) => {
-                tracing::debug!(osd, %error, "a request waits for the next connection");
+                tracing::debug!(osd, %error, "request waits for the next connection to the OSD");
                 false
             }
         }
@@ -179,7 +179,7 @@ impl Handler for Incoming {
                 match Reply::decode(message.version, &front, message.data.clone()) {
                     Ok(reply) => objecter.take_reply(osd, message.tid, reply),
                     Err(error) => {
-                        tracing::warn!(osd, %error, "the session is begun anew");
+                        tracing::warn!(osd, %error, "malformed reply of an OSD; reopening the session");
                         connection.close();
                         lost(&objecter, osd, false);
                     }
@@ -189,25 +189,25 @@ impl Handler for Incoming {
                 let front = message.front.to_vec();
                 match monitor::wire::osd_maps(&front) {
                     Ok(maps) => objecter.take_maps(&maps),
-                    Err(error) => tracing::warn!(osd, %error, "a map is not taken"),
+                    Err(error) => tracing::warn!(osd, %error, "ignoring malformed OSD maps of an OSD"),
                 }
             }
             kind::WATCH_NOTIFY => objecter.take_event(message.version, &message.front.to_vec(), message.data.clone()),
             kind::BACKOFF => match Backoff::decode(&message.front.to_vec()) {
                 Ok(backoff) => take_backoff(&objecter, osd, connection, backoff),
-                Err(error) => tracing::warn!(osd, %error, "a message is not taken"),
+                Err(error) => tracing::warn!(osd, %error, "ignoring a malformed backoff of an OSD"),
             },
-            other => tracing::trace!(osd, kind = other, "a message says nothing to us"),
+            other => tracing::trace!(osd, kind = other, "ignoring an OSD's message of unknown type"),
         }
     }
 
     fn opened(&self, connection: &Connection) {
         let Some((objecter, osd)) = self.find(connection) else { return };
-        tracing::debug!(osd, "a session is open");
+        tracing::debug!(osd, "session with an OSD is open");
         if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd) {
             session.rest = REST_MIN;
         }
-        objecter.clear_conflict(osd);
+        objecter.rejections.clear_osd(osd);
     }
 
     fn lost(&self, connection: &Connection, reason: &Reason) {
@@ -218,7 +218,7 @@ impl Handler for Incoming {
             return;
         }
         tracing::info!(osd, %reason, "the session with an OSD is lost");
-        objecter.clear_conflict(osd);
+        objecter.rejections.clear_osd(osd);
         let refused = matches!(reason, Reason::Violation(Violation::MethodRefused { .. } | Violation::Auth(_)));
         lost(&objecter, osd, refused);
     }
@@ -227,7 +227,7 @@ impl Handler for Incoming {
 /// Handles an OSD that accepts none of this client's connection modes, or requires features that it lacks.  Reconnects
 /// repeatedly, because the setting can be changed at run time; logged once per session.
 fn conflicting(objecter: &Rc<Objecter>, osd: i32, error: Error) {
-    if objecter.set_conflict(osd, &error) {
+    if objecter.rejections.set_by_osd(osd, &error) {
         tracing::warn!(osd, "{}", error.context());
     }
     lost(objecter, osd, false);
@@ -247,7 +247,7 @@ fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
     };
     objecter.unsend(osd, |_, _| true);
     objecter.fail_refused(None);
-    objecter.disturb();
+    objecter.watch_epoch.advance();
     let objecter = Rc::downgrade(objecter);
     drop(spawn(async move {
         sleep(rest).await;
@@ -256,7 +256,7 @@ fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
         if let Some(monitors) = monitors.filter(|_| refused) {
             // The ticket may have expired.
             if let Err(error) = monitor::renew_now(&monitors).await {
-                tracing::warn!(%error, "tickets cannot be renewed");
+                tracing::warn!(%error, "cannot renew tickets; OSDs may refuse new sessions");
             }
         }
         let Some(map) = objecter.map() else { return };
@@ -272,7 +272,7 @@ fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
 fn take_backoff(objecter: &Rc<Objecter>, osd: i32, connection: &Connection, backoff: Backoff) {
     match backoff.op {
         backoff::BLOCK => {
-            tracing::debug!(osd, group = %backoff.pg, "requests are held back, as the OSD asks");
+            tracing::debug!(osd, group = %backoff.pg, "backoff: requests to the placement group wait");
             let answer = Backoff { op: backoff::ACK_BLOCK, ..backoff.clone() };
             if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd)
                 && session.backoffs.len() < BACKOFFS_MAX
@@ -282,11 +282,11 @@ fn take_backoff(objecter: &Rc<Objecter>, osd: i32, connection: &Connection, back
             let mut message = Message::new(kind::BACKOFF).front(Buf::copy_of(&answer.encode()));
             (message.version, message.compat_version) = (1, 1);
             if let Err(error) = connection.post(message) {
-                tracing::debug!(osd, %error, "a backoff is not acknowledged");
+                tracing::debug!(osd, %error, "cannot acknowledge a backoff");
             }
         }
         backoff::UNBLOCK => {
-            tracing::debug!(osd, group = %backoff.pg, "requests are not held back any more");
+            tracing::debug!(osd, group = %backoff.pg, "backoff ended");
             if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd) {
                 session.backoffs.retain(|other| other.id != backoff.id);
             }

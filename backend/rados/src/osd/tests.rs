@@ -24,7 +24,7 @@ use forebay_reactor::{Buf, BufList, DriverChoice, Instant, Reactor};
 use super::hobject::HObject;
 use super::session::{OsdSession, covers};
 use super::wire::{Backoff, Envelope, OsdOp, Redirect, Reply, SNAP_HEAD, backoff, code, flag, request};
-use super::{Objecter, Op, PgTarget, Request};
+use super::{InFlightOp, Objecter, PgTarget, Request};
 use crate::config::{Credentials, Said, Settings};
 use crate::denc::WriterExt;
 use crate::error::errno;
@@ -211,7 +211,7 @@ fn change(ops: Vec<OsdOp>) -> Request {
 /// Adds a write that was sent to an OSD twice and is not yet acknowledged; without a map it has no target.
 fn sent(objecter: &Objecter, tid: u64, target: Option<Rc<PgTarget>>, sent_epoch: u32) -> Answer {
     let (answer, answered) = oneshot::channel();
-    let op = Op {
+    let op = InFlightOp {
         request: change(vec![OsdOp::new(code::CREATE)]),
         hash: 0,
         target,
@@ -344,8 +344,8 @@ fn a_mode_conflict_fails_requests_of_a_pool_that_has_answered_nothing() {
         let mut before = objecter.submit(change_in_group());
         assert!(answered(&mut before).is_none(), "it waits for a session");
         let error = secure_only(3);
-        assert!(objecter.set_conflict(3, &error), "another reason");
-        assert!(!objecter.set_conflict(3, &error), "the same again");
+        assert!(objecter.rejections.set_by_osd(3, &error), "another reason");
+        assert!(!objecter.rejections.set_by_osd(3, &error), "the same again");
         objecter.fail_conflicting(None);
         let failed = answered(&mut before).expect("an answer").expect_err("no session");
         assert_eq!((failed.kind(), failed.context()), (ErrorKind::Unsupported, error.context()));
@@ -363,7 +363,7 @@ fn a_mode_conflict_fails_requests_of_a_pool_that_has_answered_nothing() {
         assert!(answered(&mut waiting).is_none());
         let failed = overdue(&objecter, &mut waiting);
         assert!(
-            failed.context().contains("does not take it") && failed.context().contains("mode secure only"),
+            failed.context().contains("cannot send to osd.3") && failed.context().contains("mode secure only"),
             "{failed}"
         );
     });
@@ -375,7 +375,7 @@ fn a_submission_looks_at_no_other_request_for_a_conflict() {
         let objecter = objecter_with_group_at(3, sample());
         let mut before = objecter.submit(change_in_group());
         // The conflict is recorded; waiting requests have not been checked yet.
-        objecter.set_conflict(3, &secure_only(3));
+        objecter.rejections.set_by_osd(3, &secure_only(3));
         let mut after = objecter.submit(change_in_group());
         assert!(answered(&mut after).is_some_and(|answer| answer.is_err()), "the new one is refused");
         assert!(answered(&mut before).is_none(), "the old one is left for the walk");
@@ -393,12 +393,12 @@ fn a_session_that_is_lost_for_another_reason_forgets_its_conflict() {
         drop(listener);
         let objecter = objecter_with_group_at(3, sample_with_osd(3, socket, 7));
         objecter.start(("admin".into(), Credentials::None), 1, &MessengerCore::default(), &settings());
-        objecter.served.borrow_mut().insert(4);
-        objecter.set_conflict(3, &secure_only(3));
-        let lost_before = objecter.disturbances();
+        objecter.mark_in_use(4);
+        objecter.rejections.set_by_osd(3, &secure_only(3));
+        let lost_before = objecter.watch_epoch.get();
         let mut waiting = objecter.submit(change_in_group());
-        objecter.disturbed.wait_until(|| objecter.disturbances() > lost_before).await;
-        assert!(objecter.conflicts.borrow().is_empty(), "the connection was refused");
+        objecter.watch_epoch.wait_until(|| objecter.watch_epoch.get() > lost_before).await;
+        assert!(!objecter.rejections.has_osds(), "the connection was refused");
         let failed = overdue(&objecter, &mut waiting);
         assert!(failed.context().contains("osd.3") && !failed.context().contains("mode secure only"), "{failed}");
         objecter.close();
@@ -415,18 +415,18 @@ fn an_osd_at_another_address_forgets_its_conflict() {
             *objecter.map.borrow_mut() = Some(Rc::new(map));
             objecter.rescan();
         };
-        let is_known = || !objecter.conflicts.borrow().is_empty();
-        objecter.set_conflict(3, &secure_only(3));
+        let is_known = || objecter.rejections.has_osds();
+        objecter.rejections.set_by_osd(3, &secure_only(3));
         take(at(6800, 1));
         assert!(is_known(), "it is where it was");
         take(at(6801, 1));
         assert!(!is_known(), "it is elsewhere");
         let _session = objecter.sessions.borrow_mut().insert(3, OsdSession::open(&objecter, &at(6801, 1), 3));
-        objecter.set_conflict(3, &secure_only(3));
+        objecter.rejections.set_by_osd(3, &secure_only(3));
         take(at(6801, 2));
         assert!(!is_known(), "it was started again");
         let _session = objecter.sessions.borrow_mut().insert(3, OsdSession::open(&objecter, &at(6801, 2), 3));
-        objecter.set_conflict(3, &secure_only(3));
+        objecter.rejections.set_by_osd(3, &secure_only(3));
         take(sample());
         assert!(!is_known(), "it is down");
     });
@@ -436,9 +436,9 @@ fn an_osd_at_another_address_forgets_its_conflict() {
 fn the_first_answer_of_a_pool_makes_its_requests_wait_from_then_on() {
     let objecter = Objecter::new(TicketStore::new());
     let _waiting = sent(&objecter, 9, Some(target_at(3)), 12);
-    assert!(objecter.served.borrow().is_empty());
+    assert!(!objecter.rejections.is_in_use(4));
     objecter.take_reply(3, 9, decoded(8, &reply(8, 1, None)));
-    assert!(objecter.served.borrow().contains(&4));
+    assert!(objecter.rejections.is_in_use(4));
 }
 
 #[test]

@@ -14,12 +14,12 @@ use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, Notification, ObjectName, Result, WatchHandler};
 use forebay_messenger::wire::{Malformed, Reader, Writer};
-use forebay_reactor::sync::oneshot;
+use forebay_reactor::sync::{Notify, oneshot};
 use forebay_reactor::{Buf, BufList, random, spawn, timeout};
 
 use super::placement::PgTarget;
 use super::wire::{OsdOp, Reply, SNAP_HEAD, flag, watch};
-use super::{Objecter, Request, check};
+use super::{Objecter, Request, check, closed};
 use crate::error::errno;
 
 /// Interval of watch pings; OSDs drop a watch after 30 s.
@@ -46,6 +46,34 @@ pub(crate) type Completed = (i32, Vec<u8>);
 pub(super) struct Watches {
     watches: RefCell<HashMap<u64, Rc<Watched>>>,
     notifies: RefCell<HashMap<u64, oneshot::Sender<Completed>>>,
+}
+
+/// Watch epoch: counts the events that may end or move watches: lost sessions, new OSD maps, ended watches, the end of
+/// the client.
+///
+/// Invariant: the epoch only grows, and each advance wakes all waiters, so a task that compares epochs misses no event.
+#[derive(Default)]
+pub(super) struct WatchEpoch {
+    epoch: Cell<u64>,
+    advanced: Notify,
+}
+
+impl WatchEpoch {
+    /// Returns the number of events so far.
+    pub(super) fn get(&self) -> u64 {
+        self.epoch.get()
+    }
+
+    /// Counts an event, and wakes all waiters.
+    pub(super) fn advance(&self) {
+        self.epoch.set(self.epoch.get() + 1);
+        self.advanced.notify_all();
+    }
+
+    /// Waits until a condition holds, checking it again at each event.
+    pub(super) async fn wait_until(&self, condition: impl FnMut() -> bool) {
+        self.advanced.wait_until(condition).await;
+    }
 }
 
 /// Event message of an OSD for a watch or notification.
@@ -92,7 +120,7 @@ fn lost(object: &ObjectName, reply: &Reply) -> Error {
         // ENOTCONN: the OSD has dropped the watch.
         _ => ErrorKind::TimedOut,
     };
-    Error::new(kind, format!("the watch on object {object}"))
+    Error::new(kind, format!("watch on object {object} lost"))
 }
 
 impl Objecter {
@@ -100,7 +128,7 @@ impl Objecter {
     pub(super) fn take_event(self: &Rc<Self>, version: u16, front: &[u8], data: BufList) {
         let event = match Event::decode(version, front) {
             Ok(event) => event,
-            Err(error) => return tracing::warn!(%error, "a message is not taken"),
+            Err(error) => return tracing::warn!(%error, "ignoring a malformed watch event of an OSD"),
         };
         if event.op == event::COMPLETE {
             let waiting = self.watches.notifies.borrow_mut().remove(&event.cookie);
@@ -122,7 +150,7 @@ impl Objecter {
                 let objecter = self.clone();
                 drop(spawn(async move {
                     // The object may be removed; a ping determines that.
-                    let error = match objecter.watch_op(&watched, watch::PING).await.unwrap_or_else(|| Err(ended())) {
+                    let error = match objecter.watch_op(&watched, watch::PING).await.unwrap_or_else(|| Err(closed())) {
                         Ok(reply) if reply.result < 0 => lost(&watched.object, &reply),
                         Ok(_) => return,
                         Err(error) => error,
@@ -163,10 +191,10 @@ impl Objecter {
         });
         // Registered first: events may arrive before the reply.
         self.watches.watches.borrow_mut().insert(watched.cookie, watched.clone());
-        let answered = self.watch_op(&watched, watch::WATCH).await.unwrap_or_else(|| Err(ended()));
+        let answered = self.watch_op(&watched, watch::WATCH).await.unwrap_or_else(|| Err(closed()));
         match answered.and_then(|reply| check(reply, object)) {
             Ok(_) => {
-                *watched.registered.borrow_mut() = self.standing(pool, object);
+                *watched.registered.borrow_mut() = self.registration(pool, object);
                 drop(spawn(keep(Rc::downgrade(self), watched.clone())));
                 Ok(watched)
             }
@@ -183,7 +211,7 @@ impl Objecter {
             return Ok(());
         }
         self.end_watch(watched, None);
-        let reply = self.watch_op(watched, watch::UNWATCH).await.unwrap_or_else(|| Err(ended()))?;
+        let reply = self.watch_op(watched, watch::UNWATCH).await.unwrap_or_else(|| Err(closed()))?;
         // A removed object has no watchers.
         if reply.result == -errno::ENOENT {
             return Ok(());
@@ -196,21 +224,22 @@ impl Objecter {
             return;
         }
         self.watches.watches.borrow_mut().remove(&watched.cookie);
-        self.disturb();
+        self.watch_epoch.advance();
         if let Some(error) = error {
             watched.handler.broken(error);
         }
     }
 
     /// Returns the current session serial and target of an object.
-    fn standing(&self, pool: i64, object: &ObjectName) -> Option<(u64, Rc<PgTarget>)> {
+    fn registration(&self, pool: i64, object: &ObjectName) -> Option<(u64, Rc<PgTarget>)> {
         let target = self.target_of(pool, object)?;
         let serial = self.sessions.borrow().get(&target.mapping.primary)?.serial();
         Some((serial, target))
     }
 
-    fn stands(&self, watched: &Watched) -> bool {
-        let now = self.standing(watched.pool, &watched.object);
+    /// Returns true if a watch is registered with the current session and target of its object.
+    fn is_registered(&self, watched: &Watched) -> bool {
+        let now = self.registration(watched.pool, &watched.object);
         let registered = watched.registered.borrow();
         match (&now, &*registered) {
             (Some((serial, target)), Some((before, registered))) => serial == before && target == registered,
@@ -236,22 +265,22 @@ impl Objecter {
         let input = Buf::copy_of(&input.finish());
         let asked = async {
             loop {
-                let before = self.standing(pool, object);
+                let before = self.registration(pool, object);
                 let ops = vec![OsdOp::notify(cookie).with(input.clone())];
                 let (copy, flags) = (object.clone(), flag::READ);
                 let request = Request { pool, object: copy, group: 0, snap: SNAP_HEAD, snapc: None, flags, ops };
-                let reply = self.submit(request).await.unwrap_or_else(|| Err(ended()))?;
+                let reply = self.submit(request).await.unwrap_or_else(|| Err(closed()))?;
                 check(reply, object)?;
-                let before = before.or_else(|| self.standing(pool, object));
-                let forgotten = self.disturbed.wait_until(|| self.standing(pool, object) != before);
+                let before = before.or_else(|| self.registration(pool, object));
+                let forgotten = self.watch_epoch.wait_until(|| self.registration(pool, object) != before);
                 let mut forgotten = pin!(forgotten);
                 let event = poll_fn(|cx| match Pin::new(&mut completed).poll(cx) {
                     Poll::Ready(completed) => Poll::Ready(Some(completed)),
                     Poll::Pending => forgotten.as_mut().poll(cx).map(|()| None),
                 });
                 match event.await {
-                    Some(completed) => return completed.ok_or_else(ended),
-                    None => tracing::debug!(%object, "a notification is sent again"),
+                    Some(completed) => return completed.ok_or_else(closed),
+                    None => tracing::debug!(%object, "resending a notification"),
                 }
             }
         };
@@ -259,35 +288,36 @@ impl Objecter {
         let patience = Duration::from_secs(u64::from(seconds)) + 2 * PING_INTERVAL;
         let result = timeout(patience, asked).await;
         self.watches.notifies.borrow_mut().remove(&cookie);
-        let late = || Err(Error::new(ErrorKind::TimedOut, format!("a notification on object {object}")));
+        let late = || {
+            Err(Error::new(
+                ErrorKind::TimedOut,
+                format!("notification on object {object}: not all watchers have acknowledged"),
+            ))
+        };
         result.unwrap_or_else(|_| late())
     }
-}
-
-fn ended() -> Error {
-    Error::new(ErrorKind::ShuttingDown, "the client has ended")
 }
 
 /// Maintains a watch until it ends.
 async fn keep(objecter: Weak<Objecter>, watched: Rc<Watched>) {
     loop {
         let Some(now) = objecter.upgrade() else { return };
-        let seen = now.disturbances();
+        let seen = now.watch_epoch.get();
         if watched.ended.get() {
             return;
         }
-        let op = if now.stands(&watched) {
+        let op = if now.is_registered(&watched) {
             watch::PING
         } else {
             watched.generation.set(watched.generation.get() + 1);
             watch::RECONNECT
         };
-        let answered = now.watch_op(&watched, op).await.unwrap_or_else(|| Err(ended()));
+        let answered = now.watch_op(&watched, op).await.unwrap_or_else(|| Err(closed()));
         let error = match answered {
             Ok(reply) if reply.result >= 0 => None,
             // A ping in flight when its session was lost was resent on another one, where the watch is not
             // re-established yet.
-            Ok(_) if op == watch::PING && !now.stands(&watched) => continue,
+            Ok(_) if op == watch::PING && !now.is_registered(&watched) => continue,
             Ok(reply) => Some(lost(&watched.object, &reply)),
             Err(error) => Some(error),
         };
@@ -296,9 +326,9 @@ async fn keep(objecter: Weak<Objecter>, watched: Rc<Watched>) {
             return;
         }
         if op == watch::RECONNECT {
-            *watched.registered.borrow_mut() = now.standing(watched.pool, &watched.object);
+            *watched.registered.borrow_mut() = now.registration(watched.pool, &watched.object);
         }
-        let changed = now.disturbed.wait_until(|| now.disturbances() != seen || watched.ended.get());
+        let changed = now.watch_epoch.wait_until(|| now.watch_epoch.get() != seen || watched.ended.get());
         let _ = timeout(PING_INTERVAL, changed).await;
     }
 }

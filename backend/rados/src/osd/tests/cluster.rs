@@ -157,7 +157,7 @@ fn requests_of_a_pool_that_is_marked_as_in_use_wait() {
             let at_3 = PgTarget { pg, ..(*target_at(3)).clone() };
             objecter.targets.borrow_mut().insert(pg, Rc::new(at_3));
         }
-        objecter.set_conflict(3, &secure_only(3));
+        objecter.rejections.set_by_osd(3, &secure_only(3));
         let pool = cluster.pool("rbd").expect("a pool");
         let create = ObjectOp::Create { exclusive: true };
         let write = || pool.submit(&ObjectName::new("o"), Transaction::of(create.clone()));
