@@ -132,7 +132,7 @@ impl Objecter {
                 self.answer(tid, Err(Error::new(ErrorKind::Io, text)));
                 return;
             }
-            tracing::debug!(osd, pool = to.pool, object = %op.request.object, "request redirected");
+            tracing::debug!(osd, pool = to.pool, object = %op.request.object, "a request is redirected");
             (op.redirect, op.sent) = (Some(to), false);
             drop(ops);
             self.dispatch(tid);

@@ -46,10 +46,10 @@ impl Objecter {
         if osd < 0 {
             return format!("object {object}: placement group {pg} has no primary OSD; see 'ceph pg map {pg}'");
         }
-        let what = if op.sent { "no reply from" } else { "cannot send to" };
+        let what = if op.sent { "does not reply" } else { "does not accept requests" };
         let conflict = self.rejections.by_osd(osd).filter(|_| !op.sent);
         let why = conflict.map_or_else(String::new, |error| format!(": {}", error.context()));
-        format!("object {object}: {what} osd.{osd} (placement group {pg}){why}")
+        format!("object {object}: osd.{osd} {what} (placement group {pg}){why}")
     }
 }
 

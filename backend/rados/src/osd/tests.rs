@@ -363,7 +363,8 @@ fn a_mode_conflict_fails_requests_of_a_pool_that_has_answered_nothing() {
         assert!(answered(&mut waiting).is_none());
         let failed = overdue(&objecter, &mut waiting);
         assert!(
-            failed.context().contains("cannot send to osd.3") && failed.context().contains("mode secure only"),
+            failed.context().contains("osd.3 does not accept requests")
+                && failed.context().contains("mode secure only"),
             "{failed}"
         );
     });
