@@ -29,15 +29,15 @@ use forebay_block::{
 use forebay_messenger::wire::Writer;
 use forebay_rados::crush::CrushMap;
 use forebay_rados::map::{OsdMap, PgId};
-use forebay_rados::{AttrOp, Cluster, Config, Flags, Surroundings};
+use forebay_rados::{AttrOp, Cluster, Config, Environment, Flags};
 use forebay_ram::RamBackend;
 use forebay_ram::conformance::{CASES, Guard, Step, StepOp, compare, steps_from_seed};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, DriverChoice, Reactor, sleep, spawn};
 
-struct Edge;
+struct ProcessEnvironment;
 
-impl Surroundings for Edge {
+impl Environment for ProcessEnvironment {
     fn read(&self, path: &Path) -> std::io::Result<String> {
         std::fs::read_to_string(path)
     }
@@ -108,7 +108,7 @@ fn objects(words: &[String]) -> Outcome {
 
 async fn connect() -> Result<Rc<Cluster>, Box<dyn std::error::Error>> {
     let flags = Flags { id: std::env::var("LAB_ID").ok(), ..Flags::default() };
-    let config = Config::resolve(&flags, &Edge)?;
+    let config = Config::resolve(&flags, &ProcessEnvironment)?;
     Ok(Cluster::connect(config).await?)
 }
 

@@ -1,7 +1,7 @@
 //! Client configuration for a Ceph cluster: identity, key, monitor addresses, and a few settings.
 //!
 //! Follows the rules of all Ceph clients: a `ceph.conf` with sections, keyrings, and environment variables.  Files,
-//! names and the environment are accessed through [`Surroundings`], so that everything here is pure.
+//! names and the environment are accessed through [`Environment`], so that everything here is pure.
 
 mod conf;
 mod keyring;
@@ -24,7 +24,7 @@ pub use settings::{Said, Settings};
 use settings::{modes, seconds};
 
 /// Environment in which a configuration is resolved.
-pub trait Surroundings {
+pub trait Environment {
     /// Returns the content of a file.
     fn read(&self, path: &Path) -> io::Result<String>;
     /// Returns an environment variable.
@@ -132,7 +132,7 @@ const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 impl Config {
     /// Resolves a configuration from flags, files and the environment.
-    pub fn resolve(flags: &Flags, outside: &dyn Surroundings) -> Result<Self, ConfigError> {
+    pub fn resolve(flags: &Flags, outside: &dyn Environment) -> Result<Self, ConfigError> {
         let cluster = flags.cluster.clone().unwrap_or_else(|| "ceph".into());
         let id = flags.id.clone().unwrap_or_else(|| "admin".into());
         let (path, text) = find_conf(flags, &cluster, outside)?;
@@ -165,7 +165,7 @@ impl Config {
     }
 }
 
-fn read(outside: &dyn Surroundings, path: &Path) -> Result<Option<String>, ConfigError> {
+fn read(outside: &dyn Environment, path: &Path) -> Result<Option<String>, ConfigError> {
     match outside.read(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -173,7 +173,7 @@ fn read(outside: &dyn Surroundings, path: &Path) -> Result<Option<String>, Confi
     }
 }
 
-fn find_conf(flags: &Flags, cluster: &str, outside: &dyn Surroundings) -> Result<(PathBuf, String), ConfigError> {
+fn find_conf(flags: &Flags, cluster: &str, outside: &dyn Environment) -> Result<(PathBuf, String), ConfigError> {
     let named = flags.conf.clone().or_else(|| outside.variable("CEPH_CONF").map(PathBuf::from));
     if let Some(path) = named {
         let text = outside.read(&path).map_err(|error| ConfigError::Read { path: path.clone(), error })?;
@@ -194,7 +194,7 @@ fn join(places: &[PathBuf]) -> String {
     places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn find_credentials(flags: &Flags, conf: &Conf, outside: &dyn Surroundings) -> Result<Credentials, ConfigError> {
+fn find_credentials(flags: &Flags, conf: &Conf, outside: &dyn Environment) -> Result<Credentials, ConfigError> {
     let said = conf.get("auth_client_required").or_else(|| conf.get("auth_supported"));
     let may_be_none = said.is_some();
     let methods = said.unwrap_or_else(|| "cephx, none".into());
@@ -254,7 +254,7 @@ fn find_credentials(flags: &Flags, conf: &Conf, outside: &dyn Surroundings) -> R
     Err(ConfigError::NoKey { name, places: join(&places) })
 }
 
-fn find_monitors(conf: &Conf, outside: &dyn Surroundings) -> Result<Vec<SocketAddr>, ConfigError> {
+fn find_monitors(conf: &Conf, outside: &dyn Environment) -> Result<Vec<SocketAddr>, ConfigError> {
     let mut texts: Vec<String> = conf.get("mon_host").into_iter().collect();
     if texts.is_empty() {
         texts = conf.monitor_addrs();

@@ -17,5 +17,5 @@ mod osd;
 mod pool;
 
 pub use cluster::{Cluster, ClusterStatus};
-pub use config::{Config, Credentials, Flags, Settings, Surroundings};
+pub use config::{Config, Credentials, Environment, Flags, Settings};
 pub use pool::{AttrOp, RadosPool};

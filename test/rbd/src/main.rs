@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use forebay_block::{BlockDevice, Buf, BufList, Extent, ObjectBackend, Request};
 use forebay_image::{CreateOptions, Image, Images, OpenOptions, RemoveOptions};
-use forebay_rados::{Cluster, Config, Flags, Surroundings};
+use forebay_rados::{Cluster, Config, Environment, Flags};
 use forebay_reactor::{DriverChoice, Reactor, now, sleep, spawn};
 
 const USAGE: &str = "usage: rbd-lab VERB ...
@@ -29,9 +29,9 @@ const USAGE: &str = "usage: rbd-lab VERB ...
 /// Longest that anything is waited for.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-struct Edge;
+struct ProcessEnvironment;
 
-impl Surroundings for Edge {
+impl Environment for ProcessEnvironment {
     fn read(&self, path: &Path) -> std::io::Result<String> {
         std::fs::read_to_string(path)
     }
@@ -58,7 +58,7 @@ struct Lab {
 impl Lab {
     async fn connect(spec: &str) -> Result<Self> {
         let (pool, image) = spec.split_once('/').context("an image is POOL/IMAGE")?;
-        let config = Config::resolve(&Flags::default(), &Edge)?;
+        let config = Config::resolve(&Flags::default(), &ProcessEnvironment)?;
         let cluster = Cluster::connect(config).await?;
         let pool: Rc<dyn ObjectBackend> = cluster.pool(pool)?;
         Ok(Self { cluster, pool, image: image.to_owned() })

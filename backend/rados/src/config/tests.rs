@@ -14,7 +14,7 @@ impl Outside {
     }
 }
 
-impl Surroundings for Outside {
+impl Environment for Outside {
     fn read(&self, path: &Path) -> io::Result<String> {
         self.files.get(path).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
