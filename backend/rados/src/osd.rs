@@ -8,6 +8,7 @@
 
 mod dispatch;
 pub(crate) mod hobject;
+mod in_flight;
 mod maps;
 mod overdue;
 mod placement;
@@ -19,7 +20,7 @@ pub(crate) mod watch;
 pub(crate) mod wire;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -28,17 +29,18 @@ use forebay_messenger::session::cephx::TicketStore;
 use forebay_messenger::wire::entity;
 use forebay_messenger::{Auth, Budget, Messenger, MessengerCore, Options};
 use forebay_reactor::sync::{Notify, oneshot};
-use forebay_reactor::{Instant, now, spawn};
+use forebay_reactor::{now, spawn};
 
 use crate::config::{Credentials, Settings};
 use crate::error::failure;
-use crate::map::{Epoch, OsdMap, PgId};
+use crate::map::OsdMap;
 use crate::monitor::{FEATURES, Monitors};
-use placement::PgTarget;
+use in_flight::{InFlightOp, InFlightOps};
+use maps::CurrentMap;
 use refusals::Rejections;
 use session::{Incoming, OsdSession};
 use watch::{WatchEpoch, Watches};
-use wire::{OsdOp, Redirect, Reply};
+use wire::{OsdOp, Reply};
 
 /// Request to an OSD.
 #[derive(Debug, Clone)]
@@ -56,35 +58,14 @@ pub(crate) struct Request {
     pub(crate) ops: Vec<OsdOp>,
 }
 
-/// Request that was submitted and is not yet answered.
-struct InFlightOp {
-    request: Request,
-    hash: u32,
-    /// Placement of its placement group at the last lookup.
-    target: Option<Rc<PgTarget>>,
-    /// Set while the request is in flight on the session of its primary.
-    sent: bool,
-    attempts: i32,
-    sent_epoch: Epoch,
-    redirect: Option<Redirect>,
-    redirects: u32,
-    since: Instant,
-    /// Set for operations that maintain a watch, to which no time limit applies (lingering operation).
-    lingers: bool,
-    answer: oneshot::Sender<Result<Reply>>,
-}
-
 /// Table of all requests in flight, and the OSD sessions that carry them.
 pub(crate) struct Objecter {
     ticket_store: Rc<TicketStore>,
     timeout: Cell<Option<Duration>>,
     messenger: RefCell<Option<Messenger>>,
     monitors: RefCell<Option<Monitors>>,
-    map: RefCell<Option<Rc<OsdMap>>>,
-    /// Placements computed from the current map.
-    targets: RefCell<HashMap<PgId, Rc<PgTarget>>>,
-    ops: RefCell<BTreeMap<u64, InFlightOp>>,
-    last_tid: Cell<u64>,
+    current: CurrentMap,
+    ops: InFlightOps,
     last_serial: Cell<u64>,
     sessions: RefCell<HashMap<i32, OsdSession>>,
     watches: Watches,
@@ -93,8 +74,6 @@ pub(crate) struct Objecter {
     looks_for_slow: Cell<bool>,
     fenced: Cell<bool>,
     rejections: Rejections,
-    /// Error of a rejected map that has a newer encoding.
-    newer_map: RefCell<Option<Error>>,
     closed: Cell<bool>,
     pub(crate) changed: Notify,
 }
@@ -106,10 +85,8 @@ impl Objecter {
             timeout: Cell::new(None),
             messenger: RefCell::default(),
             monitors: RefCell::default(),
-            map: RefCell::default(),
-            targets: RefCell::default(),
-            ops: RefCell::default(),
-            last_tid: Cell::new(0),
+            current: CurrentMap::default(),
+            ops: InFlightOps::default(),
             last_serial: Cell::new(0),
             sessions: RefCell::default(),
             watches: Watches::default(),
@@ -117,7 +94,6 @@ impl Objecter {
             looks_for_slow: Cell::new(false),
             fenced: Cell::new(false),
             rejections: Rejections::default(),
-            newer_map: RefCell::default(),
             closed: Cell::new(false),
             changed: Notify::new(),
         })
@@ -163,12 +139,12 @@ impl Objecter {
     }
 
     pub(crate) fn map(&self) -> Option<Rc<OsdMap>> {
-        self.map.borrow().clone()
+        self.current.get()
     }
 
     /// Returns the error of a map with a newer encoding, if no map could be decoded.
     pub(crate) fn newer_map(&self) -> Option<Error> {
-        self.newer_map.borrow().clone().filter(|_| self.map.borrow().is_none())
+        self.current.unreadable()
     }
 
     /// Returns whether this client is on the cluster's blocklist.
@@ -178,14 +154,13 @@ impl Objecter {
 
     /// Returns the numbers of requests in flight and of sessions.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.ops.borrow().len(), self.sessions.borrow().len())
+        (self.ops.len(), self.sessions.borrow().len())
     }
 
     /// Closes all sessions; requests in flight fail.
     pub(crate) fn close(&self) {
         self.closed.set(true);
-        let ops = std::mem::take(&mut *self.ops.borrow_mut());
-        for (_, op) in ops {
+        for op in self.ops.take_all() {
             op.answer.send(Err(closed()));
         }
         self.sessions.borrow_mut().clear();
@@ -214,8 +189,6 @@ impl Objecter {
             answer.send(Err(blocklisted(&request.object)));
             return answered;
         }
-        let tid = self.last_tid.get() + 1;
-        self.last_tid.set(tid);
         let op = InFlightOp {
             request,
             hash: 0,
@@ -229,7 +202,7 @@ impl Objecter {
             lingers,
             answer,
         };
-        self.ops.borrow_mut().insert(tid, op);
+        let tid = self.ops.insert(op);
         self.dispatch(tid);
         self.fail_refused(Some(tid));
         self.fail_conflicting(Some(tid));

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, Result};
+use forebay_block::{Error, ErrorKind, ObjectName, Result};
 use forebay_messenger::Message;
 use forebay_reactor::{Buf, BufList, wall_clock};
 
@@ -19,15 +19,21 @@ const PRIORITY: u16 = 63;
 /// Maximum number of redirects per request.
 const REDIRECTS_MAX: u32 = 8;
 
+/// Meaning of a reply to the current attempt of a request.
+enum Taken {
+    /// Reply for the caller; the request's object and pool.
+    Answer(ObjectName, i64),
+    /// Request to be sent to another target.
+    Redirected,
+    /// Request with more redirects than allowed; its object.
+    RedirectLoop(ObjectName),
+}
+
 impl Objecter {
     /// Locates the OSD of an unsent request, and sends it if possible.
     pub(super) fn dispatch(self: &Rc<Self>, tid: u64) {
         let Some(map) = self.map() else { return };
-        let located = {
-            let mut ops = self.ops.borrow_mut();
-            let Some(op) = ops.get_mut(&tid) else { return };
-            self.locate(&map, op)
-        };
+        let Some(located) = self.ops.with_mut(tid, |op| self.locate(&map, op)) else { return };
         match located {
             Err(error) => self.answer(tid, Err(error)),
             Ok(Some(osd)) => self.send(&map, tid, osd),
@@ -42,16 +48,16 @@ impl Objecter {
         if !session.takes() {
             return;
         }
-        let mut ops = self.ops.borrow_mut();
-        let Some(op) = ops.get_mut(&tid) else { return };
-        let Some(target) = op.target.clone() else { return };
-        if session.holds_back(&target, || hobject(op, &target)) {
-            return;
-        }
-        op.attempts += 1;
-        op.sent_epoch = map.epoch;
-        let message = self.message(map.epoch, tid, op, &target);
-        op.sent = session.post(self, osd, message);
+        self.ops.with_mut(tid, |op| {
+            let Some(target) = op.target.clone() else { return };
+            if session.holds_back(&target, || hobject(op, &target)) {
+                return;
+            }
+            op.attempts += 1;
+            op.sent_epoch = map.epoch;
+            let message = self.message(map.epoch, tid, op, &target);
+            op.sent = session.post(self, osd, message);
+        });
     }
 
     pub(super) fn message(&self, epoch: Epoch, tid: u64, op: &InFlightOp, target: &PgTarget) -> Message {
@@ -109,37 +115,39 @@ impl Objecter {
     }
 
     pub(super) fn answer(&self, tid: u64, result: Result<Reply>) {
-        let op = self.ops.borrow_mut().remove(&tid);
-        if let Some(op) = op {
+        if let Some(op) = self.ops.remove(tid) {
             op.answer.send(result);
         }
     }
 
     /// Handles a reply of an OSD.
     pub(super) fn take_reply(self: &Rc<Self>, osd: i32, tid: u64, reply: Reply) {
-        let mut ops = self.ops.borrow_mut();
-        let Some(op) = ops.get_mut(&tid) else { return };
-        let ours = op.sent && op.target.as_ref().is_some_and(|target| target.mapping.primary == osd);
-        if !ours || (reply.attempt >= 0 && reply.attempt != op.attempts - 1) {
-            // Reply to an abandoned attempt; the reply to the current one is still to come.
-            return;
-        }
-        if let Some(to) = reply.redirect.clone() {
+        let taken = self.ops.with_mut(tid, |op| {
+            let ours = op.sent && op.target.as_ref().is_some_and(|target| target.mapping.primary == osd);
+            if !ours || (reply.attempt >= 0 && reply.attempt != op.attempts - 1) {
+                // Reply to an abandoned attempt; the reply to the current one is still to come.
+                return None;
+            }
+            let Some(to) = reply.redirect.clone() else {
+                return Some(Taken::Answer(op.request.object.clone(), op.request.pool));
+            };
             op.redirects += 1;
             if op.redirects > REDIRECTS_MAX {
-                let text = format!("object {}: more than {REDIRECTS_MAX} redirects", op.request.object);
-                drop(ops);
-                self.answer(tid, Err(Error::new(ErrorKind::Io, text)));
-                return;
+                return Some(Taken::RedirectLoop(op.request.object.clone()));
             }
             tracing::debug!(osd, pool = to.pool, object = %op.request.object, "a request is redirected");
             (op.redirect, op.sent) = (Some(to), false);
-            drop(ops);
-            self.dispatch(tid);
-            return;
-        }
-        let (object, pool) = (op.request.object.clone(), op.request.pool);
-        drop(ops);
+            Some(Taken::Redirected)
+        });
+        let (object, pool) = match taken.flatten() {
+            Some(Taken::Answer(object, pool)) => (object, pool),
+            Some(Taken::Redirected) => return self.dispatch(tid),
+            Some(Taken::RedirectLoop(object)) => {
+                let text = format!("object {object}: more than {REDIRECTS_MAX} redirects");
+                return self.answer(tid, Err(Error::new(ErrorKind::Io, text)));
+            }
+            None => return,
+        };
         self.rejections.mark_in_use(pool);
         if reply.result == -errno::ESHUTDOWN {
             self.fenced.set(true);
@@ -156,21 +164,20 @@ impl Objecter {
             let primary = op.target.as_ref().map(|target| target.mapping.primary);
             !op.sent && (osd.is_none() || osd == primary)
         };
-        let tids: Vec<u64> = self.ops.borrow().iter().filter(|(_, op)| waits(op)).map(|(&tid, _)| tid).collect();
-        for tid in tids {
+        for tid in self.ops.filter_map(|tid, op| waits(op).then_some(tid)) {
             self.dispatch(tid);
         }
     }
 
     /// Marks requests sent to an OSD as unsent, so that they are resent.
     pub(super) fn unsend(&self, osd: i32, which: impl Fn(&InFlightOp, &PgTarget) -> bool) {
-        for op in self.ops.borrow_mut().values_mut() {
+        self.ops.for_each_mut(|op| {
             if let Some(target) = &op.target
                 && target.mapping.primary == osd
                 && which(op, target)
             {
                 op.sent = false;
             }
-        }
+        });
     }
 }

@@ -1,13 +1,65 @@
 //! Handling of OSD maps, and of their effects on requests and sessions.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind};
 
 use super::Objecter;
 use super::placement::PgTarget;
-use crate::map::{Incremental, MapError, OsdMap};
+use crate::map::{Incremental, MapError, OsdMap, PgId};
 use crate::monitor::wire::OsdMaps;
+
+/// OSD map in use, and the targets computed from it.
+///
+/// Invariant: every cached target was computed from the current map: both are replaced together.
+#[derive(Default)]
+pub(super) struct CurrentMap {
+    map: RefCell<Option<Rc<OsdMap>>>,
+    targets: RefCell<HashMap<PgId, Rc<PgTarget>>>,
+    /// Error of a rejected map that has a newer encoding.
+    unreadable: RefCell<Option<Error>>,
+}
+
+impl CurrentMap {
+    /// Returns the map; `None` before the first one.
+    pub(super) fn get(&self) -> Option<Rc<OsdMap>> {
+        self.map.borrow().clone()
+    }
+
+    /// Replaces the map.
+    pub(super) fn replace(&self, map: OsdMap) {
+        self.targets.borrow_mut().clear();
+        *self.map.borrow_mut() = Some(Rc::new(map));
+    }
+
+    /// Returns the target of a placement group; `None` without a map, or if the map does not have the pool.
+    pub(super) fn target(&self, pg: PgId) -> Option<Rc<PgTarget>> {
+        if let Some(target) = self.targets.borrow().get(&pg) {
+            return Some(target.clone());
+        }
+        let target = Rc::new(PgTarget::of(self.map.borrow().as_deref()?, pg)?);
+        self.targets.borrow_mut().insert(pg, target.clone());
+        Some(target)
+    }
+
+    /// Sets the target of a placement group, whatever the map says.
+    #[cfg(test)]
+    pub(super) fn set_target(&self, target: Rc<PgTarget>) {
+        self.targets.borrow_mut().insert(target.pg, target);
+    }
+
+    /// Returns the error of a map with a newer encoding, if no map could be decoded.
+    pub(super) fn unreadable(&self) -> Option<Error> {
+        self.unreadable.borrow().clone().filter(|_| self.map.borrow().is_none())
+    }
+
+    /// Records the error of a map with a newer encoding.
+    fn set_unreadable(&self, error: Error) {
+        *self.unreadable.borrow_mut() = Some(error);
+    }
+}
 
 impl Objecter {
     /// Applies OSD maps received from monitors or OSDs.
@@ -22,7 +74,7 @@ impl Objecter {
             Ok(advanced) => advanced,
             Err(MapError::Malformed(error)) if error.newer.is_some() => {
                 tracing::warn!(%error, "ignoring an OSD map with a newer encoding; requesting the full map");
-                *self.newer_map.borrow_mut() = Some(Error::new(ErrorKind::Unsupported, error.to_string()));
+                self.current.set_unreadable(Error::new(ErrorKind::Unsupported, error.to_string()));
                 self.changed.notify_all();
                 // Request full maps from now on: one may be newer than the incremental map, and readable again.  If a
                 // full map is itself unreadable, another one is requested only after the next incremental map.
@@ -42,7 +94,7 @@ impl Objecter {
         if let Some(after) = after {
             monitors.want_osd_map(after.epoch + 1);
             tracing::debug!(epoch = after.epoch, "new OSD map");
-            *self.map.borrow_mut() = Some(Rc::new(after));
+            self.current.replace(after);
             self.rescan();
             self.changed.notify_all();
             self.watch_epoch.advance();
@@ -56,7 +108,6 @@ impl Objecter {
     /// changed.
     pub(super) fn rescan(self: &Rc<Self>) {
         let Some(map) = self.map() else { return };
-        self.targets.borrow_mut().clear();
         let mut lost = Vec::new();
         self.sessions.borrow_mut().retain(|&osd, session| {
             let stays = session.is_at(&map, osd);
@@ -72,11 +123,8 @@ impl Objecter {
             self.rejections.clear_osd(osd);
             self.unsend(osd, |_, _| true);
         }
-        let tids: Vec<u64> = self.ops.borrow().keys().copied().collect();
-        for tid in tids {
-            let located = {
-                let mut ops = self.ops.borrow_mut();
-                let Some(op) = ops.get_mut(&tid) else { continue };
+        for tid in self.ops.filter_map(|tid, _| Some(tid)) {
+            let located = self.ops.with_mut(tid, |op| {
                 let before = op.target.clone();
                 let located = self.locate(&map, op);
                 let same = match (&before, &op.target) {
@@ -91,11 +139,12 @@ impl Objecter {
                 }
                 // Requests in flight whose placement is unchanged need no action.
                 if op.sent && located.is_ok() { Ok(None) } else { located }
-            };
+            });
             match located {
-                Err(error) => self.answer(tid, Err(error)),
-                Ok(Some(osd)) => self.send(&map, tid, osd),
-                Ok(None) => {}
+                None => {}
+                Some(Err(error)) => self.answer(tid, Err(error)),
+                Some(Ok(Some(osd))) => self.send(&map, tid, osd),
+                Some(Ok(None)) => {}
             }
         }
     }

@@ -18,18 +18,19 @@ impl Objecter {
     pub(super) fn look_after(&self) {
         let mut oldest: Option<(Duration, String)> = None;
         let mut count = 0;
-        let mut late = Vec::new();
-        for (&tid, op) in &*self.ops.borrow() {
+        let late = self.ops.filter_map(|tid, op| {
             let age = op.since.elapsed();
             if self.timeout.get().is_some_and(|limit| age >= limit && !op.lingers) {
-                late.push((tid, self.describe(op)));
-            } else if age >= REPORT_AFTER {
+                return Some((tid, self.describe(op)));
+            }
+            if age >= REPORT_AFTER {
                 count += 1;
                 if oldest.as_ref().is_none_or(|(other, _)| age > *other) {
                     oldest = Some((age, self.describe(op)));
                 }
             }
-        }
+            None
+        });
         if let Some((age, what)) = oldest {
             tracing::warn!(requests = count, oldest_s = age.as_secs(), "slow requests to OSDs: {what}");
         }
@@ -62,7 +63,7 @@ pub(super) async fn watch(objecter: Weak<Objecter>) {
         sleep(interval).await;
         let Some(objecter) = objecter.upgrade() else { return };
         objecter.look_after();
-        if objecter.ops.borrow().is_empty() {
+        if objecter.ops.len() == 0 {
             objecter.looks_for_slow.set(false);
             return;
         }

@@ -28,12 +28,11 @@ impl Objecter {
         let pool_facts = map.pools.get(&pool)?;
         let hash = pool_facts.hash_object(object.namespace(), object.name())?;
         let pg = PgId { pool, seed: pool_facts.group(hash) };
-        let known = self.targets.borrow().get(&pg).cloned();
-        let target = known.or_else(|| self.target(&map, pg).map(Rc::new))?;
+        let target = self.current.target(pg)?;
         (target.mapping.primary >= 0).then_some(target)
     }
 
-    /// Computes the target of a request and returns its OSD; `None` if the request must wait.
+    /// Computes the target of a request with the current map and returns its OSD; `None` if the request must wait.
     pub(super) fn locate(&self, map: &OsdMap, op: &mut InFlightOp) -> Result<Option<i32>> {
         let request = &op.request;
         let base = op.redirect.as_ref().map_or(request.pool, |redirect| redirect.pool);
@@ -59,22 +58,17 @@ impl Objecter {
             }
         };
         let pg = PgId { pool: id, seed: pool.group(op.hash) };
-        let known = self.targets.borrow().get(&pg).cloned();
-        let target = match known {
-            Some(target) => target,
-            None => {
-                let target = Rc::new(self.target(map, pg).ok_or_else(|| gone(id))?);
-                self.targets.borrow_mut().insert(pg, target.clone());
-                target
-            }
-        };
+        let target = self.current.target(pg).ok_or_else(|| gone(id))?;
         let osd = target.mapping.primary;
         op.target = Some(target);
         let paused = map.flags & if write { map_flags::PAUSE_WRITES } else { map_flags::PAUSE_READS } != 0;
         Ok((osd >= 0 && !paused).then_some(osd))
     }
+}
 
-    pub(super) fn target(&self, map: &OsdMap, pg: PgId) -> Option<PgTarget> {
+impl PgTarget {
+    /// Computes the target of a placement group; `None` if the map does not have its pool.
+    pub(super) fn of(map: &OsdMap, pg: PgId) -> Option<Self> {
         let pool = map.pools.get(&pg.pool)?;
         let mapping = map.map_pg(pg)?;
         Some(PgTarget {

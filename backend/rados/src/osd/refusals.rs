@@ -87,10 +87,11 @@ impl Objecter {
     /// Fails unsent requests, or one of them, while the monitors reject this client.
     pub(super) fn fail_refused(&self, one: Option<u64>) {
         let Some(error) = self.rejections.by_monitors() else { return };
-        let waits = |tid: &u64| self.ops.borrow().get(tid).is_some_and(|op| !op.sent);
-        let all = || self.ops.borrow().keys().copied().collect();
-        let tids: Vec<u64> = one.map_or_else(all, |tid| vec![tid]);
-        for tid in tids.into_iter().filter(waits) {
+        let unsent = match one {
+            Some(tid) => Vec::from_iter(self.ops.with(tid, |op| !op.sent).and_then(|unsent| unsent.then_some(tid))),
+            None => self.ops.filter_map(|tid, op| (!op.sent).then_some(tid)),
+        };
+        for tid in unsent {
             self.answer(tid, Err(error.clone()));
         }
     }
@@ -113,12 +114,9 @@ impl Objecter {
             let fails = !op.sent && !self.rejections.is_in_use(op.request.pool);
             fails.then(|| self.rejections.by_osd(osd)).flatten()
         };
-        let failed: Vec<(u64, Error)> = {
-            let ops = self.ops.borrow();
-            match one {
-                Some(tid) => ops.get(&tid).and_then(refusal).map(|error| (tid, error)).into_iter().collect(),
-                None => ops.iter().filter_map(|(&tid, op)| Some((tid, refusal(op)?))).collect(),
-            }
+        let failed = match one {
+            Some(tid) => Vec::from_iter(self.ops.with(tid, refusal).flatten().map(|error| (tid, error))),
+            None => self.ops.filter_map(|tid, op| Some((tid, refusal(op)?))),
         };
         for (tid, error) in failed {
             self.answer(tid, Err(error));

@@ -160,7 +160,7 @@ impl Incoming {
     /// Returns the OSD of a reply's connection via its request, without a search of all sessions.
     fn find_by_request(&self, connection: &Connection, tid: u64) -> Option<(Rc<Objecter>, i32)> {
         let objecter = self.0.upgrade()?;
-        let osd = objecter.ops.borrow().get(&tid)?.target.as_ref()?.mapping.primary;
+        let osd = objecter.ops.with(tid, |op| op.target.as_ref().map(|target| target.mapping.primary))??;
         let ours = objecter.sessions.borrow().get(&osd)?.connection() == Some(connection);
         ours.then_some((objecter, osd))
     }

@@ -22,9 +22,11 @@ use forebay_reactor::sync::oneshot;
 use forebay_reactor::{Buf, BufList, DriverChoice, Instant, Reactor};
 
 use super::hobject::HObject;
+use super::in_flight::InFlightOp;
+use super::placement::PgTarget;
 use super::session::{OsdSession, covers};
 use super::wire::{Backoff, Envelope, OsdOp, Redirect, Reply, SNAP_HEAD, backoff, code, flag, request};
-use super::{InFlightOp, Objecter, PgTarget, Request};
+use super::{Objecter, Request};
 use crate::config::{Credentials, Said, Settings};
 use crate::denc::WriterExt;
 use crate::error::errno;
@@ -224,7 +226,7 @@ fn sent(objecter: &Objecter, tid: u64, target: Option<Rc<PgTarget>>, sent_epoch:
         lingers: false,
         answer,
     };
-    objecter.ops.borrow_mut().insert(tid, op);
+    objecter.ops.insert_at(tid, op);
     answered
 }
 
@@ -251,10 +253,10 @@ fn only_the_osd_and_the_attempt_that_count_answer_a_request() {
     assert!(answered(&mut waiting).is_none(), "another OSD, which had it before");
     objecter.take_reply(3, 8, of(1));
     assert!(answered(&mut waiting).is_none(), "another request");
-    objecter.ops.borrow_mut().get_mut(&9).expect("it waits").sent = false;
+    objecter.ops.with_mut(9, |op| op.sent = false).expect("it waits");
     objecter.take_reply(3, 9, of(1));
     assert!(answered(&mut waiting).is_none(), "it is to be sent again");
-    objecter.ops.borrow_mut().get_mut(&9).expect("it waits").sent = true;
+    objecter.ops.with_mut(9, |op| op.sent = true).expect("it waits");
     objecter.take_reply(3, 9, of(1));
     assert_eq!(answered(&mut waiting).expect("an answer").expect("a success").version, 1234);
     assert_eq!(objecter.counts(), (0, 0));
@@ -277,16 +279,16 @@ fn who_is_on_the_blocklist_sends_nothing_any_more() {
 fn requests_from_before_the_epoch_that_a_pool_names_are_sent_again() {
     let objecter = Objecter::new(TicketStore::new());
     let take = |map: OsdMap| {
-        *objecter.map.borrow_mut() = Some(Rc::new(map));
+        objecter.current.replace(map);
         objecter.rescan();
     };
-    let is_sent = || objecter.ops.borrow().get(&9).expect("it waits").sent;
+    let is_sent = || objecter.ops.with(9, |op| op.sent).expect("it waits");
     let mut map = sample();
     map.pools.get_mut(&4).expect("the pool").force_resend = 0;
     let _waiting = sent(&objecter, 9, None, 12);
     take(map.clone());
     assert!(!is_sent(), "it was nowhere before");
-    objecter.ops.borrow_mut().get_mut(&9).expect("it waits").sent = true;
+    objecter.ops.with_mut(9, |op| op.sent = true).expect("it waits");
     map.epoch = 13;
     take(map.clone());
     assert!(is_sent(), "nothing has changed for it");
@@ -294,10 +296,7 @@ fn requests_from_before_the_epoch_that_a_pool_names_are_sent_again() {
     map.pools.get_mut(&4).expect("the pool").force_resend = 13;
     take(map.clone());
     assert!(!is_sent(), "it was sent in epoch 12");
-    let mut ops = objecter.ops.borrow_mut();
-    let op = ops.get_mut(&9).expect("it waits");
-    (op.sent, op.sent_epoch) = (true, 14);
-    drop(ops);
+    objecter.ops.with_mut(9, |op| (op.sent, op.sent_epoch) = (true, 14)).expect("it waits");
     take(map);
     assert!(is_sent(), "it was sent since");
 }
@@ -321,9 +320,9 @@ fn change_in_group() -> Request {
 /// Creates a client with a map in which an OSD has the group of [`change_in_group`].
 fn objecter_with_group_at(osd: i32, map: OsdMap) -> Rc<Objecter> {
     let objecter = Objecter::new(TicketStore::new());
-    *objecter.map.borrow_mut() = Some(Rc::new(map));
+    objecter.current.replace(map);
     let target = target_at(osd);
-    objecter.targets.borrow_mut().insert(target.pg, target);
+    objecter.current.set_target(target);
     objecter
 }
 
@@ -413,7 +412,7 @@ fn an_osd_at_another_address_forgets_its_conflict() {
         let objecter = objecter_with_group_at(3, at(6800, 1));
         let _waiting = objecter.submit(change_in_group());
         let take = |map: OsdMap| {
-            *objecter.map.borrow_mut() = Some(Rc::new(map));
+            objecter.current.replace(map);
             objecter.rescan();
         };
         let is_known = || objecter.rejections.has_osds();

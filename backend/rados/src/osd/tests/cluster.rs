@@ -155,7 +155,7 @@ fn requests_of_a_pool_that_is_marked_as_in_use_wait() {
         for seed in 0..32 {
             let pg = PgId { pool: 4, seed };
             let at_3 = PgTarget { pg, ..(*target_at(3)).clone() };
-            objecter.targets.borrow_mut().insert(pg, Rc::new(at_3));
+            objecter.current.set_target(Rc::new(at_3));
         }
         objecter.rejections.set_by_osd(3, &secure_only(3));
         let pool = cluster.pool("rbd").expect("a pool");

@@ -38,7 +38,7 @@ fn requests_beyond_a_full_queue_are_sent_once_it_has_drained() {
         let objecter = objecter_with_group_at(3, sample_with_osd(3, socket, 7));
         objecter.start(("admin".into(), Credentials::None), 1, &MessengerCore::default(), &settings());
         let _waiting: Vec<Answer> = (0..REQUESTS).map(|_| objecter.submit(change_in_group())).collect();
-        let unsent = objecter.ops.borrow().values().filter(|op| !op.sent).count();
+        let unsent = objecter.ops.filter_map(|_, op| (!op.sent).then_some(())).len();
         assert!(unsent > 0, "the queue has room for all: the test tests nothing");
         let all = received.changed.wait_until(|| received.tids.borrow().len() as u64 >= REQUESTS);
         timeout(PATIENCE, all).await.expect("all requests arrive");
