@@ -20,11 +20,11 @@ use forebay_messenger::session::cephx::TicketStore;
 use forebay_messenger::wire::{AddrKind, EntityAddr, entity};
 use forebay_messenger::{Auth, Connection, Handler, Message, Messenger, MessengerCore, Options};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{Buf, BufList, Instant, random, spawn, timeout};
+use forebay_reactor::{Buf, BufList, random, spawn, timeout};
 
 use crate::config::{Config, Credentials, Settings};
 use crate::map::{Epoch, Fsid, MonMap};
-use connect::Attempts;
+use connect::{Attempts, CurrentMonitor};
 pub(crate) use rejection::conflict_of;
 use requests::Requests;
 pub(crate) use tickets::renew_now;
@@ -55,18 +55,14 @@ struct MonitorSession {
     settings_received: Cell<bool>,
     ticket_store: Rc<TicketStore>,
     messenger: RefCell<Option<Messenger>>,
-    connection: RefCell<Option<Connection>>,
+    current: CurrentMonitor,
     map: RefCell<MonMap>,
     /// Epoch from which on OSD maps are wanted.
     wanted: Cell<Epoch>,
     requests: Requests,
     attempts: Attempts,
-    /// Time of the last authentication, from which the monitors' own tickets are valid.
-    authenticated: Cell<Option<Instant>>,
     changed: Notify,
     closed: Cell<bool>,
-    /// Address of this client, as seen by the last monitor.
-    own_addr: Cell<Option<EntityAddr>>,
     listener: Rc<dyn Listener>,
 }
 
@@ -111,15 +107,13 @@ impl Monitors {
             config,
             ticket_store,
             messenger: RefCell::default(),
-            connection: RefCell::default(),
+            current: CurrentMonitor::default(),
             map: RefCell::default(),
             wanted: Cell::new(0),
             requests: Requests::default(),
             attempts: Attempts::default(),
-            authenticated: Cell::new(None),
             changed: Notify::new(),
             closed: Cell::new(false),
-            own_addr: Cell::new(None),
             listener,
         });
         let messenger = Messenger::new(core, options, Incoming(Rc::downgrade(&shared)));
@@ -166,12 +160,12 @@ impl Monitors {
 
     /// Returns the address of the current monitor.
     pub(crate) fn current(&self) -> Option<String> {
-        self.0.connection.borrow().as_ref().map(|connection| connection.address().to_string())
+        self.0.current.connection().map(|connection| connection.address().to_string())
     }
 
     /// Returns the address of this client, as seen by the monitors.
     pub(crate) fn own_addr(&self) -> Option<EntityAddr> {
-        self.0.own_addr.get()
+        self.0.current.own_addr()
     }
 
     /// Returns the number of monitors.
@@ -199,8 +193,8 @@ impl Monitors {
     ) -> Result<Message> {
         let shared = &self.0;
         let (tid, answered) = shared.requests.insert(kind, versions, front, data);
-        if let Some(connection) = &*shared.connection.borrow() {
-            shared.requests.send(connection, tid);
+        if let Some(connection) = shared.current.connection() {
+            shared.requests.send(&connection, tid);
         }
         let limit = shared.settings.borrow().monitor_timeout;
         let result = timeout(limit, answered).await;
@@ -251,8 +245,7 @@ impl MonitorSession {
     }
 
     fn subscribe(&self) {
-        let connection = self.connection.borrow();
-        let Some(connection) = &*connection else { return };
+        let Some(connection) = self.current.connection() else { return };
         let mut what =
             vec![("monmap", u64::from(self.map.borrow().epoch) + 1), ("osdmap", u64::from(self.wanted.get()))];
         if self.config.ask_monitors {

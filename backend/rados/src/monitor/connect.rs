@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind};
+use forebay_messenger::wire::EntityAddr;
 use forebay_messenger::{Address, Connection, Policy, Reason};
-use forebay_reactor::{now, timeout};
+use forebay_reactor::{Instant, now, timeout};
 
 use super::rejection::{MonitorLoss, denied_by_all};
 use super::{MONITOR_TIMEOUT, MonitorSession};
@@ -54,6 +55,46 @@ impl Attempts {
     }
 }
 
+/// Connection to the monitor that has accepted this client.
+///
+/// Invariant: the time of authentication and the address are those of the last monitor that has accepted this client;
+/// they stay known while there is no connection.
+#[derive(Default)]
+pub(super) struct CurrentMonitor {
+    connection: RefCell<Option<Connection>>,
+    /// Time of the last authentication, from which the monitors' own tickets are valid.
+    authenticated: Cell<Option<Instant>>,
+    /// Address of this client, as seen by the last monitor that has told it.
+    own_addr: Cell<Option<EntityAddr>>,
+}
+
+impl CurrentMonitor {
+    /// Returns the connection.
+    pub(super) fn connection(&self) -> Option<Connection> {
+        self.connection.borrow().clone()
+    }
+
+    /// Returns the address of this client, as seen by the monitors.
+    pub(super) fn own_addr(&self) -> Option<EntityAddr> {
+        self.own_addr.get()
+    }
+
+    /// Returns whether the last authentication is at least `age` old.
+    pub(super) fn is_older_than(&self, age: Duration) -> bool {
+        self.authenticated.get().is_some_and(|since| since.elapsed() >= age)
+    }
+
+    fn accepted_by(&self, connection: &Connection) {
+        *self.connection.borrow_mut() = Some(connection.clone());
+        self.authenticated.set(Some(now()));
+        self.own_addr.set(connection.own_addr().or(self.own_addr.get()));
+    }
+
+    fn disconnected(&self) {
+        self.connection.borrow_mut().take();
+    }
+}
+
 /// Maintains a connection to one of the monitors until the session is closed.
 pub(super) async fn maintain(shared: Rc<MonitorSession>) {
     while !shared.closed.get() {
@@ -68,7 +109,7 @@ pub(super) async fn maintain(shared: Rc<MonitorSession>) {
                 Err(_) => Reason::Handshake("it is connected"),
             };
             connection.close();
-            shared.connection.borrow_mut().take();
+            shared.current.disconnected();
             if shared.closed.get() {
                 return;
             }
@@ -85,11 +126,9 @@ pub(super) async fn maintain(shared: Rc<MonitorSession>) {
 
 /// Uses a monitor connection until it ends.
 async fn serve(shared: &Rc<MonitorSession>, connection: &Connection) -> Reason {
-    *shared.connection.borrow_mut() = Some(connection.clone());
+    shared.current.accepted_by(connection);
     shared.attempts.succeeded();
     shared.listener.refused(None);
-    shared.authenticated.set(Some(now()));
-    shared.own_addr.set(connection.own_addr().or(shared.own_addr.get()));
     tracing::debug!(monitor = %connection.address(), client = shared.ticket_store.global_id(), "authenticated with a monitor");
     shared.subscribe();
     shared.requests.send_all(connection);

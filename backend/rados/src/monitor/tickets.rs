@@ -30,8 +30,7 @@ pub(super) async fn maintain(shared: Weak<MonitorSession>) {
         };
         let (Some(own), Some(osd)) = (half(entity::AUTH), half(entity::OSD)) else { continue };
         if due.is_some() {
-            let old = session.authenticated.get().is_some_and(|since| since.elapsed() >= own);
-            let connection = session.connection.borrow().clone().filter(|_| old);
+            let connection = session.current.connection().filter(|_| session.current.is_older_than(own));
             if let Some(connection) = connection {
                 // The monitors' own ticket is only issued by authentication.
                 connection.close();
