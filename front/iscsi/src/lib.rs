@@ -7,6 +7,7 @@
 
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
+mod locks;
 mod memory;
 pub mod scsi;
 pub mod serve;

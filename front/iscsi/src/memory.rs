@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::locks::lock;
 use crate::signal::Signal;
-use crate::unit::lock;
 
 /// Memory budget in bytes, shared by all cores.
 #[derive(Debug)]

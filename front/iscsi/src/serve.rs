@@ -3,24 +3,16 @@
 
 mod connection;
 mod data_out;
-mod execute;
 mod handshake;
-mod logical_unit;
-mod nexus;
 mod orphaned_tasks;
 mod outbox;
 mod requests;
 mod tasks;
-mod units;
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt;
-use std::rc::{Rc, Weak};
-use std::sync::Arc;
+use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::BlockDevice;
 use forebay_reactor::{Addr, Listener, Stream, spawn};
 use forebay_serve::{Bell, Connections};
 
@@ -29,19 +21,13 @@ use crate::session::receive::Pools;
 use crate::stats::ConnectionEvent;
 use crate::target::Target;
 use crate::targets::Targets;
-use crate::unit::Unit;
+pub use crate::unit::Devices;
+use crate::unit::LogicalUnits;
 use connection::{Connection, End};
 use handshake::{Ended, Handshake};
-use logical_unit::LogicalUnit;
 
 /// Placeholder for the target name of discovery sessions in the log.
 const DISCOVERY: &str = "discovery";
-
-/// Access to the block devices of units from this core.
-pub trait Devices {
-    /// Returns the device behind a unit; `None` once it is no longer available.
-    fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>>;
-}
 
 /// Limits of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,44 +64,12 @@ impl Default for Options {
     }
 }
 
-/// Logical units of a core, shared by its sessions.
-pub(crate) struct Cores {
-    devices: Rc<dyn Devices>,
-    locals: RefCell<LogicalUnits>,
-}
-
-/// Units in use on a core, by unit id.
-#[derive(Default)]
-struct LogicalUnits {
-    by_unit: BTreeMap<u64, Weak<LogicalUnit>>,
-    /// Number of entries at which those of unused units are dropped.
-    sweep_at: usize,
-}
-
-impl Cores {
-    /// Returns the logical unit of `unit` on this core.
-    pub(crate) fn local(&self, unit: &Arc<Unit>) -> Option<Rc<LogicalUnit>> {
-        let found = self.locals.borrow().by_unit.get(&unit.id()).and_then(Weak::upgrade);
-        if found.is_some() {
-            return found;
-        }
-        let local = Rc::new(LogicalUnit::new(unit.clone(), self.devices.device(unit)?));
-        let mut locals = self.locals.borrow_mut();
-        if locals.by_unit.len() >= locals.sweep_at {
-            locals.by_unit.retain(|_, local| local.strong_count() > 0);
-            locals.sweep_at = locals.by_unit.len() * 2 + 16;
-        }
-        locals.by_unit.insert(unit.id(), Rc::downgrade(&local));
-        Some(local)
-    }
-}
-
 /// iSCSI server on one core.  Each core has its own, on one shared listener and with the same [`Targets`].
 pub struct Server {
     targets: Targets,
     options: Options,
     pools: Rc<Pools>,
-    cores: Rc<Cores>,
+    units: Rc<LogicalUnits>,
     connections: Rc<Connections<Rc<Bell>>>,
 }
 
@@ -126,7 +80,7 @@ impl Server {
             targets,
             options,
             pools: Rc::new(Pools::new()),
-            cores: Rc::new(Cores { devices, locals: RefCell::default() }),
+            units: Rc::new(LogicalUnits::new(devices)),
             connections: Connections::new(),
         })
     }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use forebay_reactor::cross::{Answer, Answered, oneshot};
 
+use crate::locks::lock;
 use crate::session::login::LoggedIn;
 use crate::signal::{Signal, Stop};
 use crate::stats::{Counters, Snapshot};
 use crate::target::Target;
 use crate::targets::Limits;
-use crate::unit::lock;
 use crate::wire::login_status;
 
 /// Number of available TSIHs: zero is reserved.

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::Waker;
 
-use crate::unit::lock;
+use crate::locks::lock;
 
 /// Reason for ending a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

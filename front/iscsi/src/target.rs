@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::task::{Context, Poll};
 
 use forebay_reactor::cross::Answered;
 
+use crate::locks::{read, write};
 use crate::session::chap::Chap;
 use crate::sessions::{Session, SessionSnapshot, Sessions};
 use crate::signal::Stop;
@@ -168,22 +169,22 @@ impl Target {
 
     /// Returns the login ACL and CHAP settings for new logins.
     pub fn access(&self) -> AccessControl {
-        self.0.access.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read(&self.0.access).clone()
     }
 
     /// Replaces the settings for new logins.  Existing sessions continue: [`expel_unlisted`](Self::expel_unlisted) ends
     /// those of initiators that may not log in any more.
     pub fn set_access(&self, access: AccessControl) {
-        *self.0.access.write().unwrap_or_else(PoisonError::into_inner) = access;
+        *write(&self.0.access) = access;
     }
 
     /// Returns true if the login ACL admits an initiator.
     pub fn admits(&self, initiator: &str) -> bool {
-        is_listed(&self.0.access.read().unwrap_or_else(PoisonError::into_inner).initiators, initiator)
+        is_listed(&read(&self.0.access).initiators, initiator)
     }
 
     pub(crate) fn chap(&self) -> Option<Chap> {
-        self.0.access.read().unwrap_or_else(PoisonError::into_inner).chap.clone()
+        read(&self.0.access).chap.clone()
     }
 
     /// Ends all sessions of an initiator: commands in flight are completed, and the host is asked to log out.
@@ -210,8 +211,8 @@ impl Target {
     pub fn add(&self, lun: u32, spec: UnitSpec) -> Result<Arc<Unit>, AddError> {
         let lun = u16::try_from(lun).ok().filter(|lun| *lun <= Lun::MAX).ok_or(LunOutOfRange(lun))?;
         let Catalog { units: catalog, last_unit, .. } = &*self.0.catalog;
-        let mut names = catalog.write().unwrap_or_else(PoisonError::into_inner);
-        let mut units = self.0.units.write().unwrap_or_else(PoisonError::into_inner);
+        let mut names = write(catalog);
+        let mut units = write(&self.0.units);
         if self.is_removed() {
             return Err(AddError::Removed(self.name().to_owned()));
         }
@@ -240,8 +241,8 @@ impl Target {
 
     /// Removes a unit.  The future completes when no request to it is in flight and no session holds it.
     pub fn remove(&self, lun: u16) -> Option<Answered<()>> {
-        let mut names = self.0.catalog.units.write().unwrap_or_else(PoisonError::into_inner);
-        let unit = self.0.units.write().unwrap_or_else(PoisonError::into_inner).remove(&lun)?;
+        let mut names = write(&self.0.catalog.units);
+        let unit = write(&self.0.units).remove(&lun)?;
         names.remove(&unit.spec().name);
         self.0.generation.fetch_add(1, Ordering::Release);
         drop(names);
@@ -256,37 +257,36 @@ impl Target {
 
     /// Returns a unit by its LUN, if the initiator sees it.
     pub fn unit(&self, lun: u16, initiator: &str) -> Option<Arc<Unit>> {
-        let units = self.0.units.read().unwrap_or_else(PoisonError::into_inner);
+        let units = read(&self.0.units);
         units.get(&lun).filter(|unit| unit.is_seen_by(initiator)).cloned()
     }
 
     /// Returns a unit by its LUN.
     pub fn unit_at(&self, lun: u16) -> Option<Arc<Unit>> {
-        self.0.units.read().unwrap_or_else(PoisonError::into_inner).get(&lun).cloned()
+        read(&self.0.units).get(&lun).cloned()
     }
 
     /// Returns a unit by its volume name.
     pub fn unit_by_name(&self, name: &str) -> Option<Arc<Unit>> {
-        let names = self.0.catalog.units.read().unwrap_or_else(PoisonError::into_inner);
+        let names = read(&self.0.catalog.units);
         names.get(name).filter(|unit| self.owns(unit)).cloned()
     }
 
     /// Returns the LUNs of the units that an initiator sees, in order.
     pub fn luns(&self, initiator: &str) -> Vec<u16> {
-        let units = self.0.units.read().unwrap_or_else(PoisonError::into_inner);
+        let units = read(&self.0.units);
         units.values().filter(|unit| unit.is_seen_by(initiator)).map(|unit| unit.lun()).collect()
     }
 
     /// Returns the units that an initiator sees, in order.
     pub fn units_of(&self, initiator: &str) -> Vec<Arc<Unit>> {
-        let units = self.0.units.read().unwrap_or_else(PoisonError::into_inner);
+        let units = read(&self.0.units);
         units.values().filter(|unit| unit.is_seen_by(initiator)).cloned().collect()
     }
 
     /// Returns snapshots of all units, in order of their LUNs.
     pub fn units(&self) -> Vec<UnitSnapshot> {
-        let units: Vec<Arc<Unit>> =
-            self.0.units.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let units: Vec<Arc<Unit>> = read(&self.0.units).values().cloned().collect();
         let describe = |unit: Arc<Unit>| UnitSnapshot {
             lun: unit.lun(),
             name: unit.spec().name.clone(),
@@ -298,7 +298,7 @@ impl Target {
 
     /// Returns the number of units.
     pub fn unit_count(&self) -> usize {
-        self.0.units.read().unwrap_or_else(PoisonError::into_inner).len()
+        read(&self.0.units).len()
     }
 
     // ---- Sessions ----
@@ -331,8 +331,8 @@ impl Target {
     /// Ends all sessions, releases all units, and refuses new ones of both.
     pub(crate) fn end(&self) -> Ending {
         let mut ending = self.end_sessions(|| self.0.removed.store(true, Ordering::Release), |_| true);
-        let mut names = self.0.catalog.units.write().unwrap_or_else(PoisonError::into_inner);
-        let units = std::mem::take(&mut *self.0.units.write().unwrap_or_else(PoisonError::into_inner));
+        let mut names = write(&self.0.catalog.units);
+        let units = std::mem::take(&mut *write(&self.0.units));
         units.values().for_each(|unit| drop(names.remove(&unit.spec().name)));
         self.0.generation.fetch_add(1, Ordering::Release);
         drop(names);

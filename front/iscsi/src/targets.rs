@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use forebay_reactor::{Addr, timeout};
 
+use crate::locks::{read, write};
 use crate::memory::MemoryBudget;
 use crate::session::chap::Chap;
 use crate::session::login::{Access, Denied, Directory, LoggedIn};
@@ -81,7 +82,7 @@ impl Targets {
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Target>> {
-        self.0.targets.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.0.targets)
     }
 
     // ---- Targets ----
@@ -92,7 +93,7 @@ impl Targets {
     /// [`Exists`] when there is one of the same name.
     pub fn create(&self, spec: TargetSpec) -> Result<Target, Exists> {
         let name = spec.name.to_ascii_lowercase();
-        let mut targets = self.0.targets.write().unwrap_or_else(PoisonError::into_inner);
+        let mut targets = write(&self.0.targets);
         if targets.contains_key(&name) {
             return Err(Exists(name));
         }
@@ -110,7 +111,7 @@ impl Targets {
     /// Removes a target: new logins are refused, its sessions complete the commands in flight and are asked to log out.
     /// The future completes when sessions and units are gone; before that its volumes must not be exported again.
     pub fn remove(&self, name: &str) -> Option<Ending> {
-        let removed = self.0.targets.write().unwrap_or_else(PoisonError::into_inner).remove(&name.to_ascii_lowercase());
+        let removed = write(&self.0.targets).remove(&name.to_ascii_lowercase());
         removed.map(|target| target.end())
     }
 
@@ -135,7 +136,7 @@ impl Targets {
 
     /// Returns a unit of any target by its volume name.
     pub fn unit_by_name(&self, name: &str) -> Option<Arc<Unit>> {
-        self.0.catalog.units.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        read(&self.0.catalog.units).get(name).cloned()
     }
 
     // ---- Portals ----
@@ -147,17 +148,17 @@ impl Targets {
 
     /// Sets the CHAP settings of discovery sessions, for new logins.
     pub fn set_discovery_chap(&self, chap: Option<Chap>) {
-        *self.0.discovery_chap.write().unwrap_or_else(PoisonError::into_inner) = chap;
+        *write(&self.0.discovery_chap) = chap;
     }
 
     /// Sets the addresses that discovery returns.
     pub fn set_portals(&self, portals: Vec<Addr>) {
-        *self.0.portals.write().unwrap_or_else(PoisonError::into_inner) = portals;
+        *write(&self.0.portals) = portals;
     }
 
     /// Returns the addresses that discovery returns.
     pub fn portals(&self) -> Vec<Addr> {
-        self.0.portals.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read(&self.0.portals).clone()
     }
 
     // ---- Sessions ----
@@ -232,7 +233,7 @@ impl Directory for Targets {
         if self.next_visible(None, initiator).is_none() {
             return Err(Denied::Unlisted);
         }
-        let chap = self.0.discovery_chap.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let chap = read(&self.0.discovery_chap).clone();
         Ok(Access { target_id: 0, chap })
     }
 

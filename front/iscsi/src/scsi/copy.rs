@@ -122,9 +122,9 @@ pub fn parse(list: &[u8]) -> Result<Copy, Sense> {
     Ok(Copy { list: list[0], forget: list[1] >> 3 & 3 == 3, targets, segments })
 }
 
-/// Outcome of a copy.
+/// CopyOutcome of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
+pub struct CopyOutcome {
     /// Segments copied.
     pub segments: u16,
     /// Bytes written.
@@ -134,7 +134,7 @@ pub struct Outcome {
 }
 
 /// RECEIVE COPY RESULTS: COPY STATUS.
-pub fn status(outcome: &Outcome) -> Vec<u8> {
+pub fn status(outcome: &CopyOutcome) -> Vec<u8> {
     let mut out = vec![0, 0, 0, 8];
     out.push(if outcome.failed.is_some() { 0x02 } else { 0x01 });
     out.extend(outcome.segments.to_be_bytes());
@@ -166,7 +166,7 @@ pub fn parameters() -> Vec<u8> {
 }
 
 /// RECEIVE COPY RESULTS: FAILED SEGMENT DETAILS.
-pub fn failed(outcome: &Outcome) -> Vec<u8> {
+pub fn failed(outcome: &CopyOutcome) -> Vec<u8> {
     let Some(sense) = outcome.failed else { return vec![0; 4] };
     let sense = sense.to_bytes(false);
     let mut out = vec![0; 56];
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn results_have_the_length_that_they_say() {
-        let outcome = Outcome { segments: 1, bytes: 8192, failed: Some(aborted(code::THIRD_PARTY)) };
+        let outcome = CopyOutcome { segments: 1, bytes: 8192, failed: Some(aborted(code::THIRD_PARTY)) };
         for bytes in [status(&outcome), parameters(), failed(&outcome)] {
             assert_eq!(be32(&bytes, 0) as usize + 4, bytes.len());
         }

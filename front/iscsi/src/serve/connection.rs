@@ -14,18 +14,18 @@ use forebay_reactor::{Instant, Stream, now, sleep};
 use forebay_serve::{Bell, Intake, Traffic, Want, exchange};
 
 use super::data_out::DataOutTransfer;
-use super::execute::{Work, many};
 use super::handshake::Ready as LoggedIn;
 use super::orphaned_tasks::OrphanedTasks;
 use super::outbox::{Outbox, Pending, Role};
 use super::requests::{TextAnswer, Waiting};
-use super::units::Units;
 use super::{Options, Server};
 use crate::scsi::reserve;
 use crate::session::receive::{Garbled, Pdu, Receiver};
 use crate::sessions::Entered;
 use crate::signal::{Signal, Stop};
 use crate::unit::Order;
+use crate::unit::SessionUnits;
+use crate::unit::execute::{CommandFuture, composite};
 use crate::wire::{Lun, async_event, logout_response, response};
 
 /// Maximum number of PDUs handled per poll, before the connection yields to other tasks.
@@ -77,10 +77,10 @@ pub(super) struct Connection<'a> {
     pub(super) signal: Arc<Signal>,
     receiver: Receiver,
     pub(super) outbox: Outbox,
-    pub(super) units: Units,
+    pub(super) units: SessionUnits,
     pub(super) discovery: bool,
     pub(super) cid: u16,
-    pub(super) work: InFlight<Work, Pending>,
+    pub(super) work: InFlight<CommandFuture, Pending>,
     /// Commands with data-out transfers in progress, by initiator task tag.
     pub(super) transfers: BTreeMap<u32, DataOutTransfer>,
     /// Initiator task tags of transfers that wait for memory, in FIFO order.
@@ -114,7 +114,7 @@ impl<'a> Connection<'a> {
     /// Creates a connection for a session; `None` when the initiator port cannot be represented as a host id.
     pub(super) fn new(server: &'a Server, control: &'a Bell, stream: Stream, ready: LoggedIn) -> Option<Self> {
         let LoggedIn { login, entered, receiver } = ready;
-        let Server { targets, options, pools, cores, .. } = server;
+        let Server { targets, options, pools, units, .. } = server;
         let session = entered.session().clone();
         let host = reserve::host(&session.initiator, session.isid)?;
         let numbers = (login.params, login.stat_sn, login.cmd_sn);
@@ -127,7 +127,7 @@ impl<'a> Connection<'a> {
             outbox: Outbox::new(pools, numbers, options.commands_max, (targets.clone(), session.clone())),
             discovery: session.is_discovery(),
             cid: login.cid,
-            units: Units::new(targets.clone(), cores.clone(), session, host),
+            units: SessionUnits::new(targets.clone(), units.clone(), session, host),
             work: InFlight::new(options.commands_max as usize + EXTRA_MAX),
             transfers: BTreeMap::new(),
             hungry: VecDeque::new(),
@@ -156,8 +156,8 @@ impl<'a> Connection<'a> {
         let receive = |want| forebay_serve::receive(stream.clone(), want);
         let end = exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await;
         if !self.work.is_empty() {
-            let Self { work, outbox, mut units, entered, .. } = self;
-            OrphanedTasks { work, outbox, luns: units.take_luns(), leaving: entered.leave() }.carry();
+            let Self { work, outbox, units, entered, .. } = self;
+            OrphanedTasks { work, outbox, nexuses: units.into_nexuses(), leaving: entered.leave() }.carry();
         }
         end
     }
@@ -240,16 +240,15 @@ impl<'a> Connection<'a> {
     }
 
     fn follow_orders(&mut self) {
-        let orders: Vec<_> = self.units.in_use().map(|state| (state.nexus.lun, state.nexus.orders())).collect();
+        let orders: Vec<_> = self.units.nexuses().map(|nexus| (nexus.lun(), nexus.take_orders())).collect();
         for (lun, orders) in orders {
             for (order, drain) in orders {
                 match order {
                     Order::Abort => self.give_up(lun, Some(&drain)),
                     Order::Leave => {
                         let lun = Lun::Unit(lun);
-                        let of_unit = |local: &Pending| {
-                            local.local.as_ref().is_some_and(|local| Lun::Unit(local.unit.lun()) == lun)
-                        };
+                        let of_unit =
+                            |unit: &Pending| unit.unit.as_ref().is_some_and(|unit| Lun::Unit(unit.lun()) == lun);
                         self.work.notes_mut().filter(|note| of_unit(note)).for_each(|note| {
                             note.drains.push(drain.clone());
                         });
@@ -289,8 +288,8 @@ impl<'a> Connection<'a> {
         let Some(itt) = self.logout.take_if(|_| self.work.is_empty()) else {
             return;
         };
-        let releases: Vec<_> = self.units.in_use().filter_map(|state| state.release_reservation()).collect();
-        let work = many(async move {
+        let releases: Vec<_> = self.units.nexuses().filter_map(|nexus| nexus.release_reservation()).collect();
+        let work = composite(async move {
             for release in releases {
                 release.await;
             }
@@ -298,7 +297,7 @@ impl<'a> Connection<'a> {
         });
         let pending = Pending {
             itt,
-            local: None,
+            unit: None,
             role: Role::Logout,
             numbered: false,
             aborted: false,

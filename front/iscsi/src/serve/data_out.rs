@@ -6,7 +6,7 @@ use forebay_block::BufList;
 use forebay_reactor::Instant;
 
 use super::outbox::{Command, Outbox};
-use super::units::Ready;
+use crate::unit::commands::ReadyCommand;
 use crate::wire::{DataOut, FINAL, TAG_NONE};
 
 /// Data-out sequence solicited by an R2T.
@@ -23,7 +23,7 @@ struct Asked {
 /// Command whose data-out transfer is not complete.
 #[derive(Debug)]
 pub(super) struct DataOutTransfer {
-    pub(super) ready: Ready,
+    pub(super) ready: ReadyCommand,
     pub(super) command: Command,
     pub(super) numbered: bool,
     pub(super) ordered: bool,
@@ -50,7 +50,7 @@ impl DataOutTransfer {
     /// Creates a transfer with the command's immediate data.  If `unasked` is true, up to `first_burst` bytes follow
     /// unsolicited.
     pub(super) fn new(
-        ready: Ready,
+        ready: ReadyCommand,
         command: Command,
         (numbered, ordered): (bool, bool),
         (unasked, first_burst): (bool, u32),
@@ -163,8 +163,12 @@ mod tests {
     use crate::wire::Lun;
 
     fn transfer(expected: u32, takes: u64, here: usize, unasked: bool) -> DataOutTransfer {
-        let ready =
-            Ready { lun: Lun::Unit(0), command: cdb::parse(&[0; 16]), data: BufList::zeroes(here), verdict: None };
+        let ready = ReadyCommand {
+            lun: Lun::Unit(0),
+            command: cdb::parse(&[0; 16]),
+            data: BufList::zeroes(here),
+            verdict: None,
+        };
         let command = Command {
             lun_bytes: [0; 8],
             kind: CommandKind::Write,

@@ -10,18 +10,18 @@ use std::task::{Context, Poll};
 use forebay_reactor::sync::InFlight;
 use forebay_reactor::{now, spawn};
 
-use super::execute::Work;
-use super::nexus::NexusState;
 use super::outbox::{Outbox, Pending};
 use crate::sessions::Leaving;
+use crate::unit::NexusState;
 use crate::unit::Order;
+use crate::unit::execute::CommandFuture;
 
 /// Remaining commands of a session.
 pub(super) struct OrphanedTasks {
-    pub(super) work: InFlight<Work, Pending>,
+    pub(super) work: InFlight<CommandFuture, Pending>,
     /// Accounts the memory that commands hold; nothing is sent any more.
     pub(super) outbox: Outbox,
-    pub(super) luns: BTreeMap<u16, NexusState>,
+    pub(super) nexuses: BTreeMap<u16, NexusState>,
     /// Registration that counts against the session limits.
     pub(super) leaving: Leaving,
 }
@@ -33,7 +33,7 @@ impl OrphanedTasks {
         self.work.notes_mut().for_each(|note| note.aborted = true);
         // A unit without commands in flight is released at once.
         let in_use: Vec<u16> = self.work.notes_mut().filter_map(|note| unit_of(note)).collect();
-        self.luns.retain(|lun, _| in_use.contains(lun));
+        self.nexuses.retain(|lun, _| in_use.contains(lun));
         let mut orphans = self;
         drop(spawn(std::future::poll_fn(move |cx| orphans.turn(cx))));
     }
@@ -47,7 +47,7 @@ impl OrphanedTasks {
         }
         let (outbox, now) = (&mut self.outbox, now());
         self.work.poll(|outcome, pending| outbox.answer(now, outcome, pending));
-        // Work that waits for other tasks is not waited for: two sessions could wait for each other.
+        // CommandFuture that waits for other tasks is not waited for: two sessions could wait for each other.
         match self.work.notes_mut().any(|note| note.is_task()) {
             true => Poll::Pending,
             false => Poll::Ready(()),
@@ -55,14 +55,14 @@ impl OrphanedTasks {
     }
 
     fn follow_orders(&mut self) {
-        let orders: Vec<_> = self.luns.values().map(|state| (state.nexus.lun, state.nexus.orders())).collect();
+        let orders: Vec<_> = self.nexuses.values().map(|nexus| (nexus.lun(), nexus.take_orders())).collect();
         for (lun, orders) in orders {
             for (order, drain) in orders {
                 let of_unit = self.work.notes_mut().filter(|note| unit_of(note) == Some(lun));
                 // All tasks have been aborted already; only the new waiters are recorded.
                 of_unit.filter(|note| note.is_task()).for_each(|note| note.drains.push(drain.clone()));
                 if order == Order::Leave {
-                    self.luns.remove(&lun);
+                    self.nexuses.remove(&lun);
                 }
             }
         }
@@ -70,5 +70,5 @@ impl OrphanedTasks {
 }
 
 fn unit_of(note: &Pending) -> Option<u16> {
-    note.local.as_ref().map(|local| local.unit.lun())
+    note.unit.as_ref().map(|unit| unit.lun())
 }

@@ -8,8 +8,6 @@ use forebay_block::BufList;
 use forebay_reactor::Instant;
 use zerocopy::big_endian::U16;
 
-use super::execute::Outcome;
-use super::logical_unit::{Failure, LogicalUnit};
 use crate::scsi::mode::Modes;
 use crate::scsi::status;
 use crate::session::params::Params;
@@ -19,7 +17,9 @@ use crate::session::window::Window;
 use crate::sessions::Session;
 use crate::stats::{CommandKind, Tally};
 use crate::targets::Targets;
-use crate::unit::Drain;
+use crate::unit::DrainGuard;
+use crate::unit::execute::CommandResult;
+use crate::unit::{Failure, LogicalUnit};
 use crate::wire::{
     self, Bhs, DataIn, FINAL, R2t, RejectReason, Response, ScsiResponse, TAG_NONE, logout_response, response,
 };
@@ -66,7 +66,7 @@ pub(super) struct Command {
 /// Bookkeeping of a task in flight.
 pub(super) struct Pending {
     pub(super) itt: u32,
-    pub(super) local: Option<Rc<LogicalUnit>>,
+    pub(super) unit: Option<Rc<LogicalUnit>>,
     pub(super) role: Role,
     /// Occupies a place in the command window.
     pub(super) numbered: bool,
@@ -79,7 +79,7 @@ pub(super) struct Pending {
     /// Bytes of memory accounted to it.
     pub(super) held: usize,
     /// Guards of waiters for the end of this task.
-    pub(super) drains: Vec<Arc<Drain>>,
+    pub(super) drains: Vec<Arc<DrainGuard>>,
 }
 
 /// Batch being sent, and the bytes of memory accounted to it.
@@ -272,8 +272,8 @@ impl Outbox {
     }
 
     /// Sends the outcome of a task, updates the counters, and releases its place in the window.
-    pub(super) fn answer(&mut self, now: Instant, outcome: Outcome, pending: Pending) {
-        let Pending { itt, local, role, numbered, aborted, ordered, held, .. } = pending;
+    pub(super) fn answer(&mut self, now: Instant, outcome: CommandResult, pending: Pending) {
+        let Pending { itt, unit, role, numbered, aborted, ordered, held, .. } = pending;
         if numbered {
             self.settled();
         }
@@ -293,23 +293,23 @@ impl Outbox {
         };
         let (took, written) = (now.since(command.began), command.takes.unwrap_or(0));
         self.session_tally.answered(command.kind, took, failed, read, written);
-        if let Some(local) = &local {
-            if self.unit_tally.0.as_ref().is_none_or(|last| !Rc::ptr_eq(last, local)) {
+        if let Some(unit) = &unit {
+            if self.unit_tally.0.as_ref().is_none_or(|last| !Rc::ptr_eq(last, unit)) {
                 self.flush_unit();
-                self.unit_tally.0 = Some(local.clone());
+                self.unit_tally.0 = Some(unit.clone());
             }
             self.unit_tally.1.answered(command.kind, took, failed, read, written);
         }
         match outcome {
             Ok(data) if !data.is_empty() && command.reads => self.data(itt, &command, data),
             Ok(data) => self.status(itt, &command, status::GOOD, data.len() as u64, &[]),
-            Err(failure) => self.failure(itt, &command, failure, local.as_deref()),
+            Err(failure) => self.failure(itt, &command, failure, unit.as_deref()),
         }
         self.queued(held);
     }
 
-    pub(super) fn failure(&mut self, itt: u32, command: &Command, failure: Failure, local: Option<&LogicalUnit>) {
-        let descriptor = local.is_some_and(|local| local.unit.modes().has(Modes::DESCRIPTOR_SENSE));
+    pub(super) fn failure(&mut self, itt: u32, command: &Command, failure: Failure, unit: Option<&LogicalUnit>) {
+        let descriptor = unit.is_some_and(|unit| unit.shared().modes().has(Modes::DESCRIPTOR_SENSE));
         let sense = failure.sense.map(|sense| sense.to_bytes(descriptor)).unwrap_or_default();
         self.status(itt, command, failure.status, 0, &sense);
     }
@@ -479,8 +479,8 @@ impl Outbox {
     // ---- Statistics ----
 
     fn flush_unit(&mut self) {
-        if let (Some(local), tally) = &mut self.unit_tally {
-            tally.flush(&[local.unit.counters()]);
+        if let (Some(unit), tally) = &mut self.unit_tally {
+            tally.flush(&[unit.shared().counters()]);
         }
     }
 

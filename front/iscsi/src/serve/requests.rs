@@ -4,9 +4,7 @@ use forebay_block::BufList;
 
 use super::connection::{Connection, EXTRA_MAX, Violation};
 use super::data_out::DataOutTransfer;
-use super::logical_unit::Failure;
 use super::outbox::{Command, Pending, Role};
-use super::units::{Begun, Ready};
 use crate::scsi::BLOCK;
 use crate::scsi::cdb::{self, Transfer};
 use crate::scsi::inquiry::TRANSFER_BLOCKS_MAX;
@@ -18,6 +16,8 @@ use crate::session::text;
 use crate::session::window::Place;
 use crate::stats::CommandKind;
 use crate::target::Target;
+use crate::unit::Failure;
+use crate::unit::commands::{Execution, ReadyCommand};
 use crate::wire::{
     Bhs, CONTINUE, DataOut, Lun, NAME_MAX, RejectReason, Request, ScsiCommand, TAG_NONE, TaskRequest, command_flag,
     logout_response, request, response,
@@ -46,7 +46,7 @@ struct Discovering {
 /// Command that waits for memory, or for other commands to end.
 pub(super) struct Waiting {
     pub(super) itt: u32,
-    pub(super) ready: Ready,
+    pub(super) ready: ReadyCommand,
     pub(super) command: Command,
     pub(super) numbered: bool,
     pub(super) ordered: bool,
@@ -175,7 +175,7 @@ impl Connection<'_> {
             began: self.now,
             r2ts: 0,
         };
-        let mut ready = Ready { lun: Lun::parse(&header.lun), command, data: pdu.data, verdict: None };
+        let mut ready = ReadyCommand { lun: Lun::parse(&header.lun), command, data: pdu.data, verdict: None };
         if pdu.damaged {
             self.outbox.reject(RejectReason::DataDigest, &pdu.bhs);
             ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::CRC).into());
@@ -206,7 +206,7 @@ impl Connection<'_> {
     fn writing(
         &mut self,
         bhs: &Bhs,
-        mut ready: Ready,
+        mut ready: ReadyCommand,
         info: Command,
         (numbered, ordered): (bool, bool),
     ) -> Result<(), Violation> {
@@ -408,20 +408,20 @@ impl Connection<'_> {
     #[inline]
     fn begin(&mut self, waiting: Waiting) {
         let Waiting { itt, ready, command, numbered, ordered, held } = waiting;
-        self.units.look();
-        let (local, begun) = match self.is_draining() {
+        self.units.note_changed_luns();
+        let (unit, begun) = match self.is_draining() {
             // BUSY makes the host retry with the server that is active then.
-            true => (None, Begun::Now(Err(Failure::BUSY))),
+            true => (None, Execution::Done(Err(Failure::BUSY))),
             false => self.units.begin(ready),
         };
         let role = Role::Command(command);
         let mut pending =
-            Pending { itt, local, role, numbered, aborted: false, ordered, control: false, held, drains: Vec::new() };
+            Pending { itt, unit, role, numbered, aborted: false, ordered, control: false, held, drains: Vec::new() };
         self.outbox.ordered += u32::from(ordered);
         let work = match begun {
-            Begun::Now(outcome) => return self.outbox.answer(self.now, outcome, pending),
-            Begun::Later(work) => work,
-            Begun::Control(work) => {
+            Execution::Done(outcome) => return self.outbox.answer(self.now, outcome, pending),
+            Execution::InFlight(work) => work,
+            Execution::Control(work) => {
                 pending.control = true;
                 work
             }

@@ -7,15 +7,14 @@ use forebay_block::BufList;
 use forebay_block::reservation::Action;
 
 use super::connection::{Connection, EXTRA_MAX};
-use super::execute::many;
-use super::logical_unit::LogicalUnit;
 use super::outbox::{Pending, Role};
-use crate::unit::Drain;
+use crate::unit::execute::{composite, ignore};
+use crate::unit::{DrainGuard, LogicalUnit};
 use crate::wire::{Lun, TAG_NONE, TaskRequest, response, task_function, task_response};
 
 impl Connection<'_> {
     /// Aborts the tasks of one unit; `drain` is held until the device has completed them.
-    pub(super) fn give_up(&mut self, lun: u16, drain: Option<&Arc<Drain>>) {
+    pub(super) fn give_up(&mut self, lun: u16, drain: Option<&Arc<DrainGuard>>) {
         let lun = Lun::Unit(lun);
         let of_unit: Vec<u32> =
             self.transfers.iter().filter(|(_, transfer)| transfer.ready.lun == lun).map(|(&itt, _)| itt).collect();
@@ -30,9 +29,8 @@ impl Connection<'_> {
                 false => self.waiting.push_back(waiting),
             }
         }
-        let of_unit =
-            |local: &Option<Rc<LogicalUnit>>| local.as_ref().is_some_and(|local| Lun::Unit(local.unit.lun()) == lun);
-        for note in self.work.notes_mut().filter(|note| of_unit(&note.local)) {
+        let of_unit = |unit: &Option<Rc<LogicalUnit>>| unit.as_ref().is_some_and(|unit| Lun::Unit(unit.lun()) == lun);
+        for note in self.work.notes_mut().filter(|note| of_unit(&note.unit)) {
             // Tasks that wait for the end of others are never waited for.
             if note.is_task() {
                 note.drains.extend(drain.cloned());
@@ -59,22 +57,20 @@ impl Connection<'_> {
             }
             return respond(self, task_response::COMPLETE);
         }
-        let (drain, ended) = Drain::new();
+        let (drain, ended) = DrainGuard::new();
         let mut found = None;
         for note in self.work.notes_mut().filter(|note| note.itt == task && matches!(note.role, Role::Command(_))) {
             note.aborted = true;
             if note.is_task() {
                 note.drains.push(drain.clone());
             }
-            found = Some(note.local.clone());
+            found = Some(note.unit.clone());
         }
         drop(drain);
         match found {
             None => respond(self, task_response::NO_TASK),
-            Some(local) => self.wait_for(itt, local, async move {
-                // An error means that the waiters are gone; either way the task has ended.
-                let _ = ended.await;
-            }),
+            // An error means that the waiters are gone; either way the task has ended.
+            Some(unit) => self.wait_for(itt, unit, ignore(ended)),
         }
     }
 
@@ -105,25 +101,23 @@ impl Connection<'_> {
             task_function::ABORT_TASK_SET | task_function::CLEAR_TASK_SET | task_function::LOGICAL_UNIT_RESET => {}
             _ => return respond(self, task_response::NOT_SUPPORTED),
         }
-        let Some(local) = self.units.has(Lun::parse(&request.lun)) else {
+        let Some(unit) = self.units.find(Lun::parse(&request.lun)) else {
             return respond(self, task_response::NO_LUN);
         };
         if function == task_function::LOGICAL_UNIT_RESET {
-            let reset = self.reset(&local);
-            return self.wait_for(itt, Some(local), reset);
+            let reset = self.reset(&unit);
+            return self.wait_for(itt, Some(unit), reset);
         }
         // Each nexus has its own task set, so CLEAR TASK SET equals ABORT TASK SET.
         let session = self.units.session_id();
-        let aborted = local.unit.abort(|nexus| nexus.session == session);
-        self.wait_for(itt, Some(local), async move {
-            // An error means that the waiters are gone; either way the tasks have ended.
-            let _ = aborted.await;
-        });
+        let aborted = unit.shared().abort(|nexus| nexus.session() == session);
+        // An error means that the waiters are gone; either way the tasks have ended.
+        self.wait_for(itt, Some(unit), ignore(aborted));
     }
 
-    fn reset(&self, local: &Rc<LogicalUnit>) -> impl Future<Output = ()> + use<> {
-        let reset = local.unit.reset();
-        let (reservations, host) = (local.device.reservations(), self.units.host().clone());
+    fn reset(&self, unit: &Rc<LogicalUnit>) -> impl Future<Output = ()> + use<> {
+        let reset = unit.shared().reset();
+        let (reservations, host) = (unit.device().reservations(), self.units.host().clone());
         async move {
             // Errors mean that all holders are gone, and count as completion.  The second call waits for requests in
             // the device from sessions that the unit no longer knows.
@@ -136,8 +130,8 @@ impl Connection<'_> {
 
     fn reset_all(&mut self) -> impl Future<Output = ()> + use<> {
         let luns = self.units.visible();
-        let locals: Vec<Rc<LogicalUnit>> = luns.into_iter().filter_map(|lun| self.units.has(Lun::Unit(lun))).collect();
-        let resets: Vec<_> = locals.iter().map(|local| self.reset(local)).collect();
+        let units: Vec<Rc<LogicalUnit>> = luns.into_iter().filter_map(|lun| self.units.find(Lun::Unit(lun))).collect();
+        let resets: Vec<_> = units.iter().map(|unit| self.reset(unit)).collect();
         async move {
             for reset in resets {
                 reset.await;
@@ -146,16 +140,16 @@ impl Connection<'_> {
     }
 
     /// Responds to a task management function once `end` completes.
-    fn wait_for(&mut self, itt: u32, local: Option<Rc<LogicalUnit>>, end: impl Future<Output = ()> + 'static) {
+    fn wait_for(&mut self, itt: u32, unit: Option<Rc<LogicalUnit>>, end: impl Future<Output = ()> + 'static) {
         // Orders to this session itself are followed at once.
         self.signal.tell();
-        let work = many(async move {
+        let work = composite(async move {
             end.await;
             Ok(BufList::new())
         });
         let pending = Pending {
             itt,
-            local,
+            unit,
             role: Role::Task(task_response::COMPLETE),
             numbered: false,
             aborted: false,

@@ -20,7 +20,7 @@ const WORK: &str = "front/nbd/src/serve/work.rs";
 const COMMAND: &str = "front/nbd/src/session/command.rs";
 const IO: &str = "front/nvmf/src/session/io.rs";
 const SERVE_IO: &str = "front/nvmf/src/serve/io.rs";
-const EXECUTE: &str = "front/iscsi/src/serve/execute.rs";
+const EXECUTE: &str = "front/iscsi/src/unit/execute.rs";
 const DATA_OUT: &str = "front/iscsi/src/serve/data_out.rs";
 
 pub(super) const LIST: &[Mutant] = &[
@@ -174,8 +174,8 @@ pub(super) const LIST: &[Mutant] = &[
         "iscsi-fua-lost",
         "iSCSI: a write with FUA is acknowledged before it is durable",
         EXECUTE,
-        "Work::Write(local.device.submit(Request::Write { offset, data, fua: run.fua }))",
-        "Work::Write(local.device.submit(Request::Write { offset, data, fua: false }))",
+        "CommandFuture::Write(unit.device().submit(Request::Write { offset, data, fua: run.fua }))",
+        "CommandFuture::Write(unit.device().submit(Request::Write { offset, data, fua: false }))",
         &[ISCSI, ISCSI_SERVING, ISCSI_UNITS],
     ),
     Mutant::new(
@@ -189,7 +189,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "iscsi-copy-overlaps",
         "iSCSI: a copy onto itself reads what it has written",
-        EXECUTE,
+        "front/iscsi/src/unit/execute/copy.rs",
         "parts.reverse();",
         "parts.truncate(usize::MAX);",
         &[ISCSI, ISCSI_UNITS],

@@ -1,17 +1,21 @@
-//! Command execution: translates a command into device requests, as one future.
+//! Device requests of a command, as one future: the only part of a unit that awaits.
+
+mod copy;
 
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
+use forebay_block::reservation::{Change, Refusal};
 use forebay_block::{
     BlockDevice, Buf, BufList, BufMut, Error, ErrorKind, Extent, ExtentState, LocalFuture, Reply, Request,
 };
 
-use super::logical_unit::{Failure, LogicalUnit};
+use super::{Failure, LogicalUnit};
 use crate::scsi::cdb::{Compare, Run};
 use crate::scsi::sense::{Sense, code, key};
-use crate::scsi::{BLOCK, inquiry};
+use crate::scsi::{BLOCK, inquiry, reserve};
+pub(super) use copy::third_party_copy;
 
 /// Chunk size in bytes for commands that cover more data than they transfer.
 const PIECE: u64 = 1 << 20;
@@ -22,34 +26,37 @@ const STATUS_LOOK: u64 = 16 << 20;
 /// Maximum number of bytes that one GET LBA STATUS examines.
 const STATUS_BYTES_MAX: u64 = 4 << 30;
 
+/// Result of a reservation action: the change, or the refusal.
+type Applied = forebay_block::Result<Result<Change, Refusal>>;
+
 /// Outcome of a command: data for the initiator, or the failure.
-pub(crate) type Outcome = Result<BufList, Failure>;
+pub(crate) type CommandResult = Result<BufList, Failure>;
 
 /// Command in flight.
-pub(crate) enum Work {
+pub(crate) enum CommandFuture {
     /// Single read, without a future around the device's own.
     Read(LocalFuture<forebay_block::Result<Reply>>),
     /// Single write, in the same way.
     Write(LocalFuture<forebay_block::Result<Reply>>),
     /// Any other command.
-    Many(LocalFuture<Outcome>),
+    Composite(LocalFuture<CommandResult>),
 }
 
-impl Future for Work {
-    type Output = Outcome;
+impl Future for CommandFuture {
+    type Output = CommandResult;
 
     #[inline]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<CommandResult> {
         match &mut *self {
-            Work::Read(future) => future.as_mut().poll(cx).map(|reply| match reply {
+            CommandFuture::Read(future) => future.as_mut().poll(cx).map(|reply| match reply {
                 Ok(reply) => Ok(reply.into_data()),
                 Err(error) => Err(failed(&error, false)),
             }),
-            Work::Write(future) => future.as_mut().poll(cx).map(|reply| match reply {
+            CommandFuture::Write(future) => future.as_mut().poll(cx).map(|reply| match reply {
                 Ok(_) => Ok(BufList::new()),
                 Err(error) => Err(failed(&error, true)),
             }),
-            Work::Many(future) => future.as_mut().poll(cx),
+            CommandFuture::Composite(future) => future.as_mut().poll(cx),
         }
     }
 }
@@ -60,13 +67,8 @@ fn failed(error: &Error, writing: bool) -> Failure {
 }
 
 /// Combines several requests into one command.
-pub(crate) fn many(future: impl Future<Output = Outcome> + 'static) -> Work {
-    Work::Many(Box::pin(future))
-}
-
-/// Returns a command that is already complete.
-pub(crate) fn done() -> Work {
-    many(std::future::ready(Ok(BufList::new())))
+pub(crate) fn composite(future: impl Future<Output = CommandResult> + 'static) -> CommandFuture {
+    CommandFuture::Composite(Box::pin(future))
 }
 
 /// Converts an LBA range to bytes.
@@ -99,20 +101,20 @@ async fn store(device: &Rc<dyn BlockDevice>, offset: u64, data: BufList, fua: bo
 
 /// Executes READ of at least one block.
 #[inline]
-pub(crate) fn read(local: &Rc<LogicalUnit>, run: Run) -> Work {
+pub(crate) fn read(unit: &Rc<LogicalUnit>, run: Run) -> CommandFuture {
     let extent = extent(run);
-    if extent.len <= local.transfer_max && !run.fua {
-        return Work::Read(local.device.submit(Request::Read(extent)));
+    if extent.len <= unit.transfer_max() && !run.fua {
+        return CommandFuture::Read(unit.device().submit(Request::Read(extent)));
     }
-    let local = local.clone();
-    many(async move {
+    let unit = unit.clone();
+    composite(async move {
         if run.fua {
             // With FUA, cached writes have to be durable before the read completes.
-            local.device.submit(Request::Flush).await.map_err(|error| failed(&error, true))?;
+            unit.device().submit(Request::Flush).await.map_err(|error| failed(&error, true))?;
         }
         let mut data = BufList::new();
-        for piece in pieces(extent, local.transfer_max) {
-            data.append(fetch(&local.device, piece).await?);
+        for piece in pieces(extent, unit.transfer_max()) {
+            data.append(fetch(unit.device(), piece).await?);
         }
         Ok(data)
     })
@@ -120,47 +122,47 @@ pub(crate) fn read(local: &Rc<LogicalUnit>, run: Run) -> Work {
 
 /// Executes WRITE of at least one block.
 #[inline]
-pub(crate) fn write(local: &Rc<LogicalUnit>, run: Run, data: BufList) -> Work {
+pub(crate) fn write(unit: &Rc<LogicalUnit>, run: Run, data: BufList) -> CommandFuture {
     let offset = run.lba * u64::from(BLOCK);
-    if data.len() as u64 <= local.transfer_max {
-        return Work::Write(local.device.submit(Request::Write { offset, data, fua: run.fua }));
+    if data.len() as u64 <= unit.transfer_max() {
+        return CommandFuture::Write(unit.device().submit(Request::Write { offset, data, fua: run.fua }));
     }
-    let local = local.clone();
-    many(async move {
-        for piece in pieces(extent(run), local.transfer_max) {
+    let unit = unit.clone();
+    composite(async move {
+        for piece in pieces(extent(run), unit.transfer_max()) {
             let from = (piece.offset - offset) as usize;
             let part = data.slice(from..from + piece.len as usize);
-            store(&local.device, piece.offset, part, run.fua).await?;
+            store(unit.device(), piece.offset, part, run.fua).await?;
         }
         Ok(BufList::new())
     })
 }
 
 /// Executes WRITE AND VERIFY: writes, flushes, reads back, and compares if `compare` is set.
-pub(crate) fn write_verify(local: &Rc<LogicalUnit>, run: Run, data: BufList, compare: bool) -> Work {
-    let local = local.clone();
-    many(async move {
+pub(crate) fn write_verify(unit: &Rc<LogicalUnit>, run: Run, data: BufList, compare: bool) -> CommandFuture {
+    let unit = unit.clone();
+    composite(async move {
         let expected = if compare { data.clone() } else { BufList::new() };
-        write(&local, Run { fua: true, ..run }, data).await?;
+        write(&unit, Run { fua: true, ..run }, data).await?;
         match compare {
-            true => compare_all(&local, run, &expected).await?,
-            false => readable(&local, run).await?,
+            true => compare_all(&unit, run, &expected).await?,
+            false => readable(&unit, run).await?,
         }
         Ok(BufList::new())
     })
 }
 
 /// Executes VERIFY.
-pub(crate) fn verify(local: &Rc<LogicalUnit>, run: Run, data: BufList, compare: Compare) -> Work {
-    let local = local.clone();
-    many(async move {
+pub(crate) fn verify(unit: &Rc<LogicalUnit>, run: Run, data: BufList, compare: Compare) -> CommandFuture {
+    let unit = unit.clone();
+    composite(async move {
         match compare {
-            Compare::Nothing => readable(&local, run).await?,
-            Compare::All => compare_all(&local, run, &data).await?,
+            Compare::Nothing => readable(&unit, run).await?,
+            Compare::All => compare_all(&unit, run, &data).await?,
             Compare::One => {
                 let whole = repeat(&data, PIECE as usize);
                 for piece in pieces(extent(run), PIECE) {
-                    let found = fetch(&local.device, piece).await?;
+                    let found = fetch(unit.device(), piece).await?;
                     same(&found, &whole.slice(0..piece.len as usize), piece.offset - extent(run).offset)?;
                 }
             }
@@ -169,17 +171,17 @@ pub(crate) fn verify(local: &Rc<LogicalUnit>, run: Run, data: BufList, compare: 
     })
 }
 
-async fn readable(local: &LogicalUnit, run: Run) -> Result<(), Failure> {
+async fn readable(unit: &LogicalUnit, run: Run) -> Result<(), Failure> {
     for piece in pieces(extent(run), PIECE) {
-        fetch(&local.device, piece).await?;
+        fetch(unit.device(), piece).await?;
     }
     Ok(())
 }
 
-async fn compare_all(local: &LogicalUnit, run: Run, data: &BufList) -> Result<(), Failure> {
+async fn compare_all(unit: &LogicalUnit, run: Run, data: &BufList) -> Result<(), Failure> {
     for piece in pieces(extent(run), PIECE) {
         let from = (piece.offset - extent(run).offset) as usize;
-        let found = fetch(&local.device, piece).await?;
+        let found = fetch(unit.device(), piece).await?;
         same(&found, &data.slice(from..from + piece.len as usize), from as u64)?;
     }
     Ok(())
@@ -234,26 +236,26 @@ fn is_zero(data: &BufList) -> bool {
 
 /// Executes WRITE SAME.  Zeroes never allocate space, whether UNMAP was set or not: the unit is thin provisioned, and
 /// unmapped blocks read as zeroes.
-pub(crate) fn write_same(local: &Rc<LogicalUnit>, run: Run, data: BufList, fua: bool) -> Work {
+pub(crate) fn write_same(unit: &Rc<LogicalUnit>, run: Run, data: BufList, fua: bool) -> CommandFuture {
     let extent = extent(run);
     if data.is_empty() || is_zero(&data) {
-        return Work::Write(local.device.submit(Request::WriteZeroes { extent, no_unmap: false, fua }));
+        return CommandFuture::Write(unit.device().submit(Request::WriteZeroes { extent, no_unmap: false, fua }));
     }
-    let local = local.clone();
-    many(async move {
+    let unit = unit.clone();
+    composite(async move {
         let whole = repeat(&data, PIECE as usize);
         for piece in pieces(extent, PIECE) {
-            store(&local.device, piece.offset, whole.slice(0..piece.len as usize), fua).await?;
+            store(unit.device(), piece.offset, whole.slice(0..piece.len as usize), fua).await?;
         }
         Ok(BufList::new())
     })
 }
 
 /// Executes UNMAP.
-pub(crate) fn unmap(local: &Rc<LogicalUnit>, list: &BufList, fua: bool) -> Result<Work, Failure> {
+pub(crate) fn unmap(unit: &Rc<LogicalUnit>, list: &BufList, fua: bool) -> Result<CommandFuture, Failure> {
     let list = list.to_vec();
     if list.is_empty() {
-        return Ok(done());
+        return Ok(composite(std::future::ready(Ok(BufList::new()))));
     }
     let Some(descriptors) = inquiry::unmap_list(&list) else {
         return Err(Sense::illegal(code::PARAMETER_LIST_LENGTH).into());
@@ -262,8 +264,8 @@ pub(crate) fn unmap(local: &Rc<LogicalUnit>, list: &BufList, fua: bool) -> Resul
     for (index, (lba, blocks)) in descriptors.enumerate() {
         let run = Run { lba, blocks, fua: false };
         // A range of zero blocks right at the end of the unit is valid.
-        if blocks > 0 || lba > local.blocks() {
-            local.check_run(run, u32::MAX)?;
+        if blocks > 0 || lba > unit.blocks() {
+            unit.check_run(run, u32::MAX)?;
         }
         total += u64::from(blocks);
         if total > inquiry::UNMAP_BLOCKS_MAX.into() || index as u32 >= inquiry::UNMAP_DESCRIPTORS_MAX {
@@ -273,41 +275,41 @@ pub(crate) fn unmap(local: &Rc<LogicalUnit>, list: &BufList, fua: bool) -> Resul
             runs.push(extent(run));
         }
     }
-    let local = local.clone();
-    Ok(many(async move {
+    let unit = unit.clone();
+    Ok(composite(async move {
         for extent in runs {
-            local.device.submit(Request::Discard(extent)).await.map_err(|error| failed(&error, true))?;
+            unit.device().submit(Request::Discard(extent)).await.map_err(|error| failed(&error, true))?;
         }
         if fua {
-            local.device.submit(Request::Flush).await.map_err(|error| failed(&error, true))?;
+            unit.device().submit(Request::Flush).await.map_err(|error| failed(&error, true))?;
         }
         Ok(BufList::new())
     }))
 }
 
 /// Executes COMPARE AND WRITE: the first half of the data is compared, the second half is written.
-pub(crate) fn compare_and_write(local: &Rc<LogicalUnit>, run: Run, data: &BufList) -> Work {
+pub(crate) fn compare_and_write(unit: &Rc<LogicalUnit>, run: Run, data: &BufList) -> CommandFuture {
     let half = data.len() / 2;
     let (expect, new) = (data.slice(0..half), data.slice(half..half * 2));
     let offset = run.lba * u64::from(BLOCK);
-    Work::Write(local.device.submit(Request::CompareAndWrite { offset, expect, data: new, fua: run.fua }))
+    CommandFuture::Write(unit.device().submit(Request::CompareAndWrite { offset, expect, data: new, fua: run.fua }))
 }
 
 /// Executes ORWRITE atomically with respect to other writes; retries when the blocks have changed meanwhile.
-pub(crate) fn or_write(local: &Rc<LogicalUnit>, run: Run, data: BufList) -> Work {
+pub(crate) fn or_write(unit: &Rc<LogicalUnit>, run: Run, data: BufList) -> CommandFuture {
     /// Retries are bounded, for blocks that other writers keep changing.
     const TRIES: u32 = 64;
-    let local = local.clone();
-    many(async move {
+    let unit = unit.clone();
+    composite(async move {
         let offset = run.lba * u64::from(BLOCK);
         for _ in 0..TRIES {
-            let before = fetch(&local.device, extent(run)).await?;
+            let before = fetch(unit.device(), extent(run)).await?;
             let mut after = BufMut::zeroed(before.len());
             before.copy_to(&mut after);
             let more = data.to_vec();
             after.iter_mut().zip(&more).for_each(|(byte, more)| *byte |= more);
             let request = Request::CompareAndWrite { offset, expect: before, data: after.into(), fua: run.fua };
-            match local.device.submit(request).await {
+            match unit.device().submit(request).await {
                 Ok(_) => return Ok(BufList::new()),
                 Err(error) if matches!(error.kind(), ErrorKind::Mismatch(_)) => {}
                 Err(error) => return Err(failed(&error, true)),
@@ -318,23 +320,23 @@ pub(crate) fn or_write(local: &Rc<LogicalUnit>, run: Run, data: BufList) -> Work
 }
 
 /// Executes SYNCHRONIZE CACHE; the whole cache is flushed.
-pub(crate) fn sync(local: &Rc<LogicalUnit>) -> Work {
-    Work::Write(local.device.submit(Request::Flush))
+pub(crate) fn sync(unit: &Rc<LogicalUnit>) -> CommandFuture {
+    CommandFuture::Write(unit.device().submit(Request::Flush))
 }
 
 /// Executes GET LBA STATUS.
-pub(crate) fn lba_status(local: &Rc<LogicalUnit>, lba: u64, room: u32) -> Work {
-    let local = local.clone();
-    many(async move {
+pub(crate) fn lba_status(unit: &Rc<LogicalUnit>, lba: u64, room: u32) -> CommandFuture {
+    let unit = unit.clone();
+    composite(async move {
         let block = u64::from(BLOCK);
         let most = ((room as usize).saturating_sub(8) / 16).clamp(1, STATUS_RUNS_MAX);
         // Runs of mapped and unmapped blocks; a partially mapped block counts as mapped.
         let mut runs: Vec<(u64, u64, bool)> = Vec::new();
         let (mut at, mut look) = (lba * block, STATUS_LOOK);
-        let stop = (local.blocks() * block).min(at.saturating_add(STATUS_BYTES_MAX));
+        let stop = (unit.blocks() * block).min(at.saturating_add(STATUS_BYTES_MAX));
         while at < stop && runs.len() <= most {
             let stretch = Extent::new(at, look.min(stop - at));
-            let map = local.device.map(stretch).await.map_err(|error| failed(&error, false))?;
+            let map = unit.device().map(stretch).await.map_err(|error| failed(&error, false))?;
             for run in map.runs() {
                 let mapped = run.state != ExtentState::Hole;
                 let (from, to) = (run.extent.offset.max(at), run.extent.end().min(stretch.end()));
@@ -363,36 +365,31 @@ pub(crate) fn lba_status(local: &Rc<LogicalUnit>, lba: u64, room: u32) -> Work {
         }
         let len = (out.len() - 4) as u32;
         out[..4].copy_from_slice(&len.to_be_bytes());
-        Ok(BufMut::copy_of(&out).into())
+        let data: BufList = BufMut::copy_of(&out).into();
+        Ok(data.slice(0..data.len().min(room as usize)))
     })
 }
 
-/// Copies one segment of an EXTENDED COPY; offsets and length are in bytes.
-pub(crate) async fn copy(
-    from: &LogicalUnit,
-    to: &LogicalUnit,
-    from_at: u64,
-    to_at: u64,
-    len: u64,
-) -> Result<(), Failure> {
-    // If a segment is copied to a higher, overlapping address, pieces are copied last to first, so that none is
-    // overwritten before it is read.
-    let overlaps = from.unit.id() == to.unit.id() && to_at > from_at && to_at < from_at + len;
-    let mut parts: Vec<Extent> = pieces(Extent::new(from_at, len), PIECE).collect();
-    if overlaps {
-        parts.reverse();
-    }
-    for piece in parts {
-        let data = fetch(&from.device, piece).await?;
-        let offset = to_at + (piece.offset - from_at);
-        if is_zero(&data) {
-            let request = Request::WriteZeroes { extent: Extent::new(offset, piece.len), no_unmap: false, fua: false };
-            to.device.submit(request).await.map_err(|error| failed(&error, true))?;
-        } else {
-            store(&to.device, offset, data, false).await?;
+/// Completes a change of the reservations: when the tasks that it aborts have ended, too.
+pub(crate) fn reservation_change(unit: &Rc<LogicalUnit>, applied: LocalFuture<Applied>) -> CommandFuture {
+    let unit = unit.clone();
+    composite(async move {
+        let change = match applied.await {
+            Ok(Ok(change)) => change,
+            Ok(Err(refusal)) => return Err(reserve::refusal(refusal).map_or(Failure::CONFLICT, Into::into)),
+            Err(error) => return Err(Failure::of(&error, true)),
+        };
+        if !change.abort.is_empty() {
+            // An error means that all holders are gone: their sessions have ended.
+            unit.shared().abort(|nexus| change.abort.contains(nexus.host())).await;
         }
-    }
-    Ok(())
+        Ok(BufList::new())
+    })
+}
+
+/// Awaits `future`, whatever its output.
+pub(crate) async fn ignore(future: impl Future) {
+    drop(future.await);
 }
 
 #[cfg(test)]
@@ -413,9 +410,9 @@ mod tests {
     #[test]
     fn a_block_is_repeated() {
         let block = BufList::from(Buf::copy_of(&[7; 512]));
-        let many = repeat(&block, 300 * 512);
-        assert_eq!(many.len(), 300 * 512);
-        assert!(many.to_vec().iter().all(|&byte| byte == 7));
-        assert!(is_zero(&BufList::zeroes(5000)) && !is_zero(&many));
+        let repeated = repeat(&block, 300 * 512);
+        assert_eq!(repeated.len(), 300 * 512);
+        assert!(repeated.to_vec().iter().all(|&byte| byte == 7));
+        assert!(is_zero(&BufList::zeroes(5000)) && !is_zero(&repeated));
     }
 }

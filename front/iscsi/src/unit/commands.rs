@@ -1,0 +1,360 @@
+//! SCSI command execution: checks a command and answers it, or starts its device requests.
+
+use std::rc::Rc;
+
+use forebay_block::reservation::Action;
+use forebay_block::{BufList, BufMut};
+
+use super::execute::{self, CommandFuture, CommandResult};
+use super::{Failure, LogicalUnit, NexusError, NexusState, SessionUnits};
+use crate::scsi::cdb::{Command, CopyResults, Run, Transfer};
+use crate::scsi::inquiry::{self, COMPARE_BLOCKS_MAX, SAME_BLOCKS_MAX, TRANSFER_BLOCKS_MAX};
+use crate::scsi::mode::{self, Ask, Pages};
+use crate::scsi::sense::{Sense, code, key};
+use crate::scsi::{BLOCK, copy, log, opcodes, reserve};
+use crate::wire::Lun;
+
+/// Maximum length of VERIFY and PRE-FETCH, in blocks: 1 GiB.
+const VERIFY_BLOCKS_MAX: u32 = 1 << 21;
+
+/// Command with its complete data.
+#[derive(Debug)]
+pub(crate) struct ReadyCommand {
+    pub(crate) lun: Lun,
+    pub(crate) command: Result<Command, Sense>,
+    /// Complete Data-Out payload.
+    pub(crate) data: BufList,
+    /// Failure that was determined before execution.
+    pub(crate) verdict: Option<Failure>,
+}
+
+/// Execution of a command that was begun.
+pub(crate) enum Execution {
+    /// Completed, with its outcome.
+    Done(CommandResult),
+    /// In flight in the device.
+    InFlight(CommandFuture),
+    /// In flight, and may have to wait for the end of other tasks.
+    Control(CommandFuture),
+}
+
+impl From<Sense> for Execution {
+    fn from(sense: Sense) -> Self {
+        Execution::Done(Err(sense.into()))
+    }
+}
+
+/// Completes a command with data-in of at most `room` bytes.
+fn reply(mut bytes: Vec<u8>, room: u32) -> Execution {
+    bytes.truncate(room as usize);
+    Execution::Done(Ok(BufMut::copy_of(&bytes).into()))
+}
+
+/// Returns the part of a write for which there is data; fails unless that is a whole number of blocks.
+#[inline]
+fn cut(run: Run, data: &BufList) -> Result<Run, Failure> {
+    let block = BLOCK as usize;
+    let blocks = data.len() / block;
+    if !data.len().is_multiple_of(block) || blocks > run.blocks as usize {
+        return Err(Sense::illegal(code::INFORMATION_UNIT).into());
+    }
+    Ok(Run { blocks: blocks as u32, ..run })
+}
+
+/// Fails unless the data of a command is complete, and not longer: partial data is not processed.
+fn complete(command: &Command, data: &BufList) -> Result<(), Failure> {
+    match command.transfer(BLOCK) {
+        Transfer::Out(bytes) if bytes != data.len() as u64 => Err(Sense::illegal(code::INFORMATION_UNIT).into()),
+        _ => Ok(()),
+    }
+}
+
+/// Completes a command with GOOD status and no data.
+fn good() -> Execution {
+    Execution::Done(Ok(BufList::new()))
+}
+
+impl SessionUnits {
+    /// Begins a command.
+    #[inline]
+    pub(crate) fn begin(&mut self, ready: ReadyCommand) -> (Option<Rc<LogicalUnit>>, Execution) {
+        let Lun::Unit(lun) = ready.lun else { return (None, self.without_unit(&ready)) };
+        let nexus = match self.nexus(lun) {
+            Ok(nexus) => nexus,
+            Err(NexusError::Gone) => return (None, self.without_unit(&ready)),
+            Err(NexusError::Occupied) => {
+                return match ready.command {
+                    // The LUN inventory does not depend on commands in flight on this unit.
+                    Ok(Command::ReportLuns { select, room }) => (None, self.luns_or_why_not(select, room)),
+                    _ => (None, Execution::Done(Err(Failure::BUSY))),
+                };
+            }
+        };
+        let unit = nexus.unit().clone();
+        nexus.note_changes();
+        if nexus.has_attention() && !ready.command.as_ref().is_ok_and(Command::passes_attention) {
+            let attention = nexus.take_attention().unwrap_or(code::NONE);
+            return (Some(unit), Sense::attention(attention).into());
+        }
+        let begun = match self.checked(&unit, ready) {
+            Ok(begun) => begun,
+            Err(failure) => Execution::Done(Err(failure)),
+        };
+        (Some(unit), begun)
+    }
+
+    #[inline]
+    fn checked(&mut self, unit: &Rc<LogicalUnit>, ready: ReadyCommand) -> Result<Execution, Failure> {
+        let command = ready.command?;
+        if !unit.admits(self.host(), &command) {
+            return Err(Failure::CONFLICT);
+        }
+        if command.is_write() && unit.is_protected() {
+            return Err(Sense::new(key::DATA_PROTECT, code::WRITE_PROTECTED).into());
+        }
+        if let Some(verdict) = ready.verdict {
+            return Err(verdict);
+        }
+        let fua = |run: Run| Run { fua: run.fua || !unit.is_cached(), ..run };
+        match command {
+            Command::Read(run) => {
+                unit.check_run(run, TRANSFER_BLOCKS_MAX)?;
+                if run.blocks == 0 {
+                    return Ok(good());
+                }
+                Ok(Execution::InFlight(execute::read(unit, run)))
+            }
+            Command::Write(run) => {
+                unit.check_run(run, TRANSFER_BLOCKS_MAX)?;
+                let run = cut(run, &ready.data)?;
+                if run.blocks == 0 {
+                    return Ok(good());
+                }
+                Ok(Execution::InFlight(execute::write(unit, fua(run), ready.data)))
+            }
+            _ => self.others(unit, command, ready.data),
+        }
+    }
+
+    fn others(&mut self, unit: &Rc<LogicalUnit>, command: Command, data: BufList) -> Result<Execution, Failure> {
+        let fua = |run: Run| Run { fua: run.fua || !unit.is_cached(), ..run };
+        let no_cache = !unit.is_cached();
+        let shared = unit.shared();
+        let spec = shared.spec();
+        // A parameter list must be as long as announced.
+        let whole = |len: u32| match data.len() as u64 == u64::from(len) {
+            true => Ok(data.to_vec()),
+            false => Err(Failure::from(Sense::illegal(code::PARAMETER_LIST_LENGTH))),
+        };
+        if command.is_write() && !matches!(command, Command::WriteVerify { .. }) {
+            complete(&command, &data)?;
+        }
+        Ok(match command {
+            Command::Read(_) | Command::Write(_) => good(),
+            Command::TestUnitReady | Command::SelfTest => good(),
+            Command::RequestSense { descriptor, room } => {
+                let attention = self.nexus_in_use(shared.lun()).and_then(NexusState::take_attention);
+                let sense = attention.map_or(Sense::new(key::NO_SENSE, code::NONE), Sense::attention);
+                reply(sense.to_bytes(descriptor), room)
+            }
+            Command::Inquiry { page: None, room } => reply(inquiry::standard(&spec.identity), room),
+            Command::Inquiry { page: Some(page), room } => {
+                let about = inquiry::Unit {
+                    identity: &spec.identity,
+                    name: &spec.name,
+                    target: shared.target(),
+                    rotational: spec.rotational,
+                    threshold_exponent: log::THRESHOLD_EXPONENT,
+                };
+                reply(inquiry::page(page, &about).ok_or(Sense::cdb(2))?, room)
+            }
+            Command::ModeSense { ten, no_descriptor, long, control, page, subpage, room } => {
+                let ask = Ask { ten, no_descriptor, long, control, page, subpage };
+                reply(mode::sense(&ask, &self.pages(unit))?, room)
+            }
+            Command::ModeSelect { ten, len } => {
+                let modes = mode::select(ten, &whole(len)?, &self.pages(unit))?;
+                if modes != shared.modes() {
+                    shared.set_modes(modes);
+                    if let Some(nexus) = self.nexus_in_use(shared.lun()) {
+                        nexus.set_modes_itself();
+                    }
+                }
+                good()
+            }
+            Command::LogSense { page, subpage, from, room } => {
+                reply(log::sense(page, subpage, from, spec.space.provisioning())?, room)
+            }
+            Command::ReadCapacity10 => reply(inquiry::capacity10(unit.blocks()), 8),
+            Command::ReadCapacity16 { room } => reply(inquiry::capacity16(unit.blocks()), room),
+            Command::WriteVerify { run, compare } => {
+                unit.check_run(run, TRANSFER_BLOCKS_MAX)?;
+                let run = cut(run, &data)?;
+                if run.blocks == 0 {
+                    return Ok(good());
+                }
+                Execution::InFlight(execute::write_verify(unit, run, data, compare))
+            }
+            Command::Verify { run, compare } => {
+                unit.check_run(run, VERIFY_BLOCKS_MAX)?;
+                if run.blocks == 0 {
+                    return Ok(good());
+                }
+                Execution::InFlight(execute::verify(unit, run, data, compare))
+            }
+            Command::OrWrite(run) => {
+                unit.check_run(run, TRANSFER_BLOCKS_MAX)?;
+                if run.blocks == 0 {
+                    return Ok(good());
+                }
+                Execution::InFlight(execute::or_write(unit, fua(run), data))
+            }
+            Command::CompareAndWrite(run) => {
+                if run.blocks > COMPARE_BLOCKS_MAX {
+                    return Err(Sense::cdb(13).into());
+                }
+                unit.check_run(run, COMPARE_BLOCKS_MAX)?;
+                if run.blocks == 0 {
+                    return Ok(good());
+                }
+                Execution::InFlight(execute::compare_and_write(unit, fua(run), &data))
+            }
+            Command::WriteSame { run, no_data, .. } => {
+                unit.check_run(run, u32::MAX)?;
+                // WSNZ: zero blocks do not mean all blocks up to the end.
+                if run.blocks == 0 || run.blocks > SAME_BLOCKS_MAX {
+                    return Err(Sense::cdb(10).into());
+                }
+                let data = if no_data { BufList::new() } else { data };
+                Execution::InFlight(execute::write_same(unit, run, data, no_cache))
+            }
+            Command::Unmap { len } => {
+                whole(len)?;
+                Execution::InFlight(execute::unmap(unit, &data, no_cache)?)
+            }
+            Command::SyncCache(run) => {
+                unit.check_run(run, u32::MAX)?;
+                Execution::InFlight(execute::sync(unit))
+            }
+            Command::PreFetch(run) => {
+                unit.check_run(run, u32::MAX)?;
+                good()
+            }
+            Command::GetLbaStatus { lba, room } => {
+                unit.check_run(Run { lba, blocks: 1, fua: false }, 1)?;
+                Execution::InFlight(execute::lba_status(unit, lba, room))
+            }
+            Command::ReadDefects { twelve, format, room } => {
+                let mut out = vec![0, format, 0, 0];
+                out.resize(if twelve { 8 } else { 4 }, 0);
+                reply(out, room)
+            }
+            Command::StartStop { eject, .. } => match eject {
+                true => return Err(Sense::cdb_bit(4, 1).into()),
+                false => good(),
+            },
+            Command::Reserve => self.reserve(unit, Action::HoldWhole)?,
+            Command::Release => self.reserve(unit, Action::LetGoWhole)?,
+            Command::PrIn { action, room } => {
+                let table = unit.table().ok_or(Sense::illegal(code::INVALID_OPCODE))?;
+                reply(reserve::report(action, &table), room)
+            }
+            Command::PrOut { action, scope_type, len } => {
+                if unit.device().reservations().is_none() {
+                    return Err(Sense::illegal(code::INVALID_OPCODE).into());
+                }
+                let action = reserve::action(action, scope_type, &whole(len)?)?;
+                self.reserve(unit, action)?
+            }
+            Command::ReportLuns { select, room } => self.report_luns(select, room)?,
+            Command::ReportOpcodes { timeouts, options, opcode, action, room } => {
+                reply(opcodes::report(timeouts, options, opcode, action)?, room)
+            }
+            Command::ReportFunctions { long, room } => reply(opcodes::functions(long), room),
+            Command::ReportGroups { extended, room } => reply(inquiry::port_groups(extended), room),
+            Command::SetGroups { len } => {
+                inquiry::set_port_groups(&whole(len)?).map_err(Sense::list)?;
+                good()
+            }
+            Command::ExtendedCopy { len } => {
+                if len == 0 {
+                    return Ok(good());
+                }
+                if len as usize > copy::LIST_MAX {
+                    return Err(Sense::illegal(code::PARAMETER_LIST_LENGTH).into());
+                }
+                self.third_party_copy(copy::parse(&whole(len)?)?)?
+            }
+            Command::CopyResults { results: CopyResults::Parameters, room, .. } => reply(copy::parameters(), room),
+            Command::CopyResults { results, list, room } => {
+                let outcome = self.copies().of(list).ok_or(Sense::cdb(2))?;
+                reply(
+                    if results == CopyResults::Status { copy::status(&outcome) } else { copy::failed(&outcome) },
+                    room,
+                )
+            }
+        })
+    }
+
+    fn pages(&self, unit: &LogicalUnit) -> Pages {
+        let spec = unit.shared().spec();
+        Pages {
+            modes: unit.shared().modes(),
+            read_only: spec.read_only || unit.device().geometry().read_only,
+            blocks: unit.blocks(),
+            threshold: spec.space.threshold().map(log::in_units),
+        }
+    }
+
+    fn reserve(&mut self, unit: &Rc<LogicalUnit>, action: Action) -> Result<Execution, Failure> {
+        let Some(reservations) = unit.device().reservations() else {
+            return Err(Sense::illegal(code::INVALID_OPCODE).into());
+        };
+        let applied = reservations.apply(self.host(), action);
+        Ok(Execution::Control(execute::reservation_change(unit, applied)))
+    }
+
+    fn report_luns(&mut self, select: u8, room: u32) -> Result<Execution, Failure> {
+        if room < 16 {
+            return Err(Sense::cdb(6).into());
+        }
+        let units = || self.visible().into_iter().map(Lun::Unit);
+        let luns: Vec<Lun> = match select {
+            0x00 => units().collect(),
+            0x01 => vec![Lun::ReportLuns],
+            0x02 => units().chain([Lun::ReportLuns]).collect(),
+            // Administrative and subsidiary logical units: there are none.
+            0x10..=0x12 => Vec::new(),
+            _ => return Err(Sense::cdb(2).into()),
+        };
+        self.nexuses_mut().for_each(NexusState::luns_reported);
+        Ok(reply(inquiry::report_luns(luns.into_iter().map(Lun::to_bytes)), room))
+    }
+
+    fn luns_or_why_not(&mut self, select: u8, room: u32) -> Execution {
+        self.report_luns(select, room).unwrap_or_else(|failure| Execution::Done(Err(failure)))
+    }
+
+    /// Responds to a command to a LUN without a unit.
+    fn without_unit(&mut self, ready: &ReadyCommand) -> Execution {
+        let well_known = ready.lun == Lun::ReportLuns;
+        match ready.command {
+            Ok(Command::ReportLuns { select, room }) if well_known || ready.lun == Lun::Unit(0) => {
+                self.luns_or_why_not(select, room)
+            }
+            Ok(Command::Inquiry { page: None, room }) => {
+                reply(if well_known { inquiry::well_known() } else { inquiry::nothing() }, room)
+            }
+            Ok(Command::TestUnitReady) if well_known => good(),
+            Ok(Command::RequestSense { descriptor, room }) => {
+                let sense = match well_known {
+                    true => Sense::new(key::NO_SENSE, code::NONE),
+                    false => Sense::illegal(code::NO_UNIT),
+                };
+                reply(sense.to_bytes(descriptor), room)
+            }
+            _ if well_known => Sense::illegal(code::INVALID_OPCODE).into(),
+            _ => Sense::illegal(code::NO_UNIT).into(),
+        }
+    }
+}
