@@ -2,7 +2,9 @@
 //! I/O or waits.
 
 mod connection;
+mod ending;
 mod handshake;
+mod outbox;
 mod work;
 
 use std::cell::{Cell, RefCell};

@@ -1,34 +1,25 @@
 //! Transmission phase of a connection: receives, submits to the device, gathers replies, sends.
 
-use std::collections::VecDeque;
 use std::io;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use forebay_block::{BlockDevice, BufList, BufMut, Extent, Request};
 use forebay_reactor::sync::InFlight;
-use forebay_reactor::time::Sleep;
-use forebay_reactor::{Instant, now, sleep};
+use forebay_reactor::{Instant, now};
 use forebay_serve::{Intake, Traffic, Want, exchange};
 
+use super::ending::Ending;
 use super::handshake::Channel;
-use super::work::{self, Failure, Outcome, Work};
+use super::outbox::{Outbox, Pending};
+use super::work::{self, Work};
 use super::{Control, Options};
-use crate::session::{Action, Command, Failed, Origin, Payload, Pools, Receiver, Replies, Rules, Violation, errno};
+use crate::session::{Action, Command, Failed, Origin, Payload, Pools, Receiver, Rules, Violation};
 use crate::stats::{Counters, RequestKind};
 use crate::wire::Errno;
 
 /// Requests begun in one turn, after which the connection yields.
 const TURN_REQUESTS: u32 = 128;
-/// Bytes gathered for one send.
-const SEND_BYTES: usize = 512 * 1024;
-/// Buffers gathered for one send.
-const SEND_PARTS: usize = 256;
-/// Time during which an ending connection still answers requests with an error, so that clients see the reason.
-const LINGER: Duration = Duration::from_millis(100);
-
 /// Reason why a connection ended.
 #[derive(Debug)]
 pub(super) enum End {
@@ -46,118 +37,6 @@ pub(super) enum End {
     Stopped,
 }
 
-/// Context of a request in flight.
-struct Pending {
-    origin: Origin,
-    kind: RequestKind,
-    extent: Extent,
-    whole: bool,
-    failed: Failed,
-    began: Instant,
-    bytes: usize,
-}
-
-/// Requests and bytes that count against a connection's limits.
-#[derive(Debug, Clone, Copy, Default)]
-struct Held {
-    requests: usize,
-    bytes: usize,
-}
-
-/// Outgoing replies, and the requests and bytes that they hold until they are sent.
-struct Outbox {
-    replies: Replies,
-    /// Resources of the replies in `replies`.
-    unsent: Held,
-    /// Full batches, ready to be sent.
-    batches: VecDeque<(BufList, Held)>,
-    /// Resources of the batch that is being sent.
-    sending: Held,
-    /// Resources of everything not sent yet, requests in flight included.
-    held: Held,
-    /// Replies are discarded, because the client does not read them any more.
-    deaf: bool,
-}
-
-impl Outbox {
-    /// Accounts for another reply in `replies`.
-    fn replied(&mut self, bytes: usize) {
-        self.unsent.requests += 1;
-        self.unsent.bytes += bytes;
-        if self.deaf {
-            self.replies.clear();
-            self.release(self.unsent);
-            self.unsent = Held::default();
-        } else if self.replies.len() >= SEND_BYTES || self.replies.parts() >= SEND_PARTS {
-            self.batches.push_back((self.replies.take(), std::mem::take(&mut self.unsent)));
-        }
-    }
-
-    fn release(&mut self, held: Held) {
-        self.held.requests -= held.requests;
-        self.held.bytes -= held.bytes;
-    }
-
-    fn next_batch(&mut self) -> Option<BufList> {
-        debug_assert_eq!(self.sending.requests, 0);
-        if let Some((batch, held)) = self.batches.pop_front() {
-            self.sending = held;
-            return Some(batch);
-        }
-        if self.replies.is_empty() {
-            return None;
-        }
-        self.sending = std::mem::take(&mut self.unsent);
-        Some(self.replies.take())
-    }
-
-    fn sent(&mut self) {
-        let sent = std::mem::take(&mut self.sending);
-        self.release(sent);
-    }
-
-    fn is_empty(&self) -> bool {
-        self.batches.is_empty() && self.replies.is_empty() && self.sending.requests == 0
-    }
-
-    /// Discards queued replies, and all further ones.
-    fn deafen(&mut self) {
-        self.deaf = true;
-        let mut dropped = std::mem::take(&mut self.unsent);
-        for (_, held) in self.batches.drain(..) {
-            dropped.requests += held.requests;
-            dropped.bytes += held.bytes;
-        }
-        self.replies.clear();
-        self.release(dropped);
-    }
-
-    /// Queues the reply to a request that the device has completed.
-    fn answer(&mut self, counters: &Counters, now: Instant, result: Result<Outcome, Failure>, pending: Pending) {
-        let Pending { origin, kind, extent, whole, failed, began, bytes } = pending;
-        let result = match result {
-            Ok(Outcome::Data(data)) if data.len() as u64 != extent.len => Err(work::short_read().into()),
-            Ok(Outcome::Status(runs)) if runs.is_empty() => Err(work::short_read().into()),
-            other => other,
-        };
-        counters.answered(kind, extent.len, now.since(began), result.is_err());
-        match result {
-            Ok(Outcome::Data(data)) => self.replies.data(origin, extent, whole, data),
-            Ok(Outcome::Done) => self.replies.done(origin),
-            Ok(Outcome::Status(runs)) => self.replies.status(origin, &runs),
-            Err(Failure { error, at }) => {
-                let errno = errno(&error, failed);
-                tracing::debug!(%error, ?kind, offset = extent.offset, len = extent.len, "a request failed");
-                match at {
-                    Some(at) if at != extent.offset => self.replies.error_at(origin, errno, &error.to_string(), at),
-                    _ => self.replies.error(origin, errno, &error.to_string()),
-                }
-            }
-        }
-        self.replied(bytes);
-    }
-}
-
 pub(super) struct Transmission<'a> {
     control: &'a Control,
     options: &'a Options,
@@ -170,12 +49,7 @@ pub(super) struct Transmission<'a> {
     work: InFlight<Work, Pending>,
     /// Command that waits for a limit or for the next turn.
     stalled: Option<(Command, Payload)>,
-    /// Reason of the end, once the connection receives nothing any more.
-    end: Option<End>,
-    /// Requests are refused, because the server or export is shutting down.
-    draining: bool,
-    timer: Option<Sleep>,
-    lingered: bool,
+    ending: Ending,
     now: Instant,
 }
 
@@ -188,29 +62,18 @@ impl<'a> Transmission<'a> {
         rules: Rules,
         received: &[u8],
     ) -> Self {
-        let outbox = Outbox {
-            replies: Replies::new(pools.clone(), rules.replies),
-            unsent: Held::default(),
-            batches: VecDeque::new(),
-            sending: Held::default(),
-            held: Held::default(),
-            deaf: false,
-        };
         Self {
             control,
             options,
             counters,
             transfer_max: u64::from(device.geometry().transfer_max.max(rules.block_min)),
             device,
-            rules,
             receiver: Receiver::new(pools.clone(), received),
-            outbox,
+            outbox: Outbox::new(pools, rules.replies),
+            rules,
             work: InFlight::new(options.requests_max),
             stalled: None,
-            end: None,
-            draining: false,
-            timer: None,
-            lingered: false,
+            ending: Ending::new(options.drain_timeout),
             now: now(),
         }
     }
@@ -234,15 +97,10 @@ impl<'a> Transmission<'a> {
         }
     }
 
+    /// Ends the connection: nothing more is received, nor is a command begun that was received.
     fn stop_receiving(&mut self, end: End) {
-        if self.end.is_none() {
-            self.end = Some(end);
+        if self.ending.end(end) {
             self.stalled = None;
-            if !self.draining {
-                // From here on requests in flight have `drain_timeout` to complete.
-                self.timer = Some(sleep(self.options.drain_timeout));
-                self.lingered = true;
-            }
         }
     }
 
@@ -252,12 +110,10 @@ impl<'a> Transmission<'a> {
         if command.action == Action::Disconnect {
             return self.stop_receiving(End::Disconnected);
         }
-        self.outbox.held.requests += 1;
-        self.outbox.held.bytes += bytes;
-        if self.draining {
-            self.counters.answered(kind, 0, Duration::ZERO, true);
-            self.outbox.replies.error(origin, Errno::Shutdown, "the server is closing down");
-            return self.outbox.replied(bytes);
+        self.outbox.admit(bytes);
+        if self.ending.is_draining() {
+            let why = (Errno::Shutdown, "the server is closing down");
+            return self.outbox.refuse(self.counters, (origin, kind), why, bytes);
         }
         let none = Extent::new(command.offset, 0);
         let (extent, whole, failed) = match command.action {
@@ -279,17 +135,10 @@ impl<'a> Transmission<'a> {
             }
             Action::BlockStatus { extent, one } => work::status(&self.device, extent, one),
             Action::Nothing => {
-                self.counters.answered(kind, 0, Duration::ZERO, false);
-                match kind {
-                    RequestKind::Read => self.outbox.replies.no_data(origin),
-                    _ => self.outbox.replies.done(origin),
-                }
-                return self.outbox.replied(bytes);
+                return self.outbox.answer_empty(self.counters, origin, kind, bytes);
             }
             Action::Refuse(errno, why) => {
-                self.counters.answered(kind, 0, Duration::ZERO, true);
-                self.outbox.replies.error(origin, errno, why);
-                return self.outbox.replied(bytes);
+                return self.outbox.refuse(self.counters, (origin, kind), (errno, why), bytes);
             }
             Action::Disconnect => unreachable!("handled above"),
         };
@@ -309,9 +158,8 @@ impl Traffic for Transmission<'_> {
         self.now = now();
         self.work.set_task(cx.waker());
         self.control.bell.set_task(cx.waker());
-        if self.control.bell.stopping() && !self.draining {
-            self.draining = true;
-            self.timer = Some(sleep(LINGER));
+        if self.control.bell.stopping() {
+            self.ending.drain();
         }
         self.rules.size = self.device.geometry().size;
         let (outbox, counters, now) = (&mut self.outbox, self.counters, self.now);
@@ -336,7 +184,7 @@ impl Traffic for Transmission<'_> {
 
     fn take_in(&mut self, budget: &mut u32) -> Intake {
         loop {
-            if self.end.is_some() {
+            if !self.ending.is_open() {
                 return Intake::Hungry;
             }
             let (command, payload) = match self.stalled.take() {
@@ -354,12 +202,10 @@ impl Traffic for Transmission<'_> {
                 Action::Read { extent, .. } | Action::Write { extent, .. } => extent.len as usize,
                 _ => 0,
             };
-            let held = self.outbox.held;
-            let room = held.requests < self.options.requests_max
-                && (held.bytes == 0 || held.bytes + bytes <= self.options.bytes_max);
-            if !room || *budget == 0 {
+            let has_space = self.outbox.has_space(bytes, self.options);
+            if !has_space || *budget == 0 {
                 self.stalled = Some((command, payload));
-                return if room { Intake::Tired } else { Intake::Full };
+                return if has_space { Intake::Tired } else { Intake::Full };
             }
             *budget -= 1;
             self.begin(&command, payload, bytes);
@@ -373,32 +219,25 @@ impl Traffic for Transmission<'_> {
     fn sent(&mut self, result: io::Result<()>) {
         self.outbox.sent();
         if let Err(error) = result {
-            self.outbox.deafen();
+            self.outbox.discard_output();
             self.stop_receiving(End::Socket(error));
         }
     }
 
     fn is_open(&self) -> bool {
-        self.end.is_none()
+        self.ending.is_open()
     }
 
     fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        let mut timed_out = false;
-        while let Some(timer) = &mut self.timer
-            && Pin::new(timer).poll(cx).is_ready()
-        {
-            timed_out = self.lingered;
-            self.timer = (!timed_out).then(|| sleep(self.options.drain_timeout));
-            self.lingered = true;
-        }
         let quiet = self.work.is_empty() && self.outbox.is_empty() && self.stalled.is_none();
-        let over = self.end.is_some() || (self.draining && self.lingered);
-        if timed_out || (quiet && over) {
-            if !quiet {
-                tracing::warn!(requests = self.work.len(), "a connection ends before its requests are done");
-            }
-            return Poll::Ready(self.end.take().unwrap_or(End::Stopped));
+        let over = self.ending.poll(cx, quiet);
+        if over.is_ready() && !quiet {
+            tracing::warn!(
+                requests = self.work.len(),
+                timeout = ?self.options.drain_timeout,
+                "NBD connection closed with requests in flight: the device did not complete them in time"
+            );
         }
-        Poll::Pending
+        over
     }
 }

@@ -67,9 +67,9 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "nbd-unbounded",
         "NBD: a connection may have any number of requests in flight",
-        "front/nbd/src/serve/connection.rs",
-        "let room = held.requests < self.options.requests_max",
-        "let room = held.requests < usize::MAX",
+        "front/nbd/src/serve/outbox.rs",
+        "self.total.requests < options.requests_max",
+        "self.total.requests < usize::MAX",
         &[NBD_SERVING],
     ),
     Mutant::new(
