@@ -3,11 +3,20 @@
 
 mod connection;
 mod data_out;
+mod early;
+mod ending;
 mod handshake;
+mod keep_alive;
+mod memory;
 mod orphaned_tasks;
 mod outbox;
 mod requests;
-mod tasks;
+mod scsi_requests;
+mod tallies;
+mod task;
+mod task_management;
+mod task_set;
+mod text;
 
 use std::fmt;
 use std::rc::Rc;

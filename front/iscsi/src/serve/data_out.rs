@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use forebay_block::BufList;
 use forebay_reactor::Instant;
 
-use super::outbox::{Command, Outbox};
+use super::outbox::Outbox;
+use super::task::CommandInfo;
 use crate::unit::commands::ReadyCommand;
 use crate::wire::{DataOut, FINAL, TAG_NONE};
 
@@ -24,7 +25,7 @@ struct Asked {
 #[derive(Debug)]
 pub(super) struct DataOutTransfer {
     pub(super) ready: ReadyCommand,
-    pub(super) command: Command,
+    pub(super) info: CommandInfo,
     pub(super) numbered: bool,
     pub(super) ordered: bool,
     /// Bytes of memory accounted to it.
@@ -51,17 +52,17 @@ impl DataOutTransfer {
     /// unsolicited.
     pub(super) fn new(
         ready: ReadyCommand,
-        command: Command,
+        info: CommandInfo,
         (numbered, ordered): (bool, bool),
         (unasked, first_burst): (bool, u32),
     ) -> Self {
         let here = ready.data.len() as u32;
-        let want = command.takes.unwrap_or(0).min(command.expected.into()) as u32;
-        let limit = first_burst.min(command.expected);
+        let want = info.takes.unwrap_or(0).min(info.expected.into()) as u32;
+        let limit = first_burst.min(info.expected);
         Self {
             ready,
-            heard: command.began,
-            command,
+            heard: info.began,
+            info,
             numbered,
             ordered,
             held: 0,
@@ -107,8 +108,8 @@ impl DataOutTransfer {
             let ttt = self.next_ttt;
             // Any tag except the reserved one.
             self.next_ttt = (self.next_ttt + 1) % TAG_NONE;
-            outbox.ready_to_transfer(self.command.lun_bytes, itt, ttt, self.command.r2ts, self.covered, len);
-            self.command.r2ts += 1;
+            outbox.ready_to_transfer(self.info.lun_bytes, itt, ttt, self.info.r2ts, self.covered, len);
+            self.info.r2ts += 1;
             self.asked.push_back(Asked { ttt, at: self.covered, end: self.covered + len, data_sn: 0 });
             self.covered += len;
         }
@@ -169,7 +170,7 @@ mod tests {
             data: BufList::zeroes(here),
             verdict: None,
         };
-        let command = Command {
+        let info = CommandInfo {
             lun_bytes: [0; 8],
             kind: CommandKind::Write,
             expected,
@@ -178,7 +179,7 @@ mod tests {
             began: Instant::default(),
             r2ts: 0,
         };
-        DataOutTransfer::new(ready, command, (true, false), (unasked, 1000))
+        DataOutTransfer::new(ready, info, (true, false), (unasked, 1000))
     }
 
     fn data(ttt: u32, offset: u32, number: u32, last: bool) -> DataOut {

@@ -7,32 +7,35 @@
 use std::collections::BTreeMap;
 use std::task::{Context, Poll};
 
-use forebay_reactor::sync::InFlight;
 use forebay_reactor::{now, spawn};
 
-use super::outbox::{Outbox, Pending};
+use super::outbox::Outbox;
+use super::task_set::TaskSet;
 use crate::sessions::Leaving;
-use crate::unit::NexusState;
-use crate::unit::Order;
-use crate::unit::execute::CommandFuture;
+use crate::unit::{NexusState, Order};
 
 /// Remaining commands of a session.
 pub(super) struct OrphanedTasks {
-    pub(super) work: InFlight<CommandFuture, Pending>,
+    tasks: TaskSet,
     /// Accounts the memory that commands hold; nothing is sent any more.
-    pub(super) outbox: Outbox,
-    pub(super) nexuses: BTreeMap<u16, NexusState>,
+    outbox: Outbox,
+    nexuses: BTreeMap<u16, NexusState>,
     /// Registration that counts against the session limits.
-    pub(super) leaving: Leaving,
+    leaving: Leaving,
 }
 
 impl OrphanedTasks {
+    /// Takes over what a session leaves behind.
+    pub(super) fn new(tasks: TaskSet, outbox: Outbox, nexuses: BTreeMap<u16, NexusState>, leaving: Leaving) -> Self {
+        Self { tasks, outbox, nexuses, leaving }
+    }
+
     /// Spawns a task that completes the remaining commands.
     pub(super) fn carry(mut self) {
         self.outbox.discard_output();
-        self.work.notes_mut().for_each(|note| note.aborted = true);
+        self.tasks.abort_all(&mut self.outbox);
         // A unit without commands in flight is released at once.
-        let in_use: Vec<u16> = self.work.notes_mut().filter_map(|note| unit_of(note)).collect();
+        let in_use = self.tasks.luns_in_flight();
         self.nexuses.retain(|lun, _| in_use.contains(lun));
         let mut orphans = self;
         drop(spawn(std::future::poll_fn(move |cx| orphans.turn(cx))));
@@ -41,14 +44,14 @@ impl OrphanedTasks {
     fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let signal = self.leaving.session().signal.clone();
         signal.set_task(cx.waker());
-        self.work.set_task(cx.waker());
+        self.tasks.set_task(cx.waker());
         if signal.take_told() {
             self.follow_orders();
         }
         let (outbox, now) = (&mut self.outbox, now());
-        self.work.poll(|outcome, pending| outbox.answer(now, outcome, pending));
-        // CommandFuture that waits for other tasks is not waited for: two sessions could wait for each other.
-        match self.work.notes_mut().any(|note| note.is_task()) {
+        self.tasks.poll(|outcome, task| outbox.answer(now, outcome, task));
+        // Tasks that wait for others are not waited for: two sessions could wait for each other.
+        match self.tasks.has_commands_in_flight() {
             true => Poll::Pending,
             false => Poll::Ready(()),
         }
@@ -57,18 +60,13 @@ impl OrphanedTasks {
     fn follow_orders(&mut self) {
         let orders: Vec<_> = self.nexuses.values().map(|nexus| (nexus.lun(), nexus.take_orders())).collect();
         for (lun, orders) in orders {
-            for (order, drain) in orders {
-                let of_unit = self.work.notes_mut().filter(|note| unit_of(note) == Some(lun));
-                // All tasks have been aborted already; only the new waiters are recorded.
-                of_unit.filter(|note| note.is_task()).for_each(|note| note.drains.push(drain.clone()));
+            for (order, guard) in orders {
+                // All commands have been aborted already; only the new waiters are recorded.
+                self.tasks.guard_commands(lun, &guard);
                 if order == Order::Leave {
                     self.nexuses.remove(&lun);
                 }
             }
         }
     }
-}
-
-fn unit_of(note: &Pending) -> Option<u16> {
-    note.unit.as_ref().map(|unit| unit.lun())
 }

@@ -8,6 +8,9 @@ use forebay_block::BufList;
 use forebay_reactor::Instant;
 use zerocopy::big_endian::U16;
 
+use super::memory::MemoryAccount;
+use super::tallies::Tallies;
+use super::task::{CommandInfo, PendingTask, TaskKind};
 use crate::scsi::mode::Modes;
 use crate::scsi::status;
 use crate::session::params::Params;
@@ -15,9 +18,7 @@ use crate::session::receive::Pools;
 use crate::session::reply::Replies;
 use crate::session::window::Window;
 use crate::sessions::Session;
-use crate::stats::{CommandKind, Tally};
 use crate::targets::Targets;
-use crate::unit::DrainGuard;
 use crate::unit::execute::CommandResult;
 use crate::unit::{Failure, LogicalUnit};
 use crate::wire::{
@@ -32,59 +33,17 @@ const BACKLOG_LOOSE_MAX: usize = 64 << 10;
 const SEND_BYTES: usize = 512 * 1024;
 /// Maximum number of buffers per send.
 const SEND_PARTS: usize = 256;
-/// Granularity in bytes of allocations from the budget of all sessions.
-const MEMORY_STEP: usize = 256 << 10;
-
-/// Kind of a task in flight.
-#[derive(Debug)]
-pub(super) enum Role {
-    /// SCSI command.
-    Command(Command),
-    /// Task management function, and its response code.
-    Task(u8),
-    /// Logout request.
-    Logout,
-}
-
-/// SCSI command in flight.
-#[derive(Debug)]
-pub(super) struct Command {
-    /// LUN field as encoded in the PDU.
-    pub(super) lun_bytes: [u8; 8],
-    pub(super) kind: CommandKind,
-    /// Expected data transfer length in bytes.
-    pub(super) expected: u32,
-    /// Bytes that the command takes from the initiator, if any.
-    pub(super) takes: Option<u64>,
-    /// Read flag: the initiator accepts data.
-    pub(super) reads: bool,
-    pub(super) began: Instant,
-    /// Number of R2Ts sent.
-    pub(super) r2ts: u32,
-}
-
-/// Bookkeeping of a task in flight.
-pub(super) struct Pending {
-    pub(super) itt: u32,
-    pub(super) unit: Option<Rc<LogicalUnit>>,
-    pub(super) role: Role,
-    /// Occupies a place in the command window.
-    pub(super) numbered: bool,
-    /// Task was aborted; no response is sent.
-    pub(super) aborted: bool,
-    /// Later commands wait for it.
-    pub(super) ordered: bool,
-    /// Control task: waits for the end of other tasks, and is not waited for.
-    pub(super) control: bool,
-    /// Bytes of memory accounted to it.
-    pub(super) held: usize,
-    /// Guards of waiters for the end of this task.
-    pub(super) drains: Vec<Arc<DrainGuard>>,
-}
 
 /// Batch being sent, and the bytes of memory accounted to it.
 type Batch = (BufList, usize);
 
+/// Send queue of a session, its command window, and its accounts.
+///
+/// 1. StatSN increases by one with each response that takes a number.
+/// 2. `outstanding` is the number of commands that were received with a number and have not been answered or aborted;
+///    the window never lets more than `depth` be outstanding.
+/// 3. Bytes are held from the request until its response is sent or discarded: `unsent` by `replies`, the others by
+///    `batches` and `sending`.
 pub(super) struct Outbox {
     replies: Replies,
     unsent: usize,
@@ -99,16 +58,8 @@ pub(super) struct Outbox {
     depth: u32,
     /// Commands received and not yet completed.
     outstanding: u32,
-    /// Bytes held by commands in flight and unsent responses.
-    held: usize,
-    /// Bytes allocated from the budget of all sessions.
-    granted: usize,
-    targets: Targets,
-    session: Arc<Session>,
-    session_tally: Tally,
-    unit_tally: (Option<Rc<LogicalUnit>>, Tally),
-    /// Number of ordered commands in flight, which later commands wait for.
-    pub(super) ordered: u32,
+    memory: MemoryAccount,
+    tallies: Tallies,
 }
 
 impl Outbox {
@@ -131,13 +82,8 @@ impl Outbox {
             window: Window::new(cmd_sn, depth),
             depth,
             outstanding: 0,
-            held: 0,
-            granted: 0,
-            targets,
-            session,
-            session_tally: Tally::default(),
-            unit_tally: (None, Tally::default()),
-            ordered: 0,
+            memory: MemoryAccount::new(targets, session.clone()),
+            tallies: Tallies::new(session),
         }
     }
 
@@ -157,7 +103,7 @@ impl Outbox {
         waiting > BACKLOG_MAX || waiting.saturating_sub(held) > BACKLOG_LOOSE_MAX
     }
 
-    // ---- Memory ----
+    // ---- Window and memory ----
 
     /// Counts a numbered command that was received.
     pub(super) fn taken(&mut self) {
@@ -170,52 +116,39 @@ impl Outbox {
         self.open_window();
     }
 
+    /// Accounts for a numbered or immediate command that has been aborted before it began.
+    pub(super) fn drop_command(&mut self, numbered: bool, held: usize) {
+        if numbered {
+            self.settled();
+        }
+        self.release(held);
+    }
+
     fn open_window(&mut self) {
         // When memory is short, each session continues with a window of at most two commands.
-        let depth = if self.granted == 0 || self.targets.budget().is_left() { self.depth } else { self.depth.min(2) };
+        let depth = if self.memory.is_short() { self.depth.min(2) } else { self.depth };
         self.window.open(depth.saturating_sub(self.outstanding));
     }
 
+    /// Holds memory for data that was received already.
     pub(super) fn hold(&mut self, bytes: usize) {
-        self.held += bytes;
-        if self.held > self.granted {
-            let more = (self.held - self.granted).next_multiple_of(MEMORY_STEP);
-            self.targets.budget().take(more);
-            self.granted += more;
-        }
+        self.memory.hold(bytes);
     }
 
+    /// Releases memory.
     pub(super) fn release(&mut self, bytes: usize) {
-        self.held -= bytes;
-        let needed = self.held.next_multiple_of(MEMORY_STEP);
-        // One step is kept while there is traffic, so that not every command accesses the shared budget.
-        if self.granted > needed + MEMORY_STEP || (self.held == 0 && self.outstanding == 0 && self.granted > 0) {
-            self.targets.budget().give(self.granted - needed);
-            self.granted = needed;
-        }
+        self.memory.release(bytes, self.outstanding == 0);
     }
 
-    /// Tries to account `bytes` more to a command that holds `own` bytes already, within `bytes_max` and the budget. If
-    /// the budget is exhausted, the session is woken when memory may be available.
+    /// Tries to hold `bytes` more for a command that holds `own` bytes already, within `bytes_max` and the budget of all
+    /// sessions. If that is exhausted, the session is woken when memory may be available.
     pub(super) fn try_hold(&mut self, bytes: usize, own: usize, bytes_max: usize) -> bool {
-        if self.held > own && self.held + bytes > bytes_max {
-            return false;
-        }
-        let needed = self.held + bytes;
-        if needed > self.granted {
-            let more = (needed - self.granted).next_multiple_of(MEMORY_STEP);
-            if !self.targets.budget().try_take(more, &self.session.signal) {
-                return false;
-            }
-            self.granted += more;
-        }
-        self.held = needed;
-        true
+        self.memory.try_hold(bytes, own, bytes_max)
     }
 
     /// Returns true when memory is so short that immediate and unsolicited data cannot be kept.
     pub(super) fn is_starved(&self) -> bool {
-        self.held >= self.granted && self.targets.budget().is_starved()
+        self.memory.is_starved()
     }
 
     // ---- Batches ----
@@ -272,34 +205,26 @@ impl Outbox {
     }
 
     /// Sends the outcome of a task, updates the counters, and releases its place in the window.
-    pub(super) fn answer(&mut self, now: Instant, outcome: CommandResult, pending: Pending) {
-        let Pending { itt, unit, role, numbered, aborted, ordered, held, .. } = pending;
+    pub(super) fn answer(&mut self, now: Instant, outcome: CommandResult, task: PendingTask) {
+        let PendingTask { itt, unit, kind, numbered, aborted, held, .. } = task;
         if numbered {
             self.settled();
         }
-        self.ordered -= u32::from(ordered);
-        let command = match role {
+        let command = match kind {
             _ if aborted => return self.release(held),
-            Role::Task(response) => {
+            TaskKind::Management(response) => {
                 self.response(response::TASK_MANAGEMENT, response, itt, TAG_NONE, &[]);
                 return self.queued(held);
             }
-            Role::Logout => return self.response(response::LOGOUT, logout_response::CLOSED, itt, 0, &[]),
-            Role::Command(command) => command,
+            TaskKind::Logout => return self.response(response::LOGOUT, logout_response::CLOSED, itt, 0, &[]),
+            TaskKind::Command(command) => command,
         };
         let (read, failed) = match &outcome {
             Ok(data) => (data.len() as u64, false),
             Err(_) => (0, true),
         };
         let (took, written) = (now.since(command.began), command.takes.unwrap_or(0));
-        self.session_tally.answered(command.kind, took, failed, read, written);
-        if let Some(unit) = &unit {
-            if self.unit_tally.0.as_ref().is_none_or(|last| !Rc::ptr_eq(last, unit)) {
-                self.flush_unit();
-                self.unit_tally.0 = Some(unit.clone());
-            }
-            self.unit_tally.1.answered(command.kind, took, failed, read, written);
-        }
+        self.tallies.answered(unit.as_ref(), (command.kind, took), failed, (read, written));
         match outcome {
             Ok(data) if !data.is_empty() && command.reads => self.data(itt, &command, data),
             Ok(data) => self.status(itt, &command, status::GOOD, data.len() as u64, &[]),
@@ -308,7 +233,7 @@ impl Outbox {
         self.queued(held);
     }
 
-    pub(super) fn failure(&mut self, itt: u32, command: &Command, failure: Failure, unit: Option<&LogicalUnit>) {
+    pub(super) fn failure(&mut self, itt: u32, command: &CommandInfo, failure: Failure, unit: Option<&LogicalUnit>) {
         let descriptor = unit.is_some_and(|unit| unit.shared().modes().has(Modes::DESCRIPTOR_SENSE));
         let sense = failure.sense.map(|sense| sense.to_bytes(descriptor)).unwrap_or_default();
         self.status(itt, command, failure.status, 0, &sense);
@@ -324,7 +249,7 @@ impl Outbox {
         }
     }
 
-    fn status(&mut self, itt: u32, command: &Command, status: u8, gives: u64, sense: &[u8]) {
+    fn status(&mut self, itt: u32, command: &CommandInfo, status: u8, gives: u64, sense: &[u8]) {
         let (flags, residual) = Self::residual(command.expected, command.takes.unwrap_or(gives));
         let data = match sense {
             [] => Vec::new(),
@@ -351,7 +276,7 @@ impl Outbox {
     }
 
     /// Sends Data-In PDUs; the last one carries GOOD status.
-    fn data(&mut self, itt: u32, command: &Command, data: BufList) {
+    fn data(&mut self, itt: u32, command: &CommandInfo, data: BufList) {
         let (residual_flags, residual) = Self::residual(command.expected, data.len() as u64);
         let total = data.len().min(command.expected as usize);
         if total == 0 {
@@ -478,23 +403,8 @@ impl Outbox {
 
     // ---- Statistics ----
 
-    fn flush_unit(&mut self) {
-        if let (Some(unit), tally) = &mut self.unit_tally {
-            tally.flush(&[unit.shared().counters()]);
-        }
-    }
-
-    /// Adds the session's counts to the shared counters, and drops the reference to the unit.
+    /// Adds the counts of this turn to the shared counters.
     pub(super) fn flush_tallies(&mut self) {
-        self.session_tally.flush(&[&self.session.counters]);
-        self.flush_unit();
-        self.unit_tally.0 = None;
-    }
-}
-
-impl Drop for Outbox {
-    fn drop(&mut self) {
-        self.flush_tallies();
-        self.targets.budget().give(self.granted);
+        self.tallies.flush();
     }
 }

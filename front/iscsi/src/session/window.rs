@@ -7,13 +7,13 @@ fn before(a: u32, b: u32) -> bool {
 
 /// Position of a command in the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum CmdSnPosition {
     /// Next expected command.
-    Now,
+    Next,
     /// Ahead of commands not yet received.
-    Later,
+    Early,
     /// Duplicate, or beyond MaxCmdSN: the command is ignored.
-    Never,
+    Ignored,
 }
 
 /// Command window: ExpCmdSN and MaxCmdSN of a session.
@@ -30,13 +30,13 @@ impl Window {
     }
 
     /// Returns the position of a command in the window.
-    pub fn place(&self, number: u32) -> Place {
+    pub fn position(&self, number: u32) -> CmdSnPosition {
         if number == self.expected && !before(self.last, number) {
-            Place::Now
+            CmdSnPosition::Next
         } else if before(number, self.expected) || before(self.last, number) {
-            Place::Never
+            CmdSnPosition::Ignored
         } else {
-            Place::Later
+            CmdSnPosition::Early
         }
     }
 
@@ -72,18 +72,18 @@ mod tests {
     fn numbers_go_around() {
         let mut window = Window::new(u32::MAX, 3);
         assert_eq!((window.expected(), window.last()), (u32::MAX, 1));
-        assert_eq!(window.place(u32::MAX), Place::Now);
+        assert_eq!(window.position(u32::MAX), CmdSnPosition::Next);
         assert_eq!(
-            [0, 1, 2, u32::MAX - 1].map(|number| window.place(number)),
-            [Place::Later, Place::Later, Place::Never, Place::Never]
+            [0, 1, 2, u32::MAX - 1].map(|number| window.position(number)),
+            [CmdSnPosition::Early, CmdSnPosition::Early, CmdSnPosition::Ignored, CmdSnPosition::Ignored]
         );
         window.take();
         window.open(1);
         assert_eq!(window.last(), 1, "what was offered stays");
-        assert_eq!(window.place(0), Place::Now);
+        assert_eq!(window.position(0), CmdSnPosition::Next);
         (0..2).for_each(|_| window.take());
-        assert_eq!(window.place(2), Place::Never, "the window is closed");
+        assert_eq!(window.position(2), CmdSnPosition::Ignored, "the window is closed");
         window.open(1);
-        assert_eq!(window.place(2), Place::Now);
+        assert_eq!(window.position(2), CmdSnPosition::Next);
     }
 }

@@ -198,8 +198,8 @@ pub(super) const LIST: &[Mutant] = &[
         "iscsi-reset-overtakes",
         "iSCSI: a reset does not wait for writes of a session that is gone",
         "front/iscsi/src/serve/orphaned_tasks.rs",
-        "of_unit.filter(|note| note.is_task()).for_each(|note| note.drains.push(drain.clone()));",
-        "of_unit.filter(|note| note.is_task()).for_each(|_| drop(drain.clone()));",
+        "self.tasks.guard_commands(lun, &guard);",
+        "drop(guard.clone());",
         &[ISCSI_FENCING],
     ),
     Mutant::new(
@@ -239,7 +239,7 @@ pub(super) const LIST: &[Mutant] = &[
         "iSCSI: commands in flight are not answered when a host is asked to log out",
         "front/iscsi/src/serve/connection.rs",
         "self.outbox.event(async_event::LOGOUT, [0, 0, LOGOUT_WAIT_S]);",
-        "self.give_up_all(); self.outbox.event(async_event::LOGOUT, [0, 0, LOGOUT_WAIT_S]);",
+        "self.abort_all(); self.outbox.event(async_event::LOGOUT, [0, 0, LOGOUT_WAIT_S]);",
         &[ISCSI_TARGETS],
     ),
 ];
