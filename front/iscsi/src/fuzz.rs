@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::scsi::cdb::{self, PrOut, Transfer};
 use crate::scsi::{BLOCK, copy, inquiry, mode, opcodes, reserve};
 use crate::session::chap::{Chap, Credential};
-use crate::session::login::{Access, Denied, Directory, Login, SEED_LEN, Then};
+use crate::session::login::{Access, Denied, Directory, Login, LoginAction, SEED_LEN};
 use crate::session::params::Offer;
 use crate::session::receive::{Garbled, Pools, Receiver, Rules};
 use crate::session::text;
@@ -105,13 +105,13 @@ pub fn login(data: &[u8]) {
             Bhs::read_from_bytes(step.response.as_bytes()).map(|bhs| bhs.data_len()).ok(),
             Some(step.text.len())
         );
-        match step.then {
-            Then::More => assert_eq!(step.response.status.get(), 0),
-            Then::Close(_) => {
+        match step.action {
+            LoginAction::More => assert_eq!(step.response.status.get(), 0),
+            LoginAction::Close(_) => {
                 assert_ne!(step.response.status.get(), 0);
                 return;
             }
-            Then::Session(session) => {
+            LoginAction::Session(session) => {
                 assert!(session.target.is_none() || session.target.as_deref() == Some(TARGET));
                 assert!(!chap || proven || session.target.is_none(), "a session without a proof");
                 assert!(!offer.digests || session.params.header_digest);
@@ -119,7 +119,7 @@ pub fn login(data: &[u8]) {
                 return;
             }
         }
-        assert!(requests < 100, "a login that does not end");
+        assert!(requests < 100, "too many login requests");
     }
 }
 

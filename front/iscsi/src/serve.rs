@@ -33,7 +33,7 @@ use crate::targets::Targets;
 pub use crate::unit::Devices;
 use crate::unit::LogicalUnits;
 use connection::{Connection, End};
-use handshake::{Ended, Handshake};
+use handshake::{Handshake, HandshakeEnd};
 
 /// Placeholder for the target name of discovery sessions in the log.
 const DISCOVERY: &str = "discovery";
@@ -115,7 +115,7 @@ impl Server {
         self.targets.counters().count(ConnectionEvent::Accepted);
         if self.connections.stopping() || self.connections() >= self.options.connections_max {
             self.targets.counters().count(ConnectionEvent::TurnedAway);
-            tracing::warn!(%peer, max = self.options.connections_max, "a connection too many is turned away");
+            tracing::warn!(front = "iscsi", %peer, max = self.options.connections_max, "connection rejected: too many connections");
             return;
         }
         let control = Rc::new(Bell::default());
@@ -153,27 +153,31 @@ impl Server {
         match end {
             End::Violation(reason) => {
                 self.targets.counters().count(ConnectionEvent::EndedForCause);
-                tracing::warn!(%peer, initiator, %reason, "a connection is ended");
+                tracing::warn!(%peer, initiator, target, %reason, "connection closed: protocol error by the host");
             }
-            End::Socket(error) => tracing::info!(%peer, initiator, %error, "a connection failed"),
-            End::Broken => tracing::info!(%peer, initiator, "a connection ended in the middle of a message"),
-            end => tracing::info!(%peer, initiator, ?end, "logged out"),
+            End::Socket(error) => tracing::info!(%peer, initiator, target, %error, "connection failed"),
+            End::Broken => {
+                tracing::info!(%peer, initiator, target, "connection closed by the host in the middle of a message")
+            }
+            end => tracing::info!(%peer, initiator, target, ?end, "logged out"),
         }
     }
 
     /// Logs a failed login: one line per refused host, regardless of the reason.
-    fn login_ended(&self, ended: &Ended, address: &Addr) {
+    fn login_ended(&self, ended: &HandshakeEnd, address: &Addr) {
         if ended.is_cause() {
             self.targets.counters().count(ConnectionEvent::EndedForCause);
         }
         match ended {
-            Ended::Refused { initiator, target, reason } => {
+            HandshakeEnd::Refused { initiator, target, reason } => {
                 let initiator = initiator.as_deref().unwrap_or("unknown");
                 let target = target.as_deref().unwrap_or(DISCOVERY);
                 tracing::warn!(front = "iscsi", initiator, %address, target, reason, "host refused");
             }
-            ended if ended.is_cause() => tracing::warn!(%address, reason = %ended, "a login is ended"),
-            ended => tracing::debug!(%address, reason = %ended, "a login has ended"),
+            ended if ended.is_cause() => {
+                tracing::warn!(%address, reason = %ended, "login failed: protocol error by the initiator")
+            }
+            ended => tracing::debug!(%address, reason = %ended, "connection closed before the login completed"),
         }
     }
 }

@@ -134,7 +134,7 @@ struct Table {
 }
 
 /// Reason for which a session cannot begin.
-pub(crate) enum Obstacle {
+pub(crate) enum RegisterError {
     /// Login status, and the reason for the log.
     Refused(u16, &'static str),
     /// Session of the same initiator port, which is being ended.
@@ -154,26 +154,29 @@ impl Sessions {
         limits: &Limits,
         peer: &str,
         since: Duration,
-    ) -> Result<Entered, Obstacle> {
+    ) -> Result<SessionRegistration, RegisterError> {
         let mut table = self.lock();
         if let Some(target) = target {
             // Checked under the lock: removing a target or an initiator ends its sessions under the same lock.
             if target.is_removed() {
-                return Err(Obstacle::Refused(login_status::NOT_FOUND, "the target has been removed"));
+                return Err(RegisterError::Refused(login_status::NOT_FOUND, "the target has been removed"));
             }
             if !target.admits(&login.initiator) {
-                return Err(Obstacle::Refused(login_status::FORBIDDEN, "the initiator is not in the target's list"));
+                return Err(RegisterError::Refused(
+                    login_status::FORBIDDEN,
+                    "the initiator is not in the target's list",
+                ));
             }
         }
         let port =
             Port { initiator: login.initiator.clone(), target: target.map_or(DISCOVERY, Target::id), isid: login.isid };
         if let Some(before) = table.by_port.get(&port) {
-            return Err(Obstacle::Replaces(before.end(Stop::Reinstated)));
+            return Err(RegisterError::Replaces(before.end(Stop::Reinstated)));
         }
         if table.by_tsih.len() + table.leaving_count >= limits.sessions_max.min(NUMBERS)
             || table.of_initiator(&login.initiator, target.is_none()) >= limits.sessions_per_initiator
         {
-            return Err(Obstacle::Refused(login_status::OUT_OF_RESOURCES, "there are too many sessions"));
+            return Err(RegisterError::Refused(login_status::OUT_OF_RESOURCES, "too many sessions"));
         }
         table.last_id += 1;
         table.gone_max = limits.sessions_max;
@@ -193,7 +196,7 @@ impl Sessions {
         table.by_target.entry(port.target).or_default().insert(session.id, session.clone());
         table.by_port.insert(port, session.clone());
         drop(table);
-        Ok(Entered { sessions: self.clone(), session })
+        Ok(SessionRegistration { sessions: self.clone(), session })
     }
 
     /// Ends the sessions of a target for which `whose` returns true; each answer arrives when its session is gone.
@@ -273,28 +276,28 @@ impl Table {
 
 /// Registration of a session, removed when it is dropped.
 #[derive(Debug)]
-pub struct Entered {
+pub struct SessionRegistration {
     sessions: Arc<Sessions>,
     session: Arc<Session>,
 }
 
-impl Entered {
+impl SessionRegistration {
     /// Returns the session.
     pub fn session(&self) -> &Arc<Session> {
         &self.session
     }
 
     /// Ends the session while some of its commands are in flight: it still counts against the limits.
-    pub fn leave(self) -> Leaving {
+    pub fn leave(self) -> OrphanRegistration {
         let mut table = self.sessions.lock();
         *table.leaving.entry(self.session.initiator.clone()).or_default() += 1;
         table.leaving_count += 1;
         drop(table);
-        Leaving { sessions: self.sessions.clone(), session: self.session.clone() }
+        OrphanRegistration { sessions: self.sessions.clone(), session: self.session.clone() }
     }
 }
 
-impl Drop for Entered {
+impl Drop for SessionRegistration {
     fn drop(&mut self) {
         let session = &self.session;
         let mut table = self.sessions.lock();
@@ -322,19 +325,19 @@ impl Drop for Entered {
 
 /// Registration of an ended session with orphaned tasks.
 #[derive(Debug)]
-pub struct Leaving {
+pub struct OrphanRegistration {
     sessions: Arc<Sessions>,
     session: Arc<Session>,
 }
 
-impl Leaving {
+impl OrphanRegistration {
     /// Returns the ended session.
     pub fn session(&self) -> &Arc<Session> {
         &self.session
     }
 }
 
-impl Drop for Leaving {
+impl Drop for OrphanRegistration {
     fn drop(&mut self) {
         let mut table = self.sessions.lock();
         if let Some(count) = table.leaving.get_mut(&self.session.initiator) {

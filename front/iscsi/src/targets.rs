@@ -14,7 +14,7 @@ use crate::locks::{read, write};
 use crate::memory::MemoryBudget;
 use crate::session::chap::Chap;
 use crate::session::login::{Access, Denied, Directory, LoggedIn};
-use crate::sessions::{Entered, Obstacle, SessionSnapshot};
+use crate::sessions::{RegisterError, SessionRegistration, SessionSnapshot};
 use crate::stats::{ConnectionCounters, Snapshot};
 use crate::target::{Catalog, Ending, Target, TargetSpec};
 use crate::unit::Unit;
@@ -183,7 +183,12 @@ impl Targets {
     ///
     /// # Errors
     /// The login status, and the reason for the log.
-    pub async fn enter(&self, login: &LoggedIn, peer: String, since: Duration) -> Result<Entered, (u16, &'static str)> {
+    pub async fn enter(
+        &self,
+        login: &LoggedIn,
+        peer: String,
+        since: Duration,
+    ) -> Result<SessionRegistration, (u16, &'static str)> {
         let target = match &login.target {
             None => None,
             // A target recreated under the same name meanwhile is a different one: the login did not authenticate to
@@ -199,12 +204,12 @@ impl Targets {
                 match catalog.sessions.enter(login, target.as_ref(), limits, &peer, since) {
                     Ok(entered) => return Ok(entered),
                     // An error means the session was dropped; either way it is gone.
-                    Err(Obstacle::Replaces(gone)) => drop(gone.await),
-                    Err(Obstacle::Refused(status, why)) => return Err((status, why)),
+                    Err(RegisterError::Replaces(gone)) => drop(gone.await),
+                    Err(RegisterError::Refused(status, why)) => return Err((status, why)),
                 }
             }
         });
-        entered.await.unwrap_or(Err((login_status::UNAVAILABLE, "the session that it replaces does not end")))
+        entered.await.unwrap_or(Err((login_status::UNAVAILABLE, "the session that the login reinstates does not end")))
     }
 
     // ---- Memory ----

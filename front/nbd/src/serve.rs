@@ -247,7 +247,7 @@ impl Server {
         }
         if self.connections.stopping() || self.connections() >= self.options.connections_max {
             self.stats.count(|counts| counts.turned_away += 1);
-            tracing::warn!(%peer, max = self.options.connections_max, "a connection too many is turned away");
+            tracing::warn!(front = "nbd", %peer, max = self.options.connections_max, "connection rejected: too many connections");
             return;
         }
         let control = Rc::new(Control::new(peer.clone()));
@@ -319,9 +319,9 @@ impl Server {
                     handshake.channel.close().await;
                 } else if ended.is_cause() {
                     self.stats.count(|counts| counts.ended_for_cause += 1);
-                    tracing::warn!(%peer, reason = %ended, "a handshake is ended");
+                    tracing::warn!(%peer, reason = %ended, "handshake failed: protocol error by the client");
                 } else {
-                    tracing::debug!(%peer, reason = %ended, "a handshake has ended");
+                    tracing::debug!(%peer, reason = %ended, "connection closed before the handshake completed");
                 }
                 return stream.shutdown();
             }
@@ -350,10 +350,10 @@ impl Server {
         match end {
             End::Violation(reason) => {
                 self.stats.count(|counts| counts.ended_for_cause += 1);
-                tracing::warn!(%peer, export, %reason, "a connection is ended");
+                tracing::warn!(%peer, export, %reason, "connection closed: protocol error by the host");
             }
-            End::Socket(error) => tracing::info!(%peer, export, %error, "a connection failed"),
-            End::Broken => tracing::info!(%peer, export, "a connection ended in the middle of a message"),
+            End::Socket(error) => tracing::info!(%peer, export, %error, "connection failed"),
+            End::Broken => tracing::info!(%peer, export, "connection closed by the host in the middle of a message"),
             End::Disconnected | End::Closed | End::Stopped => tracing::info!(%peer, export, ?end, "disconnected"),
         }
     }

@@ -26,10 +26,10 @@ pub enum Violation {
     #[error("client flags {0:#x} were not offered")]
     ClientFlags(u32),
     /// Wrong magic number of an option.
-    #[error("an option starts with {0:#x}")]
+    #[error("option with wrong magic {0:#x}")]
     OptionMagic(u64),
     /// Option with too much data to skip.
-    #[error("option {option} with {len} bytes of data")]
+    #[error("option {option} with {len} bytes of data is too long")]
     OptionTooLong {
         /// Option code.
         option: u32,
@@ -37,19 +37,19 @@ pub enum Violation {
         len: u32,
     },
     /// Too many options.
-    #[error("more than {0} options")]
+    #[error("more than {0} options in one negotiation")]
     TooManyOptions(u32),
     /// Option other than `NBD_OPT_EXPORT_NAME` without fixed newstyle.
-    #[error("option {0} without fixed newstyle")]
+    #[error("option {0} requires fixed newstyle negotiation")]
     NotFixed(u32),
     /// Refused `NBD_OPT_EXPORT_NAME`, for which the protocol has no error reply.
     #[error("NBD_OPT_EXPORT_NAME cannot be granted: {0}")]
     ExportName(String),
     /// Wrong magic number of a request.
-    #[error("a request starts with {0:#x}")]
+    #[error("request with wrong magic {0:#x}")]
     RequestMagic(u32),
     /// Payload too long to skip, in bytes.
-    #[error("a payload of {0} bytes")]
+    #[error("request payload of {0} bytes is too long")]
     PayloadTooLong(u64),
 }
 

@@ -132,6 +132,44 @@ fn a_logout_says_that_writes_are_left_in_the_device() {
 }
 
 #[test]
+fn hosts_that_reset_each_other_and_log_out_do_not_wait_for_each_other() {
+    simulate(12, |seed, place| async move {
+        let models = [Model::new(1 << 20, seed % 3 == 0), Model::new(1 << 20, false)];
+        models.iter().zip(0..).for_each(|(model, lun)| drop(place.add(lun, model)));
+        let mut hosts = [login(HOST, 1).await, login(OTHER, 1).await];
+        for host in &mut hosts {
+            for lun in [0, 1] {
+                host.settle(lun, cdb::test_unit_ready(), &[], 0).await.expect("answers").ok();
+            }
+        }
+        let writes = seed % 2 == 0;
+        if writes {
+            models.iter().for_each(|model| model.hold());
+            for (host, lun) in hosts.iter_mut().zip(0..) {
+                host.start(lun, cdb::write(0, 1), &[7; 512], 0).await.expect("sent");
+            }
+            until(|| models.iter().all(|model| model.in_flight.get() == 1)).await;
+        }
+        // Each resets the unit to which the other writes, and logs out without waiting for the answer.
+        for (host, lun) in hosts.iter_mut().zip([1, 0]) {
+            host.start_task(task_function::LOGICAL_UNIT_RESET, lun, 0).await.expect("sent");
+            host.start_logout().await.expect("sent");
+        }
+        if writes {
+            sleep(Duration::from_secs(1)).await;
+            models.iter().for_each(|model| model.release());
+        }
+        let from = now();
+        for mut host in hosts {
+            assert_eq!(host.finish_logout().await.expect("answers"), logout_response::CLOSED, "seed {seed}");
+        }
+        let took = now().since(from);
+        assert!(took < Duration::from_secs(1), "seed {seed}: {took:?}");
+        assert!(models.iter().all(|model| model.in_flight.get() == 0), "seed {seed}");
+    });
+}
+
+#[test]
 fn an_abort_waits_for_the_write_that_it_aborts() {
     simulate(6, |seed, place| async move {
         let model = Model::new(1 << 20, false);

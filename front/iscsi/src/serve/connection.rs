@@ -11,7 +11,7 @@ use forebay_serve::{Bell, Intake, Traffic, Want, exchange};
 
 use super::early::EarlyPdus;
 use super::ending::{Ending, Expired};
-use super::handshake::Ready as LoggedIn;
+use super::handshake::LoggedInConnection;
 use super::keep_alive::{KeepAlive, Liveness};
 use super::orphaned_tasks::OrphanedTasks;
 use super::outbox::Outbox;
@@ -21,7 +21,7 @@ use super::text::TextExchange;
 use super::{Options, Server};
 use crate::scsi::reserve;
 use crate::session::receive::{Garbled, Receiver};
-use crate::sessions::Entered;
+use crate::sessions::SessionRegistration;
 use crate::signal::{Signal, Stop};
 use crate::unit::execute::{CommandFuture, composite};
 use crate::unit::{Order, SessionUnits};
@@ -36,13 +36,13 @@ const LOGOUT_WAIT_S: u16 = 3;
 pub(super) enum Violation {
     #[error("{0}")]
     Garbled(#[from] Garbled),
-    #[error("a second login")]
+    #[error("login request on a connection that is logged in already")]
     Login,
-    #[error("it does not answer")]
+    #[error("initiator does not respond to a ping")]
     Silent,
-    #[error("the data of a command does not come")]
+    #[error("initiator does not send the data of a write command that was solicited")]
     NoData,
-    #[error("commands with much data come before those that come before them")]
+    #[error("too much out-of-order command data")]
     Early,
 }
 
@@ -83,13 +83,18 @@ pub(super) struct Connection<'a> {
     /// Time at the beginning of this turn.
     pub(super) now: Instant,
     /// Session registration, dropped last: when waiters for the session's end are woken, nothing of it is left.
-    entered: Entered,
+    entered: SessionRegistration,
 }
 
 impl<'a> Connection<'a> {
     /// Creates a connection for a session; `None` when the initiator port cannot be represented as a host id.
-    pub(super) fn new(server: &'a Server, control: &'a Bell, stream: Stream, ready: LoggedIn) -> Option<Self> {
-        let LoggedIn { login, entered, receiver } = ready;
+    pub(super) fn new(
+        server: &'a Server,
+        control: &'a Bell,
+        stream: Stream,
+        ready: LoggedInConnection,
+    ) -> Option<Self> {
+        let LoggedInConnection { login, entered, receiver } = ready;
         let Server { targets, options, pools, units, .. } = server;
         let session = entered.session().clone();
         let host = reserve::host(&session.initiator, session.isid)?;

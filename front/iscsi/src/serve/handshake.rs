@@ -7,10 +7,10 @@ use forebay_reactor::{Addr, Stream, now, random, sleep_until, wall_clock};
 use forebay_serve::{Bell, Interrupted};
 
 use super::Server;
-use crate::session::login::{LoggedIn, Login, SEED_LEN, Then, refuse};
+use crate::session::login::{LoggedIn, Login, LoginAction, SEED_LEN, refuse};
 use crate::session::receive::{Garbled, Receiver, Rules};
 use crate::session::reply::Replies;
-use crate::sessions::Entered;
+use crate::sessions::SessionRegistration;
 use crate::stats::ConnectionEvent;
 use crate::wire::{LoginRequest, request};
 
@@ -19,12 +19,12 @@ const DATA_MAX: usize = 16 * 1024;
 
 /// Reason for a login without a session.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Ended {
+pub(super) enum HandshakeEnd {
     #[error("{0}")]
     Garbled(#[from] Garbled),
     #[error("{reason}")]
     Refused { initiator: Option<String>, target: Option<String>, reason: String },
-    #[error("a PDU with opcode {0:#04x} before the login")]
+    #[error("PDU with opcode {0:#04x} before the login")]
     NoLogin(u8),
     #[error("the socket failed: {0}")]
     Socket(#[from] io::Error),
@@ -34,20 +34,23 @@ pub(super) enum Ended {
     Interrupted(#[from] Interrupted),
 }
 
-impl Ended {
+impl HandshakeEnd {
     /// Returns true if the initiator is at fault.
     pub(super) fn is_cause(&self) -> bool {
         matches!(
             self,
-            Ended::Garbled(_) | Ended::Refused { .. } | Ended::NoLogin(_) | Ended::Interrupted(Interrupted::TooSlow)
+            HandshakeEnd::Garbled(_)
+                | HandshakeEnd::Refused { .. }
+                | HandshakeEnd::NoLogin(_)
+                | HandshakeEnd::Interrupted(Interrupted::TooSlow)
         )
     }
 }
 
 /// Connection with an established session.
-pub(super) struct Ready {
+pub(super) struct LoggedInConnection {
     pub(super) login: LoggedIn,
-    pub(super) entered: Entered,
+    pub(super) entered: SessionRegistration,
     pub(super) receiver: Receiver,
 }
 
@@ -60,7 +63,7 @@ pub(super) struct Handshake<'a> {
 
 impl Handshake<'_> {
     /// Runs the login phase.
-    pub(super) async fn run(self) -> Result<Ready, Ended> {
+    pub(super) async fn run(self) -> Result<LoggedInConnection, HandshakeEnd> {
         let Server { targets, options, pools, .. } = self.server;
         let mut patience = sleep_until(now() + options.login_timeout);
         let mut seed = [0; SEED_LEN];
@@ -74,18 +77,18 @@ impl Handshake<'_> {
                 let want = receiver.want();
                 let (result, buf) = self.within(&mut patience, self.stream.recv(want.buf)).await?;
                 match result? {
-                    0 => return Err(Ended::Closed),
+                    0 => return Err(HandshakeEnd::Closed),
                     got => receiver.received(buf, got),
                 }
                 continue;
             };
             if pdu.bhs.opcode() != request::LOGIN {
-                return Err(Ended::NoLogin(pdu.bhs.opcode()));
+                return Err(HandshakeEnd::NoLogin(pdu.bhs.opcode()));
             }
             let data = pdu.data.to_vec();
             let mut step = login.request(pdu.bhs.view::<LoginRequest>(), &data, targets);
             let mut session = None;
-            if let Then::Session(logged_in) = &step.then {
+            if let LoginAction::Session(logged_in) = &step.action {
                 let entered = targets.enter(logged_in, self.peer.to_string(), wall_clock());
                 match self.within(&mut patience, entered).await? {
                     Ok(entered) => {
@@ -100,37 +103,37 @@ impl Handshake<'_> {
                     Err((status, why)) => {
                         refuse(&mut step.response, status);
                         step.text.clear();
-                        step.then = Then::Close(why.into());
+                        step.action = LoginAction::Close(why.into());
                     }
                 }
             }
             replies.pdu_with(&step.response, &step.text);
             self.within(&mut patience, self.stream.send(replies.take())).await??;
-            match (step.then, session) {
-                (Then::More, _) => {}
-                (Then::Session(login), Some(entered)) => {
+            match (step.action, session) {
+                (LoginAction::More, _) => {}
+                (LoginAction::Session(login), Some(entered)) => {
                     let params = &login.params;
                     receiver.set_rules(Rules {
                         header_digest: params.header_digest,
                         data_digest: params.data_digest,
                         data_max: params.receive_max as usize,
                     });
-                    return Ok(Ready { login: *login, entered, receiver });
+                    return Ok(LoggedInConnection { login: *login, entered, receiver });
                 }
-                (Then::Close(reason), _) => {
+                (LoginAction::Close(reason), _) => {
                     targets.counters().count(ConnectionEvent::LoginRefused);
                     let name = |name: Option<&str>| name.map(str::to_owned);
                     let (initiator, target) = (name(login.initiator()), name(login.target()));
-                    return Err(Ended::Refused { initiator, target, reason });
+                    return Err(HandshakeEnd::Refused { initiator, target, reason });
                 }
                 // Without a session, the final response was a refusal.
-                (Then::Session(_), None) => return Err(Ended::Closed),
+                (LoginAction::Session(_), None) => return Err(HandshakeEnd::Closed),
             }
         }
     }
 
     /// Awaits `future`. Fails when the login times out or the server stops.
-    async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, Ended> {
+    async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, HandshakeEnd> {
         Ok(self.control.within(patience, future).await?)
     }
 }

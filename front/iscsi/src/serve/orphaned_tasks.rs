@@ -11,7 +11,7 @@ use forebay_reactor::{now, spawn};
 
 use super::outbox::Outbox;
 use super::task_set::TaskSet;
-use crate::sessions::Leaving;
+use crate::sessions::OrphanRegistration;
 use crate::unit::{NexusState, Order};
 
 /// Remaining commands of a session.
@@ -21,12 +21,17 @@ pub(super) struct OrphanedTasks {
     outbox: Outbox,
     nexuses: BTreeMap<u16, NexusState>,
     /// Registration that counts against the session limits.
-    leaving: Leaving,
+    leaving: OrphanRegistration,
 }
 
 impl OrphanedTasks {
     /// Takes over what a session leaves behind.
-    pub(super) fn new(tasks: TaskSet, outbox: Outbox, nexuses: BTreeMap<u16, NexusState>, leaving: Leaving) -> Self {
+    pub(super) fn new(
+        tasks: TaskSet,
+        outbox: Outbox,
+        nexuses: BTreeMap<u16, NexusState>,
+        leaving: OrphanRegistration,
+    ) -> Self {
         Self { tasks, outbox, nexuses, leaving }
     }
 

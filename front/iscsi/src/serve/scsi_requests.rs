@@ -105,8 +105,8 @@ impl Connection<'_> {
             // More data than any command may transfer: refused before memory is allocated.
             ready.verdict = Some(Sense::cdb(0).into());
         }
-        let unasked = !bhs.is_final();
-        if (here > 0 || unasked) && self.outbox.is_starved() {
+        let unsolicited = !bhs.is_final();
+        if (here > 0 || unsolicited) && self.outbox.is_starved() {
             ready.verdict = ready.verdict.or(Some(Failure::BUSY));
         }
         let exact = matches!(ready.command, Ok(cdb::Command::CompareAndWrite(_) | cdb::Command::WriteSame { .. }));
@@ -120,7 +120,7 @@ impl Connection<'_> {
             // The command requires more data than the initiator is going to send.
             ready.verdict = Some(Sense::illegal(code::INFORMATION_UNIT).into());
         }
-        if unasked && params.initial_r2t && ready.verdict.is_none() {
+        if unsolicited && params.initial_r2t && ready.verdict.is_none() {
             ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::UNEXPECTED_DATA).into());
         }
         let want = takes.min(info.expected.into()) as usize;
@@ -129,14 +129,14 @@ impl Connection<'_> {
         }
         // A command that fails anyway needs no data.
         let hopeless = ready.verdict.is_some() || ready.command.is_err();
-        let mut transfer = DataOutTransfer::new(ready, info, (numbered, ordered), (unasked, params.first_burst));
+        let mut transfer = DataOutTransfer::new(ready, info, (numbered, ordered), (unsolicited, params.first_burst));
         if hopeless {
-            transfer.give_up();
+            transfer.stop_soliciting();
         } else {
             transfer.held = here;
             self.outbox.hold(here);
         }
-        if transfer.is_whole() {
+        if transfer.is_complete() {
             self.data_received(itt, transfer);
         } else {
             self.tasks.receive(itt, transfer, self.now, &mut self.outbox);
@@ -154,9 +154,9 @@ impl Connection<'_> {
             transfer.ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::CRC).into());
         }
         transfer.heard = self.now;
-        if let Err(disorder) = transfer.take(pdu.bhs.view::<DataOut>(), pdu.data) {
+        if let Err(error) = transfer.take(pdu.bhs.view::<DataOut>(), pdu.data) {
             // The task fails, and further data for it is dropped (RFC 7143, section 7.9).
-            tracing::debug!(itt, %disorder, "iSCSI command aborted: data out of order");
+            tracing::debug!(itt, %error, "iSCSI command aborted: data out of order");
             if let Some(mut transfer) = self.tasks.take_transfer(itt) {
                 transfer.ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::DATA_PHASE).into());
                 transfer.ready.data = BufList::new();
@@ -166,19 +166,19 @@ impl Connection<'_> {
         }
         if pdu.bhs.view::<DataOut>().ttt.get() == TAG_NONE && self.outbox.is_starved() {
             transfer.ready.verdict = transfer.ready.verdict.or(Some(Failure::BUSY));
-            transfer.give_up();
+            transfer.stop_soliciting();
         }
         // Unsolicited data is accounted from here on.
         let unheld = transfer.ready.data.len().saturating_sub(transfer.held);
         transfer.held += unheld;
         self.outbox.hold(unheld);
-        if transfer.is_whole() {
+        if transfer.is_complete() {
             if let Some(transfer) = self.tasks.take_transfer(itt) {
                 self.data_received(itt, transfer);
             }
-        } else if transfer.is_hungry() {
+        } else if transfer.needs_r2t() {
             if transfer.held >= transfer.want() {
-                transfer.ask(itt, &mut self.outbox);
+                transfer.send_r2ts(itt, &mut self.outbox);
             } else {
                 self.tasks.solicit(itt, self.now, &mut self.outbox);
             }

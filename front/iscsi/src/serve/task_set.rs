@@ -110,7 +110,7 @@ impl TaskSet {
 
     /// Adds a command whose data is incomplete, and solicits the data as soon as there is memory for it.
     pub(super) fn receive(&mut self, itt: u32, transfer: DataOutTransfer, now: Instant, outbox: &mut Outbox) {
-        let hungry = transfer.is_hungry();
+        let hungry = transfer.needs_r2t();
         let before = self.transfers.insert(itt, transfer);
         debug_assert!(before.is_none(), "two commands with tag {itt}");
         if hungry {
@@ -139,7 +139,7 @@ impl TaskSet {
             }
             transfer.held += more;
             transfer.heard = now;
-            transfer.ask(itt, outbox);
+            transfer.send_r2ts(itt, outbox);
             self.hungry.pop_front();
         }
     }

@@ -82,7 +82,7 @@ pub struct LoggedIn {
 
 /// Action after a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Then {
+pub enum LoginAction {
     /// Continue with the next request.
     More,
     /// Begin a session, if the limits permit. The response has to be given its TSIH, or be turned into a refusal
@@ -94,13 +94,13 @@ pub enum Then {
 
 /// Response and the action that follows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct LoginStep {
     /// Response header; its data length is set.
     pub response: LoginResponse,
     /// Text of the response.
     pub text: Vec<u8>,
     /// Action after the response.
-    pub then: Then,
+    pub action: LoginAction,
 }
 
 /// Turns a response into a refusal with `status`.
@@ -199,21 +199,21 @@ impl Login {
     }
 
     /// Processes a request and builds the response.
-    pub fn request(&mut self, request: &LoginRequest, data: &[u8], directory: &dyn Directory) -> Step {
+    pub fn request(&mut self, request: &LoginRequest, data: &[u8], directory: &dyn Directory) -> LoginStep {
         let mut out = Vec::new();
         let current = request.flags >> 2 & 3;
         let result = self.take(request, data, directory, &mut out);
-        let (status, mut next, then) = match result {
-            Ok(next) => (status::SUCCESS, next, Then::More),
+        let (status, mut next, action) = match result {
+            Ok(next) => (status::SUCCESS, next, LoginAction::More),
             Err(Failure(status, why)) => {
                 out.clear();
-                (status, None, Then::Close(why))
+                (status, None, LoginAction::Close(why))
             }
         };
-        let mut then = then;
+        let mut action = action;
         if next == Some(FULL_FEATURE) {
             match self.finish(request) {
-                Ok(session) => then = Then::Session(Box::new(session)),
+                Ok(session) => action = LoginAction::Session(Box::new(session)),
                 Err(Failure(status, why)) => return self.failed(request, current, status, why),
             }
         }
@@ -224,15 +224,15 @@ impl Login {
         }
         let mut response = self.response(request, flags, status);
         response.data_len = wire::data_len(out.len());
-        if let Then::Session(session) = &mut then {
+        if let LoginAction::Session(session) = &mut action {
             session.stat_sn = self.stat_sn;
         }
-        Step { response, text: out, then }
+        LoginStep { response, text: out, action }
     }
 
-    fn failed(&mut self, request: &LoginRequest, current: u8, status: u16, why: String) -> Step {
+    fn failed(&mut self, request: &LoginRequest, current: u8, status: u16, why: String) -> LoginStep {
         let response = self.response(request, current << 2, status);
-        Step { response, text: Vec::new(), then: Then::Close(why) }
+        LoginStep { response, text: Vec::new(), action: LoginAction::Close(why) }
     }
 
     fn response(&mut self, request: &LoginRequest, flags: u8, status: u16) -> LoginResponse {
@@ -269,7 +269,7 @@ impl Login {
         let (transit, continued) = (request.flags & FINAL != 0, request.flags & CONTINUE != 0);
         self.requests += 1;
         if self.requests > REQUESTS_MAX {
-            return Err((status::INITIATOR_ERROR, "a login that does not end").into());
+            return Err((status::INITIATOR_ERROR, "too many login requests").into());
         }
         let now =
             First { isid: request.isid, tsih: request.tsih.get(), itt: request.itt.get(), cid: request.cid.get() };
@@ -277,31 +277,39 @@ impl Login {
             None => {
                 self.stat_sn = request.exp_stat_sn.get();
                 if request.version_min != 0 {
-                    return Err((status::VERSION, format!("version {} at least", request.version_min)).into());
+                    return Err((
+                        status::VERSION,
+                        format!("initiator requires protocol version {} or later", request.version_min),
+                    )
+                        .into());
                 }
                 if now.tsih != 0 {
                     let (status, why) = match directory.has_session(now.tsih) {
-                        true => (status::TOO_MANY_CONNECTIONS, "a second connection for a session"),
-                        false => (status::NO_SESSION, "a connection for a session that is not there"),
+                        true => (status::TOO_MANY_CONNECTIONS, "several connections per session are not supported"),
+                        false => (status::NO_SESSION, "no such session"),
                     };
                     return Err((status, why).into());
                 }
                 if current > OPERATIONAL {
-                    return Err((status::INVALID_REQUEST, format!("a login that begins at stage {current}")).into());
+                    return Err((status::INVALID_REQUEST, format!("login begins at stage {current}")).into());
                 }
                 self.first = Some(now);
                 self.stage = current;
             }
             Some(first) if first != now || current != self.stage => {
-                return Err((status::INVALID_REQUEST, "a request that does not belong to the login").into());
+                return Err((
+                    status::INVALID_REQUEST,
+                    "login request with other session identifiers than the first one",
+                )
+                    .into());
             }
             Some(_) => {}
         }
         if transit && (continued || next <= current || next == 2) {
-            return Err((status::INVALID_REQUEST, format!("a transit from stage {current} to {next}")).into());
+            return Err((status::INVALID_REQUEST, format!("invalid transition from stage {current} to {next}")).into());
         }
         if self.held.len() + data.len() > TEXT_MAX {
-            return Err((status::INITIATOR_ERROR, "a text that is too long").into());
+            return Err((status::INITIATOR_ERROR, "text is too long").into());
         }
         self.held.extend_from_slice(data);
         if continued {
@@ -331,7 +339,7 @@ impl Login {
             // Authentication has to complete before the stage changes.
             return match self.proof {
                 Proof::Given(_) | Proof::Chosen => Ok(None),
-                _ => Err((status::AUTHENTICATION, "the initiator does not prove who it is").into()),
+                _ => Err((status::AUTHENTICATION, "initiator did not authenticate").into()),
             };
         }
         Ok(Some(next))
@@ -343,14 +351,14 @@ impl Login {
         if self.settled {
             let again = ["InitiatorName", "TargetName", "SessionType"].into_iter().find(|key| value(key).is_some());
             return match again {
-                Some(key) => Err((status::INITIATOR_ERROR, format!("{key} after the first request")).into()),
+                Some(key) => Err((status::INITIATOR_ERROR, format!("{key} sent after the first login request")).into()),
                 None => Ok(()),
             };
         }
         let missing = |key: &str| Failure(status::MISSING_PARAMETER, format!("{key} is missing"));
         let initiator = value("InitiatorName").ok_or_else(|| missing("InitiatorName"))?;
         if !is_name(initiator) {
-            return Err((status::INITIATOR_ERROR, "an initiator's name that is none").into());
+            return Err((status::INITIATOR_ERROR, "invalid initiator name").into());
         }
         let initiator = initiator.to_ascii_lowercase();
         self.initiator = Some(initiator.clone());
@@ -366,7 +374,7 @@ impl Login {
                 self.target = Some(target);
                 access
             }
-            other => return Err((status::SESSION_TYPE, format!("a session of type {other:.32}")).into()),
+            other => return Err((status::SESSION_TYPE, format!("unknown session type {other:.32}")).into()),
         };
         self.access = access.map_err(|denied| Failure(denied.status(), denied.to_string()))?;
         if self.access.chap.is_none() {
@@ -388,10 +396,14 @@ impl Login {
         }
         if let Some(list) = value("CHAP_A") {
             if self.proof != Proof::Chosen {
-                return Err((status::INITIATOR_ERROR, "CHAP_A out of turn").into());
+                return Err((status::INITIATOR_ERROR, "unexpected CHAP_A").into());
             }
             let Some(algorithm) = Algorithm::choose(list) else {
-                return Err((status::AUTHENTICATION, format!("no hash in common with CHAP_A={list:.32}")).into());
+                return Err((
+                    status::AUTHENTICATION,
+                    format!("no common CHAP algorithm: initiator offers CHAP_A={list:.32}"),
+                )
+                    .into());
             };
             let mut bytes = [0; chap::CHALLENGE_LEN];
             bytes.copy_from_slice(&self.seed[1..]);
@@ -402,7 +414,7 @@ impl Login {
             self.proof = Proof::Given(challenge);
         } else if let (Some(name), Some(response)) = (value("CHAP_N"), value("CHAP_R")) {
             let Proof::Given(challenge) = self.proof else {
-                return Err((status::INITIATOR_ERROR, "CHAP_R out of turn").into());
+                return Err((status::INITIATOR_ERROR, "unexpected CHAP_R").into());
             };
             let mutual = (value("CHAP_I"), value("CHAP_C"));
             self.prove(challenge, name, response, mutual, out)?;
@@ -414,14 +426,15 @@ impl Login {
         if self.access.chap.is_none() {
             let none = list.split(',').any(|method| method == "None");
             if !none {
-                let why = format!("the initiator wants one of {list:.64}, and the target has no CHAP set up");
+                let why =
+                    format!("initiator requires one of {list:.64}, but no CHAP secret is configured for the target");
                 return Err((status::AUTHENTICATION, why).into());
             }
             text::push(out, "AuthMethod", "None");
             return Ok(());
         }
         if !list.split(',').any(|method| method == "CHAP") {
-            let why = format!("the target asks for CHAP, the initiator offers {list:.64}");
+            let why = format!("target requires CHAP, initiator offers {list:.64}");
             return Err((status::AUTHENTICATION, why).into());
         }
         if self.proof == Proof::None {
@@ -440,11 +453,13 @@ impl Login {
         out: &mut Vec<u8>,
     ) -> Result<(), Failure> {
         let Some(chap) = &self.access.chap else {
-            return Err((status::INITIATOR_ERROR, "CHAP that nobody asked for").into());
+            return Err((status::INITIATOR_ERROR, "CHAP response without a challenge").into());
         };
         let response = text::binary(response, 64).unwrap_or_default();
         if !challenge.is_met(&chap.initiator, name, &response) {
-            return Err((status::AUTHENTICATION, format!("CHAP: '{name:.64}' or its secret is wrong")).into());
+            return Err(
+                (status::AUTHENTICATION, format!("CHAP failed: wrong user name '{name:.64}' or wrong secret")).into()
+            );
         }
         match mutual {
             (None, None) => {}
@@ -452,7 +467,7 @@ impl Login {
                 let id = text::number(id).and_then(|id| u8::try_from(id).ok());
                 let theirs = text::binary(theirs, chap::CHALLENGE_MAX);
                 let (Some(id), Some(theirs)) = (id, theirs) else {
-                    return Err((status::INITIATOR_ERROR, "a challenge that is none").into());
+                    return Err((status::INITIATOR_ERROR, "invalid CHAP challenge").into());
                 };
                 let Some(own) = &chap.target else {
                     let why = "the initiator wants the target to prove itself, which has no secret for that";
@@ -460,13 +475,13 @@ impl Login {
                 };
                 // Reflecting the target's own challenge is an attack: the initiator wants it answered.
                 if theirs == challenge.bytes {
-                    return Err((status::AUTHENTICATION, "the initiator reflects the target's challenge").into());
+                    return Err((status::AUTHENTICATION, "initiator reflects the target's CHAP challenge").into());
                 }
                 let answer = challenge.algorithm.response(id, &own.secret, &theirs);
                 text::push(out, "CHAP_N", &own.name);
                 text::push(out, "CHAP_R", &text::to_hex(&answer));
             }
-            _ => return Err((status::INITIATOR_ERROR, "half a challenge").into()),
+            _ => return Err((status::INITIATOR_ERROR, "CHAP challenge is incomplete").into()),
         }
         self.proof = Proof::Done;
         Ok(())
@@ -497,7 +512,7 @@ impl Login {
 
     fn finish(&mut self, request: &LoginRequest) -> Result<LoggedIn, Failure> {
         if self.negotiator.lacks_digests() {
-            return Err((status::INITIATOR_ERROR, "the target insists on digests").into());
+            return Err((status::INITIATOR_ERROR, "target requires digests").into());
         }
         Ok(LoggedIn {
             initiator: self.initiator.clone().unwrap_or_default(),
@@ -578,7 +593,7 @@ mod tests {
         Login::new(Offer::default(), [5; SEED_LEN])
     }
 
-    fn value<'a>(step: &'a Step, key: &str) -> &'a str {
+    fn value<'a>(step: &'a LoginStep, key: &str) -> &'a str {
         let pairs = text::parse(&step.text).expect("a text");
         pairs.iter().find(|pair| pair.key == key).unwrap_or_else(|| panic!("no {key}")).value
     }
@@ -591,7 +606,7 @@ mod tests {
         assert_eq!((step.response.status.get(), step.response.flags), (0, 0x87));
         assert_eq!(step.response.stat_sn.get(), 100);
         assert_eq!(value(&step, "TargetPortalGroupTag"), "1");
-        let Then::Session(session) = &step.then else { panic!("{:?}", step.then) };
+        let LoginAction::Session(session) = &step.action else { panic!("{:?}", step.action) };
         assert_eq!((session.stat_sn, session.cmd_sn), (101, 5));
         assert_eq!(session.target.as_deref(), Some("iqn.t"));
     }
@@ -626,14 +641,14 @@ mod tests {
         let right = Algorithm::Sha256.response(9, b"another secret", &[0, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(value(&step, "CHAP_R"), text::to_hex(&right));
         let step = login.request(&request(0x80 | 1 << 2 | 3), &[], &place);
-        assert!(matches!(step.then, Then::Session(_)));
+        assert!(matches!(step.action, LoginAction::Session(_)));
     }
 
     #[test]
     fn who_does_not_prove_is_refused() {
         let place = Place { chap: Some(chap()) };
-        let refused = |step: Step| match step.then {
-            Then::Close(_) => step.response.status.get(),
+        let refused = |step: LoginStep| match step.action {
+            LoginAction::Close(_) => step.response.status.get(),
             other => panic!("{other:?}"),
         };
         let straight = login().request(&request(0x80 | 1 << 2 | 3), &said(&NAMES), &place);
@@ -682,7 +697,7 @@ mod tests {
         assert_eq!((step.response.flags, step.text.len()), (1 << 2, 0));
         let step = login.request(&request(0x80 | 1 << 2 | 3), back, &place);
         assert_eq!(value(&step, "MaxConnections"), "Irrelevant");
-        let Then::Session(session) = step.then else { panic!("no session") };
+        let LoginAction::Session(session) = step.action else { panic!("no session") };
         assert_eq!((session.target, session.stat_sn), (None, 102));
     }
 

@@ -74,7 +74,7 @@ impl Default for Params {
 
 /// Parameter value that makes the login fail.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{key}={value} is not possible")]
+#[error("invalid value {key}={value}")]
 pub struct BadValue {
     /// Parameter key.
     pub key: String,

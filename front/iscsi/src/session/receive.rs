@@ -69,10 +69,10 @@ pub struct Rules {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Garbled {
     /// Header digest mismatch.
-    #[error("a header digest is wrong")]
+    #[error("wrong header digest")]
     HeaderDigest,
     /// Data segment longer than negotiated.
-    #[error("a PDU with {len} bytes of data, where {max} were agreed on")]
+    #[error("PDU with {len} bytes of data; negotiated maximum is {max}")]
     DataLen {
         /// Length of the data segment in bytes.
         len: usize,

@@ -13,19 +13,19 @@ const VALUE_MAX: usize = 8192;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// Item is not `key=value`.
-    #[error("a text that is not key=value")]
+    #[error("text is not key=value")]
     NoPair,
     /// Last pair lacks its terminating zero byte.
-    #[error("a text without its end")]
+    #[error("text is not terminated")]
     NoEnd,
     /// Key or value too long, or too many pairs.
-    #[error("a text that is too long")]
+    #[error("text is too long")]
     TooLong,
     /// Bytes are not text.
-    #[error("a text with bytes that are no text")]
+    #[error("text contains invalid bytes")]
     NoText,
     /// Duplicate key.
-    #[error("a key that is there twice")]
+    #[error("duplicate key in text")]
     Twice,
 }
 

@@ -7,7 +7,7 @@ use zerocopy::FromZeros;
 
 use super::*;
 use crate::scsi::inquiry::Identity;
-use crate::session::login::{Login, SEED_LEN, Then};
+use crate::session::login::{Login, LoginAction, SEED_LEN};
 use crate::session::params::{Offer, Params};
 use crate::session::text;
 use crate::signal::Stop;
@@ -56,7 +56,7 @@ fn login(target: Option<&Target>, host: u8, isid: u8) -> LoggedIn {
     }
 }
 
-fn enter(targets: &Targets, target: Option<&Target>, host: u8, isid: u8) -> Result<Entered, Obstacle> {
+fn enter(targets: &Targets, target: Option<&Target>, host: u8, isid: u8) -> Result<SessionRegistration, RegisterError> {
     let login = login(target, host, isid);
     targets.0.catalog.sessions.enter(&login, target, &targets.0.limits, "peer", Duration::ZERO)
 }
@@ -72,8 +72,8 @@ fn status(targets: &Targets, pairs: &[(&str, &str)]) -> (u16, Option<LoggedIn>) 
     let mut data = Vec::new();
     pairs.iter().for_each(|(key, value)| text::push(&mut data, key, value));
     let step = Login::new(Offer::default(), [5; SEED_LEN]).request(&request, &data, targets);
-    match step.then {
-        Then::Session(session) => (step.response.status.get(), Some(*session)),
+    match step.action {
+        LoginAction::Session(session) => (step.response.status.get(), Some(*session)),
         _ => (step.response.status.get(), None),
     }
 }
@@ -119,7 +119,7 @@ struct Expected {
 }
 
 struct Open {
-    entered: Entered,
+    entered: SessionRegistration,
     target: Option<(u8, u64)>,
     host: u8,
     isid: u8,
@@ -247,8 +247,8 @@ impl Pair {
         let same_kind = |open: &&Open| open.host == host && open.target.is_some() == target.is_some();
         let of_host = self.open.iter().filter(same_kind).count();
         let refused = |status: u16| match &entered {
-            Err(Obstacle::Refused(found, _)) => assert_eq!(*found, status),
-            Err(Obstacle::Replaces(_)) => panic!("it replaces one, and should be refused with {status:#x}"),
+            Err(RegisterError::Refused(found, _)) => assert_eq!(*found, status),
+            Err(RegisterError::Replaces(_)) => panic!("it replaces one, and should be refused with {status:#x}"),
             Ok(_) => panic!("it should be refused with {status:#x}"),
         };
         if handle.as_ref().is_some_and(|(_, bits)| !admits(*bits, host)) {
@@ -256,7 +256,7 @@ impl Pair {
         }
         let port = |open: &&mut Open| open.target == id && open.host == host && open.isid == isid;
         if let Some(before) = self.open.iter_mut().find(port) {
-            assert!(matches!(entered, Err(Obstacle::Replaces(_))), "the port has a session");
+            assert!(matches!(entered, Err(RegisterError::Replaces(_))), "the port has a session");
             if before.stop == Stop::No {
                 before.stop = Stop::Reinstated;
             }
@@ -404,7 +404,7 @@ fn orphaned_tasks_keep_the_place_of_their_session() {
     let leaving = first.leave();
     assert_eq!((targets.session_count(), one.session_count()), (0, 0));
     let Ok(_second) = session(0) else { panic!("its port is free") };
-    assert!(matches!(session(1), Err(Obstacle::Refused(login_status::OUT_OF_RESOURCES, _))));
+    assert!(matches!(session(1), Err(RegisterError::Refused(login_status::OUT_OF_RESOURCES, _))));
     drop(leaving);
     assert!(session(1).is_ok());
 }

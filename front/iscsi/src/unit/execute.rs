@@ -62,7 +62,7 @@ impl Future for CommandFuture {
 }
 
 fn failed(error: &Error, writing: bool) -> Failure {
-    tracing::debug!(%error, "a command failed");
+    tracing::debug!(%error, "iSCSI command failed");
     Failure::of(error, writing)
 }
 
@@ -89,7 +89,10 @@ async fn fetch(device: &Rc<dyn BlockDevice>, extent: Extent) -> Result<BufList, 
     let reply = device.submit(Request::Read(extent)).await.map_err(|error| failed(&error, false))?;
     let data = reply.into_data();
     if data.len() as u64 != extent.len {
-        return Err(failed(&Error::new(ErrorKind::Io, "the device returned another length than was read"), false));
+        return Err(failed(
+            &Error::new(ErrorKind::Io, "device returned a different number of bytes than requested"),
+            false,
+        ));
     }
     Ok(data)
 }

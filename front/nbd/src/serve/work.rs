@@ -145,14 +145,14 @@ fn append(runs: &mut Vec<StatusRun>, map: &ExtentMap, stretch: Extent) -> Result
     let mut at = stretch.offset;
     for run in map.runs() {
         if run.extent.offset != at {
-            return Err(Error::new(ErrorKind::Io, "a map with a gap"));
+            return Err(Error::new(ErrorKind::Io, "device returned an extent map with a gap"));
         }
         let len = run.extent.len.min(stretch.offset + stretch.len - at);
         push(runs, len, run.state);
         at += len;
     }
     if at != stretch.offset + stretch.len {
-        return Err(Error::new(ErrorKind::Io, "a map that ends early"));
+        return Err(Error::new(ErrorKind::Io, "device returned an incomplete extent map"));
     }
     Ok(())
 }
@@ -176,5 +176,5 @@ fn pieces(extent: Extent, len: u64) -> impl Iterator<Item = Extent> {
 
 /// Creates the error for a device that returned another length than requested.
 pub(super) fn short_read() -> Error {
-    Error::new(ErrorKind::Io, "the device returned another length than was read")
+    Error::new(ErrorKind::Io, "device returned a different number of bytes than requested")
 }

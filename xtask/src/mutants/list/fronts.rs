@@ -166,8 +166,8 @@ pub(super) const LIST: &[Mutant] = &[
         "iscsi-data-anywhere",
         "iSCSI: data that was asked for may come in any order",
         DATA_OUT,
-        "if ttt != asked.ttt || offset != asked.at || number != asked.data_sn ||",
-        "if ttt != asked.ttt ||",
+        "if ttt != open.ttt || offset != open.at || number != open.data_sn ||",
+        "if ttt != open.ttt ||",
         &[ISCSI, ISCSI_SERVING],
     ),
     Mutant::new(
