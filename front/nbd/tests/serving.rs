@@ -427,6 +427,32 @@ fn a_disconnect_waits_for_what_is_under_way() {
 }
 
 #[test]
+fn a_detach_waits_for_the_writes_of_a_client_that_has_disconnected() {
+    simulate(|| async {
+        let model = Model::new(1 << 20);
+        let server = serve(&Shelf::with("disk", &model), Options::default());
+        let (mut client, _) = Client::open(&addr(), "disk", Style::Simple).await;
+        model.held.set(true);
+        client.request(1, 1, 0, 0, 4, b"data").await;
+        client.request(2, 2, 0, 0, 0, &[]).await;
+        while model.in_flight.get() == 0 {
+            sleep(Duration::from_micros(100)).await;
+        }
+        sleep(Duration::from_millis(5)).await;
+        let detaching = {
+            let server = server.clone();
+            spawn(async move { server.detach("disk").await })
+        };
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!((server.connections(), model.in_flight.get()), (1, 1), "detached, and a write may land");
+        model.release();
+        assert_eq!(detaching.await, 1);
+        assert_eq!((server.connections(), model.in_flight.get()), (0, 0));
+        server.stop().await;
+    });
+}
+
+#[test]
 fn a_vanished_client_leaves_its_writes_done_and_nothing_else() {
     simulate(|| async {
         let model = Model::new(1 << 20);

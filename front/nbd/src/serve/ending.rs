@@ -63,12 +63,13 @@ impl Ending {
         true
     }
 
-    /// Ends the connection for the server; idempotent.
+    /// Ends the connection for the server; idempotent.  If the client has ended it already, the time that requests in
+    /// flight have goes on.
     pub(super) fn drain(&mut self) {
-        if !self.draining {
-            self.draining = true;
-            self.timer = Some(sleep(LINGER));
+        if std::mem::replace(&mut self.draining, true) || self.reason.is_some() {
+            return;
         }
+        self.timer = Some(sleep(LINGER));
     }
 
     /// Completes when the connection is over: nothing is in flight, which `quiet` says, or the time is over.
