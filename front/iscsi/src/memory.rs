@@ -49,7 +49,7 @@ impl MemoryBudget {
     pub fn give(&self, bytes: usize) {
         self.taken.fetch_sub(bytes, Ordering::SeqCst);
         if self.any_waiting.swap(false, Ordering::SeqCst) {
-            std::mem::take(&mut *lock(&self.waiting)).iter().for_each(|signal| signal.tell());
+            std::mem::take(&mut *lock(&self.waiting)).iter().for_each(|signal| signal.notify());
         }
     }
 

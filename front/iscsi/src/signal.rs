@@ -26,13 +26,13 @@ pub enum Stop {
 #[derive(Debug)]
 pub struct Signal {
     stop: AtomicU8,
-    told: AtomicBool,
+    notified: AtomicBool,
     task: Mutex<Waker>,
 }
 
 impl Default for Signal {
     fn default() -> Self {
-        Self { stop: AtomicU8::new(0), told: AtomicBool::new(false), task: Mutex::new(Waker::noop().clone()) }
+        Self { stop: AtomicU8::new(0), notified: AtomicBool::new(false), task: Mutex::new(Waker::noop().clone()) }
     }
 }
 
@@ -46,15 +46,15 @@ impl Signal {
     }
 
     /// Notifies the session of new orders.
-    pub fn tell(&self) {
-        self.told.store(true, Ordering::Release);
+    pub fn notify(&self) {
+        self.notified.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Returns true if [`tell`](Self::tell) was called since the last call.
+    /// Returns true if [`notify`](Self::notify) was called since the last call.
     #[inline]
-    pub fn take_told(&self) -> bool {
-        self.told.load(Ordering::Acquire) && self.told.swap(false, Ordering::AcqRel)
+    pub fn take_notified(&self) -> bool {
+        self.notified.load(Ordering::Acquire) && self.notified.swap(false, Ordering::AcqRel)
     }
 
     /// Requests the end of the session; the first reason counts.

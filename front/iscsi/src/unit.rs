@@ -47,7 +47,7 @@ pub use spec::{UnitSpec, is_listed};
 
 /// Logical unit, shared by all cores.
 ///
-/// 1. `news` is incremented after whatever it announces, so that a session that sees the new count sees the change.
+/// 1. `change_count` is incremented after whatever it announces, so that a session that sees the new count sees the change.
 /// 2. Once `gone` is set, no session registers any more: [`remove`](Self::remove) reaches every session that uses it.
 /// 3. No two registered sessions have the same host id.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub struct Unit {
     spec: UnitSpec,
     modes: AtomicU8,
     /// Change counter of everything that sessions have to examine.
-    news: AtomicU32,
+    change_count: AtomicU32,
     modes_changed: AtomicU32,
     resets: AtomicU32,
     gone: AtomicBool,
@@ -77,7 +77,7 @@ impl Unit {
             lun,
             spec,
             modes: AtomicU8::new(Modes::DEFAULT.0),
-            news: AtomicU32::new(0),
+            change_count: AtomicU32::new(0),
             modes_changed: AtomicU32::new(0),
             resets: AtomicU32::new(0),
             gone: AtomicBool::new(false),
@@ -130,7 +130,7 @@ impl Unit {
     pub fn set_modes(&self, modes: Modes) {
         if self.modes.swap(modes.0, Ordering::Relaxed) != modes.0 {
             self.modes_changed.fetch_add(1, Ordering::Release);
-            self.news.fetch_add(1, Ordering::Release);
+            self.change_count.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -141,12 +141,12 @@ impl Unit {
 
     /// Returns the change counter of everything that sessions have to examine.
     #[inline]
-    pub fn news(&self) -> u32 {
-        self.news.load(Ordering::Acquire)
+    pub fn change_count(&self) -> u32 {
+        self.change_count.load(Ordering::Acquire)
     }
 
     /// Returns the counts of mode changes and of resets.
-    pub fn changes(&self) -> (u32, u32) {
+    pub fn mode_and_reset_counts(&self) -> (u32, u32) {
         (self.modes_changed.load(Ordering::Acquire), self.resets.load(Ordering::Acquire))
     }
 
@@ -190,7 +190,7 @@ impl Unit {
     pub(crate) fn reset(&self) -> Answered<()> {
         self.modes.store(Modes::DEFAULT.0, Ordering::Relaxed);
         self.resets.fetch_add(1, Ordering::Release);
-        self.news.fetch_add(1, Ordering::Release);
+        self.change_count.fetch_add(1, Ordering::Release);
         self.order(Order::Abort, |_| true)
     }
 
@@ -203,7 +203,7 @@ impl Unit {
     /// uses it.
     pub(crate) fn remove(&self) -> Answered<()> {
         self.gone.store(true, Ordering::Release);
-        self.news.fetch_add(1, Ordering::Release);
+        self.change_count.fetch_add(1, Ordering::Release);
         self.order(Order::Leave, |_| true)
     }
 

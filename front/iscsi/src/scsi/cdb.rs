@@ -80,14 +80,14 @@ pub enum Command {
         /// Sense data in descriptor format.
         descriptor: bool,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// INQUIRY command.
     Inquiry {
         /// Vital product data page; `None` for the standard data.
         page: Option<u8>,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// MODE SENSE (6) and (10).
     ModeSense {
@@ -104,7 +104,7 @@ pub enum Command {
         /// Subpage code.
         subpage: u8,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// MODE SELECT (6) and (10).
     ModeSelect {
@@ -122,14 +122,14 @@ pub enum Command {
         /// Parameter pointer: first parameter to return.
         from: u16,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// READ CAPACITY (10).
     ReadCapacity10,
     /// READ CAPACITY (16).
     ReadCapacity16 {
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// READ command.
     Read(Run),
@@ -176,7 +176,7 @@ pub enum Command {
         /// Starting LBA.
         lba: u64,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// READ DEFECT DATA: the defect list is empty.
     ReadDefects {
@@ -185,7 +185,7 @@ pub enum Command {
         /// Requested defect lists and their format.
         format: u8,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// START STOP UNIT.
     StartStop {
@@ -207,7 +207,7 @@ pub enum Command {
         /// SELECT REPORT field.
         select: u8,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// REPORT SUPPORTED OPERATION CODES.
     ReportOpcodes {
@@ -220,21 +220,21 @@ pub enum Command {
         /// Requested service action.
         action: u16,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS.
     ReportFunctions {
         /// REPD: extended parameter data.
         long: bool,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// REPORT TARGET PORT GROUPS.
     ReportGroups {
         /// Extended parameter data header.
         extended: bool,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// SET TARGET PORT GROUPS.
     SetGroups {
@@ -246,7 +246,7 @@ pub enum Command {
         /// Service action.
         action: PrIn,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
     /// PERSISTENT RESERVE OUT.
     PrOut {
@@ -269,7 +269,7 @@ pub enum Command {
         /// List identifier of the copy.
         list: u8,
         /// Allocation length in bytes.
-        room: u32,
+        alloc_len: u32,
     },
 }
 
@@ -329,7 +329,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
     let action = cdb[1] & 0x1f;
     Ok(match cdb[0] {
         0x00 => Command::TestUnitReady,
-        0x03 => Command::RequestSense { descriptor: cdb[1] & 1 != 0, room: room8 },
+        0x03 => Command::RequestSense { descriptor: cdb[1] & 1 != 0, alloc_len: room8 },
         0x08 => Command::Read(run6(cdb)),
         0x0a => Command::Write(run6(cdb)),
         0x12 => {
@@ -341,7 +341,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
             if !evpd && cdb[2] != 0 {
                 return Err(Sense::cdb(2));
             }
-            Command::Inquiry { page: evpd.then_some(cdb[2]), room: be16(cdb, 3).into() }
+            Command::Inquiry { page: evpd.then_some(cdb[2]), alloc_len: be16(cdb, 3).into() }
         }
         0x15 | 0x55 => {
             if cdb[1] & 0x10 == 0 {
@@ -364,7 +364,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
                 control: cdb[2] >> 6,
                 page: cdb[2] & 0x3f,
                 subpage: cdb[3],
-                room: if ten { be16(cdb, 7).into() } else { room8 },
+                alloc_len: if ten { be16(cdb, 7).into() } else { room8 },
             }
         }
         0x1b => Command::StartStop { start: cdb[4] & 1 != 0, power: cdb[4] >> 4, eject: cdb[4] & 2 != 0 },
@@ -400,8 +400,8 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
         0x90 => Command::PreFetch(plain(run16(cdb))),
         0x35 => Command::SyncCache(plain(run10(cdb))),
         0x91 => Command::SyncCache(plain(run16(cdb))),
-        0x37 => Command::ReadDefects { twelve: false, format: cdb[2] & 0x1f, room: be16(cdb, 7).into() },
-        0xb7 => Command::ReadDefects { twelve: true, format: cdb[1] & 0x1f, room: be32(cdb, 6) },
+        0x37 => Command::ReadDefects { twelve: false, format: cdb[2] & 0x1f, alloc_len: be16(cdb, 7).into() },
+        0xb7 => Command::ReadDefects { twelve: true, format: cdb[1] & 0x1f, alloc_len: be32(cdb, 6) },
         0x41 | 0x93 => {
             let run = plain(protected_run(cdb)?);
             let (anchor, unmap, no_data) = (cdb[1] & 0x10 != 0, cdb[1] & 8 != 0, cdb[0] == 0x93 && cdb[1] & 1 != 0);
@@ -424,7 +424,12 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
             if cdb[1] & 1 != 0 {
                 return Err(Sense::cdb_bit(1, 0));
             }
-            Command::LogSense { page: cdb[2] & 0x3f, subpage: cdb[3], from: be16(cdb, 5), room: be16(cdb, 7).into() }
+            Command::LogSense {
+                page: cdb[2] & 0x3f,
+                subpage: cdb[3],
+                from: be16(cdb, 5),
+                alloc_len: be16(cdb, 7).into(),
+            }
         }
         0x5e => {
             let action = match action {
@@ -434,7 +439,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
                 3 => PrIn::FullStatus,
                 _ => return Err(Sense::cdb_bit(1, 4)),
             };
-            Command::PrIn { action, room: be16(cdb, 7).into() }
+            Command::PrIn { action, alloc_len: be16(cdb, 7).into() }
         }
         0x5f => {
             let action = match action {
@@ -461,7 +466,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
                 4 => CopyResults::Failed,
                 _ => return Err(Sense::cdb_bit(1, 4)),
             };
-            Command::CopyResults { results, list: cdb[2], room: be32(cdb, 10) }
+            Command::CopyResults { results, list: cdb[2], alloc_len: be32(cdb, 10) }
         }
         0x89 => {
             unprotected(cdb)?;
@@ -469,21 +474,21 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
         }
         0x8b => Command::OrWrite(protected_run(cdb)?),
         0x9e => match action {
-            0x10 => Command::ReadCapacity16 { room: be32(cdb, 10) },
-            0x12 => Command::GetLbaStatus { lba: be64(cdb, 2), room: be32(cdb, 10) },
+            0x10 => Command::ReadCapacity16 { alloc_len: be32(cdb, 10) },
+            0x12 => Command::GetLbaStatus { lba: be64(cdb, 2), alloc_len: be32(cdb, 10) },
             _ => return Err(Sense::cdb_bit(1, 4)),
         },
-        0xa0 => Command::ReportLuns { select: cdb[2], room: be32(cdb, 6) },
+        0xa0 => Command::ReportLuns { select: cdb[2], alloc_len: be32(cdb, 6) },
         0xa3 => match action {
-            0x0a => Command::ReportGroups { extended: cdb[1] >> 5 == 1, room: be32(cdb, 6) },
+            0x0a => Command::ReportGroups { extended: cdb[1] >> 5 == 1, alloc_len: be32(cdb, 6) },
             0x0c => Command::ReportOpcodes {
                 timeouts: cdb[2] & 0x80 != 0,
                 options: cdb[2] & 7,
                 opcode: cdb[3],
                 action: be16(cdb, 4),
-                room: be32(cdb, 6),
+                alloc_len: be32(cdb, 6),
             },
-            0x0d => Command::ReportFunctions { long: cdb[2] & 0x80 != 0, room: be32(cdb, 6) },
+            0x0d => Command::ReportFunctions { long: cdb[2] & 0x80 != 0, alloc_len: be32(cdb, 6) },
             _ => return Err(Sense::cdb_bit(1, 4)),
         },
         0xa4 => match action {
@@ -533,19 +538,19 @@ impl Command {
             | Command::SetGroups { len }
             | Command::PrOut { len, .. }
             | Command::ExtendedCopy { len } => Transfer::Out((*len).into()),
-            Command::RequestSense { room, .. }
-            | Command::Inquiry { room, .. }
-            | Command::ModeSense { room, .. }
-            | Command::LogSense { room, .. }
-            | Command::ReadCapacity16 { room }
-            | Command::GetLbaStatus { room, .. }
-            | Command::ReadDefects { room, .. }
-            | Command::ReportLuns { room, .. }
-            | Command::ReportOpcodes { room, .. }
-            | Command::ReportFunctions { room, .. }
-            | Command::ReportGroups { room, .. }
-            | Command::PrIn { room, .. }
-            | Command::CopyResults { room, .. } => Transfer::In((*room).into()),
+            Command::RequestSense { alloc_len, .. }
+            | Command::Inquiry { alloc_len, .. }
+            | Command::ModeSense { alloc_len, .. }
+            | Command::LogSense { alloc_len, .. }
+            | Command::ReadCapacity16 { alloc_len }
+            | Command::GetLbaStatus { alloc_len, .. }
+            | Command::ReadDefects { alloc_len, .. }
+            | Command::ReportLuns { alloc_len, .. }
+            | Command::ReportOpcodes { alloc_len, .. }
+            | Command::ReportFunctions { alloc_len, .. }
+            | Command::ReportGroups { alloc_len, .. }
+            | Command::PrIn { alloc_len, .. }
+            | Command::CopyResults { alloc_len, .. } => Transfer::In((*alloc_len).into()),
             Command::ReadCapacity10 => Transfer::In(8),
             Command::TestUnitReady
             | Command::SyncCache(_)

@@ -128,14 +128,14 @@ impl<'a> Connection<'a> {
         let end = exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await;
         if !self.tasks.is_idle() {
             let Self { tasks, outbox, units, entered, .. } = self;
-            OrphanedTasks::new(tasks, outbox, units.into_nexuses(), entered.leave()).carry();
+            OrphanedTasks::new(tasks, outbox, units.into_nexuses(), entered.leave()).complete();
         }
         end
     }
 
     /// Handles orders to this session from other cores, stop requests and timers.
-    fn look_around(&mut self, cx: &mut Context<'_>) {
-        if self.signal.take_told() {
+    fn handle_signals(&mut self, cx: &mut Context<'_>) {
+        if self.signal.take_notified() {
             self.follow_orders();
         }
         let stop = match (self.signal.stopping(), self.control.stopping()) {
@@ -221,7 +221,7 @@ impl<'a> Connection<'a> {
 
     /// Wakes this session for orders that it has given to itself.
     pub(super) fn wake_for_orders(&self) {
-        self.signal.tell();
+        self.signal.notify();
     }
 
     /// Ends the connection: nothing more is received, and all tasks are aborted.
@@ -288,7 +288,7 @@ impl Traffic for Connection<'_> {
         self.tasks.set_task(cx.waker());
         self.control.set_task(cx.waker());
         self.signal.set_task(cx.waker());
-        self.look_around(cx);
+        self.handle_signals(cx);
         let (outbox, now) = (&mut self.outbox, self.now);
         self.tasks.poll(|outcome, task| outbox.answer(now, outcome, task));
         self.begin_waiting();

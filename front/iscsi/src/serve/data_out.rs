@@ -145,8 +145,8 @@ impl DataOutTransfer {
             }
         }
         // Data beyond what the command needs is dropped.
-        let room = (self.want as usize).saturating_sub(self.ready.data.len());
-        let part = if data.len() > room { data.slice(0..room) } else { data };
+        let space = (self.want as usize).saturating_sub(self.ready.data.len());
+        let part = if data.len() > space { data.slice(0..space) } else { data };
         self.ready.data.append(part);
         Ok(())
     }

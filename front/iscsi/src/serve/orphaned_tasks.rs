@@ -36,7 +36,7 @@ impl OrphanedTasks {
     }
 
     /// Spawns a task that completes the remaining commands.
-    pub(super) fn carry(mut self) {
+    pub(super) fn complete(mut self) {
         self.outbox.discard_output();
         self.tasks.abort_all(&mut self.outbox);
         // A unit without commands in flight is released at once.
@@ -50,7 +50,7 @@ impl OrphanedTasks {
         let signal = self.leaving.session().signal.clone();
         signal.set_task(cx.waker());
         self.tasks.set_task(cx.waker());
-        if signal.take_told() {
+        if signal.take_notified() {
             self.follow_orders();
         }
         let (outbox, now) = (&mut self.outbox, now());

@@ -89,8 +89,8 @@ impl Connection<'_> {
             // Response to a NOP-In of this target; its arrival is all that matters.
             return;
         }
-        let room = (self.outbox.params().send_max as usize).min(pdu.data.len());
-        let data = pdu.data.slice(0..room).to_vec();
+        let space = (self.outbox.params().send_max as usize).min(pdu.data.len());
+        let data = pdu.data.slice(0..space).to_vec();
         self.outbox.response(response::NOP_IN, 0, header.itt.get(), TAG_NONE, &data);
     }
 

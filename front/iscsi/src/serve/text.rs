@@ -81,9 +81,9 @@ impl Connection<'_> {
 
     /// Sends as much text as one PDU may carry, and keeps the rest.
     fn send_text(&mut self, itt: u32, mut answer: TextAnswer) {
-        let room = self.outbox.params().send_max as usize;
+        let space = self.outbox.params().send_max as usize;
         // Targets are encoded as the host requests them, so that a long list takes no memory.
-        while let Some(discovering) = answer.discovering.as_mut().filter(|_| answer.text.len() <= room) {
+        while let Some(discovering) = answer.discovering.as_mut().filter(|_| answer.text.len() <= space) {
             match self.units.targets().next_visible(discovering.after.as_deref(), self.units.initiator()) {
                 Some(target) => {
                     self.list_target(&target, &mut answer.text);
@@ -92,10 +92,10 @@ impl Connection<'_> {
                 None => answer.discovering = None,
             }
         }
-        if answer.text.len() <= room {
+        if answer.text.len() <= space {
             return self.outbox.text(itt, TAG_NONE, false, &answer.text);
         }
-        let later = answer.text.split_off(room);
+        let later = answer.text.split_off(space);
         let tag = self.tag();
         self.outbox.text(itt, tag, true, &answer.text);
         self.text.keep(tag, TextAnswer { text: later, ..answer });

@@ -24,9 +24,9 @@ pub struct Window {
 }
 
 impl Window {
-    /// Creates a window of `room` commands; the first has number `first`.
-    pub fn new(first: u32, room: u32) -> Self {
-        Self { expected: first, last: first.wrapping_add(room).wrapping_sub(1) }
+    /// Creates a window of `depth` commands; the first has number `first`.
+    pub fn new(first: u32, depth: u32) -> Self {
+        Self { expected: first, last: first.wrapping_add(depth).wrapping_sub(1) }
     }
 
     /// Returns the position of a command in the window.
@@ -45,9 +45,9 @@ impl Window {
         self.expected = self.expected.wrapping_add(1);
     }
 
-    /// Opens the window for `room` commands; MaxCmdSN never decreases.
-    pub fn open(&mut self, room: u32) {
-        let last = self.expected.wrapping_add(room).wrapping_sub(1);
+    /// Opens the window for `depth` commands; MaxCmdSN never decreases.
+    pub fn open(&mut self, depth: u32) {
+        let last = self.expected.wrapping_add(depth).wrapping_sub(1);
         if before(self.last, last) {
             self.last = last;
         }

@@ -44,9 +44,9 @@ impl From<Sense> for Execution {
     }
 }
 
-/// Completes a command with data-in of at most `room` bytes.
-fn reply(mut bytes: Vec<u8>, room: u32) -> Execution {
-    bytes.truncate(room as usize);
+/// Completes a command with data-in of at most `alloc_len` bytes.
+fn reply(mut bytes: Vec<u8>, alloc_len: u32) -> Execution {
+    bytes.truncate(alloc_len as usize);
     Execution::Done(Ok(BufMut::copy_of(&bytes).into()))
 }
 
@@ -85,7 +85,7 @@ impl SessionUnits {
             Err(NexusError::Occupied) => {
                 return match ready.command {
                     // The LUN inventory does not depend on commands in flight on this unit.
-                    Ok(Command::ReportLuns { select, room }) => (None, self.luns_or_why_not(select, room)),
+                    Ok(Command::ReportLuns { select, alloc_len }) => (None, self.luns_or_failure(select, alloc_len)),
                     _ => (None, Execution::Done(Err(Failure::BUSY))),
                 };
             }
@@ -152,13 +152,13 @@ impl SessionUnits {
         Ok(match command {
             Command::Read(_) | Command::Write(_) => good(),
             Command::TestUnitReady | Command::SelfTest => good(),
-            Command::RequestSense { descriptor, room } => {
+            Command::RequestSense { descriptor, alloc_len } => {
                 let attention = self.nexus_in_use(shared.lun()).and_then(NexusState::take_attention);
                 let sense = attention.map_or(Sense::new(key::NO_SENSE, code::NONE), Sense::attention);
-                reply(sense.to_bytes(descriptor), room)
+                reply(sense.to_bytes(descriptor), alloc_len)
             }
-            Command::Inquiry { page: None, room } => reply(inquiry::standard(&spec.identity), room),
-            Command::Inquiry { page: Some(page), room } => {
+            Command::Inquiry { page: None, alloc_len } => reply(inquiry::standard(&spec.identity), alloc_len),
+            Command::Inquiry { page: Some(page), alloc_len } => {
                 let about = inquiry::Unit {
                     identity: &spec.identity,
                     name: &spec.name,
@@ -166,11 +166,11 @@ impl SessionUnits {
                     rotational: spec.rotational,
                     threshold_exponent: log::THRESHOLD_EXPONENT,
                 };
-                reply(inquiry::page(page, &about).ok_or(Sense::cdb(2))?, room)
+                reply(inquiry::page(page, &about).ok_or(Sense::cdb(2))?, alloc_len)
             }
-            Command::ModeSense { ten, no_descriptor, long, control, page, subpage, room } => {
+            Command::ModeSense { ten, no_descriptor, long, control, page, subpage, alloc_len } => {
                 let ask = Ask { ten, no_descriptor, long, control, page, subpage };
-                reply(mode::sense(&ask, &self.pages(unit))?, room)
+                reply(mode::sense(&ask, &self.pages(unit))?, alloc_len)
             }
             Command::ModeSelect { ten, len } => {
                 let modes = mode::select(ten, &whole(len)?, &self.pages(unit))?;
@@ -182,11 +182,11 @@ impl SessionUnits {
                 }
                 good()
             }
-            Command::LogSense { page, subpage, from, room } => {
-                reply(log::sense(page, subpage, from, spec.space.provisioning())?, room)
+            Command::LogSense { page, subpage, from, alloc_len } => {
+                reply(log::sense(page, subpage, from, spec.space.provisioning())?, alloc_len)
             }
             Command::ReadCapacity10 => reply(inquiry::capacity10(unit.blocks()), 8),
-            Command::ReadCapacity16 { room } => reply(inquiry::capacity16(unit.blocks()), room),
+            Command::ReadCapacity16 { alloc_len } => reply(inquiry::capacity16(unit.blocks()), alloc_len),
             Command::WriteVerify { run, compare } => {
                 unit.check_run(run, TRANSFER_BLOCKS_MAX)?;
                 let run = cut(run, &data)?;
@@ -240,14 +240,14 @@ impl SessionUnits {
                 unit.check_run(run, u32::MAX)?;
                 good()
             }
-            Command::GetLbaStatus { lba, room } => {
+            Command::GetLbaStatus { lba, alloc_len } => {
                 unit.check_run(Run { lba, blocks: 1, fua: false }, 1)?;
-                Execution::InFlight(execute::lba_status(unit, lba, room))
+                Execution::InFlight(execute::lba_status(unit, lba, alloc_len))
             }
-            Command::ReadDefects { twelve, format, room } => {
+            Command::ReadDefects { twelve, format, alloc_len } => {
                 let mut out = vec![0, format, 0, 0];
                 out.resize(if twelve { 8 } else { 4 }, 0);
-                reply(out, room)
+                reply(out, alloc_len)
             }
             Command::StartStop { eject, .. } => match eject {
                 true => return Err(Sense::cdb_bit(4, 1).into()),
@@ -255,9 +255,9 @@ impl SessionUnits {
             },
             Command::Reserve => self.reserve(unit, Action::HoldWhole)?,
             Command::Release => self.reserve(unit, Action::LetGoWhole)?,
-            Command::PrIn { action, room } => {
+            Command::PrIn { action, alloc_len } => {
                 let table = unit.table().ok_or(Sense::illegal(code::INVALID_OPCODE))?;
-                reply(reserve::report(action, &table), room)
+                reply(reserve::report(action, &table), alloc_len)
             }
             Command::PrOut { action, scope_type, len } => {
                 if unit.device().reservations().is_none() {
@@ -266,12 +266,12 @@ impl SessionUnits {
                 let action = reserve::action(action, scope_type, &whole(len)?)?;
                 self.reserve(unit, action)?
             }
-            Command::ReportLuns { select, room } => self.report_luns(select, room)?,
-            Command::ReportOpcodes { timeouts, options, opcode, action, room } => {
-                reply(opcodes::report(timeouts, options, opcode, action)?, room)
+            Command::ReportLuns { select, alloc_len } => self.report_luns(select, alloc_len)?,
+            Command::ReportOpcodes { timeouts, options, opcode, action, alloc_len } => {
+                reply(opcodes::report(timeouts, options, opcode, action)?, alloc_len)
             }
-            Command::ReportFunctions { long, room } => reply(opcodes::functions(long), room),
-            Command::ReportGroups { extended, room } => reply(inquiry::port_groups(extended), room),
+            Command::ReportFunctions { long, alloc_len } => reply(opcodes::functions(long), alloc_len),
+            Command::ReportGroups { extended, alloc_len } => reply(inquiry::port_groups(extended), alloc_len),
             Command::SetGroups { len } => {
                 inquiry::set_port_groups(&whole(len)?).map_err(Sense::list)?;
                 good()
@@ -285,12 +285,14 @@ impl SessionUnits {
                 }
                 self.third_party_copy(copy::parse(&whole(len)?)?)?
             }
-            Command::CopyResults { results: CopyResults::Parameters, room, .. } => reply(copy::parameters(), room),
-            Command::CopyResults { results, list, room } => {
+            Command::CopyResults { results: CopyResults::Parameters, alloc_len, .. } => {
+                reply(copy::parameters(), alloc_len)
+            }
+            Command::CopyResults { results, list, alloc_len } => {
                 let outcome = self.copies().of(list).ok_or(Sense::cdb(2))?;
                 reply(
                     if results == CopyResults::Status { copy::status(&outcome) } else { copy::failed(&outcome) },
-                    room,
+                    alloc_len,
                 )
             }
         })
@@ -314,8 +316,8 @@ impl SessionUnits {
         Ok(Execution::Control(execute::reservation_change(unit, applied)))
     }
 
-    fn report_luns(&mut self, select: u8, room: u32) -> Result<Execution, Failure> {
-        if room < 16 {
+    fn report_luns(&mut self, select: u8, alloc_len: u32) -> Result<Execution, Failure> {
+        if alloc_len < 16 {
             return Err(Sense::cdb(6).into());
         }
         let units = || self.visible().into_iter().map(Lun::Unit);
@@ -328,30 +330,30 @@ impl SessionUnits {
             _ => return Err(Sense::cdb(2).into()),
         };
         self.nexuses_mut().for_each(NexusState::luns_reported);
-        Ok(reply(inquiry::report_luns(luns.into_iter().map(Lun::to_bytes)), room))
+        Ok(reply(inquiry::report_luns(luns.into_iter().map(Lun::to_bytes)), alloc_len))
     }
 
-    fn luns_or_why_not(&mut self, select: u8, room: u32) -> Execution {
-        self.report_luns(select, room).unwrap_or_else(|failure| Execution::Done(Err(failure)))
+    fn luns_or_failure(&mut self, select: u8, alloc_len: u32) -> Execution {
+        self.report_luns(select, alloc_len).unwrap_or_else(|failure| Execution::Done(Err(failure)))
     }
 
     /// Responds to a command to a LUN without a unit.
     fn without_unit(&mut self, ready: &ReadyCommand) -> Execution {
         let well_known = ready.lun == Lun::ReportLuns;
         match ready.command {
-            Ok(Command::ReportLuns { select, room }) if well_known || ready.lun == Lun::Unit(0) => {
-                self.luns_or_why_not(select, room)
+            Ok(Command::ReportLuns { select, alloc_len }) if well_known || ready.lun == Lun::Unit(0) => {
+                self.luns_or_failure(select, alloc_len)
             }
-            Ok(Command::Inquiry { page: None, room }) => {
-                reply(if well_known { inquiry::well_known() } else { inquiry::nothing() }, room)
+            Ok(Command::Inquiry { page: None, alloc_len }) => {
+                reply(if well_known { inquiry::well_known() } else { inquiry::nothing() }, alloc_len)
             }
             Ok(Command::TestUnitReady) if well_known => good(),
-            Ok(Command::RequestSense { descriptor, room }) => {
+            Ok(Command::RequestSense { descriptor, alloc_len }) => {
                 let sense = match well_known {
                     true => Sense::new(key::NO_SENSE, code::NONE),
                     false => Sense::illegal(code::NO_UNIT),
                 };
-                reply(sense.to_bytes(descriptor), room)
+                reply(sense.to_bytes(descriptor), alloc_len)
             }
             _ if well_known => Sense::illegal(code::INVALID_OPCODE).into(),
             _ => Sense::illegal(code::NO_UNIT).into(),

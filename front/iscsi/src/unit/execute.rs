@@ -328,11 +328,11 @@ pub(crate) fn sync(unit: &Rc<LogicalUnit>) -> CommandFuture {
 }
 
 /// Executes GET LBA STATUS.
-pub(crate) fn lba_status(unit: &Rc<LogicalUnit>, lba: u64, room: u32) -> CommandFuture {
+pub(crate) fn lba_status(unit: &Rc<LogicalUnit>, lba: u64, alloc_len: u32) -> CommandFuture {
     let unit = unit.clone();
     composite(async move {
         let block = u64::from(BLOCK);
-        let most = ((room as usize).saturating_sub(8) / 16).clamp(1, STATUS_RUNS_MAX);
+        let most = ((alloc_len as usize).saturating_sub(8) / 16).clamp(1, STATUS_RUNS_MAX);
         // Runs of mapped and unmapped blocks; a partially mapped block counts as mapped.
         let mut runs: Vec<(u64, u64, bool)> = Vec::new();
         let (mut at, mut look) = (lba * block, STATUS_LOOK);
@@ -369,7 +369,7 @@ pub(crate) fn lba_status(unit: &Rc<LogicalUnit>, lba: u64, room: u32) -> Command
         let len = (out.len() - 4) as u32;
         out[..4].copy_from_slice(&len.to_be_bytes());
         let data: BufList = BufMut::copy_of(&out).into();
-        Ok(data.slice(0..data.len().min(room as usize)))
+        Ok(data.slice(0..data.len().min(alloc_len as usize)))
     })
 }
 

@@ -83,7 +83,7 @@ impl Nexus {
     /// Gives an order to the session, and wakes it.
     pub(super) fn give(&self, order: Order, guard: Arc<DrainGuard>) {
         lock(&self.orders).push((order, guard));
-        self.signal.tell();
+        self.signal.notify();
     }
 
     /// Takes the orders since the last call.

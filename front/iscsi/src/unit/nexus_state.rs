@@ -20,7 +20,7 @@ pub(crate) struct NexusState {
 
 /// Changes of a unit for which unit attentions are established already.
 struct Seen {
-    news: u32,
+    change_count: u32,
     modes: u32,
     resets: u32,
     blocks: u64,
@@ -32,9 +32,9 @@ impl NexusState {
     /// Creates the state when a session begins to use the unit; `first` is its first unit attention.
     pub(super) fn new(unit: Rc<LogicalUnit>, nexus: Arc<Nexus>, first: u16) -> Self {
         let shared = unit.shared();
-        let (modes, resets) = shared.changes();
+        let (modes, resets) = shared.mode_and_reset_counts();
         let seen = Seen {
-            news: shared.news(),
+            change_count: shared.change_count(),
             modes,
             resets,
             blocks: unit.blocks(),
@@ -74,7 +74,7 @@ impl NexusState {
     #[inline]
     pub(super) fn note_changes(&mut self) {
         let unit = self.unit.shared();
-        if unit.news() != self.seen.news
+        if unit.change_count() != self.seen.change_count
             || self.unit.blocks() != self.seen.blocks
             || self.unit.last_event() != self.seen.event
             || unit.spec().space.passed() != self.seen.passed
@@ -88,8 +88,8 @@ impl NexusState {
         let Self { unit, nexus, attentions, seen } = self;
         let shared = unit.shared();
         // Read before what it announces: a change that is missed now changes it once more.
-        seen.news = shared.news();
-        let (modes, resets) = shared.changes();
+        seen.change_count = shared.change_count();
+        let (modes, resets) = shared.mode_and_reset_counts();
         if std::mem::replace(&mut seen.resets, resets) != resets {
             // Every nexus is told of a reset, including its originator (SAM-5, section 6.3.3).
             attentions.reset();
