@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::{HOST, Model, OTHER, addr, host, simulate, until};
 use forebay_iscsi::wire::{logout_response, task_function, task_response};
 use forebay_iscsi_host::{cdb, client::Client};
-use forebay_reactor::{now, sleep, timeout};
+use forebay_reactor::{now, sleep, spawn, timeout};
 
 /// Longer than the drain timeout of a session.
 const LONG: Duration = Duration::from_secs(60);
@@ -128,6 +128,33 @@ fn a_logout_says_that_writes_are_left_in_the_device() {
         until(|| place.targets.session_count() == 0).await;
         model.release();
         until(|| model.at(2) == 7).await;
+    });
+}
+
+#[test]
+fn a_server_that_stops_waits_for_writes_of_a_host_that_has_logged_out() {
+    simulate(6, |seed, place| async move {
+        let model = Model::new(1 << 20, false);
+        place.add(0, &model);
+        let mut leaving = login(HOST, 1).await;
+        leaving.settle(0, cdb::test_unit_ready(), &[], 0).await.expect("answers").ok();
+        model.hold();
+        leaving.start(0, cdb::write(2, 1), &[7; 512], 0).await.expect("sent");
+        until(|| model.in_flight.get() == 1).await;
+        leaving.start_logout().await.expect("sent");
+        sleep(Duration::from_secs(1)).await;
+        let stopping = {
+            let server = place.server.clone();
+            spawn(async move { server.stop().await })
+        };
+        assert!(
+            !is_answered(&mut leaving, Duration::from_secs(5)).await,
+            "seed {seed}: answered, and the write may land"
+        );
+        model.release();
+        assert_eq!(leaving.finish_logout().await.expect("answers"), logout_response::CLOSED, "seed {seed}");
+        stopping.await;
+        assert_eq!((model.at(2), model.in_flight.get()), (7, 0), "seed {seed}");
     });
 }
 

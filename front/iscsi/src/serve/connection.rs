@@ -153,6 +153,8 @@ impl<'a> Connection<'a> {
                     self.outbox.discard_output();
                     self.ending.limit();
                 }
+                // The host has ended the session already; its commands in flight keep the time that they have.
+                _ if !self.ending.is_open() => {}
                 Stop::Logout => {
                     // Commands in flight are completed. The host then logs out, or the connection is dropped (RFC 7143,
                     // section 11.9.1).
