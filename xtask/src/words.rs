@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_crate_has_one_limit() {
-        assert_eq!(folder("front/nbd/src/serve/work.rs"), "front/nbd");
+        assert_eq!(folder("front/nbd/src/serve/execute.rs"), "front/nbd");
         assert_eq!(folder("xtask/src/words.rs"), "xtask");
     }
 }

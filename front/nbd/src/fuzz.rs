@@ -10,8 +10,8 @@ use forebay_tls::Subject;
 
 use crate::access::HostName;
 use crate::session::{
-    Action, Ask, Command, ExportInfo, Negotiation, Origin, Pools, Receiver, Replies, ReplyStyle, Rules, StatusRun,
-    Step, Tls, Violation,
+    Action, Command, ExportInfo, Negotiation, NegotiationQuery, NegotiationStep, Origin, Pools, Receiver, Replies,
+    ReplyStyle, Rules, StatusRun, Tls, Violation,
 };
 use crate::wire::{self, Errno};
 
@@ -74,16 +74,16 @@ fn negotiate(input: &[u8], tls: Tls, mut cuts: Cuts<'_>) -> (Negotiated, Vec<u8>
             Err(violation) => return (Negotiated::Violation(violation), out),
         };
         let step = match step {
-            Step::Ask(Ask::List) => {
+            NegotiationStep::Query(NegotiationQuery::List) => {
                 negotiation.listed([(NAME, "for people")], &mut out);
                 continue;
             }
-            Step::Ask(Ask::Export { name, .. }) => {
+            NegotiationStep::Query(NegotiationQuery::Export { name, .. }) => {
                 assert!(name.len() <= wire::STRING_MAX && !name.contains('\0'));
                 let error = Error::new(ErrorKind::NotFound, &name);
                 let found = if name == NAME || name.is_empty() { Ok(&info) } else { Err(&error) };
                 match negotiation.opened(found, &mut out) {
-                    Ok(Step::More) => continue,
+                    Ok(NegotiationStep::More) => continue,
                     Ok(step) => step,
                     Err(violation) => return (Negotiated::Violation(violation), out),
                 }
@@ -91,13 +91,13 @@ fn negotiate(input: &[u8], tls: Tls, mut cuts: Cuts<'_>) -> (Negotiated, Vec<u8>
             other => other,
         };
         match step {
-            Step::More if to == input.len() => return (Negotiated::Unfinished, out),
-            Step::More => to = to.saturating_add(cuts.next()).min(input.len()),
-            Step::Goodbye => return (Negotiated::Goodbye, out),
+            NegotiationStep::More if to == input.len() => return (Negotiated::Unfinished, out),
+            NegotiationStep::More => to = to.saturating_add(cuts.next()).min(input.len()),
+            NegotiationStep::Goodbye => return (Negotiated::Goodbye, out),
             // Bytes that follow are taken as decrypted.
-            Step::StartTls => negotiation.secured(),
-            Step::Transmit(agreed) => return (Negotiated::Transmit(agreed, input[from..].to_vec()), out),
-            Step::Ask(_) => unreachable!("answered above"),
+            NegotiationStep::StartTls => negotiation.secured(),
+            NegotiationStep::Transmit(agreed) => return (Negotiated::Transmit(agreed, input[from..].to_vec()), out),
+            NegotiationStep::Query(_) => unreachable!("answered above"),
         }
     }
 }

@@ -3,9 +3,9 @@
 
 mod connection;
 mod ending;
+mod execute;
 mod handshake;
 mod outbox;
-mod work;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::session::{ExportInfo, Pools, Rules, Tls};
 use crate::stats::Stats;
 use crate::wire;
 use connection::{End, Transmission};
-use handshake::{Channel, Ended, Handshake};
+use handshake::{Channel, Handshake, HandshakeEnd};
 
 /// Time that a host has to read the alert with which its handshake was refused.
 const REFUSAL_LINGER: Duration = Duration::from_millis(100);
@@ -311,11 +311,11 @@ impl Server {
                 return stream.shutdown();
             }
             Err(ended) => {
-                if let Ended::Tls(error) = &ended {
+                if let HandshakeEnd::Tls(error) = &ended {
                     self.stats.count(|counts| counts.tls_failures += 1);
                     tracing::warn!(front = "nbd", host = %peer, reason = %error, "TLS handshake failed");
                     drain(&stream, self.pools.sealed(false), REFUSAL_LINGER).await;
-                } else if matches!(ended, Ended::Refused) {
+                } else if matches!(ended, HandshakeEnd::Refused) {
                     handshake.channel.close().await;
                 } else if ended.is_cause() {
                     self.stats.count(|counts| counts.ended_for_cause += 1);

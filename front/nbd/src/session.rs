@@ -11,7 +11,7 @@ mod receive;
 mod reply;
 
 pub use command::{Action, Command, Rules};
-pub use negotiation::{Agreed, Ask, Negotiation, Purpose, Step, Tls};
+pub use negotiation::{Agreed, Negotiation, NegotiationQuery, NegotiationStep, Purpose, Tls};
 pub use receive::{Payload, Pools, Receiver};
 pub use reply::{Origin, Replies, StatusRun};
 

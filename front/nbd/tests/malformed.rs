@@ -26,7 +26,7 @@ fn simulate<F: Future<Output = ()>>(seed: u64, test: impl Fn(Rc<Server>) -> F) {
     let run = world.run(&reactor, async {
         let model = Model::new(1 << 20);
         let options = Options { connections_max: 8, ..Options::default() };
-        let server = Server::new(Shelf::with("disk", &model), options, Stats::new());
+        let server = Server::new(TestExports::with("disk", &model), options, Stats::new());
         drop(spawn(server.clone().serve(Listener::bind(&addr()).expect("binds"), Tls::None)));
         test(server.clone()).await;
         // The next client is served in any case.

@@ -62,10 +62,10 @@ fn keyed(user: &str, byte: u8) -> Session {
     Session::connect(&[psk(user, byte)]).expect("a session")
 }
 
-fn serve(shelf: &Rc<Shelf>, tls: Tls, access: Access) -> (Rc<Server>, SharedAccess) {
+fn serve(exported: &Rc<TestExports>, tls: Tls, access: Access) -> (Rc<Server>, SharedAccess) {
     let shared = SharedAccess::default();
     shared.set(access);
-    let server = Server::with_access(shelf.clone(), Options::default(), Stats::new(), shared.clone());
+    let server = Server::with_access(exported.clone(), Options::default(), Stats::new(), shared.clone());
     drop(spawn(server.clone().serve(Listener::bind(&addr()).expect("binds"), tls)));
     (server, shared)
 }
@@ -80,7 +80,7 @@ async fn secured(session: Session) -> Client {
 fn everything_works_through_tls() {
     simulate(|| async {
         let model = Model::new(4 << 20);
-        let (server, _) = serve(&Shelf::with("disk", &model), Tls::Required, access(&[]));
+        let (server, _) = serve(&TestExports::with("disk", &model), Tls::Required, access(&[]));
         for style in [Style::Simple, Style::Structured, Style::Extended] {
             for session in [host_one(), keyed("user", 1)] {
                 let (mut client, _) = secured(session).await.choose("disk", style).await;
@@ -106,7 +106,7 @@ fn everything_works_through_tls() {
 fn where_tls_is_required_nothing_else_is_answered_before_it() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let (server, _) = serve(&Shelf::with("disk", &model), Tls::Required, access(&[]));
+        let (server, _) = serve(&TestExports::with("disk", &model), Tls::Required, access(&[]));
         let mut client = Client::fixed(&addr()).await;
         for (option, data) in
             [(3, vec![]), (6, info_data("disk", &[])), (7, info_data("disk", &[])), (8, vec![]), (11, vec![])]
@@ -131,7 +131,7 @@ fn where_tls_is_required_nothing_else_is_answered_before_it() {
 fn where_tls_is_allowed_what_was_agreed_on_before_it_is_forgotten() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let (server, _) = serve(&Shelf::with("disk", &model), Tls::Allowed, access(&[]));
+        let (server, _) = serve(&TestExports::with("disk", &model), Tls::Allowed, access(&[]));
         let (mut plain, _) = Client::open(&addr(), "disk", Style::Structured).await;
         plain.write(0, b"plain").await;
         let mut client = Client::fixed(&addr()).await;
@@ -154,7 +154,7 @@ fn where_tls_is_allowed_what_was_agreed_on_before_it_is_forgotten() {
 fn who_does_not_come_to_agree_is_counted_and_the_next_is_served() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let (server, shared) = serve(&Shelf::with("disk", &model), Tls::Required, access(&[]));
+        let (server, shared) = serve(&TestExports::with("disk", &model), Tls::Required, access(&[]));
         let stranger = certificate(pem!("stranger-cert"), pem!("stranger-key"));
         let mut failures = 0;
         let authority = pem!("ca-cert");
@@ -202,7 +202,7 @@ fn who_does_not_come_to_agree_is_counted_and_the_next_is_served() {
 fn a_handshake_of_tls_has_the_time_of_any_handshake() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let (server, _) = serve(&Shelf::with("disk", &model), Tls::Required, access(&[]));
+        let (server, _) = serve(&TestExports::with("disk", &model), Tls::Required, access(&[]));
         let began = forebay_reactor::now();
         let mut client = Client::fixed(&addr()).await;
         assert_eq!(client.option(5, &[]).await, [(1, vec![])]);
@@ -219,7 +219,7 @@ fn a_handshake_of_tls_has_the_time_of_any_handshake() {
 fn names_are_looked_at_when_a_host_connects() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let (server, shared) = serve(&Shelf::with("disk", &model), Tls::Allowed, access(&["host *", "user"]));
+        let (server, shared) = serve(&TestExports::with("disk", &model), Tls::Allowed, access(&["host *", "user"]));
         let (mut one, _) = secured(host_one()).await.choose("disk", Style::Structured).await;
         let (user, _) = secured(keyed("user", 1)).await.choose("disk", Style::Structured).await;
         // After a change of the list connected hosts stay, and new connections are checked against it.
@@ -253,10 +253,10 @@ fn names_are_looked_at_when_a_host_connects() {
 fn an_export_is_there_only_for_its_hosts() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let shelf = Shelf::with("disk", &model);
-        shelf.add(forebay_nbd::Export::new("mine", Rc::new(ModelDevice(model.clone()))), "mine", "");
-        shelf.hosts.borrow_mut().insert("mine".into(), vec!["host one".parse().expect("a name")]);
-        let (server, _) = serve(&shelf, Tls::Allowed, access(&[]));
+        let exported = TestExports::with("disk", &model);
+        exported.add(forebay_nbd::Export::new("mine", Rc::new(ModelDevice(model.clone()))), "mine", "");
+        exported.hosts.borrow_mut().insert("mine".into(), vec!["host one".parse().expect("a name")]);
+        let (server, _) = serve(&exported, Tls::Allowed, access(&[]));
         let count = |replies: &[OptionReply]| replies.iter().filter(|(kind, _)| *kind == 2).count();
         let mut one = secured(host_one()).await;
         assert_eq!(count(&one.option(3, &[]).await), 2);
@@ -292,7 +292,8 @@ fn hosts_come_from_allowed_networks() {
     simulate(|| async {
         let model = Model::new(1 << 20);
         let shared = SharedAccess::default();
-        let server = Server::with_access(Shelf::with("disk", &model), Options::default(), Stats::new(), shared.clone());
+        let server =
+            Server::with_access(TestExports::with("disk", &model), Options::default(), Stats::new(), shared.clone());
         let addr: Addr = "127.0.0.1:10809".parse().expect("an address");
         drop(spawn(server.clone().serve(Listener::bind(&addr).expect("binds"), Tls::None)));
         let networks = |text: &str| Access { networks: vec![text.parse().expect("a network")], ..Access::default() };

@@ -10,11 +10,11 @@ use forebay_reactor::{Instant, sleep};
 /// State of the initiator when the timer expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Liveness {
-    /// Something was received in the meantime.
+    /// Initiator that has sent something in the meantime.
     Alive,
-    /// Nothing was received: it is pinged.
+    /// Initiator that has sent nothing: it is pinged.
     Silent,
-    /// Nothing was received since the ping either.
+    /// Initiator that has sent nothing since the ping either.
     Dead,
 }
 

@@ -19,7 +19,7 @@ pub(super) enum TaskKind {
     Logout,
 }
 
-/// What the response to a SCSI command needs of its request.
+/// Fields of a SCSI command that its response needs.
 #[derive(Debug)]
 pub(super) struct CommandInfo {
     /// LUN field as encoded in the PDU.

@@ -50,11 +50,11 @@ impl QueuedCommand {
 
 /// Task that ABORT TASK names.
 pub(super) enum Aborted {
-    /// There is none of that tag.
+    /// No task has that tag.
     Unknown,
-    /// It had not begun, and is gone.
+    /// Command that had not begun, and is dropped.
     Dropped,
-    /// It is in flight in the unit; the future completes when it has ended.
+    /// Command in flight in the unit; the future completes when it has ended.
     InFlight(Option<std::rc::Rc<LogicalUnit>>, Answered<()>),
 }
 

@@ -10,9 +10,9 @@ use forebay_reactor::{Instant, now};
 use forebay_serve::{Intake, Traffic, Want, exchange};
 
 use super::ending::Ending;
+use super::execute::{self, RequestFuture};
 use super::handshake::Channel;
 use super::outbox::{Outbox, Pending};
-use super::work::{self, Work};
 use super::{Control, Options};
 use crate::session::{Action, Command, Failed, Origin, Payload, Pools, Receiver, Rules, Violation};
 use crate::stats::{Counters, RequestKind};
@@ -46,7 +46,7 @@ pub(super) struct Transmission<'a> {
     rules: Rules,
     receiver: Receiver,
     outbox: Outbox,
-    work: InFlight<Work, Pending>,
+    work: InFlight<RequestFuture, Pending>,
     /// Command that waits for a limit or for the next turn.
     stalled: Option<(Command, Payload)>,
     ending: Ending,
@@ -126,14 +126,14 @@ impl<'a> Transmission<'a> {
             _ => (none, false, Failed::Other),
         };
         let work = match command.action {
-            Action::Read { extent, .. } => work::read(&self.device, extent, self.transfer_max),
-            Action::Write { extent, fua } => work::write(&self.device, extent, payload, fua, self.transfer_max),
-            Action::Flush => Work::One(self.device.submit(Request::Flush)),
-            Action::Trim { extent, fua } => work::trim(&self.device, extent, fua),
+            Action::Read { extent, .. } => execute::read(&self.device, extent, self.transfer_max),
+            Action::Write { extent, fua } => execute::write(&self.device, extent, payload, fua, self.transfer_max),
+            Action::Flush => RequestFuture::One(self.device.submit(Request::Flush)),
+            Action::Trim { extent, fua } => execute::trim(&self.device, extent, fua),
             Action::WriteZeroes { extent, no_hole: no_unmap, fua, .. } => {
-                Work::One(self.device.submit(Request::WriteZeroes { extent, no_unmap, fua }))
+                RequestFuture::One(self.device.submit(Request::WriteZeroes { extent, no_unmap, fua }))
             }
-            Action::BlockStatus { extent, one } => work::status(&self.device, extent, one),
+            Action::BlockStatus { extent, one } => execute::status(&self.device, extent, one),
             Action::Nothing => {
                 return self.outbox.answer_empty(self.counters, origin, kind, bytes);
             }

@@ -12,14 +12,14 @@ use forebay_tls::{Failure, Session};
 
 use super::{Control, Export, Server};
 use crate::access::{Host, HostName};
-use crate::session::{Agreed, Ask, ExportInfo, Negotiation, Pools, Step, Tls, Violation};
+use crate::session::{Agreed, ExportInfo, Negotiation, NegotiationQuery, NegotiationStep, Pools, Tls, Violation};
 
 /// Bytes received at once.
 const RECEIVE: usize = 4096;
 
 /// Reason why a handshake did not lead to transmission.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Ended {
+pub(super) enum HandshakeEnd {
     #[error("{0}")]
     Violation(#[from] Violation),
     #[error("the socket failed: {0}")]
@@ -34,15 +34,15 @@ pub(super) enum Ended {
     Interrupted(#[from] Interrupted),
 }
 
-impl Ended {
+impl HandshakeEnd {
     /// Returns whether the client caused the end, by a protocol error or a timeout.
     pub(super) fn is_cause(&self) -> bool {
-        matches!(self, Ended::Violation(_) | Ended::Interrupted(Interrupted::TooSlow))
+        matches!(self, HandshakeEnd::Violation(_) | HandshakeEnd::Interrupted(Interrupted::TooSlow))
     }
 }
 
 /// Connection whose client has chosen its export.
-pub(super) struct Ready {
+pub(super) struct Negotiated {
     pub(super) export: Export,
     pub(super) info: ExportInfo,
     pub(super) agreed: Agreed,
@@ -92,7 +92,7 @@ pub(super) struct Handshake<'a> {
 
 impl Handshake<'_> {
     /// Negotiates; returns `None` if the client ended the negotiation.
-    pub(super) async fn run(&mut self) -> Result<Option<Ready>, Ended> {
+    pub(super) async fn run(&mut self) -> Result<Option<Negotiated>, HandshakeEnd> {
         let mut patience = sleep_until(now() + self.server.options.handshake_timeout);
         let mut out = Vec::new();
         let mut negotiation = Negotiation::new(self.tls, &mut out);
@@ -102,20 +102,20 @@ impl Handshake<'_> {
         loop {
             let (taken, mut step) = negotiation.feed(&input, &mut out)?;
             input.drain(..taken);
-            if let Step::Ask(ask) = &step {
+            if let NegotiationStep::Query(ask) = &step {
                 step = match ask {
-                    Ask::List => {
+                    NegotiationQuery::List => {
                         let exports = self.server.exports.list(&self.host);
                         let pairs = exports.iter().map(|export| (export.name.as_str(), export.description.as_str()));
                         negotiation.listed(pairs, &mut out);
-                        Step::More
+                        NegotiationStep::More
                     }
-                    Ask::Export { name, .. } => {
+                    NegotiationQuery::Export { name, .. } => {
                         let found = self.open(name, &mut opened).await;
                         negotiation.opened(found.as_ref().map(|(_, info)| info), &mut out)?
                     }
                 };
-                if step == Step::More {
+                if step == NegotiationStep::More {
                     // Another option may be in the input already.
                     self.flush(&mut out, &mut patience).await?;
                     continue;
@@ -123,35 +123,35 @@ impl Handshake<'_> {
             }
             self.flush(&mut out, &mut patience).await?;
             match step {
-                Step::More => {
+                NegotiationStep::More => {
                     let buf = BufMut::with_capacity(RECEIVE);
                     let (result, buf) = self.within(&mut patience, self.channel.receive(buf)).await?;
                     if result? == 0 {
-                        return Err(Ended::Closed);
+                        return Err(HandshakeEnd::Closed);
                     }
                     input.extend_from_slice(&buf);
                 }
-                Step::StartTls => {
+                NegotiationStep::StartTls => {
                     self.secure(std::mem::take(&mut input), &mut patience).await?;
                     negotiation.secured();
                     // The export may belong to another host under the proved name.
                     opened = None;
                     self.control.export.borrow_mut().take();
                 }
-                Step::Goodbye => return Ok(None),
-                Step::Transmit(agreed) => {
+                NegotiationStep::Goodbye => return Ok(None),
+                NegotiationStep::Transmit(agreed) => {
                     let (_, export, info) = opened.expect("an export was opened for transmission");
-                    return Ok(Some(Ready { export, info, agreed, received: input }));
+                    return Ok(Some(Negotiated { export, info, agreed, received: input }));
                 }
-                Step::Ask(_) => unreachable!("answered above"),
+                NegotiationStep::Query(_) => unreachable!("answered above"),
             }
         }
     }
 
     /// Upgrades to TLS.  `received` are the bytes after the option `NBD_OPT_STARTTLS`, which belong to TLS.
-    async fn secure(&mut self, received: Vec<u8>, patience: &mut Sleep) -> Result<(), Ended> {
+    async fn secure(&mut self, received: Vec<u8>, patience: &mut Sleep) -> Result<(), HandshakeEnd> {
         let Channel::Plain(stream) = &self.channel else { unreachable!("TLS is not begun twice") };
-        let refused = |failure| Ended::Tls(HandshakeError::Refused(failure));
+        let refused = |failure| HandshakeEnd::Tls(HandshakeError::Refused(failure));
         let access = self.server.access.get();
         let acceptor = access.tls.as_ref().ok_or_else(|| refused(Failure::Library("no certificate or key is set")))?;
         let mut session = Session::accept(acceptor).map_err(refused)?;
@@ -161,7 +161,7 @@ impl Handshake<'_> {
             _ => BufMut::copy_of(&received),
         };
         let left = self.within(patience, handshake(stream, &mut session, buf, |_, _| None)).await?;
-        let left = left.map_err(Ended::Tls)?;
+        let left = left.map_err(HandshakeEnd::Tls)?;
         self.host.name = session.peer().and_then(HostName::of);
         let secured = SecureStream::new(stream.clone(), session, left, pools.clone(), self.server.record.clone());
         self.channel = Channel::Secure(Rc::new(secured));
@@ -169,7 +169,7 @@ impl Handshake<'_> {
         self.control.secured(self.host.name.clone());
         if let Some(reason) = self.server.access.get().refuses_name(self.host.name.as_ref()) {
             self.server.host_refused(&self.host, None, reason);
-            return Err(Ended::Refused);
+            return Err(HandshakeEnd::Refused);
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl Handshake<'_> {
         Error::new(ErrorKind::NotFound, format!("no image is exported as '{name}'"))
     }
 
-    async fn flush(&self, out: &mut Vec<u8>, patience: &mut Sleep) -> Result<(), Ended> {
+    async fn flush(&self, out: &mut Vec<u8>, patience: &mut Sleep) -> Result<(), HandshakeEnd> {
         if out.is_empty() {
             return Ok(());
         }
@@ -225,7 +225,7 @@ impl Handshake<'_> {
     }
 
     /// Awaits `future`, unless the handshake times out or the connection is stopped.
-    async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, Ended> {
+    async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, HandshakeEnd> {
         Ok(self.control.bell.within(patience, future).await?)
     }
 }

@@ -8,7 +8,7 @@ use forebay_block::{BufList, Extent};
 use forebay_reactor::Instant;
 
 use super::Options;
-use super::work::{self, Failure, Outcome};
+use super::execute::{self, Completion, Failure};
 use crate::session::{Failed, Origin, Pools, Replies, ReplyStyle, errno};
 use crate::stats::{Counters, RequestKind};
 use crate::wire::Errno;
@@ -122,20 +122,20 @@ impl Outbox {
         &mut self,
         counters: &Counters,
         now: Instant,
-        result: Result<Outcome, Failure>,
+        result: Result<Completion, Failure>,
         pending: Pending,
     ) {
         let Pending { origin, kind, extent, whole, failed, began, bytes } = pending;
         let result = match result {
-            Ok(Outcome::Data(data)) if data.len() as u64 != extent.len => Err(work::short_read().into()),
-            Ok(Outcome::Status(runs)) if runs.is_empty() => Err(work::short_read().into()),
+            Ok(Completion::Data(data)) if data.len() as u64 != extent.len => Err(execute::short_read().into()),
+            Ok(Completion::Status(runs)) if runs.is_empty() => Err(execute::short_read().into()),
             other => other,
         };
         counters.answered(kind, extent.len, now.since(began), result.is_err());
         match result {
-            Ok(Outcome::Data(data)) => self.replies.data(origin, extent, whole, data),
-            Ok(Outcome::Done) => self.replies.done(origin),
-            Ok(Outcome::Status(runs)) => self.replies.status(origin, &runs),
+            Ok(Completion::Data(data)) => self.replies.data(origin, extent, whole, data),
+            Ok(Completion::Done) => self.replies.done(origin),
+            Ok(Completion::Status(runs)) => self.replies.status(origin, &runs),
             Err(Failure { error, at }) => {
                 let errno = errno(&error, failed);
                 tracing::debug!(%error, ?kind, offset = extent.offset, len = extent.len, "NBD request failed");

@@ -60,7 +60,7 @@ pub enum Purpose {
 
 /// Query to the caller, which the state machine needs to have answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ask {
+pub enum NegotiationQuery {
     /// Names and descriptions of the exports: [`Negotiation::listed`].
     List,
     /// Export, by the name that the client gave: [`Negotiation::opened`].
@@ -74,11 +74,11 @@ pub enum Ask {
 
 /// State of the negotiation after some input.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum NegotiationStep {
     /// More input needed.
     More,
     /// Answer of the caller needed.
-    Ask(Ask),
+    Query(NegotiationQuery),
     /// TLS handshake, beginning with the next byte in either direction; then [`Negotiation::secured`].
     StartTls,
     /// Transmission begins.
@@ -147,13 +147,13 @@ impl Negotiation {
     ///
     /// # Panics
     /// When it waits for an answer or for TLS, or is over.
-    pub fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Violation> {
+    pub fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, NegotiationStep), Violation> {
         let mut taken = 0;
         loop {
             let rest = &input[taken..];
             match self.phase {
                 Phase::Flags => {
-                    let Some(bytes) = rest.first_chunk::<4>() else { return Ok((taken, Step::More)) };
+                    let Some(bytes) = rest.first_chunk::<4>() else { return Ok((taken, NegotiationStep::More)) };
                     self.client_flags(u32::from_be_bytes(*bytes))?;
                     taken += bytes.len();
                 }
@@ -163,7 +163,7 @@ impl Negotiation {
                     let left = left - now as u32;
                     if left > 0 {
                         self.phase = Phase::Skip { option, left };
-                        return Ok((taken, Step::More));
+                        return Ok((taken, NegotiationStep::More));
                     }
                     self.phase = Phase::Option;
                     if self.needs_tls(option) {
@@ -174,7 +174,7 @@ impl Negotiation {
                 }
                 Phase::Option => {
                     let Some((head, head_len)) = wire::prefix::<OptionHeader>(rest) else {
-                        return Ok((taken, Step::More));
+                        return Ok((taken, NegotiationStep::More));
                     };
                     let len = head.len.get();
                     self.check_header(&head)?;
@@ -185,7 +185,7 @@ impl Negotiation {
                         continue;
                     }
                     let Some(data) = rest.get(head_len..head_len + len as usize) else {
-                        return Ok((taken, Step::More));
+                        return Ok((taken, NegotiationStep::More));
                     };
                     self.options_seen += 1;
                     taken += head_len + data.len();
@@ -232,7 +232,7 @@ impl Negotiation {
         self.tls == Tls::Required && !self.secured && ![option::ABORT, option::STARTTLS].contains(&option)
     }
 
-    fn option(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Option<Step>, Violation> {
+    fn option(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Option<NegotiationStep>, Violation> {
         if self.needs_tls(option) {
             if option == option::EXPORT_NAME {
                 return Err(Violation::ExportName(TLS_REQUIRED.into()));
@@ -251,11 +251,11 @@ impl Negotiation {
             option::ABORT => {
                 reply(out, option, rep::ACK, &[]);
                 self.phase = Phase::Over;
-                return Ok(Some(Step::Goodbye));
+                return Ok(Some(NegotiationStep::Goodbye));
             }
             option::LIST if data.is_empty() => {
                 self.phase = Phase::Asked;
-                return Ok(Some(Step::Ask(Ask::List)));
+                return Ok(Some(NegotiationStep::Query(NegotiationQuery::List)));
             }
             option::STRUCTURED_REPLY if data.is_empty() => {
                 if self.replies == ReplyStyle::Extended {
@@ -276,7 +276,7 @@ impl Negotiation {
             option::STARTTLS if data.is_empty() => {
                 reply(out, option, rep::ACK, &[]);
                 self.phase = Phase::Tls;
-                return Ok(Some(Step::StartTls));
+                return Ok(Some(NegotiationStep::StartTls));
             }
             option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS | option::STARTTLS => {
                 refuse(out, option, rep::ERR_INVALID, "this option takes no data");
@@ -310,10 +310,10 @@ impl Negotiation {
         Ok(None)
     }
 
-    fn ask(&mut self, option: u32, name: String, purpose: Purpose) -> Step {
+    fn ask(&mut self, option: u32, name: String, purpose: Purpose) -> NegotiationStep {
         self.phase = Phase::Asked;
         self.asked = Some((option, name.clone(), purpose.clone()));
-        Step::Ask(Ask::Export { name, purpose })
+        NegotiationStep::Query(NegotiationQuery::Export { name, purpose })
     }
 
     /// Continues after the TLS handshake, with decrypted input.  Parameters negotiated before are reset, since an
@@ -329,7 +329,7 @@ impl Negotiation {
         self.allocation_for = None;
     }
 
-    /// Answers [`Ask::List`] with names and descriptions.
+    /// Answers [`NegotiationQuery::List`] with names and descriptions.
     ///
     /// # Panics
     /// When no list was asked for.
@@ -350,11 +350,15 @@ impl Negotiation {
         reply(out, option::LIST, rep::ACK, &[]);
     }
 
-    /// Answers [`Ask::Export`]; the result is [`Step::More`] or [`Step::Transmit`].
+    /// Answers [`NegotiationQuery::Export`]; the result is [`NegotiationStep::More`] or [`NegotiationStep::Transmit`].
     ///
     /// # Panics
     /// When no export was asked for.
-    pub fn opened(&mut self, export: Result<&ExportInfo, &Error>, out: &mut Vec<u8>) -> Result<Step, Violation> {
+    pub fn opened(
+        &mut self,
+        export: Result<&ExportInfo, &Error>,
+        out: &mut Vec<u8>,
+    ) -> Result<NegotiationStep, Violation> {
         let (option, name, purpose) = self.asked.take().expect("no export was asked for");
         self.phase = Phase::Option;
         let export = match export {
@@ -362,7 +366,7 @@ impl Negotiation {
             Err(error) if purpose == Purpose::ExportName => return Err(Violation::ExportName(error.to_string())),
             Err(error) => {
                 refuse(out, option, refusal(error), &error.to_string());
-                return Ok(Step::More);
+                return Ok(NegotiationStep::More);
             }
         };
         match purpose {
@@ -380,7 +384,7 @@ impl Negotiation {
             Purpose::Info { go, wanted } => {
                 self.facts(option, export, &wanted, out);
                 reply(out, option, rep::ACK, &[]);
-                Ok(if go { self.transmit(&name) } else { Step::More })
+                Ok(if go { self.transmit(&name) } else { NegotiationStep::More })
             }
             Purpose::Contexts { select, allocation } => {
                 if allocation {
@@ -393,14 +397,14 @@ impl Negotiation {
                     self.allocation_for = Some(name);
                 }
                 reply(out, option, rep::ACK, &[]);
-                Ok(Step::More)
+                Ok(NegotiationStep::More)
             }
         }
     }
 
-    fn transmit(&mut self, name: &str) -> Step {
+    fn transmit(&mut self, name: &str) -> NegotiationStep {
         self.phase = Phase::Over;
-        Step::Transmit(Agreed {
+        NegotiationStep::Transmit(Agreed {
             replies: self.replies,
             allocation: self.allocation_for.as_deref() == Some(name) && self.replies.has_chunks(),
         })
@@ -535,71 +539,4 @@ fn parse_contexts(data: &[u8], select: bool) -> Result<(String, bool), &'static 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
-        let head =
-            OptionHeader { magic: wire::OPTION_MAGIC.into(), option: option.into(), len: (data.len() as u32).into() };
-        [head.as_bytes(), data].concat()
-    }
-
-    /// Creates a negotiation that has processed the client's flags.
-    fn begun(tls: Tls) -> Negotiation {
-        let mut negotiation = Negotiation::new(tls, &mut Vec::new());
-        assert_eq!(negotiation.feed(&[0, 0, 0, 3], &mut Vec::new()), Ok((4, Step::More)));
-        negotiation
-    }
-
-    /// Sends an option; returns the result and the type of the reply.
-    fn sent(negotiation: &mut Negotiation, option: u32, data: &[u8]) -> (Result<Step, Violation>, Option<u32>) {
-        let mut out = Vec::new();
-        let step = negotiation.feed(&option_bytes(option, data), &mut out).map(|(_, step)| step);
-        let reply = wire::prefix::<wire::OptionReply>(&out).map(|(head, _)| head.kind.get());
-        (step, reply)
-    }
-
-    #[test]
-    fn nothing_is_told_before_tls_where_it_is_required() {
-        let mut negotiation = begun(Tls::Required);
-        let go = [&4_u32.to_be_bytes()[..], b"disk", &[0, 0]].concat();
-        for (option, data) in [
-            (option::LIST, &[][..]),
-            (option::INFO, &go),
-            (option::GO, &go),
-            (option::STRUCTURED_REPLY, &[]),
-            (option::EXTENDED_HEADERS, &[]),
-            (option::SET_META_CONTEXT, &[0; 8]),
-            (77, &[1]),
-            (option::LIST, &[0; OPTION_DATA_MAX + 1]),
-        ] {
-            assert_eq!(sent(&mut negotiation, option, data), (Ok(Step::More), Some(rep::ERR_TLS_REQD)), "{option}");
-        }
-        assert_eq!(sent(&mut negotiation, option::STARTTLS, &[0]), (Ok(Step::More), Some(rep::ERR_INVALID)));
-        assert_eq!(sent(&mut begun(Tls::Required), option::ABORT, &[]), (Ok(Step::Goodbye), Some(rep::ACK)));
-        let (step, reply) = sent(&mut begun(Tls::Required), option::EXPORT_NAME, b"disk");
-        assert!(matches!(step, Err(Violation::ExportName(_))) && reply.is_none());
-        assert_eq!(sent(&mut negotiation, option::STARTTLS, &[]), (Ok(Step::StartTls), Some(rep::ACK)));
-        negotiation.secured();
-        assert!(matches!(sent(&mut negotiation, option::LIST, &[]), (Ok(Step::Ask(Ask::List)), None)));
-    }
-
-    #[test]
-    fn tls_forgets_what_was_agreed_on_before() {
-        for style in [option::STRUCTURED_REPLY, option::EXTENDED_HEADERS] {
-            let mut negotiation = begun(Tls::Allowed);
-            assert_eq!(sent(&mut negotiation, style, &[]), (Ok(Step::More), Some(rep::ACK)));
-            negotiation.allocation_for = Some("disk".into());
-            // Bytes after the option are not parsed: they belong to TLS.
-            let stream = [option_bytes(option::STARTTLS, &[]), option_bytes(option::LIST, &[])].concat();
-            let mut out = Vec::new();
-            assert_eq!(negotiation.feed(&stream, &mut out), Ok((16, Step::StartTls)));
-            assert_eq!(out.len(), 20);
-            negotiation.secured();
-            assert_eq!((negotiation.replies, &negotiation.allocation_for), (ReplyStyle::Simple, &None));
-            assert_eq!(sent(&mut negotiation, option::STARTTLS, &[]), (Ok(Step::More), Some(rep::ERR_INVALID)));
-        }
-        let mut plain = begun(Tls::None);
-        assert_eq!(sent(&mut plain, option::STARTTLS, &[]), (Ok(Step::More), Some(rep::ERR_UNSUP)));
-    }
-}
+mod tests;

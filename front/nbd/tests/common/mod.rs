@@ -589,18 +589,18 @@ impl BlockDevice for ModelDevice {
 
 /// Exports by name; the first is the default export.
 #[derive(Default)]
-pub struct Shelf {
+pub struct TestExports {
     pub exports: RefCell<Vec<(ExportSummary, Export)>>,
     pub opened: Cell<usize>,
     /// Hosts that see an export; every host if there is no entry.
     pub hosts: RefCell<BTreeMap<String, Vec<HostPattern>>>,
 }
 
-impl Shelf {
+impl TestExports {
     pub fn with(name: &str, model: &Rc<Model>) -> Rc<Self> {
-        let shelf = Rc::new(Self::default());
-        shelf.add(Export::new(name, Rc::new(ModelDevice(model.clone()))), name, "");
-        shelf
+        let exported = Rc::new(Self::default());
+        exported.add(Export::new(name, Rc::new(ModelDevice(model.clone()))), name, "");
+        exported
     }
 
     pub fn add(&self, export: Export, name: &str, description: &str) {
@@ -613,14 +613,14 @@ impl Shelf {
     }
 }
 
-impl Shelf {
+impl TestExports {
     fn sees(&self, host: &Host, name: &str) -> bool {
         let hosts = self.hosts.borrow();
         hosts.get(name).is_none_or(|hosts| hosts.iter().any(|pattern| pattern.matches(host)))
     }
 }
 
-impl Exports for Shelf {
+impl Exports for TestExports {
     fn list(&self, host: &Host) -> Vec<ExportSummary> {
         let exports = self.exports.borrow();
         exports.iter().map(|(summary, _)| summary.clone()).filter(|export| self.sees(host, &export.name)).collect()

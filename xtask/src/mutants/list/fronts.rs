@@ -16,7 +16,7 @@ const ISCSI_FENCING: Stage = Stage::Test("forebay-iscsi-host", "fencing");
 const ISCSI_UNITS: Stage = Stage::Test("forebay-iscsi-host", "units");
 const ISCSI_TARGETS: Stage = Stage::Test("forebay-iscsi-host", "targets");
 
-const WORK: &str = "front/nbd/src/serve/work.rs";
+const NBD_EXECUTE: &str = "front/nbd/src/serve/execute.rs";
 const COMMAND: &str = "front/nbd/src/session/command.rs";
 const IO: &str = "front/nvmf/src/session/io.rs";
 const SERVE_IO: &str = "front/nvmf/src/serve/io.rs";
@@ -27,7 +27,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "nbd-fua-lost",
         "NBD: a write with FUA is acknowledged before it is durable",
-        WORK,
+        NBD_EXECUTE,
         "device.submit(Request::Write { offset: extent.offset, data, fua })",
         "device.submit(Request::Write { offset: extent.offset, data, fua: false & fua })",
         &[NBD_SERVING],
@@ -35,7 +35,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "nbd-trim-fua-lost",
         "NBD: a trim with FUA is acknowledged before it is durable",
-        WORK,
+        NBD_EXECUTE,
         "device.submit(Request::Flush).await?;",
         "",
         &[NBD_SERVING],
@@ -59,7 +59,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "nbd-pieces-repeat",
         "NBD: a long write puts its first piece everywhere",
-        WORK,
+        NBD_EXECUTE,
         "let from = (piece.offset - extent.offset) as usize;",
         "let from = 0;",
         &[NBD_SERVING],

@@ -21,7 +21,7 @@ const STATUS_LOOK_MAX: u64 = 256 << 20;
 
 /// Result of a request.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum Completion {
     /// Data read.
     Data(BufList),
     /// Success without data.
@@ -44,35 +44,35 @@ impl From<Error> for Failure {
 }
 
 /// Request in flight.
-pub(super) enum Work {
+pub(super) enum RequestFuture {
     /// Single device request, without another future around the device's own.
     One(LocalFuture<Result<Reply>>),
     /// Several device requests.
-    Many(LocalFuture<std::result::Result<Outcome, Failure>>),
+    Many(LocalFuture<std::result::Result<Completion, Failure>>),
 }
 
-impl Future for Work {
-    type Output = std::result::Result<Outcome, Failure>;
+impl Future for RequestFuture {
+    type Output = std::result::Result<Completion, Failure>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
-            Work::One(future) => future.as_mut().poll(cx).map(|reply| match reply {
-                Ok(Reply::Data(data)) => Ok(Outcome::Data(data)),
-                Ok(Reply::Done) => Ok(Outcome::Done),
+            RequestFuture::One(future) => future.as_mut().poll(cx).map(|reply| match reply {
+                Ok(Reply::Data(data)) => Ok(Completion::Data(data)),
+                Ok(Reply::Done) => Ok(Completion::Done),
                 Err(error) => Err(error.into()),
             }),
-            Work::Many(future) => future.as_mut().poll(cx),
+            RequestFuture::Many(future) => future.as_mut().poll(cx),
         }
     }
 }
 
 /// Reads, in pieces if `extent` is longer than `transfer_max` bytes.
-pub(super) fn read(device: &Rc<dyn BlockDevice>, extent: Extent, transfer_max: u64) -> Work {
+pub(super) fn read(device: &Rc<dyn BlockDevice>, extent: Extent, transfer_max: u64) -> RequestFuture {
     if extent.len <= transfer_max {
-        return Work::One(device.submit(Request::Read(extent)));
+        return RequestFuture::One(device.submit(Request::Read(extent)));
     }
     let device = device.clone();
-    Work::Many(Box::pin(async move {
+    RequestFuture::Many(Box::pin(async move {
         let mut data = BufList::new();
         for piece in pieces(extent, transfer_max) {
             let failed = |error| Failure { error, at: Some(piece.offset) };
@@ -82,37 +82,43 @@ pub(super) fn read(device: &Rc<dyn BlockDevice>, extent: Extent, transfer_max: u
             }
             data.append(part);
         }
-        Ok(Outcome::Data(data))
+        Ok(Completion::Data(data))
     }))
 }
 
 /// Writes, in pieces if `extent` is longer than `transfer_max` bytes.
-pub(super) fn write(device: &Rc<dyn BlockDevice>, extent: Extent, data: BufList, fua: bool, transfer_max: u64) -> Work {
+pub(super) fn write(
+    device: &Rc<dyn BlockDevice>,
+    extent: Extent,
+    data: BufList,
+    fua: bool,
+    transfer_max: u64,
+) -> RequestFuture {
     if extent.len <= transfer_max {
-        return Work::One(device.submit(Request::Write { offset: extent.offset, data, fua }));
+        return RequestFuture::One(device.submit(Request::Write { offset: extent.offset, data, fua }));
     }
     let device = device.clone();
-    Work::Many(Box::pin(async move {
+    RequestFuture::Many(Box::pin(async move {
         for piece in pieces(extent, transfer_max) {
             let from = (piece.offset - extent.offset) as usize;
             let part = data.slice(from..from + piece.len as usize);
             let request = Request::Write { offset: piece.offset, data: part, fua };
             device.submit(request).await.map_err(|error| Failure { error, at: Some(piece.offset) })?;
         }
-        Ok(Outcome::Done)
+        Ok(Completion::Done)
     }))
 }
 
 /// Discards, and flushes afterwards if `fua` is set.
-pub(super) fn trim(device: &Rc<dyn BlockDevice>, extent: Extent, fua: bool) -> Work {
+pub(super) fn trim(device: &Rc<dyn BlockDevice>, extent: Extent, fua: bool) -> RequestFuture {
     if !fua {
-        return Work::One(device.submit(Request::Discard(extent)));
+        return RequestFuture::One(device.submit(Request::Discard(extent)));
     }
     let device = device.clone();
-    Work::Many(Box::pin(async move {
+    RequestFuture::Many(Box::pin(async move {
         device.submit(Request::Discard(extent)).await?;
         device.submit(Request::Flush).await?;
-        Ok(Outcome::Done)
+        Ok(Completion::Done)
     }))
 }
 
@@ -120,9 +126,9 @@ pub(super) fn trim(device: &Rc<dyn BlockDevice>, extent: Extent, fua: bool) -> W
 ///
 /// The queried ranges grow step by step, so that the cost depends on the length of the answer and not of the
 /// request: clients ask for gigabytes and take a single extent.
-pub(super) fn status(device: &Rc<dyn BlockDevice>, extent: Extent, one: bool) -> Work {
+pub(super) fn status(device: &Rc<dyn BlockDevice>, extent: Extent, one: bool) -> RequestFuture {
     let device = device.clone();
-    Work::Many(Box::pin(async move {
+    RequestFuture::Many(Box::pin(async move {
         let mut runs: Vec<StatusRun> = Vec::new();
         let end = extent.offset + extent.len.min(STATUS_BYTES_MAX);
         let (mut at, mut look) = (extent.offset, STATUS_LOOK);
@@ -133,7 +139,7 @@ pub(super) fn status(device: &Rc<dyn BlockDevice>, extent: Extent, one: bool) ->
             look = (look * 2).min(STATUS_LOOK_MAX);
         }
         runs.truncate(if one { 1 } else { STATUS_RUNS_MAX });
-        Ok(Outcome::Status(runs))
+        Ok(Completion::Status(runs))
     }))
 }
 
