@@ -219,7 +219,7 @@ impl fmt::Debug for Window {
     }
 }
 
-/// WindowContent of a window, for the function that makes it durable.
+/// Content of a window, for the function that makes it durable.
 pub struct WindowContent(Rc<WindowState>);
 
 impl WindowContent {
