@@ -358,8 +358,13 @@ impl Core {
                         self.check_object(&object, options, ledger, report).await?;
                         progress(report.objects, total);
                     }
-                    Ok(Some(object)) => report.add(object.name.to_string(), "another name leads to it"),
-                    Ok(None) => report.add(String::from_utf8_lossy(&key[3..]), format!("object {oid} is not there")),
+                    Ok(Some(object)) => {
+                        report.add(object.name.to_string(), "a name record of another name refers to it")
+                    }
+                    Ok(None) => report.add(
+                        String::from_utf8_lossy(&key[3..]),
+                        format!("its name record refers to object {oid}, which does not exist"),
+                    ),
                     Err(error) => report.add(format!("object {oid}"), format!("{error:?}")),
                 }
             }
@@ -384,7 +389,7 @@ impl Core {
                 for (key, _) in page {
                     let oid = key.get(1..9).map_or(0, |bytes| u64::from_be_bytes(bytes.try_into().expect("8 bytes")));
                     if !named.contains(&oid) {
-                        report.add(format!("object {oid}"), "no name leads to it");
+                        report.add(format!("object {oid}"), "no name record refers to it");
                     }
                     if kind == b'x' {
                         let key = String::from_utf8_lossy(key.get(17..).unwrap_or_default()).into_owned();

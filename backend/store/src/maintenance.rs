@@ -151,10 +151,10 @@ async fn punch_free(core: &Rc<Core>) {
         if core.segments.borrow().state(segment) != SegmentState::Free {
             continue;
         }
-        core.segments.borrow_mut().hold(segment);
+        core.segments.borrow_mut().begin_punch(segment);
         let at = geometry.first_block(segment) * BLOCK64;
         let done = core.media.file.punch_hole(at, geometry.segment_size).await;
-        core.segments.borrow_mut().release(segment);
+        core.segments.borrow_mut().end_punch(segment);
         if let Err(error) = done {
             tracing::debug!(%error, "cannot return free segments to the file system");
             return;

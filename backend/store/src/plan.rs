@@ -106,7 +106,7 @@ impl Core {
                 if plan.exists && now == version {
                     Ok(())
                 } else {
-                    Err(at(ErrorKind::Guard, &format!("version {now}, not {version}")))
+                    Err(at(ErrorKind::Guard, &format!("it has version {now}, not {version}")))
                 }
             }
             ObjectOp::Compare { offset, data } => self.compare(name, plan, offset, &data).await,
@@ -114,12 +114,12 @@ impl Core {
                 if self.kv_value(plan, &key).await? == value {
                     Ok(())
                 } else {
-                    Err(at(ErrorKind::Guard, "a key's value"))
+                    Err(at(ErrorKind::Guard, "a key does not have the expected value"))
                 }
             }
             ObjectOp::Create { exclusive } => {
                 if plan.exists && exclusive {
-                    return Err(at(ErrorKind::Exists, "the object"));
+                    return Err(at(ErrorKind::Exists, "the object exists already"));
                 }
                 plan.exists = true;
                 Ok(())

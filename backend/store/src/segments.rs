@@ -152,7 +152,7 @@ pub struct Segments {
     pins: HashMap<u32, u32>,
     /// Segments that the durable checkpoint does not reference, and that become free when their reads in flight
     /// complete.
-    read_out: BTreeSet<u32>,
+    free_after_reads: BTreeSet<u32>,
     /// Segments that the log has entered since the redo point of the durable anchor, in order.
     replay: VecDeque<u32>,
     /// Live counts for the checkpoint in progress.
@@ -169,8 +169,8 @@ impl Segments {
         let free = (0..geometry.segment_count).filter(|&i| state[i as usize] == SegmentState::Free).collect();
         let pins = HashMap::new();
         let (replay, to_punch) = (VecDeque::new(), BTreeSet::new());
-        let read_out = BTreeSet::new();
-        Self { geometry, live, state, free, pins, read_out, replay, checkpoint: None, to_punch }
+        let free_after_reads = BTreeSet::new();
+        Self { geometry, live, state, free, pins, free_after_reads, replay, checkpoint: None, to_punch }
     }
 
     /// Removes a segment from the free list, when replay finds that the log used it.
@@ -293,7 +293,7 @@ impl Segments {
             let used = matches!(self.state[segment as usize], SegmentState::Used | SegmentState::Damaged);
             if unused && used && Some(segment) != keep && !self.replay.contains(&segment) {
                 if self.pins.contains_key(&segment) {
-                    self.read_out.insert(segment);
+                    self.free_after_reads.insert(segment);
                 } else {
                     self.set_free(segment);
                     freed += 1;
@@ -304,7 +304,7 @@ impl Segments {
     }
 
     fn set_free(&mut self, segment: u32) {
-        self.read_out.remove(&segment);
+        self.free_after_reads.remove(&segment);
         self.state[segment as usize] = SegmentState::Free;
         // Reused first, while the file system still has its space allocated: writing to a hole requires an allocation,
         // and thereby a kernel worker thread.
@@ -323,12 +323,12 @@ impl Segments {
     }
 
     /// Removes a free segment from the free list while its space is returned to the file system.
-    pub fn hold(&mut self, segment: u32) {
+    pub fn begin_punch(&mut self, segment: u32) {
         self.free.retain(|&free| free != segment);
     }
 
     /// Returns a segment to the end of the free list, as its space is no longer allocated.
-    pub fn release(&mut self, segment: u32) {
+    pub fn end_punch(&mut self, segment: u32) {
         self.free.push_back(segment);
     }
 
@@ -343,7 +343,7 @@ impl Segments {
             *count -= 1;
             if *count == 0 {
                 self.pins.remove(&segment);
-                if self.read_out.contains(&segment) {
+                if self.free_after_reads.contains(&segment) {
                     self.set_free(segment);
                 }
             }

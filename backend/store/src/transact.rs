@@ -141,7 +141,7 @@ impl Core {
         }
         let snapc = transaction.snapc.as_deref();
         if snapc.is_some_and(|snapc| !snapc.is_valid() || snapc.snaps.len() > CLONE_SNAPS_MAX) {
-            return Err(Error::new(ErrorKind::Invalid, format!("the snapshot context of a write to {name}")));
+            return Err(Error::new(ErrorKind::Invalid, format!("invalid snapshot context of a write to {name}")));
         }
         self.load_for(&mut plan, snapc).await?;
         self.wait_for_space(plan.grows(), plan.bytes_appended()).await?;
