@@ -11,8 +11,8 @@ use forebay_block::{
     ObjectStat, Result, SnapId, SnapSet, SparseData, Transaction, Usage,
 };
 
-use crate::content::{Content, PAGE};
-use crate::object::{Classes, NoClasses, OBJECT_SIZE_MAX, Object, Pool, check_overflow};
+use crate::content::{ObjectContent, PAGE};
+use crate::object::{Classes, NoClasses, OBJECT_SIZE_MAX, Object, PoolState, check_overflow};
 
 /// Pool of objects in memory, lost when it is dropped.
 ///
@@ -21,7 +21,7 @@ use crate::object::{Classes, NoClasses, OBJECT_SIZE_MAX, Object, Pool, check_ove
 pub struct RamBackend {
     name: String,
     objects: RefCell<Objects>,
-    pool: RefCell<Pool>,
+    pool: RefCell<PoolState>,
     heads: Cell<u64>,
 }
 
@@ -80,7 +80,8 @@ impl RamBackend {
     }
 
     fn build(name: String, pages_max: u64) -> Rc<Self> {
-        let pool = Pool { space: Rc::default(), pages_max, removed: Default::default(), snap_last: 0, version_last: 0 };
+        let pool =
+            PoolState { space: Rc::default(), pages_max, removed: Default::default(), snap_last: 0, version_last: 0 };
         Rc::new(Self { name, objects: RefCell::default(), pool: RefCell::new(pool), heads: Cell::new(0) })
     }
 
@@ -89,7 +90,7 @@ impl RamBackend {
         &self,
         object: &ObjectName,
         snap: SnapId,
-        look: impl FnOnce(&Content, u64) -> Result<T>,
+        look: impl FnOnce(&ObjectContent, u64) -> Result<T>,
     ) -> LocalFuture<Result<T>>
     where
         T: 'static,
@@ -181,7 +182,7 @@ fn decode_cursor(cursor: &[u8]) -> Result<ObjectName> {
         let namespace = std::str::from_utf8(namespace).ok()?;
         Some(ObjectName::in_namespace(namespace.into(), std::str::from_utf8(name).ok()?))
     };
-    parse().ok_or_else(|| Error::new(ErrorKind::Invalid, "no cursor of this pool's listing"))
+    parse().ok_or_else(|| Error::new(ErrorKind::Invalid, "not a listing cursor of this pool"))
 }
 
 impl ObjectBackend for RamBackend {

@@ -12,13 +12,16 @@ use forebay_reactor::Pool;
 pub(crate) const PAGE: usize = 4096;
 const PAGE_U64: u64 = PAGE as u64;
 
+/// Bytes of a page that was never written.
+static ZEROES: [u8; PAGE] = [0; PAGE];
+
 /// Page counter of one backend.
 #[derive(Default)]
-pub(crate) struct Space {
+pub(crate) struct PageCounter {
     pages: Cell<u64>,
 }
 
-impl Space {
+impl PageCounter {
     /// Returns the number of pages; one shared by a head and its clones counts once.
     pub(crate) fn pages(&self) -> u64 {
         self.pages.get()
@@ -38,19 +41,19 @@ const CHUNK_SPARSE: usize = CHUNK / 4;
 /// the latency.  The hardware prefetcher loads the rest once the first cache lines of a page are used.
 const NEAR: usize = 2048;
 
-/// Page as counted in [`Space`]: once for a head and all clones that share it.
-struct Counted {
-    space: Rc<Space>,
+/// Page as counted in [`PageCounter`]: once for a head and all clones that share it.
+struct CountedPage {
+    space: Rc<PageCounter>,
 }
 
-impl Counted {
-    fn new(space: &Rc<Space>) -> Rc<Self> {
+impl CountedPage {
+    fn new(space: &Rc<PageCounter>) -> Rc<Self> {
         space.pages.set(space.pages.get() + 1);
         Rc::new(Self { space: space.clone() })
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedPage {
     fn drop(&mut self) {
         self.space.pages.set(self.space.pages.get() - 1);
     }
@@ -63,12 +66,12 @@ impl Drop for Counted {
 #[derive(Clone)]
 struct Page {
     bytes: Buf,
-    counted: Rc<Counted>,
+    counted: Rc<CountedPage>,
 }
 
 impl Page {
-    fn new(bytes: Buf, space: &Rc<Space>) -> Self {
-        Self { bytes, counted: Counted::new(space) }
+    fn new(bytes: Buf, space: &Rc<PageCounter>) -> Self {
+        Self { bytes, counted: CountedPage::new(space) }
     }
 
     /// Returns true if no clone shares the page.
@@ -86,7 +89,7 @@ impl Page {
     /// Writes `data` at `start`; a private copy is allocated from `memory` if needed.
     fn write(&mut self, start: usize, data: &[u8], memory: &Pool) {
         if !self.is_own() {
-            self.counted = Counted::new(&self.counted.space);
+            self.counted = CountedPage::new(&self.counted.space);
         }
         match self.bytes.get_mut() {
             Some(bytes) => bytes[start..start + data.len()].copy_from_slice(data),
@@ -103,7 +106,6 @@ impl Page {
 
 /// Allocates a new page with `data` at `start`, and zeroes around it.
 fn page_of(start: usize, data: &[u8], memory: &Pool) -> Buf {
-    const ZEROES: [u8; PAGE] = [0; PAGE];
     let mut bytes = memory.get();
     bytes.extend_from_slice(&ZEROES[..start]);
     bytes.extend_from_slice(data);
@@ -161,7 +163,7 @@ impl Chunk {
     }
 
     /// Adds a missing page, with `data` at `start` and zeroes around it.
-    fn add(&mut self, at: usize, start: usize, data: &[u8], space: &Rc<Space>) {
+    fn add(&mut self, at: usize, start: usize, data: &[u8], space: &Rc<PageCounter>) {
         if self.count == CHUNK_FEW
             && let PageTable::Few(few) = &mut self.table
         {
@@ -235,7 +237,7 @@ impl Pages {
     }
 
     /// Writes into one page.
-    fn write(&mut self, index: u64, start: usize, data: &[u8], space: &Rc<Space>) {
+    fn write(&mut self, index: u64, start: usize, data: &[u8], space: &Rc<PageCounter>) {
         let chunk = self.0.entry(index / CHUNK as u64).or_insert_with(Chunk::new);
         let at = index as usize % CHUNK;
         if !chunk.write(at, start, data) {
@@ -245,7 +247,6 @@ impl Pages {
 
     /// Zeroes a part of a page, if the page exists.
     fn zero(&mut self, index: u64, start: usize, len: usize) {
-        const ZEROES: [u8; PAGE] = [0; PAGE];
         if let Some(chunk) = self.0.get_mut(&(index / CHUNK as u64)) {
             chunk.write(index as usize % CHUNK, start, &ZEROES[..len]);
         }
@@ -276,7 +277,7 @@ impl Pages {
 ///
 /// Bytes past `size` in the last page are always zero.
 #[derive(Clone, Default)]
-pub(crate) struct Content {
+pub(crate) struct ObjectContent {
     size: u64,
     pages: Pages,
     /// Key-value map of the object.
@@ -286,7 +287,7 @@ pub(crate) struct Content {
     pub(crate) attributes: BTreeMap<String, Vec<u8>>,
 }
 
-impl Content {
+impl ObjectContent {
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
@@ -302,7 +303,7 @@ impl Content {
     }
 
     /// Writes, growing the object as needed; an empty write does not grow it.
-    pub(crate) fn write(&mut self, offset: u64, data: &BufList, space: &Rc<Space>) {
+    pub(crate) fn write(&mut self, offset: u64, data: &BufList, space: &Rc<PageCounter>) {
         let mut at = offset;
         for part in data.parts() {
             let mut rest = &part[..];
@@ -354,7 +355,7 @@ impl Content {
     }
 
     /// Replaces the bytes by `data`; the keys stay.
-    pub(crate) fn replace(&mut self, data: &BufList, space: &Rc<Space>) {
+    pub(crate) fn replace(&mut self, data: &BufList, space: &Rc<PageCounter>) {
         self.pages = Pages::default();
         self.size = 0;
         self.write(0, data, space);
@@ -411,7 +412,6 @@ impl Content {
 
     /// Returns the first position, relative to `offset`, at which the bytes from `offset` on differ from `data`.
     pub(crate) fn first_difference(&self, offset: u64, data: &BufList) -> Option<u64> {
-        static ZEROES: [u8; PAGE] = [0; PAGE];
         let mut at = offset;
         for part in data.parts() {
             let mut rest = &part[..];

@@ -7,7 +7,7 @@ use forebay_block::{
     Error, ErrorKind, Extent, Method, ObjectOp, Result, SnapClone, SnapContext, SnapId, SnapSet, Transaction,
 };
 
-use crate::content::{Content, Space};
+use crate::content::{ObjectContent, PageCounter};
 
 /// Maximum object size in bytes.  Pages are sparse, so this bounds offsets, not memory.
 pub(crate) const OBJECT_SIZE_MAX: u64 = 1 << 40;
@@ -15,21 +15,27 @@ pub(crate) const OBJECT_SIZE_MAX: u64 = 1 << 40;
 /// Object classes: execution of a [`Call`](ObjectOp::Call).
 pub(crate) trait Classes {
     /// Calls a method on an object; the caller undoes its changes if it fails.
-    fn call(&self, head: &mut Option<Content>, method: Method, input: &[u8], space: &Rc<Space>) -> Result<()>;
+    fn call(
+        &self,
+        head: &mut Option<ObjectContent>,
+        method: Method,
+        input: &[u8],
+        space: &Rc<PageCounter>,
+    ) -> Result<()>;
 }
 
 /// Empty set of object classes, for a pool of one client.
 pub(crate) struct NoClasses;
 
 impl Classes for NoClasses {
-    fn call(&self, _: &mut Option<Content>, method: Method, _: &[u8], _: &Rc<Space>) -> Result<()> {
+    fn call(&self, _: &mut Option<ObjectContent>, method: Method, _: &[u8], _: &Rc<PageCounter>) -> Result<()> {
         Err(Error::new(ErrorKind::Unsupported, format!("{method:?}")))
     }
 }
 
 /// Pool state shared by all objects of a backend.
-pub(crate) struct Pool {
-    pub(crate) space: Rc<Space>,
+pub(crate) struct PoolState {
+    pub(crate) space: Rc<PageCounter>,
     /// Maximum number of pages.
     pub(crate) pages_max: u64,
     /// Removed snapshots; a write context that still names one preserves nothing for it.
@@ -42,27 +48,27 @@ pub(crate) struct Pool {
 }
 
 /// Clone: a state kept for snapshots.
-struct Kept {
+struct KeptClone {
     id: SnapId,
     /// Snapshots of the clone, newest first.
     snaps: Vec<SnapId>,
-    content: Content,
+    content: ObjectContent,
     version: u64,
 }
 
 /// Object; exists while it has a head or a clone.
 #[derive(Default)]
 pub(crate) struct Object {
-    head: Option<Content>,
+    head: Option<ObjectContent>,
     version: u64,
     /// Newest snapshot that a write to the head has seen.
     seq: u64,
     /// Clones, oldest first.
-    clones: Vec<Kept>,
+    clones: Vec<KeptClone>,
 }
 
 impl Object {
-    pub(crate) fn head(&self) -> Option<&Content> {
+    pub(crate) fn head(&self) -> Option<&ObjectContent> {
         self.head.as_ref()
     }
 
@@ -72,7 +78,7 @@ impl Object {
     }
 
     /// Returns the content and version at `snap`; `None` if the object did not exist then.
-    pub(crate) fn at(&self, snap: SnapId) -> Option<(&Content, u64)> {
+    pub(crate) fn at(&self, snap: SnapId) -> Option<(&ObjectContent, u64)> {
         match find(&self.clones, self.seq, snap) {
             Found::Head => self.head.as_ref().map(|head| (head, self.version)),
             Found::Clone(kept) => Some((&kept.content, kept.version)),
@@ -98,7 +104,12 @@ impl Object {
     }
 
     /// Executes a transaction atomically; returns the version after it.
-    pub(crate) fn submit(&mut self, transaction: &Transaction, pool: &mut Pool, classes: &dyn Classes) -> Result<u64> {
+    pub(crate) fn submit(
+        &mut self,
+        transaction: &Transaction,
+        pool: &mut PoolState,
+        classes: &dyn Classes,
+    ) -> Result<u64> {
         let ops = &transaction.ops[..];
         let changes = ops.iter().any(|op| !is_guard(op));
         let kept = if changes { self.keep(transaction.snapc.as_deref(), pool) } else { None };
@@ -108,12 +119,17 @@ impl Object {
         let calls = ops.iter().any(|op| matches!(op, ObjectOp::Call { .. }));
         let only_one = !calls && first + 1 >= ops.len();
         if only_one || cannot_fail(&ops[first..], self.head.as_ref(), pool) {
-            let then = Then { head: None, clones: &self.clones, seq: self.seq, version: self.version };
-            apply(&mut self.head, ops, &then, pool, classes)?;
+            let before = BeforeTransaction { head: None, clones: &self.clones, seq: self.seq, version: self.version };
+            apply(&mut self.head, ops, &before, pool, classes)?;
         } else {
             let mut draft = self.head.clone();
-            let then = Then { head: Some(&self.head), clones: &self.clones, seq: self.seq, version: self.version };
-            apply(&mut draft, ops, &then, pool, classes)?;
+            let before = BeforeTransaction {
+                head: Some(&self.head),
+                clones: &self.clones,
+                seq: self.seq,
+                version: self.version,
+            };
+            apply(&mut draft, ops, &before, pool, classes)?;
             self.head = draft;
         }
         if changes {
@@ -127,26 +143,26 @@ impl Object {
 
     /// Returns the clone that a change with this context must preserve, as RADOS does: if there are snapshots newer
     /// than the last one that a write has seen, the clone represents all of them.
-    fn keep(&self, snapc: Option<&SnapContext>, pool: &Pool) -> Option<Kept> {
+    fn keep(&self, snapc: Option<&SnapContext>, pool: &PoolState) -> Option<KeptClone> {
         let (head, snapc) = (self.head.as_ref()?, snapc?);
         let is_new = |snap: &&SnapId| snap.0 > self.seq && !pool.removed.contains(snap);
         let snaps: Vec<SnapId> = snapc.snaps.iter().filter(is_new).copied().collect();
         if snaps.is_empty() {
             return None;
         }
-        Some(Kept { id: SnapId(snapc.seq), snaps, content: head.clone(), version: self.version })
+        Some(KeptClone { id: SnapId(snapc.seq), snaps, content: head.clone(), version: self.version })
     }
 }
 
 enum Found<'a> {
     Head,
-    Clone(&'a Kept),
+    Clone(&'a KeptClone),
     Nothing,
 }
 
 /// Finds the state at `snap`: the head if no write has seen the snapshot, else the first clone that is no older, if
 /// that clone represents it.
-fn find(clones: &[Kept], seq: u64, snap: SnapId) -> Found<'_> {
+fn find(clones: &[KeptClone], seq: u64, snap: SnapId) -> Found<'_> {
     if snap == SnapId::HEAD || snap.0 > seq {
         return Found::Head;
     }
@@ -164,7 +180,7 @@ fn is_guard(op: &ObjectOp) -> bool {
 }
 
 /// Returns true if these are writes for which there is space, whatever pages they share with each other.
-fn cannot_fail(ops: &[ObjectOp], head: Option<&Content>, pool: &Pool) -> bool {
+fn cannot_fail(ops: &[ObjectOp], head: Option<&ObjectContent>, pool: &PoolState) -> bool {
     let mut pages = 0_u64;
     ops.iter().all(|op| match op {
         ObjectOp::Expect { .. } | ObjectOp::Create { exclusive: false } | ObjectOp::KvSet { .. } => true,
@@ -177,27 +193,27 @@ fn cannot_fail(ops: &[ObjectOp], head: Option<&Content>, pool: &Pool) -> bool {
 }
 
 /// Object before a transaction.
-struct Then<'a> {
+struct BeforeTransaction<'a> {
     /// Head before the transaction; `None` if the steps work on the head in place, and none reads the state before the
     /// first change.
-    head: Option<&'a Option<Content>>,
-    clones: &'a [Kept],
+    head: Option<&'a Option<ObjectContent>>,
+    clones: &'a [KeptClone],
     seq: u64,
     version: u64,
 }
 
 fn apply(
-    head: &mut Option<Content>,
+    head: &mut Option<ObjectContent>,
     ops: &[ObjectOp],
-    then: &Then<'_>,
-    pool: &Pool,
+    before: &BeforeTransaction<'_>,
+    pool: &PoolState,
     classes: &dyn Classes,
 ) -> Result<()> {
     for op in ops {
         match op {
             ObjectOp::AssertExists => drop(existing(head)?),
             ObjectOp::AssertVersion(wanted) => {
-                if head.is_none() || then.version != *wanted {
+                if head.is_none() || before.version != *wanted {
                     return Err(ErrorKind::Guard.into());
                 }
             }
@@ -206,7 +222,7 @@ fn apply(
                 // A missing object compares as zeroes, as in RADOS.
                 let difference = match head {
                     Some(head) => head.first_difference(*offset, data),
-                    None => Content::default().first_difference(*offset, data),
+                    None => ObjectContent::default().first_difference(*offset, data),
                 };
                 if let Some(at) = difference {
                     return Err(ErrorKind::Mismatch(at).into());
@@ -259,11 +275,11 @@ fn apply(
                 let head = existing(head)?;
                 keys.iter().for_each(|key| drop(head.kv.remove(key)));
             }
-            ObjectOp::Rollback { snap } => match find(then.clones, then.seq, *snap) {
+            ObjectOp::Rollback { snap } => match find(before.clones, before.seq, *snap) {
                 // No write has seen the snapshot, so it shows the head before this transaction.
                 Found::Head => {
-                    if let Some(before) = then.head {
-                        head.clone_from(before);
+                    if let Some(head_before) = before.head {
+                        head.clone_from(head_before);
                     }
                 }
                 Found::Clone(kept) => *head = Some(kept.content.clone()),
@@ -275,15 +291,15 @@ fn apply(
     Ok(())
 }
 
-fn existing(head: &mut Option<Content>) -> Result<&mut Content> {
+fn existing(head: &mut Option<ObjectContent>) -> Result<&mut ObjectContent> {
     head.as_mut().ok_or_else(|| ErrorKind::NotFound.into())
 }
 
 fn pages_of(extent: Extent) -> u64 {
-    Content::default().pages_to_add(extent)
+    ObjectContent::default().pages_to_add(extent)
 }
 
-fn check_space(pages: u64, pool: &Pool) -> Result<()> {
+fn check_space(pages: u64, pool: &PoolState) -> Result<()> {
     if pages > 0 && pool.space.pages().saturating_add(pages) > pool.pages_max {
         return Err(ErrorKind::NoSpace.into());
     }

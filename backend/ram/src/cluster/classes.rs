@@ -7,7 +7,7 @@ use std::rc::Rc;
 use forebay_accel::crc32c;
 use forebay_block::{Buf, Error, ErrorKind, Extent, Method, Result};
 
-use crate::content::{Content, Space};
+use crate::content::{ObjectContent, PageCounter};
 use crate::object::Classes;
 
 /// Block size in bytes of the object map's checksums.
@@ -80,7 +80,7 @@ fn put_structure(out: &mut Vec<u8>, body: &[u8]) {
     out.extend(body);
 }
 
-fn read_lock(head: Option<&Content>, name: &str) -> Lock {
+fn read_lock(head: Option<&ObjectContent>, name: &str) -> Lock {
     let stored = head.and_then(|head| head.attributes.get(&format!("lock.{name}")));
     let decode = |bytes: &Vec<u8>| -> Result<Lock> {
         let mut input = Input(bytes);
@@ -91,7 +91,7 @@ fn read_lock(head: Option<&Content>, name: &str) -> Lock {
     stored.map(|bytes| decode(bytes).expect("the model wrote it")).unwrap_or_default()
 }
 
-fn write_lock(head: &mut Content, name: &str, lock: &Lock) {
+fn write_lock(head: &mut ObjectContent, name: &str, lock: &Lock) {
     let mut out = vec![lock.kind];
     put_string(&mut out, &lock.tag);
     out.extend((lock.lockers.len() as u32).to_le_bytes());
@@ -104,11 +104,11 @@ fn write_lock(head: &mut Content, name: &str, lock: &Lock) {
     head.attributes.insert(format!("lock.{name}"), out);
 }
 
-fn existing(head: &mut Option<Content>) -> Result<&mut Content> {
+fn existing(head: &mut Option<ObjectContent>) -> Result<&mut ObjectContent> {
     head.as_mut().ok_or_else(|| ErrorKind::NotFound.into())
 }
 
-fn remove_locker(head: &mut Option<Content>, name: &str, kind: u8, number: u64, cookie: &str) -> Result<()> {
+fn remove_locker(head: &mut Option<ObjectContent>, name: &str, kind: u8, number: u64, cookie: &str) -> Result<()> {
     let head = existing(head)?;
     let mut lock = read_lock(Some(head), name);
     let before = lock.lockers.len();
@@ -127,7 +127,13 @@ fn own_entry(lock: &Lock, kind: u8, tag: &str, number: u64, cookie: &str) -> Res
 }
 
 impl Classes for Caller {
-    fn call(&self, head: &mut Option<Content>, method: Method, input: &[u8], space: &Rc<Space>) -> Result<()> {
+    fn call(
+        &self,
+        head: &mut Option<ObjectContent>,
+        method: Method,
+        input: &[u8],
+        space: &Rc<PageCounter>,
+    ) -> Result<()> {
         match (method.class, method.name) {
             ("lock", name) => self.call_lock(head, name, Input(input).structure()?),
             ("rbd", name) => call_rbd(head, name, Input(input), space),
@@ -137,7 +143,7 @@ impl Classes for Caller {
 }
 
 impl Caller {
-    fn call_lock(&self, head: &mut Option<Content>, method: &str, mut input: Input<'_>) -> Result<()> {
+    fn call_lock(&self, head: &mut Option<ObjectContent>, method: &str, mut input: Input<'_>) -> Result<()> {
         let name = input.string()?;
         match method {
             "lock" => {
@@ -180,7 +186,7 @@ impl Caller {
 }
 
 /// Executes a read-only method.
-pub(super) fn exec(head: &Content, method: Method, input: &[u8]) -> Result<Vec<u8>> {
+pub(super) fn exec(head: &ObjectContent, method: Method, input: &[u8]) -> Result<Vec<u8>> {
     if (method.class, method.name) != ("lock", "get_info") {
         return Err(Error::new(ErrorKind::Unsupported, format!("{method:?}")));
     }
@@ -220,7 +226,12 @@ fn put_address(out: &mut Vec<u8>, address: &str) {
     put_structure(out, &body);
 }
 
-fn call_rbd(head: &mut Option<Content>, method: &str, mut input: Input<'_>, space: &Rc<Space>) -> Result<()> {
+fn call_rbd(
+    head: &mut Option<ObjectContent>,
+    method: &str,
+    mut input: Input<'_>,
+    space: &Rc<PageCounter>,
+) -> Result<()> {
     match method {
         "object_map_update" => {
             let (start, end, to) = (input.u64()?, input.u64()?, input.u8()?);
@@ -322,7 +333,7 @@ fn call_rbd(head: &mut Option<Content>, method: &str, mut input: Input<'_>, spac
 }
 
 /// Reads the states of an object map, one per byte.
-fn read_map(head: &Content) -> Result<Vec<u8>> {
+fn read_map(head: &ObjectContent) -> Result<Vec<u8>> {
     let stored = head.read(Extent::new(0, head.size())).fill(Extent::new(0, head.size())).to_vec();
     let mut input = Input(&stored);
     let header_len = input.u32()? as usize;
@@ -343,7 +354,7 @@ fn read_map(head: &Content) -> Result<Vec<u8>> {
     Ok((0..count).map(|object| bits[object / 4] >> (6 - object % 4 * 2) & 3).collect())
 }
 
-fn write_map(head: &mut Content, map: &[u8], space: &Rc<Space>) {
+fn write_map(head: &mut ObjectContent, map: &[u8], space: &Rc<PageCounter>) {
     let mut header = Vec::new();
     put_structure(&mut header, &(map.len() as u64).to_le_bytes());
     let bits: Vec<u8> = map
