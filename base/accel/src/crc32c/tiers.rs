@@ -247,7 +247,7 @@ impl Kernels {
             let start = to.as_mut_ptr();
             let state = (self.copy)(state, from.as_ptr(), head, Sink::Copy(start));
             let state = (self.copy)(state, from.as_ptr().add(head), body, Sink::Stream(start.add(head)));
-            fence();
+            crate::vector::fence();
             (self.copy)(state, from.as_ptr().add(tail), from.len() - tail, Sink::Copy(start.add(tail)))
         }
     }
@@ -255,15 +255,6 @@ impl Kernels {
 
 /// Length in bytes from which on copies bypass the caches, which they would evict.
 const STREAMED_MIN: usize = 2 << 20;
-
-/// Orders stores past the caches before everything that follows.
-fn fence() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has SFENCE.
-    unsafe {
-        std::arch::x86_64::_mm_sfence();
-    }
-}
 
 /// Defines the kernels of a tier: its vector, its features, from which length on messages are long, and its loops, of
 /// which none needs more than that length.

@@ -34,7 +34,7 @@ impl Sum {
 
 /// Kernel, and the functions that turn checksums into sums and back.
 #[derive(Clone, Copy)]
-pub(super) struct Both {
+pub(super) struct ChecksumKernel {
     pub(super) wide: Pass,
     pub(super) narrow: Pass,
     /// Turns a register into a sum.
@@ -43,10 +43,10 @@ pub(super) struct Both {
     end: unsafe fn(&Sum) -> u32,
 }
 
-impl Both {
+impl ChecksumKernel {
     /// Returns the sum of a chunk whose register is `state`.
     pub(super) fn begin(&self, state: u32) -> Sum {
-        // SAFETY: there is a `Both` only where the processor has the tier, see `Plan::new`.
+        // SAFETY: there is a `ChecksumKernel` only where the processor has the tier, see `Plan::new`.
         unsafe { (self.begin)(state) }
     }
 
@@ -60,17 +60,17 @@ impl Both {
 /// Kernels of the `gfni` tier: vectors of 64 bytes, and 32 registers.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod gfni {
-    use super::{Both, Sum, VECTOR};
+    use super::{ChecksumKernel, Sum, VECTOR};
     use crate::crc32c::fold::{Fold, after, fold_keys};
     use crate::crc32c::x86::Vpclmul;
-    use crate::erasure::pass::{Along, Job, pass};
+    use crate::erasure::pass::{Job, SideWork, pass};
     use crate::vector::x86::Gfni;
 
     /// Checksum sums of a job's chunks, computed along with the products.
     #[derive(Clone, Copy)]
     struct Sums(*mut Sum);
 
-    impl Along<Gfni> for Sums {
+    impl SideWork<Gfni> for Sums {
         #[inline(always)]
         unsafe fn pass<const N: usize>(self, chunk: usize, vectors: &[Gfni; N]) {
             // SAFETY: the caller vouches for the tier, and that there is a sum, of a vector's bytes, for the chunk.
@@ -115,12 +115,12 @@ pub(super) mod gfni {
 
     /// Returns the kernel for `outputs` outputs; a wide one takes `vectors` vectors at a time, one of the widths of the
     /// tier's plain kernel.
-    pub(in crate::erasure) fn select(outputs: usize, ones: bool, vectors: usize) -> Both {
+    pub(in crate::erasure) fn select(outputs: usize, ones: bool, vectors: usize) -> ChecksumKernel {
         macro_rules! pick {
             ($($m:literal: [$($n:literal),*]),*) => {
                 match (outputs, ones, vectors) {
-                    $($(($m, false, $n) => Both { wide: run::<$m, false, $n>, narrow: run::<$m, false, 1>, begin, end },)*)*
-                    $($(($m, true, $n) => Both { wide: run::<$m, true, $n>, narrow: run::<$m, true, 1>, begin, end },)*)*
+                    $($(($m, false, $n) => ChecksumKernel { wide: run::<$m, false, $n>, narrow: run::<$m, false, 1>, begin, end },)*)*
+                    $($(($m, true, $n) => ChecksumKernel { wide: run::<$m, true, $n>, narrow: run::<$m, true, 1>, begin, end },)*)*
                     _ => unreachable!("no pass has {outputs} outputs and {vectors} vectors a step"),
                 }
             };

@@ -1,12 +1,12 @@
 //! Encoding and checksumming in one pass over memory.
 //!
-//! Where the tier has a kernel that does both ([`super::both`]), and one pass makes all parity, it goes over whole
+//! Where the tier has a kernel that does both ([`super::checksummed`]), and one pass makes all parity, it goes over whole
 //! vectors; the odd bytes at the ends are done apart.  Elsewhere chunks are gone over in tiles.  A tile of every data
 //! chunk becomes a tile of every parity chunk, and all of them are checksummed while they are still in a core's own
 //! caches.  Where a stripe comes from memory its tiles are longer: a prefetcher begins anew with every tile of every
 //! chunk.
 
-use super::both::{Sum, VECTOR};
+use super::checksummed::{Sum, VECTOR};
 use super::code::{K_MAX, M_MAX};
 use super::plan::{Placement, Plan, Room, to_line};
 use crate::crc32c::Kernels;
@@ -35,7 +35,7 @@ pub(super) unsafe fn run(
 ) {
     let chunks = inputs.len() + outputs.len();
     let placement = placement.judge(chunks.saturating_mul(len));
-    let Some(both) = plan.both().filter(|_| len >= 2 * VECTOR) else {
+    let Some(kernel) = plan.checksummed().filter(|_| len >= 2 * VECTOR) else {
         let tile = match placement {
             Placement::Memory => (TILES / chunks / TILE * TILE).max(TILE),
             _ => TILE,
@@ -53,13 +53,13 @@ pub(super) unsafe fn run(
         tiles(plan, kernels, inputs, outputs, head, TILE, registers);
         let mut sums: [Sum; K_MAX + M_MAX] = [Sum::EMPTY; K_MAX + M_MAX];
         let sums = &mut sums[..chunks];
-        sums.iter_mut().zip(&*registers).for_each(|(sum, &register)| *sum = both.begin(register));
+        sums.iter_mut().zip(&*registers).for_each(|(sum, &register)| *sum = kernel.begin(register));
         let (mut sources, mut targets) = (Room::new(), Room::new());
-        plan.run_both(sources.moved(inputs, head), targets.moved(outputs, head), body, stream, sums);
+        plan.run_checksummed(sources.moved(inputs, head), targets.moved(outputs, head), body, stream, sums);
         if stream {
-            plan.fence();
+            crate::vector::fence();
         }
-        registers.iter_mut().zip(&*sums).for_each(|(register, sum)| *register = both.end(sum));
+        registers.iter_mut().zip(&*sums).for_each(|(register, sum)| *register = kernel.end(sum));
         let (inputs, outputs) = (sources.moved(inputs, head + body), targets.moved(outputs, head + body));
         tiles(plan, kernels, inputs, outputs, len - head - body, TILE, registers);
     }

@@ -19,7 +19,7 @@
 //! # Ok::<(), forebay_accel::erasure::CodeError>(())
 //! ```
 
-mod both;
+mod checksummed;
 mod chunks;
 mod code;
 mod decode;

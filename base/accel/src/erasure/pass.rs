@@ -4,9 +4,9 @@
 //! It is generic over the vector ([`Vector`]), the number of outputs `M` (their sums stay in registers) and the
 //! vectors `N` that go through at once (a coefficient's table is loaded once for them, and neighbouring lines of a
 //! chunk are fetched together, which matters when chunks share page alignment and so fight for the same cache sets),
-//! and over what goes along with the products ([`Along`]): nothing, or a checksum of every chunk.
+//! and over what goes along with the products ([`SideWork`]): nothing, or a checksum of every chunk.
 
-use super::both::Both;
+use super::checksummed::ChecksumKernel;
 use crate::tier::{ByTier, Tier};
 use crate::vector::{Vector, portable};
 
@@ -33,7 +33,7 @@ pub(crate) struct Job {
 }
 
 /// Work done along with the products.
-pub(super) trait Along<V>: Copy {
+pub(super) trait SideWork<V>: Copy {
     /// Takes the next `N` vectors of a chunk; sources come first, then outputs.
     ///
     /// # Safety
@@ -43,9 +43,9 @@ pub(super) trait Along<V>: Copy {
 
 /// Products alone, without other work.
 #[derive(Clone, Copy)]
-pub(super) struct Alone;
+pub(super) struct NoSideWork;
 
-impl<V> Along<V> for Alone {
+impl<V> SideWork<V> for NoSideWork {
     #[inline(always)]
     unsafe fn pass<const N: usize>(self, _: usize, _: &[V; N]) {}
 }
@@ -62,7 +62,7 @@ pub(crate) struct Kernels {
     widths: fn(usize) -> &'static [usize],
     tables: fn(&mut dyn Iterator<Item = u8>) -> Vec<u64>,
     /// Kernels with checksums; `None` in tiers that do not gain by them.
-    fused: Option<fn(usize, bool, usize) -> Both>,
+    fused: Option<fn(usize, bool, usize) -> ChecksumKernel>,
 }
 
 /// Kernels of all tiers.  A further tier is a row here, with the vector that its [`tier!`] names.
@@ -83,7 +83,7 @@ static KERNELS: ByTier<Kernels> = ByTier::new(&[
     #[cfg(target_arch = "x86_64")]
     (Tier::Avx512, avx512::KERNELS),
     #[cfg(target_arch = "x86_64")]
-    (Tier::Gfni, Kernels { fused: Some(super::both::gfni::select), ..gfni::KERNELS }),
+    (Tier::Gfni, Kernels { fused: Some(super::checksummed::gfni::select), ..gfni::KERNELS }),
     #[cfg(target_arch = "aarch64")]
     (Tier::Neon, neon::KERNELS),
 ]);
@@ -114,19 +114,9 @@ impl Kernels {
 
     /// Returns the kernel with checksums, if the tier gains by it; a wide one takes `vectors` vectors at a time, one of
     /// [`widths`](Self::widths).
-    pub(super) fn fused(&self, outputs: usize, ones: bool, vectors: usize) -> Option<Both> {
+    pub(super) fn fused(&self, outputs: usize, ones: bool, vectors: usize) -> Option<ChecksumKernel> {
         self.fused.map(|select| select(outputs, ones, vectors))
     }
-}
-
-/// Orders stores past the caches before everything that follows.
-pub(crate) fn fence(tier: Tier) {
-    #[cfg(target_arch = "x86_64")]
-    if tier >= Tier::Sse {
-        // SAFETY: every x86-64 has SFENCE.
-        unsafe { std::arch::x86_64::_mm_sfence() }
-    }
-    let _ = tier;
 }
 
 /// Returns the tables of `coefficients` in the form of a vector.
@@ -155,7 +145,7 @@ macro_rules! tier {
             #[target_feature(enable = $feature)]
             unsafe fn run<const M: usize, const ONES: bool, const N: usize>(job: &Job) {
                 // SAFETY: passed on.
-                unsafe { super::pass::<$vector, _, M, ONES, N>(job, super::Alone) }
+                unsafe { super::pass::<$vector, _, M, ONES, N>(job, super::NoSideWork) }
             }
 
             fn select(outputs: usize, ones: bool, vectors: usize) -> Pass {
@@ -219,7 +209,7 @@ mod plain {
     /// The job keeps its promises.
     unsafe fn run<const M: usize, const ONES: bool>(job: &Job) {
         // SAFETY: passed on; portable vectors need nothing of the processor.
-        unsafe { super::pass::<portable::Words, _, M, ONES, 1>(job, super::Alone) }
+        unsafe { super::pass::<portable::Words, _, M, ONES, 1>(job, super::NoSideWork) }
     }
 
     pub(super) fn select(outputs: usize, ones: bool) -> Pass {
@@ -250,9 +240,9 @@ mod plain {
 /// # Safety
 /// See [`Pass`]; what goes along is good for all chunks.
 #[inline(always)]
-pub(super) unsafe fn pass<V: Vector, A: Along<V>, const M: usize, const ONES: bool, const N: usize>(
+pub(super) unsafe fn pass<V: Vector, A: SideWork<V>, const M: usize, const ONES: bool, const N: usize>(
     job: &Job,
-    along: A,
+    side_work: A,
 ) {
     #[cfg(test)]
     crate::shape::trace::note(format_args!("v{N}"));
@@ -260,15 +250,15 @@ pub(super) unsafe fn pass<V: Vector, A: Along<V>, const M: usize, const ONES: bo
     // SAFETY: every step stays within `len`, which the caller vouches for.
     unsafe {
         while at + N * V::BYTES <= job.len {
-            step::<V, A, M, ONES, N>(job, at, V::BYTES, along);
+            step::<V, A, M, ONES, N>(job, at, V::BYTES, side_work);
             at += N * V::BYTES;
         }
         while at + V::BYTES <= job.len {
-            step::<V, A, M, ONES, 1>(job, at, V::BYTES, along);
+            step::<V, A, M, ONES, 1>(job, at, V::BYTES, side_work);
             at += V::BYTES;
         }
         if at < job.len {
-            step::<V, A, M, ONES, 1>(job, at, job.len - at, along);
+            step::<V, A, M, ONES, 1>(job, at, job.len - at, side_work);
         }
     }
 }
@@ -279,11 +269,11 @@ pub(super) unsafe fn pass<V: Vector, A: Along<V>, const M: usize, const ONES: bo
 /// # Safety
 /// See [`Pass`]; the bytes lie within the job.
 #[inline(always)]
-unsafe fn step<V: Vector, A: Along<V>, const M: usize, const ONES: bool, const N: usize>(
+unsafe fn step<V: Vector, A: SideWork<V>, const M: usize, const ONES: bool, const N: usize>(
     job: &Job,
     at: usize,
     count: usize,
-    along: A,
+    side_work: A,
 ) {
     let whole = N > 1 || count == V::BYTES;
     // SAFETY: the pointers are within the job's arrays, the bytes within its chunks.
@@ -311,8 +301,8 @@ unsafe fn step<V: Vector, A: Along<V>, const M: usize, const ONES: bool, const N
                 a[n] = load(first, n);
                 b[n] = load(second, n);
             }
-            along.pass(source, &a);
-            along.pass(source + 1, &b);
+            side_work.pass(source, &a);
+            side_work.pass(source + 1, &b);
             let (sa, sb) = (a.map(|vector| vector.split()), b.map(|vector| vector.split()));
             for i in 0..M {
                 if ONES && i == 0 {
@@ -336,7 +326,7 @@ unsafe fn step<V: Vector, A: Along<V>, const M: usize, const ONES: bool, const N
             for (n, vector) in a.iter_mut().enumerate() {
                 *vector = load(first, n);
             }
-            along.pass(source, &a);
+            side_work.pass(source, &a);
             let sa = a.map(|vector| vector.split());
             for i in 0..M {
                 if ONES && i == 0 {
@@ -362,7 +352,7 @@ unsafe fn step<V: Vector, A: Along<V>, const M: usize, const ONES: bool, const N
                     vector.store(output.add(n * V::BYTES));
                 }
             }
-            along.pass(job.sources + i, sum);
+            side_work.pass(job.sources + i, sum);
         }
     }
 }

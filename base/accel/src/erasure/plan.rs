@@ -10,10 +10,11 @@
 
 use std::mem::MaybeUninit;
 
-use super::both::{self, Both, Sum};
-use super::pass::{self, Job, Kernels, OUTPUTS_MAX, Pass};
+use super::checksummed::{self, ChecksumKernel, Sum};
+use super::pass::{Job, Kernels, OUTPUTS_MAX, Pass};
 use super::steps::Steps;
 use crate::tier::Tier;
+use crate::vector;
 
 /// Maximum number of sources of a plan: `k` of 32, or old and new of as many columns.
 pub(crate) const SOURCES_MAX: usize = 64;
@@ -59,7 +60,6 @@ const CACHED_BYTES_MAX: usize = 2 << 20;
 
 /// Coefficients for some number of sources and outputs, ready to be used.
 pub(crate) struct Plan {
-    tier: Tier,
     groups: Vec<Group>,
 }
 
@@ -68,7 +68,7 @@ struct Group {
     wide: Pass,
     narrow: Pass,
     /// Kernel with checksums, in tiers that have it.
-    both: Option<Both>,
+    checksummed: Option<ChecksumKernel>,
     outputs: usize,
     /// Tables for all outputs of the first source, then of the second, ...
     tables: Vec<u64>,
@@ -90,13 +90,13 @@ impl Plan {
             Group {
                 wide: kernels.select(outputs, ones, vectors),
                 narrow: kernels.select(outputs, ones, 1),
-                both: kernels.fused(outputs, ones, vectors),
+                checksummed: kernels.fused(outputs, ones, vectors),
                 outputs,
                 stride: tables.len() / sources,
                 tables,
             }
         });
-        Self { tier, groups: groups.collect() }
+        Self { groups: groups.collect() }
     }
 
     /// Makes the outputs, or adds to what they hold.
@@ -126,9 +126,9 @@ impl Plan {
 
     /// Returns the kernel that makes the outputs and checksums in one loop; `None` where the tier has no such kernel,
     /// or the plan takes several passes.
-    pub(super) fn both(&self) -> Option<&Both> {
+    pub(super) fn checksummed(&self) -> Option<&ChecksumKernel> {
         match &self.groups[..] {
-            [group] => group.both.as_ref(),
+            [group] => group.checksummed.as_ref(),
             _ => None,
         }
     }
@@ -136,9 +136,9 @@ impl Plan {
     /// Makes the outputs, and brings the sums of all chunks, sources first, up to date with them.
     ///
     /// # Safety
-    /// As for [`Plan::run`]; [`Plan::both`] is there, and `len` a multiple of [`both::VECTOR`]; with `stream` the
-    /// outputs are aligned to a line, and the caller fences.
-    pub(super) unsafe fn run_both(
+    /// As for [`Plan::run`]; [`Plan::checksummed`] is there, and `len` a multiple of [`checksummed::VECTOR`]; with
+    /// `stream` the outputs are aligned to a line, and the caller fences.
+    pub(super) unsafe fn run_checksummed(
         &self,
         inputs: &[*const u8],
         outputs: &[*mut u8],
@@ -147,17 +147,12 @@ impl Plan {
         sums: &mut [Sum],
     ) {
         let group = &self.groups[0];
-        assert!(sums.len() == inputs.len() + outputs.len() && len.is_multiple_of(both::VECTOR));
-        if let Some(both) = &group.both {
-            let pass = if stream && scattered(inputs) { both.narrow } else { both.wide };
+        assert!(sums.len() == inputs.len() + outputs.len() && len.is_multiple_of(checksummed::VECTOR));
+        if let Some(kernel) = &group.checksummed {
+            let pass = if stream && scattered(inputs) { kernel.narrow } else { kernel.wide };
             // SAFETY: as in `Group::run`.
             unsafe { pass(&group.job(inputs, outputs, len, false, stream), sums.as_mut_ptr()) };
         }
-    }
-
-    /// Orders stores past the caches before everything that follows.
-    pub(super) fn fence(&self) {
-        pass::fence(self.tier);
     }
 
     /// Runs with stores past the caches, where the outputs' alignment allows it.
@@ -175,7 +170,7 @@ impl Plan {
             let (inputs, outputs) = (sources.moved(inputs, head), targets.moved(outputs, head));
             self.run_tiled(inputs, outputs, len - head, accumulate, aligned);
             if aligned {
-                self.fence();
+                vector::fence();
             }
         }
     }

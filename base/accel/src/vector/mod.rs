@@ -81,6 +81,15 @@ pub(crate) unsafe trait Vector: Copy {
     }
 }
 
+/// Orders stores past the caches ([`Vector::stream`]) before everything that follows.
+pub(crate) fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has SFENCE.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
 /// Makes the two tables of 16 products (of the low and the high four bits) that byte shuffles look up, as four words.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) fn nibble_table(coefficient: u8, words: &mut [u64]) {
