@@ -1,6 +1,7 @@
 //! Asynchronous part: accepting, connecting, handshakes, and the streams of connections.
 
 mod client;
+mod liveness;
 mod server;
 mod stream;
 

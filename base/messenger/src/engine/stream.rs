@@ -5,9 +5,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use forebay_reactor::time::Sleep;
-use forebay_reactor::{BufList, BufMut, Instant, now, sleep_until, wall_clock};
+use forebay_reactor::{BufList, BufMut, Instant, now, wall_clock};
 
+use super::liveness::Liveness;
 use crate::connection::{Conn, Outgoing, Reason};
 use crate::message::{Message, Role};
 use crate::session::state::Verdict;
@@ -54,15 +54,9 @@ pub(super) struct Transmission {
     settled: Vec<Rc<Outgoing>>,
     /// Budget share of the message that is being received.
     held: Option<Held>,
-    full: bool,
+    /// Time at the beginning of the turn.
     now: Instant,
-    heard: Instant,
-    /// Time when the frame that is being received began.
-    frame_since: Option<Instant>,
-    /// Set while a keepalive was sent and nothing has been received since.
-    asked: bool,
-    /// Next timer check, and the timer that wakes the task for it; `None` before the first check.
-    timer: Option<(Instant, Sleep)>,
+    liveness: Liveness,
 }
 
 impl Transmission {
@@ -86,12 +80,8 @@ impl Transmission {
             ack_waits: false,
             settled: Vec::new(),
             held: None,
-            full: false,
             now,
-            heard: now,
-            frame_since: None,
-            asked: false,
-            timer: None,
+            liveness: Liveness::new(now),
         }
     }
 
@@ -129,7 +119,7 @@ impl Transmission {
         self.now = now();
         // Messages queued from here on are seen below.
         self.conn.send_queue.attend(cx.waker());
-        self.tick(cx)?;
+        self.ask_alive |= self.liveness.check(self.now, &self.conn.endpoint.options, cx)?;
         if self.conn.send_queue.session().queued() > 0 {
             // Queued messages are sent before more is received, which may take a while.
             self.pump(cx, &send, sending.as_mut())?;
@@ -193,12 +183,11 @@ impl Transmission {
 
     fn received(&mut self, result: io::Result<usize>, buf: BufMut) -> Result<(), Reason> {
         match result {
-            Ok(0) if self.frame_since.is_some() => Err(Reason::PeerBroke),
+            Ok(0) if self.liveness.is_in_frame() => Err(Reason::PeerBroke),
             Ok(0) => Err(Reason::PeerClosed),
             Ok(got) => {
                 self.decoder.received(buf, got);
-                self.heard = self.now;
-                self.asked = false;
+                self.liveness.received(self.now);
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Reason::PeerBroke),
@@ -208,10 +197,7 @@ impl Transmission {
 
     /// Parses frames from the received bytes, as far as budgets allow.
     fn take_in(&mut self, cx: &Context<'_>, budget: &mut u32) -> Result<Intake, Reason> {
-        if std::mem::take(&mut self.full) {
-            // Reception was paused by this side, so the silence does not count.
-            self.heard = self.now;
-        }
+        self.liveness.resume(self.now);
         loop {
             if *budget == 0 {
                 return Ok(Intake::BudgetSpent);
@@ -226,7 +212,7 @@ impl Transmission {
             match self.decoder.next(admit, |_| {}).map_err(Violation::from)? {
                 Next::Frame(frame) => {
                     *budget -= 1;
-                    self.frame_since = None;
+                    self.liveness.frame_ended();
                     match frame.tag {
                         Tag::Message => self.message(frame)?,
                         _ => self.control(&frame)?,
@@ -234,14 +220,14 @@ impl Transmission {
                 }
                 Next::NeedInput => {
                     if self.decoder.is_between_frames() {
-                        self.frame_since = None;
+                        self.liveness.frame_ended();
                     } else {
-                        self.frame_since.get_or_insert(self.now);
+                        self.liveness.frame_begun(self.now);
                     }
                     return Ok(Intake::NeedInput);
                 }
                 Next::NotAdmitted => {
-                    self.full = true;
+                    self.liveness.pause();
                     self.conn.receive_budget.wait(cx.waker());
                     return Ok(Intake::NoReceiveBudget);
                 }
@@ -335,35 +321,5 @@ impl Transmission {
         drop(session);
         handed_over.drain(..).for_each(|outgoing| outgoing.settle(Ok(())));
         Ok(batch)
-    }
-
-    /// Checks timeouts when the timer is due.
-    fn tick(&mut self, cx: &mut Context<'_>) -> Result<(), Reason> {
-        let due = self.timer.as_ref().map_or(self.now, |(due, _)| *due);
-        if self.now < due {
-            return Ok(());
-        }
-        let options = &self.conn.endpoint.options;
-        let silent = self.now.since(self.heard);
-        if !self.full {
-            if silent >= options.keepalive_timeout {
-                return Err(Reason::Silent);
-            }
-            if self.frame_since.is_some_and(|since| self.now.since(since) >= options.frame_timeout) {
-                return Err(Reason::Slow);
-            }
-            if silent >= options.keepalive_interval && !std::mem::replace(&mut self.asked, true) {
-                self.ask_alive = true;
-            }
-        }
-        let patience = options.keepalive_timeout.saturating_sub(options.keepalive_interval);
-        let period = options.keepalive_interval.min(patience).min(options.frame_timeout);
-        let due = self.now + period.max(std::time::Duration::from_millis(1));
-        let mut timer = sleep_until(due);
-        // The timer is armed by its first poll; since a task's waker does not change, it is not polled again until it
-        // is due.
-        let _ = Pin::new(&mut timer).poll(cx);
-        self.timer = Some((due, timer));
-        Ok(())
     }
 }
