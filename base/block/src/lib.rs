@@ -9,6 +9,7 @@ mod device;
 mod error;
 mod extent;
 mod object;
+mod range_lock;
 mod remote;
 mod request;
 pub mod reservation;
@@ -24,6 +25,7 @@ pub use object::{
     BackendInfo, KvPage, ListPage, ObjectBackend, ObjectName, ObjectOp, ObjectRead, ObjectStat, SnapClone, SnapContext,
     SnapId, SnapSet, SparseData, Transaction, Usage,
 };
+pub use range_lock::{ExclusiveRange, RangeLock, SharedRange};
 pub use remote::{DeviceHandle, RemoteDevice};
 pub use request::{Reply, Request};
 pub use shared::{
