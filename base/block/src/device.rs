@@ -1,7 +1,8 @@
 use std::cell::Cell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use forebay_reactor::BufList;
 use forebay_reactor::sync::Notify;
@@ -62,14 +63,19 @@ pub trait BlockDevice {
     /// within the same [`unit`](Self::unit).
     fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
         let one = |Patch { offset, data }| self.submit(Request::Write { offset, data, fua });
-        let under_way: Vec<_> = writes.into_iter().map(one).collect();
-        Box::pin(async move {
-            let mut all = Ok(());
-            for write in under_way {
-                all = all.and(write.await.map(drop));
-            }
-            all
-        })
+        let mut in_flight: Vec<_> = writes.into_iter().map(one).collect();
+        let mut all = Ok(());
+        // All are polled: one that is done may keep a range locked until then, for which another waits.
+        Box::pin(poll_fn(move |cx| {
+            in_flight.retain_mut(|write| match write.as_mut().poll(cx) {
+                Poll::Ready(Err(error)) if all.is_ok() => {
+                    all = Err(error);
+                    false
+                }
+                poll => poll.is_pending(),
+            });
+            if in_flight.is_empty() { Poll::Ready(std::mem::replace(&mut all, Ok(()))) } else { Poll::Pending }
+        }))
     }
 
     /// Returns the size in bytes of the units, counted from offset 0, in which the device stores data and changes it in

@@ -9,7 +9,7 @@ use crate::format::{Features, Header, map_object};
 use crate::image::{Shared, View, mark_in_use};
 use crate::images::Images;
 use crate::objectmap::mark_in_snapshot;
-use crate::requests::{Wishes, read_all};
+use crate::requests::{WriteFlags, read_all};
 use crate::wire::bitmap::State;
 use crate::wire::snapshot::Parent;
 
@@ -74,11 +74,11 @@ pub(crate) async fn copy_up(
     object: u64,
     overlap: u64,
     change: &[ObjectOp],
-    wishes: Wishes,
+    flags: WriteFlags,
 ) -> Result<CopiedUp> {
     let Some(parent) = shared.parent() else { return Ok(CopiedUp::Only) };
     let from = Extent::new(object * shared.layout().object_size(), overlap);
-    let Wishes { durable, advice } = wishes;
+    let WriteFlags { durable, advice } = flags;
     // The parent has other children, which may read the same soon.
     let data = read_all(&parent.shared, parent.view, from, Advice::NONE).await?;
     let writes = stored_runs(&data);

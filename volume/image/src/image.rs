@@ -5,21 +5,21 @@ use std::future::ready;
 use std::rc::Rc;
 
 use forebay_block::{
-    Advice, BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName,
-    ObjectOp, Patch, Reply, Request, Result, SizeWatch, SnapContext, SnapId,
+    Advice, BlockDevice, Error, ErrorKind, ExclusiveRange, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend,
+    ObjectName, ObjectOp, Patch, Reply, Request, Result, SharedRange, SizeWatch, SnapContext, SnapId,
 };
 use forebay_reactor::spawn;
 use forebay_reactor::sync::{Notify, Semaphore};
 
+use crate::admission::Admission;
 use crate::clone::{ParentImage, open_parent};
 use crate::format::{Features, Header, header_object};
-use crate::gate::{Gate, Hold, Pass};
 use crate::images::Images;
 use crate::info::Progress;
 use crate::layout::Layout;
 use crate::objectmap::ObjectMap;
 use crate::requests;
-use crate::reserved::{Reserved, outdated};
+use crate::reserved::Reserved;
 use crate::session::{KeptLock, Session};
 
 /// Longest read or write in bytes; front ends split longer ones.
@@ -78,11 +78,11 @@ pub(crate) struct Shared {
     reserved: RefCell<Option<Rc<Reserved>>>,
     /// Called whenever the lock was acquired; see [`Image::set_lock_check`].
     lock_check: RefCell<Option<LockCheck>>,
-    /// Admission epoch, incremented when changes that still wait for admission must be refused.
-    admission: Cell<u64>,
+    admission: Admission,
     refreshing: Semaphore,
+    /// Set while the stored header may be newer than the one in memory, since it could not be read.
+    stale: Cell<bool>,
     preferred_io: u32,
-    gate: Gate,
     resizing: Semaphore,
     watch: Rc<SizeWatch>,
     handles: Cell<usize>,
@@ -134,9 +134,9 @@ impl Shared {
             session: RefCell::default(),
             reserved: RefCell::default(),
             lock_check: RefCell::default(),
-            admission: Cell::new(0),
+            admission: Admission::new(),
             refreshing: Semaphore::new(1),
-            gate: Gate::new(),
+            stale: Cell::new(false),
             resizing: Semaphore::new(1),
             watch: Rc::default(),
             handles: Cell::new(0),
@@ -173,6 +173,7 @@ impl Shared {
     pub(crate) async fn refresh(self: &Rc<Self>) -> Result<()> {
         // Serialized, so that an older header is not applied last.
         let _alone = self.refreshing.acquire(1).await;
+        self.stale.set(true);
         let header = self.images.header(&self.id).await?;
         let spec = header.parent.as_ref().map(|(_, spec)| (spec.pool, &spec.namespace, &spec.image, spec.snap));
         let known = self.parent();
@@ -189,6 +190,7 @@ impl Shared {
             }
         }
         self.apply(header);
+        self.stale.set(false);
         Ok(())
     }
 
@@ -200,6 +202,11 @@ impl Shared {
         if let Some(parent) = self.parent() {
             parent.shared.mark_in_use();
         }
+    }
+
+    /// Re-reads the header if the last attempt failed.
+    pub(crate) async fn refresh_stale(self: &Rc<Self>) -> Result<()> {
+        if self.stale.get() { self.refresh().await } else { Ok(()) }
     }
 
     /// Re-reads the stored header after a change by this client, if the pool is shared or the image has a parent.
@@ -222,6 +229,15 @@ impl Shared {
 
     pub(crate) fn backend(&self) -> &Rc<dyn ObjectBackend> {
         &self.backend
+    }
+
+    /// Makes completed changes durable: those of the data, and those of the metadata if they are in another pool.
+    pub(crate) async fn flush(&self) -> Result<()> {
+        self.data.flush().await?;
+        if std::ptr::addr_eq(Rc::as_ptr(&self.data), Rc::as_ptr(&self.backend)) {
+            return Ok(());
+        }
+        self.backend.flush().await
     }
 
     /// Returns the pool of the data.
@@ -312,7 +328,7 @@ impl Shared {
         if let Some(reserved) = self.reserved()
             && reserved.claimed().await?
         {
-            self.admission.set(self.admission.get() + 1);
+            self.admission.supersede();
         }
         let check = self.lock_check.borrow().clone();
         match check {
@@ -321,40 +337,34 @@ impl Shared {
         }
     }
 
-    /// Returns the admission epoch for a change that arrives now; see [`Shared::check_admission`].
-    pub(crate) fn admission(&self) -> u64 {
-        self.admission.get()
-    }
-
-    /// Refuses a change that has waited since before other clients changed the reservations.
-    pub(crate) fn check_admission(&self, admission: u64) -> Result<()> {
-        if admission == self.admission.get() { Ok(()) } else { Err(outdated()) }
+    pub(crate) fn admission(&self) -> &Admission {
+        &self.admission
     }
 
     /// Waits until a change of a range is admitted, with the exclusive lock if required. The lock is not released
     /// before the change has ended.
-    pub(crate) async fn enter(self: &Rc<Self>, extent: Extent) -> Result<Pass> {
+    pub(crate) async fn enter(self: &Rc<Self>, extent: Extent) -> Result<SharedRange> {
         loop {
             if !self.may_write() {
                 self.lock().await?;
             }
-            let pass = self.gate.pass(extent).await;
+            let range = self.admission.shared(extent).await;
             // The lock may have been released in the meantime.
             if self.may_write() {
-                return Ok(pass);
+                return Ok(range);
             }
         }
     }
 
     /// Locks a range exclusively, with the exclusive lock of the image if required.
-    pub(crate) async fn enter_alone(self: &Rc<Self>, extent: Extent) -> Result<Hold> {
+    pub(crate) async fn enter_alone(self: &Rc<Self>, extent: Extent) -> Result<ExclusiveRange> {
         loop {
             if !self.may_write() {
                 self.lock().await?;
             }
-            let hold = self.gate.hold(extent).await;
+            let range = self.admission.exclusive(extent).await;
             if self.may_write() {
-                return Ok(hold);
+                return Ok(range);
             }
         }
     }
@@ -410,10 +420,6 @@ impl Shared {
 
     pub(crate) fn snapc(&self) -> Option<Rc<SnapContext>> {
         self.snapc.borrow().clone()
-    }
-
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.gate
     }
 
     pub(crate) fn resizing(&self) -> &Semaphore {

@@ -10,7 +10,7 @@ const NAMES: usize = 256;
 
 /// Part of a request within one object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct ObjectExtent {
     /// Object number.
     pub(crate) object: u64,
     /// Byte range in the object.
@@ -44,10 +44,10 @@ impl Layout {
     }
 
     /// Returns the piece that covers all of `extent`, if it is within one object.
-    pub(crate) fn single(&self, extent: Extent) -> Option<Piece> {
+    pub(crate) fn single(&self, extent: Extent) -> Option<ObjectExtent> {
         let object = extent.offset >> self.order;
         let offset = extent.offset & (self.object_size() - 1);
-        (offset + extent.len <= self.object_size()).then(|| Piece {
+        (offset + extent.len <= self.object_size()).then(|| ObjectExtent {
             object,
             extent: Extent::new(offset, extent.len),
             at: 0,
@@ -55,7 +55,7 @@ impl Layout {
     }
 
     /// Returns the pieces of `extent`, in order.
-    pub(crate) fn pieces(&self, extent: Extent) -> impl Iterator<Item = Piece> + use<> {
+    pub(crate) fn pieces(&self, extent: Extent) -> impl Iterator<Item = ObjectExtent> + use<> {
         let (order, object_size) = (self.order, self.object_size());
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -66,16 +66,16 @@ impl Layout {
             let from = extent.offset + at;
             let offset = from & (object_size - 1);
             let len = rest.min(object_size - offset);
-            let piece = Piece { object: from >> order, extent: Extent::new(offset, len), at };
+            let piece = ObjectExtent { object: from >> order, extent: Extent::new(offset, len), at };
             at += len;
             Some(piece)
         })
     }
 
     /// Returns the piece that covers an object up to the end of an image of `size` bytes.
-    pub(crate) fn piece_of(&self, object: u64, size: u64) -> Piece {
+    pub(crate) fn piece_of(&self, object: u64, size: u64) -> ObjectExtent {
         let at = object << self.order;
-        Piece { object, extent: Extent::new(0, self.object_size().min(size - at)), at }
+        ObjectExtent { object, extent: Extent::new(0, self.object_size().min(size - at)), at }
     }
 
     /// Returns the name of a data object.
@@ -116,7 +116,7 @@ mod tests {
             [(0, 1), (0, unit), (0, unit + 1), (unit - 1, 2), (100, 5 * unit), (3 * unit, 0), (u64::MAX - 9, 9)]
         {
             let extent = Extent::new(extent.0, extent.1);
-            let pieces: Vec<Piece> = layout.pieces(extent).collect();
+            let pieces: Vec<ObjectExtent> = layout.pieces(extent).collect();
             let mut at = 0;
             for piece in &pieces {
                 assert_eq!(piece.at, at);

@@ -8,13 +8,13 @@
 //! which are open. An open [`Image`] is a [`BlockDevice`](forebay_block::BlockDevice). The functions of this module
 //! are shorthands for callers that have only the backend.
 
+mod admission;
 mod clone;
 mod details;
 mod directory;
 mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
-mod gate;
 mod image;
 mod images;
 mod info;

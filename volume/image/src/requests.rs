@@ -12,15 +12,15 @@ use std::task::{Context, Poll};
 
 use forebay_block::{
     Advice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectOp, ObjectRead, Patch, Reply,
-    Request, Result, SnapId, Transaction,
+    Request, Result, SharedRange, SnapId, Transaction,
 };
 use forebay_reactor::spawn;
 
+use crate::admission::detach;
 use crate::clone::{CopiedUp, copy_up};
-use crate::gate::Pass;
 use crate::image::{ImageUsage, Shared, TRANSFER_MAX, View};
 use crate::info::Progress;
-use crate::layout::Piece;
+use crate::layout::ObjectExtent;
 use crate::present::{Present, walk};
 use crate::window::{REQUEST_WINDOW, windowed};
 use crate::wire::bitmap::State;
@@ -34,14 +34,14 @@ enum Change {
 
 /// Write flags.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Wishes {
+pub(crate) struct WriteFlags {
     /// Durable before it is acknowledged (FUA).
     pub(crate) durable: bool,
     /// Access pattern hint for the bytes.
     pub(crate) advice: Advice,
 }
 
-impl Wishes {
+impl WriteFlags {
     fn transaction(self, shared: &Shared, ops: Vec<ObjectOp>) -> Transaction {
         Transaction { snapc: shared.snapc(), ops, durable: self.durable, advice: self.advice }
     }
@@ -59,19 +59,19 @@ pub(crate) fn submit(shared: &Rc<Shared>, view: View, request: Request, advice: 
         let what = format!("image {}: compare {} bytes, write {}", shared.name(), expect.len(), data.len());
         return failed(Error::new(ErrorKind::Invalid, what));
     }
-    let wishes = |durable| Wishes { durable, advice };
+    let flags = |durable| WriteFlags { durable, advice };
     match request {
         Request::Read(_) if extent.len > TRANSFER_MAX.into() => {
             failed(Error::new(ErrorKind::Invalid, format!("image {}: a read of {} bytes", shared.name(), extent.len)))
         }
         Request::Read(extent) => read(shared, view, extent, advice),
         _ if extent.len == 0 => Box::pin(ready(Ok(Reply::Done))),
-        Request::Write { data, fua, .. } => change(shared, extent, Change::Write(data), wishes(fua)),
-        Request::Discard(_) => change(shared, extent, Change::Clear, wishes(false)),
-        Request::WriteZeroes { no_unmap: false, fua, .. } => change(shared, extent, Change::Clear, wishes(fua)),
-        Request::WriteZeroes { no_unmap: true, fua, .. } => write_zeroes(shared, extent, wishes(fua)),
+        Request::Write { data, fua, .. } => change(shared, extent, Change::Write(data), flags(fua)),
+        Request::Discard(_) => change(shared, extent, Change::Clear, flags(false)),
+        Request::WriteZeroes { no_unmap: false, fua, .. } => change(shared, extent, Change::Clear, flags(fua)),
+        Request::WriteZeroes { no_unmap: true, fua, .. } => write_zeroes(shared, extent, flags(fua)),
         Request::CompareAndWrite { expect, data, fua, .. } => {
-            compare_and_write(shared, extent, expect, data, wishes(fua))
+            compare_and_write(shared, extent, expect, data, flags(fua))
         }
         Request::Flush => flush(shared),
     }
@@ -115,7 +115,7 @@ fn is_absent(shared: &Shared, view: View, object: u64) -> bool {
 }
 
 /// Reads exactly the bytes of a piece; an absent object reads as the parent's data, or zeroes.
-fn read_piece(shared: &Rc<Shared>, view: View, piece: Piece, advice: Advice) -> LocalFuture<Result<BufList>> {
+fn read_piece(shared: &Rc<Shared>, view: View, piece: ObjectExtent, advice: Advice) -> LocalFuture<Result<BufList>> {
     let Extent { offset, len } = piece.extent;
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
     let stored = (!is_absent(shared, view, piece.object)).then(|| {
@@ -160,12 +160,11 @@ fn pieces_of(shared: &Shared, extent: Extent) -> usize {
 // ---- Writing ----
 
 /// In-flight write within one object; if dropped, it continues detached.
-struct OneWrite {
-    shared: Rc<Shared>,
-    work: Option<(LocalFuture<Result<u64>>, Pass)>,
+struct ObjectWrite {
+    work: Option<(LocalFuture<Result<u64>>, SharedRange)>,
 }
 
-impl Future for OneWrite {
+impl Future for ObjectWrite {
     type Output = Result<Reply>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let (work, _) = self.work.as_mut().expect("polled after it was done");
@@ -175,48 +174,48 @@ impl Future for OneWrite {
     }
 }
 
-impl Drop for OneWrite {
+impl Drop for ObjectWrite {
     fn drop(&mut self) {
-        if let Some((work, pass)) = self.work.take() {
-            self.shared.gate().leave(work, pass);
+        if let Some((work, range)) = self.work.take() {
+            detach(work, range);
         }
     }
 }
 
 /// Writes or deallocates a non-empty range.
-fn change(shared: &Rc<Shared>, extent: Extent, change: Change, wishes: Wishes) -> LocalFuture<Result<Reply>> {
-    let pass = try_enter(shared, extent);
+fn change(shared: &Rc<Shared>, extent: Extent, change: Change, flags: WriteFlags) -> LocalFuture<Result<Reply>> {
+    let range = try_enter(shared, extent);
     let single = shared.layout().single(extent).filter(|piece| is_plain(shared, piece.object, &change));
-    let pass = match (single, pass) {
-        (Some(piece), Some(pass)) => {
-            let work = change_piece(shared, piece, &change, wishes);
-            return Box::pin(OneWrite { shared: shared.clone(), work: Some((work, pass)) });
+    let range = match (single, range) {
+        (Some(piece), Some(range)) => {
+            let work = change_piece(shared, piece, &change, flags);
+            return Box::pin(ObjectWrite { work: Some((work, range)) });
         }
-        (_, pass) => pass,
+        (_, range) => range,
     };
-    let (shared, admission) = (shared.clone(), shared.admission());
+    let (shared, epoch) = (shared.clone(), shared.admission().epoch());
     let task = spawn(async move {
-        let _pass = match pass {
-            Some(pass) => pass,
-            None => wait_to_pass(&shared, extent, admission).await?,
+        let _range = match range {
+            Some(range) => range,
+            None => wait_to_enter(&shared, extent, epoch).await?,
         };
-        change_pieces(&shared, extent, &change, wishes).await
+        change_pieces(&shared, extent, &change, flags).await
     });
     Box::pin(async move { task.await.map(|()| Reply::Done) })
 }
 
 /// Admits a write at once, if its range is not locked and the exclusive lock, if required, is held.
-fn try_enter(shared: &Shared, extent: Extent) -> Option<Pass> {
-    if shared.may_write() { shared.gate().try_pass(extent) } else { None }
+fn try_enter(shared: &Shared, extent: Extent) -> Option<SharedRange> {
+    if shared.may_write() { shared.admission().try_shared(extent) } else { None }
 }
 
-/// Waits until a write that arrived at `admission` is admitted. Checks the reservations and the size again, which may
+/// Waits until a write that arrived in `epoch` is admitted. Checks the reservations and the size again, which may
 /// have changed in the meantime.
-async fn wait_to_pass(shared: &Rc<Shared>, extent: Extent, admission: u64) -> Result<Pass> {
-    let pass = shared.enter(extent).await?;
-    shared.check_admission(admission)?;
+async fn wait_to_enter(shared: &Rc<Shared>, extent: Extent, epoch: u64) -> Result<SharedRange> {
+    let range = shared.enter(extent).await?;
+    shared.admission().check(epoch)?;
     shared.check_range(shared.head(), extent)?;
-    Ok(pass)
+    Ok(range)
 }
 
 /// Returns whether a change of this object is a single transaction: the object has no overlap with a parent, and the
@@ -228,7 +227,7 @@ fn is_plain(shared: &Shared, object: u64, change: &Change) -> bool {
     shared.map().is_none_or(|map| map.is_marked(object) && matches!(change, Change::Write(_)))
 }
 
-async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, wishes: Wishes) -> Result<()> {
+async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, flags: WriteFlags) -> Result<()> {
     let present = match change {
         Change::Clear => Present::within(shared, shared.head(), extent).await?,
         Change::Write(_) => Present::All,
@@ -241,36 +240,41 @@ async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, wis
         skipped |= !is_there;
         is_there
     });
-    let next = || Some(change_piece(shared, pieces.next()?, change, wishes));
+    let next = || Some(change_piece(shared, pieces.next()?, change, flags));
     windowed(REQUEST_WINDOW, next, |_, _| {}).await?;
     drop(pieces);
     if skipped {
-        cleared_nothing(shared, wishes).await?;
+        cleared_nothing(shared, flags).await?;
     }
     Ok(())
 }
 
 /// Completes a deallocation that found no object. A preceding removal may not be durable yet, so `durable` requires a
 /// flush.
-async fn cleared_nothing(shared: &Shared, wishes: Wishes) -> Result<u64> {
-    if wishes.durable {
+async fn cleared_nothing(shared: &Shared, flags: WriteFlags) -> Result<u64> {
+    if flags.durable {
         shared.data().flush().await?;
     }
     Ok(0)
 }
 
 /// Treats the removal of an absent object as done, once its absence is durable if required.
-fn removed(shared: &Rc<Shared>, work: LocalFuture<Result<u64>>, wishes: Wishes) -> LocalFuture<Result<u64>> {
+fn removed(shared: &Rc<Shared>, work: LocalFuture<Result<u64>>, flags: WriteFlags) -> LocalFuture<Result<u64>> {
     let shared = shared.clone();
     Box::pin(async move {
         match work.await {
-            Err(error) if error.kind() == ErrorKind::NotFound => cleared_nothing(&shared, wishes).await,
+            Err(error) if error.kind() == ErrorKind::NotFound => cleared_nothing(&shared, flags).await,
             other => other,
         }
     })
 }
 
-fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, wishes: Wishes) -> LocalFuture<Result<u64>> {
+fn change_piece(
+    shared: &Rc<Shared>,
+    piece: ObjectExtent,
+    change: &Change,
+    flags: WriteFlags,
+) -> LocalFuture<Result<u64>> {
     let extent = piece.extent;
     let op = match change {
         Change::Write(data) => {
@@ -281,28 +285,28 @@ fn change_piece(shared: &Rc<Shared>, piece: Piece, change: &Change, wishes: Wish
         Change::Clear => clear_op(shared, piece),
     };
     if !is_plain(shared, piece.object, change) {
-        return Box::pin(change_managed(shared.clone(), piece.object, vec![op], wishes));
+        return Box::pin(change_managed(shared.clone(), piece.object, vec![op], flags));
     }
     if matches!(op, ObjectOp::Write { .. }) {
-        return store(shared, piece.object, vec![op], wishes);
+        return store(shared, piece.object, vec![op], flags);
     }
     let may_be_absent = matches!(op, ObjectOp::Remove);
-    let work = shared.data().submit(&shared.object_name(piece.object), wishes.transaction(shared, vec![op]));
-    if may_be_absent { removed(shared, work, wishes) } else { work }
+    let work = shared.data().submit(&shared.object_name(piece.object), flags.transaction(shared, vec![op]));
+    if may_be_absent { removed(shared, work, flags) } else { work }
 }
 
 /// Writes to an object that needs no copy-up and no object map update.
-fn store(shared: &Shared, object: u64, mut ops: Vec<ObjectOp>, wishes: Wishes) -> LocalFuture<Result<u64>> {
+fn store(shared: &Shared, object: u64, mut ops: Vec<ObjectOp>, flags: WriteFlags) -> LocalFuture<Result<u64>> {
     // Without an object map it is unknown whether this creates the object.
     if let Some(expect) = shared.expectation().filter(|_| shared.map().is_none()) {
         ops.insert(0, expect);
     }
-    shared.data().submit(&shared.object_name(object), wishes.transaction(shared, ops))
+    shared.data().submit(&shared.object_name(object), flags.transaction(shared, ops))
 }
 
 /// Submits non-overlapping writes; those to one object are one transaction.
 pub(crate) fn write_many(shared: &Rc<Shared>, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
-    let wishes = Wishes { durable: fua, advice: Advice::NONE };
+    let flags = WriteFlags { durable: fua, advice: Advice::NONE };
     let mut objects: BTreeMap<u64, Vec<ObjectOp>> = BTreeMap::new();
     for Patch { offset, data } in writes {
         let extent = Extent::new(offset, data.len() as u64);
@@ -314,22 +318,21 @@ pub(crate) fn write_many(shared: &Rc<Shared>, writes: Vec<Patch>, fua: bool) -> 
             objects.entry(piece.object).or_default().push(op);
         }
     }
-    let mut under_way: Vec<_> =
-        objects.into_iter().map(|(object, ops)| write_object(shared, object, ops, wishes)).collect();
-    match under_way.len() {
-        1 => under_way.remove(0),
-        _ => Box::pin(async move {
-            let mut all = Ok(());
-            for write in under_way {
-                all = all.and(write.await);
-            }
-            all
-        }),
+    let mut in_flight: Vec<_> =
+        objects.into_iter().map(|(object, ops)| write_object(shared, object, ops, flags)).collect();
+    match in_flight.len() {
+        1 => in_flight.remove(0),
+        // All are polled: one that is done keeps its range locked until then. Another may wait behind an exclusive lock
+        // that waits for that range.
+        objects => {
+            let mut in_flight = in_flight.into_iter();
+            Box::pin(windowed(objects.max(1), move || in_flight.next(), |_, ()| {}))
+        }
     }
 }
 
 /// Submits the writes to one object as one transaction.
-fn write_object(shared: &Rc<Shared>, object: u64, ops: Vec<ObjectOp>, wishes: Wishes) -> LocalFuture<Result<()>> {
+fn write_object(shared: &Rc<Shared>, object: u64, ops: Vec<ObjectOp>, flags: WriteFlags) -> LocalFuture<Result<()>> {
     let at = object * shared.layout().object_size();
     let ends = ops.iter().map(|op| match op {
         ObjectOp::Write { offset, data } => (*offset, offset + data.len() as u64),
@@ -338,22 +341,22 @@ fn write_object(shared: &Rc<Shared>, object: u64, ops: Vec<ObjectOp>, wishes: Wi
     let (from, to) = ends.fold((u64::MAX, 0), |(from, to), (start, end)| (from.min(start), to.max(end)));
     // Span of all writes: a range lock on any part of it blocks them.
     let extent = Extent::new(at + from, to.saturating_sub(from));
-    let pass = try_enter(shared, extent);
+    let range = try_enter(shared, extent);
     if is_plain(shared, object, &Change::Write(BufList::new()))
-        && let Some(pass) = pass
+        && let Some(range) = range
     {
-        let write = OneWrite { shared: shared.clone(), work: Some((store(shared, object, ops, wishes), pass)) };
+        let write = ObjectWrite { work: Some((store(shared, object, ops, flags), range)) };
         return Box::pin(async move { write.await.map(drop) });
     }
-    let (shared, admission) = (shared.clone(), shared.admission());
+    let (shared, epoch) = (shared.clone(), shared.admission().epoch());
     let task = spawn(async move {
-        let _pass = match pass {
-            Some(pass) => pass,
-            None => wait_to_pass(&shared, extent, admission).await?,
+        let _range = match range {
+            Some(range) => range,
+            None => wait_to_enter(&shared, extent, epoch).await?,
         };
         let write = match is_plain(&shared, object, &Change::Write(BufList::new())) {
-            true => store(&shared, object, ops, wishes),
-            false => Box::pin(change_managed(shared.clone(), object, ops, wishes)),
+            true => store(&shared, object, ops, flags),
+            false => Box::pin(change_managed(shared.clone(), object, ops, flags)),
         };
         write.await.map(drop)
     });
@@ -361,13 +364,13 @@ fn write_object(shared: &Rc<Shared>, object: u64, ops: Vec<ObjectOp>, wishes: Wi
 }
 
 /// Returns the part of a request's data for a piece, without copying.
-fn part(data: &BufList, piece: Piece) -> BufList {
+fn part(data: &BufList, piece: ObjectExtent) -> BufList {
     data.slice(piece.at as usize..(piece.at + piece.extent.len) as usize)
 }
 
 /// Returns the operation that deallocates a piece: removing the object if the piece covers it, truncating it if the
 /// piece reaches its end, zeroing otherwise.
-fn clear_op(shared: &Shared, piece: Piece) -> ObjectOp {
+fn clear_op(shared: &Shared, piece: ObjectExtent) -> ObjectOp {
     let Extent { offset, len } = piece.extent;
     let object_size = shared.layout().object_size();
     // The last object may be shorter. Its length is computed now, not when the request came, since the image may have
@@ -383,21 +386,21 @@ fn clear_op(shared: &Shared, piece: Piece) -> ObjectOp {
 }
 
 /// Writes zeroes that keep their space allocated, with a bounded number of objects in flight.
-fn write_zeroes(shared: &Rc<Shared>, extent: Extent, wishes: Wishes) -> LocalFuture<Result<Reply>> {
-    let pass = try_enter(shared, extent);
-    let (shared, admission) = (shared.clone(), shared.admission());
+fn write_zeroes(shared: &Rc<Shared>, extent: Extent, flags: WriteFlags) -> LocalFuture<Result<Reply>> {
+    let range = try_enter(shared, extent);
+    let (shared, epoch) = (shared.clone(), shared.admission().epoch());
     let task = spawn(async move {
-        let _pass = match pass {
-            Some(pass) => pass,
-            None => wait_to_pass(&shared, extent, admission).await?,
+        let _range = match range {
+            Some(range) => range,
+            None => wait_to_enter(&shared, extent, epoch).await?,
         };
         // One zero buffer serves all objects.
         let zeroes = BufList::zeroes(extent.len.min(shared.layout().object_size()) as usize);
         let mut pieces = shared.layout().pieces(extent);
         let next = || {
-            let piece = Piece { at: 0, ..pieces.next()? };
+            let piece = ObjectExtent { at: 0, ..pieces.next()? };
             let data = Change::Write(zeroes.slice(0..piece.extent.len as usize));
-            Some(change_piece(&shared, piece, &data, wishes))
+            Some(change_piece(&shared, piece, &data, flags))
         };
         windowed(REQUEST_WINDOW, next, |_, _| {}).await
     });
@@ -411,56 +414,56 @@ fn compare_and_write(
     extent: Extent,
     expect: BufList,
     data: BufList,
-    wishes: Wishes,
+    flags: WriteFlags,
 ) -> LocalFuture<Result<Reply>> {
     if let Some(piece) = shared.layout().single(extent) {
         // The backend's transaction is atomic with respect to all other operations on the object.
-        if let Some(pass) = try_enter(shared, extent)
+        if let Some(range) = try_enter(shared, extent)
             && is_plain(shared, piece.object, &Change::Write(BufList::new()))
         {
-            let work = compare_and_write_piece(shared, piece, expect, data, wishes);
-            return Box::pin(OneWrite { shared: shared.clone(), work: Some((work, pass)) });
+            let work = compare_and_write_piece(shared, piece, expect, data, flags);
+            return Box::pin(ObjectWrite { work: Some((work, range)) });
         }
-        let (shared, admission) = (shared.clone(), shared.admission());
+        let (shared, epoch) = (shared.clone(), shared.admission().epoch());
         let task = spawn(async move {
-            let _pass = wait_to_pass(&shared, extent, admission).await?;
-            compare_and_write_piece(&shared, piece, expect, data, wishes).await
+            let _range = wait_to_enter(&shared, extent, epoch).await?;
+            compare_and_write_piece(&shared, piece, expect, data, flags).await
         });
         return Box::pin(async move { task.await.map(|_| Reply::Done) });
     }
-    let (shared, admission) = (shared.clone(), shared.admission());
+    let (shared, epoch) = (shared.clone(), shared.admission().epoch());
     let task = spawn(async move {
         let _hold = shared.enter_alone(extent).await?;
-        shared.check_admission(admission)?;
+        shared.admission().check(epoch)?;
         shared.check_range(shared.head(), extent)?;
         let found = read_pieces(&shared, shared.head(), extent, Advice::NONE).await?;
         if let Some(at) = first_difference(&found, &expect) {
             return Err(Error::new(ErrorKind::Mismatch(at), format!("image {}", shared.name())));
         }
-        change_pieces(&shared, extent, &Change::Write(data), wishes).await
+        change_pieces(&shared, extent, &Change::Write(data), flags).await
     });
     Box::pin(async move { task.await.map(|()| Reply::Done) })
 }
 
 fn compare_and_write_piece(
     shared: &Rc<Shared>,
-    piece: Piece,
+    piece: ObjectExtent,
     expect: BufList,
     data: BufList,
-    wishes: Wishes,
+    flags: WriteFlags,
 ) -> LocalFuture<Result<u64>> {
     let offset = piece.extent.offset;
     let ops = vec![ObjectOp::Compare { offset, data: expect }, ObjectOp::Write { offset, data }];
     if !is_plain(shared, piece.object, &Change::Write(BufList::new())) {
-        return Box::pin(change_managed(shared.clone(), piece.object, ops, wishes));
+        return Box::pin(change_managed(shared.clone(), piece.object, ops, flags));
     }
-    shared.data().submit(&shared.object_name(piece.object), wishes.transaction(shared, ops))
+    shared.data().submit(&shared.object_name(piece.object), flags.transaction(shared, ops))
 }
 
 // ---- With a parent, or an object map ----
 
 /// Changes an object together with its object map state, before and after, and the copy-up from the parent.
-async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>, wishes: Wishes) -> Result<u64> {
+async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>, flags: WriteFlags) -> Result<u64> {
     let overlap = shared.overlap_in(shared.head(), object);
     let snapc = shared.snapc();
     let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
@@ -483,7 +486,7 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
     let map = shared.map();
     let absent = map.as_ref().is_some_and(|map| !map.may_exist(object));
     if clears && absent && overlap == 0 {
-        return cleared_nothing(&shared, wishes).await;
+        return cleared_nothing(&shared, flags).await;
     }
     if let Some(map) = &map {
         map.update(object, if removes { State::Pending } else { State::Exists }, None).await?;
@@ -491,21 +494,18 @@ async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>,
     let name = shared.object_name(object);
     let mut known_absent = absent;
     let version = loop {
-        if guarded && known_absent && copy_up(&shared, object, overlap, &ops, wishes).await? == CopiedUp::WithChange {
+        if guarded && known_absent && copy_up(&shared, object, overlap, &ops, flags).await? == CopiedUp::WithChange {
             break 0;
         }
         let mut all = Vec::with_capacity(ops.len() + 2);
         all.extend(guarded.then_some(ObjectOp::AssertExists));
         all.extend(expect.clone());
         all.extend(ops.iter().cloned());
-        match shared
-            .data()
-            .submit(&name, Transaction { snapc: snapc.clone(), ..wishes.transaction(&shared, all) })
-            .await
+        match shared.data().submit(&name, Transaction { snapc: snapc.clone(), ..flags.transaction(&shared, all) }).await
         {
             Ok(version) => break version,
             Err(error) if error.kind() == ErrorKind::NotFound && removes => {
-                break cleared_nothing(&shared, wishes).await?;
+                break cleared_nothing(&shared, flags).await?;
             }
             Err(error) if error.kind() == ErrorKind::NotFound && guarded => known_absent = true,
             Err(error) => return Err(error),
@@ -566,7 +566,7 @@ pub(crate) fn map(shared: &Rc<Shared>, view: View, extent: Extent) -> LocalFutur
     })
 }
 
-fn map_piece(shared: &Rc<Shared>, view: View, piece: Piece, present: bool) -> LocalFuture<Result<ExtentMap>> {
+fn map_piece(shared: &Rc<Shared>, view: View, piece: ObjectExtent, present: bool) -> LocalFuture<Result<ExtentMap>> {
     let Extent { offset, len } = piece.extent;
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
     let parent = (from_parent > 0).then(|| shared.parent()).flatten();
@@ -594,7 +594,7 @@ fn map_piece(shared: &Rc<Shared>, view: View, piece: Piece, present: bool) -> Lo
 }
 
 /// Returns the allocation map of a piece in the image itself; `None` if the object does not exist.
-fn map_own(shared: &Shared, view: View, piece: Piece) -> LocalFuture<Result<Option<ExtentMap>>> {
+fn map_own(shared: &Shared, view: View, piece: ObjectExtent) -> LocalFuture<Result<Option<ExtentMap>>> {
     if is_absent(shared, view, piece.object) {
         return Box::pin(ready(Ok(None)));
     }

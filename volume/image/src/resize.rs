@@ -12,7 +12,7 @@ use crate::image::{Image, Shared};
 use crate::images::SIZE_MAX;
 use crate::info::Progress;
 use crate::present::walk;
-use crate::requests::Wishes;
+use crate::requests::WriteFlags;
 use crate::window::{WALK_WINDOW, after_others, windowed};
 use crate::wire::bitmap::State;
 
@@ -88,7 +88,7 @@ fn trim_object(shared: &Rc<Shared>, object: u64, op: ObjectOp) -> LocalFuture<Re
             map.update(object, state, None).await?;
         }
         if copies {
-            copy_up(&shared, object, overlap, &[], Wishes::default()).await?;
+            copy_up(&shared, object, overlap, &[], WriteFlags::default()).await?;
         }
         unless_absent(shared.data().submit(&name, transaction)).await
     })
@@ -141,6 +141,7 @@ impl Image {
         }
         // Acquired before the size is read, which may change with the lock's owner.
         shared.lock().await?;
+        shared.refresh_stale().await?;
         let alone = shared.resizing().acquire(1).await;
         shared.check_there()?;
         let size = shared.size();
@@ -152,8 +153,11 @@ impl Image {
         } else {
             grow(shared, size, new_size, &mut progress).await
         };
-        if resized.is_ok() {
-            shared.refresh_stored().await?;
+        if resized.is_ok()
+            && let Err(error) = shared.refresh_stored().await
+        {
+            // The new size is stored and in force. The header is read again before it is needed.
+            tracing::warn!(image = shared.name(), %error, "cannot re-read the header after a resize");
         }
         drop(alone);
         if let Some(session) = shared.session()
@@ -198,8 +202,11 @@ async fn shrink(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut im
     shown.before = None;
     let overlap = shared.head().overlap;
     shared.set_overlap(overlap.min(new_size));
-    if let Some(map) = shared.map() {
-        map.resize(shared.layout().objects(new_size)).await?;
+    if let Some(map) = shared.map()
+        && let Err(error) = map.resize(shared.layout().objects(new_size)).await
+    {
+        // The new size is stored. A map that is too long covers all objects, and marks those past the end nonexistent.
+        tracing::warn!(image = shared.name(), %error, "cannot shorten the object map after a shrink");
     }
     drop(hold);
     Ok(())

@@ -371,9 +371,13 @@ impl Session {
             return;
         }
         self.phase.set(Phase::Releasing);
-        let hold = image.gate().hold(Extent::new(0, SIZE_MAX)).await;
-        if let Err(error) = image.backend().flush().await {
-            tracing::warn!(header = %self.header, %error, "a flush before the lock is given up");
+        let hold = image.admission().exclusive(Extent::new(0, SIZE_MAX)).await;
+        if let Err(error) = image.flush().await {
+            tracing::warn!(
+                image = image.name(),
+                %error,
+                "flush before the release of the exclusive lock failed; the lock is released all the same"
+            );
         }
         let map = self.map.take();
         if let Some(map) = map {
@@ -506,7 +510,7 @@ impl Session {
             // Another client may hold the lock: cached object state is invalid. In-flight writes are fenced by the
             // client that took the lock.
             self.phase.set(Phase::Releasing);
-            let hold = image.gate().hold(Extent::new(0, SIZE_MAX)).await;
+            let hold = image.admission().exclusive(Extent::new(0, SIZE_MAX)).await;
             self.map.take();
             self.locked_by.set(0);
             self.phase.set(Phase::Unlocked);

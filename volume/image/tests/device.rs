@@ -5,6 +5,7 @@ mod common;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use common::{Stormy, bytes, objects, pattern, run};
 use forebay_block::{
@@ -12,7 +13,7 @@ use forebay_block::{
 };
 use forebay_image::{CreateOptions, Image, OpenOptions};
 use forebay_ram::RamBackend;
-use forebay_reactor::{spawn, yield_now};
+use forebay_reactor::{spawn, timeout, yield_now};
 use proptest::prelude::*;
 
 /// Object size in bytes: the smallest, so that many requests cross a boundary.
@@ -470,6 +471,38 @@ fn a_dropped_request_is_done_all_the_same() {
             expect[offset as usize..][..data.len()].copy_from_slice(&data);
             let swap = Request::CompareAndWrite { offset: 0, expect: bytes(&expect), data: bytes(&expect), fua: false };
             image.submit(swap).await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        });
+    }
+}
+
+/// Writes submitted as one wait for a range, while an exclusive lock waits for what of them has been admitted.
+#[test]
+fn writes_submitted_as_one_do_not_wait_for_themselves() {
+    for seed in 0..40 {
+        run(async {
+            let backend: Rc<dyn ObjectBackend> = Stormy::new(seed, 6);
+            let image = image(&backend, 4 * OBJECT).await;
+            let swap = || {
+                let zeroes = || BufList::zeroes(OBJECT as usize);
+                image.submit(Request::CompareAndWrite {
+                    offset: OBJECT / 2,
+                    expect: zeroes(),
+                    data: zeroes(),
+                    fua: false,
+                })
+            };
+            // One locks the range, the other waits for it.
+            let swaps = [swap(), swap()];
+            yield_now().await;
+            let patch = |offset| Patch { offset, data: bytes(b"data") };
+            let writes = image.write_many(vec![patch(OBJECT), patch(2 * OBJECT), patch(3 * OBJECT)], seed % 2 == 0);
+            let done = timeout(Duration::from_secs(20), writes).await;
+            done.expect("the writes wait for an exclusive lock that waits for them").expect("writes");
+            for swap in swaps {
+                let swapped = swap.await;
+                assert!(swapped.is_ok() || matches!(kind(swapped), Some(ErrorKind::Mismatch(_))), "seed {seed}");
+            }
+            assert_eq!(read(&image, 2 * OBJECT, 4).await, b"data");
         });
     }
 }

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod cluster;
+pub mod failing;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

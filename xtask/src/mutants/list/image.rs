@@ -3,6 +3,7 @@
 use super::Mutant;
 use crate::mutants::stage::Stage;
 
+const RANGES: Stage = Stage::Test("forebay-block", "range_lock");
 const UNIT: Stage = Stage::Lib("forebay-image");
 const CLONES: Stage = Stage::Test("forebay-image", "clones");
 const LOCKS: Stage = Stage::Test("forebay-image", "locks");
@@ -17,15 +18,16 @@ const SIM_SHARED: Stage = Stage::Sim(&["--shared"], 400);
 const SESSION: &str = "volume/image/src/session.rs";
 const REQUESTS: &str = "volume/image/src/requests.rs";
 const RESIZE: &str = "volume/image/src/resize.rs";
-const GATE: &str = "volume/image/src/gate.rs";
+const ADMISSION: &str = "volume/image/src/admission.rs";
+const RANGE_LOCK: &str = "base/block/src/range_lock.rs";
 
 pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "image-lock-released-early",
         "The exclusive lock is released before writes in flight have ended",
         SESSION,
-        "let hold = image.gate().hold(Extent::new(0, SIZE_MAX)).await;\n        if let Err(error) = image.backend().flush()",
-        "let hold = Extent::new(0, SIZE_MAX);\n        if let Err(error) = image.backend().flush()",
+        "let hold = image.admission().exclusive(Extent::new(0, SIZE_MAX)).await;\n        if let Err(error) = image.flush()",
+        "let hold = Extent::new(0, SIZE_MAX);\n        if let Err(error) = image.flush()",
         &[LOCKS, SIM_SHARED],
     ),
     Mutant::new(
@@ -126,19 +128,27 @@ pub(super) const LIST: &[Mutant] = &[
     ),
     Mutant::new(
         "image-hold-without-waiting",
-        "A range is held although writes that passed before have not ended",
-        GATE,
-        "if before.iter().all(|generation| generation.in_flight.get() == 0) {",
-        "if before.len() < usize::MAX {",
-        &[UNIT, DEVICE],
+        "A range is locked exclusively although writes admitted before have not ended",
+        RANGE_LOCK,
+        "before.iter().all(|generation| generation.is_drained())",
+        "before.len() < usize::MAX",
+        &[RANGES, DEVICE],
     ),
     Mutant::new(
         "image-unheard-write-dropped",
-        "A write for whose answer nobody waits any more is given up",
-        GATE,
-        "self.0.left.borrow_mut().push((write, pass));",
-        "drop((write, pass));",
+        "A write whose caller no longer waits for it is dropped",
+        ADMISSION,
+        "let _ = write.await;",
+        "drop(write);",
         &[UNIT, DEVICE],
+    ),
+    Mutant::new(
+        "image-writes-in-turn",
+        "Writes submitted as one are polled one after another, and wait for themselves behind an exclusive lock",
+        REQUESTS,
+        "windowed(objects.max(1), move || in_flight.next()",
+        "windowed(1, move || in_flight.next()",
+        &[DEVICE],
     ),
     Mutant::new(
         "image-compare-not-alone",
@@ -159,9 +169,9 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "image-outdated-write",
         "A write that waited for the lock goes on although others changed the reservations meanwhile",
-        "volume/image/src/image.rs",
-        "if admission == self.admission.get() { Ok(()) }",
-        "if admission < u64::MAX { Ok(()) }",
+        ADMISSION,
+        "if epoch == self.epoch.get() { Ok(()) }",
+        "if epoch < u64::MAX { Ok(()) }",
         &[RESERVED],
     ),
     Mutant::new(
