@@ -6,9 +6,10 @@ use forebay_block::{Advice, BufList, Error, ErrorKind, Extent, ObjectOp, Result,
 use forebay_reactor::Buf;
 
 use crate::format::{Features, Header, map_object};
-use crate::image::{Shared, View, mark_in_use};
 use crate::images::Images;
 use crate::objectmap::mark_in_snapshot;
+use crate::open_image::{OpenImage, View};
+use crate::pools::mark_in_use;
 use crate::requests::{WriteFlags, read_all};
 use crate::wire::bitmap::State;
 use crate::wire::snapshot::Parent;
@@ -21,7 +22,7 @@ const GRAIN: usize = 4096;
 /// Parent image of a clone, at its snapshot.
 pub(crate) struct ParentImage {
     pub(crate) spec: Parent,
-    pub(crate) shared: Rc<Shared>,
+    pub(crate) shared: Rc<OpenImage>,
     pub(crate) view: View,
 }
 
@@ -47,7 +48,7 @@ pub(crate) async fn open_parent(
     }
     let images = Images::in_namespace(&backend, &spec.namespace);
     let header = images.header(&spec.image).await.map_err(|error| error.within(what()))?;
-    let shared = Shared::open(&images, &what(), &spec.image, header, depth + 1, in_use).await?;
+    let shared = OpenImage::open(&images, &what(), &spec.image, header, depth + 1, in_use).await?;
     shared.check_features(true)?;
     let view = shared.view_of(spec.snap).ok_or_else(|| {
         Error::new(ErrorKind::NotFound, format!("{}: its snapshot {}, of which this is a clone", what(), spec.snap.0))
@@ -70,7 +71,7 @@ pub(crate) enum CopiedUp {
 /// With snapshots the copy is submitted first and without a snapshot context, as if the object had always existed:
 /// all snapshots see it, and the change after it preserves it for them.
 pub(crate) async fn copy_up(
-    shared: &Rc<Shared>,
+    shared: &Rc<OpenImage>,
     object: u64,
     overlap: u64,
     change: &[ObjectOp],
@@ -131,7 +132,7 @@ fn stored_runs(data: &BufList) -> Vec<ObjectOp> {
 }
 
 /// Marks the object as existing in the object maps of all snapshots: dirty in the oldest, clean in the others.
-async fn mark_in_snapshots(shared: &Rc<Shared>, object: u64) -> Result<()> {
+async fn mark_in_snapshots(shared: &Rc<OpenImage>, object: u64) -> Result<()> {
     let header = shared.header();
     if !header.features.has(Features::OBJECT_MAP) || shared.map().is_none() {
         return Ok(());

@@ -5,10 +5,10 @@ use std::rc::Rc;
 use forebay_block::{ErrorKind, ObjectBackend, ObjectName, Result, SnapId, Watcher};
 
 use crate::directory::Directory;
+use crate::exclusive_lock::GET_INFO;
 use crate::format::{Header, decode_string, id_key};
 use crate::images::Images;
 use crate::info::{ImageDetails, LockKind, ParentInfo, SnapshotDetails};
-use crate::session::GET_INFO;
 use crate::wire::lock::{decode_info, encode_get_info};
 use crate::wire::snapshot::{Parent, decode_group, decode_trashed_name};
 

@@ -10,11 +10,12 @@ use forebay_reactor::{random, wall_clock};
 
 use crate::directory::{Added, Directory};
 use crate::format::{Features, Header, SNAPSHOT_PREFIX, header_object, map_object, object_prefix_elsewhere};
-use crate::image::{Image, OpenOptions, Shared, View};
+use crate::image::{Image, OpenOptions};
 use crate::info::{CreateOptions, ImageInfo, SnapshotInfo};
 use crate::objectmap;
+use crate::open_image::{OpenImage, View};
 use crate::resize::unless_absent;
-use crate::session::NOTIFY_TIMEOUT;
+use crate::watcher::NOTIFY_TIMEOUT;
 use crate::wire::bitmap::OBJECTS_MAX;
 use crate::wire::notify::Message;
 use crate::wire::snapshot::Snapshot;
@@ -38,7 +39,7 @@ pub struct Images {
     /// RBD namespace; empty for the default one.
     pub(crate) namespace: Rc<str>,
     /// Open images by id. An entry without handles is closing.
-    pub(crate) open: WeakMap<String, Shared>,
+    pub(crate) open: WeakMap<String, OpenImage>,
     /// Names of images being created, renamed or removed.
     changing: RefCell<BTreeSet<String>>,
     /// Locks by id: one open at a time, so that an image is never open twice.
@@ -83,10 +84,10 @@ impl Images {
     /// Waits until all images without handles are closed, so that other clients can acquire their locks.
     pub async fn settle(&self) {
         loop {
-            let is_closing = |shared: &Rc<Shared>| shared.is_closing() && shared.session().is_some();
+            let is_closing = |image: &Rc<OpenImage>| image.lifecycle().is_closing() && !image.lifecycle().is_closed();
             let closing = self.open.values().into_iter().find(is_closing);
-            let Some(shared) = closing else { return };
-            shared.closed().await;
+            let Some(image) = closing else { return };
+            image.lifecycle().closed().await;
         }
     }
 
@@ -309,19 +310,19 @@ impl Images {
     }
 
     /// Returns the open image of that id, or opens it without registering it.
-    pub(crate) async fn open_shared(self: &Rc<Self>, name: &str, id: &str, read_only: bool) -> Result<Rc<Shared>> {
+    pub(crate) async fn open_shared(self: &Rc<Self>, name: &str, id: &str, read_only: bool) -> Result<Rc<OpenImage>> {
         if let Some(shared) = self.find_open(id) {
-            if !shared.is_closing() {
+            if !shared.lifecycle().is_closing() {
                 return Ok(shared);
             }
             // Wait for its lock and its watch to be released.
-            shared.closed().await;
+            shared.lifecycle().closed().await;
         }
         let header = self.header(id).await?;
         check_openable(name, &header)?;
-        let shared = Shared::open(self, name, id, header, 0, false).await?;
+        let shared = OpenImage::open(self, name, id, header, 0, false).await?;
         shared.check_features(read_only)?;
-        shared.begin_session().await?;
+        shared.begin_watch().await?;
         Ok(shared)
     }
 
@@ -398,7 +399,7 @@ impl Images {
         }
     }
 
-    pub(crate) fn find_open(&self, id: &str) -> Option<Rc<Shared>> {
+    pub(crate) fn find_open(&self, id: &str) -> Option<Rc<OpenImage>> {
         self.open.get(id)
     }
 
@@ -450,7 +451,7 @@ pub(crate) fn check_openable(name: &str, header: &Header) -> Result<()> {
     Ok(())
 }
 
-fn find_snapshot(shared: &Shared, name: &str, snapshot: &str) -> Result<View> {
+fn find_snapshot(shared: &OpenImage, name: &str, snapshot: &str) -> Result<View> {
     let header = shared.header();
     let found = header.snapshots.iter().find(|found| found.by_user && found.name == snapshot);
     let view = found.and_then(|found| shared.view_of(found.id));

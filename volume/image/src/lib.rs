@@ -12,24 +12,29 @@ mod admission;
 mod clone;
 mod details;
 mod directory;
+mod exclusive_lock;
 mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
+mod header_state;
 mod image;
 mod images;
 mod info;
 mod layout;
+mod lifecycle;
 mod lock;
 mod luks;
 mod metadata;
 mod objectmap;
+mod open_image;
+mod pools;
 mod present;
 mod remove;
 mod requests;
 mod reserved;
 mod resize;
-mod session;
 mod usage;
+mod watcher;
 mod window;
 mod wire;
 
@@ -37,8 +42,9 @@ use std::rc::Rc;
 
 use forebay_block::{ObjectBackend, Result};
 
+pub use exclusive_lock::KeptLock;
 pub use format::Features;
-pub use image::{Image, ImageUsage, LockCheck, OpenOptions};
+pub use image::{Image, ImageUsage, OpenOptions};
 pub use images::{Images, NAME_LEN_MAX, OBJECT_SIZES, SIZE_MAX};
 pub use info::{
     CreateOptions, ImageDetails, ImageInfo, LockKind, ParentInfo, Progress, RemoveOptions, SnapshotDetails,
@@ -46,7 +52,7 @@ pub use info::{
 };
 pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;
-pub use session::KeptLock;
+pub use open_image::LockCheck;
 pub use usage::SnapshotUsage;
 
 /// Default object size, RBD's own: 4 MiB.

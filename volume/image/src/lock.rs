@@ -46,7 +46,7 @@ pub(crate) enum Then {
     /// Refresh of the header, before the response.
     Refresh,
     /// Wake-up of the waiters for the lock, which may be free now.
-    Look,
+    Retry,
     /// Refresh of the reservations, before the response.
     Reservations,
 }
@@ -58,7 +58,7 @@ pub(crate) fn react(phase: Phase, kept: bool, me: Client, message: Option<&Messa
     match message {
         Some(Message::HeaderUpdate) => (Vec::new(), Then::Refresh),
         Some(Message::Reservations(client)) if *client != me => (Vec::new(), Then::Reservations),
-        Some(Message::ReleasedLock(client)) if *client != me => (Vec::new(), Then::Look),
+        Some(Message::ReleasedLock(client)) if *client != me => (Vec::new(), Then::Retry),
         Some(Message::RequestLock { client, .. }) if *client != me => match phase {
             Phase::Opening | Phase::Locked if kept => (encode_response(KEPT), Then::Nothing),
             Phase::Opening | Phase::Locked => (encode_response(0), Then::Release),
@@ -152,7 +152,7 @@ mod tests {
         let (answered, next) = react(Phase::Locked, false, ME, Some(&Message::Operation(8)));
         assert_eq!((decode_response(&answered), next), (Some(UNSUPPORTED), Then::Nothing));
         assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::Operation(8))).0, []);
-        assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::ReleasedLock(OTHER))).1, Then::Look);
+        assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::ReleasedLock(OTHER))).1, Then::Retry);
         assert_eq!(react(Phase::Locked, false, ME, Some(&Message::HeaderUpdate)).1, Then::Refresh);
         assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::Reservations(OTHER))).1, Then::Reservations);
         assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::Reservations(ME))).1, Then::Nothing);

@@ -15,8 +15,8 @@ use forebay_block::{
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::yield_now;
 
+use crate::exclusive_lock::GET_INFO;
 use crate::format::{Features, Header};
-use crate::session::GET_INFO;
 use crate::wire::bitmap::{Bitmap, State, encode_resize, encode_update};
 use crate::wire::lock;
 

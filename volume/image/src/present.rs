@@ -9,8 +9,8 @@ use std::rc::Rc;
 use forebay_block::{Extent, LocalFuture, Result, SnapId};
 use forebay_reactor::{stand_back, yield_now};
 
-use crate::image::{Shared, View};
 use crate::objectmap::SCAN;
+use crate::open_image::{OpenImage, View};
 use crate::window::{WALK_WINDOW, after_others, windowed};
 
 /// Maximum number of objects found in one step, which bounds the delay of a host's request.
@@ -31,7 +31,7 @@ pub(crate) struct Found {
 }
 
 /// Finds the first objects of `range` that may exist at a view, for the head or a snapshot.
-pub(crate) async fn find(shared: &Shared, view: View, range: Range<u64>) -> Result<Found> {
+pub(crate) async fn find(shared: &OpenImage, view: View, range: Range<u64>) -> Result<Found> {
     if range.is_empty() {
         return Ok(Found { objects: Vec::new(), upto: range.end });
     }
@@ -74,7 +74,7 @@ fn first(mut objects: impl Iterator<Item = u64>, end: u64) -> Found {
 /// and the number of objects of the range processed, and after each step with that number alone. Yields to other
 /// tasks between objects and between steps.
 pub(crate) async fn walk<T: 'static>(
-    shared: &Rc<Shared>,
+    shared: &Rc<OpenImage>,
     view: View,
     range: Range<u64>,
     each: impl Fn(u64) -> LocalFuture<Result<T>>,
@@ -117,7 +117,7 @@ impl Present {
     }
 
     /// Finds the objects of `extent` that may exist, where that is cheaper than a lookup of each.
-    pub(crate) async fn within(shared: &Shared, view: View, extent: Extent) -> Result<Self> {
+    pub(crate) async fn within(shared: &OpenImage, view: View, extent: Extent) -> Result<Self> {
         let mut range = extent.offset / shared.layout().object_size()..shared.layout().objects(extent.end());
         if range.end - range.start < LOOK_UP_MAX {
             return Ok(Present::All);

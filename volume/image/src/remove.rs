@@ -61,9 +61,9 @@ impl Images {
             let what = format!("it has the features {unsupported}");
             return Err(Error::new(ErrorKind::Unsupported, what));
         }
-        let open = self.find_open(id).filter(|shared| !shared.is_closing());
+        let open = self.find_open(id).filter(|shared| !shared.lifecycle().is_closing());
         if let Some(shared) = &open
-            && shared.handles() > 0
+            && shared.lifecycle().handles() > 0
             && !options.force
         {
             return Err(Error::new(ErrorKind::Busy, format!("image {name} is open")));
@@ -73,11 +73,10 @@ impl Images {
             Some(shared) => shared,
             None => self.open_shared(name, id, false).await?,
         };
-        shared.set_ended(true);
+        shared.lifecycle().set_removed(true);
         let removed = async {
-            let session = shared.session();
-            if let Some(session) = &session {
-                let others = session.others().await?;
+            if let Some(watcher) = shared.watcher() {
+                let others = watcher.others().await?;
                 if let Some(other) = others.first() {
                     return Err(Error::new(ErrorKind::Busy, format!("image {name} is open elsewhere: {other}")));
                 }
@@ -85,14 +84,12 @@ impl Images {
             // In-flight writes would recreate objects.
             let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;
             // The parent's data needs no copy-up and no masking, since the header is removed too.
-            shared.set_overlap(0);
+            shared.reduce_overlap(0);
             trim(&shared, 0..header.size, progress).await?;
             shared.data().flush().await?;
             self.forget_child(id, header).await?;
             drop(hold);
-            if let Some(session) = &session {
-                session.end(&shared).await;
-            }
+            shared.end_coordination().await;
             if header.features.has(Features::OBJECT_MAP) {
                 let map = map_object(&self.namespace, id, None);
                 unless_absent(self.backend.submit(&map, Transaction::of(ObjectOp::Remove).durable())).await?;
@@ -106,10 +103,10 @@ impl Images {
             }
             Err(error) => {
                 if was_open {
-                    shared.set_ended(false);
+                    shared.lifecycle().set_removed(false);
                     shared.refresh_stored().await.unwrap_or_default();
-                } else if let Some(session) = shared.session() {
-                    session.end(&shared).await;
+                } else {
+                    shared.end_coordination().await;
                 }
                 Err(error)
             }

@@ -18,9 +18,10 @@ use forebay_reactor::spawn;
 
 use crate::admission::detach;
 use crate::clone::{CopiedUp, copy_up};
-use crate::image::{ImageUsage, Shared, TRANSFER_MAX, View};
+use crate::image::{ImageUsage, TRANSFER_MAX};
 use crate::info::Progress;
 use crate::layout::ObjectExtent;
+use crate::open_image::{OpenImage, View};
 use crate::present::{Present, walk};
 use crate::window::{REQUEST_WINDOW, windowed};
 use crate::wire::bitmap::State;
@@ -42,13 +43,18 @@ pub(crate) struct WriteFlags {
 }
 
 impl WriteFlags {
-    fn transaction(self, shared: &Shared, ops: Vec<ObjectOp>) -> Transaction {
+    fn transaction(self, shared: &OpenImage, ops: Vec<ObjectOp>) -> Transaction {
         Transaction { snapc: shared.snapc(), ops, durable: self.durable, advice: self.advice }
     }
 }
 
 /// Submits a request. The caller has checked that the handle permits writes, which apply only to the head.
-pub(crate) fn submit(shared: &Rc<Shared>, view: View, request: Request, advice: Advice) -> LocalFuture<Result<Reply>> {
+pub(crate) fn submit(
+    shared: &Rc<OpenImage>,
+    view: View,
+    request: Request,
+    advice: Advice,
+) -> LocalFuture<Result<Reply>> {
     let Some(extent) = request.extent() else { return flush(shared) };
     if let Err(error) = shared.check_range(view, extent) {
         return failed(error);
@@ -81,14 +87,14 @@ fn failed<T: 'static>(error: Error) -> LocalFuture<Result<T>> {
     Box::pin(ready(Err(error)))
 }
 
-fn flush(shared: &Rc<Shared>) -> LocalFuture<Result<Reply>> {
+fn flush(shared: &Rc<OpenImage>) -> LocalFuture<Result<Reply>> {
     let flushed = shared.data().flush();
     Box::pin(async move { flushed.await.map(|()| Reply::Done) })
 }
 
 // ---- Reading ----
 
-fn read(shared: &Rc<Shared>, view: View, extent: Extent, advice: Advice) -> LocalFuture<Result<Reply>> {
+fn read(shared: &Rc<OpenImage>, view: View, extent: Extent, advice: Advice) -> LocalFuture<Result<Reply>> {
     if let Some(piece) = shared.layout().single(extent) {
         let data = read_piece(shared, view, piece, advice);
         return Box::pin(async move { data.await.map(Reply::Data) });
@@ -98,7 +104,7 @@ fn read(shared: &Rc<Shared>, view: View, extent: Extent, advice: Advice) -> Loca
 }
 
 /// Reads a range of an image at a view; bytes past its end read as zeroes.
-pub(crate) async fn read_all(shared: &Rc<Shared>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
+pub(crate) async fn read_all(shared: &Rc<OpenImage>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
     let within = extent.len.min(view.size.saturating_sub(extent.offset));
     let mut data = if within == 0 {
         BufList::new()
@@ -110,12 +116,12 @@ pub(crate) async fn read_all(shared: &Rc<Shared>, view: View, extent: Extent, ad
 }
 
 /// Returns whether the head's object is known not to exist.
-fn is_absent(shared: &Shared, view: View, object: u64) -> bool {
+fn is_absent(shared: &OpenImage, view: View, object: u64) -> bool {
     view.snap == SnapId::HEAD && shared.map().is_some_and(|map| !map.may_exist(object))
 }
 
 /// Reads exactly the bytes of a piece; an absent object reads as the parent's data, or zeroes.
-fn read_piece(shared: &Rc<Shared>, view: View, piece: ObjectExtent, advice: Advice) -> LocalFuture<Result<BufList>> {
+fn read_piece(shared: &Rc<OpenImage>, view: View, piece: ObjectExtent, advice: Advice) -> LocalFuture<Result<BufList>> {
     let Extent { offset, len } = piece.extent;
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
     let stored = (!is_absent(shared, view, piece.object)).then(|| {
@@ -138,7 +144,7 @@ fn read_piece(shared: &Rc<Shared>, view: View, piece: ObjectExtent, advice: Advi
     })
 }
 
-async fn read_pieces(shared: &Rc<Shared>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
+async fn read_pieces(shared: &Rc<OpenImage>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
     let mut pieces = shared.layout().pieces(extent);
     let mut parts: Vec<BufList> = vec![BufList::new(); pieces_of(shared, extent)];
     let next = || Some(read_piece(shared, view, pieces.next()?, advice));
@@ -149,7 +155,7 @@ async fn read_pieces(shared: &Rc<Shared>, view: View, extent: Extent, advice: Ad
 }
 
 /// Returns the number of objects that `extent` touches.
-fn pieces_of(shared: &Shared, extent: Extent) -> usize {
+fn pieces_of(shared: &OpenImage, extent: Extent) -> usize {
     if extent.len == 0 {
         return 0;
     }
@@ -183,7 +189,7 @@ impl Drop for ObjectWrite {
 }
 
 /// Writes or deallocates a non-empty range.
-fn change(shared: &Rc<Shared>, extent: Extent, change: Change, flags: WriteFlags) -> LocalFuture<Result<Reply>> {
+fn change(shared: &Rc<OpenImage>, extent: Extent, change: Change, flags: WriteFlags) -> LocalFuture<Result<Reply>> {
     let range = try_enter(shared, extent);
     let single = shared.layout().single(extent).filter(|piece| is_plain(shared, piece.object, &change));
     let range = match (single, range) {
@@ -205,13 +211,13 @@ fn change(shared: &Rc<Shared>, extent: Extent, change: Change, flags: WriteFlags
 }
 
 /// Admits a write at once, if its range is not locked and the exclusive lock, if required, is held.
-fn try_enter(shared: &Shared, extent: Extent) -> Option<SharedRange> {
+fn try_enter(shared: &OpenImage, extent: Extent) -> Option<SharedRange> {
     if shared.may_write() { shared.admission().try_shared(extent) } else { None }
 }
 
 /// Waits until a write that arrived in `epoch` is admitted. Checks the reservations and the size again, which may
 /// have changed in the meantime.
-async fn wait_to_enter(shared: &Rc<Shared>, extent: Extent, epoch: u64) -> Result<SharedRange> {
+async fn wait_to_enter(shared: &Rc<OpenImage>, extent: Extent, epoch: u64) -> Result<SharedRange> {
     let range = shared.enter(extent).await?;
     shared.admission().check(epoch)?;
     shared.check_range(shared.head(), extent)?;
@@ -220,14 +226,14 @@ async fn wait_to_enter(shared: &Rc<Shared>, extent: Extent, epoch: u64) -> Resul
 
 /// Returns whether a change of this object is a single transaction: the object has no overlap with a parent, and the
 /// object map needs no change.
-fn is_plain(shared: &Shared, object: u64, change: &Change) -> bool {
+fn is_plain(shared: &OpenImage, object: u64, change: &Change) -> bool {
     if shared.overlap_in(shared.head(), object) > 0 {
         return false;
     }
     shared.map().is_none_or(|map| map.is_marked(object) && matches!(change, Change::Write(_)))
 }
 
-async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, flags: WriteFlags) -> Result<()> {
+async fn change_pieces(shared: &Rc<OpenImage>, extent: Extent, change: &Change, flags: WriteFlags) -> Result<()> {
     let present = match change {
         Change::Clear => Present::within(shared, shared.head(), extent).await?,
         Change::Write(_) => Present::All,
@@ -251,7 +257,7 @@ async fn change_pieces(shared: &Rc<Shared>, extent: Extent, change: &Change, fla
 
 /// Completes a deallocation that found no object. A preceding removal may not be durable yet, so `durable` requires a
 /// flush.
-async fn cleared_nothing(shared: &Shared, flags: WriteFlags) -> Result<u64> {
+async fn cleared_nothing(shared: &OpenImage, flags: WriteFlags) -> Result<u64> {
     if flags.durable {
         shared.data().flush().await?;
     }
@@ -259,7 +265,7 @@ async fn cleared_nothing(shared: &Shared, flags: WriteFlags) -> Result<u64> {
 }
 
 /// Treats the removal of an absent object as done, once its absence is durable if required.
-fn removed(shared: &Rc<Shared>, work: LocalFuture<Result<u64>>, flags: WriteFlags) -> LocalFuture<Result<u64>> {
+fn removed(shared: &Rc<OpenImage>, work: LocalFuture<Result<u64>>, flags: WriteFlags) -> LocalFuture<Result<u64>> {
     let shared = shared.clone();
     Box::pin(async move {
         match work.await {
@@ -270,7 +276,7 @@ fn removed(shared: &Rc<Shared>, work: LocalFuture<Result<u64>>, flags: WriteFlag
 }
 
 fn change_piece(
-    shared: &Rc<Shared>,
+    shared: &Rc<OpenImage>,
     piece: ObjectExtent,
     change: &Change,
     flags: WriteFlags,
@@ -296,7 +302,7 @@ fn change_piece(
 }
 
 /// Writes to an object that needs no copy-up and no object map update.
-fn store(shared: &Shared, object: u64, mut ops: Vec<ObjectOp>, flags: WriteFlags) -> LocalFuture<Result<u64>> {
+fn store(shared: &OpenImage, object: u64, mut ops: Vec<ObjectOp>, flags: WriteFlags) -> LocalFuture<Result<u64>> {
     // Without an object map it is unknown whether this creates the object.
     if let Some(expect) = shared.expectation().filter(|_| shared.map().is_none()) {
         ops.insert(0, expect);
@@ -305,7 +311,7 @@ fn store(shared: &Shared, object: u64, mut ops: Vec<ObjectOp>, flags: WriteFlags
 }
 
 /// Submits non-overlapping writes; those to one object are one transaction.
-pub(crate) fn write_many(shared: &Rc<Shared>, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+pub(crate) fn write_many(shared: &Rc<OpenImage>, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
     let flags = WriteFlags { durable: fua, advice: Advice::NONE };
     let mut objects: BTreeMap<u64, Vec<ObjectOp>> = BTreeMap::new();
     for Patch { offset, data } in writes {
@@ -332,7 +338,7 @@ pub(crate) fn write_many(shared: &Rc<Shared>, writes: Vec<Patch>, fua: bool) -> 
 }
 
 /// Submits the writes to one object as one transaction.
-fn write_object(shared: &Rc<Shared>, object: u64, ops: Vec<ObjectOp>, flags: WriteFlags) -> LocalFuture<Result<()>> {
+fn write_object(shared: &Rc<OpenImage>, object: u64, ops: Vec<ObjectOp>, flags: WriteFlags) -> LocalFuture<Result<()>> {
     let at = object * shared.layout().object_size();
     let ends = ops.iter().map(|op| match op {
         ObjectOp::Write { offset, data } => (*offset, offset + data.len() as u64),
@@ -370,7 +376,7 @@ fn part(data: &BufList, piece: ObjectExtent) -> BufList {
 
 /// Returns the operation that deallocates a piece: removing the object if the piece covers it, truncating it if the
 /// piece reaches its end, zeroing otherwise.
-fn clear_op(shared: &Shared, piece: ObjectExtent) -> ObjectOp {
+fn clear_op(shared: &OpenImage, piece: ObjectExtent) -> ObjectOp {
     let Extent { offset, len } = piece.extent;
     let object_size = shared.layout().object_size();
     // The last object may be shorter. Its length is computed now, not when the request came, since the image may have
@@ -386,7 +392,7 @@ fn clear_op(shared: &Shared, piece: ObjectExtent) -> ObjectOp {
 }
 
 /// Writes zeroes that keep their space allocated, with a bounded number of objects in flight.
-fn write_zeroes(shared: &Rc<Shared>, extent: Extent, flags: WriteFlags) -> LocalFuture<Result<Reply>> {
+fn write_zeroes(shared: &Rc<OpenImage>, extent: Extent, flags: WriteFlags) -> LocalFuture<Result<Reply>> {
     let range = try_enter(shared, extent);
     let (shared, epoch) = (shared.clone(), shared.admission().epoch());
     let task = spawn(async move {
@@ -410,7 +416,7 @@ fn write_zeroes(shared: &Rc<Shared>, extent: Extent, flags: WriteFlags) -> Local
 // ---- Compare and write ----
 
 fn compare_and_write(
-    shared: &Rc<Shared>,
+    shared: &Rc<OpenImage>,
     extent: Extent,
     expect: BufList,
     data: BufList,
@@ -446,7 +452,7 @@ fn compare_and_write(
 }
 
 fn compare_and_write_piece(
-    shared: &Rc<Shared>,
+    shared: &Rc<OpenImage>,
     piece: ObjectExtent,
     expect: BufList,
     data: BufList,
@@ -463,7 +469,7 @@ fn compare_and_write_piece(
 // ---- With a parent, or an object map ----
 
 /// Changes an object together with its object map state, before and after, and the copy-up from the parent.
-async fn change_managed(shared: Rc<Shared>, object: u64, mut ops: Vec<ObjectOp>, flags: WriteFlags) -> Result<u64> {
+async fn change_managed(shared: Rc<OpenImage>, object: u64, mut ops: Vec<ObjectOp>, flags: WriteFlags) -> Result<u64> {
     let overlap = shared.overlap_in(shared.head(), object);
     let snapc = shared.snapc();
     let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
@@ -542,7 +548,7 @@ fn first_difference(a: &BufList, b: &BufList) -> Option<u64> {
 // ---- Allocation map ----
 
 /// Returns the allocation map of a range, object by object, including data in the parent.
-pub(crate) fn map(shared: &Rc<Shared>, view: View, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+pub(crate) fn map(shared: &Rc<OpenImage>, view: View, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
     if let Err(error) = shared.check_range(view, extent) {
         return failed(error);
     }
@@ -566,7 +572,7 @@ pub(crate) fn map(shared: &Rc<Shared>, view: View, extent: Extent) -> LocalFutur
     })
 }
 
-fn map_piece(shared: &Rc<Shared>, view: View, piece: ObjectExtent, present: bool) -> LocalFuture<Result<ExtentMap>> {
+fn map_piece(shared: &Rc<OpenImage>, view: View, piece: ObjectExtent, present: bool) -> LocalFuture<Result<ExtentMap>> {
     let Extent { offset, len } = piece.extent;
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
     let parent = (from_parent > 0).then(|| shared.parent()).flatten();
@@ -594,7 +600,7 @@ fn map_piece(shared: &Rc<Shared>, view: View, piece: ObjectExtent, present: bool
 }
 
 /// Returns the allocation map of a piece in the image itself; `None` if the object does not exist.
-fn map_own(shared: &Shared, view: View, piece: ObjectExtent) -> LocalFuture<Result<Option<ExtentMap>>> {
+fn map_own(shared: &OpenImage, view: View, piece: ObjectExtent) -> LocalFuture<Result<Option<ExtentMap>>> {
     if is_absent(shared, view, piece.object) {
         return Box::pin(ready(Ok(None)));
     }
@@ -609,7 +615,11 @@ fn map_own(shared: &Shared, view: View, piece: ObjectExtent) -> LocalFuture<Resu
 }
 
 /// Sums up the stored bytes, object by object, without those of the parent.
-pub(crate) async fn usage(shared: &Rc<Shared>, view: View, mut progress: impl FnMut(Progress)) -> Result<ImageUsage> {
+pub(crate) async fn usage(
+    shared: &Rc<OpenImage>,
+    view: View,
+    mut progress: impl FnMut(Progress),
+) -> Result<ImageUsage> {
     shared.check_there()?;
     let provisioned = view.size;
     let total = shared.layout().objects(provisioned);

@@ -10,9 +10,10 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::{now, sleep};
 
 use crate::format::{Features, metadata_key};
-use crate::image::{Image, Shared};
+use crate::image::Image;
 use crate::metadata::METADATA_VALUE_MAX;
-use crate::session::NOTIFY_TIMEOUT;
+use crate::open_image::OpenImage;
+use crate::watcher::NOTIFY_TIMEOUT;
 use crate::wire::notify::decode_incarnation;
 
 /// Maximum time to wait for an unresponsive client. The OSD drops the watch of a dead one before that
@@ -85,12 +86,12 @@ pub(crate) fn outdated() -> Error {
 
 /// Reservation store in the image's metadata, for all daemons that serve it.
 struct WithImage {
-    image: Weak<Shared>,
+    image: Weak<OpenImage>,
     key: Vec<u8>,
 }
 
 impl WithImage {
-    fn image(&self) -> Result<Rc<Shared>> {
+    fn image(&self) -> Result<Rc<OpenImage>> {
         self.image.upgrade().ok_or_else(|| Error::new(ErrorKind::ShuttingDown, "the image is closed"))
     }
 }
@@ -125,7 +126,7 @@ impl Peers for WithImage {
                 return Err(Error::new(ErrorKind::Invalid, format!("reservations of {} bytes", after.len())));
             }
             let lost = || Error::new(ErrorKind::Busy, "the image's lock was given up");
-            let assertion = image.session().and_then(|session| session.assertion()).ok_or_else(lost)?;
+            let assertion = image.exclusive_lock().and_then(|lock| lock.assertion()).ok_or_else(lost)?;
             let compare = ObjectOp::KvCompare { key: key.clone(), value: before };
             let set = ObjectOp::KvSet { pairs: vec![(key, after)] };
             let change = Transaction::new(vec![ObjectOp::AssertExists, assertion, compare, set]).durable();
@@ -155,7 +156,7 @@ impl Peers for WithImage {
     }
 }
 
-fn without_lock(image: &Shared) -> Error {
+fn without_lock(image: &OpenImage) -> Error {
     let what =
         format!("image {}: reservations without the feature exclusive-lock in a pool shared with others", image.name());
     Error::new(ErrorKind::Unsupported, what)
@@ -163,12 +164,12 @@ fn without_lock(image: &Shared) -> Error {
 
 /// Notifies all clients that have the image open of changed reservations, until each has responded or its watch is
 /// gone, or one response satisfies `enough`; returns the responses.
-async fn ask_others(image: &Rc<Shared>, enough: impl Fn(&[u8]) -> bool) -> Result<Vec<Vec<u8>>> {
+async fn ask_others(image: &Rc<OpenImage>, enough: impl Fn(&[u8]) -> bool) -> Result<Vec<Vec<u8>>> {
     let started = now();
     loop {
         let closed = || Error::new(ErrorKind::ShuttingDown, "the image is closed");
-        let session = image.session().ok_or_else(closed)?;
-        let missed = match session.ask_of_reservations().await {
+        let watcher = image.watcher().ok_or_else(closed)?;
+        let missed = match watcher.reservations_changed().await {
             Ok((answers, missed)) if missed.is_empty() || answers.iter().any(|answer| enough(answer)) => {
                 return Ok(answers);
             }
@@ -193,7 +194,7 @@ async fn ask_others(image: &Rc<Shared>, enough: impl Fn(&[u8]) -> bool) -> Resul
 impl Image {
     /// Returns whether other clients can have the image open at the same time.
     pub fn is_shared(&self) -> bool {
-        self.shared().session().is_some()
+        self.shared().is_shared()
     }
 
     /// Returns the reservations of an image in a shared pool, which other daemons may serve too: one table for all,

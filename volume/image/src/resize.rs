@@ -8,9 +8,10 @@ use forebay_block::{Advice, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Res
 
 use crate::clone::copy_up;
 use crate::format::Header;
-use crate::image::{Image, Shared};
+use crate::image::Image;
 use crate::images::SIZE_MAX;
 use crate::info::Progress;
+use crate::open_image::OpenImage;
 use crate::present::walk;
 use crate::requests::WriteFlags;
 use crate::window::{WALK_WINDOW, after_others, windowed};
@@ -21,7 +22,7 @@ use crate::wire::bitmap::State;
 /// bytes.
 ///
 /// Not durable before the next flush. Can be repeated: removed objects stay removed.
-pub(crate) async fn trim(shared: &Rc<Shared>, range: Range<u64>, progress: &mut impl FnMut(Progress)) -> Result<()> {
+pub(crate) async fn trim(shared: &Rc<OpenImage>, range: Range<u64>, progress: &mut impl FnMut(Progress)) -> Result<()> {
     let layout = shared.layout();
     let first_whole = layout.objects(range.start);
     let end = layout.objects(range.end);
@@ -65,7 +66,7 @@ pub(crate) async fn trim(shared: &Rc<Shared>, range: Range<u64>, progress: &mut 
 
 /// Removes or truncates an object that need not show the parent's bytes any more; copies them up first if snapshots
 /// need them.
-fn trim_object(shared: &Rc<Shared>, object: u64, op: ObjectOp) -> LocalFuture<Result<u64>> {
+fn trim_object(shared: &Rc<OpenImage>, object: u64, op: ObjectOp) -> LocalFuture<Result<u64>> {
     let overlap = shared.overlap_in(shared.head(), object);
     let snapc = shared.snapc();
     // Copy-up makes the parent's data the snapshots' own, so that the overlap can shrink.
@@ -107,7 +108,7 @@ pub(crate) fn unless_absent(work: LocalFuture<Result<u64>>) -> LocalFuture<Resul
 /// Guard that shows the new size during a shrink, and restores the old one when dropped, unless the shrink was
 /// completed.
 struct Shown<'a> {
-    shared: &'a Shared,
+    shared: &'a OpenImage,
     before: Option<u64>,
 }
 
@@ -142,7 +143,7 @@ impl Image {
         // Acquired before the size is read, which may change with the lock's owner.
         shared.lock().await?;
         shared.refresh_stale().await?;
-        let alone = shared.resizing().acquire(1).await;
+        let alone = shared.begin_resize().await;
         shared.check_there()?;
         let size = shared.size();
         if new_size < size && !allow_shrink {
@@ -160,16 +161,16 @@ impl Image {
             tracing::warn!(image = shared.name(), %error, "cannot re-read the header after a resize");
         }
         drop(alone);
-        if let Some(session) = shared.session()
+        if let Some(watcher) = shared.watcher()
             && resized.is_ok()
         {
-            session.header_changed().await;
+            watcher.header_changed().await;
         }
         resized.map_err(|error| error.within(format_args!("resizing image {} to {new_size} bytes", shared.name())))
     }
 }
 
-async fn grow(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
+async fn grow(shared: &Rc<OpenImage>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
     if new_size > size {
         // While this guard is held, the exclusive lock is not released.
         let _pass = shared.enter(Extent::new(size, new_size - size)).await?;
@@ -184,7 +185,7 @@ async fn grow(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut impl
     Ok(())
 }
 
-async fn shrink(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
+async fn shrink(shared: &Rc<OpenImage>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
     let mut shown = Shown { shared, before: Some(size) };
     shared.set_size(new_size);
     // A write to the kept part of an object copies up the parent's data for all of it, so it waits until the overlap
@@ -201,7 +202,7 @@ async fn shrink(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut im
     store_size(shared, new_size).await?;
     shown.before = None;
     let overlap = shared.head().overlap;
-    shared.set_overlap(overlap.min(new_size));
+    shared.reduce_overlap(overlap.min(new_size));
     if let Some(map) = shared.map()
         && let Err(error) = map.resize(shared.layout().objects(new_size)).await
     {
@@ -213,19 +214,19 @@ async fn shrink(shared: &Rc<Shared>, size: u64, new_size: u64, progress: &mut im
 }
 
 /// Fails with `Busy` if another client changed the size while this one waited for the lock.
-fn check_stored(shared: &Shared, size: u64) -> Result<()> {
-    if shared.session().is_some() && shared.header().size != size {
-        return Err(Error::new(ErrorKind::Busy, "somebody else has changed the size meanwhile"));
+fn check_stored(shared: &OpenImage, size: u64) -> Result<()> {
+    if shared.is_shared() && shared.header().size != size {
+        return Err(Error::new(ErrorKind::Busy, "another client has changed the size in the meantime; try again"));
     }
     Ok(())
 }
 
 /// Stores the size, and the overlap with the parent if it exceeds the size.
-async fn store_size(shared: &Shared, size: u64) -> Result<()> {
+async fn store_size(shared: &OpenImage, size: u64) -> Result<()> {
     let header = shared.header();
     let mut pairs = vec![Header::encode_size(size)];
     let mut ops = vec![ObjectOp::AssertExists];
-    ops.extend(shared.session().and_then(|session| session.assertion()));
+    ops.extend(shared.exclusive_lock().and_then(|lock| lock.assertion()));
     if header.parent.as_ref().and_then(|(_, parent)| parent.overlap).is_some_and(|overlap| overlap > size)
         && let Some((key, before, after)) = header.encode_overlap(size)
     {

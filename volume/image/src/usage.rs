@@ -10,9 +10,10 @@ use forebay_block::{ErrorKind, Result, SnapId, SnapSet};
 use forebay_reactor::yield_now;
 
 use crate::format::{Features, Header, map_object};
-use crate::image::{Image, ImageUsage, Shared};
+use crate::image::{Image, ImageUsage};
 use crate::info::{Progress, SnapshotInfo};
 use crate::objectmap::{SCAN, load};
+use crate::open_image::OpenImage;
 use crate::window::{WALK_WINDOW, windowed};
 use crate::wire::bitmap::{Bitmap, State};
 
@@ -74,14 +75,14 @@ fn steps(header: &Header, size: u64) -> Vec<Step> {
 }
 
 /// Returns the bytes of an object within a size.
-fn bytes_within(shared: &Shared, object: u64, size: u64) -> u64 {
+fn bytes_within(shared: &OpenImage, object: u64, size: u64) -> u64 {
     let start = object.saturating_mul(shared.layout().object_size());
     size.saturating_sub(start).min(shared.layout().object_size())
 }
 
 /// Counts the bytes of each step from the object maps; `None` if they are missing, invalid or lack fast-diff.
 async fn used_of_maps(
-    shared: &Rc<Shared>,
+    shared: &Rc<OpenImage>,
     header: &Header,
     steps: &[Step],
     progress: &mut impl FnMut(Progress),
@@ -137,7 +138,11 @@ async fn used_of_maps(
 }
 
 /// Counts the bytes of each step object by object.
-async fn used_of_objects(shared: &Rc<Shared>, steps: &[Step], progress: &mut impl FnMut(Progress)) -> Result<Vec<u64>> {
+async fn used_of_objects(
+    shared: &Rc<OpenImage>,
+    steps: &[Step],
+    progress: &mut impl FnMut(Progress),
+) -> Result<Vec<u64>> {
     let total = steps.iter().map(|step| shared.layout().objects(step.size)).max().unwrap_or(0);
     let mut used = vec![0; steps.len()];
     let mut objects = 0..total;

@@ -393,7 +393,7 @@ fn a_lock_that_changes_hands_is_a_line_at_each_end() {
             write(&first, 0, b"it is there still").await;
             assert_eq!(log.take(), [""; 0]);
             write(&second, 0, b"mine").await;
-            let info = |what: &str| format!("INFO forebay_image::session: exclusive lock {what}");
+            let info = |what: &str| format!("INFO forebay_image::exclusive_lock: exclusive lock {what}");
             let (from, to) = (number(&a), number(&b));
             let taken = info(&format!(
                 "taken over image=\"vm\" former_owner=\"client.{from} at {}\" fenced=false",
@@ -426,7 +426,7 @@ fn a_lock_that_is_lost_is_a_line_with_its_new_owner() {
             assert_eq!(log.take(), [""; 0], "nobody has handed anything over, or knows of it");
             cluster.break_watches();
             let owner = format!("client.{} at {}", b.shared().expect("shared").identity().number, two.address());
-            let line = "INFO forebay_image::session: exclusive lock lost image=\"vm\" new_owner=";
+            let line = "INFO forebay_image::exclusive_lock: exclusive lock lost image=\"vm\" new_owner=";
             let line = format!("{line}\"{owner}\" reason=");
             let mut found = Vec::new();
             for _ in 0..1_000_000 {

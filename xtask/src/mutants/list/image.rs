@@ -15,7 +15,8 @@ const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
 const SIM: Stage = Stage::Sim(&[], 1000);
 const SIM_SHARED: Stage = Stage::Sim(&["--shared"], 400);
 
-const SESSION: &str = "volume/image/src/session.rs";
+const LOCK: &str = "volume/image/src/exclusive_lock.rs";
+const OPEN_IMAGE: &str = "volume/image/src/open_image.rs";
 const REQUESTS: &str = "volume/image/src/requests.rs";
 const RESIZE: &str = "volume/image/src/resize.rs";
 const ADMISSION: &str = "volume/image/src/admission.rs";
@@ -25,9 +26,9 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "image-lock-released-early",
         "The exclusive lock is released before writes in flight have ended",
-        SESSION,
-        "let hold = image.admission().exclusive(Extent::new(0, SIZE_MAX)).await;\n        if let Err(error) = image.flush()",
-        "let hold = Extent::new(0, SIZE_MAX);\n        if let Err(error) = image.flush()",
+        LOCK,
+        "let blocked = image.block_writes().await;\n        if let Err(error) = image.flush()",
+        "let blocked = ();\n        if let Err(error) = image.flush()",
         &[LOCKS, SIM_SHARED],
     ),
     Mutant::new(
@@ -73,17 +74,17 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "image-owner-not-fenced",
         "A dead owner's lock is broken, and the owner is not put on the blocklist",
-        SESSION,
-        "self.objects.blocklist(&locker.address, None).await?;",
+        LOCK,
+        "objects.blocklist(&locker.address, None).await?;",
         "",
         &[LOCKS, SIM_SHARED],
     ),
     Mutant::new(
         "image-stale-header",
         "The header is not read again when the lock is taken",
-        SESSION,
-        "image.refresh().await?;\n            self.open_map(image).await?;",
-        "self.open_map(image).await?;",
+        LOCK,
+        "image.refresh().await?;\n            let map = image.open_map().await?;",
+        "let map = image.open_map().await?;",
         &[LOCKS, SHARED, SIM_SHARED],
     ),
     Mutant::new(
@@ -114,8 +115,8 @@ pub(super) const LIST: &[Mutant] = &[
         "image-overlap-kept",
         "A clone that was shrunk and grown shows the parent's bytes again",
         RESIZE,
-        "shared.set_overlap(overlap.min(new_size));",
-        "shared.set_overlap(overlap);",
+        "shared.reduce_overlap(overlap.min(new_size));",
+        "shared.reduce_overlap(overlap);",
         &[CLONES, SIM_SHARED],
     ),
     Mutant::new(
@@ -177,7 +178,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "image-parent-past-overlap",
         "Bytes of the parent past the overlap are read",
-        "volume/image/src/image.rs",
+        OPEN_IMAGE,
         "view.overlap.saturating_sub(start).min(self.layout.object_size())",
         "view.overlap.min(self.layout.object_size())",
         &[CLONES, SIM_SHARED],

@@ -1,0 +1,525 @@
+//! Open image: what its handles share.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use forebay_block::{
+    Error, ErrorKind, ExclusiveRange, Extent, LocalFuture, ObjectBackend, ObjectName, ObjectOp, Result, SharedRange,
+    SizeWatch, SnapContext, SnapId,
+};
+use forebay_reactor::sync::Permit;
+
+use crate::admission::Admission;
+use crate::clone::{ParentImage, open_parent};
+use crate::exclusive_lock::{ExclusiveLock, LockedImage, log_lost};
+use crate::format::{Features, Header, header_object, map_object};
+use crate::header_state::HeaderState;
+use crate::images::{Images, SIZE_MAX};
+use crate::layout::Layout;
+use crate::lifecycle::Lifecycle;
+use crate::lock::Then;
+use crate::objectmap::ObjectMap;
+use crate::pools::ImagePools;
+use crate::reserved::Reserved;
+use crate::watcher::{ImageEvents, Watcher};
+use crate::wire::notify::{Client, Message};
+
+/// View of an image that a request operates on: the head, or a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct View {
+    pub(crate) snap: SnapId,
+    /// Size in bytes.
+    pub(crate) size: u64,
+    /// Overlap with the parent in bytes.
+    pub(crate) overlap: u64,
+}
+
+/// Callback that verifies this client's knowledge of an image whose lock it has just acquired.
+pub type LockCheck = Rc<dyn Fn() -> LocalFuture<Result<()>>>;
+
+/// Open image, shared by all its handles. Each part has its own invariants; this joins them.
+pub(crate) struct OpenImage {
+    pools: ImagePools,
+    id: String,
+    name: RefCell<String>,
+    layout: Layout,
+    state: HeaderState,
+    admission: Admission,
+    lifecycle: Lifecycle,
+    /// Watch and exclusive lock, if the pool is shared.
+    coordination: RefCell<Option<Coordination>>,
+    /// Shared reservations, if other daemons can serve the image too.
+    reserved: RefCell<Option<Rc<Reserved>>>,
+    /// Called whenever the lock was acquired; see [`Image::set_lock_check`](crate::Image::set_lock_check).
+    lock_check: RefCell<Option<LockCheck>>,
+    preferred_io: u32,
+}
+
+/// Coordination with the other clients of a shared pool.
+#[derive(Clone)]
+pub(crate) struct Coordination {
+    pub(crate) watcher: Rc<Watcher>,
+    pub(crate) lock: Rc<ExclusiveLock>,
+}
+
+impl OpenImage {
+    /// Opens an image by its header. A parent, if any, is opened recursively; `depth` counts the clones so far.
+    /// `in_use` marks the pools as in use by hosts.
+    pub(crate) async fn open(
+        images: &Rc<Images>,
+        name: &str,
+        id: &str,
+        header: Header,
+        depth: u32,
+        in_use: bool,
+    ) -> Result<Rc<Self>> {
+        let pools = ImagePools::open(images, &header, in_use).await?;
+        let parent = match &header.parent {
+            Some((_, spec)) => Some(Box::pin(open_parent(images, spec, depth, in_use)).await?),
+            None => None,
+        };
+        Ok(Rc::new(Self {
+            preferred_io: pools.data().info().preferred_io,
+            pools,
+            id: id.to_owned(),
+            name: RefCell::new(name.to_owned()),
+            layout: Layout::new(header.order, &header.object_prefix, images.namespace()),
+            state: HeaderState::new(header, parent),
+            admission: Admission::new(),
+            lifecycle: Lifecycle::default(),
+            coordination: RefCell::default(),
+            reserved: RefCell::default(),
+            lock_check: RefCell::default(),
+        }))
+    }
+
+    // ---- Identity and pools ----
+
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.name.borrow().clone()
+    }
+
+    pub(crate) fn set_name(&self, name: &str) {
+        *self.name.borrow_mut() = name.to_owned();
+    }
+
+    /// Returns the pool of the metadata.
+    pub(crate) fn backend(&self) -> &Rc<dyn ObjectBackend> {
+        self.pools.metadata()
+    }
+
+    /// Returns the pool of the data.
+    pub(crate) fn data(&self) -> &Rc<dyn ObjectBackend> {
+        self.pools.data()
+    }
+
+    pub(crate) fn namespace(&self) -> &Rc<str> {
+        self.pools.images().namespace()
+    }
+
+    pub(crate) fn header_object(&self) -> ObjectName {
+        header_object(self.namespace(), &self.id)
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) fn object_name(&self, object: u64) -> ObjectName {
+        self.layout.name(object)
+    }
+
+    /// Returns the preferred size of requests in bytes.
+    pub(crate) fn preferred_io(&self) -> u32 {
+        self.preferred_io
+    }
+
+    /// Marks the pools of the image and of its parents as in use; see
+    /// [`Image::mark_in_use`](crate::Image::mark_in_use).
+    pub(crate) fn mark_in_use(&self) {
+        self.pools.mark_in_use();
+        if let Some(parent) = self.parent() {
+            parent.shared.mark_in_use();
+        }
+    }
+
+    /// Returns the allocation hint for an object that may be new, the same as librbd's; `None` in an unshared pool.
+    pub(crate) fn expectation(&self) -> Option<ObjectOp> {
+        let size = self.layout.object_size();
+        self.is_shared().then_some(ObjectOp::Expect { object_size: size, write_size: size })
+    }
+
+    pub(crate) fn lifecycle(&self) -> &Lifecycle {
+        &self.lifecycle
+    }
+
+    // ---- Header ----
+
+    /// Re-reads the header and applies it.
+    pub(crate) async fn refresh(&self) -> Result<()> {
+        let refresh = self.state.begin_refresh().await;
+        let header = self.pools.images().header(&self.id).await?;
+        let spec = header.parent.as_ref().map(|(_, spec)| (spec.pool, &spec.namespace, &spec.image, spec.snap));
+        let known = self.parent();
+        let known = known.as_ref().map(|parent| &parent.spec);
+        if spec != known.map(|spec| (spec.pool, &spec.namespace, &spec.image, spec.snap)) {
+            let parent = match &header.parent {
+                Some((_, spec)) => Some(open_parent(self.pools.images(), spec, 0, self.pools.is_in_use()).await?),
+                None => None,
+            };
+            refresh.set_parent(parent);
+            if self.pools.is_in_use() {
+                // The image may have been marked as in use while the parent was opened.
+                self.mark_in_use();
+            }
+        }
+        let flags = header.flags;
+        refresh.apply(header);
+        if let Some(map) = self.map() {
+            map.set_flags(flags);
+        }
+        Ok(())
+    }
+
+    /// Re-reads the header if the last attempt failed.
+    pub(crate) async fn refresh_stale(&self) -> Result<()> {
+        if self.state.is_stale() { self.refresh().await } else { Ok(()) }
+    }
+
+    /// Re-reads the stored header after a change by this client, if the pool is shared or the image has a parent.
+    pub(crate) async fn refresh_stored(&self) -> Result<()> {
+        if self.is_shared() || self.parent().is_some() { self.refresh().await } else { Ok(()) }
+    }
+
+    pub(crate) fn header(&self) -> Rc<Header> {
+        self.state.header()
+    }
+
+    pub(crate) fn parent(&self) -> Option<Rc<ParentImage>> {
+        self.state.parent()
+    }
+
+    pub(crate) fn snapc(&self) -> Option<Rc<SnapContext>> {
+        self.state.snapc()
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.state.size()
+    }
+
+    /// Sets the size that requests see; the caller holds the resize permit.
+    pub(crate) fn set_size(&self, size: u64) {
+        self.state.set_size(size);
+    }
+
+    pub(crate) fn size_watch(&self) -> &Rc<SizeWatch> {
+        self.state.size_watch()
+    }
+
+    pub(crate) fn reduce_overlap(&self, overlap: u64) {
+        self.state.reduce_overlap(overlap);
+    }
+
+    /// Waits for the permit to resize.
+    pub(crate) async fn begin_resize(&self) -> Permit {
+        self.state.begin_resize().await
+    }
+
+    /// Returns the current view of the head.
+    pub(crate) fn head(&self) -> View {
+        self.state.head()
+    }
+
+    /// Returns the view of a snapshot; `None` if there is none of that id.
+    pub(crate) fn view_of(&self, snap: SnapId) -> Option<View> {
+        self.state.view_of(snap)
+    }
+
+    /// Returns the overlap of an object with the parent, in bytes.
+    pub(crate) fn overlap_in(&self, view: View, object: u64) -> u64 {
+        let start = object.saturating_mul(self.layout.object_size());
+        view.overlap.saturating_sub(start).min(self.layout.object_size())
+    }
+
+    // ---- Other clients ----
+
+    /// Establishes the watch, if the pool is shared, and re-reads the header for changes since it was read.
+    pub(crate) async fn begin_watch(self: &Rc<Self>) -> Result<()> {
+        let Some(objects) = self.backend().shared() else { return Ok(()) };
+        let image: Rc<dyn ImageEvents> = self.clone();
+        let watcher = Watcher::new(objects, self.header_object(), Rc::downgrade(&image));
+        let lock = ExclusiveLock::new(watcher.clone(), self.backend().clone());
+        *self.coordination.borrow_mut() = Some(Coordination { watcher: watcher.clone(), lock });
+        watcher.begin().await?;
+        self.refresh().await
+    }
+
+    /// Returns whether other clients can have the image open at the same time.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.coordination.borrow().is_some()
+    }
+
+    pub(crate) fn coordination(&self) -> Option<Coordination> {
+        self.coordination.borrow().clone()
+    }
+
+    pub(crate) fn watcher(&self) -> Option<Rc<Watcher>> {
+        self.coordination.borrow().as_ref().map(|coordination| coordination.watcher.clone())
+    }
+
+    pub(crate) fn exclusive_lock(&self) -> Option<Rc<ExclusiveLock>> {
+        self.coordination.borrow().as_ref().map(|coordination| coordination.lock.clone())
+    }
+
+    /// Returns the object map, if the image has one and this client holds the lock.
+    pub(crate) fn map(&self) -> Option<Rc<ObjectMap>> {
+        self.coordination.borrow().as_ref()?.lock.map()
+    }
+
+    /// Returns whether the image is lost for good: the cluster has fenced this client, the image was removed, or a lock
+    /// to be kept was lost.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.coordination.borrow().as_ref().is_some_and(|coordination| coordination.lock.check().is_err())
+    }
+
+    /// Returns whether writing requires the exclusive lock.
+    fn needs_lock(&self) -> bool {
+        self.state.has_exclusive_lock()
+    }
+
+    /// Returns whether the exclusive lock, if required, is held.
+    pub(crate) fn may_write(&self) -> bool {
+        match &*self.coordination.borrow() {
+            None => true,
+            Some(coordination) => coordination.lock.is_locked() || !self.needs_lock(),
+        }
+    }
+
+    /// Acquires the exclusive lock, if it is required.
+    pub(crate) async fn lock(&self) -> Result<()> {
+        match self.exclusive_lock() {
+            Some(lock) if self.needs_lock() => lock.acquire(self).await,
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn set_lock_check(&self, check: LockCheck) {
+        *self.lock_check.borrow_mut() = Some(check);
+    }
+
+    pub(crate) fn reserved(&self) -> Option<Rc<Reserved>> {
+        self.reserved.borrow().clone()
+    }
+
+    pub(crate) fn set_reserved(&self, reserved: Rc<Reserved>) {
+        *self.reserved.borrow_mut() = Some(reserved);
+    }
+
+    /// Releases the lock and the watch.
+    pub(crate) async fn end_coordination(&self) {
+        if let Some(Coordination { watcher, lock }) = self.coordination() {
+            lock.close(self).await;
+            watcher.end().await;
+        }
+    }
+
+    /// Releases the lock and the watch, after the last handle was dropped.
+    pub(crate) async fn close(self: Rc<Self>) {
+        self.end_coordination().await;
+        self.coordination.take();
+        self.lifecycle.end_close();
+    }
+
+    // ---- Admission ----
+
+    pub(crate) fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    /// Waits until a change of a range is admitted, with the exclusive lock if required. The lock is not released
+    /// before the change has ended.
+    pub(crate) async fn enter(&self, extent: Extent) -> Result<SharedRange> {
+        loop {
+            if !self.may_write() {
+                self.lock().await?;
+            }
+            let range = self.admission.shared(extent).await;
+            // The lock may have been released in the meantime.
+            if self.may_write() {
+                return Ok(range);
+            }
+        }
+    }
+
+    /// Locks a range exclusively, with the exclusive lock of the image if required.
+    pub(crate) async fn enter_alone(&self, extent: Extent) -> Result<ExclusiveRange> {
+        loop {
+            if !self.may_write() {
+                self.lock().await?;
+            }
+            let range = self.admission.exclusive(extent).await;
+            if self.may_write() {
+                return Ok(range);
+            }
+        }
+    }
+
+    /// Refuses an image with unsupported features.
+    pub(crate) fn check_features(&self, read_only: bool) -> Result<()> {
+        let header = self.header();
+        let unsupported = header.features.unsupported(read_only, self.backend().shared().is_some());
+        if unsupported == Features::default() {
+            let unknown = header.op_features & !Features::OPERATIONS;
+            if unknown == 0 || read_only {
+                return Ok(());
+            }
+            let what = format!("image {}: writing an image with the operations {unknown:#x}", self.name());
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
+        let how = if read_only { "reading" } else { "writing" };
+        let what = format!("image {}: {how} an image with the features {unsupported}", self.name());
+        Err(Error::new(ErrorKind::Unsupported, what))
+    }
+
+    /// Refuses requests after the image was removed.
+    pub(crate) fn check_there(&self) -> Result<()> {
+        if self.lifecycle.is_removed() {
+            return Err(Error::new(ErrorKind::NotFound, format!("image {} has been removed", self.name())));
+        }
+        Ok(())
+    }
+
+    /// Refuses a range beyond the end of the view.
+    pub(crate) fn check_range(&self, view: View, extent: Extent) -> Result<()> {
+        self.check_there()?;
+        match extent.checked_end() {
+            Some(end) if end <= view.size => Ok(()),
+            _ => Err(Error::new(
+                ErrorKind::OutOfRange,
+                format!("image {}: {} bytes at {} of {}", self.name(), extent.len, extent.offset, view.size),
+            )),
+        }
+    }
+}
+
+impl LockedImage for OpenImage {
+    fn name(&self) -> String {
+        self.name()
+    }
+
+    fn path(&self) -> String {
+        let slash = if self.namespace().is_empty() { "" } else { "/" };
+        format!("{}/{}{slash}{}", self.backend().info().pool, self.namespace(), self.name())
+    }
+
+    async fn refresh(&self) -> Result<()> {
+        self.refresh().await
+    }
+
+    async fn open_map(&self) -> Result<Option<Rc<ObjectMap>>> {
+        let header = self.header();
+        let Some(objects) = self.backend().shared().filter(|_| header.features.has(Features::OBJECT_MAP)) else {
+            return Ok(None);
+        };
+        let object = map_object(self.namespace(), &self.id, None);
+        ObjectMap::open(self.backend(), &objects, object, self.header_object(), &header).await.map(Some)
+    }
+
+    /// Handles the acquisition of the lock. Changes that waited for it may have been allowed by superseded
+    /// reservations.
+    async fn on_lock_acquired(&self) -> Result<()> {
+        if let Some(reserved) = self.reserved()
+            && reserved.claimed().await?
+        {
+            self.admission.supersede();
+        }
+        let check = self.lock_check.borrow().clone();
+        match check {
+            Some(check) => check().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn block_writes(&self) -> ExclusiveRange {
+        self.admission.exclusive(Extent::new(0, SIZE_MAX)).await
+    }
+
+    async fn flush(&self) -> Result<()> {
+        self.pools.flush().await
+    }
+}
+
+impl ImageEvents for OpenImage {
+    fn react(&self, me: Client, message: Option<&Message>) -> (Vec<u8>, Then) {
+        self.exclusive_lock().map_or((Vec::new(), Then::Nothing), |lock| lock.react(me, message))
+    }
+
+    fn on_header_update(self: Rc<Self>) -> LocalFuture<Result<()>> {
+        Box::pin(async move { self.refresh().await })
+    }
+
+    fn on_reservations_changed(self: Rc<Self>) -> LocalFuture<Result<Option<u64>>> {
+        Box::pin(async move {
+            match self.reserved() {
+                Some(reserved) => reserved.told().await.map(Some),
+                None => Ok(None),
+            }
+        })
+    }
+
+    fn on_lock_requested(self: Rc<Self>, client: Client) -> LocalFuture<()> {
+        Box::pin(async move {
+            if let Some(lock) = self.exclusive_lock() {
+                lock.release(&*self, Some(client)).await;
+            }
+        })
+    }
+
+    fn on_lock_released(&self) {
+        if let Some(lock) = self.exclusive_lock() {
+            lock.on_released();
+        }
+    }
+
+    fn on_watch_lost(&self) {
+        if let Some(reserved) = self.reserved() {
+            reserved.lost_touch();
+        }
+    }
+
+    fn on_watch_restored(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async move {
+            let Some(lock) = self.exclusive_lock() else { return };
+            if lock.on_watch_restored(&*self).await
+                && let Err(error) = self.refresh().await
+            {
+                tracing::warn!(image = self.path(), %error, "cannot read the header after its watch broke");
+            }
+        })
+    }
+
+    fn on_watch_settled(self: Rc<Self>) -> LocalFuture<()> {
+        Box::pin(async move {
+            // Reservations registered in the meantime are re-read too: changes before that may have been missed.
+            let Some(reserved) = self.reserved() else { return };
+            let Some(Coordination { watcher, lock }) = self.coordination() else { return reserved.let_go() };
+            let go_on = || !watcher.is_ended() && lock.check().is_ok();
+            match go_on() {
+                true => reserved.found_touch(go_on).await,
+                false => reserved.let_go(),
+            }
+        })
+    }
+
+    fn on_blocklisted(&self, why: Error) {
+        let Some(lock) = self.exclusive_lock() else { return };
+        if why.kind() == ErrorKind::Fenced && lock.is_locked() {
+            log_lost(self, None, &why);
+        }
+        lock.on_blocklisted(why);
+    }
+}
