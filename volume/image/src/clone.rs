@@ -10,7 +10,8 @@ use crate::images::Images;
 use crate::objectmap::mark_in_snapshot;
 use crate::open_image::{OpenImage, View};
 use crate::pools::mark_in_use;
-use crate::requests::{WriteFlags, read_all};
+use crate::read::read_all;
+use crate::requests::WriteFlags;
 use crate::wire::bitmap::State;
 use crate::wire::snapshot::Parent;
 

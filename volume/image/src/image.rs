@@ -14,7 +14,7 @@ use crate::exclusive_lock::KeptLock;
 use crate::images::Images;
 use crate::info::Progress;
 use crate::open_image::{LockCheck, OpenImage, View};
-use crate::requests;
+use crate::{read, requests};
 
 /// Longest read or write in bytes; front ends split longer ones.
 pub(crate) const TRANSFER_MAX: u32 = 32 << 20;
@@ -178,7 +178,7 @@ impl Image {
 
     /// Returns the space usage; `progress` reports the number of objects examined.
     pub async fn usage_with_progress(&self, progress: impl FnMut(Progress)) -> Result<ImageUsage> {
-        requests::usage(&self.shared, self.view(), progress).await
+        read::usage(&self.shared, self.view(), progress).await
     }
 }
 
@@ -236,7 +236,7 @@ impl BlockDevice for Image {
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
-        requests::map(&self.shared, self.view(), extent)
+        read::map(&self.shared, self.view(), extent)
     }
 
     fn size_watch(&self) -> Option<Rc<SizeWatch>> {

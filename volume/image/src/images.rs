@@ -207,7 +207,7 @@ impl Images {
             directory.remove(name, id).await
         };
         if let Err(error) = undo.await {
-            tracing::warn!(image = name, %error, "what is left of an image that could not be created stays for now");
+            tracing::warn!(image = name, %error, "cannot remove what is left of a failed creation; create the image again or remove it");
         }
     }
 
@@ -352,7 +352,7 @@ impl Images {
             directory.write_id(to, &id).await?;
             if let Err(error) = directory.rename(&id, from, to).await {
                 let left = directory.remove_id(to, &id).await;
-                left.unwrap_or_else(|left| tracing::warn!(image = to, error = %left, "an id object is left"));
+                left.unwrap_or_else(|left| tracing::warn!(image = to, error = %left, "cannot remove the id object of a failed rename; the next image of that name takes it over"));
                 return Err(error);
             }
             if let Some(shared) = self.find_open(&id) {
@@ -364,7 +364,9 @@ impl Images {
                 // have it open.
                 let update = Message::HeaderUpdate.encode();
                 let told = shared.notify(&self.header_object(&id), update, NOTIFY_TIMEOUT).await;
-                told.map(drop).unwrap_or_else(|error| tracing::debug!(image = to, %error, "others were not told"));
+                told.map(drop).unwrap_or_else(
+                    |error| tracing::debug!(image = to, %error, "cannot notify the other clients of a renamed image"),
+                );
             }
             Ok(())
         };
@@ -435,9 +437,9 @@ fn check_name(name: &str) -> Result<()> {
     } else if name.len() > NAME_LEN_MAX {
         "is longer than 95 bytes"
     } else if name.contains(['/', '@']) {
-        "has '/' or '@' in it, which part it from its pool and its snapshot"
+        "contains '/' or '@', which separate it from its pool and its snapshot"
     } else if name.chars().any(char::is_control) {
-        "has a control character in it"
+        "contains a control character"
     } else {
         return Ok(());
     };
@@ -464,18 +466,21 @@ fn check_options(name: &str, options: &CreateOptions, shared: bool) -> Result<()
         return refuse(format!("{} bytes are more than the largest size, {SIZE_MAX}", options.size));
     }
     if !options.object_size.is_power_of_two() || !OBJECT_SIZES.contains(&options.object_size) {
-        return refuse(format!("an object size of {} is no power of two from 64 KiB to 32 MiB", options.object_size));
+        return refuse(format!(
+            "an object size of {} is not a power of two from 64 KiB to 32 MiB",
+            options.object_size
+        ));
     }
     let features = options.features.unwrap_or_default();
     // The feature `operations` is set when the header needs it, not on creation.
     let unsupported = Features(features.0 & OPERATIONS.0 | features.unsupported(false, shared).0);
     if unsupported != Features::default() {
-        return refuse(format!("the features {unsupported} cannot be had"));
+        return refuse(format!("unsupported features {unsupported}"));
     }
     if features.has(Features::FAST_DIFF) && !features.has(Features::OBJECT_MAP)
         || features.has(Features::OBJECT_MAP) && !features.has(Features::EXCLUSIVE_LOCK)
     {
-        return refuse("fast-diff needs object-map, and that needs exclusive-lock".to_owned());
+        return refuse("the feature fast-diff requires object-map, and object-map requires exclusive-lock".to_owned());
     }
     if features.has(Features::OBJECT_MAP) && options.size.div_ceil(options.object_size) > OBJECTS_MAX {
         return refuse(format!("more than {OBJECTS_MAX} objects are too many for an object map"));

@@ -29,6 +29,7 @@ mod objectmap;
 mod open_image;
 mod pools;
 mod present;
+mod read;
 mod remove;
 mod requests;
 mod reserved;

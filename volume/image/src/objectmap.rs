@@ -85,7 +85,7 @@ impl ObjectMap {
             && error.kind() != ErrorKind::NotFound
         {
             // The next client that opens the map breaks the lock.
-            tracing::debug!(object = %self.object, %error, "the lock of an object map stays");
+            tracing::debug!(object = %self.object, %error, "cannot release the lock of an object map; the next client breaks it");
         }
     }
 
@@ -178,7 +178,7 @@ impl ObjectMap {
             Err(error) => match error.kind() {
                 // The lock is lost: this client must change nothing more, not even the header.
                 ErrorKind::Fenced | ErrorKind::Busy => {
-                    let what = format!("object map {}: its lock is lost", self.object);
+                    let what = format!("object map {}: lock lost to another client", self.object);
                     Err(Error::new(ErrorKind::Fenced, what).with_source(error))
                 }
                 ErrorKind::NoSpace | ErrorKind::TimedOut | ErrorKind::ShuttingDown | ErrorKind::Denied => Err(error),
@@ -192,7 +192,7 @@ impl ObjectMap {
         if !self.valid.replace(false) {
             return Ok(());
         }
-        tracing::warn!(object = %self.object, why, "an object map is invalid: rbd object-map rebuild makes it anew");
+        tracing::warn!(object = %self.object, why, "object map invalidated; rebuild it with 'rbd object-map rebuild'");
         let flags = Header::MAP_INVALID | if self.fast_diff { Header::FAST_DIFF_INVALID } else { 0 };
         let input = [flags, flags, SnapId::HEAD.0].map(u64::to_le_bytes).concat();
         let call = ObjectOp::Call { method: SET_FLAGS, input };
@@ -263,5 +263,5 @@ async fn take_lock(backend: &Rc<dyn ObjectBackend>, shared: &Rc<dyn SharedObject
             }
         }
     }
-    Err(Error::new(ErrorKind::Busy, format!("object map {object} is locked by others")))
+    Err(Error::new(ErrorKind::Busy, format!("object map {object} is locked by another client")))
 }

@@ -1,5 +1,7 @@
 //! Open image: what its handles share.
 
+mod events;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -11,18 +13,16 @@ use forebay_reactor::sync::Permit;
 
 use crate::admission::Admission;
 use crate::clone::{ParentImage, open_parent};
-use crate::exclusive_lock::{ExclusiveLock, LockedImage, log_lost};
-use crate::format::{Features, Header, header_object, map_object};
+use crate::exclusive_lock::ExclusiveLock;
+use crate::format::{Features, Header, header_object};
 use crate::header_state::HeaderState;
-use crate::images::{Images, SIZE_MAX};
+use crate::images::Images;
 use crate::layout::Layout;
 use crate::lifecycle::Lifecycle;
-use crate::lock::Then;
 use crate::objectmap::ObjectMap;
 use crate::pools::ImagePools;
 use crate::reserved::Reserved;
 use crate::watcher::{ImageEvents, Watcher};
-use crate::wire::notify::{Client, Message};
 
 /// View of an image that a request operates on: the head, or a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -403,123 +403,5 @@ impl OpenImage {
                 format!("image {}: {} bytes at {} of {}", self.name(), extent.len, extent.offset, view.size),
             )),
         }
-    }
-}
-
-impl LockedImage for OpenImage {
-    fn name(&self) -> String {
-        self.name()
-    }
-
-    fn path(&self) -> String {
-        let slash = if self.namespace().is_empty() { "" } else { "/" };
-        format!("{}/{}{slash}{}", self.backend().info().pool, self.namespace(), self.name())
-    }
-
-    async fn refresh(&self) -> Result<()> {
-        self.refresh().await
-    }
-
-    async fn open_map(&self) -> Result<Option<Rc<ObjectMap>>> {
-        let header = self.header();
-        let Some(objects) = self.backend().shared().filter(|_| header.features.has(Features::OBJECT_MAP)) else {
-            return Ok(None);
-        };
-        let object = map_object(self.namespace(), &self.id, None);
-        ObjectMap::open(self.backend(), &objects, object, self.header_object(), &header).await.map(Some)
-    }
-
-    /// Handles the acquisition of the lock. Changes that waited for it may have been allowed by superseded
-    /// reservations.
-    async fn on_lock_acquired(&self) -> Result<()> {
-        if let Some(reserved) = self.reserved()
-            && reserved.claimed().await?
-        {
-            self.admission.supersede();
-        }
-        let check = self.lock_check.borrow().clone();
-        match check {
-            Some(check) => check().await,
-            None => Ok(()),
-        }
-    }
-
-    async fn block_writes(&self) -> ExclusiveRange {
-        self.admission.exclusive(Extent::new(0, SIZE_MAX)).await
-    }
-
-    async fn flush(&self) -> Result<()> {
-        self.pools.flush().await
-    }
-}
-
-impl ImageEvents for OpenImage {
-    fn react(&self, me: Client, message: Option<&Message>) -> (Vec<u8>, Then) {
-        self.exclusive_lock().map_or((Vec::new(), Then::Nothing), |lock| lock.react(me, message))
-    }
-
-    fn on_header_update(self: Rc<Self>) -> LocalFuture<Result<()>> {
-        Box::pin(async move { self.refresh().await })
-    }
-
-    fn on_reservations_changed(self: Rc<Self>) -> LocalFuture<Result<Option<u64>>> {
-        Box::pin(async move {
-            match self.reserved() {
-                Some(reserved) => reserved.told().await.map(Some),
-                None => Ok(None),
-            }
-        })
-    }
-
-    fn on_lock_requested(self: Rc<Self>, client: Client) -> LocalFuture<()> {
-        Box::pin(async move {
-            if let Some(lock) = self.exclusive_lock() {
-                lock.release(&*self, Some(client)).await;
-            }
-        })
-    }
-
-    fn on_lock_released(&self) {
-        if let Some(lock) = self.exclusive_lock() {
-            lock.on_released();
-        }
-    }
-
-    fn on_watch_lost(&self) {
-        if let Some(reserved) = self.reserved() {
-            reserved.lost_touch();
-        }
-    }
-
-    fn on_watch_restored(self: Rc<Self>) -> LocalFuture<()> {
-        Box::pin(async move {
-            let Some(lock) = self.exclusive_lock() else { return };
-            if lock.on_watch_restored(&*self).await
-                && let Err(error) = self.refresh().await
-            {
-                tracing::warn!(image = self.path(), %error, "cannot read the header after its watch broke");
-            }
-        })
-    }
-
-    fn on_watch_settled(self: Rc<Self>) -> LocalFuture<()> {
-        Box::pin(async move {
-            // Reservations registered in the meantime are re-read too: changes before that may have been missed.
-            let Some(reserved) = self.reserved() else { return };
-            let Some(Coordination { watcher, lock }) = self.coordination() else { return reserved.let_go() };
-            let go_on = || !watcher.is_ended() && lock.check().is_ok();
-            match go_on() {
-                true => reserved.found_touch(go_on).await,
-                false => reserved.let_go(),
-            }
-        })
-    }
-
-    fn on_blocklisted(&self, why: Error) {
-        let Some(lock) = self.exclusive_lock() else { return };
-        if why.kind() == ErrorKind::Fenced && lock.is_locked() {
-            log_lost(self, None, &why);
-        }
-        lock.on_blocklisted(why);
     }
 }

@@ -11,18 +11,18 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use forebay_block::{
-    Advice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectOp, ObjectRead, Patch, Reply,
-    Request, Result, SharedRange, SnapId, Transaction,
+    Advice, BufList, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Patch, Reply, Request, Result, SharedRange,
+    Transaction,
 };
 use forebay_reactor::spawn;
 
 use crate::admission::detach;
 use crate::clone::{CopiedUp, copy_up};
-use crate::image::{ImageUsage, TRANSFER_MAX};
-use crate::info::Progress;
+use crate::image::TRANSFER_MAX;
 use crate::layout::ObjectExtent;
 use crate::open_image::{OpenImage, View};
-use crate::present::{Present, walk};
+use crate::present::Present;
+use crate::read::{read, read_pieces};
 use crate::window::{REQUEST_WINDOW, windowed};
 use crate::wire::bitmap::State;
 
@@ -83,84 +83,14 @@ pub(crate) fn submit(
     }
 }
 
-fn failed<T: 'static>(error: Error) -> LocalFuture<Result<T>> {
+/// Returns the future of a request that fails at once.
+pub(crate) fn failed<T: 'static>(error: Error) -> LocalFuture<Result<T>> {
     Box::pin(ready(Err(error)))
 }
 
 fn flush(shared: &Rc<OpenImage>) -> LocalFuture<Result<Reply>> {
     let flushed = shared.data().flush();
     Box::pin(async move { flushed.await.map(|()| Reply::Done) })
-}
-
-// ---- Reading ----
-
-fn read(shared: &Rc<OpenImage>, view: View, extent: Extent, advice: Advice) -> LocalFuture<Result<Reply>> {
-    if let Some(piece) = shared.layout().single(extent) {
-        let data = read_piece(shared, view, piece, advice);
-        return Box::pin(async move { data.await.map(Reply::Data) });
-    }
-    let shared = shared.clone();
-    Box::pin(async move { read_pieces(&shared, view, extent, advice).await.map(Reply::Data) })
-}
-
-/// Reads a range of an image at a view; bytes past its end read as zeroes.
-pub(crate) async fn read_all(shared: &Rc<OpenImage>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
-    let within = extent.len.min(view.size.saturating_sub(extent.offset));
-    let mut data = if within == 0 {
-        BufList::new()
-    } else {
-        Box::pin(read_pieces(shared, view, Extent::new(extent.offset, within), advice)).await?
-    };
-    data.append(BufList::zeroes((extent.len - within) as usize));
-    Ok(data)
-}
-
-/// Returns whether the head's object is known not to exist.
-fn is_absent(shared: &OpenImage, view: View, object: u64) -> bool {
-    view.snap == SnapId::HEAD && shared.map().is_some_and(|map| !map.may_exist(object))
-}
-
-/// Reads exactly the bytes of a piece; an absent object reads as the parent's data, or zeroes.
-fn read_piece(shared: &Rc<OpenImage>, view: View, piece: ObjectExtent, advice: Advice) -> LocalFuture<Result<BufList>> {
-    let Extent { offset, len } = piece.extent;
-    let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
-    let stored = (!is_absent(shared, view, piece.object)).then(|| {
-        shared.data().read(&shared.object_name(piece.object), ObjectRead::new(view.snap, piece.extent).advised(advice))
-    });
-    let parent = (from_parent > 0).then(|| shared.parent()).flatten();
-    let at = piece.object * shared.layout().object_size() + offset;
-    Box::pin(async move {
-        if let Some(stored) = stored {
-            match stored.await {
-                Ok(data) => return Ok(data.fill(piece.extent)),
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let Some(parent) = parent else { return Ok(BufList::zeroes(len as usize)) };
-        let mut data = read_all(&parent.shared, parent.view, Extent::new(at, from_parent), advice).await?;
-        data.append(BufList::zeroes((len - from_parent) as usize));
-        Ok(data)
-    })
-}
-
-async fn read_pieces(shared: &Rc<OpenImage>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
-    let mut pieces = shared.layout().pieces(extent);
-    let mut parts: Vec<BufList> = vec![BufList::new(); pieces_of(shared, extent)];
-    let next = || Some(read_piece(shared, view, pieces.next()?, advice));
-    windowed(REQUEST_WINDOW, next, |number, data| parts[number] = data).await?;
-    let mut whole = BufList::new();
-    parts.into_iter().for_each(|part| whole.append(part));
-    Ok(whole)
-}
-
-/// Returns the number of objects that `extent` touches.
-fn pieces_of(shared: &OpenImage, extent: Extent) -> usize {
-    if extent.len == 0 {
-        return 0;
-    }
-    let object_size = shared.layout().object_size();
-    ((extent.end() - 1) / object_size - extent.offset / object_size + 1) as usize
 }
 
 // ---- Writing ----
@@ -543,93 +473,4 @@ fn first_difference(a: &BufList, b: &BufList) -> Option<u64> {
         (a_rest, b_rest) = (&a_rest[len..], &b_rest[len..]);
         at += len as u64;
     }
-}
-
-// ---- Allocation map ----
-
-/// Returns the allocation map of a range, object by object, including data in the parent.
-pub(crate) fn map(shared: &Rc<OpenImage>, view: View, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
-    if let Err(error) = shared.check_range(view, extent) {
-        return failed(error);
-    }
-    let shared = shared.clone();
-    Box::pin(async move {
-        let present = Present::within(&shared, view, extent).await?;
-        let mut pieces = shared.layout().pieces(extent);
-        let mut parts: Vec<Option<ExtentMap>> = vec![None; pieces_of(&shared, extent)];
-        let next = || {
-            let piece = pieces.next()?;
-            Some(map_piece(&shared, view, piece, present.may_have(piece.object)))
-        };
-        windowed(REQUEST_WINDOW, next, |number, map| parts[number] = Some(map)).await?;
-        let mut whole = ExtentMap::new();
-        let mut at = extent.offset;
-        for run in parts.iter().flatten().flat_map(ExtentMap::runs) {
-            whole.push(at, run.extent.len, run.state);
-            at += run.extent.len;
-        }
-        Ok(whole)
-    })
-}
-
-fn map_piece(shared: &Rc<OpenImage>, view: View, piece: ObjectExtent, present: bool) -> LocalFuture<Result<ExtentMap>> {
-    let Extent { offset, len } = piece.extent;
-    let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
-    let parent = (from_parent > 0).then(|| shared.parent()).flatten();
-    let own = present.then(|| map_own(shared, view, piece));
-    let at = piece.object * shared.layout().object_size() + offset;
-    Box::pin(async move {
-        if let Some(own) = own
-            && let Some(map) = own.await?
-        {
-            return Ok(map);
-        }
-        let mut whole = ExtentMap::new();
-        let mut covered = 0;
-        if let Some(parent) = parent {
-            let within = from_parent.min(parent.view.size.saturating_sub(at));
-            let map = map(&parent.shared, parent.view, Extent::new(at.min(parent.view.size), within)).await?;
-            for run in map.runs() {
-                whole.push(offset + covered, run.extent.len, run.state);
-                covered += run.extent.len;
-            }
-        }
-        whole.push(offset + covered, len - covered, ExtentState::Hole);
-        Ok(whole)
-    })
-}
-
-/// Returns the allocation map of a piece in the image itself; `None` if the object does not exist.
-fn map_own(shared: &OpenImage, view: View, piece: ObjectExtent) -> LocalFuture<Result<Option<ExtentMap>>> {
-    if is_absent(shared, view, piece.object) {
-        return Box::pin(ready(Ok(None)));
-    }
-    let read = ObjectRead::new(view.snap, piece.extent);
-    let map = shared.data().map(&shared.object_name(piece.object), read);
-    Box::pin(async move {
-        match map.await {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            other => other.map(Some),
-        }
-    })
-}
-
-/// Sums up the stored bytes, object by object, without those of the parent.
-pub(crate) async fn usage(
-    shared: &Rc<OpenImage>,
-    view: View,
-    mut progress: impl FnMut(Progress),
-) -> Result<ImageUsage> {
-    shared.check_there()?;
-    let provisioned = view.size;
-    let total = shared.layout().objects(provisioned);
-    let mut used = 0;
-    progress(Progress { done: 0, total });
-    let each = |object| map_own(shared, view, shared.layout().piece_of(object, provisioned));
-    walk(shared, view, 0..total, each, |done, map: Option<Option<ExtentMap>>| {
-        used += map.flatten().map_or(0, |map| map.data_bytes());
-        progress(Progress { done, total });
-    })
-    .await?;
-    Ok(ImageUsage { provisioned, used })
 }

@@ -40,7 +40,7 @@ impl Reserved {
     /// reads.
     pub(crate) async fn found_touch(&self, go_on: impl Fn() -> bool) {
         while let Err(error) = self.joint.renew().await {
-            tracing::warn!(%error, "reservations could not be read after a watch broke");
+            tracing::warn!(%error, "cannot read reservations after a watch broke; retrying");
             if !go_on() {
                 break;
             }
@@ -125,7 +125,7 @@ impl Peers for WithImage {
             if after.len() > METADATA_VALUE_MAX {
                 return Err(Error::new(ErrorKind::Invalid, format!("reservations of {} bytes", after.len())));
             }
-            let lost = || Error::new(ErrorKind::Busy, "the image's lock was given up");
+            let lost = || Error::new(ErrorKind::Busy, "the image's exclusive lock was released");
             let assertion = image.exclusive_lock().and_then(|lock| lock.assertion()).ok_or_else(lost)?;
             let compare = ObjectOp::KvCompare { key: key.clone(), value: before };
             let set = ObjectOp::KvSet { pairs: vec![(key, after)] };
@@ -141,7 +141,7 @@ impl Peers for WithImage {
                 && let Err(error) = ask_others(&image, |_| false).await
             {
                 let image = image.name();
-                tracing::warn!(image, %error, "who else serves the image was not told of its reservations");
+                tracing::warn!(image, %error, "cannot notify the other clients of changed reservations");
             }
         })
     }
@@ -186,7 +186,7 @@ async fn ask_others(image: &Rc<OpenImage>, enough: impl Fn(&[u8]) -> bool) -> Re
         tracing::debug!(
             image = image.name(),
             missed,
-            "not all who have the image open have answered within {NOTIFY_TIMEOUT:?}"
+            "no response from all clients that have the image open within {NOTIFY_TIMEOUT:?}; retrying"
         );
     }
 }
