@@ -25,7 +25,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// Retry interval while there is no watch to bind the lock to.
 const WATCH_AGAIN: Duration = Duration::from_secs(1);
 
-/// What an image does before its exclusive lock is released, and after it was acquired.
+/// Actions of an image before its exclusive lock is released, and after it was acquired.
 pub(crate) trait LockedImage {
     /// Returns the current name, for log messages.
     fn name(&self) -> String;
