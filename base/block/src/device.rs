@@ -33,7 +33,7 @@ pub struct Geometry {
 
 /// Extent of a multi-extent write.
 #[derive(Debug, Clone)]
-pub struct Patch {
+pub struct WriteExtent {
     /// Offset of the first byte.
     pub offset: u64,
     /// Data to write.
@@ -61,8 +61,8 @@ pub trait BlockDevice {
     /// Executes several writes that do not overlap, in any order, each as a [`Request::Write`]; completes when all are
     /// done.  After an error each of them may or may not have been done.  Cheaper than one request each where they are
     /// within the same [`unit`](Self::unit).
-    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
-        let one = |Patch { offset, data }| self.submit(Request::Write { offset, data, fua });
+    fn write_many(&self, writes: Vec<WriteExtent>, fua: bool) -> LocalFuture<Result<()>> {
+        let one = |WriteExtent { offset, data }| self.submit(Request::Write { offset, data, fua });
         let mut in_flight: Vec<_> = writes.into_iter().map(one).collect();
         let mut all = Ok(());
         // All are polled: one that is done may keep a range locked until then, for which another waits.

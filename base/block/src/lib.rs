@@ -17,7 +17,7 @@ mod shared;
 mod unnamed;
 
 pub use advice::Advice;
-pub use device::{BlockDevice, Geometry, LocalFuture, Patch, SizeWatch};
+pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch, WriteExtent};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentMap, ExtentState, Mapped};
 pub use forebay_reactor::{Buf, BufList, BufMut};

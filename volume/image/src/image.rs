@@ -5,8 +5,8 @@ use std::future::ready;
 use std::rc::Rc;
 
 use forebay_block::{
-    Advice, BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, Patch, Reply,
-    Request, Result, SizeWatch,
+    Advice, BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, Reply, Request,
+    Result, SizeWatch, WriteExtent,
 };
 use forebay_reactor::spawn;
 
@@ -224,7 +224,7 @@ impl BlockDevice for Image {
         requests::submit(&self.shared, self.view(), request, advice)
     }
 
-    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+    fn write_many(&self, writes: Vec<WriteExtent>, fua: bool) -> LocalFuture<Result<()>> {
         match self.refuse_write() {
             Err(error) => Box::pin(ready(Err(error))),
             Ok(()) => requests::write_many(&self.shared, writes, fua),

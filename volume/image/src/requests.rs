@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use forebay_block::{
-    Advice, BufList, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Patch, Reply, Request, Result, SharedRange,
-    Transaction,
+    Advice, BufList, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Reply, Request, Result, SharedRange, Transaction,
+    WriteExtent,
 };
 use forebay_reactor::spawn;
 
@@ -241,10 +241,10 @@ fn store(shared: &OpenImage, object: u64, mut ops: Vec<ObjectOp>, flags: WriteFl
 }
 
 /// Submits non-overlapping writes; those to one object are one transaction.
-pub(crate) fn write_many(shared: &Rc<OpenImage>, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+pub(crate) fn write_many(shared: &Rc<OpenImage>, writes: Vec<WriteExtent>, fua: bool) -> LocalFuture<Result<()>> {
     let flags = WriteFlags { durable: fua, advice: Advice::NONE };
     let mut objects: BTreeMap<u64, Vec<ObjectOp>> = BTreeMap::new();
-    for Patch { offset, data } in writes {
+    for WriteExtent { offset, data } in writes {
         let extent = Extent::new(offset, data.len() as u64);
         if let Err(error) = shared.check_range(shared.head(), extent) {
             return failed(error);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Stormy, bytes, objects, pattern, run};
 use forebay_block::{
-    BlockDevice, BufList, ErrorKind, Extent, ExtentState, ObjectBackend, Patch, Reply, Request, Result,
+    BlockDevice, BufList, ErrorKind, Extent, ExtentState, ObjectBackend, Reply, Request, Result, WriteExtent,
 };
 use forebay_image::{CreateOptions, Image, OpenOptions};
 use forebay_ram::RamBackend;
@@ -206,7 +206,7 @@ impl Check {
                 used.push((extent, pattern(seed, extent.len as usize)));
             }
         }
-        let patch = |(extent, data): &(Extent, Vec<u8>)| Patch { offset: extent.offset, data: bytes(data) };
+        let patch = |(extent, data): &(Extent, Vec<u8>)| WriteExtent { offset: extent.offset, data: bytes(data) };
         let answer = self.image.write_many(used.iter().map(patch).collect(), fua).await;
         if !used.iter().all(|(extent, _)| self.fits(*extent)) {
             // Refused as a whole, before any write.
@@ -459,7 +459,7 @@ fn a_dropped_request_is_done_all_the_same() {
             let polled = seed % 5 < 2;
             if seed % 7 < 3 {
                 let patch =
-                    |from: usize, to: usize| Patch { offset: offset + from as u64, data: bytes(&data[from..to]) };
+                    |from: usize, to: usize| WriteExtent { offset: offset + from as u64, data: bytes(&data[from..to]) };
                 let mut answer = image.write_many(vec![patch(0, 100), patch(100, data.len())], fua);
                 let _ = polled.then(|| answer.as_mut().poll(&mut cx));
             } else {
@@ -494,7 +494,7 @@ fn writes_submitted_as_one_do_not_wait_for_themselves() {
             // One locks the range, the other waits for it.
             let swaps = [swap(), swap()];
             yield_now().await;
-            let patch = |offset| Patch { offset, data: bytes(b"data") };
+            let patch = |offset| WriteExtent { offset, data: bytes(b"data") };
             let writes = image.write_many(vec![patch(OBJECT), patch(2 * OBJECT), patch(3 * OBJECT)], seed % 2 == 0);
             let done = timeout(Duration::from_secs(20), writes).await;
             done.expect("the writes wait for an exclusive lock that waits for them").expect("writes");

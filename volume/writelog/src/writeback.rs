@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Patch, Request, Result};
+use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Request, Result, WriteExtent};
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{Instant, JoinHandle, now, spawn, stand_back, timeout};
 
@@ -491,10 +491,10 @@ async fn write(shared: &Rc<Shared>, slots: &Rc<Slots>, work: Work) -> std::resul
     let (offsets, reads): (Vec<u64>, Vec<_>) = writes.into_iter().unzip();
     let mut patches = Vec::with_capacity(offsets.len());
     for (offset, data) in offsets.into_iter().zip(all_of(reads).await) {
-        patches.push(Patch { offset, data: data.map_err(Failure::Log)? });
+        patches.push(WriteExtent { offset, data: data.map_err(Failure::Log)? });
     }
     count(shared, patches.iter().map(|patch| patch.data.len() as u64).sum());
-    let one = |Patch { offset, data }| shared.inner.submit(Request::Write { offset, data, fua });
+    let one = |WriteExtent { offset, data }| shared.inner.submit(Request::Write { offset, data, fua });
     if patches.len() < 2 {
         let Some(patch) = patches.pop() else { return Ok(()) };
         return within(one(patch).await.map(drop));

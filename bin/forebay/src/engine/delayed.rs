@@ -6,7 +6,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Patch, Reply, Request, Result, SizeWatch};
+use forebay_block::{
+    BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch, WriteExtent,
+};
 use forebay_reactor::sleep;
 
 /// Environment variable that enables the delay.
@@ -44,7 +46,7 @@ impl BlockDevice for Delayed {
         })
     }
 
-    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+    fn write_many(&self, writes: Vec<WriteExtent>, fua: bool) -> LocalFuture<Result<()>> {
         let (inner, pause) = (self.inner.write_many(writes, fua), sleep(self.pause));
         Box::pin(async move {
             let result = inner.await;

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Buf, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Patch, Reply, Request,
-    Result, SizeWatch,
+    BlockDevice, Buf, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request, Result,
+    SizeWatch, WriteExtent,
 };
 use forebay_reactor::sleep;
 use forebay_reactor::sync::Notify;
@@ -149,12 +149,12 @@ impl BlockDevice for Memory {
         Box::pin(std::future::ready(reply))
     }
 
-    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+    fn write_many(&self, writes: Vec<WriteExtent>, fua: bool) -> LocalFuture<Result<()>> {
         let unit = self.unit.get().expect("only with units");
         let units: Vec<u64> = writes.iter().map(|patch| patch.offset / unit).collect();
         assert!(units.len() > 1 && units.iter().all(|&one| one == units[0]), "{units:?}");
         self.together.set(self.together.get() + units.len());
-        let one = |Patch { offset, data }| self.submit(Request::Write { offset, data, fua });
+        let one = |WriteExtent { offset, data }| self.submit(Request::Write { offset, data, fua });
         let under_way: Vec<_> = writes.into_iter().map(one).collect();
         Box::pin(async move {
             for write in under_way {

@@ -9,7 +9,8 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Patch, Reply, Request, Result, SizeWatch,
+    BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+    WriteExtent,
 };
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{sleep, spawn, timeout};
@@ -165,7 +166,7 @@ impl BlockDevice for Base {
         }
     }
 
-    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
+    fn write_many(&self, writes: Vec<WriteExtent>, fua: bool) -> LocalFuture<Result<()>> {
         self.watched(self.inner.write_many(writes, fua))
     }
 

@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Patch, Reply,
-    Request, Result, SizeWatch,
+    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
+    Result, SizeWatch, WriteExtent,
 };
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, OpenOptions, spawn};
@@ -179,8 +179,8 @@ impl BlockDevice for Backend {
         })
     }
 
-    fn write_many(&self, writes: Vec<Patch>, fua: bool) -> LocalFuture<Result<()>> {
-        let one = |Patch { offset, data }| spawn(self.submit(Request::Write { offset, data, fua }));
+    fn write_many(&self, writes: Vec<WriteExtent>, fua: bool) -> LocalFuture<Result<()>> {
+        let one = |WriteExtent { offset, data }| spawn(self.submit(Request::Write { offset, data, fua }));
         let under_way: Vec<_> = writes.into_iter().map(one).collect();
         Box::pin(async move {
             let mut all = Ok(());
