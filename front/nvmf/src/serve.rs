@@ -15,11 +15,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::time::Duration;
 
 use forebay_block::BlockDevice;
 use forebay_block::reservation::{Reservations, View};
-use forebay_reactor::{Addr, JoinHandle, Listener, Stream, sleep, spawn};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{Addr, JoinHandle, Listener, Stream, spawn};
 use forebay_serve::Connections;
 
 use crate::session::Pools;
@@ -27,9 +27,6 @@ use crate::session::io::Rules;
 use crate::subsystem::{BLOCK_SHIFT, Control, Namespace, Port, Subsystem, Subsystems};
 use budget::Budget;
 use connection::{Connection, End};
-
-/// Polling interval while waiting for the commands of a withdrawn namespace to end.
-const LEAVING_LOOK: Duration = Duration::from_millis(1);
 
 /// Devices behind the namespaces, on one core: the server's interface to the owner of the volumes.
 pub trait Devices {
@@ -46,6 +43,8 @@ pub(crate) struct OpenNamespace {
     reservations: Option<RefCell<View>>,
     /// Task that notifies hosts of lost registrations and reservations.
     telling: Option<JoinHandle<()>>,
+    /// Notified when the last user of the namespace has dropped it.
+    closed: Rc<Notify>,
 }
 
 impl Drop for OpenNamespace {
@@ -53,6 +52,8 @@ impl Drop for OpenNamespace {
         if let Some(telling) = self.telling.take() {
             telling.abort();
         }
+        // The waiting tasks run after this drop, when the device is dropped as well.
+        self.closed.notify_all();
     }
 }
 
@@ -68,14 +69,45 @@ impl OpenNamespace {
     }
 }
 
+/// Subsystem number and namespace id.
+type NamespaceKey = (u32, u32);
+
+/// Namespaces that are open on this core.
+///
+/// The server keeps a namespace open until it is withdrawn.  A withdrawn namespace belongs to its users only, so that
+/// the last of them closes it.
 #[derive(Default)]
 struct OpenNamespaces {
     /// Withdrawal count at the last scan for withdrawn namespaces.
     seen: u64,
-    /// Open namespaces, keyed by subsystem number and namespace id.
-    open: HashMap<(u32, u32), Rc<OpenNamespace>>,
-    /// Withdrawn namespaces that are still in use.
-    leaving: Vec<Rc<OpenNamespace>>,
+    /// Open namespaces that are not known to be withdrawn.
+    open: HashMap<NamespaceKey, Rc<OpenNamespace>>,
+    /// Withdrawn namespaces, some of them still in use.
+    withdrawn: Vec<(NamespaceKey, Weak<OpenNamespace>)>,
+}
+
+impl OpenNamespaces {
+    /// Moves the namespaces that were withdrawn to `withdrawn`, if the withdrawal count has changed since the last
+    /// call.  Returns them, to be dropped by the caller after its borrow.
+    #[must_use = "the namespaces are dropped after the borrow"]
+    fn take_withdrawn(&mut self, withdrawals: u64) -> Vec<Rc<OpenNamespace>> {
+        if self.seen == withdrawals {
+            return Vec::new();
+        }
+        self.seen = withdrawals;
+        self.withdrawn.retain(|(_, namespace)| namespace.strong_count() > 0);
+        let is_withdrawn = |(_, nsid): &NamespaceKey, open: &mut Rc<OpenNamespace>| {
+            open.subsystem.namespace(*nsid).is_none_or(|now| !Arc::ptr_eq(&now, &open.info))
+        };
+        let taken: Vec<_> = self.open.extract_if(is_withdrawn).collect();
+        self.withdrawn.extend(taken.iter().map(|(key, namespace)| (*key, Rc::downgrade(namespace))));
+        taken.into_iter().map(|(_, namespace)| namespace).collect()
+    }
+
+    /// Returns whether a withdrawn namespace with this key is still in use.
+    fn is_in_use(&self, key: NamespaceKey) -> bool {
+        self.withdrawn.iter().any(|(each, namespace)| *each == key && namespace.strong_count() > 0)
+    }
 }
 
 /// NVMe/TCP server on one core.  Several cores each have their own, on shared listeners, with the same
@@ -89,6 +121,8 @@ pub struct Server {
     tls: OnceCell<tls::Shared>,
     hosts: RefCell<BTreeMap<String, Weak<Budget>>>,
     namespaces: RefCell<OpenNamespaces>,
+    /// Notified when an open namespace is closed.
+    namespace_closed: Rc<Notify>,
     connections: Rc<Connections<Arc<Control>>>,
     /// Connections that are not a queue yet, or whose host has not authenticated yet.
     fresh: Cell<usize>,
@@ -106,6 +140,7 @@ impl Server {
             tls: OnceCell::new(),
             hosts: RefCell::default(),
             namespaces: RefCell::default(),
+            namespace_closed: Rc::default(),
             connections: Connections::new(),
             fresh: Cell::new(0),
         })
@@ -173,38 +208,17 @@ impl Server {
     /// Closes withdrawn namespaces.  Waits until no command of this core is in flight on the withdrawn namespace
     /// `nsid` of `subsystem`.  Does not wait for other withdrawn namespaces, whose devices may hang.
     pub async fn let_go(&self, subsystem: &Subsystem, nsid: u32) {
-        self.forget_removed();
+        self.close_withdrawn();
         // A connection caches its last namespace, and looks it up again when it is woken.
         self.connections.list().values().for_each(|control| control.wake());
-        loop {
-            {
-                let leaving = &mut self.namespaces.borrow_mut().leaving;
-                leaving.retain(|namespace| Rc::strong_count(namespace) > 1);
-                if leaving.iter().all(|each| each.info.nsid != nsid || each.subsystem.id() != subsystem.id()) {
-                    return;
-                }
-            }
-            sleep(LEAVING_LOOK).await;
-        }
+        let key = (subsystem.id(), nsid);
+        self.namespace_closed.wait_until(|| !self.namespaces.borrow().is_in_use(key)).await;
     }
 
-    /// Closes withdrawn namespaces.
-    fn forget_removed(&self) {
-        let mut namespaces = self.namespaces.borrow_mut();
-        let withdrawals = self.subsystems.withdrawals();
-        if namespaces.seen == withdrawals {
-            return;
-        }
-        namespaces.seen = withdrawals;
-        let OpenNamespaces { open, leaving, .. } = &mut *namespaces;
-        leaving.retain(|namespace| Rc::strong_count(namespace) > 1);
-        open.retain(|(_, nsid), open| {
-            let stays = open.subsystem.namespace(*nsid).is_some_and(|now| Arc::ptr_eq(&now, &open.info));
-            if !stays {
-                leaving.push(open.clone());
-            }
-            stays
-        });
+    /// Closes withdrawn namespaces that are not in use.  The last user of any other closes it.
+    fn close_withdrawn(&self) {
+        let withdrawn = self.namespaces.borrow_mut().take_withdrawn(self.subsystems.withdrawals());
+        drop(withdrawn);
     }
 
     /// Stops accepting and ends all connections, after their commands in flight.  Waits until the connections are
@@ -216,7 +230,7 @@ impl Server {
 
     /// Returns a namespace, opening it on first use.  Returns `None` if it does not exist.
     fn namespace(&self, subsystem: &Subsystem, nsid: u32) -> Option<Rc<OpenNamespace>> {
-        self.forget_removed();
+        self.close_withdrawn();
         let mut namespaces = self.namespaces.borrow_mut();
         if let Some(open) = namespaces.open.get(&(subsystem.id(), nsid)) {
             return Some(open.clone());
@@ -228,7 +242,8 @@ impl Server {
             .as_ref()
             .map(|reservations| spawn(tell_reservations(subsystem.clone(), info.clone(), reservations.clone())));
         let reservations = reservations.map(|reservations| RefCell::new(reservations.view()));
-        let open = Rc::new(OpenNamespace { subsystem: subsystem.clone(), info, device, reservations, telling });
+        let (subsystem_of, closed) = (subsystem.clone(), self.namespace_closed.clone());
+        let open = Rc::new(OpenNamespace { subsystem: subsystem_of, info, device, reservations, telling, closed });
         namespaces.open.insert((subsystem.id(), nsid), open.clone());
         Some(open)
     }
