@@ -3,14 +3,17 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::*;
 use forebay_block::{Buf, BufMut};
 use forebay_nvmf::Limits;
 use forebay_nvmf::session::Transfers;
+use forebay_nvmf::stats::CommandKind;
 use forebay_nvmf::wire::command::{FABRICS, Sgl};
 use forebay_nvmf::wire::fabrics::fctype;
 use forebay_nvmf::wire::pdu::{DataHeader, kind};
-use forebay_nvmf::wire::{Sqe, Status};
+use forebay_nvmf::wire::{Sqe, Status, u16_at, u64_at};
 
 /// Sends `count` commands without reading the responses; returns `None` if that takes more than a minute.
 async fn flood(host: &Host, count: u16, command: impl Fn(u16) -> Sqe) -> Option<()> {
@@ -101,6 +104,76 @@ fn a_namespace_can_go_although_a_host_owes_data_for_it() {
         let (cid, status) = host.pdu().await.expect("an answer").response();
         assert_eq!((cid, status.code()), (3, Status::INVALID_NAMESPACE.code()));
         assert_eq!(disk.begun.get(), begun, "nothing was written");
+    });
+}
+
+#[test]
+fn a_withdrawn_namespace_is_let_go_of_as_soon_as_its_last_command_ends() {
+    simulate(Limits::default(), |server, disk, _| async move {
+        let (_admin, cntlid) = Host::admin().await;
+        let mut host = Host::io(cntlid, 1, 128).await;
+        disk.shut.set(true);
+        host.send(&capsule(&Sqe::new(nvm::FLUSH, 3, NSID), &[])).await;
+        while disk.waiting.get() == 0 {
+            forebay_reactor::yield_now().await;
+        }
+        subsystem(&server).remove_namespace(NSID);
+        let leaving = forebay_reactor::spawn({
+            let server = server.clone();
+            async move {
+                server.let_go(&subsystem(&server), NSID).await;
+                forebay_reactor::now()
+            }
+        });
+        // Not a whole number of milliseconds, so that polling would notice the end later.
+        forebay_reactor::sleep(Duration::from_micros(10_300)).await;
+        assert!(!leaving.is_finished(), "the command is in flight");
+        let ended = forebay_reactor::now();
+        disk.open();
+        let waited = leaving.await.as_nanos() - ended.as_nanos();
+        assert!(waited < 200_000, "{waited} ns after the end of the command");
+        assert!(host.pdu().await.expect("an answer").response().1.is_success());
+        // No waiter is left behind, and a namespace that nobody uses is let go of at once.
+        soon(server.let_go(&subsystem(&server), NSID)).await.expect("nothing to wait for");
+    });
+}
+
+#[test]
+fn a_fused_operation_that_fails_late_is_counted_and_in_the_error_log() {
+    simulate(Limits::default(), |server, disk, _| async move {
+        let (mut admin, cntlid) = Host::admin().await;
+        let mut host = Host::io(cntlid, 1, 128).await;
+        let mut tags = Vec::new();
+        for (cid, opcode, fuse) in [(3, nvm::COMPARE, 1), (4, nvm::WRITE, 2)] {
+            let mut half = blocks(opcode, cid, 0, 8).with_sgl(Sgl::Transport { len: 4096 });
+            half.0[1] |= fuse;
+            host.send(&capsule(&half, &[])).await;
+        }
+        for _ in 0..2 {
+            let asked = host.pdu().await.expect("R2T");
+            assert_eq!(asked.kind, kind::R2T);
+            tags.push((asked.data_header().cid, asked.data_header().tag));
+        }
+        subsystem(&server).remove_namespace(NSID);
+        soon(server.let_go(&subsystem(&server), NSID)).await.expect("nothing waits for the host");
+        for (cid, tag) in tags {
+            host.send(&h2c_data(cid, tag, 0, &[1; 4096], true)).await;
+        }
+        for (cid, status) in [(3, Status::INVALID_NAMESPACE), (4, Status::FUSED_FAILED)] {
+            let answer = host.pdu().await.expect("an answer").response();
+            assert_eq!((answer.0, answer.1.code()), (cid, status.code()));
+        }
+        assert_eq!(disk.begun.get(), 0, "nothing was compared or written");
+        let connections = server.subsystems().stats().connections();
+        let done = connections.iter().find(|each| each.queue == 1).expect("the I/O queue").done;
+        assert_eq!((done.errors, done.commands[CommandKind::Write as usize]), (1, 1));
+        forebay_reactor::sleep(Duration::from_millis(1)).await;
+        let log = Sqe::new(admin_opcode::GET_LOG, 9, u32::MAX).with(10, 1 | 255 << 16);
+        admin.send(&capsule(&log.with_sgl(Sgl::Transport { len: 1024 }), &[])).await;
+        let page = admin.pdu().await.expect("the error log");
+        assert_eq!(page.kind, kind::C2H_DATA);
+        let entry = |at: usize| (u64_at(&page.data, at), u16_at(&page.data, at + 8), u16_at(&page.data, at + 10));
+        assert_eq!((entry(0), entry(64).0), ((1, 1, 3), 0), "one entry: queue 1, the first half");
     });
 }
 

@@ -469,6 +469,10 @@ impl Connection {
         let namespace = match allowed {
             Ok(namespace) => namespace,
             Err(status) => {
+                self.note_error(&fused.first, status);
+                if let Some(queue) = &self.queue {
+                    queue.entered.counters.answered(kind_of(&action), 0, true);
+                }
                 self.respond(fused.first.cid(), status, 0, held);
                 return self.respond(fused.second.cid(), Status::FUSED_FAILED, 0, 0);
             }
