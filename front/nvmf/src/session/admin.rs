@@ -47,7 +47,8 @@ pub trait View {
     fn ana(&self) -> (u64, Vec<AnaGroup>);
     /// Returns the generation counter and the entries of the discovery log page.
     fn discovery(&self) -> (u64, Vec<DiscoveryEntry>);
-    /// Returns the counters of the SMART / Health Information log page.
+    /// Returns the counters of the SMART / Health Information log page: those of the whole process, of all
+    /// subsystems and hosts together.
     fn health(&self) -> Health;
     /// Returns the maximum number of I/O queues of a controller.
     fn queues_max(&self) -> u16;

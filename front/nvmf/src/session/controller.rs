@@ -227,6 +227,9 @@ impl Controller {
             self.features = Features::default();
             (self.pending, self.told) = (0, 0);
             self.changed.clear();
+            // Reservation notifications are counted from the reset on (base 5.16.1.26).
+            self.notifications.clear();
+            self.notified = 0;
             power = Power::Disabled;
         }
         if now & cc::SHUTDOWN != 0 && before & cc::SHUTDOWN == 0 {
@@ -370,5 +373,34 @@ impl Controller {
     /// Returns the number of errors since the controller was created.
     pub(super) fn error_count(&self) -> u64 {
         self.error_count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enable(controller: &mut Controller, enable: bool) {
+        let value = if enable { u64::from(cc::ENABLE | cc::ENTRY_SIZES_WANTED) } else { 0 };
+        controller.set_property(Property { offset: property::CC, wide: false, value }).expect("CC is writable");
+    }
+
+    #[test]
+    fn a_reset_drops_unread_reservation_notifications() {
+        let mut controller = Controller::new(Kind::Io, 1, [1; 16], 0);
+        enable(&mut controller, true);
+        controller.raise(Event::Reservation { nsid: 7, kind: 1 });
+        controller.raise(Event::Reservation { nsid: 8, kind: 2 });
+        assert_eq!(controller.notification(), (Some((1, 7, 1)), 2));
+        enable(&mut controller, false);
+        enable(&mut controller, true);
+        assert_eq!(controller.notification(), (None, 0));
+        controller.request_event(5).expect("a free request");
+        assert_eq!(controller.tell(), None, "an event of before the reset");
+        // Notifications are counted from the reset on, and announced.
+        controller.raise(Event::Reservation { nsid: 9, kind: 3 });
+        assert_eq!(controller.notification(), (Some((1, 9, 3)), 1));
+        let result = 6 | u64::from(log::id::RESERVATION) << 16;
+        assert_eq!(controller.tell(), Some((5, result)));
     }
 }
