@@ -3,12 +3,19 @@
 mod admin;
 mod auth;
 mod budget;
+mod commands;
+mod connect;
 mod connection;
+mod data;
+mod ending;
+mod fused;
 mod io;
+mod namespaces;
 mod outbox;
+mod submission;
+mod submit;
 mod tls;
 mod view;
-mod work;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -26,7 +33,8 @@ use crate::session::Pools;
 use crate::session::io::Rules;
 use crate::subsystem::{BLOCK_SHIFT, Control, Namespace, Port, Subsystem, Subsystems};
 use budget::Budget;
-use connection::{Connection, End};
+use connection::Connection;
+use ending::End;
 
 /// Devices behind the namespaces, on one core: the server's interface to the owner of the volumes.
 pub trait Devices {
@@ -118,14 +126,14 @@ pub struct Server {
     pools: Rc<Pools>,
     budget: Rc<Budget>,
     /// TLS state of this core, created on first use.
-    tls: OnceCell<tls::Shared>,
+    tls: OnceCell<tls::TlsContext>,
     hosts: RefCell<BTreeMap<String, Weak<Budget>>>,
     namespaces: RefCell<OpenNamespaces>,
     /// Notified when an open namespace is closed.
     namespace_closed: Rc<Notify>,
     connections: Rc<Connections<Arc<Control>>>,
     /// Connections that are not a queue yet, or whose host has not authenticated yet.
-    fresh: Cell<usize>,
+    handshakes: Cell<usize>,
 }
 
 impl Server {
@@ -142,7 +150,7 @@ impl Server {
             namespaces: RefCell::default(),
             namespace_closed: Rc::default(),
             connections: Connections::new(),
-            fresh: Cell::new(0),
+            handshakes: Cell::new(0),
         })
     }
 
@@ -173,33 +181,20 @@ impl Server {
         let stats = self.subsystems.stats();
         stats.count(|counts| counts.accepted += 1);
         let limits = self.subsystems.limits();
-        let (max, fresh_max) = (limits.connections_max, limits.handshakes_max);
-        if self.connections.stopping() || self.connections() >= max || self.fresh.get() >= fresh_max {
+        let (max, handshakes_max) = (limits.connections_max, limits.handshakes_max);
+        if self.connections.stopping() || self.connections() >= max || self.handshakes.get() >= handshakes_max {
             stats.count(|counts| counts.turned_away += 1);
-            tracing::warn!(%peer, max, fresh_max, "a connection too many is turned away");
+            tracing::warn!(%peer, max, handshakes_max, "connection rejected: too many connections or handshakes");
             return;
         }
         let control = Arc::new(Control::default());
         let place = self.connections.enter(control.clone());
         let server = self.clone();
-        let connection = Connection::new(self.clone(), port, stream, peer.clone(), control);
+        let connection = Connection::new(self.clone(), port, stream, peer, control);
         drop(spawn(async move {
             let end = connection.run().await;
-            match &end {
-                End::Fatal(fatal) => {
-                    server.subsystems.stats().count(|counts| counts.ended_for_cause += 1);
-                    tracing::warn!(%peer, reason = %fatal, "a connection is ended");
-                }
-                End::TooSlow => {
-                    server.subsystems.stats().count(|counts| counts.ended_for_cause += 1);
-                    tracing::warn!(%peer, "a connection is ended that did not become a queue in time");
-                }
-                End::Refused | End::Overdue => {
-                    server.subsystems.stats().count(|counts| counts.ended_for_cause += 1);
-                    tracing::warn!(%peer, ?end, "a connection is ended");
-                }
-                End::Socket(error) => tracing::info!(%peer, %error, "a connection failed"),
-                end => tracing::debug!(%peer, ?end, "a connection has ended"),
+            if matches!(end, End::Fatal(_) | End::TooSlow | End::Refused | End::Overdue) {
+                server.subsystems.stats().count(|counts| counts.ended_for_cause += 1);
             }
             drop(place);
         }));
@@ -249,11 +244,11 @@ impl Server {
     }
 
     /// Returns the TLS state of this core, creating it on first use.
-    fn tls(&self) -> Result<&tls::Shared, forebay_tls::Failure> {
+    fn tls(&self) -> Result<&tls::TlsContext, forebay_tls::Failure> {
         if let Some(shared) = self.tls.get() {
             return Ok(shared);
         }
-        let shared = tls::Shared::new(&self.subsystems)?;
+        let shared = tls::TlsContext::new(&self.subsystems)?;
         Ok(self.tls.get_or_init(|| shared))
     }
 

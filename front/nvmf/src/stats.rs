@@ -184,7 +184,7 @@ struct Entry {
 }
 
 #[derive(Default)]
-struct Inner {
+struct StatsState {
     counts: Counts,
     connections: BTreeMap<u64, Entry>,
     next: u64,
@@ -194,7 +194,7 @@ struct Inner {
 
 /// Counters of a target, shared by all cores.
 #[derive(Clone, Default)]
-pub struct Stats(Arc<Mutex<Inner>>);
+pub struct Stats(Arc<Mutex<StatsState>>);
 
 impl Stats {
     /// Creates counters at zero.
@@ -202,7 +202,7 @@ impl Stats {
         Self::default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, StatsState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -26,12 +26,13 @@ use crate::session::{Event, Kind};
 use crate::wire::fabrics::{CNTLID_ANY, Connect, Wrong, connect_field};
 use crate::wire::log::AnaGroup;
 use crate::wire::{Status, reservation};
-pub(crate) use association::{Association, Control, Notice, Way, watcher};
+use association::StaleNamespaceIds;
+pub(crate) use association::{Association, Control, HostPath, Notice, watcher};
 pub use limits::Limits;
 pub(crate) use namespace::describe;
 pub use namespace::{BLOCK_SHIFT, Namespace, NamespaceError};
 pub use port::{Port, PortAddress};
-use registry::{Controllers, Shared};
+use registry::{Controllers, RegistryState};
 pub use registry::{SubsystemExists, Subsystems};
 
 /// Access control of a subsystem: the hosts that may connect.
@@ -62,11 +63,13 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    fn parameter(wrong: Wrong) -> Self {
+    /// Refuses a Connect for an invalid parameter.
+    pub(crate) fn parameter(wrong: Wrong) -> Self {
         Self { status: Status::CONNECT_PARAMETER.final_(), wrong: Some(wrong) }
     }
 
-    fn status(status: Status) -> Self {
+    /// Refuses a Connect with another status.
+    pub(crate) fn status(status: Status) -> Self {
         Self { status, wrong: None }
     }
 }
@@ -74,10 +77,10 @@ impl Refused {
 /// Number of the last reservation event of each namespace that was reported to hosts, by whichever core was
 /// first.
 #[derive(Debug, Default)]
-struct Told(Mutex<BTreeMap<u32, u64>>);
+struct ReportedEvents(Mutex<BTreeMap<u32, u64>>);
 
-/// State of one subsystem; ports, limits and controllers are in [`Shared`].
-struct Inner {
+/// State of one subsystem; ports, limits and controllers are in [`RegistryState`].
+struct SubsystemState {
     /// Number within the process; 0 for discovery.
     id: u32,
     kind: Kind,
@@ -90,15 +93,15 @@ struct Inner {
     volumes: Mutex<BTreeMap<u32, [u8; 16]>>,
     access: RwLock<Arc<Access>>,
     tls_keys: RwLock<Arc<TlsKeys>>,
-    told: Told,
+    reported: ReportedEvents,
     /// Set on removal: no host can connect any more.
     removed: AtomicBool,
-    shared: Arc<Shared>,
+    shared: Arc<RegistryState>,
 }
 
 /// Subsystem handle, shared by all cores.
 #[derive(Clone)]
-pub struct Subsystem(Arc<Inner>);
+pub struct Subsystem(Arc<SubsystemState>);
 
 impl fmt::Debug for Subsystem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -116,8 +119,8 @@ fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
 
 impl Subsystem {
     /// Creates a subsystem without namespaces, to which every host may connect.
-    fn new(id: u32, kind: Kind, identity: Identity, cntlids: RangeInclusive<u16>, shared: Arc<Shared>) -> Self {
-        Self(Arc::new(Inner {
+    fn new(id: u32, kind: Kind, identity: Identity, cntlids: RangeInclusive<u16>, shared: Arc<RegistryState>) -> Self {
+        Self(Arc::new(SubsystemState {
             id,
             kind,
             identity,
@@ -127,7 +130,7 @@ impl Subsystem {
             volumes: Mutex::default(),
             access: RwLock::default(),
             tls_keys: RwLock::default(),
-            told: Told::default(),
+            reported: ReportedEvents::default(),
             removed: AtomicBool::new(false),
             shared,
         }))
@@ -172,11 +175,11 @@ impl Subsystem {
         }
         let mut volumes = self.0.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         if volumes.insert(nsid, namespace.uuid).is_some_and(|before| before != namespace.uuid) {
-            self.0.shared.controllers().of(self.0.id).for_each(|controller| controller.may_mistake(nsid));
+            self.0.shared.controllers().of(self.0.id).for_each(|controller| controller.mark_stale(nsid));
         }
         drop(volumes);
         // Reservation events of the new volume are counted from the beginning.
-        self.0.told.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&nsid);
+        self.0.reported.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&nsid);
         let before = write(&self.0.namespaces).insert(nsid, Arc::new(namespace));
         self.namespaces_changed(nsid, before.is_some());
         Ok(())
@@ -290,7 +293,7 @@ impl Subsystem {
     fn connect_admin(
         &self,
         connect: &Connect,
-        way: Way,
+        path: HostPath,
         control: &Arc<Control>,
     ) -> Result<(Arc<Association>, cross::Receiver<Notice>), Refused> {
         if connect.cntlid != CNTLID_ANY {
@@ -331,13 +334,12 @@ impl Subsystem {
             write_through: AtomicBool::new(false),
             traffic: AtomicU8::new(watcher::ALL),
             errors_pending: AtomicUsize::new(0),
-            errors_untold: AtomicU64::new(0),
+            errors_unreported: AtomicU64::new(0),
             used: Mutex::default(),
-            way,
+            path,
             queues_granted: 0.into(),
             dead: AtomicBool::new(false),
-            may_mistake: AtomicBool::new(false),
-            mistaken: Mutex::default(),
+            stale: StaleNamespaceIds::default(),
             queues: Mutex::new(BTreeMap::from([(0, control.clone())])),
             notices,
         });
@@ -402,8 +404,8 @@ impl Subsystem {
     /// Reports an event of a namespace's reservations to the hosts concerned, once for all cores.
     pub(crate) fn tell_reservation(&self, namespace: &Namespace, event: &ReservationEvent) {
         let first = {
-            let mut told = self.0.told.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let newest = told.entry(namespace.nsid).or_default();
+            let mut reported = self.0.reported.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let newest = reported.entry(namespace.nsid).or_default();
             let first = *newest < event.number;
             *newest = (*newest).max(event.number);
             first

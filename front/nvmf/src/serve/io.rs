@@ -1,18 +1,17 @@
 //! Commands of an I/O queue.
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering;
 
 use std::future::ready;
 
-use forebay_block::{Buf, BufList, Extent, Request};
+use forebay_block::{Buf, BufList, Request};
 
 use super::OpenNamespace;
-use super::connection::{Connection, Note};
-use super::work::{self, Outcome, Work};
-use crate::session::io::{self, Action, Command, Data, FUSED_MAX};
+use super::connection::Connection;
+use super::data::DataOwner;
+use super::submit::{self, CommandResult, DeviceCommand};
+use crate::session::io::{self, Action, Command, Data};
 use crate::stats::CommandKind;
 use crate::subsystem::Notice;
 use crate::wire::command::{Fuse, NSID_ALL, Sgl, nvm};
@@ -21,8 +20,8 @@ use crate::wire::{Sqe, Status, reservation};
 
 /// Validated command that is not submitted to the device yet.  It may wait for its host indefinitely, so that it
 /// must not keep its namespace open.
-pub(super) struct Started {
-    pub(super) sqe: Sqe,
+pub(super) struct ReadyCommand {
+    sqe: Sqe,
     command: Command,
     namespace: Weak<OpenNamespace>,
     /// Bytes of the budget that it holds already.
@@ -30,7 +29,7 @@ pub(super) struct Started {
 }
 
 /// Context of a command in flight at the device.
-pub(super) struct Pending {
+pub(super) struct PendingCommand {
     sqe: Sqe,
     /// Command identifier of the second half, for a fused operation.
     second: Option<u16>,
@@ -39,17 +38,11 @@ pub(super) struct Pending {
     _namespace: Rc<OpenNamespace>,
 }
 
-/// Fused Compare and Write whose data is being received.
-pub(super) struct Fused {
-    first: Sqe,
-    second: Sqe,
-    namespace: Weak<OpenNamespace>,
-    begun: Cell<bool>,
-    extent: Extent,
-    fua: bool,
-    expect: RefCell<Option<BufList>>,
-    data: RefCell<Option<BufList>>,
-    intact: Cell<bool>,
+impl PendingCommand {
+    /// Creates the context of a fused operation, whose second half has the command identifier `second`.
+    pub(super) fn fused(sqe: Sqe, second: u16, action: Action, held: usize, namespace: Rc<OpenNamespace>) -> Self {
+        Self { sqe, second: Some(second), action, held, _namespace: namespace }
+    }
 }
 
 fn kind_of(action: &Action) -> CommandKind {
@@ -78,7 +71,7 @@ fn memory_of(command: &Command) -> usize {
     match (command.action, command.data) {
         // A Compare also reads the volume, and may copy that into one contiguous buffer.
         (Action::Compare(_), Data::In(len)) => 3 * len as usize,
-        (Action::Verify(extent), _) => extent.len.min(work::VERIFY_PIECE) as usize,
+        (Action::Verify(extent), _) => extent.len.min(submit::VERIFY_PIECE) as usize,
         (_, Data::In(len) | Data::Out(len)) => len as usize,
         (_, Data::None) => 0,
     }
@@ -87,8 +80,7 @@ fn memory_of(command: &Command) -> usize {
 impl Connection {
     /// Handles a command of an I/O queue, with its in-capsule data.
     pub(super) fn io_command(&mut self, sqe: Sqe, data: BufList) {
-        if let Some(first) = self.fused.take() {
-            let first_data = std::mem::take(&mut self.fused_data);
+        if let Some((first, first_data)) = self.commands.take_first_half() {
             if sqe.fuse() == Fuse::Second {
                 return self.fused_command((first, first_data), (sqe, data));
             }
@@ -96,11 +88,7 @@ impl Connection {
         }
         match sqe.fuse() {
             Fuse::None => {}
-            Fuse::First => {
-                self.fused = Some(sqe);
-                self.fused_data = data;
-                return;
-            }
+            Fuse::First => return self.commands.keep_first_half(sqe, data),
             Fuse::Second => return self.fail(&sqe, Status::FUSED_MISSING.final_()),
             Fuse::Reserved => return self.fail(&sqe, Status::INVALID_FIELD.final_()),
         }
@@ -108,7 +96,7 @@ impl Connection {
             Ok(prepared) => prepared,
             Err(status) => return self.fail(&sqe, status),
         };
-        let started = Started { sqe, command, namespace: Rc::downgrade(&namespace), held: 0 };
+        let ready = ReadyCommand { sqe, command, namespace: Rc::downgrade(&namespace), held: 0 };
         if let Data::In(len) = command.data
             && matches!(sqe.sgl(), Sgl::InCapsule { .. })
         {
@@ -117,17 +105,15 @@ impl Connection {
                     // The data is in memory already, bounded by the length of the queue.
                     let held = memory_of(&command);
                     self.outbox.hold_anyway(held);
-                    self.start(Started { held, ..started }, data);
+                    self.start(ReadyCommand { held, ..ready }, data);
                 }
-                Err(status) => self.fail_started(started, status),
+                Err(status) => self.fail_ready(&ready, status),
             };
         }
-        if self.waiting.is_empty() {
-            if let Some(refused) = self.try_begin(started) {
-                self.waiting.push_back(refused);
-            }
-        } else {
-            self.waiting.push_back(started);
+        if self.commands.has_waiting() {
+            self.commands.wait(ready);
+        } else if let Some(ready) = self.try_begin(ready) {
+            self.commands.wait(ready);
         }
     }
 
@@ -138,30 +124,28 @@ impl Connection {
     /// not accessible through this port.
     fn find(&mut self, nsid: u32) -> Result<Rc<OpenNamespace>, Status> {
         let withdrawals = self.server.subsystems.withdrawals();
-        let namespace = match &self.last {
-            Some((seen, last)) if *seen == withdrawals && last.info.nsid == nsid => last.clone(),
-            _ => {
-                self.last = None;
-                if nsid == 0 || nsid == NSID_ALL {
-                    return Err(Status::INVALID_NAMESPACE.final_());
-                }
-                let queue = self.queue.as_ref().ok_or(Status::SEQUENCE.final_())?;
-                let subsystem = &queue.association.subsystem;
-                let found = self.server.namespace(subsystem, nsid).ok_or(Status::INVALID_NAMESPACE.final_())?;
-                if queue.association.mistakes(nsid) {
-                    return Err(Status::INVALID_NAMESPACE.final_());
-                }
-                if let Some(queue) = &self.queue
-                    && self.used.insert(nsid)
-                {
-                    queue.association.uses(nsid);
-                }
-                self.last = Some((withdrawals, found.clone()));
-                found
-            }
+        let namespace = match self.namespaces.last(withdrawals, nsid) {
+            Some(last) => last,
+            None => self.look_up(nsid, withdrawals)?,
         };
         self.accessible(&namespace)?;
         Ok(namespace)
+    }
+
+    fn look_up(&mut self, nsid: u32, withdrawals: u64) -> Result<Rc<OpenNamespace>, Status> {
+        if nsid == 0 || nsid == NSID_ALL {
+            return Err(Status::INVALID_NAMESPACE.final_());
+        }
+        let queue = self.queue.as_ref().ok_or(Status::SEQUENCE.final_())?;
+        let subsystem = &queue.association.subsystem;
+        let found = self.server.namespace(subsystem, nsid).ok_or(Status::INVALID_NAMESPACE.final_())?;
+        if queue.association.is_stale(nsid) {
+            return Err(Status::INVALID_NAMESPACE.final_());
+        }
+        if self.namespaces.keep(withdrawals, &found) {
+            queue.association.uses(nsid);
+        }
+        Ok(found)
     }
 
     /// Checks that a namespace is accessible through this port now.
@@ -176,13 +160,13 @@ impl Connection {
     ///
     /// # Errors
     /// Invalid Namespace if it was withdrawn; an ANA status if it is not accessible.
-    fn still(&self, namespace: &Weak<OpenNamespace>) -> Result<Rc<OpenNamespace>, Status> {
+    pub(super) fn still(&self, namespace: &Weak<OpenNamespace>) -> Result<Rc<OpenNamespace>, Status> {
         let namespace = namespace.upgrade().ok_or(Status::INVALID_NAMESPACE.final_())?;
         self.accessible(&namespace)?;
         Ok(namespace)
     }
 
-    fn prepare(&mut self, sqe: &Sqe) -> Result<(Command, Rc<OpenNamespace>), Status> {
+    pub(super) fn prepare(&mut self, sqe: &Sqe) -> Result<(Command, Rc<OpenNamespace>), Status> {
         if !sqe.uses_sgl() {
             return Err(Status::INVALID_FIELD.final_());
         }
@@ -196,7 +180,7 @@ impl Connection {
     ///
     /// # Errors
     /// Reservation Conflict.
-    fn admit(&self, namespace: &OpenNamespace, action: &Action) -> Result<(), Status> {
+    pub(super) fn admit(&self, namespace: &OpenNamespace, action: &Action) -> Result<(), Status> {
         if let Some(view) = &namespace.reservations
             && let Some(access) = action.access()
             && let Some(queue) = &self.queue
@@ -208,94 +192,97 @@ impl Connection {
     }
 
     /// Begins a command.  Returns the command if there is no buffer space for its data.
-    fn try_begin(&mut self, mut started: Started) -> Option<Started> {
-        let len = memory_of(&started.command);
+    fn try_begin(&mut self, mut ready: ReadyCommand) -> Option<ReadyCommand> {
+        let len = memory_of(&ready.command);
         if len > 0 {
             let held = self.outbox.held();
-            let room = held == 0 || held + len <= self.server.subsystems.limits().connection_bytes;
-            if !room || !self.outbox.hold(len) {
-                return Some(started);
+            let has_space = held == 0 || held + len <= self.server.subsystems.limits().connection_bytes;
+            if !has_space || !self.outbox.hold(len) {
+                return Some(ready);
             }
-            started.held = len;
+            ready.held = len;
         }
-        match started.command.data {
-            Data::In(len) => self.ask(started.sqe.cid(), len, Note::Io(started)),
-            _ => self.start(started, BufList::new()),
+        match ready.command.data {
+            Data::In(len) => self.ask(ready.sqe.cid(), len, DataOwner::Io(ready)),
+            _ => self.start(ready, BufList::new()),
         }
         None
     }
 
     /// Begins commands that wait for buffer space, as far as there is space now.
     pub(super) fn start_waiting(&mut self) {
-        while let Some(started) = self.waiting.pop_front() {
-            if let Some(refused) = self.try_begin(started) {
-                self.waiting.push_front(refused);
-                return;
+        while let Some(ready) = self.commands.next_waiting() {
+            if let Some(ready) = self.try_begin(ready) {
+                return self.commands.wait_again(ready);
             }
         }
-        self.outbox.needs_no_room();
+        self.outbox.needs_no_space();
     }
 
     /// Submits a command to the device, with its data from the host.
-    pub(super) fn start(&mut self, started: Started, data: BufList) {
-        let namespace = match self.still(&started.namespace) {
+    pub(super) fn start(&mut self, ready: ReadyCommand, data: BufList) {
+        let namespace = match self.still(&ready.namespace) {
             Ok(namespace) => namespace,
-            Err(status) => return self.fail_started(started, status),
+            Err(status) => return self.fail_ready(&ready, status),
         };
         // The data may have taken long, and another host may hold the reservation now.
-        if let Err(status) = self.admit(&namespace, &started.command.action) {
-            return self.fail_started(started, status);
+        if let Err(status) = self.admit(&namespace, &ready.command.action) {
+            return self.fail_ready(&ready, status);
         }
-        let Started { sqe, command, held, .. } = started;
+        let ReadyCommand { sqe, command, held, .. } = ready;
         let device = &namespace.device;
-        let queue = self.queue.as_ref();
-        let through = queue.is_some_and(|queue| queue.association.write_through.load(Ordering::Relaxed));
-        let work = match command.action {
-            Action::Read(extent) => work::read(device, extent),
-            Action::Write { extent, fua } => work::write(device, extent, data, fua || through),
-            Action::Compare(extent) => work::compare(device, extent, data),
+        let through = self.writes_through();
+        let submitted = match command.action {
+            Action::Read(extent) => submit::read(device, extent),
+            Action::Write { extent, fua } => submit::write(device, extent, data, fua || through),
+            Action::Compare(extent) => submit::compare(device, extent, data),
             Action::WriteZeroes { extent, no_unmap, fua } => {
-                work::one(device, Request::WriteZeroes { extent, no_unmap, fua: fua || through })
+                submit::one(device, Request::WriteZeroes { extent, no_unmap, fua: fua || through })
             }
-            Action::Flush => work::one(device, Request::Flush),
-            Action::Verify(extent) => work::verify(device, extent),
+            Action::Flush => submit::one(device, Request::Flush),
+            Action::Verify(extent) => submit::verify(device, extent),
             Action::Ranges { deallocate } => {
                 match io::ranges(&data.into_contiguous(), &namespace.rules()) {
-                    Ok(ranges) if deallocate && !ranges.is_empty() => work::discard(device, ranges),
+                    Ok(ranges) if deallocate && !ranges.is_empty() => submit::discard(device, ranges),
                     // Access hints for the ranges have no effect here.
-                    Ok(_) => Work::Many(Box::pin(std::future::ready(Ok(Outcome::Done)))),
-                    Err(status) => return self.fail_started(started, status),
+                    Ok(_) => DeviceCommand::Many(Box::pin(std::future::ready(Ok(CommandResult::Done)))),
+                    Err(status) => return self.fail_ready(&ready, status),
                 }
             }
             Action::Reservation | Action::ReservationReport => match self.reservation(&sqe, &namespace, data) {
-                Ok(work) => work,
-                Err(status) => return self.fail_started(started, status),
+                Ok(submitted) => submitted,
+                Err(status) => return self.fail_ready(&ready, status),
             },
         };
-        let pending = Pending { sqe, second: None, action: command.action, held, _namespace: namespace };
-        if let Some((result, pending)) = self.work.start(work, pending) {
-            self.finish(result, pending);
+        let context = PendingCommand { sqe, second: None, action: command.action, held, _namespace: namespace };
+        self.submit(submitted, context);
+    }
+
+    /// Submits a command, and finishes it if the device completes it at once.
+    pub(super) fn submit(&mut self, command: DeviceCommand, context: PendingCommand) {
+        if let Some((result, context)) = self.commands.submit(command, context) {
+            self.finish(result, context);
         }
     }
 
+    /// Returns whether the host has disabled the write cache, so that every write is durable when it is acknowledged.
+    pub(super) fn writes_through(&self) -> bool {
+        self.queue.as_ref().is_some_and(|queue| queue.association.write_through.load(Ordering::Relaxed))
+    }
+
     /// Processes completions of the device.
-    pub(super) fn poll_work(&mut self) {
-        if self.work.is_empty() {
-            return;
-        }
-        let mut done = VecDeque::new();
-        self.work.poll(|result, pending| done.push_back((result, pending)));
-        for (result, pending) in done {
-            self.finish(result, pending);
+    pub(super) fn poll_commands(&mut self) {
+        for (result, context) in self.commands.take_completed() {
+            self.finish(result, context);
         }
     }
 
     /// Queues the response to a command that the device has completed.
-    fn finish(&mut self, result: Result<Outcome, Status>, pending: Pending) {
-        let Pending { sqe, second, action, held, _namespace: namespace } = pending;
+    fn finish(&mut self, result: Result<CommandResult, Status>, context: PendingCommand) {
+        let PendingCommand { sqe, second, action, held, _namespace: namespace } = context;
         let cid = sqe.cid();
         let result = match result {
-            Ok(Outcome::Data(data))
+            Ok(CommandResult::Data(data))
                 if action != Action::ReservationReport && data.len() as u64 != bytes_of(&action) =>
             {
                 Err(Status::INTERNAL)
@@ -306,22 +293,21 @@ impl Connection {
             // Responses count as traffic: with traffic-based keep-alive (base 3.9.3) a host that receives them need not
             // send anything else to keep its controller.
             queue.association.note_traffic();
-            queue.entered.counters.answered(kind_of(&action), bytes_of(&action), result.is_err());
+            queue.count(kind_of(&action), bytes_of(&action), result.is_err());
         }
         drop(namespace);
         match result {
-            Ok(Outcome::Data(data)) => {
+            Ok(CommandResult::Data(data)) => {
                 // Without flow control, C2HData with the SUCCESS flag replaces the response.
-                let success = self.queue.as_ref().is_some_and(|queue| !queue.flow_control);
-                self.outbox.replies.data(cid, data, success);
-                if success {
-                    self.outstanding -= 1;
-                    self.outbox.replied(held);
+                if self.submission.has_success_flag() {
+                    self.submission.complete();
+                    self.outbox.data_with_success(cid, data, held);
                 } else {
+                    self.outbox.data(cid, data);
                     self.respond(cid, Status::SUCCESS, 0, held);
                 }
             }
-            Ok(Outcome::Done) => {
+            Ok(CommandResult::Done) => {
                 self.respond(cid, Status::SUCCESS, 0, held);
                 if let Some(second) = second {
                     self.respond(second, Status::SUCCESS, 0, 0);
@@ -338,12 +324,18 @@ impl Connection {
     }
 
     /// Queues an error response to a command that was not submitted to the device.
-    pub(super) fn fail_started(&mut self, started: Started, status: Status) {
-        self.note_error(&started.sqe, status);
+    pub(super) fn fail_ready(&mut self, ready: &ReadyCommand, status: Status) {
+        self.fail_unsubmitted(&ready.sqe, &ready.command.action, status, ready.held);
+    }
+
+    /// Queues an error response to a valid command that was not submitted to the device, and that holds `held` bytes of
+    /// the budget.  Records the error and counts the command.
+    pub(super) fn fail_unsubmitted(&mut self, sqe: &Sqe, action: &Action, status: Status, held: usize) {
+        self.note_error(sqe, status);
         if let Some(queue) = &self.queue {
-            queue.entered.counters.answered(kind_of(&started.command.action), 0, true);
+            queue.count(kind_of(action), 0, true);
         }
-        self.respond(started.sqe.cid(), status, 0, started.held);
+        self.respond(sqe.cid(), status, 0, held);
     }
 
     /// Records an error for the Error Information log page, except for statuses of normal operation.
@@ -363,7 +355,7 @@ impl Connection {
     /// # Errors
     /// Invalid Opcode if the device has no reservations, and the status of a malformed command or unusable host
     /// identifier.
-    fn reservation(&self, sqe: &Sqe, namespace: &Rc<OpenNamespace>, data: BufList) -> Result<Work, Status> {
+    fn reservation(&self, sqe: &Sqe, namespace: &Rc<OpenNamespace>, data: BufList) -> Result<DeviceCommand, Status> {
         let view = namespace.reservations.as_ref().ok_or(Status::INVALID_OPCODE.final_())?;
         let host = self.queue.as_ref().and_then(|queue| queue.association.reserver.clone());
         let host = host.ok_or(Status::HOST_ID.final_())?;
@@ -373,122 +365,16 @@ impl Connection {
             let mut report = reservation::report(view.borrow_mut().table(), of_host);
             report.resize(len, 0);
             let report = Buf::copy_of(&report);
-            return Ok(Work::Many(Box::pin(ready(Ok(Outcome::Data(report.into()))))));
+            return Ok(DeviceCommand::Many(Box::pin(ready(Ok(CommandResult::Data(report.into()))))));
         }
         let action = reservation::decode(sqe, &data.into_contiguous())?;
         let applied = view.borrow().reservations().apply(&host, action);
-        Ok(Work::Many(Box::pin(async move {
+        Ok(DeviceCommand::Many(Box::pin(async move {
             match applied.await {
-                Ok(Ok(_)) => Ok(Outcome::Done),
+                Ok(Ok(_)) => Ok(CommandResult::Done),
                 Ok(Err(refusal)) => Err(reservation::status(refusal)),
                 Err(error) => Err(Status::of(&error, true)),
             }
         })))
-    }
-
-    // ---- Compare and Write ----
-
-    fn fused_command(&mut self, (first, first_data): (Sqe, BufList), (second, second_data): (Sqe, BufList)) {
-        let both = match (self.prepare(&first), self.prepare(&second)) {
-            (Err(status), _) => Err((status, Status::FUSED_FAILED)),
-            (_, Err(status)) => Err((Status::FUSED_FAILED, status)),
-            (Ok((compare, namespace)), Ok((write, _))) => match (compare.action, write.action) {
-                _ if first.nsid() != second.nsid() => Err((Status::INVALID_FIELD.final_(), Status::FUSED_FAILED)),
-                (Action::Compare(expect), Action::Write { extent, fua }) if expect == extent => {
-                    if extent.len > FUSED_MAX {
-                        Err((Status::ATOMIC_UNIT.final_(), Status::FUSED_FAILED))
-                    } else {
-                        Ok((namespace, extent, fua))
-                    }
-                }
-                _ => Err((Status::INVALID_FIELD.final_(), Status::FUSED_FAILED)),
-            },
-        };
-        let (namespace, extent, fua) = match both {
-            Ok(both) => both,
-            Err((of_first, of_second)) => {
-                self.fail(&first, of_first);
-                return self.fail(&second, of_second);
-            }
-        };
-        // In-capsule data must be complete before an R2T is sent.
-        let in_capsule = |sqe: &Sqe, data: &BufList| match sqe.sgl() {
-            Sgl::InCapsule { .. } => io::in_capsule(sqe.sgl(), extent.len as u32, data).map(Some),
-            _ => Ok(None),
-        };
-        let parts = match (in_capsule(&first, &first_data), in_capsule(&second, &second_data)) {
-            (Ok(first), Ok(second)) => [first, second],
-            (Err(status), _) => {
-                self.fail(&first, status);
-                return self.fail(&second, Status::FUSED_FAILED);
-            }
-            (_, Err(status)) => {
-                self.fail(&first, Status::FUSED_FAILED);
-                return self.fail(&second, status);
-            }
-        };
-        self.outbox.hold_anyway(2 * extent.len as usize);
-        let fused = Rc::new(Fused {
-            first,
-            second,
-            namespace: Rc::downgrade(&namespace),
-            begun: Cell::new(false),
-            extent,
-            fua,
-            expect: RefCell::default(),
-            data: RefCell::default(),
-            intact: Cell::new(true),
-        });
-        for (part, (sqe, is_first)) in parts.into_iter().zip([(first, true), (second, false)]) {
-            match part {
-                Some(part) => self.fused_arrived(&fused, is_first, part, true),
-                None => self.ask(sqe.cid(), extent.len as u32, Note::Fused(fused.clone(), is_first)),
-            }
-        }
-    }
-
-    /// Stores the data of one half of a fused operation.  Begins the operation once both are there.
-    pub(super) fn fused_arrived(&mut self, fused: &Rc<Fused>, first: bool, data: BufList, intact: bool) {
-        let place = if first { &fused.expect } else { &fused.data };
-        place.replace(Some(data));
-        fused.intact.set(fused.intact.get() && intact);
-        if fused.expect.borrow().is_none() || fused.data.borrow().is_none() {
-            return;
-        }
-        let held = 2 * fused.extent.len as usize;
-        if fused.begun.replace(true) {
-            return;
-        }
-        let intact = if fused.intact.get() { Ok(()) } else { Err(Status::TRANSPORT) };
-        let action = Action::Write { extent: fused.extent, fua: fused.fua };
-        // The data may have taken long, and another host may hold the reservation now.
-        let allowed = intact.and_then(|()| {
-            let namespace = self.still(&fused.namespace)?;
-            self.admit(&namespace, &action).map(|()| namespace)
-        });
-        let namespace = match allowed {
-            Ok(namespace) => namespace,
-            Err(status) => {
-                self.note_error(&fused.first, status);
-                if let Some(queue) = &self.queue {
-                    queue.entered.counters.answered(kind_of(&action), 0, true);
-                }
-                self.respond(fused.first.cid(), status, 0, held);
-                return self.respond(fused.second.cid(), Status::FUSED_FAILED, 0, 0);
-            }
-        };
-        let through = self.queue.as_ref().is_some_and(|queue| queue.association.write_through.load(Ordering::Relaxed));
-        let request = Request::CompareAndWrite {
-            offset: fused.extent.offset,
-            expect: fused.expect.take().unwrap_or_default(),
-            data: fused.data.take().unwrap_or_default(),
-            fua: fused.fua || through,
-        };
-        let work = work::one(&namespace.device, request);
-        let pending =
-            Pending { sqe: fused.first, second: Some(fused.second.cid()), action, held, _namespace: namespace };
-        if let Some((result, pending)) = self.work.start(work, pending) {
-            self.finish(result, pending);
-        }
     }
 }

@@ -6,7 +6,9 @@ use std::rc::Rc;
 use forebay_block::{Buf, BufList};
 
 use super::budget::{Budget, Waiter};
-use crate::session::Replies;
+use crate::session::{Agreed, Replies};
+use crate::wire::Cqe;
+use crate::wire::pdu::IcResp;
 
 /// Bytes gathered for one send.
 const SEND_BYTES: usize = 512 * 1024;
@@ -18,30 +20,36 @@ const REPLIES_MAX: usize = 2 * crate::session::QUEUE_ENTRIES_MAX;
 
 /// Resources that a number of replies hold until they are sent.
 #[derive(Debug, Clone, Copy, Default)]
-struct Kept {
+struct HeldReplies {
     /// Number of replies.
     count: usize,
     /// Bytes that they hold of the budget.
     held: usize,
 }
 
+/// Outgoing replies of a connection, and the bytes of the budget that it holds.
+///
+/// 1. The bytes held are those of commands in flight and of unsent replies; all are released when the connection ends.
+/// 2. `kept` is the sum over the replies not sent: those being gathered, the full batches, and the batch being sent.
+/// 3. At most one batch is being sent.
+/// 4. Once output is discarded, nothing is queued but the final PDU.
 pub(super) struct Outbox {
-    pub(super) replies: Replies,
+    replies: Replies,
     /// Resources of the replies in `replies`.
-    unsent: Kept,
+    unsent: HeldReplies,
     /// Full batches, ready to be sent.
-    batches: VecDeque<(BufList, Kept)>,
+    batches: VecDeque<(BufList, HeldReplies)>,
     /// Resources of the batch that is being sent; `None` when there is none.
-    sending: Option<Kept>,
+    sending: Option<HeldReplies>,
     /// Resources of all unsent replies together.
-    kept: Kept,
+    kept: HeldReplies,
     /// Bytes of the budget that this connection holds, commands in flight included.
     held: usize,
     budget: Option<Rc<Budget>>,
     /// Entry in the budget's wait queue.
     waiter: Rc<Waiter>,
     /// Replies are discarded, because the host does not read them any more.
-    deaf: bool,
+    discarding: bool,
     /// Final PDU, sent after the batch that is being sent and followed by nothing.
     last: Option<Buf>,
 }
@@ -50,14 +58,14 @@ impl Outbox {
     pub(super) fn new(replies: Replies) -> Self {
         Self {
             replies,
-            unsent: Kept::default(),
+            unsent: HeldReplies::default(),
             batches: VecDeque::new(),
             sending: None,
-            kept: Kept::default(),
+            kept: HeldReplies::default(),
             held: 0,
             budget: None,
             waiter: Rc::default(),
-            deaf: false,
+            discarding: false,
             last: None,
         }
     }
@@ -86,7 +94,7 @@ impl Outbox {
     }
 
     /// Leaves the budget's wait queue.
-    pub(super) fn needs_no_room(&self) {
+    pub(super) fn needs_no_space(&self) {
         if let Some(budget) = &self.budget {
             budget.pass(&self.waiter);
         }
@@ -125,19 +133,54 @@ impl Outbox {
     }
 
     /// Releases the resources of replies that were sent or discarded.
-    fn forget(&mut self, kept: Kept) {
+    fn forget(&mut self, kept: HeldReplies) {
         self.kept.count -= kept.count;
         self.kept.held -= kept.held;
         self.release(kept.held);
     }
 
+    /// Queues an ICResp, and uses what was agreed on from then on.
+    pub(super) fn ic_resp(&mut self, resp: &IcResp, agreed: Agreed) {
+        self.replies.ic_resp(resp);
+        self.replied(0);
+        self.replies.agree(agreed);
+    }
+
+    /// Queues an R2T.
+    pub(super) fn ready_to_transfer(&mut self, cid: u16, tag: u16, len: u32) {
+        self.replies.ready_to_transfer(cid, tag, len);
+        self.replied(0);
+    }
+
+    /// Queues a response, which holds `bytes` of the budget.
+    pub(super) fn response(&mut self, cqe: &Cqe, bytes: usize) {
+        self.replies.response(cqe);
+        self.replied(bytes);
+    }
+
+    /// Queues data that is followed by the response to its command.
+    pub(super) fn data(&mut self, cid: u16, data: BufList) {
+        self.replies.data(cid, data, false);
+    }
+
+    /// Queues data that replaces the response to its command, and holds `bytes` of the budget.
+    pub(super) fn data_with_success(&mut self, cid: u16, data: BufList, bytes: usize) {
+        self.replies.data(cid, data, true);
+        self.replied(bytes);
+    }
+
+    /// Releases memory of the replies, before the connection waits.
+    pub(super) fn rest(&mut self) {
+        self.replies.rest();
+    }
+
     /// Accounts for another reply in `replies`, which holds `bytes` of the budget.
-    pub(super) fn replied(&mut self, bytes: usize) {
+    fn replied(&mut self, bytes: usize) {
         for kept in [&mut self.unsent, &mut self.kept] {
             kept.count += 1;
             kept.held += bytes;
         }
-        if self.deaf {
+        if self.discarding {
             self.replies.clear();
             let unsent = std::mem::take(&mut self.unsent);
             self.forget(unsent);
@@ -154,7 +197,7 @@ impl Outbox {
         }
         if self.replies.is_empty() {
             let last = self.last.take()?;
-            self.sending = Some(Kept::default());
+            self.sending = Some(HeldReplies::default());
             return Some(last.into());
         }
         self.sending = Some(std::mem::take(&mut self.unsent));
@@ -165,6 +208,15 @@ impl Outbox {
         if let Some(sent) = self.sending.take() {
             self.forget(sent);
         }
+        self.check();
+    }
+
+    /// Asserts the sum of the replies not sent.
+    fn check(&self) {
+        let parts = || self.batches.iter().map(|(_, kept)| kept).chain([&self.unsent]).chain(&self.sending);
+        debug_assert_eq!(self.kept.count, parts().map(|kept| kept.count).sum::<usize>());
+        debug_assert_eq!(self.kept.held, parts().map(|kept| kept.held).sum::<usize>());
+        debug_assert!(self.kept.held <= self.held);
     }
 
     /// Returns whether nothing is queued and nothing is being sent.
@@ -173,19 +225,20 @@ impl Outbox {
     }
 
     /// Discards queued replies, and all further ones.
-    pub(super) fn deafen(&mut self) {
-        self.deaf = true;
+    pub(super) fn discard_output(&mut self) {
+        self.discarding = true;
         self.last = None;
         let unsent = std::mem::take(&mut self.unsent);
         let batches = std::mem::take(&mut self.batches).into_iter().map(|(_, kept)| kept);
         batches.chain([unsent]).for_each(|kept| self.forget(kept));
         self.replies.clear();
+        self.check();
     }
 
     /// Queues a final PDU, and discards all other replies.
     pub(super) fn conclude(&mut self, last: &[u8]) {
-        if !self.deaf {
-            self.deafen();
+        if !self.discarding {
+            self.discard_output();
             self.last = Some(Buf::copy_of(last));
         }
     }
@@ -195,6 +248,6 @@ impl Drop for Outbox {
     fn drop(&mut self) {
         let held = self.held;
         self.release(held);
-        self.needs_no_room();
+        self.needs_no_space();
     }
 }

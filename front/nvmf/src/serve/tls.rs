@@ -1,14 +1,15 @@
 //! TLS beneath a connection: the handshake, and the check of a Connect against the key in use.
 
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
 use forebay_serve::secure::{HandshakeError, RecordBuffer, SealBuffers, SecureStream, drain, handshake};
 use forebay_tls::{Acceptor, Failure, Keys, Psk, Session, Suite};
 
-use super::admin::host_refused;
-use super::connection::{Connection, End, LINGER};
+use super::connect::host_refused;
+use super::connection::Connection;
+use super::ending::{End, LINGER};
 use crate::session::{Fatal, Pools, psk};
 use crate::subsystem::{Refused, Subsystems};
 use crate::wire::Status;
@@ -17,29 +18,29 @@ use crate::wire::pdu::{Fes, kind};
 
 /// TLS state shared by the connections of a core.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct TlsContext {
     acceptor: Acceptor,
     record: RecordBuffer,
 }
 
 /// Key lookup, against the keys configured at the time of a handshake.
-struct Ring(Subsystems);
+struct KeyLookup(Subsystems);
 
-impl Keys for Ring {
+impl Keys for KeyLookup {
     fn find(&self, identity: &[u8]) -> Vec<Psk> {
         self.0.tls_keys(identity)
     }
 }
 
-impl Shared {
+impl TlsContext {
     pub(super) fn new(subsystems: &Subsystems) -> Result<Self, Failure> {
-        let acceptor = Acceptor::new(std::sync::Arc::new(Ring(subsystems.clone())))?;
+        let acceptor = Acceptor::new(std::sync::Arc::new(KeyLookup(subsystems.clone())))?;
         Ok(Self { acceptor, record: RecordBuffer::default() })
     }
 }
 
 /// TLS session of a connection.
-pub(super) struct Channel {
+pub(super) struct TlsChannel {
     pub(super) stream: Rc<SecureStream<Pools>>,
     pub(super) suite: Suite,
     host: String,
@@ -47,7 +48,7 @@ pub(super) struct Channel {
 }
 
 /// Returns the C2HTermReq for a peer that speaks NVMe/TCP instead of TLS; `None` for any other failure.
-fn told(failure: &Failure, received: &[u8]) -> Option<Vec<u8>> {
+fn plaintext_reply(failure: &Failure, received: &[u8]) -> Option<Vec<u8>> {
     let speaks_nvme = *failure == Failure::Plain && received[0] == kind::IC_REQ;
     let head = &received[..received.len().min(8)];
     speaks_nvme.then(|| Fatal::new(Fes::Unsupported, 0, head, "TLS is required").encode())
@@ -55,12 +56,12 @@ fn told(failure: &Failure, received: &[u8]) -> Option<Vec<u8>> {
 
 impl Connection {
     /// Performs the TLS handshake before any PDU, within the handshake timeout of the connection.
-    pub(super) async fn secure(&mut self) -> Result<Rc<Channel>, End> {
+    pub(super) async fn secure(&mut self) -> Result<Rc<TlsChannel>, End> {
         let shared = self.server.tls().map_err(|failure| self.insecure(&failure))?;
         let mut session = Session::accept(&shared.acceptor).map_err(|failure| self.insecure(&failure))?;
         let (stream, pools) = (self.stream.clone(), self.server.pools.clone());
         let shaken = {
-            let mut shaking = pin!(handshake(&stream, &mut session, pools.sealed(false), told));
+            let mut shaking = pin!(handshake(&stream, &mut session, pools.sealed(false), plaintext_reply));
             std::future::poll_fn(|cx| {
                 self.control.set_task(cx.waker());
                 if self.control.stopping() {
@@ -69,8 +70,7 @@ impl Connection {
                 if let Poll::Ready(shaken) = shaking.as_mut().poll(cx) {
                     return Poll::Ready(Ok(shaken));
                 }
-                let late = self.timer.as_mut().is_some_and(|timer| Pin::new(timer).poll(cx).is_ready());
-                if late { Poll::Ready(Err(End::TooSlow)) } else { Poll::Pending }
+                self.ending.poll_handshake(cx).map(|()| Err(End::TooSlow))
             })
             .await
         };
@@ -87,10 +87,11 @@ impl Connection {
         let (Some(parties), Some(suite)) = (psk::parties(&identity), session.suite()) else {
             return Err(self.insecure(&Failure::NoKey));
         };
-        tracing::debug!(peer = %self.peer, host = parties.host, suite = suite.name(), "TLS was agreed on");
-        let (host, subsystem) = (parties.host.to_owned(), parties.subsystem.to_owned());
+        let (host, subsystem) = (parties.host, parties.subsystem);
+        tracing::debug!(peer = %self.peer, host, subsystem, suite = suite.name(), "TLS established");
+        let (host, subsystem) = (host.to_owned(), subsystem.to_owned());
         let secured = SecureStream::new(stream, session, left, pools, shared.record.clone());
-        Ok(Rc::new(Channel { stream: Rc::new(secured), suite, host, subsystem }))
+        Ok(Rc::new(TlsChannel { stream: Rc::new(secured), suite, host, subsystem }))
     }
 
     fn insecure(&self, failure: &Failure) -> End {
@@ -101,19 +102,18 @@ impl Connection {
 
     /// Returns the refusal of a Connect that does not match the TLS session, or that lacks required TLS.
     pub(super) fn channel_refuses(&self, connect: &Connect) -> Option<Refused> {
-        let parameter = |wrong| Refused { status: Status::CONNECT_PARAMETER.final_(), wrong: Some(wrong) };
         let discovers = connect.subsystem == DISCOVERY_NQN;
         match &self.channel {
             // The TLS key belongs to one host.
-            Some(channel) if channel.host != connect.host => Some(parameter(connect_field::HOST)),
+            Some(channel) if channel.host != connect.host => Some(Refused::parameter(connect_field::HOST)),
             // The TLS key also belongs to one subsystem.  Discovery is exempt: it reveals nothing that its controllers
             // do not.
             Some(channel) if channel.subsystem != connect.subsystem && !discovers => {
-                Some(parameter(connect_field::SUBSYSTEM))
+                Some(Refused::parameter(connect_field::SUBSYSTEM))
             }
             // Otherwise anyone who claims this host's name could omit TLS.
             None if !discovers && self.server.subsystems.needs_tls(&connect.subsystem, &connect.host) => {
-                Some(Refused { status: Status::CONNECT_HOST.final_(), wrong: None })
+                Some(Refused::status(Status::CONNECT_HOST.final_()))
             }
             _ => None,
         }

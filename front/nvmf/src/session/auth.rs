@@ -109,7 +109,7 @@ impl Exchange {
     }
 
     /// Returns whether an authentication is in progress.
-    pub fn is_under_way(&self) -> bool {
+    pub fn is_in_progress(&self) -> bool {
         !matches!(self.state, State::Idle)
     }
 

@@ -19,7 +19,7 @@ use crate::wire::log::ErrorEntry;
 pub(crate) struct Control {
     pub(super) stopping: AtomicBool,
     /// Commands in flight at a device.
-    pub(super) under_way: AtomicUsize,
+    pub(super) in_flight: AtomicUsize,
     pub(super) task: Mutex<Option<Waker>>,
 }
 
@@ -34,9 +34,9 @@ impl Control {
     }
 
     /// Publishes the number of commands in flight at a device.
-    pub(crate) fn set_under_way(&self, count: usize) {
-        if self.under_way.load(Ordering::Relaxed) != count {
-            self.under_way.store(count, Ordering::Release);
+    pub(crate) fn set_in_flight(&self, count: usize) {
+        if self.in_flight.load(Ordering::Relaxed) != count {
+            self.in_flight.store(count, Ordering::Release);
         }
     }
 
@@ -67,7 +67,7 @@ pub(crate) mod watcher {
 
 /// Path of a host: the port it connected to, and the machine it connected from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct HostPath {
     pub(crate) port: u16,
     pub(crate) machine: Option<IpAddr>,
 }
@@ -79,6 +79,38 @@ pub(crate) enum Notice {
     Event(Event),
     /// Failed command of an I/O queue.
     Error(ErrorEntry),
+}
+
+/// Stale namespace ids: they belong to another volume now, while the host may still mean the former one.
+///
+/// `any` is set exactly while `ids` is not empty, which changes under its lock, so that commands usually need not take
+/// the lock.
+#[derive(Debug, Default)]
+pub(super) struct StaleNamespaceIds {
+    any: AtomicBool,
+    ids: Mutex<BTreeSet<u32>>,
+}
+
+impl StaleNamespaceIds {
+    fn ids(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn contains(&self, nsid: u32) -> bool {
+        self.any.load(Ordering::Acquire) && self.ids().contains(&nsid)
+    }
+
+    fn insert(&self, nsid: u32) {
+        let mut ids = self.ids();
+        ids.insert(nsid);
+        self.any.store(true, Ordering::Release);
+    }
+
+    fn remove(&self, nsid: u32) {
+        let mut ids = self.ids();
+        ids.remove(&nsid);
+        self.any.store(!ids.is_empty(), Ordering::Release);
+    }
 }
 
 /// Controller state shared by all its queues.
@@ -102,18 +134,15 @@ pub(crate) struct Association {
     /// Failed commands that the admin queue has not processed yet.
     pub(super) errors_pending: AtomicUsize,
     /// Failed commands that were not queued because there were too many.
-    pub(super) errors_untold: AtomicU64,
+    pub(super) errors_unreported: AtomicU64,
     /// Namespaces that its queues have used.
     pub(super) used: Mutex<BTreeSet<u32>>,
     /// Path of the host: the port it connected to, and the machine it connected from.
-    pub(super) way: Way,
+    pub(super) path: HostPath,
     /// Number of I/O queues granted to the host.
     pub(crate) queues_granted: std::sync::atomic::AtomicU16,
     pub(super) dead: AtomicBool,
-    /// Set while `mistaken` is not empty.
-    pub(super) may_mistake: AtomicBool,
-    /// Stale namespace ids: they belong to another volume now, while the host may still mean the former one.
-    pub(super) mistaken: Mutex<BTreeSet<u32>>,
+    pub(super) stale: StaleNamespaceIds,
     pub(super) queues: Mutex<BTreeMap<u16, Arc<Control>>>,
     pub(super) notices: cross::Sender<Notice>,
 }
@@ -125,8 +154,8 @@ impl Association {
     }
 
     /// Returns whether its host has connected on that path.
-    pub(super) fn has_come(&self, way: &Way) -> bool {
-        self.way == *way
+    pub(super) fn is_on(&self, path: &HostPath) -> bool {
+        self.path == *path
     }
 
     /// Returns whether it counts against the limit of its host.  A controller that requires authentication counts
@@ -154,26 +183,19 @@ impl Association {
         self.queues().iter().any(|(queue, control)| *queue != 0 && !control.stopping())
     }
 
-    fn mistaken(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        self.mistaken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns whether a namespace id is stale for this host, so that its commands are meant for the former volume.
-    pub(crate) fn mistakes(&self, nsid: u32) -> bool {
-        self.may_mistake.load(Ordering::Acquire) && self.mistaken().contains(&nsid)
+    pub(crate) fn is_stale(&self, nsid: u32) -> bool {
+        self.stale.contains(nsid)
     }
 
     /// Marks a namespace id as stale, because it is given to another volume.
-    pub(super) fn may_mistake(&self, nsid: u32) {
-        self.mistaken().insert(nsid);
-        self.may_mistake.store(true, Ordering::Release);
+    pub(super) fn mark_stale(&self, nsid: u32) {
+        self.stale.insert(nsid);
     }
 
-    /// Marks a namespace id as known, after the host has identified the namespace.
-    pub(crate) fn knows(&self, nsid: u32) {
-        let mut mistaken = self.mistaken();
-        mistaken.remove(&nsid);
-        self.may_mistake.store(!mistaken.is_empty(), Ordering::Release);
+    /// Marks a namespace id as current, after the host has identified the namespace.
+    pub(crate) fn clear_stale(&self, nsid: u32) {
+        self.stale.remove(nsid);
     }
 
     pub(crate) fn notice(&self, notice: Notice) {
@@ -181,7 +203,7 @@ impl Association {
             && self.errors_pending.fetch_add(1, Ordering::AcqRel) >= ERRORS_PENDING_MAX
         {
             self.errors_pending.fetch_sub(1, Ordering::AcqRel);
-            self.errors_untold.fetch_add(1, Ordering::AcqRel);
+            self.errors_unreported.fetch_add(1, Ordering::AcqRel);
             return;
         }
         // Fails if the admin queue has ended.
@@ -191,7 +213,7 @@ impl Association {
     /// Records that an error was processed.  Returns the number of errors that were not queued since the last call.
     pub(crate) fn error_taken(&self) -> u64 {
         self.errors_pending.fetch_sub(1, Ordering::AcqRel);
-        self.errors_untold.swap(0, Ordering::AcqRel)
+        self.errors_unreported.swap(0, Ordering::AcqRel)
     }
 
     /// Records traffic: data from the host, or a completed command.
@@ -222,7 +244,7 @@ impl Association {
     }
 
     /// Returns whether any queue has commands in flight at a device.
-    pub(super) fn is_under_way(&self) -> bool {
-        self.queues().values().any(|control| control.under_way.load(Ordering::Acquire) > 0)
+    pub(super) fn has_in_flight(&self) -> bool {
+        self.queues().values().any(|control| control.in_flight.load(Ordering::Acquire) > 0)
     }
 }

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use forebay_reactor::cross;
 use forebay_tls::Psk;
 
-use super::{Association, Control, Limits, Notice, Port, PortAddress, Refused, Subsystem, Way, read, watcher, write};
+use super::{
+    Association, Control, HostPath, Limits, Notice, Port, PortAddress, Refused, Subsystem, read, watcher, write,
+};
 use crate::session::admin::Identity;
 use crate::session::{Event, Kind, psk};
 use crate::stats::Stats;
@@ -40,7 +42,7 @@ impl Controllers {
 }
 
 /// State that all subsystems share.
-pub(super) struct Shared {
+pub(super) struct RegistryState {
     pub(super) limits: Limits,
     stats: Stats,
     ports: RwLock<Vec<Arc<Port>>>,
@@ -51,7 +53,7 @@ pub(super) struct Shared {
     controllers: Mutex<Controllers>,
 }
 
-impl Shared {
+impl RegistryState {
     pub(super) fn controllers(&self) -> MutexGuard<'_, Controllers> {
         self.controllers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,7 +79,7 @@ pub struct SubsystemExists(pub String);
 /// Subsystems of a process, shared by all cores.
 #[derive(Clone)]
 pub struct Subsystems {
-    shared: Arc<Shared>,
+    shared: Arc<RegistryState>,
     by_name: Arc<RwLock<BTreeMap<String, Subsystem>>>,
     next_id: Arc<AtomicU32>,
     discovery: Subsystem,
@@ -92,7 +94,7 @@ impl fmt::Debug for Subsystems {
 impl Subsystems {
     /// Creates a registry without subsystems.
     pub fn new(limits: Limits) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RegistryState {
             limits,
             stats: Stats::new(),
             ports: RwLock::default(),
@@ -270,18 +272,18 @@ impl Subsystems {
     pub(crate) fn connect_admin(
         &self,
         connect: &Connect,
-        way: Way,
+        path: HostPath,
         control: &Arc<Control>,
     ) -> Result<(Arc<Association>, cross::Receiver<Notice>), Refused> {
         if connect.subsystem != DISCOVERY_NQN {
-            return self.named(&connect.subsystem)?.connect_admin(connect, way, control);
+            return self.named(&connect.subsystem)?.connect_admin(connect, path, control);
         }
         // Discovery is for hosts that may connect to a subsystem.  Without subsystems there is nothing to protect.
         let all = self.all();
         if !all.is_empty() && !all.iter().any(|subsystem| subsystem.admits(&connect.host)) {
             return Err(Refused::status(Status::CONNECT_HOST.final_()));
         }
-        self.discovery.connect_admin(connect, way, control)
+        self.discovery.connect_admin(connect, path, control)
     }
 
     /// Adds an I/O queue to an existing controller of a host.
@@ -312,17 +314,17 @@ impl Subsystems {
     /// A connected controller on the same path also counts if it has commands in flight and no traffic: its host may
     /// have lost the connection without the target noticing.  `first` marks the first check of a Connect, from which
     /// on the lack of traffic is measured.
-    pub(crate) fn is_leaving(&self, connect: &Connect, way: &Way, first: bool) -> bool {
+    pub(crate) fn is_leaving(&self, connect: &Connect, path: &HostPath, first: bool) -> bool {
         let Some(subsystem) = self.get(&connect.subsystem) else { return false };
         let controllers = self.shared.controllers();
         let of_host = |each: &&Arc<Association>| each.is_of(&subsystem) && each.host_id == connect.host_id;
         let leaves = controllers.leaving.iter().any(|each| of_host(&each));
-        let of_before = |each: &&Arc<Association>| each.host_id == connect.host_id && each.has_come(way);
+        let of_before = |each: &&Arc<Association>| each.host_id == connect.host_id && each.is_on(path);
         if first {
             controllers.of(subsystem.id()).filter(of_before).for_each(|each| {
                 each.had_traffic(watcher::SUCCESSOR);
             });
         }
-        leaves || controllers.of(subsystem.id()).filter(of_before).any(|each| each.is_silent() && each.is_under_way())
+        leaves || controllers.of(subsystem.id()).filter(of_before).any(|each| each.is_silent() && each.has_in_flight())
     }
 }

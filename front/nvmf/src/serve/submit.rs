@@ -13,7 +13,7 @@ pub(super) const VERIFY_PIECE: u64 = 1 << 20;
 
 /// Result of a command.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum CommandResult {
     /// Data for the host.
     Data(BufList),
     /// Success without data.
@@ -21,27 +21,27 @@ pub(super) enum Outcome {
 }
 
 /// Command in flight.
-pub(super) enum Work {
+pub(super) enum DeviceCommand {
     /// Single device request, without another future around the device's own; true if it writes.
     One(LocalFuture<Result<Reply>>, bool),
     /// Command that takes several requests, or none.
-    Many(LocalFuture<std::result::Result<Outcome, Status>>),
+    Many(LocalFuture<std::result::Result<CommandResult, Status>>),
 }
 
-impl Future for Work {
-    type Output = std::result::Result<Outcome, Status>;
+impl Future for DeviceCommand {
+    type Output = std::result::Result<CommandResult, Status>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
-            Work::One(future, writing) => {
+            DeviceCommand::One(future, writing) => {
                 let writing = *writing;
                 future.as_mut().poll(cx).map(|reply| match reply {
-                    Ok(Reply::Data(data)) => Ok(Outcome::Data(data)),
-                    Ok(Reply::Done) => Ok(Outcome::Done),
+                    Ok(Reply::Data(data)) => Ok(CommandResult::Data(data)),
+                    Ok(Reply::Done) => Ok(CommandResult::Done),
                     Err(error) => Err(status(&error, writing)),
                 })
             }
-            Work::Many(future) => future.as_mut().poll(cx),
+            DeviceCommand::Many(future) => future.as_mut().poll(cx),
         }
     }
 }
@@ -51,7 +51,7 @@ fn status(error: &Error, writing: bool) -> Status {
     let status = Status::of(error, writing);
     match error.kind() {
         ErrorKind::Mismatch(_) => {}
-        _ => tracing::debug!(%error, %status, "a command failed"),
+        _ => tracing::debug!(%error, %status, "command failed at the device"),
     }
     status
 }
@@ -59,12 +59,12 @@ fn status(error: &Error, writing: bool) -> Status {
 type Device = Rc<dyn BlockDevice>;
 
 /// Reads, in pieces if `extent` exceeds the device's maximum transfer size.
-pub(super) fn read(device: &Device, extent: Extent) -> Work {
+pub(super) fn read(device: &Device, extent: Extent) -> DeviceCommand {
     if extent.len <= u64::from(device.geometry().transfer_max) {
-        return Work::One(device.submit(Request::Read(extent)), false);
+        return DeviceCommand::One(device.submit(Request::Read(extent)), false);
     }
     let device = device.clone();
-    Work::Many(Box::pin(async move { read_all(&device, extent).await.map(Outcome::Data) }))
+    DeviceCommand::Many(Box::pin(async move { read_all(&device, extent).await.map(CommandResult::Data) }))
 }
 
 async fn read_all(device: &Device, extent: Extent) -> std::result::Result<BufList, Status> {
@@ -80,61 +80,61 @@ async fn read_all(device: &Device, extent: Extent) -> std::result::Result<BufLis
 }
 
 /// Writes, in pieces if `extent` exceeds the device's maximum transfer size.
-pub(super) fn write(device: &Device, extent: Extent, data: BufList, fua: bool) -> Work {
+pub(super) fn write(device: &Device, extent: Extent, data: BufList, fua: bool) -> DeviceCommand {
     let transfer_max = u64::from(device.geometry().transfer_max);
     if extent.len <= transfer_max {
-        return Work::One(device.submit(Request::Write { offset: extent.offset, data, fua }), true);
+        return DeviceCommand::One(device.submit(Request::Write { offset: extent.offset, data, fua }), true);
     }
     let device = device.clone();
-    Work::Many(Box::pin(async move {
+    DeviceCommand::Many(Box::pin(async move {
         for piece in pieces(extent, transfer_max) {
             let from = (piece.offset - extent.offset) as usize;
             let part = data.slice(from..from + piece.len as usize);
             let request = Request::Write { offset: piece.offset, data: part, fua };
             device.submit(request).await.map_err(|error| status(&error, true))?;
         }
-        Ok(Outcome::Done)
+        Ok(CommandResult::Done)
     }))
 }
 
 /// Submits a single request that returns no data.
-pub(super) fn one(device: &Device, request: Request) -> Work {
+pub(super) fn one(device: &Device, request: Request) -> DeviceCommand {
     let writing = request.is_write();
-    Work::One(device.submit(request), writing)
+    DeviceCommand::One(device.submit(request), writing)
 }
 
 /// Compares the device's data with `expect`.
-pub(super) fn compare(device: &Device, extent: Extent, expect: BufList) -> Work {
+pub(super) fn compare(device: &Device, extent: Extent, expect: BufList) -> DeviceCommand {
     let device = device.clone();
-    Work::Many(Box::pin(async move {
+    DeviceCommand::Many(Box::pin(async move {
         let found = read_all(&device, extent).await?;
         let found = found.into_contiguous();
-        if expect == found[..] { Ok(Outcome::Done) } else { Err(Status::COMPARE_FAILED.final_()) }
+        if expect == found[..] { Ok(CommandResult::Done) } else { Err(Status::COMPARE_FAILED.final_()) }
     }))
 }
 
 /// Reads in pieces of `VERIFY_PIECE` bytes, and discards the data.
-pub(super) fn verify(device: &Device, extent: Extent) -> Work {
+pub(super) fn verify(device: &Device, extent: Extent) -> DeviceCommand {
     let device = device.clone();
-    Work::Many(Box::pin(async move {
+    DeviceCommand::Many(Box::pin(async move {
         for piece in pieces(extent, VERIFY_PIECE) {
             read_all(&device, piece).await?;
         }
-        Ok(Outcome::Done)
+        Ok(CommandResult::Done)
     }))
 }
 
 /// Discards ranges, one after the other.
-pub(super) fn discard(device: &Device, ranges: Vec<Extent>) -> Work {
+pub(super) fn discard(device: &Device, ranges: Vec<Extent>) -> DeviceCommand {
     if let [extent] = ranges[..] {
         return one(device, Request::Discard(extent));
     }
     let device = device.clone();
-    Work::Many(Box::pin(async move {
+    DeviceCommand::Many(Box::pin(async move {
         for extent in ranges {
             device.submit(Request::Discard(extent)).await.map_err(|error| status(&error, true))?;
         }
-        Ok(Outcome::Done)
+        Ok(CommandResult::Done)
     }))
 }
 
