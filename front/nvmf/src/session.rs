@@ -9,6 +9,7 @@ pub mod admin;
 pub mod auth;
 mod controller;
 pub mod io;
+mod log;
 mod pools;
 pub mod psk;
 mod receive;

@@ -1,10 +1,10 @@
 //! Execution of admin commands.
 
 use super::controller::EVENT_REQUESTS_MAX;
-use super::{ADMIN_ENTRIES_MAX, Controller, IN_CAPSULE, Kind, QUEUE_ENTRIES_MAX, TRANSFER_MAX};
+use super::{ADMIN_ENTRIES_MAX, Controller, IN_CAPSULE, Kind, QUEUE_ENTRIES_MAX, TRANSFER_MAX, log};
 use crate::wire::command::{Fuse, NSID_ALL, admin as opcode};
 use crate::wire::identify::{self, cns, event};
-use crate::wire::log::{self, AnaGroup, DiscoveryEntry, Health};
+use crate::wire::log::{AnaGroup, DiscoveryEntry, Health};
 use crate::wire::{PAGE, Page, Sqe, Status};
 
 /// Largest namespace id, and the maximum number of namespaces; ids begin at 1.
@@ -16,7 +16,7 @@ pub const QUEUES_MAX: u16 = 64;
 /// Maximum duration of an ANA transition, in seconds (ANATT).
 const ANA_TRANSITION_S: u8 = 10;
 /// Bytes of the ANA log page with every group and every namespace.
-const ANA_LOG_MAX: usize = 16 + ANA_GROUPS_MAX as usize * 32 + NAMESPACES_MAX as usize * 4;
+pub(super) const ANA_LOG_MAX: usize = 16 + ANA_GROUPS_MAX as usize * 32 + NAMESPACES_MAX as usize * 4;
 /// Granularity of the keep-alive timer: a second, in units of 100 ms.
 const KEEP_ALIVE_UNIT: u16 = 10;
 
@@ -98,7 +98,7 @@ pub fn execute(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &
     }
     match sqe.opcode() {
         opcode::IDENTIFY => identify(controller, view, sqe).map(Answer::Data).into(),
-        opcode::GET_LOG => get_log(controller, view, sqe).map(Answer::Data).into(),
+        opcode::GET_LOG => log::get(controller, view, sqe).map(Answer::Data).into(),
         opcode::KEEP_ALIVE => Answer::Done(0),
         opcode::ASYNC_EVENT => controller.request_event(sqe.cid()).map(|()| Answer::Later).into(),
         opcode::GET_FEATURES => get_feature(controller, view, sqe).into(),
@@ -184,63 +184,6 @@ fn identify_controller(controller: &Controller, view: &impl View) -> Vec<u8> {
     .encode()
 }
 
-fn get_log(controller: &mut Controller, view: &impl View, sqe: &Sqe) -> Result<Vec<u8>, Status> {
-    let page = sqe.cdw(10) as u8;
-    let specific = (sqe.cdw(10) >> 8) as u8 & 0x7F;
-    let retain = sqe.cdw(10) & 1 << 15 != 0;
-    let dwords = u64::from(sqe.cdw(10) >> 16) | u64::from(sqe.cdw(11) & 0xFFFF) << 16;
-    let len = (dwords + 1) * 4;
-    let offset = u64::from(sqe.cdw(12)) | u64::from(sqe.cdw(13)) << 32;
-    if len > TRANSFER_MAX as u64 || offset % 4 != 0 {
-        return Err(INVALID_FIELD);
-    }
-    let pages = if controller.kind == Kind::Io { log::IO_PAGES } else { log::DISCOVERY_PAGES };
-    if !pages.contains(&page) || (page == log::id::RESERVATION && !view.reservations()) {
-        return Err(Status::INVALID_LOG.final_());
-    }
-    let of_controller = [0, NSID_ALL].contains(&sqe.nsid());
-    let content = match page {
-        log::id::SUPPORTED => log::supported(pages),
-        log::id::ERROR => log::errors(controller.errors()),
-        log::id::SMART if !of_controller => return Err(INVALID_FIELD),
-        log::id::SMART => log::health(&Health { errors: controller.error_count(), ..view.health() }),
-        log::id::FIRMWARE => log::firmware(&view.identity().firmware),
-        log::id::CHANGED => log::changed(&controller.changed()),
-        log::id::EFFECTS => log::effects(view.reservations()),
-        log::id::ANA => {
-            let (change, groups) = view.ana();
-            let mut page = log::ana(change, &groups, specific & 1 != 0);
-            // Hosts read the maximum length of this page, part by part.
-            page.resize(page.len().max(ANA_LOG_MAX), 0);
-            page
-        }
-        log::id::FEATURES => {
-            let of_namespace = |id| [fid::RESERVATION_MASK, fid::RESERVATION_PERSISTENCE].contains(&id);
-            let here = FEATURES.iter().filter(|each| has(controller, each));
-            log::features(&here.map(|each| (each.id, of_namespace(each.id))).collect::<Vec<_>>())
-        }
-        log::id::MI_COMMANDS => log::mi_commands(),
-        log::id::RESERVATION => {
-            let (oldest, count) = controller.notification();
-            log::reservation(oldest, count)
-        }
-        log::id::DISCOVERY => {
-            let (generation, entries) = view.discovery();
-            log::discovery(generation, &entries)
-        }
-        _ => return Err(Status::INVALID_LOG.final_()),
-    };
-    if offset > content.len() as u64 {
-        return Err(INVALID_FIELD);
-    }
-    if !retain {
-        controller.log_read(page);
-    }
-    let mut part = content[offset as usize..].to_vec();
-    part.resize(len as usize, 0);
-    Ok(part)
-}
-
 /// Supported feature.
 struct Feature {
     id: u8,
@@ -297,6 +240,13 @@ fn find(controller: &Controller, id: u8) -> Result<&'static Feature, Status> {
 /// Returns whether a controller supports a feature.
 fn has(controller: &Controller, feature: &Feature) -> bool {
     controller.kind == Kind::Io || feature.discovery
+}
+
+/// Returns the features of a controller, and whether each is per namespace.
+pub(super) fn supported_features(controller: &Controller) -> Vec<(u8, bool)> {
+    let of_namespace = |id| [fid::RESERVATION_MASK, fid::RESERVATION_PERSISTENCE].contains(&id);
+    let supported = FEATURES.iter().filter(|feature| has(controller, feature));
+    supported.map(|feature| (feature.id, of_namespace(feature.id))).collect()
 }
 
 /// Returns the result of the Number of Queues feature: `count` for submission and completion queues, each

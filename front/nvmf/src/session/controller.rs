@@ -48,13 +48,53 @@ pub enum Event {
     },
 }
 
-/// Event types, as bits.
-mod kind {
-    pub(super) const NAMESPACE: u8 = 1;
-    pub(super) const ANA: u8 = 2;
-    pub(super) const DISCOVERY: u8 = 4;
-    pub(super) const RESERVATION: u8 = 8;
-    pub(super) const ALL: [u8; 4] = [NAMESPACE, ANA, DISCOVERY, RESERVATION];
+/// Type of asynchronous event, as it is reported.
+struct EventType {
+    /// Bit in the sets of event types.
+    bit: u8,
+    /// Type of the controllers that report it.
+    of: Kind,
+    /// Bit with which a host enables it; `None` if it is always enabled.
+    enabled_by: Option<u32>,
+    /// Asynchronous event type, in the result of the request.
+    code: u64,
+    /// Asynchronous event information, in the result of the request.
+    information: u64,
+    /// Log page that tells more, and re-arms the event when it is read.
+    page: u8,
+}
+
+/// Reported types of events, in order of precedence.
+const EVENT_TYPES: [EventType; 4] = [
+    EventType {
+        bit: 1,
+        of: Kind::Io,
+        enabled_by: Some(event::NAMESPACE),
+        code: 2,
+        information: 0,
+        page: log::id::CHANGED,
+    },
+    EventType { bit: 2, of: Kind::Io, enabled_by: Some(event::ANA), code: 2, information: 3, page: log::id::ANA },
+    EventType {
+        bit: 4,
+        of: Kind::Discovery,
+        enabled_by: Some(event::DISCOVERY),
+        code: 2,
+        information: 0xF0,
+        page: log::id::DISCOVERY,
+    },
+    EventType { bit: 8, of: Kind::Io, enabled_by: None, code: 6, information: 0, page: log::id::RESERVATION },
+];
+
+impl Event {
+    fn reported_as(&self) -> &'static EventType {
+        match self {
+            Event::Namespace(_) => &EVENT_TYPES[0],
+            Event::Ana => &EVENT_TYPES[1],
+            Event::Discovery => &EVENT_TYPES[2],
+            Event::Reservation { .. } => &EVENT_TYPES[3],
+        }
+    }
 }
 
 /// Maximum number of outstanding asynchronous event requests.
@@ -126,7 +166,7 @@ pub struct Controller {
     /// Event types that occurred and were not reported yet.
     pending: u8,
     /// Event types that were reported, and whose log page was not read since.
-    told: u8,
+    reported: u8,
     /// Namespaces changed since the Changed Namespace List was read.  Holds at most one more than fits in the list,
     /// which means too many.
     changed: BTreeSet<u32>,
@@ -170,7 +210,7 @@ impl Controller {
             csts: 0,
             requests: VecDeque::new(),
             pending: 0,
-            told: 0,
+            reported: 0,
             changed: BTreeSet::new(),
             errors: VecDeque::new(),
             error_count: 0,
@@ -225,7 +265,7 @@ impl Controller {
         if now & cc::ENABLE == 0 && before & cc::ENABLE != 0 {
             self.csts &= !(csts::READY | csts::FATAL);
             self.features = Features::default();
-            (self.pending, self.told) = (0, 0);
+            (self.pending, self.reported) = (0, 0);
             self.changed.clear();
             // Reservation notifications are counted from the reset on (base 5.16.1.26).
             self.notifications.clear();
@@ -290,56 +330,36 @@ impl Controller {
         {
             self.changed.insert(nsid);
         }
-        let (bit, wanted) = match event {
-            Event::Namespace(_) => (kind::NAMESPACE, event::NAMESPACE),
-            Event::Ana => (kind::ANA, event::ANA),
-            Event::Discovery => (kind::DISCOVERY, event::DISCOVERY),
-            Event::Reservation { .. } => (kind::RESERVATION, u32::MAX),
-        };
-        let of_this_kind = match self.kind {
-            Kind::Io => bit != kind::DISCOVERY,
-            Kind::Discovery => bit == kind::DISCOVERY,
-        };
-        if of_this_kind && (wanted == u32::MAX || self.features.events & wanted != 0) {
-            self.pending |= bit;
+        let reported = event.reported_as();
+        if reported.of == self.kind && reported.enabled_by.is_none_or(|bit| self.features.events & bit != 0) {
+            self.pending |= reported.bit;
         }
     }
 
     /// Takes the next event to report.  Returns the command identifier of the request, and the completion's result.
     pub fn tell(&mut self) -> Option<(u16, u64)> {
-        let bit = kind::ALL.into_iter().find(|bit| self.pending & !self.told & bit != 0)?;
+        let event = EVENT_TYPES.iter().find(|event| self.pending & !self.reported & event.bit != 0)?;
         let cid = self.requests.pop_front()?;
-        self.pending &= !bit;
-        self.told |= bit;
+        self.pending &= !event.bit;
+        self.reported |= event.bit;
         // Type in bits 2:0, information in 15:8, log page in 23:16.
-        let (kind, information, page) = match bit {
-            kind::NAMESPACE => (2, 0, log::id::CHANGED),
-            kind::ANA => (2, 3, log::id::ANA),
-            kind::DISCOVERY => (2, 0xF0, log::id::DISCOVERY),
-            _ => (6, 0, log::id::RESERVATION),
-        };
-        Some((cid, kind | information << 8 | u64::from(page) << 16))
+        Some((cid, event.code | event.information << 8 | u64::from(event.page) << 16))
     }
 
     /// Re-arms the event of a log page after that was read.
     pub(super) fn log_read(&mut self, page: u8) {
-        let bit = match page {
-            log::id::CHANGED => {
-                self.changed.clear();
-                kind::NAMESPACE
+        let Some(event) = EVENT_TYPES.iter().find(|event| event.page == page) else { return };
+        self.reported &= !event.bit;
+        self.pending &= !event.bit;
+        match page {
+            log::id::CHANGED => self.changed.clear(),
+            log::id::RESERVATION => {
+                self.notifications.pop_front();
+                if !self.notifications.is_empty() {
+                    self.pending |= event.bit;
+                }
             }
-            log::id::ANA => kind::ANA,
-            log::id::DISCOVERY => kind::DISCOVERY,
-            log::id::RESERVATION => kind::RESERVATION,
-            _ => return,
-        };
-        self.told &= !bit;
-        self.pending &= !bit;
-        if page == log::id::RESERVATION {
-            self.notifications.pop_front();
-            if !self.notifications.is_empty() {
-                self.pending |= kind::RESERVATION;
-            }
+            _ => {}
         }
     }
 

@@ -33,27 +33,10 @@ pub const ERRORS_MAX: usize = 16;
 /// Maximum entries of a Changed Namespace List; more are reported as a single FFFFFFFFh.
 pub const CHANGED_MAX: usize = 1024;
 
-/// Log pages of an I/O controller.
-pub const IO_PAGES: &[u8] = &[
-    id::SUPPORTED,
-    id::ERROR,
-    id::SMART,
-    id::FIRMWARE,
-    id::CHANGED,
-    id::EFFECTS,
-    id::ANA,
-    id::FEATURES,
-    id::MI_COMMANDS,
-    id::RESERVATION,
-];
-
-/// Log pages of a discovery controller.
-pub const DISCOVERY_PAGES: &[u8] = &[id::SUPPORTED, id::ERROR, id::FEATURES, id::MI_COMMANDS, id::DISCOVERY];
-
 /// Encodes Supported Log Pages (base 5.16.1.1).
-pub fn supported(pages: &[u8]) -> Vec<u8> {
+pub fn supported(pages: impl Iterator<Item = u8>) -> Vec<u8> {
     let mut page = Page::new(1024);
-    for &id in pages {
+    for id in pages {
         page.u32(usize::from(id) * 4, 1);
     }
     page.finish()
