@@ -129,7 +129,8 @@ impl<C> Connections<C> {
                 Some(Ok((stream, peer))) => adopt(stream, peer),
                 Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Some(Err(error)) => {
-                    tracing::warn!(%error, "accepting a connection failed");
+                    let addr = listener.local_addr();
+                    tracing::warn!(%addr, %error, "cannot accept a connection, retrying");
                     self.unless_stopped(sleep(ACCEPT_REST)).await;
                 }
                 None => break,

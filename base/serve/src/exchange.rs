@@ -54,7 +54,7 @@ pub trait Traffic {
 
 /// Receives and sends concurrently, in turns, until the connection ends: at most one receive and one send are in
 /// flight, and neither waits for the other.
-pub async fn exchange<T, R, S>(traffic: &mut T, receive: impl Fn(Want) -> R, send: impl Fn(BufList) -> S) -> T::End
+pub async fn exchange<T, R, S>(handler: &mut T, receive: impl Fn(Want) -> R, send: impl Fn(BufList) -> S) -> T::End
 where
     T: Traffic,
     R: Future<Output = (io::Result<usize>, BufMut)>,
@@ -63,7 +63,7 @@ where
     let mut receiving = pin!(None);
     let mut sending = pin!(None);
     std::future::poll_fn(|cx| {
-        traffic.begin_turn(cx);
+        handler.begin_turn(cx);
         let mut budget = T::TURN;
         loop {
             let mut again = false;
@@ -71,24 +71,24 @@ where
                 && let Poll::Ready((result, buf)) = R::poll(future, cx)
             {
                 receiving.set(None);
-                traffic.received(result, buf);
+                handler.received(result, buf);
             }
-            let intake = if receiving.is_some() { Intake::Hungry } else { traffic.take_in(&mut budget) };
+            let intake = if receiving.is_some() { Intake::Hungry } else { handler.take_in(&mut budget) };
             loop {
                 if sending.is_none()
-                    && let Some(batch) = traffic.next_batch()
+                    && let Some(batch) = handler.next_batch()
                 {
                     sending.set(Some(send(batch)));
                 }
                 let Some(future) = sending.as_mut().as_pin_mut() else { break };
                 let Poll::Ready(result) = S::poll(future, cx) else { break };
                 sending.set(None);
-                traffic.sent(result);
+                handler.sent(result);
                 // Sending may have freed space, and nothing else would trigger another parse.
                 again |= intake == Intake::Full;
             }
-            if receiving.is_none() && intake == Intake::Hungry && traffic.is_open() {
-                receiving.set(Some(receive(traffic.want())));
+            if receiving.is_none() && intake == Intake::Hungry && handler.is_open() {
+                receiving.set(Some(receive(handler.want())));
                 again = true;
             }
             if intake == Intake::Tired {
@@ -99,11 +99,11 @@ where
                 break;
             }
         }
-        if !traffic.is_open() {
+        if !handler.is_open() {
             // Further received bytes are discarded.
             receiving.set(None);
         }
-        traffic.end_turn(cx)
+        handler.end_turn(cx)
     })
     .await
 }
@@ -185,7 +185,7 @@ mod tests {
             if result.is_err() {
                 self.replies.clear();
                 self.arrived.clear();
-                self.ended = Some("deaf");
+                self.ended = Some("send failed");
             }
         }
 
@@ -280,7 +280,7 @@ mod tests {
     fn who_reads_no_more_ends_it() {
         let peer = Peer::default();
         peer.sends.borrow_mut().push_back(vec![1, 2, 3]);
-        assert_eq!(turns(&peer, 5, |turn| peer.gone.set(turn == 2)), Some("deaf"));
+        assert_eq!(turns(&peer, 5, |turn| peer.gone.set(turn == 2)), Some("send failed"));
         assert!(peer.got.borrow().is_empty());
     }
 }

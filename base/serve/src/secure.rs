@@ -117,15 +117,15 @@ impl<B: SealBuffers> SecureStream<B> {
         let mut record = self.record.0.borrow_mut();
         record.clear();
         let (mut out, mut left) = (BufList::new(), batch.len());
-        let mut room = BufMut::with_capacity(0);
+        let mut sealed = BufMut::with_capacity(0);
         let mut put = |plain: &[u8]| {
-            if room.spare() < sealed_len(plain.len()) {
+            if sealed.spare() < sealed_len(plain.len()) {
                 let next = self.buffers.sealing(sealed_len(left));
-                out.push(std::mem::replace(&mut room, next).freeze());
+                out.push(std::mem::replace(&mut sealed, next).freeze());
             }
             left -= plain.len();
-            let len = session.write(plain, room.spare_mut()).map_err(|failure| broken(&failure))?;
-            room.set_len(room.len() + len);
+            let len = session.write(plain, sealed.spare_mut()).map_err(|failure| broken(&failure))?;
+            sealed.set_len(sealed.len() + len);
             Ok::<(), io::Error>(())
         };
         for part in batch.parts() {
@@ -151,7 +151,7 @@ impl<B: SealBuffers> SecureStream<B> {
             // Discard the plaintext of the hosts' data.
             record.clear();
         }
-        out.push(room.freeze());
+        out.push(sealed.freeze());
         Ok(out)
     }
 
@@ -210,8 +210,8 @@ pub enum HandshakeError {
     Stream(io::Error),
 }
 
-/// Negotiates a session; bytes left in the returned buffer are data.  `told` may replace TLS's own alert to a rejected
-/// peer, given the failure and the bytes that the peer has sent last.
+/// Negotiates a session; bytes left in the returned buffer are data.  `rejection` may replace TLS's own alert to a
+/// rejected peer, given the failure and the bytes that the peer has sent last.
 ///
 /// # Errors
 /// Errors of the session or of the stream; the peer has been sent an alert.
@@ -219,7 +219,7 @@ pub async fn handshake(
     stream: &Stream,
     session: &mut Session,
     mut buf: BufMut,
-    told: impl Fn(&Failure, &[u8]) -> Option<Vec<u8>>,
+    rejection: impl Fn(&Failure, &[u8]) -> Option<Vec<u8>>,
 ) -> Result<BufMut, HandshakeError> {
     let mut output = Vec::new();
     loop {
@@ -235,7 +235,7 @@ pub async fn handshake(
         let result = session.handshake(&mut input, &mut output);
         let taken = buf.len() - input.len();
         if let Err(failure) = &result
-            && let Some(instead) = told(failure, &buf)
+            && let Some(instead) = rejection(failure, &buf)
         {
             output = instead;
         }

@@ -108,7 +108,7 @@ impl Outbox {
         }
     }
 
-    pub(super) fn release(&mut self, bytes: usize) {
+    fn release(&mut self, bytes: usize) {
         if bytes > 0 {
             self.held -= bytes;
             if let Some(budget) = &self.budget {

@@ -17,10 +17,10 @@ use crate::wire::log::ErrorEntry;
 /// Remote control of a connection, usable from any core.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
-    pub(super) stopping: AtomicBool,
+    stopping: AtomicBool,
     /// Commands in flight at a device.
-    pub(super) in_flight: AtomicUsize,
-    pub(super) task: Mutex<Option<Waker>>,
+    in_flight: AtomicUsize,
+    task: Mutex<Option<Waker>>,
 }
 
 impl Control {
