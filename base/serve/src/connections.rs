@@ -14,7 +14,7 @@ use forebay_reactor::{Addr, Listener, Stream, sleep};
 /// Pause after a failed accept, for example when no file descriptors are left.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
-/// Reason for which [`Bell::within`] ended early.
+/// Reason for which [`StopSignal::within`] ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Interrupted {
     /// Stopped: the connection is to end.
@@ -27,12 +27,12 @@ pub enum Interrupted {
 
 /// Stop signal of a connection on the same core; wakes its task.
 #[derive(Debug, Default)]
-pub struct Bell {
+pub struct StopSignal {
     stopping: Cell<bool>,
     task: RefCell<Option<Waker>>,
 }
 
-impl Bell {
+impl StopSignal {
     /// Signals the connection to end.
     pub fn stop(&self) {
         self.stopping.set(true);
@@ -114,12 +114,12 @@ impl<C> Connections<C> {
         self.list.borrow()
     }
 
-    /// Adds a connection, until its [`Place`] is dropped.
-    pub fn enter(self: &Rc<Self>, control: C) -> Place<C> {
+    /// Adds a connection, until its [`ConnectionEntry`] is dropped.
+    pub fn enter(self: &Rc<Self>, control: C) -> ConnectionEntry<C> {
         let id = self.next.get();
         self.next.set(id + 1);
         self.list.borrow_mut().insert(id, control);
-        Place { connections: self.clone(), id }
+        ConnectionEntry { connections: self.clone(), id }
     }
 
     /// Accepts connections and passes them to `adopt`, until the server is to stop.
@@ -172,12 +172,12 @@ impl<C> fmt::Debug for Connections<C> {
 }
 
 /// Entry of a connection in the list, removed when its task ends, however it ends.
-pub struct Place<C> {
+pub struct ConnectionEntry<C> {
     connections: Rc<Connections<C>>,
     id: u64,
 }
 
-impl<C> Drop for Place<C> {
+impl<C> Drop for ConnectionEntry<C> {
     fn drop(&mut self) {
         self.connections.list.borrow_mut().remove(&self.id);
         self.connections.changed.notify_all();
@@ -185,9 +185,9 @@ impl<C> Drop for Place<C> {
     }
 }
 
-impl<C> fmt::Debug for Place<C> {
+impl<C> fmt::Debug for ConnectionEntry<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Place({})", self.id)
+        write!(f, "ConnectionEntry({})", self.id)
     }
 }
 
@@ -200,18 +200,18 @@ mod tests {
     #[test]
     fn a_server_that_stops_ends_its_connections_and_waits_for_them() {
         Reactor::system(DriverChoice::Auto).unwrap().block_on(async {
-            let connections = Connections::<Rc<Bell>>::new();
+            let connections = Connections::<Rc<StopSignal>>::new();
             let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
             let addr = listener.local_addr().clone();
             let serving = spawn({
                 let connections = connections.clone();
                 async move {
                     let adopt = |stream: Stream, _| {
-                        let bell = Rc::new(Bell::default());
-                        let place = connections.enter(bell.clone());
+                        let stop_signal = Rc::new(StopSignal::default());
+                        let place = connections.enter(stop_signal.clone());
                         drop(spawn(async move {
                             let mut patience = sleep(Duration::from_secs(60));
-                            let read = bell.within(&mut patience, stream.recv(BufMut::with_capacity(1))).await;
+                            let read = stop_signal.within(&mut patience, stream.recv(BufMut::with_capacity(1))).await;
                             assert_eq!(read.err(), Some(Interrupted::Stopped));
                             drop(place);
                         }));
@@ -225,7 +225,7 @@ mod tests {
                 forebay_reactor::yield_now().await;
             }
             assert_eq!(connections.list().keys().copied().collect::<Vec<_>>(), [0, 1]);
-            connections.stop(|bell| bell.stop()).await;
+            connections.stop(|stop_signal| stop_signal.stop()).await;
             assert!(connections.is_empty() && connections.stopping());
             connections.wait_for_none(|_| true).await;
             serving.await;
@@ -237,11 +237,14 @@ mod tests {
     #[test]
     fn patience_ends() {
         Reactor::system(DriverChoice::Auto).unwrap().block_on(async {
-            let bell = Bell::default();
+            let stop_signal = StopSignal::default();
             let mut patience = sleep(Duration::from_millis(1));
-            assert_eq!(bell.within(&mut patience, std::future::pending::<()>()).await, Err(Interrupted::TooSlow));
+            assert_eq!(
+                stop_signal.within(&mut patience, std::future::pending::<()>()).await,
+                Err(Interrupted::TooSlow)
+            );
             let mut patience = sleep(Duration::from_secs(60));
-            assert_eq!(bell.within(&mut patience, async { 7 }).await, Ok(7));
+            assert_eq!(stop_signal.within(&mut patience, async { 7 }).await, Ok(7));
         });
     }
 }

@@ -10,17 +10,17 @@ use crate::Want;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intake {
     /// More bytes must be received.
-    Hungry,
+    NeedInput,
     /// Limits of the connection are reached; parsing is retried when something was sent.
     Full,
     /// Request budget of the turn is spent; other tasks run, and then parsing continues.
-    Tired,
+    BudgetSpent,
     /// Blocked until another event, which wakes the task.
     Busy,
 }
 
 /// Handler of a connection, driven by [`exchange`].
-pub trait Traffic {
+pub trait ConnectionHandler {
     /// Result of the connection.
     type End;
 
@@ -56,7 +56,7 @@ pub trait Traffic {
 /// flight, and neither waits for the other.
 pub async fn exchange<T, R, S>(handler: &mut T, receive: impl Fn(Want) -> R, send: impl Fn(BufList) -> S) -> T::End
 where
-    T: Traffic,
+    T: ConnectionHandler,
     R: Future<Output = (io::Result<usize>, BufMut)>,
     S: Future<Output = io::Result<()>>,
 {
@@ -73,7 +73,7 @@ where
                 receiving.set(None);
                 handler.received(result, buf);
             }
-            let intake = if receiving.is_some() { Intake::Hungry } else { handler.take_in(&mut budget) };
+            let intake = if receiving.is_some() { Intake::NeedInput } else { handler.take_in(&mut budget) };
             loop {
                 if sending.is_none()
                     && let Some(batch) = handler.next_batch()
@@ -87,11 +87,11 @@ where
                 // Sending may have freed space, and nothing else would trigger another parse.
                 again |= intake == Intake::Full;
             }
-            if receiving.is_none() && intake == Intake::Hungry && handler.is_open() {
+            if receiving.is_none() && intake == Intake::NeedInput && handler.is_open() {
                 receiving.set(Some(receive(handler.want())));
                 again = true;
             }
-            if intake == Intake::Tired {
+            if intake == Intake::BudgetSpent {
                 cx.waker().wake_by_ref();
                 break;
             }
@@ -142,7 +142,7 @@ mod tests {
         ended: Option<&'static str>,
     }
 
-    impl Traffic for Echo {
+    impl ConnectionHandler for Echo {
         type End = &'static str;
 
         const TURN: u32 = 3;
@@ -166,9 +166,9 @@ mod tests {
                     return Intake::Full;
                 }
                 if *budget == 0 {
-                    return Intake::Tired;
+                    return Intake::BudgetSpent;
                 }
-                let Some(byte) = self.arrived.pop_front() else { return Intake::Hungry };
+                let Some(byte) = self.arrived.pop_front() else { return Intake::NeedInput };
                 *budget -= 1;
                 self.replies.push(byte);
             }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! Connections   accepts, knows who is there, ends them all          connections.rs
-//! Bell          stops one connection, and wakes it to see that      connections.rs
+//! StopSignal    stops one connection, and wakes it to see that      connections.rs
 //! exchange      one connection: receive, take in, send, again       exchange.rs
 //! Staging       what was received and is not parsed yet             staging.rs
 //! SecureStream  TLS beneath a connection (feature `tls`)            secure.rs
@@ -17,6 +17,6 @@ mod exchange;
 pub mod secure;
 mod staging;
 
-pub use connections::{Bell, Connections, Interrupted, Place};
-pub use exchange::{Intake, Traffic, exchange, receive, send};
+pub use connections::{ConnectionEntry, Connections, Interrupted, StopSignal};
+pub use exchange::{ConnectionHandler, Intake, exchange, receive, send};
 pub use staging::{LARGE, SMALL, Staging, StagingPools, Want};

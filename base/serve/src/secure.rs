@@ -76,7 +76,7 @@ impl<B: SealBuffers> SecureStream<B> {
     /// Decrypts received records into the spare space of `buf`.
     fn open(&self, buf: &mut BufMut) -> io::Result<Read> {
         let mut input = self.input.borrow_mut();
-        let Some(received) = &mut input.buf else { return Ok(Read::Hungry) };
+        let Some(received) = &mut input.buf else { return Ok(Read::NeedInput) };
         let mut left = &received[..];
         let read = self.session.borrow_mut().read(&mut left, buf.spare_mut()).map_err(|failure| broken(&failure))?;
         let taken = received.len() - left.len();
@@ -165,7 +165,7 @@ impl<B: SealBuffers> SecureStream<B> {
                 Ok(Read::Data(_)) => return (Ok(buf.len() - before), buf),
                 Ok(Read::Closed) if buf.len() == before => return (Ok(0), buf),
                 Ok(Read::Closed) => return (Err(io::ErrorKind::UnexpectedEof.into()), buf),
-                Ok(Read::Hungry) => match self.fill().await {
+                Ok(Read::NeedInput) => match self.fill().await {
                     Ok(true) => {}
                     // Hosts close without a closing alert; their messages are self-delimiting, so truncation is
                     // detected.

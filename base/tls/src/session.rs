@@ -308,7 +308,7 @@ pub enum Read {
     /// Number of decrypted bytes.
     Data(usize),
     /// Incomplete record: the peer must send more.
-    Hungry,
+    NeedInput,
     /// End of data: the peer has sent its closing alert.
     Closed,
 }
@@ -545,7 +545,7 @@ impl Session {
                     Poll::Ready(Err(error)) => return Err(Failure::of(&error)),
                 }
             }
-            Ok(if filled == 0 { Read::Hungry } else { Read::Data(filled) })
+            Ok(if filled == 0 { Read::NeedInput } else { Read::Data(filled) })
         });
         polled
     }

@@ -58,7 +58,7 @@ fn pass(from: &mut Session, to: &mut Session, plain: &[u8], piece: usize) {
         loop {
             match to.read(&mut input, &mut out).expect("read") {
                 Read::Data(len) => got.extend_from_slice(&out[..len]),
-                Read::Hungry => break,
+                Read::NeedInput => break,
                 Read::Closed => panic!("closed"),
             }
         }

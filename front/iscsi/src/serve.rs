@@ -23,7 +23,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_reactor::{Addr, Listener, Stream, spawn};
-use forebay_serve::{Bell, Connections};
+use forebay_serve::{Connections, StopSignal};
 
 use crate::session::params::Offer;
 use crate::session::receive::Pools;
@@ -79,7 +79,7 @@ pub struct Server {
     options: Options,
     pools: Rc<Pools>,
     units: Rc<LogicalUnits>,
-    connections: Rc<Connections<Rc<Bell>>>,
+    connections: Rc<Connections<Rc<StopSignal>>>,
 }
 
 impl Server {
@@ -118,7 +118,7 @@ impl Server {
             tracing::warn!(front = "iscsi", %peer, max = self.options.connections_max, "connection rejected: too many connections");
             return;
         }
-        let control = Rc::new(Bell::default());
+        let control = Rc::new(StopSignal::default());
         let place = self.connections.enter(control.clone());
         let server = self.clone();
         drop(spawn(async move {
@@ -133,7 +133,7 @@ impl Server {
     }
 
     /// Serves a connection from login to shutdown.
-    async fn connection(&self, control: &Bell, stream: Stream, peer: Addr) {
+    async fn connection(&self, control: &StopSignal, stream: Stream, peer: Addr) {
         let ready = match (Handshake { server: self, control, stream: &stream, peer: &peer }).run().await {
             Ok(ready) => ready,
             Err(ended) => {

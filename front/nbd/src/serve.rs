@@ -15,7 +15,7 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, Error, ErrorKind, Geometry, LocalFuture, Result};
 use forebay_reactor::{Addr, Listener, Stream, spawn, wall_clock};
 use forebay_serve::secure::{RecordBuffer, SealBuffers, drain};
-use forebay_serve::{Bell, Connections};
+use forebay_serve::{Connections, StopSignal};
 
 use crate::access::{Access, Host, HostName, SharedAccess};
 use crate::session::{ExportInfo, Pools, Rules, Tls};
@@ -165,13 +165,13 @@ pub(crate) struct Control {
     host: RefCell<Host>,
     /// Set once TLS is in force.
     secure: Cell<bool>,
-    bell: Bell,
+    stop_signal: StopSignal,
 }
 
 impl Control {
     fn new(addr: Addr) -> Self {
         let host = RefCell::new(Host { addr, name: None });
-        Self { export: RefCell::default(), host, secure: Cell::new(false), bell: Bell::default() }
+        Self { export: RefCell::default(), host, secure: Cell::new(false), stop_signal: StopSignal::default() }
     }
 
     /// Records that TLS is in force, and the host name that it has proved.
@@ -267,7 +267,7 @@ impl Server {
         self.detaches.set(self.detaches.get() + 1);
         let matches = |control: &Rc<Control>| control.export.borrow().as_deref() == Some(name);
         let found: Vec<_> = self.connections.list().values().filter(|control| matches(control)).cloned().collect();
-        found.iter().for_each(|control| control.bell.stop());
+        found.iter().for_each(|control| control.stop_signal.stop());
         self.connections.wait_for_none(matches).await;
         found.len()
     }
@@ -280,7 +280,7 @@ impl Server {
         for control in self.connections.list().values() {
             if let Some(reason) = control.refused_by(&access) {
                 self.host_refused(&control.host.borrow(), control.export.borrow().as_deref(), reason);
-                control.bell.stop();
+                control.stop_signal.stop();
                 count += 1;
             }
         }
@@ -289,7 +289,7 @@ impl Server {
 
     /// Stops accepting and ends all connections as [`detach`](Self::detach) does.  Waits until they are closed.
     pub async fn stop(&self) {
-        self.connections.stop(|control| control.bell.stop()).await;
+        self.connections.stop(|control| control.stop_signal.stop()).await;
     }
 
     /// Counts and logs a refused host, with the reason.

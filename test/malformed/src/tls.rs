@@ -116,7 +116,7 @@ impl Read for Secure {
             match read {
                 Opened::Data(len) => return Ok(len),
                 Opened::Closed => return Ok(0),
-                Opened::Hungry => {}
+                Opened::NeedInput => {}
             }
             let mut more = [0; 16 << 10];
             match self.stream.read(&mut more)? {

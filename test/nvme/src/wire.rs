@@ -80,7 +80,7 @@ impl Wire {
                         return Ok(out);
                     }
                     Read::Closed => return Ok(Vec::new()),
-                    Read::Hungry => {}
+                    Read::NeedInput => {}
                 }
             }
             let (got, buf) = self.stream.recv(BufMut::with_capacity(64 << 10)).await;

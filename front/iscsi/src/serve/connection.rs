@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_block::{BufList, BufMut};
 use forebay_reactor::{Instant, Stream, now};
-use forebay_serve::{Bell, Intake, Traffic, Want, exchange};
+use forebay_serve::{ConnectionHandler, Intake, StopSignal, Want, exchange};
 
 use super::early::EarlyPdus;
 use super::ending::{Ending, Expired};
@@ -66,7 +66,7 @@ pub(super) enum End {
 /// Connection of a session in full feature phase.
 pub(super) struct Connection<'a> {
     stream: Stream,
-    control: &'a Bell,
+    control: &'a StopSignal,
     options: &'a Options,
     signal: Arc<Signal>,
     receiver: Receiver,
@@ -90,7 +90,7 @@ impl<'a> Connection<'a> {
     /// Creates a connection for a session; `None` when the initiator port cannot be represented as a host id.
     pub(super) fn new(
         server: &'a Server,
-        control: &'a Bell,
+        control: &'a StopSignal,
         stream: Stream,
         ready: LoggedInConnection,
     ) -> Option<Self> {
@@ -280,7 +280,7 @@ impl<'a> Connection<'a> {
     }
 }
 
-impl Traffic for Connection<'_> {
+impl ConnectionHandler for Connection<'_> {
     type End = End;
 
     const TURN: u32 = TURN_PDUS;
@@ -317,13 +317,13 @@ impl Traffic for Connection<'_> {
     fn take_in(&mut self, budget: &mut u32) -> Intake {
         loop {
             if !self.ending.is_open() {
-                return Intake::Hungry;
+                return Intake::NeedInput;
             }
             if self.outbox.is_full() || self.tasks.is_full() {
                 return Intake::Full;
             }
             if *budget == 0 {
-                return Intake::Tired;
+                return Intake::BudgetSpent;
             }
             match self.receiver.next_pdu() {
                 Ok(Some(pdu)) => {
@@ -332,7 +332,7 @@ impl Traffic for Connection<'_> {
                         self.stop_receiving(End::Violation(violation));
                     }
                 }
-                Ok(None) => return Intake::Hungry,
+                Ok(None) => return Intake::NeedInput,
                 Err(garbled) => self.stop_receiving(End::Violation(garbled.into())),
             }
         }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use forebay_block::{BlockDevice, BufList, BufMut, Extent, Request};
 use forebay_reactor::sync::InFlight;
 use forebay_reactor::{Instant, now};
-use forebay_serve::{Intake, Traffic, Want, exchange};
+use forebay_serve::{ConnectionHandler, Intake, Want, exchange};
 
 use super::ending::Ending;
 use super::execute::{self, RequestFuture};
@@ -149,7 +149,7 @@ impl<'a> Transmission<'a> {
     }
 }
 
-impl Traffic for Transmission<'_> {
+impl ConnectionHandler for Transmission<'_> {
     type End = End;
 
     const TURN: u32 = TURN_REQUESTS;
@@ -157,8 +157,8 @@ impl Traffic for Transmission<'_> {
     fn begin_turn(&mut self, cx: &mut Context<'_>) {
         self.now = now();
         self.work.set_task(cx.waker());
-        self.control.bell.set_task(cx.waker());
-        if self.control.bell.stopping() {
+        self.control.stop_signal.set_task(cx.waker());
+        if self.control.stop_signal.stopping() {
             self.ending.drain();
         }
         self.rules.size = self.device.geometry().size;
@@ -185,16 +185,16 @@ impl Traffic for Transmission<'_> {
     fn take_in(&mut self, budget: &mut u32) -> Intake {
         loop {
             if !self.ending.is_open() {
-                return Intake::Hungry;
+                return Intake::NeedInput;
             }
             let (command, payload) = match self.stalled.take() {
                 Some(stalled) => stalled,
                 None => match self.receiver.next(&self.rules) {
                     Ok(Some(next)) => next,
-                    Ok(None) => return Intake::Hungry,
+                    Ok(None) => return Intake::NeedInput,
                     Err(violation) => {
                         self.stop_receiving(End::Violation(violation));
-                        return Intake::Hungry;
+                        return Intake::NeedInput;
                     }
                 },
             };
@@ -205,7 +205,7 @@ impl Traffic for Transmission<'_> {
             let has_space = self.outbox.has_space(bytes, self.options);
             if !has_space || *budget == 0 {
                 self.stalled = Some((command, payload));
-                return if has_space { Intake::Tired } else { Intake::Full };
+                return if has_space { Intake::BudgetSpent } else { Intake::Full };
             }
             *budget -= 1;
             self.begin(&command, payload, bytes);

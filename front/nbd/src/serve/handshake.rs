@@ -180,7 +180,7 @@ impl Handshake<'_> {
         name: &str,
         opened: &mut Option<(String, Export, ExportInfo)>,
     ) -> forebay_block::Result<(Export, ExportInfo)> {
-        if self.control.bell.stopping() {
+        if self.control.stop_signal.stopping() {
             return Err(ErrorKind::ShuttingDown.into());
         }
         if opened.as_ref().is_none_or(|(before, ..)| before != name) {
@@ -226,6 +226,6 @@ impl Handshake<'_> {
 
     /// Awaits `future`, unless the handshake times out or the connection is stopped.
     async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, HandshakeEnd> {
-        Ok(self.control.bell.within(patience, future).await?)
+        Ok(self.control.stop_signal.within(patience, future).await?)
     }
 }

@@ -204,7 +204,7 @@ impl Client {
                 self.input.extend_from_slice(&out[..len]);
                 true
             }
-            Read::Hungry | Read::Closed => false,
+            Read::NeedInput | Read::Closed => false,
         }
     }
 

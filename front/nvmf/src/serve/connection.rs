@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use forebay_block::{Buf, BufList, BufMut};
 use forebay_reactor::{Addr, Stream};
-use forebay_serve::{Intake, Traffic, Want, exchange};
+use forebay_serve::{ConnectionHandler, Intake, Want, exchange};
 
 use super::Server;
 use super::admin::AdminQueue;
@@ -311,7 +311,7 @@ impl Connection {
     }
 }
 
-impl Traffic for Connection {
+impl ConnectionHandler for Connection {
     type End = End;
 
     const TURN: u32 = TURN_PDUS;
@@ -370,7 +370,7 @@ impl Traffic for Connection {
     fn take_in(&mut self, budget: &mut u32) -> Intake {
         loop {
             if self.ending.has_begun() {
-                return Intake::Hungry;
+                return Intake::NeedInput;
             }
             if self.handshake.is_waiting() {
                 // Nothing may follow a waiting Connect; later bytes stay in the socket.
@@ -380,7 +380,7 @@ impl Traffic for Connection {
                 return Intake::Full;
             }
             if *budget == 0 {
-                return Intake::Tired;
+                return Intake::BudgetSpent;
             }
             let transfers = &self.transfers;
             match self.receiver.next(|header, last| transfers.check(header, last)) {
@@ -388,10 +388,10 @@ impl Traffic for Connection {
                     *budget -= 1;
                     self.take(pdu);
                 }
-                Ok(None) => return Intake::Hungry,
+                Ok(None) => return Intake::NeedInput,
                 Err(fatal) => {
                     self.stop_receiving(End::Fatal(fatal));
-                    return Intake::Hungry;
+                    return Intake::NeedInput;
                 }
             }
         }

@@ -70,7 +70,7 @@ impl Secure {
             match read {
                 Opened::Data(len) => return Ok(len),
                 Opened::Closed => return Ok(0),
-                Opened::Hungry => {}
+                Opened::NeedInput => {}
             }
             if self.from == self.to || self.to == self.sealed.len() {
                 self.sealed.copy_within(self.from..self.to, 0);
