@@ -1,6 +1,9 @@
 //! Exclusive ownership of the volume: requests wait until the owner has verified it.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, LocalFuture, Result};
@@ -8,28 +11,17 @@ use forebay_reactor::timeout;
 
 use crate::log::Shared;
 use crate::state::Mode;
-use crate::writeback::{fail, is_final};
+use crate::writeback::{closed, fail, is_final};
 
 /// Minimum and maximum delay between attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-
-/// Interval of checks for a closing log during an attempt.
-const CLOSING_LOOK: Duration = Duration::from_millis(100);
 
 /// Retries until this process owns the volume, the log has failed, or it is closed.
 pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
     let (mut attempt, mut backoff) = (first, BACKOFF.0);
     loop {
-        let result = loop {
-            // An unreachable cluster must not delay closing the log.
-            let answered = timeout(CLOSING_LOOK, &mut attempt).await;
-            if shared.state.borrow().closing {
-                return;
-            }
-            if let Ok(result) = answered {
-                break result;
-            }
-        };
+        // An unreachable cluster must not delay closing the log.
+        let Some(result) = until_closed(&shared, &mut attempt).await else { return };
         match result {
             Ok(()) => {
                 {
@@ -47,7 +39,7 @@ pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
                 shared.settled.notify_all();
             }
         }
-        let _ = timeout(backoff, shared.write_back.wait_until(|| shared.state.borrow().closing)).await;
+        let _ = timeout(backoff, closed(&shared)).await;
         if shared.state.borrow().closing {
             return;
         }
@@ -55,6 +47,16 @@ pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
         let Some(again) = shared.owner.acquire() else { return };
         attempt = again;
     }
+}
+
+/// Returns the result of an attempt; `None` once the log is closed.
+async fn until_closed(shared: &Shared, attempt: &mut LocalFuture<Result<()>>) -> Option<Result<()>> {
+    let mut closed = pin!(closed(shared));
+    poll_fn(|cx| match closed.as_mut().poll(cx) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => attempt.as_mut().poll(cx).map(Some),
+    })
+    .await
 }
 
 /// Returns whether no later attempt can succeed.

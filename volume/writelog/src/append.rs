@@ -8,7 +8,7 @@ use forebay_reactor::spawn;
 use crate::log::{Shared, closed};
 use crate::media::Group;
 use crate::state::{Appending, Mode, State};
-use crate::writeback::EAGER_FILL;
+use crate::throttle;
 
 /// Appends until the log is closed.
 pub(crate) async fn run(shared: Rc<Shared>) {
@@ -24,7 +24,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
         }
         if !step(&shared) {
             // Log full: no piece fits until entries are retired.
-            shared.state.borrow_mut().starved = true;
+            shared.throttle.set_starved(true);
             let room = shared.room.wait();
             shared.write_back.notify_all();
             shared.settled.notify_all();
@@ -33,7 +33,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
                 return;
             }
         }
-        shared.state.borrow_mut().starved = false;
+        shared.throttle.set_starved(false);
     }
 }
 
@@ -49,6 +49,8 @@ fn step(shared: &Rc<Shared>) -> bool {
     let done = work.is_none().then_some(Ok(()));
     state.appending.push_back(Appending { number, first_seq, pieces, done });
     drop(state);
+    // A throttled write may wait for the queue to shrink.
+    shared.room.notify_all();
     let Some(work) = work else {
         publish(shared);
         return true;
@@ -125,7 +127,7 @@ fn publish_group(shared: &Rc<Shared>, group: Appending) {
     }
     shared.settled.notify_all();
     // Not signaled on every write: write-back wakes by itself when the entries reach their age.
-    if was_empty || early || shared.fill() >= EAGER_FILL || shared.state.borrow().wanted > 0 {
+    if was_empty || early || throttle::is_eager(shared) || shared.state.borrow().wanted > 0 {
         shared.write_back.notify_all();
     }
 }

@@ -57,7 +57,8 @@ pub(crate) async fn make_last_on_medium(shared: &Rc<Shared>) {
     loop {
         let over = || {
             let state = shared.state.borrow();
-            all(&state) || state.starved && state.appending.is_empty() && state.synced_seq < state.appended_seq
+            all(&state)
+                || shared.throttle.is_starved() && state.appending.is_empty() && state.synced_seq < state.appended_seq
         };
         shared.settled.wait_until(over).await;
         if !shared.state.borrow().mode.is_on() {

@@ -22,10 +22,10 @@ mod log;
 mod media;
 mod options;
 mod plan;
-mod pressure;
 mod read;
 mod shelf;
 mod state;
+mod throttle;
 mod ticket;
 mod writeback;
 

@@ -3,31 +3,24 @@
 use std::cell::{Cell, RefCell};
 use std::future::ready;
 use std::rc::Rc;
-use std::time::Duration;
 
 use forebay_block::{
     BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
     Result, SizeWatch,
 };
-use forebay_reactor::sync::{Notify, Semaphore, oneshot};
-use forebay_reactor::{now, sleep, spawn, timeout};
+use forebay_reactor::spawn;
+use forebay_reactor::sync::{Notify, oneshot};
 
 use crate::entries::{Kind, SAME_LEN};
 use crate::expand::{Pattern, pattern_of};
 use crate::format::{MediumKind, PAYLOAD_MAX, RUN_MAX};
 use crate::media::Medium;
 use crate::options::{Limits, Options, Owner, Persist};
-use crate::pressure::FREE_BELOW;
 use crate::shelf::{Held, OpenLog};
 use crate::state::{LogStats, Mode, State};
+use crate::throttle::{self, Throttle};
 use crate::ticket::Ticket;
 use crate::{acquire, append, direct, flush, read, writeback};
-
-/// Polling interval while the log is full.
-const FILL_LOOK: Duration = Duration::from_millis(5);
-
-/// Maximum payload bytes queued for the medium.
-pub(crate) const QUEUE_MAX: u64 = 8 << 20;
 
 pub(crate) struct Shared {
     pub(crate) inner: Rc<dyn BlockDevice>,
@@ -35,18 +28,16 @@ pub(crate) struct Shared {
     pub(crate) kind: MediumKind,
     pub(crate) owner: Rc<dyn Owner>,
     pub(crate) options: Options,
-    pub(crate) limits: Cell<Limits>,
     pub(crate) state: RefCell<State>,
     /// Signaled when a piece is queued, or the log is to stop.
     pub(crate) append: Notify,
     /// Signaled when there may be entries to write back.
     pub(crate) write_back: Notify,
-    /// Signaled when there may be space on the medium.
+    /// Signaled when there may be space on the medium, or in the queue for it.
     pub(crate) room: Rc<Notify>,
     /// Signaled when a change has ended, entries were published or retired, or the mode has changed.
     pub(crate) settled: Notify,
-    /// Serializes throttled writes, in order of arrival.
-    admission: Semaphore,
+    pub(crate) throttle: Throttle,
     /// Dropped together with the log's registration as open: tasks that wait for that hold the other ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
     _held: Held,
@@ -56,14 +47,6 @@ impl Shared {
     /// Returns whether writes are acknowledged before they are durable.
     pub(crate) fn is_early(&self) -> bool {
         self.options.persist == Persist::OnFlush && self.kind == MediumKind::Ssd
-    }
-
-    pub(crate) fn dirty_max(&self) -> u64 {
-        self.limits.get().bytes_max.unwrap_or(u64::MAX)
-    }
-
-    pub(crate) fn fill(&self) -> f64 {
-        self.state.borrow().fill(&*self.medium, self.dirty_max(), QUEUE_MAX)
     }
 
     fn check(&self, extent: Extent) -> Result<()> {
@@ -113,14 +96,13 @@ impl WriteLog {
             medium,
             kind,
             owner,
-            limits: Cell::new(options.limits),
+            throttle: Throttle::new(options.limits),
             options,
             state: RefCell::new(state),
             append: Notify::new(),
             write_back: Notify::new(),
             room,
             settled: Notify::new(),
-            admission: Semaphore::new(1),
             waiting: RefCell::default(),
             _held: held,
         });
@@ -139,12 +121,12 @@ impl WriteLog {
 
     /// Returns the limits of dirty data.
     pub fn limits(&self) -> Limits {
-        self.shared.limits.get()
+        self.shared.throttle.limits()
     }
 
     /// Sets the limits of dirty data.
     pub fn set_limits(&self, limits: Limits) {
-        self.shared.limits.set(limits);
+        self.shared.throttle.set_limits(limits);
         self.shared.write_back.notify_all();
         self.shared.settled.notify_all();
     }
@@ -378,16 +360,11 @@ fn try_at_once(
     extent: Extent,
     answer: Answer,
 ) -> std::result::Result<(), (Request, Answer)> {
-    if matches!(request, Request::CompareAndWrite { .. }) || shared.admission.available() == 0 {
+    if matches!(request, Request::CompareAndWrite { .. }) || !throttle::admits_at_once(shared) {
         return Err((request, answer));
     }
-    let fill = shared.fill();
     let mut state = shared.state.borrow_mut();
-    if !state.mode.is_on() || state.starved && fill >= 1.0 {
-        return Err((request, answer));
-    }
-    // The throttle delay is computed where it is spent.
-    if fill > FREE_BELOW || !state.enter(extent) {
+    if !state.mode.is_on() || !state.enter(extent) {
         return Err((request, answer));
     }
     drop(state);
@@ -398,15 +375,14 @@ fn try_at_once(
 /// Waits until a change is admitted, then starts it.
 async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
     loop {
-        if let Err(error) = hold_back(&shared, extent).await {
+        if let Err(error) = throttle::admit(&shared, extent.len).await {
             return answer.send(Err(error));
         }
-        // Other writes may have filled the log while this one waited for its range. Checked before its own bytes
-        // count.
-        let full = || shared.is_early() && shared.fill() >= 1.0 && shared.state.borrow().mode.is_on();
         let entered = Cell::new(false);
         let over = || {
-            if full() {
+            // Other writes may have filled the log while this one waited for its range. Checked before its own bytes
+            // count.
+            if throttle::readmits(&shared) {
                 return true;
             }
             let mut state = shared.state.borrow_mut();
@@ -443,60 +419,6 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
         Mode::Failed(error) => answer.send(Err(error)),
         Mode::Acquiring | Mode::Off(_) | Mode::TurningOff(_) => answer.send(shared.inner.submit(request).await),
     }
-}
-
-/// Throttles a write according to the fill of the log.
-///
-/// # Errors
-/// [`ErrorKind::NoSpace`] if log and backend are full and the write would be acknowledged before it is durable on
-/// either.
-async fn hold_back(shared: &Rc<Shared>, extent: Extent) -> Result<()> {
-    if shared.fill() <= FREE_BELOW && shared.admission.available() > 0 {
-        return Ok(());
-    }
-    let started = now();
-    let turn = shared.admission.acquire(1).await;
-    let fill = shared.fill();
-    let wait = shared.state.borrow_mut().pressure.wait(extent.len, fill, now());
-    if !wait.is_zero() {
-        shared.write_back.notify_all();
-        sleep(wait).await;
-    }
-    // The limit of dirty bytes is strict: only a failed or ending log, or a full backend, ends the wait.
-    let within = || {
-        let state = shared.state.borrow();
-        let full = state.backend_error.as_ref().is_some_and(|error| error.kind() == ErrorKind::NoSpace);
-        state.dirty_bytes + state.in_flight_bytes < shared.dirty_max() || full || state.ending || !state.mode.is_on()
-    };
-    if !within() {
-        shared.write_back.notify_all();
-        shared.settled.wait_until(within).await;
-    }
-    if fill >= 1.0 {
-        // Independent of the measured rate, the queue in memory must not exceed its limit.
-        shared.write_back.notify_all();
-        while shared.fill() >= 1.0 {
-            let full = {
-                let state = shared.state.borrow();
-                if state.ending || !state.mode.is_on() {
-                    break;
-                }
-                state.backend_error.clone().filter(|error| error.kind() == ErrorKind::NoSpace)
-            };
-            match full {
-                Some(error) if shared.is_early() => return Err(error),
-                // The append path reports the error.
-                Some(_) => break,
-                // Not every change of the fill level is signaled.
-                None => drop(timeout(FILL_LOOK, shared.settled.wait()).await),
-            }
-        }
-    }
-    drop(turn);
-    let stats = &mut shared.state.borrow_mut().stats;
-    stats.throttled += 1;
-    stats.throttled_ns += started.elapsed().as_nanos() as u64;
-    Ok(())
 }
 
 /// Starts a change whose range is locked: in the log, or bypassing it.

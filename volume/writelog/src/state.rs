@@ -11,8 +11,7 @@ use crate::entries::{Entries, Entry, Kind, NOWHERE};
 use crate::format::EntryRecord;
 use crate::hidden::hidden_entries;
 use crate::index::Index;
-use crate::media::{Medium, Piece, Placed};
-use crate::pressure::Pressure;
+use crate::media::{Piece, Placed};
 use crate::ticket::Ticket;
 
 /// Mode of a log.
@@ -211,14 +210,11 @@ pub(crate) struct State {
     pub(crate) wanted: u64,
     /// Held consistency points: entries from these on must not be written back.
     pub(crate) holds: Vec<u64>,
-    /// Set while the append path waits for space.
-    pub(crate) starved: bool,
     /// Error of the last write-back attempt.
     pub(crate) backend_error: Option<Error>,
     pub(crate) dirty_bytes: u64,
     /// Sampled publication times: sequence number, time.
     pub(crate) ages: VecDeque<(u64, Instant)>,
-    pub(crate) pressure: Pressure,
     /// Size limits of shrinks in progress: requests past any of these are refused.
     pub(crate) size_limits: Vec<u64>,
     pub(crate) stats: LogStats,
@@ -262,11 +258,9 @@ impl State {
             last_end: u64::MAX,
             wanted: 0,
             holds: Vec::new(),
-            starved: false,
             backend_error: None,
             dirty_bytes: 0,
             ages: VecDeque::new(),
-            pressure: Pressure::default(),
             size_limits: Vec::new(),
             stats: LogStats { replayed: found.len() as u64, ..LogStats::default() },
         };
@@ -416,15 +410,5 @@ impl State {
             }
             self.queue.push_back(Piece { kind, extent, payload, generation, ticket: ticket.clone() });
         }
-    }
-
-    /// Returns the fill level of the log, 0 to 1: the highest of space, dirty bytes and queue, relative to their
-    /// limits.
-    pub(crate) fn fill(&self, medium: &dyn Medium, dirty_max: u64, queue_max: u64) -> f64 {
-        let capacity = medium.capacity().max(1) as f64;
-        let used = (medium.used() + self.queue_bytes) as f64 / capacity;
-        let dirty = (self.dirty_bytes + self.in_flight_bytes) as f64 / dirty_max.max(1) as f64;
-        let queue = self.queue_bytes as f64 / queue_max as f64;
-        used.max(dirty).max(queue).min(1.0)
     }
 }

@@ -26,9 +26,9 @@ use crate::entries::Entry;
 use crate::flush;
 use crate::log::Shared;
 use crate::plan::{Action, Run, plan, together};
-use crate::pressure::FREE_BELOW;
 use crate::read::{content, content_of, must_be_read};
 use crate::state::{Mode, State};
+use crate::throttle;
 
 /// Approximate maximum payload of one batch in bytes.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -36,12 +36,6 @@ const BATCH_BYTES: u64 = 4 << 20;
 const BATCHES: usize = 8;
 /// Maximum number of requests of a batch that uses FUA instead of a flush.
 const FUA_MAX: usize = 4;
-/// Fill from which write-back does not wait for entries to reach their age.
-pub(crate) const EAGER_FILL: f64 = 0.125;
-/// Number of requests in flight to the backend without urgency, if that many are permitted.
-const AT_ONCE_LEAST: usize = 8;
-/// Share of the maximum age from which entries are written back at full speed.
-const LATE_AT: f64 = 0.75;
 /// Minimum and maximum delay between attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
 
@@ -147,7 +141,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
                 let mut state = shared.state.borrow_mut();
                 state.backend_error = None;
                 state.direct_flushed = state.direct_flushed.max(direct_done);
-                state.pressure.measured(oldest.bytes, oldest.started.max(retired_at).elapsed());
+                shared.throttle.measured(oldest.bytes, oldest.started.max(retired_at).elapsed());
                 retired_at = now();
             }
             Err(failure) => {
@@ -183,7 +177,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
         // Waiters for space, or for an empty log, wait for a durable tail too.
         let waited_for = {
             let state = shared.state.borrow();
-            state.starved || state.entries.len() == 0 || state.wanted >= end
+            shared.throttle.is_starved() || state.entries.len() == 0 || state.wanted >= end
         };
         if waited_for
             && let Some(persist) = persisting.take()
@@ -212,7 +206,8 @@ pub(crate) async fn persist_tail_twice(shared: &Rc<Shared>) -> Result<()> {
     Ok(())
 }
 
-async fn closed(shared: &Rc<Shared>) {
+/// Waits until the log is closed.
+pub(crate) async fn closed(shared: &Shared) {
     shared.write_back.wait_until(|| shared.state.borrow().closing).await;
 }
 
@@ -224,7 +219,7 @@ pub(crate) fn is_final(kind: ErrorKind) -> bool {
 impl State {
     /// Returns `Ok` if there are entries to write back and a reason to do it now; otherwise how long to wait, if
     /// there is a deadline.
-    fn due(&self, shared: &Shared, fill: f64) -> std::result::Result<(), Option<Duration>> {
+    fn due(&self, shared: &Shared) -> std::result::Result<(), Option<Duration>> {
         if matches!(self.mode, Mode::Acquiring) {
             return Err(None);
         }
@@ -240,13 +235,10 @@ impl State {
             let ends = matches!(self.mode, Mode::TurningOff(_)) && tail >= self.there(shared);
             return if ends { Ok(()) } else { Err(None) };
         }
-        let age = self.age();
-        let linger = shared.limits.get().age_max / 2;
-        let asked = self.wanted > tail || self.starved;
-        if asked || !self.mode.is_on() || fill >= EAGER_FILL || age >= linger {
-            return Ok(());
+        match throttle::write_back_delay(shared, self) {
+            Duration::ZERO => Ok(()),
+            delay => Err(Some(delay)),
         }
-        Err(Some(linger - age))
     }
 
     /// Returns the first entry that must not be written back now.
@@ -273,9 +265,8 @@ async fn wait_for_work(shared: &Rc<Shared>) -> bool {
     loop {
         let next = shared.write_back.wait();
         let (closing, due) = {
-            let fill = shared.fill();
             let state = shared.state.borrow();
-            (state.closing, state.due(shared, fill))
+            (state.closing, state.due(shared))
         };
         if closing {
             return false;
@@ -293,7 +284,6 @@ async fn wait_for_work(shared: &Rc<Shared>) -> bool {
 /// wait, or waiting is cheaper.
 fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     let size = shared.inner.geometry().size;
-    let fill = if under.is_empty() { 1.0 } else { shared.fill() };
     let state = shared.state.borrow();
     let (first, limit) = (under.back().map_or(state.entries.tail(), |last| last.end), state.limit(shared));
     // Small batches would cost a flush each: require as many entries as the backend still has writes to complete.
@@ -303,7 +293,7 @@ fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     }
     if !under.is_empty() {
         let beside = under.len() < BATCHES && !shared.is_early() && state.mode.is_on() && !state.closing;
-        if !beside || under.iter().any(Under::failed) || state.due(shared, fill).is_err() {
+        if !beside || under.iter().any(Under::failed) || state.due(shared).is_err() {
             return None;
         }
     }
@@ -448,7 +438,7 @@ impl Slots {
     /// Waits for a free slot. Releasing a slot, or a rise in urgency, must be signaled on `write_back`.
     async fn take(self: &Rc<Self>, shared: &Shared) -> Slot {
         let _turn = self.turn.acquire(1).await;
-        shared.write_back.wait_until(|| self.taken.get() < at_once(shared)).await;
+        shared.write_back.wait_until(|| self.taken.get() < throttle::requests_max(shared)).await;
         self.taken.set(self.taken.get() + 1);
         Slot(self.clone())
     }
@@ -460,25 +450,10 @@ impl Drop for Slot {
     }
 }
 
-/// Returns the maximum number of in-flight requests: few without urgency, so that a batch does not burst onto the
-/// backend and this core while hosts write; all of them when the log fills up, entries reach their age, or a caller
-/// waits.
-fn at_once(shared: &Shared) -> usize {
-    let (parallel, fill) = (shared.options.parallel, shared.fill());
-    let state = shared.state.borrow();
-    let asked = state.wanted > state.entries.tail() || state.starved || !state.mode.is_on();
-    if asked || fill >= FREE_BELOW || state.age() >= shared.limits.get().age_max.mul_f64(LATE_AT) {
-        return parallel;
-    }
-    let share = ((fill - EAGER_FILL) / (FREE_BELOW - EAGER_FILL)).max(0.0);
-    let more = parallel.saturating_sub(AT_ONCE_LEAST) as f64 * share * share;
-    parallel.min(AT_ONCE_LEAST + more as usize)
-}
-
 /// Submits one request of a batch.
 async fn write(shared: &Rc<Shared>, slots: &Rc<Slots>, work: Work) -> std::result::Result<(), Failure> {
     let _slot = slots.take(shared).await;
-    if at_once(shared) < shared.options.parallel {
+    if throttle::requests_max(shared) < shared.options.parallel {
         stand_back().await;
     }
     let (writes, fua) = match work {
@@ -579,7 +554,7 @@ fn note_error(shared: &Rc<Shared>, error: Error) {
     {
         let mut state = shared.state.borrow_mut();
         state.stats.backend_errors += 1;
-        if state.starved && !shared.is_early() && error.kind() == ErrorKind::NoSpace {
+        if throttle::fails_queued(shared, &error) {
             for piece in state.drop_queue() {
                 state.leave(piece.ticket.extent);
                 tickets.push(piece.ticket);

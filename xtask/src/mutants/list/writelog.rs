@@ -21,6 +21,7 @@ const LOG_RS: &str = "volume/writelog/src/log.rs";
 const HOLD: &str = "volume/writelog/src/hold.rs";
 const STATE: &str = "volume/writelog/src/state.rs";
 const BACK: &str = "volume/writelog/src/writeback.rs";
+const THROTTLE: &str = "volume/writelog/src/throttle.rs";
 const FLUSH: &str = "volume/writelog/src/flush.rs";
 
 pub(super) const LIST: &[Mutant] = &[
@@ -251,9 +252,9 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-own-bytes-hold-back",
         "A write that is acknowledged early takes its run before the fill is looked at",
-        LOG_RS,
-        "let full = || shared.is_early()",
-        "let full = || shared.is_early() && false",
+        THROTTLE,
+        "shared.is_early() && fill(shared) >= 1.0",
+        "shared.is_early() && false && fill(shared) >= 1.0",
         &[FAILURES, SIM],
     ),
     Mutant::new(
