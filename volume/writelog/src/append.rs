@@ -112,7 +112,7 @@ fn publish_group(shared: &Rc<Shared>, group: Appending) {
         }
         if placed.piece.ticket.piece_done() {
             if !early {
-                state.leave(placed.piece.ticket.extent);
+                placed.piece.ticket.unlock();
             }
             finished.push(placed.piece.ticket);
         }
@@ -193,10 +193,6 @@ async fn again(shared: Rc<Shared>, request: Request, ticket: Rc<crate::ticket::T
         Some(error) => Err(error),
         None => shared.inner.submit(request).await,
     };
-    {
-        let mut state = shared.state.borrow_mut();
-        state.leave(ticket.extent);
-    }
-    shared.settled.notify_all();
+    ticket.unlock();
     ticket.answer(result);
 }

@@ -7,6 +7,7 @@ use forebay_reactor::spawn;
 
 use crate::append::turn_off;
 use crate::log::{Answer, Shared, log};
+use crate::range_lock::RangeGuard;
 use crate::state::State;
 use crate::writeback;
 
@@ -44,7 +45,8 @@ impl State {
 }
 
 /// Writes to the backend, bypassing the log.
-pub(crate) async fn write(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
+pub(crate) async fn write(shared: Rc<Shared>, request: Request, range: RangeGuard, answer: Answer) {
+    let extent = range.extent();
     {
         let mut state = shared.state.borrow_mut();
         state.generation_used = true;
@@ -67,11 +69,10 @@ pub(crate) async fn write(shared: Rc<Shared>, request: Request, extent: Extent, 
     if result.is_err() && state.mode.is_on() {
         // Fall back to the log, which can wait for the backend to recover.
         drop(state);
-        log(&shared, request, extent, answer);
+        log(&shared, request, range, answer);
         return;
     }
-    state.leave(extent);
     drop(state);
-    shared.settled.notify_all();
+    drop(range);
     answer.send(result);
 }

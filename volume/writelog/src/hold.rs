@@ -101,7 +101,7 @@ impl WriteLog {
         let shared = &self.shared;
         shared.state.borrow_mut().size_limits.push(size);
         let shrinking = Shrinking { shared: shared.clone(), size };
-        let over = || shared.state.borrow().in_flight.values().all(|&end| end <= size);
+        let over = || shared.ranges.is_free_from(size);
         shared.settled.wait_until(over).await;
         self.drain().await?;
         self.forget().await?;

@@ -22,6 +22,7 @@ mod log;
 mod media;
 mod options;
 mod plan;
+mod range_lock;
 mod read;
 mod shelf;
 mod state;

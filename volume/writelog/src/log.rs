@@ -1,6 +1,6 @@
 //! Write log as a block device: admission and dispatch of requests.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::future::ready;
 use std::rc::Rc;
 
@@ -16,6 +16,7 @@ use crate::expand::{Pattern, pattern_of};
 use crate::format::{MediumKind, PAYLOAD_MAX, RUN_MAX};
 use crate::media::Medium;
 use crate::options::{Limits, Options, Owner, Persist};
+use crate::range_lock::{RangeGuard, RangeLock};
 use crate::shelf::{Held, OpenLog};
 use crate::state::{LogStats, Mode, State};
 use crate::throttle::{self, Throttle};
@@ -36,8 +37,10 @@ pub(crate) struct Shared {
     /// Signaled when there may be space on the medium, or in the queue for it.
     pub(crate) room: Rc<Notify>,
     /// Signaled when a change has ended, entries were published or retired, or the mode has changed.
-    pub(crate) settled: Notify,
+    pub(crate) settled: Rc<Notify>,
     pub(crate) throttle: Throttle,
+    /// Ranges of the changes in flight.
+    pub(crate) ranges: RangeLock,
     /// Dropped together with the log's registration as open: tasks that wait for that hold the other ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
     _held: Held,
@@ -91,6 +94,7 @@ impl WriteLog {
         if acquiring.is_some() {
             state.mode = Mode::Acquiring;
         }
+        let settled = Rc::new(Notify::new());
         let shared = Rc::new(Shared {
             inner,
             medium,
@@ -102,7 +106,8 @@ impl WriteLog {
             append: Notify::new(),
             write_back: Notify::new(),
             room,
-            settled: Notify::new(),
+            ranges: RangeLock::new(settled.clone()),
+            settled,
             waiting: RefCell::default(),
             _held: held,
         });
@@ -261,7 +266,7 @@ impl WriteLog {
         }
         let over = || {
             let state = shared.state.borrow();
-            let quiet = state.in_flight.is_empty() && state.queue.is_empty() && state.appending.is_empty();
+            let quiet = shared.ranges.is_free() && state.queue.is_empty() && state.appending.is_empty();
             quiet && !matches!(state.mode, Mode::Acquiring) || matches!(state.mode, Mode::Failed(_))
         };
         shared.settled.wait_until(over).await;
@@ -363,77 +368,79 @@ fn try_at_once(
     if matches!(request, Request::CompareAndWrite { .. }) || !throttle::admits_at_once(shared) {
         return Err((request, answer));
     }
-    let mut state = shared.state.borrow_mut();
-    if !state.mode.is_on() || !state.enter(extent) {
+    if !shared.state.borrow().mode.is_on() {
         return Err((request, answer));
     }
-    drop(state);
-    begin(shared, request, extent, answer);
+    let Some(range) = shared.ranges.try_lock(extent) else { return Err((request, answer)) };
+    begin(shared, request, range, answer);
     Ok(())
 }
 
 /// Waits until a change is admitted, then starts it.
 async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
+    let mut range = None;
     loop {
         if let Err(error) = throttle::admit(&shared, extent.len).await {
             return answer.send(Err(error));
         }
-        let entered = Cell::new(false);
         let over = || {
             // Other writes may have filled the log while this one waited for its range. Checked before its own bytes
             // count.
             if throttle::readmits(&shared) {
                 return true;
             }
-            let mut state = shared.state.borrow_mut();
+            let state = shared.state.borrow();
             if state.ending || matches!(state.mode, Mode::TurningOff(_)) {
                 return state.ending;
             }
-            entered.set(state.mode.is_on() && state.enter(extent));
-            entered.get() || !state.mode.is_on()
+            if state.mode.is_on() {
+                range = shared.ranges.try_lock(extent);
+            }
+            range.is_some() || !state.mode.is_on()
         };
         shared.settled.wait_until(over).await;
-        if shared.state.borrow().ending && !entered.get() {
+        if shared.state.borrow().ending && range.is_none() {
             return answer.send(Err(closed()));
         }
-        if entered.get() || !shared.state.borrow().mode.is_on() {
+        if range.is_some() || !shared.state.borrow().mode.is_on() {
             break;
         }
     }
-    let mode = shared.state.borrow().mode.clone();
-    if matches!(mode, Mode::On)
-        && let Err(error) = shared.check(extent)
-    {
-        // The volume began to shrink in the meantime.
-        shared.state.borrow_mut().leave(extent);
-        shared.settled.notify_all();
-        return answer.send(Err(error));
-    }
-    match mode {
-        Mode::On => match request {
+    if let Some(range) = range {
+        if let Err(error) = shared.check(extent) {
+            // The volume began to shrink in the meantime.
+            drop(range);
+            return answer.send(Err(error));
+        }
+        return match request {
             Request::CompareAndWrite { offset, expect, data, fua } => {
-                compare(shared, extent, (offset, expect, data, fua), answer).await;
+                compare(shared, range, (offset, expect, data, fua), answer).await;
             }
-            request => begin(&shared, request, extent, answer),
-        },
+            request => begin(&shared, request, range, answer),
+        };
+    }
+    let mode = shared.state.borrow().mode.clone();
+    debug_assert!(!mode.is_on(), "a write without a locked range");
+    match mode {
         Mode::Failed(error) => answer.send(Err(error)),
-        Mode::Acquiring | Mode::Off(_) | Mode::TurningOff(_) => answer.send(shared.inner.submit(request).await),
+        _ => answer.send(shared.inner.submit(request).await),
     }
 }
 
 /// Starts a change whose range is locked: in the log, or bypassing it.
-fn begin(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
-    if direct::goes_round(shared, &request, extent) {
+fn begin(shared: &Rc<Shared>, request: Request, range: RangeGuard, answer: Answer) {
+    if direct::goes_round(shared, &request, range.extent()) {
         // Counted from here, not from the task's first poll: a consistency point must not miss it.
         shared.state.borrow_mut().direct_active += 1;
-        drop(spawn(direct::write(shared.clone(), request, extent, answer)));
+        drop(spawn(direct::write(shared.clone(), request, range, answer)));
         return;
     }
-    log(shared, request, extent, answer);
+    log(shared, request, range, answer);
 }
 
 /// Queues a change whose range is locked.
-pub(crate) fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
+pub(crate) fn log(shared: &Rc<Shared>, request: Request, range: RangeGuard, answer: Answer) {
+    let extent = range.extent();
     let fua = matches!(
         request,
         Request::Write { fua: true, .. }
@@ -445,19 +452,18 @@ pub(crate) fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer:
     let mut state = shared.state.borrow_mut();
     state.last_end = extent.end();
     if !early {
-        let ticket = Rc::new(Ticket::new(request, extent, answer.arrived, pieces.len(), answer.sender));
+        let ticket = Rc::new(Ticket::new(request, Some(range), answer.arrived, pieces.len(), answer.sender));
         state.enqueue(pieces, &ticket, false);
         drop(state);
         shared.append.notify_all();
         return;
     }
     let (unheard, _) = oneshot::channel();
-    let ticket = Rc::new(Ticket::new(request, extent, answer.arrived, pieces.len(), unheard));
+    let ticket = Rc::new(Ticket::new(request, None, answer.arrived, pieces.len(), unheard));
     state.enqueue(pieces, &ticket, true);
-    state.leave(extent);
     drop(state);
     shared.append.notify_all();
-    shared.settled.notify_all();
+    drop(range);
     if fua {
         let shared = shared.clone();
         drop(spawn(async move { answer.send(flush::make_last(&shared).await.map(|()| Reply::Done)) }));
@@ -469,34 +475,31 @@ pub(crate) fn log(shared: &Rc<Shared>, request: Request, extent: Extent, answer:
 /// Compares and writes, with the range locked against other changes.
 async fn compare(
     shared: Rc<Shared>,
-    extent: Extent,
+    range: RangeGuard,
     (offset, expect, data, fua): (u64, BufList, BufList, bool),
     answer: Answer,
 ) {
+    let extent = range.extent();
     let found = read::read(shared.clone(), extent).await.map(Reply::into_data);
-    let refuse = |error: Error| {
-        shared.state.borrow_mut().leave(extent);
-        shared.settled.notify_all();
-        error
-    };
     if !shared.state.borrow().mode.is_on() {
         // The log is being disabled: start again in the new mode.
-        shared.state.borrow_mut().leave(extent);
-        shared.settled.notify_all();
+        drop(range);
         let request = Request::CompareAndWrite { offset, expect, data, fua };
         drop(spawn(wait_and_begin(shared, request, extent, answer)));
         return;
     }
-    match found {
-        Err(error) => answer.send(Err(refuse(error))),
+    let refused = match found {
+        Err(error) => error,
         Ok(found) if expect.len() as u64 != extent.len || found.len() != expect.len() => {
-            answer.send(Err(refuse(Error::new(ErrorKind::Invalid, "a comparison of two lengths"))));
+            Error::new(ErrorKind::Invalid, "compare-and-write: the lengths of data and comparison differ")
         }
         Ok(found) => match first_difference(&found, &expect) {
-            Some(at) => answer.send(Err(refuse(Error::new(ErrorKind::Mismatch(at), "compare-and-write")))),
-            None => begin(&shared, Request::Write { offset, data, fua }, extent, answer),
+            Some(at) => Error::new(ErrorKind::Mismatch(at), "compare-and-write"),
+            None => return begin(&shared, Request::Write { offset, data, fua }, range, answer),
         },
-    }
+    };
+    drop(range);
+    answer.send(Err(refused));
 }
 
 fn first_difference(found: &BufList, expect: &BufList) -> Option<u64> {

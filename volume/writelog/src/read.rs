@@ -85,33 +85,13 @@ impl Drop for Watched {
 /// Number of stale attempts after which a read locks its range against writes.
 const OVERTAKEN_MAX: u32 = 4;
 
-/// Guard of a range locked against changes while it is read.
-struct Kept {
-    shared: Rc<Shared>,
-    extent: Extent,
-}
-
-impl Kept {
-    async fn new(shared: &Rc<Shared>, extent: Extent) -> Self {
-        shared.settled.wait_until(|| shared.state.borrow_mut().enter(extent)).await;
-        Self { shared: shared.clone(), extent }
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.shared.state.borrow_mut().leave(self.extent);
-        self.shared.settled.notify_all();
-    }
-}
-
 /// Reads a range within the volume.
 pub(crate) fn read(shared: Rc<Shared>, extent: Extent) -> LocalFuture<Result<Reply>> {
     Box::pin(async move {
         let mut overtaken = 0;
         loop {
-            let _kept = match overtaken >= OVERTAKEN_MAX {
-                true => Some(Kept::new(&shared, extent).await),
+            let _range = match overtaken >= OVERTAKEN_MAX {
+                true => Some(shared.ranges.lock(extent).await),
                 false => None,
             };
             let (parts, watched) = begin(&shared, extent);

@@ -1,6 +1,6 @@
 //! State of an open log.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -168,10 +168,6 @@ pub(crate) struct State {
     pub(crate) queue: VecDeque<Piece>,
     pub(crate) queue_bytes: u64,
     pub(crate) appending: VecDeque<Appending>,
-    /// Changes in flight, start to end. None of them overlap.
-    pub(crate) in_flight: BTreeMap<u64, u64>,
-    /// Bytes of these, which will be dirty.
-    pub(crate) in_flight_bytes: u64,
     pub(crate) entries: Entries,
     pub(crate) index: Index,
     /// Generations in the log with the sequence number of their first entry.
@@ -233,8 +229,6 @@ impl State {
             queue: VecDeque::new(),
             queue_bytes: 0,
             appending: VecDeque::new(),
-            in_flight: BTreeMap::new(),
-            in_flight_bytes: 0,
             entries: Entries::new(tail_seq),
             index: Index::new(),
             generations: VecDeque::new(),
@@ -358,24 +352,6 @@ impl State {
     /// Returns the age of the oldest entry.
     pub(crate) fn age(&self) -> Duration {
         self.ages.front().map_or(Duration::ZERO, |&(_, at)| at.elapsed())
-    }
-
-    /// Tries to lock the range for a change; returns false while another change overlaps it.
-    pub(crate) fn enter(&mut self, extent: Extent) -> bool {
-        let before = self.in_flight.range(..extent.end()).next_back();
-        if before.is_some_and(|(_, &end)| end > extent.offset) {
-            return false;
-        }
-        self.in_flight.insert(extent.offset, extent.end());
-        self.in_flight_bytes += extent.len;
-        true
-    }
-
-    /// Unlocks the range.
-    pub(crate) fn leave(&mut self, extent: Extent) {
-        if let Some(end) = self.in_flight.remove(&extent.offset) {
-            self.in_flight_bytes -= end - extent.offset;
-        }
     }
 
     /// Begins a new generation for pieces queued from now on, unless the current one is unused.

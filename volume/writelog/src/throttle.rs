@@ -109,7 +109,7 @@ fn fill(shared: &Shared) -> f64 {
     let state = shared.state.borrow();
     let capacity = shared.medium.capacity().max(1) as f64;
     let used = (shared.medium.used() + state.queue_bytes) as f64 / capacity;
-    let dirty = (state.dirty_bytes + state.in_flight_bytes) as f64 / shared.throttle.dirty_max().max(1) as f64;
+    let dirty = (state.dirty_bytes + shared.ranges.bytes()) as f64 / shared.throttle.dirty_max().max(1) as f64;
     let queue = state.queue_bytes as f64 / QUEUE_MAX as f64;
     let fill = used.max(dirty).max(queue).min(1.0);
     debug_assert!((0.0..=1.0).contains(&fill), "fill {fill}");
@@ -154,7 +154,7 @@ pub(crate) async fn admit(shared: &Shared, bytes: u64) -> Result<()> {
 async fn wait_for_dirty_limit(shared: &Shared) {
     let within = || {
         let state = shared.state.borrow();
-        let dirty = state.dirty_bytes + state.in_flight_bytes;
+        let dirty = state.dirty_bytes + shared.ranges.bytes();
         dirty < shared.throttle.dirty_max() || full_backend(&state).is_some() || ends_waits(&state)
     };
     if !within() {

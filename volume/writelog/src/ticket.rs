@@ -2,15 +2,17 @@
 
 use std::cell::{Cell, RefCell};
 
-use forebay_block::{Error, Extent, Reply, Request, Result};
+use forebay_block::{Error, Reply, Request, Result};
 use forebay_reactor::sync::oneshot;
+
+use crate::range_lock::RangeGuard;
 
 /// Pending write and its completion.
 pub(crate) struct Ticket {
     /// Pieces not in the log yet.
     left: Cell<usize>,
-    /// Range that it changes; no other change overlaps it while in flight.
-    pub(crate) extent: Extent,
+    /// Range that it changes, locked until the request completes; `None` if it was acknowledged before.
+    range: RefCell<Option<RangeGuard>>,
     /// Generation in which it was submitted; throttling may have delayed it past later barriers.
     pub(crate) arrived: u64,
     /// Original request, to be resubmitted if the log fails.
@@ -21,18 +23,31 @@ pub(crate) struct Ticket {
 impl Ticket {
     pub(crate) fn new(
         request: Request,
-        extent: Extent,
+        range: Option<RangeGuard>,
         arrived: u64,
         pieces: usize,
         answer: oneshot::Sender<Result<Reply>>,
     ) -> Self {
-        Self { left: Cell::new(pieces), extent, arrived, request, answer: RefCell::new(Some(answer)) }
+        Self {
+            left: Cell::new(pieces),
+            range: RefCell::new(range),
+            arrived,
+            request,
+            answer: RefCell::new(Some(answer)),
+        }
     }
 
     /// Counts one piece as logged; returns true for the last one.
     pub(crate) fn piece_done(&self) -> bool {
+        debug_assert!(self.left.get() > 0, "a pending write of no more pieces");
         self.left.set(self.left.get() - 1);
         self.left.get() == 0
+    }
+
+    /// Unlocks the range.
+    pub(crate) fn unlock(&self) {
+        let range = self.range.borrow_mut().take();
+        drop(range);
     }
 
     /// Completes the request; returns true if it had not been completed yet.

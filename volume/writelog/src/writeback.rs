@@ -556,7 +556,7 @@ fn note_error(shared: &Rc<Shared>, error: Error) {
         state.stats.backend_errors += 1;
         if throttle::fails_queued(shared, &error) {
             for piece in state.drop_queue() {
-                state.leave(piece.ticket.extent);
+                piece.ticket.unlock();
                 tickets.push(piece.ticket);
             }
         }
@@ -577,8 +577,8 @@ pub(crate) fn fail(shared: &Rc<Shared>, error: Error) {
         let queue = state.drop_queue();
         let pieces = appending.into_iter().flat_map(|group| group.pieces).map(|placed| placed.piece);
         tickets.extend(pieces.chain(queue).map(|piece| piece.ticket));
-        tickets.iter().for_each(|ticket| state.leave(ticket.extent));
     }
+    tickets.iter().for_each(|ticket| ticket.unlock());
     tickets.iter().for_each(|ticket| ticket.fail(&error));
     shared.settled.notify_all();
     shared.append.notify_all();
@@ -632,7 +632,7 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
     }
     shared.settled.notify_all();
     // Changes with a locked range, comparisons included, end before others are admitted.
-    shared.settled.wait_until(|| shared.state.borrow().in_flight.is_empty()).await;
+    shared.settled.wait_until(|| shared.ranges.is_free()).await;
     {
         let mut state = shared.state.borrow_mut();
         tracing::warn!(%reason, "the write log is off; nothing was lost");

@@ -109,7 +109,7 @@ pub(super) const LIST: &[Mutant] = &[
         "log-shrink-misses-writes",
         "Shrinking does not wait for writes in flight past the new end",
         HOLD,
-        "let over = || shared.state.borrow().in_flight.values().all(|&end| end <= size);",
+        "let over = || shared.ranges.is_free_from(size);",
         "let over = || size < u64::MAX;",
         &[ORDER, SIM],
     ),
