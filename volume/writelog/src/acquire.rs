@@ -10,7 +10,6 @@ use forebay_block::{Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::timeout;
 
 use crate::log::Shared;
-use crate::state::Mode;
 use crate::writeback::{closed, fail, is_final};
 
 /// Minimum and maximum delay between attempts.
@@ -25,8 +24,7 @@ pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
         match result {
             Ok(()) => {
                 {
-                    let mut state = shared.state.borrow_mut();
-                    (state.mode, state.backend_error) = (Mode::On, None);
+                    shared.state.borrow_mut().life.acquired();
                 }
                 shared.append.notify_all();
                 shared.write_back.notify_all();
@@ -35,12 +33,12 @@ pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
             Err(error) if is_lost(error.kind()) => return fail(&shared, error),
             Err(error) => {
                 tracing::warn!(%error, "the volume of a write log cannot be acquired yet; its requests wait");
-                shared.state.borrow_mut().backend_error = Some(error);
+                shared.state.borrow_mut().life.set_backend_error(Some(error));
                 shared.settled.notify_all();
             }
         }
         let _ = timeout(backoff, closed(&shared)).await;
-        if shared.state.borrow().closing {
+        if shared.state.borrow().life.is_closing() {
             return;
         }
         backoff = (backoff * 2).min(BACKOFF.1);
@@ -71,10 +69,10 @@ fn is_lost(kind: ErrorKind) -> bool {
 pub(crate) async fn wait(shared: &Rc<Shared>) -> Result<()> {
     let over = || {
         let state = shared.state.borrow();
-        !matches!(state.mode, Mode::Acquiring) || state.ending
+        !state.life.is_acquiring() || state.life.is_ending()
     };
     shared.settled.wait_until(over).await;
-    match shared.state.borrow().ending {
+    match shared.state.borrow().life.is_ending() {
         true => Err(Error::new(ErrorKind::ShuttingDown, "the write log is closed")),
         false => Ok(()),
     }

@@ -31,9 +31,9 @@ use forebay_reactor::{spawn, timeout};
 
 use crate::format::LogId;
 use crate::log::WriteLog;
+use crate::mode::Mode;
 use crate::options::{Options, Owner};
 use crate::shelf::{Shelf, id_text};
-use crate::state::Mode;
 
 /// Record of a volume's write log, stored with the image: the only arbiter of which log belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,14 +6,14 @@ use std::rc::Rc;
 use forebay_block::{LocalFuture, Reply, Request, Result};
 
 use crate::log::Shared;
-use crate::state::{Mode, State};
+use crate::state::LogState;
 
 /// Flushes: all writes acknowledged before are durable when it completes. Begins a new generation for later writes.
 pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<Reply>> {
     let mut state = shared.state.borrow_mut();
     state.barrier();
     // While the log is being disabled, requests reach the backend, which does not make them durable by itself.
-    let lasts = state.mode.is_on() && !shared.is_early() && state.direct_lasts();
+    let lasts = state.life.is_on() && !shared.is_early() && state.bypassed.is_durable();
     drop(state);
     if lasts {
         return Box::pin(ready(Ok(Reply::Done)));
@@ -24,23 +24,23 @@ pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<Reply>> {
 /// Makes all acknowledged writes durable.
 pub(crate) async fn make_last(shared: &Rc<Shared>) -> Result<()> {
     if shared.is_early() {
-        let head = shared.state.borrow().entries.head();
+        let head = shared.state.borrow().dirty.head();
         let over = || {
             let state = shared.state.borrow();
-            state.appended_seq >= head || !state.mode.is_on()
+            state.queue.appended_seq() >= head || !state.life.is_on()
         };
         shared.settled.wait_until(over).await;
-        let synced = if shared.state.borrow().mode.is_on() { sync(shared).await } else { Ok(()) };
+        let synced = if shared.state.borrow().life.is_on() { sync(shared).await } else { Ok(()) };
         if let Err(error) = synced {
             crate::append::turn_off(shared, error);
         }
         // After a failure of the medium, they become durable only at the backend.
         let over = || {
             let state = shared.state.borrow();
-            state.mode.is_on() || matches!(state.mode, Mode::Off(_) | Mode::Failed(_))
+            state.life.is_on() || state.life.is_over()
         };
         shared.settled.wait_until(over).await;
-        if let Mode::Failed(error) = &shared.state.borrow().mode {
+        if let Some(error) = shared.state.borrow().life.failure() {
             return Err(error.clone());
         }
     }
@@ -53,15 +53,17 @@ pub(crate) async fn make_last_on_medium(shared: &Rc<Shared>) {
     if !shared.is_early() {
         return;
     }
-    let all = |state: &State| state.appended_seq >= state.entries.head() || !state.mode.is_on();
+    let all = |state: &LogState| state.queue.appended_seq() >= state.dirty.head() || !state.life.is_on();
     loop {
         let over = || {
             let state = shared.state.borrow();
             all(&state)
-                || shared.throttle.is_starved() && state.appending.is_empty() && state.synced_seq < state.appended_seq
+                || shared.throttle.is_starved()
+                    && state.queue.groups() == 0
+                    && state.queue.synced_seq() < state.queue.appended_seq()
         };
         shared.settled.wait_until(over).await;
-        if !shared.state.borrow().mode.is_on() {
+        if !shared.state.borrow().life.is_on() {
             break;
         }
         if let Err(error) = sync(shared).await {
@@ -71,7 +73,7 @@ pub(crate) async fn make_last_on_medium(shared: &Rc<Shared>) {
             break;
         }
     }
-    let turning_off = matches!(shared.state.borrow().mode, Mode::TurningOff(_));
+    let turning_off = shared.state.borrow().life.is_turning_off();
     if turning_off && let Err(error) = shared.medium.sync().await {
         // A failed medium is not relied on, whatever it reports: its contents go to the backend.
         tracing::debug!(%error, "a write log that turns off could not be synced");
@@ -80,11 +82,11 @@ pub(crate) async fn make_last_on_medium(shared: &Rc<Shared>) {
 
 /// Makes all appended entries durable on the medium.
 pub(crate) async fn sync(shared: &Rc<Shared>) -> Result<()> {
-    let appended = shared.state.borrow().appended_seq;
-    if shared.state.borrow().synced_seq < appended {
+    let appended = shared.state.borrow().queue.appended_seq();
+    if shared.state.borrow().queue.synced_seq() < appended {
         shared.medium.sync().await?;
         let mut state = shared.state.borrow_mut();
-        state.synced_seq = state.synced_seq.max(appended);
+        state.queue.synced(appended);
     }
     Ok(())
 }
@@ -93,13 +95,12 @@ pub(crate) async fn sync(shared: &Rc<Shared>) -> Result<()> {
 pub(crate) async fn flush_direct(shared: &Rc<Shared>) -> Result<()> {
     let done = {
         let state = shared.state.borrow();
-        if state.direct_lasts() && state.mode.is_on() {
+        if state.bypassed.is_durable() && state.life.is_on() {
             return Ok(());
         }
-        state.direct_done
+        state.bypassed.acknowledged()
     };
     shared.inner.submit(Request::Flush).await?;
-    let mut state = shared.state.borrow_mut();
-    state.direct_flushed = state.direct_flushed.max(done);
+    shared.state.borrow_mut().bypassed.flushed(done);
     Ok(())
 }

@@ -15,13 +15,15 @@ use crate::entries::{Kind, SAME_LEN};
 use crate::expand::{Pattern, pattern_of};
 use crate::format::{MediumKind, PAYLOAD_MAX, RUN_MAX};
 use crate::media::Medium;
+use crate::mode::Mode;
 use crate::options::{Limits, Options, Owner, Persist};
 use crate::range_lock::{RangeGuard, RangeLock};
 use crate::shelf::{Held, OpenLog};
-use crate::state::{LogStats, Mode, State};
+use crate::state::LogState;
+use crate::stats::LogStats;
 use crate::throttle::{self, Throttle};
 use crate::ticket::Ticket;
-use crate::{acquire, append, direct, flush, read, writeback};
+use crate::{acquire, append, bypass, flush, read, writeback};
 
 pub(crate) struct Shared {
     pub(crate) inner: Rc<dyn BlockDevice>,
@@ -29,7 +31,7 @@ pub(crate) struct Shared {
     pub(crate) kind: MediumKind,
     pub(crate) owner: Rc<dyn Owner>,
     pub(crate) options: Options,
-    pub(crate) state: RefCell<State>,
+    pub(crate) state: RefCell<LogState>,
     /// Signaled when a piece is queued, or the log is to stop.
     pub(crate) append: Notify,
     /// Signaled when there may be entries to write back.
@@ -54,7 +56,7 @@ impl Shared {
 
     fn check(&self, extent: Extent) -> Result<()> {
         let state = self.state.borrow();
-        let size = state.size_limits.iter().fold(self.inner.geometry().size, |least, &limit| least.min(limit));
+        let size = state.size_limits.limit(self.inner.geometry().size);
         if extent.checked_end().is_none_or(|end| end > size) {
             let text = format!("{} bytes at {} of a volume of {size}", extent.len, extent.offset);
             return Err(Error::new(ErrorKind::OutOfRange, text));
@@ -72,7 +74,7 @@ impl Drop for WriteLog {
     fn drop(&mut self) {
         {
             let mut state = self.shared.state.borrow_mut();
-            (state.ending, state.closing) = (true, true);
+            state.life.close();
         }
         self.shared.append.notify_all();
         self.shared.write_back.notify_all();
@@ -89,11 +91,8 @@ impl WriteLog {
     /// If no reactor runs on this thread.
     pub fn new(inner: Rc<dyn BlockDevice>, log: OpenLog, owner: Rc<dyn Owner>, options: Options) -> Rc<Self> {
         let OpenLog { medium, found, kind, room, held } = log;
-        let mut state = State::new(found.tail_seq, &found.entries);
         let acquiring = owner.acquire();
-        if acquiring.is_some() {
-            state.mode = Mode::Acquiring;
-        }
+        let state = LogState::new(found.tail_seq, &found.entries, acquiring.is_some());
         let settled = Rc::new(Notify::new());
         let shared = Rc::new(Shared {
             inner,
@@ -121,7 +120,7 @@ impl WriteLog {
 
     /// Returns the current mode.
     pub fn mode(&self) -> Mode {
-        self.shared.state.borrow().mode.clone()
+        self.shared.state.borrow().life.mode().clone()
     }
 
     /// Returns the limits of dirty data.
@@ -143,12 +142,12 @@ impl WriteLog {
 
     /// Returns the last write-back error, if write-back is stalled.
     pub fn backend_error(&self) -> Option<Error> {
-        self.shared.state.borrow().backend_error.clone()
+        self.shared.state.borrow().life.backend_error().cloned()
     }
 
     /// Returns the counters, without gauges.
     pub fn counters(&self) -> LogStats {
-        self.shared.state.borrow().stats
+        self.shared.state.borrow().counters.get()
     }
 
     /// Returns the counters and gauges.
@@ -157,11 +156,11 @@ impl WriteLog {
         LogStats {
             capacity: self.shared.medium.capacity(),
             used: self.shared.medium.used(),
-            dirty_bytes: state.dirty_bytes,
-            dirty_entries: state.entries.len(),
-            dirty_age: state.age(),
-            index_memory: (state.index.memory() + state.entries.memory()) as u64,
-            ..state.stats
+            dirty_bytes: state.dirty.bytes(),
+            dirty_entries: state.dirty.len(),
+            dirty_age: state.dirty.age(),
+            index_memory: state.dirty.memory(),
+            ..state.counters.get()
         }
     }
 
@@ -173,13 +172,13 @@ impl WriteLog {
         let shared = &self.shared;
         let over = || {
             let state = shared.state.borrow();
-            !matches!(state.mode, Mode::Acquiring) || state.backend_error.is_some() || state.ending
+            !state.life.is_acquiring() || state.life.backend_error().is_some() || state.life.is_ending()
         };
         shared.settled.wait_until(over).await;
         let state = shared.state.borrow();
-        match &state.mode {
+        match state.life.mode() {
             Mode::Failed(error) => Err(error.clone()),
-            Mode::Acquiring => Err(state.backend_error.clone().unwrap_or_else(closed)),
+            Mode::Acquiring => Err(state.life.backend_error().cloned().unwrap_or_else(closed)),
             _ => Ok(()),
         }
     }
@@ -192,16 +191,16 @@ impl WriteLog {
     /// If the log has failed, or is closed.
     pub async fn disable(&self, reason: Error) -> Result<()> {
         let shared = &self.shared;
-        shared.settled.wait_until(|| !matches!(shared.state.borrow().mode, Mode::Acquiring)).await;
-        if shared.state.borrow().mode.is_on() {
+        shared.settled.wait_until(|| !shared.state.borrow().life.is_acquiring()).await;
+        if shared.state.borrow().life.is_on() {
             append::disable(shared, reason);
         }
         let over = || {
             let state = shared.state.borrow();
-            state.closing || matches!(state.mode, Mode::Off(_) | Mode::Failed(_))
+            state.life.is_closing() || state.life.is_over()
         };
         shared.settled.wait_until(over).await;
-        match &shared.state.borrow().mode {
+        match shared.state.borrow().life.mode() {
             Mode::Off(_) => Ok(()),
             Mode::Failed(error) => Err(error.clone()),
             _ => Err(closed()),
@@ -210,12 +209,12 @@ impl WriteLog {
 
     /// Returns a number that changes whenever entries were written back: the sequence number of the oldest one.
     pub fn progress(&self) -> u64 {
-        self.shared.state.borrow().entries.tail()
+        self.shared.state.borrow().dirty.tail()
     }
 
     /// Returns whether the log refuses new requests, permanently; requests in flight continue.
     pub fn is_ending(&self) -> bool {
-        self.shared.state.borrow().ending
+        self.shared.state.borrow().life.is_ending()
     }
 
     /// Returns the maximum number of acknowledged bytes not known to be durable on the medium or at the backend: they
@@ -225,15 +224,15 @@ impl WriteLog {
             return 0;
         }
         let state = self.shared.state.borrow();
-        let first = state.synced_seq.max(state.entries.tail());
-        (first..state.entries.head()).filter_map(|seq| state.entries.get(seq)).map(|entry| entry.extent().len).sum()
+        let first = state.queue.synced_seq().max(state.dirty.tail());
+        (first..state.dirty.head()).filter_map(|seq| state.dirty.get(seq)).map(|entry| entry.extent().len).sum()
     }
 
     /// Refuses new requests, and makes all acknowledged writes durable on the medium, without waiting for the backend
     /// as long as the medium has space. To be followed by [`close`](Self::close).
     pub async fn stop(&self) {
         let shared = &self.shared;
-        shared.state.borrow_mut().ending = true;
+        shared.state.borrow_mut().life.end();
         shared.settled.notify_all();
         shared.write_back.notify_all();
         flush::make_last_on_medium(shared).await;
@@ -257,32 +256,32 @@ impl WriteLog {
         let shared = &self.shared;
         // An unresponsive backend does not delay writes to the medium.
         self.stop().await;
-        if !flush && matches!(shared.state.borrow().mode, Mode::Acquiring) {
+        if !flush && shared.state.borrow().life.is_acquiring() {
             // No write was acknowledged, and only the owner may change the medium.
-            shared.state.borrow_mut().closing = true;
+            shared.state.borrow_mut().life.close();
             shared.append.notify_all();
             shared.write_back.notify_all();
             return Ok(());
         }
         let over = || {
             let state = shared.state.borrow();
-            let quiet = shared.ranges.is_free() && state.queue.is_empty() && state.appending.is_empty();
-            quiet && !matches!(state.mode, Mode::Acquiring) || matches!(state.mode, Mode::Failed(_))
+            let quiet = shared.ranges.is_free() && state.queue.is_empty() && state.queue.groups() == 0;
+            quiet && !state.life.is_acquiring() || state.life.failure().is_some()
         };
         shared.settled.wait_until(over).await;
         let lasts = flush::make_last(shared).await;
         let drained = if flush { self.drain().await } else { lasts };
         let clean = {
             let mut state = shared.state.borrow_mut();
-            state.closing = true;
-            state.entries.len() == 0
+            state.life.close();
+            state.dirty.is_empty()
         };
         shared.append.notify_all();
         shared.write_back.notify_all();
         shared.settled.notify_all();
         let (failed, off) = {
             let state = shared.state.borrow();
-            (matches!(state.mode, Mode::Failed(_)), !state.mode.is_on())
+            (state.life.failure().is_some(), !state.life.is_on())
         };
         if failed || off {
             return drained;
@@ -298,7 +297,7 @@ impl WriteLog {
 fn submit(shared: &Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
     let (mode, ending) = {
         let state = shared.state.borrow();
-        (state.mode.clone(), state.ending)
+        (state.life.mode().clone(), state.life.is_ending())
     };
     match (mode, request) {
         _ if ending => Box::pin(ready(Err(closed()))),
@@ -332,7 +331,7 @@ fn change(shared: Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
         return Box::pin(ready(Ok(Reply::Done)));
     }
     let (sender, receiver) = oneshot::channel();
-    let answer = Answer { sender, arrived: shared.state.borrow().generation };
+    let answer = Answer { sender, arrived: shared.state.borrow().queue.generation() };
     match try_at_once(&shared, request, extent, answer) {
         Ok(()) => {}
         // The task continues if the caller drops its future.
@@ -368,7 +367,7 @@ fn try_at_once(
     if matches!(request, Request::CompareAndWrite { .. }) || !throttle::admits_at_once(shared) {
         return Err((request, answer));
     }
-    if !shared.state.borrow().mode.is_on() {
+    if !shared.state.borrow().life.is_on() {
         return Err((request, answer));
     }
     let Some(range) = shared.ranges.try_lock(extent) else { return Err((request, answer)) };
@@ -390,19 +389,19 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
                 return true;
             }
             let state = shared.state.borrow();
-            if state.ending || matches!(state.mode, Mode::TurningOff(_)) {
-                return state.ending;
+            if state.life.is_ending() || state.life.is_turning_off() {
+                return state.life.is_ending();
             }
-            if state.mode.is_on() {
+            if state.life.is_on() {
                 range = shared.ranges.try_lock(extent);
             }
-            range.is_some() || !state.mode.is_on()
+            range.is_some() || !state.life.is_on()
         };
         shared.settled.wait_until(over).await;
-        if shared.state.borrow().ending && range.is_none() {
+        if shared.state.borrow().life.is_ending() && range.is_none() {
             return answer.send(Err(closed()));
         }
-        if range.is_some() || !shared.state.borrow().mode.is_on() {
+        if range.is_some() || !shared.state.borrow().life.is_on() {
             break;
         }
     }
@@ -419,7 +418,7 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
             request => begin(&shared, request, range, answer),
         };
     }
-    let mode = shared.state.borrow().mode.clone();
+    let mode = shared.state.borrow().life.mode().clone();
     debug_assert!(!mode.is_on(), "a write without a locked range");
     match mode {
         Mode::Failed(error) => answer.send(Err(error)),
@@ -429,10 +428,10 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
 
 /// Starts a change whose range is locked: in the log, or bypassing it.
 fn begin(shared: &Rc<Shared>, request: Request, range: RangeGuard, answer: Answer) {
-    if direct::goes_round(shared, &request, range.extent()) {
+    if bypass::goes_round(shared, &request, range.extent()) {
         // Counted from here, not from the task's first poll: a consistency point must not miss it.
-        shared.state.borrow_mut().direct_active += 1;
-        drop(spawn(direct::write(shared.clone(), request, range, answer)));
+        shared.state.borrow_mut().bypassed.begin();
+        drop(spawn(bypass::write(shared.clone(), request, range, answer)));
         return;
     }
     log(shared, request, range, answer);
@@ -450,7 +449,7 @@ pub(crate) fn log(shared: &Rc<Shared>, request: Request, range: RangeGuard, answ
     let pieces = cut(&request, extent);
     let early = shared.is_early();
     let mut state = shared.state.borrow_mut();
-    state.last_end = extent.end();
+    state.bypassed.wrote(extent);
     if !early {
         let ticket = Rc::new(Ticket::new(request, Some(range), answer.arrived, pieces.len(), answer.sender));
         state.enqueue(pieces, &ticket, false);
@@ -481,7 +480,7 @@ async fn compare(
 ) {
     let extent = range.extent();
     let found = read::read(shared.clone(), extent).await.map(Reply::into_data);
-    if !shared.state.borrow().mode.is_on() {
+    if !shared.state.borrow().life.is_on() {
         // The log is being disabled: start again in the new mode.
         drop(range);
         let request = Request::CompareAndWrite { offset, expect, data, fua };
@@ -560,16 +559,16 @@ impl BlockDevice for WriteLog {
             acquire::wait(&shared).await?;
             let hits: Vec<(Extent, ExtentState)> = {
                 let state = shared.state.borrow();
-                let known = |segment: crate::index::Segment| {
-                    let entry = state.entries.get(state.entries.seq_of(segment.entry))?;
+                let known = |(part, seq): (Extent, u64)| {
+                    let entry = state.dirty.get(seq)?;
                     let known = match entry.kind() {
                         Kind::Write | Kind::Same => ExtentState::Data,
                         Kind::ZeroesKeep => ExtentState::Zero,
                         Kind::Zeroes | Kind::Discard => ExtentState::Hole,
                     };
-                    Some((Extent::new(segment.start, u64::from(segment.len)), known))
+                    Some((part, known))
                 };
-                state.index.overlaps(extent).filter_map(known).collect()
+                state.dirty.overlaps(extent).filter_map(known).collect()
             };
             let below = shared.inner.map(extent).await?;
             Ok(read::overlay(&below, &hits))

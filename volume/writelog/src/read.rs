@@ -9,7 +9,7 @@ use forebay_reactor::spawn;
 use crate::entries::{Entry, Kind, NOWHERE};
 use crate::expand::expand;
 use crate::log::Shared;
-use crate::state::{MixedRead, State};
+use crate::state::LogState;
 
 /// Source of a part of a read.
 enum Source {
@@ -21,7 +21,7 @@ enum Source {
 /// is dropped.
 pub(crate) fn content(
     shared: &Shared,
-    state: &State,
+    state: &LogState,
     seq: u64,
     entry: &Entry,
     part: Extent,
@@ -32,11 +32,11 @@ pub(crate) fn content(
     }
 }
 
-fn source(shared: &Shared, state: &State, seq: u64, entry: &Entry, part: Extent) -> Source {
+fn source(shared: &Shared, state: &LogState, seq: u64, entry: &Entry, part: Extent) -> Source {
     if !entry.kind().has_payload() {
         return Source::Ready(BufList::zeroes(part.len as usize));
     }
-    if let Some(payload) = state.recent.get(seq) {
+    if let Some(payload) = state.dirty.payload(seq) {
         return Source::Ready(shape(entry, part, payload.clone()));
     }
     debug_assert_ne!(entry.place, NOWHERE, "entry {seq} is neither on the medium nor in memory");
@@ -59,8 +59,47 @@ pub(crate) fn content_of(entry: &Entry, part: Extent, read: LocalFuture<Result<B
 }
 
 /// Returns whether the entry's payload is on the medium only.
-pub(crate) fn must_be_read(state: &State, seq: u64, entry: &Entry) -> bool {
-    entry.kind().has_payload() && state.recent.get(seq).is_none()
+pub(crate) fn must_be_read(state: &LogState, seq: u64, entry: &Entry) -> bool {
+    entry.kind().has_payload() && state.dirty.payload(seq).is_none()
+}
+
+/// Read that includes the backend: it is repeated if a part of its range is written in the meantime.
+struct MixedRead {
+    id: u64,
+    extent: Extent,
+    stale: bool,
+}
+
+/// Reads in flight that include the backend.
+///
+/// Invariant: a read that overlaps any change between its begin and its end is stale.
+#[derive(Default)]
+pub(crate) struct MixedReads {
+    reads: Vec<MixedRead>,
+    next: u64,
+}
+
+impl MixedReads {
+    fn begin(&mut self, extent: Extent) -> u64 {
+        self.next += 1;
+        self.reads.push(MixedRead { id: self.next, extent, stale: false });
+        self.next
+    }
+
+    fn end(&mut self, id: u64) {
+        self.reads.retain(|read| read.id != id);
+    }
+
+    fn is_stale(&self, id: u64) -> bool {
+        self.reads.iter().any(|read| read.id == id && read.stale)
+    }
+
+    /// Marks a range as changed: overlapping reads are repeated.
+    pub(crate) fn mark_stale(&mut self, extent: Extent) {
+        for read in &mut self.reads {
+            read.stale |= read.extent.overlaps(extent);
+        }
+    }
 }
 
 /// Guard that unregisters a read that includes the backend.
@@ -71,14 +110,13 @@ struct Watched {
 
 impl Watched {
     fn is_stale(&self) -> bool {
-        let state = self.shared.state.borrow();
-        state.mixed_reads.iter().any(|(id, read)| *id == self.id && read.stale)
+        self.shared.state.borrow().reads.is_stale(self.id)
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.shared.state.borrow_mut().mixed_reads.retain(|(id, _)| *id != self.id);
+        self.shared.state.borrow_mut().reads.end(self.id);
     }
 }
 
@@ -112,14 +150,12 @@ fn begin(shared: &Rc<Shared>, extent: Extent) -> (Vec<Source>, Option<Watched>) 
     let mut at = extent.offset;
     {
         let state = &*state;
-        for segment in state.index.overlaps(extent) {
-            if segment.start > at {
-                misses.push((parts.len(), Extent::new(at, segment.start - at)));
+        for (part, seq) in state.dirty.overlaps(extent) {
+            if part.offset > at {
+                misses.push((parts.len(), Extent::new(at, part.offset - at)));
                 parts.push(Source::Ready(BufList::new()));
             }
-            let part = Extent::new(segment.start, u64::from(segment.len));
-            let seq = state.entries.seq_of(segment.entry);
-            if let Some(entry) = state.entries.get(seq) {
+            if let Some(entry) = state.dirty.get(seq) {
                 parts.push(source(shared, state, seq, entry, part));
             }
             hits += part.len;
@@ -130,13 +166,10 @@ fn begin(shared: &Rc<Shared>, extent: Extent) -> (Vec<Source>, Option<Watched>) 
         misses.push((parts.len(), Extent::new(at, extent.end() - at)));
         parts.push(Source::Ready(BufList::new()));
     }
-    state.stats.hit_bytes += hits;
-    state.stats.miss_bytes += extent.len - hits;
+    state.counters.read(hits, extent.len - hits);
     // A concurrently written block may reach the backend in parts, visible to a read from there.
     let watched = (!misses.is_empty()).then(|| {
-        let id = state.next_read;
-        state.next_read += 1;
-        state.mixed_reads.push((id, MixedRead { extent, stale: false }));
+        let id = state.reads.begin(extent);
         Watched { shared: shared.clone(), id }
     });
     drop(state);

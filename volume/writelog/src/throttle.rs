@@ -35,7 +35,7 @@ use forebay_reactor::{Instant, now, sleep};
 
 use crate::log::Shared;
 use crate::options::Limits;
-use crate::state::State;
+use crate::state::LogState;
 
 /// Fill up to which writes are not throttled.
 const FREE_BELOW: f64 = 0.5;
@@ -58,7 +58,7 @@ const LATE_MAX: Duration = Duration::from_millis(2);
 /// Weight of a new sample in the moving average.
 const NEWEST: f64 = 0.2;
 
-/// State of the write throttle.
+/// LogState of the write throttle.
 pub(crate) struct Throttle {
     limits: Cell<Limits>,
     /// Serializes throttled writes, in order of arrival.
@@ -108,9 +108,9 @@ impl Throttle {
 fn fill(shared: &Shared) -> f64 {
     let state = shared.state.borrow();
     let capacity = shared.medium.capacity().max(1) as f64;
-    let used = (shared.medium.used() + state.queue_bytes) as f64 / capacity;
-    let dirty = (state.dirty_bytes + shared.ranges.bytes()) as f64 / shared.throttle.dirty_max().max(1) as f64;
-    let queue = state.queue_bytes as f64 / QUEUE_MAX as f64;
+    let used = (shared.medium.used() + state.queue.bytes()) as f64 / capacity;
+    let dirty = (state.dirty.bytes() + shared.ranges.bytes()) as f64 / shared.throttle.dirty_max().max(1) as f64;
+    let queue = state.queue.bytes() as f64 / QUEUE_MAX as f64;
     let fill = used.max(dirty).max(queue).min(1.0);
     debug_assert!((0.0..=1.0).contains(&fill), "fill {fill}");
     fill
@@ -143,9 +143,7 @@ pub(crate) async fn admit(shared: &Shared, bytes: u64) -> Result<()> {
         wait_while_full(shared).await?;
     }
     drop(turn);
-    let stats = &mut shared.state.borrow_mut().stats;
-    stats.throttled += 1;
-    stats.throttled_ns += started.elapsed().as_nanos() as u64;
+    shared.state.borrow_mut().counters.throttled(started.elapsed());
     Ok(())
 }
 
@@ -154,7 +152,7 @@ pub(crate) async fn admit(shared: &Shared, bytes: u64) -> Result<()> {
 async fn wait_for_dirty_limit(shared: &Shared) {
     let within = || {
         let state = shared.state.borrow();
-        let dirty = state.dirty_bytes + shared.ranges.bytes();
+        let dirty = state.dirty.bytes() + shared.ranges.bytes();
         dirty < shared.throttle.dirty_max() || full_backend(&state).is_some() || ends_waits(&state)
     };
     if !within() {
@@ -189,7 +187,7 @@ async fn wait_while_full(shared: &Shared) -> Result<()> {
 
 /// Returns whether a write that has waited for its range must wait for admission again.
 pub(crate) fn readmits(shared: &Shared) -> bool {
-    shared.is_early() && fill(shared) >= 1.0 && shared.state.borrow().mode.is_on()
+    shared.is_early() && fill(shared) >= 1.0 && shared.state.borrow().life.is_on()
 }
 
 /// Returns whether a write-back error fails the queued writes: no write-back will free space for them.
@@ -198,13 +196,13 @@ pub(crate) fn fails_queued(shared: &Shared, error: &Error) -> bool {
 }
 
 /// Returns whether the log no longer admits writes itself: waits for admission end.
-fn ends_waits(state: &State) -> bool {
-    state.ending || !state.mode.is_on()
+fn ends_waits(state: &LogState) -> bool {
+    state.life.is_ending() || !state.life.is_on()
 }
 
 /// Returns the last write-back error if the backend is full.
-fn full_backend(state: &State) -> Option<&Error> {
-    state.backend_error.as_ref().filter(|error| error.kind() == ErrorKind::NoSpace)
+fn full_backend(state: &LogState) -> Option<&Error> {
+    state.life.backend_error().filter(|error| error.kind() == ErrorKind::NoSpace)
 }
 
 /// Waits for either of two signals.
@@ -223,17 +221,17 @@ pub(crate) fn is_eager(shared: &Shared) -> bool {
 }
 
 /// Returns how long the oldest entries may stay in the log; zero if they are to be written back now.
-pub(crate) fn write_back_delay(shared: &Shared, state: &State) -> Duration {
+pub(crate) fn write_back_delay(shared: &Shared, state: &LogState) -> Duration {
     if wants_all(shared, state) || is_eager(shared) {
         return Duration::ZERO;
     }
-    (shared.throttle.limits().age_max / 2).saturating_sub(state.age())
+    (shared.throttle.limits().age_max / 2).saturating_sub(state.dirty.age())
 }
 
 /// Returns whether there is a reason other than fill and age to write everything back: a caller waits, or the log is
 /// being disabled.
-fn wants_all(shared: &Shared, state: &State) -> bool {
-    state.wanted > state.entries.tail() || shared.throttle.is_starved() || !state.mode.is_on()
+fn wants_all(shared: &Shared, state: &LogState) -> bool {
+    state.points.drain_target() > state.dirty.tail() || shared.throttle.is_starved() || !state.life.is_on()
 }
 
 /// Returns the maximum number of requests in flight to the backend: few without urgency, so that a batch does not
@@ -242,7 +240,7 @@ fn wants_all(shared: &Shared, state: &State) -> bool {
 pub(crate) fn requests_max(shared: &Shared) -> usize {
     let (parallel, fill) = (shared.options.parallel, fill(shared));
     let state = shared.state.borrow();
-    let late = state.age() >= shared.throttle.limits().age_max.mul_f64(LATE_AT);
+    let late = state.dirty.age() >= shared.throttle.limits().age_max.mul_f64(LATE_AT);
     if wants_all(shared, &state) || fill >= FREE_BELOW || late {
         return parallel;
     }

@@ -25,9 +25,10 @@ use crate::append::turn_off;
 use crate::entries::Entry;
 use crate::flush;
 use crate::log::Shared;
+use crate::mode::Mode;
 use crate::plan::{Action, Run, plan, together};
 use crate::read::{content, content_of, must_be_read};
-use crate::state::{Mode, State};
+use crate::state::LogState;
 use crate::throttle;
 
 /// Approximate maximum payload of one batch in bytes.
@@ -119,7 +120,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
             // Data at the backend must be durable in the log too: otherwise a recovery that finds a shorter log would
             // replay older entries over it.
             if shared.is_early()
-                && shared.state.borrow().mode.is_on()
+                && shared.state.borrow().life.is_on()
                 && let Err(error) = flush::sync(&shared).await
             {
                 turn_off(&shared, error);
@@ -139,8 +140,8 @@ pub(crate) async fn run(shared: Rc<Shared>) {
             Ok(direct_done) => {
                 backoff = BACKOFF.0;
                 let mut state = shared.state.borrow_mut();
-                state.backend_error = None;
-                state.direct_flushed = state.direct_flushed.max(direct_done);
+                state.life.set_backend_error(None);
+                state.bypassed.flushed(direct_done);
                 shared.throttle.measured(oldest.bytes, oldest.started.max(retired_at).elapsed());
                 retired_at = now();
             }
@@ -177,7 +178,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
         // Waiters for space, or for an empty log, wait for a durable tail too.
         let waited_for = {
             let state = shared.state.borrow();
-            shared.throttle.is_starved() || state.entries.len() == 0 || state.wanted >= end
+            shared.throttle.is_starved() || state.dirty.is_empty() || state.points.drain_target() >= end
         };
         if waited_for
             && let Some(persist) = persisting.take()
@@ -199,8 +200,8 @@ pub(crate) fn persist_tail(shared: &Rc<Shared>, clean: bool) -> JoinHandle<Resul
 /// Makes the tail durable in both copies of the superblock: then no recovery replays anything before it, even if only
 /// the older copy is readable. Ends early when the log is closed, which writes it too.
 pub(crate) async fn persist_tail_twice(shared: &Rc<Shared>) -> Result<()> {
-    let tail = shared.state.borrow().entries.tail();
-    while shared.medium.persisted_tail() < tail && !shared.state.borrow().closing {
+    let tail = shared.state.borrow().dirty.tail();
+    while shared.medium.persisted_tail() < tail && !shared.state.borrow().life.is_closing() {
         persist_tail(shared, false).await?;
     }
     Ok(())
@@ -208,7 +209,7 @@ pub(crate) async fn persist_tail_twice(shared: &Rc<Shared>) -> Result<()> {
 
 /// Waits until the log is closed.
 pub(crate) async fn closed(shared: &Shared) {
-    shared.write_back.wait_until(|| shared.state.borrow().closing).await;
+    shared.write_back.wait_until(|| shared.state.borrow().life.is_closing()).await;
 }
 
 /// Returns whether the error is permanent: no later attempt can succeed.
@@ -216,23 +217,23 @@ pub(crate) fn is_final(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::NotFound | ErrorKind::ReadOnly | ErrorKind::Fenced | ErrorKind::ShuttingDown)
 }
 
-impl State {
+impl LogState {
     /// Returns `Ok` if there are entries to write back and a reason to do it now; otherwise how long to wait, if
     /// there is a deadline.
     fn due(&self, shared: &Shared) -> std::result::Result<(), Option<Duration>> {
-        if matches!(self.mode, Mode::Acquiring) {
+        if self.life.is_acquiring() {
             return Err(None);
         }
-        let tail = self.entries.tail();
+        let tail = self.dirty.tail();
         // Entries that are not durable yet are synced before they are written back.
-        let limit = match self.mode.is_on() {
-            true => self.hold().map_or(self.appended_seq, |hold| hold.min(self.appended_seq)),
+        let limit = match self.life.is_on() {
+            true => self.points.held().map_or(self.queue.appended_seq(), |hold| hold.min(self.queue.appended_seq())),
             false => self.limit(shared),
         };
         if tail >= limit {
             // The end of a held consistency point is waited for; otherwise the log would be released with entries not
             // written back.
-            let ends = matches!(self.mode, Mode::TurningOff(_)) && tail >= self.there(shared);
+            let ends = self.life.is_turning_off() && tail >= self.there(shared);
             return if ends { Ok(()) } else { Err(None) };
         }
         match throttle::write_back_delay(shared, self) {
@@ -244,18 +245,18 @@ impl State {
     /// Returns the first entry that must not be written back now.
     fn limit(&self, shared: &Shared) -> u64 {
         let there = self.there(shared);
-        self.hold().map_or(there, |hold| hold.min(there))
+        self.points.held().map_or(there, |hold| hold.min(there))
     }
 
     /// Returns the first entry that is not ready for write-back, without regard to held consistency points.
     fn there(&self, shared: &Shared) -> u64 {
-        match self.mode.is_on() {
-            true if shared.is_early() => self.synced_seq,
-            true => self.appended_seq,
+        match self.life.is_on() {
+            true if shared.is_early() => self.queue.synced_seq(),
+            true => self.queue.appended_seq(),
             // Entries that the medium may have lost go to the backend only when nothing of the log can be replayed
             // over them.
-            false if shared.is_early() && !self.released => self.synced_seq.max(self.entries.tail()),
-            false => self.entries.head(),
+            false if shared.is_early() && !self.life.is_released() => self.queue.synced_seq().max(self.dirty.tail()),
+            false => self.dirty.head(),
         }
     }
 }
@@ -266,7 +267,7 @@ async fn wait_for_work(shared: &Rc<Shared>) -> bool {
         let next = shared.write_back.wait();
         let (closing, due) = {
             let state = shared.state.borrow();
-            (state.closing, state.due(shared))
+            (state.life.is_closing(), state.due(shared))
         };
         if closing {
             return false;
@@ -285,28 +286,25 @@ async fn wait_for_work(shared: &Rc<Shared>) -> bool {
 fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     let size = shared.inner.geometry().size;
     let state = shared.state.borrow();
-    let (first, limit) = (under.back().map_or(state.entries.tail(), |last| last.end), state.limit(shared));
+    let (first, limit) = (under.back().map_or(state.dirty.tail(), |last| last.end), state.limit(shared));
     // Small batches would cost a flush each: require as many entries as the backend still has writes to complete.
     let least = under.iter().map(Under::writes_left).sum::<u64>().max(1);
     if first + least > limit {
         return None;
     }
     if !under.is_empty() {
-        let beside = under.len() < BATCHES && !shared.is_early() && state.mode.is_on() && !state.closing;
+        let beside = under.len() < BATCHES && !shared.is_early() && state.life.is_on() && !state.life.is_closing();
         if !beside || under.iter().any(Under::failed) || state.due(shared).is_err() {
             return None;
         }
     }
-    let generation = state.generation_of(first);
+    let generation = state.dirty.generation_of(first);
     // Oldest generation that is not durable at the backend.
-    let oldest = state.generations.front().map_or(generation, |&(oldest, _)| oldest);
-    // A generation ends where the next begins.
-    let later = state.generations.partition_point(|&(one, _)| one <= generation);
-    let generation_end = state.generations.get(later).map_or(u64::MAX, |&(_, first)| first);
-    let last = limit.min(generation_end).min(first + shared.options.batch_entries as u64);
+    let oldest = state.dirty.oldest_generation().unwrap_or(generation);
+    let last = limit.min(state.dirty.generation_end(generation)).min(first + shared.options.batch_entries as u64);
     let (mut end, mut payload, mut bytes) = (first, 0, 0);
     while end < last && payload < BATCH_BYTES {
-        let entry = state.entries.get(end)?;
+        let entry = state.dirty.get(end)?;
         if generation > oldest + entry.slack() {
             break;
         }
@@ -317,12 +315,12 @@ fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     if end < first + least {
         return None;
     }
-    let numbered = (first..end).filter_map(|seq| state.entries.get(seq).map(|entry| (seq, entry)));
+    let numbered = (first..end).filter_map(|seq| state.dirty.get(seq).map(|entry| (seq, entry)));
     let live: Vec<_> = numbered.filter(|(_, entry)| !entry.is_dead()).collect();
     let runs = plan(live.into_iter(), size);
     let discards = runs.iter().any(|run| run.action == Action::Discard);
     // Payloads not in memory are read together: entries are stored in order of arrival.
-    let parts = runs.iter().flat_map(|run| &run.parts).filter_map(|&(seq, _)| Some((seq, *state.entries.get(seq)?)));
+    let parts = runs.iter().flat_map(|run| &run.parts).filter_map(|&(seq, _)| Some((seq, *state.dirty.get(seq)?)));
     let on_medium: Vec<Entry> =
         parts.filter(|(seq, entry)| must_be_read(&state, *seq, entry)).map(|(_, entry)| entry).collect();
     let mut reads = shared.medium.read_many(&on_medium).into_iter();
@@ -339,7 +337,7 @@ fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
 /// Returns the request for coalesced runs; payloads not in memory are taken from `reads`.
 fn request(
     shared: &Rc<Shared>,
-    state: &State,
+    state: &LogState,
     runs: Vec<Run>,
     fua: bool,
     reads: &mut impl Iterator<Item = LocalFuture<Result<Buf>>>,
@@ -354,7 +352,7 @@ fn request(
         }
         // Started here, so that the payloads are pinned on the medium.
         let mut one = |&(seq, part): &(u64, Extent)| {
-            let entry = state.entries.get(seq)?;
+            let entry = state.dirty.get(seq)?;
             match must_be_read(state, seq, entry) {
                 true => Some(content_of(entry, part, reads.next()?)),
                 false => Some(content(shared, state, seq, entry, part)),
@@ -506,9 +504,7 @@ async fn all_of<T>(work: Vec<LocalFuture<T>>) -> Vec<T> {
 
 /// Counts a request to the backend.
 fn count(shared: &Rc<Shared>, bytes: u64) {
-    let stats = &mut shared.state.borrow_mut().stats;
-    stats.written_back += 1;
-    stats.written_back_bytes += bytes;
+    shared.state.borrow_mut().counters.written_back(bytes);
 }
 
 /// Ignores `OutOfRange`: the volume may have shrunk, and data past its end is dropped.
@@ -537,7 +533,7 @@ async fn finish(
         None if durable => return Ok(0),
         None => {}
     }
-    let direct_done = shared.state.borrow().direct_done;
+    let direct_done = shared.state.borrow().bypassed.acknowledged();
     shared.inner.submit(Request::Flush).await.map_err(Failure::Backend)?;
     Ok(direct_done)
 }
@@ -553,14 +549,14 @@ fn note_error(shared: &Rc<Shared>, error: Error) {
     let mut tickets = Vec::new();
     {
         let mut state = shared.state.borrow_mut();
-        state.stats.backend_errors += 1;
+        state.counters.backend_error();
         if throttle::fails_queued(shared, &error) {
-            for piece in state.drop_queue() {
+            for piece in state.queue.drop_queued() {
                 piece.ticket.unlock();
                 tickets.push(piece.ticket);
             }
         }
-        state.backend_error = Some(error.clone());
+        state.life.set_backend_error(Some(error.clone()));
     }
     tickets.iter().for_each(|ticket| ticket.fail(&error));
     shared.settled.notify_all();
@@ -572,11 +568,8 @@ pub(crate) fn fail(shared: &Rc<Shared>, error: Error) {
     let mut tickets = Vec::new();
     {
         let mut state = shared.state.borrow_mut();
-        state.mode = Mode::Failed(error.clone());
-        let appending = std::mem::take(&mut state.appending);
-        let queue = state.drop_queue();
-        let pieces = appending.into_iter().flat_map(|group| group.pieces).map(|placed| placed.piece);
-        tickets.extend(pieces.chain(queue).map(|piece| piece.ticket));
+        state.life.fail(error.clone());
+        tickets.extend(state.queue.abort().map(|piece| piece.ticket));
     }
     tickets.iter().for_each(|ticket| ticket.unlock());
     tickets.iter().for_each(|ticket| ticket.fail(&error));
@@ -588,13 +581,13 @@ pub(crate) fn fail(shared: &Rc<Shared>, error: Error) {
 /// Completes disabling the log once it is drained: requests bypass it from then on. Returns true if write-back is to
 /// end.
 async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
-    let reason = match &shared.state.borrow().mode {
+    let reason = match shared.state.borrow().life.mode() {
         Mode::TurningOff(reason) => reason.clone(),
         _ => return false,
     };
     {
         let state = shared.state.borrow();
-        if state.entries.tail() < state.there(shared) {
+        if state.dirty.tail() < state.there(shared) {
             return false;
         }
     }
@@ -613,10 +606,10 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
             }
             Err(error) => {
                 tracing::warn!(%error, "the write log cannot be turned off yet");
-                shared.state.borrow_mut().backend_error = Some(error);
+                shared.state.borrow_mut().life.set_backend_error(Some(error));
                 // A closed log stays named by the record, and is written back when it is opened again.
                 let _ = timeout(backoff, closed(shared)).await;
-                if shared.state.borrow().closing {
+                if shared.state.borrow().life.is_closing() {
                     return true;
                 }
                 backoff = (backoff * 2).min(BACKOFF.1);
@@ -625,8 +618,8 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
     }
     {
         let mut state = shared.state.borrow_mut();
-        state.released = true;
-        if state.entries.len() > 0 {
+        state.life.set_released();
+        if !state.dirty.is_empty() {
             return false;
         }
     }
@@ -636,8 +629,7 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
     {
         let mut state = shared.state.borrow_mut();
         tracing::warn!(%reason, "the write log is off; nothing was lost");
-        state.mode = Mode::Off(reason);
-        state.backend_error = None;
+        state.life.set_off(reason);
     }
     shared.settled.notify_all();
     true

@@ -16,10 +16,11 @@ const SIM: Stage = Stage::Sim(&["--writelog"], 1000);
 
 const SSD: &str = "volume/writelog/src/media/ssd.rs";
 const PMEM: &str = "volume/writelog/src/media/pmem.rs";
-const DIRECT: &str = "volume/writelog/src/direct.rs";
+const BYPASS: &str = "volume/writelog/src/bypass.rs";
 const LOG_RS: &str = "volume/writelog/src/log.rs";
-const HOLD: &str = "volume/writelog/src/hold.rs";
-const STATE: &str = "volume/writelog/src/state.rs";
+const CONSISTENCY: &str = "volume/writelog/src/consistency.rs";
+const QUEUE: &str = "volume/writelog/src/queue.rs";
+const READ: &str = "volume/writelog/src/read.rs";
 const BACK: &str = "volume/writelog/src/writeback.rs";
 const THROTTLE: &str = "volume/writelog/src/throttle.rs";
 const FLUSH: &str = "volume/writelog/src/flush.rs";
@@ -44,8 +45,8 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-direct-over-tail",
         "A write bypasses the log while a recovery would still replay older entries over it",
-        DIRECT,
-        "shared.medium.persisted_tail() < state.entries.tail()",
+        BYPASS,
+        "shared.medium.persisted_tail() < state.dirty.tail()",
         "shared.medium.persisted_tail() == u64::MAX",
         &[ORDER, DAMAGE, SIM],
     ),
@@ -68,8 +69,8 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-cut-misses-direct",
         "A consistency point does not wait for writes in flight that bypass the log",
-        HOLD,
-        "shared.settled.wait_until(|| shared.state.borrow().direct_active == 0).await;",
+        CONSISTENCY,
+        "shared.settled.wait_until(|| shared.state.borrow().bypassed.is_idle()).await;",
         "",
         &[ORDER, SIM],
     ),
@@ -108,7 +109,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-shrink-misses-writes",
         "Shrinking does not wait for writes in flight past the new end",
-        HOLD,
+        CONSISTENCY,
         "let over = || shared.ranges.is_free_from(size);",
         "let over = || size < u64::MAX;",
         &[ORDER, SIM],
@@ -148,7 +149,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-barrier-ignored",
         "A flush begins no new generation, so that write-back may reorder over it",
-        STATE,
+        QUEUE,
         "self.generation += 1;",
         "self.generation += 0;",
         &[LOG, SIM],
@@ -156,7 +157,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-read-half-old",
         "A read that a write has overtaken at the backend is not made again",
-        STATE,
+        READ,
         "read.stale |= read.extent.overlaps(extent);",
         "read.stale |= read.extent.overlaps(extent) && read.extent.len == 0;",
         &[LOG, SIM],
@@ -165,7 +166,7 @@ pub(super) const LIST: &[Mutant] = &[
         "log-flush-misses-direct",
         "A flush does not make writes durable that bypassed the log",
         FLUSH,
-        "&& state.direct_lasts();",
+        "&& state.bypassed.is_durable();",
         ";",
         &[LOG, SIM],
     ),
@@ -244,9 +245,9 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-past-not-flushed",
         "A flush does not cover writes that were in flight past a log when it was attached",
-        STATE,
-        "self.past_active == 0 && self.direct_done == self.direct_flushed",
-        "self.direct_done == self.direct_flushed",
+        BYPASS,
+        "self.past_active == 0 && self.acknowledged == self.flushed",
+        "self.acknowledged == self.flushed",
         &[ORDER, SIM],
     ),
     Mutant::new(
@@ -268,9 +269,9 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-closed-unheard",
         "Who waits for a log to be written back does not hear that it is closed",
-        HOLD,
-        "state.entries.tail() >= seq || state.closing ||",
-        "state.entries.tail() >= seq ||",
+        CONSISTENCY,
+        "state.dirty.tail() >= seq || state.life.is_closing() ||",
+        "state.dirty.tail() >= seq ||",
         &[FAILURES],
     ),
     Mutant::new(

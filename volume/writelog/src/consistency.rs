@@ -6,17 +6,87 @@ use std::rc::Rc;
 use forebay_block::{Request, Result};
 
 use crate::log::{Shared, WriteLog, closed};
-use crate::state::Mode;
 use crate::{append, writeback};
+
+/// Bounds of write-back: held consistency points, and how far callers wait for it.
+///
+/// Invariant: while a point is held, no entry from it on is written back.
+#[derive(Debug, Default)]
+pub(crate) struct ConsistencyPoints {
+    /// Held points: entries from these on must not be written back.
+    held: Vec<u64>,
+    /// A caller waits until the backend holds all entries before this one.
+    drain_target: u64,
+}
+
+impl ConsistencyPoints {
+    /// Holds a point; several guards may hold the same one.
+    fn hold(&mut self, seq: u64) {
+        self.held.push(seq);
+    }
+
+    /// Ends one hold of a point.
+    fn unhold(&mut self, seq: u64) {
+        remove_one(&mut self.held, seq);
+    }
+
+    /// Returns whether a point is held.
+    pub(crate) fn is_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Returns the first entry that must not be written back, if a point is held.
+    pub(crate) fn held(&self) -> Option<u64> {
+        self.held.iter().min().copied()
+    }
+
+    /// Asks for write-back of all entries before `seq`.
+    fn drain_to(&mut self, seq: u64) {
+        self.drain_target = self.drain_target.max(seq);
+    }
+
+    /// Returns the entry before which all are asked to be written back.
+    pub(crate) fn drain_target(&self) -> u64 {
+        self.drain_target
+    }
+}
+
+/// Size limits of shrinks in progress: requests past any of these are refused.
+#[derive(Debug, Default)]
+pub(crate) struct SizeLimits(Vec<u64>);
+
+impl SizeLimits {
+    fn add(&mut self, size: u64) {
+        self.0.push(size);
+    }
+
+    fn remove(&mut self, size: u64) {
+        remove_one(&mut self.0, size);
+    }
+
+    /// Returns the lowest of these limits and `size`.
+    pub(crate) fn limit(&self, size: u64) -> u64 {
+        self.0.iter().fold(size, |least, &limit| least.min(limit))
+    }
+}
+
+/// Removes one of the equal values that several guards may have added.
+fn remove_one(values: &mut Vec<u64>, value: u64) {
+    let at = values.iter().position(|&other| other == value);
+    debug_assert!(at.is_some(), "{value} was removed before");
+    if let Some(at) = at {
+        values.swap_remove(at);
+    }
+}
 
 impl WriteLog {
     /// Accounts for changes in flight past a log that is being attached, until the returned guard is dropped. Entries
     /// newer than the present ones are not written back in the meantime, and flushes go to the backend too.
     pub fn changes_past(&self) -> ChangesPast {
         let mut state = self.shared.state.borrow_mut();
-        let head = state.entries.head();
-        state.holds.push(head);
-        state.past_active += 1;
+        let head = state.dirty.head();
+        state.points.hold(head);
+        state.bypassed.begin_past();
         ChangesPast { cut: Cut { shared: self.shared.clone(), head } }
     }
 
@@ -26,7 +96,7 @@ impl WriteLog {
     /// If the log has failed or is closed, or the backend fails a flush.
     pub async fn drain(&self) -> Result<()> {
         self.settle().await;
-        let head = self.shared.state.borrow().entries.head();
+        let head = self.shared.state.borrow().dirty.head();
         self.drain_to(head).await
     }
 
@@ -34,20 +104,20 @@ impl WriteLog {
         let shared = &self.shared;
         {
             let mut state = shared.state.borrow_mut();
-            state.wanted = state.wanted.max(seq);
+            state.points.drain_to(seq);
         }
         shared.write_back.notify_all();
         let over = || {
             let state = shared.state.borrow();
-            state.entries.tail() >= seq || state.closing || matches!(state.mode, Mode::Failed(_))
+            state.dirty.tail() >= seq || state.life.is_closing() || state.life.failure().is_some()
         };
         shared.settled.wait_until(over).await;
         {
             let state = shared.state.borrow();
-            if let Mode::Failed(error) = &state.mode {
+            if let Some(error) = state.life.failure() {
                 return Err(error.clone());
             }
-            if state.entries.tail() < seq {
+            if state.dirty.tail() < seq {
                 return Err(closed());
             }
         }
@@ -57,16 +127,11 @@ impl WriteLog {
     /// Waits until all pieces queued now are in the log, or were dropped with an error.
     async fn settle(&self) {
         let shared = &self.shared;
-        shared.settled.wait_until(|| !matches!(shared.state.borrow().mode, Mode::Acquiring)).await;
-        let (queued, drops) = {
-            let state = shared.state.borrow();
-            (state.next_seq + state.queue.len() as u64, state.drops)
-        };
+        shared.settled.wait_until(|| !shared.state.borrow().life.is_acquiring()).await;
+        let queued = shared.state.borrow().queue.mark();
         let over = || {
             let state = shared.state.borrow();
-            // Pieces dropped from the queue never get a sequence number.
-            let target = if state.drops == drops { queued } else { queued.min(state.dropped_at) };
-            state.appended_seq >= target || !state.mode.is_on()
+            state.queue.has_reached(queued) || !state.life.is_on()
         };
         shared.settled.wait_until(over).await;
     }
@@ -82,12 +147,12 @@ impl WriteLog {
         self.settle().await;
         let head = {
             let mut state = shared.state.borrow_mut();
-            let head = state.entries.head();
-            state.holds.push(head);
+            let head = state.dirty.head();
+            state.points.hold(head);
             head
         };
         let cut = Cut { shared: shared.clone(), head };
-        shared.settled.wait_until(|| shared.state.borrow().direct_active == 0).await;
+        shared.settled.wait_until(|| shared.state.borrow().bypassed.is_idle()).await;
         self.drain_to(head).await?;
         Ok(cut)
     }
@@ -99,7 +164,7 @@ impl WriteLog {
     /// If the log has failed, or the backend fails a flush.
     pub async fn shrink(&self, size: u64) -> Result<Shrinking> {
         let shared = &self.shared;
-        shared.state.borrow_mut().size_limits.push(size);
+        shared.state.borrow_mut().size_limits.add(size);
         let shrinking = Shrinking { shared: shared.clone(), size };
         let over = || shared.ranges.is_free_from(size);
         shared.settled.wait_until(over).await;
@@ -119,13 +184,10 @@ impl WriteLog {
         // After a failure of the medium, any entry may be replayed until the record excludes it.
         let over = || {
             let state = shared.state.borrow();
-            state.mode.is_on() || matches!(state.mode, Mode::Off(_) | Mode::Failed(_))
+            state.life.is_on() || state.life.is_over()
         };
         shared.settled.wait_until(over).await;
-        match &shared.state.borrow().mode {
-            Mode::Failed(error) => Err(error.clone()),
-            _ => Ok(()),
-        }
+        shared.state.borrow().life.failure().map_or(Ok(()), |error| Err(error.clone()))
     }
 }
 
@@ -137,13 +199,7 @@ pub struct Cut {
 
 impl Drop for Cut {
     fn drop(&mut self) {
-        {
-            let mut state = self.shared.state.borrow_mut();
-            // Other guards may still hold the same entry.
-            if let Some(at) = state.holds.iter().position(|&head| head == self.head) {
-                state.holds.swap_remove(at);
-            }
-        }
+        self.shared.state.borrow_mut().points.unhold(self.head);
         self.shared.write_back.notify_all();
     }
 }
@@ -155,10 +211,7 @@ pub struct ChangesPast {
 
 impl Drop for ChangesPast {
     fn drop(&mut self) {
-        let mut state = self.cut.shared.state.borrow_mut();
-        state.past_active -= 1;
-        // Changes acknowledged most recently may not be durable.
-        state.direct_done += 1;
+        self.cut.shared.state.borrow_mut().bypassed.end_past();
     }
 }
 
@@ -170,10 +223,6 @@ pub struct Shrinking {
 
 impl Drop for Shrinking {
     fn drop(&mut self) {
-        let limits = &mut self.shared.state.borrow_mut().size_limits;
-        // Other guards may still hold the same limit.
-        if let Some(at) = limits.iter().position(|&size| size == self.size) {
-            limits.swap_remove(at);
-        }
+        self.shared.state.borrow_mut().size_limits.remove(self.size);
     }
 }
