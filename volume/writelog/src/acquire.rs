@@ -32,7 +32,7 @@ pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
             }
             Err(error) if is_lost(error.kind()) => return fail(&shared, error),
             Err(error) => {
-                tracing::warn!(%error, "the volume of a write log cannot be acquired yet; its requests wait");
+                tracing::warn!(%error, "cannot acquire the volume of a write log: its requests wait, retrying");
                 shared.state.borrow_mut().life.set_backend_error(Some(error));
                 shared.settled.notify_all();
             }

@@ -40,7 +40,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
 /// Starts one group; returns false if the medium has no space for it.
 fn step(shared: &Rc<Shared>) -> bool {
     let mut state = shared.state.borrow_mut();
-    let started = state.queue.start_group(&*shared.medium, !shared.is_early());
+    let started = state.queue.start_group(&*shared.medium, !shared.is_write_back_ack());
     let Some(Started { number, work }) = started else { return false };
     state.counters.group();
     drop(state);
@@ -67,13 +67,13 @@ fn publish(shared: &Rc<Shared>) {
         match done {
             Ok(Some(group)) => publish_group(shared, group),
             Ok(None) => return,
-            Err(error) => return turn_off(shared, error),
+            Err(error) => return disable_failed(shared, error),
         }
     }
 }
 
 fn publish_group(shared: &Rc<Shared>, group: Appending) {
-    let early = shared.is_early();
+    let write_back_ack = shared.is_write_back_ack();
     let keep = shared.kind == crate::MediumKind::Ssd;
     let mut dead = Vec::new();
     let mut finished = Vec::new();
@@ -82,7 +82,7 @@ fn publish_group(shared: &Rc<Shared>, group: Appending) {
     shared.medium.finished(group.number);
     for (seq, placed) in (group.first_seq..).zip(group.pieces) {
         state.counters.appended(placed.piece.extent.len);
-        if early {
+        if write_back_ack {
             state.dirty.set_place(seq, placed.place, placed.crc);
         } else {
             let pushed = state.push(placed.entry(), placed.piece.generation, Some(&mut dead));
@@ -91,31 +91,34 @@ fn publish_group(shared: &Rc<Shared>, group: Appending) {
                 state.dirty.cache_payload(seq, placed.piece.payload);
             }
         }
-        if placed.piece.ticket.piece_done() {
-            if !early {
-                placed.piece.ticket.unlock();
+        if placed.piece.pending.piece_done() {
+            if !write_back_ack {
+                placed.piece.pending.unlock();
             }
-            finished.push(placed.piece.ticket);
+            finished.push(placed.piece.pending);
         }
     }
     let before = state.queue.appended_seq();
     state.dirty.evict_payloads(shared.options.recent_bytes, before);
     drop(state);
-    dead.iter().for_each(|entry| shared.medium.hidden(entry));
-    for ticket in finished {
-        ticket.answer(Ok(Reply::Done));
+    dead.iter().for_each(|entry| shared.medium.superseded(entry));
+    for pending in finished {
+        pending.answer(Ok(Reply::Done));
     }
     shared.settled.notify_all();
     // Not signaled on every write: write-back wakes by itself when the entries reach their age.
-    if was_empty || early || throttle::is_eager(shared) || shared.state.borrow().points.drain_target() > 0 {
+    if was_empty || write_back_ack || throttle::is_eager(shared) || shared.state.borrow().points.drain_target() > 0 {
         shared.write_back.notify_all();
     }
 }
 
 /// Disables the log because its medium has failed.
-pub(crate) fn turn_off(shared: &Rc<Shared>, error: Error) {
+pub(crate) fn disable_failed(shared: &Rc<Shared>, error: Error) {
     if shared.state.borrow().life.is_on() {
-        tracing::error!(%error, "the write log turns itself off");
+        tracing::error!(
+            %error,
+            "cannot use the medium of the write log: disabling the log, writing its contents back; replace the medium"
+        );
         disable(shared, error);
     }
 }
@@ -123,15 +126,15 @@ pub(crate) fn turn_off(shared: &Rc<Shared>, error: Error) {
 /// Disables the log: no more appends; its contents are written back, and requests then bypass it. Requests whose
 /// append was in flight are resubmitted from their callers' buffers.
 pub(crate) fn disable(shared: &Rc<Shared>, reason: Error) {
-    let mut tickets = Vec::new();
+    let mut pending_writes = Vec::new();
     {
         let mut state = shared.state.borrow_mut();
-        if !state.life.turn_off(reason) {
+        if !state.life.begin_disable(reason) {
             return;
         }
         for piece in state.queue.abort() {
-            if tickets.last().is_none_or(|last| !Rc::ptr_eq(last, &piece.ticket)) {
-                tickets.push(piece.ticket);
+            if pending_writes.last().is_none_or(|last| !Rc::ptr_eq(last, &piece.pending)) {
+                pending_writes.push(piece.pending);
             }
         }
     }
@@ -139,17 +142,17 @@ pub(crate) fn disable(shared: &Rc<Shared>, reason: Error) {
     shared.append.notify_all();
     shared.room.notify_all();
     shared.settled.notify_all();
-    if shared.is_early() {
+    if shared.is_write_back_ack() {
         // Early-acknowledged writes are in memory, and are written back from there.
         return;
     }
-    for ticket in tickets {
-        drop(spawn(again(shared.clone(), ticket.request.clone(), ticket)));
+    for pending in pending_writes {
+        drop(spawn(again(shared.clone(), pending.request.clone(), pending)));
     }
 }
 
 /// Resubmits a request to the backend, once the log is bypassed.
-async fn again(shared: Rc<Shared>, request: Request, ticket: Rc<crate::ticket::Ticket>) {
+async fn again(shared: Rc<Shared>, request: Request, pending: Rc<crate::pending_write::PendingWrite>) {
     // Submitted before any other request: its range is still locked, and a comparison may have preceded it.
     let released = |state: &LogState| state.life.is_released() && state.dirty.is_empty();
     let over = || {
@@ -169,6 +172,6 @@ async fn again(shared: Rc<Shared>, request: Request, ticket: Rc<crate::ticket::T
         Some(error) => Err(error),
         None => shared.inner.submit(request).await,
     };
-    ticket.unlock();
-    ticket.answer(result);
+    pending.unlock();
+    pending.answer(result);
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use forebay_block::{Extent, Request};
 use forebay_reactor::spawn;
 
-use crate::append::turn_off;
+use crate::append::disable_failed;
 use crate::log::{Answer, Shared, log};
 use crate::range_lock::RangeGuard;
 use crate::state::LogState;
@@ -107,11 +107,11 @@ impl BypassedWrites {
 /// Returns whether a long sequential write may bypass the log without visible effect: the log holds no older
 /// generation and no overlapping entry, and no recovery would replay anything over it. If only the last condition is
 /// unmet, starts persisting the tail, so that the next such write may bypass.
-pub(crate) fn goes_round(shared: &Rc<Shared>, request: &Request, extent: Extent) -> bool {
+pub(crate) fn may_bypass(shared: &Rc<Shared>, request: &Request, extent: Extent) -> bool {
     let mut state = shared.state.borrow_mut();
     let long = shared.options.direct_min.is_some_and(|least| extent.len >= u64::from(least));
     let sequential = matches!(request, Request::Write { .. }) && long && state.bypassed.is_sequential(extent);
-    if !sequential || !state.may_go_round(extent) {
+    if !sequential || !state.permits_bypass(extent) {
         return false;
     }
     let replayed = shared.medium.persisted_tail() < state.dirty.tail();
@@ -119,7 +119,7 @@ pub(crate) fn goes_round(shared: &Rc<Shared>, request: &Request, extent: Extent)
         let shared = shared.clone();
         drop(spawn(async move {
             if let Err(error) = writeback::persist_tail_twice(&shared).await {
-                turn_off(&shared, error);
+                disable_failed(&shared, error);
             }
             shared.state.borrow_mut().bypassed.end_persist();
         }));
@@ -129,7 +129,7 @@ pub(crate) fn goes_round(shared: &Rc<Shared>, request: &Request, extent: Extent)
 
 impl LogState {
     /// Returns whether the contents of the log permit a write to bypass it.
-    fn may_go_round(&self, extent: Extent) -> bool {
+    fn permits_bypass(&self, extent: Extent) -> bool {
         let current = self.dirty.oldest_generation().is_none_or(|oldest| oldest == self.queue.generation());
         let free = self.life.is_on() && !self.points.is_held();
         free && current && self.queue.has_only_current() && !self.dirty.touches(extent)
@@ -148,13 +148,13 @@ pub(crate) async fn write(shared: Rc<Shared>, request: Request, range: RangeGuar
     }
     let mut sent = request.clone();
     // An acknowledged write is durable either way.
-    let lasts = !shared.is_early();
+    let durable = !shared.is_write_back_ack();
     if let Request::Write { fua, .. } = &mut sent {
-        *fua |= lasts;
+        *fua |= durable;
     }
     let result = shared.inner.submit(sent).await;
     let mut state = shared.state.borrow_mut();
-    state.bypassed.end(lasts);
+    state.bypassed.end(durable);
     state.reads.mark_stale(extent);
     if result.is_err() && state.life.is_on() {
         // Fall back to the log, which can wait for the backend to recover.

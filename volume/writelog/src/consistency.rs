@@ -179,7 +179,7 @@ impl WriteLog {
         if self.mode().is_on()
             && let Err(error) = writeback::persist_tail_twice(shared).await
         {
-            append::turn_off(shared, error);
+            append::disable_failed(shared, error);
         }
         // After a failure of the medium, any entry may be replayed until the record excludes it.
         let over = || {

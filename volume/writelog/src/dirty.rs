@@ -128,7 +128,7 @@ impl DirtySet {
             let number = entries.seq_of(id);
             let Some(changed) = entries.get_mut(number) else { return };
             changed.count(by);
-            let over = by < 0 && changed.is_hidden() && number >= first && number != seq && !changed.is_dead();
+            let over = by < 0 && changed.is_superseded() && number >= first && number != seq && !changed.is_dead();
             if let Some(dead) = dead.as_mut().filter(|_| over) {
                 changed.kill();
                 dead.push(*changed);
@@ -155,7 +155,7 @@ impl DirtySet {
         while self.entries.tail() < tail
             && let Some((seq, entry)) = self.entries.pop()
         {
-            if !entry.is_hidden() {
+            if !entry.is_superseded() {
                 self.index.remove(entry.extent(), seq as u32, |_, _| {});
             }
             self.bytes -= entry.extent().len;

@@ -106,7 +106,7 @@ impl Entry {
     }
 
     /// Returns whether the entry is superseded: no index segment, and so no read, refers to it.
-    pub fn is_hidden(&self) -> bool {
+    pub fn is_superseded(&self) -> bool {
         self.state & SEGMENTS_MAX == 0
     }
 
@@ -256,8 +256,8 @@ mod tests {
         let mut entry = Entry::new(Kind::Discard, Extent::new(4096, 1 << 30), NOWHERE, 0);
         entry.count(3);
         entry.count(-2);
-        assert!(!entry.is_hidden() && entry.kind() == Kind::Discard && entry.payload_len() == 0);
+        assert!(!entry.is_superseded() && entry.kind() == Kind::Discard && entry.payload_len() == 0);
         entry.count(-1);
-        assert!(entry.is_hidden() && entry.extent() == Extent::new(4096, 1 << 30));
+        assert!(entry.is_superseded() && entry.extent() == Extent::new(4096, 1 << 30));
     }
 }

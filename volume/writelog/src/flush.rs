@@ -13,17 +13,17 @@ pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<Reply>> {
     let mut state = shared.state.borrow_mut();
     state.barrier();
     // While the log is being disabled, requests reach the backend, which does not make them durable by itself.
-    let lasts = state.life.is_on() && !shared.is_early() && state.bypassed.is_durable();
+    let durable = state.life.is_on() && !shared.is_write_back_ack() && state.bypassed.is_durable();
     drop(state);
-    if lasts {
+    if durable {
         return Box::pin(ready(Ok(Reply::Done)));
     }
-    Box::pin(async move { make_last(&shared).await.map(|()| Reply::Done) })
+    Box::pin(async move { sync_acknowledged(&shared).await.map(|()| Reply::Done) })
 }
 
 /// Makes all acknowledged writes durable.
-pub(crate) async fn make_last(shared: &Rc<Shared>) -> Result<()> {
-    if shared.is_early() {
+pub(crate) async fn sync_acknowledged(shared: &Rc<Shared>) -> Result<()> {
+    if shared.is_write_back_ack() {
         let head = shared.state.borrow().dirty.head();
         let over = || {
             let state = shared.state.borrow();
@@ -32,7 +32,7 @@ pub(crate) async fn make_last(shared: &Rc<Shared>) -> Result<()> {
         shared.settled.wait_until(over).await;
         let synced = if shared.state.borrow().life.is_on() { sync(shared).await } else { Ok(()) };
         if let Err(error) = synced {
-            crate::append::turn_off(shared, error);
+            crate::append::disable_failed(shared, error);
         }
         // After a failure of the medium, they become durable only at the backend.
         let over = || {
@@ -44,13 +44,13 @@ pub(crate) async fn make_last(shared: &Rc<Shared>) -> Result<()> {
             return Err(error.clone());
         }
     }
-    flush_direct(shared).await
+    flush_bypassed(shared).await
 }
 
 /// Makes all acknowledged writes durable on the medium, without any request to the backend. If the log is full, that
 /// covers the entries placed already; the others follow as write-back frees space.
-pub(crate) async fn make_last_on_medium(shared: &Rc<Shared>) {
-    if !shared.is_early() {
+pub(crate) async fn sync_acknowledged_on_medium(shared: &Rc<Shared>) {
+    if !shared.is_write_back_ack() {
         return;
     }
     let all = |state: &LogState| state.queue.appended_seq() >= state.dirty.head() || !state.life.is_on();
@@ -67,16 +67,16 @@ pub(crate) async fn make_last_on_medium(shared: &Rc<Shared>) {
             break;
         }
         if let Err(error) = sync(shared).await {
-            crate::append::turn_off(shared, error);
+            crate::append::disable_failed(shared, error);
         }
         if all(&shared.state.borrow()) {
             break;
         }
     }
-    let turning_off = shared.state.borrow().life.is_turning_off();
+    let turning_off = shared.state.borrow().life.is_disabling();
     if turning_off && let Err(error) = shared.medium.sync().await {
         // A failed medium is not relied on, whatever it reports: its contents go to the backend.
-        tracing::debug!(%error, "a write log that turns off could not be synced");
+        tracing::debug!(%error, "cannot sync the medium of a write log being disabled; its contents go to the backend");
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) async fn sync(shared: &Rc<Shared>) -> Result<()> {
 }
 
 /// Makes bypassed writes durable.
-pub(crate) async fn flush_direct(shared: &Rc<Shared>) -> Result<()> {
+pub(crate) async fn flush_bypassed(shared: &Rc<Shared>) -> Result<()> {
     let done = {
         let state = shared.state.borrow();
         if state.bypassed.is_durable() && state.life.is_on() {

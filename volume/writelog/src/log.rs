@@ -12,17 +12,17 @@ use forebay_reactor::spawn;
 use forebay_reactor::sync::{Notify, oneshot};
 
 use crate::entries::{Kind, SAME_LEN};
-use crate::expand::{Pattern, pattern_of};
 use crate::format::{MediumKind, PAYLOAD_MAX, RUN_MAX};
 use crate::media::Medium;
 use crate::mode::Mode;
 use crate::options::{Limits, Options, Owner, Persist};
+use crate::pattern::{Pattern, pattern_of};
+use crate::pending_write::PendingWrite;
 use crate::range_lock::{RangeGuard, RangeLock};
 use crate::shelf::{Held, OpenLog};
 use crate::state::LogState;
 use crate::stats::LogStats;
 use crate::throttle::{self, Throttle};
-use crate::ticket::Ticket;
 use crate::{acquire, append, bypass, flush, read, writeback};
 
 pub(crate) struct Shared {
@@ -50,7 +50,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Returns whether writes are acknowledged before they are durable.
-    pub(crate) fn is_early(&self) -> bool {
+    pub(crate) fn is_write_back_ack(&self) -> bool {
         self.options.persist == Persist::OnFlush && self.kind == MediumKind::Ssd
     }
 
@@ -220,7 +220,7 @@ impl WriteLog {
     /// Returns the maximum number of acknowledged bytes not known to be durable on the medium or at the backend: they
     /// are lost if the process ends now.
     pub fn unkept_bytes(&self) -> u64 {
-        if !self.shared.is_early() {
+        if !self.shared.is_write_back_ack() {
             return 0;
         }
         let state = self.shared.state.borrow();
@@ -235,7 +235,7 @@ impl WriteLog {
         shared.state.borrow_mut().life.end();
         shared.settled.notify_all();
         shared.write_back.notify_all();
-        flush::make_last_on_medium(shared).await;
+        flush::sync_acknowledged_on_medium(shared).await;
     }
 
     /// Waits until a closed log has nothing in flight any more, so that its space can be reused.
@@ -269,8 +269,8 @@ impl WriteLog {
             quiet && !state.life.is_acquiring() || state.life.failure().is_some()
         };
         shared.settled.wait_until(over).await;
-        let lasts = flush::make_last(shared).await;
-        let drained = if flush { self.drain().await } else { lasts };
+        let synced = flush::sync_acknowledged(shared).await;
+        let drained = if flush { self.drain().await } else { synced };
         let clean = {
             let mut state = shared.state.borrow_mut();
             state.life.close();
@@ -389,7 +389,7 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
                 return true;
             }
             let state = shared.state.borrow();
-            if state.life.is_ending() || state.life.is_turning_off() {
+            if state.life.is_ending() || state.life.is_disabling() {
                 return state.life.is_ending();
             }
             if state.life.is_on() {
@@ -428,7 +428,7 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
 
 /// Starts a change whose range is locked: in the log, or bypassing it.
 fn begin(shared: &Rc<Shared>, request: Request, range: RangeGuard, answer: Answer) {
-    if bypass::goes_round(shared, &request, range.extent()) {
+    if bypass::may_bypass(shared, &request, range.extent()) {
         // Counted from here, not from the task's first poll: a consistency point must not miss it.
         shared.state.borrow_mut().bypassed.begin();
         drop(spawn(bypass::write(shared.clone(), request, range, answer)));
@@ -446,26 +446,26 @@ pub(crate) fn log(shared: &Rc<Shared>, request: Request, range: RangeGuard, answ
             | Request::WriteZeroes { fua: true, .. }
             | Request::CompareAndWrite { fua: true, .. }
     );
-    let pieces = cut(&request, extent);
-    let early = shared.is_early();
+    let pieces = split(&request, extent);
+    let write_back_ack = shared.is_write_back_ack();
     let mut state = shared.state.borrow_mut();
     state.bypassed.wrote(extent);
-    if !early {
-        let ticket = Rc::new(Ticket::new(request, Some(range), answer.arrived, pieces.len(), answer.sender));
-        state.enqueue(pieces, &ticket, false);
+    if !write_back_ack {
+        let pending = Rc::new(PendingWrite::new(request, Some(range), answer.arrived, pieces.len(), answer.sender));
+        state.enqueue(pieces, &pending, false);
         drop(state);
         shared.append.notify_all();
         return;
     }
     let (unheard, _) = oneshot::channel();
-    let ticket = Rc::new(Ticket::new(request, None, answer.arrived, pieces.len(), unheard));
-    state.enqueue(pieces, &ticket, true);
+    let pending = Rc::new(PendingWrite::new(request, None, answer.arrived, pieces.len(), unheard));
+    state.enqueue(pieces, &pending, true);
     drop(state);
     shared.append.notify_all();
     drop(range);
     if fua {
         let shared = shared.clone();
-        drop(spawn(async move { answer.send(flush::make_last(&shared).await.map(|()| Reply::Done)) }));
+        drop(spawn(async move { answer.send(flush::sync_acknowledged(&shared).await.map(|()| Reply::Done)) }));
     } else {
         answer.send(Ok(Reply::Done));
     }
@@ -508,7 +508,7 @@ fn first_difference(found: &BufList, expect: &BufList) -> Option<u64> {
 }
 
 /// Splits a change into pieces of one entry each, at multiples of the maximum length.
-fn cut(request: &Request, extent: Extent) -> Vec<(Kind, Extent, BufList)> {
+fn split(request: &Request, extent: Extent) -> Vec<(Kind, Extent, BufList)> {
     let (kind, longest, payload) = match request {
         Request::Write { data, .. } => match pattern_of(data) {
             Pattern::Mixed => (Kind::Write, u64::from(PAYLOAD_MAX), data.clone()),

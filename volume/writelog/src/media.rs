@@ -13,7 +13,7 @@ use forebay_reactor::wall_clock;
 
 use crate::entries::{Entry, Kind};
 use crate::format::EntryRecord;
-use crate::ticket::Ticket;
+use crate::pending_write::PendingWrite;
 
 /// Piece of a change, to be appended as one entry.
 pub(crate) struct Piece {
@@ -22,13 +22,13 @@ pub(crate) struct Piece {
     /// Payload; empty for kinds without one.
     pub(crate) payload: BufList,
     pub(crate) generation: u64,
-    pub(crate) ticket: Rc<Ticket>,
+    pub(crate) pending: Rc<PendingWrite>,
 }
 
 impl Piece {
     /// Returns the number of generations by which the submission preceded the piece's own.
     pub(crate) fn slack(&self) -> u64 {
-        self.generation.saturating_sub(self.ticket.arrived)
+        self.generation.saturating_sub(self.pending.arrived)
     }
 }
 
@@ -103,10 +103,10 @@ pub(crate) trait Medium {
     }
 
     /// Notes that a later entry of the same generation has superseded this one; neither reads nor write-back need it.
-    fn hidden(&self, entry: &Entry);
+    fn superseded(&self, entry: &Entry);
 
     /// Notes that the backend durably holds everything before `tail_seq`; `gone` lists the retired entries with a
-    /// payload that were not reported to [`hidden`](Self::hidden).
+    /// payload that were not reported to [`superseded`](Self::superseded).
     fn retire(&self, tail_seq: u64, gone: &[Entry]);
 
     /// Returns a sequence number before which no recovery replays an entry, whichever copy of the superblock is

@@ -90,7 +90,7 @@ impl Lifecycle {
     }
 
     /// Returns whether the log is being disabled.
-    pub(crate) fn is_turning_off(&self) -> bool {
+    pub(crate) fn is_disabling(&self) -> bool {
         matches!(self.mode, Mode::TurningOff(_))
     }
 
@@ -139,7 +139,7 @@ impl Lifecycle {
     }
 
     /// Begins to disable the log; returns false unless it is enabled.
-    pub(crate) fn turn_off(&mut self, reason: Error) -> bool {
+    pub(crate) fn begin_disable(&mut self, reason: Error) -> bool {
         if !self.is_on() {
             return false;
         }
@@ -149,13 +149,13 @@ impl Lifecycle {
 
     /// Records that the log must never be replayed.
     pub(crate) fn set_released(&mut self) {
-        debug_assert!(self.is_turning_off(), "released while {}", self.mode.name());
+        debug_assert!(self.is_disabling(), "released while {}", self.mode.name());
         self.released = true;
     }
 
     /// Completes disabling the log.
     pub(crate) fn set_off(&mut self, reason: Error) {
-        debug_assert!(self.is_turning_off() && self.released, "off after {}", self.mode.name());
+        debug_assert!(self.is_disabling() && self.released, "off after {}", self.mode.name());
         (self.mode, self.backend_error) = (Mode::Off(reason), None);
     }
 

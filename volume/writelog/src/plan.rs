@@ -6,12 +6,12 @@
 use forebay_block::Extent;
 
 use crate::entries::{Entry, Kind};
-use crate::hidden::Covered;
+use crate::interval_set::IntervalSet;
 
 /// Maximum length of a merged write, and of the writes in one request, in bytes.
 const JOINED_MAX: u64 = 1 << 20;
 /// Maximum number of writes in one request.
-const TOGETHER_MAX: usize = 64;
+const COALESCED_MAX: usize = 64;
 
 /// Operation of a run at the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +49,7 @@ pub(crate) struct Run {
 /// Plans the write-back of entries of one generation, given oldest first; excludes anything past `size` bytes of the
 /// volume.
 pub(crate) fn plan<'a>(entries: impl DoubleEndedIterator<Item = (u64, &'a Entry)>, size: u64) -> Vec<Run> {
-    let mut covered = Covered::default();
+    let mut covered = IntervalSet::default();
     let mut parts: Vec<(Extent, u64, Action)> = Vec::new();
     for (seq, entry) in entries.rev() {
         let Extent { offset, len } = entry.extent();
@@ -78,7 +78,7 @@ pub(crate) fn plan<'a>(entries: impl DoubleEndedIterator<Item = (u64, &'a Entry)
 }
 
 /// Coalesces runs into requests: adjacent writes within the same backend unit of `unit` bytes form one request.
-pub(crate) fn together(runs: Vec<Run>, unit: Option<u64>) -> Vec<Vec<Run>> {
+pub(crate) fn coalesce(runs: Vec<Run>, unit: Option<u64>) -> Vec<Vec<Run>> {
     let unit_of = |run: &Run| {
         let unit = unit.filter(|_| run.action == Action::Write)?;
         let first = run.extent.offset / unit;
@@ -90,7 +90,7 @@ pub(crate) fn together(runs: Vec<Run>, unit: Option<u64>) -> Vec<Vec<Run>> {
         let own = unit_of(&run);
         bytes += run.extent.len;
         match groups.last_mut() {
-            Some(group) if own.is_some() && own == last && group.len() < TOGETHER_MAX && bytes <= JOINED_MAX => {
+            Some(group) if own.is_some() && own == last && group.len() < COALESCED_MAX && bytes <= JOINED_MAX => {
                 group.push(run);
             }
             _ => {
@@ -111,7 +111,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_writes_of_one_unit_go_together(
+        fn only_writes_of_one_unit_are_coalesced(
             runs in proptest::collection::vec((0..300_u64, 1..200_u64, 0..5_u8), 0..80),
             unit in proptest::option::of(512..2048_u64),
         ) {
@@ -124,10 +124,10 @@ mod tests {
                     Run { action: if kind == 0 { Action::Zeroes } else { Action::Write }, extent, parts: Vec::new() }
                 })
                 .collect();
-            let groups = together(runs.clone(), unit);
+            let groups = coalesce(runs.clone(), unit);
             let units = |run: &Run| unit.map(|unit| (run.extent.offset / unit, (run.extent.end() - 1) / unit));
             for group in &groups {
-                prop_assert!(!group.is_empty() && group.len() <= TOGETHER_MAX);
+                prop_assert!(!group.is_empty() && group.len() <= COALESCED_MAX);
                 if group.len() > 1 {
                     let first = units(&group[0]);
                     prop_assert!(first.is_some_and(|(from, to)| from == to));
@@ -138,7 +138,7 @@ mod tests {
                 let (last, next) = (&pair[0][pair[0].len() - 1], &pair[1][0]);
                 let alike = units(last).is_some_and(|(from, to)| from == to) && units(last) == units(next);
                 let writes = last.action == Action::Write && next.action == Action::Write;
-                prop_assert!(!(alike && writes) || pair[0].len() == TOGETHER_MAX, "apart for no reason");
+                prop_assert!(!(alike && writes) || pair[0].len() == COALESCED_MAX, "apart for no reason");
             }
             prop_assert_eq!(groups.concat(), runs);
         }

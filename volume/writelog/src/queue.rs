@@ -48,7 +48,7 @@ pub(crate) struct AppendQueue {
     next_seq: u64,
     /// Entries before this one are on the medium.
     appended_seq: u64,
-    /// Entries before this one are durable on the medium, in the early acknowledgement mode.
+    /// Entries before this one are durable on the medium, in the write-back acknowledgement mode.
     synced_seq: u64,
     /// Value of `next_seq` when the queue was last dropped: pieces queued then never get a sequence number.
     dropped_at: u64,
@@ -130,7 +130,7 @@ impl AppendQueue {
         self.appended_seq
     }
 
-    /// Returns the sequence number before which all entries are durable, in the early acknowledgement mode.
+    /// Returns the sequence number before which all entries are durable, in the write-back acknowledgement mode.
     pub(crate) fn synced_seq(&self) -> u64 {
         self.synced_seq
     }

@@ -7,8 +7,8 @@ use forebay_block::{Buf, BufList, Extent, ExtentMap, ExtentState, LocalFuture, R
 use forebay_reactor::spawn;
 
 use crate::entries::{Entry, Kind, NOWHERE};
-use crate::expand::expand;
 use crate::log::Shared;
+use crate::pattern::pattern_fill;
 use crate::state::LogState;
 
 /// Source of a part of a read.
@@ -47,7 +47,7 @@ fn source(shared: &Shared, state: &LogState, seq: u64, entry: &Entry, part: Exte
 fn shape(entry: &Entry, part: Extent, payload: BufList) -> BufList {
     let extent = entry.extent();
     match entry.kind() {
-        Kind::Same => expand(&payload.to_vec(), part.offset - extent.offset, part.len as usize),
+        Kind::Same => pattern_fill(&payload.to_vec(), part.offset - extent.offset, part.len as usize),
         _ => payload.slice((part.offset - extent.offset) as usize..(part.end() - extent.offset) as usize),
     }
 }

@@ -17,10 +17,10 @@ use crate::format::{
     DIRECTORY_COPIES, Directory, LOG_ALIGN, LOG_SIZE_LEAST, LOG_SIZE_MIN, LOGS_AT, LogId, MediumKind, Refused,
     SHELF_UNFINISHED, SUPER_COPIES, SUPER_LEN, ShelfEntry, Superblock, tag_of,
 };
-use crate::hidden::hidden_entries;
 use crate::media::pmem::{self, Pmem};
 use crate::media::ssd::Ssd;
 use crate::media::{Medium, Recovered};
+use crate::superseded::superseded_entries;
 use directory::DirectoryCopy;
 use space::{GiveUp, fill, given_up_error, grow_memory, open_file, remove};
 
@@ -523,8 +523,8 @@ impl Shelf {
         let NewestSuperblock { superblock, one_lost, .. } = self.superblock(&entry).await?;
         let open = self.open.borrow().contains(id);
         let found = if open { Vec::new() } else { self.scan(&entry, &superblock, one_lost).await? };
-        let hidden = hidden_entries(&found);
-        let live = found.iter().zip(&hidden).filter(|(_, hidden)| !**hidden);
+        let superseded = superseded_entries(&found);
+        let live = found.iter().zip(&superseded).filter(|(_, superseded)| !**superseded);
         let Superblock { volume, name, size, epoch, run, clean, created_s, medium, .. } = superblock;
         Ok(LogInfo {
             id: *id,

@@ -9,13 +9,13 @@ use crate::consistency::{ConsistencyPoints, SizeLimits};
 use crate::dirty::DirtySet;
 use crate::entries::{Entry, Kind, NOWHERE};
 use crate::format::EntryRecord;
-use crate::hidden::hidden_entries;
 use crate::media::Piece;
 use crate::mode::Lifecycle;
+use crate::pending_write::PendingWrite;
 use crate::queue::AppendQueue;
 use crate::read::MixedReads;
 use crate::stats::Counters;
-use crate::ticket::Ticket;
+use crate::superseded::superseded_entries;
 
 /// State of an open log. Each part owns its invariants, and keeps its fields to itself.
 pub(crate) struct LogState {
@@ -44,10 +44,10 @@ impl LogState {
             size_limits: SizeLimits::default(),
             counters: Counters::new(found.len() as u64),
         };
-        let hidden = hidden_entries(found);
-        for (record, hidden) in found.iter().zip(hidden) {
+        let superseded = superseded_entries(found);
+        for (record, superseded) in found.iter().zip(superseded) {
             let mut entry = Entry::new(record.kind, record.extent, record.place, record.crc);
-            if hidden {
+            if superseded {
                 entry.kill();
             }
             state.push(entry, record.generation, Some(&mut Vec::new()));
@@ -75,18 +75,23 @@ impl LogState {
         }
     }
 
-    /// Adds pieces to the queue; with `early`, also to the dirty set, before they are on the medium.
-    pub(crate) fn enqueue(&mut self, pieces: Vec<(Kind, Extent, BufList)>, ticket: &Rc<Ticket>, early: bool) {
+    /// Adds pieces to the queue; with `write_back_ack`, also to the dirty set, before they are on the medium.
+    pub(crate) fn enqueue(
+        &mut self,
+        pieces: Vec<(Kind, Extent, BufList)>,
+        pending: &Rc<PendingWrite>,
+        write_back_ack: bool,
+    ) {
         let generation = self.queue.generation();
         for (kind, extent, payload) in pieces {
-            if early {
-                let entry = Entry::new(kind, extent, NOWHERE, 0).with_slack(generation - ticket.arrived);
+            if write_back_ack {
+                let entry = Entry::new(kind, extent, NOWHERE, 0).with_slack(generation - pending.arrived);
                 let seq = self.push(entry, generation, None);
                 if kind.has_payload() {
                     self.dirty.cache_payload(seq, payload.clone());
                 }
             }
-            self.queue.push(Piece { kind, extent, payload, generation, ticket: ticket.clone() });
+            self.queue.push(Piece { kind, extent, payload, generation, pending: pending.clone() });
         }
     }
 }

@@ -177,7 +177,7 @@ async fn wait_while_full(shared: &Shared) -> Result<()> {
             full_backend(&state).cloned()
         };
         match full {
-            Some(error) if shared.is_early() => return Err(error),
+            Some(error) if shared.is_write_back_ack() => return Err(error),
             // The append path reports the error.
             Some(_) => return Ok(()),
             None => either(settled, room).await,
@@ -187,12 +187,12 @@ async fn wait_while_full(shared: &Shared) -> Result<()> {
 
 /// Returns whether a write that has waited for its range must wait for admission again.
 pub(crate) fn readmits(shared: &Shared) -> bool {
-    shared.is_early() && fill(shared) >= 1.0 && shared.state.borrow().life.is_on()
+    shared.is_write_back_ack() && fill(shared) >= 1.0 && shared.state.borrow().life.is_on()
 }
 
 /// Returns whether a write-back error fails the queued writes: no write-back will free space for them.
 pub(crate) fn fails_queued(shared: &Shared, error: &Error) -> bool {
-    shared.throttle.is_starved() && !shared.is_early() && error.kind() == ErrorKind::NoSpace
+    shared.throttle.is_starved() && !shared.is_write_back_ack() && error.kind() == ErrorKind::NoSpace
 }
 
 /// Returns whether the log no longer admits writes itself: waits for admission end.

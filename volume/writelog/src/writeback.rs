@@ -21,12 +21,12 @@ use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Request
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{Instant, JoinHandle, now, spawn, stand_back, timeout};
 
-use crate::append::turn_off;
+use crate::append::disable_failed;
 use crate::entries::Entry;
 use crate::flush;
 use crate::log::Shared;
 use crate::mode::Mode;
-use crate::plan::{Action, Run, plan, together};
+use crate::plan::{Action, Run, coalesce, plan};
 use crate::read::{content, content_of, must_be_read};
 use crate::state::LogState;
 use crate::throttle;
@@ -62,7 +62,7 @@ struct Batch {
 }
 
 /// In-flight batch.
-struct Under {
+struct InFlightBatch {
     end: u64,
     bytes: u64,
     started: Instant,
@@ -81,7 +81,7 @@ struct Progress {
     outcome: RefCell<Option<std::result::Result<u64, Failure>>>,
 }
 
-impl Under {
+impl InFlightBatch {
     fn writes(&self, extent: Extent) -> bool {
         let from = self.extents.partition_point(|own| own.end() <= extent.offset);
         self.extents.get(from).is_some_and(|own| own.overlaps(extent))
@@ -103,10 +103,10 @@ pub(crate) async fn run(shared: Rc<Shared>) {
     let slots = Slots::new();
     let mut persisting: Option<JoinHandle<Result<()>>> = None;
     let mut backoff = BACKOFF.0;
-    let mut under: VecDeque<Under> = VecDeque::new();
+    let mut in_flight: VecDeque<InFlightBatch> = VecDeque::new();
     let mut retired_at = Instant::default();
     loop {
-        if under.is_empty() {
+        if in_flight.is_empty() {
             if !wait_for_work(&shared).await {
                 // The tail write must end before the log's space can be reused.
                 if let Some(persist) = persisting.take() {
@@ -114,40 +114,40 @@ pub(crate) async fn run(shared: Rc<Shared>) {
                 }
                 return;
             }
-            if finish_turning_off(&shared).await {
+            if finish_disabling(&shared).await {
                 return;
             }
             // Data at the backend must be durable in the log too: otherwise a recovery that finds a shorter log would
             // replay older entries over it.
-            if shared.is_early()
+            if shared.is_write_back_ack()
                 && shared.state.borrow().life.is_on()
                 && let Err(error) = flush::sync(&shared).await
             {
-                turn_off(&shared, error);
+                disable_failed(&shared, error);
                 continue;
             }
         }
         let next = shared.write_back.wait();
-        while let Some(batch) = next_batch(&shared, &under) {
-            under.push_back(begin(&shared, &slots, batch, &under));
+        while let Some(batch) = next_batch(&shared, &in_flight) {
+            in_flight.push_back(begin(&shared, &slots, batch, &in_flight));
         }
-        let Some(oldest) = under.front() else { continue };
+        let Some(oldest) = in_flight.front() else { continue };
         let Some(outcome) = oldest.progress.outcome.borrow_mut().take() else {
             next.await;
             continue;
         };
         match outcome {
-            Ok(direct_done) => {
+            Ok(acknowledged) => {
                 backoff = BACKOFF.0;
                 let mut state = shared.state.borrow_mut();
                 state.life.set_backend_error(None);
-                state.bypassed.flushed(direct_done);
+                state.bypassed.flushed(acknowledged);
                 shared.throttle.measured(oldest.bytes, oldest.started.max(retired_at).elapsed());
                 retired_at = now();
             }
             Err(failure) => {
                 // In-flight batches end first; then everything from the tail on is retried, in order.
-                for other in under.drain(..).skip(1) {
+                for other in in_flight.drain(..).skip(1) {
                     let ended = || other.progress.outcome.borrow().is_some();
                     shared.write_back.wait_until(ended).await;
                 }
@@ -158,7 +158,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
                         return;
                     }
                 };
-                tracing::warn!(%error, "writing back failed and is tried again");
+                tracing::warn!(%error, "write-back of the write log failed: retrying");
                 note_error(&shared, error);
                 // A closed log does not wait for its backend.
                 let _ = timeout(backoff, closed(&shared)).await;
@@ -170,9 +170,9 @@ pub(crate) async fn run(shared: Rc<Shared>) {
         if let Some(before) = persisting.take()
             && let Err(error) = before.await
         {
-            turn_off(&shared, error);
+            disable_failed(&shared, error);
         }
-        under.pop_front();
+        in_flight.pop_front();
         retire(&shared, end);
         persisting = Some(persist_tail(&shared, false));
         // Waiters for space, or for an empty log, wait for a durable tail too.
@@ -184,7 +184,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
             && let Some(persist) = persisting.take()
             && let Err(error) = persist.await
         {
-            turn_off(&shared, error);
+            disable_failed(&shared, error);
         }
         shared.settled.notify_all();
     }
@@ -233,7 +233,7 @@ impl LogState {
         if tail >= limit {
             // The end of a held consistency point is waited for; otherwise the log would be released with entries not
             // written back.
-            let ends = self.life.is_turning_off() && tail >= self.there(shared);
+            let ends = self.life.is_disabling() && tail >= self.there(shared);
             return if ends { Ok(()) } else { Err(None) };
         }
         match throttle::write_back_delay(shared, self) {
@@ -251,11 +251,13 @@ impl LogState {
     /// Returns the first entry that is not ready for write-back, without regard to held consistency points.
     fn there(&self, shared: &Shared) -> u64 {
         match self.life.is_on() {
-            true if shared.is_early() => self.queue.synced_seq(),
+            true if shared.is_write_back_ack() => self.queue.synced_seq(),
             true => self.queue.appended_seq(),
             // Entries that the medium may have lost go to the backend only when nothing of the log can be replayed
             // over them.
-            false if shared.is_early() && !self.life.is_released() => self.queue.synced_seq().max(self.dirty.tail()),
+            false if shared.is_write_back_ack() && !self.life.is_released() => {
+                self.queue.synced_seq().max(self.dirty.tail())
+            }
             false => self.dirty.head(),
         }
     }
@@ -283,18 +285,19 @@ async fn wait_for_work(shared: &Rc<Shared>) -> bool {
 
 /// Returns the next batch: the oldest entries of one generation that are in no in-flight batch. `None` if they must
 /// wait, or waiting is cheaper.
-fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
+fn next_batch(shared: &Rc<Shared>, in_flight: &VecDeque<InFlightBatch>) -> Option<Batch> {
     let size = shared.inner.geometry().size;
     let state = shared.state.borrow();
-    let (first, limit) = (under.back().map_or(state.dirty.tail(), |last| last.end), state.limit(shared));
+    let (first, limit) = (in_flight.back().map_or(state.dirty.tail(), |last| last.end), state.limit(shared));
     // Small batches would cost a flush each: require as many entries as the backend still has writes to complete.
-    let least = under.iter().map(Under::writes_left).sum::<u64>().max(1);
+    let least = in_flight.iter().map(InFlightBatch::writes_left).sum::<u64>().max(1);
     if first + least > limit {
         return None;
     }
-    if !under.is_empty() {
-        let beside = under.len() < BATCHES && !shared.is_early() && state.life.is_on() && !state.life.is_closing();
-        if !beside || under.iter().any(Under::failed) || state.due(shared).is_err() {
+    if !in_flight.is_empty() {
+        let beside =
+            in_flight.len() < BATCHES && !shared.is_write_back_ack() && state.life.is_on() && !state.life.is_closing();
+        if !beside || in_flight.iter().any(InFlightBatch::failed) || state.due(shared).is_err() {
             return None;
         }
     }
@@ -324,7 +327,7 @@ fn next_batch(shared: &Rc<Shared>, under: &VecDeque<Under>) -> Option<Batch> {
     let on_medium: Vec<Entry> =
         parts.filter(|(seq, entry)| must_be_read(&state, *seq, entry)).map(|(_, entry)| entry).collect();
     let mut reads = shared.medium.read_many(&on_medium).into_iter();
-    let groups = together(runs, shared.inner.unit());
+    let groups = coalesce(runs, shared.inner.unit());
     let durable = groups.len() <= FUA_MAX && !discards;
     let requests = groups.into_iter().map(|runs| {
         let extents = runs.iter().map(|run| run.extent).collect();
@@ -382,7 +385,7 @@ enum Failure {
 }
 
 /// Starts a batch beside those in flight; signals `write_back` when it ends.
-fn begin(shared: &Rc<Shared>, slots: &Rc<Slots>, batch: Batch, under: &VecDeque<Under>) -> Under {
+fn begin(shared: &Rc<Shared>, slots: &Rc<Slots>, batch: Batch, in_flight: &VecDeque<InFlightBatch>) -> InFlightBatch {
     let Batch { end, requests, bytes, durable } = batch;
     let all = requests.len();
     let progress =
@@ -391,8 +394,8 @@ fn begin(shared: &Rc<Shared>, slots: &Rc<Slots>, batch: Batch, under: &VecDeque<
     let mut extents = Vec::new();
     for (own, work) in requests {
         // Overlapping requests keep their order.
-        let overlaps = |batch: &&Under| own.iter().any(|&extent| batch.writes(extent));
-        let before: Vec<_> = under.iter().filter(overlaps).map(|batch| batch.progress.clone()).collect();
+        let overlaps = |batch: &&InFlightBatch| own.iter().any(|&extent| batch.writes(extent));
+        let before: Vec<_> = in_flight.iter().filter(overlaps).map(|batch| batch.progress.clone()).collect();
         extents.extend(own);
         let (shared, slots, progress) = (shared.clone(), slots.clone(), progress.clone());
         tasks.push(spawn(async move {
@@ -415,7 +418,7 @@ fn begin(shared: &Rc<Shared>, slots: &Rc<Slots>, batch: Batch, under: &VecDeque<
         *ending.outcome.borrow_mut() = Some(outcome);
         log.write_back.notify_all();
     }));
-    Under { end, bytes, started: now(), extents, progress }
+    InFlightBatch { end, bytes, started: now(), extents, progress }
 }
 
 /// Slots for in-flight requests to the backend, bounded by urgency.
@@ -533,9 +536,9 @@ async fn finish(
         None if durable => return Ok(0),
         None => {}
     }
-    let direct_done = shared.state.borrow().bypassed.acknowledged();
+    let acknowledged = shared.state.borrow().bypassed.acknowledged();
     shared.inner.submit(Request::Flush).await.map_err(Failure::Backend)?;
-    Ok(direct_done)
+    Ok(acknowledged)
 }
 
 fn retire(shared: &Rc<Shared>, end: u64) {
@@ -546,33 +549,33 @@ fn retire(shared: &Rc<Shared>, end: u64) {
 
 /// Records a write-back error; fails queued writes that wait for space which a full backend cannot free.
 fn note_error(shared: &Rc<Shared>, error: Error) {
-    let mut tickets = Vec::new();
+    let mut pending_writes = Vec::new();
     {
         let mut state = shared.state.borrow_mut();
         state.counters.backend_error();
         if throttle::fails_queued(shared, &error) {
             for piece in state.queue.drop_queued() {
-                piece.ticket.unlock();
-                tickets.push(piece.ticket);
+                piece.pending.unlock();
+                pending_writes.push(piece.pending);
             }
         }
         state.life.set_backend_error(Some(error.clone()));
     }
-    tickets.iter().for_each(|ticket| ticket.fail(&error));
+    pending_writes.iter().for_each(|pending| pending.fail(&error));
     shared.settled.notify_all();
 }
 
 /// Fails the log: its contents cannot be written back.
 pub(crate) fn fail(shared: &Rc<Shared>, error: Error) {
-    tracing::error!(%error, "the write log has failed; what it holds is not at the backend");
-    let mut tickets = Vec::new();
+    tracing::error!(%error, "write log failed: its contents are not at the backend; requests of the volume fail");
+    let mut pending_writes = Vec::new();
     {
         let mut state = shared.state.borrow_mut();
         state.life.fail(error.clone());
-        tickets.extend(state.queue.abort().map(|piece| piece.ticket));
+        pending_writes.extend(state.queue.abort().map(|piece| piece.pending));
     }
-    tickets.iter().for_each(|ticket| ticket.unlock());
-    tickets.iter().for_each(|ticket| ticket.fail(&error));
+    pending_writes.iter().for_each(|pending| pending.unlock());
+    pending_writes.iter().for_each(|pending| pending.fail(&error));
     shared.settled.notify_all();
     shared.append.notify_all();
     shared.room.notify_all();
@@ -580,7 +583,7 @@ pub(crate) fn fail(shared: &Rc<Shared>, error: Error) {
 
 /// Completes disabling the log once it is drained: requests bypass it from then on. Returns true if write-back is to
 /// end.
-async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
+async fn finish_disabling(shared: &Rc<Shared>) -> bool {
     let reason = match shared.state.borrow().life.mode() {
         Mode::TurningOff(reason) => reason.clone(),
         _ => return false,
@@ -605,7 +608,7 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
                 return true;
             }
             Err(error) => {
-                tracing::warn!(%error, "the write log cannot be turned off yet");
+                tracing::warn!(%error, "cannot disable the write log yet: retrying");
                 shared.state.borrow_mut().life.set_backend_error(Some(error));
                 // A closed log stays named by the record, and is written back when it is opened again.
                 let _ = timeout(backoff, closed(shared)).await;
@@ -628,7 +631,7 @@ async fn finish_turning_off(shared: &Rc<Shared>) -> bool {
     shared.settled.wait_until(|| shared.ranges.is_free()).await;
     {
         let mut state = shared.state.borrow_mut();
-        tracing::warn!(%reason, "the write log is off; nothing was lost");
+        tracing::warn!(%reason, "write log disabled: all its contents are at the backend");
         state.life.set_off(reason);
     }
     shared.settled.notify_all();

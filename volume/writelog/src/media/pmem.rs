@@ -20,7 +20,7 @@ use crate::format::{
     AREA_AT, BLOCK_ENTRIES_MAX, ENTRY_LEN, EntryRecord, HEAD_AT, SUPER_COPIES, Superblock, TAIL_AT, buffers_at,
     decode_word, encode_word, tag_of,
 };
-use crate::hidden::hidden_entries;
+use crate::superseded::superseded_entries;
 
 /// Allocation unit of buffers in bytes: a cache line.
 pub(crate) const LINE: u64 = 64;
@@ -205,10 +205,12 @@ impl Pmem {
             entries.push(entry);
         }
         check_generations(&entries)?;
-        let hidden = hidden_entries(&entries);
+        let superseded = superseded_entries(&entries);
         let (buffers, lines) = Self::buffers(superblock);
         let mut payload = vec![0; crate::format::PAYLOAD_MAX as usize];
-        for (entry, _) in entries.iter().zip(&hidden).filter(|(entry, hidden)| entry.kind.has_payload() && !**hidden) {
+        for (entry, _) in
+            entries.iter().zip(&superseded).filter(|(entry, superseded)| entry.kind.has_payload() && !**superseded)
+        {
             let len = crate::entries::payload_len(entry.kind, entry.extent.len as u32);
             if u64::from(entry.place) + u64::from(lines_of(len)) > u64::from(lines) {
                 return Err(corrupt(format!("entry {}: its buffer is outside", entry.seq)));
@@ -238,8 +240,10 @@ impl Pmem {
     ) -> Result<Self> {
         let (buffers, lines) = Self::buffers(&superblock);
         let mut space = Space::new(lines);
-        let hidden = hidden_entries(&found.entries);
-        for (entry, _) in found.entries.iter().zip(&hidden).filter(|(e, hidden)| e.kind.has_payload() && !**hidden) {
+        let superseded = superseded_entries(&found.entries);
+        for (entry, _) in
+            found.entries.iter().zip(&superseded).filter(|(e, superseded)| e.kind.has_payload() && !**superseded)
+        {
             let len = crate::entries::payload_len(entry.kind, entry.extent.len as u32);
             if !space.take_at(entry.place, lines_of(len)) {
                 return Err(corrupt(format!("entry {}: its buffer belongs to another entry too", entry.seq)));
@@ -324,7 +328,7 @@ impl Medium for Pmem {
         })
     }
 
-    fn hidden(&self, entry: &Entry) {
+    fn superseded(&self, entry: &Entry) {
         let lines = lines_of(entry.payload_len());
         if lines > 0 {
             self.space.borrow_mut().give(entry.place, lines);

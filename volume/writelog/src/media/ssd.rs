@@ -533,7 +533,7 @@ impl Medium for Ssd {
         reads.into_iter().flatten().collect()
     }
 
-    fn hidden(&self, _entry: &Entry) {}
+    fn superseded(&self, _entry: &Entry) {}
 
     fn retire(&self, tail_seq: u64, _gone: &[Entry]) {
         let mut state = self.state.borrow_mut();

@@ -206,8 +206,8 @@ pub(super) const LIST: &[Mutant] = &[
         "log-retire-without-flush",
         "Entries are retired before the backend has flushed them",
         BACK,
-        "    shared.inner.submit(Request::Flush).await.map_err(Failure::Backend)?;\n    Ok(direct_done)",
-        "    Ok(direct_done)",
+        "    shared.inner.submit(Request::Flush).await.map_err(Failure::Backend)?;\n    Ok(acknowledged)",
+        "    Ok(acknowledged)",
         &[FAILURES, SIM],
     ),
     Mutant::new(
@@ -221,9 +221,9 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-hidden-across-barriers",
         "An entry that a later generation has overwritten is not recovered",
-        "volume/writelog/src/hidden.rs",
+        "volume/writelog/src/superseded.rs",
         "!= Some(entry.generation) {\n            covered.clear();",
-        "!= Some(entry.generation) {\n            covered.runs.retain(|_, _| true);",
+        "!= Some(entry.generation) {\n            let _ = &covered;",
         &[UNIT, LOG, SIM],
     ),
     Mutant::new(
@@ -254,8 +254,8 @@ pub(super) const LIST: &[Mutant] = &[
         "log-own-bytes-hold-back",
         "A write that is acknowledged early takes its run before the fill is looked at",
         THROTTLE,
-        "shared.is_early() && fill(shared) >= 1.0",
-        "shared.is_early() && false && fill(shared) >= 1.0",
+        "shared.is_write_back_ack() && fill(shared) >= 1.0",
+        "shared.is_write_back_ack() && false && fill(shared) >= 1.0",
         &[FAILURES, SIM],
     ),
     Mutant::new(

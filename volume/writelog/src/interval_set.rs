@@ -1,22 +1,16 @@
-//! Superseded entries: overwritten entirely by later ones of their own generation, so that neither reads nor
-//! write-back need them.
-//!
-//! An entry overwritten only by a later *generation* is still needed: the backend must get it before anything of that
-//! generation, or it would temporarily hold a state that no host ever wrote.
+//! Interval set: which bytes a row of writes covers.
 
 use std::collections::BTreeMap;
 
 use forebay_block::Extent;
 
-use crate::format::EntryRecord;
-
 /// Interval set: start to end, with adjacent intervals merged.
 #[derive(Debug, Default)]
-pub(crate) struct Covered {
+pub(crate) struct IntervalSet {
     runs: BTreeMap<u64, u64>,
 }
 
-impl Covered {
+impl IntervalSet {
     /// Adds an interval; calls `fresh` with the parts of it that were not in the set, in order.
     pub(crate) fn add(&mut self, extent: Extent, mut fresh: impl FnMut(Extent)) {
         let (last, mut at) = (extent.end(), extent.offset);
@@ -47,21 +41,6 @@ impl Covered {
     }
 }
 
-/// Returns for each entry of a log, oldest first, whether it is superseded.
-pub(crate) fn hidden_entries(entries: &[EntryRecord]) -> Vec<bool> {
-    let mut hidden = vec![false; entries.len()];
-    let (mut covered, mut generation) = (Covered::default(), None);
-    for (entry, hidden) in entries.iter().zip(&mut hidden).rev() {
-        if generation.replace(entry.generation) != Some(entry.generation) {
-            covered.clear();
-        }
-        let mut seen = false;
-        covered.add(entry.extent, |_| seen = true);
-        *hidden = !seen;
-    }
-    hidden
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -71,7 +50,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_fresh_is_what_was_not_there(runs in proptest::collection::vec((0..200_u64, 1..40_u64), 1..60)) {
-            let mut covered = Covered::default();
+            let mut covered = IntervalSet::default();
             let mut plain = [false; 256];
             for (start, len) in runs {
                 let mut fresh = Vec::new();

@@ -8,7 +8,7 @@ use forebay_reactor::sync::oneshot;
 use crate::range_lock::RangeGuard;
 
 /// Pending write and its completion.
-pub(crate) struct Ticket {
+pub(crate) struct PendingWrite {
     /// Pieces not in the log yet.
     left: Cell<usize>,
     /// Range that it changes, locked until the request completes; `None` if it was acknowledged before.
@@ -20,7 +20,7 @@ pub(crate) struct Ticket {
     answer: RefCell<Option<oneshot::Sender<Result<Reply>>>>,
 }
 
-impl Ticket {
+impl PendingWrite {
     pub(crate) fn new(
         request: Request,
         range: Option<RangeGuard>,

@@ -43,7 +43,7 @@ pub(crate) fn pattern_of(data: &BufList) -> Pattern {
 }
 
 /// Returns `len` bytes of the repeated pattern, starting `skip` bytes into the repetition.
-pub(crate) fn expand(pattern: &[u8], skip: u64, len: usize) -> BufList {
+pub(crate) fn pattern_fill(pattern: &[u8], skip: u64, len: usize) -> BufList {
     let phase = (skip % pattern.len() as u64) as usize;
     let unit = len.next_multiple_of(pattern.len()).min(UNIT) + pattern.len();
     let mut buf = BufMut::with_capacity(unit.next_multiple_of(pattern.len()));
@@ -73,7 +73,7 @@ mod tests {
         let list = BufList::from(Buf::copy_of(&long));
         assert_eq!(pattern_of(&list), Pattern::Same(pattern.clone()));
         for (skip, len) in [(0, 4096), (100, 4096), (511, 1), (512 * 9 + 3, 150_000), (0, 199_000)] {
-            let made = expand(&pattern, skip, len).to_vec();
+            let made = pattern_fill(&pattern, skip, len).to_vec();
             let phase = (skip % 512) as usize;
             assert!(made == long[phase..phase + len], "{skip} {len}");
         }
