@@ -2,6 +2,7 @@
 
 use crate::format::Header;
 use crate::wire::bitmap::Bitmap;
+use crate::wire::diff::{self, Decoder, DiffError, Event};
 use crate::wire::lock::{decode_info, watch_of};
 use crate::wire::notify::{Message, decode_response};
 use crate::wire::snapshot::{Parent, Snapshot};
@@ -34,6 +35,68 @@ pub fn messages(data: &[u8]) {
     }
 }
 
+/// Fuzzes diff streams: the first byte selects the chunk size, and the magic is prepended to the rest. The chunk size
+/// must not matter, and decoded events must round-trip.
+pub fn diff(data: &[u8]) {
+    let Some((&chunk, rest)) = data.split_first() else { return };
+    let stream = [diff::MAGIC, rest].concat();
+    let decoded = decode_diff(&stream, stream.len());
+    assert_eq!(decode_diff(&stream, usize::from(chunk).max(1)), decoded);
+    let Ok(events) = decoded else { return };
+    let mut again = diff::MAGIC.to_vec();
+    for event in &events {
+        match event {
+            DiffRecord::Size(size) => diff::put_size(&mut again, *size),
+            DiffRecord::Data(offset, data) => {
+                diff::put_data_head(&mut again, *offset, data.len() as u64);
+                again.extend_from_slice(data);
+            }
+            DiffRecord::Zero(offset, len) => diff::put_zero(&mut again, *offset, *len),
+            DiffRecord::End => diff::put_end(&mut again),
+            DiffRecord::Failure(reason) => diff::put_failure(&mut again, reason),
+        }
+    }
+    assert!(again.len() <= stream.len());
+    assert_eq!(decode_diff(&again, again.len()).as_ref(), Ok(&events));
+}
+
+/// Record of a diff stream, whole.
+#[derive(Debug, PartialEq, Eq)]
+enum DiffRecord {
+    Size(u64),
+    Data(u64, Vec<u8>),
+    Zero(u64, u64),
+    End,
+    Failure(Vec<u8>),
+}
+
+/// Decodes a stream in chunks, and joins adjacent data.
+fn decode_diff(stream: &[u8], chunk: usize) -> Result<Vec<DiffRecord>, DiffError> {
+    let mut decoder = Decoder::new();
+    let mut records: Vec<DiffRecord> = Vec::new();
+    for mut input in stream.chunks(chunk) {
+        while let Some(event) = decoder.next(&mut input)? {
+            let record = match event {
+                Event::Size(size) => DiffRecord::Size(size),
+                Event::Zero(offset, len) => DiffRecord::Zero(offset, len),
+                Event::End => DiffRecord::End,
+                Event::Failure(reason) => DiffRecord::Failure(reason),
+                Event::Data(offset, data) => {
+                    if let Some(DiffRecord::Data(at, have)) = records.last_mut()
+                        && *at + have.len() as u64 == offset
+                    {
+                        have.extend_from_slice(data);
+                        continue;
+                    }
+                    DiffRecord::Data(offset, data.to_vec())
+                }
+            };
+            records.push(record);
+        }
+    }
+    decoder.finish().map(|()| records)
+}
+
 /// Fuzzes header values: the bytes after the first one as a parent, as a snapshot, and split into values. The first
 /// byte is the number of these that are header keys; the rest are snapshots.
 pub fn header(data: &[u8]) {
@@ -57,5 +120,37 @@ pub fn header(data: &[u8]) {
     if let Ok(header) = Header::decode(&values, &snapshots.collect::<Vec<_>>()) {
         assert!(header.snap_context().is_valid());
         header.encode_overlap(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn diff_streams_of_any_records_round_trip(
+            parts in proptest::collection::vec((0usize..6, any::<u32>(), 0u32..40), 0..8),
+            chunk in any::<u8>(),
+            cut in 0usize..400,
+        ) {
+            let mut data = vec![chunk];
+            for (kind, number, len) in parts {
+                let (offset, len) = (u64::from(number), u64::from(len));
+                match kind {
+                    0 => super::diff::put_size(&mut data, offset),
+                    1 => super::diff::put_zero(&mut data, offset, len),
+                    2 => {
+                        super::diff::put_data_head(&mut data, offset, len);
+                        data.extend(std::iter::repeat_n(number as u8, len as usize));
+                    }
+                    3 => super::diff::put_failure(&mut data, &vec![b'x'; len as usize]),
+                    4 => super::diff::put_end(&mut data),
+                    _ => data.extend(&number.to_le_bytes()[..1]),
+                }
+            }
+            super::diff(&data);
+            super::diff(&data[..cut.min(data.len())]);
+        }
     }
 }

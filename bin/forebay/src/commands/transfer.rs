@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use forebay_image::diff::{self, Decoder, DiffError, Event};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
@@ -21,7 +22,6 @@ use crate::ops::image_path;
 use crate::output::Output;
 use crate::spec::{ImageSpec, LOCAL_POOL};
 use crate::transfer::container::{Converter, container};
-use crate::transfer::diff::{self, Decoder, Event};
 use crate::transfer::sink::Sink;
 use crate::transfer::source::{Source, nonzero_runs};
 
@@ -245,7 +245,7 @@ fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_
     if response.status >= 300 {
         return Err(client.read_error(response));
     }
-    let wrong = |error: diff::DiffError| Failure::failed(format!("the daemon's answer is damaged: {error}"));
+    let wrong = |error: DiffError| Failure::failed(format!("the daemon's answer is damaged: {error}"));
     let mut decoder = Decoder::new();
     let mut buf = vec![0; PIECE_LEN_MAX];
     loop {

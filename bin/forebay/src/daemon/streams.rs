@@ -1,4 +1,4 @@
-//! Import and export over HTTP, in the framing of `transfer::diff`.
+//! Import and export over HTTP, in the format of [`forebay_image::diff`].
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -7,6 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Json, Response};
+use forebay_image::diff::{self, Decoder, Event};
 use forebay_reactor::Buf;
 use futures_core::Stream;
 use serde::Deserialize;
@@ -17,7 +18,6 @@ use crate::api::{self, ErrorBody, Line, default_object_size};
 use crate::engine::transfer::{Import, PIECES_QUEUED, Piece};
 use crate::failure::{Failure, Result};
 use crate::spec::image_spec;
-use crate::transfer::diff::{self, Decoder, Event};
 
 /// MIME type of a stream.
 pub const CONTENT_TYPE: &str = "application/vnd.forebay.diff";

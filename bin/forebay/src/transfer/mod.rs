@@ -1,6 +1,5 @@
-//! Images in and out: the framing between command and daemon, and the files at the command's end.
+//! Files, devices and streams that images are imported from and exported to.
 
 pub mod container;
-pub mod diff;
 pub mod sink;
 pub mod source;

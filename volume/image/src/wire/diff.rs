@@ -1,51 +1,50 @@
-//! The framing in which an image's content travels: the `rbd diff v1` stream of Ceph.
+//! Stream format for the content of an image: Ceph's `rbd diff v1`, see `docs/formats/diff-stream.md`.
 //!
 //! `rbd diff v1\n`, then records of a tag byte and little-endian numbers: `s` size; `w` offset, length, bytes; `z`
-//! offset, length (reads as zeroes); `e` the end.  What no record names is a hole.  A sender that gives up says why in
-//! a record of its own, `!`, after which nothing follows.  See docs/formats/diff-stream.md.
-//! This file is pure: bytes to events and back.
+//! offset, length (reads as zeroes); `e` end.  Ranges without a record are holes.  A sender that aborts reports the
+//! reason in a record of its own, `!`, which is the last one.
 
 use std::fmt;
 
 /// Magic bytes at the start of every stream.
 pub const MAGIC: &[u8] = b"rbd diff v1\n";
 
-/// Longest snapshot name in a stream's head, in bytes.
+/// Maximum length of a snapshot name, in bytes.
 const SNAP_NAME_LEN_MAX: u32 = 4096;
 
-/// Longest account of why a sender gives up, in bytes.
+/// Maximum length of the reason in a failure record, in bytes.
 const FAILURE_LEN_MAX: u32 = 64 * 1024;
 
-/// Event of a stream.  A long `w` record yields several `Data` events.
+/// Decoded part of a stream.  A long `w` record yields several `Data` events.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// The image's size in bytes.
     Size(u64),
     /// Bytes at an offset.
     Data(u64, &'a [u8]),
-    /// A run (offset, length) that reads as zeroes.
+    /// Range (offset, length) that reads as zeroes.
     Zero(u64, u64),
     /// End of the stream; without it the stream is truncated.
     End,
-    /// The sender gives up, and says why.
+    /// Reason for which the sender has aborted; the stream ends with it.
     Failure(Vec<u8>),
 }
 
-/// Error in a stream.
+/// Reason for which a stream is malformed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiffError {
     /// Stream does not begin with the magic.
     Magic,
-    /// A record with an unknown tag.
+    /// Record with an unknown tag.
     Tag(u8),
-    /// Offset and length pass 2^64.
+    /// Range (offset, length) that exceeds 2^64.
     Range(u64, u64),
-    /// A snapshot's name, or the reason for giving up, is longer than any.
+    /// Snapshot name or reason that exceeds its maximum length.
     TooLong(u32),
     /// Bytes after the end.
     Trailing,
-    /// The stream ends within a record or without an end record.
-    CutShort,
+    /// Stream that ends within a record or without an end record.
+    Truncated,
 }
 
 impl fmt::Display for DiffError {
@@ -56,75 +55,82 @@ impl fmt::Display for DiffError {
             DiffError::Range(offset, len) => write!(f, "the stream has a record of {len} bytes at {offset}"),
             DiffError::TooLong(len) => write!(f, "the stream has a text of {len} bytes"),
             DiffError::Trailing => f.write_str("the stream goes on after its end record"),
-            DiffError::CutShort => f.write_str("the stream is cut short"),
+            DiffError::Truncated => f.write_str("the stream is cut short"),
         }
     }
 }
 
 impl std::error::Error for DiffError {}
 
-enum State {
-    /// Number of magic bytes that have matched.
+enum DecoderState {
+    /// Within the magic; number of bytes that have matched.
     Magic(usize),
+    /// Before a record.
     Tag,
-    /// Collecting the fixed part of a record.
-    Head {
-        tag: u8,
-        need: usize,
-    },
-    /// Within the bytes of a `w` record.
-    Data {
-        offset: u64,
-        left: u64,
-    },
-    /// Within a snapshot's name, which is not kept.
+    /// Within the fixed part of a record, of `need` bytes.
+    Head { tag: u8, need: usize },
+    /// Within the bytes of a `w` record; the next offset and the number of bytes left.
+    Data { offset: u64, left: u64 },
+    /// Within a snapshot's name, which is skipped; number of bytes left.
     Skip(u32),
-    /// Within the account of why the sender gives up.
+    /// Within the reason of a failure record; number of bytes left.
     Failure(u32),
+    /// After the end or failure record.
     End,
 }
 
-/// Turns bytes, however they are cut, into events.
+/// Incremental decoder: accepts a stream in chunks of any size.
 pub struct Decoder {
-    state: State,
+    state: DecoderState,
+    /// Fixed part of the current record, of which `have` bytes are present.
     head: [u8; 16],
     have: usize,
+    /// Collected reason of a failure record.
     failure: Vec<u8>,
 }
 
+impl Default for Decoder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Decoder {
-    /// At the stream's start.
+    /// Creates a decoder at the start of a stream.
     pub fn new() -> Self {
-        Self { state: State::Magic(0), head: [0; 16], have: 0, failure: Vec::new() }
+        Self { state: DecoderState::Magic(0), head: [0; 16], have: 0, failure: Vec::new() }
     }
 
-    /// Takes the next event out of `input`, shortening it; `None` when it is used up.
+    /// Decodes the next event and advances `input` past it; `None` once `input` is consumed.
+    ///
+    /// # Errors
+    /// Any [`DiffError`] except [`DiffError::Truncated`].
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, DiffError> {
         while !input.is_empty() {
             match self.state {
-                State::Magic(matched) => {
+                DecoderState::Magic(matched) => {
                     let part = input.len().min(MAGIC.len() - matched);
                     if take(input, part) != &MAGIC[matched..matched + part] {
                         return Err(DiffError::Magic);
                     }
                     let matched = matched + part;
-                    self.state = if matched == MAGIC.len() { State::Tag } else { State::Magic(matched) };
+                    self.state = if matched == MAGIC.len() { DecoderState::Tag } else { DecoderState::Magic(matched) };
                 }
-                State::Tag => {
+                DecoderState::Tag => {
                     let tag = take(input, 1)[0];
                     self.have = 0;
                     self.state = match tag {
                         b'e' => {
-                            self.state = State::End;
+                            self.state = DecoderState::End;
                             return Ok(Some(Event::End));
                         }
-                        b's' => State::Head { tag, need: 8 },
-                        b'w' | b'z' => State::Head { tag, need: 16 },
-                        b'f' | b't' | b'!' => State::Head { tag, need: 4 },
+                        b's' => DecoderState::Head { tag, need: 8 },
+                        b'w' | b'z' => DecoderState::Head { tag, need: 16 },
+                        b'f' | b't' | b'!' => DecoderState::Head { tag, need: 4 },
                         tag => return Err(DiffError::Tag(tag)),
                     };
                 }
-                State::Head { tag, need } => {
+                DecoderState::Head { tag, need } => {
                     let part = input.len().min(need - self.have);
                     self.head[self.have..self.have + part].copy_from_slice(take(input, part));
                     self.have += part;
@@ -134,48 +140,52 @@ impl Decoder {
                         return Ok(Some(event));
                     }
                 }
-                State::Data { offset, left } => {
+                DecoderState::Data { offset, left } => {
                     let part = usize::try_from(left).unwrap_or(usize::MAX).min(input.len());
                     let data = take(input, part);
                     let left = left - part as u64;
-                    self.state =
-                        if left == 0 { State::Tag } else { State::Data { offset: offset + part as u64, left } };
+                    self.state = if left == 0 {
+                        DecoderState::Tag
+                    } else {
+                        DecoderState::Data { offset: offset + part as u64, left }
+                    };
                     return Ok(Some(Event::Data(offset, data)));
                 }
-                State::Skip(left) => {
+                DecoderState::Skip(left) => {
                     let part = input.len().min(left as usize);
                     take(input, part);
-                    self.state = if part as u32 == left { State::Tag } else { State::Skip(left - part as u32) };
+                    self.state =
+                        if part as u32 == left { DecoderState::Tag } else { DecoderState::Skip(left - part as u32) };
                 }
-                State::Failure(left) => {
+                DecoderState::Failure(left) => {
                     let part = input.len().min(left as usize);
                     self.failure.extend_from_slice(take(input, part));
                     let left = left - part as u32;
-                    self.state = if left == 0 { State::End } else { State::Failure(left) };
+                    self.state = if left == 0 { DecoderState::End } else { DecoderState::Failure(left) };
                     if left == 0 {
                         return Ok(Some(Event::Failure(std::mem::take(&mut self.failure))));
                     }
                 }
-                State::End => return Err(DiffError::Trailing),
+                DecoderState::End => return Err(DiffError::Trailing),
             }
         }
         Ok(None)
     }
 
-    /// A record's fixed part is complete.
+    /// Decodes the fixed part of a record, which is complete.
     fn record(&mut self, tag: u8) -> Result<Option<Event<'static>>, DiffError> {
         let word = |at: usize| u64::from_le_bytes(self.head[at..at + 8].try_into().expect("eight bytes"));
         let number = || u32::from_le_bytes(self.head[..4].try_into().expect("four bytes"));
-        self.state = State::Tag;
+        self.state = DecoderState::Tag;
         match tag {
             b'!' => match number() {
                 0 => {
-                    self.state = State::End;
+                    self.state = DecoderState::End;
                     Ok(Some(Event::Failure(Vec::new())))
                 }
                 len if len > FAILURE_LEN_MAX => Err(DiffError::TooLong(len)),
                 len => {
-                    self.state = State::Failure(len);
+                    self.state = DecoderState::Failure(len);
                     Ok(None)
                 }
             },
@@ -186,7 +196,7 @@ impl Decoder {
                     return Err(DiffError::TooLong(len));
                 }
                 if len > 0 {
-                    self.state = State::Skip(len);
+                    self.state = DecoderState::Skip(len);
                 }
                 Ok(None)
             }
@@ -199,16 +209,19 @@ impl Decoder {
                     return Ok(Some(Event::Zero(offset, len)));
                 }
                 if len > 0 {
-                    self.state = State::Data { offset, left: len };
+                    self.state = DecoderState::Data { offset, left: len };
                 }
                 Ok(None)
             }
         }
     }
 
-    /// The bytes have ended; an error unless the stream has.
+    /// Verifies, at the end of the input, that the stream is complete.
+    ///
+    /// # Errors
+    /// [`DiffError::Truncated`] if it is not.
     pub fn finish(&self) -> Result<(), DiffError> {
-        if matches!(self.state, State::End) { Ok(()) } else { Err(DiffError::CutShort) }
+        if matches!(self.state, DecoderState::End) { Ok(()) } else { Err(DiffError::Truncated) }
     }
 }
 
@@ -218,27 +231,27 @@ fn take<'a>(input: &mut &'a [u8], len: usize) -> &'a [u8] {
     head
 }
 
-/// Appends the size record.
+/// Appends a size record.
 pub fn put_size(out: &mut Vec<u8>, size: u64) {
     out.push(b's');
     out.extend_from_slice(&size.to_le_bytes());
 }
 
-/// Appends the head of a data record, after which its `len` bytes must follow.
+/// Appends the fixed part of a data record; its `len` bytes must follow.
 pub fn put_data_head(out: &mut Vec<u8>, offset: u64, len: u64) {
     out.push(b'w');
     out.extend_from_slice(&offset.to_le_bytes());
     out.extend_from_slice(&len.to_le_bytes());
 }
 
-/// Appends a run of zeroes.
+/// Appends a record of a range that reads as zeroes.
 pub fn put_zero(out: &mut Vec<u8>, offset: u64, len: u64) {
     out.push(b'z');
     out.extend_from_slice(&offset.to_le_bytes());
     out.extend_from_slice(&len.to_le_bytes());
 }
 
-/// Appends why the sender gives up, at most [`FAILURE_LEN_MAX`] bytes of it.
+/// Appends a failure record with the reason, truncated to 64 KiB.
 pub fn put_failure(out: &mut Vec<u8>, why: &[u8]) {
     let why = &why[..why.len().min(FAILURE_LEN_MAX as usize)];
     out.push(b'!');
@@ -246,7 +259,7 @@ pub fn put_failure(out: &mut Vec<u8>, why: &[u8]) {
     out.extend_from_slice(why);
 }
 
-/// Appends the end record.
+/// Appends an end record.
 pub fn put_end(out: &mut Vec<u8>) {
     out.push(b'e');
 }
@@ -317,7 +330,7 @@ mod tests {
     fn every_prefix_is_cut_short() {
         let sample = sample();
         for len in 0..sample.len() {
-            assert_eq!(decode(&sample[..len], 7), Err(DiffError::CutShort), "{len} bytes");
+            assert_eq!(decode(&sample[..len], 7), Err(DiffError::Truncated), "{len} bytes");
         }
     }
 
