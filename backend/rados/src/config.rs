@@ -4,6 +4,7 @@
 //! names and the environment are accessed through [`Environment`], so that everything here is pure.
 
 mod conf;
+pub mod dns;
 mod keyring;
 mod monitors;
 mod settings;

@@ -5,6 +5,7 @@ use forebay_block::Extent;
 use forebay_messenger::wire::Reader;
 use forebay_reactor::{Buf, BufList};
 
+use crate::config::dns::{RESPONSE_LEN_MAX, ResolvConf, SrvQuery};
 use crate::config::{Conf, find_key, parse_monitors};
 use crate::crush::CrushMap;
 use crate::map::{Incremental, MonMap, OsdMap, PgId};
@@ -79,6 +80,19 @@ pub fn messages(data: &[u8]) {
     let _ = answer::names(&list());
     if let Ok(read) = answer::sparse(list(), Extent::new(4096, 65536)) {
         assert_eq!(read.fill(Extent::new(4096, 65536)).len(), 65536);
+    }
+}
+
+/// Decodes responses of name servers, and parses resolver settings.
+pub fn dns(data: &[u8]) {
+    let response = &data[..data.len().min(RESPONSE_LEN_MAX)];
+    if let Ok(targets) = SrvQuery::new(0, "_ceph-mon._tcp").decode(response) {
+        assert!(targets.len() <= response.len() / 11);
+        assert!(targets.iter().all(|(host, _)| !host.is_empty() && host.len() < 128 * 64));
+    }
+    if let Ok(text) = std::str::from_utf8(data) {
+        let settings = ResolvConf::parse(text);
+        assert!(settings.servers.len() + settings.search.len() <= data.len());
     }
 }
 
