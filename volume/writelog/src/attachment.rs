@@ -33,31 +33,8 @@ use crate::format::LogId;
 use crate::log::WriteLog;
 use crate::mode::Mode;
 use crate::options::{Options, Owner};
+use crate::record::{LogRecord, RecordedLog, Standing};
 use crate::shelf::{Shelf, id_text};
-
-/// Record of a volume's write log, stored with the image: the only arbiter of which log belongs to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogRecord<P> {
-    /// Epoch, incremented whenever a log is released, so that a released log is refused permanently.
-    pub epoch: u64,
-    /// Log of the volume, if there is one.
-    pub log: Option<RecordedLog<P>>,
-}
-
-impl<P> Default for LogRecord<P> {
-    fn default() -> Self {
-        Self { epoch: 0, log: None }
-    }
-}
-
-/// Log that a record names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RecordedLog<P> {
-    /// Id on the log device.
-    pub id: LogId,
-    /// Location and settings.
-    pub place: P,
-}
 
 /// Difference between the place of a log and a requested one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,7 +110,7 @@ impl<K: LogKeeper> RecordOwner<K> {
     /// Fails unless the record names this log.
     async fn verify(keeper: &K, id: LogId, epoch: u64) -> Result<()> {
         let record = keeper.load().await?;
-        if record.epoch == epoch && record.log.as_ref().is_some_and(|log| log.id == id) {
+        if record.standing(&id, epoch) == Standing::Current {
             return Ok(());
         }
         let text = format!(
@@ -166,12 +143,12 @@ impl<K: LogKeeper> Owner for RecordOwner<K> {
         Box::pin(async move {
             let _turn = turn.acquire(1).await;
             let record = keeper.load().await?;
-            if record.epoch == epoch + 1 && record.log.is_none() {
+            if record.standing(&id, epoch) == Standing::Released {
                 // An earlier attempt succeeded although it reported an error.
                 return keeper.store(record).await;
             }
             Self::verify(&keeper, id, epoch).await?;
-            keeper.store(LogRecord { epoch: epoch + 1, log: None }).await
+            keeper.store(LogRecord::released(epoch)).await
         })
     }
 }
@@ -402,7 +379,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         let recorded = RecordedLog { id, place: place.clone() };
         if let Err(error) = keeper.store(LogRecord { epoch, log: Some(recorded.clone()) }).await {
             // The record may have been stored despite the error; storing a later epoch invalidates it.
-            if let Err(undo) = keeper.store(LogRecord { epoch: epoch + 1, log: None }).await {
+            if let Err(undo) = keeper.store(LogRecord::released(epoch)).await {
                 let text = format!("the record of its write log could not be written ({error}), nor corrected: {undo}");
                 self.slot.replace(Slot::Unusable(Error::new(undo.kind(), text)));
                 return Err(error);
@@ -506,7 +483,7 @@ impl<K: LogKeeper> LogAttachment<K> {
     pub async fn discard(keeper: &K) -> Result<()> {
         let _lock = keeper.lock().await?;
         let record = keeper.load().await?;
-        keeper.store(LogRecord { epoch: record.epoch + 1, log: None }).await?;
+        keeper.store(LogRecord::released(record.epoch)).await?;
         let Some(recorded) = record.log else { return Ok(()) };
         let Ok(shelf) = keeper.shelf(&recorded.place, false).await else { return Ok(()) };
         match shelf.discard(&recorded.id).await {
