@@ -63,7 +63,7 @@ impl Engine {
         let spec = load.spec.clone();
         let volume = self.open_volume(&spec).await?;
         // Served as to a host: a log that is attached or detached meanwhile takes effect.
-        let device = volume.device(false, self.meters.meter(&spec, None))?;
+        let device = volume.device(false, self.meter(&spec, None))?;
         let blocks = device.geometry().size / load.size.max(1);
         if load.size == 0 || load.size > u64::from(device.geometry().transfer_max) || blocks == 0 {
             let what = format!("requests of {} to {spec}, which has {}", Size(load.size), Size(device.geometry().size));

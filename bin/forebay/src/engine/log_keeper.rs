@@ -8,6 +8,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use forebay_block::{BlockDevice, Error, ErrorKind, LocalFuture, Request, Result};
+use forebay_export::InFlightChanges;
 use forebay_image::{Image, KeptLock};
 use forebay_reactor::sync::KeyedLock;
 use forebay_writelog::{
@@ -16,7 +17,6 @@ use forebay_writelog::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::underway::Underway;
 use crate::api;
 
 /// Metadata key of an image's log record.
@@ -113,7 +113,7 @@ pub struct ImageLog {
     /// Log devices of this process.
     pub devices: Rc<LogDevices>,
     /// Changes from hosts that are in flight.
-    pub underway: Rc<Underway>,
+    pub changes: Rc<InFlightChanges>,
 }
 
 impl LogKeeper for ImageLog {
@@ -154,8 +154,8 @@ impl LogKeeper for ImageLog {
     }
 
     fn drain_changes(&self) -> LocalFuture<()> {
-        let underway = self.underway.clone();
-        Box::pin(async move { underway.drain().await })
+        let changes = self.changes.clone();
+        Box::pin(async move { changes.drain().await })
     }
 
     fn shelf(&self, place: &api::LogPlace, create: bool) -> LocalFuture<Result<Rc<Shelf>>> {

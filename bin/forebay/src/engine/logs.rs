@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::ErrorKind;
+use forebay_export::InFlightChanges;
 use forebay_image::Image;
 use forebay_reactor::{timeout, wall_clock};
 use forebay_writelog::{Limits, LogAttachment, LogInfo, LogRecord, RecordedLog, WriteLog, id_text};
@@ -16,7 +17,6 @@ use forebay_writelog::{Limits, LogAttachment, LogInfo, LogRecord, RecordedLog, W
 use super::Engine;
 use super::identity::format_uuid;
 use super::log_keeper::{ImageLog, LogDevices, limits_of, load_record};
-use super::underway::Underway;
 use super::volumes::Volume;
 use crate::api;
 use crate::failure::{Failure, FailureKind, Result};
@@ -69,7 +69,7 @@ impl Engine {
     }
 
     /// Returns the adapter between an image and its log.
-    pub(super) fn image_log(&self, spec: &ImageSpec, image: &Rc<Image>, underway: &Rc<Underway>) -> Rc<ImageLog> {
+    pub(super) fn image_log(&self, spec: &ImageSpec, image: &Rc<Image>, changes: &Rc<InFlightChanges>) -> Rc<ImageLog> {
         Rc::new(ImageLog {
             image: image.clone(),
             volume_id: format_uuid(&self.identity.volume(spec, image.id())),
@@ -77,7 +77,7 @@ impl Engine {
             passing: spec.pool == RAM_POOL,
             configured: self.configured_limits(),
             devices: self.logs.devices.clone(),
-            underway: underway.clone(),
+            changes: changes.clone(),
         })
     }
 

@@ -7,7 +7,6 @@ mod ana;
 pub mod bench;
 mod ceph;
 mod ceph_clients;
-mod delayed;
 mod dns;
 mod exports;
 pub mod fronts;
@@ -16,7 +15,6 @@ pub mod identity;
 mod images;
 mod log_keeper;
 mod logs;
-pub mod meters;
 mod numbers;
 mod offload;
 pub mod overview;
@@ -27,7 +25,6 @@ pub mod small_files;
 pub mod store;
 pub mod targets;
 pub mod transfer;
-mod underway;
 pub mod volumes;
 
 use std::cell::Cell;
@@ -37,6 +34,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_block::{ObjectBackend, Usage};
+use forebay_export::Meter;
 use forebay_nbd::stats::ServerCounts;
 use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
@@ -46,7 +44,7 @@ use crate::api::{Front, Pool, Status, StoreSpace};
 use crate::config::Config;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::running;
-use crate::spec::{LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
+use crate::spec::{ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
 use crate::units::Size;
 use access::AccessLists;
 use ceph::Ceph;
@@ -55,7 +53,6 @@ use exports::{Exports, UnservedExport};
 use fronts::Fronts;
 use identity::Identity;
 use logs::Logs;
-use meters::Meters;
 use peers::{PeerCounts, Peers};
 use store::StoreCounter;
 use volumes::Volumes;
@@ -105,6 +102,12 @@ pub struct Engine {
     peers: Peers,
     closing: Cell<bool>,
 }
+
+/// Path of requests: the front, and the pool of the image; no front means `forebay bench` in the daemon itself.
+pub type RequestPath = (Option<Front>, String);
+
+/// Request counters, by image and by path.
+pub type Meters = forebay_export::Meters<ImageSpec, RequestPath>;
 
 /// Snapshot of all counters.
 #[derive(Debug)]
@@ -342,6 +345,11 @@ impl Engine {
     /// Returns the reason why the store refuses writes, if it does.
     fn store_refusal(&self) -> Option<String> {
         self.store.as_ref()?.refuses_writes().map(|error| error.to_string())
+    }
+
+    /// Returns the meter of an image behind a front; no front means `forebay bench` in the daemon itself.
+    fn meter(&self, spec: &ImageSpec, front: Option<Front>) -> Meter {
+        self.meters.meter(spec, &(front, spec.pool.clone()))
     }
 
     /// Returns a snapshot of all counters.

@@ -9,17 +9,15 @@ use std::time::Duration;
 
 use forebay_block::reservation::{Keep, Reservations, Table};
 use forebay_block::{BlockDevice, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
+use forebay_export::{Delayed, InFlightChanges, Measured, Meter};
 use forebay_image::{Image, LUKS_HEADER_LEN, LuksHeader, OpenOptions};
 use forebay_reactor::sync::{KeyedLock, Notify, WeakMap};
-use forebay_reactor::{Instant, now, timeout, try_spawn};
+use forebay_reactor::{now, timeout, try_spawn};
 use forebay_writelog::{LogAttachment, WriteLog};
 
 use super::Engine;
-use super::delayed::delayed;
 use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
-use super::meters::{Kind, Meter};
-use super::underway::Underway;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
@@ -30,7 +28,7 @@ pub struct Volume {
     /// Persistent reservations, if the image supports them; the error that prevented reading them otherwise.
     reservations: RefCell<forebay_block::Result<Option<Reservations>>>,
     /// Changes that have not been acknowledged.
-    underway: Rc<Underway>,
+    changes: Rc<InFlightChanges>,
     /// Image as a device, with its write log in front if it has one.
     pub attachment: Rc<LogAttachment<ImageLog>>,
     spec: ImageSpec,
@@ -53,7 +51,7 @@ const LOOK_MAX: Duration = Duration::from_secs(2);
 /// Reservation store in the metadata of the image.
 struct WithImage {
     image: Weak<Image>,
-    underway: Rc<Underway>,
+    changes: Rc<InFlightChanges>,
 }
 
 impl Keep for WithImage {
@@ -66,14 +64,17 @@ impl Keep for WithImage {
     }
 
     fn drain(&self) -> LocalFuture<()> {
-        let underway = self.underway.clone();
-        Box::pin(async move { underway.drain().await })
+        let changes = self.changes.clone();
+        Box::pin(async move { changes.drain().await })
     }
 }
 
 /// Loads the reservations of an image.
-async fn reservations_of(image: &Rc<Image>, underway: &Rc<Underway>) -> forebay_block::Result<Option<Reservations>> {
-    let keep = Rc::new(WithImage { image: Rc::downgrade(image), underway: underway.clone() });
+async fn reservations_of(
+    image: &Rc<Image>,
+    changes: &Rc<InFlightChanges>,
+) -> forebay_block::Result<Option<Reservations>> {
+    let keep = Rc::new(WithImage { image: Rc::downgrade(image), changes: changes.clone() });
     if image.is_shared() {
         return image.joint_reservations(RESERVATIONS_KEY, keep).await;
     }
@@ -82,6 +83,21 @@ async fn reservations_of(image: &Rc<Image>, underway: &Rc<Underway>) -> forebay_
         None => Table::new(),
     };
     Ok(Some(Reservations::new(table, keep)))
+}
+
+/// Environment variable that delays every request to an image by a number of microseconds.
+const DELAY_VARIABLE: &str = "FOREBAY_DEBUG_BACKEND_DELAY_US";
+
+/// Wraps an image in a delay if the environment enables one, to measure a write log in front of a simulated cluster.
+fn delayed(image: Rc<Image>) -> Rc<dyn BlockDevice> {
+    let asked = std::env::var(DELAY_VARIABLE).ok().and_then(|text| text.parse().ok());
+    match asked.filter(|&micros| micros > 0) {
+        None => image,
+        Some(micros) => {
+            tracing::warn!("{DELAY_VARIABLE}: every request to this image takes {micros} us longer than it must");
+            Rc::new(Delayed::new(image, Duration::from_micros(micros)))
+        }
+    }
 }
 
 impl Volume {
@@ -102,7 +118,7 @@ impl Volume {
             return Ok(());
         }
         self.image.allow_writes()?;
-        let reservations = reservations_of(&self.image, &self.underway).await;
+        let reservations = reservations_of(&self.image, &self.changes).await;
         // Without reservations nothing is served for writing, and a retry reads them again.
         self.unwritable.set(reservations.is_err());
         if reservations.is_ok() {
@@ -125,7 +141,7 @@ impl Volume {
     /// Returns the device that a front serves; fails while the reservations are unknown.
     pub fn device(self: &Rc<Self>, read_only: bool, meter: Meter) -> forebay_block::Result<Rc<dyn BlockDevice>> {
         let reservations = self.reservations()?;
-        Ok(Rc::new(Metered { volume: self.clone(), read_only, reservations, meter: Rc::new(meter) }))
+        Ok(Rc::new(ExportDevice { volume: self.clone(), read_only, reservations, meter: Rc::new(meter) }))
     }
 
     /// Reads the LUKS header of an image, in pools where other clients may have created one.  A header that cannot be
@@ -162,8 +178,8 @@ impl Volume {
     }
 }
 
-/// Volume with request counters.
-struct Metered {
+/// Device of an export: a volume, read-only or not, with request counters.
+struct ExportDevice {
     volume: Rc<Volume>,
     read_only: bool,
     reservations: Option<Reservations>,
@@ -171,7 +187,7 @@ struct Metered {
     meter: Rc<Meter>,
 }
 
-impl BlockDevice for Metered {
+impl BlockDevice for ExportDevice {
     fn geometry(&self) -> Geometry {
         let geometry = self.volume.image.geometry();
         Geometry { read_only: geometry.read_only || self.read_only, ..geometry }
@@ -182,14 +198,12 @@ impl BlockDevice for Metered {
             let error = forebay_block::Error::new(forebay_block::ErrorKind::ReadOnly, "a write to a read-only export");
             return Box::pin(std::future::ready(Err(error)));
         }
-        let (kind, is_write) = (Kind::of(&request), request.is_write());
-        let bytes = request.extent().map_or(0, |extent| extent.len);
-        let started = now();
-        let work = self.volume.top().submit(request);
-        let measured = Measured { work, volume: self.volume.clone(), meter: self.meter.clone(), kind, bytes, started };
+        let is_write = request.is_write();
+        let measured = self.meter.measure(request, |request| self.volume.top().submit(request));
+        let request = ExportRequest { measured, volume: self.volume.clone() };
         match is_write {
-            true => Box::pin(self.volume.underway.carry(measured)),
-            false => Box::pin(measured),
+            true => Box::pin(self.volume.changes.track(request)),
+            false => Box::pin(request),
         }
     }
 
@@ -206,22 +220,17 @@ impl BlockDevice for Metered {
     }
 }
 
-/// Request that is counted when it ends.  It keeps the volume open until then.
-struct Measured {
-    work: LocalFuture<forebay_block::Result<Reply>>,
+/// Request to an export.  It keeps the volume open until it completes.
+struct ExportRequest {
+    measured: Measured,
     volume: Rc<Volume>,
-    meter: Rc<Meter>,
-    kind: Kind,
-    bytes: u64,
-    started: Instant,
 }
 
-impl Future for Measured {
+impl Future for ExportRequest {
     type Output = forebay_block::Result<Reply>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Poll::Ready(result) = self.work.as_mut().poll(cx) else { return Poll::Pending };
-        self.meter.count(self.kind, self.bytes, self.started.elapsed(), result.is_err());
+        let Poll::Ready(result) = Pin::new(&mut self.measured).poll(cx) else { return Poll::Pending };
         if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced) && !self.volume.fenced.replace(true) {
             let image = self.volume.image.name();
             tracing::error!(
@@ -473,9 +482,9 @@ impl Engine {
             }
         }
         let image = opened.map_err(|error| self.image_failure(error, spec))?;
-        let underway = Rc::new(Underway::default());
-        let reservations = reservations_of(&image, &underway).await;
-        let keeper = self.image_log(spec, &image, &underway);
+        let changes = Rc::new(InFlightChanges::default());
+        let reservations = reservations_of(&image, &changes).await;
+        let keeper = self.image_log(spec, &image, &changes);
         let attachment = LogAttachment::open(keeper, delayed(image.clone())).await;
         let attachment = Rc::new(attachment.map_err(|error| log_failure(error, spec))?);
         let weak = Rc::downgrade(&attachment);
@@ -492,7 +501,7 @@ impl Engine {
         let volume = Rc::new(Volume {
             image,
             reservations: RefCell::new(reservations),
-            underway,
+            changes,
             attachment,
             spec: spec.clone(),
             closing,

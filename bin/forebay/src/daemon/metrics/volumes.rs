@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use forebay_export::meter::{CountersByKind, LATENCY_BUCKETS, RequestCounters, RequestKind, bucket_end_us};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -12,16 +13,15 @@ use prometheus_client::registry::Unit;
 
 use super::Encoded;
 use crate::api::Front;
-use crate::engine::meters::{Kind, LATENCY_BUCKETS, Requests, RequestsByKind, bucket_end_us};
 use crate::engine::{LogSnapshot, Snapshot};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
 /// Request kinds that every scrape counts by volume.
-const COMMON: [Kind; 2] = [Kind::Read, Kind::Write];
+const COMMON: [RequestKind; 2] = [RequestKind::Read, RequestKind::Write];
 
 /// Request metric: name, help, unit, value.
-type Field<N> = (&'static str, &'static str, Option<&'static Unit>, fn(&Requests) -> N);
+type Field<N> = (&'static str, &'static str, Option<&'static Unit>, fn(&RequestCounters) -> N);
 
 const REQUESTS: Field<u64> = ("requests", "Requests from hosts that have ended", None, |counts| counts.count.get());
 const ERRORS: Field<u64> = ("errors", "Requests from hosts that failed", None, |counts| counts.errors.get());
@@ -44,7 +44,7 @@ pub(super) fn encode_all(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> En
         })
         .collect();
     for field in [ERRORS, BYTES] {
-        encode_counter(out, "request", field, &paths, &Kind::ALL)?;
+        encode_counter(out, "request", field, &paths, &RequestKind::ALL)?;
     }
     encode_latency(out, "request_latency", &paths)?;
     let volumes = labelled(snapshot.meters.volumes());
@@ -64,7 +64,7 @@ pub(super) fn encode_all(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> En
 /// Collector for all counters of the requested volumes.
 #[derive(Debug)]
 pub(super) struct Asked {
-    volumes: Vec<(ImageSpec, Arc<RequestsByKind>)>,
+    volumes: Vec<(ImageSpec, Arc<CountersByKind>)>,
     logs: Vec<LogSnapshot>,
 }
 
@@ -90,9 +90,9 @@ impl Collector for Asked {
     fn encode(&self, mut out: DescriptorEncoder) -> Encoded {
         let volumes = labelled(self.volumes.clone());
         for field in [REQUESTS, ERRORS, BYTES] {
-            encode_counter(&mut out, "volume", field, &volumes, &Kind::ALL)?;
+            encode_counter(&mut out, "volume", field, &volumes, &RequestKind::ALL)?;
         }
-        encode_counter(&mut out, "volume", TIME, &volumes, &Kind::ALL)?;
+        encode_counter(&mut out, "volume", TIME, &volumes, &RequestKind::ALL)?;
         encode_latency(&mut out, "volume_latency", &volumes)?;
         let logs: Vec<&LogSnapshot> = self.logs.iter().collect();
         encode_log_gauges(&mut out, &logs)?;
@@ -105,7 +105,7 @@ fn labelled<T>(volumes: Vec<(ImageSpec, T)>) -> Vec<(Labels, T)> {
 }
 
 /// Adds the kind of request to the labels of a row.
-fn with_kind(labels: &Labels, kind: Kind) -> Labels {
+fn with_kind(labels: &Labels, kind: RequestKind) -> Labels {
     labels.iter().cloned().chain([("request", kind.name().to_owned())]).collect()
 }
 
@@ -113,8 +113,8 @@ fn encode_counter<N>(
     out: &mut DescriptorEncoder,
     prefix: &str,
     (name, help, unit, value): Field<N>,
-    rows: &[(Labels, Arc<RequestsByKind>)],
-    kinds: &[Kind],
+    rows: &[(Labels, Arc<CountersByKind>)],
+    kinds: &[RequestKind],
 ) -> Encoded
 where
     ConstCounter<N>: EncodeMetric,
@@ -130,12 +130,12 @@ where
     Ok(())
 }
 
-fn encode_latency(out: &mut DescriptorEncoder, name: &str, rows: &[(Labels, Arc<RequestsByKind>)]) -> Encoded {
+fn encode_latency(out: &mut DescriptorEncoder, name: &str, rows: &[(Labels, Arc<CountersByKind>)]) -> Encoded {
     let help = "How long requests from hosts took, below the front";
     let mut family = out.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
     let end = |bucket| if bucket == LATENCY_BUCKETS { f64::INFINITY } else { bucket_end_us(bucket) as f64 / 1e6 };
     for (labels, counts) in rows {
-        for kind in Kind::ALL {
+        for kind in RequestKind::ALL {
             let seen = &counts[kind as usize];
             let buckets: Vec<(f64, u64)> =
                 seen.latency.iter().enumerate().map(|(bucket, count)| (end(bucket), count.get())).collect();

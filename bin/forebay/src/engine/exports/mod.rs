@@ -522,7 +522,7 @@ impl Engine {
             return Err(Failure::failed("the daemon is stopping").hint("try again when it runs again"));
         }
         let device = volume
-            .device(request.read_only, self.meters.meter(spec, Some(request.front)))
+            .device(request.read_only, self.meter(spec, Some(request.front)))
             .map_err(|error| self.reservations_failure(error, spec))?;
         let identity = self.identity.volume(spec, volume.image.id());
         let shown = identity_of(&request).unwrap_or(identity);

@@ -1,4 +1,4 @@
-//! Changes of a volume that are in flight, and draining of those that began before.
+//! In-flight changes of a volume, and draining of those that began before.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -15,19 +15,25 @@ struct Batch {
     ended: Notify,
 }
 
-/// Changes in flight.
+/// In-flight changes.
+///
+/// | invariant | |
+/// |---|---|
+/// | C1 | a change belongs to one batch: the one that was current when it began |
+/// | C2 | a drain waits for every batch with a change in flight that was current before it, and for no other |
 #[derive(Default)]
-pub struct Underway {
+pub struct InFlightChanges {
     current: RefCell<Rc<Batch>>,
-    /// Earlier batches that a drain waits for.
+    /// Earlier batches that drains wait for.
     before: RefCell<Vec<Rc<Batch>>>,
 }
 
-/// Change in flight; it ends when this is dropped.
+/// In-flight change; it ends when this is dropped.
 struct Change(Rc<Batch>);
 
 impl Drop for Change {
     fn drop(&mut self) {
+        debug_assert!(self.0.count.get() > 0, "C1");
         self.0.count.set(self.0.count.get() - 1);
         if self.0.count.get() == 0 {
             self.0.ended.notify_all();
@@ -35,7 +41,7 @@ impl Drop for Change {
     }
 }
 
-impl Underway {
+impl InFlightChanges {
     fn begin(&self) -> Change {
         let batch = self.current.borrow().clone();
         batch.count.set(batch.count.get() + 1);
@@ -44,8 +50,8 @@ impl Underway {
 
     /// Starts a change, which ends when `work` has completed.  Dropping the returned future does not end the work: a
     /// task continues it, as the volume continues a request whose caller is gone, and a drain waits for it.
-    pub fn carry<F: Future + Unpin + 'static>(&self, work: F) -> Carried<F> {
-        Carried(Some((work, self.begin())))
+    pub fn track<F: Future + Unpin + 'static>(&self, work: F) -> Tracked<F> {
+        Tracked(Some((work, self.begin())))
     }
 
     /// Waits for the end of all changes that have begun so far, not for later ones.
@@ -63,10 +69,10 @@ impl Underway {
     }
 }
 
-/// Future for the work of a change; see [`Underway::carry`].
-pub struct Carried<F: Future + Unpin + 'static>(Option<(F, Change)>);
+/// Future for the work of a change; see [`InFlightChanges::track`].
+pub struct Tracked<F: Future + Unpin + 'static>(Option<(F, Change)>);
 
-impl<F: Future + Unpin + 'static> Future for Carried<F> {
+impl<F: Future + Unpin + 'static> Future for Tracked<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -77,7 +83,7 @@ impl<F: Future + Unpin + 'static> Future for Carried<F> {
     }
 }
 
-impl<F: Future + Unpin + 'static> Drop for Carried<F> {
+impl<F: Future + Unpin + 'static> Drop for Tracked<F> {
     fn drop(&mut self) {
         let Some((work, change)) = self.0.take() else { return };
         // Only the work is stored, so that a reactor that ends drops it.
@@ -99,14 +105,14 @@ mod tests {
 
     #[test]
     fn only_what_began_before_is_waited_for() {
-        let underway = Underway::default();
+        let changes = InFlightChanges::default();
         let mut cx = Context::from_waker(Waker::noop());
-        let (first, second) = (underway.begin(), underway.begin());
-        let mut drain = Box::pin(underway.drain());
+        let (first, second) = (changes.begin(), changes.begin());
+        let mut drain = Box::pin(changes.drain());
         assert!(drain.as_mut().poll(&mut cx).is_pending());
-        let later = underway.begin();
+        let later = changes.begin();
         drop(first);
-        let mut another = Box::pin(underway.drain());
+        let mut another = Box::pin(changes.drain());
         assert!(drain.as_mut().poll(&mut cx).is_pending() && another.as_mut().poll(&mut cx).is_pending());
         drop(second);
         assert!(drain.as_mut().poll(&mut cx).is_ready());
@@ -119,12 +125,12 @@ mod tests {
     fn what_nobody_waits_for_any_more_goes_on_and_is_drained() {
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
         reactor.block_on(async {
-            let underway = Rc::new(Underway::default());
+            let changes = Rc::new(InFlightChanges::default());
             let (gate, landed) = (Rc::new(Notify::new()), Rc::new(Cell::new(false)));
             let (may, done) = (Rc::new(Cell::new(false)), landed.clone());
             let write = {
                 let (gate, may) = (gate.clone(), may.clone());
-                underway.carry(Box::pin(async move {
+                changes.track(Box::pin(async move {
                     gate.wait_until(|| may.get()).await;
                     done.set(true);
                 }))
@@ -132,9 +138,9 @@ mod tests {
             drop(write);
             let drained = Rc::new(Cell::new(false));
             let drain = spawn({
-                let (underway, landed, drained) = (underway.clone(), landed.clone(), drained.clone());
+                let (changes, landed, drained) = (changes.clone(), landed.clone(), drained.clone());
                 async move {
-                    underway.drain().await;
+                    changes.drain().await;
                     assert!(landed.get(), "the drain is over before the write");
                     drained.set(true);
                 }
@@ -152,18 +158,18 @@ mod tests {
     #[test]
     fn a_reactor_ends_though_changes_never_do() {
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
-        let underway = Underway::default();
+        let changes = InFlightChanges::default();
         reactor.block_on(async {
-            drop(underway.carry(Box::pin(pending::<()>())));
-            let held = underway.carry(Box::pin(pending::<()>()));
+            drop(changes.track(Box::pin(pending::<()>())));
+            let held = changes.track(Box::pin(pending::<()>()));
             drop(spawn(async move {
                 held.await;
             }));
             yield_now().await;
         });
-        let left = underway.carry(Box::pin(pending::<()>()));
+        let left = changes.track(Box::pin(pending::<()>()));
         drop(reactor);
         drop(left);
-        assert_eq!(underway.current.borrow().count.get(), 0, "nothing is left of them");
+        assert_eq!(changes.current.borrow().count.get(), 0, "nothing is left of them");
     }
 }

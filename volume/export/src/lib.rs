@@ -1,0 +1,15 @@
+//! Exports of volumes: request counters, and in-flight changes that a change of reservations or of a write log drains.
+//!
+//! Nothing here opens an image or listens for hosts. Whoever wires volumes to fronts puts these parts between them:
+//!
+//! - [`Meters`] counts requests by volume and by path; [`Meter::measure`] counts one request.
+//! - [`InFlightChanges`] tracks writes, and waits for those that began before.
+//! - [`Delayed`] adds latency to a device, to measure what hides latency.
+
+mod delayed;
+mod in_flight;
+pub mod meter;
+
+pub use delayed::Delayed;
+pub use in_flight::{InFlightChanges, Tracked};
+pub use meter::{Measured, Meter, Meters};
