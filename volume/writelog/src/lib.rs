@@ -34,6 +34,7 @@ mod shelf;
 mod state;
 mod stats;
 mod superseded;
+mod survey;
 mod throttle;
 mod writeback;
 
@@ -46,3 +47,4 @@ pub use options::{Limits, Options, Owner, Persist};
 pub use record::{LogRecord, RecordedLog, Standing};
 pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text, parse_id};
 pub use stats::LogStats;
+pub use survey::{LogSurvey, Membership};

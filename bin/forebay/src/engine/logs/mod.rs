@@ -1,26 +1,28 @@
-//! Write logs of volumes: attach, end, list and manage.
+//! Write logs of volumes: attach, end, flush and discard.
 //!
 //! An image whose record names a log is never opened without it: the daemon or a command that opens the image has the
 //! log in front of it.  [`LogAttachment`] ensures that.
 
+mod list;
+
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::ErrorKind;
 use forebay_export::InFlightChanges;
 use forebay_image::Image;
-use forebay_reactor::{timeout, wall_clock};
-use forebay_writelog::{Limits, LogAttachment, LogInfo, LogRecord, RecordedLog, WriteLog, id_text};
+use forebay_reactor::timeout;
+use forebay_writelog::{Limits, LogAttachment, WriteLog};
 
 use super::Engine;
 use super::identity::format_uuid;
-use super::log_keeper::{ImageLog, LogDevices, limits_of, load_record};
+use super::log_keeper::{ImageLog, LogDevices, load_record};
 use super::volumes::Volume;
 use crate::api;
 use crate::failure::{Failure, FailureKind, Result};
-use crate::spec::{ImageSpec, RAM_POOL, image_spec};
+use crate::spec::{ImageSpec, RAM_POOL};
 
 /// Time without write-back progress after which ending a log is abandoned; the log is kept then.
 const STALLED: Duration = Duration::from_secs(30);
@@ -60,12 +62,6 @@ impl Engine {
     /// Returns the limits of logs that specify none.
     fn configured_limits(&self) -> Limits {
         self.options.daemon.as_ref().map_or_else(Limits::default, |daemon| daemon.config.log_limits)
-    }
-
-    /// Fills in the effective limits of a log.
-    fn with_limits(&self, log: api::Log) -> api::Log {
-        let limits = limits_of(&log.place, self.configured_limits());
-        api::Log { dirty_max: limits.bytes_max, dirty_age_max_ms: limits.age_max.as_millis() as u64, ..log }
     }
 
     /// Returns the adapter between an image and its log.
@@ -159,135 +155,6 @@ impl Engine {
         result
     }
 
-    /// Lists every known log: those of images, and other logs on their devices.
-    ///
-    /// In pools of this daemon all images are checked; in other pools those that are open, exported, or named by a
-    /// log.
-    pub async fn list_logs(&self) -> Result<Vec<api::Log>> {
-        let mut specs: BTreeSet<ImageSpec> = self.volumes.open_specs().into_iter().collect();
-        specs.extend(self.list_targets().iter().filter_map(|target| image_spec(&target.pool, &target.image).ok()));
-        for pool in self.pools.keys() {
-            specs.extend(self.images_of(pool).await?);
-        }
-        let mut found = BTreeMap::new();
-        let mut places = BTreeMap::new();
-        for spec in &specs {
-            self.add_log(spec, &mut found, &mut places).await;
-        }
-        for place in self.exports.log_places() {
-            places.entry(place.path.clone()).or_insert(place);
-        }
-        let mut others = Vec::new();
-        for place in places.clone().into_values() {
-            let Ok(shelf) = self.logs.devices.open(&place, false).await else { continue };
-            for id in shelf.ids() {
-                if let Ok(info) = shelf.inspect(&id).await {
-                    let place = api::LogPlace { size: info.size, ..place.clone() };
-                    others.push(describe(&info, place));
-                }
-            }
-        }
-        // A log is abandoned only if no image refers to it: the image it was created for is checked, then all images
-        // of its pool.
-        let mut listed = BTreeMap::new();
-        for other in others {
-            if found.contains_key(&other.id) {
-                continue;
-            }
-            let reason = match other.image.parse::<ImageSpec>() {
-                Ok(spec) => self.look_for_log(&spec, &mut found, &mut places, &mut listed).await.err(),
-                Err(error) => Some(Failure::invalid(error)),
-            };
-            if found.contains_key(&other.id) {
-                continue;
-            }
-            let state = if reason.is_none() { "abandoned" } else { "unknown" };
-            let reason = reason.map(|failure| failure.message);
-            found.insert(other.id.clone(), api::Log { state: state.into(), reason, ..other });
-        }
-        Ok(found.into_values().map(|log| self.with_limits(log)).collect())
-    }
-
-    async fn images_of(&self, pool: &str) -> Result<Vec<ImageSpec>> {
-        let backend = self.pool(pool).await?;
-        let images = forebay_image::list(&backend).await.map_err(|error| self.pool_failure(error, pool))?;
-        images.iter().map(|image| image_spec(pool, image)).collect()
-    }
-
-    /// Adds the log of an image, if it has one.  An image that cannot be read is skipped.
-    async fn add_log(
-        &self,
-        spec: &ImageSpec,
-        found: &mut BTreeMap<String, api::Log>,
-        places: &mut BTreeMap<std::path::PathBuf, api::LogPlace>,
-    ) {
-        match self.find_log(spec).await {
-            Ok(Some(log)) => {
-                places.entry(log.place.path.clone()).or_insert_with(|| log.place.clone());
-                found.insert(log.id.clone(), log);
-            }
-            Ok(None) => {}
-            Err(failure) => tracing::debug!(image = %spec, error = %failure.message, "its log cannot be looked at"),
-        }
-    }
-
-    /// Searches for logs at the image that one was created for, and at all images of its pool: it may have been
-    /// renamed.
-    async fn look_for_log(
-        &self,
-        spec: &ImageSpec,
-        found: &mut BTreeMap<String, api::Log>,
-        places: &mut BTreeMap<std::path::PathBuf, api::LogPlace>,
-        listed: &mut BTreeMap<String, Result<()>>,
-    ) -> Result<()> {
-        if let Some(result) = listed.get(&spec.pool) {
-            return result.clone();
-        }
-        let result = match self.images_of(&spec.pool).await {
-            Ok(images) => {
-                for image in images {
-                    self.add_log(&image, found, places).await;
-                }
-                Ok(())
-            }
-            // Its images ended with the daemon.
-            Err(_) if spec.pool == RAM_POOL => Ok(()),
-            Err(failure) if failure.kind == FailureKind::NotFound => Ok(()),
-            Err(failure) => Err(failure.context(format_args!("whether {spec} has this log cannot be said"))),
-        };
-        listed.insert(spec.pool.clone(), result.clone());
-        result
-    }
-
-    /// Returns an image's log.
-    pub async fn log_info(&self, spec: &ImageSpec) -> Result<api::Log> {
-        let found = self.find_log(spec).await?.ok_or_else(|| no_log(spec))?;
-        Ok(self.with_limits(found))
-    }
-
-    async fn find_log(&self, spec: &ImageSpec) -> Result<Option<api::Log>> {
-        if let Some(volume) = self.volumes.find(spec)
-            && let Some(log) = running(spec, &volume)
-        {
-            return Ok(Some(log));
-        }
-        let image = self.open_image(spec).await?;
-        let record = load_record(&image).await.map_err(|error| log_failure(error, spec))?;
-        let LogRecord { epoch, log: Some(recorded) } = record else { return Ok(None) };
-        let looked = async { self.logs.devices.open(&recorded.place, false).await?.inspect(&recorded.id).await };
-        Ok(Some(match looked.await {
-            Ok(info) => api::Log { image: spec.to_string(), ..describe(&info, recorded.place) },
-            Err(error) => api::Log {
-                id: id_text(&recorded.id),
-                image: spec.to_string(),
-                epoch,
-                state: "unreachable".into(),
-                reason: Some(error.to_string()),
-                ..api::Log::at(recorded.place)
-            },
-        }))
-    }
-
     /// Opens an image without its log, to read its record.
     async fn open_image(&self, spec: &ImageSpec) -> Result<Rc<Image>> {
         if let Some(volume) = self.volumes.find(spec) {
@@ -367,12 +234,6 @@ impl Engine {
         }
     }
 
-    /// Describes the log of an open volume.
-    pub(super) fn running_log(&self, spec: &ImageSpec) -> Option<api::Log> {
-        let volume = self.volumes.find(spec)?;
-        Some(self.with_limits(running(spec, &volume)?))
-    }
-
     /// Returns the open logs, for their counters.
     pub(super) fn open_logs(&self) -> Vec<(ImageSpec, Rc<WriteLog>)> {
         let volumes = self.logs.volumes.borrow();
@@ -380,43 +241,9 @@ impl Engine {
     }
 }
 
-/// Describes the log of an open volume.
-fn running(spec: &ImageSpec, volume: &Volume) -> Option<api::Log> {
-    let (log, recorded) = (volume.log()?, volume.attachment.recorded()?);
-    Some(describe_running(spec, &log, recorded))
-}
-
 fn no_log(spec: &ImageSpec) -> Failure {
     Failure::new(FailureKind::NotFound, format!("{spec} has no write log"))
         .hint("'forebay attach' gives it one with --log MEDIUM:PATH:SIZE; 'forebay log ls' lists those there are")
-}
-
-fn describe(info: &LogInfo, place: api::LogPlace) -> api::Log {
-    api::Log {
-        id: id_text(&info.id),
-        image: info.name.clone(),
-        epoch: info.epoch,
-        state: if info.open { "open".into() } else { "closed".into() },
-        dirty_entries: info.dirty_entries,
-        dirty_bytes: info.dirty_bytes,
-        dirty_since_ms: info.dirty_since_ms,
-        ..api::Log::at(place)
-    }
-}
-
-fn describe_running(spec: &ImageSpec, log: &WriteLog, recorded: RecordedLog<api::LogPlace>) -> api::Log {
-    let (stats, mode) = (log.stats(), log.mode());
-    let since = wall_clock().saturating_sub(stats.dirty_age).as_millis() as u64;
-    api::Log {
-        id: id_text(&recorded.id),
-        image: spec.to_string(),
-        state: mode.name().into(),
-        reason: mode.reason().cloned().or_else(|| log.backend_error()).map(|error| error.to_string()),
-        dirty_entries: stats.dirty_entries,
-        dirty_bytes: stats.dirty_bytes,
-        dirty_since_ms: (stats.dirty_entries > 0).then_some(since),
-        ..api::Log::at(recorded.place)
-    }
 }
 
 /// Refuses to lose data that a log holds, or may hold, unless `force` is set.

@@ -1,0 +1,173 @@
+//! List of write logs, and descriptions of single ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use forebay_reactor::wall_clock;
+use forebay_writelog::{LogInfo, LogRecord, LogSurvey, Membership, RecordedLog, WriteLog, id_text};
+
+use super::super::Engine;
+use super::super::log_keeper::{limits_of, load_record};
+use super::super::volumes::Volume;
+use super::{log_failure, no_log};
+use crate::api;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::{ImageSpec, RAM_POOL, image_spec};
+
+/// Survey of logs, by the text of their ids; their groups are pools.
+type Survey = LogSurvey<String, String, api::Log, Failure>;
+
+impl Engine {
+    /// Lists every known log: those of images, and other logs on their devices.
+    ///
+    /// In pools of this daemon all images are checked; in other pools those that are open, exported, or named by a
+    /// log.
+    pub async fn list_logs(&self) -> Result<Vec<api::Log>> {
+        let mut specs: BTreeSet<ImageSpec> = self.volumes.open_specs().into_iter().collect();
+        specs.extend(self.list_targets().iter().filter_map(|target| image_spec(&target.pool, &target.image).ok()));
+        for pool in self.pools.keys() {
+            specs.extend(self.images_of(pool).await?);
+        }
+        let mut survey = Survey::default();
+        let mut places: BTreeMap<PathBuf, api::LogPlace> = BTreeMap::new();
+        for spec in &specs {
+            if let Some(log) = self.log_of(spec).await {
+                places.entry(log.place.path.clone()).or_insert_with(|| log.place.clone());
+                survey.add_named(log.id.clone(), log);
+            }
+        }
+        for place in self.exports.log_places() {
+            places.entry(place.path.clone()).or_insert(place);
+        }
+        for place in places.into_values() {
+            let Ok(shelf) = self.logs.devices.open(&place, false).await else { continue };
+            for id in shelf.ids() {
+                if let Ok(info) = shelf.inspect(&id).await {
+                    let log = describe(&info, api::LogPlace { size: info.size, ..place.clone() });
+                    let pool = log.image.parse::<ImageSpec>().map(|spec| spec.pool).map_err(Failure::invalid);
+                    survey.add_found(log.id.clone(), log, pool);
+                }
+            }
+        }
+        while let Some(pool) = survey.next_group().cloned() {
+            let result = self.search_pool(&pool, &mut survey).await;
+            survey.end_search(pool, result);
+        }
+        let logs = survey.finish().into_iter().map(|(log, membership)| match membership {
+            Membership::Named => log,
+            Membership::Abandoned => api::Log { state: "abandoned".into(), ..log },
+            Membership::Unknown(failure) => api::Log { state: "unknown".into(), reason: Some(failure.message), ..log },
+        });
+        Ok(logs.map(|log| self.with_limits(log)).collect())
+    }
+
+    async fn images_of(&self, pool: &str) -> Result<Vec<ImageSpec>> {
+        let backend = self.pool(pool).await?;
+        let images = forebay_image::list(&backend).await.map_err(|error| self.pool_failure(error, pool))?;
+        images.iter().map(|image| image_spec(pool, image)).collect()
+    }
+
+    /// Returns the log of an image, if it has one.  An image that cannot be read is skipped.
+    async fn log_of(&self, spec: &ImageSpec) -> Option<api::Log> {
+        let found = self.find_log(spec).await;
+        found.unwrap_or_else(|failure| {
+            tracing::debug!(image = %spec, error = %failure.message, "its write log cannot be determined");
+            None
+        })
+    }
+
+    /// Adds the logs of all images of a pool.
+    async fn search_pool(&self, pool: &str, survey: &mut Survey) -> Result<()> {
+        match self.images_of(pool).await {
+            Ok(images) => {
+                for image in images {
+                    if let Some(log) = self.log_of(&image).await {
+                        survey.add_named(log.id.clone(), log);
+                    }
+                }
+                Ok(())
+            }
+            // Its images ended with the daemon.
+            Err(_) if pool == RAM_POOL => Ok(()),
+            Err(failure) if failure.kind == FailureKind::NotFound => Ok(()),
+            Err(failure) => Err(failure.context(format_args!("whether an image of {pool} has this log is unknown"))),
+        }
+    }
+
+    /// Returns an image's log.
+    pub async fn log_info(&self, spec: &ImageSpec) -> Result<api::Log> {
+        let found = self.find_log(spec).await?.ok_or_else(|| no_log(spec))?;
+        Ok(self.with_limits(found))
+    }
+
+    pub(super) async fn find_log(&self, spec: &ImageSpec) -> Result<Option<api::Log>> {
+        if let Some(volume) = self.volumes.find(spec)
+            && let Some(log) = running(spec, &volume)
+        {
+            return Ok(Some(log));
+        }
+        let image = self.open_image(spec).await?;
+        let record = load_record(&image).await.map_err(|error| log_failure(error, spec))?;
+        let LogRecord { epoch, log: Some(recorded) } = record else { return Ok(None) };
+        let looked = async { self.logs.devices.open(&recorded.place, false).await?.inspect(&recorded.id).await };
+        Ok(Some(match looked.await {
+            Ok(info) => api::Log { image: spec.to_string(), ..describe(&info, recorded.place) },
+            Err(error) => api::Log {
+                id: id_text(&recorded.id),
+                image: spec.to_string(),
+                epoch,
+                state: "unreachable".into(),
+                reason: Some(error.to_string()),
+                ..api::Log::at(recorded.place)
+            },
+        }))
+    }
+
+    /// Describes the log of an open volume.
+    pub(in crate::engine) fn running_log(&self, spec: &ImageSpec) -> Option<api::Log> {
+        let volume = self.volumes.find(spec)?;
+        Some(self.with_limits(running(spec, &volume)?))
+    }
+
+    /// Fills in the effective limits of a log.
+    fn with_limits(&self, log: api::Log) -> api::Log {
+        let limits = limits_of(&log.place, self.configured_limits());
+        api::Log { dirty_max: limits.bytes_max, dirty_age_max_ms: limits.age_max.as_millis() as u64, ..log }
+    }
+}
+
+/// Describes the log of an open volume.
+fn running(spec: &ImageSpec, volume: &Volume) -> Option<api::Log> {
+    let (log, recorded) = (volume.log()?, volume.attachment.recorded()?);
+    Some(describe_running(spec, &log, recorded))
+}
+
+/// Describes a log as found on its device.
+fn describe(info: &LogInfo, place: api::LogPlace) -> api::Log {
+    api::Log {
+        id: id_text(&info.id),
+        image: info.name.clone(),
+        epoch: info.epoch,
+        state: if info.open { "open".into() } else { "closed".into() },
+        dirty_entries: info.dirty_entries,
+        dirty_bytes: info.dirty_bytes,
+        dirty_since_ms: info.dirty_since_ms,
+        ..api::Log::at(place)
+    }
+}
+
+/// Describes an open log.
+fn describe_running(spec: &ImageSpec, log: &WriteLog, recorded: RecordedLog<api::LogPlace>) -> api::Log {
+    let (stats, mode) = (log.stats(), log.mode());
+    let since = wall_clock().saturating_sub(stats.dirty_age).as_millis() as u64;
+    api::Log {
+        id: id_text(&recorded.id),
+        image: spec.to_string(),
+        state: mode.name().into(),
+        reason: mode.reason().cloned().or_else(|| log.backend_error()).map(|error| error.to_string()),
+        dirty_entries: stats.dirty_entries,
+        dirty_bytes: stats.dirty_bytes,
+        dirty_since_ms: (stats.dirty_entries > 0).then_some(since),
+        ..api::Log::at(recorded.place)
+    }
+}
