@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +10,11 @@ use forebay_block::{BlockDevice, DeviceHandle};
 use forebay_iscsi::scsi::inquiry::Identity as UnitIdentity;
 use forebay_iscsi::unit::Unit;
 use forebay_iscsi::{AccessControl, Devices, Limits, Options, Server, Space, Target, TargetSpec, Targets, UnitSpec};
-use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, SharedListener, sleep, spawn};
+use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, sleep, spawn};
 
+use super::cores::{Listening, on_each_server, serve_on_cores};
 use super::published::Published;
-use super::{Engine, Exported, HostFront, Served, on_each_core};
+use super::{Engine, Exported, FrontFuture, HostFront};
 use crate::api::Front;
 use crate::config::{Config, IscsiAccess, IscsiTarget};
 use crate::engine::identity::{Identity, format_uuid};
@@ -39,7 +39,7 @@ pub struct IscsiFront {
     /// Targets being removed: exports cannot select them.
     removing: RefCell<BTreeSet<String>>,
     settings: IscsiTarget,
-    listeners: RefCell<Vec<Listener>>,
+    listeners: RefCell<Vec<Listening<()>>>,
     addrs: RefCell<Vec<Addr>>,
     published: Published<DeviceHandle>,
     /// Logical units by image, with their targets.
@@ -220,42 +220,41 @@ impl HostFront for IscsiFront {
         for addr in &config.iscsi {
             let listener = bind(addr, self.settings.access.chap.is_some())?;
             self.addrs.borrow_mut().push(listener.local_addr().clone());
-            self.listeners.borrow_mut().push(listener);
+            self.listeners.borrow_mut().push((listener, ()));
         }
         let advertised: Vec<Addr> = self.settings.advertise.iter().copied().map(Addr::Tcp).collect();
         self.targets.set_portals(if advertised.is_empty() { self.addrs() } else { advertised });
         Ok(())
     }
 
-    fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> Served<'a, Result<()>> {
+    fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> FrontFuture<'a, Result<()>> {
         Box::pin(async move {
             let listeners = self.listeners.take();
             if listeners.is_empty() {
                 return Ok(());
             }
-            for core in cores.iter().filter(|core| !core.is_current()) {
-                let shared = listeners.iter().map(Listener::share).collect::<io::Result<Vec<_>>>();
-                let shared = shared.map_err(|error| Failure::io(error, "sharing the listening sockets"))?;
-                serve_on(core, self.targets.clone(), self.published.clone(), options(&self.settings), shared).await?;
-            }
-            let devices = Local { engine: Rc::downgrade(engine) };
-            serve(self.targets.clone(), Rc::new(devices), options(&self.settings), listeners);
+            let (targets, published) = (self.targets.clone(), self.published.clone());
+            let settings = options(&self.settings);
+            let start_there = move |listeners| {
+                let devices = PublishedDevices { published: published.clone() };
+                start_server(targets.clone(), Rc::new(devices), settings.clone(), listeners);
+            };
+            let devices = EngineDevices { engine: Rc::downgrade(engine) };
+            serve_on_cores(cores, listeners, start_there, |listeners| {
+                start_server(self.targets.clone(), Rc::new(devices), options(&self.settings), listeners);
+            })
+            .await?;
             *self.watching.borrow_mut() = Some(spawn(Self::watch_space(Rc::downgrade(engine))));
             Ok(())
         })
     }
 
-    fn stop<'a>(&'a self, cores: &'a [CoreHandle]) -> Served<'a, ()> {
+    fn stop<'a>(&'a self, cores: &'a [CoreHandle]) -> FrontFuture<'a, ()> {
         Box::pin(async move {
             if let Some(watching) = self.watching.take() {
                 watching.abort();
             }
-            on_each_core(cores, || async {
-                if let Some(server) = SERVER.with_borrow(Clone::clone) {
-                    server.stop().await;
-                }
-            })
-            .await;
+            on_each_server(cores, &SERVER, |server| async move { server.stop().await }).await;
             self.published.clear();
         })
     }
@@ -323,7 +322,7 @@ impl HostFront for IscsiFront {
         self.published.remove(&name);
     }
 
-    fn disconnect<'a>(&'a self, spec: &'a ImageSpec, _cores: &'a [CoreHandle]) -> Served<'a, ()> {
+    fn disconnect<'a>(&'a self, spec: &'a ImageSpec, _cores: &'a [CoreHandle]) -> FrontFuture<'a, ()> {
         let gone = self.leaving.borrow_mut().remove(&spec.to_string());
         Box::pin(async move {
             if let Some(gone) = gone {
@@ -347,25 +346,24 @@ fn uri(addr: &Addr, target: &str, lun: u16) -> Option<String> {
 }
 
 /// Devices on the engine's core: requests are not forwarded.
-struct Local {
+struct EngineDevices {
     engine: Weak<Engine>,
 }
 
-impl Devices for Local {
+impl Devices for EngineDevices {
     fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>> {
         self.engine.upgrade()?.exports.device(Front::Iscsi, &unit.spec().name)
     }
 }
 
 /// Devices on another core.
-struct Remote {
+struct PublishedDevices {
     published: Published<DeviceHandle>,
 }
 
-impl Devices for Remote {
+impl Devices for PublishedDevices {
     fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>> {
-        let handle = self.published.read(|published| published.get(&unit.spec().name).cloned())?;
-        Some(handle.attach())
+        self.published.open(&unit.spec().name)
     }
 }
 
@@ -379,31 +377,12 @@ fn bind(addr: &Addr, asks: bool) -> Result<Listener> {
 }
 
 /// Starts the server of this core.
-fn serve(targets: Targets, devices: Rc<dyn Devices>, options: Options, listeners: Vec<Listener>) {
+fn start_server(targets: Targets, devices: Rc<dyn Devices>, options: Options, listeners: Vec<Listening<()>>) {
     let server = Server::new(targets, devices, options);
-    for listener in listeners {
+    for (listener, ()) in listeners {
         drop(spawn(server.clone().serve(listener)));
     }
     SERVER.set(Some(server));
-}
-
-/// Starts the server of another core.
-async fn serve_on(
-    core: &CoreHandle,
-    targets: Targets,
-    published: Published<DeviceHandle>,
-    options: Options,
-    shared: Vec<SharedListener>,
-) -> Result<()> {
-    let started = core.run(move || async move {
-        let listeners = shared.into_iter().map(SharedListener::attach).collect::<io::Result<Vec<_>>>()?;
-        serve(targets, Rc::new(Remote { published }), options, listeners);
-        Ok(())
-    });
-    match started.await {
-        Ok(started) => started.map_err(|error| Failure::io(error, "listening on another core")),
-        Err(gone) => Err(Failure::failed(gone.to_string())),
-    }
 }
 
 #[cfg(test)]

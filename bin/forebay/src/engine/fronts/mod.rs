@@ -4,6 +4,7 @@
 //! sockets, so a connection stays on the core that took it.  Volumes live on the engine's core; the other cores reach
 //! them through device handles, which the engine publishes.
 
+mod cores;
 mod iscsi;
 mod nbd;
 mod nvme;
@@ -33,10 +34,10 @@ pub trait HostFront {
     fn listen(&self, config: &Config) -> Result<()>;
 
     /// Serves on the given cores, which include the engine's.
-    fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> Served<'a, Result<()>>;
+    fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> FrontFuture<'a, Result<()>>;
 
     /// Stops accepting hosts, and ends the connections after their requests in flight complete.
-    fn stop<'a>(&'a self, cores: &'a [CoreHandle]) -> Served<'a, ()>;
+    fn stop<'a>(&'a self, cores: &'a [CoreHandle]) -> FrontFuture<'a, ()>;
 
     /// Returns the addresses on which it is served.
     fn addrs(&self) -> Vec<Addr>;
@@ -60,7 +61,7 @@ pub trait HostFront {
     fn unpublish(&self, spec: &ImageSpec);
 
     /// Ends the connections to an export after their requests in flight complete.
-    fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> Served<'a, ()>;
+    fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> FrontFuture<'a, ()>;
 }
 
 /// Description of an export for a front.
@@ -81,8 +82,8 @@ pub struct Exported<'a> {
     pub hosts: &'a [String],
 }
 
-/// Future that stays on its core and borrows the front.
-pub type Served<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + 'a>>;
+/// Future of a front's operation; it stays on its core and borrows the front.
+pub type FrontFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// Fronts of the engine.
 pub struct Fronts {
@@ -234,21 +235,5 @@ impl Engine {
                 }
             }
         }
-    }
-}
-
-/// Runs an operation on each core in parallel, and waits for all.
-async fn on_each_core<F, Fut>(cores: &[CoreHandle], work: F)
-where
-    F: Fn() -> Fut + Clone + Send + 'static,
-    Fut: Future<Output = ()> + 'static,
-{
-    let started = cores.iter().map(|core| {
-        let work = work.clone();
-        core.run(move || async move { work().await })
-    });
-    for running in started.collect::<Vec<_>>() {
-        // A core that has ended has no connections left.
-        let _ = running.await;
     }
 }

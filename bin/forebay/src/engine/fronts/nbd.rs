@@ -3,17 +3,17 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::ready;
-use std::io;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use forebay_block::{BlockDevice, DeviceHandle, Error, ErrorKind, LocalFuture, Unnamed};
 use forebay_nbd::access::{Access, Host, HostPattern, SharedAccess};
 use forebay_nbd::{Export, ExportSummary, Options, Server, Stats, Tls};
-use forebay_reactor::{Addr, CoreHandle, Listener, SharedListener, spawn};
+use forebay_reactor::{Addr, CoreHandle, Listener, spawn};
 
+use super::cores::{Listening, on_each_server, serve_on_cores};
 use super::published::Published;
-use super::{Engine, Exported, HostFront, Served, on_each_core};
+use super::{Engine, Exported, FrontFuture, HostFront};
 use crate::api::Front;
 use crate::config::Config;
 use crate::failure::{Failure, Result};
@@ -40,7 +40,7 @@ impl Offer {
 
 /// State that the servers of all cores share.
 #[derive(Clone)]
-struct Shared {
+struct NbdShared {
     stats: Stats,
     access: SharedAccess,
     published: Published<Offer>,
@@ -48,16 +48,20 @@ struct Shared {
 
 /// The NBD front.
 pub struct NbdFront {
-    listeners: RefCell<Vec<(Listener, Tls)>>,
+    listeners: RefCell<Vec<Listening<Tls>>>,
     addrs: RefCell<Vec<(Addr, Tls)>>,
-    shared: Shared,
+    shared: NbdShared,
 }
 
 impl NbdFront {
     /// Creates the front; nothing listens yet.
     pub fn new() -> Self {
         let (stats, access, published) = (Stats::new(), SharedAccess::default(), Published::default());
-        Self { listeners: RefCell::default(), addrs: RefCell::default(), shared: Shared { stats, access, published } }
+        Self {
+            listeners: RefCell::default(),
+            addrs: RefCell::default(),
+            shared: NbdShared { stats, access, published },
+        }
     }
 
     /// Replaces access control, certificates and keys for new connections; [`expel`](Self::expel) ends connections
@@ -68,10 +72,8 @@ impl NbdFront {
 
     /// Ends the connections of hosts that are no longer allowed, after their requests in flight complete.
     pub async fn expel(&self, cores: &[CoreHandle]) {
-        on_each_core(cores, || async {
-            if let Some(server) = SERVER.with_borrow(Clone::clone) {
-                server.expel();
-            }
+        on_each_server(cores, &SERVER, |server| async move {
+            server.expel();
         })
         .await;
     }
@@ -106,28 +108,21 @@ impl HostFront for NbdFront {
         Ok(())
     }
 
-    fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> Served<'a, Result<()>> {
+    fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> FrontFuture<'a, Result<()>> {
         Box::pin(async move {
-            let listeners = self.listeners.take();
-            for core in cores.iter().filter(|core| !core.is_current()) {
-                let share = |(listener, tls): &(Listener, Tls)| Ok((listener.share()?, *tls));
-                let listeners = listeners.iter().map(share).collect::<io::Result<Vec<_>>>();
-                let listeners = listeners.map_err(|error| Failure::io(error, "sharing the listening sockets"))?;
-                serve_on(core, self.shared.clone(), listeners).await?;
-            }
-            serve(&self.shared, Some(Rc::downgrade(engine)), listeners);
-            Ok(())
+            let (there, here) = (self.shared.clone(), self.shared.clone());
+            let engine = Rc::downgrade(engine);
+            let start_there = move |listeners| start_server(&there, None, listeners);
+            serve_on_cores(cores, self.listeners.take(), start_there, |listeners| {
+                start_server(&here, Some(engine), listeners);
+            })
+            .await
         })
     }
 
-    fn stop<'a>(&'a self, cores: &'a [CoreHandle]) -> Served<'a, ()> {
+    fn stop<'a>(&'a self, cores: &'a [CoreHandle]) -> FrontFuture<'a, ()> {
         Box::pin(async move {
-            on_each_core(cores, || async {
-                if let Some(server) = SERVER.with_borrow(Clone::clone) {
-                    server.stop().await;
-                }
-            })
-            .await;
+            on_each_server(cores, &SERVER, |server| async move { server.stop().await }).await;
             self.shared.published.clear();
         })
     }
@@ -173,17 +168,13 @@ impl HostFront for NbdFront {
         self.shared.published.remove(&spec.to_string());
     }
 
-    fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> Served<'a, ()> {
+    fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> FrontFuture<'a, ()> {
         let name = spec.to_string();
         Box::pin(async move {
             let detached = name.clone();
-            on_each_core(cores, move || {
+            on_each_server(cores, &SERVER, move |server| {
                 let name = detached.clone();
-                async move {
-                    if let Some(server) = SERVER.with_borrow(Clone::clone) {
-                        server.detach(&name).await;
-                    }
-                }
+                async move { _ = server.detach(&name).await }
             })
             .await;
             self.shared.stats.forget(&name);
@@ -264,28 +255,14 @@ fn bind(addr: &Addr) -> Result<Listener> {
 }
 
 /// Starts the server of this core.
-fn serve(shared: &Shared, engine: Option<Weak<Engine>>, listeners: Vec<(Listener, Tls)>) {
-    let Shared { stats, access, published } = shared.clone();
+fn start_server(shared: &NbdShared, engine: Option<Weak<Engine>>, listeners: Vec<Listening<Tls>>) {
+    let NbdShared { stats, access, published } = shared.clone();
     let exports = NbdExports { published, engine };
     let server = Server::with_access(Rc::new(exports), Options::default(), stats, access);
     for (listener, tls) in listeners {
         drop(spawn(server.clone().serve(listener, tls)));
     }
     SERVER.set(Some(server));
-}
-
-/// Starts the server of another core.
-async fn serve_on(core: &CoreHandle, shared: Shared, listeners: Vec<(SharedListener, Tls)>) -> Result<()> {
-    let started = core.run(move || async move {
-        let attach = |(listener, tls): (SharedListener, Tls)| Ok((listener.attach()?, tls));
-        let listeners = listeners.into_iter().map(attach).collect::<io::Result<Vec<_>>>()?;
-        serve(&shared, None, listeners);
-        Ok(())
-    });
-    match started.await {
-        Ok(started) => started.map_err(|error| Failure::io(error, "listening on another core")),
-        Err(gone) => Err(Failure::failed(gone.to_string())),
-    }
 }
 
 #[cfg(test)]

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use forebay_block::{BlockDevice, DeviceHandle};
 use forebay_nvmf::session::admin::Identity as SubsystemIdentity;
 use forebay_nvmf::{Access, Devices, Namespace, Port, PortAddress, Server, Stats, Subsystem, Subsystems};
-use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, SharedListener, spawn};
+use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, spawn};
 
+use super::cores::{Listening, on_each_server, serve_on_cores};
 use super::published::Published;
-use super::{Engine, Exported, HostFront, Served, on_each_core};
+use super::{Engine, Exported, FrontFuture, HostFront};
 use crate::api::Front;
 use crate::config::{Config, NvmeAccess, NvmeSubsystem};
 use crate::engine::identity::{Identity, format_uuid};
@@ -49,7 +50,7 @@ pub struct NvmeFront {
     /// Subsystems being removed: exports cannot select them.
     removing: RefCell<BTreeSet<String>>,
     cntlids: RangeInclusive<u16>,
-    listeners: RefCell<Vec<(Listener, Arc<Port>)>>,
+    listeners: RefCell<Vec<Listening<Arc<Port>>>>,
     addrs: RefCell<Vec<Addr>>,
     published: Published<DeviceHandle>,
     offers: RefCell<BTreeMap<String, Offer>>,
@@ -305,31 +306,26 @@ impl HostFront for NvmeFront {
         Ok(())
     }
 
-    fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> Served<'a, Result<()>> {
+    fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> FrontFuture<'a, Result<()>> {
         Box::pin(async move {
             // Set before any host can request them.
             engine.restore_ana()?;
-            let listeners = self.listeners.take();
-            for core in cores.iter().filter(|core| !core.is_current()) {
-                let share = |(listener, port): &(Listener, Arc<Port>)| Ok((listener.share()?, port.clone()));
-                let shared = listeners.iter().map(share).collect::<io::Result<Vec<_>>>();
-                let shared = shared.map_err(|error| Failure::io(error, "sharing the listening sockets"))?;
-                serve_on(core, self.subsystems.clone(), self.published.clone(), shared).await?;
-            }
-            let devices = Local { engine: Rc::downgrade(engine) };
-            serve(self.subsystems.clone(), Box::new(devices), listeners);
-            Ok(())
+            let (subsystems, published) = (self.subsystems.clone(), self.published.clone());
+            let start_there = move |listeners| {
+                let devices = PublishedDevices { published: published.clone() };
+                start_server(subsystems.clone(), Box::new(devices), listeners);
+            };
+            let devices = EngineDevices { engine: Rc::downgrade(engine) };
+            serve_on_cores(cores, self.listeners.take(), start_there, |listeners| {
+                start_server(self.subsystems.clone(), Box::new(devices), listeners);
+            })
+            .await
         })
     }
 
-    fn stop<'a>(&'a self, cores: &'a [CoreHandle]) -> Served<'a, ()> {
+    fn stop<'a>(&'a self, cores: &'a [CoreHandle]) -> FrontFuture<'a, ()> {
         Box::pin(async move {
-            on_each_core(cores, || async {
-                if let Some(server) = SERVER.with_borrow(Clone::clone) {
-                    server.stop().await;
-                }
-            })
-            .await;
+            on_each_server(cores, &SERVER, |server| async move { server.stop().await }).await;
             self.published.clear();
         })
     }
@@ -408,17 +404,13 @@ impl HostFront for NvmeFront {
         }
     }
 
-    fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> Served<'a, ()> {
+    fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> FrontFuture<'a, ()> {
         let leaving = self.leaving.borrow_mut().remove(&spec.to_string());
         Box::pin(async move {
             let Some((subsystem, nsid)) = leaving else { return };
-            on_each_core(cores, move || {
+            on_each_server(cores, &SERVER, move |server| {
                 let subsystem = subsystem.clone();
-                async move {
-                    if let Some(server) = SERVER.with_borrow(Clone::clone) {
-                        server.let_go(&subsystem, nsid).await;
-                    }
-                }
+                async move { server.let_go(&subsystem, nsid).await }
             })
             .await;
         })
@@ -426,25 +418,24 @@ impl HostFront for NvmeFront {
 }
 
 /// Devices on the engine's core: requests are not forwarded.
-struct Local {
+struct EngineDevices {
     engine: Weak<Engine>,
 }
 
-impl Devices for Local {
+impl Devices for EngineDevices {
     fn open(&self, namespace: &Namespace) -> Option<Rc<dyn BlockDevice>> {
         self.engine.upgrade()?.exports.device(Front::Nvme, &namespace.name)
     }
 }
 
 /// Devices on another core.
-struct Remote {
+struct PublishedDevices {
     published: Published<DeviceHandle>,
 }
 
-impl Devices for Remote {
+impl Devices for PublishedDevices {
     fn open(&self, namespace: &Namespace) -> Option<Rc<dyn BlockDevice>> {
-        let handle = self.published.read(|published| published.get(&namespace.name).cloned())?;
-        Some(handle.attach())
+        self.published.open(&namespace.name)
     }
 }
 
@@ -455,29 +446,10 @@ fn bind(addr: &Addr) -> Result<Listener> {
 }
 
 /// Starts the server of this core.
-fn serve(subsystems: Subsystems, devices: Box<dyn Devices>, listeners: Vec<(Listener, Arc<Port>)>) {
+fn start_server(subsystems: Subsystems, devices: Box<dyn Devices>, listeners: Vec<Listening<Arc<Port>>>) {
     let server = Server::new(subsystems, devices);
     for (listener, port) in listeners {
         drop(spawn(server.clone().serve(listener, port)));
     }
     SERVER.set(Some(server));
-}
-
-/// Starts the server of another core.
-async fn serve_on(
-    core: &CoreHandle,
-    subsystems: Subsystems,
-    published: Published<DeviceHandle>,
-    shared: Vec<(SharedListener, Arc<Port>)>,
-) -> Result<()> {
-    let started = core.run(move || async move {
-        let attach = |(shared, port): (SharedListener, Arc<Port>)| Ok((shared.attach()?, port));
-        let listeners = shared.into_iter().map(attach).collect::<io::Result<Vec<_>>>()?;
-        serve(subsystems, Box::new(Remote { published }), listeners);
-        Ok(())
-    });
-    match started.await {
-        Ok(started) => started.map_err(|error| Failure::io(error, "listening on another core")),
-        Err(gone) => Err(Failure::failed(gone.to_string())),
-    }
 }

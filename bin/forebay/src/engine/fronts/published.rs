@@ -1,7 +1,10 @@
 //! Values that one core publishes to the others, by name.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::{Arc, PoisonError, RwLock};
+
+use forebay_block::{BlockDevice, DeviceHandle};
 
 /// Published values by name, shared by all cores.  Only the engine's core changes them.  The lock is held for a
 /// lookup when a host connects, never for a request.
@@ -33,6 +36,14 @@ impl<T> Published<T> {
 
     fn write<R>(&self, change: impl FnOnce(&mut BTreeMap<String, T>) -> R) -> R {
         change(&mut self.0.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Published<DeviceHandle> {
+    /// Opens a published device on this core, which is not the engine's: requests are forwarded.
+    pub fn open(&self, name: &str) -> Option<Rc<dyn BlockDevice>> {
+        let handle = self.read(|published| published.get(name).cloned())?;
+        Some(handle.attach())
     }
 }
 
