@@ -4,12 +4,15 @@
 //!
 //! - [`Meters`] counts requests by volume and by path; [`Meter::measure`] counts one request.
 //! - [`InFlightChanges`] tracks writes, and waits for those that began before.
+//! - [`Lifecycle`] is the state of an export, from its entry in a list to its end.
 //! - [`Delayed`] adds latency to a device, to measure what hides latency.
 
 mod delayed;
 mod in_flight;
+mod lifecycle;
 pub mod meter;
 
 pub use delayed::Delayed;
 pub use in_flight::{InFlightChanges, Tracked};
+pub use lifecycle::{ExportState, Lifecycle};
 pub use meter::{Measured, Meter, Meters};

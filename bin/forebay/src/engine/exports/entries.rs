@@ -7,7 +7,7 @@ use forebay_nvmf::session::admin::ANA_GROUPS_MAX;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Export, ExportKey, ExportState};
+use super::{Export, ExportKey, Lifecycle};
 use crate::api::{self, Front};
 use crate::engine::identity::parse_uuid;
 use crate::engine::numbers::Retired;
@@ -51,11 +51,11 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
                 Some(unit) => request.front.check_unit(unit),
                 None => Ok(()),
             });
-            let state = match checked {
-                Ok(()) => ExportState::Idle,
-                Err(failure) => ExportState::Broken(wrong(failure.message).hint(hint)),
+            let life = match checked {
+                Ok(()) => Lifecycle::idle(),
+                Err(failure) => Lifecycle::broken(wrong(failure.message).hint(hint)),
             };
-            Ok((key, Export::listed(request, None, state)))
+            Ok((key, Export::listed(request, None, life)))
         }
         Err(error) => {
             let EntryName { pool, image, front } = name;
@@ -72,8 +72,8 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
                 uuid: None,
                 log: None,
             };
-            let state = ExportState::Broken(wrong(error.to_string()).hint(hint));
-            Ok((key, Export::listed(request, Some(entry.clone()), state)))
+            let life = Lifecycle::broken(wrong(error.to_string()).hint(hint));
+            Ok((key, Export::listed(request, Some(entry.clone()), life)))
         }
     }
 }
@@ -103,7 +103,7 @@ pub(super) fn read_all(content: Content) -> Listed {
                         // It is unknown which of them hosts were given the number of.
                         let failure = Failure::new(FailureKind::Corrupt, format!("{what}, in different words"));
                         let hint = format!("forebay detach {spec} removes both; attach it again as it should be");
-                        first.state = ExportState::Broken(failure.hint(hint));
+                        first.life.set_broken(failure.hint(hint));
                         unserved.push(Unserved { entry, key: Some(key) });
                     }
                 }
@@ -129,7 +129,7 @@ fn refuse_shared_numbers(exports: &mut BTreeMap<ExportKey, Export>) {
                 format!("targets.json gives number {unit} over {} to {spec} and {}", front.name(), others.join(", "));
             let hint = format!("forebay detach {} and attach it again; then attach the other", others.join(" "));
             if let Some(export) = exports.get_mut(&(front, spec.clone())) {
-                export.state = ExportState::Broken(Failure::new(FailureKind::Corrupt, what).hint(hint));
+                export.life.set_broken(Failure::new(FailureKind::Corrupt, what).hint(hint));
             }
         }
     }

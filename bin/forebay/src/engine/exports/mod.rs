@@ -12,6 +12,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::BlockDevice;
+use forebay_export::ExportState;
 use forebay_reactor::sync::KeyedLock;
 use serde_json::Value;
 
@@ -40,41 +41,33 @@ struct Export {
     entry: Option<Value>,
     /// Identity of the image, known once the image was open.
     identity: String,
-    state: ExportState,
-    /// Set while it is being detached: it is no longer in the file, and its number is not free yet.
-    leaving: bool,
+    life: Lifecycle,
 }
 
-/// State of an export, as seen by hosts.
-enum ExportState {
-    /// Served to hosts; the volume is open.
-    Serving { volume: Rc<Volume>, device: Rc<dyn BlockDevice> },
-    /// Image not yet opened since the daemon started; the task that opens it serves the export.  Holds the failure of
-    /// the previous attempt, if any.
-    Opening(Option<Failure>),
-    /// Failure to open or serve the image; it is retried.
-    Failed(Failure),
-    /// Failure of its entry in the file, which an operator has to correct.
-    Broken(Failure),
-    /// Not to be served: no daemon is running, or the export is being detached.
-    Idle,
+/// Open volume of an export, and its device.
+struct ServedExport {
+    volume: Rc<Volume>,
+    device: Rc<dyn BlockDevice>,
 }
+
+/// State of an export that is served or fails to be.
+type Lifecycle = forebay_export::Lifecycle<ServedExport, Failure>;
 
 impl Export {
     /// Creates an export that the file lists.
-    fn listed(request: api::Attach, entry: Option<Value>, state: ExportState) -> Self {
-        Self { request, entry, identity: String::new(), state, leaving: false }
+    fn listed(request: api::Attach, entry: Option<Value>, life: Lifecycle) -> Self {
+        Self { request, entry, identity: String::new(), life }
     }
 
     /// Returns the reason why hosts cannot reach it, if they cannot.
     fn failure(&self, spec: &ImageSpec) -> Option<Failure> {
-        match &self.state {
+        match self.life.state() {
             ExportState::Broken(failure) | ExportState::Failed(failure) | ExportState::Opening(Some(failure)) => {
                 Some(failure.clone())
             }
             ExportState::Opening(None) => Some(opening(spec)),
-            ExportState::Serving { volume, .. } if volume.is_fenced() => Some(fenced(spec)),
-            ExportState::Serving { .. } | ExportState::Idle => None,
+            ExportState::Serving(served) if served.volume.is_fenced() => Some(fenced(spec)),
+            ExportState::Serving(_) | ExportState::Idle => None,
         }
     }
 
@@ -88,7 +81,7 @@ impl Export {
     /// Returns whether the files omit it: it is being detached, or its image does not survive a restart, unlike the
     /// number that hosts may remember.
     fn is_passing(&self) -> bool {
-        self.leaving || self.request.pool == RAM_POOL
+        self.life.is_detaching() || self.request.pool == RAM_POOL
     }
 
     /// Returns its entry in the file.
@@ -148,7 +141,7 @@ impl Exports {
 
     /// Returns the number of exports.
     pub fn count(&self) -> usize {
-        self.exports.borrow().values().filter(|export| !export.leaving).count()
+        self.exports.borrow().values().filter(|export| !export.life.is_detaching()).count()
     }
 
     /// Returns the locations of the exports' write logs.
@@ -159,16 +152,14 @@ impl Exports {
     /// Drops every export's volume.
     pub fn let_go(&self) {
         let mut exports = self.exports.borrow_mut();
-        exports.values_mut().for_each(|export| export.state = ExportState::Idle);
+        exports.values_mut().for_each(|export| drop(export.life.end()));
     }
 
     /// Returns the device of an export by its name.
     pub fn device(&self, front: Front, name: &str) -> Option<Rc<dyn BlockDevice>> {
         let spec: ImageSpec = name.parse().ok()?;
-        match &self.exports.borrow().get(&(front, spec))?.state {
-            ExportState::Serving { device, .. } => Some(device.clone()),
-            _ => None,
-        }
+        let exports = self.exports.borrow();
+        exports.get(&(front, spec))?.life.served().map(|served| served.device.clone())
     }
 
     /// Chooses the number of an export within its front.  The caller must insert the export, which takes the number,
@@ -220,12 +211,12 @@ impl Exports {
     /// Returns whether the image of an export has not been opened since startup.
     fn is_opening(&self, key: &ExportKey) -> bool {
         let exports = self.exports.borrow();
-        exports.get(key).is_some_and(|export| matches!(export.state, ExportState::Opening(_)) && !export.leaving)
+        exports.get(key).is_some_and(|export| export.life.is_opening() && !export.life.is_detaching())
     }
 
     /// Returns whether images of some exports are still being opened.
     fn is_any_opening(&self) -> bool {
-        self.exports.borrow().values().any(|export| matches!(export.state, ExportState::Opening(_)))
+        self.exports.borrow().values().any(|export| export.life.is_opening())
     }
 
     /// Persists the state of an export.  Queued changes of other exports are written along with it.
@@ -293,7 +284,7 @@ impl Exports {
         let (passing, lasting): (Vec<&Export>, Vec<&Export>) = exports.values().partition(|export| export.is_passing());
         let mut targets = lasting.into_iter().map(Export::entry).collect::<Result<Vec<Value>>>()?;
         let leaving = |key: &Option<ExportKey>| {
-            key.as_ref().and_then(|key| exports.get(key)).is_some_and(|export| export.leaving)
+            key.as_ref().and_then(|key| exports.get(key)).is_some_and(|export| export.life.is_detaching())
         };
         let unserved = self.unserved.borrow();
         targets.extend(unserved.iter().filter(|other| !leaving(&other.key)).map(|other| other.entry.clone()));
@@ -304,10 +295,10 @@ impl Exports {
 
     /// Removes an export from the file.  Its number stays taken until [`forget`](Self::forget).
     async fn unlist(&self, key: &ExportKey) -> Result<()> {
-        self.with(key, |export| export.leaving = true);
+        self.with(key, |export| export.life.begin_detach());
         let saved = self.save(key).await;
         if saved.is_err() {
-            self.with(key, |export| export.leaving = false);
+            self.with(key, |export| export.life.abort_detach());
         }
         saved
     }
@@ -356,7 +347,7 @@ impl Engine {
     pub fn list_targets(&self) -> Vec<Target> {
         let connections = self.connections();
         let exports = self.exports.exports.borrow();
-        let there = exports.iter().filter(|(_, export)| !export.leaving);
+        let there = exports.iter().filter(|(_, export)| !export.life.is_detaching());
         there.map(|(key, export)| self.describe_target(&key.1, export, connections.of(key))).collect()
     }
 
@@ -367,10 +358,11 @@ impl Engine {
     /// Lists the exports that hosts cannot reach, with the kind of failure.
     pub fn unserved_exports(&self) -> Vec<UnservedExport> {
         let exports = self.exports.exports.borrow();
-        let failed = exports.iter().filter(|(_, export)| !export.leaving).filter_map(|((front, spec), export)| {
-            let kind = export.failure(spec)?.kind;
-            Some(UnservedExport { front: *front, image: spec.clone(), kind })
-        });
+        let failed =
+            exports.iter().filter(|(_, export)| !export.life.is_detaching()).filter_map(|((front, spec), export)| {
+                let kind = export.failure(spec)?.kind;
+                Some(UnservedExport { front: *front, image: spec.clone(), kind })
+            });
         failed.collect()
     }
 
@@ -401,7 +393,7 @@ impl Engine {
     }
 
     fn describe_target(&self, spec: &ImageSpec, export: &Export, connections: usize) -> Target {
-        let serving = matches!(export.state, ExportState::Serving { .. });
+        let serving = export.life.served().is_some();
         let uris = if serving { self.fronts.uris(export.request.front, spec) } else { Vec::new() };
         Target {
             pool: spec.pool.clone(),
@@ -413,10 +405,7 @@ impl Engine {
             uris,
             connections: if serving { connections } else { 0 },
             error: export.failure(spec),
-            warnings: match &export.state {
-                ExportState::Serving { volume, .. } => volume.warnings(),
-                _ => Vec::new(),
-            },
+            warnings: export.life.served().map(|served| served.volume.warnings()).unwrap_or_default(),
         }
     }
 
@@ -434,7 +423,7 @@ impl Engine {
         }
         let _turn = self.exports.turns.lock(&spec).await;
         let key = (request.front, spec.clone());
-        if self.exports.with(&key, |export| export.leaving) == Some(true) {
+        if self.exports.with(&key, |export| export.life.is_detaching()) == Some(true) {
             let what = format!("the export of {spec} over {} is being detached", request.front.name());
             return Err(Failure::new(FailureKind::Busy, what).hint("try again when that is done"));
         }
@@ -529,9 +518,8 @@ impl Engine {
         // Marked in use whatever its pools have reported so far: requests of hosts wait on cluster settings that can
         // be reverted, instead of failing.
         volume.image.mark_in_use();
-        let state = ExportState::Serving { volume, device: device.clone() };
-        let export =
-            Export { request: request.clone(), entry: None, identity: format_uuid(&identity), state, leaving: false };
+        let life = Lifecycle::serving(ServedExport { volume, device: device.clone() });
+        let export = Export { request: request.clone(), entry: None, identity: format_uuid(&identity), life };
         // Inserted first: a host that learns of the export finds its device.
         let before = self.exports.insert(key, export);
         if let Err(failure) = self.publish(key.0, &exported(spec, &request, &shown), &device) {
@@ -555,13 +543,9 @@ impl Engine {
         if self.exports.is_opening(&key) {
             // The task that is opening the image finds the export gone, however long that takes.
             if let Err(failure) = self.exports.unlist(&key).await {
-                // The image may have been opened meanwhile, and was not served because the export was leaving.
+                // The image may have been opened meanwhile, and was not served because the export was being detached.
                 // Otherwise it will be.
-                self.exports.with(&key, |export| {
-                    if !matches!(export.state, ExportState::Opening(_)) {
-                        export.state = ExportState::Failed(failure.clone());
-                    }
-                });
+                self.exports.with(&key, |export| export.life.fail_detach(failure.clone()));
                 return Err(failure);
             }
             self.exports.forget(&key);
@@ -574,7 +558,7 @@ impl Engine {
             let _turn = self.exports.turns.lock(spec).await;
             return if self.is_exported(spec) { Ok(()) } else { self.end_log(spec, true).await };
         }
-        let there = || match self.exports.with(&key, |export| export.leaving) {
+        let there = || match self.exports.with(&key, |export| export.life.is_detaching()) {
             Some(false) => Ok(()),
             Some(true) | None => {
                 let what = format!("the image {spec} is not exported over {}", front.name());
@@ -593,7 +577,7 @@ impl Engine {
         }
         self.exports.unlist(&key).await?;
         self.unpublish(front, spec);
-        let served = self.exports.with(&key, |export| std::mem::replace(&mut export.state, ExportState::Idle));
+        let served = self.exports.with(&key, |export| export.life.end());
         // Ends hosts that were just connecting, too.
         self.disconnect(front, spec).await;
         drop(served);

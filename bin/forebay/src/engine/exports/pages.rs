@@ -1,6 +1,8 @@
 //! Paged list of exports: describing thousands at once would block the reactor.
 
-use super::{Engine, Export, ExportState};
+use forebay_export::ExportState;
+
+use super::{Engine, Export};
 use crate::api::{Front, Target};
 use crate::engine::overview::Page;
 use crate::spec::ImageSpec;
@@ -8,8 +10,8 @@ use crate::spec::ImageSpec;
 impl Export {
     /// Returns whether hosts cannot reach it, or get only errors from it.
     fn is_unserved(&self) -> bool {
-        match &self.state {
-            ExportState::Serving { volume, .. } => volume.is_fenced(),
+        match self.life.state() {
+            ExportState::Serving(served) => served.volume.is_fenced(),
             ExportState::Opening(_) | ExportState::Failed(_) | ExportState::Broken(_) => true,
             ExportState::Idle => false,
         }
@@ -21,7 +23,7 @@ impl Engine {
     pub fn targets_page(&self, number: usize) -> Page<Target> {
         let connections = self.connections();
         let exports = self.exports.exports.borrow();
-        let mut there: Vec<_> = exports.iter().filter(|(_, export)| !export.leaving).collect();
+        let mut there: Vec<_> = exports.iter().filter(|(_, export)| !export.life.is_detaching()).collect();
         there.sort_by_key(|(_, export)| !export.is_unserved());
         Page::of(there, number).map(|(key, export)| self.describe_target(&key.1, export, connections.of(key)))
     }
@@ -30,7 +32,7 @@ impl Engine {
     pub fn targets_of(&self, spec: &ImageSpec) -> Vec<Target> {
         let exports = self.exports.exports.borrow();
         let of_front = |front| {
-            let export = exports.get(&(front, spec.clone())).filter(|export| !export.leaving)?;
+            let export = exports.get(&(front, spec.clone())).filter(|export| !export.life.is_detaching())?;
             Some(self.describe_target(spec, export, self.fronts.connections_of(front, spec)))
         };
         Front::ALL.into_iter().filter_map(of_front).collect()
@@ -39,7 +41,8 @@ impl Engine {
     /// Returns the fronts over which an image is exported.
     pub fn fronts_of(&self, spec: &ImageSpec) -> Vec<Front> {
         let exports = self.exports.exports.borrow();
-        let there = |front: &Front| exports.get(&(*front, spec.clone())).is_some_and(|export| !export.leaving);
+        let there =
+            |front: &Front| exports.get(&(*front, spec.clone())).is_some_and(|export| !export.life.is_detaching());
         Front::ALL.into_iter().filter(there).collect()
     }
 }

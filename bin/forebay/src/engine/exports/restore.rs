@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_export::ExportState;
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{sleep, spawn, timeout};
 
-use super::{ExportKey, ExportState};
+use super::ExportKey;
 use crate::api::{self, Front};
 use crate::engine::Engine;
 use crate::engine::identity::format_uuid;
@@ -91,10 +92,7 @@ impl Engine {
     fn begin_again(&self) -> BTreeSet<ImageSpec> {
         let mut wanted = BTreeSet::new();
         for ((_, spec), export) in self.exports.exports.borrow_mut().iter_mut() {
-            if let ExportState::Failed(failure) = &export.state
-                && !export.leaving
-            {
-                export.state = ExportState::Opening(Some(failure.clone()));
+            if export.life.retry() {
                 wanted.insert(spec.clone());
             }
         }
@@ -105,13 +103,10 @@ impl Engine {
     fn begin_restoring(&self) -> BTreeSet<ImageSpec> {
         let mut wanted = BTreeSet::new();
         for ((front, spec), export) in self.exports.exports.borrow_mut().iter_mut() {
-            match &export.state {
-                ExportState::Idle => {
-                    export.state = ExportState::Opening(None);
-                    wanted.insert(spec.clone());
-                }
-                ExportState::Broken(failure) | ExportState::Failed(failure) => not_served(*front, spec, failure),
-                ExportState::Opening(_) | ExportState::Serving { .. } => {}
+            if export.life.begin() {
+                wanted.insert(spec.clone());
+            } else if let ExportState::Broken(failure) | ExportState::Failed(failure) = export.life.state() {
+                not_served(*front, spec, failure);
             }
         }
         wanted
@@ -147,25 +142,12 @@ impl Engine {
         let keys: Vec<ExportKey> = {
             let mut exports = self.exports.exports.borrow_mut();
             let of_image = Front::ALL.into_iter().map(|front| (front, spec.clone()));
-            let waiting = of_image.filter(|key| match exports.get_mut(key) {
-                Some(one) if matches!(one.state, ExportState::Opening(_)) && one.leaving => {
-                    // A detach that fails sees that no task will serve the export.
-                    one.state = ExportState::Idle;
-                    false
-                }
-                Some(one) => matches!(one.state, ExportState::Opening(_)),
-                None => false,
-            });
+            let waiting = of_image.filter(|key| exports.get_mut(key).is_some_and(|export| export.life.is_wanted()));
             waiting.collect()
         };
         for key in &keys {
-            let known = self.exports.with(key, |export| {
-                let before = match &export.state {
-                    ExportState::Opening(before) => before.clone(),
-                    _ => None,
-                };
-                (export.request.clone(), before)
-            });
+            let known =
+                self.exports.with(key, |export| (export.request.clone(), export.life.previous_failure().cloned()));
             let Some((request, before)) = known else { continue };
             let served = opened.of(request.read_only).and_then(|volume| {
                 let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
@@ -182,7 +164,7 @@ impl Engine {
                     if before.is_none_or(|before| before.message != failure.message) {
                         not_served(key.0, spec, &failure);
                     }
-                    self.exports.with(key, |export| export.state = ExportState::Failed(failure));
+                    self.exports.with(key, |export| export.life.fail(failure));
                 }
             }
         }
@@ -233,7 +215,7 @@ mod tests {
     use forebay_store::InitOptions;
     use serde_json::json;
 
-    use super::super::Export;
+    use super::super::{Export, Lifecycle};
     use super::*;
     use crate::engine::{EngineOptions, store};
     use crate::failure::FailureKind;
@@ -287,11 +269,13 @@ mod tests {
         attach: serde_json::Value,
     ) -> (Permit, JoinHandle<Result<()>>) {
         let attach = serde_json::from_value(attach).expect("a request");
-        engine.exports.insert(key, Export::listed(attach, None, ExportState::Opening(None)));
+        let mut life = Lifecycle::idle();
+        assert!(life.begin());
+        engine.exports.insert(key, Export::listed(attach, None, life));
         let saving = engine.exports.saves.turn.acquire(1).await;
         let (detaching, own) = (engine.clone(), key.1.clone());
         let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, false).await });
-        until(|| engine.exports.with(key, |export| export.leaving) == Some(true)).await;
+        until(|| engine.exports.with(key, |export| export.life.is_detaching()) == Some(true)).await;
         (saving, detached)
     }
 
@@ -324,8 +308,9 @@ mod tests {
                 if !opened_first {
                     engine.restore(&spec).await;
                 }
-                let is_served = engine.exports.with(&key, |export| matches!(export.state, ExportState::Serving { .. }));
-                let is_broken = engine.exports.with(&key, |export| matches!(export.state, ExportState::Failed(_)));
+                let is_served = engine.exports.with(&key, |export| export.life.served().is_some());
+                let is_broken =
+                    engine.exports.with(&key, |export| matches!(export.life.state(), ExportState::Failed(_)));
                 assert_eq!((is_served, is_broken), (Some(!opened_first), Some(opened_first)));
                 engine.close().await.expect("closed");
             });
@@ -405,7 +390,7 @@ mod tests {
                 "pool": spec.pool, "image": spec.image, "front": front.name(), "read_only": *front == Front::Nbd,
             });
             let attach = serde_json::from_value(attach).expect("a request");
-            engine.exports.insert(&(*front, spec.clone()), Export::listed(attach, None, ExportState::Idle));
+            engine.exports.insert(&(*front, spec.clone()), Export::listed(attach, None, Lifecycle::idle()));
         }
         keys
     }
