@@ -566,7 +566,7 @@ pub struct Progress {
 /// Line of a streamed response: any number of progress lines, then a result or an error.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Line<T> {
+pub enum StreamLine<T> {
     /// Progress; more lines follow.
     Progress(Progress),
     /// Result; the last line.

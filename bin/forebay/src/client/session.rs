@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::direct::Direct;
 use super::http::{Request, Response};
-use crate::api::{ErrorBody, Line, Progress};
+use crate::api::{ErrorBody, Progress, StreamLine};
 use crate::cli::{Ceph, Global};
 use crate::config::{absolute, default_data_dir, default_store};
 use crate::engine::EngineOptions;
@@ -25,7 +25,7 @@ const LINE_LEN_MAX: u64 = 1 << 30;
 pub const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Backend of a command's operations.
-pub enum Session {
+pub enum CommandSession {
     /// The running daemon, through its control socket.
     Daemon(DaemonClient),
     /// Engine in this process, with the store open.
@@ -89,12 +89,12 @@ impl Places {
     }
 }
 
-impl Session {
+impl CommandSession {
     /// Connects to the running daemon, or opens the store if none is running.
     pub fn open(global: &Global) -> Result<Self> {
         let places = Places::find(global)?;
         if let Some(client) = places.daemon()? {
-            return Ok(Session::Daemon(client));
+            return Ok(CommandSession::Daemon(client));
         }
         if !places.may_open {
             return Err(places.unreachable());
@@ -102,7 +102,7 @@ impl Session {
         let store = default_store(&places.data);
         // Without a store there are the pools of a cluster still.
         let flags = global.ceph.flags(Ceph::default());
-        Ok(Session::Direct(Direct::open(places.engine_options(store.exists(), flags), Duration::ZERO)?))
+        Ok(CommandSession::Direct(Direct::open(places.engine_options(store.exists(), flags), Duration::ZERO)?))
     }
 
     /// An engine in this process, whether a daemon runs or not, with the store or without it.  Its reactor polls for
@@ -123,16 +123,16 @@ impl Session {
     /// Runs an operation; `progress` is called with its progress.
     pub fn call<O: Operation>(&self, operation: O, progress: impl FnMut(Progress)) -> Result<O::Reply> {
         match self {
-            Session::Daemon(client) => client.call(&operation, None, progress),
-            Session::Direct(direct) => direct.call(operation, progress),
+            CommandSession::Daemon(client) => client.call(&operation, None, progress),
+            CommandSession::Direct(direct) => direct.call(operation, progress),
         }
     }
 
     /// Ends the work in this process cleanly.
     pub fn close(self) -> Result<()> {
         match self {
-            Session::Daemon(_) => Ok(()),
-            Session::Direct(direct) => direct.close(),
+            CommandSession::Daemon(_) => Ok(()),
+            CommandSession::Direct(direct) => direct.close(),
         }
     }
 }
@@ -171,10 +171,10 @@ impl DaemonClient {
             if line.is_empty() {
                 return Err(self.lost(ErrorKind::UnexpectedEof.into()));
             }
-            match serde_json::from_slice::<Line<T>>(&line) {
-                Ok(Line::Progress(now)) => progress(now),
-                Ok(Line::Result(result)) => return Ok(result),
-                Ok(Line::Error(failure)) => return Err(failure),
+            match serde_json::from_slice::<StreamLine<T>>(&line) {
+                Ok(StreamLine::Progress(now)) => progress(now),
+                Ok(StreamLine::Result(result)) => return Ok(result),
+                Ok(StreamLine::Error(failure)) => return Err(failure),
                 Err(error) => {
                     let what = format!(
                         "the daemon at {} answers what this version does not understand: {error}",

@@ -2,7 +2,7 @@
 
 use crate::api::{self, IscsiTarget, NvmeHost, NvmeSubsystem};
 use crate::cli::{Global, IscsiTargetCommand, NvmeSubsystemCommand};
-use crate::client::session::Session;
+use crate::client::session::CommandSession;
 use crate::config::{parse_chap, parse_host};
 use crate::failure::Result;
 use crate::ops::{
@@ -13,7 +13,7 @@ use crate::output::{Output, table};
 
 /// Manages NVMe subsystems.
 pub fn nvme_subsystem(global: &Global, output: Output, command: NvmeSubsystemCommand) -> Result<()> {
-    let daemon = Session::daemon(global)?;
+    let daemon = CommandSession::daemon(global)?;
     let one = |subsystem: NvmeSubsystem| {
         output.print(&subsystem, |subsystem| show_subsystems(std::slice::from_ref(subsystem)))
     };
@@ -62,7 +62,7 @@ fn show_subsystems(all: &[NvmeSubsystem]) -> String {
 
 /// Manages iSCSI targets.
 pub fn iscsi_target(global: &Global, output: Output, command: IscsiTargetCommand) -> Result<()> {
-    let daemon = Session::daemon(global)?;
+    let daemon = CommandSession::daemon(global)?;
     let one = |target: IscsiTarget| output.print(&target, |target| show_targets(std::slice::from_ref(target)));
     let admit = |options: crate::cli::AdmitInitiator, allowed| {
         let request = AdmitInitiator { target: options.target, initiator: options.initiator, allowed };

@@ -1,6 +1,6 @@
 //! Command `ana`.
 
-use super::Session;
+use super::CommandSession;
 use crate::api::{self, Ana};
 use crate::cli::{AnaCommand, Global};
 use crate::failure::Result;
@@ -9,7 +9,7 @@ use crate::output::{Output, table};
 
 /// Shows or sets the states of asymmetric namespace access.
 pub fn run(global: &Global, output: Output, command: AnaCommand) -> Result<()> {
-    let session = Session::daemon(global)?;
+    let session = CommandSession::daemon(global)?;
     let states = match command {
         AnaCommand::Ls => session.call(&ListAna, None, |_| {})?,
         AnaCommand::Set(options) => {

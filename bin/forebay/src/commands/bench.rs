@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::cli::{Bench, Global, IoPattern, IoType};
-use crate::client::session::Session;
+use crate::client::session::CommandSession;
 use crate::engine::bench::{Load, Loaded};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::output::Output;
@@ -54,8 +54,11 @@ pub fn run(global: &Global, output: Output, options: Bench) -> Result<()> {
         return Err(invalid("the pool 'ram' lives in the daemon".into())
             .hint("attach the image, and measure through a protocol: fio, qemu-img bench"));
     }
-    let here =
-        Session::own(global, options.name.image.pool == LOCAL_POOL, Duration::from_micros(options.linger_us.into()))?;
+    let here = CommandSession::own(
+        global,
+        options.name.image.pool == LOCAL_POOL,
+        Duration::from_micros(options.linger_us.into()),
+    )?;
     let engine = here.engine().clone();
     let loaded = engine.call_blocking(move |engine| engine.bench(load));
     drop(engine);

@@ -19,7 +19,7 @@ mod transfer;
 use forebay_accel::{shape, tier};
 
 use crate::cli::{Cli, Command, Global};
-use crate::client::session::Session;
+use crate::client::session::CommandSession;
 use crate::daemon;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::output::Output;
@@ -69,8 +69,8 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
 }
 
 /// Opens a session, does the work, and closes it cleanly even if the work failed.
-fn with_session<T>(global: &Global, work: impl FnOnce(&Session) -> Result<T>) -> Result<T> {
-    let session = Session::open(global)?;
+fn with_session<T>(global: &Global, work: impl FnOnce(&CommandSession) -> Result<T>) -> Result<T> {
+    let session = CommandSession::open(global)?;
     let result = work(&session);
     let closed = session.close();
     let value = result?;

@@ -3,7 +3,7 @@
 use super::{shapes, with_session};
 use crate::api::Status;
 use crate::cli::{Global, MaybeImage};
-use crate::client::session::{STATUS_TIMEOUT, Session};
+use crate::client::session::{CommandSession, STATUS_TIMEOUT};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::{GetImageStatus, GetStatus, Reload};
 use crate::output::{Output, fields, table};
@@ -32,7 +32,7 @@ fn image_status(global: &Global, output: Output, spec: &ImageSpec) -> Result<()>
 }
 
 fn daemon_status(global: &Global, output: Output) -> Result<()> {
-    let status = Session::daemon(global)?.call(&GetStatus, Some(STATUS_TIMEOUT), |_| {})?;
+    let status = CommandSession::daemon(global)?.call(&GetStatus, Some(STATUS_TIMEOUT), |_| {})?;
     output.print(&status, render)?;
     if !status.ready {
         return Err(Failure::new(FailureKind::Unreachable, "the daemon is not ready"));
@@ -42,7 +42,7 @@ fn daemon_status(global: &Global, output: Output) -> Result<()> {
 
 /// Has the daemon read hosts and secrets again.
 pub fn reload(global: &Global, output: Output) -> Result<()> {
-    let reloaded = Session::daemon(global)?.call(&Reload, Some(STATUS_TIMEOUT), |_| {})?;
+    let reloaded = CommandSession::daemon(global)?.call(&Reload, Some(STATUS_TIMEOUT), |_| {})?;
     output.print(&reloaded, |reloaded| match reloaded.restart {
         true => "hosts and secrets count from now on; other settings that differ need a restart\n".into(),
         false => String::new(),

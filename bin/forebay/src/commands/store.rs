@@ -9,7 +9,7 @@ use super::with_session;
 use crate::api::StoreSpace;
 use crate::cli::{Global, StoreCheck, StoreCommand, StoreInit};
 use crate::client::progress::{Bar, Counts};
-use crate::client::session::Session;
+use crate::client::session::CommandSession;
 use crate::config::{absolute, default_data_dir, default_store, follow_links, size_from_free_space};
 use crate::daemon::{link_store, prepare_dir};
 use crate::engine::store;
@@ -41,7 +41,7 @@ fn places(global: &Global, store: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
 }
 
 fn refuse_beside_daemon(global: &Global, what: &str) -> Result<()> {
-    match Session::daemon(global) {
+    match CommandSession::daemon(global) {
         Ok(client) => {
             let message =
                 format!("{what} needs the store for itself, and the daemon at {} has it", client.socket.display());

@@ -5,7 +5,7 @@ use crate::api::{self, Front, Target};
 use crate::cli;
 use crate::cli::Global;
 use crate::cli::many::each;
-use crate::client::session::Session;
+use crate::client::session::CommandSession;
 use crate::failure::{Failure, Result};
 use crate::ops::{Attach, Detach, ListTargets};
 use crate::output::{Output, table};
@@ -27,7 +27,7 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
         let what = format!("--nsid, --lun and --uuid are for one image; {} are named", images.len());
         return Err(Failure::invalid(what).hint("leave them out, and each gets the lowest number that none had"));
     }
-    let daemon = Session::daemon(global)?;
+    let daemon = CommandSession::daemon(global)?;
     let targets = each(images, |ImageSpec { pool, image }| {
         let (hosts, uuid, log) = (hosts.clone(), uuid.clone(), log.clone());
         let (subsystem, target) = (subsystem.clone(), target.clone());

@@ -15,8 +15,8 @@ use crate::cli::{self, Global};
 use crate::client::direct::Direct;
 use crate::client::http::{Begun, Request, Response, Upload};
 use crate::client::progress::{Bar, Counts};
-use crate::client::session::{DaemonClient, Session};
-use crate::engine::transfer::{Import, PIECE_LEN_MAX, PIECES_QUEUED, Piece};
+use crate::client::session::{CommandSession, DaemonClient};
+use crate::engine::transfer::{CHUNK_LEN_MAX, CHUNKS_QUEUED, Chunk, Import};
 use crate::failure::{Failure, Result};
 use crate::ops::image_path;
 use crate::output::Output;
@@ -47,8 +47,8 @@ pub fn import(global: &Global, output: Output, options: cli::Import) -> Result<(
     let import = Import { spec, object_size: options.objects.bytes(), size: source.len() };
     let bar = Bar::new(global, "Importing", Counts::Bytes);
     let imported = with_session(global, |session| match session {
-        Session::Daemon(client) => import_through(client, import, source, &path, &bar),
-        Session::Direct(direct) => import_here(direct, import, source, &path, &bar),
+        CommandSession::Daemon(client) => import_through(client, import, source, &path, &bar),
+        CommandSession::Direct(direct) => import_here(direct, import, source, &path, &bar),
     })?;
     drop(bar);
     let shown = ImportedShape { image: Info::from(&imported.image), written: imported.written };
@@ -115,13 +115,13 @@ fn import_through(
     if let Some(size) = import.size {
         diff::put_size(&mut head, size);
     }
-    let mut buf = vec![0; PIECE_LEN_MAX];
+    let mut buf = vec![0; CHUNK_LEN_MAX];
     let total = import.size.unwrap_or(0);
     // A daemon that stops reading has said why, or is about to.
     let sent = loop {
-        let piece = source.next(&mut buf).map_err(|error| reading(error, path))?;
+        let chunk = source.next(&mut buf).map_err(|error| reading(error, path))?;
         bar.show(Progress { done: source.position(), total });
-        let Some((offset, len)) = piece else { break Ok(()) };
+        let Some((offset, len)) = chunk else { break Ok(()) };
         let mut sent = Ok(());
         for run in nonzero_runs(offset, &buf[..len]) {
             diff::put_data_head(&mut head, offset + run.start as u64, run.len() as u64);
@@ -145,32 +145,32 @@ fn import_through(
 
 fn import_here(direct: &Direct, import: Import, mut source: Source, path: &Path, bar: &Bar) -> Result<Imported> {
     let total = import.size.unwrap_or(0);
-    let (pieces, receiver) = mpsc::channel(PIECES_QUEUED);
+    let (chunks, receiver) = mpsc::channel(CHUNKS_QUEUED);
     let (begun, _) = oneshot::channel();
     let engine = direct.engine().clone();
     let work = thread::spawn(move || engine.call_blocking(move |engine| engine.import(import, receiver, begun)));
-    // Ends early, without an end piece, when the source fails or nobody wants more; the import then removes its image.
+    // Ends early, without an end chunk, when the source fails or nobody wants more; the import then removes its image.
     let fed = (|| {
-        let mut buf = vec![0; PIECE_LEN_MAX];
+        let mut buf = vec![0; CHUNK_LEN_MAX];
         loop {
-            let piece = source.next(&mut buf).map_err(|error| reading(error, path))?;
+            let chunk = source.next(&mut buf).map_err(|error| reading(error, path))?;
             bar.show(Progress { done: source.position(), total });
-            let Some((offset, len)) = piece else { break };
+            let Some((offset, len)) = chunk else { break };
             for run in nonzero_runs(offset, &buf[..len]) {
                 let data = forebay_reactor::Buf::copy_of(&buf[run.clone()]);
-                if pieces.blocking_send(Piece::Data(offset + run.start as u64, data)).is_err() {
+                if chunks.blocking_send(Chunk::Data(offset + run.start as u64, data)).is_err() {
                     return Ok(());
                 }
             }
         }
-        for piece in [Piece::Size(source.position()), Piece::End] {
-            if pieces.blocking_send(piece).is_err() {
+        for chunk in [Chunk::Size(source.position()), Chunk::End] {
+            if chunks.blocking_send(chunk).is_err() {
                 return Ok(());
             }
         }
         Ok(())
     })();
-    drop(pieces);
+    drop(chunks);
     let result = work.join().unwrap_or_else(|_| Err(Failure::failed("the import ended with a panic")));
     fed.and(result)
 }
@@ -186,8 +186,8 @@ pub fn export(global: &Global, output: Output, options: cli::Export) -> Result<(
     let bar = Bar::new(global, "Exporting", Counts::Bytes);
     let writer = Writer { sink: None, path: &path, force: options.force, size: 0, data: 0, bar: &bar };
     let exported = with_session(global, |session| match session {
-        Session::Daemon(client) => export_through(client, &image, writer),
-        Session::Direct(direct) => export_here(direct, image, writer),
+        CommandSession::Daemon(client) => export_through(client, &image, writer),
+        CommandSession::Direct(direct) => export_here(direct, image, writer),
     })?;
     drop(bar);
     if to_stdout {
@@ -247,7 +247,7 @@ fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_
     }
     let wrong = |error: DiffError| Failure::failed(format!("the daemon's answer is damaged: {error}"));
     let mut decoder = Decoder::new();
-    let mut buf = vec![0; PIECE_LEN_MAX];
+    let mut buf = vec![0; CHUNK_LEN_MAX];
     loop {
         let got = response.read(&mut buf).map_err(|error| client.lost(error))?;
         if got == 0 {
@@ -270,21 +270,21 @@ fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_
 }
 
 fn export_here(direct: &Direct, spec: ImageSpec, mut writer: Writer<'_>) -> Result<Exported> {
-    let (sender, mut pieces) = mpsc::channel(PIECES_QUEUED);
+    let (sender, mut chunks) = mpsc::channel(CHUNKS_QUEUED);
     let engine = direct.engine().clone();
     let work = thread::spawn(move || engine.call_blocking(move |engine| engine.export(spec, sender)));
     let mut written = Ok(());
-    while let Some(piece) = pieces.blocking_recv() {
-        written = match piece {
-            Piece::Size(size) => writer.size(size),
-            Piece::Data(offset, data) => writer.data(offset, &data),
-            Piece::Zero(..) | Piece::End => Ok(()),
+    while let Some(chunk) = chunks.blocking_recv() {
+        written = match chunk {
+            Chunk::Size(size) => writer.size(size),
+            Chunk::Data(offset, data) => writer.data(offset, &data),
+            Chunk::Zero(..) | Chunk::End => Ok(()),
         };
         if written.is_err() {
             break;
         }
     }
-    drop(pieces);
+    drop(chunks);
     let result = work.join().unwrap_or_else(|_| Err(Failure::failed("the export ended with a panic")));
     written?;
     result?;

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
 use super::{access, metrics, page, streams};
-use crate::api::{self, ErrorBody, Front, Line};
+use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
 use crate::ops::{self, Operation, ProgressSink};
@@ -86,14 +86,14 @@ impl App {
                     biased;
                     result = &mut work => {
                         let last = match result {
-                            Ok(reply) => Line::Result(reply),
-                            Err(failure) => Line::Error(failure),
+                            Ok(reply) => StreamLine::Result(reply),
+                            Err(failure) => StreamLine::Error(failure),
                         };
                         // A disconnected client does not receive the result.
                         let _ = lines.send(Ok(json_line(&last))).await;
                         return;
                     }
-                    Ok(()) = seen.changed() => seen.borrow_and_update().map(Line::<()>::Progress),
+                    Ok(()) = seen.changed() => seen.borrow_and_update().map(StreamLine::<()>::Progress),
                 };
                 if let Some(line) = line
                     && lines.send(Ok(json_line(&line))).await.is_err()

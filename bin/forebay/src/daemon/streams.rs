@@ -14,8 +14,8 @@ use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot};
 
 use super::control::{App, ChannelBody};
-use crate::api::{self, ErrorBody, Line, default_object_size};
-use crate::engine::transfer::{Import, PIECES_QUEUED, Piece};
+use crate::api::{self, ErrorBody, StreamLine, default_object_size};
+use crate::engine::transfer::{CHUNKS_QUEUED, Chunk, Import};
 use crate::failure::{Failure, Result};
 use crate::spec::image_spec;
 
@@ -31,26 +31,26 @@ pub async fn export(State(app): State<App>, Path((pool, image)): Path<(String, S
         Ok(spec) => spec,
         Err(failure) => return failure.into_response(),
     };
-    let (sender, mut pieces) = mpsc::channel(PIECES_QUEUED);
+    let (sender, mut chunks) = mpsc::channel(CHUNKS_QUEUED);
     let work = app.engine.call(move |engine| engine.export(spec, sender));
-    // Until the first piece arrives, a failure can still be a separate response.
-    let Some(first) = pieces.recv().await else {
+    // Until the first chunk arrives, a failure can still be a separate response.
+    let Some(first) = chunks.recv().await else {
         return match work.await {
             Ok(()) => Failure::failed("the export ended before it began").into_response(),
             Err(failure) => failure.into_response(),
         };
     };
-    let (out, body) = mpsc::channel(PIECES_QUEUED);
+    let (out, body) = mpsc::channel(CHUNKS_QUEUED);
     tokio::spawn(async move {
         let mut next = Some(first);
         let mut head = diff::MAGIC.to_vec();
-        while let Some(piece) = next {
-            for bytes in encode(std::mem::take(&mut head), piece) {
+        while let Some(chunk) = next {
+            for bytes in encode(std::mem::take(&mut head), chunk) {
                 if out.send(Ok(bytes)).await.is_err() {
                     return;
                 }
             }
-            next = pieces.recv().await;
+            next = chunks.recv().await;
         }
         if let Err(failure) = work.await {
             let mut record = Vec::new();
@@ -71,13 +71,13 @@ impl AsRef<[u8]> for Owned {
     }
 }
 
-/// Appends the records of a piece to `head`.
-fn encode(mut head: Vec<u8>, piece: Piece) -> Vec<Bytes> {
-    match piece {
-        Piece::Size(size) => diff::put_size(&mut head, size),
-        Piece::Zero(offset, len) => diff::put_zero(&mut head, offset, len),
-        Piece::End => diff::put_end(&mut head),
-        Piece::Data(offset, data) => {
+/// Appends the records of a chunk to `head`.
+fn encode(mut head: Vec<u8>, chunk: Chunk) -> Vec<Bytes> {
+    match chunk {
+        Chunk::Size(size) => diff::put_size(&mut head, size),
+        Chunk::Zero(offset, len) => diff::put_zero(&mut head, offset, len),
+        Chunk::End => diff::put_end(&mut head),
+        Chunk::Data(offset, data) => {
             diff::put_data_head(&mut head, offset, data.len() as u64);
             return vec![head.into(), Bytes::from_owner(Owned(data))];
         }
@@ -113,7 +113,7 @@ pub async fn import(
         Err(failure) => return failure.into_response(),
     };
     let lines = request.headers().get(header::ACCEPT).is_some_and(|accept| accept == "application/x-ndjson");
-    let (pieces, receiver) = mpsc::channel(PIECES_QUEUED);
+    let (chunks, receiver) = mpsc::channel(CHUNKS_QUEUED);
     let (begun, mut wait_begun) = oneshot::channel();
     let import = Import { spec, object_size: query.object_size, size: query.size };
     let mut work = Box::pin(app.engine.call(move |engine| engine.import(import, receiver, begun)));
@@ -122,7 +122,7 @@ pub async fn import(
         result = &mut work => return answer(result, lines),
         begun = &mut wait_begun => {
             if begun.is_err() {
-                // The import has failed before accepting pieces.
+                // The import has failed before accepting chunks.
                 return answer(work.await, lines);
             }
         }
@@ -131,7 +131,7 @@ pub async fn import(
     let fed = tokio::select! {
         biased;
         result = &mut work => return answer(result, lines),
-        fed = feed(request.into_body(), pieces) => fed,
+        fed = feed(request.into_body(), chunks) => fed,
     };
     let result = work.await;
     // A malformed stream is the cause; the failure of the import follows from it.
@@ -140,31 +140,31 @@ pub async fn import(
 
 fn answer(result: Result<api::Imported>, lines: bool) -> Response {
     match result {
-        Ok(imported) if lines => Json(Line::Result(imported)).into_response(),
+        Ok(imported) if lines => Json(StreamLine::Result(imported)).into_response(),
         Ok(imported) => Json(imported).into_response(),
         Err(failure) => failure.into_response(),
     }
 }
 
-/// Decodes a body into pieces.  Dropping `pieces` without an end makes the import fail.
-async fn feed(body: Body, pieces: mpsc::Sender<Piece>) -> Result<()> {
+/// Decodes a body into chunks.  Dropping `chunks` without an end makes the import fail.
+async fn feed(body: Body, chunks: mpsc::Sender<Chunk>) -> Result<()> {
     let mut body = body.into_data_stream();
     let mut decoder = Decoder::new();
     while let Some(part) = poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await {
         let part = part.map_err(|error| Failure::failed(format!("the data stopped coming: {error}")))?;
         let mut input = &part[..];
         while let Some(event) = decoder.next(&mut input).map_err(|error| Failure::invalid(error.to_string()))? {
-            let piece = match event {
-                Event::Size(size) => Piece::Size(size),
-                Event::Data(offset, data) => Piece::Data(offset, Buf::copy_of(data)),
-                Event::Zero(offset, len) => Piece::Zero(offset, len),
-                Event::End => Piece::End,
+            let chunk = match event {
+                Event::Size(size) => Chunk::Size(size),
+                Event::Data(offset, data) => Chunk::Data(offset, Buf::copy_of(data)),
+                Event::Zero(offset, len) => Chunk::Zero(offset, len),
+                Event::End => Chunk::End,
                 Event::Failure(text) => {
                     let text = String::from_utf8_lossy(&text).into_owned();
                     return Err(Failure::failed(format!("the sender gave up: {text}")));
                 }
             };
-            if pieces.send(piece).await.is_err() {
+            if chunks.send(chunk).await.is_err() {
                 // The import has ended; its result has the reason.
                 return Ok(());
             }

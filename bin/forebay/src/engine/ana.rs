@@ -23,21 +23,21 @@ const FILE_VERSION: u32 = 1;
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct AnaFile {
     version: u32,
-    states: Vec<Kept>,
+    states: Vec<StoredState>,
 }
 
 /// ANA state of a group on a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Kept {
+struct StoredState {
     port: u16,
     group: u32,
     state: String,
 }
 
 /// Permit to write the file, one writer at a time, so that it ends with the last state.
-pub struct Keeper(Semaphore);
+pub struct AnaFileLock(Semaphore);
 
-impl Default for Keeper {
+impl Default for AnaFileLock {
     fn default() -> Self {
         Self(Semaphore::new(1))
     }
@@ -65,14 +65,14 @@ fn load(data: &Path) -> Result<Vec<(u16, u32, AnaState)>> {
         let text = format!("{} has version {}, this build knows {FILE_VERSION}", path.display(), file.version);
         return Err(Failure::new(FailureKind::Unsupported, text).hint("run the newer forebay that wrote it"));
     }
-    let state = |kept: Kept| match AnaState::named(&kept.state) {
+    let state = |kept: StoredState| match AnaState::named(&kept.state) {
         Some(state) => Ok((kept.port, kept.group, state)),
         None => Err(damaged(format!("'{}' is no state", kept.state))),
     };
     file.states.into_iter().map(state).collect()
 }
 
-fn store(data: &Path, states: Vec<Kept>) -> Result<()> {
+fn store(data: &Path, states: Vec<StoredState>) -> Result<()> {
     let path = path(data);
     let text = serde_json::to_vec_pretty(&AnaFile { version: FILE_VERSION, states })
         .map_err(|error| Failure::failed(format!("writing the states of ANA: {error}")))?;
@@ -101,7 +101,7 @@ impl Engine {
             for group in 1..=ANA_GROUPS_MAX {
                 let state = port.ana(group);
                 if state != AnaState::Optimized {
-                    states.push(Kept { port: port.id, group, state: state.name().into() });
+                    states.push(StoredState { port: port.id, group, state: state.name().into() });
                 }
             }
         }
@@ -175,7 +175,7 @@ mod tests {
     fn states_are_kept() {
         let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(load(dir.path()), Ok(Vec::new()));
-        let kept = |port, group, state: &str| Kept { port, group, state: state.into() };
+        let kept = |port, group, state: &str| StoredState { port, group, state: state.into() };
         store(dir.path(), vec![kept(1, 3, "inaccessible"), kept(2, 16, "non-optimized")]).expect("stored");
         assert_eq!(load(dir.path()), Ok(vec![(1, 3, AnaState::Inaccessible), (2, 16, AnaState::NonOptimized)]));
         store(dir.path(), Vec::new()).expect("stored again");

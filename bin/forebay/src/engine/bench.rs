@@ -44,7 +44,7 @@ pub struct Loaded {
 }
 
 /// State shared by the lanes of a benchmark.
-struct Shared {
+struct BenchState {
     device: Rc<dyn BlockDevice>,
     load: Load,
     /// Number of blocks of the image.
@@ -69,7 +69,7 @@ impl Engine {
             let what = format!("requests of {} to {spec}, which has {}", Size(load.size), Size(device.geometry().size));
             return Err(Failure::invalid(what).hint("--io-size must be smaller than the image, and at most 32M"));
         }
-        let shared = Rc::new(Shared {
+        let shared = Rc::new(BenchState {
             device,
             blocks,
             next: Cell::new(0),
@@ -100,7 +100,7 @@ impl Engine {
 }
 
 /// Issues one request after another, until the time is over or one fails.
-async fn lane(shared: Rc<Shared>) -> forebay_block::Result<()> {
+async fn lane(shared: Rc<BenchState>) -> forebay_block::Result<()> {
     let size = shared.load.size;
     let bytes: Vec<u8> = (0..size).map(|_| shared.chance() as u8).collect();
     let data: BufList = Buf::copy_of(&bytes).into();
@@ -128,7 +128,7 @@ async fn lane(shared: Rc<Shared>) -> forebay_block::Result<()> {
     Ok(())
 }
 
-impl Shared {
+impl BenchState {
     fn chance(&self) -> u64 {
         let mut x = self.state.get();
         x ^= x << 13;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_block::{ErrorKind, ObjectBackend, Usage};
 use forebay_image::Images;
 use forebay_rados::config::ConfigError;
-use forebay_rados::{Cluster, Config, Environment, Flags, RadosPool};
+use forebay_rados::{Cluster, Config, Flags, RadosPool, Environment};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::timeout;
 
@@ -27,9 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const CLOSING: Duration = Duration::from_secs(5);
 
 /// System environment for resolving a cluster's configuration.
-struct ProcessEnvironment;
+struct SystemEnvironment;
 
-impl Environment for ProcessEnvironment {
+impl Environment for SystemEnvironment {
     fn read(&self, path: &Path) -> io::Result<String> {
         std::fs::read_to_string(path)
     }
@@ -128,7 +128,7 @@ impl Ceph {
             None => None,
         };
         let flags = self.flags.clone();
-        let config = offload(move || Config::resolve(&flags, &ProcessEnvironment).map_err(explain)).await?;
+        let config = offload(move || Config::resolve(&flags, &SystemEnvironment).map_err(explain)).await?;
         let cluster = Cluster::connect(config).await;
         let cluster = cluster.map_err(explain_unconnected)?;
         let status = cluster.status();

@@ -9,11 +9,11 @@ use tokio::sync::{mpsc, oneshot};
 use super::Engine;
 use crate::failure::{Failure, Result};
 
-type Work = Box<dyn FnOnce(Rc<Engine>) + Send>;
+type EngineCall = Box<dyn FnOnce(Rc<Engine>) + Send>;
 
 /// Message to the engine.
 enum Job {
-    Run(Work),
+    Run(EngineCall),
     /// Stops taking jobs.
     Stop,
 }
@@ -71,7 +71,7 @@ impl EngineHandle {
         T: Send + 'static,
     {
         let (sender, receiver) = oneshot::channel();
-        let work: Work = Box::new(move |engine| {
+        let work: EngineCall = Box::new(move |engine| {
             spawn(async move {
                 let result = job(engine).await;
                 // The caller may have dropped its future; the result is discarded then.

@@ -46,7 +46,9 @@ pub async fn load_record(image: &Image) -> Result<LogRecord<api::LogPlace>> {
 }
 
 fn decode_record(stored: &[u8]) -> Result<LogRecord<api::LogPlace>> {
-    let damaged = |why: String| Error::new(ErrorKind::Corrupt, format!("the record of the image's write log: {why}"));
+    let damaged = |why: String| {
+        Error::new(ErrorKind::Corrupt, format!("the record of the image's write log is malformed: {why}"))
+    };
     let StoredRecord { epoch, log } = serde_json::from_slice(stored).map_err(|error| damaged(error.to_string()))?;
     let Some(StoredLog { id, place }) = log else { return Ok(LogRecord { epoch, log: None }) };
     let id = parse_id(&id).ok_or_else(|| damaged(format!("'{id}' is not the id of a log")))?;
@@ -198,6 +200,8 @@ impl LogKeeper for ImageLog {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -212,6 +216,29 @@ mod tests {
             b"{\"epoch\":1,\"log\":{\"id\":\"xy\",\"place\":{\"medium\":\"ssd\",\"path\":\"/l\",\"size\":1}}}",
         ] {
             assert_eq!(decode_record(damaged).expect_err("damaged").kind(), ErrorKind::Corrupt);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn records_round_trip_and_garbage_is_refused(
+            (epoch, id, size) in (any::<u64>(), any::<[u8; 16]>(), any::<u64>()),
+            (on_flush, dirty_max) in (any::<bool>(), prop::option::of(any::<u64>())),
+            (cut, at, byte) in (any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()),
+        ) {
+            let place = api::LogPlace { on_flush, dirty_max, .."ssd:/srv/logs:16M".parse().expect("a place") };
+            let place = api::LogPlace { size, ..place };
+            let record = LogRecord { epoch, log: Some(RecordedLog { id, place }) };
+            let mut stored = encode_record(record.clone());
+            prop_assert_eq!(decode_record(&stored).expect("a record"), record);
+            let cut = decode_record(&stored[..cut.index(stored.len())]);
+            prop_assert_eq!(cut.expect_err("cut short").kind(), ErrorKind::Corrupt);
+            let at = at.index(stored.len());
+            stored[at] = byte;
+            // Whatever a damaged record decodes to, it is one that can be stored again.
+            if let Ok(record) = decode_record(&stored) {
+                prop_assert_eq!(decode_record(&encode_record(record.clone())).expect("a record"), record);
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Import and export of an image's content, as pieces through a bounded channel to and from other threads.
+//! Import and export of an image's content, as chunks through a bounded channel to and from other threads.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,11 +17,11 @@ use crate::failure::{Failure, Result};
 use crate::ops::ProgressSink;
 use crate::spec::ImageSpec;
 
-/// Capacity of a channel in pieces; with [`PIECE_LEN_MAX`] it bounds the data buffered between disk and network.
-pub const PIECES_QUEUED: usize = 8;
+/// Capacity of a channel in chunks; with [`CHUNK_LEN_MAX`] it bounds the data buffered between disk and network.
+pub const CHUNKS_QUEUED: usize = 8;
 
-/// Maximum length of a data piece, in bytes.
-pub const PIECE_LEN_MAX: usize = 1 << 20;
+/// Maximum length of a data chunk, in bytes.
+pub const CHUNK_LEN_MAX: usize = 1 << 20;
 
 /// Requests in flight to an image.
 const IN_FLIGHT: usize = 8;
@@ -32,10 +32,10 @@ const MAP_LEN: u64 = 1 << 30;
 /// Minimum growth of an image of unknown size, in bytes.
 const GROW_MIN: u64 = 64 << 20;
 
-/// Piece of an image's content.
+/// Chunk of an image's content.
 #[derive(Debug)]
-pub enum Piece {
-    /// Image size; the first piece of an export.
+pub enum Chunk {
+    /// Image size; the first chunk of an export.
     Size(u64),
     /// Offset and data.
     Data(u64, Buf),
@@ -57,12 +57,12 @@ pub struct Import {
 }
 
 impl Engine {
-    /// Creates an image from `pieces`.  `begun` is notified once the image exists and pieces are accepted.  A
-    /// failure, or an end without [`Piece::End`], removes the image.
+    /// Creates an image from `chunks`.  `begun` is notified once the image exists and chunks are accepted.  A
+    /// failure, or an end without [`Chunk::End`], removes the image.
     pub async fn import(
         self: Rc<Self>,
         import: Import,
-        mut pieces: mpsc::Receiver<Piece>,
+        mut chunks: mpsc::Receiver<Chunk>,
         begun: oneshot::Sender<()>,
     ) -> Result<Imported> {
         let spec = import.spec.clone();
@@ -78,7 +78,7 @@ impl Engine {
         created.map_err(|error| self.image_failure(error, &spec))?;
         let _ = begun.send(());
         let filled = match self.open_reserved(&reserved).await {
-            Ok(volume) => self.fill(&volume, &spec, import.size, &mut pieces).await,
+            Ok(volume) => self.fill(&volume, &spec, import.size, &mut chunks).await,
             Err(failure) => Err(failure),
         };
         match filled {
@@ -93,14 +93,14 @@ impl Engine {
         }
     }
 
-    /// Writes pieces into an image and makes them durable; returns the number of bytes written.  No write is in
+    /// Writes chunks into an image and makes them durable; returns the number of bytes written.  No write is in
     /// flight once it has returned, whatever the result.
     async fn fill(
         &self,
         volume: &Rc<Volume>,
         spec: &ImageSpec,
         size: Option<u64>,
-        pieces: &mut mpsc::Receiver<Piece>,
+        chunks: &mut mpsc::Receiver<Chunk>,
     ) -> Result<u64> {
         let mut filler = Filler {
             volume: volume.clone(),
@@ -113,9 +113,9 @@ impl Engine {
         };
         let mut result = Ok(());
         while result.is_ok() {
-            result = match pieces.recv().await {
-                Some(Piece::End) => break,
-                Some(piece) => filler.take(piece).await,
+            result = match chunks.recv().await {
+                Some(Chunk::End) => break,
+                Some(chunk) => filler.take(chunk).await,
                 None => Err(Failure::failed("the data ended before it was complete")),
             };
         }
@@ -132,12 +132,12 @@ impl Engine {
         Ok(filler.written)
     }
 
-    /// Sends an image's content to `pieces`: its size, then the stored data in order, then the end.
-    pub async fn export(self: Rc<Self>, spec: ImageSpec, pieces: mpsc::Sender<Piece>) -> Result<()> {
+    /// Sends an image's content to `chunks`: its size, then the stored data in order, then the end.
+    pub async fn export(self: Rc<Self>, spec: ImageSpec, chunks: mpsc::Sender<Chunk>) -> Result<()> {
         let volume = self.open_volume_to_read(&spec).await?;
         let size = volume.image.geometry().size;
         let gone = || Failure::failed("whoever wanted the image's content has gone");
-        pieces.send(Piece::Size(size)).await.map_err(|_| gone())?;
+        chunks.send(Chunk::Size(size)).await.map_err(|_| gone())?;
         let mut reads: VecDeque<(u64, JoinHandle<forebay_block::Result<Buf>>)> = VecDeque::new();
         let mut at = 0;
         while at < size {
@@ -150,9 +150,9 @@ impl Engine {
                 }
                 let mut from = run.extent.offset;
                 while from < run.extent.end() {
-                    let len = (run.extent.end() - from).min(PIECE_LEN_MAX as u64);
+                    let len = (run.extent.end() - from).min(CHUNK_LEN_MAX as u64);
                     if reads.len() == IN_FLIGHT {
-                        self.send_oldest(&mut reads, &pieces, &spec).await?;
+                        self.send_oldest(&mut reads, &chunks, &spec).await?;
                     }
                     let work = volume.top().submit_advised(Request::Read(Extent::new(from, len)), Advice::ONE_PASS);
                     reads.push_back((from, spawn(async move { Ok(work.await?.into_data().into_contiguous()) })));
@@ -161,20 +161,20 @@ impl Engine {
             }
         }
         while !reads.is_empty() {
-            self.send_oldest(&mut reads, &pieces, &spec).await?;
+            self.send_oldest(&mut reads, &chunks, &spec).await?;
         }
-        pieces.send(Piece::End).await.map_err(|_| gone())
+        chunks.send(Chunk::End).await.map_err(|_| gone())
     }
 
     async fn send_oldest(
         &self,
         reads: &mut VecDeque<(u64, JoinHandle<forebay_block::Result<Buf>>)>,
-        pieces: &mpsc::Sender<Piece>,
+        chunks: &mpsc::Sender<Chunk>,
         spec: &ImageSpec,
     ) -> Result<()> {
         let Some((offset, read)) = reads.pop_front() else { return Ok(()) };
         let data = read.await.map_err(|error| self.image_failure(error, spec))?;
-        let sent = pieces.send(Piece::Data(offset, data)).await;
+        let sent = chunks.send(Chunk::Data(offset, data)).await;
         sent.map_err(|_| Failure::failed("whoever wanted the image's content has gone"))
     }
 }
@@ -186,7 +186,7 @@ struct Filler {
     room: u64,
     /// Final image size, if known.
     exact: Option<u64>,
-    /// Highest end offset of a piece so far.
+    /// Highest end offset of a chunk so far.
     end: u64,
     written: u64,
     slots: Semaphore,
@@ -195,23 +195,23 @@ struct Filler {
 }
 
 impl Filler {
-    async fn take(&mut self, piece: Piece) -> Result<()> {
-        match piece {
-            Piece::Size(said) if self.exact.is_some_and(|exact| exact != said) => {
+    async fn take(&mut self, chunk: Chunk) -> Result<()> {
+        match chunk {
+            Chunk::Size(said) if self.exact.is_some_and(|exact| exact != said) => {
                 Err(Failure::invalid(format!("the stream is of {said} bytes, the image of {}", self.room)))
             }
-            Piece::Size(said) if said < self.end => {
+            Chunk::Size(said) if said < self.end => {
                 Err(Failure::invalid(format!("the stream is of {said} bytes, and had some at {}", self.end)))
             }
-            Piece::Size(said) => {
+            Chunk::Size(said) => {
                 self.exact = Some(said);
                 if said > self.room { self.grow(said).await } else { Ok(()) }
             }
-            Piece::Zero(offset, len) => {
+            Chunk::Zero(offset, len) => {
                 self.end = self.end.max(self.checked_end(offset, len)?);
                 Ok(())
             }
-            Piece::Data(offset, data) => {
+            Chunk::Data(offset, data) => {
                 self.end = self.end.max(self.checked_end(offset, data.len() as u64)?);
                 self.written += data.len() as u64;
                 if self.end > self.room {
@@ -220,7 +220,7 @@ impl Filler {
                 }
                 self.write(offset, data).await
             }
-            Piece::End => Ok(()),
+            Chunk::End => Ok(()),
         }
     }
 

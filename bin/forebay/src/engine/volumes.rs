@@ -94,7 +94,7 @@ fn delayed(image: Rc<Image>) -> Rc<dyn BlockDevice> {
     match asked.filter(|&micros| micros > 0) {
         None => image,
         Some(micros) => {
-            tracing::warn!("{DELAY_VARIABLE}: every request to this image takes {micros} us longer than it must");
+            tracing::warn!("{DELAY_VARIABLE}: every request to this image is delayed by {micros} us");
             Rc::new(Delayed::new(image, Duration::from_micros(micros)))
         }
     }

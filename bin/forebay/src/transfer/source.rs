@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::SeekFrom;
 
 use super::container::HEAD_LEN;
-use crate::engine::transfer::PIECE_LEN_MAX;
+use crate::engine::transfer::CHUNK_LEN_MAX;
 use crate::failure::{Failure, FailureKind, Result};
 
 /// The unit in which runs of zeroes are looked for, in bytes.
@@ -92,7 +92,7 @@ impl Source {
         }
     }
 
-    /// Reads what comes next into `buf` (which holds [`PIECE_LEN_MAX`] bytes): where it is, and how long.  `None` at
+    /// Reads what comes next into `buf` (which holds [`CHUNK_LEN_MAX`] bytes): where it is, and how long.  `None` at
     /// the end.
     pub fn next(&mut self, buf: &mut [u8]) -> io::Result<Option<(u64, usize)>> {
         match self {
@@ -108,8 +108,8 @@ impl Source {
                     return Ok(None);
                 }
                 let left = (*data_end).min(*len) - *at;
-                // Pieces end on their own boundary, so that each falls into one place of the image.
-                let room = PIECE_LEN_MAX - (*at % PIECE_LEN_MAX as u64) as usize;
+                // Chunks end on their own boundary, so that each falls into one place of the image.
+                let room = CHUNK_LEN_MAX - (*at % CHUNK_LEN_MAX as u64) as usize;
                 let want = room.min(buf.len()).min(usize::try_from(left).unwrap_or(usize::MAX));
                 file.read_exact_at(&mut buf[..want], *at)?;
                 let offset = *at;
@@ -200,13 +200,13 @@ mod tests {
     #[test]
     fn holes_of_a_file_are_skipped() {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
-        let len = 3 * PIECE_LEN_MAX as u64 + 17;
+        let len = 3 * CHUNK_LEN_MAX as u64 + 17;
         file.as_file().set_len(len).expect("a hole");
-        file.seek(io::SeekFrom::Start(PIECE_LEN_MAX as u64 + 5)).expect("within");
+        file.seek(io::SeekFrom::Start(CHUNK_LEN_MAX as u64 + 5)).expect("within");
         file.write_all(b"data").expect("written");
         let mut source = Source::open(file.path()).expect("a source");
         assert_eq!(source.len(), Some(len));
-        let mut buf = vec![0; PIECE_LEN_MAX];
+        let mut buf = vec![0; CHUNK_LEN_MAX];
         let mut content = vec![0; len as usize];
         let mut read = 0;
         while let Some((offset, got)) = source.next(&mut buf).expect("read") {
@@ -219,12 +219,12 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_read_in_full_pieces() {
-        let bytes = vec![7; PIECE_LEN_MAX + 3];
+    fn a_stream_is_read_in_full_chunks() {
+        let bytes = vec![7; CHUNK_LEN_MAX + 3];
         let mut source = Source::Stream { reader: Box::new(io::Cursor::new(bytes)), at: 0 };
-        let mut buf = vec![0; PIECE_LEN_MAX];
-        assert_eq!(source.next(&mut buf).expect("read"), Some((0, PIECE_LEN_MAX)));
-        assert_eq!(source.next(&mut buf).expect("read"), Some((PIECE_LEN_MAX as u64, 3)));
+        let mut buf = vec![0; CHUNK_LEN_MAX];
+        assert_eq!(source.next(&mut buf).expect("read"), Some((0, CHUNK_LEN_MAX)));
+        assert_eq!(source.next(&mut buf).expect("read"), Some((CHUNK_LEN_MAX as u64, 3)));
         assert_eq!(source.next(&mut buf).expect("read"), None);
     }
 }

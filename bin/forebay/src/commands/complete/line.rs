@@ -23,7 +23,7 @@ pub enum Values {
 
 /// A command line up to the cursor.
 #[derive(Debug)]
-pub struct Line<'a> {
+pub struct CommandLine<'a> {
     /// The word to complete.
     pub current: String,
     /// What of it comes before a value: `--option=`, or nothing.
@@ -35,7 +35,7 @@ pub struct Line<'a> {
 }
 
 /// Command of the tree that the words lead to.
-struct Place<'a> {
+struct CommandPosition<'a> {
     command: &'a Command,
     /// Names of the commands on the way, without the program's.
     path: Vec<&'a str>,
@@ -47,12 +47,17 @@ struct Place<'a> {
     only_positionals: bool,
 }
 
-impl<'a> Line<'a> {
+impl<'a> CommandLine<'a> {
     /// Reads words, of which the first is the program and the last the one to complete.
     pub fn parse(root: &'a Command, words: &'a [String]) -> Self {
         let (current, before) = words.split_last().map_or(("", &[][..]), |(last, rest)| (last.as_str(), rest));
-        let mut place =
-            Place { command: root, path: Vec::new(), positionals: 0, given: Vec::new(), only_positionals: false };
+        let mut place = CommandPosition {
+            command: root,
+            path: Vec::new(),
+            positionals: 0,
+            given: Vec::new(),
+            only_positionals: false,
+        };
         let mut line = Self {
             current: current.to_owned(),
             before_value: "",
@@ -95,7 +100,7 @@ impl<'a> Line<'a> {
     }
 
     /// Takes a word that is complete; returns the option whose value comes next.
-    fn step(&mut self, place: &mut Place<'a>, word: &'a str) -> Option<&'a Arg> {
+    fn step(&mut self, place: &mut CommandPosition<'a>, word: &'a str) -> Option<&'a Arg> {
         if place.only_positionals || !word.starts_with('-') || word == "-" {
             match place.command.find_subcommand(word).filter(|_| !place.only_positionals && place.positionals == 0) {
                 Some(command) => {
@@ -143,7 +148,7 @@ impl<'a> Line<'a> {
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> CommandPosition<'a> {
     fn option(&self, name: &str) -> Option<&'a Arg> {
         let mut options = self.command.get_arguments().filter(|arg| !arg.is_positional());
         match name.strip_prefix("--") {
@@ -185,7 +190,7 @@ impl<'a> Place<'a> {
 }
 
 /// Returns what the value of an argument can be.
-fn values_of(place: &Place<'_>, argument: &Arg) -> Values {
+fn values_of(place: &CommandPosition<'_>, argument: &Arg) -> Values {
     // As the help shows it.
     let shown = argument.get_value_names().and_then(|names| names.first()).map_or("", |name| name.as_str());
     let kind = match (place.path.as_slice(), shown) {
@@ -236,7 +241,7 @@ mod tests {
         let mut root = Cli::command();
         root.build();
         let words: Vec<String> = ["forebay"].iter().chain(words).map(|&word| word.to_owned()).collect();
-        let line = Line::parse(&root, &words);
+        let line = CommandLine::parse(&root, &words);
         (line.values, line.before_value.to_owned())
     }
 

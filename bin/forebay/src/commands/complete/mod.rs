@@ -12,7 +12,7 @@ use clap::CommandFactory;
 use crate::cli::{Cli, Complete, Global, Quoting};
 use crate::failure::Result;
 use crate::output::put;
-use line::{Line, Values};
+use line::{CommandLine, Values};
 
 /// A word that fits, and what it means.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub fn complete(global: &Global, asked: Complete) -> Result<()> {
     };
     let mut command = Cli::command();
     command.build();
-    let line = Line::parse(&command, &words);
+    let line = CommandLine::parse(&command, &words);
     let (files, found) = find(global, &line);
     let mut out = format!("{files}\n");
     for candidate in found.iter().filter(|candidate| candidate.word.starts_with(&line.current)) {
@@ -56,7 +56,7 @@ pub fn complete(global: &Global, asked: Complete) -> Result<()> {
 }
 
 /// Returns whether files fit, and the words that do.
-fn find(global: &Global, line: &Line<'_>) -> (&'static str, Vec<Candidate>) {
+fn find(global: &Global, line: &CommandLine<'_>) -> (&'static str, Vec<Candidate>) {
     let prefixed = |found: Vec<Candidate>| {
         // What follows `--option=` is one word with it.
         let before = line.before_value;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Candidate;
 use crate::cli::Global;
-use crate::client::session::Session;
+use crate::client::session::CommandSession;
 use crate::failure::Result;
 use crate::ops::{ListNames, ListPools, ListTargets};
 use crate::spec::{ImageSpec, LOCAL_POOL};
@@ -39,7 +39,7 @@ pub fn find(global: &Global, kind: Kind, typed: &str) -> Vec<Candidate> {
 }
 
 fn ask(global: &Global, kind: Kind, typed: &str) -> Result<Vec<Candidate>> {
-    let daemon = Session::daemon(global)?;
+    let daemon = CommandSession::daemon(global)?;
     if kind == Kind::Export {
         let targets = daemon.call(&ListTargets, Some(PATIENCE), |_| {})?;
         let mut exported: Vec<_> = targets

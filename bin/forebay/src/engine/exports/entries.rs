@@ -11,7 +11,7 @@ use super::{Export, ExportKey, Lifecycle};
 use crate::api::{self, Front};
 use crate::engine::identity::parse_uuid;
 use crate::engine::numbers::Retired;
-use crate::engine::targets::Content;
+use crate::engine::targets::TargetsContent;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, image_spec};
 
@@ -79,8 +79,8 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
 }
 
 /// Parses all entries of the files.
-pub(super) fn read_all(content: Content) -> Listed {
-    let Content { targets: entries, retired } = content;
+pub(super) fn read_all(content: TargetsContent) -> Listed {
+    let TargetsContent { targets: entries, retired } = content;
     let mut exports: BTreeMap<ExportKey, Export> = BTreeMap::new();
     let mut unserved = Vec::new();
     for entry in entries {

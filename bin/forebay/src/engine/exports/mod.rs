@@ -21,7 +21,7 @@ use super::fronts::Exported;
 use super::identity::{Uuid, format_uuid, parse_uuid};
 use super::numbers::{Numbers, Retired, TakenNumbers};
 use super::offload::offload;
-use super::targets::{Change, Content, ExportName, TargetsFiles};
+use super::targets::{ExportChange, ExportName, TargetsContent, TargetsFiles};
 use super::volumes::Volume;
 use crate::api::{self, Front, Target};
 use crate::failure::{Failure, FailureKind, Result};
@@ -263,23 +263,25 @@ impl Exports {
     }
 
     /// Returns the complete persisted state of an export.
-    fn change_of(&self, key: &ExportKey) -> Result<Change> {
+    fn change_of(&self, key: &ExportKey) -> Result<ExportChange> {
         let (front, spec) = key;
         let name = ExportName { front: *front, pool: spec.pool.clone(), image: spec.image.clone() };
         let exports = self.exports.borrow();
-        let Some(export) = exports.get(key) else { return Ok(Change { name, entries: Vec::new(), retired: None }) };
+        let Some(export) = exports.get(key) else {
+            return Ok(ExportChange { name, entries: Vec::new(), retired: None });
+        };
         if export.is_passing() {
-            return Ok(Change { name, entries: Vec::new(), retired: export.retired() });
+            return Ok(ExportChange { name, entries: Vec::new(), retired: export.retired() });
         }
         let mut entries = vec![export.entry()?];
         let unserved = self.unserved.borrow();
         entries
             .extend(unserved.iter().filter(|other| other.key.as_ref() == Some(key)).map(|other| other.entry.clone()));
-        Ok(Change { name, entries, retired: None })
+        Ok(ExportChange { name, entries, retired: None })
     }
 
     /// Returns the complete persisted state of all exports.
-    fn content(&self) -> Result<Content> {
+    fn content(&self) -> Result<TargetsContent> {
         let exports = self.exports.borrow();
         let (passing, lasting): (Vec<&Export>, Vec<&Export>) = exports.values().partition(|export| export.is_passing());
         let mut targets = lasting.into_iter().map(Export::entry).collect::<Result<Vec<Value>>>()?;
@@ -290,7 +292,7 @@ impl Exports {
         targets.extend(unserved.iter().filter(|other| !leaving(&other.key)).map(|other| other.entry.clone()));
         let mut retired: Vec<Retired> = self.numbers.borrow().retired().cloned().collect();
         retired.extend(passing.into_iter().filter_map(Export::retired));
-        Ok(Content { targets, retired })
+        Ok(TargetsContent { targets, retired })
     }
 
     /// Removes an export from the file.  Its number stays taken until [`forget`](Self::forget).

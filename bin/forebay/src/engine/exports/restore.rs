@@ -43,7 +43,10 @@ impl Engine {
             });
         }
         if timeout(OPENING_WAIT, done.wait_until(|| left.get() == 0)).await.is_err() {
-            tracing::warn!(images = left.get(), "images of exports are not open yet; hosts are let in to the others");
+            tracing::warn!(
+                images = left.get(),
+                "images of some exports are not open yet; hosts may connect to the others"
+            );
         }
         self.keep_trying();
     }
@@ -134,10 +137,10 @@ impl Engine {
                     Ok(_) => self.open_volume(spec).await,
                     Err(failure) => Err(failure.clone()),
                 };
-                Opened { to_read, to_write }
+                OpenedImage { to_read, to_write }
             }
-            (_, false) => Opened::both(self.open_volume_to_read(spec).await),
-            (false, true) => Opened::both(self.open_volume(spec).await),
+            (_, false) => OpenedImage::both(self.open_volume_to_read(spec).await),
+            (false, true) => OpenedImage::both(self.open_volume(spec).await),
         };
         let keys: Vec<ExportKey> = {
             let mut exports = self.exports.exports.borrow_mut();
@@ -179,14 +182,14 @@ impl Engine {
 }
 
 /// Image opened for its exports, or the failure to open it.
-struct Opened {
+struct OpenedImage {
     /// Volume for read-only exports.
     to_read: Result<Rc<Volume>>,
     /// Volume for writable exports.
     to_write: Result<Rc<Volume>>,
 }
 
-impl Opened {
+impl OpenedImage {
     fn both(opened: Result<Rc<Volume>>) -> Self {
         Self { to_read: opened.clone(), to_write: opened }
     }

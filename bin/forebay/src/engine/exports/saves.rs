@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_reactor::sync::Semaphore;
 
-use crate::engine::targets::{Change, TargetsFiles};
+use crate::engine::targets::{ExportChange, TargetsFiles};
 use crate::failure::Result;
 
 /// Queued changes, and outcomes of changes that another task has written.
@@ -15,7 +15,7 @@ pub(super) struct Saves {
     pub(super) files: Arc<Mutex<TargetsFiles>>,
     /// Permit to write: one write at a time.
     pub(super) turn: Semaphore,
-    waiting: RefCell<Vec<(u64, Change)>>,
+    waiting: RefCell<Vec<(u64, ExportChange)>>,
     /// Outcomes not yet collected, by change number.
     outcomes: RefCell<BTreeMap<u64, Result<()>>>,
     /// Numbers of the changes that the permit holder is writing.
@@ -36,7 +36,7 @@ impl Saves {
     }
 
     /// Queues a change; returns its number.
-    pub(super) fn enqueue(&self, change: Change) -> u64 {
+    pub(super) fn enqueue(&self, change: ExportChange) -> u64 {
         let number = self.next.replace(self.next.get() + 1);
         self.waiting.borrow_mut().push((number, change));
         number
@@ -48,7 +48,7 @@ impl Saves {
     }
 
     /// Takes all queued changes, to be written by the permit holder.
-    pub(super) fn take_all(&self) -> Vec<Change> {
+    pub(super) fn take_all(&self) -> Vec<ExportChange> {
         let (numbers, changes) = self.waiting.take().into_iter().unzip();
         *self.writing.borrow_mut() = numbers;
         changes

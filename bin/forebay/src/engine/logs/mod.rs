@@ -47,12 +47,13 @@ pub(super) fn log_failure(error: forebay_block::Error, spec: &ImageSpec) -> Fail
     let kind = error.kind();
     let failure = Failure::from(error).context(format!("the write log of {spec}"));
     match kind {
-        ErrorKind::Busy => failure.hint("another process has the log's file; one at a time can"),
+        ErrorKind::Busy => failure
+            .hint("another process has the log device open; end that process, or wait until it has closed the device"),
         ErrorKind::Unsupported => {
-            failure.hint("put the log on a DAX file system, or say 'force' after the size where a loss does not matter")
+            failure.hint("put the log on a DAX file system, or append ':force' to its place if its data may be lost")
         }
         ErrorKind::Denied | ErrorKind::Fenced | ErrorKind::Corrupt | ErrorKind::NotFound => failure.hint(format!(
-            "if what it holds may be lost: forebay log discard {spec} --force; the image is then as the backend has it"
+            "to lose its dirty data: forebay log discard {spec} --force; the image then has the data of its backend"
         )),
         _ => failure,
     }
@@ -99,7 +100,7 @@ impl Engine {
             // No log exists yet that could be discarded.
             ErrorKind::NotFound if !recorded => Failure::from(error)
                 .context(format!("a write log for {spec} at {place}"))
-                .hint("name a file in a directory that is there, or a device"),
+                .hint("name a file in an existing directory, or a device"),
             ErrorKind::Denied | ErrorKind::Corrupt if !recorded => {
                 Failure::from(error).context(format!("a write log for {spec} at {place}"))
             }
@@ -137,7 +138,7 @@ impl Engine {
         match timeout(CLOSING, self.volumes.closed(spec)).await {
             Ok(closed) => closed.map_err(|error| log_failure(error, spec)),
             Err(_) => {
-                tracing::info!(image = %spec, "the write log is closed when those who still read the image have ended");
+                tracing::info!(image = %spec, "the write log stays open until the last reader of the image has ended");
                 Ok(())
             }
         }
@@ -243,20 +244,20 @@ impl Engine {
 
 fn no_log(spec: &ImageSpec) -> Failure {
     Failure::new(FailureKind::NotFound, format!("{spec} has no write log"))
-        .hint("'forebay attach' gives it one with --log MEDIUM:PATH:SIZE; 'forebay log ls' lists those there are")
+        .hint("attach one with 'forebay attach --log MEDIUM:PATH:SIZE'; 'forebay log ls' lists all write logs")
 }
 
 /// Refuses to lose data that a log holds, or may hold, unless `force` is set.
 fn refuse_dirty(found: &api::Log, spec: &ImageSpec, force: bool) -> Result<()> {
     let what = match found.state.as_str() {
         _ if force => return Ok(()),
-        "unreachable" => format!("the write log of {spec} cannot be looked at, and may hold writes"),
-        "open" => format!("the write log of {spec} is in use, and may hold writes"),
+        "unreachable" => format!("the write log of {spec} is unreachable, and may hold dirty data"),
+        "open" => format!("the write log of {spec} is in use, and may hold dirty data"),
         _ if found.dirty_entries > 0 => {
-            format!("the write log of {spec} holds {} that the backend does not", found.dirty())
+            format!("the write log of {spec} holds dirty data: {}", found.dirty())
         }
         _ => return Ok(()),
     };
-    let hint = format!("forebay log flush {spec} saves them; --force loses them");
+    let hint = format!("write it back with 'forebay log flush {spec}', or lose it with --force");
     Err(Failure::new(FailureKind::Busy, what).hint(hint))
 }

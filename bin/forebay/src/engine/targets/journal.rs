@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::Change;
+use super::ExportChange;
 use crate::engine::small_files::with_reserve;
 use crate::failure::{Failure, FailureKind, Result};
 
@@ -43,7 +43,7 @@ impl Journal {
     }
 
     /// Reads the journal of a list of the given generation.
-    pub(super) fn open(data: &Path, generation: u64) -> Result<(Self, Vec<Change>)> {
+    pub(super) fn open(data: &Path, generation: u64) -> Result<(Self, Vec<ExportChange>)> {
         let path = path(data);
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -65,7 +65,7 @@ impl Journal {
                     Err(error) => return Err(journal.damaged(1, &error)),
                 }
             } else {
-                match serde_json::from_slice::<Vec<Change>>(line) {
+                match serde_json::from_slice::<Vec<ExportChange>>(line) {
                     Ok(written) => changes.extend(written),
                     Err(error) if at + 1 == lines.len() => {
                         // A torn write may end in old bytes.
@@ -98,7 +98,7 @@ impl Journal {
     }
 
     /// Appends changes in one write, and makes them durable.
-    pub(super) fn append(&mut self, generation: u64, changes: &[Change]) -> Result<()> {
+    pub(super) fn append(&mut self, generation: u64, changes: &[ExportChange]) -> Result<()> {
         let failed = |error: serde_json::Error| Failure::failed(format!("writing the exports: {error}"));
         let mut text = Vec::new();
         if self.len == 0 {
@@ -145,14 +145,14 @@ impl Journal {
 mod tests {
     use serde_json::json;
 
-    use super::super::{Content, ExportName, TargetsFiles, list_path};
+    use super::super::{ExportName, TargetsContent, TargetsFiles, list_path};
     use super::*;
     use crate::api::Front;
 
-    fn attached(image: &str) -> Change {
+    fn attached(image: &str) -> ExportChange {
         let name = ExportName { front: Front::Nbd, pool: "local".into(), image: image.into() };
         let entries = vec![json!({ "pool": "local", "image": image, "front": "nbd" })];
-        Change { name, entries, retired: None }
+        ExportChange { name, entries, retired: None }
     }
 
     fn images(data: &Path) -> Vec<String> {
@@ -168,7 +168,7 @@ mod tests {
         for there in [0, line.len() / 2, line.len()] {
             let dir = tempfile::tempdir().expect("a directory");
             let (mut files, _) = TargetsFiles::open(dir.path()).expect("no files");
-            files.replace(Content::default()).expect("written");
+            files.replace(TargetsContent::default()).expect("written");
             files.append(&[attached("a")]).expect("appended");
             assert!(!files.is_settled() && files.takes_changes());
             // From here on the file can be neither written nor truncated.
@@ -187,7 +187,7 @@ mod tests {
             // A failure to write the list leaves the state as unclear as before.
             let list = fs::read(list_path(dir.path())).expect("the list");
             fs::create_dir(list_path(dir.path()).with_extension("new")).expect("in the way");
-            let content = || Content { targets: attached("a").entries, ..Content::default() };
+            let content = || TargetsContent { targets: attached("a").entries, ..TargetsContent::default() };
             files.replace(content()).expect_err("something is in the way");
             assert!(files.unclear && !files.takes_changes());
             assert_eq!(fs::read(list_path(dir.path())).expect("the list"), list);

@@ -67,7 +67,7 @@ impl ExportName {
 
 /// Change of one export: its complete persisted state from then on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Change {
+pub struct ExportChange {
     /// Key of the export.
     #[serde(flatten)]
     pub name: ExportName,
@@ -81,7 +81,7 @@ pub struct Change {
 
 /// Content of the list and its journal.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Content {
+pub struct TargetsContent {
     /// Exports, each an [`Attach`](crate::api::Attach).
     pub targets: Vec<Value>,
     /// Numbers of exports that have ended, the oldest first.
@@ -106,16 +106,16 @@ impl TargetsFiles {
     ///
     /// # Errors
     /// Files that cannot be read, are damaged, or come from a newer build.
-    pub fn open(data: &Path) -> Result<(Self, Content)> {
+    pub fn open(data: &Path) -> Result<(Self, TargetsContent)> {
         let path = list_path(data);
         let none = Self { data: data.into(), generation: 0, list_len: 0, journal: None, unclear: false };
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((none, Content::default())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((none, TargetsContent::default())),
             Err(error) => return Err(Failure::io(error, format_args!("reading the exports from {}", path.display()))),
         };
         let list = decode_list(&path, &bytes)?;
-        let mut content = Content { targets: list.targets, retired: list.retired };
+        let mut content = TargetsContent { targets: list.targets, retired: list.retired };
         let journal = match list.version {
             0 | 1 => None,
             _ => {
@@ -146,7 +146,7 @@ impl TargetsFiles {
     ///
     /// # Errors
     /// Errors of the file system; nothing has changed then.
-    pub fn append(&mut self, changes: &[Change]) -> Result<()> {
+    pub fn append(&mut self, changes: &[ExportChange]) -> Result<()> {
         let generation = self.generation;
         let journal = self.journal.as_mut().ok_or_else(|| Failure::failed("the list of exports is not written yet"))?;
         let done = journal.append(generation, changes);
@@ -162,12 +162,12 @@ impl TargetsFiles {
     ///
     /// # Errors
     /// Errors of the file system.  Until the next write succeeds, a crash leaves the old list or the new one.
-    pub fn replace(&mut self, content: Content) -> Result<()> {
+    pub fn replace(&mut self, content: TargetsContent) -> Result<()> {
         let path = list_path(&self.data);
         // The clock makes the generation differ from that of a removed list whose journal may remain.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let generation = now.max(self.generation + 1);
-        let Content { targets, retired } = content;
+        let TargetsContent { targets, retired } = content;
         let list = TargetsList { version: FILE_VERSION, generation, targets, retired };
         let text = serde_json::to_vec_pretty(&list)
             .map_err(|error| Failure::failed(format!("writing the exports: {error}")))?;
@@ -205,7 +205,7 @@ fn decode_list(path: &Path, bytes: &[u8]) -> Result<TargetsList> {
 }
 
 /// Applies the changes of a journal to the content of its list.
-fn apply(content: &mut Content, changes: Vec<Change>) {
+fn apply(content: &mut TargetsContent, changes: Vec<ExportChange>) {
     if changes.is_empty() {
         return;
     }
@@ -251,12 +251,12 @@ mod tests {
         ExportName { front: Front::Iscsi, pool: "local".into(), image: image.into() }
     }
 
-    fn attached(image: &str, unit: u32) -> Change {
-        Change { name: name(image), entries: vec![entry(image, unit)], retired: None }
+    fn attached(image: &str, unit: u32) -> ExportChange {
+        ExportChange { name: name(image), entries: vec![entry(image, unit)], retired: None }
     }
 
-    fn detached(image: &str, unit: u32) -> Change {
-        Change { name: name(image), entries: Vec::new(), retired: Some(retired(image, unit)) }
+    fn detached(image: &str, unit: u32) -> ExportChange {
+        ExportChange { name: name(image), entries: Vec::new(), retired: Some(retired(image, unit)) }
     }
 
     fn retired(image: &str, unit: u32) -> Retired {
@@ -267,24 +267,25 @@ mod tests {
     fn the_list_and_its_journal_survive() {
         let dir = tempfile::tempdir().expect("a directory");
         let (mut files, content) = TargetsFiles::open(dir.path()).expect("no files");
-        assert_eq!((content, files.wants_replacing()), (Content::default(), true));
+        assert_eq!((content, files.wants_replacing()), (TargetsContent::default(), true));
         let odd = json!({ "no": "export" });
-        let list = Content { targets: vec![entry("a", 1), odd.clone()], retired: vec![retired("x", 7)] };
+        let list = TargetsContent { targets: vec![entry("a", 1), odd.clone()], retired: vec![retired("x", 7)] };
         files.replace(list).expect("written");
         assert!(!files.wants_replacing());
         files.append(&[attached("b", 7), detached("a", 1)]).expect("appended");
         files.append(&[attached("c", 2)]).expect("appended");
         let (mut files, content) = TargetsFiles::open(dir.path()).expect("read");
-        let expected = Content { targets: vec![odd, entry("b", 7), entry("c", 2)], retired: vec![retired("a", 1)] };
+        let expected =
+            TargetsContent { targets: vec![odd, entry("b", 7), entry("c", 2)], retired: vec![retired("a", 1)] };
         assert_eq!(content, expected);
         // More is appended, and then written as one list.
         files.append(&[detached("c", 2)]).expect("appended");
         let (mut files, content) = TargetsFiles::open(dir.path()).expect("read");
         assert!(!files.is_settled());
         assert_eq!(content.retired, [retired("a", 1), retired("c", 2)]);
-        files.replace(Content::default()).expect("written");
+        files.replace(TargetsContent::default()).expect("written");
         assert!(files.is_settled());
-        assert_eq!(TargetsFiles::open(dir.path()).expect("read").1, Content::default());
+        assert_eq!(TargetsFiles::open(dir.path()).expect("read").1, TargetsContent::default());
     }
 
     #[test]
@@ -297,7 +298,7 @@ mod tests {
         fs::write(list_path(dir.path()), listed.to_string()).expect("written");
         let (mut files, _) = TargetsFiles::open(dir.path()).expect("read");
         let name = ExportName { front: Front::Nbd, pool: "rbd".into(), image: "a".into() };
-        files.append(&[Change { name, entries: Vec::new(), retired: None }]).expect("appended");
+        files.append(&[ExportChange { name, entries: Vec::new(), retired: None }]).expect("appended");
         let targets = TargetsFiles::open(dir.path()).expect("read").1.targets;
         assert_eq!(targets, [json!({ "pool": "rbd", "image": "b", "front": "nbd" })]);
     }
@@ -307,25 +308,25 @@ mod tests {
     fn a_journal_of_a_list_that_was_removed_does_not_count() {
         let dir = tempfile::tempdir().expect("a directory");
         let (mut files, _) = TargetsFiles::open(dir.path()).expect("no files");
-        files.replace(Content::default()).expect("written");
+        files.replace(TargetsContent::default()).expect("written");
         files.append(&[attached("a", 1)]).expect("appended");
         let journal = fs::read(journal::path(dir.path())).expect("the journal");
         fs::remove_file(list_path(dir.path())).expect("removed");
         let (mut files, content) = TargetsFiles::open(dir.path()).expect("no list");
-        assert_eq!(content, Content::default());
-        files.replace(Content::default()).expect("written");
+        assert_eq!(content, TargetsContent::default());
+        files.replace(TargetsContent::default()).expect("written");
         fs::write(journal::path(dir.path()), journal).expect("written");
-        assert_eq!(TargetsFiles::open(dir.path()).expect("read").1, Content::default());
+        assert_eq!(TargetsFiles::open(dir.path()).expect("read").1, TargetsContent::default());
     }
 
     #[test]
     fn a_journal_of_another_list_does_not_count() {
         let dir = tempfile::tempdir().expect("a directory");
         let (mut files, _) = TargetsFiles::open(dir.path()).expect("no files");
-        files.replace(Content::default()).expect("written");
+        files.replace(TargetsContent::default()).expect("written");
         files.append(&[attached("a", 1)]).expect("appended");
         let journal = fs::read(journal::path(dir.path())).expect("the journal");
-        files.replace(Content { targets: vec![entry("b", 2)], retired: Vec::new() }).expect("written");
+        files.replace(TargetsContent { targets: vec![entry("b", 2)], retired: Vec::new() }).expect("written");
         // A crash after the list was replaced leaves the old journal.
         fs::write(journal::path(dir.path()), journal).expect("written");
         let (mut files, content) = TargetsFiles::open(dir.path()).expect("read");
@@ -364,7 +365,7 @@ mod tests {
     fn a_journal_as_long_as_its_list_asks_for_a_new_list() {
         let dir = tempfile::tempdir().expect("a directory");
         let (mut files, _) = TargetsFiles::open(dir.path()).expect("no files");
-        files.replace(Content::default()).expect("written");
+        files.replace(TargetsContent::default()).expect("written");
         let mut changes = 0;
         while !files.wants_replacing() {
             files.append(&[attached("image", changes)]).expect("appended");
@@ -395,7 +396,7 @@ mod tests {
     }
 
     /// Plain model: the exports and the reserved numbers.
-    fn apply_to_model(model: &mut (BTreeMap<u8, Value>, Vec<Retired>), changes: &[(u8, bool)]) -> Vec<Change> {
+    fn apply_to_model(model: &mut (BTreeMap<u8, Value>, Vec<Retired>), changes: &[(u8, bool)]) -> Vec<ExportChange> {
         let change = |&(image, attach): &(u8, bool)| {
             let (image_name, unit) = (format!("image{image}"), u32::from(image));
             match attach {
@@ -424,7 +425,7 @@ mod tests {
         fn what_was_answered_is_there_after_any_crash(steps in steps()) {
             let dir = tempfile::tempdir().expect("a directory");
             let mut files = TargetsFiles::open(dir.path()).expect("no files").0;
-            files.replace(Content::default()).expect("written");
+            files.replace(TargetsContent::default()).expect("written");
             let mut model = (BTreeMap::new(), Vec::new());
             for step in steps {
                 match step {
@@ -433,7 +434,7 @@ mod tests {
                         files.append(&changes).expect("appended");
                     }
                     Step::Replace => {
-                        let content = Content { targets: model.0.values().cloned().collect(), retired: model.1.clone() };
+                        let content = TargetsContent { targets: model.0.values().cloned().collect(), retired: model.1.clone() };
                         files.replace(content).expect("written");
                     }
                     Step::Crash(changes, part) => {
