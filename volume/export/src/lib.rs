@@ -1,18 +1,21 @@
-//! Exports of volumes: request counters, and in-flight changes that a change of reservations or of a write log drains.
+//! Exports of volumes: their life, their numbers, request counters, and in-flight changes that a change of reservations or of a write log drains.
 //!
 //! Nothing here opens an image or listens for hosts. Whoever wires volumes to fronts puts these parts between them:
 //!
 //! - [`Meters`] counts requests by volume and by path; [`Meter::measure`] counts one request.
 //! - [`InFlightChanges`] tracks writes, and waits for those that began before.
 //! - [`Lifecycle`] is the state of an export, from its entry in a list to its end.
+//! - [`Numbers`] chooses the LUNs and namespace ids by which hosts remember volumes.
 //! - [`Delayed`] adds latency to a device, to measure what hides latency.
 
 mod delayed;
 mod in_flight;
 mod lifecycle;
 pub mod meter;
+mod numbers;
 
 pub use delayed::Delayed;
 pub use in_flight::{InFlightChanges, Tracked};
 pub use lifecycle::{ExportState, Lifecycle};
 pub use meter::{Measured, Meter, Meters};
+pub use numbers::{NumberError, Numbers, Owners, Retired, TakenNumbers};

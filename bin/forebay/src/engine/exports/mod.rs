@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::Engine;
 use super::fronts::Exported;
 use super::identity::{Uuid, format_uuid, parse_uuid};
-use super::numbers::{Numbers, Retired, TakenNumbers};
+use super::numbers::{Numbers, Retired, TakenNumbers, choose_number};
 use super::offload::offload;
 use super::targets::{ExportChange, ExportName, TargetsContent, TargetsFiles};
 use super::volumes::Volume;
@@ -179,7 +179,7 @@ impl Exports {
         let listed = exports.get(key).filter(|export| export.request.within().unwrap_or_default() == within);
         let own = listed.and_then(|export| export.request.unit);
         let taken = TakenNumbers { owners: exports.owners(key.0, within), except: &key.1, own };
-        self.numbers.borrow().choose(key.0, within, &taken, wanted, identity)
+        choose_number(&self.numbers.borrow(), key.0, within, &taken, wanted, identity)
     }
 
     /// Inserts an export; returns the previous export under that key, if any.
@@ -532,7 +532,7 @@ impl Engine {
             return Err(failure);
         }
         if let Some(unit) = request.unit {
-            self.exports.numbers.borrow_mut().take(key.0, request.within().unwrap_or_default(), unit);
+            self.exports.numbers.borrow_mut().take(&key.0, request.within().unwrap_or_default(), unit);
         }
         Ok(before)
     }

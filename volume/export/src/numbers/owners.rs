@@ -2,33 +2,40 @@
 
 use std::collections::BTreeMap;
 
-use crate::spec::ImageSpec;
-
-/// Owners of the numbers within a front's subsystem or target: one export each, unless the files are inconsistent.
+/// Owners of the numbers within a front's subsystem or target: one export, with a name `N`, each, unless the list of
+/// exports is inconsistent.
 ///
 /// The lowest number without an owner is found without a scan: consecutive numbers with owners form one run, and no
 /// two runs touch.
-#[derive(Debug, Default)]
-pub struct Owners {
-    specs: BTreeMap<u32, Vec<ImageSpec>>,
+#[derive(Debug)]
+pub struct Owners<N> {
+    names: BTreeMap<u32, Vec<N>>,
     /// Last number of each run, by its first number.
     runs: BTreeMap<u32, u32>,
 }
 
-impl Owners {
+impl<N> Default for Owners<N> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<N> Owners<N> {
     /// Creates it without owners.
     pub const fn new() -> Self {
-        Self { specs: BTreeMap::new(), runs: BTreeMap::new() }
+        Self { names: BTreeMap::new(), runs: BTreeMap::new() }
     }
+}
 
+impl<N: PartialEq> Owners<N> {
     /// Returns the owners of a number; most numbers have none.
-    pub fn of(&self, number: u32) -> &[ImageSpec] {
-        self.specs.get(&number).map_or(&[], Vec::as_slice)
+    pub fn of(&self, number: u32) -> &[N] {
+        self.names.get(&number).map_or(&[], Vec::as_slice)
     }
 
     /// Returns whether no number has an owner.
     pub fn is_empty(&self) -> bool {
-        self.specs.is_empty()
+        self.names.is_empty()
     }
 
     /// Returns the lowest number from `first` on that has no owner; `None` if all have one.
@@ -40,10 +47,10 @@ impl Owners {
     }
 
     /// Adds an owner of a number.
-    pub fn add(&mut self, number: u32, spec: ImageSpec) {
-        let specs = self.specs.entry(number).or_default();
-        specs.push(spec);
-        if specs.len() > 1 {
+    pub fn add(&mut self, number: u32, name: N) {
+        let names = self.names.entry(number).or_default();
+        names.push(name);
+        if names.len() > 1 {
             return;
         }
         let mut run = (number, number);
@@ -57,13 +64,13 @@ impl Owners {
     }
 
     /// Removes an owner of a number.
-    pub fn remove(&mut self, number: u32, spec: &ImageSpec) {
-        let Some(specs) = self.specs.get_mut(&number) else { return };
-        specs.retain(|each| each != spec);
-        if !specs.is_empty() {
+    pub fn remove(&mut self, number: u32, name: &N) {
+        let Some(names) = self.names.get_mut(&number) else { return };
+        names.retain(|each| each != name);
+        if !names.is_empty() {
             return;
         }
-        self.specs.remove(&number);
+        self.names.remove(&number);
         let Some((first, last)) = self.run_of(number) else { return };
         self.runs.remove(&first);
         if first < number {
@@ -92,16 +99,16 @@ mod tests {
         fn the_lowest_free_number_is_that_of_a_plain_model(
             steps in prop::collection::vec((any::<bool>(), prop_oneof![0_u32..12, u32::MAX - 3..=u32::MAX], 0..3), 0..60),
         ) {
-            let mut owners = Owners::new();
+            let mut owners = Owners::<String>::new();
             let mut model: BTreeMap<u32, Vec<String>> = BTreeMap::new();
             for (adds, number, image) in steps {
                 let name = format!("local/i{image}");
                 let specs = model.entry(number).or_default();
                 if adds && !specs.contains(&name) {
-                    owners.add(number, name.parse().expect("a spec"));
+                    owners.add(number, name.clone());
                     specs.push(name);
                 } else if !adds {
-                    owners.remove(number, &name.parse().expect("a spec"));
+                    owners.remove(number, &name);
                     specs.retain(|each| *each != name);
                 }
                 model.retain(|_, specs| !specs.is_empty());
@@ -111,7 +118,7 @@ mod tests {
                 }
                 prop_assert_eq!(owners.is_empty(), model.is_empty());
                 for number in 0..14 {
-                    let names: Vec<String> = owners.of(number).iter().map(ToString::to_string).collect();
+                    let names: Vec<String> = owners.of(number).to_vec();
                     prop_assert_eq!(names, model.get(&number).cloned().unwrap_or_default());
                 }
             }
