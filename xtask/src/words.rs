@@ -34,7 +34,7 @@ const BEGINNINGS: &[&str] = &[
 const PHRASES: &[&str] = &["to be had", "for ever", "to and fro"];
 
 /// Folders in which some comments are still as they must not be, and how many at most: a limit may sink, never rise.
-const LIMITS: &[(&str, usize)] = &[("bin/forebay", 96)];
+const LIMITS: &[(&str, usize)] = &[("bin/forebay", 48)];
 
 /// Checks the comments of every source file.
 ///

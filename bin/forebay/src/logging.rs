@@ -290,7 +290,7 @@ mod tests {
     /// Set for the process that [`the_last_words_of_a_process_that_aborts_are_written`] starts.
     const ABORTING: &str = "FOREBAY_TEST_ABORTING";
 
-    /// As a file thread of a reactor does: what it was doing would never end.
+    /// Aborts on a panic like a file thread of a reactor, whose operation would otherwise never end.
     struct AbortOnPanic;
 
     impl Drop for AbortOnPanic {

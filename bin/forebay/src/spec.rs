@@ -30,7 +30,7 @@ pub struct ImageSpec {
 }
 
 impl ImageSpec {
-    /// Of a pool's and an image's name, each checked.
+    /// Creates a spec from the names of a pool and an image, and validates both.
     pub fn new(pool: &str, image: &str) -> Result<Self, String> {
         check_name("image", image)?;
         Ok(Self { pool: pool_name(pool)?, image: image.into() })
@@ -66,7 +66,7 @@ fn escaped(c: char) -> String {
     format!("\\u{{{:x}}}", u32::from(c))
 }
 
-/// Whether a character has no shape of its own or changes the direction of those around it (Unicode's format characters,
+/// Returns whether a character has no shape of its own or changes the direction of those around it (Unicode's format characters,
 /// fillers and variation selectors).
 fn is_invisible(c: char) -> bool {
     matches!(c,
@@ -120,7 +120,7 @@ fn pool_name(name: &str) -> Result<String, String> {
     Ok(if ours { name.into() } else { bare.into() })
 }
 
-/// What a name may be: it must survive a path, a URI, an NBD export name and a shell without surprises.
+/// Validates a name: it must survive a path, a URI, an NBD export name and a shell without surprises.
 fn check_name(what: &str, name: &str) -> Result<(), String> {
     if name.is_empty() {
         return Err(format!("the {what}'s name is empty; write POOL/IMAGE, for example {LOCAL_POOL}/disk1"));

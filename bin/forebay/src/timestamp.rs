@@ -24,7 +24,7 @@ struct Civil {
     month: u64,
     /// From 1.
     day: u64,
-    /// Of the day.
+    /// Second of the day.
     second: u64,
     /// From 0, a Sunday.
     weekday: u64,

@@ -68,7 +68,7 @@ impl<'de> Deserialize<'de> for Size {
 }
 
 impl fmt::Display for Size {
-    /// As `rbd` prints it: at most three or four digits and the unit, `10 GiB`, `1.5 TiB`, `512 B`.
+    /// Formats a size like `rbd`: at most three or four digits and the unit, `10 GiB`, `1.5 TiB`, `512 B`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = self.0;
         let Some(power) = (0..UNITS.len()).rev().find(|&power| bytes >= 1 << (10 * (power + 1))) else {

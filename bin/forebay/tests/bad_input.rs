@@ -1,4 +1,4 @@
-//! What people type wrong: for each the exit code, and words that the message must hold.
+//! Wrong input: for each case the exit code, and words that the message must contain.
 
 mod common;
 

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use common::{Done, Site, forebay, skip, wait_until};
 
-/// What a shell said when it was asked what fits.
+/// Response of a shell to a request for completions.
 struct Offered {
     words: Vec<String>,
     stderr: String,

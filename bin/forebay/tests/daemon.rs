@@ -65,7 +65,7 @@ fn sigterm_stops_in_order_and_cleans_up() {
     assert!(site.wait().success());
 }
 
-/// What a Connect of a host comes to: its status, and whether the host has to authenticate.
+/// Returns the result of a host's Connect: its status, and whether the host has to authenticate.
 fn nvme_connect(addr: &str, subsystem: &str, host: &str) -> (u16, bool) {
     let mut stream = TcpStream::connect(addr).expect("connected");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");

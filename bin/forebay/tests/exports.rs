@@ -1,4 +1,4 @@
-//! What exports may be, what the file of exports may say, and images that hang.
+//! Requests for exports, contents of the file of exports, and images that hang.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn targets_file(site: &Site) -> std::path::PathBuf {
     site.data().join("targets.json")
 }
 
-/// What the list of exports and its journal say.
+/// Returns the contents of the list of exports and its journal.
 fn listed(site: &Site) -> Vec<Value> {
     let Ok(text) = std::fs::read(targets_file(site)) else { return Vec::new() };
     let file: Value = serde_json::from_slice(&text).expect("JSON");
@@ -50,7 +50,7 @@ fn is_served(target: &Value) -> bool {
     target["uri"].is_string() && target.get("error").is_none()
 }
 
-/// Why an export is not served.
+/// Returns the reason for which an export is not served.
 fn error(target: &Value) -> String {
     assert!(target["uri"].is_null(), "{target}");
     target["error"]["message"].as_str().unwrap_or_else(|| panic!("no error in {target}")).to_owned()

@@ -122,7 +122,7 @@ impl SlowExport {
 }
 
 const MIB: usize = 1 << 20;
-/// Where the log's content is: far behind what an export reads ahead.
+/// Offset of the log's content, far behind what an export reads ahead.
 const AT: usize = 44 * MIB;
 
 /// A site with an image of 48 MiB in the store, and 64 KiB over it that are only in its log.

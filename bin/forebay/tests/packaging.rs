@@ -1,4 +1,4 @@
-//! What `make install` installs: the files, the unit, and that an administrator's configuration stays.
+//! Installation by `make install`: the files, the unit, and that an administrator's configuration stays.
 
 mod common;
 

@@ -17,7 +17,7 @@ fn key_in(dir: &Path, byte: u8) -> String {
     path.to_str().expect("text").to_owned()
 }
 
-/// Where a daemon listens for peers.
+/// Returns the address on which a daemon listens for peers.
 fn addr(site: &Site, at: usize) -> String {
     site.json(&["status"])["peer"][at].as_str().expect("an address").to_owned()
 }

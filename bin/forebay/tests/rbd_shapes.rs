@@ -1,4 +1,4 @@
-//! What `rbd` users type and what their scripts read: the same options, keys and columns.
+//! Compatibility with `rbd`, for its users and their scripts: the same options, keys and columns.
 
 mod common;
 

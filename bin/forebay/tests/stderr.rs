@@ -37,7 +37,7 @@ fn dropped(site: &Site) -> u64 {
     text.lines().find_map(value).unwrap_or_else(|| panic!("no count of dropped lines in\n{text}"))
 }
 
-/// Has the daemon log a few hundred lines.
+/// Makes the daemon log a few hundred lines.
 fn fill_log(site: &Site) {
     for _ in 0..500 {
         drop(UnixStream::connect(site.data().join("nbd.sock")).expect("connected"));

@@ -1,4 +1,4 @@
-//! What is typed wrongly, and what needs neither daemon nor store.
+//! Usage errors, and commands that need neither daemon nor store.
 
 mod common;
 

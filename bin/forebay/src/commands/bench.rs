@@ -11,7 +11,7 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::output::Output;
 use crate::spec::{ImageSpec, LOCAL_POOL, RAM_POOL};
 
-/// What `bench` prints.
+/// Output of `bench`.
 #[derive(Debug, Serialize)]
 struct Report {
     image: String,

@@ -27,18 +27,18 @@ pub fn run(output: Output, command: PerfCommand) -> Result<()> {
     }
 }
 
-/// What `perf accel` prints.
+/// Output of `perf accel`.
 #[derive(Debug, Serialize)]
 struct Report {
     /// The tier in use.
     tier: &'static str,
     /// The tier `FOREBAY_ACCEL` asks for.
     forced: Option<&'static str>,
-    /// What this processor has.
+    /// Features of this processor.
     available: Vec<&'static str>,
     /// The processor's name for itself, its family and model.
     processor: ProcessorRow,
-    /// How long the choice of loops took in this process, in milliseconds.
+    /// Duration of the choice of loops in this process, in milliseconds.
     calibration_ms: f64,
     choices: Vec<ChoiceRow>,
     /// Loops that agreed with the plain checksum, where that was asked for.
@@ -66,7 +66,7 @@ struct ChoiceRow {
     measured: Vec<MeasuredRow>,
 }
 
-/// What calibration measured of a loop.
+/// Measurement of a loop by calibration.
 #[derive(Debug, Serialize)]
 struct MeasuredRow {
     shape: &'static str,

@@ -90,7 +90,7 @@ async fn serve(output: Output, end: &MessengerEnd) -> Result<()> {
     std::future::pending().await
 }
 
-/// What `perf messenger run` prints.
+/// Output of `perf messenger run`.
 #[derive(Debug, Serialize)]
 struct Report {
     address: String,

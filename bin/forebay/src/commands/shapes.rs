@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// What `rbd ls -l` 16.2 printed.
+    /// Output of `rbd ls -l` 16.2.
     #[test]
     fn a_list_byte_for_byte() {
         let snapshot = |name: &str, id, protected: &str| ImageListing {
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(json, want);
     }
 
-    /// What `rbd du` 16.2 printed.
+    /// Output of `rbd du` 16.2.
     #[test]
     fn usage_byte_for_byte() {
         let image = |name: &str, provisioned_size, used_size| ImageUsage {
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(usage(&two), want.join("\n"));
     }
 
-    /// What `rbd status` 16.2 printed.
+    /// Output of `rbd status` 16.2.
     #[test]
     fn watchers_byte_for_byte() {
         let watcher =
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(watchers(&status(Vec::new())), "Watchers: none\n");
     }
 
-    /// What `rbd info` 16.2 printed of a clone, but for the times, which depend on where one is.
+    /// Output of `rbd info` 16.2 for a clone, without the times, which depend on the time zone.
     #[test]
     fn an_image_line_for_line() {
         let info = ImageInfo {

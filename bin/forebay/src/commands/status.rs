@@ -40,7 +40,7 @@ fn daemon_status(global: &Global, output: Output) -> Result<()> {
     Ok(())
 }
 
-/// Has the daemon read hosts and secrets again.
+/// Makes the daemon reload hosts and secrets.
 pub fn reload(global: &Global, output: Output) -> Result<()> {
     let reloaded = CommandSession::daemon(global)?.call(&Reload, Some(STATUS_TIMEOUT), |_| {})?;
     output.print(&reloaded, |reloaded| match reloaded.restart {

@@ -3,13 +3,13 @@
 /// A format that is not the bytes of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Container {
-    /// What it is called.
+    /// Name of the format.
     pub name: &'static str,
-    /// What makes the bytes of a disk of it.
+    /// Program that converts it to the bytes of a disk.
     pub converter: Converter,
 }
 
-/// What makes the bytes of a disk.
+/// Program that converts a format to the bytes of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Converter {
     /// `qemu-img convert`.

@@ -22,16 +22,16 @@ pub enum Source {
         file: File,
         /// Its length in bytes.
         len: u64,
-        /// Where to go on.
+        /// Offset of the next read.
         at: u64,
-        /// What is known to be data ends here.
+        /// End of the range that is known to be data.
         data_end: u64,
     },
     /// Bytes that come in order until they end.
     Stream {
         /// Reader of the bytes.
         reader: Box<dyn Read + Send>,
-        /// How many have come.
+        /// Number of bytes read.
         at: u64,
     },
 }
@@ -85,7 +85,7 @@ impl Source {
         }
     }
 
-    /// How far it has been read, holes included.
+    /// Returns the offset up to which it was read, including holes.
     pub fn position(&self) -> u64 {
         match self {
             Source::File { at, .. } | Source::Stream { at, .. } => *at,
@@ -171,7 +171,7 @@ pub fn nonzero_runs(offset: u64, data: &[u8]) -> Vec<std::ops::Range<usize>> {
     runs
 }
 
-/// Nothing but zeroes.
+/// Returns whether all bytes are zero.
 fn is_zero(data: &[u8]) -> bool {
     // Wide steps that the compiler turns into vector instructions.
     let (chunks, rest) = data.as_chunks::<64>();

@@ -52,7 +52,7 @@ pub enum Admission {
     Refused,
     /// Its name is enough.
     ByName,
-    /// It has to authenticate.
+    /// Authentication required.
     Asked,
 }
 

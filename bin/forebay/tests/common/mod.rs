@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// How long anything may take before a test gives up.
+/// Time limit of a step, after which a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Waits until a condition holds.
@@ -35,23 +35,23 @@ pub fn forebay() -> Command {
     command
 }
 
-/// What a command has done.
+/// Result of a command.
 pub struct Done(pub Output);
 
 impl Done {
-    /// It has succeeded; what it printed.
+    /// Asserts success; returns the output.
     pub fn ok(&self) -> String {
         assert!(self.0.status.success(), "{}: {}{}", self.0.status, self.stdout(), self.stderr());
         self.stdout()
     }
 
-    /// It has succeeded; the JSON that it printed.
+    /// Asserts success; returns the JSON output.
     pub fn json(&self) -> Value {
         let text = self.ok();
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
     }
 
-    /// It has failed with this exit code; what it said.
+    /// Asserts failure with this exit code; returns the message.
     pub fn fails(&self, code: i32) -> String {
         assert_eq!(self.0.status.code(), Some(code), "{}{}", self.stdout(), self.stderr());
         assert!(self.stdout().is_empty(), "a failure printed to standard output: {}", self.stdout());

@@ -3,7 +3,7 @@
 /// The word to complete, as it is typed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Typed {
-    /// What of it bash takes for words of their own, without quotes; this is not inserted again.
+    /// Part of the word that bash splits off when it is unquoted; it is not inserted again.
     before: String,
     /// The quote that is open.
     quote: Option<char>,

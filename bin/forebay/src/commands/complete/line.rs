@@ -26,9 +26,9 @@ pub enum Values {
 pub struct CommandLine<'a> {
     /// The word to complete.
     pub current: String,
-    /// What of it comes before a value: `--option=`, or nothing.
+    /// Part of it before a value: `--option=`, or nothing.
     pub before_value: &'a str,
-    /// What it can be.
+    /// Possible completions.
     pub values: Values,
     data: Option<PathBuf>,
     control: Option<PathBuf>,
@@ -39,7 +39,7 @@ struct CommandPosition<'a> {
     command: &'a Command,
     /// Names of the commands on the way, without the program's.
     path: Vec<&'a str>,
-    /// How many positional arguments are given.
+    /// Number of positional arguments given.
     positionals: usize,
     /// Ids of the options that are given.
     given: Vec<&'a str>,
@@ -170,7 +170,7 @@ impl<'a> CommandPosition<'a> {
             .collect()
     }
 
-    /// What the next word can be that is no option.
+    /// Possible values of the next word, unless it is an option.
     fn next_values(&self) -> Values {
         if self.positionals == 0 && self.command.has_subcommands() {
             let commands = self.command.get_subcommands().filter(|command| !command.is_hide_set());
