@@ -1,7 +1,5 @@
 //! Words of comments: how they begin, and phrases that a storage engineer would have to ask about.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Result, bail};
 
 use crate::shell;
@@ -33,47 +31,22 @@ const BEGINNINGS: &[&str] = &[
 /// Phrases of no specification, textbook or manual.
 const PHRASES: &[&str] = &["to be had", "for ever", "to and fro"];
 
-/// Folders in which some comments are still as they must not be, and how many at most: a limit may sink, never rise.
-const LIMITS: &[(&str, usize)] = &[("bin/forebay", 48)];
-
 /// Checks the comments of every source file.
 ///
 /// # Errors
-/// Names the folders with more than their limit, and the places, or a limit that is higher than it has to be.
+/// Lists the places with a fault.
 pub fn check() -> Result<()> {
     let root = shell::root();
     let files = shell::output(shell::command("git").args(["ls-files", "--cached", "--others", "--exclude-standard"]))?;
-    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut wrong = Vec::new();
     for name in files.lines().filter(|name| name.ends_with(".rs") && *name != "xtask/src/words.rs") {
         let Ok(text) = std::fs::read_to_string(root.join(name)) else { continue };
-        for (line, fault) in faults(&text) {
-            found.entry(folder(name)).or_default().push(format!("{name}:{line}: {fault}"));
-        }
-    }
-    let mut wrong = Vec::new();
-    for (folder, limit) in LIMITS {
-        let count = found.get(*folder).map_or(0, Vec::len);
-        if count < *limit {
-            wrong.push(format!("{folder} has {count} comments as they must not be: lower its limit of {limit}"));
-        }
-    }
-    for (folder, places) in found {
-        let limit = LIMITS.iter().find(|(name, _)| *name == folder).map_or(0, |(_, limit)| *limit);
-        if places.len() > limit {
-            wrong.push(format!("{folder}: {} comments, {limit} at most:\n{}", places.len(), places.join("\n")));
-        }
+        wrong.extend(faults(&text).into_iter().map(|(line, fault)| format!("{name}:{line}: {fault}")));
     }
     match wrong.is_empty() {
         true => Ok(()),
         false => bail!("{}", wrong.join("\n")),
     }
-}
-
-/// Returns the folder of a file whose limit counts: the crate's.
-fn folder(name: &str) -> String {
-    let parts: Vec<&str> = name.split('/').collect();
-    let depth = if ["xtask", "fuzz"].contains(&parts[0]) { 1 } else { 2 };
-    parts[..depth.min(parts.len() - 1)].join("/")
 }
 
 /// Returns the lines with a fault, and what it is.
@@ -127,11 +100,5 @@ mod tests {
         for bad in ["/// What it counts.", "//! How it stands.", "/// Where.", "    // it is not to be had here"] {
             assert_eq!(faults(bad).len(), 1, "{bad}");
         }
-    }
-
-    #[test]
-    fn a_crate_has_one_limit() {
-        assert_eq!(folder("front/nbd/src/serve/execute.rs"), "front/nbd");
-        assert_eq!(folder("xtask/src/words.rs"), "xtask");
     }
 }

@@ -117,7 +117,7 @@ pub struct Pool {
 pub enum Front {
     /// NBD front.
     Nbd,
-    /// NVMe/TCP.
+    /// NVMe over TCP.
     Nvme,
     /// iSCSI front.
     Iscsi,

@@ -32,16 +32,16 @@ pub use store::{StoreCheck, StoreCommand, StoreInit};
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, propagate_version = true, after_long_help = EXIT_CODES)]
 pub struct Cli {
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: Command,
 
-    /// What every command takes.
+    /// Options of every command.
     #[command(flatten)]
     pub global: Global,
 }
 
-/// What every command takes.
+/// Options of every command.
 #[derive(Debug, Clone, Args)]
 pub struct Global {
     /// Directory of the embedded store and the daemon's state
@@ -59,7 +59,7 @@ pub struct Global {
     #[arg(long, global = true, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub control: Option<PathBuf>,
 
-    /// How results are printed
+    /// Output format of results
     #[arg(long, global = true, value_name = "FORMAT", default_value = "plain")]
     pub format: Format,
 
@@ -71,7 +71,7 @@ pub struct Global {
     #[arg(long, global = true)]
     pub no_progress: bool,
 
-    /// What is logged to standard error [default: FOREBAY_LOG]: error, warn, info, debug, trace, or a filter such as
+    /// Filter of log messages on standard error [default: FOREBAY_LOG]: error, warn, info, debug, trace, or a filter such as
     /// `info,forebay_nbd=debug`
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -80,19 +80,19 @@ pub struct Global {
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
 
-    /// How a Ceph cluster is reached.
+    /// Access to a Ceph cluster.
     #[command(flatten)]
     pub ceph: Ceph,
 }
 
-/// How a Ceph cluster is reached: what every Ceph client takes.
+/// Access to a Ceph cluster: options common to all Ceph clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub struct Ceph {
     /// Configuration of a Ceph cluster, whose pools can then be named [default: CEPH_CONF, then /etc/ceph/ceph.conf]
     #[arg(long, short = 'c', global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub conf: Option<PathBuf>,
 
-    /// Who we are to the Ceph cluster: client.ID [default: admin]
+    /// Name as a client of the Ceph cluster: client.ID [default: admin]
     #[arg(long, global = true, value_name = "ID")]
     pub id: Option<String>,
 
@@ -106,7 +106,7 @@ pub struct Ceph {
 }
 
 impl Ceph {
-    /// As the client takes them, over those of a configuration file.
+    /// Returns the flags for the client; they override those of a configuration file.
     pub fn flags(&self, file: Ceph) -> forebay_rados::Flags {
         forebay_rados::Flags {
             conf: self.conf.clone().or(file.conf),
@@ -140,7 +140,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// How results are printed.
+/// Output format of results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Tables and lines for people.
@@ -149,7 +149,7 @@ pub enum Format {
     Json,
 }
 
-/// What can be done.
+/// Commands of the program.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the daemon
@@ -220,7 +220,7 @@ pub enum Command {
     )]
     Du(Du),
 
-    /// Put a load on an image from this process, and measure it
+    /// Benchmark an image from this process
     ///
     /// Beside a running daemon it is a client of the Ceph cluster of its own; images of the pool 'local' can be measured
     /// when no daemon has the store.  Writes overwrite what is in the image.
@@ -268,11 +268,11 @@ pub enum Command {
     #[command(subcommand)]
     Reservations(ReservationsCommand),
 
-    /// Look after write logs: what is in them, whether their images are open or not
+    /// Manage write logs, whether their images are open or not
     #[command(subcommand)]
     Log(LogCommand),
 
-    /// Look after the embedded store
+    /// Manage the embedded store
     #[command(subcommand)]
     Store(StoreCommand),
 

@@ -1,4 +1,4 @@
-//! What `__complete` takes: the question of a shell's completion script.
+//! Options of `__complete`: the request of a shell's completion script.
 
 use std::ffi::OsString;
 

@@ -1,4 +1,4 @@
-//! What the commands on exports, their write logs and their reservations take.
+//! Options of the commands on exports, their write logs and their reservations.
 
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, Subcommand};
@@ -110,7 +110,7 @@ pub struct Detach {
     pub keep_log: bool,
 }
 
-/// What can be done with the states of asymmetric namespace access (ANA).
+/// Commands on the states of asymmetric namespace access (ANA).
 #[derive(Debug, Subcommand)]
 pub enum AnaCommand {
     /// List how each group of namespaces is reached through each port
@@ -137,10 +137,10 @@ pub struct SetAna {
     pub group: Option<u32>,
 }
 
-/// What can be done with write logs.
+/// Commands on write logs.
 #[derive(Debug, Subcommand)]
 pub enum LogCommand {
-    /// List the logs, and how much each holds that the backend does not
+    /// List the logs, and the dirty data of each
     #[command(after_help = "Example:\n  forebay log ls")]
     Ls,
 
@@ -164,12 +164,12 @@ pub struct DiscardLog {
     #[command(flatten)]
     pub name: OneImage,
 
-    /// Lose what it holds that the backend does not
+    /// Lose its dirty data
     #[arg(short, long)]
     pub force: bool,
 }
 
-/// What can be done with reservations.
+/// Commands on reservations.
 #[derive(Debug, Subcommand)]
 pub enum ReservationsCommand {
     /// List the hosts that are registered, their keys, and who holds the reservation

@@ -1,4 +1,4 @@
-//! What the commands on images take.
+//! Options of the commands on images.
 
 use clap::{Args, ValueEnum};
 
@@ -131,11 +131,11 @@ pub struct Bench {
     #[command(flatten)]
     pub name: OneImage,
 
-    /// What requests do; writes overwrite what is in the image
+    /// Kind of requests; writes overwrite the image's data
     #[arg(long, value_enum, value_name = "TYPE")]
     pub io_type: IoType,
 
-    /// Anywhere, or one after another
+    /// Random or sequential offsets
     #[arg(long, value_enum, value_name = "PATTERN", default_value = "seq")]
     pub io_pattern: IoPattern,
 
@@ -143,15 +143,15 @@ pub struct Bench {
     #[arg(long, value_name = "SIZE", default_value = "4096", value_parser = parse_bytes)]
     pub io_size: u64,
 
-    /// Requests under way
+    /// Requests in flight
     #[arg(long, alias = "io-threads", value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..))]
     pub depth: u16,
 
-    /// How long it is measured
+    /// Duration of the measurement
     #[arg(long, value_name = "S", default_value = "5", allow_hyphen_values = true, value_parser = parse_seconds)]
     pub seconds: f64,
 
-    /// Of readwrite, percent that read
+    /// Percentage of reads, with readwrite
     #[arg(long, value_name = "PERCENT", default_value = "50", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rw_mix_read: u8,
 
@@ -160,20 +160,20 @@ pub struct Bench {
     pub linger_us: u32,
 }
 
-/// What a load does.
+/// Kind of requests of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum IoType {
-    /// Reads.
+    /// Reads only.
     Read,
-    /// Writes.
+    /// Writes only.
     Write,
-    /// Both.
+    /// Reads and writes.
     #[value(alias = "rw")]
     Readwrite,
 }
 
 impl IoType {
-    /// As it is typed.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             IoType::Read => "read",
@@ -183,17 +183,17 @@ impl IoType {
     }
 }
 
-/// Where a load's requests go.
+/// Access pattern of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum IoPattern {
-    /// Anywhere.
+    /// Random offsets.
     Rand,
-    /// One after another.
+    /// Sequential offsets.
     Seq,
 }
 
 impl IoPattern {
-    /// As it is typed.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             IoPattern::Rand => "rand",

@@ -1,10 +1,10 @@
-//! What the measuring commands take.
+//! Options of the measuring commands.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
 
-/// What can be measured.
+/// Commands that measure.
 #[derive(Debug, Subcommand)]
 pub enum PerfCommand {
     /// Time the kernels (checksums, erasure coding, ...): every variant, and which one is in use
@@ -36,7 +36,7 @@ pub enum PerfMessenger {
     Run(MessengerRun),
 }
 
-/// What both ends of a measurement must agree on.
+/// Options on which both ends of a measurement must agree.
 #[derive(Debug, Args)]
 pub struct MessengerEnd {
     /// HOST:PORT, rdma:HOST:PORT, unix:PATH, shm:PATH or loopback:
@@ -98,7 +98,7 @@ pub struct MessengerRun {
     #[arg(long, value_name = "N", default_value = "1")]
     pub connections: usize,
 
-    /// How long it is measured
+    /// Duration of the measurement
     #[arg(long, value_name = "S", default_value = "3")]
     pub seconds: f64,
 
@@ -130,7 +130,7 @@ pub struct PerfAccel {
     #[arg(long)]
     pub all: bool,
 
-    /// How long each variant is measured
+    /// Duration of the measurement of each variant
     #[arg(long, value_name = "MS", default_value = "50")]
     pub milliseconds: u64,
 }

@@ -1,4 +1,4 @@
-//! What `serve` takes.
+//! Options of `serve`.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub struct Serve {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
 
-    /// Where NBD is served.
+    /// Addresses of NBD.
     #[arg(
         long,
         value_name = "ADDR[,tls=required|allowed]",
@@ -45,7 +45,7 @@ pub struct Serve {
     #[arg(long, value_name = "NETWORK")]
     pub nbd_allow: Vec<String>,
 
-    /// Where NVMe/TCP is served.
+    /// Addresses of NVMe/TCP.
     #[arg(
         long,
         value_name = "ADDR[,tls=required]",
@@ -82,7 +82,7 @@ pub struct Serve {
     )]
     pub nvme_limit: Vec<String>,
 
-    /// Where iSCSI is served.
+    /// Addresses of iSCSI.
     #[arg(
         long,
         value_name = "ADDR",
@@ -114,7 +114,7 @@ pub struct Serve {
     )]
     pub linger_us: Option<u32>,
 
-    /// Where the embedded store is: a file or a block device [default: DIR/store.img]
+    /// Path of the embedded store: a file or a block device [default: DIR/store.img]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub store: Option<PathBuf>,
 
@@ -132,19 +132,19 @@ pub struct Serve {
     )]
     pub store_cache: Option<Size>,
 
-    /// How much an image may lack of what its write log holds, where its log does not say [default: as much as that holds]
+    /// Maximum of dirty data in a write log that specifies none [default: its capacity]
     #[arg(long, value_name = "SIZE")]
     pub log_dirty_max: Option<Size>,
 
-    /// For how long an image may lack what its write log holds, where its log does not say: 500ms, 2s, 5m [default: 2s]
+    /// Maximum age of dirty data in a write log that specifies none: 500ms, 2s, 5m [default: 2s]
     #[arg(long, value_name = "TIME")]
     pub log_dirty_age: Option<Span>,
 
-    /// How to reach disks and sockets
+    /// I/O driver for disks and sockets
     #[arg(long, value_name = "DRIVER")]
     pub driver: Option<Driver>,
 
-    /// Where other daemons, and clients that speak in messages, come.
+    /// Addresses for other daemons and for clients of the peer protocol.
     #[arg(
         long,
         value_name = "ADDR",
@@ -164,7 +164,7 @@ pub struct Serve {
     pub peer_allow: Vec<String>,
 }
 
-/// How a reactor reaches disks and sockets.
+/// I/O driver of a reactor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Driver {

@@ -1,4 +1,4 @@
-//! What the commands on the embedded store take.
+//! Options of the commands on the embedded store.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueHint};
 
 use crate::units::Size;
 
-/// What can be done with the embedded store.
+/// Commands on the embedded store.
 #[derive(Debug, Subcommand)]
 pub enum StoreCommand {
     /// Create a store, which `serve` otherwise does at its first start

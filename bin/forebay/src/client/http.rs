@@ -243,7 +243,7 @@ fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, Framing)> {
 mod tests {
     use super::*;
 
-    /// What the client makes of an answer's bytes.
+    /// Decoding of a response's bytes.
     fn answer(bytes: &[u8]) -> io::Result<(u16, Vec<u8>)> {
         let (near, mut far) = UnixStream::pair()?;
         far.write_all(bytes)?;

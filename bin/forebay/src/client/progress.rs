@@ -13,7 +13,7 @@ pub struct Bar {
     bar: ProgressBar,
 }
 
-/// What a bar counts.
+/// Unit that a bar counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
     /// Bytes, shown with their rate.
