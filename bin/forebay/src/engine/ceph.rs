@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_block::{ErrorKind, ObjectBackend, Usage};
 use forebay_image::Images;
 use forebay_rados::config::ConfigError;
-use forebay_rados::{Cluster, Config, Flags, RadosPool, Environment};
+use forebay_rados::{Cluster, Config, Environment, Flags, RadosPool};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::timeout;
 
