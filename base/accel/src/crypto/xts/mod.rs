@@ -69,7 +69,7 @@ enum Keys {
 enum Implementation {
     /// The library's AES, a block a call.
     Plain,
-    /// AES-NI.
+    /// AES-NI instructions.
     AesNi,
     /// VAES on 512-bit vectors.
     Vaes,
