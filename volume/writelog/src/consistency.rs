@@ -117,7 +117,7 @@ impl WriteLog {
             if let Some(error) = state.life.failure() {
                 return Err(error.clone());
             }
-            if state.dirty.tail() < seq {
+            if state.dirty.tail() < seq || state.life.is_acquiring() {
                 return Err(closed());
             }
         }
@@ -127,7 +127,7 @@ impl WriteLog {
     /// Waits until all pieces queued now are in the log, or were dropped with an error.
     async fn settle(&self) {
         let shared = &self.shared;
-        shared.settled.wait_until(|| !shared.state.borrow().life.is_acquiring()).await;
+        shared.settled.wait_until(|| shared.state.borrow().life.has_decided()).await;
         let queued = shared.state.borrow().queue.mark();
         let over = || {
             let state = shared.state.borrow();

@@ -191,7 +191,7 @@ impl WriteLog {
     /// If the log has failed, or is closed.
     pub async fn disable(&self, reason: Error) -> Result<()> {
         let shared = &self.shared;
-        shared.settled.wait_until(|| !shared.state.borrow().life.is_acquiring()).await;
+        shared.settled.wait_until(|| shared.state.borrow().life.has_decided()).await;
         if shared.state.borrow().life.is_on() {
             append::disable(shared, reason);
         }
@@ -261,6 +261,7 @@ impl WriteLog {
             shared.state.borrow_mut().life.close();
             shared.append.notify_all();
             shared.write_back.notify_all();
+            shared.settled.notify_all();
             return Ok(());
         }
         let over = || {

@@ -99,6 +99,11 @@ impl Lifecycle {
         matches!(self.mode, Mode::Off(_) | Mode::Failed(_))
     }
 
+    /// Returns whether it is known if the volume is this process's, or the log is closed before that.
+    pub(crate) fn has_decided(&self) -> bool {
+        !self.is_acquiring() || self.closing
+    }
+
     /// Returns the reason of a log that has failed.
     pub(crate) fn failure(&self) -> Option<&Error> {
         match &self.mode {

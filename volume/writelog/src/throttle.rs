@@ -58,7 +58,7 @@ const LATE_MAX: Duration = Duration::from_millis(2);
 /// Weight of a new sample in the moving average.
 const NEWEST: f64 = 0.2;
 
-/// LogState of the write throttle.
+/// State of the write throttle.
 pub(crate) struct Throttle {
     limits: Cell<Limits>,
     /// Serializes throttled writes, in order of arrival.

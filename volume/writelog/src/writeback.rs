@@ -221,7 +221,8 @@ impl LogState {
     /// Returns `Ok` if there are entries to write back and a reason to do it now; otherwise how long to wait, if
     /// there is a deadline.
     fn due(&self, shared: &Shared) -> std::result::Result<(), Option<Duration>> {
-        if self.life.is_acquiring() {
+        // A log that is not known to be ours, or turned out not to be, must not change the volume.
+        if self.life.is_acquiring() || self.life.failure().is_some() {
             return Err(None);
         }
         let tail = self.dirty.tail();
@@ -288,6 +289,9 @@ async fn wait_for_work(shared: &Rc<Shared>) -> bool {
 fn next_batch(shared: &Rc<Shared>, in_flight: &VecDeque<InFlightBatch>) -> Option<Batch> {
     let size = shared.inner.geometry().size;
     let state = shared.state.borrow();
+    if state.life.failure().is_some() {
+        return None;
+    }
     let (first, limit) = (in_flight.back().map_or(state.dirty.tail(), |last| last.end), state.limit(shared));
     // Small batches would cost a flush each: require as many entries as the backend still has writes to complete.
     let least = in_flight.iter().map(InFlightBatch::writes_left).sum::<u64>().max(1);

@@ -189,6 +189,12 @@ fn a_log_that_the_record_does_not_name_any_more_is_never_written_back() {
         sleep(LONG).await;
         assert_eq!((inner.writes.get(), owner.attempts.get()), (0, 1));
         assert!(matches!(log.mode(), Mode::Failed(_)));
+        // Nor when somebody wants it to be: another host may have written the volume since.
+        assert_eq!(log.drain().await.expect_err("drained").kind(), ErrorKind::Fenced);
+        assert_eq!(log.cut().await.err().map(|error| error.kind()), Some(ErrorKind::Fenced));
+        assert_eq!(log.shrink(4096).await.err().map(|error| error.kind()), Some(ErrorKind::Fenced));
+        sleep(LONG).await;
+        assert_eq!((inner.writes.get(), inner.bytes.borrow()[0]), (0, 0));
         // A close changes nothing: the contents can still be inspected.
         log.close(false).await.expect("closed");
         log.gone().await;
@@ -210,8 +216,20 @@ fn a_log_can_be_closed_while_it_waits_to_be_acquired() {
         let opened = shelf.open_log(&id, "one", 0).await.expect("a log");
         let log = WriteLog::new(inner.clone(), opened, owner, Options::default());
         let waiting = spawn(log.submit(write(4096, 2, 4096)));
+        let drained = spawn({
+            let log = log.clone();
+            async move { log.drain().await }
+        });
+        let disabled = spawn({
+            let log = log.clone();
+            async move { log.disable(Error::new(ErrorKind::Io, "on purpose")).await }
+        });
         sleep(Duration::from_secs(3)).await;
         log.close(false).await.expect("closed");
+        for ended in [drained, disabled] {
+            let ended = timeout(LONG, ended).await.expect("it is told");
+            assert_eq!(ended.expect_err("closed").kind(), ErrorKind::ShuttingDown);
+        }
         assert_eq!(waiting.await.expect_err("closed").kind(), ErrorKind::ShuttingDown);
         timeout(LONG, log.gone()).await.expect("nothing holds it");
         assert_eq!(shelf.inspect(&id).await.expect("there").dirty_entries, 1);
