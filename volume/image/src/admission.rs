@@ -59,10 +59,11 @@ impl Admission {
 }
 
 /// Completes a write whose caller no longer waits for it, so that its range stays locked until the backend is done.
-pub(crate) fn detach(write: LocalFuture<Result<u64>>, range: SharedRange) {
+pub(crate) fn detach(image: impl Sized + 'static, write: LocalFuture<Result<u64>>, range: SharedRange) {
     drop(try_spawn(async move {
         let _ = write.await;
         drop(range);
+        drop(image);
     }));
 }
 
@@ -82,6 +83,7 @@ mod tests {
             let range = admission.try_shared(Extent::new(0, 1)).expect("nothing is locked");
             let (done, waiting) = oneshot::channel::<()>();
             detach(
+                (),
                 Box::pin(async move {
                     waiting.await;
                     Ok(1)

@@ -403,6 +403,10 @@ impl ExclusiveLock {
     /// Changes the lock's cookie to the new watch's, if this client still holds the lock.
     async fn rebind(&self) -> Result<()> {
         let watch = self.watcher.client().watch;
+        if watch == 0 {
+            // Broken again meanwhile: whoever restores it binds the lock to the new one.
+            return Ok(());
+        }
         let (old, new) = (wire::cookie_of(self.locked_by.get()), wire::cookie_of(watch));
         self.submit(ObjectOp::Call { method: SET_COOKIE, input: wire::encode_set_cookie(&old, TAG, &new) }).await?;
         self.locked_by.set(watch);

@@ -196,7 +196,12 @@ impl ObjectMap {
         let flags = Header::MAP_INVALID | if self.fast_diff { Header::FAST_DIFF_INVALID } else { 0 };
         let input = [flags, flags, SnapId::HEAD.0].map(u64::to_le_bytes).concat();
         let call = ObjectOp::Call { method: SET_FLAGS, input };
-        self.backend.submit(&self.header, Transaction::of(call).durable()).await.map(drop)
+        let stored = self.backend.submit(&self.header, Transaction::of(call).durable()).await;
+        if stored.is_err() {
+            // The header still calls the map valid, so it must be kept up to date.
+            self.valid.set(true);
+        }
+        stored.map(drop)
     }
 
     /// Applies the flags of a re-read header.

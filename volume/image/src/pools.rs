@@ -59,11 +59,13 @@ impl ImagePools {
 
     /// Makes completed changes durable: those of the data, and those of the metadata if they are in another pool.
     pub(crate) async fn flush(&self) -> Result<()> {
-        self.data.flush().await?;
+        let data = self.data.flush().await;
         if std::ptr::addr_eq(Rc::as_ptr(&self.data), Rc::as_ptr(self.metadata())) {
-            return Ok(());
+            return data;
         }
-        self.metadata().flush().await
+        // Both are tried: a data pool that is full does not keep changes of the metadata from becoming durable.
+        let metadata = self.metadata().flush().await;
+        data.and(metadata)
     }
 }
 

@@ -96,7 +96,10 @@ fn flush(shared: &Rc<OpenImage>) -> LocalFuture<Result<Reply>> {
 // ---- Writing ----
 
 /// In-flight write within one object; if dropped, it continues detached.
+///
+/// Keeps the image open: as long as it is in flight, removing or resizing the image waits for its range.
 struct ObjectWrite {
+    image: Rc<OpenImage>,
     work: Option<(LocalFuture<Result<u64>>, SharedRange)>,
 }
 
@@ -113,7 +116,7 @@ impl Future for ObjectWrite {
 impl Drop for ObjectWrite {
     fn drop(&mut self) {
         if let Some((work, range)) = self.work.take() {
-            detach(work, range);
+            detach(self.image.clone(), work, range);
         }
     }
 }
@@ -125,7 +128,7 @@ fn change(shared: &Rc<OpenImage>, extent: Extent, change: Change, flags: WriteFl
     let range = match (single, range) {
         (Some(piece), Some(range)) => {
             let work = change_piece(shared, piece, &change, flags);
-            return Box::pin(ObjectWrite { work: Some((work, range)) });
+            return Box::pin(ObjectWrite { image: shared.clone(), work: Some((work, range)) });
         }
         (_, range) => range,
     };
@@ -281,7 +284,7 @@ fn write_object(shared: &Rc<OpenImage>, object: u64, ops: Vec<ObjectOp>, flags: 
     if is_plain(shared, object, &Change::Write(BufList::new()))
         && let Some(range) = range
     {
-        let write = ObjectWrite { work: Some((store(shared, object, ops, flags), range)) };
+        let write = ObjectWrite { image: shared.clone(), work: Some((store(shared, object, ops, flags), range)) };
         return Box::pin(async move { write.await.map(drop) });
     }
     let (shared, epoch) = (shared.clone(), shared.admission().epoch());
@@ -358,7 +361,7 @@ fn compare_and_write(
             && is_plain(shared, piece.object, &Change::Write(BufList::new()))
         {
             let work = compare_and_write_piece(shared, piece, expect, data, flags);
-            return Box::pin(ObjectWrite { work: Some((work, range)) });
+            return Box::pin(ObjectWrite { image: shared.clone(), work: Some((work, range)) });
         }
         let (shared, epoch) = (shared.clone(), shared.admission().epoch());
         let task = spawn(async move {

@@ -88,9 +88,9 @@ impl Watcher {
 
     /// Establishes the watch.
     pub(crate) async fn begin(self: &Rc<Self>) -> Result<()> {
-        debug_assert!(self.watch.borrow().is_none(), "a second watch of {}", self.header);
         let watch = self.objects.watch(&self.header, Rc::new(Handler(Rc::downgrade(self)))).await?;
-        *self.watch.borrow_mut() = Some(watch);
+        // A watch may break before it is stored here; such a one is replaced.
+        drop(self.watch.replace(Some(watch)));
         Ok(())
     }
 
