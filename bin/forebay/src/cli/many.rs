@@ -13,7 +13,7 @@ use crate::spec::ImageSpec;
 /// One image or more.
 #[derive(Debug, Clone)]
 pub struct ManyImages {
-    /// Returns those that the command line names.
+    /// Images that the command line names.
     named: Vec<ImageSpec>,
     /// A file that names more.
     from: Option<PathBuf>,

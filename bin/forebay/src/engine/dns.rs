@@ -67,7 +67,10 @@ fn query(server: SocketAddr, name: &str, id: u16) -> Result<Vec<SrvTarget>, Look
         let len = socket.recv(&mut response)?;
         // A response to another query is ignored.
         if query.matches(&response[..len]) {
-            return Ok(query.decode(&response[..len])?);
+            return query.decode(&response[..len]).map_err(|error| {
+                let LookupError(error) = error.into();
+                LookupError(io::Error::new(error.kind(), format!("name server {server}: {error}")))
+            });
         }
     }
 }

@@ -50,6 +50,10 @@ fn decode_record(stored: &[u8]) -> Result<LogRecord<api::LogPlace>> {
         Error::new(ErrorKind::Corrupt, format!("the record of the image's write log is malformed: {why}"))
     };
     let StoredRecord { epoch, log } = serde_json::from_slice(stored).map_err(|error| damaged(error.to_string()))?;
+    if epoch == u64::MAX {
+        // The next release would need an epoch after it.
+        return Err(damaged(format!("its epoch {epoch} has no successor")));
+    }
     let Some(StoredLog { id, place }) = log else { return Ok(LogRecord { epoch, log: None }) };
     let id = parse_id(&id).ok_or_else(|| damaged(format!("'{id}' is not the id of a log")))?;
     Ok(LogRecord { epoch, log: Some(RecordedLog { id, place }) })
@@ -213,6 +217,7 @@ mod tests {
         assert_eq!(decode_record(b"{\"epoch\":4}").expect("a record"), LogRecord { epoch: 4, log: None });
         for damaged in [
             &b"{"[..],
+            b"{\"epoch\":18446744073709551615}",
             b"{\"epoch\":1,\"log\":{\"id\":\"xy\",\"place\":{\"medium\":\"ssd\",\"path\":\"/l\",\"size\":1}}}",
         ] {
             assert_eq!(decode_record(damaged).expect_err("damaged").kind(), ErrorKind::Corrupt);
@@ -222,7 +227,7 @@ mod tests {
     proptest! {
         #[test]
         fn records_round_trip_and_garbage_is_refused(
-            (epoch, id, size) in (any::<u64>(), any::<[u8; 16]>(), any::<u64>()),
+            (epoch, id, size) in (0..u64::MAX, any::<[u8; 16]>(), any::<u64>()),
             (on_flush, dirty_max) in (any::<bool>(), prop::option::of(any::<u64>())),
             (cut, at, byte) in (any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()),
         ) {

@@ -432,6 +432,12 @@ impl Engine {
         self.open_shared(spec, false, false).await
     }
 
+    /// Keeps an image from being opened until the guard is dropped.
+    #[cfg(test)]
+    pub async fn block_opening(&self, spec: &ImageSpec) -> impl Sized + use<'_> {
+        self.volumes.opening.lock(spec).await
+    }
+
     /// Opens an image for reading only; this also succeeds if its features forbid writing it here.
     pub async fn open_volume_to_read(&self, spec: &ImageSpec) -> Result<Rc<Volume>> {
         let _turn = self.volumes.opening.lock(spec).await;

@@ -338,6 +338,12 @@ fn opening(spec: &ImageSpec) -> Failure {
         .hint("it is served as soon as it is open; the daemon's log says why if that fails")
 }
 
+/// Returns the failure to attach an export that is being detached.
+fn detaching((front, spec): &ExportKey) -> Failure {
+    Failure::new(FailureKind::Busy, format!("the export of {spec} over {} is being detached", front.name()))
+        .hint("try again when that is done")
+}
+
 impl Engine {
     /// Returns whether the image is exported over any front.
     pub fn is_exported(&self, spec: &ImageSpec) -> bool {
@@ -426,10 +432,10 @@ impl Engine {
         let _turn = self.exports.turns.lock(&spec).await;
         let key = (request.front, spec.clone());
         if self.exports.with(&key, |export| export.life.is_detaching()) == Some(true) {
-            let what = format!("the export of {spec} over {} is being detached", request.front.name());
-            return Err(Failure::new(FailureKind::Busy, what).hint("try again when that is done"));
+            return Err(detaching(&key));
         }
         let before = self.exports.with(&key, |export| (export.request.clone(), export.entry.is_some()));
+        let was_listed = before.is_some();
         if let Some((before, _)) = &before {
             request.unit = request.unit.or(before.unit);
             request.ana_group = request.ana_group.or(before.ana_group);
@@ -451,7 +457,7 @@ impl Engine {
             return Err(Failure::new(FailureKind::Exists, what).hint(format!("end that first: forebay detach {spec}")));
         }
         if self.exports.device(request.front, &spec.to_string()).is_none() {
-            self.open_and_serve(&key, request).await?;
+            self.open_and_serve(&key, request, was_listed).await?;
         }
         let exports = self.exports.exports.borrow();
         let export = exports.get(&key).ok_or_else(|| Failure::failed("the export is gone again"))?;
@@ -459,7 +465,7 @@ impl Engine {
     }
 
     /// Opens an image for an export, serves it to hosts, and then adds it to the file.
-    async fn open_and_serve(&self, key: &ExportKey, mut request: api::Attach) -> Result<()> {
+    async fn open_and_serve(&self, key: &ExportKey, mut request: api::Attach, was_listed: bool) -> Result<()> {
         let spec = &key.1;
         let volume = match request.read_only {
             true => self.open_volume_to_read(spec).await?,
@@ -481,6 +487,10 @@ impl Engine {
             self.ensure_log(spec, &volume, place).await?;
         }
         self.log_acquired(spec, &volume).await?;
+        // An export that was still being opened can be detached without the image's lock.
+        if self.exports.with(key, |export| export.life.is_detaching()).unwrap_or(was_listed) {
+            return Err(detaching(key));
+        }
         // Numbers may have been assigned meanwhile.  Nothing is awaited from here until hosts can reach the export.
         request.unit = self.exports.choose_unit(key, request.within(), request.unit, &identity)?;
         let before = self.serve(key, request, volume)?;

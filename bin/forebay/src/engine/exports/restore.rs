@@ -206,7 +206,10 @@ fn not_served(front: Front, spec: &ImageSpec, failure: &Failure) {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::path::Path;
+    use std::pin::pin;
+    use std::task::Poll;
 
     use forebay_block::{
         BlockDevice, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, Reply, Request, Transaction,
@@ -271,10 +274,20 @@ mod tests {
         key: &(Front, ImageSpec),
         attach: serde_json::Value,
     ) -> (Permit, JoinHandle<Result<()>>) {
+        list_opening(engine, key, attach);
+        detach_unsaved(engine, key).await
+    }
+
+    /// Lists an export whose image is being opened.
+    fn list_opening(engine: &Engine, key: &(Front, ImageSpec), attach: serde_json::Value) {
         let attach = serde_json::from_value(attach).expect("a request");
         let mut life = Lifecycle::idle();
         assert!(life.begin());
         engine.exports.insert(key, Export::listed(attach, None, life));
+    }
+
+    /// Detaches an export while the file of exports cannot be written, until the first part of the result is dropped.
+    async fn detach_unsaved(engine: &Rc<Engine>, key: &(Front, ImageSpec)) -> (Permit, JoinHandle<Result<()>>) {
         let saving = engine.exports.saves.turn.acquire(1).await;
         let (detaching, own) = (engine.clone(), key.1.clone());
         let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, false).await });
@@ -315,6 +328,42 @@ mod tests {
                 let is_broken =
                     engine.exports.with(&key, |export| matches!(export.life.state(), ExportState::Failed(_)));
                 assert_eq!((is_served, is_broken), (Some(!opened_first), Some(opened_first)));
+                engine.close().await.expect("closed");
+            });
+        }
+    }
+
+    /// An attach that is repeated while its image is still being opened does not serve the export once a detach has
+    /// begun, whether the detach ends before it or after it.
+    #[test]
+    fn an_attach_that_a_detach_overtakes_serves_nothing() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        for detached_first in [true, false] {
+            let dir = tempfile::tempdir().expect("a directory");
+            reactor.block_on(async {
+                let (engine, spec) = engine_with_image(dir.path()).await;
+                let key = (Front::Nbd, spec.clone());
+                let attach = json!({ "pool": "local", "image": "x", "front": "nbd" });
+                let request: crate::api::Attach = serde_json::from_value(attach.clone()).expect("a request");
+                list_opening(&engine, &key, attach);
+                let opening = engine.block_opening(&spec).await;
+                let mut attached = pin!(engine.clone().attach(request));
+                let waits = poll_fn(|cx| Poll::Ready(attached.as_mut().poll(cx).is_pending())).await;
+                assert!(waits, "the image cannot be opened");
+                let (saving, detached) = detach_unsaved(&engine, &key).await;
+                if detached_first {
+                    drop(saving);
+                    detached.await.expect("detached");
+                    drop(opening);
+                    assert_eq!(attached.await.expect_err("it is detached").kind, FailureKind::Busy);
+                } else {
+                    drop(opening);
+                    assert_eq!(attached.await.expect_err("it is being detached").kind, FailureKind::Busy);
+                    drop(saving);
+                    detached.await.expect("detached");
+                }
+                assert!(!engine.is_exported(&spec), "nothing is left");
+                assert!(engine.exports.device(Front::Nbd, "local/x").is_none());
                 engine.close().await.expect("closed");
             });
         }
