@@ -37,7 +37,7 @@ impl Candidate {
     }
 }
 
-/// BatchContent of a batch, by how the cleaner handles it.
+/// Content of a batch, by how the cleaner handles it.
 #[derive(Default)]
 struct BatchContent {
     data: Vec<Candidate>,
@@ -104,7 +104,10 @@ impl Core {
                 }
                 // Unreadable data prevents cleaning of this segment; other segments are unaffected.
                 let path = self.media.file.path().display();
-                tracing::error!(?error, "cannot clean segment {segment} of {path}; its space is not reused");
+                tracing::error!(
+                    ?error,
+                    "cannot clean segment {segment} of {path}; its space is not reused while it has live data"
+                );
                 self.segments.borrow_mut().mark_damaged(segment);
             }
         }
@@ -134,7 +137,8 @@ impl Core {
         if found == 0 && left {
             let path = self.media.file.path().display();
             tracing::error!(
-                "cannot clean segment {segment} of {path}: it has live data but no readable batch; its space is not reused"
+                "cannot clean segment {segment} of {path}: it has live data but no readable batch; its space is not \
+                 reused until that is overwritten"
             );
             self.segments.borrow_mut().mark_damaged(segment);
         }

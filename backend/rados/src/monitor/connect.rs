@@ -106,7 +106,7 @@ pub(super) async fn maintain(shared: Rc<MonitorSession>) {
             let reason = match timeout(MONITOR_TIMEOUT, connection.ready()).await {
                 Ok(Ok(())) => serve(&shared, &connection).await,
                 Ok(Err(reason)) => reason,
-                Err(_) => Reason::Handshake("it is connected"),
+                Err(_) => Reason::Handshake("connecting"),
             };
             connection.close();
             shared.current.disconnected();

@@ -1,4 +1,4 @@
-//! ShmState memory transport between processes of one machine: a byte ring in each direction, and a Unix socket.
+//! Shared memory transport between processes of one machine: a byte ring in each direction, and a Unix socket.
 //!
 //! The socket establishes the connection, passes the memory, wakes a sleeping side with one byte, and detects the
 //! peer's exit.  A side that has just had work busy-polls its ring for a while, between the reactor's other tasks; then
@@ -24,7 +24,7 @@ const POLLS_IN_A_ROW: u32 = 128;
 /// Bytes copied into the ring before they are published to the peer, so that both sides work concurrently.
 const PUBLISH: usize = 64 << 10;
 
-/// ShmState memory transport.
+/// Shared memory transport.
 pub(crate) struct Shm;
 
 impl Transport for Shm {

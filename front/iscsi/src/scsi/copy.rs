@@ -122,7 +122,7 @@ pub fn parse(list: &[u8]) -> Result<Copy, Sense> {
     Ok(Copy { list: list[0], forget: list[1] >> 3 & 3 == 3, targets, segments })
 }
 
-/// CopyOutcome of a copy.
+/// Outcome of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyOutcome {
     /// Segments copied.

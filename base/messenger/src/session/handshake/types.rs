@@ -65,7 +65,7 @@ pub enum SessionRequest {
     Reconnect(Reconnect),
 }
 
-/// SessionReply of a server to a session request.
+/// Reply of a server to a session request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionReply {
     /// New session accepted.
