@@ -90,7 +90,7 @@ impl Auth {
     }
 }
 
-/// Options of a [`Messenger`].
+/// Options of a [`Messenger`](crate::Messenger).
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Entity type of this endpoint, of [`entity`].

@@ -48,7 +48,7 @@ pub use spec::{UnitSpec, is_listed};
 /// Logical unit, shared by all cores.
 ///
 /// 1. `change_count` is incremented after whatever it announces, so that a session that sees the new count sees the change.
-/// 2. Once `gone` is set, no session registers any more: [`remove`](Self::remove) reaches every session that uses it.
+/// 2. Once `gone` is set, no session registers any more: `remove` reaches every session that uses it.
 /// 3. No two registered sessions have the same host id.
 #[derive(Debug)]
 pub struct Unit {

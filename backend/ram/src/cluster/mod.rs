@@ -1,6 +1,7 @@
 //! Pools shared by several clients: an in-memory model of RADOS's shared state.
 //!
-//! A [`Cluster`] has pools and clients.  Each [`Client`] sees a pool as an [`ObjectBackend`] with [`SharedObjects`]:
+//! A [`Cluster`] has pools and clients.  Each [`Client`] sees a pool as an [`ObjectBackend`] with
+//! [`SharedObjects`](forebay_block::SharedObjects):
 //! the object classes `lock` and `rbd` as far as images call them, watch and notify, and a blocklist.  A client can
 //! die: it no longer answers, and its watches stay until they are expired.
 

@@ -65,7 +65,7 @@ pub(crate) struct Kernels {
     fused: Option<fn(usize, bool, usize) -> ChecksumKernel>,
 }
 
-/// Kernels of all tiers.  A further tier is a row here, with the vector that its [`tier!`] names.
+/// Kernels of all tiers.  A further tier is a row here, with the vector that its `tier!` names.
 static KERNELS: ByTier<Kernels> = ByTier::new(&[
     (
         Tier::Portable,

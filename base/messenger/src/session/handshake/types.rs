@@ -16,7 +16,7 @@ pub struct ClientConfig {
     pub target: EntityAddr,
     /// Global ID of this side.
     pub gid: u64,
-    /// Connection modes, of [`mode`], most preferred first.
+    /// Connection modes, of [`mode`](crate::wire::control::mode), most preferred first.
     pub modes: Vec<u32>,
     /// Message features supported by this side.
     pub supported: u64,
@@ -35,7 +35,7 @@ pub struct ServerConfig {
     pub entity: u8,
     /// Address of the client, as seen by this side.
     pub peer: EntityAddr,
-    /// Connection modes that are accepted, of [`mode`].
+    /// Connection modes that are accepted, of [`mode`](crate::wire::control::mode).
     pub modes: Vec<u32>,
     /// Enables segment checksums in crc mode; both sides must be configured alike.
     pub checksum: bool,
@@ -114,7 +114,7 @@ pub struct Established {
 pub enum Progress {
     /// More bytes must be received.
     NeedInput,
-    /// Server only: session request of the client; [`Handshake::answer`] is next.
+    /// Server only: session request of the client; [`Handshake::answer`](super::Handshake::answer) is next.
     SessionRequest(SessionRequest),
     /// Client only: session established, new or resumed.
     Established(Box<Established>),
