@@ -3,7 +3,7 @@
 
 use forebay_accel::Tier;
 use forebay_accel::crc32c::OnTier;
-use forebay_accel::erasure::{Code, CodeError, Construction, Decoder, Placement};
+use forebay_accel::erasure::{Code, CodeError, Construction, ErasureDecoder, Placement};
 
 const CONSTRUCTIONS: [Construction; 3] =
     [Construction::Vandermonde, Construction::Cauchy, Construction::JerasureVandermonde];
@@ -68,7 +68,7 @@ fn rebuild(code: Code, place: u8, data: &[&[u8]], parity: &[Vec<u8>]) {
     let mut want: Vec<(usize, &mut [u8])> =
         (0..chunks).filter(|&at| lost(at)).zip(rebuilt.iter_mut().map(|chunk| &mut chunk[..])).collect();
     let dependent = code.construction() == Construction::Vandermonde && losses >= 4;
-    match Decoder::new(code).rebuild(&have, &mut want) {
+    match ErasureDecoder::new(code).rebuild(&have, &mut want) {
         Ok(()) => want.iter().for_each(|(at, chunk)| assert!(**chunk == *all[*at])),
         Err(error) => assert!(error == CodeError::Lost && dependent),
     }

@@ -26,7 +26,7 @@ use forebay_block::{
     Advice, ErrorKind, Extent, Method, Notification, ObjectBackend, ObjectName, ObjectOp, ObjectRead, SharedObjects,
     SnapContext, SnapId, Transaction, WatchHandler,
 };
-use forebay_messenger::wire::Writer;
+use forebay_messenger::wire::PayloadWriter;
 use forebay_rados::crush::CrushMap;
 use forebay_rados::map::{OsdMap, PgId};
 use forebay_rados::{AttrOp, Cluster, Config, Environment, Flags};
@@ -260,7 +260,7 @@ async fn shared(hook: Option<&str>) -> Outcome {
     }
 
     // Lock by the object class `lock`: name, type, cookie, tag, description, duration, flags.
-    let mut input = Writer::new();
+    let mut input = PayloadWriter::new();
     input.versioned(1, 1, |out| {
         out.blob(b"lock").u8(1).blob(b"cookie").blob(b"").blob(b"").u32(0).u32(0).u8(0);
     });
@@ -268,7 +268,7 @@ async fn shared(hook: Option<&str>) -> Outcome {
     a.submit(&object, Transaction::of(lock.clone())).await?;
     let refused = b.submit(&object, Transaction::of(lock)).await.map_err(|error| error.kind());
     assert_eq!(refused, Err(ErrorKind::Busy));
-    let mut input = Writer::new();
+    let mut input = PayloadWriter::new();
     input.versioned(1, 1, |out| {
         out.blob(b"lock");
     });

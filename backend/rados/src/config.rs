@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_messenger::session::cephx::Secret;
+use forebay_messenger::session::cephx::CephxSecret;
 use forebay_messenger::wire::control::mode;
 
 pub use conf::Conf;
@@ -105,7 +105,7 @@ pub enum Credentials {
     /// No authentication required by the cluster.
     None,
     /// Cephx secret key.
-    Cephx(Secret),
+    Cephx(CephxSecret),
 }
 
 /// Configuration of a client.
@@ -210,7 +210,7 @@ fn find_credentials(flags: &Flags, conf: &Conf, outside: &dyn Environment) -> Re
     let secret = |name: &'static str, text: &str| {
         let wrong = || {
             // Releases after Squid may use other key types.
-            let text = match Secret::kind_of(text) {
+            let text = match CephxSecret::kind_of(text) {
                 Some(kind @ 2..=15) => {
                     format!("its type is {kind}, and this build knows keys of type 1 (AES-128) only")
                 }
@@ -218,7 +218,7 @@ fn find_credentials(flags: &Flags, conf: &Conf, outside: &dyn Environment) -> Re
             };
             ConfigError::Value { name, value: "(hidden)".into(), text }
         };
-        Secret::from_base64(text).map(Credentials::Cephx).ok_or_else(wrong)
+        CephxSecret::from_base64(text).map(Credentials::Cephx).ok_or_else(wrong)
     };
     let named = flags.keyring.clone().or_else(|| outside.variable("CEPH_KEYRING").map(PathBuf::from));
     if named.is_none() {

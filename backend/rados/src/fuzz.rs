@@ -2,7 +2,7 @@
 //! panic, nor take long, nor use much memory.
 
 use forebay_block::Extent;
-use forebay_messenger::wire::Reader;
+use forebay_messenger::wire::PayloadReader;
 use forebay_reactor::{Buf, BufList};
 
 use crate::config::dns::{RESPONSE_LEN_MAX, ResolvConf, SrvQuery};
@@ -68,7 +68,7 @@ pub fn messages(data: &[u8]) {
         let output: usize = reply.ops.iter().map(|(_, data)| data.len()).sum();
         assert!(output <= usize::from(version) * 3);
     }
-    let mut reader = Reader::new(data, "anything");
+    let mut reader = PayloadReader::new(data, "anything");
     if let Ok(one) = HObject::decode(&mut reader) {
         assert!(one == one.clone() && (one.max || one < HObject { max: true, ..HObject::default() }));
     }

@@ -24,7 +24,7 @@ pub type Epoch = u32;
 pub enum MapError {
     /// Encoding that this client cannot read.
     #[error(transparent)]
-    Malformed(#[from] forebay_messenger::wire::Malformed),
+    Malformed(#[from] forebay_messenger::wire::MalformedPayload),
     /// Checksum mismatch: damaged in transit or in storage.
     #[error("a map of epoch {epoch} has checksum {found:#010x}, and says {said:#010x}")]
     Checksum {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, Result};
 use forebay_messenger::session::cephx::TicketStore;
 use forebay_messenger::wire::{AddrKind, EntityAddr, entity};
-use forebay_messenger::{Auth, Connection, Handler, Message, Messenger, MessengerCore, Options};
+use forebay_messenger::{Auth, Connection, Handler, Message, Messenger, MessengerCore, MessengerOptions};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, BufList, random, spawn, timeout};
 
@@ -89,7 +89,7 @@ impl Monitors {
                 (Auth::Cephx { id, secret, services: SERVICES, ticket_store }, Some(config.monitor_modes.clone()))
             }
         };
-        let options = Options {
+        let options = MessengerOptions {
             entity: entity::CLIENT,
             peer_entity: Some(entity::MON),
             nonce: Some(nonce),
@@ -97,7 +97,7 @@ impl Monitors {
             modes,
             supported: FEATURES,
             handshake_timeout: MONITOR_TIMEOUT,
-            ..Options::default()
+            ..MessengerOptions::default()
         };
         let (settings, _) = config.said.with(&BTreeMap::new()).expect("looked at when the configuration was resolved");
         let settings_received = Cell::new(!config.ask_monitors);
@@ -235,7 +235,7 @@ impl Monitors {
     }
 }
 
-pub(crate) fn malformed(error: forebay_messenger::wire::Malformed) -> Error {
+pub(crate) fn malformed(error: forebay_messenger::wire::MalformedPayload) -> Error {
     Error::new(ErrorKind::Io, format!("malformed message of a monitor: {error}"))
 }
 

@@ -27,7 +27,7 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, ObjectName, Result, SnapContext};
 use forebay_messenger::session::cephx::TicketStore;
 use forebay_messenger::wire::entity;
-use forebay_messenger::{Auth, Budget, Messenger, MessengerCore, Options};
+use forebay_messenger::{Auth, MessageBudget, Messenger, MessengerCore, MessengerOptions};
 use forebay_reactor::sync::{Notify, oneshot};
 use forebay_reactor::{now, spawn};
 
@@ -115,16 +115,16 @@ impl Objecter {
                 (Auth::CephxService { ticket_store, service: entity::OSD.into() }, Some(settings.osd_modes.clone()))
             }
         };
-        let options = Options {
+        let options = MessengerOptions {
             entity: entity::CLIENT,
             peer_entity: Some(entity::OSD),
             nonce: Some(nonce),
             auth,
             modes,
             supported: FEATURES,
-            receive: Budget { messages: 1 << 16, bytes: 256 << 20 },
-            send: Budget { messages: 1 << 14, bytes: 256 << 20 },
-            ..Options::default()
+            receive: MessageBudget { messages: 1 << 16, bytes: 256 << 20 },
+            send: MessageBudget { messages: 1 << 14, bytes: 256 << 20 },
+            ..MessengerOptions::default()
         };
         *self.messenger.borrow_mut() = Some(Messenger::new(core, options, Incoming(Rc::downgrade(self))));
     }

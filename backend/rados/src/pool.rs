@@ -15,7 +15,7 @@ use forebay_block::{
     BackendInfo, Error, ErrorKind, Extent, ExtentMap, ExtentState, KvPage, ListPage, LocalFuture, ObjectBackend,
     ObjectName, ObjectRead, ObjectStat, Result, SharedObjects, SnapId, SnapSet, SparseData, Transaction, Usage,
 };
-use forebay_messenger::wire::Writer;
+use forebay_messenger::wire::PayloadWriter;
 use forebay_reactor::{Buf, BufList};
 
 use crate::cluster::Cluster;
@@ -108,7 +108,7 @@ fn output(reply: &mut Reply, place: usize) -> BufList {
     reply.ops.get_mut(place).map(|(_, data)| std::mem::take(data)).unwrap_or_default()
 }
 
-fn text_of(key: &[u8], out: &mut Writer) {
+fn text_of(key: &[u8], out: &mut PayloadWriter) {
     out.blob(key);
 }
 
@@ -218,7 +218,7 @@ impl ObjectBackend for RadosPool {
     }
 
     fn kv_list(&self, object: &ObjectName, prefix: &[u8], after: &[u8], max: usize) -> LocalFuture<Result<KvPage>> {
-        let mut input = Writer::new();
+        let mut input = PayloadWriter::new();
         text_of(after, &mut input);
         input.u64(max as u64);
         text_of(prefix, &mut input);

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use std::rc::Rc;
 
 use forebay_block::{Buf, BufList, Extent, ExtentMap, ExtentState, SparseData};
-use forebay_reactor::Pool;
+use forebay_reactor::BufPool;
 
 /// Page size in bytes.  A format choice of this backend, independent of the machine's page size.
 pub(crate) const PAGE: usize = 4096;
@@ -33,7 +33,7 @@ const CHUNK: usize = 512;
 /// Maximum number of pages that a chunk keeps in a tree: a sparsely written volume takes little more memory than its
 /// pages.
 const CHUNK_FEW: usize = 64;
-/// Number of pages from which on a chunk lies in a huge page (see [`Pool::huge`]).
+/// Number of pages from which on a chunk lies in a huge page (see [`BufPool::huge`]).
 const CHUNK_MOST: usize = CHUNK / 4 * 3;
 /// Number of pages below which a chunk releases its huge page: memory use stays below four times the content.
 const CHUNK_SPARSE: usize = CHUNK / 4;
@@ -80,14 +80,14 @@ impl Page {
     }
 
     /// Moves the page to `memory`, unless it is shared or being read.
-    fn move_to(&mut self, memory: &Pool) {
+    fn move_to(&mut self, memory: &BufPool) {
         if self.is_own() && self.bytes.get_mut().is_some() {
             self.bytes = page_of(0, &self.bytes, memory);
         }
     }
 
     /// Writes `data` at `start`; a private copy is allocated from `memory` if needed.
-    fn write(&mut self, start: usize, data: &[u8], memory: &Pool) {
+    fn write(&mut self, start: usize, data: &[u8], memory: &BufPool) {
         if !self.is_own() {
             self.counted = CountedPage::new(&self.counted.space);
         }
@@ -105,7 +105,7 @@ impl Page {
 }
 
 /// Allocates a new page with `data` at `start`, and zeroes around it.
-fn page_of(start: usize, data: &[u8], memory: &Pool) -> Buf {
+fn page_of(start: usize, data: &[u8], memory: &BufPool) -> Buf {
     let mut bytes = memory.get();
     bytes.extend_from_slice(&ZEROES[..start]);
     bytes.extend_from_slice(data);
@@ -118,7 +118,7 @@ fn page_of(start: usize, data: &[u8], memory: &Pool) -> Buf {
 struct Chunk {
     table: PageTable,
     count: usize,
-    memory: Pool,
+    memory: BufPool,
     /// Set if the memory is one huge page.
     huge: bool,
 }
@@ -133,7 +133,7 @@ enum PageTable {
 impl Chunk {
     fn new() -> Self {
         let table = PageTable::Few(BTreeMap::new());
-        Self { table, count: 0, memory: Pool::new(PAGE, CHUNK_FEW), huge: false }
+        Self { table, count: 0, memory: BufPool::new(PAGE, CHUNK_FEW), huge: false }
     }
 
     fn get(&self, at: usize) -> Option<&Page> {
@@ -172,7 +172,7 @@ impl Chunk {
                 slots[usize::from(at)] = Some(page);
             }
             self.table = PageTable::Many(slots);
-            self.move_to(Pool::new(PAGE, CHUNK));
+            self.move_to(BufPool::new(PAGE, CHUNK));
         }
         let page = Page::new(page_of(start, data, &self.memory), space);
         match &mut self.table {
@@ -182,7 +182,7 @@ impl Chunk {
         self.count += 1;
         if self.count >= CHUNK_MOST && !self.huge {
             self.huge = true;
-            self.move_to(Pool::huge(PAGE));
+            self.move_to(BufPool::huge(PAGE));
         }
     }
 
@@ -202,12 +202,12 @@ impl Chunk {
         }
         if self.count < before && self.count < CHUNK_SPARSE && self.huge {
             self.huge = false;
-            self.move_to(Pool::new(PAGE, CHUNK));
+            self.move_to(BufPool::new(PAGE, CHUNK));
         }
     }
 
     /// Moves the pages to other memory, except shared pages and those being read, which move when they are written.
-    fn move_to(&mut self, memory: Pool) {
+    fn move_to(&mut self, memory: BufPool) {
         match &mut self.table {
             PageTable::Few(pages) => pages.values_mut().for_each(|page| page.move_to(&memory)),
             PageTable::Many(slots) => slots.iter_mut().flatten().for_each(|page| page.move_to(&memory)),

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use forebay_block::{Buf, BufList, BufMut};
-use forebay_reactor::Pool;
+use forebay_reactor::BufPool;
 
 use crate::format::BLOCK;
 
@@ -32,7 +32,7 @@ pub struct CacheStats {
 /// Cache of device blocks, by block number.
 pub struct Cache {
     state: RefCell<CacheState>,
-    pool: Pool,
+    pool: BufPool,
     capacity: usize,
     hits: Cell<u64>,
     misses: Cell<u64>,
@@ -217,7 +217,7 @@ impl Cache {
         let capacity = (bytes / BLOCK).min(NONE as usize - 1);
         Self {
             state: RefCell::default(),
-            pool: Pool::new(BLOCK, capacity),
+            pool: BufPool::new(BLOCK, capacity),
             capacity,
             hits: Cell::new(0),
             misses: Cell::new(0),

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use forebay_block::{Buf, BufList, Error, Result};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{File, Pool, sleep};
+use forebay_reactor::{BufPool, File, sleep};
 
 use crate::format::anchor::LogPosition;
 use crate::format::batch::BatchHeader;
@@ -56,7 +56,7 @@ pub struct Log {
     opened: Rc<Notify>,
     transaction: OpenTransaction,
     staging: Staging,
-    header_pool: Pool,
+    header_pool: BufPool,
     bytes_appended: Cell<u64>,
     writer: Rc<BatchWriter>,
 }
@@ -79,7 +79,7 @@ impl Log {
             opened: Rc::default(),
             transaction: OpenTransaction::default(),
             staging: Staging::new(),
-            header_pool: Pool::new(BLOCK, 64),
+            header_pool: BufPool::new(BLOCK, 64),
             bytes_appended: Cell::new(0),
             writer: BatchWriter::new(file, host, next_seq),
         }))

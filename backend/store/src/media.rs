@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{BufList, BufMut, Error, ErrorKind, Result};
-use forebay_reactor::{File, Pool};
+use forebay_reactor::{BufPool, File};
 
 use crate::cache::Cache;
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
@@ -23,8 +23,8 @@ pub struct Media {
     log: RefCell<Option<Rc<Log>>>,
     /// Data cache.
     pub cache: Cache,
-    single: Pool,
-    multi: Pool,
+    single: BufPool,
+    multi: BufPool,
     /// Checksum errors found since the store was opened.
     checksum_errors: Cell<u64>,
 }
@@ -48,8 +48,8 @@ impl Media {
             segments,
             log: RefCell::default(),
             cache,
-            single: Pool::new(BLOCK, 256),
-            multi: Pool::new(POOLED_BLOCKS * BLOCK, 32),
+            single: BufPool::new(BLOCK, 256),
+            multi: BufPool::new(POOLED_BLOCKS * BLOCK, 32),
             checksum_errors: Cell::new(0),
         }
     }

@@ -2,7 +2,7 @@
 
 use forebay_accel::Tier;
 use forebay_accel::crc32c::crc32c;
-use forebay_accel::erasure::{Code, CodeError, Construction, Decoder, Placement};
+use forebay_accel::erasure::{Code, CodeError, Construction, ErasureDecoder, Placement};
 use proptest::prelude::*;
 
 /// Creates a code on every tier of this processor, with every loop shape.
@@ -207,7 +207,7 @@ proptest! {
             let mut rebuilt = vec![vec![0; len]; want.len()];
             let mut outputs: Vec<(usize, &mut [u8])> =
                 want.iter().copied().zip(rebuilt.iter_mut().map(|chunk| &mut chunk[..])).collect();
-            let mut decoder = Decoder::new(code.clone());
+            let mut decoder = ErasureDecoder::new(code.clone());
             match decoder.rebuild(&have, &mut outputs) {
                 Ok(()) => {
                     for (&chunk, rebuilt) in want.iter().zip(&rebuilt) {
@@ -282,7 +282,7 @@ proptest! {
             let mut halves: Vec<[&mut [u8]; 2]> = rebuilt.iter_mut().map(|chunk| chunk.split_at_mut(len / 3).into()).collect();
             let mut want: Vec<(usize, &mut [&mut [u8]])> =
                 halves.iter_mut().enumerate().map(|(at, halves)| (at, &mut halves[..])).collect();
-            Decoder::new(code).rebuild_parts(&have, &mut want).unwrap();
+            ErasureDecoder::new(code).rebuild_parts(&have, &mut want).unwrap();
             prop_assert_eq!(&rebuilt[..], &data[..lost]);
         }
     }
@@ -334,7 +334,7 @@ fn every_pattern_on(tier: Tier) {
             let mut chunks = data(k as u64 * 100, k, LEN);
             let parity = plain_parity(code.parity_matrix(), &chunks);
             chunks.extend(parity);
-            let mut decoder = Decoder::new(code);
+            let mut decoder = ErasureDecoder::new(code);
             for pattern in (1u32..1 << (k + m)).filter(|pattern| pattern.count_ones() as usize <= m) {
                 let lost = |chunk: &usize| pattern >> chunk & 1 == 1;
                 let have: Vec<(usize, &[u8])> =
@@ -360,7 +360,7 @@ fn every_pattern_on(tier: Tier) {
 fn patterns_are_remembered_up_to_a_bound() {
     let code = Code::new(Construction::Cauchy, 8, 4).unwrap();
     let chunk = [0u8; 16];
-    let mut decoder = Decoder::new(code);
+    let mut decoder = ErasureDecoder::new(code);
     for pattern in (1u32..1 << 12).filter(|pattern| pattern.count_ones() == 4) {
         let have: Vec<(usize, &[u8])> =
             (0..12).filter(|at| pattern >> at & 1 == 0).map(|at| (at, &chunk[..])).collect();
@@ -384,7 +384,7 @@ fn nonsense_is_refused() {
     assert_eq!(code.encode_checksummed(&[&a, &b], &mut [&mut p], &mut [0; 2]), count("checksum", 3, 2));
     assert_eq!(code.encode(&[&a, &b], &mut [&mut short]), Err(CodeError::Length { expected: 8, found: 7 }));
     assert_eq!(code.update(2, &a, &b, &mut [&mut p]), Err(CodeError::Chunk(2)));
-    let mut decoder = Decoder::new(code);
+    let mut decoder = ErasureDecoder::new(code);
     assert_eq!(decoder.rebuild(&[(0, &a)], &mut [(1, &mut p)]), Err(CodeError::Lost));
     assert_eq!(decoder.rebuild(&[(0, &a), (0, &b)], &mut [(1, &mut p)]), Err(CodeError::Chunk(0)));
     assert_eq!(decoder.rebuild(&[(0, &a), (2, &b)], &mut [(2, &mut p)]), Err(CodeError::Chunk(2)));

@@ -10,7 +10,7 @@ use forebay_reactor::sync::Notify;
 use crate::advice::Advice;
 use crate::error::Result;
 use crate::extent::{Extent, ExtentMap};
-use crate::request::{Reply, Request};
+use crate::request::{BlockReply, BlockRequest};
 use crate::reservation::Reservations;
 
 /// Boxed future that stays on its core.
@@ -49,20 +49,21 @@ pub trait BlockDevice {
     /// Returns the current geometry; the size changes when the volume is resized.
     fn geometry(&self) -> Geometry;
 
-    /// Executes one request.  Never waits for other requests except where the order is stated ([`Request::Flush`]).
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>>;
+    /// Executes one request.  Never waits for other requests except where the order is stated
+    /// ([`BlockRequest::Flush`]).
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>>;
 
     /// Executes one request with access advice.  A device without support for advice ignores it.
-    fn submit_advised(&self, request: Request, advice: Advice) -> LocalFuture<Result<Reply>> {
+    fn submit_advised(&self, request: BlockRequest, advice: Advice) -> LocalFuture<Result<BlockReply>> {
         let _ = advice;
         self.submit(request)
     }
 
-    /// Executes several writes that do not overlap, in any order, each as a [`Request::Write`]; completes when all are
-    /// done.  After an error each of them may or may not have been done.  Cheaper than one request each where they are
-    /// within the same [`unit`](Self::unit).
+    /// Executes several writes that do not overlap, in any order, each as a [`BlockRequest::Write`]; completes when all
+    /// are done.  After an error each of them may or may not have been done.  Cheaper than one request each where they
+    /// are within the same [`unit`](Self::unit).
     fn write_many(&self, writes: Vec<WriteExtent>, fua: bool) -> LocalFuture<Result<()>> {
-        let one = |WriteExtent { offset, data }| self.submit(Request::Write { offset, data, fua });
+        let one = |WriteExtent { offset, data }| self.submit(BlockRequest::Write { offset, data, fua });
         let mut in_flight: Vec<_> = writes.into_iter().map(one).collect();
         let mut all = Ok(());
         // All are polled: one that is done may keep a range locked until then, for which another waits.

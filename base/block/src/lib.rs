@@ -27,7 +27,7 @@ pub use object::{
 };
 pub use range_lock::{ExclusiveRange, RangeLock, SharedRange};
 pub use remote::{DeviceHandle, RemoteDevice};
-pub use request::{Reply, Request};
+pub use request::{BlockReply, BlockRequest};
 pub use shared::{
     ClientIdentity, Method, Notification, Notified, NotifyAnswer, SharedObjects, Watch, WatchHandler, Watcher,
 };

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
-use forebay_reactor::cross::{self, Answer, Answered};
+use forebay_reactor::cross::{self, OneshotReceiver, OneshotSender};
 use forebay_reactor::{JoinHandle, spawn, yield_now};
 
 use crate::device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::extent::{Extent, ExtentMap};
-use crate::request::{Reply, Request};
+use crate::request::{BlockReply, BlockRequest};
 use crate::reservation::Reservations;
 
 /// Messages handled before the owner's other tasks and its driver run.
@@ -20,14 +20,14 @@ const MESSAGES_PER_TURN: u32 = 64;
 
 /// Message to the core that owns the device.
 enum Message {
-    Submit(Request, Answer<Result<Reply>>),
-    Map(Extent, Answer<Result<ExtentMap>>),
+    Submit(BlockRequest, OneshotSender<Result<BlockReply>>),
+    Map(Extent, OneshotSender<Result<ExtentMap>>),
     /// Subscribes to size changes since the given size, and to fence requests.
     Watch(u64, cross::Sender<Told>),
     /// Asks every core that uses the device to send a [`Message::Passed`]; the reply is the futures to wait for.
-    AskCores(Answer<Vec<Answered<()>>>),
+    AskCores(OneshotSender<Vec<OneshotReceiver<()>>>),
     /// Completes when every message sent before has been given to the device.
-    Passed(Answer<()>),
+    Passed(OneshotSender<()>),
 }
 
 /// Message to a core that uses the device.
@@ -35,10 +35,10 @@ enum Told {
     /// Notifies that the size has changed.
     Size,
     /// Requests that the answer be sent back behind every submitted request.
-    Fence(Answer<()>),
+    Fence(OneshotSender<()>),
 }
 
-pub(crate) struct Shared {
+pub(crate) struct DeviceShared {
     messages: cross::Sender<Message>,
     /// Geometry when the device was shared; its size may be stale.
     geometry: Geometry,
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
 /// [`RemoteDevice`] made from one, is dropped.
 #[derive(Clone)]
 pub struct DeviceHandle {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceShared>,
 }
 
 impl DeviceHandle {
@@ -67,7 +67,7 @@ impl DeviceHandle {
         let (size, resizable) = (AtomicU64::new(geometry.size), watch.is_some());
         let reservations = device.reservations();
         let (messages, receiver) = cross::channel();
-        let shared = Arc::new(Shared { messages, geometry, size, resizable, reservations });
+        let shared = Arc::new(DeviceShared { messages, geometry, size, resizable, reservations });
         if let Some(reservations) = &shared.reservations {
             reservations.add_gate(Arc::downgrade(&shared));
         }
@@ -107,7 +107,7 @@ impl DeviceHandle {
     }
 }
 
-impl Shared {
+impl DeviceShared {
     /// Waits until every request that any core has decided to submit by now has been given to the device.
     ///
     /// A core checks whether a request is allowed and submits it without yielding in between.  So once each core has
@@ -170,7 +170,7 @@ async fn serve(
 
 /// Sends the reply at once if it is ready, otherwise from a task of its own.  The requester may be gone; that neither
 /// cancels nor undoes the request.
-fn answer_with<T: Send + 'static>(mut future: LocalFuture<Result<T>>, answer: Answer<Result<T>>) {
+fn answer_with<T: Send + 'static>(mut future: LocalFuture<Result<T>>, answer: OneshotSender<Result<T>>) {
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(reply) => answer.send(reply),
         // The task polls again before it waits, so no wake-up is lost.
@@ -181,7 +181,7 @@ fn answer_with<T: Send + 'static>(mut future: LocalFuture<Result<T>>, answer: An
 async fn follow_size(
     device: Rc<dyn BlockDevice>,
     watch: Rc<SizeWatch>,
-    shared: Weak<Shared>,
+    shared: Weak<DeviceShared>,
     listeners: Rc<RefCell<Vec<cross::Sender<Told>>>>,
 ) {
     loop {
@@ -211,7 +211,11 @@ impl RemoteDevice {
         &self.handle
     }
 
-    fn send<T: Send + 'static>(&self, answered: Answered<Result<T>>, message: Message) -> LocalFuture<Result<T>> {
+    fn send<T: Send + 'static>(
+        &self,
+        answered: OneshotReceiver<Result<T>>,
+        message: Message,
+    ) -> LocalFuture<Result<T>> {
         // A message that fails to send is dropped with its answer, which then reports the end.
         let _ = self.handle.shared.messages.send(message);
         Box::pin(async move {
@@ -235,7 +239,7 @@ impl BlockDevice for RemoteDevice {
         Geometry { size, ..self.handle.shared.geometry }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let (answer, answered) = cross::oneshot();
         self.send(answered, Message::Submit(request, answer))
     }

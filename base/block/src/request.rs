@@ -5,8 +5,8 @@ use crate::extent::Extent;
 /// Request to a block device.  Offsets and lengths are in bytes, with any alignment that
 /// [`Geometry::block_size`](crate::Geometry) allows.
 #[derive(Debug, Clone)]
-pub enum Request {
-    /// Reads the extent; the reply is [`Reply::Data`] with exactly its length.
+pub enum BlockRequest {
+    /// Reads the extent; the reply is [`BlockReply::Data`] with exactly its length.
     Read(Extent),
     /// Writes `data` at `offset`.
     Write {
@@ -44,39 +44,41 @@ pub enum Request {
     Flush,
 }
 
-impl Request {
+impl BlockRequest {
     /// Returns the extent of the request; `None` for a flush.
     pub fn extent(&self) -> Option<Extent> {
         match self {
-            Request::Read(extent) | Request::Discard(extent) | Request::WriteZeroes { extent, .. } => Some(*extent),
-            Request::Write { offset, data, .. } | Request::CompareAndWrite { offset, data, .. } => {
+            BlockRequest::Read(extent) | BlockRequest::Discard(extent) | BlockRequest::WriteZeroes { extent, .. } => {
+                Some(*extent)
+            }
+            BlockRequest::Write { offset, data, .. } | BlockRequest::CompareAndWrite { offset, data, .. } => {
                 Some(Extent::new(*offset, data.len() as u64))
             }
-            Request::Flush => None,
+            BlockRequest::Flush => None,
         }
     }
 
     /// Returns whether the request changes stored data.
     pub fn is_write(&self) -> bool {
-        !matches!(self, Request::Read(_) | Request::Flush)
+        !matches!(self, BlockRequest::Read(_) | BlockRequest::Flush)
     }
 }
 
-/// Reply to a [`Request`].
+/// Reply to a [`BlockRequest`].
 #[derive(Debug, Clone)]
-pub enum Reply {
+pub enum BlockReply {
     /// Data of a read.
     Data(BufList),
     /// Completion of any other request.
     Done,
 }
 
-impl Reply {
+impl BlockReply {
     /// Returns the data of a read; an empty list for other requests.
     pub fn into_data(self) -> BufList {
         match self {
-            Reply::Data(data) => data,
-            Reply::Done => BufList::new(),
+            BlockReply::Data(data) => data,
+            BlockReply::Done => BufList::new(),
         }
     }
 }

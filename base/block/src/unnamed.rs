@@ -7,15 +7,15 @@ use std::rc::Rc;
 use crate::device::{BlockDevice, Geometry, LocalFuture, SizeWatch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::extent::{Extent, ExtentMap};
-use crate::request::{Reply, Request};
-use crate::reservation::{Access, Reservations, View};
+use crate::request::{BlockReply, BlockRequest};
+use crate::reservation::{ReservationAccess, ReservationView, Reservations};
 
 /// Reservation filter for anonymous hosts: a front serves the device through it when its protocol has no reservations.
 /// Its hosts cannot be told apart, so a reservation of any other host excludes them: their requests fail with
 /// [`ErrorKind::Denied`].
 pub struct Unnamed {
     device: Rc<dyn BlockDevice>,
-    reservations: Option<RefCell<View>>,
+    reservations: Option<RefCell<ReservationView>>,
 }
 
 impl Unnamed {
@@ -25,7 +25,7 @@ impl Unnamed {
         Rc::new(Self { device, reservations })
     }
 
-    fn allows(&self, access: Access) -> bool {
+    fn allows(&self, access: ReservationAccess) -> bool {
         self.reservations.as_ref().is_none_or(|view| view.borrow_mut().allows(None, access))
     }
 }
@@ -35,12 +35,12 @@ impl BlockDevice for Unnamed {
         self.device.geometry()
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let access = match &request {
             // A flush neither reads nor changes data.
-            Request::Flush => None,
-            Request::Read(_) => Some(Access::Read),
-            _ => Some(Access::Write),
+            BlockRequest::Flush => None,
+            BlockRequest::Read(_) => Some(ReservationAccess::Read),
+            _ => Some(ReservationAccess::Write),
         };
         match access {
             Some(access) if !self.allows(access) => {

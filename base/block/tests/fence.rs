@@ -4,9 +4,12 @@ use std::cell::Cell;
 use std::future::ready;
 use std::rc::Rc;
 
-use forebay_block::reservation::{Access, Action, HostId, Keep, Kind, Reservations, Table};
+use forebay_block::reservation::{
+    HostId, Keep, ReservationAccess, ReservationAction, ReservationTable, ReservationType, Reservations,
+};
 use forebay_block::{
-    BlockDevice, Buf, DeviceHandle, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, Buf, DeviceHandle, Extent, ExtentMap, Geometry, LocalFuture, Result,
+    SizeWatch,
 };
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Cores, CoresOptions, DriverChoice, Reactor, spawn, yield_now};
@@ -48,7 +51,7 @@ impl BlockDevice for Slow {
         Geometry { size: 1 << 20, block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
     }
 
-    fn submit(&self, _: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, _: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let counts = self.counts.clone();
         counts.underway.set(counts.underway.get() + 1);
         counts.begun.set(counts.begun.get() + 1);
@@ -58,7 +61,7 @@ impl BlockDevice for Slow {
             }
             counts.underway.set(counts.underway.get() - 1);
             counts.ended.notify_all();
-            Ok(Reply::Done)
+            Ok(BlockReply::Done)
         })
     }
 
@@ -82,14 +85,14 @@ fn nothing_lands_after_a_preemption_was_answered() {
     Reactor::system(DriverChoice::Auto).expect("a driver").block_on(async {
         for round in 0..200 {
             let counts = Rc::new(Counts::default());
-            let reservations = Reservations::new(Table::new(), Rc::new(Drained(counts.clone())));
+            let reservations = Reservations::new(ReservationTable::new(), Rc::new(Drained(counts.clone())));
             let ask = |host: &HostId, action| {
                 let asked = reservations.apply(host, action);
                 async move { asked.await.expect("the medium").expect("allowed") }
             };
-            ask(&old, Action::Add { key: 1, persist: None }).await;
-            ask(&new, Action::Add { key: 2, persist: None }).await;
-            ask(&old, Action::Reserve { key: 1, kind: Kind::WriteExclusive }).await;
+            ask(&old, ReservationAction::Add { key: 1, persist: None }).await;
+            ask(&new, ReservationAction::Add { key: 2, persist: None }).await;
+            ask(&old, ReservationAction::Reserve { key: 1, kind: ReservationType::WriteExclusive }).await;
             let device: Rc<dyn BlockDevice> =
                 Rc::new(Slow { counts: counts.clone(), reservations: reservations.clone() });
             let handle = DeviceHandle::new(device.clone());
@@ -99,9 +102,9 @@ fn nothing_lands_after_a_preemption_was_answered() {
                 let device = handle.attach();
                 let mut view = device.reservations().expect("reservations").view();
                 let mut tasks = Vec::new();
-                while view.allows(Some(&host), Access::Write) {
+                while view.allows(Some(&host), ReservationAccess::Write) {
                     let data = Buf::copy_of(&[0; 64]).into();
-                    let writing = device.submit(Request::Write { offset: 0, data, fua: false });
+                    let writing = device.submit(BlockRequest::Write { offset: 0, data, fua: false });
                     tasks.push(spawn(writing));
                     if tasks.len() % 8 == 0 {
                         yield_now().await;
@@ -115,7 +118,11 @@ fn nothing_lands_after_a_preemption_was_answered() {
             while counts.begun.get() < wanted {
                 yield_now().await;
             }
-            ask(&new, Action::Preempt { key: 2, victim: 1, kind: Kind::WriteExclusive, abort: true }).await;
+            ask(
+                &new,
+                ReservationAction::Preempt { key: 2, victim: 1, kind: ReservationType::WriteExclusive, abort: true },
+            )
+            .await;
             assert_eq!(counts.underway.get(), 0, "round {round}: a write is still under way");
             let begun = counts.begun.get();
             writer.await.expect("the core is there");

@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, Buf, BufList, DeviceHandle, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture,
-    Reply, Request, Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, Buf, BufList, DeviceHandle, Error, ErrorKind, Extent, ExtentMap,
+    ExtentState, Geometry, LocalFuture, Result, SizeWatch,
 };
 use forebay_reactor::{CoreHandle, Cores, CoresOptions, DriverChoice, Reactor, spawn, yield_now};
 
@@ -36,10 +36,10 @@ impl BlockDevice for Memory {
         Geometry { size, block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let slow = self.requests.replace(self.requests.get() + 1).is_multiple_of(2);
         let bytes = self.bytes.clone();
-        if let Request::Write { data, .. } = &request {
+        if let BlockRequest::Write { data, .. } = &request {
             self.address.set(data.parts().first().map_or(0, |part| part.as_ptr() as usize));
         }
         Box::pin(async move {
@@ -49,16 +49,16 @@ impl BlockDevice for Memory {
             }
             let mut bytes = bytes.borrow_mut();
             match request {
-                Request::Read(extent) => {
+                BlockRequest::Read(extent) => {
                     let range = extent.offset as usize..extent.end() as usize;
                     let part = bytes.get(range).ok_or(Error::new(ErrorKind::OutOfRange, "read"))?;
-                    Ok(Reply::Data(Buf::copy_of(part).into()))
+                    Ok(BlockReply::Data(Buf::copy_of(part).into()))
                 }
-                Request::Write { offset, data, .. } => {
+                BlockRequest::Write { offset, data, .. } => {
                     let range = offset as usize..offset as usize + data.len();
                     let part = bytes.get_mut(range).ok_or(Error::new(ErrorKind::OutOfRange, "write"))?;
                     data.copy_to(part);
-                    Ok(Reply::Done)
+                    Ok(BlockReply::Done)
                 }
                 _ => Err(Error::new(ErrorKind::Unsupported, "request")),
             }
@@ -78,8 +78,8 @@ impl BlockDevice for Memory {
     }
 }
 
-fn write(offset: u64, data: impl Into<BufList>) -> Request {
-    Request::Write { offset, data: data.into(), fua: false }
+fn write(offset: u64, data: impl Into<BufList>) -> BlockRequest {
+    BlockRequest::Write { offset, data: data.into(), fua: false }
 }
 
 fn cores(count: usize) -> Cores {
@@ -110,7 +110,8 @@ fn requests_travel_and_replies_come_back() {
                                 let data = Buf::copy_of(&[core ^ block as u8; 4096]);
                                 let at = base + 4096 * block;
                                 device.submit(write(at, data.clone())).await.expect("writes");
-                                let read = device.submit(Request::Read(Extent::new(at, 4096))).await.expect("reads");
+                                let read =
+                                    device.submit(BlockRequest::Read(Extent::new(at, 4096))).await.expect("reads");
                                 assert!(read.into_data() == data[..]);
                             })
                         })
@@ -120,9 +121,9 @@ fn requests_travel_and_replies_come_back() {
                     }
                     let map = device.map(Extent::new(0, 4096)).await.expect("maps");
                     assert_eq!(map.data_bytes(), 4096);
-                    let error = device.submit(Request::Flush).await.expect_err("not offered");
+                    let error = device.submit(BlockRequest::Flush).await.expect_err("not offered");
                     assert_eq!(error.kind(), ErrorKind::Unsupported);
-                    let past = Request::Read(Extent::new(1 << 20, 1));
+                    let past = BlockRequest::Read(Extent::new(1 << 20, 1));
                     assert_eq!(device.submit(past).await.expect_err("past the end").kind(), ErrorKind::OutOfRange);
                 })
             })

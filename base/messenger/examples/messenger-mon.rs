@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_messenger::session::cephx::{Secret, TicketStore};
+use forebay_messenger::session::cephx::{CephxSecret, TicketStore};
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::wire::entity;
-use forebay_messenger::{Address, Auth, Connection, Message, Messenger, MessengerCore, Options, Policy};
+use forebay_messenger::{Address, Auth, Connection, Message, Messenger, MessengerCore, MessengerOptions, Policy};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{DriverChoice, Reactor, timeout};
 
@@ -25,14 +25,14 @@ async fn ask(words: &[String]) -> Result<String, String> {
         "secure" => mode::SECURE,
         other => return Err(format!("{other} is no mode")),
     };
-    let secret = Secret::from_base64(key).ok_or("this is no key of a keyring")?;
+    let secret = CephxSecret::from_base64(key).ok_or("this is no key of a keyring")?;
     let address: Address = address.parse().map_err(|error: forebay_reactor::net::AddrError| error.to_string())?;
-    let options = Options {
+    let options = MessengerOptions {
         entity: entity::CLIENT,
         peer_entity: Some(entity::MON),
         auth: Auth::Cephx { id: id.clone(), secret, services: entity::MON.into(), ticket_store: TicketStore::new() },
         modes: Some(vec![picked]),
-        ..Options::default()
+        ..MessengerOptions::default()
     };
     let map = Rc::new(RefCell::new(None));
     let came = Rc::new(Notify::new());

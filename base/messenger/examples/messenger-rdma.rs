@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Policy, Reason,
-    Window, WindowDescriptor,
+    Address, Auth, Connection, DisconnectReason, Handler, Keyring, MemoryWindow, Message, Messenger, MessengerCore,
+    MessengerOptions, Policy, SharedKey, WindowDescriptor,
 };
 use forebay_reactor::rdma::{self, RdmaListener, RdmaStream};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{Buf, BufList, BufMut, DriverChoice, Pool, Reactor, spawn, timeout};
+use forebay_reactor::{Buf, BufList, BufMut, BufPool, DriverChoice, Reactor, spawn, timeout};
 
 const LOOK: Duration = Duration::from_micros(50);
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -75,7 +75,7 @@ async fn streams(ip: IpAddr, look: Duration) -> Outcome {
     let lengths = [1, 16, 100, 8176, 8177, 8191, 8192, 8193, 20_000, 65_536, 300_000, 1 << 20, 3, 5_000_000, 7];
     let total: usize = lengths.iter().sum::<usize>() * 2;
     let sender = spawn(async move {
-        let (pool, mut at) = (Pool::new(1 << 20, 16), 0);
+        let (pool, mut at) = (BufPool::new(1 << 20, 16), 0);
         for round in 0..2 {
             for len in lengths {
                 let bytes: Vec<u8> = (at..at + len).map(byte).collect();
@@ -92,7 +92,7 @@ async fn streams(ip: IpAddr, look: Duration) -> Outcome {
         client.shutdown();
         Ok::<_, std::io::Error>(client)
     });
-    let (pool, mut at, mut step) = (Pool::new(256 << 10, 4), 0, 1);
+    let (pool, mut at, mut step) = (BufPool::new(256 << 10, 4), 0, 1);
     loop {
         let room = (step * 7919) % 100_000 + 1;
         let mut buf = if step % 2 == 0 { pool.get().limited(room) } else { BufMut::with_capacity(room) };
@@ -149,10 +149,10 @@ async fn forgeries(ip: IpAddr) -> Outcome {
         client.write(place, 0, Buf::copy_of(&[1; LEN])).await?;
         client.write(beside, 0, Buf::copy_of(&[2; LEN])).await?;
         let forged = match forgery {
-            "past the end" => rdma::Place { addr: place.addr + LEN as u64 - 2048, ..place },
-            "before the beginning" => rdma::Place { addr: place.addr - 2048, ..place },
-            "to another window" => rdma::Place { addr: beside.addr, ..place },
-            _ => rdma::Place { key: place.key ^ 0x55, ..place },
+            "past the end" => rdma::RemoteWindow { addr: place.addr + LEN as u64 - 2048, ..place },
+            "before the beginning" => rdma::RemoteWindow { addr: place.addr - 2048, ..place },
+            "to another window" => rdma::RemoteWindow { addr: beside.addr, ..place },
+            _ => rdma::RemoteWindow { key: place.key ^ 0x55, ..place },
         };
         let written = timeout(PATIENCE, client.write(forged, 0, page)).await;
         let written = written.map_err(|_| format!("a write {forgery} takes too long"))?;
@@ -171,7 +171,7 @@ async fn forgeries(ip: IpAddr) -> Outcome {
 async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
     let core = MessengerCore::default();
     let options = options(ip, secure);
-    let opened: Rc<RefCell<Option<Window>>> = Rc::default();
+    let opened: Rc<RefCell<Option<MemoryWindow>>> = Rc::default();
     let keep = opened.clone();
     let open = move |connection: &Connection, message: Message| {
         let window = connection.window(1 << 20).expect("memory");
@@ -212,7 +212,7 @@ async fn remote_writes(ip: IpAddr, secure: bool) -> Outcome {
 /// peer, and even if the owner keeps the window.
 async fn stale_keys(ip: IpAddr) -> Outcome {
     struct Opens {
-        kept: Rc<RefCell<Option<Window>>>,
+        kept: Rc<RefCell<Option<MemoryWindow>>>,
         lost: Rc<Notify>,
         gone: Rc<Cell<bool>>,
     }
@@ -223,7 +223,7 @@ async fn stale_keys(ip: IpAddr) -> Outcome {
             connection.post(message.reply(2).front(place)).expect("there is room");
             *self.kept.borrow_mut() = Some(window);
         }
-        fn lost(&self, _: &Connection, _: &Reason) {
+        fn lost(&self, _: &Connection, _: &DisconnectReason) {
             self.gone.set(true);
             self.lost.notify_all();
         }
@@ -269,14 +269,14 @@ async fn ends(ip: IpAddr) -> Outcome {
     Ok(())
 }
 
-fn options(ip: IpAddr, secure: bool) -> Options {
-    let key = Key::new([7; 32]);
+fn options(ip: IpAddr, secure: bool) -> MessengerOptions {
+    let key = SharedKey::new([7; 32]);
     let auth = Auth::SharedKey { name: "a".into(), key: key.clone(), keyring: Rc::new(Keyring::new().with("a", key)) };
-    Options {
+    MessengerOptions {
         auth,
         modes: Some(vec![if secure { mode::SECURE } else { mode::CRC }]),
         rdma_local: Some(ip),
-        ..Options::default()
+        ..MessengerOptions::default()
     }
 }
 

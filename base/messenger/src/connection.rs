@@ -13,32 +13,32 @@ use std::task::Poll;
 
 use forebay_reactor::sync::oneshot;
 
-use crate::endpoint::Endpoint;
-use crate::message::{Message, Role};
+use crate::endpoint::MessengerEndpoint;
+use crate::message::{Message, MessageRole};
 use crate::messenger::Handler;
 use crate::requests::RequestTable;
-use crate::session::{Policy, Session};
-use crate::throttle::{Budget, Throttle};
+use crate::session::{MessengerSession, Policy};
+use crate::throttle::{MessageBudget, MessageThrottle};
 use crate::transport::Address;
 use crate::window::WindowTable;
-use crate::wire::{EntityAddr, Limits};
+use crate::wire::{EntityAddr, SegmentLimits};
 
-pub use error::{Reason, SendError};
-pub(crate) use identity::Identity;
+pub use error::{DisconnectReason, SendError};
+pub(crate) use identity::ConnectionIdentity;
+pub(crate) use lifecycle::ConnectionLifecycle;
 pub use lifecycle::ConnectionState;
-pub(crate) use lifecycle::Lifecycle;
-use request::Request;
+use request::ReplyFuture;
 pub(crate) use send_queue::{Done, Outgoing, SendQueue};
 
 /// Way to the peer.
-pub(crate) enum Route {
+pub(crate) enum PeerRoute {
     /// Byte stream; possibly disconnected at the moment.
     Remote,
     /// Peer endpoint in the same process.
     Local(RefCell<Weak<Conn>>),
 }
 
-impl Route {
+impl PeerRoute {
     /// Returns the other end of a connection within the process, if it still exists.
     fn local_peer(&self) -> Option<Rc<Conn>> {
         match self {
@@ -52,14 +52,14 @@ impl Route {
 ///
 /// Each part keeps an invariant of its own; the methods here are what concerns several parts, in an order that matters.
 pub(crate) struct Conn {
-    pub(crate) endpoint: Rc<Endpoint>,
+    pub(crate) endpoint: Rc<MessengerEndpoint>,
     pub(crate) policy: Policy,
-    pub(crate) route: Route,
-    pub(crate) identity: Identity,
-    pub(crate) lifecycle: Lifecycle,
+    pub(crate) route: PeerRoute,
+    pub(crate) identity: ConnectionIdentity,
+    pub(crate) lifecycle: ConnectionLifecycle,
     pub(crate) send_queue: SendQueue,
     /// Budget of the messages of this peer that were received and not dropped.
-    pub(crate) receive_budget: Rc<Throttle>,
+    pub(crate) receive_budget: Rc<MessageThrottle>,
     pub(crate) requests: RequestTable,
     pub(crate) windows: WindowTable,
 }
@@ -67,20 +67,20 @@ pub(crate) struct Conn {
 impl Conn {
     /// Creates a connection that has no stream yet.
     pub(crate) fn new(
-        endpoint: Rc<Endpoint>,
-        identity: Identity,
-        (policy, route): (Policy, Route),
-        session: Session<Rc<Outgoing>>,
+        endpoint: Rc<MessengerEndpoint>,
+        identity: ConnectionIdentity,
+        (policy, route): (Policy, PeerRoute),
+        session: MessengerSession<Rc<Outgoing>>,
     ) -> Rc<Self> {
         let options = &endpoint.options;
-        let receive_budget = Throttle::new(options.receive, Some(endpoint.core.receive_budget.clone()));
+        let receive_budget = MessageThrottle::new(options.receive, Some(endpoint.core.receive_budget.clone()));
         let send_queue = SendQueue::new(session, options.send);
         Rc::new(Self {
             endpoint,
             policy,
             route,
             identity,
-            lifecycle: Lifecycle::new(),
+            lifecycle: ConnectionLifecycle::new(),
             send_queue,
             receive_budget,
             requests: RequestTable::default(),
@@ -107,13 +107,13 @@ impl Conn {
     }
 
     /// Fails all queued messages and pending requests.
-    pub(crate) fn fail(&self, reason: &Reason) {
+    pub(crate) fn fail(&self, reason: &DisconnectReason) {
         self.send_queue.fail(reason);
         self.requests.fail(&SendError::Ended(reason.clone()));
     }
 
     /// Ends the connection permanently.  Returns true if it had not ended before.
-    pub(crate) fn end(self: &Rc<Self>, reason: Reason) -> bool {
+    pub(crate) fn end(self: &Rc<Self>, reason: DisconnectReason) -> bool {
         if !self.lifecycle.begin_close(reason.clone()) {
             return false;
         }
@@ -122,28 +122,28 @@ impl Conn {
         self.lifecycle.finish_close();
         self.send_queue.wake_replaced();
         self.endpoint.connections.remove(self);
-        if let Route::Local(other) = &self.route
+        if let PeerRoute::Local(other) = &self.route
             && let Some(other) = other.take().upgrade()
         {
-            other.lose(&Reason::PeerClosed);
+            other.lose(&DisconnectReason::PeerClosed);
         }
         true
     }
 
     /// Ends the connection, and tells the handler that it is lost unless it had ended before.
-    pub(crate) fn lose(self: &Rc<Self>, reason: &Reason) {
+    pub(crate) fn lose(self: &Rc<Self>, reason: &DisconnectReason) {
         if self.end(reason.clone()) {
             self.handler().lost(&Connection::new(self.clone()), reason);
         }
     }
 
     fn ended(&self) -> SendError {
-        SendError::Ended(self.lifecycle.reason().unwrap_or(Reason::Closed))
+        SendError::Ended(self.lifecycle.reason().unwrap_or(DisconnectReason::Closed))
     }
 
     #[inline]
     fn check(&self, message: &Message) -> Result<(), SendError> {
-        let Limits { front_max, middle_max, data_max, .. } = self.endpoint.options.limits;
+        let SegmentLimits { front_max, middle_max, data_max, .. } = self.endpoint.options.limits;
         for (segment, max) in [(&message.front, front_max), (&message.middle, middle_max), (&message.data, data_max)] {
             let (len, max) = (segment.len(), max as usize);
             if len > max {
@@ -158,7 +158,7 @@ impl Conn {
         if self.is_closed() {
             return Err(self.ended());
         }
-        if let Route::Local(other) = &self.route {
+        if let PeerRoute::Local(other) = &self.route {
             let other = other.borrow().upgrade();
             return other.map_or_else(|| Err(self.ended()), |other| Ok(other.hand_over(message, done)));
         }
@@ -174,7 +174,7 @@ impl Conn {
             done.send(Ok(()));
         }
         let message = std::mem::take(message);
-        let message = if message.role == Role::Reply { self.requests.answer(message) } else { Some(message) };
+        let message = if message.role == MessageRole::Reply { self.requests.answer(message) } else { Some(message) };
         if let Some(message) = message {
             self.endpoint.core.enqueue(self.clone(), message);
             self.endpoint.core.schedule();
@@ -278,13 +278,13 @@ impl Connection {
     /// `Ended` when the connection ends before the reply arrives; then the peer may or may not have executed the
     /// request.
     pub fn request(&self, mut message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
-        message.role = Role::Request;
+        message.role = MessageRole::Request;
         self.ask(message)
     }
 
     /// Sends a message that expects a reply, whatever its role.
     pub(crate) fn ask(&self, message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
-        Request::new(&self.conn, None, message)
+        ReplyFuture::new(&self.conn, None, message)
     }
 
     /// Sends a request under the caller's transaction ID, and waits for its reply, as [`request`](Self::request) does.
@@ -297,30 +297,30 @@ impl Connection {
     /// # Errors
     /// As `request`; and `Tid` when the ID is 0 or that of a pending request on this connection.
     pub fn request_as(&self, tid: u64, message: Message) -> impl Future<Output = Result<Message, SendError>> + use<'_> {
-        Request::new(&self.conn, Some(tid), message)
+        ReplyFuture::new(&self.conn, Some(tid), message)
     }
 
     /// Waits until the connection is open.
     ///
     /// # Errors
     /// Reason why the connection ended first.
-    pub async fn ready(&self) -> Result<(), Reason> {
+    pub async fn ready(&self) -> Result<(), DisconnectReason> {
         self.conn.lifecycle.settled().await;
         match self.state() {
             ConnectionState::Open => Ok(()),
-            _ => Err(self.reason().unwrap_or(Reason::Closed)),
+            _ => Err(self.reason().unwrap_or(DisconnectReason::Closed)),
         }
     }
 
     /// Waits until the connection has ended, and returns the reason.
-    pub async fn ended(&self) -> Reason {
+    pub async fn ended(&self) -> DisconnectReason {
         self.conn.lifecycle.closed().await;
-        self.reason().unwrap_or(Reason::Closed)
+        self.reason().unwrap_or(DisconnectReason::Closed)
     }
 
     /// Closes the connection; queued messages and pending requests fail.
     pub fn close(&self) {
-        self.conn.end(Reason::Closed);
+        self.conn.end(DisconnectReason::Closed);
     }
 
     /// Returns the connection state.
@@ -329,7 +329,7 @@ impl Connection {
     }
 
     /// Returns the reason why the connection has ended, or why the last stream was lost while reconnecting.
-    pub fn reason(&self) -> Option<Reason> {
+    pub fn reason(&self) -> Option<DisconnectReason> {
         self.conn.lifecycle.reason()
     }
 
@@ -366,7 +366,7 @@ impl Connection {
     }
 
     /// Returns the number of messages waiting to be sent or acknowledged, and their bytes.
-    pub fn pending(&self) -> Budget {
+    pub fn pending(&self) -> MessageBudget {
         self.conn.send_queue.budget().used()
     }
 
@@ -376,7 +376,7 @@ impl Connection {
     }
 
     /// Returns the number of messages of this peer that were received and not dropped, and their bytes.
-    pub fn held(&self) -> Budget {
+    pub fn held(&self) -> MessageBudget {
         self.conn.receive_budget.used()
     }
 }

@@ -10,36 +10,41 @@ use forebay_reactor::sync::Notify;
 use crate::connection::Conn;
 use crate::messenger::Handler;
 use crate::messenger_core::CoreState;
-use crate::options::Options;
+use crate::options::MessengerOptions;
 use crate::transport::Address;
 use crate::wire::{AddrKind, EntityAddr};
 
 /// State of a messenger endpoint, shared with its connections and tasks.
-pub(crate) struct Endpoint {
-    pub(crate) options: Options,
+pub(crate) struct MessengerEndpoint {
+    pub(crate) options: MessengerOptions,
     pub(crate) core: Rc<CoreState>,
     pub(crate) handler: Rc<dyn Handler>,
     pub(crate) nonce: u32,
     /// Address that was bound first.
     pub(crate) bound: OnceCell<Address>,
-    pub(crate) numbers: Numbers,
-    pub(crate) connections: Connections,
+    pub(crate) numbers: SequenceNumbers,
+    pub(crate) connections: EndpointConnections,
     pub(crate) handshakes: Handshakes,
-    pub(crate) stop: StopSignal,
+    pub(crate) stop: EndpointStopSignal,
 }
 
-impl Endpoint {
-    pub(crate) fn new(options: Options, core: Rc<CoreState>, handler: Rc<dyn Handler>, nonce: u32) -> Rc<Self> {
+impl MessengerEndpoint {
+    pub(crate) fn new(
+        options: MessengerOptions,
+        core: Rc<CoreState>,
+        handler: Rc<dyn Handler>,
+        nonce: u32,
+    ) -> Rc<Self> {
         Rc::new(Self {
             options,
             core,
             handler,
             nonce,
             bound: OnceCell::new(),
-            numbers: Numbers::default(),
-            connections: Connections::default(),
+            numbers: SequenceNumbers::default(),
+            connections: EndpointConnections::default(),
             handshakes: Handshakes::default(),
-            stop: StopSignal::default(),
+            stop: EndpointStopSignal::default(),
         })
     }
 
@@ -68,12 +73,12 @@ impl Endpoint {
 
 /// Sequence numbers and transaction IDs of an endpoint, each larger than those before it.
 #[derive(Default)]
-pub(crate) struct Numbers {
+pub(crate) struct SequenceNumbers {
     global_seq: Cell<u64>,
     last_tid: Cell<u64>,
 }
 
-impl Numbers {
+impl SequenceNumbers {
     /// Returns the next global sequence number for an outgoing connection, greater than all before it and than `seen`,
     /// up to the highest number, which a peer may have stated.
     pub(crate) fn next_global_seq(&self, seen: u64) -> u64 {
@@ -98,13 +103,13 @@ pub(crate) type SessionKey = (String, EntityAddr);
 /// 2. A session belongs to a listed connection, and no two connections have the same session.
 /// 3. Connections are dropped while the lists are not borrowed, since that may run a handler's code.
 #[derive(Default)]
-pub(crate) struct Connections {
+pub(crate) struct EndpointConnections {
     listed: RefCell<Vec<Rc<Conn>>>,
     /// Sessions of lossless clients, kept so that they can reconnect.
     sessions: RefCell<BTreeMap<SessionKey, Rc<Conn>>>,
 }
 
-impl Connections {
+impl EndpointConnections {
     pub(crate) fn count(&self) -> usize {
         self.listed.borrow().len()
     }
@@ -180,12 +185,12 @@ impl Drop for HandshakeGuard {
 
 /// Signal that ends the tasks of an endpoint; once sent, it stays.
 #[derive(Default)]
-pub(crate) struct StopSignal {
+pub(crate) struct EndpointStopSignal {
     stopped: Cell<bool>,
     changed: Notify,
 }
 
-impl StopSignal {
+impl EndpointStopSignal {
     pub(crate) fn is_sent(&self) -> bool {
         self.stopped.get()
     }
@@ -215,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_peer_cannot_exhaust_global_sequence_numbers() {
-        let numbers = Numbers::default();
+        let numbers = SequenceNumbers::default();
         assert_eq!((numbers.next_global_seq(0), numbers.next_global_seq(7)), (1, 8));
         assert_eq!((numbers.next_global_seq(u64::MAX), numbers.next_global_seq(0)), (u64::MAX, u64::MAX));
     }

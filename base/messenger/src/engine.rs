@@ -10,13 +10,17 @@ pub(crate) use server::accept;
 
 use forebay_reactor::random;
 
-use crate::connection::Reason;
-use crate::session::{Handshake, Progress};
+use crate::connection::DisconnectReason;
+use crate::session::{HandshakeProgress, MessengerHandshake};
 use crate::transport::Channel;
 
 /// Sends and receives until the handshake makes progress that the caller must handle; `state` names the current step
 /// for error texts.
-async fn drive(handshake: &mut Handshake, channel: &Channel, state: &mut &'static str) -> Result<Progress, Reason> {
+async fn drive(
+    handshake: &mut MessengerHandshake,
+    channel: &Channel,
+    state: &mut &'static str,
+) -> Result<HandshakeProgress, DisconnectReason> {
     loop {
         let stepped = handshake.step(&mut random);
         let out = handshake.output();
@@ -24,14 +28,14 @@ async fn drive(handshake: &mut Handshake, channel: &Channel, state: &mut &'stati
             channel.clone().send(out).await?;
         }
         match stepped? {
-            Progress::NeedInput => {}
+            HandshakeProgress::NeedInput => {}
             progress => return Ok(progress),
         }
         *state = handshake.state();
         let want = handshake.want();
         let (result, buf) = channel.clone().recv(want.buf, want.all).await;
         match result? {
-            0 => return Err(Reason::PeerClosed),
+            0 => return Err(DisconnectReason::PeerClosed),
             got => handshake.received(buf, got),
         }
     }

@@ -7,15 +7,18 @@ use std::rc::Rc;
 use crate::session::auth::{AuthClient, AuthServer, NoAuth};
 use crate::session::cephx;
 use crate::session::handshake::{
-    ClientConfig, Handshake, Progress, Resume, ServerConfig, SessionReply, SessionRequest,
+    ClientConfig, HandshakeProgress, MessengerHandshake, Resume, ServerConfig, SessionReply, SessionRequest,
 };
-use crate::session::shared_key::{self, Key, Keyring};
+use crate::session::shared_key::{self, Keyring, SharedKey};
 use crate::window::{WINDOW_DESCRIPTOR_LEN, WindowDescriptor};
 use crate::wire::control::{
-    Ack, AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, AuthSignature, ClientIdent, Control, Hello, Keepalive,
-    Reconnect, Reset, Retry, ServerIdent, mode,
+    Ack, AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, AuthSignature, ClientIdent, ControlPayload, Hello,
+    Keepalive, Reconnect, Reset, Retry, ServerIdent, mode,
 };
-use crate::wire::{Banner, Decoder, Direction, EntityAddr, Frame, Header, Limits, Next, Pools, WireError, entity};
+use crate::wire::{
+    Banner, Direction, EntityAddr, Frame, FrameDecoder, MessageHeader, MessengerPools, ParseProgress, SegmentLimits,
+    WireError, entity,
+};
 
 /// Decodes a banner: a bad beginning must be rejected at its first wrong byte.
 pub fn banner(data: &[u8]) {
@@ -36,8 +39,8 @@ pub fn banner(data: &[u8]) {
 type Stream = (Vec<(u8, Vec<u8>, [Vec<u8>; 3])>, Option<WireError>);
 
 fn read_all(secure: bool, mut data: &[u8], cuts: &[u8]) -> Stream {
-    let limits = Limits { control_max: 4096, front_max: 50_000, middle_max: 50_000, data_max: 200_000 };
-    let mut decoder = Decoder::new(Rc::new(Pools::new()), limits, true);
+    let limits = SegmentLimits { control_max: 4096, front_max: 50_000, middle_max: 50_000, data_max: 200_000 };
+    let mut decoder = FrameDecoder::new(Rc::new(MessengerPools::new()), limits, true);
     if secure {
         decoder.secure(Direction::pair(&[7; 40], true).expect("long enough").0);
     }
@@ -45,9 +48,9 @@ fn read_all(secure: bool, mut data: &[u8], cuts: &[u8]) -> Stream {
     for cut in cuts.iter().cycle() {
         loop {
             match decoder.next(|_| true, |_| {}) {
-                Ok(Next::Frame(frame)) => frames.push(plain(&frame)),
-                Ok(Next::NeedInput) => break,
-                Ok(Next::NotAdmitted) => unreachable!("everything is admitted"),
+                Ok(ParseProgress::Frame(frame)) => frames.push(plain(&frame)),
+                Ok(ParseProgress::NeedInput) => break,
+                Ok(ParseProgress::NotAdmitted) => unreachable!("everything is admitted"),
                 Err(error) => return (frames, Some(error)),
             }
         }
@@ -77,11 +80,11 @@ pub fn frames(data: &[u8]) {
     let pieces = read_all(mode & 1 == 1, stream, cuts);
     assert_eq!(pieces, read_all(mode & 1 == 1, stream, &[255]), "cut at {cuts:?}");
     for (_, first, _) in pieces.0 {
-        let _ = Header::decode(&first);
+        let _ = MessageHeader::decode(&first);
     }
 }
 
-fn round_trip<C: Control + PartialEq + std::fmt::Debug>(data: &[u8]) {
+fn round_trip<C: ControlPayload + PartialEq + std::fmt::Debug>(data: &[u8]) {
     if let Ok(payload) = C::decode(data) {
         assert_eq!(C::decode(&payload.encode()).as_ref(), Ok(&payload));
     }
@@ -121,8 +124,8 @@ pub fn place(data: &[u8]) {
     assert_eq!(found.check(offset, len).is_ok(), fits);
 }
 
-fn key() -> Key {
-    Key::new([3; 32])
+fn key() -> SharedKey {
+    SharedKey::new([3; 32])
 }
 
 /// Runs handshakes with a peer that sends `data`: as a client and as a server, with each method; and the methods alone.
@@ -134,17 +137,17 @@ pub fn auth(data: &[u8]) {
         count += 1;
         count
     };
-    let secret = || cephx::Secret::from_base64("AQAAAAAAAAAAABAABwcHBwcHBwcHBwcHBwcHBw==").expect("a key");
+    let secret = || cephx::CephxSecret::from_base64("AQAAAAAAAAAAABAABwcHBwcHBwcHBwcHBwcHBw==").expect("a key");
     match kind % 6 {
         // Payloads of one method.
         0 => {
-            let mut client = cephx::Client::new("a", secret(), 0xff, cephx::TicketStore::new());
+            let mut client = cephx::CephxClient::new("a", secret(), 0xff, cephx::TicketStore::new());
             let more = data.get(..9).unwrap_or_default();
             let _ = client.more(more, &mut random);
             let _ = client.done(mode::SECURE, data.get(9..).unwrap_or_default());
         }
         1 => {
-            let mut client = shared_key::Client::new("a", key());
+            let mut client = shared_key::SharedKeyClient::new("a", key());
             client.begin(&[mode::SECURE], &mut random);
             let (first, second) = data.split_at(data.len() / 2);
             if client.more(first, &mut random).is_ok() {
@@ -152,7 +155,7 @@ pub fn auth(data: &[u8]) {
             }
         }
         2 => {
-            let mut server = shared_key::Server::new("s", Rc::new(Keyring::new().with("a", key())));
+            let mut server = shared_key::SharedKeyServer::new("s", Rc::new(Keyring::new().with("a", key())));
             let (first, second) = data.split_at(data.len() / 2);
             let request = AuthRequest { method: server.methods()[0], modes: vec![], payload: first.to_vec() };
             if server.begin(&request, mode::CRC, &mut random).is_ok() {
@@ -160,13 +163,13 @@ pub fn auth(data: &[u8]) {
             }
         }
         // Complete streams.
-        3 => drop(drive(client(Box::new(cephx::Client::new("a", secret(), 0, cephx::TicketStore::new()))), data)),
+        3 => drop(drive(client(Box::new(cephx::CephxClient::new("a", secret(), 0, cephx::TicketStore::new()))), data)),
         4 => drop(drive(client(Box::new(NoAuth)), data)),
         _ => drop(drive(server(Box::new(NoAuth)), data)),
     }
 }
 
-fn client(auth: Box<dyn AuthClient>) -> Handshake {
+fn client(auth: Box<dyn AuthClient>) -> MessengerHandshake {
     let config = ClientConfig {
         entity: entity::CLIENT,
         peer_entity: None,
@@ -180,17 +183,17 @@ fn client(auth: Box<dyn AuthClient>) -> Handshake {
         checksum: true,
     };
     let resume = Resume { client_cookie: 1, server_cookie: 2, global_seq: 3, connect_seq: 4, in_seq: 5 };
-    Handshake::client(config, auth, resume, Rc::new(Pools::new()))
+    MessengerHandshake::client(config, auth, resume, Rc::new(MessengerPools::new()))
 }
 
-fn server(auth: Box<dyn AuthServer>) -> Handshake {
+fn server(auth: Box<dyn AuthServer>) -> MessengerHandshake {
     let peer = EntityAddr::msgr2(None, 0);
     let config = ServerConfig { entity: entity::FOREBAY, peer, modes: vec![mode::CRC], checksum: true };
-    Handshake::server(config, auth, Rc::new(Pools::new()))
+    MessengerHandshake::server(config, auth, Rc::new(MessengerPools::new()))
 }
 
 /// Feeds all bytes to one side, with the answers that it requires; returns true if a session was established.
-fn drive(mut handshake: Handshake, mut data: &[u8]) -> bool {
+fn drive(mut handshake: MessengerHandshake, mut data: &[u8]) -> bool {
     let mut count = 0u64;
     let mut random = || {
         count += 1;
@@ -200,8 +203,8 @@ fn drive(mut handshake: Handshake, mut data: &[u8]) -> bool {
         let _ = handshake.output();
         match handshake.step(&mut random) {
             Err(_) => return false,
-            Ok(Progress::Established(_)) => return true,
-            Ok(Progress::SessionRequest(asked)) => {
+            Ok(HandshakeProgress::Established(_)) => return true,
+            Ok(HandshakeProgress::SessionRequest(asked)) => {
                 let answer = match asked {
                     SessionRequest::Ident(ident) if ident.cookie % 2 == 1 => SessionReply::Missing(1),
                     SessionRequest::Ident(_) => SessionReply::Ident(ServerIdent::default()),
@@ -216,7 +219,7 @@ fn drive(mut handshake: Handshake, mut data: &[u8]) -> bool {
                     return true;
                 }
             }
-            Ok(Progress::NeedInput) => {
+            Ok(HandshakeProgress::NeedInput) => {
                 if data.is_empty() {
                     return false;
                 }
@@ -268,10 +271,10 @@ mod tests {
     fn seeds_are_what_we_write() {
         use crate::wire::{Encoder, Tag};
         use forebay_reactor::{Buf, BufList};
-        let mut encoder = Encoder::new(Rc::new(Pools::new()), true);
+        let mut encoder = Encoder::new(Rc::new(MessengerPools::new()), true);
         let mut message = BufList::new();
         let list = |len: usize| BufList::from(Buf::copy_of(&vec![5; len]));
-        let header = Header { seq: 1, tid: 2, kind: 3, ..Header::default() };
+        let header = MessageHeader { seq: 1, tid: 2, kind: 3, ..MessageHeader::default() };
         encoder.message(&header, [&list(30), &BufList::new(), &list(700)], &mut message).expect("crc mode");
         encoder.control(Tag::Ack, &Ack { seq: 9 }.encode(), &mut message).expect("crc mode");
         let mut sealed = BufList::new();
@@ -281,7 +284,7 @@ mod tests {
         // A client's side of a handshake without authentication.
         let addr = EntityAddr::msgr2(None, 7);
         let mut session = BufList::new();
-        let mut encoder = Encoder::new(Rc::new(Pools::new()), true);
+        let mut encoder = Encoder::new(Rc::new(MessengerPools::new()), true);
         let request = AuthRequest { method: 1, modes: vec![mode::CRC], payload: vec![] };
         let ident = ClientIdent { addrs: vec![addr], target: addr, cookie: 8, ..ClientIdent::default() };
         encoder.control(Tag::Hello, &Hello { entity: 8, peer: addr }.encode(), &mut session).expect("crc mode");

@@ -6,7 +6,7 @@
 //! machines without any I/O.  The design is in `docs/design/messenger.md`, the wire format in `docs/formats/msgr2.md`.
 //!
 //! ```
-//! use forebay_messenger::{Connection, Message, Messenger, MessengerCore, Options, Policy};
+//! use forebay_messenger::{Connection, Message, Messenger, MessengerCore, MessengerOptions, Policy};
 //! use forebay_reactor::{Buf, DriverChoice, Reactor};
 //! let reactor = Reactor::system(DriverChoice::Auto)?;
 //! reactor.block_on(async {
@@ -15,9 +15,9 @@
 //!         let reply = message.reply(2).data(message.data.clone());
 //!         connection.post(reply).expect("there is room for one");
 //!     };
-//!     let server = Messenger::new(&core, Options::default(), echo);
+//!     let server = Messenger::new(&core, MessengerOptions::default(), echo);
 //!     let address = server.bind(&"127.0.0.1:0".parse().unwrap())?;
-//!     let client = Messenger::new(&core, Options::default(), |_: &Connection, _: Message| {});
+//!     let client = Messenger::new(&core, MessengerOptions::default(), |_: &Connection, _: Message| {});
 //!     let connection = client.connect(&address, Policy::LosslessPeer);
 //!     let reply = connection.request(Message::new(1).data(Buf::copy_of(b"hello"))).await.unwrap();
 //!     assert_eq!(reply.data.to_vec(), b"hello");
@@ -47,13 +47,13 @@ mod transport;
 mod window;
 pub mod wire;
 
-pub use connection::{Connection, ConnectionState, Reason, SendError};
+pub use connection::{Connection, ConnectionState, DisconnectReason, SendError};
 pub use forebay_reactor::Network;
-pub use message::{Message, Role, priority as message_priority};
+pub use message::{Message, MessageRole, priority as message_priority};
 pub use messenger::{Handler, Messenger};
 pub use messenger_core::MessengerCore;
-pub use options::{Auth, Options};
-pub use session::{Key, Keyring, Policy, Violation};
-pub use throttle::Budget;
+pub use options::{Auth, MessengerOptions};
+pub use session::{Keyring, Policy, SessionViolation, SharedKey};
+pub use throttle::MessageBudget;
 pub use transport::Address;
-pub use window::{WINDOW_DESCRIPTOR_LEN, Window, WindowContent, WindowDescriptor, WriteError};
+pub use window::{MemoryWindow, WINDOW_DESCRIPTOR_LEN, WindowContent, WindowDescriptor, WriteError};

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
-use crate::connection::{Conn, Connection, Identity, Outgoing, Route};
-use crate::endpoint::Endpoint;
-use crate::session::{Policy, Resume, Session};
+use crate::connection::{Conn, Connection, ConnectionIdentity, Outgoing, PeerRoute};
+use crate::endpoint::MessengerEndpoint;
+use crate::session::{MessengerSession, Policy, Resume};
 use crate::transport::{Address, no_local_endpoint};
 
 /// Name of the transport.
@@ -14,11 +14,11 @@ const NAME: &str = "loopback";
 
 /// Endpoints of a core that listen at a loopback address, by name; a name belongs to one endpoint until that stops.
 #[derive(Default)]
-pub(crate) struct LocalEndpoints(RefCell<BTreeMap<String, Weak<Endpoint>>>);
+pub(crate) struct LocalEndpoints(RefCell<BTreeMap<String, Weak<MessengerEndpoint>>>);
 
 impl LocalEndpoints {
     /// Gives the name to `endpoint`.  Returns false if another one has it.
-    pub(crate) fn listen(&self, name: &str, endpoint: &Rc<Endpoint>) -> bool {
+    pub(crate) fn listen(&self, name: &str, endpoint: &Rc<MessengerEndpoint>) -> bool {
         let mut names = self.0.borrow_mut();
         if names.get(name).is_some_and(|other| other.strong_count() > 0) {
             return false;
@@ -28,13 +28,13 @@ impl LocalEndpoints {
     }
 
     /// Returns the endpoint of this name, unless it has stopped.
-    fn find(&self, name: &str) -> Option<Rc<Endpoint>> {
+    fn find(&self, name: &str) -> Option<Rc<MessengerEndpoint>> {
         let found = self.0.borrow().get(name).and_then(Weak::upgrade);
         found.filter(|endpoint| !endpoint.stop.is_sent())
     }
 
     /// Removes the names of an endpoint that stops.
-    pub(crate) fn remove(&self, endpoint: &Rc<Endpoint>) {
+    pub(crate) fn remove(&self, endpoint: &Rc<MessengerEndpoint>) {
         let mut names = self.0.borrow_mut();
         names.retain(|_, other| other.upgrade().is_some_and(|other| !Rc::ptr_eq(&other, endpoint)));
     }
@@ -42,21 +42,21 @@ impl LocalEndpoints {
 
 /// Connects an endpoint to the one of this name; the connection ends at once if there is none.
 pub(crate) fn connect(
-    client: &Rc<Endpoint>,
+    client: &Rc<MessengerEndpoint>,
     address: &Address,
     name: &str,
     policy: Policy,
-    session: Session<Rc<Outgoing>>,
+    session: MessengerSession<Rc<Outgoing>>,
 ) -> Connection {
-    let identity = || Identity::new(address.clone(), String::new());
-    let conn = Conn::new(client.clone(), identity(), (policy, Route::Local(RefCell::default())), session);
+    let identity = || ConnectionIdentity::new(address.clone(), String::new());
+    let conn = Conn::new(client.clone(), identity(), (policy, PeerRoute::Local(RefCell::default())), session);
     let Some(server) = client.core.local.find(name) else {
         conn.end(no_local_endpoint(name).into());
         return Connection::new(conn);
     };
-    let theirs = (server.options.accept, Route::Local(RefCell::new(Rc::downgrade(&conn))));
-    let other = Conn::new(server.clone(), identity(), theirs, Session::new(true, Resume::default()));
-    if let Route::Local(end) = &conn.route {
+    let theirs = (server.options.accept, PeerRoute::Local(RefCell::new(Rc::downgrade(&conn))));
+    let other = Conn::new(server.clone(), identity(), theirs, MessengerSession::new(true, Resume::default()));
+    if let PeerRoute::Local(end) = &conn.route {
         *end.borrow_mut() = Rc::downgrade(&other);
     }
     conn.identity.identify(server.options.entity, None);

@@ -4,8 +4,8 @@ use std::fmt;
 
 use forebay_reactor::{Buf, BufList};
 
-use crate::throttle::Held;
-use crate::wire::Header;
+use crate::throttle::BudgetShare;
+use crate::wire::MessageHeader;
 use crate::wire::header::FLAG_COMPLETE;
 
 /// Priorities; higher goes first.  The numbers are Ceph's.
@@ -22,7 +22,7 @@ pub mod priority {
 
 /// Role of a message: request, reply or one-way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Role {
+pub enum MessageRole {
     /// One-way message; expects no reply.
     #[default]
     OneWay,
@@ -34,7 +34,7 @@ pub enum Role {
     Window,
 }
 
-impl Role {
+impl MessageRole {
     pub(crate) fn code(self) -> u16 {
         self as u16
     }
@@ -62,7 +62,7 @@ pub struct Message {
     /// Oldest version of the decoder that can read `front`.
     pub compat_version: u16,
     /// Request, reply or one-way.
-    pub role: Role,
+    pub role: MessageRole,
     /// Matches a reply with its request; set by [`Connection::request`](crate::Connection::request), or given to
     /// [`Connection::request_as`](crate::Connection::request_as).
     pub tid: u64,
@@ -73,7 +73,7 @@ pub struct Message {
     /// Data segment: the payload.
     pub data: BufList,
     /// Share of the receive budget; released when the message is dropped.
-    pub(crate) held: Option<Held>,
+    pub(crate) held: Option<BudgetShare>,
 }
 
 /// Size bound: messages are moved from queue to queue, and past this size each move becomes a function call.
@@ -107,7 +107,7 @@ impl Message {
     /// Creates an empty reply to this request, of type `kind`, with its tid and priority.
     #[inline]
     pub fn reply(&self, kind: u16) -> Self {
-        Self { role: Role::Reply, tid: self.tid, priority: self.priority, ..Self::new(kind) }
+        Self { role: MessageRole::Reply, tid: self.tid, priority: self.priority, ..Self::new(kind) }
     }
 
     /// Returns the number of bytes in all segments.
@@ -129,8 +129,8 @@ impl Message {
     }
 
     #[inline]
-    pub(crate) fn header(&self, seq: u64, ack_seq: u64) -> Header {
-        Header {
+    pub(crate) fn header(&self, seq: u64, ack_seq: u64) -> MessageHeader {
+        MessageHeader {
             seq,
             tid: self.tid,
             kind: self.kind,
@@ -145,7 +145,7 @@ impl Message {
     }
 
     #[inline]
-    pub(crate) fn received(header: &Header, segments: [Option<Buf>; 3], held: Held) -> Self {
+    pub(crate) fn received(header: &MessageHeader, segments: [Option<Buf>; 3], held: BudgetShare) -> Self {
         let [front, middle, data] = segments;
         let list = |segment: Option<Buf>| segment.map_or_else(BufList::new, BufList::from);
         let (front, middle, data) = (list(front), list(middle), list(data));
@@ -154,7 +154,7 @@ impl Message {
             priority: header.priority,
             version: header.version,
             compat_version: header.compat_version,
-            role: Role::from_code(header.reserved),
+            role: MessageRole::from_code(header.reserved),
             tid: header.tid,
             front,
             middle,

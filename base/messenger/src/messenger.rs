@@ -6,12 +6,12 @@ use std::rc::Rc;
 
 use forebay_reactor::{random, spawn};
 
-use crate::connection::{Conn, Connection, Identity, Reason, Route};
-use crate::endpoint::Endpoint;
+use crate::connection::{Conn, Connection, ConnectionIdentity, DisconnectReason, PeerRoute};
+use crate::endpoint::MessengerEndpoint;
 use crate::message::Message;
 use crate::messenger_core::MessengerCore;
-use crate::options::{Auth, Options};
-use crate::session::{Policy, Resume, Session};
+use crate::options::{Auth, MessengerOptions};
+use crate::session::{MessengerSession, Policy, Resume};
 use crate::transport::{Acceptor, Address};
 use crate::{engine, loopback};
 
@@ -25,17 +25,17 @@ pub trait Handler {
     fn opened(&self, _connection: &Connection) {}
 
     /// Called when the stream is lost and the session waits for a new one.
-    fn interrupted(&self, _connection: &Connection, _reason: &Reason) {}
+    fn interrupted(&self, _connection: &Connection, _reason: &DisconnectReason) {}
 
     /// Called when the peer has dropped the session: messages that it had not acknowledged have failed.  A new session
     /// has begun.
     fn reset(&self, _connection: &Connection) {}
 
     /// Called when a peer is rejected before it has a connection.
-    fn refused(&self, _peer: &Address, _reason: &Reason) {}
+    fn refused(&self, _peer: &Address, _reason: &DisconnectReason) {}
 
     /// Called when the connection has ended other than by a local [`close`](Connection::close).
-    fn lost(&self, _connection: &Connection, _reason: &Reason) {}
+    fn lost(&self, _connection: &Connection, _reason: &DisconnectReason) {}
 }
 
 impl<F: Fn(&Connection, Message)> Handler for F {
@@ -48,7 +48,7 @@ impl<F: Fn(&Connection, Message)> Handler for F {
 /// core's reactor.
 #[derive(Clone)]
 pub struct Messenger {
-    endpoint: Rc<Endpoint>,
+    endpoint: Rc<MessengerEndpoint>,
 }
 
 impl Messenger {
@@ -56,9 +56,9 @@ impl Messenger {
     ///
     /// # Panics
     /// When no reactor runs on this thread.
-    pub fn new(core: &MessengerCore, options: Options, handler: impl Handler + 'static) -> Self {
+    pub fn new(core: &MessengerCore, options: MessengerOptions, handler: impl Handler + 'static) -> Self {
         let nonce = options.nonce.unwrap_or_else(|| (random() as u32).max(1));
-        Self { endpoint: Endpoint::new(options, core.state.clone(), Rc::new(handler), nonce) }
+        Self { endpoint: MessengerEndpoint::new(options, core.state.clone(), Rc::new(handler), nonce) }
     }
 
     /// Listens at `address`, and returns the address as bound.
@@ -96,12 +96,12 @@ impl Messenger {
     pub fn connect_instance(&self, address: &Address, nonce: u32, policy: Policy) -> Connection {
         let lossy = policy.is_lossy();
         let cookie = if lossy { 0 } else { random().max(1) };
-        let session = Session::new(lossy, Resume { client_cookie: cookie, ..Resume::default() });
+        let session = MessengerSession::new(lossy, Resume { client_cookie: cookie, ..Resume::default() });
         if let Address::Loopback(name) = address {
             return loopback::connect(&self.endpoint, address, name, policy, session);
         }
-        let identity = Identity::of_instance(address.clone(), String::new(), nonce);
-        let conn = Conn::new(self.endpoint.clone(), identity, (policy, Route::Remote), session);
+        let identity = ConnectionIdentity::of_instance(address.clone(), String::new(), nonce);
+        let conn = Conn::new(self.endpoint.clone(), identity, (policy, PeerRoute::Remote), session);
         self.endpoint.connections.add(&conn);
         drop(spawn(engine::client(conn.clone())));
         Connection::new(conn)
@@ -127,7 +127,7 @@ impl Messenger {
     pub fn shutdown(&self) {
         self.endpoint.stop.send();
         for conn in self.endpoint.connections.all() {
-            conn.end(Reason::Closed);
+            conn.end(DisconnectReason::Closed);
         }
         self.endpoint.core.local.remove(&self.endpoint);
     }

@@ -7,11 +7,11 @@ use forebay_reactor::{spawn, yield_now};
 
 use crate::connection::{Conn, Connection};
 use crate::loopback::LocalEndpoints;
-use crate::message::{Message, Role};
+use crate::message::{Message, MessageRole};
 use crate::priority::PriorityQueue;
-use crate::throttle::{Budget, Throttle};
+use crate::throttle::{MessageBudget, MessageThrottle};
 use crate::window;
-use crate::wire::Pools;
+use crate::wire::MessengerPools;
 
 /// Maximum number of messages dispatched before other tasks run.
 const DISPATCH_TURN: usize = 512;
@@ -30,9 +30,9 @@ pub struct MessengerCore {
 /// 2. A dispatch follows whatever is queued: one that is scheduled, or that of the stream's task in the same turn; if the
 ///    stream fails in that turn, the next dispatch of any stream.
 pub(crate) struct CoreState {
-    pub(crate) pools: Rc<Pools>,
+    pub(crate) pools: Rc<MessengerPools>,
     /// Budget of all messages that were received and not dropped.
-    pub(crate) receive_budget: Rc<Throttle>,
+    pub(crate) receive_budget: Rc<MessageThrottle>,
     queue: RefCell<PriorityQueue<(Rc<Conn>, Message)>>,
     dispatching: Cell<bool>,
     scheduled: Cell<bool>,
@@ -41,12 +41,12 @@ pub(crate) struct CoreState {
 }
 
 impl MessengerCore {
-    /// Creates the messenger core of this thread's reactor.  `budget` bounds the messages that were received and not dropped,
-    /// over all connections.
-    pub fn new(budget: Budget) -> Self {
+    /// Creates the messenger core of this thread's reactor.  `budget` bounds the messages that were received and not
+    /// dropped, over all connections.
+    pub fn new(budget: MessageBudget) -> Self {
         let state = CoreState {
-            pools: Rc::new(Pools::new()),
-            receive_budget: Throttle::new(budget, None),
+            pools: Rc::new(MessengerPools::new()),
+            receive_budget: MessageThrottle::new(budget, None),
             queue: RefCell::default(),
             dispatching: Cell::new(false),
             scheduled: Cell::new(false),
@@ -56,7 +56,7 @@ impl MessengerCore {
     }
 
     /// Returns the number of messages that were received and not dropped, and their bytes.
-    pub fn held(&self) -> Budget {
+    pub fn held(&self) -> MessageBudget {
         self.state.receive_budget.used()
     }
 }
@@ -64,7 +64,7 @@ impl MessengerCore {
 impl Default for MessengerCore {
     /// Returns a messenger core with a budget of 65,536 messages and 512 MiB.
     fn default() -> Self {
-        Self::new(Budget { messages: 1 << 16, bytes: 512 << 20 })
+        Self::new(MessageBudget { messages: 1 << 16, bytes: 512 << 20 })
     }
 }
 
@@ -86,7 +86,7 @@ impl CoreState {
             if conn.is_closed() {
                 continue;
             }
-            if message.role == Role::Window {
+            if message.role == MessageRole::Window {
                 window::execute(&conn, message);
             } else {
                 let connection = Connection::new(conn);

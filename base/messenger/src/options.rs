@@ -7,11 +7,11 @@ use std::time::Duration;
 use forebay_reactor::Network;
 
 use crate::session::auth::{Named, NoAuth};
-use crate::session::{AuthClient, AuthServer, Key, Keyring, Policy, cephx, shared_key};
-use crate::throttle::Budget;
+use crate::session::{AuthClient, AuthServer, Keyring, Policy, SharedKey, cephx, shared_key};
+use crate::throttle::MessageBudget;
 use crate::transport::TransportOptions;
 use crate::wire::control::mode;
-use crate::wire::{Limits, entity};
+use crate::wire::{SegmentLimits, entity};
 
 /// Authentication method of this endpoint, for outgoing and incoming connections.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ pub enum Auth {
         /// Name of this endpoint; the keyring of the peer that it connects to holds its key under this name.
         name: String,
         /// Key of this endpoint.
-        key: Key,
+        key: SharedKey,
         /// Keys of the peers that may connect to this endpoint.
         keyring: Rc<Keyring>,
     },
@@ -32,7 +32,7 @@ pub enum Auth {
         /// Entity ID: the part of the name after `client.`.
         id: String,
         /// Secret key of the client.
-        secret: cephx::Secret,
+        secret: cephx::CephxSecret,
         /// Bit mask of the services to request tickets for, values of [`entity`].
         services: u32,
         /// Store that receives the tickets.
@@ -60,9 +60,9 @@ impl Auth {
     pub(crate) fn client(&self) -> Box<dyn AuthClient> {
         match self {
             Self::None => Box::new(NoAuth),
-            Self::SharedKey { name, key, .. } => Box::new(shared_key::Client::new(name.clone(), key.clone())),
+            Self::SharedKey { name, key, .. } => Box::new(shared_key::SharedKeyClient::new(name.clone(), key.clone())),
             Self::Cephx { id, secret, services, ticket_store } => {
-                Box::new(cephx::Client::new(id.clone(), secret.clone(), *services, ticket_store.clone()))
+                Box::new(cephx::CephxClient::new(id.clone(), secret.clone(), *services, ticket_store.clone()))
             }
             Self::Named { id, ticket_store, monitors } => {
                 Box::new(Named::new(id.clone(), ticket_store.clone(), *monitors))
@@ -76,10 +76,12 @@ impl Auth {
     pub(crate) fn server(&self) -> Box<dyn AuthServer> {
         match self {
             Self::None => Box::new(NoAuth),
-            Self::SharedKey { name, keyring, .. } => Box::new(shared_key::Server::new(name.clone(), keyring.clone())),
-            Self::Cephx { id, .. } => Box::new(shared_key::Server::new(id.clone(), Rc::default())),
+            Self::SharedKey { name, keyring, .. } => {
+                Box::new(shared_key::SharedKeyServer::new(name.clone(), keyring.clone()))
+            }
+            Self::Cephx { id, .. } => Box::new(shared_key::SharedKeyServer::new(id.clone(), Rc::default())),
             Self::Named { .. } | Self::CephxService { .. } => {
-                Box::new(shared_key::Server::new(String::new(), Rc::default()))
+                Box::new(shared_key::SharedKeyServer::new(String::new(), Rc::default()))
             }
         }
     }
@@ -92,7 +94,7 @@ impl Auth {
 
 /// Options of a [`Messenger`](crate::Messenger).
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct MessengerOptions {
     /// Entity type of this endpoint, of [`entity`].
     pub entity: u8,
     /// Entity type required of peers that this endpoint connects to; `None` accepts any.
@@ -114,11 +116,11 @@ pub struct Options {
     /// Message features required of the peer.
     pub required: u64,
     /// Maximum segment sizes in bytes.
-    pub limits: Limits,
+    pub limits: SegmentLimits,
     /// Receive budget per peer: messages received and not yet dropped.
-    pub receive: Budget,
+    pub receive: MessageBudget,
     /// Send budget per peer: messages waiting to be sent or, in a lossless session, to be acknowledged.
-    pub send: Budget,
+    pub send: MessageBudget,
     /// Policy for incoming connections that do not ask to be lossy.
     pub accept: Policy,
     /// Networks that peers may connect from; empty allows all.
@@ -149,7 +151,7 @@ pub struct Options {
     pub rdma_local: Option<IpAddr>,
 }
 
-impl Default for Options {
+impl Default for MessengerOptions {
     fn default() -> Self {
         Self {
             entity: entity::FOREBAY,
@@ -161,9 +163,9 @@ impl Default for Options {
             checksum: true,
             supported: u64::MAX,
             required: 0,
-            limits: Limits::default(),
-            receive: Budget { messages: 4096, bytes: 64 << 20 },
-            send: Budget { messages: 4096, bytes: 64 << 20 },
+            limits: SegmentLimits::default(),
+            receive: MessageBudget { messages: 4096, bytes: 64 << 20 },
+            send: MessageBudget { messages: 4096, bytes: 64 << 20 },
             accept: Policy::LosslessPeer,
             allow: Vec::new(),
             connections_max: 4096,
@@ -182,7 +184,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl MessengerOptions {
     pub(crate) fn transport(&self) -> TransportOptions {
         TransportOptions { busy_poll: self.busy_poll, rdma_local: self.rdma_local }
     }
@@ -203,11 +205,11 @@ mod tests {
 
     #[test]
     fn secure_mode_is_the_default_off_this_machine() {
-        let key = Key::new([0; 32]);
+        let key = SharedKey::new([0; 32]);
         let auth = Auth::SharedKey { name: "a".into(), key, keyring: Rc::default() };
-        let options = Options { auth, ..Options::default() };
+        let options = MessengerOptions { auth, ..MessengerOptions::default() };
         assert_eq!(options.modes(false), [mode::SECURE]);
         assert_eq!(options.modes(true), [mode::CRC, mode::SECURE]);
-        assert_eq!(Options::default().modes(true), [mode::CRC]);
+        assert_eq!(MessengerOptions::default().modes(true), [mode::CRC]);
     }
 }

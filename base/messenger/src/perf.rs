@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use forebay_reactor::{Buf, BufList, now, sleep, spawn, timeout, yield_now};
 
-use crate::{Address, Connection, Message, Messenger, MessengerCore, Options, Policy, SendError};
+use crate::{Address, Connection, Message, Messenger, MessengerCore, MessengerOptions, Policy, SendError};
 
 /// Request; answered by an empty reply.
 const KIND_ASK: u16 = 1;
@@ -22,7 +22,7 @@ const KIND_PUSH: u16 = 4;
 
 /// Load of one run.
 #[derive(Debug, Clone)]
-pub struct Load {
+pub struct PerfLoad {
     /// Data size of a request in bytes.
     pub size: usize,
     /// Requests in flight on each connection.
@@ -132,7 +132,7 @@ pub fn answer(connection: &Connection, message: &Message, cpu_nanos: impl Fn() -
 /// Errors of binding.
 pub fn serve(
     core: &MessengerCore,
-    options: Options,
+    options: MessengerOptions,
     address: &Address,
     cpu_nanos: impl Fn() -> u64 + 'static,
 ) -> io::Result<(Messenger, Address)> {
@@ -155,9 +155,9 @@ async fn usage(connection: &Connection) -> Option<u64> {
 /// When a connection cannot be established, or ends, or there is no reply for as long as the load's `patience`.
 pub async fn run(
     core: &MessengerCore,
-    options: Options,
+    options: MessengerOptions,
     address: &Address,
-    load: &Load,
+    load: &PerfLoad,
 ) -> Result<Measurement, RunError> {
     let client = Messenger::new(core, options, |_: &Connection, _: Message| {});
     let answers = Rc::new(Cell::new(0));
@@ -181,7 +181,7 @@ pub async fn run(
 async fn measure(
     client: &Messenger,
     address: &Address,
-    load: &Load,
+    load: &PerfLoad,
     answers: &Rc<Cell<u64>>,
 ) -> Result<Measurement, SendError> {
     let policy = if load.lossy { Policy::LossyClient } else { Policy::LosslessPeer };
@@ -291,9 +291,9 @@ mod tests {
             let core = MessengerCore::default();
             for address in ["127.0.0.1:0", "loopback:perf"] {
                 let address = address.parse().expect("an address");
-                let (server, address) = serve(&core, Options::default(), &address, || 7).expect("bound");
+                let (server, address) = serve(&core, MessengerOptions::default(), &address, || 7).expect("bound");
                 for one_way in [false, true] {
-                    let load = Load {
+                    let load = PerfLoad {
                         size: 3000,
                         depth: 10,
                         connections: 2,
@@ -304,7 +304,7 @@ mod tests {
                         every: if one_way { Duration::ZERO } else { Duration::from_micros(100) },
                         patience: Duration::from_secs(30),
                     };
-                    let outcome = run(&core, Options::default(), &address, &load).await.expect("it runs");
+                    let outcome = run(&core, MessengerOptions::default(), &address, &load).await.expect("it runs");
                     assert!(outcome.messages > 10 && outcome.seconds > 0.01);
                     assert_eq!(outcome.server_cpu_nanos, Some(0));
                     assert_eq!(one_way, outcome.percentile(0.5) == 0);
@@ -320,8 +320,9 @@ mod tests {
         reactor.block_on(async {
             let core = MessengerCore::default();
             let (server, address) =
-                serve(&core, Options::default(), &"127.0.0.1:0".parse().expect("an address"), || 7).expect("bound");
-            let load = Load {
+                serve(&core, MessengerOptions::default(), &"127.0.0.1:0".parse().expect("an address"), || 7)
+                    .expect("bound");
+            let load = PerfLoad {
                 size: 10,
                 depth: 2,
                 connections: 1,
@@ -337,7 +338,7 @@ mod tests {
                 sleep(Duration::from_millis(20)).await;
                 server.shutdown();
             });
-            let outcome = run(&core, Options::default(), &address, &load).await;
+            let outcome = run(&core, MessengerOptions::default(), &address, &load).await;
             assert_eq!(outcome.err(), Some(RunError::Silent(load.patience)));
             went.await;
         });

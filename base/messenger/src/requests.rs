@@ -8,16 +8,16 @@ use std::task::{Context, Poll, Waker};
 use slab::Slab;
 
 use crate::connection::SendError;
-use crate::message::{Message, Role};
+use crate::message::{Message, MessageRole};
 
-pub(crate) type Reply = Result<Message, SendError>;
+pub(crate) type ReplyResult = Result<Message, SendError>;
 
 enum RequestState {
     /// Not queued yet: an error of the connection is reported to the task that queues it.
     Fresh,
     /// Reply pending; the waker, if any, is woken by it.
     Waiting(Option<Waker>),
-    Done(Reply),
+    Done(ReplyResult),
 }
 
 struct Request {
@@ -60,7 +60,7 @@ impl RequestTable {
         let answered = self.0.borrow_mut().answer(message.tid, message);
         match answered {
             Ok(waker) => waker.into_iter().for_each(Waker::wake),
-            Err(message) if message.role == Role::Reply => drop(message),
+            Err(message) if message.role == MessageRole::Reply => drop(message),
             Err(message) => return Some(message),
         }
         None
@@ -68,7 +68,7 @@ impl RequestTable {
 
     /// Takes the reply and ends the request, if the reply has arrived; otherwise registers the task.
     #[inline]
-    pub(crate) fn poll(&self, tid: u64, cx: &Context<'_>) -> Poll<Reply> {
+    pub(crate) fn poll(&self, tid: u64, cx: &Context<'_>) -> Poll<ReplyResult> {
         let mut requests = self.0.borrow_mut();
         if let Some(reply) = requests.take(tid) {
             return Poll::Ready(reply);
@@ -189,7 +189,7 @@ impl Requests {
 
     /// Takes the reply and ends the request, if the reply has arrived.
     #[inline]
-    fn take(&mut self, tid: u64) -> Option<Reply> {
+    fn take(&mut self, tid: u64) -> Option<ReplyResult> {
         let place = self.place(tid);
         let answered = |request: &Request| request.tid == tid && matches!(request.state, RequestState::Done(_));
         if !self.slots.get(place).is_some_and(answered) {
@@ -247,7 +247,7 @@ impl Requests {
 mod tests {
     use super::*;
 
-    fn poll(requests: &mut Requests, tid: u64) -> Poll<Reply> {
+    fn poll(requests: &mut Requests, tid: u64) -> Poll<ReplyResult> {
         if let Some(reply) = requests.take(tid) {
             return Poll::Ready(reply);
         }

@@ -1,9 +1,9 @@
 //! Protocol state machines: bytes and frames in, bytes and decisions out; no I/O, no clock, no random source of their
 //! own.
 //!
-//! A [`Handshake`] is one connection from its banner to the agreement on a session; a [`Session`] is the state that survives
-//! reconnects: sequence numbers, queued and unacknowledged messages.  The states and their transitions are in
-//! `docs/design/messenger.md`.
+//! A [`MessengerHandshake`] is one connection from its banner to the agreement on a session; a [`MessengerSession`] is
+//! the state that survives reconnects: sequence numbers, queued and unacknowledged messages.  The states and their
+//! transitions are in `docs/design/messenger.md`.
 
 pub mod auth;
 pub mod cephx;
@@ -11,19 +11,20 @@ pub mod handshake;
 pub mod shared_key;
 pub mod state;
 
-pub use auth::{AuthClient, AuthError, AuthServer, Keys, NoAuth, ServerStep};
+pub use auth::{AuthClient, AuthError, AuthServer, NoAuth, ServerStep, SessionKeys};
 pub use handshake::{
-    ClientConfig, Established, Handshake, Progress, Resume, ServerConfig, SessionOrigin, SessionReply, SessionRequest,
+    ClientConfig, Established, HandshakeProgress, MessengerHandshake, Resume, ServerConfig, SessionOrigin,
+    SessionReply, SessionRequest,
 };
-pub use shared_key::{Key, Keyring};
-pub use state::{Policy, Session};
+pub use shared_key::{Keyring, SharedKey};
+pub use state::{MessengerSession, Policy};
 
 use crate::wire::control::mode;
-use crate::wire::{Malformed, SecretTooShort, Tag, WireError};
+use crate::wire::{MalformedPayload, SecretTooShort, Tag, WireError};
 
 /// Protocol violation or mismatch that ends a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum SessionViolation {
     /// Frame that is malformed or corrupted.
     #[error(transparent)]
     Wire(#[from] WireError),
@@ -114,8 +115,8 @@ pub enum Violation {
     TooMuchBeforeAuth(usize),
 }
 
-impl From<Malformed> for Violation {
-    fn from(error: Malformed) -> Self {
+impl From<MalformedPayload> for SessionViolation {
+    fn from(error: MalformedPayload) -> Self {
         Self::Wire(error.into())
     }
 }

@@ -9,14 +9,14 @@ use std::task::Waker;
 
 /// Number of messages and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Budget {
+pub struct MessageBudget {
     /// Number of messages.
     pub messages: usize,
     /// Number of bytes in their segments.
     pub bytes: usize,
 }
 
-impl Budget {
+impl MessageBudget {
     #[inline]
     fn has_room(self, used: Self, bytes: usize) -> bool {
         // A single message always fits, whatever its length; otherwise it could never be received.
@@ -26,21 +26,21 @@ impl Budget {
 
 /// Budget, its current usage, and the tasks waiting for it.
 #[derive(Debug)]
-pub(crate) struct Throttle {
-    limit: Budget,
-    used: Cell<Budget>,
+pub(crate) struct MessageThrottle {
+    limit: MessageBudget,
+    used: Cell<MessageBudget>,
     waiting: RefCell<Vec<Waker>>,
     /// Parent throttle of all peers; `None` if there is none.
-    whole: Option<Rc<Throttle>>,
+    whole: Option<Rc<MessageThrottle>>,
 }
 
-impl Throttle {
-    pub(crate) fn new(limit: Budget, whole: Option<Rc<Throttle>>) -> Rc<Self> {
-        let used = Cell::new(Budget { messages: 0, bytes: 0 });
+impl MessageThrottle {
+    pub(crate) fn new(limit: MessageBudget, whole: Option<Rc<MessageThrottle>>) -> Rc<Self> {
+        let used = Cell::new(MessageBudget { messages: 0, bytes: 0 });
         Rc::new(Self { limit, used, waiting: RefCell::default(), whole })
     }
 
-    pub(crate) fn used(&self) -> Budget {
+    pub(crate) fn used(&self) -> MessageBudget {
         self.used.get()
     }
 
@@ -51,7 +51,7 @@ impl Throttle {
 
     /// Takes a message's share, here and of the parent, if both have it available.
     #[inline]
-    pub(crate) fn take(self: &Rc<Self>, bytes: usize) -> Option<Held> {
+    pub(crate) fn take(self: &Rc<Self>, bytes: usize) -> Option<BudgetShare> {
         if !self.would_take(bytes) {
             return None;
         }
@@ -59,7 +59,7 @@ impl Throttle {
         if let Some(whole) = &self.whole {
             whole.add(bytes);
         }
-        Some(Held { throttle: self.clone(), bytes })
+        Some(BudgetShare { throttle: self.clone(), bytes })
     }
 
     /// Returns true if a message of `bytes` bytes would be admitted now.
@@ -82,13 +82,13 @@ impl Throttle {
     #[inline]
     fn add(&self, bytes: usize) {
         let used = self.used.get();
-        self.used.set(Budget { messages: used.messages + 1, bytes: used.bytes + bytes });
+        self.used.set(MessageBudget { messages: used.messages + 1, bytes: used.bytes + bytes });
     }
 
     #[inline]
     fn give_back(&self, bytes: usize) {
         let used = self.used.get();
-        self.used.set(Budget { messages: used.messages - 1, bytes: used.bytes - bytes });
+        self.used.set(MessageBudget { messages: used.messages - 1, bytes: used.bytes - bytes });
         if !self.waiting.borrow().is_empty() {
             let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
             waiting.into_iter().for_each(Waker::wake);
@@ -98,12 +98,12 @@ impl Throttle {
 
 /// Share of a budget that one message has; released when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
-    throttle: Rc<Throttle>,
+pub(crate) struct BudgetShare {
+    throttle: Rc<MessageThrottle>,
     bytes: usize,
 }
 
-impl Drop for Held {
+impl Drop for BudgetShare {
     #[inline]
     fn drop(&mut self) {
         self.throttle.give_back(self.bytes);
@@ -129,14 +129,14 @@ mod tests {
         }
     }
 
-    fn budget(messages: usize, bytes: usize) -> Budget {
-        Budget { messages, bytes }
+    fn budget(messages: usize, bytes: usize) -> MessageBudget {
+        MessageBudget { messages, bytes }
     }
 
     #[test]
     fn shares_are_bounded_for_each_and_in_all() {
-        let whole = Throttle::new(budget(3, 100), None);
-        let [one, other] = [(); 2].map(|()| Throttle::new(budget(2, 80), Some(whole.clone())));
+        let whole = MessageThrottle::new(budget(3, 100), None);
+        let [one, other] = [(); 2].map(|()| MessageThrottle::new(budget(2, 80), Some(whole.clone())));
         let first = one.take(50).expect("room");
         assert!(one.take(40).is_none(), "its own bytes");
         let second = other.take(50).expect("room");
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn one_message_always_fits() {
-        let throttle = Throttle::new(budget(1, 10), None);
+        let throttle = MessageThrottle::new(budget(1, 10), None);
         let held = throttle.take(1000).expect("nothing else is there");
         assert!(throttle.take(0).is_none());
         drop(held);
@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn who_waits_is_woken_once() {
-        let whole = Throttle::new(budget(1, 10), None);
-        let one = Throttle::new(budget(5, 50), Some(whole));
+        let whole = MessageThrottle::new(budget(1, 10), None);
+        let one = MessageThrottle::new(budget(5, 50), Some(whole));
         let held = one.take(10).expect("room");
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(count.clone());

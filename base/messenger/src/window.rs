@@ -19,7 +19,7 @@ use forebay_reactor::rdma;
 use forebay_reactor::{BufList, BufMut, random};
 
 use crate::connection::{Conn, SendError};
-use crate::wire::codec::{Malformed, Reader, Writer};
+use crate::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
 pub(crate) use serve::execute;
 pub(crate) use table::WindowTable;
@@ -100,7 +100,7 @@ impl WindowDescriptor {
 
     /// Encodes window ID, length, address and key, little-endian.
     pub fn encode(&self) -> [u8; WINDOW_DESCRIPTOR_LEN] {
-        let mut writer = Writer::new();
+        let mut writer = PayloadWriter::new();
         writer.u64(self.id).u64(self.len).u64(self.addr).u32(self.key);
         writer.finish().try_into().expect("three numbers of 8 bytes and one of 4")
     }
@@ -109,20 +109,20 @@ impl WindowDescriptor {
     ///
     /// # Errors
     /// When the length is not [`WINDOW_DESCRIPTOR_LEN`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader::new(bytes, "the place of a window");
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedPayload> {
+        let mut reader = PayloadReader::new(bytes, "the place of a window");
         let place = Self { id: reader.u64()?, len: reader.u64()?, addr: reader.u64()?, key: reader.u32()? };
         if reader.rest().is_empty() { Ok(place) } else { Err(reader.malformed()) }
     }
 
-    /// Returns the `len` bytes at `offset` as a target of their own for an RDMA device, whose offsets have 32 bits while
-    /// those of a window have 64.
-    fn target(&self, offset: u64, len: usize) -> io::Result<rdma::Place> {
+    /// Returns the `len` bytes at `offset` as a target of their own for an RDMA device, whose offsets have 32 bits
+    /// while those of a window have 64.
+    fn target(&self, offset: u64, len: usize) -> io::Result<rdma::RemoteWindow> {
         debug_assert!(self.check(offset, len as u64).is_ok(), "{len} bytes at {offset} are outside of the window");
         let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "the range exceeds the device's address space");
         let addr = self.addr.checked_add(offset).filter(|addr| addr.checked_add(len as u64).is_some());
         let len = u32::try_from(len).map_err(|_| invalid())?;
-        Ok(rdma::Place { addr: addr.ok_or_else(invalid)?, key: self.key, len })
+        Ok(rdma::RemoteWindow { addr: addr.ok_or_else(invalid)?, key: self.key, len })
     }
 
     pub(crate) fn check(&self, offset: u64, len: u64) -> Result<(), WriteError> {
@@ -137,7 +137,7 @@ enum Memory {
     /// Memory written by messages only.
     Own(RefCell<BufMut>),
     /// Memory written by a device too.
-    Registered(rdma::Window),
+    Registered(rdma::RdmaWindow),
 }
 
 type Persisting = Pin<Box<dyn Future<Output = io::Result<()>>>>;
@@ -154,12 +154,12 @@ pub(crate) struct WindowState {
 
 /// Memory window that the peer of one connection may write into; zeroed at first.  Dropping it closes the window: later
 /// writes of the peer are rejected.
-pub struct Window {
+pub struct MemoryWindow {
     inner: Rc<WindowState>,
     conn: Weak<Conn>,
 }
 
-impl Window {
+impl MemoryWindow {
     pub(crate) fn open(conn: &Rc<Conn>, len: usize) -> io::Result<Self> {
         let memory = match conn.windows.device() {
             Some(stream) => Memory::Registered(stream.window(len)?),
@@ -205,7 +205,7 @@ impl Window {
     }
 }
 
-impl Drop for Window {
+impl Drop for MemoryWindow {
     fn drop(&mut self) {
         if let Some(conn) = self.conn.upgrade() {
             conn.windows.remove(self.inner.id);
@@ -213,9 +213,9 @@ impl Drop for Window {
     }
 }
 
-impl fmt::Debug for Window {
+impl fmt::Debug for MemoryWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Window({:#x}, {} bytes)", self.inner.id, self.inner.len)
+        write!(f, "MemoryWindow({:#x}, {} bytes)", self.inner.id, self.inner.len)
     }
 }
 
@@ -223,7 +223,7 @@ impl fmt::Debug for Window {
 pub struct WindowContent(Rc<WindowState>);
 
 impl WindowContent {
-    /// Copies `out.len()` bytes from `offset` on into `out`, as [`Window::read`] does.
+    /// Copies `out.len()` bytes from `offset` on into `out`, as [`MemoryWindow::read`] does.
     ///
     /// # Panics
     /// When the range is not inside the window.
@@ -287,7 +287,7 @@ mod tests {
     fn a_device_reaches_offsets_of_4_gib_and_more() {
         let place = WindowDescriptor { id: 1, len: 10 << 30, addr: 1 << 40, key: 9 };
         for offset in [0, (4 << 30) - 1, 4 << 30, (10 << 30) - 100] {
-            let target = rdma::Place { addr: (1 << 40) + offset, key: 9, len: 100 };
+            let target = rdma::RemoteWindow { addr: (1 << 40) + offset, key: 9, len: 100 };
             assert_eq!(place.target(offset, 100).expect("inside of the window"), target);
         }
         // The peer states the address.

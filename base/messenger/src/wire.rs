@@ -16,12 +16,12 @@ pub mod header;
 
 pub use addr::{AddrKind, EntityAddr, entity};
 pub use banner::Banner;
-pub use codec::{Malformed, NewerEncoding, Reader, Writer};
+pub use codec::{MalformedPayload, NewerEncoding, PayloadReader, PayloadWriter};
 pub use crypto::{Direction, SecretTooShort};
-pub use decode::{Decoder, Frame, Next, Pools, Want};
+pub use decode::{Frame, FrameBuffer, FrameDecoder, MessengerPools, ParseProgress};
 pub use encode::Encoder;
-pub use frame::{Layout, Limits, Tag};
-pub use header::Header;
+pub use frame::{FrameLayout, SegmentLimits, Tag};
+pub use header::MessageHeader;
 
 /// Decoding error: received bytes that are not a frame of this protocol, or not an accepted one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -91,7 +91,7 @@ pub enum WireError {
     NonceUsedUp,
     /// Control payload that does not match its tag's format.
     #[error(transparent)]
-    Malformed(#[from] Malformed),
+    Malformed(#[from] MalformedPayload),
 }
 
 #[cfg(test)]

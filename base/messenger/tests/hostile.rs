@@ -6,12 +6,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_messenger::wire::control::{
-    Ack, AuthRequest, AuthSignature, ClientIdent, Control, FLAG_LOSSY, Hello, Reconnect, method, mode,
+    Ack, AuthRequest, AuthSignature, ClientIdent, ControlPayload, FLAG_LOSSY, Hello, Reconnect, method, mode,
 };
-use forebay_messenger::wire::{Banner, Encoder, EntityAddr, Header, Layout, Pools, Tag, WireError, entity};
+use forebay_messenger::wire::{
+    Banner, Encoder, EntityAddr, FrameLayout, MessageHeader, MessengerPools, Tag, WireError, entity,
+};
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Policy,
-    Reason, SendError, Violation,
+    Address, Auth, Connection, DisconnectReason, Handler, Keyring, Message, MessageBudget, Messenger, MessengerCore,
+    MessengerOptions, Policy, SendError, SessionViolation, SharedKey,
 };
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, Buf, BufList, BufMut, Listener, Stream, now, sleep, spawn, timeout};
@@ -20,7 +22,7 @@ use forebay_sim::{Faults, World};
 /// Server journal: replies to every message, and records the reasons why peers were disconnected.
 #[derive(Default)]
 struct Journal {
-    ended: RefCell<Vec<Reason>>,
+    ended: RefCell<Vec<DisconnectReason>>,
     /// Total number of streams opened.
     open: Cell<u32>,
     opened: Notify,
@@ -46,29 +48,29 @@ impl Handler for Server {
         self.0.opened.notify_all();
     }
 
-    fn interrupted(&self, _connection: &Connection, reason: &Reason) {
+    fn interrupted(&self, _connection: &Connection, reason: &DisconnectReason) {
         self.0.ended.borrow_mut().push(reason.clone());
     }
 
-    fn lost(&self, _connection: &Connection, reason: &Reason) {
+    fn lost(&self, _connection: &Connection, reason: &DisconnectReason) {
         self.0.ended.borrow_mut().push(reason.clone());
     }
 
-    fn refused(&self, _peer: &Address, reason: &Reason) {
+    fn refused(&self, _peer: &Address, reason: &DisconnectReason) {
         self.0.ended.borrow_mut().push(reason.clone());
     }
 }
 
-fn key() -> Key {
-    Key::new([5; 32])
+fn key() -> SharedKey {
+    SharedKey::new([5; 32])
 }
 
 fn shared(name: &str) -> Auth {
     Auth::SharedKey { name: name.into(), key: key(), keyring: Rc::new(Keyring::new().with("client", key())) }
 }
 
-fn options(auth: Auth) -> Options {
-    Options { auth, ..Options::default() }
+fn options(auth: Auth) -> MessengerOptions {
+    MessengerOptions { auth, ..MessengerOptions::default() }
 }
 
 struct Stage {
@@ -87,7 +89,7 @@ impl Stage {
     }
 
     /// Waits until a peer has been disconnected, and returns the reason.
-    async fn ended(&self) -> Reason {
+    async fn ended(&self) -> DisconnectReason {
         timeout(Duration::from_secs(600), async {
             while self.journal.ended.borrow().is_empty() {
                 sleep(Duration::from_millis(1)).await;
@@ -102,12 +104,12 @@ impl Stage {
 fn quiet(_: &Connection, _: Message) {}
 
 /// Runs `attack` against a server, beside a client that keeps sending requests, all of which must be answered.
-fn attacked<F: Future<Output = ()>>(seed: u64, options_: Options, attack: impl FnOnce(Rc<Stage>) -> F) {
+fn attacked<F: Future<Output = ()>>(seed: u64, options_: MessengerOptions, attack: impl FnOnce(Rc<Stage>) -> F) {
     let world = World::new(seed, Faults::none());
     let reactor = world.reactor();
     let ran = world.run(&reactor, async {
         let journal = Rc::new(Journal::default());
-        let core = MessengerCore::new(Budget { messages: 100, bytes: 4 << 20 });
+        let core = MessengerCore::new(MessageBudget { messages: 100, bytes: 4 << 20 });
         let auth = if matches!(options_.auth, Auth::None) { Auth::None } else { shared("client") };
         let server = Messenger::new(&core, options_, Server(journal.clone()));
         let address = server.bind(&"127.0.0.1:3300".parse().expect("an address")).expect("bound");
@@ -138,7 +140,7 @@ fn attacked<F: Future<Output = ()>>(seed: u64, options_: Options, attack: impl F
         client.shutdown();
         sleep(Duration::from_secs(1)).await;
         assert_eq!((server.handshakes(), server.connections().len()), (0, 0));
-        assert_eq!(core.held(), Budget { messages: 0, bytes: 0 });
+        assert_eq!(core.held(), MessageBudget { messages: 0, bytes: 0 });
     });
     assert_eq!(ran, Ok(()), "seed {seed}\n{}", world.trace(40));
 }
@@ -153,7 +155,7 @@ fn greeting(rest: &[(Tag, Vec<u8>)]) -> Vec<u8> {
         (Tag::AuthSignature, AuthSignature::default().encode()),
     ];
     let mut out = BufList::new();
-    let mut encoder = Encoder::new(Rc::new(Pools::new()), true);
+    let mut encoder = Encoder::new(Rc::new(MessengerPools::new()), true);
     for (tag, payload) in frames.iter().chain(rest) {
         encoder.control(*tag, payload, &mut out).expect("crc mode");
     }
@@ -166,11 +168,13 @@ fn ident(cookie: u64) -> (Tag, Vec<u8>) {
     (Tag::ClientIdent, ident.encode())
 }
 
-fn message(header: Header, len: usize) -> Vec<u8> {
+fn message(header: MessageHeader, len: usize) -> Vec<u8> {
     let mut out = BufList::new();
     let data: BufList = Buf::zeroed(len).into();
     let empty = BufList::new();
-    Encoder::new(Rc::new(Pools::new()), true).message(&header, [&empty, &empty, &data], &mut out).expect("crc mode");
+    Encoder::new(Rc::new(MessengerPools::new()), true)
+        .message(&header, [&empty, &empty, &data], &mut out)
+        .expect("crc mode");
     out.to_vec()
 }
 
@@ -189,14 +193,14 @@ fn a_wrong_banner_is_refused_at_once() {
     for (seed, banner) in
         [&b"GET / HTTP/1.1\r\n"[..], b"ceph v027", b"\0", b"ceph v2\n\xff\xff"].into_iter().enumerate()
     {
-        attacked(seed as u64, Options::default(), |stage| async move {
+        attacked(seed as u64, MessengerOptions::default(), |stage| async move {
             let stream = stage.raw().await;
             let begin = now();
             send(&stream, banner).await;
             drain(&stream).await;
             assert!(begin.elapsed() < Duration::from_secs(1));
             let reason = stage.ended().await;
-            let Reason::Violation(Violation::Wire(error)) = &reason else { panic!("{reason}") };
+            let DisconnectReason::Violation(SessionViolation::Wire(error)) = &reason else { panic!("{reason}") };
             assert!(matches!(error, WireError::BadBanner(_) | WireError::BadBannerLength(_)), "{error}");
         });
     }
@@ -204,18 +208,18 @@ fn a_wrong_banner_is_refused_at_once() {
 
 #[test]
 fn a_peer_of_another_age_is_refused() {
-    attacked(1, Options::default(), |stage| async move {
+    attacked(1, MessengerOptions::default(), |stage| async move {
         let stream = stage.raw().await;
         send(&stream, &Banner { supported: 0, required: 0 }.encode()).await;
         drain(&stream).await;
-        assert_eq!(stage.ended().await, Violation::Features { lacks: 1, wants: 0 }.into());
+        assert_eq!(stage.ended().await, SessionViolation::Features { lacks: 1, wants: 0 }.into());
     });
 }
 
 #[test]
 fn half_open_and_dripping_peers_run_out_of_time() {
     for drip in [false, true] {
-        attacked(2, Options::default(), |stage| async move {
+        attacked(2, MessengerOptions::default(), |stage| async move {
             let stream = stage.raw().await;
             let begin = now();
             for byte in greeting(&[ident(1)]).into_iter().take(if drip { 100 } else { 0 }) {
@@ -224,7 +228,7 @@ fn half_open_and_dripping_peers_run_out_of_time() {
             }
             drain(&stream).await;
             let reason = stage.ended().await;
-            assert!(matches!(reason, Reason::Handshake(_)), "{reason}");
+            assert!(matches!(reason, DisconnectReason::Handshake(_)), "{reason}");
             assert!(begin.elapsed() >= Duration::from_secs(20));
         });
     }
@@ -232,17 +236,17 @@ fn half_open_and_dripping_peers_run_out_of_time() {
 
 #[test]
 fn no_more_strangers_than_are_allowed_are_heard() {
-    let limited = Options { handshakes_max: 8, ..Options::default() };
+    let limited = MessengerOptions { handshakes_max: 8, ..MessengerOptions::default() };
     attacked(3, limited, |stage| async move {
         let mut strangers = Vec::new();
         for _ in 0..20 {
             strangers.push(stage.raw().await);
         }
         for _ in 0..12 {
-            assert_eq!(stage.ended().await, Reason::TooMany(8));
+            assert_eq!(stage.ended().await, DisconnectReason::TooMany(8));
         }
         for _ in 0..8 {
-            assert!(matches!(stage.ended().await, Reason::Handshake(_)));
+            assert!(matches!(stage.ended().await, DisconnectReason::Handshake(_)));
         }
     });
 }
@@ -250,7 +254,8 @@ fn no_more_strangers_than_are_allowed_are_heard() {
 #[test]
 fn connection_number_1025_is_refused() {
     const MAX: u32 = 1024;
-    let limited = Options { connections_max: MAX as usize, handshakes_max: 2048, ..Options::default() };
+    let limited =
+        MessengerOptions { connections_max: MAX as usize, handshakes_max: 2048, ..MessengerOptions::default() };
     let lossy = |nonce: u32| {
         let addrs = vec![EntityAddr::msgr2(None, nonce)];
         let ident = ClientIdent { addrs, supported: u64::MAX, flags: FLAG_LOSSY, ..ClientIdent::default() };
@@ -271,7 +276,7 @@ fn connection_number_1025_is_refused() {
         let extra = stage.raw().await;
         send(&extra, &lossy(MAX)).await;
         drain(&extra).await;
-        assert_eq!(stage.ended().await, Reason::TooMany(MAX as usize));
+        assert_eq!(stage.ended().await, DisconnectReason::TooMany(MAX as usize));
         // Once a connection has ended, the next one is accepted.
         peers.pop().expect("a peer").shutdown();
         stage.ended().await;
@@ -292,110 +297,128 @@ fn connection_number_1025_is_refused() {
 fn oversized_lengths_are_refused_before_room_is_made() {
     let lens = [[20_000, 0, 0, 0], [41, 1, 0, 0], [41, 0, 0, u32::MAX]];
     for (seed, lens) in lens.into_iter().enumerate() {
-        attacked(seed as u64, Options::default(), |stage| async move {
+        attacked(seed as u64, MessengerOptions::default(), |stage| async move {
             let stream = stage.raw().await;
             send(&stream, &Banner::OURS.encode()).await;
-            send(&stream, &Layout::new(Tag::Message, lens).preamble([8; 4])).await;
+            send(&stream, &FrameLayout::new(Tag::Message, lens).preamble([8; 4])).await;
             drain(&stream).await;
             let reason = stage.ended().await;
-            assert!(matches!(reason, Reason::Violation(Violation::Wire(WireError::TooLong { .. }))), "{reason}");
+            assert!(
+                matches!(reason, DisconnectReason::Violation(SessionViolation::Wire(WireError::TooLong { .. }))),
+                "{reason}"
+            );
         });
     }
     // Repeats the check on an open connection.
-    attacked(9, Options::default(), |stage| async move {
+    attacked(9, MessengerOptions::default(), |stage| async move {
         let stream = stage.raw().await;
         send(&stream, &greeting(&[ident(1)])).await;
-        send(&stream, &Layout::new(Tag::Message, [41, 0, 0, 65 << 20]).preamble([8; 4])).await;
+        send(&stream, &FrameLayout::new(Tag::Message, [41, 0, 0, 65 << 20]).preamble([8; 4])).await;
         drain(&stream).await;
         let reason = stage.ended().await;
-        assert!(matches!(reason, Reason::Violation(Violation::Wire(WireError::TooLong { .. }))), "{reason}");
+        assert!(
+            matches!(reason, DisconnectReason::Violation(SessionViolation::Wire(WireError::TooLong { .. }))),
+            "{reason}"
+        );
     });
 }
 
 #[test]
 fn a_message_before_its_time_is_refused() {
-    attacked(4, Options::default(), |stage| async move {
+    attacked(4, MessengerOptions::default(), |stage| async move {
         let stream = stage.raw().await;
-        let bytes = [greeting(&[]), message(Header { seq: 1, ..Header::default() }, 0)].concat();
+        let bytes = [greeting(&[]), message(MessageHeader { seq: 1, ..MessageHeader::default() }, 0)].concat();
         send(&stream, &bytes).await;
         drain(&stream).await;
         let reason = stage.ended().await;
-        assert!(matches!(reason, Reason::Violation(Violation::Unexpected { tag: Tag::Message, .. })), "{reason}");
+        assert!(
+            matches!(reason, DisconnectReason::Violation(SessionViolation::Unexpected { tag: Tag::Message, .. })),
+            "{reason}"
+        );
     });
 }
 
 #[test]
 fn wrong_sequence_numbers_end_the_stream() {
     let wrong: [(Vec<u8>, &str); 3] = [
-        (message(Header { seq: 2, ..Header::default() }, 10), "one is left out"),
-        (message(Header { seq: 1, ack_seq: 5, ..Header::default() }, 10), "what was never sent is acknowledged"),
+        (message(MessageHeader { seq: 2, ..MessageHeader::default() }, 10), "one is left out"),
+        (
+            message(MessageHeader { seq: 1, ack_seq: 5, ..MessageHeader::default() }, 10),
+            "what was never sent is acknowledged",
+        ),
         (
             {
                 let mut out = BufList::new();
                 let ack = Ack { seq: 9 }.encode();
-                Encoder::new(Rc::new(Pools::new()), true).control(Tag::Ack, &ack, &mut out).expect("crc mode");
+                Encoder::new(Rc::new(MessengerPools::new()), true).control(Tag::Ack, &ack, &mut out).expect("crc mode");
                 out.to_vec()
             },
             "what was never sent is acknowledged",
         ),
     ];
     for (bytes, why) in wrong {
-        attacked(5, Options::default(), |stage| async move {
+        attacked(5, MessengerOptions::default(), |stage| async move {
             let stream = stage.raw().await;
             send(&stream, &[greeting(&[ident(1)]), bytes].concat()).await;
             drain(&stream).await;
             let reason = stage.ended().await;
-            assert!(matches!(reason, Reason::Violation(Violation::Sequence { .. })), "{why}: {reason}");
+            assert!(
+                matches!(reason, DisconnectReason::Violation(SessionViolation::Sequence { .. })),
+                "{why}: {reason}"
+            );
         });
     }
 }
 
 #[test]
 fn a_bad_checksum_ends_the_stream() {
-    attacked(6, Options::default(), |stage| async move {
+    attacked(6, MessengerOptions::default(), |stage| async move {
         let stream = stage.raw().await;
-        let mut bytes = message(Header { seq: 1, ..Header::default() }, 5000);
+        let mut bytes = message(MessageHeader { seq: 1, ..MessageHeader::default() }, 5000);
         let at = bytes.len() - 100;
         bytes[at] ^= 4;
         send(&stream, &[greeting(&[ident(1)]), bytes].concat()).await;
         drain(&stream).await;
         let reason = stage.ended().await;
-        let expected =
-            matches!(reason, Reason::Violation(Violation::Wire(WireError::BadSegmentCrc { segment: 3, .. })));
+        let expected = matches!(
+            reason,
+            DisconnectReason::Violation(SessionViolation::Wire(WireError::BadSegmentCrc { segment: 3, .. }))
+        );
         assert!(expected, "{reason}");
     });
 }
 
 #[test]
 fn a_frame_that_does_not_end_runs_out_of_time() {
-    attacked(7, Options::default(), |stage| async move {
+    attacked(7, MessengerOptions::default(), |stage| async move {
         let stream = stage.raw().await;
         send(&stream, &greeting(&[ident(1)])).await;
-        let bytes = message(Header { seq: 1, ..Header::default() }, 50_000);
+        let bytes = message(MessageHeader { seq: 1, ..MessageHeader::default() }, 50_000);
         for byte in &bytes[..200] {
             send(&stream, &[*byte]).await;
             sleep(Duration::from_secs(1)).await;
         }
         drain(&stream).await;
-        assert_eq!(stage.ended().await, Reason::Slow);
+        assert_eq!(stage.ended().await, DisconnectReason::Slow);
     });
 }
 
 #[test]
 fn a_silent_peer_is_asked_and_then_given_up() {
-    attacked(8, Options::default(), |stage| async move {
+    attacked(8, MessengerOptions::default(), |stage| async move {
         let stream = stage.raw().await;
         let begin = now();
         send(&stream, &greeting(&[ident(1)])).await;
         drain(&stream).await;
-        assert_eq!(stage.ended().await, Reason::Silent);
+        assert_eq!(stage.ended().await, DisconnectReason::Silent);
         assert!(begin.elapsed() >= Duration::from_secs(30) && begin.elapsed() < Duration::from_secs(60));
     });
 }
 
 #[test]
 fn a_flood_is_held_at_its_budget() {
-    let tight = Options { receive: Budget { messages: 20, bytes: 1 << 20 }, ..Options::default() };
+    let tight =
+        MessengerOptions { receive: MessageBudget { messages: 20, bytes: 1 << 20 }, ..MessengerOptions::default() };
     for len in [0, 4096, 200_000] {
         attacked(10, tight.clone(), |stage| async move {
             *stage.journal.kept.borrow_mut() = Some(Vec::new());
@@ -404,7 +427,7 @@ fn a_flood_is_held_at_its_budget() {
             let flood = stream.clone();
             let sending = spawn(async move {
                 for seq in 1..2000 {
-                    let header = Header { seq, kind: 99, ..Header::default() };
+                    let header = MessageHeader { seq, kind: 99, ..MessageHeader::default() };
                     if flood.send(Buf::copy_of(&message(header, len))).await.is_err() {
                         return;
                     }
@@ -422,14 +445,17 @@ fn a_flood_is_held_at_its_budget() {
             stream.shutdown();
             stage.journal.kept.take();
             let reason = stage.ended().await;
-            assert!(matches!(reason, Reason::PeerClosed | Reason::PeerBroke | Reason::Io(..)), "{reason}");
+            assert!(
+                matches!(reason, DisconnectReason::PeerClosed | DisconnectReason::PeerBroke | DisconnectReason::Io(..)),
+                "{reason}"
+            );
         });
     }
 }
 
 #[test]
 fn nobody_resumes_what_is_not_theirs() {
-    attacked(11, Options::default(), |stage| async move {
+    attacked(11, MessengerOptions::default(), |stage| async move {
         // Guessed cookies are answered with a reset, not with the session.
         let stream = stage.raw().await;
         let addr = EntityAddr::msgr2(None, 7);
@@ -449,17 +475,23 @@ fn nobody_resumes_what_is_not_theirs() {
 #[test]
 fn who_has_no_key_does_not_get_in() {
     attacked(12, options(shared("server")), |stage| async move {
-        let auth = Auth::SharedKey { name: "client".into(), key: Key::new([6; 32]), keyring: Rc::default() };
+        let auth = Auth::SharedKey { name: "client".into(), key: SharedKey::new([6; 32]), keyring: Rc::default() };
         let stranger = Messenger::new(&MessengerCore::default(), options(auth), quiet);
         let connection = stranger.connect(&stage.address, Policy::LosslessPeer);
         let reason = connection.ready().await.expect_err("it has the wrong key");
-        assert!(matches!(reason, Reason::Violation(Violation::MethodRefused { result: -13, .. })), "{reason}");
+        assert!(
+            matches!(reason, DisconnectReason::Violation(SessionViolation::MethodRefused { result: -13, .. })),
+            "{reason}"
+        );
         stage.ended().await;
         let sent = connection.send(Message::new(1)).await;
         assert_eq!(sent, Err(SendError::Ended(reason)));
         let nobody = Messenger::new(&MessengerCore::default(), options(Auth::None), quiet);
         let reason = nobody.connect(&stage.address, Policy::LosslessPeer).ready().await.expect_err("it has no key");
-        assert!(matches!(reason, Reason::Violation(Violation::MethodRefused { result: -95, .. })), "{reason}");
+        assert!(
+            matches!(reason, DisconnectReason::Violation(SessionViolation::MethodRefused { result: -95, .. })),
+            "{reason}"
+        );
         stage.ended().await;
     });
 }
@@ -471,12 +503,15 @@ fn only_those_on_the_list_may_connect() {
     let ran = world.run(&reactor, async {
         let journal = Rc::new(Journal::default());
         let allow = vec!["10.0.0.0/8".parse().expect("a network")];
-        let server =
-            Messenger::new(&MessengerCore::default(), Options { allow, ..Options::default() }, Server(journal.clone()));
+        let server = Messenger::new(
+            &MessengerCore::default(),
+            MessengerOptions { allow, ..MessengerOptions::default() },
+            Server(journal.clone()),
+        );
         let address = server.bind(&"127.0.0.1:3300".parse().expect("an address")).expect("bound");
         let stream = Stream::connect(&Addr::Tcp(address.socket().expect("TCP"))).await.expect("connected");
         drain(&stream).await;
-        assert!(matches!(journal.ended.borrow()[..], [Reason::NotAllowed(_)]));
+        assert!(matches!(journal.ended.borrow()[..], [DisconnectReason::NotAllowed(_)]));
         server.shutdown();
     });
     assert_eq!(ran, Ok(()));
@@ -487,7 +522,7 @@ fn without_a_key_only_this_machine_is_served() {
     let world = World::new(14, Faults::none());
     let reactor = world.reactor();
     let ran = world.run(&reactor, async {
-        let server = Messenger::new(&MessengerCore::default(), Options::default(), quiet);
+        let server = Messenger::new(&MessengerCore::default(), MessengerOptions::default(), quiet);
         let error = server.bind(&"10.0.0.1:3300".parse().expect("an address")).expect_err("anybody could connect");
         assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
     });
@@ -554,8 +589,8 @@ fn meddling_on_the_way_is_noticed_and_survived() {
         let mut secure = options(shared("server"));
         secure.modes = Some(vec![mode::SECURE]);
         secure.frame_timeout = Duration::from_secs(5);
-        let client_options = Options { modes: Some(vec![mode::SECURE]), ..options(shared("client")) };
-        attacked(15, Options { modes: None, ..secure }, |stage| async move {
+        let client_options = MessengerOptions { modes: Some(vec![mode::SECURE]), ..options(shared("client")) };
+        attacked(15, MessengerOptions { modes: None, ..secure }, |stage| async move {
             let between: Addr = "127.0.0.1:4400".parse().expect("an address");
             let listener = Listener::bind(&between).expect("bound");
             let middle = spawn(man_in_the_middle(listener, stage.addr(), change));
@@ -567,7 +602,10 @@ fn meddling_on_the_way_is_noticed_and_survived() {
                 assert_eq!(reply.data.to_vec(), &data[..], "{what}");
             }
             let reason = stage.ended().await;
-            let noticed = matches!(reason, Reason::Violation(Violation::Wire(WireError::BadTag)) | Reason::Slow);
+            let noticed = matches!(
+                reason,
+                DisconnectReason::Violation(SessionViolation::Wire(WireError::BadTag)) | DisconnectReason::Slow
+            );
             assert!(noticed, "{what}: {reason}");
             client.shutdown();
             stage.ended().await;

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, ConnectionState, Handler, Key, Keyring, Message, Messenger, MessengerCore,
-    Options, Policy, Reason, SendError, Window, WindowDescriptor, WriteError,
+    Address, Auth, Connection, ConnectionState, DisconnectReason, Handler, Keyring, MemoryWindow, Message,
+    MessageBudget, Messenger, MessengerCore, MessengerOptions, Policy, SendError, SharedKey, WindowDescriptor,
+    WriteError,
 };
 use forebay_reactor::{Buf, BufList, DriverChoice, Reactor, random, spawn, timeout};
 
@@ -21,10 +22,10 @@ fn echo(connection: &Connection, message: Message) {
 
 fn quiet(_: &Connection, _: Message) {}
 
-fn with_key(modes: Option<Vec<u32>>) -> Options {
-    let key = Key::new([1; 32]);
+fn with_key(modes: Option<Vec<u32>>) -> MessengerOptions {
+    let key = SharedKey::new([1; 32]);
     let keyring = Rc::new(Keyring::new().with("a", key.clone()));
-    Options { auth: Auth::SharedKey { name: "a".into(), key, keyring }, modes, ..Options::default() }
+    MessengerOptions { auth: Auth::SharedKey { name: "a".into(), key, keyring }, modes, ..MessengerOptions::default() }
 }
 
 fn addresses() -> Vec<Address> {
@@ -34,7 +35,7 @@ fn addresses() -> Vec<Address> {
 }
 
 /// Runs a test on both drivers, over each transport, in each mode.
-fn everywhere<F: Future<Output = ()>>(test: impl Fn(Address, Options) -> F) {
+fn everywhere<F: Future<Output = ()>>(test: impl Fn(Address, MessengerOptions) -> F) {
     for driver in [DriverChoice::Uring, DriverChoice::Poll] {
         let Ok(reactor) = Reactor::system(driver) else {
             // Where io_uring is forbidden, only the other driver is available.
@@ -43,8 +44,8 @@ fn everywhere<F: Future<Output = ()>>(test: impl Fn(Address, Options) -> F) {
         };
         reactor.block_on(async {
             for options in [
-                Options::default(),
-                Options { checksum: false, ..Options::default() },
+                MessengerOptions::default(),
+                MessengerOptions { checksum: false, ..MessengerOptions::default() },
                 with_key(Some(vec![mode::CRC])),
                 with_key(Some(vec![mode::SECURE])),
             ] {
@@ -95,7 +96,7 @@ fn requests_of_all_sizes_are_answered_in_all_modes() {
         for one in asking {
             one.await;
         }
-        assert_eq!(core.held(), Budget { messages: 0, bytes: 0 });
+        assert_eq!(core.held(), MessageBudget { messages: 0, bytes: 0 });
         server.shutdown();
         client.shutdown();
     });
@@ -166,7 +167,7 @@ fn a_clients_own_numbers_go_to_all_its_peers() {
 /// Opens a window of 100,000 bytes for each request, and keeps it in `windows`; ranges to persist are recorded in
 /// `durable`.
 fn opener(
-    windows: Rc<RefCell<Vec<Window>>>,
+    windows: Rc<RefCell<Vec<MemoryWindow>>>,
     durable: Rc<RefCell<Vec<(u64, u64)>>>,
 ) -> impl Fn(&Connection, Message) + 'static {
     move |connection, message| {
@@ -237,7 +238,7 @@ fn a_peer_writes_into_a_window_and_no_further() {
         assert!(matches!(other.write(plain, 0, bytes(1, 0)).await, Err(WriteError::NoWindow(_))));
         windows.borrow_mut().clear();
         assert!(matches!(connection.write(plain, 0, bytes(1, 0)).await, Err(WriteError::NoWindow(_))));
-        assert_eq!(core.held(), Budget { messages: 0, bytes: 0 });
+        assert_eq!(core.held(), MessageBudget { messages: 0, bytes: 0 });
         // Messages continue as before.
         connection.request(Message::new(1)).await.expect("answered");
         server.shutdown();
@@ -262,9 +263,9 @@ impl Handler for InOrder {
 #[test]
 fn one_way_messages_come_in_order_and_senders_are_held_back() {
     everywhere(|address, options| async move {
-        let options = Options {
-            receive: Budget { messages: 50, bytes: 1 << 20 },
-            send: Budget { messages: 30, bytes: 1 << 20 },
+        let options = MessengerOptions {
+            receive: MessageBudget { messages: 50, bytes: 1 << 20 },
+            send: MessageBudget { messages: 30, bytes: 1 << 20 },
             ..options
         };
         let counter = Rc::new(Counter::default());
@@ -302,7 +303,7 @@ fn a_lossy_client_is_told_and_a_lossless_one_comes_back() {
         if matches!(address, Address::Loopback(_)) {
             return;
         }
-        let options = Options { backoff_max: Duration::from_millis(50), ..options };
+        let options = MessengerOptions { backoff_max: Duration::from_millis(50), ..options };
         let core = MessengerCore::default();
         let first = Messenger::new(&core, options.clone(), echo);
         let address = first.bind(&address).expect("bound");
@@ -313,7 +314,7 @@ fn a_lossy_client_is_told_and_a_lossless_one_comes_back() {
             connection.request(Message::new(1)).await.expect("answered");
         }
         first.shutdown();
-        assert!(matches!(lossy.ended().await, Reason::PeerClosed | Reason::Io(..)));
+        assert!(matches!(lossy.ended().await, DisconnectReason::PeerClosed | DisconnectReason::Io(..)));
         assert!(matches!(lossy.request(Message::new(1)).await, Err(SendError::Ended(_))));
         let second = loop {
             let second = Messenger::new(&core, options.clone(), echo);
@@ -327,7 +328,7 @@ fn a_lossy_client_is_told_and_a_lossless_one_comes_back() {
         loop {
             match lossless.request(Message::new(1)).await {
                 Ok(_) => break,
-                Err(SendError::Ended(Reason::Reset)) => {}
+                Err(SendError::Ended(DisconnectReason::Reset)) => {}
                 Err(error) => panic!("{error}"),
             }
         }
@@ -360,10 +361,10 @@ fn sessions_of_one_messenger_with_one_peer_are_apart() {
 fn nobody_at_an_address() {
     let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
     reactor.block_on(async {
-        let client = Messenger::new(&MessengerCore::default(), Options::default(), quiet);
+        let client = Messenger::new(&MessengerCore::default(), MessengerOptions::default(), quiet);
         for address in ["127.0.0.1:1", "unix:/nowhere/at/all", "loopback:nobody"] {
             let connection = client.connect(&address.parse().expect("an address"), Policy::LossyClient);
-            assert!(matches!(connection.ready().await, Err(Reason::Io(..))), "{address}");
+            assert!(matches!(connection.ready().await, Err(DisconnectReason::Io(..))), "{address}");
         }
         // A lossless connection keeps retrying, until it is closed or `give_up` has passed.
         let patient = client.connect(&"127.0.0.1:1".parse().expect("an address"), Policy::LosslessPeer);
@@ -372,10 +373,10 @@ fn nobody_at_an_address() {
         }
         assert_eq!(patient.state(), ConnectionState::Connecting);
         patient.close();
-        assert_eq!(patient.ended().await, Reason::Closed);
-        let options = Options { give_up: Some(Duration::from_millis(1)), ..Options::default() };
+        assert_eq!(patient.ended().await, DisconnectReason::Closed);
+        let options = MessengerOptions { give_up: Some(Duration::from_millis(1)), ..MessengerOptions::default() };
         let hasty = Messenger::new(&MessengerCore::default(), options, quiet);
         let connection = hasty.connect(&"127.0.0.1:1".parse().expect("an address"), Policy::LosslessPeer);
-        assert!(matches!(connection.ended().await, Reason::Io(..)));
+        assert!(matches!(connection.ended().await, DisconnectReason::Io(..)));
     });
 }

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_reactor::{
-    Addr, Buf, BufMut, Cores, CoresOptions, DriverChoice, File, Instant, Listener, OpenOptions, Pool, Reactor, cross,
-    now, random, spawn, yield_now,
+    Addr, Buf, BufMut, BufPool, Cores, CoresOptions, DriverChoice, File, Instant, Listener, OpenOptions, Reactor,
+    cross, now, random, spawn, yield_now,
 };
 
 const BLOCK: usize = 4096;
@@ -42,7 +42,7 @@ async fn file_ops(depth: usize, end: Instant, write: bool) -> u64 {
         }
         file.sync_data().await.expect("syncs");
     }
-    let pool = Pool::new(BLOCK, depth);
+    let pool = BufPool::new(BLOCK, depth);
     let ops = workers(depth, || {
         let (file, pool) = (file.clone(), pool.clone());
         async move {
@@ -136,7 +136,7 @@ fn plain(depth: usize, end: Instant) -> u64 {
 async fn calls(depth: usize, end: Instant, driver: DriverChoice) -> u64 {
     let options = CoresOptions { count: 1, driver, pin: false, ..CoresOptions::default() };
     let cores = Cores::start(&options).expect("cores");
-    let (sender, mut receiver) = cross::channel::<cross::Answer<()>>();
+    let (sender, mut receiver) = cross::channel::<cross::OneshotSender<()>>();
     drop(cores.handle(0).run(move || async move {
         while let Some(answer) = receiver.recv().await {
             answer.send(());

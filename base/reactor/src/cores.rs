@@ -12,9 +12,9 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use crate::cross::{self, Answer, Answered};
+use crate::cross::{self, OneshotReceiver, OneshotSender};
 use crate::driver::{DriverChoice, os};
-use crate::executor::{Reactor, Remote, Work, spawn, with_current};
+use crate::executor::{Reactor, Remote, ThreadMessage, spawn, with_current};
 
 /// Error of a core that was stopped, or panicked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl CoreHandle {
             let future = start();
             drop(spawn(async move { answer.send(future.await) }));
         };
-        self.remote.push(Work::Begin(Box::new(begin)));
+        self.remote.push(ThreadMessage::Begin(Box::new(begin)));
         Running { answered }
     }
 }
@@ -83,7 +83,7 @@ impl fmt::Debug for CoreHandle {
 
 /// Task on another core; awaiting it returns the result.  Dropping this does not cancel the task.
 pub struct Running<T> {
-    answered: Answered<T>,
+    answered: OneshotReceiver<T>,
 }
 
 impl<T: Send> Future for Running<T> {
@@ -143,7 +143,7 @@ impl std::error::Error for CorePanic {}
 
 struct Core {
     handle: CoreHandle,
-    stop: Option<Answer<()>>,
+    stop: Option<OneshotSender<()>>,
     thread: Option<thread::JoinHandle<Result<(), CorePanic>>>,
 }
 

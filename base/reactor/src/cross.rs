@@ -120,18 +120,18 @@ struct Slot<T> {
 unsafe impl<T: Send> Sync for Slot<T> {}
 
 /// Sending half of [`oneshot`].
-pub struct Answer<T>(Arc<Slot<T>>);
+pub struct OneshotSender<T>(Arc<Slot<T>>);
 
 /// Receiving half of [`oneshot`]: a future of the value, or of `None` when the sender is dropped without sending.
-pub struct Answered<T>(Arc<Slot<T>>);
+pub struct OneshotReceiver<T>(Arc<Slot<T>>);
 
 /// Creates a channel for one value from one core to another.
-pub fn oneshot<T: Send>() -> (Answer<T>, Answered<T>) {
+pub fn oneshot<T: Send>() -> (OneshotSender<T>, OneshotReceiver<T>) {
     let slot = Arc::new(Slot { state: AtomicU8::new(EMPTY), value: UnsafeCell::new(None), waker: AtomicWaker::new() });
-    (Answer(slot.clone()), Answered(slot))
+    (OneshotSender(slot.clone()), OneshotReceiver(slot))
 }
 
-impl<T: Send> Answer<T> {
+impl<T: Send> OneshotSender<T> {
     /// Sends the value.
     pub fn send(self, value: T) {
         // SAFETY: this is the only sender, it sends once, and the receiver does not read while the state is EMPTY.
@@ -146,14 +146,14 @@ impl<T: Send> Answer<T> {
     }
 }
 
-impl<T> Drop for Answer<T> {
+impl<T> Drop for OneshotSender<T> {
     fn drop(&mut self) {
         let _ = self.0.state.compare_exchange(EMPTY, CLOSED, Ordering::Release, Ordering::Relaxed);
         self.0.waker.wake();
     }
 }
 
-impl<T: Send> Answered<T> {
+impl<T: Send> OneshotReceiver<T> {
     fn take(&mut self) -> Poll<Option<T>> {
         match self.0.state.load(Ordering::Acquire) {
             EMPTY => Poll::Pending,
@@ -165,7 +165,7 @@ impl<T: Send> Answered<T> {
     }
 }
 
-impl<T: Send> Future for Answered<T> {
+impl<T: Send> Future for OneshotReceiver<T> {
     type Output = Option<T>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
         if let Poll::Ready(value) = self.take() {

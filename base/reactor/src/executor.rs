@@ -37,24 +37,24 @@ const STAND_BACK_MAX: u32 = 16;
 const GAP_LINGERS_MAX: u32 = 2;
 
 thread_local! {
-    static CURRENT: RefCell<Option<Rc<Inner>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Rc<ReactorState>>> = const { RefCell::new(None) };
 }
 
 /// Calls `f` with this thread's reactor.
 ///
 /// # Panics
 /// When no reactor runs on this thread.
-pub(crate) fn with_current<R>(f: impl FnOnce(&Rc<Inner>) -> R) -> R {
+pub(crate) fn with_current<R>(f: impl FnOnce(&Rc<ReactorState>) -> R) -> R {
     try_with_current(f).expect("called outside a reactor")
 }
 
-fn try_with_current<R>(f: impl FnOnce(&Rc<Inner>) -> R) -> Option<R> {
+fn try_with_current<R>(f: impl FnOnce(&Rc<ReactorState>) -> R) -> Option<R> {
     let inner = CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()?;
     Some(f(&inner))
 }
 
 /// Message from another thread.
-pub(crate) enum Work {
+pub(crate) enum ThreadMessage {
     /// Woken task to be queued.
     Resume(Runnable),
     /// Function to be run on this core.
@@ -63,7 +63,7 @@ pub(crate) enum Work {
 
 /// Part of a reactor that other threads can reach.
 pub(crate) struct Remote {
-    queue: SegQueue<Work>,
+    queue: SegQueue<ThreadMessage>,
     /// Set once the reactor is gone, with all its tasks.
     pub(crate) closed: AtomicBool,
     /// False only while the reactor sleeps or is about to.  The thread that sets it wakes the driver, so that many
@@ -81,7 +81,7 @@ impl Remote {
 
     /// Returns whether this thread runs the reactor now.
     pub(crate) fn is_current(self: &Arc<Self>) -> bool {
-        let same = |current: &RefCell<Option<Rc<Inner>>>| {
+        let same = |current: &RefCell<Option<Rc<ReactorState>>>| {
             current.borrow().as_ref().is_some_and(|inner| Arc::ptr_eq(&inner.remote, self))
         };
         CURRENT.try_with(same).unwrap_or(false)
@@ -97,13 +97,13 @@ impl Remote {
             }
         });
         if let Some(runnable) = runnable {
-            self.queue.push(Work::Resume(runnable));
+            self.queue.push(ThreadMessage::Resume(runnable));
             self.notify();
         }
     }
 
     /// Queues `work` for the reactor; drops it when the reactor is gone.
-    pub(crate) fn push(&self, work: Work) {
+    pub(crate) fn push(&self, work: ThreadMessage) {
         self.queue.push(work);
         // The reactor sets `closed` before it empties the queue for the last time, so one of the two sees the item.
         if self.closed.load(Ordering::SeqCst) {
@@ -123,7 +123,7 @@ impl Remote {
 }
 
 /// Reactor state, local to its thread.
-pub(crate) struct Inner {
+pub(crate) struct ReactorState {
     driver: RefCell<Box<dyn Driver>>,
     ready: RefCell<VecDeque<Runnable>>,
     /// Wakers of tasks that yielded in this loop iteration.
@@ -142,7 +142,7 @@ pub(crate) struct Inner {
     gap: Cell<Duration>,
 }
 
-impl Inner {
+impl ReactorState {
     pub(crate) fn now(&self) -> Instant {
         self.driver.borrow().now()
     }
@@ -208,9 +208,9 @@ impl Inner {
         // Bounded by the current length: other threads may keep adding.
         for _ in 0..self.remote.queue.len() {
             match self.remote.queue.pop() {
-                Some(Work::Resume(runnable)) => self.ready.borrow_mut().push_back(runnable),
-                Some(Work::Begin(start)) if begin => start(),
-                Some(Work::Begin(start)) => drop(start),
+                Some(ThreadMessage::Resume(runnable)) => self.ready.borrow_mut().push_back(runnable),
+                Some(ThreadMessage::Begin(start)) if begin => start(),
+                Some(ThreadMessage::Begin(start)) => drop(start),
                 None => break,
             }
         }
@@ -315,7 +315,7 @@ impl Inner {
 
 /// Guard that removes a task from the list of live tasks when its future is dropped.
 struct Registered {
-    inner: Rc<Inner>,
+    inner: Rc<ReactorState>,
     key: usize,
 }
 
@@ -347,7 +347,7 @@ impl Wake for MainWaker {
 
 /// Executor on a driver, bound to one thread.
 pub struct Reactor {
-    inner: Rc<Inner>,
+    inner: Rc<ReactorState>,
 }
 
 impl Reactor {
@@ -359,7 +359,7 @@ impl Reactor {
             notified: AtomicBool::new(true),
             unpark: driver.unparker(),
         };
-        let inner = Inner {
+        let inner = ReactorState {
             driver: RefCell::new(driver),
             ready: RefCell::default(),
             yielded: RefCell::default(),
@@ -452,11 +452,11 @@ impl Drop for Reactor {
 
 /// Guard that makes a reactor current on this thread, and restores the previous one when dropped.
 struct Entered {
-    before: Option<Rc<Inner>>,
+    before: Option<Rc<ReactorState>>,
 }
 
 impl Entered {
-    fn new(inner: &Rc<Inner>) -> Self {
+    fn new(inner: &Rc<ReactorState>) -> Self {
         Self { before: CURRENT.with(|current| current.borrow_mut().replace(inner.clone())) }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::buf::{BufList, BufMut};
 use crate::driver::{FileInfo, FileSystemSpace, Handle, Op, OpenOptions};
-use crate::executor::{Inner, with_current};
+use crate::executor::{ReactorState, with_current};
 use crate::time::{now, sleep};
 
 /// Longest time that an opener waits for a file lock.
@@ -22,7 +22,7 @@ pub struct File {
 }
 
 struct Shared {
-    inner: Rc<Inner>,
+    inner: Rc<ReactorState>,
     handle: Handle,
     info: FileInfo,
     path: PathBuf,

@@ -41,5 +41,5 @@ pub use executor::{JoinHandle, Reactor, driver_name, spawn, stand_back, try_spaw
 pub use fs::File;
 pub use net::{Addr, Listener, SharedListener, Stream};
 pub use network::Network;
-pub use pool::Pool;
+pub use pool::BufPool;
 pub use time::{Instant, now, random, sleep, sleep_until, timeout, wall_clock};

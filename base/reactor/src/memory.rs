@@ -197,7 +197,7 @@ impl FreeBlock {
     ///
     /// # Safety
     /// The block is one of `home`'s regions.
-    pub(crate) unsafe fn lend(self, home: &Arc<pool::Shared>) -> BlockRef {
+    pub(crate) unsafe fn lend(self, home: &Arc<pool::PoolShared>) -> BlockRef {
         // `last` releases that count.
         let _ = Arc::into_raw(home.clone());
         let block = BlockRef(self.0);
@@ -215,7 +215,7 @@ pub(crate) struct Region {
     blocks: Box<[Block]>,
     myself: Weak<Self>,
     /// Pool that owns the region; every lent block keeps it alive.
-    home: *const pool::Shared,
+    home: *const pool::PoolShared,
     /// Registration noted by the ring that used the region last: see `driver::fixed`.
     pub(crate) note: AtomicU64,
 }
@@ -235,7 +235,7 @@ enum Memory {
 impl Region {
     /// Allocates memory for `count` blocks of `cap` bytes (a multiple of [`BUF_ALIGN`]) of the pool `home`, which keeps
     /// the region alive.  Pages are populated on first use.
-    pub(crate) fn new(cap: usize, count: usize, home: *const pool::Shared) -> Arc<Self> {
+    pub(crate) fn new(cap: usize, count: usize, home: *const pool::PoolShared) -> Arc<Self> {
         let size = cap.checked_mul(count).expect("a pool's region overflows the address space");
         let huge = if size == huge::PAGE { huge::take() } else { None };
         let (ptr, memory) = huge.map_or_else(

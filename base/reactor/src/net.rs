@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::buf::{BufList, BufMut};
 use crate::driver::{Handle, Op};
-use crate::executor::{Inner, with_current};
+use crate::executor::{ReactorState, with_current};
 
 /// Address to listen on or connect to: `host:port`, `[v6]:port` or `unix:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -72,7 +72,7 @@ impl FromStr for Addr {
 }
 
 struct Socket {
-    inner: Rc<Inner>,
+    inner: Rc<ReactorState>,
     handle: Handle,
 }
 
@@ -84,11 +84,11 @@ impl Drop for Socket {
 }
 
 /// Descriptor owned by a library, polled for readability only.
-pub(crate) struct Watched {
+pub(crate) struct PolledFd {
     socket: Socket,
 }
 
-impl Watched {
+impl PolledFd {
     /// Watches the file that `fd` refers to, through a duplicate descriptor.
     pub(crate) fn new(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let inner = with_current(Rc::clone);
@@ -191,7 +191,7 @@ impl Stream {
         Ok(Self::from_handle(inner, Handle(done.result?), !matches!(addr, Addr::Tcp(_))))
     }
 
-    fn from_handle(inner: Rc<Inner>, handle: Handle, unix: bool) -> Self {
+    fn from_handle(inner: Rc<ReactorState>, handle: Handle, unix: bool) -> Self {
         Self { socket: Rc::new(Socket { inner, handle }), unix }
     }
 

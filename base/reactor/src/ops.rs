@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use slab::Slab;
 
 use crate::driver::{Completion, Driver, Handle, Op, OpKey};
-use crate::executor::Inner;
+use crate::executor::ReactorState;
 
 enum OpState {
     Waiting(Option<Waker>),
@@ -26,14 +26,14 @@ pub(crate) struct Ops {
 }
 
 impl Ops {
-    pub(crate) fn start(inner: &Rc<Inner>, op: Op) -> OpFuture {
+    pub(crate) fn start(inner: &Rc<ReactorState>, op: Op) -> OpFuture {
         let key = inner.ops.states.borrow_mut().insert(OpState::Waiting(None));
         inner.with_driver(|driver| driver.submit(OpKey(key as u64), op));
         OpFuture { inner: inner.clone(), key: Some(key) }
     }
 
     /// Handles a completion from the driver.
-    pub(crate) fn complete(inner: &Inner, completion: Completion) {
+    pub(crate) fn complete(inner: &ReactorState, completion: Completion) {
         let key = completion.key.0 as usize;
         let mut states = inner.ops.states.borrow_mut();
         match &mut states[key] {
@@ -64,7 +64,7 @@ fn discard(driver: &mut dyn Driver, completion: Completion) {
 /// Future of an operation in flight.  Dropping it early requests cancellation, and the buffers stay with the driver
 /// until the operation has completed.
 pub(crate) struct OpFuture {
-    inner: Rc<Inner>,
+    inner: Rc<ReactorState>,
     key: Option<usize>,
 }
 

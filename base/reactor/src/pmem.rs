@@ -1,7 +1,7 @@
 //! Persistent memory: a mapped file on a DAX file system.
 //!
 //! A store is durable once it has left the processor's caches, which a [`fence`](PersistentMemory::fence) after it
-//! waits for.  [`Pmem`] is the implementation for a real device; the simulator's loses the stores that no fence has
+//! waits for.  [`PmemFile`] is the implementation for a real device; the simulator's loses the stores that no fence has
 //! covered.
 
 use std::fs::{File, OpenOptions};
@@ -54,7 +54,7 @@ pub struct PmemOptions {
 }
 
 /// Mapped file.  Locked against other processes while it is open.
-pub struct Pmem {
+pub struct PmemFile {
     base: NonNull<u8>,
     len: usize,
     flush: Flush,
@@ -63,7 +63,7 @@ pub struct Pmem {
     file: File,
 }
 
-impl Pmem {
+impl PmemFile {
     /// Maps the file at `path`.
     ///
     /// # Errors
@@ -156,7 +156,7 @@ fn map(file: &File, len: usize, force: bool) -> io::Result<(NonNull<u8>, bool)> 
     Ok((base, synchronous))
 }
 
-impl PersistentMemory for Pmem {
+impl PersistentMemory for PmemFile {
     fn len(&self) -> u64 {
         self.len as u64
     }
@@ -185,7 +185,7 @@ impl PersistentMemory for Pmem {
     }
 }
 
-impl Drop for Pmem {
+impl Drop for PmemFile {
     fn drop(&mut self) {
         // SAFETY: mapped by `open` with this length, and no reference to it exists any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
@@ -202,9 +202,9 @@ mod tests {
     fn what_was_stored_is_loaded_from_another_mapping() {
         let path = std::env::temp_dir().join(format!("forebay-pmem-{}", std::process::id()));
         let options = PmemOptions { create: true, size: 3 << 20, force: true };
-        let memory = Pmem::open(&path, options).expect("a mapping");
+        let memory = PmemFile::open(&path, options).expect("a mapping");
         assert_eq!(memory.len(), 3 << 20);
-        assert_eq!(Pmem::open(&path, options).err().map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
+        assert_eq!(PmemFile::open(&path, options).err().map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| at as u8 ^ (at >> 8) as u8).collect();
         // Every alignment of both ends.
         for skip in 0..70 {
@@ -214,7 +214,7 @@ mod tests {
         memory.store_word(64, 0x0102_0304_0506_0708);
         memory.fence();
         drop(memory);
-        let memory = Pmem::open(&path, PmemOptions { force: true, ..PmemOptions::default() }).expect("again");
+        let memory = PmemFile::open(&path, PmemOptions { force: true, ..PmemOptions::default() }).expect("again");
         let mut out = vec![0; bytes.len()];
         memory.load(1 << 20, &mut out);
         assert!(out == bytes);
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn memory_that_is_not_kept_is_refused() {
         let path = std::env::temp_dir().join(format!("forebay-pmem-refused-{}", std::process::id()));
-        let opened = Pmem::open(&path, PmemOptions { create: true, size: 1 << 20, force: false });
+        let opened = PmemFile::open(&path, PmemOptions { create: true, size: 1 << 20, force: false });
         std::fs::remove_file(&path).expect("there");
         match opened {
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}"),

@@ -14,7 +14,7 @@ const REGION_BYTES_MIN: usize = 64 << 10;
 /// Maximum bytes of a region; regions grow up to it as the pool doubles.
 const REGION_BYTES_MAX: usize = 1 << 20;
 
-pub(crate) struct Shared {
+pub(crate) struct PoolShared {
     free: ArrayQueue<FreeBlock>,
     size: usize,
     keep: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Shared {
     regions: Mutex<Vec<Arc<Region>>>,
 }
 
-impl Shared {
+impl PoolShared {
     /// Returns a block whose last buffer was dropped, on any core, to the pool.
     pub(crate) fn give_back(&self, block: FreeBlock) {
         self.outstanding.fetch_sub(1, Ordering::Relaxed);
@@ -63,11 +63,11 @@ impl Shared {
 ///
 /// The pool never refuses: past `keep` it allocates and frees.  A user that needs a bound counts its own buffers.
 #[derive(Clone)]
-pub struct Pool {
-    shared: Arc<Shared>,
+pub struct BufPool {
+    shared: Arc<PoolShared>,
 }
 
-impl Pool {
+impl BufPool {
     /// Creates a pool of buffers of `buf_size` bytes (a multiple of [`BUF_ALIGN`]).  Memory is allocated on use.
     pub fn new(buf_size: usize, keep: usize) -> Self {
         Self::with_steps(buf_size, keep, (REGION_BYTES_MIN, REGION_BYTES_MAX))
@@ -87,7 +87,7 @@ impl Pool {
     fn with_steps(buf_size: usize, keep: usize, steps: (usize, usize)) -> Self {
         assert!(buf_size > 0 && buf_size.is_multiple_of(BUF_ALIGN), "pool buffers come in multiples of {BUF_ALIGN}");
         let keep = keep.max(1);
-        let shared = Shared {
+        let shared = PoolShared {
             free: ArrayQueue::new(keep),
             size: buf_size,
             keep,
@@ -123,9 +123,9 @@ impl Pool {
     }
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for BufPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pool({} x {} bytes out, {} free)", self.outstanding(), self.buf_size(), self.shared.free.len())
+        write!(f, "BufPool({} x {} bytes out, {} free)", self.outstanding(), self.buf_size(), self.shared.free.len())
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn memory_comes_back_from_other_threads() {
-        let pool = Pool::new(8192, 1);
+        let pool = BufPool::new(8192, 1);
         let mut buf = pool.get();
         buf.extend_from_slice(b"x");
         let first = buf.as_ptr();
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn past_what_it_keeps_it_allocates() {
-        let pool = Pool::new(4096, 3);
+        let pool = BufPool::new(4096, 3);
         let bufs: Vec<BufMut> = (0..10).map(|_| pool.get()).collect();
         let mut places: Vec<usize> = bufs.iter().map(|buf| buf.as_ptr() as usize).collect();
         places.sort_unstable();
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn buffers_outlive_their_pool() {
-        let pool = Pool::new(4096, 300);
+        let pool = BufPool::new(4096, 300);
         let mut bufs: Vec<BufMut> = (0..300).map(|_| pool.get()).collect();
         drop(pool);
         for (at, buf) in bufs.iter_mut().enumerate() {
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn a_huge_pool_is_one_piece_and_outlives_its_handle() {
         const COUNT: usize = huge::PAGE / 4096;
-        let pool = Pool::huge(4096);
+        let pool = BufPool::huge(4096);
         let mut bufs: Vec<BufMut> = (0..COUNT).map(|_| pool.get()).collect();
         let places: Vec<usize> = bufs.iter().map(|buf| buf.as_ptr() as usize).collect();
         let first = *places.iter().min().expect("there are buffers");
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn past_a_huge_page_the_heap_gives() {
-        let pool = Pool::huge(1 << 20);
+        let pool = BufPool::huge(1 << 20);
         let mut bufs: Vec<BufMut> = (0..4).map(|_| pool.get()).collect();
         bufs.iter_mut().for_each(|buf| buf.extend_from_slice(b"x"));
         assert_eq!(pool.outstanding(), 2);
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn threads_share_a_pool() {
-        let pool = Pool::new(4096, 64);
+        let pool = BufPool::new(4096, 64);
         std::thread::scope(|scope| {
             for thread in 0..4u8 {
                 let pool = &pool;

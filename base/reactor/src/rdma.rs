@@ -2,8 +2,8 @@
 //!
 //! Short data is sent eagerly, copied into registered buffers that the peer has posted.  Long data stays in place: the
 //! peer is told its address, reads it by RDMA directly to its destination, and then releases it.  Memory of
-//! [`Pool`](crate::Pool)s is registered once and used without copying; other memory is copied into registered memory.
-//! Connections are made by rdma_cm.  The libraries are loaded at run time: without them, everything here is
+//! [`BufPool`](crate::BufPool)s is registered once and used without copying; other memory is copied into registered
+//! memory. Connections are made by rdma_cm.  The libraries are loaded at run time: without them, everything here is
 //! `Unsupported`.
 //!
 //! Each send begins with a header of 16 bytes, little-endian: a kind, the number of eager buffers released, and the
@@ -23,7 +23,7 @@ use crate::buf::{Buf, BufList, BufMut};
 use crate::executor::yield_now;
 use crate::time::now;
 use cm::Id;
-use endpoint::Endpoint;
+use endpoint::RdmaEndpoint;
 use ffi::Lib;
 
 /// Bytes of an eager buffer, its header included.
@@ -113,7 +113,7 @@ impl RdmaAsk {
     /// request is rejected then.
     pub fn accept(mut self) -> io::Result<RdmaStream> {
         let id = self.id.take().expect("it is here until it is accepted");
-        let endpoint = Endpoint::new(id, self.look).map_err(|(error, id)| {
+        let endpoint = RdmaEndpoint::new(id, self.look).map_err(|(error, id)| {
             self.id = id;
             error
         })?;
@@ -134,7 +134,7 @@ impl Drop for RdmaAsk {
 /// clone.
 #[derive(Clone)]
 pub struct RdmaStream {
-    endpoint: Rc<Endpoint>,
+    endpoint: Rc<RdmaEndpoint>,
 }
 
 impl RdmaStream {
@@ -146,13 +146,13 @@ impl RdmaStream {
     pub async fn connect(addr: SocketAddr, local: Option<IpAddr>, look: Duration) -> io::Result<Self> {
         let id = Id::new(Lib::get()?)?;
         id.resolve(addr, local.map(|local| SocketAddr::new(local, 0))).await?;
-        let endpoint = Endpoint::new(id, look).map_err(|(error, _)| error)?;
+        let endpoint = RdmaEndpoint::new(id, look).map_err(|(error, _)| error)?;
         endpoint.connect().await?;
         Ok(Self { endpoint })
     }
 
     /// Waits until `ready` returns true or the connection is over; busy-polls first, then sleeps.
-    async fn wait(&self, ready: impl Fn(&Endpoint) -> bool) -> io::Result<()> {
+    async fn wait(&self, ready: impl Fn(&RdmaEndpoint) -> bool) -> io::Result<()> {
         let begin = now();
         let endpoint = &*self.endpoint;
         loop {
@@ -216,16 +216,16 @@ impl RdmaStream {
                 return if all { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(0) };
             }
             self.endpoint.tell()?;
-            self.wait(Endpoint::has_item).await?;
+            self.wait(RdmaEndpoint::has_item).await?;
         }
     }
 
     /// Reads as much of the next long data as fits.
     async fn read(&self, place: &mut Option<BufMut>) -> io::Result<()> {
-        self.wait(Endpoint::has_room).await?;
+        self.wait(RdmaEndpoint::has_room).await?;
         let buf = place.take().expect("the buffer is here between reads");
         self.endpoint.begin_read(buf)?;
-        self.wait(Endpoint::has_read).await?;
+        self.wait(RdmaEndpoint::has_read).await?;
         *place = Some(self.endpoint.end_read()?);
         Ok(())
     }
@@ -261,15 +261,15 @@ impl RdmaStream {
 
     async fn flush(&self, filling: &mut Option<BufMut>) -> io::Result<()> {
         let Some(buf) = filling.take() else { return Ok(()) };
-        self.wait(Endpoint::may_send).await?;
+        self.wait(RdmaEndpoint::may_send).await?;
         self.endpoint.send_eager(buf)
     }
 
-    /// Registers memory that the peer may write to by itself once it has been sent its [`place`](Window::place).
+    /// Registers memory that the peer may write to by itself once it has been sent its [`place`](RdmaWindow::place).
     ///
     /// # Errors
     /// When the memory cannot be registered.
-    pub fn window(&self, len: usize) -> io::Result<Window> {
+    pub fn window(&self, len: usize) -> io::Result<RdmaWindow> {
         self.endpoint.window(len)
     }
 
@@ -277,7 +277,7 @@ impl RdmaStream {
     ///
     /// # Errors
     /// `InvalidInput` when they do not fit; an error when the connection fails, and then they may or may not be there.
-    pub async fn write(&self, place: Place, offset: u32, data: Buf) -> io::Result<()> {
+    pub async fn write(&self, place: RemoteWindow, offset: u32, data: Buf) -> io::Result<()> {
         if u64::from(offset) + data.len() as u64 > u64::from(place.len) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "more than the window holds"));
         }
@@ -285,7 +285,7 @@ impl RdmaStream {
         let mut at = place.addr + u64::from(offset);
         let mut last = None;
         while !rest.is_empty() {
-            self.wait(Endpoint::has_room).await?;
+            self.wait(RdmaEndpoint::has_room).await?;
             let (run, piece) = match self.endpoint.lend(&mut rest) {
                 Some(lent) => lent,
                 None => self.endpoint.lend_short(&mut rest)?,
@@ -306,13 +306,13 @@ impl RdmaStream {
 
     /// Shuts down both directions; bytes sent before still arrive if the peer continues to receive.
     pub fn shutdown(&self) {
-        Endpoint::shutdown(&self.endpoint);
+        RdmaEndpoint::shutdown(&self.endpoint);
     }
 }
 
 /// Remote memory window that a peer may write to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct RemoteWindow {
     /// Address in the peer's memory.
     pub addr: u64,
     /// Remote key.
@@ -321,7 +321,7 @@ pub struct Place {
     pub len: u32,
 }
 
-pub use endpoint::Window;
+pub use endpoint::RdmaWindow;
 
 #[cfg(test)]
 mod tests {

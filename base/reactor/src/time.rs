@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::executor::{Inner, with_current};
+use crate::executor::{ReactorState, with_current};
 
 /// Point in monotonic time, in nanoseconds since the driver's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -81,7 +81,7 @@ pub fn sleep_until(deadline: Instant) -> Sleep {
 /// Future of [`sleep`] and [`sleep_until`].
 pub struct Sleep {
     deadline: Instant,
-    reactor: Rc<Inner>,
+    reactor: Rc<ReactorState>,
     timer: Option<u64>,
 }
 

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::TempDir;
-use forebay_reactor::{BufMut, DriverChoice, File, Listener, OpenOptions, Pool, Reactor, Stream, spawn};
+use forebay_reactor::{BufMut, BufPool, DriverChoice, File, Listener, OpenOptions, Reactor, Stream, spawn};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
@@ -115,7 +115,7 @@ fn little_locked_memory() {
     Reactor::system(DriverChoice::Uring).expect("io_uring").block_on(async {
         let dir = TempDir::new();
         let file = File::open(dir.join("f"), OpenOptions::read_write().create().direct()).expect("opens");
-        let pool = Pool::new(4096, 1024);
+        let pool = BufPool::new(4096, 1024);
         // Kept, so that the pool grows past the registration limit.
         let mut held = Vec::new();
         for at in 0..256 {

@@ -201,7 +201,7 @@ async fn a_read_dropped_halfway_leaves_memory_alone() {
     let dir = TempDir::new();
     let file = File::open(dir.join("f"), DIRECT).expect("opens");
     file.write_at(pattern(LEN, 6), 0).await.expect("writes");
-    let pool = forebay_reactor::Pool::new(LEN, 16);
+    let pool = forebay_reactor::BufPool::new(LEN, 16);
     for round in 0..50u8 {
         let mut read = Box::pin(file.read_at(pool.get(), 0));
         std::future::poll_fn(|cx| {
@@ -244,7 +244,7 @@ async fn more_pools_than_a_ring_registers() {
     let file = File::open(dir.join("f"), DIRECT).expect("opens");
     let mut stay = Vec::new();
     for round in 0..600u32 {
-        let pool = forebay_reactor::Pool::new(4096, 2);
+        let pool = forebay_reactor::BufPool::new(4096, 2);
         let mut buf = pool.get();
         buf.extend_from_slice(&[round as u8; 4096]);
         let at = u64::from(round % 7) * 4096;

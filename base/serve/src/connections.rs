@@ -14,7 +14,7 @@ use forebay_reactor::{Addr, Listener, Stream, sleep};
 /// Pause after a failed accept, for example when no file descriptors are left.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
-/// Reason for which [`StopSignal::within`] ended early.
+/// Reason for which [`ConnectionStopSignal::within`] ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Interrupted {
     /// Stopped: the connection is to end.
@@ -27,12 +27,12 @@ pub enum Interrupted {
 
 /// Stop signal of a connection on the same core; wakes its task.
 #[derive(Debug, Default)]
-pub struct StopSignal {
+pub struct ConnectionStopSignal {
     stopping: Cell<bool>,
     task: RefCell<Option<Waker>>,
 }
 
-impl StopSignal {
+impl ConnectionStopSignal {
     /// Signals the connection to end.
     pub fn stop(&self) {
         self.stopping.set(true);
@@ -75,7 +75,7 @@ impl StopSignal {
 }
 
 /// Connections of a server on one core, each with its control `C`.
-pub struct Connections<C> {
+pub struct ServerConnections<C> {
     list: RefCell<BTreeMap<u64, C>>,
     next: Cell<u64>,
     stopping: Cell<bool>,
@@ -83,7 +83,7 @@ pub struct Connections<C> {
     changed: Notify,
 }
 
-impl<C> Connections<C> {
+impl<C> ServerConnections<C> {
     /// Creates an empty list.
     pub fn new() -> Rc<Self> {
         Rc::new(Self {
@@ -165,15 +165,15 @@ impl<C> Connections<C> {
     }
 }
 
-impl<C> fmt::Debug for Connections<C> {
+impl<C> fmt::Debug for ServerConnections<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Connections({})", self.len())
+        write!(f, "ServerConnections({})", self.len())
     }
 }
 
 /// Entry of a connection in the list, removed when its task ends, however it ends.
 pub struct ConnectionEntry<C> {
-    connections: Rc<Connections<C>>,
+    connections: Rc<ServerConnections<C>>,
     id: u64,
 }
 
@@ -200,14 +200,14 @@ mod tests {
     #[test]
     fn a_server_that_stops_ends_its_connections_and_waits_for_them() {
         Reactor::system(DriverChoice::Auto).unwrap().block_on(async {
-            let connections = Connections::<Rc<StopSignal>>::new();
+            let connections = ServerConnections::<Rc<ConnectionStopSignal>>::new();
             let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
             let addr = listener.local_addr().clone();
             let serving = spawn({
                 let connections = connections.clone();
                 async move {
                     let adopt = |stream: Stream, _| {
-                        let stop_signal = Rc::new(StopSignal::default());
+                        let stop_signal = Rc::new(ConnectionStopSignal::default());
                         let place = connections.enter(stop_signal.clone());
                         drop(spawn(async move {
                             let mut patience = sleep(Duration::from_secs(60));
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn patience_ends() {
         Reactor::system(DriverChoice::Auto).unwrap().block_on(async {
-            let stop_signal = StopSignal::default();
+            let stop_signal = ConnectionStopSignal::default();
             let mut patience = sleep(Duration::from_millis(1));
             assert_eq!(
                 stop_signal.within(&mut patience, std::future::pending::<()>()).await,

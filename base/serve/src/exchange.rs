@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use forebay_reactor::{BufList, BufMut, Stream};
 
-use crate::Want;
+use crate::ReceiveRequest;
 
 /// Result of parsing the received bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub trait ConnectionHandler {
     fn begin_turn(&mut self, cx: &mut Context<'_>);
 
     /// Returns the buffer to receive into.
-    fn want(&mut self) -> Want;
+    fn want(&mut self) -> ReceiveRequest;
 
     /// Takes back the buffer with the received bytes; none when the stream has ended.
     fn received(&mut self, result: io::Result<usize>, buf: BufMut);
@@ -54,7 +54,11 @@ pub trait ConnectionHandler {
 
 /// Receives and sends concurrently, in turns, until the connection ends: at most one receive and one send are in
 /// flight, and neither waits for the other.
-pub async fn exchange<T, R, S>(handler: &mut T, receive: impl Fn(Want) -> R, send: impl Fn(BufList) -> S) -> T::End
+pub async fn exchange<T, R, S>(
+    handler: &mut T,
+    receive: impl Fn(ReceiveRequest) -> R,
+    send: impl Fn(BufList) -> S,
+) -> T::End
 where
     T: ConnectionHandler,
     R: Future<Output = (io::Result<usize>, BufMut)>,
@@ -109,7 +113,7 @@ where
 }
 
 /// Receives into the requested buffer from a socket.
-pub async fn receive(stream: Stream, want: Want) -> (io::Result<usize>, BufMut) {
+pub async fn receive(stream: Stream, want: ReceiveRequest) -> (io::Result<usize>, BufMut) {
     if want.all {
         let len = want.buf.spare();
         let (result, buf) = stream.recv_exact(want.buf).await;
@@ -149,8 +153,8 @@ mod tests {
 
         fn begin_turn(&mut self, _: &mut Context<'_>) {}
 
-        fn want(&mut self) -> Want {
-            Want { buf: BufMut::with_capacity(16), all: false }
+        fn want(&mut self) -> ReceiveRequest {
+            ReceiveRequest { buf: BufMut::with_capacity(16), all: false }
         }
 
         fn received(&mut self, result: io::Result<usize>, buf: BufMut) {

@@ -9,7 +9,7 @@
 //! SecureStream  TLS beneath a connection (feature `tls`)            secure.rs
 //! ```
 //!
-//! No part knows a protocol.  [`Staging`] does no I/O, so that the I/O-free parts of a front can use it.
+//! No part knows a protocol.  [`ReceiveStaging`] does no I/O, so that the I/O-free parts of a front can use it.
 
 mod connections;
 mod exchange;
@@ -17,6 +17,6 @@ mod exchange;
 pub mod secure;
 mod staging;
 
-pub use connections::{ConnectionEntry, Connections, Interrupted, StopSignal};
+pub use connections::{ConnectionEntry, ConnectionStopSignal, Interrupted, ServerConnections};
 pub use exchange::{ConnectionHandler, Intake, exchange, receive, send};
-pub use staging::{LARGE, SMALL, Staging, StagingPools, Want};
+pub use staging::{LARGE, ReceiveRequest, ReceiveStaging, SMALL, StagingPools};

@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_reactor::{Buf, BufList, BufMut, Stream, timeout};
-use forebay_tls::{Failure, Read, Session, sealed_len};
+use forebay_tls::{Read, TlsFailure, TlsSession, sealed_len};
 
-use crate::Want;
+use crate::ReceiveRequest;
 
 /// Plaintext bytes encrypted into one record.
 const RECORD: usize = 16 << 10;
@@ -55,19 +55,25 @@ struct Input {
 /// Socket with a TLS session on it.
 pub struct SecureStream<B> {
     stream: Stream,
-    session: RefCell<Session>,
+    session: RefCell<TlsSession>,
     input: RefCell<Input>,
     buffers: Rc<B>,
     record: RecordBuffer,
 }
 
-fn broken(failure: &Failure) -> io::Error {
+fn broken(failure: &TlsFailure) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("TLS: {failure}"))
 }
 
 impl<B: SealBuffers> SecureStream<B> {
     /// Creates a stream after the handshake; `received` are the bytes received behind it.
-    pub fn new(stream: Stream, mut session: Session, received: BufMut, buffers: Rc<B>, record: RecordBuffer) -> Self {
+    pub fn new(
+        stream: Stream,
+        mut session: TlsSession,
+        received: BufMut,
+        buffers: Rc<B>,
+        record: RecordBuffer,
+    ) -> Self {
         session.rest();
         let input = RefCell::new(Input { buf: Some(received), large: false, quiet: 0 });
         Self { stream, session: RefCell::new(session), input, buffers, record }
@@ -156,8 +162,8 @@ impl<B: SealBuffers> SecureStream<B> {
     }
 
     /// Receives into the requested buffer, as [`receive`](crate::receive) does from a socket.
-    pub async fn receive(self: Rc<Self>, want: Want) -> (io::Result<usize>, BufMut) {
-        let Want { mut buf, all } = want;
+    pub async fn receive(self: Rc<Self>, want: ReceiveRequest) -> (io::Result<usize>, BufMut) {
+        let ReceiveRequest { mut buf, all } = want;
         let before = buf.len();
         loop {
             match self.open(&mut buf) {
@@ -204,7 +210,7 @@ impl<B> std::fmt::Debug for SecureStream<B> {
 pub enum HandshakeError {
     /// Handshake failure: the peer and this side cannot agree.
     #[error("{0}")]
-    Refused(Failure),
+    Refused(TlsFailure),
     /// Socket error, or connection closed by the peer.
     #[error("the connection ended: {0}")]
     Stream(io::Error),
@@ -217,9 +223,9 @@ pub enum HandshakeError {
 /// Errors of the session or of the stream; the peer has been sent an alert.
 pub async fn handshake(
     stream: &Stream,
-    session: &mut Session,
+    session: &mut TlsSession,
     mut buf: BufMut,
-    rejection: impl Fn(&Failure, &[u8]) -> Option<Vec<u8>>,
+    rejection: impl Fn(&TlsFailure, &[u8]) -> Option<Vec<u8>>,
 ) -> Result<BufMut, HandshakeError> {
     let mut output = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-use forebay_reactor::{Buf, BufMut, Pool};
+use forebay_reactor::{Buf, BufMut, BufPool};
 
 /// Bytes of staging of a connection with little traffic.  Holds many requests, and the start of a large write.
 pub const SMALL: usize = 4 * 1024;
@@ -14,7 +14,7 @@ const QUIET_RECEIVES: u32 = 32;
 
 /// Receive request: a buffer, and how much of it to fill.
 #[derive(Debug)]
-pub struct Want {
+pub struct ReceiveRequest {
     /// Buffer whose spare space is received into.
     pub buf: BufMut,
     /// True to fill all of the space, false to receive what is available.
@@ -24,14 +24,14 @@ pub struct Want {
 /// Pools of staging buffers, shared by the connections of a core.
 #[derive(Debug)]
 pub struct StagingPools {
-    small: Pool,
-    large: Pool,
+    small: BufPool,
+    large: BufPool,
 }
 
 impl StagingPools {
     /// Creates empty pools that keep up to `keep_small` free small buffers.
     pub fn new(keep_small: usize) -> Self {
-        Self { small: Pool::new(SMALL, keep_small), large: Pool::new(LARGE, LARGE_MAX) }
+        Self { small: BufPool::new(SMALL, keep_small), large: BufPool::new(LARGE, LARGE_MAX) }
     }
 
     /// Returns an empty buffer of [`SMALL`] bytes.
@@ -50,7 +50,7 @@ impl StagingPools {
 /// Its buffer is small while there is little traffic and large while there is much, so that an idle connection costs a
 /// page, and a busy one few system calls.
 #[derive(Debug)]
-pub struct Staging {
+pub struct ReceiveStaging {
     /// `None` while a receive into it is in flight.
     buf: Option<BufMut>,
     /// True if the next buffer is to be a large one.
@@ -59,7 +59,7 @@ pub struct Staging {
     quiet: u32,
 }
 
-impl Staging {
+impl ReceiveStaging {
     /// Creates staging with the content of `buf`.
     pub fn new(buf: BufMut) -> Self {
         Self { buf: Some(buf), large: false, quiet: 0 }
@@ -101,7 +101,7 @@ impl Staging {
     ///
     /// # Panics
     /// When a receive is in flight already.
-    pub fn want(&mut self, missing: usize, pools: &StagingPools, other: impl FnOnce() -> BufMut) -> Want {
+    pub fn want(&mut self, missing: usize, pools: &StagingPools, other: impl FnOnce() -> BufMut) -> ReceiveRequest {
         let mut staged = self.buf.take().expect("one receive at a time");
         if staged.is_empty() {
             staged.reclaim();
@@ -110,7 +110,7 @@ impl Staging {
         let small = (!self.large || none_left) && staged.len() + missing <= SMALL;
         let size = if small { SMALL } else { LARGE };
         if staged.spare() >= missing.max(size / 4) && staged.capacity() <= size {
-            return Want { buf: staged, all: false };
+            return ReceiveRequest { buf: staged, all: false };
         }
         let mut next = match (small, none_left) {
             (true, _) => pools.small.get(),
@@ -118,7 +118,7 @@ impl Staging {
             (false, true) => other(),
         };
         next.extend_from_slice(&staged);
-        Want { buf: next, all: false }
+        ReceiveRequest { buf: next, all: false }
     }
 
     /// Takes back the buffer of [`want`](Self::want) with `got` more bytes in it.
@@ -147,8 +147,8 @@ impl Staging {
 mod tests {
     use super::*;
 
-    fn receive(staging: &mut Staging, pools: &StagingPools, got: usize) -> usize {
-        let Want { mut buf, all } = staging.want(0, pools, || panic!("a large one is left"));
+    fn receive(staging: &mut ReceiveStaging, pools: &StagingPools, got: usize) -> usize {
+        let ReceiveRequest { mut buf, all } = staging.want(0, pools, || panic!("a large one is left"));
         assert!(!all);
         let got = got.min(buf.spare());
         let len = buf.len() + got;
@@ -158,7 +158,7 @@ mod tests {
         capacity
     }
 
-    fn consume(staging: &mut Staging) {
+    fn consume(staging: &mut ReceiveStaging) {
         let staged = staging.staged().unwrap();
         let len = staged.len();
         staged.advance(len);
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn it_grows_with_much_and_shrinks_with_little() {
         let pools = StagingPools::new(4);
-        let mut staging = Staging::new(pools.small());
+        let mut staging = ReceiveStaging::new(pools.small());
         assert_eq!(receive(&mut staging, &pools, SMALL), SMALL);
         consume(&mut staging);
         assert_eq!(receive(&mut staging, &pools, 100), LARGE);
@@ -185,8 +185,8 @@ mod tests {
         let pools = StagingPools::new(4);
         let mut first = pools.small();
         first.extend_from_slice(b"header");
-        let mut staging = Staging::new(first);
-        let Want { buf, .. } = staging.want(SMALL, &pools, || panic!("a large one is left"));
+        let mut staging = ReceiveStaging::new(first);
+        let ReceiveRequest { buf, .. } = staging.want(SMALL, &pools, || panic!("a large one is left"));
         assert!(buf.spare() >= SMALL);
         assert_eq!(&buf[..], b"header");
         assert!(staging.staged().is_none() && staging.is_empty());
@@ -198,12 +198,12 @@ mod tests {
     fn who_comes_late_makes_do_with_less() {
         let pools = StagingPools::new(4);
         let taken: Vec<_> = (0..LARGE_MAX).map(|_| pools.large.get()).collect();
-        let mut staging = Staging::new(pools.small());
+        let mut staging = ReceiveStaging::new(pools.small());
         assert_eq!(receive(&mut staging, &pools, SMALL), SMALL);
         let cut = staging.cut(SMALL, &pools);
         assert_eq!(cut.len(), SMALL);
         assert_eq!(receive(&mut staging, &pools, 1), SMALL);
-        let Want { buf, .. } = staging.want(2 * SMALL, &pools, || BufMut::with_capacity(4 * SMALL));
+        let ReceiveRequest { buf, .. } = staging.want(2 * SMALL, &pools, || BufMut::with_capacity(4 * SMALL));
         assert_eq!((buf.capacity(), buf.len()), (4 * SMALL, 1));
         drop(taken);
     }
@@ -214,7 +214,7 @@ mod tests {
         let mut crowd: Vec<_> = (0..CROWDED).map(|_| pools.large.get()).collect();
         let mut buf = pools.large.get();
         buf.extend_from_slice(&[7; 600]);
-        let mut staging = Staging::new(buf);
+        let mut staging = ReceiveStaging::new(buf);
         assert_eq!(staging.cut(100, &pools).retained(), SMALL);
         crowd.pop();
         assert_eq!(&staging.cut(500, &pools)[..], [7; 500]);

@@ -1,7 +1,7 @@
 //! TLS 1.3 (RFC 8446) with pre-shared keys or certificates, as a state machine over bytes.
 //!
-//! A [`Session`] never touches a socket: bytes of the peer are input, bytes for the peer are output, so that the same
-//! code runs over every driver of the reactor and in the simulator.  The implementation is s2n-tls; this crate
+//! A [`TlsSession`] never touches a socket: bytes of the peer are input, bytes for the peer are output, so that the
+//! same code runs over every driver of the reactor and in the simulator.  The implementation is s2n-tls; this crate
 //! restricts it to pre-shared keys together with an exchange of ephemeral keys (`psk_dhe_ke`), or certificates (X.509)
 //! of the server and, where it asks for them, of its clients; the suites `TLS_AES_128_GCM_SHA256` and
 //! `TLS_AES_256_GCM_SHA384`, no tickets, no early data.  The choice of this library is `docs/decisions/0019-tls.md`,
@@ -13,14 +13,14 @@ mod session;
 mod subject;
 
 pub use hello::offered;
-pub use session::{Acceptor, Failure, Peer, Read, Session, Suite, alert, sealed_len};
-pub use subject::Subject;
+pub use session::{Acceptor, PeerIdentity, Read, Suite, TlsFailure, TlsSession, alert, sealed_len};
+pub use subject::CertificateSubject;
 
 use zeroize::Zeroizing;
 
 /// Hash of a pre-shared key, which also determines the suites that the key is valid for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Hash {
+pub enum PskHash {
     /// SHA-256, with AES-128-GCM.
     Sha256,
     /// SHA-384, with AES-256-GCM.
@@ -35,7 +35,7 @@ pub struct Psk {
     /// Secret, at least 16 bytes.
     pub secret: Zeroizing<Vec<u8>>,
     /// Hash of the key.
-    pub hash: Hash,
+    pub hash: PskHash,
 }
 
 impl std::fmt::Debug for Psk {
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Psk {
 }
 
 /// Key lookup of a server.
-pub trait Keys: Send + Sync + 'static {
+pub trait PskLookup: Send + Sync + 'static {
     /// Returns the keys with this identity, usually one.  With several, the one that the peer has is used.
     fn find(&self, identity: &[u8]) -> Vec<Psk>;
 }

@@ -13,7 +13,7 @@ use s2n_tls::security::Policy;
 
 use crate::hello::offered;
 use crate::pipe::{Pipe, receive, send};
-use crate::{Certificate, Hash, Keys, Psk, ServerCertificate, Subject};
+use crate::{Certificate, CertificateSubject, Psk, PskHash, PskLookup, ServerCertificate};
 
 /// Security policy of s2n-tls with TLS 1.3 only, the two allowed suites only, and the curves secp256r1, secp384r1 and
 /// secp521r1.
@@ -78,7 +78,7 @@ impl Suite {
 
 /// Failure of a handshake or of a session.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum TlsFailure {
     /// Peer does not speak TLS.
     #[error("the peer does not speak TLS")]
     Plain,
@@ -108,30 +108,30 @@ pub enum Failure {
     Library(&'static str),
 }
 
-impl Failure {
+impl TlsFailure {
     fn of(error: &Error) -> Self {
         match error.kind() {
-            ErrorType::Alert => Failure::Alert,
+            ErrorType::Alert => TlsFailure::Alert,
             // S2N_ERR_SAFETY is the library's error for a binder of another length, computed with another hash.
-            _ if ["S2N_ERR_BAD_PSK_BINDER", "S2N_ERR_SAFETY"].contains(&error.name()) => Failure::WrongKey,
-            _ if error.name() == "S2N_ERR_MISSING_CLIENT_CERT" => Failure::NoCertificate,
-            ErrorType::ProtocolError => Failure::Protocol(error.message()),
-            _ => Failure::Library(error.message()),
+            _ if ["S2N_ERR_BAD_PSK_BINDER", "S2N_ERR_SAFETY"].contains(&error.name()) => TlsFailure::WrongKey,
+            _ if error.name() == "S2N_ERR_MISSING_CLIENT_CERT" => TlsFailure::NoCertificate,
+            ErrorType::ProtocolError => TlsFailure::Protocol(error.message()),
+            _ => TlsFailure::Library(error.message()),
         }
     }
 
     /// Returns the alert for the peer; `None` when it has sent one itself.
     fn alert(&self) -> Option<u8> {
         Some(match self {
-            Failure::Plain => alert::UNEXPECTED_MESSAGE,
-            Failure::NoKey | Failure::NoCertificate => alert::HANDSHAKE_FAILURE,
-            Failure::UnknownIdentity(_) => alert::UNKNOWN_PSK_IDENTITY,
-            Failure::WrongKey => alert::DECRYPT_ERROR,
-            Failure::TooLong => alert::DECODE_ERROR,
-            Failure::Protocol(text) if text.contains("version") => alert::PROTOCOL_VERSION,
-            Failure::Protocol(_) => alert::HANDSHAKE_FAILURE,
-            Failure::Library(_) => alert::INTERNAL_ERROR,
-            Failure::Alert => return None,
+            TlsFailure::Plain => alert::UNEXPECTED_MESSAGE,
+            TlsFailure::NoKey | TlsFailure::NoCertificate => alert::HANDSHAKE_FAILURE,
+            TlsFailure::UnknownIdentity(_) => alert::UNKNOWN_PSK_IDENTITY,
+            TlsFailure::WrongKey => alert::DECRYPT_ERROR,
+            TlsFailure::TooLong => alert::DECODE_ERROR,
+            TlsFailure::Protocol(text) if text.contains("version") => alert::PROTOCOL_VERSION,
+            TlsFailure::Protocol(_) => alert::HANDSHAKE_FAILURE,
+            TlsFailure::Library(_) => alert::INTERNAL_ERROR,
+            TlsFailure::Alert => return None,
         })
     }
 }
@@ -142,7 +142,7 @@ struct Offer {
     /// Number of keys tried before.
     tried: usize,
     /// Lookup result: whether there is another key, or the failure.
-    found: OnceLock<Result<bool, Failure>>,
+    found: OnceLock<Result<bool, TlsFailure>>,
 }
 
 /// Maximum keys tried for a ClientHello: each costs a few hashes before the peer is authenticated.
@@ -150,21 +150,21 @@ const TRIES_MAX: usize = 16;
 
 /// Callback that finds a ClientHello's key before the library processes it.
 struct Finder {
-    keys: Arc<dyn Keys>,
+    keys: Arc<dyn PskLookup>,
     /// True if a client that offers no key is shown a certificate.
     has_certificate: bool,
 }
 
 impl Finder {
     /// Returns the next key after those tried, and whether there is another; no key where a certificate replaces it.
-    fn look(&self, connection: &Connection, tried: usize) -> Result<(Option<Psk>, bool), Failure> {
+    fn look(&self, connection: &Connection, tried: usize) -> Result<(Option<Psk>, bool), TlsFailure> {
         let hello = connection.client_hello().and_then(|hello| hello.raw_message());
-        let hello = hello.map_err(|error| Failure::of(&error))?;
-        let identities = offered(&hello).ok_or(Failure::Protocol("a damaged ClientHello"))?;
+        let hello = hello.map_err(|error| TlsFailure::of(&error))?;
+        let identities = offered(&hello).ok_or(TlsFailure::Protocol("a damaged ClientHello"))?;
         let first = match identities.first() {
             Some(first) => first,
             None if self.has_certificate => return Ok((None, false)),
-            None => return Err(Failure::NoKey),
+            None => return Err(TlsFailure::NoKey),
         };
         let mut distinct: Vec<&[u8]> = Vec::new();
         let mut known: Vec<Psk> = Vec::new();
@@ -183,7 +183,7 @@ impl Finder {
         found
             .next()
             .map(|psk| (Some(psk), found.next().is_some()))
-            .ok_or_else(|| Failure::UnknownIdentity(first.escape_ascii().to_string()))
+            .ok_or_else(|| TlsFailure::UnknownIdentity(first.escape_ascii().to_string()))
     }
 }
 
@@ -208,8 +208,8 @@ fn append(connection: &mut Connection, psk: &Psk) -> Result<(), Error> {
     let mut builder = s2n_tls::psk::Psk::builder()?;
     builder.set_identity(&psk.identity)?.set_secret(&psk.secret)?;
     builder.set_hmac(match psk.hash {
-        Hash::Sha256 => PskHmac::SHA256,
-        Hash::Sha384 => PskHmac::SHA384,
+        PskHash::Sha256 => PskHmac::SHA256,
+        PskHash::Sha384 => PskHmac::SHA384,
     })?;
     connection.append_psk(&builder.build()?)
 }
@@ -234,7 +234,7 @@ impl VerifyHostNameCallback for AnyName {
 /// Empty set of keys.
 struct NoKeys;
 
-impl Keys for NoKeys {
+impl PskLookup for NoKeys {
     fn find(&self, _: &[u8]) -> Vec<Psk> {
         Vec::new()
     }
@@ -260,7 +260,7 @@ impl Acceptor {
     ///
     /// # Errors
     /// Errors of the library.
-    pub fn new(keys: Arc<dyn Keys>) -> Result<Self, Failure> {
+    pub fn new(keys: Arc<dyn PskLookup>) -> Result<Self, TlsFailure> {
         Self::with_certificate(Some(keys), None)
     }
 
@@ -270,9 +270,9 @@ impl Acceptor {
     /// # Errors
     /// When the certificate or its key cannot be used; otherwise errors of the library.
     pub fn with_certificate(
-        keys: Option<Arc<dyn Keys>>,
+        keys: Option<Arc<dyn PskLookup>>,
         certificate: Option<&ServerCertificate>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, TlsFailure> {
         let keys = keys.unwrap_or_else(|| Arc::new(NoKeys));
         let asked = certificate.map(|shown| match shown.client_authorities {
             Some(_) => ClientCertificate::Required,
@@ -291,7 +291,7 @@ impl Acceptor {
             }
             builder.build()
         };
-        let config = config().map_err(|error| Failure::of(&error))?;
+        let config = config().map_err(|error| TlsFailure::of(&error))?;
         Ok(Self { config, certificate: asked })
     }
 }
@@ -302,7 +302,7 @@ impl std::fmt::Debug for Acceptor {
     }
 }
 
-/// Result of [`Session::read`].
+/// Result of [`TlsSession::read`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Read {
     /// Number of decrypted bytes.
@@ -314,7 +314,7 @@ pub enum Read {
 }
 
 /// TLS session: one side of a connection.
-pub struct Session {
+pub struct TlsSession {
     /// Declared before the pipe, so that it is dropped first.
     connection: Connection,
     pipe: Pipe,
@@ -324,33 +324,33 @@ pub struct Session {
     /// On a server until its first reply: its configuration and the bytes consumed, to restart with another key.
     first: Option<(Acceptor, Vec<u8>)>,
     /// Read failure behind data that was returned first.
-    failed: Option<Failure>,
+    failed: Option<TlsFailure>,
     /// Demand on a peer without a pre-shared key; `None` refuses it.
     certificate: Option<ClientCertificate>,
 }
 
 /// Proven identity of a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Peer {
+pub enum PeerIdentity {
     /// Holder of the pre-shared key with this identity.
     Key(Vec<u8>),
     /// Subject of a certificate that an authority has signed.
-    Certificate(Subject),
+    Certificate(CertificateSubject),
     /// Peer was not asked for an identity.
     Anonymous,
 }
 
-impl Session {
+impl TlsSession {
     /// Creates a server session, which waits for a ClientHello.
     ///
     /// # Errors
     /// Errors of the library.
-    pub fn accept(acceptor: &Acceptor) -> Result<Self, Failure> {
+    pub fn accept(acceptor: &Acceptor) -> Result<Self, TlsFailure> {
         Self::accept_after(acceptor, 0)
     }
 
     /// Creates a server session that skips the first `tried` keys.
-    fn accept_after(acceptor: &Acceptor, tried: usize) -> Result<Self, Failure> {
+    fn accept_after(acceptor: &Acceptor, tried: usize) -> Result<Self, TlsFailure> {
         let mut session = Self::new(Connection::new_server(), acceptor.config.clone(), true)?;
         session.certificate = acceptor.certificate;
         session.connection.set_application_context(Offer { tried, ..Offer::default() });
@@ -362,10 +362,10 @@ impl Session {
     ///
     /// # Errors
     /// Errors of the library; a key that is too short.
-    pub fn connect(psks: &[Psk]) -> Result<Self, Failure> {
-        let config = builder().and_then(|builder| builder.build()).map_err(|error| Failure::of(&error))?;
+    pub fn connect(psks: &[Psk]) -> Result<Self, TlsFailure> {
+        let config = builder().and_then(|builder| builder.build()).map_err(|error| TlsFailure::of(&error))?;
         let mut session = Self::new(Connection::new_client(), config, false)?;
-        psks.iter().try_for_each(|psk| append(&mut session.connection, psk)).map_err(|error| Failure::of(&error))?;
+        psks.iter().try_for_each(|psk| append(&mut session.connection, psk)).map_err(|error| TlsFailure::of(&error))?;
         Ok(session)
     }
 
@@ -374,7 +374,7 @@ impl Session {
     ///
     /// # Errors
     /// Errors of the library; certificates that cannot be used.
-    pub fn connect_to(server: &str, authorities: &[u8], own: Option<&Certificate>) -> Result<Self, Failure> {
+    pub fn connect_to(server: &str, authorities: &[u8], own: Option<&Certificate>) -> Result<Self, TlsFailure> {
         let config = || {
             let mut builder = builder()?;
             builder.trust_pem(authorities)?;
@@ -384,14 +384,14 @@ impl Session {
             }
             builder.build()
         };
-        let config = config().map_err(|error| Failure::of(&error))?;
+        let config = config().map_err(|error| TlsFailure::of(&error))?;
         let mut session = Self::new(Connection::new_client(), config, false)?;
-        session.connection.set_server_name(server).map_err(|error| Failure::of(&error))?;
+        session.connection.set_server_name(server).map_err(|error| TlsFailure::of(&error))?;
         session.certificate = Some(ClientCertificate::Ignored);
         Ok(session)
     }
 
-    fn new(mut connection: Connection, config: Config, server: bool) -> Result<Self, Failure> {
+    fn new(mut connection: Connection, config: Config, server: bool) -> Result<Self, TlsFailure> {
         let pipe = Pipe::new();
         let set = || -> Result<(), Error> {
             connection.set_config(config)?;
@@ -408,7 +408,7 @@ impl Session {
             connection.set_waker(Some(Waker::noop()))?;
             Ok(())
         };
-        set().map_err(|error| Failure::of(&error))?;
+        set().map_err(|error| TlsFailure::of(&error))?;
         Ok(Self { connection, pipe, taken: 0, server, first: None, failed: None, certificate: None })
     }
 
@@ -417,14 +417,14 @@ impl Session {
     ///
     /// # Errors
     /// Reason for which there will be no session.
-    pub fn handshake(&mut self, input: &mut &[u8], output: &mut Vec<u8>) -> Result<bool, Failure> {
+    pub fn handshake(&mut self, input: &mut &[u8], output: &mut Vec<u8>) -> Result<bool, TlsFailure> {
         let whole = *input;
         let result = self.negotiate(input);
         if let Some((acceptor, mut taken)) = self.first.take()
             && self.pipe.written() == 0
         {
             taken.extend_from_slice(&whole[..whole.len() - input.len()]);
-            if result == Err(Failure::WrongKey) && self.has_another() {
+            if result == Err(TlsFailure::WrongKey) && self.has_another() {
                 // Nothing was sent yet, so the handshake can restart.
                 let tried = self.connection.application_context::<Offer>().map_or(0, |offer| offer.tried);
                 *self = Self::accept_after(&acceptor, tried + 1)?;
@@ -445,9 +445,9 @@ impl Session {
         result
     }
 
-    fn negotiate(&mut self, input: &mut &[u8]) -> Result<bool, Failure> {
+    fn negotiate(&mut self, input: &mut &[u8]) -> Result<bool, TlsFailure> {
         if self.server && self.taken == 0 && input.first().is_some_and(|first| *first != HANDSHAKE) {
-            return Err(Failure::Plain);
+            return Err(TlsFailure::Plain);
         }
         let before = input.len();
         let Self { connection, pipe, .. } = self;
@@ -455,14 +455,14 @@ impl Session {
         self.taken += before - input.len();
         match polled {
             Poll::Ready(Ok(())) => self.agreed().map(|_| true),
-            Poll::Ready(Err(error)) => Err(self.refusal().unwrap_or_else(|| Failure::of(&error))),
-            Poll::Pending if self.taken > HANDSHAKE_MAX => Err(Failure::TooLong),
+            Poll::Ready(Err(error)) => Err(self.refusal().unwrap_or_else(|| TlsFailure::of(&error))),
+            Poll::Pending if self.taken > HANDSHAKE_MAX => Err(TlsFailure::TooLong),
             Poll::Pending => Ok(false),
         }
     }
 
     /// Returns the reason for which the offered keys were refused, if that failed the handshake.
-    fn refusal(&self) -> Option<Failure> {
+    fn refusal(&self) -> Option<TlsFailure> {
         self.connection.application_context::<Offer>()?.found.get()?.as_ref().err().cloned()
     }
 
@@ -476,34 +476,35 @@ impl Session {
     ///
     /// # Errors
     /// When the negotiated parameters are not allowed here.
-    fn agreed(&self) -> Result<(Suite, Peer), Failure> {
-        let suite = self.suite().ok_or(Failure::Protocol("a suite that is not allowed"))?;
-        let len = self.connection.negotiated_psk_identity_length().map_err(|error| Failure::of(&error))?;
+    fn agreed(&self) -> Result<(Suite, PeerIdentity), TlsFailure> {
+        let suite = self.suite().ok_or(TlsFailure::Protocol("a suite that is not allowed"))?;
+        let len = self.connection.negotiated_psk_identity_length().map_err(|error| TlsFailure::of(&error))?;
         let mut identity = vec![0; len];
-        self.connection.negotiated_psk_identity(&mut identity).map_err(|error| Failure::of(&error))?;
+        self.connection.negotiated_psk_identity(&mut identity).map_err(|error| TlsFailure::of(&error))?;
         let peer = match self.certificate {
-            _ if !identity.is_empty() => Peer::Key(identity),
-            None => return Err(Failure::NoKey),
+            _ if !identity.is_empty() => PeerIdentity::Key(identity),
+            None => return Err(TlsFailure::NoKey),
             // On a client, the library has checked the server's name already.
-            Some(ClientCertificate::Ignored) => Peer::Anonymous,
-            Some(ClientCertificate::Required) => Peer::Certificate(self.peer_subject()?),
+            Some(ClientCertificate::Ignored) => PeerIdentity::Anonymous,
+            Some(ClientCertificate::Required) => PeerIdentity::Certificate(self.peer_subject()?),
         };
         Ok((suite, peer))
     }
 
     /// Returns the subject of the certificate that the peer has shown.
-    fn peer_subject(&self) -> Result<Subject, Failure> {
+    fn peer_subject(&self) -> Result<CertificateSubject, TlsFailure> {
         if !self.connection.client_cert_used() {
-            return Err(Failure::NoCertificate);
+            return Err(TlsFailure::NoCertificate);
         }
-        let chain = self.connection.peer_cert_chain().map_err(|error| Failure::of(&error))?;
-        let first = chain.iter().next().ok_or(Failure::NoCertificate)?.map_err(|error| Failure::of(&error))?;
-        let der = first.der().map_err(|error| Failure::of(&error))?;
-        Subject::of_certificate(der).ok_or(Failure::Protocol("a certificate whose subject makes no sense"))
+        let chain = self.connection.peer_cert_chain().map_err(|error| TlsFailure::of(&error))?;
+        let first = chain.iter().next().ok_or(TlsFailure::NoCertificate)?.map_err(|error| TlsFailure::of(&error))?;
+        let der = first.der().map_err(|error| TlsFailure::of(&error))?;
+        CertificateSubject::of_certificate(der)
+            .ok_or(TlsFailure::Protocol("a certificate whose subject makes no sense"))
     }
 
     /// Returns the proven identity of the peer; `None` before the handshake is over.
-    pub fn peer(&self) -> Option<Peer> {
+    pub fn peer(&self) -> Option<PeerIdentity> {
         self.connection.handshake_complete().then(|| self.agreed().ok().map(|(_, peer)| peer)).flatten()
     }
 
@@ -516,7 +517,7 @@ impl Session {
     /// Returns the identity of the negotiated key; empty before the handshake is complete, and without a key.
     pub fn identity(&self) -> Vec<u8> {
         match self.agreed() {
-            Ok((_, Peer::Key(identity))) => identity,
+            Ok((_, PeerIdentity::Key(identity))) => identity,
             _ => Vec::new(),
         }
     }
@@ -525,7 +526,7 @@ impl Session {
     ///
     /// # Errors
     /// When the session cannot continue.
-    pub fn read(&mut self, input: &mut &[u8], out: &mut [u8]) -> Result<Read, Failure> {
+    pub fn read(&mut self, input: &mut &[u8], out: &mut [u8]) -> Result<Read, TlsFailure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
@@ -539,10 +540,10 @@ impl Session {
                     Poll::Ready(Ok(0)) | Poll::Pending => break,
                     Poll::Ready(Ok(len)) => filled += len,
                     Poll::Ready(Err(error)) if filled > 0 => {
-                        *failed = Some(Failure::of(&error));
+                        *failed = Some(TlsFailure::of(&error));
                         break;
                     }
-                    Poll::Ready(Err(error)) => return Err(Failure::of(&error)),
+                    Poll::Ready(Err(error)) => return Err(TlsFailure::of(&error)),
                 }
             }
             Ok(if filled == 0 { Read::NeedInput } else { Read::Data(filled) })
@@ -554,13 +555,13 @@ impl Session {
     ///
     /// # Errors
     /// When the session has ended.
-    pub fn write(&mut self, plain: &[u8], out: &mut [u8]) -> Result<usize, Failure> {
+    pub fn write(&mut self, plain: &[u8], out: &mut [u8]) -> Result<usize, TlsFailure> {
         let Self { connection, pipe, .. } = self;
         let (polled, len) = pipe.lend(&mut &[][..], out, || connection.poll_send(plain));
         match polled {
             Poll::Ready(Ok(taken)) if taken == plain.len() && self.pipe.overflow().is_empty() => Ok(len),
-            Poll::Ready(Err(error)) => Err(Failure::of(&error)),
-            _ => Err(Failure::Library("a record is longer than it can be")),
+            Poll::Ready(Err(error)) => Err(TlsFailure::of(&error)),
+            _ => Err(TlsFailure::Library("a record is longer than it can be")),
         }
     }
 
@@ -568,10 +569,10 @@ impl Session {
     ///
     /// # Errors
     /// Errors of the library.
-    pub fn update_keys(&mut self) -> Result<(), Failure> {
+    pub fn update_keys(&mut self) -> Result<(), TlsFailure> {
         use s2n_tls::enums::PeerKeyUpdate;
         let asked = self.connection.request_key_update(PeerKeyUpdate::KeyUpdateNotRequested);
-        asked.map(drop).map_err(|error| Failure::of(&error))
+        asked.map(drop).map_err(|error| TlsFailure::of(&error))
     }
 
     /// Releases the library's record buffers if they are empty.
@@ -588,8 +589,8 @@ impl Session {
     }
 }
 
-impl std::fmt::Debug for Session {
+impl std::fmt::Debug for TlsSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Session({})", if self.server { "server" } else { "client" })
+        write!(f, "TlsSession({})", if self.server { "server" } else { "client" })
     }
 }

@@ -27,7 +27,7 @@ const SHORT_NAMES: [(&[u8], &str); 9] = [
 
 /// Subject of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Subject {
+pub struct CertificateSubject {
     /// Distinguished name in the form of RFC 4514, the most specific part first: `CN=host1,O=Example,C=DE`.
     pub distinguished_name: String,
     /// Common name, the most specific one where there are several.
@@ -122,7 +122,7 @@ fn dotted(kind: &[u8]) -> String {
     arcs.iter().map(u64::to_string).collect::<Vec<_>>().join(".")
 }
 
-impl Subject {
+impl CertificateSubject {
     /// Parses the subject of a certificate in DER; `None` when it is damaged.
     pub fn of_certificate(der: &[u8]) -> Option<Self> {
         let mut rest = der;
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn names_are_written_as_rfc_4514_does() {
-        let of = |parts: &[Vec<Vec<u8>>]| Subject::of_certificate(&certificate(parts)).expect("whole");
+        let of = |parts: &[Vec<Vec<u8>>]| CertificateSubject::of_certificate(&certificate(parts)).expect("whole");
         let plain = of(&[
             vec![attribute(&[0x55, 4, 6], 0x13, b"DE")],
             vec![attribute(&[0x55, 4, 10], 0x0C, b"Forebay, tests")],
@@ -204,7 +204,7 @@ mod tests {
         ]);
         assert_eq!(odd.distinguished_name, "CN=#1e020041,1.2.840.113549.1.9.1=#1603614062");
         assert_eq!(odd.common_name, None);
-        assert_eq!(of(&[]), Subject { distinguished_name: String::new(), common_name: None });
+        assert_eq!(of(&[]), CertificateSubject { distinguished_name: String::new(), common_name: None });
         let control = of(&[vec![attribute(COMMON_NAME, 0x0C, b"a\n\0")]]);
         assert_eq!(control.distinguished_name, "CN=a\\0A\\00");
     }
@@ -213,13 +213,13 @@ mod tests {
     fn damage_is_noticed() {
         let whole = certificate(&[vec![attribute(COMMON_NAME, 0x0C, b"x")]]);
         for len in 0..whole.len() {
-            assert_eq!(Subject::of_certificate(&whole[..len]), None, "{len} bytes");
+            assert_eq!(CertificateSubject::of_certificate(&whole[..len]), None, "{len} bytes");
         }
         for at in 0..whole.len() {
             let mut changed = whole.clone();
             changed[at] ^= 0xFF;
             // Must not read past its end, whatever the result.
-            let _ = Subject::of_certificate(&changed);
+            let _ = CertificateSubject::of_certificate(&changed);
         }
     }
 }

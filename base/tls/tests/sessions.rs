@@ -3,29 +3,30 @@
 use std::sync::Arc;
 
 use forebay_tls::{
-    Acceptor, Certificate, Failure, Hash, Keys, Peer, Psk, Read, ServerCertificate, Session, Suite, sealed_len,
+    Acceptor, Certificate, PeerIdentity, Psk, PskHash, PskLookup, Read, ServerCertificate, Suite, TlsFailure,
+    TlsSession, sealed_len,
 };
 
-fn psk(identity: &str, byte: u8, hash: Hash) -> Psk {
-    let len = if hash == Hash::Sha256 { 32 } else { 48 };
+fn psk(identity: &str, byte: u8, hash: PskHash) -> Psk {
+    let len = if hash == PskHash::Sha256 { 32 } else { 48 };
     Psk { identity: identity.into(), secret: vec![byte; len].into(), hash }
 }
 
 struct Ring(Vec<Psk>);
 
-impl Keys for Ring {
+impl PskLookup for Ring {
     fn find(&self, identity: &[u8]) -> Vec<Psk> {
         self.0.iter().filter(|psk| psk.identity == identity).cloned().collect()
     }
 }
 
-fn server() -> Session {
-    let ring = Ring(vec![psk("one", 1, Hash::Sha256), psk("two", 2, Hash::Sha384)]);
-    Session::accept(&Acceptor::new(Arc::new(ring)).expect("an acceptor")).expect("a session")
+fn server() -> TlsSession {
+    let ring = Ring(vec![psk("one", 1, PskHash::Sha256), psk("two", 2, PskHash::Sha384)]);
+    TlsSession::accept(&Acceptor::new(Arc::new(ring)).expect("an acceptor")).expect("a session")
 }
 
 /// Moves bytes until both sides have completed the handshake or one has failed, in pieces of `piece` bytes.
-fn shake(client: &mut Session, server: &mut Session, piece: usize) -> Result<(), Failure> {
+fn shake(client: &mut TlsSession, server: &mut TlsSession, piece: usize) -> Result<(), TlsFailure> {
     let (mut up, mut down) = (Vec::new(), Vec::new());
     let (mut client_done, mut server_done) = (client.handshake(&mut &[][..], &mut up)?, false);
     while !client_done || !server_done {
@@ -47,7 +48,7 @@ fn shake(client: &mut Session, server: &mut Session, piece: usize) -> Result<(),
     Ok(())
 }
 
-fn pass(from: &mut Session, to: &mut Session, plain: &[u8], piece: usize) {
+fn pass(from: &mut TlsSession, to: &mut TlsSession, plain: &[u8], piece: usize) {
     let mut sealed = vec![0; sealed_len(plain.len())];
     let len = from.write(plain, &mut sealed).expect("written");
     assert!(len > plain.len());
@@ -70,10 +71,11 @@ fn pass(from: &mut Session, to: &mut Session, plain: &[u8], piece: usize) {
 #[test]
 fn data_passes_both_ways_with_both_suites() {
     for (key, suite) in
-        [(psk("one", 1, Hash::Sha256), Suite::Aes128Gcm), (psk("two", 2, Hash::Sha384), Suite::Aes256Gcm)]
+        [(psk("one", 1, PskHash::Sha256), Suite::Aes128Gcm), (psk("two", 2, PskHash::Sha384), Suite::Aes256Gcm)]
     {
         for piece in [1, 7, 100_000] {
-            let (mut client, mut server) = (Session::connect(std::slice::from_ref(&key)).expect("a session"), server());
+            let (mut client, mut server) =
+                (TlsSession::connect(std::slice::from_ref(&key)).expect("a session"), server());
             shake(&mut client, &mut server, piece).expect("a handshake");
             for side in [&client, &server] {
                 assert_eq!((side.suite(), side.identity()), (Some(suite), key.identity.clone()));
@@ -100,33 +102,33 @@ fn data_passes_both_ways_with_both_suites() {
 
 #[test]
 fn of_several_keys_the_known_one_is_used() {
-    let keys = [psk("other", 9, Hash::Sha384), psk("two", 2, Hash::Sha384), psk("one", 1, Hash::Sha256)];
-    let (mut client, mut server) = (Session::connect(&keys).expect("a session"), server());
+    let keys = [psk("other", 9, PskHash::Sha384), psk("two", 2, PskHash::Sha384), psk("one", 1, PskHash::Sha256)];
+    let (mut client, mut server) = (TlsSession::connect(&keys).expect("a session"), server());
     shake(&mut client, &mut server, 1000).expect("a handshake");
     assert_eq!(server.identity(), b"two");
 }
 
 #[test]
 fn of_several_keys_with_one_identity_the_peers_is_used() {
-    let ring = Ring((1..=3).map(|byte| psk("same", byte, Hash::Sha256)).collect());
+    let ring = Ring((1..=3).map(|byte| psk("same", byte, PskHash::Sha256)).collect());
     let acceptor = Acceptor::new(Arc::new(ring)).expect("an acceptor");
     for (byte, known) in [(1, true), (2, true), (3, true), (4, false)] {
         for piece in [1, 100, 10_000] {
-            let mut client = Session::connect(&[psk("same", byte, Hash::Sha256)]).expect("a session");
-            let mut server = Session::accept(&acceptor).expect("a session");
+            let mut client = TlsSession::connect(&[psk("same", byte, PskHash::Sha256)]).expect("a session");
+            let mut server = TlsSession::accept(&acceptor).expect("a session");
             if known {
                 shake(&mut client, &mut server, piece).expect("a handshake");
                 pass(&mut client, &mut server, b"up", piece);
                 pass(&mut server, &mut client, b"down", piece);
             } else {
-                assert_eq!(shake(&mut client, &mut server, piece), Err(Failure::WrongKey));
+                assert_eq!(shake(&mut client, &mut server, piece), Err(TlsFailure::WrongKey));
             }
         }
     }
 }
 
 /// Returns a server's failure on the first bytes of a client, and the alert that it sends.
-fn refused(bytes: &[u8]) -> (Failure, Option<u8>) {
+fn refused(bytes: &[u8]) -> (TlsFailure, Option<u8>) {
     let mut output = Vec::new();
     let failure = server().handshake(&mut &bytes[..], &mut output).expect_err("refused");
     let alert = (!output.is_empty()).then(|| {
@@ -138,41 +140,41 @@ fn refused(bytes: &[u8]) -> (Failure, Option<u8>) {
 
 fn hello(key: &Psk) -> Vec<u8> {
     let mut out = Vec::new();
-    let mut client = Session::connect(std::slice::from_ref(key)).expect("a session");
+    let mut client = TlsSession::connect(std::slice::from_ref(key)).expect("a session");
     assert_eq!(client.handshake(&mut &[][..], &mut out), Ok(false));
     out
 }
 
 #[test]
 fn who_is_refused_is_told_why() {
-    let unknown = Failure::UnknownIdentity("else".into());
-    assert_eq!(refused(&hello(&psk("else", 1, Hash::Sha256))), (unknown, Some(115)));
-    assert_eq!(refused(&hello(&psk("one", 2, Hash::Sha256))), (Failure::WrongKey, Some(51)));
+    let unknown = TlsFailure::UnknownIdentity("else".into());
+    assert_eq!(refused(&hello(&psk("else", 1, PskHash::Sha256))), (unknown, Some(115)));
+    assert_eq!(refused(&hello(&psk("one", 2, PskHash::Sha256))), (TlsFailure::WrongKey, Some(51)));
     // Correct secret with another hash.
-    assert_eq!(refused(&hello(&psk("one", 1, Hash::Sha384))), (Failure::WrongKey, Some(51)));
+    assert_eq!(refused(&hello(&psk("one", 1, PskHash::Sha384))), (TlsFailure::WrongKey, Some(51)));
     // Connection without TLS, and other garbage.
-    assert_eq!(refused(&[0, 0, 128, 0, 128, 0, 0, 0]), (Failure::Plain, Some(10)));
-    assert_eq!(refused(b"GET / HTTP/1.1\r\n\r\n"), (Failure::Plain, Some(10)));
+    assert_eq!(refused(&[0, 0, 128, 0, 128, 0, 0, 0]), (TlsFailure::Plain, Some(10)));
+    assert_eq!(refused(b"GET / HTTP/1.1\r\n\r\n"), (TlsFailure::Plain, Some(10)));
     let (failure, alert) = refused(&[22, 3, 1, 0, 4, 9, 9, 9, 9]);
-    assert!(matches!(failure, Failure::Protocol(_)) && alert.is_some(), "{failure}");
+    assert!(matches!(failure, TlsFailure::Protocol(_)) && alert.is_some(), "{failure}");
     // Client without a key is refused.
-    let mut plain = Session::connect(&[]).expect("a session");
+    let mut plain = TlsSession::connect(&[]).expect("a session");
     let mut out = Vec::new();
     assert_eq!(plain.handshake(&mut &[][..], &mut out), Ok(false));
-    assert_eq!(refused(&out), (Failure::NoKey, Some(40)));
+    assert_eq!(refused(&out), (TlsFailure::NoKey, Some(40)));
 }
 
 #[test]
 fn a_client_notices_a_server_without_its_key() {
     struct Liar;
-    impl Keys for Liar {
+    impl PskLookup for Liar {
         fn find(&self, identity: &[u8]) -> Vec<Psk> {
-            vec![Psk { identity: identity.into(), secret: vec![7; 32].into(), hash: Hash::Sha256 }]
+            vec![Psk { identity: identity.into(), secret: vec![7; 32].into(), hash: PskHash::Sha256 }]
         }
     }
-    let mut server = Session::accept(&Acceptor::new(Arc::new(Liar)).expect("an acceptor")).expect("a session");
-    let mut client = Session::connect(&[psk("one", 1, Hash::Sha256)]).expect("a session");
-    assert_eq!(shake(&mut client, &mut server, 1000), Err(Failure::WrongKey));
+    let mut server = TlsSession::accept(&Acceptor::new(Arc::new(Liar)).expect("an acceptor")).expect("a session");
+    let mut client = TlsSession::connect(&[psk("one", 1, PskHash::Sha256)]).expect("a session");
+    assert_eq!(shake(&mut client, &mut server, 1000), Err(TlsFailure::WrongKey));
 }
 
 #[test]
@@ -193,14 +195,14 @@ fn no_handshake_is_longer_than_it_may_be() {
         assert!(taken < 100_000, "it takes whatever comes");
         record[5..9].fill(0);
     };
-    assert_eq!(failure, Failure::TooLong);
+    assert_eq!(failure, TlsFailure::TooLong);
 }
 
 #[test]
 fn a_changed_byte_ends_the_session() {
-    let key = psk("one", 1, Hash::Sha256);
+    let key = psk("one", 1, PskHash::Sha256);
     for at in [5, 20, 60] {
-        let (mut client, mut server) = (Session::connect(std::slice::from_ref(&key)).expect("a session"), server());
+        let (mut client, mut server) = (TlsSession::connect(std::slice::from_ref(&key)).expect("a session"), server());
         shake(&mut client, &mut server, 1000).expect("a handshake");
         let mut sealed = vec![0; sealed_len(50)];
         let len = client.write(&[3; 50], &mut sealed).expect("written");
@@ -212,7 +214,7 @@ fn a_changed_byte_ends_the_session() {
 
 #[test]
 fn whatever_a_handshake_is_changed_into_it_ends() {
-    let key = psk("one", 1, Hash::Sha256);
+    let key = psk("one", 1, PskHash::Sha256);
     let hello = hello(&key);
     for at in 0..hello.len() {
         for mask in [1, 0x80, 0xFF] {
@@ -222,7 +224,7 @@ fn whatever_a_handshake_is_changed_into_it_ends() {
             // The record's version is not checked, and a longer record waits for its rest.
             match server().handshake(&mut &changed[..], &mut output) {
                 Ok(done) => assert!(!done && (at < 9 || output.is_empty()), "byte {at}"),
-                Err(failure) => assert_ne!(failure, Failure::Alert),
+                Err(failure) => assert_ne!(failure, TlsFailure::Alert),
             }
         }
         assert_eq!(server().handshake(&mut &hello[..at], &mut Vec::new()), Ok(false));
@@ -243,13 +245,13 @@ fn certificate(chain: &[u8], key: &[u8]) -> Certificate {
 
 /// Creates a server session that shows a certificate and knows the key "one"; with `asks` it requires a client
 /// certificate.
-fn certified(asks: bool) -> Session {
+fn certified(asks: bool) -> TlsSession {
     let shown = ServerCertificate {
         certificate: certificate(pem!("server-cert"), pem!("server-key")),
         client_authorities: asks.then(|| AUTHORITY.to_vec()),
     };
-    let ring = Ring(vec![psk("one", 1, Hash::Sha256)]);
-    Session::accept(&Acceptor::with_certificate(Some(Arc::new(ring)), Some(&shown)).expect("an acceptor"))
+    let ring = Ring(vec![psk("one", 1, PskHash::Sha256)]);
+    TlsSession::accept(&Acceptor::with_certificate(Some(Arc::new(ring)), Some(&shown)).expect("an acceptor"))
         .expect("a session")
 }
 
@@ -262,12 +264,12 @@ fn certificates_say_who_is_who() {
     for piece in [1, 100, 100_000] {
         for (asks, own) in [(false, None), (false, Some(known())), (true, Some(known()))] {
             let mut server = certified(asks);
-            let mut client = Session::connect_to("storage", AUTHORITY, own.as_ref()).expect("a session");
+            let mut client = TlsSession::connect_to("storage", AUTHORITY, own.as_ref()).expect("a session");
             assert_eq!(server.peer(), None);
             shake(&mut client, &mut server, piece).expect("a handshake");
             match (asks, server.peer()) {
-                (false, Some(Peer::Anonymous)) => {}
-                (true, Some(Peer::Certificate(subject))) => {
+                (false, Some(PeerIdentity::Anonymous)) => {}
+                (true, Some(PeerIdentity::Certificate(subject))) => {
                     assert_eq!(subject.distinguished_name, "CN=host one,OU=a\\+b,O=Forebay\\, tests,C=DE");
                     assert_eq!(subject.common_name.as_deref(), Some("host one"));
                 }
@@ -285,15 +287,15 @@ fn certificates_say_who_is_who() {
 fn keys_are_taken_beside_certificates_and_do_not_fall_back_to_them() {
     for asks in [false, true] {
         let mut server = certified(asks);
-        let mut client = Session::connect(&[psk("one", 1, Hash::Sha256)]).expect("a session");
+        let mut client = TlsSession::connect(&[psk("one", 1, PskHash::Sha256)]).expect("a session");
         shake(&mut client, &mut server, 1000).expect("a handshake");
-        assert_eq!(server.peer(), Some(Peer::Key(b"one".to_vec())));
+        assert_eq!(server.peer(), Some(PeerIdentity::Key(b"one".to_vec())));
         pass(&mut client, &mut server, b"up", 1000);
         for (key, failure) in [
-            (psk("else", 1, Hash::Sha256), Failure::UnknownIdentity("else".into())),
-            (psk("one", 2, Hash::Sha256), Failure::WrongKey),
+            (psk("else", 1, PskHash::Sha256), TlsFailure::UnknownIdentity("else".into())),
+            (psk("one", 2, PskHash::Sha256), TlsFailure::WrongKey),
         ] {
-            let mut client = Session::connect(&[key]).expect("a session");
+            let mut client = TlsSession::connect(&[key]).expect("a session");
             assert_eq!(shake(&mut client, &mut certified(asks), 1000), Err(failure));
         }
     }
@@ -303,15 +305,15 @@ fn keys_are_taken_beside_certificates_and_do_not_fall_back_to_them() {
 fn certificates_that_do_not_fit_are_refused() {
     // Certificate of another authority, and none at all.
     let stranger = certificate(pem!("stranger-cert"), pem!("stranger-key"));
-    let mut client = Session::connect_to("storage", AUTHORITY, Some(&stranger)).expect("a session");
+    let mut client = TlsSession::connect_to("storage", AUTHORITY, Some(&stranger)).expect("a session");
     let failure = shake(&mut client, &mut certified(true), 1000).expect_err("not signed by the authority");
-    assert_eq!(failure, Failure::Protocol("Certificate is untrusted"));
-    let mut client = Session::connect_to("storage", AUTHORITY, None).expect("a session");
-    assert_eq!(shake(&mut client, &mut certified(true), 1000), Err(Failure::NoCertificate));
+    assert_eq!(failure, TlsFailure::Protocol("Certificate is untrusted"));
+    let mut client = TlsSession::connect_to("storage", AUTHORITY, None).expect("a session");
+    assert_eq!(shake(&mut client, &mut certified(true), 1000), Err(TlsFailure::NoCertificate));
     // Verification by the client.
     for (name, authority) in [("storage", &pem!("other-ca-cert")[..]), ("elsewhere", AUTHORITY)] {
-        let mut client = Session::connect_to(name, authority, None).expect("a session");
-        assert!(matches!(shake(&mut client, &mut certified(false), 1000), Err(Failure::Protocol(_))), "{name}");
+        let mut client = TlsSession::connect_to(name, authority, None).expect("a session");
+        assert!(matches!(shake(&mut client, &mut certified(false), 1000), Err(TlsFailure::Protocol(_))), "{name}");
     }
     // Certificate with the key of another, and data that is no certificate.
     for (chain, key) in [(&pem!("server-cert")[..], &pem!("client-key")[..]), (b"x", pem!("server-key"))] {
@@ -327,7 +329,7 @@ fn a_server_without_keys_refuses_those_who_offer_one() {
         client_authorities: None,
     };
     let acceptor = Acceptor::with_certificate(None, Some(&shown)).expect("an acceptor");
-    let mut client = Session::connect(&[psk("one", 1, Hash::Sha256)]).expect("a session");
-    let mut server = Session::accept(&acceptor).expect("a session");
-    assert_eq!(shake(&mut client, &mut server, 1000), Err(Failure::UnknownIdentity("one".into())));
+    let mut client = TlsSession::connect(&[psk("one", 1, PskHash::Sha256)]).expect("a session");
+    let mut server = TlsSession::accept(&acceptor).expect("a session");
+    assert_eq!(shake(&mut client, &mut server, 1000), Err(TlsFailure::UnknownIdentity("one".into())));
 }

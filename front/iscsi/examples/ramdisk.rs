@@ -10,15 +10,15 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_block::reservation::{Keep, Reservations, Table};
+use forebay_block::reservation::{Keep, ReservationTable, Reservations};
 use forebay_block::{
-    BlockDevice, BufList, BufMut, DeviceHandle, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
-    LocalFuture, Reply, Request, Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, BufList, BufMut, DeviceHandle, Error, ErrorKind, Extent, ExtentMap,
+    ExtentState, Geometry, LocalFuture, Result, SizeWatch,
 };
 use forebay_iscsi::scsi::inquiry::Identity;
 use forebay_iscsi::unit::Unit;
 use forebay_iscsi::{Devices, Limits, Options, Server, Space, TargetSpec, Targets, UnitSpec};
-use forebay_reactor::{Addr, Cores, CoresOptions, DriverChoice, Listener, Pool, Reactor};
+use forebay_reactor::{Addr, BufPool, Cores, CoresOptions, DriverChoice, Listener, Reactor};
 
 /// The unit of allocation in bytes.
 const CHUNK: u64 = 4096;
@@ -28,8 +28,8 @@ const POOLED: usize = 256 * 1024;
 struct RamDisk {
     size: u64,
     chunks: RefCell<Vec<Option<Box<[u8]>>>>,
-    small: Pool,
-    large: Pool,
+    small: BufPool,
+    large: BufPool,
     reservations: Reservations,
 }
 
@@ -45,8 +45,8 @@ impl Keep for Forget {
 impl RamDisk {
     fn new(size: u64) -> Self {
         let chunks = (0..size.div_ceil(CHUNK)).map(|_| None).collect();
-        let (small, large) = (Pool::new(4096, 256), Pool::new(POOLED, 64));
-        let reservations = Reservations::new(Table::new(), Rc::new(Forget));
+        let (small, large) = (BufPool::new(4096, 256), BufPool::new(POOLED, 64));
+        let reservations = Reservations::new(ReservationTable::new(), Rc::new(Forget));
         Self { size, chunks: RefCell::new(chunks), small, large, reservations }
     }
 
@@ -102,16 +102,16 @@ impl RamDisk {
         });
     }
 
-    fn serve(&self, request: &Request) -> Result<Reply> {
+    fn serve(&self, request: &BlockRequest) -> Result<BlockReply> {
         if request.extent().is_some_and(|extent| extent.checked_end().is_none_or(|end| end > self.size)) {
             return Err(ErrorKind::OutOfRange.into());
         }
         match request {
-            Request::Read(extent) => return Ok(Reply::Data(self.read(*extent))),
-            Request::Write { offset, data, .. } => self.write(*offset, data),
-            Request::Discard(extent) | Request::WriteZeroes { extent, .. } => self.zero(*extent),
-            Request::Flush => {}
-            Request::CompareAndWrite { offset, expect, data, .. } => {
+            BlockRequest::Read(extent) => return Ok(BlockReply::Data(self.read(*extent))),
+            BlockRequest::Write { offset, data, .. } => self.write(*offset, data),
+            BlockRequest::Discard(extent) | BlockRequest::WriteZeroes { extent, .. } => self.zero(*extent),
+            BlockRequest::Flush => {}
+            BlockRequest::CompareAndWrite { offset, expect, data, .. } => {
                 let found = self.read(Extent::new(*offset, expect.len() as u64)).to_vec();
                 if let Some(at) = found.iter().zip(expect.to_vec()).position(|(found, wanted)| *found != wanted) {
                     return Err(Error::new(ErrorKind::Mismatch(at as u64), "compare and write"));
@@ -119,7 +119,7 @@ impl RamDisk {
                 self.write(*offset, data);
             }
         }
-        Ok(Reply::Done)
+        Ok(BlockReply::Done)
     }
 }
 
@@ -134,7 +134,7 @@ impl BlockDevice for RamDisk {
         }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         Box::pin(std::future::ready(self.serve(&request)))
     }
 

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_serve::Want;
+use forebay_serve::ReceiveRequest;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::scsi::cdb::{self, PrOut, Transfer};
@@ -61,7 +61,7 @@ fn cut(stream: &[u8], rules: Rules, mut piece: impl FnMut() -> usize) -> Cut {
         if at == stream.len() {
             return (out, None);
         }
-        let Want { mut buf, all } = receiver.want();
+        let ReceiveRequest { mut buf, all } = receiver.want();
         let wanted = if all { buf.spare() } else { piece().max(1) };
         let len = wanted.min(buf.spare()).min(stream.len() - at);
         assert!(len > 0, "there is room to receive into");

@@ -23,7 +23,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_reactor::{Addr, Listener, Stream, spawn};
-use forebay_serve::{Connections, StopSignal};
+use forebay_serve::{ConnectionStopSignal, ServerConnections};
 
 use crate::session::params::Offer;
 use crate::session::receive::Pools;
@@ -79,7 +79,7 @@ pub struct Server {
     options: Options,
     pools: Rc<Pools>,
     units: Rc<LogicalUnits>,
-    connections: Rc<Connections<Rc<StopSignal>>>,
+    connections: Rc<ServerConnections<Rc<ConnectionStopSignal>>>,
 }
 
 impl Server {
@@ -90,7 +90,7 @@ impl Server {
             options,
             pools: Rc::new(Pools::new()),
             units: Rc::new(LogicalUnits::new(devices)),
-            connections: Connections::new(),
+            connections: ServerConnections::new(),
         })
     }
 
@@ -118,7 +118,7 @@ impl Server {
             tracing::warn!(front = "iscsi", %peer, max = self.options.connections_max, "connection rejected: too many connections");
             return;
         }
-        let control = Rc::new(StopSignal::default());
+        let control = Rc::new(ConnectionStopSignal::default());
         let place = self.connections.enter(control.clone());
         let server = self.clone();
         drop(spawn(async move {
@@ -133,7 +133,7 @@ impl Server {
     }
 
     /// Serves a connection from login to shutdown.
-    async fn connection(&self, control: &StopSignal, stream: Stream, peer: Addr) {
+    async fn connection(&self, control: &ConnectionStopSignal, stream: Stream, peer: Addr) {
         let ready = match (Handshake { server: self, control, stream: &stream, peer: &peer }).run().await {
             Ok(ready) => ready,
             Err(ended) => {

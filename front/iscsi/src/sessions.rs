@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use forebay_reactor::cross::{Answer, Answered, oneshot};
+use forebay_reactor::cross::{OneshotReceiver, OneshotSender, oneshot};
 
 use crate::locks::lock;
 use crate::session::login::LoggedIn;
@@ -38,7 +38,7 @@ pub struct Session {
     pub signal: Arc<Signal>,
     /// Command counters of the session.
     pub counters: Counters,
-    waiters: Mutex<Vec<Answer<()>>>,
+    waiters: Mutex<Vec<OneshotSender<()>>>,
 }
 
 impl Session {
@@ -57,7 +57,7 @@ impl Session {
 
     /// Ends the session for `why`.  The answer arrives once none of its commands is in flight, or those in flight are
     /// orphaned.
-    fn end(&self, why: Stop) -> Answered<()> {
+    fn end(&self, why: Stop) -> OneshotReceiver<()> {
         let (answer, answered) = oneshot();
         lock(&self.waiters).push(answer);
         self.signal.stop(why);
@@ -138,7 +138,7 @@ pub(crate) enum RegisterError {
     /// Login status, and the reason for the log.
     Refused(u16, &'static str),
     /// Session of the same initiator port, which is being ended.
-    Replaces(Answered<()>),
+    Replaces(OneshotReceiver<()>),
 }
 
 impl Sessions {
@@ -207,7 +207,7 @@ impl Sessions {
         why: Stop,
         first: impl FnOnce(),
         whose: impl Fn(&Session) -> bool,
-    ) -> Vec<Answered<()>> {
+    ) -> Vec<OneshotReceiver<()>> {
         let table = self.lock();
         first();
         let sessions = table.by_target.get(&target).into_iter().flat_map(BTreeMap::values);

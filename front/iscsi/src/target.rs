@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::task::{Context, Poll};
 
-use forebay_reactor::cross::Answered;
+use forebay_reactor::cross::OneshotReceiver;
 
 use crate::locks::{read, write};
 use crate::session::chap::Chap;
@@ -110,7 +110,7 @@ pub struct UnitSnapshot {
 #[derive(Default)]
 #[must_use = "without waiting, requests may still be in flight"]
 pub struct Ending {
-    answers: Vec<Answered<()>>,
+    answers: Vec<OneshotReceiver<()>>,
     sessions: usize,
 }
 
@@ -240,7 +240,7 @@ impl Target {
     }
 
     /// Removes a unit.  The future completes when no request to it is in flight and no session holds it.
-    pub fn remove(&self, lun: u16) -> Option<Answered<()>> {
+    pub fn remove(&self, lun: u16) -> Option<OneshotReceiver<()>> {
         let mut names = write(&self.0.catalog.units);
         let unit = write(&self.0.units).remove(&lun)?;
         names.remove(&unit.spec().name);

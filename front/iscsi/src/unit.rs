@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_block::reservation::HostId;
-use forebay_reactor::cross::Answered;
+use forebay_reactor::cross::OneshotReceiver;
 
 use crate::locks::lock;
 use crate::scsi::mode::Modes;
@@ -187,7 +187,7 @@ impl Unit {
 
     /// Resets the unit: modes return to default, tasks are aborted, and all sessions get a unit attention.  Completes
     /// when no task is left.
-    pub(crate) fn reset(&self) -> Answered<()> {
+    pub(crate) fn reset(&self) -> OneshotReceiver<()> {
         self.modes.store(Modes::DEFAULT.0, Ordering::Relaxed);
         self.resets.fetch_add(1, Ordering::Release);
         self.change_count.fetch_add(1, Ordering::Release);
@@ -195,19 +195,19 @@ impl Unit {
     }
 
     /// Aborts the tasks of some sessions.  Completes when none is left.
-    pub(crate) fn abort(&self, whose: impl Fn(&Nexus) -> bool) -> Answered<()> {
+    pub(crate) fn abort(&self, whose: impl Fn(&Nexus) -> bool) -> OneshotReceiver<()> {
         self.order(Order::Abort, whose)
     }
 
     /// Removes the unit: new requests are refused, those in flight are completed.  The future completes when no session
     /// uses it.
-    pub(crate) fn remove(&self) -> Answered<()> {
+    pub(crate) fn remove(&self) -> OneshotReceiver<()> {
         self.gone.store(true, Ordering::Release);
         self.change_count.fetch_add(1, Ordering::Release);
         self.order(Order::Leave, |_| true)
     }
 
-    fn order(&self, order: Order, whose: impl Fn(&Nexus) -> bool) -> Answered<()> {
+    fn order(&self, order: Order, whose: impl Fn(&Nexus) -> bool) -> OneshotReceiver<()> {
         let (guard, drained) = DrainGuard::new();
         for nexus in lock(&self.nexuses).values().filter(|nexus| whose(nexus)) {
             nexus.give(order, guard.clone());

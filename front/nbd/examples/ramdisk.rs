@@ -10,12 +10,12 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, BufList, BufMut, DeviceHandle, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
-    LocalFuture, Reply, Request, Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, BufList, BufMut, DeviceHandle, Error, ErrorKind, Extent, ExtentMap,
+    ExtentState, Geometry, LocalFuture, Result, SizeWatch,
 };
 use forebay_nbd::access::Host;
 use forebay_nbd::{Export, ExportSummary, Exports, Options, Server, Stats, Tls};
-use forebay_reactor::{Addr, Cores, CoresOptions, DriverChoice, Listener, Pool, Reactor};
+use forebay_reactor::{Addr, BufPool, Cores, CoresOptions, DriverChoice, Listener, Reactor};
 
 /// Allocation unit in bytes.
 const CHUNK: u64 = 64 * 1024;
@@ -25,14 +25,14 @@ const POOLED: usize = 256 * 1024;
 struct RamDisk {
     size: u64,
     chunks: RefCell<Vec<Option<Box<[u8]>>>>,
-    small: Pool,
-    large: Pool,
+    small: BufPool,
+    large: BufPool,
 }
 
 impl RamDisk {
     fn new(size: u64) -> Self {
         let chunks = (0..size.div_ceil(CHUNK)).map(|_| None).collect();
-        let (small, large) = (Pool::new(4096, 256), Pool::new(POOLED, 64));
+        let (small, large) = (BufPool::new(4096, 256), BufPool::new(POOLED, 64));
         Self { size, chunks: RefCell::new(chunks), small, large }
     }
 
@@ -89,19 +89,21 @@ impl RamDisk {
         });
     }
 
-    fn serve(&self, request: &Request) -> Result<Reply> {
+    fn serve(&self, request: &BlockRequest) -> Result<BlockReply> {
         if request.extent().is_some_and(|extent| extent.checked_end().is_none_or(|end| end > self.size)) {
             return Err(ErrorKind::OutOfRange.into());
         }
         match request {
-            Request::Read(extent) => return Ok(Reply::Data(self.read(*extent))),
-            Request::Write { offset, data, .. } => self.write(*offset, data),
-            Request::Discard(extent) => self.zero(*extent, false),
-            Request::WriteZeroes { extent, no_unmap, .. } => self.zero(*extent, *no_unmap),
-            Request::Flush => {}
-            Request::CompareAndWrite { .. } => return Err(Error::new(ErrorKind::Unsupported, "compare and write")),
+            BlockRequest::Read(extent) => return Ok(BlockReply::Data(self.read(*extent))),
+            BlockRequest::Write { offset, data, .. } => self.write(*offset, data),
+            BlockRequest::Discard(extent) => self.zero(*extent, false),
+            BlockRequest::WriteZeroes { extent, no_unmap, .. } => self.zero(*extent, *no_unmap),
+            BlockRequest::Flush => {}
+            BlockRequest::CompareAndWrite { .. } => {
+                return Err(Error::new(ErrorKind::Unsupported, "compare and write"));
+            }
         }
-        Ok(Reply::Done)
+        Ok(BlockReply::Done)
     }
 }
 
@@ -116,7 +118,7 @@ impl BlockDevice for RamDisk {
         }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         Box::pin(std::future::ready(self.serve(&request)))
     }
 

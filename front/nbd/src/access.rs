@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use forebay_reactor::{Addr, Network};
-use forebay_tls::{Acceptor, Peer, Subject};
+use forebay_tls::{Acceptor, CertificateSubject, PeerIdentity};
 
 /// Maximum bytes of a host name in a pattern.
 const NAME_MAX: usize = 1024;
@@ -16,19 +16,19 @@ pub enum HostName {
     /// User name of the pre-shared key.
     Key(String),
     /// Subject of the certificate.
-    Certificate(Subject),
+    Certificate(CertificateSubject),
 }
 
 impl HostName {
     /// Returns the name that a peer's session has proved; `None` for an anonymous peer.
-    pub(crate) fn of(peer: Peer) -> Option<Self> {
+    pub(crate) fn of(peer: PeerIdentity) -> Option<Self> {
         match peer {
-            Peer::Key(identity) => Some(Self::Key(match String::from_utf8(identity) {
+            PeerIdentity::Key(identity) => Some(Self::Key(match String::from_utf8(identity) {
                 Ok(name) => name,
                 Err(error) => error.as_bytes().escape_ascii().to_string(),
             })),
-            Peer::Certificate(subject) => Some(Self::Certificate(subject)),
-            Peer::Anonymous => None,
+            PeerIdentity::Certificate(subject) => Some(Self::Certificate(subject)),
+            PeerIdentity::Anonymous => None,
         }
     }
 
@@ -165,7 +165,10 @@ mod tests {
     use super::*;
 
     fn certificate(distinguished: &str, common: &str) -> HostName {
-        HostName::Certificate(Subject { distinguished_name: distinguished.into(), common_name: Some(common.into()) })
+        HostName::Certificate(CertificateSubject {
+            distinguished_name: distinguished.into(),
+            common_name: Some(common.into()),
+        })
     }
 
     fn host(addr: &str, name: Option<HostName>) -> Host {
@@ -216,7 +219,7 @@ mod tests {
 
     #[test]
     fn identities_that_are_no_text_are_shown_escaped() {
-        assert_eq!(HostName::of(Peer::Key(b"a\xFF".to_vec())), Some(HostName::Key("a\\xff".into())));
-        assert_eq!(HostName::of(Peer::Anonymous), None);
+        assert_eq!(HostName::of(PeerIdentity::Key(b"a\xFF".to_vec())), Some(HostName::Key("a\\xff".into())));
+        assert_eq!(HostName::of(PeerIdentity::Anonymous), None);
     }
 }

@@ -6,7 +6,7 @@
 use std::rc::Rc;
 
 use forebay_block::{Buf, Error, ErrorKind, Extent, ExtentState};
-use forebay_tls::Subject;
+use forebay_tls::CertificateSubject;
 
 use crate::access::HostName;
 use crate::session::{
@@ -201,7 +201,7 @@ pub fn requests(data: &[u8]) {
 
 /// Checks the parser of a host's certificate, from which its name is read.
 pub fn certificate(data: &[u8]) {
-    let Some(subject) = Subject::of_certificate(data) else { return };
+    let Some(subject) = CertificateSubject::of_certificate(data) else { return };
     let name = &subject.distinguished_name;
     assert!(!name.chars().any(|c| c.is_ascii_control()), "it would break a line of the log: {name:?}");
     let host = HostName::Certificate(subject.clone());

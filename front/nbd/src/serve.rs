@@ -15,7 +15,7 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, Error, ErrorKind, Geometry, LocalFuture, Result};
 use forebay_reactor::{Addr, Listener, Stream, spawn, wall_clock};
 use forebay_serve::secure::{RecordBuffer, SealBuffers, drain};
-use forebay_serve::{Connections, StopSignal};
+use forebay_serve::{ConnectionStopSignal, ServerConnections};
 
 use crate::access::{Access, Host, HostName, SharedAccess};
 use crate::session::{ExportInfo, Pools, Rules, Tls};
@@ -165,13 +165,18 @@ pub(crate) struct Control {
     host: RefCell<Host>,
     /// Set once TLS is in force.
     secure: Cell<bool>,
-    stop_signal: StopSignal,
+    stop_signal: ConnectionStopSignal,
 }
 
 impl Control {
     fn new(addr: Addr) -> Self {
         let host = RefCell::new(Host { addr, name: None });
-        Self { export: RefCell::default(), host, secure: Cell::new(false), stop_signal: StopSignal::default() }
+        Self {
+            export: RefCell::default(),
+            host,
+            secure: Cell::new(false),
+            stop_signal: ConnectionStopSignal::default(),
+        }
     }
 
     /// Records that TLS is in force, and the host name that it has proved.
@@ -196,7 +201,7 @@ pub struct Server {
     access: SharedAccess,
     pools: Rc<Pools>,
     record: RecordBuffer,
-    connections: Rc<Connections<Rc<Control>>>,
+    connections: Rc<ServerConnections<Rc<Control>>>,
     /// Number of calls of [`detach`](Self::detach) so far.  An export that was being opened during one is opened
     /// again.
     detaches: Cell<u64>,
@@ -217,7 +222,7 @@ impl Server {
             access,
             pools: Rc::new(Pools::new()),
             record: RecordBuffer::default(),
-            connections: Connections::new(),
+            connections: ServerConnections::new(),
             detaches: Cell::new(0),
         })
     }

@@ -10,7 +10,8 @@ use std::time::Duration;
 use common::world::{addr, simulate, simulate_seed};
 use common::*;
 use forebay_block::{
-    BlockDevice, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Result,
+    SizeWatch,
 };
 use forebay_nbd::stats::RequestKind;
 use forebay_nbd::{Export, Options, Server, Stats, Tls};
@@ -269,13 +270,13 @@ impl BlockDevice for Vast {
         Geometry { size: 32 << 40, block_size: 512, preferred_io: 4096, transfer_max: 32 << 20, read_only: false }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         self.0.borrow_mut().push(match &request {
-            Request::Discard(extent) => format!("discard {}+{}", extent.offset, extent.len),
-            Request::WriteZeroes { extent, .. } => format!("zero {}+{}", extent.offset, extent.len),
+            BlockRequest::Discard(extent) => format!("discard {}+{}", extent.offset, extent.len),
+            BlockRequest::WriteZeroes { extent, .. } => format!("zero {}+{}", extent.offset, extent.len),
             other => format!("{other:?}"),
         });
-        Box::pin(std::future::ready(Ok(Reply::Done)))
+        Box::pin(std::future::ready(Ok(BlockReply::Done)))
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {

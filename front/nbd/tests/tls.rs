@@ -11,7 +11,7 @@ use common::*;
 use forebay_nbd::access::{Access, SharedAccess};
 use forebay_nbd::{Options, Server, Stats, Tls};
 use forebay_reactor::{Addr, Listener, Stream, spawn};
-use forebay_tls::{Acceptor, Certificate, Hash, Keys, Psk, ServerCertificate, Session};
+use forebay_tls::{Acceptor, Certificate, Psk, PskHash, PskLookup, ServerCertificate, TlsSession};
 
 const TLS_REQUIRED: u32 = 1 << 31 | 5;
 const UNKNOWN: u32 = 1 << 31 | 6;
@@ -27,12 +27,12 @@ fn certificate(chain: &[u8], key: &[u8]) -> Certificate {
 }
 
 fn psk(user: &str, byte: u8) -> Psk {
-    Psk { identity: user.into(), secret: vec![byte; 32].into(), hash: Hash::Sha256 }
+    Psk { identity: user.into(), secret: vec![byte; 32].into(), hash: PskHash::Sha256 }
 }
 
 struct Ring;
 
-impl Keys for Ring {
+impl PskLookup for Ring {
     fn find(&self, identity: &[u8]) -> Vec<Psk> {
         if identity == b"user" { vec![psk("user", 1)] } else { Vec::new() }
     }
@@ -53,13 +53,13 @@ fn access(names: &[&str]) -> Access {
 }
 
 /// Creates a client session with the certificate of "host one".
-fn host_one() -> Session {
+fn host_one() -> TlsSession {
     let own = certificate(pem!("client-cert"), pem!("client-key"));
-    Session::connect_to("storage", pem!("ca-cert"), Some(&own)).expect("a session")
+    TlsSession::connect_to("storage", pem!("ca-cert"), Some(&own)).expect("a session")
 }
 
-fn keyed(user: &str, byte: u8) -> Session {
-    Session::connect(&[psk(user, byte)]).expect("a session")
+fn keyed(user: &str, byte: u8) -> TlsSession {
+    TlsSession::connect(&[psk(user, byte)]).expect("a session")
 }
 
 fn serve(exported: &Rc<TestExports>, tls: Tls, access: Access) -> (Rc<Server>, SharedAccess) {
@@ -70,7 +70,7 @@ fn serve(exported: &Rc<TestExports>, tls: Tls, access: Access) -> (Rc<Server>, S
     (server, shared)
 }
 
-async fn secured(session: Session) -> Client {
+async fn secured(session: TlsSession) -> Client {
     let mut client = Client::fixed(&addr()).await;
     client.start_tls(session).await.expect("TLS");
     client
@@ -161,9 +161,9 @@ fn who_does_not_come_to_agree_is_counted_and_the_next_is_served() {
         for session in [
             keyed("user", 2),
             keyed("nobody", 1),
-            Session::connect_to("storage", pem!("other-ca-cert"), None).expect("a session"),
-            Session::connect_to("storage", authority, Some(&stranger)).expect("a session"),
-            Session::connect_to("storage", authority, None).expect("a session"),
+            TlsSession::connect_to("storage", pem!("other-ca-cert"), None).expect("a session"),
+            TlsSession::connect_to("storage", authority, Some(&stranger)).expect("a session"),
+            TlsSession::connect_to("storage", authority, None).expect("a session"),
         ] {
             let mut client = Client::fixed(&addr()).await;
             // With TLS 1.3 a client does not learn in the handshake that its certificate is refused.

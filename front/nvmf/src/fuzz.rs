@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_accel::crypto::dh::Group;
+use forebay_accel::crypto::dh::DhGroup;
 use forebay_block::BufList;
 
 use crate::session::admin::{self, Answer, Identity, View};
@@ -243,7 +243,7 @@ pub fn auth(data: &[u8]) {
         host: Secret::parse(secret).expect("a secret"),
         controller: None,
         hashes: Hash::ALL.to_vec(),
-        groups: vec![None, Some(Group::Ffdhe2048)],
+        groups: vec![None, Some(DhGroup::Ffdhe2048)],
     };
     let mut exchange = Exchange::new(Arc::new(keys), "nqn.2014-08.org.example:h", "nqn.2014-08.org.example:s");
     let (mut rest, mut number) = (data, 1_u64);

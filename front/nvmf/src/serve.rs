@@ -24,10 +24,10 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use forebay_block::BlockDevice;
-use forebay_block::reservation::{Reservations, View};
+use forebay_block::reservation::{ReservationView, Reservations};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, JoinHandle, Listener, Stream, spawn};
-use forebay_serve::Connections;
+use forebay_serve::ServerConnections;
 
 use crate::session::Pools;
 use crate::session::io::Rules;
@@ -48,7 +48,7 @@ pub(crate) struct OpenNamespace {
     info: Arc<Namespace>,
     device: Rc<dyn BlockDevice>,
     /// View of the namespace's reservations, if the device supports them.
-    reservations: Option<RefCell<View>>,
+    reservations: Option<RefCell<ReservationView>>,
     /// Task that notifies hosts of lost registrations and reservations.
     telling: Option<JoinHandle<()>>,
     /// Notified when the last user of the namespace has dropped it.
@@ -131,7 +131,7 @@ pub struct Server {
     namespaces: RefCell<OpenNamespaces>,
     /// Notified when an open namespace is closed.
     namespace_closed: Rc<Notify>,
-    connections: Rc<Connections<Arc<Control>>>,
+    connections: Rc<ServerConnections<Arc<Control>>>,
     /// Connections that are not a queue yet, or whose host has not authenticated yet.
     handshakes: Cell<usize>,
 }
@@ -149,7 +149,7 @@ impl Server {
             hosts: RefCell::default(),
             namespaces: RefCell::default(),
             namespace_closed: Rc::default(),
-            connections: Connections::new(),
+            connections: ServerConnections::new(),
             handshakes: Cell::new(0),
         })
     }
@@ -244,7 +244,7 @@ impl Server {
     }
 
     /// Returns the TLS state of this core, creating it on first use.
-    fn tls(&self) -> Result<&tls::TlsContext, forebay_tls::Failure> {
+    fn tls(&self) -> Result<&tls::TlsContext, forebay_tls::TlsFailure> {
         if let Some(shared) = self.tls.get() {
             return Ok(shared);
         }

@@ -16,7 +16,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use forebay_block::reservation::Event as ReservationEvent;
+use forebay_block::reservation::ReservationEvent;
 use forebay_reactor::cross;
 
 use crate::session::admin::{ANA_GROUPS_MAX, Identity, NAMESPACES_MAX};

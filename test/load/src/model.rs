@@ -5,10 +5,10 @@ use std::future::{Future, ready};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::reservation::{Keep, Reservations, Table};
+use forebay_block::reservation::{Keep, ReservationTable, Reservations};
 use forebay_block::{
-    BlockDevice, Buf, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request, Result,
-    SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, Buf, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
+    LocalFuture, Result, SizeWatch,
 };
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{random, sleep, spawn};
@@ -52,7 +52,7 @@ impl Model {
             held: Cell::default(),
             released: Notify::new(),
             watch: Rc::default(),
-            reservations: Reservations::new(Table::new(), Rc::new(Nowhere)),
+            reservations: Reservations::new(ReservationTable::new(), Rc::new(Nowhere)),
         })
     }
 
@@ -88,7 +88,7 @@ impl Model {
         Rc::new(Shared(self.clone()))
     }
 
-    fn apply(&self, request: Request) -> Result<Reply> {
+    fn apply(&self, request: BlockRequest) -> Result<BlockReply> {
         let mut bytes = self.bytes.borrow_mut();
         if let Some(extent) = request.extent()
             && extent.checked_end().is_none_or(|end| end > bytes.len() as u64)
@@ -97,22 +97,22 @@ impl Model {
         }
         let at = |extent: Extent| extent.offset as usize..extent.end() as usize;
         match request {
-            Request::Read(extent) => return Ok(Reply::Data(Buf::copy_of(&bytes[at(extent)]).into())),
-            Request::Write { offset, data, fua } => {
+            BlockRequest::Read(extent) => return Ok(BlockReply::Data(Buf::copy_of(&bytes[at(extent)]).into())),
+            BlockRequest::Write { offset, data, fua } => {
                 data.copy_to(&mut bytes[offset as usize..offset as usize + data.len()]);
                 self.durable_writes.set(self.durable_writes.get() + u32::from(fua));
             }
-            Request::Discard(extent) | Request::WriteZeroes { extent, .. } => bytes[at(extent)].fill(0),
-            Request::CompareAndWrite { offset, expect, data, .. } => {
+            BlockRequest::Discard(extent) | BlockRequest::WriteZeroes { extent, .. } => bytes[at(extent)].fill(0),
+            BlockRequest::CompareAndWrite { offset, expect, data, .. } => {
                 let place = offset as usize..offset as usize + data.len();
                 if !(expect == bytes[place.clone()]) {
                     return Err(Error::new(ErrorKind::Mismatch(0), "other data"));
                 }
                 data.copy_to(&mut bytes[place]);
             }
-            Request::Flush => self.flushes.set(self.flushes.get() + 1),
+            BlockRequest::Flush => self.flushes.set(self.flushes.get() + 1),
         }
-        Ok(Reply::Done)
+        Ok(BlockReply::Done)
     }
 }
 
@@ -125,7 +125,7 @@ impl BlockDevice for Shared {
         Geometry { size, block_size: 1, preferred_io: 4096, transfer_max: 300_000, read_only: false }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let model = self.0.clone();
         if !model.delays && !model.held.get() {
             return Box::pin(ready(model.apply(request)));

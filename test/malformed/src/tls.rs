@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use forebay_load::Dice;
 use forebay_nvme_host::handshake::shake;
 use forebay_nvmf::session::psk::TlsKey;
-use forebay_tls::{Psk, Read as Opened, Session, sealed_len};
+use forebay_tls::{Psk, Read as Opened, TlsSession, sealed_len};
 
 use crate::LOOK;
 
@@ -33,7 +33,7 @@ pub fn hide(
     dice: &mut Dice,
     bytes: &[u8],
 ) -> Result<Option<Vec<u8>>> {
-    let mut session = Session::connect(&[psk(key, host, subsystem, dice)])?;
+    let mut session = TlsSession::connect(&[psk(key, host, subsystem, dice)])?;
     if dice.once_in(4) {
         // The other end may wait for what a harmed length promises.
         let patience = stream.read_timeout()?;
@@ -92,14 +92,14 @@ pub fn hide(
 /// A stream, and the session within it, in which nothing goes wrong.
 pub struct Secure {
     stream: TcpStream,
-    session: Session,
+    session: TlsSession,
     input: Vec<u8>,
 }
 
 impl Secure {
     /// Performs the handshake of a session.
     pub fn agree(mut stream: TcpStream, key: &TlsKey, host: &str, subsystem: &str) -> Result<Self> {
-        let mut session = Session::connect(&key.psks(host, subsystem)[..1])?;
+        let mut session = TlsSession::connect(&key.psks(host, subsystem)[..1])?;
         let mut input = Vec::new();
         anyhow::ensure!(shake(&mut stream, &mut session, &mut input, |_| {})?, "no TLS with {host}");
         Ok(Self { stream, session, input })

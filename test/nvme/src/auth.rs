@@ -104,9 +104,9 @@ impl Client {
         let (theirs, value) = (&challenge[16..16 + hash_len], &challenge[16 + hash_len..16 + hash_len + value_len]);
         let (mut ours, mut shared) = (Vec::new(), None);
         if group > 0 {
-            let group = dh::Group::ALL[usize::from(group) - 1];
+            let group = dh::DhGroup::ALL[usize::from(group) - 1];
             let exponent: Vec<u8> = (0..group.exponent_len()).map(|_| random() as u8).collect();
-            let exchange = dh::Exchange::new(group, &exponent);
+            let exchange = dh::DhExchange::new(group, &exponent);
             shared = Some(exchange.agree(value).expect("the controller's value is in the group"));
             ours = exchange.public();
         }

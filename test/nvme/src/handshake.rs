@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
-use forebay_tls::Session;
+use forebay_tls::TlsSession;
 
 /// Runs a handshake until both sides have finished; false when it fails.  `harm` may corrupt the sent bytes.
 ///
@@ -11,7 +11,7 @@ use forebay_tls::Session;
 /// Of the socket.
 pub fn shake(
     stream: &mut TcpStream,
-    session: &mut Session,
+    session: &mut TlsSession,
     input: &mut Vec<u8>,
     mut harm: impl FnMut(&mut Vec<u8>),
 ) -> io::Result<bool> {

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::io;
 
 use forebay_reactor::{Buf, BufMut, Stream};
-use forebay_tls::{Psk, Read, Session, Suite, sealed_len};
+use forebay_tls::{Psk, Read, Suite, TlsSession, sealed_len};
 
 /// Connection with its TLS session, if any.
 pub struct Wire {
     stream: Stream,
-    session: Option<RefCell<Session>>,
+    session: Option<RefCell<TlsSession>>,
     /// Bytes received and not decrypted yet.
     input: RefCell<Vec<u8>>,
 }
@@ -29,7 +29,7 @@ impl Wire {
     /// # Errors
     /// When the handshake fails; `UnexpectedEof` when the other end closes the connection without an alert.
     pub async fn secure(stream: Stream, psks: &[Psk]) -> io::Result<Self> {
-        let mut session = Session::connect(psks).map_err(broken)?;
+        let mut session = TlsSession::connect(psks).map_err(broken)?;
         let (mut input, mut output) = (Vec::new(), Vec::new());
         loop {
             let mut left = &input[..];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use forebay_accel::crypto::dh::Group;
+use forebay_accel::crypto::dh::DhGroup;
 use forebay_nvme_host::auth::{self, Identity, Outcome, negotiate, transformed};
 use forebay_nvme_host::client::Client;
 use forebay_nvme_host::codec::{Digests, blocks, sqe, with};
@@ -32,7 +32,7 @@ fn keys(mutual: bool) -> Keys {
         host: Secret::parse(PLAIN).expect("a secret"),
         controller: mutual.then(|| Secret::parse(SHAPED).expect("a secret")),
         hashes: vec![Hash::Sha256, Hash::Sha512, Hash::Sha384],
-        groups: vec![Some(Group::Ffdhe2048), Some(Group::Ffdhe3072), None],
+        groups: vec![Some(DhGroup::Ffdhe2048), Some(DhGroup::Ffdhe3072), None],
     }
 }
 
@@ -106,7 +106,7 @@ fn every_hash_and_group() {
                 if group > 3 && hash != 2 {
                     continue;
                 }
-                let groups = vec![Group::ALL.get(usize::from(group).wrapping_sub(1)).copied()];
+                let groups = vec![DhGroup::ALL.get(usize::from(group).wrapping_sub(1)).copied()];
                 admit(&site, Keys { hashes: vec![Hash::of(hash).expect("a hash")], groups, ..keys(true) });
                 let (mut admin, _) = queue(0, 0xFFFF).await;
                 let identity = Identity { hashes: vec![1, 2, 3], groups: vec![5, 4, 3, 2, 1, 0], ..identity(true) };

@@ -12,7 +12,7 @@ use forebay_nvme_host::wire::Wire;
 use forebay_nvmf::session::psk::TlsKey;
 use forebay_nvmf::{Access, Limits, Port, PortAddress};
 use forebay_reactor::{Addr, Buf, BufMut, Listener, Stream, now, sleep, spawn};
-use forebay_tls::{Hash, Psk, Session, Suite};
+use forebay_tls::{Psk, PskHash, Suite, TlsSession};
 
 const NONE: Digests = Digests { header: false, data: false };
 const BOTH: Digests = Digests { header: true, data: true };
@@ -23,28 +23,32 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hex")).collect()
 }
 
-fn psk(identity: String, hash: Hash, secret: &str) -> Psk {
+fn psk(identity: String, hash: PskHash, secret: &str) -> Psk {
     Psk { identity: identity.into(), secret: bytes(secret).into(), hash }
 }
 
 /// TLS keys computed independently of the front's own code, with Python's hmac.
 fn first() -> Psk {
-    psk(format!("NVMe0R01 {HOST} {NQN}"), Hash::Sha256, FIRST)
+    psk(format!("NVMe0R01 {HOST} {NQN}"), PskHash::Sha256, FIRST)
 }
 
 fn second() -> Psk {
-    psk(format!("NVMe1R01 {HOST} {NQN} MPlTcPr+AAnLIMtCwiu1gWzZgi/Ssia6saHp8zt4b9o="), Hash::Sha256, SECOND)
+    psk(format!("NVMe1R01 {HOST} {NQN} MPlTcPr+AAnLIMtCwiu1gWzZgi/Ssia6saHp8zt4b9o="), PskHash::Sha256, SECOND)
 }
 
 fn discovery() -> Psk {
-    psk(format!("NVMe1R01 {HOST} {DISCOVERY} z4rAhkY6EJj+RFrahJTENhfqnPcAOnDw8FtIL0PQBFc="), Hash::Sha256, OF_DISCOVERY)
+    psk(
+        format!("NVMe1R01 {HOST} {DISCOVERY} z4rAhkY6EJj+RFrahJTENhfqnPcAOnDw8FtIL0PQBFc="),
+        PskHash::Sha256,
+        OF_DISCOVERY,
+    )
 }
 
 /// Key of the other host, for the longer hash.
 fn longer() -> Psk {
     psk(
         format!("NVMe1R02 {OTHER} {NQN} yeHgEW57DBmNJK1fAqH11is4I34+gIkSFbNalsgGS3vZFlZ+SrHDClHXCBFVaPeL"),
-        Hash::Sha384,
+        PskHash::Sha384,
         LONGER,
     )
 }
@@ -158,9 +162,9 @@ fn who_has_no_right_to_connect_is_told_so() {
             Wire::secure(stream, &[psk]).await.err().map(|error| error.to_string()).expect("refused")
         };
         let wrong = Psk { secret: vec![7; 32].into(), ..first() };
-        let unknown = psk(format!("NVMe0R01 {THIRD} {NQN}"), Hash::Sha256, FIRST);
-        let elsewhere = psk(format!("NVMe0R01 {HOST} nqn.2020-01.org.example:else"), Hash::Sha256, FIRST);
-        let stranger = psk("Client_identity".into(), Hash::Sha256, FIRST);
+        let unknown = psk(format!("NVMe0R01 {THIRD} {NQN}"), PskHash::Sha256, FIRST);
+        let elsewhere = psk(format!("NVMe0R01 {HOST} nqn.2020-01.org.example:else"), PskHash::Sha256, FIRST);
+        let stranger = psk("Client_identity".into(), PskHash::Sha256, FIRST);
         for psk in [wrong, unknown, elsewhere, stranger] {
             let error = refused(psk).await;
             assert!(error.contains("alert"), "{error}");
@@ -209,7 +213,7 @@ fn handshakes_are_bounded_in_time_and_number() {
     simulate_with(2, &limits, |_, site| async move {
         secure(&site);
         let mut hello = Vec::new();
-        let mut session = Session::connect(&[first()]).expect("a session");
+        let mut session = TlsSession::connect(&[first()]).expect("a session");
         assert!(!session.handshake(&mut &[][..], &mut hello).expect("begun"));
         let begun = now();
         // These connections send nothing, a part, or all but the last message, and stay open.

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use forebay_block::{BlockDevice, Buf, BufList, Extent, ObjectBackend, Request};
+use forebay_block::{BlockDevice, BlockRequest, Buf, BufList, Extent, ObjectBackend};
 use forebay_image::{CreateOptions, Image, Images, OpenOptions, RemoveOptions};
 use forebay_rados::{Cluster, Config, Environment, Flags};
 use forebay_reactor::{DriverChoice, Reactor, now, sleep, spawn};
@@ -113,7 +113,7 @@ async fn export(lab: &Lab, file: &str) -> Result<()> {
     let mut whole = Vec::new();
     while (whole.len() as u64) < image.size() {
         let extent = Extent::new(whole.len() as u64, (4 << 20).min(image.size() - whole.len() as u64));
-        whole.extend(image.submit(Request::Read(extent)).await?.into_data().to_vec());
+        whole.extend(image.submit(BlockRequest::Read(extent)).await?.into_data().to_vec());
     }
     std::fs::write(file, whole)?;
     image.close().await;
@@ -145,23 +145,23 @@ async fn mutate(lab: &Lab, file: &str, seed: u64, count: u64) -> Result<()> {
             let request = match random.below(8) {
                 0 | 1 => {
                     copy[range].fill(0);
-                    Request::Discard(extent)
+                    BlockRequest::Discard(extent)
                 }
                 2 => {
                     copy[range].fill(0);
-                    Request::WriteZeroes { extent, no_unmap: random.below(2) == 0, fua: false }
+                    BlockRequest::WriteZeroes { extent, no_unmap: random.below(2) == 0, fua: false }
                 }
                 3 if extent.len <= 4096 => {
                     let expect = bytes(&copy[range.clone()]);
                     copy[range.clone()].iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
-                    Request::CompareAndWrite { offset, expect, data: bytes(&copy[range]), fua: true }
+                    BlockRequest::CompareAndWrite { offset, expect, data: bytes(&copy[range]), fua: true }
                 }
                 _ => {
                     let base = random.below(u64::MAX);
                     for (at, byte) in copy[range.clone()].iter_mut().enumerate() {
                         *byte = (base >> (at % 7 * 8)) as u8 ^ (at / 7) as u8;
                     }
-                    Request::Write { offset, data: bytes(&copy[range]), fua: false }
+                    BlockRequest::Write { offset, data: bytes(&copy[range]), fua: false }
                 }
             };
             running.push(image.submit(request));
@@ -170,11 +170,11 @@ async fn mutate(lab: &Lab, file: &str, seed: u64, count: u64) -> Result<()> {
             request.await?;
         }
     }
-    image.submit(Request::Flush).await?;
+    image.submit(BlockRequest::Flush).await?;
     // What we read is what we wrote.
     for at in (0..image.size()).step_by(1 << 20) {
         let extent = Extent::new(at, (1 << 20).min(image.size() - at));
-        let found = image.submit(Request::Read(extent)).await?.into_data().to_vec();
+        let found = image.submit(BlockRequest::Read(extent)).await?.into_data().to_vec();
         ensure!(found == copy[at as usize..extent.end() as usize], "what was read at {at} is not what was written");
     }
     image.close().await;
@@ -193,9 +193,9 @@ async fn hold(lab: &Lab, seconds: u64, offset: u64) -> Result<()> {
         let data = [block as u8 ^ written.get() as u8 ^ 0x5a; 4096];
         let begun = now();
         let at = offset + block * 4096;
-        image.submit(Request::Write { offset: at, data: bytes(&data), fua: false }).await?;
+        image.submit(BlockRequest::Write { offset: at, data: bytes(&data), fua: false }).await?;
         slowest.set(slowest.get().max(begun.elapsed()));
-        let found = image.submit(Request::Read(Extent::new(at, 4096))).await?.into_data().to_vec();
+        let found = image.submit(BlockRequest::Read(Extent::new(at, 4096))).await?.into_data().to_vec();
         ensure!(found == data, "the block at {at} is not what was written last");
         seen.borrow_mut().insert(block);
         written.set(written.get() + 1);

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Buf, BufList, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
-    Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, Buf, BufList, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
+    LocalFuture, Result, SizeWatch,
 };
 use forebay_reactor::sleep;
 use forebay_sim::oracle::{BLOCK, BlockOracle, CheckedDevice, Expected};
@@ -122,13 +122,13 @@ impl Toy {
         }
     }
 
-    async fn serve(self: Rc<Self>, request: Request) -> Result<Reply> {
+    async fn serve(self: Rc<Self>, request: BlockRequest) -> Result<BlockReply> {
         // What a flush makes durable is what was answered before it was submitted; the toy knows no less.
         let mark = self.disk.borrow().since.clone();
         let extent = request.extent().unwrap_or(Extent::new(0, 0));
         self.pause().await;
         match request {
-            Request::Read(_) => {
+            BlockRequest::Read(_) => {
                 let mut out = BufList::new();
                 for block in extent.offset / BLOCK..extent.end().div_ceil(BLOCK) {
                     self.pause().await;
@@ -139,22 +139,22 @@ impl Toy {
                     let to = extent.end().min((block + 1) * BLOCK) - block * BLOCK;
                     out.push(Buf::copy_of(&data[from as usize..to as usize]));
                 }
-                Ok(Reply::Data(out))
+                Ok(BlockReply::Data(out))
             }
-            Request::Write { offset, data, fua } => {
+            BlockRequest::Write { offset, data, fua } => {
                 self.change(extent, fua, overlay(offset, data.to_vec())).await;
-                Ok(Reply::Done)
+                Ok(BlockReply::Done)
             }
-            Request::Discard(_) if self.broken == Broken::NoDiscard => Ok(Reply::Done),
-            Request::Discard(_) => {
+            BlockRequest::Discard(_) if self.broken == Broken::NoDiscard => Ok(BlockReply::Done),
+            BlockRequest::Discard(_) => {
                 self.change(extent, false, overlay(extent.offset, vec![0; extent.len as usize])).await;
-                Ok(Reply::Done)
+                Ok(BlockReply::Done)
             }
-            Request::WriteZeroes { fua, .. } => {
+            BlockRequest::WriteZeroes { fua, .. } => {
                 self.change(extent, fua, overlay(extent.offset, vec![0; extent.len as usize])).await;
-                Ok(Reply::Done)
+                Ok(BlockReply::Done)
             }
-            Request::CompareAndWrite { offset, expect, data, fua } => {
+            BlockRequest::CompareAndWrite { offset, expect, data, fua } => {
                 // The loads compare whole blocks, one at a time.
                 let block = offset / BLOCK;
                 let equal = *self.disk.borrow().get(block) == expect.to_vec();
@@ -165,11 +165,11 @@ impl Toy {
                     sleep(Duration::from_micros(50)).await;
                 }
                 self.disk.borrow_mut().set(block, Rc::new(data.to_vec()), fua && self.broken != Broken::FuaIgnored);
-                Ok(Reply::Done)
+                Ok(BlockReply::Done)
             }
-            Request::Flush => {
+            BlockRequest::Flush => {
                 if self.broken == Broken::FlushDropped {
-                    return Ok(Reply::Done);
+                    return Ok(BlockReply::Done);
                 }
                 let mut disk = self.disk.borrow_mut();
                 for (block, data) in mark {
@@ -183,7 +183,7 @@ impl Toy {
                         });
                     }
                 }
-                Ok(Reply::Done)
+                Ok(BlockReply::Done)
             }
         }
     }
@@ -233,7 +233,7 @@ impl BlockDevice for Front {
         Geometry { size, block_size: 1, preferred_io: BLOCK as u32, transfer_max: 1 << 20, read_only: false }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         Box::pin(forebay_reactor::spawn(self.0.clone().serve(request)))
     }
 
@@ -323,10 +323,10 @@ fn each_broken_device_is_found_out() {
 /// with ones and with twos, and never flushed.
 fn said_of_half_a_block(found: impl Fn(usize) -> u8, mixed: bool) -> Option<String> {
     let mut oracle = BlockOracle::new(Expected::nothing());
-    let write = |byte: u8| Request::Write { offset: 0, data: Buf::copy_of(&[byte; 2048]).into(), fua: false };
+    let write = |byte: u8| BlockRequest::Write { offset: 0, data: Buf::copy_of(&[byte; 2048]).into(), fua: false };
     for byte in [1, 2] {
         let token = oracle.submit(&write(byte));
-        oracle.complete(token, &Ok(Reply::Done));
+        oracle.complete(token, &Ok(BlockReply::Done));
     }
     oracle.crash();
     if mixed {

@@ -1,6 +1,6 @@
 //! The block oracle and devices whose size changes: what may be refused, what must be, and what a cut leaves.
 
-use forebay_block::{BufList, Error, ErrorKind, Extent, Reply, Request, Result};
+use forebay_block::{BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, Result};
 use forebay_sim::CrashKind;
 use forebay_sim::oracle::{BLOCK, BlockOracle, Expected};
 use forebay_sim::stamp::stamp;
@@ -11,26 +11,26 @@ fn oracle(size: u64) -> BlockOracle {
     oracle
 }
 
-fn write(block: u64, version: u64) -> Request {
+fn write(block: u64, version: u64) -> BlockRequest {
     let offset = block * BLOCK;
-    Request::Write { offset, data: stamp(offset, BLOCK as usize, version).into(), fua: false }
+    BlockRequest::Write { offset, data: stamp(offset, BLOCK as usize, version).into(), fua: false }
 }
 
-fn read(block: u64) -> Request {
-    Request::Read(Extent::new(block * BLOCK, BLOCK))
+fn read(block: u64) -> BlockRequest {
+    BlockRequest::Read(Extent::new(block * BLOCK, BLOCK))
 }
 
-fn refused() -> Result<Reply> {
+fn refused() -> Result<BlockReply> {
     Err(Error::from(ErrorKind::OutOfRange))
 }
 
-fn serve(oracle: &mut BlockOracle, request: Request, answer: Result<Reply>) {
+fn serve(oracle: &mut BlockOracle, request: BlockRequest, answer: Result<BlockReply>) {
     let token = oracle.submit(&request);
     oracle.complete(token, &answer);
 }
 
-fn found(bytes: &[u8]) -> Result<Reply> {
-    Ok(Reply::Data(BufList::from(forebay_block::Buf::copy_of(bytes))))
+fn found(bytes: &[u8]) -> Result<BlockReply> {
+    Ok(BlockReply::Data(BufList::from(forebay_block::Buf::copy_of(bytes))))
 }
 
 fn version(block: u64, version: u64) -> Vec<u8> {
@@ -42,7 +42,7 @@ const ZEROES: [u8; BLOCK as usize] = [0; BLOCK as usize];
 #[test]
 fn only_what_is_past_the_end_is_refused() {
     let mut sound = oracle(2 * BLOCK);
-    serve(&mut sound, write(1, 1), Ok(Reply::Done));
+    serve(&mut sound, write(1, 1), Ok(BlockReply::Done));
     serve(&mut sound, write(2, 2), refused());
     serve(&mut sound, read(2), refused());
     // Refused, so nothing is there when the size has grown.
@@ -57,7 +57,7 @@ fn only_what_is_past_the_end_is_refused() {
     assert!(strict.violation().is_some(), "refused within the size");
 
     let mut strict = oracle(2 * BLOCK);
-    serve(&mut strict, write(2, 1), Ok(Reply::Done));
+    serve(&mut strict, write(2, 1), Ok(BlockReply::Done));
     assert!(strict.violation().is_some_and(|text| text.contains("was served")));
 
     let mut gone = oracle(2 * BLOCK);
@@ -72,7 +72,7 @@ fn while_the_size_changes_either_answer_is_right() {
     let early = oracle.submit(&write(3, 1));
     let late = oracle.submit(&write(3, 2));
     oracle.set_size(2 * BLOCK, 4 * BLOCK);
-    oracle.complete(early, &Ok(Reply::Done));
+    oracle.complete(early, &Ok(BlockReply::Done));
     oracle.complete(late, &refused());
     assert_eq!(oracle.violation(), None);
 }
@@ -82,18 +82,18 @@ fn what_was_cut_off_does_not_come_back() {
     for answered_before in [true, false] {
         for again in [ZEROES.to_vec(), version(3, 1), version(3, 2)] {
             let mut oracle = oracle(4 * BLOCK);
-            serve(&mut oracle, write(3, 1), Ok(Reply::Done));
+            serve(&mut oracle, write(3, 1), Ok(BlockReply::Done));
             let under_way = oracle.submit(&write(3, 2));
             oracle.set_size(2 * BLOCK, 4 * BLOCK);
             let cut = Extent::new(2 * BLOCK, 2 * BLOCK);
             let token = oracle.cut_begins(cut);
             if answered_before {
-                oracle.complete(under_way, &Ok(Reply::Done));
+                oracle.complete(under_way, &Ok(BlockReply::Done));
             }
             oracle.cut_ends(token, cut, &Ok(()));
             oracle.set_size(4 * BLOCK, 4 * BLOCK);
             if !answered_before {
-                oracle.complete(under_way, &Ok(Reply::Done));
+                oracle.complete(under_way, &Ok(BlockReply::Done));
             }
             oracle.crash();
             oracle.recovered(3, &again, CrashKind::Power);
@@ -110,8 +110,8 @@ fn a_cut_that_failed_may_have_reached_any_part() {
     for (third, fourth) in [(ZEROES.to_vec(), version(3, 1)), (version(2, 1), ZEROES.to_vec())] {
         let mut oracle = oracle(4 * BLOCK);
         oracle.expect(Expected { io: true, ..Expected::nothing() });
-        (2..4).for_each(|block| serve(&mut oracle, write(block, 1), Ok(Reply::Done)));
-        serve(&mut oracle, Request::Flush, Ok(Reply::Done));
+        (2..4).for_each(|block| serve(&mut oracle, write(block, 1), Ok(BlockReply::Done)));
+        serve(&mut oracle, BlockRequest::Flush, Ok(BlockReply::Done));
         let token = oracle.cut_begins(cut);
         oracle.cut_ends(token, cut, &Err(ErrorKind::Io.into()));
         oracle.crash();

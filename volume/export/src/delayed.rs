@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch, WriteExtent,
+    BlockDevice, BlockReply, BlockRequest, Extent, ExtentMap, Geometry, LocalFuture, Result, SizeWatch, WriteExtent,
 };
 use forebay_reactor::sleep;
 
@@ -36,7 +36,7 @@ impl BlockDevice for Delayed {
         self.inner.geometry()
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         self.delay(self.inner.submit(request))
     }
 
@@ -73,8 +73,8 @@ mod tests {
             unreachable!("not asked for")
         }
 
-        fn submit(&self, _request: Request) -> LocalFuture<Result<Reply>> {
-            Box::pin(ready(Ok(Reply::Done)))
+        fn submit(&self, _request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
+            Box::pin(ready(Ok(BlockReply::Done)))
         }
 
         fn map(&self, _extent: Extent) -> LocalFuture<Result<ExtentMap>> {
@@ -93,7 +93,7 @@ mod tests {
             let delay = Duration::from_millis(20);
             let device = Delayed::new(Rc::new(Instantly), delay);
             let began = now();
-            let (first, second) = (device.submit(Request::Flush), device.write_many(Vec::new(), false));
+            let (first, second) = (device.submit(BlockRequest::Flush), device.write_many(Vec::new(), false));
             assert!(first.await.is_ok() && began.elapsed() >= delay);
             assert!(second.await.is_ok());
         });

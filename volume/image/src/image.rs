@@ -5,8 +5,8 @@ use std::future::ready;
 use std::rc::Rc;
 
 use forebay_block::{
-    Advice, BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, Reply, Request,
-    Result, SizeWatch, WriteExtent,
+    Advice, BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture,
+    ObjectBackend, Result, SizeWatch, WriteExtent,
 };
 use forebay_reactor::spawn;
 
@@ -202,17 +202,17 @@ impl BlockDevice for Image {
         }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         self.submit_advised(request, Advice::NONE)
     }
 
-    fn submit_advised(&self, request: Request, advice: Advice) -> LocalFuture<Result<Reply>> {
+    fn submit_advised(&self, request: BlockRequest, advice: Advice) -> LocalFuture<Result<BlockReply>> {
         if request.is_write()
             && let Err(error) = self.refuse_write()
         {
             return Box::pin(ready(Err(error)));
         }
-        if let (Request::Read(_), None, Some(reserved)) = (&request, self.snapshot, self.shared.reserved())
+        if let (BlockRequest::Read(_), None, Some(reserved)) = (&request, self.snapshot, self.shared.reserved())
             && reserved.is_unsure()
         {
             let shared = self.shared.clone();

@@ -4,7 +4,7 @@ use std::future::ready;
 use std::rc::Rc;
 
 use forebay_block::{
-    Advice, BufList, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectRead, Reply, Result, SnapId,
+    Advice, BlockReply, BufList, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectRead, Result, SnapId,
 };
 
 use crate::image::ImageUsage;
@@ -15,13 +15,18 @@ use crate::present::{Present, walk};
 use crate::requests::failed;
 use crate::window::{REQUEST_WINDOW, windowed};
 
-pub(crate) fn read(shared: &Rc<OpenImage>, view: View, extent: Extent, advice: Advice) -> LocalFuture<Result<Reply>> {
+pub(crate) fn read(
+    shared: &Rc<OpenImage>,
+    view: View,
+    extent: Extent,
+    advice: Advice,
+) -> LocalFuture<Result<BlockReply>> {
     if let Some(piece) = shared.layout().single(extent) {
         let data = read_piece(shared, view, piece, advice);
-        return Box::pin(async move { data.await.map(Reply::Data) });
+        return Box::pin(async move { data.await.map(BlockReply::Data) });
     }
     let shared = shared.clone();
-    Box::pin(async move { read_pieces(&shared, view, extent, advice).await.map(Reply::Data) })
+    Box::pin(async move { read_pieces(&shared, view, extent, advice).await.map(BlockReply::Data) })
 }
 
 /// Reads a range of an image at a view; bytes past its end read as zeroes.

@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use forebay_block::{
-    Advice, BufList, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Reply, Request, Result, SharedRange, Transaction,
-    WriteExtent,
+    Advice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Result, SharedRange,
+    Transaction, WriteExtent,
 };
 use forebay_reactor::spawn;
 
@@ -52,14 +52,14 @@ impl WriteFlags {
 pub(crate) fn submit(
     shared: &Rc<OpenImage>,
     view: View,
-    request: Request,
+    request: BlockRequest,
     advice: Advice,
-) -> LocalFuture<Result<Reply>> {
+) -> LocalFuture<Result<BlockReply>> {
     let Some(extent) = request.extent() else { return flush(shared) };
     if let Err(error) = shared.check_range(view, extent) {
         return failed(error);
     }
-    if let Request::CompareAndWrite { expect, data, .. } = &request
+    if let BlockRequest::CompareAndWrite { expect, data, .. } = &request
         && expect.len() != data.len()
     {
         let what = format!("image {}: compare {} bytes, write {}", shared.name(), expect.len(), data.len());
@@ -67,19 +67,19 @@ pub(crate) fn submit(
     }
     let flags = |durable| WriteFlags { durable, advice };
     match request {
-        Request::Read(_) if extent.len > TRANSFER_MAX.into() => {
+        BlockRequest::Read(_) if extent.len > TRANSFER_MAX.into() => {
             failed(Error::new(ErrorKind::Invalid, format!("image {}: a read of {} bytes", shared.name(), extent.len)))
         }
-        Request::Read(extent) => read(shared, view, extent, advice),
-        _ if extent.len == 0 => Box::pin(ready(Ok(Reply::Done))),
-        Request::Write { data, fua, .. } => change(shared, extent, Change::Write(data), flags(fua)),
-        Request::Discard(_) => change(shared, extent, Change::Clear, flags(false)),
-        Request::WriteZeroes { no_unmap: false, fua, .. } => change(shared, extent, Change::Clear, flags(fua)),
-        Request::WriteZeroes { no_unmap: true, fua, .. } => write_zeroes(shared, extent, flags(fua)),
-        Request::CompareAndWrite { expect, data, fua, .. } => {
+        BlockRequest::Read(extent) => read(shared, view, extent, advice),
+        _ if extent.len == 0 => Box::pin(ready(Ok(BlockReply::Done))),
+        BlockRequest::Write { data, fua, .. } => change(shared, extent, Change::Write(data), flags(fua)),
+        BlockRequest::Discard(_) => change(shared, extent, Change::Clear, flags(false)),
+        BlockRequest::WriteZeroes { no_unmap: false, fua, .. } => change(shared, extent, Change::Clear, flags(fua)),
+        BlockRequest::WriteZeroes { no_unmap: true, fua, .. } => write_zeroes(shared, extent, flags(fua)),
+        BlockRequest::CompareAndWrite { expect, data, fua, .. } => {
             compare_and_write(shared, extent, expect, data, flags(fua))
         }
-        Request::Flush => flush(shared),
+        BlockRequest::Flush => flush(shared),
     }
 }
 
@@ -88,9 +88,9 @@ pub(crate) fn failed<T: 'static>(error: Error) -> LocalFuture<Result<T>> {
     Box::pin(ready(Err(error)))
 }
 
-fn flush(shared: &Rc<OpenImage>) -> LocalFuture<Result<Reply>> {
+fn flush(shared: &Rc<OpenImage>) -> LocalFuture<Result<BlockReply>> {
     let flushed = shared.data().flush();
-    Box::pin(async move { flushed.await.map(|()| Reply::Done) })
+    Box::pin(async move { flushed.await.map(|()| BlockReply::Done) })
 }
 
 // ---- Writing ----
@@ -104,12 +104,12 @@ struct ObjectWrite {
 }
 
 impl Future for ObjectWrite {
-    type Output = Result<Reply>;
+    type Output = Result<BlockReply>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let (work, _) = self.work.as_mut().expect("polled after it was done");
         let Poll::Ready(result) = work.as_mut().poll(cx) else { return Poll::Pending };
         self.work = None;
-        Poll::Ready(result.map(|_| Reply::Done))
+        Poll::Ready(result.map(|_| BlockReply::Done))
     }
 }
 
@@ -122,7 +122,12 @@ impl Drop for ObjectWrite {
 }
 
 /// Writes or deallocates a non-empty range.
-fn change(shared: &Rc<OpenImage>, extent: Extent, change: Change, flags: WriteFlags) -> LocalFuture<Result<Reply>> {
+fn change(
+    shared: &Rc<OpenImage>,
+    extent: Extent,
+    change: Change,
+    flags: WriteFlags,
+) -> LocalFuture<Result<BlockReply>> {
     let range = try_enter(shared, extent);
     let single = shared.layout().single(extent).filter(|piece| is_plain(shared, piece.object, &change));
     let range = match (single, range) {
@@ -140,7 +145,7 @@ fn change(shared: &Rc<OpenImage>, extent: Extent, change: Change, flags: WriteFl
         };
         change_pieces(&shared, extent, &change, flags).await
     });
-    Box::pin(async move { task.await.map(|()| Reply::Done) })
+    Box::pin(async move { task.await.map(|()| BlockReply::Done) })
 }
 
 /// Admits a write at once, if its range is not locked and the exclusive lock, if required, is held.
@@ -325,7 +330,7 @@ fn clear_op(shared: &OpenImage, piece: ObjectExtent) -> ObjectOp {
 }
 
 /// Writes zeroes that keep their space allocated, with a bounded number of objects in flight.
-fn write_zeroes(shared: &Rc<OpenImage>, extent: Extent, flags: WriteFlags) -> LocalFuture<Result<Reply>> {
+fn write_zeroes(shared: &Rc<OpenImage>, extent: Extent, flags: WriteFlags) -> LocalFuture<Result<BlockReply>> {
     let range = try_enter(shared, extent);
     let (shared, epoch) = (shared.clone(), shared.admission().epoch());
     let task = spawn(async move {
@@ -343,7 +348,7 @@ fn write_zeroes(shared: &Rc<OpenImage>, extent: Extent, flags: WriteFlags) -> Lo
         };
         windowed(REQUEST_WINDOW, next, |_, _| {}).await
     });
-    Box::pin(async move { task.await.map(|()| Reply::Done) })
+    Box::pin(async move { task.await.map(|()| BlockReply::Done) })
 }
 
 // ---- Compare and write ----
@@ -354,7 +359,7 @@ fn compare_and_write(
     expect: BufList,
     data: BufList,
     flags: WriteFlags,
-) -> LocalFuture<Result<Reply>> {
+) -> LocalFuture<Result<BlockReply>> {
     if let Some(piece) = shared.layout().single(extent) {
         // The backend's transaction is atomic with respect to all other operations on the object.
         if let Some(range) = try_enter(shared, extent)
@@ -368,7 +373,7 @@ fn compare_and_write(
             let _range = wait_to_enter(&shared, extent, epoch).await?;
             compare_and_write_piece(&shared, piece, expect, data, flags).await
         });
-        return Box::pin(async move { task.await.map(|_| Reply::Done) });
+        return Box::pin(async move { task.await.map(|_| BlockReply::Done) });
     }
     let (shared, epoch) = (shared.clone(), shared.admission().epoch());
     let task = spawn(async move {
@@ -381,7 +386,7 @@ fn compare_and_write(
         }
         change_pieces(&shared, extent, &Change::Write(data), flags).await
     });
-    Box::pin(async move { task.await.map(|()| Reply::Done) })
+    Box::pin(async move { task.await.map(|()| BlockReply::Done) })
 }
 
 fn compare_and_write_piece(

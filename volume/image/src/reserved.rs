@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use forebay_block::reservation::{Joint, Keep, Peers, Reservations, Table};
+use forebay_block::reservation::{Joint, Keep, ReservationPeers, ReservationTable, Reservations};
 use forebay_block::{Error, ErrorKind, LocalFuture, ObjectOp, Result, Transaction};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{now, sleep};
@@ -96,7 +96,7 @@ impl WithImage {
     }
 }
 
-impl Peers for WithImage {
+impl ReservationPeers for WithImage {
     fn claim(&self) -> LocalFuture<Result<()>> {
         let image = self.image();
         Box::pin(async move {
@@ -211,7 +211,9 @@ impl Image {
         }
         if !shared.header().features.has(Features::EXCLUSIVE_LOCK) {
             return match self.metadata(key).await? {
-                Some(stored) if !Table::decode(&stored)?.registrants().is_empty() => Err(without_lock(shared)),
+                Some(stored) if !ReservationTable::decode(&stored)?.registrants().is_empty() => {
+                    Err(without_lock(shared))
+                }
                 _ => Ok(None),
             };
         }

@@ -8,7 +8,7 @@ use common::cluster::{
 };
 use common::{bytes, pattern, run};
 use forebay_block::{
-    BlockDevice, ErrorKind, Extent, ExtentState, ObjectBackend, ObjectName, ObjectRead, Request, SnapId,
+    BlockDevice, BlockRequest, ErrorKind, Extent, ExtentState, ObjectBackend, ObjectName, ObjectRead, SnapId,
 };
 use forebay_image::{CreateOptions, Features, Images, LockKind, ParentInfo};
 use forebay_reactor::{spawn, yield_now};
@@ -105,7 +105,7 @@ fn what_each_snapshot_takes_up() {
             take_snapshot(&a, name, "third", None).await;
             written(&[2]).await;
             let image = open(&a, name).await;
-            image.submit(Request::Discard(Extent::new(0, OBJECT))).await.expect("a discard");
+            image.submit(BlockRequest::Discard(Extent::new(0, OBJECT))).await.expect("a discard");
             let mut told = Vec::new();
             let usage = image.usage_by_snapshot(|now| told.push((now.done, now.total))).await.expect("usage");
             let named = usage.iter().map(|part| {
@@ -154,9 +154,9 @@ fn clones_read_through_and_copy_up() {
         write(&child, 4 * OBJECT + 490, &[7; 20]).await;
         expected[4 * OBJECT as usize + 490..4 * OBJECT as usize + 510].fill(7);
         let cut = Extent::new(2 * OBJECT, OBJECT);
-        child.submit(Request::Discard(cut)).await.expect("a discard");
+        child.submit(BlockRequest::Discard(cut)).await.expect("a discard");
         expected[cut.offset as usize..cut.end() as usize].fill(0);
-        let compare = |expect: &[u8]| Request::CompareAndWrite {
+        let compare = |expect: &[u8]| BlockRequest::CompareAndWrite {
             offset: 3 * OBJECT + 5,
             expect: bytes(expect),
             data: bytes(b"new"),
@@ -223,7 +223,7 @@ fn a_write_while_a_clone_shrinks_does_not_bring_back_what_is_cut_off() {
         let shrinking = child.clone();
         let shrinking = spawn(async move { shrinking.resize(middle, true, |_| {}).await });
         until(|| stall.waiting() == 1).await;
-        let writing = spawn(child.submit(Request::Write { offset: OBJECT, data: bytes(b"new"), fua: false }));
+        let writing = spawn(child.submit(BlockRequest::Write { offset: OBJECT, data: bytes(b"new"), fua: false }));
         for _ in 0..100 {
             yield_now().await;
         }
@@ -284,7 +284,7 @@ fn clones_with_snapshots(seed: u64, features: Features) {
                         head[range].copy_from_slice(&data);
                     }
                     3..5 => {
-                        child.submit(Request::Discard(Extent::new(offset, len))).await.expect("a discard");
+                        child.submit(BlockRequest::Discard(Extent::new(offset, len))).await.expect("a discard");
                         head[range].fill(0);
                     }
                     5 => {
@@ -292,7 +292,7 @@ fn clones_with_snapshots(seed: u64, features: Features) {
                         let range = offset as usize..(offset + len) as usize;
                         let data = pattern(0xcc, len as usize);
                         let expect = bytes(&head[range.clone()]);
-                        let request = Request::CompareAndWrite { offset, expect, data: bytes(&data), fua: true };
+                        let request = BlockRequest::CompareAndWrite { offset, expect, data: bytes(&data), fua: true };
                         child.submit(request).await.expect("as it is");
                         head[range].copy_from_slice(&data);
                     }
@@ -304,7 +304,7 @@ fn clones_with_snapshots(seed: u64, features: Features) {
                     }
                     _ => {
                         child
-                            .submit(Request::WriteZeroes {
+                            .submit(BlockRequest::WriteZeroes {
                                 extent: Extent::new(offset, len),
                                 no_unmap: true,
                                 fua: false,

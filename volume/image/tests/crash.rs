@@ -5,7 +5,7 @@ mod common;
 use std::rc::Rc;
 
 use common::{Fail, Left, Stormy, bytes, objects, pattern, run};
-use forebay_block::{BlockDevice, ErrorKind, Extent, ObjectBackend, Request, Result};
+use forebay_block::{BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend, Result};
 use forebay_image::{CreateOptions, Image, OpenOptions};
 
 const OBJECT: u64 = 64 << 10;
@@ -28,7 +28,7 @@ async fn open(backend: &Rc<dyn ObjectBackend>, name: &str) -> Rc<Image> {
 
 async fn read_all(image: &Image) -> Vec<u8> {
     let extent = Extent::new(0, image.size());
-    image.submit(Request::Read(extent)).await.expect("a read").into_data().to_vec()
+    image.submit(BlockRequest::Read(extent)).await.expect("a read").into_data().to_vec()
 }
 
 /// Creates an image full of a pattern, durably.
@@ -36,8 +36,8 @@ async fn fill(backend: &Rc<dyn ObjectBackend>, name: &str, seed: u8) {
     forebay_image::create(backend, name, options()).await.expect("created");
     let image = open(backend, name).await;
     let data = bytes(&pattern(seed, SIZE as usize));
-    image.submit(Request::Write { offset: 0, data, fua: false }).await.expect("a write");
-    image.submit(Request::Flush).await.expect("a flush");
+    image.submit(BlockRequest::Write { offset: 0, data, fua: false }).await.expect("a write");
+    image.submit(BlockRequest::Flush).await.expect("a flush");
 }
 
 async fn check_full(backend: &Rc<dyn ObjectBackend>, name: &str, seed: u8) {
@@ -284,7 +284,7 @@ fn what_fails_once_leaves_things_as_they_were() {
 
             let image = open(&backend, "vm").await;
             let data = bytes(&pattern(6, SIZE as usize));
-            image.submit(Request::Write { offset: 0, data, fua: true }).await.expect("a write");
+            image.submit(BlockRequest::Write { offset: 0, data, fua: true }).await.expect("a write");
             stormy.fail(Fail::Only(point));
             let shrunk = image.resize(OBJECT, true, |_| {}).await;
             stormy.fail(Fail::Never);
@@ -315,10 +315,10 @@ fn durable_zeroes_of_what_is_already_gone_make_its_removal_durable() {
             forebay_image::create(&backend, "vm", CreateOptions { size, ..options() }).await.expect("created");
             let image = open(&backend, "vm").await;
             let data = bytes(&pattern(5, size as usize));
-            image.submit(Request::Write { offset: 0, data, fua: true }).await.expect("a write");
-            image.submit(Request::Flush).await.expect("a flush");
-            image.submit(Request::Discard(Extent::new(0, size))).await.expect("a discard");
-            let zeroes = Request::WriteZeroes { extent, no_unmap: false, fua: true };
+            image.submit(BlockRequest::Write { offset: 0, data, fua: true }).await.expect("a write");
+            image.submit(BlockRequest::Flush).await.expect("a flush");
+            image.submit(BlockRequest::Discard(Extent::new(0, size))).await.expect("a discard");
+            let zeroes = BlockRequest::WriteZeroes { extent, no_unmap: false, fua: true };
             image.submit(zeroes).await.expect("zeroes that last");
             let after = stormy.crash(Left::Nothing).await;
             let content = read_all(&*open(&after, "vm").await).await;

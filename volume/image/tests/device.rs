@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Stormy, bytes, objects, pattern, run};
 use forebay_block::{
-    BlockDevice, BufList, ErrorKind, Extent, ExtentState, ObjectBackend, Reply, Request, Result, WriteExtent,
+    BlockDevice, BlockReply, BlockRequest, BufList, ErrorKind, Extent, ExtentState, ObjectBackend, Result, WriteExtent,
 };
 use forebay_image::{CreateOptions, Image, OpenOptions};
 use forebay_ram::RamBackend;
@@ -30,11 +30,11 @@ fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
 }
 
 async fn read(image: &Image, offset: u64, len: u64) -> Vec<u8> {
-    image.submit(Request::Read(Extent::new(offset, len))).await.expect("a read").into_data().to_vec()
+    image.submit(BlockRequest::Read(Extent::new(offset, len))).await.expect("a read").into_data().to_vec()
 }
 
 async fn write(image: &Image, offset: u64, data: &[u8]) {
-    image.submit(Request::Write { offset, data: bytes(data), fua: false }).await.expect("a write");
+    image.submit(BlockRequest::Write { offset, data: bytes(data), fua: false }).await.expect("a write");
 }
 
 /// Random step, with arbitrary offsets; the driver fits them to the image's size.
@@ -73,15 +73,15 @@ impl Ask {
         }
     }
 
-    fn request(&self) -> Request {
+    fn request(&self) -> BlockRequest {
         match *self {
-            Ask::Read(extent) => Request::Read(extent),
+            Ask::Read(extent) => BlockRequest::Read(extent),
             Ask::Write(extent, seed, fua) => {
-                Request::Write { offset: extent.offset, data: bytes(&pattern(seed, extent.len as usize)), fua }
+                BlockRequest::Write { offset: extent.offset, data: bytes(&pattern(seed, extent.len as usize)), fua }
             }
-            Ask::Discard(extent) => Request::Discard(extent),
-            Ask::Zeroes(extent, no_unmap, fua) => Request::WriteZeroes { extent, no_unmap, fua },
-            Ask::Flush => Request::Flush,
+            Ask::Discard(extent) => BlockRequest::Discard(extent),
+            Ask::Zeroes(extent, no_unmap, fua) => BlockRequest::WriteZeroes { extent, no_unmap, fua },
+            Ask::Flush => BlockRequest::Flush,
         }
     }
 }
@@ -187,13 +187,13 @@ impl Check {
             }
             let reply = answer.unwrap_or_else(|error| panic!("{ask:?}: {error}"));
             match (&ask, reply) {
-                (Ask::Read(_), Reply::Data(data)) => assert!(data == self.part(extent)[..], "{ask:?}"),
-                (Ask::Write(_, seed, _), Reply::Done) => {
+                (Ask::Read(_), BlockReply::Data(data)) => assert!(data == self.part(extent)[..], "{ask:?}"),
+                (Ask::Write(_, seed, _), BlockReply::Done) => {
                     let data = pattern(*seed, extent.len as usize);
                     self.part(extent).copy_from_slice(&data);
                 }
-                (Ask::Discard(_) | Ask::Zeroes(..), Reply::Done) => self.part(extent).fill(0),
-                (Ask::Flush, Reply::Done) => {}
+                (Ask::Discard(_) | Ask::Zeroes(..), BlockReply::Done) => self.part(extent).fill(0),
+                (Ask::Flush, BlockReply::Done) => {}
                 (_, reply) => panic!("{ask:?} was answered {reply:?}"),
             }
         }
@@ -228,7 +228,7 @@ impl Check {
             expect[at as usize] ^= 0x80;
         }
         let request =
-            Request::CompareAndWrite { offset: extent.offset, expect: bytes(&expect), data: bytes(&data), fua };
+            BlockRequest::CompareAndWrite { offset: extent.offset, expect: bytes(&expect), data: bytes(&data), fua };
         let answer = self.image.submit(request).await;
         match wrong_at {
             _ if !self.fits(extent) => assert_eq!(kind(answer), Some(ErrorKind::OutOfRange)),
@@ -373,7 +373,7 @@ fn compare_and_write_is_atomic_over_objects() {
                             let count = u128::from_be_bytes(now[..].try_into().expect("16 bytes"));
                             // Both halves change each time.
                             let next = (count + (1 << 64 | 1)).to_be_bytes();
-                            let request = Request::CompareAndWrite {
+                            let request = BlockRequest::CompareAndWrite {
                                 offset: at,
                                 expect: bytes(&now),
                                 data: bytes(&next),
@@ -418,10 +418,14 @@ fn a_write_never_slips_into_a_compare_and_write() {
             let backend: Rc<dyn ObjectBackend> = Stormy::new(seed, 7);
             let image = image(&backend, 2 * OBJECT).await;
             let at = OBJECT - 4;
-            let both =
-                Request::CompareAndWrite { offset: at, expect: BufList::zeroes(8), data: bytes(&[1; 8]), fua: false };
-            let whole = Request::Write { offset: at, data: bytes(&[2; 8]), fua: false };
-            let half = Request::Write { offset: at, data: bytes(&[2; 4]), fua: false };
+            let both = BlockRequest::CompareAndWrite {
+                offset: at,
+                expect: BufList::zeroes(8),
+                data: bytes(&[1; 8]),
+                fua: false,
+            };
+            let whole = BlockRequest::Write { offset: at, data: bytes(&[2; 8]), fua: false };
+            let half = BlockRequest::Write { offset: at, data: bytes(&[2; 4]), fua: false };
             let other = if seed % 2 == 0 { whole } else { half.clone() };
             let is_half = seed % 2 == 1;
             let swapped = image.submit(both);
@@ -463,13 +467,14 @@ fn a_dropped_request_is_done_all_the_same() {
                 let mut answer = image.write_many(vec![patch(0, 100), patch(100, data.len())], fua);
                 let _ = polled.then(|| answer.as_mut().poll(&mut cx));
             } else {
-                let mut answer = image.submit(Request::Write { offset, data: bytes(&data), fua });
+                let mut answer = image.submit(BlockRequest::Write { offset, data: bytes(&data), fua });
                 let _ = polled.then(|| answer.as_mut().poll(&mut cx));
             }
             // Locking the whole image waits for the write; the comparison follows.
             let mut expect = vec![0; 3 * OBJECT as usize];
             expect[offset as usize..][..data.len()].copy_from_slice(&data);
-            let swap = Request::CompareAndWrite { offset: 0, expect: bytes(&expect), data: bytes(&expect), fua: false };
+            let swap =
+                BlockRequest::CompareAndWrite { offset: 0, expect: bytes(&expect), data: bytes(&expect), fua: false };
             image.submit(swap).await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         });
     }
@@ -484,7 +489,7 @@ fn writes_submitted_as_one_do_not_wait_for_themselves() {
             let image = image(&backend, 4 * OBJECT).await;
             let swap = || {
                 let zeroes = || BufList::zeroes(OBJECT as usize);
-                image.submit(Request::CompareAndWrite {
+                image.submit(BlockRequest::CompareAndWrite {
                     offset: OBJECT / 2,
                     expect: zeroes(),
                     data: zeroes(),
@@ -516,8 +521,8 @@ fn a_long_write_does_not_outlive_the_end() {
             let size = 80 * OBJECT;
             let image = image(&backend, size).await;
             let long = match seed % 3 {
-                0 => Request::Write { offset: 0, data: bytes(&pattern(1, size as usize)), fua: false },
-                _ => Request::WriteZeroes { extent: Extent::new(0, size), no_unmap: true, fua: seed % 3 == 1 },
+                0 => BlockRequest::Write { offset: 0, data: bytes(&pattern(1, size as usize)), fua: false },
+                _ => BlockRequest::WriteZeroes { extent: Extent::new(0, size), no_unmap: true, fua: seed % 3 == 1 },
             };
             let written = image.submit(long);
             image.resize(OBJECT, true, |_| {}).await.expect("shrunk");
@@ -536,7 +541,7 @@ fn requests_that_waited_look_at_the_size_again() {
         let test = async move {
             let backend: Rc<dyn ObjectBackend> = Stormy::new(seed, 4);
             let image = image(&backend, 2 * OBJECT).await;
-            let swap = |seed: u8| Request::CompareAndWrite {
+            let swap = |seed: u8| BlockRequest::CompareAndWrite {
                 offset: OBJECT - 4,
                 expect: BufList::zeroes(8),
                 data: bytes(&[seed; 8]),
@@ -547,8 +552,8 @@ fn requests_that_waited_look_at_the_size_again() {
             yield_now().await;
             let waiting = [
                 image.submit(swap(2)),
-                image.submit(Request::Write { offset: OBJECT, data: bytes(&[3; 2]), fua: false }),
-                image.submit(Request::CompareAndWrite {
+                image.submit(BlockRequest::Write { offset: OBJECT, data: bytes(&[3; 2]), fua: false }),
+                image.submit(BlockRequest::CompareAndWrite {
                     offset: OBJECT,
                     expect: BufList::zeroes(1),
                     data: bytes(&[4]),
@@ -574,15 +579,15 @@ fn a_full_pool_refuses_writes_and_takes_discards() {
     run(async {
         let backend: Rc<dyn ObjectBackend> = RamBackend::with_capacity("ram", 4 * OBJECT);
         let image = image(&backend, 100 * OBJECT).await;
-        let fill = Request::Write { offset: 0, data: bytes(&pattern(1, 10 * OBJECT as usize)), fua: false };
+        let fill = BlockRequest::Write { offset: 0, data: bytes(&pattern(1, 10 * OBJECT as usize)), fua: false };
         assert_eq!(kind(image.submit(fill).await), Some(ErrorKind::NoSpace));
-        image.submit(Request::Discard(Extent::new(0, 100 * OBJECT))).await.expect("a discard");
+        image.submit(BlockRequest::Discard(Extent::new(0, 100 * OBJECT))).await.expect("a discard");
         assert_eq!(image.usage().await.expect("usage").used, 0);
         write(&image, 50 * OBJECT, &pattern(2, OBJECT as usize)).await;
-        let kept = Request::WriteZeroes { extent: Extent::new(0, 2 * OBJECT), no_unmap: true, fua: true };
+        let kept = BlockRequest::WriteZeroes { extent: Extent::new(0, 2 * OBJECT), no_unmap: true, fua: true };
         image.submit(kept).await.expect("zeroes that keep their space");
         assert_eq!(image.usage().await.expect("usage").used, 3 * OBJECT);
-        let given_back = Request::WriteZeroes { extent: Extent::new(0, 2 * OBJECT), no_unmap: false, fua: true };
+        let given_back = BlockRequest::WriteZeroes { extent: Extent::new(0, 2 * OBJECT), no_unmap: false, fua: true };
         image.submit(given_back).await.expect("zeroes that give it back");
         assert_eq!(image.usage().await.expect("usage").used, OBJECT);
     });
@@ -595,17 +600,17 @@ fn requests_that_make_no_sense() {
         let image = image(&backend, 1 << 40).await;
         for extent in [Extent::new(u64::MAX, 2), Extent::new(1 << 40, 1), Extent::new(0, (1 << 40) + 1)] {
             for request in [
-                Request::Read(extent),
-                Request::Discard(extent),
-                Request::WriteZeroes { extent, no_unmap: true, fua: false },
+                BlockRequest::Read(extent),
+                BlockRequest::Discard(extent),
+                BlockRequest::WriteZeroes { extent, no_unmap: true, fua: false },
             ] {
                 assert_eq!(kind(image.submit(request).await), Some(ErrorKind::OutOfRange), "{extent:?}");
             }
             assert_eq!(kind(image.map(extent).await), Some(ErrorKind::OutOfRange));
         }
-        let longer = Request::CompareAndWrite { offset: 0, expect: bytes(b"aa"), data: bytes(b"b"), fua: false };
+        let longer = BlockRequest::CompareAndWrite { offset: 0, expect: bytes(b"aa"), data: bytes(b"b"), fua: false };
         assert_eq!(kind(image.submit(longer).await), Some(ErrorKind::Invalid));
-        let too_long = Request::Read(Extent::new(0, image.geometry().transfer_max as u64 + 1));
+        let too_long = BlockRequest::Read(Extent::new(0, image.geometry().transfer_max as u64 + 1));
         assert_eq!(kind(image.submit(too_long).await), Some(ErrorKind::Invalid));
         assert_eq!(read(&image, 1 << 40, 0).await, b"", "nothing at the very end is fine");
     });
@@ -619,7 +624,7 @@ fn long_requests_are_bounded() {
         let backend: Rc<dyn ObjectBackend> = stormy.clone();
         let image = image(&backend, 1000 * OBJECT).await;
         stormy.count();
-        image.submit(Request::Discard(Extent::new(0, 1000 * OBJECT))).await.expect("a discard");
+        image.submit(BlockRequest::Discard(Extent::new(0, 1000 * OBJECT))).await.expect("a discard");
         let (submitted, most) = stormy.counted();
         assert_eq!(submitted, 1000);
         assert!((2..=64).contains(&most), "{most} at once");
@@ -631,8 +636,8 @@ fn polling_a_ready_answer_needs_no_reactor_turn() {
     run(async {
         let backend: Rc<dyn ObjectBackend> = RamBackend::new("ram");
         let image = image(&backend, OBJECT).await;
-        let mut answer = image.submit(Request::Write { offset: 0, data: bytes(b"x"), fua: false });
+        let mut answer = image.submit(BlockRequest::Write { offset: 0, data: bytes(b"x"), fua: false });
         let polled = answer.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        assert!(matches!(polled, Poll::Ready(Ok(Reply::Done))));
+        assert!(matches!(polled, Poll::Ready(Ok(BlockReply::Done))));
     });
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use common::{Stormy, bytes, objects, pattern, run};
 use forebay_block::{
-    BlockDevice, ErrorKind, Extent, ExtentState, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Request, Result,
+    BlockDevice, BlockRequest, ErrorKind, Extent, ExtentState, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result,
     Transaction,
 };
 use forebay_image::{CreateOptions, Features, Image, Images, OpenOptions, Progress, RemoveOptions, SIZE_MAX};
@@ -28,11 +28,11 @@ fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
 }
 
 async fn write(image: &Image, offset: u64, data: &[u8]) {
-    image.submit(Request::Write { offset, data: bytes(data), fua: false }).await.expect("a write");
+    image.submit(BlockRequest::Write { offset, data: bytes(data), fua: false }).await.expect("a write");
 }
 
 async fn read(image: &Image, offset: u64, len: u64) -> Vec<u8> {
-    image.submit(Request::Read(Extent::new(offset, len))).await.expect("a read").into_data().to_vec()
+    image.submit(BlockRequest::Read(Extent::new(offset, len))).await.expect("a read").into_data().to_vec()
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_forced_removal_ends_open_handles() {
         let image = images.open("vm", OpenOptions::default()).await.expect("opened");
         write(&image, 0, b"x").await;
         images.remove("vm", RemoveOptions { force: true }, |_| {}).await.expect("removed");
-        let after = image.submit(Request::Read(Extent::new(0, 1))).await;
+        let after = image.submit(BlockRequest::Read(Extent::new(0, 1))).await;
         assert_eq!(kind(after), Some(ErrorKind::NotFound));
         assert_eq!(kind(image.resize(2 * MIB, false, |_| {}).await), Some(ErrorKind::NotFound));
         assert_eq!(objects(&backend).await, ["rbd_directory"]);
@@ -187,7 +187,7 @@ fn a_forced_removal_ends_open_handles() {
         images.create("vm", of_size(MIB)).await.expect("created again");
         let again = images.open("vm", OpenOptions::default()).await.expect("opened");
         assert_eq!(read(&again, 0, 1).await, [0]);
-        assert_eq!(kind(image.submit(Request::Read(Extent::new(0, 1))).await), Some(ErrorKind::NotFound));
+        assert_eq!(kind(image.submit(BlockRequest::Read(Extent::new(0, 1))).await), Some(ErrorKind::NotFound));
     });
 }
 
@@ -208,14 +208,14 @@ fn handles_of_one_image_share_its_size() {
         write(&one, 2 * MIB, b"beyond the old end").await;
         assert_eq!(read(&two, 2 * MIB, 6).await, b"beyond");
         for refused in [
-            Request::Write { offset: 0, data: bytes(b"x"), fua: false },
-            Request::Discard(Extent::new(0, 1)),
-            Request::WriteZeroes { extent: Extent::new(0, 1), no_unmap: false, fua: false },
-            Request::CompareAndWrite { offset: 0, expect: bytes(b"x"), data: bytes(b"y"), fua: false },
+            BlockRequest::Write { offset: 0, data: bytes(b"x"), fua: false },
+            BlockRequest::Discard(Extent::new(0, 1)),
+            BlockRequest::WriteZeroes { extent: Extent::new(0, 1), no_unmap: false, fua: false },
+            BlockRequest::CompareAndWrite { offset: 0, expect: bytes(b"x"), data: bytes(b"y"), fua: false },
         ] {
             assert_eq!(kind(two.submit(refused).await), Some(ErrorKind::ReadOnly));
         }
-        two.submit(Request::Flush).await.expect("a flush changes nothing");
+        two.submit(BlockRequest::Flush).await.expect("a flush changes nothing");
         assert_eq!(kind(two.resize(MIB, true, |_| {}).await), Some(ErrorKind::ReadOnly));
         // The stored state agrees, for later opens.
         drop((one, two));
@@ -338,7 +338,7 @@ fn writes_keep_what_snapshots_show() {
         assert_eq!(kind(forebay_image::remove(&backend, "vm", |_| {}).await), Some(ErrorKind::Busy));
         let image = Image::open(backend.clone(), "vm", OpenOptions::default()).await.expect("opened");
         write(&image, 100, b"after the snapshot").await;
-        image.submit(Request::Discard(Extent::new(4 * MIB, 4 * MIB))).await.expect("a discard");
+        image.submit(BlockRequest::Discard(Extent::new(4 * MIB, 4 * MIB))).await.expect("a discard");
         image.resize(MIB, true, |_| {}).await.expect("shrunk");
         for object in 0..2 {
             let name = ObjectName::new(format!("{}.{object:016x}", info.block_name_prefix));
@@ -362,7 +362,7 @@ fn usage_counts_what_is_stored() {
         assert_eq!(usage().await, (100 * MIB, 0));
         write(&image, 3 * MIB, &pattern(1, 2 << 20)).await;
         assert_eq!(usage().await, (100 * MIB, 2 * MIB));
-        image.submit(Request::Discard(Extent::new(0, 4 * MIB))).await.expect("a discard");
+        image.submit(BlockRequest::Discard(Extent::new(0, 4 * MIB))).await.expect("a discard");
         assert_eq!(usage().await, (100 * MIB, MIB));
         let mut told = Vec::new();
         image.usage_with_progress(|progress| told.push(progress.done)).await.expect("usage");
@@ -427,7 +427,7 @@ fn what_an_image_could_have_and_has_not_is_no_work() {
             map.runs().iter().filter(|run| run.state == ExtentState::Data).map(|run| run.extent).collect();
         assert_eq!(data, [Extent::new(TIB, 4096)]);
         stormy.count();
-        let zeroes = Request::WriteZeroes { extent: Extent::new(MIB, 2 * TIB), no_unmap: false, fua: false };
+        let zeroes = BlockRequest::WriteZeroes { extent: Extent::new(MIB, 2 * TIB), no_unmap: false, fua: false };
         image.submit(zeroes).await.expect("zeroes");
         assert_eq!(image.usage().await.expect("usage").used, 3 * 4096);
         image.resize(2 * TIB, true, |_| {}).await.expect("a smaller one");

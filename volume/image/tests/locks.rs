@@ -11,7 +11,7 @@ use common::cluster::{
     OBJECT, POOL, check_map, cluster, create_and_open, kind, names, of_size, open, read, two_clients, until, write,
 };
 use common::{bytes, pattern, run};
-use forebay_block::{BlockDevice, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, Request, Transaction};
+use forebay_block::{BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, Transaction};
 use forebay_image::{Image, Images, RemoveOptions};
 use forebay_reactor::{spawn, yield_now};
 use tracing::Dispatch;
@@ -34,7 +34,7 @@ fn the_lock_goes_to_whoever_writes() {
                 write(image, at, &pattern(round as u8, 70_000)).await;
                 expected[at as usize..at as usize + 70_000].copy_from_slice(&pattern(round as u8, 70_000));
                 let cut = Extent::new(((round * 7) % 15) * OBJECT, OBJECT);
-                image.submit(Request::Discard(cut)).await.expect("a discard");
+                image.submit(BlockRequest::Discard(cut)).await.expect("a discard");
                 expected[cut.offset as usize..cut.end() as usize].fill(0);
                 assert!(read(&one, 0, 16 * OBJECT).await == expected, "round {round}");
                 assert!(read(&two, 0, 16 * OBJECT).await == expected, "round {round}");
@@ -139,9 +139,9 @@ fn a_fenced_client_writes_no_more() {
         let one = create_and_open(&a, "vm", 4 * OBJECT).await;
         write(&one, 0, b"before").await;
         b.shared().expect("shared").blocklist(&fenced.address(), None).await.expect("fenced");
-        let late = Request::Write { offset: OBJECT, data: bytes(b"late"), fua: false };
+        let late = BlockRequest::Write { offset: OBJECT, data: bytes(b"late"), fua: false };
         assert_eq!(kind(one.submit(late).await), Some(ErrorKind::Fenced));
-        assert_eq!(kind(one.submit(Request::Read(Extent::new(0, 1))).await), Some(ErrorKind::Fenced));
+        assert_eq!(kind(one.submit(BlockRequest::Read(Extent::new(0, 1))).await), Some(ErrorKind::Fenced));
     });
 }
 
@@ -157,7 +157,7 @@ fn a_lock_taken_by_hand_is_left_alone() {
         let input = [&[1, 1][..], &(body.len() as u32).to_le_bytes(), &body].concat();
         let method = forebay_block::Method::new("lock", "lock");
         b.submit(&header, Transaction::of(ObjectOp::Call { method, input })).await.expect("locked");
-        let refused = image.submit(Request::Write { offset: 0, data: bytes(b"x"), fua: false }).await;
+        let refused = image.submit(BlockRequest::Write { offset: 0, data: bytes(b"x"), fua: false }).await;
         let error = refused.expect_err("somebody has locked it");
         assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(error.to_string().contains("locked by hand, with the tag 'tag', by client."), "{error}");
@@ -188,7 +188,7 @@ fn a_lock_that_is_kept_goes_to_nobody_who_asks() {
         write(&two, 0, b"before").await;
         let (kept, also) = (one.keep_lock(), one.keep_lock());
         one.take_lock().await.expect("taken");
-        let refused = || two.submit(Request::Write { offset: 0, data: bytes(b"other"), fua: false });
+        let refused = || two.submit(BlockRequest::Write { offset: 0, data: bytes(b"other"), fua: false });
         let error = refused().await.expect_err("it is kept");
         assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(error.to_string().contains("keeps it"), "{error}");
@@ -221,7 +221,7 @@ fn a_lock_whose_taker_has_outdated_knowledge_is_given_back() {
             let result = if said.get() { Err(ErrorKind::Busy.into()) } else { Ok(()) };
             Box::pin(std::future::ready(result))
         }));
-        let refused = two.submit(Request::Write { offset: 0, data: bytes(b"other"), fua: false }).await;
+        let refused = two.submit(BlockRequest::Write { offset: 0, data: bytes(b"other"), fua: false }).await;
         assert_eq!((kind(refused), asked.get()), (Some(ErrorKind::Busy), 1));
         write(&one, 4, b"s again").await;
         assert_eq!(read(&two, 0, 11).await, b"ourss again", "nothing of the other has passed");
@@ -275,7 +275,7 @@ fn who_loses_a_lock_that_was_to_be_kept_writes_no_more() {
         break_by_hand(&image, &b).await;
         cluster.break_watches();
         for _ in 0..1000 {
-            let late = Request::Write { offset: 0, data: bytes(b"late"), fua: false };
+            let late = BlockRequest::Write { offset: 0, data: bytes(b"late"), fua: false };
             if kind(image.submit(late).await) == Some(ErrorKind::Fenced) {
                 return drop(kept);
             }
@@ -295,7 +295,7 @@ fn a_lock_is_given_up_when_writes_in_flight_have_ended() {
             let (one, two) = (open(&a, "vm").await, open(&b, "vm").await);
             write(&one, 0, b"before").await;
             let stall = cluster.stall(POOL, "rbd_data.");
-            let late = one.submit(Request::Write { offset: 0, data: bytes(b"in flight"), fua: false });
+            let late = one.submit(BlockRequest::Write { offset: 0, data: bytes(b"in flight"), fua: false });
             until(|| stall.waiting() == 1).await;
             // A dropped write continues.
             let late = Some(late).filter(|_| waited_for);
@@ -316,7 +316,7 @@ fn a_lock_is_given_up_when_writes_in_flight_have_ended() {
             taking.await;
             assert_eq!(read(&two, 0, 9).await, b"in flight");
             // Objects removed by the next owner are not recreated.
-            two.submit(Request::Discard(Extent::new(0, OBJECT))).await.expect("a discard");
+            two.submit(BlockRequest::Discard(Extent::new(0, OBJECT))).await.expect("a discard");
             assert_eq!(read(&one, 0, 9).await, [0; 9]);
             check_map(&*cluster.bare(POOL), one.id()).await;
         });
@@ -331,7 +331,7 @@ fn a_forced_removal_gives_up_the_lock() {
         let image = create_and_open(&a, "vm", 4 * OBJECT).await;
         write(&image, 0, b"x").await;
         Images::of(&a).remove("vm", RemoveOptions { force: true }, |_| {}).await.expect("removed");
-        assert_eq!(kind(image.submit(Request::Read(Extent::new(0, 1))).await), Some(ErrorKind::NotFound));
+        assert_eq!(kind(image.submit(BlockRequest::Read(Extent::new(0, 1))).await), Some(ErrorKind::NotFound));
         assert_eq!(names(&*cluster.bare(POOL)).await, ["rbd_directory"]);
         assert_eq!(cluster.watches(), 0);
     });

@@ -11,7 +11,7 @@ use common::cluster::{
     take_snapshot, until, write,
 };
 use common::{bytes, pattern, run};
-use forebay_block::{BlockDevice, Extent, ObjectBackend, ObjectName, ObjectOp, Request, Transaction};
+use forebay_block::{BlockDevice, BlockRequest, Extent, ObjectBackend, ObjectName, ObjectOp, Transaction};
 use forebay_image::{CreateOptions, Features};
 use forebay_ram::cluster::Cluster;
 use forebay_reactor::{spawn, yield_now};
@@ -53,9 +53,9 @@ fn images_get_rbds_features_and_leave_nothing() {
         write(&image, 0, &pattern(1, 100)).await;
         write(&image, 3 * OBJECT - 10, &pattern(2, 20)).await;
         assert_eq!(map_of(&*backend, &map).await, [1, 0, 1, 1, 0, 0, 0, 0, 0, 0]);
-        image.submit(Request::Discard(Extent::new(2 * OBJECT, OBJECT))).await.expect("discarded");
-        image.submit(Request::Discard(Extent::new(5 * OBJECT, OBJECT + 5))).await.expect("discarded");
-        image.submit(Request::Discard(Extent::new(100, 5))).await.expect("discarded");
+        image.submit(BlockRequest::Discard(Extent::new(2 * OBJECT, OBJECT))).await.expect("discarded");
+        image.submit(BlockRequest::Discard(Extent::new(5 * OBJECT, OBJECT + 5))).await.expect("discarded");
+        image.submit(BlockRequest::Discard(Extent::new(100, 5))).await.expect("discarded");
         assert_eq!(map_of(&*backend, &map).await, [1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
         check_map(&*backend, &info.id).await;
         image.resize(7 * OBJECT + 1, true, |_| {}).await.expect("shrunk");
@@ -86,13 +86,13 @@ fn an_object_is_on_the_map_as_long_as_it_is_there() {
         assert_eq!(stored().await, [1, 1, 1, 0]);
         // A write, a discard and a shrink, each while its object operations are outstanding.
         let stall = cluster.stall(POOL, "rbd_data.");
-        let writing = spawn(image.submit(Request::Write { offset: 3 * OBJECT, data: bytes(b"new"), fua: false }));
+        let writing = spawn(image.submit(BlockRequest::Write { offset: 3 * OBJECT, data: bytes(b"new"), fua: false }));
         until(|| stall.waiting() == 1).await;
         assert_eq!(stored().await, [1, 1, 1, 1], "marked before it is written");
         drop(stall);
         writing.await.expect("a write");
         let stall = cluster.stall(POOL, "rbd_data.");
-        let clearing = spawn(image.submit(Request::Discard(Extent::new(OBJECT, OBJECT))));
+        let clearing = spawn(image.submit(BlockRequest::Discard(Extent::new(OBJECT, OBJECT))));
         until(|| stall.waiting() == 1).await;
         assert_eq!(stored().await, [1, 2, 1, 1], "being removed");
         drop(stall);
@@ -126,7 +126,7 @@ fn who_dies_while_it_removes_an_object_leaves_a_map_that_is_true() {
         let one = create_and_open(&a, "vm", 4 * OBJECT).await;
         write(&one, 0, &pattern(1, 3 * OBJECT as usize)).await;
         let stall = cluster.stall(POOL, "rbd_data.");
-        let cut = spawn(one.submit(Request::Discard(Extent::new(OBJECT, OBJECT))));
+        let cut = spawn(one.submit(BlockRequest::Discard(Extent::new(OBJECT, OBJECT))));
         until(|| stall.waiting() == 1).await;
         dying.die();
         cluster.expire_watches();
@@ -139,7 +139,7 @@ fn who_dies_while_it_removes_an_object_leaves_a_map_that_is_true() {
         assert!(
             read(&two, OBJECT, OBJECT).await == pattern(1, 3 * OBJECT as usize)[OBJECT as usize..2 * OBJECT as usize]
         );
-        two.submit(Request::Discard(Extent::new(OBJECT, OBJECT))).await.expect("a discard");
+        two.submit(BlockRequest::Discard(Extent::new(OBJECT, OBJECT))).await.expect("a discard");
         assert_eq!(read(&two, OBJECT, OBJECT).await, vec![0; OBJECT as usize]);
         check_map(&*cluster.bare(POOL), two.id()).await;
         drop(cut);

@@ -6,10 +6,13 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use common::{bytes, run};
-use forebay_block::reservation::{Access, Action, EventKind, HostId, Keep, Kind, Refusal, Reservations, Table};
+use forebay_block::reservation::{
+    EventKind, HostId, Keep, Refusal, ReservationAccess, ReservationAction, ReservationTable, ReservationType,
+    Reservations,
+};
 use forebay_block::{
-    BlockDevice, DeviceHandle, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, Reply, Request,
-    Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, DeviceHandle, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture,
+    ObjectBackend, Result, SizeWatch,
 };
 use forebay_image::{CreateOptions, Features, Image, OpenOptions};
 use forebay_ram::cluster::Cluster;
@@ -68,7 +71,7 @@ impl BlockDevice for Volume {
         self.image.geometry()
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let work = self.image.submit(request);
         let underway = self.underway.clone();
         underway.count.set(underway.count.get() + 1);
@@ -114,29 +117,34 @@ impl Daemon {
         self.device.reservations().expect("there are some")
     }
 
-    fn table(&self) -> Table {
-        Table::clone(self.reservations().view().table())
+    fn table(&self) -> ReservationTable {
+        ReservationTable::clone(self.reservations().view().table())
     }
 
-    async fn ask(&self, number: u8, action: Action) -> std::result::Result<(), Refusal> {
+    async fn ask(&self, number: u8, action: ReservationAction) -> std::result::Result<(), Refusal> {
         self.reservations().apply(&host(number), action).await.expect("the medium").map(drop)
     }
 
     async fn register(&self, number: u8, key: u64) {
-        self.ask(number, Action::Add { key, persist: None }).await.expect("registered");
+        self.ask(number, ReservationAction::Add { key, persist: None }).await.expect("registered");
     }
 
     /// Submits a write like a front end: checks whether it is allowed, and submits without yielding.
-    async fn try_write(&self, number: u8, value: u64) -> Option<Result<Reply>> {
+    async fn try_write(&self, number: u8, value: u64) -> Option<Result<BlockReply>> {
         let data = bytes(&value.to_le_bytes());
-        self.passing(number, Access::Write, Request::Write { offset: 8, data, fua: false }).await
+        self.passing(number, ReservationAccess::Write, BlockRequest::Write { offset: 8, data, fua: false }).await
     }
 
-    async fn try_read(&self, number: u8) -> Option<Result<Reply>> {
-        self.passing(number, Access::Read, Request::Read(Extent::new(8, 8))).await
+    async fn try_read(&self, number: u8) -> Option<Result<BlockReply>> {
+        self.passing(number, ReservationAccess::Read, BlockRequest::Read(Extent::new(8, 8))).await
     }
 
-    async fn passing(&self, number: u8, access: Access, request: Request) -> Option<Result<Reply>> {
+    async fn passing(
+        &self,
+        number: u8,
+        access: ReservationAccess,
+        request: BlockRequest,
+    ) -> Option<Result<BlockReply>> {
         match self.reservations().view().allows(Some(&host(number)), access) {
             true => Some(self.device.submit(request).await),
             false => None,
@@ -168,24 +176,34 @@ fn what_one_daemon_is_asked_for_counts_at_the_other() {
         two.register(2, 20).await;
         assert_eq!(one.table(), two.table());
         assert_eq!(two.table().registrants().len(), 2);
-        one.ask(1, Action::Reserve { key: 10, kind: Kind::WriteExclusive }).await.expect("reserved");
+        one.ask(1, ReservationAction::Reserve { key: 10, kind: ReservationType::WriteExclusive })
+            .await
+            .expect("reserved");
         assert!(two.try_write(2, 1).await.is_none(), "the other daemon keeps it out");
         two.try_read(2).await.expect("allowed").expect("read");
         two.try_write(1, 1).await.expect("allowed").expect("who holds it writes by any daemon");
-        assert_eq!(two.ask(2, Action::Reserve { key: 20, kind: Kind::WriteExclusive }).await, Err(Refusal::Conflict));
+        assert_eq!(
+            two.ask(2, ReservationAction::Reserve { key: 20, kind: ReservationType::WriteExclusive }).await,
+            Err(Refusal::Conflict)
+        );
 
         let mut told = one.reservations().changes();
-        two.ask(2, Action::Preempt { key: 20, victim: 10, kind: Kind::ExclusiveAccess, abort: true })
-            .await
-            .expect("taken");
+        two.ask(
+            2,
+            ReservationAction::Preempt { key: 20, victim: 10, kind: ReservationType::ExclusiveAccess, abort: true },
+        )
+        .await
+        .expect("taken");
         assert!(one.try_write(1, 2).await.is_none() && one.try_read(1).await.is_none());
         assert!(told.next().await, "who listens at the first daemon is told");
         let event = one.table().events_after(0).last().cloned().expect("an event");
         assert_eq!((event.kind, &event.hosts[..]), (EventKind::RegistrationPreempted, &[host(1)][..]));
         assert_eq!(one.table(), two.table());
-        two.ask(2, Action::Release { key: Some(20), kind: Kind::ExclusiveAccess }).await.expect("released");
+        two.ask(2, ReservationAction::Release { key: Some(20), kind: ReservationType::ExclusiveAccess })
+            .await
+            .expect("released");
         one.try_write(1, 3).await.expect("allowed").expect("written");
-        assert_eq!(two.ask(2, Action::HoldWhole).await, Err(Refusal::Unsupported));
+        assert_eq!(two.ask(2, ReservationAction::HoldWhole).await, Err(Refusal::Unsupported));
         two.reservations().clear_all().await.expect("cleared");
         assert_eq!(one.table().registrants(), []);
         one.close().await;
@@ -214,7 +232,10 @@ fn daemons_that_change_it_at_once_lose_nothing() {
                     // The daemon's own registration is visible on completion.
                     assert_eq!(daemon.table().key_of(&host(number)), Some(100 + u64::from(number)));
                     if number % 2 == 0 {
-                        daemon.ask(number, Action::Remove { current: None, persist: None }).await.expect("removed");
+                        daemon
+                            .ask(number, ReservationAction::Remove { current: None, persist: None })
+                            .await
+                            .expect("removed");
                     }
                 }));
             }
@@ -243,7 +264,9 @@ fn nothing_lands_after_another_daemon_has_answered() {
             let (one, two) = (Rc::new(Daemon::open(&a).await), Rc::new(Daemon::open(&b).await));
             one.register(1, 10).await;
             two.register(2, 20).await;
-            one.ask(1, Action::Reserve { key: 10, kind: Kind::WriteExclusive }).await.expect("reserved");
+            one.ask(1, ReservationAction::Reserve { key: 10, kind: ReservationType::WriteExclusive })
+                .await
+                .expect("reserved");
             let (written, over) = (Rc::new(Cell::new(0_u64)), Rc::new(Cell::new(false)));
             let mut writers = Vec::new();
             for _ in 0..4 {
@@ -276,7 +299,8 @@ fn nothing_lands_after_another_daemon_has_answered() {
             if seed % 5 == 0 {
                 cluster.break_watches();
             }
-            let taken = Action::Preempt { key: 20, victim: 10, kind: Kind::ExclusiveAccess, abort: true };
+            let taken =
+                ReservationAction::Preempt { key: 20, victim: 10, kind: ReservationType::ExclusiveAccess, abort: true };
             two.ask(2, taken).await.expect("taken");
             let value = async || two.try_read(2).await.expect("allowed").expect("read").into_data().to_vec();
             let before = value().await;
@@ -309,14 +333,19 @@ fn a_daemon_that_hears_nothing_writes_nothing() {
         create(&a, None).await;
         let (one, two) = (Daemon::open(&a).await, Daemon::open(&b).await);
         one.register(1, 10).await;
-        one.ask(1, Action::Reserve { key: 10, kind: Kind::WriteExclusive }).await.expect("reserved");
+        one.ask(1, ReservationAction::Reserve { key: 10, kind: ReservationType::WriteExclusive })
+            .await
+            .expect("reserved");
         one.try_write(1, 5).await.expect("allowed").expect("written");
         deaf.die();
         cluster.expire_watches();
         two.register(2, 20).await;
-        two.ask(2, Action::Preempt { key: 20, victim: 10, kind: Kind::WriteExclusive, abort: true })
-            .await
-            .expect("taken");
+        two.ask(
+            2,
+            ReservationAction::Preempt { key: 20, victim: 10, kind: ReservationType::WriteExclusive, abort: true },
+        )
+        .await
+        .expect("taken");
         assert_eq!(cluster.blocklisted(), [deaf.address()], "it had the lock");
         two.try_write(2, 6).await.expect("allowed").expect("written");
     });
@@ -332,12 +361,17 @@ fn who_was_not_told_looks_before_it_writes() {
         create(&a, None).await;
         let (one, two) = (Daemon::open(&a).await, Daemon::open(&b).await);
         one.register(1, 10).await;
-        one.ask(1, Action::Reserve { key: 10, kind: Kind::WriteExclusive }).await.expect("reserved");
+        one.ask(1, ReservationAction::Reserve { key: 10, kind: ReservationType::WriteExclusive })
+            .await
+            .expect("reserved");
         two.register(2, 20).await;
         deaf.lose_watches();
-        two.ask(2, Action::Preempt { key: 20, victim: 10, kind: Kind::WriteExclusive, abort: true })
-            .await
-            .expect("taken");
+        two.ask(
+            2,
+            ReservationAction::Preempt { key: 20, victim: 10, kind: ReservationType::WriteExclusive, abort: true },
+        )
+        .await
+        .expect("taken");
         let late = one.try_write(1, 7).await.expect("allowed by what it knows");
         assert_eq!(late.expect_err("it is not").kind(), ErrorKind::Busy);
         assert!(one.try_write(1, 7).await.is_none(), "now it knows");
@@ -353,7 +387,9 @@ fn what_is_not_persistent_lives_as_long_as_a_daemon_that_knows_it() {
         create(&a, None).await;
         let one = Daemon::open(&a).await;
         one.register(1, 10).await;
-        one.ask(1, Action::Reserve { key: 10, kind: Kind::ExclusiveAccess }).await.expect("reserved");
+        one.ask(1, ReservationAction::Reserve { key: 10, kind: ReservationType::ExclusiveAccess })
+            .await
+            .expect("reserved");
         // Another one joins, the first one closes and reopens: at least one daemon knew the reservations all the
         // time.
         let two = Daemon::open(&b).await;
@@ -367,16 +403,20 @@ fn what_is_not_persistent_lives_as_long_as_a_daemon_that_knows_it() {
         two.close().await;
         let one = Daemon::open(&a).await;
         assert!(one.image.metadata(KEY).await.expect("metadata").is_some());
-        assert_eq!(one.table(), Table::new());
+        assert_eq!(one.table(), ReservationTable::new());
         one.try_write(2, 1).await.expect("allowed").expect("written");
         // A daemon that opens now does not adopt the stored ones either.
         let two = Daemon::open(&b).await;
-        assert_eq!(two.table(), Table::new());
+        assert_eq!(two.table(), ReservationTable::new());
         two.register(2, 20).await;
         assert_eq!((one.table().registrants().len(), one.table().key_of(&host(2))), (1, Some(20)));
         // Persistent reservations stay whoever closes.
-        two.ask(2, Action::Register { current: Some(20), new: 21, persist: Some(true) }).await.expect("persistent");
-        two.ask(2, Action::Reserve { key: 21, kind: Kind::ExclusiveAccess }).await.expect("reserved");
+        two.ask(2, ReservationAction::Register { current: Some(20), new: 21, persist: Some(true) })
+            .await
+            .expect("persistent");
+        two.ask(2, ReservationAction::Reserve { key: 21, kind: ReservationType::ExclusiveAccess })
+            .await
+            .expect("reserved");
         one.close().await;
         two.close().await;
         let one = Daemon::open(&a).await;

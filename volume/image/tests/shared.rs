@@ -4,7 +4,7 @@ mod common;
 
 use common::cluster::{OBJECT, POOL, cluster, kind, kv, names, of_size, open, read, two_clients, write};
 use common::{pattern, run};
-use forebay_block::{BlockDevice, ErrorKind, Extent, ObjectName, ObjectOp, Request, Transaction};
+use forebay_block::{BlockDevice, BlockRequest, ErrorKind, Extent, ObjectName, ObjectOp, Transaction};
 use forebay_image::{CreateOptions, Features, Image, Images, OpenOptions};
 use forebay_ram::cluster::rbd::encode_snapshot;
 use forebay_reactor::{spawn, yield_now};
@@ -38,14 +38,14 @@ fn what_others_change_is_seen_at_once() {
             b.shared().expect("shared").notify(&ObjectName::new(&header), vec![], std::time::Duration::from_secs(5));
         assert_eq!(notify.await.expect("notified").answers.len(), 2);
         write(&one, 100, b"after").await;
-        one.submit(Request::Discard(Extent::new(OBJECT, OBJECT))).await.expect("a discard");
+        one.submit(BlockRequest::Discard(Extent::new(OBJECT, OBJECT))).await.expect("a discard");
         let snapshots = Images::of(&a).snapshots("vm").await.expect("listed");
         assert_eq!(snapshots.iter().map(|snapshot| &snapshot.name[..]).collect::<Vec<_>>(), ["s"]);
         for backend in [&a, &b] {
             let then = open(backend, "vm@s").await;
             assert!(then.is_read_only() && then.size() == 6 * OBJECT);
             assert!(read(&then, 0, 4 * OBJECT).await == before);
-            assert_eq!(kind(then.submit(Request::Discard(Extent::new(0, 1))).await), Some(ErrorKind::ReadOnly));
+            assert_eq!(kind(then.submit(BlockRequest::Discard(Extent::new(0, 1))).await), Some(ErrorKind::ReadOnly));
         }
         assert_eq!(read(&two, 98, 4).await, [&before[98..100], b"af"].concat());
         let missing = Image::open(a.clone(), "vm@t", OpenOptions::default()).await;

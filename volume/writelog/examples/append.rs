@@ -10,7 +10,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, Buf, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch};
+use forebay_block::{BlockDevice, BlockReply, BlockRequest, Buf, ExtentMap, Geometry, LocalFuture, Result, SizeWatch};
 use forebay_reactor::driver::{DriverChoice, system_driver};
 use forebay_reactor::{Reactor, now, random, spawn};
 use forebay_writelog::{Limits, MediumKind, Options, Owner, Shelf, ShelfOptions, WriteLog};
@@ -28,10 +28,10 @@ impl BlockDevice for Nowhere {
         Geometry { size: SIZE, block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let reply = match request {
-            Request::Read(extent) => Reply::Data(Buf::zeroed(extent.len as usize).into()),
-            _ => Reply::Done,
+            BlockRequest::Read(extent) => BlockReply::Data(Buf::zeroed(extent.len as usize).into()),
+            _ => BlockReply::Done,
         };
         Box::pin(std::future::ready(Ok(reply)))
     }
@@ -80,9 +80,9 @@ async fn run(medium: MediumKind, path: &str, seconds: f64, depth: u64, sync: u64
                     while left.get() > 0 {
                         left.set(left.get() - 1);
                         let offset = random() % (SIZE / 4096) * 4096;
-                        log.submit(Request::Write { offset, data: data.clone().into(), fua: false }).await?;
+                        log.submit(BlockRequest::Write { offset, data: data.clone().into(), fua: false }).await?;
                         if sync > 0 && left.get() % sync == 0 {
-                            log.submit(Request::Flush).await?;
+                            log.submit(BlockRequest::Flush).await?;
                         }
                     }
                     Ok::<(), forebay_block::Error>(())

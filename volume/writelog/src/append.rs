@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_block::{Error, Reply, Request, Result};
+use forebay_block::{BlockReply, BlockRequest, Error, Result};
 use forebay_reactor::spawn;
 
 use crate::log::{Shared, closed};
@@ -103,7 +103,7 @@ fn publish_group(shared: &Rc<Shared>, group: Appending) {
     drop(state);
     dead.iter().for_each(|entry| shared.medium.superseded(entry));
     for pending in finished {
-        pending.answer(Ok(Reply::Done));
+        pending.answer(Ok(BlockReply::Done));
     }
     shared.settled.notify_all();
     // Not signaled on every write: write-back wakes by itself when the entries reach their age.
@@ -152,7 +152,7 @@ pub(crate) fn disable(shared: &Rc<Shared>, reason: Error) {
 }
 
 /// Resubmits a request to the backend, once the log is bypassed.
-async fn again(shared: Rc<Shared>, request: Request, pending: Rc<crate::pending_write::PendingWrite>) {
+async fn again(shared: Rc<Shared>, request: BlockRequest, pending: Rc<crate::pending_write::PendingWrite>) {
     // Submitted before any other request: its range is still locked, and a comparison may have preceded it.
     let released = |state: &LogState| state.life.is_released() && state.dirty.is_empty();
     let over = || {
@@ -168,7 +168,7 @@ async fn again(shared: Rc<Shared>, request: Request, pending: Rc<crate::pending_
             None => None,
         }
     };
-    let result: Result<Reply> = match failed {
+    let result: Result<BlockReply> = match failed {
         Some(error) => Err(error),
         None => shared.inner.submit(request).await,
     };

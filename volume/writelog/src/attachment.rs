@@ -24,7 +24,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
+    SizeWatch,
 };
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{spawn, timeout};
@@ -534,7 +535,7 @@ impl BlockDevice for Refusing {
         self.base.geometry()
     }
 
-    fn submit(&self, _request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, _request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         Box::pin(ready(Err(self.error.clone())))
     }
 

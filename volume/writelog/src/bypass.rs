@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_block::{Extent, Request};
+use forebay_block::{BlockRequest, Extent};
 use forebay_reactor::spawn;
 
 use crate::append::disable_failed;
@@ -107,10 +107,10 @@ impl BypassedWrites {
 /// Returns whether a long sequential write may bypass the log without visible effect: the log holds no older
 /// generation and no overlapping entry, and no recovery would replay anything over it. If only the last condition is
 /// unmet, starts persisting the tail, so that the next such write may bypass.
-pub(crate) fn may_bypass(shared: &Rc<Shared>, request: &Request, extent: Extent) -> bool {
+pub(crate) fn may_bypass(shared: &Rc<Shared>, request: &BlockRequest, extent: Extent) -> bool {
     let mut state = shared.state.borrow_mut();
     let long = shared.options.direct_min.is_some_and(|least| extent.len >= u64::from(least));
-    let sequential = matches!(request, Request::Write { .. }) && long && state.bypassed.is_sequential(extent);
+    let sequential = matches!(request, BlockRequest::Write { .. }) && long && state.bypassed.is_sequential(extent);
     if !sequential || !state.permits_bypass(extent) {
         return false;
     }
@@ -137,7 +137,7 @@ impl LogState {
 }
 
 /// Writes to the backend, bypassing the log.
-pub(crate) async fn write(shared: Rc<Shared>, request: Request, range: RangeGuard, answer: Answer) {
+pub(crate) async fn write(shared: Rc<Shared>, request: BlockRequest, range: RangeGuard, answer: Answer) {
     let extent = range.extent();
     {
         let mut state = shared.state.borrow_mut();
@@ -149,7 +149,7 @@ pub(crate) async fn write(shared: Rc<Shared>, request: Request, range: RangeGuar
     let mut sent = request.clone();
     // An acknowledged write is durable either way.
     let durable = !shared.is_write_back_ack();
-    if let Request::Write { fua, .. } = &mut sent {
+    if let BlockRequest::Write { fua, .. } = &mut sent {
         *fua |= durable;
     }
     let result = shared.inner.submit(sent).await;

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use forebay_block::{Request, Result};
+use forebay_block::{BlockRequest, Result};
 
 use crate::log::{Shared, WriteLog, closed};
 use crate::{append, writeback};
@@ -121,7 +121,7 @@ impl WriteLog {
                 return Err(closed());
             }
         }
-        shared.inner.submit(Request::Flush).await.map(drop)
+        shared.inner.submit(BlockRequest::Flush).await.map(drop)
     }
 
     /// Waits until all pieces queued now are in the log, or were dropped with an error.

@@ -3,22 +3,22 @@
 use std::future::ready;
 use std::rc::Rc;
 
-use forebay_block::{LocalFuture, Reply, Request, Result};
+use forebay_block::{BlockReply, BlockRequest, LocalFuture, Result};
 
 use crate::log::Shared;
 use crate::state::LogState;
 
 /// Flushes: all writes acknowledged before are durable when it completes. Begins a new generation for later writes.
-pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<Reply>> {
+pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<BlockReply>> {
     let mut state = shared.state.borrow_mut();
     state.barrier();
     // While the log is being disabled, requests reach the backend, which does not make them durable by itself.
     let durable = state.life.is_on() && !shared.is_write_back_ack() && state.bypassed.is_durable();
     drop(state);
     if durable {
-        return Box::pin(ready(Ok(Reply::Done)));
+        return Box::pin(ready(Ok(BlockReply::Done)));
     }
-    Box::pin(async move { sync_acknowledged(&shared).await.map(|()| Reply::Done) })
+    Box::pin(async move { sync_acknowledged(&shared).await.map(|()| BlockReply::Done) })
 }
 
 /// Makes all acknowledged writes durable.
@@ -100,7 +100,7 @@ pub(crate) async fn flush_bypassed(shared: &Rc<Shared>) -> Result<()> {
         }
         state.bypassed.acknowledged()
     };
-    shared.inner.submit(Request::Flush).await?;
+    shared.inner.submit(BlockRequest::Flush).await?;
     shared.state.borrow_mut().bypassed.flushed(done);
     Ok(())
 }

@@ -5,8 +5,8 @@ use std::future::ready;
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
-    Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
+    LocalFuture, Result, SizeWatch,
 };
 use forebay_reactor::spawn;
 use forebay_reactor::sync::{Notify, oneshot};
@@ -295,7 +295,7 @@ impl WriteLog {
 }
 
 /// Dispatches a request according to the mode.
-fn submit(shared: &Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
+fn submit(shared: &Rc<Shared>, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
     let (mode, ending) = {
         let state = shared.state.borrow();
         (state.life.mode().clone(), state.life.is_ending())
@@ -311,16 +311,16 @@ fn submit(shared: &Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
                 submit(&shared, request).await
             })
         }
-        (_, Request::Read(extent)) => match shared.check(extent) {
+        (_, BlockRequest::Read(extent)) => match shared.check(extent) {
             Ok(()) => read::read(shared.clone(), extent),
             Err(error) => Box::pin(ready(Err(error))),
         },
-        (_, Request::Flush) => flush::flush(shared.clone()),
+        (_, BlockRequest::Flush) => flush::flush(shared.clone()),
         (_, request) => change(shared.clone(), request),
     }
 }
 
-fn change(shared: Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
+fn change(shared: Rc<Shared>, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
     let extent = request.extent().unwrap_or(Extent::new(0, 0));
     if let Err(error) = shared.check(extent) {
         return Box::pin(ready(Err(error)));
@@ -329,7 +329,7 @@ fn change(shared: Rc<Shared>, request: Request) -> LocalFuture<Result<Reply>> {
         return Box::pin(ready(Err(Error::new(ErrorKind::ReadOnly, "a write to a read-only volume"))));
     }
     if extent.len == 0 {
-        return Box::pin(ready(Ok(Reply::Done)));
+        return Box::pin(ready(Ok(BlockReply::Done)));
     }
     let (sender, receiver) = oneshot::channel();
     let answer = Answer { sender, arrived: shared.state.borrow().queue.generation() };
@@ -347,13 +347,13 @@ pub(crate) fn closed() -> Error {
 
 /// Completion of a change.
 pub(crate) struct Answer {
-    sender: oneshot::Sender<Result<Reply>>,
+    sender: oneshot::Sender<Result<BlockReply>>,
     /// Generation in which it was submitted.
     arrived: u64,
 }
 
 impl Answer {
-    pub(crate) fn send(self, result: Result<Reply>) {
+    pub(crate) fn send(self, result: Result<BlockReply>) {
         self.sender.send(result);
     }
 }
@@ -361,11 +361,11 @@ impl Answer {
 /// Starts a change, unless it has to wait.
 fn try_at_once(
     shared: &Rc<Shared>,
-    request: Request,
+    request: BlockRequest,
     extent: Extent,
     answer: Answer,
-) -> std::result::Result<(), (Request, Answer)> {
-    if matches!(request, Request::CompareAndWrite { .. }) || !throttle::admits_at_once(shared) {
+) -> std::result::Result<(), (BlockRequest, Answer)> {
+    if matches!(request, BlockRequest::CompareAndWrite { .. }) || !throttle::admits_at_once(shared) {
         return Err((request, answer));
     }
     if !shared.state.borrow().life.is_on() {
@@ -377,7 +377,7 @@ fn try_at_once(
 }
 
 /// Waits until a change is admitted, then starts it.
-async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, answer: Answer) {
+async fn wait_and_begin(shared: Rc<Shared>, request: BlockRequest, extent: Extent, answer: Answer) {
     let mut range = None;
     loop {
         if let Err(error) = throttle::admit(&shared, extent.len).await {
@@ -413,7 +413,7 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
             return answer.send(Err(error));
         }
         return match request {
-            Request::CompareAndWrite { offset, expect, data, fua } => {
+            BlockRequest::CompareAndWrite { offset, expect, data, fua } => {
                 compare(shared, range, (offset, expect, data, fua), answer).await;
             }
             request => begin(&shared, request, range, answer),
@@ -428,7 +428,7 @@ async fn wait_and_begin(shared: Rc<Shared>, request: Request, extent: Extent, an
 }
 
 /// Starts a change whose range is locked: in the log, or bypassing it.
-fn begin(shared: &Rc<Shared>, request: Request, range: RangeGuard, answer: Answer) {
+fn begin(shared: &Rc<Shared>, request: BlockRequest, range: RangeGuard, answer: Answer) {
     if bypass::may_bypass(shared, &request, range.extent()) {
         // Counted from here, not from the task's first poll: a consistency point must not miss it.
         shared.state.borrow_mut().bypassed.begin();
@@ -439,13 +439,13 @@ fn begin(shared: &Rc<Shared>, request: Request, range: RangeGuard, answer: Answe
 }
 
 /// Queues a change whose range is locked.
-pub(crate) fn log(shared: &Rc<Shared>, request: Request, range: RangeGuard, answer: Answer) {
+pub(crate) fn log(shared: &Rc<Shared>, request: BlockRequest, range: RangeGuard, answer: Answer) {
     let extent = range.extent();
     let fua = matches!(
         request,
-        Request::Write { fua: true, .. }
-            | Request::WriteZeroes { fua: true, .. }
-            | Request::CompareAndWrite { fua: true, .. }
+        BlockRequest::Write { fua: true, .. }
+            | BlockRequest::WriteZeroes { fua: true, .. }
+            | BlockRequest::CompareAndWrite { fua: true, .. }
     );
     let pieces = split(&request, extent);
     let write_back_ack = shared.is_write_back_ack();
@@ -466,9 +466,9 @@ pub(crate) fn log(shared: &Rc<Shared>, request: Request, range: RangeGuard, answ
     drop(range);
     if fua {
         let shared = shared.clone();
-        drop(spawn(async move { answer.send(flush::sync_acknowledged(&shared).await.map(|()| Reply::Done)) }));
+        drop(spawn(async move { answer.send(flush::sync_acknowledged(&shared).await.map(|()| BlockReply::Done)) }));
     } else {
-        answer.send(Ok(Reply::Done));
+        answer.send(Ok(BlockReply::Done));
     }
 }
 
@@ -480,11 +480,11 @@ async fn compare(
     answer: Answer,
 ) {
     let extent = range.extent();
-    let found = read::read(shared.clone(), extent).await.map(Reply::into_data);
+    let found = read::read(shared.clone(), extent).await.map(BlockReply::into_data);
     if !shared.state.borrow().life.is_on() {
         // The log is being disabled: start again in the new mode.
         drop(range);
-        let request = Request::CompareAndWrite { offset, expect, data, fua };
+        let request = BlockRequest::CompareAndWrite { offset, expect, data, fua };
         drop(spawn(wait_and_begin(shared, request, extent, answer)));
         return;
     }
@@ -495,7 +495,7 @@ async fn compare(
         }
         Ok(found) => match first_difference(&found, &expect) {
             Some(at) => Error::new(ErrorKind::Mismatch(at), "compare-and-write"),
-            None => return begin(&shared, Request::Write { offset, data, fua }, range, answer),
+            None => return begin(&shared, BlockRequest::Write { offset, data, fua }, range, answer),
         },
     };
     drop(range);
@@ -509,15 +509,15 @@ fn first_difference(found: &BufList, expect: &BufList) -> Option<u64> {
 }
 
 /// Splits a change into pieces of one entry each, at multiples of the maximum length.
-fn split(request: &Request, extent: Extent) -> Vec<(Kind, Extent, BufList)> {
+fn split(request: &BlockRequest, extent: Extent) -> Vec<(Kind, Extent, BufList)> {
     let (kind, longest, payload) = match request {
-        Request::Write { data, .. } => match pattern_of(data) {
+        BlockRequest::Write { data, .. } => match pattern_of(data) {
             Pattern::Mixed => (Kind::Write, u64::from(PAYLOAD_MAX), data.clone()),
             Pattern::Zeroes => (Kind::ZeroesKeep, RUN_MAX, BufList::new()),
             Pattern::Same(_) => (Kind::Same, RUN_MAX, data.slice(0..SAME_LEN as usize)),
         },
-        Request::WriteZeroes { no_unmap: true, .. } => (Kind::ZeroesKeep, RUN_MAX, BufList::new()),
-        Request::WriteZeroes { .. } => (Kind::Zeroes, RUN_MAX, BufList::new()),
+        BlockRequest::WriteZeroes { no_unmap: true, .. } => (Kind::ZeroesKeep, RUN_MAX, BufList::new()),
+        BlockRequest::WriteZeroes { .. } => (Kind::Zeroes, RUN_MAX, BufList::new()),
         _ => (Kind::Discard, RUN_MAX, BufList::new()),
     };
     let mut pieces = Vec::with_capacity(1);
@@ -550,7 +550,7 @@ impl BlockDevice for WriteLog {
         self.shared.inner.geometry()
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         submit(&self.shared, request)
     }
 

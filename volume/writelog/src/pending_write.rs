@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use forebay_block::{Error, Reply, Request, Result};
+use forebay_block::{BlockReply, BlockRequest, Error, Result};
 use forebay_reactor::sync::oneshot;
 
 use crate::range_lock::RangeGuard;
@@ -16,17 +16,17 @@ pub(crate) struct PendingWrite {
     /// Generation in which it was submitted; throttling may have delayed it past later barriers.
     pub(crate) arrived: u64,
     /// Original request, to be resubmitted if the log fails.
-    pub(crate) request: Request,
-    answer: RefCell<Option<oneshot::Sender<Result<Reply>>>>,
+    pub(crate) request: BlockRequest,
+    answer: RefCell<Option<oneshot::Sender<Result<BlockReply>>>>,
 }
 
 impl PendingWrite {
     pub(crate) fn new(
-        request: Request,
+        request: BlockRequest,
         range: Option<RangeGuard>,
         arrived: u64,
         pieces: usize,
-        answer: oneshot::Sender<Result<Reply>>,
+        answer: oneshot::Sender<Result<BlockReply>>,
     ) -> Self {
         Self {
             left: Cell::new(pieces),
@@ -51,7 +51,7 @@ impl PendingWrite {
     }
 
     /// Completes the request; returns true if it had not been completed yet.
-    pub(crate) fn answer(&self, result: Result<Reply>) -> bool {
+    pub(crate) fn answer(&self, result: Result<BlockReply>) -> bool {
         let answer = self.answer.borrow_mut().take();
         let waiting = answer.is_some();
         if let Some(answer) = answer {

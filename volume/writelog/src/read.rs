@@ -3,7 +3,7 @@
 use std::future::ready;
 use std::rc::Rc;
 
-use forebay_block::{Buf, BufList, Extent, ExtentMap, ExtentState, LocalFuture, Reply, Request, Result};
+use forebay_block::{BlockReply, BlockRequest, Buf, BufList, Extent, ExtentMap, ExtentState, LocalFuture, Result};
 use forebay_reactor::spawn;
 
 use crate::entries::{Entry, Kind, NOWHERE};
@@ -124,7 +124,7 @@ impl Drop for Watched {
 const OVERTAKEN_MAX: u32 = 4;
 
 /// Reads a range within the volume.
-pub(crate) fn read(shared: Rc<Shared>, extent: Extent) -> LocalFuture<Result<Reply>> {
+pub(crate) fn read(shared: Rc<Shared>, extent: Extent) -> LocalFuture<Result<BlockReply>> {
     Box::pin(async move {
         let mut overtaken = 0;
         loop {
@@ -135,7 +135,7 @@ pub(crate) fn read(shared: Rc<Shared>, extent: Extent) -> LocalFuture<Result<Rep
             let (parts, watched) = begin(&shared, extent);
             let data = gather(parts).await?;
             if !watched.is_some_and(|watched| watched.is_stale()) {
-                return Ok(Reply::Data(data));
+                return Ok(BlockReply::Data(data));
             }
             overtaken += 1;
         }
@@ -174,7 +174,7 @@ fn begin(shared: &Rc<Shared>, extent: Extent) -> (Vec<Source>, Option<Watched>) 
     });
     drop(state);
     for (index, miss) in misses {
-        let read = shared.inner.submit(Request::Read(miss));
+        let read = shared.inner.submit(BlockRequest::Read(miss));
         parts[index] = Source::Work(Box::pin(async move { Ok(read.await?.into_data()) }));
     }
     (parts, watched)

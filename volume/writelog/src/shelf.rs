@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
-use forebay_reactor::pmem::{PersistentMemory, Pmem as Mapping, PmemOptions};
+use forebay_reactor::pmem::{PersistentMemory, PmemFile as Mapping, PmemOptions};
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, OpenOptions, random, spawn, wall_clock};
 

@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Request, Result, WriteExtent};
+use forebay_block::{BlockRequest, Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Result, WriteExtent};
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{Instant, JoinHandle, now, spawn, stand_back, timeout};
 
@@ -42,7 +42,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from
 
 /// Write-back request to the backend.
 enum Work {
-    Plain(Request),
+    Plain(BlockRequest),
     /// Writes whose data is still to be read.
     Writes {
         writes: Vec<(u64, LocalFuture<Result<BufList>>)>,
@@ -352,9 +352,9 @@ fn request(
     let mut writes = Vec::with_capacity(runs.len());
     for Run { action, extent, parts } in runs {
         match action {
-            Action::Discard => return Work::Plain(Request::Discard(extent)),
-            Action::Zeroes => return Work::Plain(Request::WriteZeroes { extent, no_unmap: false, fua }),
-            Action::ZeroesKeep => return Work::Plain(Request::WriteZeroes { extent, no_unmap: true, fua }),
+            Action::Discard => return Work::Plain(BlockRequest::Discard(extent)),
+            Action::Zeroes => return Work::Plain(BlockRequest::WriteZeroes { extent, no_unmap: false, fua }),
+            Action::ZeroesKeep => return Work::Plain(BlockRequest::WriteZeroes { extent, no_unmap: true, fua }),
             Action::Write => {}
         }
         // Started here, so that the payloads are pinned on the medium.
@@ -474,7 +474,7 @@ async fn write(shared: &Rc<Shared>, slots: &Rc<Slots>, work: Work) -> std::resul
         patches.push(WriteExtent { offset, data: data.map_err(Failure::Log)? });
     }
     count(shared, patches.iter().map(|patch| patch.data.len() as u64).sum());
-    let one = |WriteExtent { offset, data }| shared.inner.submit(Request::Write { offset, data, fua });
+    let one = |WriteExtent { offset, data }| shared.inner.submit(BlockRequest::Write { offset, data, fua });
     if patches.len() < 2 {
         let Some(patch) = patches.pop() else { return Ok(()) };
         return within(one(patch).await.map(drop));
@@ -541,7 +541,7 @@ async fn finish(
         None => {}
     }
     let acknowledged = shared.state.borrow().bypassed.acknowledged();
-    shared.inner.submit(Request::Flush).await.map_err(Failure::Backend)?;
+    shared.inner.submit(BlockRequest::Flush).await.map_err(Failure::Backend)?;
     Ok(acknowledged)
 }
 
@@ -601,7 +601,7 @@ async fn finish_disabling(shared: &Rc<Shared>) -> bool {
     let mut backoff = BACKOFF.0;
     loop {
         // Recorded first: whatever happens to the medium now, nothing on it may be replayed over later writes.
-        let released = match shared.inner.submit(Request::Flush).await {
+        let released = match shared.inner.submit(BlockRequest::Flush).await {
             Ok(_) => shared.owner.release().await,
             Err(error) => Err(error),
         };

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::{Gate, LONG, MILLISECOND, Memory, PATH, on_a_shelf, patience, read, write};
-use forebay_block::{BlockDevice, Error, ErrorKind, Extent, LocalFuture, Request, Result};
+use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent, LocalFuture, Result};
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_sim::{CrashKind, Faults, World};
 use forebay_writelog::{
@@ -148,8 +148,8 @@ fn a_lock_that_is_taken_anew_serves_nothing_past_a_log_that_another_host_has_att
         assert_eq!((told.kind(), image.loads.get()), (ErrorKind::Busy, loads + 1), "{told}");
         let device = ours.device();
         device.submit(write(0, 3, 4096)).await.expect_err("a write past the log");
-        device.submit(Request::Read(Extent::new(0, 512))).await.expect_err("an old read");
-        device.submit(Request::Flush).await.expect_err("a flush past the log");
+        device.submit(BlockRequest::Read(Extent::new(0, 512))).await.expect_err("an old read");
+        device.submit(BlockRequest::Flush).await.expect_err("a flush past the log");
         assert_eq!(image.base.bytes.borrow()[0], 1);
         ours.settle().await.expect("the log can be opened");
         assert_eq!(read(&*ours.device(), 0, 1).await, [2], "what the other host acknowledged");

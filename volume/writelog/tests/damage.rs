@@ -8,7 +8,7 @@ use common::{
     Memory, Nobody, PATH, SMALL, UNIT, forgetful, fresh, fresh_of, on_a_shelf, on_a_shelf_of, open, patience, patient,
     read, superblocks, write,
 };
-use forebay_block::{BlockDevice, Buf, ErrorKind, Request};
+use forebay_block::{BlockDevice, BlockRequest, Buf, ErrorKind};
 use forebay_reactor::{File, OpenOptions};
 use forebay_sim::World;
 use forebay_writelog::format::{AREA_AT, LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock};
@@ -193,7 +193,7 @@ fn a_payload_that_has_changed_on_the_medium_is_never_given_out() {
                 return;
             }
             let extent = forebay_block::Extent::new(0, 4096);
-            let error = log.submit(Request::Read(extent)).await.expect_err("a changed payload was given out");
+            let error = log.submit(BlockRequest::Read(extent)).await.expect_err("a changed payload was given out");
             assert_eq!(error.kind(), ErrorKind::Corrupt);
             assert_eq!(read(&*log, 8192, 1).await, [2], "others are whole");
         });

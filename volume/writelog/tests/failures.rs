@@ -10,7 +10,7 @@ use common::{
     Event, LONG, MILLISECOND, Memory, Nobody, PATH, SMALL, fresh, fresh_of, on_a_shelf, on_a_shelf_of, patience,
     patient, read, write,
 };
-use forebay_block::{BlockDevice, Buf, Error, ErrorKind, LocalFuture, Request, Result};
+use forebay_block::{BlockDevice, BlockRequest, Buf, Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::{now, sleep, spawn, timeout};
 use forebay_sim::DiskFaults;
 use forebay_writelog::{Limits, Mode, Options, Owner, Persist, WriteLog};
@@ -384,7 +384,7 @@ fn writes_that_waited_for_others_are_bounded_by_the_log_as_well() {
         // The range is locked until the comparison is done: all of them see an empty log, then wait.
         inner.pause.set(LONG);
         let (expect, data) = ([0, 1].map(|byte| Buf::copy_of(&[byte; 65536]).into())).into();
-        let first = log.submit(Request::CompareAndWrite { offset: 0, expect, data, fua: false });
+        let first = log.submit(BlockRequest::CompareAndWrite { offset: 0, expect, data, fua: false });
         sleep(MILLISECOND).await;
         let acknowledged = Rc::new(Cell::new(0_u64));
         let writes: Vec<_> = (0..1000_u64)

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::{Memory, Nobody, PATH, fresh, on_a_shelf, open, patience, patient, read, write};
-use forebay_block::{BlockDevice, Buf, BufList, ErrorKind, Extent, ExtentState, LocalFuture, Request, Result};
+use forebay_block::{BlockDevice, BlockRequest, Buf, BufList, ErrorKind, Extent, ExtentState, LocalFuture, Result};
 use forebay_reactor::{File, OpenOptions, sleep, spawn, timeout};
 use forebay_sim::DiskFaults;
 use forebay_writelog::format::{LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock};
@@ -113,7 +113,8 @@ fn no_recovery_replays_what_was_cut_off() {
             async move {
                 while !over.get() {
                     let bytes = |byte| Buf::copy_of(&[byte; 512]).into();
-                    let differs = Request::CompareAndWrite { offset: 0, expect: bytes(1), data: bytes(2), fua: false };
+                    let differs =
+                        BlockRequest::CompareAndWrite { offset: 0, expect: bytes(1), data: bytes(2), fua: false };
                     let refused = log.submit(differs).await.expect_err("it holds zeroes");
                     assert!(matches!(refused.kind(), ErrorKind::Mismatch(_)));
                     sleep(Duration::from_millis(1)).await;
@@ -140,9 +141,9 @@ fn patterns_zeroes_and_maps_pass_through_the_log() {
         let pattern: Vec<u8> = (0..512_u32).map(|at| at as u8).collect();
         let same: Vec<u8> = pattern.iter().copied().cycle().take(1 << 20).collect();
         let data = BufList::from(Buf::copy_of(&same));
-        log.submit(Request::Write { offset: 1024, data, fua: false }).await.expect("written");
-        log.submit(Request::Discard(Extent::new(8192, 4096))).await.expect("discarded");
-        let keep = Request::WriteZeroes { extent: Extent::new(16384, 4096), no_unmap: true, fua: true };
+        log.submit(BlockRequest::Write { offset: 1024, data, fua: false }).await.expect("written");
+        log.submit(BlockRequest::Discard(Extent::new(8192, 4096))).await.expect("discarded");
+        let keep = BlockRequest::WriteZeroes { extent: Extent::new(16384, 4096), no_unmap: true, fua: true };
         log.submit(keep).await.expect("zeroed");
         assert_eq!(log.stats().appended, 3, "a pattern is one entry");
         assert!(log.stats().used < 64 << 10, "and a short one: {}", log.stats().used);
@@ -162,7 +163,7 @@ fn patterns_zeroes_and_maps_pass_through_the_log() {
         // Compared with the contents of the log, not of the backend.
         let expect = Buf::copy_of(&same[..4096]);
         let new = Buf::copy_of(&[5; 4096]);
-        let compare = |expect: &Buf| Request::CompareAndWrite {
+        let compare = |expect: &Buf| BlockRequest::CompareAndWrite {
             offset: 1024,
             expect: expect.clone().into(),
             data: new.clone().into(),
@@ -185,7 +186,7 @@ fn a_cut_holds_the_backend_where_it_is() {
         log.submit(write(0, 1, 4096)).await.expect("written");
         let cut = log.cut().await.expect("a cut");
         log.submit(write(0, 2, 4096)).await.expect("written");
-        log.submit(Request::Flush).await.expect("flushed");
+        log.submit(BlockRequest::Flush).await.expect("flushed");
         assert_eq!(read(&*log, 0, 1).await[0], 2);
         assert_eq!(inner.bytes.borrow()[0], 1);
         drop(cut);
@@ -324,7 +325,7 @@ fn a_read_of_what_is_written_all_the_time_ends() {
             count
         });
         // Part of the range is not in the log, and each backend read takes longer than the interval of the writes.
-        let data = timeout(Duration::from_secs(2), log.submit(Request::Read(Extent::new(0, 64 << 10)))).await;
+        let data = timeout(Duration::from_secs(2), log.submit(BlockRequest::Read(Extent::new(0, 64 << 10)))).await;
         assert_eq!(data.expect("in time").expect("read").into_data().len(), 64 << 10);
         done.set(true);
         assert!(writing.await > 20);
@@ -347,10 +348,10 @@ fn the_first_flush_covers_what_a_process_that_was_killed_left_at_the_backend() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(64 << 10);
         let log = patient(&shelf, &inner).await;
-        log.submit(Request::Flush).await.expect("flushed");
+        log.submit(BlockRequest::Flush).await.expect("flushed");
         assert_eq!(inner.flushes.get(), 1);
         log.submit(write(0, 1, 4096)).await.expect("written");
-        log.submit(Request::Flush).await.expect("flushed");
+        log.submit(BlockRequest::Flush).await.expect("flushed");
         assert_eq!(inner.flushes.get(), 1, "what is in the log lasts there");
     });
 }
@@ -360,13 +361,13 @@ fn a_write_that_goes_round_the_log_lasts_when_it_is_answered() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(4 << 20);
         let log = fresh(&shelf, &inner, Rc::new(Nobody), Options::default()).await;
-        log.submit(Request::Flush).await.expect("flushed");
+        log.submit(BlockRequest::Flush).await.expect("flushed");
         for at in 0..3_u64 {
             log.submit(write(at << 20, 9, 1 << 20)).await.expect("written");
         }
         // The first one is not known to be sequential.
         assert_eq!((log.stats().direct, inner.durable.get()), (2, 2));
-        log.submit(Request::Flush).await.expect("flushed");
+        log.submit(BlockRequest::Flush).await.expect("flushed");
         assert_eq!(inner.flushes.get(), 1, "there is nothing left to flush");
     });
 }
@@ -387,14 +388,14 @@ async fn reach_the_backend(shelf: &Rc<Shelf>, flush_before_the_rest: bool) -> us
     // Blocked at a held consistency point, which does not prevent throttling.
     let rest: Vec<_> = match flush_before_the_rest {
         true => {
-            log.submit(Request::Flush).await.expect("flushed");
+            log.submit(BlockRequest::Flush).await.expect("flushed");
             (4..8).map(submit).collect()
         }
         false => {
             // In flight during the barrier: pieces not in the log yet may be in either generation.
             log.set_limits(Limits { age_max: Duration::ZERO, bytes_max: Some(1) });
             let rest = (4..8).map(submit).collect();
-            log.submit(Request::Flush).await.expect("flushed");
+            log.submit(BlockRequest::Flush).await.expect("flushed");
             log.set_limits(limits);
             rest
         }

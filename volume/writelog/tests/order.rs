@@ -10,7 +10,7 @@ use common::{
     LONG, MILLISECOND, Memory, Nobody, PATH, SMALL, UNIT, forgetful, fresh, fresh_of, on_a_shelf, on_a_shelf_of,
     patience, patient, slow_writes, superblocks, write,
 };
-use forebay_block::{BlockDevice, Buf, Request, Result};
+use forebay_block::{BlockDevice, BlockRequest, Buf, Result};
 use forebay_reactor::{JoinHandle, sleep, spawn, timeout};
 use forebay_sim::{DiskFaults, World};
 use forebay_writelog::format::{AREA_AT, BlockHeader, LOGS_AT, tag_of};
@@ -40,7 +40,7 @@ fn those_who_write_the_tail_take_turns() {
         let (log, shrinking) = shrinking_while_the_tail_is_written(&world, &shelf).await;
         // Write-back is writing the tail; a failing comparison wakes the shrink, which then writes it, too.
         let bytes = |value| Buf::copy_of(&[value; 4096]).into();
-        let other = Request::CompareAndWrite { offset: 0, expect: bytes(9), data: bytes(8), fua: false };
+        let other = BlockRequest::CompareAndWrite { offset: 0, expect: bytes(9), data: bytes(8), fua: false };
         log.submit(other).await.expect_err("it holds something else");
         shrinking.await.expect("shrunk");
         let serials: Vec<u64> = superblocks(&world).iter().map(|superblock| superblock.serial).collect();
@@ -80,7 +80,7 @@ async fn look_while_it_wraps(log: &Rc<WriteLog>, mut look: impl FnMut(u64)) {
                 for write in writes {
                     write.await.expect("written");
                 }
-                log.submit(Request::Flush).await.expect("flushed");
+                log.submit(BlockRequest::Flush).await.expect("flushed");
             }
             over.set(true);
         }
@@ -218,10 +218,10 @@ fn a_flush_covers_what_was_in_flight_past_the_log_when_it_was_attached() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);
         let log = fresh(&shelf, &inner, Rc::new(Nobody), patience()).await;
-        log.submit(Request::Flush).await.expect("flushed");
+        log.submit(BlockRequest::Flush).await.expect("flushed");
         let past = log.changes_past();
         let flushes = async || {
-            log.submit(Request::Flush).await.expect("flushed");
+            log.submit(BlockRequest::Flush).await.expect("flushed");
             inner.flushes.get()
         };
         let first = flushes().await;
@@ -258,7 +258,7 @@ fn what_is_being_read_is_not_overwritten() {
         log.submit(write(0, 7, 8192)).await.expect("written");
         let second = 1_000_000_000;
         world.set_disk_faults(PATH, Some(DiskFaults { read_latency: second..second + 1, ..DiskFaults::none() }));
-        let reading = spawn(log.submit(Request::Read(forebay_block::Extent::new(0, 8192))));
+        let reading = spawn(log.submit(BlockRequest::Read(forebay_block::Extent::new(0, 8192))));
         sleep(MILLISECOND).await;
         world.set_disk_faults(PATH, None);
         // Wraps the ring, over the place of the payload being read, if it is freed.

@@ -1,6 +1,6 @@
 //! Decoder for CRUSH maps as encoded by `CrushWrapper`. Validates the map, so that placement can rely on it.
 
-use forebay_messenger::wire::{Malformed, Reader};
+use forebay_messenger::wire::{MalformedPayload, PayloadReader};
 
 use super::{Alg, Bucket, ChooseArg, CrushMap, Step, Tunables};
 use crate::denc::ReaderExt;
@@ -14,8 +14,8 @@ const COUNT_MAX: usize = 1 << 20;
 
 impl CrushMap {
     /// Decodes a map.  Fields that later releases append are skipped.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut from = Reader::new(bytes, WHAT);
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedPayload> {
+        let mut from = PayloadReader::new(bytes, WHAT);
         let malformed = from.malformed();
         if from.u32()? != MAGIC {
             return Err(malformed);
@@ -51,7 +51,7 @@ impl CrushMap {
         Ok(map)
     }
 
-    fn read_choose_args(&mut self, from: &mut Reader<'_>) -> Result<(), Malformed> {
+    fn read_choose_args(&mut self, from: &mut PayloadReader<'_>) -> Result<(), MalformedPayload> {
         for _ in 0..from.count(12)? {
             let index = from.u64()? as i64;
             let mut args = std::collections::BTreeMap::new();
@@ -70,7 +70,7 @@ impl CrushMap {
     }
 
     /// Verifies that all items exist, that no bucket contains itself, and that choose-args match their buckets.
-    fn check(&self, malformed: Malformed) -> Result<(), Malformed> {
+    fn check(&self, malformed: MalformedPayload) -> Result<(), MalformedPayload> {
         for bucket in self.buckets.iter().flatten() {
             for &item in &bucket.items {
                 if item < 0 && self.bucket(item).is_none() {
@@ -113,7 +113,7 @@ impl CrushMap {
     }
 }
 
-fn bucket(from: &mut Reader<'_>, id: i32) -> Result<Option<Bucket>, Malformed> {
+fn bucket(from: &mut PayloadReader<'_>, id: i32) -> Result<Option<Bucket>, MalformedPayload> {
     let malformed = from.malformed();
     let alg = from.u32()?;
     if alg == 0 {
@@ -128,7 +128,7 @@ fn bucket(from: &mut Reader<'_>, id: i32) -> Result<Option<Bucket>, Malformed> {
         return Err(malformed);
     }
     let items: Vec<i32> = from.list()?.into_iter().map(|item| item as i32).collect();
-    let pairs = |from: &mut Reader<'_>| -> Result<(Vec<u32>, Vec<u32>), Malformed> {
+    let pairs = |from: &mut PayloadReader<'_>| -> Result<(Vec<u32>, Vec<u32>), MalformedPayload> {
         items
             .iter()
             .map(|_| Ok((from.u32()?, from.u32()?)))
@@ -164,7 +164,7 @@ fn bucket(from: &mut Reader<'_>, id: i32) -> Result<Option<Bucket>, Malformed> {
     Ok(Some(Bucket { id, kind, alg, items }))
 }
 
-fn rule(from: &mut Reader<'_>) -> Result<Option<Vec<Step>>, Malformed> {
+fn rule(from: &mut PayloadReader<'_>) -> Result<Option<Vec<Step>>, MalformedPayload> {
     if from.u32()? == 0 {
         return Ok(None);
     }
@@ -174,7 +174,7 @@ fn rule(from: &mut Reader<'_>) -> Result<Option<Vec<Step>>, Malformed> {
     if len > from.rest().len() / 12 {
         return Err(from.malformed());
     }
-    let step = |from: &mut Reader<'_>| {
+    let step = |from: &mut PayloadReader<'_>| {
         let (op, one, two) = (from.u32()?, from.i32()?, from.i32()?);
         let choose = |firstn, leaf| Step::Choose { firstn, leaf, count: one, kind: two };
         // A pool has up to 255 copies; larger magnitudes are invalid.
@@ -202,7 +202,7 @@ fn rule(from: &mut Reader<'_>) -> Result<Option<Vec<Step>>, Malformed> {
 }
 
 /// Skips a map from ids to names.  Very old maps have 64-bit keys, which are recognized because names are never empty.
-fn names(from: &mut Reader<'_>) -> Result<(), Malformed> {
+fn names(from: &mut PayloadReader<'_>) -> Result<(), MalformedPayload> {
     for _ in 0..from.count(8)? {
         from.u32()?;
         let mut len = from.u32()? as usize;
@@ -214,7 +214,7 @@ fn names(from: &mut Reader<'_>) -> Result<(), Malformed> {
     Ok(())
 }
 
-fn tunables(from: &mut Reader<'_>) -> Result<Tunables, Malformed> {
+fn tunables(from: &mut PayloadReader<'_>) -> Result<Tunables, MalformedPayload> {
     let mut tunables = Tunables::default();
     if !from.rest().is_empty() {
         tunables.local_tries = from.u32()?;

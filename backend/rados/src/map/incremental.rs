@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_messenger::wire::{EntityAddr, Reader};
+use forebay_messenger::wire::{EntityAddr, PayloadReader};
 
 use super::osdmap::{OSDS_MAX, OsdMap, pg_list, pg_osd, pg_pairs, state, unwrap, verify};
 use super::place::PgId;
@@ -71,7 +71,7 @@ impl Incremental {
         if osds > OSDS_MAX as i32 {
             return Err(from.malformed().into());
         }
-        let numbers = |from: &mut Reader<'_>| Ok((from.u32()?, from.u32()?));
+        let numbers = |from: &mut PayloadReader<'_>| Ok((from.u32()?, from.u32()?));
         let mut change = Self {
             fsid,
             epoch,

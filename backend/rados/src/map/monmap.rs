@@ -1,6 +1,6 @@
 //! Monitor map (`MonMap`).
 
-use forebay_messenger::wire::{EntityAddr, Malformed, Reader};
+use forebay_messenger::wire::{EntityAddr, MalformedPayload, PayloadReader};
 
 use super::{Epoch, Fsid};
 use crate::denc::ReaderExt;
@@ -31,8 +31,8 @@ pub struct MonMap {
 
 impl MonMap {
     /// Decodes a map of Nautilus or later (encoding 6 and later).
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut whole = Reader::new(bytes, WHAT);
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedPayload> {
+        let mut whole = PayloadReader::new(bytes, WHAT);
         let (version, mut from) = whole.part(9)?;
         if version < 6 {
             return Err(whole.malformed());
@@ -43,7 +43,7 @@ impl MonMap {
         for _ in 0..2 {
             from.part(u8::MAX)?;
         }
-        let monitor = |from: &mut Reader<'_>| {
+        let monitor = |from: &mut PayloadReader<'_>| {
             from.blob()?;
             let (version, mut info) = from.part(u8::MAX)?;
             if version < 3 {

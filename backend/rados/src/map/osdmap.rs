@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use forebay_accel::crc32c;
-use forebay_messenger::wire::{EntityAddr, Malformed, Reader};
+use forebay_messenger::wire::{EntityAddr, MalformedPayload, PayloadReader};
 
 use super::place::PgId;
 use super::pool::Pool;
@@ -69,8 +69,8 @@ const VERSION: u8 = 10;
 pub(super) fn unwrap<'a>(
     bytes: &'a [u8],
     what: &'static str,
-) -> Result<(u8, Reader<'a>, Option<(u32, u32)>), Malformed> {
-    let mut whole = Reader::new(bytes, what);
+) -> Result<(u8, PayloadReader<'a>, Option<(u32, u32)>), MalformedPayload> {
+    let mut whole = PayloadReader::new(bytes, what);
     let (version, mut inner) = whole.part(8)?;
     if version < 7 {
         return Err(whole.malformed());
@@ -97,15 +97,15 @@ pub(super) fn verify(checksum: Option<(u32, u32)>, epoch: Epoch) -> Result<(), M
     }
 }
 
-pub(super) fn pg_list(from: &mut Reader<'_>) -> Result<(PgId, Vec<i32>), Malformed> {
+pub(super) fn pg_list(from: &mut PayloadReader<'_>) -> Result<(PgId, Vec<i32>), MalformedPayload> {
     Ok((PgId::decode(from)?, from.list()?.into_iter().map(|osd| osd as i32).collect()))
 }
 
-pub(super) fn pg_pairs(from: &mut Reader<'_>) -> Result<(PgId, Vec<(i32, i32)>), Malformed> {
+pub(super) fn pg_pairs(from: &mut PayloadReader<'_>) -> Result<(PgId, Vec<(i32, i32)>), MalformedPayload> {
     Ok((PgId::decode(from)?, from.vec(|from| Ok((from.i32()?, from.i32()?)))?))
 }
 
-pub(super) fn pg_osd(from: &mut Reader<'_>) -> Result<(PgId, i32), Malformed> {
+pub(super) fn pg_osd(from: &mut PayloadReader<'_>) -> Result<(PgId, i32), MalformedPayload> {
     Ok((PgId::decode(from)?, from.i32()?))
 }
 

@@ -1,6 +1,6 @@
 //! Placement: maps an object name to the OSDs that store it.
 
-use forebay_messenger::wire::{Malformed, Reader, Writer};
+use forebay_messenger::wire::{MalformedPayload, PayloadReader, PayloadWriter};
 
 use super::osdmap::OsdMap;
 use super::pool::{Pool, PoolKind, pool_flags};
@@ -28,7 +28,7 @@ impl std::fmt::Display for PgId {
 
 impl PgId {
     /// Decodes a placement group.
-    pub(crate) fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+    pub(crate) fn decode(from: &mut PayloadReader<'_>) -> Result<Self, MalformedPayload> {
         if from.u8()? != 1 {
             return Err(from.malformed());
         }
@@ -39,7 +39,7 @@ impl PgId {
     }
 
     /// Appends the encoded placement group.
-    pub(crate) fn encode(self, out: &mut Writer) {
+    pub(crate) fn encode(self, out: &mut PayloadWriter) {
         out.u8(1).i64(self.pool).u32(self.seed).i32(-1);
     }
 }

@@ -1,6 +1,6 @@
 //! Pool definition (`pg_pool_t`).
 
-use forebay_messenger::wire::{Malformed, Reader};
+use forebay_messenger::wire::{MalformedPayload, PayloadReader};
 
 use super::Epoch;
 use crate::denc::ReaderExt;
@@ -66,7 +66,7 @@ pub(super) const VERSION: u8 = 30;
 
 impl Pool {
     /// Decodes a pool as encoded by Luminous or later.
-    pub(crate) fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+    pub(crate) fn decode(from: &mut PayloadReader<'_>) -> Result<Self, MalformedPayload> {
         let (version, mut from) = from.part(VERSION)?;
         let from = &mut from;
         // Older encodings lack required fields.
@@ -128,7 +128,7 @@ impl Pool {
         let mut force_resend = if version >= 25 { from.u32()? } else { 0 };
         let mut applications = Vec::new();
         if version >= 26 {
-            let metadata = |from: &mut Reader<'_>| from.map(|from| Ok((from.blob()?, from.blob()?)), |_| ());
+            let metadata = |from: &mut PayloadReader<'_>| from.map(|from| Ok((from.blob()?, from.blob()?)), |_| ());
             applications = from.vec(|from| {
                 let name = from.text()?;
                 metadata(from)?;

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use forebay_accel::crc32c;
-use forebay_messenger::wire::{EntityAddr, NewerEncoding, Reader, Writer};
+use forebay_messenger::wire::{EntityAddr, NewerEncoding, PayloadReader, PayloadWriter};
 
 use super::osdmap::state;
 use super::pool::VERSION;
@@ -13,7 +13,7 @@ use crate::denc::WriterExt;
 
 /// Encodes a replicated pool in a given version; versions newer than known have extra data behind it.
 fn pool(version: u8, compat: u8, flags: u64) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.versioned(version, compat, |out| {
         // Type, copies, rule, hash, groups, localised groups, last change, snapshots.
         out.u8(1).u8(3).u8(0).u8(2).u32(32).u32(16).u32(0).u32(0).u32(7).u64(11).u32(5);
@@ -84,7 +84,7 @@ fn pools_of_every_version() {
     // features; 32: 20.2; 33: its successor.
     for version in [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 40] {
         let bytes = pool(version, 5, pool_flags::HASH_PS_POOL);
-        let mut from = Reader::new(&bytes, "a pool");
+        let mut from = PayloadReader::new(&bytes, "a pool");
         let found = Pool::decode(&mut from).unwrap_or_else(|error| panic!("version {version}: {error}"));
         assert!(from.rest().is_empty(), "version {version}");
         assert_eq!((found.kind, found.size, found.min_size), (PoolKind::Replicated, 3, 2));
@@ -101,16 +101,19 @@ fn pools_of_every_version() {
     }
     for (version, compat) in [(20, 5), (33, 31)] {
         let bytes = pool(version, compat, 0);
-        assert!(Pool::decode(&mut Reader::new(&bytes, "a pool")).is_err(), "version {version}, for {compat} and later");
+        assert!(
+            Pool::decode(&mut PayloadReader::new(&bytes, "a pool")).is_err(),
+            "version {version}, for {compat} and later"
+        );
     }
     let newer = pool(40, 34, 0);
-    let refused = Pool::decode(&mut Reader::new(&newer, "a pool")).expect_err("for version 34 and later");
+    let refused = Pool::decode(&mut PayloadReader::new(&newer, "a pool")).expect_err("for version 34 and later");
     assert_eq!(refused.newer, Some(NewerEncoding { version: 40, compat: 34, known: VERSION }));
 }
 
 /// Encodes a CRUSH map with one rule, which places nothing.
 fn crush() -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.u32(0x0001_0000).i32(0).u32(1).i32(0);
     // Rule present; number of steps, mask, and one step: emit.
     out.u32(1).u32(1).raw(&[0, 1, 1, 10]).u32(4).i32(0).i32(0);
@@ -129,7 +132,7 @@ pub(crate) fn osd_map_of(epoch: Epoch, part: (u8, u8)) -> Vec<u8> {
 }
 
 fn encoded(epoch: Epoch, whole: u8, (part, compat): (u8, u8), flags: u64) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.versioned(whole, 7, |out| {
         out.versioned(part, compat, |out| {
             out.raw(&[7; 16]).u32(epoch).raw(&[0; 16]);
@@ -222,7 +225,7 @@ fn change(part: u8, compat: u8) -> Vec<u8> {
 
 /// Encodes an incremental map to any epoch.
 pub(crate) fn change_to(epoch: Epoch, (part, compat): (u8, u8)) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.versioned(8, 7, |out| {
         out.versioned(part, compat, |out| {
             out.raw(&[7; 16]).u32(epoch).raw(&[0; 8]).i64(-1).i32(0x40).blob(&[]).blob(&[]).i32(-1);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind};
 use forebay_messenger::wire::EntityAddr;
-use forebay_messenger::{Address, Connection, Policy, Reason};
+use forebay_messenger::{Address, Connection, DisconnectReason, Policy};
 use forebay_reactor::{Instant, now, timeout};
 
 use super::rejection::{MonitorLoss, denied_by_all};
@@ -106,7 +106,7 @@ pub(super) async fn maintain(shared: Rc<MonitorSession>) {
             let reason = match timeout(MONITOR_TIMEOUT, connection.ready()).await {
                 Ok(Ok(())) => serve(&shared, &connection).await,
                 Ok(Err(reason)) => reason,
-                Err(_) => Reason::Handshake("connecting"),
+                Err(_) => DisconnectReason::Handshake("connecting"),
             };
             connection.close();
             shared.current.disconnected();
@@ -125,7 +125,7 @@ pub(super) async fn maintain(shared: Rc<MonitorSession>) {
 }
 
 /// Uses a monitor connection until it ends.
-async fn serve(shared: &Rc<MonitorSession>, connection: &Connection) -> Reason {
+async fn serve(shared: &Rc<MonitorSession>, connection: &Connection) -> DisconnectReason {
     shared.current.accepted_by(connection);
     shared.attempts.succeeded();
     shared.listener.refused(None);
@@ -137,7 +137,7 @@ async fn serve(shared: &Rc<MonitorSession>, connection: &Connection) -> Reason {
 }
 
 /// Records and logs why a monitor connection was lost; returns the kind of the error.
-fn record(shared: &MonitorSession, monitor: SocketAddr, reason: &Reason) -> ErrorKind {
+fn record(shared: &MonitorSession, monitor: SocketAddr, reason: &DisconnectReason) -> ErrorKind {
     let name = format!("client.{}", shared.config.id);
     let loss = MonitorLoss::of(monitor, &name, shared.ticket_store.global_id(), reason);
     let is_new = shared.attempts.failed(loss.error());

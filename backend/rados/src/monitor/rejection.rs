@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use forebay_block::{Error, ErrorKind};
-use forebay_messenger::Reason;
-use forebay_messenger::session::Violation;
+use forebay_messenger::DisconnectReason;
+use forebay_messenger::session::SessionViolation;
 use forebay_messenger::wire::control::mode;
 
 /// Returns the error for a daemon that accepts none of this client's connection modes. It names the modes of both
@@ -39,12 +39,12 @@ fn features_missing(peer: &str, bits: u64) -> Error {
 
 /// Returns the error for a daemon that will reject this client until settings change; `None` for any other reason of a
 /// lost connection.  `settings` are those that select modes, of the client and of the daemon.
-pub(crate) fn conflict_of(peer: &str, reason: &Reason, settings: (&str, &str)) -> Option<Error> {
+pub(crate) fn conflict_of(peer: &str, reason: &DisconnectReason, settings: (&str, &str)) -> Option<Error> {
     match reason {
-        Reason::Violation(Violation::ModesDiffer { ours, theirs }) => {
+        DisconnectReason::Violation(SessionViolation::ModesDiffer { ours, theirs }) => {
             Some(mode_conflict(peer, (ours, theirs), settings))
         }
-        Reason::Violation(Violation::FeaturesRequired(bits)) => Some(features_missing(peer, *bits)),
+        DisconnectReason::Violation(SessionViolation::FeaturesRequired(bits)) => Some(features_missing(peer, *bits)),
         _ => None,
     }
 }
@@ -60,8 +60,8 @@ pub(super) fn denied_by_all(error: Error) -> Error {
 }
 
 /// Returns true if the reason is that authentication failed.
-pub(super) fn is_refusal(reason: &Reason) -> bool {
-    matches!(reason, Reason::Violation(Violation::MethodRefused { .. } | Violation::Auth(_)))
+pub(super) fn is_refusal(reason: &DisconnectReason) -> bool {
+    matches!(reason, DisconnectReason::Violation(SessionViolation::MethodRefused { .. } | SessionViolation::Auth(_)))
 }
 
 /// Meaning of a lost or failed connection to a monitor.
@@ -81,7 +81,7 @@ pub(super) enum MonitorLoss {
 impl MonitorLoss {
     /// Classifies the end of a connection. `name` is that of this client, `global_id` the one that it presented, or
     /// zero.
-    pub(super) fn of(monitor: SocketAddr, name: &str, global_id: u64, reason: &Reason) -> Self {
+    pub(super) fn of(monitor: SocketAddr, name: &str, global_id: u64, reason: &DisconnectReason) -> Self {
         let peer = format!("the monitor at {monitor}");
         if let Some(error) = conflict_of(&peer, reason, ("ms_mon_client_mode", "ms_mon_service_mode")) {
             return MonitorLoss::Conflict(error);
@@ -117,18 +117,23 @@ mod tests {
     fn a_rejected_identity_is_not_a_rejected_key() {
         let monitor = SocketAddr::from(([127, 0, 0, 1], 3300));
         let refused = || {
-            Reason::from(Violation::MethodRefused { method: 2, result: -13, methods: Vec::new(), modes: Vec::new() })
+            DisconnectReason::from(SessionViolation::MethodRefused {
+                method: 2,
+                result: -13,
+                methods: Vec::new(),
+                modes: Vec::new(),
+            })
         };
-        let of = |global_id, reason: &Reason| MonitorLoss::of(monitor, "client.a", global_id, reason);
+        let of = |global_id, reason: &DisconnectReason| MonitorLoss::of(monitor, "client.a", global_id, reason);
         let identity = of(4123, &refused());
         assert!(matches!(identity, MonitorLoss::IdentityRejected(_)), "{identity:?}");
         assert_eq!(identity.error().kind(), ErrorKind::TimedOut, "requests wait");
         assert!(identity.error().context().contains("refuses client.a as client.4123"), "{identity:?}");
         let key = of(0, &refused());
         assert!(matches!(key, MonitorLoss::Denied(_)) && key.error().kind() == ErrorKind::Denied, "{key:?}");
-        let silent = of(4123, &Reason::PeerClosed);
+        let silent = of(4123, &DisconnectReason::PeerClosed);
         assert!(matches!(silent, MonitorLoss::Unreachable(_)), "{silent:?}");
-        let newer = of(4123, &Violation::FeaturesRequired(1 << 50).into());
+        let newer = of(4123, &SessionViolation::FeaturesRequired(1 << 50).into());
         assert!(matches!(newer, MonitorLoss::Conflict(_)), "{newer:?}");
     }
 }

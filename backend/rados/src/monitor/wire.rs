@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_messenger::wire::{Malformed, Reader, Writer};
+use forebay_messenger::wire::{MalformedPayload, PayloadReader, PayloadWriter};
 
 use crate::denc::{ReaderExt, WriterExt};
 use crate::map::{Epoch, Fsid};
@@ -37,18 +37,18 @@ const MAPS_MAX: usize = 4096;
 const SETTINGS_MAX: usize = 1 << 16;
 
 /// Appends the common header of requests to the monitors' Paxos services.
-fn paxos(out: &mut Writer) -> &mut Writer {
+fn paxos(out: &mut PayloadWriter) -> &mut PayloadWriter {
     // Known version, and an obsolete session.
     out.u64(0).u16(u16::MAX).u64(0)
 }
 
-fn skip_paxos(from: &mut Reader<'_>) -> Result<(), Malformed> {
+fn skip_paxos(from: &mut PayloadReader<'_>) -> Result<(), MalformedPayload> {
     from.take(18).map(drop)
 }
 
 /// Encodes a subscription: names of maps, each with its first wanted version.
 pub(crate) fn subscribe(what: &[(&str, u64)]) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.u32(what.len() as u32);
     for (name, start) in what {
         out.text(name).u64(*start).u8(0);
@@ -60,14 +60,14 @@ pub(crate) fn subscribe(what: &[(&str, u64)]) -> Vec<u8> {
 
 /// Encodes a command in JSON.
 pub(crate) fn command(fsid: &Fsid, json: &str) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     paxos(&mut out).raw(fsid).u32(1).text(json);
     out.finish()
 }
 
 /// Decodes the reply to a command: a status (a negative error number on failure), and a message text.
-pub(crate) fn command_ack(front: &[u8]) -> Result<(i32, String), Malformed> {
-    let mut from = Reader::new(front, "the answer to a command");
+pub(crate) fn command_ack(front: &[u8]) -> Result<(i32, String), MalformedPayload> {
+    let mut from = PayloadReader::new(front, "the answer to a command");
     skip_paxos(&mut from)?;
     let status = from.i32()?;
     let words = String::from_utf8_lossy(from.blob()?).into_owned();
@@ -76,20 +76,20 @@ pub(crate) fn command_ack(front: &[u8]) -> Result<(i32, String), Malformed> {
 
 /// Encodes a snapshot operation on a pool.
 pub(crate) fn snapshot_op(fsid: &Fsid, pool: i64, op: u32, snap: u64) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     paxos(&mut out).raw(fsid).u32(pool as u32).u32(op).u64(0).u64(snap).text("").u8(0).u16(u16::MAX);
     out.finish()
 }
 
 /// Decodes the reply to a pool operation: a status, the map epoch that includes the change, and a snapshot id if
 /// present.
-pub(crate) fn pool_reply(front: &[u8]) -> Result<(i32, Epoch, Option<u64>), Malformed> {
-    let mut from = Reader::new(front, "the answer to a request about a pool");
+pub(crate) fn pool_reply(front: &[u8]) -> Result<(i32, Epoch, Option<u64>), MalformedPayload> {
+    let mut from = PayloadReader::new(front, "the answer to a request about a pool");
     skip_paxos(&mut from)?;
     from.take(16)?;
     let (status, epoch) = (from.i32()?, from.u32()?);
     let number = match from.flag()? {
-        true => Reader::new(from.blob()?, "a snapshot's number").u64().ok(),
+        true => PayloadReader::new(from.blob()?, "a snapshot's number").u64().ok(),
         false => None,
     };
     Ok((status, epoch, number))
@@ -97,7 +97,7 @@ pub(crate) fn pool_reply(front: &[u8]) -> Result<(i32, Epoch, Option<u64>), Malf
 
 /// Encodes a request for the space usage of a pool.
 pub(crate) fn statfs(fsid: &Fsid, pool: i64) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     paxos(&mut out).raw(fsid).u8(1).i64(pool);
     out.finish()
 }
@@ -111,36 +111,36 @@ pub(crate) struct Space {
     pub(crate) objects: u64,
 }
 
-pub(crate) fn statfs_reply(front: &[u8]) -> Result<Space, Malformed> {
-    let mut from = Reader::new(front, "how full a pool is");
+pub(crate) fn statfs_reply(front: &[u8]) -> Result<Space, MalformedPayload> {
+    let mut from = PayloadReader::new(front, "how full a pool is");
     from.take(16 + 8)?;
     Ok(Space { total_kib: from.u64()?, used_kib: from.u64()?, left_kib: from.u64()?, objects: from.u64()? })
 }
 
 /// Encodes a request for the newest version of a map.
 pub(crate) fn version(what: &str) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.u64(0).text(what);
     out.finish()
 }
 
-pub(crate) fn version_reply(front: &[u8]) -> Result<u64, Malformed> {
-    let mut from = Reader::new(front, "a version");
+pub(crate) fn version_reply(front: &[u8]) -> Result<u64, MalformedPayload> {
+    let mut from = PayloadReader::new(front, "a version");
     from.u64()?;
     from.u64()
 }
 
 /// Encodes an authentication step on an open connection.
 pub(crate) fn auth(payload: &[u8]) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     // Method 2 is cephx; the last number is the epoch of the monitor map.
     paxos(&mut out).u32(2).blob(payload).u32(0);
     out.finish()
 }
 
 /// Decodes the reply to an authentication step: a status, and the method's payload.
-pub(crate) fn auth_reply(front: &[u8]) -> Result<(i32, Vec<u8>), Malformed> {
-    let mut from = Reader::new(front, "the answer to a step of authentication");
+pub(crate) fn auth_reply(front: &[u8]) -> Result<(i32, Vec<u8>), MalformedPayload> {
+    let mut from = PayloadReader::new(front, "the answer to a step of authentication");
     from.u32()?;
     let status = from.i32()?;
     from.u64()?;
@@ -155,8 +155,8 @@ pub(crate) struct OsdMaps<'a> {
     pub(crate) wholes: Vec<(Epoch, &'a [u8])>,
 }
 
-pub(crate) fn osd_maps(front: &[u8]) -> Result<OsdMaps<'_>, Malformed> {
-    let mut from = Reader::new(front, "a message with maps of OSDs");
+pub(crate) fn osd_maps(front: &[u8]) -> Result<OsdMaps<'_>, MalformedPayload> {
+    let mut from = PayloadReader::new(front, "a message with maps of OSDs");
     let fsid = from.array()?;
     let mut read = || {
         let count = from.count(8)?;
@@ -169,8 +169,8 @@ pub(crate) fn osd_maps(front: &[u8]) -> Result<OsdMaps<'_>, Malformed> {
 }
 
 /// Decodes the settings that the monitors store for this client, by name.
-pub(crate) fn config(front: &[u8]) -> Result<BTreeMap<String, String>, Malformed> {
-    let mut from = Reader::new(front, "a message with settings");
+pub(crate) fn config(front: &[u8]) -> Result<BTreeMap<String, String>, MalformedPayload> {
+    let mut from = PayloadReader::new(front, "a message with settings");
     let count = from.count(8)?;
     if count > SETTINGS_MAX {
         return Err(from.malformed());
@@ -179,8 +179,8 @@ pub(crate) fn config(front: &[u8]) -> Result<BTreeMap<String, String>, Malformed
 }
 
 /// Extracts the monitor map from its message.
-pub(crate) fn mon_map(front: &[u8]) -> Result<&[u8], Malformed> {
-    Reader::new(front, "a message with a map of monitors").blob()
+pub(crate) fn mon_map(front: &[u8]) -> Result<&[u8], MalformedPayload> {
+    PayloadReader::new(front, "a message with a map of monitors").blob()
 }
 
 /// Returns a JSON string literal.
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn truncated_answers_are_errors() {
-        let mut whole = Writer::new();
+        let mut whole = PayloadWriter::new();
         paxos(&mut whole).raw(&[7; 16]).i32(-17).u32(9).u8(1).blob(&5u64.to_le_bytes());
         let whole = whole.finish();
         assert_eq!(pool_reply(&whole), Ok((-17, 9, Some(5))));

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use forebay_messenger::wire::{Malformed, Reader, Writer};
+use forebay_messenger::wire::{MalformedPayload, PayloadReader, PayloadWriter};
 
 use crate::denc::{ReaderExt, WriterExt};
 
@@ -20,7 +20,7 @@ pub(crate) struct HObject {
 }
 
 impl HObject {
-    pub(crate) fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+    pub(crate) fn decode(from: &mut PayloadReader<'_>) -> Result<Self, MalformedPayload> {
         let (version, mut part) = from.part(4)?;
         if version < 4 {
             return Err(part.malformed());
@@ -30,7 +30,7 @@ impl HObject {
         Ok(Self { key, name, snap, hash, max, namespace: part.blob()?.to_vec(), pool: part.i64()? })
     }
 
-    pub(crate) fn encode(&self, out: &mut Writer) {
+    pub(crate) fn encode(&self, out: &mut PayloadWriter) {
         out.versioned(4, 3, |out| {
             out.blob(&self.key).blob(&self.name).u64(self.snap).u32(self.hash).u8(u8::from(self.max));
             out.blob(&self.namespace).i64(self.pool);
@@ -81,10 +81,10 @@ mod tests {
         assert!(one(1, "a") > one(2, "a"), "by the reversed bits of the hash");
         assert!(one(1, "a") < one(1, "b"));
         assert!(HObject { max: true, ..HObject::default() } > one(u32::MAX, "z"));
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         let whole = HObject { pool: 3, namespace: b"n".into(), key: b"k".into(), snap: 5, ..one(7, "o") };
         whole.encode(&mut out);
         let bytes = out.finish();
-        assert_eq!(HObject::decode(&mut Reader::new(&bytes, "x")), Ok(whole));
+        assert_eq!(HObject::decode(&mut PayloadReader::new(&bytes, "x")), Ok(whole));
     }
 }

@@ -4,9 +4,9 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use forebay_block::Error;
-use forebay_messenger::session::Violation;
+use forebay_messenger::session::SessionViolation;
 use forebay_messenger::wire::AddrKind;
-use forebay_messenger::{Address, Connection, Handler, Message, Policy, Reason, SendError};
+use forebay_messenger::{Address, Connection, DisconnectReason, Handler, Message, Policy, SendError};
 use forebay_reactor::{Buf, sleep, spawn};
 
 use super::Objecter;
@@ -210,7 +210,7 @@ impl Handler for Incoming {
         objecter.rejections.clear_osd(osd);
     }
 
-    fn lost(&self, connection: &Connection, reason: &Reason) {
+    fn lost(&self, connection: &Connection, reason: &DisconnectReason) {
         let Some((objecter, osd)) = self.find(connection) else { return };
         let peer = format!("osd.{osd} at {}", connection.address());
         if let Some(error) = monitor::conflict_of(&peer, reason, ("ms_client_mode", "ms_service_mode")) {
@@ -219,7 +219,10 @@ impl Handler for Incoming {
         }
         tracing::info!(osd, %reason, "the session with an OSD is lost");
         objecter.rejections.clear_osd(osd);
-        let refused = matches!(reason, Reason::Violation(Violation::MethodRefused { .. } | Violation::Auth(_)));
+        let refused = matches!(
+            reason,
+            DisconnectReason::Violation(SessionViolation::MethodRefused { .. } | SessionViolation::Auth(_))
+        );
         lost(&objecter, osd, refused);
     }
 }

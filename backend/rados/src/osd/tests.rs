@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use forebay_block::{Advice, Error, ErrorKind, ObjectName};
 use forebay_messenger::MessengerCore;
-use forebay_messenger::session::Violation;
+use forebay_messenger::session::SessionViolation;
 use forebay_messenger::session::cephx::TicketStore;
 use forebay_messenger::wire::control::mode;
-use forebay_messenger::wire::{Reader, Writer};
+use forebay_messenger::wire::{PayloadReader, PayloadWriter};
 use forebay_reactor::sync::oneshot;
 use forebay_reactor::{Buf, BufList, DriverChoice, Instant, Reactor};
 
@@ -36,7 +36,7 @@ use crate::monitor::conflict_of;
 
 /// Encodes a redirect to a pool, key, namespace and name; its parts in the given versions.
 fn redirect(versions: (u8, u8), (pool, key, namespace, name): (i64, &str, &str, &str)) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.versioned(versions.0, 1, |out| {
         out.versioned(versions.1, 3, |out| {
             out.i64(pool).i32(-1).text(key).text(namespace).i64(-1);
@@ -54,7 +54,7 @@ fn redirect(versions: (u8, u8), (pool, key, namespace, name): (i64, &str, &str, 
 
 /// Encodes a reply to one operation whose output is 3 bytes.
 fn reply(version: u16, attempt: i32, redirected: Option<&[u8]>) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.text("object");
     // Placement group: version, pool, number, obsolete preferred OSD.
     out.u8(1).u64(3).u32(7).i32(-1);
@@ -145,12 +145,12 @@ fn a_backoff_holds_back_its_range_of_its_group() {
 
 #[test]
 fn places_of_later_versions() {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.versioned(5, 3, |out| {
         out.blob(b"k").blob(b"n").u64(4).u32(9).u8(0).blob(b"s").i64(3).text("something new");
     });
     let bytes = out.finish();
-    let mut from = Reader::new(&bytes, "a position");
+    let mut from = PayloadReader::new(&bytes, "a position");
     let found = HObject::decode(&mut from).expect("a position");
     assert_eq!((found.name.as_slice(), found.pool, found.snap), (&b"n"[..], 3, 4));
     assert!(from.rest().is_empty());
@@ -303,7 +303,7 @@ fn requests_from_before_the_epoch_that_a_pool_names_are_sent_again() {
 
 /// Returns the error of an OSD that accepts connections in secure mode only.
 fn secure_only(osd: i32) -> Error {
-    let reason = Violation::ModesDiffer { ours: vec![mode::CRC], theirs: vec![mode::SECURE] };
+    let reason = SessionViolation::ModesDiffer { ours: vec![mode::CRC], theirs: vec![mode::SECURE] };
     conflict_of(&format!("osd.{osd}"), &reason.into(), ("ms_client_mode", "ms_service_mode")).expect("a conflict")
 }
 
@@ -443,12 +443,12 @@ fn the_first_answer_of_a_pool_makes_its_requests_wait_from_then_on() {
 
 #[test]
 fn features_that_a_daemon_requires_are_named() {
-    let reason = Violation::FeaturesRequired(1 << 38 | 1 << 50 | 1 << 5).into();
+    let reason = SessionViolation::FeaturesRequired(1 << 38 | 1 << 50 | 1 << 5).into();
     let error = conflict_of("osd.1", &reason, ("", "")).expect("a conflict");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(
         error.context().contains("newer than this build understands: bit 5, CRUSH_MSR, SERVER_TENTACLE ("),
         "{error}"
     );
-    assert!(conflict_of("osd.1", &Violation::Wait.into(), ("", "")).is_none());
+    assert!(conflict_of("osd.1", &SessionViolation::Wait.into(), ("", "")).is_none());
 }

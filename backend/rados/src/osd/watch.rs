@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, Notification, ObjectName, Result, WatchHandler};
-use forebay_messenger::wire::{Malformed, Reader, Writer};
+use forebay_messenger::wire::{MalformedPayload, PayloadReader, PayloadWriter};
 use forebay_reactor::sync::{Notify, oneshot};
 use forebay_reactor::{Buf, BufList, random, spawn, timeout};
 
@@ -94,8 +94,8 @@ mod event {
 }
 
 impl Event {
-    fn decode(version: u16, front: &[u8]) -> std::result::Result<Self, Malformed> {
-        let mut from = Reader::new(front, "an event of a watch");
+    fn decode(version: u16, front: &[u8]) -> std::result::Result<Self, MalformedPayload> {
+        let mut from = PayloadReader::new(front, "an event of a watch");
         let (part, op, cookie) = (from.u8()?, from.u8()?, from.u64()?);
         // Obsolete version.
         from.u64()?;
@@ -260,7 +260,7 @@ impl Objecter {
         let (done, mut completed) = oneshot::channel();
         self.watches.notifies.borrow_mut().insert(cookie, done);
         let seconds = limit.as_secs().clamp(1, u64::from(u32::MAX)) as u32;
-        let mut input = Writer::new();
+        let mut input = PayloadWriter::new();
         input.u32(1).u32(seconds).blob(payload);
         let input = Buf::copy_of(&input.finish());
         let asked = async {

@@ -1,7 +1,7 @@
 //! Encoding of messages to and from OSDs: operation vectors, replies, backoffs.
 
 use forebay_block::Advice;
-use forebay_messenger::wire::{Malformed, Reader, Writer};
+use forebay_messenger::wire::{MalformedPayload, PayloadReader, PayloadWriter};
 use forebay_reactor::BufList;
 
 use super::hobject::HObject;
@@ -213,7 +213,7 @@ impl OsdOp {
 
 /// Encodes keys as operation input.
 pub(crate) fn keys<'a>(keys: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.u32(keys.len() as u32);
     for key in keys {
         out.blob(key);
@@ -223,7 +223,7 @@ pub(crate) fn keys<'a>(keys: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<u8>
 
 /// Encodes keys and values as operation input.
 pub(crate) fn pairs<'a>(pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.u32(pairs.len() as u32);
     for (key, value) in pairs {
         out.blob(key).blob(value);
@@ -258,7 +258,7 @@ pub(crate) struct Envelope<'a> {
 /// Encodes the front of a request (`MOSDOp` version 8).
 pub(crate) fn request(envelope: &Envelope<'_>, ops: &[OsdOp]) -> Vec<u8> {
     let names = envelope.namespace.len() + envelope.name.len() + envelope.key.len();
-    let mut out = Writer::with_capacity(FRONT_LEN + names + ops.len() * OP_LEN + envelope.snaps.len() * 8);
+    let mut out = PayloadWriter::with_capacity(FRONT_LEN + names + ops.len() * OP_LEN + envelope.snaps.len() * 8);
     out.versioned(1, 1, |out| {
         envelope.pg.encode(out);
         out.u8(envelope.shard as u8);
@@ -312,8 +312,8 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    pub(crate) fn decode(version: u16, front: &[u8], mut data: BufList) -> Result<Self, Malformed> {
-        let mut from = Reader::new(front, "an OSD's answer");
+    pub(crate) fn decode(version: u16, front: &[u8], mut data: BufList) -> Result<Self, MalformedPayload> {
+        let mut from = PayloadReader::new(front, "an OSD's answer");
         let from = &mut from;
         if version < 5 {
             return Err(from.malformed());
@@ -365,7 +365,7 @@ impl Redirect {
         if self.name.is_empty() { own } else { &self.name }
     }
 
-    fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+    fn decode(from: &mut PayloadReader<'_>) -> Result<Self, MalformedPayload> {
         let (_, mut part) = from.part(1)?;
         let (version, mut locator) = part.part(6)?;
         let pool = locator.i64()?;
@@ -396,8 +396,8 @@ pub(crate) mod backoff {
 }
 
 impl Backoff {
-    pub(crate) fn decode(front: &[u8]) -> Result<Self, Malformed> {
-        let mut from = Reader::new(front, "an OSD's backoff");
+    pub(crate) fn decode(front: &[u8]) -> Result<Self, MalformedPayload> {
+        let mut from = PayloadReader::new(front, "an OSD's backoff");
         let (_, mut pg) = from.part(1)?;
         let (pg, shard) = (PgId::decode(&mut pg)?, pg.u8()? as i8);
         let (epoch, op, id) = (from.u32()?, from.u8()?, from.u64()?);
@@ -405,7 +405,7 @@ impl Backoff {
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.versioned(1, 1, |out| {
             self.pg.encode(out);
             out.u8(self.shard as u8);

@@ -1,36 +1,36 @@
 //! Decoding of operation outputs.
 
 use forebay_block::{Error, ErrorKind, Extent, KvPage, ObjectName, SnapClone, SnapId, SnapSet, SparseData};
-use forebay_messenger::wire::{Malformed, Reader};
+use forebay_messenger::wire::{MalformedPayload, PayloadReader};
 use forebay_reactor::BufList;
 
 use crate::denc::ReaderExt;
 use crate::osd::wire::SNAP_HEAD;
 
 /// Returns the error for an undecodable reply.
-pub(super) fn strange(object: &ObjectName, error: Malformed) -> Error {
+pub(super) fn strange(object: &ObjectName, error: MalformedPayload) -> Error {
     Error::new(ErrorKind::Io, format!("object {object}: {error}, as an OSD sent it"))
 }
 
 /// Decodes size in bytes and modification time.
-pub(crate) fn stat(data: &BufList) -> Result<(u64, u64), Malformed> {
+pub(crate) fn stat(data: &BufList) -> Result<(u64, u64), MalformedPayload> {
     let bytes = data.to_vec();
-    let mut from = Reader::new(&bytes, "an object's size");
+    let mut from = PayloadReader::new(&bytes, "an object's size");
     Ok((from.u64()?, from.u64()?))
 }
 
 /// Decodes extents: offset and length.
-pub(crate) fn extents(data: &BufList) -> Result<Vec<(u64, u64)>, Malformed> {
+pub(crate) fn extents(data: &BufList) -> Result<Vec<(u64, u64)>, MalformedPayload> {
     let bytes = data.to_vec();
-    let mut from = Reader::new(&bytes, "a list of runs");
+    let mut from = PayloadReader::new(&bytes, "a list of runs");
     let count = from.count(16)?;
     (0..count).map(|_| Ok((from.u64()?, from.u64()?))).collect()
 }
 
 /// Decodes extents with their data, all within `asked`; the data is not copied.
-pub(crate) fn sparse(data: BufList, asked: Extent) -> Result<SparseData, Malformed> {
-    let malformed = Malformed { what: "stored runs", newer: None };
-    let head = |from: usize, len: usize| -> Result<Vec<u8>, Malformed> {
+pub(crate) fn sparse(data: BufList, asked: Extent) -> Result<SparseData, MalformedPayload> {
+    let malformed = MalformedPayload { what: "stored runs", newer: None };
+    let head = |from: usize, len: usize| -> Result<Vec<u8>, MalformedPayload> {
         let end = from.checked_add(len).filter(|&end| end <= data.len()).ok_or(malformed)?;
         Ok(data.slice(from..end).to_vec())
     };
@@ -61,16 +61,16 @@ pub(crate) fn sparse(data: BufList, asked: Extent) -> Result<SparseData, Malform
 }
 
 /// Decodes attributes, by name.
-pub(crate) fn attrs(data: &BufList) -> Result<Vec<(String, Vec<u8>)>, Malformed> {
+pub(crate) fn attrs(data: &BufList) -> Result<Vec<(String, Vec<u8>)>, MalformedPayload> {
     let bytes = data.to_vec();
-    let mut from = Reader::new(&bytes, "an object's attributes");
+    let mut from = PayloadReader::new(&bytes, "an object's attributes");
     from.vec(|from| Ok((from.text()?, from.blob()?.to_vec())))
 }
 
 /// Decodes keys and values, and whether there are more.
-pub(crate) fn pairs(data: &BufList) -> Result<KvPage, Malformed> {
+pub(crate) fn pairs(data: &BufList) -> Result<KvPage, MalformedPayload> {
     let bytes = data.to_vec();
-    let mut from = Reader::new(&bytes, "keys and values");
+    let mut from = PayloadReader::new(&bytes, "keys and values");
     let pairs = from.vec(|from| Ok((from.blob()?.to_vec(), from.blob()?.to_vec())))?;
     // Only list operations report whether there are more.
     let more = !from.rest().is_empty() && from.flag()?;
@@ -78,9 +78,9 @@ pub(crate) fn pairs(data: &BufList) -> Result<KvPage, Malformed> {
 }
 
 /// Decodes an object's clones.
-pub(crate) fn snap_set(data: &BufList) -> Result<SnapSet, Malformed> {
+pub(crate) fn snap_set(data: &BufList) -> Result<SnapSet, MalformedPayload> {
     let bytes = data.to_vec();
-    let mut whole = Reader::new(&bytes, "an object's snapshots");
+    let mut whole = PayloadReader::new(&bytes, "an object's snapshots");
     let (version, mut from) = whole.part(2)?;
     let mut set = SnapSet::default();
     let clones = from.vec(|from| {
@@ -111,9 +111,9 @@ pub(crate) struct Names {
     pub(crate) names: Vec<(String, String, String)>,
 }
 
-pub(crate) fn names(data: &BufList) -> Result<Names, Malformed> {
+pub(crate) fn names(data: &BufList) -> Result<Names, MalformedPayload> {
     let bytes = data.to_vec();
-    let mut whole = Reader::new(&bytes, "a list of objects");
+    let mut whole = PayloadReader::new(&bytes, "a list of objects");
     let (_, mut from) = whole.part(1)?;
     let next = crate::osd::hobject::HObject::decode(&mut from)?;
     // Names that are not UTF-8 are not used by this client.

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, ListPage, ObjectName, Result};
-use forebay_messenger::wire::{Reader, Writer};
+use forebay_messenger::wire::{PayloadReader, PayloadWriter};
 use forebay_reactor::Buf;
 
 use super::{answer, ended};
@@ -28,14 +28,14 @@ pub(super) struct List {
 
 /// Encodes the cursor of a list: a placement group, and a position in it.
 fn encode(group: u32, at: &HObject) -> Vec<u8> {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.u32(group);
     at.encode(&mut out);
     out.finish()
 }
 
 fn decode(cursor: &[u8]) -> Result<(u32, HObject)> {
-    let mut from = Reader::new(cursor, "a place in a list");
+    let mut from = PayloadReader::new(cursor, "a place in a list");
     let read = from.u32().and_then(|group| Ok((group, HObject::decode(&mut from)?)));
     read.map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
 }
@@ -97,7 +97,7 @@ impl List {
 
     /// Returns a page of a placement group's names, and whether it is the last one.
     async fn ask(&self, group: u32, at: &HObject, max: usize) -> Result<(answer::Names, bool)> {
-        let mut cursor = Writer::new();
+        let mut cursor = PayloadWriter::new();
         at.encode(&mut cursor);
         let epoch = self.cluster.map().epoch;
         let op = OsdOp::list(max.min(PAGE_MAX) as u64, epoch).with(Buf::copy_of(&cursor.finish()));

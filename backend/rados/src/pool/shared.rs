@@ -7,7 +7,7 @@ use forebay_block::{
     ClientIdentity, Error, ErrorKind, LocalFuture, Method, Notified, NotifyAnswer, ObjectBackend, ObjectName, Result,
     SharedObjects, SnapId, Watch, WatchHandler, Watcher,
 };
-use forebay_messenger::wire::{EntityAddr, Malformed, Reader, Writer};
+use forebay_messenger::wire::{EntityAddr, MalformedPayload, PayloadReader, PayloadWriter};
 use forebay_reactor::{Buf, spawn};
 
 use super::{RadosPool, answer, check_name, ended, output, ready};
@@ -55,8 +55,8 @@ pub(crate) fn address_text(addr: &EntityAddr) -> String {
 }
 
 /// Decodes a list of watchers.
-pub(crate) fn watchers(bytes: &[u8]) -> std::result::Result<Vec<Watcher>, Malformed> {
-    let mut whole = Reader::new(bytes, "a list of watchers");
+pub(crate) fn watchers(bytes: &[u8]) -> std::result::Result<Vec<Watcher>, MalformedPayload> {
+    let mut whole = PayloadReader::new(bytes, "a list of watchers");
     let (_, mut list) = whole.part(1)?;
     list.vec(|from| {
         let (version, mut item) = from.part(2)?;
@@ -69,11 +69,11 @@ pub(crate) fn watchers(bytes: &[u8]) -> std::result::Result<Vec<Watcher>, Malfor
 }
 
 /// Decodes the result of a notification, as collected by the OSD.
-pub(crate) fn notified(bytes: &[u8]) -> std::result::Result<Notified, Malformed> {
+pub(crate) fn notified(bytes: &[u8]) -> std::result::Result<Notified, MalformedPayload> {
     if bytes.is_empty() {
         return Ok(Notified::default());
     }
-    let mut from = Reader::new(bytes, "what came of a notification");
+    let mut from = PayloadReader::new(bytes, "what came of a notification");
     let answers =
         from.vec(|from| Ok(NotifyAnswer { client: from.u64()?, cookie: from.u64()?, payload: from.blob()?.to_vec() }))?;
     let missed = from.vec(|from| Ok((from.u64()?, from.u64()?)))?;
@@ -140,7 +140,7 @@ impl SharedObjects for RadosPool {
         cookie: u64,
         payload: Vec<u8>,
     ) -> LocalFuture<Result<()>> {
-        let mut input = Writer::new();
+        let mut input = PayloadWriter::new();
         input.u64(id).u64(cookie).blob(&payload);
         let op = OsdOp::new(code::NOTIFY_ACK).with(Buf::copy_of(&input.finish()));
         let asked = self.ask(object, SNAP_HEAD, vec![op]);

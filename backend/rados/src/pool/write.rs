@@ -1,7 +1,7 @@
 //! Encoding of transactions as operation vectors.
 
 use forebay_block::{Advice, Error, ErrorKind, LocalFuture, ObjectName, ObjectOp, Result, Transaction};
-use forebay_messenger::wire::Writer;
+use forebay_messenger::wire::PayloadWriter;
 use forebay_reactor::Buf;
 
 use super::{OBJECT_SIZE_MAX, RadosPool, check_name, ended, guard, ready, refusal};
@@ -54,7 +54,7 @@ pub(super) fn operation(op: &ObjectOp) -> Option<OsdOp> {
             OsdOp::extent(code::CMPEXT, *offset, data.len() as u64).with(data.clone())
         }
         ObjectOp::KvCompare { key, value } => {
-            let mut input = Writer::new();
+            let mut input = PayloadWriter::new();
             input.u32(1).blob(key).blob(value.as_deref().unwrap_or_default()).u32(CMP_EQ);
             OsdOp::new(code::OMAP_CMP).with(Buf::copy_of(&input.finish()))
         }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use forebay_block::{Buf, BufList, BufMut};
-use forebay_reactor::Pool;
+use forebay_reactor::BufPool;
 
 use crate::format::BLOCK;
 
@@ -23,7 +23,7 @@ pub fn is_all_direct(data: &BufList) -> bool {
 
 /// Staging buffers, filled one after the other.
 pub struct Staging {
-    pool: Pool,
+    pool: BufPool,
     /// Buffer with space left.
     current: RefCell<Option<BufMut>>,
 }
@@ -31,7 +31,7 @@ pub struct Staging {
 impl Staging {
     /// Creates the buffers.
     pub fn new() -> Self {
-        Self { pool: Pool::new(STAGING, 64), current: RefCell::default() }
+        Self { pool: BufPool::new(STAGING, 64), current: RefCell::default() }
     }
 
     /// Copies data into staging buffers, packed with its neighbours.

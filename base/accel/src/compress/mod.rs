@@ -32,7 +32,7 @@ pub use codec::{Codec, Framing, Level, UnknownCodec};
 pub use deflate::Expanded;
 pub use error::{CompressError, DecompressError};
 pub use sample::looks_incompressible;
-pub use stream::{InflateStream, Progress};
+pub use stream::{InflateStream, StreamProgress};
 
 use deflate::{Deflater, Inflater};
 pub(crate) use perf::perf;

@@ -7,7 +7,7 @@ use super::error::DecompressError;
 
 /// Result of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct StreamProgress {
     /// Number of bytes taken from the input.
     pub consumed: usize,
     /// Number of bytes written to the output.
@@ -49,13 +49,13 @@ impl InflateStream {
     /// Expands some more: as much as the input gives or the output holds.
     ///
     /// A step without progress needs more input if the output has space, and more output space otherwise.  The caller
-    /// detects truncation: the input ended before [`Progress::done`].
+    /// detects truncation: the input ended before [`StreamProgress::done`].
     ///
     /// # Errors
     /// The stream breaks its format or its checksum is wrong; what was produced before may be wrong as well.
-    pub fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Progress, DecompressError> {
+    pub fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<StreamProgress, DecompressError> {
         if self.done {
-            return Ok(Progress { consumed: 0, produced: 0, done: true });
+            return Ok(StreamProgress { consumed: 0, produced: 0, done: true });
         }
         let (before_in, before_out) = (self.inner.total_in(), self.inner.total_out());
         let status = self.inner.decompress(input, output, InflateFlush::NoFlush).map_err(|error| match error {
@@ -63,7 +63,7 @@ impl InflateStream {
             _ => DecompressError::Corrupt,
         })?;
         self.done = status == Status::StreamEnd;
-        Ok(Progress {
+        Ok(StreamProgress {
             consumed: (self.inner.total_in() - before_in) as usize,
             produced: (self.inner.total_out() - before_out) as usize,
             done: self.done,

@@ -58,7 +58,7 @@ pub(crate) unsafe trait Fold: Copy {
 
 /// Destination of bytes that are checksummed.
 #[derive(Clone, Copy)]
-pub(crate) enum Sink {
+pub(crate) enum ChecksumSink {
     /// No copy is made.
     None,
     /// Place that they are copied to.
@@ -78,7 +78,7 @@ pub(crate) unsafe fn short<F: Fold, const A: usize>(state: u32, from: *const u8,
         if len <= F::BYTES {
             words::<F>(state, from, len)
         } else {
-            vectors::<F, A>(state, from, len, Sink::None).reduce()
+            vectors::<F, A>(state, from, len, ChecksumSink::None).reduce()
         }
     }
 }
@@ -88,13 +88,13 @@ pub(crate) unsafe fn short<F: Fold, const A: usize>(state: u32, from: *const u8,
 /// # Safety
 /// The processor has the tier; the bytes are readable, and writable at the sink, which does not overlap them.
 #[inline(always)]
-pub(crate) unsafe fn copy<F: Fold, const A: usize>(state: u32, from: *const u8, len: usize, sink: Sink) -> u32 {
+pub(crate) unsafe fn copy<F: Fold, const A: usize>(state: u32, from: *const u8, len: usize, sink: ChecksumSink) -> u32 {
     // SAFETY: passed on.
     unsafe {
         if len >= F::BYTES {
             return vectors::<F, A>(state, from, len, sink).reduce();
         }
-        if let Sink::Copy(to) | Sink::Stream(to) = sink {
+        if let ChecksumSink::Copy(to) | ChecksumSink::Stream(to) = sink {
             std::ptr::copy_nonoverlapping(from, to, len);
         }
         words::<F>(state, from, len)
@@ -157,7 +157,12 @@ pub(super) unsafe fn chain<F: Fold, const W: usize>(state: u32, at: *const u8) -
 /// # Safety
 /// See [`copy`].
 #[inline(always)]
-pub(super) unsafe fn vectors<F: Fold, const A: usize>(state: u32, from: *const u8, len: usize, sink: Sink) -> F {
+pub(super) unsafe fn vectors<F: Fold, const A: usize>(
+    state: u32,
+    from: *const u8,
+    len: usize,
+    sink: ChecksumSink,
+) -> F {
     let short = 2 * A * F::BYTES;
     // SAFETY: reads and writes stay within `len`.
     unsafe {
@@ -193,21 +198,26 @@ pub(super) unsafe fn vectors<F: Fold, const A: usize>(state: u32, from: *const u
 /// # Safety
 /// See [`copy`]; `len` is at least a vector.
 #[inline(always)]
-unsafe fn first<F: Fold>(mut state: u32, mut from: *const u8, mut len: usize, sink: Sink) -> (F, *const u8, usize) {
+unsafe fn first<F: Fold>(
+    mut state: u32,
+    mut from: *const u8,
+    mut len: usize,
+    sink: ChecksumSink,
+) -> (F, *const u8, usize) {
     let start = from;
     let odd = len % F::BYTES;
     // SAFETY: reads and writes stay within `len`.
     unsafe {
         if F::PARTIAL && odd >= 4 {
             let vector = F::load_end(from, odd, state);
-            if let Sink::Copy(to) | Sink::Stream(to) = sink {
+            if let ChecksumSink::Copy(to) | ChecksumSink::Stream(to) = sink {
                 F::store_end(from, to, odd);
             }
             return (vector, from.add(odd), len - odd);
         }
         if odd > 0 {
             state = words::<F>(state, from, odd);
-            if let Sink::Copy(to) | Sink::Stream(to) = sink {
+            if let ChecksumSink::Copy(to) | ChecksumSink::Stream(to) = sink {
                 std::ptr::copy_nonoverlapping(from, to, odd);
             }
             from = from.add(odd);
@@ -229,7 +239,7 @@ unsafe fn begin<F: Fold, const A: usize>(
     state: u32,
     from: *const u8,
     len: usize,
-    sink: Sink,
+    sink: ChecksumSink,
 ) -> ([F; A], *const u8, *const u8) {
     // SAFETY: reads and writes stay within `len`.
     unsafe {
@@ -299,13 +309,13 @@ unsafe fn quad<F: Fold, const N: usize>(sums: &[F; N], at: usize) -> F {
 /// # Safety
 /// There is room.
 #[inline(always)]
-unsafe fn put<F: Fold>(vector: F, at: usize, sink: Sink) {
+unsafe fn put<F: Fold>(vector: F, at: usize, sink: ChecksumSink) {
     // SAFETY: passed on.
     unsafe {
         match sink {
-            Sink::None => {}
-            Sink::Copy(to) => vector.store(to.add(at)),
-            Sink::Stream(to) => vector.stream(to.add(at)),
+            ChecksumSink::None => {}
+            ChecksumSink::Copy(to) => vector.store(to.add(at)),
+            ChecksumSink::Stream(to) => vector.stream(to.add(at)),
         }
     }
 }

@@ -26,7 +26,7 @@
 //! al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction" (Intel, 2011).  Regions end after at most
 //! 16 KiB, so that no more than four lines of reading are open at once and all of them close together.
 
-use super::fold::{Fold, Sink, chain, gather, vectors, words};
+use super::fold::{ChecksumSink, Fold, chain, gather, vectors, words};
 use super::polynomial::{fold_key, shift_key};
 
 /// Returns the register after `len` bytes, `A` vectors at a time.
@@ -38,9 +38,9 @@ pub(super) unsafe fn wide<F: Fold, const A: usize>(state: u32, from: *const u8, 
     // SAFETY: passed on.
     unsafe {
         if A > 4 && len < 2 * A * F::BYTES {
-            return vectors::<F, 4>(state, from, len, Sink::None).reduce();
+            return vectors::<F, 4>(state, from, len, ChecksumSink::None).reduce();
         }
-        vectors::<F, A>(state, from, len, Sink::None).reduce()
+        vectors::<F, A>(state, from, len, ChecksumSink::None).reduce()
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) unsafe fn rounds<F: Fold, const A: usize, const P: usize, const W: us
         let end = from.add(len);
         let mut folded = None;
         if front >= F::BYTES {
-            folded = Some(vectors::<F, 4>(state, from, front, Sink::None));
+            folded = Some(vectors::<F, 4>(state, from, front, ChecksumSink::None));
             state = 0;
         } else {
             state = words::<F>(state, from, front);
@@ -209,7 +209,7 @@ pub(super) unsafe fn split<F: Fold, const A: usize, const K: usize, const L: usi
         if len < F::BYTES {
             words::<F>(state, from, len)
         } else {
-            vectors::<F, 4>(state, from, len, Sink::None).reduce()
+            vectors::<F, 4>(state, from, len, ChecksumSink::None).reduce()
         }
     }
 }

@@ -18,8 +18,8 @@ pub(crate) mod x86;
 use crate::tier::Tier;
 pub use perf::verify;
 pub(crate) use perf::{contests, perf};
-pub(crate) use tiers::Kernels;
-use tiers::Table;
+pub(crate) use tiers::Crc32cKernels;
+use tiers::TierTable;
 
 /// Name of this kernel among choices.
 const KERNEL: &str = "crc32c";
@@ -39,7 +39,7 @@ pub fn extend(crc: u32, data: &[u8]) -> u32 {
 /// Continues a CRC32C over `count` bytes of zero, in time that grows with the logarithm of `count`.
 #[inline]
 pub fn extend_zeroes(crc: u32, count: u64) -> u32 {
-    !Kernels::current().shift(!crc, count)
+    !Crc32cKernels::current().shift(!crc, count)
 }
 
 /// Returns the CRC32C of `count` bytes of zero, in time that grows with the logarithm of `count`.
@@ -52,7 +52,7 @@ pub fn zeroes(count: u64) -> u32 {
 #[inline]
 pub fn combine(crc_a: u32, crc_b: u32, len_b: u64) -> u32 {
     // The inversions before and after cancel: what is left of a's register is moved past b, and added.
-    Kernels::current().shift(crc_a, len_b) ^ crc_b
+    Crc32cKernels::current().shift(crc_a, len_b) ^ crc_b
 }
 
 /// Returns the CRC32C of many parts read as one.
@@ -66,7 +66,7 @@ pub fn crc32c_parts<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
 /// `block_len` is zero, or `crcs` has not exactly one place for each block.
 pub fn crc32c_blocks(data: &[u8], block_len: usize, crcs: &mut [u32]) {
     assert_eq!(crcs.len(), data.len().div_ceil(block_len), "there is a CRC for each block");
-    let kernels = Kernels::current();
+    let kernels = Crc32cKernels::current();
     for (crc, block) in crcs.iter_mut().zip(data.chunks(block_len)) {
         *crc = !kernels.update(!0, block);
     }
@@ -87,29 +87,29 @@ pub fn copy(from: &[u8], to: &mut [u8]) -> u32 {
 /// The lengths differ.
 #[inline]
 pub fn copy_extend(crc: u32, from: &[u8], to: &mut [u8]) -> u32 {
-    !Kernels::current().copy(!crc, from, to)
+    !Crc32cKernels::current().copy(!crc, from, to)
 }
 
 /// CRC32C on a certain tier, for tests and measurements.
 #[derive(Clone, Copy)]
-pub struct OnTier(Kernels);
+pub struct OnTier(Crc32cKernels);
 
 impl OnTier {
     /// Selects the kernels of a tier; `None` where the processor lacks it.
     pub fn new(tier: Tier) -> Option<Self> {
-        tier.is_available().then(|| Self(Kernels::of(tier)))
+        tier.is_available().then(|| Self(Crc32cKernels::of(tier)))
     }
 
     /// Selects the kernels of a tier with a certain loop over long messages; `None` where the processor lacks the tier,
     /// or the tier the loop.
     pub fn with_shape(tier: Tier, shape: &str) -> Option<Self> {
         let at = Self::shapes(tier).position(|name| name == shape)?;
-        Some(Self(Kernels::with_shape(tier, at)))
+        Some(Self(Crc32cKernels::with_shape(tier, at)))
     }
 
     /// Lists the loops over long messages that a tier has; none where the processor lacks the tier.
     pub fn shapes(tier: Tier) -> impl Iterator<Item = &'static str> {
-        let shapes = if tier.is_available() { Table::of(tier).shapes } else { &[] };
+        let shapes = if tier.is_available() { TierTable::of(tier).shapes } else { &[] };
         shapes.iter().map(|shape| shape.name)
     }
 

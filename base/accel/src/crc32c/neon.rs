@@ -6,10 +6,10 @@ use super::fold::Fold;
 
 /// Vector of 16 bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon(uint64x2_t);
+pub(crate) struct FoldNeon(uint64x2_t);
 
 // SAFETY: each method is the instructions it names, on 16 bytes.
-unsafe impl Fold for Neon {
+unsafe impl Fold for FoldNeon {
     const BYTES: usize = 16;
     const PARTIAL: bool = false;
     type Key = (u64, u64);

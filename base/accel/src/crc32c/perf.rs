@@ -1,10 +1,10 @@
 //! Measurements of the checksum: contests for calibration, the list for `forebay perf accel`, and its self-test.
 
-use super::tiers::{self, CLASSES, Class, Kernels, SLOTS, Table};
+use super::tiers::{self, CLASSES, Class, Crc32cKernels, SLOTS, TierTable};
 use super::{KERNEL, OnTier, portable};
 use crate::perf::{Detail, Kernel, Variant};
 use crate::processor::Processor;
-use crate::shape::{Contest, Contestant, Slot};
+use crate::shape::{Contest, Contestant, ShapeSlot};
 use crate::tier::Tier;
 
 /// Length of one turn of calibration in bytes, unless a message is longer.
@@ -13,10 +13,10 @@ const TURN: usize = 256 << 10;
 /// Lists the loops of the tier in use, for calibration.
 pub(crate) fn contests() -> Vec<Contest> {
     let tier = Tier::current();
-    let contest = |(class, slot): (&'static Class, &'static Slot)| {
+    let contest = |(class, slot): (&'static Class, &'static ShapeSlot)| {
         let data: std::rc::Rc<[u8]> = (0..class.measured.max(TURN)).map(|at| at as u8).collect();
         let contestant = |(shape, name): (usize, &'static str)| {
-            let (data, kernels) = (data.clone(), Kernels::with_shape(tier, shape));
+            let (data, kernels) = (data.clone(), Crc32cKernels::with_shape(tier, shape));
             let work: Box<dyn FnMut() -> usize> = Box::new(move || {
                 // The first few messages over and over, which stay in the first-level cache if they fit.
                 let some = data.chunks_exact(class.measured).take(4).cycle();
@@ -32,7 +32,7 @@ pub(crate) fn contests() -> Vec<Contest> {
             kernel: KERNEL,
             class: class.name,
             contestants: OnTier::shapes(tier).enumerate().map(contestant).collect(),
-            default: Table::of(tier).default(Processor::current()),
+            default: TierTable::of(tier).default(Processor::current()),
             slot,
         }
     };
@@ -63,21 +63,22 @@ pub(crate) fn perf(detail: Detail) -> Vec<Kernel> {
 /// Lists the checksums of messages of a length: one a tier, or one a loop where they are long enough for the loops to
 /// differ.
 fn sum(name: &str, len: usize, detail: Detail) -> Kernel {
-    let variant = |name: String, kernels: Kernels| {
+    let variant = |name: String, kernels: Crc32cKernels| {
         let data = vec![0x5Au8; len];
         Variant::new(name, move || {
             std::hint::black_box(kernels.update(!0, std::hint::black_box(&data)));
             len
         })
     };
-    let by_shape = |tier: Tier| detail == Detail::Shapes && len >= Table::of(tier).long_min;
+    let by_shape = |tier: Tier| detail == Detail::Shapes && len >= TierTable::of(tier).long_min;
     let mut variants = Vec::new();
     for tier in Tier::available() {
         if by_shape(tier) {
             let shapes = OnTier::shapes(tier).enumerate();
-            variants.extend(shapes.map(|(at, shape)| variant(shaped(tier, shape), Kernels::with_shape(tier, at))));
+            variants
+                .extend(shapes.map(|(at, shape)| variant(shaped(tier, shape), Crc32cKernels::with_shape(tier, at))));
         } else {
-            variants.push(variant(tier.name().into(), Kernels::of(tier)));
+            variants.push(variant(tier.name().into(), Crc32cKernels::of(tier)));
         }
     }
     let tier = Tier::current();
@@ -88,7 +89,7 @@ fn sum(name: &str, len: usize, detail: Detail) -> Kernel {
 /// Lists the copies of a length, which go the same way in all shapes.
 fn copied(name: &str, len: usize) -> Kernel {
     let variant = |tier: Tier| {
-        let (kernels, data, mut to) = (Kernels::of(tier), vec![0x5Au8; len], vec![0u8; len]);
+        let (kernels, data, mut to) = (Crc32cKernels::of(tier), vec![0x5Au8; len], vec![0u8; len]);
         Variant::new(tier.name(), move || {
             std::hint::black_box(kernels.copy(!0, std::hint::black_box(&data), &mut to));
             len
@@ -112,7 +113,7 @@ pub fn verify() -> Result<usize, String> {
     let tiers = Tier::available();
     let loops = tiers.flat_map(|tier| OnTier::shapes(tier).enumerate().map(move |(at, name)| (tier, at, name)));
     let loops = loops.map(|(tier, at, name)| {
-        let kernels = Kernels::with_shape(tier, at);
+        let kernels = Crc32cKernels::with_shape(tier, at);
         (shaped(tier, name), move |message: &[u8]| kernels.update(!0, message))
     });
     compare(loops)

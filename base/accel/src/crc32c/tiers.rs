@@ -3,20 +3,20 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::fold::{self, Sink};
+use super::fold::{self, ChecksumSink};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::loops;
 use super::{polynomial, portable};
 use crate::processor::{Processor, Vendor};
-use crate::shape::{self, Slot};
+use crate::shape::{self, ShapeSlot};
 use crate::tier::{ByTier, Tier};
 
 /// Kernels of CRC32C on one tier.  Registers are raw: neither the initial value nor the final inversion is applied.
 #[derive(Clone, Copy)]
-pub(crate) struct Kernels {
+pub(crate) struct Crc32cKernels {
     /// Returns the register after some bytes.  Safe to call: the struct is only made where the processor has the tier.
     update: Update,
-    copy: unsafe fn(u32, *const u8, usize, Sink) -> u32,
+    copy: unsafe fn(u32, *const u8, usize, ChecksumSink) -> u32,
     shift: unsafe fn(u32, u64) -> u32,
 }
 
@@ -24,23 +24,23 @@ type Update = unsafe fn(u32, *const u8, usize) -> u32;
 
 /// Loop over long messages.
 #[derive(Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct Crc32cShape {
     pub(super) name: &'static str,
-    /// Returns the register after at least [`Table::long_min`] bytes.
+    /// Returns the register after at least [`TierTable::long_min`] bytes.
     long: Update,
     /// Returns the register after any number of bytes.
     update: Update,
 }
 
 /// Kernels of a tier.
-pub(super) struct Table {
+pub(super) struct TierTable {
     /// Loop shapes; the first one is the default for unknown processors.
-    pub(super) shapes: &'static [Shape],
+    pub(super) shapes: &'static [Crc32cShape],
     /// Length in bytes below which a message takes the path common to all shapes.
     pub(super) long_min: usize,
     /// Returns the register after any number of bytes, by the loops in use.
     front: Update,
-    copy: unsafe fn(u32, *const u8, usize, Sink) -> u32,
+    copy: unsafe fn(u32, *const u8, usize, ChecksumSink) -> u32,
     shift: unsafe fn(u32, u64) -> u32,
 }
 
@@ -61,9 +61,9 @@ pub(super) static CLASSES: [Class; 3] = [
     Class { name: "from 12 KiB", end: usize::MAX, measured: 64 << 10 },
 ];
 
-/// Loop in use for each class on the tier in use: an index in [`Table::shapes`].  Apart from the classes, whose limits
-/// are constants to a compiler that way.
-pub(super) static SLOTS: [Slot; CLASSES.len()] = [const { Slot::new() }; CLASSES.len()];
+/// Loop in use for each class on the tier in use: an index in [`TierTable::shapes`].  Apart from the classes, whose
+/// limits are constants to a compiler that way.
+pub(super) static SLOTS: [ShapeSlot; CLASSES.len()] = [const { ShapeSlot::new() }; CLASSES.len()];
 
 /// Returns the class of a length.
 #[inline(always)]
@@ -76,7 +76,7 @@ fn class(len: usize) -> usize {
 /// # Safety
 /// The processor has the tier of the loops, and the bytes, at least its `long_min`, are readable.
 #[inline(always)]
-unsafe fn update_long(shapes: &'static [Shape], state: u32, from: *const u8, len: usize) -> u32 {
+unsafe fn update_long(shapes: &'static [Crc32cShape], state: u32, from: *const u8, len: usize) -> u32 {
     // Both calls are tail calls, so that the caller needs no registers saved, also for short messages.
     match shapes.get(SLOTS[class(len)].peek()) {
         // SAFETY: passed on.
@@ -92,14 +92,14 @@ unsafe fn update_long(shapes: &'static [Shape], state: u32, from: *const u8, len
 /// That of [`update_long`].
 #[cold]
 #[inline(never)]
-unsafe fn update_first(shapes: &'static [Shape], state: u32, from: *const u8, len: usize) -> u32 {
+unsafe fn update_first(shapes: &'static [Crc32cShape], state: u32, from: *const u8, len: usize) -> u32 {
     let shape = shape_in_use(shapes, len);
     // SAFETY: passed on.
     unsafe { (shape.long)(state, from, len) }
 }
 
 /// Returns the loop in use for a length, of the loops of the tier in use.
-fn shape_in_use(shapes: &'static [Shape], len: usize) -> &'static Shape {
+fn shape_in_use(shapes: &'static [Crc32cShape], len: usize) -> &'static Crc32cShape {
     let initial = || {
         let names: Vec<&str> = shapes.iter().map(|shape| shape.name).collect();
         shape::initial(super::KERNEL, &names, default(shapes, Processor::current()))
@@ -109,11 +109,11 @@ fn shape_in_use(shapes: &'static [Shape], len: usize) -> &'static Shape {
 
 /// Returns the name of the loop in use for a length.
 pub(super) fn in_use(len: usize) -> &'static str {
-    shape_in_use(Table::of(Tier::current()).shapes, len).name
+    shape_in_use(TierTable::of(Tier::current()).shapes, len).name
 }
 
 /// Returns the default among loops on a processor.
-fn default(shapes: &[Shape], processor: &Processor) -> usize {
+fn default(shapes: &[Crc32cShape], processor: &Processor) -> usize {
     let name = known(processor);
     name.and_then(|name| shapes.iter().position(|shape| shape.name == name)).unwrap_or(0)
 }
@@ -138,7 +138,7 @@ static UPDATE: AtomicPtr<()> = AtomicPtr::new(find as Update as *mut ());
 /// # Safety
 /// The bytes are readable.
 unsafe fn find(state: u32, from: *const u8, len: usize) -> u32 {
-    let update = Kernels::current().update;
+    let update = Crc32cKernels::current().update;
     UPDATE.store(update as *mut (), Ordering::Relaxed);
     // SAFETY: passed on.
     unsafe { update(state, from, len) }
@@ -156,7 +156,7 @@ pub(super) fn update(state: u32, data: &[u8]) -> u32 {
 }
 
 /// Tables of all tiers.
-static TABLES: ByTier<&Table> = ByTier::new(&[
+static TABLES: ByTier<&TierTable> = ByTier::new(&[
     (Tier::Portable, &plain::TABLE),
     #[cfg(target_arch = "x86_64")]
     (Tier::Sse, &sse::TABLE),
@@ -170,9 +170,9 @@ static TABLES: ByTier<&Table> = ByTier::new(&[
     (Tier::Neon, &neon::TABLE),
 ]);
 
-impl Table {
+impl TierTable {
     /// Returns the table of a tier that the processor has.
-    pub(super) fn of(tier: Tier) -> &'static Table {
+    pub(super) fn of(tier: Tier) -> &'static TierTable {
         assert!(tier.is_available(), "the processor lacks the tier {tier}");
         TABLES.of(tier)
     }
@@ -183,27 +183,27 @@ impl Table {
     }
 }
 
-impl Kernels {
+impl Crc32cKernels {
     /// Returns the kernels of the tier in use, with the loops in use.
     #[inline]
-    pub(crate) fn current() -> &'static Kernels {
-        static CURRENT: OnceLock<Kernels> = OnceLock::new();
+    pub(crate) fn current() -> &'static Crc32cKernels {
+        static CURRENT: OnceLock<Crc32cKernels> = OnceLock::new();
         CURRENT.get_or_init(|| {
-            let table = Table::of(Tier::current());
-            Kernels { update: table.front, copy: table.copy, shift: table.shift }
+            let table = TierTable::of(Tier::current());
+            Crc32cKernels { update: table.front, copy: table.copy, shift: table.shift }
         })
     }
 
     /// Returns the kernels of a tier that the processor has: with the loops in use on the tier in use, with the first
     /// loop on another one.
-    pub(crate) fn of(tier: Tier) -> Kernels {
+    pub(crate) fn of(tier: Tier) -> Crc32cKernels {
         if tier == Tier::current() { *Self::current() } else { Self::with_shape(tier, 0) }
     }
 
     /// Returns the kernels of a tier that the processor has, with one loop for all lengths.
-    pub(crate) fn with_shape(tier: Tier, shape: usize) -> Kernels {
-        let table = Table::of(tier);
-        Kernels { update: table.shapes[shape].update, copy: table.copy, shift: table.shift }
+    pub(crate) fn with_shape(tier: Tier, shape: usize) -> Crc32cKernels {
+        let table = TierTable::of(tier);
+        Crc32cKernels { update: table.shapes[shape].update, copy: table.copy, shift: table.shift }
     }
 
     /// Returns the register after `data`.
@@ -236,7 +236,7 @@ impl Kernels {
         assert_eq!(from.len(), to.len(), "a copy needs as much room as there are bytes");
         if from.len() < STREAMED_MIN {
             // SAFETY: the processor has the tier, see `of`; the slices have one length, and one is exclusive.
-            return unsafe { (self.copy)(state, from.as_ptr(), from.len(), Sink::Copy(to.as_mut_ptr())) };
+            return unsafe { (self.copy)(state, from.as_ptr(), from.len(), ChecksumSink::Copy(to.as_mut_ptr())) };
         }
         // Stores past the caches begin at a line and end with whole lines: the kernel takes odd bytes off the front.
         let head = to.as_ptr().align_offset(64).min(from.len());
@@ -245,10 +245,10 @@ impl Kernels {
         // SAFETY: as above; the three ranges make up the slices, and the middle of `to` is aligned.
         unsafe {
             let start = to.as_mut_ptr();
-            let state = (self.copy)(state, from.as_ptr(), head, Sink::Copy(start));
-            let state = (self.copy)(state, from.as_ptr().add(head), body, Sink::Stream(start.add(head)));
+            let state = (self.copy)(state, from.as_ptr(), head, ChecksumSink::Copy(start));
+            let state = (self.copy)(state, from.as_ptr().add(head), body, ChecksumSink::Stream(start.add(head)));
             crate::vector::fence();
-            (self.copy)(state, from.as_ptr().add(tail), from.len() - tail, Sink::Copy(start.add(tail)))
+            (self.copy)(state, from.as_ptr().add(tail), from.len() - tail, ChecksumSink::Copy(start.add(tail)))
         }
     }
 }
@@ -261,10 +261,10 @@ const STREAMED_MIN: usize = 2 << 20;
 macro_rules! tier {
     ($name:ident, $fold:ty, $feature:literal, $min:literal, $($shape:ident: $loop:ident<$($n:literal),*>;)*) => {
         mod $name {
-            use super::{Shape, Sink, Table, fold, loops, update_long};
+            use super::{ChecksumSink, Crc32cShape, TierTable, fold, loops, update_long};
 
-            pub(super) static TABLE: Table = Table {
-                shapes: &[$(Shape { name: stringify!($shape), long: $shape::long, update: $shape::update }),*],
+            pub(super) static TABLE: TierTable = TierTable {
+                shapes: &[$(Crc32cShape { name: stringify!($shape), long: $shape::long, update: $shape::update }),*],
                 long_min: $min,
                 front,
                 copy,
@@ -313,13 +313,13 @@ macro_rules! tier {
             /// # Safety
             /// The processor has the features; the bytes are readable, and writable at the sink.
             #[target_feature(enable = $feature)]
-            unsafe fn copy(state: u32, from: *const u8, len: usize, sink: Sink) -> u32 {
+            unsafe fn copy(state: u32, from: *const u8, len: usize, sink: ChecksumSink) -> u32 {
                 // SAFETY: passed on.  Each kind of sink gets a loop of its own.
                 unsafe {
                     match sink {
-                        Sink::None => fold::copy::<$fold, 4>(state, from, len, Sink::None),
-                        Sink::Copy(to) => fold::copy::<$fold, 4>(state, from, len, Sink::Copy(to)),
-                        Sink::Stream(to) => fold::copy::<$fold, 4>(state, from, len, Sink::Stream(to)),
+                        ChecksumSink::None => fold::copy::<$fold, 4>(state, from, len, ChecksumSink::None),
+                        ChecksumSink::Copy(to) => fold::copy::<$fold, 4>(state, from, len, ChecksumSink::Copy(to)),
+                        ChecksumSink::Stream(to) => fold::copy::<$fold, 4>(state, from, len, ChecksumSink::Stream(to)),
                     }
                 }
             }
@@ -353,15 +353,15 @@ macro_rules! narrow {
 }
 
 #[cfg(target_arch = "x86_64")]
-narrow!(sse, crate::crc32c::x86::Sse, "sse4.2,pclmulqdq");
+narrow!(sse, crate::crc32c::x86::FoldSse, "sse4.2,pclmulqdq");
 #[cfg(target_arch = "x86_64")]
-narrow!(avx2, crate::crc32c::x86::Sse, "avx2,sse4.2,pclmulqdq,bmi1,bmi2");
+narrow!(avx2, crate::crc32c::x86::FoldSse, "avx2,sse4.2,pclmulqdq,bmi1,bmi2");
 #[cfg(target_arch = "x86_64")]
-narrow!(avx512, crate::crc32c::x86::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,sse4.2,pclmulqdq,bmi1,bmi2");
+narrow!(avx512, crate::crc32c::x86::FoldAvx512, "avx512f,avx512bw,avx512vl,avx512dq,sse4.2,pclmulqdq,bmi1,bmi2");
 #[cfg(target_arch = "x86_64")]
 tier!(
     gfni,
-    crate::crc32c::x86::Vpclmul,
+    crate::crc32c::x86::FoldVpclmul,
     "vpclmulqdq,avx512vbmi2,avx512f,avx512bw,avx512vl,avx512dq,sse4.2,pclmulqdq,bmi1,bmi2",
     1152,
     v4p2w8: rounds<4, 2, 8>;
@@ -376,13 +376,13 @@ tier!(
     v8s3w4: split<8, 4, 26, 6, 3>;
 );
 #[cfg(target_arch = "aarch64")]
-narrow!(neon, crate::crc32c::neon::Neon, "neon,crc,aes");
+narrow!(neon, crate::crc32c::neon::FoldNeon, "neon,crc,aes");
 
 mod plain {
-    use super::{Shape, Sink, Table, polynomial, portable};
+    use super::{ChecksumSink, Crc32cShape, TierTable, polynomial, portable};
 
-    pub(super) static TABLE: Table = Table {
-        shapes: &[Shape { name: "tables", long: update, update }],
+    pub(super) static TABLE: TierTable = TierTable {
+        shapes: &[Crc32cShape { name: "tables", long: update, update }],
         long_min: 0,
         front: update,
         copy,
@@ -398,8 +398,8 @@ mod plain {
 
     /// # Safety
     /// The bytes are readable, and writable at the sink.
-    unsafe fn copy(mut state: u32, from: *const u8, len: usize, sink: Sink) -> u32 {
-        let (Sink::Copy(to) | Sink::Stream(to)) = sink else {
+    unsafe fn copy(mut state: u32, from: *const u8, len: usize, sink: ChecksumSink) -> u32 {
+        let (ChecksumSink::Copy(to) | ChecksumSink::Stream(to)) = sink else {
             // SAFETY: passed on.
             return unsafe { update(state, from, len) };
         };
@@ -458,7 +458,7 @@ mod tests {
     fn an_unset_class_runs_the_default_of_the_processor() {
         let processor = |vendor| Processor { vendor, family: 6, model: 143, name: String::new() };
         for tier in Tier::available() {
-            let table = Table::of(tier);
+            let table = TierTable::of(tier);
             assert_eq!(table.default(&processor(Vendor::Amd)), 0, "{tier}");
             assert_eq!(table.default(&processor(Vendor::Other)), 0, "{tier}");
             let intel = table.shapes[table.default(&processor(Vendor::Intel))].name;
@@ -470,8 +470,8 @@ mod tests {
     fn a_loop_on_a_certain_tier_is_the_one_that_runs() {
         let data = vec![0x5A; 4096];
         for tier in Tier::available().filter(|&tier| tier != Tier::Portable) {
-            for (at, shape) in Table::of(tier).shapes.iter().enumerate() {
-                let kernels = Kernels::with_shape(tier, at);
+            for (at, shape) in TierTable::of(tier).shapes.iter().enumerate() {
+                let kernels = Crc32cKernels::with_shape(tier, at);
                 assert_eq!(trace::ran(|| _ = kernels.update(!0, &data)), [shape.name], "{tier}");
             }
         }

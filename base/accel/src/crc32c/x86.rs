@@ -8,17 +8,17 @@ use crate::vector::x86::{Gfni, memory};
 
 /// Vector of 16 bytes, sums of three by two instructions.
 #[derive(Clone, Copy)]
-pub(crate) struct Sse(__m128i);
+pub(crate) struct FoldSse(__m128i);
 
 /// Vector of 16 bytes, sums of three by VPTERNLOG.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(__m128i);
+pub(crate) struct FoldAvx512(__m128i);
 
 /// Vector of 64 bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Vpclmul(__m512i);
+pub(crate) struct FoldVpclmul(__m512i);
 
-impl From<Gfni> for Vpclmul {
+impl From<Gfni> for FoldVpclmul {
     #[inline(always)]
     fn from(vector: Gfni) -> Self {
         Self(vector.0)
@@ -117,12 +117,12 @@ macro_rules! narrow {
 }
 
 // SAFETY: each method is the instructions it names, on 16 bytes.
-unsafe impl Fold for Sse {
+unsafe impl Fold for FoldSse {
     narrow!(a, b, c, _mm_xor_si128(_mm_xor_si128(a, b), c));
 }
 
 // SAFETY: each method is the instructions it names, on 16 bytes.
-unsafe impl Fold for Avx512 {
+unsafe impl Fold for FoldAvx512 {
     narrow!(a, b, c, _mm_ternarylogic_epi64::<0x96>(a, b, c));
 }
 
@@ -134,7 +134,7 @@ fn last(count: usize) -> u64 {
 }
 
 // SAFETY: each method is the instructions it names, on 64 bytes.
-unsafe impl Fold for Vpclmul {
+unsafe impl Fold for FoldVpclmul {
     const BYTES: usize = 64;
     const PARTIAL: bool = true;
     type Key = __m512i;
@@ -204,7 +204,7 @@ unsafe impl Fold for Vpclmul {
             let sum = _mm512_ternarylogic_epi64::<0x96>(low, high, _mm512_maskz_mov_epi64(0xC0, self.0));
             let half = _mm256_xor_si256(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64::<1>(sum));
             let lane = _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half));
-            Sse(lane).reduce()
+            FoldSse(lane).reduce()
         }
     }
 }

@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 
 /// Diffie-Hellman group of RFC 7919, appendix A.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Group {
+pub enum DhGroup {
     /// Group of 2,048 bits.
     Ffdhe2048,
     /// Group of 3,072 bits.
@@ -55,19 +55,19 @@ const E: [&str; 21] = [
 /// Maximum length of an exponent in bytes.
 pub const EXPONENT_MAX: usize = 56;
 
-impl Group {
+impl DhGroup {
     /// Every group, the weakest first.
-    pub const ALL: [Group; 5] =
-        [Group::Ffdhe2048, Group::Ffdhe3072, Group::Ffdhe4096, Group::Ffdhe6144, Group::Ffdhe8192];
+    pub const ALL: [DhGroup; 5] =
+        [DhGroup::Ffdhe2048, DhGroup::Ffdhe3072, DhGroup::Ffdhe4096, DhGroup::Ffdhe6144, DhGroup::Ffdhe8192];
 
     /// Returns the length of a value of the group in bytes.
     pub fn len(self) -> usize {
         match self {
-            Group::Ffdhe2048 => 256,
-            Group::Ffdhe3072 => 384,
-            Group::Ffdhe4096 => 512,
-            Group::Ffdhe6144 => 768,
-            Group::Ffdhe8192 => 1024,
+            DhGroup::Ffdhe2048 => 256,
+            DhGroup::Ffdhe3072 => 384,
+            DhGroup::Ffdhe4096 => 512,
+            DhGroup::Ffdhe6144 => 768,
+            DhGroup::Ffdhe8192 => 1024,
         }
     }
 
@@ -79,21 +79,21 @@ impl Group {
     /// Returns the offset X, which is added to the digits of e so that a safe prime results.
     fn offset(self) -> u64 {
         match self {
-            Group::Ffdhe2048 => 560_316,
-            Group::Ffdhe3072 => 2_625_351,
-            Group::Ffdhe4096 => 5_736_041,
-            Group::Ffdhe6144 => 15_705_020,
-            Group::Ffdhe8192 => 10_965_728,
+            DhGroup::Ffdhe2048 => 560_316,
+            DhGroup::Ffdhe3072 => 2_625_351,
+            DhGroup::Ffdhe4096 => 5_736_041,
+            DhGroup::Ffdhe6144 => 15_705_020,
+            DhGroup::Ffdhe8192 => 10_965_728,
         }
     }
 
     /// Random bytes of an exponent: at least twice the bits that the group is worth (RFC 7919, section 5.2).
     pub fn exponent_len(self) -> usize {
         match self {
-            Group::Ffdhe2048 => 32,
-            Group::Ffdhe3072 => 40,
-            Group::Ffdhe4096 => 48,
-            Group::Ffdhe6144 | Group::Ffdhe8192 => EXPONENT_MAX,
+            DhGroup::Ffdhe2048 => 32,
+            DhGroup::Ffdhe3072 => 40,
+            DhGroup::Ffdhe4096 => 48,
+            DhGroup::Ffdhe6144 | DhGroup::Ffdhe8192 => EXPONENT_MAX,
         }
     }
 
@@ -116,18 +116,18 @@ impl Group {
 }
 
 /// Secret of one side, for one exchange.
-pub struct Exchange {
-    group: Group,
+pub struct DhExchange {
+    group: DhGroup,
     exponent: Number,
     prime: Number,
 }
 
-impl Exchange {
-    /// Creates a secret from [`Group::exponent_len`] random bytes.
+impl DhExchange {
+    /// Creates a secret from [`DhGroup::exponent_len`] random bytes.
     ///
     /// # Panics
     /// When the number of bytes differs from that, or the bytes are evidently not random.
-    pub fn new(group: Group, random: &[u8]) -> Self {
+    pub fn new(group: DhGroup, random: &[u8]) -> Self {
         assert_eq!(random.len(), group.exponent_len(), "random bytes for {group:?}");
         let exponent = Number::of(random);
         assert!(exponent.bits() > 8, "random bytes that are not random");
@@ -135,7 +135,7 @@ impl Exchange {
     }
 
     /// Returns the group.
-    pub fn group(&self) -> Group {
+    pub fn group(&self) -> DhGroup {
         self.group
     }
 
@@ -144,7 +144,7 @@ impl Exchange {
         self.power(&Number::of(&[2])).to_vec()
     }
 
-    /// Returns the shared secret of [`Group::len`] bytes, computed from the peer's public value.
+    /// Returns the shared secret of [`DhGroup::len`] bytes, computed from the peer's public value.
     ///
     /// # Errors
     /// The value is 0, 1, p - 1 or more: everybody would know the result.
@@ -186,9 +186,9 @@ impl Exchange {
     }
 }
 
-impl fmt::Debug for Exchange {
+impl fmt::Debug for DhExchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Exchange({:?}, a secret)", self.group)
+        write!(f, "DhExchange({:?}, a secret)", self.group)
     }
 }
 
@@ -228,20 +228,20 @@ unsafe impl Send for Number {}
 mod tests {
     use super::*;
 
-    fn exchange(group: Group, seed: u8) -> Exchange {
+    fn exchange(group: DhGroup, seed: u8) -> DhExchange {
         let random: Vec<u8> = (0..group.exponent_len()).map(|at| (at as u8).wrapping_mul(31) ^ seed).collect();
-        Exchange::new(group, &random)
+        DhExchange::new(group, &random)
     }
 
     #[test]
     fn the_primes_are_those_of_the_rfc() {
         // Last bytes before the ones, as appendix A prints them.
         for (group, tail) in [
-            (Group::Ffdhe2048, 0x886B_4238_6128_5C97_u64),
-            (Group::Ffdhe3072, 0x25E4_1D2B_66C6_2E37),
-            (Group::Ffdhe4096, 0xC68A_007E_5E65_5F6A),
-            (Group::Ffdhe6144, 0xA40E_329C_D0E4_0E65),
-            (Group::Ffdhe8192, 0xD68C_8BB7_C5C6_424C),
+            (DhGroup::Ffdhe2048, 0x886B_4238_6128_5C97_u64),
+            (DhGroup::Ffdhe3072, 0x25E4_1D2B_66C6_2E37),
+            (DhGroup::Ffdhe4096, 0xC68A_007E_5E65_5F6A),
+            (DhGroup::Ffdhe6144, 0xA40E_329C_D0E4_0E65),
+            (DhGroup::Ffdhe8192, 0xD68C_8BB7_C5C6_424C),
         ] {
             let prime = group.prime();
             assert_eq!(prime.len(), group.len());
@@ -250,7 +250,7 @@ mod tests {
             let mut half = Number::of(&prime);
             // SAFETY: the number is alive, and shifted in place.
             assert_eq!(unsafe { aws::BN_rshift1(half.0.as_mut(), half.0.as_ptr()) }, 1);
-            let check = Exchange { group, exponent: half, prime: Number::of(&prime) };
+            let check = DhExchange { group, exponent: half, prime: Number::of(&prime) };
             let one = check.power(&Number::of(&[2]));
             assert!(one[..one.len() - 1].iter().all(|&byte| byte == 0) && one[one.len() - 1] == 1, "{group:?}");
         }
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn both_sides_agree_and_others_do_not() {
-        for group in Group::ALL {
+        for group in DhGroup::ALL {
             let (ours, theirs, other) = (exchange(group, 1), exchange(group, 2), exchange(group, 3));
             let shared = ours.agree(&theirs.public()).expect("in the group");
             assert_eq!(shared.len(), group.len());
@@ -269,8 +269,8 @@ mod tests {
 
     #[test]
     fn values_that_tell_the_result_are_refused() {
-        let ours = exchange(Group::Ffdhe2048, 9);
-        let prime = Group::Ffdhe2048.prime();
+        let ours = exchange(DhGroup::Ffdhe2048, 9);
+        let prime = DhGroup::Ffdhe2048.prime();
         let mut less = prime.clone();
         *less.last_mut().expect("a byte") -= 1;
         for bad in [&[][..], &[0; 256], &[1], &prime, &less, &[1; 257]] {
@@ -278,6 +278,6 @@ mod tests {
         }
         *less.last_mut().expect("a byte") -= 1;
         assert!(ours.agree(&less).is_ok());
-        assert_eq!(format!("{ours:?}"), "Exchange(Ffdhe2048, a secret)");
+        assert_eq!(format!("{ours:?}"), "DhExchange(Ffdhe2048, a secret)");
     }
 }

@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 
 use aws_lc_sys as aws;
 
-use super::KeyError;
+use super::CipherKeyError;
 
 /// Length of a nonce, in bytes.
 pub const NONCE_LEN: usize = 12;
@@ -39,13 +39,13 @@ impl Gcm {
     ///
     /// # Errors
     /// The key has another length.
-    pub fn new(key: &[u8]) -> Result<Self, KeyError> {
+    pub fn new(key: &[u8]) -> Result<Self, CipherKeyError> {
         let (cipher, bits) = match key.len() {
             // SAFETY: these return pointers to constants.
             16 => (unsafe { aws::EVP_aead_aes_128_gcm() }, 128),
             // SAFETY: as above.
             32 => (unsafe { aws::EVP_aead_aes_256_gcm() }, 256),
-            length => return Err(KeyError::Length(length, "16 or 32")),
+            length => return Err(CipherKeyError::Length(length, "16 or 32")),
         };
         // SAFETY: the key has the length that is given and the cipher wants.
         let context = unsafe { aws::EVP_AEAD_CTX_new(cipher, key.as_ptr(), key.len(), TAG_LEN) };
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn keys_that_will_not_do() {
-        assert_eq!(Gcm::new(&[0; 24]).err(), Some(KeyError::Length(24, "16 or 32")));
+        assert_eq!(Gcm::new(&[0; 24]).err(), Some(CipherKeyError::Length(24, "16 or 32")));
         assert_eq!(format!("{:?}", Gcm::new(&[9; 16]).unwrap()), "Gcm(AES-128, key hidden)");
     }
 

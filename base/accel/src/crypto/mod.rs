@@ -22,7 +22,7 @@ pub use xts::{SectorSize, Xts};
 
 /// Reason why a key cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum KeyError {
+pub enum CipherKeyError {
     /// Invalid key length, in bytes.
     #[error("a key of {0} bytes; it must have {1}")]
     Length(usize, &'static str),

@@ -1,6 +1,6 @@
 //! Cipher benchmarks for `forebay perf accel`.
 
-use super::xts::{Shape, shapes};
+use super::xts::{XtsShape, shapes};
 use super::{Gcm, SectorSize, Xts};
 use crate::perf::{Detail, Kernel, Variant};
 use crate::tier::Tier;
@@ -39,13 +39,13 @@ pub(crate) fn perf(detail: Detail) -> Vec<Kernel> {
 /// Lists XTS with every set of instructions of this processor.
 fn xts(key: &[u8], bits: u16, size: SectorSize, detail: Detail) -> Kernel {
     let in_use = shapes::in_use(size);
-    let name = |xts: &Xts, shape: Shape| {
+    let name = |xts: &Xts, shape: XtsShape| {
         let shaped = detail == Detail::Shapes && xts.has_shapes();
         if shaped { format!("{}/{}", xts.implementation(), shape.name()) } else { xts.implementation().to_owned() }
     };
     let mut variants: Vec<Variant> = Vec::new();
     for tier in Tier::available() {
-        let shapes = if detail == Detail::Shapes { &Shape::ALL[..] } else { std::slice::from_ref(&in_use) };
+        let shapes = if detail == Detail::Shapes { &XtsShape::ALL[..] } else { std::slice::from_ref(&in_use) };
         for &shape in shapes {
             let Ok(xts) = Xts::with_shape(key, tier, shape) else { continue };
             let name = name(&xts, shape);

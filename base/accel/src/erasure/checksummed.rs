@@ -9,7 +9,7 @@
 //!
 //! With sixteen registers this loses: on the SSE tier it was a quarter slower than tile by tile.
 
-use super::pass::Job;
+use super::pass::ErasureJob;
 
 /// Kernel for some tier and number of outputs.  The second argument are the sums, of as many bytes as a vector
 /// for each source and then each output, aligned to a line.
@@ -17,7 +17,7 @@ use super::pass::Job;
 /// # Safety
 /// As for [`super::pass::Pass`]; the sums are there, the length is a multiple of [`VECTOR`], and nothing is to be
 /// added to what the outputs hold.
-type Pass = unsafe fn(&Job, *mut Sum);
+type Pass = unsafe fn(&ErasureJob, *mut Sum);
 
 /// Length in bytes of a vector in the tier that has such kernels.
 pub(super) const VECTOR: usize = 64;
@@ -46,7 +46,7 @@ pub(super) struct ChecksumKernel {
 impl ChecksumKernel {
     /// Returns the sum of a chunk whose register is `state`.
     pub(super) fn begin(&self, state: u32) -> Sum {
-        // SAFETY: there is a `ChecksumKernel` only where the processor has the tier, see `Plan::new`.
+        // SAFETY: there is a `ChecksumKernel` only where the processor has the tier, see `ErasurePlan::new`.
         unsafe { (self.begin)(state) }
     }
 
@@ -62,8 +62,8 @@ impl ChecksumKernel {
 pub(super) mod gfni {
     use super::{ChecksumKernel, Sum, VECTOR};
     use crate::crc32c::fold::{Fold, after, fold_keys};
-    use crate::crc32c::x86::Vpclmul;
-    use crate::erasure::pass::{Job, SideWork, pass};
+    use crate::crc32c::x86::FoldVpclmul;
+    use crate::erasure::pass::{ErasureJob, SideWork, pass};
     use crate::vector::x86::Gfni;
 
     /// Checksum sums of a job's chunks, computed along with the products.
@@ -75,13 +75,13 @@ pub(super) mod gfni {
         unsafe fn pass<const N: usize>(self, chunk: usize, vectors: &[Gfni; N]) {
             // SAFETY: the caller vouches for the tier, and that there is a sum, of a vector's bytes, for the chunk.
             unsafe {
-                let keys = fold_keys::<Vpclmul>();
-                let mut sum = Vpclmul::from(vectors[N - 1]);
+                let keys = fold_keys::<FoldVpclmul>();
+                let mut sum = FoldVpclmul::from(vectors[N - 1]);
                 for (n, &vector) in vectors.iter().enumerate().take(N - 1) {
-                    sum = Vpclmul::from(vector).fold(keys[N - 2 - n], sum);
+                    sum = FoldVpclmul::from(vector).fold(keys[N - 2 - n], sum);
                 }
                 let place = self.0.add(chunk).cast::<u8>();
-                Vpclmul::load(place).fold(keys[N - 1], sum).store(place);
+                FoldVpclmul::load(place).fold(keys[N - 1], sum).store(place);
             }
         }
     }
@@ -89,7 +89,7 @@ pub(super) mod gfni {
     /// # Safety
     /// See [`super::Pass`].
     #[target_feature(enable = "gfni,vpclmulqdq,avx512vbmi2,avx512f,avx512bw,avx512vl,avx512dq,sse4.2,pclmulqdq")]
-    unsafe fn run<const M: usize, const ONES: bool, const N: usize>(job: &Job, sums: *mut Sum) {
+    unsafe fn run<const M: usize, const ONES: bool, const N: usize>(job: &ErasureJob, sums: *mut Sum) {
         // SAFETY: passed on.
         unsafe { pass::<Gfni, _, M, ONES, N>(job, Sums(sums)) }
     }
@@ -98,10 +98,10 @@ pub(super) mod gfni {
     /// The processor has the tier.
     #[target_feature(enable = "vpclmulqdq,avx512vbmi2,avx512f,avx512bw,avx512vl,avx512dq,sse4.2,pclmulqdq")]
     unsafe fn begin(state: u32) -> Sum {
-        const { assert!(Vpclmul::BYTES == VECTOR) };
+        const { assert!(FoldVpclmul::BYTES == VECTOR) };
         let mut sum = Sum::EMPTY;
         // SAFETY: a sum has as many bytes as a vector; the caller has the tier.
-        unsafe { after::<Vpclmul>(state).store(sum.0.as_mut_ptr()) };
+        unsafe { after::<FoldVpclmul>(state).store(sum.0.as_mut_ptr()) };
         sum
     }
 
@@ -110,7 +110,7 @@ pub(super) mod gfni {
     #[target_feature(enable = "vpclmulqdq,avx512vbmi2,avx512f,avx512bw,avx512vl,avx512dq,sse4.2,pclmulqdq")]
     unsafe fn end(sum: &Sum) -> u32 {
         // SAFETY: a sum has as many bytes as a vector; the caller has the tier.
-        unsafe { Vpclmul::load(sum.0.as_ptr()).reduce() }
+        unsafe { FoldVpclmul::load(sum.0.as_ptr()).reduce() }
     }
 
     /// Returns the kernel for `outputs` outputs; a wide one takes `vectors` vectors at a time, one of the widths of the

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::chunks::{common_len, parts_len, walk};
 use super::fused;
 use super::matrix::{Construction, parity_rows};
-use super::plan::{Placement, Plan, Room};
+use super::plan::{ErasurePlan, Placement, Room};
 use super::steps::{self, Steps};
-use crate::crc32c::Kernels;
+use crate::crc32c::Crc32cKernels;
 use crate::tier::{Tier, TierError};
 
 /// Minimum number of data chunks.
@@ -78,10 +78,10 @@ struct Inner {
     steps: Steps,
     /// Parity rows of the generator matrix, `m` of `k` bytes.
     parity: Vec<u8>,
-    encode: Plan,
-    crc: Kernels,
+    encode: ErasurePlan,
+    crc: Crc32cKernels,
     /// Parity update plans, one per data chunk: the change of the parity from the sum of old and new content.
-    updates: Vec<Plan>,
+    updates: Vec<ErasurePlan>,
 }
 
 impl Code {
@@ -131,11 +131,21 @@ impl Code {
             return Err(TierError::Absent(tier).into());
         }
         let parity = parity_rows(construction, k, m);
-        let encode = Plan::new(tier, steps, k, &parity);
+        let encode = ErasurePlan::new(tier, steps, k, &parity);
         let column = |at: usize| -> Vec<u8> { parity.chunks_exact(k).flat_map(|row| [row[at], row[at]]).collect() };
-        let updates = (0..k).map(|at| Plan::new(tier, steps, 2, &column(at))).collect();
+        let updates = (0..k).map(|at| ErasurePlan::new(tier, steps, 2, &column(at))).collect();
         Ok(Self {
-            inner: Arc::new(Inner { construction, k, m, tier, steps, parity, encode, crc: Kernels::of(tier), updates }),
+            inner: Arc::new(Inner {
+                construction,
+                k,
+                m,
+                tier,
+                steps,
+                parity,
+                encode,
+                crc: Crc32cKernels::of(tier),
+                updates,
+            }),
         })
     }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::chunks::{common_len, parts_len, walk};
 use super::code::{Code, CodeError, K_MAX, M_MAX};
 use super::matrix::{choose, recovery_rows};
-use super::plan::{Placement, Plan, Room};
+use super::plan::{ErasurePlan, Placement, Room};
 
 /// Plans a decoder remembers.  A plan takes 1 to 40 KiB; a cluster with one failed host knows a few dozen patterns.
 const PLANS_MAX: usize = 256;
@@ -25,7 +25,7 @@ struct Pattern {
 /// Decoder of lost chunks, with a cache of the inverted matrices of recent loss patterns.
 ///
 /// Belongs to one core, and costs little while unused.
-pub struct Decoder {
+pub struct ErasureDecoder {
     code: Code,
     plans: HashMap<Pattern, Remembered>,
     /// Pattern of the last call, which is usually that of the next one too.
@@ -46,10 +46,10 @@ struct Remembered {
 struct Recovery {
     /// Indices of the chunks that are read, in the order of the plan's sources.
     chosen: Vec<usize>,
-    plan: Plan,
+    plan: ErasurePlan,
 }
 
-impl Decoder {
+impl ErasureDecoder {
     /// Makes a decoder that remembers nothing yet.
     pub fn new(code: Code) -> Self {
         Self { code, plans: HashMap::new(), latest: None, now: 0 }
@@ -88,10 +88,10 @@ impl Decoder {
         Ok(())
     }
 
-    /// Does what [`Decoder::rebuild`] does, for chunks that lie in several parts each.
+    /// Does what [`ErasureDecoder::rebuild`] does, for chunks that lie in several parts each.
     ///
     /// # Errors
-    /// As for [`Decoder::rebuild`]; lengths are those of whole chunks.
+    /// As for [`ErasureDecoder::rebuild`]; lengths are those of whole chunks.
     pub fn rebuild_parts(
         &mut self,
         have: &[(usize, &[&[u8]])],
@@ -186,7 +186,7 @@ impl Decoder {
         let want: Vec<usize> = want.iter().map(|&chunk| usize::from(chunk)).collect();
         let chosen = choose(parity, k, (0..chunks).filter(|chunk| present >> chunk & 1 == 1))?;
         let rows = recovery_rows(parity, k, &chosen, &want)?;
-        Some(Recovery { plan: Plan::new(self.code.tier(), self.code.steps(), k, &rows), chosen })
+        Some(Recovery { plan: ErasurePlan::new(self.code.tier(), self.code.steps(), k, &rows), chosen })
     }
 
     /// Drops the pattern that was met longest ago.

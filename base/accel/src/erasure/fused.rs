@@ -8,8 +8,8 @@
 
 use super::checksummed::{Sum, VECTOR};
 use super::code::{K_MAX, M_MAX};
-use super::plan::{Placement, Plan, Room, to_line};
-use crate::crc32c::Kernels;
+use super::plan::{ErasurePlan, Placement, Room, to_line};
+use crate::crc32c::Crc32cKernels;
 
 /// Length in bytes of a tile of a stripe in the caches: long enough for the checksum's full speed.
 const TILE: usize = 4096;
@@ -23,10 +23,10 @@ pub(super) type Registers = [u32; K_MAX + M_MAX];
 /// Makes `outputs` of `inputs`, `len` bytes of each, and brings the registers up to date with both.
 ///
 /// # Safety
-/// As for [`Plan::run`]; the processor has the tier of `kernels`.
+/// As for [`ErasurePlan::run`]; the processor has the tier of `kernels`.
 pub(super) unsafe fn run(
-    plan: &Plan,
-    kernels: &Kernels,
+    plan: &ErasurePlan,
+    kernels: &Crc32cKernels,
     inputs: &[*const u8],
     outputs: &[*mut u8],
     len: usize,
@@ -70,8 +70,8 @@ pub(super) unsafe fn run(
 /// # Safety
 /// As for [`run`].
 unsafe fn tiles(
-    plan: &Plan,
-    kernels: &Kernels,
+    plan: &ErasurePlan,
+    kernels: &Crc32cKernels,
     inputs: &[*const u8],
     outputs: &[*mut u8],
     len: usize,

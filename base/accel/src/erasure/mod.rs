@@ -6,15 +6,16 @@
 //!
 //! - [`Code`] encodes, and updates parity for a partial overwrite.  It is immutable: share it, or clone it, freely.
 //!   [`Code::encode_checksummed`] gives the CRC32C of every chunk as well, in the same pass over memory.
-//! - [`Decoder`] rebuilds lost chunks, data or parity, and remembers the matrices it inverted.  It belongs to one core.
+//! - [`ErasureDecoder`] rebuilds lost chunks, data or parity, and remembers the matrices it inverted.  It belongs to
+//!   one core.
 //!
 //! ```
-//! use forebay_accel::erasure::{Code, Construction, Decoder};
+//! use forebay_accel::erasure::{Code, Construction, ErasureDecoder};
 //! let code = Code::new(Construction::Vandermonde, 2, 1)?;
 //! let mut parity = [0; 5];
 //! code.encode(&[b"quick", b"brown"], &mut [&mut parity])?;
 //! let mut lost = [0; 5];
-//! Decoder::new(code).rebuild(&[(1, b"brown"), (2, &parity)], &mut [(0, &mut lost)])?;
+//! ErasureDecoder::new(code).rebuild(&[(1, b"brown"), (2, &parity)], &mut [(0, &mut lost)])?;
 //! assert_eq!(&lost, b"quick");
 //! # Ok::<(), forebay_accel::erasure::CodeError>(())
 //! ```
@@ -31,7 +32,7 @@ mod plan;
 mod steps;
 
 pub use code::{Code, CodeError, K_MAX, K_MIN, M_MAX};
-pub use decode::Decoder;
+pub use decode::ErasureDecoder;
 pub use matrix::Construction;
 pub use plan::Placement;
 pub(crate) use steps::contests;
@@ -79,7 +80,7 @@ pub(crate) fn perf(detail: Detail) -> Vec<Kernel> {
     }
     fn rebuild(code: Code) -> Box<dyn FnMut() -> usize> {
         let (k, m) = (code.k(), code.m());
-        let mut decoder = Decoder::new(code);
+        let mut decoder = ErasureDecoder::new(code);
         let left = vec![vec![0x5Au8; LEN]; k];
         let mut lost = vec![vec![0u8; LEN]; m];
         Box::new(move || {

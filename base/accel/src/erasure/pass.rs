@@ -14,7 +14,7 @@ use crate::vector::{Vector, portable};
 pub(crate) const OUTPUTS_MAX: usize = 8;
 
 /// Parameters of one run of the kernel over contiguous bytes.
-pub(crate) struct Job {
+pub(crate) struct ErasureJob {
     /// `sources` pointers to `len` readable bytes each.
     pub inputs: *const *const u8,
     /// Number of sources.
@@ -53,11 +53,11 @@ impl<V> SideWork<V> for NoSideWork {
 /// Kernel for a tier and a number of outputs.
 ///
 /// # Safety
-/// The processor has the tier, and the job keeps the promises of [`Job`].
-pub(crate) type Pass = unsafe fn(&Job);
+/// The processor has the tier, and the job keeps the promises of [`ErasureJob`].
+pub(crate) type Pass = unsafe fn(&ErasureJob);
 
 /// Kernels of erasure coding on one tier.
-pub(crate) struct Kernels {
+pub(crate) struct ErasureKernels {
     select: fn(usize, bool, usize) -> Pass,
     widths: fn(usize) -> &'static [usize],
     tables: fn(&mut dyn Iterator<Item = u8>) -> Vec<u64>,
@@ -66,10 +66,10 @@ pub(crate) struct Kernels {
 }
 
 /// Kernels of all tiers.  A further tier is a row here, with the vector that its `tier!` names.
-static KERNELS: ByTier<Kernels> = ByTier::new(&[
+static KERNELS: ByTier<ErasureKernels> = ByTier::new(&[
     (
         Tier::Portable,
-        Kernels {
+        ErasureKernels {
             select: |outputs, ones, _| plain::select(outputs, ones),
             widths: |_| &[1],
             tables: tables::<portable::Words>,
@@ -83,14 +83,14 @@ static KERNELS: ByTier<Kernels> = ByTier::new(&[
     #[cfg(target_arch = "x86_64")]
     (Tier::Avx512, avx512::KERNELS),
     #[cfg(target_arch = "x86_64")]
-    (Tier::Gfni, Kernels { fused: Some(super::checksummed::gfni::select), ..gfni::KERNELS }),
+    (Tier::Gfni, ErasureKernels { fused: Some(super::checksummed::gfni::select), ..gfni::KERNELS }),
     #[cfg(target_arch = "aarch64")]
     (Tier::Neon, neon::KERNELS),
 ]);
 
-impl Kernels {
+impl ErasureKernels {
     /// Returns the kernels for a tier.
-    pub(crate) fn of(tier: Tier) -> &'static Kernels {
+    pub(crate) fn of(tier: Tier) -> &'static ErasureKernels {
         KERNELS.of(tier)
     }
 
@@ -135,15 +135,15 @@ fn tables<V: Vector>(coefficients: &mut dyn Iterator<Item = u8>) -> Vec<u64> {
 macro_rules! tier {
     ($name:ident, $vector:ty, $feature:literal, [$($m:literal: [$($n:literal),*]),*]) => {
         mod $name {
-            use super::{Job, Kernels, Pass};
+            use super::{ErasureJob, ErasureKernels, Pass};
 
-            pub(super) const KERNELS: Kernels =
-                Kernels { select, widths, tables: super::tables::<$vector>, fused: None };
+            pub(super) const KERNELS: ErasureKernels =
+                ErasureKernels { select, widths, tables: super::tables::<$vector>, fused: None };
 
             /// # Safety
             /// See [`Pass`].
             #[target_feature(enable = $feature)]
-            unsafe fn run<const M: usize, const ONES: bool, const N: usize>(job: &Job) {
+            unsafe fn run<const M: usize, const ONES: bool, const N: usize>(job: &ErasureJob) {
                 // SAFETY: passed on.
                 unsafe { super::pass::<$vector, _, M, ONES, N>(job, super::NoSideWork) }
             }
@@ -203,11 +203,11 @@ tier!(
 );
 
 mod plain {
-    use super::{Job, Pass, portable};
+    use super::{ErasureJob, Pass, portable};
 
     /// # Safety
     /// The job keeps its promises.
-    unsafe fn run<const M: usize, const ONES: bool>(job: &Job) {
+    unsafe fn run<const M: usize, const ONES: bool>(job: &ErasureJob) {
         // SAFETY: passed on; portable vectors need nothing of the processor.
         unsafe { super::pass::<portable::Words, _, M, ONES, 1>(job, super::NoSideWork) }
     }
@@ -241,7 +241,7 @@ mod plain {
 /// See [`Pass`]; what goes along is good for all chunks.
 #[inline(always)]
 pub(super) unsafe fn pass<V: Vector, A: SideWork<V>, const M: usize, const ONES: bool, const N: usize>(
-    job: &Job,
+    job: &ErasureJob,
     side_work: A,
 ) {
     #[cfg(test)]
@@ -270,7 +270,7 @@ pub(super) unsafe fn pass<V: Vector, A: SideWork<V>, const M: usize, const ONES:
 /// See [`Pass`]; the bytes lie within the job.
 #[inline(always)]
 unsafe fn step<V: Vector, A: SideWork<V>, const M: usize, const ONES: bool, const N: usize>(
-    job: &Job,
+    job: &ErasureJob,
     at: usize,
     count: usize,
     side_work: A,
@@ -366,7 +366,7 @@ mod tests {
         KERNELS.check();
         for tier in Tier::ALL {
             for lower in Tier::ALL.into_iter().filter(|lower| *lower <= tier) {
-                let lost = Kernels::of(lower).fused.is_some() && Kernels::of(tier).fused.is_none();
+                let lost = ErasureKernels::of(lower).fused.is_some() && ErasureKernels::of(tier).fused.is_none();
                 assert!(!lost, "{tier} has no kernels with checksums, and {lower} has them");
             }
         }
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn kernels_with_checksums_exist_for_every_shape() {
         for tier in Tier::available() {
-            let kernels = Kernels::of(tier);
+            let kernels = ErasureKernels::of(tier);
             for outputs in 1..=OUTPUTS_MAX {
                 for &vectors in kernels.widths(outputs) {
                     let fused = kernels.fused(outputs, false, vectors);

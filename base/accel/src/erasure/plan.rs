@@ -11,7 +11,7 @@
 use std::mem::MaybeUninit;
 
 use super::checksummed::{self, ChecksumKernel, Sum};
-use super::pass::{Job, Kernels, OUTPUTS_MAX, Pass};
+use super::pass::{ErasureJob, ErasureKernels, OUTPUTS_MAX, Pass};
 use super::steps::Steps;
 use crate::tier::Tier;
 use crate::vector;
@@ -59,7 +59,7 @@ const PAGE: usize = 4096;
 const CACHED_BYTES_MAX: usize = 2 << 20;
 
 /// Coefficients for some number of sources and outputs, ready to be used.
-pub(crate) struct Plan {
+pub(crate) struct ErasurePlan {
     groups: Vec<Group>,
 }
 
@@ -76,11 +76,11 @@ struct Group {
     stride: usize,
 }
 
-impl Plan {
+impl ErasurePlan {
     /// Makes a plan for `rows`: a row of `sources` coefficients for each output.  The processor has the tier.
     pub(crate) fn new(tier: Tier, steps: Steps, sources: usize, rows: &[u8]) -> Self {
         assert!(tier.is_available() && (1..=SOURCES_MAX).contains(&sources) && rows.len().is_multiple_of(sources));
-        let kernels = Kernels::of(tier);
+        let kernels = ErasureKernels::of(tier);
         let groups = rows.chunks(sources * OUTPUTS_MAX).map(|rows| {
             let outputs = rows.len() / sources;
             let ones = rows[..sources].iter().all(|&coefficient| coefficient == 1);
@@ -136,8 +136,8 @@ impl Plan {
     /// Makes the outputs, and brings the sums of all chunks, sources first, up to date with them.
     ///
     /// # Safety
-    /// As for [`Plan::run`]; [`Plan::checksummed`] is there, and `len` a multiple of [`checksummed::VECTOR`]; with
-    /// `stream` the outputs are aligned to a line, and the caller fences.
+    /// As for [`ErasurePlan::run`]; [`ErasurePlan::checksummed`] is there, and `len` a multiple of
+    /// [`checksummed::VECTOR`]; with `stream` the outputs are aligned to a line, and the caller fences.
     pub(super) unsafe fn run_checksummed(
         &self,
         inputs: &[*const u8],
@@ -158,7 +158,7 @@ impl Plan {
     /// Runs with stores past the caches, where the outputs' alignment allows it.
     ///
     /// # Safety
-    /// As for [`Plan::run`].
+    /// As for [`ErasurePlan::run`].
     unsafe fn run_in_memory(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool) {
         let (head, aligned) = to_line(outputs, len);
         // SAFETY: head and rest lie within the chunks; behind the head the outputs are aligned.
@@ -178,7 +178,7 @@ impl Plan {
     /// Runs every group of outputs, taking turns if there are several.
     ///
     /// # Safety
-    /// As for [`Plan::run`]; with `stream` the outputs are aligned to a line.
+    /// As for [`ErasurePlan::run`]; with `stream` the outputs are aligned to a line.
     unsafe fn run_tiled(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool, stream: bool) {
         if let [group] = &self.groups[..] {
             // SAFETY: passed on.
@@ -202,7 +202,7 @@ impl Group {
     /// Runs one pass.
     ///
     /// # Safety
-    /// As for [`Plan::run_tiled`].
+    /// As for [`ErasurePlan::run_tiled`].
     unsafe fn run(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool, stream: bool) {
         let job = self.job(inputs, outputs, len, accumulate, stream);
         let pass = if stream && scattered(inputs) { self.narrow } else { self.wide };
@@ -212,9 +212,9 @@ impl Group {
     }
 
     /// Makes the job of one pass; it points into its arguments.
-    fn job(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool, stream: bool) -> Job {
+    fn job(&self, inputs: &[*const u8], outputs: &[*mut u8], len: usize, accumulate: bool, stream: bool) -> ErasureJob {
         debug_assert!(outputs.len() == self.outputs && inputs.len() * self.stride <= self.tables.len());
-        Job {
+        ErasureJob {
             inputs: inputs.as_ptr(),
             sources: inputs.len(),
             outputs: outputs.as_ptr(),

@@ -3,9 +3,9 @@
 //! More vectors a step load a coefficient less often and need more registers; what is best depends on how many loads
 //! and products a processor begins in a cycle.
 
-use super::pass::Kernels;
+use super::pass::ErasureKernels;
 use super::{Code, Construction};
-use crate::shape::{self, Contest, Contestant, Slot};
+use crate::shape::{self, Contest, Contestant, ShapeSlot};
 use crate::tier::Tier;
 
 /// Name of this kernel among choices.
@@ -14,21 +14,21 @@ const KERNEL: &str = "erasure";
 /// Numbers of vectors that a step may take, and their names.
 const SHAPES: [(usize, &str); 3] = [(4, "v4"), (2, "v2"), (1, "v1")];
 
-/// Class of plans, which share a choice.  All of its numbers of outputs have the same [widths](Kernels::widths) on every
-/// tier.
+/// Class of plans, which share a choice.  All of its numbers of outputs have the same [widths](ErasureKernels::widths)
+/// on every tier.
 struct Class {
     name: &'static str,
     outputs: std::ops::RangeInclusive<usize>,
     /// Data and parity chunks of the code that calibration measures.
     measured: (usize, usize),
-    slot: Slot,
+    slot: ShapeSlot,
 }
 
 static CLASSES: [Class; 4] = [
-    Class { name: "1 output", outputs: 1..=1, measured: (8, 1), slot: Slot::new() },
-    Class { name: "2 to 3 outputs", outputs: 2..=3, measured: (8, 3), slot: Slot::new() },
-    Class { name: "4 outputs", outputs: 4..=4, measured: (8, 4), slot: Slot::new() },
-    Class { name: "5 to 8 outputs", outputs: 5..=8, measured: (10, 6), slot: Slot::new() },
+    Class { name: "1 output", outputs: 1..=1, measured: (8, 1), slot: ShapeSlot::new() },
+    Class { name: "2 to 3 outputs", outputs: 2..=3, measured: (8, 3), slot: ShapeSlot::new() },
+    Class { name: "4 outputs", outputs: 4..=4, measured: (8, 4), slot: ShapeSlot::new() },
+    Class { name: "5 to 8 outputs", outputs: 5..=8, measured: (10, 6), slot: ShapeSlot::new() },
 ];
 
 impl Class {
@@ -40,7 +40,7 @@ impl Class {
 
     /// Lists the class's shapes on a tier, the default first.
     fn widths(&self, tier: Tier) -> &'static [usize] {
-        Kernels::of(tier).widths(*self.outputs.start())
+        ErasureKernels::of(tier).widths(*self.outputs.start())
     }
 
     /// Returns the vectors of a step in use, on the tier in use.
@@ -77,7 +77,7 @@ impl Steps {
 
     /// Returns the number of vectors per step, for a pass with this number of outputs.
     pub(crate) fn vectors(self, tier: Tier, outputs: usize) -> usize {
-        let widths = Kernels::of(tier).widths(outputs);
+        let widths = ErasureKernels::of(tier).widths(outputs);
         match self {
             Steps::Vectors(vectors) if widths.contains(&vectors) => vectors,
             Steps::Chosen if tier == Tier::current() => Class::of(outputs).in_use(),
@@ -130,7 +130,7 @@ mod tests {
     fn a_shape_that_a_number_of_outputs_lacks_gives_way_to_the_default() {
         for tier in Tier::available() {
             for outputs in 1..=8 {
-                let widths = Kernels::of(tier).widths(outputs);
+                let widths = ErasureKernels::of(tier).widths(outputs);
                 assert!(widths.contains(&1), "{tier} {outputs}: chunks far apart are read a vector at a time");
                 for (vectors, name) in SHAPES {
                     let taken = Steps::named(name).unwrap().vectors(tier, outputs);
@@ -146,7 +146,7 @@ mod tests {
         for tier in Tier::ALL {
             for outputs in 1..=8 {
                 let class = Class::of(outputs);
-                assert_eq!(Kernels::of(tier).widths(outputs), class.widths(tier), "{tier} {outputs}");
+                assert_eq!(ErasureKernels::of(tier).widths(outputs), class.widths(tier), "{tier} {outputs}");
                 assert!(class.outputs.contains(&class.measured.1), "{}", class.name);
             }
         }

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use super::{Choice, Forced, MARGIN_PERCENT, Measured, Reason, Slot};
+use super::{Choice, Forced, MARGIN_PERCENT, ShapeReason, ShapeSlot, ShapeSpeed};
 
 /// Percent of difference between fastest turns below which loops count as equal.
 const EQUAL_PERCENT: f64 = 3.0;
@@ -51,7 +51,7 @@ pub(crate) struct Contest {
     /// Default for this processor, one of the contestants.
     pub default: usize,
     /// Slot that calls of the kernel read.
-    pub slot: &'static Slot,
+    pub slot: &'static ShapeSlot,
 }
 
 /// Times of a loop's turns, in nanoseconds; fewer than the others' where it was cut.
@@ -73,8 +73,8 @@ impl Contest {
     /// Returns the choice without measuring.
     pub(super) fn without_calibration(&self, forced: &Forced) -> Choice {
         let (shape, reason) = match forced.shape(self.kernel, &self.names()) {
-            Some(shape) => (shape, Reason::Forced),
-            None => (self.default, Reason::Processor),
+            Some(shape) => (shape, ShapeReason::Forced),
+            None => (self.default, ShapeReason::Processor),
         };
         self.choice(shape, reason, Vec::new())
     }
@@ -87,24 +87,24 @@ impl Contest {
         let all: Vec<usize> = (0..self.contestants.len()).collect();
         let (turns, bytes) = self.measure(&all, end, clock);
         let figures = self.contestants.iter().zip(&turns).zip(&bytes).filter(|((_, turns), _)| !turns.is_empty());
-        let figure = |((one, turns), &bytes): ((&Contestant, &Turns), &usize)| Measured {
+        let figure = |((one, turns), &bytes): ((&Contestant, &Turns), &usize)| ShapeSpeed {
             shape: one.name,
             gb_per_s: bytes as f64 / least(turns),
         };
         let measured = figures.map(figure).collect();
         if turns[self.default].len() < ROUNDS_MIN {
-            return self.choice(self.default, Reason::OutOfTime, measured);
+            return self.choice(self.default, ShapeReason::OutOfTime, measured);
         }
         let Some((shape, _)) = judge(&turns, self.default) else {
-            return self.choice(self.default, Reason::Confirmed, measured);
+            return self.choice(self.default, ShapeReason::Confirmed, measured);
         };
         let (again, _) = self.measure(&[self.default, shape], end, clock);
         if again[0].len() < ROUNDS_MIN {
-            return self.choice(self.default, Reason::OutOfTime, measured);
+            return self.choice(self.default, ShapeReason::OutOfTime, measured);
         }
         match judge(&again, 0) {
-            Some((_, percent)) => self.choice(shape, Reason::Calibration { percent }, measured),
-            None => self.choice(self.default, Reason::Confirmed, measured),
+            Some((_, percent)) => self.choice(shape, ShapeReason::Calibration { percent }, measured),
+            None => self.choice(self.default, ShapeReason::Confirmed, measured),
         }
     }
 
@@ -146,7 +146,7 @@ impl Contest {
         (turns, bytes)
     }
 
-    fn choice(&self, shape: usize, reason: Reason, measured: Vec<Measured>) -> Choice {
+    fn choice(&self, shape: usize, reason: ShapeReason, measured: Vec<ShapeSpeed>) -> Choice {
         Choice {
             kernel: self.kernel,
             class: self.class,
@@ -234,7 +234,7 @@ mod tests {
     }
 
     fn contest(contestants: Vec<Contestant>, default: usize) -> Contest {
-        let slot = Box::leak(Box::new(Slot::new()));
+        let slot = Box::leak(Box::new(ShapeSlot::new()));
         Contest { kernel: "k", class: "all", contestants, default, slot }
     }
 
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    fn outcome(seed: u64, period: u64, costs: &[u64], default: usize) -> (&'static str, Reason) {
+    fn outcome(seed: u64, period: u64, costs: &[u64], default: usize) -> (&'static str, ShapeReason) {
         let choice = settle(&Machine::new(seed, period), costs, default, &Forced::default(), Duration::MAX);
         (choice.shape, choice.reason)
     }
@@ -258,14 +258,21 @@ mod tests {
         for seed in 0..2000 {
             let (shape, reason) = outcome(seed, 8, &[10_000, 9_000, 8_000, 30_000], 0);
             assert_eq!(shape, "c", "seed {seed}");
-            assert!(matches!(reason, Reason::Calibration { percent } if (15.0..40.0).contains(&percent)), "{reason:?}");
+            assert!(
+                matches!(reason, ShapeReason::Calibration { percent } if (15.0..40.0).contains(&percent)),
+                "{reason:?}"
+            );
         }
     }
 
     #[test]
     fn a_loop_that_is_hardly_faster_never_replaces_the_default() {
         for seed in 0..2000 {
-            assert_eq!(outcome(seed, 8, &[9_800, 10_000, 9_750, 9_900], 1), ("b", Reason::Confirmed), "seed {seed}");
+            assert_eq!(
+                outcome(seed, 8, &[9_800, 10_000, 9_750, 9_900], 1),
+                ("b", ShapeReason::Confirmed),
+                "seed {seed}"
+            );
         }
     }
 
@@ -294,7 +301,7 @@ mod tests {
         let mut contest = contest(contestants, 0);
         let clock = &mut || Duration::from_nanos(machine.now.get());
         let choice = contest.settle(&Forced::default(), Duration::MAX, clock);
-        assert_eq!((choice.shape, choice.reason), ("a", Reason::Confirmed));
+        assert_eq!((choice.shape, choice.reason), ("a", ShapeReason::Confirmed));
         assert_eq!(turns.get(), 4 * (ROUNDS + 1));
     }
 
@@ -312,7 +319,7 @@ mod tests {
     fn without_time_the_default_stays() {
         let machine = Machine::new(1, 0);
         let choice = settle(&machine, &[10_000, 5_000], 0, &Forced::default(), Duration::from_micros(40));
-        assert_eq!((choice.shape, choice.reason), ("a", Reason::OutOfTime));
+        assert_eq!((choice.shape, choice.reason), ("a", ShapeReason::OutOfTime));
         assert!(machine.now.get() < 100_000, "went on after the end: {} ns", machine.now.get());
     }
 
@@ -321,10 +328,10 @@ mod tests {
         let machine = Machine::new(1, 0);
         let forced = Forced { processor: false, shapes: vec![("k".into(), "b".into())] };
         let choice = settle(&machine, &[10_000, 50_000], 0, &forced, Duration::MAX);
-        assert_eq!((choice.shape, choice.reason), ("b", Reason::Forced));
+        assert_eq!((choice.shape, choice.reason), ("b", ShapeReason::Forced));
         let forced = Forced { processor: true, shapes: Vec::new() };
         let choice = settle(&machine, &[10_000, 5_000], 0, &forced, Duration::MAX);
-        assert_eq!((choice.shape, choice.reason), ("a", Reason::Processor));
+        assert_eq!((choice.shape, choice.reason), ("a", ShapeReason::Processor));
         assert_eq!(machine.now.get(), 0);
     }
 
@@ -332,7 +339,7 @@ mod tests {
     fn slow_loops_are_cut_and_figures_are_those_of_the_fastest_turn() {
         let machine = Machine::new(3, 0);
         let choice = settle(&machine, &[10_000, 40_000], 0, &Forced::default(), Duration::MAX);
-        assert_eq!(choice.reason, Reason::Confirmed);
+        assert_eq!(choice.reason, ShapeReason::Confirmed);
         assert_eq!(choice.measured.iter().map(|one| one.shape).collect::<Vec<_>>(), ["a", "b"]);
         assert!((25.0..=26.3).contains(&choice.measured[0].gb_per_s), "{choice:?}");
         // One round to warm up and two to see how slow it is.

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use crate::tier::Tier;
 pub(crate) use contest::{Contest, Contestant};
-pub(crate) use slot::Slot;
+pub(crate) use slot::ShapeSlot;
 
 /// Environment variable that forces shapes: `KERNEL=SHAPE`, separated by commas; or `processor`, for the defaults
 /// without calibration.
@@ -50,16 +50,16 @@ pub struct Choice {
     /// Shape in use.
     pub shape: &'static str,
     /// Reason for it.
-    pub reason: Reason,
+    pub reason: ShapeReason,
     /// Default for this processor.
     pub default: &'static str,
     /// Figures of calibration, in the order of the kernel's list; empty without calibration.
-    pub measured: Vec<Measured>,
+    pub measured: Vec<ShapeSpeed>,
 }
 
 /// Speed of a shape in calibration.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Measured {
+pub struct ShapeSpeed {
     /// Name of the shape.
     pub shape: &'static str,
     /// Speed in the fastest of the rounds, 10^9 bytes a second.
@@ -68,7 +68,7 @@ pub struct Measured {
 
 /// Reason why a shape is in use.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Reason {
+pub enum ShapeReason {
     /// Default for this processor, without calibration.
     Processor,
     /// Default for this processor; calibration measured nothing clearly faster.
@@ -84,14 +84,14 @@ pub enum Reason {
     Forced,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for ShapeReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::Processor => out.write_str("by processor"),
-            Reason::Confirmed => out.write_str("by processor, confirmed by calibration"),
-            Reason::Calibration { percent } => write!(out, "by calibration (+{percent:.0} %)"),
-            Reason::OutOfTime => out.write_str("by processor, calibration ran out of time"),
-            Reason::Forced => write!(out, "by {VARIABLE}"),
+            ShapeReason::Processor => out.write_str("by processor"),
+            ShapeReason::Confirmed => out.write_str("by processor, confirmed by calibration"),
+            ShapeReason::Calibration { percent } => write!(out, "by calibration (+{percent:.0} %)"),
+            ShapeReason::OutOfTime => out.write_str("by processor, calibration ran out of time"),
+            ShapeReason::Forced => write!(out, "by {VARIABLE}"),
         }
     }
 }
@@ -278,13 +278,13 @@ mod tests {
         // No other of this crate's unit tests calibrates.
         let _slots = trace::lock_slots();
         for choice in choices() {
-            assert_eq!((choice.shape, choice.reason), (choice.default, Reason::Processor));
+            assert_eq!((choice.shape, choice.reason), (choice.default, ShapeReason::Processor));
         }
         let begin = std::time::Instant::now();
         let first = calibrate(&mut || begin.elapsed()).to_vec();
         for choice in &first {
-            assert!(choice.reason == Reason::OutOfTime || !choice.measured.is_empty(), "{choice:?}");
-            assert_eq!(choice.shape == choice.default, !matches!(choice.reason, Reason::Calibration { .. }));
+            assert!(choice.reason == ShapeReason::OutOfTime || !choice.measured.is_empty(), "{choice:?}");
+            assert_eq!(choice.shape == choice.default, !matches!(choice.reason, ShapeReason::Calibration { .. }));
         }
         assert_eq!(calibrate(&mut || panic!("measured a second time")), first);
         assert_eq!(choices(), first);

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Index of the shape in use, in the list of shapes that a class has on the tier in use.
 #[derive(Debug)]
-pub(crate) struct Slot(AtomicU8);
+pub(crate) struct ShapeSlot(AtomicU8);
 
 /// Neither read nor set so far.
 const UNSET: u8 = u8::MAX;
 
-impl Slot {
+impl ShapeSlot {
     /// Makes an unset slot.
     pub(crate) const fn new() -> Self {
         Self(AtomicU8::new(UNSET))
@@ -58,21 +58,21 @@ mod tests {
 
     #[test]
     fn the_first_shape_read_or_set_stays_until_another_is_set() {
-        let slot = Slot::new();
+        let slot = ShapeSlot::new();
         assert_eq!(slot.peek(), usize::from(UNSET));
         assert_eq!(slot.get(|| 3), 3);
         assert_eq!(slot.peek(), 3);
         assert_eq!(slot.get(|| panic!("set already")), 3);
         slot.set(0);
         assert_eq!(slot.get(|| panic!("set already")), 0);
-        let slot = Slot::new();
+        let slot = ShapeSlot::new();
         slot.set(2);
         assert_eq!(slot.get(|| panic!("set already")), 2);
     }
 
     #[test]
     fn a_shape_that_is_set_while_the_initial_one_is_sought_stays() {
-        let slot = Slot::new();
+        let slot = ShapeSlot::new();
         let initial = || {
             slot.set(5);
             1

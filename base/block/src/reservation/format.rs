@@ -1,8 +1,11 @@
-//! Stored form of a [`Table`]: `docs/formats/reservations.md`.
+//! Stored form of a [`ReservationTable`]: `docs/formats/reservations.md`.
 
 use std::str::FromStr;
 
-use super::table::{EVENTS_MAX, Event, EventKind, Held, HostId, Kind, REGISTRANTS_MAX, Registrant, Table};
+use super::table::{
+    EVENTS_MAX, EventKind, HeldReservation, HostId, REGISTRANTS_MAX, Registrant, ReservationEvent, ReservationTable,
+    ReservationType,
+};
 use crate::error::{Error, ErrorKind, Result};
 
 /// First word of the first line, before the version.
@@ -14,13 +17,13 @@ const EVENTS_LEN_MAX: usize = 64 << 10;
 /// Table as it is stored for several daemons, with its incarnation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stored {
-    pub(super) table: Table,
+    pub(super) table: ReservationTable,
     /// Incarnation that non-persistent registrations belong to; 0 in format version 1, in which everything is
     /// persistent.
     pub(super) incarnation: u64,
 }
 
-impl Table {
+impl ReservationTable {
     /// Encodes the table for storage; `None` when nothing needs to survive a restart.
     pub fn encode(&self) -> Option<Vec<u8>> {
         if !self.persist || self.registrants.is_empty() {
@@ -34,7 +37,7 @@ impl Table {
         for Registrant { host, key } in &self.registrants {
             text += &format!("registrant {key:016x} {}\n", hex(host.as_bytes()));
         }
-        if let Some(Held { kind, holder }) = &self.held {
+        if let Some(HeldReservation { kind, holder }) = &self.held {
             text += &format!("reservation {} {}\n", kind.scsi(), hex(holder.as_bytes()));
         }
         text
@@ -47,7 +50,7 @@ impl Table {
     /// reservation would let a host write that must not.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let table = Stored::decode(bytes)?.table;
-        Ok(if table.persist { table } else { Table::new() })
+        Ok(if table.persist { table } else { ReservationTable::new() })
     }
 }
 
@@ -71,12 +74,12 @@ impl Stored {
         text.into_bytes()
     }
 
-    /// Decodes any version of the stored form; see [`Table::decode`].
+    /// Decodes any version of the stored form; see [`ReservationTable::decode`].
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let text = std::str::from_utf8(bytes).map_err(|_| damaged("not text"))?;
         let mut lines = text.lines();
         let header = lines.next().and_then(|line| line.strip_prefix(HEADER)?.strip_prefix(' '));
-        let mut stored = Stored { table: Table::new(), incarnation: 0 };
+        let mut stored = Stored { table: ReservationTable::new(), incarnation: 0 };
         let table = &mut stored.table;
         match header {
             Some("1") => table.persist = true,
@@ -112,7 +115,7 @@ impl Stored {
     }
 }
 
-impl Table {
+impl ReservationTable {
     /// Decodes a registrant or the reservation; returns `false` if the line is neither, or in the wrong place.
     fn take_line(&mut self, line: &str) -> Result<bool> {
         let mut words = line.split(' ');
@@ -130,11 +133,11 @@ impl Table {
                 self.registrants.push(Registrant { host, key });
             }
             (Some("reservation"), Some(kind), Some(host), None) => {
-                let kind = kind.parse().ok().and_then(Kind::from_scsi);
+                let kind = kind.parse().ok().and_then(ReservationType::from_scsi);
                 let kind = kind.ok_or_else(|| damaged("a kind of reservation that there is not"))?;
                 let holder = unhex(host).filter(|host| self.key_of(host).is_some());
                 let holder = holder.ok_or_else(|| damaged("the holder is not registered"))?;
-                self.held = Some(Held { kind, holder });
+                self.held = Some(HeldReservation { kind, holder });
             }
             _ => return Ok(false),
         }
@@ -156,7 +159,7 @@ impl Table {
         if count <= after || count > self.told || self.events.len() == EVENTS_MAX {
             return Err(damaged("events are out of order"));
         }
-        self.events.push_back(Event { number: count, kind, hosts: hosts.into() });
+        self.events.push_back(ReservationEvent { number: count, kind, hosts: hosts.into() });
         Ok(true)
     }
 }
@@ -167,7 +170,7 @@ const EVENT_KINDS: [(&str, EventKind); 3] = [
     ("cleared", EventKind::Cleared),
 ];
 
-fn event_line(event: &Event) -> String {
+fn event_line(event: &ReservationEvent) -> String {
     let name = EVENT_KINDS.iter().find(|(_, kind)| *kind == event.kind).map_or("", |(name, _)| name);
     let hosts: String = event.hosts.iter().map(|host| format!(" {}", hex(host.as_bytes()))).collect();
     format!("event {} {name}{hosts}\n", event.number)

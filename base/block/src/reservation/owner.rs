@@ -4,57 +4,60 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use forebay_reactor::cross::{self, Answer};
+use forebay_reactor::cross::{self, OneshotSender};
 use forebay_reactor::spawn;
 
-use super::peers::{Peers, State};
-use super::shared::{Keep, Message, Shared};
-use super::table::{Action, Change, HostId, Refusal, Table};
+use super::peers::{ReservationPeers, StoredTable};
+use super::shared::{Keep, ReservationMessage, ReservationShared};
+use super::table::{HostId, Refusal, ReservationAction, ReservationChange, ReservationTable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::remote;
 
 /// Change of the table, or the refusal.
-pub(super) type Outcome = std::result::Result<Change, Refusal>;
+pub(super) type ReservationResult = std::result::Result<ReservationChange, Refusal>;
 
 /// Reservation state local to the core that owns the volume.
-pub(super) struct Owner {
+pub(super) struct ReservationOwner {
     /// Weak: the users of the table keep it alive.
-    shared: Weak<Shared>,
+    shared: Weak<ReservationShared>,
     keep: Rc<dyn Keep>,
     listeners: RefCell<Vec<cross::Sender<()>>>,
     /// Handles by which other cores reach the volume.
-    gates: RefCell<Vec<Weak<remote::Shared>>>,
+    gates: RefCell<Vec<Weak<remote::DeviceShared>>>,
     /// State shared with other daemons, where there can be any.
-    pub(super) joint: Option<State>,
+    pub(super) joint: Option<StoredTable>,
 }
 
 /// Executes actions one after the other.
-pub(super) async fn own(mut messages: cross::Receiver<Message>, owner: Rc<Owner>) {
+pub(super) async fn own(mut messages: cross::Receiver<ReservationMessage>, owner: Rc<ReservationOwner>) {
     while let Some(message) = messages.recv().await {
         // Messages do not keep the table alive: their senders may be gone.
         let Some(shared) = owner.shared.upgrade() else { return };
         match message {
-            Message::Watch(listener) => owner.listeners.borrow_mut().push(listener),
-            Message::Gate(gate) => {
+            ReservationMessage::Watch(listener) => owner.listeners.borrow_mut().push(listener),
+            ReservationMessage::Gate(gate) => {
                 let mut gates = owner.gates.borrow_mut();
                 gates.retain(|gate| gate.strong_count() > 0);
                 gates.push(gate);
             }
-            Message::Apply(host, action, answer) => match owner.apply(&shared, &host, &action).await {
+            ReservationMessage::Apply(host, action, answer) => match owner.apply(&shared, &host, &action).await {
                 Err(error) => answer.send(Err(error)),
                 Ok(Err(refusal)) => answer.send(Ok(Err(refusal))),
                 Ok(Ok((change, changed))) => {
                     let takes = matches!(
                         action,
-                        Action::Reserve { .. } | Action::Preempt { .. } | Action::HoldWhole | Action::Reset
+                        ReservationAction::Reserve { .. }
+                            | ReservationAction::Preempt { .. }
+                            | ReservationAction::HoldWhole
+                            | ReservationAction::Reset
                     );
                     owner.clone().answer_when_over(answer, Ok(Ok(change)), takes, changed);
                 }
             },
-            Message::ClearAll(answer) => {
+            ReservationMessage::ClearAll(answer) => {
                 let cleared = owner.change(&shared, |table| {
                     table.clear_all();
-                    Ok(Change::default())
+                    Ok(ReservationChange::default())
                 });
                 match cleared.await {
                     Err(error) => answer.send(Err(error)),
@@ -72,28 +75,34 @@ pub(super) async fn own(mut messages: cross::Receiver<Message>, owner: Rc<Owner>
     }
 }
 
-impl Owner {
-    pub(super) fn new(shared: Weak<Shared>, keep: Rc<dyn Keep>, peers: Option<Rc<dyn Peers>>) -> Self {
-        let joint = peers.map(State::new);
+impl ReservationOwner {
+    pub(super) fn new(
+        shared: Weak<ReservationShared>,
+        keep: Rc<dyn Keep>,
+        peers: Option<Rc<dyn ReservationPeers>>,
+    ) -> Self {
+        let joint = peers.map(StoredTable::new);
         Self { shared, keep, listeners: RefCell::default(), gates: RefCell::default(), joint }
     }
 
-    pub(super) fn shared(&self) -> Option<Arc<Shared>> {
+    pub(super) fn shared(&self) -> Option<Arc<ReservationShared>> {
         self.shared.upgrade()
     }
 
     /// Executes a host's action; returns the change, and whether the table has changed.
     async fn apply(
         &self,
-        shared: &Shared,
+        shared: &ReservationShared,
         host: &HostId,
-        action: &Action,
-    ) -> Result<std::result::Result<(Change, bool), Refusal>> {
+        action: &ReservationAction,
+    ) -> Result<std::result::Result<(ReservationChange, bool), Refusal>> {
         if self.joint.is_some() {
             match action {
                 // Refused: it ends with the host's session, and a daemon that has died cannot tell the others.
-                Action::HoldWhole => return Ok(Err(Refusal::Unsupported)),
-                Action::LetGoWhole | Action::Reset => return Ok(Ok((Change::default(), false))),
+                ReservationAction::HoldWhole => return Ok(Err(Refusal::Unsupported)),
+                ReservationAction::LetGoWhole | ReservationAction::Reset => {
+                    return Ok(Ok((ReservationChange::default(), false)));
+                }
                 _ => {}
             }
         }
@@ -102,14 +111,14 @@ impl Owner {
 
     async fn change(
         &self,
-        shared: &Shared,
-        change: impl Fn(&mut Table) -> Outcome,
-    ) -> Result<std::result::Result<(Change, bool), Refusal>> {
+        shared: &ReservationShared,
+        change: impl Fn(&mut ReservationTable) -> ReservationResult,
+    ) -> Result<std::result::Result<(ReservationChange, bool), Refusal>> {
         if let Some(joint) = &self.joint {
             return joint.change(self, shared, change).await;
         }
         let before = shared.current();
-        let mut table = Table::clone(&before);
+        let mut table = ReservationTable::clone(&before);
         let change = match change(&mut table) {
             Err(refusal) => return Ok(Err(refusal)),
             Ok(change) => change,
@@ -126,7 +135,7 @@ impl Owner {
     }
 
     /// Makes `table` the current one and notifies the listeners.
-    pub(super) fn publish(&self, shared: &Shared, table: Table) {
+    pub(super) fn publish(&self, shared: &ReservationShared, table: ReservationTable) {
         shared.publish(Arc::new(table));
         self.listeners.borrow_mut().retain(|listener| listener.send(()).is_ok());
     }
@@ -136,7 +145,7 @@ impl Owner {
     /// when the requests allowed before have completed.
     fn answer_when_over<T: Send + 'static>(
         self: Rc<Self>,
-        answer: Answer<Result<T>>,
+        answer: OneshotSender<Result<T>>,
         result: Result<T>,
         takes: bool,
         changed: bool,

@@ -1,10 +1,10 @@
 //! Reservation table shared by several daemons that serve a volume at the same time.
 //!
 //! The table stored with the volume is authoritative.  A daemon changes it while no other daemon admits changes of the
-//! volume ([`Peers::claim`]), with a compare guard on the previous content, and acknowledges its host once all others
-//! have adopted the new table ([`Peers::announce`]).  A daemon that missed the announcement, because it was cut off,
-//! cannot admit a change of the volume before it has reloaded the table ([`Joint::claimed`]): for that it needs the
-//! claim, which moved to the daemon that changed the table.
+//! volume ([`ReservationPeers::claim`]), with a compare guard on the previous content, and acknowledges its host once
+//! all others have adopted the new table ([`ReservationPeers::announce`]).  A daemon that missed the announcement,
+//! because it was cut off, cannot admit a change of the volume before it has reloaded the table ([`Joint::claimed`]):
+//! for that it needs the claim, which moved to the daemon that changed the table.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,9 +13,9 @@ use forebay_reactor::random;
 use forebay_reactor::sync::Semaphore;
 
 use super::format::Stored;
-use super::owner::{Outcome, Owner, closed};
-use super::shared::Shared;
-use super::table::{Change, Refusal, Table};
+use super::owner::{ReservationOwner, ReservationResult, closed};
+use super::shared::ReservationShared;
+use super::table::{Refusal, ReservationChange, ReservationTable};
 use crate::device::LocalFuture;
 use crate::error::{ErrorKind, Result};
 
@@ -23,7 +23,7 @@ use crate::error::{ErrorKind, Result};
 const ATTEMPTS: u32 = 100;
 
 /// Connection to the other daemons that serve a volume, and to the table that all share.
-pub trait Peers {
+pub trait ReservationPeers {
     /// Waits until no other daemon admits changes of the volume, nor will before it has called [`Joint::claimed`].
     fn claim(&self) -> LocalFuture<Result<()>>;
 
@@ -45,8 +45,8 @@ pub trait Peers {
 }
 
 /// Local copy and state of the stored table.
-pub(super) struct State {
-    pub(super) peers: Rc<dyn Peers>,
+pub(super) struct StoredTable {
+    pub(super) peers: Rc<dyn ReservationPeers>,
     /// Serializes loads and changes of the stored table.
     turn: Semaphore,
     /// Stored bytes as of the last load or change.
@@ -62,8 +62,8 @@ pub(super) struct State {
     missed: Cell<bool>,
 }
 
-impl State {
-    pub(super) fn new(peers: Rc<dyn Peers>) -> Self {
+impl StoredTable {
+    pub(super) fn new(peers: Rc<dyn ReservationPeers>) -> Self {
         Self {
             peers,
             turn: Semaphore::new(1),
@@ -79,15 +79,15 @@ impl State {
     /// Changes the stored table, unless the change is refused or has no effect.
     pub(super) async fn change(
         &self,
-        owner: &Owner,
-        shared: &Shared,
-        change: impl Fn(&mut Table) -> Outcome,
-    ) -> Result<std::result::Result<(Change, bool), Refusal>> {
+        owner: &ReservationOwner,
+        shared: &ReservationShared,
+        change: impl Fn(&mut ReservationTable) -> ReservationResult,
+    ) -> Result<std::result::Result<(ReservationChange, bool), Refusal>> {
         // Checks with the current table first: a change that is refused anyway takes the claim from nobody.
         self.adopt(owner).await?;
         let mut attempt = 0;
         loop {
-            let mut table = Table::clone(&shared.current());
+            let mut table = ReservationTable::clone(&shared.current());
             match change(&mut table) {
                 Err(refusal) => return Ok(Err(refusal)),
                 Ok(change) if table == *shared.current() => return Ok(Ok((change, false))),
@@ -95,7 +95,7 @@ impl State {
             }
             self.peers.claim().await?;
             let turn = self.turn.acquire(1).await;
-            let mut table = Table::clone(&shared.current());
+            let mut table = ReservationTable::clone(&shared.current());
             let change = match change(&mut table) {
                 Err(refusal) => return Ok(Err(refusal)),
                 Ok(change) => change,
@@ -120,7 +120,7 @@ impl State {
     }
 
     /// Loads the stored table and makes it the current one.
-    async fn adopt(&self, owner: &Owner) -> Result<()> {
+    async fn adopt(&self, owner: &ReservationOwner) -> Result<()> {
         let _turn = self.turn.acquire(1).await;
         let Some(shared) = owner.shared() else { return Ok(()) };
         let bytes = self.peers.load().await?;
@@ -128,7 +128,7 @@ impl State {
             return Ok(());
         }
         let table = match &bytes {
-            None => Table::new(),
+            None => ReservationTable::new(),
             Some(bytes) => {
                 let stored = Stored::decode(bytes)?;
                 if stored.incarnation != 0 {
@@ -146,14 +146,14 @@ impl State {
 
 /// Shared table on the core that owns the volume: reacts to changes by other daemons.
 #[derive(Clone)]
-pub struct Joint(Rc<Owner>);
+pub struct Joint(Rc<ReservationOwner>);
 
 impl Joint {
-    pub(super) fn of(owner: Rc<Owner>) -> Self {
+    pub(super) fn of(owner: Rc<ReservationOwner>) -> Self {
         Self(owner)
     }
 
-    fn state(&self) -> &State {
+    fn state(&self) -> &StoredTable {
         self.0.joint.as_ref().expect("made with peers")
     }
 
@@ -173,19 +173,19 @@ impl Joint {
             if state.missed.get() {
                 continue;
             }
-            let stored = stored.unwrap_or(Stored { table: Table::new(), incarnation: 0 });
+            let stored = stored.unwrap_or(Stored { table: ReservationTable::new(), incarnation: 0 });
             let keeps = stored.table.persists();
             state.incarnation.set(if lost { random().max(1) } else { stored.incarnation });
             *state.known.borrow_mut() = bytes;
-            self.0.publish(&shared, if lost && !keeps { Table::new() } else { stored.table });
+            self.0.publish(&shared, if lost && !keeps { ReservationTable::new() } else { stored.table });
             state.begun.set(true);
             return Ok(());
         }
     }
 
     /// Handles another daemon's change of the table.  On completion, nothing is admitted here that only the old table
-    /// allowed, and changes admitted before have completed.  Returns the incarnation that [`Peers::knows`] of the other
-    /// daemon asks for; 0: none.
+    /// allowed, and changes admitted before have completed.  Returns the incarnation that [`ReservationPeers::knows`]
+    /// of the other daemon asks for; 0: none.
     pub async fn told(&self) -> Result<u64> {
         let state = self.state();
         if !state.begun.get() {

@@ -37,7 +37,7 @@ impl fmt::Debug for HostId {
 
 /// Reservation types.  The numbers are SPC-4's TYPE field; NVMe's RTYPE numbers them from 1 to 6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ReservationType {
     /// Other hosts may read (1, NVMe 1).
     WriteExclusive,
     /// Other hosts may neither read nor write (3, NVMe 2).
@@ -46,21 +46,21 @@ pub enum Kind {
     WriteExclusiveRegistrants,
     /// Registrants may read and write, other hosts do neither (6, NVMe 4).
     ExclusiveAccessRegistrants,
-    /// Like [`Kind::WriteExclusiveRegistrants`], and every registrant is a holder (7, NVMe 5).
+    /// Like [`ReservationType::WriteExclusiveRegistrants`], and every registrant is a holder (7, NVMe 5).
     WriteExclusiveAll,
-    /// Like [`Kind::ExclusiveAccessRegistrants`], and every registrant is a holder (8, NVMe 6).
+    /// Like [`ReservationType::ExclusiveAccessRegistrants`], and every registrant is a holder (8, NVMe 6).
     ExclusiveAccessAll,
 }
 
-impl Kind {
+impl ReservationType {
     /// Types, in NVMe's order.
-    pub const ALL: [Kind; 6] = [
-        Kind::WriteExclusive,
-        Kind::ExclusiveAccess,
-        Kind::WriteExclusiveRegistrants,
-        Kind::ExclusiveAccessRegistrants,
-        Kind::WriteExclusiveAll,
-        Kind::ExclusiveAccessAll,
+    pub const ALL: [ReservationType; 6] = [
+        ReservationType::WriteExclusive,
+        ReservationType::ExclusiveAccess,
+        ReservationType::WriteExclusiveRegistrants,
+        ReservationType::ExclusiveAccessRegistrants,
+        ReservationType::WriteExclusiveAll,
+        ReservationType::ExclusiveAccessAll,
     ];
     const SCSI: [u8; 6] = [1, 3, 5, 6, 7, 8];
 
@@ -86,23 +86,28 @@ impl Kind {
 
     /// Returns whether every registrant is a holder.
     pub fn is_held_by_all(self) -> bool {
-        matches!(self, Kind::WriteExclusiveAll | Kind::ExclusiveAccessAll)
+        matches!(self, ReservationType::WriteExclusiveAll | ReservationType::ExclusiveAccessAll)
     }
 
     /// Returns whether registrants that are not holders can write too, and so are notified when it is released.
     fn admits_registrants(self) -> bool {
-        !matches!(self, Kind::WriteExclusive | Kind::ExclusiveAccess)
+        !matches!(self, ReservationType::WriteExclusive | ReservationType::ExclusiveAccess)
     }
 
     /// Returns whether hosts that it excludes may still read.
     fn lets_read(self) -> bool {
-        matches!(self, Kind::WriteExclusive | Kind::WriteExclusiveRegistrants | Kind::WriteExclusiveAll)
+        matches!(
+            self,
+            ReservationType::WriteExclusive
+                | ReservationType::WriteExclusiveRegistrants
+                | ReservationType::WriteExclusiveAll
+        )
     }
 }
 
 /// Access of a command to a volume, as reservations distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum ReservationAccess {
     /// Reads data.
     Read,
     /// Changes data, or any other state visible to other hosts.
@@ -120,16 +125,16 @@ pub struct Registrant {
 
 /// Reservation in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldReservation {
     /// Reservation type.
-    pub kind: Kind,
-    /// Host that made it; where [`Kind::is_held_by_all`], every registrant is a holder.
+    pub kind: ReservationType,
+    /// Host that made it; where [`ReservationType::is_held_by_all`], every registrant is a holder.
     pub holder: HostId,
 }
 
 /// Reservation command of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum ReservationAction {
     /// SPC-4's REGISTER, and with `current` left out REGISTER AND IGNORE EXISTING KEY: registers, changes the key, or
     /// unregisters with the new key 0.
     Register {
@@ -144,7 +149,7 @@ pub enum Action {
     Add {
         /// New key.
         key: u64,
-        /// Persistence, as in [`Action::Register`].
+        /// Persistence, as in [`ReservationAction::Register`].
         persist: Option<bool>,
     },
     /// NVMe's Reservation Register with the action "replace", for a registrant.
@@ -153,14 +158,14 @@ pub enum Action {
         current: Option<u64>,
         /// New key.
         new: u64,
-        /// Persistence, as in [`Action::Register`].
+        /// Persistence, as in [`ReservationAction::Register`].
         persist: Option<bool>,
     },
     /// NVMe's Reservation Register with the action "unregister", for a registrant.
     Remove {
         /// Current key; `None`: not checked.
         current: Option<u64>,
-        /// Persistence, as in [`Action::Register`].
+        /// Persistence, as in [`ReservationAction::Register`].
         persist: Option<bool>,
     },
     /// SPC-4's REGISTER AND MOVE: the holder moves its reservation to another host, which is registered with it.
@@ -173,7 +178,7 @@ pub enum Action {
         to: HostId,
         /// Unregister the previous holder.
         unregister: bool,
-        /// Persistence, as in [`Action::Register`].
+        /// Persistence, as in [`ReservationAction::Register`].
         persist: Option<bool>,
     },
     /// Acquires the reservation.
@@ -181,14 +186,14 @@ pub enum Action {
         /// Key of the host.
         key: u64,
         /// Reservation type.
-        kind: Kind,
+        kind: ReservationType,
     },
     /// Releases the reservation.
     Release {
         /// Key of the host; `None`: not checked (NVMe's IEKEY).
         key: Option<u64>,
         /// Type of the reservation to release.
-        kind: Kind,
+        kind: ReservationType,
     },
     /// Removes the reservation and all registrations.
     Clear {
@@ -202,7 +207,7 @@ pub enum Action {
         /// Key of the registrations to remove; 0: all holders of an "all registrants" reservation.
         victim: u64,
         /// Type of the new reservation.
-        kind: Kind,
+        kind: ReservationType,
         /// Abort the commands of the preempted hosts.
         abort: bool,
     },
@@ -232,7 +237,7 @@ pub enum Refusal {
 
 /// Effect of an action.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct ReservationChange {
     /// Hosts whose commands must be aborted now.
     pub abort: Vec<HostId>,
 }
@@ -250,7 +255,7 @@ pub enum EventKind {
 
 /// Notification of hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
+pub struct ReservationEvent {
     /// Event number, counted from 1.
     pub number: u64,
     /// Kind of event.
@@ -261,17 +266,17 @@ pub struct Event {
 
 /// Registrants, the reservation, and events to deliver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Table {
+pub struct ReservationTable {
     pub(super) registrants: Vec<Registrant>,
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<HeldReservation>,
     pub(super) persist: bool,
     pub(super) generation: u32,
     whole: Option<HostId>,
-    pub(super) events: VecDeque<Event>,
+    pub(super) events: VecDeque<ReservationEvent>,
     pub(super) told: u64,
 }
 
-impl Table {
+impl ReservationTable {
     /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
@@ -283,7 +288,7 @@ impl Table {
     }
 
     /// Returns the reservation in force.
-    pub fn held(&self) -> Option<&Held> {
+    pub fn held(&self) -> Option<&HeldReservation> {
         self.held.as_ref()
     }
 
@@ -322,12 +327,12 @@ impl Table {
     }
 
     /// Returns whether a host is allowed this access now; `None` is an anonymous host, for example over NBD.
-    pub fn allows(&self, host: Option<&HostId>, access: Access) -> bool {
+    pub fn allows(&self, host: Option<&HostId>, access: ReservationAccess) -> bool {
         if self.whole.as_ref().is_some_and(|holder| Some(holder) != host) {
             return false;
         }
         let Some(held) = &self.held else { return true };
-        if access == Access::Read && held.kind.lets_read() {
+        if access == ReservationAccess::Read && held.kind.lets_read() {
             return true;
         }
         match host {
@@ -338,7 +343,7 @@ impl Table {
     }
 
     /// Returns the events after number `number` that are still kept, oldest first.
-    pub fn events_after(&self, number: u64) -> impl Iterator<Item = &Event> {
+    pub fn events_after(&self, number: u64) -> impl Iterator<Item = &ReservationEvent> {
         self.events.iter().filter(move |event| event.number > number)
     }
 
@@ -348,16 +353,16 @@ impl Table {
     }
 
     /// Executes a host's action, or refuses it and changes nothing.
-    pub fn apply(&mut self, host: &HostId, action: &Action) -> Result<Change, Refusal> {
+    pub fn apply(&mut self, host: &HostId, action: &ReservationAction) -> Result<ReservationChange, Refusal> {
         match action {
-            Action::HoldWhole => return self.hold_whole(host),
-            Action::LetGoWhole => {
+            ReservationAction::HoldWhole => return self.hold_whole(host),
+            ReservationAction::LetGoWhole => {
                 self.whole.take_if(|holder| holder == host);
-                return Ok(Change::default());
+                return Ok(ReservationChange::default());
             }
-            Action::Reset => {
+            ReservationAction::Reset => {
                 self.whole = None;
-                return Ok(Change::default());
+                return Ok(ReservationChange::default());
             }
             _ => {}
         }
@@ -365,7 +370,7 @@ impl Table {
             return Err(Refusal::Conflict);
         }
         match *action {
-            Action::Register { current, new, persist } => {
+            ReservationAction::Register { current, new, persist } => {
                 // A host that is not registered has the key 0.
                 let has = self.key_of(host).unwrap_or(0);
                 if current.is_some_and(|current| current != has) {
@@ -373,14 +378,14 @@ impl Table {
                 }
                 match (has, new) {
                     // Does nothing, which is no error (SPC-4, table 64) and no change.
-                    (0, 0) => return Ok(Change::default()),
+                    (0, 0) => return Ok(ReservationChange::default()),
                     (0, key) => self.add(host, key)?,
                     (_, 0) => self.remove(host),
                     (_, key) => self.replace(host, key),
                 }
                 self.registered(persist)
             }
-            Action::Add { key, persist } => {
+            ReservationAction::Add { key, persist } => {
                 match self.key_of(host) {
                     _ if key == 0 => return Err(Refusal::Invalid),
                     None => self.add(host, key)?,
@@ -389,7 +394,7 @@ impl Table {
                 }
                 self.registered(persist)
             }
-            Action::Replace { current, new, persist } => {
+            ReservationAction::Replace { current, new, persist } => {
                 self.check_registrant(host, current)?;
                 if new == 0 {
                     return Err(Refusal::Invalid);
@@ -397,26 +402,26 @@ impl Table {
                 self.replace(host, new);
                 self.registered(persist)
             }
-            Action::Remove { current, persist } => {
+            ReservationAction::Remove { current, persist } => {
                 self.check_registrant(host, current)?;
                 self.remove(host);
                 self.registered(persist)
             }
-            Action::Move { key, new, ref to, unregister, persist } => {
+            ReservationAction::Move { key, new, ref to, unregister, persist } => {
                 self.check_registrant(host, Some(key))?;
                 self.give(host, new, to, unregister)?;
                 self.registered(persist)
             }
-            Action::Reserve { key, kind } => {
+            ReservationAction::Reserve { key, kind } => {
                 self.check_registrant(host, Some(key))?;
                 match &self.held {
-                    None => self.held = Some(Held { kind, holder: host.clone() }),
+                    None => self.held = Some(HeldReservation { kind, holder: host.clone() }),
                     Some(held) if held.kind == kind && self.is_holder(host) => {}
                     Some(_) => return Err(Refusal::Conflict),
                 }
-                Ok(Change::default())
+                Ok(ReservationChange::default())
             }
-            Action::Release { key, kind } => {
+            ReservationAction::Release { key, kind } => {
                 self.check_registrant(host, key)?;
                 // For a host that is not a holder, it does nothing and is no error (SPC-4, 5.13.11.1.2).
                 if self.is_holder(host) {
@@ -425,9 +430,9 @@ impl Table {
                     }
                     self.release(host);
                 }
-                Ok(Change::default())
+                Ok(ReservationChange::default())
             }
-            Action::Clear { key } => {
+            ReservationAction::Clear { key } => {
                 self.check_registrant(host, key)?;
                 let others = self.others(host);
                 self.registrants.clear();
@@ -435,11 +440,13 @@ impl Table {
                 self.tell(EventKind::Cleared, others);
                 self.registered(None)
             }
-            Action::Preempt { key, victim, kind, abort } => {
+            ReservationAction::Preempt { key, victim, kind, abort } => {
                 self.check_registrant(host, Some(key))?;
                 self.preempt(host, victim, kind, abort)
             }
-            Action::HoldWhole | Action::LetGoWhole | Action::Reset => Ok(Change::default()),
+            ReservationAction::HoldWhole | ReservationAction::LetGoWhole | ReservationAction::Reset => {
+                Ok(ReservationChange::default())
+            }
         }
     }
 
@@ -455,13 +462,13 @@ impl Table {
     }
 
     /// Acquires an SPC-2 reservation; it and persistent reservations exclude each other (SPC-2, 5.5.1).
-    fn hold_whole(&mut self, host: &HostId) -> Result<Change, Refusal> {
+    fn hold_whole(&mut self, host: &HostId) -> Result<ReservationChange, Refusal> {
         let other = self.whole.as_ref().is_some_and(|holder| holder != host);
         if other || !self.registrants.is_empty() {
             return Err(Refusal::Conflict);
         }
         self.whole = Some(host.clone());
-        Ok(Change::default())
+        Ok(ReservationChange::default())
     }
 
     fn check_registrant(&self, host: &HostId, key: Option<u64>) -> Result<(), Refusal> {
@@ -472,12 +479,12 @@ impl Table {
     }
 
     /// Counts a change of registrations, and sets persistence.
-    fn registered(&mut self, persist: Option<bool>) -> Result<Change, Refusal> {
+    fn registered(&mut self, persist: Option<bool>) -> Result<ReservationChange, Refusal> {
         self.generation = self.generation.wrapping_add(1);
         if let Some(persist) = persist {
             self.persist = persist;
         }
-        Ok(Change::default())
+        Ok(ReservationChange::default())
     }
 
     fn add(&mut self, host: &HostId, key: u64) -> Result<(), Refusal> {
@@ -532,7 +539,7 @@ impl Table {
             Some(_) => self.replace(to, new),
             None => self.add(to, new)?,
         }
-        self.held = Some(Held { kind, holder: to.clone() });
+        self.held = Some(HeldReservation { kind, holder: to.clone() });
         if unregister {
             self.registrants.retain(|registrant| registrant.host != *host);
         }
@@ -540,7 +547,13 @@ impl Table {
     }
 
     /// Preempts registrations: SPC-4, 5.13.11.2, and NVM Express Base 2.0, 8.19.7.
-    fn preempt(&mut self, host: &HostId, victim: u64, kind: Kind, abort: bool) -> Result<Change, Refusal> {
+    fn preempt(
+        &mut self,
+        host: &HostId,
+        victim: u64,
+        kind: ReservationType,
+        abort: bool,
+    ) -> Result<ReservationChange, Refusal> {
         // True if the command replaces the reservation by one of the issuer's own.
         let takes = match &self.held {
             Some(held) if held.kind.is_held_by_all() => victim == 0,
@@ -567,7 +580,7 @@ impl Table {
         self.registrants.retain(|registrant| !gone.contains(&registrant.host));
         let before = self.held.as_ref().map(|held| held.kind);
         if takes {
-            self.held = Some(Held { kind, holder: host.clone() });
+            self.held = Some(HeldReservation { kind, holder: host.clone() });
             if before != Some(kind) {
                 let others = self.others(host);
                 self.tell(EventKind::Released, others);
@@ -578,12 +591,12 @@ impl Table {
                 false => Some(held.holder),
                 true => self.registrants.first().map(|registrant| registrant.host.clone()),
             };
-            self.held = holder.map(|holder| Held { kind: held.kind, holder });
+            self.held = holder.map(|holder| HeldReservation { kind: held.kind, holder });
         }
         gone.retain(|gone| gone != host);
         self.tell(EventKind::RegistrationPreempted, gone.clone());
         self.registered(None)?;
-        Ok(Change { abort: if abort { gone } else { Vec::new() } })
+        Ok(ReservationChange { abort: if abort { gone } else { Vec::new() } })
     }
 
     fn others(&self, host: &HostId) -> Vec<HostId> {
@@ -599,6 +612,6 @@ impl Table {
             self.events.pop_front();
         }
         self.told += 1;
-        self.events.push_back(Event { number: self.told, kind, hosts: hosts.into() });
+        self.events.push_back(ReservationEvent { number: self.told, kind, hosts: hosts.into() });
     }
 }

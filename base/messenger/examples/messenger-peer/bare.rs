@@ -2,7 +2,7 @@
 
 use std::io;
 
-use forebay_reactor::{Addr, Buf, BufList, Listener, Pool, Stream};
+use forebay_reactor::{Addr, Buf, BufList, BufPool, Listener, Stream};
 
 use crate::shape::{ANSWER, RECEIVE, Requests, Shape, Tally, bound};
 
@@ -13,7 +13,7 @@ pub async fn serve(addr: &str, request: usize) -> io::Result<()> {
     let listener = Listener::bind(&addr.parse::<Addr>().expect("an address"))?;
     bound(&listener.local_addr().to_string());
     let (stream, _) = listener.accept().await?;
-    let (pool, answers) = (Pool::new(RECEIVE, 4), Buf::zeroed(ANSWER * ANSWERS_MAX));
+    let (pool, answers) = (BufPool::new(RECEIVE, 4), Buf::zeroed(ANSWER * ANSWERS_MAX));
     let mut requests = Requests::new(request);
     loop {
         let (got, _) = stream.recv(pool.get()).await;
@@ -29,7 +29,7 @@ pub async fn serve(addr: &str, request: usize) -> io::Result<()> {
 
 pub async fn run(addr: &str, shape: Shape) -> io::Result<()> {
     let stream = Stream::connect(&addr.parse::<Addr>().expect("an address")).await?;
-    let (pool, request) = (Pool::new(RECEIVE, 4), Buf::copy_of(&vec![0xA5; shape.request]));
+    let (pool, request) = (BufPool::new(RECEIVE, 4), Buf::copy_of(&vec![0xA5; shape.request]));
     let mut tally = Tally::new(&shape);
     while tally.goes_on() {
         if tally.credits > 0 {

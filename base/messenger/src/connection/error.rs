@@ -2,14 +2,14 @@
 
 use std::io;
 
-use crate::session::Violation;
+use crate::session::SessionViolation;
 
 /// Reason why a connection has ended, or has no stream at the moment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
+pub enum DisconnectReason {
     /// Protocol violation by the peer, or one side rejected the other.
     #[error(transparent)]
-    Violation(#[from] Violation),
+    Violation(#[from] SessionViolation),
     /// Transport error.
     #[error("{1}")]
     Io(io::ErrorKind, String),
@@ -48,7 +48,7 @@ pub enum Reason {
     TooMany(usize),
 }
 
-impl From<io::Error> for Reason {
+impl From<io::Error> for DisconnectReason {
     fn from(error: io::Error) -> Self {
         Self::Io(error.kind(), error.to_string())
     }
@@ -59,7 +59,7 @@ impl From<io::Error> for Reason {
 pub enum SendError {
     /// Connection ended.  The message may or may not have been delivered.
     #[error("the connection has ended: {0}")]
-    Ended(Reason),
+    Ended(DisconnectReason),
     /// Send budget exhausted.
     #[error("the send queue of the connection is full")]
     Full,

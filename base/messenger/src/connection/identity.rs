@@ -11,7 +11,7 @@ use crate::wire::EntityAddr;
 ///
 /// Address, name, nonce and target never change.  The entity type of the peer and the own address are those of the last
 /// handshake, set before the connection opens.
-pub(crate) struct Identity {
+pub(crate) struct ConnectionIdentity {
     address: Address,
     /// Authenticated name of the peer; empty without authentication, and on the connecting side.
     name: String,
@@ -23,7 +23,7 @@ pub(crate) struct Identity {
     own_addr: Cell<Option<EntityAddr>>,
 }
 
-impl Identity {
+impl ConnectionIdentity {
     /// Creates the identities of a connection to any instance of the peer at `address`.
     pub(crate) fn new(address: Address, name: String) -> Self {
         Self::of_instance(address, name, 0)

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use forebay_reactor::sync::Notify;
 
-use super::Reason;
+use super::DisconnectReason;
 
 /// Connection state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,19 +28,19 @@ pub enum ConnectionState {
 ///    has no effect any more.
 /// 4. The global sequence number of the peer's connection attempts never decreases.
 /// 5. Each change of state wakes every task that waits for one.
-pub(crate) struct Lifecycle {
+pub(crate) struct ConnectionLifecycle {
     state: Cell<ConnectionState>,
     epoch: Cell<u64>,
     /// Highest global sequence number of a connection from this peer.
     peer_global_seq: Cell<u64>,
     /// Cause of the end, or of the loss of the last stream.
-    reason: RefCell<Option<Reason>>,
+    reason: RefCell<Option<DisconnectReason>>,
     /// Current transport, or the last one; empty before the first stream.
     transport: Cell<&'static str>,
     changed: Notify,
 }
 
-impl Lifecycle {
+impl ConnectionLifecycle {
     /// Creates the lifecycle of a connection that has no stream yet.
     pub(super) fn new() -> Self {
         Self {
@@ -64,7 +64,7 @@ impl Lifecycle {
     }
 
     /// Returns why the connection has ended, or why the last stream was lost.
-    pub(crate) fn reason(&self) -> Option<Reason> {
+    pub(crate) fn reason(&self) -> Option<DisconnectReason> {
         self.reason.borrow().clone()
     }
 
@@ -106,7 +106,7 @@ impl Lifecycle {
     }
 
     /// Records the loss of the stream; the connection waits in `state` for a new one.
-    pub(crate) fn disconnect(&self, state: ConnectionState, reason: Reason) {
+    pub(crate) fn disconnect(&self, state: ConnectionState, reason: DisconnectReason) {
         debug_assert!(
             matches!(state, ConnectionState::Connecting | ConnectionState::Standby),
             "{state:?} is no state of waiting"
@@ -116,7 +116,7 @@ impl Lifecycle {
     }
 
     /// Begins the end of the connection: sets the reason and ends the epoch.  Returns false if it has ended before.
-    pub(super) fn begin_close(&self, reason: Reason) -> bool {
+    pub(super) fn begin_close(&self, reason: DisconnectReason) -> bool {
         if self.is_closed() {
             return false;
         }

@@ -8,7 +8,7 @@ use super::{Conn, SendError};
 use crate::message::Message;
 
 /// Request future, written by hand because each layer of `async` moves the message.
-pub(super) struct Request<'a> {
+pub(super) struct ReplyFuture<'a> {
     conn: &'a Rc<Conn>,
     /// Transaction ID chosen by the caller.
     chosen: Option<u64>,
@@ -24,7 +24,7 @@ enum Step<'a> {
     Sent,
 }
 
-impl<'a> Request<'a> {
+impl<'a> ReplyFuture<'a> {
     /// Creates a request, under the caller's transaction ID or one of the connection's.
     #[inline]
     pub(super) fn new(conn: &'a Rc<Conn>, chosen: Option<u64>, message: Message) -> Self {
@@ -32,7 +32,7 @@ impl<'a> Request<'a> {
     }
 }
 
-impl Future for Request<'_> {
+impl Future for ReplyFuture<'_> {
     type Output = Result<Message, SendError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -61,7 +61,7 @@ impl Future for Request<'_> {
     }
 }
 
-impl Drop for Request<'_> {
+impl Drop for ReplyFuture<'_> {
     /// Removes the request from the list: its reply is no longer awaited.
     fn drop(&mut self) {
         if self.tid != 0 {

@@ -6,10 +6,10 @@ use std::task::Waker;
 
 use forebay_reactor::sync::{Permit, Semaphore, oneshot};
 
-use super::{Reason, SendError};
+use super::{DisconnectReason, SendError};
 use crate::message::Message;
-use crate::session::{Session, Violation};
-use crate::throttle::{Budget, Held, Throttle};
+use crate::session::{MessengerSession, SessionViolation};
+use crate::throttle::{BudgetShare, MessageBudget, MessageThrottle};
 
 /// Receiver of a message's outcome.
 pub(crate) type Done = oneshot::Sender<Result<(), SendError>>;
@@ -21,7 +21,7 @@ pub(crate) struct Outgoing {
     /// fails.
     done: RefCell<Option<Done>>,
     /// Share of the send budget.
-    _held: Held,
+    _held: BudgetShare,
 }
 
 impl Outgoing {
@@ -47,8 +47,8 @@ impl Outgoing {
 /// 3. No message waits unnoticed: it wakes the stream's task, unless that will check the queue without being woken.
 /// 4. Senders are notified while the session is not borrowed, because they may queue the next message.
 pub(crate) struct SendQueue {
-    session: RefCell<Session<Rc<Outgoing>>>,
-    budget: Rc<Throttle>,
+    session: RefCell<MessengerSession<Rc<Outgoing>>>,
+    budget: Rc<MessageThrottle>,
     /// FIFO of the senders that wait for budget.
     turn: Semaphore,
     /// Task of the current stream.
@@ -58,10 +58,10 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    pub(super) fn new(session: Session<Rc<Outgoing>>, budget: Budget) -> Self {
+    pub(super) fn new(session: MessengerSession<Rc<Outgoing>>, budget: MessageBudget) -> Self {
         Self {
             session: RefCell::new(session),
-            budget: Throttle::new(budget, None),
+            budget: MessageThrottle::new(budget, None),
             turn: Semaphore::new(1),
             task: RefCell::default(),
             attentive: Cell::new(false),
@@ -70,18 +70,18 @@ impl SendQueue {
 
     /// Returns the session, for reading.
     #[inline]
-    pub(crate) fn session(&self) -> Ref<'_, Session<Rc<Outgoing>>> {
+    pub(crate) fn session(&self) -> Ref<'_, MessengerSession<Rc<Outgoing>>> {
         self.session.borrow()
     }
 
     /// Returns the session.  It must be released before a message is settled or dropped.
     #[inline]
-    pub(crate) fn session_mut(&self) -> RefMut<'_, Session<Rc<Outgoing>>> {
+    pub(crate) fn session_mut(&self) -> RefMut<'_, MessengerSession<Rc<Outgoing>>> {
         self.session.borrow_mut()
     }
 
     /// Returns the send budget: its users are the messages that wait to be sent or acknowledged.
-    pub(super) fn budget(&self) -> &Throttle {
+    pub(super) fn budget(&self) -> &MessageThrottle {
         &self.budget
     }
 
@@ -119,7 +119,7 @@ impl SendQueue {
     /// # Errors
     /// When `seq` exceeds the highest number sent.
     #[inline]
-    pub(crate) fn acknowledged(&self, seq: u64, settled: &mut Vec<Rc<Outgoing>>) -> Result<(), Violation> {
+    pub(crate) fn acknowledged(&self, seq: u64, settled: &mut Vec<Rc<Outgoing>>) -> Result<(), SessionViolation> {
         debug_assert!(settled.is_empty());
         let mut session = self.session.borrow_mut();
         if session.is_lossy() {
@@ -136,7 +136,7 @@ impl SendQueue {
     ///
     /// # Errors
     /// When the two sides disagree on what was sent and acknowledged.
-    pub(crate) fn resumed(&self, seq: u64) -> Result<(), Violation> {
+    pub(crate) fn resumed(&self, seq: u64) -> Result<(), SessionViolation> {
         let mut settled = Vec::new();
         let result = self.session.borrow_mut().resumed(seq, |outgoing| settled.push(outgoing));
         settled.into_iter().for_each(|outgoing| outgoing.settle(Ok(())));
@@ -144,7 +144,7 @@ impl SendQueue {
     }
 
     /// Fails all messages.
-    pub(super) fn fail(&self, reason: &Reason) {
+    pub(super) fn fail(&self, reason: &DisconnectReason) {
         let failed = self.session.borrow_mut().reset(true);
         for outgoing in failed {
             outgoing.settle(Err(SendError::Ended(reason.clone())));

@@ -6,9 +6,9 @@ use std::time::Duration;
 use forebay_reactor::{now, random, sleep, timeout};
 
 use super::drive;
-use super::stream::Transmission;
-use crate::connection::{Conn, Connection, ConnectionState, Reason};
-use crate::session::{ClientConfig, Handshake, Progress, SessionOrigin, Violation};
+use super::stream::OpenStream;
+use crate::connection::{Conn, Connection, ConnectionState, DisconnectReason};
+use crate::session::{ClientConfig, HandshakeProgress, MessengerHandshake, SessionOrigin, SessionViolation};
 use crate::transport::Channel;
 
 /// Runs an outgoing connection, with reconnects, until it ends.
@@ -30,7 +30,7 @@ pub(crate) async fn client(conn: Rc<Conn>) {
                 reason
             }
             Ok(Err(reason)) => reason,
-            Err(_) => Reason::Handshake(state),
+            Err(_) => DisconnectReason::Handshake(state),
         };
         if conn.is_closed() {
             return;
@@ -58,25 +58,25 @@ pub(crate) async fn client(conn: Rc<Conn>) {
 }
 
 /// Returns true if a retry cannot succeed.
-fn is_final(reason: &Reason) -> bool {
-    let Reason::Violation(violation) = reason else { return false };
+fn is_final(reason: &DisconnectReason) -> bool {
+    let DisconnectReason::Violation(violation) = reason else { return false };
     matches!(
         violation,
-        Violation::MethodRefused { .. }
-            | Violation::ModesDiffer { .. }
-            | Violation::Features { .. }
-            | Violation::MessageFeatures(_)
-            | Violation::FeaturesRequired(_)
-            | Violation::ModeNotOffered(_)
-            | Violation::WrongPeer { .. }
-            | Violation::Auth(_)
-            | Violation::Secret(_)
-            | Violation::Wire(_)
+        SessionViolation::MethodRefused { .. }
+            | SessionViolation::ModesDiffer { .. }
+            | SessionViolation::Features { .. }
+            | SessionViolation::MessageFeatures(_)
+            | SessionViolation::FeaturesRequired(_)
+            | SessionViolation::ModeNotOffered(_)
+            | SessionViolation::WrongPeer { .. }
+            | SessionViolation::Auth(_)
+            | SessionViolation::Secret(_)
+            | SessionViolation::Wire(_)
     )
 }
 
 /// Connects a stream and establishes the session on it.
-async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, Transmission), Reason> {
+async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, OpenStream), DisconnectReason> {
     let endpoint = &conn.endpoint;
     let options = &endpoint.options;
     let channel = Channel::connect(conn.identity.address(), options.transport()).await?;
@@ -100,11 +100,11 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
         checksum: options.checksum && !channel.is_sound(),
     };
     let pools = endpoint.core.pools.clone();
-    let mut handshake = Handshake::client(config, options.auth.client(), resume, pools);
+    let mut handshake = MessengerHandshake::client(config, options.auth.client(), resume, pools);
     let progress = drive(&mut handshake, &channel, state).await?;
-    let Progress::Established(agreed) = progress else { unreachable!("only servers are asked") };
+    let HandshakeProgress::Established(agreed) = progress else { unreachable!("only servers are asked") };
     if conn.is_closed() {
-        return Err(Reason::Closed);
+        return Err(DisconnectReason::Closed);
     }
     endpoint.numbers.next_global_seq(agreed.resume.global_seq);
     conn.identity.identify(handshake.peer_entity(), handshake.own_addr());
@@ -113,7 +113,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
     if let Some(full) = agreed.reset {
         tracing::info!(peer = %conn.identity.address(), full, "the peer has reset the session");
         if full {
-            conn.fail(&Reason::Reset);
+            conn.fail(&DisconnectReason::Reset);
         } else {
             conn.send_queue.session_mut().reset(false);
         }
@@ -128,7 +128,7 @@ async fn attempt(conn: &Rc<Conn>, state: &mut &'static str) -> Result<(Channel, 
         conn.handler().reset(&connection);
     }
     conn.handler().opened(&connection);
-    let transmission = Transmission::new(conn.clone(), epoch, channel.clone(), handshake);
+    let transmission = OpenStream::new(conn.clone(), epoch, channel.clone(), handshake);
     Ok((channel, transmission))
 }
 
@@ -137,6 +137,6 @@ pub(super) async fn expire(conn: Rc<Conn>, epoch: u64) {
     sleep(conn.endpoint.options.session_timeout).await;
     if conn.lifecycle.is_current(epoch) && conn.lifecycle.state() == ConnectionState::Standby {
         tracing::info!(peer = %conn.identity.address(), name = conn.identity.name(), "session expired: the client did not reconnect");
-        conn.lose(&Reason::Expired);
+        conn.lose(&DisconnectReason::Expired);
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Instant, sleep_until};
 
-use crate::connection::Reason;
-use crate::options::Options;
+use crate::connection::DisconnectReason;
+use crate::options::MessengerOptions;
 
 /// Times of an open stream, against its timeouts.
 ///
@@ -16,7 +16,7 @@ use crate::options::Options;
 /// 1. While reception is paused by this side, neither silence nor an incomplete frame counts.
 /// 2. The peer is asked once for a sign of life, until something is received.
 /// 3. After the first check a timer is armed, and wakes the stream's task for the next one.
-pub(super) struct Liveness {
+pub(super) struct StreamLiveness {
     /// Time of the last reception.
     heard: Instant,
     /// Time when the frame that is being received began.
@@ -29,7 +29,7 @@ pub(super) struct Liveness {
     timer: Option<(Instant, Sleep)>,
 }
 
-impl Liveness {
+impl StreamLiveness {
     pub(super) fn new(now: Instant) -> Self {
         Self { heard: now, frame_since: None, asked: false, paused: false, timer: None }
     }
@@ -77,22 +77,32 @@ impl Liveness {
     /// # Errors
     /// `Silent` or `Slow`, when a timeout has passed.
     #[inline]
-    pub(super) fn check(&mut self, now: Instant, options: &Options, cx: &mut Context<'_>) -> Result<bool, Reason> {
+    pub(super) fn check(
+        &mut self,
+        now: Instant,
+        options: &MessengerOptions,
+        cx: &mut Context<'_>,
+    ) -> Result<bool, DisconnectReason> {
         if self.timer.as_ref().is_some_and(|(due, _)| now < *due) {
             return Ok(false);
         }
         self.check_due(now, options, cx)
     }
 
-    fn check_due(&mut self, now: Instant, options: &Options, cx: &mut Context<'_>) -> Result<bool, Reason> {
+    fn check_due(
+        &mut self,
+        now: Instant,
+        options: &MessengerOptions,
+        cx: &mut Context<'_>,
+    ) -> Result<bool, DisconnectReason> {
         let silent = now.since(self.heard);
         let mut ask = false;
         if !self.paused {
             if silent >= options.keepalive_timeout {
-                return Err(Reason::Silent);
+                return Err(DisconnectReason::Silent);
             }
             if self.frame_since.is_some_and(|since| now.since(since) >= options.frame_timeout) {
-                return Err(Reason::Slow);
+                return Err(DisconnectReason::Slow);
             }
             ask = silent >= options.keepalive_interval && !std::mem::replace(&mut self.asked, true);
         }

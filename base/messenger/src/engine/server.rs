@@ -7,11 +7,12 @@ use forebay_reactor::{random, sleep, spawn, timeout};
 
 use super::client::expire;
 use super::drive;
-use super::stream::Transmission;
-use crate::connection::{Conn, Connection, ConnectionState, Identity, Reason, Route};
-use crate::endpoint::{Endpoint, HandshakeGuard};
+use super::stream::OpenStream;
+use crate::connection::{Conn, Connection, ConnectionIdentity, ConnectionState, DisconnectReason, PeerRoute};
+use crate::endpoint::{HandshakeGuard, MessengerEndpoint};
 use crate::session::{
-    Handshake, Policy, Progress, Resume, ServerConfig, Session, SessionReply, SessionRequest, Violation,
+    HandshakeProgress, MessengerHandshake, MessengerSession, Policy, Resume, ServerConfig, SessionReply,
+    SessionRequest, SessionViolation,
 };
 use crate::transport::{Acceptor, Address, Channel};
 use crate::wire::EntityAddr;
@@ -21,7 +22,7 @@ use crate::wire::control::{ClientIdent, FLAG_LOSSY, Reconnect, ServerIdent};
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 /// Accepts connections until the messenger stops.
-pub(crate) async fn accept(endpoint: Rc<Endpoint>, acceptor: Acceptor) {
+pub(crate) async fn accept(endpoint: Rc<MessengerEndpoint>, acceptor: Acceptor) {
     while let Some(accepted) = endpoint.stop.unless_sent(acceptor.accept()).await {
         let (pending, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -33,15 +34,15 @@ pub(crate) async fn accept(endpoint: Rc<Endpoint>, acceptor: Acceptor) {
         };
         let waiting = endpoint.handshakes.count();
         let rejection = if !endpoint.may_connect(&peer) {
-            Some(Reason::NotAllowed(peer.to_string()))
+            Some(DisconnectReason::NotAllowed(peer.to_string()))
         } else if waiting >= endpoint.options.handshakes_max {
-            Some(Reason::TooMany(waiting))
+            Some(DisconnectReason::TooMany(waiting))
         } else {
             None
         };
         let admitted = match rejection {
             Some(reason) => Err(reason),
-            None => pending.admit().map_err(Reason::from),
+            None => pending.admit().map_err(DisconnectReason::from),
         };
         let channel = match admitted {
             Ok(channel) => channel,
@@ -57,7 +58,7 @@ pub(crate) async fn accept(endpoint: Rc<Endpoint>, acceptor: Acceptor) {
 }
 
 /// Serves an accepted stream until it ends.
-async fn serve(endpoint: Rc<Endpoint>, channel: Channel, peer: Address, guard: HandshakeGuard) {
+async fn serve(endpoint: Rc<MessengerEndpoint>, channel: Channel, peer: Address, guard: HandshakeGuard) {
     let options = &endpoint.options;
     let config = ServerConfig {
         entity: options.entity,
@@ -65,7 +66,7 @@ async fn serve(endpoint: Rc<Endpoint>, channel: Channel, peer: Address, guard: H
         modes: options.modes(peer.is_local()),
         checksum: options.checksum && !channel.is_sound(),
     };
-    let mut handshake = Handshake::server(config, options.auth.server(), endpoint.core.pools.clone());
+    let mut handshake = MessengerHandshake::server(config, options.auth.server(), endpoint.core.pools.clone());
     let identified = timeout(options.handshake_timeout, identify(&endpoint, &mut handshake, &channel, &peer));
     let result = endpoint.stop.unless_sent(identified).await;
     drop(guard);
@@ -75,7 +76,7 @@ async fn serve(endpoint: Rc<Endpoint>, channel: Channel, peer: Address, guard: H
             channel.shutdown();
             let reason = match other {
                 Some(Ok(Err(reason))) => reason,
-                Some(Err(_)) => Reason::Handshake(handshake.state()),
+                Some(Err(_)) => DisconnectReason::Handshake(handshake.state()),
                 _ => return,
             };
             match handshake.refused() {
@@ -90,7 +91,7 @@ async fn serve(endpoint: Rc<Endpoint>, channel: Channel, peer: Address, guard: H
     conn.lifecycle.open(channel.name());
     let connection = Connection::new(conn.clone());
     conn.handler().opened(&connection);
-    let reason = Transmission::new(conn.clone(), epoch, channel.clone(), handshake).run().await;
+    let reason = OpenStream::new(conn.clone(), epoch, channel.clone(), handshake).run().await;
     channel.shutdown();
     if !conn.lifecycle.is_current(epoch) {
         return;
@@ -109,14 +110,14 @@ async fn serve(endpoint: Rc<Endpoint>, channel: Channel, peer: Address, guard: H
 
 /// Identifies the peer and looks up its session.
 async fn identify(
-    endpoint: &Rc<Endpoint>,
-    handshake: &mut Handshake,
+    endpoint: &Rc<MessengerEndpoint>,
+    handshake: &mut MessengerHandshake,
     channel: &Channel,
     peer: &Address,
-) -> Result<(Rc<Conn>, u64), Reason> {
+) -> Result<(Rc<Conn>, u64), DisconnectReason> {
     let mut state = "";
     loop {
-        let Progress::SessionRequest(asked) = drive(handshake, channel, &mut state).await? else {
+        let HandshakeProgress::SessionRequest(asked) = drive(handshake, channel, &mut state).await? else {
             unreachable!("only clients establish")
         };
         let (answer, found) = match asked {
@@ -133,11 +134,11 @@ async fn identify(
 type Found = (SessionReply, Option<(Rc<Conn>, u64)>);
 
 fn ident_asked(
-    endpoint: &Rc<Endpoint>,
-    handshake: &Handshake,
+    endpoint: &Rc<MessengerEndpoint>,
+    handshake: &MessengerHandshake,
     peer: &Address,
     ident: &ClientIdent,
-) -> Result<Found, Reason> {
+) -> Result<Found, DisconnectReason> {
     let options = &endpoint.options;
     let missing = options.required & !ident.supported;
     if missing != 0 {
@@ -145,7 +146,7 @@ fn ident_asked(
     }
     if ident.target.nonce != 0 && ident.target.nonce != endpoint.nonce {
         let found = endpoint.own_addr(None).to_string();
-        return Err(Violation::WrongPeer { target: ident.target.to_string(), found }.into());
+        return Err(SessionViolation::WrongPeer { target: ident.target.to_string(), found }.into());
     }
     let lossy = ident.flags & FLAG_LOSSY != 0 || options.accept.is_lossy();
     let key = (handshake.client_name().to_owned(), ident.addrs.first().copied().unwrap_or_default());
@@ -155,7 +156,7 @@ fn ident_asked(
         let resume = before.send_queue.session().resume();
         if before.lifecycle.peer_global_seq() > ident.global_seq && resume.client_cookie == ident.cookie {
             // A delayed connection attempt, older than the current one.
-            return Err(Reason::Replaced);
+            return Err(DisconnectReason::Replaced);
         }
         // The client has never seen the session that it asked for: the session continues from its beginning.
         let unheard = !lossy && resume.client_cookie == ident.cookie && resume.in_seq == 0;
@@ -163,21 +164,21 @@ fn ident_asked(
             kept = Some(before);
         } else {
             tracing::info!(%peer, name = before.identity.name(), "client began a new session; dropping the previous one");
-            before.lose(&Reason::Reset);
+            before.lose(&DisconnectReason::Reset);
         }
     }
     let conn = match kept {
         Some(conn) => conn,
         None => {
             if endpoint.connections.count() >= options.connections_max {
-                return Err(Reason::TooMany(endpoint.connections.count()));
+                return Err(DisconnectReason::TooMany(endpoint.connections.count()));
             }
             let server_cookie = if lossy { 0 } else { random().max(1) };
             let resume = Resume { client_cookie: ident.cookie, server_cookie, ..Resume::default() };
             let policy = if lossy { Policy::StatelessServer } else { Policy::LosslessPeer };
-            let identity = Identity::new(peer.clone(), key.0.clone());
-            let session = Session::new(lossy, resume);
-            let conn = Conn::new(endpoint.clone(), identity, (policy, Route::Remote), session);
+            let identity = ConnectionIdentity::new(peer.clone(), key.0.clone());
+            let session = MessengerSession::new(lossy, resume);
+            let conn = Conn::new(endpoint.clone(), identity, (policy, PeerRoute::Remote), session);
             endpoint.connections.add(&conn);
             if !lossy {
                 endpoint.connections.add_session(key, &conn);
@@ -200,7 +201,7 @@ fn ident_asked(
     Ok((SessionReply::Ident(answer), Some((conn, epoch))))
 }
 
-fn reconnect_asked(endpoint: &Rc<Endpoint>, handshake: &Handshake, reconnect: &Reconnect) -> Found {
+fn reconnect_asked(endpoint: &Rc<MessengerEndpoint>, handshake: &MessengerHandshake, reconnect: &Reconnect) -> Found {
     let key = (handshake.client_name().to_owned(), reconnect.addrs.first().copied().unwrap_or_default());
     let Some(conn) = endpoint.connections.session(&key) else { return (SessionReply::Reset, None) };
     let resume = conn.send_queue.session().resume();
@@ -217,7 +218,7 @@ fn reconnect_asked(endpoint: &Rc<Endpoint>, handshake: &Handshake, reconnect: &R
     if let Err(violation) = conn.send_queue.resumed(reconnect.msg_seq) {
         // The two sides disagree on what was sent: the session cannot be resumed.
         tracing::warn!(name = conn.identity.name(), %violation, "cannot resume a session; dropping it");
-        conn.lose(&Reason::Reset);
+        conn.lose(&DisconnectReason::Reset);
         return (SessionReply::Reset, None);
     }
     conn.send_queue.session_mut().set_resume(Resume { connect_seq: reconnect.connect_seq, ..resume });

@@ -7,15 +7,15 @@ use std::task::{Context, Poll};
 
 use forebay_reactor::{BufList, BufMut, Instant, now, wall_clock};
 
-use super::liveness::Liveness;
-use crate::connection::{Conn, Outgoing, Reason};
-use crate::message::{Message, Role};
-use crate::session::state::Verdict;
-use crate::session::{Handshake, Violation};
-use crate::throttle::Held;
+use super::liveness::StreamLiveness;
+use crate::connection::{Conn, DisconnectReason, Outgoing};
+use crate::message::{Message, MessageRole};
+use crate::session::state::ReceiveVerdict;
+use crate::session::{MessengerHandshake, SessionViolation};
+use crate::throttle::BudgetShare;
 use crate::transport::Channel;
-use crate::wire::control::{Ack, Control, Keepalive, KeepaliveAck, mode};
-use crate::wire::{Decoder, Encoder, Frame, Layout, Next, Tag, Want, entity};
+use crate::wire::control::{Ack, ControlPayload, Keepalive, KeepaliveAck, mode};
+use crate::wire::{Encoder, Frame, FrameBuffer, FrameDecoder, FrameLayout, ParseProgress, Tag, entity};
 
 /// Maximum number of frames processed in one turn, before other tasks run.
 const TURN_FRAMES: u32 = 256;
@@ -38,11 +38,11 @@ enum Intake {
 }
 
 /// Open stream.
-pub(super) struct Transmission {
+pub(super) struct OpenStream {
     conn: Rc<Conn>,
     epoch: u64,
     channel: Channel,
-    decoder: Decoder,
+    decoder: FrameDecoder,
     encoder: Encoder,
     /// Bytes to send before all messages.
     control: BufList,
@@ -53,15 +53,15 @@ pub(super) struct Transmission {
     /// Messages whose senders are being notified; empty in between.
     settled: Vec<Rc<Outgoing>>,
     /// Budget share of the message that is being received.
-    held: Option<Held>,
+    held: Option<BudgetShare>,
     /// Time at the beginning of the turn.
     now: Instant,
-    liveness: Liveness,
+    liveness: StreamLiveness,
 }
 
-impl Transmission {
+impl OpenStream {
     /// Creates the transmission of a connection whose handshake is complete.
-    pub(super) fn new(conn: Rc<Conn>, epoch: u64, channel: Channel, handshake: Handshake) -> Self {
+    pub(super) fn new(conn: Rc<Conn>, epoch: u64, channel: Channel, handshake: MessengerHandshake) -> Self {
         // RDMA writes by a device are not encrypted.  The handler may have closed the connection when it opened.
         let writes_by_device = handshake.mode() != mode::SECURE && conn.lifecycle.is_current(epoch);
         conn.windows.set_device(channel.rdma().filter(|_| writes_by_device));
@@ -81,16 +81,16 @@ impl Transmission {
             settled: Vec::new(),
             held: None,
             now,
-            liveness: Liveness::new(now),
+            liveness: StreamLiveness::new(now),
         }
     }
 
     /// Serves the stream until it ends, and returns the reason.
-    pub(super) async fn run(mut self) -> Reason {
+    pub(super) async fn run(mut self) -> DisconnectReason {
         let mut receiving = std::pin::pin!(None);
         let mut sending = std::pin::pin!(None);
         let channel = self.channel.clone();
-        let receive = |want: Want| channel.clone().recv(want.buf, want.all);
+        let receive = |want: FrameBuffer| channel.clone().recv(want.buf, want.all);
         let send = |batch: BufList| channel.clone().send(batch);
         std::future::poll_fn(|cx| match self.turn(cx, (&receive, receiving.as_mut()), (&send, sending.as_mut())) {
             Ok(()) => Poll::Pending,
@@ -106,15 +106,15 @@ impl Transmission {
     fn turn<R, S>(
         &mut self,
         cx: &mut Context<'_>,
-        (receive, mut receiving): (impl Fn(Want) -> R, Pin<&mut Option<R>>),
+        (receive, mut receiving): (impl Fn(FrameBuffer) -> R, Pin<&mut Option<R>>),
         (send, mut sending): (impl Fn(BufList) -> S, Pin<&mut Option<S>>),
-    ) -> Result<(), Reason>
+    ) -> Result<(), DisconnectReason>
     where
         R: Future<Output = (io::Result<usize>, BufMut)>,
         S: Future<Output = io::Result<()>>,
     {
         if self.is_over() {
-            return Err(Reason::Replaced);
+            return Err(DisconnectReason::Replaced);
         }
         self.now = now();
         // Messages queued from here on are seen below.
@@ -136,7 +136,7 @@ impl Transmission {
             let intake = if receiving.is_some() { Intake::NeedInput } else { self.take_in(cx, &mut budget)? };
             self.conn.endpoint.core.dispatch();
             if self.is_over() {
-                return Err(Reason::Replaced);
+                return Err(DisconnectReason::Replaced);
             }
             self.pump(cx, &send, sending.as_mut())?;
             if receiving.is_none() && intake == Intake::NeedInput {
@@ -165,7 +165,7 @@ impl Transmission {
         cx: &mut Context<'_>,
         send: impl Fn(BufList) -> S,
         mut sending: Pin<&mut Option<S>>,
-    ) -> Result<(), Reason> {
+    ) -> Result<(), DisconnectReason> {
         loop {
             if sending.is_none() {
                 let batch = self.gather(cx)?;
@@ -181,36 +181,36 @@ impl Transmission {
         }
     }
 
-    fn received(&mut self, result: io::Result<usize>, buf: BufMut) -> Result<(), Reason> {
+    fn received(&mut self, result: io::Result<usize>, buf: BufMut) -> Result<(), DisconnectReason> {
         match result {
-            Ok(0) if self.liveness.is_in_frame() => Err(Reason::PeerBroke),
-            Ok(0) => Err(Reason::PeerClosed),
+            Ok(0) if self.liveness.is_in_frame() => Err(DisconnectReason::PeerBroke),
+            Ok(0) => Err(DisconnectReason::PeerClosed),
             Ok(got) => {
                 self.decoder.received(buf, got);
                 self.liveness.received(self.now);
                 Ok(())
             }
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Reason::PeerBroke),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(DisconnectReason::PeerBroke),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Parses frames from the received bytes, as far as budgets allow.
-    fn take_in(&mut self, cx: &Context<'_>, budget: &mut u32) -> Result<Intake, Reason> {
+    fn take_in(&mut self, cx: &Context<'_>, budget: &mut u32) -> Result<Intake, DisconnectReason> {
         self.liveness.resume(self.now);
         loop {
             if *budget == 0 {
                 return Ok(Intake::BudgetSpent);
             }
             let (held, throttle) = (&mut self.held, &self.conn.receive_budget);
-            let admit = |layout: &Layout| {
+            let admit = |layout: &FrameLayout| {
                 // A share may be left over from a message that its sender aborted.
                 *held = None;
                 *held = throttle.take(layout.payload_len());
                 held.is_some()
             };
-            match self.decoder.next(admit, |_| {}).map_err(Violation::from)? {
-                Next::Frame(frame) => {
+            match self.decoder.next(admit, |_| {}).map_err(SessionViolation::from)? {
+                ParseProgress::Frame(frame) => {
                     *budget -= 1;
                     self.liveness.frame_ended();
                     match frame.tag {
@@ -218,7 +218,7 @@ impl Transmission {
                         _ => self.control(&frame)?,
                     }
                 }
-                Next::NeedInput => {
+                ParseProgress::NeedInput => {
                     if self.decoder.is_between_frames() {
                         self.liveness.frame_ended();
                     } else {
@@ -226,7 +226,7 @@ impl Transmission {
                     }
                     return Ok(Intake::NeedInput);
                 }
-                Next::NotAdmitted => {
+                ParseProgress::NotAdmitted => {
                     self.liveness.pause();
                     self.conn.receive_budget.wait(cx.waker());
                     return Ok(Intake::NoReceiveBudget);
@@ -235,11 +235,12 @@ impl Transmission {
         }
     }
 
-    fn control(&mut self, frame: &Frame) -> Result<(), Reason> {
+    fn control(&mut self, frame: &Frame) -> Result<(), DisconnectReason> {
         match frame.tag {
-            Tag::Ack => self.acknowledged(Ack::decode(frame.payload()).map_err(Violation::from)?.seq)?,
+            Tag::Ack => self.acknowledged(Ack::decode(frame.payload()).map_err(SessionViolation::from)?.seq)?,
             Tag::Keepalive2 => {
-                let Keepalive { seconds, nanos } = Keepalive::decode(frame.payload()).map_err(Violation::from)?;
+                let Keepalive { seconds, nanos } =
+                    Keepalive::decode(frame.payload()).map_err(SessionViolation::from)?;
                 // If keepalives arrive faster than they can be acknowledged, only the latest are.
                 if self.keepalive_acks.len() >= KEEPALIVE_ACKS_MAX {
                     self.keepalive_acks.remove(0);
@@ -248,27 +249,27 @@ impl Transmission {
             }
             // Any reception proves that the peer is alive; the content does not matter.
             Tag::Keepalive2Ack => {
-                KeepaliveAck::decode(frame.payload()).map_err(Violation::from)?;
+                KeepaliveAck::decode(frame.payload()).map_err(SessionViolation::from)?;
             }
-            tag => return Err(Violation::Unexpected { tag, state: "exchanging messages" }.into()),
+            tag => return Err(SessionViolation::Unexpected { tag, state: "exchanging messages" }.into()),
         }
         Ok(())
     }
 
     #[inline]
-    fn message(&mut self, frame: Frame) -> Result<(), Reason> {
-        let header = frame.header().map_err(Violation::from)?;
+    fn message(&mut self, frame: Frame) -> Result<(), DisconnectReason> {
+        let header = frame.header().map_err(SessionViolation::from)?;
         let held = self.held.take().expect("a message was admitted");
         if header.ack_seq > 0 {
             self.acknowledged(header.ack_seq)?;
         }
         let verdict = self.conn.send_queue.session_mut().received(header.seq)?;
-        if verdict == Verdict::Duplicate {
+        if verdict == ReceiveVerdict::Duplicate {
             return Ok(());
         }
         let message = Message::received(&header, frame.segments, held);
         // Ceph's daemons do not mark replies; a pending tid identifies one.
-        let reply = message.role == Role::Reply || self.conn.identity.entity() != entity::FOREBAY;
+        let reply = message.role == MessageRole::Reply || self.conn.identity.entity() != entity::FOREBAY;
         let message = if reply && message.tid != 0 { self.conn.requests.answer(message) } else { Some(message) };
         if let Some(message) = message {
             self.conn.endpoint.core.enqueue(self.conn.clone(), message);
@@ -276,20 +277,20 @@ impl Transmission {
         Ok(())
     }
 
-    fn acknowledged(&mut self, seq: u64) -> Result<(), Reason> {
+    fn acknowledged(&mut self, seq: u64) -> Result<(), DisconnectReason> {
         Ok(self.conn.send_queue.acknowledged(seq, &mut self.settled)?)
     }
 
     /// Gathers the bytes to send now.
-    fn gather(&mut self, cx: &Context<'_>) -> Result<BufList, Reason> {
+    fn gather(&mut self, cx: &Context<'_>) -> Result<BufList, DisconnectReason> {
         let mut batch = std::mem::take(&mut self.control);
         for ack in self.keepalive_acks.drain(..) {
-            self.encoder.control(Tag::Keepalive2Ack, &ack.encode(), &mut batch).map_err(Violation::from)?;
+            self.encoder.control(Tag::Keepalive2Ack, &ack.encode(), &mut batch).map_err(SessionViolation::from)?;
         }
         if std::mem::take(&mut self.ask_alive) {
             let time = wall_clock();
             let ask = Keepalive { seconds: time.as_secs() as u32, nanos: time.subsec_nanos() };
-            self.encoder.control(Tag::Keepalive2, &ask.encode(), &mut batch).map_err(Violation::from)?;
+            self.encoder.control(Tag::Keepalive2, &ask.encode(), &mut batch).map_err(SessionViolation::from)?;
         }
         let mut session = self.conn.send_queue.session_mut();
         let handed_over = &mut self.settled;
@@ -301,7 +302,7 @@ impl Transmission {
             let message = outgoing.message();
             let header = message.header(seq, session.tell());
             let segments = [&message.front, &message.middle, &message.data];
-            self.encoder.append(&header, segments, &mut batch).map_err(Violation::from)?;
+            self.encoder.append(&header, segments, &mut batch).map_err(SessionViolation::from)?;
             if session.is_lossy() {
                 handed_over.push(outgoing);
             }
@@ -315,7 +316,7 @@ impl Transmission {
                 return Ok(batch);
             }
             let ack = Ack { seq: session.tell() };
-            self.encoder.control(Tag::Ack, &ack.encode(), &mut batch).map_err(Violation::from)?;
+            self.encoder.control(Tag::Ack, &ack.encode(), &mut batch).map_err(SessionViolation::from)?;
         }
         self.ack_waits = false;
         drop(session);

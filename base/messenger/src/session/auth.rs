@@ -5,7 +5,7 @@ use std::rc::Rc;
 use aws_lc_rs::hmac;
 
 use super::cephx::TicketStore;
-use crate::wire::codec::{Malformed, Writer};
+use crate::wire::codec::{MalformedPayload, PayloadWriter};
 use crate::wire::control::method;
 use crate::wire::entity;
 
@@ -19,7 +19,7 @@ pub(super) const AUTHORIZER: u8 = 1;
 pub enum AuthError {
     /// A payload of the method is malformed.
     #[error(transparent)]
-    Malformed(#[from] Malformed),
+    Malformed(#[from] MalformedPayload),
     /// Wrong proof or unknown name; deliberately indistinguishable.
     #[error("wrong key for '{0}', or unknown name")]
     Proof(String),
@@ -39,7 +39,7 @@ pub enum AuthError {
 
 /// Keys and ID established by authentication.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Keys {
+pub struct SessionKeys {
     /// Session key, which signs the handshake; empty when the method has none.
     pub session: Vec<u8>,
     /// Connection secret for secure mode; empty in crc mode, or when the method has none.
@@ -48,14 +48,14 @@ pub struct Keys {
     pub global_id: u64,
 }
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for SessionKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Secrets are kept out of logs.
-        write!(f, "Keys({} and {} bytes)", self.session.len(), self.connection.len())
+        write!(f, "SessionKeys({} and {} bytes)", self.session.len(), self.connection.len())
     }
 }
 
-impl Keys {
+impl SessionKeys {
     /// Computes the HMAC by which a side proves what it received before authentication.
     pub(super) fn sign(&self, transcript: &[u8]) -> [u8; 32] {
         if self.session.is_empty() { [0; 32] } else { hmac_sha256(&self.session, &[transcript]) }
@@ -86,7 +86,7 @@ pub trait AuthClient {
     fn more(&mut self, payload: &[u8], random: &mut dyn FnMut() -> u64) -> Result<Vec<u8>, AuthError>;
 
     /// Processes the server's final payload, verifies the server's proof, and returns the keys.
-    fn done(&mut self, mode: u32, payload: &[u8]) -> Result<Keys, AuthError>;
+    fn done(&mut self, mode: u32, payload: &[u8]) -> Result<SessionKeys, AuthError>;
 
     /// Records the global ID that the server has assigned.
     fn numbered(&mut self, _global_id: u64) {}
@@ -102,7 +102,7 @@ pub enum ServerStep {
         /// Final payload.
         payload: Vec<u8>,
         /// Keys established.
-        keys: Keys,
+        keys: SessionKeys,
         /// Name of the client.
         name: String,
     },
@@ -136,7 +136,7 @@ impl AuthClient for NoAuth {
 
     fn begin(&mut self, _modes: &[u32], _random: &mut dyn FnMut() -> u64) -> Vec<u8> {
         // Mode of an authorizer, the name `client.`, and no global ID.
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.u8(AUTHORIZER).u32(u32::from(entity::CLIENT)).blob(b"").u64(0);
         out.finish()
     }
@@ -145,8 +145,8 @@ impl AuthClient for NoAuth {
         Err(AuthError::OutOfTurn)
     }
 
-    fn done(&mut self, _mode: u32, _payload: &[u8]) -> Result<Keys, AuthError> {
-        Ok(Keys::default())
+    fn done(&mut self, _mode: u32, _payload: &[u8]) -> Result<SessionKeys, AuthError> {
+        Ok(SessionKeys::default())
     }
 }
 
@@ -175,7 +175,7 @@ impl AuthClient for Named {
     fn begin(&mut self, _modes: &[u32], _random: &mut dyn FnMut() -> u64) -> Vec<u8> {
         // First byte: the mode of a monitor's client, or the version of an authorizer.
         let first = if self.to_monitor { AUTH_MODE_MON } else { AUTHORIZER };
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.u8(first).u32(u32::from(entity::CLIENT)).blob(self.id.as_bytes()).u64(self.ticket_store.global_id());
         out.finish()
     }
@@ -184,8 +184,8 @@ impl AuthClient for Named {
         Err(AuthError::OutOfTurn)
     }
 
-    fn done(&mut self, _mode: u32, _payload: &[u8]) -> Result<Keys, AuthError> {
-        Ok(Keys::default())
+    fn done(&mut self, _mode: u32, _payload: &[u8]) -> Result<SessionKeys, AuthError> {
+        Ok(SessionKeys::default())
     }
 
     fn numbered(&mut self, global_id: u64) {
@@ -209,7 +209,7 @@ impl AuthServer for NoAuth {
         if request.method != method::NONE {
             return Err(AuthError::Method(request.method));
         }
-        Ok(ServerStep::Done { payload: Vec::new(), keys: Keys::default(), name: String::new() })
+        Ok(ServerStep::Done { payload: Vec::new(), keys: SessionKeys::default(), name: String::new() })
     }
 
     fn more(&mut self, _payload: &[u8]) -> Result<ServerStep, AuthError> {

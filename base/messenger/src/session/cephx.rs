@@ -16,8 +16,8 @@ use forebay_accel::crypto::base64;
 
 pub use ticket_store::{Authorizer, TicketStore};
 
-use super::auth::{AUTH_MODE_MON, AuthClient, AuthError, Keys};
-use crate::wire::codec::{Reader, Writer};
+use super::auth::{AUTH_MODE_MON, AuthClient, AuthError, SessionKeys};
+use crate::wire::codec::{PayloadReader, PayloadWriter};
 use crate::wire::control::{method, mode};
 use crate::wire::entity;
 
@@ -34,28 +34,28 @@ const TICKETS_MAX: u32 = 32;
 
 /// Cephx key: AES-128.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub(super) [u8; KEY_LEN]);
+pub struct CephxSecret(pub(super) [u8; KEY_LEN]);
 
-impl std::fmt::Debug for Secret {
+impl std::fmt::Debug for CephxSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret(..)")
+        f.write_str("CephxSecret(..)")
     }
 }
 
-impl Secret {
+impl CephxSecret {
     /// Parses the text of a keyring: `key = AQ...==`.  Returns `None` if it is malformed or not AES-128.
     pub fn from_base64(text: &str) -> Option<Self> {
         let bytes = base64::decode(text.trim())?;
-        Self::read(&mut Reader::new(&bytes, WHAT)).ok()
+        Self::read(&mut PayloadReader::new(&bytes, WHAT)).ok()
     }
 
     /// Returns the type of a key, from the text of a keyring; [`from_base64`](Self::from_base64) accepts type 1 only,
     /// AES-128.
     pub fn kind_of(text: &str) -> Option<u16> {
-        Reader::new(&base64::decode(text.trim())?, WHAT).u16().ok()
+        PayloadReader::new(&base64::decode(text.trim())?, WHAT).u16().ok()
     }
 
-    fn read(from: &mut Reader<'_>) -> Result<Self, AuthError> {
+    fn read(from: &mut PayloadReader<'_>) -> Result<Self, AuthError> {
         let kind = from.u16()?;
         // The creation time is ignored.
         from.take(8)?;
@@ -72,8 +72,8 @@ impl Secret {
     }
 
     /// Encrypts `content` behind the version and magic number of cephx; the result is preceded by its length.
-    fn seal(&self, content: &[u8], out: &mut Writer) {
-        let mut plain = Writer::new();
+    fn seal(&self, content: &[u8], out: &mut PayloadWriter) {
+        let mut plain = PayloadWriter::new();
         plain.u8(1).u64(MAGIC).raw(content);
         let mut data = plain.finish();
         let context = EncryptionContext::Iv128(FixedLength::from(IV));
@@ -83,7 +83,7 @@ impl Secret {
     }
 
     /// Decrypts a length-prefixed ciphertext.
-    fn open(&self, from: &mut Reader<'_>) -> Result<Vec<u8>, AuthError> {
+    fn open(&self, from: &mut PayloadReader<'_>) -> Result<Vec<u8>, AuthError> {
         self.decrypt(from.blob()?)
     }
 
@@ -92,7 +92,7 @@ impl Secret {
         let cipher = PaddedBlockDecryptingKey::cbc_pkcs7(self.key()).expect("AES in CBC mode");
         let context = DecryptionContext::Iv128(FixedLength::from(IV));
         let plain = cipher.decrypt(&mut data, context).map_err(|_| AuthError::Decrypt)?;
-        let mut reader = Reader::new(plain, WHAT);
+        let mut reader = PayloadReader::new(plain, WHAT);
         reader.u8()?;
         if reader.u64()? != MAGIC {
             return Err(AuthError::Decrypt);
@@ -102,9 +102,9 @@ impl Secret {
 
     /// Computes the number that proves possession of the key.
     fn answer(&self, server_challenge: u64, client_challenge: u64) -> u64 {
-        let mut challenges = Writer::new();
+        let mut challenges = PayloadWriter::new();
         challenges.u64(server_challenge).u64(client_challenge);
-        let mut sealed = Writer::new();
+        let mut sealed = PayloadWriter::new();
         self.seal(&challenges.finish(), &mut sealed);
         let words = sealed.finish();
         words.chunks_exact(8).fold(0, |sum, word| sum ^ u64::from_le_bytes(word.try_into().expect("8 bytes")))
@@ -113,11 +113,11 @@ impl Secret {
 
 /// Service ticket, opaque to its holder, and its session key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ticket {
+pub struct ServiceTicket {
     /// Service, of [`entity`].
     pub service: u32,
     /// Session key shared with the service.
-    pub session: Secret,
+    pub session: CephxSecret,
     /// Validity in seconds.
     pub valid_seconds: u32,
     /// Opaque ticket, to be presented to the service.
@@ -126,36 +126,40 @@ pub struct Ticket {
 
 /// Client side of cephx, for one connection to a monitor.
 #[derive(Debug)]
-pub struct Client {
+pub struct CephxClient {
     /// Entity ID: the part of the name after `client.`.
     id: String,
-    secret: Secret,
+    secret: CephxSecret,
     /// Bit mask of the services to request tickets for, of [`entity`].
     services: u32,
     challenged: bool,
-    tickets: Vec<Ticket>,
+    tickets: Vec<ServiceTicket>,
     ticket_store: Rc<TicketStore>,
 }
 
-impl Client {
+impl CephxClient {
     /// Creates the client `client.ID` with its `secret`; tickets for `services` (bit mask of [`entity`]) go into
     /// `ticket_store`.  If the store is not empty, the client keeps its global ID.
-    pub fn new(id: impl Into<String>, secret: Secret, services: u32, ticket_store: Rc<TicketStore>) -> Self {
+    pub fn new(id: impl Into<String>, secret: CephxSecret, services: u32, ticket_store: Rc<TicketStore>) -> Self {
         Self { id: id.into(), secret, services, challenged: false, tickets: ticket_store.tickets(), ticket_store }
     }
 
     /// Returns the tickets obtained by authentication.
-    pub fn tickets(&self) -> &[Ticket] {
+    pub fn tickets(&self) -> &[ServiceTicket] {
         &self.tickets
     }
 }
 
-fn session_of(tickets: &[Ticket], service: u32) -> Option<Secret> {
+fn session_of(tickets: &[ServiceTicket], service: u32) -> Option<CephxSecret> {
     tickets.iter().find(|ticket| ticket.service == service).map(|ticket| ticket.session.clone())
 }
 
 /// Reads tickets whose keys are encrypted with `secret`; each replaces the previous ticket of its service.
-fn read_tickets(tickets: &mut Vec<Ticket>, secret: &Secret, from: &mut Reader<'_>) -> Result<(), AuthError> {
+fn read_tickets(
+    tickets: &mut Vec<ServiceTicket>,
+    secret: &CephxSecret,
+    from: &mut PayloadReader<'_>,
+) -> Result<(), AuthError> {
     from.u8()?;
     let count = from.u32()?;
     if count > TICKETS_MAX {
@@ -165,24 +169,24 @@ fn read_tickets(tickets: &mut Vec<Ticket>, secret: &Secret, from: &mut Reader<'_
         let service = from.u32()?;
         from.u8()?;
         let content = secret.open(from)?;
-        let mut inner = Reader::new(&content, WHAT);
+        let mut inner = PayloadReader::new(&content, WHAT);
         inner.u8()?;
-        let session = Secret::read(&mut inner)?;
+        let session = CephxSecret::read(&mut inner)?;
         let valid_seconds = inner.u32()?;
         let encrypted = from.u8()? != 0;
         // A ticket that replaces another one is also encrypted with the session key of the old one.
         let blob = match (encrypted, session_of(tickets, service)) {
             (false, _) => from.blob()?.to_vec(),
-            (true, Some(before)) => Reader::new(&before.open(from)?, WHAT).blob()?.to_vec(),
+            (true, Some(before)) => PayloadReader::new(&before.open(from)?, WHAT).blob()?.to_vec(),
             (true, None) => return Err(AuthError::Decrypt),
         };
         tickets.retain(|ticket| ticket.service != service);
-        tickets.push(Ticket { service, session, valid_seconds, blob });
+        tickets.push(ServiceTicket { service, session, valid_seconds, blob });
     }
     Ok(())
 }
 
-impl AuthClient for Client {
+impl AuthClient for CephxClient {
     fn method(&self) -> u32 {
         method::CEPHX
     }
@@ -190,7 +194,7 @@ impl AuthClient for Client {
     fn begin(&mut self, _modes: &[u32], _random: &mut dyn FnMut() -> u64) -> Vec<u8> {
         self.challenged = false;
         self.tickets = self.ticket_store.tickets();
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.u8(AUTH_MODE_MON)
             .u32(u32::from(entity::CLIENT))
             .blob(self.id.as_bytes())
@@ -202,11 +206,11 @@ impl AuthClient for Client {
         if std::mem::replace(&mut self.challenged, true) {
             return Err(AuthError::OutOfTurn);
         }
-        let mut reader = Reader::new(payload, WHAT);
+        let mut reader = PayloadReader::new(payload, WHAT);
         reader.u8()?;
         let server_challenge = reader.u64()?;
         let client_challenge = random();
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.u16(GET_AUTH_SESSION_KEY).u8(3).u64(client_challenge);
         out.u64(self.secret.answer(server_challenge, client_challenge));
         // The old ticket proves ownership of the global ID.
@@ -218,11 +222,11 @@ impl AuthClient for Client {
         Ok(out.finish())
     }
 
-    fn done(&mut self, chosen: u32, payload: &[u8]) -> Result<Keys, AuthError> {
+    fn done(&mut self, chosen: u32, payload: &[u8]) -> Result<SessionKeys, AuthError> {
         if !self.challenged {
             return Err(AuthError::OutOfTurn);
         }
-        let mut reader = Reader::new(payload, WHAT);
+        let mut reader = PayloadReader::new(payload, WHAT);
         let kind = reader.u16()?;
         let status = reader.i32()?;
         if status != 0 {
@@ -237,15 +241,15 @@ impl AuthClient for Client {
         let session = session_of(&self.tickets, u32::from(entity::AUTH)).ok_or(AuthError::Decrypt)?;
         let connection = reader.blob()?;
         let more = reader.blob()?;
-        let mut keys = Keys { session: session.0.to_vec(), ..Keys::default() };
+        let mut keys = SessionKeys { session: session.0.to_vec(), ..SessionKeys::default() };
         if !connection.is_empty() {
-            let content = session.open(&mut Reader::new(connection, WHAT))?;
-            keys.connection = Reader::new(&content, WHAT).blob()?.to_vec();
+            let content = session.open(&mut PayloadReader::new(connection, WHAT))?;
+            keys.connection = PayloadReader::new(&content, WHAT).blob()?.to_vec();
         } else if chosen == mode::SECURE {
             return Err(AuthError::Decrypt);
         }
         if !more.is_empty() {
-            read_tickets(&mut self.tickets, &session, &mut Reader::new(more, WHAT))?;
+            read_tickets(&mut self.tickets, &session, &mut PayloadReader::new(more, WHAT))?;
         }
         self.ticket_store.fill(&self.tickets);
         Ok(keys)
@@ -264,36 +268,36 @@ mod tests {
     fn keys_come_out_of_a_keyring() {
         // Type 1, created at 0, 16 bytes of 7.
         let text = "AQAAAAAAAAAAABAABwcHBwcHBwcHBwcHBwcHBw==";
-        assert_eq!(Secret::from_base64(text), Some(Secret([7; 16])));
+        assert_eq!(CephxSecret::from_base64(text), Some(CephxSecret([7; 16])));
         for text in ["", "AQ", "AQAAAAAAAAAAABAABwcHBw==", "A!==", "===="] {
-            assert_eq!(Secret::from_base64(text), None, "{text}");
+            assert_eq!(CephxSecret::from_base64(text), None, "{text}");
         }
     }
 
     #[test]
     fn what_is_sealed_opens_with_its_key_only() {
-        let secret = Secret([7; 16]);
+        let secret = CephxSecret([7; 16]);
         for len in [0, 1, 6, 7, 8, 100] {
             let content = vec![9; len];
-            let mut out = Writer::new();
+            let mut out = PayloadWriter::new();
             secret.seal(&content, &mut out);
             let bytes = out.finish();
-            assert_eq!(secret.open(&mut Reader::new(&bytes, WHAT)), Ok(content));
-            assert!(Secret([8; 16]).open(&mut Reader::new(&bytes, WHAT)).is_err());
+            assert_eq!(secret.open(&mut PayloadReader::new(&bytes, WHAT)), Ok(content));
+            assert!(CephxSecret([8; 16]).open(&mut PayloadReader::new(&bytes, WHAT)).is_err());
         }
     }
 
     /// Builds the reply of a monitor.
-    fn reply(secret: &Secret, session: &Secret, connection: Option<&[u8]>) -> Vec<u8> {
-        let mut ticket = Writer::new();
+    fn reply(secret: &CephxSecret, session: &CephxSecret, connection: Option<&[u8]>) -> Vec<u8> {
+        let mut ticket = PayloadWriter::new();
         ticket.u8(1).u16(CRYPTO_AES).u64(0).u16(16).raw(&session.0).u32(3600).u32(0);
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.u16(GET_AUTH_SESSION_KEY).i32(0).u8(1).u32(1).u32(u32::from(entity::AUTH)).u8(1);
         secret.seal(&ticket.finish(), &mut out);
         out.u8(0).blob(b"ticket");
-        let mut sealed = Writer::new();
+        let mut sealed = PayloadWriter::new();
         if let Some(connection) = connection {
-            let mut content = Writer::new();
+            let mut content = PayloadWriter::new();
             content.blob(connection);
             session.seal(&content.finish(), &mut sealed);
         }
@@ -301,10 +305,10 @@ mod tests {
         out.finish()
     }
 
-    fn challenged() -> Client {
-        let mut client = Client::new("admin", Secret([7; 16]), 0, TicketStore::new());
+    fn challenged() -> CephxClient {
+        let mut client = CephxClient::new("admin", CephxSecret([7; 16]), 0, TicketStore::new());
         client.begin(&[2], &mut || 0);
-        let mut challenge = Writer::new();
+        let mut challenge = PayloadWriter::new();
         challenge.u8(1).u64(0x1234);
         client.more(&challenge.finish(), &mut || 5).expect("answered");
         client
@@ -312,30 +316,31 @@ mod tests {
 
     #[test]
     fn a_ticket_brings_the_keys() {
-        let session = Secret([3; 16]);
-        let keys = challenged().done(mode::SECURE, &reply(&Secret([7; 16]), &session, Some(&[4; 64]))).expect("keys");
+        let session = CephxSecret([3; 16]);
+        let keys =
+            challenged().done(mode::SECURE, &reply(&CephxSecret([7; 16]), &session, Some(&[4; 64]))).expect("keys");
         assert_eq!((keys.session, keys.connection), (vec![3; 16], vec![4; 64]));
         let mut client = challenged();
-        client.done(mode::CRC, &reply(&Secret([7; 16]), &session, None)).expect("keys");
+        client.done(mode::CRC, &reply(&CephxSecret([7; 16]), &session, None)).expect("keys");
         assert_eq!(client.tickets()[0].blob, b"ticket");
     }
 
     #[test]
     fn a_monitor_without_our_key_is_not_believed() {
-        let session = Secret([3; 16]);
-        let reply = reply(&Secret([6; 16]), &session, None);
+        let session = CephxSecret([3; 16]);
+        let reply = reply(&CephxSecret([6; 16]), &session, None);
         assert!(challenged().done(mode::CRC, &reply).is_err());
     }
 
     #[test]
     fn secure_mode_without_a_secret_is_refused() {
-        let reply = reply(&Secret([7; 16]), &Secret([3; 16]), None);
+        let reply = reply(&CephxSecret([7; 16]), &CephxSecret([3; 16]), None);
         assert_eq!(challenged().done(mode::SECURE, &reply), Err(AuthError::Decrypt));
     }
 
     #[test]
     fn truncated_replies_are_errors() {
-        let whole = reply(&Secret([7; 16]), &Secret([3; 16]), Some(&[4; 64]));
+        let whole = reply(&CephxSecret([7; 16]), &CephxSecret([3; 16]), Some(&[4; 64]));
         for len in 0..whole.len() {
             assert!(challenged().done(mode::SECURE, &whole[..len]).is_err(), "{len} bytes");
         }

@@ -10,15 +10,18 @@ use forebay_reactor::{BufList, BufMut};
 
 use self::server::EOPNOTSUPP;
 pub use self::types::{
-    ClientConfig, Established, Progress, Resume, ServerConfig, SessionOrigin, SessionReply, SessionRequest,
+    ClientConfig, Established, HandshakeProgress, Resume, ServerConfig, SessionOrigin, SessionReply, SessionRequest,
 };
-use super::Violation;
-use super::auth::{AuthClient, AuthError, AuthServer, Keys, same};
+use super::SessionViolation;
+use super::auth::{AuthClient, AuthError, AuthServer, SessionKeys, same};
 use crate::wire::control::{
-    AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, AuthRequestMore, AuthSignature, ClientIdent, Control, Hello,
-    IdentMissingFeatures, Reconnect, ReconnectOk, Reset, Retry, RetryGlobal, ServerIdent, mode,
+    AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, AuthRequestMore, AuthSignature, ClientIdent, ControlPayload,
+    Hello, IdentMissingFeatures, Reconnect, ReconnectOk, Reset, Retry, RetryGlobal, ServerIdent, mode,
 };
-use crate::wire::{Banner, Decoder, Direction, Encoder, EntityAddr, Frame, Limits, Next, Pools, Tag, Want};
+use crate::wire::{
+    Banner, Direction, Encoder, EntityAddr, Frame, FrameBuffer, FrameDecoder, MessengerPools, ParseProgress,
+    SegmentLimits, Tag,
+};
 
 /// Maximum number of bytes that either side sends before authentication is complete.
 const TRANSCRIPT_MAX: usize = 64 << 10;
@@ -27,7 +30,8 @@ const AUTH_REQUESTS_MAX: u32 = 3;
 /// Maximum number of retry requests that a client follows on a connection.
 const RETRIES_MAX: u32 = 16;
 /// Frame limits before the peer has authenticated.
-const LIMITS_BEFORE_AUTH: Limits = Limits { control_max: 16 << 10, front_max: 0, middle_max: 0, data_max: 0 };
+const LIMITS_BEFORE_AUTH: SegmentLimits =
+    SegmentLimits { control_max: 16 << 10, front_max: 0, middle_max: 0, data_max: 0 };
 
 /// Handshake state; also named in errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,43 +75,43 @@ struct Transcript {
 }
 
 /// Handshake of one connection, from the banner to the agreement on a session.
-pub struct Handshake {
+pub struct MessengerHandshake {
     role: Role,
     state: HandshakeState,
-    decoder: Decoder,
+    decoder: FrameDecoder,
     encoder: Encoder,
     out: BufList,
     transcript: Option<Transcript>,
-    keys: Keys,
+    keys: SessionKeys,
     /// Expected signature of the peer.
     expected: [u8; 32],
     mode: u32,
     peer_entity: u8,
 }
 
-impl Handshake {
+impl MessengerHandshake {
     /// Creates the handshake of a client that begins or resumes a session.
-    pub fn client(config: ClientConfig, auth: Box<dyn AuthClient>, resume: Resume, pools: Rc<Pools>) -> Self {
+    pub fn client(config: ClientConfig, auth: Box<dyn AuthClient>, resume: Resume, pools: Rc<MessengerPools>) -> Self {
         let checksum = config.checksum;
         Self::new(Role::Client { config, auth, resume, retries: 0, reset: None }, checksum, pools)
     }
 
     /// Creates the handshake of a server.
-    pub fn server(config: ServerConfig, auth: Box<dyn AuthServer>, pools: Rc<Pools>) -> Self {
+    pub fn server(config: ServerConfig, auth: Box<dyn AuthServer>, pools: Rc<MessengerPools>) -> Self {
         let checksum = config.checksum;
         let role = Role::Server { config, auth, requests: 0, refused: None, name: String::new() };
         Self::new(role, checksum, pools)
     }
 
-    fn new(role: Role, checksum: bool, pools: Rc<Pools>) -> Self {
+    fn new(role: Role, checksum: bool, pools: Rc<MessengerPools>) -> Self {
         let mut link = Self {
             role,
             state: HandshakeState::Banner,
-            decoder: Decoder::new(pools.clone(), LIMITS_BEFORE_AUTH, checksum),
+            decoder: FrameDecoder::new(pools.clone(), LIMITS_BEFORE_AUTH, checksum),
             encoder: Encoder::new(pools, checksum),
             out: BufList::new(),
             transcript: Some(Transcript::default()),
-            keys: Keys::default(),
+            keys: SessionKeys::default(),
             expected: [0; 32],
             mode: 0,
             peer_entity: 0,
@@ -124,7 +128,7 @@ impl Handshake {
     }
 
     /// Returns the buffer to receive into.
-    pub fn want(&mut self) -> Want {
+    pub fn want(&mut self) -> FrameBuffer {
         self.decoder.want()
     }
 
@@ -178,7 +182,7 @@ impl Handshake {
     }
 
     /// Returns the decoder and encoder for the message phase, and the bytes still to be sent.
-    pub fn into_parts(self) -> (Decoder, Encoder, BufList) {
+    pub fn into_parts(self) -> (FrameDecoder, Encoder, BufList) {
         (self.decoder, self.encoder, self.out)
     }
 
@@ -189,7 +193,7 @@ impl Handshake {
         self.out.append(bytes);
     }
 
-    fn send<C: Control>(&mut self, payload: &C) -> Result<(), Violation> {
+    fn send<C: ControlPayload>(&mut self, payload: &C) -> Result<(), SessionViolation> {
         let mut bytes = BufList::new();
         self.encoder.control(C::TAG, &payload.encode(), &mut bytes)?;
         self.queue(bytes);
@@ -200,12 +204,12 @@ impl Handshake {
     ///
     /// # Errors
     /// The connection must be ended; other connections are unaffected.
-    pub fn step(&mut self, random: &mut dyn FnMut() -> u64) -> Result<Progress, Violation> {
+    pub fn step(&mut self, random: &mut dyn FnMut() -> u64) -> Result<HandshakeProgress, SessionViolation> {
         loop {
             if self.state == HandshakeState::Banner {
-                let Some((banner, bytes)) = self.decoder.banner()? else { return Ok(Progress::NeedInput) };
+                let Some((banner, bytes)) = self.decoder.banner()? else { return Ok(HandshakeProgress::NeedInput) };
                 if let Some((lacks, wants)) = Banner::OURS.disagreement(&banner) {
-                    return Err(Violation::Features { lacks, wants });
+                    return Err(SessionViolation::Features { lacks, wants });
                 }
                 if let Some(transcript) = &mut self.transcript {
                     transcript.received.extend_from_slice(&bytes);
@@ -227,16 +231,20 @@ impl Handshake {
                 },
             )?;
             if self.transcript.as_ref().is_some_and(|transcript| transcript.received.len() > TRANSCRIPT_MAX) {
-                return Err(Violation::TooMuchBeforeAuth(TRANSCRIPT_MAX));
+                return Err(SessionViolation::TooMuchBeforeAuth(TRANSCRIPT_MAX));
             }
-            let Next::Frame(frame) = next else { return Ok(Progress::NeedInput) };
+            let ParseProgress::Frame(frame) = next else { return Ok(HandshakeProgress::NeedInput) };
             if let Some(progress) = self.frame(&frame, random)? {
                 return Ok(progress);
             }
         }
     }
 
-    fn frame(&mut self, frame: &Frame, random: &mut dyn FnMut() -> u64) -> Result<Option<Progress>, Violation> {
+    fn frame(
+        &mut self,
+        frame: &Frame,
+        random: &mut dyn FnMut() -> u64,
+    ) -> Result<Option<HandshakeProgress>, SessionViolation> {
         let client = matches!(self.role, Role::Client { .. });
         let payload = frame.payload();
         match (self.state, frame.tag, client) {
@@ -247,9 +255,9 @@ impl Handshake {
                 let Role::Client { config, .. } = &self.role else { unreachable!("a client") };
                 let differ = !modes.is_empty() && !modes.iter().any(|mode| config.modes.contains(mode));
                 if result == -EOPNOTSUPP && differ {
-                    return Err(Violation::ModesDiffer { ours: config.modes.clone(), theirs: modes });
+                    return Err(SessionViolation::ModesDiffer { ours: config.modes.clone(), theirs: modes });
                 }
-                return Err(Violation::MethodRefused { method, result, methods, modes });
+                return Err(SessionViolation::MethodRefused { method, result, methods, modes });
             }
             (HandshakeState::Auth | HandshakeState::AuthMore, Tag::AuthReplyMore, true) => {
                 let step = AuthReplyMore::decode(payload)?;
@@ -275,9 +283,9 @@ impl Handshake {
                 return self.server_ident(ServerIdent::decode(payload)?).map(Some);
             }
             (HandshakeState::Ident, Tag::IdentMissingFeatures, true) => {
-                return Err(Violation::FeaturesRequired(IdentMissingFeatures::decode(payload)?.features));
+                return Err(SessionViolation::FeaturesRequired(IdentMissingFeatures::decode(payload)?.features));
             }
-            (HandshakeState::Ident | HandshakeState::Reconnect, Tag::Wait, true) => return Err(Violation::Wait),
+            (HandshakeState::Ident | HandshakeState::Reconnect, Tag::Wait, true) => return Err(SessionViolation::Wait),
             (HandshakeState::Reconnect, Tag::SessionReset, true) => {
                 let full = Reset::decode(payload)?.full;
                 let Role::Client { resume, reset, .. } = &mut self.role else { unreachable!("a client") };
@@ -305,22 +313,26 @@ impl Handshake {
                     features: 0,
                 };
                 self.state = HandshakeState::Over;
-                return Ok(Some(Progress::Established(Box::new(established))));
+                return Ok(Some(HandshakeProgress::Established(Box::new(established))));
             }
             (HandshakeState::Ident, Tag::ClientIdent, false) => {
                 self.state = HandshakeState::Deciding;
-                return Ok(Some(Progress::SessionRequest(SessionRequest::Ident(ClientIdent::decode(payload)?))));
+                return Ok(Some(HandshakeProgress::SessionRequest(SessionRequest::Ident(ClientIdent::decode(
+                    payload,
+                )?))));
             }
             (HandshakeState::Ident, Tag::SessionReconnect, false) => {
                 self.state = HandshakeState::Deciding;
-                return Ok(Some(Progress::SessionRequest(SessionRequest::Reconnect(Reconnect::decode(payload)?))));
+                return Ok(Some(HandshakeProgress::SessionRequest(SessionRequest::Reconnect(Reconnect::decode(
+                    payload,
+                )?))));
             }
-            (state, tag, _) => return Err(Violation::Unexpected { tag, state: state.name() }),
+            (state, tag, _) => return Err(SessionViolation::Unexpected { tag, state: state.name() }),
         }
         Ok(None)
     }
 
-    fn hello(&mut self, hello: &Hello, random: &mut dyn FnMut() -> u64) -> Result<(), Violation> {
+    fn hello(&mut self, hello: &Hello, random: &mut dyn FnMut() -> u64) -> Result<(), SessionViolation> {
         self.peer_entity = hello.entity;
         self.state = HandshakeState::Auth;
         let Role::Client { config, auth, .. } = &mut self.role else { return Ok(()) };
@@ -328,7 +340,7 @@ impl Handshake {
             && wanted != hello.entity
         {
             let text = |entity: u8| format!("{} (entity type {entity:#x})", config.target);
-            return Err(Violation::WrongPeer { target: text(wanted), found: text(hello.entity) });
+            return Err(SessionViolation::WrongPeer { target: text(wanted), found: text(hello.entity) });
         }
         // Ceph daemons require the client's address, and have just reported it.  Forebay servers identify a session by
         // its address, which must not change with the route.
@@ -344,7 +356,7 @@ impl Handshake {
     }
 
     /// Switches to the picked mode, and signs the bytes received before.
-    fn protect(&mut self, client: bool) -> Result<(), Violation> {
+    fn protect(&mut self, client: bool) -> Result<(), SessionViolation> {
         if self.mode == mode::SECURE {
             let (receive, send) = Direction::pair(&self.keys.connection, client)?;
             self.decoder.secure(receive);
@@ -357,11 +369,12 @@ impl Handshake {
         self.send(&signature)
     }
 
-    fn signature(&mut self, signature: &AuthSignature) -> Result<(), Violation> {
+    fn signature(&mut self, signature: &AuthSignature) -> Result<(), SessionViolation> {
         if !same(&signature.signature, &self.expected) {
-            return Err(Violation::Signature);
+            return Err(SessionViolation::Signature);
         }
-        self.decoder.set_limits(Limits { control_max: Limits::default().control_max, ..LIMITS_BEFORE_AUTH });
+        self.decoder
+            .set_limits(SegmentLimits { control_max: SegmentLimits::default().control_max, ..LIMITS_BEFORE_AUTH });
         self.state = HandshakeState::Ident;
         match self.role {
             Role::Client { .. } => self.begin_session(),

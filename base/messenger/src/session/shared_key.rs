@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 
-use super::auth::{AuthClient, AuthError, AuthServer, Keys, ServerStep, hmac_sha256, same};
-use crate::wire::codec::{Reader, Writer};
+use super::auth::{AuthClient, AuthError, AuthServer, ServerStep, SessionKeys, hmac_sha256, same};
+use crate::wire::codec::{PayloadReader, PayloadWriter};
 use crate::wire::control::{AuthRequest, NAME_MAX, method};
 
 /// Length of a key in bytes.
@@ -20,9 +20,9 @@ const WHAT: &str = "a step of the shared-key method";
 
 /// Secret key of 256 random bits.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Key([u8; KEY_LEN]);
+pub struct SharedKey([u8; KEY_LEN]);
 
-impl Key {
+impl SharedKey {
     /// Creates a key from its bytes.
     pub fn new(bytes: [u8; KEY_LEN]) -> Self {
         Self(bytes)
@@ -50,18 +50,18 @@ impl Key {
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for SharedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(..)")
+        f.write_str("SharedKey(..)")
     }
 }
 
 /// Keys of the peers that may connect, by name.
 #[derive(Debug, Clone, Default)]
 pub struct Keyring {
-    keys: BTreeMap<String, Key>,
+    keys: BTreeMap<String, SharedKey>,
     /// Default key for names without one of their own.
-    shared: Option<Key>,
+    shared: Option<SharedKey>,
 }
 
 impl Keyring {
@@ -71,18 +71,18 @@ impl Keyring {
     }
 
     /// Adds a key, replacing any previous key of that name.
-    pub fn with(mut self, name: impl Into<String>, key: Key) -> Self {
+    pub fn with(mut self, name: impl Into<String>, key: SharedKey) -> Self {
         self.keys.insert(name.into(), key);
         self
     }
 
     /// Sets a default key for names without one of their own.  Its holder may use any name.
-    pub fn with_shared(mut self, key: Key) -> Self {
+    pub fn with_shared(mut self, key: SharedKey) -> Self {
         self.shared = Some(key);
         self
     }
 
-    fn get(&self, name: &str) -> Option<&Key> {
+    fn get(&self, name: &str) -> Option<&SharedKey> {
         self.keys.get(name).or(self.shared.as_ref())
     }
 }
@@ -91,8 +91,8 @@ impl Keyring {
 struct Derived([u8; 32]);
 
 impl Derived {
-    fn new(key: &Key, modes: &[u32], mode: u32, names: [&[u8]; 2], nonces: [&[u8; NONCE_LEN]; 2]) -> Self {
-        let mut context = Writer::new();
+    fn new(key: &SharedKey, modes: &[u32], mode: u32, names: [&[u8]; 2], nonces: [&[u8; NONCE_LEN]; 2]) -> Self {
+        let mut context = PayloadWriter::new();
         context.blob(b"forebay shared key 1").u32(method::SHARED_KEY).list(modes).u32(mode);
         context.blob(names[0]).blob(names[1]).raw(nonces[0]).raw(nonces[1]);
         Self(hmac_sha256(&key.0, &[&context.finish()]))
@@ -102,9 +102,9 @@ impl Derived {
         hmac_sha256(&self.0, &[label])
     }
 
-    fn keys(&self) -> Keys {
+    fn keys(&self) -> SessionKeys {
         let connection = [self.label(b"connection secret, first half"), self.label(b"connection secret, second half")];
-        Keys { session: self.label(b"session key").to_vec(), connection: connection.concat(), global_id: 0 }
+        SessionKeys { session: self.label(b"session key").to_vec(), connection: connection.concat(), global_id: 0 }
     }
 
     fn client_proof(&self) -> [u8; 32] {
@@ -122,15 +122,15 @@ fn nonce(random: &mut dyn FnMut() -> u64) -> [u8; NONCE_LEN] {
     nonce
 }
 
-fn versioned<'a>(payload: &'a [u8]) -> Result<Reader<'a>, AuthError> {
-    let mut reader = Reader::new(payload, WHAT);
+fn versioned<'a>(payload: &'a [u8]) -> Result<PayloadReader<'a>, AuthError> {
+    let mut reader = PayloadReader::new(payload, WHAT);
     if reader.u8()? != VERSION {
         return Err(reader.malformed().into());
     }
     Ok(reader)
 }
 
-fn name(reader: &mut Reader<'_>) -> Result<String, AuthError> {
+fn name(reader: &mut PayloadReader<'_>) -> Result<String, AuthError> {
     let bytes = reader.blob()?;
     if bytes.len() > NAME_MAX {
         return Err(reader.malformed().into());
@@ -140,9 +140,9 @@ fn name(reader: &mut Reader<'_>) -> Result<String, AuthError> {
 
 /// Client side, for one connection.
 #[derive(Debug)]
-pub struct Client {
+pub struct SharedKeyClient {
     name: String,
-    key: Key,
+    key: SharedKey,
     modes: Vec<u32>,
     nonce: [u8; NONCE_LEN],
     state: ClientState,
@@ -164,14 +164,14 @@ impl fmt::Debug for ClientState {
     }
 }
 
-impl Client {
+impl SharedKeyClient {
     /// Creates the client `name` with its `key`.
-    pub fn new(name: impl Into<String>, key: Key) -> Self {
+    pub fn new(name: impl Into<String>, key: SharedKey) -> Self {
         Self { name: name.into(), key, modes: Vec::new(), nonce: [0; NONCE_LEN], state: ClientState::Over }
     }
 }
 
-impl AuthClient for Client {
+impl AuthClient for SharedKeyClient {
     fn method(&self) -> u32 {
         method::SHARED_KEY
     }
@@ -180,7 +180,7 @@ impl AuthClient for Client {
         self.modes = modes.to_vec();
         self.nonce = nonce(random);
         self.state = ClientState::Asked;
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.u8(VERSION).blob(self.name.as_bytes()).raw(&self.nonce);
         out.finish()
     }
@@ -195,13 +195,13 @@ impl AuthClient for Client {
         let mode = reader.u32()?;
         let names = [self.name.as_bytes(), server.as_bytes()];
         let derived = Derived::new(&self.key, &self.modes, mode, names, [&self.nonce, &server_nonce]);
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.u8(VERSION).raw(&derived.client_proof());
         self.state = ClientState::Proved(derived, mode);
         Ok(out.finish())
     }
 
-    fn done(&mut self, mode: u32, payload: &[u8]) -> Result<Keys, AuthError> {
+    fn done(&mut self, mode: u32, payload: &[u8]) -> Result<SessionKeys, AuthError> {
         let ClientState::Proved(derived, agreed) = std::mem::replace(&mut self.state, ClientState::Over) else {
             return Err(AuthError::OutOfTurn);
         };
@@ -214,20 +214,20 @@ impl AuthClient for Client {
 }
 
 /// Server side, for one connection.
-pub struct Server {
+pub struct SharedKeyServer {
     name: String,
     keyring: Rc<Keyring>,
     waiting: Option<(String, Option<Derived>)>,
 }
 
-impl Server {
+impl SharedKeyServer {
     /// Creates the server `name`, which admits the peers of `keyring`.
     pub fn new(name: impl Into<String>, keyring: Rc<Keyring>) -> Self {
         Self { name: name.into(), keyring, waiting: None }
     }
 }
 
-impl AuthServer for Server {
+impl AuthServer for SharedKeyServer {
     fn methods(&self) -> Vec<u32> {
         vec![method::SHARED_KEY]
     }
@@ -250,7 +250,7 @@ impl AuthServer for Server {
         let key = self.keyring.get(&client);
         let derived = key.map(|key| Derived::new(key, &request.modes, mode, names, [&client_nonce, &server_nonce]));
         self.waiting = Some((client, derived));
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.u8(VERSION).raw(&server_nonce).blob(self.name.as_bytes()).u32(mode);
         Ok(ServerStep::More(out.finish()))
     }
@@ -261,7 +261,7 @@ impl AuthServer for Server {
         let Some(derived) = derived.filter(|derived| same(&proof, &derived.client_proof())) else {
             return Err(AuthError::Proof(name));
         };
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.u8(VERSION).raw(&derived.server_proof());
         Ok(ServerStep::Done { payload: out.finish(), keys: derived.keys(), name })
     }
@@ -272,8 +272,8 @@ mod tests {
     use super::*;
     use crate::wire::control::mode;
 
-    fn key(byte: u8) -> Key {
-        Key::new([byte; KEY_LEN])
+    fn key(byte: u8) -> SharedKey {
+        SharedKey::new([byte; KEY_LEN])
     }
 
     fn keyring() -> Rc<Keyring> {
@@ -290,11 +290,11 @@ mod tests {
 
     /// Runs the whole exchange, applying `tamper` to each payload.
     fn exchange(
-        client: &mut Client,
+        client: &mut SharedKeyClient,
         modes: &[u32],
         mut tamper: impl FnMut(usize, &mut Vec<u8>),
-    ) -> Result<(Keys, Keys, String), AuthError> {
-        let mut server = Server::new("s", keyring());
+    ) -> Result<(SessionKeys, SessionKeys, String), AuthError> {
+        let mut server = SharedKeyServer::new("s", keyring());
         let mut random = chance();
         let mut payload = client.begin(modes, &mut random);
         tamper(0, &mut payload);
@@ -312,16 +312,19 @@ mod tests {
 
     #[test]
     fn who_shares_a_key_agrees_on_keys() {
-        let (ours, theirs, name) = exchange(&mut Client::new("a", key(1)), &[2, 1], |_, _| {}).expect("agreed");
+        let (ours, theirs, name) =
+            exchange(&mut SharedKeyClient::new("a", key(1)), &[2, 1], |_, _| {}).expect("agreed");
         assert_eq!((&ours, name.as_str()), (&theirs, "a"));
         assert_eq!((ours.session.len(), ours.connection.len()), (32, 64));
-        let (other, _, _) = exchange(&mut Client::new("b", key(2)), &[2, 1], |_, _| {}).expect("agreed");
+        let (other, _, _) = exchange(&mut SharedKeyClient::new("b", key(2)), &[2, 1], |_, _| {}).expect("agreed");
         assert_ne!(ours.connection, other.connection);
     }
 
     #[test]
     fn strangers_and_impostors_are_refused_alike() {
-        for mut client in [Client::new("a", key(2)), Client::new("c", key(1)), Client::new("b", key(1))] {
+        for mut client in
+            [SharedKeyClient::new("a", key(2)), SharedKeyClient::new("c", key(1)), SharedKeyClient::new("b", key(1))]
+        {
             let refused = exchange(&mut client, &[2], |_, _| {}).expect_err("no right key");
             assert_eq!(refused, AuthError::Proof(client.name.clone()));
         }
@@ -331,14 +334,14 @@ mod tests {
     fn every_changed_byte_is_noticed() {
         for step in 0..4 {
             let mut len = 0;
-            exchange(&mut Client::new("a", key(1)), &[2, 1], |at, payload| {
+            exchange(&mut SharedKeyClient::new("a", key(1)), &[2, 1], |at, payload| {
                 if at == step {
                     len = payload.len();
                 }
             })
             .expect("agreed");
             for at in 0..len {
-                let changed = exchange(&mut Client::new("a", key(1)), &[2, 1], |now, payload| {
+                let changed = exchange(&mut SharedKeyClient::new("a", key(1)), &[2, 1], |now, payload| {
                     if now == step {
                         payload[at] ^= 1;
                     }
@@ -352,23 +355,23 @@ mod tests {
     fn the_key_does_not_travel() {
         let secret = key(0xA7);
         let mut seen = Vec::new();
-        let _ = exchange(&mut Client::new("a", secret), &[2], |_, payload| seen.extend_from_slice(payload));
+        let _ = exchange(&mut SharedKeyClient::new("a", secret), &[2], |_, payload| seen.extend_from_slice(payload));
         assert!(!seen.windows(4).any(|part| part == [0xA7; 4]));
     }
 
     #[test]
     fn steps_out_of_turn_are_refused() {
-        let mut client = Client::new("a", key(1));
+        let mut client = SharedKeyClient::new("a", key(1));
         assert_eq!(client.more(&[1], &mut || 0), Err(AuthError::OutOfTurn));
         assert_eq!(client.done(2, &[1]), Err(AuthError::OutOfTurn));
-        assert_eq!(Server::new("s", keyring()).more(&[1; 33]), Err(AuthError::OutOfTurn));
+        assert_eq!(SharedKeyServer::new("s", keyring()).more(&[1; 33]), Err(AuthError::OutOfTurn));
     }
 
     #[test]
     fn keys_are_written_in_hexadecimal() {
-        assert_eq!(Key::from_hex(&"0102".repeat(16)).map(|key| key.0[..2].to_vec()), Some(vec![1, 2]));
+        assert_eq!(SharedKey::from_hex(&"0102".repeat(16)).map(|key| key.0[..2].to_vec()), Some(vec![1, 2]));
         for text in ["", "01", &"0g".repeat(32), &"01".repeat(33)] {
-            assert_eq!(Key::from_hex(text), None);
+            assert_eq!(SharedKey::from_hex(text), None);
         }
     }
 }

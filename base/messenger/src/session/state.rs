@@ -4,11 +4,11 @@
 //! it: after a reconnect the peer reports the highest number received, messages up to there are released, and the rest
 //! are sent again, in the same order, under the same numbers.  So each message is delivered exactly once and in order
 //! as long as both sides keep their sessions; when one of them does not, the other one is notified
-//! ([`Session::reset`]).
+//! ([`MessengerSession::reset`]).
 
 use std::collections::VecDeque;
 
-use super::Violation;
+use super::SessionViolation;
 use super::handshake::Resume;
 use crate::priority::PriorityQueue;
 
@@ -33,7 +33,7 @@ impl Policy {
 
 /// Action for a received message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ReceiveVerdict {
     /// Next in sequence; deliver it.
     Deliver,
     /// Duplicate of a message that was received before; drop it.
@@ -47,7 +47,7 @@ pub enum Verdict {
 /// 2. Nothing is reported to the peer as received that was not: `told` is at most `resume.in_seq`.
 /// 3. A message has its number from the first time that it is sent; only a reset gives it another one.
 #[derive(Debug)]
-pub struct Session<M> {
+pub struct MessengerSession<M> {
     lossy: bool,
     resume: Resume,
     /// Messages to be sent for the first time.
@@ -63,7 +63,7 @@ pub struct Session<M> {
     told: u64,
 }
 
-impl<M> Session<M> {
+impl<M> MessengerSession<M> {
     /// Creates a session.  `resume` holds its IDs, and the number of the connection.
     pub fn new(lossy: bool, resume: Resume) -> Self {
         Self {
@@ -159,14 +159,14 @@ impl<M> Session<M> {
     /// # Errors
     /// When `seq` exceeds the highest number sent.
     #[inline]
-    pub fn acknowledged(&mut self, seq: u64, mut done: impl FnMut(M)) -> Result<(), Violation> {
+    pub fn acknowledged(&mut self, seq: u64, mut done: impl FnMut(M)) -> Result<(), SessionViolation> {
         if seq <= self.acked {
             return Ok(());
         }
         // Messages to be sent again were not sent on this connection.
         let sent = self.replay.front().map_or(self.out_seq, |(seq, _)| seq - 1);
         if seq > sent {
-            return Err(Violation::Sequence { got: seq, expected: sent });
+            return Err(SessionViolation::Sequence { got: seq, expected: sent });
         }
         self.acked = seq;
         while self.sent.front().is_some_and(|(number, _)| *number <= seq) {
@@ -181,17 +181,17 @@ impl<M> Session<M> {
     /// # Errors
     /// When a number was skipped, in a lossless session.
     #[inline]
-    pub fn received(&mut self, seq: u64) -> Result<Verdict, Violation> {
+    pub fn received(&mut self, seq: u64) -> Result<ReceiveVerdict, SessionViolation> {
         // The peer of a lossy session may have skipped to the highest number.
         let expected = self.resume.in_seq.saturating_add(1);
         if seq < expected {
-            return Ok(Verdict::Duplicate);
+            return Ok(ReceiveVerdict::Duplicate);
         }
         if seq > expected && !self.lossy {
-            return Err(Violation::Sequence { got: seq, expected });
+            return Err(SessionViolation::Sequence { got: seq, expected });
         }
         self.resume.in_seq = seq;
-        Ok(Verdict::Deliver)
+        Ok(ReceiveVerdict::Deliver)
     }
 
     /// Returns the highest number received, and records it as reported to the peer.
@@ -220,9 +220,9 @@ impl<M> Session<M> {
     ///
     /// # Errors
     /// When `seq` exceeds the highest number sent, or is below what was acknowledged.
-    pub fn resumed(&mut self, seq: u64, mut done: impl FnMut(M)) -> Result<(), Violation> {
+    pub fn resumed(&mut self, seq: u64, mut done: impl FnMut(M)) -> Result<(), SessionViolation> {
         if seq > self.out_seq || seq < self.acked {
-            return Err(Violation::Sequence { got: seq, expected: self.out_seq });
+            return Err(SessionViolation::Sequence { got: seq, expected: self.out_seq });
         }
         self.lost();
         self.acked = seq;

@@ -7,7 +7,7 @@ use forebay_reactor::{Buf, BufList, spawn};
 use super::{DONE, FAILED, KIND_PERSIST, KIND_WRITE, NO_WINDOW, NOT_DURABLE, PAST_THE_END, Persisting, WindowContent};
 use crate::connection::Conn;
 use crate::message::Message;
-use crate::wire::codec::Reader;
+use crate::wire::codec::PayloadReader;
 
 /// Executes a message of the role `Window`.  Called where handlers are.
 pub(crate) fn execute(conn: &Rc<Conn>, message: Message) {
@@ -31,7 +31,7 @@ pub(crate) fn execute(conn: &Rc<Conn>, message: Message) {
 /// Type of the reply that names the error.
 fn start(conn: &Conn, message: &Message) -> Result<Option<Persisting>, u16> {
     let front = message.front.clone().into_contiguous();
-    let mut reader = Reader::new(&front, "a request to a window");
+    let mut reader = PayloadReader::new(&front, "a request to a window");
     let (Ok(id), Ok(offset), Ok(len)) = (reader.u64(), reader.u64(), reader.u64()) else { return Err(NO_WINDOW) };
     let window = conn.windows.get(id).ok_or(NO_WINDOW)?;
     if offset.checked_add(len).is_none_or(|end| end > window.len) {

@@ -6,12 +6,12 @@ use forebay_reactor::rdma::RdmaStream;
 use forebay_reactor::{Buf, BufList};
 
 use super::{
-    DONE, FAILED, KIND_PERSIST, KIND_WRITE, NOT_DURABLE, PAST_THE_END, REQUEST_LEN, WRITE_MAX, Window,
+    DONE, FAILED, KIND_PERSIST, KIND_WRITE, MemoryWindow, NOT_DURABLE, PAST_THE_END, REQUEST_LEN, WRITE_MAX,
     WindowDescriptor, WriteError,
 };
 use crate::connection::Connection;
-use crate::message::{Message, Role};
-use crate::wire::codec::Writer;
+use crate::message::{Message, MessageRole};
+use crate::wire::codec::PayloadWriter;
 use crate::wire::entity;
 
 impl Connection {
@@ -20,8 +20,8 @@ impl Connection {
     ///
     /// # Errors
     /// When the memory cannot be registered.
-    pub fn window(&self, len: usize) -> io::Result<Window> {
-        Window::open(&self.conn, len)
+    pub fn window(&self, len: usize) -> io::Result<MemoryWindow> {
+        MemoryWindow::open(&self.conn, len)
     }
 
     /// Returns true if writes into the peer's window are currently made by a device, without involving the peer's
@@ -85,11 +85,11 @@ impl Connection {
         (offset, len): (u64, u64),
         data: BufList,
     ) -> Result<(), WriteError> {
-        let mut front = Writer::new();
+        let mut front = PayloadWriter::new();
         front.u64(place.id).u64(offset).u64(len);
         debug_assert_eq!(front.len(), REQUEST_LEN);
         let mut message = Message::new(kind).front(Buf::copy_of(&front.finish())).data(data);
-        message.role = Role::Window;
+        message.role = MessageRole::Window;
         let reply = self.ask(message).await?;
         match reply.kind {
             DONE => Ok(()),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use super::codec::{Malformed, Reader, Writer};
+use super::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
 /// Entity types, as a hello states them.
 pub mod entity {
@@ -72,7 +72,7 @@ impl EntityAddr {
     }
 
     /// Appends the encoding for peers with the feature `MSG_ADDR2` (every msgr2 peer has it).
-    pub fn encode(&self, out: &mut Writer) {
+    pub fn encode(&self, out: &mut PayloadWriter) {
         out.u8(1).versioned(1, 1, |out| {
             out.u32(self.kind.code()).u32(self.nonce);
             match self.socket {
@@ -92,7 +92,7 @@ impl EntityAddr {
     }
 
     /// Decodes an address in either encoding.
-    pub fn decode(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+    pub fn decode(from: &mut PayloadReader<'_>) -> Result<Self, MalformedPayload> {
         match from.u8()? {
             1 => {}
             // Legacy encoding, with a messenger v1 address in a `sockaddr_storage`.
@@ -118,13 +118,13 @@ impl EntityAddr {
     }
 
     /// Appends a vector of addresses.
-    pub fn encode_vector(addrs: &[Self], out: &mut Writer) {
+    pub fn encode_vector(addrs: &[Self], out: &mut PayloadWriter) {
         out.u8(2).u32(addrs.len() as u32);
         addrs.iter().for_each(|addr| addr.encode(out));
     }
 
     /// Decodes a vector of at most 16 addresses.
-    pub fn decode_vector(from: &mut Reader<'_>) -> Result<Vec<Self>, Malformed> {
+    pub fn decode_vector(from: &mut PayloadReader<'_>) -> Result<Vec<Self>, MalformedPayload> {
         match from.rest().first() {
             Some(2) => {
                 from.u8()?;

@@ -1,7 +1,7 @@
 //! Banner: the first bytes that both sides send ("Banner").
 
 use super::WireError;
-use super::codec::Reader;
+use super::codec::PayloadReader;
 
 /// First bytes of a banner.
 pub const PREFIX: &[u8; 8] = b"ceph v2\n";
@@ -58,7 +58,7 @@ impl Banner {
         if bytes.len() < whole {
             return Ok(None);
         }
-        let mut reader = Reader::new(&bytes[HEAD_LEN..whole], "a banner");
+        let mut reader = PayloadReader::new(&bytes[HEAD_LEN..whole], "a banner");
         Ok(Some((Self { supported: reader.u64()?, required: reader.u64()? }, whole)))
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Malformed payload: truncated, with an impossible length, or with a part that only later releases can read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Malformed {
+pub struct MalformedPayload {
     /// Name of the payload.
     pub what: &'static str,
     /// Versions of the part, if it requires a later release.
@@ -22,7 +22,7 @@ pub struct NewerEncoding {
     pub known: u8,
 }
 
-impl fmt::Display for Malformed {
+impl fmt::Display for MalformedPayload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(NewerEncoding { version, compat, known }) = self.newer else {
             return write!(f, "{} is malformed", self.what);
@@ -36,24 +36,24 @@ impl fmt::Display for Malformed {
     }
 }
 
-impl std::error::Error for Malformed {}
+impl std::error::Error for MalformedPayload {}
 
 /// Payload reader, from the first byte to the last.
 #[derive(Debug, Clone, Copy)]
-pub struct Reader<'a> {
+pub struct PayloadReader<'a> {
     rest: &'a [u8],
     what: &'static str,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> PayloadReader<'a> {
     /// Creates a reader of `bytes`, which `what` names in errors.
     pub fn new(bytes: &'a [u8], what: &'static str) -> Self {
         Self { rest: bytes, what }
     }
 
     /// Returns the error for this payload.
-    pub fn malformed(&self) -> Malformed {
-        Malformed { what: self.what, newer: None }
+    pub fn malformed(&self) -> MalformedPayload {
+        MalformedPayload { what: self.what, newer: None }
     }
 
     /// Returns the unread bytes.
@@ -64,7 +64,7 @@ impl<'a> Reader<'a> {
 
     /// Reads `len` bytes.
     #[inline]
-    pub fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+    pub fn take(&mut self, len: usize) -> Result<&'a [u8], MalformedPayload> {
         let (head, rest) = self.rest.split_at_checked(len).ok_or(self.malformed())?;
         self.rest = rest;
         Ok(head)
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
 
     /// Reads `N` bytes.
     #[inline]
-    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], MalformedPayload> {
         let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(self.malformed())?;
         self.rest = rest;
         Ok(*head)
@@ -80,43 +80,43 @@ impl<'a> Reader<'a> {
 
     /// Reads one byte.
     #[inline]
-    pub fn u8(&mut self) -> Result<u8, Malformed> {
+    pub fn u8(&mut self) -> Result<u8, MalformedPayload> {
         Ok(self.array::<1>()?[0])
     }
 
     /// Reads a 16-bit integer.
     #[inline]
-    pub fn u16(&mut self) -> Result<u16, Malformed> {
+    pub fn u16(&mut self) -> Result<u16, MalformedPayload> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
     /// Reads a 32-bit integer.
     #[inline]
-    pub fn u32(&mut self) -> Result<u32, Malformed> {
+    pub fn u32(&mut self) -> Result<u32, MalformedPayload> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
     /// Reads a signed 32-bit integer.
     #[inline]
-    pub fn i32(&mut self) -> Result<i32, Malformed> {
+    pub fn i32(&mut self) -> Result<i32, MalformedPayload> {
         Ok(i32::from_le_bytes(self.array()?))
     }
 
     /// Reads a 64-bit integer.
     #[inline]
-    pub fn u64(&mut self) -> Result<u64, Malformed> {
+    pub fn u64(&mut self) -> Result<u64, MalformedPayload> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
     /// Reads a byte string: a 32-bit length, then the bytes.
     #[inline]
-    pub fn blob(&mut self) -> Result<&'a [u8], Malformed> {
+    pub fn blob(&mut self) -> Result<&'a [u8], MalformedPayload> {
         let len = self.u32()?;
         self.take(len as usize)
     }
 
     /// Reads a list of 32-bit integers: a 32-bit count, then the integers.
-    pub fn list(&mut self) -> Result<Vec<u32>, Malformed> {
+    pub fn list(&mut self) -> Result<Vec<u32>, MalformedPayload> {
         let count = self.u32()? as usize;
         // Checks that all integers are present before memory is allocated for them.
         if count > self.rest.len() / 4 {
@@ -127,21 +127,21 @@ impl<'a> Reader<'a> {
 
     /// Reads a part with a version of its own (`ENCODE_START`): returns its version and a reader of just that part.
     /// Fields appended by a newer version are skipped.
-    pub fn versioned(&mut self, known: u8) -> Result<(u8, Reader<'a>), Malformed> {
+    pub fn versioned(&mut self, known: u8) -> Result<(u8, PayloadReader<'a>), MalformedPayload> {
         let (version, compat, len) = (self.u8()?, self.u8()?, self.u32()?);
         if compat > known {
             let newer = Some(NewerEncoding { version, compat, known });
-            return Err(Malformed { newer, ..self.malformed() });
+            return Err(MalformedPayload { newer, ..self.malformed() });
         }
-        Ok((version, Reader { rest: self.take(len as usize)?, what: self.what }))
+        Ok((version, PayloadReader { rest: self.take(len as usize)?, what: self.what }))
     }
 }
 
 /// Payload writer.
 #[derive(Debug, Clone, Default)]
-pub struct Writer(Vec<u8>);
+pub struct PayloadWriter(Vec<u8>);
 
-impl Writer {
+impl PayloadWriter {
     /// Creates an empty writer.
     pub fn new() -> Self {
         Self::default()
@@ -226,7 +226,7 @@ impl Writer {
     ///
     /// # Panics
     /// When it is longer than a 32-bit length can state.
-    pub fn versioned(&mut self, version: u8, compat: u8, part: impl FnOnce(&mut Writer)) -> &mut Self {
+    pub fn versioned(&mut self, version: u8, compat: u8, part: impl FnOnce(&mut PayloadWriter)) -> &mut Self {
         self.u8(version).u8(compat).u32(0);
         let begin = self.0.len();
         part(self);

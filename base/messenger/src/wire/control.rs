@@ -1,7 +1,7 @@
 //! Payloads of control frames ("Authentication", "Message flow handshake", "Message exchange").
 
 use super::addr::EntityAddr;
-use super::codec::{Malformed, Reader, Writer};
+use super::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 use super::frame::Tag;
 
 /// Maximum length of an entity's name in bytes.
@@ -40,26 +40,26 @@ pub mod mode {
 pub const FLAG_LOSSY: u64 = 1;
 
 /// Payload of one kind of control frame.
-pub trait Control: Sized {
+pub trait ControlPayload: Sized {
     /// Tag of the frame.
     const TAG: Tag;
 
     /// Appends the encoded payload.
-    fn write(&self, out: &mut Writer);
+    fn write(&self, out: &mut PayloadWriter);
 
     /// Reads the payload; fields appended by a later version are skipped.
-    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed>;
+    fn read(from: &mut PayloadReader<'_>) -> Result<Self, MalformedPayload>;
 
     /// Encodes the payload.
     fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         self.write(&mut out);
         out.finish()
     }
 
     /// Decodes the payload of a frame.
-    fn decode(payload: &[u8]) -> Result<Self, Malformed> {
-        Self::read(&mut Reader::new(payload, what(Self::TAG)))
+    fn decode(payload: &[u8]) -> Result<Self, MalformedPayload> {
+        Self::read(&mut PayloadReader::new(payload, what(Self::TAG)))
     }
 }
 
@@ -86,7 +86,7 @@ fn what(tag: Tag) -> &'static str {
     }
 }
 
-/// Implements [`Control`] for a struct whose fields are each written and read by a method or function.
+/// Implements [`ControlPayload`] for a struct whose fields are each written and read by a method or function.
 macro_rules! control {
     ($(#[$doc:meta])* $name:ident, $tag:ident, { $($(#[$field_doc:meta])* $field:ident: $type:ty => $kind:ident,)* }) => {
         $(#[$doc])*
@@ -94,13 +94,13 @@ macro_rules! control {
         pub struct $name {
             $($(#[$field_doc])* pub $field: $type,)*
         }
-        impl Control for $name {
+        impl ControlPayload for $name {
             const TAG: Tag = Tag::$tag;
-            fn write(&self, out: &mut Writer) {
+            fn write(&self, out: &mut PayloadWriter) {
                 let _ = &out;
                 $(control!(@write out, &self.$field, $kind);)*
             }
-            fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+            fn read(from: &mut PayloadReader<'_>) -> Result<Self, MalformedPayload> {
                 let _ = &from;
                 Ok(Self { $($field: control!(@read from, $kind),)* })
             }

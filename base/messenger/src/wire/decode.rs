@@ -6,17 +6,17 @@
 
 use std::rc::Rc;
 
-use forebay_reactor::{Buf, BufMut, Pool};
+use forebay_reactor::{Buf, BufMut, BufPool};
 
 use super::WireError;
 use super::banner::Banner;
-use super::codec::Malformed;
+use super::codec::MalformedPayload;
 use super::crypto::Direction;
 use super::frame::{
-    CRC_LEN, EPILOGUE_CRC_LEN, EPILOGUE_SECURE_LEN, INLINE_LEN, Layout, Limits, PREAMBLE_LEN, SECURE_HEAD_LEN, TAG_LEN,
-    Tag, padded, read_status, segment_crc,
+    CRC_LEN, EPILOGUE_CRC_LEN, EPILOGUE_SECURE_LEN, FrameLayout, INLINE_LEN, PREAMBLE_LEN, SECURE_HEAD_LEN,
+    SegmentLimits, TAG_LEN, Tag, padded, read_status, segment_crc,
 };
-use super::header::{HEADER_LEN, Header};
+use super::header::{HEADER_LEN, MessageHeader};
 
 /// Staging buffer of an idle connection, in bytes.
 const STAGING_SMALL: usize = 8 << 10;
@@ -43,25 +43,25 @@ const BODIES: [(usize, usize); 4] = [(16 << 10, 256), (72 << 10, 128), (264 << 1
 
 /// Buffer pools of the connections of one core.
 #[derive(Debug)]
-pub struct Pools {
-    small: Pool,
-    large: Pool,
-    arenas: Pool,
-    bodies: [Pool; BODIES.len()],
+pub struct MessengerPools {
+    small: BufPool,
+    large: BufPool,
+    arenas: BufPool,
+    bodies: [BufPool; BODIES.len()],
 }
 
-impl Default for Pools {
+impl Default for MessengerPools {
     fn default() -> Self {
         Self {
-            small: Pool::new(STAGING_SMALL, 1024),
-            large: Pool::new(STAGING_LARGE, 2 * STAGING_OUT_MAX),
-            arenas: Pool::new(ARENA_LEN, 256),
-            bodies: BODIES.map(|(size, keep)| Pool::new(size, keep)),
+            small: BufPool::new(STAGING_SMALL, 1024),
+            large: BufPool::new(STAGING_LARGE, 2 * STAGING_OUT_MAX),
+            arenas: BufPool::new(ARENA_LEN, 256),
+            bodies: BODIES.map(|(size, keep)| BufPool::new(size, keep)),
         }
     }
 }
 
-impl Pools {
+impl MessengerPools {
     /// Creates the pools.  Memory is allocated on use.
     pub fn new() -> Self {
         Self::default()
@@ -82,7 +82,7 @@ impl Pools {
 
     /// Returns the number of body buffers in use.
     pub fn bodies_out(&self) -> usize {
-        self.bodies.iter().map(Pool::outstanding).sum()
+        self.bodies.iter().map(BufPool::outstanding).sum()
     }
 
     fn crowded(&self) -> bool {
@@ -98,7 +98,7 @@ enum First {
     /// Bytes that were sent with the preamble in secure mode.
     Inline([u8; INLINE_LEN], usize),
     /// Message header, parsed in place.
-    Header(Header),
+    Header(MessageHeader),
 }
 
 /// Complete frame.
@@ -127,17 +127,17 @@ impl Frame {
     /// # Errors
     /// When the first segment is not a header.
     #[inline]
-    pub fn header(&self) -> Result<Header, Malformed> {
+    pub fn header(&self) -> Result<MessageHeader, MalformedPayload> {
         match &self.first {
             First::Header(header) => Ok(*header),
-            _ => Header::decode(self.payload()),
+            _ => MessageHeader::decode(self.payload()),
         }
     }
 }
 
 /// Result of parsing the received bytes.
 #[derive(Debug)]
-pub enum Next {
+pub enum ParseProgress {
     /// Complete frame; more may follow.
     Frame(Frame),
     /// More bytes must be received.
@@ -148,7 +148,7 @@ pub enum Next {
 
 /// Buffer to receive into.
 #[derive(Debug)]
-pub struct Want {
+pub struct FrameBuffer {
     /// Receive buffer.
     pub buf: BufMut,
     /// Receive until it is full: it belongs to one body.
@@ -160,15 +160,15 @@ enum State {
     /// Expecting a preamble.
     Head,
     /// Preamble parsed; the body has not been admitted.
-    Announced(Layout, [u8; INLINE_LEN]),
+    Announced(FrameLayout, [u8; INLINE_LEN]),
     /// Expecting the body.
-    Body(Layout, [u8; INLINE_LEN]),
+    Body(FrameLayout, [u8; INLINE_LEN]),
 }
 
 /// Frame decoder of one direction of a connection.
-pub struct Decoder {
-    pools: Rc<Pools>,
-    limits: Limits,
+pub struct FrameDecoder {
+    pools: Rc<MessengerPools>,
+    limits: SegmentLimits,
     checksum: bool,
     crypto: Option<Direction>,
     state: State,
@@ -182,10 +182,10 @@ pub struct Decoder {
     quiet: u32,
 }
 
-impl Decoder {
+impl FrameDecoder {
     /// Creates a decoder in crc mode; `checksum` tells whether segment checksums are verified, and must match the
     /// peer's setting.
-    pub fn new(pools: Rc<Pools>, limits: Limits, checksum: bool) -> Self {
+    pub fn new(pools: Rc<MessengerPools>, limits: SegmentLimits, checksum: bool) -> Self {
         let staging = Some(pools.small.get());
         Self {
             pools,
@@ -202,7 +202,7 @@ impl Decoder {
     }
 
     /// Sets the frame limits from here on.
-    pub fn set_limits(&mut self, limits: Limits) {
+    pub fn set_limits(&mut self, limits: SegmentLimits) {
         self.limits = limits;
     }
 
@@ -212,10 +212,10 @@ impl Decoder {
     }
 
     /// Returns the buffer to receive into, after [`next`](Self::next) returned `NeedInput`.
-    pub fn want(&mut self) -> Want {
+    pub fn want(&mut self) -> FrameBuffer {
         if let Some(body) = self.body.take() {
             self.receiving_body = true;
-            return Want { buf: body, all: true };
+            return FrameBuffer { buf: body, all: true };
         }
         let mut staging = self.staging.take().expect("one receive at a time");
         let large = self.busy && !self.pools.crowded();
@@ -232,7 +232,7 @@ impl Decoder {
             fresh.extend_from_slice(&staging);
             staging = fresh;
         }
-        Want { buf: staging, all: false }
+        FrameBuffer { buf: staging, all: false }
     }
 
     /// Returns the buffer of [`want`](Self::want), into which `got` bytes were received.
@@ -279,9 +279,9 @@ impl Decoder {
     /// When the bytes are not a frame, or not an accepted one.  The connection cannot continue.
     pub fn next(
         &mut self,
-        mut admit: impl FnMut(&Layout) -> bool,
+        mut admit: impl FnMut(&FrameLayout) -> bool,
         mut seen: impl FnMut(&[u8]),
-    ) -> Result<Next, WireError> {
+    ) -> Result<ParseProgress, WireError> {
         loop {
             match self.state {
                 State::Head => {
@@ -289,18 +289,20 @@ impl Decoder {
                     let mut inline = [0; INLINE_LEN];
                     let layout = match &mut self.crypto {
                         None => {
-                            let Some(head) = staging.first_chunk::<PREAMBLE_LEN>() else { return Ok(Next::NeedInput) };
-                            let layout = Layout::read(head, &self.limits)?;
+                            let Some(head) = staging.first_chunk::<PREAMBLE_LEN>() else {
+                                return Ok(ParseProgress::NeedInput);
+                            };
+                            let layout = FrameLayout::read(head, &self.limits)?;
                             seen(head);
                             staging.advance(PREAMBLE_LEN);
                             let len = layout.first_crc_len() + layout.rest_crc_len();
                             if layout.tag == Tag::Message && staging.len() >= len && !self.pools.crowded() {
                                 if !admit(&layout) {
                                     self.state = State::Announced(layout, inline);
-                                    return Ok(Next::NotAdmitted);
+                                    return Ok(ParseProgress::NotAdmitted);
                                 }
                                 match cut_message(&layout, staging, self.checksum)? {
-                                    Some(frame) => return Ok(Next::Frame(frame)),
+                                    Some(frame) => return Ok(ParseProgress::Frame(frame)),
                                     None => continue,
                                 }
                             }
@@ -308,12 +310,12 @@ impl Decoder {
                         }
                         Some(crypto) => {
                             if staging.len() < SECURE_HEAD_LEN {
-                                return Ok(Next::NeedInput);
+                                return Ok(ParseProgress::NeedInput);
                             }
                             let head = &mut staging[..SECURE_HEAD_LEN];
                             crypto.open(head)?;
                             let preamble = head.first_chunk::<PREAMBLE_LEN>().expect("a whole head");
-                            let layout = Layout::read(preamble, &self.limits)?;
+                            let layout = FrameLayout::read(preamble, &self.limits)?;
                             inline.copy_from_slice(&head[PREAMBLE_LEN..PREAMBLE_LEN + INLINE_LEN]);
                             staging.advance(SECURE_HEAD_LEN);
                             layout
@@ -323,12 +325,12 @@ impl Decoder {
                 }
                 State::Announced(layout, inline) => {
                     if layout.tag == Tag::Message && !admit(&layout) {
-                        return Ok(Next::NotAdmitted);
+                        return Ok(ParseProgress::NotAdmitted);
                     }
                     self.state = State::Body(layout, inline);
                 }
                 State::Body(layout, inline) => {
-                    let Some(body) = self.take_body(&layout)? else { return Ok(Next::NeedInput) };
+                    let Some(body) = self.take_body(&layout)? else { return Ok(ParseProgress::NeedInput) };
                     self.state = State::Head;
                     let frame = match self.crypto {
                         None => {
@@ -340,7 +342,7 @@ impl Decoder {
                         Some(_) => cut_opened(&layout, &inline, body)?,
                     };
                     if let Some(frame) = frame {
-                        return Ok(Next::Frame(frame));
+                        return Ok(ParseProgress::Frame(frame));
                     }
                 }
             }
@@ -349,7 +351,7 @@ impl Decoder {
 
     /// Returns the decrypted body of a frame once it is complete; otherwise prepares the buffer for the rest.
     #[inline]
-    fn take_body(&mut self, layout: &Layout) -> Result<Option<Buf>, WireError> {
+    fn take_body(&mut self, layout: &FrameLayout) -> Result<Option<Buf>, WireError> {
         let (first, rest, data_at) = match self.crypto {
             None => {
                 let first = layout.first_crc_len();
@@ -412,7 +414,7 @@ impl Decoder {
     }
 
     /// Splits a body in crc mode into its segments; `None` when the sender aborted the frame.
-    fn cut_plain(&self, layout: &Layout, mut body: Buf) -> Result<Option<Frame>, WireError> {
+    fn cut_plain(&self, layout: &FrameLayout, mut body: Buf) -> Result<Option<Frame>, WireError> {
         let (tag, len) = (layout.tag, layout.lens[0] as usize);
         let first = First::Buf(body.slice(0..len));
         if len > 0 {
@@ -452,10 +454,10 @@ fn check(tag: Tag, segment: usize, bytes: &[u8], said: &[u8], checksum: bool) ->
 /// Fast path of most messages: the header is parsed in place, and only non-empty segments take a reference to the
 /// memory.
 #[inline]
-fn cut_message(layout: &Layout, staging: &mut BufMut, checksum: bool) -> Result<Option<Frame>, WireError> {
+fn cut_message(layout: &FrameLayout, staging: &mut BufMut, checksum: bool) -> Result<Option<Frame>, WireError> {
     let (tag, len) = (Tag::Message, layout.lens[0] as usize);
     let first = match &staging[..len] {
-        header if len == HEADER_LEN => First::Header(Header::decode(header).expect("as long as a header")),
+        header if len == HEADER_LEN => First::Header(MessageHeader::decode(header).expect("as long as a header")),
         other => First::Buf(Buf::copy_of(other)),
     };
     if len > 0 {
@@ -478,7 +480,7 @@ fn cut_message(layout: &Layout, staging: &mut BufMut, checksum: bool) -> Result<
 }
 
 /// Splits a decrypted body into its segments; `None` when the sender aborted the frame.
-fn cut_opened(layout: &Layout, inline: &[u8; INLINE_LEN], mut body: Buf) -> Result<Option<Frame>, WireError> {
+fn cut_opened(layout: &FrameLayout, inline: &[u8; INLINE_LEN], mut body: Buf) -> Result<Option<Frame>, WireError> {
     let len = layout.lens[0] as usize;
     let first = match len.checked_sub(INLINE_LEN) {
         None | Some(0) => First::Inline(*inline, len),

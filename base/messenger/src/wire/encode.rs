@@ -6,12 +6,12 @@ use forebay_reactor::{BufList, BufMut};
 
 use super::WireError;
 use super::crypto::Direction;
-use super::decode::Pools;
+use super::decode::MessengerPools;
 use super::frame::{
-    CRC_LEN, EPILOGUE_CRC_LEN, EPILOGUE_SECURE_LEN, INLINE_LEN, Layout, PREAMBLE_LEN, SECURE_HEAD_LEN, SEGMENTS_MAX,
-    STATUS_COMPLETE, TAG_LEN, Tag, padded, segment_crc,
+    CRC_LEN, EPILOGUE_CRC_LEN, EPILOGUE_SECURE_LEN, FrameLayout, INLINE_LEN, PREAMBLE_LEN, SECURE_HEAD_LEN,
+    SEGMENTS_MAX, STATUS_COMPLETE, TAG_LEN, Tag, padded, segment_crc,
 };
-use super::header::{HEADER_LEN, Header};
+use super::header::{HEADER_LEN, MessageHeader};
 
 /// Alignment in bytes that is suggested for the data segment, so that it can be written to a device without copying.
 const DATA_ALIGN: u16 = 4096;
@@ -24,7 +24,7 @@ const ARENA_MAX: usize = 8 << 10;
 
 /// Frame encoder of one direction of a connection.
 pub struct Encoder {
-    pools: Rc<Pools>,
+    pools: Rc<MessengerPools>,
     crypto: Option<Direction>,
     checksum: bool,
     /// Headers, epilogues and short frames, contiguous.
@@ -34,7 +34,7 @@ pub struct Encoder {
 impl Encoder {
     /// Creates an encoder in crc mode; `checksum` tells whether segment checksums are written, and must match the
     /// peer's setting.
-    pub fn new(pools: Rc<Pools>, checksum: bool) -> Self {
+    pub fn new(pools: Rc<MessengerPools>, checksum: bool) -> Self {
         let arena = pools.arena();
         Self { pools, crypto: None, checksum, arena }
     }
@@ -67,7 +67,7 @@ impl Encoder {
     /// `NonceUsedUp`, in secure mode.
     pub fn control(&mut self, tag: Tag, payload: &[u8], out: &mut BufList) -> Result<(), WireError> {
         self.flush(out);
-        let layout = Layout::new(tag, [payload.len() as u32, 0, 0, 0]);
+        let layout = FrameLayout::new(tag, [payload.len() as u32, 0, 0, 0]);
         if self.crypto.is_some() {
             return self.sealed(&layout, payload, [&BufList::new(), &BufList::new(), &BufList::new()], out);
         }
@@ -99,7 +99,12 @@ impl Encoder {
     ///
     /// # Panics
     /// When a segment has 4 GiB or more; callers check the limits before.
-    pub fn message(&mut self, header: &Header, segments: [&BufList; 3], out: &mut BufList) -> Result<(), WireError> {
+    pub fn message(
+        &mut self,
+        header: &MessageHeader,
+        segments: [&BufList; 3],
+        out: &mut BufList,
+    ) -> Result<(), WireError> {
         self.append(header, segments, out)?;
         self.flush(out);
         Ok(())
@@ -115,9 +120,14 @@ impl Encoder {
     /// # Panics
     /// As [`message`](Self::message).
     #[inline]
-    pub fn append(&mut self, header: &Header, segments: [&BufList; 3], out: &mut BufList) -> Result<(), WireError> {
+    pub fn append(
+        &mut self,
+        header: &MessageHeader,
+        segments: [&BufList; 3],
+        out: &mut BufList,
+    ) -> Result<(), WireError> {
         let len = |at: usize| u32::try_from(segments[at].len()).expect("a segment below 4 GiB");
-        let layout = Layout::new(Tag::Message, [HEADER_LEN as u32, len(0), len(1), len(2)]);
+        let layout = FrameLayout::new(Tag::Message, [HEADER_LEN as u32, len(0), len(1), len(2)]);
         let header = header.encode();
         if self.crypto.is_some() {
             return self.sealed(&layout, &header, segments, out);
@@ -162,7 +172,7 @@ impl Encoder {
     /// Appends a frame in secure mode.
     fn sealed(
         &mut self,
-        layout: &Layout,
+        layout: &FrameLayout,
         first: &[u8],
         segments: [&BufList; 3],
         out: &mut BufList,

@@ -157,7 +157,7 @@ pub fn segment_crc<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
 
 /// Segment size limits of one side, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct SegmentLimits {
     /// Control payload; also each frame before the peer has authenticated.
     pub control_max: u32,
     /// Front segment of a message.
@@ -168,7 +168,7 @@ pub struct Limits {
     pub data_max: u32,
 }
 
-impl Default for Limits {
+impl Default for SegmentLimits {
     fn default() -> Self {
         Self { control_max: 16 << 10, front_max: 16 << 20, middle_max: 4 << 20, data_max: 64 << 20 }
     }
@@ -176,7 +176,7 @@ impl Default for Limits {
 
 /// Validated content of a preamble.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct FrameLayout {
     /// Tag of the frame.
     pub tag: Tag,
     /// Number of segments: 1 to 4.
@@ -190,7 +190,7 @@ pub const fn padded(len: usize) -> usize {
     len.next_multiple_of(CIPHER_BLOCK)
 }
 
-impl Layout {
+impl FrameLayout {
     /// Creates the layout of a frame with these segment lengths; trailing empty segments are left out.
     #[inline]
     pub fn new(tag: Tag, lens: [u32; SEGMENTS_MAX]) -> Self {
@@ -212,7 +212,7 @@ impl Layout {
 
     /// Decodes a preamble, and checks it against the limits.
     #[inline]
-    pub fn read(bytes: &[u8; PREAMBLE_LEN], limits: &Limits) -> Result<Self, WireError> {
+    pub fn read(bytes: &[u8; PREAMBLE_LEN], limits: &SegmentLimits) -> Result<Self, WireError> {
         let preamble: Preamble = zerocopy::transmute!(*bytes);
         let (found, said) = (preamble_crc(&bytes[..PREAMBLE_LEN - CRC_LEN]), preamble.crc.get());
         if found != said {
@@ -298,10 +298,13 @@ mod tests {
     #[test]
     fn a_preamble_is_what_ceph_writes() {
         // A hello of 28 bytes at alignment 8.
-        let bytes = Layout::new(Tag::Hello, [28, 0, 0, 0]).preamble([8, 0, 0, 0]);
+        let bytes = FrameLayout::new(Tag::Hello, [28, 0, 0, 0]).preamble([8, 0, 0, 0]);
         assert_eq!(bytes[..8], [1, 1, 28, 0, 0, 0, 8, 0]);
         assert!(bytes[8..28].iter().all(|&byte| byte == 0));
-        assert_eq!(Layout::read(&bytes, &Limits::default()), Ok(Layout::new(Tag::Hello, [28, 0, 0, 0])));
+        assert_eq!(
+            FrameLayout::read(&bytes, &SegmentLimits::default()),
+            Ok(FrameLayout::new(Tag::Hello, [28, 0, 0, 0]))
+        );
     }
 
     #[test]
@@ -315,11 +318,14 @@ mod tests {
 
     #[test]
     fn every_change_of_a_preamble_is_noticed() {
-        let bytes = Layout::new(Tag::Message, [41, 5, 0, 4096]).preamble([8, 8, 8, 4096]);
+        let bytes = FrameLayout::new(Tag::Message, [41, 5, 0, 4096]).preamble([8, 8, 8, 4096]);
         for bit in 0..PREAMBLE_LEN * 8 {
             let mut changed = bytes;
             changed[bit / 8] ^= 1 << (bit % 8);
-            assert!(matches!(Layout::read(&changed, &Limits::default()), Err(WireError::BadPreambleCrc { .. })));
+            assert!(matches!(
+                FrameLayout::read(&changed, &SegmentLimits::default()),
+                Err(WireError::BadPreambleCrc { .. })
+            ));
         }
     }
 
@@ -331,12 +337,12 @@ mod tests {
 
     #[test]
     fn impossible_frames_are_refused() {
-        let limits = Limits::default();
+        let limits = SegmentLimits::default();
         let desc = |len: u32| SegmentDesc { len: len.into(), align: 8.into() };
         let base =
             Preamble { tag: 17, count: 4, segments: [desc(41), desc(0), desc(0), desc(9)], ..Default::default() };
-        assert!(Layout::read(&signed(base), &limits).is_ok());
-        let refused = |preamble| Layout::read(&signed(preamble), &limits).expect_err("it is refused");
+        assert!(FrameLayout::read(&signed(base), &limits).is_ok());
+        let refused = |preamble| FrameLayout::read(&signed(preamble), &limits).expect_err("it is refused");
         for tag in [0, 21, 22, 255] {
             assert_eq!(refused(Preamble { tag, ..base }), WireError::UnknownTag(tag));
         }
@@ -354,15 +360,15 @@ mod tests {
 
     #[test]
     fn lengths_on_the_wire() {
-        let control = Layout::new(Tag::Ack, [8, 0, 0, 0]);
+        let control = FrameLayout::new(Tag::Ack, [8, 0, 0, 0]);
         assert_eq!((control.first_crc_len(), control.rest_crc_len()), (12, 0));
         assert_eq!((control.first_secure_len(), control.rest_secure_len()), (0, 0));
-        let long = Layout::new(Tag::ClientIdent, [49, 0, 0, 0]);
+        let long = FrameLayout::new(Tag::ClientIdent, [49, 0, 0, 0]);
         assert_eq!(long.first_secure_len(), 16 + 16);
-        let message = Layout::new(Tag::Message, [41, 5, 0, 4096]);
+        let message = FrameLayout::new(Tag::Message, [41, 5, 0, 4096]);
         assert_eq!((message.first_crc_len(), message.rest_crc_len()), (45, 5 + 4096 + 13));
         assert_eq!((message.first_secure_len(), message.rest_secure_len()), (0, 16 + 4096 + 16 + 16));
-        let empty = Layout::new(Tag::Message, [41, 0, 0, 0]);
+        let empty = FrameLayout::new(Tag::Message, [41, 0, 0, 0]);
         assert_eq!((empty.count, empty.rest_crc_len(), empty.rest_secure_len()), (1, 0, 0));
     }
 }

@@ -3,12 +3,12 @@
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::codec::Malformed;
+use super::codec::MalformedPayload;
 
 /// Length of a header in bytes.
 pub const HEADER_LEN: usize = 41;
 
-/// Flag in `Header::flags`: the message is complete.  Ceph's daemons require it.
+/// Flag in `MessageHeader::flags`: the message is complete.  Ceph's daemons require it.
 pub const FLAG_COMPLETE: u8 = 1;
 
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -31,7 +31,7 @@ const _: () = assert!(size_of::<Raw>() == HEADER_LEN);
 
 /// Message header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Header {
+pub struct MessageHeader {
     /// Sequence number of the message in its session and direction, from 1.
     pub seq: u64,
     /// Transaction ID that matches a reply with its request; chosen by the requester.
@@ -54,7 +54,7 @@ pub struct Header {
     pub reserved: u16,
 }
 
-impl Header {
+impl MessageHeader {
     /// Encodes the header.
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_LEN] {
@@ -76,8 +76,9 @@ impl Header {
 
     /// Decodes a header of exactly [`HEADER_LEN`] bytes.
     #[inline]
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let raw = Raw::ref_from_bytes(bytes).map_err(|_| Malformed { what: "a message's header", newer: None })?;
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedPayload> {
+        let raw =
+            Raw::ref_from_bytes(bytes).map_err(|_| MalformedPayload { what: "a message's header", newer: None })?;
         Ok(Self {
             seq: raw.seq.get(),
             tid: raw.tid.get(),

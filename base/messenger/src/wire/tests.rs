@@ -5,7 +5,7 @@ use std::rc::Rc;
 use forebay_reactor::{Buf, BufList};
 use proptest::prelude::*;
 
-use super::control::{self, Control};
+use super::control::{self, ControlPayload};
 use super::*;
 
 fn secret() -> Vec<u8> {
@@ -13,10 +13,10 @@ fn secret() -> Vec<u8> {
 }
 
 /// Creates an encoder, and a decoder for its output.
-fn pair(secure: bool, checksum: bool) -> (Encoder, Decoder) {
-    let pools = Rc::new(Pools::new());
+fn pair(secure: bool, checksum: bool) -> (Encoder, FrameDecoder) {
+    let pools = Rc::new(MessengerPools::new());
     let mut encoder = Encoder::new(pools.clone(), checksum);
-    let mut decoder = Decoder::new(pools, Limits::default(), checksum);
+    let mut decoder = FrameDecoder::new(pools, SegmentLimits::default(), checksum);
     if secure {
         encoder.secure(Direction::pair(&secret(), true).expect("long enough").1);
         decoder.secure(Direction::pair(&secret(), false).expect("long enough").0);
@@ -31,7 +31,7 @@ fn list(parts: &[Vec<u8>]) -> BufList {
 #[derive(Debug, Clone)]
 enum Item {
     Control(Tag, Vec<u8>),
-    Message(Header, [Vec<Vec<u8>>; 3]),
+    Message(MessageHeader, [Vec<Vec<u8>>; 3]),
 }
 
 fn bytes(max: usize) -> impl Strategy<Value = Vec<u8>> {
@@ -51,7 +51,7 @@ fn item() -> impl Strategy<Value = Item> {
     let control = (0usize..16, prop_oneof![Just(0), Just(48), Just(49), 1usize..4000]).prop_flat_map(|(tag, len)| {
         prop::collection::vec(any::<u8>(), len).prop_map(move |payload| Item::Control(Tag::ALL[tag], payload))
     });
-    let header = (any::<[u64; 3]>(), any::<[u16; 6]>(), any::<u8>()).prop_map(|(long, short, flags)| Header {
+    let header = (any::<[u64; 3]>(), any::<[u16; 6]>(), any::<u8>()).prop_map(|(long, short, flags)| MessageHeader {
         seq: long[0],
         tid: long[1],
         ack_seq: long[2],
@@ -83,20 +83,20 @@ fn encode(encoder: &mut Encoder, items: &[Item]) -> Vec<u8> {
 }
 
 /// Decodes frames from `stream`, which arrives in pieces of these lengths, repeated cyclically.
-fn decode(decoder: &mut Decoder, mut stream: &[u8], cuts: &[usize]) -> Result<Vec<Frame>, WireError> {
+fn decode(decoder: &mut FrameDecoder, mut stream: &[u8], cuts: &[usize]) -> Result<Vec<Frame>, WireError> {
     let mut frames = Vec::new();
     let mut held = false;
     for cut in cuts.iter().cycle() {
         loop {
             // Each message is rejected once before it is admitted.
-            let admit = |_: &Layout| std::mem::replace(&mut held, true);
+            let admit = |_: &FrameLayout| std::mem::replace(&mut held, true);
             match decoder.next(admit, |_| {})? {
-                Next::Frame(frame) => {
+                ParseProgress::Frame(frame) => {
                     held = false;
                     frames.push(frame);
                 }
-                Next::NotAdmitted => {}
-                Next::NeedInput => break,
+                ParseProgress::NotAdmitted => {}
+                ParseProgress::NeedInput => break,
             }
         }
         if stream.is_empty() {
@@ -167,7 +167,7 @@ proptest! {
     fn noise_is_survived(noise in prop::collection::vec(any::<u8>(), 0..3000), secure in any::<bool>()) {
         let (_, mut decoder) = pair(secure, true);
         let _ = decode(&mut decoder, &noise, &[777]);
-        let mut reader = Reader::new(&noise, "noise");
+        let mut reader = PayloadReader::new(&noise, "noise");
         let _ = EntityAddr::decode_vector(&mut reader);
         let _ = control::ClientIdent::decode(&noise);
         let _ = control::AuthBadMethod::decode(&noise);
@@ -205,8 +205,12 @@ proptest! {
 #[test]
 fn an_aborted_frame_is_dropped() {
     let (mut encoder, mut decoder) = pair(false, true);
-    let items = [1u8, 2]
-        .map(|at| Item::Message(Header { seq: at.into(), ..Header::default() }, [vec![], vec![], vec![vec![at; 600]]]));
+    let items = [1u8, 2].map(|at| {
+        Item::Message(
+            MessageHeader { seq: at.into(), ..MessageHeader::default() },
+            [vec![], vec![], vec![vec![at; 600]]],
+        )
+    });
     let mut stream = encode(&mut encoder, &items);
     let status = stream.len() / 2 - frame::EPILOGUE_CRC_LEN;
     assert_eq!(stream[status], frame::STATUS_COMPLETE);
@@ -220,11 +224,11 @@ fn an_aborted_frame_is_dropped() {
 
 #[test]
 fn what_is_too_long_is_refused_before_room_is_made_for_it() {
-    let limits = Limits { control_max: 100, front_max: 0, middle_max: 0, data_max: 0 };
+    let limits = SegmentLimits { control_max: 100, front_max: 0, middle_max: 0, data_max: 0 };
     for lens in [[101, 0, 0, 0], [41, 1, 0, 0], [41, 0, 1, 0], [41, 0, 0, 1]] {
-        let pools = Rc::new(Pools::new());
-        let mut decoder = Decoder::new(pools.clone(), limits, true);
-        decoder.feed(&Layout::new(Tag::Message, lens).preamble([8; 4]));
+        let pools = Rc::new(MessengerPools::new());
+        let mut decoder = FrameDecoder::new(pools.clone(), limits, true);
+        decoder.feed(&FrameLayout::new(Tag::Message, lens).preamble([8; 4]));
         let error = decoder.next(|_| true, |_| {}).expect_err("it is too long");
         assert!(matches!(error, WireError::TooLong { .. }));
         assert_eq!(pools.bodies_out(), 0);
@@ -236,7 +240,7 @@ fn long_data_lands_aligned() {
     for (secure, front) in [(false, 0), (false, 77), (true, 77)] {
         let (mut encoder, mut decoder) = pair(secure, true);
         let data = vec![5; 100_000];
-        let item = Item::Message(Header::default(), [vec![vec![1; front]], vec![], vec![data]]);
+        let item = Item::Message(MessageHeader::default(), [vec![vec![1; front]], vec![], vec![data]]);
         let stream = encode(&mut encoder, std::slice::from_ref(&item));
         let frames = decode(&mut decoder, &stream, &[5000]).expect("well formed");
         assert!(matches(&frames[0], &item));

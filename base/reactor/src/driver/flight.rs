@@ -9,7 +9,7 @@ use io_uring::{opcode, squeue};
 
 use super::Op;
 use super::files;
-use super::iov::{self, Piece};
+use super::iov::{self, IovPiece};
 use super::os::{self, RW_MAX, SockAddr};
 use crate::net::Addr;
 
@@ -60,7 +60,7 @@ impl Flight {
 }
 
 /// Action after a result of the kernel.
-pub(super) enum Next {
+pub(super) enum FlightStep {
     /// Submit again for the rest.
     Again,
     /// Complete the operation.
@@ -87,13 +87,13 @@ pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
             let rw_flags = if *durable { libc::RWF_DSYNC } else { 0 };
             let offset = *offset + done as u64;
             match iov::remaining(bufs, done, &mut flight.iovecs) {
-                Piece::One(from, len) => match flight.fixed {
+                IovPiece::One(from, len) => match flight.fixed {
                     Some(index) => {
                         opcode::WriteFixed::new(fd, from, len as u32, index).offset(offset).rw_flags(rw_flags).build()
                     }
                     None => opcode::Write::new(fd, from, len as u32).offset(offset).rw_flags(rw_flags).build(),
                 },
-                Piece::Many => opcode::Writev::new(fd, flight.iovecs.as_ptr(), flight.iovecs.len() as u32)
+                IovPiece::Many => opcode::Writev::new(fd, flight.iovecs.as_ptr(), flight.iovecs.len() as u32)
                     .offset(offset)
                     .rw_flags(rw_flags)
                     .build(),
@@ -122,8 +122,8 @@ pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
         Op::Send { bufs, .. } => {
             let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
             match iov::remaining(bufs, done, &mut flight.iovecs) {
-                Piece::One(from, len) => opcode::Send::new(fd, from, len as u32).flags(flags).build(),
-                Piece::Many => {
+                IovPiece::One(from, len) => opcode::Send::new(fd, from, len as u32).flags(flags).build(),
+                IovPiece::Many => {
                     flight.msg.msg_iov = flight.iovecs.as_mut_ptr();
                     flight.msg.msg_iovlen = flight.iovecs.len() as _;
                     opcode::SendMsg::new(fd, &raw const flight.msg).flags(flags as u32).build()
@@ -135,7 +135,7 @@ pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
 }
 
 /// Applies a result of the kernel to the operation.
-pub(super) fn advance(flight: &mut Flight, result: i32) -> (Next, Option<Addr>) {
+pub(super) fn advance(flight: &mut Flight, result: i32) -> (FlightStep, Option<Addr>) {
     let op = flight.op.as_mut().expect("an operation in flight");
     if result < 0 {
         let again = match -result {
@@ -148,14 +148,14 @@ pub(super) fn advance(flight: &mut Flight, result: i32) -> (Next, Option<Addr>) 
             // A connection that is gone already, or a nudge (a real cancellation is handled below).
             libc::ECONNABORTED | libc::ECANCELED => matches!(op, Op::Accept { .. }),
             libc::EOPNOTSUPP if matches!(op, Op::Punch { .. }) && flight.block_device => {
-                return (Next::Thread, None);
+                return (FlightStep::Thread, None);
             }
             _ => false,
         };
         if again && !flight.cancelled {
-            return (Next::Again, None);
+            return (FlightStep::Again, None);
         }
-        return (Next::End(Err(io::Error::from_raw_os_error(-result))), None);
+        return (FlightStep::End(Err(io::Error::from_raw_os_error(-result))), None);
     }
     let moved = result as usize;
     flight.done += moved;
@@ -175,7 +175,7 @@ pub(super) fn advance(flight: &mut Flight, result: i32) -> (Next, Option<Addr>) 
             let whole = flight.done == bufs.len();
             if moved == 0 && !whole {
                 let error = io::Error::new(io::ErrorKind::WriteZero, "the kernel takes no more of a write");
-                return (Next::End(Err(error)), None);
+                return (FlightStep::End(Err(error)), None);
             }
             whole
         }
@@ -184,15 +184,17 @@ pub(super) fn advance(flight: &mut Flight, result: i32) -> (Next, Option<Addr>) 
             if matches!(peer, Some(Addr::Tcp(_))) {
                 os::set_nodelay(result);
             }
-            return (Next::End(Ok(result as u64)), peer);
+            return (FlightStep::End(Ok(result as u64)), peer);
         }
-        Op::Connect { .. } => return (Next::End(Ok(os::handle_of(flight.fd).0)), None),
-        Op::Sync { .. } | Op::Punch { .. } | Op::Allocate { .. } | Op::Ready { .. } => return (Next::End(Ok(0)), None),
+        Op::Connect { .. } => return (FlightStep::End(Ok(os::handle_of(flight.fd).0)), None),
+        Op::Sync { .. } | Op::Punch { .. } | Op::Allocate { .. } | Op::Ready { .. } => {
+            return (FlightStep::End(Ok(0)), None);
+        }
     };
     let next = match (whole, flight.cancelled) {
-        (true, _) => Next::End(Ok(total)),
-        (false, false) => Next::Again,
-        (false, true) => Next::End(Err(io::Error::from_raw_os_error(libc::ECANCELED))),
+        (true, _) => FlightStep::End(Ok(total)),
+        (false, false) => FlightStep::Again,
+        (false, true) => FlightStep::End(Err(io::Error::from_raw_os_error(libc::ECANCELED))),
     };
     (next, None)
 }

@@ -10,7 +10,7 @@ use crate::driver::{Handle, os};
 
 /// State of an owned file descriptor.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Entry {
+pub(crate) struct HandleEntry {
     open: bool,
     closing: bool,
     in_flight: u32,
@@ -25,32 +25,32 @@ pub(crate) struct Entry {
 /// Entries by file descriptor.
 #[derive(Default)]
 pub(crate) struct Handles {
-    entries: Vec<Entry>,
+    entries: Vec<HandleEntry>,
 }
 
 impl Handles {
     /// Adds a socket.
     pub(crate) fn add_socket(&mut self, fd: RawFd) {
-        self.add(fd, Entry { direct_unit: 1, ..Entry::default() });
+        self.add(fd, HandleEntry { direct_unit: 1, ..HandleEntry::default() });
     }
 
     /// Adds a file.
     pub(crate) fn add_file(&mut self, fd: RawFd, info: &super::FileInfo) {
         let direct_unit = if info.direct { info.sector.max(1) } else { 1 };
-        self.add(fd, Entry { block_device: info.block_device, direct_unit, ..Entry::default() });
+        self.add(fd, HandleEntry { block_device: info.block_device, direct_unit, ..HandleEntry::default() });
     }
 
-    fn add(&mut self, fd: RawFd, entry: Entry) {
+    fn add(&mut self, fd: RawFd, entry: HandleEntry) {
         let at = usize::try_from(fd).expect("an open file descriptor is not negative");
         if at >= self.entries.len() {
-            self.entries.resize(at + 1, Entry::default());
+            self.entries.resize(at + 1, HandleEntry::default());
         }
         assert!(!self.entries[at].open, "file descriptor {fd} was given out twice");
-        self.entries[at] = Entry { open: true, ..entry };
+        self.entries[at] = HandleEntry { open: true, ..entry };
     }
 
     /// Returns the entry; `None` when the descriptor is not open (or closing).
-    pub(crate) fn get(&self, fd: RawFd) -> Option<&Entry> {
+    pub(crate) fn get(&self, fd: RawFd) -> Option<&HandleEntry> {
         self.entries.get(usize::try_from(fd).ok()?).filter(|entry| entry.open && !entry.closing)
     }
 
@@ -64,7 +64,7 @@ impl Handles {
     }
 
     /// Counts an operation as in flight; `None` when the handle is not open.
-    pub(crate) fn begin(&mut self, fd: RawFd) -> Option<&Entry> {
+    pub(crate) fn begin(&mut self, fd: RawFd) -> Option<&HandleEntry> {
         let entry = self.entries.get_mut(usize::try_from(fd).ok()?)?;
         if !entry.open || entry.closing {
             return None;
@@ -83,7 +83,7 @@ impl Handles {
         let entry = &mut self.entries[fd as usize];
         entry.in_flight -= 1;
         if entry.closing && entry.in_flight == 0 {
-            *entry = Entry::default();
+            *entry = HandleEntry::default();
             os::close(fd);
         }
     }
@@ -98,7 +98,7 @@ impl Handles {
             entry.closing = true;
             return true;
         }
-        *entry = Entry::default();
+        *entry = HandleEntry::default();
         os::close(fd);
         false
     }

@@ -4,7 +4,7 @@ use crate::buf::BufList;
 use crate::driver::os::{IOV_MAX, RW_MAX};
 
 /// Next piece of a list of buffers to pass to the kernel.
-pub(crate) enum Piece {
+pub(crate) enum IovPiece {
     /// Contiguous memory.
     One(*const u8, usize),
     /// Several parts, stored in the vector that was passed in.
@@ -13,7 +13,7 @@ pub(crate) enum Piece {
 
 /// Returns the bytes after the first `done` bytes of `bufs`, limited to what one system call takes.  `done` must be
 /// less than the list's length.
-pub(crate) fn remaining(bufs: &BufList, done: usize, iovecs: &mut Vec<libc::iovec>) -> Piece {
+pub(crate) fn remaining(bufs: &BufList, done: usize, iovecs: &mut Vec<libc::iovec>) -> IovPiece {
     iovecs.clear();
     let mut skip = done;
     let mut room = RW_MAX;
@@ -32,8 +32,8 @@ pub(crate) fn remaining(bufs: &BufList, done: usize, iovecs: &mut Vec<libc::iove
         }
     }
     match iovecs[..] {
-        [one] => Piece::One(one.iov_base.cast_const().cast(), one.iov_len),
-        _ => Piece::Many,
+        [one] => IovPiece::One(one.iov_base.cast_const().cast(), one.iov_len),
+        _ => IovPiece::Many,
     }
 }
 
@@ -46,9 +46,9 @@ mod tests {
     fn resumes_in_the_middle_of_a_part() {
         let list: BufList = [&b"abc"[..], b"defg", b"h"].into_iter().map(Buf::copy_of).collect();
         let mut iovecs = Vec::new();
-        assert!(matches!(remaining(&list, 4, &mut iovecs), Piece::Many));
+        assert!(matches!(remaining(&list, 4, &mut iovecs), IovPiece::Many));
         assert_eq!(iovecs.iter().map(|iov| iov.iov_len).collect::<Vec<_>>(), [3, 1]);
-        assert!(matches!(remaining(&list, 7, &mut iovecs), Piece::One(_, 1)));
+        assert!(matches!(remaining(&list, 7, &mut iovecs), IovPiece::One(_, 1)));
     }
 
     #[test]
@@ -57,9 +57,9 @@ mod tests {
         let list: BufList = std::iter::repeat_n(byte, 2 * IOV_MAX + 1).collect();
         let mut iovecs = Vec::new();
         for (done, parts) in [(0, IOV_MAX), (IOV_MAX, IOV_MAX), (IOV_MAX + 1, IOV_MAX)] {
-            assert!(matches!(remaining(&list, done, &mut iovecs), Piece::Many));
+            assert!(matches!(remaining(&list, done, &mut iovecs), IovPiece::Many));
             assert_eq!(iovecs.len(), parts);
         }
-        assert!(matches!(remaining(&list, 2 * IOV_MAX, &mut iovecs), Piece::One(_, 1)));
+        assert!(matches!(remaining(&list, 2 * IOV_MAX, &mut iovecs), IovPiece::One(_, 1)));
     }
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::files::OsDriver;
-use super::handles::{Entry, Handles};
+use super::handles::{HandleEntry, Handles};
 use super::iov;
 use super::os::{self, EventFd, RW_MAX, Random, SockAddr, check, check_len};
-use super::threads::{FileThreads, Job};
+use super::threads::{FileJob, FileThreads};
 use super::{Completion, Driver, Handle, Op, OpKey, Unpark, Wait};
 use crate::net::Addr;
 use crate::time::Instant;
@@ -144,10 +144,10 @@ impl PollDriver {
     }
 
     fn begin_file(&mut self, key: OpKey, fd: RawFd, op: Op) -> Result<(), (io::Result<u64>, Op)> {
-        let Some(&Entry { direct_unit, block_device, .. }) = self.handles.begin(fd) else {
+        let Some(&HandleEntry { direct_unit, block_device, .. }) = self.handles.begin(fd) else {
             return Err((Err(io::Error::from_raw_os_error(libc::EBADF)), op));
         };
-        let job = Job { key, fd, direct_unit, block_device, op, result: Ok(0) };
+        let job = FileJob { key, fd, direct_unit, block_device, op, result: Ok(0) };
         self.threads.submit(job).map_err(|job| {
             self.handles.end(fd);
             (job.result, job.op)

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crossbeam_queue::SegQueue;
 
-use super::iov::{self, Piece};
+use super::iov::{self, IovPiece};
 use super::os::{EventFd, RW_MAX, check, check_len};
 use super::{Op, OpKey, Unpark, files};
 
@@ -19,7 +19,7 @@ use super::{Op, OpKey, Unpark, files};
 const THREADS_MAX: usize = 4;
 
 /// File operation in transit to a thread, or back.
-pub(crate) struct Job {
+pub(crate) struct FileJob {
     pub(crate) key: OpKey,
     pub(crate) fd: RawFd,
     /// Unit of direct I/O in bytes; 1 when there is no restriction.
@@ -31,7 +31,7 @@ pub(crate) struct Job {
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<FileJob>,
     idle: usize,
     stop: bool,
 }
@@ -39,7 +39,7 @@ struct Queue {
 struct Shared {
     queue: Mutex<Queue>,
     wanted: Condvar,
-    done: SegQueue<Job>,
+    done: SegQueue<FileJob>,
     /// Set once the driver was woken for `done`, until it looks.
     told: AtomicBool,
     wake: Arc<EventFd>,
@@ -65,7 +65,7 @@ impl FileThreads {
     }
 
     /// Queues a job; returns it with its error when no thread can be started.
-    pub(crate) fn submit(&mut self, job: Job) -> Result<(), Box<Job>> {
+    pub(crate) fn submit(&mut self, job: FileJob) -> Result<(), Box<FileJob>> {
         let more = {
             let mut queue = self.shared.lock();
             queue.jobs.push_back(job);
@@ -90,14 +90,14 @@ impl FileThreads {
     }
 
     /// Removes a queued job that no thread has begun.
-    pub(crate) fn take_back(&mut self, key: OpKey) -> Option<Job> {
+    pub(crate) fn take_back(&mut self, key: OpKey) -> Option<FileJob> {
         let mut queue = self.shared.lock();
         let at = queue.jobs.iter().position(|job| job.key == key)?;
         queue.jobs.remove(at)
     }
 
     /// Returns the next completed job.
-    pub(crate) fn next_done(&mut self) -> Option<Job> {
+    pub(crate) fn next_done(&mut self) -> Option<FileJob> {
         if let Some(job) = self.shared.done.pop() {
             return Some(job);
         }
@@ -108,8 +108,8 @@ impl FileThreads {
 
     /// Stops the threads.  Waits for running jobs, because they use the driver's buffers; returns completed jobs and
     /// those that were never begun.
-    pub(crate) fn stop(&mut self) -> Vec<Job> {
-        let mut jobs: Vec<Job> = {
+    pub(crate) fn stop(&mut self) -> Vec<FileJob> {
+        let mut jobs: Vec<FileJob> = {
             let mut queue = self.shared.lock();
             queue.stop = true;
             queue.jobs.drain(..).collect()
@@ -194,7 +194,7 @@ pub(crate) const HANGS_AT: u64 = u64::MAX - 1;
 #[cfg(test)]
 pub(crate) static HANGS: AtomicBool = AtomicBool::new(false);
 
-fn run(job: &mut Job) -> io::Result<u64> {
+fn run(job: &mut FileJob) -> io::Result<u64> {
     let fd = job.fd;
     #[cfg(test)]
     if matches!(job.op, Op::Punch { offset: HANGS_AT, .. }) {
@@ -228,7 +228,7 @@ fn run(job: &mut Job) -> io::Result<u64> {
             while done < bufs.len() {
                 let at = (*offset + done as u64) as i64;
                 let iovecs = match iov::remaining(bufs, done, &mut iovecs) {
-                    Piece::One(..) | Piece::Many => &iovecs,
+                    IovPiece::One(..) | IovPiece::Many => &iovecs,
                 };
                 let put = retry(|| write(fd, iovecs, at, *durable))?;
                 if put == 0 {

@@ -16,10 +16,10 @@ use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
 
 use super::files::OsDriver;
 use super::fixed::FixedBuffers;
-use super::flight::{Flight, Next, advance, entry};
+use super::flight::{Flight, FlightStep, advance, entry};
 use super::handles::Handles;
 use super::os::{self, EventFd, Random, SockAddr};
-use super::threads::{FileThreads, Job};
+use super::threads::{FileJob, FileThreads};
 use super::{Completion, Driver, Handle, Op, OpKey, Unpark, Wait};
 use crate::net::Addr;
 use crate::time::Instant;
@@ -227,9 +227,9 @@ impl UringDriver {
             (flight.cancelled && result < 0 && matches!(flight.op, Some(Op::Accept { .. }))).then_some(flight.fd);
         let (next, peer) = advance(flight, result);
         match next {
-            Next::Again => self.issue(index),
-            Next::End(result) => self.end(index, result, peer, done),
-            Next::Thread => self.hand_over(index, done),
+            FlightStep::Again => self.issue(index),
+            FlightStep::End(result) => self.end(index, result, peer, done),
+            FlightStep::Thread => self.hand_over(index, done),
         }
         if let Some(listener) = nudge {
             self.nudge_accepts(listener);
@@ -254,7 +254,7 @@ impl UringDriver {
     /// Moves an operation to a thread.
     fn hand_over(&mut self, index: usize, done: &mut Vec<Completion>) {
         let flight = self.slots[index].flight.as_mut().expect("an operation in flight");
-        let job = Job {
+        let job = FileJob {
             key: OpKey(index as u64),
             fd: flight.fd,
             direct_unit: flight.direct_unit,

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use super::ffi::{CmId, ConnParam, EventChannel, Lib, PORT_SPACE_TCP};
 use crate::driver::os::{self, SockAddr};
-use crate::net::{Addr, Watched};
+use crate::net::{Addr, PolledFd};
 
 /// Timeout in milliseconds for resolving an address or a route.
 const RESOLVE_MS: c_int = 2000;
@@ -22,20 +22,20 @@ pub(super) fn failed(result: c_int) -> io::Result<()> {
 }
 
 /// Event of an identifier.
-pub(super) struct Event {
+pub(super) struct RdmaEvent {
     pub(super) kind: c_int,
     pub(super) status: c_int,
     pub(super) id: *mut CmId,
 }
 
 /// Event channel, destroyed with its last user.
-pub(super) struct Channel {
+pub(super) struct RdmaEventChannel {
     lib: &'static Lib,
     raw: *mut EventChannel,
-    watched: Watched,
+    watched: PolledFd,
 }
 
-impl Channel {
+impl RdmaEventChannel {
     pub(super) fn new(lib: &'static Lib) -> io::Result<Rc<Self>> {
         // SAFETY: no arguments.
         let raw = unsafe { (lib.rdma_create_event_channel)() };
@@ -45,7 +45,7 @@ impl Channel {
         // SAFETY: just created.
         let fd = unsafe { (*raw).fd };
         // SAFETY: the channel keeps its descriptor open, and it is borrowed for these calls only.
-        let watched = os::set_nonblocking(fd).and_then(|()| Watched::new(unsafe { BorrowedFd::borrow_raw(fd) }));
+        let watched = os::set_nonblocking(fd).and_then(|()| PolledFd::new(unsafe { BorrowedFd::borrow_raw(fd) }));
         match watched {
             Ok(watched) => Ok(Rc::new(Self { lib, raw, watched })),
             Err(error) => {
@@ -57,7 +57,7 @@ impl Channel {
     }
 
     /// Returns the next event, if there is one.
-    fn take(&self) -> io::Result<Option<Event>> {
+    fn take(&self) -> io::Result<Option<RdmaEvent>> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the channel lives; the event is acknowledged below, and not accessed after that.
         match failed(unsafe { (self.lib.rdma_get_cm_event)(self.raw, &mut raw) }) {
@@ -67,13 +67,13 @@ impl Channel {
         }
         // SAFETY: the library returned an event; acknowledging it frees it, once.
         unsafe {
-            let event = Event { kind: (*raw).event, status: (*raw).status, id: (*raw).id };
+            let event = RdmaEvent { kind: (*raw).event, status: (*raw).status, id: (*raw).id };
             (self.lib.rdma_ack_cm_event)(raw);
             Ok(Some(event))
         }
     }
 
-    pub(super) async fn next(&self) -> io::Result<Event> {
+    pub(super) async fn next(&self) -> io::Result<RdmaEvent> {
         loop {
             match self.take()? {
                 Some(event) => return Ok(event),
@@ -98,7 +98,7 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for RdmaEventChannel {
     fn drop(&mut self) {
         // SAFETY: identifiers hold the channel, so none is left; all events were acknowledged.
         unsafe { (self.lib.rdma_destroy_event_channel)(self.raw) };
@@ -109,12 +109,12 @@ impl Drop for Channel {
 pub(super) struct Id {
     pub(super) lib: &'static Lib,
     pub(super) raw: *mut CmId,
-    pub(super) channel: Rc<Channel>,
+    pub(super) channel: Rc<RdmaEventChannel>,
 }
 
 impl Id {
     pub(super) fn new(lib: &'static Lib) -> io::Result<Self> {
-        let channel = Channel::new(lib)?;
+        let channel = RdmaEventChannel::new(lib)?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the channel lives as long as the identifier, which holds it.
         failed(unsafe { (lib.rdma_create_id)(channel.raw, &mut raw, std::ptr::null_mut(), PORT_SPACE_TCP) })?;
@@ -122,9 +122,9 @@ impl Id {
     }
 
     /// Wraps the identifier of a connection request, moving it from the listener's channel to one of its own.
-    pub(super) fn asked(lib: &'static Lib, raw: *mut CmId, listener: Rc<Channel>) -> io::Result<Self> {
+    pub(super) fn asked(lib: &'static Lib, raw: *mut CmId, listener: Rc<RdmaEventChannel>) -> io::Result<Self> {
         let mut id = Self { lib, raw, channel: listener };
-        let own = Channel::new(lib)?;
+        let own = RdmaEventChannel::new(lib)?;
         // SAFETY: both channels live; the identifier has no other user, and its events were acknowledged.
         failed(unsafe { (lib.rdma_migrate_id)(raw, own.raw) })?;
         id.channel = own;

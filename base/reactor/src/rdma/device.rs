@@ -8,10 +8,10 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use super::EAGER_LEN;
-use super::ffi::{Context, LOCAL_WRITE, Lib, Mr, Piece, REMOTE_READ};
+use super::ffi::{Context, LOCAL_WRITE, Lib, Mr, REMOTE_READ, ScatterGatherEntry};
 use crate::buf::BufMut;
 use crate::memory::Region;
-use crate::pool::Pool;
+use crate::pool::BufPool;
 
 /// Bytes of a bounce buffer, for data outside of registered memory.
 const BOUNCE_LEN: usize = 256 << 10;
@@ -36,9 +36,9 @@ pub(super) struct Device {
     lent: RefCell<Vec<(Arc<Region>, *mut Mr)>>,
     seats: Rc<Seats>,
     /// Pool for short frames, sent and received.
-    pub(super) eager: Pool,
+    pub(super) eager: BufPool,
     /// Pool for long data outside of registered memory.
-    pub(super) bounce: Pool,
+    pub(super) bounce: BufPool,
 }
 
 impl Device {
@@ -63,8 +63,8 @@ impl Device {
                 registered: RefCell::default(),
                 lent: RefCell::default(),
                 seats: Rc::default(),
-                eager: Pool::new(EAGER_LEN, EAGER_MAX),
-                bounce: Pool::new(BOUNCE_LEN, BOUNCE_MAX),
+                eager: BufPool::new(EAGER_LEN, EAGER_MAX),
+                bounce: BufPool::new(BOUNCE_LEN, BOUNCE_MAX),
             });
             devices.push(Rc::downgrade(&device));
             Ok(device)
@@ -100,16 +100,22 @@ impl Device {
     }
 
     /// Returns memory in the device's form; `None` when it is not in a registered pool region.
-    pub(super) fn piece(&self, region: Option<&Region>, at: *const u8, len: usize) -> Option<Piece> {
+    pub(super) fn piece(&self, region: Option<&Region>, at: *const u8, len: usize) -> Option<ScatterGatherEntry> {
         self.keyed(region, at, len, false).map(|(piece, _)| piece)
     }
 
     /// Returns memory in the device's form, and the key with which the peer may read it.
-    pub(super) fn lent(&self, region: Option<&Region>, at: *const u8, len: usize) -> Option<(Piece, u32)> {
+    pub(super) fn lent(&self, region: Option<&Region>, at: *const u8, len: usize) -> Option<(ScatterGatherEntry, u32)> {
         self.keyed(region, at, len, true)
     }
 
-    fn keyed(&self, region: Option<&Region>, at: *const u8, len: usize, lent: bool) -> Option<(Piece, u32)> {
+    fn keyed(
+        &self,
+        region: Option<&Region>,
+        at: *const u8,
+        len: usize,
+        lent: bool,
+    ) -> Option<(ScatterGatherEntry, u32)> {
         let region = region.filter(|region| region.may_be_registered())?;
         let (lkey, rkey) = match self.keys(region, lent) {
             Ok(keys) => keys,
@@ -118,11 +124,11 @@ impl Device {
                 return None;
             }
         };
-        Some((Piece { addr: at as u64, len: len as u32, lkey }, rkey))
+        Some((ScatterGatherEntry { addr: at as u64, len: len as u32, lkey }, rkey))
     }
 
     /// Returns the spare space of a buffer of this device's own pools in the device's form.
-    pub(super) fn own(&self, buf: &mut BufMut) -> io::Result<Piece> {
+    pub(super) fn own(&self, buf: &mut BufMut) -> io::Result<ScatterGatherEntry> {
         let room = buf.spare_mut();
         let (at, len) = (room.as_ptr(), room.len());
         let piece = self.piece(buf.region(), at, len);

@@ -3,7 +3,7 @@
 mod runs;
 mod window;
 
-pub use window::Window;
+pub use window::RdmaWindow;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -18,11 +18,11 @@ use slab::Slab;
 use super::cm::{Id, failed};
 use super::device::Admitted;
 use super::device::Device;
-use super::ffi::{self, CompChannel, Cq, Lib, Piece, QpInit, RecvRequest, SendRequest, WorkCompletion};
+use super::ffi::{self, CompChannel, Cq, Lib, QpInit, RecvRequest, ScatterGatherEntry, SendRequest, WorkCompletion};
 use super::{EAGER_LEN, HEAD_LEN, LONG_MIN};
 use crate::buf::{Buf, BufMut};
 use crate::executor::{JoinHandle, spawn};
-use crate::net::Watched;
+use crate::net::PolledFd;
 use crate::sync::Notify;
 use crate::time::{Instant, now, sleep};
 
@@ -90,7 +90,7 @@ struct State {
 }
 
 /// Endpoint of a connection.
-pub(super) struct Endpoint {
+pub(super) struct RdmaEndpoint {
     lib: &'static Lib,
     /// Dropped before `id`: the context of a removed device is closed with the last identifier.
     device: Rc<Device>,
@@ -112,7 +112,7 @@ fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
 }
 
-impl Endpoint {
+impl RdmaEndpoint {
     /// Creates the queues and posts the buffers.  On failure, returns the identifier if it was not used yet.
     pub(super) fn new(id: Id, look: Duration) -> Result<Rc<Self>, (io::Error, Option<Id>)> {
         match Self::set_aside(&id) {
@@ -186,7 +186,7 @@ impl Endpoint {
         // SAFETY: the channel keeps its descriptor open, and it is borrowed for these calls only.
         let fd = unsafe { BorrowedFd::borrow_raw((*events).fd) };
         crate::driver::os::set_nonblocking(std::os::fd::AsRawFd::as_raw_fd(&fd))?;
-        let watched = Watched::new(fd)?;
+        let watched = PolledFd::new(fd)?;
         let endpoint = Rc::new(endpoint);
         let watcher = spawn(hear(Rc::downgrade(&endpoint), watched));
         endpoint.watchers.borrow_mut().push(watcher);
@@ -308,7 +308,7 @@ impl Endpoint {
     }
 
     /// Posts a send, a read or a write; the caller keeps its memory.
-    fn post(&self, opcode: c_int, wr_id: u64, mut piece: Piece, remote: (u64, u32)) -> io::Result<()> {
+    fn post(&self, opcode: c_int, wr_id: u64, mut piece: ScatterGatherEntry, remote: (u64, u32)) -> io::Result<()> {
         let mut request = SendRequest {
             wr_id,
             next: std::ptr::null_mut(),
@@ -494,7 +494,7 @@ impl Endpoint {
         drop(spawn(async move {
             // Bounded even while the peer is active: one that receives nothing must not keep the connection.
             let deadline = now() + DRAIN;
-            let busy = |endpoint: &Endpoint| {
+            let busy = |endpoint: &RdmaEndpoint| {
                 let state = endpoint.state.borrow();
                 !state.sends.is_empty() || !state.lent.is_empty()
             };
@@ -508,7 +508,7 @@ impl Endpoint {
 }
 
 /// Waits for completion events and notifies the endpoint.
-async fn hear(weak: Weak<Endpoint>, watched: Watched) {
+async fn hear(weak: Weak<RdmaEndpoint>, watched: PolledFd) {
     while watched.ready().await.is_ok() {
         let Some(endpoint) = weak.upgrade() else { return };
         let (mut cq, mut context, mut events) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
@@ -525,7 +525,7 @@ async fn hear(weak: Weak<Endpoint>, watched: Watched) {
     }
 }
 
-impl Drop for Endpoint {
+impl Drop for RdmaEndpoint {
     fn drop(&mut self) {
         self.watchers.take().into_iter().for_each(JoinHandle::abort);
         // SAFETY: no reference to them is left; once the queue pair is gone the device does not access the buffers,

@@ -55,7 +55,7 @@ pub(super) struct Mr {
 /// Piece of registered memory: `struct ibv_sge`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Piece {
+pub(super) struct ScatterGatherEntry {
     pub(super) addr: u64,
     pub(super) len: u32,
     pub(super) lkey: u32,
@@ -65,7 +65,7 @@ pub(super) struct Piece {
 pub(super) struct SendRequest {
     pub(super) wr_id: u64,
     pub(super) next: *mut SendRequest,
-    pub(super) pieces: *mut Piece,
+    pub(super) pieces: *mut ScatterGatherEntry,
     pub(super) piece_count: c_int,
     pub(super) opcode: c_int,
     pub(super) flags: u32,
@@ -80,7 +80,7 @@ pub(super) struct SendRequest {
 pub(super) struct RecvRequest {
     pub(super) wr_id: u64,
     pub(super) next: *mut RecvRequest,
-    pub(super) pieces: *mut Piece,
+    pub(super) pieces: *mut ScatterGatherEntry,
     pub(super) piece_count: c_int,
 }
 

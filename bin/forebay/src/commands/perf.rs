@@ -75,7 +75,7 @@ struct MeasuredRow {
 
 impl From<&Choice> for ChoiceRow {
     fn from(choice: &Choice) -> Self {
-        let figure = |one: &shape::Measured| MeasuredRow { shape: one.shape, gb_per_s: one.gb_per_s };
+        let figure = |one: &shape::ShapeSpeed| MeasuredRow { shape: one.shape, gb_per_s: one.gb_per_s };
         Self {
             kernel: choice.kernel,
             class: choice.class,
@@ -205,7 +205,7 @@ mod tests {
             kernel: "crc32c",
             class: "from 512 KiB",
             shape: "v8",
-            reason: shape::Reason::Calibration { percent: 12.4 }.to_string(),
+            reason: shape::ShapeReason::Calibration { percent: 12.4 }.to_string(),
             default: "v4",
             measured: vec![MeasuredRow { shape: "v4", gb_per_s: 10.0 }, MeasuredRow { shape: "v8", gb_per_s: 11.24 }],
         };

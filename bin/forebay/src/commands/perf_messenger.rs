@@ -3,9 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_messenger::perf::{self, Load, Measurement};
+use forebay_messenger::perf::{self, Measurement, PerfLoad};
 use forebay_messenger::wire::control::mode;
-use forebay_messenger::{Address, Auth, Key, Keyring, MessengerCore, Options};
+use forebay_messenger::{Address, Auth, Keyring, MessengerCore, MessengerOptions, SharedKey};
 use forebay_reactor::{DriverChoice, Reactor};
 use serde::Serialize;
 
@@ -41,7 +41,7 @@ fn seconds(option: &str, seconds: f64) -> Result<Duration> {
 }
 
 /// The address, and what both ends are set up with.
-fn set_up(end: &MessengerEnd) -> Result<(Address, Options)> {
+fn set_up(end: &MessengerEnd) -> Result<(Address, MessengerOptions)> {
     let configured = end.config.as_deref().map(ClientSide::load).transpose()?.unwrap_or_default();
     let text = match &end.transport {
         Some(name) if !["tcp", "rdma", "unix", "shm", "loopback"].contains(&name.as_str()) => {
@@ -55,10 +55,12 @@ fn set_up(end: &MessengerEnd) -> Result<(Address, Options)> {
         None => configured.transport.address(&text)?,
     };
     let key = match (&end.key, end.key_file.as_ref().or(configured.key.as_ref())) {
-        (Some(text), _) => Some(Key::from_hex(text).ok_or_else(|| invalid("a key has 64 hexadecimal digits".into()))?),
+        (Some(text), _) => {
+            Some(SharedKey::from_hex(text).ok_or_else(|| invalid("a key has 64 hexadecimal digits".into()))?)
+        }
         (None, Some(path)) => Some(read_key(path)?),
         // On this machine nobody is kept out anyway; encryption needs some key.
-        (None, None) if end.secure && address.is_local() => Some(Key::new([0; 32])),
+        (None, None) if end.secure && address.is_local() => Some(SharedKey::new([0; 32])),
         (None, None) if !address.is_local() => {
             return Err(invalid(format!("{address} is not on this machine: --key or --key-file is needed")));
         }
@@ -74,7 +76,10 @@ fn set_up(end: &MessengerEnd) -> Result<(Address, Options)> {
     let modes = Some(vec![if end.secure { mode::SECURE } else { mode::CRC }]);
     let busy_poll = Duration::from_micros(end.linger_us.into());
     let rdma_local = end.rdma_local.or(configured.rdma_local);
-    Ok((address, Options { busy_poll, rdma_local, auth, modes, checksum: !end.no_crc, ..Options::default() }))
+    Ok((
+        address,
+        MessengerOptions { busy_poll, rdma_local, auth, modes, checksum: !end.no_crc, ..MessengerOptions::default() },
+    ))
 }
 
 async fn serve(output: Output, end: &MessengerEnd) -> Result<()> {
@@ -123,7 +128,7 @@ async fn measure(options: &MessengerRun) -> Result<Report> {
         ),
         _ => None,
     };
-    let load = Load {
+    let load = PerfLoad {
         size: options.size,
         depth: options.depth,
         connections: options.connections,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forebay_nbd::Tls;
 use forebay_nbd::access::Access;
 use forebay_reactor::{Addr, Network};
-use forebay_tls::{Acceptor, Certificate, Hash, Keys, Psk, ServerCertificate};
+use forebay_tls::{Acceptor, Certificate, Psk, PskHash, PskLookup, ServerCertificate};
 use serde::Deserialize;
 
 use super::parse_addr;
@@ -52,7 +52,7 @@ pub struct NbdAccess {
 /// Key lookup by user.
 struct Users(Arc<Vec<Psk>>);
 
-impl Keys for Users {
+impl PskLookup for Users {
     fn find(&self, identity: &[u8]) -> Vec<Psk> {
         self.0.iter().filter(|psk| psk.identity == identity).cloned().collect()
     }
@@ -108,7 +108,7 @@ impl NbdAccess {
     /// # Errors
     /// If the certificate and its key cannot be used.
     pub fn access(&self) -> Result<Access> {
-        let keys: Option<Arc<dyn Keys>> = match self.keys.is_empty() {
+        let keys: Option<Arc<dyn PskLookup>> = match self.keys.is_empty() {
             true => None,
             false => Some(Arc::new(Users(self.keys.clone()))),
         };
@@ -174,7 +174,7 @@ fn read_keys(path: &Path) -> Result<Vec<Psk>> {
             return Err(wrong("the user has a key already"));
         }
         // GnuTLS supports only SHA-256 for pre-shared keys.
-        keys.push(Psk { identity: user.as_bytes().to_vec(), secret: secret.into(), hash: Hash::Sha256 });
+        keys.push(Psk { identity: user.as_bytes().to_vec(), secret: secret.into(), hash: PskHash::Sha256 });
     }
     match keys.is_empty() {
         true => Err(Failure::invalid(format!("{} holds no key", path.display())).hint("psktool -u USER -p FILE")),

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_accel::crypto::dh::Group;
+use forebay_accel::crypto::dh::DhGroup;
 use forebay_nvmf::Limits;
 use forebay_nvmf::session::admin::QUEUES_MAX;
 use forebay_nvmf::session::auth::{Keys, group_name};
@@ -130,13 +130,13 @@ impl HostSection {
         // The smallest group is strong enough, and the cost of a larger one is incurred before the host is
         // authenticated.
         let groups = choose("groups", &self.groups, group)?
-            .unwrap_or_else(|| Group::ALL[..3].iter().copied().map(Some).collect());
+            .unwrap_or_else(|| DhGroup::ALL[..3].iter().copied().map(Some).collect());
         Ok(Some(Arc::new(Keys { host, controller, hashes, groups })))
     }
 }
 
-fn groups() -> Vec<Option<Group>> {
-    Group::ALL.into_iter().map(Some).chain([None]).collect()
+fn groups() -> Vec<Option<DhGroup>> {
+    DhGroup::ALL.into_iter().map(Some).chain([None]).collect()
 }
 
 /// Parses a list of names, each of a known value.
@@ -410,7 +410,7 @@ mod tests {
         let hosts = found.access.hosts.as_ref().expect("a list");
         assert_eq!(hosts.get("nqn.2014-08.org.example:open"), Some(&None));
         let keys = hosts[HOST].as_ref().expect("keys");
-        assert_eq!((&keys.hashes[..], &keys.groups[..]), (&[Hash::Sha512][..], &[Some(Group::Ffdhe4096), None][..]));
+        assert_eq!((&keys.hashes[..], &keys.groups[..]), (&[Hash::Sha512][..], &[Some(DhGroup::Ffdhe4096), None][..]));
         assert!(keys.controller.is_some());
         assert!(!format!("{found:?}").contains("IwtN"), "a secret is shown");
         let flag = format!("{HOST},secret={}", other.path().display());

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use forebay_messenger::wire::control::mode;
-use forebay_messenger::{Address, Key, Network};
+use forebay_messenger::{Address, Network, SharedKey};
 use serde::Deserialize;
 
 use super::{ConfigFile, absolute};
@@ -54,7 +54,7 @@ pub struct Peers {
     /// Other daemons with which it keeps a session.
     pub connect: Vec<Address>,
     /// Key shared by all peers.
-    pub key: Option<Key>,
+    pub key: Option<SharedKey>,
     /// Networks from which peers may connect; if empty, all.
     pub allow: Vec<Network>,
     /// Set if frames to and from other machines are encrypted.
@@ -104,10 +104,10 @@ const KEY_HINT: &str =
     "make one, and give it to each machine: (umask 077; od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n' > peer.key)";
 
 /// Reads a key of 64 hexadecimal digits from a file that no other user may read.
-pub fn read_key(path: &Path) -> Result<Key> {
+pub fn read_key(path: &Path) -> Result<SharedKey> {
     let text = read_private(path)?;
     let wrong = || Failure::invalid(format!("{} holds no key of 64 hexadecimal digits", path.display()));
-    Key::from_hex(&text).ok_or_else(|| wrong().hint(KEY_HINT))
+    SharedKey::from_hex(&text).ok_or_else(|| wrong().hint(KEY_HINT))
 }
 
 /// Reads a file with a secret, which no other user may read.

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, BufList, Extent, Request};
+use forebay_block::{BlockDevice, BlockRequest, BufList, Extent};
 use forebay_messenger::perf::Measurement;
 use forebay_reactor::{Buf, now, random, sleep, spawn, stand_back};
 
@@ -108,9 +108,9 @@ async fn lane(shared: Rc<BenchState>) -> forebay_block::Result<()> {
     while !shared.stop.get() {
         let offset = shared.block() * size;
         let request = if shared.writes() {
-            Request::Write { offset, data: data.clone(), fua: false }
+            BlockRequest::Write { offset, data: data.clone(), fua: false }
         } else {
-            Request::Read(Extent::new(offset, size))
+            BlockRequest::Read(Extent::new(offset, size))
         };
         if let Err(error) = shared.device.submit(request).await {
             shared.stop.set(true);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, Error, ErrorKind, LocalFuture, Request, Result};
+use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_export::InFlightChanges;
 use forebay_image::{Image, KeptLock};
 use forebay_reactor::sync::KeyedLock;
@@ -144,7 +144,7 @@ impl LogKeeper for ImageLog {
         Box::pin(async move {
             image.set_metadata(RECORD_KEY, Some(encode_record(record))).await?;
             // The record must be durable before anything relies on it.
-            image.submit(Request::Flush).await.map(drop)
+            image.submit(BlockRequest::Flush).await.map(drop)
         })
     }
 

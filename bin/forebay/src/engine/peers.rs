@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, ConnectionState, Handler, Keyring, Message, Messenger, MessengerCore, Options,
-    Policy, Reason, perf,
+    Address, Auth, Connection, ConnectionState, DisconnectReason, Handler, Keyring, Message, MessageBudget, Messenger,
+    MessengerCore, MessengerOptions, Policy, perf,
 };
 
 use crate::api::Peer;
@@ -17,9 +17,9 @@ use crate::config::Config;
 use crate::failure::{Failure, Result};
 
 /// Receive budget for messages not yet dropped, of all peers together.
-const BUDGET: Budget = Budget { messages: 16 << 10, bytes: 128 << 20 };
+const BUDGET: MessageBudget = MessageBudget { messages: 16 << 10, bytes: 128 << 20 };
 /// Receive budget of one peer.
-const BUDGET_EACH: Budget = Budget { messages: 4096, bytes: 32 << 20 };
+const BUDGET_EACH: MessageBudget = MessageBudget { messages: 4096, bytes: 32 << 20 };
 /// Maximum number of peers, including those that may resume a session.
 const PEERS_MAX: usize = 1024;
 /// Time for which a lost peer may resume its session; a restarted peer begins a new session anyway.
@@ -72,17 +72,17 @@ impl Handler for Answers {
         tracing::info!(%peer, name = connection.name(), transport, "a peer is connected");
     }
 
-    fn interrupted(&self, connection: &Connection, reason: &Reason) {
+    fn interrupted(&self, connection: &Connection, reason: &DisconnectReason) {
         self.0.change(|counts| counts.interrupted += 1);
         tracing::warn!(peer = %connection.address(), name = connection.name(), %reason, "a peer is lost for now");
     }
 
-    fn refused(&self, _peer: &Address, _reason: &Reason) {
+    fn refused(&self, _peer: &Address, _reason: &DisconnectReason) {
         // The messenger has logged it.
         self.0.change(|counts| counts.refused += 1);
     }
 
-    fn lost(&self, connection: &Connection, reason: &Reason) {
+    fn lost(&self, connection: &Connection, reason: &DisconnectReason) {
         tracing::info!(peer = %connection.address(), name = connection.name(), %reason, "a peer is gone");
     }
 }
@@ -101,7 +101,7 @@ impl Peers {
                 Auth::SharedKey { name: host_name(), key: key.clone(), keyring }
             }
         };
-        let options = Options {
+        let options = MessengerOptions {
             auth,
             modes: peers.modes(),
             receive: BUDGET_EACH,
@@ -111,7 +111,7 @@ impl Peers {
             session_timeout: STANDBY,
             busy_poll: config.linger,
             rdma_local: peers.rdma_local,
-            ..Options::default()
+            ..MessengerOptions::default()
         };
         let messenger = Messenger::new(&MessengerCore::new(BUDGET), options, Answers(self.counts.clone()));
         // From here on, `stop` has work to do.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_block::reservation::{Kind, Table};
+use forebay_block::reservation::{ReservationTable, ReservationType};
 
 use super::Engine;
 use crate::api;
@@ -16,7 +16,7 @@ impl Engine {
         let reservations = volume.reservations().map_err(|error| self.reservations_failure(error, spec))?;
         let table = match reservations {
             Some(reservations) => reservations.view().table().clone(),
-            None => Arc::new(Table::new()),
+            None => Arc::new(ReservationTable::new()),
         };
         let registrants = table.registrants().iter().map(|registrant| api::Registrant {
             host: registrant.host.as_bytes().escape_ascii().to_string(),
@@ -51,13 +51,13 @@ impl Engine {
     }
 }
 
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: ReservationType) -> &'static str {
     match kind {
-        Kind::WriteExclusive => "write-exclusive",
-        Kind::ExclusiveAccess => "exclusive-access",
-        Kind::WriteExclusiveRegistrants => "write-exclusive-registrants-only",
-        Kind::ExclusiveAccessRegistrants => "exclusive-access-registrants-only",
-        Kind::WriteExclusiveAll => "write-exclusive-all-registrants",
-        Kind::ExclusiveAccessAll => "exclusive-access-all-registrants",
+        ReservationType::WriteExclusive => "write-exclusive",
+        ReservationType::ExclusiveAccess => "exclusive-access",
+        ReservationType::WriteExclusiveRegistrants => "write-exclusive-registrants-only",
+        ReservationType::ExclusiveAccessRegistrants => "exclusive-access-registrants-only",
+        ReservationType::WriteExclusiveAll => "write-exclusive-all-registrants",
+        ReservationType::ExclusiveAccessAll => "exclusive-access-all-registrants",
     }
 }

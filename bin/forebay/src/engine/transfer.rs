@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use forebay_block::{Advice, BlockDevice, BufList, Extent, ExtentState, Request};
+use forebay_block::{Advice, BlockDevice, BlockRequest, BufList, Extent, ExtentState};
 use forebay_image as image;
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{Buf, JoinHandle, spawn};
@@ -128,7 +128,7 @@ impl Engine {
         if size != filler.room {
             volume.image.resize(size, true, |_| {}).await.map_err(|error| self.image_failure(error, spec))?;
         }
-        volume.top().submit(Request::Flush).await.map_err(|error| self.image_failure(error, spec))?;
+        volume.top().submit(BlockRequest::Flush).await.map_err(|error| self.image_failure(error, spec))?;
         Ok(filler.written)
     }
 
@@ -154,7 +154,8 @@ impl Engine {
                     if reads.len() == IN_FLIGHT {
                         self.send_oldest(&mut reads, &chunks, &spec).await?;
                     }
-                    let work = volume.top().submit_advised(Request::Read(Extent::new(from, len)), Advice::ONE_PASS);
+                    let work =
+                        volume.top().submit_advised(BlockRequest::Read(Extent::new(from, len)), Advice::ONE_PASS);
                     reads.push_back((from, spawn(async move { Ok(work.await?.into_data().into_contiguous()) })));
                     from += len;
                 }
@@ -230,7 +231,7 @@ impl Filler {
         if let Some(error) = &*self.failed.borrow() {
             return Err(error.clone().into());
         }
-        let write = Request::Write { offset, data: BufList::from(data), fua: false };
+        let write = BlockRequest::Write { offset, data: BufList::from(data), fua: false };
         let work = self.volume.top().submit_advised(write, Advice::ONE_PASS);
         let failed = self.failed.clone();
         spawn(async move {

@@ -7,8 +7,10 @@ use std::rc::{Rc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_block::reservation::{Keep, Reservations, Table};
-use forebay_block::{BlockDevice, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, SizeWatch};
+use forebay_block::reservation::{Keep, ReservationTable, Reservations};
+use forebay_block::{
+    BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, SizeWatch,
+};
 use forebay_export::{Delayed, InFlightChanges, Measured, Meter};
 use forebay_image::{Image, LUKS_HEADER_LEN, LuksHeader, OpenOptions};
 use forebay_reactor::sync::{KeyedLock, Notify, WeakMap};
@@ -79,8 +81,8 @@ async fn reservations_of(
         return image.joint_reservations(RESERVATIONS_KEY, keep).await;
     }
     let table = match image.metadata(RESERVATIONS_KEY).await? {
-        Some(stored) => Table::decode(&stored)?,
-        None => Table::new(),
+        Some(stored) => ReservationTable::decode(&stored)?,
+        None => ReservationTable::new(),
     };
     Ok(Some(Reservations::new(table, keep)))
 }
@@ -150,8 +152,8 @@ impl Volume {
         if !self.image.is_shared() || self.image.size() < LUKS_HEADER_LEN as u64 {
             return;
         }
-        let first = self.top().submit(Request::Read(Extent::new(0, LUKS_HEADER_LEN as u64)));
-        if let Ok(Ok(Reply::Data(data))) = timeout(LOOK_MAX, first).await {
+        let first = self.top().submit(BlockRequest::Read(Extent::new(0, LUKS_HEADER_LEN as u64)));
+        if let Ok(Ok(BlockReply::Data(data))) = timeout(LOOK_MAX, first).await {
             self.encrypted.set(LuksHeader::find(&data.to_vec()));
         }
     }
@@ -193,7 +195,7 @@ impl BlockDevice for ExportDevice {
         Geometry { read_only: geometry.read_only || self.read_only, ..geometry }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<forebay_block::Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<forebay_block::Result<BlockReply>> {
         if self.read_only && request.is_write() {
             let error = forebay_block::Error::new(forebay_block::ErrorKind::ReadOnly, "a write to a read-only export");
             return Box::pin(std::future::ready(Err(error)));
@@ -227,7 +229,7 @@ struct ExportRequest {
 }
 
 impl Future for ExportRequest {
-    type Output = forebay_block::Result<Reply>;
+    type Output = forebay_block::Result<BlockReply>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Poll::Ready(result) = Pin::new(&mut self.measured).poll(cx) else { return Poll::Pending };

@@ -1,7 +1,7 @@
 //! PERSISTENT RESERVE IN and OUT: conversion between wire formats and `forebay_block::Reservations` (SPC-4, sections
 //! 5.13, 6.15 and 6.16).
 
-use forebay_block::reservation::{Action, HostId, Kind, Refusal, Table};
+use forebay_block::reservation::{HostId, Refusal, ReservationAction, ReservationTable, ReservationType};
 
 use super::cdb::{PrIn, PrOut};
 use super::sense::{Sense, code};
@@ -63,7 +63,7 @@ fn parse_transport_id(bytes: &[u8]) -> Option<(HostId, usize)> {
 }
 
 /// Builds the PERSISTENT RESERVE IN data.
-pub fn report(action: PrIn, table: &Table) -> Vec<u8> {
+pub fn report(action: PrIn, table: &ReservationTable) -> Vec<u8> {
     let mut out = table.generation().to_be_bytes().to_vec();
     out.extend([0; 4]);
     let holder = table.held();
@@ -103,15 +103,15 @@ pub fn report(action: PrIn, table: &Table) -> Vec<u8> {
 ///
 /// # Errors
 /// When its list has a wrong length, or its fields are invalid.
-pub fn action(action: PrOut, scope_type: u8, list: &[u8]) -> Result<Action, Sense> {
+pub fn action(action: PrOut, scope_type: u8, list: &[u8]) -> Result<ReservationAction, Sense> {
     let length = Sense::illegal(code::PARAMETER_LIST_LENGTH);
     if (list.len() as u32) < LIST_LEN || (action != PrOut::RegisterAndMove && list.len() as u32 != LIST_LEN) {
         return Err(length);
     }
     let (key, new) = (be64(list, 0), be64(list, 8));
     let takes_kind = matches!(action, PrOut::Reserve | PrOut::Release | PrOut::Preempt | PrOut::PreemptAndAbort);
-    let kind = match Kind::from_scsi(scope_type & 0x0f) {
-        _ if !takes_kind => Kind::WriteExclusive,
+    let kind = match ReservationType::from_scsi(scope_type & 0x0f) {
+        _ if !takes_kind => ReservationType::WriteExclusive,
         // Only logical unit scope is supported.
         Some(_) if scope_type >> 4 != 0 => return Err(Sense::cdb_bit(2, 7)),
         Some(kind) => kind,
@@ -124,13 +124,13 @@ pub fn action(action: PrOut, scope_type: u8, list: &[u8]) -> Result<Action, Sens
     }
     let persist = Some(list[20] & 1 != 0);
     Ok(match action {
-        PrOut::Register => Action::Register { current: Some(key), new, persist },
-        PrOut::RegisterAndIgnore => Action::Register { current: None, new, persist },
-        PrOut::Reserve => Action::Reserve { key, kind },
-        PrOut::Release => Action::Release { key: Some(key), kind },
-        PrOut::Clear => Action::Clear { key: Some(key) },
-        PrOut::Preempt => Action::Preempt { key, victim: new, kind, abort: false },
-        PrOut::PreemptAndAbort => Action::Preempt { key, victim: new, kind, abort: true },
+        PrOut::Register => ReservationAction::Register { current: Some(key), new, persist },
+        PrOut::RegisterAndIgnore => ReservationAction::Register { current: None, new, persist },
+        PrOut::Reserve => ReservationAction::Reserve { key, kind },
+        PrOut::Release => ReservationAction::Release { key: Some(key), kind },
+        PrOut::Clear => ReservationAction::Clear { key: Some(key) },
+        PrOut::Preempt => ReservationAction::Preempt { key, victim: new, kind, abort: false },
+        PrOut::PreemptAndAbort => ReservationAction::Preempt { key, victim: new, kind, abort: true },
         PrOut::RegisterAndMove => {
             let id_len = be32(list, 20) as usize;
             let id = list.get(24..).filter(|id| id.len() == id_len).ok_or(length)?;
@@ -142,7 +142,7 @@ pub fn action(action: PrOut, scope_type: u8, list: &[u8]) -> Result<Action, Sens
             if used != id_len {
                 return Err(Sense::list(26));
             }
-            Action::Move { key, new, to, unregister: list[17] & 2 != 0, persist: Some(list[17] & 1 != 0) }
+            ReservationAction::Move { key, new, to, unregister: list[17] & 2 != 0, persist: Some(list[17] & 1 != 0) }
         }
     })
 }
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn lists_are_read_and_status_is_written() {
-        let mut table = Table::new();
+        let mut table = ReservationTable::new();
         let host = host("iqn.a:b", ISID).expect("a host");
         let mut list = [0; 24];
         list[15] = 7;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_block::{BufList, BufMut};
 use forebay_reactor::{Instant, Stream, now};
-use forebay_serve::{ConnectionHandler, Intake, StopSignal, Want, exchange};
+use forebay_serve::{ConnectionHandler, ConnectionStopSignal, Intake, ReceiveRequest, exchange};
 
 use super::early::EarlyPdus;
 use super::ending::{Ending, Expired};
@@ -66,7 +66,7 @@ pub(super) enum End {
 /// Connection of a session in full feature phase.
 pub(super) struct Connection<'a> {
     stream: Stream,
-    control: &'a StopSignal,
+    control: &'a ConnectionStopSignal,
     options: &'a Options,
     signal: Arc<Signal>,
     receiver: Receiver,
@@ -90,7 +90,7 @@ impl<'a> Connection<'a> {
     /// Creates a connection for a session; `None` when the initiator port cannot be represented as a host id.
     pub(super) fn new(
         server: &'a Server,
-        control: &'a StopSignal,
+        control: &'a ConnectionStopSignal,
         stream: Stream,
         ready: LoggedInConnection,
     ) -> Option<Self> {
@@ -297,7 +297,7 @@ impl ConnectionHandler for Connection<'_> {
         self.release_for_logout();
     }
 
-    fn want(&mut self) -> Want {
+    fn want(&mut self) -> ReceiveRequest {
         self.receiver.want()
     }
 

@@ -4,7 +4,7 @@ use std::io;
 
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Addr, Stream, now, random, sleep_until, wall_clock};
-use forebay_serve::{Interrupted, StopSignal};
+use forebay_serve::{ConnectionStopSignal, Interrupted};
 
 use super::Server;
 use crate::session::login::{LoggedIn, Login, LoginAction, SEED_LEN, refuse};
@@ -56,7 +56,7 @@ pub(super) struct LoggedInConnection {
 
 pub(super) struct Handshake<'a> {
     pub(super) server: &'a Server,
-    pub(super) control: &'a StopSignal,
+    pub(super) control: &'a ConnectionStopSignal,
     pub(super) stream: &'a Stream,
     pub(super) peer: &'a Addr,
 }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use forebay_block::BufList;
-use forebay_block::reservation::Action;
+use forebay_block::reservation::ReservationAction;
 
 use super::connection::Connection;
 use super::task::{PendingTask, TaskKind};
@@ -76,7 +76,7 @@ impl Connection<'_> {
             // the device from sessions that the unit no longer knows.
             let _ = reset.await;
             if let Some(reservations) = reservations {
-                drop(reservations.apply(&host, Action::Reset).await);
+                drop(reservations.apply(&host, ReservationAction::Reset).await);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use forebay_reactor::Instant;
-use forebay_reactor::cross::Answered;
+use forebay_reactor::cross::OneshotReceiver;
 use forebay_reactor::sync::InFlight;
 
 use super::data_out::DataOutTransfer;
@@ -55,7 +55,7 @@ pub(super) enum Aborted {
     /// Command that had not begun, and is dropped.
     Dropped,
     /// Command in flight in the unit; the future completes when it has ended.
-    InFlight(Option<std::rc::Rc<LogicalUnit>>, Answered<()>),
+    InFlight(Option<std::rc::Rc<LogicalUnit>>, OneshotReceiver<()>),
 }
 
 /// Tasks of a session, in the order in which a command passes them: its data is received (`transfers`, those that wait

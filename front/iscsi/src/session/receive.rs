@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{BufList, BufMut};
-use forebay_reactor::Pool;
-use forebay_serve::{Staging, StagingPools, Want};
+use forebay_reactor::BufPool;
+use forebay_serve::{ReceiveRequest, ReceiveStaging, StagingPools};
 use zerocopy::FromBytes;
 
 use crate::wire::{BHS_LEN, Bhs, DIGEST_LEN, padding};
@@ -23,7 +23,7 @@ const KEPT_BYTES: usize = 8 * 1024 * 1024;
 #[derive(Debug)]
 pub struct Pools {
     staging: StagingPools,
-    data: Vec<Pool>,
+    data: Vec<BufPool>,
 }
 
 impl Default for Pools {
@@ -38,7 +38,7 @@ impl Pools {
         let classes = (16..=20).map(|bits| 1usize << bits);
         Self {
             staging: StagingPools::new(256),
-            data: classes.map(|size| Pool::new(size + DATA_TAIL, KEPT_BYTES / size)).collect(),
+            data: classes.map(|size| BufPool::new(size + DATA_TAIL, KEPT_BYTES / size)).collect(),
         }
     }
 
@@ -99,7 +99,7 @@ pub struct Pdu {
 #[derive(Debug)]
 pub struct Receiver {
     pools: Rc<Pools>,
-    staging: Staging,
+    staging: ReceiveStaging,
     /// Header whose data segment is incomplete.
     head: Option<Bhs>,
     /// Separate buffer of its data segment, if it has one; `Some(None)` while a receive uses it.
@@ -110,7 +110,7 @@ pub struct Receiver {
 impl Receiver {
     /// Creates a parser in its initial state.
     pub fn new(pools: Rc<Pools>, rules: Rules) -> Self {
-        Self { staging: Staging::new(pools.staging.small()), pools, head: None, own: None, rules }
+        Self { staging: ReceiveStaging::new(pools.staging.small()), pools, head: None, own: None, rules }
     }
 
     /// Sets the rules that apply from the next PDU on.
@@ -170,9 +170,9 @@ impl Receiver {
     ///
     /// # Panics
     /// When a receive is outstanding already.
-    pub fn want(&mut self) -> Want {
+    pub fn want(&mut self) -> ReceiveRequest {
         if let Some(own) = &mut self.own {
-            return Want { buf: own.take().expect("one receive at a time"), all: true };
+            return ReceiveRequest { buf: own.take().expect("one receive at a time"), all: true };
         }
         // Data that extends beyond the staged bytes needs contiguous space.
         let whole = self.head.map_or(BHS_LEN + DIGEST_LEN + 1020, |bhs| bhs.data_len() + 3 + DIGEST_LEN);
@@ -261,7 +261,7 @@ mod tests {
             if at == stream.len() {
                 return Ok(out);
             }
-            let Want { mut buf, all } = receiver.want();
+            let ReceiveRequest { mut buf, all } = receiver.want();
             let wanted = if all { buf.spare() } else { pieces[piece % pieces.len()].max(1) };
             piece += 1;
             let len = wanted.min(buf.spare()).min(stream.len() - at);

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_block::reservation::Action;
+use forebay_block::reservation::ReservationAction;
 use forebay_block::{BufList, BufMut};
 
 use super::execute::{self, CommandFuture, CommandResult};
@@ -253,8 +253,8 @@ impl SessionUnits {
                 true => return Err(Sense::cdb_bit(4, 1).into()),
                 false => good(),
             },
-            Command::Reserve => self.reserve(unit, Action::HoldWhole)?,
-            Command::Release => self.reserve(unit, Action::LetGoWhole)?,
+            Command::Reserve => self.reserve(unit, ReservationAction::HoldWhole)?,
+            Command::Release => self.reserve(unit, ReservationAction::LetGoWhole)?,
             Command::PrIn { action, alloc_len } => {
                 let table = unit.table().ok_or(Sense::illegal(code::INVALID_OPCODE))?;
                 reply(reserve::report(action, &table), alloc_len)
@@ -308,7 +308,7 @@ impl SessionUnits {
         }
     }
 
-    fn reserve(&mut self, unit: &Rc<LogicalUnit>, action: Action) -> Result<Execution, Failure> {
+    fn reserve(&mut self, unit: &Rc<LogicalUnit>, action: ReservationAction) -> Result<Execution, Failure> {
         let Some(reservations) = unit.device().reservations() else {
             return Err(Sense::illegal(code::INVALID_OPCODE).into());
         };

@@ -6,9 +6,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use forebay_block::reservation::{Change, Refusal};
+use forebay_block::reservation::{Refusal, ReservationChange};
 use forebay_block::{
-    BlockDevice, Buf, BufList, BufMut, Error, ErrorKind, Extent, ExtentState, LocalFuture, Reply, Request,
+    BlockDevice, BlockReply, BlockRequest, Buf, BufList, BufMut, Error, ErrorKind, Extent, ExtentState, LocalFuture,
 };
 
 use super::{Failure, LogicalUnit};
@@ -27,7 +27,7 @@ const STATUS_LOOK: u64 = 16 << 20;
 const STATUS_BYTES_MAX: u64 = 4 << 30;
 
 /// Result of a reservation action: the change, or the refusal.
-type Applied = forebay_block::Result<Result<Change, Refusal>>;
+type Applied = forebay_block::Result<Result<ReservationChange, Refusal>>;
 
 /// Outcome of a command: data for the initiator, or the failure.
 pub(crate) type CommandResult = Result<BufList, Failure>;
@@ -35,9 +35,9 @@ pub(crate) type CommandResult = Result<BufList, Failure>;
 /// Command in flight.
 pub(crate) enum CommandFuture {
     /// Single read, without a future around the device's own.
-    Read(LocalFuture<forebay_block::Result<Reply>>),
+    Read(LocalFuture<forebay_block::Result<BlockReply>>),
     /// Single write, in the same way.
-    Write(LocalFuture<forebay_block::Result<Reply>>),
+    Write(LocalFuture<forebay_block::Result<BlockReply>>),
     /// Any other command.
     Composite(LocalFuture<CommandResult>),
 }
@@ -86,7 +86,7 @@ fn pieces(extent: Extent, len: u64) -> impl DoubleEndedIterator<Item = Extent> {
 }
 
 async fn fetch(device: &Rc<dyn BlockDevice>, extent: Extent) -> Result<BufList, Failure> {
-    let reply = device.submit(Request::Read(extent)).await.map_err(|error| failed(&error, false))?;
+    let reply = device.submit(BlockRequest::Read(extent)).await.map_err(|error| failed(&error, false))?;
     let data = reply.into_data();
     if data.len() as u64 != extent.len {
         return Err(failed(
@@ -98,7 +98,7 @@ async fn fetch(device: &Rc<dyn BlockDevice>, extent: Extent) -> Result<BufList, 
 }
 
 async fn store(device: &Rc<dyn BlockDevice>, offset: u64, data: BufList, fua: bool) -> Result<(), Failure> {
-    let done = device.submit(Request::Write { offset, data, fua }).await;
+    let done = device.submit(BlockRequest::Write { offset, data, fua }).await;
     done.map(drop).map_err(|error| failed(&error, true))
 }
 
@@ -107,13 +107,13 @@ async fn store(device: &Rc<dyn BlockDevice>, offset: u64, data: BufList, fua: bo
 pub(crate) fn read(unit: &Rc<LogicalUnit>, run: Run) -> CommandFuture {
     let extent = extent(run);
     if extent.len <= unit.transfer_max() && !run.fua {
-        return CommandFuture::Read(unit.device().submit(Request::Read(extent)));
+        return CommandFuture::Read(unit.device().submit(BlockRequest::Read(extent)));
     }
     let unit = unit.clone();
     composite(async move {
         if run.fua {
             // With FUA, cached writes have to be durable before the read completes.
-            unit.device().submit(Request::Flush).await.map_err(|error| failed(&error, true))?;
+            unit.device().submit(BlockRequest::Flush).await.map_err(|error| failed(&error, true))?;
         }
         let mut data = BufList::new();
         for piece in pieces(extent, unit.transfer_max()) {
@@ -128,7 +128,7 @@ pub(crate) fn read(unit: &Rc<LogicalUnit>, run: Run) -> CommandFuture {
 pub(crate) fn write(unit: &Rc<LogicalUnit>, run: Run, data: BufList) -> CommandFuture {
     let offset = run.lba * u64::from(BLOCK);
     if data.len() as u64 <= unit.transfer_max() {
-        return CommandFuture::Write(unit.device().submit(Request::Write { offset, data, fua: run.fua }));
+        return CommandFuture::Write(unit.device().submit(BlockRequest::Write { offset, data, fua: run.fua }));
     }
     let unit = unit.clone();
     composite(async move {
@@ -242,7 +242,7 @@ fn is_zero(data: &BufList) -> bool {
 pub(crate) fn write_same(unit: &Rc<LogicalUnit>, run: Run, data: BufList, fua: bool) -> CommandFuture {
     let extent = extent(run);
     if data.is_empty() || is_zero(&data) {
-        return CommandFuture::Write(unit.device().submit(Request::WriteZeroes { extent, no_unmap: false, fua }));
+        return CommandFuture::Write(unit.device().submit(BlockRequest::WriteZeroes { extent, no_unmap: false, fua }));
     }
     let unit = unit.clone();
     composite(async move {
@@ -281,10 +281,10 @@ pub(crate) fn unmap(unit: &Rc<LogicalUnit>, list: &BufList, fua: bool) -> Result
     let unit = unit.clone();
     Ok(composite(async move {
         for extent in runs {
-            unit.device().submit(Request::Discard(extent)).await.map_err(|error| failed(&error, true))?;
+            unit.device().submit(BlockRequest::Discard(extent)).await.map_err(|error| failed(&error, true))?;
         }
         if fua {
-            unit.device().submit(Request::Flush).await.map_err(|error| failed(&error, true))?;
+            unit.device().submit(BlockRequest::Flush).await.map_err(|error| failed(&error, true))?;
         }
         Ok(BufList::new())
     }))
@@ -295,7 +295,12 @@ pub(crate) fn compare_and_write(unit: &Rc<LogicalUnit>, run: Run, data: &BufList
     let half = data.len() / 2;
     let (expect, new) = (data.slice(0..half), data.slice(half..half * 2));
     let offset = run.lba * u64::from(BLOCK);
-    CommandFuture::Write(unit.device().submit(Request::CompareAndWrite { offset, expect, data: new, fua: run.fua }))
+    CommandFuture::Write(unit.device().submit(BlockRequest::CompareAndWrite {
+        offset,
+        expect,
+        data: new,
+        fua: run.fua,
+    }))
 }
 
 /// Executes ORWRITE atomically with respect to other writes; retries when the blocks have changed meanwhile.
@@ -311,7 +316,7 @@ pub(crate) fn or_write(unit: &Rc<LogicalUnit>, run: Run, data: BufList) -> Comma
             before.copy_to(&mut after);
             let more = data.to_vec();
             after.iter_mut().zip(&more).for_each(|(byte, more)| *byte |= more);
-            let request = Request::CompareAndWrite { offset, expect: before, data: after.into(), fua: run.fua };
+            let request = BlockRequest::CompareAndWrite { offset, expect: before, data: after.into(), fua: run.fua };
             match unit.device().submit(request).await {
                 Ok(_) => return Ok(BufList::new()),
                 Err(error) if matches!(error.kind(), ErrorKind::Mismatch(_)) => {}
@@ -324,7 +329,7 @@ pub(crate) fn or_write(unit: &Rc<LogicalUnit>, run: Run, data: BufList) -> Comma
 
 /// Executes SYNCHRONIZE CACHE; the whole cache is flushed.
 pub(crate) fn sync(unit: &Rc<LogicalUnit>) -> CommandFuture {
-    CommandFuture::Write(unit.device().submit(Request::Flush))
+    CommandFuture::Write(unit.device().submit(BlockRequest::Flush))
 }
 
 /// Executes GET LBA STATUS.

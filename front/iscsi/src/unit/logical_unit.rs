@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use forebay_block::reservation::{Access, HostId, Table, View};
+use forebay_block::reservation::{HostId, ReservationAccess, ReservationTable, ReservationView};
 use forebay_block::{BlockDevice, Geometry};
 
 use super::Unit;
@@ -66,7 +66,7 @@ pub(crate) struct LogicalUnit {
     shared: Arc<Unit>,
     device: Rc<dyn BlockDevice>,
     /// `None` where the device has no reservations.
-    view: RefCell<Option<View>>,
+    view: RefCell<Option<ReservationView>>,
     transfer_max: u64,
 }
 
@@ -128,12 +128,12 @@ impl LogicalUnit {
     }
 
     /// Returns true if reservations permit `host` this access; used for the units of a copy.
-    pub(crate) fn admits_access(&self, host: &HostId, access: Access) -> bool {
+    pub(crate) fn admits_access(&self, host: &HostId, access: ReservationAccess) -> bool {
         self.view.borrow_mut().as_mut().is_none_or(|view| view.allows(Some(host), access))
     }
 
     /// Returns the current reservation table.
-    pub(crate) fn table(&self) -> Option<Arc<Table>> {
+    pub(crate) fn table(&self) -> Option<Arc<ReservationTable>> {
         self.view.borrow_mut().as_mut().map(|view| view.table().clone())
     }
 

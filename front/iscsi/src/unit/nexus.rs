@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_block::reservation::HostId;
-use forebay_reactor::cross::{Answer, Answered, oneshot};
+use forebay_reactor::cross::{OneshotReceiver, OneshotSender, oneshot};
 
 use crate::locks::lock;
 use crate::signal::Signal;
@@ -20,7 +20,7 @@ pub(crate) enum Order {
 
 /// Drain guard, held for each task that has to end. The waiter is notified when all clones are dropped.
 pub(crate) struct DrainGuard {
-    answer: Mutex<Option<Answer<()>>>,
+    answer: Mutex<Option<OneshotSender<()>>>,
 }
 
 impl fmt::Debug for DrainGuard {
@@ -31,7 +31,7 @@ impl fmt::Debug for DrainGuard {
 
 impl DrainGuard {
     /// Creates a guard, and the future that completes when all its clones are dropped.
-    pub(crate) fn new() -> (Arc<Self>, Answered<()>) {
+    pub(crate) fn new() -> (Arc<Self>, OneshotReceiver<()>) {
         let (answer, answered) = oneshot();
         (Arc::new(Self { answer: Mutex::new(Some(answer)) }), answered)
     }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_block::reservation::{Action, EventKind};
+use forebay_block::reservation::{EventKind, ReservationAction};
 
 use super::attentions::UnitAttentions;
 use super::{DrainGuard, LogicalUnit, Nexus, Order};
@@ -139,7 +139,7 @@ impl NexusState {
     pub(crate) fn release_reservation(&self) -> Option<impl Future<Output = ()> + use<>> {
         let is_holder = self.unit.table().is_some_and(|table| table.whole() == Some(self.nexus.host()));
         let reservations = self.unit.device().reservations().filter(|_| is_holder)?;
-        let released = reservations.apply(self.nexus.host(), Action::LetGoWhole);
+        let released = reservations.apply(self.nexus.host(), ReservationAction::LetGoWhole);
         // An error means that the reservations are gone, and this one with them.
         Some(super::execute::ignore(released))
     }

@@ -1,25 +1,25 @@
 //! Effect of reservations on commands.
 
-use forebay_block::reservation::Access;
+use forebay_block::reservation::ReservationAccess;
 
 use crate::scsi::cdb::Command;
 
 /// Returns the access type of a command for persistent reservations (SPC-4 table 63, SBC-3 table 13).
-pub(super) fn access(command: &Command) -> Option<Access> {
+pub(super) fn access(command: &Command) -> Option<ReservationAccess> {
     match command {
         Command::Read(_)
         | Command::Verify { .. }
         | Command::PreFetch(_)
         | Command::ModeSense { .. }
         | Command::GetLbaStatus { .. }
-        | Command::ReadDefects { .. } => Some(Access::Read),
+        | Command::ReadDefects { .. } => Some(ReservationAccess::Read),
         Command::ModeSelect { .. }
         | Command::SyncCache(_)
         | Command::SelfTest
         | Command::SetGroups { .. }
         | Command::Reserve
-        | Command::StartStop { .. } => Some(Access::Write),
-        _ if command.is_write() => Some(Access::Write),
+        | Command::StartStop { .. } => Some(ReservationAccess::Write),
+        _ if command.is_write() => Some(ReservationAccess::Write),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use forebay_block::reservation::Access;
+use forebay_block::reservation::ReservationAccess;
 
 use super::commands::Execution;
 use super::{Failure, LogicalUnit, SessionUnits, UnitSpec, execute};
@@ -55,7 +55,9 @@ impl SessionUnits {
         }
         for segment in &copy.segments {
             let (from, to) = (&resolved[usize::from(segment.from)], &resolved[usize::from(segment.to)]);
-            if !from.admits_access(self.host(), Access::Read) || !to.admits_access(self.host(), Access::Write) {
+            if !from.admits_access(self.host(), ReservationAccess::Read)
+                || !to.admits_access(self.host(), ReservationAccess::Write)
+            {
                 return Err(Failure::CONFLICT);
             }
             if to.is_protected() {

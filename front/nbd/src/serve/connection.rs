@@ -4,10 +4,10 @@ use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use forebay_block::{BlockDevice, BufList, BufMut, Extent, Request};
+use forebay_block::{BlockDevice, BlockRequest, BufList, BufMut, Extent};
 use forebay_reactor::sync::InFlight;
 use forebay_reactor::{Instant, now};
-use forebay_serve::{ConnectionHandler, Intake, Want, exchange};
+use forebay_serve::{ConnectionHandler, Intake, ReceiveRequest, exchange};
 
 use super::ending::Ending;
 use super::execute::{self, RequestFuture};
@@ -128,10 +128,10 @@ impl<'a> Transmission<'a> {
         let work = match command.action {
             Action::Read { extent, .. } => execute::read(&self.device, extent, self.transfer_max),
             Action::Write { extent, fua } => execute::write(&self.device, extent, payload, fua, self.transfer_max),
-            Action::Flush => RequestFuture::One(self.device.submit(Request::Flush)),
+            Action::Flush => RequestFuture::One(self.device.submit(BlockRequest::Flush)),
             Action::Trim { extent, fua } => execute::trim(&self.device, extent, fua),
             Action::WriteZeroes { extent, no_hole: no_unmap, fua, .. } => {
-                RequestFuture::One(self.device.submit(Request::WriteZeroes { extent, no_unmap, fua }))
+                RequestFuture::One(self.device.submit(BlockRequest::WriteZeroes { extent, no_unmap, fua }))
             }
             Action::BlockStatus { extent, one } => execute::status(&self.device, extent, one),
             Action::Nothing => {
@@ -166,7 +166,7 @@ impl ConnectionHandler for Transmission<'_> {
         self.work.poll(|result, pending| outbox.answer(counters, now, result, pending));
     }
 
-    fn want(&mut self) -> Want {
+    fn want(&mut self) -> ReceiveRequest {
         self.receiver.want()
     }
 

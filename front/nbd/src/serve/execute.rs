@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use forebay_block::{
-    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, Reply, Request, Result,
+    BlockDevice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture,
+    Result,
 };
 
 use crate::session::StatusRun;
@@ -46,7 +47,7 @@ impl From<Error> for Failure {
 /// Request in flight.
 pub(super) enum RequestFuture {
     /// Single device request, without another future around the device's own.
-    One(LocalFuture<Result<Reply>>),
+    One(LocalFuture<Result<BlockReply>>),
     /// Several device requests.
     Many(LocalFuture<std::result::Result<Completion, Failure>>),
 }
@@ -57,8 +58,8 @@ impl Future for RequestFuture {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             RequestFuture::One(future) => future.as_mut().poll(cx).map(|reply| match reply {
-                Ok(Reply::Data(data)) => Ok(Completion::Data(data)),
-                Ok(Reply::Done) => Ok(Completion::Done),
+                Ok(BlockReply::Data(data)) => Ok(Completion::Data(data)),
+                Ok(BlockReply::Done) => Ok(Completion::Done),
                 Err(error) => Err(error.into()),
             }),
             RequestFuture::Many(future) => future.as_mut().poll(cx),
@@ -69,14 +70,14 @@ impl Future for RequestFuture {
 /// Reads, in pieces if `extent` is longer than `transfer_max` bytes.
 pub(super) fn read(device: &Rc<dyn BlockDevice>, extent: Extent, transfer_max: u64) -> RequestFuture {
     if extent.len <= transfer_max {
-        return RequestFuture::One(device.submit(Request::Read(extent)));
+        return RequestFuture::One(device.submit(BlockRequest::Read(extent)));
     }
     let device = device.clone();
     RequestFuture::Many(Box::pin(async move {
         let mut data = BufList::new();
         for piece in pieces(extent, transfer_max) {
             let failed = |error| Failure { error, at: Some(piece.offset) };
-            let part = device.submit(Request::Read(piece)).await.map_err(failed)?.into_data();
+            let part = device.submit(BlockRequest::Read(piece)).await.map_err(failed)?.into_data();
             if part.len() as u64 != piece.len {
                 return Err(failed(short_read()));
             }
@@ -95,14 +96,14 @@ pub(super) fn write(
     transfer_max: u64,
 ) -> RequestFuture {
     if extent.len <= transfer_max {
-        return RequestFuture::One(device.submit(Request::Write { offset: extent.offset, data, fua }));
+        return RequestFuture::One(device.submit(BlockRequest::Write { offset: extent.offset, data, fua }));
     }
     let device = device.clone();
     RequestFuture::Many(Box::pin(async move {
         for piece in pieces(extent, transfer_max) {
             let from = (piece.offset - extent.offset) as usize;
             let part = data.slice(from..from + piece.len as usize);
-            let request = Request::Write { offset: piece.offset, data: part, fua };
+            let request = BlockRequest::Write { offset: piece.offset, data: part, fua };
             device.submit(request).await.map_err(|error| Failure { error, at: Some(piece.offset) })?;
         }
         Ok(Completion::Done)
@@ -112,12 +113,12 @@ pub(super) fn write(
 /// Discards, and flushes afterwards if `fua` is set.
 pub(super) fn trim(device: &Rc<dyn BlockDevice>, extent: Extent, fua: bool) -> RequestFuture {
     if !fua {
-        return RequestFuture::One(device.submit(Request::Discard(extent)));
+        return RequestFuture::One(device.submit(BlockRequest::Discard(extent)));
     }
     let device = device.clone();
     RequestFuture::Many(Box::pin(async move {
-        device.submit(Request::Discard(extent)).await?;
-        device.submit(Request::Flush).await?;
+        device.submit(BlockRequest::Discard(extent)).await?;
+        device.submit(BlockRequest::Flush).await?;
         Ok(Completion::Done)
     }))
 }

@@ -7,8 +7,8 @@ use forebay_block::{BufMut, Error, ErrorKind};
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Buf, Stream, now, sleep_until};
 use forebay_serve::secure::{HandshakeError, SealBuffers, SecureStream, handshake};
-use forebay_serve::{Interrupted, Want};
-use forebay_tls::{Failure, Session};
+use forebay_serve::{Interrupted, ReceiveRequest};
+use forebay_tls::{TlsFailure, TlsSession};
 
 use super::{Control, Export, Server};
 use crate::access::{Host, HostName};
@@ -61,7 +61,7 @@ impl Channel {
     async fn receive(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
         match self {
             Channel::Plain(stream) => stream.recv(buf).await,
-            Channel::Secure(stream) => stream.clone().receive(Want { buf, all: false }).await,
+            Channel::Secure(stream) => stream.clone().receive(ReceiveRequest { buf, all: false }).await,
         }
     }
 
@@ -153,8 +153,9 @@ impl Handshake<'_> {
         let Channel::Plain(stream) = &self.channel else { unreachable!("TLS is not begun twice") };
         let refused = |failure| HandshakeEnd::Tls(HandshakeError::Refused(failure));
         let access = self.server.access.get();
-        let acceptor = access.tls.as_ref().ok_or_else(|| refused(Failure::Library("no certificate or key is set")))?;
-        let mut session = Session::accept(acceptor).map_err(refused)?;
+        let acceptor =
+            access.tls.as_ref().ok_or_else(|| refused(TlsFailure::Library("no certificate or key is set")))?;
+        let mut session = TlsSession::accept(acceptor).map_err(refused)?;
         let pools = &self.server.pools;
         let buf = match received.len() {
             0 => pools.sealed(false),

@@ -1,9 +1,9 @@
 use std::rc::Rc;
 
 use forebay_block::{BufList, BufMut};
-use forebay_reactor::Pool;
+use forebay_reactor::BufPool;
 use forebay_serve::secure::SealBuffers;
-use forebay_serve::{SMALL, Staging, StagingPools, Want};
+use forebay_serve::{ReceiveRequest, ReceiveStaging, SMALL, StagingPools};
 
 use super::{Action, Command, Rules, Violation};
 
@@ -22,7 +22,7 @@ const KEPT_PIECES: usize = 32;
 pub struct Pools {
     staging: StagingPools,
     /// Payload buffer pools, in powers of two from [`PAYLOAD_OWN`] up.
-    payload: Vec<Pool>,
+    payload: Vec<BufPool>,
 }
 
 impl Default for Pools {
@@ -36,7 +36,7 @@ impl Pools {
     pub fn new() -> Self {
         let keep = |size| if size == PIECE { KEPT_PIECES } else { KEPT_BYTES / size };
         let classes = (PAYLOAD_OWN.ilog2()..=PIECE.ilog2()).map(|bits| 1 << bits);
-        Self { staging: StagingPools::new(256), payload: classes.map(|size| Pool::new(size, keep(size))).collect() }
+        Self { staging: StagingPools::new(256), payload: classes.map(|size| BufPool::new(size, keep(size))).collect() }
     }
 
     /// Returns an empty buffer with space for exactly `len` bytes, at most `PIECE`.
@@ -102,7 +102,7 @@ impl Own {
 #[derive(Debug)]
 pub struct Receiver {
     pools: Rc<Pools>,
-    staging: Staging,
+    staging: ReceiveStaging,
     own: Option<Own>,
     /// Write with a parsed header, whose payload is not complete in the staging buffer yet.
     partial: Option<Command>,
@@ -115,7 +115,7 @@ impl Receiver {
     pub fn new(pools: Rc<Pools>, received: &[u8]) -> Self {
         let mut staging = if received.len() <= SMALL { pools.staging.small() } else { pools.payload(received.len()) };
         staging.extend_from_slice(received);
-        Self { pools, staging: Staging::new(staging), own: None, partial: None, skip: 0 }
+        Self { pools, staging: ReceiveStaging::new(staging), own: None, partial: None, skip: 0 }
     }
 
     /// Returns the next command with its complete payload; `None` if more bytes must be received.
@@ -179,9 +179,9 @@ impl Receiver {
     ///
     /// # Panics
     /// When a buffer is out already.
-    pub fn want(&mut self) -> Want {
+    pub fn want(&mut self) -> ReceiveRequest {
         if let Some(own) = &mut self.own {
-            return Want { buf: own.buf.take().expect("one receive at a time"), all: true };
+            return ReceiveRequest { buf: own.buf.take().expect("one receive at a time"), all: true };
         }
         // A payload that extends past the staged bytes must be contiguous.
         let staged = self.staging.staged().map_or(0, |staged| staged.len());

@@ -12,14 +12,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Buf, BufMut, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
-    Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, Buf, BufMut, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
+    LocalFuture, Result, SizeWatch,
 };
 use forebay_nbd::access::{Host, HostPattern};
 use forebay_nbd::{Export, ExportSummary, Exports};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, Stream, random, sleep};
-use forebay_tls::{Read, Session, sealed_len};
+use forebay_tls::{Read, TlsSession, sealed_len};
 
 /// Reply format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub struct Client {
     partial: BTreeMap<u64, Answer>,
     offsets: BTreeMap<u64, u64>,
     /// TLS session, once it is in force, and received bytes that are not decrypted yet.
-    tls: RefCell<Option<Session>>,
+    tls: RefCell<Option<TlsSession>>,
     sealed: Vec<u8>,
 }
 
@@ -113,7 +113,7 @@ impl Client {
     }
 
     /// Upgrades to TLS; returns `None` if the handshake fails.
-    pub async fn start_tls(&mut self, mut session: Session) -> Option<()> {
+    pub async fn start_tls(&mut self, mut session: TlsSession) -> Option<()> {
         assert_eq!(self.option(5, &[]).await, [(1, vec![])]);
         assert!(self.input.is_empty(), "the server speaks first");
         let mut out = Vec::new();
@@ -485,7 +485,7 @@ impl Model {
         std::mem::take(&mut *self.log.borrow_mut())
     }
 
-    fn apply(&self, request: &Request) -> Result<Reply> {
+    fn apply(&self, request: &BlockRequest) -> Result<BlockReply> {
         if let Some(Some(kind)) = self.failures.borrow_mut().pop_front() {
             return Err(Error::new(kind, "as the test wants it"));
         }
@@ -500,24 +500,24 @@ impl Model {
             (first..last).for_each(|block| self.stored.borrow_mut()[block] = to);
         };
         match request {
-            Request::Read(extent) => return Ok(Reply::Data(Buf::copy_of(&bytes[range(*extent)]).into())),
-            Request::Write { offset, data, .. } => {
+            BlockRequest::Read(extent) => return Ok(BlockReply::Data(Buf::copy_of(&bytes[range(*extent)]).into())),
+            BlockRequest::Write { offset, data, .. } => {
                 let range = range(Extent::new(*offset, data.len() as u64));
                 data.copy_to(&mut bytes[range.clone()]);
                 mark(range, false, true);
             }
-            Request::Discard(extent) | Request::WriteZeroes { extent, no_unmap: false, .. } => {
+            BlockRequest::Discard(extent) | BlockRequest::WriteZeroes { extent, no_unmap: false, .. } => {
                 bytes[range(*extent)].fill(0);
                 mark(range(*extent), true, false);
             }
-            Request::WriteZeroes { extent, .. } => {
+            BlockRequest::WriteZeroes { extent, .. } => {
                 bytes[range(*extent)].fill(0);
                 mark(range(*extent), false, true);
             }
-            Request::Flush => {}
-            Request::CompareAndWrite { .. } => return Err(ErrorKind::Unsupported.into()),
+            BlockRequest::Flush => {}
+            BlockRequest::CompareAndWrite { .. } => return Err(ErrorKind::Unsupported.into()),
         }
-        Ok(Reply::Done)
+        Ok(BlockReply::Done)
     }
 }
 
@@ -545,16 +545,16 @@ impl BlockDevice for ModelDevice {
         self.0.geometry.get()
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let model = self.0.clone();
         let text = match &request {
-            Request::Read(extent) => format!("read {}+{}", extent.offset, extent.len),
-            Request::Write { offset, data, fua } => format!("write {offset}+{} fua={fua}", data.len()),
-            Request::Discard(extent) => format!("discard {}+{}", extent.offset, extent.len),
-            Request::WriteZeroes { extent, no_unmap, fua } => {
+            BlockRequest::Read(extent) => format!("read {}+{}", extent.offset, extent.len),
+            BlockRequest::Write { offset, data, fua } => format!("write {offset}+{} fua={fua}", data.len()),
+            BlockRequest::Discard(extent) => format!("discard {}+{}", extent.offset, extent.len),
+            BlockRequest::WriteZeroes { extent, no_unmap, fua } => {
                 format!("zero {}+{} no_unmap={no_unmap} fua={fua}", extent.offset, extent.len)
             }
-            Request::Flush => "flush".into(),
+            BlockRequest::Flush => "flush".into(),
             other => format!("{other:?}"),
         };
         model.log.borrow_mut().push(text);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_block::{Buf, BufList, LocalFuture, Request};
+use forebay_block::{BlockRequest, Buf, BufList, LocalFuture};
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{cross, sleep};
 
@@ -282,7 +282,7 @@ fn flush(server: &Rc<Server>, association: &Association) -> LocalFuture<bool> {
     Box::pin(async move {
         let mut durable = true;
         for namespace in devices {
-            if let Err(error) = namespace.device.submit(Request::Flush).await {
+            if let Err(error) = namespace.device.submit(BlockRequest::Flush).await {
                 tracing::warn!(namespace = namespace.info.name, %error, "flush for the shutdown of a controller failed");
                 durable = false;
             }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use forebay_block::{Buf, BufList, BufMut};
 use forebay_reactor::{Addr, Stream};
-use forebay_serve::{ConnectionHandler, Intake, Want, exchange};
+use forebay_serve::{ConnectionHandler, Intake, ReceiveRequest, exchange};
 
 use super::Server;
 use super::admin::AdminQueue;
@@ -337,7 +337,7 @@ impl ConnectionHandler for Connection {
         self.start_waiting();
     }
 
-    fn want(&mut self) -> Want {
+    fn want(&mut self) -> ReceiveRequest {
         self.outbox.rest();
         self.receiver.want()
     }

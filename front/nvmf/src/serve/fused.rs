@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
-use forebay_block::{BufList, Extent, Request};
+use forebay_block::{BlockRequest, BufList, Extent};
 
 use super::OpenNamespace;
 use super::connection::Connection;
@@ -114,7 +114,7 @@ impl Connection {
                 return self.respond(fused.second.cid(), Status::FUSED_FAILED, 0, 0);
             }
         };
-        let request = Request::CompareAndWrite {
+        let request = BlockRequest::CompareAndWrite {
             offset: fused.extent.offset,
             expect: fused.expect.take().unwrap_or_default(),
             data: fused.data.take().unwrap_or_default(),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use std::future::ready;
 
-use forebay_block::{Buf, BufList, Request};
+use forebay_block::{BlockRequest, Buf, BufList};
 
 use super::OpenNamespace;
 use super::connection::Connection;
@@ -237,9 +237,9 @@ impl Connection {
             Action::Write { extent, fua } => submit::write(device, extent, data, fua || through),
             Action::Compare(extent) => submit::compare(device, extent, data),
             Action::WriteZeroes { extent, no_unmap, fua } => {
-                submit::one(device, Request::WriteZeroes { extent, no_unmap, fua: fua || through })
+                submit::one(device, BlockRequest::WriteZeroes { extent, no_unmap, fua: fua || through })
             }
-            Action::Flush => submit::one(device, Request::Flush),
+            Action::Flush => submit::one(device, BlockRequest::Flush),
             Action::Verify(extent) => submit::verify(device, extent),
             Action::Ranges { deallocate } => {
                 match io::ranges(&data.into_contiguous(), &namespace.rules()) {

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use forebay_block::{BlockDevice, BufList, Error, ErrorKind, Extent, LocalFuture, Reply, Request, Result};
+use forebay_block::{BlockDevice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, LocalFuture, Result};
 
 use crate::wire::Status;
 
@@ -23,7 +23,7 @@ pub(super) enum CommandResult {
 /// Command in flight.
 pub(super) enum DeviceCommand {
     /// Single device request, without another future around the device's own; true if it writes.
-    One(LocalFuture<Result<Reply>>, bool),
+    One(LocalFuture<Result<BlockReply>>, bool),
     /// Command that takes several requests, or none.
     Many(LocalFuture<std::result::Result<CommandResult, Status>>),
 }
@@ -36,8 +36,8 @@ impl Future for DeviceCommand {
             DeviceCommand::One(future, writing) => {
                 let writing = *writing;
                 future.as_mut().poll(cx).map(|reply| match reply {
-                    Ok(Reply::Data(data)) => Ok(CommandResult::Data(data)),
-                    Ok(Reply::Done) => Ok(CommandResult::Done),
+                    Ok(BlockReply::Data(data)) => Ok(CommandResult::Data(data)),
+                    Ok(BlockReply::Done) => Ok(CommandResult::Done),
                     Err(error) => Err(status(&error, writing)),
                 })
             }
@@ -61,7 +61,7 @@ type Device = Rc<dyn BlockDevice>;
 /// Reads, in pieces if `extent` exceeds the device's maximum transfer size.
 pub(super) fn read(device: &Device, extent: Extent) -> DeviceCommand {
     if extent.len <= u64::from(device.geometry().transfer_max) {
-        return DeviceCommand::One(device.submit(Request::Read(extent)), false);
+        return DeviceCommand::One(device.submit(BlockRequest::Read(extent)), false);
     }
     let device = device.clone();
     DeviceCommand::Many(Box::pin(async move { read_all(&device, extent).await.map(CommandResult::Data) }))
@@ -70,7 +70,7 @@ pub(super) fn read(device: &Device, extent: Extent) -> DeviceCommand {
 async fn read_all(device: &Device, extent: Extent) -> std::result::Result<BufList, Status> {
     let mut data = BufList::new();
     for piece in pieces(extent, device.geometry().transfer_max.into()) {
-        let part = device.submit(Request::Read(piece)).await.map_err(|error| status(&error, false))?;
+        let part = device.submit(BlockRequest::Read(piece)).await.map_err(|error| status(&error, false))?;
         data.append(part.into_data());
     }
     if data.len() as u64 != extent.len {
@@ -83,14 +83,14 @@ async fn read_all(device: &Device, extent: Extent) -> std::result::Result<BufLis
 pub(super) fn write(device: &Device, extent: Extent, data: BufList, fua: bool) -> DeviceCommand {
     let transfer_max = u64::from(device.geometry().transfer_max);
     if extent.len <= transfer_max {
-        return DeviceCommand::One(device.submit(Request::Write { offset: extent.offset, data, fua }), true);
+        return DeviceCommand::One(device.submit(BlockRequest::Write { offset: extent.offset, data, fua }), true);
     }
     let device = device.clone();
     DeviceCommand::Many(Box::pin(async move {
         for piece in pieces(extent, transfer_max) {
             let from = (piece.offset - extent.offset) as usize;
             let part = data.slice(from..from + piece.len as usize);
-            let request = Request::Write { offset: piece.offset, data: part, fua };
+            let request = BlockRequest::Write { offset: piece.offset, data: part, fua };
             device.submit(request).await.map_err(|error| status(&error, true))?;
         }
         Ok(CommandResult::Done)
@@ -98,7 +98,7 @@ pub(super) fn write(device: &Device, extent: Extent, data: BufList, fua: bool) -
 }
 
 /// Submits a single request that returns no data.
-pub(super) fn one(device: &Device, request: Request) -> DeviceCommand {
+pub(super) fn one(device: &Device, request: BlockRequest) -> DeviceCommand {
     let writing = request.is_write();
     DeviceCommand::One(device.submit(request), writing)
 }
@@ -127,12 +127,12 @@ pub(super) fn verify(device: &Device, extent: Extent) -> DeviceCommand {
 /// Discards ranges, one after the other.
 pub(super) fn discard(device: &Device, ranges: Vec<Extent>) -> DeviceCommand {
     if let [extent] = ranges[..] {
-        return one(device, Request::Discard(extent));
+        return one(device, BlockRequest::Discard(extent));
     }
     let device = device.clone();
     DeviceCommand::Many(Box::pin(async move {
         for extent in ranges {
-            device.submit(Request::Discard(extent)).await.map_err(|error| status(&error, true))?;
+            device.submit(BlockRequest::Discard(extent)).await.map_err(|error| status(&error, true))?;
         }
         Ok(CommandResult::Done)
     }))

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use forebay_serve::secure::{HandshakeError, RecordBuffer, SealBuffers, SecureStream, drain, handshake};
-use forebay_tls::{Acceptor, Failure, Keys, Psk, Session, Suite};
+use forebay_tls::{Acceptor, Psk, PskLookup, Suite, TlsFailure, TlsSession};
 
 use super::connect::host_refused;
 use super::connection::Connection;
@@ -26,14 +26,14 @@ pub(super) struct TlsContext {
 /// Key lookup, against the keys configured at the time of a handshake.
 struct KeyLookup(Subsystems);
 
-impl Keys for KeyLookup {
+impl PskLookup for KeyLookup {
     fn find(&self, identity: &[u8]) -> Vec<Psk> {
         self.0.tls_keys(identity)
     }
 }
 
 impl TlsContext {
-    pub(super) fn new(subsystems: &Subsystems) -> Result<Self, Failure> {
+    pub(super) fn new(subsystems: &Subsystems) -> Result<Self, TlsFailure> {
         let acceptor = Acceptor::new(std::sync::Arc::new(KeyLookup(subsystems.clone())))?;
         Ok(Self { acceptor, record: RecordBuffer::default() })
     }
@@ -48,8 +48,8 @@ pub(super) struct TlsChannel {
 }
 
 /// Returns the C2HTermReq for a peer that speaks NVMe/TCP instead of TLS; `None` for any other failure.
-fn plaintext_reply(failure: &Failure, received: &[u8]) -> Option<Vec<u8>> {
-    let speaks_nvme = *failure == Failure::Plain && received[0] == kind::IC_REQ;
+fn plaintext_reply(failure: &TlsFailure, received: &[u8]) -> Option<Vec<u8>> {
+    let speaks_nvme = *failure == TlsFailure::Plain && received[0] == kind::IC_REQ;
     let head = &received[..received.len().min(8)];
     speaks_nvme.then(|| Fatal::new(Fes::Unsupported, 0, head, "TLS is required").encode())
 }
@@ -58,7 +58,7 @@ impl Connection {
     /// Performs the TLS handshake before any PDU, within the handshake timeout of the connection.
     pub(super) async fn secure(&mut self) -> Result<Rc<TlsChannel>, End> {
         let shared = self.server.tls().map_err(|failure| self.insecure(&failure))?;
-        let mut session = Session::accept(&shared.acceptor).map_err(|failure| self.insecure(&failure))?;
+        let mut session = TlsSession::accept(&shared.acceptor).map_err(|failure| self.insecure(&failure))?;
         let (stream, pools) = (self.stream.clone(), self.server.pools.clone());
         let shaken = {
             let mut shaking = pin!(handshake(&stream, &mut session, pools.sealed(false), plaintext_reply));
@@ -85,7 +85,7 @@ impl Connection {
         };
         let identity = session.identity();
         let (Some(parties), Some(suite)) = (psk::parties(&identity), session.suite()) else {
-            return Err(self.insecure(&Failure::NoKey));
+            return Err(self.insecure(&TlsFailure::NoKey));
         };
         let (host, subsystem) = (parties.host, parties.subsystem);
         tracing::debug!(peer = %self.peer, host, subsystem, suite = suite.name(), "TLS established");
@@ -94,7 +94,7 @@ impl Connection {
         Ok(Rc::new(TlsChannel { stream: Rc::new(secured), suite, host, subsystem }))
     }
 
-    fn insecure(&self, failure: &Failure) -> End {
+    fn insecure(&self, failure: &TlsFailure) -> End {
         self.server.subsystems.stats().count(|counts| counts.tls_failures += 1);
         host_refused(&self.peer, None, format_args!("TLS failed: {failure}"));
         End::Insecure

@@ -37,7 +37,7 @@ pub struct Keys {
     /// Accepted hashes, in order of preference.
     pub hashes: Vec<Hash>,
     /// Accepted DH groups, in order of preference; `None` is the exchange without Diffie-Hellman.
-    pub groups: Vec<Option<dh::Group>>,
+    pub groups: Vec<Option<dh::DhGroup>>,
 }
 
 impl fmt::Debug for Keys {
@@ -47,12 +47,12 @@ impl fmt::Debug for Keys {
 }
 
 /// Returns the identifier of a DH group in messages.
-pub fn group_number(group: Option<dh::Group>) -> u8 {
-    group.map_or(NO_GROUP, |group| 1 + dh::Group::ALL.iter().position(|each| *each == group).unwrap_or(0) as u8)
+pub fn group_number(group: Option<dh::DhGroup>) -> u8 {
+    group.map_or(NO_GROUP, |group| 1 + dh::DhGroup::ALL.iter().position(|each| *each == group).unwrap_or(0) as u8)
 }
 
 /// Returns the name of a DH group in the configuration.
-pub fn group_name(group: Option<dh::Group>) -> String {
+pub fn group_name(group: Option<dh::DhGroup>) -> String {
     group.map_or_else(|| "null".into(), |group| format!("ffdhe{}", group.len() * 8))
 }
 
@@ -72,9 +72,9 @@ enum State {
     /// No authentication in progress.
     Idle,
     /// DH-HMAC-CHAP_Challenge due to be sent.
-    Challenge { hash: Hash, group: Option<dh::Group> },
+    Challenge { hash: Hash, group: Option<dh::DhGroup> },
     /// Challenge sent, DH-HMAC-CHAP_Reply due from the host.
-    Reply { hash: Hash, exchange: Option<dh::Exchange>, challenge: Vec<u8>, number: u32 },
+    Reply { hash: Hash, exchange: Option<dh::DhExchange>, challenge: Vec<u8>, number: u32 },
     /// Host authenticated, DH-HMAC-CHAP_Success1 due to be sent; with the response to the host's challenge, if any.
     Success1 { hash: Hash, response: Option<Zeroizing<Vec<u8>>> },
     /// DH-HMAC-CHAP_Success2 or AUTH_Failure2 due from the host.
@@ -177,9 +177,9 @@ impl Exchange {
                 let number = (random() as u32).max(1);
                 let exchange = group.map(|group| {
                     let exponent = Zeroizing::new(bytes_of(group.exponent_len(), random));
-                    dh::Exchange::new(group, &exponent)
+                    dh::DhExchange::new(group, &exponent)
                 });
-                let value = exchange.as_ref().map(dh::Exchange::public).unwrap_or_default();
+                let value = exchange.as_ref().map(dh::DhExchange::public).unwrap_or_default();
                 let message =
                     auth::challenge(self.transaction, hash as u8, group_number(group), number, &challenge, &value);
                 self.state = State::Reply { hash, exchange, challenge, number };
@@ -272,7 +272,7 @@ impl Exchange {
 /// Challenge that was sent to a host.
 struct Offer {
     hash: Hash,
-    exchange: Option<dh::Exchange>,
+    exchange: Option<dh::DhExchange>,
     challenge: Vec<u8>,
     number: u32,
 }

@@ -1,7 +1,7 @@
 //! Decoding of I/O commands into device actions.
 
 use forebay_block::Extent;
-use forebay_block::reservation::Access;
+use forebay_block::reservation::ReservationAccess;
 
 use super::TRANSFER_MAX;
 use crate::wire::command::{Sgl, nvm};
@@ -75,11 +75,11 @@ pub enum Action {
 impl Action {
     /// Returns the access class for reservation checks (base figure 124); `None` for commands that reservations never
     /// refuse.
-    pub fn access(&self) -> Option<Access> {
+    pub fn access(&self) -> Option<ReservationAccess> {
         match self {
-            Action::Read(_) | Action::Compare(_) | Action::Verify(_) => Some(Access::Read),
+            Action::Read(_) | Action::Compare(_) | Action::Verify(_) => Some(ReservationAccess::Read),
             Action::Reservation | Action::ReservationReport => None,
-            _ => Some(Access::Write),
+            _ => Some(ReservationAccess::Write),
         }
     }
 

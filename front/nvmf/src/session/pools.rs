@@ -1,5 +1,5 @@
 use forebay_block::BufMut;
-use forebay_reactor::Pool;
+use forebay_reactor::BufPool;
 use forebay_serve::secure::SealBuffers;
 use forebay_serve::{SMALL, StagingPools};
 
@@ -15,7 +15,7 @@ const KEPT_BYTES: usize = 8 * 1024 * 1024;
 pub struct Pools {
     pub(super) staging: StagingPools,
     /// Data buffer pools, in powers of two from [`DATA_OWN`] up.
-    data: Vec<Pool>,
+    data: Vec<BufPool>,
 }
 
 impl Default for Pools {
@@ -30,7 +30,7 @@ impl Pools {
         let classes = (DATA_OWN.ilog2()..=PIECE.ilog2()).map(|bits| 1 << bits);
         Self {
             staging: StagingPools::new(1024),
-            data: classes.map(|size| Pool::new(size, KEPT_BYTES / size)).collect(),
+            data: classes.map(|size| BufPool::new(size, KEPT_BYTES / size)).collect(),
         }
     }
 

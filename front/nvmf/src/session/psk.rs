@@ -98,7 +98,7 @@ impl TlsKey {
             (format!("{name} {digest}"), format!("{number:02} {digest}"))
         };
         let secret = derive(hash, &retained, "nvme-tls-psk", context.as_bytes(), form);
-        let hash = if hash == Hash::Sha256 { forebay_tls::Hash::Sha256 } else { forebay_tls::Hash::Sha384 };
+        let hash = if hash == Hash::Sha256 { forebay_tls::PskHash::Sha256 } else { forebay_tls::PskHash::Sha384 };
         Psk { identity: identity.into(), secret, hash }
     }
 }

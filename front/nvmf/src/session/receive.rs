@@ -2,7 +2,7 @@ use std::rc::Rc;
 
 use forebay_accel::crc32c;
 use forebay_block::{Buf, BufList, BufMut};
-use forebay_serve::{Staging, Want};
+use forebay_serve::{ReceiveRequest, ReceiveStaging};
 
 use super::pools::{DATA_OWN, Pools};
 use super::{Fatal, H2C_DATA_MAX, IN_CAPSULE};
@@ -106,14 +106,14 @@ enum Own {
 pub struct Receiver {
     pools: Rc<Pools>,
     agreed: Option<Agreed>,
-    staging: Staging,
+    staging: ReceiveStaging,
     partial: Option<Partial>,
 }
 
 impl Receiver {
     /// Creates a receiver that waits for an ICReq.
     pub fn new(pools: Rc<Pools>) -> Self {
-        let staging = Staging::new(pools.staging.small());
+        let staging = ReceiveStaging::new(pools.staging.small());
         Self { pools, agreed: None, staging, partial: None }
     }
 
@@ -199,12 +199,12 @@ impl Receiver {
     ///
     /// # Panics
     /// When a buffer is out already.
-    pub fn want(&mut self) -> Want {
+    pub fn want(&mut self) -> ReceiveRequest {
         if let Some(partial) = &mut self.partial
             && matches!(partial.own, Own::Here(_))
             && let Own::Here(buf) = std::mem::replace(&mut partial.own, Own::Out)
         {
-            return Want { buf, all: true };
+            return ReceiveRequest { buf, all: true };
         }
         // Data that extends past the staged bytes must be contiguous, with its digest.
         let staged = self.staging.staged().map_or(0, |staged| staged.len());

@@ -1,6 +1,6 @@
 //! Reservation commands and the Reservation Report (base 7).
 
-use forebay_block::reservation::{Action, EventKind, HostId, Kind, Refusal, Table};
+use forebay_block::reservation::{EventKind, HostId, Refusal, ReservationAction, ReservationTable, ReservationType};
 
 use super::command::nvm;
 use super::{Page, Sqe, Status, u64_at};
@@ -35,7 +35,7 @@ pub fn data_len(opcode: u8) -> u32 {
 ///
 /// # Errors
 /// Invalid Field for an unsupported field value.
-pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<Action, Status> {
+pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<ReservationAction, Status> {
     const INVALID: Status = Status::INVALID_FIELD.final_();
     let dword = sqe.cdw(10);
     let what = dword & 7;
@@ -43,7 +43,7 @@ pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<Action, Status> {
     let key = u64_at(data, 0);
     let second = if data.len() >= 16 { u64_at(data, 8) } else { 0 };
     let current = (!ignore).then_some(key);
-    let kind = Kind::from_nvme((dword >> 8) as u8).ok_or(INVALID);
+    let kind = ReservationType::from_nvme((dword >> 8) as u8).ok_or(INVALID);
     match (sqe.opcode(), what) {
         (nvm::RESV_REGISTER, _) => {
             let persist = match dword >> 30 {
@@ -53,18 +53,20 @@ pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<Action, Status> {
                 _ => return Err(INVALID),
             };
             match what {
-                0 => Ok(Action::Add { key: second, persist }),
-                1 => Ok(Action::Remove { current, persist }),
-                2 => Ok(Action::Replace { current, new: second, persist }),
+                0 => Ok(ReservationAction::Add { key: second, persist }),
+                1 => Ok(ReservationAction::Remove { current, persist }),
+                2 => Ok(ReservationAction::Replace { current, new: second, persist }),
                 _ => Err(INVALID),
             }
         }
         // IEKEY is not allowed here: Acquire needs the current key.
         (nvm::RESV_ACQUIRE, _) if ignore => Err(INVALID),
-        (nvm::RESV_ACQUIRE, 0) => Ok(Action::Reserve { key, kind: kind? }),
-        (nvm::RESV_ACQUIRE, 1 | 2) => Ok(Action::Preempt { key, victim: second, kind: kind?, abort: what == 2 }),
-        (nvm::RESV_RELEASE, 0) => Ok(Action::Release { key: current, kind: kind? }),
-        (nvm::RESV_RELEASE, 1) => Ok(Action::Clear { key: current }),
+        (nvm::RESV_ACQUIRE, 0) => Ok(ReservationAction::Reserve { key, kind: kind? }),
+        (nvm::RESV_ACQUIRE, 1 | 2) => {
+            Ok(ReservationAction::Preempt { key, victim: second, kind: kind?, abort: what == 2 })
+        }
+        (nvm::RESV_RELEASE, 0) => Ok(ReservationAction::Release { key: current, kind: kind? }),
+        (nvm::RESV_RELEASE, 1) => Ok(ReservationAction::Clear { key: current }),
         _ => Err(INVALID),
     }
 }
@@ -80,7 +82,7 @@ pub fn status(refusal: Refusal) -> Status {
 
 /// Encodes a Reservation Report with extended data structures (base figure 436); `cntlid` returns a host's
 /// controller.
-pub fn report(table: &Table, cntlid: impl Fn(&[u8; 16]) -> Option<u16>) -> Vec<u8> {
+pub fn report(table: &ReservationTable, cntlid: impl Fn(&[u8; 16]) -> Option<u16>) -> Vec<u8> {
     let mut page = Page::new(64);
     page.u32(0, table.generation());
     page.u8(4, table.held().map_or(0, |held| held.kind.nvme()));

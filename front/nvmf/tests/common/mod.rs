@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Buf, BufMut, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, Buf, BufMut, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Result,
+    SizeWatch,
 };
 use forebay_nvmf::session::admin::Identity;
 use forebay_nvmf::wire::command::{FABRICS, Sgl};
@@ -57,18 +58,18 @@ impl Disk {
         self.opened.notify_all();
     }
 
-    fn execute(&self, request: Request) -> Result<Reply> {
+    fn execute(&self, request: BlockRequest) -> Result<BlockReply> {
         let mut bytes = self.bytes.borrow_mut();
         let place = |extent: Extent| extent.offset as usize..extent.end() as usize;
         match request {
-            Request::Read(extent) => return Ok(Reply::Data(Buf::copy_of(&bytes[place(extent)]).into())),
-            Request::Write { offset, data, .. } | Request::CompareAndWrite { offset, data, .. } => {
+            BlockRequest::Read(extent) => return Ok(BlockReply::Data(Buf::copy_of(&bytes[place(extent)]).into())),
+            BlockRequest::Write { offset, data, .. } | BlockRequest::CompareAndWrite { offset, data, .. } => {
                 data.copy_to(&mut bytes[offset as usize..offset as usize + data.len()]);
             }
-            Request::Discard(extent) | Request::WriteZeroes { extent, .. } => bytes[place(extent)].fill(0),
-            Request::Flush => {}
+            BlockRequest::Discard(extent) | BlockRequest::WriteZeroes { extent, .. } => bytes[place(extent)].fill(0),
+            BlockRequest::Flush => {}
         }
-        Ok(Reply::Done)
+        Ok(BlockReply::Done)
     }
 }
 
@@ -82,13 +83,13 @@ impl BlockDevice for Shared {
     }
 
     /// Submits a request, which continues even if its future is dropped.
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let disk = self.0.clone();
         disk.begun.set(disk.begun.get() + 1);
         if !disk.shut.get() {
             return Box::pin(std::future::ready(disk.execute(request)));
         }
-        let read = if let Request::Read(extent) = &request { extent.len } else { 0 };
+        let read = if let BlockRequest::Read(extent) = &request { extent.len } else { 0 };
         disk.waiting.set(disk.waiting.get() + 1);
         disk.reading.set(disk.reading.get() + read);
         let task = spawn(async move {

@@ -11,7 +11,7 @@ use forebay_nvme_host::codec::{self, Digests, Pdu};
 use forebay_nvme_host::handshake::shake;
 use forebay_nvme_host::target::Uri;
 use forebay_nvmf::session::psk::TlsKey;
-use forebay_tls::{Read as Opened, Session, sealed_len};
+use forebay_tls::{Read as Opened, TlsSession, sealed_len};
 
 #[derive(Parser)]
 struct Arguments {
@@ -45,7 +45,7 @@ const RECORD: usize = 16 << 10;
 
 /// TLS session, with received bytes that are not decrypted yet.
 struct Secure {
-    session: Session,
+    session: TlsSession,
     sealed: Vec<u8>,
     from: usize,
     to: usize,
@@ -53,7 +53,7 @@ struct Secure {
 
 impl Secure {
     fn agree(stream: &mut TcpStream, key: &TlsKey, host: &str, subsystem: &str, room: usize) -> Result<Self> {
-        let mut session = Session::connect(&key.psks(host, subsystem)[..1])?;
+        let mut session = TlsSession::connect(&key.psks(host, subsystem)[..1])?;
         let mut sealed = Vec::new();
         ensure!(shake(stream, &mut session, &mut sealed, |_| {})?, "there is no agreement on TLS");
         let to = sealed.len();

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, Error, ErrorKind, Extent, ObjectBackend, ObjectName, Request, Result};
+use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent, ObjectBackend, ObjectName, Result};
 use forebay_image::{CreateOptions, Image, Images, OpenOptions, RemoveOptions};
 use forebay_reactor::{sleep, spawn};
 
@@ -209,13 +209,13 @@ impl ImageLoad {
     }
 
     pub(super) fn close_begins(&mut self) {
-        let begin = |slot: &Rc<RefCell<Slot>>| slot.borrow().oracle.borrow_mut().submit(&Request::Flush);
+        let begin = |slot: &Rc<RefCell<Slot>>| slot.borrow().oracle.borrow_mut().submit(&BlockRequest::Flush);
         self.closing = self.slots.iter().map(begin).collect();
     }
 
     pub(super) fn closed(&mut self) {
         for (slot, token) in self.slots.iter().zip(std::mem::take(&mut self.closing)) {
-            slot.borrow().oracle.borrow_mut().complete(token, &Ok(forebay_block::Reply::Done));
+            slot.borrow().oracle.borrow_mut().complete(token, &Ok(forebay_block::BlockReply::Done));
         }
     }
 

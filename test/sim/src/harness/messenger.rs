@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use forebay_messenger::wire::control::mode;
 use forebay_messenger::{
-    Address, Auth, Budget, Connection, Handler, Key, Keyring, Message, Messenger, MessengerCore, Options, Policy,
-    Reason, Role, SendError, Window, WindowDescriptor, WriteError,
+    Address, Auth, Connection, DisconnectReason, Handler, Keyring, MemoryWindow, Message, MessageBudget, MessageRole,
+    Messenger, MessengerCore, MessengerOptions, Policy, SendError, SharedKey, WindowDescriptor, WriteError,
 };
 use forebay_reactor::{Buf, BufList, sleep, spawn, timeout};
 
@@ -125,8 +125,8 @@ impl Scenario {
         }
     }
 
-    fn options(&self, name: &str) -> Options {
-        let key = |name: &str| Key::new([name.as_bytes()[0]; 32]);
+    fn options(&self, name: &str) -> MessengerOptions {
+        let key = |name: &str| SharedKey::new([name.as_bytes()[0]; 32]);
         let auth = if self.with_key {
             let keyring =
                 (0..self.clients).fold(Keyring::new(), |ring, at| ring.with(client_name(at), key(&client_name(at))));
@@ -135,11 +135,11 @@ impl Scenario {
             Auth::None
         };
         let (receive, send) = if self.tight {
-            (Budget { messages: 2, bytes: 8_000 }, Budget { messages: 3, bytes: 10_000 })
+            (MessageBudget { messages: 2, bytes: 8_000 }, MessageBudget { messages: 3, bytes: 10_000 })
         } else {
-            (Options::default().receive, Options::default().send)
+            (MessengerOptions::default().receive, MessengerOptions::default().send)
         };
-        Options {
+        MessengerOptions {
             auth,
             modes: Some(vec![self.mode]),
             receive,
@@ -150,7 +150,7 @@ impl Scenario {
             frame_timeout: Duration::from_secs(10),
             backoff_min: Duration::from_millis(10),
             backoff_max: Duration::from_millis(500),
-            ..Options::default()
+            ..MessengerOptions::default()
         }
     }
 }
@@ -206,7 +206,7 @@ struct Oracle {
     tally: RefCell<MessengerTally>,
     session_lost: Cell<bool>,
     /// The newest window of each client, as its owner has it.
-    windows: RefCell<BTreeMap<usize, Window>>,
+    windows: RefCell<BTreeMap<usize, MemoryWindow>>,
     /// Messages of it that were made durable.
     durable: RefCell<BTreeMap<usize, Vec<u8>>>,
 }
@@ -373,7 +373,7 @@ impl Handler for ServerSide {
                 }
             }
             KIND_ASKED => {
-                if message.role != Role::Request {
+                if message.role != MessageRole::Request {
                     self.oracle.wrong(format!("not a request: {message:?}"));
                 }
                 let reply = message.reply(KIND_ANSWER).data(message.data.clone());
@@ -420,9 +420,9 @@ impl Handler for ServerSide {
         }));
     }
 
-    fn lost(&self, connection: &Connection, reason: &Reason) {
+    fn lost(&self, connection: &Connection, reason: &DisconnectReason) {
         if !connection.policy().is_lossy() {
-            if *reason != Reason::Reset && *reason != Reason::Closed {
+            if *reason != DisconnectReason::Reset && *reason != DisconnectReason::Closed {
                 self.oracle.wrong(format!("a lossless session is lost: {reason}"));
             }
             self.oracle.lost_session();
@@ -442,7 +442,7 @@ impl Handler for ClientSide {
         self.oracle.delivered(self.client, 1, salt, self.scenario.longest, &message);
     }
 
-    fn interrupted(&self, _connection: &Connection, _reason: &Reason) {
+    fn interrupted(&self, _connection: &Connection, _reason: &DisconnectReason) {
         self.oracle.tally.borrow_mut().resumed += 1;
     }
 
@@ -450,7 +450,7 @@ impl Handler for ClientSide {
         self.oracle.lost_session();
     }
 
-    fn lost(&self, connection: &Connection, reason: &Reason) {
+    fn lost(&self, connection: &Connection, reason: &DisconnectReason) {
         if !connection.policy().is_lossy() {
             self.oracle.wrong(format!("a lossless connection is lost: {reason}"));
         }
@@ -524,7 +524,7 @@ async fn client(
     // What the server still has for us comes, and is acknowledged.
     sleep(Duration::from_secs(2)).await;
     if !scenario.lossy {
-        let idle = || connection.pending() == Budget { messages: 0, bytes: 0 };
+        let idle = || connection.pending() == MessageBudget { messages: 0, bytes: 0 };
         while !idle() {
             sleep(Duration::from_millis(10)).await;
         }
@@ -619,7 +619,7 @@ async fn scene(world: &World, scenario: &Scenario, oracle: &Rc<Oracle>) -> Resul
     }
     sleep(Duration::from_secs(5)).await;
     oracle.check(scenario.lossy);
-    let nothing = Budget { messages: 0, bytes: 0 };
+    let nothing = MessageBudget { messages: 0, bytes: 0 };
     for (name, core) in [("the server", &server_core), ("the clients", &client_core)] {
         if core.held() != nothing {
             oracle.wrong(format!("{name} still hold {:?}", core.held()));

@@ -13,8 +13,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, ObjectBackend, ObjectName,
-    ObjectRead, Reply, Request, Result, SizeWatch, SnapId,
+    BlockDevice, BlockReply, BlockRequest, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture,
+    ObjectBackend, ObjectName, ObjectRead, Result, SizeWatch, SnapId,
 };
 use forebay_image::{CreateOptions, Features, Image, Images, OpenOptions};
 use forebay_ram::RamBackend;
@@ -140,11 +140,11 @@ impl BlockDevice for Host {
         self.image.geometry()
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let mut told = request.clone();
         match &mut told {
-            Request::Write { fua, .. } | Request::WriteZeroes { fua, .. } => *fua = true,
-            Request::CompareAndWrite { fua, .. } => *fua = true,
+            BlockRequest::Write { fua, .. } | BlockRequest::WriteZeroes { fua, .. } => *fua = true,
+            BlockRequest::CompareAndWrite { fua, .. } => *fua = true,
             _ => {}
         }
         let token = self.oracle.borrow_mut().submit(&told);
@@ -287,7 +287,7 @@ impl Run {
                 }
                 self.version.set(self.version.get() + 1);
                 let data: BufList = stamp(object * OBJECT, OBJECT as usize, self.version.get()).into();
-                let write = |data| Request::Write { offset: object * OBJECT, data, fua: true };
+                let write = |data| BlockRequest::Write { offset: object * OBJECT, data, fua: true };
                 base.submit(write(data.clone())).await?;
                 self.parent[(object * OBJECT) as usize..][..OBJECT as usize].copy_from_slice(&data.to_vec());
                 let len = OBJECT.min(overlap.saturating_sub(object * OBJECT));
@@ -307,10 +307,10 @@ impl Run {
     }
 
     /// Tells the oracle of a change that is there already.
-    fn tell(&self, request: &Request) {
+    fn tell(&self, request: &BlockRequest) {
         let mut oracle = self.oracle.borrow_mut();
         let token = oracle.submit(request);
-        oracle.complete(token, &Ok(Reply::Done));
+        oracle.complete(token, &Ok(BlockReply::Done));
     }
 
     /// Several clients at once, until all that live are done.
@@ -410,7 +410,7 @@ impl Run {
             let uncovered = Extent::new(to, self.overlap.unwrap_or(0).saturating_sub(to));
             let parent = (to < from && uncovered.len > 0).then(|| {
                 let bytes = &self.parent[to as usize..uncovered.end() as usize];
-                oracle.submit(&Request::Write { offset: to, data: Buf::copy_of(bytes).into(), fua: false })
+                oracle.submit(&BlockRequest::Write { offset: to, data: Buf::copy_of(bytes).into(), fua: false })
             });
             (to < from).then(|| (oracle.cut_begins(cut), parent))
         };
@@ -418,7 +418,7 @@ impl Run {
         let mut oracle = self.oracle.borrow_mut();
         if let Some((token, parent)) = token {
             if let Some(parent) = parent {
-                oracle.complete(parent, &Ok(Reply::Done));
+                oracle.complete(parent, &Ok(BlockReply::Done));
             }
             oracle.cut_ends(token, cut, &Ok(()));
         }
@@ -435,8 +435,8 @@ impl Run {
         {
             // All that was answered is there for good.
             let mut oracle = self.oracle.borrow_mut();
-            let token = oracle.submit(&Request::Flush);
-            oracle.complete(token, &Ok(Reply::Done));
+            let token = oracle.submit(&BlockRequest::Flush);
+            oracle.complete(token, &Ok(BlockReply::Done));
             oracle.crash();
             oracle.set_size(self.size, self.size);
         }
@@ -471,7 +471,7 @@ impl Run {
 
 async fn read_all(image: &Image) -> Result<Vec<u8>> {
     let extent = Extent::new(0, image.size());
-    Ok(image.submit(Request::Read(extent)).await?.into_data().to_vec())
+    Ok(image.submit(BlockRequest::Read(extent)).await?.into_data().to_vec())
 }
 
 /// Looks at the object map after every transaction, and lets happen what is to happen then.

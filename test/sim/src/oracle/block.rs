@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
+    SizeWatch,
 };
 
 use super::Expected;
@@ -109,14 +110,14 @@ enum Change {
 }
 
 impl Change {
-    fn of(request: &Request) -> Option<Self> {
+    fn of(request: &BlockRequest) -> Option<Self> {
         match request {
-            Request::Write { offset, data, .. } => Some(Change::Write { offset: *offset, data: data.clone() }),
-            Request::Discard(extent) | Request::WriteZeroes { extent, .. } => Some(Change::Zero(*extent)),
-            Request::CompareAndWrite { offset, expect, data, .. } => {
+            BlockRequest::Write { offset, data, .. } => Some(Change::Write { offset: *offset, data: data.clone() }),
+            BlockRequest::Discard(extent) | BlockRequest::WriteZeroes { extent, .. } => Some(Change::Zero(*extent)),
+            BlockRequest::CompareAndWrite { offset, expect, data, .. } => {
                 Some(Change::Compare { offset: *offset, expect: expect.clone(), data: data.clone() })
             }
-            Request::Read(_) | Request::Flush => None,
+            BlockRequest::Read(_) | BlockRequest::Flush => None,
         }
     }
 
@@ -242,12 +243,12 @@ impl BlockOracle {
     /// The bytes of `extent` are being cut off: they read as zeroes once that is done, whatever was written there
     /// before or meanwhile.
     pub fn cut_begins(&mut self, extent: Extent) -> Token {
-        self.submit(&Request::WriteZeroes { extent, no_unmap: false, fua: true })
+        self.submit(&BlockRequest::WriteZeroes { extent, no_unmap: false, fua: true })
     }
 
     /// The cut is done, durably; or it failed, with any part of it done.
     pub fn cut_ends(&mut self, token: Token, extent: Extent, result: &Result<()>) {
-        let answer = result.as_ref().map(|()| Reply::Done).map_err(|error| Error::from(error.kind()));
+        let answer = result.as_ref().map(|()| BlockReply::Done).map_err(|error| Error::from(error.kind()));
         self.complete(token, &answer);
         if result.is_ok() {
             self.cut(extent);
@@ -317,19 +318,19 @@ impl BlockOracle {
     }
 
     /// Notes that a request is submitted.
-    pub fn submit(&mut self, request: &Request) -> Token {
+    pub fn submit(&mut self, request: &BlockRequest) -> Token {
         let token = Token(self.next);
         self.next += 1;
         self.sizes.open(token.0);
         let open = match (request, Change::of(request)) {
-            (Request::Flush, _) => Open::Flush { blocks: BTreeMap::new() },
+            (BlockRequest::Flush, _) => Open::Flush { blocks: BTreeMap::new() },
             (_, Some(change)) => {
                 let extent = request.extent().unwrap_or(Extent::new(0, 0));
                 let durable = matches!(
                     request,
-                    Request::Write { fua: true, .. }
-                        | Request::WriteZeroes { fua: true, .. }
-                        | Request::CompareAndWrite { fua: true, .. }
+                    BlockRequest::Write { fua: true, .. }
+                        | BlockRequest::WriteZeroes { fua: true, .. }
+                        | BlockRequest::CompareAndWrite { fua: true, .. }
                 );
                 let change = Rc::new(change);
                 let slots = blocks_of(extent).map(|block| (block, self.begin(block, &change))).collect();
@@ -415,7 +416,7 @@ impl BlockOracle {
     }
 
     /// Notes that a request has completed.
-    pub fn complete(&mut self, token: Token, result: &Result<Reply>) {
+    pub fn complete(&mut self, token: Token, result: &Result<BlockReply>) {
         let Some(open) = self.open.remove(&token) else { return };
         let kind = result.as_ref().err().map(forebay_block::Error::kind);
         let extent = match &open {
@@ -430,7 +431,7 @@ impl BlockOracle {
         match open {
             Open::Read { extent, windows } => match result {
                 Ok(reply) => {
-                    let Reply::Data(data) = reply else {
+                    let BlockReply::Data(data) = reply else {
                         return self.violated(|| format!("a read of {extent:?} was answered without data"));
                     };
                     if data.len() as u64 != extent.len {
@@ -622,7 +623,7 @@ impl BlockDevice for CheckedDevice {
         self.inner.geometry()
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         // It counts from the call on, not from the first look at the future: a device may do either.
         let token = self.oracle.borrow_mut().submit(&request);
         let (answer, oracle) = (self.inner.submit(request), self.oracle.clone());

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_block::{ErrorKind, Extent, Reply, Request, Result};
+use forebay_block::{BlockReply, BlockRequest, ErrorKind, Extent, Result};
 
 use crate::rng::mix64;
 
@@ -70,22 +70,22 @@ impl OrderOracle {
     }
 
     /// Notes that a request is submitted.
-    pub fn submit(&mut self, request: &Request) -> OrderToken {
+    pub fn submit(&mut self, request: &BlockRequest) -> OrderToken {
         let submitted = self.tick();
         let (extent, data) = match request {
-            Request::Write { offset, data, .. } | Request::CompareAndWrite { offset, data, .. } => {
+            BlockRequest::Write { offset, data, .. } | BlockRequest::CompareAndWrite { offset, data, .. } => {
                 (Extent::new(*offset, data.len() as u64), Some(data.to_vec()))
             }
-            Request::Discard(extent) | Request::WriteZeroes { extent, .. } => (*extent, None),
-            Request::Flush => return OrderToken::Flush(submitted),
-            Request::Read(_) => return OrderToken::Other,
+            BlockRequest::Discard(extent) | BlockRequest::WriteZeroes { extent, .. } => (*extent, None),
+            BlockRequest::Flush => return OrderToken::Flush(submitted),
+            BlockRequest::Read(_) => return OrderToken::Other,
         };
         let number = self.writes.len();
         let durable = matches!(
             request,
-            Request::Write { fua: true, .. }
-                | Request::WriteZeroes { fua: true, .. }
-                | Request::CompareAndWrite { fua: true, .. }
+            BlockRequest::Write { fua: true, .. }
+                | BlockRequest::WriteZeroes { fua: true, .. }
+                | BlockRequest::CompareAndWrite { fua: true, .. }
         );
         self.writes.push(Write { submitted, answered: None, refused: false, durable, uncertain: false });
         let zero = hash(&[0; SECTOR as usize]);
@@ -105,7 +105,7 @@ impl OrderOracle {
     }
 
     /// Notes that a request has completed.
-    pub fn complete(&mut self, token: OrderToken, result: &Result<Reply>) {
+    pub fn complete(&mut self, token: OrderToken, result: &Result<BlockReply>) {
         let now = self.tick();
         match (token, result) {
             (OrderToken::Change(number), Ok(_)) => self.writes[number].answered = Some(now),
@@ -223,13 +223,13 @@ mod tests {
 
     fn write(oracle: &mut OrderOracle, sector: u64, value: u8) {
         let data = Buf::copy_of(&[value; SECTOR as usize]).into();
-        let token = oracle.submit(&Request::Write { offset: sector * SECTOR, data, fua: false });
-        oracle.complete(token, &Ok(Reply::Done));
+        let token = oracle.submit(&BlockRequest::Write { offset: sector * SECTOR, data, fua: false });
+        oracle.complete(token, &Ok(BlockReply::Done));
     }
 
     fn flush(oracle: &mut OrderOracle) {
-        let token = oracle.submit(&Request::Flush);
-        oracle.complete(token, &Ok(Reply::Done));
+        let token = oracle.submit(&BlockRequest::Flush);
+        oracle.complete(token, &Ok(BlockReply::Done));
     }
 
     #[test]

@@ -2,7 +2,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, Error, ErrorKind, Extent, Reply, Request, Result};
+use forebay_block::{BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, Result};
 use forebay_reactor::{sleep, spawn};
 
 use super::{Odds, Seen};
@@ -147,10 +147,10 @@ impl BlockLoad {
         oracle: &RefCell<BlockOracle>,
         version: &Cell<u64>,
         rng: &mut Rng,
-    ) -> Request {
+    ) -> BlockRequest {
         let oracle = oracle.borrow();
         if oracle.is_crowded() && rng.coin() {
-            return Request::Flush;
+            return BlockRequest::Flush;
         }
         let fua = rng.ppm(fua_ppm);
         let next = || {
@@ -177,30 +177,39 @@ impl BlockLoad {
         match kind {
             Kind::Write | Kind::LongWrite => {
                 let len = if matches!(kind, Kind::Write) { BLOCK } else { long(rng) };
-                Request::Write { offset: first * BLOCK, data: stamp(first * BLOCK, len as usize, next()).into(), fua }
+                BlockRequest::Write {
+                    offset: first * BLOCK,
+                    data: stamp(first * BLOCK, len as usize, next()).into(),
+                    fua,
+                }
             }
             Kind::OddWrite => {
                 let extent = odd(rng);
                 let data = stamp(extent.offset, extent.len as usize, next()).into();
-                Request::Write { offset: extent.offset, data, fua }
+                BlockRequest::Write { offset: extent.offset, data, fua }
             }
-            Kind::Read => Request::Read(if rng.coin() { odd(rng) } else { Extent::new(first * BLOCK, long(rng)) }),
-            Kind::Discard => Request::Discard(aligned_or_odd(rng)),
-            Kind::Zeroes => Request::WriteZeroes { extent: aligned_or_odd(rng), no_unmap: rng.coin(), fua },
+            Kind::Read => BlockRequest::Read(if rng.coin() { odd(rng) } else { Extent::new(first * BLOCK, long(rng)) }),
+            Kind::Discard => BlockRequest::Discard(aligned_or_odd(rng)),
+            Kind::Zeroes => BlockRequest::WriteZeroes { extent: aligned_or_odd(rng), no_unmap: rng.coin(), fua },
             Kind::Compare => {
                 // What some state holds, so that it succeeds now and then.
                 let offset = first * BLOCK;
                 let expect = oracle.guess(first).unwrap_or_else(|| vec![0; BLOCK as usize]);
                 let expect = forebay_reactor::Buf::copy_of(&expect).into();
-                Request::CompareAndWrite { offset, expect, data: stamp(offset, BLOCK as usize, next()).into(), fua }
+                BlockRequest::CompareAndWrite {
+                    offset,
+                    expect,
+                    data: stamp(offset, BLOCK as usize, next()).into(),
+                    fua,
+                }
             }
-            Kind::Flush => Request::Flush,
+            Kind::Flush => BlockRequest::Flush,
             Kind::Stream => {
-                let Some(Stream { least, next: at }) = &self.stream else { return Request::Flush };
+                let Some(Stream { least, next: at }) = &self.stream else { return BlockRequest::Flush };
                 let begin = if at.get() + least > self.span { 0 } else { at.get() };
                 let len = (least + rng.below(3 * least / BLOCK + 1) * BLOCK).min(self.span - begin);
                 at.set(begin + len);
-                Request::Write { offset: begin, data: stamp(begin, len as usize, next()).into(), fua }
+                BlockRequest::Write { offset: begin, data: stamp(begin, len as usize, next()).into(), fua }
             }
         }
     }
@@ -220,8 +229,8 @@ pub async fn verify_blocks(
     let mut offset = 0;
     while offset < span {
         let len = STEP.min(span - offset);
-        let reply = device.submit(Request::Read(Extent::new(offset, len))).await;
-        match reply.map(Reply::into_data) {
+        let reply = device.submit(BlockRequest::Read(Extent::new(offset, len))).await;
+        match reply.map(BlockReply::into_data) {
             Ok(data) => {
                 let mut bytes = data.to_vec();
                 bytes.resize(bytes.len().next_multiple_of(BLOCK as usize), 0);
@@ -233,7 +242,7 @@ pub async fn verify_blocks(
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 for number in offset / BLOCK..(offset + len).div_ceil(BLOCK) {
                     let extent = Extent::new(number * BLOCK, BLOCK.min(span - number * BLOCK));
-                    match device.submit(Request::Read(extent)).await.map(Reply::into_data) {
+                    match device.submit(BlockRequest::Read(extent)).await.map(BlockReply::into_data) {
                         Ok(data) => {
                             let mut bytes = data.to_vec();
                             bytes.resize(BLOCK as usize, 0);

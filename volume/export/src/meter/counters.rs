@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use forebay_block::Request;
+use forebay_block::BlockRequest;
 
 /// Kind of a request; each has counters of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,13 +37,13 @@ impl RequestKind {
     }
 
     /// Returns the kind of a request.
-    pub fn of(request: &Request) -> Self {
+    pub fn of(request: &BlockRequest) -> Self {
         match request {
-            Request::Read(_) => RequestKind::Read,
-            Request::Write { .. } | Request::CompareAndWrite { .. } => RequestKind::Write,
-            Request::Discard(_) => RequestKind::Discard,
-            Request::WriteZeroes { .. } => RequestKind::WriteZeroes,
-            Request::Flush => RequestKind::Flush,
+            BlockRequest::Read(_) => RequestKind::Read,
+            BlockRequest::Write { .. } | BlockRequest::CompareAndWrite { .. } => RequestKind::Write,
+            BlockRequest::Discard(_) => RequestKind::Discard,
+            BlockRequest::WriteZeroes { .. } => RequestKind::WriteZeroes,
+            BlockRequest::Flush => RequestKind::Flush,
         }
     }
 }

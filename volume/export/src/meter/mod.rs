@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_block::{LocalFuture, Reply, Request, Result};
+use forebay_block::{BlockReply, BlockRequest, LocalFuture, Result};
 use forebay_reactor::{Instant, now};
 
 use counters::bucket_of;
@@ -40,8 +40,8 @@ impl Meter {
     /// Submits a request, and counts it when it completes.  Its latency includes that of `submit`.
     pub fn measure(
         self: &Rc<Self>,
-        request: Request,
-        submit: impl FnOnce(Request) -> LocalFuture<Result<Reply>>,
+        request: BlockRequest,
+        submit: impl FnOnce(BlockRequest) -> LocalFuture<Result<BlockReply>>,
     ) -> Measured {
         let kind = RequestKind::of(&request);
         let bytes = request.extent().map_or(0, |extent| extent.len);
@@ -52,7 +52,7 @@ impl Meter {
 
 /// Request that is counted when it completes; see [`Meter::measure`].
 pub struct Measured {
-    work: LocalFuture<Result<Reply>>,
+    work: LocalFuture<Result<BlockReply>>,
     meter: Rc<Meter>,
     kind: RequestKind,
     bytes: u64,
@@ -60,7 +60,7 @@ pub struct Measured {
 }
 
 impl Future for Measured {
-    type Output = Result<Reply>;
+    type Output = Result<BlockReply>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Poll::Ready(result) = self.work.as_mut().poll(cx) else { return Poll::Pending };
@@ -145,9 +145,9 @@ mod tests {
         reactor.block_on(async {
             let meters = Meters::default();
             let meter = Rc::new(meters.meter(&"a", &"nbd"));
-            let read = || Request::Read(Extent::new(0, 4096));
+            let read = || BlockRequest::Read(Extent::new(0, 4096));
             let failure = || Error::new(ErrorKind::Io, "a bad sector");
-            let done = meter.measure(read(), |_| Box::pin(ready(Ok(Reply::Done))));
+            let done = meter.measure(read(), |_| Box::pin(ready(Ok(BlockReply::Done))));
             let failed = meter.measure(read(), |_| Box::pin(ready(Err(failure()))));
             drop(meter.measure(read(), |_| Box::pin(pending())));
             let (_, counts) = &meters.volumes()[0];

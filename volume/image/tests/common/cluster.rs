@@ -5,7 +5,7 @@
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Request, Result, SnapId,
+    BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result, SnapId,
     Transaction,
 };
 use forebay_image::{CreateOptions, Features, Image, OpenOptions};
@@ -53,11 +53,11 @@ pub async fn two_clients(cluster: &Cluster, size: u64) -> ([Rc<dyn ObjectBackend
 }
 
 pub async fn write(image: &Image, offset: u64, data: &[u8]) {
-    image.submit(Request::Write { offset, data: bytes(data), fua: false }).await.expect("a write");
+    image.submit(BlockRequest::Write { offset, data: bytes(data), fua: false }).await.expect("a write");
 }
 
 pub async fn read(image: &Image, offset: u64, len: u64) -> Vec<u8> {
-    image.submit(Request::Read(Extent::new(offset, len))).await.expect("a read").into_data().to_vec()
+    image.submit(BlockRequest::Read(Extent::new(offset, len))).await.expect("a read").into_data().to_vec()
 }
 
 pub async fn names(backend: &dyn ObjectBackend) -> Vec<String> {

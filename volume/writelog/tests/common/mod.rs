@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Buf, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request, Result,
-    SizeWatch, WriteExtent,
+    BlockDevice, BlockReply, BlockRequest, Buf, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
+    LocalFuture, Result, SizeWatch, WriteExtent,
 };
 use forebay_reactor::sleep;
 use forebay_reactor::sync::Notify;
@@ -82,19 +82,19 @@ impl BlockDevice for Memory {
         Geometry { size, block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let pause = self.pause.get();
-        if let (Request::Read(extent), false) = (&request, pause.is_zero()) {
+        if let (BlockRequest::Read(extent), false) = (&request, pause.is_zero()) {
             let (bytes, range) = (self.bytes.clone(), extent.offset as usize..extent.end() as usize);
             return Box::pin(async move {
                 sleep(pause).await;
-                Ok(Reply::Data(Buf::copy_of(&bytes.borrow()[range]).into()))
+                Ok(BlockReply::Data(Buf::copy_of(&bytes.borrow()[range]).into()))
             });
         }
         if request.is_write() && self.full.get() {
             return Box::pin(std::future::ready(Err(Error::from(ErrorKind::NoSpace))));
         }
-        if matches!(request, Request::Flush) && self.flush_gate.closed.get() {
+        if matches!(request, BlockRequest::Flush) && self.flush_gate.closed.get() {
             let (gate, events, flushes) = (self.flush_gate.clone(), self.events.clone(), self.flushes.clone());
             return Box::pin(async move {
                 gate.waiting.set(gate.waiting.get() + 1);
@@ -102,25 +102,25 @@ impl BlockDevice for Memory {
                 gate.waiting.set(gate.waiting.get() - 1);
                 flushes.set(flushes.get() + 1);
                 events.borrow_mut().push(Event::Flush);
-                Ok(Reply::Done)
+                Ok(BlockReply::Done)
             });
         }
         if request.is_write() && self.gate.closed.get() {
             let (bytes, gate) = (self.bytes.clone(), self.gate.clone());
             let events = self.events.clone();
-            let Request::Write { offset, data, fua } = request else { unreachable!("only writes come here") };
+            let BlockRequest::Write { offset, data, fua } = request else { unreachable!("only writes come here") };
             return Box::pin(async move {
                 gate.waiting.set(gate.waiting.get() + 1);
                 gate.opened.wait_until(|| !gate.closed.get()).await;
                 bytes.borrow_mut()[offset as usize..][..data.len()].copy_from_slice(&data.to_vec());
                 events.borrow_mut().push(Event::Change { fua });
-                Ok(Reply::Done)
+                Ok(BlockReply::Done)
             });
         }
         match &request {
-            Request::Read(_) => {}
-            Request::Flush => self.events.borrow_mut().push(Event::Flush),
-            Request::Write { fua, .. } => self.events.borrow_mut().push(Event::Change { fua: *fua }),
+            BlockRequest::Read(_) => {}
+            BlockRequest::Flush => self.events.borrow_mut().push(Event::Flush),
+            BlockRequest::Write { fua, .. } => self.events.borrow_mut().push(Event::Change { fua: *fua }),
             _ => self.events.borrow_mut().push(Event::Change { fua: false }),
         }
         let mut bytes = self.bytes.borrow_mut();
@@ -128,22 +128,22 @@ impl BlockDevice for Memory {
         let end = request.extent().map_or(0, Extent::end);
         let reply = match request {
             _ if end > bytes.len() as u64 => Err(Error::from(ErrorKind::OutOfRange)),
-            Request::Read(extent) => Ok(Reply::Data(Buf::copy_of(&bytes[range(extent)]).into())),
-            Request::Write { offset, data, fua } => {
+            BlockRequest::Read(extent) => Ok(BlockReply::Data(Buf::copy_of(&bytes[range(extent)]).into())),
+            BlockRequest::Write { offset, data, fua } => {
                 self.writes.set(self.writes.get() + 1);
                 self.durable.set(self.durable.get() + u64::from(fua));
                 bytes[offset as usize..][..data.len()].copy_from_slice(&data.to_vec());
-                Ok(Reply::Done)
+                Ok(BlockReply::Done)
             }
-            Request::Discard(extent) | Request::WriteZeroes { extent, .. } => {
+            BlockRequest::Discard(extent) | BlockRequest::WriteZeroes { extent, .. } => {
                 self.writes.set(self.writes.get() + 1);
                 bytes[range(extent)].fill(0);
-                Ok(Reply::Done)
+                Ok(BlockReply::Done)
             }
-            Request::CompareAndWrite { .. } => Err(Error::from(ErrorKind::Unsupported)),
-            Request::Flush => {
+            BlockRequest::CompareAndWrite { .. } => Err(Error::from(ErrorKind::Unsupported)),
+            BlockRequest::Flush => {
                 self.flushes.set(self.flushes.get() + 1);
-                Ok(Reply::Done)
+                Ok(BlockReply::Done)
             }
         };
         Box::pin(std::future::ready(reply))
@@ -154,7 +154,7 @@ impl BlockDevice for Memory {
         let units: Vec<u64> = writes.iter().map(|patch| patch.offset / unit).collect();
         assert!(units.len() > 1 && units.iter().all(|&one| one == units[0]), "{units:?}");
         self.together.set(self.together.get() + units.len());
-        let one = |WriteExtent { offset, data }| self.submit(Request::Write { offset, data, fua });
+        let one = |WriteExtent { offset, data }| self.submit(BlockRequest::Write { offset, data, fua });
         let under_way: Vec<_> = writes.into_iter().map(one).collect();
         Box::pin(async move {
             for write in under_way {
@@ -238,14 +238,14 @@ pub async fn open(shelf: &Rc<Shelf>, id: &LogId, volume: &str, inner: Rc<Memory>
     WriteLog::new(inner, log, Rc::new(Nobody), patience())
 }
 
-pub fn write(offset: u64, byte: u8, len: usize) -> Request {
+pub fn write(offset: u64, byte: u8, len: usize) -> BlockRequest {
     // Content without a pattern that the log would shorten.
     let data: Vec<u8> = (0..len).map(|at| byte ^ (at / 512) as u8).collect();
-    Request::Write { offset, data: Buf::copy_of(&data).into(), fua: false }
+    BlockRequest::Write { offset, data: Buf::copy_of(&data).into(), fua: false }
 }
 
 pub async fn read(device: &dyn BlockDevice, offset: u64, len: u64) -> Vec<u8> {
-    device.submit(Request::Read(Extent::new(offset, len))).await.expect("read").into_data().to_vec()
+    device.submit(BlockRequest::Read(Extent::new(offset, len))).await.expect("read").into_data().to_vec()
 }
 
 /// Size in bytes of a log that is soon full.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_block::{ObjectBackend, ObjectOp, SharedObjects, Transaction};
 use forebay_messenger::wire::entity;
-use forebay_messenger::{Address, Connection, Message, Messenger, Options};
+use forebay_messenger::{Address, Connection, Message, Messenger, MessengerOptions};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::timeout;
 
@@ -39,7 +39,7 @@ struct Monitor {
 
 /// Encodes a message with maps of OSDs: changes and whole maps, by epoch.
 fn maps(changes: &[(Epoch, Vec<u8>)], wholes: &[(Epoch, Vec<u8>)]) -> Message {
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.raw(&[7; 16]);
     for maps in [changes, wholes] {
         out.u32(maps.len() as u32);
@@ -52,7 +52,7 @@ fn maps(changes: &[(Epoch, Vec<u8>)], wholes: &[(Epoch, Vec<u8>)]) -> Message {
 
 /// Encodes a message with an empty monitor map, with the fsid of all maps here.
 fn monitor_map() -> Message {
-    let mut map = Writer::new();
+    let mut map = PayloadWriter::new();
     map.versioned(9, 6, |out| {
         out.raw(&[7; 16]).u32(1).raw(&[0; 16]);
         for _ in 0..2 {
@@ -60,14 +60,14 @@ fn monitor_map() -> Message {
         }
         out.u32(0);
     });
-    let mut out = Writer::new();
+    let mut out = PayloadWriter::new();
     out.blob(&map.finish());
     Message::new(kind::MON_MAP).front(Buf::copy_of(&out.finish()))
 }
 
 /// Returns the start epoch of a subscription to OSD maps.
 fn wanted(front: &[u8]) -> u64 {
-    let mut from = Reader::new(front, "a subscription");
+    let mut from = PayloadReader::new(front, "a subscription");
     let wanted = from.vec(|from| Ok((from.text()?, from.u64()?, from.u8()?))).expect("a subscription");
     wanted.iter().find(|(name, ..)| name == "osdmap").expect("maps of OSDs").1
 }
@@ -76,7 +76,7 @@ impl Monitor {
     /// Listens on a free local port; the first subscriber gets a map of epoch 12.
     fn start() -> (Self, SocketAddr) {
         let asked = Rc::new(Asked::default());
-        let options = Options { entity: entity::MON, ..Options::default() };
+        let options = MessengerOptions { entity: entity::MON, ..MessengerOptions::default() };
         let seen = asked.clone();
         let handler = move |connection: &Connection, message: Message| {
             if message.kind != kind::MON_SUBSCRIBE {

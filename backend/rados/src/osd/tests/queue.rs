@@ -1,7 +1,7 @@
 //! Tests of a session whose send queue is full.
 
 use forebay_messenger::wire::entity;
-use forebay_messenger::{Address, Connection, Message, Messenger, Options};
+use forebay_messenger::{Address, Connection, Message, Messenger, MessengerOptions};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::timeout;
 
@@ -31,7 +31,7 @@ fn requests_beyond_a_full_queue_are_sent_once_it_has_drained() {
                 seen.changed.notify_all();
             }
         };
-        let options = Options { entity: entity::OSD, nonce: Some(7), ..Options::default() };
+        let options = MessengerOptions { entity: entity::OSD, nonce: Some(7), ..MessengerOptions::default() };
         let osd = Messenger::new(&MessengerCore::default(), options, handler);
         let bound = osd.bind(&"127.0.0.1:0".parse().expect("an address")).expect("bound");
         let Address::Tcp(socket) = bound else { panic!("a port of this machine, not {bound}") };

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use std::task::{Context, Poll};
 
 use super::worker::Worker;
-use super::{Engine, Full, Job, Ticket, ticket};
+use super::{CompressionEngine, CompressionJob, Full, JobTicket, ticket};
 
 thread_local! {
     static WORKER: RefCell<Worker> = RefCell::default();
 }
 
 /// Does a job on this thread; the ticket is ready when it is returned.
-pub(super) fn run_here(job: Job) -> Ticket {
+pub(super) fn run_here(job: CompressionJob) -> JobTicket {
     let (completion, ticket) = ticket();
     completion.complete(WORKER.with_borrow_mut(|worker| worker.run(job)));
     ticket
@@ -22,7 +22,7 @@ pub(super) fn run_here(job: Job) -> Ticket {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Inline;
 
-impl Engine for Inline {
+impl CompressionEngine for Inline {
     fn name(&self) -> &str {
         "inline"
     }
@@ -31,11 +31,11 @@ impl Engine for Inline {
         1
     }
 
-    fn submit(&self, job: Job) -> Result<Ticket, Full> {
+    fn submit(&self, job: CompressionJob) -> Result<JobTicket, Full> {
         Ok(run_here(job))
     }
 
-    fn submit_batch(&self, jobs: &mut VecDeque<Job>, tickets: &mut Vec<Ticket>) {
+    fn submit_batch(&self, jobs: &mut VecDeque<CompressionJob>, tickets: &mut Vec<JobTicket>) {
         tickets.extend(jobs.drain(..).map(run_here));
     }
 

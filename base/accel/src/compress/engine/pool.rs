@@ -14,7 +14,7 @@ use crossbeam_queue::ArrayQueue;
 
 use super::inline::run_here;
 use super::worker::Worker;
-use super::{Completion, Engine, Full, Job, Ticket, Work, ticket};
+use super::{CompressionEngine, CompressionJob, CompressionWork, Full, JobCompletion, JobTicket, ticket};
 use crate::compress::Codec;
 
 /// Polls of an empty queue before a thread goes to sleep: some microseconds, about the cost of a wake-up.
@@ -43,15 +43,15 @@ impl Default for PoolOptions {
 /// Threads that compress.
 ///
 /// Dropping it waits until the jobs it holds are done.
-pub struct Pool {
+pub struct CompressionPool {
     shared: Arc<Shared>,
     inline_bytes_max: usize,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
 struct Queued {
-    job: Job,
-    completion: Completion,
+    job: CompressionJob,
+    completion: JobCompletion,
 }
 
 struct Shared {
@@ -66,7 +66,7 @@ struct Shared {
     waiters: Mutex<Vec<Waker>>,
 }
 
-impl Pool {
+impl CompressionPool {
     /// Starts the threads.
     ///
     /// # Errors
@@ -91,17 +91,17 @@ impl Pool {
         Ok(pool)
     }
 
-    fn is_small(&self, job: &Job) -> bool {
+    fn is_small(&self, job: &CompressionJob) -> bool {
         let quick = match job.work {
-            Work::Compress { codec: Codec::Deflate { level, .. }, .. } => level.get() == 1,
-            Work::Compress { codec: Codec::Zstd { level }, .. } => level <= 1,
-            Work::Compress { codec: Codec::Lz4, .. } | Work::Decompress { .. } => true,
+            CompressionWork::Compress { codec: Codec::Deflate { level, .. }, .. } => level.get() == 1,
+            CompressionWork::Compress { codec: Codec::Zstd { level }, .. } => level <= 1,
+            CompressionWork::Compress { codec: Codec::Lz4, .. } | CompressionWork::Decompress { .. } => true,
         };
         quick && self.inline_bytes_max > 0 && job.input.total().max(job.output.total() / 2) <= self.inline_bytes_max
     }
 }
 
-impl Engine for Pool {
+impl CompressionEngine for CompressionPool {
     fn name(&self) -> &str {
         "software"
     }
@@ -110,7 +110,7 @@ impl Engine for Pool {
         self.shared.queue.capacity()
     }
 
-    fn submit(&self, job: Job) -> Result<Ticket, Full> {
+    fn submit(&self, job: CompressionJob) -> Result<JobTicket, Full> {
         if self.is_small(&job) {
             return Ok(run_here(job));
         }
@@ -122,7 +122,7 @@ impl Engine for Pool {
         Ok(ticket)
     }
 
-    fn submit_batch(&self, jobs: &mut VecDeque<Job>, tickets: &mut Vec<Ticket>) {
+    fn submit_batch(&self, jobs: &mut VecDeque<CompressionJob>, tickets: &mut Vec<JobTicket>) {
         let mut queued_any = false;
         while let Some(job) = jobs.pop_front() {
             if self.is_small(&job) {
@@ -159,7 +159,7 @@ impl Engine for Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for CompressionPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         drop(lock(&self.shared.bed));

@@ -41,13 +41,13 @@ fn pages(data: &[u8], size: usize) -> Vec<Vec<u8>> {
     data.chunks(size).map(<[u8]>::to_vec).collect()
 }
 
-fn compress(codec: Codec, data: &[u8]) -> Job {
-    let work = Work::Compress { codec, at_most: data.len(), sample: false };
-    Job::new(work, pages(data, 4096), vec![vec![0u8; 4096]; data.len().div_ceil(4096)])
+fn compress(codec: Codec, data: &[u8]) -> CompressionJob {
+    let work = CompressionWork::Compress { codec, at_most: data.len(), sample: false };
+    CompressionJob::new(work, pages(data, 4096), vec![vec![0u8; 4096]; data.len().div_ceil(4096)])
 }
 
 fn result(finished: Finished) -> Vec<u8> {
-    let Ok(Outcome::Done(length)) = finished.result else { panic!("{:?}", finished.result) };
+    let Ok(JobOutcome::Done(length)) = finished.result else { panic!("{:?}", finished.result) };
     let (_, output) = finished.into_pages::<Vec<u8>, Vec<u8>>().unwrap();
     let mut all = output.concat();
     all.truncate(length);
@@ -65,27 +65,27 @@ impl Deref for Gate {
     }
 }
 
-fn closed_gate() -> (mpsc::Sender<()>, Job) {
+fn closed_gate() -> (mpsc::Sender<()>, CompressionJob) {
     let (open, gate) = mpsc::channel();
     let gate = Gate(vec![1; 8192], Arc::new(std::sync::Mutex::new(gate)));
-    let work = Work::Compress { codec: FAST, at_most: 8192, sample: false };
-    (open, Job::new(work, vec![gate], vec![vec![0u8; 8192]]))
+    let work = CompressionWork::Compress { codec: FAST, at_most: 8192, sample: false };
+    (open, CompressionJob::new(work, vec![gate], vec![vec![0u8; 8192]]))
 }
 
-fn pool(workers: usize, depth: usize) -> Pool {
-    Pool::new(&PoolOptions { workers, depth, inline_bytes_max: 0, name: "test".into() }).unwrap()
+fn pool(workers: usize, depth: usize) -> CompressionPool {
+    CompressionPool::new(&PoolOptions { workers, depth, inline_bytes_max: 0, name: "test".into() }).unwrap()
 }
 
 #[test]
 fn pages_there_and_back() {
     let pool = pool(2, 4);
-    let engines: [&dyn Engine; 2] = [&pool, &Inline];
+    let engines: [&dyn CompressionEngine; 2] = [&pool, &Inline];
     for engine in engines {
         for codec in [FAST, Codec::ZLIB, Codec::Lz4, Codec::Zstd { level: 3 }] {
             for length in [1, 4095, 4096, 4097, 32 * 4096] {
                 let data = text(length);
-                let job = Job::new(
-                    Work::Compress { codec, at_most: codec.bound(length), sample: false },
+                let job = CompressionJob::new(
+                    CompressionWork::Compress { codec, at_most: codec.bound(length), sample: false },
                     pages(&data, 4096),
                     vec![vec![0u8; 1000]; codec.bound(length).div_ceil(1000)],
                 );
@@ -93,8 +93,8 @@ fn pages_there_and_back() {
                 let mut plain = vec![0; length];
                 Decompressor::new().decompress(codec, &stream, &mut plain).unwrap();
                 assert_eq!(plain, data);
-                let job = Job::new(
-                    Work::Decompress { codec },
+                let job = CompressionJob::new(
+                    CompressionWork::Decompress { codec },
                     pages(&stream, 777),
                     vec![vec![0u8; 4096]; length.div_ceil(4096)],
                 );
@@ -116,23 +116,28 @@ fn what_does_not_shrink_is_passed_through_with_its_pages() {
         })
         .collect();
     for sample in [false, true] {
-        let work = Work::Compress { codec: FAST, at_most: 60_000, sample };
-        let job = Job::new(work, pages(&noise, 4096), vec![vec![0u8; 65_536]]);
+        let work = CompressionWork::Compress { codec: FAST, at_most: 60_000, sample };
+        let job = CompressionJob::new(work, pages(&noise, 4096), vec![vec![0u8; 65_536]]);
         let finished = block_on(Inline.submit(job).ok().unwrap()).unwrap();
-        assert_eq!(finished.result, Ok(Outcome::PassedThrough));
+        assert_eq!(finished.result, Ok(JobOutcome::PassedThrough));
         let (input, _) = finished.into_pages::<Vec<u8>, Vec<u8>>().unwrap();
         assert_eq!(input.concat(), noise);
     }
     // Where the caller would take more than its own pages hold, it is told so.
-    let work = Work::Compress { codec: FAST, at_most: 100_000, sample: false };
-    let finished = block_on(Inline.submit(Job::new(work, vec![noise], vec![vec![0u8; 4096]])).ok().unwrap()).unwrap();
+    let work = CompressionWork::Compress { codec: FAST, at_most: 100_000, sample: false };
+    let finished =
+        block_on(Inline.submit(CompressionJob::new(work, vec![noise], vec![vec![0u8; 4096]])).ok().unwrap()).unwrap();
     assert_eq!(finished.result, Err(JobError::NoRoom));
 }
 
 #[test]
 fn corrupt_input_is_an_error_and_the_engine_goes_on() {
     let pool = pool(1, 4);
-    let bad = Job::new(Work::Decompress { codec: FAST }, vec![vec![0xFFu8; 100]], vec![vec![0u8; 4096]]);
+    let bad = CompressionJob::new(
+        CompressionWork::Decompress { codec: FAST },
+        vec![vec![0xFFu8; 100]],
+        vec![vec![0u8; 4096]],
+    );
     let good = compress(FAST, &text(10_000));
     let (bad, good) = (pool.submit(bad).ok().unwrap(), pool.submit(good).ok().unwrap());
     assert_eq!(block_on(bad).unwrap().result, Err(JobError::Decompress(DecompressError::Corrupt)));
@@ -176,7 +181,7 @@ fn a_batch_is_taken_as_far_as_there_is_room() {
     let pool = pool(1, 3);
     let (open, job) = closed_gate();
     let first = block_on(submit(&pool, job));
-    let mut jobs: VecDeque<Job> = (0..6).map(|_| compress(FAST, &text(9000))).collect();
+    let mut jobs: VecDeque<CompressionJob> = (0..6).map(|_| compress(FAST, &text(9000))).collect();
     let mut tickets = Vec::new();
     pool.submit_batch(&mut jobs, &mut tickets);
     // The first job may still be in the queue, or with the thread.
@@ -200,7 +205,7 @@ fn a_batch_is_taken_as_far_as_there_is_room() {
 #[test]
 fn dropping_the_pool_ends_its_jobs_first_and_dropping_a_ticket_does_no_harm() {
     let pool = pool(2, 64);
-    let mut tickets: Vec<Ticket> =
+    let mut tickets: Vec<JobTicket> =
         (0..40).map(|_| pool.submit(compress(Codec::ZLIB, &text(20_000))).ok().unwrap()).collect();
     tickets.truncate(20);
     drop(pool);
@@ -212,7 +217,7 @@ fn dropping_the_pool_ends_its_jobs_first_and_dropping_a_ticket_does_no_harm() {
 #[test]
 fn small_jobs_are_done_at_once() {
     let options = PoolOptions { inline_bytes_max: 4096, ..PoolOptions::default() };
-    let pool = Pool::new(&options).unwrap();
+    let pool = CompressionPool::new(&options).unwrap();
     let mut ticket = pool.submit(compress(FAST, &text(4096))).ok().unwrap();
     assert!(ticket.try_take().unwrap().unwrap().result.is_ok());
     assert_eq!(pool.depth(), options.depth);

@@ -34,18 +34,18 @@ unsafe impl Send for Slot {}
 pub struct EngineGone;
 
 /// Future of a job's completion.
-pub struct Ticket(Arc<Slot>);
+pub struct JobTicket(Arc<Slot>);
 
 /// Engine's half of a ticket.
-pub struct Completion(Arc<Slot>);
+pub struct JobCompletion(Arc<Slot>);
 
 /// Creates a ticket and its completion half; for implementations of engines.
-pub fn ticket() -> (Completion, Ticket) {
+pub fn ticket() -> (JobCompletion, JobTicket) {
     let slot = Arc::new(Slot { state: AtomicU8::new(EMPTY), value: UnsafeCell::new(None), waker: AtomicWaker::new() });
-    (Completion(slot.clone()), Ticket(slot))
+    (JobCompletion(slot.clone()), JobTicket(slot))
 }
 
-impl Completion {
+impl JobCompletion {
     /// Completes the job, and wakes the waiting task, on whatever thread it runs.
     pub fn complete(self, finished: Finished) {
         // SAFETY: there is one completion, it is used once, and the ticket does not look while the state is EMPTY.
@@ -55,14 +55,14 @@ impl Completion {
     }
 }
 
-impl Drop for Completion {
+impl Drop for JobCompletion {
     fn drop(&mut self) {
         let _ = self.0.state.compare_exchange(EMPTY, GONE, Ordering::Release, Ordering::Relaxed);
         self.0.waker.wake();
     }
 }
 
-impl Ticket {
+impl JobTicket {
     fn take(&mut self) -> Poll<Result<Finished, EngineGone>> {
         match self.0.state.load(Ordering::Acquire) {
             EMPTY => Poll::Pending,
@@ -82,7 +82,7 @@ impl Ticket {
     }
 }
 
-impl Future for Ticket {
+impl Future for JobTicket {
     type Output = Result<Finished, EngineGone>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -95,8 +95,12 @@ impl Future for Ticket {
     }
 }
 
-impl fmt::Debug for Ticket {
+impl fmt::Debug for JobTicket {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(if self.0.state.load(Ordering::Relaxed) == EMPTY { "Ticket(open)" } else { "Ticket(ready)" })
+        out.write_str(if self.0.state.load(Ordering::Relaxed) == EMPTY {
+            "JobTicket(open)"
+        } else {
+            "JobTicket(ready)"
+        })
     }
 }

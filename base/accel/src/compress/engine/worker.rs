@@ -1,6 +1,6 @@
 //! Doing one job: gathering, the codec, scattering.
 
-use super::{Finished, Job, JobError, Outcome, Pages, PagesMut, Work};
+use super::{CompressionJob, CompressionWork, Finished, InputPages, JobError, JobOutcome, PagesMut};
 use crate::compress::{Codec, CompressError, Compressor, Decompressor, looks_incompressible};
 
 /// Memory of one worker thread.
@@ -14,11 +14,13 @@ pub(super) struct Worker {
 
 impl Worker {
     /// Does a job.
-    pub(super) fn run(&mut self, job: Job) -> Finished {
-        let Job { work, input, mut output } = job;
+    pub(super) fn run(&mut self, job: CompressionJob) -> Finished {
+        let CompressionJob { work, input, mut output } = job;
         let result = match work {
-            Work::Compress { codec, at_most, sample } => self.compress(codec, at_most, sample, &*input, &mut *output),
-            Work::Decompress { codec } => self.decompress(codec, &*input, &mut *output),
+            CompressionWork::Compress { codec, at_most, sample } => {
+                self.compress(codec, at_most, sample, &*input, &mut *output)
+            }
+            CompressionWork::Decompress { codec } => self.decompress(codec, &*input, &mut *output),
         };
         Finished { result, input, output }
     }
@@ -28,35 +30,40 @@ impl Worker {
         codec: Codec,
         at_most: usize,
         sample: bool,
-        input: &dyn Pages,
+        input: &dyn InputPages,
         output: &mut dyn PagesMut,
-    ) -> Result<Outcome, JobError> {
+    ) -> Result<JobOutcome, JobError> {
         let Self { compressor, gathered, produced, .. } = self;
         let data = contiguous(input, gathered);
         let percent = (at_most as u64 * 100).checked_div(data.len() as u64).unwrap_or(100).min(100) as u8;
         if sample && looks_incompressible(data, percent) {
-            return Ok(Outcome::PassedThrough);
+            return Ok(JobOutcome::PassedThrough);
         }
         let room = output.total();
         let limit = at_most.min(room);
         match into_pages(output, limit, produced, |out| compressor.compress(codec, data, out)) {
-            Ok(length) => Ok(Outcome::Done(length)),
-            Err(CompressError::NoRoom) if at_most <= room => Ok(Outcome::PassedThrough),
+            Ok(length) => Ok(JobOutcome::Done(length)),
+            Err(CompressError::NoRoom) if at_most <= room => Ok(JobOutcome::PassedThrough),
             Err(CompressError::NoRoom) => Err(JobError::NoRoom),
         }
     }
 
-    fn decompress(&mut self, codec: Codec, input: &dyn Pages, output: &mut dyn PagesMut) -> Result<Outcome, JobError> {
+    fn decompress(
+        &mut self,
+        codec: Codec,
+        input: &dyn InputPages,
+        output: &mut dyn PagesMut,
+    ) -> Result<JobOutcome, JobError> {
         let Self { decompressor, gathered, produced, .. } = self;
         let data = contiguous(input, gathered);
         let limit = output.total();
         let expand = |out: &mut [u8]| decompressor.decompress(codec, data, out).map(|expanded| expanded.produced);
-        Ok(Outcome::Done(into_pages(output, limit, produced, expand)?))
+        Ok(JobOutcome::Done(into_pages(output, limit, produced, expand)?))
     }
 }
 
 /// Returns the input as one slice: the page itself if there is one, otherwise a copy.
-fn contiguous<'a>(pages: &'a dyn Pages, gathered: &'a mut Vec<u8>) -> &'a [u8] {
+fn contiguous<'a>(pages: &'a dyn InputPages, gathered: &'a mut Vec<u8>) -> &'a [u8] {
     if pages.count() == 1 {
         return pages.page(0);
     }

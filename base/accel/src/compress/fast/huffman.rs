@@ -2,7 +2,9 @@
 //! the loop that writes tokens.
 
 use super::bits::BitWriter;
-use super::matches::{Counts, LENGTHS, LITERAL_DISTANCE, TOKEN_DISTANCE_SHIFT, TOKEN_EXTRA_MASK, TOKEN_LITLEN_SHIFT};
+use super::matches::{
+    LENGTHS, LITERAL_DISTANCE, SymbolCounts, TOKEN_DISTANCE_SHIFT, TOKEN_EXTRA_MASK, TOKEN_LITLEN_SHIFT,
+};
 use super::{DISTANCE_SYMBOLS, END_OF_BLOCK, LITLEN_SYMBOLS};
 use crate::tier::Tier;
 
@@ -25,7 +27,7 @@ pub(super) fn distance_extra_bits(symbol: usize) -> u32 {
 }
 
 /// Codes of one block, and the resulting length.
-pub(super) struct Plan {
+pub(super) struct HuffmanPlan {
     litlen_lengths: [u8; LITLEN_SYMBOLS],
     distance_lengths: [u8; DISTANCE_SYMBOLS],
     litlen_sent: usize,
@@ -38,9 +40,9 @@ pub(super) struct Plan {
     bits: u64,
 }
 
-impl Plan {
+impl HuffmanPlan {
     /// Chooses the codes.
-    pub(super) fn new(counts: &Counts) -> Self {
+    pub(super) fn new(counts: &SymbolCounts) -> Self {
         let mut litlen = [0u32; LITLEN_SYMBOLS];
         litlen[..256].copy_from_slice(&counts.literals_and_lengths[..256]);
         litlen[END_OF_BLOCK] = 1;
@@ -190,7 +192,7 @@ struct Tables {
 }
 
 impl Tables {
-    fn new(plan: &Plan) -> Self {
+    fn new(plan: &HuffmanPlan) -> Self {
         let codes = canonical(&plan.litlen_lengths);
         let mut litlen = [0u32; 512];
         for literal in 0..256 {
@@ -239,8 +241,8 @@ impl Tables {
             pending |= bits << count;
             count += number;
             debug_assert!(at + 8 <= output.len());
-            // SAFETY: `Plan::write` has made sure that the output holds all bits of the block and SLACK bytes more.
-            // The plan counts the very tokens that are written here, so `at` stays below that length.
+            // SAFETY: `HuffmanPlan::write` has made sure that the output holds all bits of the block and SLACK bytes
+            // more. The plan counts the very tokens that are written here, so `at` stays below that length.
             unsafe { output.as_mut_ptr().add(at).cast::<[u8; 8]>().write_unaligned(pending.to_le_bytes()) };
             at += (count >> 3) as usize;
             pending >>= count & 0x38;

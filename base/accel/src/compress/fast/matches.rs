@@ -53,7 +53,7 @@ const fn lengths() -> [(u8, u8); 256] {
 }
 
 /// Symbol frequencies of a block.
-pub(super) struct Counts {
+pub(super) struct SymbolCounts {
     /// Literals, then lengths from 3 on, each counted separately.
     pub(super) literals_and_lengths: [u32; 512],
     /// Distance symbols.
@@ -67,7 +67,7 @@ pub(super) struct MatchFinder {
     heads: Box<[u16; 1 << HASH_BITS]>,
     tokens: Box<[u32]>,
     token_count: usize,
-    counts: Counts,
+    counts: SymbolCounts,
     /// Counts of every second literal, so that a run of one byte does not depend on its own previous increment.
     odd_literals: [u32; 256],
 }
@@ -79,7 +79,7 @@ impl MatchFinder {
             heads: Box::new([0; 1 << HASH_BITS]),
             tokens: vec![0; tokens].into_boxed_slice(),
             token_count: 0,
-            counts: Counts { literals_and_lengths: [0; 512], distances: [0; 32] },
+            counts: SymbolCounts { literals_and_lengths: [0; 512], distances: [0; 32] },
             odd_literals: [0; 256],
         }
     }
@@ -95,7 +95,7 @@ impl MatchFinder {
     }
 
     /// Returns the symbol frequencies of the last block, without the end-of-block symbol.
-    pub(super) fn counts(&self) -> &Counts {
+    pub(super) fn counts(&self) -> &SymbolCounts {
         &self.counts
     }
 
@@ -103,7 +103,7 @@ impl MatchFinder {
     /// order.
     pub(super) fn run(&mut self, tier: Tier, input: &[u8], part: Range<usize>) {
         assert!(part.end <= input.len() && part.len() + TOKEN_SLACK <= self.tokens.len());
-        self.counts = Counts { literals_and_lengths: [0; 512], distances: [0; 32] };
+        self.counts = SymbolCounts { literals_and_lengths: [0; 512], distances: [0; 32] };
         self.odd_literals = [0; 256];
         #[cfg(target_arch = "x86_64")]
         if tier >= Tier::Avx2 {
@@ -249,7 +249,7 @@ fn hash(bytes: u32) -> usize {
 /// Returns the token of a match, and counts it.
 ///
 /// # Safety
-/// `length` is from 3 to 258 and `distance` from 1 to 32768; the counters are those of [`Counts`].
+/// `length` is from 3 to 258 and `distance` from 1 to 32768; the counters are those of [`SymbolCounts`].
 #[inline(always)]
 unsafe fn match_token(length: usize, distance: u32, counts: *mut u32, distances: *mut u32) -> u32 {
     let litlen = 256 + length - 3;

@@ -14,7 +14,7 @@ mod matches;
 mod tests;
 
 use self::bits::BitWriter;
-use self::huffman::Plan;
+use self::huffman::HuffmanPlan;
 use self::matches::{MatchFinder, TOKEN_SLACK};
 use super::error::CompressError;
 use crate::tier::Tier;
@@ -76,7 +76,7 @@ impl FastEncoder {
     ) -> Result<(), CompressError> {
         let length = part.len();
         self.finder.run(self.tier, input, part.clone());
-        let plan = Plan::new(self.finder.counts());
+        let plan = HuffmanPlan::new(self.finder.counts());
         let stored_bits = 8 * (length + 5 * length.div_ceil(STORED_MAX).max(1));
         if plan.total_bits() >= stored_bits as u64 {
             return writer.stored(&input[part], last, output);

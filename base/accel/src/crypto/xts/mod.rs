@@ -18,9 +18,9 @@ use std::fmt;
 #[cfg(target_arch = "x86_64")]
 use self::keys::Schedules;
 use self::plain::PlainKeys;
-pub(crate) use self::shapes::Shape;
 use self::shapes::Shapes;
-use super::KeyError;
+pub(crate) use self::shapes::XtsShape;
+use super::CipherKeyError;
 use crate::tier::Tier;
 
 /// Size of an encrypted sector: a change of one byte changes the sixteen around it, under a tweak specific to the
@@ -112,31 +112,31 @@ impl Xts {
     ///
     /// # Errors
     /// The key has another length, or equal halves.
-    pub fn new(key: &[u8]) -> Result<Self, KeyError> {
+    pub fn new(key: &[u8]) -> Result<Self, CipherKeyError> {
         Self::with_shapes(key, Tier::current(), Shapes::chosen())
     }
 
     /// Makes a cipher with the instructions of `tier`, which must be available, or plainer ones, and the default loops.
     #[cfg(test)]
-    pub(crate) fn with_tier(key: &[u8], tier: Tier) -> Result<Self, KeyError> {
+    pub(crate) fn with_tier(key: &[u8], tier: Tier) -> Result<Self, CipherKeyError> {
         Self::with_shapes(key, tier, Shapes::default())
     }
 
     /// Makes a cipher with one loop for all sectors.
-    pub(crate) fn with_shape(key: &[u8], tier: Tier, shape: Shape) -> Result<Self, KeyError> {
+    pub(crate) fn with_shape(key: &[u8], tier: Tier, shape: XtsShape) -> Result<Self, CipherKeyError> {
         Self::with_shapes(key, tier, Shapes::both(shape))
     }
 
-    fn with_shapes(key: &[u8], tier: Tier, shapes: Shapes) -> Result<Self, KeyError> {
+    fn with_shapes(key: &[u8], tier: Tier, shapes: Shapes) -> Result<Self, CipherKeyError> {
         let bits = match key.len() {
             32 => 128,
             64 => 256,
-            length => return Err(KeyError::Length(length, "32 or 64")),
+            length => return Err(CipherKeyError::Length(length, "32 or 64")),
         };
         let (data, tweak) = key.split_at(key.len() / 2);
         // All bytes are looked at, wherever they begin to differ.
         if data.iter().zip(tweak).fold(0, |differ, (left, right)| differ | (left ^ right)) == 0 {
-            return Err(KeyError::HalvesEqual);
+            return Err(CipherKeyError::HalvesEqual);
         }
         Ok(Self { keys: Keys::new(data, tweak, tier), bits, shapes })
     }
@@ -240,7 +240,7 @@ impl Keys {
     /// # Safety
     /// `run.length` is a multiple of `run.size` (512 or 4096), that many bytes can be read at `run.from` and written
     /// at `run.to`, and the two are the same place or do not overlap.
-    unsafe fn run(&self, direction: Direction, run: Run, shape: Shape) {
+    unsafe fn run(&self, direction: Direction, run: Run, shape: XtsShape) {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = shape;
         // SAFETY: the memory is the caller's word; each kind of key is made only where its instructions are.

@@ -3,7 +3,7 @@
 //! More vectors hide the latency of a round; fewer leave registers free, and a sector of 512 bytes is over sooner.
 
 use super::{SectorSize, Xts};
-use crate::shape::{self, Contest, Contestant, Slot};
+use crate::shape::{self, Contest, Contestant, ShapeSlot};
 use crate::tier::Tier;
 
 /// Name of this kernel among choices.
@@ -11,57 +11,57 @@ const KERNEL: &str = "xts";
 
 /// Number of vectors in flight: of four blocks with VAES, of one with AES-NI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum XtsShape {
     /// Eight vectors in flight.
     V8,
     /// Four vectors in flight.
     V4,
 }
 
-impl Shape {
+impl XtsShape {
     /// Shapes, the default first.
-    pub(crate) const ALL: [Shape; 2] = [Shape::V8, Shape::V4];
+    pub(crate) const ALL: [XtsShape; 2] = [XtsShape::V8, XtsShape::V4];
 
     /// Returns its name among choices.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Shape::V8 => "v8",
-            Shape::V4 => "v4",
+            XtsShape::V8 => "v8",
+            XtsShape::V4 => "v4",
         }
     }
 }
 
 /// Shapes for both sizes of sectors.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shapes([Shape; 2]);
+pub(super) struct Shapes([XtsShape; 2]);
 
 /// Classes: sizes of sectors, and their names.
 const CLASSES: [(SectorSize, &str); 2] =
     [(SectorSize::Bytes512, "sectors of 512 B"), (SectorSize::Bytes4096, "sectors of 4 KiB")];
 
-/// Shape in use for each class: an index in [`Shape::ALL`].
-static SLOTS: [Slot; CLASSES.len()] = [const { Slot::new() }; CLASSES.len()];
+/// Shape in use for each class: an index in [`XtsShape::ALL`].
+static SLOTS: [ShapeSlot; CLASSES.len()] = [const { ShapeSlot::new() }; CLASSES.len()];
 
 impl Default for Shapes {
     fn default() -> Self {
-        Self::both(Shape::ALL[0])
+        Self::both(XtsShape::ALL[0])
     }
 }
 
 impl Shapes {
     /// Takes one shape for both sizes.
-    pub(super) fn both(shape: Shape) -> Self {
+    pub(super) fn both(shape: XtsShape) -> Self {
         Self([shape; 2])
     }
 
     /// Returns the shapes in use.
     pub(super) fn chosen() -> Self {
-        let initial = || shape::initial(KERNEL, &Shape::ALL.map(Shape::name), 0);
-        Self(SLOTS.each_ref().map(|slot| Shape::ALL[slot.get(initial)]))
+        let initial = || shape::initial(KERNEL, &XtsShape::ALL.map(XtsShape::name), 0);
+        Self(SLOTS.each_ref().map(|slot| XtsShape::ALL[slot.get(initial)]))
     }
 
     /// Returns the shape of a size.
-    pub(super) fn of(self, size: SectorSize) -> Shape {
+    pub(super) fn of(self, size: SectorSize) -> XtsShape {
         match size {
             SectorSize::Bytes512 => self.0[0],
             SectorSize::Bytes4096 => self.0[1],
@@ -70,7 +70,7 @@ impl Shapes {
 }
 
 /// Returns the shape in use for a size of sectors.
-pub(crate) fn in_use(size: SectorSize) -> Shape {
+pub(crate) fn in_use(size: SectorSize) -> XtsShape {
     Shapes::chosen().of(size)
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn in_use(size: SectorSize) -> Shape {
 pub(crate) fn contests() -> Vec<Contest> {
     let key: Vec<u8> = (0..64).collect();
     let contest = |(at, (size, class)): (usize, (SectorSize, &'static str))| {
-        let contestant = |shape: Shape| {
+        let contestant = |shape: XtsShape| {
             let xts = Xts::with_shape(&key, Tier::current(), shape).ok().filter(Xts::has_shapes)?;
             let mut data = vec![0x5A; 32 << 10];
             let work: Box<dyn FnMut() -> usize> = Box::new(move || {
@@ -87,7 +87,7 @@ pub(crate) fn contests() -> Vec<Contest> {
             });
             Some(Contestant { name: shape.name(), work })
         };
-        let contestants = Shape::ALL.into_iter().filter_map(contestant).collect();
+        let contestants = XtsShape::ALL.into_iter().filter_map(contestant).collect();
         Contest { kernel: KERNEL, class, contestants, default: 0, slot: &SLOTS[at] }
     };
     CLASSES.into_iter().enumerate().map(contest).collect()

@@ -54,9 +54,9 @@ fn a_stronger_tier_selects_no_weaker_implementation() {
 
 #[test]
 fn keys_that_will_not_do() {
-    assert_eq!(Xts::new(&[1; 48]).err(), Some(KeyError::Length(48, "32 or 64")));
-    assert_eq!(Xts::new(&[1; 64]).err(), Some(KeyError::HalvesEqual));
-    assert_eq!(Xts::new(&[]).err(), Some(KeyError::Length(0, "32 or 64")));
+    assert_eq!(Xts::new(&[1; 48]).err(), Some(CipherKeyError::Length(48, "32 or 64")));
+    assert_eq!(Xts::new(&[1; 64]).err(), Some(CipherKeyError::HalvesEqual));
+    assert_eq!(Xts::new(&[]).err(), Some(CipherKeyError::Length(0, "32 or 64")));
 }
 
 #[test]
@@ -89,7 +89,7 @@ proptest! {
         let numbered = plain.chunks(size.get()).enumerate();
         let sealed: Vec<u8> =
             numbered.flat_map(|(number, piece)| by_definition(key, sector + number as u64, piece)).collect();
-        for (tier, shape) in Tier::available().flat_map(|tier| Shape::ALL.map(|shape| (tier, shape))) {
+        for (tier, shape) in Tier::available().flat_map(|tier| XtsShape::ALL.map(|shape| (tier, shape))) {
             let xts = Xts::with_shape(key, tier, shape).unwrap().clone();
             let mut data = plain.clone();
             xts.encrypt_in_place(size, sector, &mut data);

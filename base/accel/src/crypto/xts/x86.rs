@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::keys::{ROUND_KEYS_MAX, RoundKey, Schedules};
-use super::{Direction, Run, Shape};
+use super::{Direction, Run, XtsShape};
 
 /// Smallest sector in bytes, of which all sizes are multiples.
 const SECTOR_MIN: usize = 512;
@@ -85,36 +85,36 @@ pub(super) fn invert(encrypt: &[RoundKey], decrypt: &mut [RoundKey]) {
 
 /// # Safety
 /// That of [`Keys::run`](super::Keys::run), and the processor has the AES instructions.
-pub(super) unsafe fn run_aes_ni(keys: &Schedules, direction: Direction, run: Run, shape: Shape) {
+pub(super) unsafe fn run_aes_ni(keys: &Schedules, direction: Direction, run: Run, shape: XtsShape) {
     // SAFETY: the caller's word.
     unsafe {
         match (direction, keys.rounds, shape) {
-            (Direction::Encrypt, 10, Shape::V8) => narrow::<true, 10, 8>(keys, run),
-            (Direction::Encrypt, 10, Shape::V4) => narrow::<true, 10, 4>(keys, run),
-            (Direction::Encrypt, _, Shape::V8) => narrow::<true, 14, 8>(keys, run),
-            (Direction::Encrypt, _, Shape::V4) => narrow::<true, 14, 4>(keys, run),
-            (Direction::Decrypt, 10, Shape::V8) => narrow::<false, 10, 8>(keys, run),
-            (Direction::Decrypt, 10, Shape::V4) => narrow::<false, 10, 4>(keys, run),
-            (Direction::Decrypt, _, Shape::V8) => narrow::<false, 14, 8>(keys, run),
-            (Direction::Decrypt, _, Shape::V4) => narrow::<false, 14, 4>(keys, run),
+            (Direction::Encrypt, 10, XtsShape::V8) => narrow::<true, 10, 8>(keys, run),
+            (Direction::Encrypt, 10, XtsShape::V4) => narrow::<true, 10, 4>(keys, run),
+            (Direction::Encrypt, _, XtsShape::V8) => narrow::<true, 14, 8>(keys, run),
+            (Direction::Encrypt, _, XtsShape::V4) => narrow::<true, 14, 4>(keys, run),
+            (Direction::Decrypt, 10, XtsShape::V8) => narrow::<false, 10, 8>(keys, run),
+            (Direction::Decrypt, 10, XtsShape::V4) => narrow::<false, 10, 4>(keys, run),
+            (Direction::Decrypt, _, XtsShape::V8) => narrow::<false, 14, 8>(keys, run),
+            (Direction::Decrypt, _, XtsShape::V4) => narrow::<false, 14, 4>(keys, run),
         }
     }
 }
 
 /// # Safety
 /// That of [`Keys::run`](super::Keys::run), and the processor has AVX-512, VAES and VPCLMULQDQ.
-pub(super) unsafe fn run_vaes(keys: &Schedules, direction: Direction, run: Run, shape: Shape) {
+pub(super) unsafe fn run_vaes(keys: &Schedules, direction: Direction, run: Run, shape: XtsShape) {
     // SAFETY: the caller's word.
     unsafe {
         match (direction, keys.rounds, shape) {
-            (Direction::Encrypt, 10, Shape::V8) => wide::<true, 10, 8>(keys, run),
-            (Direction::Encrypt, 10, Shape::V4) => wide::<true, 10, 4>(keys, run),
-            (Direction::Encrypt, _, Shape::V8) => wide::<true, 14, 8>(keys, run),
-            (Direction::Encrypt, _, Shape::V4) => wide::<true, 14, 4>(keys, run),
-            (Direction::Decrypt, 10, Shape::V8) => wide::<false, 10, 8>(keys, run),
-            (Direction::Decrypt, 10, Shape::V4) => wide::<false, 10, 4>(keys, run),
-            (Direction::Decrypt, _, Shape::V8) => wide::<false, 14, 8>(keys, run),
-            (Direction::Decrypt, _, Shape::V4) => wide::<false, 14, 4>(keys, run),
+            (Direction::Encrypt, 10, XtsShape::V8) => wide::<true, 10, 8>(keys, run),
+            (Direction::Encrypt, 10, XtsShape::V4) => wide::<true, 10, 4>(keys, run),
+            (Direction::Encrypt, _, XtsShape::V8) => wide::<true, 14, 8>(keys, run),
+            (Direction::Encrypt, _, XtsShape::V4) => wide::<true, 14, 4>(keys, run),
+            (Direction::Decrypt, 10, XtsShape::V8) => wide::<false, 10, 8>(keys, run),
+            (Direction::Decrypt, 10, XtsShape::V4) => wide::<false, 10, 4>(keys, run),
+            (Direction::Decrypt, _, XtsShape::V8) => wide::<false, 14, 8>(keys, run),
+            (Direction::Decrypt, _, XtsShape::V4) => wide::<false, 14, 4>(keys, run),
         }
     }
 }

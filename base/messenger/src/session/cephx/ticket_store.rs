@@ -4,9 +4,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::{Secret, Ticket, WHAT, read_tickets};
-use crate::session::auth::{AUTHORIZER, AuthClient, AuthError, Keys};
-use crate::wire::codec::{Reader, Writer};
+use super::{CephxSecret, ServiceTicket, WHAT, read_tickets};
+use crate::session::auth::{AUTHORIZER, AuthClient, AuthError, SessionKeys};
+use crate::wire::codec::{PayloadReader, PayloadWriter};
 use crate::wire::control::{method, mode};
 use crate::wire::entity;
 
@@ -16,7 +16,7 @@ const GET_PRINCIPAL_SESSION_KEY: u16 = 0x0200;
 #[derive(Default)]
 struct Credentials {
     global_id: u64,
-    tickets: Vec<Ticket>,
+    tickets: Vec<ServiceTicket>,
 }
 
 /// Global ID and tickets of a client, shared by its connections to monitors, which fill it, and to services, which use
@@ -46,7 +46,7 @@ impl TicketStore {
     }
 
     /// Returns the ticket for a service, of [`entity`].
-    pub fn ticket(&self, service: u32) -> Option<Ticket> {
+    pub fn ticket(&self, service: u32) -> Option<ServiceTicket> {
         self.0.borrow().tickets.iter().find(|ticket| ticket.service == service).cloned()
     }
 
@@ -55,11 +55,11 @@ impl TicketStore {
         *self.0.borrow_mut() = Credentials::default();
     }
 
-    pub(super) fn tickets(&self) -> Vec<Ticket> {
+    pub(super) fn tickets(&self) -> Vec<ServiceTicket> {
         self.0.borrow().tickets.clone()
     }
 
-    pub(super) fn fill(&self, tickets: &[Ticket]) {
+    pub(super) fn fill(&self, tickets: &[ServiceTicket]) {
         self.0.borrow_mut().tickets = tickets.to_vec();
     }
 
@@ -71,7 +71,7 @@ impl TicketStore {
     /// connection; `None` before the first authentication.
     pub fn renewal(&self, services: u32, nonce: u64) -> Option<Vec<u8>> {
         let ticket = self.ticket(u32::from(entity::AUTH))?;
-        let mut out = Writer::new();
+        let mut out = PayloadWriter::new();
         out.u16(GET_PRINCIPAL_SESSION_KEY);
         out.raw(&authorizer(self.global_id(), &ticket, nonce, None));
         out.u8(1).u32(services);
@@ -80,7 +80,7 @@ impl TicketStore {
 
     /// Stores the tickets of the monitor's answer to a [`renewal`](Self::renewal).
     pub fn renewed(&self, payload: &[u8]) -> Result<(), AuthError> {
-        let mut reader = Reader::new(payload, WHAT);
+        let mut reader = PayloadReader::new(payload, WHAT);
         let kind = reader.u16()?;
         let status = reader.i32()?;
         if status != 0 {
@@ -98,10 +98,10 @@ impl TicketStore {
 }
 
 /// Builds a ticket with the proof of possession of its key; a second authorizer answers the service's challenge.
-fn authorizer(global_id: u64, ticket: &Ticket, nonce: u64, challenge: Option<u64>) -> Vec<u8> {
-    let mut out = Writer::new();
+fn authorizer(global_id: u64, ticket: &ServiceTicket, nonce: u64, challenge: Option<u64>) -> Vec<u8> {
+    let mut out = PayloadWriter::new();
     out.u8(AUTHORIZER).u64(global_id).u32(ticket.service).raw(&ticket.blob);
-    let mut proof = Writer::new();
+    let mut proof = PayloadWriter::new();
     proof.u8(2).u64(nonce).u8(u8::from(challenge.is_some()));
     proof.u64(challenge.map_or(0, |challenge| challenge.wrapping_add(1)));
     ticket.session.seal(&proof.finish(), &mut out);
@@ -114,7 +114,7 @@ pub struct Authorizer {
     ticket_store: Rc<TicketStore>,
     service: u32,
     /// Ticket presented on this connection, and the nonce of the proof.
-    shown: Option<(Ticket, u64)>,
+    shown: Option<(ServiceTicket, u64)>,
     challenged: bool,
 }
 
@@ -124,7 +124,7 @@ impl Authorizer {
         Self { ticket_store, service, shown: None, challenged: false }
     }
 
-    fn session(&self) -> Result<(&Secret, u64), AuthError> {
+    fn session(&self) -> Result<(&CephxSecret, u64), AuthError> {
         self.shown.as_ref().map(|(ticket, nonce)| (&ticket.session, *nonce)).ok_or(AuthError::OutOfTurn)
     }
 }
@@ -149,15 +149,15 @@ impl AuthClient for Authorizer {
         let Some((ticket, nonce)) = &self.shown else { return Err(AuthError::OutOfTurn) };
         // Unlike all other ciphertexts, the challenge has no length prefix.
         let content = ticket.session.decrypt(payload)?;
-        let mut reader = Reader::new(&content, WHAT);
+        let mut reader = PayloadReader::new(&content, WHAT);
         reader.u8()?;
         Ok(authorizer(self.ticket_store.global_id(), ticket, *nonce, Some(reader.u64()?)))
     }
 
-    fn done(&mut self, chosen: u32, payload: &[u8]) -> Result<Keys, AuthError> {
+    fn done(&mut self, chosen: u32, payload: &[u8]) -> Result<SessionKeys, AuthError> {
         let (session, nonce) = self.session()?;
-        let content = session.open(&mut Reader::new(payload, WHAT))?;
-        let mut reader = Reader::new(&content, WHAT);
+        let content = session.open(&mut PayloadReader::new(payload, WHAT))?;
+        let mut reader = PayloadReader::new(&content, WHAT);
         let version = reader.u8()?;
         // A peer that returns the nonce plus one has decrypted the proof, so it is the service.
         if reader.u64()? != nonce.wrapping_add(1) {
@@ -167,7 +167,7 @@ impl AuthClient for Authorizer {
         if connection.is_empty() && chosen == mode::SECURE {
             return Err(AuthError::Decrypt);
         }
-        Ok(Keys { session: session.0.to_vec(), connection, ..Keys::default() })
+        Ok(SessionKeys { session: session.0.to_vec(), connection, ..SessionKeys::default() })
     }
 }
 
@@ -177,9 +177,9 @@ mod tests {
 
     fn ticket_store() -> Rc<TicketStore> {
         let ticket_store = TicketStore::new();
-        let ticket = |service: u8, key: u8| Ticket {
+        let ticket = |service: u8, key: u8| ServiceTicket {
             service: u32::from(service),
-            session: Secret([key; 16]),
+            session: CephxSecret([key; 16]),
             valid_seconds: 3600,
             blob: vec![1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         };
@@ -189,21 +189,21 @@ mod tests {
     }
 
     /// Decodes an authorizer as a service does: the nonce, and the challenge's answer if there is one.
-    fn open(bytes: &[u8], key: &Secret) -> (u64, Option<u64>) {
-        let mut reader = Reader::new(bytes, WHAT);
+    fn open(bytes: &[u8], key: &CephxSecret) -> (u64, Option<u64>) {
+        let mut reader = PayloadReader::new(bytes, WHAT);
         assert_eq!((reader.u8(), reader.u64()), (Ok(1), Ok(4711)));
         reader.u32().expect("a service");
         reader.take(13).expect("the ticket");
         let content = key.open(&mut reader).expect("sealed with the ticket's key");
-        let mut proof = Reader::new(&content, WHAT);
+        let mut proof = PayloadReader::new(&content, WHAT);
         assert_eq!(proof.u8(), Ok(2));
         let nonce = proof.u64().expect("a nonce");
         let answered = proof.u8().expect("a flag") != 0;
         (nonce, answered.then(|| proof.u64().expect("an answer")))
     }
 
-    fn sealed(key: &Secret, content: impl FnOnce(&mut Writer)) -> Vec<u8> {
-        let (mut plain, mut out) = (Writer::new(), Writer::new());
+    fn sealed(key: &CephxSecret, content: impl FnOnce(&mut PayloadWriter)) -> Vec<u8> {
+        let (mut plain, mut out) = (PayloadWriter::new(), PayloadWriter::new());
         content(&mut plain);
         key.seal(&plain.finish(), &mut out);
         out.finish()
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_service_is_shown_the_ticket_and_answered() {
-        let key = Secret([4; 16]);
+        let key = CephxSecret([4; 16]);
         let mut client = Authorizer::new(ticket_store(), entity::OSD.into());
         assert_eq!(open(&client.begin(&[mode::SECURE], &mut || 99), &key), (99, None));
         let challenge = sealed(&key, |out| {
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn who_cannot_open_the_proof_is_not_the_service() {
-        let key = Secret([4; 16]);
+        let key = CephxSecret([4; 16]);
         let begun = || {
             let mut client = Authorizer::new(ticket_store(), entity::OSD.into());
             client.begin(&[mode::CRC], &mut || 99);
@@ -239,7 +239,7 @@ mod tests {
             out.u8(2).u64(99).blob(&[5; 64]);
         });
         assert_eq!(begun().done(mode::CRC, &wrong_number), Err(AuthError::Decrypt));
-        let wrong_key = sealed(&Secret([6; 16]), |out| {
+        let wrong_key = sealed(&CephxSecret([6; 16]), |out| {
             out.u8(2).u64(100).blob(&[5; 64]);
         });
         assert!(begun().done(mode::CRC, &wrong_key).is_err());
@@ -258,10 +258,10 @@ mod tests {
         let ticket_store = ticket_store();
         let request = ticket_store.renewal(u32::from(entity::OSD), 7).expect("we have a ticket of the monitors");
         assert_eq!(request[..2], GET_PRINCIPAL_SESSION_KEY.to_le_bytes());
-        assert_eq!(open(&request[2..], &Secret([3; 16])).0, 7);
-        let mut reply = Writer::new();
+        assert_eq!(open(&request[2..], &CephxSecret([3; 16])).0, 7);
+        let mut reply = PayloadWriter::new();
         reply.u16(GET_PRINCIPAL_SESSION_KEY).i32(0).u8(1).u32(1).u32(entity::OSD.into()).u8(1);
-        let content = sealed(&Secret([3; 16]), |out| {
+        let content = sealed(&CephxSecret([3; 16]), |out| {
             out.u8(1).u16(1).u64(0).u16(16).raw(&[9; 16]).u32(60).u32(0);
         });
         reply.raw(&content).u8(0).blob(b"newer");
@@ -271,7 +271,7 @@ mod tests {
         }
         ticket_store.renewed(&reply).expect("renewed");
         let ticket = ticket_store.ticket(entity::OSD.into()).expect("a ticket");
-        assert_eq!((ticket.session, ticket.blob, ticket.valid_seconds), (Secret([9; 16]), b"newer".to_vec(), 60));
+        assert_eq!((ticket.session, ticket.blob, ticket.valid_seconds), (CephxSecret([9; 16]), b"newer".to_vec(), 60));
         assert!(TicketStore::new().renewal(4, 7).is_none());
         assert!(TicketStore::new().renewed(&reply).is_err());
     }

@@ -1,24 +1,26 @@
 //! Client's part of a handshake: the result of authentication, and the request for a session.
 
-use super::{Established, Handshake, HandshakeState, Progress, RETRIES_MAX, Resume, Role, SessionOrigin};
-use crate::session::Violation;
-use crate::session::auth::Keys;
+use super::{
+    Established, HandshakeProgress, HandshakeState, MessengerHandshake, RETRIES_MAX, Resume, Role, SessionOrigin,
+};
+use crate::session::SessionViolation;
+use crate::session::auth::SessionKeys;
 use crate::wire::control::{AuthDone, ClientIdent, FLAG_LOSSY, Reconnect, ServerIdent};
 
-impl Handshake {
-    pub(super) fn auth_done(&mut self, done: &AuthDone) -> Result<(), Violation> {
+impl MessengerHandshake {
+    pub(super) fn auth_done(&mut self, done: &AuthDone) -> Result<(), SessionViolation> {
         let Role::Client { config, auth, .. } = &mut self.role else { unreachable!("a client") };
         if !config.modes.contains(&done.mode) {
-            return Err(Violation::ModeNotOffered(done.mode));
+            return Err(SessionViolation::ModeNotOffered(done.mode));
         }
         self.mode = done.mode;
-        self.keys = Keys { global_id: done.global_id, ..auth.done(done.mode, &done.payload)? };
+        self.keys = SessionKeys { global_id: done.global_id, ..auth.done(done.mode, &done.payload)? };
         auth.numbered(done.global_id);
         self.protect(true)
     }
 
     /// Requests a session from the server, new or resumed.
-    pub(super) fn begin_session(&mut self) -> Result<(), Violation> {
+    pub(super) fn begin_session(&mut self) -> Result<(), SessionViolation> {
         let Role::Client { config, resume, .. } = &self.role else { unreachable!("a client") };
         if resume.server_cookie != 0 {
             let reconnect = Reconnect {
@@ -47,27 +49,27 @@ impl Handshake {
         self.send(&ident)
     }
 
-    pub(super) fn retry(&mut self, change: impl FnOnce(&mut Resume)) -> Result<(), Violation> {
+    pub(super) fn retry(&mut self, change: impl FnOnce(&mut Resume)) -> Result<(), SessionViolation> {
         let Role::Client { resume, retries, .. } = &mut self.role else { unreachable!("a client") };
         *retries += 1;
         if *retries > RETRIES_MAX {
-            return Err(Violation::Retries);
+            return Err(SessionViolation::Retries);
         }
         change(resume);
         self.begin_session()
     }
 
-    pub(super) fn server_ident(&mut self, ident: ServerIdent) -> Result<Progress, Violation> {
+    pub(super) fn server_ident(&mut self, ident: ServerIdent) -> Result<HandshakeProgress, SessionViolation> {
         let Role::Client { config, resume, reset, .. } = &self.role else { unreachable!("a client") };
         // A peer reached by a path has no socket address to check; it may listen at other addresses too, and state one
         // of those.
         if config.target.socket.is_some() && !ident.addrs.iter().any(|addr| config.target.means(addr)) {
             let found: Vec<String> = ident.addrs.iter().map(ToString::to_string).collect();
-            return Err(Violation::WrongPeer { target: config.target.to_string(), found: found.join(", ") });
+            return Err(SessionViolation::WrongPeer { target: config.target.to_string(), found: found.join(", ") });
         }
         let lacks = config.required & !ident.supported;
         if lacks != 0 {
-            return Err(Violation::MessageFeatures(lacks));
+            return Err(SessionViolation::MessageFeatures(lacks));
         }
         let lossy = config.lossy || ident.flags & FLAG_LOSSY != 0;
         let established = Established {
@@ -79,6 +81,6 @@ impl Handshake {
             peer_addrs: ident.addrs,
         };
         self.state = HandshakeState::Over;
-        Ok(Progress::Established(Box::new(established)))
+        Ok(HandshakeProgress::Established(Box::new(established)))
     }
 }

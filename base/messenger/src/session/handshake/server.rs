@@ -1,7 +1,7 @@
 //! Server's part of a handshake: authentication of the client, and the reply to its session request.
 
-use super::{AUTH_REQUESTS_MAX, Handshake, HandshakeState, Role, SessionReply};
-use crate::session::Violation;
+use super::{AUTH_REQUESTS_MAX, HandshakeState, MessengerHandshake, Role, SessionReply};
+use crate::session::SessionViolation;
 use crate::session::auth::{AuthError, ServerStep};
 use crate::wire::control::{
     AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, IdentMissingFeatures, ReconnectOk, Reset, Retry, RetryGlobal,
@@ -10,12 +10,12 @@ use crate::wire::control::{
 const EACCES: i32 = 13;
 pub(super) const EOPNOTSUPP: i32 = 95;
 
-impl Handshake {
+impl MessengerHandshake {
     pub(super) fn auth_request(
         &mut self,
         request: &AuthRequest,
         random: &mut dyn FnMut() -> u64,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), SessionViolation> {
         let Role::Server { config, auth, requests, .. } = &mut self.role else { unreachable!("a server") };
         *requests += 1;
         let mode = request.modes.iter().copied().find(|mode| config.modes.contains(mode));
@@ -30,14 +30,18 @@ impl Handshake {
         self.auth_step_for(request.method, step)
     }
 
-    pub(super) fn auth_step(&mut self, step: Result<ServerStep, AuthError>) -> Result<(), Violation> {
+    pub(super) fn auth_step(&mut self, step: Result<ServerStep, AuthError>) -> Result<(), SessionViolation> {
         let Role::Server { auth, .. } = &self.role else { unreachable!("a server") };
         let method = auth.methods().first().copied().unwrap_or_default();
         self.auth_step_for(method, step)
     }
 
     /// Sends the result of a server's authentication step.
-    pub(super) fn auth_step_for(&mut self, method: u32, step: Result<ServerStep, AuthError>) -> Result<(), Violation> {
+    pub(super) fn auth_step_for(
+        &mut self,
+        method: u32,
+        step: Result<ServerStep, AuthError>,
+    ) -> Result<(), SessionViolation> {
         match step {
             Ok(ServerStep::More(payload)) => {
                 self.state = HandshakeState::AuthMore;
@@ -72,7 +76,7 @@ impl Handshake {
     ///
     /// # Panics
     /// When there is no pending request.
-    pub fn answer(&mut self, answer: &SessionReply) -> Result<bool, Violation> {
+    pub fn answer(&mut self, answer: &SessionReply) -> Result<bool, SessionViolation> {
         assert_eq!(self.state, HandshakeState::Deciding, "an answer without a question");
         self.state = match answer {
             SessionReply::Ident(_) | SessionReply::ReconnectOk(_) => HandshakeState::Over,

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::session::auth::NoAuth;
-use crate::session::shared_key::{self, Key, Keyring};
+use crate::session::shared_key::{self, Keyring, SharedKey};
 use crate::wire::control::{KeepaliveAck, Wait};
 use crate::wire::entity;
 
@@ -44,34 +44,34 @@ fn server_ident() -> ServerIdent {
 }
 
 struct Pair {
-    client: Handshake,
-    server: Handshake,
+    client: MessengerHandshake,
+    server: MessengerHandshake,
     random: Box<dyn FnMut() -> u64>,
     /// Bytes in flight to the client and to the server.
     under_way: [Vec<u8>; 2],
 }
 
 fn pair(modes: [&[u32]; 2], with_key: bool, resume: Resume) -> Pair {
-    let pools = Rc::new(Pools::new());
+    let pools = Rc::new(MessengerPools::new());
     let (client_auth, server_auth): (Box<dyn AuthClient>, Box<dyn AuthServer>) = if with_key {
-        let key = Key::new([9; 32]);
+        let key = SharedKey::new([9; 32]);
         let keyring = Rc::new(Keyring::new().with("a", key.clone()));
-        (Box::new(shared_key::Client::new("a", key)), Box::new(shared_key::Server::new("s", keyring)))
+        (Box::new(shared_key::SharedKeyClient::new("a", key)), Box::new(shared_key::SharedKeyServer::new("s", keyring)))
     } else {
         (Box::new(NoAuth), Box::new(NoAuth))
     };
     Pair {
-        client: Handshake::client(client_config(modes[0]), client_auth, resume, pools.clone()),
-        server: Handshake::server(server_config(modes[1]), server_auth, pools),
+        client: MessengerHandshake::client(client_config(modes[0]), client_auth, resume, pools.clone()),
+        server: MessengerHandshake::server(server_config(modes[1]), server_auth, pools),
         random: Box::new(chance(42)),
         under_way: [Vec::new(), Vec::new()],
     }
 }
 
-type Turn = (usize, Result<Progress, Violation>);
+type Turn = (usize, Result<HandshakeProgress, SessionViolation>);
 
 impl Pair {
-    fn side(&mut self, at: usize) -> &mut Handshake {
+    fn side(&mut self, at: usize) -> &mut MessengerHandshake {
         if at == 0 { &mut self.client } else { &mut self.server }
     }
 
@@ -91,11 +91,11 @@ impl Pair {
         }
         let link = if at == 0 { &mut self.client } else { &mut self.server };
         let mut fed = 0;
-        let mut last = Progress::NeedInput;
+        let mut last = HandshakeProgress::NeedInput;
         while fed < bytes.len() {
             fed += link.feed(&bytes[fed..]);
             match link.step(&mut self.random) {
-                Ok(Progress::NeedInput) => {}
+                Ok(HandshakeProgress::NeedInput) => {}
                 Ok(progress) => last = progress,
                 Err(error) => return Some((at, Err(error))),
             }
@@ -111,7 +111,7 @@ impl Pair {
                 return None;
             }
             match self.deliver(turn % 2, (*cut).max(1)) {
-                None | Some((_, Ok(Progress::NeedInput))) => {}
+                None | Some((_, Ok(HandshakeProgress::NeedInput))) => {}
                 told => return told,
             }
         }
@@ -121,14 +121,14 @@ impl Pair {
 
 fn asked(turn: Option<Turn>) -> SessionRequest {
     match turn {
-        Some((1, Ok(Progress::SessionRequest(asked)))) => asked,
+        Some((1, Ok(HandshakeProgress::SessionRequest(asked)))) => asked,
         other => panic!("the server is asked, not {other:?}"),
     }
 }
 
 fn established(turn: Option<Turn>) -> Established {
     match turn {
-        Some((0, Ok(Progress::Established(established)))) => *established,
+        Some((0, Ok(HandshakeProgress::Established(established)))) => *established,
         other => panic!("the client has a session, not {other:?}"),
     }
 }
@@ -177,7 +177,7 @@ proptest! {
             }
             match pair.deliver(side, usize::MAX) {
                 Some((_, Err(_))) => return Ok(()),
-                Some((_, Ok(progress))) => prop_assert_eq!(progress, Progress::NeedInput),
+                Some((_, Ok(progress))) => prop_assert_eq!(progress, HandshakeProgress::NeedInput),
                 None if pair.under_way.iter().all(Vec::is_empty) => return Ok(()),
                 None => {}
             }
@@ -221,7 +221,7 @@ fn a_client_that_lacks_features_is_told_which() {
     let mut pair = pair([&[mode::CRC], &[mode::CRC]], true, Resume::default());
     let SessionRequest::Ident(_) = asked(pair.talk(&[999])) else { panic!("a new session") };
     assert_eq!(pair.server.answer(&SessionReply::Missing(1 << 38)), Ok(false));
-    assert_eq!(pair.talk(&[999]), Some((0, Err(Violation::FeaturesRequired(1 << 38)))));
+    assert_eq!(pair.talk(&[999]), Some((0, Err(SessionViolation::FeaturesRequired(1 << 38)))));
 }
 
 #[test]
@@ -236,8 +236,8 @@ fn stale_numbers_are_raised() {
     for _ in 0..RETRIES_MAX {
         pair.server.answer(&SessionReply::Retry(7)).expect("sent");
         match pair.talk(&[999]) {
-            Some((1, Ok(Progress::SessionRequest(_)))) => {}
-            Some((0, Err(Violation::Retries))) => return,
+            Some((1, Ok(HandshakeProgress::SessionRequest(_)))) => {}
+            Some((0, Err(SessionViolation::Retries))) => return,
             other => panic!("{other:?}"),
         }
     }
@@ -246,24 +246,24 @@ fn stale_numbers_are_raised() {
 
 #[test]
 fn whoever_has_no_key_is_refused_with_a_reason() {
-    let pools = Rc::new(Pools::new());
+    let pools = Rc::new(MessengerPools::new());
     let mut pair = pair([&[mode::CRC], &[mode::CRC]], true, Resume::default());
-    let stranger = Box::new(shared_key::Client::new("a", Key::new([8; 32])));
-    pair.client = Handshake::client(client_config(&[mode::CRC]), stranger, Resume::default(), pools.clone());
+    let stranger = Box::new(shared_key::SharedKeyClient::new("a", SharedKey::new([8; 32])));
+    pair.client = MessengerHandshake::client(client_config(&[mode::CRC]), stranger, Resume::default(), pools.clone());
     let refused = pair.talk(&[999]);
-    assert!(matches!(refused, Some((0, Err(Violation::MethodRefused { result: -13, .. })))), "{refused:?}");
+    assert!(matches!(refused, Some((0, Err(SessionViolation::MethodRefused { result: -13, .. })))), "{refused:?}");
     assert_eq!(pair.server.refused(), Some(&AuthError::Proof("a".into())));
 
     pair = self::pair([&[mode::CRC], &[mode::SECURE]], true, Resume::default());
     let refused = pair.talk(&[999]);
-    let Some((0, Err(differ @ Violation::ModesDiffer { .. }))) = refused else { panic!("{refused:?}") };
-    assert_eq!(differ, Violation::ModesDiffer { ours: vec![mode::CRC], theirs: vec![mode::SECURE] });
+    let Some((0, Err(differ @ SessionViolation::ModesDiffer { .. }))) = refused else { panic!("{refused:?}") };
+    assert_eq!(differ, SessionViolation::ModesDiffer { ours: vec![mode::CRC], theirs: vec![mode::SECURE] });
     let text = "connection modes do not overlap: the peer accepts secure, we offer crc";
     assert_eq!(differ.to_string(), text);
 
     pair = self::pair([&[mode::CRC], &[mode::CRC]], true, Resume::default());
-    pair.client = Handshake::client(client_config(&[mode::CRC]), Box::new(NoAuth), Resume::default(), pools);
-    assert!(matches!(pair.talk(&[999]), Some((0, Err(Violation::MethodRefused { result: -95, .. })))));
+    pair.client = MessengerHandshake::client(client_config(&[mode::CRC]), Box::new(NoAuth), Resume::default(), pools);
+    assert!(matches!(pair.talk(&[999]), Some((0, Err(SessionViolation::MethodRefused { result: -95, .. })))));
 }
 
 #[test]
@@ -277,7 +277,9 @@ fn guesses_are_counted() {
     let guess = AuthRequest { method: 1, modes: vec![mode::CRC], payload: vec![] };
     for left in (0..AUTH_REQUESTS_MAX).rev() {
         let mut frame = BufList::new();
-        Encoder::new(Rc::new(Pools::new()), true).control(Tag::AuthRequest, &guess.encode(), &mut frame).expect("crc");
+        Encoder::new(Rc::new(MessengerPools::new()), true)
+            .control(Tag::AuthRequest, &guess.encode(), &mut frame)
+            .expect("crc");
         pair.server.feed(&frame.to_vec());
         let result = pair.server.step(&mut || 1);
         assert_eq!(result.is_err(), left == 0);
@@ -289,7 +291,7 @@ fn a_server_somewhere_else_is_not_believed() {
     let mut pair = pair([&[mode::CRC], &[mode::CRC]], false, Resume { client_cookie: 1, ..Resume::default() });
     asked(pair.talk(&[999]));
     pair.server.answer(&SessionReply::Ident(ServerIdent { addrs: vec![addr(1001)], ..server_ident() })).expect("sent");
-    assert!(matches!(pair.talk(&[999]), Some((0, Err(Violation::WrongPeer { .. })))));
+    assert!(matches!(pair.talk(&[999]), Some((0, Err(SessionViolation::WrongPeer { .. })))));
 }
 
 #[test]
@@ -297,10 +299,12 @@ fn floods_before_authentication_end_the_connection() {
     let mut pair = pair([&[mode::CRC], &[mode::CRC]], true, Resume::default());
     let mut frame = BufList::new();
     let request = AuthRequest { method: 0, modes: vec![], payload: vec![0; 15_000] };
-    Encoder::new(Rc::new(Pools::new()), true).control(Tag::AuthRequest, &request.encode(), &mut frame).expect("crc");
+    Encoder::new(Rc::new(MessengerPools::new()), true)
+        .control(Tag::AuthRequest, &request.encode(), &mut frame)
+        .expect("crc");
     let hello = Hello { entity: 1, peer: addr(1) };
     let mut hellos = BufList::new();
-    Encoder::new(Rc::new(Pools::new()), true).control(Tag::Hello, &hello.encode(), &mut hellos).expect("crc");
+    Encoder::new(Rc::new(MessengerPools::new()), true).control(Tag::Hello, &hello.encode(), &mut hellos).expect("crc");
     let flood = [Banner::OURS.encode(), hellos.to_vec(), frame.to_vec().repeat(10)].concat();
     let mut fed = 0;
     while fed < flood.len() {
@@ -374,12 +378,14 @@ fn every_frame_in_every_state() {
             }
             // The bytes in flight are replaced by this frame.  In crc mode any encoder will do.
             let mut frame = BufList::new();
-            Encoder::new(Rc::new(Pools::new()), true).control(tag, &payload(tag), &mut frame).expect("crc mode");
+            Encoder::new(Rc::new(MessengerPools::new()), true)
+                .control(tag, &payload(tag), &mut frame)
+                .expect("crc mode");
             let link = pair.side(at);
             assert!(link.decoder.is_between_frames(), "{state:?}");
             link.feed(&frame.to_vec());
             let result = link.step(&mut || 3);
-            let unexpected = matches!(result, Err(Violation::Unexpected { tag: told, .. }) if told == tag);
+            let unexpected = matches!(result, Err(SessionViolation::Unexpected { tag: told, .. }) if told == tag);
             assert_eq!(unexpected, !allowed.contains(&tag), "{tag:?} in {state:?} of client {client}: {result:?}");
         }
     }

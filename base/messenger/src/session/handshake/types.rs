@@ -111,10 +111,11 @@ pub struct Established {
 
 /// Progress of the handshake after parsing received bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Progress {
+pub enum HandshakeProgress {
     /// More bytes must be received.
     NeedInput,
-    /// Server only: session request of the client; [`Handshake::answer`](super::Handshake::answer) is next.
+    /// Server only: session request of the client; [`MessengerHandshake::answer`](super::MessengerHandshake::answer) is
+    /// next.
     SessionRequest(SessionRequest),
     /// Client only: session established, new or resumed.
     Established(Box<Established>),

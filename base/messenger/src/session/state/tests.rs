@@ -35,7 +35,7 @@ type Token = (u16, u64);
 
 #[derive(Debug)]
 struct Side {
-    session: Session<Token>,
+    session: MessengerSession<Token>,
     pushed: BTreeMap<u16, u64>,
     settled: Vec<Token>,
     delivered: Vec<Token>,
@@ -44,7 +44,7 @@ struct Side {
 }
 
 fn side() -> Side {
-    let session = Session::new(false, Resume { client_cookie: 7, server_cookie: 8, ..Resume::default() });
+    let session = MessengerSession::new(false, Resume { client_cookie: 7, server_cookie: 8, ..Resume::default() });
     Side { session, pushed: BTreeMap::new(), settled: vec![], delivered: vec![], arriving: VecDeque::new() }
 }
 
@@ -73,7 +73,7 @@ fn apply(sides: &mut [Side; 2], step: &Step) {
             let Some((message, ack)) = side.arriving.pop_front() else { return };
             side.session.acknowledged(ack, |token| side.settled.push(token)).expect("it was sent");
             if let Some((seq, token)) = message
-                && side.session.received(seq).expect("none is left out") == Verdict::Deliver
+                && side.session.received(seq).expect("none is left out") == ReceiveVerdict::Deliver
             {
                 side.delivered.push(token);
             }
@@ -132,7 +132,7 @@ proptest! {
 
 #[test]
 fn the_highest_priority_goes_first() {
-    let mut session = Session::new(false, Resume::default());
+    let mut session = MessengerSession::new(false, Resume::default());
     for (at, priority) in [5, 1, 9, 5, 9, 1].into_iter().enumerate() {
         session.push(priority, at);
     }
@@ -142,9 +142,9 @@ fn the_highest_priority_goes_first() {
 
 #[test]
 fn acknowledging_what_was_never_sent_is_a_violation() {
-    let mut session = Session::new(false, Resume::default());
+    let mut session = MessengerSession::new(false, Resume::default());
     session.push(1, 'a');
-    assert_eq!(session.acknowledged(1, |_| ()), Err(Violation::Sequence { got: 1, expected: 0 }));
+    assert_eq!(session.acknowledged(1, |_| ()), Err(SessionViolation::Sequence { got: 1, expected: 0 }));
     session.pop();
     assert_eq!(session.acknowledged(1, |_| ()), Ok(()));
     assert_eq!(session.acknowledged(0, |_| ()), Ok(()), "an old one is none");
@@ -154,17 +154,17 @@ fn acknowledging_what_was_never_sent_is_a_violation() {
 
 #[test]
 fn a_gap_is_a_violation_and_a_repetition_is_not() {
-    let mut session: Session<()> = Session::new(false, Resume::default());
-    assert_eq!(session.received(2), Err(Violation::Sequence { got: 2, expected: 1 }));
-    assert_eq!(session.received(1), Ok(Verdict::Deliver));
-    assert_eq!(session.received(1), Ok(Verdict::Duplicate));
-    let mut lossy: Session<()> = Session::new(true, Resume::default());
-    assert_eq!(lossy.received(5), Ok(Verdict::Deliver));
+    let mut session: MessengerSession<()> = MessengerSession::new(false, Resume::default());
+    assert_eq!(session.received(2), Err(SessionViolation::Sequence { got: 2, expected: 1 }));
+    assert_eq!(session.received(1), Ok(ReceiveVerdict::Deliver));
+    assert_eq!(session.received(1), Ok(ReceiveVerdict::Duplicate));
+    let mut lossy: MessengerSession<()> = MessengerSession::new(true, Resume::default());
+    assert_eq!(lossy.received(5), Ok(ReceiveVerdict::Deliver));
 }
 
 #[test]
 fn a_lossy_session_keeps_nothing() {
-    let mut session = Session::new(true, Resume::default());
+    let mut session = MessengerSession::new(true, Resume::default());
     session.push(1, 'a');
     assert_eq!(session.pop(), Some((1, 'a')));
     assert_eq!((session.unacknowledged(), session.owes_ack()), (0, false));
@@ -172,17 +172,17 @@ fn a_lossy_session_keeps_nothing() {
 
 #[test]
 fn the_highest_number_is_received() {
-    let mut session = Session::<Token>::new(true, Resume::default());
+    let mut session = MessengerSession::<Token>::new(true, Resume::default());
     for _ in 0..2 {
-        assert_eq!(session.received(u64::MAX), Ok(Verdict::Deliver));
+        assert_eq!(session.received(u64::MAX), Ok(ReceiveVerdict::Deliver));
     }
-    assert_eq!(session.received(1), Ok(Verdict::Duplicate));
+    assert_eq!(session.received(1), Ok(ReceiveVerdict::Duplicate));
 }
 
 #[test]
 fn a_full_reset_gives_everything_back_in_order() {
     let mut session =
-        Session::new(false, Resume { client_cookie: 1, server_cookie: 2, global_seq: 3, ..Resume::default() });
+        MessengerSession::new(false, Resume { client_cookie: 1, server_cookie: 2, global_seq: 3, ..Resume::default() });
     (0..6).for_each(|at| session.push(1, at));
     assert_eq!((0..3).filter_map(|_| session.pop()).count(), 3);
     session.acknowledged(1, |_| ()).expect("it was sent");
@@ -193,7 +193,7 @@ fn a_full_reset_gives_everything_back_in_order() {
 
 #[test]
 fn half_a_reset_sends_everything_under_new_numbers() {
-    let mut session = Session::new(false, Resume::default());
+    let mut session = MessengerSession::new(false, Resume::default());
     (0..4).for_each(|at| session.push(1, at));
     assert_eq!((0..3).filter_map(|_| session.pop()).count(), 3);
     session.acknowledged(1, |_| ()).expect("it was sent");

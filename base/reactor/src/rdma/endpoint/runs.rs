@@ -2,11 +2,11 @@
 
 use std::io;
 
-use super::{Endpoint, Item, KIND_LONG, READ, WRITE};
+use super::{Item, KIND_LONG, READ, RdmaEndpoint, WRITE};
 use crate::buf::{Buf, BufMut};
-use crate::rdma::ffi::{self, Piece};
+use crate::rdma::ffi::{self, ScatterGatherEntry};
 
-impl Endpoint {
+impl RdmaEndpoint {
     /// Starts to read as much of the next long data as fits into the buffer.
     pub(in crate::rdma) fn begin_read(&self, mut buf: BufMut) -> io::Result<()> {
         self.check()?;
@@ -27,7 +27,7 @@ impl Endpoint {
                     bounce = self.device.eager.get();
                     self.device.own(&mut bounce)
                 })?;
-                (Piece { len: piece.len.min(len as u32), ..piece }, Some(bounce))
+                (ScatterGatherEntry { len: piece.len.min(len as u32), ..piece }, Some(bounce))
             }
         };
         state.read_done = false;
@@ -63,7 +63,7 @@ impl Endpoint {
 
     /// Splits off the next run of `rest`, in registered memory or copied there; returns it with its address and key.
     /// `None` when all bounce buffers are in use.
-    pub(in crate::rdma) fn lend(&self, rest: &mut Buf) -> Option<(Buf, (Piece, u32))> {
+    pub(in crate::rdma) fn lend(&self, rest: &mut Buf) -> Option<(Buf, (ScatterGatherEntry, u32))> {
         if let Some(piece) = self.device.lent(rest.region(), rest.as_ptr(), rest.len()) {
             return Some((rest.split_to(rest.len()), piece));
         }
@@ -72,11 +72,11 @@ impl Endpoint {
 
     /// Splits off the next run of `rest` like [`lend`](Self::lend), but copied to a short buffer, of which there are
     /// many.
-    pub(in crate::rdma) fn lend_short(&self, rest: &mut Buf) -> io::Result<(Buf, (Piece, u32))> {
+    pub(in crate::rdma) fn lend_short(&self, rest: &mut Buf) -> io::Result<(Buf, (ScatterGatherEntry, u32))> {
         self.copied(self.device.eager.get(), rest).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
-    fn copied(&self, mut copy: BufMut, rest: &mut Buf) -> Option<(Buf, (Piece, u32))> {
+    fn copied(&self, mut copy: BufMut, rest: &mut Buf) -> Option<(Buf, (ScatterGatherEntry, u32))> {
         let len = rest.len().min(copy.spare());
         let piece = self.device.lent(copy.region(), copy.as_ptr(), len)?;
         copy.extend_from_slice(&rest.split_to(len));
@@ -84,7 +84,7 @@ impl Endpoint {
     }
 
     /// Announces long data for the peer to read.
-    pub(in crate::rdma) fn send_long(&self, run: Buf, (piece, key): (Piece, u32)) -> io::Result<()> {
+    pub(in crate::rdma) fn send_long(&self, run: Buf, (piece, key): (ScatterGatherEntry, u32)) -> io::Result<()> {
         self.check()?;
         let mut buf = self.eager();
         buf.extend_from_slice(&piece.addr.to_le_bytes());
@@ -102,7 +102,7 @@ impl Endpoint {
     pub(in crate::rdma) fn send_write(
         &self,
         run: Buf,
-        (piece, _): (Piece, u32),
+        (piece, _): (ScatterGatherEntry, u32),
         remote: (u64, u32),
     ) -> io::Result<u64> {
         self.check()?;

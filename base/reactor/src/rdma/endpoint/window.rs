@@ -5,13 +5,13 @@ use std::io;
 use std::ptr;
 use std::rc::Rc;
 
-use super::Endpoint;
+use super::RdmaEndpoint;
 use crate::buf::BufMut;
-use crate::rdma::Place;
+use crate::rdma::RemoteWindow;
 use crate::rdma::ffi::{self, Mr};
 
-impl Endpoint {
-    pub(in crate::rdma) fn window(self: &Rc<Self>, len: usize) -> io::Result<Window> {
+impl RdmaEndpoint {
+    pub(in crate::rdma) fn window(self: &Rc<Self>, len: usize) -> io::Result<RdmaWindow> {
         let len = u32::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?.max(1);
         let buf = BufMut::zeroed(len as usize);
         let access = ffi::LOCAL_WRITE | ffi::REMOTE_WRITE;
@@ -21,14 +21,14 @@ impl Endpoint {
         if mr.is_null() {
             return Err(io::Error::last_os_error());
         }
-        Ok(Window { endpoint: self.clone(), buf, len, mr: Cell::new(mr) })
+        Ok(RdmaWindow { endpoint: self.clone(), buf, len, mr: Cell::new(mr) })
     }
 }
 
 /// Memory window that the peer writes to by itself.
-pub struct Window {
+pub struct RdmaWindow {
     /// Keeps the protection domain alive.
-    endpoint: Rc<Endpoint>,
+    endpoint: Rc<RdmaEndpoint>,
     /// Never accessed as a slice: the peer may be writing to it.
     buf: BufMut,
     len: u32,
@@ -36,14 +36,14 @@ pub struct Window {
     mr: Cell<*mut Mr>,
 }
 
-impl Window {
+impl RdmaWindow {
     /// Returns the window's address, key and length for the peer; the key gives no access once it was
     /// [revoked](Self::revoke).
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> RemoteWindow {
         let mr = self.mr.get();
         // SAFETY: registered until it is revoked, and null then.
         let key = if mr.is_null() { 0 } else { unsafe { (*mr).rkey } };
-        Place { addr: self.buf.as_ptr() as u64, key, len: self.len }
+        RemoteWindow { addr: self.buf.as_ptr() as u64, key, len: self.len }
     }
 
     /// Copies out `out.len()` bytes from `offset`.  The peer may be writing them concurrently: it must announce
@@ -60,7 +60,7 @@ impl Window {
     }
 }
 
-impl Window {
+impl RdmaWindow {
     /// Writes from this side, as the peer could.
     ///
     /// # Panics
@@ -75,18 +75,18 @@ impl Window {
     }
 }
 
-impl Window {
+impl RdmaWindow {
     /// Revokes the peer's access: the device refuses all further writes; bytes written before can still be read.
     pub fn revoke(&self) {
         let mr = self.mr.replace(ptr::null_mut());
         if !mr.is_null() {
-            // SAFETY: registered by `Endpoint::window`, and its pointer was cleared above.
+            // SAFETY: registered by `RdmaEndpoint::window`, and its pointer was cleared above.
             unsafe { (self.endpoint.lib.ibv_dereg_mr)(mr) };
         }
     }
 }
 
-impl Drop for Window {
+impl Drop for RdmaWindow {
     fn drop(&mut self) {
         self.revoke();
     }

@@ -212,7 +212,7 @@ mod tests {
     use std::task::Poll;
 
     use forebay_block::{
-        BlockDevice, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, Reply, Request, Transaction,
+        BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, Transaction,
     };
     use forebay_image::{self as image, CreateOptions, Image};
     use forebay_ram::cluster::{Client, Cluster};
@@ -447,8 +447,8 @@ mod tests {
         keys
     }
 
-    async fn write(device: &Rc<dyn BlockDevice>, data: &[u8]) -> forebay_block::Result<Reply> {
-        device.submit(Request::Write { offset: 0, data: Buf::copy_of(data).into(), fua: false }).await
+    async fn write(device: &Rc<dyn BlockDevice>, data: &[u8]) -> forebay_block::Result<BlockReply> {
+        device.submit(BlockRequest::Write { offset: 0, data: Buf::copy_of(data).into(), fua: false }).await
     }
 
     /// An image that can be read but not written, exported both ways: hosts may read it, and may write it over the
@@ -492,7 +492,7 @@ mod tests {
             assert_eq!(failure(writes).map(|failure| failure.message), None);
             assert!(!writer.geometry().read_only && writer.reservations().is_some());
             write(&writer, b"some").await.expect("written");
-            let read = reader.submit(Request::Read(Extent::new(0, 4))).await.expect("read by who had it before");
+            let read = reader.submit(BlockRequest::Read(Extent::new(0, 4))).await.expect("read by who had it before");
             assert_eq!(read.into_data().to_vec(), b"some");
             let refused = write(&reader, b"more").await.expect_err("a read-only export");
             assert_eq!(refused.kind(), ErrorKind::ReadOnly);

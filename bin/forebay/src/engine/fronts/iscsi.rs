@@ -45,7 +45,7 @@ pub struct IscsiFront {
     /// Logical units by image, with their targets.
     luns: RefCell<BTreeMap<String, (Target, u16)>>,
     /// Logical units being removed, each with a completion that fires when no session uses it.
-    leaving: RefCell<BTreeMap<String, forebay_reactor::cross::Answered<()>>>,
+    leaving: RefCell<BTreeMap<String, forebay_reactor::cross::OneshotReceiver<()>>>,
     /// Space of each pool, by name.
     spaces: RefCell<BTreeMap<String, Arc<Space>>>,
     watching: RefCell<Option<JoinHandle<()>>>,

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_block::{BufList, Extent, Request};
+use forebay_block::{BlockRequest, BufList, Extent};
 
 use super::{CommandFuture, PIECE, composite, failed, fetch, is_zero, pieces, store};
 use crate::scsi::copy::{self, Copy};
@@ -57,7 +57,8 @@ async fn copy_segment(from: &LogicalUnit, to: &LogicalUnit, from_at: u64, to_at:
         let data = fetch(from.device(), piece).await?;
         let offset = to_at + (piece.offset - from_at);
         if is_zero(&data) {
-            let request = Request::WriteZeroes { extent: Extent::new(offset, piece.len), no_unmap: false, fua: false };
+            let request =
+                BlockRequest::WriteZeroes { extent: Extent::new(offset, piece.len), no_unmap: false, fua: false };
             to.device().submit(request).await.map_err(|error| failed(&error, true))?;
         } else {
             store(to.device(), offset, data, false).await?;

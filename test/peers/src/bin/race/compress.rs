@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use forebay_accel::compress::engine::{Engine, Job, Pool, PoolOptions, Ticket, Work};
+use forebay_accel::compress::engine::{
+    CompressionEngine, CompressionJob, CompressionPool, CompressionWork, JobTicket, PoolOptions,
+};
 use forebay_accel::compress::{Codec, Compressor, Decompressor, Framing, Level};
 use forebay_peers::corpus::Corpus;
 use forebay_peers::igzip::Igzip;
@@ -177,21 +179,22 @@ fn engine(race: &Race, corpus: &Corpus) {
             continue;
         }
         let blocks: Vec<&[u8]> = corpus.blocks(JOB).into_iter().filter(|block| block.len() == JOB).collect();
-        let pool = Pool::new(&PoolOptions { workers: 2, depth: 64, ..PoolOptions::default() }).expect("threads");
+        let pool =
+            CompressionPool::new(&PoolOptions { workers: 2, depth: 64, ..PoolOptions::default() }).expect("threads");
         let total = passes * blocks.len() * JOB;
-        let work = Work::Compress { codec: codec(number), at_most: JOB, sample: false };
+        let work = CompressionWork::Compress { codec: codec(number), at_most: JOB, sample: false };
         let job = |data: &&[u8]| {
             let input: Vec<Box<[u8]>> = data.chunks(4096).map(Box::from).collect();
             let output: Vec<Box<[u8]>> = (0..33).map(|_| vec![0u8; 4096].into_boxed_slice()).collect();
-            Job::new(work, input, output)
+            CompressionJob::new(work, input, output)
         };
         // One job for each block, as the single thread has one piece of memory for each, and as many as may be open.
-        let mut idle: VecDeque<Job> = blocks.iter().cycle().take(blocks.len().max(OPEN)).map(job).collect();
+        let mut idle: VecDeque<CompressionJob> = blocks.iter().cycle().take(blocks.len().max(OPEN)).map(job).collect();
         let mut submits: Vec<f64> = Vec::new();
         let submits_of = &mut submits;
         let jobs = passes * blocks.len();
         let mut turn = move || {
-            let mut open: VecDeque<Ticket> = VecDeque::new();
+            let mut open: VecDeque<JobTicket> = VecDeque::new();
             let mut submitted = 0;
             while submitted < jobs || !open.is_empty() {
                 while submitted < jobs && open.len() < OPEN {
@@ -208,8 +211,9 @@ fn engine(race: &Race, corpus: &Corpus) {
                 let ended = std::iter::once(wait(last).expect("the pool is there"));
                 for finished in ended.chain(open.drain(..batch - 1).map(|ticket| wait(ticket).expect("the pool"))) {
                     assert!(finished.result.is_ok());
-                    let (input, output) = finished.into_pages::<Box<[u8]>, Box<[u8]>>().expect("the pages that went in");
-                    idle.push_back(Job::new(work, input, output));
+                    let (input, output) =
+                        finished.into_pages::<Box<[u8]>, Box<[u8]>>().expect("the pages that went in");
+                    idle.push_back(CompressionJob::new(work, input, output));
                 }
             }
             total

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use forebay_accel::Tier;
 use forebay_accel::crc32c::crc32c;
-use forebay_accel::erasure::{Code, Construction, Decoder};
+use forebay_accel::erasure::{Code, Construction, ErasureDecoder};
 use forebay_peers::debian::{Isal, Jerasure};
 use forebay_peers::isal::{self, Encoder};
 
@@ -181,7 +181,7 @@ fn rebuild(race: &Race, stripes: &Stripes, name: &str, goal: f64) {
     // What ISA-L's caller would compute: the rows that make the lost chunks of those that are left.
     let rows = rows_by_rebuilding(&code, lost);
     let isal = Encoder::new(k, &rows);
-    let mut decoder = Decoder::new(code);
+    let mut decoder = ErasureDecoder::new(code);
     let outputs = k + m..k + m + lost;
     let (mut a, mut b) =
         (Prepared::new(stripes, |at| at + lost, outputs.clone()), Prepared::new(stripes, |at| at + lost, outputs));
@@ -210,7 +210,7 @@ fn rows_by_rebuilding(code: &Code, lost: usize) -> Vec<u8> {
     let have: Vec<(usize, &[u8])> = units.iter().enumerate().map(|(at, unit)| (lost + at, &unit[..])).collect();
     let mut rows = vec![vec![0; k]; lost];
     let mut want: Vec<(usize, &mut [u8])> = rows.iter_mut().enumerate().map(|(at, row)| (at, &mut row[..])).collect();
-    Decoder::new(code.clone()).rebuild(&have, &mut want).expect("k chunks");
+    ErasureDecoder::new(code.clone()).rebuild(&have, &mut want).expect("k chunks");
     rows.concat()
 }
 

@@ -9,8 +9,8 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch,
-    WriteExtent,
+    BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
+    SizeWatch, WriteExtent,
 };
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{sleep, spawn, timeout};
@@ -159,7 +159,7 @@ impl BlockDevice for Base {
         self.inner.geometry()
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         match request.is_write() {
             true => self.watched(self.inner.submit(request)),
             false => self.inner.submit(request),
@@ -342,8 +342,8 @@ impl Front {
         attachment: &LogAttachment<Keeper>,
         base: &Rc<Base>,
         store: &ImageStore,
-        request: Request,
-    ) -> LocalFuture<Result<Reply>> {
+        request: BlockRequest,
+    ) -> LocalFuture<Result<BlockReply>> {
         let device = attachment.device();
         let past = std::ptr::addr_eq(Rc::as_ptr(&device), Rc::as_ptr(base));
         if past && store.record.borrow().log.is_some() && !store.storing.get() {
@@ -359,7 +359,7 @@ impl BlockDevice for Front {
         self.base.geometry()
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let (attachment, base, store) = (self.attachment.clone(), self.base.clone(), self.store.clone());
         let change = request.extent().filter(|_| request.is_write());
         let in_flight = self.in_flight.clone();
@@ -570,7 +570,7 @@ impl Lives {
     /// Closes the log as it is, and opens the volume again: everything that was answered is there.
     async fn reopen(&mut self, process: Process) -> Result<Process> {
         // A handle that does not know its record refuses this, and is as good as closed.
-        let flushed = self.watched(&process.front).submit(Request::Flush).await;
+        let flushed = self.watched(&process.front).submit(BlockRequest::Flush).await;
         let Process { attachment, front, .. } = process;
         let closed = attachment.close().await;
         drop((attachment, front));
@@ -582,7 +582,7 @@ impl Lives {
             let mut offset = 0;
             while offset < self.load.span {
                 let len = (16 << 10).min(self.load.span - offset);
-                watched.submit(Request::Read(Extent::new(offset, len))).await?;
+                watched.submit(BlockRequest::Read(Extent::new(offset, len))).await?;
                 offset += len;
             }
         }

@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{
-    BlockDevice, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Reply, Request,
-    Result, SizeWatch, WriteExtent,
+    BlockDevice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
+    LocalFuture, Result, SizeWatch, WriteExtent,
 };
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, OpenOptions, spawn};
@@ -123,7 +123,7 @@ impl BlockDevice for Backend {
         Geometry { size: self.size.get(), block_size: 1, preferred_io: 4096, transfer_max: 1 << 20, read_only: false }
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let (file, gate) = (self.file.clone(), self.gate.clone());
         let (under_way, ended, record) = (self.under_way.clone(), self.ended.clone(), self.record.clone());
         let size = self.size.clone();
@@ -141,28 +141,30 @@ impl BlockDevice for Backend {
                 _at_work = Some(AtWork { under_way, ended, extent, write });
             }
             let _passed = match &request {
-                Request::Read(_) | Request::Flush => None,
-                Request::CompareAndWrite { .. } => Some(gate.acquire(GATE).await),
+                BlockRequest::Read(_) | BlockRequest::Flush => None,
+                BlockRequest::CompareAndWrite { .. } => Some(gate.acquire(GATE).await),
                 _ => Some(gate.acquire(1).await),
             };
             match request {
-                Request::Read(Extent { offset, len }) => {
+                BlockRequest::Read(Extent { offset, len }) => {
                     let data = file.read_exact_at(offset, len as usize).await.map_err(io)?;
-                    return Ok(Reply::Data(data.into()));
+                    return Ok(BlockReply::Data(data.into()));
                 }
-                Request::Write { offset, data, fua } if fua => file.write_durable_at(data, offset).await.map_err(io)?,
-                Request::Write { offset, data, .. } => file.write_at(data, offset).await.map_err(io)?,
-                Request::Discard(extent) => {
+                BlockRequest::Write { offset, data, fua } if fua => {
+                    file.write_durable_at(data, offset).await.map_err(io)?
+                }
+                BlockRequest::Write { offset, data, .. } => file.write_at(data, offset).await.map_err(io)?,
+                BlockRequest::Discard(extent) => {
                     file.write_at(BufList::zeroes(extent.len as usize), extent.offset).await.map_err(io)?;
                 }
-                Request::WriteZeroes { extent, fua, .. } => {
+                BlockRequest::WriteZeroes { extent, fua, .. } => {
                     let zeroes = BufList::zeroes(extent.len as usize);
                     match fua {
                         true => file.write_durable_at(zeroes, extent.offset).await.map_err(io)?,
                         false => file.write_at(zeroes, extent.offset).await.map_err(io)?,
                     }
                 }
-                Request::CompareAndWrite { offset, expect, data, fua } => {
+                BlockRequest::CompareAndWrite { offset, expect, data, fua } => {
                     let found = file.read_exact_at(offset, expect.len()).await.map_err(io)?;
                     let expect = expect.to_vec();
                     if let Some(at) = found.iter().zip(&expect).position(|(one, other)| one != other) {
@@ -173,14 +175,14 @@ impl BlockDevice for Backend {
                         false => file.write_at(data, offset).await.map_err(io)?,
                     }
                 }
-                Request::Flush => file.sync_data().await.map_err(io)?,
+                BlockRequest::Flush => file.sync_data().await.map_err(io)?,
             }
-            Ok(Reply::Done)
+            Ok(BlockReply::Done)
         })
     }
 
     fn write_many(&self, writes: Vec<WriteExtent>, fua: bool) -> LocalFuture<Result<()>> {
-        let one = |WriteExtent { offset, data }| spawn(self.submit(Request::Write { offset, data, fua }));
+        let one = |WriteExtent { offset, data }| spawn(self.submit(BlockRequest::Write { offset, data, fua }));
         let under_way: Vec<_> = writes.into_iter().map(one).collect();
         Box::pin(async move {
             let mut all = Ok(());
@@ -230,9 +232,9 @@ mod tests {
             record.released.set(released);
             record.size.set(64 << 10);
             let backend = Backend::open(record).expect("a backend");
-            let read = spawn(backend.submit(Request::Read(Extent::new(4096, 4096))));
+            let read = spawn(backend.submit(BlockRequest::Read(Extent::new(4096, 4096))));
             let data = Buf::copy_of(&[7; 4096]).into();
-            let write = spawn(backend.submit(Request::Write { offset: 4096, data, fua: false }));
+            let write = spawn(backend.submit(BlockRequest::Write { offset: 4096, data, fua: false }));
             let seen = read.await.expect("read").into_data().to_vec();
             write.await.expect("written");
             seen[0]

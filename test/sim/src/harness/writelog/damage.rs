@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, Error, ErrorKind, Extent, Reply, Request, Result};
+use forebay_block::{BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, Result};
 use forebay_reactor::timeout;
 use forebay_writelog::format::{AREA_AT, BlockHeader, ENTRY_LEN, LOGS_AT, SUPER_COPIES, SUPER_LEN, tag_of};
 use forebay_writelog::{LogId, WriteLog};
@@ -144,9 +144,9 @@ impl Run {
         let mut blocks = Vec::new();
         let span = self.span();
         for offset in (0..span).step_by(BLOCK as usize) {
-            let read = log.submit(Request::Read(Extent::new(offset, BLOCK.min(span - offset))));
+            let read = log.submit(BlockRequest::Read(Extent::new(offset, BLOCK.min(span - offset))));
             let data = timeout(PATIENCE, read).await.map_err(|_| Error::from(ErrorKind::TimedOut))?;
-            blocks.push(data.map(Reply::into_data).map(|data| data.to_vec()).ok());
+            blocks.push(data.map(BlockReply::into_data).map(|data| data.to_vec()).ok());
         }
         Ok(Looked::Opened { head, blocks })
     }

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, Extent, LocalFuture, Reply, Request, Result};
+use forebay_block::{BlockReply, BlockRequest, Error, ErrorKind, Extent, LocalFuture, Result};
 use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_writelog::{LogId, MediumKind, Mode, Owner, Persist, Shelf, ShelfOptions, WriteLog};
@@ -390,8 +390,8 @@ impl Run {
             if log.mode().is_on() && self.oracles.violation().is_ok() {
                 // Closed in order is as good as flushed.
                 let mut blocks = self.oracles.blocks.borrow_mut();
-                let token = blocks.submit(&Request::Flush);
-                blocks.complete(token, &Ok(Reply::Done));
+                let token = blocks.submit(&BlockRequest::Flush);
+                blocks.complete(token, &Ok(BlockReply::Done));
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Extent, Reply, Request, Result};
+use forebay_block::{BlockReply, BlockRequest, Extent, Result};
 use forebay_reactor::sleep;
 use forebay_writelog::WriteLog;
 
@@ -55,7 +55,7 @@ impl Resizing {
 
     async fn resize(&mut self, from: u64, to: u64) -> Result<()> {
         let cut = Extent::new(to, from.saturating_sub(to));
-        let zeroes = Request::WriteZeroes { extent: cut, no_unmap: false, fua: true };
+        let zeroes = BlockRequest::WriteZeroes { extent: cut, no_unmap: false, fua: true };
         self.world.note(|| format!("resize from {from} to {to}"));
         self.oracles.blocks.borrow_mut().set_size(from.min(to), from.max(to));
         let tokens = (to < from).then(|| {
@@ -75,7 +75,7 @@ impl Resizing {
         result?;
         let mut blocks = self.oracles.blocks.borrow_mut();
         if let Some((token, ordered)) = tokens {
-            self.oracles.order.borrow_mut().complete(ordered, &Ok(Reply::Done));
+            self.oracles.order.borrow_mut().complete(ordered, &Ok(BlockReply::Done));
             blocks.cut_ends(token, cut, &Ok(()));
         }
         blocks.set_size(to, to);

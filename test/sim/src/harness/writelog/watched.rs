@@ -3,7 +3,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use forebay_block::{BlockDevice, Extent, ExtentMap, Geometry, LocalFuture, Reply, Request, Result, SizeWatch};
+use forebay_block::{
+    BlockDevice, BlockReply, BlockRequest, Extent, ExtentMap, Geometry, LocalFuture, Result, SizeWatch,
+};
 
 use super::BACKEND;
 use crate::oracle::{BlockOracle, Expected, ORDER_SECTOR, OrderOracle};
@@ -80,12 +82,12 @@ impl BlockDevice for Watched {
         self.inner.geometry()
     }
 
-    fn submit(&self, request: Request) -> LocalFuture<Result<Reply>> {
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
         let mut told = request.clone();
         if self.strict {
             match &mut told {
-                Request::Write { fua, .. } | Request::WriteZeroes { fua, .. } => *fua = true,
-                Request::CompareAndWrite { fua, .. } => *fua = true,
+                BlockRequest::Write { fua, .. } | BlockRequest::WriteZeroes { fua, .. } => *fua = true,
+                BlockRequest::CompareAndWrite { fua, .. } => *fua = true,
                 _ => {}
             }
         }
@@ -118,13 +120,13 @@ impl BlockDevice for Watched {
 }
 
 /// A request, for people.
-pub(super) fn describe(request: &Request) -> String {
+pub(super) fn describe(request: &BlockRequest) -> String {
     match request {
-        Request::Write { offset, data, fua } => {
+        BlockRequest::Write { offset, data, fua } => {
             let what = crate::stamp::describe(*offset / 512 * 512, &data.to_vec());
             format!("write {} at {offset} fua {fua}: {what}", data.len())
         }
-        Request::CompareAndWrite { offset, data, .. } => {
+        BlockRequest::CompareAndWrite { offset, data, .. } => {
             format!("compare and write {} at {offset}: {}", data.len(), crate::stamp::describe(*offset, &data.to_vec()))
         }
         request => format!("{request:?}"),
