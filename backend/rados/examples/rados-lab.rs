@@ -29,9 +29,9 @@ use forebay_block::{
 use forebay_messenger::wire::PayloadWriter;
 use forebay_rados::crush::CrushMap;
 use forebay_rados::map::{OsdMap, PgId};
-use forebay_rados::{AttrOp, Cluster, Config, Environment, Flags};
+use forebay_rados::{AttrOp, CephConfig, Environment, Flags, RadosCluster};
 use forebay_ram::RamBackend;
-use forebay_ram::conformance::{CASES, Guard, Step, StepOp, compare, steps_from_seed};
+use forebay_ram::conformance::{CASES, Guard, RandomStep, StepOp, compare, steps_from_seed};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, DriverChoice, Reactor, sleep, spawn};
 
@@ -106,10 +106,10 @@ fn objects(words: &[String]) -> Outcome {
     Ok(())
 }
 
-async fn connect() -> Result<Rc<Cluster>, Box<dyn std::error::Error>> {
+async fn connect() -> Result<Rc<RadosCluster>, Box<dyn std::error::Error>> {
     let flags = Flags { id: std::env::var("LAB_ID").ok(), ..Flags::default() };
-    let config = Config::resolve(&flags, &ProcessEnvironment)?;
-    Ok(Cluster::connect(config).await?)
+    let config = CephConfig::resolve(&flags, &ProcessEnvironment)?;
+    Ok(RadosCluster::connect(config).await?)
 }
 
 async fn status() -> Outcome {
@@ -126,7 +126,7 @@ async fn status() -> Outcome {
 
 /// Runs `work` on a new pool, which is deleted afterwards.
 async fn on_a_pool<F: Future<Output = ()>>(
-    cluster: &Rc<Cluster>,
+    cluster: &Rc<RadosCluster>,
     name: &str,
     work: impl FnOnce(Rc<dyn ObjectBackend>) -> F,
 ) -> Outcome {
@@ -158,7 +158,7 @@ async fn steps(seed: u64) -> Outcome {
             let mut steps = steps_from_seed(seed * 4 + round, 40);
             // A rollback must be the only operation of its transaction here.
             for submit in
-                steps.iter_mut().filter_map(|step| if let Step::Submit(all) = step { Some(all) } else { None })
+                steps.iter_mut().filter_map(|step| if let RandomStep::Submit(all) = step { Some(all) } else { None })
             {
                 for one in submit {
                     if let Some(rollback) = one.ops.iter().find(|op| matches!(op, StepOp::Rollback(_))).cloned() {

@@ -10,11 +10,11 @@ use forebay_messenger::MessengerCore;
 use forebay_messenger::session::cephx::TicketStore;
 use forebay_reactor::{random, timeout};
 
-use crate::config::{Config, Settings};
+use crate::config::{CephConfig, Settings};
 use crate::error::failure;
 use crate::map::{Epoch, Fsid, OsdMap};
-use crate::monitor::wire::{self, OsdMaps, Space, kind, pool_op};
-use crate::monitor::{Listener, Monitors, malformed};
+use crate::monitor::wire::{self, OsdMaps, PoolUsage, kind, pool_op};
+use crate::monitor::{MonitorListener, Monitors, malformed};
 use crate::osd::Objecter;
 use crate::pool::RadosPool;
 
@@ -46,7 +46,7 @@ pub struct ClusterStatus {
 }
 
 /// Client: its session with the monitors, and its sessions with OSDs.
-pub struct Cluster {
+pub struct RadosCluster {
     ticket_store: Rc<TicketStore>,
     monitors: Monitors,
     objecter: Rc<Objecter>,
@@ -57,7 +57,7 @@ pub struct Cluster {
 
 struct Maps(Weak<Objecter>);
 
-impl Listener for Maps {
+impl MonitorListener for Maps {
     fn osd_maps(&self, maps: &OsdMaps<'_>) {
         if let Some(objecter) = self.0.upgrade() {
             objecter.take_maps(maps);
@@ -77,7 +77,7 @@ impl Listener for Maps {
     }
 }
 
-impl Cluster {
+impl RadosCluster {
     /// Connects to a monitor, and waits until an OSD map has arrived.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Cluster {
     ///
     /// # Panics
     /// When no reactor runs on this thread.
-    pub async fn connect(config: Config) -> Result<Rc<Self>> {
+    pub async fn connect(config: CephConfig) -> Result<Rc<Self>> {
         let core = MessengerCore::default();
         let ticket_store = TicketStore::new();
         // One nonce for all connections: the cluster identifies this client by its nonce and address when it blocklists
@@ -95,7 +95,7 @@ impl Cluster {
         let limit = config.connect_timeout;
         let objecter = Objecter::new(ticket_store.clone());
         let who = (config.id.clone(), config.credentials.clone());
-        let maps: Rc<dyn Listener> = Rc::new(Maps(Rc::downgrade(&objecter)));
+        let maps: Rc<dyn MonitorListener> = Rc::new(Maps(Rc::downgrade(&objecter)));
         let monitors = Monitors::start(config, ticket_store.clone(), nonce, &core, maps);
         objecter.set_monitors(monitors.clone());
         let cluster = Rc::new(Self { ticket_store, monitors, objecter, nonce, pools: RefCell::default() });
@@ -279,7 +279,7 @@ impl Cluster {
         self.objecter.changed.wait_until(|| self.map().epoch >= epoch).await;
     }
 
-    pub(crate) async fn space(&self, pool: i64) -> Result<Space> {
+    pub(crate) async fn space(&self, pool: i64) -> Result<PoolUsage> {
         let front = wire::statfs(&self.monitors.fsid(), pool);
         let reply = self.monitors.request(kind::STATFS, (2, 1), &front, Default::default()).await?;
         wire::statfs_reply(&reply.front.to_vec()).map_err(malformed)
@@ -296,7 +296,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for RadosCluster {
     fn drop(&mut self) {
         self.close();
     }

@@ -110,7 +110,7 @@ pub enum Credentials {
 
 /// Configuration of a client.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct CephConfig {
     /// Part of the client name after `client.`.
     pub id: String,
     /// Authentication credentials.
@@ -131,7 +131,7 @@ pub struct Config {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const FOREVER: Duration = Duration::from_secs(1 << 30);
 
-impl Config {
+impl CephConfig {
     /// Resolves a configuration from flags, files and the environment.
     pub fn resolve(flags: &Flags, outside: &dyn Environment) -> Result<Self, ConfigError> {
         let cluster = flags.cluster.clone().unwrap_or_else(|| "ceph".into());

@@ -44,7 +44,7 @@ pub(crate) struct Bucket {
 
 /// Step of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum RuleStep {
     Noop,
     Take(i32),
     Emit,
@@ -95,7 +95,7 @@ impl Default for Tunables {
 pub struct CrushMap {
     /// Buckets, by `-1 - id`.
     buckets: Vec<Option<Bucket>>,
-    rules: Vec<Option<Vec<Step>>>,
+    rules: Vec<Option<Vec<RuleStep>>>,
     devices_max: i32,
     tunables: Tunables,
     choose_args: BTreeMap<i64, BTreeMap<u32, ChooseArg>>,
@@ -114,7 +114,7 @@ impl CrushMap {
 
     /// Returns whether the rule exists and this client knows all of its steps.
     pub fn knows_rule(&self, rule: usize) -> bool {
-        let known = |steps: &Vec<Step>| steps.iter().all(|step| !matches!(step, Step::Unknown(_)));
+        let known = |steps: &Vec<RuleStep>| steps.iter().all(|step| !matches!(step, RuleStep::Unknown(_)));
         self.rules.get(rule).and_then(Option::as_ref).is_some_and(known)
     }
 
@@ -138,8 +138,8 @@ mod tests {
     fn copies_are_on_different_devices_that_are_in() {
         let items = (0..5).collect();
         let root = Bucket { id: -1, kind: 1, alg: Alg::Straw2 { weights: vec![WEIGHT_ONE; 5] }, items };
-        let choose = |firstn| Step::Choose { firstn, leaf: false, count: 0, kind: 0 };
-        let rule = |firstn| Some(vec![Step::Take(-1), choose(firstn), Step::Emit]);
+        let choose = |firstn| RuleStep::Choose { firstn, leaf: false, count: 0, kind: 0 };
+        let rule = |firstn| Some(vec![RuleStep::Take(-1), choose(firstn), RuleStep::Emit]);
         let map = CrushMap {
             buckets: vec![Some(root)],
             rules: vec![rule(true), rule(false)],

@@ -11,7 +11,7 @@ use crate::crush::CrushMap;
 use crate::map::{Incremental, MonMap, OsdMap, PgId};
 use crate::monitor::wire as monitor;
 use crate::osd::hobject::HObject;
-use crate::osd::wire::{Backoff, Reply};
+use crate::osd::wire::{Backoff, OsdReply};
 use crate::pool::answer;
 
 /// Decodes monitor maps, OSD maps and incremental maps, and uses the results.
@@ -64,7 +64,7 @@ pub fn messages(data: &[u8]) {
     crate::osd::watch::decode_any(version.into(), data);
     let list = || BufList::from(Buf::copy_of(data));
     let payload = BufList::zeroes(usize::from(version) * 3);
-    if let Ok(reply) = Reply::decode(version.into(), data, payload) {
+    if let Ok(reply) = OsdReply::decode(version.into(), data, payload) {
         let output: usize = reply.ops.iter().map(|(_, data)| data.len()).sum();
         assert!(output <= usize::from(version) * 3);
     }

@@ -12,7 +12,7 @@ pub use incremental::Incremental;
 pub use monmap::{MonMap, Monitor};
 pub use osdmap::{OsdMap, flags};
 pub use place::{Mapping, PgId};
-pub use pool::{Pool, PoolKind, pool_flags};
+pub use pool::{PgPool, PoolKind, pool_flags};
 
 /// Cluster fsid.
 pub type Fsid = [u8; 16];

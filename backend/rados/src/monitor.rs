@@ -22,7 +22,7 @@ use forebay_messenger::{Auth, Connection, Handler, Message, Messenger, Messenger
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, BufList, random, spawn, timeout};
 
-use crate::config::{Config, Credentials, Settings};
+use crate::config::{CephConfig, Credentials, Settings};
 use crate::map::{Epoch, Fsid, MonMap};
 use connect::{Attempts, CurrentMonitor};
 pub(crate) use rejection::conflict_of;
@@ -38,7 +38,7 @@ const MONITOR_TIMEOUT: Duration = Duration::from_secs(5);
 const SERVICES: u32 = entity::MON as u32 | entity::OSD as u32;
 
 /// Receiver of updates from the monitors.
-pub(crate) trait Listener {
+pub(crate) trait MonitorListener {
     /// Called when OSD maps arrive.
     fn osd_maps(&self, maps: &wire::OsdMaps<'_>);
     /// Called when settings stored by the monitors arrive.
@@ -49,7 +49,7 @@ pub(crate) trait Listener {
 
 /// State of the session, shared by its tasks and handles.
 struct MonitorSession {
-    config: Config,
+    config: CephConfig,
     settings: RefCell<Settings>,
     /// Set once the monitors have sent the settings they store for this client.
     settings_received: Cell<bool>,
@@ -63,7 +63,7 @@ struct MonitorSession {
     attempts: Attempts,
     changed: Notify,
     closed: Cell<bool>,
-    listener: Rc<dyn Listener>,
+    listener: Rc<dyn MonitorListener>,
 }
 
 /// Session with the monitors.
@@ -73,11 +73,11 @@ pub(crate) struct Monitors(Rc<MonitorSession>);
 impl Monitors {
     /// Starts a session; [`connected`](Self::connected) waits until it is established.
     pub(crate) fn start(
-        config: Config,
+        config: CephConfig,
         ticket_store: Rc<TicketStore>,
         nonce: u32,
         core: &MessengerCore,
-        listener: Rc<dyn Listener>,
+        listener: Rc<dyn MonitorListener>,
     ) -> Self {
         let (auth, modes) = match &config.credentials {
             Credentials::None => {

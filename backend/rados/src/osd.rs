@@ -39,12 +39,12 @@ use in_flight::{InFlightOp, InFlightOps};
 use maps::CurrentMap;
 use refusals::Rejections;
 use session::{Incoming, OsdSession};
-use watch::{WatchEpoch, Watches};
-use wire::{OsdOp, Reply};
+use watch::{ObjectWatches, WatchEpoch};
+use wire::{OsdOp, OsdReply};
 
 /// Request to an OSD.
 #[derive(Debug, Clone)]
-pub(crate) struct Request {
+pub(crate) struct OsdRequest {
     pub(crate) pool: i64,
     /// Object name; empty for an operation on a placement group.
     pub(crate) object: ObjectName,
@@ -68,7 +68,7 @@ pub(crate) struct Objecter {
     ops: InFlightOps,
     last_serial: Cell<u64>,
     sessions: RefCell<HashMap<i32, OsdSession>>,
-    watches: Watches,
+    watches: ObjectWatches,
     watch_epoch: WatchEpoch,
     /// Set while a task looks for slow requests.
     looks_for_slow: Cell<bool>,
@@ -89,7 +89,7 @@ impl Objecter {
             ops: InFlightOps::default(),
             last_serial: Cell::new(0),
             sessions: RefCell::default(),
-            watches: Watches::default(),
+            watches: ObjectWatches::default(),
             watch_epoch: WatchEpoch::default(),
             looks_for_slow: Cell::new(false),
             fenced: Cell::new(false),
@@ -174,12 +174,12 @@ impl Objecter {
     }
 
     /// Submits a request; it is sent before this returns, if possible.
-    pub(crate) fn submit(self: &Rc<Self>, request: Request) -> oneshot::Receiver<Result<Reply>> {
+    pub(crate) fn submit(self: &Rc<Self>, request: OsdRequest) -> oneshot::Receiver<Result<OsdReply>> {
         self.submit_for(request, false)
     }
 
     /// Submits a request like [`submit`](Self::submit); a lingering one does not time out.
-    fn submit_for(self: &Rc<Self>, request: Request, lingers: bool) -> oneshot::Receiver<Result<Reply>> {
+    fn submit_for(self: &Rc<Self>, request: OsdRequest, lingers: bool) -> oneshot::Receiver<Result<OsdReply>> {
         let (answer, answered) = oneshot::channel();
         if self.closed.get() {
             answer.send(Err(closed()));
@@ -224,6 +224,6 @@ fn blocklisted(object: &ObjectName) -> Error {
 }
 
 /// Converts a reply with an error status to an error.
-pub(crate) fn check(reply: Reply, object: &ObjectName) -> Result<Reply> {
+pub(crate) fn check(reply: OsdReply, object: &ObjectName) -> Result<OsdReply> {
     if reply.result < 0 { Err(failure(reply.result, format!("object {object}"))) } else { Ok(reply) }
 }

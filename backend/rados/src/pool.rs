@@ -18,11 +18,11 @@ use forebay_block::{
 use forebay_messenger::wire::PayloadWriter;
 use forebay_reactor::{Buf, BufList};
 
-use crate::cluster::Cluster;
+use crate::cluster::RadosCluster;
 use crate::error::{errno, failure};
-use crate::map::{Pool, PoolKind};
-use crate::osd::wire::{OsdOp, Reply, SNAP_DIR, code, flag, keys};
-use crate::osd::{Request, check};
+use crate::map::{PgPool, PoolKind};
+use crate::osd::wire::{OsdOp, OsdReply, SNAP_DIR, code, flag, keys};
+use crate::osd::{OsdRequest, check};
 pub use attrs::AttrOp;
 use guard::Line;
 
@@ -35,7 +35,7 @@ const PREFERRED_IO: u32 = 4096;
 
 /// Pool of a Ceph cluster.
 pub struct RadosPool {
-    cluster: Rc<Cluster>,
+    cluster: Rc<RadosCluster>,
     id: i64,
     name: String,
     /// Objects whose transactions wait for a multi-step transaction.
@@ -43,15 +43,15 @@ pub struct RadosPool {
     this: Weak<Self>,
 }
 
-type Answered = Result<Reply>;
+type Answered = Result<OsdReply>;
 
 impl RadosPool {
-    pub(crate) fn new(cluster: Rc<Cluster>, id: i64, name: &str) -> Rc<Self> {
+    pub(crate) fn new(cluster: Rc<RadosCluster>, id: i64, name: &str) -> Rc<Self> {
         Rc::new_cyclic(|this| Self { cluster, id, name: name.into(), lines: Rc::default(), this: this.clone() })
     }
 
     /// Returns the cluster of the pool.
-    pub fn cluster(&self) -> &Rc<Cluster> {
+    pub fn cluster(&self) -> &Rc<RadosCluster> {
         &self.cluster
     }
 
@@ -61,12 +61,12 @@ impl RadosPool {
     }
 
     fn is_erasure_coded(&self) -> bool {
-        let kind = |pool: &Pool| pool.kind == PoolKind::Erasure;
+        let kind = |pool: &PgPool| pool.kind == PoolKind::Erasure;
         self.cluster.map().pools.get(&self.id).is_some_and(kind)
     }
 
-    fn request(&self, object: &ObjectName, snap: u64, flags: u32, ops: Vec<OsdOp>) -> Request {
-        Request { pool: self.id, object: object.clone(), group: 0, snap, snapc: None, flags, ops }
+    fn request(&self, object: &ObjectName, snap: u64, flags: u32, ops: Vec<OsdOp>) -> OsdRequest {
+        OsdRequest { pool: self.id, object: object.clone(), group: 0, snap, snapc: None, flags, ops }
     }
 
     /// Sends a read-only request and returns the reply; error statuses become errors.
@@ -104,7 +104,7 @@ fn ready<T: 'static>(result: Result<T>) -> LocalFuture<Result<T>> {
 }
 
 /// Takes the output of the operation at an index.
-fn output(reply: &mut Reply, place: usize) -> BufList {
+fn output(reply: &mut OsdReply, place: usize) -> BufList {
     reply.ops.get_mut(place).map(|(_, data)| std::mem::take(data)).unwrap_or_default()
 }
 

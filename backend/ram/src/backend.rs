@@ -12,7 +12,7 @@ use forebay_block::{
 };
 
 use crate::content::{ObjectContent, PAGE};
-use crate::object::{Classes, NoClasses, OBJECT_SIZE_MAX, Object, PoolState, check_overflow};
+use crate::object::{Classes, NoClasses, OBJECT_SIZE_MAX, PoolState, RamObject, check_overflow};
 
 /// Pool of objects in memory, lost when it is dropped.
 ///
@@ -30,16 +30,16 @@ pub struct RamBackend {
 /// A hash map serves the lookup of every read and write; the listing order is kept separately.
 #[derive(Default)]
 struct Objects {
-    by_name: HashMap<ObjectName, Object, BuildHasherDefault<DefaultHasher>>,
+    by_name: HashMap<ObjectName, RamObject, BuildHasherDefault<DefaultHasher>>,
     names: BTreeSet<ObjectName>,
 }
 
 impl Objects {
-    fn get(&self, name: &ObjectName) -> Option<&Object> {
+    fn get(&self, name: &ObjectName) -> Option<&RamObject> {
         self.by_name.get(name)
     }
 
-    fn insert(&mut self, name: &ObjectName, object: Object) {
+    fn insert(&mut self, name: &ObjectName, object: RamObject) {
         self.names.insert(name.clone());
         self.by_name.insert(name.clone(), object);
     }
@@ -50,12 +50,12 @@ impl Objects {
     }
 
     /// Returns the names after `from`, in order, with their objects.
-    fn range(&self, from: Bound<&ObjectName>) -> impl Iterator<Item = (&ObjectName, &Object)> {
+    fn range(&self, from: Bound<&ObjectName>) -> impl Iterator<Item = (&ObjectName, &RamObject)> {
         let names = self.names.range::<ObjectName, _>((from, Bound::Unbounded));
         names.filter_map(|name| Some((name, self.by_name.get(name)?)))
     }
 
-    fn retain(&mut self, mut keep: impl FnMut(&mut Object) -> bool) {
+    fn retain(&mut self, mut keep: impl FnMut(&mut RamObject) -> bool) {
         let Self { by_name, names } = self;
         names.retain(|name| {
             let stays = by_name.get_mut(name).is_some_and(&mut keep);
@@ -112,7 +112,7 @@ impl RamBackend {
         let pool = &mut *self.pool.borrow_mut();
         let describe = |error: Error| Error::new(error.kind(), format!("object {name}"));
         let Some(object) = objects.by_name.get_mut(name) else {
-            let mut object = Object::default();
+            let mut object = RamObject::default();
             let version = object.submit(transaction, pool, classes).map_err(describe)?;
             if !object.is_gone() {
                 self.heads.set(self.heads.get() + 1);
@@ -231,7 +231,7 @@ impl ObjectBackend for RamBackend {
     }
 
     fn snap_set(&self, object: &ObjectName) -> LocalFuture<Result<SnapSet>> {
-        let found = self.objects.borrow().get(object).map(Object::snap_set);
+        let found = self.objects.borrow().get(object).map(RamObject::snap_set);
         Box::pin(ready(found.ok_or_else(|| not_found(object))))
     }
 

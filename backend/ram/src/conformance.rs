@@ -26,7 +26,7 @@ use forebay_block::{
 };
 
 pub use compare::compare;
-pub use steps::{Guard, Step, StepOp, Submit, steps, steps_from_seed};
+pub use steps::{Guard, RandomStep, StepOp, Submit, steps, steps_from_seed};
 
 /// Test of one property.  It uses object names of its own, so that all can run on one backend, one after another.
 pub type Case = fn(Rc<dyn ObjectBackend>) -> LocalFuture<()>;
@@ -66,12 +66,12 @@ cases!(
 );
 
 /// Test subject: shorthands for one object of the backend.
-pub(crate) struct Subject {
+pub(crate) struct TestSubject {
     backend: Rc<dyn ObjectBackend>,
     object: ObjectName,
 }
 
-impl Subject {
+impl TestSubject {
     pub(crate) fn new(backend: &Rc<dyn ObjectBackend>, object: &str) -> Self {
         Self { backend: backend.clone(), object: ObjectName::new(format!("conformance.{object}")) }
     }

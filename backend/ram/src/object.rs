@@ -58,7 +58,7 @@ struct KeptClone {
 
 /// Object; exists while it has a head or a clone.
 #[derive(Default)]
-pub(crate) struct Object {
+pub(crate) struct RamObject {
     head: Option<ObjectContent>,
     version: u64,
     /// Newest snapshot that a write to the head has seen.
@@ -67,7 +67,7 @@ pub(crate) struct Object {
     clones: Vec<KeptClone>,
 }
 
-impl Object {
+impl RamObject {
     pub(crate) fn head(&self) -> Option<&ObjectContent> {
         self.head.as_ref()
     }

@@ -5,47 +5,53 @@
 use std::rc::Rc;
 
 use crate::core::Core;
-use crate::format::entry::Entry;
-use crate::format::page::Slot;
+use crate::format::entry::StoreEntry;
+use crate::format::page::MapSlot;
 use crate::keys;
 use crate::map::Map;
-use crate::object::{CloneState, HEAD, Object};
+use crate::object::{CloneState, HEAD, StoreObject};
 
 /// Returns the block range (start, count), in all states, whose pages must be in memory before an entry is applied.
-pub fn needs(entry: &Entry) -> Option<(u32, u32)> {
+pub fn needs(entry: &StoreEntry) -> Option<(u32, u32)> {
     match entry {
-        Entry::Write { start, crcs, .. } | Entry::Relocate { start, crcs, .. } => Some((*start, crcs.len() as u32)),
-        Entry::Unmap { start, count, .. } => Some((*start, *count)),
-        Entry::Remove { .. } | Entry::Clone { .. } | Entry::CloneSnaps { .. } | Entry::Rollback { .. } => {
-            Some((0, u32::MAX / 2))
+        StoreEntry::Write { start, crcs, .. } | StoreEntry::Relocate { start, crcs, .. } => {
+            Some((*start, crcs.len() as u32))
         }
+        StoreEntry::Unmap { start, count, .. } => Some((*start, *count)),
+        StoreEntry::Remove { .. }
+        | StoreEntry::Clone { .. }
+        | StoreEntry::CloneSnaps { .. }
+        | StoreEntry::Rollback { .. } => Some((0, u32::MAX / 2)),
         _ => None,
     }
 }
 
 /// Returns the number of the object that an entry concerns.
-pub fn subject(entry: &Entry) -> Option<u64> {
+pub fn subject(entry: &StoreEntry) -> Option<u64> {
     match entry {
-        Entry::Create { oid, .. }
-        | Entry::Write { oid, .. }
-        | Entry::Unmap { oid, .. }
-        | Entry::Remove { oid, .. }
-        | Entry::Clone { oid, .. }
-        | Entry::CloneSnaps { oid, .. }
-        | Entry::Rollback { oid, .. }
-        | Entry::KvSet { oid, .. }
-        | Entry::KvSetLong { oid, .. }
-        | Entry::KvRemove { oid, .. }
-        | Entry::Relocate { oid, .. } => Some(*oid),
-        Entry::SnapAllocate { .. } | Entry::SnapRemove { .. } => None,
+        StoreEntry::Create { oid, .. }
+        | StoreEntry::Write { oid, .. }
+        | StoreEntry::Unmap { oid, .. }
+        | StoreEntry::Remove { oid, .. }
+        | StoreEntry::Clone { oid, .. }
+        | StoreEntry::CloneSnaps { oid, .. }
+        | StoreEntry::Rollback { oid, .. }
+        | StoreEntry::KvSet { oid, .. }
+        | StoreEntry::KvSetLong { oid, .. }
+        | StoreEntry::KvRemove { oid, .. }
+        | StoreEntry::Relocate { oid, .. } => Some(*oid),
+        StoreEntry::SnapAllocate { .. } | StoreEntry::SnapRemove { .. } => None,
         // Metadata of a checkpoint, irrelevant to replay.
-        Entry::Page { .. } | Entry::Node { .. } | Entry::Segments { .. } | Entry::Checkpoint { .. } => None,
+        StoreEntry::Page { .. }
+        | StoreEntry::Node { .. }
+        | StoreEntry::Segments { .. }
+        | StoreEntry::Checkpoint { .. } => None,
     }
 }
 
 impl Core {
     /// Registers a new object.
-    pub fn apply_create(&self, object: Object) -> Rc<Object> {
+    pub fn apply_create(&self, object: StoreObject) -> Rc<StoreObject> {
         self.counters.note_oid(object.oid);
         self.index.put(keys::name(&object.name), Some(object.oid.to_le_bytes().to_vec()));
         let object = self.objects.insert(object);
@@ -55,41 +61,41 @@ impl Core {
 
     /// Applies an entry for `object`. `first` is the device block number of the entry's blocks; `value` is the value of
     /// a `KvSetLong`, or `None` if it is lost.
-    pub fn apply(&self, object: &Rc<Object>, entry: &Entry, first: u64, value: Option<Vec<u8>>) {
+    pub fn apply(&self, object: &Rc<StoreObject>, entry: &StoreEntry, first: u64, value: Option<Vec<u8>>) {
         self.mark_dirty(object);
         match entry {
-            Entry::Write { start, crcs, size, version, .. } => {
+            StoreEntry::Write { start, crcs, size, version, .. } => {
                 self.segments.borrow_mut().add_blocks(first, crcs.len() as u32);
                 for (i, &crc) in crcs.iter().enumerate() {
-                    self.remap(object, start + i as u32, Slot { block: first + i as u64, crc });
+                    self.remap(object, start + i as u32, MapSlot { block: first + i as u64, crc });
                 }
                 self.set_shape(object, *size, *version);
             }
-            Entry::Unmap { start, count, size, version, .. } => {
+            StoreEntry::Unmap { start, count, size, version, .. } => {
                 let end = (*start).saturating_add(*count).min(object.state().head.blocks());
-                (*start..end).for_each(|block| self.remap(object, block, Slot::default()));
+                (*start..end).for_each(|block| self.remap(object, block, MapSlot::default()));
                 self.set_shape(object, *size, *version);
                 self.freed();
             }
-            Entry::Remove { version, .. } => self.apply_remove(object, *version),
-            Entry::Clone { seq, snaps, .. } => self.apply_clone(object, *seq, snaps),
-            Entry::CloneSnaps { clone, snaps, .. } => self.apply_clone_snaps(object, *clone, snaps),
-            Entry::Rollback { clone, version, .. } => self.apply_rollback(object, *clone, *version),
-            Entry::KvSet { of, key, value, .. } => {
+            StoreEntry::Remove { version, .. } => self.apply_remove(object, *version),
+            StoreEntry::Clone { seq, snaps, .. } => self.apply_clone(object, *seq, snaps),
+            StoreEntry::CloneSnaps { clone, snaps, .. } => self.apply_clone_snaps(object, *clone, snaps),
+            StoreEntry::Rollback { clone, version, .. } => self.apply_rollback(object, *clone, *version),
+            StoreEntry::KvSet { of, key, value, .. } => {
                 object.state_mut().has_kv |= *of == HEAD;
                 self.index.put_kv(object.oid, *of, key, Some(value.clone()));
             }
-            Entry::KvSetLong { of, key, .. } => {
+            StoreEntry::KvSetLong { of, key, .. } => {
                 object.state_mut().has_kv |= *of == HEAD;
                 match value {
                     Some(value) => self.index.put_kv(object.oid, *of, key, Some(value)),
                     None => self.index.put_lost(object.oid, *of, key),
                 }
             }
-            Entry::KvRemove { of, key, .. } => self.index.put_kv(object.oid, *of, key, None),
-            Entry::Relocate { start, old, crcs, .. } => {
+            StoreEntry::KvRemove { of, key, .. } => self.index.put_kv(object.oid, *of, key, None),
+            StoreEntry::Relocate { start, old, crcs, .. } => {
                 for (i, &crc) in crcs.iter().enumerate() {
-                    let new = Slot { block: first + i as u64, crc };
+                    let new = MapSlot { block: first + i as u64, crc };
                     self.apply_move(object, start + i as u32, old + i as u64, new);
                 }
             }
@@ -101,10 +107,10 @@ impl Core {
     }
 
     /// Applies an entry that concerns no single object.
-    pub fn apply_global(&self, entry: &Entry) {
+    pub fn apply_global(&self, entry: &StoreEntry) {
         match entry {
-            Entry::SnapAllocate { snap } => self.counters.note_snap(*snap),
-            Entry::SnapRemove { snap, done } => {
+            StoreEntry::SnapAllocate { snap } => self.counters.note_snap(*snap),
+            StoreEntry::SnapRemove { snap, done } => {
                 self.index.put(keys::snap_in_removal(*snap), (!done).then(Vec::new));
                 self.index.put(keys::snap_removed(*snap), Some(Vec::new()));
             }
@@ -112,7 +118,7 @@ impl Core {
         }
     }
 
-    fn set_shape(&self, object: &Object, size: u64, version: u64) {
+    fn set_shape(&self, object: &StoreObject, size: u64, version: u64) {
         let mut state = object.state_mut();
         if !state.exists {
             state.exists = true;
@@ -132,7 +138,7 @@ impl Core {
     }
 
     /// Releases a map's page blobs, and the blocks that no other state references.
-    fn drop_map(&self, object: &Object, of: u64) {
+    fn drop_map(&self, object: &StoreObject, of: u64) {
         let mut state = object.state_mut();
         let map = match state.map_of_mut(of) {
             Some(map) => std::mem::take(map),
@@ -156,7 +162,7 @@ impl Core {
         }
     }
 
-    fn apply_remove(&self, object: &Rc<Object>, version: u64) {
+    fn apply_remove(&self, object: &Rc<StoreObject>, version: u64) {
         self.drop_map(object, HEAD);
         let mut state = object.state_mut();
         if state.exists {
@@ -173,7 +179,7 @@ impl Core {
     }
 
     /// Removes an object without head and clones: its name can be reused, its number is not.
-    fn forget_if_gone(&self, object: &Rc<Object>) {
+    fn forget_if_gone(&self, object: &Rc<StoreObject>) {
         if object.is_gone() {
             self.index.put(keys::name(&object.name), None);
             self.index.put(keys::object(object.oid), None);
@@ -181,7 +187,7 @@ impl Core {
         }
     }
 
-    fn apply_clone(&self, object: &Object, seq: u64, snaps: &[u64]) {
+    fn apply_clone(&self, object: &StoreObject, seq: u64, snaps: &[u64]) {
         let mut guard = object.state_mut();
         let state = &mut *guard;
         state.snap_seq = seq;
@@ -203,7 +209,7 @@ impl Core {
         snaps.iter().for_each(|&snap| self.index.put(keys::snap_object(snap, object.oid), Some(Vec::new())));
     }
 
-    fn apply_clone_snaps(&self, object: &Rc<Object>, clone: u64, snaps: &[u64]) {
+    fn apply_clone_snaps(&self, object: &Rc<StoreObject>, clone: u64, snaps: &[u64]) {
         let Some(before) =
             object.state().clones.iter().find(|there| there.id == clone).map(|there| there.snaps.clone())
         else {
@@ -225,7 +231,7 @@ impl Core {
         self.freed();
     }
 
-    fn apply_rollback(&self, object: &Object, clone: u64, version: u64) {
+    fn apply_rollback(&self, object: &StoreObject, clone: u64, version: u64) {
         let (size, blocks) = {
             let state = object.state();
             let Some(there) = state.clones.iter().find(|there| there.id == clone) else { return };
@@ -238,7 +244,7 @@ impl Core {
         self.set_shape(object, size, version);
     }
 
-    fn apply_move(&self, object: &Object, block: u32, old: u64, new: Slot) {
+    fn apply_move(&self, object: &StoreObject, block: u32, old: u64, new: MapSlot) {
         let mut guard = object.state_mut();
         let state = &mut *guard;
         let mut moved = false;

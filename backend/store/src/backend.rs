@@ -10,12 +10,12 @@ use forebay_block::{
 
 use crate::core::Core;
 use crate::keys;
-use crate::object::{HEAD, Object};
+use crate::object::{HEAD, StoreObject};
 use crate::store::Store;
 use crate::{read, transact};
 
 /// Returns the object, if its head exists.
-async fn existing(core: &Core, name: &ObjectName) -> Result<Rc<Object>> {
+async fn existing(core: &Core, name: &ObjectName) -> Result<Rc<StoreObject>> {
     let object = core.find(name).await?.filter(|object| object.state().exists);
     object.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("object {name}")))
 }

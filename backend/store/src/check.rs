@@ -11,11 +11,11 @@ use crate::core::Core;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::node::Node;
 use crate::format::superblock::{
-    COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, Refused, SEGMENTS_START, Superblock,
+    COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, SEGMENTS_START, StoreSuperblock, SuperblockError,
 };
 use crate::format::{BLOCK, BlobPtr};
 use crate::keys;
-use crate::object::{HEAD, Object};
+use crate::object::{HEAD, StoreObject};
 use crate::occupant::{self, Occupant};
 use crate::rebuild::{RebuildReport, rebuild};
 use crate::recover::{FoundSuperblock, read_superblock};
@@ -196,7 +196,7 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
     };
     for at in COPIES {
         let block = read_block(&file, at).await?;
-        if Superblock::decode(&block).is_ok() {
+        if StoreSuperblock::decode(&block).is_ok() {
             continue;
         }
         let mut finding = Finding {
@@ -236,7 +236,7 @@ async fn check_copies(path: &Path, options: &CheckOptions, report: &mut CheckRep
 ///
 /// # Errors
 /// [`ErrorKind::Corrupt`] on a device: a store may be smaller, so that the size of its segments does not follow.
-async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Option<Superblock>> {
+async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Option<StoreSuperblock>> {
     let mut newest: Option<Anchor> = None;
     for at in SLOTS.into_iter().flatten().filter(|_| options.repair) {
         if let Ok(anchor) = Anchor::decode_any(&read_block(file, at).await?)
@@ -247,7 +247,7 @@ async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Optio
     }
     for at in COPIES {
         // A superblock written by a newer version must not be rebuilt.
-        if matches!(Superblock::decode(&read_block(file, at).await?), Err(Refused::Newer(_))) {
+        if matches!(StoreSuperblock::decode(&read_block(file, at).await?), Err(SuperblockError::Newer(_))) {
             return Ok(None);
         }
     }
@@ -266,7 +266,7 @@ async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Optio
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&anchor.store.to_le_bytes());
     uuid[8..].copy_from_slice(&random().to_le_bytes());
-    let superblock = Superblock {
+    let superblock = StoreSuperblock {
         features: FEATURES_KNOWN,
         features_compatible: FEATURES_COMPATIBLE_KNOWN,
         uuid,
@@ -403,7 +403,7 @@ impl Core {
 
     async fn check_object(
         self: &Rc<Self>,
-        object: &Rc<Object>,
+        object: &Rc<StoreObject>,
         options: &CheckOptions,
         ledger: &mut Ledger,
         report: &mut CheckReport,

@@ -13,10 +13,10 @@ use forebay_reactor::{wall_clock, yield_now};
 use crate::core::Core;
 use crate::format::BlobPtr;
 use crate::format::anchor::{Anchor, SLOTS};
-use crate::format::entry::Entry;
+use crate::format::entry::StoreEntry;
 use crate::format::node::Node;
 use crate::format::record::CheckpointRecord;
-use crate::log::Log;
+use crate::log::StoreLog;
 use crate::tree::NodeSink;
 
 /// Objects stored between two yields.
@@ -26,7 +26,7 @@ const OBJECTS_A_TURN: usize = 16;
 /// success.
 struct Nodes<'a> {
     core: &'a Core,
-    log: &'a Log,
+    log: &'a StoreLog,
     added: RefCell<Vec<BlobPtr>>,
     released: RefCell<Vec<BlobPtr>>,
 }
@@ -34,7 +34,7 @@ struct Nodes<'a> {
 impl NodeSink for Nodes<'_> {
     fn write(&self, node: &Node, bytes: &[u8]) -> BlobPtr {
         let len = bytes.len() as u32;
-        let entry = |at| Entry::Node { level: node.level(), at, len, key: node.first_key().to_vec() };
+        let entry = |at| StoreEntry::Node { level: node.level(), at, len, key: node.first_key().to_vec() };
         let ptr = self.log.append_blob(bytes, entry);
         self.core.segments.borrow_mut().add_checkpoint_blob(ptr);
         self.added.borrow_mut().push(ptr);
@@ -171,7 +171,7 @@ impl Core {
     ///
     /// The record in the log is written only when everything it references is durable: if the record is found, the
     /// checkpoint is complete.
-    async fn finish(&self, log: &Log, anchor: &mut Anchor) -> Result<()> {
+    async fn finish(&self, log: &StoreLog, anchor: &mut Anchor) -> Result<()> {
         log.sync(log.last_seq()).await?;
         let table = self.segments.borrow().checkpoint_table().encode();
         let len = table.len() as u32;
@@ -179,9 +179,9 @@ impl Core {
         let record = |segments| {
             let anchor = Anchor { segments, ..anchor.clone() };
             let record = CheckpointRecord { superblock: self.superblock.clone(), anchor, taken_s };
-            Entry::Checkpoint { record: record.encode() }
+            StoreEntry::Checkpoint { record: record.encode() }
         };
-        anchor.segments = log.append_described_blob(&table, |at| Entry::Segments { at, len }, record);
+        anchor.segments = log.append_described_blob(&table, |at| StoreEntry::Segments { at, len }, record);
         log.sync(log.last_seq()).await?;
         self.write_anchor(anchor).await
     }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use crate::format::anchor::Anchor;
-use crate::segments::Geometry;
+use crate::segments::SegmentGeometry;
 
 /// State of checkpoints.
 ///
@@ -28,7 +28,7 @@ pub struct CheckpointState {
 impl CheckpointState {
     /// Returns the state after the checkpoint of an anchor; `dirty_max` is the amount of changed metadata in bytes at
     /// which the next one is due.
-    pub fn of(anchor: &Anchor, geometry: &Geometry, dirty_max: usize) -> Self {
+    pub fn of(anchor: &Anchor, geometry: &SegmentGeometry, dirty_max: usize) -> Self {
         let size = geometry.segment_size * u64::from(geometry.segment_count);
         Self {
             generation: Cell::new(anchor.generation),

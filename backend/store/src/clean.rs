@@ -9,10 +9,10 @@ use forebay_reactor::yield_now;
 use crate::commit::block_crcs;
 use crate::core::Core;
 use crate::format::batch::BatchHeader;
-use crate::format::entry::Entry;
-use crate::format::page::Slot;
+use crate::format::entry::StoreEntry;
+use crate::format::page::MapSlot;
 use crate::format::{BLOCK, BLOCK64};
-use crate::object::{HEAD, Object};
+use crate::object::{HEAD, StoreObject};
 use crate::read::join_all;
 
 /// Number of segments cleaned concurrently, so that the device is not idle while one of them is processed.
@@ -150,12 +150,12 @@ impl Core {
     }
 
     async fn clean_batch(self: &Rc<Self>, header: &BatchHeader) -> Result<()> {
-        let Ok(entries) = Entry::decode_all(&header.entries) else { return Ok(()) };
+        let Ok(entries) = StoreEntry::decode_all(&header.entries) else { return Ok(()) };
         let content = classify_entries(header, entries);
         self.move_data(content.data).await?;
         for (oid, of, index, addr) in content.pages {
             let Some(object) = self.by_oid(oid).await? else { continue };
-            let is_there = |object: &Object| {
+            let is_there = |object: &StoreObject| {
                 let state = object.state();
                 let page = state.map_of(of).and_then(|map| map.pages().get(index as usize));
                 page.is_some_and(|page| page.ptr().addr == addr)
@@ -186,12 +186,12 @@ impl Core {
     }
 
     /// Returns the parts of a run that some state still references, as (index of the first block, number of blocks).
-    fn live_runs(object: &Object, candidate: &Candidate) -> Vec<(usize, usize)> {
+    fn live_runs(object: &StoreObject, candidate: &Candidate) -> Vec<(usize, usize)> {
         let state = object.state();
         let live = |i: usize| {
             let (block, at) = (candidate.start + i as u32, candidate.first + i as u64);
             // A header from an earlier use of the segment describes other content: the map is authoritative.
-            let there = Slot { block: at, crc: candidate.crcs[i] };
+            let there = MapSlot { block: at, crc: candidate.crcs[i] };
             state.head.get(block) == there || state.clones.iter().any(|clone| clone.map.get(block) == there)
         };
         let mut runs: Vec<(usize, usize)> = Vec::new();
@@ -206,7 +206,7 @@ impl Core {
 
     /// Moves the live blocks of one batch: looks them up, reads them together, and appends them again.
     async fn move_data(self: &Rc<Self>, candidates: Vec<Candidate>) -> Result<()> {
-        let mut live: Vec<(Rc<Object>, Candidate)> = Vec::new();
+        let mut live: Vec<(Rc<StoreObject>, Candidate)> = Vec::new();
         for candidate in candidates {
             let Some(object) = self.by_oid(candidate.oid).await? else { continue };
             self.load_pages(&object, HEAD, true, candidate.start, candidate.crcs.len() as u32).await?;
@@ -235,7 +235,7 @@ impl Core {
         Ok(())
     }
 
-    fn move_run(&self, object: &Rc<Object>, run: &Candidate, data: BufList) {
+    fn move_run(&self, object: &Rc<StoreObject>, run: &Candidate, data: BufList) {
         let found = block_crcs(data.parts());
         let damaged = found.iter().zip(&run.crcs).any(|(found, stored)| found != stored);
         if !damaged {
@@ -260,13 +260,13 @@ impl Core {
         }
     }
 
-    fn relocate(&self, object: &Rc<Object>, run: &Candidate, data: BufList) {
+    fn relocate(&self, object: &Rc<StoreObject>, run: &Candidate, data: BufList) {
         self.mark_dirty(object);
         let log = self.log();
         self.gc.add_cleaned_bytes(data.len() as u64);
-        log.append_blocks(&data, Entry::write_size, |at, payload, block, stored| {
+        log.append_blocks(&data, StoreEntry::write_size, |at, payload, block, stored| {
             let count = stored.iter().map(|buf| buf.len()).sum::<usize>() / BLOCK;
-            let entry = Entry::Relocate {
+            let entry = StoreEntry::Relocate {
                 oid: run.oid,
                 start: run.start + at as u32,
                 payload,
@@ -281,21 +281,22 @@ impl Core {
     }
 }
 
-fn classify_entries(header: &BatchHeader, entries: Vec<Entry>) -> BatchContent {
+fn classify_entries(header: &BatchHeader, entries: Vec<StoreEntry>) -> BatchContent {
     let base = header.block + 1;
     let mut content = BatchContent::default();
     // Sorted by location, so that adjacent runs are read together.
     let mut data: BTreeMap<u64, Candidate> = BTreeMap::new();
     for entry in entries {
         match entry {
-            Entry::Write { oid, start, payload, crcs, .. } | Entry::Relocate { oid, start, payload, crcs, .. } => {
+            StoreEntry::Write { oid, start, payload, crcs, .. }
+            | StoreEntry::Relocate { oid, start, payload, crcs, .. } => {
                 let first = base + u64::from(payload);
                 data.insert(first, Candidate { oid, start, first, crcs });
             }
-            Entry::Page { oid, of, index, at, .. } => {
+            StoreEntry::Page { oid, of, index, at, .. } => {
                 content.pages.push((oid, of, index, base * BLOCK64 + u64::from(at)));
             }
-            Entry::Node { level, at, key, .. } => content.nodes.push((level, key, base * BLOCK64 + u64::from(at))),
+            StoreEntry::Node { level, at, key, .. } => content.nodes.push((level, key, base * BLOCK64 + u64::from(at))),
             _ => {}
         }
     }

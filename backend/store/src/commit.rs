@@ -7,38 +7,38 @@ use forebay_accel::crc32c::crc32c;
 use forebay_block::{Buf, BufList, Error, ErrorKind, ObjectName, Result, SnapContext};
 
 use crate::core::Core;
-use crate::format::entry::{Entry, VALUE_INLINE_MAX};
+use crate::format::entry::{StoreEntry, VALUE_INLINE_MAX};
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::keys;
-use crate::object::{HEAD, Object};
+use crate::object::{HEAD, StoreObject};
 use crate::plan::{Runs, TransactionPlan};
 
 impl Core {
     /// Creates a new object, in the log and in memory.
-    pub fn create(&self, name: &ObjectName) -> Rc<Object> {
+    pub fn create(&self, name: &ObjectName) -> Rc<StoreObject> {
         let oid = self.counters.next_oid();
-        let entry = Entry::Create { oid, namespace: name.namespace().into(), name: name.name().into() };
+        let entry = StoreEntry::Create { oid, namespace: name.namespace().into(), name: name.name().into() };
         self.log().append(&entry);
-        self.apply_create(Object::new(oid, name.clone()))
+        self.apply_create(StoreObject::new(oid, name.clone()))
     }
 
     /// Writes whole blocks of an object, starting at block `start`.
-    pub fn write_blocks(&self, object: &Rc<Object>, start: u32, data: &BufList, size: u64, version: u64) {
+    pub fn write_blocks(&self, object: &Rc<StoreObject>, start: u32, data: &BufList, size: u64, version: u64) {
         // Marking the object dirty may itself append to the log, so it comes first.
         self.mark_dirty(object);
         let log = self.log();
         let oid = object.oid;
-        log.append_blocks(data, Entry::write_size, |done, payload, block, stored| {
+        log.append_blocks(data, StoreEntry::write_size, |done, payload, block, stored| {
             let crcs = block_crcs(stored);
             self.media.cache.put(block, &crcs, stored.iter().map(|buf| &buf[..]));
-            let entry = Entry::Write { oid, start: start + done as u32, payload, size, version, crcs };
+            let entry = StoreEntry::Write { oid, start: start + done as u32, payload, size, version, crcs };
             self.apply(object, &entry, block, None);
             entry
         });
     }
 
     /// Appends an entry and applies it.
-    fn perform(&self, object: &Rc<Object>, entry: Entry) {
+    fn perform(&self, object: &Rc<StoreObject>, entry: StoreEntry) {
         self.mark_dirty(object);
         self.log().append(&entry);
         self.apply(object, &entry, 0, None);
@@ -89,10 +89,10 @@ impl Core {
         let oid = object.oid;
         match plan.base {
             Some(HEAD) => {}
-            Some(clone) => self.perform(&object, Entry::Rollback { oid, clone, version }),
+            Some(clone) => self.perform(&object, StoreEntry::Rollback { oid, clone, version }),
             None if object.state().exists && plan.exists => {
                 let count = object.state().head.blocks();
-                self.perform(&object, Entry::Unmap { oid, start: 0, count, size: 0, version });
+                self.perform(&object, StoreEntry::Unmap { oid, start: 0, count, size: 0, version });
             }
             None => {}
         }
@@ -106,10 +106,10 @@ impl Core {
             let settled = state.exists && state.size == size && state.version == version;
             drop(state);
             if !settled {
-                self.perform(&object, Entry::Unmap { oid, start: 0, count: 0, size, version });
+                self.perform(&object, StoreEntry::Unmap { oid, start: 0, count: 0, size, version });
             }
         } else if object.state().exists {
-            self.perform(&object, Entry::Remove { oid, version });
+            self.perform(&object, StoreEntry::Remove { oid, version });
         }
         self.counters.note_version(version);
         let seq = log.end_transaction();
@@ -136,50 +136,50 @@ impl Core {
     }
 
     /// Preserves the head as a clone if there are snapshots that it has not seen.
-    fn keep_for_snapshots(&self, object: &Rc<Object>, seq: u64, snaps: Vec<u64>, kv: Vec<(Vec<u8>, Vec<u8>)>) {
+    fn keep_for_snapshots(&self, object: &Rc<StoreObject>, seq: u64, snaps: Vec<u64>, kv: Vec<(Vec<u8>, Vec<u8>)>) {
         if seq <= object.state().snap_seq {
             return;
         }
         let made = !snaps.is_empty();
-        self.perform(object, Entry::Clone { oid: object.oid, seq, snaps });
+        self.perform(object, StoreEntry::Clone { oid: object.oid, seq, snaps });
         if made {
             kv.into_iter().for_each(|(key, value)| self.commit_kv(object, seq, key, Some(value)));
         }
     }
 
-    fn commit_kv(&self, object: &Rc<Object>, of: u64, key: Vec<u8>, value: Option<Vec<u8>>) {
+    fn commit_kv(&self, object: &Rc<StoreObject>, of: u64, key: Vec<u8>, value: Option<Vec<u8>>) {
         let oid = object.oid;
         match value {
-            None => self.perform(object, Entry::KvRemove { oid, of, key }),
+            None => self.perform(object, StoreEntry::KvRemove { oid, of, key }),
             Some(value) if value.len() <= VALUE_INLINE_MAX => {
-                self.perform(object, Entry::KvSet { oid, of, key, value })
+                self.perform(object, StoreEntry::KvSet { oid, of, key, value })
             }
             Some(value) => {
                 self.mark_dirty(object);
                 let (len, crc) = (value.len() as u32, crc32c(&value));
                 let log = self.log();
-                log.append_blob(&value, |at| Entry::KvSetLong { oid, of, key: key.clone(), at, len, crc });
-                self.apply(object, &Entry::KvSetLong { oid, of, key, at: 0, len, crc }, 0, Some(value));
+                log.append_blob(&value, |at| StoreEntry::KvSetLong { oid, of, key: key.clone(), at, len, crc });
+                self.apply(object, &StoreEntry::KvSetLong { oid, of, key, at: 0, len, crc }, 0, Some(value));
             }
         }
     }
 
     /// Removes keys and snapshots from a clone, in one transaction.
-    pub fn trim_clone(&self, object: &Rc<Object>, clone: u64, snaps: Vec<u64>, kv: Vec<Vec<u8>>) {
+    pub fn trim_clone(&self, object: &Rc<StoreObject>, clone: u64, snaps: Vec<u64>, kv: Vec<Vec<u8>>) {
         let log = self.log();
         log.begin_transaction();
         kv.into_iter().for_each(|key| self.commit_kv(object, clone, key, None));
-        self.perform(object, Entry::CloneSnaps { oid: object.oid, clone, snaps });
+        self.perform(object, StoreEntry::CloneSnaps { oid: object.oid, clone, snaps });
         log.end_transaction();
         self.after_write();
     }
 
-    fn commit_blocks(&self, object: &Rc<Object>, blocks: BTreeMap<u32, Option<BufList>>, size: u64, version: u64) {
+    fn commit_blocks(&self, object: &Rc<StoreObject>, blocks: BTreeMap<u32, Option<BufList>>, size: u64, version: u64) {
         let oid = object.oid;
         let mut holes = Runs::new(blocks.iter().filter(|(_, data)| data.is_none()).map(|(&block, _)| block));
         while let Some((start, count)) = holes.next() {
             if start < object.state().head.blocks() {
-                self.perform(object, Entry::Unmap { oid, start, count, size, version });
+                self.perform(object, StoreEntry::Unmap { oid, start, count, size, version });
             }
         }
         let mut run: Option<(u32, BufList)> = None;

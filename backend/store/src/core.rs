@@ -6,41 +6,41 @@ use std::rc::Rc;
 use forebay_block::{Error, ErrorKind, ObjectName, Result};
 
 use crate::checkpoint_state::CheckpointState;
-use crate::counters::Counters;
+use crate::counters::StoreCounters;
 use crate::dirty::DirtyObjects;
 use crate::format::BlobPtr;
 use crate::format::anchor::Anchor;
-use crate::format::entry::Entry;
+use crate::format::entry::StoreEntry;
 use crate::format::onode::Onode;
-use crate::format::page::{self, Slot};
-use crate::format::superblock::Superblock;
+use crate::format::page::{self, MapSlot};
+use crate::format::superblock::StoreSuperblock;
 use crate::gc::GcState;
-use crate::host::{Host, LogBytes};
-use crate::index::Index;
+use crate::host::{HostFileSystem, LogBytes};
+use crate::index::MetadataIndex;
 use crate::keys;
-use crate::log::Log;
+use crate::log::StoreLog;
 use crate::maintenance::Maintenance;
 use crate::map::Map;
 use crate::media::Media;
-use crate::object::{HEAD, Object, ObjectCache};
+use crate::object::{HEAD, ObjectCache, StoreObject};
 use crate::queue::TransactionQueues;
 use crate::segments::Segments;
-use crate::space::Space;
+use crate::space::SegmentSpace;
 use crate::tree::Tree;
 
 /// State of an open store, except the tasks that serve it.  Each part owns the state that its invariants are about.
 pub struct Core {
-    pub superblock: Superblock,
+    pub superblock: StoreSuperblock,
     pub media: Rc<Media>,
     pub segments: Rc<RefCell<Segments>>,
     /// Log that is written; none if the store is open read-only, or not yet.
-    log: OnceCell<Rc<Log>>,
+    log: OnceCell<Rc<StoreLog>>,
     pub objects: ObjectCache,
-    pub index: Index,
+    pub index: MetadataIndex,
     pub dirty: DirtyObjects,
-    pub counters: Counters,
+    pub counters: StoreCounters,
     pub checkpoints: CheckpointState,
-    pub space: Space,
+    pub space: SegmentSpace,
     pub gc: GcState,
     pub queues: Rc<TransactionQueues>,
     pub maintenance: Maintenance,
@@ -55,7 +55,7 @@ pub fn corrupt(text: impl AsRef<str>) -> Error {
 impl Core {
     /// Creates the state as of a checkpoint.  `metadata_cache` is the memory for metadata in bytes.
     pub fn new(
-        superblock: Superblock,
+        superblock: StoreSuperblock,
         anchor: &Anchor,
         media: Rc<Media>,
         segments: Rc<RefCell<Segments>>,
@@ -63,16 +63,16 @@ impl Core {
         read_only: bool,
     ) -> Self {
         let geometry = segments.borrow().geometry;
-        let host = if read_only { None } else { Host::new(&media.file, superblock.device_size()) };
+        let host = if read_only { None } else { HostFileSystem::new(&media.file, superblock.device_size()) };
         Self {
-            index: Index::new(Tree::new(media.clone(), metadata_cache / 6), anchor.root),
+            index: MetadataIndex::new(Tree::new(media.clone(), metadata_cache / 6), anchor.root),
             objects: ObjectCache::new(metadata_cache / 2),
             media,
             log: OnceCell::new(),
             dirty: DirtyObjects::default(),
-            counters: Counters::of(anchor),
+            counters: StoreCounters::of(anchor),
             checkpoints: CheckpointState::of(anchor, &geometry, metadata_cache * 2 / 5),
-            space: Space::new(segments.clone(), host),
+            space: SegmentSpace::new(segments.clone(), host),
             segments,
             gc: GcState::default(),
             queues: Rc::default(),
@@ -83,14 +83,14 @@ impl Core {
     }
 
     /// Attaches the log of a store that is opened for writing.
-    pub fn attach_log(&self, log: Rc<Log>) {
+    pub fn attach_log(&self, log: Rc<StoreLog>) {
         self.media.attach_log(log.clone());
         let attached = self.log.set(log);
         assert!(attached.is_ok(), "a store has one log");
     }
 
     /// Returns the log; `None` if the store is open read-only, or not yet.
-    pub fn attached_log(&self) -> Option<&Rc<Log>> {
+    pub fn attached_log(&self) -> Option<&Rc<StoreLog>> {
         self.log.get()
     }
 
@@ -98,7 +98,7 @@ impl Core {
     ///
     /// # Panics
     /// When none is attached.
-    pub fn log(&self) -> Rc<Log> {
+    pub fn log(&self) -> Rc<StoreLog> {
         self.log.get().cloned().expect("the log is attached when the store is open for writing")
     }
 
@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// Finds an object by name. Returns `None` if there is none; a removed object that has clones still counts as one.
-    pub async fn find(&self, name: &ObjectName) -> Result<Option<Rc<Object>>> {
+    pub async fn find(&self, name: &ObjectName) -> Result<Option<Rc<StoreObject>>> {
         loop {
             if let Some(object) = self.objects.by_name(name) {
                 return Ok(Some(object));
@@ -135,7 +135,7 @@ impl Core {
 
     /// Finds an object like [`find`](Self::find), without waiting. The outer `None` means that metadata must be read
     /// first.
-    pub fn find_cached(&self, name: &ObjectName) -> Option<Option<Rc<Object>>> {
+    pub fn find_cached(&self, name: &ObjectName) -> Option<Option<Rc<StoreObject>>> {
         if let Some(object) = self.objects.by_name(name) {
             return Some(Some(object));
         }
@@ -146,7 +146,7 @@ impl Core {
     }
 
     /// Finds an object by number.
-    pub async fn by_oid(&self, oid: u64) -> Result<Option<Rc<Object>>> {
+    pub async fn by_oid(&self, oid: u64) -> Result<Option<Rc<StoreObject>>> {
         if let Some(object) = self.objects.by_oid(oid) {
             return Ok(Some(object));
         }
@@ -157,12 +157,12 @@ impl Core {
         let onode = Onode::decode(&bytes).map_err(|error| corrupt(format!("object {oid}: {error}")))?;
         self.check_onode(oid, &onode)?;
         self.objects.shrink(self.index.changes_bytes());
-        Ok(Some(self.objects.insert(Object::from_onode(oid, onode))))
+        Ok(Some(self.objects.insert(StoreObject::from_onode(oid, onode))))
     }
 
     /// Returns the pages that must be read before blocks `start..start + count` can be accessed, in the head (`of` =
     /// [`HEAD`]) or a clone, or in the head and all clones if `all`.
-    fn missing_pages(object: &Object, of: u64, all: bool, start: u32, count: u32) -> Vec<(u64, u32, BlobPtr)> {
+    fn missing_pages(object: &StoreObject, of: u64, all: bool, start: u32, count: u32) -> Vec<(u64, u32, BlobPtr)> {
         let state = object.state();
         let mut out = Vec::new();
         if of == HEAD || all {
@@ -175,7 +175,7 @@ impl Core {
     }
 
     /// Rejects slots that point to blocks outside the segments.
-    fn check_slots(&self, object: &Object, slots: &[Slot]) -> Result<()> {
+    fn check_slots(&self, object: &StoreObject, slots: &[MapSlot]) -> Result<()> {
         let geometry = self.segments.borrow().geometry;
         let stray = slots.iter().find(|slot| slot.block != 0 && geometry.segment_of(slot.block).is_none());
         stray.map_or(Ok(()), |slot| {
@@ -193,21 +193,21 @@ impl Core {
         })
     }
 
-    fn is_missing(object: &Object, of: u64, index: u32, ptr: BlobPtr) -> bool {
+    fn is_missing(object: &StoreObject, of: u64, index: u32, ptr: BlobPtr) -> bool {
         let state = object.state();
         let page = state.map_of(of).and_then(|map| map.pages().get(index as usize));
         page.is_some_and(|page| page.is_missing(ptr))
     }
 
     /// Returns whether blocks `start..start + count` can be changed without reading pages first.
-    pub fn is_loaded(object: &Object, start: u32, count: u32) -> bool {
+    pub fn is_loaded(object: &StoreObject, start: u32, count: u32) -> bool {
         let state = object.state();
         state.head.missing(start, count).next().is_none()
             && state.clones.iter().all(|clone| clone.map.missing(start, count).next().is_none())
     }
 
     /// Reads the map pages of blocks `start..start + count` of one state (head or clone), or of `all` of them.
-    pub async fn load_pages(&self, object: &Object, of: u64, all: bool, start: u32, count: u32) -> Result<()> {
+    pub async fn load_pages(&self, object: &StoreObject, of: u64, all: bool, start: u32, count: u32) -> Result<()> {
         loop {
             let missing = Self::missing_pages(object, of, all, start, count);
             if missing.is_empty() {
@@ -236,7 +236,7 @@ impl Core {
 
     /// Marks an object dirty. Must be called before the object is changed: the checkpoint in progress stores the old
     /// state, the next one stores the new state.
-    pub fn mark_dirty(&self, object: &Rc<Object>) {
+    pub fn mark_dirty(&self, object: &Rc<StoreObject>) {
         if self.dirty.contains(object) {
             return;
         }
@@ -247,7 +247,7 @@ impl Core {
     }
 
     /// Passes an object's changed pages and its record to the checkpoint in progress.
-    pub fn store_object(&self, object: &Rc<Object>) {
+    pub fn store_object(&self, object: &Rc<StoreObject>) {
         object.set_clean();
         let key = keys::object(object.oid);
         if object.is_gone() {
@@ -275,7 +275,7 @@ impl Core {
             }
             let Some(bytes) = page.encode() else { continue };
             let len = bytes.len() as u32;
-            let ptr = log.append_blob(&bytes, |at| Entry::Page { oid, of, index, at, len });
+            let ptr = log.append_blob(&bytes, |at| StoreEntry::Page { oid, of, index, at, len });
             page.end_store(ptr);
             self.segments.borrow_mut().add_checkpoint_blob(ptr);
         }
@@ -283,7 +283,7 @@ impl Core {
 
     /// Remaps a block of an object's head (or unmaps it) and updates the live counts.
     /// The caller has already counted the new block.
-    pub fn remap(&self, object: &Object, block: u32, slot: Slot) {
+    pub fn remap(&self, object: &StoreObject, block: u32, slot: MapSlot) {
         let mut state = object.state_mut();
         let was_dirty = state.head.is_dirty(block);
         let before = state.head.set(block, slot);

@@ -9,7 +9,7 @@ use crate::format::anchor::Anchor;
 /// # Invariants
 /// 1. Object numbers, snapshot numbers and versions never decrease, so that none is assigned twice.
 /// 2. `objects` is the number of objects with a head.
-pub struct Counters {
+pub struct StoreCounters {
     next_oid: Cell<u64>,
     snap_seq: Cell<u64>,
     /// Newest object version assigned. Versions of one name never repeat.
@@ -21,7 +21,7 @@ pub struct Counters {
     page_loads: Cell<u64>,
 }
 
-impl Counters {
+impl StoreCounters {
     /// Returns the counters as of a checkpoint.
     pub fn of(anchor: &Anchor) -> Self {
         Self {

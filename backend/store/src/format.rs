@@ -2,7 +2,7 @@
 //! structure.
 //!
 //! All integers are little-endian.  Decoders accept arbitrary bytes: they check lengths before reading, bound their
-//! allocations, and return [`Malformed`] with a description of the error.
+//! allocations, and return [`MalformedStore`] with a description of the error.
 
 pub mod anchor;
 pub mod batch;
@@ -26,18 +26,18 @@ pub const PAGE_BLOCKS: u32 = 128;
 
 /// Decoding error, with a description.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Malformed(pub String);
+pub struct MalformedStore(pub String);
 
-impl fmt::Display for Malformed {
+impl fmt::Display for MalformedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Malformed {}
+impl std::error::Error for MalformedStore {}
 
-pub(crate) fn malformed<T>(what: impl Into<String>) -> Result<T, Malformed> {
-    Err(Malformed(what.into()))
+pub(crate) fn malformed<T>(what: impl Into<String>) -> Result<T, MalformedStore> {
+    Err(MalformedStore(what.into()))
 }
 
 /// Location of a metadata blob in the log: `len` bytes at byte `addr` of the device, with their CRC32C.
@@ -62,12 +62,12 @@ impl BlobPtr {
 }
 
 /// Bounds-checked reader of fields in a byte slice.
-pub(crate) struct Reader<'a> {
+pub(crate) struct StoreReader<'a> {
     bytes: &'a [u8],
     what: &'static str,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> StoreReader<'a> {
     pub fn new(bytes: &'a [u8], what: &'static str) -> Self {
         Self { bytes, what }
     }
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
         self.bytes.len()
     }
 
-    pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+    pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], MalformedStore> {
         if len > self.bytes.len() {
             return malformed(format!("{}: {len} bytes wanted, {} left", self.what, self.bytes.len()));
         }
@@ -85,42 +85,42 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], MalformedStore> {
         let bytes = self.bytes(N)?;
         Ok(bytes.try_into().expect("as many bytes as asked for"))
     }
 
-    pub fn u8(&mut self) -> Result<u8, Malformed> {
+    pub fn u8(&mut self) -> Result<u8, MalformedStore> {
         Ok(self.array::<1>()?[0])
     }
 
-    pub fn u16(&mut self) -> Result<u16, Malformed> {
+    pub fn u16(&mut self) -> Result<u16, MalformedStore> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
-    pub fn u32(&mut self) -> Result<u32, Malformed> {
+    pub fn u32(&mut self) -> Result<u32, MalformedStore> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    pub fn u48(&mut self) -> Result<u64, Malformed> {
+    pub fn u48(&mut self) -> Result<u64, MalformedStore> {
         let b = self.array::<6>()?;
         Ok(u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], 0, 0]))
     }
 
-    pub fn u64(&mut self) -> Result<u64, Malformed> {
+    pub fn u64(&mut self) -> Result<u64, MalformedStore> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    pub fn ptr(&mut self) -> Result<BlobPtr, Malformed> {
+    pub fn ptr(&mut self) -> Result<BlobPtr, MalformedStore> {
         Ok(BlobPtr { addr: self.u64()?, len: self.u32()?, crc: self.u32()? })
     }
 
-    pub fn text(&mut self, len: usize) -> Result<&'a str, Malformed> {
+    pub fn text(&mut self, len: usize) -> Result<&'a str, MalformedStore> {
         let what = self.what;
-        std::str::from_utf8(self.bytes(len)?).map_err(|_| Malformed(format!("{what}: a name is not UTF-8")))
+        std::str::from_utf8(self.bytes(len)?).map_err(|_| MalformedStore(format!("{what}: a name is not UTF-8")))
     }
 
-    pub fn end(self) -> Result<(), Malformed> {
+    pub fn end(self) -> Result<(), MalformedStore> {
         if self.bytes.is_empty() {
             Ok(())
         } else {

@@ -3,12 +3,12 @@
 
 use crate::format::anchor::Anchor;
 use crate::format::batch::BatchHeader;
-use crate::format::entry::Entry;
+use crate::format::entry::StoreEntry;
 use crate::format::node::Node;
 use crate::format::onode::Onode;
 use crate::format::page;
 use crate::format::record::CheckpointRecord;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::StoreSuperblock;
 use crate::format::{BLOCK, seal};
 
 /// Returns a block with `data`, zero-padded, once unchanged and once with a valid checksum, so that field decoding is
@@ -23,13 +23,13 @@ fn blocks(data: &[u8], crc_at: usize) -> [Vec<u8>; 2] {
 
 /// Decodes superblocks and checkpoint records.
 pub fn superblock(data: &[u8]) {
-    let _ = Superblock::decode(data);
+    let _ = StoreSuperblock::decode(data);
     if let Ok(record) = CheckpointRecord::decode(data) {
         assert_eq!(CheckpointRecord::decode(&record.encode()), Ok(record));
     }
     for block in blocks(data, 12) {
-        if let Ok(superblock) = Superblock::decode(&block) {
-            assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+        if let Ok(superblock) = StoreSuperblock::decode(&block) {
+            assert_eq!(StoreSuperblock::decode(&superblock.encode()), Ok(superblock));
         }
     }
 }
@@ -49,10 +49,10 @@ pub fn record(data: &[u8]) {
 }
 
 fn entries(data: &[u8]) {
-    if let Ok(entries) = Entry::decode_all(data) {
+    if let Ok(entries) = StoreEntry::decode_all(data) {
         let mut bytes = Vec::new();
         entries.iter().for_each(|entry| entry.encode(&mut bytes));
-        assert_eq!(Entry::decode_all(&bytes), Ok(entries));
+        assert_eq!(StoreEntry::decode_all(&bytes), Ok(entries));
     }
 }
 
@@ -72,7 +72,7 @@ pub fn checkpoint(data: &[u8]) {
     }
     if let Ok(slots) = page::decode(data) {
         let mut again = page::decode(&page::encode(&slots)).expect("what was encoded decodes");
-        again.resize(slots.len(), page::Slot::default());
+        again.resize(slots.len(), page::MapSlot::default());
         assert_eq!(again, slots);
     }
 }

@@ -40,7 +40,7 @@ pub struct LogBytes {
 }
 
 /// Host file system of a store in a file.
-pub struct Host {
+pub struct HostFileSystem {
     file: File,
     /// End of the store in its file; the reserve is allocated behind it.
     end: u64,
@@ -64,7 +64,7 @@ pub struct Host {
     measured: Cell<(u64, Option<Instant>)>,
 }
 
-impl Host {
+impl HostFileSystem {
     /// Returns the host of a store's file; `None` on a block device, or if the file system has no known space limit.
     pub fn new(file: &File, end: u64) -> Option<Rc<Self>> {
         if file.info().block_device || !matches!(file.file_system_space(), Ok(Some(_))) {
@@ -252,7 +252,7 @@ mod tests {
         const CAPACITY: u64 = 64 << 20;
         on_a_file_system(CAPACITY, async |file| {
             file.allocate(0, END).await.expect("space");
-            let host = Host::new(&file, END).expect("a file on a file system");
+            let host = HostFileSystem::new(&file, END).expect("a file on a file system");
             host.start().await;
             let room = || host.allowed_bytes(LogBytes { appended: 0, pending: 0 }, || 0, u64::MAX);
             assert_eq!((host.is_whole(), room()), (true, u64::MAX));
@@ -272,7 +272,7 @@ mod tests {
     fn a_reserve_that_finds_space_for_a_part_gives_that_back() {
         const CAPACITY: u64 = 24 << 20;
         on_a_file_system(CAPACITY, async |file| {
-            let host = Host::new(&file, END).expect("a file on a file system");
+            let host = HostFileSystem::new(&file, END).expect("a file on a file system");
             let filler = File::open("/filler", OpenOptions::read_write().create()).expect("a file");
             let taken = || file.allocated_size().expect("known");
             filler.allocate(0, CAPACITY - RESERVE_MIN / 2).await.expect("space");

@@ -8,7 +8,7 @@ use forebay_block::Result;
 use crate::format::BlobPtr;
 use crate::format::node::Node;
 use crate::merge::merged;
-use crate::tree::{Change, Key, NodeSink, Tree};
+use crate::tree::{NodeSink, Tree, TreeChange, TreeKey};
 
 /// Approximate memory overhead of a changed key, in bytes, in addition to the key and its value.
 const PAIR_WEIGHT: usize = 96;
@@ -16,7 +16,7 @@ const PAIR_WEIGHT: usize = 96;
 const KV_PAGE_MIN: usize = 64;
 
 /// Changes by tree key; `None` marks a deletion.
-type Overlay = BTreeMap<Key, Option<Vec<u8>>>;
+type Overlay = BTreeMap<TreeKey, Option<Vec<u8>>>;
 
 /// Metadata index of a store: the tree of the last checkpoint, and the changes since then.
 ///
@@ -25,7 +25,7 @@ type Overlay = BTreeMap<Key, Option<Vec<u8>>>;
 /// 2. The root changes only in [`commit`](Self::commit), together with the removal of the frozen changes.  A lookup that
 ///    waited and finds the same root afterwards has therefore seen all of that tree.
 /// 3. `overlay_bytes` and `frozen_bytes` are upper bounds of what the stored values take: replaced values still count.
-pub struct Index {
+pub struct MetadataIndex {
     tree: Tree,
     root: Cell<BlobPtr>,
     /// Changes since the checkpoint in progress began (or the last one).
@@ -35,14 +35,14 @@ pub struct Index {
     frozen: RefCell<Overlay>,
     frozen_bytes: Cell<usize>,
     /// First keys of nodes that the next checkpoint must write elsewhere.
-    touched: RefCell<BTreeSet<Key>>,
+    touched: RefCell<BTreeSet<TreeKey>>,
     /// Set if the index may contain markers of keys whose values were lost.
     has_lost_keys: Cell<bool>,
     /// Stored pairs that range lookups have scanned, including pairs deleted since the last checkpoint.
     pairs_scanned: Cell<u64>,
 }
 
-impl Index {
+impl MetadataIndex {
     /// Creates the index of a checkpoint, without changes.
     pub fn new(tree: Tree, root: BlobPtr) -> Self {
         Self {
@@ -129,7 +129,7 @@ impl Index {
     }
 
     /// Returns up to `wanted` pairs with keys in `from..to`, in key order, including changes since the last checkpoint.
-    pub async fn lookup_range(&self, from: &[u8], to: &[u8], wanted: usize) -> Result<Vec<(Key, Vec<u8>)>> {
+    pub async fn lookup_range(&self, from: &[u8], to: &[u8], wanted: usize) -> Result<Vec<(TreeKey, Vec<u8>)>> {
         let (mut from, mut out) = (from.to_vec(), Vec::new());
         while out.len() < wanted && &from[..] < to {
             // Reads at least a minimum page, so that pairs deleted since the checkpoint are skipped in few steps.
@@ -145,7 +145,7 @@ impl Index {
             }
             // The content of the tree beyond the last stored pair of a full page is unknown.
             let full = stored.len() == max;
-            let mut upto: Key = to.to_vec();
+            let mut upto: TreeKey = to.to_vec();
             if full {
                 upto.clone_from(&stored[max - 1].0);
                 upto.push(0);
@@ -162,9 +162,15 @@ impl Index {
     }
 
     /// Merges the stored pairs in `from..to` with the changes since the last checkpoint, and returns the first `max`.
-    fn with_changes(&self, stored: &[(Key, Vec<u8>)], from: &Key, to: &Key, max: usize) -> Vec<(Key, Vec<u8>)> {
+    fn with_changes(
+        &self,
+        stored: &[(TreeKey, Vec<u8>)],
+        from: &TreeKey,
+        to: &TreeKey,
+        max: usize,
+    ) -> Vec<(TreeKey, Vec<u8>)> {
         let (overlay, frozen) = (self.overlay.borrow(), self.frozen.borrow());
-        let layers = [&overlay, &frozen].map(|layer| layer.range::<Key, _>(from..to)).into();
+        let layers = [&overlay, &frozen].map(|layer| layer.range::<TreeKey, _>(from..to)).into();
         let count = |pair| {
             self.pairs_scanned.set(self.pairs_scanned.get() + 1);
             pair
@@ -174,7 +180,7 @@ impl Index {
     }
 
     /// Sets a key, or deletes it if `value` is `None`. The next checkpoint writes the change to the tree.
-    pub fn put(&self, key: Key, value: Option<Vec<u8>>) {
+    pub fn put(&self, key: TreeKey, value: Option<Vec<u8>>) {
         let bytes = key.len() + value.as_ref().map_or(0, Vec::len) + PAIR_WEIGHT;
         self.overlay_bytes.set(self.overlay_bytes.get() + bytes);
         let mut overlay = self.overlay.borrow_mut();
@@ -183,7 +189,7 @@ impl Index {
     }
 
     /// Sets a key, or deletes it, as of the checkpoint in progress. A change in the overlay is newer and still counts.
-    pub fn put_frozen(&self, key: Key, value: Option<Vec<u8>>) {
+    pub fn put_frozen(&self, key: TreeKey, value: Option<Vec<u8>>) {
         // Deletions do not count; there is at most one for each object.
         if let Some(value) = &value {
             self.frozen_bytes.set(self.frozen_bytes.get() + key.len() + value.len() + PAIR_WEIGHT);
@@ -201,13 +207,13 @@ impl Index {
     /// Writes the frozen changes, and the touched nodes, to a new tree. Returns its root; the index still uses the old
     /// tree until [`commit`](Self::commit).
     pub async fn write_frozen(&self, sink: &dyn NodeSink) -> Result<BlobPtr> {
-        let mut changes: BTreeMap<Key, Change> =
-            self.touched.take().into_iter().map(|key| (key, Change::Touch)).collect();
+        let mut changes: BTreeMap<TreeKey, TreeChange> =
+            self.touched.take().into_iter().map(|key| (key, TreeChange::Touch)).collect();
         changes.extend(self.frozen.borrow().iter().map(|(key, value)| {
-            let change = value.as_ref().map_or(Change::Delete, |value| Change::Put(value.clone()));
+            let change = value.as_ref().map_or(TreeChange::Delete, |value| TreeChange::Put(value.clone()));
             (key.clone(), change)
         }));
-        let changes: Vec<(Key, Change)> = changes.into_iter().collect();
+        let changes: Vec<(TreeKey, TreeChange)> = changes.into_iter().collect();
         self.tree.apply(self.root.get(), &changes, sink).await
     }
 
@@ -224,7 +230,7 @@ impl Index {
     }
 
     /// Makes the next checkpoint write the nodes on the path to `key` elsewhere.
-    pub fn touch(&self, key: Key) {
+    pub fn touch(&self, key: TreeKey) {
         self.touched.borrow_mut().insert(key);
     }
 

@@ -9,7 +9,7 @@ use forebay_reactor::{File, OpenOptions, fs, random, wall_clock, yield_now};
 
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, LogPosition, SLOTS};
-use crate::format::superblock::{COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, SEGMENTS_START, Superblock};
+use crate::format::superblock::{COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, SEGMENTS_START, StoreSuperblock};
 use crate::host::RESERVE_MAX;
 use crate::occupant::{self, Occupant};
 use crate::store::{Store, open_file};
@@ -161,7 +161,7 @@ async fn make(file: &File, options: &InitOptions, progress: &mut impl FnMut(u64,
 }
 
 /// Returns the superblock for the requested store, if it is valid.
-fn superblock(file: &File, options: &InitOptions) -> Result<Superblock> {
+fn superblock(file: &File, options: &InitOptions) -> Result<StoreSuperblock> {
     let (info, shown) = (file.info(), file.path().display());
     if options.preallocate && info.block_device {
         let text = format!("{shown} is a device, which cannot be preallocated");
@@ -173,7 +173,7 @@ fn superblock(file: &File, options: &InitOptions) -> Result<Superblock> {
     }
     let segment_size = if options.segment_size == 0 { segment_size_for(size) } else { options.segment_size };
     let segment_count = size.saturating_sub(SEGMENTS_START) / u64::from(segment_size.max(1));
-    let superblock = Superblock {
+    let superblock = StoreSuperblock {
         features: FEATURES_KNOWN,
         features_compatible: FEATURES_COMPATIBLE_KNOWN,
         uuid: [random().to_le_bytes(), random().to_le_bytes()].concat().try_into().expect("16 bytes"),
@@ -183,7 +183,7 @@ fn superblock(file: &File, options: &InitOptions) -> Result<Superblock> {
         data_devices: 1,
         parity_devices: 0,
     };
-    if segment_count < u64::from(SEGMENTS_MIN) || Superblock::decode(&superblock.encode()).is_err() {
+    if segment_count < u64::from(SEGMENTS_MIN) || StoreSuperblock::decode(&superblock.encode()).is_err() {
         let of = |segments: u64| SEGMENTS_START + segments * u64::from(segment_size);
         let (least, most) = (of(SEGMENTS_MIN.into()), of(1 << 20));
         let text = format!(

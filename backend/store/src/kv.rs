@@ -6,7 +6,7 @@
 
 use forebay_block::{Error, ErrorKind, Result};
 
-use crate::index::Index;
+use crate::index::MetadataIndex;
 use crate::keys;
 
 /// Keys looked up at a time.
@@ -17,7 +17,7 @@ fn lost(oid: u64, key: &[u8]) -> Error {
     Error::new(ErrorKind::Corrupt, format!("the value of key {key:?} of object {oid} was damaged in the log"))
 }
 
-impl Index {
+impl MetadataIndex {
     /// Returns the value of a key of an object's head or clone.
     pub async fn kv(&self, oid: u64, of: u64, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let value = self.lookup(&keys::kv(oid, of, key)).await?;

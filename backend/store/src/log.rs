@@ -21,13 +21,13 @@ use forebay_reactor::{BufPool, File, sleep};
 
 use crate::format::anchor::LogPosition;
 use crate::format::batch::BatchHeader;
-use crate::format::entry::Entry;
+use crate::format::entry::StoreEntry;
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
-use crate::host::Host;
+use crate::host::HostFileSystem;
 use crate::segments::Segments;
 use batch::Batch;
 use head::LogHead;
-use staging::{Staging, is_all_direct};
+use staging::{StagingBuffers, is_all_direct};
 use transaction::OpenTransaction;
 use writer::BatchWriter;
 
@@ -46,7 +46,7 @@ const BATCH_OPEN_MAX: Duration = Duration::from_millis(10);
 /// 2. A batch is closed as soon as it has `BATCH_BLOCKS` payload blocks and something is appended, and `BATCH_OPEN_MAX`
 ///    after it was opened, but for transactions in progress.
 /// 3. The position of an appended block or blob is final: its batch is written exactly there.
-pub struct Log {
+pub struct StoreLog {
     /// Store number that batches carry.
     store: u64,
     epoch: u64,
@@ -55,13 +55,13 @@ pub struct Log {
     /// Signals that a batch was opened.
     opened: Rc<Notify>,
     transaction: OpenTransaction,
-    staging: Staging,
+    staging: StagingBuffers,
     header_pool: BufPool,
     bytes_appended: Cell<u64>,
     writer: Rc<BatchWriter>,
 }
 
-impl Log {
+impl StoreLog {
     /// Creates a log that starts in a newly allocated segment with batch `next_seq`.
     pub fn new(
         file: File,
@@ -69,7 +69,7 @@ impl Log {
         epoch: u64,
         segments: Rc<RefCell<Segments>>,
         next_seq: u64,
-        host: Option<Rc<Host>>,
+        host: Option<Rc<HostFileSystem>>,
     ) -> Result<Rc<Self>> {
         Ok(Rc::new(Self {
             store,
@@ -78,7 +78,7 @@ impl Log {
             open: RefCell::default(),
             opened: Rc::default(),
             transaction: OpenTransaction::default(),
-            staging: Staging::new(),
+            staging: StagingBuffers::new(),
             header_pool: BufPool::new(BLOCK, 64),
             bytes_appended: Cell::new(0),
             writer: BatchWriter::new(file, host, next_seq),
@@ -161,7 +161,7 @@ impl Log {
     }
 
     /// Adds an entry to the open batch.
-    fn add_entry(&self, batch: &Batch, entry: &Entry) {
+    fn add_entry(&self, batch: &Batch, entry: &StoreEntry) {
         self.transaction.note_entry(batch.seq(), batch.entry_bytes());
         batch.add_entry(entry);
     }
@@ -173,7 +173,7 @@ impl Log {
     }
 
     /// Appends an entry without payload.
-    pub fn append(&self, entry: &Entry) {
+    pub fn append(&self, entry: &StoreEntry) {
         let encoded = encoded(entry);
         let batch = self.batch_with(encoded.len(), 0);
         self.add_encoded(&batch, &encoded);
@@ -186,7 +186,7 @@ impl Log {
         &self,
         data: &BufList,
         size_of: fn(usize) -> usize,
-        mut entry: impl FnMut(usize, u32, u64, &[Buf]) -> Entry,
+        mut entry: impl FnMut(usize, u32, u64, &[Buf]) -> StoreEntry,
     ) {
         debug_assert!(data.len().is_multiple_of(BLOCK));
         let total = data.len() / BLOCK;
@@ -216,7 +216,7 @@ impl Log {
     }
 
     /// Appends a metadata blob, packed with its neighbours; `entry` builds its entry from its position in the payload.
-    pub fn append_blob(&self, bytes: &[u8], entry: impl Fn(u32) -> Entry) -> BlobPtr {
+    pub fn append_blob(&self, bytes: &[u8], entry: impl Fn(u32) -> StoreEntry) -> BlobPtr {
         self.append_blob_before(bytes, 0, entry)
     }
 
@@ -224,8 +224,8 @@ impl Log {
     pub fn append_described_blob(
         &self,
         bytes: &[u8],
-        entry: impl Fn(u32) -> Entry,
-        about: impl Fn(BlobPtr) -> Entry,
+        entry: impl Fn(u32) -> StoreEntry,
+        about: impl Fn(BlobPtr) -> StoreEntry,
     ) -> BlobPtr {
         let ptr = self.append_blob_before(bytes, encoded(&about(BlobPtr::default())).len(), entry);
         let batch = self.open.borrow().clone().expect("the batch of the blob is open");
@@ -234,7 +234,7 @@ impl Log {
     }
 
     /// Appends a blob to a batch that also has space for `entry_bytes` bytes of entries after the blob's own.
-    fn append_blob_before(&self, bytes: &[u8], entry_bytes: usize, entry: impl Fn(u32) -> Entry) -> BlobPtr {
+    fn append_blob_before(&self, bytes: &[u8], entry_bytes: usize, entry: impl Fn(u32) -> StoreEntry) -> BlobPtr {
         let blocks = bytes.len().div_ceil(BLOCK) as u32 + 1;
         let batch = self.batch_with(encoded(&entry(0)).len() + entry_bytes, blocks);
         let at = batch.add_blob(bytes);
@@ -310,7 +310,7 @@ impl Log {
     }
 
     /// Closes batches that have been open for `BATCH_OPEN_MAX`; runs until the log is dropped.
-    pub async fn tick(log: Weak<Log>) {
+    pub async fn tick(log: Weak<StoreLog>) {
         loop {
             let Some(this) = log.upgrade() else { return };
             let seq = this.open.borrow().as_ref().map(|batch| batch.seq());
@@ -355,13 +355,13 @@ impl Log {
 }
 
 /// Returns the encoded entry.
-fn encoded(entry: &Entry) -> Vec<u8> {
+fn encoded(entry: &StoreEntry) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(64);
     entry.encode(&mut bytes);
     bytes
 }
 
-impl Drop for Log {
+impl Drop for StoreLog {
     fn drop(&mut self) {
         // Wakes the ticker, which waits for the next batch, so that it ends.
         self.opened.notify_all();

@@ -1,6 +1,6 @@
 //! Block maps: the locations of an object's blocks, in pages that are stored and loaded one by one.
 
-use crate::format::page::{self, Slot};
+use crate::format::page::{self, MapSlot};
 use crate::format::{BlobPtr, PAGE_BLOCKS};
 
 /// Map page: its stored location, and its slots if they are in memory.
@@ -9,16 +9,16 @@ use crate::format::{BlobPtr, PAGE_BLOCKS};
 /// 1. A dirty page is in memory.
 /// 2. A page that is neither stored nor in memory maps nothing.
 #[derive(Debug, Default)]
-pub struct Page {
+pub struct MapPage {
     /// Location of the last stored version; none if it was never stored.
     ptr: BlobPtr,
     /// Slots in memory, up to the last mapped one; `None` if not loaded.
-    slots: Option<Vec<Slot>>,
+    slots: Option<Vec<MapSlot>>,
     /// Set if the page differs from its stored version.
     dirty: bool,
 }
 
-impl Page {
+impl MapPage {
     /// Returns the location of the last stored version; none if it was never stored.
     pub fn ptr(&self) -> BlobPtr {
         self.ptr
@@ -35,7 +35,7 @@ impl Page {
     }
 
     /// Sets the slots read from `ptr`, unless the page was loaded or moved meanwhile.
-    pub fn load(&mut self, ptr: BlobPtr, slots: Vec<Slot>) {
+    pub fn load(&mut self, ptr: BlobPtr, slots: Vec<MapSlot>) {
         if self.is_missing(ptr) {
             self.slots = Some(slots);
         }
@@ -76,20 +76,20 @@ impl Page {
     }
 
     fn weight(&self) -> usize {
-        self.slots.as_ref().map_or(0, |slots| slots.capacity() * size_of::<Slot>()) + size_of::<Self>()
+        self.slots.as_ref().map_or(0, |slots| slots.capacity() * size_of::<MapSlot>()) + size_of::<Self>()
     }
 }
 
 /// Block map of a head or a clone.
 #[derive(Debug, Default)]
 pub struct Map {
-    pages: Vec<Page>,
+    pages: Vec<MapPage>,
 }
 
 impl Map {
     /// Returns the map whose pages are stored at `ptrs`.
     pub fn from_ptrs(ptrs: &[BlobPtr]) -> Self {
-        Self { pages: ptrs.iter().map(|&ptr| Page { ptr, slots: None, dirty: false }).collect() }
+        Self { pages: ptrs.iter().map(|&ptr| MapPage { ptr, slots: None, dirty: false }).collect() }
     }
 
     /// Returns the stored locations of the pages.
@@ -98,12 +98,12 @@ impl Map {
     }
 
     /// Returns the pages.
-    pub fn pages(&self) -> &[Page] {
+    pub fn pages(&self) -> &[MapPage] {
         &self.pages
     }
 
     /// Returns the page with the given index.
-    pub fn page_mut(&mut self, index: u32) -> Option<&mut Page> {
+    pub fn page_mut(&mut self, index: u32) -> Option<&mut MapPage> {
         self.pages.get_mut(index as usize)
     }
 
@@ -126,41 +126,41 @@ impl Map {
     }
 
     /// Returns the location of a block.  Its page must be in memory.
-    pub fn get(&self, block: u32) -> Slot {
-        let Some(page) = self.pages.get((block / PAGE_BLOCKS) as usize) else { return Slot::default() };
+    pub fn get(&self, block: u32) -> MapSlot {
+        let Some(page) = self.pages.get((block / PAGE_BLOCKS) as usize) else { return MapSlot::default() };
         match &page.slots {
             Some(slots) => slots.get((block % PAGE_BLOCKS) as usize).copied().unwrap_or_default(),
             None => {
                 assert!(page.is_blank(), "a map page was not loaded before it was needed");
-                Slot::default()
+                MapSlot::default()
             }
         }
     }
 
     /// Sets the location of a block and returns the previous one.  Its page must be in memory.
-    pub fn set(&mut self, block: u32, slot: Slot) -> Slot {
+    pub fn set(&mut self, block: u32, slot: MapSlot) -> MapSlot {
         let (index, at) = ((block / PAGE_BLOCKS) as usize, (block % PAGE_BLOCKS) as usize);
         if index >= self.pages.len() {
             if slot.block == 0 {
-                return Slot::default();
+                return MapSlot::default();
             }
-            self.pages.resize_with(index + 1, Page::default);
+            self.pages.resize_with(index + 1, MapPage::default);
         }
         let page = &mut self.pages[index];
         assert!(page.slots.is_some() || page.is_blank(), "a map page was not loaded before it was changed");
         let slots = page.slots.get_or_insert_with(Vec::new);
         if at >= slots.len() {
             if slot.block == 0 {
-                return Slot::default();
+                return MapSlot::default();
             }
-            slots.resize(at + 1, Slot::default());
+            slots.resize(at + 1, MapSlot::default());
         }
         page.dirty = true;
         std::mem::replace(&mut slots[at], slot)
     }
 
     /// Returns the dirty pages with their indexes.
-    pub fn dirty_pages_mut(&mut self) -> impl Iterator<Item = (u32, &mut Page)> {
+    pub fn dirty_pages_mut(&mut self) -> impl Iterator<Item = (u32, &mut MapPage)> {
         let pages = self.pages.iter_mut().enumerate().filter(|(_, page)| page.dirty);
         pages.map(|(index, page)| (index as u32, page))
     }
@@ -177,6 +177,6 @@ impl Map {
 
     /// Returns the approximate memory use, in bytes.
     pub fn weight(&self) -> usize {
-        self.pages.iter().map(Page::weight).sum()
+        self.pages.iter().map(MapPage::weight).sum()
     }
 }

@@ -10,7 +10,7 @@ use forebay_reactor::{BufPool, File};
 
 use crate::cache::Cache;
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
-use crate::log::Log;
+use crate::log::StoreLog;
 use crate::segments::Segments;
 
 /// Size of the largest pooled read buffer, in blocks.
@@ -20,7 +20,7 @@ pub const POOLED_BLOCKS: usize = 64;
 pub struct Media {
     pub file: File,
     pub segments: Rc<RefCell<Segments>>,
-    log: RefCell<Option<Rc<Log>>>,
+    log: RefCell<Option<Rc<StoreLog>>>,
     /// Data cache.
     pub cache: Cache,
     single: BufPool,
@@ -55,7 +55,7 @@ impl Media {
     }
 
     /// Attaches the log, whose pending writes are then searched first.
-    pub fn attach_log(&self, log: Rc<Log>) {
+    pub fn attach_log(&self, log: Rc<StoreLog>) {
         *self.log.borrow_mut() = Some(log);
     }
 

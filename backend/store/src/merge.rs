@@ -2,14 +2,14 @@
 
 use std::iter::Peekable;
 
-use crate::tree::Key;
+use crate::tree::TreeKey;
 
 /// Returns an iterator over the pairs of `stored` with layers of changes applied, newest layer first, in key order. The
 /// inputs are consumed lazily.
 pub fn merged<'a, S, L>(stored: S, layers: Vec<L>) -> Merged<'a, S, L>
 where
-    S: Iterator<Item = (&'a Key, &'a Vec<u8>)>,
-    L: Iterator<Item = (&'a Key, &'a Option<Vec<u8>>)>,
+    S: Iterator<Item = (&'a TreeKey, &'a Vec<u8>)>,
+    L: Iterator<Item = (&'a TreeKey, &'a Option<Vec<u8>>)>,
 {
     Merged { stored: stored.peekable(), layers: layers.into_iter().map(Iterator::peekable).collect() }
 }
@@ -17,8 +17,8 @@ where
 /// Iterator returned by [`merged`].
 pub struct Merged<'a, S, L>
 where
-    S: Iterator<Item = (&'a Key, &'a Vec<u8>)>,
-    L: Iterator<Item = (&'a Key, &'a Option<Vec<u8>>)>,
+    S: Iterator<Item = (&'a TreeKey, &'a Vec<u8>)>,
+    L: Iterator<Item = (&'a TreeKey, &'a Option<Vec<u8>>)>,
 {
     stored: Peekable<S>,
     layers: Vec<Peekable<L>>,
@@ -26,10 +26,10 @@ where
 
 impl<'a, S, L> Iterator for Merged<'a, S, L>
 where
-    S: Iterator<Item = (&'a Key, &'a Vec<u8>)>,
-    L: Iterator<Item = (&'a Key, &'a Option<Vec<u8>>)>,
+    S: Iterator<Item = (&'a TreeKey, &'a Vec<u8>)>,
+    L: Iterator<Item = (&'a TreeKey, &'a Option<Vec<u8>>)>,
 {
-    type Item = (&'a Key, &'a Vec<u8>);
+    type Item = (&'a TreeKey, &'a Vec<u8>);
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
@@ -55,15 +55,15 @@ mod tests {
     use std::cell::Cell;
     use std::collections::BTreeMap;
 
-    type Layer = BTreeMap<Key, Option<Vec<u8>>>;
+    type Layer = BTreeMap<TreeKey, Option<Vec<u8>>>;
 
-    fn key(number: u32) -> Key {
+    fn key(number: u32) -> TreeKey {
         number.to_be_bytes().to_vec()
     }
 
     #[test]
     fn the_newest_layer_counts() {
-        let stored: Vec<(Key, Vec<u8>)> = (0..6).map(|i| (key(i * 2), vec![0])).collect();
+        let stored: Vec<(TreeKey, Vec<u8>)> = (0..6).map(|i| (key(i * 2), vec![0])).collect();
         let older: Layer = [(key(2), None), (key(4), Some(vec![1])), (key(5), Some(vec![1]))].into();
         let newer: Layer = [(key(2), Some(vec![2])), (key(4), None), (key(20), Some(vec![2]))].into();
         let found = merged(stored.iter().map(|(key, value)| (key, value)), vec![newer.iter(), older.iter()]);
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn no_more_is_looked_at_than_is_asked_for() {
-        let stored: Vec<(Key, Vec<u8>)> = Vec::new();
+        let stored: Vec<(TreeKey, Vec<u8>)> = Vec::new();
         let changes: Layer = (0..10_000).map(|i| (key(i), Some(vec![1]))).collect();
         let looked_at = Cell::new(0);
         let count = changes.iter().inspect(|_| looked_at.set(looked_at.get() + 1));

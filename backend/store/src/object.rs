@@ -8,7 +8,7 @@ use forebay_block::ObjectName;
 
 use crate::format::BLOCK64;
 use crate::format::onode::{CloneRecord, Onode};
-use crate::format::page::Slot;
+use crate::format::page::MapSlot;
 use crate::map::Map;
 
 /// Clone id that denotes the head.
@@ -57,7 +57,7 @@ impl ObjectState {
     }
 
     /// Returns whether a state other than `of` also maps `block` to `slot`.  All pages there must be in memory.
-    pub fn is_shared(&self, of: u64, block: u32, slot: Slot) -> bool {
+    pub fn is_shared(&self, of: u64, block: u32, slot: MapSlot) -> bool {
         let same = |map: &Map| map.get(block).block == slot.block;
         (of != HEAD && same(&self.head)) || self.clones.iter().any(|clone| clone.id != of && same(&clone.map))
     }
@@ -70,7 +70,7 @@ impl ObjectState {
 }
 
 /// Object in memory.
-pub struct Object {
+pub struct StoreObject {
     /// Object number; never reused.
     pub oid: u64,
     pub name: ObjectName,
@@ -81,7 +81,7 @@ pub struct Object {
     used: Cell<bool>,
 }
 
-impl Object {
+impl StoreObject {
     /// Creates an empty object.
     pub fn new(oid: u64, name: ObjectName) -> Self {
         let state = ObjectState {
@@ -199,8 +199,8 @@ pub fn blocks_of(size: u64) -> u32 {
 
 /// Object cache: all objects that the next checkpoint must store, and others up to a bound.
 pub struct ObjectCache {
-    by_oid: RefCell<HashMap<u64, Rc<Object>>>,
-    by_name: RefCell<HashMap<ObjectName, Rc<Object>>>,
+    by_oid: RefCell<HashMap<u64, Rc<StoreObject>>>,
+    by_name: RefCell<HashMap<ObjectName, Rc<StoreObject>>>,
     order: RefCell<VecDeque<u64>>,
     weight: Cell<usize>,
     /// Memory limit: half of the metadata memory.  Changed keys have a third of it; any excess of theirs reduces this
@@ -229,14 +229,14 @@ impl ObjectCache {
         self.weight.get()
     }
 
-    pub fn by_name(&self, name: &ObjectName) -> Option<Rc<Object>> {
+    pub fn by_name(&self, name: &ObjectName) -> Option<Rc<StoreObject>> {
         let by_name = self.by_name.borrow();
         let object = by_name.get(name)?;
         object.used.set(true);
         Some(object.clone())
     }
 
-    pub fn by_oid(&self, oid: u64) -> Option<Rc<Object>> {
+    pub fn by_oid(&self, oid: u64) -> Option<Rc<StoreObject>> {
         let by_oid = self.by_oid.borrow();
         let object = by_oid.get(&oid)?;
         object.used.set(true);
@@ -244,7 +244,7 @@ impl ObjectCache {
     }
 
     /// Adds an object. Returns the existing object if another task has added it meanwhile.
-    pub fn insert(&self, object: Object) -> Rc<Object> {
+    pub fn insert(&self, object: StoreObject) -> Rc<StoreObject> {
         if let Some(there) = self.by_oid(object.oid) {
             return there;
         }
@@ -271,7 +271,7 @@ impl ObjectCache {
     }
 
     /// Updates an object's memory accounting after its pages have changed.
-    pub fn reweigh(&self, object: &Object) {
+    pub fn reweigh(&self, object: &StoreObject) {
         // A task may still end here with an object that has been evicted meanwhile.
         if object.weight.get() == 0 {
             return;
@@ -281,7 +281,7 @@ impl ObjectCache {
     }
 
     /// Removes an object that no longer exists.
-    pub fn remove(&self, object: &Rc<Object>) {
+    pub fn remove(&self, object: &Rc<StoreObject>) {
         if self.by_oid.borrow_mut().remove(&object.oid).is_some() {
             // Cached objects have a nonzero weight; weight 0 marks an object that is not cached.
             self.weight.set(self.weight.get() - object.weight.replace(0));
@@ -330,9 +330,9 @@ mod tests {
     #[test]
     fn objects_that_come_and_go_leave_nothing_in_the_cache() {
         let cache = ObjectCache::new(1 << 20);
-        let kept = cache.insert(Object::new(1, ObjectName::new("kept")));
+        let kept = cache.insert(StoreObject::new(1, ObjectName::new("kept")));
         for oid in 2..100_000 {
-            let object = cache.insert(Object::new(oid, ObjectName::new(format!("o{}", oid % 7))));
+            let object = cache.insert(StoreObject::new(oid, ObjectName::new(format!("o{}", oid % 7))));
             cache.remove(&object);
         }
         assert!(cache.order.borrow().len() <= 2 * LOOKED_AT_MAX, "{} entries", cache.order.borrow().len());
@@ -344,11 +344,11 @@ mod tests {
     fn an_object_that_comes_back_again_and_again_can_still_go() {
         let cache = ObjectCache::new(0);
         for _ in 0..1000 {
-            let object = cache.insert(Object::new(7, ObjectName::new("o")));
+            let object = cache.insert(StoreObject::new(7, ObjectName::new("o")));
             cache.remove(&object);
         }
         assert!(cache.order.borrow().len() <= 2 * LOOKED_AT_MAX);
-        cache.insert(Object::new(7, ObjectName::new("o")));
+        cache.insert(StoreObject::new(7, ObjectName::new("o")));
         (0..4).for_each(|_| cache.shrink(0));
         assert_eq!(cache.weight(), 0);
     }

@@ -9,7 +9,7 @@ use forebay_reactor::File;
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::batch::BatchHeader;
-use crate::format::superblock::{COPIES, MAGIC, SEGMENTS_START, Superblock};
+use crate::format::superblock::{COPIES, MAGIC, SEGMENTS_START, StoreSuperblock};
 use crate::recover::read_superblock;
 
 /// Bytes at the start in which signatures are searched, and bytes before the end.
@@ -233,7 +233,8 @@ async fn read_readable(file: &File, at: u64, len: u64) -> Vec<u8> {
 /// Detects a store that begins with `head`; `None` if there is no trace of one.
 async fn own(file: &File, head: &[u8]) -> Option<Occupant> {
     let block = |at: u64| head.get(at as usize..(at + BLOCK64) as usize).unwrap_or_default();
-    let superblock = COPIES.iter().any(|&at| Superblock::decode(block(at)).is_ok() || block(at).starts_with(MAGIC));
+    let superblock =
+        COPIES.iter().any(|&at| StoreSuperblock::decode(block(at)).is_ok() || block(at).starts_with(MAGIC));
     let anchor = SLOTS.iter().flatten().any(|&at| Anchor::decode_any(block(at)).is_ok());
     // The log begins in the first segment, and returns to it.
     let first = block(SEGMENTS_START);

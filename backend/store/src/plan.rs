@@ -11,11 +11,11 @@ use crate::format::entry::{KEY_MAX, VALUE_MAX};
 use crate::format::onode::OBJECT_SIZE_MAX;
 use crate::format::{BLOCK, BLOCK64};
 use crate::keys;
-use crate::object::{HEAD, Object, blocks_of};
+use crate::object::{HEAD, StoreObject, blocks_of};
 
 /// Planned changes of a transaction.
 pub struct TransactionPlan {
-    pub object: Option<Rc<Object>>,
+    pub object: Option<Rc<StoreObject>>,
     pub exists: bool,
     pub size: u64,
     /// Source of blocks that are not in `blocks`: the head, a clone, or `None` if they are holes.
@@ -31,7 +31,7 @@ pub struct TransactionPlan {
 
 impl TransactionPlan {
     /// Creates an empty plan for an object.
-    fn on(object: Option<Rc<Object>>) -> Self {
+    fn on(object: Option<Rc<StoreObject>>) -> Self {
         Self {
             exists: object.as_ref().is_some_and(|object| object.state().exists),
             size: object.as_ref().map_or(0, |object| object.state().size),

@@ -12,7 +12,7 @@ use forebay_block::{
 
 use crate::core::Core;
 use crate::format::BLOCK64;
-use crate::object::{HEAD, Object, ObjectState};
+use crate::object::{HEAD, ObjectState, StoreObject};
 
 /// Maximum run read in one request, in blocks.  Devices accept a few hundred scattered pages per request (254 on
 /// virtio); the kernel cannot submit longer requests without blocking, and offloads them to a worker thread.
@@ -80,7 +80,7 @@ type ReadPlan = (Extent, (Vec<StoredRun>, SegmentPins));
 
 impl Core {
     /// Returns the locations of the data of a read; `None` if a page must be read first.
-    fn plan_cached(self: &Rc<Self>, object: &Object, read: ObjectRead) -> Option<Result<ReadPlan>> {
+    fn plan_cached(self: &Rc<Self>, object: &StoreObject, read: ObjectRead) -> Option<Result<ReadPlan>> {
         let state = object.state();
         let Some((of, size)) = resolve(&state, read.snap) else { return Some(Err(not_found(&object.name))) };
         let Some(end) = read.extent.checked_end() else {
@@ -125,7 +125,7 @@ impl Core {
         Some(Ok((extent, (runs, pins))))
     }
 
-    async fn plan(self: &Rc<Self>, object: &Object, read: ObjectRead) -> Result<ReadPlan> {
+    async fn plan(self: &Rc<Self>, object: &StoreObject, read: ObjectRead) -> Result<ReadPlan> {
         loop {
             if let Some(plan) = self.plan_cached(object, read) {
                 return plan;
@@ -143,7 +143,7 @@ impl Core {
 
     async fn read_runs(
         &self,
-        object: &Object,
+        object: &StoreObject,
         extent: Extent,
         plan: (Vec<StoredRun>, SegmentPins),
     ) -> Result<SparseData> {

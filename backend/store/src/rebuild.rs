@@ -18,10 +18,10 @@ use crate::check::{CheckOptions, CheckReport};
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::batch::BatchHeader;
-use crate::format::superblock::{COPIES, Superblock};
+use crate::format::superblock::{COPIES, StoreSuperblock};
 use crate::log::WRITES_MAX;
 use crate::occupant;
-use crate::segments::Geometry;
+use crate::segments::SegmentGeometry;
 use crate::store::{StartingPoint, Store, StoreOptions, open_file, reject_truncated};
 use bad_sectors::{READ_ATTEMPTS, READ_PAUSE, is_of_bad_sector};
 use remains::{Candidate, Remains, candidates, choose_store, no_record};
@@ -106,8 +106,8 @@ pub(crate) async fn rebuild(
         None => walk.search(remains.store()).await?,
     }
     let geometry = match (&remains.superblock, walk.first_record(remains.store())) {
-        (Some(superblock), _) => Geometry::of(superblock),
-        (None, Some(record)) => Geometry::of(&record.superblock),
+        (Some(superblock), _) => SegmentGeometry::of(superblock),
+        (None, Some(record)) => SegmentGeometry::of(&record.superblock),
         (None, None) => return Err(no_record(&file)),
     };
     let mut walk = Walk::new(&file);
@@ -125,7 +125,7 @@ pub(crate) async fn rebuild(
         (None, None) => return Err(no_record(&file)),
     };
     reject_truncated(&file, &superblock)?;
-    let geometry = Geometry::of(&superblock);
+    let geometry = SegmentGeometry::of(&superblock);
     let records = newest(&walk);
     let others = walk.stores.iter().filter(|(number, _)| **number != store).map(|(_, trace)| trace.batches).sum();
     let trace = walk.stores.remove(&store).unwrap_or_default();
@@ -201,8 +201,8 @@ pub(crate) async fn rebuild(
 ///
 /// If a superblock gives the size of the store, everything within it is the store's own, whatever it resembles: an
 /// object may hold the last sectors of a partitioned disk.
-async fn refuse_foreign(file: &File, superblock: Option<&Superblock>) -> Result<()> {
-    let found = occupant::signatures_beside(file, superblock.map_or(0, Superblock::device_size)).await;
+async fn refuse_foreign(file: &File, superblock: Option<&StoreSuperblock>) -> Result<()> {
+    let found = occupant::signatures_beside(file, superblock.map_or(0, StoreSuperblock::device_size)).await;
     if found.is_empty() {
         return Ok(());
     }
@@ -264,7 +264,7 @@ async fn open_to_read(file: &File, candidate: &Candidate) -> Result<Result<Rc<St
 /// Returns whether the log after a checkpoint was overwritten from its beginning by another opening, which started at
 /// the same position as the opening that took this checkpoint. In that case the checkpoint never became valid.
 async fn is_superseded(file: &File, candidate: &Candidate) -> Result<bool> {
-    let (anchor, geometry) = (&candidate.anchor, Geometry::of(&candidate.superblock));
+    let (anchor, geometry) = (&candidate.anchor, SegmentGeometry::of(&candidate.superblock));
     let begins_segment = geometry.segment_of(anchor.redo.block).map(|segment| geometry.first_block(segment));
     if anchor.clean || begins_segment != Some(anchor.redo.block) {
         return Ok(false);
@@ -328,7 +328,7 @@ async fn write_anchor(file: &File, anchor: &Anchor) -> Result<()> {
 }
 
 /// Writes the superblocks if they are missing; after the anchor, like `init`.
-async fn write_superblocks(file: &File, remains: &Remains, superblock: &Superblock) -> Result<()> {
+async fn write_superblocks(file: &File, remains: &Remains, superblock: &StoreSuperblock) -> Result<()> {
     match remains.superblock {
         Some(_) => Ok(()),
         None => write_durably(file, COPIES, &superblock.encode()).await,

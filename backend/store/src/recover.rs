@@ -9,13 +9,13 @@ use crate::apply::{needs, subject};
 use crate::core::{Core, corrupt};
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::batch::BatchHeader;
-use crate::format::entry::Entry;
+use crate::format::entry::StoreEntry;
 use crate::format::onode::OBJECT_SIZE_MAX;
-use crate::format::superblock::{COPIES, Refused, Superblock};
+use crate::format::superblock::{COPIES, StoreSuperblock, SuperblockError};
 use crate::format::{BLOCK, BLOCK64};
 use crate::media::Media;
-use crate::object::{HEAD, Object};
-use crate::segments::{Geometry, LiveTable};
+use crate::object::{HEAD, StoreObject};
+use crate::segments::{LiveTable, SegmentGeometry};
 
 /// Blocks read at a time.
 const WINDOW_BLOCKS: u64 = 512;
@@ -37,7 +37,7 @@ pub struct Replay {
 
 /// Superblock found in the copies.
 pub struct FoundSuperblock {
-    pub superblock: Superblock,
+    pub superblock: StoreSuperblock,
     /// Content of an intact copy, which may include fields that only a newer version knows.
     pub bytes: Buf,
     /// Set if the other copy is damaged.
@@ -47,12 +47,12 @@ pub struct FoundSuperblock {
 /// Reads the superblock. One intact copy is sufficient; two intact copies that differ are an error.
 pub async fn read_superblock(file: &forebay_reactor::File) -> Result<FoundSuperblock> {
     let path = file.path().display();
-    let mut found: Vec<std::result::Result<Superblock, Refused>> = Vec::new();
+    let mut found: Vec<std::result::Result<StoreSuperblock, SuperblockError>> = Vec::new();
     let mut bytes = None;
     for at in COPIES {
         let (result, block) = file.read_at(BufMut::with_capacity(BLOCK), at).await;
         result.map_err(|error| Error::from_io(error, format!("reading the superblock at byte {at} of {path}")))?;
-        found.push(Superblock::decode(&block));
+        found.push(StoreSuperblock::decode(&block));
         if matches!(found.last(), Some(Ok(_))) {
             bytes = Some(block.freeze());
         }
@@ -63,8 +63,11 @@ pub async fn read_superblock(file: &forebay_reactor::File) -> Result<FoundSuperb
 }
 
 /// Returns the superblock on which the copies agree.
-fn agreed(found: &[std::result::Result<Superblock, Refused>], path: &std::path::Display<'_>) -> Result<Superblock> {
-    let good: Vec<&Superblock> = found.iter().flatten().collect();
+fn agreed(
+    found: &[std::result::Result<StoreSuperblock, SuperblockError>],
+    path: &std::path::Display<'_>,
+) -> Result<StoreSuperblock> {
+    let good: Vec<&StoreSuperblock> = found.iter().flatten().collect();
     match good[..] {
         [one] => {
             tracing::warn!("one copy of the superblock of {path} is damaged; run `forebay store check --repair`");
@@ -74,14 +77,14 @@ fn agreed(found: &[std::result::Result<Superblock, Refused>], path: &std::path::
         [_, _] => Err(corrupt(format!("{path}: the two copies of the superblock differ"))),
         _ => {
             let newer = found.iter().find_map(|copy| match copy {
-                Err(Refused::Newer(what)) => Some(what.clone()),
+                Err(SuperblockError::Newer(what)) => Some(what.clone()),
                 _ => None,
             });
             if let Some(what) = newer {
                 let text = format!("{path} is a store made by a newer Forebay ({what}); upgrade to open it");
                 return Err(Error::new(ErrorKind::Unsupported, text));
             }
-            if found.iter().all(|copy| matches!(copy, Err(Refused::NotAStore))) {
+            if found.iter().all(|copy| matches!(copy, Err(SuperblockError::NotAStore))) {
                 let text = format!("{path} is not a Forebay store (no superblock)");
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
@@ -125,7 +128,7 @@ pub async fn read_anchor(file: &forebay_reactor::File, store: u64) -> Result<(An
 }
 
 /// Reads the segment table of an anchor.
-pub async fn read_table(media: &Media, anchor: &Anchor, geometry: &Geometry) -> Result<LiveTable> {
+pub async fn read_table(media: &Media, anchor: &Anchor, geometry: &SegmentGeometry) -> Result<LiveTable> {
     if anchor.segments.is_none() {
         return Ok(LiveTable::new(geometry.segment_count));
     }
@@ -141,7 +144,7 @@ struct Window<'a> {
 }
 
 impl Window<'_> {
-    async fn blocks(&mut self, geometry: &Geometry, block: u64, count: u64) -> Result<&[u8]> {
+    async fn blocks(&mut self, geometry: &SegmentGeometry, block: u64, count: u64) -> Result<&[u8]> {
         let have = (self.buf.len() / BLOCK) as u64;
         if block < self.start || block + count > self.start + have {
             let segment = geometry.segment_of(block).expect("within the segments");
@@ -166,7 +169,7 @@ struct LogEnd {
 }
 
 /// Log entry with the location of its blocks and its value.
-type LocatedEntry = (Entry, u64, Option<Vec<u8>>);
+type LocatedEntry = (StoreEntry, u64, Option<Vec<u8>>);
 
 impl Core {
     /// Replays the log since the anchor.  Returns a description if the log ends before the end of durable data.
@@ -203,7 +206,7 @@ impl Core {
             };
             let count = u64::from(header.payload_blocks);
             let payload = window.blocks(&geometry, header.block, count + 1).await?[BLOCK..].to_vec();
-            let entries = Entry::decode_all(&header.entries)
+            let entries = StoreEntry::decode_all(&header.entries)
                 .map_err(|error| corrupt(format!("batch {} at block {}: {error}", header.seq, header.block)))?;
             let whole = entries.iter().all(|entry| is_whole(entry, &payload));
             if !whole && !self.is_followed(&mut window, &geometry, anchor, &header).await? {
@@ -227,7 +230,9 @@ impl Core {
             at = header.block + 1 + count;
             let settled = if header.continues {
                 let settled = header.entries.get(..header.settled as usize).unwrap_or_default();
-                Entry::decode_all(settled).map_err(|error| corrupt(format!("batch {}: {error}", header.seq)))?.len()
+                StoreEntry::decode_all(settled)
+                    .map_err(|error| corrupt(format!("batch {}: {error}", header.seq)))?
+                    .len()
             } else {
                 entries.len()
             };
@@ -249,7 +254,7 @@ impl Core {
     async fn header_at(
         &self,
         window: &mut Window<'_>,
-        geometry: &Geometry,
+        geometry: &SegmentGeometry,
         anchor: &Anchor,
         block: u64,
         seq: u64,
@@ -269,7 +274,7 @@ impl Core {
     async fn find_gap(
         &self,
         window: &mut Window<'_>,
-        geometry: &Geometry,
+        geometry: &SegmentGeometry,
         anchor: &Anchor,
         end: LogEnd,
     ) -> Result<Option<String>> {
@@ -345,7 +350,7 @@ impl Core {
     async fn is_followed(
         &self,
         window: &mut Window<'_>,
-        geometry: &Geometry,
+        geometry: &SegmentGeometry,
         anchor: &Anchor,
         header: &BatchHeader,
     ) -> Result<bool> {
@@ -382,9 +387,9 @@ impl Core {
 
     async fn replay_entry(self: &Rc<Self>, (entry, first, value): LocatedEntry) -> Result<()> {
         check_bounds(&entry)?;
-        if let Entry::Create { oid, namespace, name } = &entry {
+        if let StoreEntry::Create { oid, namespace, name } = &entry {
             let name = forebay_block::ObjectName::in_namespace(namespace.as_str().into(), name);
-            self.apply_create(Object::new(*oid, name));
+            self.apply_create(StoreObject::new(*oid, name));
             return Ok(());
         }
         let Some(oid) = subject(&entry) else {
@@ -402,30 +407,30 @@ impl Core {
 }
 
 /// Rejects entries outside the limits of an object.
-fn check_bounds(entry: &Entry) -> Result<()> {
+fn check_bounds(entry: &StoreEntry) -> Result<()> {
     let blocks_max = OBJECT_SIZE_MAX / BLOCK64;
     let fits = match entry {
-        Entry::Create { oid, .. } => *oid < u64::MAX / 2,
-        Entry::Write { start, crcs, size, .. } => {
+        StoreEntry::Create { oid, .. } => *oid < u64::MAX / 2,
+        StoreEntry::Write { start, crcs, size, .. } => {
             u64::from(*start) + crcs.len() as u64 <= blocks_max && *size <= OBJECT_SIZE_MAX
         }
-        Entry::Relocate { start, crcs, .. } => u64::from(*start) + crcs.len() as u64 <= blocks_max,
-        Entry::Unmap { size, .. } => *size <= OBJECT_SIZE_MAX,
+        StoreEntry::Relocate { start, crcs, .. } => u64::from(*start) + crcs.len() as u64 <= blocks_max,
+        StoreEntry::Unmap { size, .. } => *size <= OBJECT_SIZE_MAX,
         _ => true,
     };
     if fits { Ok(()) } else { Err(corrupt(format!("an entry of the log is out of bounds: {entry:?}"))) }
 }
 
 /// Returns whether all payload data of the entry is intact.
-fn is_whole(entry: &Entry, payload: &[u8]) -> bool {
+fn is_whole(entry: &StoreEntry, payload: &[u8]) -> bool {
     match entry {
-        Entry::Write { payload: at, crcs, .. } | Entry::Relocate { payload: at, crcs, .. } => {
+        StoreEntry::Write { payload: at, crcs, .. } | StoreEntry::Relocate { payload: at, crcs, .. } => {
             crcs.iter().enumerate().all(|(i, &crc)| {
                 let at = (*at as usize + i) * BLOCK;
                 payload.get(at..at + BLOCK).is_some_and(|block| crc32c(block) == crc)
             })
         }
-        Entry::KvSetLong { at, len, crc, .. } => {
+        StoreEntry::KvSetLong { at, len, crc, .. } => {
             let end = (*at as usize).saturating_add(*len as usize);
             payload.get(*at as usize..end).is_some_and(|value| crc32c(value) == *crc)
         }
@@ -435,15 +440,15 @@ fn is_whole(entry: &Entry, payload: &[u8]) -> bool {
 }
 
 /// Returns the location of an entry's blocks on the device, and its value.
-fn locate(entry: &Entry, base: u64, payload: &[u8]) -> Result<(u64, Option<Vec<u8>>)> {
+fn locate(entry: &StoreEntry, base: u64, payload: &[u8]) -> Result<(u64, Option<Vec<u8>>)> {
     match entry {
-        Entry::Write { payload: at, crcs, .. } | Entry::Relocate { payload: at, crcs, .. } => {
+        StoreEntry::Write { payload: at, crcs, .. } | StoreEntry::Relocate { payload: at, crcs, .. } => {
             if (*at as usize + crcs.len()) * BLOCK > payload.len() {
                 return Err(corrupt("an entry of the log points past its batch"));
             }
             Ok((base + u64::from(*at), None))
         }
-        Entry::KvSetLong { at, len, crc, key, .. } => {
+        StoreEntry::KvSetLong { at, len, crc, key, .. } => {
             let end = (*at as usize).saturating_add(*len as usize);
             let value = payload.get(*at as usize..end).filter(|value| crc32c(value) == *crc);
             if value.is_none() {

@@ -5,20 +5,20 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use crate::format::superblock::{SEGMENTS_START, Superblock};
-use crate::format::{BLOCK, BLOCK64, BlobPtr, Malformed, Put, Reader, malformed};
+use crate::format::superblock::{SEGMENTS_START, StoreSuperblock};
+use crate::format::{BLOCK, BLOCK64, BlobPtr, MalformedStore, Put, StoreReader, malformed};
 
 /// Layout of the segments on the device.
 #[derive(Debug, Clone, Copy)]
-pub struct Geometry {
+pub struct SegmentGeometry {
     /// Segment size in bytes.
     pub segment_size: u64,
     /// Number of segments.
     pub segment_count: u32,
 }
 
-impl Geometry {
-    pub fn of(superblock: &Superblock) -> Self {
+impl SegmentGeometry {
+    pub fn of(superblock: &StoreSuperblock) -> Self {
         Self { segment_size: u64::from(superblock.segment_size), segment_count: superblock.segment_count }
     }
 
@@ -97,11 +97,11 @@ impl LiveTable {
         self.total -= u64::from(bytes);
     }
 
-    pub fn add_blob(&mut self, geometry: &Geometry, ptr: BlobPtr) {
+    pub fn add_blob(&mut self, geometry: &SegmentGeometry, ptr: BlobPtr) {
         self.add(geometry.segment_of_byte(ptr.addr).expect("a blob within the segments"), ptr.len);
     }
 
-    pub fn sub_blob(&mut self, geometry: &Geometry, ptr: BlobPtr) {
+    pub fn sub_blob(&mut self, geometry: &SegmentGeometry, ptr: BlobPtr) {
         self.sub(geometry.segment_of_byte(ptr.addr).expect("a blob within the segments"), ptr.len);
     }
 
@@ -111,11 +111,11 @@ impl LiveTable {
         out
     }
 
-    pub fn decode(bytes: &[u8], geometry: &Geometry) -> Result<Self, Malformed> {
+    pub fn decode(bytes: &[u8], geometry: &SegmentGeometry) -> Result<Self, MalformedStore> {
         if bytes.len() != 4 * geometry.segment_count as usize {
             return malformed(format!("segment table: {} bytes for {} segments", bytes.len(), geometry.segment_count));
         }
-        let mut reader = Reader::new(bytes, "segment table");
+        let mut reader = StoreReader::new(bytes, "segment table");
         let mut table = Self::new(geometry.segment_count);
         for live in &mut table.live {
             *live = reader.u32()?;
@@ -144,7 +144,7 @@ pub enum SegmentState {
 /// Segments of a store.
 #[derive(Debug)]
 pub struct Segments {
-    pub geometry: Geometry,
+    pub geometry: SegmentGeometry,
     live: LiveTable,
     state: Vec<SegmentState>,
     free: VecDeque<u32>,
@@ -163,7 +163,7 @@ pub struct Segments {
 
 impl Segments {
     /// Creates the segments as recorded by a checkpoint; segments without live bytes are free.
-    pub fn new(geometry: Geometry, live: LiveTable) -> Self {
+    pub fn new(geometry: SegmentGeometry, live: LiveTable) -> Self {
         let state: Vec<_> =
             live.live.iter().map(|&live| if live == 0 { SegmentState::Free } else { SegmentState::Used }).collect();
         let free = (0..geometry.segment_count).filter(|&i| state[i as usize] == SegmentState::Free).collect();
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_segment_that_is_read_is_free_when_it_has_been_read() {
-        let geometry = Geometry { segment_size: 64 << 10, segment_count: 24 };
+        let geometry = SegmentGeometry { segment_size: 64 << 10, segment_count: 24 };
         let mut segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
         let log = [segments.allocate().expect("free"), segments.allocate().expect("free")];
         log.iter().for_each(|&segment| segments.entered(segment));
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn what_the_new_checkpoint_refers_to_is_not_freed_with_it() {
-        let geometry = Geometry { segment_size: 64 << 10, segment_count: 24 };
+        let geometry = SegmentGeometry { segment_size: 64 << 10, segment_count: 24 };
         let mut segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
         let log: Vec<u32> = (0..3).map(|_| segments.allocate().expect("free")).collect();
         log.iter().for_each(|&segment| segments.entered(segment));
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn what_holds_nothing_is_no_victim() {
-        let geometry = Geometry { segment_size: 64 << 10, segment_count: 24 };
+        let geometry = SegmentGeometry { segment_size: 64 << 10, segment_count: 24 };
         let mut live = LiveTable::new(geometry.segment_count);
         live.add(3, 4096);
         live.add(5, 8192);

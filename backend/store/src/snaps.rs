@@ -7,7 +7,7 @@ use forebay_block::{Error, ErrorKind, Result, SnapId};
 use forebay_reactor::sleep;
 
 use crate::core::Core;
-use crate::format::entry::Entry;
+use crate::format::entry::StoreEntry;
 use crate::keys;
 use crate::object::HEAD;
 
@@ -16,7 +16,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 const PAGE: usize = 64;
 
 impl Core {
-    fn append_global(&self, entry: &Entry) -> u64 {
+    fn append_global(&self, entry: &StoreEntry) -> u64 {
         let log = self.log();
         log.begin_transaction();
         log.append(entry);
@@ -28,7 +28,7 @@ impl Core {
     pub async fn snap_allocate(&self) -> Result<SnapId> {
         self.refuse_writes()?;
         let snap = self.counters.snap_seq() + 1;
-        let seq = self.append_global(&Entry::SnapAllocate { snap });
+        let seq = self.append_global(&StoreEntry::SnapAllocate { snap });
         self.log().sync(seq).await?;
         Ok(SnapId(snap))
     }
@@ -39,7 +39,7 @@ impl Core {
         if snap.0 == 0 || snap.0 > self.counters.snap_seq() {
             return Err(Error::new(ErrorKind::NotFound, format!("snapshot {}", snap.0)));
         }
-        let seq = self.append_global(&Entry::SnapRemove { snap: snap.0, done: false });
+        let seq = self.append_global(&StoreEntry::SnapRemove { snap: snap.0, done: false });
         self.log().sync(seq).await?;
         self.maintenance.snap_removed();
         Ok(())
@@ -60,7 +60,7 @@ impl Core {
             let page = self.index.lookup_range(&from, &keys::after(&prefix), PAGE).await?;
             let Some((last, _)) = page.last() else {
                 if !std::mem::take(&mut found) {
-                    self.append_global(&Entry::SnapRemove { snap, done: true });
+                    self.append_global(&StoreEntry::SnapRemove { snap, done: true });
                     return Ok(());
                 }
                 from.clone_from(&prefix);

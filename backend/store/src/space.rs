@@ -6,7 +6,7 @@ use std::rc::Rc;
 use forebay_block::{Error, ErrorKind, Result};
 
 use crate::format::BLOCK64;
-use crate::host::{Host, LogBytes};
+use crate::host::{HostFileSystem, LogBytes};
 use crate::segments::Segments;
 
 /// Space of a store, in segments and in its file system.
@@ -17,10 +17,10 @@ use crate::segments::Segments;
 /// 2. Reserve watermark < throttle mark <= cleaning mark: the cleaner works before writes are delayed, and writes are
 ///    delayed before they wait.
 /// 3. The segments that are not offered as capacity are more than the watermark, so that a full store can be cleaned.
-pub struct Space {
+pub struct SegmentSpace {
     segments: Rc<RefCell<Segments>>,
     /// File system that holds the store file; `None` unless the store is in a file.
-    host: Option<Rc<Host>>,
+    host: Option<Rc<HostFileSystem>>,
     /// Bytes that can be stored.
     capacity: u64,
     /// Reserve watermark, in free segments.
@@ -29,9 +29,9 @@ pub struct Space {
     wanted: Cell<u32>,
 }
 
-impl Space {
+impl SegmentSpace {
     /// Returns the space of a store.
-    pub fn new(segments: Rc<RefCell<Segments>>, host: Option<Rc<Host>>) -> Self {
+    pub fn new(segments: Rc<RefCell<Segments>>, host: Option<Rc<HostFileSystem>>) -> Self {
         let geometry = segments.borrow().geometry;
         let count = geometry.segment_count;
         // For the cleaner when the store is full, and the reserve watermark below.
@@ -103,7 +103,7 @@ impl Space {
     }
 
     /// Returns the file system that holds the store file.
-    pub fn host(&self) -> Option<&Rc<Host>> {
+    pub fn host(&self) -> Option<&Rc<HostFileSystem>> {
         self.host.as_ref()
     }
 
@@ -142,14 +142,14 @@ impl Space {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segments::{Geometry, LiveTable};
+    use crate::segments::{LiveTable, SegmentGeometry};
 
     #[test]
     fn the_marks_are_in_order_for_stores_of_every_size() {
         for segment_count in (24..2000).chain([1 << 14, 1 << 20]) {
-            let geometry = Geometry { segment_size: 64 << 10, segment_count };
+            let geometry = SegmentGeometry { segment_size: 64 << 10, segment_count };
             let segments = Segments::new(geometry, LiveTable::new(segment_count));
-            let space = Space::new(Rc::new(RefCell::new(segments)), None);
+            let space = SegmentSpace::new(Rc::new(RefCell::new(segments)), None);
             assert!(space.floor(true, false) < space.throttle_mark(), "{segment_count} segments");
             assert!(space.throttle_mark() <= space.cleaning_mark(), "{segment_count} segments");
             assert!(space.floor(false, true) < space.floor(false, false), "{segment_count} segments");
@@ -158,9 +158,9 @@ mod tests {
 
     #[test]
     fn a_request_makes_the_cleaner_work_until_it_is_withdrawn() {
-        let geometry = Geometry { segment_size: 64 << 10, segment_count: 24 };
+        let geometry = SegmentGeometry { segment_size: 64 << 10, segment_count: 24 };
         let segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
-        let space = Space::new(Rc::new(RefCell::new(segments)), None);
+        let space = SegmentSpace::new(Rc::new(RefCell::new(segments)), None);
         assert!(!space.wants_cleaning());
         space.request(20);
         space.request(3);

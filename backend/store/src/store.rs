@@ -11,14 +11,14 @@ use forebay_reactor::{File, JoinHandle, OpenOptions, random, spawn};
 use crate::cache::{Cache, CacheStats};
 use crate::core::Core;
 use crate::format::anchor::Anchor;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::StoreSuperblock;
 use crate::format::{BLOCK, BLOCK64};
-use crate::log::Log;
+use crate::log::StoreLog;
 use crate::maintenance::maintain;
 use crate::media::Media;
 use crate::occupant;
 use crate::recover::{FoundSuperblock, Replay, read_anchor, read_superblock, read_table};
-use crate::segments::{Geometry, LiveTable, Segments};
+use crate::segments::{LiveTable, SegmentGeometry, Segments};
 
 /// Checkpoint numbers skipped after durable data was discarded. More than can have been discarded with it, and even, so
 /// that the next checkpoint uses the other slot.
@@ -153,7 +153,7 @@ impl Store {
     /// Opens a store from a given checkpoint.
     pub(crate) async fn open_at(
         file: File,
-        superblock: Superblock,
+        superblock: StoreSuperblock,
         from: StartingPoint,
         options: StoreOptions,
     ) -> Result<Rc<Self>> {
@@ -223,15 +223,21 @@ impl Store {
         let epoch = if epoch == anchor.epoch { epoch ^ 2 } else { epoch };
         core.checkpoints.begin_epoch(epoch);
         let host = core.space.host().cloned();
-        let log =
-            Log::new(core.media.file.clone(), core.store_id(), epoch, core.segments.clone(), first_seq, host.clone())?;
+        let log = StoreLog::new(
+            core.media.file.clone(),
+            core.store_id(),
+            epoch,
+            core.segments.clone(),
+            first_seq,
+            host.clone(),
+        )?;
         if let Some(host) = &host {
             host.start().await;
         }
         core.attach_log(log.clone());
         core.checkpoint(false).await?;
         let mut tasks = self.tasks.borrow_mut();
-        tasks.push(spawn(Log::tick(Rc::downgrade(&log))));
+        tasks.push(spawn(StoreLog::tick(Rc::downgrade(&log))));
         // Space that was preallocated on purpose stays allocated.
         let punch = options.punch_free && !host.is_some_and(|host| host.is_whole());
         tasks.push(spawn(maintain(core.clone(), punch)));
@@ -373,7 +379,7 @@ pub(crate) async fn open_file(path: &Path, options: OpenOptions) -> Result<File>
 }
 
 /// Rejects a file or device that is smaller than its store (truncated).
-pub(crate) fn reject_truncated(file: &File, superblock: &Superblock) -> Result<()> {
+pub(crate) fn reject_truncated(file: &File, superblock: &StoreSuperblock) -> Result<()> {
     let (size, expected) = (file.info().size, superblock.device_size());
     if size >= expected {
         return Ok(());
@@ -382,8 +388,13 @@ pub(crate) fn reject_truncated(file: &File, superblock: &Superblock) -> Result<(
     Err(Error::new(ErrorKind::Corrupt, text))
 }
 
-async fn open_core(file: File, superblock: Superblock, anchor: &Anchor, options: &StoreOptions) -> Result<Rc<Core>> {
-    let geometry = Geometry::of(&superblock);
+async fn open_core(
+    file: File,
+    superblock: StoreSuperblock,
+    anchor: &Anchor,
+    options: &StoreOptions,
+) -> Result<Rc<Core>> {
+    let geometry = SegmentGeometry::of(&superblock);
     let empty = Segments::new(geometry, LiveTable::new(geometry.segment_count));
     let segments = Rc::new(RefCell::new(empty));
     let media = Rc::new(Media::new(file, segments.clone(), Cache::new(options.data_cache)));

@@ -19,12 +19,12 @@ use crate::media::Media;
 const NODE_BYTES: usize = 4000;
 
 /// Key of the tree, compared bytewise.
-pub type Key = Vec<u8>;
+pub type TreeKey = Vec<u8>;
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// Change of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum TreeChange {
     /// Set to a value.
     Put(Vec<u8>),
     /// Removal of the key.
@@ -161,7 +161,7 @@ impl Tree {
     }
 
     /// Returns up to `max` pairs with keys in `from..to`, in key order.
-    pub async fn range(&self, root: BlobPtr, from: &[u8], to: &[u8], max: usize) -> Result<Vec<(Key, Vec<u8>)>> {
+    pub async fn range(&self, root: BlobPtr, from: &[u8], to: &[u8], max: usize) -> Result<Vec<(TreeKey, Vec<u8>)>> {
         let mut out = Vec::new();
         if root.is_none() {
             return Ok(out);
@@ -242,7 +242,12 @@ impl Tree {
     }
 
     /// Applies `changes` (sorted by key) to the tree and returns the new root.
-    pub async fn apply(&self, root: BlobPtr, changes: &[(Key, Change)], sink: &dyn NodeSink) -> Result<BlobPtr> {
+    pub async fn apply(
+        &self,
+        root: BlobPtr,
+        changes: &[(TreeKey, TreeChange)],
+        sink: &dyn NodeSink,
+    ) -> Result<BlobPtr> {
         if changes.is_empty() {
             return Ok(root);
         }
@@ -283,7 +288,7 @@ impl Tree {
         &'a self,
         ptr: BlobPtr,
         node: Rc<Node>,
-        changes: &'a [(Key, Change)],
+        changes: &'a [(TreeKey, TreeChange)],
         sink: &'a dyn NodeSink,
     ) -> BoxFuture<'a, Result<Vec<(Box<[u8]>, BlobPtr)>>> {
         Box::pin(async move {
@@ -352,17 +357,17 @@ impl Tree {
         &self,
         (first, damaged): (&[u8], BlobPtr),
         level: u8,
-        changes: &[(Key, Change)],
+        changes: &[(TreeKey, TreeChange)],
         sink: &dyn NodeSink,
     ) -> Vec<(Box<[u8]>, BlobPtr)> {
         let damaged = BlobPtr { crc: LOST_CRC, ..damaged };
         let mut out: Vec<(Box<[u8]>, BlobPtr)> = vec![(first.into(), damaged)];
         for (key, change) in changes {
             let pairs = match change {
-                Change::Put(value) => vec![(key[..].into(), value[..].into())],
+                TreeChange::Put(value) => vec![(key[..].into(), value[..].into())],
                 // An empty leaf states that the key does not exist.
-                Change::Delete => Vec::new(),
-                Change::Touch => continue,
+                TreeChange::Delete => Vec::new(),
+                TreeChange::Touch => continue,
             };
             let ptr = self.emit_on(level, key, pairs, sink);
             match out.last() {
@@ -420,7 +425,7 @@ impl Tree {
 
 /// Returns whether a child that these changes emptied lies within a damaged range, or at an end may lie in one because
 /// its other neighbour is unknown.
-fn is_between_damaged(children: &[(Box<[u8]>, BlobPtr)], i: usize, changes: &[(Key, Change)]) -> bool {
+fn is_between_damaged(children: &[(Box<[u8]>, BlobPtr)], i: usize, changes: &[(TreeKey, TreeChange)]) -> bool {
     match (i.checked_sub(1).map(|before| children[before].1), children.get(i + 1)) {
         (Some(before), Some((_, after))) => before == *after,
         _ => matches!(changes, [(key, _)] if key[..] == children[i].0[..]),
@@ -458,7 +463,7 @@ fn child_of(children: &[(Box<[u8]>, BlobPtr)], key: &[u8]) -> usize {
     children.partition_point(|(first, _)| &first[..] <= key).saturating_sub(1)
 }
 
-fn merge(pairs: &[(Box<[u8]>, Box<[u8]>)], changes: &[(Key, Change)]) -> Vec<(Box<[u8]>, Box<[u8]>)> {
+fn merge(pairs: &[(Box<[u8]>, Box<[u8]>)], changes: &[(TreeKey, TreeChange)]) -> Vec<(Box<[u8]>, Box<[u8]>)> {
     let mut out = Vec::with_capacity(pairs.len() + changes.len());
     let mut old = pairs.iter().peekable();
     for (key, change) in changes {
@@ -467,9 +472,9 @@ fn merge(pairs: &[(Box<[u8]>, Box<[u8]>)], changes: &[(Key, Change)]) -> Vec<(Bo
         }
         let before = old.next_if(|(at, _)| at[..] == key[..]);
         match change {
-            Change::Put(value) => out.push((key[..].into(), value[..].into())),
-            Change::Touch => out.extend(before.cloned()),
-            Change::Delete => {}
+            TreeChange::Put(value) => out.push((key[..].into(), value[..].into())),
+            TreeChange::Touch => out.extend(before.cloned()),
+            TreeChange::Delete => {}
         }
     }
     out.extend(old.cloned());

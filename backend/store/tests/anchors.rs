@@ -12,7 +12,7 @@ use forebay_reactor::{File, OpenOptions};
 use forebay_sim::{Faults, World};
 use forebay_store::format::anchor::{Anchor, SLOTS};
 use forebay_store::format::batch::BatchHeader;
-use forebay_store::format::entry::Entry;
+use forebay_store::format::entry::StoreEntry;
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
 use common::{DISK, machine, run};
@@ -150,8 +150,8 @@ fn a_damaged_batch_before_a_lost_checkpoint_is_not_taken_for_one_that_was_never_
             store.close().await.expect("close");
         });
         let writes = |header: &BatchHeader| {
-            let entries = Entry::decode_all(&header.entries).expect("entries");
-            entries.iter().any(|entry| matches!(entry, Entry::Write { .. }))
+            let entries = StoreEntry::decode_all(&header.entries).expect("entries");
+            entries.iter().any(|entry| matches!(entry, StoreEntry::Write { .. }))
         };
         let batch = headers(&world).into_iter().rfind(writes).expect("the batch of the write");
         run(&world, async {
@@ -377,8 +377,8 @@ fn a_rebuild_notices_a_life_after_an_orderly_close_whose_checkpoints_are_lost() 
         let world = two_lives(leaves_out);
         let epoch = headers(&world).into_iter().rfind(|header| header.durable_seq > 0).expect("a batch").epoch;
         let has_record = |header: &&BatchHeader| {
-            let entries = Entry::decode_all(&header.entries).expect("entries");
-            header.epoch == epoch && entries.iter().any(|entry| matches!(entry, Entry::Checkpoint { .. }))
+            let entries = StoreEntry::decode_all(&header.entries).expect("entries");
+            header.epoch == epoch && entries.iter().any(|entry| matches!(entry, StoreEntry::Checkpoint { .. }))
         };
         let records: Vec<BatchHeader> = headers(&world).iter().filter(has_record).cloned().collect();
         run(&world, async {

@@ -186,7 +186,7 @@ fn what_snapshots_keep_is_counted_as_growth() {
 #[test]
 fn a_damaged_map_page_does_not_stop_the_cleaner() {
     use forebay_store::format::batch::BatchHeader;
-    use forebay_store::format::entry::Entry;
+    use forebay_store::format::entry::StoreEntry;
     let world = world(16 * MIB);
     run(&world, async {
         let store = fresh(16 * MIB, 64 << 10).await;
@@ -199,8 +199,8 @@ fn a_damaged_map_page_does_not_stop_the_cleaner() {
     let mut pages = Vec::new();
     for block in (256..4096).map(|block| block * 4096) {
         let Ok(header) = BatchHeader::decode(&world.peek(DISK, block, 4096).expect("peek")) else { continue };
-        for entry in Entry::decode_all(&header.entries).expect("entries") {
-            if let Entry::Page { oid: 1, index: 0, at, .. } = entry {
+        for entry in StoreEntry::decode_all(&header.entries).expect("entries") {
+            if let StoreEntry::Page { oid: 1, index: 0, at, .. } = entry {
                 pages.push((block + 4096 + u64::from(at)) / 4096 * 4096);
             }
         }

@@ -10,7 +10,7 @@ use forebay_block::*;
 use forebay_reactor::{File, OpenOptions};
 use forebay_sim::{Faults, World};
 use forebay_store::format::batch::BatchHeader;
-use forebay_store::format::entry::Entry;
+use forebay_store::format::entry::StoreEntry;
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
 use common::{DISK, machine, run};
@@ -35,8 +35,8 @@ fn nodes(world: &World) -> Vec<(u8, Vec<u8>, u64)> {
     let mut found = Vec::new();
     for block in (256..SIZE / 4096).map(|block| block * 4096) {
         let Ok(header) = BatchHeader::decode(&world.peek(DISK, block, 4096).expect("peek")) else { continue };
-        for entry in Entry::decode_all(&header.entries).expect("entries") {
-            if let Entry::Node { level, key, at, .. } = entry {
+        for entry in StoreEntry::decode_all(&header.entries).expect("entries") {
+            if let StoreEntry::Node { level, key, at, .. } = entry {
                 found.push((level, key, block + 4096 + u64::from(at)));
             }
         }
@@ -189,8 +189,8 @@ fn a_damaged_value_in_the_log_is_lost_by_itself() {
     let mut places = Vec::new();
     for block in (256..SIZE / 4096).map(|block| block * 4096) {
         let Ok(header) = BatchHeader::decode(&world.peek(DISK, block, 4096).expect("peek")) else { continue };
-        for entry in Entry::decode_all(&header.entries).expect("entries") {
-            if let Entry::KvSetLong { key, at, .. } = entry {
+        for entry in StoreEntry::decode_all(&header.entries).expect("entries") {
+            if let StoreEntry::KvSetLong { key, at, .. } = entry {
                 places.push((key, block + 4096 + u64::from(at)));
             }
         }
@@ -247,8 +247,8 @@ fn an_object_with_a_lost_value_can_be_removed() {
     });
     for block in (256..SIZE / 4096).map(|block| block * 4096) {
         let Ok(header) = BatchHeader::decode(&world.peek(DISK, block, 4096).expect("peek")) else { continue };
-        for entry in Entry::decode_all(&header.entries).expect("entries") {
-            if matches!(&entry, Entry::KvSetLong { key, .. } if key == b"a") {
+        for entry in StoreEntry::decode_all(&header.entries).expect("entries") {
+            if matches!(&entry, StoreEntry::KvSetLong { key, .. } if key == b"a") {
                 run(&world, damage(block + 4096 + 10));
             }
         }

@@ -17,7 +17,7 @@ use forebay_reactor::{File, OpenOptions};
 use forebay_sim::{CrashKind, Faults, Rng, World};
 use forebay_store::format::anchor::{Anchor, SLOTS};
 use forebay_store::format::batch::BatchHeader;
-use forebay_store::format::entry::Entry;
+use forebay_store::format::entry::StoreEntry;
 use forebay_store::format::superblock::COPIES;
 use forebay_store::{CheckOptions, CheckReport, Finding, InitOptions, Store, StoreOptions};
 
@@ -86,8 +86,8 @@ fn headers(world: &World) -> Vec<BatchHeader> {
 }
 
 fn has_record(header: &BatchHeader) -> bool {
-    let entries = Entry::decode_all(&header.entries).expect("entries");
-    entries.iter().any(|entry| matches!(entry, Entry::Checkpoint { .. }))
+    let entries = StoreEntry::decode_all(&header.entries).expect("entries");
+    entries.iter().any(|entry| matches!(entry, StoreEntry::Checkpoint { .. }))
 }
 
 /// Content of an object: its bytes and the value of its key.

@@ -365,7 +365,7 @@ mod tests {
         let (least, most) = forebay_image::OBJECT_SIZES.into_inner();
         let object_size = format!("a power of two from {}K to {}M", least >> 10, most >> 20);
         let default = |value: String| format!("[default: {value}]");
-        let age = forebay_writelog::Limits::default().age_max;
+        let age = forebay_writelog::DirtyLimits::default().age_max;
         let free = format!("{} % of the free space", crate::config::STORE_PERCENT);
         let quoted = [
             ("attach", "nsid", units(Front::Nvme)),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use forebay_nbd::Tls;
 use forebay_reactor::{Addr, DriverChoice};
-use forebay_writelog::Limits;
+use forebay_writelog::DirtyLimits;
 use peers::{Peers, Transport};
 use serde::Deserialize;
 
@@ -114,14 +114,14 @@ struct WriteLogSection {
 }
 
 impl WriteLogSection {
-    fn resolve(self, serve: &Serve) -> Result<Limits> {
+    fn resolve(self, serve: &Serve) -> Result<DirtyLimits> {
         let bytes_max = serve.log_dirty_max.or(self.dirty_max).map(|size| size.0);
         if bytes_max == Some(0) {
             return Err(Failure::invalid("--log-dirty-max 0 leaves no room for a write")
                 .hint("leave it out for as much as each log holds"));
         }
-        let age_max = serve.log_dirty_age.or(self.dirty_age).map_or(Limits::default().age_max, |span| span.0);
-        Ok(Limits { bytes_max, age_max })
+        let age_max = serve.log_dirty_age.or(self.dirty_age).map_or(DirtyLimits::default().age_max, |span| span.0);
+        Ok(DirtyLimits { bytes_max, age_max })
     }
 }
 
@@ -175,7 +175,7 @@ pub struct Config {
     /// Format of log lines.
     pub log_format: LogFormat,
     /// Limits on dirty data, for write logs that specify none.
-    pub log_limits: Limits,
+    pub log_limits: DirtyLimits,
     /// Connection flags for a Ceph cluster.
     pub ceph: forebay_rados::Flags,
     /// Peer messenger settings.

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_block::{BlockDevice, BlockRequest, Buf, BufList, Extent, ObjectBackend};
-use forebay_image::{CreateOptions, Image, Images, OpenOptions, RemoveOptions};
-use forebay_rados::{Cluster, Config, Environment, Flags};
+use forebay_image::{CreateOptions, Image, ImageOpenOptions, Images, RemoveOptions};
+use forebay_rados::{CephConfig, Environment, Flags, RadosCluster};
 use forebay_reactor::{DriverChoice, Reactor, now, sleep, spawn};
 
 const USAGE: &str = "usage: rbd-lab VERB ...
@@ -50,7 +50,7 @@ impl Environment for ProcessEnvironment {
 }
 
 struct Lab {
-    cluster: Rc<Cluster>,
+    cluster: Rc<RadosCluster>,
     pool: Rc<dyn ObjectBackend>,
     image: String,
 }
@@ -58,8 +58,8 @@ struct Lab {
 impl Lab {
     async fn connect(spec: &str) -> Result<Self> {
         let (pool, image) = spec.split_once('/').context("an image is POOL/IMAGE")?;
-        let config = Config::resolve(&Flags::default(), &ProcessEnvironment)?;
-        let cluster = Cluster::connect(config).await?;
+        let config = CephConfig::resolve(&Flags::default(), &ProcessEnvironment)?;
+        let cluster = RadosCluster::connect(config).await?;
         let pool: Rc<dyn ObjectBackend> = cluster.pool(pool)?;
         Ok(Self { cluster, pool, image: image.to_owned() })
     }
@@ -69,7 +69,7 @@ impl Lab {
     }
 
     async fn open(&self, read_only: bool) -> Result<Rc<Image>> {
-        Ok(self.images().open(&self.image, OpenOptions { read_only }).await?)
+        Ok(self.images().open(&self.image, ImageOpenOptions { read_only }).await?)
     }
 }
 

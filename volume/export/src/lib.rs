@@ -4,8 +4,8 @@
 //!
 //! - [`Meters`] counts requests by volume and by path; [`Meter::measure`] counts one request.
 //! - [`InFlightChanges`] tracks writes, and waits for those that began before.
-//! - [`Lifecycle`] is the state of an export, from its entry in a list to its end.
-//! - [`Numbers`] chooses the LUNs and namespace ids by which hosts remember volumes.
+//! - [`ExportLifecycle`] is the state of an export, from its entry in a list to its end.
+//! - [`ExportNumbers`] chooses the LUNs and namespace ids by which hosts remember volumes.
 //! - [`Delayed`] adds latency to a device, to measure what hides latency.
 
 mod delayed;
@@ -16,6 +16,6 @@ mod numbers;
 
 pub use delayed::Delayed;
 pub use in_flight::{InFlightChanges, Tracked};
-pub use lifecycle::{ExportState, Lifecycle};
-pub use meter::{Measured, Meter, Meters};
-pub use numbers::{NumberError, Numbers, Owners, Retired, TakenNumbers};
+pub use lifecycle::{ExportLifecycle, ExportState};
+pub use meter::{MeasuredRequest, Meter, Meters};
+pub use numbers::{ExportNumbers, NumberError, NumberOwners, RetiredNumber, TakenNumbers};

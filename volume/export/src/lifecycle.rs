@@ -12,7 +12,7 @@
 //!
 //! | invariant | |
 //! |---|---|
-//! | L1 | one task at most opens the image of an export: the one for which [`begin`](Lifecycle::begin) or [`retry`](Lifecycle::retry) returned `true` |
+//! | L1 | one task at most opens the image of an export: the one for which [`begin`](ExportLifecycle::begin) or [`retry`](ExportLifecycle::retry) returned `true` |
 //! | L2 | an export that is being detached is not opened again, and the task that opens it does not serve it |
 //! | L3 | an export whose detaching fails is served, opened, or has a failure to show: it is not idle |
 
@@ -34,13 +34,13 @@ pub enum ExportState<S, F> {
 
 /// Life of an export that is served as an `S`, with failures `F`.
 #[derive(Debug)]
-pub struct Lifecycle<S, F> {
+pub struct ExportLifecycle<S, F> {
     state: ExportState<S, F>,
     /// Set while it is being detached: it is no longer in the list, and its number is not free yet.
     detaching: bool,
 }
 
-impl<S, F: Clone> Lifecycle<S, F> {
+impl<S, F: Clone> ExportLifecycle<S, F> {
     /// Creates the life of an export that is not served yet.
     pub fn idle() -> Self {
         Self::new(ExportState::Idle)
@@ -187,7 +187,7 @@ mod tests {
         /// Compares with a plain model of who opens the image and what hosts see.
         #[test]
         fn one_task_opens_an_image_and_no_export_is_forgotten(steps in prop::collection::vec(step(), 0..40)) {
-            let mut life: Lifecycle<&str, &str> = Lifecycle::idle();
+            let mut life: ExportLifecycle<&str, &str> = ExportLifecycle::idle();
             // Tasks that open the image; whether the export was detached while one did.
             let (mut openers, mut begun) = (0, false);
             for step in steps {
@@ -210,7 +210,7 @@ mod tests {
                         let wanted = life.is_wanted();
                         prop_assert_eq!(wanted, !detaching, "L2");
                         if wanted && succeeds {
-                            life = Lifecycle::serving("a volume");
+                            life = ExportLifecycle::serving("a volume");
                         } else if wanted {
                             life.fail("no volume");
                         }
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn what_is_broken_is_not_opened() {
-        let mut life: Lifecycle<(), &str> = Lifecycle::broken("no such front");
+        let mut life: ExportLifecycle<(), &str> = ExportLifecycle::broken("no such front");
         assert!(!life.begin() && !life.retry() && !life.is_wanted());
         assert_eq!(life.end(), ExportState::Broken("no such front"));
         assert_eq!(life.state(), &ExportState::Idle);

@@ -5,14 +5,14 @@ use std::rc::Rc;
 use forebay_block::{Advice, BufList, Error, ErrorKind, Extent, ObjectOp, Result, Transaction};
 use forebay_reactor::Buf;
 
-use crate::format::{Features, Header, map_object};
+use crate::format::{ImageFeatures, ImageHeader, map_object};
 use crate::images::Images;
 use crate::objectmap::mark_in_snapshot;
-use crate::open_image::{OpenImage, View};
+use crate::open_image::{ImageView, OpenImage};
 use crate::pools::mark_in_use;
 use crate::read::read_all;
 use crate::requests::WriteFlags;
-use crate::wire::bitmap::State;
+use crate::wire::bitmap::ObjectMapState;
 use crate::wire::snapshot::Parent;
 
 /// Maximum depth of a chain of clones; a deeper one is taken for a cycle.
@@ -24,7 +24,7 @@ const GRAIN: usize = 4096;
 pub(crate) struct ParentImage {
     pub(crate) spec: Parent,
     pub(crate) shared: Rc<OpenImage>,
-    pub(crate) view: View,
+    pub(crate) view: ImageView,
 }
 
 /// Opens the parent image of a clone. `in_use` marks its pools as in use by hosts; `depth` counts the clones so far.
@@ -135,17 +135,17 @@ fn stored_runs(data: &BufList) -> Vec<ObjectOp> {
 /// Marks the object as existing in the object maps of all snapshots: dirty in the oldest, clean in the others.
 async fn mark_in_snapshots(shared: &Rc<OpenImage>, object: u64) -> Result<()> {
     let header = shared.header();
-    if !header.features.has(Features::OBJECT_MAP) || shared.map().is_none() {
+    if !header.features.has(ImageFeatures::OBJECT_MAP) || shared.map().is_none() {
         return Ok(());
     }
     let objects_at = |size: u64| shared.layout().objects(size);
     let mut oldest = true;
     for snapshot in header.snapshots.iter().rev() {
-        if snapshot.flags & Header::MAP_INVALID != 0 || object >= objects_at(snapshot.size) {
+        if snapshot.flags & ImageHeader::MAP_INVALID != 0 || object >= objects_at(snapshot.size) {
             continue;
         }
-        let clean = header.features.has(Features::FAST_DIFF) && !oldest;
-        let state = if clean { State::Clean } else { State::Exists };
+        let clean = header.features.has(ImageFeatures::FAST_DIFF) && !oldest;
+        let state = if clean { ObjectMapState::Clean } else { ObjectMapState::Exists };
         let map = map_object(shared.namespace(), shared.id(), Some(snapshot.id));
         match mark_in_snapshot(shared.backend(), &map, object, state).await {
             // Snapshots without an object map need no update.

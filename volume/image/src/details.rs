@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use forebay_block::{ErrorKind, ObjectBackend, ObjectName, Result, SnapId, Watcher};
 
-use crate::directory::Directory;
+use crate::directory::ImageDirectory;
 use crate::exclusive_lock::GET_INFO;
-use crate::format::{Header, decode_string, id_key};
+use crate::format::{ImageHeader, decode_string, id_key};
 use crate::images::Images;
 use crate::info::{ImageDetails, LockKind, ParentInfo, SnapshotDetails};
 use crate::wire::lock::{decode_info, encode_get_info};
@@ -126,7 +126,7 @@ impl Images {
         let Some(backend) = self.pool_of(spec.pool).await? else { return Ok(info) };
         let images = Images::in_namespace(&backend, &spec.namespace);
         info.pool = backend.info().pool;
-        match Directory::of(&images.backend, &images.namespace).name_of(&spec.image).await? {
+        match ImageDirectory::of(&images.backend, &images.namespace).name_of(&spec.image).await? {
             Some(name) => info.image = name,
             None => {
                 if let Some(name) = images.trashed_name(&spec.image).await? {
@@ -186,7 +186,7 @@ impl ImageDetails {
 
     /// Returns the names of the flags, in the spelling of `rbd`; unknown bits as `bit N`.
     pub fn flag_names(&self) -> Vec<String> {
-        debug_assert_eq!((Header::MAP_INVALID, Header::FAST_DIFF_INVALID), (1, 2), "the order of the names");
+        debug_assert_eq!((ImageHeader::MAP_INVALID, ImageHeader::FAST_DIFF_INVALID), (1, 2), "the order of the names");
         names(self.info.flags, &["object map invalid", "fast diff invalid"])
     }
 }

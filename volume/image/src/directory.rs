@@ -26,12 +26,12 @@ pub(crate) enum Added {
 }
 
 /// Image directory of a backend.
-pub(crate) struct Directory<'a> {
+pub(crate) struct ImageDirectory<'a> {
     backend: &'a Rc<dyn ObjectBackend>,
     namespace: &'a Rc<str>,
 }
 
-impl<'a> Directory<'a> {
+impl<'a> ImageDirectory<'a> {
     pub(crate) fn of(backend: &'a Rc<dyn ObjectBackend>, namespace: &'a Rc<str>) -> Self {
         Self { backend, namespace }
     }

@@ -8,11 +8,11 @@ use forebay_block::{Error, ErrorKind, ExclusiveRange, Method, ObjectBackend, Obj
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{spawn, timeout};
 
-use crate::lock::{Phase, Then, Verdict, judge, owner_name, react};
+use crate::lock::{LockVerdict, Phase, Then, judge, owner_name, react};
 use crate::objectmap::ObjectMap;
-use crate::watcher::Watcher;
+use crate::watcher::HeaderWatcher;
 use crate::wire::lock::{self as wire, Locker, TAG};
-use crate::wire::notify::{Client, Message, decode_response};
+use crate::wire::notify::{ClientId, NotifyMessage, decode_response};
 
 const LOCK: Method = Method::new("lock", "lock");
 const UNLOCK: Method = Method::new("lock", "unlock");
@@ -59,7 +59,7 @@ pub(crate) trait LockedImage {
 ///    `Locked` again.
 /// 4. While there is a [`KeptLock`], the lock is not released on request.
 pub(crate) struct ExclusiveLock {
-    watcher: Rc<Watcher>,
+    watcher: Rc<HeaderWatcher>,
     /// Pool of the metadata.
     pool: Rc<dyn ObjectBackend>,
     phase: Cell<Phase>,
@@ -107,7 +107,7 @@ impl Drop for KeptLock {
 
 impl ExclusiveLock {
     /// Creates the lock of an image, not held.
-    pub(crate) fn new(watcher: Rc<Watcher>, pool: Rc<dyn ObjectBackend>) -> Rc<Self> {
+    pub(crate) fn new(watcher: Rc<HeaderWatcher>, pool: Rc<dyn ObjectBackend>) -> Rc<Self> {
         Rc::new(Self {
             watcher,
             pool,
@@ -157,7 +157,7 @@ impl ExclusiveLock {
     }
 
     /// Returns the response to a notification, and the action that follows.
-    pub(crate) fn react(&self, me: Client, message: Option<&Message>) -> (Vec<u8>, Then) {
+    pub(crate) fn react(&self, me: ClientId, message: Option<&NotifyMessage>) -> (Vec<u8>, Then) {
         react(self.phase.get(), self.is_kept(), me, message)
     }
 
@@ -196,7 +196,7 @@ impl ExclusiveLock {
                     tracing::info!(image = image.name(), former_owner = name, fenced, "exclusive lock taken over");
                 }
                 let watcher = self.watcher.clone();
-                drop(spawn(async move { watcher.tell(Message::AcquiredLock(watcher.client())).await }));
+                drop(spawn(async move { watcher.tell(NotifyMessage::AcquiredLock(watcher.client())).await }));
                 Ok(())
             }
             Err(error) => {
@@ -258,13 +258,13 @@ impl ExclusiveLock {
         let info = self.info().await?;
         let watchers = objects.watchers(self.watcher.header()).await?;
         match judge(&info, &watchers) {
-            Verdict::Free => Ok(()),
-            Verdict::Foreign(why) => Err(Error::new(ErrorKind::Busy, why)),
-            Verdict::Ask => {
+            LockVerdict::Free => Ok(()),
+            LockVerdict::Foreign(why) => Err(Error::new(ErrorKind::Busy, why)),
+            LockVerdict::Ask => {
                 self.note_former(info.lockers.first(), false);
                 self.ask(info.lockers.first()).await
             }
-            Verdict::Break(locker) => {
+            LockVerdict::Break(locker) => {
                 // The lock may have been taken over, or released, since.
                 if self.info().await?.lockers.first() != Some(&locker) {
                     return Ok(());
@@ -296,7 +296,7 @@ impl ExclusiveLock {
     async fn ask(&self, owner: Option<&Locker>) -> Result<()> {
         // Registered before the request, so that no release is missed.
         let released = self.may_be_free.wait();
-        let request = Message::RequestLock { client: self.watcher.client(), force: false };
+        let request = NotifyMessage::RequestLock { client: self.watcher.client(), force: false };
         let told = match self.watcher.notify(request).await {
             Ok(told) => told,
             Err(error) if error.kind() == ErrorKind::TimedOut => {
@@ -331,7 +331,7 @@ impl ExclusiveLock {
 
     /// Releases the lock, after the in-flight writes have ended. A lock that is kept is not released if a client has
     /// `asked`.
-    pub(crate) async fn release(&self, image: &impl LockedImage, asked: Option<Client>) {
+    pub(crate) async fn release(&self, image: &impl LockedImage, asked: Option<ClientId>) {
         let _turn = self.turn.acquire(1).await;
         if self.phase.get() != Phase::Locked || (asked.is_some() && self.is_kept()) {
             return;
@@ -348,10 +348,10 @@ impl ExclusiveLock {
         self.unlock().await;
         self.set_phase(Phase::Unlocked);
         drop(blocked);
-        if let Some(Client { number, .. }) = asked {
+        if let Some(ClientId { number, .. }) = asked {
             tracing::info!(image = image.name(), new_owner = %format_args!("client.{number}"), "exclusive lock handed over");
         }
-        self.watcher.tell(Message::ReleasedLock(self.watcher.client())).await;
+        self.watcher.tell(NotifyMessage::ReleasedLock(self.watcher.client())).await;
     }
 
     async fn unlock(&self) {

@@ -123,11 +123,11 @@ fn decode_u64(bytes: &[u8]) -> Option<u64> {
 
 /// Feature bits of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Features(pub u64);
+pub struct ImageFeatures(pub u64);
 
-impl Features {
+impl ImageFeatures {
     /// Clones of the image are supported, and it may be a clone.
-    pub const LAYERING: Features = Features(1);
+    pub const LAYERING: ImageFeatures = ImageFeatures(1);
     /// Bits and their names, lowest first.
     const NAMES: [&str; 12] = [
         "layering",
@@ -144,18 +144,18 @@ impl Features {
         "dirty-cache",
     ];
     /// A single client writes at a time.
-    pub const EXCLUSIVE_LOCK: Features = Features(1 << 2);
+    pub const EXCLUSIVE_LOCK: ImageFeatures = ImageFeatures(1 << 2);
     /// An object map records which objects exist.
-    pub const OBJECT_MAP: Features = Features(1 << 3);
+    pub const OBJECT_MAP: ImageFeatures = ImageFeatures(1 << 3);
     /// The object map also records which objects changed since the newest snapshot.
-    pub const FAST_DIFF: Features = Features(1 << 4);
+    pub const FAST_DIFF: ImageFeatures = ImageFeatures(1 << 4);
     /// Copy-up from the parent also fills the clone's snapshots.
-    pub const DEEP_FLATTEN: Features = Features(1 << 5);
+    pub const DEEP_FLATTEN: ImageFeatures = ImageFeatures(1 << 5);
     /// Data is in another pool than the metadata.
-    pub const DATA_POOL: Features = Features(1 << 7);
+    pub const DATA_POOL: ImageFeatures = ImageFeatures(1 << 7);
     /// Default features of RBD: layering, exclusive-lock, object-map, fast-diff, deep-flatten. Used for new images in
     /// a shared pool.
-    pub const RBD_DEFAULT: Features = Features(0b11_1101);
+    pub const RBD_DEFAULT: ImageFeatures = ImageFeatures(0b11_1101);
     /// Features supported for writing in an unshared pool: layering, deep-flatten, and operations, which flags newer
     /// entries in the header.
     const WRITABLE: u64 = 0b1_0010_0001;
@@ -176,18 +176,18 @@ impl Features {
     }
 
     /// Returns the subset of these features that prevents opening an image here.
-    pub(crate) fn unsupported(self, read_only: bool, shared: bool) -> Features {
+    pub(crate) fn unsupported(self, read_only: bool, shared: bool) -> ImageFeatures {
         let writable = if shared { Self::WRITABLE_SHARED } else { Self::WRITABLE };
-        Features(self.0 & !(writable | if read_only { Self::READABLE } else { 0 }))
+        ImageFeatures(self.0 & !(writable | if read_only { Self::READABLE } else { 0 }))
     }
 
     /// Returns whether all of `those` are set.
-    pub fn has(self, those: Features) -> bool {
+    pub fn has(self, those: ImageFeatures) -> bool {
         self.0 & those.0 == those.0
     }
 }
 
-impl fmt::Display for Features {
+impl fmt::Display for ImageFeatures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.names().join(", "))
     }
@@ -195,10 +195,10 @@ impl fmt::Display for Features {
 
 /// Metadata of an image: the keys of its header object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct ImageHeader {
     pub(crate) size: u64,
     pub(crate) order: u8,
-    pub(crate) features: Features,
+    pub(crate) features: ImageFeatures,
     pub(crate) object_prefix: String,
     pub(crate) snap_seq: u64,
     pub(crate) flags: u64,
@@ -214,7 +214,7 @@ pub(crate) struct Header {
     pub(crate) snapshots: Vec<Snapshot>,
 }
 
-impl Header {
+impl ImageHeader {
     /// Header keys that [`decode`](Self::decode) takes, in its order.
     pub(crate) const KEYS: [&str; 12] = [
         "size",
@@ -232,7 +232,7 @@ impl Header {
     ];
 
     /// Returns the header of an image created at `now` (since 1970-01-01T00:00:00Z).
-    pub(crate) fn new(id: &str, size: u64, order: u8, features: Features, now: Duration) -> Self {
+    pub(crate) fn new(id: &str, size: u64, order: u8, features: ImageFeatures, now: Duration) -> Self {
         Self {
             size,
             order,
@@ -302,7 +302,7 @@ impl Header {
         let header = Self {
             size: number(0)?,
             order,
-            features: Features(number(2)?),
+            features: ImageFeatures(number(2)?),
             object_prefix,
             snap_seq: number(4)?,
             flags: optional(5)?,
@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn a_created_header_byte_for_byte() {
         let now = Duration::new(0x6512_3456, 0x1234_5678);
-        let header = Header::new("10226b8b4567", 10 << 30, 22, Features::LAYERING, now);
+        let header = ImageHeader::new("10226b8b4567", 10 << 30, 22, ImageFeatures::LAYERING, now);
         let time: &[u8] = &[0x56, 0x34, 0x12, 0x65, 0x78, 0x56, 0x34, 0x12];
         let golden: [(&str, &[u8]); 8] = [
             ("access_timestamp", time),
@@ -383,8 +383,8 @@ mod tests {
         assert_eq!(header.encode(), golden);
 
         let values =
-            Header::KEYS.map(|key| golden.iter().find(|pair| pair.0 == key.as_bytes()).map(|pair| pair.1.clone()));
-        assert_eq!(Header::decode(&values, &[]).expect("what was encoded"), header);
+            ImageHeader::KEYS.map(|key| golden.iter().find(|pair| pair.0 == key.as_bytes()).map(|pair| pair.1.clone()));
+        assert_eq!(ImageHeader::decode(&values, &[]).expect("what was encoded"), header);
     }
 
     #[test]
@@ -411,18 +411,23 @@ mod tests {
 
     #[test]
     fn damaged_headers_are_refused() {
-        let good = Header::new("a1", 1 << 20, 16, Features::LAYERING, Duration::ZERO).encode();
+        let good = ImageHeader::new("a1", 1 << 20, 16, ImageFeatures::LAYERING, Duration::ZERO).encode();
         let values = |change: &dyn Fn(&mut Vec<Option<Vec<u8>>>)| {
-            let mut values: Vec<_> = Header::KEYS
+            let mut values: Vec<_> = ImageHeader::KEYS
                 .iter()
                 .map(|key| good.iter().find(|p| p.0 == key.as_bytes()).map(|p| p.1.clone()))
                 .collect();
             change(&mut values);
-            Header::decode(&values, &[]).map_err(|error| error.kind())
+            ImageHeader::decode(&values, &[]).map_err(|error| error.kind())
         };
         assert!(values(&|_| {}).is_ok());
         for at in 0..5 {
-            assert_eq!(values(&|values| values[at] = None), Err(ErrorKind::Corrupt), "without {}", Header::KEYS[at]);
+            assert_eq!(
+                values(&|values| values[at] = None),
+                Err(ErrorKind::Corrupt),
+                "without {}",
+                ImageHeader::KEYS[at]
+            );
             assert_eq!(values(&|values| values[at] = Some(vec![])), Err(ErrorKind::Corrupt));
         }
         for order in [0, 11, 26, 64, 255] {
@@ -435,10 +440,10 @@ mod tests {
 
     #[test]
     fn snapshots_come_newest_first() {
-        let mut values: Vec<_> = Header::KEYS.iter().map(|_| None).collect();
-        let header = Header::new("a1", 1, 22, Features::LAYERING, Duration::ZERO);
+        let mut values: Vec<_> = ImageHeader::KEYS.iter().map(|_| None).collect();
+        let header = ImageHeader::new("a1", 1, 22, ImageFeatures::LAYERING, Duration::ZERO);
         for (key, value) in header.encode() {
-            let at = Header::KEYS.iter().position(|known| known.as_bytes() == key).expect("a known key");
+            let at = ImageHeader::KEYS.iter().position(|known| known.as_bytes() == key).expect("a known key");
             values[at] = Some(value);
         }
         values[4] = Some(0x10u64.to_le_bytes().to_vec());
@@ -448,29 +453,29 @@ mod tests {
             (format!("snapshot_{id:016x}").into_bytes(), value)
         };
         let keys = [stored(4), stored(16)];
-        let decoded = Header::decode(&values, &keys).expect("a good header");
+        let decoded = ImageHeader::decode(&values, &keys).expect("a good header");
         assert_eq!(decoded.snap_context(), SnapContext { seq: 16, snaps: vec![SnapId(16), SnapId(4)] });
         let newer = [stored(17)];
-        assert_eq!(Header::decode(&values, &newer).map_err(|error| error.kind()), Err(ErrorKind::Corrupt));
+        assert_eq!(ImageHeader::decode(&values, &newer).map_err(|error| error.kind()), Err(ErrorKind::Corrupt));
         let other = [(b"snapshot_0000000000000004".to_vec(), stored(5).1)];
         for odd in [[(b"snapshot_zz".to_vec(), stored(4).1)], [(stored(4).0, vec![1, 2, 3])], other] {
-            assert_eq!(Header::decode(&values, &odd).map_err(|error| error.kind()), Err(ErrorKind::Corrupt));
+            assert_eq!(ImageHeader::decode(&values, &odd).map_err(|error| error.kind()), Err(ErrorKind::Corrupt));
         }
     }
 
     #[test]
     fn features_have_names() {
-        assert_eq!(Features(0b1101).to_string(), "layering, exclusive-lock, object-map");
-        assert_eq!(Features(1 << 40).to_string(), "bit 40");
-        assert_eq!(Features(0b1101).unsupported(false, false), Features(0b1100));
-        assert_eq!(Features(0b1101).unsupported(true, false), Features(0));
-        assert_eq!(Features::RBD_DEFAULT.unsupported(false, true), Features(0));
-        assert_eq!(Features::DATA_POOL.unsupported(true, false), Features::DATA_POOL);
+        assert_eq!(ImageFeatures(0b1101).to_string(), "layering, exclusive-lock, object-map");
+        assert_eq!(ImageFeatures(1 << 40).to_string(), "bit 40");
+        assert_eq!(ImageFeatures(0b1101).unsupported(false, false), ImageFeatures(0b1100));
+        assert_eq!(ImageFeatures(0b1101).unsupported(true, false), ImageFeatures(0));
+        assert_eq!(ImageFeatures::RBD_DEFAULT.unsupported(false, true), ImageFeatures(0));
+        assert_eq!(ImageFeatures::DATA_POOL.unsupported(true, false), ImageFeatures::DATA_POOL);
         // Striping, migration and a dirty cache change the location of data; only journaling clients may write a
         // journal.
         for bit in [1, 9, 11, 12, 63] {
-            assert_eq!(Features(1 << bit).unsupported(true, true), Features(1 << bit));
+            assert_eq!(ImageFeatures(1 << bit).unsupported(true, true), ImageFeatures(1 << bit));
         }
-        assert_eq!(Features(1 << 6).unsupported(false, true), Features(1 << 6));
+        assert_eq!(ImageFeatures(1 << 6).unsupported(false, true), ImageFeatures(1 << 6));
     }
 }

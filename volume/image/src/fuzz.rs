@@ -1,10 +1,10 @@
 //! Fuzz targets: bytes from a cluster, through all of their decoders. None of these may panic.
 
-use crate::format::Header;
+use crate::format::ImageHeader;
 use crate::wire::bitmap::Bitmap;
-use crate::wire::diff::{self, Decoder, DiffError, Event};
+use crate::wire::diff::{self, DiffDecoder, DiffError, DiffEvent};
 use crate::wire::lock::{decode_info, watch_of};
-use crate::wire::notify::{Message, decode_response};
+use crate::wire::notify::{NotifyMessage, decode_response};
 use crate::wire::snapshot::{Parent, Snapshot};
 
 /// Fuzzes an object map: decoding and encoding must round-trip.
@@ -24,8 +24,8 @@ pub fn object_map(data: &[u8]) {
 
 /// Fuzzes notifications between clients, and lock information of the object class.
 pub fn messages(data: &[u8]) {
-    if let Some(message) = Message::decode(data) {
-        assert_eq!(Message::decode(&message.encode()), Some(message));
+    if let Some(message) = NotifyMessage::decode(data) {
+        assert_eq!(NotifyMessage::decode(&message.encode()), Some(message));
     }
     decode_response(data);
     if let Some(info) = decode_info(data) {
@@ -72,16 +72,16 @@ enum DiffRecord {
 
 /// Decodes a stream in chunks, and joins adjacent data.
 fn decode_diff(stream: &[u8], chunk: usize) -> Result<Vec<DiffRecord>, DiffError> {
-    let mut decoder = Decoder::new();
+    let mut decoder = DiffDecoder::new();
     let mut records: Vec<DiffRecord> = Vec::new();
     for mut input in stream.chunks(chunk) {
         while let Some(event) = decoder.next(&mut input)? {
             let record = match event {
-                Event::Size(size) => DiffRecord::Size(size),
-                Event::Zero(offset, len) => DiffRecord::Zero(offset, len),
-                Event::End => DiffRecord::End,
-                Event::Failure(reason) => DiffRecord::Failure(reason),
-                Event::Data(offset, data) => {
+                DiffEvent::Size(size) => DiffRecord::Size(size),
+                DiffEvent::Zero(offset, len) => DiffRecord::Zero(offset, len),
+                DiffEvent::End => DiffRecord::End,
+                DiffEvent::Failure(reason) => DiffRecord::Failure(reason),
+                DiffEvent::Data(offset, data) => {
                     if let Some(DiffRecord::Data(at, have)) = records.last_mut()
                         && *at + have.len() as u64 == offset
                     {
@@ -117,7 +117,7 @@ pub fn header(data: &[u8]) {
         let id = value.get(6..14).and_then(|id| id.first_chunk().copied()).map_or(0, u64::from_le_bytes);
         (format!("snapshot_{id:016x}").into_bytes(), value)
     });
-    if let Ok(header) = Header::decode(&values, &snapshots.collect::<Vec<_>>()) {
+    if let Ok(header) = ImageHeader::decode(&values, &snapshots.collect::<Vec<_>>()) {
         assert!(header.snap_context().is_valid());
         header.encode_overlap(1);
     }

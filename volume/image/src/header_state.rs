@@ -7,8 +7,8 @@ use forebay_block::{SizeWatch, SnapContext, SnapId};
 use forebay_reactor::sync::{Permit, Semaphore};
 
 use crate::clone::ParentImage;
-use crate::format::{Features, Header};
-use crate::open_image::View;
+use crate::format::{ImageFeatures, ImageHeader};
+use crate::open_image::ImageView;
 
 /// Header as last read, and what requests see of it.
 ///
@@ -18,7 +18,7 @@ use crate::open_image::View;
 ///    resize by this client shows to requests ahead of the stored one.
 /// 3. The overlap grows only with a re-read header.
 pub(crate) struct HeaderState {
-    header: RefCell<Rc<Header>>,
+    header: RefCell<Rc<ImageHeader>>,
     /// Snapshot context of writes; `None` for an image that never had a snapshot.
     snapc: RefCell<Option<Rc<SnapContext>>>,
     parent: RefCell<Option<Rc<ParentImage>>>,
@@ -41,7 +41,7 @@ pub(crate) struct Refresh<'a> {
 }
 
 impl HeaderState {
-    pub(crate) fn new(header: Header, parent: Option<Rc<ParentImage>>) -> Self {
+    pub(crate) fn new(header: ImageHeader, parent: Option<Rc<ParentImage>>) -> Self {
         Self {
             snapc: RefCell::new(context_of(&header)),
             parent: RefCell::new(parent),
@@ -55,13 +55,13 @@ impl HeaderState {
         }
     }
 
-    pub(crate) fn header(&self) -> Rc<Header> {
+    pub(crate) fn header(&self) -> Rc<ImageHeader> {
         self.header.borrow().clone()
     }
 
     /// Returns whether the image has the feature exclusive-lock.
     pub(crate) fn has_exclusive_lock(&self) -> bool {
-        self.header.borrow().features.has(Features::EXCLUSIVE_LOCK)
+        self.header.borrow().features.has(ImageFeatures::EXCLUSIVE_LOCK)
     }
 
     pub(crate) fn snapc(&self) -> Option<Rc<SnapContext>> {
@@ -95,16 +95,16 @@ impl HeaderState {
     }
 
     /// Returns the current view of the head.
-    pub(crate) fn head(&self) -> View {
-        View { snap: SnapId::HEAD, size: self.size(), overlap: self.overlap.get() }
+    pub(crate) fn head(&self) -> ImageView {
+        ImageView { snap: SnapId::HEAD, size: self.size(), overlap: self.overlap.get() }
     }
 
     /// Returns the view of a snapshot; `None` if there is none of that id.
-    pub(crate) fn view_of(&self, snap: SnapId) -> Option<View> {
+    pub(crate) fn view_of(&self, snap: SnapId) -> Option<ImageView> {
         let header = self.header();
         let snapshot = header.snapshots.iter().find(|snapshot| snapshot.id == snap)?;
         let overlap = snapshot.overlap.unwrap_or(0).min(snapshot.size);
-        Some(View { snap, size: snapshot.size, overlap })
+        Some(ImageView { snap, size: snapshot.size, overlap })
     }
 
     /// Waits for the permit to resize.
@@ -132,7 +132,7 @@ impl Refresh<'_> {
     }
 
     /// Applies the header that was read.
-    pub(crate) fn apply(self, header: Header) {
+    pub(crate) fn apply(self, header: ImageHeader) {
         let state = self.state;
         *state.snapc.borrow_mut() = context_of(&header);
         // During a resize by this client, the in-memory size is ahead of the stored one.
@@ -146,12 +146,12 @@ impl Refresh<'_> {
 }
 
 /// Returns the snapshot context of writes; `None` for an image that never had a snapshot.
-fn context_of(header: &Header) -> Option<Rc<SnapContext>> {
+fn context_of(header: &ImageHeader) -> Option<Rc<SnapContext>> {
     (header.snap_seq > 0).then(|| Rc::new(header.snap_context()))
 }
 
 /// Returns the overlap of the head with the parent, in bytes.
-fn overlap_of(header: &Header) -> u64 {
+fn overlap_of(header: &ImageHeader) -> u64 {
     let overlap = header.parent.as_ref().and_then(|(_, parent)| parent.overlap);
     overlap.unwrap_or(0).min(header.size)
 }

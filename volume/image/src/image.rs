@@ -12,8 +12,8 @@ use forebay_reactor::spawn;
 
 use crate::exclusive_lock::KeptLock;
 use crate::images::Images;
-use crate::info::Progress;
-use crate::open_image::{LockCheck, OpenImage, View};
+use crate::info::ObjectProgress;
+use crate::open_image::{ImageView, LockCheck, OpenImage};
 use crate::{read, requests};
 
 /// Longest read or write in bytes; front ends split longer ones.
@@ -21,14 +21,14 @@ pub(crate) const TRANSFER_MAX: u32 = 32 << 20;
 
 /// Options of opening an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OpenOptions {
+pub struct ImageOpenOptions {
     /// Read-only mode: changes through this handle are refused with [`ErrorKind::ReadOnly`].
     pub read_only: bool,
 }
 
 /// Space usage of an image, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ImageUsage {
+pub struct SpaceUsage {
     /// Provisioned size.
     pub provisioned: u64,
     /// Bytes stored.
@@ -40,22 +40,22 @@ pub struct Image {
     shared: Rc<OpenImage>,
     read_only: Cell<bool>,
     /// Snapshot that this handle shows; `None` for the head.
-    snapshot: Option<View>,
+    snapshot: Option<ImageView>,
 }
 
 impl Image {
     /// Opens an image; see [`Images::open`].
-    pub async fn open(backend: Rc<dyn ObjectBackend>, name: &str, options: OpenOptions) -> Result<Rc<Self>> {
+    pub async fn open(backend: Rc<dyn ObjectBackend>, name: &str, options: ImageOpenOptions) -> Result<Rc<Self>> {
         Images::of(&backend).open(name, options).await
     }
 
-    pub(crate) fn new(shared: Rc<OpenImage>, options: OpenOptions, snapshot: Option<View>) -> Rc<Self> {
+    pub(crate) fn new(shared: Rc<OpenImage>, options: ImageOpenOptions, snapshot: Option<ImageView>) -> Rc<Self> {
         shared.lifecycle().add_handle();
         let read_only = Cell::new(options.read_only || snapshot.is_some());
         Rc::new(Self { shared, read_only, snapshot })
     }
 
-    fn view(&self) -> View {
+    fn view(&self) -> ImageView {
         self.snapshot.unwrap_or_else(|| self.shared.head())
     }
 
@@ -172,12 +172,12 @@ impl Image {
     }
 
     /// Returns the space usage.
-    pub async fn usage(&self) -> Result<ImageUsage> {
+    pub async fn usage(&self) -> Result<SpaceUsage> {
         self.usage_with_progress(|_| {}).await
     }
 
     /// Returns the space usage; `progress` reports the number of objects examined.
-    pub async fn usage_with_progress(&self, progress: impl FnMut(Progress)) -> Result<ImageUsage> {
+    pub async fn usage_with_progress(&self, progress: impl FnMut(ObjectProgress)) -> Result<SpaceUsage> {
         read::usage(&self.shared, self.view(), progress).await
     }
 }

@@ -8,16 +8,16 @@ use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Resul
 use forebay_reactor::sync::{KeyedLock, WeakMap};
 use forebay_reactor::{random, wall_clock};
 
-use crate::directory::{Added, Directory};
-use crate::format::{Features, Header, SNAPSHOT_PREFIX, header_object, map_object, object_prefix_elsewhere};
-use crate::image::{Image, OpenOptions};
-use crate::info::{CreateOptions, ImageInfo, SnapshotInfo};
+use crate::directory::{Added, ImageDirectory};
+use crate::format::{ImageFeatures, ImageHeader, SNAPSHOT_PREFIX, header_object, map_object, object_prefix_elsewhere};
+use crate::image::{Image, ImageOpenOptions};
+use crate::info::{CreateOptions, ImageDescription, SnapshotInfo};
 use crate::objectmap;
-use crate::open_image::{OpenImage, View};
+use crate::open_image::{ImageView, OpenImage};
 use crate::resize::unless_absent;
 use crate::watcher::NOTIFY_TIMEOUT;
 use crate::wire::bitmap::OBJECTS_MAX;
-use crate::wire::notify::Message;
+use crate::wire::notify::NotifyMessage;
 use crate::wire::snapshot::Snapshot;
 
 /// Longest name of a new image in bytes, librbd's limit.
@@ -29,7 +29,7 @@ pub const OBJECT_SIZES: std::ops::RangeInclusive<u64> = 64 << 10..=32 << 20;
 /// Names or keys read in one request.
 const PAGE: usize = 1000;
 /// Feature bit for a header with `op_features`.
-const OPERATIONS: Features = Features(1 << 8);
+const OPERATIONS: ImageFeatures = ImageFeatures(1 << 8);
 /// Attempts to find an unused id.
 const ID_TRIES: usize = 8;
 
@@ -100,8 +100,8 @@ impl Images {
         &self.namespace
     }
 
-    pub(crate) fn directory(&self) -> Directory<'_> {
-        Directory::of(&self.backend, &self.namespace)
+    pub(crate) fn directory(&self) -> ImageDirectory<'_> {
+        ImageDirectory::of(&self.backend, &self.namespace)
     }
 
     /// Resolves a name of the form `NAMESPACE/IMAGE` to the registry of the namespace and the name in it; `None` for
@@ -123,8 +123,8 @@ impl Images {
         }
         check_name(name)?;
         let features = options.features.unwrap_or_else(|| self.default_features(&options));
-        let elsewhere = if options.data_pool.is_some() { Features::DATA_POOL } else { Features::default() };
-        options.features = Some(Features(features.0 & !Features::DATA_POOL.0 | elsewhere.0));
+        let elsewhere = if options.data_pool.is_some() { ImageFeatures::DATA_POOL } else { ImageFeatures::default() };
+        options.features = Some(ImageFeatures(features.0 & !ImageFeatures::DATA_POOL.0 | elsewhere.0));
         check_options(name, &options, self.backend.shared().is_some())?;
         let _changing = self.change(name)?;
         let directory = self.directory();
@@ -139,7 +139,7 @@ impl Images {
     }
 
     /// Adds the name to the directory; returns the id, and whether the entry is new.
-    async fn claim(&self, directory: &Directory<'_>, name: &str) -> Result<(String, bool)> {
+    async fn claim(&self, directory: &ImageDirectory<'_>, name: &str) -> Result<(String, bool)> {
         for _ in 0..ID_TRIES {
             let id = format!("{:014x}", random() >> 8);
             match directory.add(name, &id).await? {
@@ -159,14 +159,14 @@ impl Images {
 
     async fn finish_create(
         &self,
-        directory: &Directory<'_>,
+        directory: &ImageDirectory<'_>,
         name: &str,
         id: &str,
         options: &CreateOptions,
     ) -> Result<()> {
         let order = options.object_size.trailing_zeros() as u8;
         let features = options.features.unwrap_or_default();
-        let mut header = Header::new(id, options.size, order, features, wall_clock());
+        let mut header = ImageHeader::new(id, options.size, order, features, wall_clock());
         if let (Some(pool), Some(shared)) = (&options.data_pool, self.backend.shared()) {
             header.data_pool = Some(shared.pool_id_of(pool).await?);
             header.object_prefix = object_prefix_elsewhere(shared.pool_id(), id);
@@ -174,20 +174,20 @@ impl Images {
         directory.write_id(name, id).await?;
         let ops = vec![ObjectOp::Create { exclusive: true }, ObjectOp::KvSet { pairs: header.encode() }];
         self.backend.submit(&self.header_object(id), Transaction::new(ops).durable()).await?;
-        if features.has(Features::OBJECT_MAP) {
+        if features.has(ImageFeatures::OBJECT_MAP) {
             let objects = options.size.div_ceil(options.object_size);
             objectmap::create(&self.backend, &map_object(&self.namespace, id, None), objects).await?;
         }
         Ok(())
     }
 
-    fn default_features(&self, options: &CreateOptions) -> Features {
+    fn default_features(&self, options: &CreateOptions) -> ImageFeatures {
         if self.backend.shared().is_none() {
-            return Features::LAYERING;
+            return ImageFeatures::LAYERING;
         }
         let objects = options.size.div_ceil(options.object_size.max(1));
-        let without = if objects > OBJECTS_MAX { Features::OBJECT_MAP.0 | Features::FAST_DIFF.0 } else { 0 };
-        Features(Features::RBD_DEFAULT.0 & !without)
+        let without = if objects > OBJECTS_MAX { ImageFeatures::OBJECT_MAP.0 | ImageFeatures::FAST_DIFF.0 } else { 0 };
+        ImageFeatures(ImageFeatures::RBD_DEFAULT.0 & !without)
     }
 
     pub(crate) fn header_object(&self, id: &str) -> ObjectName {
@@ -196,7 +196,7 @@ impl Images {
 
     /// Rolls back a failed creation, as far as possible. Any remains can be completed by creating the image again, or
     /// removed.
-    async fn undo_create(&self, directory: &Directory<'_>, name: &str, id: &str, with_header: bool) {
+    async fn undo_create(&self, directory: &ImageDirectory<'_>, name: &str, id: &str, with_header: bool) {
         let undo = async {
             if with_header {
                 for object in [map_object(&self.namespace, id, None), self.header_object(id)] {
@@ -242,7 +242,7 @@ impl Images {
     }
 
     /// Returns the description of an image.
-    pub async fn info(&self, name: &str) -> Result<ImageInfo> {
+    pub async fn info(&self, name: &str) -> Result<ImageDescription> {
         if let Some((images, name)) = self.route(name) {
             return Box::pin(images.info(name)).await;
         }
@@ -250,10 +250,10 @@ impl Images {
         Ok(self.describe(name, id, header))
     }
 
-    pub(crate) fn describe(&self, name: &str, id: String, header: Header) -> ImageInfo {
+    pub(crate) fn describe(&self, name: &str, id: String, header: ImageHeader) -> ImageDescription {
         // During a shrink, the size of the open image is ahead of the stored one.
         let size = self.find_open(&id).map_or(header.size, |shared| shared.size());
-        ImageInfo {
+        ImageDescription {
             name: name.to_owned(),
             id,
             size,
@@ -284,7 +284,7 @@ impl Images {
     /// # Errors
     /// `NotFound`; `Busy` while it is being created, renamed or removed; `Unsupported` for unsupported features;
     /// `Corrupt` for a damaged header.
-    pub async fn open(self: &Rc<Self>, name: &str, options: OpenOptions) -> Result<Rc<Image>> {
+    pub async fn open(self: &Rc<Self>, name: &str, options: ImageOpenOptions) -> Result<Rc<Image>> {
         if let Some((images, name)) = self.route(name) {
             return Box::pin(images.open(name, options)).await;
         }
@@ -362,7 +362,7 @@ impl Images {
             if let Some(shared) = self.backend.shared() {
                 // Other clients that have the image open look up its name again; those that do not respond do not
                 // have it open.
-                let update = Message::HeaderUpdate.encode();
+                let update = NotifyMessage::HeaderUpdate.encode();
                 let told = shared.notify(&self.header_object(&id), update, NOTIFY_TIMEOUT).await;
                 told.map(drop).unwrap_or_else(
                     |error| tracing::debug!(image = to, %error, "cannot notify the other clients of a renamed image"),
@@ -380,15 +380,15 @@ impl Images {
     }
 
     /// Returns an image's id and metadata.
-    pub(crate) async fn load(&self, name: &str) -> Result<(String, Header)> {
+    pub(crate) async fn load(&self, name: &str) -> Result<(String, ImageHeader)> {
         let id = self.id_of(name).await?;
         let header = self.header(&id).await.map_err(|error| error.within(format_args!("image {name}")))?;
         Ok((id, header))
     }
 
-    pub(crate) async fn header(&self, id: &str) -> Result<Header> {
+    pub(crate) async fn header(&self, id: &str) -> Result<ImageHeader> {
         let object = self.header_object(id);
-        let keys = Header::KEYS.iter().map(|key| key.as_bytes().to_vec()).collect();
+        let keys = ImageHeader::KEYS.iter().map(|key| key.as_bytes().to_vec()).collect();
         let values = self.backend.kv_get(&object, keys).await?;
         let mut snapshots: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         loop {
@@ -396,7 +396,7 @@ impl Images {
             let page = self.backend.kv_list(&object, SNAPSHOT_PREFIX.as_bytes(), after, PAGE).await?;
             snapshots.extend(page.pairs);
             if !page.more {
-                return Header::decode(&values, &snapshots);
+                return ImageHeader::decode(&values, &snapshots);
             }
         }
     }
@@ -446,14 +446,14 @@ fn check_name(name: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Invalid, format!("image name {name:?} {why}")))
 }
 
-pub(crate) fn check_openable(name: &str, header: &Header) -> Result<()> {
+pub(crate) fn check_openable(name: &str, header: &ImageHeader) -> Result<()> {
     if header.size > SIZE_MAX {
         return Err(Error::new(ErrorKind::Unsupported, format!("image {name}: a size of {} bytes", header.size)));
     }
     Ok(())
 }
 
-fn find_snapshot(shared: &OpenImage, name: &str, snapshot: &str) -> Result<View> {
+fn find_snapshot(shared: &OpenImage, name: &str, snapshot: &str) -> Result<ImageView> {
     let header = shared.header();
     let found = header.snapshots.iter().find(|found| found.by_user && found.name == snapshot);
     let view = found.and_then(|found| shared.view_of(found.id));
@@ -473,16 +473,16 @@ fn check_options(name: &str, options: &CreateOptions, shared: bool) -> Result<()
     }
     let features = options.features.unwrap_or_default();
     // The feature `operations` is set when the header needs it, not on creation.
-    let unsupported = Features(features.0 & OPERATIONS.0 | features.unsupported(false, shared).0);
-    if unsupported != Features::default() {
+    let unsupported = ImageFeatures(features.0 & OPERATIONS.0 | features.unsupported(false, shared).0);
+    if unsupported != ImageFeatures::default() {
         return refuse(format!("unsupported features {unsupported}"));
     }
-    if features.has(Features::FAST_DIFF) && !features.has(Features::OBJECT_MAP)
-        || features.has(Features::OBJECT_MAP) && !features.has(Features::EXCLUSIVE_LOCK)
+    if features.has(ImageFeatures::FAST_DIFF) && !features.has(ImageFeatures::OBJECT_MAP)
+        || features.has(ImageFeatures::OBJECT_MAP) && !features.has(ImageFeatures::EXCLUSIVE_LOCK)
     {
         return refuse("the feature fast-diff requires object-map, and object-map requires exclusive-lock".to_owned());
     }
-    if features.has(Features::OBJECT_MAP) && options.size.div_ceil(options.object_size) > OBJECTS_MAX {
+    if features.has(ImageFeatures::OBJECT_MAP) && options.size.div_ceil(options.object_size) > OBJECTS_MAX {
         return refuse(format!("more than {OBJECTS_MAX} objects are too many for an object map"));
     }
     Ok(())

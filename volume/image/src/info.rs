@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::OBJECT_SIZE_DEFAULT;
-use crate::format::Features;
+use crate::format::ImageFeatures;
 
 /// Options of creating an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,9 +12,9 @@ pub struct CreateOptions {
     pub size: u64,
     /// Object size in bytes, a power of two from 64 KiB to 32 MiB.
     pub object_size: u64,
-    /// Features. `None`: RBD's default in a shared pool ([`Features::RBD_DEFAULT`], without an object map for an
+    /// Features. `None`: RBD's default in a shared pool ([`ImageFeatures::RBD_DEFAULT`], without an object map for an
     /// image that is too large for one), layering elsewhere.
-    pub features: Option<Features>,
+    pub features: Option<ImageFeatures>,
     /// Name of another pool for the data.
     pub data_pool: Option<String>,
 }
@@ -35,7 +35,7 @@ pub struct RemoveOptions {
 
 /// Progress of an operation, in objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
+pub struct ObjectProgress {
     /// Objects done.
     pub done: u64,
     /// Objects in total.
@@ -44,7 +44,7 @@ pub struct Progress {
 
 /// Description of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageInfo {
+pub struct ImageDescription {
     /// Name of the image.
     pub name: String,
     /// Id within the pool, which never changes.
@@ -56,7 +56,7 @@ pub struct ImageInfo {
     /// Name prefix of the data objects.
     pub block_name_prefix: String,
     /// Feature bits.
-    pub features: Features,
+    pub features: ImageFeatures,
     /// Flag bits: 1, the object map is invalid; 2, fast-diff is invalid.
     pub flags: u64,
     /// Number of snapshots.
@@ -71,7 +71,7 @@ pub struct ImageInfo {
     pub modified: Option<Duration>,
 }
 
-impl ImageInfo {
+impl ImageDescription {
     /// Returns the number of objects, whether they exist or not.
     pub fn objects(&self) -> u64 {
         self.size.div_ceil(self.object_size)
@@ -104,7 +104,7 @@ pub struct SnapshotInfo {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageDetails {
     /// Basic description, as returned by [`Images::info`](crate::Images::info).
-    pub info: ImageInfo,
+    pub info: ImageDescription,
     /// Bits behind the feature `operations`: 1, clones listed in its header; 2, it is such a clone; 4, a group; 8,
     /// snapshots in the trash.
     pub op_features: u64,

@@ -20,7 +20,7 @@ pub(crate) struct ObjectExtent {
 }
 
 /// Striping of an image over objects.
-pub(crate) struct Layout {
+pub(crate) struct StripeLayout {
     order: u8,
     /// Object name prefix `PREFIX.`, before 16 hexadecimal digits.
     prefix: String,
@@ -28,7 +28,7 @@ pub(crate) struct Layout {
     names: RefCell<Vec<Option<(u64, ObjectName)>>>,
 }
 
-impl Layout {
+impl StripeLayout {
     pub(crate) fn new(order: u8, object_prefix: &str, namespace: &Rc<str>) -> Self {
         let prefix = format!("{object_prefix}.");
         Self { order, prefix, namespace: namespace.clone(), names: RefCell::default() }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn pieces_cover_a_request_without_gap() {
-        let layout = Layout::new(16, "rbd_data.a1", &"".into());
+        let layout = StripeLayout::new(16, "rbd_data.a1", &"".into());
         let unit = 1u64 << 16;
         for extent in
             [(0, 1), (0, unit), (0, unit + 1), (unit - 1, 2), (100, 5 * unit), (3 * unit, 0), (u64::MAX - 9, 9)]
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn names_are_hexadecimal_and_remembered_rightly() {
-        let layout = Layout::new(22, "rbd_data.10226b8b4567", &"".into());
+        let layout = StripeLayout::new(22, "rbd_data.10226b8b4567", &"".into());
         for object in [0, 10, 256, 0, 512 + 10, 10, u64::MAX] {
             assert_eq!(layout.name(object).name(), format!("rbd_data.10226b8b4567.{object:016x}"));
             assert_eq!(layout.number(&layout.name(object)), Some(object));
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn other_names_have_no_number() {
-        let layout = Layout::new(22, "rbd_data.1", &"".into());
+        let layout = StripeLayout::new(22, "rbd_data.1", &"".into());
         let number = |name: &str| layout.number(&ObjectName::new(name));
         assert_eq!(number("rbd_data.1.00000000000000ff.more"), Some(0xff));
         for name in
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn objects_are_counted_up() {
-        let layout = Layout::new(16, "p", &"".into());
+        let layout = StripeLayout::new(16, "p", &"".into());
         assert_eq!([0, 1, 65536, 65537].map(|size| layout.objects(size)), [0, 1, 1, 2]);
     }
 }

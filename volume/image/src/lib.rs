@@ -44,12 +44,12 @@ use std::rc::Rc;
 use forebay_block::{ObjectBackend, Result};
 
 pub use exclusive_lock::KeptLock;
-pub use format::Features;
-pub use image::{Image, ImageUsage, OpenOptions};
+pub use format::ImageFeatures;
+pub use image::{Image, ImageOpenOptions, SpaceUsage};
 pub use images::{Images, NAME_LEN_MAX, OBJECT_SIZES, SIZE_MAX};
 pub use info::{
-    CreateOptions, ImageDetails, ImageInfo, LockKind, ParentInfo, Progress, RemoveOptions, SnapshotDetails,
-    SnapshotInfo,
+    CreateOptions, ImageDescription, ImageDetails, LockKind, ObjectProgress, ParentInfo, RemoveOptions,
+    SnapshotDetails, SnapshotInfo,
 };
 pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;
@@ -71,12 +71,12 @@ pub async fn list(backend: &Rc<dyn ObjectBackend>) -> Result<Vec<String>> {
 }
 
 /// Returns the description of an image; see [`Images::info`].
-pub async fn info(backend: &Rc<dyn ObjectBackend>, name: &str) -> Result<ImageInfo> {
+pub async fn info(backend: &Rc<dyn ObjectBackend>, name: &str) -> Result<ImageDescription> {
     Images::of(backend).info(name).await
 }
 
 /// Removes an image that is not open; see [`Images::remove`].
-pub async fn remove(backend: &Rc<dyn ObjectBackend>, name: &str, progress: impl FnMut(Progress)) -> Result<()> {
+pub async fn remove(backend: &Rc<dyn ObjectBackend>, name: &str, progress: impl FnMut(ObjectProgress)) -> Result<()> {
     Images::of(backend).remove(name, RemoveOptions::default(), progress).await
 }
 

@@ -10,7 +10,7 @@ use forebay_reactor::sync::Notify;
 /// 1. An image is closing only without handles, and gets none from then on: to open it again, wait until it is closed.
 /// 2. Closed follows closing, once.
 #[derive(Default)]
-pub(crate) struct Lifecycle {
+pub(crate) struct ImageLifecycle {
     handles: Cell<usize>,
     /// Set while the image is being removed, and after.
     removed: Cell<bool>,
@@ -20,7 +20,7 @@ pub(crate) struct Lifecycle {
     changed: Notify,
 }
 
-impl Lifecycle {
+impl ImageLifecycle {
     pub(crate) fn handles(&self) -> usize {
         self.handles.get()
     }

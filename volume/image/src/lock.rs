@@ -13,7 +13,7 @@
 use forebay_block::Watcher;
 
 use crate::wire::lock::{LockInfo, Locker, TAG, watch_of};
-use crate::wire::notify::{Client, Message, encode_response};
+use crate::wire::notify::{ClientId, NotifyMessage, encode_response};
 
 /// Response "not supported" (EOPNOTSUPP): librbd then requests the lock, and performs the operation itself.
 const UNSUPPORTED: i32 = -95;
@@ -53,19 +53,19 @@ pub(crate) enum Then {
 
 /// Returns the response to a notification, and the action that follows. With `kept`, the lock is not released on
 /// request.
-pub(crate) fn react(phase: Phase, kept: bool, me: Client, message: Option<&Message>) -> (Vec<u8>, Then) {
+pub(crate) fn react(phase: Phase, kept: bool, me: ClientId, message: Option<&NotifyMessage>) -> (Vec<u8>, Then) {
     let silent = (Vec::new(), Then::Nothing);
     match message {
-        Some(Message::HeaderUpdate) => (Vec::new(), Then::Refresh),
-        Some(Message::Reservations(client)) if *client != me => (Vec::new(), Then::Reservations),
-        Some(Message::ReleasedLock(client)) if *client != me => (Vec::new(), Then::Retry),
-        Some(Message::RequestLock { client, .. }) if *client != me => match phase {
+        Some(NotifyMessage::HeaderUpdate) => (Vec::new(), Then::Refresh),
+        Some(NotifyMessage::Reservations(client)) if *client != me => (Vec::new(), Then::Reservations),
+        Some(NotifyMessage::ReleasedLock(client)) if *client != me => (Vec::new(), Then::Retry),
+        Some(NotifyMessage::RequestLock { client, .. }) if *client != me => match phase {
             Phase::Opening | Phase::Locked if kept => (encode_response(KEPT), Then::Nothing),
             Phase::Opening | Phase::Locked => (encode_response(0), Then::Release),
             Phase::Releasing => (encode_response(0), Then::Nothing),
             Phase::Unlocked | Phase::Acquiring => silent,
         },
-        Some(Message::Operation(_)) if !matches!(phase, Phase::Unlocked | Phase::Acquiring) => {
+        Some(NotifyMessage::Operation(_)) if !matches!(phase, Phase::Unlocked | Phase::Acquiring) => {
             (encode_response(UNSUPPORTED), Then::Nothing)
         }
         _ => silent,
@@ -74,7 +74,7 @@ pub(crate) fn react(phase: Phase, kept: bool, me: Client, message: Option<&Messa
 
 /// Verdict on a lock that could not be acquired.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum LockVerdict {
     /// Lock is free by now: retry.
     Free,
     /// Owner is alive: request the lock.
@@ -86,25 +86,25 @@ pub(crate) enum Verdict {
 }
 
 /// Judges a lock by the watchers of the header: its owner is alive as long as the watch named by its cookie exists.
-pub(crate) fn judge(info: &LockInfo, watchers: &[Watcher]) -> Verdict {
-    let Some(locker) = info.lockers.first() else { return Verdict::Free };
+pub(crate) fn judge(info: &LockInfo, watchers: &[Watcher]) -> LockVerdict {
+    let Some(locker) = info.lockers.first() else { return LockVerdict::Free };
     let who = || owner_name(locker);
     if info.tag != TAG {
-        return Verdict::Foreign(format!("locked by hand, with the tag '{}', by {}", info.tag, who()));
+        return LockVerdict::Foreign(format!("locked by hand, with the tag '{}', by {}", info.tag, who()));
     }
     if !info.exclusive {
-        return Verdict::Foreign(format!("locked for sharing by {}", who()));
+        return LockVerdict::Foreign(format!("locked for sharing by {}", who()));
     }
     let Some(watch) = watch_of(&locker.cookie) else {
-        return Verdict::Foreign(format!("locked with the cookie '{}' by {}", locker.cookie, who()));
+        return LockVerdict::Foreign(format!("locked with the cookie '{}' by {}", locker.cookie, who()));
     };
     if watchers.iter().any(|watcher| watcher.address == locker.address && watcher.cookie == watch) {
-        return Verdict::Ask;
+        return LockVerdict::Ask;
     }
     if locker.address.is_empty() || locker.client().is_none() {
-        return Verdict::Foreign(format!("locked by {}, which cannot be fenced", who()));
+        return LockVerdict::Foreign(format!("locked by {}, which cannot be fenced", who()));
     }
-    Verdict::Break(locker.clone())
+    LockVerdict::Break(locker.clone())
 }
 
 /// Returns the owner of a lock for log messages: `client.4123 at 10.0.0.7:0/1`.
@@ -129,12 +129,12 @@ mod tests {
     use crate::wire::lock::cookie_of;
     use crate::wire::notify::decode_response;
 
-    const ME: Client = Client { number: 7, watch: 70 };
-    const OTHER: Client = Client { number: 8, watch: 80 };
+    const ME: ClientId = ClientId { number: 7, watch: 70 };
+    const OTHER: ClientId = ClientId { number: 8, watch: 80 };
 
     #[test]
     fn who_has_the_lock_answers_for_it() {
-        let request = Message::RequestLock { client: OTHER, force: false };
+        let request = NotifyMessage::RequestLock { client: OTHER, force: false };
         for (phase, answer, then) in [
             (Phase::Unlocked, None, Then::Nothing),
             (Phase::Acquiring, None, Then::Nothing),
@@ -147,15 +147,15 @@ mod tests {
         }
         let (answered, next) = react(Phase::Locked, true, ME, Some(&request));
         assert_eq!((decode_response(&answered), next), (Some(-30), Then::Nothing), "it is kept");
-        let own = Message::RequestLock { client: ME, force: false };
+        let own = NotifyMessage::RequestLock { client: ME, force: false };
         assert_eq!(react(Phase::Locked, false, ME, Some(&own)), (Vec::new(), Then::Nothing));
-        let (answered, next) = react(Phase::Locked, false, ME, Some(&Message::Operation(8)));
+        let (answered, next) = react(Phase::Locked, false, ME, Some(&NotifyMessage::Operation(8)));
         assert_eq!((decode_response(&answered), next), (Some(UNSUPPORTED), Then::Nothing));
-        assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::Operation(8))).0, []);
-        assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::ReleasedLock(OTHER))).1, Then::Retry);
-        assert_eq!(react(Phase::Locked, false, ME, Some(&Message::HeaderUpdate)).1, Then::Refresh);
-        assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::Reservations(OTHER))).1, Then::Reservations);
-        assert_eq!(react(Phase::Unlocked, false, ME, Some(&Message::Reservations(ME))).1, Then::Nothing);
+        assert_eq!(react(Phase::Unlocked, false, ME, Some(&NotifyMessage::Operation(8))).0, []);
+        assert_eq!(react(Phase::Unlocked, false, ME, Some(&NotifyMessage::ReleasedLock(OTHER))).1, Then::Retry);
+        assert_eq!(react(Phase::Locked, false, ME, Some(&NotifyMessage::HeaderUpdate)).1, Then::Refresh);
+        assert_eq!(react(Phase::Unlocked, false, ME, Some(&NotifyMessage::Reservations(OTHER))).1, Then::Reservations);
+        assert_eq!(react(Phase::Unlocked, false, ME, Some(&NotifyMessage::Reservations(ME))).1, Then::Nothing);
         assert_eq!(react(Phase::Locked, false, ME, None), (Vec::new(), Then::Nothing), "what cannot be read");
     }
 
@@ -169,12 +169,12 @@ mod tests {
         };
         let info = LockInfo { exclusive: true, tag: TAG.into(), lockers: vec![locker.clone()] };
         let watcher = |cookie, address: &str| Watcher { client: 8, cookie, address: address.into() };
-        assert_eq!(judge(&info, &[watcher(80, "127.0.0.1:0/80")]), Verdict::Ask);
+        assert_eq!(judge(&info, &[watcher(80, "127.0.0.1:0/80")]), LockVerdict::Ask);
         for watchers in [vec![], vec![watcher(81, "127.0.0.1:0/80")], vec![watcher(80, "127.0.0.1:0/81")]] {
-            assert_eq!(judge(&info, &watchers), Verdict::Break(locker.clone()));
+            assert_eq!(judge(&info, &watchers), LockVerdict::Break(locker.clone()));
         }
-        assert_eq!(judge(&LockInfo { lockers: vec![], ..info.clone() }, &[]), Verdict::Free);
-        let foreign = |info: &LockInfo| matches!(judge(info, &[]), Verdict::Foreign(_));
+        assert_eq!(judge(&LockInfo { lockers: vec![], ..info.clone() }, &[]), LockVerdict::Free);
+        let foreign = |info: &LockInfo| matches!(judge(info, &[]), LockVerdict::Foreign(_));
         assert!(foreign(&LockInfo { tag: "mine".into(), ..info.clone() }));
         assert!(foreign(&LockInfo { exclusive: false, ..info.clone() }));
         let by_hand = Locker { cookie: "x".into(), ..locker.clone() };

@@ -16,8 +16,8 @@ use forebay_reactor::sync::Semaphore;
 use forebay_reactor::yield_now;
 
 use crate::exclusive_lock::GET_INFO;
-use crate::format::{Features, Header};
-use crate::wire::bitmap::{Bitmap, State, encode_resize, encode_update};
+use crate::format::{ImageFeatures, ImageHeader};
+use crate::wire::bitmap::{Bitmap, ObjectMapState, encode_resize, encode_update};
 use crate::wire::lock;
 
 const LOCK: Method = Method::new("lock", "lock");
@@ -52,7 +52,7 @@ impl ObjectMap {
         shared: &Rc<dyn SharedObjects>,
         object: ObjectName,
         header_object: ObjectName,
-        header: &Header,
+        header: &ImageHeader,
     ) -> Result<Rc<Self>> {
         take_lock(backend, shared, &object).await?;
         let objects = header.size.div_ceil(header.object_size());
@@ -62,8 +62,8 @@ impl ObjectMap {
             object,
             header: header_object,
             bits: RefCell::new(Bitmap::default()),
-            valid: Cell::new(header.flags & Header::MAP_INVALID == 0),
-            fast_diff: header.features.has(Features::FAST_DIFF),
+            valid: Cell::new(header.flags & ImageHeader::MAP_INVALID == 0),
+            fast_diff: header.features.has(ImageFeatures::FAST_DIFF),
             busy: RefCell::default(),
         };
         match loaded {
@@ -96,16 +96,16 @@ impl ObjectMap {
 
     /// Returns whether an object may exist.
     pub(crate) fn may_exist(&self, object: u64) -> bool {
-        !self.valid.get() || self.bits.borrow().get(object) != State::Nonexistent
+        !self.valid.get() || self.bits.borrow().get(object) != ObjectMapState::Nonexistent
     }
 
     /// Returns whether a write to this object needs no change of the map.
     pub(crate) fn is_marked(&self, object: u64) -> bool {
-        !self.valid.get() || self.bits.borrow().get(object) == State::Exists
+        !self.valid.get() || self.bits.borrow().get(object) == ObjectMapState::Exists
     }
 
     /// Stores the state of an object, unless it is stored already; with `from`, only if the object is in that state.
-    pub(crate) async fn update(&self, object: u64, to: State, from: Option<State>) -> Result<()> {
+    pub(crate) async fn update(&self, object: u64, to: ObjectMapState, from: Option<ObjectMapState>) -> Result<()> {
         if !self.needs(object, to, from) {
             return Ok(());
         }
@@ -125,7 +125,12 @@ impl ObjectMap {
 
     /// Stores the state of a range of objects that no other task changes in the meantime, like
     /// [`update`](Self::update).
-    pub(crate) async fn update_range(&self, range: Range<u64>, to: State, from: Option<State>) -> Result<()> {
+    pub(crate) async fn update_range(
+        &self,
+        range: Range<u64>,
+        to: ObjectMapState,
+        from: Option<ObjectMapState>,
+    ) -> Result<()> {
         let range = range.start..range.end.min(self.bits.borrow().objects());
         for start in range.clone().step_by(SCAN) {
             let mut part = start..range.end.min(start + SCAN as u64);
@@ -137,13 +142,13 @@ impl ObjectMap {
         Ok(())
     }
 
-    fn needs(&self, object: u64, to: State, from: Option<State>) -> bool {
+    fn needs(&self, object: u64, to: ObjectMapState, from: Option<ObjectMapState>) -> bool {
         let bits = self.bits.borrow();
         let state = bits.get(object);
         self.valid.get() && object < bits.objects() && state != to && from.is_none_or(|from| matches(state, from))
     }
 
-    async fn store(&self, range: Range<u64>, to: State, from: Option<State>) -> Result<()> {
+    async fn store(&self, range: Range<u64>, to: ObjectMapState, from: Option<ObjectMapState>) -> Result<()> {
         let call = ObjectOp::Call { method: UPDATE, input: encode_update(range.clone(), to, from) };
         self.change(call).await?;
         for start in range.clone().step_by(SCAN) {
@@ -165,7 +170,8 @@ impl ObjectMap {
         if !self.valid.get() || objects == self.bits.borrow().objects() {
             return Ok(());
         }
-        self.change(ObjectOp::Call { method: RESIZE, input: encode_resize(objects, State::Nonexistent) }).await?;
+        self.change(ObjectOp::Call { method: RESIZE, input: encode_resize(objects, ObjectMapState::Nonexistent) })
+            .await?;
         self.bits.borrow_mut().resize(objects);
         Ok(())
     }
@@ -193,7 +199,7 @@ impl ObjectMap {
             return Ok(());
         }
         tracing::warn!(object = %self.object, why, "object map invalidated; rebuild it with 'rbd object-map rebuild'");
-        let flags = Header::MAP_INVALID | if self.fast_diff { Header::FAST_DIFF_INVALID } else { 0 };
+        let flags = ImageHeader::MAP_INVALID | if self.fast_diff { ImageHeader::FAST_DIFF_INVALID } else { 0 };
         let input = [flags, flags, SnapId::HEAD.0].map(u64::to_le_bytes).concat();
         let call = ObjectOp::Call { method: SET_FLAGS, input };
         let stored = self.backend.submit(&self.header, Transaction::of(call).durable()).await;
@@ -206,20 +212,20 @@ impl ObjectMap {
 
     /// Applies the flags of a re-read header.
     pub(crate) fn set_flags(&self, flags: u64) {
-        if flags & Header::MAP_INVALID != 0 {
+        if flags & ImageHeader::MAP_INVALID != 0 {
             self.valid.set(false);
         }
     }
 }
 
 /// Returns whether an update from `from` applies to `state`: `Exists` includes `Clean`.
-fn matches(state: State, from: State) -> bool {
-    state == from || from == State::Exists && state == State::Clean
+fn matches(state: ObjectMapState, from: ObjectMapState) -> bool {
+    state == from || from == ObjectMapState::Exists && state == ObjectMapState::Clean
 }
 
 /// Creates the object map of a new image.
 pub(crate) async fn create(backend: &Rc<dyn ObjectBackend>, object: &ObjectName, objects: u64) -> Result<()> {
-    let call = ObjectOp::Call { method: RESIZE, input: encode_resize(objects, State::Nonexistent) };
+    let call = ObjectOp::Call { method: RESIZE, input: encode_resize(objects, ObjectMapState::Nonexistent) };
     backend.submit(object, Transaction::of(call).durable()).await.map(drop)
 }
 
@@ -228,7 +234,7 @@ pub(crate) async fn mark_in_snapshot(
     backend: &Rc<dyn ObjectBackend>,
     map: &ObjectName,
     object: u64,
-    state: State,
+    state: ObjectMapState,
 ) -> Result<()> {
     let call = ObjectOp::Call { method: UPDATE, input: encode_update(object..object + 1, state, None) };
     backend.submit(map, Transaction::of(call).durable()).await.map(drop)

@@ -14,19 +14,19 @@ use forebay_reactor::sync::Permit;
 use crate::admission::Admission;
 use crate::clone::{ParentImage, open_parent};
 use crate::exclusive_lock::ExclusiveLock;
-use crate::format::{Features, Header, header_object};
+use crate::format::{ImageFeatures, ImageHeader, header_object};
 use crate::header_state::HeaderState;
 use crate::images::Images;
-use crate::layout::Layout;
-use crate::lifecycle::Lifecycle;
+use crate::layout::StripeLayout;
+use crate::lifecycle::ImageLifecycle;
 use crate::objectmap::ObjectMap;
 use crate::pools::ImagePools;
-use crate::reserved::Reserved;
-use crate::watcher::{ImageEvents, Watcher};
+use crate::reserved::ImageReservations;
+use crate::watcher::{HeaderWatcher, ImageEvents};
 
 /// View of an image that a request operates on: the head, or a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct View {
+pub(crate) struct ImageView {
     pub(crate) snap: SnapId,
     /// Size in bytes.
     pub(crate) size: u64,
@@ -42,14 +42,14 @@ pub(crate) struct OpenImage {
     pools: ImagePools,
     id: String,
     name: RefCell<String>,
-    layout: Layout,
+    layout: StripeLayout,
     state: HeaderState,
     admission: Admission,
-    lifecycle: Lifecycle,
+    lifecycle: ImageLifecycle,
     /// Watch and exclusive lock, if the pool is shared.
     coordination: RefCell<Option<Coordination>>,
     /// Shared reservations, if other daemons can serve the image too.
-    reserved: RefCell<Option<Rc<Reserved>>>,
+    reserved: RefCell<Option<Rc<ImageReservations>>>,
     /// Called whenever the lock was acquired; see [`Image::set_lock_check`](crate::Image::set_lock_check).
     lock_check: RefCell<Option<LockCheck>>,
     preferred_io: u32,
@@ -58,7 +58,7 @@ pub(crate) struct OpenImage {
 /// Coordination with the other clients of a shared pool.
 #[derive(Clone)]
 pub(crate) struct Coordination {
-    pub(crate) watcher: Rc<Watcher>,
+    pub(crate) watcher: Rc<HeaderWatcher>,
     pub(crate) lock: Rc<ExclusiveLock>,
 }
 
@@ -69,7 +69,7 @@ impl OpenImage {
         images: &Rc<Images>,
         name: &str,
         id: &str,
-        header: Header,
+        header: ImageHeader,
         depth: u32,
         in_use: bool,
     ) -> Result<Rc<Self>> {
@@ -83,10 +83,10 @@ impl OpenImage {
             pools,
             id: id.to_owned(),
             name: RefCell::new(name.to_owned()),
-            layout: Layout::new(header.order, &header.object_prefix, images.namespace()),
+            layout: StripeLayout::new(header.order, &header.object_prefix, images.namespace()),
             state: HeaderState::new(header, parent),
             admission: Admission::new(),
-            lifecycle: Lifecycle::default(),
+            lifecycle: ImageLifecycle::default(),
             coordination: RefCell::default(),
             reserved: RefCell::default(),
             lock_check: RefCell::default(),
@@ -125,7 +125,7 @@ impl OpenImage {
         header_object(self.namespace(), &self.id)
     }
 
-    pub(crate) fn layout(&self) -> &Layout {
+    pub(crate) fn layout(&self) -> &StripeLayout {
         &self.layout
     }
 
@@ -153,7 +153,7 @@ impl OpenImage {
         self.is_shared().then_some(ObjectOp::Expect { object_size: size, write_size: size })
     }
 
-    pub(crate) fn lifecycle(&self) -> &Lifecycle {
+    pub(crate) fn lifecycle(&self) -> &ImageLifecycle {
         &self.lifecycle
     }
 
@@ -195,7 +195,7 @@ impl OpenImage {
         if self.is_shared() || self.parent().is_some() { self.refresh().await } else { Ok(()) }
     }
 
-    pub(crate) fn header(&self) -> Rc<Header> {
+    pub(crate) fn header(&self) -> Rc<ImageHeader> {
         self.state.header()
     }
 
@@ -230,17 +230,17 @@ impl OpenImage {
     }
 
     /// Returns the current view of the head.
-    pub(crate) fn head(&self) -> View {
+    pub(crate) fn head(&self) -> ImageView {
         self.state.head()
     }
 
     /// Returns the view of a snapshot; `None` if there is none of that id.
-    pub(crate) fn view_of(&self, snap: SnapId) -> Option<View> {
+    pub(crate) fn view_of(&self, snap: SnapId) -> Option<ImageView> {
         self.state.view_of(snap)
     }
 
     /// Returns the overlap of an object with the parent, in bytes.
-    pub(crate) fn overlap_in(&self, view: View, object: u64) -> u64 {
+    pub(crate) fn overlap_in(&self, view: ImageView, object: u64) -> u64 {
         let start = object.saturating_mul(self.layout.object_size());
         view.overlap.saturating_sub(start).min(self.layout.object_size())
     }
@@ -251,7 +251,7 @@ impl OpenImage {
     pub(crate) async fn begin_watch(self: &Rc<Self>) -> Result<()> {
         let Some(objects) = self.backend().shared() else { return Ok(()) };
         let image: Rc<dyn ImageEvents> = self.clone();
-        let watcher = Watcher::new(objects, self.header_object(), Rc::downgrade(&image));
+        let watcher = HeaderWatcher::new(objects, self.header_object(), Rc::downgrade(&image));
         let lock = ExclusiveLock::new(watcher.clone(), self.backend().clone());
         *self.coordination.borrow_mut() = Some(Coordination { watcher: watcher.clone(), lock });
         watcher.begin().await?;
@@ -267,7 +267,7 @@ impl OpenImage {
         self.coordination.borrow().clone()
     }
 
-    pub(crate) fn watcher(&self) -> Option<Rc<Watcher>> {
+    pub(crate) fn watcher(&self) -> Option<Rc<HeaderWatcher>> {
         self.coordination.borrow().as_ref().map(|coordination| coordination.watcher.clone())
     }
 
@@ -311,11 +311,11 @@ impl OpenImage {
         *self.lock_check.borrow_mut() = Some(check);
     }
 
-    pub(crate) fn reserved(&self) -> Option<Rc<Reserved>> {
+    pub(crate) fn reserved(&self) -> Option<Rc<ImageReservations>> {
         self.reserved.borrow().clone()
     }
 
-    pub(crate) fn set_reserved(&self, reserved: Rc<Reserved>) {
+    pub(crate) fn set_reserved(&self, reserved: Rc<ImageReservations>) {
         *self.reserved.borrow_mut() = Some(reserved);
     }
 
@@ -372,8 +372,8 @@ impl OpenImage {
     pub(crate) fn check_features(&self, read_only: bool) -> Result<()> {
         let header = self.header();
         let unsupported = header.features.unsupported(read_only, self.backend().shared().is_some());
-        if unsupported == Features::default() {
-            let unknown = header.op_features & !Features::OPERATIONS;
+        if unsupported == ImageFeatures::default() {
+            let unknown = header.op_features & !ImageFeatures::OPERATIONS;
             if unknown == 0 || read_only {
                 return Ok(());
             }
@@ -394,7 +394,7 @@ impl OpenImage {
     }
 
     /// Refuses a range beyond the end of the view.
-    pub(crate) fn check_range(&self, view: View, extent: Extent) -> Result<()> {
+    pub(crate) fn check_range(&self, view: ImageView, extent: Extent) -> Result<()> {
         self.check_there()?;
         match extent.checked_end() {
             Some(end) if end <= view.size => Ok(()),

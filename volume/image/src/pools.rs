@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use forebay_block::{ObjectBackend, Result};
 
-use crate::format::Header;
+use crate::format::ImageHeader;
 use crate::images::Images;
 
 /// Pools of an open image, and whether hosts use them.
@@ -20,7 +20,7 @@ pub(crate) struct ImagePools {
 
 impl ImagePools {
     /// Opens the pools of an image by its header.
-    pub(crate) async fn open(images: &Rc<Images>, header: &Header, in_use: bool) -> Result<Self> {
+    pub(crate) async fn open(images: &Rc<Images>, header: &ImageHeader, in_use: bool) -> Result<Self> {
         let backend = images.backend();
         let data = match (header.data_pool, backend.shared()) {
             (Some(pool), Some(shared)) => shared.pool(pool).await?,

@@ -10,7 +10,7 @@ use forebay_block::{Extent, LocalFuture, Result, SnapId};
 use forebay_reactor::{stand_back, yield_now};
 
 use crate::objectmap::SCAN;
-use crate::open_image::{OpenImage, View};
+use crate::open_image::{ImageView, OpenImage};
 use crate::window::{WALK_WINDOW, after_others, windowed};
 
 /// Maximum number of objects found in one step, which bounds the delay of a host's request.
@@ -23,7 +23,7 @@ const LOOK_UP_MAX: u64 = 8;
 
 /// First objects of a range that may exist.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct PresentObjects {
     /// Object numbers, in order.
     pub(crate) objects: Vec<u64>,
     /// End of the searched range: objects before it that are not listed do not exist.
@@ -31,9 +31,9 @@ pub(crate) struct Found {
 }
 
 /// Finds the first objects of `range` that may exist at a view, for the head or a snapshot.
-pub(crate) async fn find(shared: &OpenImage, view: View, range: Range<u64>) -> Result<Found> {
+pub(crate) async fn find(shared: &OpenImage, view: ImageView, range: Range<u64>) -> Result<PresentObjects> {
     if range.is_empty() {
-        return Ok(Found { objects: Vec::new(), upto: range.end });
+        return Ok(PresentObjects { objects: Vec::new(), upto: range.end });
     }
     let head = view.snap == SnapId::HEAD;
     if let Some(map) = shared.map().filter(|map| head && map.is_valid()) {
@@ -52,22 +52,22 @@ pub(crate) async fn find(shared: &OpenImage, view: View, range: Range<u64>) -> R
         Some(last) if names.len() == STEP => last + 1,
         _ => range.end,
     };
-    Ok(Found { objects, upto })
+    Ok(PresentObjects { objects, upto })
 }
 
 /// Returns the first `UNKNOWN` objects of a range, all as candidates.
-fn unknown(range: Range<u64>) -> Found {
+fn unknown(range: Range<u64>) -> PresentObjects {
     let upto = range.end.min(range.start + UNKNOWN);
-    Found { objects: (range.start..upto).collect(), upto }
+    PresentObjects { objects: (range.start..upto).collect(), upto }
 }
 
-fn first(mut objects: impl Iterator<Item = u64>, end: u64) -> Found {
+fn first(mut objects: impl Iterator<Item = u64>, end: u64) -> PresentObjects {
     let found: Vec<u64> = objects.by_ref().take(STEP).collect();
     let upto = match found.last() {
         Some(last) if found.len() == STEP => last + 1,
         _ => end,
     };
-    Found { objects: found, upto }
+    PresentObjects { objects: found, upto }
 }
 
 /// Calls `each` for every object of `range` that may exist, [`WALK_WINDOW`] at once. Calls `done` with each result
@@ -75,7 +75,7 @@ fn first(mut objects: impl Iterator<Item = u64>, end: u64) -> Found {
 /// tasks between objects and between steps.
 pub(crate) async fn walk<T: 'static>(
     shared: &Rc<OpenImage>,
-    view: View,
+    view: ImageView,
     range: Range<u64>,
     each: impl Fn(u64) -> LocalFuture<Result<T>>,
     mut done: impl FnMut(u64, Option<T>),
@@ -117,7 +117,7 @@ impl Present {
     }
 
     /// Finds the objects of `extent` that may exist, where that is cheaper than a lookup of each.
-    pub(crate) async fn within(shared: &OpenImage, view: View, extent: Extent) -> Result<Self> {
+    pub(crate) async fn within(shared: &OpenImage, view: ImageView, extent: Extent) -> Result<Self> {
         let mut range = extent.offset / shared.layout().object_size()..shared.layout().objects(extent.end());
         if range.end - range.start < LOOK_UP_MAX {
             return Ok(Present::All);

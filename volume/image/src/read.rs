@@ -7,17 +7,17 @@ use forebay_block::{
     Advice, BlockReply, BufList, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectRead, Result, SnapId,
 };
 
-use crate::image::ImageUsage;
-use crate::info::Progress;
+use crate::image::SpaceUsage;
+use crate::info::ObjectProgress;
 use crate::layout::ObjectExtent;
-use crate::open_image::{OpenImage, View};
+use crate::open_image::{ImageView, OpenImage};
 use crate::present::{Present, walk};
 use crate::requests::failed;
 use crate::window::{REQUEST_WINDOW, windowed};
 
 pub(crate) fn read(
     shared: &Rc<OpenImage>,
-    view: View,
+    view: ImageView,
     extent: Extent,
     advice: Advice,
 ) -> LocalFuture<Result<BlockReply>> {
@@ -30,7 +30,12 @@ pub(crate) fn read(
 }
 
 /// Reads a range of an image at a view; bytes past its end read as zeroes.
-pub(crate) async fn read_all(shared: &Rc<OpenImage>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
+pub(crate) async fn read_all(
+    shared: &Rc<OpenImage>,
+    view: ImageView,
+    extent: Extent,
+    advice: Advice,
+) -> Result<BufList> {
     let within = extent.len.min(view.size.saturating_sub(extent.offset));
     let mut data = if within == 0 {
         BufList::new()
@@ -42,12 +47,17 @@ pub(crate) async fn read_all(shared: &Rc<OpenImage>, view: View, extent: Extent,
 }
 
 /// Returns whether the head's object is known not to exist.
-fn is_absent(shared: &OpenImage, view: View, object: u64) -> bool {
+fn is_absent(shared: &OpenImage, view: ImageView, object: u64) -> bool {
     view.snap == SnapId::HEAD && shared.map().is_some_and(|map| !map.may_exist(object))
 }
 
 /// Reads exactly the bytes of a piece; an absent object reads as the parent's data, or zeroes.
-fn read_piece(shared: &Rc<OpenImage>, view: View, piece: ObjectExtent, advice: Advice) -> LocalFuture<Result<BufList>> {
+fn read_piece(
+    shared: &Rc<OpenImage>,
+    view: ImageView,
+    piece: ObjectExtent,
+    advice: Advice,
+) -> LocalFuture<Result<BufList>> {
     let Extent { offset, len } = piece.extent;
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
     let stored = (!is_absent(shared, view, piece.object)).then(|| {
@@ -70,7 +80,12 @@ fn read_piece(shared: &Rc<OpenImage>, view: View, piece: ObjectExtent, advice: A
     })
 }
 
-pub(crate) async fn read_pieces(shared: &Rc<OpenImage>, view: View, extent: Extent, advice: Advice) -> Result<BufList> {
+pub(crate) async fn read_pieces(
+    shared: &Rc<OpenImage>,
+    view: ImageView,
+    extent: Extent,
+    advice: Advice,
+) -> Result<BufList> {
     let mut pieces = shared.layout().pieces(extent);
     let mut parts: Vec<BufList> = vec![BufList::new(); pieces_of(shared, extent)];
     let next = || Some(read_piece(shared, view, pieces.next()?, advice));
@@ -92,7 +107,7 @@ fn pieces_of(shared: &OpenImage, extent: Extent) -> usize {
 // ---- Allocation map ----
 
 /// Returns the allocation map of a range, object by object, including data in the parent.
-pub(crate) fn map(shared: &Rc<OpenImage>, view: View, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+pub(crate) fn map(shared: &Rc<OpenImage>, view: ImageView, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
     if let Err(error) = shared.check_range(view, extent) {
         return failed(error);
     }
@@ -116,7 +131,12 @@ pub(crate) fn map(shared: &Rc<OpenImage>, view: View, extent: Extent) -> LocalFu
     })
 }
 
-fn map_piece(shared: &Rc<OpenImage>, view: View, piece: ObjectExtent, present: bool) -> LocalFuture<Result<ExtentMap>> {
+fn map_piece(
+    shared: &Rc<OpenImage>,
+    view: ImageView,
+    piece: ObjectExtent,
+    present: bool,
+) -> LocalFuture<Result<ExtentMap>> {
     let Extent { offset, len } = piece.extent;
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
     let parent = (from_parent > 0).then(|| shared.parent()).flatten();
@@ -144,7 +164,7 @@ fn map_piece(shared: &Rc<OpenImage>, view: View, piece: ObjectExtent, present: b
 }
 
 /// Returns the allocation map of a piece in the image itself; `None` if the object does not exist.
-fn map_own(shared: &OpenImage, view: View, piece: ObjectExtent) -> LocalFuture<Result<Option<ExtentMap>>> {
+fn map_own(shared: &OpenImage, view: ImageView, piece: ObjectExtent) -> LocalFuture<Result<Option<ExtentMap>>> {
     if is_absent(shared, view, piece.object) {
         return Box::pin(ready(Ok(None)));
     }
@@ -161,19 +181,19 @@ fn map_own(shared: &OpenImage, view: View, piece: ObjectExtent) -> LocalFuture<R
 /// Sums up the stored bytes, object by object, without those of the parent.
 pub(crate) async fn usage(
     shared: &Rc<OpenImage>,
-    view: View,
-    mut progress: impl FnMut(Progress),
-) -> Result<ImageUsage> {
+    view: ImageView,
+    mut progress: impl FnMut(ObjectProgress),
+) -> Result<SpaceUsage> {
     shared.check_there()?;
     let provisioned = view.size;
     let total = shared.layout().objects(provisioned);
     let mut used = 0;
-    progress(Progress { done: 0, total });
+    progress(ObjectProgress { done: 0, total });
     let each = |object| map_own(shared, view, shared.layout().piece_of(object, provisioned));
     walk(shared, view, 0..total, each, |done, map: Option<Option<ExtentMap>>| {
         used += map.flatten().map_or(0, |map| map.data_bytes());
-        progress(Progress { done, total });
+        progress(ObjectProgress { done, total });
     })
     .await?;
-    Ok(ImageUsage { provisioned, used })
+    Ok(SpaceUsage { provisioned, used })
 }

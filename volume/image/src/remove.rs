@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, Extent, Method, ObjectOp, Result, Transaction};
 
-use crate::format::{Features, Header, children_object, header_object, map_object};
+use crate::format::{ImageFeatures, ImageHeader, children_object, header_object, map_object};
 use crate::images::{Images, SIZE_MAX, check_openable};
-use crate::info::{Progress, RemoveOptions};
+use crate::info::{ObjectProgress, RemoveOptions};
 use crate::resize::{trim, unless_absent};
 use crate::wire::snapshot::{encode_detach_child, encode_remove_child};
 
@@ -23,7 +23,7 @@ impl Images {
         self: &Rc<Self>,
         name: &str,
         options: RemoveOptions,
-        mut progress: impl FnMut(Progress),
+        mut progress: impl FnMut(ObjectProgress),
     ) -> Result<()> {
         let routed = self.route(name);
         let (images, name) = routed.as_ref().map_or((self, name), |(images, name)| (images, *name));
@@ -48,16 +48,16 @@ impl Images {
         self: &Rc<Self>,
         name: &str,
         id: &str,
-        header: &Header,
+        header: &ImageHeader,
         options: RemoveOptions,
-        progress: &mut impl FnMut(Progress),
+        progress: &mut impl FnMut(ObjectProgress),
     ) -> Result<()> {
         if !header.snapshots.is_empty() {
             return Err(Error::new(ErrorKind::Busy, format!("image {name} has snapshots")));
         }
         check_openable(name, header)?;
         let unsupported = header.features.unsupported(false, self.backend.shared().is_some());
-        if unsupported != Features::default() {
+        if unsupported != ImageFeatures::default() {
             let what = format!("it has the features {unsupported}");
             return Err(Error::new(ErrorKind::Unsupported, what));
         }
@@ -90,7 +90,7 @@ impl Images {
             self.forget_child(id, header).await?;
             drop(hold);
             shared.end_coordination().await;
-            if header.features.has(Features::OBJECT_MAP) {
+            if header.features.has(ImageFeatures::OBJECT_MAP) {
                 let map = map_object(&self.namespace, id, None);
                 unless_absent(self.backend.submit(&map, Transaction::of(ObjectOp::Remove).durable())).await?;
             }
@@ -114,7 +114,7 @@ impl Images {
     }
 
     /// Removes a clone that is being deleted from the list of its parent's children.
-    async fn forget_child(&self, id: &str, header: &Header) -> Result<()> {
+    async fn forget_child(&self, id: &str, header: &ImageHeader) -> Result<()> {
         let (Some((_, parent)), Some(shared)) = (&header.parent, self.backend.shared()) else { return Ok(()) };
         let pool = shared.pool(parent.pool).await?;
         let call = |name, input| Transaction::of(ObjectOp::Call { method: Method::new("rbd", name), input }).durable();

@@ -20,11 +20,11 @@ use crate::admission::detach;
 use crate::clone::{CopiedUp, copy_up};
 use crate::image::TRANSFER_MAX;
 use crate::layout::ObjectExtent;
-use crate::open_image::{OpenImage, View};
+use crate::open_image::{ImageView, OpenImage};
 use crate::present::Present;
 use crate::read::{read, read_pieces};
 use crate::window::{REQUEST_WINDOW, windowed};
-use crate::wire::bitmap::State;
+use crate::wire::bitmap::ObjectMapState;
 
 /// Modification of a range.
 enum Change {
@@ -51,7 +51,7 @@ impl WriteFlags {
 /// Submits a request. The caller has checked that the handle permits writes, which apply only to the head.
 pub(crate) fn submit(
     shared: &Rc<OpenImage>,
-    view: View,
+    view: ImageView,
     request: BlockRequest,
     advice: Advice,
 ) -> LocalFuture<Result<BlockReply>> {
@@ -433,7 +433,7 @@ async fn change_managed(shared: Rc<OpenImage>, object: u64, mut ops: Vec<ObjectO
         return cleared_nothing(&shared, flags).await;
     }
     if let Some(map) = &map {
-        map.update(object, if removes { State::Pending } else { State::Exists }, None).await?;
+        map.update(object, if removes { ObjectMapState::Pending } else { ObjectMapState::Exists }, None).await?;
     }
     let name = shared.object_name(object);
     let mut known_absent = absent;
@@ -456,7 +456,7 @@ async fn change_managed(shared: Rc<OpenImage>, object: u64, mut ops: Vec<ObjectO
         }
     };
     if let (Some(map), true) = (&map, removes) {
-        map.update(object, State::Nonexistent, Some(State::Pending)).await?;
+        map.update(object, ObjectMapState::Nonexistent, Some(ObjectMapState::Pending)).await?;
     }
     Ok(version)
 }

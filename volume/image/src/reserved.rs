@@ -9,7 +9,7 @@ use forebay_block::{Error, ErrorKind, LocalFuture, ObjectOp, Result, Transaction
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{now, sleep};
 
-use crate::format::{Features, metadata_key};
+use crate::format::{ImageFeatures, metadata_key};
 use crate::image::Image;
 use crate::metadata::METADATA_VALUE_MAX;
 use crate::open_image::OpenImage;
@@ -23,14 +23,14 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Reservation state of an open image.
-pub(crate) struct Reserved {
+pub(crate) struct ImageReservations {
     joint: Joint,
     /// Set while the watch is broken: other clients may have changed the table.
     unsure: Cell<bool>,
     sure: Notify,
 }
 
-impl Reserved {
+impl ImageReservations {
     /// Marks the table as possibly stale: changes by other clients can be missed from now on.
     pub(crate) fn lost_touch(&self) {
         self.unsure.set(true);
@@ -101,7 +101,7 @@ impl ReservationPeers for WithImage {
         let image = self.image();
         Box::pin(async move {
             let image = image?;
-            if !image.header().features.has(Features::EXCLUSIVE_LOCK) {
+            if !image.header().features.has(ImageFeatures::EXCLUSIVE_LOCK) {
                 return Err(without_lock(&image));
             }
             image.lock().await
@@ -209,7 +209,7 @@ impl Image {
         if self.is_read_only() {
             return Ok(None);
         }
-        if !shared.header().features.has(Features::EXCLUSIVE_LOCK) {
+        if !shared.header().features.has(ImageFeatures::EXCLUSIVE_LOCK) {
             return match self.metadata(key).await? {
                 Some(stored) if !ReservationTable::decode(&stored)?.registrants().is_empty() => {
                     Err(without_lock(shared))
@@ -220,7 +220,7 @@ impl Image {
         let peers = WithImage { image: Rc::downgrade(shared), key: metadata_key(key) };
         let (reservations, joint) = Reservations::joint(keep, Rc::new(peers));
         // Registered before the table is read, so that no change is missed.
-        let reserved = Reserved { joint: joint.clone(), unsure: Cell::new(false), sure: Notify::new() };
+        let reserved = ImageReservations { joint: joint.clone(), unsure: Cell::new(false), sure: Notify::new() };
         shared.set_reserved(Rc::new(reserved));
         joint.begin().await?;
         Ok(Some(reservations))

@@ -7,22 +7,26 @@ use std::rc::Rc;
 use forebay_block::{Advice, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Result, Transaction};
 
 use crate::clone::copy_up;
-use crate::format::Header;
+use crate::format::ImageHeader;
 use crate::image::Image;
 use crate::images::SIZE_MAX;
-use crate::info::Progress;
+use crate::info::ObjectProgress;
 use crate::open_image::OpenImage;
 use crate::present::walk;
 use crate::requests::WriteFlags;
 use crate::window::{WALK_WINDOW, after_others, windowed};
-use crate::wire::bitmap::State;
+use crate::wire::bitmap::ObjectMapState;
 
 /// Removes the objects wholly within `range`, and truncates the one in which it begins. Updates the object map, if
 /// there is one, before and after; objects marked nonexistent are skipped, unless snapshots still need the parent's
 /// bytes.
 ///
 /// Not durable before the next flush. Can be repeated: removed objects stay removed.
-pub(crate) async fn trim(shared: &Rc<OpenImage>, range: Range<u64>, progress: &mut impl FnMut(Progress)) -> Result<()> {
+pub(crate) async fn trim(
+    shared: &Rc<OpenImage>,
+    range: Range<u64>,
+    progress: &mut impl FnMut(ObjectProgress),
+) -> Result<()> {
     let layout = shared.layout();
     let first_whole = layout.objects(range.start);
     let end = layout.objects(range.end);
@@ -31,14 +35,14 @@ pub(crate) async fn trim(shared: &Rc<OpenImage>, range: Range<u64>, progress: &m
     let cut_at = range.start % layout.object_size();
     let map = shared.map();
     if let Some(map) = &map {
-        map.update_range(first_whole..end, State::Pending, Some(State::Exists)).await?;
+        map.update_range(first_whole..end, ObjectMapState::Pending, Some(ObjectMapState::Exists)).await?;
     }
-    progress(Progress { done: 0, total });
+    progress(ObjectProgress { done: 0, total });
     let mut before = 0;
     if let Some(cut) = cut {
         trim_object(shared, cut, ObjectOp::Truncate { size: cut_at }).await?;
         before = 1;
-        progress(Progress { done: before, total });
+        progress(ObjectProgress { done: before, total });
     }
     let remove = |object| trim_object(shared, object, ObjectOp::Remove);
     // Snapshots may need the parent's data: absent objects are created by copy-up.
@@ -52,14 +56,14 @@ pub(crate) async fn trim(shared: &Rc<OpenImage>, range: Range<u64>, progress: &m
         || copies.next().map(|object| after_others(remove(object))),
         |_, _| {
             before += 1;
-            progress(Progress { done: before, total });
+            progress(ObjectProgress { done: before, total });
         },
     )
     .await?;
-    let done = |passed, _| progress(Progress { done: before + passed, total });
+    let done = |passed, _| progress(ObjectProgress { done: before + passed, total });
     walk(shared, shared.head(), copied..end, remove, done).await?;
     if let Some(map) = &map {
-        map.update_range(first_whole..end, State::Nonexistent, Some(State::Pending)).await?;
+        map.update_range(first_whole..end, ObjectMapState::Nonexistent, Some(ObjectMapState::Pending)).await?;
     }
     Ok(())
 }
@@ -74,9 +78,9 @@ fn trim_object(shared: &Rc<OpenImage>, object: u64, op: ObjectOp) -> LocalFuture
     if !copies && shared.map().is_some_and(|map| !map.may_exist(object)) {
         return Box::pin(ready(Ok(0)));
     }
-    let state = if matches!(op, ObjectOp::Remove) { State::Pending } else { State::Exists };
+    let state = if matches!(op, ObjectOp::Remove) { ObjectMapState::Pending } else { ObjectMapState::Exists };
     // A truncated object differs from its state at the last snapshot.
-    let marks = copies || state == State::Exists && shared.map().is_some_and(|map| !map.is_marked(object));
+    let marks = copies || state == ObjectMapState::Exists && shared.map().is_some_and(|map| !map.is_marked(object));
     let name = shared.object_name(object);
     let transaction = Transaction { snapc, ops: vec![op.clone()], durable: false, advice: Advice::NONE };
     if !marks {
@@ -131,7 +135,12 @@ impl Image {
     /// # Errors
     /// `Invalid` for a size beyond [`SIZE_MAX`], or a smaller one without `allow_shrink`; `ReadOnly`; errors of the
     /// backend, after which the size is the old one.
-    pub async fn resize(&self, new_size: u64, allow_shrink: bool, mut progress: impl FnMut(Progress)) -> Result<()> {
+    pub async fn resize(
+        &self,
+        new_size: u64,
+        allow_shrink: bool,
+        mut progress: impl FnMut(ObjectProgress),
+    ) -> Result<()> {
         let shared = self.shared();
         let refuse = |kind, why: String| Err(Error::new(kind, format!("resizing image {}: {why}", shared.name())));
         if self.is_read_only() {
@@ -170,7 +179,12 @@ impl Image {
     }
 }
 
-async fn grow(shared: &Rc<OpenImage>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
+async fn grow(
+    shared: &Rc<OpenImage>,
+    size: u64,
+    new_size: u64,
+    progress: &mut impl FnMut(ObjectProgress),
+) -> Result<()> {
     if new_size > size {
         // While this guard is held, the exclusive lock is not released.
         let _pass = shared.enter(Extent::new(size, new_size - size)).await?;
@@ -181,11 +195,16 @@ async fn grow(shared: &Rc<OpenImage>, size: u64, new_size: u64, progress: &mut i
         store_size(shared, new_size).await?;
         shared.set_size(new_size);
     }
-    progress(Progress { done: 0, total: 0 });
+    progress(ObjectProgress { done: 0, total: 0 });
     Ok(())
 }
 
-async fn shrink(shared: &Rc<OpenImage>, size: u64, new_size: u64, progress: &mut impl FnMut(Progress)) -> Result<()> {
+async fn shrink(
+    shared: &Rc<OpenImage>,
+    size: u64,
+    new_size: u64,
+    progress: &mut impl FnMut(ObjectProgress),
+) -> Result<()> {
     let mut shown = Shown { shared, before: Some(size) };
     shared.set_size(new_size);
     // A write to the kept part of an object copies up the parent's data for all of it, so it waits until the overlap
@@ -224,7 +243,7 @@ fn check_stored(shared: &OpenImage, size: u64) -> Result<()> {
 /// Stores the size, and the overlap with the parent if it exceeds the size.
 async fn store_size(shared: &OpenImage, size: u64) -> Result<()> {
     let header = shared.header();
-    let mut pairs = vec![Header::encode_size(size)];
+    let mut pairs = vec![ImageHeader::encode_size(size)];
     let mut ops = vec![ObjectOp::AssertExists];
     ops.extend(shared.exclusive_lock().and_then(|lock| lock.assertion()));
     if header.parent.as_ref().and_then(|(_, parent)| parent.overlap).is_some_and(|overlap| overlap > size)

@@ -9,13 +9,13 @@ use std::rc::Rc;
 use forebay_block::{ErrorKind, Result, SnapId, SnapSet};
 use forebay_reactor::yield_now;
 
-use crate::format::{Features, Header, map_object};
-use crate::image::{Image, ImageUsage};
-use crate::info::{Progress, SnapshotInfo};
+use crate::format::{ImageFeatures, ImageHeader, map_object};
+use crate::image::{Image, SpaceUsage};
+use crate::info::{ObjectProgress, SnapshotInfo};
 use crate::objectmap::{SCAN, load};
 use crate::open_image::OpenImage;
 use crate::window::{WALK_WINDOW, windowed};
-use crate::wire::bitmap::{Bitmap, State};
+use crate::wire::bitmap::{Bitmap, ObjectMapState};
 
 /// Usage of an image or of a snapshot, in whole objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct SnapshotUsage {
     /// Snapshot; `None` for the head.
     pub snapshot: Option<SnapshotInfo>,
     /// Size, and the space not shared with the preceding snapshot.
-    pub usage: ImageUsage,
+    pub usage: SpaceUsage,
 }
 
 /// Snapshot or head.
@@ -43,7 +43,7 @@ impl Image {
     ///
     /// # Errors
     /// `NotFound` if the image has been removed; errors of the backend.
-    pub async fn usage_by_snapshot(&self, mut progress: impl FnMut(Progress)) -> Result<Vec<SnapshotUsage>> {
+    pub async fn usage_by_snapshot(&self, mut progress: impl FnMut(ObjectProgress)) -> Result<Vec<SnapshotUsage>> {
         let shared = self.shared();
         shared.check_there()?;
         let header = shared.header();
@@ -56,13 +56,13 @@ impl Image {
         Ok(shown
             .map(|(step, used)| SnapshotUsage {
                 snapshot: step.snapshot,
-                usage: ImageUsage { provisioned: step.size, used },
+                usage: SpaceUsage { provisioned: step.size, used },
             })
             .collect())
     }
 }
 
-fn steps(header: &Header, size: u64) -> Vec<Step> {
+fn steps(header: &ImageHeader, size: u64) -> Vec<Step> {
     let snapshots = header.snapshots.iter().rev().map(|snapshot| Step {
         snapshot: Some(snapshot.info()),
         snap: snapshot.id,
@@ -83,12 +83,12 @@ fn bytes_within(shared: &OpenImage, object: u64, size: u64) -> u64 {
 /// Counts the bytes of each step from the object maps; `None` if they are missing, invalid or lack fast-diff.
 async fn used_of_maps(
     shared: &Rc<OpenImage>,
-    header: &Header,
+    header: &ImageHeader,
     steps: &[Step],
-    progress: &mut impl FnMut(Progress),
+    progress: &mut impl FnMut(ObjectProgress),
 ) -> Result<Option<Vec<u64>>> {
-    let invalid = Header::MAP_INVALID | Header::FAST_DIFF_INVALID;
-    if !header.features.has(Features::FAST_DIFF) || steps.iter().any(|step| step.flags & invalid != 0) {
+    let invalid = ImageHeader::MAP_INVALID | ImageHeader::FAST_DIFF_INVALID;
+    if !header.features.has(ImageFeatures::FAST_DIFF) || steps.iter().any(|step| step.flags & invalid != 0) {
         return Ok(None);
     }
     let total = steps.iter().map(|step| shared.layout().objects(step.size)).sum();
@@ -112,22 +112,22 @@ async fn used_of_maps(
             let state = map.get(object);
             let was_there = before
                 .as_ref()
-                .is_some_and(|before| object < before.objects() && before.get(object) != State::Nonexistent);
-            if state != State::Nonexistent {
-                if state != State::Clean || !was_there {
-                    changed.set(object, State::Exists);
+                .is_some_and(|before| object < before.objects() && before.get(object) != ObjectMapState::Nonexistent);
+            if state != ObjectMapState::Nonexistent {
+                if state != ObjectMapState::Clean || !was_there {
+                    changed.set(object, ObjectMapState::Exists);
                 }
-                if changed.get(object) == State::Exists {
+                if changed.get(object) == ObjectMapState::Exists {
                     used += bytes_within(shared, object, step.size);
                 }
             }
             if object % SCAN as u64 == 0 {
-                progress(Progress { done: done + object, total });
+                progress(ObjectProgress { done: done + object, total });
                 yield_now().await;
             }
         }
         done += objects;
-        progress(Progress { done, total });
+        progress(ObjectProgress { done, total });
         all.push(used);
         if step.shown {
             changed = Bitmap::default();
@@ -141,7 +141,7 @@ async fn used_of_maps(
 async fn used_of_objects(
     shared: &Rc<OpenImage>,
     steps: &[Step],
-    progress: &mut impl FnMut(Progress),
+    progress: &mut impl FnMut(ObjectProgress),
 ) -> Result<Vec<u64>> {
     let total = steps.iter().map(|step| shared.layout().objects(step.size)).max().unwrap_or(0);
     let mut used = vec![0; steps.len()];
@@ -171,7 +171,7 @@ async fn used_of_objects(
             }
         }
         done += 1;
-        progress(Progress { done, total });
+        progress(ObjectProgress { done, total });
     })
     .await?;
     Ok(used)

@@ -10,7 +10,7 @@ use forebay_block::{
 use forebay_reactor::{sleep, spawn};
 
 use crate::lock::Then;
-use crate::wire::notify::{Client, Message, encode_incarnation};
+use crate::wire::notify::{ClientId, NotifyMessage, encode_incarnation};
 
 /// Notification timeout, the same as librbd's.
 pub(crate) const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ const WATCH_AGAIN: Duration = Duration::from_secs(1);
 /// Events of a watched image: what other clients ask for and have changed, and what becomes of the watch.
 pub(crate) trait ImageEvents {
     /// Returns the response to a notification, and the action that follows.
-    fn react(&self, me: Client, message: Option<&Message>) -> (Vec<u8>, Then);
+    fn react(&self, me: ClientId, message: Option<&NotifyMessage>) -> (Vec<u8>, Then);
 
     /// Handles a changed header. The sender waits for it.
     fn on_header_update(self: Rc<Self>) -> LocalFuture<Result<()>>;
@@ -30,7 +30,7 @@ pub(crate) trait ImageEvents {
     fn on_reservations_changed(self: Rc<Self>) -> LocalFuture<Result<Option<u64>>>;
 
     /// Handles another client's request for the exclusive lock, after the response.
-    fn on_lock_requested(self: Rc<Self>, client: Client) -> LocalFuture<()>;
+    fn on_lock_requested(self: Rc<Self>, client: ClientId) -> LocalFuture<()>;
 
     /// Handles the release of the exclusive lock by another client.
     fn on_lock_released(&self);
@@ -52,10 +52,10 @@ pub(crate) trait ImageEvents {
 /// Watch of the header of an open image. Delivers events to the image, and notifies the other clients.
 ///
 /// Invariants:
-/// 1. There is one watch at most. While it is being re-established there is none, and [`Watcher::client`] has the
+/// 1. There is one watch at most. While it is being re-established there is none, and [`HeaderWatcher::client`] has the
 ///    watch 0.
 /// 2. Once ended, the watch is not re-established.
-pub(crate) struct Watcher {
+pub(crate) struct HeaderWatcher {
     objects: Rc<dyn SharedObjects>,
     header: ObjectName,
     image: Weak<dyn ImageEvents>,
@@ -64,7 +64,7 @@ pub(crate) struct Watcher {
 }
 
 /// Handler of the watch, which the pool keeps.
-struct Handler(Weak<Watcher>);
+struct Handler(Weak<HeaderWatcher>);
 
 impl WatchHandler for Handler {
     fn notified(&self, notification: Notification) {
@@ -80,7 +80,7 @@ impl WatchHandler for Handler {
     }
 }
 
-impl Watcher {
+impl HeaderWatcher {
     /// Creates a watcher of a header, without a watch; see [`begin`](Self::begin).
     pub(crate) fn new(objects: Rc<dyn SharedObjects>, header: ObjectName, image: Weak<dyn ImageEvents>) -> Rc<Self> {
         Rc::new(Self { objects, header, image, watch: RefCell::default(), ended: Cell::new(false) })
@@ -120,20 +120,20 @@ impl Watcher {
     }
 
     /// Returns this client as the others see it; its watch is 0 while there is none.
-    pub(crate) fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> ClientId {
         let watch = self.watch.borrow().as_ref().map_or(0, |watch| watch.cookie());
-        Client { number: self.objects.identity().number, watch }
+        ClientId { number: self.objects.identity().number, watch }
     }
 
     // ---- Notifying others ----
 
     /// Notifies the other clients of a changed header.
     pub(crate) async fn header_changed(&self) {
-        self.tell(Message::HeaderUpdate).await;
+        self.tell(NotifyMessage::HeaderUpdate).await;
     }
 
     /// Notifies the other clients, as far as they respond.
-    pub(crate) async fn tell(&self, message: Message) {
+    pub(crate) async fn tell(&self, message: NotifyMessage) {
         // Clients that do not respond have lost their watch, or re-read when they have it again.
         if let Err(error) = self.notify(message).await {
             tracing::debug!(header = %self.header, %error, "cannot notify the other clients of an image");
@@ -141,14 +141,14 @@ impl Watcher {
     }
 
     /// Notifies the other clients; returns their responses.
-    pub(crate) async fn notify(&self, message: Message) -> Result<Notified> {
+    pub(crate) async fn notify(&self, message: NotifyMessage) -> Result<Notified> {
         self.objects.notify(&self.header, message.encode(), NOTIFY_TIMEOUT).await
     }
 
     /// Notifies the other clients of the image's reservations; returns their responses, and the clients without one
     /// that still watch.
     pub(crate) async fn reservations_changed(&self) -> Result<(Vec<Vec<u8>>, Vec<String>)> {
-        let told = self.notify(Message::Reservations(self.client())).await?;
+        let told = self.notify(NotifyMessage::Reservations(self.client())).await?;
         let answers = told.answers.into_iter().map(|answer| answer.payload).collect();
         if told.missed.is_empty() {
             return Ok((answers, Vec::new()));
@@ -169,7 +169,7 @@ impl Watcher {
     // ---- Events ----
 
     async fn notified(self: Rc<Self>, notification: Notification) {
-        let message = Message::decode(&notification.payload);
+        let message = NotifyMessage::decode(&notification.payload);
         let image = self.image.upgrade();
         let (answer, then) = match &image {
             Some(image) => image.react(self.client(), message.as_ref()),
@@ -198,7 +198,7 @@ impl Watcher {
             tracing::debug!(header = %self.header, %error, "cannot acknowledge a notification");
         }
         match (then, image, message) {
-            (Then::Release, Some(image), Some(Message::RequestLock { client, .. })) => {
+            (Then::Release, Some(image), Some(NotifyMessage::RequestLock { client, .. })) => {
                 image.on_lock_requested(client).await;
             }
             (Then::Retry, Some(image), _) => image.on_lock_released(),

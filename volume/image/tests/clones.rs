@@ -10,7 +10,7 @@ use common::{bytes, pattern, run};
 use forebay_block::{
     BlockDevice, BlockRequest, ErrorKind, Extent, ExtentState, ObjectBackend, ObjectName, ObjectRead, SnapId,
 };
-use forebay_image::{CreateOptions, Features, Images, LockKind, ParentInfo};
+use forebay_image::{CreateOptions, ImageFeatures, Images, LockKind, ParentInfo};
 use forebay_reactor::{spawn, yield_now};
 
 #[test]
@@ -88,7 +88,7 @@ fn what_each_snapshot_takes_up() {
     run(async {
         let cluster = cluster(12, 1);
         let a = cluster.client().pool(POOL);
-        for (name, features) in [("mapped", Features::RBD_DEFAULT), ("plain", Features::LAYERING)] {
+        for (name, features) in [("mapped", ImageFeatures::RBD_DEFAULT), ("plain", ImageFeatures::LAYERING)] {
             let options = CreateOptions { features: Some(features), ..of_size(5 * OBJECT + 1000) };
             forebay_image::create(&a, name, options).await.expect("created");
             let written = async |objects: &[u64]| {
@@ -240,7 +240,7 @@ fn a_write_while_a_clone_shrinks_does_not_bring_back_what_is_cut_off() {
 
 /// Compares random requests to a clone that gets snapshots with vectors: the head and every snapshot keep their
 /// contents.
-fn clones_with_snapshots(seed: u64, features: Features) {
+fn clones_with_snapshots(seed: u64, features: ImageFeatures) {
     run(async {
         let cluster = cluster(seed, seed % 4);
         let a = cluster.client().pool(POOL);
@@ -317,7 +317,7 @@ fn clones_with_snapshots(seed: u64, features: Features) {
                 assert!(read(&child, 0, head.len() as u64).await == head, "seed {seed}, round {round}, step {step}");
             }
             child.close().await;
-            if features.has(Features::OBJECT_MAP) {
+            if features.has(ImageFeatures::OBJECT_MAP) {
                 check_map(&*cluster.bare(POOL), &id).await;
             }
             let name = format!("s{round}");
@@ -336,13 +336,13 @@ fn clones_with_snapshots(seed: u64, features: Features) {
 #[test]
 fn clones_keep_their_snapshots() {
     for seed in 1..=12 {
-        clones_with_snapshots(seed, Features::RBD_DEFAULT);
+        clones_with_snapshots(seed, ImageFeatures::RBD_DEFAULT);
     }
 }
 
 #[test]
 fn clones_without_maps_keep_their_snapshots() {
     for seed in 101..=108 {
-        clones_with_snapshots(seed, Features::LAYERING);
+        clones_with_snapshots(seed, ImageFeatures::LAYERING);
     }
 }

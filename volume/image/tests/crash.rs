@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use common::{Fail, Left, Stormy, bytes, objects, pattern, run};
 use forebay_block::{BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend, Result};
-use forebay_image::{CreateOptions, Image, OpenOptions};
+use forebay_image::{CreateOptions, Image, ImageOpenOptions};
 
 const OBJECT: u64 = 64 << 10;
 /// Size of the image; the last object is not full.
@@ -23,7 +23,7 @@ fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
 }
 
 async fn open(backend: &Rc<dyn ObjectBackend>, name: &str) -> Rc<Image> {
-    Image::open(backend.clone(), name, OpenOptions::default()).await.expect("opened")
+    Image::open(backend.clone(), name, ImageOpenOptions::default()).await.expect("opened")
 }
 
 async fn read_all(image: &Image) -> Vec<u8> {

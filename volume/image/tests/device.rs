@@ -11,7 +11,7 @@ use common::{Stormy, bytes, objects, pattern, run};
 use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, BufList, ErrorKind, Extent, ExtentState, ObjectBackend, Result, WriteExtent,
 };
-use forebay_image::{CreateOptions, Image, OpenOptions};
+use forebay_image::{CreateOptions, Image, ImageOpenOptions};
 use forebay_ram::RamBackend;
 use forebay_reactor::{spawn, timeout, yield_now};
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ const OBJECT: u64 = 64 << 10;
 async fn image(backend: &Rc<dyn ObjectBackend>, size: u64) -> Rc<Image> {
     let options = CreateOptions { size, object_size: OBJECT, ..CreateOptions::default() };
     forebay_image::create(backend, "vm", options).await.expect("created");
-    Image::open(backend.clone(), "vm", OpenOptions::default()).await.expect("opened")
+    Image::open(backend.clone(), "vm", ImageOpenOptions::default()).await.expect("opened")
 }
 
 fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
@@ -158,9 +158,10 @@ impl Check {
             }
             Step::Map(extent) => self.map(*extent).await,
             Step::Reopen => {
-                let read_only = OpenOptions { read_only: true };
+                let read_only = ImageOpenOptions { read_only: true };
                 let other = Image::open(self.backend.clone(), "vm", read_only).await.expect("opened");
-                self.image = Image::open(self.backend.clone(), "vm", OpenOptions::default()).await.expect("opened");
+                self.image =
+                    Image::open(self.backend.clone(), "vm", ImageOpenOptions::default()).await.expect("opened");
                 drop(other);
             }
         }

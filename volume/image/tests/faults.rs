@@ -8,7 +8,7 @@ use common::cluster::{OBJECT, POOL, check_map, cluster, create_and_open, of_size
 use common::failing::{Failing, FailingPool};
 use common::{pattern, run};
 use forebay_block::{Method, ObjectBackend};
-use forebay_image::{CreateOptions, Features};
+use forebay_image::{CreateOptions, ImageFeatures};
 
 #[test]
 fn a_shrink_is_done_when_its_size_is_stored() {
@@ -64,7 +64,7 @@ fn a_release_of_the_lock_flushes_both_pools() {
         let data = FailingPool::new(client.pool(number), None);
         let pool = FailingPool::new(client.pool(POOL), Some((number, data.clone())));
         let backend: Rc<dyn ObjectBackend> = pool.clone();
-        let features = Some(Features(Features::RBD_DEFAULT.0 | Features::DATA_POOL.0));
+        let features = Some(ImageFeatures(ImageFeatures::RBD_DEFAULT.0 | ImageFeatures::DATA_POOL.0));
         let options = CreateOptions { data_pool: Some("data".into()), features, ..of_size(4 * OBJECT) };
         forebay_image::create(&backend, "vm", options).await.expect("created");
         let image = open(&backend, "vm").await;

@@ -9,7 +9,9 @@ use forebay_block::{
     BlockDevice, BlockRequest, ErrorKind, Extent, ExtentState, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result,
     Transaction,
 };
-use forebay_image::{CreateOptions, Features, Image, Images, OpenOptions, Progress, RemoveOptions, SIZE_MAX};
+use forebay_image::{
+    CreateOptions, Image, ImageFeatures, ImageOpenOptions, Images, ObjectProgress, RemoveOptions, SIZE_MAX,
+};
 use forebay_ram::RamBackend;
 use forebay_ram::cluster::rbd::encode_snapshot;
 
@@ -68,9 +70,9 @@ fn a_created_image_in_the_pool_byte_for_byte() {
 
         assert_eq!(info.block_name_prefix, format!("rbd_data.{id}"));
         assert_eq!((info.size, info.object_size, info.order(), info.objects()), (10 << 30, 4 * MIB, 22, 2560));
-        assert_eq!((info.features, info.snapshots, info.has_parent), (Features::LAYERING, 0, false));
+        assert_eq!((info.features, info.snapshots, info.has_parent), (ImageFeatures::LAYERING, 0, false));
 
-        let image = Image::open(backend.clone(), "vm-1", OpenOptions::default()).await.expect("opened");
+        let image = Image::open(backend.clone(), "vm-1", ImageOpenOptions::default()).await.expect("opened");
         write(&image, (10 << 30) - 5, b"last!").await;
         assert!(objects(&backend).await.contains(&format!("rbd_data.{id}.00000000000009ff")));
     });
@@ -93,15 +95,16 @@ fn names_sizes_and_object_sizes_that_cannot_be() {
             assert_eq!(kind(forebay_image::create(&backend, "a", options).await), Some(ErrorKind::Invalid));
         }
         assert_eq!(kind(forebay_image::create(&backend, "a", of_size(SIZE_MAX + 1)).await), Some(ErrorKind::Invalid));
-        let features = CreateOptions { features: Some(Features(0b101)), ..of_size(1) };
+        let features = CreateOptions { features: Some(ImageFeatures(0b101)), ..of_size(1) };
         assert_eq!(kind(forebay_image::create(&backend, "a", features).await), Some(ErrorKind::Invalid));
         assert_eq!(objects(&backend).await, [""; 0], "nothing of it was done");
         for (name, size, object_size) in [(&long[1..], 0, 64 << 10), ("größe 1", SIZE_MAX, 32 * MIB), ("-", 12345, MIB)]
         {
-            let options = CreateOptions { size, object_size, features: Some(Features::default()), data_pool: None };
+            let options =
+                CreateOptions { size, object_size, features: Some(ImageFeatures::default()), data_pool: None };
             forebay_image::create(&backend, name, options).await.expect("created");
             let info = forebay_image::info(&backend, name).await.expect("info");
-            assert_eq!((info.size, info.object_size, info.features), (size, object_size, Features(0)));
+            assert_eq!((info.size, info.object_size, info.features), (size, object_size, ImageFeatures(0)));
         }
     });
 }
@@ -142,7 +145,7 @@ fn what_is_not_there_is_not_found() {
             assert_eq!(kind(forebay_image::info(&backend, "x").await), Some(ErrorKind::NotFound));
             assert_eq!(kind(forebay_image::remove(&backend, "x", |_| {}).await), Some(ErrorKind::NotFound));
             assert_eq!(kind(forebay_image::rename(&backend, "x", "y").await), Some(ErrorKind::NotFound));
-            let opened = Image::open(backend.clone(), "x", OpenOptions::default()).await;
+            let opened = Image::open(backend.clone(), "x", ImageOpenOptions::default()).await;
             assert_eq!(kind(opened), Some(ErrorKind::NotFound));
             forebay_image::create(&backend, "other", of_size(1)).await.ok();
         }
@@ -154,7 +157,7 @@ fn removing_leaves_nothing_and_tells_how_far_it_is() {
     run(async {
         let backend = ram();
         forebay_image::create(&backend, "vm", of_size(64 * MIB + 1)).await.expect("created");
-        let image = Image::open(backend.clone(), "vm", OpenOptions::default()).await.expect("opened");
+        let image = Image::open(backend.clone(), "vm", ImageOpenOptions::default()).await.expect("opened");
         for offset in [0, 20 * MIB, 64 * MIB] {
             write(&image, offset, b"x").await;
         }
@@ -163,7 +166,7 @@ fn removing_leaves_nothing_and_tells_how_far_it_is() {
         drop(image);
         let mut told = Vec::new();
         forebay_image::remove(&backend, "vm", |progress| told.push(progress)).await.expect("removed");
-        let expected: Vec<Progress> = [0, 1, 2, 3, 17].map(|done| Progress { done, total: 17 }).into();
+        let expected: Vec<ObjectProgress> = [0, 1, 2, 3, 17].map(|done| ObjectProgress { done, total: 17 }).into();
         assert_eq!(told, expected);
         assert_eq!(objects(&backend).await, ["rbd_directory"]);
         assert_eq!(forebay_image::list(&backend).await.expect("listed"), [""; 0]);
@@ -176,7 +179,7 @@ fn a_forced_removal_ends_open_handles() {
         let backend = ram();
         let images = Images::of(&backend);
         images.create("vm", of_size(MIB)).await.expect("created");
-        let image = images.open("vm", OpenOptions::default()).await.expect("opened");
+        let image = images.open("vm", ImageOpenOptions::default()).await.expect("opened");
         write(&image, 0, b"x").await;
         images.remove("vm", RemoveOptions { force: true }, |_| {}).await.expect("removed");
         let after = image.submit(BlockRequest::Read(Extent::new(0, 1))).await;
@@ -185,7 +188,7 @@ fn a_forced_removal_ends_open_handles() {
         assert_eq!(objects(&backend).await, ["rbd_directory"]);
         // New images of the same name are distinct.
         images.create("vm", of_size(MIB)).await.expect("created again");
-        let again = images.open("vm", OpenOptions::default()).await.expect("opened");
+        let again = images.open("vm", ImageOpenOptions::default()).await.expect("opened");
         assert_eq!(read(&again, 0, 1).await, [0]);
         assert_eq!(kind(image.submit(BlockRequest::Read(Extent::new(0, 1))).await), Some(ErrorKind::NotFound));
     });
@@ -196,8 +199,8 @@ fn handles_of_one_image_share_its_size() {
     run(async {
         let backend = ram();
         forebay_image::create(&backend, "vm", of_size(MIB)).await.expect("created");
-        let one = Image::open(backend.clone(), "vm", OpenOptions::default()).await.expect("opened");
-        let two = Image::open(backend.clone(), "vm", OpenOptions { read_only: true }).await.expect("opened");
+        let one = Image::open(backend.clone(), "vm", ImageOpenOptions::default()).await.expect("opened");
+        let two = Image::open(backend.clone(), "vm", ImageOpenOptions { read_only: true }).await.expect("opened");
         let watch = two.size_watch().expect("sizes change");
         let told = forebay_reactor::spawn(async move { watch.changed().await });
         forebay_reactor::yield_now().await;
@@ -228,7 +231,7 @@ fn shrinking_must_be_meant() {
     run(async {
         let backend = ram();
         forebay_image::create(&backend, "vm", of_size(MIB)).await.expect("created");
-        let image = Image::open(backend, "vm", OpenOptions::default()).await.expect("opened");
+        let image = Image::open(backend, "vm", ImageOpenOptions::default()).await.expect("opened");
         assert_eq!(kind(image.resize(MIB - 1, false, |_| {}).await), Some(ErrorKind::Invalid));
         assert_eq!(kind(image.resize(SIZE_MAX + 1, false, |_| {}).await), Some(ErrorKind::Invalid));
         assert_eq!(image.size(), MIB);
@@ -244,7 +247,7 @@ fn a_renamed_image_is_the_same_image() {
         let images = Images::of(&backend);
         images.create("old", of_size(MIB)).await.expect("created");
         images.create("taken", of_size(MIB)).await.expect("created");
-        let image = images.open("old", OpenOptions::default()).await.expect("opened");
+        let image = images.open("old", ImageOpenOptions::default()).await.expect("opened");
         write(&image, 5, b"content").await;
         assert_eq!(kind(images.rename("old", "taken").await), Some(ErrorKind::Exists));
         assert_eq!(kind(images.rename("old", "old").await), Some(ErrorKind::Exists));
@@ -252,9 +255,9 @@ fn a_renamed_image_is_the_same_image() {
         images.rename("old", "new").await.expect("renamed");
         assert_eq!(image.name(), "new");
         assert_eq!(images.list().await.expect("listed"), ["new", "taken"]);
-        let again = images.open("new", OpenOptions::default()).await.expect("opened by its new name");
+        let again = images.open("new", ImageOpenOptions::default()).await.expect("opened by its new name");
         assert_eq!(read(&again, 5, 7).await, b"content");
-        assert_eq!(kind(images.open("old", OpenOptions::default()).await), Some(ErrorKind::NotFound));
+        assert_eq!(kind(images.open("old", ImageOpenOptions::default()).await), Some(ErrorKind::NotFound));
         images.create("old", of_size(MIB)).await.expect("the old name is free");
         let ids: Vec<String> = objects(&backend).await.into_iter().filter(|name| name.starts_with("rbd_id.")).collect();
         assert_eq!(ids, ["rbd_id.new", "rbd_id.old", "rbd_id.taken"]);
@@ -279,7 +282,7 @@ fn foreign_images_are_opened_only_if_all_their_features_are_known() {
             let pairs = vec![(key.as_bytes().to_vec(), value.to_vec())];
             backend.submit(&header, Transaction::of(ObjectOp::KvSet { pairs })).await.expect("set");
         };
-        let open = async |read_only| kind(Image::open(backend.clone(), "vm", OpenOptions { read_only }).await);
+        let open = async |read_only| kind(Image::open(backend.clone(), "vm", ImageOpenOptions { read_only }).await);
         let unsupported = Some(ErrorKind::Unsupported);
         // Features of an ordinary `rbd create`: reading is permitted, writing only with the lock.
         set("features", &0b11_1101u64.to_le_bytes()).await;
@@ -288,7 +291,7 @@ fn foreign_images_are_opened_only_if_all_their_features_are_known() {
         let names = forebay_image::info(&backend, "vm").await.expect("info").features.to_string();
         assert_eq!(names, "layering, exclusive-lock, object-map, fast-diff, deep-flatten");
         // Open for reading, it can still not be opened for writing.
-        let reader = Image::open(backend.clone(), "vm", OpenOptions { read_only: true }).await.expect("opened");
+        let reader = Image::open(backend.clone(), "vm", ImageOpenOptions { read_only: true }).await.expect("opened");
         assert_eq!(open(false).await, unsupported);
         assert_eq!((kind(reader.allow_writes()), reader.is_read_only()), (unsupported, true));
         drop(reader);
@@ -302,7 +305,7 @@ fn foreign_images_are_opened_only_if_all_their_features_are_known() {
             (false, 6, "image vm: writing an image with the features journaling: not supported"),
         ] {
             set("features", &(1u64 << bit).to_le_bytes()).await;
-            let opened = Image::open(backend.clone(), "vm", OpenOptions { read_only }).await;
+            let opened = Image::open(backend.clone(), "vm", ImageOpenOptions { read_only }).await;
             assert_eq!(refusal(opened), text);
         }
         let removed = forebay_image::remove(&backend, "vm", |_| {}).await;
@@ -322,7 +325,7 @@ fn writes_keep_what_snapshots_show() {
         let backend = ram();
         forebay_image::create(&backend, "vm", of_size(16 * MIB)).await.expect("created");
         let info = forebay_image::info(&backend, "vm").await.expect("info");
-        let image = Image::open(backend.clone(), "vm", OpenOptions::default()).await.expect("opened");
+        let image = Image::open(backend.clone(), "vm", ImageOpenOptions::default()).await.expect("opened");
         let before = pattern(1, 8 << 20);
         write(&image, 0, &before).await;
         drop(image);
@@ -336,7 +339,7 @@ fn writes_keep_what_snapshots_show() {
 
         assert_eq!(forebay_image::info(&backend, "vm").await.expect("info").snapshots, 1);
         assert_eq!(kind(forebay_image::remove(&backend, "vm", |_| {}).await), Some(ErrorKind::Busy));
-        let image = Image::open(backend.clone(), "vm", OpenOptions::default()).await.expect("opened");
+        let image = Image::open(backend.clone(), "vm", ImageOpenOptions::default()).await.expect("opened");
         write(&image, 100, b"after the snapshot").await;
         image.submit(BlockRequest::Discard(Extent::new(4 * MIB, 4 * MIB))).await.expect("a discard");
         image.resize(MIB, true, |_| {}).await.expect("shrunk");
@@ -357,7 +360,7 @@ fn usage_counts_what_is_stored() {
     run(async {
         let backend = ram();
         forebay_image::create(&backend, "vm", of_size(100 * MIB)).await.expect("created");
-        let image = Image::open(backend, "vm", OpenOptions::default()).await.expect("opened");
+        let image = Image::open(backend, "vm", ImageOpenOptions::default()).await.expect("opened");
         let usage = async || image.usage().await.map(|usage| (usage.provisioned, usage.used)).expect("usage");
         assert_eq!(usage().await, (100 * MIB, 0));
         write(&image, 3 * MIB, &pattern(1, 2 << 20)).await;
@@ -389,16 +392,16 @@ fn metadata_is_kept_with_the_image() {
     run(async {
         let backend = ram();
         forebay_image::create(&backend, "x", of_size(MIB)).await.expect("created");
-        let image = Image::open(backend.clone(), "x", OpenOptions::default()).await.expect("opened");
+        let image = Image::open(backend.clone(), "x", ImageOpenOptions::default()).await.expect("opened");
         assert_eq!(image.metadata("k").await.expect("read"), None);
         image.set_metadata("k", Some(b"one".to_vec())).await.expect("set");
         image.set_metadata("k", Some(b"two".to_vec())).await.expect("replaced");
         drop(image);
         forebay_image::rename(&backend, "x", "y").await.expect("renamed");
-        let image = Image::open(backend.clone(), "y", OpenOptions { read_only: true }).await.expect("opened");
+        let image = Image::open(backend.clone(), "y", ImageOpenOptions { read_only: true }).await.expect("opened");
         assert_eq!(image.metadata("k").await.expect("read").as_deref(), Some(&b"two"[..]));
         assert_eq!(kind(image.set_metadata("k", None).await), Some(ErrorKind::ReadOnly));
-        let writable = Image::open(backend.clone(), "y", OpenOptions::default()).await.expect("opened");
+        let writable = Image::open(backend.clone(), "y", ImageOpenOptions::default()).await.expect("opened");
         // Stored like librbd does: the bare bytes under the prefixed key.
         let header = ObjectName::new(format!("rbd_header.{}", image.id()));
         let stored = backend.kv_get(&header, vec![b"metadata_k".to_vec()]).await.expect("keys");
@@ -416,7 +419,7 @@ fn what_an_image_could_have_and_has_not_is_no_work() {
         let stormy = Stormy::new(2, 0);
         let backend: Rc<dyn ObjectBackend> = stormy.clone();
         forebay_image::create(&backend, "vm", of_size(64 * TIB)).await.expect("created");
-        let image = Image::open(backend.clone(), "vm", OpenOptions::default()).await.expect("opened");
+        let image = Image::open(backend.clone(), "vm", ImageOpenOptions::default()).await.expect("opened");
         let places = [0, 5 * MIB, TIB, 30 * TIB, 64 * TIB - 4096];
         for offset in places {
             write(&image, offset, &pattern(1, 4096)).await;

@@ -12,8 +12,8 @@ use common::cluster::{
 };
 use common::{bytes, pattern, run};
 use forebay_block::{BlockDevice, BlockRequest, Extent, ObjectBackend, ObjectName, ObjectOp, Transaction};
-use forebay_image::{CreateOptions, Features};
-use forebay_ram::cluster::Cluster;
+use forebay_image::{CreateOptions, ImageFeatures};
+use forebay_ram::cluster::RamCluster;
 use forebay_reactor::{spawn, yield_now};
 
 /// Returns the first existing object that the map marks as nonexistent: there must be none at any moment, whatever is
@@ -27,7 +27,7 @@ async fn first_lie_of_map(backend: &dyn ObjectBackend, id: &str) -> Option<Strin
 }
 
 /// Runs `work`, and checks the object map of an image after every turn of it.
-async fn with_true_map<T>(cluster: &Cluster, id: &str, work: impl Future<Output = T>) -> T {
+async fn with_true_map<T>(cluster: &RamCluster, id: &str, work: impl Future<Output = T>) -> T {
     let (bare, mut work) = (cluster.bare(POOL), pin!(work));
     loop {
         let turn = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
@@ -46,7 +46,7 @@ fn images_get_rbds_features_and_leave_nothing() {
         let backend = cluster.client().pool(POOL);
         forebay_image::create(&backend, "vm", of_size(10 * OBJECT)).await.expect("created");
         let info = forebay_image::info(&backend, "vm").await.expect("info");
-        assert_eq!(info.features, Features::RBD_DEFAULT);
+        assert_eq!(info.features, ImageFeatures::RBD_DEFAULT);
         let map = format!("rbd_object_map.{}", info.id);
         assert_eq!(map_of(&*backend, &map).await, [0; 10]);
         let image = open(&backend, "vm").await;

@@ -14,8 +14,8 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, DeviceHandle, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture,
     ObjectBackend, Result, SizeWatch,
 };
-use forebay_image::{CreateOptions, Features, Image, OpenOptions};
-use forebay_ram::cluster::Cluster;
+use forebay_image::{CreateOptions, Image, ImageFeatures, ImageOpenOptions};
+use forebay_ram::cluster::RamCluster;
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{spawn, yield_now};
 
@@ -23,8 +23,8 @@ const KEY: &str = "forebay.reservations";
 const POOL: i64 = 1;
 const SIZE: u64 = 4 << 16;
 
-fn cluster(seed: u64, late: u64) -> Cluster {
-    let cluster = Cluster::new(seed, late);
+fn cluster(seed: u64, late: u64) -> RamCluster {
+    let cluster = RamCluster::new(seed, late);
     assert_eq!(cluster.add_pool("rbd"), POOL);
     cluster
 }
@@ -105,7 +105,7 @@ struct Daemon {
 
 impl Daemon {
     async fn open(backend: &Rc<dyn ObjectBackend>) -> Self {
-        let image = Image::open(backend.clone(), "vm", OpenOptions::default()).await.expect("opened");
+        let image = Image::open(backend.clone(), "vm", ImageOpenOptions::default()).await.expect("opened");
         let underway = Rc::new(Underway::default());
         let keep = Rc::new(Drain(underway.clone()));
         let reservations = image.joint_reservations(KEY, keep).await.expect("read").expect("there are some");
@@ -160,7 +160,7 @@ impl Daemon {
     }
 }
 
-async fn create(backend: &Rc<dyn ObjectBackend>, features: Option<Features>) {
+async fn create(backend: &Rc<dyn ObjectBackend>, features: Option<ImageFeatures>) {
     let options = CreateOptions { size: SIZE, object_size: 1 << 16, features, ..CreateOptions::default() };
     forebay_image::create(backend, "vm", options).await.expect("created");
 }
@@ -430,8 +430,8 @@ fn without_an_exclusive_lock_nothing_is_reserved() {
     run(async {
         let cluster = cluster(2, 0);
         let backend = cluster.client().pool(POOL);
-        create(&backend, Some(Features::LAYERING)).await;
-        let image = Image::open(backend, "vm", OpenOptions::default()).await.expect("opened");
+        create(&backend, Some(ImageFeatures::LAYERING)).await;
+        let image = Image::open(backend, "vm", ImageOpenOptions::default()).await.expect("opened");
         let keep = Rc::new(Underway::default());
         assert!(image.joint_reservations(KEY, keep.clone()).await.expect("read").is_none());
         let stored = b"forebay-reservations 1\nregistrant 00000000000000ab 6801\nend\n";

@@ -5,7 +5,7 @@ mod common;
 use common::cluster::{OBJECT, POOL, cluster, kind, kv, names, of_size, open, read, two_clients, write};
 use common::{pattern, run};
 use forebay_block::{BlockDevice, BlockRequest, ErrorKind, Extent, ObjectName, ObjectOp, Transaction};
-use forebay_image::{CreateOptions, Features, Image, Images, OpenOptions};
+use forebay_image::{CreateOptions, Image, ImageFeatures, ImageOpenOptions, Images};
 use forebay_ram::cluster::rbd::encode_snapshot;
 use forebay_reactor::{spawn, yield_now};
 
@@ -48,7 +48,7 @@ fn what_others_change_is_seen_at_once() {
             assert_eq!(kind(then.submit(BlockRequest::Discard(Extent::new(0, 1))).await), Some(ErrorKind::ReadOnly));
         }
         assert_eq!(read(&two, 98, 4).await, [&before[98..100], b"af"].concat());
-        let missing = Image::open(a.clone(), "vm@t", OpenOptions::default()).await;
+        let missing = Image::open(a.clone(), "vm@t", ImageOpenOptions::default()).await;
         assert_eq!(kind(missing), Some(ErrorKind::NotFound));
     });
 }
@@ -78,7 +78,7 @@ fn namespaces_and_data_pools() {
         assert!(here.contains(&format!("ns/rbd_data.{}.0000000000000000", one.id())), "{here:?}");
         assert_eq!(names(&*cluster.bare(data)).await, [format!("rbd_data.{POOL}.{}.0000000000000000", two.id())]);
         let info = forebay_image::info(&a, "vm").await.expect("info");
-        assert!(info.features.has(Features::DATA_POOL));
+        assert!(info.features.has(ImageFeatures::DATA_POOL));
         assert_eq!(info.block_name_prefix, format!("rbd_data.{POOL}.{}", two.id()));
         one.close().await;
         two.close().await;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, BlockReply, BlockRequest, Buf, ExtentMap, Geometry, LocalFuture, Result, SizeWatch};
 use forebay_reactor::driver::{DriverChoice, system_driver};
 use forebay_reactor::{Reactor, now, random, spawn};
-use forebay_writelog::{Limits, MediumKind, Options, Owner, Shelf, ShelfOptions, WriteLog};
+use forebay_writelog::{DirtyLimits, LogOptions, LogOwner, MediumKind, Shelf, ShelfOptions, WriteLog};
 
 const SIZE: u64 = 1 << 30;
 const LOG_SIZE: u64 = 512 << 20;
@@ -47,7 +47,7 @@ impl BlockDevice for Nowhere {
 
 struct Nobody;
 
-impl Owner for Nobody {
+impl LogOwner for Nobody {
     fn release(&self) -> LocalFuture<Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
@@ -64,8 +64,9 @@ async fn run(medium: MediumKind, path: &str, seconds: f64, depth: u64, sync: u64
     let shelf = Shelf::open(medium, Path::new(path), options).await?;
     let id = shelf.create("bench", "bench", LOG_SIZE, 0).await?;
     let log = shelf.open_log(&id, "bench", 0).await?;
-    let limits = Limits { age_max: Duration::from_secs(10_000), ..Limits::default() };
-    let log = WriteLog::new(Rc::new(Nowhere), log, Rc::new(Nobody), Options { limits, groups, ..Options::default() });
+    let limits = DirtyLimits { age_max: Duration::from_secs(10_000), ..DirtyLimits::default() };
+    let log =
+        WriteLog::new(Rc::new(Nowhere), log, Rc::new(Nobody), LogOptions { limits, groups, ..LogOptions::default() });
     // Content without a pattern that the log would shorten.
     let bytes: Vec<u8> = (0..4096_u32).map(|at| ((at * 31) >> 3) as u8).collect();
     let data = Buf::copy_of(&bytes);
@@ -112,7 +113,7 @@ fn main() {
     let medium = if medium == "pmem" { MediumKind::Pmem } else { MediumKind::Ssd };
     let number = |text: &str| text.parse::<f64>().expect("a number");
     let reactor = Reactor::new(system_driver(DriverChoice::Auto).expect("a driver"));
-    let groups = more.first().map_or(Options::default().groups, |text| number(text) as usize);
+    let groups = more.first().map_or(LogOptions::default().groups, |text| number(text) as usize);
     let ran = reactor.block_on(run(medium, path, number(seconds), number(depth) as u64, number(sync) as u64, groups));
     if let Err(error) = ran {
         eprintln!("{error}");

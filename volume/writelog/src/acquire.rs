@@ -9,14 +9,14 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::timeout;
 
-use crate::log::Shared;
+use crate::log::LogShared;
 use crate::writeback::{closed, fail, is_final};
 
 /// Minimum and maximum delay between attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// Retries until this process owns the volume, the log has failed, or it is closed.
-pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
+pub(crate) async fn run(shared: Rc<LogShared>, first: LocalFuture<Result<()>>) {
     let (mut attempt, mut backoff) = (first, BACKOFF.0);
     loop {
         // An unreachable cluster must not delay closing the log.
@@ -48,7 +48,7 @@ pub(crate) async fn run(shared: Rc<Shared>, first: LocalFuture<Result<()>>) {
 }
 
 /// Returns the result of an attempt; `None` once the log is closed.
-async fn until_closed(shared: &Shared, attempt: &mut LocalFuture<Result<()>>) -> Option<Result<()>> {
+async fn until_closed(shared: &LogShared, attempt: &mut LocalFuture<Result<()>>) -> Option<Result<()>> {
     let mut closed = pin!(closed(shared));
     poll_fn(|cx| match closed.as_mut().poll(cx) {
         Poll::Ready(()) => Poll::Ready(None),
@@ -66,7 +66,7 @@ fn is_lost(kind: ErrorKind) -> bool {
 ///
 /// # Errors
 /// [`ErrorKind::ShuttingDown`] if the log is closed in the meantime.
-pub(crate) async fn wait(shared: &Rc<Shared>) -> Result<()> {
+pub(crate) async fn wait(shared: &Rc<LogShared>) -> Result<()> {
     let over = || {
         let state = shared.state.borrow();
         !state.life.is_acquiring() || state.life.is_ending()

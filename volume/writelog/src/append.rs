@@ -5,13 +5,13 @@ use std::rc::Rc;
 use forebay_block::{BlockReply, BlockRequest, Error, Result};
 use forebay_reactor::spawn;
 
-use crate::log::{Shared, closed};
+use crate::log::{LogShared, closed};
 use crate::queue::{Appending, Started};
 use crate::state::LogState;
 use crate::throttle;
 
 /// Appends until the log is closed.
-pub(crate) async fn run(shared: Rc<Shared>) {
+pub(crate) async fn run(shared: Rc<LogShared>) {
     loop {
         let ready = || {
             let state = shared.state.borrow();
@@ -38,7 +38,7 @@ pub(crate) async fn run(shared: Rc<Shared>) {
 }
 
 /// Starts one group; returns false if the medium has no space for it.
-fn step(shared: &Rc<Shared>) -> bool {
+fn step(shared: &Rc<LogShared>) -> bool {
     let mut state = shared.state.borrow_mut();
     let started = state.queue.start_group(&*shared.medium, !shared.is_write_back_ack());
     let Some(Started { number, work }) = started else { return false };
@@ -61,7 +61,7 @@ fn step(shared: &Rc<Shared>) -> bool {
 }
 
 /// Publishes completed groups, in order.
-fn publish(shared: &Rc<Shared>) {
+fn publish(shared: &Rc<LogShared>) {
     loop {
         let done = shared.state.borrow_mut().queue.take_done();
         match done {
@@ -72,7 +72,7 @@ fn publish(shared: &Rc<Shared>) {
     }
 }
 
-fn publish_group(shared: &Rc<Shared>, group: Appending) {
+fn publish_group(shared: &Rc<LogShared>, group: Appending) {
     let write_back_ack = shared.is_write_back_ack();
     let keep = shared.kind == crate::MediumKind::Ssd;
     let mut dead = Vec::new();
@@ -113,7 +113,7 @@ fn publish_group(shared: &Rc<Shared>, group: Appending) {
 }
 
 /// Disables the log because its medium has failed.
-pub(crate) fn disable_failed(shared: &Rc<Shared>, error: Error) {
+pub(crate) fn disable_failed(shared: &Rc<LogShared>, error: Error) {
     if shared.state.borrow().life.is_on() {
         tracing::error!(
             %error,
@@ -125,7 +125,7 @@ pub(crate) fn disable_failed(shared: &Rc<Shared>, error: Error) {
 
 /// Disables the log: no more appends; its contents are written back, and requests then bypass it. Requests whose
 /// append was in flight are resubmitted from their callers' buffers.
-pub(crate) fn disable(shared: &Rc<Shared>, reason: Error) {
+pub(crate) fn disable(shared: &Rc<LogShared>, reason: Error) {
     let mut pending_writes = Vec::new();
     {
         let mut state = shared.state.borrow_mut();
@@ -152,7 +152,7 @@ pub(crate) fn disable(shared: &Rc<Shared>, reason: Error) {
 }
 
 /// Resubmits a request to the backend, once the log is bypassed.
-async fn again(shared: Rc<Shared>, request: BlockRequest, pending: Rc<crate::pending_write::PendingWrite>) {
+async fn again(shared: Rc<LogShared>, request: BlockRequest, pending: Rc<crate::pending_write::PendingWrite>) {
     // Submitted before any other request: its range is still locked, and a comparison may have preceded it.
     let released = |state: &LogState| state.life.is_released() && state.dirty.is_empty();
     let over = || {

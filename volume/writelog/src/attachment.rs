@@ -33,7 +33,7 @@ use forebay_reactor::{spawn, timeout};
 use crate::format::LogId;
 use crate::log::WriteLog;
 use crate::mode::Mode;
-use crate::options::{Options, Owner};
+use crate::options::{LogOptions, LogOwner};
 use crate::record::{LogRecord, RecordedLog, Standing};
 use crate::shelf::{Shelf, id_text};
 
@@ -92,7 +92,7 @@ pub trait LogKeeper: 'static {
     fn log_size(&self, place: &Self::Place) -> u64;
 
     /// Returns the options of a log at a place.
-    fn options(&self, place: &Self::Place) -> Options;
+    fn options(&self, place: &Self::Place) -> LogOptions;
 
     /// Compares two places.
     fn compare(&self, is: &Self::Place, wanted: &Self::Place) -> PlaceChange;
@@ -124,7 +124,7 @@ impl<K: LogKeeper> RecordOwner<K> {
     }
 }
 
-impl<K: LogKeeper> Owner for RecordOwner<K> {
+impl<K: LogKeeper> LogOwner for RecordOwner<K> {
     fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
         if self.lock.borrow().is_some() {
             return None;

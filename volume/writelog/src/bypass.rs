@@ -6,7 +6,7 @@ use forebay_block::{BlockRequest, Extent};
 use forebay_reactor::spawn;
 
 use crate::append::disable_failed;
-use crate::log::{Answer, Shared, log};
+use crate::log::{ChangeCompletion, LogShared, log};
 use crate::range_lock::RangeGuard;
 use crate::state::LogState;
 use crate::writeback;
@@ -107,7 +107,7 @@ impl BypassedWrites {
 /// Returns whether a long sequential write may bypass the log without visible effect: the log holds no older
 /// generation and no overlapping entry, and no recovery would replay anything over it. If only the last condition is
 /// unmet, starts persisting the tail, so that the next such write may bypass.
-pub(crate) fn may_bypass(shared: &Rc<Shared>, request: &BlockRequest, extent: Extent) -> bool {
+pub(crate) fn may_bypass(shared: &Rc<LogShared>, request: &BlockRequest, extent: Extent) -> bool {
     let mut state = shared.state.borrow_mut();
     let long = shared.options.direct_min.is_some_and(|least| extent.len >= u64::from(least));
     let sequential = matches!(request, BlockRequest::Write { .. }) && long && state.bypassed.is_sequential(extent);
@@ -137,7 +137,7 @@ impl LogState {
 }
 
 /// Writes to the backend, bypassing the log.
-pub(crate) async fn write(shared: Rc<Shared>, request: BlockRequest, range: RangeGuard, answer: Answer) {
+pub(crate) async fn write(shared: Rc<LogShared>, request: BlockRequest, range: RangeGuard, answer: ChangeCompletion) {
     let extent = range.extent();
     {
         let mut state = shared.state.borrow_mut();

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use forebay_block::{BlockRequest, Result};
 
-use crate::log::{Shared, WriteLog, closed};
+use crate::log::{LogShared, WriteLog, closed};
 use crate::{append, writeback};
 
 /// Bounds of write-back: held consistency points, and how far callers wait for it.
@@ -193,7 +193,7 @@ impl WriteLog {
 
 /// Guard of a consistency point of the backend.
 pub struct Cut {
-    shared: Rc<Shared>,
+    shared: Rc<LogShared>,
     head: u64,
 }
 
@@ -217,7 +217,7 @@ impl Drop for ChangesPast {
 
 /// Guard of a shrink: requests past the volume's new end are refused while it is held.
 pub struct Shrinking {
-    shared: Rc<Shared>,
+    shared: Rc<LogShared>,
     size: u64,
 }
 

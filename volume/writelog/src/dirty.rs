@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_block::{BufList, Extent};
 use forebay_reactor::{Instant, now};
 
-use crate::entries::{Entries, Entry, NOWHERE};
-use crate::index::Index;
+use crate::entries::{Entries, LogEntry, NOWHERE};
+use crate::index::LogIndex;
 use crate::payload_cache::PayloadCache;
 
 /// Minimum interval of publication time samples.
@@ -22,7 +22,7 @@ const AGE_STEP: Duration = Duration::from_millis(10);
 /// - D4 An entry without a place on the medium has its payload in the cache.
 pub(crate) struct DirtySet {
     entries: Entries,
-    index: Index,
+    index: LogIndex,
     /// Generations in the log with the sequence number of their first entry.
     generations: VecDeque<(u64, u64)>,
     cache: PayloadCache,
@@ -36,7 +36,7 @@ impl DirtySet {
     pub(crate) fn new(tail: u64) -> Self {
         Self {
             entries: Entries::new(tail),
-            index: Index::new(),
+            index: LogIndex::new(),
             generations: VecDeque::new(),
             cache: PayloadCache::default(),
             bytes: 0,
@@ -80,7 +80,7 @@ impl DirtySet {
     }
 
     /// Returns the entry with this sequence number.
-    pub(crate) fn get(&self, seq: u64) -> Option<&Entry> {
+    pub(crate) fn get(&self, seq: u64) -> Option<&LogEntry> {
         self.entries.get(seq)
     }
 
@@ -116,7 +116,7 @@ impl DirtySet {
     /// Adds an entry and returns its sequence number; adds to `dead` the entries of its own generation that it
     /// supersedes. `None` for an entry that is not durable yet: a crash may undo it, and then those that it overwrote
     /// are needed.
-    pub(crate) fn push(&mut self, entry: Entry, generation: u64, mut dead: Option<&mut Vec<Entry>>) -> u64 {
+    pub(crate) fn push(&mut self, entry: LogEntry, generation: u64, mut dead: Option<&mut Vec<LogEntry>>) -> u64 {
         let seq = self.entries.push(entry);
         debug_assert!(self.generations.back().is_none_or(|&(last, _)| last <= generation), "D1");
         if self.generations.back().is_none_or(|&(last, _)| last != generation) {
@@ -150,7 +150,7 @@ impl DirtySet {
 
     /// Removes the entries before `tail`; adds those with a place on the medium that are not dead to `gone`. Returns
     /// the number of dead ones.
-    pub(crate) fn retire(&mut self, tail: u64, gone: &mut Vec<Entry>) -> u64 {
+    pub(crate) fn retire(&mut self, tail: u64, gone: &mut Vec<LogEntry>) -> u64 {
         let mut overwritten = 0;
         while self.entries.tail() < tail
             && let Some((seq, entry)) = self.entries.pop()

@@ -6,7 +6,7 @@ use forebay_block::Extent;
 
 /// Operation of an entry on the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     /// Write of its payload.
     Write,
     /// Write-same: the payload of 512 bytes, repeated.
@@ -19,8 +19,9 @@ pub enum Kind {
     Discard,
 }
 
-impl Kind {
-    const ALL: [Kind; 5] = [Kind::Write, Kind::Same, Kind::Zeroes, Kind::ZeroesKeep, Kind::Discard];
+impl EntryKind {
+    const ALL: [EntryKind; 5] =
+        [EntryKind::Write, EntryKind::Same, EntryKind::Zeroes, EntryKind::ZeroesKeep, EntryKind::Discard];
 
     /// Returns the on-disk code.
     pub fn code(self) -> u8 {
@@ -34,7 +35,7 @@ impl Kind {
 
     /// Returns whether entries of this kind have a payload.
     pub fn has_payload(self) -> bool {
-        matches!(self, Kind::Write | Kind::Same)
+        matches!(self, EntryKind::Write | EntryKind::Same)
     }
 }
 
@@ -57,7 +58,7 @@ pub const SLACK_MAX: u64 = 3;
 
 /// Log entry in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct LogEntry {
     offset: u64,
     /// Length in bytes, at most 1 GiB; the top bit holds the high bit of the slack.
     len: u32,
@@ -69,9 +70,9 @@ pub struct Entry {
     state: u32,
 }
 
-impl Entry {
+impl LogEntry {
     /// Returns a new entry without segments.
-    pub fn new(kind: Kind, extent: Extent, place: u32, crc: u32) -> Self {
+    pub fn new(kind: EntryKind, extent: Extent, place: u32, crc: u32) -> Self {
         Self { offset: extent.offset, len: extent.len as u32, place, crc, state: u32::from(kind.code()) << 28 }
     }
 
@@ -91,8 +92,8 @@ impl Entry {
     }
 
     /// Returns the operation.
-    pub fn kind(&self) -> Kind {
-        Kind::from_code(((self.state & KIND) >> 28) as u8).unwrap_or(Kind::Write)
+    pub fn kind(&self) -> EntryKind {
+        EntryKind::from_code(((self.state & KIND) >> 28) as u8).unwrap_or(EntryKind::Write)
     }
 
     /// Returns the range of the volume.
@@ -127,11 +128,11 @@ impl Entry {
 }
 
 /// Returns the payload length of an entry of this kind that covers `len` bytes.
-pub fn payload_len(kind: Kind, len: u32) -> u32 {
+pub fn payload_len(kind: EntryKind, len: u32) -> u32 {
     match kind {
-        Kind::Write => len,
-        Kind::Same => SAME_LEN,
-        Kind::Zeroes | Kind::ZeroesKeep | Kind::Discard => 0,
+        EntryKind::Write => len,
+        EntryKind::Same => SAME_LEN,
+        EntryKind::Zeroes | EntryKind::ZeroesKeep | EntryKind::Discard => 0,
     }
 }
 
@@ -141,7 +142,7 @@ const BLOCK: usize = 256;
 /// Entry table by sequence number. Memory is allocated and freed in blocks of 6 KiB.
 #[derive(Debug)]
 pub struct Entries {
-    blocks: VecDeque<Vec<Entry>>,
+    blocks: VecDeque<Vec<LogEntry>>,
     /// Sequence number of the first slot of the first block.
     base: u64,
     tail: u64,
@@ -171,12 +172,12 @@ impl Entries {
 
     /// Returns the memory in use, in bytes.
     pub fn memory(&self) -> usize {
-        self.blocks.iter().map(|block| block.capacity() * size_of::<Entry>() + 16).sum::<usize>()
-            + self.blocks.capacity() * size_of::<Vec<Entry>>()
+        self.blocks.iter().map(|block| block.capacity() * size_of::<LogEntry>() + 16).sum::<usize>()
+            + self.blocks.capacity() * size_of::<Vec<LogEntry>>()
     }
 
     /// Appends an entry; returns its sequence number.
-    pub fn push(&mut self, entry: Entry) -> u64 {
+    pub fn push(&mut self, entry: LogEntry) -> u64 {
         if self.blocks.back().is_none_or(|block| block.len() == BLOCK) {
             self.blocks.push_back(Vec::with_capacity(BLOCK));
         }
@@ -196,13 +197,13 @@ impl Entries {
     }
 
     /// Returns the entry with this sequence number.
-    pub fn get(&self, seq: u64) -> Option<&Entry> {
+    pub fn get(&self, seq: u64) -> Option<&LogEntry> {
         let (block, at) = self.position(seq)?;
         self.blocks.get(block)?.get(at)
     }
 
     /// Returns the entry with this sequence number, mutably.
-    pub fn get_mut(&mut self, seq: u64) -> Option<&mut Entry> {
+    pub fn get_mut(&mut self, seq: u64) -> Option<&mut LogEntry> {
         let (block, at) = self.position(seq)?;
         self.blocks.get_mut(block)?.get_mut(at)
     }
@@ -213,7 +214,7 @@ impl Entries {
     }
 
     /// Removes the oldest entry.
-    pub fn pop(&mut self) -> Option<(u64, Entry)> {
+    pub fn pop(&mut self) -> Option<(u64, LogEntry)> {
         let entry = *self.get(self.tail)?;
         let seq = self.tail;
         self.tail += 1;
@@ -234,7 +235,10 @@ mod tests {
         let first = u64::from(u32::MAX) - 700;
         let mut entries = Entries::new(first);
         for at in 0..2000 {
-            assert_eq!(entries.push(Entry::new(Kind::Write, Extent::new(at * 512, 512), at as u32, 7)), first + at);
+            assert_eq!(
+                entries.push(LogEntry::new(EntryKind::Write, Extent::new(at * 512, 512), at as u32, 7)),
+                first + at
+            );
             if at % 3 == 0 {
                 entries.pop();
             }
@@ -247,16 +251,16 @@ mod tests {
         while let Some((seq, entry)) = entries.pop() {
             assert_eq!(u64::from(entry.place), seq - first);
         }
-        assert!(entries.memory() < 3 * BLOCK * size_of::<Entry>());
+        assert!(entries.memory() < 3 * BLOCK * size_of::<LogEntry>());
     }
 
     #[test]
     fn a_record_is_24_bytes_and_knows_its_segments() {
-        assert_eq!(size_of::<Entry>(), 24);
-        let mut entry = Entry::new(Kind::Discard, Extent::new(4096, 1 << 30), NOWHERE, 0);
+        assert_eq!(size_of::<LogEntry>(), 24);
+        let mut entry = LogEntry::new(EntryKind::Discard, Extent::new(4096, 1 << 30), NOWHERE, 0);
         entry.count(3);
         entry.count(-2);
-        assert!(!entry.is_superseded() && entry.kind() == Kind::Discard && entry.payload_len() == 0);
+        assert!(!entry.is_superseded() && entry.kind() == EntryKind::Discard && entry.payload_len() == 0);
         entry.count(-1);
         assert!(entry.is_superseded() && entry.extent() == Extent::new(4096, 1 << 30));
     }

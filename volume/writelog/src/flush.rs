@@ -5,11 +5,11 @@ use std::rc::Rc;
 
 use forebay_block::{BlockReply, BlockRequest, LocalFuture, Result};
 
-use crate::log::Shared;
+use crate::log::LogShared;
 use crate::state::LogState;
 
 /// Flushes: all writes acknowledged before are durable when it completes. Begins a new generation for later writes.
-pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<BlockReply>> {
+pub(crate) fn flush(shared: Rc<LogShared>) -> LocalFuture<Result<BlockReply>> {
     let mut state = shared.state.borrow_mut();
     state.barrier();
     // While the log is being disabled, requests reach the backend, which does not make them durable by itself.
@@ -22,7 +22,7 @@ pub(crate) fn flush(shared: Rc<Shared>) -> LocalFuture<Result<BlockReply>> {
 }
 
 /// Makes all acknowledged writes durable.
-pub(crate) async fn sync_acknowledged(shared: &Rc<Shared>) -> Result<()> {
+pub(crate) async fn sync_acknowledged(shared: &Rc<LogShared>) -> Result<()> {
     if shared.is_write_back_ack() {
         let head = shared.state.borrow().dirty.head();
         let over = || {
@@ -49,7 +49,7 @@ pub(crate) async fn sync_acknowledged(shared: &Rc<Shared>) -> Result<()> {
 
 /// Makes all acknowledged writes durable on the medium, without any request to the backend. If the log is full, that
 /// covers the entries placed already; the others follow as write-back frees space.
-pub(crate) async fn sync_acknowledged_on_medium(shared: &Rc<Shared>) {
+pub(crate) async fn sync_acknowledged_on_medium(shared: &Rc<LogShared>) {
     if !shared.is_write_back_ack() {
         return;
     }
@@ -81,7 +81,7 @@ pub(crate) async fn sync_acknowledged_on_medium(shared: &Rc<Shared>) {
 }
 
 /// Makes all appended entries durable on the medium.
-pub(crate) async fn sync(shared: &Rc<Shared>) -> Result<()> {
+pub(crate) async fn sync(shared: &Rc<LogShared>) -> Result<()> {
     let appended = shared.state.borrow().queue.appended_seq();
     if shared.state.borrow().queue.synced_seq() < appended {
         shared.medium.sync().await?;
@@ -92,7 +92,7 @@ pub(crate) async fn sync(shared: &Rc<Shared>) -> Result<()> {
 }
 
 /// Makes bypassed writes durable.
-pub(crate) async fn flush_bypassed(shared: &Rc<Shared>) -> Result<()> {
+pub(crate) async fn flush_bypassed(shared: &Rc<LogShared>) -> Result<()> {
     let done = {
         let state = shared.state.borrow();
         if state.bypassed.is_durable() && state.life.is_on() {

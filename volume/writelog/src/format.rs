@@ -5,7 +5,7 @@ use std::ops::Range;
 use forebay_accel::crc32c::crc32c;
 use forebay_block::Extent;
 
-pub use crate::entries::Kind;
+pub use crate::entries::EntryKind;
 use crate::entries::payload_len;
 
 /// First eight bytes of a superblock.
@@ -58,10 +58,10 @@ pub const LOG_ALIGN: u64 = 64 << 10;
 /// Error of malformed bytes, with its description.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Malformed(pub String);
+pub struct MalformedLog(pub String);
 
-fn malformed<T>(text: impl Into<String>) -> Result<T, Malformed> {
-    Err(Malformed(text.into()))
+fn malformed<T>(text: impl Into<String>) -> Result<T, MalformedLog> {
+    Err(MalformedLog(text.into()))
 }
 
 struct Reader<'a> {
@@ -70,7 +70,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], MalformedLog> {
         let Some((head, rest)) = self.bytes.split_at_checked(len) else {
             return malformed(format!("{}: too short", self.what));
         };
@@ -78,27 +78,27 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], MalformedLog> {
         Ok(self.take(N)?.try_into().expect("as many as were taken"))
     }
 
-    fn u8(&mut self) -> Result<u8, Malformed> {
+    fn u8(&mut self) -> Result<u8, MalformedLog> {
         Ok(self.array::<1>()?[0])
     }
 
-    fn u16(&mut self) -> Result<u16, Malformed> {
+    fn u16(&mut self) -> Result<u16, MalformedLog> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
-    fn u32(&mut self) -> Result<u32, Malformed> {
+    fn u32(&mut self) -> Result<u32, MalformedLog> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    fn u64(&mut self) -> Result<u64, Malformed> {
+    fn u64(&mut self) -> Result<u64, MalformedLog> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    fn text(&mut self) -> Result<String, Malformed> {
+    fn text(&mut self) -> Result<String, MalformedLog> {
         let len = usize::from(self.u16()?);
         String::from_utf8(self.take(len)?.to_vec()).or_else(|_| malformed(format!("{}: not UTF-8", self.what)))
     }
@@ -158,7 +158,7 @@ pub type LogId = [u8; 16];
 
 /// Superblock of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Superblock {
+pub struct LogSuperblock {
     /// Incompatible feature bits, which a reader must support.
     pub features: u64,
     /// Serial number of the superblock, incremented on every write; the valid copy with the higher one counts.
@@ -197,7 +197,7 @@ pub struct Superblock {
 
 /// Reason for the rejection of a superblock or a directory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum LogFormatError {
     /// Not a write log.
     #[error("not a write log")]
     Stranger,
@@ -206,12 +206,12 @@ pub enum Refused {
     Newer(String),
     /// Write log with damaged bytes.
     #[error("{0}")]
-    Damaged(Malformed),
+    Damaged(MalformedLog),
 }
 
 const SUPER_CRC_AT: usize = 12;
 
-impl Superblock {
+impl LogSuperblock {
     /// Encodes the superblock as [`SUPER_LEN`] bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(SUPER_LEN);
@@ -242,27 +242,27 @@ impl Superblock {
     }
 
     /// Decodes [`SUPER_LEN`] bytes.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Refused> {
+    pub fn decode(bytes: &[u8]) -> Result<Self, LogFormatError> {
         if bytes.len() != SUPER_LEN || bytes[..8] != *MAGIC {
-            return Err(Refused::Stranger);
+            return Err(LogFormatError::Stranger);
         }
         if !is_sealed(bytes, SUPER_CRC_AT) {
-            return Err(Refused::Damaged(Malformed("superblock: the checksum is wrong".into())));
+            return Err(LogFormatError::Damaged(MalformedLog("superblock: the checksum is wrong".into())));
         }
         let mut reader = Reader { bytes: &bytes[8..], what: "superblock" };
-        let version = reader.u32().map_err(Refused::Damaged)?;
+        let version = reader.u32().map_err(LogFormatError::Damaged)?;
         if version != VERSION {
-            return Err(Refused::Newer(format!("format version {version}")));
+            return Err(LogFormatError::Newer(format!("format version {version}")));
         }
-        let found = Self::decode_fields(&mut reader).map_err(Refused::Damaged)?;
+        let found = Self::decode_fields(&mut reader).map_err(LogFormatError::Damaged)?;
         let unknown = found.features & !FEATURES_KNOWN;
         if unknown != 0 {
-            return Err(Refused::Newer(format!("feature bits {unknown:#x}")));
+            return Err(LogFormatError::Newer(format!("feature bits {unknown:#x}")));
         }
         Ok(found)
     }
 
-    fn decode_fields(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+    fn decode_fields(reader: &mut Reader<'_>) -> Result<Self, MalformedLog> {
         reader.u32()?;
         let (features, serial) = (reader.u64()?, reader.u64()?);
         let (log, epoch, run) = (reader.array()?, reader.u64()?, reader.u32()?);
@@ -330,7 +330,7 @@ pub fn tag_of(log: &LogId) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EntryRecord {
     /// Kind of the operation.
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// Byte range of the volume.
     pub extent: Extent,
     /// Sequence number.
@@ -366,7 +366,7 @@ impl EntryRecord {
     }
 
     /// Decodes [`ENTRY_LEN`] bytes expected to be entry `seq` of the log with this tag.
-    pub fn decode(bytes: &[u8], tag: u32, seq: u64) -> Result<Self, Malformed> {
+    pub fn decode(bytes: &[u8], tag: u32, seq: u64) -> Result<Self, MalformedLog> {
         if bytes.len() != ENTRY_LEN || !is_sealed(bytes, ENTRY_CRC_AT) {
             return malformed(format!("entry {seq}: the checksum is wrong"));
         }
@@ -378,11 +378,13 @@ impl EntryRecord {
         let (place, payload, crc) = (reader.u32()?, reader.u32()?, reader.u32()?);
         let time_ms = reader.u64()?;
         let owner = reader.u32()?;
-        let Some(kind) = Kind::from_code(code) else { return malformed(format!("entry {seq}: no kind is {code}")) };
+        let Some(kind) = EntryKind::from_code(code) else {
+            return malformed(format!("entry {seq}: no kind is {code}"));
+        };
         if (owner, found) != (tag, seq) {
             return malformed(format!("entry {seq}: it is number {found} of log {owner:#010x}, not of {tag:#010x}"));
         }
-        let longest = if kind == Kind::Write { u64::from(PAYLOAD_MAX) } else { RUN_MAX };
+        let longest = if kind == EntryKind::Write { u64::from(PAYLOAD_MAX) } else { RUN_MAX };
         let right = len > 0 && u64::from(len) <= longest && payload == payload_len(kind, len);
         if !right || offset.checked_add(u64::from(len)).is_none() || generation >= 1 << 56 {
             return malformed(format!("entry {seq}: {kind:?} of {len} bytes at {offset}, with {payload} of payload"));
@@ -457,7 +459,7 @@ impl BlockHeader {
     /// verified here.
     pub fn peek(bytes: &[u8], tag: u32, unit: u32) -> Option<Self> {
         let mut reader = Reader { bytes: bytes.get(..ENTRY_LEN)?, what: "append block" };
-        let mut read = || -> Result<Self, Malformed> {
+        let mut read = || -> Result<Self, MalformedLog> {
             if (reader.u32()?, reader.u32()?) != (BLOCK_MAGIC, tag) {
                 return malformed("not a block of this log");
             }
@@ -495,8 +497,8 @@ impl BlockHeader {
 
     /// Decodes and verifies the entries from the bytes of header and entries; payloads must be inside the block, in a
     /// ring of `ring` units.
-    pub fn entries(&self, bytes: &[u8], tag: u32, unit: u32, ring: u64) -> Result<Vec<EntryRecord>, Malformed> {
-        let bytes = bytes.get(..self.head_len()).ok_or_else(|| Malformed("append block: too short".into()))?;
+    pub fn entries(&self, bytes: &[u8], tag: u32, unit: u32, ring: u64) -> Result<Vec<EntryRecord>, MalformedLog> {
+        let bytes = bytes.get(..self.head_len()).ok_or_else(|| MalformedLog("append block: too short".into()))?;
         if !is_sealed(bytes, BLOCK_CRC_AT) {
             return malformed(format!("append block {}: the checksum is wrong", self.number));
         }
@@ -523,7 +525,7 @@ pub fn encode_word(seq: u64, tag: u32) -> u64 {
 }
 
 /// Decodes the sequence number of such a word, if its check matches.
-pub fn decode_word(word: u64, tag: u32) -> Result<u64, Malformed> {
+pub fn decode_word(word: u64, tag: u32) -> Result<u64, MalformedLog> {
     let seq = word >> 16;
     if word as u16 == check_of(seq, tag) { Ok(seq) } else { malformed(format!("the word {word:#x} has a wrong check")) }
 }
@@ -546,7 +548,7 @@ pub struct ShelfEntry {
 
 /// Directory of the logs on a log device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Directory {
+pub struct LogDirectory {
     /// Serial number, incremented on every write; the valid copy with the higher one counts.
     pub serial: u64,
     /// Kind of log device.
@@ -558,7 +560,7 @@ pub struct Directory {
 const DIRECTORY_HEAD: usize = 64;
 const DIRECTORY_CRC_AT: usize = 12;
 
-impl Directory {
+impl LogDirectory {
     /// Encodes the directory, padded to a multiple of 4096 bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -581,41 +583,41 @@ impl Directory {
     }
 
     /// Returns the length of a directory in bytes, from its first 4096 bytes or more.
-    pub fn encoded_len(bytes: &[u8]) -> Result<usize, Refused> {
+    pub fn encoded_len(bytes: &[u8]) -> Result<usize, LogFormatError> {
         let mut reader = Reader { bytes, what: "directory" };
-        let magic: [u8; 8] = reader.array().map_err(Refused::Damaged)?;
+        let magic: [u8; 8] = reader.array().map_err(LogFormatError::Damaged)?;
         if magic != *SHELF_MAGIC {
-            return Err(Refused::Stranger);
+            return Err(LogFormatError::Stranger);
         }
         let mut count = || {
             reader.take(16)?;
             reader.u32()
         };
-        let count = count().map_err(Refused::Damaged)? as usize;
+        let count = count().map_err(LogFormatError::Damaged)? as usize;
         if count > LOGS_MAX {
-            return Err(Refused::Damaged(Malformed(format!("directory: {count} logs"))));
+            return Err(LogFormatError::Damaged(MalformedLog(format!("directory: {count} logs"))));
         }
         Ok(DIRECTORY_HEAD + 64 * count)
     }
 
     /// Decodes a directory from at least as many bytes as it has.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Refused> {
+    pub fn decode(bytes: &[u8]) -> Result<Self, LogFormatError> {
         let len = Self::encoded_len(bytes)?;
         let Some(bytes) = bytes.get(..len) else {
-            return Err(Refused::Damaged(Malformed("directory: too short".into())));
+            return Err(LogFormatError::Damaged(MalformedLog("directory: too short".into())));
         };
         if !is_sealed(bytes, DIRECTORY_CRC_AT) {
-            return Err(Refused::Damaged(Malformed("directory: the checksum is wrong".into())));
+            return Err(LogFormatError::Damaged(MalformedLog("directory: the checksum is wrong".into())));
         }
         let mut reader = Reader { bytes: &bytes[8..], what: "directory" };
-        let version = reader.u32().map_err(Refused::Damaged)?;
+        let version = reader.u32().map_err(LogFormatError::Damaged)?;
         if version != VERSION {
-            return Err(Refused::Newer(format!("format version {version}")));
+            return Err(LogFormatError::Newer(format!("format version {version}")));
         }
-        Self::decode_fields(&mut reader).map_err(Refused::Damaged)
+        Self::decode_fields(&mut reader).map_err(LogFormatError::Damaged)
     }
 
-    fn decode_fields(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+    fn decode_fields(reader: &mut Reader<'_>) -> Result<Self, MalformedLog> {
         reader.u32()?;
         let serial = reader.u64()?;
         let count = reader.u32()?;

@@ -3,17 +3,17 @@
 use std::ops::{Range, RangeFrom};
 
 use crate::format::{
-    BLOCK_MAGIC, BlockHeader, Directory, ENTRY_LEN, EntryRecord, LOG_SIZE_LEAST, MAGIC, SHELF_MAGIC, SUPER_LEN,
-    Superblock, VERSION, decode_word, reseal,
+    BLOCK_MAGIC, BlockHeader, ENTRY_LEN, EntryRecord, LOG_SIZE_LEAST, LogDirectory, LogSuperblock, MAGIC, SHELF_MAGIC,
+    SUPER_LEN, VERSION, decode_word, reseal,
 };
 
 /// Decodes the bytes as each structure; decoded structures must round-trip.
 pub fn decode(bytes: &[u8]) {
-    if let Ok(superblock) = Superblock::decode(bytes) {
-        assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+    if let Ok(superblock) = LogSuperblock::decode(bytes) {
+        assert_eq!(LogSuperblock::decode(&superblock.encode()), Ok(superblock));
     }
-    if let Ok(directory) = Directory::decode(bytes) {
-        assert_eq!(Directory::decode(&directory.encode()), Ok(directory));
+    if let Ok(directory) = LogDirectory::decode(bytes) {
+        assert_eq!(LogDirectory::decode(&directory.encode()), Ok(directory));
     }
     let Some((head, rest)) = bytes.split_first_chunk::<16>() else { return };
     let tag = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
@@ -52,8 +52,8 @@ fn sealed_superblock(bytes: &[u8]) -> bool {
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
     reseal(&mut bytes, 12);
-    let Ok(superblock) = Superblock::decode(&bytes) else { return false };
-    assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+    let Ok(superblock) = LogSuperblock::decode(&bytes) else { return false };
+    assert_eq!(LogSuperblock::decode(&superblock.encode()), Ok(superblock));
     true
 }
 
@@ -76,11 +76,11 @@ fn sealed_directory(bytes: &[u8]) -> bool {
     let mut bytes = bytes.to_vec();
     bytes[..8].copy_from_slice(SHELF_MAGIC);
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    let Ok(len) = Directory::encoded_len(&bytes) else { return false };
+    let Ok(len) = LogDirectory::encoded_len(&bytes) else { return false };
     let Some(sealed) = bytes.get_mut(..len) else { return false };
     reseal(sealed, 12);
-    let Ok(directory) = Directory::decode(&bytes) else { return false };
-    assert_eq!(Directory::decode(&directory.encode()).as_ref(), Ok(&directory));
+    let Ok(directory) = LogDirectory::decode(&bytes) else { return false };
+    assert_eq!(LogDirectory::decode(&directory.encode()).as_ref(), Ok(&directory));
     let (size, limit) = (LOG_SIZE_LEAST, Some(1 << 40));
     if let Some(start) = directory.room_for(size, limit) {
         assert!(directory.logs.iter().all(|log| start + size <= log.start || log.start + log.size <= start));

@@ -12,7 +12,7 @@ const STEP: usize = 8;
 
 /// Run of the volume whose newest bytes are in one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct IndexSegment {
     /// First byte.
     pub start: u64,
     /// Length in bytes.
@@ -21,7 +21,7 @@ pub struct Segment {
     pub entry: u32,
 }
 
-impl Segment {
+impl IndexSegment {
     fn end(self) -> u64 {
         self.start + u64::from(self.len)
     }
@@ -29,20 +29,20 @@ impl Segment {
 
 /// Sorted set of non-overlapping segments.
 #[derive(Debug, Default)]
-pub struct Index {
+pub struct LogIndex {
     /// Non-empty chunks of segments.
-    chunks: Vec<Vec<Segment>>,
+    chunks: Vec<Vec<IndexSegment>>,
 }
 
 /// Inserts into a chunk, whose memory grows by [`STEP`] segments at a time.
-fn insert_into(chunk: &mut Vec<Segment>, at: usize, segment: Segment) {
+fn insert_into(chunk: &mut Vec<IndexSegment>, at: usize, segment: IndexSegment) {
     if chunk.len() == chunk.capacity() {
         chunk.reserve_exact(STEP);
     }
     chunk.insert(at, segment);
 }
 
-impl Index {
+impl LogIndex {
     /// Returns an empty index.
     pub fn new() -> Self {
         Self::default()
@@ -50,8 +50,8 @@ impl Index {
 
     /// Returns the memory in use, in bytes.
     pub fn memory(&self) -> usize {
-        let chunks: usize = self.chunks.iter().map(|chunk| chunk.capacity() * size_of::<Segment>() + 16).sum();
-        chunks + self.chunks.capacity() * size_of::<Vec<Segment>>()
+        let chunks: usize = self.chunks.iter().map(|chunk| chunk.capacity() * size_of::<IndexSegment>() + 16).sum();
+        chunks + self.chunks.capacity() * size_of::<Vec<IndexSegment>>()
     }
 
     /// Returns the position of the first segment that ends after `at`: chunk, and segment in it.
@@ -62,14 +62,14 @@ impl Index {
     }
 
     /// Returns the segments that overlap `extent`, clipped to it, in order.
-    pub fn overlaps(&self, extent: Extent) -> impl Iterator<Item = Segment> + '_ {
+    pub fn overlaps(&self, extent: Extent) -> impl Iterator<Item = IndexSegment> + '_ {
         let (first, at) = self.find(extent.offset);
         let end = extent.end();
         let chunks = self.chunks.get(first..).unwrap_or_default().iter().enumerate();
         let segments = chunks.flat_map(move |(index, chunk)| &chunk[if index == 0 { at } else { 0 }..]);
         segments.take_while(move |segment| segment.start < end).map(move |segment| {
             let start = segment.start.max(extent.offset);
-            Segment { start, len: (segment.end().min(end) - start) as u32, entry: segment.entry }
+            IndexSegment { start, len: (segment.end().min(end) - start) as u32, entry: segment.entry }
         })
     }
 
@@ -84,7 +84,7 @@ impl Index {
         self.carve(extent, |_| true, &mut change);
         let (chunk, at) = self.find(extent.offset);
         change(entry, 1);
-        let segment = Segment { start: extent.offset, len: extent.len as u32, entry };
+        let segment = IndexSegment { start: extent.offset, len: extent.len as u32, entry };
         // At a boundary between two chunks, the earlier one takes the segment at its end if it has space.
         let (chunk, at) = match (self.chunks.get(chunk), chunk.checked_sub(1)) {
             (_, Some(before)) if at == 0 && self.chunks[before].len() < CHUNK_MAX => {
@@ -124,7 +124,7 @@ impl Index {
     }
 
     /// Removes `extent` from every segment that `wanted` accepts.
-    fn carve(&mut self, extent: Extent, wanted: impl Fn(&Segment) -> bool, change: &mut impl FnMut(u32, i32)) {
+    fn carve(&mut self, extent: Extent, wanted: impl Fn(&IndexSegment) -> bool, change: &mut impl FnMut(u32, i32)) {
         let (from, to) = (extent.offset, extent.end());
         let (mut chunk, mut at) = self.find(from);
         while let Some(&segment) = self.chunks.get(chunk).and_then(|chunk| chunk.get(at)) {
@@ -135,8 +135,9 @@ impl Index {
                 (chunk, at) = if at + 1 < self.chunks[chunk].len() { (chunk, at + 1) } else { (chunk + 1, 0) };
                 continue;
             }
-            let head = (segment.start < from).then(|| Segment { len: (from - segment.start) as u32, ..segment });
-            let tail = (segment.end() > to).then(|| Segment { start: to, len: (segment.end() - to) as u32, ..segment });
+            let head = (segment.start < from).then(|| IndexSegment { len: (from - segment.start) as u32, ..segment });
+            let tail =
+                (segment.end() > to).then(|| IndexSegment { start: to, len: (segment.end() - to) as u32, ..segment });
             let list = &mut self.chunks[chunk];
             match (head, tail) {
                 (Some(head), Some(tail)) => {
@@ -190,7 +191,7 @@ mod tests {
         #[test]
         fn it_is_an_array_of_owners(steps in proptest::collection::vec((0..SPACE, 1..80_usize, any::<bool>()), 1..400)) {
             let mut plain: Vec<Option<u32>> = vec![None; SPACE];
-            let mut index = Index::new();
+            let mut index = LogIndex::new();
             let mut counts: HashMap<u32, i32> = HashMap::new();
             let mut extents: Vec<Extent> = Vec::new();
             for (number, (start, len, insert)) in steps.into_iter().enumerate() {
@@ -234,13 +235,13 @@ mod memory_tests {
     use forebay_block::Extent;
 
     use super::*;
-    use crate::entries::{Entries, Entry, Kind};
+    use crate::entries::{Entries, EntryKind, LogEntry};
 
     /// Returns the memory per live entry, in bytes, of a log with these extents.
     fn bytes_an_entry(extents: impl Iterator<Item = Extent>) -> f64 {
-        let (mut entries, mut index) = (Entries::new(0), Index::new());
+        let (mut entries, mut index) = (Entries::new(0), LogIndex::new());
         for extent in extents {
-            let seq = entries.push(Entry::new(Kind::Write, extent, 0, 0));
+            let seq = entries.push(LogEntry::new(EntryKind::Write, extent, 0, 0));
             index.insert(extent, seq as u32, |_, _| {});
         }
         (entries.memory() + index.memory()) as f64 / entries.len() as f64

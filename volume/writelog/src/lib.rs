@@ -43,7 +43,7 @@ pub use consistency::{ChangesPast, Cut, Shrinking};
 pub use format::{LogId, MediumKind};
 pub use log::WriteLog;
 pub use mode::Mode;
-pub use options::{Limits, Options, Owner, Persist};
+pub use options::{DirtyLimits, LogOptions, LogOwner, Persist};
 pub use record::{LogRecord, RecordedLog, Standing};
 pub use shelf::{LogInfo, OpenLog, Shelf, ShelfOptions, id_text, parse_id};
 pub use stats::LogStats;

@@ -11,26 +11,26 @@ use forebay_block::{
 use forebay_reactor::spawn;
 use forebay_reactor::sync::{Notify, oneshot};
 
-use crate::entries::{Kind, SAME_LEN};
+use crate::entries::{EntryKind, SAME_LEN};
 use crate::format::{MediumKind, PAYLOAD_MAX, RUN_MAX};
 use crate::media::Medium;
 use crate::mode::Mode;
-use crate::options::{Limits, Options, Owner, Persist};
+use crate::options::{DirtyLimits, LogOptions, LogOwner, Persist};
 use crate::pattern::{Pattern, pattern_of};
 use crate::pending_write::PendingWrite;
-use crate::range_lock::{RangeGuard, RangeLock};
-use crate::shelf::{Held, OpenLog};
+use crate::range_lock::{LogRangeLock, RangeGuard};
+use crate::shelf::{OpenGuard, OpenLog};
 use crate::state::LogState;
 use crate::stats::LogStats;
-use crate::throttle::{self, Throttle};
+use crate::throttle::{self, WriteThrottle};
 use crate::{acquire, append, bypass, flush, read, writeback};
 
-pub(crate) struct Shared {
+pub(crate) struct LogShared {
     pub(crate) inner: Rc<dyn BlockDevice>,
     pub(crate) medium: Rc<dyn Medium>,
     pub(crate) kind: MediumKind,
-    pub(crate) owner: Rc<dyn Owner>,
-    pub(crate) options: Options,
+    pub(crate) owner: Rc<dyn LogOwner>,
+    pub(crate) options: LogOptions,
     pub(crate) state: RefCell<LogState>,
     /// Signaled when a piece is queued, or the log is to stop.
     pub(crate) append: Notify,
@@ -40,15 +40,15 @@ pub(crate) struct Shared {
     pub(crate) room: Rc<Notify>,
     /// Signaled when a change has ended, entries were published or retired, or the mode has changed.
     pub(crate) settled: Rc<Notify>,
-    pub(crate) throttle: Throttle,
+    pub(crate) throttle: WriteThrottle,
     /// Ranges of the changes in flight.
-    pub(crate) ranges: RangeLock,
+    pub(crate) ranges: LogRangeLock,
     /// Dropped together with the log's registration as open: tasks that wait for that hold the other ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
-    _held: Held,
+    _held: OpenGuard,
 }
 
-impl Shared {
+impl LogShared {
     /// Returns whether writes are acknowledged before they are durable.
     pub(crate) fn is_write_back_ack(&self) -> bool {
         self.options.persist == Persist::OnFlush && self.kind == MediumKind::Ssd
@@ -67,7 +67,7 @@ impl Shared {
 
 /// Volume with a write log in front of it.
 pub struct WriteLog {
-    pub(crate) shared: Rc<Shared>,
+    pub(crate) shared: Rc<LogShared>,
 }
 
 impl Drop for WriteLog {
@@ -89,23 +89,23 @@ impl WriteLog {
     ///
     /// # Panics
     /// If no reactor runs on this thread.
-    pub fn new(inner: Rc<dyn BlockDevice>, log: OpenLog, owner: Rc<dyn Owner>, options: Options) -> Rc<Self> {
+    pub fn new(inner: Rc<dyn BlockDevice>, log: OpenLog, owner: Rc<dyn LogOwner>, options: LogOptions) -> Rc<Self> {
         let OpenLog { medium, found, kind, room, held } = log;
         let acquiring = owner.acquire();
         let state = LogState::new(found.tail_seq, &found.entries, acquiring.is_some());
         let settled = Rc::new(Notify::new());
-        let shared = Rc::new(Shared {
+        let shared = Rc::new(LogShared {
             inner,
             medium,
             kind,
             owner,
-            throttle: Throttle::new(options.limits),
+            throttle: WriteThrottle::new(options.limits),
             options,
             state: RefCell::new(state),
             append: Notify::new(),
             write_back: Notify::new(),
             room,
-            ranges: RangeLock::new(settled.clone()),
+            ranges: LogRangeLock::new(settled.clone()),
             settled,
             waiting: RefCell::default(),
             _held: held,
@@ -124,12 +124,12 @@ impl WriteLog {
     }
 
     /// Returns the limits of dirty data.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> DirtyLimits {
         self.shared.throttle.limits()
     }
 
     /// Sets the limits of dirty data.
-    pub fn set_limits(&self, limits: Limits) {
+    pub fn set_limits(&self, limits: DirtyLimits) {
         self.shared.throttle.set_limits(limits);
         self.shared.write_back.notify_all();
         self.shared.settled.notify_all();
@@ -295,7 +295,7 @@ impl WriteLog {
 }
 
 /// Dispatches a request according to the mode.
-fn submit(shared: &Rc<Shared>, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
+fn submit(shared: &Rc<LogShared>, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
     let (mode, ending) = {
         let state = shared.state.borrow();
         (state.life.mode().clone(), state.life.is_ending())
@@ -320,7 +320,7 @@ fn submit(shared: &Rc<Shared>, request: BlockRequest) -> LocalFuture<Result<Bloc
     }
 }
 
-fn change(shared: Rc<Shared>, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
+fn change(shared: Rc<LogShared>, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
     let extent = request.extent().unwrap_or(Extent::new(0, 0));
     if let Err(error) = shared.check(extent) {
         return Box::pin(ready(Err(error)));
@@ -332,7 +332,7 @@ fn change(shared: Rc<Shared>, request: BlockRequest) -> LocalFuture<Result<Block
         return Box::pin(ready(Ok(BlockReply::Done)));
     }
     let (sender, receiver) = oneshot::channel();
-    let answer = Answer { sender, arrived: shared.state.borrow().queue.generation() };
+    let answer = ChangeCompletion { sender, arrived: shared.state.borrow().queue.generation() };
     match try_at_once(&shared, request, extent, answer) {
         Ok(()) => {}
         // The task continues if the caller drops its future.
@@ -346,13 +346,13 @@ pub(crate) fn closed() -> Error {
 }
 
 /// Completion of a change.
-pub(crate) struct Answer {
+pub(crate) struct ChangeCompletion {
     sender: oneshot::Sender<Result<BlockReply>>,
     /// Generation in which it was submitted.
     arrived: u64,
 }
 
-impl Answer {
+impl ChangeCompletion {
     pub(crate) fn send(self, result: Result<BlockReply>) {
         self.sender.send(result);
     }
@@ -360,11 +360,11 @@ impl Answer {
 
 /// Starts a change, unless it has to wait.
 fn try_at_once(
-    shared: &Rc<Shared>,
+    shared: &Rc<LogShared>,
     request: BlockRequest,
     extent: Extent,
-    answer: Answer,
-) -> std::result::Result<(), (BlockRequest, Answer)> {
+    answer: ChangeCompletion,
+) -> std::result::Result<(), (BlockRequest, ChangeCompletion)> {
     if matches!(request, BlockRequest::CompareAndWrite { .. }) || !throttle::admits_at_once(shared) {
         return Err((request, answer));
     }
@@ -377,7 +377,7 @@ fn try_at_once(
 }
 
 /// Waits until a change is admitted, then starts it.
-async fn wait_and_begin(shared: Rc<Shared>, request: BlockRequest, extent: Extent, answer: Answer) {
+async fn wait_and_begin(shared: Rc<LogShared>, request: BlockRequest, extent: Extent, answer: ChangeCompletion) {
     let mut range = None;
     loop {
         if let Err(error) = throttle::admit(&shared, extent.len).await {
@@ -428,7 +428,7 @@ async fn wait_and_begin(shared: Rc<Shared>, request: BlockRequest, extent: Exten
 }
 
 /// Starts a change whose range is locked: in the log, or bypassing it.
-fn begin(shared: &Rc<Shared>, request: BlockRequest, range: RangeGuard, answer: Answer) {
+fn begin(shared: &Rc<LogShared>, request: BlockRequest, range: RangeGuard, answer: ChangeCompletion) {
     if bypass::may_bypass(shared, &request, range.extent()) {
         // Counted from here, not from the task's first poll: a consistency point must not miss it.
         shared.state.borrow_mut().bypassed.begin();
@@ -439,7 +439,7 @@ fn begin(shared: &Rc<Shared>, request: BlockRequest, range: RangeGuard, answer: 
 }
 
 /// Queues a change whose range is locked.
-pub(crate) fn log(shared: &Rc<Shared>, request: BlockRequest, range: RangeGuard, answer: Answer) {
+pub(crate) fn log(shared: &Rc<LogShared>, request: BlockRequest, range: RangeGuard, answer: ChangeCompletion) {
     let extent = range.extent();
     let fua = matches!(
         request,
@@ -474,10 +474,10 @@ pub(crate) fn log(shared: &Rc<Shared>, request: BlockRequest, range: RangeGuard,
 
 /// Compares and writes, with the range locked against other changes.
 async fn compare(
-    shared: Rc<Shared>,
+    shared: Rc<LogShared>,
     range: RangeGuard,
     (offset, expect, data, fua): (u64, BufList, BufList, bool),
-    answer: Answer,
+    answer: ChangeCompletion,
 ) {
     let extent = range.extent();
     let found = read::read(shared.clone(), extent).await.map(BlockReply::into_data);
@@ -509,16 +509,16 @@ fn first_difference(found: &BufList, expect: &BufList) -> Option<u64> {
 }
 
 /// Splits a change into pieces of one entry each, at multiples of the maximum length.
-fn split(request: &BlockRequest, extent: Extent) -> Vec<(Kind, Extent, BufList)> {
+fn split(request: &BlockRequest, extent: Extent) -> Vec<(EntryKind, Extent, BufList)> {
     let (kind, longest, payload) = match request {
         BlockRequest::Write { data, .. } => match pattern_of(data) {
-            Pattern::Mixed => (Kind::Write, u64::from(PAYLOAD_MAX), data.clone()),
-            Pattern::Zeroes => (Kind::ZeroesKeep, RUN_MAX, BufList::new()),
-            Pattern::Same(_) => (Kind::Same, RUN_MAX, data.slice(0..SAME_LEN as usize)),
+            Pattern::Mixed => (EntryKind::Write, u64::from(PAYLOAD_MAX), data.clone()),
+            Pattern::Zeroes => (EntryKind::ZeroesKeep, RUN_MAX, BufList::new()),
+            Pattern::Same(_) => (EntryKind::Same, RUN_MAX, data.slice(0..SAME_LEN as usize)),
         },
-        BlockRequest::WriteZeroes { no_unmap: true, .. } => (Kind::ZeroesKeep, RUN_MAX, BufList::new()),
-        BlockRequest::WriteZeroes { .. } => (Kind::Zeroes, RUN_MAX, BufList::new()),
-        _ => (Kind::Discard, RUN_MAX, BufList::new()),
+        BlockRequest::WriteZeroes { no_unmap: true, .. } => (EntryKind::ZeroesKeep, RUN_MAX, BufList::new()),
+        BlockRequest::WriteZeroes { .. } => (EntryKind::Zeroes, RUN_MAX, BufList::new()),
+        _ => (EntryKind::Discard, RUN_MAX, BufList::new()),
     };
     let mut pieces = Vec::with_capacity(1);
     let mut at = extent.offset;
@@ -526,12 +526,12 @@ fn split(request: &BlockRequest, extent: Extent) -> Vec<(Kind, Extent, BufList)>
         let end = (at - at % longest + longest).min(extent.end());
         let part = Extent::new(at, end - at);
         let bytes = match kind {
-            Kind::Write if part.len < extent.len => {
+            EntryKind::Write if part.len < extent.len => {
                 payload.slice((at - extent.offset) as usize..(end - extent.offset) as usize)
             }
             // Each piece begins with the start of its payload, so the pattern is rotated unless the piece begins at a
             // whole pattern.
-            Kind::Same if !(at - extent.offset).is_multiple_of(u64::from(SAME_LEN)) => {
+            EntryKind::Same if !(at - extent.offset).is_multiple_of(u64::from(SAME_LEN)) => {
                 let skip = ((at - extent.offset) % u64::from(SAME_LEN)) as usize;
                 let mut turned = payload.slice(skip..payload.len());
                 turned.append(payload.slice(0..skip));
@@ -563,9 +563,9 @@ impl BlockDevice for WriteLog {
                 let known = |(part, seq): (Extent, u64)| {
                     let entry = state.dirty.get(seq)?;
                     let known = match entry.kind() {
-                        Kind::Write | Kind::Same => ExtentState::Data,
-                        Kind::ZeroesKeep => ExtentState::Zero,
-                        Kind::Zeroes | Kind::Discard => ExtentState::Hole,
+                        EntryKind::Write | EntryKind::Same => ExtentState::Data,
+                        EntryKind::ZeroesKeep => ExtentState::Zero,
+                        EntryKind::Zeroes | EntryKind::Discard => ExtentState::Hole,
                     };
                     Some((part, known))
                 };

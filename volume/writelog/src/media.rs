@@ -11,13 +11,13 @@ use forebay_accel::crc32c::crc32c_parts;
 use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Result};
 use forebay_reactor::wall_clock;
 
-use crate::entries::{Entry, Kind};
+use crate::entries::{EntryKind, LogEntry};
 use crate::format::EntryRecord;
 use crate::pending_write::PendingWrite;
 
 /// Piece of a change, to be appended as one entry.
-pub(crate) struct Piece {
-    pub(crate) kind: Kind,
+pub(crate) struct AppendPiece {
+    pub(crate) kind: EntryKind,
     pub(crate) extent: Extent,
     /// Payload; empty for kinds without one.
     pub(crate) payload: BufList,
@@ -25,7 +25,7 @@ pub(crate) struct Piece {
     pub(crate) pending: Rc<PendingWrite>,
 }
 
-impl Piece {
+impl AppendPiece {
     /// Returns the number of generations by which the submission preceded the piece's own.
     pub(crate) fn slack(&self) -> u64 {
         self.generation.saturating_sub(self.pending.arrived)
@@ -34,29 +34,29 @@ impl Piece {
 
 /// Piece with its place on the medium.
 pub(crate) struct Placed {
-    pub(crate) piece: Piece,
+    pub(crate) piece: AppendPiece,
     pub(crate) place: u32,
     pub(crate) crc: u32,
 }
 
 impl Placed {
-    pub(crate) fn new(piece: Piece, place: u32) -> Self {
+    pub(crate) fn new(piece: AppendPiece, place: u32) -> Self {
         let crc = crc32c_parts(piece.payload.parts().iter().map(|part| &part[..]));
         Self { piece, place, crc }
     }
 
     pub(crate) fn record(&self, seq: u64, time_ms: u64) -> EntryRecord {
-        let Piece { kind, extent, generation, .. } = self.piece;
+        let AppendPiece { kind, extent, generation, .. } = self.piece;
         EntryRecord { kind, extent, seq, generation, place: self.place, crc: self.crc, time_ms }
     }
 
-    pub(crate) fn entry(&self) -> Entry {
-        Entry::new(self.piece.kind, self.piece.extent, self.place, self.crc).with_slack(self.piece.slack())
+    pub(crate) fn entry(&self) -> LogEntry {
+        LogEntry::new(self.piece.kind, self.piece.extent, self.place, self.crc).with_slack(self.piece.slack())
     }
 }
 
 /// Pieces appended together.
-pub(crate) struct Group {
+pub(crate) struct AppendGroup {
     /// Sequence number of the first entry.
     pub(crate) first_seq: u64,
     /// Number that the medium assigned, ascending.
@@ -89,25 +89,25 @@ pub(crate) trait Medium {
     /// Takes as many pieces from the queue as fit in one group, and starts to append them; `None` if there is no
     /// space for the first one. With `durable`, they are durable when the group's work is done; otherwise only after
     /// a [`sync`](Self::sync) that began after that.
-    fn take(&self, queue: &mut VecDeque<Piece>, first_seq: u64, durable: bool) -> Option<Group>;
+    fn take(&self, queue: &mut VecDeque<AppendPiece>, first_seq: u64, durable: bool) -> Option<AppendGroup>;
 
     /// Notes that a group is appended, and all groups before it.
     fn finished(&self, group: u64);
 
     /// Reads and verifies the payload of an entry.
-    fn read(&self, entry: &Entry) -> LocalFuture<Result<Buf>>;
+    fn read(&self, entry: &LogEntry) -> LocalFuture<Result<Buf>>;
 
     /// Reads several payloads, in the order given; adjacent ones may be read together.
-    fn read_many(&self, entries: &[Entry]) -> Vec<LocalFuture<Result<Buf>>> {
+    fn read_many(&self, entries: &[LogEntry]) -> Vec<LocalFuture<Result<Buf>>> {
         entries.iter().map(|entry| self.read(entry)).collect()
     }
 
     /// Notes that a later entry of the same generation has superseded this one; neither reads nor write-back need it.
-    fn superseded(&self, entry: &Entry);
+    fn superseded(&self, entry: &LogEntry);
 
     /// Notes that the backend durably holds everything before `tail_seq`; `gone` lists the retired entries with a
     /// payload that were not reported to [`superseded`](Self::superseded).
-    fn retire(&self, tail_seq: u64, gone: &[Entry]);
+    fn retire(&self, tail_seq: u64, gone: &[LogEntry]);
 
     /// Returns a sequence number before which no recovery replays an entry, whichever copy of the superblock is
     /// readable. Every [`persist_tail`](Self::persist_tail) writes one copy: after two calls it is the tail.

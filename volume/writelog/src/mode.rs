@@ -56,7 +56,7 @@ impl Mode {
 /// - M2 A log that is closing refuses new requests.
 /// - M3 Only a log being disabled is released: its record states that it must never be replayed.
 #[derive(Debug)]
-pub(crate) struct Lifecycle {
+pub(crate) struct LogLifecycle {
     mode: Mode,
     /// Set once new requests are refused; those in flight complete in order.
     ending: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Lifecycle {
     backend_error: Option<Error>,
 }
 
-impl Lifecycle {
+impl LogLifecycle {
     pub(crate) fn new(acquiring: bool) -> Self {
         let mode = if acquiring { Mode::Acquiring } else { Mode::On };
         Self { mode, ending: false, closing: false, released: false, backend_error: None }

@@ -16,14 +16,14 @@ pub enum Persist {
 
 /// Limits of dirty data: writes in the log that the backend does not hold yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct DirtyLimits {
     /// Maximum dirty bytes; `None`: limited by the log's capacity only.
     pub bytes_max: Option<u64>,
     /// Approximate maximum age of dirty data, unless the backend cannot keep up.
     pub age_max: Duration,
 }
 
-impl Default for Limits {
+impl Default for DirtyLimits {
     fn default() -> Self {
         Self { bytes_max: None, age_max: Duration::from_secs(2) }
     }
@@ -31,11 +31,11 @@ impl Default for Limits {
 
 /// Options of a log.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct LogOptions {
     /// Acknowledgement mode of writes.
     pub persist: Persist,
     /// Limits of dirty data.
-    pub limits: Limits,
+    pub limits: DirtyLimits,
     /// Minimum length in bytes of sequential writes that may bypass the log; `None` disables the bypass.
     pub direct_min: Option<u32>,
     /// Payload bytes cached in memory after they were appended, so that write-back need not read them.
@@ -48,11 +48,11 @@ pub struct Options {
     pub groups: usize,
 }
 
-impl Default for Options {
+impl Default for LogOptions {
     fn default() -> Self {
         Self {
             persist: Persist::OnWrite,
-            limits: Limits::default(),
+            limits: DirtyLimits::default(),
             direct_min: Some(256 << 10),
             recent_bytes: 4 << 20,
             parallel: 256,
@@ -63,7 +63,7 @@ impl Default for Options {
 }
 
 /// Owner of an attached log, which maintains its record with the image.
-pub trait Owner {
+pub trait LogOwner {
     /// Makes this process the volume's only writer, and then verifies that the record still names this log. Until it
     /// succeeds, the log acknowledges and writes back nothing; it is retried after transient errors. `None` if that
     /// is already established.

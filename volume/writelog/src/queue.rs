@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use forebay_block::{LocalFuture, Result};
 
-use crate::media::{Group, Medium, Piece, Placed};
+use crate::media::{AppendGroup, AppendPiece, Medium, Placed};
 
 /// Group being appended.
 pub(crate) struct Appending {
@@ -37,7 +37,7 @@ pub(crate) struct Started {
 /// - Q3 Generations do not decrease along groups and queue, and end with the current one.
 /// - Q4 `bytes` is the sum of the queued payloads.
 pub(crate) struct AppendQueue {
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<AppendPiece>,
     bytes: u64,
     groups: VecDeque<Appending>,
     /// Generation of newly queued pieces.
@@ -142,7 +142,7 @@ impl AppendQueue {
     }
 
     /// Adds a piece of the current generation.
-    pub(crate) fn push(&mut self, piece: Piece) {
+    pub(crate) fn push(&mut self, piece: AppendPiece) {
         debug_assert_eq!(piece.generation, self.generation, "Q3");
         self.generation_used = true;
         self.bytes += piece.payload.len() as u64;
@@ -152,7 +152,7 @@ impl AppendQueue {
     /// Takes the next group from the queue, and starts to append it; `None` if the medium has no space for it.
     pub(crate) fn start_group(&mut self, medium: &dyn Medium, durable: bool) -> Option<Started> {
         let first = self.next_seq;
-        let Group { first_seq, number, pieces, work } = medium.take(&mut self.pieces, first, durable)?;
+        let AppendGroup { first_seq, number, pieces, work } = medium.take(&mut self.pieces, first, durable)?;
         self.next_seq = first_seq + pieces.len() as u64;
         self.bytes -= pieces.iter().map(|placed| placed.piece.payload.len() as u64).sum::<u64>();
         let done = work.is_none().then_some(Ok(()));
@@ -185,7 +185,7 @@ impl AppendQueue {
     }
 
     /// Drops the queue and returns its pieces: none of them will be appended.
-    pub(crate) fn drop_queued(&mut self) -> VecDeque<Piece> {
+    pub(crate) fn drop_queued(&mut self) -> VecDeque<AppendPiece> {
         self.bytes = 0;
         self.dropped_at = self.next_seq;
         self.drops += 1;
@@ -193,7 +193,7 @@ impl AppendQueue {
     }
 
     /// Drops the groups being appended and the queue, and returns their pieces, in order. No more may be appended.
-    pub(crate) fn abort(&mut self) -> impl Iterator<Item = Piece> + use<> {
+    pub(crate) fn abort(&mut self) -> impl Iterator<Item = AppendPiece> + use<> {
         let groups = std::mem::take(&mut self.groups);
         let queued = self.drop_queued();
         groups.into_iter().flat_map(|group| group.pieces).map(|placed| placed.piece).chain(queued)

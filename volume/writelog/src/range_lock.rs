@@ -14,7 +14,7 @@ use forebay_reactor::sync::Notify;
 
 /// Locked ranges.
 #[derive(Clone)]
-pub(crate) struct RangeLock(Rc<Ranges>);
+pub(crate) struct LogRangeLock(Rc<Ranges>);
 
 struct Ranges {
     /// Start to end.
@@ -31,7 +31,7 @@ pub(crate) struct RangeGuard {
     extent: Extent,
 }
 
-impl RangeLock {
+impl LogRangeLock {
     /// Returns a lock without locked ranges, which signals `unlocked` whenever a range is unlocked.
     pub(crate) fn new(unlocked: Rc<Notify>) -> Self {
         Self(Rc::new(Ranges { locked: RefCell::default(), bytes: Cell::new(0), unlocked }))
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_waiter_gets_the_range_when_it_is_unlocked() {
-        let lock = RangeLock::new(Rc::new(Notify::new()));
+        let lock = LogRangeLock::new(Rc::new(Notify::new()));
         let mut cx = Context::from_waker(Waker::noop());
         let guard = lock.try_lock(Extent::new(10, 10)).expect("free");
         let mut waiter = pin!(lock.lock(Extent::new(19, 5)));
@@ -125,7 +125,7 @@ mod tests {
         fn ranges_are_locked_as_in_an_array(
             steps in proptest::collection::vec((0..200_u64, 1..40_u64, any::<bool>()), 1..100),
         ) {
-            let lock = RangeLock::new(Rc::new(Notify::new()));
+            let lock = LogRangeLock::new(Rc::new(Notify::new()));
             let mut guards: Vec<RangeGuard> = Vec::new();
             let mut plain = [false; 256];
             for (start, len, release) in steps {

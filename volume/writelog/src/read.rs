@@ -6,8 +6,8 @@ use std::rc::Rc;
 use forebay_block::{BlockReply, BlockRequest, Buf, BufList, Extent, ExtentMap, ExtentState, LocalFuture, Result};
 use forebay_reactor::spawn;
 
-use crate::entries::{Entry, Kind, NOWHERE};
-use crate::log::Shared;
+use crate::entries::{EntryKind, LogEntry, NOWHERE};
+use crate::log::LogShared;
 use crate::pattern::pattern_fill;
 use crate::state::LogState;
 
@@ -20,10 +20,10 @@ enum Source {
 /// Returns the bytes of `part` that an entry wrote. A payload not in memory is pinned on the medium until the future
 /// is dropped.
 pub(crate) fn content(
-    shared: &Shared,
+    shared: &LogShared,
     state: &LogState,
     seq: u64,
-    entry: &Entry,
+    entry: &LogEntry,
     part: Extent,
 ) -> LocalFuture<Result<BufList>> {
     match source(shared, state, seq, entry, part) {
@@ -32,7 +32,7 @@ pub(crate) fn content(
     }
 }
 
-fn source(shared: &Shared, state: &LogState, seq: u64, entry: &Entry, part: Extent) -> Source {
+fn source(shared: &LogShared, state: &LogState, seq: u64, entry: &LogEntry, part: Extent) -> Source {
     if !entry.kind().has_payload() {
         return Source::Ready(BufList::zeroes(part.len as usize));
     }
@@ -44,22 +44,26 @@ fn source(shared: &Shared, state: &LogState, seq: u64, entry: &Entry, part: Exte
 }
 
 /// Extracts the bytes of `part` from an entry's payload.
-fn shape(entry: &Entry, part: Extent, payload: BufList) -> BufList {
+fn shape(entry: &LogEntry, part: Extent, payload: BufList) -> BufList {
     let extent = entry.extent();
     match entry.kind() {
-        Kind::Same => pattern_fill(&payload.to_vec(), part.offset - extent.offset, part.len as usize),
+        EntryKind::Same => pattern_fill(&payload.to_vec(), part.offset - extent.offset, part.len as usize),
         _ => payload.slice((part.offset - extent.offset) as usize..(part.end() - extent.offset) as usize),
     }
 }
 
 /// Returns the bytes of `part` that an entry wrote, from a read of its payload.
-pub(crate) fn content_of(entry: &Entry, part: Extent, read: LocalFuture<Result<Buf>>) -> LocalFuture<Result<BufList>> {
+pub(crate) fn content_of(
+    entry: &LogEntry,
+    part: Extent,
+    read: LocalFuture<Result<Buf>>,
+) -> LocalFuture<Result<BufList>> {
     let entry = *entry;
     Box::pin(async move { Ok(shape(&entry, part, read.await?.into())) })
 }
 
 /// Returns whether the entry's payload is on the medium only.
-pub(crate) fn must_be_read(state: &LogState, seq: u64, entry: &Entry) -> bool {
+pub(crate) fn must_be_read(state: &LogState, seq: u64, entry: &LogEntry) -> bool {
     entry.kind().has_payload() && state.dirty.payload(seq).is_none()
 }
 
@@ -104,7 +108,7 @@ impl MixedReads {
 
 /// Guard that unregisters a read that includes the backend.
 struct Watched {
-    shared: Rc<Shared>,
+    shared: Rc<LogShared>,
     id: u64,
 }
 
@@ -124,7 +128,7 @@ impl Drop for Watched {
 const OVERTAKEN_MAX: u32 = 4;
 
 /// Reads a range within the volume.
-pub(crate) fn read(shared: Rc<Shared>, extent: Extent) -> LocalFuture<Result<BlockReply>> {
+pub(crate) fn read(shared: Rc<LogShared>, extent: Extent) -> LocalFuture<Result<BlockReply>> {
     Box::pin(async move {
         let mut overtaken = 0;
         loop {
@@ -143,7 +147,7 @@ pub(crate) fn read(shared: Rc<Shared>, extent: Extent) -> LocalFuture<Result<Blo
 }
 
 /// Starts the parts of a read, in order.
-fn begin(shared: &Rc<Shared>, extent: Extent) -> (Vec<Source>, Option<Watched>) {
+fn begin(shared: &Rc<LogShared>, extent: Extent) -> (Vec<Source>, Option<Watched>) {
     let mut state = shared.state.borrow_mut();
     let mut parts = Vec::new();
     let (mut hits, mut misses) = (0, Vec::new());

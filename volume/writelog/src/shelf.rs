@@ -9,15 +9,15 @@ use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
-use forebay_reactor::pmem::{PersistentMemory, PmemFile as Mapping, PmemOptions};
+use forebay_reactor::pmem::{PersistentMemory, PmemFile, PmemOptions};
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, OpenOptions, random, spawn, wall_clock};
 
 use crate::format::{
-    DIRECTORY_COPIES, Directory, LOG_ALIGN, LOG_SIZE_LEAST, LOG_SIZE_MIN, LOGS_AT, LogId, MediumKind, Refused,
-    SHELF_UNFINISHED, SUPER_COPIES, SUPER_LEN, ShelfEntry, Superblock, tag_of,
+    DIRECTORY_COPIES, LOG_ALIGN, LOG_SIZE_LEAST, LOG_SIZE_MIN, LOGS_AT, LogDirectory, LogFormatError, LogId,
+    LogSuperblock, MediumKind, SHELF_UNFINISHED, SUPER_COPIES, SUPER_LEN, ShelfEntry, tag_of,
 };
-use crate::media::pmem::{self, Pmem};
+use crate::media::pmem::{self, PmemMedium};
 use crate::media::ssd::Ssd;
 use crate::media::{Medium, Recovered};
 use crate::superseded::superseded_entries;
@@ -75,15 +75,15 @@ pub struct OpenLog {
     pub(crate) kind: MediumKind,
     pub(crate) room: Rc<Notify>,
     /// Guard that keeps it from being opened twice.
-    pub(crate) held: Held,
+    pub(crate) held: OpenGuard,
 }
 
-pub(crate) struct Held {
+pub(crate) struct OpenGuard {
     shelf: Rc<Shelf>,
     id: LogId,
 }
 
-impl Drop for Held {
+impl Drop for OpenGuard {
     fn drop(&mut self) {
         self.shelf.open.borrow_mut().remove(&self.id);
     }
@@ -91,7 +91,7 @@ impl Drop for Held {
 
 /// Newest valid superblock of a log's two copies.
 struct NewestSuperblock {
-    superblock: Superblock,
+    superblock: LogSuperblock,
     /// Index of the copy it was read from.
     copy: usize,
     /// Set if the other copy has been written and is damaged: it may have been the newer one.
@@ -108,7 +108,7 @@ pub struct Shelf {
     backing: Backing,
     kind: MediumKind,
     path: String,
-    directory: RefCell<Directory>,
+    directory: RefCell<LogDirectory>,
     copy: Cell<usize>,
     open: RefCell<BTreeSet<LogId>>,
     turn: Semaphore,
@@ -204,7 +204,7 @@ impl Shelf {
     }
 
     async fn map(path: &Path, name: &str, how: PmemOptions, options: ShelfOptions) -> Result<Rc<Self>> {
-        let mapping = Mapping::open(path, how).map_err(|e| io(e, name, "mapping"))?;
+        let mapping = PmemFile::open(path, how).map_err(|e| io(e, name, "mapping"))?;
         Self::load(Backing::Memory(Rc::new(mapping)), MediumKind::Pmem, name.to_owned(), options).await
     }
 
@@ -223,7 +223,7 @@ impl Shelf {
             backing,
             kind,
             path,
-            directory: RefCell::new(Directory { serial: 0, medium: kind, logs: Vec::new() }),
+            directory: RefCell::new(LogDirectory { serial: 0, medium: kind, logs: Vec::new() }),
             copy: Cell::new(0),
             open: RefCell::default(),
             turn: Semaphore::new(1),
@@ -234,8 +234,9 @@ impl Shelf {
             frozen: RefCell::default(),
         };
         let copies = shelf.read_directories().await?;
-        let newer = copies.iter().filter_map(DirectoryCopy::refused).find(|why| matches!(why, Refused::Newer(_)));
-        if let Some(Refused::Newer(what)) = newer {
+        let newer =
+            copies.iter().filter_map(DirectoryCopy::refused).find(|why| matches!(why, LogFormatError::Newer(_)));
+        if let Some(LogFormatError::Newer(what)) = newer {
             return Err(Error::new(ErrorKind::Invalid, format!("{}: {what}; use a newer program", shelf.path)));
         }
         let whole = copies.iter().enumerate().filter_map(|(copy, found)| Some((copy, found.whole()?)));
@@ -278,7 +279,7 @@ impl Shelf {
                     return Err(error.clone().within(format!("{}: its directory cannot be read", shelf.path)));
                 }
                 let mut reasons = copies.iter().filter_map(DirectoryCopy::refused);
-                let (kind, why) = match reasons.find(|reason| **reason != Refused::Stranger) {
+                let (kind, why) = match reasons.find(|reason| **reason != LogFormatError::Stranger) {
                     Some(why) => (ErrorKind::Corrupt, why.to_string()),
                     None if has_log => (ErrorKind::Corrupt, "its directory is blank, but not its first log".to_owned()),
                     None => (ErrorKind::Invalid, "no write logs are kept here".to_owned()),
@@ -431,7 +432,7 @@ impl Shelf {
             Backing::File(file) => file.info().sector.max(512),
             Backing::Memory(_) => pmem::LINE as u32,
         };
-        let superblock = Superblock {
+        let superblock = LogSuperblock {
             features: 0,
             serial: 1,
             log: id,
@@ -479,23 +480,23 @@ impl Shelf {
 
     /// Reads the newest superblock of a log.
     async fn superblock(&self, entry: &ShelfEntry) -> Result<NewestSuperblock> {
-        let mut best: Option<(Superblock, usize)> = None;
+        let mut best: Option<(LogSuperblock, usize)> = None;
         let mut valid = 0;
-        let mut reason = Refused::Stranger;
+        let mut reason = LogFormatError::Stranger;
         for (copy, &at) in SUPER_COPIES.iter().enumerate() {
-            let decoded = Superblock::decode(&self.read(entry.start + at, SUPER_LEN).await?);
+            let decoded = LogSuperblock::decode(&self.read(entry.start + at, SUPER_LEN).await?);
             valid += usize::from(decoded.as_ref().is_ok_and(|found| found.log == entry.log));
             match decoded {
                 Ok(found) if best.as_ref().is_none_or(|(best, _)| found.serial > best.serial) => {
                     best = Some((found, copy));
                 }
                 Ok(_) => {}
-                Err(Refused::Stranger) => {}
+                Err(LogFormatError::Stranger) => {}
                 Err(refused) => reason = refused,
             }
         }
         let id = id_text(&entry.log);
-        if let Refused::Newer(what) = &reason {
+        if let LogFormatError::Newer(what) = &reason {
             return Err(Error::new(ErrorKind::Invalid, format!("{}: log {id}: {what}", self.path)));
         }
         match best {
@@ -525,7 +526,7 @@ impl Shelf {
         let found = if open { Vec::new() } else { self.scan(&entry, &superblock, one_lost).await? };
         let superseded = superseded_entries(&found);
         let live = found.iter().zip(&superseded).filter(|(_, superseded)| !**superseded);
-        let Superblock { volume, name, size, epoch, run, clean, created_s, medium, .. } = superblock;
+        let LogSuperblock { volume, name, size, epoch, run, clean, created_s, medium, .. } = superblock;
         Ok(LogInfo {
             id: *id,
             volume,
@@ -546,12 +547,12 @@ impl Shelf {
     async fn scan(
         &self,
         entry: &ShelfEntry,
-        superblock: &Superblock,
+        superblock: &LogSuperblock,
         one_lost: bool,
     ) -> Result<Vec<crate::format::EntryRecord>> {
         Ok(match &self.backing {
             Backing::File(file) => Ssd::scan(file, entry.start, superblock, one_lost).await?.entries,
-            Backing::Memory(memory) => Pmem::scan(&**memory, entry.start, superblock)?.entries,
+            Backing::Memory(memory) => PmemMedium::scan(&**memory, entry.start, superblock)?.entries,
         })
     }
 
@@ -575,7 +576,7 @@ impl Shelf {
         if !self.open.borrow_mut().insert(*id) {
             return Err(Error::new(ErrorKind::Busy, format!("{what} is open")));
         }
-        let held = Held { shelf: self.clone(), id: *id };
+        let held = OpenGuard { shelf: self.clone(), id: *id };
         let room = Rc::new(Notify::new());
         let (medium, found): (Rc<dyn Medium>, Recovered) = match &self.backing {
             Backing::File(file) => {
@@ -587,9 +588,9 @@ impl Shelf {
                 (Rc::new(medium), found)
             }
             Backing::Memory(memory) => {
-                let found = Pmem::scan(&**memory, entry.start, &superblock)?;
+                let found = PmemMedium::scan(&**memory, entry.start, &superblock)?;
                 superblock.run += 1;
-                let medium = Pmem::resume(memory.clone(), entry.start, superblock, copy, &found, room.clone())?;
+                let medium = PmemMedium::resume(memory.clone(), entry.start, superblock, copy, &found, room.clone())?;
                 (Rc::new(medium), found)
             }
         };

@@ -51,9 +51,9 @@ pub struct LogStats {
 
 /// Counters of a log; they only grow.
 #[derive(Debug)]
-pub(crate) struct Counters(LogStats);
+pub(crate) struct LogCounters(LogStats);
 
-impl Counters {
+impl LogCounters {
     pub(crate) fn new(replayed: u64) -> Self {
         Self(LogStats { replayed, ..LogStats::default() })
     }

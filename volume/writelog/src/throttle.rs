@@ -21,7 +21,7 @@
 //! - T9 The number of requests in flight to the backend rises with the fill, to the configured maximum at
 //!   [`FREE_BELOW`].
 //!
-//! Every change that can lower the fill or end a wait is signaled on `Shared::settled` or `Shared::room`.
+//! Every change that can lower the fill or end a wait is signaled on `LogShared::settled` or `LogShared::room`.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -33,8 +33,8 @@ use forebay_block::{Error, ErrorKind, Result};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{Instant, now, sleep};
 
-use crate::log::Shared;
-use crate::options::Limits;
+use crate::log::LogShared;
+use crate::options::DirtyLimits;
 use crate::state::LogState;
 
 /// Fill up to which writes are not throttled.
@@ -59,8 +59,8 @@ const LATE_MAX: Duration = Duration::from_millis(2);
 const NEWEST: f64 = 0.2;
 
 /// State of the write throttle.
-pub(crate) struct Throttle {
-    limits: Cell<Limits>,
+pub(crate) struct WriteThrottle {
+    limits: Cell<DirtyLimits>,
     /// Serializes throttled writes, in order of arrival.
     admission: Semaphore,
     delay: RefCell<Delay>,
@@ -68,19 +68,19 @@ pub(crate) struct Throttle {
     starved: Cell<bool>,
 }
 
-impl Throttle {
-    pub(crate) fn new(limits: Limits) -> Self {
+impl WriteThrottle {
+    pub(crate) fn new(limits: DirtyLimits) -> Self {
         let (limits, starved) = (Cell::new(limits), Cell::new(false));
         Self { limits, admission: Semaphore::new(1), delay: RefCell::default(), starved }
     }
 
     /// Returns the limits of dirty data.
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> DirtyLimits {
         self.limits.get()
     }
 
     /// Sets the limits of dirty data. To be signaled on `settled` and `write_back`.
-    pub(crate) fn set_limits(&self, limits: Limits) {
+    pub(crate) fn set_limits(&self, limits: DirtyLimits) {
         self.limits.set(limits);
     }
 
@@ -105,7 +105,7 @@ impl Throttle {
 }
 
 /// Returns the fill of the log, 0 to 1.
-fn fill(shared: &Shared) -> f64 {
+fn fill(shared: &LogShared) -> f64 {
     let state = shared.state.borrow();
     let capacity = shared.medium.capacity().max(1) as f64;
     let used = (shared.medium.used() + state.queue.bytes()) as f64 / capacity;
@@ -117,7 +117,7 @@ fn fill(shared: &Shared) -> f64 {
 }
 
 /// Returns whether a write is admitted without a wait.
-pub(crate) fn admits_at_once(shared: &Shared) -> bool {
+pub(crate) fn admits_at_once(shared: &LogShared) -> bool {
     shared.throttle.admission.available() > 0 && fill(shared) <= FREE_BELOW
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn admits_at_once(shared: &Shared) -> bool {
 /// # Errors
 /// [`ErrorKind::NoSpace`] if log and backend are full and the write would be acknowledged before it is durable on
 /// either.
-pub(crate) async fn admit(shared: &Shared, bytes: u64) -> Result<()> {
+pub(crate) async fn admit(shared: &LogShared, bytes: u64) -> Result<()> {
     if admits_at_once(shared) {
         return Ok(());
     }
@@ -149,7 +149,7 @@ pub(crate) async fn admit(shared: &Shared, bytes: u64) -> Result<()> {
 
 /// Waits until the dirty bytes are within their limit; only a failed or ending log, or a full backend, ends the wait
 /// earlier.
-async fn wait_for_dirty_limit(shared: &Shared) {
+async fn wait_for_dirty_limit(shared: &LogShared) {
     let within = || {
         let state = shared.state.borrow();
         let dirty = state.dirty.bytes() + shared.ranges.bytes();
@@ -162,7 +162,7 @@ async fn wait_for_dirty_limit(shared: &Shared) {
 }
 
 /// Waits while the log is full, whatever the measured rate: the queue in memory must not exceed its limit.
-async fn wait_while_full(shared: &Shared) -> Result<()> {
+async fn wait_while_full(shared: &LogShared) -> Result<()> {
     shared.write_back.notify_all();
     loop {
         let (settled, room) = (shared.settled.wait(), shared.room.wait());
@@ -186,12 +186,12 @@ async fn wait_while_full(shared: &Shared) -> Result<()> {
 }
 
 /// Returns whether a write that has waited for its range must wait for admission again.
-pub(crate) fn readmits(shared: &Shared) -> bool {
+pub(crate) fn readmits(shared: &LogShared) -> bool {
     shared.is_write_back_ack() && fill(shared) >= 1.0 && shared.state.borrow().life.is_on()
 }
 
 /// Returns whether a write-back error fails the queued writes: no write-back will free space for them.
-pub(crate) fn fails_queued(shared: &Shared, error: &Error) -> bool {
+pub(crate) fn fails_queued(shared: &LogShared, error: &Error) -> bool {
     shared.throttle.is_starved() && !shared.is_write_back_ack() && error.kind() == ErrorKind::NoSpace
 }
 
@@ -216,12 +216,12 @@ async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) 
 }
 
 /// Returns whether the fill is a reason to write back at once.
-pub(crate) fn is_eager(shared: &Shared) -> bool {
+pub(crate) fn is_eager(shared: &LogShared) -> bool {
     fill(shared) >= EAGER_FILL
 }
 
 /// Returns how long the oldest entries may stay in the log; zero if they are to be written back now.
-pub(crate) fn write_back_delay(shared: &Shared, state: &LogState) -> Duration {
+pub(crate) fn write_back_delay(shared: &LogShared, state: &LogState) -> Duration {
     if wants_all(shared, state) || is_eager(shared) {
         return Duration::ZERO;
     }
@@ -230,14 +230,14 @@ pub(crate) fn write_back_delay(shared: &Shared, state: &LogState) -> Duration {
 
 /// Returns whether there is a reason other than fill and age to write everything back: a caller waits, or the log is
 /// being disabled.
-fn wants_all(shared: &Shared, state: &LogState) -> bool {
+fn wants_all(shared: &LogShared, state: &LogState) -> bool {
     state.points.drain_target() > state.dirty.tail() || shared.throttle.is_starved() || !state.life.is_on()
 }
 
 /// Returns the maximum number of requests in flight to the backend: few without urgency, so that a batch does not
 /// burst onto the backend and this core while hosts write; all of them when the log fills up, entries reach their age,
 /// or a caller waits.
-pub(crate) fn requests_max(shared: &Shared) -> usize {
+pub(crate) fn requests_max(shared: &LogShared) -> usize {
     let (parallel, fill) = (shared.options.parallel, fill(shared));
     let state = shared.state.borrow();
     let late = state.dirty.age() >= shared.throttle.limits().age_max.mul_f64(LATE_AT);

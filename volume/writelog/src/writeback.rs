@@ -3,7 +3,7 @@
 //! A batch is a range of the oldest entries, all of one generation. Its writes do not overlap and are submitted in
 //! parallel; when they are durable at the backend, the tail moves past the batch. Batches overlap in time where no
 //! barrier is between their writes: within a generation, and across its end for writes submitted before it
-//! ([`Entry::slack`](crate::entries::Entry::slack)), since a host that had them all in flight could not assume an
+//! ([`LogEntry::slack`](crate::entries::LogEntry::slack)), since a host that had them all in flight could not assume an
 //! order either. So the backend sees as many concurrent requests as without a log.
 //!
 //! The tail must be durable before a batch begins after the next one has been retired. A recovery then replays at
@@ -22,11 +22,11 @@ use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{Instant, JoinHandle, now, spawn, stand_back, timeout};
 
 use crate::append::disable_failed;
-use crate::entries::Entry;
+use crate::entries::LogEntry;
 use crate::flush;
-use crate::log::Shared;
+use crate::log::LogShared;
 use crate::mode::Mode;
-use crate::plan::{Action, Run, coalesce, plan};
+use crate::plan::{WriteBackAction, WriteBackRun, coalesce, plan};
 use crate::read::{content, content_of, must_be_read};
 use crate::state::LogState;
 use crate::throttle;
@@ -99,7 +99,7 @@ impl InFlightBatch {
 }
 
 /// Writes back until the log is closed.
-pub(crate) async fn run(shared: Rc<Shared>) {
+pub(crate) async fn run(shared: Rc<LogShared>) {
     let slots = Slots::new();
     let mut persisting: Option<JoinHandle<Result<()>>> = None;
     let mut backoff = BACKOFF.0;
@@ -192,14 +192,14 @@ pub(crate) async fn run(shared: Rc<Shared>) {
 
 /// Makes the tail durable, even if the returned handle is dropped: a second write of it must not overlap the first,
 /// and the log is not [gone](crate::WriteLog::gone) before it has ended.
-pub(crate) fn persist_tail(shared: &Rc<Shared>, clean: bool) -> JoinHandle<Result<()>> {
+pub(crate) fn persist_tail(shared: &Rc<LogShared>, clean: bool) -> JoinHandle<Result<()>> {
     let shared = shared.clone();
     spawn(async move { shared.medium.persist_tail(clean).await })
 }
 
 /// Makes the tail durable in both copies of the superblock: then no recovery replays anything before it, even if only
 /// the older copy is readable. Ends early when the log is closed, which writes it too.
-pub(crate) async fn persist_tail_twice(shared: &Rc<Shared>) -> Result<()> {
+pub(crate) async fn persist_tail_twice(shared: &Rc<LogShared>) -> Result<()> {
     let tail = shared.state.borrow().dirty.tail();
     while shared.medium.persisted_tail() < tail && !shared.state.borrow().life.is_closing() {
         persist_tail(shared, false).await?;
@@ -208,7 +208,7 @@ pub(crate) async fn persist_tail_twice(shared: &Rc<Shared>) -> Result<()> {
 }
 
 /// Waits until the log is closed.
-pub(crate) async fn closed(shared: &Shared) {
+pub(crate) async fn closed(shared: &LogShared) {
     shared.write_back.wait_until(|| shared.state.borrow().life.is_closing()).await;
 }
 
@@ -220,7 +220,7 @@ pub(crate) fn is_final(kind: ErrorKind) -> bool {
 impl LogState {
     /// Returns `Ok` if there are entries to write back and a reason to do it now; otherwise how long to wait, if
     /// there is a deadline.
-    fn due(&self, shared: &Shared) -> std::result::Result<(), Option<Duration>> {
+    fn due(&self, shared: &LogShared) -> std::result::Result<(), Option<Duration>> {
         // A log that is not known to be ours, or turned out not to be, must not change the volume.
         if self.life.is_acquiring() || self.life.failure().is_some() {
             return Err(None);
@@ -244,13 +244,13 @@ impl LogState {
     }
 
     /// Returns the first entry that must not be written back now.
-    fn limit(&self, shared: &Shared) -> u64 {
+    fn limit(&self, shared: &LogShared) -> u64 {
         let there = self.there(shared);
         self.points.held().map_or(there, |hold| hold.min(there))
     }
 
     /// Returns the first entry that is not ready for write-back, without regard to held consistency points.
-    fn there(&self, shared: &Shared) -> u64 {
+    fn there(&self, shared: &LogShared) -> u64 {
         match self.life.is_on() {
             true if shared.is_write_back_ack() => self.queue.synced_seq(),
             true => self.queue.appended_seq(),
@@ -265,7 +265,7 @@ impl LogState {
 }
 
 /// Waits until there is work; returns false when the log is closed.
-async fn wait_for_work(shared: &Rc<Shared>) -> bool {
+async fn wait_for_work(shared: &Rc<LogShared>) -> bool {
     loop {
         let next = shared.write_back.wait();
         let (closing, due) = {
@@ -286,7 +286,7 @@ async fn wait_for_work(shared: &Rc<Shared>) -> bool {
 
 /// Returns the next batch: the oldest entries of one generation that are in no in-flight batch. `None` if they must
 /// wait, or waiting is cheaper.
-fn next_batch(shared: &Rc<Shared>, in_flight: &VecDeque<InFlightBatch>) -> Option<Batch> {
+fn next_batch(shared: &Rc<LogShared>, in_flight: &VecDeque<InFlightBatch>) -> Option<Batch> {
     let size = shared.inner.geometry().size;
     let state = shared.state.borrow();
     if state.life.failure().is_some() {
@@ -325,10 +325,10 @@ fn next_batch(shared: &Rc<Shared>, in_flight: &VecDeque<InFlightBatch>) -> Optio
     let numbered = (first..end).filter_map(|seq| state.dirty.get(seq).map(|entry| (seq, entry)));
     let live: Vec<_> = numbered.filter(|(_, entry)| !entry.is_dead()).collect();
     let runs = plan(live.into_iter(), size);
-    let discards = runs.iter().any(|run| run.action == Action::Discard);
+    let discards = runs.iter().any(|run| run.action == WriteBackAction::Discard);
     // Payloads not in memory are read together: entries are stored in order of arrival.
     let parts = runs.iter().flat_map(|run| &run.parts).filter_map(|&(seq, _)| Some((seq, *state.dirty.get(seq)?)));
-    let on_medium: Vec<Entry> =
+    let on_medium: Vec<LogEntry> =
         parts.filter(|(seq, entry)| must_be_read(&state, *seq, entry)).map(|(_, entry)| entry).collect();
     let mut reads = shared.medium.read_many(&on_medium).into_iter();
     let groups = coalesce(runs, shared.inner.unit());
@@ -343,19 +343,21 @@ fn next_batch(shared: &Rc<Shared>, in_flight: &VecDeque<InFlightBatch>) -> Optio
 
 /// Returns the request for coalesced runs; payloads not in memory are taken from `reads`.
 fn request(
-    shared: &Rc<Shared>,
+    shared: &Rc<LogShared>,
     state: &LogState,
-    runs: Vec<Run>,
+    runs: Vec<WriteBackRun>,
     fua: bool,
     reads: &mut impl Iterator<Item = LocalFuture<Result<Buf>>>,
 ) -> Work {
     let mut writes = Vec::with_capacity(runs.len());
-    for Run { action, extent, parts } in runs {
+    for WriteBackRun { action, extent, parts } in runs {
         match action {
-            Action::Discard => return Work::Plain(BlockRequest::Discard(extent)),
-            Action::Zeroes => return Work::Plain(BlockRequest::WriteZeroes { extent, no_unmap: false, fua }),
-            Action::ZeroesKeep => return Work::Plain(BlockRequest::WriteZeroes { extent, no_unmap: true, fua }),
-            Action::Write => {}
+            WriteBackAction::Discard => return Work::Plain(BlockRequest::Discard(extent)),
+            WriteBackAction::Zeroes => return Work::Plain(BlockRequest::WriteZeroes { extent, no_unmap: false, fua }),
+            WriteBackAction::ZeroesKeep => {
+                return Work::Plain(BlockRequest::WriteZeroes { extent, no_unmap: true, fua });
+            }
+            WriteBackAction::Write => {}
         }
         // Started here, so that the payloads are pinned on the medium.
         let mut one = |&(seq, part): &(u64, Extent)| {
@@ -389,7 +391,12 @@ enum Failure {
 }
 
 /// Starts a batch beside those in flight; signals `write_back` when it ends.
-fn begin(shared: &Rc<Shared>, slots: &Rc<Slots>, batch: Batch, in_flight: &VecDeque<InFlightBatch>) -> InFlightBatch {
+fn begin(
+    shared: &Rc<LogShared>,
+    slots: &Rc<Slots>,
+    batch: Batch,
+    in_flight: &VecDeque<InFlightBatch>,
+) -> InFlightBatch {
     let Batch { end, requests, bytes, durable } = batch;
     let all = requests.len();
     let progress =
@@ -441,7 +448,7 @@ impl Slots {
     }
 
     /// Waits for a free slot. Releasing a slot, or a rise in urgency, must be signaled on `write_back`.
-    async fn take(self: &Rc<Self>, shared: &Shared) -> Slot {
+    async fn take(self: &Rc<Self>, shared: &LogShared) -> Slot {
         let _turn = self.turn.acquire(1).await;
         shared.write_back.wait_until(|| self.taken.get() < throttle::requests_max(shared)).await;
         self.taken.set(self.taken.get() + 1);
@@ -456,7 +463,7 @@ impl Drop for Slot {
 }
 
 /// Submits one request of a batch.
-async fn write(shared: &Rc<Shared>, slots: &Rc<Slots>, work: Work) -> std::result::Result<(), Failure> {
+async fn write(shared: &Rc<LogShared>, slots: &Rc<Slots>, work: Work) -> std::result::Result<(), Failure> {
     let _slot = slots.take(shared).await;
     if throttle::requests_max(shared) < shared.options.parallel {
         stand_back().await;
@@ -510,7 +517,7 @@ async fn all_of<T>(work: Vec<LocalFuture<T>>) -> Vec<T> {
 }
 
 /// Counts a request to the backend.
-fn count(shared: &Rc<Shared>, bytes: u64) {
+fn count(shared: &Rc<LogShared>, bytes: u64) {
     shared.state.borrow_mut().counters.written_back(bytes);
 }
 
@@ -525,7 +532,7 @@ fn within(result: Result<()>) -> std::result::Result<(), Failure> {
 /// Waits for the writes of a batch and makes them durable; returns the number of bypassed writes covered by the
 /// flush.
 async fn finish(
-    shared: &Rc<Shared>,
+    shared: &Rc<LogShared>,
     tasks: Vec<JoinHandle<std::result::Result<(), Failure>>>,
     durable: bool,
 ) -> std::result::Result<u64, Failure> {
@@ -545,14 +552,14 @@ async fn finish(
     Ok(acknowledged)
 }
 
-fn retire(shared: &Rc<Shared>, end: u64) {
+fn retire(shared: &Rc<LogShared>, end: u64) {
     let mut gone = Vec::new();
     shared.state.borrow_mut().retire(end, &mut gone);
     shared.medium.retire(end, &gone);
 }
 
 /// Records a write-back error; fails queued writes that wait for space which a full backend cannot free.
-fn note_error(shared: &Rc<Shared>, error: Error) {
+fn note_error(shared: &Rc<LogShared>, error: Error) {
     let mut pending_writes = Vec::new();
     {
         let mut state = shared.state.borrow_mut();
@@ -570,7 +577,7 @@ fn note_error(shared: &Rc<Shared>, error: Error) {
 }
 
 /// Fails the log: its contents cannot be written back.
-pub(crate) fn fail(shared: &Rc<Shared>, error: Error) {
+pub(crate) fn fail(shared: &Rc<LogShared>, error: Error) {
     tracing::error!(%error, "write log failed: its contents are not at the backend; requests of the volume fail");
     let mut pending_writes = Vec::new();
     {
@@ -587,7 +594,7 @@ pub(crate) fn fail(shared: &Rc<Shared>, error: Error) {
 
 /// Completes disabling the log once it is drained: requests bypass it from then on. Returns true if write-back is to
 /// end.
-async fn finish_disabling(shared: &Rc<Shared>) -> bool {
+async fn finish_disabling(shared: &Rc<LogShared>) -> bool {
     let reason = match shared.state.borrow().life.mode() {
         Mode::TurningOff(reason) => reason.clone(),
         _ => return false,

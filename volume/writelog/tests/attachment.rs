@@ -12,7 +12,7 @@ use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent, LocalFu
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_sim::{CrashKind, Faults, World};
 use forebay_writelog::{
-    LogAttachment, LogKeeper, LogRecord, MediumKind, Mode, Options, Persist, PlaceChange, Shelf, ShelfOptions,
+    LogAttachment, LogKeeper, LogOptions, LogRecord, MediumKind, Mode, Persist, PlaceChange, Shelf, ShelfOptions,
 };
 
 const PLACE: &str = "/logs:16M";
@@ -116,8 +116,8 @@ impl LogKeeper for Host {
         16 << 20
     }
 
-    fn options(&self, _place: &Self::Place) -> Options {
-        Options { persist: self.image.persist.get(), ..patience() }
+    fn options(&self, _place: &Self::Place) -> LogOptions {
+        LogOptions { persist: self.image.persist.get(), ..patience() }
     }
 
     fn compare(&self, is: &Self::Place, wanted: &Self::Place) -> PlaceChange {

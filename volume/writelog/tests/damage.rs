@@ -11,8 +11,8 @@ use common::{
 use forebay_block::{BlockDevice, BlockRequest, Buf, ErrorKind};
 use forebay_reactor::{File, OpenOptions};
 use forebay_sim::World;
-use forebay_writelog::format::{AREA_AT, LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock};
-use forebay_writelog::{LogId, Mode, Options, Shelf, WriteLog};
+use forebay_writelog::format::{AREA_AT, LOGS_AT, LogSuperblock, SUPER_COPIES, SUPER_LEN};
+use forebay_writelog::{LogId, LogOptions, Mode, Shelf, WriteLog};
 
 /// Flips a bit of the newest superblock copy, or of the older one.
 async fn damage_superblock(world: &World, newest: bool) {
@@ -20,7 +20,7 @@ async fn damage_superblock(world: &World, newest: bool) {
     let victim = &found[usize::from(!newest)];
     for copy in SUPER_COPIES {
         let bytes = world.peek(PATH, LOGS_AT + copy, SUPER_LEN).expect("on the disk");
-        if Superblock::decode(&bytes).as_ref() != Ok(victim) {
+        if LogSuperblock::decode(&bytes).as_ref() != Ok(victim) {
             continue;
         }
         let mut bytes = bytes;
@@ -105,7 +105,7 @@ fn a_damaged_superblock_costs_nothing_while_the_older_one_leads_to_all_blocks() 
 fn a_damaged_superblock_leads_no_recovery_back_over_direct_writes() {
     on_a_shelf(async |world, shelf| {
         let inner = Memory::new(1 << 20);
-        let options = Options { direct_min: Some(64 << 10), ..patience() };
+        let options = LogOptions { direct_min: Some(64 << 10), ..patience() };
         let log = fresh(&shelf, &inner, Rc::new(Nobody), options).await;
         let id = shelf.ids()[0];
         // Not sequential, so that all writes go to the log, and from there to the backend at once.

@@ -13,7 +13,7 @@ use common::{
 use forebay_block::{BlockDevice, BlockRequest, Buf, Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::{now, sleep, spawn, timeout};
 use forebay_sim::DiskFaults;
-use forebay_writelog::{Limits, Mode, Options, Owner, Persist, WriteLog};
+use forebay_writelog::{DirtyLimits, LogOptions, LogOwner, Mode, Persist, WriteLog};
 
 // ---- Closing and abandoning ----
 
@@ -22,7 +22,7 @@ fn closing_leaves_nothing_behind_that_it_has_acknowledged() {
     for persist in [Persist::OnWrite, Persist::OnFlush] {
         on_a_shelf(async |_, shelf| {
             let inner = Memory::new(1 << 20);
-            let log = fresh(&shelf, &inner, Rc::new(Nobody), Options { persist, ..patience() }).await;
+            let log = fresh(&shelf, &inner, Rc::new(Nobody), LogOptions { persist, ..patience() }).await;
             log.submit(write(0, 1, 4096)).await.expect("written");
             // The last flush is slow.
             inner.flush_gate.closed.set(true);
@@ -48,7 +48,7 @@ fn closing_leaves_nothing_behind_that_it_has_acknowledged() {
 /// Owner that records its release among the backend's events.
 struct Releasing(Rc<RefCell<Vec<Event>>>);
 
-impl Owner for Releasing {
+impl LogOwner for Releasing {
     fn release(&self) -> LocalFuture<Result<()>> {
         self.0.borrow_mut().push(Event::Release);
         Box::pin(std::future::ready(Ok(())))
@@ -60,7 +60,7 @@ fn a_log_is_released_only_when_the_backend_has_flushed_everything() {
     for disabled in [false, true] {
         on_a_shelf(async |world, shelf| {
             let inner = Memory::new(4 << 20);
-            let options = Options { persist: Persist::OnFlush, direct_min: Some(64 << 10), ..patience() };
+            let options = LogOptions { persist: Persist::OnFlush, direct_min: Some(64 << 10), ..patience() };
             let log = fresh(&shelf, &inner, Rc::new(Releasing(inner.events.clone())), options).await;
             // Bypasses the log, acknowledged before it is durable at the backend.
             log.submit(write(0, 1, 64 << 10)).await.expect("written");
@@ -122,7 +122,7 @@ struct Contender {
     outcomes: RefCell<Vec<Option<ErrorKind>>>,
 }
 
-impl Owner for Contender {
+impl LogOwner for Contender {
     fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
         self.attempts.set(self.attempts.get() + 1);
         let mut outcomes = self.outcomes.borrow_mut();
@@ -142,7 +142,8 @@ impl Owner for Contender {
 fn nothing_is_acknowledged_or_written_back_before_the_volume_is_acquired() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);
-        let eager = Options { limits: Limits { age_max: Duration::ZERO, bytes_max: None }, ..Options::default() };
+        let eager =
+            LogOptions { limits: DirtyLimits { age_max: Duration::ZERO, bytes_max: None }, ..LogOptions::default() };
         let log = patient(&shelf, &inner).await;
         let id = shelf.ids()[0];
         log.submit(write(0, 1, 4096)).await.expect("written");
@@ -183,7 +184,7 @@ fn a_log_that_the_record_does_not_name_any_more_is_never_written_back() {
         let owner = Rc::new(Contender::default());
         owner.outcomes.replace(vec![Some(ErrorKind::Fenced)]);
         let opened = shelf.open_log(&id, "one", 0).await.expect("a log");
-        let log = WriteLog::new(inner.clone(), opened, owner.clone(), Options::default());
+        let log = WriteLog::new(inner.clone(), opened, owner.clone(), LogOptions::default());
         let waiting = log.submit(write(4096, 2, 4096));
         assert_eq!(waiting.await.expect_err("acknowledged").kind(), ErrorKind::Fenced);
         sleep(LONG).await;
@@ -214,7 +215,7 @@ fn a_log_can_be_closed_while_it_waits_to_be_acquired() {
         let owner = Rc::new(Contender::default());
         owner.outcomes.replace(vec![Some(ErrorKind::Busy)]);
         let opened = shelf.open_log(&id, "one", 0).await.expect("a log");
-        let log = WriteLog::new(inner.clone(), opened, owner, Options::default());
+        let log = WriteLog::new(inner.clone(), opened, owner, LogOptions::default());
         let waiting = spawn(log.submit(write(4096, 2, 4096)));
         let drained = spawn({
             let log = log.clone();
@@ -260,7 +261,7 @@ fn who_waits_for_a_log_to_be_written_back_hears_that_it_is_closed() {
 fn closing_makes_acknowledged_writes_last_though_one_that_goes_round_hangs() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);
-        let options = Options { persist: Persist::OnFlush, ..patience() };
+        let options = LogOptions { persist: Persist::OnFlush, ..patience() };
         let log = fresh(&shelf, &inner, Rc::new(Nobody), options).await;
         log.submit(write(0, 1, 4096)).await.expect("acknowledged");
         inner.gate.closed.set(true);
@@ -279,7 +280,7 @@ fn closing_makes_acknowledged_writes_last_though_one_that_goes_round_hangs() {
 fn closing_a_full_log_makes_last_what_has_its_place_and_tells_of_the_rest() {
     on_a_shelf_of(true, async |_, shelf| {
         let inner = Memory::new(8 << 20);
-        let options = Options { persist: Persist::OnFlush, direct_min: None, ..patience() };
+        let options = LogOptions { persist: Persist::OnFlush, direct_min: None, ..patience() };
         let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
         inner.gate.closed.set(true);
         let writes: Vec<_> = (0..100_u64).map(|at| spawn(log.submit(write(at << 13, at as u8, 8192)))).collect();
@@ -336,7 +337,7 @@ fn who_waits_for_the_queue_does_not_wait_for_what_an_error_took_out_of_it() {
 fn writes_that_are_acknowledged_early_are_bounded_by_the_log() {
     on_a_shelf_of(true, async |_, shelf| {
         let inner = Memory::new(8 << 20);
-        let options = Options { persist: Persist::OnFlush, direct_min: None, ..patience() };
+        let options = LogOptions { persist: Persist::OnFlush, direct_min: None, ..patience() };
         let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
         inner.gate.closed.set(true);
         let acknowledged = Rc::new(Cell::new(0_u64));
@@ -378,7 +379,7 @@ fn writes_that_are_acknowledged_early_are_bounded_by_the_log() {
 fn writes_that_waited_for_others_are_bounded_by_the_log_as_well() {
     on_a_shelf_of(true, async |_, shelf| {
         let inner = Memory::new(8 << 20);
-        let options = Options { persist: Persist::OnFlush, direct_min: None, ..patience() };
+        let options = LogOptions { persist: Persist::OnFlush, direct_min: None, ..patience() };
         let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
         inner.gate.closed.set(true);
         // The range is locked until the comparison is done: all of them see an empty log, then wait.
@@ -413,8 +414,8 @@ fn writes_that_waited_for_others_are_bounded_by_the_log_as_well() {
 fn a_write_longer_than_what_the_backend_may_lack_waits_and_goes_on() {
     on_a_shelf_of(true, async |_, shelf| {
         let inner = Memory::new(8 << 20);
-        let limits = Limits { bytes_max: Some(4096), ..patience().limits };
-        let options = Options { persist: Persist::OnFlush, direct_min: None, limits, ..patience() };
+        let limits = DirtyLimits { bytes_max: Some(4096), ..patience().limits };
+        let options = LogOptions { persist: Persist::OnFlush, direct_min: None, limits, ..patience() };
         let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
         let writes: Vec<_> = (0..4_u64).map(|at| log.submit(write(at << 13, at as u8, 8192))).collect();
         for write in writes {

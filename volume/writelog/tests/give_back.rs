@@ -8,7 +8,7 @@ use forebay_block::{Buf, ErrorKind};
 use forebay_reactor::{File, OpenOptions};
 use forebay_sim::{CrashKind, Faults, World};
 use forebay_writelog::format::{
-    DIRECTORY_COPIES, Directory, LOG_SIZE_LEAST, LOGS_AT, LOGS_MAX, SUPER_LEN, ShelfEntry, Superblock,
+    DIRECTORY_COPIES, LOG_SIZE_LEAST, LOGS_AT, LOGS_MAX, LogDirectory, LogSuperblock, SUPER_LEN, ShelfEntry,
 };
 use forebay_writelog::{LogId, MediumKind, Shelf, ShelfOptions};
 use proptest::prelude::*;
@@ -123,8 +123,8 @@ struct Model {
 fn start(world: &World, id: &LogId) -> u64 {
     let copies = DIRECTORY_COPIES.iter().filter_map(|&at| world.peek(FILE, at, 64 << 10));
     let directories = copies.filter_map(|bytes| {
-        let len = Directory::encoded_len(&bytes).ok()?;
-        Directory::decode(bytes.get(..len.next_multiple_of(4096))?).ok()
+        let len = LogDirectory::encoded_len(&bytes).ok()?;
+        LogDirectory::decode(bytes.get(..len.next_multiple_of(4096))?).ok()
     });
     let newest = directories.max_by_key(|directory| directory.serial).expect("a directory");
     newest.logs.iter().find(|log| log.log == *id).expect("it is in the directory").start
@@ -210,10 +210,10 @@ async fn spoil(world: &World, at: u64, how: Spoil) {
 }
 
 /// Returns the readable copies of the directory, with their addresses; the newest one last.
-fn directories(world: &World) -> Vec<(Directory, u64)> {
+fn directories(world: &World) -> Vec<(LogDirectory, u64)> {
     let copies = DIRECTORY_COPIES.iter().map(|&at| (world.peek(FILE, at, 64 << 10).expect("in the file"), at));
-    let mut found: Vec<(Directory, u64)> =
-        copies.filter_map(|(bytes, at)| Some((Directory::decode(&bytes).ok()?, at))).collect();
+    let mut found: Vec<(LogDirectory, u64)> =
+        copies.filter_map(|(bytes, at)| Some((LogDirectory::decode(&bytes).ok()?, at))).collect();
     found.sort_by_key(|(directory, _)| directory.serial);
     found
 }
@@ -260,7 +260,7 @@ async fn leave_in_newest_copy_only(world: &World, model: &Model) -> u64 {
     let (last, ..) = model.logs[&format!("volume {}", model.made)];
     let other = DIRECTORY_COPIES.into_iter().find(|&other| other != at).expect("two copies");
     let logs = newest.logs.iter().filter(|log| log.log != last).copied().collect();
-    let before = Directory { serial: newest.serial - 1, logs, ..newest.clone() };
+    let before = LogDirectory { serial: newest.serial - 1, logs, ..newest.clone() };
     let file = File::open(FILE, OpenOptions::read_write().direct()).expect("the file");
     file.write_durable_at(Buf::copy_of(&before.encode()), other).await.expect("write");
     at
@@ -284,7 +284,7 @@ fn a_log_that_cannot_be_looked_for_beside_a_spoiled_copy_is_kept() {
         run(&world, async {
             let copy = leave_in_newest_copy_only(&world, &model).await;
             spoil(&world, copy, how).await;
-            let newer = Superblock { features: 1, ..Superblock::decode(&superblock).expect("a superblock") };
+            let newer = LogSuperblock { features: 1, ..LogSuperblock::decode(&superblock).expect("a superblock") };
             match why {
                 Untold::Unreadable => assert!(world.set_bad_sector(FILE, at)),
                 Untold::Newer => {
@@ -455,7 +455,7 @@ fn no_more_logs_are_taken_in_than_a_directory_can_name() {
             start: LOGS_AT + i * size,
             size,
         };
-        let directory = Directory { serial: 8, medium: MediumKind::Ssd, logs: (0..full).map(entry).collect() };
+        let directory = LogDirectory { serial: 8, medium: MediumKind::Ssd, logs: (0..full).map(entry).collect() };
         let file = File::open(FILE, OpenOptions::read_write().direct()).expect("the disk");
         file.write_durable_at(Buf::copy_of(&directory.encode()), DIRECTORY_COPIES[0]).await.expect("write");
         file.write_durable_at(Buf::copy_of(&superblock), LOGS_AT + full * size).await.expect("write");

@@ -6,8 +6,8 @@ use forebay_block::{Error, ErrorKind, Extent};
 use forebay_reactor::pmem::PersistentMemory;
 use forebay_sim::{Faults, SimPmem, World};
 use forebay_writelog::format::{
-    AREA_AT, ENTRY_LEN, EntryRecord, HEAD_AT, Kind, LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock, TAIL_AT, encode_word,
-    tag_of,
+    AREA_AT, ENTRY_LEN, EntryKind, EntryRecord, HEAD_AT, LOGS_AT, LogSuperblock, SUPER_COPIES, SUPER_LEN, TAIL_AT,
+    encode_word, tag_of,
 };
 use forebay_writelog::{LogId, Shelf, ShelfOptions};
 
@@ -20,7 +20,7 @@ struct Bench {
     memory: SimPmem,
     shelf: Rc<Shelf>,
     id: LogId,
-    superblock: Superblock,
+    superblock: LogSuperblock,
     tag: u32,
 }
 
@@ -33,7 +33,7 @@ impl Bench {
         let id = shelf.create("one", "local/a", LOG_SIZE, 2).await.expect("room");
         let mut bytes = vec![0; SUPER_LEN];
         memory.load(LOGS_AT + SUPER_COPIES[0], &mut bytes);
-        let superblock = Superblock::decode(&bytes).expect("a superblock");
+        let superblock = LogSuperblock::decode(&bytes).expect("a superblock");
         let bench = Self { memory, shelf, id, superblock, tag: tag_of(&id) };
         bench.reset();
         bench
@@ -56,7 +56,7 @@ impl Bench {
         let extent = Extent::new(seq * BLOCK, BLOCK);
         let crc = forebay_accel::crc32c::crc32c(&[seq as u8 + 1; BLOCK as usize]);
         let place = (seq * BLOCK / 64) as u32;
-        EntryRecord { kind: Kind::Write, extent, seq, generation: seq + 1, place, crc, time_ms: 0 }
+        EntryRecord { kind: EntryKind::Write, extent, seq, generation: seq + 1, place, crc, time_ms: 0 }
     }
 
     /// Returns the offset of the buffers.
@@ -77,7 +77,7 @@ impl Bench {
         self.memory.store_word(LOGS_AT + at, encode_word(seq, self.tag));
     }
 
-    fn superblock(&self, change: impl FnOnce(&mut Superblock)) {
+    fn superblock(&self, change: impl FnOnce(&mut LogSuperblock)) {
         let mut superblock = self.superblock.clone();
         change(&mut superblock);
         for copy in SUPER_COPIES {

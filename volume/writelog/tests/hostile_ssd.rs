@@ -9,8 +9,8 @@ use forebay_block::{Buf, ErrorKind, Extent};
 use forebay_reactor::{File, OpenOptions};
 use forebay_sim::{Faults, World};
 use forebay_writelog::format::{
-    AREA_AT, BEHIND_UNKNOWN, BlockHeader, ENTRY_LEN, EntryRecord, Kind, LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock,
-    tag_of,
+    AREA_AT, BEHIND_UNKNOWN, BlockHeader, ENTRY_LEN, EntryKind, EntryRecord, LOGS_AT, LogSuperblock, SUPER_COPIES,
+    SUPER_LEN, tag_of,
 };
 use forebay_writelog::{LogId, MediumKind, Shelf, ShelfOptions};
 
@@ -34,22 +34,30 @@ struct Block {
 /// Log with two blocks of one entry each, of generations 1 and 2.
 #[derive(Clone)]
 struct Contents {
-    superblock: Superblock,
+    superblock: LogSuperblock,
     /// Set if the superblock's second copy is unreadable.
     one_lost: bool,
     blocks: [Block; 2],
 }
 
 impl Contents {
-    fn new(superblock: Superblock) -> Self {
+    fn new(superblock: LogSuperblock) -> Self {
         let tag = tag_of(&superblock.log);
-        let superblock =
-            Superblock { run: 1, clean: false, tail_pos: 0, tail_block: 0, tail_seq: 0, head_block: 0, ..superblock };
+        let superblock = LogSuperblock {
+            run: 1,
+            clean: false,
+            tail_pos: 0,
+            tail_block: 0,
+            tail_seq: 0,
+            head_block: 0,
+            ..superblock
+        };
         let block = |at: u64| {
             let (pos, payload) = (at * UNITS, vec![at as u8 + 1; DATA]);
             let extent = Extent::new(at * DATA as u64, DATA as u64);
             let (place, crc) = (pos as u32 + 1, crc32c(&payload));
-            let entry = EntryRecord { kind: Kind::Write, extent, seq: at, generation: at + 1, place, crc, time_ms: 0 };
+            let entry =
+                EntryRecord { kind: EntryKind::Write, extent, seq: at, generation: at + 1, place, crc, time_ms: 0 };
             let header = BlockHeader {
                 run: 1,
                 count: 1,
@@ -103,7 +111,7 @@ impl Bench {
         let id = shelf.create("one", "local/a", LOG_SIZE, 0).await.expect("room");
         let file = File::open(PATH, OpenOptions::read_write()).expect("the shelf's file");
         let bytes = file.read_exact_at(LOGS_AT, SUPER_LEN).await.expect("a superblock").to_vec();
-        let good = Contents::new(Superblock::decode(&bytes).expect("a good one"));
+        let good = Contents::new(LogSuperblock::decode(&bytes).expect("a good one"));
         Self { shelf, file, id, good }
     }
 

@@ -10,8 +10,8 @@ use common::{Memory, Nobody, PATH, fresh, on_a_shelf, open, patience, patient, r
 use forebay_block::{BlockDevice, BlockRequest, Buf, BufList, ErrorKind, Extent, ExtentState, LocalFuture, Result};
 use forebay_reactor::{File, OpenOptions, sleep, spawn, timeout};
 use forebay_sim::DiskFaults;
-use forebay_writelog::format::{LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock};
-use forebay_writelog::{Limits, Mode, Options, Owner, Shelf};
+use forebay_writelog::format::{LOGS_AT, LogSuperblock, SUPER_COPIES, SUPER_LEN};
+use forebay_writelog::{DirtyLimits, LogOptions, LogOwner, Mode, Shelf};
 
 #[test]
 fn logs_share_a_shelf_and_belong_to_their_volumes() {
@@ -76,7 +76,7 @@ fn a_write_that_waits_while_a_volume_shrinks_is_refused() {
         let inner = Memory::new(64 << 10);
         let log = patient(&shelf, &inner).await;
         // Throttled until the first one is at the backend, which is when the volume shrinks.
-        log.set_limits(Limits { bytes_max: Some(4096), age_max: Duration::from_secs(1000) });
+        log.set_limits(DirtyLimits { bytes_max: Some(4096), age_max: Duration::from_secs(1000) });
         log.submit(write(0, 1, 4096)).await.expect("written");
         let cut = log.cut().await.expect("a cut");
         log.submit(write(4096, 2, 4096)).await.expect("written");
@@ -124,7 +124,7 @@ fn no_recovery_replays_what_was_cut_off() {
         let shrinking = log.shrink(16 << 10).await.expect("empty");
         let tails = SUPER_COPIES.map(|copy| {
             let bytes = world.peek(PATH, LOGS_AT + copy, SUPER_LEN).expect("a superblock");
-            Superblock::decode(&bytes).expect("a good one").tail_seq
+            LogSuperblock::decode(&bytes).expect("a good one").tail_seq
         });
         assert_eq!(tails.into_iter().max(), Some(1), "a crash now would write the cut off block once more");
         over.set(true);
@@ -199,7 +199,7 @@ fn a_cut_holds_the_backend_where_it_is() {
 fn a_log_that_fails_under_a_cut_is_not_given_up_with_what_the_cut_holds_back() {
     on_a_shelf(async |faults, shelf| {
         let (inner, owner) = (Memory::new(1 << 20), Rc::new(Counted::default()));
-        let log = fresh(&shelf, &inner, owner.clone(), Options::default()).await;
+        let log = fresh(&shelf, &inner, owner.clone(), LogOptions::default()).await;
         log.submit(write(0, 1, 4096)).await.expect("written");
         let cut = log.cut().await.expect("a cut");
         log.submit(write(0, 2, 4096)).await.expect("written");
@@ -220,7 +220,7 @@ fn a_log_that_fails_under_a_cut_is_not_given_up_with_what_the_cut_holds_back() {
 fn a_cut_that_ends_leaves_others_held() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);
-        let log = fresh(&shelf, &inner, Rc::new(Nobody), Options::default()).await;
+        let log = fresh(&shelf, &inner, Rc::new(Nobody), LogOptions::default()).await;
         log.submit(write(0, 1, 4096)).await.expect("written");
         let (first, second) = (log.cut().await.expect("a cut"), log.cut().await.expect("another"));
         log.submit(write(0, 2, 4096)).await.expect("written");
@@ -239,7 +239,7 @@ fn what_was_written_together_is_read_together_to_be_written_back() {
     on_a_shelf(async |world, shelf| {
         world.set_verbose();
         let inner = Memory::new(1 << 20);
-        let options = Options { recent_bytes: 0, ..patience() };
+        let options = LogOptions { recent_bytes: 0, ..patience() };
         let log = fresh(&shelf, &inner, Rc::new(Nobody), options).await;
         // Every second block, in descending order: adjacent in the log only.
         for at in (0..32_u64).rev() {
@@ -284,7 +284,7 @@ fn the_limits_of_a_volume_hold_and_can_be_changed() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);
         let log = patient(&shelf, &inner).await;
-        log.set_limits(Limits { bytes_max: Some(64 << 10), age_max: Duration::from_secs(1000) });
+        log.set_limits(DirtyLimits { bytes_max: Some(64 << 10), age_max: Duration::from_secs(1000) });
         // A held consistency point keeps all entries in the log.
         let cut = log.cut().await.expect("a cut");
         let writes: Vec<_> = (0..32_u64).map(|at| spawn(log.submit(write(at * 4096, 1, 4096)))).collect();
@@ -297,7 +297,7 @@ fn the_limits_of_a_volume_hold_and_can_be_changed() {
         }
         log.drain().await.expect("drained");
         // By age alone.
-        log.set_limits(Limits { bytes_max: None, age_max: Duration::from_secs(4) });
+        log.set_limits(DirtyLimits { bytes_max: None, age_max: Duration::from_secs(4) });
         let before = inner.writes.get();
         log.submit(write(0, 2, 4096)).await.expect("written");
         sleep(Duration::from_secs(1)).await;
@@ -336,7 +336,7 @@ fn a_read_of_what_is_written_all_the_time_ends() {
 #[derive(Default)]
 struct Counted(Cell<u64>);
 
-impl Owner for Counted {
+impl LogOwner for Counted {
     fn release(&self) -> LocalFuture<Result<()>> {
         self.0.set(self.0.get() + 1);
         Box::pin(std::future::ready(Ok(())))
@@ -360,7 +360,7 @@ fn the_first_flush_covers_what_a_process_that_was_killed_left_at_the_backend() {
 fn a_write_that_goes_round_the_log_lasts_when_it_is_answered() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(4 << 20);
-        let log = fresh(&shelf, &inner, Rc::new(Nobody), Options::default()).await;
+        let log = fresh(&shelf, &inner, Rc::new(Nobody), LogOptions::default()).await;
         log.submit(BlockRequest::Flush).await.expect("flushed");
         for at in 0..3_u64 {
             log.submit(write(at << 20, 9, 1 << 20)).await.expect("written");
@@ -377,8 +377,8 @@ async fn reach_the_backend(shelf: &Rc<Shelf>, flush_before_the_rest: bool) -> us
     const LIMIT: u64 = 64 << 10;
     let inner = Memory::new(1 << 20);
     inner.gate.closed.set(true);
-    let limits = Limits { age_max: Duration::ZERO, bytes_max: Some(LIMIT) };
-    let log = fresh(shelf, &inner, Rc::new(Nobody), Options { limits, ..patience() }).await;
+    let limits = DirtyLimits { age_max: Duration::ZERO, bytes_max: Some(LIMIT) };
+    let log = fresh(shelf, &inner, Rc::new(Nobody), LogOptions { limits, ..patience() }).await;
     // Every second block: no writes are merged.
     let submit = |at: u64| spawn(log.submit(write(at * 8192, 1, 4096)));
     let first: Vec<_> = (0..4).map(submit).collect();
@@ -393,7 +393,7 @@ async fn reach_the_backend(shelf: &Rc<Shelf>, flush_before_the_rest: bool) -> us
         }
         false => {
             // In flight during the barrier: pieces not in the log yet may be in either generation.
-            log.set_limits(Limits { age_max: Duration::ZERO, bytes_max: Some(1) });
+            log.set_limits(DirtyLimits { age_max: Duration::ZERO, bytes_max: Some(1) });
             let rest = (4..8).map(submit).collect();
             log.submit(BlockRequest::Flush).await.expect("flushed");
             log.set_limits(limits);
@@ -447,7 +447,7 @@ fn a_barrier_separates_only_what_the_host_has_ordered() {
 /// Malicious superblocks: each change, and the resulting error of the open.
 #[test]
 fn a_superblock_that_is_not_what_it_should_be_is_refused_with_the_reason() {
-    type Change = fn(&mut Superblock);
+    type Change = fn(&mut LogSuperblock);
     let sealed: [(Change, ErrorKind, &str); 7] = [
         (|it| it.log[0] ^= 1, ErrorKind::Corrupt, "is another one"),
         (|it| it.size += 1 << 20, ErrorKind::Corrupt, "is another one"),
@@ -464,7 +464,7 @@ fn a_superblock_that_is_not_what_it_should_be_is_refused_with_the_reason() {
         let good = file.read_exact_at(LOGS_AT, SUPER_LEN).await.expect("a superblock").to_vec();
         let mut cases: Vec<(Vec<u8>, ErrorKind, &str)> = Vec::new();
         for (change, kind, text) in sealed {
-            let mut superblock = Superblock::decode(&good).expect("a good one");
+            let mut superblock = LogSuperblock::decode(&good).expect("a good one");
             superblock.tail_block = 1;
             superblock.head_block = 1;
             change(&mut superblock);

@@ -14,7 +14,7 @@ use forebay_block::{BlockDevice, BlockRequest, Buf, Result};
 use forebay_reactor::{JoinHandle, sleep, spawn, timeout};
 use forebay_sim::{DiskFaults, World};
 use forebay_writelog::format::{AREA_AT, BlockHeader, LOGS_AT, tag_of};
-use forebay_writelog::{Limits, Options, Shelf, WriteLog};
+use forebay_writelog::{DirtyLimits, LogOptions, Shelf, WriteLog};
 
 /// Returns a log that is being shrunk, at the moment when write-back writes the tail, slowly.
 async fn shrinking_while_the_tail_is_written(
@@ -97,8 +97,8 @@ async fn look_while_it_wraps(log: &Rc<WriteLog>, mut look: impl FnMut(u64)) {
 fn the_ring_never_goes_over_what_the_durable_tail_still_names() {
     on_a_shelf_of(true, async |world, shelf| {
         let inner = Memory::new(1 << 20);
-        let limits = Limits { age_max: Duration::ZERO, bytes_max: None };
-        let options = Options { limits, batch_entries: 8, groups: 1, ..Options::default() };
+        let limits = DirtyLimits { age_max: Duration::ZERO, bytes_max: None };
+        let options = LogOptions { limits, batch_entries: 8, groups: 1, ..LogOptions::default() };
         let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
         let tag = tag_of(&shelf.ids()[0]);
         // Permits a block to reach the disk before a superblock that was written earlier.
@@ -126,8 +126,8 @@ fn the_ring_never_goes_over_what_the_durable_tail_still_names() {
 fn a_batch_is_retired_only_when_the_tail_before_it_is_durable() {
     on_a_shelf_of(true, async |world, shelf| {
         let inner = Memory::new(1 << 20);
-        let limits = Limits { age_max: Duration::ZERO, bytes_max: None };
-        let options = Options { limits, batch_entries: 1, ..Options::default() };
+        let limits = DirtyLimits { age_max: Duration::ZERO, bytes_max: None };
+        let options = LogOptions { limits, batch_entries: 1, ..LogOptions::default() };
         let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
         world.set_disk_faults(PATH, slow_writes(5));
         let tag = tag_of(&shelf.ids()[0]);
@@ -151,7 +151,7 @@ fn a_batch_is_retired_only_when_the_tail_before_it_is_durable() {
 fn a_direct_write_waits_for_the_tail_to_be_durable() {
     on_a_shelf(async |world, shelf| {
         let inner = Memory::new(4 << 20);
-        let options = Options { direct_min: Some(64 << 10), ..patience() };
+        let options = LogOptions { direct_min: Some(64 << 10), ..patience() };
         let log = fresh(&shelf, &inner, Rc::new(Nobody), options).await;
         log.submit(write(0, 1, 64 << 10)).await.expect("written");
         let direct = log.counters().direct;
@@ -187,7 +187,7 @@ fn a_direct_write_waits_for_the_tail_to_be_durable() {
 /// Returns a drained log that writes of 64 KiB bypass, and its backend, which blocks further requests.
 async fn drained_with_gate_closed(shelf: &Rc<Shelf>) -> (Rc<Memory>, Rc<WriteLog>) {
     let inner = Memory::new(4 << 20);
-    let log = fresh(shelf, &inner, Rc::new(Nobody), Options { direct_min: Some(64 << 10), ..patience() }).await;
+    let log = fresh(shelf, &inner, Rc::new(Nobody), LogOptions { direct_min: Some(64 << 10), ..patience() }).await;
     log.submit(write(0, 1, 64 << 10)).await.expect("written");
     log.drain().await.expect("drained");
     inner.gate.closed.set(true);

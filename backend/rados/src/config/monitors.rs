@@ -7,7 +7,7 @@ pub(super) const PORT_V1: u16 = 6789;
 
 /// Address of a monitor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct MonitorAddr {
     /// IP address or host name.
     pub host: String,
     /// Port number.
@@ -16,7 +16,7 @@ pub struct Place {
 
 /// Parses a list of monitors: `HOST`, `HOST:PORT`, `v2:HOST:PORT/NONCE`, and groups `[v2:HOST:PORT,v1:HOST:PORT]`,
 /// separated by commas, semicolons or spaces.  Omits addresses of msgr1.
-pub fn parse_monitors(text: &str) -> Result<Vec<Place>, String> {
+pub fn parse_monitors(text: &str) -> Result<Vec<MonitorAddr>, String> {
     let mut places = Vec::new();
     let mut word = String::new();
     let mut brackets = 0;
@@ -45,7 +45,7 @@ pub fn parse_monitors(text: &str) -> Result<Vec<Place>, String> {
 }
 
 /// Parses one monitor: an address, or several in brackets.
-fn group(text: &str, places: &mut Vec<Place>) -> Result<(), String> {
+fn group(text: &str, places: &mut Vec<MonitorAddr>) -> Result<(), String> {
     if let Some(inner) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'))
         && (inner.starts_with("v1:") || inner.starts_with("v2:"))
     {
@@ -58,7 +58,7 @@ fn group(text: &str, places: &mut Vec<Place>) -> Result<(), String> {
     Ok(())
 }
 
-fn address(text: &str) -> Result<Option<Place>, String> {
+fn address(text: &str) -> Result<Option<MonitorAddr>, String> {
     let (version, rest) = match text.split_at_checked(3) {
         Some(("v1:", rest)) => (1, rest),
         Some(("v2:", rest)) => (2, rest),
@@ -86,7 +86,7 @@ fn address(text: &str) -> Result<Option<Place>, String> {
         (1, _) | (0, Some(PORT_V1)) => return Ok(None),
         (_, port) => port.unwrap_or(PORT_V2),
     };
-    Ok(Some(Place { host: host.into(), port }))
+    Ok(Some(MonitorAddr { host: host.into(), port }))
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ fn settings_that_multiply_each_other_end() {
     assert!(line == 2 && text.contains("sets nothing"), "{line}: {text}");
 }
 
-fn settings(config: &Config) -> Settings {
+fn settings(config: &CephConfig) -> Settings {
     config.said.with(&BTreeMap::new()).expect("settings").0
 }
 
@@ -71,7 +71,7 @@ fn the_usual_places() {
         ("/etc/ceph/ceph.conf", "[global]\nmon host = 10.0.0.1\n"),
         ("/etc/ceph/ceph.client.admin.keyring", &keyring("client.admin")),
     ]);
-    let config = Config::resolve(&Flags::default(), &outside).expect("a configuration");
+    let config = CephConfig::resolve(&Flags::default(), &outside).expect("a configuration");
     assert_eq!(
         (config.id.as_str(), config.monitors.clone()),
         ("admin", vec!["10.0.0.1:3300".parse().expect("an address")])
@@ -93,11 +93,11 @@ fn flags_and_the_environment() {
     ]);
     outside.variables.insert("CEPH_CONF".into(), "/x.conf".into());
     let flags = Flags { id: Some("u".into()), cluster: Some("west".into()), ..Flags::default() };
-    let config = Config::resolve(&flags, &outside).expect("a configuration");
+    let config = CephConfig::resolve(&flags, &outside).expect("a configuration");
     assert_eq!(config.monitors, ["192.0.2.7:3300".parse().expect("an address")]);
     assert_eq!(settings(&config).osd_modes, [mode::SECURE]);
     assert_eq!(settings(&config).osd_timeout, Some(Duration::from_millis(2500)));
-    let error = Config::resolve(&Flags { id: Some("nobody".into()), ..flags }, &outside).expect_err("no key");
+    let error = CephConfig::resolve(&Flags { id: Some("nobody".into()), ..flags }, &outside).expect_err("no key");
     assert!(error.to_string().contains("/k/west.client.nobody"), "{error}");
 }
 
@@ -105,13 +105,13 @@ fn flags_and_the_environment() {
 fn the_name_service() {
     let outside = Outside::with(&[("/c", "auth client required = none")]);
     let flags = Flags { conf: Some("/c".into()), ..Flags::default() };
-    let config = Config::resolve(&flags, &outside).expect("a configuration");
+    let config = CephConfig::resolve(&flags, &outside).expect("a configuration");
     assert_eq!(config.monitors, ["192.0.2.7:3300".parse().expect("an address")]);
     assert!(matches!(config.credentials, Credentials::None));
     // The SRV service name can be changed and may include a domain; settings from monitors can be disabled.
     let text = "auth client required = none\nmon dns srv name = mons_a.example\nno mon config = true\n";
     let outside = Outside::with(&[("/c", text)]);
-    let config = Config::resolve(&flags, &outside).expect("a configuration");
+    let config = CephConfig::resolve(&flags, &outside).expect("a configuration");
     assert_eq!(config.monitors, ["192.0.2.7:3300".parse().expect("an address")]);
     assert!(!config.ask_monitors);
 }
@@ -120,7 +120,7 @@ fn the_name_service() {
 fn either_way_to_show_who_we_are() {
     let text = "auth client required = cephx, none\nmon host = 10.0.0.1\n";
     let flags = Flags { conf: Some("/c".into()), ..Flags::default() };
-    let resolved = |outside: &Outside| Config::resolve(&flags, outside).map(|config| config.credentials);
+    let resolved = |outside: &Outside| CephConfig::resolve(&flags, outside).map(|config| config.credentials);
     assert!(matches!(resolved(&Outside::with(&[("/c", text)])), Ok(Credentials::None)));
     let with_key = Outside::with(&[("/c", text), ("/etc/ceph/ceph.keyring", &keyring("client.admin"))]);
     assert!(matches!(resolved(&with_key), Ok(Credentials::Cephx(_))));
@@ -130,7 +130,8 @@ fn either_way_to_show_who_we_are() {
 fn what_is_wrong_is_said() {
     let check = |text: &str, says: &str| {
         let outside = Outside::with(&[("/c", text)]);
-        let error = Config::resolve(&Flags { conf: Some("/c".into()), ..Flags::default() }, &outside).expect_err(text);
+        let error =
+            CephConfig::resolve(&Flags { conf: Some("/c".into()), ..Flags::default() }, &outside).expect_err(text);
         assert!(error.to_string().contains(says), "{text}: {error}");
     };
     check("[global\n", "/c:1: ");
@@ -145,7 +146,7 @@ fn what_is_wrong_is_said() {
         "key = AgABAAAAAgAAACAAAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\nmon host = 1.2.3.4",
         "type is 2, and this build knows keys of type 1",
     );
-    let error = Config::resolve(&Flags::default(), &Outside::default()).expect_err("nothing is there");
+    let error = CephConfig::resolve(&Flags::default(), &Outside::default()).expect_err("nothing is there");
     assert!(error.to_string().contains("/etc/ceph/ceph.conf"), "{error}");
 }
 

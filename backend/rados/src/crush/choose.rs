@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::hash::{hash2, hash3, hash4};
 use super::log::ln;
-use super::{Alg, Bucket, ChooseArg, CrushMap, ITEM_NONE, Step, WEIGHT_ONE};
+use super::{Alg, Bucket, ChooseArg, CrushMap, ITEM_NONE, RuleStep, WEIGHT_ONE};
 
 /// Position that is not decided yet.
 const UNDECIDED: i32 = 0x7fff_fffe;
@@ -61,29 +61,29 @@ pub(super) fn place(
         |value: i32, least: i32| u32::try_from(value).ok().filter(|_| value >= least).map(|v| v.min(TRIES_MAX));
     for step in steps {
         match *step {
-            Step::Take(item) => {
+            RuleStep::Take(item) => {
                 let known = if item >= 0 { item < map.devices_max } else { map.bucket(item).is_some() };
                 if known {
                     working = vec![item];
                 }
             }
-            Step::SetTries(value) => tries.total = at_least(value, 1).unwrap_or(tries.total),
-            Step::SetLeafTries(value) => tries.leaf = at_least(value, 1).unwrap_or(tries.leaf),
-            Step::SetLocalTries(value) => tries.local = at_least(value, 0).unwrap_or(tries.local),
-            Step::SetLocalFallbackTries(value) => {
+            RuleStep::SetTries(value) => tries.total = at_least(value, 1).unwrap_or(tries.total),
+            RuleStep::SetLeafTries(value) => tries.leaf = at_least(value, 1).unwrap_or(tries.leaf),
+            RuleStep::SetLocalTries(value) => tries.local = at_least(value, 0).unwrap_or(tries.local),
+            RuleStep::SetLocalFallbackTries(value) => {
                 tries.local_fallback = at_least(value, 0).unwrap_or(tries.local_fallback);
             }
-            Step::SetVaryR(value) => tries.vary_r = at_least(value, 0).unwrap_or(tries.vary_r),
-            Step::SetStable(value) if value >= 0 => tries.stable = value > 0,
-            Step::Choose { firstn, leaf, count, kind } => {
+            RuleStep::SetVaryR(value) => tries.vary_r = at_least(value, 0).unwrap_or(tries.vary_r),
+            RuleStep::SetStable(value) if value >= 0 => tries.stable = value > 0,
+            RuleStep::Choose { firstn, leaf, count, kind } => {
                 working = input.choose_step(&working, &tries, (firstn, leaf, count, kind), max);
             }
-            Step::Emit => {
+            RuleStep::Emit => {
                 let room = max - result.len();
                 result.extend(working.drain(..).take(room));
                 working.clear();
             }
-            Step::SetStable(_) | Step::Noop | Step::Unknown(_) => {}
+            RuleStep::SetStable(_) | RuleStep::Noop | RuleStep::Unknown(_) => {}
         }
     }
     // Placements that exceed the limit have no result.

@@ -2,7 +2,7 @@
 
 use forebay_messenger::wire::{MalformedPayload, PayloadReader};
 
-use super::{Alg, Bucket, ChooseArg, CrushMap, Step, Tunables};
+use super::{Alg, Bucket, ChooseArg, CrushMap, RuleStep, Tunables};
 use crate::denc::ReaderExt;
 
 const MAGIC: u32 = 0x0001_0000;
@@ -164,7 +164,7 @@ fn bucket(from: &mut PayloadReader<'_>, id: i32) -> Result<Option<Bucket>, Malfo
     Ok(Some(Bucket { id, kind, alg, items }))
 }
 
-fn rule(from: &mut PayloadReader<'_>) -> Result<Option<Vec<Step>>, MalformedPayload> {
+fn rule(from: &mut PayloadReader<'_>) -> Result<Option<Vec<RuleStep>>, MalformedPayload> {
     if from.u32()? == 0 {
         return Ok(None);
     }
@@ -176,26 +176,26 @@ fn rule(from: &mut PayloadReader<'_>) -> Result<Option<Vec<Step>>, MalformedPayl
     }
     let step = |from: &mut PayloadReader<'_>| {
         let (op, one, two) = (from.u32()?, from.i32()?, from.i32()?);
-        let choose = |firstn, leaf| Step::Choose { firstn, leaf, count: one, kind: two };
+        let choose = |firstn, leaf| RuleStep::Choose { firstn, leaf, count: one, kind: two };
         // A pool has up to 255 copies; larger magnitudes are invalid.
         if matches!(op, 2 | 3 | 6 | 7) && one.unsigned_abs() > COPIES_MAX {
             return Err(from.malformed());
         }
         Ok(match op {
-            0 => Step::Noop,
-            1 => Step::Take(one),
+            0 => RuleStep::Noop,
+            1 => RuleStep::Take(one),
             2 => choose(true, false),
             3 => choose(false, false),
-            4 => Step::Emit,
+            4 => RuleStep::Emit,
             6 => choose(true, true),
             7 => choose(false, true),
-            8 => Step::SetTries(one),
-            9 => Step::SetLeafTries(one),
-            10 => Step::SetLocalTries(one),
-            11 => Step::SetLocalFallbackTries(one),
-            12 => Step::SetVaryR(one),
-            13 => Step::SetStable(one),
-            other => Step::Unknown(other),
+            8 => RuleStep::SetTries(one),
+            9 => RuleStep::SetLeafTries(one),
+            10 => RuleStep::SetLocalTries(one),
+            11 => RuleStep::SetLocalFallbackTries(one),
+            12 => RuleStep::SetVaryR(one),
+            13 => RuleStep::SetStable(one),
+            other => RuleStep::Unknown(other),
         })
     };
     (0..len).map(|_| step(from)).collect::<Result<_, _>>().map(Some)

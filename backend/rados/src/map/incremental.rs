@@ -6,7 +6,7 @@ use forebay_messenger::wire::{EntityAddr, PayloadReader};
 
 use super::osdmap::{OSDS_MAX, OsdMap, pg_list, pg_osd, pg_pairs, state, unwrap, verify};
 use super::place::PgId;
-use super::pool::Pool;
+use super::pool::PgPool;
 use super::{Epoch, Fsid, MapError};
 use crate::crush::{CrushMap, WEIGHT_ONE};
 use crate::denc::ReaderExt;
@@ -24,7 +24,7 @@ pub struct Incremental {
     crush: Option<Box<CrushMap>>,
     flags: Option<u32>,
     osds: Option<usize>,
-    pools: Vec<(i64, Pool)>,
+    pools: Vec<(i64, PgPool)>,
     names: Vec<(i64, String)>,
     pools_gone: BTreeSet<i64>,
     up: Vec<(u32, Vec<EntityAddr>)>,
@@ -79,7 +79,7 @@ impl Incremental {
             crush: if crush.is_empty() { None } else { Some(Box::new(CrushMap::decode(crush)?)) },
             flags: u32::try_from(flags).ok(),
             osds: usize::try_from(osds).ok(),
-            pools: from.vec(|from| Ok((from.i64()?, Pool::decode(from)?)))?,
+            pools: from.vec(|from| Ok((from.i64()?, PgPool::decode(from)?)))?,
             names: from.vec(|from| Ok((from.i64()?, from.text()?)))?,
             pools_gone: from.vec(|from| from.i64())?.into_iter().collect(),
             up: from.vec(|from| Ok((from.u32()?, EntityAddr::decode_vector(from)?)))?,

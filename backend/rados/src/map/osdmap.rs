@@ -6,7 +6,7 @@ use forebay_accel::crc32c;
 use forebay_messenger::wire::{EntityAddr, MalformedPayload, PayloadReader};
 
 use super::place::PgId;
-use super::pool::Pool;
+use super::pool::PgPool;
 use super::{Epoch, Fsid, MapError};
 use crate::crush::CrushMap;
 use crate::denc::ReaderExt;
@@ -41,7 +41,7 @@ pub struct OsdMap {
     /// Cluster flags, a combination of [`flags`].
     pub flags: u32,
     /// Pools, by id.
-    pub pools: BTreeMap<i64, Pool>,
+    pub pools: BTreeMap<i64, PgPool>,
     /// Names of pools, by id.
     pub names: BTreeMap<i64, String>,
     /// State bits, by OSD.
@@ -133,7 +133,7 @@ impl OsdMap {
         // Creation and modification times.
         from.take(16)?;
         let mut pools = BTreeMap::new();
-        from.map(|from| Ok((from.i64()?, Pool::decode(from)?)), |(id, pool)| drop(pools.insert(id, pool)))?;
+        from.map(|from| Ok((from.i64()?, PgPool::decode(from)?)), |(id, pool)| drop(pools.insert(id, pool)))?;
         map.pools = pools;
         let mut names = BTreeMap::new();
         from.map(|from| Ok((from.i64()?, from.text()?)), |(id, name)| drop(names.insert(id, name)))?;

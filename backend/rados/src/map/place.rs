@@ -3,7 +3,7 @@
 use forebay_messenger::wire::{MalformedPayload, PayloadReader, PayloadWriter};
 
 use super::osdmap::OsdMap;
-use super::pool::{Pool, PoolKind, pool_flags};
+use super::pool::{PgPool, PoolKind, pool_flags};
 use crate::crush::hash::{hash_name, hash2};
 use crate::crush::{ITEM_NONE, WEIGHT_ONE};
 use crate::denc::WriterExt;
@@ -59,7 +59,7 @@ pub struct Mapping {
 
 impl Mapping {
     /// Returns the shard of the primary in erasure-coded pools; -1 in replicated ones.
-    pub fn primary_shard(&self, pool: &Pool) -> i8 {
+    pub fn primary_shard(&self, pool: &PgPool) -> i8 {
         match pool.kind {
             PoolKind::Replicated => -1,
             PoolKind::Erasure => self.acting.iter().position(|&osd| osd == self.primary).map_or(-1, |at| at as i8),
@@ -73,7 +73,7 @@ fn stable_mod(x: u32, b: u32) -> u32 {
     if x & mask < b { x & mask } else { x & (mask >> 1) }
 }
 
-impl Pool {
+impl PgPool {
     /// Hashes an object name, or its locator key, within its namespace.  Returns `None` for an unknown hash function.
     pub fn hash_object(&self, namespace: &str, name: &str) -> Option<u32> {
         if namespace.is_empty() {
@@ -121,7 +121,7 @@ impl OsdMap {
 
     /// Returns an error if a pool uses features that this client does not know, as its objects would be looked for in
     /// the wrong place.
-    pub fn check_pool(&self, pool: &Pool) -> Result<(), String> {
+    pub fn check_pool(&self, pool: &PgPool) -> Result<(), String> {
         if !self.crush.knows_rule(pool.rule as usize) {
             return Err(format!(
                 "its CRUSH rule {} is not there, or has steps that this client does not know",
@@ -142,7 +142,7 @@ impl OsdMap {
     }
 
     /// Removes OSDs for which `keep` is false, or empties their positions if the pool has fixed positions.
-    fn keep(&self, pool: &Pool, osds: &mut Vec<i32>, keep: impl Fn(i32) -> bool) {
+    fn keep(&self, pool: &PgPool, osds: &mut Vec<i32>, keep: impl Fn(i32) -> bool) {
         if pool.shifts() {
             osds.retain(|&osd| keep(osd));
         } else {
@@ -181,7 +181,7 @@ impl OsdMap {
     }
 
     /// Selects the primary; OSDs with reduced affinity are skipped for a share of the placement groups.
-    fn apply_affinity(&self, pool: &Pool, seed: u32, osds: &mut [i32]) -> i32 {
+    fn apply_affinity(&self, pool: &PgPool, seed: u32, osds: &mut [i32]) -> i32 {
         let first = osds.iter().copied().find(|&osd| osd != ITEM_NONE).unwrap_or(-1);
         let affinity = |osd: i32| self.affinities.get(osd as usize).copied().unwrap_or(WEIGHT_ONE);
         if !osds.iter().any(|&osd| osd != ITEM_NONE && affinity(osd) != WEIGHT_ONE) {
@@ -199,7 +199,7 @@ impl OsdMap {
     }
 
     /// Returns the temporary acting set and its primary; empty if there is no override.
-    fn temporary(&self, pool: &Pool, pg: PgId) -> (Vec<i32>, i32) {
+    fn temporary(&self, pool: &PgPool, pg: PgId) -> (Vec<i32>, i32) {
         let mut acting = self.pg_temp.get(&pg).cloned().unwrap_or_default();
         self.keep(pool, &mut acting, |osd| self.is_up(osd));
         let primary = match self.primary_temp.get(&pg) {

@@ -5,7 +5,7 @@ use forebay_messenger::wire::{MalformedPayload, PayloadReader};
 use super::Epoch;
 use crate::denc::ReaderExt;
 
-/// Bits of [`Pool::flags`].
+/// Bits of [`PgPool::flags`].
 pub mod pool_flags {
     /// Hash the pool id into placement seeds, so that placement groups of different pools do not overlap.
     pub const HASH_PS_POOL: u64 = 1 << 0;
@@ -30,7 +30,7 @@ pub enum PoolKind {
 
 /// Pool properties that a client needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pool {
+pub struct PgPool {
     /// Redundancy scheme.
     pub kind: PoolKind,
     /// Number of copies or shards.
@@ -64,7 +64,7 @@ pub struct Pool {
 /// Newest encoding version whose fields are known here; fields that later versions append are skipped.
 pub(super) const VERSION: u8 = 30;
 
-impl Pool {
+impl PgPool {
     /// Decodes a pool as encoded by Luminous or later.
     pub(crate) fn decode(from: &mut PayloadReader<'_>) -> Result<Self, MalformedPayload> {
         let (version, mut from) = from.part(VERSION)?;

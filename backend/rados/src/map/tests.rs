@@ -8,7 +8,7 @@ use forebay_messenger::wire::{EntityAddr, NewerEncoding, PayloadReader, PayloadW
 
 use super::osdmap::state;
 use super::pool::VERSION;
-use super::{Epoch, Incremental, MapError, OsdMap, Pool, PoolKind, pool_flags};
+use super::{Epoch, Incremental, MapError, OsdMap, PgPool, PoolKind, pool_flags};
 use crate::denc::WriterExt;
 
 /// Encodes a replicated pool in a given version; versions newer than known have extra data behind it.
@@ -85,7 +85,7 @@ fn pools_of_every_version() {
     for version in [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 40] {
         let bytes = pool(version, 5, pool_flags::HASH_PS_POOL);
         let mut from = PayloadReader::new(&bytes, "a pool");
-        let found = Pool::decode(&mut from).unwrap_or_else(|error| panic!("version {version}: {error}"));
+        let found = PgPool::decode(&mut from).unwrap_or_else(|error| panic!("version {version}: {error}"));
         assert!(from.rest().is_empty(), "version {version}");
         assert_eq!((found.kind, found.size, found.min_size), (PoolKind::Replicated, 3, 2));
         assert_eq!((found.pg_num, found.pgp_num, found.snap_seq), (32, 16, 11));
@@ -102,12 +102,12 @@ fn pools_of_every_version() {
     for (version, compat) in [(20, 5), (33, 31)] {
         let bytes = pool(version, compat, 0);
         assert!(
-            Pool::decode(&mut PayloadReader::new(&bytes, "a pool")).is_err(),
+            PgPool::decode(&mut PayloadReader::new(&bytes, "a pool")).is_err(),
             "version {version}, for {compat} and later"
         );
     }
     let newer = pool(40, 34, 0);
-    let refused = Pool::decode(&mut PayloadReader::new(&newer, "a pool")).expect_err("for version 34 and later");
+    let refused = PgPool::decode(&mut PayloadReader::new(&newer, "a pool")).expect_err("for version 34 and later");
     assert_eq!(refused.newer, Some(NewerEncoding { version: 40, compat: 34, known: VERSION }));
 }
 

@@ -104,17 +104,17 @@ pub(crate) fn statfs(fsid: &Fsid, pool: i64) -> Vec<u8> {
 
 /// Space usage of a pool: total, used and available KiB; number of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Space {
+pub(crate) struct PoolUsage {
     pub(crate) total_kib: u64,
     pub(crate) used_kib: u64,
     pub(crate) left_kib: u64,
     pub(crate) objects: u64,
 }
 
-pub(crate) fn statfs_reply(front: &[u8]) -> Result<Space, MalformedPayload> {
+pub(crate) fn statfs_reply(front: &[u8]) -> Result<PoolUsage, MalformedPayload> {
     let mut from = PayloadReader::new(front, "how full a pool is");
     from.take(16 + 8)?;
-    Ok(Space { total_kib: from.u64()?, used_kib: from.u64()?, left_kib: from.u64()?, objects: from.u64()? })
+    Ok(PoolUsage { total_kib: from.u64()?, used_kib: from.u64()?, left_kib: from.u64()?, objects: from.u64()? })
 }
 
 /// Encodes a request for the newest version of a map.

@@ -8,7 +8,7 @@ use forebay_reactor::{Buf, BufList, wall_clock};
 
 use super::placement::{PgTarget, hobject};
 use super::session::OsdSession;
-use super::wire::{self, Envelope, Reply, flag, kind};
+use super::wire::{self, Envelope, OsdReply, flag, kind};
 use super::{InFlightOp, Objecter, blocklisted};
 use crate::error::errno;
 use crate::map::{Epoch, OsdMap};
@@ -114,14 +114,14 @@ impl Objecter {
         message
     }
 
-    pub(super) fn answer(&self, tid: u64, result: Result<Reply>) {
+    pub(super) fn answer(&self, tid: u64, result: Result<OsdReply>) {
         if let Some(op) = self.ops.remove(tid) {
             op.answer.send(result);
         }
     }
 
     /// Handles a reply of an OSD.
-    pub(super) fn take_reply(self: &Rc<Self>, osd: i32, tid: u64, reply: Reply) {
+    pub(super) fn take_reply(self: &Rc<Self>, osd: i32, tid: u64, reply: OsdReply) {
         let taken = self.ops.with_mut(tid, |op| {
             let ours = op.sent && op.target.as_ref().is_some_and(|target| target.mapping.primary == osd);
             if !ours || (reply.attempt >= 0 && reply.attempt != op.attempts - 1) {

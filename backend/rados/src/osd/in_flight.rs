@@ -8,14 +8,14 @@ use forebay_block::Result;
 use forebay_reactor::Instant;
 use forebay_reactor::sync::oneshot;
 
-use super::Request;
+use super::OsdRequest;
 use super::placement::PgTarget;
-use super::wire::{Redirect, Reply};
+use super::wire::{OsdReply, Redirect};
 use crate::map::Epoch;
 
 /// Request that was submitted and is not yet answered.
 pub(super) struct InFlightOp {
-    pub(super) request: Request,
+    pub(super) request: OsdRequest,
     pub(super) hash: u32,
     /// Target of its placement group at the last lookup.
     pub(super) target: Option<Rc<PgTarget>>,
@@ -28,7 +28,7 @@ pub(super) struct InFlightOp {
     pub(super) since: Instant,
     /// Set for operations that maintain a watch, to which no time limit applies (lingering operation).
     pub(super) lingers: bool,
-    pub(super) answer: oneshot::Sender<Result<Reply>>,
+    pub(super) answer: oneshot::Sender<Result<OsdReply>>,
 }
 
 /// Requests in flight, by transaction id (tid).

@@ -12,7 +12,7 @@ use forebay_reactor::{Buf, sleep, spawn};
 use super::Objecter;
 use super::hobject::HObject;
 use super::placement::{PgTarget, hobject};
-use super::wire::{Backoff, Reply, backoff, kind};
+use super::wire::{Backoff, OsdReply, backoff, kind};
 use crate::map::OsdMap;
 use crate::monitor;
 
@@ -176,7 +176,7 @@ impl Handler for Incoming {
         match message.kind {
             kind::OSD_OP_REPLY => {
                 let front = message.front.clone().into_contiguous();
-                match Reply::decode(message.version, &front, message.data.clone()) {
+                match OsdReply::decode(message.version, &front, message.data.clone()) {
                     Ok(reply) => objecter.take_reply(osd, message.tid, reply),
                     Err(error) => {
                         tracing::warn!(osd, %error, "malformed reply of an OSD; reopening the session");

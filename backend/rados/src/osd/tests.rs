@@ -25,8 +25,8 @@ use super::hobject::HObject;
 use super::in_flight::InFlightOp;
 use super::placement::PgTarget;
 use super::session::{OsdSession, covers};
-use super::wire::{Backoff, Envelope, OsdOp, Redirect, Reply, SNAP_HEAD, backoff, code, flag, request};
-use super::{Objecter, Request};
+use super::wire::{Backoff, Envelope, OsdOp, OsdReply, Redirect, SNAP_HEAD, backoff, code, flag, request};
+use super::{Objecter, OsdRequest};
 use crate::config::{Credentials, Said, Settings};
 use crate::denc::WriterExt;
 use crate::error::errno;
@@ -74,8 +74,8 @@ fn reply(version: u16, attempt: i32, redirected: Option<&[u8]>) -> Vec<u8> {
     out.finish()
 }
 
-fn decoded(version: u16, front: &[u8]) -> Reply {
-    Reply::decode(version, front, BufList::from(Buf::copy_of(b"out"))).expect("an answer")
+fn decoded(version: u16, front: &[u8]) -> OsdReply {
+    OsdReply::decode(version, front, BufList::from(Buf::copy_of(b"out"))).expect("an answer")
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn answers_of_every_version() {
         assert_eq!(reply.redirect, None);
         assert_eq!((reply.ops[0].0, reply.ops[0].1.to_vec()), (-5, b"out".to_vec()));
     }
-    assert!(Reply::decode(4, &reply(4, 0, None), BufList::new()).is_err());
+    assert!(OsdReply::decode(4, &reply(4, 0, None), BufList::new()).is_err());
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn redirects_name_an_object_or_leave_it_its_name() {
     // Redirect that requires a newer reader.
     let mut strange = redirect((1, 6), (3, "", "", ""));
     strange[1] = 2;
-    assert!(Reply::decode(8, &reply(8, 0, Some(&strange)), BufList::from(Buf::copy_of(b"out"))).is_err());
+    assert!(OsdReply::decode(8, &reply(8, 0, Some(&strange)), BufList::from(Buf::copy_of(b"out"))).is_err());
 }
 
 fn object(hash: u32, name: &str) -> HObject {
@@ -202,12 +202,12 @@ fn advice_is_in_the_flags_of_operations_on_bytes() {
     assert_eq!(flags(OsdOp::expect(4096, 4096), Advice::ONE_PASS), 0x2, "no bytes, and a flag of its own");
 }
 
-type Answer = oneshot::Receiver<forebay_block::Result<Reply>>;
+type Answer = oneshot::Receiver<forebay_block::Result<OsdReply>>;
 
 /// Creates a write request for an object.
-fn change(ops: Vec<OsdOp>) -> Request {
+fn change(ops: Vec<OsdOp>) -> OsdRequest {
     let object = ObjectName::new("o");
-    Request { pool: 4, object, group: 0, snap: SNAP_HEAD, snapc: None, flags: flag::WRITE, ops }
+    OsdRequest { pool: 4, object, group: 0, snap: SNAP_HEAD, snapc: None, flags: flag::WRITE, ops }
 }
 
 /// Adds a write that was sent to an OSD twice and is not yet acknowledged; without a map it has no target.
@@ -235,7 +235,7 @@ fn target_at(osd: i32) -> Rc<PgTarget> {
     Rc::new(PgTarget { pg: PgId { pool: 4, seed: 1 }, shard: -1, mapping, shape: (3, 2, 32), force_resend: 0 })
 }
 
-fn answered(receiver: &mut Answer) -> Option<forebay_block::Result<Reply>> {
+fn answered(receiver: &mut Answer) -> Option<forebay_block::Result<OsdReply>> {
     match pin!(receiver).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
         Poll::Pending => None,
@@ -266,8 +266,8 @@ fn only_the_osd_and_the_attempt_that_count_answer_a_request() {
 fn who_is_on_the_blocklist_sends_nothing_any_more() {
     let objecter = Objecter::new(TicketStore::new());
     let mut waiting = sent(&objecter, 9, Some(target_at(3)), 12);
-    objecter.take_reply(3, 9, Reply { result: -errno::ESHUTDOWN, ..decoded(8, &reply(8, 1, None)) });
-    let kind = |result: Option<forebay_block::Result<Reply>>| result.and_then(Result::err).map(|error| error.kind());
+    objecter.take_reply(3, 9, OsdReply { result: -errno::ESHUTDOWN, ..decoded(8, &reply(8, 1, None)) });
+    let kind = |result: Option<forebay_block::Result<OsdReply>>| result.and_then(Result::err).map(|error| error.kind());
     assert_eq!(kind(answered(&mut waiting)), Some(ErrorKind::Fenced));
     assert!(objecter.is_fenced());
     let mut refused = objecter.submit(change(Vec::new()));
@@ -313,8 +313,8 @@ fn settings() -> Settings {
 }
 
 /// Creates a write request for the placement group that [`target_at`] assigns to an OSD.
-fn change_in_group() -> Request {
-    Request { object: ObjectName::new(""), group: 1, ..change(Vec::new()) }
+fn change_in_group() -> OsdRequest {
+    OsdRequest { object: ObjectName::new(""), group: 1, ..change(Vec::new()) }
 }
 
 /// Creates a client with a map in which an OSD has the group of [`change_in_group`].

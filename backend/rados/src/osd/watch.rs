@@ -18,8 +18,8 @@ use forebay_reactor::sync::{Notify, oneshot};
 use forebay_reactor::{Buf, BufList, random, spawn, timeout};
 
 use super::placement::PgTarget;
-use super::wire::{OsdOp, Reply, SNAP_HEAD, flag, watch};
-use super::{Objecter, Request, check, closed};
+use super::wire::{OsdOp, OsdReply, SNAP_HEAD, flag, watch};
+use super::{Objecter, OsdRequest, check, closed};
 use crate::error::errno;
 
 /// Interval of watch pings; OSDs drop a watch after 30 s.
@@ -28,7 +28,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 const WATCH_TIMEOUT_S: u32 = 30;
 
 /// Watch of this client.
-pub(crate) struct Watched {
+pub(crate) struct ObjectWatch {
     pub(crate) cookie: u64,
     pool: i64,
     object: ObjectName,
@@ -40,12 +40,12 @@ pub(crate) struct Watched {
 }
 
 /// Result of a notification: a status, and the encoded acknowledgements.
-pub(crate) type Completed = (i32, Vec<u8>);
+pub(crate) type NotifyResult = (i32, Vec<u8>);
 
 #[derive(Default)]
-pub(super) struct Watches {
-    watches: RefCell<HashMap<u64, Rc<Watched>>>,
-    notifies: RefCell<HashMap<u64, oneshot::Sender<Completed>>>,
+pub(super) struct ObjectWatches {
+    watches: RefCell<HashMap<u64, Rc<ObjectWatch>>>,
+    notifies: RefCell<HashMap<u64, oneshot::Sender<NotifyResult>>>,
 }
 
 /// Watch epoch: counts the events that may end or move watches: lost sessions, new OSD maps, ended watches, the end of
@@ -113,7 +113,7 @@ pub(crate) fn decode_any(version: u16, front: &[u8]) {
     let _ = Event::decode(version, front).map(|event| event.payload.len());
 }
 
-fn lost(object: &ObjectName, reply: &Reply) -> Error {
+fn lost(object: &ObjectName, reply: &OsdReply) -> Error {
     let kind = match -reply.result {
         errno::ENOENT => ErrorKind::NotFound,
         errno::ESHUTDOWN => ErrorKind::Fenced,
@@ -162,14 +162,14 @@ impl Objecter {
         }
     }
 
-    fn watch_op(self: &Rc<Self>, watched: &Watched, op: u8) -> oneshot::Receiver<Result<Reply>> {
+    fn watch_op(self: &Rc<Self>, watched: &ObjectWatch, op: u8) -> oneshot::Receiver<Result<OsdReply>> {
         let ops = vec![OsdOp::watch(watched.cookie, op, watched.generation.get(), WATCH_TIMEOUT_S)];
         let (pool, object) = (watched.pool, watched.object.clone());
         let flags = flag::READ | flag::WRITE;
         // Operations that maintain a watch wait indefinitely: an OSD that recovers still knows the watch, and its
         // notifications would wait for a watch abandoned by this client.
         let lingers = matches!(op, watch::PING | watch::RECONNECT);
-        let request = Request { pool, object, group: 0, snap: SNAP_HEAD, snapc: None, flags, ops };
+        let request = OsdRequest { pool, object, group: 0, snap: SNAP_HEAD, snapc: None, flags, ops };
         self.submit_for(request, lingers)
     }
 
@@ -179,8 +179,8 @@ impl Objecter {
         pool: i64,
         object: &ObjectName,
         handler: Rc<dyn WatchHandler>,
-    ) -> Result<Rc<Watched>> {
-        let watched = Rc::new(Watched {
+    ) -> Result<Rc<ObjectWatch>> {
+        let watched = Rc::new(ObjectWatch {
             cookie: random().max(1),
             pool,
             object: object.clone(),
@@ -206,7 +206,7 @@ impl Objecter {
     }
 
     /// Removes a watch from its OSD.
-    pub(crate) async fn unwatch(self: &Rc<Self>, watched: &Rc<Watched>) -> Result<()> {
+    pub(crate) async fn unwatch(self: &Rc<Self>, watched: &Rc<ObjectWatch>) -> Result<()> {
         if watched.ended.get() {
             return Ok(());
         }
@@ -219,7 +219,7 @@ impl Objecter {
         check(reply, &watched.object).map(drop)
     }
 
-    fn end_watch(&self, watched: &Rc<Watched>, error: Option<Error>) {
+    fn end_watch(&self, watched: &Rc<ObjectWatch>, error: Option<Error>) {
         if watched.ended.replace(true) {
             return;
         }
@@ -238,7 +238,7 @@ impl Objecter {
     }
 
     /// Returns true if a watch is registered with the current session and target of its object.
-    fn is_registered(&self, watched: &Watched) -> bool {
+    fn is_registered(&self, watched: &ObjectWatch) -> bool {
         let now = self.registration(watched.pool, &watched.object);
         let registered = watched.registered.borrow();
         match (&now, &*registered) {
@@ -255,7 +255,7 @@ impl Objecter {
         object: &ObjectName,
         payload: &[u8],
         limit: Duration,
-    ) -> Result<Completed> {
+    ) -> Result<NotifyResult> {
         let cookie = random().max(1);
         let (done, mut completed) = oneshot::channel();
         self.watches.notifies.borrow_mut().insert(cookie, done);
@@ -268,7 +268,7 @@ impl Objecter {
                 let before = self.registration(pool, object);
                 let ops = vec![OsdOp::notify(cookie).with(input.clone())];
                 let (copy, flags) = (object.clone(), flag::READ);
-                let request = Request { pool, object: copy, group: 0, snap: SNAP_HEAD, snapc: None, flags, ops };
+                let request = OsdRequest { pool, object: copy, group: 0, snap: SNAP_HEAD, snapc: None, flags, ops };
                 let reply = self.submit(request).await.unwrap_or_else(|| Err(closed()))?;
                 check(reply, object)?;
                 let before = before.or_else(|| self.registration(pool, object));
@@ -299,7 +299,7 @@ impl Objecter {
 }
 
 /// Maintains a watch until it ends.
-async fn keep(objecter: Weak<Objecter>, watched: Rc<Watched>) {
+async fn keep(objecter: Weak<Objecter>, watched: Rc<ObjectWatch>) {
     loop {
         let Some(now) = objecter.upgrade() else { return };
         let seen = now.watch_epoch.get();

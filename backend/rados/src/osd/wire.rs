@@ -300,7 +300,7 @@ pub(crate) struct Redirect {
 
 /// Reply of an OSD.
 #[derive(Debug)]
-pub(crate) struct Reply {
+pub(crate) struct OsdReply {
     /// Zero, a count, or a negative error number.
     pub(crate) result: i32,
     /// Attempt that the reply belongs to; negative if unknown.
@@ -311,7 +311,7 @@ pub(crate) struct Reply {
     pub(crate) ops: Vec<(i32, BufList)>,
 }
 
-impl Reply {
+impl OsdReply {
     pub(crate) fn decode(version: u16, front: &[u8], mut data: BufList) -> Result<Self, MalformedPayload> {
         let mut from = PayloadReader::new(front, "an OSD's answer");
         let from = &mut from;

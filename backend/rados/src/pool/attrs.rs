@@ -6,7 +6,7 @@ use forebay_block::{Error, ErrorKind, ObjectName, Result, SnapContext, SnapId};
 
 use super::{RadosPool, answer, check_name, ended, output, refusal};
 use crate::error::errno;
-use crate::osd::Request;
+use crate::osd::OsdRequest;
 use crate::osd::wire::{OsdOp, SNAP_HEAD, code, flag};
 
 /// Maximum length of an attribute name in bytes, imposed by the object store of OSDs.
@@ -86,7 +86,8 @@ impl RadosPool {
         check_name(object)?;
         let ops = changes.iter().map(AttrOp::operation).collect::<Result<Vec<_>>>()?;
         let flags = flag::WRITE | flag::FULL_TRY;
-        let request = Request { pool: self.id, object: object.clone(), group: 0, snap: SNAP_HEAD, snapc, flags, ops };
+        let request =
+            OsdRequest { pool: self.id, object: object.clone(), group: 0, snap: SNAP_HEAD, snapc, flags, ops };
         let reply = self.cluster.objecter().submit(request).await.unwrap_or_else(|| Err(ended()))?;
         if reply.result < 0 { Err(refusal(reply.result, object)) } else { Ok(reply.version) }
     }

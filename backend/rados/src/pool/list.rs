@@ -7,10 +7,10 @@ use forebay_messenger::wire::{PayloadReader, PayloadWriter};
 use forebay_reactor::Buf;
 
 use super::{answer, ended};
-use crate::cluster::Cluster;
+use crate::cluster::RadosCluster;
 use crate::osd::hobject::HObject;
 use crate::osd::wire::{OsdOp, SNAP_HEAD, code, flag};
-use crate::osd::{Request, check};
+use crate::osd::{OsdRequest, check};
 
 /// Namespace value that selects objects of all namespaces.
 const ALL_NAMESPACES: &str = "\u{1}";
@@ -21,7 +21,7 @@ const PAGE_MAX: usize = 1000;
 const LAST_PART: i32 = 1;
 
 pub(super) struct List {
-    pub(super) cluster: Rc<Cluster>,
+    pub(super) cluster: Rc<RadosCluster>,
     pub(super) pool: i64,
     pub(super) namespace: Option<String>,
 }
@@ -80,7 +80,7 @@ impl List {
         let ask = |object: &ObjectName| {
             let (object, ops) = (object.clone(), vec![OsdOp::new(code::STAT)]);
             let request =
-                Request { pool: self.pool, object, group: 0, snap: SNAP_HEAD, snapc: None, flags: flag::READ, ops };
+                OsdRequest { pool: self.pool, object, group: 0, snap: SNAP_HEAD, snapc: None, flags: flag::READ, ops };
             self.cluster.objecter().submit(request)
         };
         let asked: Vec<_> = found.iter().map(ask).collect();
@@ -104,7 +104,7 @@ impl List {
         let namespace = self.namespace.as_deref().unwrap_or(ALL_NAMESPACES);
         let object = ObjectName::in_namespace(namespace.into(), "");
         let flags = flag::READ | flag::PG_OP;
-        let request = Request {
+        let request = OsdRequest {
             pool: self.pool,
             object: object.clone(),
             group,

@@ -15,13 +15,13 @@ use crate::denc::ReaderExt;
 use crate::error::errno;
 use crate::error::failure;
 use crate::osd::Objecter;
-use crate::osd::watch::Watched;
+use crate::osd::watch::ObjectWatch;
 use crate::osd::wire::{OsdOp, SNAP_HEAD, code, flag};
 
 /// Active watch; dropping it removes the watch in the background.
 struct Held {
     objecter: Rc<Objecter>,
-    watched: Rc<Watched>,
+    watched: Rc<ObjectWatch>,
 }
 
 impl Watch for Held {

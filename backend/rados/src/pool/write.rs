@@ -6,7 +6,7 @@ use forebay_reactor::Buf;
 
 use super::{OBJECT_SIZE_MAX, RadosPool, check_name, ended, guard, ready, refusal};
 use crate::error::errno;
-use crate::osd::Request;
+use crate::osd::OsdRequest;
 use crate::osd::wire::{OP_EXCLUSIVE, OsdOp, SNAP_HEAD, code, flag, keys, pairs};
 
 /// Comparison operator for key values: equal.
@@ -125,7 +125,8 @@ impl RadosPool {
         };
         let codes: Vec<u16> = ops.iter().map(|op| op.code).collect();
         let snapc = transaction.snapc.clone();
-        let request = Request { pool: self.id, object: object.clone(), group: 0, snap: SNAP_HEAD, snapc, flags, ops };
+        let request =
+            OsdRequest { pool: self.id, object: object.clone(), group: 0, snap: SNAP_HEAD, snapc, flags, ops };
         let answered = self.cluster.objecter().submit(request);
         let object = object.clone();
         Box::pin(async move {

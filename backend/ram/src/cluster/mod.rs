@@ -1,6 +1,6 @@
 //! Pools shared by several clients: an in-memory model of RADOS's shared state.
 //!
-//! A [`Cluster`] has pools and clients.  Each [`Client`] sees a pool as an [`ObjectBackend`] with
+//! A [`RamCluster`] has pools and clients.  Each [`RamClient`] sees a pool as an [`ObjectBackend`] with
 //! [`SharedObjects`](forebay_block::SharedObjects):
 //! the object classes `lock` and `rbd` as far as images call them, watch and notify, and a blocklist.  A client can
 //! die: it no longer answers, and its watches stay until they are expired.
@@ -24,7 +24,7 @@ use classes::Caller;
 use pool::ClientPool;
 pub use stalls::Stall;
 use stalls::Stalls;
-use watches::{Notifications, Watches};
+use watches::{Notifications, RamWatches};
 
 /// Object of a pool: pool ID and name.
 type PoolObject = (i64, ObjectName);
@@ -32,7 +32,7 @@ type PoolObject = (i64, ObjectName);
 /// Cluster, as its clients share it.
 struct ClusterModel {
     pools: RefCell<BTreeMap<i64, (String, Rc<RamBackend>)>>,
-    watches: Watches,
+    watches: RamWatches,
     notifications: Notifications,
     blocked: RefCell<BTreeSet<String>>,
     last_client: Cell<u64>,
@@ -50,15 +50,15 @@ struct ClusterModel {
 
 /// In-memory cluster.
 #[derive(Clone)]
-pub struct Cluster(Rc<ClusterModel>);
+pub struct RamCluster(Rc<ClusterModel>);
 
-impl Cluster {
+impl RamCluster {
     /// Creates a cluster without pools.  Completions are delayed by up to `late` executor turns after the operation was
     /// executed, at random from the seed.
     pub fn new(seed: u64, late: u64) -> Self {
         Self(Rc::new(ClusterModel {
             pools: RefCell::default(),
-            watches: Watches::default(),
+            watches: RamWatches::default(),
             notifications: Notifications::default(),
             blocked: RefCell::default(),
             last_client: Cell::new(4100),
@@ -92,10 +92,10 @@ impl Cluster {
     }
 
     /// Creates a client.
-    pub fn client(&self) -> Client {
+    pub fn client(&self) -> RamClient {
         let number = self.0.last_client.get() + 13;
         self.0.last_client.set(number);
-        Client(Rc::new(ClientModel {
+        RamClient(Rc::new(ClientModel {
             cluster: self.0.clone(),
             number,
             address: format!("127.0.0.1:0/{}", number * 7),
@@ -184,9 +184,9 @@ struct ClientModel {
 
 /// Client of a cluster.
 #[derive(Clone)]
-pub struct Client(Rc<ClientModel>);
+pub struct RamClient(Rc<ClientModel>);
 
-impl Client {
+impl RamClient {
     /// Returns a pool by its ID.
     pub fn pool(&self, id: i64) -> Rc<dyn ObjectBackend> {
         self.0.pool(id).expect("a pool of the cluster")

@@ -22,9 +22,9 @@ pub(super) struct WatchEntry {
 ///
 /// Invariant: handlers are called and dropped while the list is not borrowed, because they may change it.
 #[derive(Default)]
-pub(super) struct Watches(RefCell<Vec<WatchEntry>>);
+pub(super) struct RamWatches(RefCell<Vec<WatchEntry>>);
 
-impl Watches {
+impl RamWatches {
     /// Adds a watch.
     pub(super) fn add(&self, entry: WatchEntry) {
         self.0.borrow_mut().push(entry);

@@ -6,10 +6,10 @@ use forebay_block::{
     Transaction,
 };
 
-use super::{Subject, pair, pattern, write, zero};
+use super::{TestSubject, pair, pattern, write, zero};
 
 pub(super) async fn nothing_is_there(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "nothing");
+    let it = TestSubject::new(&backend, "nothing");
     let kind = |error: forebay_block::Error| error.kind();
     assert_eq!(backend.read(&it.object, ObjectRead::head(0, 1)).await.map_err(kind).err(), Some(ErrorKind::NotFound));
     assert_eq!(backend.map(&it.object, ObjectRead::head(0, 1)).await.map_err(kind).err(), Some(ErrorKind::NotFound));
@@ -38,7 +38,7 @@ pub(super) async fn nothing_is_there(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn sparse_reads_and_writes(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "sparse");
+    let it = TestSubject::new(&backend, "sparse");
     it.must(vec![write(10_000, b"hello")]).await;
     assert_eq!(it.size().await, 10_005);
     let mut expected = vec![0; 10_005];
@@ -59,13 +59,13 @@ pub(super) async fn sparse_reads_and_writes(backend: Rc<dyn ObjectBackend>) {
         assert_eq!(got.fill(extent).to_vec(), wanted, "{len} bytes at {offset}");
     }
     // An empty write creates the object, and does not grow it.
-    let empty = Subject::new(&backend, "sparse.empty");
+    let empty = TestSubject::new(&backend, "sparse.empty");
     empty.must(vec![write(100, b"")]).await;
     assert_eq!(empty.bytes().await, b"");
 }
 
 pub(super) async fn write_full_replaces_bytes_and_keeps_keys(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "full");
+    let it = TestSubject::new(&backend, "full");
     it.must(vec![ObjectOp::WriteFull { data: pattern(1, 20_000) }]).await;
     it.must(vec![ObjectOp::KvSet { pairs: vec![pair("k", "v")] }]).await;
     it.must(vec![ObjectOp::WriteFull { data: pattern(2, 5000) }]).await;
@@ -79,7 +79,7 @@ pub(super) async fn write_full_replaces_bytes_and_keeps_keys(backend: Rc<dyn Obj
 }
 
 pub(super) async fn zero_keeps_the_size(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "zero");
+    let it = TestSubject::new(&backend, "zero");
     let mut expected = pattern(7, 50_000).to_vec();
     it.must(vec![write(0, &expected)]).await;
     let runs =
@@ -95,7 +95,7 @@ pub(super) async fn zero_keeps_the_size(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn truncate_cuts_and_grows(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "truncate");
+    let it = TestSubject::new(&backend, "truncate");
     let mut expected = pattern(9, 30_000).to_vec();
     it.must(vec![write(0, &expected)]).await;
     for size in [29_999, 40_000, 12_288, 12_289, 8191, 30_000, 0, 10_000, 4096, 4096] {
@@ -112,7 +112,7 @@ pub(super) async fn truncate_cuts_and_grows(backend: Rc<dyn ObjectBackend>) {
 pub(super) async fn map_tells_holes_from_data(backend: Rc<dyn ObjectBackend>) {
     // Units of 64 KiB, which every backend can distinguish.
     const UNIT: u64 = 64 * 1024;
-    let it = Subject::new(&backend, "map");
+    let it = TestSubject::new(&backend, "map");
     it.must(vec![write(UNIT, &pattern(3, 2 * UNIT as usize).to_vec()), write(5 * UNIT, b"tail")]).await;
     it.must(vec![zero(UNIT, UNIT)]).await;
     let map = backend.map(&it.object, ObjectRead::head(0, 8 * UNIT)).await.expect("map");
@@ -130,7 +130,7 @@ pub(super) async fn map_tells_holes_from_data(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn guards_undo_the_whole(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "guards");
+    let it = TestSubject::new(&backend, "guards");
     it.must(vec![write(0, b"0123456789"), ObjectOp::KvSet { pairs: vec![pair("k", "v")] }]).await;
     let version = backend.stat(&it.object, SnapId::HEAD).await.expect("stat").version;
     let compare = |offset, data: &[u8]| ObjectOp::Compare { offset, data: Buf::copy_of(data).into() };
@@ -169,7 +169,7 @@ pub(super) async fn guards_undo_the_whole(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn a_failed_step_undoes_the_whole(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "undo");
+    let it = TestSubject::new(&backend, "undo");
     let refused = it.run(vec![write(0, b"a"), ObjectOp::Create { exclusive: true }]).await;
     assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::Exists));
     assert!(!it.exists(SnapId::HEAD).await, "a failed transaction created an object");
@@ -184,7 +184,7 @@ pub(super) async fn a_failed_step_undoes_the_whole(backend: Rc<dyn ObjectBackend
 }
 
 pub(super) async fn exclusive_create(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "create");
+    let it = TestSubject::new(&backend, "create");
     it.must(vec![ObjectOp::Create { exclusive: false }]).await;
     it.must(vec![ObjectOp::Create { exclusive: false }]).await;
     assert_eq!(it.bytes().await, b"");
@@ -196,7 +196,7 @@ pub(super) async fn exclusive_create(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn versions_grow(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "versions");
+    let it = TestSubject::new(&backend, "versions");
     let mut last = 0;
     for round in 0..3u8 {
         for ops in [vec![write(0, &[round])], vec![ObjectOp::KvSet { pairs: vec![pair("k", "v")] }]] {
@@ -212,7 +212,7 @@ pub(super) async fn versions_grow(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn keys_and_values(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "keys");
+    let it = TestSubject::new(&backend, "keys");
     let binary = (vec![0, 255, 0], vec![0; 300]);
     it.must(vec![ObjectOp::KvSet { pairs: vec![pair("b", "2"), pair("a", ""), binary.clone()] }]).await;
     assert_eq!(it.bytes().await, b"", "keys are not bytes");
@@ -234,7 +234,7 @@ pub(super) async fn keys_and_values(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn keys_in_pages(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "pages");
+    let it = TestSubject::new(&backend, "pages");
     let mut all = BTreeSet::new();
     for chunk in 0..5 {
         let pairs = (0..100).map(|i| pair(&format!("name_{:03}", (i * 37 + chunk * 13) % 500), "v"));
@@ -263,7 +263,7 @@ pub(super) async fn keys_in_pages(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn submission_order_is_kept(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "order");
+    let it = TestSubject::new(&backend, "order");
     let all: Vec<_> = (0..200u32)
         .map(|i| {
             let data = Buf::copy_of(&i.to_le_bytes()).into();
@@ -286,14 +286,14 @@ pub(super) async fn submission_order_is_kept(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn a_dropped_future_undoes_nothing(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "dropped");
+    let it = TestSubject::new(&backend, "dropped");
     drop(backend.submit(&it.object, Transaction::of(write(0, b"first"))));
     it.must(vec![ObjectOp::AssertExists, write(5, b" second")]).await;
     assert_eq!(it.bytes().await, b"first second");
 }
 
 pub(super) async fn large_objects(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "large");
+    let it = TestSubject::new(&backend, "large");
     let len = 4 << 20;
     let data = pattern(5, len);
     it.must(vec![ObjectOp::Write { offset: 0, data: data.clone() }]).await;
@@ -365,7 +365,7 @@ async fn all_names(backend: &Rc<dyn ObjectBackend>, space: Option<&str>, max: us
 }
 
 pub(super) async fn bad_arguments(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "bad");
+    let it = TestSubject::new(&backend, "bad");
     it.must(vec![write(0, b"x")]).await;
     let kind = |error: forebay_block::Error| error.kind();
     let past = ObjectRead::new(SnapId::HEAD, Extent::new(u64::MAX, 2));
@@ -389,7 +389,7 @@ pub(super) async fn bad_arguments(backend: Rc<dyn ObjectBackend>) {
 }
 
 pub(super) async fn durable_and_flush(backend: Rc<dyn ObjectBackend>) {
-    let it = Subject::new(&backend, "durable");
+    let it = TestSubject::new(&backend, "durable");
     it.submit(Transaction::of(write(0, b"a")).durable()).await.expect("a durable write");
     it.must(vec![write(1, b"b")]).await;
     backend.flush().await.expect("flush");

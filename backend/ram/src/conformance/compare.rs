@@ -4,14 +4,14 @@ use forebay_block::{
     Advice, ErrorKind, ObjectBackend, ObjectName, ObjectOp, ObjectRead, SnapContext, SnapId, Transaction,
 };
 
-use super::steps::{Guard, OBJECTS, Step, StepOp, Submit};
+use super::steps::{Guard, OBJECTS, RandomStep, StepOp, Submit};
 use super::{content, pattern};
 
 /// Executes `steps` on `subject`, which must be empty, and on `model`, and panics at the first difference.
 ///
 /// Compares all observable state after each step: sizes, bytes at the head and at every snapshot, keys, clones (where
 /// the model reports them), and the kinds of errors.  Versions may differ, but must grow.
-pub async fn compare(subject: Rc<dyn ObjectBackend>, model: Rc<dyn ObjectBackend>, steps: &[Step]) {
+pub async fn compare(subject: Rc<dyn ObjectBackend>, model: Rc<dyn ObjectBackend>, steps: &[RandomStep]) {
     let mut pair = Pair {
         subject,
         model,
@@ -42,17 +42,17 @@ struct Pair {
 }
 
 impl Pair {
-    async fn step(&mut self, number: usize, step: &Step) {
+    async fn step(&mut self, number: usize, step: &RandomStep) {
         match step {
-            Step::Submit(submits) => self.submit(number, submits).await,
-            Step::Snap => {
+            RandomStep::Submit(submits) => self.submit(number, submits).await,
+            RandomStep::Snap => {
                 let snap = self.subject.snap_allocate().await.expect("a snapshot number");
                 let model = self.model.snap_allocate().await.expect("a snapshot number");
                 assert!(self.snaps.last().is_none_or(|last| last.0 < snap), "step {number}: snapshot numbers grow");
                 self.snaps.push((snap, model));
                 self.seq = self.snaps.len() as u64;
             }
-            Step::SnapRemove(place) => {
+            RandomStep::SnapRemove(place) => {
                 if self.snaps.is_empty() {
                     return;
                 }
@@ -63,7 +63,9 @@ impl Pair {
                     self.look(object, &format!("step {number}: {step:?}, object {object}")).await;
                 }
             }
-            Step::Flush => self.subject.flush().await.unwrap_or_else(|error| panic!("step {number}: flush: {error}")),
+            RandomStep::Flush => {
+                self.subject.flush().await.unwrap_or_else(|error| panic!("step {number}: flush: {error}"))
+            }
         }
     }
 

@@ -3,17 +3,17 @@ use std::rc::Rc;
 use forebay_block::{ErrorKind, ObjectBackend, ObjectOp, SnapContext, SnapId, Transaction};
 use forebay_reactor::BufList;
 
-use super::{Subject, pair, write, zero};
+use super::{TestSubject, pair, write, zero};
 
 /// Test subject with the snapshots taken of it.
 struct Snapped {
-    it: Subject,
+    it: TestSubject,
     snapc: SnapContext,
 }
 
 impl Snapped {
     fn new(backend: &Rc<dyn ObjectBackend>, object: &str) -> Self {
-        Self { it: Subject::new(backend, object), snapc: SnapContext::empty() }
+        Self { it: TestSubject::new(backend, object), snapc: SnapContext::empty() }
     }
 
     async fn snap(&mut self) -> SnapId {

@@ -12,7 +12,7 @@ const SPAN: u64 = 96 * 1024;
 
 /// Random step.
 #[derive(Debug, Clone)]
-pub enum Step {
+pub enum RandomStep {
     /// Transactions submitted together, and awaited afterwards.
     Submit(Vec<Submit>),
     /// Takes a snapshot of all objects.
@@ -88,12 +88,12 @@ pub enum StepOp {
 }
 
 /// Generates up to `max` random steps.
-pub fn steps(max: usize) -> impl Strategy<Value = Vec<Step>> {
+pub fn steps(max: usize) -> impl Strategy<Value = Vec<RandomStep>> {
     prop::collection::vec(step(), 1..=max)
 }
 
 /// Generates the steps of a seed, for simulations that replay from one.
-pub fn steps_from_seed(seed: u64, max: usize) -> Vec<Step> {
+pub fn steps_from_seed(seed: u64, max: usize) -> Vec<RandomStep> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
@@ -101,12 +101,12 @@ pub fn steps_from_seed(seed: u64, max: usize) -> Vec<Step> {
     steps(max).new_tree(&mut runner).expect("nothing here is filtered").current()
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = RandomStep> {
     prop_oneof![
-        12 => prop::collection::vec(submit(), 1..6).prop_map(Step::Submit),
-        2 => Just(Step::Snap),
-        1 => any::<u8>().prop_map(Step::SnapRemove),
-        1 => Just(Step::Flush),
+        12 => prop::collection::vec(submit(), 1..6).prop_map(RandomStep::Submit),
+        2 => Just(RandomStep::Snap),
+        1 => any::<u8>().prop_map(RandomStep::SnapRemove),
+        1 => Just(RandomStep::Flush),
     ]
 }
 

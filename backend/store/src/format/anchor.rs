@@ -1,7 +1,7 @@
 //! Anchor: location of the newest checkpoint.  Two slots are written alternately, each in two copies. A torn write
 //! leaves the previous anchor intact, and a single damaged block leaves the other copy.
 
-use super::{BLOCK, BlobPtr, Malformed, Put, Reader, is_sealed, malformed, seal};
+use super::{BLOCK, BlobPtr, MalformedStore, Put, StoreReader, is_sealed, malformed, seal};
 
 const MAGIC: &[u8; 8] = b"FBANCHOR";
 const CRC_AT: usize = 8;
@@ -75,7 +75,7 @@ impl Anchor {
     }
 
     /// Decodes an anchor of any store from one block. For use when the store's identity is lost.
-    pub fn decode_any(block: &[u8]) -> Result<Self, Malformed> {
+    pub fn decode_any(block: &[u8]) -> Result<Self, MalformedStore> {
         const STORE_AT: usize = 16;
         match block.get(STORE_AT..STORE_AT + 8).and_then(|bytes| bytes.try_into().ok()) {
             Some(store) => Self::decode(block, u64::from_le_bytes(store)),
@@ -84,14 +84,14 @@ impl Anchor {
     }
 
     /// Decodes an anchor from one block, of the store whose UUID begins with `store`.
-    pub fn decode(block: &[u8], store: u64) -> Result<Self, Malformed> {
+    pub fn decode(block: &[u8], store: u64) -> Result<Self, MalformedStore> {
         if block.len() != BLOCK || !block.starts_with(MAGIC) {
             return malformed("anchor: not one");
         }
         if !is_sealed(block, CRC_AT) {
             return malformed("anchor: the checksum is wrong");
         }
-        let mut reader = Reader::new(&block[12..], "anchor");
+        let mut reader = StoreReader::new(&block[12..], "anchor");
         let flags = reader.u32()?;
         let anchor = Self {
             clean: flags & 1 != 0,

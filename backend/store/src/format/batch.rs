@@ -1,6 +1,6 @@
 //! Batch: unit of appending to the log.  A header block with the entries, followed by payload blocks.
 
-use super::{BLOCK, Malformed, Put, Reader, is_sealed, malformed, seal};
+use super::{BLOCK, MalformedStore, Put, StoreReader, is_sealed, malformed, seal};
 
 const MAGIC: &[u8; 8] = b"FBLOGBAT";
 const CRC_AT: usize = 8;
@@ -73,14 +73,14 @@ impl BatchHeader {
     }
 
     /// Decodes a header from one block.
-    pub fn decode(block: &[u8]) -> Result<Self, Malformed> {
+    pub fn decode(block: &[u8]) -> Result<Self, MalformedStore> {
         if block.len() != BLOCK || !block.starts_with(MAGIC) {
             return malformed("batch: not one");
         }
         if !is_sealed(block, CRC_AT) {
             return malformed("batch: the checksum is wrong");
         }
-        let mut reader = Reader::new(&block[12..], "batch");
+        let mut reader = StoreReader::new(&block[12..], "batch");
         let flags = reader.u32()?;
         let store = reader.u64()?;
         let epoch = reader.u64()?;

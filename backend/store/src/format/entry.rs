@@ -3,7 +3,7 @@
 //! `payload` and `at` are positions within the batch's payload: in blocks for data, in bytes for metadata blobs, which
 //! are packed.
 
-use super::{Malformed, Put, Reader, malformed};
+use super::{MalformedStore, Put, StoreReader, malformed};
 
 /// Maximum length of an object name and of a namespace, in bytes.
 pub const NAME_MAX: usize = 1024;
@@ -20,7 +20,7 @@ const HEAD: usize = 4;
 
 /// Log entry: one recorded change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entry {
+pub enum StoreEntry {
     /// Creation of an object with a new number.
     Create {
         /// Object number.
@@ -195,25 +195,25 @@ pub enum Entry {
 /// Node level that denotes a checkpoint record.
 const CHECKPOINT_LEVEL: u8 = u8::MAX;
 
-impl Entry {
+impl StoreEntry {
     fn kind(&self) -> u8 {
         match self {
-            Entry::Create { .. } => 1,
-            Entry::Write { .. } => 2,
-            Entry::Unmap { .. } => 3,
-            Entry::Remove { .. } => 4,
-            Entry::Clone { .. } => 5,
-            Entry::CloneSnaps { .. } => 6,
-            Entry::Rollback { .. } => 7,
-            Entry::KvSet { .. } => 8,
-            Entry::KvSetLong { .. } => 9,
-            Entry::KvRemove { .. } => 10,
-            Entry::Relocate { .. } => 11,
-            Entry::SnapAllocate { .. } => 12,
-            Entry::SnapRemove { .. } => 13,
-            Entry::Page { .. } => 14,
-            Entry::Node { .. } | Entry::Checkpoint { .. } => 15,
-            Entry::Segments { .. } => 16,
+            StoreEntry::Create { .. } => 1,
+            StoreEntry::Write { .. } => 2,
+            StoreEntry::Unmap { .. } => 3,
+            StoreEntry::Remove { .. } => 4,
+            StoreEntry::Clone { .. } => 5,
+            StoreEntry::CloneSnaps { .. } => 6,
+            StoreEntry::Rollback { .. } => 7,
+            StoreEntry::KvSet { .. } => 8,
+            StoreEntry::KvSetLong { .. } => 9,
+            StoreEntry::KvRemove { .. } => 10,
+            StoreEntry::Relocate { .. } => 11,
+            StoreEntry::SnapAllocate { .. } => 12,
+            StoreEntry::SnapRemove { .. } => 13,
+            StoreEntry::Page { .. } => 14,
+            StoreEntry::Node { .. } | StoreEntry::Checkpoint { .. } => 15,
+            StoreEntry::Segments { .. } => 16,
         }
     }
 
@@ -229,14 +229,14 @@ impl Entry {
         out.put_u8(0);
         out.put_u16(0);
         match self {
-            Entry::Create { oid, namespace, name } => {
+            StoreEntry::Create { oid, namespace, name } => {
                 out.put_u64(*oid);
                 out.put_u16(namespace.len() as u16);
                 out.put_u16(name.len() as u16);
                 out.put(namespace.as_bytes());
                 out.put(name.as_bytes());
             }
-            Entry::Write { oid, start, payload, size, version, crcs } => {
+            StoreEntry::Write { oid, start, payload, size, version, crcs } => {
                 out.put_u64(*oid);
                 out.put_u32(*start);
                 out.put_u32(*payload);
@@ -244,35 +244,35 @@ impl Entry {
                 out.put_u64(*version);
                 crcs.iter().for_each(|&crc| out.put_u32(crc));
             }
-            Entry::Unmap { oid, start, count, size, version } => {
+            StoreEntry::Unmap { oid, start, count, size, version } => {
                 out.put_u64(*oid);
                 out.put_u32(*start);
                 out.put_u32(*count);
                 out.put_u64(*size);
                 out.put_u64(*version);
             }
-            Entry::Remove { oid, version } => {
+            StoreEntry::Remove { oid, version } => {
                 out.put_u64(*oid);
                 out.put_u64(*version);
             }
-            Entry::Clone { oid, seq, snaps } | Entry::CloneSnaps { oid, clone: seq, snaps } => {
+            StoreEntry::Clone { oid, seq, snaps } | StoreEntry::CloneSnaps { oid, clone: seq, snaps } => {
                 out.put_u64(*oid);
                 out.put_u64(*seq);
                 snaps.iter().for_each(|&snap| out.put_u64(snap));
             }
-            Entry::Rollback { oid, clone, version } => {
+            StoreEntry::Rollback { oid, clone, version } => {
                 out.put_u64(*oid);
                 out.put_u64(*clone);
                 out.put_u64(*version);
             }
-            Entry::KvSet { oid, of, key, value } => {
+            StoreEntry::KvSet { oid, of, key, value } => {
                 out.put_u64(*oid);
                 out.put_u64(*of);
                 out.put_u16(key.len() as u16);
                 out.put(key);
                 out.put(value);
             }
-            Entry::KvSetLong { oid, of, key, at, len, crc } => {
+            StoreEntry::KvSetLong { oid, of, key, at, len, crc } => {
                 out.put_u64(*oid);
                 out.put_u64(*of);
                 out.put_u32(*at);
@@ -280,12 +280,12 @@ impl Entry {
                 out.put_u32(*crc);
                 out.put(key);
             }
-            Entry::KvRemove { oid, of, key } => {
+            StoreEntry::KvRemove { oid, of, key } => {
                 out.put_u64(*oid);
                 out.put_u64(*of);
                 out.put(key);
             }
-            Entry::Relocate { oid, start, payload, old, crcs } => {
+            StoreEntry::Relocate { oid, start, payload, old, crcs } => {
                 out.put_u64(*oid);
                 out.put_u32(*start);
                 out.put_u32(*payload);
@@ -293,29 +293,29 @@ impl Entry {
                 out.put_u64(0);
                 crcs.iter().for_each(|&crc| out.put_u32(crc));
             }
-            Entry::SnapAllocate { snap } => out.put_u64(*snap),
-            Entry::SnapRemove { snap, done } => {
+            StoreEntry::SnapAllocate { snap } => out.put_u64(*snap),
+            StoreEntry::SnapRemove { snap, done } => {
                 out.put_u64(*snap);
                 out.put_u8(u8::from(*done));
             }
-            Entry::Page { oid, of, index, at, len } => {
+            StoreEntry::Page { oid, of, index, at, len } => {
                 out.put_u64(*oid);
                 out.put_u64(*of);
                 out.put_u32(*index);
                 out.put_u32(*at);
                 out.put_u32(*len);
             }
-            Entry::Node { level, at, len, key } => {
+            StoreEntry::Node { level, at, len, key } => {
                 out.put_u8(*level);
                 out.put_u32(*at);
                 out.put_u32(*len);
                 out.put(key);
             }
-            Entry::Segments { at, len } => {
+            StoreEntry::Segments { at, len } => {
                 out.put_u32(*at);
                 out.put_u32(*len);
             }
-            Entry::Checkpoint { record } => {
+            StoreEntry::Checkpoint { record } => {
                 out.put_u8(CHECKPOINT_LEVEL);
                 out.put_u64(0);
                 out.put(record);
@@ -326,10 +326,10 @@ impl Entry {
     }
 
     /// Decodes all entries of a header.
-    pub fn decode_all(mut bytes: &[u8]) -> Result<Vec<Entry>, Malformed> {
+    pub fn decode_all(mut bytes: &[u8]) -> Result<Vec<StoreEntry>, MalformedStore> {
         let mut entries = Vec::new();
         while !bytes.is_empty() {
-            let mut head = Reader::new(bytes, "entry");
+            let mut head = StoreReader::new(bytes, "entry");
             let kind = head.u8()?;
             head.u8()?;
             let len = usize::from(head.u16()?);
@@ -342,8 +342,8 @@ impl Entry {
         Ok(entries)
     }
 
-    fn decode(kind: u8, bytes: &[u8]) -> Result<Entry, Malformed> {
-        let mut r = Reader::new(bytes, "entry");
+    fn decode(kind: u8, bytes: &[u8]) -> Result<StoreEntry, MalformedStore> {
+        let mut r = StoreReader::new(bytes, "entry");
         let entry = match kind {
             1 => {
                 let oid = r.u64()?;
@@ -351,47 +351,47 @@ impl Entry {
                 if space > NAME_MAX || name > NAME_MAX || name == 0 {
                     return malformed("entry: an object's name is too long or empty");
                 }
-                Entry::Create { oid, namespace: r.text(space)?.into(), name: r.text(name)?.into() }
+                StoreEntry::Create { oid, namespace: r.text(space)?.into(), name: r.text(name)?.into() }
             }
             2 => {
                 let (oid, start, payload) = (r.u64()?, r.u32()?, r.u32()?);
                 let (size, version) = (r.u64()?, r.u64()?);
-                Entry::Write { oid, start, payload, size, version, crcs: rest_u32(&mut r)? }
+                StoreEntry::Write { oid, start, payload, size, version, crcs: rest_u32(&mut r)? }
             }
             3 => {
                 let (oid, start, count) = (r.u64()?, r.u32()?, r.u32()?);
-                Entry::Unmap { oid, start, count, size: r.u64()?, version: r.u64()? }
+                StoreEntry::Unmap { oid, start, count, size: r.u64()?, version: r.u64()? }
             }
-            4 => Entry::Remove { oid: r.u64()?, version: r.u64()? },
-            5 => Entry::Clone { oid: r.u64()?, seq: r.u64()?, snaps: rest_u64(&mut r)? },
-            6 => Entry::CloneSnaps { oid: r.u64()?, clone: r.u64()?, snaps: rest_u64(&mut r)? },
-            7 => Entry::Rollback { oid: r.u64()?, clone: r.u64()?, version: r.u64()? },
+            4 => StoreEntry::Remove { oid: r.u64()?, version: r.u64()? },
+            5 => StoreEntry::Clone { oid: r.u64()?, seq: r.u64()?, snaps: rest_u64(&mut r)? },
+            6 => StoreEntry::CloneSnaps { oid: r.u64()?, clone: r.u64()?, snaps: rest_u64(&mut r)? },
+            7 => StoreEntry::Rollback { oid: r.u64()?, clone: r.u64()?, version: r.u64()? },
             8 => {
                 let (oid, of) = (r.u64()?, r.u64()?);
                 let key = usize::from(r.u16()?);
-                Entry::KvSet { oid, of, key: key_of(r.bytes(key)?)?, value: rest(&mut r)? }
+                StoreEntry::KvSet { oid, of, key: key_of(r.bytes(key)?)?, value: rest(&mut r)? }
             }
             9 => {
                 let (oid, of, at, len, crc) = (r.u64()?, r.u64()?, r.u32()?, r.u32()?, r.u32()?);
                 if len as usize > VALUE_MAX {
                     return malformed(format!("entry: a value of {len} bytes"));
                 }
-                Entry::KvSetLong { oid, of, at, len, crc, key: key_of(&rest(&mut r)?)? }
+                StoreEntry::KvSetLong { oid, of, at, len, crc, key: key_of(&rest(&mut r)?)? }
             }
-            10 => Entry::KvRemove { oid: r.u64()?, of: r.u64()?, key: key_of(&rest(&mut r)?)? },
+            10 => StoreEntry::KvRemove { oid: r.u64()?, of: r.u64()?, key: key_of(&rest(&mut r)?)? },
             11 => {
                 let (oid, start, payload, old) = (r.u64()?, r.u32()?, r.u32()?, r.u64()?);
                 r.u64()?;
-                Entry::Relocate { oid, start, payload, old, crcs: rest_u32(&mut r)? }
+                StoreEntry::Relocate { oid, start, payload, old, crcs: rest_u32(&mut r)? }
             }
-            12 => Entry::SnapAllocate { snap: r.u64()? },
-            13 => Entry::SnapRemove { snap: r.u64()?, done: r.u8()? != 0 },
-            14 => Entry::Page { oid: r.u64()?, of: r.u64()?, index: r.u32()?, at: r.u32()?, len: r.u32()? },
+            12 => StoreEntry::SnapAllocate { snap: r.u64()? },
+            13 => StoreEntry::SnapRemove { snap: r.u64()?, done: r.u8()? != 0 },
+            14 => StoreEntry::Page { oid: r.u64()?, of: r.u64()?, index: r.u32()?, at: r.u32()?, len: r.u32()? },
             15 => match (r.u8()?, r.u32()?, r.u32()?) {
-                (CHECKPOINT_LEVEL, 0, 0) => Entry::Checkpoint { record: rest(&mut r)? },
-                (level, at, len) => Entry::Node { level, at, len, key: rest(&mut r)? },
+                (CHECKPOINT_LEVEL, 0, 0) => StoreEntry::Checkpoint { record: rest(&mut r)? },
+                (level, at, len) => StoreEntry::Node { level, at, len, key: rest(&mut r)? },
             },
-            16 => Entry::Segments { at: r.u32()?, len: r.u32()? },
+            16 => StoreEntry::Segments { at: r.u32()?, len: r.u32()? },
             other => return malformed(format!("entry: kind {other}, which this program does not know")),
         };
         r.end()?;
@@ -399,20 +399,20 @@ impl Entry {
     }
 }
 
-fn rest(r: &mut Reader<'_>) -> Result<Vec<u8>, Malformed> {
+fn rest(r: &mut StoreReader<'_>) -> Result<Vec<u8>, MalformedStore> {
     let left = r.left();
     Ok(r.bytes(left)?.to_vec())
 }
 
-fn key_of(bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
+fn key_of(bytes: &[u8]) -> Result<Vec<u8>, MalformedStore> {
     if bytes.len() > KEY_MAX { malformed(format!("entry: a key of {} bytes", bytes.len())) } else { Ok(bytes.to_vec()) }
 }
 
-fn rest_u32(r: &mut Reader<'_>) -> Result<Vec<u32>, Malformed> {
+fn rest_u32(r: &mut StoreReader<'_>) -> Result<Vec<u32>, MalformedStore> {
     (0..r.left() / 4).map(|_| r.u32()).collect()
 }
 
-fn rest_u64(r: &mut Reader<'_>) -> Result<Vec<u64>, Malformed> {
+fn rest_u64(r: &mut StoreReader<'_>) -> Result<Vec<u64>, MalformedStore> {
     (0..r.left() / 8).map(|_| r.u64()).collect()
 }
 
@@ -423,38 +423,38 @@ mod tests {
     #[test]
     fn every_kind_round_trips() {
         let entries = vec![
-            Entry::Create { oid: 1, namespace: "ns".into(), name: "rbd_data.1".into() },
-            Entry::Write { oid: 1, start: 2, payload: 3, size: 4, version: 5, crcs: vec![6, 7] },
-            Entry::Unmap { oid: 1, start: 2, count: 3, size: 4, version: 5 },
-            Entry::Remove { oid: 1, version: 9 },
-            Entry::Clone { oid: 1, seq: 8, snaps: vec![8, 7] },
-            Entry::CloneSnaps { oid: 1, clone: 8, snaps: vec![] },
-            Entry::Rollback { oid: 1, clone: 8, version: 3 },
-            Entry::KvSet { oid: 1, of: u64::MAX, key: b"k".to_vec(), value: b"v".to_vec() },
-            Entry::KvSetLong { oid: 1, of: u64::MAX, key: b"k".to_vec(), at: 2, len: 5000, crc: 1 },
-            Entry::KvRemove { oid: 1, of: u64::MAX, key: b"k".to_vec() },
-            Entry::Relocate { oid: 1, start: 2, payload: 3, old: 4, crcs: vec![5] },
-            Entry::SnapAllocate { snap: 3 },
-            Entry::SnapRemove { snap: 3, done: true },
-            Entry::Page { oid: 1, of: u64::MAX, index: 2, at: 3, len: 4 },
-            Entry::Node { level: 1, at: 2, len: 3, key: b"key".to_vec() },
-            Entry::Segments { at: 1, len: 2 },
-            Entry::Checkpoint { record: vec![1; 224] },
+            StoreEntry::Create { oid: 1, namespace: "ns".into(), name: "rbd_data.1".into() },
+            StoreEntry::Write { oid: 1, start: 2, payload: 3, size: 4, version: 5, crcs: vec![6, 7] },
+            StoreEntry::Unmap { oid: 1, start: 2, count: 3, size: 4, version: 5 },
+            StoreEntry::Remove { oid: 1, version: 9 },
+            StoreEntry::Clone { oid: 1, seq: 8, snaps: vec![8, 7] },
+            StoreEntry::CloneSnaps { oid: 1, clone: 8, snaps: vec![] },
+            StoreEntry::Rollback { oid: 1, clone: 8, version: 3 },
+            StoreEntry::KvSet { oid: 1, of: u64::MAX, key: b"k".to_vec(), value: b"v".to_vec() },
+            StoreEntry::KvSetLong { oid: 1, of: u64::MAX, key: b"k".to_vec(), at: 2, len: 5000, crc: 1 },
+            StoreEntry::KvRemove { oid: 1, of: u64::MAX, key: b"k".to_vec() },
+            StoreEntry::Relocate { oid: 1, start: 2, payload: 3, old: 4, crcs: vec![5] },
+            StoreEntry::SnapAllocate { snap: 3 },
+            StoreEntry::SnapRemove { snap: 3, done: true },
+            StoreEntry::Page { oid: 1, of: u64::MAX, index: 2, at: 3, len: 4 },
+            StoreEntry::Node { level: 1, at: 2, len: 3, key: b"key".to_vec() },
+            StoreEntry::Segments { at: 1, len: 2 },
+            StoreEntry::Checkpoint { record: vec![1; 224] },
         ];
         let mut bytes = Vec::new();
         entries.iter().for_each(|entry| entry.encode(&mut bytes));
-        assert_eq!(Entry::decode_all(&bytes), Ok(entries));
+        assert_eq!(StoreEntry::decode_all(&bytes), Ok(entries));
         for len in 0..bytes.len() {
             // Truncation anywhere: an error or fewer entries, never a panic.
-            let _ = Entry::decode_all(&bytes[..len]);
+            let _ = StoreEntry::decode_all(&bytes[..len]);
         }
     }
 
     #[test]
     fn write_size_is_exact() {
-        let entry = Entry::Write { oid: 1, start: 2, payload: 3, size: 4, version: 5, crcs: vec![6; 9] };
+        let entry = StoreEntry::Write { oid: 1, start: 2, payload: 3, size: 4, version: 5, crcs: vec![6; 9] };
         let mut bytes = Vec::new();
         entry.encode(&mut bytes);
-        assert_eq!(bytes.len(), Entry::write_size(9));
+        assert_eq!(bytes.len(), StoreEntry::write_size(9));
     }
 }

@@ -3,10 +3,10 @@
 
 use super::anchor::{Anchor, LogPosition, SLOTS};
 use super::batch::{BatchHeader, ENTRY_ROOM, FIXED};
-use super::entry::Entry;
+use super::entry::StoreEntry;
 use super::node::Node;
 use super::onode::{CloneRecord, Onode};
-use super::page::{self, Slot};
+use super::page::{self, MapSlot};
 use super::superblock::{COPIES, SEGMENTS_START};
 use super::{BLOCK, BlobPtr};
 
@@ -88,62 +88,72 @@ fn entries() {
     let head = u64::MAX;
     let cases = [
         (
-            Entry::Create { oid: 0x21, namespace: "ns".into(), name: "abc".into() },
+            StoreEntry::Create { oid: 0x21, namespace: "ns".into(), name: "abc".into() },
             "01 00 1500 2100000000000000 0200 0300 6e73 616263",
         ),
         (
-            Entry::Write { oid: 0x21, start: 0x22, payload: 0x23, size: 0x24, version: 0x25, crcs: vec![0x26, 0x27] },
+            StoreEntry::Write {
+                oid: 0x21,
+                start: 0x22,
+                payload: 0x23,
+                size: 0x24,
+                version: 0x25,
+                crcs: vec![0x26, 0x27],
+            },
             "02 00 2c00 2100000000000000 22000000 23000000 2400000000000000 2500000000000000 26000000 27000000",
         ),
         (
-            Entry::Unmap { oid: 0x21, start: 0x22, count: 0x23, size: 0x24, version: 0x25 },
+            StoreEntry::Unmap { oid: 0x21, start: 0x22, count: 0x23, size: 0x24, version: 0x25 },
             "03 00 2400 2100000000000000 22000000 23000000 2400000000000000 2500000000000000",
         ),
-        (Entry::Remove { oid: 0x21, version: 0x22 }, "04 00 1400 2100000000000000 2200000000000000"),
+        (StoreEntry::Remove { oid: 0x21, version: 0x22 }, "04 00 1400 2100000000000000 2200000000000000"),
         (
-            Entry::Clone { oid: 0x21, seq: 9, snaps: vec![9, 7] },
+            StoreEntry::Clone { oid: 0x21, seq: 9, snaps: vec![9, 7] },
             "05 00 2400 2100000000000000 0900000000000000 0900000000000000 0700000000000000",
         ),
         (
-            Entry::CloneSnaps { oid: 0x21, clone: 9, snaps: vec![7] },
+            StoreEntry::CloneSnaps { oid: 0x21, clone: 9, snaps: vec![7] },
             "06 00 1c00 2100000000000000 0900000000000000 0700000000000000",
         ),
         (
-            Entry::Rollback { oid: 0x21, clone: 9, version: 0x22 },
+            StoreEntry::Rollback { oid: 0x21, clone: 9, version: 0x22 },
             "07 00 1c00 2100000000000000 0900000000000000 2200000000000000",
         ),
         (
-            Entry::KvSet { oid: 0x21, of: head, key: b"key".to_vec(), value: b"value".to_vec() },
+            StoreEntry::KvSet { oid: 0x21, of: head, key: b"key".to_vec(), value: b"value".to_vec() },
             "08 00 1e00 2100000000000000 ffffffffffffffff 0300 6b6579 76616c7565",
         ),
         (
-            Entry::KvSetLong { oid: 0x21, of: 9, key: b"key".to_vec(), at: 0x22, len: 0x23, crc: 0x24 },
+            StoreEntry::KvSetLong { oid: 0x21, of: 9, key: b"key".to_vec(), at: 0x22, len: 0x23, crc: 0x24 },
             "09 00 2300 2100000000000000 0900000000000000 22000000 23000000 24000000 6b6579",
         ),
         (
-            Entry::KvRemove { oid: 0x21, of: head, key: b"key".to_vec() },
+            StoreEntry::KvRemove { oid: 0x21, of: head, key: b"key".to_vec() },
             "0a 00 1700 2100000000000000 ffffffffffffffff 6b6579",
         ),
         (
-            Entry::Relocate { oid: 0x21, start: 0x22, payload: 0x23, old: 0x24, crcs: vec![0x25] },
+            StoreEntry::Relocate { oid: 0x21, start: 0x22, payload: 0x23, old: 0x24, crcs: vec![0x25] },
             "0b 00 2800 2100000000000000 22000000 23000000 2400000000000000 0000000000000000 25000000",
         ),
-        (Entry::SnapAllocate { snap: 9 }, "0c 00 0c00 0900000000000000"),
-        (Entry::SnapRemove { snap: 9, done: true }, "0d 00 0d00 0900000000000000 01"),
+        (StoreEntry::SnapAllocate { snap: 9 }, "0c 00 0c00 0900000000000000"),
+        (StoreEntry::SnapRemove { snap: 9, done: true }, "0d 00 0d00 0900000000000000 01"),
         (
-            Entry::Page { oid: 0x21, of: head, index: 0x22, at: 0x23, len: 0x24 },
+            StoreEntry::Page { oid: 0x21, of: head, index: 0x22, at: 0x23, len: 0x24 },
             "0e 00 2000 2100000000000000 ffffffffffffffff 22000000 23000000 24000000",
         ),
-        (Entry::Node { level: 1, at: 0x22, len: 0x23, key: b"key".to_vec() }, "0f 00 1000 01 22000000 23000000 6b6579"),
-        (Entry::Segments { at: 0x22, len: 0x23 }, "10 00 0c00 22000000 23000000"),
-        (Entry::Checkpoint { record: b"record".to_vec() }, "0f 00 1300 ff 00000000 00000000 7265636f7264"),
+        (
+            StoreEntry::Node { level: 1, at: 0x22, len: 0x23, key: b"key".to_vec() },
+            "0f 00 1000 01 22000000 23000000 6b6579",
+        ),
+        (StoreEntry::Segments { at: 0x22, len: 0x23 }, "10 00 0c00 22000000 23000000"),
+        (StoreEntry::Checkpoint { record: b"record".to_vec() }, "0f 00 1300 ff 00000000 00000000 7265636f7264"),
     ];
     for (entry, expected) in cases {
         let expected = hex(expected);
         let mut encoded = Vec::new();
         entry.encode(&mut encoded);
         assert_eq!(encoded, expected, "{entry:?}");
-        assert_eq!(Entry::decode_all(&expected), Ok(vec![entry]));
+        assert_eq!(StoreEntry::decode_all(&expected), Ok(vec![entry]));
     }
 }
 
@@ -175,8 +185,8 @@ fn onode() {
 
 #[test]
 fn map_page() {
-    let slot = |block, crc| Slot { block, crc };
-    let slots = [Slot::default(), slot(0x0102_0304_0506, 0x21), slot(0x0102_0304_0507, 0x22), slot(0x31, 0x23)];
+    let slot = |block, crc| MapSlot { block, crc };
+    let slots = [MapSlot::default(), slot(0x0102_0304_0506, 0x21), slot(0x0102_0304_0507, 0x22), slot(0x31, 0x23)];
     let expected = hex("0200 00 01 01 060504030201 21000000 22000000 00 03 00 310000000000 23000000");
     assert_eq!(page::encode(&slots), expected);
     assert_eq!(page::decode(&expected), Ok(slots.to_vec()));
@@ -199,7 +209,7 @@ fn tree_nodes() {
 
 #[test]
 fn segment_table() {
-    let geometry = crate::segments::Geometry { segment_size: 64 << 10, segment_count: 3 };
+    let geometry = crate::segments::SegmentGeometry { segment_size: 64 << 10, segment_count: 3 };
     let bytes = hex("00100000 00000000 00000100");
     let table = crate::segments::LiveTable::decode(&bytes, &geometry).expect("a segment table");
     assert_eq!(table.all(), [4096, 0, 65536]);

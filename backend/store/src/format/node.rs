@@ -1,6 +1,6 @@
 //! Tree node: sorted keys with their values (leaf) or with locations of children (inner node).
 
-use super::{BlobPtr, Malformed, Put, Reader, malformed};
+use super::{BlobPtr, MalformedStore, Put, StoreReader, malformed};
 
 /// Maximum level; far more than any store needs.
 pub const LEVEL_MAX: u8 = 12;
@@ -73,8 +73,8 @@ impl Node {
     }
 
     /// Decodes a node.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut r = Reader::new(bytes, "tree node");
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedStore> {
+        let mut r = StoreReader::new(bytes, "tree node");
         let version = r.u8()?;
         let level = r.u8()?;
         let count = usize::from(r.u16()?);
@@ -106,7 +106,7 @@ impl Node {
     }
 }
 
-fn in_order<'a>(keys: impl Iterator<Item = &'a [u8]>) -> Result<(), Malformed> {
+fn in_order<'a>(keys: impl Iterator<Item = &'a [u8]>) -> Result<(), MalformedStore> {
     let mut before: Option<&[u8]> = None;
     for key in keys {
         if before.is_some_and(|before| before >= key) {

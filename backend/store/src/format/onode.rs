@@ -1,7 +1,7 @@
 //! Object record (onode) in the tree: size, version, locations of map pages, clones.
 
 use super::entry::NAME_MAX;
-use super::{BLOCK64, BlobPtr, Malformed, PAGE_BLOCKS, Put, Reader, malformed};
+use super::{BLOCK64, BlobPtr, MalformedStore, PAGE_BLOCKS, Put, StoreReader, malformed};
 
 /// Maximum object size in bytes.
 pub const OBJECT_SIZE_MAX: u64 = 128 << 20;
@@ -75,8 +75,8 @@ impl Onode {
     }
 
     /// Decodes a record.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut r = Reader::new(bytes, "object record");
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedStore> {
+        let mut r = StoreReader::new(bytes, "object record");
         let version = r.u8()?;
         if version != 1 {
             return malformed(format!("object record: version {version}"));
@@ -102,7 +102,7 @@ impl Onode {
                 let snaps = (0..snaps).map(|_| r.u64()).collect::<Result<_, _>>()?;
                 Ok(CloneRecord { id, size, snaps, pages: ptrs(&mut r, pages)? })
             })
-            .collect::<Result<Vec<_>, Malformed>>()?;
+            .collect::<Result<Vec<_>, MalformedStore>>()?;
         if clones.windows(2).any(|pair| pair[0].id >= pair[1].id) {
             return malformed("object record: clones out of order");
         }
@@ -113,11 +113,11 @@ impl Onode {
     }
 }
 
-fn check_size(size: u64) -> Result<(), Malformed> {
+fn check_size(size: u64) -> Result<(), MalformedStore> {
     if size > OBJECT_SIZE_MAX { malformed(format!("object record: {size} bytes")) } else { Ok(()) }
 }
 
-fn ptrs(r: &mut Reader<'_>, count: usize) -> Result<PagePtrs, Malformed> {
+fn ptrs(r: &mut StoreReader<'_>, count: usize) -> Result<PagePtrs, MalformedStore> {
     if count > PAGES_MAX {
         return malformed(format!("object record: {count} map pages"));
     }

@@ -4,14 +4,14 @@
 //! (u8), block number on the device (u48), then a CRC32C for each block.  The kind byte lets a later version store
 //! compressed and encrypted blobs at the device address.
 
-use super::{Malformed, PAGE_BLOCKS, Put, Reader, malformed};
+use super::{MalformedStore, PAGE_BLOCKS, Put, StoreReader, malformed};
 
 const KIND_PLAIN: u8 = 0;
 
 /// Mapped block.  Packed to save memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(Rust, packed(4))]
-pub struct Slot {
+pub struct MapSlot {
     /// Block number on the device; 0 for a hole.
     pub block: u64,
     /// CRC32C of the block.
@@ -19,7 +19,7 @@ pub struct Slot {
 }
 
 /// Encodes the slots of a page, at most [`PAGE_BLOCKS`].
-pub fn encode(slots: &[Slot]) -> Vec<u8> {
+pub fn encode(slots: &[MapSlot]) -> Vec<u8> {
     assert!(slots.len() <= PAGE_BLOCKS as usize);
     let mut out = Vec::with_capacity(4 * slots.len() + 64);
     out.put_u16(0);
@@ -45,8 +45,8 @@ pub fn encode(slots: &[Slot]) -> Vec<u8> {
 }
 
 /// Decodes a page; slots after the last mapped one are omitted.
-pub fn decode(bytes: &[u8]) -> Result<Vec<Slot>, Malformed> {
-    let mut reader = Reader::new(bytes, "map page");
+pub fn decode(bytes: &[u8]) -> Result<Vec<MapSlot>, MalformedStore> {
+    let mut reader = StoreReader::new(bytes, "map page");
     let mut slots = Vec::new();
     for _ in 0..reader.u16()? {
         let kind = reader.u8()?;
@@ -59,9 +59,9 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Slot>, Malformed> {
         if first < slots.len() || first + len > PAGE_BLOCKS as usize || block == 0 {
             return malformed(format!("map page: a run of {len} at {first} to block {block}"));
         }
-        slots.resize(first, Slot::default());
+        slots.resize(first, MapSlot::default());
         for i in 0..len as u64 {
-            slots.push(Slot { block: block + i, crc: reader.u32()? });
+            slots.push(MapSlot { block: block + i, crc: reader.u32()? });
         }
     }
     reader.end()?;
@@ -76,7 +76,7 @@ mod tests {
     proptest! {
         #[test]
         fn round_trip(blocks in proptest::collection::vec(prop_oneof![Just(0u64), 1u64..20, any::<u64>().prop_map(|b| b >> 17)], 0..=128)) {
-            let mut slots: Vec<Slot> = blocks.iter().map(|&block| Slot { block, crc: if block == 0 { 0 } else { block as u32 } }).collect();
+            let mut slots: Vec<MapSlot> = blocks.iter().map(|&block| MapSlot { block, crc: if block == 0 { 0 } else { block as u32 } }).collect();
             let bytes = encode(&slots);
             while slots.last().is_some_and(|slot| slot.block == 0) {
                 slots.pop();

@@ -1,8 +1,8 @@
 //! Checkpoint record: a copy of superblock and anchor in the log, from which both can be rebuilt.
 
 use super::anchor::Anchor;
-use super::superblock::Superblock;
-use super::{BLOCK, Malformed, Put, Reader, malformed};
+use super::superblock::StoreSuperblock;
+use super::{BLOCK, MalformedStore, Put, StoreReader, malformed};
 
 /// Length of the used part of a superblock in bytes; the rest is zero.
 const SUPERBLOCK_LEN: usize = 72;
@@ -18,7 +18,7 @@ pub const RECORD_LEN: usize = SUPERBLOCK_LEN + ANCHOR_LEN + 8;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointRecord {
     /// Superblock of the store.
-    pub superblock: Superblock,
+    pub superblock: StoreSuperblock,
     /// Anchor as it was written after this record.
     pub anchor: Anchor,
     /// Time of the checkpoint: seconds since 1970.
@@ -39,11 +39,11 @@ impl CheckpointRecord {
     ///
     /// # Errors
     /// Description of the malformed field.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedStore> {
         if bytes.len() != RECORD_LEN {
             return malformed(format!("checkpoint record: {} bytes", bytes.len()));
         }
-        let mut reader = Reader::new(bytes, "checkpoint record");
+        let mut reader = StoreReader::new(bytes, "checkpoint record");
         let mut block = |len| {
             reader.bytes(len).map(|bytes| {
                 let mut block = bytes.to_vec();
@@ -52,8 +52,8 @@ impl CheckpointRecord {
             })
         };
         let (superblock, anchor) = (block(SUPERBLOCK_LEN)?, block(ANCHOR_LEN)?);
-        let superblock = Superblock::decode(&superblock)
-            .map_err(|refused| Malformed(format!("checkpoint record: its superblock is {refused:?}")))?;
+        let superblock = StoreSuperblock::decode(&superblock)
+            .map_err(|refused| MalformedStore(format!("checkpoint record: its superblock is {refused:?}")))?;
         let anchor = Anchor::decode(&anchor, superblock.store_number())?;
         Ok(Self { superblock, anchor, taken_s: reader.u64()? })
     }

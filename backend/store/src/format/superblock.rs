@@ -1,6 +1,6 @@
 //! Superblock: identity and geometry of the store.  Written once, in two copies, when the store is created.
 
-use super::{BLOCK, BLOCK64, Malformed, Put, Reader, is_sealed, malformed, seal};
+use super::{BLOCK, BLOCK64, MalformedStore, Put, StoreReader, is_sealed, malformed, seal};
 
 /// Magic number: the first eight bytes of a store.
 pub const MAGIC: &[u8; 8] = b"FOREBAY\x01";
@@ -19,7 +19,7 @@ const CRC_AT: usize = 12;
 
 /// Identity and geometry of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Superblock {
+pub struct StoreSuperblock {
     /// Incompatible feature bits: a reader must know all of them.
     pub features: u64,
     /// Compatible feature bits: a reader may ignore unknown ones.
@@ -40,16 +40,16 @@ pub struct Superblock {
 
 /// Reason why a superblock was rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refused {
+pub enum SuperblockError {
     /// No Forebay store.
     NotAStore,
     /// Forebay store of a newer version, with a description of the unknown features.
     Newer(String),
     /// Forebay store whose superblock is damaged.
-    Damaged(Malformed),
+    Damaged(MalformedStore),
 }
 
-impl Superblock {
+impl StoreSuperblock {
     /// Returns the number of bytes of the device in use.
     pub fn device_size(&self) -> u64 {
         SEGMENTS_START + u64::from(self.segment_size) * u64::from(self.segment_count)
@@ -81,26 +81,26 @@ impl Superblock {
     }
 
     /// Decodes a superblock from one block.
-    pub fn decode(block: &[u8]) -> Result<Self, Refused> {
-        let mut reader = Reader::new(block, "superblock");
-        let magic = reader.bytes(8).map_err(Refused::Damaged)?;
+    pub fn decode(block: &[u8]) -> Result<Self, SuperblockError> {
+        let mut reader = StoreReader::new(block, "superblock");
+        let magic = reader.bytes(8).map_err(SuperblockError::Damaged)?;
         if magic != MAGIC {
-            return Err(Refused::NotAStore);
+            return Err(SuperblockError::NotAStore);
         }
         Self::decode_fields(block, reader)
     }
 
-    fn decode_fields(block: &[u8], mut reader: Reader<'_>) -> Result<Self, Refused> {
-        let damaged = Refused::Damaged;
+    fn decode_fields(block: &[u8], mut reader: StoreReader<'_>) -> Result<Self, SuperblockError> {
+        let damaged = SuperblockError::Damaged;
         let version = reader.u32().map_err(damaged)?;
         if block.len() != BLOCK || !is_sealed(block, CRC_AT) {
-            return Err(damaged(Malformed("superblock: the checksum is wrong".into())));
+            return Err(damaged(MalformedStore("superblock: the checksum is wrong".into())));
         }
         // An unknown version counts as newer only after the checksum has been verified.
         if version != VERSION {
-            return Err(Refused::Newer(format!("format version {version}, this program knows {VERSION}")));
+            return Err(SuperblockError::Newer(format!("format version {version}, this program knows {VERSION}")));
         }
-        let fields = |reader: &mut Reader<'_>| {
+        let fields = |reader: &mut StoreReader<'_>| {
             reader.u32()?;
             let features = reader.u64()?;
             let features_compatible = reader.u64()?;
@@ -122,13 +122,13 @@ impl Superblock {
         let (superblock, block_size) = fields(&mut reader).map_err(damaged)?;
         let unknown = superblock.features & !FEATURES_KNOWN;
         if unknown != 0 {
-            return Err(Refused::Newer(format!("feature bits {unknown:#x}, which this program does not know")));
+            return Err(SuperblockError::Newer(format!("feature bits {unknown:#x}, which this program does not know")));
         }
         superblock.check(block_size).map_err(damaged)?;
         Ok(superblock)
     }
 
-    fn check(&self, block_size: u32) -> Result<(), Malformed> {
+    fn check(&self, block_size: u32) -> Result<(), MalformedStore> {
         if block_size != BLOCK as u32 {
             return malformed(format!("superblock: blocks of {block_size} bytes"));
         }
@@ -159,8 +159,8 @@ impl Superblock {
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::format) fn sample() -> Superblock {
-        Superblock {
+    pub(in crate::format) fn sample() -> StoreSuperblock {
+        StoreSuperblock {
             features: 0,
             features_compatible: 0,
             uuid: *b"0123456789abcdef",
@@ -174,7 +174,7 @@ pub(super) mod tests {
 
     #[test]
     fn round_trip() {
-        assert_eq!(Superblock::decode(&sample().encode()), Ok(sample()));
+        assert_eq!(StoreSuperblock::decode(&sample().encode()), Ok(sample()));
     }
 
     #[test]
@@ -199,7 +199,7 @@ pub(super) mod tests {
         for bit in 0..BLOCK * 8 {
             let mut bad = block.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(Superblock::decode(&bad).is_err(), "bit {bit}");
+            assert!(StoreSuperblock::decode(&bad).is_err(), "bit {bit}");
         }
     }
 
@@ -208,10 +208,10 @@ pub(super) mod tests {
         let mut newer = sample().encode();
         newer[8] = 2;
         seal(&mut newer, CRC_AT);
-        assert!(matches!(Superblock::decode(&newer), Err(Refused::Newer(_))));
-        let featured = Superblock { features: 4, ..sample() }.encode();
-        assert!(matches!(Superblock::decode(&featured), Err(Refused::Newer(_))));
-        assert_eq!(Superblock::decode(&[0; BLOCK]), Err(Refused::NotAStore));
-        assert!(matches!(Superblock::decode(b"FOR"), Err(Refused::Damaged(_))));
+        assert!(matches!(StoreSuperblock::decode(&newer), Err(SuperblockError::Newer(_))));
+        let featured = StoreSuperblock { features: 4, ..sample() }.encode();
+        assert!(matches!(StoreSuperblock::decode(&featured), Err(SuperblockError::Newer(_))));
+        assert_eq!(StoreSuperblock::decode(&[0; BLOCK]), Err(SuperblockError::NotAStore));
+        assert!(matches!(StoreSuperblock::decode(b"FOR"), Err(SuperblockError::Damaged(_))));
     }
 }

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use forebay_block::{Buf, BufList, BufMut};
 
 use crate::format::batch::{BatchHeader, ENTRY_ROOM};
-use crate::format::entry::Entry;
+use crate::format::entry::StoreEntry;
 use crate::format::{BLOCK, BLOCK64};
 
 /// Batch in memory.
@@ -82,7 +82,7 @@ impl Batch {
     }
 
     /// Adds an entry.
-    pub fn add_entry(&self, entry: &Entry) {
+    pub fn add_entry(&self, entry: &StoreEntry) {
         debug_assert!(self.is_open());
         let mut entries = self.entries.borrow_mut();
         entry.encode(&mut entries);

@@ -22,13 +22,13 @@ pub fn is_all_direct(data: &BufList) -> bool {
 }
 
 /// Staging buffers, filled one after the other.
-pub struct Staging {
+pub struct StagingBuffers {
     pool: BufPool,
     /// Buffer with space left.
     current: RefCell<Option<BufMut>>,
 }
 
-impl Staging {
+impl StagingBuffers {
     /// Creates the buffers.
     pub fn new() -> Self {
         Self { pool: BufPool::new(STAGING, 64), current: RefCell::default() }

@@ -12,7 +12,7 @@ use forebay_reactor::{File, sleep, spawn};
 use super::batch::Batch;
 use super::health::DeviceHealth;
 use crate::format::{BLOCK, BLOCK64};
-use crate::host::Host;
+use crate::host::HostFileSystem;
 
 /// Maximum number of writes in flight.
 pub const WRITES_MAX: usize = 8;
@@ -32,7 +32,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 pub struct BatchWriter {
     file: File,
     /// File system that holds the store file; `None` unless the store is in a file.
-    host: Option<Rc<Host>>,
+    host: Option<Rc<HostFileSystem>>,
     /// Closed batches, oldest first. Written batches are removed from the front.
     closed: RefCell<VecDeque<Rc<Batch>>>,
     /// Closed batches whose writes have not begun.
@@ -50,7 +50,7 @@ pub struct BatchWriter {
 
 impl BatchWriter {
     /// Creates a writer for batches from `next_seq` on.
-    pub fn new(file: File, host: Option<Rc<Host>>, next_seq: u64) -> Rc<Self> {
+    pub fn new(file: File, host: Option<Rc<HostFileSystem>>, next_seq: u64) -> Rc<Self> {
         Rc::new(Self {
             file,
             host,

@@ -10,11 +10,11 @@ use crate::core::corrupt;
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::record::CheckpointRecord;
-use crate::format::superblock::{COPIES, Refused, Superblock};
+use crate::format::superblock::{COPIES, StoreSuperblock, SuperblockError};
 
 /// Readable superblock and anchors.
 pub(super) struct Remains {
-    pub(super) superblock: Option<Superblock>,
+    pub(super) superblock: Option<StoreSuperblock>,
     pub(super) anchors: Vec<Anchor>,
     /// Set if none of them is missing.
     whole: bool,
@@ -22,13 +22,13 @@ pub(super) struct Remains {
 
 impl Remains {
     pub(super) async fn read(walk: &Walk<'_>) -> Result<Self> {
-        let mut superblock: Option<Superblock> = None;
+        let mut superblock: Option<StoreSuperblock> = None;
         let path = walk.file.path().display();
         for at in COPIES {
-            match Superblock::decode(&walk.read(at / BLOCK64, 1).await?) {
+            match StoreSuperblock::decode(&walk.read(at / BLOCK64, 1).await?) {
                 Ok(found) if superblock.as_ref().is_none_or(|before| *before == found) => superblock = Some(found),
                 Ok(_) => return Err(corrupt(format!("{path}: the two copies of the superblock differ"))),
-                Err(Refused::Newer(what)) => {
+                Err(SuperblockError::Newer(what)) => {
                     let text = format!("{path} is a store made by a newer Forebay ({what}); upgrade to rebuild it");
                     return Err(Error::new(ErrorKind::Unsupported, text));
                 }
@@ -70,7 +70,7 @@ impl Remains {
 
 /// Checkpoint to continue from.
 pub(super) struct Candidate {
-    pub(super) superblock: Superblock,
+    pub(super) superblock: StoreSuperblock,
     pub(super) anchor: Anchor,
     pub(super) taken_s: u64,
 }
@@ -103,15 +103,15 @@ pub(super) fn choose_store(file: &File, walk: &Walk<'_>, remains: &Remains) -> R
 
 /// Returns the checkpoints that could be continued from, newest first.
 pub(super) fn candidates(
-    superblock: &Superblock,
+    superblock: &StoreSuperblock,
     records: &[(CheckpointRecord, u64)],
     remains: &Remains,
 ) -> Vec<Candidate> {
-    let shape = |superblock: &Superblock| {
-        let Superblock { segment_size, segment_count, .. } = *superblock;
+    let shape = |superblock: &StoreSuperblock| {
+        let StoreSuperblock { segment_size, segment_count, .. } = *superblock;
         (superblock.store_number(), segment_size, segment_count)
     };
-    let is_of = |found: &Superblock| shape(found) == shape(superblock);
+    let is_of = |found: &StoreSuperblock| shape(found) == shape(superblock);
     let of_records = records.iter().filter(|(record, _)| is_of(&record.superblock));
     let of_records = of_records.map(|(record, _)| (record.anchor.clone(), record.taken_s));
     let of_anchors = remains.anchors.iter().filter(|anchor| anchor.store == superblock.store_number());

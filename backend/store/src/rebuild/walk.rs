@@ -8,11 +8,11 @@ use forebay_reactor::{File, sleep, yield_now};
 
 use super::bad_sectors::{READ_ATTEMPTS, READ_PAUSE, is_bad_sector};
 use crate::format::batch::BatchHeader;
-use crate::format::entry::Entry;
+use crate::format::entry::StoreEntry;
 use crate::format::record::CheckpointRecord;
 use crate::format::superblock::SEGMENTS_START;
 use crate::format::{BLOCK, BLOCK64};
-use crate::segments::Geometry;
+use crate::segments::SegmentGeometry;
 
 /// Blocks read at a time where no chain of batches can be followed.
 const WINDOW_BLOCKS: u64 = 256;
@@ -135,8 +135,8 @@ impl<'a> Walk<'a> {
         if !leads_on {
             return;
         }
-        for entry in Entry::decode_all(&header.entries).unwrap_or_default() {
-            if let Entry::Checkpoint { record } = entry
+        for entry in StoreEntry::decode_all(&header.entries).unwrap_or_default() {
+            if let StoreEntry::Checkpoint { record } = entry
                 && let Ok(record) = CheckpointRecord::decode(&record)
                 && record.anchor.store == header.store
                 && record.anchor.epoch == header.epoch
@@ -187,7 +187,11 @@ impl<'a> Walk<'a> {
     }
 
     /// Scans all segments.
-    pub(super) async fn segments(&mut self, geometry: &Geometry, progress: &mut impl FnMut(u64, u64)) -> Result<()> {
+    pub(super) async fn segments(
+        &mut self,
+        geometry: &SegmentGeometry,
+        progress: &mut impl FnMut(u64, u64),
+    ) -> Result<()> {
         for segment in 0..geometry.segment_count {
             let first = geometry.first_block(segment);
             let end = first + geometry.segment_blocks();

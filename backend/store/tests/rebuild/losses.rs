@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_reactor::{sleep, spawn};
 use forebay_sim::DiskFaults;
 use forebay_store::format::record::CheckpointRecord;
-use forebay_store::format::superblock::Superblock;
+use forebay_store::format::superblock::StoreSuperblock;
 
 use super::*;
 
@@ -28,8 +28,8 @@ fn newest_anchor(world: &World) -> (Anchor, usize) {
 /// Returns the byte address of the first payload block of the newest batch with object data.
 fn newest_data(world: &World) -> u64 {
     let writes = |header: &&BatchHeader| {
-        let entries = Entry::decode_all(&header.entries).expect("entries");
-        entries.iter().any(|entry| matches!(entry, Entry::Write { .. }))
+        let entries = StoreEntry::decode_all(&header.entries).expect("entries");
+        entries.iter().any(|entry| matches!(entry, StoreEntry::Write { .. }))
     };
     let headers = headers(world);
     (headers.iter().filter(writes).max_by_key(|header| header.seq).expect("a batch").block + 1) * 4096
@@ -110,9 +110,10 @@ fn unusable_checkpoints() -> World {
             store.close().await.expect("close");
         }
     });
-    let entries = headers(&world).into_iter().flat_map(|header| Entry::decode_all(&header.entries).expect("entries"));
+    let entries =
+        headers(&world).into_iter().flat_map(|header| StoreEntry::decode_all(&header.entries).expect("entries"));
     let records = entries.filter_map(|entry| match entry {
-        Entry::Checkpoint { record } => Some(CheckpointRecord::decode(&record).expect("a record").anchor),
+        StoreEntry::Checkpoint { record } => Some(CheckpointRecord::decode(&record).expect("a record").anchor),
         _ => None,
     });
     let tables: Vec<u64> = records.filter(|anchor| anchor.generation > 2).map(|anchor| anchor.segments.addr).collect();
@@ -166,7 +167,7 @@ fn anchors_there(world: &World) -> Vec<Option<Anchor>> {
 }
 
 fn has_superblock(world: &World) -> bool {
-    COPIES.iter().any(|&at| Superblock::decode(&world.peek(DISK, at, 4096).expect("peek")).is_ok())
+    COPIES.iter().any(|&at| StoreSuperblock::decode(&world.peek(DISK, at, 4096).expect("peek")).is_ok())
 }
 
 /// Rebuilds a store and discards the lost data, with a power failure at the `point`th point; then opens it, or rebuilds

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use forebay_image::diff::{self, Decoder, DiffError, Event};
+use forebay_image::diff::{self, DiffDecoder, DiffError, DiffEvent};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
@@ -246,7 +246,7 @@ fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_
         return Err(client.read_error(response));
     }
     let wrong = |error: DiffError| Failure::failed(format!("the daemon's answer is damaged: {error}"));
-    let mut decoder = Decoder::new();
+    let mut decoder = DiffDecoder::new();
     let mut buf = vec![0; CHUNK_LEN_MAX];
     loop {
         let got = response.read(&mut buf).map_err(|error| client.lost(error))?;
@@ -257,10 +257,10 @@ fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_
         let mut input = &buf[..got];
         while let Some(event) = decoder.next(&mut input).map_err(wrong)? {
             match event {
-                Event::Size(size) => writer.size(size)?,
-                Event::Data(offset, data) => writer.data(offset, data)?,
-                Event::Zero(..) | Event::End => {}
-                Event::Failure(why) => {
+                DiffEvent::Size(size) => writer.size(size)?,
+                DiffEvent::Data(offset, data) => writer.data(offset, data)?,
+                DiffEvent::Zero(..) | DiffEvent::End => {}
+                DiffEvent::Failure(why) => {
                     return Err(serde_json::from_slice(&why)
                         .unwrap_or_else(|_| Failure::failed("the daemon gave up without saying why")));
                 }

@@ -7,7 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Json, Response};
-use forebay_image::diff::{self, Decoder, Event};
+use forebay_image::diff::{self, DiffDecoder, DiffEvent};
 use forebay_reactor::Buf;
 use futures_core::Stream;
 use serde::Deserialize;
@@ -149,17 +149,17 @@ fn answer(result: Result<api::Imported>, lines: bool) -> Response {
 /// Decodes a body into chunks.  Dropping `chunks` without an end makes the import fail.
 async fn feed(body: Body, chunks: mpsc::Sender<Chunk>) -> Result<()> {
     let mut body = body.into_data_stream();
-    let mut decoder = Decoder::new();
+    let mut decoder = DiffDecoder::new();
     while let Some(part) = poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await {
         let part = part.map_err(|error| Failure::failed(format!("the data stopped coming: {error}")))?;
         let mut input = &part[..];
         while let Some(event) = decoder.next(&mut input).map_err(|error| Failure::invalid(error.to_string()))? {
             let chunk = match event {
-                Event::Size(size) => Chunk::Size(size),
-                Event::Data(offset, data) => Chunk::Data(offset, Buf::copy_of(data)),
-                Event::Zero(offset, len) => Chunk::Zero(offset, len),
-                Event::End => Chunk::End,
-                Event::Failure(text) => {
+                DiffEvent::Size(size) => Chunk::Size(size),
+                DiffEvent::Data(offset, data) => Chunk::Data(offset, Buf::copy_of(data)),
+                DiffEvent::Zero(offset, len) => Chunk::Zero(offset, len),
+                DiffEvent::End => Chunk::End,
+                DiffEvent::Failure(text) => {
                     let text = String::from_utf8_lossy(&text).into_owned();
                     return Err(Failure::failed(format!("the sender gave up: {text}")));
                 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_block::{ErrorKind, ObjectBackend, Usage};
 use forebay_image::Images;
 use forebay_rados::config::ConfigError;
-use forebay_rados::{Cluster, Config, Environment, Flags, RadosPool};
+use forebay_rados::{CephConfig, Environment, Flags, RadosCluster, RadosPool};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::timeout;
 
@@ -55,7 +55,7 @@ impl Environment for SystemEnvironment {
 /// Ceph cluster, connected on demand, and the pools that were requested.
 pub struct Ceph {
     flags: Flags,
-    cluster: RefCell<Option<Rc<Cluster>>>,
+    cluster: RefCell<Option<Rc<RadosCluster>>>,
     /// List of the daemon's own client addresses; a command has none.
     clients: Option<CephClients>,
     pools: RefCell<BTreeMap<String, Rc<RadosPool>>>,
@@ -113,7 +113,7 @@ impl Ceph {
         all
     }
 
-    async fn cluster(&self) -> Result<Rc<Cluster>> {
+    async fn cluster(&self) -> Result<Rc<RadosCluster>> {
         let _turn = self.connecting.acquire(1).await;
         let known = self.cluster.borrow().clone();
         let former = match known {
@@ -128,8 +128,8 @@ impl Ceph {
             None => None,
         };
         let flags = self.flags.clone();
-        let config = offload(move || Config::resolve(&flags, &SystemEnvironment).map_err(explain)).await?;
-        let cluster = Cluster::connect(config).await;
+        let config = offload(move || CephConfig::resolve(&flags, &SystemEnvironment).map_err(explain)).await?;
+        let cluster = RadosCluster::connect(config).await;
         let cluster = cluster.map_err(explain_unconnected)?;
         let status = cluster.status();
         tracing::info!(
@@ -146,7 +146,7 @@ impl Ceph {
     /// Blocklists the clients of earlier daemons of this data directory that did not end cleanly, so that their
     /// watches need not time out; then records the new client.  `former` is this process's client before it was
     /// fenced.  A failure only costs that wait.
-    async fn fence_left_clients(&self, cluster: &Cluster, former: Option<CephClient>) {
+    async fn fence_left_clients(&self, cluster: &RadosCluster, former: Option<CephClient>) {
         let Some(clients) = self.clients.clone() else { return };
         let own = client_of(cluster);
         let (reader, about) = (clients.clone(), own.clone());
@@ -198,7 +198,7 @@ impl Ceph {
 }
 
 /// Returns the client address of our connection to a cluster.
-fn client_of(cluster: &Cluster) -> CephClient {
+fn client_of(cluster: &RadosCluster) -> CephClient {
     CephClient { fsid: cluster.status().fsid, address: cluster.identity().address }
 }
 

@@ -236,7 +236,7 @@ impl Engine {
         let mut images = Vec::with_capacity(names.len());
         for (done, name) in names.into_iter().enumerate() {
             // Each image is an equal part of the total; its own progress fills a share of it.
-            let report = |now: image::Progress| {
+            let report = |now: image::ObjectProgress| {
                 let share = now.done * USAGE_STEPS / now.total.max(1);
                 progress.report(done as u64 * USAGE_STEPS + share, count * USAGE_STEPS);
             };

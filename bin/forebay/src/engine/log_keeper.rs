@@ -12,8 +12,8 @@ use forebay_export::InFlightChanges;
 use forebay_image::{Image, KeptLock};
 use forebay_reactor::sync::KeyedLock;
 use forebay_writelog::{
-    Limits, LogKeeper, LogRecord, MediumKind, Options, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions, id_text,
-    parse_id,
+    DirtyLimits, LogKeeper, LogOptions, LogRecord, MediumKind, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions,
+    id_text, parse_id,
 };
 use serde::{Deserialize, Serialize};
 
@@ -97,8 +97,8 @@ impl LogDevices {
 }
 
 /// Returns the limits of a log: its own, or the configured ones.
-pub fn limits_of(place: &api::LogPlace, configured: Limits) -> Limits {
-    Limits {
+pub fn limits_of(place: &api::LogPlace, configured: DirtyLimits) -> DirtyLimits {
+    DirtyLimits {
         bytes_max: place.dirty_max.or(configured.bytes_max),
         age_max: place.dirty_age_ms.map_or(configured.age_max, Duration::from_millis),
     }
@@ -115,7 +115,7 @@ pub struct ImageLog {
     /// Set if the image is in the pool that ends with the daemon.
     pub passing: bool,
     /// Limits of logs that specify none.
-    pub configured: Limits,
+    pub configured: DirtyLimits,
     /// Log devices of this process.
     pub devices: Rc<LogDevices>,
     /// Changes from hosts that are in flight.
@@ -187,9 +187,9 @@ impl LogKeeper for ImageLog {
         place.size
     }
 
-    fn options(&self, place: &api::LogPlace) -> Options {
+    fn options(&self, place: &api::LogPlace) -> LogOptions {
         let persist = if place.on_flush { Persist::OnFlush } else { Persist::OnWrite };
-        Options { persist, limits: limits_of(place, self.configured), ..Options::default() }
+        LogOptions { persist, limits: limits_of(place, self.configured), ..LogOptions::default() }
     }
 
     fn compare(&self, is: &api::LogPlace, wanted: &api::LogPlace) -> PlaceChange {

@@ -7,13 +7,13 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
 /// Number whose export has ended.
-pub type Retired = forebay_export::Retired<Front>;
+pub type Retired = forebay_export::RetiredNumber<Front>;
 
 /// Retired numbers, reserved for images that are no longer exported.
-pub type Numbers = forebay_export::Numbers<Front>;
+pub type Numbers = forebay_export::ExportNumbers<Front>;
 
 /// Owners of the numbers within a front's subsystem or target.
-pub type Owners = forebay_export::Owners<ImageSpec>;
+pub type Owners = forebay_export::NumberOwners<ImageSpec>;
 
 /// Numbers that other exports have.
 pub type TakenNumbers<'a> = forebay_export::TakenNumbers<'a, ImageSpec>;

@@ -11,8 +11,8 @@ use forebay_block::reservation::{Keep, ReservationTable, Reservations};
 use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, SizeWatch,
 };
-use forebay_export::{Delayed, InFlightChanges, Measured, Meter};
-use forebay_image::{Image, LUKS_HEADER_LEN, LuksHeader, OpenOptions};
+use forebay_export::{Delayed, InFlightChanges, MeasuredRequest, Meter};
+use forebay_image::{Image, ImageOpenOptions, LUKS_HEADER_LEN, LuksHeader};
 use forebay_reactor::sync::{KeyedLock, Notify, WeakMap};
 use forebay_reactor::{now, timeout, try_spawn};
 use forebay_writelog::{LogAttachment, WriteLog};
@@ -224,7 +224,7 @@ impl BlockDevice for ExportDevice {
 
 /// Request to an export.  It keeps the volume open until it completes.
 struct ExportRequest {
-    measured: Measured,
+    measured: MeasuredRequest,
     volume: Rc<Volume>,
 }
 
@@ -478,7 +478,7 @@ impl Engine {
         {
             let refusal = error.clone();
             unwritable = true;
-            opened = Image::open(backend, &spec.image, OpenOptions { read_only: true }).await;
+            opened = Image::open(backend, &spec.image, ImageOpenOptions { read_only: true }).await;
             // A write log needs an image that accepts write-back; without the log, hosts would read stale data.
             if let Ok(image) = &opened
                 && load_record(image).await.map_err(|error| self.image_failure(error, spec))?.log.is_some()

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent, ObjectBackend, ObjectName, Result};
-use forebay_image::{CreateOptions, Image, Images, OpenOptions, RemoveOptions};
+use forebay_image::{CreateOptions, Image, ImageOpenOptions, Images, RemoveOptions};
 use forebay_reactor::{sleep, spawn};
 
 use super::scenario::Scenario;
@@ -253,7 +253,7 @@ async fn verify_slot(slot: &RefCell<Slot>, images: &Rc<Images>, common: &Common)
         (slot.name.clone(), slot.oracle.clone())
     };
     let damaged = common.expected.get().corrupt;
-    let image = match images.open(&name, OpenOptions { read_only: true }).await {
+    let image = match images.open(&name, ImageOpenOptions { read_only: true }).await {
         Ok(image) => Some(image),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) if damaged && error.kind() == ErrorKind::Corrupt => {
@@ -385,7 +385,7 @@ impl User {
             let slot = self.slot.borrow();
             (slot.name.clone(), slot.oracle.clone(), slot.size_max)
         };
-        let opened = self.images.open(&name, OpenOptions::default()).await;
+        let opened = self.images.open(&name, ImageOpenOptions::default()).await;
         let Some(image) = self.common.answer(|| format!("opening image {name}"), opened) else { return false };
         // It reaches past the end now and then.
         let mut load = BlockLoad::draw(&mut self.rng, size_max);

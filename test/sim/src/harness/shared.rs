@@ -16,10 +16,10 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture,
     ObjectBackend, ObjectName, ObjectRead, Result, SizeWatch, SnapId,
 };
-use forebay_image::{CreateOptions, Features, Image, Images, OpenOptions};
+use forebay_image::{CreateOptions, Image, ImageFeatures, ImageOpenOptions, Images};
 use forebay_ram::RamBackend;
 use forebay_ram::cluster::rbd::ClosedImage;
-use forebay_ram::cluster::{Client, Cluster};
+use forebay_ram::cluster::{RamClient, RamCluster};
 use forebay_reactor::{sleep, spawn, timeout};
 
 use super::{Failure, guarded};
@@ -119,7 +119,7 @@ struct Watched {
     /// Transactions of this round.
     turn: Cell<u64>,
     fate: RefCell<Fate>,
-    clients: RefCell<Vec<Client>>,
+    clients: RefCell<Vec<RamClient>>,
     dead: Cell<bool>,
     broken: Cell<bool>,
 }
@@ -185,9 +185,9 @@ struct Kept {
 struct Run {
     world: World,
     rng: Rng,
-    cluster: Cluster,
+    cluster: RamCluster,
     watched: Rc<Watched>,
-    features: Features,
+    features: ImageFeatures,
     oracle: Rc<RefCell<BlockOracle>>,
     size: u64,
     /// Bytes that may be in the parent.
@@ -207,7 +207,7 @@ fn text(what: &str) -> impl Fn(Error) -> String + '_ {
 impl Run {
     fn new(world: &World, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        let cluster = Cluster::new(seed, *rng.pick(&[0, 1, 3, 8]));
+        let cluster = RamCluster::new(seed, *rng.pick(&[0, 1, 3, 8]));
         cluster.add_pool("rbd");
         cluster.delay_transactions();
         let watched: Rc<Watched> = Rc::default();
@@ -216,7 +216,7 @@ impl Run {
             world: world.clone(),
             cluster,
             watched,
-            features: Features::RBD_DEFAULT,
+            features: ImageFeatures::RBD_DEFAULT,
             oracle: Rc::new(RefCell::new(BlockOracle::new(Expected::nothing()))),
             size: rng.range(2..OBJECTS_MAX + 1) * OBJECT - rng.below(2) * rng.below(OBJECT),
             overlap: None,
@@ -242,7 +242,7 @@ impl Run {
             world.crash(reactor, CrashKind::Power);
             self.violation()?;
             ran.map_err(|error| format!("round {round}: {error:?}"))?;
-            self.watched.clients.borrow_mut().iter().for_each(Client::die);
+            self.watched.clients.borrow_mut().iter().for_each(RamClient::die);
             self.cluster.expire_watches();
             let reactor = world.reactor();
             let looked = world.run(&reactor, self.look()).map_err(|stop| format!("after round {round}: {stop}"))?;
@@ -278,7 +278,7 @@ impl Run {
             self.tally.clones = 1;
             let size = self.rng.range(1..OBJECTS_MAX + 1) * OBJECT;
             forebay_image::create(&backend, "base", CreateOptions { size, ..options }).await?;
-            let base = Image::open(backend.clone(), "base", OpenOptions::default()).await?;
+            let base = Image::open(backend.clone(), "base", ImageOpenOptions::default()).await?;
             let overlap = size.min(self.size) - self.rng.below(2) * self.rng.below(OBJECT);
             self.parent = vec![0; size as usize];
             for object in 0..size / OBJECT {
@@ -317,7 +317,7 @@ impl Run {
     async fn round(&mut self) -> Result<()> {
         let count = self.rng.range(1..4) as usize;
         self.tally.clients += count as u64;
-        let clients: Vec<Client> = (0..count).map(|_| self.cluster.client()).collect();
+        let clients: Vec<RamClient> = (0..count).map(|_| self.cluster.client()).collect();
         self.watched.clients.borrow_mut().clone_from(&clients);
         let resizes = self.rng.one_in(3);
         // Whoever does not hear of another size would be right by its own; and a resize may fail with its client.
@@ -330,7 +330,7 @@ impl Run {
         let over: Vec<Rc<Cell<bool>>> = clients.iter().map(|_| Rc::default()).collect();
         let mut images = Vec::new();
         for (number, client) in clients.iter().enumerate() {
-            let opened = Image::open(client.pool(POOL), NAME, OpenOptions::default());
+            let opened = Image::open(client.pool(POOL), NAME, ImageOpenOptions::default());
             let image = match timeout(PATIENCE, opened).await {
                 Ok(opened) => opened?,
                 // Its own death may have come while it opened.
@@ -441,7 +441,7 @@ impl Run {
             oracle.set_size(self.size, self.size);
         }
         let backend = self.cluster.client().pool(POOL);
-        let image = Image::open(backend.clone(), NAME, OpenOptions::default()).await?;
+        let image = Image::open(backend.clone(), NAME, ImageOpenOptions::default()).await?;
         if image.size() != self.size {
             let text = format!("the image has {} bytes instead of {}", image.size(), self.size);
             return Err(Error::new(ErrorKind::Invalid, text));
@@ -452,7 +452,7 @@ impl Run {
         let content = read_all(&image).await?;
         image.close().await;
         for Kept { name, content } in &self.kept {
-            let then = Image::open(backend.clone(), &format!("{NAME}@{name}"), OpenOptions::default()).await?;
+            let then = Image::open(backend.clone(), &format!("{NAME}@{name}"), ImageOpenOptions::default()).await?;
             if read_all(&then).await? != *content {
                 return Err(Error::new(ErrorKind::Invalid, format!("snapshot {name} is not what it was")));
             }
@@ -475,7 +475,7 @@ async fn read_all(image: &Image) -> Result<Vec<u8>> {
 }
 
 /// Looks at the object map after every transaction, and lets happen what is to happen then.
-fn observe(cluster: &Cluster, watched: &Rc<Watched>, world: &World) {
+fn observe(cluster: &RamCluster, watched: &Rc<Watched>, world: &World) {
     let (of, watched, bare, world) = (cluster.clone(), watched.clone(), cluster.bare(POOL), world.clone());
     cluster.observe(move |_, object| {
         watched.transactions.set(watched.transactions.get() + 1);
@@ -537,6 +537,6 @@ fn lie_of_map(bare: &Rc<RamBackend>, id: &str, object: &ObjectName) -> Option<St
 /// Finds what `rbd` must know of an image that nobody has open.
 async fn closed_image(backend: &Rc<dyn ObjectBackend>, image: &str, overlap: Option<u64>) -> Result<ClosedImage> {
     let info = forebay_image::info(backend, image).await?;
-    let mapped = info.features.has(Features::OBJECT_MAP).then(|| info.size.div_ceil(info.object_size));
+    let mapped = info.features.has(ImageFeatures::OBJECT_MAP).then(|| info.size.div_ceil(info.object_size));
     Ok(ClosedImage { id: info.id, size: info.size, mapped, overlap })
 }

@@ -42,16 +42,16 @@ impl Meter {
         self: &Rc<Self>,
         request: BlockRequest,
         submit: impl FnOnce(BlockRequest) -> LocalFuture<Result<BlockReply>>,
-    ) -> Measured {
+    ) -> MeasuredRequest {
         let kind = RequestKind::of(&request);
         let bytes = request.extent().map_or(0, |extent| extent.len);
         let started = now();
-        Measured { work: submit(request), meter: self.clone(), kind, bytes, started }
+        MeasuredRequest { work: submit(request), meter: self.clone(), kind, bytes, started }
     }
 }
 
 /// Request that is counted when it completes; see [`Meter::measure`].
-pub struct Measured {
+pub struct MeasuredRequest {
     work: LocalFuture<Result<BlockReply>>,
     meter: Rc<Meter>,
     kind: RequestKind,
@@ -59,7 +59,7 @@ pub struct Measured {
     started: Instant,
 }
 
-impl Future for Measured {
+impl Future for MeasuredRequest {
     type Output = Result<BlockReply>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

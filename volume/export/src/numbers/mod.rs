@@ -16,14 +16,14 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-pub use owners::Owners;
+pub use owners::NumberOwners;
 
 /// Maximum number of retired numbers; beyond it the oldest are free again.
 const RETIRED_MAX: usize = 4096;
 
 /// Number over a front `F` whose export has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Retired<F> {
+pub struct RetiredNumber<F> {
     /// Front of the number.
     pub front: F,
     /// Subsystem or target within the front; empty for the default one.
@@ -48,7 +48,7 @@ pub enum NumberError<N> {
 /// Numbers that exports other than `except` have.
 pub struct TakenNumbers<'a, N> {
     /// Owners of all numbers.
-    pub owners: &'a Owners<N>,
+    pub owners: &'a NumberOwners<N>,
     /// Export to ignore.
     pub except: &'a N,
     /// Number of the ignored export.
@@ -77,23 +77,23 @@ impl<N: PartialEq> TakenNumbers<'_, N> {
 
 /// Retired numbers, reserved for images that are no longer exported, the oldest first.
 #[derive(Debug)]
-pub struct Numbers<F>(VecDeque<Retired<F>>);
+pub struct ExportNumbers<F>(VecDeque<RetiredNumber<F>>);
 
-impl<F: PartialEq> Numbers<F> {
+impl<F: PartialEq> ExportNumbers<F> {
     /// Creates it from persisted numbers.
-    pub fn new(retired: Vec<Retired<F>>) -> Self {
+    pub fn new(retired: Vec<RetiredNumber<F>>) -> Self {
         let mut numbers = Self(VecDeque::new());
         retired.into_iter().for_each(|retired| numbers.retire(retired));
         numbers
     }
 
     /// Returns the numbers to persist.
-    pub fn retired(&self) -> impl Iterator<Item = &Retired<F>> {
+    pub fn retired(&self) -> impl Iterator<Item = &RetiredNumber<F>> {
         self.0.iter()
     }
 
     /// Retires the number of an export that has ended.
-    pub fn retire(&mut self, retired: Retired<F>) {
+    pub fn retire(&mut self, retired: RetiredNumber<F>) {
         self.take(&retired.front, &retired.within, retired.unit);
         if self.0.len() == RETIRED_MAX {
             self.0.pop_front();
@@ -142,14 +142,14 @@ mod tests {
 
     use super::*;
 
-    fn retired(unit: u32, image: &str) -> Retired<&'static str> {
-        Retired { front: "iscsi", within: String::new(), unit, image: image.into() }
+    fn retired(unit: u32, image: &str) -> RetiredNumber<&'static str> {
+        RetiredNumber { front: "iscsi", within: String::new(), unit, image: image.into() }
     }
 
     /// Chooses a number of the default target for an image that has no export yet.
     fn choose(
-        numbers: &Numbers<&'static str>,
-        owners: &Owners<String>,
+        numbers: &ExportNumbers<&'static str>,
+        owners: &NumberOwners<String>,
         wanted: Option<u32>,
         image: &str,
     ) -> Result<u32, NumberError<String>> {
@@ -161,17 +161,17 @@ mod tests {
         format!("i{unit}")
     }
 
-    fn owned(units: impl IntoIterator<Item = u32>) -> Owners<String> {
-        let mut owners = Owners::new();
+    fn owned(units: impl IntoIterator<Item = u32>) -> NumberOwners<String> {
+        let mut owners = NumberOwners::new();
         units.into_iter().for_each(|unit| owners.add(unit, owner(unit)));
         owners
     }
 
     #[test]
     fn a_number_is_kept_for_its_image() {
-        let mut numbers = Numbers::new(Vec::new());
+        let mut numbers = ExportNumbers::new(Vec::new());
         let taken = owned([0]);
-        let choose = |numbers: &Numbers<_>, wanted, image: &str| choose(numbers, &taken, wanted, image);
+        let choose = |numbers: &ExportNumbers<_>, wanted, image: &str| choose(numbers, &taken, wanted, image);
         assert_eq!(choose(&numbers, None, "b"), Ok(1));
         numbers.retire(retired(1, "b"));
         assert_eq!(choose(&numbers, None, "c"), Ok(2), "another image gets another number");
@@ -180,25 +180,25 @@ mod tests {
         assert_eq!(choose(&numbers, Some(0), "c"), Err(NumberError::Taken(owner(0))));
         numbers.take(&"iscsi", "", 1);
         assert_eq!(choose(&numbers, None, "c"), Ok(1));
-        numbers.retire(Retired { front: "nvme", ..retired(1, "x") });
+        numbers.retire(RetiredNumber { front: "nvme", ..retired(1, "x") });
         assert_eq!(choose(&numbers, None, "c"), Ok(1), "each front has its own");
-        numbers.retire(Retired { within: "iqn.x:other".into(), ..retired(1, "x") });
+        numbers.retire(RetiredNumber { within: "iqn.x:other".into(), ..retired(1, "x") });
         assert_eq!(choose(&numbers, None, "c"), Ok(1), "and each target");
     }
 
     #[test]
     fn so_many_are_kept_and_no_more() {
-        let mut numbers = Numbers::new(Vec::new());
+        let mut numbers = ExportNumbers::new(Vec::new());
         (0..RETIRED_MAX as u32 + 10).for_each(|unit| numbers.retire(retired(unit, "x")));
         assert_eq!(numbers.retired().count(), RETIRED_MAX);
-        assert_eq!(choose(&numbers, &Owners::new(), None, "y"), Ok(0), "the oldest is free again");
+        assert_eq!(choose(&numbers, &NumberOwners::new(), None, "y"), Ok(0), "the oldest is free again");
     }
 
     #[test]
     fn an_export_does_not_stand_in_its_own_way() {
         let owners = owned([1, 2]);
         let taken = TakenNumbers { owners: &owners, except: &owner(2), own: Some(2) };
-        let numbers = Numbers::new(Vec::new());
+        let numbers = ExportNumbers::new(Vec::new());
         let choose = |wanted| numbers.choose((&"nvme", ""), 1..=8192, &taken, wanted, "x");
         assert_eq!(choose(Some(2)), Ok(2));
         assert_eq!(choose(None), Ok(2));

@@ -8,26 +8,26 @@ use std::collections::BTreeMap;
 /// The lowest number without an owner is found without a scan: consecutive numbers with owners form one run, and no
 /// two runs touch.
 #[derive(Debug)]
-pub struct Owners<N> {
+pub struct NumberOwners<N> {
     names: BTreeMap<u32, Vec<N>>,
     /// Last number of each run, by its first number.
     runs: BTreeMap<u32, u32>,
 }
 
-impl<N> Default for Owners<N> {
+impl<N> Default for NumberOwners<N> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<N> Owners<N> {
+impl<N> NumberOwners<N> {
     /// Creates it without owners.
     pub const fn new() -> Self {
         Self { names: BTreeMap::new(), runs: BTreeMap::new() }
     }
 }
 
-impl<N: PartialEq> Owners<N> {
+impl<N: PartialEq> NumberOwners<N> {
     /// Returns the owners of a number; most numbers have none.
     pub fn of(&self, number: u32) -> &[N] {
         self.names.get(&number).map_or(&[], Vec::as_slice)
@@ -99,7 +99,7 @@ mod tests {
         fn the_lowest_free_number_is_that_of_a_plain_model(
             steps in prop::collection::vec((any::<bool>(), prop_oneof![0_u32..12, u32::MAX - 3..=u32::MAX], 0..3), 0..60),
         ) {
-            let mut owners = Owners::<String>::new();
+            let mut owners = NumberOwners::<String>::new();
             let mut model: BTreeMap<u32, Vec<String>> = BTreeMap::new();
             for (adds, number, image) in steps {
                 let name = format!("local/i{image}");

@@ -6,12 +6,12 @@ use forebay_block::{Error, ErrorKind, ExclusiveRange, Extent, LocalFuture, Resul
 
 use super::{Coordination, OpenImage};
 use crate::exclusive_lock::{LockedImage, log_lost};
-use crate::format::{Features, map_object};
+use crate::format::{ImageFeatures, map_object};
 use crate::images::SIZE_MAX;
 use crate::lock::Then;
 use crate::objectmap::ObjectMap;
 use crate::watcher::ImageEvents;
-use crate::wire::notify::{Client, Message};
+use crate::wire::notify::{ClientId, NotifyMessage};
 
 impl LockedImage for OpenImage {
     fn name(&self) -> String {
@@ -29,7 +29,7 @@ impl LockedImage for OpenImage {
 
     async fn open_map(&self) -> Result<Option<Rc<ObjectMap>>> {
         let header = self.header();
-        let Some(objects) = self.backend().shared().filter(|_| header.features.has(Features::OBJECT_MAP)) else {
+        let Some(objects) = self.backend().shared().filter(|_| header.features.has(ImageFeatures::OBJECT_MAP)) else {
             return Ok(None);
         };
         let object = map_object(self.namespace(), &self.id, None);
@@ -61,7 +61,7 @@ impl LockedImage for OpenImage {
 }
 
 impl ImageEvents for OpenImage {
-    fn react(&self, me: Client, message: Option<&Message>) -> (Vec<u8>, Then) {
+    fn react(&self, me: ClientId, message: Option<&NotifyMessage>) -> (Vec<u8>, Then) {
         self.exclusive_lock().map_or((Vec::new(), Then::Nothing), |lock| lock.react(me, message))
     }
 
@@ -78,7 +78,7 @@ impl ImageEvents for OpenImage {
         })
     }
 
-    fn on_lock_requested(self: Rc<Self>, client: Client) -> LocalFuture<()> {
+    fn on_lock_requested(self: Rc<Self>, client: ClientId) -> LocalFuture<()> {
         Box::pin(async move {
             if let Some(lock) = self.exclusive_lock() {
                 lock.release(&*self, Some(client)).await;

@@ -6,7 +6,7 @@
 
 use forebay_accel::crc32c;
 
-use super::{Reader, Writer};
+use super::{CephReader, CephWriter};
 
 /// Bytes of the bitmap covered by one checksum.
 const BLOCK: usize = 4096;
@@ -15,7 +15,7 @@ pub(crate) const OBJECTS_MAX: u64 = 256_000_000;
 
 /// State of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum ObjectMapState {
     /// Object does not exist.
     Nonexistent = 0,
     /// Object may exist, and may have changed since the newest snapshot.
@@ -26,13 +26,13 @@ pub(crate) enum State {
     Clean = 3,
 }
 
-impl State {
+impl ObjectMapState {
     fn of(bits: u8) -> Self {
         match bits & 3 {
-            0 => State::Nonexistent,
-            1 => State::Exists,
-            2 => State::Pending,
-            _ => State::Clean,
+            0 => ObjectMapState::Nonexistent,
+            1 => ObjectMapState::Exists,
+            2 => ObjectMapState::Pending,
+            _ => ObjectMapState::Clean,
         }
     }
 }
@@ -56,15 +56,15 @@ impl Bitmap {
     }
 
     /// Returns the state of an object; `Exists` for one past the end of the map.
-    pub(crate) fn get(&self, object: u64) -> State {
+    pub(crate) fn get(&self, object: u64) -> ObjectMapState {
         if object >= self.objects {
-            return State::Exists;
+            return ObjectMapState::Exists;
         }
-        State::of(self.bits[(object / 4) as usize] >> shift(object))
+        ObjectMapState::of(self.bits[(object / 4) as usize] >> shift(object))
     }
 
     /// Sets the state of an object; ignored past the end of the map.
-    pub(crate) fn set(&mut self, object: u64, state: State) {
+    pub(crate) fn set(&mut self, object: u64, state: ObjectMapState) {
         if object < self.objects {
             let byte = &mut self.bits[(object / 4) as usize];
             *byte = *byte & !(3 << shift(object)) | (state as u8) << shift(object);
@@ -84,28 +84,28 @@ impl Bitmap {
     /// Encodes the stored form, with checksums. The object class updates stored maps; this is for tests.
     #[cfg(any(test, fuzzing, feature = "fuzz"))]
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let header = Writer::new().versioned(1, 1, Writer::new().u64(self.objects)).done();
+        let header = CephWriter::new().versioned(1, 1, CephWriter::new().u64(self.objects)).done();
         let blocks = self.bits.chunks(BLOCK);
-        let mut footer = Writer::new().u32(checksum(&header)).u32(blocks.len() as u32);
+        let mut footer = CephWriter::new().u32(checksum(&header)).u32(blocks.len() as u32);
         for block in blocks {
             footer = footer.u32(checksum(block));
         }
-        let mut out = Writer::new().bytes(&header).done();
+        let mut out = CephWriter::new().bytes(&header).done();
         out.extend_from_slice(&self.bits);
-        out.extend(Writer::new().bytes(&footer.done()).done());
+        out.extend(CephWriter::new().bytes(&footer.done()).done());
         out
     }
 
     /// Decodes the stored form; `None` if it is damaged.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = CephReader::new(bytes);
         let header = reader.bytes()?;
-        let objects = Reader::new(header).versioned(1)?.body.u64()?;
+        let objects = CephReader::new(header).versioned(1)?.body.u64()?;
         if objects > OBJECTS_MAX {
             return None;
         }
         let bits = reader.take(bytes_of(objects))?.to_vec();
-        let mut footer = Reader::new(reader.bytes()?);
+        let mut footer = CephReader::new(reader.bytes()?);
         if !footer.rest().is_empty() {
             if footer.u32()? != checksum(header) {
                 return None;
@@ -126,17 +126,17 @@ impl Bitmap {
 
 /// Encodes the input of `rbd.object_map_update`: objects in `range` in the state `from` (`None`: in any) change to
 /// the state `to`.
-pub(crate) fn encode_update(range: std::ops::Range<u64>, to: State, from: Option<State>) -> Vec<u8> {
-    let filter = |writer: Writer| match from {
+pub(crate) fn encode_update(range: std::ops::Range<u64>, to: ObjectMapState, from: Option<ObjectMapState>) -> Vec<u8> {
+    let filter = |writer: CephWriter| match from {
         Some(from) => writer.u8(1).u8(from as u8),
         None => writer.u8(0),
     };
-    filter(Writer::new().u64(range.start).u64(range.end).u8(to as u8)).done()
+    filter(CephWriter::new().u64(range.start).u64(range.end).u8(to as u8)).done()
 }
 
 /// Encodes the input of `rbd.object_map_resize`: new objects get the state `state`.
-pub(crate) fn encode_resize(objects: u64, state: State) -> Vec<u8> {
-    Writer::new().u64(objects).u8(state as u8).done()
+pub(crate) fn encode_resize(objects: u64, state: ObjectMapState) -> Vec<u8> {
+    CephWriter::new().u64(objects).u8(state as u8).done()
 }
 
 /// Returns the length of the bitmap in bytes.
@@ -169,18 +169,18 @@ mod tests {
             ))
         };
         for (bytes, state) in [
-            (stored("ffffffff", "2248a0a6"), State::Clean),
-            (stored("55555555", "1e386062"), State::Exists),
-            (stored("00000000", "00000000"), State::Nonexistent),
+            (stored("ffffffff", "2248a0a6"), ObjectMapState::Clean),
+            (stored("55555555", "1e386062"), ObjectMapState::Exists),
+            (stored("00000000", "00000000"), ObjectMapState::Nonexistent),
         ] {
             let mut map = Bitmap::decode(&bytes).expect("a good map");
-            assert_eq!((map.objects(), map.get(15), map.get(16)), (160, state, State::Nonexistent));
+            assert_eq!((map.objects(), map.get(15), map.get(16)), (160, state, ObjectMapState::Nonexistent));
             assert_eq!(map.encode(), bytes);
             let mut made = Bitmap::new(160);
             (0..16).for_each(|object| made.set(object, state));
             assert_eq!(made, map);
-            map.set(0, State::Pending);
-            assert_eq!([map.get(0), map.get(1)], [State::Pending, state]);
+            map.set(0, ObjectMapState::Pending);
+            assert_eq!([map.get(0), map.get(1)], [ObjectMapState::Pending, state]);
             for at in 0..bytes.len() {
                 let mut bad = bytes.clone();
                 bad[at] ^= 0x10;
@@ -190,16 +190,22 @@ mod tests {
         }
         let without_checksums = unhex("0e000000 0101 08000000 0500000000000000 1b40 00000000");
         let map = Bitmap::decode(&without_checksums).expect("as object_map_load answers");
-        let states = [State::Nonexistent, State::Exists, State::Pending, State::Clean, State::Exists];
+        let states = [
+            ObjectMapState::Nonexistent,
+            ObjectMapState::Exists,
+            ObjectMapState::Pending,
+            ObjectMapState::Clean,
+            ObjectMapState::Exists,
+        ];
         assert_eq!([0, 1, 2, 3, 4].map(|object| map.get(object)), states);
     }
 
     #[test]
     fn resized_maps_are_clear_where_they_grew() {
         let mut map = Bitmap::new(9);
-        (0..9).for_each(|object| map.set(object, State::Clean));
+        (0..9).for_each(|object| map.set(object, ObjectMapState::Clean));
         map.resize(6);
-        assert_eq!(map.get(8), State::Exists, "what is not covered may be there");
+        assert_eq!(map.get(8), ObjectMapState::Exists, "what is not covered may be there");
         map.resize(20_000);
         assert_eq!([5, 6, 7, 8, 19_999].map(|object| map.get(object) as u8), [3, 0, 0, 0, 0]);
         assert_eq!(Bitmap::decode(&map.encode()), Some(map));
@@ -207,19 +213,21 @@ mod tests {
 
     #[test]
     fn large_counts_take_no_memory() {
-        let bytes = Writer::new().bytes(&Writer::new().versioned(1, 1, Writer::new().u64(OBJECTS_MAX + 1)).done());
+        let bytes =
+            CephWriter::new().bytes(&CephWriter::new().versioned(1, 1, CephWriter::new().u64(OBJECTS_MAX + 1)).done());
         assert_eq!(Bitmap::decode(&bytes.done()), None);
-        let bytes = Writer::new().bytes(&Writer::new().versioned(1, 1, Writer::new().u64(OBJECTS_MAX)).done());
+        let bytes =
+            CephWriter::new().bytes(&CephWriter::new().versioned(1, 1, CephWriter::new().u64(OBJECTS_MAX)).done());
         assert_eq!(Bitmap::decode(&bytes.done()), None, "the bits are not there");
     }
 
     #[test]
     fn inputs_byte_for_byte() {
-        assert_eq!(encode_update(1..3, State::Exists, None), unhex("0100000000000000 0300000000000000 01 00"));
+        assert_eq!(encode_update(1..3, ObjectMapState::Exists, None), unhex("0100000000000000 0300000000000000 01 00"));
         assert_eq!(
-            encode_update(1..2, State::Nonexistent, Some(State::Pending)),
+            encode_update(1..2, ObjectMapState::Nonexistent, Some(ObjectMapState::Pending)),
             unhex("0100000000000000 0200000000000000 00 01 02")
         );
-        assert_eq!(encode_resize(160, State::Nonexistent), unhex("a000000000000000 00"));
+        assert_eq!(encode_resize(160, ObjectMapState::Nonexistent), unhex("a000000000000000 00"));
     }
 }

@@ -17,7 +17,7 @@ const FAILURE_LEN_MAX: u32 = 64 * 1024;
 
 /// Decoded part of a stream.  A long `w` record yields several `Data` events.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum DiffEvent<'a> {
     /// The image's size in bytes.
     Size(u64),
     /// Bytes at an offset.
@@ -80,7 +80,7 @@ enum DecoderState {
 }
 
 /// Incremental decoder: accepts a stream in chunks of any size.
-pub struct Decoder {
+pub struct DiffDecoder {
     state: DecoderState,
     /// Fixed part of the current record, of which `have` bytes are present.
     head: [u8; 16],
@@ -89,13 +89,13 @@ pub struct Decoder {
     failure: Vec<u8>,
 }
 
-impl Default for Decoder {
+impl Default for DiffDecoder {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Decoder {
+impl DiffDecoder {
     /// Creates a decoder at the start of a stream.
     pub fn new() -> Self {
         Self { state: DecoderState::Magic(0), head: [0; 16], have: 0, failure: Vec::new() }
@@ -105,7 +105,7 @@ impl Decoder {
     ///
     /// # Errors
     /// Any [`DiffError`] except [`DiffError::Truncated`].
-    pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, DiffError> {
+    pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<DiffEvent<'a>>, DiffError> {
         while !input.is_empty() {
             match self.state {
                 DecoderState::Magic(matched) => {
@@ -122,7 +122,7 @@ impl Decoder {
                     self.state = match tag {
                         b'e' => {
                             self.state = DecoderState::End;
-                            return Ok(Some(Event::End));
+                            return Ok(Some(DiffEvent::End));
                         }
                         b's' => DecoderState::Head { tag, need: 8 },
                         b'w' | b'z' => DecoderState::Head { tag, need: 16 },
@@ -149,7 +149,7 @@ impl Decoder {
                     } else {
                         DecoderState::Data { offset: offset + part as u64, left }
                     };
-                    return Ok(Some(Event::Data(offset, data)));
+                    return Ok(Some(DiffEvent::Data(offset, data)));
                 }
                 DecoderState::Skip(left) => {
                     let part = input.len().min(left as usize);
@@ -163,7 +163,7 @@ impl Decoder {
                     let left = left - part as u32;
                     self.state = if left == 0 { DecoderState::End } else { DecoderState::Failure(left) };
                     if left == 0 {
-                        return Ok(Some(Event::Failure(std::mem::take(&mut self.failure))));
+                        return Ok(Some(DiffEvent::Failure(std::mem::take(&mut self.failure))));
                     }
                 }
                 DecoderState::End => return Err(DiffError::Trailing),
@@ -173,7 +173,7 @@ impl Decoder {
     }
 
     /// Decodes the fixed part of a record, which is complete.
-    fn record(&mut self, tag: u8) -> Result<Option<Event<'static>>, DiffError> {
+    fn record(&mut self, tag: u8) -> Result<Option<DiffEvent<'static>>, DiffError> {
         let word = |at: usize| u64::from_le_bytes(self.head[at..at + 8].try_into().expect("eight bytes"));
         let number = || u32::from_le_bytes(self.head[..4].try_into().expect("four bytes"));
         self.state = DecoderState::Tag;
@@ -181,7 +181,7 @@ impl Decoder {
             b'!' => match number() {
                 0 => {
                     self.state = DecoderState::End;
-                    Ok(Some(Event::Failure(Vec::new())))
+                    Ok(Some(DiffEvent::Failure(Vec::new())))
                 }
                 len if len > FAILURE_LEN_MAX => Err(DiffError::TooLong(len)),
                 len => {
@@ -189,7 +189,7 @@ impl Decoder {
                     Ok(None)
                 }
             },
-            b's' => Ok(Some(Event::Size(word(0)))),
+            b's' => Ok(Some(DiffEvent::Size(word(0)))),
             b'f' | b't' => {
                 let len = number();
                 if len > SNAP_NAME_LEN_MAX {
@@ -206,7 +206,7 @@ impl Decoder {
                     return Err(DiffError::Range(offset, len));
                 }
                 if tag == b'z' {
-                    return Ok(Some(Event::Zero(offset, len)));
+                    return Ok(Some(DiffEvent::Zero(offset, len)));
                 }
                 if len > 0 {
                     self.state = DecoderState::Data { offset, left: len };
@@ -272,17 +272,17 @@ mod tests {
 
     /// Decodes `bytes` cut into pieces of `cut` bytes; data events are joined.
     fn decode(bytes: &[u8], cut: usize) -> Result<Vec<(char, u64, Vec<u8>)>, DiffError> {
-        let mut decoder = Decoder::new();
+        let mut decoder = DiffDecoder::new();
         let mut out: Vec<(char, u64, Vec<u8>)> = Vec::new();
         for piece in bytes.chunks(cut) {
             let mut input = piece;
             while let Some(event) = decoder.next(&mut input)? {
                 match event {
-                    Event::Size(size) => out.push(('s', size, Vec::new())),
-                    Event::Zero(offset, len) => out.push(('z', offset, len.to_le_bytes().to_vec())),
-                    Event::End => out.push(('e', 0, Vec::new())),
-                    Event::Failure(why) => out.push(('!', 0, why)),
-                    Event::Data(offset, data) => match out.last_mut() {
+                    DiffEvent::Size(size) => out.push(('s', size, Vec::new())),
+                    DiffEvent::Zero(offset, len) => out.push(('z', offset, len.to_le_bytes().to_vec())),
+                    DiffEvent::End => out.push(('e', 0, Vec::new())),
+                    DiffEvent::Failure(why) => out.push(('!', 0, why)),
+                    DiffEvent::Data(offset, data) => match out.last_mut() {
                         Some(('w', at, have)) if *at + have.len() as u64 == offset => have.extend_from_slice(data),
                         _ => out.push(('w', offset, data.to_vec())),
                     },

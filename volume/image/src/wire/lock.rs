@@ -1,6 +1,6 @@
 //! Ceph's advisory locks (`cls_lock`), as used by RBD for images and for object maps.
 
-use super::{Reader, Writer};
+use super::{CephReader, CephWriter};
 
 /// Lock name, on an image's header and on its object map.
 pub(crate) const LOCK: &str = "rbd_lock";
@@ -49,42 +49,42 @@ pub(crate) fn watch_of(cookie: &str) -> Option<u64> {
 
 /// Encodes the input of `lock.lock`.
 pub(crate) fn encode_lock(cookie: &str, tag: &str) -> Vec<u8> {
-    let body = Writer::new().string(LOCK).u8(EXCLUSIVE).string(cookie).string(tag).string("");
+    let body = CephWriter::new().string(LOCK).u8(EXCLUSIVE).string(cookie).string(tag).string("");
     // No expiry, no flags.
-    Writer::new().versioned(1, 1, body.u32(0).u32(0).u8(0)).done()
+    CephWriter::new().versioned(1, 1, body.u32(0).u32(0).u8(0)).done()
 }
 
 /// Encodes the input of `lock.unlock`.
 pub(crate) fn encode_unlock(cookie: &str) -> Vec<u8> {
-    Writer::new().versioned(1, 1, Writer::new().string(LOCK).string(cookie)).done()
+    CephWriter::new().versioned(1, 1, CephWriter::new().string(LOCK).string(cookie)).done()
 }
 
 /// Encodes the input of `lock.break_lock`.
 pub(crate) fn encode_break(locker: &Locker) -> Vec<u8> {
-    let body = Writer::new().string(LOCK).u8(locker.entity.0).i64(locker.entity.1).string(&locker.cookie);
-    Writer::new().versioned(1, 1, body).done()
+    let body = CephWriter::new().string(LOCK).u8(locker.entity.0).i64(locker.entity.1).string(&locker.cookie);
+    CephWriter::new().versioned(1, 1, body).done()
 }
 
 /// Encodes the input of `lock.assert_locked`: this client holds the lock exclusively.
 pub(crate) fn encode_assert(cookie: &str, tag: &str) -> Vec<u8> {
-    let body = Writer::new().string(LOCK).u8(EXCLUSIVE).string(cookie).string(tag);
-    Writer::new().versioned(1, 1, body).done()
+    let body = CephWriter::new().string(LOCK).u8(EXCLUSIVE).string(cookie).string(tag);
+    CephWriter::new().versioned(1, 1, body).done()
 }
 
 /// Encodes the input of `lock.set_cookie`.
 pub(crate) fn encode_set_cookie(cookie: &str, tag: &str, new: &str) -> Vec<u8> {
-    let body = Writer::new().string(LOCK).u8(EXCLUSIVE).string(cookie).string(tag).string(new);
-    Writer::new().versioned(1, 1, body).done()
+    let body = CephWriter::new().string(LOCK).u8(EXCLUSIVE).string(cookie).string(tag).string(new);
+    CephWriter::new().versioned(1, 1, body).done()
 }
 
 /// Encodes the input of `lock.get_info`.
 pub(crate) fn encode_get_info() -> Vec<u8> {
-    Writer::new().versioned(1, 1, Writer::new().string(LOCK)).done()
+    CephWriter::new().versioned(1, 1, CephWriter::new().string(LOCK)).done()
 }
 
 /// Decodes the output of `lock.get_info`; `None` if it is malformed.
 pub(crate) fn decode_info(bytes: &[u8]) -> Option<LockInfo> {
-    let mut body = Reader::new(bytes).versioned(1)?.body;
+    let mut body = CephReader::new(bytes).versioned(1)?.body;
     let count = body.u32()?;
     let mut lockers = Vec::new();
     for _ in 0..count {
@@ -102,7 +102,7 @@ pub(crate) fn decode_info(bytes: &[u8]) -> Option<LockInfo> {
 }
 
 /// Decodes an address in either of Ceph's two encodings, as `IP:PORT/NONCE`; empty for a blank one.
-fn decode_address(reader: &mut Reader<'_>) -> Option<String> {
+fn decode_address(reader: &mut CephReader<'_>) -> Option<String> {
     // The legacy encoding begins with 4 zero bytes, the nonce, and the socket address at its full length of 128
     // bytes.
     if reader.u8()? == 0 {
@@ -118,7 +118,7 @@ fn decode_address(reader: &mut Reader<'_>) -> Option<String> {
     body.u32()?;
     let nonce = body.u32()?;
     let len = body.u32()?;
-    let mut socket = Reader::new(body.take(usize::try_from(len).ok()?)?);
+    let mut socket = CephReader::new(body.take(usize::try_from(len).ok()?)?);
     if len == 0 {
         return Some(String::new());
     }
@@ -127,7 +127,7 @@ fn decode_address(reader: &mut Reader<'_>) -> Option<String> {
 }
 
 fn format_address(family: u16, rest: &[u8], nonce: u32) -> Option<String> {
-    let mut reader = Reader::new(rest);
+    let mut reader = CephReader::new(rest);
     match family {
         0 => Some(String::new()),
         2 => {
@@ -183,7 +183,7 @@ mod tests {
             assert_eq!(decode_info(&bytes[..at]), None);
         }
         let older = [&[0; 4][..], &7u32.to_le_bytes(), &[0, 2, 0x1a, 0x0a, 10, 0, 0, 1], &[0; 120]].concat();
-        assert_eq!(decode_address(&mut Reader::new(&older)).as_deref(), Some("10.0.0.1:6666/7"));
+        assert_eq!(decode_address(&mut CephReader::new(&older)).as_deref(), Some("10.0.0.1:6666/7"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub(crate) mod snapshot;
 /// Decoder of Ceph's encodings: little-endian integers, length-prefixed strings, and structures with a version, the
 /// oldest version that can read them, and their length.
 #[derive(Clone, Copy)]
-pub(crate) struct Reader<'a> {
+pub(crate) struct CephReader<'a> {
     rest: &'a [u8],
 }
 
@@ -21,10 +21,10 @@ pub(crate) struct Versioned<'a> {
     /// Oldest version that can decode it.
     pub(crate) compat: u8,
     /// Contents, including newer fields at the end.
-    pub(crate) body: Reader<'a>,
+    pub(crate) body: CephReader<'a>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> CephReader<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn versioned(&mut self, known: u8) -> Option<Versioned<'a>> {
         let (version, compat) = (self.u8()?, self.u8()?);
         let body = self.bytes()?;
-        (compat <= known).then_some(Versioned { version, compat, body: Reader::new(body) })
+        (compat <= known).then_some(Versioned { version, compat, body: CephReader::new(body) })
     }
 
     /// Returns the remaining bytes.
@@ -91,11 +91,11 @@ impl<'a> Reader<'a> {
 
 /// Encoder of Ceph's encodings.
 #[derive(Default)]
-pub(crate) struct Writer {
+pub(crate) struct CephWriter {
     out: Vec<u8>,
 }
 
-impl Writer {
+impl CephWriter {
     pub(crate) fn new() -> Self {
         Self::default()
     }
@@ -130,7 +130,7 @@ impl Writer {
     }
 
     /// Writes a structure with its version, the oldest version that can decode it, and its length.
-    pub(crate) fn versioned(self, version: u8, compat: u8, body: Writer) -> Self {
+    pub(crate) fn versioned(self, version: u8, compat: u8, body: CephWriter) -> Self {
         self.u8(version).u8(compat).bytes(&body.out)
     }
 

@@ -1,24 +1,24 @@
 //! Notifications between the clients of an image, sent on its header.
 
-use super::{Reader, Writer};
+use super::{CephReader, CephWriter};
 
 /// Sender of a notification: client number and watch cookie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Client {
+pub(crate) struct ClientId {
     pub(crate) number: u64,
     pub(crate) watch: u64,
 }
 
 /// Notification message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Message {
+pub(crate) enum NotifyMessage {
     /// Sender has acquired the exclusive lock.
-    AcquiredLock(Client),
+    AcquiredLock(ClientId),
     /// Sender has released the exclusive lock.
-    ReleasedLock(Client),
+    ReleasedLock(ClientId),
     /// Sender requests the exclusive lock.
     RequestLock {
-        client: Client,
+        client: ClientId,
         /// Sender will take the lock by force if it is not released.
         force: bool,
     },
@@ -26,7 +26,7 @@ pub(crate) enum Message {
     HeaderUpdate,
     /// Sender has changed the image's reservations, or queries their owner. A Forebay extension: Ceph's clients treat
     /// it as an unknown message.
-    Reservations(Client),
+    Reservations(ClientId),
     /// Request to the lock owner (a resize, a snapshot, ...), by its operation number.
     Operation(u32),
     /// Message that needs no response from the lock owner.
@@ -47,68 +47,68 @@ fn is_operation(op: u32) -> bool {
     matches!(op, 6..=17 | 20)
 }
 
-impl Message {
+impl NotifyMessage {
     /// Encodes the message as librbd does.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let client = |op: u32, client: &Client| Writer::new().u32(op).u64(client.number).u64(client.watch);
+        let client = |op: u32, client: &ClientId| CephWriter::new().u32(op).u64(client.number).u64(client.watch);
         let body = match self {
-            Message::AcquiredLock(from) => client(ACQUIRED, from),
-            Message::ReleasedLock(from) => client(RELEASED, from),
-            Message::RequestLock { client: from, force } => client(REQUEST, from).u8((*force).into()),
-            Message::HeaderUpdate => Writer::new().u32(HEADER_UPDATE),
-            Message::Reservations(from) => client(RESERVATIONS, from),
-            Message::Operation(op) | Message::Other(op) => Writer::new().u32(*op),
+            NotifyMessage::AcquiredLock(from) => client(ACQUIRED, from),
+            NotifyMessage::ReleasedLock(from) => client(RELEASED, from),
+            NotifyMessage::RequestLock { client: from, force } => client(REQUEST, from).u8((*force).into()),
+            NotifyMessage::HeaderUpdate => CephWriter::new().u32(HEADER_UPDATE),
+            NotifyMessage::Reservations(from) => client(RESERVATIONS, from),
+            NotifyMessage::Operation(op) | NotifyMessage::Other(op) => CephWriter::new().u32(*op),
         };
-        Writer::new().versioned(6, 1, body).done()
+        CephWriter::new().versioned(6, 1, body).done()
     }
 
     /// Decodes a message; `None` if it is malformed. Empty input is a header update of the oldest clients.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.is_empty() {
-            return Some(Message::HeaderUpdate);
+            return Some(NotifyMessage::HeaderUpdate);
         }
-        let mut message = Reader::new(bytes).versioned(7)?;
+        let mut message = CephReader::new(bytes).versioned(7)?;
         let body = &mut message.body;
-        let client = |body: &mut Reader<'_>| {
+        let client = |body: &mut CephReader<'_>| {
             if message.version < 2 {
-                return Some(Client::default());
+                return Some(ClientId::default());
             }
-            Some(Client { number: body.u64()?, watch: body.u64()? })
+            Some(ClientId { number: body.u64()?, watch: body.u64()? })
         };
         Some(match body.u32()? {
-            ACQUIRED => Message::AcquiredLock(client(body)?),
-            RELEASED => Message::ReleasedLock(client(body)?),
+            ACQUIRED => NotifyMessage::AcquiredLock(client(body)?),
+            RELEASED => NotifyMessage::ReleasedLock(client(body)?),
             REQUEST => {
                 let client = client(body)?;
                 let force = message.version >= 3 && body.u8()? != 0;
-                Message::RequestLock { client, force }
+                NotifyMessage::RequestLock { client, force }
             }
-            HEADER_UPDATE => Message::HeaderUpdate,
-            RESERVATIONS => Message::Reservations(client(body)?),
-            op if is_operation(op) => Message::Operation(op),
-            op => Message::Other(op),
+            HEADER_UPDATE => NotifyMessage::HeaderUpdate,
+            RESERVATIONS => NotifyMessage::Reservations(client(body)?),
+            op if is_operation(op) => NotifyMessage::Operation(op),
+            op => NotifyMessage::Other(op),
         })
     }
 }
 
 /// Encodes the response to a request: 0, or a negative errno.
 pub(crate) fn encode_response(result: i32) -> Vec<u8> {
-    Writer::new().versioned(1, 1, Writer::new().u32(result as u32)).done()
+    CephWriter::new().versioned(1, 1, CephWriter::new().u32(result as u32)).done()
 }
 
 /// Decodes the result in a response; `None` if there is none, from a client that is not concerned.
 pub(crate) fn decode_response(bytes: &[u8]) -> Option<i32> {
-    Some(Reader::new(bytes).versioned(1)?.body.u32()? as i32)
+    Some(CephReader::new(bytes).versioned(1)?.body.u32()? as i32)
 }
 
-/// Encodes the response to [`Message::Reservations`]: the incarnation that owns the non-persistent reservations.
+/// Encodes the response to [`NotifyMessage::Reservations`]: the incarnation that owns the non-persistent reservations.
 pub(crate) fn encode_incarnation(incarnation: u64) -> Vec<u8> {
-    Writer::new().versioned(1, 1, Writer::new().u32(RESERVATIONS).u64(incarnation)).done()
+    CephWriter::new().versioned(1, 1, CephWriter::new().u32(RESERVATIONS).u64(incarnation)).done()
 }
 
-/// Decodes the response to [`Message::Reservations`]; `None` for any other client's.
+/// Decodes the response to [`NotifyMessage::Reservations`]; `None` for any other client's.
 pub(crate) fn decode_incarnation(bytes: &[u8]) -> Option<u64> {
-    let mut body = Reader::new(bytes).versioned(1)?.body;
+    let mut body = CephReader::new(bytes).versioned(1)?.body;
     if body.u32()? == RESERVATIONS { body.u64() } else { None }
 }
 
@@ -119,33 +119,33 @@ mod tests {
 
     #[test]
     fn messages_round_trip_and_byte_for_byte() {
-        let client = Client { number: 4123, watch: 0x55aa };
-        let request = Message::RequestLock { client, force: false };
+        let client = ClientId { number: 4123, watch: 0x55aa };
+        let request = NotifyMessage::RequestLock { client, force: false };
         let bytes = unhex("0601 15000000 02000000 1b10000000000000 aa55000000000000 00");
         assert_eq!(request.encode(), bytes);
         for message in [
-            Message::AcquiredLock(client),
-            Message::ReleasedLock(client),
+            NotifyMessage::AcquiredLock(client),
+            NotifyMessage::ReleasedLock(client),
             request,
-            Message::HeaderUpdate,
-            Message::Reservations(client),
-            Message::Operation(8),
-            Message::Other(18),
+            NotifyMessage::HeaderUpdate,
+            NotifyMessage::Reservations(client),
+            NotifyMessage::Operation(8),
+            NotifyMessage::Other(18),
         ] {
             let bytes = message.encode();
-            assert_eq!(Message::decode(&bytes), Some(message));
+            assert_eq!(NotifyMessage::decode(&bytes), Some(message));
             for at in 1..bytes.len() {
-                assert_eq!(Message::decode(&bytes[..at]), None);
+                assert_eq!(NotifyMessage::decode(&bytes[..at]), None);
             }
         }
     }
 
     #[test]
     fn older_messages() {
-        assert_eq!(Message::decode(&[]), Some(Message::HeaderUpdate));
+        assert_eq!(NotifyMessage::decode(&[]), Some(NotifyMessage::HeaderUpdate));
         let first = unhex("0101 04000000 02000000");
-        let expected = Message::RequestLock { client: Client::default(), force: false };
-        assert_eq!(Message::decode(&first), Some(expected));
+        let expected = NotifyMessage::RequestLock { client: ClientId::default(), force: false };
+        assert_eq!(NotifyMessage::decode(&first), Some(expected));
     }
 
     #[test]

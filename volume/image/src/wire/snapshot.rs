@@ -2,7 +2,7 @@
 
 use forebay_block::SnapId;
 
-use super::{Reader, Writer};
+use super::{CephReader, CephWriter};
 use crate::info::SnapshotInfo;
 
 /// Parent of a clone.
@@ -19,16 +19,16 @@ pub(crate) struct Parent {
 impl Parent {
     /// Decodes the value of the key `parent`.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        Self::read(&mut Reader::new(bytes))
+        Self::read(&mut CephReader::new(bytes))
     }
 
-    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+    fn read(reader: &mut CephReader<'_>) -> Option<Self> {
         let mut value = reader.versioned(2)?;
         let body = &mut value.body;
         let pool = body.i64()?;
         let namespace = if value.version >= 2 { body.string()? } else { String::new() };
         let (image, snap) = (body.string()?, SnapId(body.u64()?));
-        let overlap = if value.version >= 2 { body.optional(Reader::u64)? } else { Some(body.u64()?) };
+        let overlap = if value.version >= 2 { body.optional(CephReader::u64)? } else { Some(body.u64()?) };
         Some(Self { pool, namespace, image, snap, overlap })
     }
 
@@ -36,15 +36,15 @@ impl Parent {
     /// may still use it.
     pub(crate) fn encode_like(&self, like: &[u8]) -> Vec<u8> {
         if like.first() == Some(&1) {
-            let body = Writer::new().i64(self.pool).string(&self.image).u64(self.snap.0);
-            return Writer::new().versioned(1, 1, body.u64(self.overlap.unwrap_or(0))).done();
+            let body = CephWriter::new().i64(self.pool).string(&self.image).u64(self.snap.0);
+            return CephWriter::new().versioned(1, 1, body.u64(self.overlap.unwrap_or(0))).done();
         }
-        let body = Writer::new().i64(self.pool).string(&self.namespace).string(&self.image).u64(self.snap.0);
+        let body = CephWriter::new().i64(self.pool).string(&self.namespace).string(&self.image).u64(self.snap.0);
         let body = match self.overlap {
             Some(overlap) => body.u8(1).u64(overlap),
             None => body.u8(0),
         };
-        Writer::new().versioned(2, 2, body).done()
+        CephWriter::new().versioned(2, 2, body).done()
     }
 
     /// Returns whether the entry names a parent: older clusters keep an empty one after a flatten.
@@ -77,7 +77,7 @@ pub(crate) struct Snapshot {
 impl Snapshot {
     /// Decodes the value of a snapshot's key.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut value = Reader::new(bytes).versioned(8)?;
+        let mut value = CephReader::new(bytes).versioned(8)?;
         let body = &mut value.body;
         let (version, older) = (value.version, value.compat < 8);
         let (id, name, size) = (SnapId(body.u64()?), body.string()?, body.u64()?);
@@ -92,7 +92,7 @@ impl Snapshot {
             body.u64()?;
         }
         let children = if version >= 7 { body.u32()? } else { 0 };
-        let overlap = if version >= 8 { body.optional(Reader::u64)? } else { None };
+        let overlap = if version >= 8 { body.optional(CephReader::u64)? } else { None };
         let overlap = overlap.or(parent.as_ref().and_then(|parent| parent.overlap));
         Some(Self { id, name, size, parent, protected, flags, by_user, children, overlap })
     }
@@ -114,7 +114,7 @@ impl Snapshot {
 
 /// Decodes the name in the trash entry of an image; `None` if it is malformed.
 pub(crate) fn decode_trashed_name(bytes: &[u8]) -> Option<String> {
-    let mut body = Reader::new(bytes).versioned(u8::MAX)?.body;
+    let mut body = CephReader::new(bytes).versioned(u8::MAX)?.body;
     // Source of the entry.
     body.u8()?;
     body.string()
@@ -122,19 +122,19 @@ pub(crate) fn decode_trashed_name(bytes: &[u8]) -> Option<String> {
 
 /// Decodes the group in an image's header: its pool and id; `None` if it is malformed.
 pub(crate) fn decode_group(bytes: &[u8]) -> Option<(i64, String)> {
-    let mut body = Reader::new(bytes).versioned(1)?.body;
+    let mut body = CephReader::new(bytes).versioned(1)?.body;
     Some((body.i64()?, body.string()?))
 }
 
 /// Encodes the input of `rbd.remove_child`, which removes a v1 clone: a list in a pool object.
 pub(crate) fn encode_remove_child(parent: &Parent, child: &str) -> Vec<u8> {
-    Writer::new().i64(parent.pool).string(&parent.image).u64(parent.snap.0).string(child).done()
+    CephWriter::new().i64(parent.pool).string(&parent.image).u64(parent.snap.0).string(child).done()
 }
 
 /// Encodes the input of `rbd.child_detach`, which removes a v2 clone: a list in the parent's header.
 pub(crate) fn encode_detach_child(snap: SnapId, pool: i64, namespace: &str, child: &str) -> Vec<u8> {
-    let body = Writer::new().i64(pool).string(child).string(namespace);
-    Writer::new().u64(snap.0).versioned(2, 1, body).done()
+    let body = CephWriter::new().i64(pool).string(child).string(namespace);
+    CephWriter::new().u64(snap.0).versioned(2, 1, body).done()
 }
 
 #[cfg(test)]
@@ -210,9 +210,9 @@ mod tests {
 
     #[test]
     fn an_older_snapshot_has_its_own_parent() {
-        let parent = Writer::new().i64(3).string("abc").u64(7).u64(4096);
-        let body = Writer::new().u64(9).string("s").u64(8192).u64(1).versioned(1, 1, parent).u8(0).u64(1);
-        let snapshot = Snapshot::decode(&Writer::new().versioned(4, 1, body).done()).expect("readable");
+        let parent = CephWriter::new().i64(3).string("abc").u64(7).u64(4096);
+        let body = CephWriter::new().u64(9).string("s").u64(8192).u64(1).versioned(1, 1, parent).u8(0).u64(1);
+        let snapshot = Snapshot::decode(&CephWriter::new().versioned(4, 1, body).done()).expect("readable");
         assert_eq!((snapshot.flags, snapshot.overlap), (1, Some(4096)));
         assert_eq!(snapshot.parent.map(|parent| (parent.pool, parent.image)), Some((3, "abc".into())));
     }

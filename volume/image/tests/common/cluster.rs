@@ -8,8 +8,8 @@ use forebay_block::{
     BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result, SnapId,
     Transaction,
 };
-use forebay_image::{CreateOptions, Features, Image, OpenOptions};
-use forebay_ram::cluster::Cluster;
+use forebay_image::{CreateOptions, Image, ImageFeatures, ImageOpenOptions};
+use forebay_ram::cluster::RamCluster;
 use forebay_ram::cluster::rbd::ClosedImage;
 use forebay_reactor::yield_now;
 
@@ -19,8 +19,8 @@ pub const OBJECT: u64 = 64 << 10;
 pub const POOL: i64 = 1;
 
 /// Returns a cluster with one pool, whose responses are up to `late` turns late.
-pub fn cluster(seed: u64, late: u64) -> Cluster {
-    let cluster = Cluster::new(seed, late);
+pub fn cluster(seed: u64, late: u64) -> RamCluster {
+    let cluster = RamCluster::new(seed, late);
     assert_eq!(cluster.add_pool("rbd"), POOL);
     cluster
 }
@@ -35,7 +35,7 @@ pub fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
 }
 
 pub async fn open(backend: &Rc<dyn ObjectBackend>, name: &str) -> Rc<Image> {
-    Image::open(backend.clone(), name, OpenOptions::default()).await.expect("opened")
+    Image::open(backend.clone(), name, ImageOpenOptions::default()).await.expect("opened")
 }
 
 /// Creates an image with small objects and opens it.
@@ -45,7 +45,7 @@ pub async fn create_and_open(backend: &Rc<dyn ObjectBackend>, name: &str, size: 
 }
 
 /// Returns two clients of a cluster, each with the image `vm` of small objects open.
-pub async fn two_clients(cluster: &Cluster, size: u64) -> ([Rc<dyn ObjectBackend>; 2], [Rc<Image>; 2]) {
+pub async fn two_clients(cluster: &RamCluster, size: u64) -> ([Rc<dyn ObjectBackend>; 2], [Rc<Image>; 2]) {
     let backends = [cluster.client().pool(POOL), cluster.client().pool(POOL)];
     let first = create_and_open(&backends[0], "vm", size).await;
     let second = open(&backends[1], "vm").await;
@@ -99,7 +99,7 @@ pub async fn until(mut condition: impl FnMut() -> bool) {
 
 async fn closed(backend: &Rc<dyn ObjectBackend>, image: &str) -> ClosedImage {
     let info = forebay_image::info(backend, image).await.expect("info");
-    let mapped = info.features.has(Features::OBJECT_MAP).then(|| info.size.div_ceil(info.object_size));
+    let mapped = info.features.has(ImageFeatures::OBJECT_MAP).then(|| info.size.div_ceil(info.object_size));
     ClosedImage { id: info.id, size: info.size, mapped, overlap: None }
 }
 

@@ -6,8 +6,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn superblock() -> Superblock {
-    Superblock {
+fn superblock() -> LogSuperblock {
+    LogSuperblock {
         features: 0,
         serial: 7,
         log: *b"0123456789abcdef",
@@ -30,7 +30,7 @@ fn superblock() -> Superblock {
 
 fn entry(seq: u64) -> EntryRecord {
     EntryRecord {
-        kind: Kind::Write,
+        kind: EntryKind::Write,
         extent: Extent::new(8192, 4096),
         seq,
         generation: 2,
@@ -50,15 +50,15 @@ fn the_superblock_is_what_it_was() {
         "the first 160 bytes; the rest is zero"
     );
     assert!(bytes[160..].iter().all(|&byte| byte == 0));
-    assert_eq!(Superblock::decode(&bytes), Ok(superblock()));
+    assert_eq!(LogSuperblock::decode(&bytes), Ok(superblock()));
     for at in 8..160 {
         let mut damaged = bytes.clone();
         damaged[at] ^= 0x10;
-        assert!(matches!(Superblock::decode(&damaged), Err(Refused::Damaged(_))), "byte {at}");
+        assert!(matches!(LogSuperblock::decode(&damaged), Err(LogFormatError::Damaged(_))), "byte {at}");
     }
-    assert_eq!(Superblock::decode(&[0; SUPER_LEN]), Err(Refused::Stranger));
-    let newer = Superblock { features: 1 << 40, ..superblock() }.encode();
-    assert!(matches!(Superblock::decode(&newer), Err(Refused::Newer(_))));
+    assert_eq!(LogSuperblock::decode(&[0; SUPER_LEN]), Err(LogFormatError::Stranger));
+    let newer = LogSuperblock { features: 1 << 40, ..superblock() }.encode();
+    assert!(matches!(LogSuperblock::decode(&newer), Err(LogFormatError::Newer(_))));
 }
 
 #[test]
@@ -106,10 +106,10 @@ fn an_append_block_is_what_it_was() {
 fn a_directory_is_what_it_was() {
     let log = |at: u8, start| ShelfEntry { log: [at; 16], start, size: 16 << 20 };
     let directory =
-        Directory { serial: 4, medium: MediumKind::Pmem, logs: vec![log(1, LOGS_AT), log(2, LOGS_AT + (32 << 20))] };
+        LogDirectory { serial: 4, medium: MediumKind::Pmem, logs: vec![log(1, LOGS_AT), log(2, LOGS_AT + (32 << 20))] };
     let bytes = directory.encode();
     assert_eq!(hex(&bytes[..192]), include_str!("golden/directory.hex").trim());
-    assert_eq!(Directory::decode(&bytes), Ok(directory.clone()));
+    assert_eq!(LogDirectory::decode(&bytes), Ok(directory.clone()));
     assert_eq!(directory.room_for(16 << 20, None), Some(LOGS_AT + (16 << 20)));
     assert_eq!(directory.room_for(17 << 20, None), Some(LOGS_AT + (48 << 20)));
     assert_eq!(directory.room_for(17 << 20, Some(LOGS_AT + (64 << 20))), None);

@@ -14,10 +14,10 @@ use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::sync::Notify;
 
 use super::ssd::verify;
-use super::{Group, Medium, Piece, Placed, Recovered, check_generations, corrupt, now_ms};
-use crate::entries::Entry;
+use super::{AppendGroup, AppendPiece, Medium, Placed, Recovered, check_generations, corrupt, now_ms};
+use crate::entries::LogEntry;
 use crate::format::{
-    AREA_AT, BLOCK_ENTRIES_MAX, ENTRY_LEN, EntryRecord, HEAD_AT, SUPER_COPIES, Superblock, TAIL_AT, buffers_at,
+    AREA_AT, BLOCK_ENTRIES_MAX, ENTRY_LEN, EntryRecord, HEAD_AT, LogSuperblock, SUPER_COPIES, TAIL_AT, buffers_at,
     decode_word, encode_word, tag_of,
 };
 use crate::superseded::superseded_entries;
@@ -34,14 +34,14 @@ pub(crate) fn slots(size: u64) -> u64 {
 
 /// Next-fit allocator of lines: a log is mostly freed in the order in which it was written.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct LineAllocator {
     /// Free runs, start line to length in lines, with adjacent runs merged.
     free: BTreeMap<u32, u32>,
     next: u32,
     free_lines: u64,
 }
 
-impl Space {
+impl LineAllocator {
     pub(crate) fn new(lines: u32) -> Self {
         Self { free: [(0, lines)].into(), next: 0, free_lines: u64::from(lines) }
     }
@@ -106,7 +106,7 @@ fn lines_of(len: u32) -> u32 {
 
 /// Buffers of a log: free space, and buffers being read.
 struct Buffers {
-    space: Space,
+    space: LineAllocator,
     /// Readers by first line of a buffer, and the lines to free after the last reader.
     read: BTreeMap<u32, (usize, u32)>,
 }
@@ -156,14 +156,14 @@ struct State {
     tail: u64,
     next_group: u64,
     head: u64,
-    superblock: Superblock,
+    superblock: LogSuperblock,
     copy: usize,
     /// Clean flag in the superblock of this run; `None` if it is not written yet.
     said: Option<bool>,
 }
 
 /// Log in persistent memory.
-pub(crate) struct Pmem {
+pub(crate) struct PmemMedium {
     memory: Rc<dyn PersistentMemory>,
     /// Byte offset of the log in the memory.
     base: u64,
@@ -184,9 +184,9 @@ pub(crate) fn format_words(memory: &dyn PersistentMemory, base: u64, tag: u32, s
     memory.fence();
 }
 
-impl Pmem {
+impl PmemMedium {
     /// Reads and verifies the contents of the log at `base`, without changes.
-    pub(crate) fn scan(memory: &dyn PersistentMemory, base: u64, superblock: &Superblock) -> Result<Recovered> {
+    pub(crate) fn scan(memory: &dyn PersistentMemory, base: u64, superblock: &LogSuperblock) -> Result<Recovered> {
         let (tag, slots) = (tag_of(&superblock.log), superblock.slots);
         let word = |at, what: &str| {
             let mut bytes = [0; 8];
@@ -224,7 +224,7 @@ impl Pmem {
         Ok(Recovered { entries, tail_seq: tail })
     }
 
-    fn buffers(superblock: &Superblock) -> (u64, u32) {
+    fn buffers(superblock: &LogSuperblock) -> (u64, u32) {
         let at = buffers_at(superblock.slots);
         (at, ((superblock.size - at) / LINE).min(u64::from(u32::MAX - 1)) as u32)
     }
@@ -233,13 +233,13 @@ impl Pmem {
     pub(crate) fn resume(
         memory: Rc<dyn PersistentMemory>,
         base: u64,
-        superblock: Superblock,
+        superblock: LogSuperblock,
         copy: usize,
         found: &Recovered,
         room: Rc<Notify>,
     ) -> Result<Self> {
         let (buffers, lines) = Self::buffers(&superblock);
-        let mut space = Space::new(lines);
+        let mut space = LineAllocator::new(lines);
         let superseded = superseded_entries(&found.entries);
         for (entry, _) in
             found.entries.iter().zip(&superseded).filter(|(e, superseded)| e.kind.has_payload() && !**superseded)
@@ -270,7 +270,7 @@ impl Pmem {
     }
 }
 
-impl Medium for Pmem {
+impl Medium for PmemMedium {
     fn capacity(&self) -> u64 {
         u64::from(self.lines) * LINE
     }
@@ -283,7 +283,7 @@ impl Medium for Pmem {
         buffers.max(entries as u64)
     }
 
-    fn take(&self, queue: &mut VecDeque<Piece>, first_seq: u64, _durable: bool) -> Option<Group> {
+    fn take(&self, queue: &mut VecDeque<AppendPiece>, first_seq: u64, _durable: bool) -> Option<AppendGroup> {
         let mut state = self.state.borrow_mut();
         let room = (self.slots - (state.head - state.tail)).min(BLOCK_ENTRIES_MAX as u64) as usize;
         let mut pieces = Vec::new();
@@ -311,12 +311,12 @@ impl Medium for Pmem {
         self.memory.store_word(self.base + HEAD_AT, encode_word(state.head, self.tag));
         self.memory.fence();
         state.next_group += 1;
-        Some(Group { first_seq, number: state.next_group, pieces, work: None })
+        Some(AppendGroup { first_seq, number: state.next_group, pieces, work: None })
     }
 
     fn finished(&self, _group: u64) {}
 
-    fn read(&self, entry: &Entry) -> LocalFuture<Result<Buf>> {
+    fn read(&self, entry: &LogEntry) -> LocalFuture<Result<Buf>> {
         let (memory, at, entry) = (self.memory.clone(), self.buffers + u64::from(entry.place) * LINE, *entry);
         let pin = Pin::new(&self.space, &self.room, entry.place);
         // Loaded only when polled: many reads are created at once, and requests would wait for all of them.
@@ -328,7 +328,7 @@ impl Medium for Pmem {
         })
     }
 
-    fn superseded(&self, entry: &Entry) {
+    fn superseded(&self, entry: &LogEntry) {
         let lines = lines_of(entry.payload_len());
         if lines > 0 {
             self.space.borrow_mut().give(entry.place, lines);
@@ -336,7 +336,7 @@ impl Medium for Pmem {
         }
     }
 
-    fn retire(&self, tail_seq: u64, gone: &[Entry]) {
+    fn retire(&self, tail_seq: u64, gone: &[LogEntry]) {
         // Buffers may be reused only after the new tail is durable, so that no recovery reads them.
         self.memory.store_word(self.base + TAIL_AT, encode_word(tail_seq, self.tag));
         self.memory.fence();
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_buffer_that_is_being_read_is_not_used_again() {
-        let buffers = Rc::new(RefCell::new(Buffers { space: Space::new(8), read: BTreeMap::new() }));
+        let buffers = Rc::new(RefCell::new(Buffers { space: LineAllocator::new(8), read: BTreeMap::new() }));
         let room = Rc::new(Notify::new());
         let start = buffers.borrow_mut().space.take(8).expect("all of it");
         let [one, two] = [(); 2].map(|()| Pin::new(&buffers, &room, start));

@@ -10,10 +10,10 @@ use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, spawn};
 
 use super::later::{Ring, WINDOW};
-use super::{Group, Medium, Piece, Placed, Recovered, check_generations, corrupt, now_ms};
-use crate::entries::Entry;
+use super::{AppendGroup, AppendPiece, Medium, Placed, Recovered, check_generations, corrupt, now_ms};
+use crate::entries::LogEntry;
 use crate::format::{
-    AREA_AT, BLOCK_ENTRIES_MAX, BLOCK_LEN_MAX, BlockHeader, ENTRY_LEN, SUPER_COPIES, Superblock, tag_of,
+    AREA_AT, BLOCK_ENTRIES_MAX, BLOCK_LEN_MAX, BlockHeader, ENTRY_LEN, LogSuperblock, SUPER_COPIES, tag_of,
 };
 
 /// Minimum distance of tail marks, in entries: bounds their memory relative to that of the entries.
@@ -56,7 +56,7 @@ struct State {
     persisted_pos: u64,
     /// Positions of payloads being read, with the number of readers, to keep them from being overwritten.
     reads: BTreeMap<u64, usize>,
-    superblock: Superblock,
+    superblock: LogSuperblock,
 }
 
 impl State {
@@ -180,10 +180,10 @@ impl Ssd {
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] if a block is missing that is known to have been durable.
-    pub(crate) async fn scan(file: &File, base: u64, superblock: &Superblock, one_lost: bool) -> Result<Found> {
+    pub(crate) async fn scan(file: &File, base: u64, superblock: &LogSuperblock, one_lost: bool) -> Result<ScanResult> {
         let (unit, tag) = (superblock.unit, tag_of(&superblock.log));
         let ring = ring_units(superblock.size, unit);
-        let mut found = Found {
+        let mut found = ScanResult {
             entries: Vec::new(),
             tail_seq: superblock.tail_seq,
             head_pos: superblock.tail_pos,
@@ -265,14 +265,14 @@ impl Ssd {
     pub(crate) fn resume(
         file: File,
         base: u64,
-        superblock: Superblock,
+        superblock: LogSuperblock,
         copy: usize,
-        found: Found,
+        found: ScanResult,
         room: Rc<Notify>,
     ) -> (Self, Recovered) {
         let (unit, tag, run) = (superblock.unit, tag_of(&superblock.log), superblock.run);
         let ring = ring_units(superblock.size, unit);
-        let Found { entries, tail_seq, head_pos, next_block, next_seq, marks, .. } = found;
+        let ScanResult { entries, tail_seq, head_pos, next_block, next_seq, marks, .. } = found;
         let mut state = State {
             head_pos,
             next_block,
@@ -308,7 +308,7 @@ impl Ssd {
 
     /// Returns the position of an entry's payload, in units since the log's creation: its place at or after the first
     /// position that is not free.
-    fn pos_of(&self, entry: &Entry) -> u64 {
+    fn pos_of(&self, entry: &LogEntry) -> u64 {
         let free = self.state.borrow().free_pos();
         free + (u64::from(entry.place) + self.ring - free % self.ring) % self.ring
     }
@@ -325,7 +325,7 @@ impl Ssd {
 
     /// Returns the number of pieces at the front of the queue that form a block of at most `room` units, and its
     /// units.
-    fn fit(&self, queue: &VecDeque<Piece>, room: u64) -> Option<(usize, u64)> {
+    fn fit(&self, queue: &VecDeque<AppendPiece>, room: u64) -> Option<(usize, u64)> {
         let longest = BLOCK_LEN_MAX / u64::from(self.unit);
         let (mut best, mut payload) = (None, 0);
         for (count, piece) in (1..=BLOCK_ENTRIES_MAX).zip(queue) {
@@ -341,7 +341,7 @@ impl Ssd {
 }
 
 /// Result of a scan.
-pub(crate) struct Found {
+pub(crate) struct ScanResult {
     pub(crate) entries: Vec<crate::format::EntryRecord>,
     pub(crate) tail_seq: u64,
     head_pos: u64,
@@ -354,7 +354,7 @@ pub(crate) struct Found {
     durable: u64,
 }
 
-impl Found {
+impl ScanResult {
     /// Blocks not known to be durable may be torn: the log ends at the first one with a payload that fails its
     /// checksum.
     async fn check_payloads(
@@ -405,7 +405,7 @@ impl Medium for Ssd {
         (state.head_pos - state.free_pos()) * u64::from(self.unit)
     }
 
-    fn take(&self, queue: &mut VecDeque<Piece>, first_seq: u64, durable: bool) -> Option<Group> {
+    fn take(&self, queue: &mut VecDeque<AppendPiece>, first_seq: u64, durable: bool) -> Option<AppendGroup> {
         let mut state = self.state.borrow_mut();
         let free = self.ring - (state.head_pos - state.free_pos());
         let left = self.ring - state.head_pos % self.ring;
@@ -461,7 +461,12 @@ impl Medium for Ssd {
             };
             written.map_err(|error| io(error, "appending"))
         };
-        Some(Group { first_seq, number: header.number << 1 | u64::from(durable), pieces, work: Some(Box::pin(work)) })
+        Some(AppendGroup {
+            first_seq,
+            number: header.number << 1 | u64::from(durable),
+            pieces,
+            work: Some(Box::pin(work)),
+        })
     }
 
     fn finished(&self, group: u64) {
@@ -477,7 +482,7 @@ impl Medium for Ssd {
         self.room.notify_all();
     }
 
-    fn read(&self, entry: &Entry) -> LocalFuture<Result<Buf>> {
+    fn read(&self, entry: &LogEntry) -> LocalFuture<Result<Buf>> {
         let (file, entry) = (self.file.clone(), *entry);
         let pin = self.pin(self.pos_of(&entry));
         let offset = self.base + AREA_AT + u64::from(entry.place) * u64::from(self.unit);
@@ -492,7 +497,7 @@ impl Medium for Ssd {
         })
     }
 
-    fn read_many(&self, entries: &[Entry]) -> Vec<LocalFuture<Result<Buf>>> {
+    fn read_many(&self, entries: &[LogEntry]) -> Vec<LocalFuture<Result<Buf>>> {
         let unit = u64::from(self.unit);
         let mut places: Vec<(u64, usize)> = (0..).zip(entries).map(|(at, entry)| (self.pos_of(entry), at)).collect();
         places.sort_unstable();
@@ -533,9 +538,9 @@ impl Medium for Ssd {
         reads.into_iter().flatten().collect()
     }
 
-    fn superseded(&self, _entry: &Entry) {}
+    fn superseded(&self, _entry: &LogEntry) {}
 
-    fn retire(&self, tail_seq: u64, _gone: &[Entry]) {
+    fn retire(&self, tail_seq: u64, _gone: &[LogEntry]) {
         let mut state = self.state.borrow_mut();
         state.tail_seq = tail_seq;
         state.find_tail();
@@ -594,7 +599,7 @@ impl Medium for Ssd {
 }
 
 /// Verifies the checksum of a payload.
-pub(crate) fn verify(entry: &Entry, data: &[u8]) -> Result<()> {
+pub(crate) fn verify(entry: &LogEntry, data: &[u8]) -> Result<()> {
     if crc32c(data) == entry.crc {
         return Ok(());
     }

@@ -7,29 +7,29 @@ use forebay_block::{Error, ErrorKind, Result};
 
 use super::{Backing, Shelf, id_text, io};
 use crate::format::{
-    DIRECTORY_COPIES, Directory, LOG_ALIGN, LOG_SIZE_LEAST, LOGS_MAX, Malformed, Refused, SHELF_UNFINISHED,
-    SUPER_COPIES, SUPER_LEN, ShelfEntry, Superblock,
+    DIRECTORY_COPIES, LOG_ALIGN, LOG_SIZE_LEAST, LOGS_MAX, LogDirectory, LogFormatError, LogSuperblock, MalformedLog,
+    SHELF_UNFINISHED, SUPER_COPIES, SUPER_LEN, ShelfEntry,
 };
 
 /// Copy of the directory, as read.
 pub(super) enum DirectoryCopy {
-    Whole(Directory),
+    Whole(LogDirectory),
     /// Zeroes, or past the end of the device: never written, or damaged.
     Blank,
-    Damaged(Refused),
+    Damaged(LogFormatError),
     /// Read error, transient or permanent: the copy may be intact.
     Unreadable(Error),
 }
 
 impl DirectoryCopy {
-    pub(super) fn whole(&self) -> Option<&Directory> {
+    pub(super) fn whole(&self) -> Option<&LogDirectory> {
         match self {
             Self::Whole(directory) => Some(directory),
             Self::Blank | Self::Damaged(_) | Self::Unreadable(_) => None,
         }
     }
 
-    pub(super) fn refused(&self) -> Option<&Refused> {
+    pub(super) fn refused(&self) -> Option<&LogFormatError> {
         match self {
             Self::Damaged(refused) => Some(refused),
             Self::Whole(_) | Self::Blank | Self::Unreadable(_) => None,
@@ -44,7 +44,7 @@ impl DirectoryCopy {
     }
 
     /// Returns whether this copy may have listed logs that `newest`, the other one, does not.
-    pub(super) fn is_lost(&self, newest: &Directory) -> bool {
+    pub(super) fn is_lost(&self, newest: &LogDirectory) -> bool {
         match self {
             Self::Whole(_) => false,
             // Both copies are written from serial number 2 on.
@@ -79,18 +79,18 @@ impl Shelf {
         if head.iter().all(|&byte| byte == 0) || at == DIRECTORY_COPIES[0] && head.starts_with(SHELF_UNFINISHED) {
             return Ok(DirectoryCopy::Blank);
         }
-        let decoded = match Directory::encoded_len(&head) {
+        let decoded = match LogDirectory::encoded_len(&head) {
             Err(refused) => Err(refused),
             Ok(len) if self.size()? < at + len.next_multiple_of(4096) as u64 => {
-                Err(Refused::Damaged(Malformed("directory: longer than its file".into())))
+                Err(LogFormatError::Damaged(MalformedLog("directory: longer than its file".into())))
             }
-            Ok(len) => Directory::decode(&self.read(at, len.next_multiple_of(4096)).await?),
+            Ok(len) => LogDirectory::decode(&self.read(at, len.next_multiple_of(4096)).await?),
         };
         Ok(decoded.map_or_else(DirectoryCopy::Damaged, DirectoryCopy::Whole))
     }
 
     /// Writes the directory to the older copy, durably.
-    pub(super) async fn write_directory_copy(&self, mut directory: Directory) -> Result<()> {
+    pub(super) async fn write_directory_copy(&self, mut directory: LogDirectory) -> Result<()> {
         directory.serial += 1;
         directory.logs.sort_by_key(|log| log.start);
         self.write(DIRECTORY_COPIES[self.copy.get()], &directory.encode()).await?;
@@ -109,10 +109,10 @@ impl Shelf {
     }
 
     /// Writes the directory to both copies: if one is damaged later, the other lists the same logs.
-    pub(super) async fn write_directory(&self, directory: Directory) -> Result<()> {
+    pub(super) async fn write_directory(&self, directory: LogDirectory) -> Result<()> {
         self.write_directory_copy(directory.clone()).await?;
         let serial = self.directory.borrow().serial;
-        self.write_directory_copy(Directory { serial, ..directory }).await
+        self.write_directory_copy(LogDirectory { serial, ..directory }).await
     }
 
     /// Rewrites the older copy of the directory from the newer one, which was read; `is_lost` if the older copy was
@@ -150,7 +150,7 @@ impl Shelf {
 
     /// Returns the free ranges of a directory that can hold a log: a new log begins where another one ends, or at the
     /// start.
-    pub(super) fn free_spaces(&self, directory: &Directory) -> Result<Vec<Range<u64>>> {
+    pub(super) fn free_spaces(&self, directory: &LogDirectory) -> Result<Vec<Range<u64>>> {
         let end = directory.end();
         let behind = end..self.size()?.max(end);
         let spaces = directory.holes().into_iter().chain([behind]);
@@ -162,7 +162,7 @@ impl Shelf {
     /// # Errors
     /// Errors of the device if the superblock of such a log could not be read; [`ErrorKind::Invalid`] if it is newer
     /// than this program.
-    pub(super) async fn find_unlisted(&self, directory: &Directory) -> Result<Vec<ShelfEntry>> {
+    pub(super) async fn find_unlisted(&self, directory: &LogDirectory) -> Result<Vec<ShelfEntry>> {
         let mut found = Vec::new();
         for space in self.free_spaces(directory)? {
             if directory.logs.len() + found.len() >= LOGS_MAX {
@@ -172,15 +172,15 @@ impl Shelf {
             let before = found.len();
             for at in SUPER_COPIES {
                 let decoded = match self.read(space.start + at, SUPER_LEN).await {
-                    Ok(bytes) => Superblock::decode(&bytes),
+                    Ok(bytes) => LogSuperblock::decode(&bytes),
                     Err(error) => {
                         unsure = Some(error);
                         continue;
                     }
                 };
-                let Superblock { log, size, medium, .. } = match decoded {
+                let LogSuperblock { log, size, medium, .. } = match decoded {
                     Ok(superblock) => superblock,
-                    Err(Refused::Newer(what)) => {
+                    Err(LogFormatError::Newer(what)) => {
                         let text = format!("{}: a log at byte {}: {what}; use a newer program", self.path, space.start);
                         return Err(Error::new(ErrorKind::Invalid, text));
                     }
@@ -216,7 +216,7 @@ impl Shelf {
     pub(super) async fn clear_superblocks(&self, starts: &[u64]) {
         for at in starts.iter().flat_map(|start| SUPER_COPIES.map(|at| start + at)) {
             let cleared = match self.read(at, SUPER_LEN).await {
-                Ok(bytes) if Superblock::decode(&bytes).is_ok() => self.write(at, &[0; SUPER_LEN]).await,
+                Ok(bytes) if LogSuperblock::decode(&bytes).is_ok() => self.write(at, &[0; SUPER_LEN]).await,
                 Ok(_) => Ok(()),
                 Err(error) => Err(error),
             };

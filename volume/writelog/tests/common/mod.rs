@@ -13,8 +13,8 @@ use forebay_block::{
 use forebay_reactor::sleep;
 use forebay_reactor::sync::Notify;
 use forebay_sim::{DiskFaults, Faults, World};
-use forebay_writelog::format::{LOGS_AT, SUPER_COPIES, SUPER_LEN, Superblock};
-use forebay_writelog::{Limits, LogId, MediumKind, Options, Owner, Shelf, ShelfOptions, WriteLog};
+use forebay_writelog::format::{LOGS_AT, LogSuperblock, SUPER_COPIES, SUPER_LEN};
+use forebay_writelog::{DirtyLimits, LogId, LogOptions, LogOwner, MediumKind, Shelf, ShelfOptions, WriteLog};
 
 pub const PATH: &str = "/logs";
 
@@ -181,7 +181,7 @@ impl BlockDevice for Memory {
 
 pub struct Nobody;
 
-impl Owner for Nobody {
+impl LogOwner for Nobody {
     fn release(&self) -> LocalFuture<Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
@@ -206,7 +206,12 @@ pub fn on_a_shelf_of(small: bool, test: impl AsyncFnOnce(World, Rc<Shelf>)) {
 }
 
 /// Returns a new log in front of a volume.
-pub async fn fresh(shelf: &Rc<Shelf>, inner: &Rc<Memory>, owner: Rc<dyn Owner>, options: Options) -> Rc<WriteLog> {
+pub async fn fresh(
+    shelf: &Rc<Shelf>,
+    inner: &Rc<Memory>,
+    owner: Rc<dyn LogOwner>,
+    options: LogOptions,
+) -> Rc<WriteLog> {
     fresh_of(16 << 20, shelf, inner, owner, options).await
 }
 
@@ -215,8 +220,8 @@ pub async fn fresh_of(
     size: u64,
     shelf: &Rc<Shelf>,
     inner: &Rc<Memory>,
-    owner: Rc<dyn Owner>,
-    options: Options,
+    owner: Rc<dyn LogOwner>,
+    options: LogOptions,
 ) -> Rc<WriteLog> {
     let id = shelf.create("one", "local/a", size, 0).await.expect("room");
     let log = shelf.open_log(&id, "one", 0).await.expect("a log");
@@ -224,8 +229,8 @@ pub async fn fresh_of(
 }
 
 /// Returns options with which entries are written back only on demand.
-pub fn patience() -> Options {
-    Options { limits: Limits { age_max: Duration::from_secs(1000), bytes_max: None }, ..Options::default() }
+pub fn patience() -> LogOptions {
+    LogOptions { limits: DirtyLimits { age_max: Duration::from_secs(1000), bytes_max: None }, ..LogOptions::default() }
 }
 
 /// Returns a new log that writes back only on demand.
@@ -256,9 +261,9 @@ pub const MILLISECOND: Duration = Duration::from_millis(1);
 pub const LONG: Duration = Duration::from_secs(600);
 
 /// Returns the superblocks on the disk, the newest first.
-pub fn superblocks(world: &World) -> Vec<Superblock> {
-    let decode = |copy| Superblock::decode(&world.peek(PATH, LOGS_AT + copy, SUPER_LEN).expect("on the disk"));
-    let mut found: Vec<Superblock> = SUPER_COPIES.into_iter().filter_map(|copy| decode(copy).ok()).collect();
+pub fn superblocks(world: &World) -> Vec<LogSuperblock> {
+    let decode = |copy| LogSuperblock::decode(&world.peek(PATH, LOGS_AT + copy, SUPER_LEN).expect("on the disk"));
+    let mut found: Vec<LogSuperblock> = SUPER_COPIES.into_iter().filter_map(|copy| decode(copy).ok()).collect();
     found.sort_by_key(|superblock| std::cmp::Reverse(superblock.serial));
     found
 }
@@ -269,6 +274,6 @@ pub fn slow_writes(millis: u64) -> Option<DiskFaults> {
 }
 
 /// Returns options without a payload cache.
-pub fn forgetful() -> Options {
-    Options { recent_bytes: 0, ..patience() }
+pub fn forgetful() -> LogOptions {
+    LogOptions { recent_bytes: 0, ..patience() }
 }

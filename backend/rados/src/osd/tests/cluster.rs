@@ -9,8 +9,8 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::timeout;
 
 use super::*;
-use crate::cluster::Cluster;
-use crate::config::Config;
+use crate::cluster::RadosCluster;
+use crate::config::CephConfig;
 use crate::denc::ReaderExt;
 use crate::map::Epoch;
 use crate::map::tests::{change_to, osd_map_of};
@@ -109,11 +109,11 @@ impl Monitor {
 }
 
 /// Runs a test with a client of a cluster that has the pool 4 and no OSDs.
-fn with_cluster<F: Future<Output = ()>>(test: impl Fn(Monitor, Rc<Cluster>) -> F) {
+fn with_cluster<F: Future<Output = ()>>(test: impl Fn(Monitor, Rc<RadosCluster>) -> F) {
     Reactor::system(DriverChoice::Auto).expect("a reactor").block_on(async {
         let (monitor, socket) = Monitor::start();
         let messenger = monitor.messenger.clone();
-        let config = Config {
+        let config = CephConfig {
             id: "admin".into(),
             credentials: Credentials::None,
             monitors: vec![socket],
@@ -122,7 +122,7 @@ fn with_cluster<F: Future<Output = ()>>(test: impl Fn(Monitor, Rc<Cluster>) -> F
             ask_monitors: false,
             connect_timeout: PATIENCE,
         };
-        let cluster = Cluster::connect(config).await.expect("connected");
+        let cluster = RadosCluster::connect(config).await.expect("connected");
         test(monitor, cluster.clone()).await;
         cluster.close();
         messenger.shutdown();

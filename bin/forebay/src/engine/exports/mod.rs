@@ -51,7 +51,7 @@ struct ServedExport {
 }
 
 /// State of an export that is served or fails to be.
-type Lifecycle = forebay_export::Lifecycle<ServedExport, Failure>;
+type Lifecycle = forebay_export::ExportLifecycle<ServedExport, Failure>;
 
 impl Export {
     /// Creates an export that the file lists.

@@ -215,7 +215,7 @@ mod tests {
         BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, Transaction,
     };
     use forebay_image::{self as image, CreateOptions, Image};
-    use forebay_ram::cluster::{Client, Cluster};
+    use forebay_ram::cluster::{RamClient, RamCluster};
     use forebay_reactor::sync::Permit;
     use forebay_reactor::{Buf, DriverChoice, JoinHandle, Reactor, yield_now};
     use forebay_store::InitOptions;
@@ -255,8 +255,8 @@ mod tests {
 
     /// Creates an engine with the pools of a cluster, one of its clients, and an image in the pool `rbd` whose data
     /// is in `data`.
-    async fn engine_with_cluster(dir: &Path) -> (Rc<Engine>, Cluster, Client, ImageSpec) {
-        let cluster = Cluster::new(1, 0);
+    async fn engine_with_cluster(dir: &Path) -> (Rc<Engine>, RamCluster, RamClient, ImageSpec) {
+        let cluster = RamCluster::new(1, 0);
         assert_eq!((cluster.add_pool("rbd"), cluster.add_pool("data")), (POOL, POOL + 1));
         let client = cluster.client();
         let pool = client.pool(POOL);
@@ -426,7 +426,7 @@ mod tests {
     }
 
     /// Features of a new image in a pool of a cluster, with journaling: it can be read and not written.
-    const JOURNALED: u64 = image::Features::RBD_DEFAULT.0 | image::Features::DATA_POOL.0 | 1 << 6;
+    const JOURNALED: u64 = image::ImageFeatures::RBD_DEFAULT.0 | image::ImageFeatures::DATA_POOL.0 | 1 << 6;
 
     async fn set_features(pool: &Rc<dyn ObjectBackend>, id: &str, features: u64) {
         let pairs = vec![(b"features".to_vec(), features.to_le_bytes().to_vec())];

@@ -14,7 +14,7 @@ use forebay_block::ErrorKind;
 use forebay_export::InFlightChanges;
 use forebay_image::Image;
 use forebay_reactor::timeout;
-use forebay_writelog::{Limits, LogAttachment, WriteLog};
+use forebay_writelog::{DirtyLimits, LogAttachment, WriteLog};
 
 use super::Engine;
 use super::identity::format_uuid;
@@ -61,8 +61,8 @@ pub(super) fn log_failure(error: forebay_block::Error, spec: &ImageSpec) -> Fail
 
 impl Engine {
     /// Returns the limits of logs that specify none.
-    fn configured_limits(&self) -> Limits {
-        self.options.daemon.as_ref().map_or_else(Limits::default, |daemon| daemon.config.log_limits)
+    fn configured_limits(&self) -> DirtyLimits {
+        self.options.daemon.as_ref().map_or_else(DirtyLimits::default, |daemon| daemon.config.log_limits)
     }
 
     /// Returns the adapter between an image and its log.

@@ -15,7 +15,8 @@ use forebay_block::{
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_writelog::{
-    Limits, LogAttachment, LogKeeper, LogRecord, MediumKind, Mode, Options, Persist, PlaceChange, Shelf, ShelfOptions,
+    DirtyLimits, LogAttachment, LogKeeper, LogOptions, LogRecord, MediumKind, Mode, Persist, PlaceChange, Shelf,
+    ShelfOptions,
 };
 
 use super::backend::Backend;
@@ -280,9 +281,9 @@ impl LogKeeper for Keeper {
         LOG_SIZE
     }
 
-    fn options(&self, place: &Place) -> Options {
-        let limits = Limits { age_max: place.age_max, ..Limits::default() };
-        Options { persist: place.persist, limits, direct_min: Some(32 << 10), ..Options::default() }
+    fn options(&self, place: &Place) -> LogOptions {
+        let limits = DirtyLimits { age_max: place.age_max, ..DirtyLimits::default() };
+        LogOptions { persist: place.persist, limits, direct_min: Some(32 << 10), ..LogOptions::default() }
     }
 
     fn compare(&self, is: &Place, wanted: &Place) -> PlaceChange {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use forebay_block::{BlockReply, BlockRequest, Error, ErrorKind, Extent, LocalFuture, Result};
 use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::{sleep, spawn, timeout};
-use forebay_writelog::{LogId, MediumKind, Mode, Owner, Persist, Shelf, ShelfOptions, WriteLog};
+use forebay_writelog::{LogId, LogOwner, MediumKind, Mode, Persist, Shelf, ShelfOptions, WriteLog};
 
 pub use attachment::{AttachmentTally, run_attachment};
 pub use scenario::{LogScenario, LogTally};
@@ -84,7 +84,7 @@ struct Record {
     size: Cell<u64>,
 }
 
-impl Owner for Record {
+impl LogOwner for Record {
     fn release(&self) -> LocalFuture<Result<()>> {
         self.epoch.set(self.epoch.get() + 1);
         self.released.set(true);

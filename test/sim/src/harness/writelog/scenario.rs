@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_writelog::{Limits, MediumKind, Options, Persist};
+use forebay_writelog::{DirtyLimits, LogOptions, MediumKind, Persist};
 
 use crate::faults::CrashPolicy;
 use crate::rng::Rng;
@@ -133,10 +133,10 @@ impl LogScenario {
         }
     }
 
-    pub(super) fn options(&self) -> Options {
-        Options {
+    pub(super) fn options(&self) -> LogOptions {
+        LogOptions {
             persist: self.persist,
-            limits: Limits { bytes_max: self.dirty_bytes_max, age_max: self.dirty_age_max },
+            limits: DirtyLimits { bytes_max: self.dirty_bytes_max, age_max: self.dirty_age_max },
             direct_min: self.direct_min,
             recent_bytes: self.recent_bytes,
             parallel: self.parallel,
