@@ -15,9 +15,11 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, BufList, BufMut, DeviceHandle, Error, ErrorKind, Extent, ExtentMap,
     ExtentState, Geometry, LocalFuture, Result, SizeWatch,
 };
-use forebay_iscsi::scsi::inquiry::Identity;
+use forebay_iscsi::scsi::inquiry::UnitIdentity;
 use forebay_iscsi::unit::Unit;
-use forebay_iscsi::{Devices, Limits, Options, Server, Space, TargetSpec, Targets, UnitSpec};
+use forebay_iscsi::{
+    IscsiServer, IscsiServerOptions, PoolSpace, TargetLimits, TargetSpec, Targets, UnitDevices, UnitSpec,
+};
 use forebay_reactor::{Addr, BufPool, Cores, CoresOptions, DriverChoice, Listener, Reactor};
 
 /// The unit of allocation in bytes.
@@ -160,7 +162,7 @@ impl BlockDevice for RamDisk {
 /// Disks as accessed from their own core.
 struct Own(Vec<Rc<RamDisk>>);
 
-impl Devices for Own {
+impl UnitDevices for Own {
     fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>> {
         self.0.get(usize::from(unit.lun())).map(|disk| disk.clone() as _)
     }
@@ -169,7 +171,7 @@ impl Devices for Own {
 /// Disks as accessed from other cores.
 struct Far(Arc<Vec<DeviceHandle>>);
 
-impl Devices for Far {
+impl UnitDevices for Far {
     fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>> {
         self.0.get(usize::from(unit.lun())).map(|disk| disk.attach() as _)
     }
@@ -213,7 +215,7 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
     let options = CoresOptions { count: cores.max(2) - 1, driver, pin: false, ..CoresOptions::default() };
     let others = (cores > 1).then(|| Cores::start(&options)).transpose()?;
     reactor.block_on(async {
-        let targets = Targets::new(Limits::default());
+        let targets = Targets::new(TargetLimits::default());
         let spec = TargetSpec { name: "iqn.2026-11.io.forebay:ramdisk".into(), ..TargetSpec::default() };
         let target = targets.create(spec).map_err(std::io::Error::other)?;
         let disks: Vec<Rc<RamDisk>> = (0..units).map(|_| Rc::new(RamDisk::new(size))).collect();
@@ -222,10 +224,10 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
             uuid[14..].copy_from_slice(&lun.to_be_bytes());
             let spec = UnitSpec {
                 name: format!("ram/{lun}"),
-                identity: Identity { uuid, revision: "1".into() },
+                identity: UnitIdentity { uuid, revision: "1".into() },
                 read_only,
                 rotational: false,
-                space: Arc::new(Space::new(0)),
+                space: Arc::new(PoolSpace::new(0)),
                 initiators: Vec::new(),
             };
             target.add(lun.into(), spec).map_err(std::io::Error::other)?;
@@ -238,7 +240,7 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
             for core in others.handles() {
                 let (targets, handles, shared) = (targets.clone(), handles.clone(), listener.share()?);
                 drop(core.run(move || async move {
-                    let server = Server::new(targets, Rc::new(Far(handles)), Options::default());
+                    let server = IscsiServer::new(targets, Rc::new(Far(handles)), IscsiServerOptions::default());
                     match shared.attach() {
                         Ok(listener) => server.serve(listener).await,
                         Err(error) => eprintln!("{error}"),
@@ -246,7 +248,7 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
                 }));
             }
         }
-        Server::new(targets, Rc::new(Own(disks)), Options::default()).serve(listener).await;
+        IscsiServer::new(targets, Rc::new(Own(disks)), IscsiServerOptions::default()).serve(listener).await;
         Ok(())
     })
 }

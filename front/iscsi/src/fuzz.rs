@@ -8,9 +8,9 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::scsi::cdb::{self, PrOut, Transfer};
 use crate::scsi::{BLOCK, copy, inquiry, mode, opcodes, reserve};
 use crate::session::chap::{Chap, Credential};
-use crate::session::login::{Access, Denied, Directory, Login, LoginAction, SEED_LEN};
+use crate::session::login::{Denied, Login, LoginAccess, LoginAction, LoginDirectory, SEED_LEN};
 use crate::session::params::Offer;
-use crate::session::receive::{Garbled, Pools, Receiver, Rules};
+use crate::session::receive::{Garbled, IscsiPools, PduReceiver, PduRules};
 use crate::session::text;
 use crate::wire::{BHS_LEN, Bhs, LoginRequest};
 
@@ -21,18 +21,18 @@ struct Place {
     chap: bool,
 }
 
-impl Directory for Place {
-    fn target(&self, target: &str, _initiator: &str) -> Result<Access, Denied> {
+impl LoginDirectory for Place {
+    fn target(&self, target: &str, _initiator: &str) -> Result<LoginAccess, Denied> {
         let credential = |name: &str| Credential { name: name.into(), secret: name.as_bytes().to_vec() };
         let chap = Chap { initiator: credential("initiator"), target: Some(credential("target")) };
         match target {
-            TARGET => Ok(Access { target_id: 1, chap: self.chap.then_some(chap) }),
+            TARGET => Ok(LoginAccess { target_id: 1, chap: self.chap.then_some(chap) }),
             _ => Err(Denied::NotFound),
         }
     }
 
-    fn discovery(&self, _initiator: &str) -> Result<Access, Denied> {
-        Ok(Access::default())
+    fn discovery(&self, _initiator: &str) -> Result<LoginAccess, Denied> {
+        Ok(LoginAccess::default())
     }
 
     fn has_session(&self, tsih: u16) -> bool {
@@ -44,8 +44,8 @@ impl Directory for Place {
 /// any.
 type Cut = (Vec<(Bhs, Vec<u8>, bool)>, Option<Garbled>);
 
-fn cut(stream: &[u8], rules: Rules, mut piece: impl FnMut() -> usize) -> Cut {
-    let mut receiver = Receiver::new(Rc::new(Pools::new()), rules);
+fn cut(stream: &[u8], rules: PduRules, mut piece: impl FnMut() -> usize) -> Cut {
+    let mut receiver = PduReceiver::new(Rc::new(IscsiPools::new()), rules);
     let (mut out, mut at) = (Vec::new(), 0);
     loop {
         loop {
@@ -74,7 +74,7 @@ fn cut(stream: &[u8], rules: Rules, mut piece: impl FnMut() -> usize) -> Cut {
 /// Checks that a stream yields the same PDUs regardless of how it is split into receives.
 pub fn pdus(data: &[u8]) {
     let Some((&[flags, a, b, c], stream)) = data.split_first_chunk() else { return };
-    let rules = Rules { header_digest: flags & 1 != 0, data_digest: flags & 2 != 0, data_max: 128 * 1024 };
+    let rules = PduRules { header_digest: flags & 1 != 0, data_digest: flags & 2 != 0, data_max: 128 * 1024 };
     let whole = cut(stream, rules, || usize::MAX);
     let lengths = [a, b, c].map(|length| if length < 128 { usize::from(length) } else { usize::from(length) * 64 });
     let mut turn = 0;
@@ -146,7 +146,7 @@ pub fn commands(data: &[u8]) {
             assert!(len <= 2 * u64::from(u32::MAX) * u64::from(BLOCK));
         }
     }
-    let pages = mode::Pages { modes: mode::Modes::DEFAULT, read_only: false, blocks: 1 << 33, threshold: Some(1) };
+    let pages = mode::ModePages { modes: mode::Modes::DEFAULT, read_only: false, blocks: 1 << 33, threshold: Some(1) };
     let _ = mode::select(cdb[0] & 1 != 0, list, &pages);
     let ask = mode::Ask {
         ten: cdb[1] & 1 != 0,

@@ -1,9 +1,9 @@
 //! iSCSI target (RFC 7143) that exports volumes as SCSI disks (SPC-4, SBC-3).
 //!
-//! [`serve::Server`] accepts connections and serves the logical units of all [`targets::Targets`]. There is one server
-//! per core, all on one shared listener.  [`session`] is the protocol without I/O, [`wire`] its PDU formats, [`scsi`]
-//! the SCSI commands and unit data, [`mod@unit`] the state shared between cores. `docs/design/iscsi.md` lists the
-//! supported and the omitted features.
+//! [`serve::IscsiServer`] accepts connections and serves the logical units of all [`targets::Targets`]. There is one
+//! server per core, all on one shared listener.  [`session`] is the protocol without I/O, [`wire`] its PDU formats,
+//! [`scsi`] the SCSI commands and unit data, [`mod@unit`] the state shared between cores. `docs/design/iscsi.md` lists
+//! the supported and the omitted features.
 
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
@@ -20,8 +20,8 @@ pub mod targets;
 pub mod unit;
 pub mod wire;
 
-pub use serve::{Devices, Options, Server};
+pub use serve::{IscsiServer, IscsiServerOptions, UnitDevices};
 pub use session::chap::{Chap, Credential};
-pub use target::{AccessControl, AddError, Ending, LunOutOfRange, Target, TargetSpec};
-pub use targets::{Exists, Limits, Targets};
-pub use unit::{Space, UnitSpec};
+pub use target::{AccessControl, AddError, LunOutOfRange, Target, TargetSpec, TargetTeardown};
+pub use targets::{Exists, TargetLimits, Targets};
+pub use unit::{PoolSpace, UnitSpec};

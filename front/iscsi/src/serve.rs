@@ -26,21 +26,21 @@ use forebay_reactor::{Addr, Listener, Stream, spawn};
 use forebay_serve::{ConnectionStopSignal, ServerConnections};
 
 use crate::session::params::Offer;
-use crate::session::receive::Pools;
+use crate::session::receive::IscsiPools;
 use crate::stats::ConnectionEvent;
 use crate::target::Target;
 use crate::targets::Targets;
-pub use crate::unit::Devices;
 use crate::unit::LogicalUnits;
-use connection::{Connection, End};
-use handshake::{Handshake, HandshakeEnd};
+pub use crate::unit::UnitDevices;
+use connection::{IscsiConnection, IscsiEndReason};
+use handshake::{IscsiHandshake, LoginEnd};
 
 /// Placeholder for the target name of discovery sessions in the log.
 const DISCOVERY: &str = "discovery";
 
 /// Limits of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub struct IscsiServerOptions {
     /// Maximum number of concurrent connections of this core; further ones are closed right after they are accepted.
     pub connections_max: usize,
     /// Parameters offered in logins.
@@ -59,7 +59,7 @@ pub struct Options {
     pub drain_timeout: Duration,
 }
 
-impl Default for Options {
+impl Default for IscsiServerOptions {
     fn default() -> Self {
         Self {
             connections_max: 4096,
@@ -74,21 +74,21 @@ impl Default for Options {
 }
 
 /// iSCSI server on one core.  Each core has its own, on one shared listener and with the same [`Targets`].
-pub struct Server {
+pub struct IscsiServer {
     targets: Targets,
-    options: Options,
-    pools: Rc<Pools>,
+    options: IscsiServerOptions,
+    pools: Rc<IscsiPools>,
     units: Rc<LogicalUnits>,
     connections: Rc<ServerConnections<Rc<ConnectionStopSignal>>>,
 }
 
-impl Server {
+impl IscsiServer {
     /// Creates a server for the units of all targets.
-    pub fn new(targets: Targets, devices: Rc<dyn Devices>, options: Options) -> Rc<Self> {
+    pub fn new(targets: Targets, devices: Rc<dyn UnitDevices>, options: IscsiServerOptions) -> Rc<Self> {
         Rc::new(Self {
             targets,
             options,
-            pools: Rc::new(Pools::new()),
+            pools: Rc::new(IscsiPools::new()),
             units: Rc::new(LogicalUnits::new(devices)),
             connections: ServerConnections::new(),
         })
@@ -134,7 +134,7 @@ impl Server {
 
     /// Serves a connection from login to shutdown.
     async fn connection(&self, control: &ConnectionStopSignal, stream: Stream, peer: Addr) {
-        let ready = match (Handshake { server: self, control, stream: &stream, peer: &peer }).run().await {
+        let ready = match (IscsiHandshake { server: self, control, stream: &stream, peer: &peer }).run().await {
             Ok(ready) => ready,
             Err(ended) => {
                 self.login_ended(&ended, &peer);
@@ -145,18 +145,18 @@ impl Server {
         let initiator = session.initiator.clone();
         let target = session.target.as_ref().map_or(DISCOVERY, Target::name);
         tracing::info!(%peer, initiator, target, tsih = session.tsih, "logged in");
-        let end = match Connection::new(self, control, stream.clone(), ready) {
+        let end = match IscsiConnection::new(self, control, stream.clone(), ready) {
             Some(connection) => connection.run().await,
-            None => End::Stopped,
+            None => IscsiEndReason::Stopped,
         };
         stream.shutdown();
         match end {
-            End::Violation(reason) => {
+            IscsiEndReason::Violation(reason) => {
                 self.targets.counters().count(ConnectionEvent::EndedForCause);
                 tracing::warn!(%peer, initiator, target, %reason, "connection closed: protocol error by the host");
             }
-            End::Socket(error) => tracing::info!(%peer, initiator, target, %error, "connection failed"),
-            End::Broken => {
+            IscsiEndReason::Socket(error) => tracing::info!(%peer, initiator, target, %error, "connection failed"),
+            IscsiEndReason::Broken => {
                 tracing::info!(%peer, initiator, target, "connection closed by the host in the middle of a message")
             }
             end => tracing::info!(%peer, initiator, target, ?end, "logged out"),
@@ -164,12 +164,12 @@ impl Server {
     }
 
     /// Logs a failed login: one line per refused host, regardless of the reason.
-    fn login_ended(&self, ended: &HandshakeEnd, address: &Addr) {
+    fn login_ended(&self, ended: &LoginEnd, address: &Addr) {
         if ended.is_cause() {
             self.targets.counters().count(ConnectionEvent::EndedForCause);
         }
         match ended {
-            HandshakeEnd::Refused { initiator, target, reason } => {
+            LoginEnd::Refused { initiator, target, reason } => {
                 let initiator = initiator.as_deref().unwrap_or("unknown");
                 let target = target.as_deref().unwrap_or(DISCOVERY);
                 tracing::warn!(front = "iscsi", initiator, %address, target, reason, "host refused");
@@ -182,8 +182,8 @@ impl Server {
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for IscsiServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Server({} connections)", self.connections())
+        write!(f, "IscsiServer({} connections)", self.connections())
     }
 }

@@ -10,16 +10,16 @@ use forebay_reactor::cross::{OneshotReceiver, OneshotSender, oneshot};
 use crate::locks::lock;
 use crate::session::login::LoggedIn;
 use crate::signal::{Signal, Stop};
-use crate::stats::{Counters, Snapshot};
+use crate::stats::{ScsiCounters, ScsiCounts};
 use crate::target::Target;
-use crate::targets::Limits;
+use crate::targets::TargetLimits;
 use crate::wire::login_status;
 
 /// Number of available TSIHs: zero is reserved.
 const NUMBERS: usize = u16::MAX as usize - 1;
 
 /// iSCSI session.
-pub struct Session {
+pub struct IscsiSession {
     /// Session id, never reused.
     pub id: u64,
     /// Target session identifying handle (TSIH).
@@ -37,11 +37,11 @@ pub struct Session {
     /// Wakes the session's task.
     pub signal: Arc<Signal>,
     /// Command counters of the session.
-    pub counters: Counters,
+    pub counters: ScsiCounters,
     waiters: Mutex<Vec<OneshotSender<()>>>,
 }
 
-impl Session {
+impl IscsiSession {
     /// Returns true for a discovery session.
     pub fn is_discovery(&self) -> bool {
         self.target.is_none()
@@ -65,9 +65,9 @@ impl Session {
     }
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for IscsiSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Session({} of {} at {})", self.tsih, self.initiator, self.peer)
+        write!(f, "IscsiSession({} of {} at {})", self.tsih, self.initiator, self.peer)
     }
 }
 
@@ -85,11 +85,11 @@ pub struct SessionSnapshot {
     /// Login time, since 1970-01-01T00:00:00Z.
     pub since: Duration,
     /// Command counters of the session.
-    pub numbers: Snapshot,
+    pub numbers: ScsiCounts,
 }
 
-impl From<&Session> for SessionSnapshot {
-    fn from(session: &Session) -> Self {
+impl From<&IscsiSession> for SessionSnapshot {
+    fn from(session: &IscsiSession) -> Self {
         Self {
             initiator: session.initiator.clone(),
             target: session.target.as_ref().map(|target| target.name().to_owned()),
@@ -120,16 +120,16 @@ pub(crate) struct Sessions {
 
 #[derive(Debug, Default)]
 struct Table {
-    by_tsih: BTreeMap<u16, Arc<Session>>,
-    by_port: BTreeMap<Port, Arc<Session>>,
-    by_target: BTreeMap<u64, BTreeMap<u64, Arc<Session>>>,
+    by_tsih: BTreeMap<u16, Arc<IscsiSession>>,
+    by_port: BTreeMap<Port, Arc<IscsiSession>>,
+    by_target: BTreeMap<u64, BTreeMap<u64, Arc<IscsiSession>>>,
     last_tsih: u16,
     last_id: u64,
     /// Number of ended sessions with orphaned tasks, by initiator.
     leaving: BTreeMap<String, usize>,
     leaving_count: usize,
     /// Command counters of ended sessions, by initiator.
-    gone: BTreeMap<String, Snapshot>,
+    gone: BTreeMap<String, ScsiCounts>,
     gone_max: usize,
 }
 
@@ -151,7 +151,7 @@ impl Sessions {
         self: &Arc<Self>,
         login: &LoggedIn,
         target: Option<&Target>,
-        limits: &Limits,
+        limits: &TargetLimits,
         peer: &str,
         since: Duration,
     ) -> Result<SessionRegistration, RegisterError> {
@@ -180,7 +180,7 @@ impl Sessions {
         }
         table.last_id += 1;
         table.gone_max = limits.sessions_max;
-        let session = Arc::new(Session {
+        let session = Arc::new(IscsiSession {
             id: table.last_id,
             tsih: table.free_tsih(),
             initiator: login.initiator.clone(),
@@ -189,7 +189,7 @@ impl Sessions {
             peer: peer.to_owned(),
             since,
             signal: Arc::default(),
-            counters: Counters::default(),
+            counters: ScsiCounters::default(),
             waiters: Mutex::default(),
         });
         table.by_tsih.insert(session.tsih, session.clone());
@@ -206,7 +206,7 @@ impl Sessions {
         target: u64,
         why: Stop,
         first: impl FnOnce(),
-        whose: impl Fn(&Session) -> bool,
+        whose: impl Fn(&IscsiSession) -> bool,
     ) -> Vec<OneshotReceiver<()>> {
         let table = self.lock();
         first();
@@ -220,12 +220,12 @@ impl Sessions {
     }
 
     /// Returns all sessions, ordered by TSIH.
-    pub(crate) fn all(&self) -> Vec<Arc<Session>> {
+    pub(crate) fn all(&self) -> Vec<Arc<IscsiSession>> {
         self.lock().by_tsih.values().cloned().collect()
     }
 
     /// Returns the sessions of a target, in the order in which they began.
-    pub(crate) fn of(&self, target: u64) -> Vec<Arc<Session>> {
+    pub(crate) fn of(&self, target: u64) -> Vec<Arc<IscsiSession>> {
         self.lock().by_target.get(&target).into_iter().flat_map(BTreeMap::values).cloned().collect()
     }
 
@@ -240,7 +240,7 @@ impl Sessions {
     }
 
     /// Returns command counters by initiator, over its current and ended sessions.
-    pub(crate) fn hosts(&self) -> BTreeMap<String, Snapshot> {
+    pub(crate) fn hosts(&self) -> BTreeMap<String, ScsiCounts> {
         let table = self.lock();
         let mut hosts = table.gone.clone();
         for session in table.by_tsih.values() {
@@ -278,12 +278,12 @@ impl Table {
 #[derive(Debug)]
 pub struct SessionRegistration {
     sessions: Arc<Sessions>,
-    session: Arc<Session>,
+    session: Arc<IscsiSession>,
 }
 
 impl SessionRegistration {
     /// Returns the session.
-    pub fn session(&self) -> &Arc<Session> {
+    pub fn session(&self) -> &Arc<IscsiSession> {
         &self.session
     }
 
@@ -327,12 +327,12 @@ impl Drop for SessionRegistration {
 #[derive(Debug)]
 pub struct OrphanRegistration {
     sessions: Arc<Sessions>,
-    session: Arc<Session>,
+    session: Arc<IscsiSession>,
 }
 
 impl OrphanRegistration {
     /// Returns the ended session.
-    pub fn session(&self) -> &Arc<Session> {
+    pub fn session(&self) -> &Arc<IscsiSession> {
         &self.session
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Command kind with separate counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum CommandKind {
+pub enum ScsiCommandKind {
     /// READ commands.
     Read,
     /// WRITE commands, with or without verification.
@@ -22,37 +22,37 @@ pub enum CommandKind {
     Other,
 }
 
-impl CommandKind {
-    /// All kinds, in the order of [`Snapshot::commands`].
-    pub const ALL: [CommandKind; 7] = [
-        CommandKind::Read,
-        CommandKind::Write,
-        CommandKind::Unmap,
-        CommandKind::CompareAndWrite,
-        CommandKind::Sync,
-        CommandKind::Copy,
-        CommandKind::Other,
+impl ScsiCommandKind {
+    /// All kinds, in the order of [`ScsiCounts::commands`].
+    pub const ALL: [ScsiCommandKind; 7] = [
+        ScsiCommandKind::Read,
+        ScsiCommandKind::Write,
+        ScsiCommandKind::Unmap,
+        ScsiCommandKind::CompareAndWrite,
+        ScsiCommandKind::Sync,
+        ScsiCommandKind::Copy,
+        ScsiCommandKind::Other,
     ];
 
     /// Returns the label for metrics.
     pub fn label(self) -> &'static str {
         match self {
-            CommandKind::Read => "read",
-            CommandKind::Write => "write",
-            CommandKind::Unmap => "unmap",
-            CommandKind::CompareAndWrite => "compare_and_write",
-            CommandKind::Sync => "sync",
-            CommandKind::Copy => "copy",
-            CommandKind::Other => "other",
+            ScsiCommandKind::Read => "read",
+            ScsiCommandKind::Write => "write",
+            ScsiCommandKind::Unmap => "unmap",
+            ScsiCommandKind::CompareAndWrite => "compare_and_write",
+            ScsiCommandKind::Sync => "sync",
+            ScsiCommandKind::Copy => "copy",
+            ScsiCommandKind::Other => "other",
         }
     }
 }
 
-const KINDS: usize = CommandKind::ALL.len();
+const KINDS: usize = ScsiCommandKind::ALL.len();
 
 /// Command counters that any core adds to.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct ScsiCounters {
     commands: [AtomicU64; KINDS],
     nanos: [AtomicU64; KINDS],
     errors: AtomicU64,
@@ -62,8 +62,8 @@ pub struct Counters {
 
 /// Snapshot of command counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Commands completed, in the order of [`CommandKind::ALL`].
+pub struct ScsiCounts {
+    /// Commands completed, in the order of [`ScsiCommandKind::ALL`].
     pub commands: [u64; KINDS],
     /// Total service time in nanoseconds, in the same order.
     pub nanos: [u64; KINDS],
@@ -75,9 +75,9 @@ pub struct Snapshot {
     pub bytes_written: u64,
 }
 
-impl Snapshot {
+impl ScsiCounts {
     /// Adds the counts of another snapshot.
-    pub fn add(&mut self, other: &Snapshot) {
+    pub fn add(&mut self, other: &ScsiCounts) {
         self.commands.iter_mut().zip(other.commands).for_each(|(sum, more)| *sum += more);
         self.nanos.iter_mut().zip(other.nanos).for_each(|(sum, more)| *sum += more);
         self.errors += other.errors;
@@ -90,14 +90,14 @@ impl Snapshot {
 /// operation.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
-    snapshot: Snapshot,
+    snapshot: ScsiCounts,
     any: bool,
 }
 
 impl Tally {
     /// Counts a completed command.
     #[inline]
-    pub fn answered(&mut self, kind: CommandKind, took: Duration, failed: bool, read: u64, written: u64) {
+    pub fn answered(&mut self, kind: ScsiCommandKind, took: Duration, failed: bool, read: u64, written: u64) {
         self.any = true;
         self.snapshot.commands[kind as usize] += 1;
         self.snapshot.nanos[kind as usize] += took.as_nanos() as u64;
@@ -107,17 +107,17 @@ impl Tally {
     }
 
     /// Adds the counts to `counters`, and resets them.
-    pub fn flush(&mut self, counters: &[&Counters]) {
+    pub fn flush(&mut self, counters: &[&ScsiCounters]) {
         if !std::mem::take(&mut self.any) {
             return;
         }
         counters.iter().for_each(|counters| counters.add(&self.snapshot));
-        self.snapshot = Snapshot::default();
+        self.snapshot = ScsiCounts::default();
     }
 }
 
-impl Counters {
-    fn add(&self, more: &Snapshot) {
+impl ScsiCounters {
+    fn add(&self, more: &ScsiCounts) {
         let add = |counter: &AtomicU64, more: u64| {
             if more > 0 {
                 counter.fetch_add(more, Ordering::Relaxed);
@@ -131,9 +131,9 @@ impl Counters {
     }
 
     /// Returns the current counts.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> ScsiCounts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Snapshot {
+        ScsiCounts {
             commands: std::array::from_fn(|kind| get(&self.commands[kind])),
             nanos: std::array::from_fn(|kind| get(&self.nanos[kind])),
             errors: get(&self.errors),

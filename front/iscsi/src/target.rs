@@ -11,9 +11,9 @@ use forebay_reactor::cross::OneshotReceiver;
 
 use crate::locks::{read, write};
 use crate::session::chap::Chap;
-use crate::sessions::{Session, SessionSnapshot, Sessions};
+use crate::sessions::{IscsiSession, SessionSnapshot, Sessions};
 use crate::signal::Stop;
-use crate::stats::Snapshot;
+use crate::stats::ScsiCounts;
 use crate::unit::{Unit, UnitSpec, is_listed};
 use crate::wire::Lun;
 
@@ -102,32 +102,32 @@ pub struct UnitSnapshot {
     /// Sessions that use the unit.
     pub sessions: usize,
     /// Command counters of the unit.
-    pub numbers: Snapshot,
+    pub numbers: ScsiCounts,
 }
 
 /// Sessions that are ending, and units that are being released; completes when they are gone.  Dropping it does not
 /// cancel this.
 #[derive(Default)]
 #[must_use = "without waiting, requests may still be in flight"]
-pub struct Ending {
+pub struct TargetTeardown {
     answers: Vec<OneshotReceiver<()>>,
     sessions: usize,
 }
 
-impl Ending {
+impl TargetTeardown {
     /// Returns the number of sessions that are ended.
     pub fn sessions(&self) -> usize {
         self.sessions
     }
 }
 
-impl fmt::Debug for Ending {
+impl fmt::Debug for TargetTeardown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ending({} sessions)", self.sessions)
+        write!(f, "TargetTeardown({} sessions)", self.sessions)
     }
 }
 
-impl Future for Ending {
+impl Future for TargetTeardown {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -188,18 +188,18 @@ impl Target {
     }
 
     /// Ends all sessions of an initiator: commands in flight are completed, and the host is asked to log out.
-    pub fn expel(&self, initiator: &str) -> Ending {
+    pub fn expel(&self, initiator: &str) -> TargetTeardown {
         self.end_sessions(|| {}, |session| session.initiator.eq_ignore_ascii_case(initiator))
     }
 
     /// Ends the sessions of the initiators that may not log in any more, as [`expel`](Self::expel) does.
-    pub fn expel_unlisted(&self) -> Ending {
+    pub fn expel_unlisted(&self) -> TargetTeardown {
         self.end_sessions(|| {}, |session| !self.admits(&session.initiator))
     }
 
-    fn end_sessions(&self, first: impl FnOnce(), whose: impl Fn(&Session) -> bool) -> Ending {
+    fn end_sessions(&self, first: impl FnOnce(), whose: impl Fn(&IscsiSession) -> bool) -> TargetTeardown {
         let answers = self.0.catalog.sessions.end(self.0.id, Stop::Logout, first, whose);
-        Ending { sessions: answers.len(), answers }
+        TargetTeardown { sessions: answers.len(), answers }
     }
 
     // ---- Units ----
@@ -317,7 +317,7 @@ impl Target {
     /// Hosts that share nothing with it but the target continue.
     pub fn reset_by(&self, initiator: &str) {
         let users: BTreeSet<u64> = self.units_of(initiator).iter().flat_map(|unit| unit.users()).collect();
-        let meant = |session: &Session| session.initiator == initiator || users.contains(&session.id);
+        let meant = |session: &IscsiSession| session.initiator == initiator || users.contains(&session.id);
         drop(self.0.catalog.sessions.end(self.0.id, Stop::Reset, || {}, meant));
     }
 
@@ -329,7 +329,7 @@ impl Target {
     }
 
     /// Ends all sessions, releases all units, and refuses new ones of both.
-    pub(crate) fn end(&self) -> Ending {
+    pub(crate) fn end(&self) -> TargetTeardown {
         let mut ending = self.end_sessions(|| self.0.removed.store(true, Ordering::Release), |_| true);
         let mut names = write(&self.0.catalog.units);
         let units = std::mem::take(&mut *write(&self.0.units));

@@ -13,10 +13,10 @@ use forebay_reactor::{Addr, timeout};
 use crate::locks::{read, write};
 use crate::memory::MemoryBudget;
 use crate::session::chap::Chap;
-use crate::session::login::{Access, Denied, Directory, LoggedIn};
+use crate::session::login::{Denied, LoggedIn, LoginAccess, LoginDirectory};
 use crate::sessions::{RegisterError, SessionRegistration, SessionSnapshot};
-use crate::stats::{ConnectionCounters, Snapshot};
-use crate::target::{Catalog, Ending, Target, TargetSpec};
+use crate::stats::{ConnectionCounters, ScsiCounts};
+use crate::target::{Catalog, Target, TargetSpec, TargetTeardown};
 use crate::unit::Unit;
 use crate::wire::login_status;
 
@@ -25,7 +25,7 @@ const REPLACE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Limits over all targets and cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct TargetLimits {
     /// Maximum number of concurrent sessions.
     pub sessions_max: usize,
     /// Maximum number of concurrent sessions of one initiator, over all targets.
@@ -34,7 +34,7 @@ pub struct Limits {
     pub memory_max: usize,
 }
 
-impl Default for Limits {
+impl Default for TargetLimits {
     fn default() -> Self {
         Self { sessions_max: 4096, sessions_per_initiator: 256, memory_max: 512 << 20 }
     }
@@ -50,7 +50,7 @@ pub struct Exists(pub String);
 pub struct Targets(Arc<Registry>);
 
 struct Registry {
-    limits: Limits,
+    limits: TargetLimits,
     targets: RwLock<BTreeMap<String, Target>>,
     last_target: AtomicU64,
     catalog: Arc<Catalog>,
@@ -68,7 +68,7 @@ impl fmt::Debug for Targets {
 
 impl Targets {
     /// Creates a registry without targets.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: TargetLimits) -> Self {
         Self(Arc::new(Registry {
             memory: MemoryBudget::new(limits.memory_max),
             limits,
@@ -110,7 +110,7 @@ impl Targets {
 
     /// Removes a target: new logins are refused, its sessions complete the commands in flight and are asked to log out.
     /// The future completes when sessions and units are gone; before that its volumes must not be exported again.
-    pub fn remove(&self, name: &str) -> Option<Ending> {
+    pub fn remove(&self, name: &str) -> Option<TargetTeardown> {
         let removed = write(&self.0.targets).remove(&name.to_ascii_lowercase());
         removed.map(|target| target.end())
     }
@@ -130,7 +130,7 @@ impl Targets {
 
     /// Ends all sessions of an initiator with a target: commands in flight are completed, and the host is asked to log
     /// out.  Returns `None` if there is no such target.
-    pub fn expel(&self, target: &str, initiator: &str) -> Option<Ending> {
+    pub fn expel(&self, target: &str, initiator: &str) -> Option<TargetTeardown> {
         self.get(target).map(|target| target.expel(initiator))
     }
 
@@ -174,7 +174,7 @@ impl Targets {
     }
 
     /// Returns command counters by initiator, over its current and ended sessions.
-    pub fn hosts(&self) -> BTreeMap<String, Snapshot> {
+    pub fn hosts(&self) -> BTreeMap<String, ScsiCounts> {
         self.0.catalog.sessions.hosts()
     }
 
@@ -225,21 +225,21 @@ impl Targets {
     }
 }
 
-impl Directory for Targets {
-    fn target(&self, target: &str, initiator: &str) -> Result<Access, Denied> {
+impl LoginDirectory for Targets {
+    fn target(&self, target: &str, initiator: &str) -> Result<LoginAccess, Denied> {
         let target = self.get(target).ok_or(Denied::NotFound)?;
         if !target.admits(initiator) {
             return Err(Denied::Forbidden);
         }
-        Ok(Access { target_id: target.id(), chap: target.chap() })
+        Ok(LoginAccess { target_id: target.id(), chap: target.chap() })
     }
 
-    fn discovery(&self, initiator: &str) -> Result<Access, Denied> {
+    fn discovery(&self, initiator: &str) -> Result<LoginAccess, Denied> {
         if self.next_visible(None, initiator).is_none() {
             return Err(Denied::Unlisted);
         }
         let chap = read(&self.0.discovery_chap).clone();
-        Ok(Access { target_id: 0, chap })
+        Ok(LoginAccess { target_id: 0, chap })
     }
 
     fn has_session(&self, tsih: u16) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! | scope | files |
 //! |---|---|
-//! | all cores | [`Unit`] with its [`spec`](UnitSpec), pool [`space`](Space) and registered nexuses (`nexus`) |
+//! | all cores | [`Unit`] with its [`spec`](UnitSpec), pool [`space`](PoolSpace) and registered nexuses (`nexus`) |
 //! | one core | `logical_unit`: device and reservations of a unit, and the checks before a command reaches them |
 //! | one session | `session_units`, `nexus_state`: the units that it uses, with pending unit attentions |
 //! | one command | `commands`, `third_party_copy`: decide; `execute`: submits device requests, the only part that awaits |
@@ -35,14 +35,14 @@ use forebay_reactor::cross::OneshotReceiver;
 use crate::locks::lock;
 use crate::scsi::mode::Modes;
 use crate::signal::Signal;
-use crate::stats::Counters;
-pub(crate) use failure::Failure;
-pub use logical_unit::Devices;
+use crate::stats::ScsiCounters;
+pub(crate) use failure::ScsiFailure;
+pub use logical_unit::UnitDevices;
 pub(crate) use logical_unit::{LogicalUnit, LogicalUnits};
 pub(crate) use nexus::{DrainGuard, Nexus, NexusError, Order};
 pub(crate) use nexus_state::NexusState;
 pub(crate) use session_units::SessionUnits;
-pub use space::Space;
+pub use space::PoolSpace;
 pub use spec::{UnitSpec, is_listed};
 
 /// Logical unit, shared by all cores.
@@ -64,7 +64,7 @@ pub struct Unit {
     resets: AtomicU32,
     gone: AtomicBool,
     nexuses: Mutex<BTreeMap<u64, Arc<Nexus>>>,
-    counters: Counters,
+    counters: ScsiCounters,
 }
 
 impl Unit {
@@ -82,7 +82,7 @@ impl Unit {
             resets: AtomicU32::new(0),
             gone: AtomicBool::new(false),
             nexuses: Mutex::default(),
-            counters: Counters::default(),
+            counters: ScsiCounters::default(),
         }
     }
 
@@ -111,7 +111,7 @@ impl Unit {
     }
 
     /// Returns its command counters, over all sessions and cores.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &ScsiCounters {
         &self.counters
     }
 

@@ -13,8 +13,8 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, BufList, BufMut, DeviceHandle, Error, ErrorKind, Extent, ExtentMap,
     ExtentState, Geometry, LocalFuture, Result, SizeWatch,
 };
-use forebay_nbd::access::Host;
-use forebay_nbd::{Export, ExportSummary, Exports, Options, Server, Stats, Tls};
+use forebay_nbd::access::NbdHost;
+use forebay_nbd::{ExportSource, ExportSummary, NbdExport, NbdServer, NbdServerOptions, NbdStats, Tls};
 use forebay_reactor::{Addr, BufPool, Cores, CoresOptions, DriverChoice, Listener, Reactor};
 
 /// Allocation unit in bytes.
@@ -145,14 +145,14 @@ struct One {
 
 const NAME: &str = "ram";
 
-impl Exports for One {
-    fn list(&self, _: &Host) -> Vec<ExportSummary> {
+impl ExportSource for One {
+    fn list(&self, _: &NbdHost) -> Vec<ExportSummary> {
         vec![ExportSummary { name: NAME.into(), description: "a disk of RAM".into() }]
     }
 
-    fn open(&self, name: &str, _: &Host) -> LocalFuture<Result<Export>> {
+    fn open(&self, name: &str, _: &NbdHost) -> LocalFuture<Result<NbdExport>> {
         let found = if name.is_empty() || name == NAME {
-            let export = Export::new(NAME, self.device.clone());
+            let export = NbdExport::new(NAME, self.device.clone());
             Ok(export.description("a disk of RAM").read_only(self.read_only))
         } else {
             Err(Error::new(ErrorKind::NotFound, format!("export '{name}'")))
@@ -217,7 +217,7 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
     reactor.block_on(async {
         let device: Rc<dyn BlockDevice> = Rc::new(RamDisk::new(size));
         let listener = Listener::bind(&addr)?;
-        let stats = Stats::new();
+        let stats = NbdStats::new();
         if let Some(others) = &others {
             let shared = DeviceHandle::new(device.clone());
             for core in others.handles() {
@@ -226,7 +226,9 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
                     match listener.attach() {
                         Ok(listener) => {
                             let exports = Rc::new(One { device: device.attach(), read_only });
-                            Server::new(exports, Options::default(), stats).serve(listener, Tls::None).await;
+                            NbdServer::new(exports, NbdServerOptions::default(), stats)
+                                .serve(listener, Tls::None)
+                                .await;
                         }
                         Err(error) => eprintln!("a core cannot accept: {error}"),
                     }
@@ -234,7 +236,9 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
             }
         }
         println!("ready at {}", listener.local_addr());
-        Server::new(Rc::new(One { device, read_only }), Options::default(), stats).serve(listener, Tls::None).await;
+        NbdServer::new(Rc::new(One { device, read_only }), NbdServerOptions::default(), stats)
+            .serve(listener, Tls::None)
+            .await;
         Ok(())
     })
 }

@@ -60,7 +60,7 @@ impl fmt::Display for HostName {
 
 /// Host at the other end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Host {
+pub struct NbdHost {
     /// Source address.
     pub addr: Addr,
     /// Name proved by TLS.
@@ -80,7 +80,7 @@ pub enum HostPattern {
 
 impl HostPattern {
     /// Returns whether a host matches.
-    pub fn matches(&self, host: &Host) -> bool {
+    pub fn matches(&self, host: &NbdHost) -> bool {
         match (self, &host.addr) {
             (Self::Unix, addr) => matches!(addr, Addr::Unix(_)),
             (Self::Network(network), Addr::Tcp(addr)) => network.contains(addr.ip()),
@@ -114,7 +114,7 @@ impl FromStr for HostPattern {
 
 /// Access control of connections.
 #[derive(Debug, Clone, Default)]
-pub struct Access {
+pub struct NbdAccessControl {
     /// Networks from which hosts may connect; empty for any.  Unix sockets have permissions of their own.
     pub networks: Vec<Network>,
     /// Names that hosts with TLS must have, where a trailing `*` matches any suffix; empty for any.
@@ -123,7 +123,7 @@ pub struct Access {
     pub tls: Option<Acceptor>,
 }
 
-impl Access {
+impl NbdAccessControl {
     /// Returns the reason why a host may not connect from an address; `None` if it may.
     pub(crate) fn refuses_address(&self, addr: &Addr) -> Option<&'static str> {
         let Addr::Tcp(addr) = addr else { return None };
@@ -144,18 +144,19 @@ impl Access {
     }
 }
 
-/// Replaceable [`Access`] settings, shared by the servers of all cores.  Clones are handles to the same settings.
+/// Replaceable [`NbdAccessControl`] settings, shared by the servers of all cores.  Clones are handles to the same
+/// settings.
 #[derive(Debug, Clone, Default)]
-pub struct SharedAccess(Arc<RwLock<Arc<Access>>>);
+pub struct SharedAccess(Arc<RwLock<Arc<NbdAccessControl>>>);
 
 impl SharedAccess {
     /// Replaces the settings for hosts that connect from now on.
-    pub fn set(&self, access: Access) {
+    pub fn set(&self, access: NbdAccessControl) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
     }
 
     /// Returns the current settings.
-    pub fn get(&self) -> Arc<Access> {
+    pub fn get(&self) -> Arc<NbdAccessControl> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -171,13 +172,13 @@ mod tests {
         })
     }
 
-    fn host(addr: &str, name: Option<HostName>) -> Host {
-        Host { addr: addr.parse().expect("an address"), name }
+    fn host(addr: &str, name: Option<HostName>) -> NbdHost {
+        NbdHost { addr: addr.parse().expect("an address"), name }
     }
 
     #[test]
     fn patterns_mean_networks_names_and_unix_sockets() {
-        let matches = |pattern: &str, host: &Host| pattern.parse::<HostPattern>().expect(pattern).matches(host);
+        let matches = |pattern: &str, host: &NbdHost| pattern.parse::<HostPattern>().expect(pattern).matches(host);
         let plain = host("10.1.2.3:5", None);
         assert!(matches("10.0.0.0/8", &plain) && matches("10.1.2.3", &plain) && !matches("10.2.0.0/16", &plain));
         assert!(!matches("unix", &plain) && !matches("*", &plain), "a host without a name has none");
@@ -202,11 +203,11 @@ mod tests {
     #[test]
     fn addresses_and_names_are_listed_or_all_may() {
         let addr = |text: &str| text.parse::<Addr>().expect("an address");
-        let open = Access::default();
+        let open = NbdAccessControl::default();
         assert!(open.refuses_address(&addr("192.0.2.1:1")).is_none() && open.refuses_name(None).is_none());
         let networks = vec!["10.0.0.0/8".parse().expect("a network")];
         let names = vec!["one".to_owned(), "host-*".to_owned()];
-        let listed = Access { networks, names, tls: None };
+        let listed = NbdAccessControl { networks, names, tls: None };
         assert!(listed.refuses_address(&addr("10.9.9.9:1")).is_none());
         assert!(listed.refuses_address(&addr("unix:/x")).is_none());
         assert!(listed.refuses_address(&addr("192.0.2.1:1")).is_some());

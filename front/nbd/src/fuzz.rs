@@ -10,8 +10,8 @@ use forebay_tls::CertificateSubject;
 
 use crate::access::HostName;
 use crate::session::{
-    Action, Command, ExportInfo, Negotiation, NegotiationQuery, NegotiationStep, Origin, Pools, Receiver, Replies,
-    ReplyStyle, Rules, StatusRun, Tls, Violation,
+    ExportInfo, NbdAction, NbdCommand, NbdPools, NbdReceiver, NbdReplies, NbdRules, NbdViolation, Negotiation,
+    NegotiationQuery, NegotiationStep, Origin, ReplyStyle, StatusRun, Tls,
 };
 use crate::wire::{self, Errno};
 
@@ -44,8 +44,8 @@ fn split(data: &[u8]) -> (u8, &[u8], &[u8]) {
 enum Negotiated {
     Unfinished,
     Goodbye,
-    Transmit(crate::session::Agreed, Vec<u8>),
-    Violation(Violation),
+    Transmit(crate::session::NbdParameters, Vec<u8>),
+    Violation(NbdViolation),
 }
 
 fn negotiate(input: &[u8], tls: Tls, mut cuts: Cuts<'_>) -> (Negotiated, Vec<u8>) {
@@ -113,16 +113,16 @@ pub fn negotiation(data: &[u8]) {
 }
 
 /// Commands with their payloads, and the violation that ended the stream, if any.
-type Parsed = (Vec<(Command, Vec<u8>)>, Option<Violation>);
+type Parsed = (Vec<(NbdCommand, Vec<u8>)>, Option<NbdViolation>);
 
 /// Parses a stream in one piece.
-fn reference(rules: &Rules, mut input: &[u8]) -> Parsed {
+fn reference(rules: &NbdRules, mut input: &[u8]) -> Parsed {
     let mut found = Vec::new();
     loop {
         match rules.parse(input) {
             Ok(Some((command, head))) => {
                 let payload = command.payload as usize;
-                let written = matches!(command.action, Action::Write { .. });
+                let written = matches!(command.action, NbdAction::Write { .. });
                 let Some(bytes) = input[head..].get(..payload) else {
                     // A refused command is known before its payload is complete.
                     if !written {
@@ -132,7 +132,7 @@ fn reference(rules: &Rules, mut input: &[u8]) -> Parsed {
                 };
                 found.push((command, if written { bytes.to_vec() } else { Vec::new() }));
                 input = &input[head + payload..];
-                if command.action == Action::Disconnect {
+                if command.action == NbdAction::Disconnect {
                     return (found, None);
                 }
             }
@@ -143,17 +143,17 @@ fn reference(rules: &Rules, mut input: &[u8]) -> Parsed {
 }
 
 /// Receives a stream in pieces of the given lengths, and returns the commands and the violation, if any.
-fn receive(rules: &Rules, input: &[u8], mut cuts: Cuts<'_>) -> Parsed {
+fn receive(rules: &NbdRules, input: &[u8], mut cuts: Cuts<'_>) -> Parsed {
     let mut found = Vec::new();
     let first = cuts.next().min(input.len());
-    let mut receiver = Receiver::new(Rc::new(Pools::new()), &input[..first]);
+    let mut receiver = NbdReceiver::new(Rc::new(NbdPools::new()), &input[..first]);
     let mut at = first;
     loop {
         loop {
             match receiver.next(rules) {
                 Ok(Some((command, payload))) => {
                     found.push((command, payload.to_vec()));
-                    if command.action == Action::Disconnect {
+                    if command.action == NbdAction::Disconnect {
                         return (found, None);
                     }
                 }
@@ -179,7 +179,7 @@ fn receive(rules: &Rules, input: &[u8], mut cuts: Cuts<'_>) -> Parsed {
 pub fn requests(data: &[u8]) {
     let (style, lengths, input) = split(data);
     let replies = [ReplyStyle::Simple, ReplyStyle::Structured, ReplyStyle::Extended][usize::from(style) % 3];
-    let rules = Rules {
+    let rules = NbdRules {
         replies,
         allocation: style & 4 != 0,
         size: if style & 64 != 0 { 1 << 44 } else { 1 << 30 },
@@ -191,7 +191,7 @@ pub fn requests(data: &[u8]) {
     let expected = reference(&rules, input);
     let found = receive(&rules, input, Cuts { lengths, at: 0 });
     assert!(expected == found, "the result depends on how the stream is cut:\n{expected:?}\n{found:?}");
-    let mut out = Replies::new(Rc::new(Pools::new()), replies);
+    let mut out = NbdReplies::new(Rc::new(NbdPools::new()), replies);
     for (command, payload) in &found.0 {
         answer(&rules, &mut out, command, payload);
     }
@@ -211,14 +211,14 @@ pub fn certificate(data: &[u8]) {
 }
 
 /// Checks that a command conforms to the rules, and answers it.
-fn answer(rules: &Rules, out: &mut Replies, command: &Command, payload: &[u8]) {
+fn answer(rules: &NbdRules, out: &mut NbdReplies, command: &NbdCommand, payload: &[u8]) {
     let origin = Origin::from(command);
     let inside = |extent: Extent| {
         assert!(extent.len > 0 && extent.checked_end().is_some_and(|end| end <= rules.size));
         assert!((extent.offset | extent.len).is_multiple_of(u64::from(rules.block_min)));
     };
     match command.action {
-        Action::Read { extent, whole } => {
+        NbdAction::Read { extent, whole } => {
             inside(extent);
             assert!(extent.len <= u64::from(rules.payload_max));
             // The offset determines the data read: non-zero bytes, zeroes, or both.
@@ -227,26 +227,26 @@ fn answer(rules: &Rules, out: &mut Replies, command: &Command, payload: &[u8]) {
             bytes[middle..].fill((command.offset >> 8) as u8);
             out.data(origin, extent, whole, Buf::copy_of(&bytes).into());
         }
-        Action::Write { extent, .. } => {
+        NbdAction::Write { extent, .. } => {
             inside(extent);
             assert!(!rules.read_only);
             assert_eq!(extent.len, payload.len() as u64);
             out.done(origin);
         }
-        Action::Trim { extent, .. } | Action::WriteZeroes { extent, .. } => {
+        NbdAction::Trim { extent, .. } | NbdAction::WriteZeroes { extent, .. } => {
             inside(extent);
             assert!(!rules.read_only);
             out.error_at(origin, Errno::Io, "for the sake of it", extent.offset);
         }
-        Action::BlockStatus { extent, .. } => {
+        NbdAction::BlockStatus { extent, .. } => {
             inside(extent);
             assert!(rules.allocation);
             out.status(origin, &[StatusRun { len: extent.len, state: ExtentState::Hole }]);
         }
-        Action::Refuse(errno, why) => out.error(origin, errno, why),
-        Action::Nothing => out.no_data(origin),
-        Action::Flush => out.done(origin),
-        Action::Disconnect => {}
+        NbdAction::Refuse(errno, why) => out.error(origin, errno, why),
+        NbdAction::Nothing => out.no_data(origin),
+        NbdAction::Flush => out.done(origin),
+        NbdAction::Disconnect => {}
     }
 }
 

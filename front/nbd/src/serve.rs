@@ -17,12 +17,12 @@ use forebay_reactor::{Addr, Listener, Stream, spawn, wall_clock};
 use forebay_serve::secure::{RecordBuffer, SealBuffers, drain};
 use forebay_serve::{ConnectionStopSignal, ServerConnections};
 
-use crate::access::{Access, Host, HostName, SharedAccess};
-use crate::session::{ExportInfo, Pools, Rules, Tls};
-use crate::stats::Stats;
+use crate::access::{HostName, NbdAccessControl, NbdHost, SharedAccess};
+use crate::session::{ExportInfo, NbdPools, NbdRules, Tls};
+use crate::stats::NbdStats;
 use crate::wire;
-use connection::{End, Transmission};
-use handshake::{Channel, Handshake, HandshakeEnd};
+use connection::{NbdEndReason, Transmission};
+use handshake::{NbdHandshake, NbdHandshakeEnd, NbdStream};
 
 /// Time that a host has to read the alert with which its handshake was refused.
 const REFUSAL_LINGER: Duration = Duration::from_millis(100);
@@ -37,21 +37,21 @@ pub struct ExportSummary {
 }
 
 /// Source of exports: the server's interface to the owner of the volumes.
-pub trait Exports {
+pub trait ExportSource {
     /// Lists the exports that this host can open.
-    fn list(&self, host: &Host) -> Vec<ExportSummary>;
+    fn list(&self, host: &NbdHost) -> Vec<ExportSummary>;
 
     /// Opens an export by the name that a client gave; the empty name requests the default export, if there is one.
     ///
     /// # Errors
     /// `NotFound`; `Denied` when it exists and is not for this host, which is told that there is none; `Busy` when it
     /// cannot be used now; any other error of opening the device.
-    fn open(&self, name: &str, host: &Host) -> LocalFuture<Result<Export>>;
+    fn open(&self, name: &str, host: &NbdHost) -> LocalFuture<Result<NbdExport>>;
 }
 
 /// Opened export.  Every connection opens its own, and drops it when it ends.
 #[derive(Clone)]
-pub struct Export {
+pub struct NbdExport {
     name: String,
     description: String,
     device: Rc<dyn BlockDevice>,
@@ -60,7 +60,7 @@ pub struct Export {
     fast_zero: bool,
 }
 
-impl Export {
+impl NbdExport {
     /// Creates an export of `device` under its canonical name.
     pub fn new(name: impl Into<String>, device: Rc<dyn BlockDevice>) -> Self {
         let read_only = device.geometry().read_only;
@@ -95,7 +95,7 @@ impl Export {
     ///
     /// # Errors
     /// `Invalid` when the name or the block size cannot be expressed in the protocol.
-    fn info(&self, options: &Options) -> Result<ExportInfo> {
+    fn info(&self, options: &NbdServerOptions) -> Result<ExportInfo> {
         let Geometry { size, block_size, preferred_io, .. } = self.device.geometry();
         let block_min = block_size.max(1);
         if !block_min.is_power_of_two() || block_min > wire::BLOCK_MIN_MAX || self.name.len() > wire::STRING_MAX {
@@ -120,15 +120,15 @@ impl Export {
     }
 }
 
-impl fmt::Debug for Export {
+impl fmt::Debug for NbdExport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Export({}, {:?})", self.name, self.device.geometry())
+        write!(f, "NbdExport({}, {:?})", self.name, self.device.geometry())
     }
 }
 
 /// Limits of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub struct NbdServerOptions {
     /// Maximum number of connections at a time; more are closed as soon as they are accepted.
     pub connections_max: usize,
     /// Maximum payload of a request in bytes, as advertised; at least 64 KiB.
@@ -144,7 +144,7 @@ pub struct Options {
     pub drain_timeout: Duration,
 }
 
-impl Default for Options {
+impl Default for NbdServerOptions {
     fn default() -> Self {
         Self {
             connections_max: 16_384,
@@ -158,19 +158,19 @@ impl Default for Options {
 }
 
 /// Remote control of a connection by its server.
-pub(crate) struct Control {
+pub(crate) struct NbdConnectionControl {
     /// Canonical name of its export, once it has one.
     export: RefCell<Option<String>>,
     /// Host at the other end; with its name once TLS has proved it.
-    host: RefCell<Host>,
+    host: RefCell<NbdHost>,
     /// Set once TLS is in force.
     secure: Cell<bool>,
     stop_signal: ConnectionStopSignal,
 }
 
-impl Control {
+impl NbdConnectionControl {
     fn new(addr: Addr) -> Self {
-        let host = RefCell::new(Host { addr, name: None });
+        let host = RefCell::new(NbdHost { addr, name: None });
         Self {
             export: RefCell::default(),
             host,
@@ -186,41 +186,46 @@ impl Control {
     }
 
     /// Returns the reason why `access` does not admit its host, if so.
-    fn refused_by(&self, access: &Access) -> Option<&'static str> {
+    fn refused_by(&self, access: &NbdAccessControl) -> Option<&'static str> {
         let host = self.host.borrow();
         let by_name = || access.refuses_name(host.name.as_ref()).filter(|_| self.secure.get());
         access.refuses_address(&host.addr).or_else(by_name)
     }
 }
 
-/// NBD server on one core.  Several cores each have their own, on one shared listener, with the same [`Stats`].
-pub struct Server {
-    exports: Rc<dyn Exports>,
-    options: Options,
-    stats: Stats,
+/// NBD server on one core.  Several cores each have their own, on one shared listener, with the same [`NbdStats`].
+pub struct NbdServer {
+    exports: Rc<dyn ExportSource>,
+    options: NbdServerOptions,
+    stats: NbdStats,
     access: SharedAccess,
-    pools: Rc<Pools>,
+    pools: Rc<NbdPools>,
     record: RecordBuffer,
-    connections: Rc<ServerConnections<Rc<Control>>>,
+    connections: Rc<ServerConnections<Rc<NbdConnectionControl>>>,
     /// Number of calls of [`detach`](Self::detach) so far.  An export that was being opened during one is opened
     /// again.
     detaches: Cell<u64>,
 }
 
-impl Server {
+impl NbdServer {
     /// Creates a server of `exports` without access control, which counts into `stats`.
-    pub fn new(exports: Rc<dyn Exports>, options: Options, stats: Stats) -> Rc<Self> {
+    pub fn new(exports: Rc<dyn ExportSource>, options: NbdServerOptions, stats: NbdStats) -> Rc<Self> {
         Self::with_access(exports, options, stats, SharedAccess::default())
     }
 
     /// Creates a server of `exports` with access control, which counts into `stats`.
-    pub fn with_access(exports: Rc<dyn Exports>, options: Options, stats: Stats, access: SharedAccess) -> Rc<Self> {
+    pub fn with_access(
+        exports: Rc<dyn ExportSource>,
+        options: NbdServerOptions,
+        stats: NbdStats,
+        access: SharedAccess,
+    ) -> Rc<Self> {
         Rc::new(Self {
             exports,
             options,
             stats,
             access,
-            pools: Rc::new(Pools::new()),
+            pools: Rc::new(NbdPools::new()),
             record: RecordBuffer::default(),
             connections: ServerConnections::new(),
             detaches: Cell::new(0),
@@ -228,7 +233,7 @@ impl Server {
     }
 
     /// Returns the counters.
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &NbdStats {
         &self.stats
     }
 
@@ -248,14 +253,14 @@ impl Server {
     pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr, tls: Tls) {
         self.stats.count(|counts| counts.accepted += 1);
         if let Some(reason) = self.access.get().refuses_address(&peer) {
-            return self.host_refused(&Host { addr: peer, name: None }, None, reason);
+            return self.host_refused(&NbdHost { addr: peer, name: None }, None, reason);
         }
         if self.connections.stopping() || self.connections() >= self.options.connections_max {
             self.stats.count(|counts| counts.turned_away += 1);
             tracing::warn!(front = "nbd", %peer, max = self.options.connections_max, "connection rejected: too many connections");
             return;
         }
-        let control = Rc::new(Control::new(peer.clone()));
+        let control = Rc::new(NbdConnectionControl::new(peer.clone()));
         let place = self.connections.enter(control.clone());
         let server = self.clone();
         drop(spawn(async move {
@@ -270,7 +275,7 @@ impl Server {
     /// The caller must ensure that the export is not opened again.
     pub async fn detach(&self, name: &str) -> usize {
         self.detaches.set(self.detaches.get() + 1);
-        let matches = |control: &Rc<Control>| control.export.borrow().as_deref() == Some(name);
+        let matches = |control: &Rc<NbdConnectionControl>| control.export.borrow().as_deref() == Some(name);
         let found: Vec<_> = self.connections.list().values().filter(|control| matches(control)).cloned().collect();
         found.iter().for_each(|control| control.stop_signal.stop());
         self.connections.wait_for_none(matches).await;
@@ -298,17 +303,23 @@ impl Server {
     }
 
     /// Counts and logs a refused host, with the reason.
-    fn host_refused(&self, host: &Host, export: Option<&str>, reason: &str) {
+    fn host_refused(&self, host: &NbdHost, export: Option<&str>, reason: &str) {
         self.stats.count(|counts| counts.hosts_refused += 1);
         let name = host.name.as_ref().map(tracing::field::display);
         tracing::warn!(front = "nbd", host = %host.addr, name, export, reason, "host refused");
     }
 
     /// Runs a connection, from handshake to end.
-    async fn connection(&self, control: &Control, stream: Stream, peer: Addr, tls: Tls) {
-        let host = Host { addr: peer.clone(), name: None };
-        let mut handshake =
-            Handshake { server: self, control, tls, channel: Channel::Plain(stream.clone()), host, refused: false };
+    async fn connection(&self, control: &NbdConnectionControl, stream: Stream, peer: Addr, tls: Tls) {
+        let host = NbdHost { addr: peer.clone(), name: None };
+        let mut handshake = NbdHandshake {
+            server: self,
+            control,
+            tls,
+            channel: NbdStream::Plain(stream.clone()),
+            host,
+            refused: false,
+        };
         let ready = match handshake.run().await {
             Ok(Some(ready)) => ready,
             Ok(None) => {
@@ -316,11 +327,11 @@ impl Server {
                 return stream.shutdown();
             }
             Err(ended) => {
-                if let HandshakeEnd::Tls(error) = &ended {
+                if let NbdHandshakeEnd::Tls(error) = &ended {
                     self.stats.count(|counts| counts.tls_failures += 1);
                     tracing::warn!(front = "nbd", host = %peer, reason = %error, "TLS handshake failed");
                     drain(&stream, self.pools.sealed(false), REFUSAL_LINGER).await;
-                } else if matches!(ended, HandshakeEnd::Refused) {
+                } else if matches!(ended, NbdHandshakeEnd::Refused) {
                     handshake.channel.close().await;
                 } else if ended.is_cause() {
                     self.stats.count(|counts| counts.ended_for_cause += 1);
@@ -332,13 +343,13 @@ impl Server {
             }
         };
         let export = ready.info.name.clone();
-        let Handshake { channel, host, .. } = handshake;
+        let NbdHandshake { channel, host, .. } = handshake;
         let name = host.name.as_ref().map(HostName::to_string);
-        let with_tls = matches!(channel, Channel::Secure(_)).then(|| name.clone().unwrap_or_default());
+        let with_tls = matches!(channel, NbdStream::Secure(_)).then(|| name.clone().unwrap_or_default());
         let is_secure = with_tls.is_some();
         let entered = self.stats.enter(peer.to_string(), export.clone(), with_tls, wall_clock());
         tracing::info!(%peer, name, export, tls = is_secure, replies = ?ready.agreed.replies, "connected");
-        let rules = Rules {
+        let rules = NbdRules {
             replies: ready.agreed.replies,
             allocation: ready.agreed.allocation,
             size: ready.info.size,
@@ -353,19 +364,23 @@ impl Server {
         let end = transmission.run(channel).await;
         stream.shutdown();
         match end {
-            End::Violation(reason) => {
+            NbdEndReason::Violation(reason) => {
                 self.stats.count(|counts| counts.ended_for_cause += 1);
                 tracing::warn!(%peer, export, %reason, "connection closed: protocol error by the host");
             }
-            End::Socket(error) => tracing::info!(%peer, export, %error, "connection failed"),
-            End::Broken => tracing::info!(%peer, export, "connection closed by the host in the middle of a message"),
-            End::Disconnected | End::Closed | End::Stopped => tracing::info!(%peer, export, ?end, "disconnected"),
+            NbdEndReason::Socket(error) => tracing::info!(%peer, export, %error, "connection failed"),
+            NbdEndReason::Broken => {
+                tracing::info!(%peer, export, "connection closed by the host in the middle of a message")
+            }
+            NbdEndReason::Disconnected | NbdEndReason::Closed | NbdEndReason::Stopped => {
+                tracing::info!(%peer, export, ?end, "disconnected")
+            }
         }
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for NbdServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Server({} connections)", self.connections())
+        write!(f, "NbdServer({} connections)", self.connections())
     }
 }

@@ -1,7 +1,7 @@
 //! Protocol as pure state machines: bytes in, actions and bytes out, without I/O and without clocks.
 //!
-//! A connection passes through [`Negotiation`], which ends with the [`Agreed`] parameters, and then through
-//! transmission: [`Receiver`] splits the stream into [`Command`]s and their payloads, [`Replies`] gathers
+//! A connection passes through [`Negotiation`], which ends with the [`NbdParameters`] parameters, and then through
+//! transmission: [`NbdReceiver`] splits the stream into [`NbdCommand`]s and their payloads, [`NbdReplies`] gathers
 //! outgoing replies.
 //! `docs/design/nbd.md` has the states and their transitions.
 
@@ -10,10 +10,10 @@ mod negotiation;
 mod receive;
 mod reply;
 
-pub use command::{Action, Command, Rules};
-pub use negotiation::{Agreed, Negotiation, NegotiationQuery, NegotiationStep, Purpose, Tls};
-pub use receive::{Payload, Pools, Receiver};
-pub use reply::{Origin, Replies, StatusRun};
+pub use command::{NbdAction, NbdCommand, NbdRules};
+pub use negotiation::{NbdParameters, Negotiation, NegotiationQuery, NegotiationStep, Purpose, Tls};
+pub use receive::{NbdPools, NbdReceiver, Payload};
+pub use reply::{NbdReplies, Origin, StatusRun};
 
 use forebay_block::{Error, ErrorKind};
 
@@ -21,7 +21,7 @@ use crate::wire::{Errno, transmission};
 
 /// Protocol error of the peer that ends the connection, since it cannot be answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum NbdViolation {
     /// Client flags that were not offered.
     #[error("client flags {0:#x} were not offered")]
     ClientFlags(u32),

@@ -1,6 +1,6 @@
 //! Counters of connections, readable from any thread.
 //!
-//! A connection counts into its own [`Counters`], which only its core writes, without locks.  The list of
+//! A connection counts into its own [`NbdCounters`], which only its core writes, without locks.  The list of
 //! connections is behind a lock, taken when a connection begins or ends and by readers.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::wire::command;
 
 /// Request types with separate counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum RequestKind {
+pub enum NbdRequestKind {
     /// `NBD_CMD_READ` command.
     Read,
     /// `NBD_CMD_WRITE` command.
@@ -29,46 +29,46 @@ pub enum RequestKind {
     Other,
 }
 
-impl RequestKind {
-    /// Request types, in the order of [`Snapshot::requests`].
-    pub const ALL: [RequestKind; 7] = [
-        RequestKind::Read,
-        RequestKind::Write,
-        RequestKind::Flush,
-        RequestKind::Trim,
-        RequestKind::WriteZeroes,
-        RequestKind::BlockStatus,
-        RequestKind::Other,
+impl NbdRequestKind {
+    /// Request types, in the order of [`NbdCounts::requests`].
+    pub const ALL: [NbdRequestKind; 7] = [
+        NbdRequestKind::Read,
+        NbdRequestKind::Write,
+        NbdRequestKind::Flush,
+        NbdRequestKind::Trim,
+        NbdRequestKind::WriteZeroes,
+        NbdRequestKind::BlockStatus,
+        NbdRequestKind::Other,
     ];
 
     /// Returns the type of a command code.
     pub fn of(code: u16) -> Self {
         match code {
-            command::READ => RequestKind::Read,
-            command::WRITE => RequestKind::Write,
-            command::FLUSH => RequestKind::Flush,
-            command::TRIM => RequestKind::Trim,
-            command::WRITE_ZEROES => RequestKind::WriteZeroes,
-            command::BLOCK_STATUS => RequestKind::BlockStatus,
-            _ => RequestKind::Other,
+            command::READ => NbdRequestKind::Read,
+            command::WRITE => NbdRequestKind::Write,
+            command::FLUSH => NbdRequestKind::Flush,
+            command::TRIM => NbdRequestKind::Trim,
+            command::WRITE_ZEROES => NbdRequestKind::WriteZeroes,
+            command::BLOCK_STATUS => NbdRequestKind::BlockStatus,
+            _ => NbdRequestKind::Other,
         }
     }
 
     /// Returns the label for metrics.
     pub fn label(self) -> &'static str {
         match self {
-            RequestKind::Read => "read",
-            RequestKind::Write => "write",
-            RequestKind::Flush => "flush",
-            RequestKind::Trim => "trim",
-            RequestKind::WriteZeroes => "write_zeroes",
-            RequestKind::BlockStatus => "block_status",
-            RequestKind::Other => "other",
+            NbdRequestKind::Read => "read",
+            NbdRequestKind::Write => "write",
+            NbdRequestKind::Flush => "flush",
+            NbdRequestKind::Trim => "trim",
+            NbdRequestKind::WriteZeroes => "write_zeroes",
+            NbdRequestKind::BlockStatus => "block_status",
+            NbdRequestKind::Other => "other",
         }
     }
 }
 
-const KINDS: usize = RequestKind::ALL.len();
+const KINDS: usize = NbdRequestKind::ALL.len();
 /// Sub-buckets per power of two.
 const STEPS: u64 = 4;
 /// Upper end of the first latency bucket, in nanoseconds.
@@ -114,7 +114,7 @@ fn bucket_end(index: usize) -> u64 {
 
 /// Counters of one connection.  Written by its core only.
 #[derive(Debug)]
-pub struct Counters {
+pub struct NbdCounters {
     requests: [Counter; KINDS],
     errors: Counter,
     bytes_read: Counter,
@@ -124,7 +124,7 @@ pub struct Counters {
     write_latency: Box<[Counter]>,
 }
 
-impl Default for Counters {
+impl Default for NbdCounters {
     fn default() -> Self {
         let histogram = || (0..BUCKETS).map(|_| Counter::default()).collect();
         Self {
@@ -139,19 +139,19 @@ impl Default for Counters {
     }
 }
 
-impl Counters {
+impl NbdCounters {
     /// Counts a request of `kind` that was answered after `latency`, and that read or wrote `bytes`.
-    pub(crate) fn answered(&self, kind: RequestKind, bytes: u64, latency: Duration, failed: bool) {
+    pub(crate) fn answered(&self, kind: NbdRequestKind, bytes: u64, latency: Duration, failed: bool) {
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         self.requests[kind as usize].add(1);
         self.nanos[kind as usize].add(nanos);
         match kind {
             _ if failed => self.errors.add(1),
-            RequestKind::Read => {
+            NbdRequestKind::Read => {
                 self.bytes_read.add(bytes);
                 self.read_latency[bucket(nanos)].add(1);
             }
-            RequestKind::Write => {
+            NbdRequestKind::Write => {
                 self.bytes_written.add(bytes);
                 self.write_latency[bucket(nanos)].add(1);
             }
@@ -160,9 +160,9 @@ impl Counters {
     }
 
     /// Returns the current counts.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> NbdCounts {
         let histogram = |counters: &[Counter]| Histogram { counts: counters.iter().map(Counter::get).collect() };
-        Snapshot {
+        NbdCounts {
             requests: std::array::from_fn(|kind| self.requests[kind].get()),
             time: std::array::from_fn(|kind| Duration::from_nanos(self.nanos[kind].get())),
             errors: self.errors.get(),
@@ -220,8 +220,8 @@ impl Histogram {
 
 /// Counts of a connection or an export at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Answered requests, in the order of [`RequestKind::ALL`].
+pub struct NbdCounts {
+    /// Answered requests, in the order of [`NbdRequestKind::ALL`].
     pub requests: [u64; KINDS],
     /// Total time of requests, in the same order.
     pub time: [Duration; KINDS],
@@ -237,9 +237,9 @@ pub struct Snapshot {
     pub write_latency: Histogram,
 }
 
-impl Snapshot {
+impl NbdCounts {
     /// Returns the number of requests of one type.
-    pub fn requests_of(&self, kind: RequestKind) -> u64 {
+    pub fn requests_of(&self, kind: NbdRequestKind) -> u64 {
         self.requests[kind as usize]
     }
 
@@ -248,7 +248,7 @@ impl Snapshot {
         self.requests.iter().sum()
     }
 
-    fn add(&mut self, other: &Snapshot) {
+    fn add(&mut self, other: &NbdCounts) {
         self.requests.iter_mut().zip(other.requests).for_each(|(sum, count)| *sum += count);
         self.time.iter_mut().zip(other.time).for_each(|(sum, time)| *sum += time);
         self.errors += other.errors;
@@ -271,7 +271,7 @@ pub struct ConnectionStats {
     /// Time at which the export was chosen, since 1970-01-01T00:00:00Z.
     pub since: Duration,
     /// Counts of the connection.
-    pub numbers: Snapshot,
+    pub numbers: NbdCounts,
 }
 
 /// Export, with the counts of all its connections, including ended ones.
@@ -282,7 +282,7 @@ pub struct ExportStats {
     /// Number of connections now.
     pub connections: usize,
     /// Counts of all its connections, including ended ones.
-    pub numbers: Snapshot,
+    pub numbers: NbdCounts,
 }
 
 /// Counts of a server other than requests.
@@ -306,25 +306,25 @@ struct Live {
     export: String,
     tls: Option<String>,
     since: Duration,
-    counters: Arc<Counters>,
+    counters: Arc<NbdCounters>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     next: u64,
     live: BTreeMap<u64, Live>,
-    gone: BTreeMap<String, Snapshot>,
+    gone: BTreeMap<String, NbdCounts>,
     server: ServerCounts,
 }
 
 /// Statistics of one server, or of the servers of several cores together.  Clones are handles to the same
 /// statistics.
 #[derive(Debug, Clone, Default)]
-pub struct Stats {
+pub struct NbdStats {
     state: Arc<Mutex<State>>,
 }
 
-impl Stats {
+impl NbdStats {
     /// Creates counters at zero.
     pub fn new() -> Self {
         Self::default()
@@ -357,7 +357,7 @@ impl Stats {
     pub fn exports(&self) -> Vec<ExportStats> {
         let state = self.lock();
         let mut exports: BTreeMap<&str, ExportStats> = BTreeMap::new();
-        let empty = |name: &str| ExportStats { name: name.to_owned(), connections: 0, numbers: Snapshot::default() };
+        let empty = |name: &str| ExportStats { name: name.to_owned(), connections: 0, numbers: NbdCounts::default() };
         for (name, numbers) in &state.gone {
             exports.entry(name).or_insert_with(|| empty(name)).numbers.add(numbers);
         }
@@ -383,13 +383,13 @@ impl Stats {
         change(&mut self.lock().server);
     }
 
-    pub(crate) fn enter(&self, peer: String, export: String, tls: Option<String>, since: Duration) -> Entered {
-        let counters = Arc::new(Counters::default());
+    pub(crate) fn enter(&self, peer: String, export: String, tls: Option<String>, since: Duration) -> NbdStatsEntry {
+        let counters = Arc::new(NbdCounters::default());
         let mut state = self.lock();
         let id = state.next;
         state.next += 1;
         state.live.insert(id, Live { peer, export, tls, since, counters: counters.clone() });
-        Entered { stats: self.clone(), id, counters }
+        NbdStatsEntry { stats: self.clone(), id, counters }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -400,19 +400,19 @@ impl Stats {
 /// Entry of a connection in the statistics.  Dropping it removes the entry and adds its counts to those of the
 /// export.
 #[derive(Debug)]
-pub(crate) struct Entered {
-    stats: Stats,
+pub(crate) struct NbdStatsEntry {
+    stats: NbdStats,
     id: u64,
-    counters: Arc<Counters>,
+    counters: Arc<NbdCounters>,
 }
 
-impl Entered {
-    pub(crate) fn counters(&self) -> &Counters {
+impl NbdStatsEntry {
+    pub(crate) fn counters(&self) -> &NbdCounters {
         &self.counters
     }
 }
 
-impl Drop for Entered {
+impl Drop for NbdStatsEntry {
     fn drop(&mut self) {
         let mut state = self.stats.lock();
         if let Some(live) = state.live.remove(&self.id) {
@@ -440,14 +440,14 @@ mod tests {
 
     #[test]
     fn an_export_keeps_what_its_gone_connections_did() {
-        let stats = Stats::new();
+        let stats = NbdStats::new();
         let first = stats.enter("a".into(), "disk".into(), None, Duration::ZERO);
         let second = stats.enter("b".into(), "disk".into(), Some("CN=b".into()), Duration::ZERO);
         for micros in 1..=100 {
-            first.counters().answered(RequestKind::Read, 4096, Duration::from_micros(micros), false);
+            first.counters().answered(NbdRequestKind::Read, 4096, Duration::from_micros(micros), false);
         }
-        second.counters().answered(RequestKind::Write, 512, Duration::from_micros(3), false);
-        second.counters().answered(RequestKind::Trim, 0, Duration::from_micros(3), true);
+        second.counters().answered(NbdRequestKind::Write, 512, Duration::from_micros(3), false);
+        second.counters().answered(NbdRequestKind::Trim, 0, Duration::from_micros(3), true);
         assert_eq!((stats.connection_count(None), stats.tls_connections()), (2, 1));
         drop(first);
         let [export] = &stats.exports()[..] else { panic!("one export") };

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::*;
-use forebay_nbd::{Options, Server, Stats, Tls};
+use forebay_nbd::{NbdServer, NbdServerOptions, NbdStats, Tls};
 use forebay_reactor::{Addr, Listener, sleep, spawn};
 use forebay_sim::{Faults, World};
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn addr() -> Addr {
     Addr::Unix("/run/nbd".into())
 }
 
-fn simulate<F: Future<Output = ()>>(seed: u64, test: impl Fn(Rc<Server>) -> F) {
+fn simulate<F: Future<Output = ()>>(seed: u64, test: impl Fn(Rc<NbdServer>) -> F) {
     let mut faults = Faults::none();
     if seed % 2 == 1 {
         faults.net.segment_max = 1 + (seed as usize * 31) % 100;
@@ -25,8 +25,8 @@ fn simulate<F: Future<Output = ()>>(seed: u64, test: impl Fn(Rc<Server>) -> F) {
     let reactor = world.reactor();
     let run = world.run(&reactor, async {
         let model = Model::new(1 << 20);
-        let options = Options { connections_max: 8, ..Options::default() };
-        let server = Server::new(TestExports::with("disk", &model), options, Stats::new());
+        let options = NbdServerOptions { connections_max: 8, ..NbdServerOptions::default() };
+        let server = NbdServer::new(TestExports::with("disk", &model), options, NbdStats::new());
         drop(spawn(server.clone().serve(Listener::bind(&addr()).expect("binds"), Tls::None)));
         test(server.clone()).await;
         // The next client is served in any case.
@@ -41,7 +41,7 @@ fn simulate<F: Future<Output = ()>>(seed: u64, test: impl Fn(Rc<Server>) -> F) {
 }
 
 /// Sends bytes after the greeting, and expects the connection to be closed, with or without replies before.
-async fn closes(server: &Server, bytes: &[u8]) {
+async fn closes(server: &NbdServer, bytes: &[u8]) {
     let before = server.stats().server().ended_for_cause;
     let mut client = Client::connect(&addr()).await;
     client.send(bytes).await;

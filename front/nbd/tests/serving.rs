@@ -13,8 +13,8 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Result,
     SizeWatch,
 };
-use forebay_nbd::stats::RequestKind;
-use forebay_nbd::{Export, Options, Server, Stats, Tls};
+use forebay_nbd::stats::NbdRequestKind;
+use forebay_nbd::{NbdExport, NbdServer, NbdServerOptions, NbdStats, Tls};
 use forebay_reactor::{Listener, random, sleep, spawn};
 use proptest::prelude::*;
 
@@ -22,8 +22,8 @@ const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
 const KIB: u64 = 1024;
 
 /// Starts a server of `exported`, which runs until it is stopped.
-fn serve(exported: &Rc<TestExports>, options: Options) -> Rc<Server> {
-    let server = Server::new(exported.clone(), options, Stats::new());
+fn serve(exported: &Rc<TestExports>, options: NbdServerOptions) -> Rc<NbdServer> {
+    let server = NbdServer::new(exported.clone(), options, NbdStats::new());
     let listener = Listener::bind(&addr()).expect("binds");
     drop(spawn(server.clone().serve(listener, Tls::None)));
     server
@@ -39,7 +39,7 @@ fn reads_writes_zeroes_and_trims_in_every_style() {
         simulate(|| async move {
             let model = Model::new(1 << 20);
             model.delay.set(20_000);
-            let server = serve(&TestExports::with("disk", &model), Options::default());
+            let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
             let (mut client, facts) = Client::open(&addr(), "disk", style).await;
             assert_eq!(facts.size, 1 << 20);
             let df = if style == Style::Simple { 0 } else { 1 << 7 };
@@ -64,7 +64,7 @@ fn reads_writes_zeroes_and_trims_in_every_style() {
 fn flags_reach_the_device() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         let (mut client, _) = Client::open(&addr(), "disk", Style::Structured).await;
         assert_eq!(client.ask(1, 1, 0, 4, b"data").await.error, 0);
         assert_eq!(client.ask(1, 0, 0, 4, b"data").await.error, 0);
@@ -95,7 +95,7 @@ fn flags_reach_the_device() {
 fn holes_are_sent_as_holes_and_never_with_df() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         for style in [Style::Structured, Style::Extended] {
             let (mut client, _) = Client::open(&addr(), "disk", style).await;
             client.write(100_000, &pattern(1000, 3)).await;
@@ -115,7 +115,7 @@ fn holes_are_sent_as_holes_and_never_with_df() {
 fn block_status_follows_the_map() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         for style in [Style::Structured, Style::Extended] {
             let (mut client, _) = Client::open(&addr(), "disk", style).await;
             client.write(65536, &pattern(8192, 3)).await;
@@ -147,7 +147,7 @@ fn block_status_follows_the_map() {
 fn errors_have_the_protocols_numbers_and_the_devices_words() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         let table = [
             (ErrorKind::NoSpace, 28, 28),
             (ErrorKind::Io, 5, 5),
@@ -188,7 +188,7 @@ fn long_requests_are_cut_for_the_device_and_errors_say_where() {
     simulate(|| async {
         let model = Model::new(1 << 20);
         model.change(|geometry| geometry.transfer_max = 128 << 10);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         let (mut client, _) = Client::open(&addr(), "disk", Style::Structured).await;
         let data = pattern(300_000, 9);
         client.write(1000, &data).await;
@@ -222,7 +222,7 @@ fn a_long_payload_is_received_in_pieces() {
     for seed in [0, 7] {
         simulate_seed(seed, || async {
             let model = Model::new(6 << 20);
-            let server = serve(&TestExports::with("disk", &model), Options::default());
+            let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
             let (mut client, _) = Client::open(&addr(), "disk", Style::Structured).await;
             for len in [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (5 << 20) + 12_345] {
                 let data = pattern(len, len as u64);
@@ -241,7 +241,7 @@ fn too_long_requests_are_refused_and_their_payload_is_read_past() {
     simulate_seed(0, || async {
         let model = Model::new(1 << 20);
         model.change(|geometry| geometry.size = 1 << 30);
-        let options = Options { payload_max: 128 << 10, ..Options::default() };
+        let options = NbdServerOptions { payload_max: 128 << 10, ..NbdServerOptions::default() };
         let server = serve(&TestExports::with("disk", &model), options);
         for (style, read_error) in [(Style::Simple, 22), (Style::Structured, 75)] {
             let (mut client, facts) = Client::open(&addr(), "disk", style).await;
@@ -296,8 +296,8 @@ fn with_extended_headers_effects_are_longer_than_4_gib() {
     simulate(|| async {
         let device = Rc::new(Vast(RefCell::default()));
         let exported = Rc::new(TestExports::default());
-        exported.add(Export::new("vast", device.clone()), "vast", "");
-        let server = serve(&exported, Options::default());
+        exported.add(NbdExport::new("vast", device.clone()), "vast", "");
+        let server = serve(&exported, NbdServerOptions::default());
         let (mut client, facts) = Client::open(&addr(), "vast", Style::Extended).await;
         assert_eq!(facts.size, 32 << 40);
         assert_eq!(client.ask(4, 0, 0, 32 << 40, &[]).await.error, 0);
@@ -333,11 +333,11 @@ fn what_is_out_of_bounds_unaligned_or_read_only_is_refused() {
         model.change(|geometry| geometry.block_size = 512);
         let exported = TestExports::with("disk", &model);
         exported.add(
-            Export::new("fixed", Rc::new(ModelDevice(model.clone()))).read_only(true),
+            NbdExport::new("fixed", Rc::new(ModelDevice(model.clone()))).read_only(true),
             "fixed",
             "not to be written",
         );
-        let server = serve(&exported, Options::default());
+        let server = serve(&exported, NbdServerOptions::default());
         let (mut client, facts) = Client::open(&addr(), "disk", Style::Structured).await;
         assert_eq!(facts.block_sizes, Some((512, 4096, 32 << 20)));
         assert_eq!(client.ask(0, 0, 1, 512, &[]).await.error, 22);
@@ -369,7 +369,7 @@ fn what_is_out_of_bounds_unaligned_or_read_only_is_refused() {
 fn in_flight_requests_are_bounded_in_number_and_bytes() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let options = Options { requests_max: 7, bytes_max: 100_000, ..Options::default() };
+        let options = NbdServerOptions { requests_max: 7, bytes_max: 100_000, ..NbdServerOptions::default() };
         let server = serve(&TestExports::with("disk", &model), options);
         let (mut client, _) = Client::open(&addr(), "disk", Style::Structured).await;
         for (len, most) in [(512, 7), (30_000, 3), (200_000, 1)] {
@@ -408,7 +408,7 @@ fn in_flight_requests_are_bounded_in_number_and_bytes() {
 fn a_disconnect_waits_for_what_is_under_way() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         let (mut client, _) = Client::open(&addr(), "disk", Style::Simple).await;
         model.held.set(true);
         for cookie in 1..=5 {
@@ -431,7 +431,7 @@ fn a_disconnect_waits_for_what_is_under_way() {
 fn a_detach_waits_for_the_writes_of_a_client_that_has_disconnected() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         let (mut client, _) = Client::open(&addr(), "disk", Style::Simple).await;
         model.held.set(true);
         client.request(1, 1, 0, 0, 4, b"data").await;
@@ -457,7 +457,7 @@ fn a_detach_waits_for_the_writes_of_a_client_that_has_disconnected() {
 fn a_vanished_client_leaves_its_writes_done_and_nothing_else() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         let (mut client, _) = Client::open(&addr(), "disk", Style::Simple).await;
         model.held.set(true);
         client.request(1, 1, 0, 0, 4, b"data").await;
@@ -482,7 +482,7 @@ fn a_vanished_client_leaves_its_writes_done_and_nothing_else() {
 fn a_stopping_server_finishes_answers_and_closes() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         let (mut client, _) = Client::open(&addr(), "disk", Style::Structured).await;
         let mut haggling = Client::fixed(&addr()).await;
         assert_eq!(haggling.option(8, &[]).await, [(1, vec![])]);
@@ -514,7 +514,7 @@ fn a_stopping_server_finishes_answers_and_closes() {
 fn a_request_that_never_ends_does_not_hold_up_a_stop_for_ever() {
     simulate_seed(1, || async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         let (mut client, _) = Client::open(&addr(), "disk", Style::Structured).await;
         model.held.set(true);
         client.request(1, 0, 0, 0, 4, &[]).await;
@@ -532,8 +532,8 @@ fn detaching_ends_the_connections_of_that_export_only() {
         let (first, second) = (Model::new(1 << 20), Model::new(1 << 20));
         let exported = TestExports::with("first", &first);
         let device: Rc<dyn BlockDevice> = Rc::new(ModelDevice(second.clone()));
-        exported.add(Export::new("second", device), "second", "");
-        let server = serve(&exported, Options::default());
+        exported.add(NbdExport::new("second", device), "second", "");
+        let server = serve(&exported, NbdServerOptions::default());
         let (mut a, _) = Client::open(&addr(), "first", Style::Simple).await;
         let (mut b, _) = Client::open(&addr(), "second", Style::Simple).await;
         // One client that has only queried the export, and one that is about to open it.
@@ -562,7 +562,7 @@ fn detaching_ends_the_connections_of_that_export_only() {
 fn a_flush_on_one_connection_comes_after_writes_answered_on_another() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         let (mut a, facts) = Client::open(&addr(), "disk", Style::Simple).await;
         assert!(facts.flags & 1 << 8 != 0, "multi-conn is advertised");
         let (mut b, _) = Client::open(&addr(), "disk", Style::Simple).await;
@@ -578,7 +578,7 @@ fn a_flush_on_one_connection_comes_after_writes_answered_on_another() {
 fn numbers_are_kept_by_connection_and_by_export() {
     simulate(|| async {
         let model = Model::new(1 << 20);
-        let server = serve(&TestExports::with("disk", &model), Options::default());
+        let server = serve(&TestExports::with("disk", &model), NbdServerOptions::default());
         let (mut client, _) = Client::open(&addr(), "disk", Style::Structured).await;
         client.write(0, &[1; 5000]).await;
         client.read(0, 4096).await;
@@ -586,7 +586,7 @@ fn numbers_are_kept_by_connection_and_by_export() {
         let [connection] = &server.stats().connections()[..] else { panic!("one connection") };
         assert_eq!(connection.export, "disk");
         assert_eq!((connection.numbers.bytes_read, connection.numbers.bytes_written), (4096, 5000));
-        assert_eq!((connection.numbers.requests_of(RequestKind::Read), connection.numbers.errors), (2, 1));
+        assert_eq!((connection.numbers.requests_of(NbdRequestKind::Read), connection.numbers.errors), (2, 1));
         client.disconnect().await;
         while server.connections() > 0 {
             sleep(Duration::from_micros(100)).await;
@@ -602,7 +602,8 @@ async fn random_requests(style: Style, count: usize) {
     const SIZE: u64 = 1 << 20;
     let model = Model::new(SIZE as usize);
     model.delay.set(30_000);
-    let server = serve(&TestExports::with("disk", &model), Options { requests_max: 16, ..Options::default() });
+    let server =
+        serve(&TestExports::with("disk", &model), NbdServerOptions { requests_max: 16, ..NbdServerOptions::default() });
     let (mut client, _) = Client::open(&addr(), "disk", style).await;
     let mut expected = vec![0_u8; SIZE as usize];
     let mut pending: BTreeMap<u64, (u16, u64, u64, Vec<u8>)> = BTreeMap::new();

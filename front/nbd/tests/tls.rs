@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::world::{addr, simulate};
 use common::*;
-use forebay_nbd::access::{Access, SharedAccess};
-use forebay_nbd::{Options, Server, Stats, Tls};
+use forebay_nbd::access::{NbdAccessControl, SharedAccess};
+use forebay_nbd::{NbdServer, NbdServerOptions, NbdStats, Tls};
 use forebay_reactor::{Addr, Listener, Stream, spawn};
 use forebay_tls::{Acceptor, Certificate, Psk, PskHash, PskLookup, ServerCertificate, TlsSession};
 
@@ -48,8 +48,12 @@ fn acceptor(verifies: bool) -> Acceptor {
     Acceptor::with_certificate(Some(Arc::new(Ring)), Some(&shown)).expect("an acceptor")
 }
 
-fn access(names: &[&str]) -> Access {
-    Access { tls: Some(acceptor(true)), names: names.iter().map(ToString::to_string).collect(), ..Access::default() }
+fn access(names: &[&str]) -> NbdAccessControl {
+    NbdAccessControl {
+        tls: Some(acceptor(true)),
+        names: names.iter().map(ToString::to_string).collect(),
+        ..NbdAccessControl::default()
+    }
 }
 
 /// Creates a client session with the certificate of "host one".
@@ -62,10 +66,10 @@ fn keyed(user: &str, byte: u8) -> TlsSession {
     TlsSession::connect(&[psk(user, byte)]).expect("a session")
 }
 
-fn serve(exported: &Rc<TestExports>, tls: Tls, access: Access) -> (Rc<Server>, SharedAccess) {
+fn serve(exported: &Rc<TestExports>, tls: Tls, access: NbdAccessControl) -> (Rc<NbdServer>, SharedAccess) {
     let shared = SharedAccess::default();
     shared.set(access);
-    let server = Server::with_access(exported.clone(), Options::default(), Stats::new(), shared.clone());
+    let server = NbdServer::with_access(exported.clone(), NbdServerOptions::default(), NbdStats::new(), shared.clone());
     drop(spawn(server.clone().serve(Listener::bind(&addr()).expect("binds"), tls)));
     (server, shared)
 }
@@ -187,7 +191,7 @@ fn who_does_not_come_to_agree_is_counted_and_the_next_is_served() {
         // An alert, then the end of the stream.
         assert_eq!(client.take(8).await, Err(vec![21, 3, 3, 0, 2, 2, 10]));
         // A server without certificates cannot begin TLS.
-        shared.set(Access::default());
+        shared.set(NbdAccessControl::default());
         let mut client = Client::fixed(&addr()).await;
         assert!(client.start_tls(host_one()).await.is_none());
         shared.set(access(&[]));
@@ -241,7 +245,7 @@ fn names_are_looked_at_when_a_host_connects() {
             client.disconnect().await;
         }
         // Without a certificate request a host has no name.
-        shared.set(Access { tls: Some(acceptor(false)), ..access(&["*"]) });
+        shared.set(NbdAccessControl { tls: Some(acceptor(false)), ..access(&["*"]) });
         let mut anonymous = secured(host_one()).await;
         anonymous.send(&option_bytes(3, &[])).await;
         assert_eq!(anonymous.take(1).await, Err(vec![]));
@@ -254,7 +258,7 @@ fn an_export_is_there_only_for_its_hosts() {
     simulate(|| async {
         let model = Model::new(1 << 20);
         let exported = TestExports::with("disk", &model);
-        exported.add(forebay_nbd::Export::new("mine", Rc::new(ModelDevice(model.clone()))), "mine", "");
+        exported.add(forebay_nbd::NbdExport::new("mine", Rc::new(ModelDevice(model.clone()))), "mine", "");
         exported.hosts.borrow_mut().insert("mine".into(), vec!["host one".parse().expect("a name")]);
         let (server, _) = serve(&exported, Tls::Allowed, access(&[]));
         let count = |replies: &[OptionReply]| replies.iter().filter(|(kind, _)| *kind == 2).count();
@@ -292,11 +296,18 @@ fn hosts_come_from_allowed_networks() {
     simulate(|| async {
         let model = Model::new(1 << 20);
         let shared = SharedAccess::default();
-        let server =
-            Server::with_access(TestExports::with("disk", &model), Options::default(), Stats::new(), shared.clone());
+        let server = NbdServer::with_access(
+            TestExports::with("disk", &model),
+            NbdServerOptions::default(),
+            NbdStats::new(),
+            shared.clone(),
+        );
         let addr: Addr = "127.0.0.1:10809".parse().expect("an address");
         drop(spawn(server.clone().serve(Listener::bind(&addr).expect("binds"), Tls::None)));
-        let networks = |text: &str| Access { networks: vec![text.parse().expect("a network")], ..Access::default() };
+        let networks = |text: &str| NbdAccessControl {
+            networks: vec![text.parse().expect("a network")],
+            ..NbdAccessControl::default()
+        };
         shared.set(networks("127.0.0.0/8"));
         let (mut client, _) = Client::open(&addr, "disk", Style::Structured).await;
         shared.set(networks("10.0.0.0/8"));

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use forebay_accel::crypto::dh::DhGroup;
 use forebay_block::BufList;
 
-use crate::session::admin::{self, Answer, Identity, View};
-use crate::session::auth::{Exchange, Keys, Progress};
+use crate::session::admin::{self, AdminResult, ControllerView, SubsystemIdentity};
+use crate::session::auth::{AuthExchange, AuthProgress, AuthSecrets};
 use crate::session::psk::{Parties, TlsKey, parties};
-use crate::session::secret::{Hash, Secret};
+use crate::session::secret::{DhChapHash, DhChapSecret};
 use crate::session::{
-    Agreed, Controller, Event, Fatal, H2C_DATA_MAX, IN_CAPSULE, Kind, Pdu, Pools, Receiver, Replies, TRANSFER_MAX,
-    Transfers, io,
+    AsyncEvent, Controller, ControllerType, Fatal, H2C_DATA_MAX, IN_CAPSULE, NvmePdu, NvmePools, NvmeReceiver,
+    NvmeReplies, NvmeTcpParameters, TRANSFER_MAX, Transfers, io,
 };
 use crate::wire::command::FABRICS;
 use crate::wire::fabrics::{CONNECT_DATA, Connect, Property};
@@ -41,22 +41,22 @@ fn split(data: &[u8]) -> (u8, &[u8], &[u8]) {
 }
 
 /// Encodes a PDU in a comparable form.
-fn describe(pdu: &Pdu) -> Vec<u8> {
+fn describe(pdu: &NvmePdu) -> Vec<u8> {
     let bytes = |data: &BufList| data.to_vec();
     match pdu {
-        Pdu::IcReq(request) => request.encode().to_vec(),
-        Pdu::Command { sqe, data, intact } => [&sqe.0[..], &bytes(data), &[u8::from(*intact)]].concat(),
-        Pdu::Data { header, last, data, intact } => {
+        NvmePdu::IcReq(request) => request.encode().to_vec(),
+        NvmePdu::Command { sqe, data, intact } => [&sqe.0[..], &bytes(data), &[u8::from(*intact)]].concat(),
+        NvmePdu::Data { header, last, data, intact } => {
             [format!("{header:?} {last} {intact}").as_bytes(), &bytes(data)].concat()
         }
-        Pdu::Term(status) => status.to_le_bytes().to_vec(),
+        NvmePdu::Term(status) => status.to_le_bytes().to_vec(),
     }
 }
 
 /// Receives a stream in pieces of the given lengths, and returns the PDUs and the error, if any.
 fn receive(input: &[u8], style: u8, mut cuts: Cuts<'_>) -> (Vec<Vec<u8>>, Option<Fatal>) {
-    let mut receiver = Receiver::new(Rc::new(Pools::new()));
-    let agreed = Agreed { header_digest: style & 1 != 0, data_digest: style & 2 != 0, host_alignment: 4 };
+    let mut receiver = NvmeReceiver::new(Rc::new(NvmePools::new()));
+    let agreed = NvmeTcpParameters { header_digest: style & 1 != 0, data_digest: style & 2 != 0, host_alignment: 4 };
     if style & 4 == 0 {
         receiver.agree(agreed);
     }
@@ -72,15 +72,15 @@ fn receive(input: &[u8], style: u8, mut cuts: Cuts<'_>) -> (Vec<Vec<u8>>, Option
                 Ok(Some(pdu)) => {
                     seen.push(describe(&pdu));
                     match pdu {
-                        Pdu::IcReq(request) => receiver.agree(Agreed::of(&request)),
-                        Pdu::Command { data, .. } => assert!(data.len() <= IN_CAPSULE),
-                        Pdu::Data { header, data, intact, .. } => {
+                        NvmePdu::IcReq(request) => receiver.agree(NvmeTcpParameters::of(&request)),
+                        NvmePdu::Command { data, .. } => assert!(data.len() <= IN_CAPSULE),
+                        NvmePdu::Data { header, data, intact, .. } => {
                             assert!(data.len() <= H2C_DATA_MAX && data.len() == header.len as usize);
                             if let Some((cid, whole, _)) = transfers.arrived(&header, data, intact) {
                                 assert_eq!(whole.len(), 1 << (12 + 3 * cid));
                             }
                         }
-                        Pdu::Term(_) => return (seen, None),
+                        NvmePdu::Term(_) => return (seen, None),
                     }
                 }
                 Err(fatal) => {
@@ -118,17 +118,17 @@ pub fn pdus(data: &[u8]) {
     assert_eq!(whole, cut, "the result depends on how the stream was cut");
 }
 
-struct Outside(Identity);
+struct Outside(SubsystemIdentity);
 
-impl View for Outside {
-    fn identity(&self) -> &Identity {
+impl ControllerView for Outside {
+    fn identity(&self) -> &SubsystemIdentity {
         &self.0
     }
     fn namespaces(&self) -> Vec<u32> {
         vec![1, 7, 4000]
     }
-    fn namespace(&self, nsid: u32) -> Option<identify::Namespace> {
-        self.namespaces().contains(&nsid).then_some(identify::Namespace {
+    fn namespace(&self, nsid: u32) -> Option<identify::IdentifyNamespace> {
+        self.namespaces().contains(&nsid).then_some(identify::IdentifyNamespace {
             blocks: 1 << 20,
             block_shift: 9,
             preferred_blocks: 8,
@@ -170,8 +170,8 @@ impl View for Outside {
 /// bounds.
 pub fn capsules(data: &[u8]) {
     let Some((&kind, rest)) = data.split_first() else { return };
-    let kind = if kind & 1 == 0 { Kind::Io } else { Kind::Discovery };
-    let identity = Identity {
+    let kind = if kind & 1 == 0 { ControllerType::Io } else { ControllerType::Discovery };
+    let identity = SubsystemIdentity {
         nqn: "nqn.2014-08.org.nvmexpress:x".into(),
         serial: "1".into(),
         model: "m".into(),
@@ -179,8 +179,8 @@ pub fn capsules(data: &[u8]) {
     };
     let view = Outside(identity);
     let mut controller = Controller::new(kind, 1, [1; 16], 0);
-    let rules = io::Rules { blocks: 1 << 20, block_shift: 9, write_protected: false };
-    let mut replies = Replies::new(Rc::new(Pools::new()));
+    let rules = io::NamespaceRules { blocks: 1 << 20, block_shift: 9, write_protected: false };
+    let mut replies = NvmeReplies::new(Rc::new(NvmePools::new()));
     for (number, entry) in rest.chunks_exact(64).enumerate() {
         let mut sqe = Sqe::of(entry);
         if number % 8 != 7 {
@@ -199,33 +199,34 @@ pub fn capsules(data: &[u8]) {
             let _ = controller.set_property(property);
         }
         match admin::execute(&mut controller, &view, &sqe, &after[..after.len().min(4096)]) {
-            Answer::Data(data) => {
+            AdminResult::Data(data) => {
                 assert!(data.len() <= TRANSFER_MAX);
                 replies.data(sqe.cid(), forebay_block::Buf::copy_of(&data).into(), false);
             }
-            Answer::Done(result) => replies.response(&Cqe { result, cid: sqe.cid(), ..Cqe::default() }),
-            Answer::Failed(status) => assert!(!status.is_success()),
-            Answer::Later | Answer::Abort { .. } => {}
+            AdminResult::Done(result) => replies.response(&Cqe { result, cid: sqe.cid(), ..Cqe::default() }),
+            AdminResult::Failed(status) => assert!(!status.is_success()),
+            AdminResult::Later | AdminResult::Abort { .. } => {}
         }
         if let Ok(command) = io::decode(&sqe, &rules) {
-            if let io::Action::Read(extent) | io::Action::Compare(extent) | io::Action::Verify(extent) = command.action
+            if let io::NvmeAction::Read(extent) | io::NvmeAction::Compare(extent) | io::NvmeAction::Verify(extent) =
+                command.action
             {
                 assert!(extent.end() <= rules.blocks << rules.block_shift);
             }
-            if let io::Action::Ranges { .. } = command.action {
+            if let io::NvmeAction::Ranges { .. } = command.action {
                 for extent in io::ranges(&after[..after.len().min(4096)], &rules).unwrap_or_default() {
                     assert!(extent.end() <= rules.blocks << rules.block_shift);
                 }
             }
-            if command.action == io::Action::Reservation && after.len() >= 16 {
+            if command.action == io::NvmeAction::Reservation && after.len() >= 16 {
                 let _ = reservation::decode(&sqe, &after[..16]);
             }
         }
         let event = match entry[63] % 4 {
-            0 => Event::Namespace(u32::from(entry[62])),
-            1 => Event::Ana,
-            2 => Event::Reservation { nsid: 1, kind: 1 + entry[62] % 3 },
-            _ => Event::Discovery,
+            0 => AsyncEvent::Namespace(u32::from(entry[62])),
+            1 => AsyncEvent::Ana,
+            2 => AsyncEvent::Reservation { nsid: 1, kind: 1 + entry[62] % 3 },
+            _ => AsyncEvent::Discovery,
         };
         controller.raise(event);
         while controller.tell().is_some() {}
@@ -238,14 +239,14 @@ pub fn capsules(data: &[u8]) {
 pub fn auth(data: &[u8]) {
     let secret =
         "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vMDEyMzQ1Njc4OTo7PD0+P4zODhA=:";
-    let _ = Secret::parse(&String::from_utf8_lossy(data));
-    let keys = Keys {
-        host: Secret::parse(secret).expect("a secret"),
+    let _ = DhChapSecret::parse(&String::from_utf8_lossy(data));
+    let keys = AuthSecrets {
+        host: DhChapSecret::parse(secret).expect("a secret"),
         controller: None,
-        hashes: Hash::ALL.to_vec(),
+        hashes: DhChapHash::ALL.to_vec(),
         groups: vec![None, Some(DhGroup::Ffdhe2048)],
     };
-    let mut exchange = Exchange::new(Arc::new(keys), "nqn.2014-08.org.example:h", "nqn.2014-08.org.example:s");
+    let mut exchange = AuthExchange::new(Arc::new(keys), "nqn.2014-08.org.example:h", "nqn.2014-08.org.example:s");
     let (mut rest, mut number) = (data, 1_u64);
     let mut random = || {
         number = number.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31);
@@ -254,11 +255,11 @@ pub fn auth(data: &[u8]) {
     while let Some((&[len, receive], after)) = rest.split_first_chunk() {
         let (message, after) = after.split_at(after.len().min(usize::from(len) * 8));
         rest = after;
-        assert_ne!(exchange.take(message), Progress::Done);
+        assert_ne!(exchange.take(message), AuthProgress::Done);
         if receive & 1 != 0 {
             let room = usize::from(receive) * 8;
             if let Ok((told, progress)) = exchange.give(room, &mut random) {
-                assert!(told.len() <= room && progress != Progress::Done);
+                assert!(told.len() <= room && progress != AuthProgress::Done);
             }
         }
         assert!(!exchange.is_done(), "a host that does not know the secret was let in");

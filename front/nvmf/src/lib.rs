@@ -1,7 +1,7 @@
 //! NVMe/TCP target for volumes.
 //!
 //! [`Subsystems`] is the state shared by all cores: each [`Subsystem`] with its namespaces, controllers and
-//! hosts.  A [`Server`] on each core accepts connections.  A connection is one queue, and stays on the core that
+//! hosts.  An [`NvmeServer`] on each core accepts connections.  A connection is one queue, and stays on the core that
 //! accepted it.  [`session`] is the protocol without any I/O, [`wire`] the encodings, [`stats`] the counters.
 //! Supported and omitted features of the protocol are listed in `docs/design/nvmf.md`.
 
@@ -14,8 +14,8 @@ pub mod subsystem;
 
 pub mod wire;
 
-pub use serve::{Devices, Server};
-pub use stats::Stats;
+pub use serve::{NamespaceDevices, NvmeServer};
+pub use stats::NvmeStats;
 pub use subsystem::{
-    Access, Limits, Namespace, NamespaceError, Port, PortAddress, Subsystem, SubsystemExists, Subsystems,
+    HostAccess, HostLimits, Namespace, NamespaceError, Port, PortAddress, Subsystem, SubsystemExists, Subsystems,
 };

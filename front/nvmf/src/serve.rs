@@ -29,15 +29,15 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, JoinHandle, Listener, Stream, spawn};
 use forebay_serve::ServerConnections;
 
-use crate::session::Pools;
-use crate::session::io::Rules;
-use crate::subsystem::{BLOCK_SHIFT, Control, Namespace, Port, Subsystem, Subsystems};
-use budget::Budget;
-use connection::Connection;
-use ending::End;
+use crate::session::NvmePools;
+use crate::session::io::NamespaceRules;
+use crate::subsystem::{BLOCK_SHIFT, Namespace, NvmeConnectionControl, Port, Subsystem, Subsystems};
+use budget::ByteBudget;
+use connection::NvmeConnection;
+use ending::NvmeEndReason;
 
 /// Devices behind the namespaces, on one core: the server's interface to the owner of the volumes.
-pub trait Devices {
+pub trait NamespaceDevices {
     /// Opens the device of a namespace.  Returns `None` if the namespace has just been withdrawn.
     fn open(&self, namespace: &Namespace) -> Option<Rc<dyn BlockDevice>>;
 }
@@ -67,9 +67,9 @@ impl Drop for OpenNamespace {
 
 impl OpenNamespace {
     /// Returns the current geometry and write protection, against which commands are validated.
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> NamespaceRules {
         let geometry = self.device.geometry();
-        Rules {
+        NamespaceRules {
             blocks: geometry.size >> BLOCK_SHIFT,
             block_shift: BLOCK_SHIFT,
             write_protected: geometry.read_only || self.info.read_only,
@@ -120,30 +120,30 @@ impl OpenNamespaces {
 
 /// NVMe/TCP server on one core.  Several cores each have their own, on shared listeners, with the same
 /// [`Subsystems`].
-pub struct Server {
+pub struct NvmeServer {
     subsystems: Subsystems,
-    devices: Box<dyn Devices>,
-    pools: Rc<Pools>,
-    budget: Rc<Budget>,
+    devices: Box<dyn NamespaceDevices>,
+    pools: Rc<NvmePools>,
+    budget: Rc<ByteBudget>,
     /// TLS state of this core, created on first use.
     tls: OnceCell<tls::TlsContext>,
-    hosts: RefCell<BTreeMap<String, Weak<Budget>>>,
+    hosts: RefCell<BTreeMap<String, Weak<ByteBudget>>>,
     namespaces: RefCell<OpenNamespaces>,
     /// Notified when an open namespace is closed.
     namespace_closed: Rc<Notify>,
-    connections: Rc<ServerConnections<Arc<Control>>>,
+    connections: Rc<ServerConnections<Arc<NvmeConnectionControl>>>,
     /// Connections that are not a queue yet, or whose host has not authenticated yet.
     handshakes: Cell<usize>,
 }
 
-impl Server {
+impl NvmeServer {
     /// Creates a server of `subsystems` on this core, which opens namespaces through `devices`.
-    pub fn new(subsystems: Subsystems, devices: Box<dyn Devices>) -> Rc<Self> {
-        let budget = Budget::new(subsystems.limits().core_bytes, None);
+    pub fn new(subsystems: Subsystems, devices: Box<dyn NamespaceDevices>) -> Rc<Self> {
+        let budget = ByteBudget::new(subsystems.limits().core_bytes, None);
         Rc::new(Self {
             subsystems,
             devices,
-            pools: Rc::new(Pools::new()),
+            pools: Rc::new(NvmePools::new()),
             budget,
             tls: OnceCell::new(),
             hosts: RefCell::default(),
@@ -187,13 +187,16 @@ impl Server {
             tracing::warn!(%peer, max, handshakes_max, "connection rejected: too many connections or handshakes");
             return;
         }
-        let control = Arc::new(Control::default());
+        let control = Arc::new(NvmeConnectionControl::default());
         let place = self.connections.enter(control.clone());
         let server = self.clone();
-        let connection = Connection::new(self.clone(), port, stream, peer, control);
+        let connection = NvmeConnection::new(self.clone(), port, stream, peer, control);
         drop(spawn(async move {
             let end = connection.run().await;
-            if matches!(end, End::Fatal(_) | End::TooSlow | End::Refused | End::Overdue) {
+            if matches!(
+                end,
+                NvmeEndReason::Fatal(_) | NvmeEndReason::TooSlow | NvmeEndReason::Refused | NvmeEndReason::Overdue
+            ) {
                 server.subsystems.stats().count(|counts| counts.ended_for_cause += 1);
             }
             drop(place);
@@ -253,13 +256,13 @@ impl Server {
     }
 
     /// Returns the byte budget shared by a host's connections on this core.
-    fn host_budget(&self, host: &str) -> Rc<Budget> {
+    fn host_budget(&self, host: &str) -> Rc<ByteBudget> {
         let mut hosts = self.hosts.borrow_mut();
         if let Some(budget) = hosts.get(host).and_then(Weak::upgrade) {
             return budget;
         }
         hosts.retain(|_, budget| budget.strong_count() > 0);
-        let budget = Budget::new(self.subsystems.limits().host_bytes, Some(self.budget.clone()));
+        let budget = ByteBudget::new(self.subsystems.limits().host_bytes, Some(self.budget.clone()));
         hosts.insert(host.to_owned(), Rc::downgrade(&budget));
         budget
     }
@@ -278,8 +281,8 @@ async fn tell_reservations(subsystem: Subsystem, namespace: Arc<Namespace>, rese
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for NvmeServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Server({} connections)", self.connections())
+        write!(f, "NvmeServer({} connections)", self.connections())
     }
 }

@@ -1,8 +1,8 @@
 //! Protocol as pure state machines: bytes in, commands and bytes out, without I/O and without clocks.
 //!
-//! [`Receiver`] splits a connection's stream into [`Pdu`]s and validates them.  [`Replies`] gathers outgoing
-//! PDUs.  [`Transfers`] tracks the data that was requested.  [`io`] translates I/O commands into device actions.
-//! [`admin`] executes admin commands on a [`Controller`]'s state.  `docs/design/nvmf.md` has the states and
+//! [`NvmeReceiver`] splits a connection's stream into [`NvmePdu`]s and validates them.  [`NvmeReplies`] gathers
+//! outgoing PDUs.  [`Transfers`] tracks the data that was requested.  [`io`] translates I/O commands into device
+//! actions. [`admin`] executes admin commands on a [`Controller`]'s state.  `docs/design/nvmf.md` has the states and
 //! transitions.
 
 pub mod admin;
@@ -17,10 +17,10 @@ mod reply;
 pub mod secret;
 mod transfer;
 
-pub use controller::{Controller, Event, Features, Kind, Power};
-pub use pools::Pools;
-pub use receive::{Agreed, Pdu, Receiver};
-pub use reply::Replies;
+pub use controller::{AsyncEvent, Controller, ControllerType, FeatureValues, Power};
+pub use pools::NvmePools;
+pub use receive::{NvmePdu, NvmeReceiver, NvmeTcpParameters};
+pub use reply::NvmeReplies;
 pub use transfer::Transfers;
 
 use forebay_tls::alert;

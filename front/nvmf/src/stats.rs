@@ -1,6 +1,6 @@
 //! Counters of host activity, readable from any thread.
 //!
-//! A connection counts into its own [`Counters`], which only its core writes, without locks.  The list of
+//! A connection counts into its own [`NvmeCounters`], which only its core writes, without locks.  The list of
 //! connections is behind a lock, taken when a connection begins or ends and by readers.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ pub const OTHER_HOSTS: &str = "other";
 
 /// Command types with separate counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum CommandKind {
+pub enum NvmeCommandKind {
     /// Read command.
     Read,
     /// Write, including a fused Compare and Write.
@@ -33,35 +33,35 @@ pub enum CommandKind {
     Other,
 }
 
-impl CommandKind {
-    /// Command types, in the order of [`Snapshot::commands`].
-    pub const ALL: [CommandKind; 8] = [
-        CommandKind::Read,
-        CommandKind::Write,
-        CommandKind::Flush,
-        CommandKind::Deallocate,
-        CommandKind::WriteZeroes,
-        CommandKind::Compare,
-        CommandKind::Reservation,
-        CommandKind::Other,
+impl NvmeCommandKind {
+    /// Command types, in the order of [`NvmeCounts::commands`].
+    pub const ALL: [NvmeCommandKind; 8] = [
+        NvmeCommandKind::Read,
+        NvmeCommandKind::Write,
+        NvmeCommandKind::Flush,
+        NvmeCommandKind::Deallocate,
+        NvmeCommandKind::WriteZeroes,
+        NvmeCommandKind::Compare,
+        NvmeCommandKind::Reservation,
+        NvmeCommandKind::Other,
     ];
 
     /// Returns the label for metrics.
     pub fn label(self) -> &'static str {
         match self {
-            CommandKind::Read => "read",
-            CommandKind::Write => "write",
-            CommandKind::Flush => "flush",
-            CommandKind::Deallocate => "deallocate",
-            CommandKind::WriteZeroes => "write_zeroes",
-            CommandKind::Compare => "compare",
-            CommandKind::Reservation => "reservation",
-            CommandKind::Other => "other",
+            NvmeCommandKind::Read => "read",
+            NvmeCommandKind::Write => "write",
+            NvmeCommandKind::Flush => "flush",
+            NvmeCommandKind::Deallocate => "deallocate",
+            NvmeCommandKind::WriteZeroes => "write_zeroes",
+            NvmeCommandKind::Compare => "compare",
+            NvmeCommandKind::Reservation => "reservation",
+            NvmeCommandKind::Other => "other",
         }
     }
 }
 
-const KINDS: usize = CommandKind::ALL.len();
+const KINDS: usize = NvmeCommandKind::ALL.len();
 
 /// Counter with one writing core and any number of readers.
 #[derive(Debug, Default)]
@@ -80,28 +80,28 @@ impl Counter {
 
 /// Counters of one connection.  Written by its core only.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct NvmeCounters {
     commands: [Counter; KINDS],
     errors: Counter,
     bytes_read: Counter,
     bytes_written: Counter,
 }
 
-impl Counters {
+impl NvmeCounters {
     /// Counts a completed command, which read or wrote `bytes`.
-    pub(crate) fn answered(&self, kind: CommandKind, bytes: u64, failed: bool) {
+    pub(crate) fn answered(&self, kind: NvmeCommandKind, bytes: u64, failed: bool) {
         self.commands[kind as usize].add(1);
         match kind {
             _ if failed => self.errors.add(1),
-            CommandKind::Read => self.bytes_read.add(bytes),
-            CommandKind::Write => self.bytes_written.add(bytes),
+            NvmeCommandKind::Read => self.bytes_read.add(bytes),
+            NvmeCommandKind::Write => self.bytes_written.add(bytes),
             _ => {}
         }
     }
 
     /// Returns the current counts.
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot {
+    pub fn snapshot(&self) -> NvmeCounts {
+        NvmeCounts {
             commands: std::array::from_fn(|kind| self.commands[kind].get()),
             errors: self.errors.get(),
             bytes_read: self.bytes_read.get(),
@@ -112,7 +112,7 @@ impl Counters {
 
 /// Counts at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct NvmeCounts {
     /// Completed commands, by type.
     pub commands: [u64; KINDS],
     /// Failed commands among them.
@@ -123,9 +123,9 @@ pub struct Snapshot {
     pub bytes_written: u64,
 }
 
-impl Snapshot {
+impl NvmeCounts {
     /// Adds the counts of another snapshot.
-    pub fn add(&mut self, other: &Snapshot) {
+    pub fn add(&mut self, other: &NvmeCounts) {
         self.commands.iter_mut().zip(other.commands).for_each(|(sum, more)| *sum += more);
         self.errors += other.errors;
         self.bytes_read += other.bytes_read;
@@ -135,7 +135,7 @@ impl Snapshot {
 
 /// Counts of a target other than commands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct NvmeTargetCounts {
     /// Connections accepted.
     pub accepted: u64,
     /// Connections rejected by a connection limit or during shutdown.
@@ -156,7 +156,7 @@ pub struct Counts {
 
 /// Connection with a queue.
 #[derive(Debug, Clone)]
-pub struct Connection {
+pub struct QueueConnection {
     /// Address of the host.
     pub peer: String,
     /// NQN of the host.
@@ -170,7 +170,7 @@ pub struct Connection {
     /// TLS cipher suite; `None` without TLS.
     pub tls: Option<&'static str>,
     /// Counts of the connection.
-    pub done: Snapshot,
+    pub done: NvmeCounts,
 }
 
 struct Entry {
@@ -180,23 +180,23 @@ struct Entry {
     queue: u16,
     discovery: bool,
     tls: Option<&'static str>,
-    counters: Arc<Counters>,
+    counters: Arc<NvmeCounters>,
 }
 
 #[derive(Default)]
 struct StatsState {
-    counts: Counts,
+    counts: NvmeTargetCounts,
     connections: BTreeMap<u64, Entry>,
     next: u64,
     /// Counts of ended connections, by host.
-    gone: BTreeMap<String, Snapshot>,
+    gone: BTreeMap<String, NvmeCounts>,
 }
 
 /// Counters of a target, shared by all cores.
 #[derive(Clone, Default)]
-pub struct Stats(Arc<Mutex<StatsState>>);
+pub struct NvmeStats(Arc<Mutex<StatsState>>);
 
-impl Stats {
+impl NvmeStats {
     /// Creates counters at zero.
     pub fn new() -> Self {
         Self::default()
@@ -206,18 +206,18 @@ impl Stats {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn count(&self, change: impl FnOnce(&mut Counts)) {
+    pub(crate) fn count(&self, change: impl FnOnce(&mut NvmeTargetCounts)) {
         change(&mut self.lock().counts);
     }
 
     /// Returns the counts other than commands.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> NvmeTargetCounts {
         self.lock().counts
     }
 
     /// Returns the connections that have a queue.
-    pub fn connections(&self) -> Vec<Connection> {
-        let connection = |entry: &Entry| Connection {
+    pub fn connections(&self) -> Vec<QueueConnection> {
+        let connection = |entry: &Entry| QueueConnection {
             peer: entry.peer.clone(),
             host: entry.host.clone(),
             cntlid: entry.cntlid,
@@ -242,7 +242,7 @@ impl Stats {
     }
 
     /// Returns the counts of each host since the start.
-    pub fn hosts(&self) -> BTreeMap<String, Snapshot> {
+    pub fn hosts(&self) -> BTreeMap<String, NvmeCounts> {
         let inner = self.lock();
         let mut hosts = inner.gone.clone();
         for entry in inner.connections.values() {
@@ -252,9 +252,9 @@ impl Stats {
     }
 
     /// Returns the counts of all hosts together since the start.
-    pub fn total(&self) -> Snapshot {
+    pub fn total(&self) -> NvmeCounts {
         let inner = self.lock();
-        let mut total = Snapshot::default();
+        let mut total = NvmeCounts::default();
         inner.gone.values().for_each(|host| total.add(host));
         inner.connections.values().for_each(|entry| total.add(&entry.counters.snapshot()));
         total
@@ -267,25 +267,25 @@ impl Stats {
         (cntlid, queue): (u16, u16),
         discovery: bool,
         tls: Option<&'static str>,
-    ) -> Entered {
-        let counters = Arc::new(Counters::default());
+    ) -> NvmeStatsEntry {
+        let counters = Arc::new(NvmeCounters::default());
         let mut inner = self.lock();
         let id = inner.next;
         inner.next += 1;
         let entry = Entry { peer, host, cntlid, queue, discovery, tls, counters: counters.clone() };
         inner.connections.insert(id, entry);
-        Entered { stats: self.clone(), id, counters }
+        NvmeStatsEntry { stats: self.clone(), id, counters }
     }
 }
 
 /// Entry of a connection in the list.  Dropping it removes the entry and adds its counts to those of the host.
-pub(crate) struct Entered {
-    stats: Stats,
+pub(crate) struct NvmeStatsEntry {
+    stats: NvmeStats,
     id: u64,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Arc<NvmeCounters>,
 }
 
-impl Drop for Entered {
+impl Drop for NvmeStatsEntry {
     fn drop(&mut self) {
         let mut inner = self.stats.lock();
         let Some(entry) = inner.connections.remove(&self.id) else { return };

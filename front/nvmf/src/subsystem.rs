@@ -19,16 +19,16 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use forebay_block::reservation::ReservationEvent;
 use forebay_reactor::cross;
 
-use crate::session::admin::{ANA_GROUPS_MAX, Identity, NAMESPACES_MAX};
-use crate::session::auth::Keys;
+use crate::session::admin::{ANA_GROUPS_MAX, NAMESPACES_MAX, SubsystemIdentity};
+use crate::session::auth::AuthSecrets;
 use crate::session::psk::{TlsKey, TlsKeys};
-use crate::session::{Event, Kind};
+use crate::session::{AsyncEvent, ControllerType};
 use crate::wire::fabrics::{CNTLID_ANY, Connect, Wrong, connect_field};
 use crate::wire::log::AnaGroup;
-use crate::wire::{Status, reservation};
+use crate::wire::{NvmeStatus, reservation};
 use association::StaleNamespaceIds;
-pub(crate) use association::{Association, Control, HostPath, Notice, watcher};
-pub use limits::Limits;
+pub(crate) use association::{Association, HostPath, Notice, NvmeConnectionControl, watcher};
+pub use limits::HostLimits;
 pub(crate) use namespace::describe;
 pub use namespace::{BLOCK_SHIFT, Namespace, NamespaceError};
 pub use port::{Port, PortAddress};
@@ -37,15 +37,15 @@ pub use registry::{SubsystemExists, Subsystems};
 
 /// Access control of a subsystem: the hosts that may connect.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Access {
+pub enum HostAccess {
     /// Any host.
     #[default]
     Anyone,
     /// Listed hosts, by NQN, with the keys for authentication if required.
-    Listed(BTreeMap<String, Option<Arc<Keys>>>),
+    Listed(BTreeMap<String, Option<Arc<AuthSecrets>>>),
 }
 
-impl Access {
+impl HostAccess {
     /// Returns whether a host is among those that may connect.
     fn admits(&self, host: &str) -> bool {
         match self {
@@ -57,19 +57,19 @@ impl Access {
 
 /// Refusal of a Connect: the status and the invalid parameter, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refused {
-    pub(crate) status: Status,
+pub(crate) struct ConnectRefusal {
+    pub(crate) status: NvmeStatus,
     pub(crate) wrong: Option<Wrong>,
 }
 
-impl Refused {
+impl ConnectRefusal {
     /// Refuses a Connect for an invalid parameter.
     pub(crate) fn parameter(wrong: Wrong) -> Self {
-        Self { status: Status::CONNECT_PARAMETER.final_(), wrong: Some(wrong) }
+        Self { status: NvmeStatus::CONNECT_PARAMETER.final_(), wrong: Some(wrong) }
     }
 
     /// Refuses a Connect with another status.
-    pub(crate) fn status(status: Status) -> Self {
+    pub(crate) fn status(status: NvmeStatus) -> Self {
         Self { status, wrong: None }
     }
 }
@@ -83,15 +83,15 @@ struct ReportedEvents(Mutex<BTreeMap<u32, u64>>);
 struct SubsystemState {
     /// Number within the process; 0 for discovery.
     id: u32,
-    kind: Kind,
-    identity: Identity,
+    kind: ControllerType,
+    identity: SubsystemIdentity,
     cntlids: RangeInclusive<u16>,
     /// Id of the most recently created controller.
     last_cntlid: AtomicU16,
     namespaces: RwLock<BTreeMap<u32, Arc<Namespace>>>,
     /// UUID of the volume that last had each namespace id.
     volumes: Mutex<BTreeMap<u32, [u8; 16]>>,
-    access: RwLock<Arc<Access>>,
+    access: RwLock<Arc<HostAccess>>,
     tls_keys: RwLock<Arc<TlsKeys>>,
     reported: ReportedEvents,
     /// Set on removal: no host can connect any more.
@@ -119,7 +119,13 @@ fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
 
 impl Subsystem {
     /// Creates a subsystem without namespaces, to which every host may connect.
-    fn new(id: u32, kind: Kind, identity: Identity, cntlids: RangeInclusive<u16>, shared: Arc<RegistryState>) -> Self {
+    fn new(
+        id: u32,
+        kind: ControllerType,
+        identity: SubsystemIdentity,
+        cntlids: RangeInclusive<u16>,
+        shared: Arc<RegistryState>,
+    ) -> Self {
         Self(Arc::new(SubsystemState {
             id,
             kind,
@@ -137,7 +143,7 @@ impl Subsystem {
     }
 
     /// Returns the immutable identity.
-    pub fn identity(&self) -> &Identity {
+    pub fn identity(&self) -> &SubsystemIdentity {
         &self.0.identity
     }
 
@@ -152,7 +158,7 @@ impl Subsystem {
     }
 
     /// Reports an event to every controller of the subsystem.
-    pub fn announce(&self, event: Event) {
+    pub fn announce(&self, event: AsyncEvent) {
         let all: Vec<_> = self.0.shared.controllers().of(self.0.id).cloned().collect();
         all.iter().for_each(|controller| controller.notice(Notice::Event(event)));
     }
@@ -185,7 +191,8 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Withdraws a namespace.  Commands that have begun continue; see [`Server::let_go`](crate::Server::let_go).
+    /// Withdraws a namespace.  Commands that have begun continue; see
+    /// [`NvmeServer::let_go`](crate::NvmeServer::let_go).
     pub fn remove_namespace(&self, nsid: u32) {
         if write(&self.0.namespaces).remove(&nsid).is_some() {
             self.namespaces_changed(nsid, true);
@@ -194,7 +201,7 @@ impl Subsystem {
 
     /// Reports to the hosts that the size of a namespace has changed.
     pub fn namespace_resized(&self, nsid: u32) {
-        self.announce(Event::Namespace(nsid));
+        self.announce(AsyncEvent::Namespace(nsid));
     }
 
     /// Invalidates cached namespaces of connections if one was withdrawn, and reports the change to the hosts.
@@ -203,7 +210,7 @@ impl Subsystem {
             self.0.shared.withdrawals.fetch_add(1, Ordering::AcqRel);
         }
         self.0.shared.ana_changes.fetch_add(1, Ordering::AcqRel);
-        self.announce(Event::Namespace(nsid));
+        self.announce(AsyncEvent::Namespace(nsid));
     }
 
     /// Returns a namespace by id.
@@ -236,7 +243,7 @@ impl Subsystem {
     // ---- Hosts and controllers ----
 
     /// Sets which hosts may connect from now on.  Connected hosts stay until [`expel`](Self::expel).
-    pub fn set_access(&self, access: Access) {
+    pub fn set_access(&self, access: HostAccess) {
         *write(&self.0.access) = Arc::new(access);
         // The access list also decides which subsystems discovery shows to a host.
         self.0.shared.discovery_changed();
@@ -277,7 +284,13 @@ impl Subsystem {
 
     /// Returns the ids of the I/O controllers, in ascending order.
     pub fn controller_ids(&self) -> Vec<u16> {
-        self.0.shared.controllers().of(self.0.id).filter(|each| each.kind == Kind::Io).map(|each| each.cntlid).collect()
+        self.0
+            .shared
+            .controllers()
+            .of(self.0.id)
+            .filter(|each| each.kind == ControllerType::Io)
+            .map(|each| each.cntlid)
+            .collect()
     }
 
     /// Returns the number of controllers.
@@ -294,32 +307,34 @@ impl Subsystem {
         &self,
         connect: &Connect,
         path: HostPath,
-        control: &Arc<Control>,
-    ) -> Result<(Arc<Association>, cross::Receiver<Notice>), Refused> {
+        control: &Arc<NvmeConnectionControl>,
+    ) -> Result<(Arc<Association>, cross::Receiver<Notice>), ConnectRefusal> {
         if connect.cntlid != CNTLID_ANY {
-            return Err(Refused::parameter(connect_field::CNTLID));
+            return Err(ConnectRefusal::parameter(connect_field::CNTLID));
         }
         let mut controllers = self.0.shared.controllers();
         // Checked under the lock: a host removed from the list earlier is refused, one removed later is expelled.
         let keys = match (&**read(&self.0.access), self.0.kind) {
             // Discovery reveals nothing worth a secret, and hosts need it to learn that they need one.
-            (Access::Anyone, _) | (_, Kind::Discovery) => None,
-            (Access::Listed(hosts), Kind::Io) => match hosts.get(&connect.host) {
-                None => return Err(Refused::status(Status::CONNECT_HOST.final_())),
+            (HostAccess::Anyone, _) | (_, ControllerType::Discovery) => None,
+            (HostAccess::Listed(hosts), ControllerType::Io) => match hosts.get(&connect.host) {
+                None => return Err(ConnectRefusal::status(NvmeStatus::CONNECT_HOST.final_())),
                 Some(keys) => keys.clone(),
             },
         };
         if self.0.removed.load(Ordering::Acquire) {
-            return Err(Refused::parameter(connect_field::SUBSYSTEM));
+            return Err(ConnectRefusal::parameter(connect_field::SUBSYSTEM));
         }
         // Unauthenticated controllers do not count, so that an impostor cannot use up the limit of a host.
         let counts = |each: &&Arc<Association>| each.host == connect.host && each.counts();
         let of_host = controllers.all.values().filter(counts).count();
         let limits = &self.0.shared.limits;
         if controllers.all.len() >= limits.controllers_max || of_host >= limits.controllers_per_host {
-            return Err(Refused::status(Status::CONNECT_BUSY));
+            return Err(ConnectRefusal::status(NvmeStatus::CONNECT_BUSY));
         }
-        let Some(cntlid) = self.free_cntlid(&controllers) else { return Err(Refused::status(Status::CONNECT_BUSY)) };
+        let Some(cntlid) = self.free_cntlid(&controllers) else {
+            return Err(ConnectRefusal::status(NvmeStatus::CONNECT_BUSY));
+        };
         self.0.last_cntlid.store(cntlid, Ordering::Relaxed);
         let (notices, received) = cross::channel();
         let association = Arc::new(Association {
@@ -363,23 +378,28 @@ impl Subsystem {
     ///
     /// # Errors
     /// A refusal, if the parameters do not match the controller or it is not ready.
-    fn connect_io(&self, connect: &Connect, control: &Arc<Control>) -> Result<Arc<Association>, Refused> {
+    fn connect_io(
+        &self,
+        connect: &Connect,
+        control: &Arc<NvmeConnectionControl>,
+    ) -> Result<Arc<Association>, ConnectRefusal> {
         let found = self.0.shared.controllers().all.get(&(self.0.id, connect.cntlid)).cloned();
-        let association =
-            found.filter(|each| each.kind == Kind::Io).ok_or(Refused::parameter(connect_field::CNTLID))?;
+        let association = found
+            .filter(|each| each.kind == ControllerType::Io)
+            .ok_or(ConnectRefusal::parameter(connect_field::CNTLID))?;
         if association.host != connect.host {
-            return Err(Refused::parameter(connect_field::HOST));
+            return Err(ConnectRefusal::parameter(connect_field::HOST));
         }
         if association.host_id != connect.host_id {
-            return Err(Refused::parameter(connect_field::HOST_ID));
+            return Err(ConnectRefusal::parameter(connect_field::HOST_ID));
         }
         // While this lock is held, the controller cannot end or be reset.
         let mut queues = association.queues();
         if association.dead.load(Ordering::Acquire) {
-            return Err(Refused::parameter(connect_field::CNTLID));
+            return Err(ConnectRefusal::parameter(connect_field::CNTLID));
         }
         if !association.ready.load(Ordering::Acquire) {
-            return Err(Refused::status(Status::SEQUENCE.final_()));
+            return Err(ConnectRefusal::status(NvmeStatus::SEQUENCE.final_()));
         }
         let granted = match association.queues_granted.load(Ordering::Acquire) {
             // A host that has not set Number of Queues may have the maximum.
@@ -387,7 +407,7 @@ impl Subsystem {
             granted => granted,
         };
         if connect.queue > granted || queues.contains_key(&connect.queue) {
-            return Err(Refused::parameter(connect_field::QUEUE));
+            return Err(ConnectRefusal::parameter(connect_field::QUEUE));
         }
         queues.insert(connect.queue, control.clone());
         drop(queues);
@@ -397,7 +417,8 @@ impl Subsystem {
     /// Returns the id of an I/O controller of a host, if it has one.
     pub(crate) fn controller_of(&self, host_id: &[u8; 16]) -> Option<u16> {
         let controllers = self.0.shared.controllers();
-        let mut of_host = controllers.of(self.0.id).filter(|each| each.host_id == *host_id && each.kind == Kind::Io);
+        let mut of_host =
+            controllers.of(self.0.id).filter(|each| each.host_id == *host_id && each.kind == ControllerType::Io);
         of_host.next().map(|each| each.cntlid)
     }
 
@@ -417,7 +438,7 @@ impl Subsystem {
         let all: Vec<_> = self.0.shared.controllers().of(self.0.id).cloned().collect();
         for id in reservation::identifiers(&event.hosts) {
             for controller in all.iter().filter(|each| each.host_id == id) {
-                controller.notice(Notice::Event(Event::Reservation { nsid: namespace.nsid, kind }));
+                controller.notice(Notice::Event(AsyncEvent::Reservation { nsid: namespace.nsid, kind }));
             }
         }
     }

@@ -13,7 +13,7 @@ pub mod reservation;
 pub mod status;
 
 pub use command::{Cqe, Sqe};
-pub use status::Status;
+pub use status::NvmeStatus;
 
 /// Unit of `CAP.MPSMIN`, and so of MDTS, in bytes.
 pub const PAGE: usize = 4096;
@@ -35,9 +35,9 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// Data structure that is filled in place, field by field.
 #[derive(Debug)]
-pub struct Page(Vec<u8>);
+pub struct DataStructure(Vec<u8>);
 
-impl Page {
+impl DataStructure {
     /// Creates a structure of `len` zero bytes.
     pub fn new(len: usize) -> Self {
         Self(vec![0; len])

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use common::*;
 use forebay_block::{Buf, BufMut};
-use forebay_nvmf::Limits;
+use forebay_nvmf::HostLimits;
 use forebay_nvmf::session::Transfers;
-use forebay_nvmf::stats::CommandKind;
+use forebay_nvmf::stats::NvmeCommandKind;
 use forebay_nvmf::wire::command::{FABRICS, Sgl};
 use forebay_nvmf::wire::fabrics::fctype;
 use forebay_nvmf::wire::pdu::{DataHeader, kind};
-use forebay_nvmf::wire::{Sqe, Status, u16_at, u64_at};
+use forebay_nvmf::wire::{NvmeStatus, Sqe, u16_at, u64_at};
 
 /// Sends `count` commands without reading the responses; returns `None` if that takes more than a minute.
 async fn flood(host: &Host, count: u16, command: impl Fn(u16) -> Sqe) -> Option<()> {
@@ -23,7 +23,7 @@ async fn flood(host: &Host, count: u16, command: impl Fn(u16) -> Sqe) -> Option<
 
 #[test]
 fn who_does_not_read_the_answers_is_not_read_either() {
-    simulate(Limits::default(), |_, _, _| async move {
+    simulate(HostLimits::default(), |_, _, _| async move {
         const COUNT: u16 = 60_000;
         let (_admin, cntlid) = Host::admin().await;
         let mut host = Host::io(cntlid, 1, 128).await;
@@ -36,7 +36,7 @@ fn who_does_not_read_the_answers_is_not_read_either() {
 
 #[test]
 fn a_host_that_reads_late_gets_every_answer() {
-    simulate(Limits::default(), |_, _, _| async move {
+    simulate(HostLimits::default(), |_, _, _| async move {
         const COUNT: u16 = 20_000;
         let (_admin, cntlid) = Host::admin().await;
         let mut host = Host::io(cntlid, 1, 128).await;
@@ -53,7 +53,7 @@ fn a_host_that_reads_late_gets_every_answer() {
 
 #[test]
 fn log_pages_that_are_not_read_do_not_pile_up() {
-    simulate(Limits::default(), |server, _, _| async move {
+    simulate(HostLimits::default(), |server, _, _| async move {
         let (admin, _) = Host::admin().await;
         let log = |cid| {
             let sqe = Sqe::new(admin_opcode::GET_LOG, cid, 0).with(10, 0xFFFF << 16 | 0x0C).with(11, 3);
@@ -89,7 +89,7 @@ fn data_in_tiny_pieces_takes_no_more_memory_than_the_command() {
 
 #[test]
 fn a_namespace_can_go_although_a_host_owes_data_for_it() {
-    simulate(Limits::default(), |server, disk, _| async move {
+    simulate(HostLimits::default(), |server, disk, _| async move {
         let (_admin, cntlid) = Host::admin().await;
         let mut host = Host::io(cntlid, 1, 128).await;
         let write = blocks(nvm::WRITE, 3, 0, 256).with_sgl(Sgl::Transport { len: 128 << 10 });
@@ -102,14 +102,14 @@ fn a_namespace_can_go_although_a_host_owes_data_for_it() {
         // The host sends the data after all, and gets an error.
         host.send(&h2c_data(3, asked.data_header().tag, 0, &[1; 128 << 10], true)).await;
         let (cid, status) = host.pdu().await.expect("an answer").response();
-        assert_eq!((cid, status.code()), (3, Status::INVALID_NAMESPACE.code()));
+        assert_eq!((cid, status.code()), (3, NvmeStatus::INVALID_NAMESPACE.code()));
         assert_eq!(disk.begun.get(), begun, "nothing was written");
     });
 }
 
 #[test]
 fn a_withdrawn_namespace_is_let_go_of_as_soon_as_its_last_command_ends() {
-    simulate(Limits::default(), |server, disk, _| async move {
+    simulate(HostLimits::default(), |server, disk, _| async move {
         let (_admin, cntlid) = Host::admin().await;
         let mut host = Host::io(cntlid, 1, 128).await;
         disk.shut.set(true);
@@ -140,7 +140,7 @@ fn a_withdrawn_namespace_is_let_go_of_as_soon_as_its_last_command_ends() {
 
 #[test]
 fn a_fused_operation_that_fails_late_is_counted_and_in_the_error_log() {
-    simulate(Limits::default(), |server, disk, _| async move {
+    simulate(HostLimits::default(), |server, disk, _| async move {
         let (mut admin, cntlid) = Host::admin().await;
         let mut host = Host::io(cntlid, 1, 128).await;
         let mut tags = Vec::new();
@@ -159,14 +159,14 @@ fn a_fused_operation_that_fails_late_is_counted_and_in_the_error_log() {
         for (cid, tag) in tags {
             host.send(&h2c_data(cid, tag, 0, &[1; 4096], true)).await;
         }
-        for (cid, status) in [(3, Status::INVALID_NAMESPACE), (4, Status::FUSED_FAILED)] {
+        for (cid, status) in [(3, NvmeStatus::INVALID_NAMESPACE), (4, NvmeStatus::FUSED_FAILED)] {
             let answer = host.pdu().await.expect("an answer").response();
             assert_eq!((answer.0, answer.1.code()), (cid, status.code()));
         }
         assert_eq!(disk.begun.get(), 0, "nothing was compared or written");
         let connections = server.subsystems().stats().connections();
         let done = connections.iter().find(|each| each.queue == 1).expect("the I/O queue").done;
-        assert_eq!((done.errors, done.commands[CommandKind::Write as usize]), (1, 1));
+        assert_eq!((done.errors, done.commands[NvmeCommandKind::Write as usize]), (1, 1));
         forebay_reactor::sleep(Duration::from_millis(1)).await;
         let log = Sqe::new(admin_opcode::GET_LOG, 9, u32::MAX).with(10, 1 | 255 << 16);
         admin.send(&capsule(&log.with_sgl(Sgl::Transport { len: 1024 }), &[])).await;
@@ -179,7 +179,7 @@ fn a_fused_operation_that_fails_late_is_counted_and_in_the_error_log() {
 
 #[test]
 fn nothing_is_asked_for_that_is_not_wanted() {
-    simulate(Limits::default(), |_, _, _| async move {
+    simulate(HostLimits::default(), |_, _, _| async move {
         let (mut admin, cntlid) = Host::admin().await;
         let mut host = Host::io(cntlid, 1, 128).await;
         let mut send = Sqe::new(FABRICS, 1, 0).with_sgl(Sgl::Transport { len: 64 << 10 });
@@ -197,7 +197,7 @@ fn nothing_is_asked_for_that_is_not_wanted() {
 
 #[test]
 fn verifying_stays_within_the_bytes_of_a_connection() {
-    let limits = Limits { connection_bytes: 4 << 20, ..Limits::default() };
+    let limits = HostLimits { connection_bytes: 4 << 20, ..HostLimits::default() };
     simulate(limits, |_, disk, _| async move {
         const COUNT: u16 = 64;
         let (_admin, cntlid) = Host::admin().await;
@@ -217,7 +217,7 @@ fn verifying_stays_within_the_bytes_of_a_connection() {
 
 #[test]
 fn a_write_of_the_past_is_over_before_the_host_is_back() {
-    simulate(Limits::default(), |_, disk, _| async move {
+    simulate(HostLimits::default(), |_, disk, _| async move {
         let (admin, cntlid) = Host::admin().await;
         let host = Host::io(cntlid, 1, 128).await;
         disk.shut.set(true);
@@ -244,7 +244,7 @@ fn a_write_of_the_past_is_over_before_the_host_is_back() {
 
 #[test]
 fn commands_for_a_volume_do_not_reach_the_next_that_gets_its_id() {
-    simulate(Limits::default(), |server, disk, _| async move {
+    simulate(HostLimits::default(), |server, disk, _| async move {
         let (mut admin, cntlid) = Host::admin().await;
         let mut host = Host::io(cntlid, 1, 128).await;
         let write = blocks(nvm::WRITE, 3, 0, 8).with_sgl(Sgl::InCapsule { offset: 0, len: 4096 });
@@ -255,7 +255,7 @@ fn commands_for_a_volume_do_not_reach_the_next_that_gets_its_id() {
         for _ in 0..2 {
             host.send(&capsule(&write, &[1; 4096])).await;
             let status = host.pdu().await.expect("an answer").response().1;
-            assert_eq!(status.code(), Status::INVALID_NAMESPACE.code());
+            assert_eq!(status.code(), NvmeStatus::INVALID_NAMESPACE.code());
             assert_eq!(disk.begun.get(), 0, "nothing was written");
         }
         let what = Sqe::new(admin_opcode::IDENTIFY, 9, NSID).with(10, 3).with_sgl(Sgl::Transport { len: 4096 });
@@ -268,7 +268,7 @@ fn commands_for_a_volume_do_not_reach_the_next_that_gets_its_id() {
 
 #[test]
 fn hosts_that_owe_data_do_not_keep_the_others_out() {
-    let limits = Limits { core_bytes: 1 << 20, host_bytes: 1 << 20, ..Limits::default() };
+    let limits = HostLimits { core_bytes: 1 << 20, host_bytes: 1 << 20, ..HostLimits::default() };
     simulate(limits, |_, _, _| async move {
         let (_admin, cntlid) = Host::admin().await;
         let mut owing = Host::io(cntlid, 1, 128).await;

@@ -220,7 +220,7 @@ fn an_abort_waits_for_the_write_that_it_aborts() {
 
 #[test]
 fn sessions_that_left_writes_behind_count_as_sessions() {
-    let few = forebay_iscsi::Limits { sessions_per_initiator: 2, ..forebay_iscsi::Limits::default() };
+    let few = forebay_iscsi::TargetLimits { sessions_per_initiator: 2, ..forebay_iscsi::TargetLimits::default() };
     common::simulate_with(
         2,
         |_| few.clone(),

@@ -268,13 +268,13 @@ fn only_discovery_is_told_of_all_targets() {
 
 #[test]
 fn numbers_past_the_last_are_refused() {
-    use forebay_iscsi::scsi::inquiry::Identity;
+    use forebay_iscsi::scsi::inquiry::UnitIdentity;
     use forebay_iscsi::wire::Lun;
     use forebay_iscsi::{LunOutOfRange, UnitSpec};
     simulate(1, |_, place| async move {
         let spec = || UnitSpec {
             name: "x".into(),
-            identity: Identity { uuid: [1; 16], revision: "1".into() },
+            identity: UnitIdentity { uuid: [1; 16], revision: "1".into() },
             read_only: false,
             rotational: false,
             space: Default::default(),

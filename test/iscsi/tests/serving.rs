@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::{HOST, Model, Place, addr, host};
-use forebay_iscsi::{Limits, Options};
+use forebay_iscsi::{IscsiServerOptions, TargetLimits};
 use forebay_iscsi_host::cdb;
 use forebay_iscsi_host::client::Client;
 use forebay_iscsi_host::codec::Digests;
@@ -105,7 +105,7 @@ fn world(seed: u64, faults: Faults, turns: u32) {
     let world = World::new(seed, faults);
     let reactor = world.reactor();
     let run = world.run(&reactor, async {
-        let place = Place::new(Limits::default(), Options::default());
+        let place = Place::new(TargetLimits::default(), IscsiServerOptions::default());
         let model: Rc<Model> = Model::new((u64::from(HOSTS) * BLOCKS * 512) as usize, true);
         place.add(0, &model);
         let hosts: Vec<_> = (0..HOSTS).map(|number| spawn(work(number, seed, turns))).collect();

@@ -10,9 +10,9 @@ use forebay_accel::crypto::dh::DhGroup;
 use forebay_nvme_host::auth::{self, Identity, Outcome, negotiate, transformed};
 use forebay_nvme_host::client::Client;
 use forebay_nvme_host::codec::{Digests, blocks, sqe, with};
-use forebay_nvmf::Access;
-use forebay_nvmf::session::auth::Keys;
-use forebay_nvmf::session::secret::{Hash, Secret};
+use forebay_nvmf::HostAccess;
+use forebay_nvmf::session::auth::AuthSecrets;
+use forebay_nvmf::session::secret::{DhChapHash, DhChapSecret};
 use forebay_reactor::{now, sleep};
 
 const NONE: Digests = Digests { header: false, data: false };
@@ -27,18 +27,18 @@ const SHAPED_KEY: [u8; 48] = [
     0x67, 0x06, 0x55, 0x9e, 0x58, 0x6d, 0xfa, 0x7a, 0xd3, 0xfd,
 ];
 
-fn keys(mutual: bool) -> Keys {
-    Keys {
-        host: Secret::parse(PLAIN).expect("a secret"),
-        controller: mutual.then(|| Secret::parse(SHAPED).expect("a secret")),
-        hashes: vec![Hash::Sha256, Hash::Sha512, Hash::Sha384],
+fn keys(mutual: bool) -> AuthSecrets {
+    AuthSecrets {
+        host: DhChapSecret::parse(PLAIN).expect("a secret"),
+        controller: mutual.then(|| DhChapSecret::parse(SHAPED).expect("a secret")),
+        hashes: vec![DhChapHash::Sha256, DhChapHash::Sha512, DhChapHash::Sha384],
         groups: vec![Some(DhGroup::Ffdhe2048), Some(DhGroup::Ffdhe3072), None],
     }
 }
 
-fn admit(site: &Site, keys: Keys) {
+fn admit(site: &Site, keys: AuthSecrets) {
     let hosts = [(HOST.to_owned(), Some(Arc::new(keys))), (OTHER.to_owned(), None)];
-    site.subsystem.set_access(Access::Listed(hosts.into()));
+    site.subsystem.set_access(HostAccess::Listed(hosts.into()));
 }
 
 fn identity(mutual: bool) -> Identity {
@@ -107,7 +107,7 @@ fn every_hash_and_group() {
                     continue;
                 }
                 let groups = vec![DhGroup::ALL.get(usize::from(group).wrapping_sub(1)).copied()];
-                admit(&site, Keys { hashes: vec![Hash::of(hash).expect("a hash")], groups, ..keys(true) });
+                admit(&site, AuthSecrets { hashes: vec![DhChapHash::of(hash).expect("a hash")], groups, ..keys(true) });
                 let (mut admin, _) = queue(0, 0xFFFF).await;
                 let identity = Identity { hashes: vec![1, 2, 3], groups: vec![5, 4, 3, 2, 1, 0], ..identity(true) };
                 let outcome = admin.authenticate(&identity).await.expect("answered");

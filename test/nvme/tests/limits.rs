@@ -7,14 +7,14 @@ use std::time::Duration;
 use common::*;
 use forebay_nvme_host::client::Client;
 use forebay_nvme_host::codec::{Digests, blocks, sqe, with};
-use forebay_nvmf::Limits;
+use forebay_nvmf::HostLimits;
 use forebay_reactor::{Stream, now, sleep};
 
 const NONE: Digests = Digests { header: false, data: false };
 
 #[test]
 fn connections_past_the_limit_are_closed() {
-    simulate_with(2, &Limits { connections_max: 2, ..Limits::default() }, |_, site| async move {
+    simulate_with(2, &HostLimits { connections_max: 2, ..HostLimits::default() }, |_, site| async move {
         let (admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("the first");
         let io = Client::io(&addr(), NONE, NQN, HOST, cntlid, 1).await.expect("the second");
         assert!(Client::connect(&addr(), NONE).await.is_err(), "one too many");
@@ -28,7 +28,7 @@ fn connections_past_the_limit_are_closed() {
 
 #[test]
 fn those_who_never_become_a_queue_do_not_keep_others_out() {
-    simulate_with(2, &Limits { handshakes_max: 2, ..Limits::default() }, |_, site| async move {
+    simulate_with(2, &HostLimits { handshakes_max: 2, ..HostLimits::default() }, |_, site| async move {
         let (mut admin, _) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("a queue is none of them");
         let quiet = [Stream::connect(&addr()).await.expect("one"), Stream::connect(&addr()).await.expect("two")];
         until(|| site.server.connections() == 3).await;
@@ -43,7 +43,7 @@ fn those_who_never_become_a_queue_do_not_keep_others_out() {
 
 #[test]
 fn controllers_past_the_limits_are_refused_as_busy() {
-    let limits = Limits { controllers_max: 3, controllers_per_host: 2, ..Limits::default() };
+    let limits = HostLimits { controllers_max: 3, controllers_per_host: 2, ..HostLimits::default() };
     simulate_with(2, &limits, |_, _| async move {
         let mut hosts = Vec::new();
         for (host, fits) in [(HOST, true), (HOST, true), (HOST, false), (OTHER, true), (OTHER, false)] {
@@ -57,7 +57,7 @@ fn controllers_past_the_limits_are_refused_as_busy() {
 
 #[test]
 fn queues_past_the_limit_are_not_granted_and_refused() {
-    simulate_with(2, &Limits { queues_max: 2, ..Limits::default() }, |_, site| async move {
+    simulate_with(2, &HostLimits { queues_max: 2, ..HostLimits::default() }, |_, site| async move {
         site.add(1, &Model::new(1 << 20, false));
         for asks in [true, false] {
             let (mut admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("an admin queue");
@@ -94,7 +94,8 @@ fn a_host_that_is_refused_again_and_again_loses_its_connection() {
 
 #[test]
 fn data_that_does_not_come_is_not_waited_for_for_ever() {
-    let limits = Limits { data_timeout: Duration::from_secs(5), connection_bytes: 4 << 20, ..Limits::default() };
+    let limits =
+        HostLimits { data_timeout: Duration::from_secs(5), connection_bytes: 4 << 20, ..HostLimits::default() };
     simulate_with(2, &limits, |_, site| async move {
         site.add(1, &Model::new(8 << 20, false));
         let (_admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("an admin queue");

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use forebay_nvme_host::client::Client;
 use forebay_nvme_host::codec::{self, Digests, Pdu, blocks};
-use forebay_nvmf::Access;
+use forebay_nvmf::HostAccess;
 use forebay_reactor::{Stream, random};
 
 const NONE: Digests = Digests { header: false, data: false };
@@ -126,7 +126,7 @@ fn sessions_with_any_byte_damaged_leave_nothing_behind() {
 fn hosts_that_are_not_listed_are_refused() {
     simulate(2, |_, site| async move {
         site.add(1, &Model::new(1 << 20, false));
-        site.subsystem.set_access(Access::Listed([(HOST.to_owned(), None)].into()));
+        site.subsystem.set_access(HostAccess::Listed([(HOST.to_owned(), None)].into()));
         let other = "nqn.2024-05.org.example:somebody-else";
         assert!(Client::admin(&addr(), NONE, NQN, other).await.is_err(), "not listed");
         let (_admin, cntlid) = Client::admin(&addr(), NONE, NQN, HOST).await.expect("an admin queue");

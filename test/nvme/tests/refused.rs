@@ -8,7 +8,7 @@ use common::*;
 use forebay_load::log::Lines;
 use forebay_nvme_host::client::Client;
 use forebay_nvme_host::codec::Digests;
-use forebay_nvmf::Access;
+use forebay_nvmf::HostAccess;
 
 const NONE: Digests = Digests { header: false, data: false };
 
@@ -16,7 +16,7 @@ const NONE: Digests = Digests { header: false, data: false };
 fn a_host_that_is_refused_is_one_line() {
     Lines::of(|lines| {
         simulate(2, |seed, site| async move {
-            site.subsystem.set_access(Access::Listed(BTreeMap::from([(HOST.to_owned(), None)])));
+            site.subsystem.set_access(HostAccess::Listed(BTreeMap::from([(HOST.to_owned(), None)])));
             let other = "nqn.2014-08.org.nvmexpress:uuid:99999999-2222-4333-8444-555555555555";
             for (host, subsystem, reason) in
                 [(OTHER, NQN, "the host is not allowed"), (HOST, other, "invalid subsystem NQN")]

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use common::*;
 use forebay_nvme_host::client::Client;
 use forebay_nvme_host::codec::{Digests, blocks, sqe, with};
-use forebay_nvmf::session::admin::Identity;
+use forebay_nvmf::session::admin::SubsystemIdentity;
 use forebay_nvmf::session::psk::TlsKey;
-use forebay_nvmf::{Access, SubsystemExists};
+use forebay_nvmf::{HostAccess, SubsystemExists};
 use forebay_reactor::{random, spawn};
 
 const NONE: Digests = Digests { header: false, data: false };
@@ -24,8 +24,8 @@ async fn queues(nqn: &str, host: &str) -> (Client, Client, u16) {
     (admin, io, cntlid)
 }
 
-fn listed(hosts: &[&str]) -> Access {
-    Access::Listed(hosts.iter().map(|host| ((*host).to_owned(), None)).collect())
+fn listed(hosts: &[&str]) -> HostAccess {
+    HostAccess::Listed(hosts.iter().map(|host| ((*host).to_owned(), None)).collect())
 }
 
 /// Returns the subsystem NQNs that a host discovers.
@@ -45,8 +45,12 @@ async fn discovered(host: &str) -> BTreeSet<String> {
 #[test]
 fn a_name_is_given_once() {
     simulate(1, |_, site| async move {
-        let named =
-            |nqn: &str| Identity { nqn: nqn.into(), serial: "1".into(), model: "Model".into(), firmware: "1.0".into() };
+        let named = |nqn: &str| SubsystemIdentity {
+            nqn: nqn.into(),
+            serial: "1".into(),
+            model: "Model".into(),
+            firmware: "1.0".into(),
+        };
         for taken in [NQN, DISCOVERY] {
             assert_eq!(site.subsystems.create(named(taken), 1..=2).err(), Some(SubsystemExists(taken.into())));
         }
@@ -106,7 +110,7 @@ fn discovery_shows_a_host_the_subsystems_that_admit_it() {
         for (nqn, host, admitted) in [(NQN, OTHER, false), (SECOND, OTHER, true), (THIRD, HOST, false)] {
             assert_eq!(Client::admin(&addr(), NONE, nqn, host).await.is_ok(), admitted, "{nqn} {host}");
         }
-        third.set_access(Access::Anyone);
+        third.set_access(HostAccess::Anyone);
         assert_eq!(discovered(stranger).await, names(&[THIRD]));
         site.subsystems.remove(THIRD);
         assert!(Client::admin(&addr(), NONE, THIRD, HOST).await.is_err());

@@ -10,7 +10,7 @@ use forebay_nvme_host::client::Client;
 use forebay_nvme_host::codec::{Digests, Pdu, blocks, ic_req};
 use forebay_nvme_host::wire::Wire;
 use forebay_nvmf::session::psk::TlsKey;
-use forebay_nvmf::{Access, Limits, Port, PortAddress};
+use forebay_nvmf::{HostAccess, HostLimits, Port, PortAddress};
 use forebay_reactor::{Addr, Buf, BufMut, Listener, Stream, now, sleep, spawn};
 use forebay_tls::{Psk, PskHash, Suite, TlsSession};
 
@@ -67,7 +67,7 @@ fn secure(site: &Site) {
     let key = |text| TlsKey::parse(text).expect("a key");
     site.subsystem.set_tls_keys(&BTreeMap::from([(HOST.to_owned(), key(SHORT)), (OTHER.to_owned(), key(LONG))]));
     let hosts = [HOST, OTHER, THIRD].map(|host| (host.to_owned(), None));
-    site.subsystem.set_access(Access::Listed(hosts.into()));
+    site.subsystem.set_access(HostAccess::Listed(hosts.into()));
     let port = Port::with_tls(2, vec![PortAddress::Tcp("192.0.2.8".parse().expect("an address"), 4421)]);
     site.subsystems.add_port(port.clone());
     let listener = Listener::bind(&secure_addr()).expect("binds");
@@ -209,7 +209,7 @@ fn plain_and_tls_do_not_mix_and_say_so() {
 
 #[test]
 fn handshakes_are_bounded_in_time_and_number() {
-    let limits = Limits { handshakes_max: 8, ..Limits::default() };
+    let limits = HostLimits { handshakes_max: 8, ..HostLimits::default() };
     simulate_with(2, &limits, |_, site| async move {
         secure(&site);
         let mut hello = Vec::new();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_nbd::Tls;
-use forebay_nbd::access::Access;
+use forebay_nbd::access::NbdAccessControl;
 use forebay_reactor::{Addr, Network};
 use forebay_tls::{Acceptor, Certificate, Psk, PskHash, PskLookup, ServerCertificate};
 use serde::Deserialize;
@@ -107,7 +107,7 @@ impl NbdAccess {
     ///
     /// # Errors
     /// If the certificate and its key cannot be used.
-    pub fn access(&self) -> Result<Access> {
+    pub fn access(&self) -> Result<NbdAccessControl> {
         let keys: Option<Arc<dyn PskLookup>> = match self.keys.is_empty() {
             true => None,
             false => Some(Arc::new(Users(self.keys.clone()))),
@@ -118,7 +118,7 @@ impl NbdAccess {
             })?),
             false => None,
         };
-        Ok(Access { networks: self.networks.clone(), names: self.names.clone(), tls })
+        Ok(NbdAccessControl { networks: self.networks.clone(), names: self.names.clone(), tls })
     }
 
     /// Returns a reason for the log if an address is open to any host that can reach it.

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_accel::crypto::dh::DhGroup;
-use forebay_nvmf::Limits;
+use forebay_nvmf::HostLimits;
 use forebay_nvmf::session::admin::QUEUES_MAX;
-use forebay_nvmf::session::auth::{Keys, group_name};
+use forebay_nvmf::session::auth::{AuthSecrets, group_name};
 use forebay_nvmf::session::psk::TlsKey;
-use forebay_nvmf::session::secret::{Hash, Secret};
+use forebay_nvmf::session::secret::{DhChapHash, DhChapSecret};
 use forebay_nvmf::wire::fabrics::{DISCOVERY_NQN, is_nqn};
 use forebay_reactor::Addr;
 use serde::Deserialize;
@@ -108,7 +108,7 @@ impl HostSection {
         key.map(Some)
     }
 
-    fn keys(&self) -> Result<Option<Arc<Keys>>> {
+    fn keys(&self) -> Result<Option<Arc<AuthSecrets>>> {
         let Some(path) = &self.secret else {
             if self.controller_secret.is_some() {
                 let text =
@@ -124,14 +124,14 @@ impl HostSection {
                 format!("nvme-subsystem: {} and its controller have the same secret, which proves nothing", self.nqn);
             return Err(Failure::invalid(text));
         }
-        let hash = |name: &String| Hash::ALL.into_iter().find(|hash| hash.name() == name);
+        let hash = |name: &String| DhChapHash::ALL.into_iter().find(|hash| hash.name() == name);
         let group = |name: &String| groups().into_iter().find(|group| group_name(*group) == *name);
-        let hashes = choose("hashes", &self.hashes, hash)?.unwrap_or_else(|| Hash::ALL.to_vec());
+        let hashes = choose("hashes", &self.hashes, hash)?.unwrap_or_else(|| DhChapHash::ALL.to_vec());
         // The smallest group is strong enough, and the cost of a larger one is incurred before the host is
         // authenticated.
         let groups = choose("groups", &self.groups, group)?
             .unwrap_or_else(|| DhGroup::ALL[..3].iter().copied().map(Some).collect());
-        Ok(Some(Arc::new(Keys { host, controller, hashes, groups })))
+        Ok(Some(Arc::new(AuthSecrets { host, controller, hashes, groups })))
     }
 }
 
@@ -150,9 +150,9 @@ fn choose<T>(what: &str, names: &Option<Vec<String>>, known: impl Fn(&String) ->
     Ok(Some(found))
 }
 
-fn read_secret(path: &Path) -> Result<Secret> {
+fn read_secret(path: &Path) -> Result<DhChapSecret> {
     let text = read_private(path)?;
-    Secret::parse(&text).map_err(|why| {
+    DhChapSecret::parse(&text).map_err(|why| {
         Failure::invalid(format!("{} holds no secret: {why}", path.display()))
             .hint("make one: (umask 077; nvme gen-dhchap-key --nqn HOSTNQN > FILE)")
     })
@@ -162,7 +162,7 @@ fn read_secret(path: &Path) -> Result<Secret> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvmeAccess {
     /// Hosts by NQN, each with its secrets; `None`: every host.
-    pub hosts: Option<BTreeMap<String, Option<Arc<Keys>>>>,
+    pub hosts: Option<BTreeMap<String, Option<Arc<AuthSecrets>>>>,
     /// TLS keys of the hosts that have one.
     pub tls_keys: BTreeMap<String, TlsKey>,
 }
@@ -257,7 +257,7 @@ pub struct NvmeSubsystem {
     /// Per listening address: set if hosts must use TLS.
     pub tls: Vec<bool>,
     /// Resource limits for hosts.
-    pub limits: Limits,
+    pub limits: HostLimits,
 }
 
 impl Default for NvmeSubsystem {
@@ -268,7 +268,7 @@ impl Default for NvmeSubsystem {
             advertise: Vec::new(),
             access: NvmeAccess::default(),
             tls: Vec::new(),
-            limits: Limits::default(),
+            limits: HostLimits::default(),
         }
     }
 }
@@ -330,8 +330,8 @@ pub(super) fn parse_listener(text: &str) -> Result<(Addr, bool)> {
 }
 
 /// Parses limits by name, from the section and then from `NAME=VALUE` flags.
-fn limits(section: &BTreeMap<String, toml::Value>, flags: &[String]) -> Result<Limits> {
-    let mut limits = Limits::default();
+fn limits(section: &BTreeMap<String, toml::Value>, flags: &[String]) -> Result<HostLimits> {
+    let mut limits = HostLimits::default();
     for (name, value) in section {
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         set_limit(&mut limits, name, &value)?;
@@ -345,7 +345,7 @@ fn limits(section: &BTreeMap<String, toml::Value>, flags: &[String]) -> Result<L
     Ok(limits)
 }
 
-fn set_limit(limits: &mut Limits, name: &str, value: &str) -> Result<()> {
+fn set_limit(limits: &mut HostLimits, name: &str, value: &str) -> Result<()> {
     let wrong = |why: String| Failure::invalid(format!("nvme-subsystem.limits.{name}: {why}"));
     let count = |max: usize| match value.parse::<usize>() {
         Ok(count) if (1..=max).contains(&count) => Ok(count),
@@ -410,7 +410,10 @@ mod tests {
         let hosts = found.access.hosts.as_ref().expect("a list");
         assert_eq!(hosts.get("nqn.2014-08.org.example:open"), Some(&None));
         let keys = hosts[HOST].as_ref().expect("keys");
-        assert_eq!((&keys.hashes[..], &keys.groups[..]), (&[Hash::Sha512][..], &[Some(DhGroup::Ffdhe4096), None][..]));
+        assert_eq!(
+            (&keys.hashes[..], &keys.groups[..]),
+            (&[DhChapHash::Sha512][..], &[Some(DhGroup::Ffdhe4096), None][..])
+        );
         assert!(keys.controller.is_some());
         assert!(!format!("{found:?}").contains("IwtN"), "a secret is shown");
         let flag = format!("{HOST},secret={}", other.path().display());

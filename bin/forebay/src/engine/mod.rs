@@ -142,7 +142,7 @@ pub struct IscsiSnapshot {
     /// Number of iSCSI sessions.
     pub sessions: usize,
     /// Command counters by host.
-    pub hosts: BTreeMap<String, forebay_iscsi::stats::Snapshot>,
+    pub hosts: BTreeMap<String, forebay_iscsi::stats::ScsiCounts>,
 }
 
 /// Snapshot of a write log's counters.
@@ -162,11 +162,11 @@ pub struct LogSnapshot {
 #[derive(Debug)]
 pub struct NvmeSnapshot {
     /// Counters other than commands.
-    pub counts: forebay_nvmf::stats::Counts,
+    pub counts: forebay_nvmf::stats::NvmeTargetCounts,
     /// Number of controllers that hosts have created.
     pub controllers: usize,
     /// Command counters by host.
-    pub hosts: BTreeMap<String, forebay_nvmf::stats::Snapshot>,
+    pub hosts: BTreeMap<String, forebay_nvmf::stats::NvmeCounts>,
     /// Number of connections with TLS, by cipher suite.
     pub suites: BTreeMap<&'static str, usize>,
 }

@@ -5,7 +5,7 @@ use super::{be16, be32, be64};
 
 /// LBA range of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub struct LbaRange {
     /// First logical block.
     pub lba: u64,
     /// Number of logical blocks.
@@ -72,7 +72,7 @@ pub enum CopyResults {
 
 /// Parsed SCSI command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command {
+pub enum ScsiCommand {
     /// TEST UNIT READY.
     TestUnitReady,
     /// REQUEST SENSE.
@@ -132,31 +132,31 @@ pub enum Command {
         alloc_len: u32,
     },
     /// READ command.
-    Read(Run),
+    Read(LbaRange),
     /// WRITE command.
-    Write(Run),
+    Write(LbaRange),
     /// WRITE AND VERIFY.
     WriteVerify {
         /// LBA range.
-        run: Run,
+        run: LbaRange,
         /// Compare the data after writing; otherwise the blocks only have to be readable.
         compare: bool,
     },
     /// VERIFY command.
     Verify {
         /// LBA range.
-        run: Run,
+        run: LbaRange,
         /// Comparison mode.
         compare: Compare,
     },
     /// ORWRITE command.
-    OrWrite(Run),
+    OrWrite(LbaRange),
     /// COMPARE AND WRITE.
-    CompareAndWrite(Run),
+    CompareAndWrite(LbaRange),
     /// WRITE SAME.
     WriteSame {
         /// LBA range.
-        run: Run,
+        run: LbaRange,
         /// UNMAP: the blocks may be deallocated.
         unmap: bool,
         /// NDOB: no data-out buffer; zeroes are written.
@@ -168,9 +168,9 @@ pub enum Command {
         len: u32,
     },
     /// SYNCHRONIZE CACHE.
-    SyncCache(Run),
+    SyncCache(LbaRange),
     /// PRE-FETCH command.
-    PreFetch(Run),
+    PreFetch(LbaRange),
     /// GET LBA STATUS.
     GetLbaStatus {
         /// Starting LBA.
@@ -278,24 +278,24 @@ fn unprotected(cdb: &[u8; 16]) -> Result<(), Sense> {
     if cdb[1] >> 5 == 0 { Ok(()) } else { Err(Sense::cdb_bit(1, 7)) }
 }
 
-fn run6(cdb: &[u8; 16]) -> Run {
+fn run6(cdb: &[u8; 16]) -> LbaRange {
     let blocks = if cdb[4] == 0 { 256 } else { u32::from(cdb[4]) };
-    Run { lba: u64::from(be32(cdb, 0) & 0x1f_ffff), blocks, fua: false }
+    LbaRange { lba: u64::from(be32(cdb, 0) & 0x1f_ffff), blocks, fua: false }
 }
 
-fn run10(cdb: &[u8; 16]) -> Run {
-    Run { lba: be32(cdb, 2).into(), blocks: be16(cdb, 7).into(), fua: cdb[1] & 8 != 0 }
+fn run10(cdb: &[u8; 16]) -> LbaRange {
+    LbaRange { lba: be32(cdb, 2).into(), blocks: be16(cdb, 7).into(), fua: cdb[1] & 8 != 0 }
 }
 
-fn run12(cdb: &[u8; 16]) -> Run {
-    Run { lba: be32(cdb, 2).into(), blocks: be32(cdb, 6), fua: cdb[1] & 8 != 0 }
+fn run12(cdb: &[u8; 16]) -> LbaRange {
+    LbaRange { lba: be32(cdb, 2).into(), blocks: be32(cdb, 6), fua: cdb[1] & 8 != 0 }
 }
 
-fn run16(cdb: &[u8; 16]) -> Run {
-    Run { lba: be64(cdb, 2), blocks: be32(cdb, 10), fua: cdb[1] & 8 != 0 }
+fn run16(cdb: &[u8; 16]) -> LbaRange {
+    LbaRange { lba: be64(cdb, 2), blocks: be32(cdb, 10), fua: cdb[1] & 8 != 0 }
 }
 
-fn protected_run(cdb: &[u8; 16]) -> Result<Run, Sense> {
+fn protected_run(cdb: &[u8; 16]) -> Result<LbaRange, Sense> {
     unprotected(cdb)?;
     Ok(match cdb[0] >> 5 {
         4 => run16(cdb),
@@ -305,8 +305,8 @@ fn protected_run(cdb: &[u8; 16]) -> Result<Run, Sense> {
 }
 
 /// Clears the bit that means FUA in other commands.
-fn plain(run: Run) -> Run {
-    Run { fua: false, ..run }
+fn plain(run: LbaRange) -> LbaRange {
+    LbaRange { fua: false, ..run }
 }
 
 /// Parses a CDB.
@@ -314,24 +314,24 @@ fn plain(run: Run) -> Run {
 /// # Errors
 /// When the command is not supported, or one of its fields is invalid.
 #[inline]
-pub fn parse(cdb: &[u8; 16]) -> Result<Command, Sense> {
+pub fn parse(cdb: &[u8; 16]) -> Result<ScsiCommand, Sense> {
     // The three most frequent commands come first.
     match cdb[0] {
-        0x28 | 0xa8 | 0x88 => return Ok(Command::Read(protected_run(cdb)?)),
-        0x2a | 0xaa | 0x8a => return Ok(Command::Write(protected_run(cdb)?)),
+        0x28 | 0xa8 | 0x88 => return Ok(ScsiCommand::Read(protected_run(cdb)?)),
+        0x2a | 0xaa | 0x8a => return Ok(ScsiCommand::Write(protected_run(cdb)?)),
         _ => {}
     }
     others(cdb)
 }
 
-fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
+fn others(cdb: &[u8; 16]) -> Result<ScsiCommand, Sense> {
     let room8 = u32::from(cdb[4]);
     let action = cdb[1] & 0x1f;
     Ok(match cdb[0] {
-        0x00 => Command::TestUnitReady,
-        0x03 => Command::RequestSense { descriptor: cdb[1] & 1 != 0, alloc_len: room8 },
-        0x08 => Command::Read(run6(cdb)),
-        0x0a => Command::Write(run6(cdb)),
+        0x00 => ScsiCommand::TestUnitReady,
+        0x03 => ScsiCommand::RequestSense { descriptor: cdb[1] & 1 != 0, alloc_len: room8 },
+        0x08 => ScsiCommand::Read(run6(cdb)),
+        0x0a => ScsiCommand::Write(run6(cdb)),
         0x12 => {
             let evpd = cdb[1] & 1 != 0;
             // CMDDT is obsolete since SPC-3.
@@ -341,7 +341,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
             if !evpd && cdb[2] != 0 {
                 return Err(Sense::cdb(2));
             }
-            Command::Inquiry { page: evpd.then_some(cdb[2]), alloc_len: be16(cdb, 3).into() }
+            ScsiCommand::Inquiry { page: evpd.then_some(cdb[2]), alloc_len: be16(cdb, 3).into() }
         }
         0x15 | 0x55 => {
             if cdb[1] & 0x10 == 0 {
@@ -351,13 +351,13 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
                 return Err(Sense::cdb_bit(1, 0));
             }
             let ten = cdb[0] == 0x55;
-            Command::ModeSelect { ten, len: if ten { be16(cdb, 7).into() } else { room8 } }
+            ScsiCommand::ModeSelect { ten, len: if ten { be16(cdb, 7).into() } else { room8 } }
         }
-        0x16 | 0x56 => reserve(cdb, Command::Reserve)?,
-        0x17 | 0x57 => reserve(cdb, Command::Release)?,
+        0x16 | 0x56 => reserve(cdb, ScsiCommand::Reserve)?,
+        0x17 | 0x57 => reserve(cdb, ScsiCommand::Release)?,
         0x1a | 0x5a => {
             let ten = cdb[0] == 0x5a;
-            Command::ModeSense {
+            ScsiCommand::ModeSense {
                 ten,
                 no_descriptor: cdb[1] & 8 != 0,
                 long: ten && cdb[1] & 0x10 != 0,
@@ -367,9 +367,9 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
                 alloc_len: if ten { be16(cdb, 7).into() } else { room8 },
             }
         }
-        0x1b => Command::StartStop { start: cdb[4] & 1 != 0, power: cdb[4] >> 4, eject: cdb[4] & 2 != 0 },
+        0x1b => ScsiCommand::StartStop { start: cdb[4] & 1 != 0, power: cdb[4] >> 4, eject: cdb[4] & 2 != 0 },
         0x1d => match (cdb[1] & 4 != 0, be16(cdb, 3)) {
-            (true, 0) => Command::SelfTest,
+            (true, 0) => ScsiCommand::SelfTest,
             (true, _) => return Err(Sense::cdb(3)),
             (false, _) => return Err(Sense::cdb_bit(1, 2)),
         },
@@ -377,7 +377,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
             if cdb[8] & 1 == 0 && be32(cdb, 2) != 0 {
                 return Err(Sense::cdb(2));
             }
-            Command::ReadCapacity10
+            ScsiCommand::ReadCapacity10
         }
         0x2e | 0xae | 0x8e => {
             let compare = match cdb[1] >> 1 & 3 {
@@ -385,7 +385,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
                 1 => true,
                 _ => return Err(Sense::cdb_bit(1, 2)),
             };
-            Command::WriteVerify { run: plain(protected_run(cdb)?), compare }
+            ScsiCommand::WriteVerify { run: plain(protected_run(cdb)?), compare }
         }
         0x2f | 0xaf | 0x8f => {
             let compare = match cdb[1] >> 1 & 3 {
@@ -394,14 +394,14 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
                 3 => Compare::One,
                 _ => return Err(Sense::cdb_bit(1, 2)),
             };
-            Command::Verify { run: plain(protected_run(cdb)?), compare }
+            ScsiCommand::Verify { run: plain(protected_run(cdb)?), compare }
         }
-        0x34 => Command::PreFetch(plain(run10(cdb))),
-        0x90 => Command::PreFetch(plain(run16(cdb))),
-        0x35 => Command::SyncCache(plain(run10(cdb))),
-        0x91 => Command::SyncCache(plain(run16(cdb))),
-        0x37 => Command::ReadDefects { twelve: false, format: cdb[2] & 0x1f, alloc_len: be16(cdb, 7).into() },
-        0xb7 => Command::ReadDefects { twelve: true, format: cdb[1] & 0x1f, alloc_len: be32(cdb, 6) },
+        0x34 => ScsiCommand::PreFetch(plain(run10(cdb))),
+        0x90 => ScsiCommand::PreFetch(plain(run16(cdb))),
+        0x35 => ScsiCommand::SyncCache(plain(run10(cdb))),
+        0x91 => ScsiCommand::SyncCache(plain(run16(cdb))),
+        0x37 => ScsiCommand::ReadDefects { twelve: false, format: cdb[2] & 0x1f, alloc_len: be16(cdb, 7).into() },
+        0xb7 => ScsiCommand::ReadDefects { twelve: true, format: cdb[1] & 0x1f, alloc_len: be32(cdb, 6) },
         0x41 | 0x93 => {
             let run = plain(protected_run(cdb)?);
             let (anchor, unmap, no_data) = (cdb[1] & 0x10 != 0, cdb[1] & 8 != 0, cdb[0] == 0x93 && cdb[1] & 1 != 0);
@@ -412,19 +412,19 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
             if cdb[1] & 6 != 0 {
                 return Err(Sense::cdb_bit(1, 2));
             }
-            Command::WriteSame { run, unmap, no_data }
+            ScsiCommand::WriteSame { run, unmap, no_data }
         }
         0x42 => {
             if cdb[1] & 1 != 0 {
                 return Err(Sense::cdb_bit(1, 0));
             }
-            Command::Unmap { len: be16(cdb, 7).into() }
+            ScsiCommand::Unmap { len: be16(cdb, 7).into() }
         }
         0x4d => {
             if cdb[1] & 1 != 0 {
                 return Err(Sense::cdb_bit(1, 0));
             }
-            Command::LogSense {
+            ScsiCommand::LogSense {
                 page: cdb[2] & 0x3f,
                 subpage: cdb[3],
                 from: be16(cdb, 5),
@@ -439,7 +439,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
                 3 => PrIn::FullStatus,
                 _ => return Err(Sense::cdb_bit(1, 4)),
             };
-            Command::PrIn { action, alloc_len: be16(cdb, 7).into() }
+            ScsiCommand::PrIn { action, alloc_len: be16(cdb, 7).into() }
         }
         0x5f => {
             let action = match action {
@@ -453,10 +453,10 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
                 7 => PrOut::RegisterAndMove,
                 _ => return Err(Sense::cdb_bit(1, 4)),
             };
-            Command::PrOut { action, scope_type: cdb[2], len: be32(cdb, 5) }
+            ScsiCommand::PrOut { action, scope_type: cdb[2], len: be32(cdb, 5) }
         }
         0x83 => match action {
-            0 => Command::ExtendedCopy { len: be32(cdb, 10) },
+            0 => ScsiCommand::ExtendedCopy { len: be32(cdb, 10) },
             _ => return Err(Sense::cdb_bit(1, 4)),
         },
         0x84 => {
@@ -466,33 +466,33 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
                 4 => CopyResults::Failed,
                 _ => return Err(Sense::cdb_bit(1, 4)),
             };
-            Command::CopyResults { results, list: cdb[2], alloc_len: be32(cdb, 10) }
+            ScsiCommand::CopyResults { results, list: cdb[2], alloc_len: be32(cdb, 10) }
         }
         0x89 => {
             unprotected(cdb)?;
-            Command::CompareAndWrite(Run { lba: be64(cdb, 2), blocks: cdb[13].into(), fua: cdb[1] & 8 != 0 })
+            ScsiCommand::CompareAndWrite(LbaRange { lba: be64(cdb, 2), blocks: cdb[13].into(), fua: cdb[1] & 8 != 0 })
         }
-        0x8b => Command::OrWrite(protected_run(cdb)?),
+        0x8b => ScsiCommand::OrWrite(protected_run(cdb)?),
         0x9e => match action {
-            0x10 => Command::ReadCapacity16 { alloc_len: be32(cdb, 10) },
-            0x12 => Command::GetLbaStatus { lba: be64(cdb, 2), alloc_len: be32(cdb, 10) },
+            0x10 => ScsiCommand::ReadCapacity16 { alloc_len: be32(cdb, 10) },
+            0x12 => ScsiCommand::GetLbaStatus { lba: be64(cdb, 2), alloc_len: be32(cdb, 10) },
             _ => return Err(Sense::cdb_bit(1, 4)),
         },
-        0xa0 => Command::ReportLuns { select: cdb[2], alloc_len: be32(cdb, 6) },
+        0xa0 => ScsiCommand::ReportLuns { select: cdb[2], alloc_len: be32(cdb, 6) },
         0xa3 => match action {
-            0x0a => Command::ReportGroups { extended: cdb[1] >> 5 == 1, alloc_len: be32(cdb, 6) },
-            0x0c => Command::ReportOpcodes {
+            0x0a => ScsiCommand::ReportGroups { extended: cdb[1] >> 5 == 1, alloc_len: be32(cdb, 6) },
+            0x0c => ScsiCommand::ReportOpcodes {
                 timeouts: cdb[2] & 0x80 != 0,
                 options: cdb[2] & 7,
                 opcode: cdb[3],
                 action: be16(cdb, 4),
                 alloc_len: be32(cdb, 6),
             },
-            0x0d => Command::ReportFunctions { long: cdb[2] & 0x80 != 0, alloc_len: be32(cdb, 6) },
+            0x0d => ScsiCommand::ReportFunctions { long: cdb[2] & 0x80 != 0, alloc_len: be32(cdb, 6) },
             _ => return Err(Sense::cdb_bit(1, 4)),
         },
         0xa4 => match action {
-            0x0a => Command::SetGroups { len: be32(cdb, 6) },
+            0x0a => ScsiCommand::SetGroups { len: be32(cdb, 6) },
             _ => return Err(Sense::cdb_bit(1, 4)),
         },
         _ => return Err(Sense::illegal(code::INVALID_OPCODE)),
@@ -500,7 +500,7 @@ fn others(cdb: &[u8; 16]) -> Result<Command, Sense> {
 }
 
 /// Parses an SPC-2 reservation, of a whole unit and for the initiator itself.
-fn reserve(cdb: &[u8; 16], command: Command) -> Result<Command, Sense> {
+fn reserve(cdb: &[u8; 16], command: ScsiCommand) -> Result<ScsiCommand, Sense> {
     // Third-party and extent reservations are not supported.
     if cdb[1] & 0x1f != 0 {
         return Err(Sense::cdb_bit(1, 4));
@@ -519,61 +519,63 @@ pub enum Transfer {
     Out(u64),
 }
 
-impl Command {
+impl ScsiCommand {
     /// Returns the data transfer of the command, for blocks of `block` bytes.
     pub fn transfer(&self, block: u32) -> Transfer {
-        let bytes = |run: &Run| u64::from(run.blocks) * u64::from(block);
+        let bytes = |run: &LbaRange| u64::from(run.blocks) * u64::from(block);
         match self {
-            Command::Read(run) => Transfer::In(bytes(run)),
-            Command::Write(run) | Command::WriteVerify { run, .. } | Command::OrWrite(run) => Transfer::Out(bytes(run)),
-            Command::Verify { run, compare } => match compare {
+            ScsiCommand::Read(run) => Transfer::In(bytes(run)),
+            ScsiCommand::Write(run) | ScsiCommand::WriteVerify { run, .. } | ScsiCommand::OrWrite(run) => {
+                Transfer::Out(bytes(run))
+            }
+            ScsiCommand::Verify { run, compare } => match compare {
                 Compare::Nothing => Transfer::None,
                 Compare::All => Transfer::Out(bytes(run)),
                 Compare::One => Transfer::Out(if run.blocks == 0 { 0 } else { block.into() }),
             },
-            Command::CompareAndWrite(run) => Transfer::Out(2 * bytes(run)),
-            Command::WriteSame { no_data, .. } => Transfer::Out(if *no_data { 0 } else { block.into() }),
-            Command::ModeSelect { len, .. }
-            | Command::Unmap { len }
-            | Command::SetGroups { len }
-            | Command::PrOut { len, .. }
-            | Command::ExtendedCopy { len } => Transfer::Out((*len).into()),
-            Command::RequestSense { alloc_len, .. }
-            | Command::Inquiry { alloc_len, .. }
-            | Command::ModeSense { alloc_len, .. }
-            | Command::LogSense { alloc_len, .. }
-            | Command::ReadCapacity16 { alloc_len }
-            | Command::GetLbaStatus { alloc_len, .. }
-            | Command::ReadDefects { alloc_len, .. }
-            | Command::ReportLuns { alloc_len, .. }
-            | Command::ReportOpcodes { alloc_len, .. }
-            | Command::ReportFunctions { alloc_len, .. }
-            | Command::ReportGroups { alloc_len, .. }
-            | Command::PrIn { alloc_len, .. }
-            | Command::CopyResults { alloc_len, .. } => Transfer::In((*alloc_len).into()),
-            Command::ReadCapacity10 => Transfer::In(8),
-            Command::TestUnitReady
-            | Command::SyncCache(_)
-            | Command::PreFetch(_)
-            | Command::StartStop { .. }
-            | Command::SelfTest
-            | Command::Reserve
-            | Command::Release => Transfer::None,
+            ScsiCommand::CompareAndWrite(run) => Transfer::Out(2 * bytes(run)),
+            ScsiCommand::WriteSame { no_data, .. } => Transfer::Out(if *no_data { 0 } else { block.into() }),
+            ScsiCommand::ModeSelect { len, .. }
+            | ScsiCommand::Unmap { len }
+            | ScsiCommand::SetGroups { len }
+            | ScsiCommand::PrOut { len, .. }
+            | ScsiCommand::ExtendedCopy { len } => Transfer::Out((*len).into()),
+            ScsiCommand::RequestSense { alloc_len, .. }
+            | ScsiCommand::Inquiry { alloc_len, .. }
+            | ScsiCommand::ModeSense { alloc_len, .. }
+            | ScsiCommand::LogSense { alloc_len, .. }
+            | ScsiCommand::ReadCapacity16 { alloc_len }
+            | ScsiCommand::GetLbaStatus { alloc_len, .. }
+            | ScsiCommand::ReadDefects { alloc_len, .. }
+            | ScsiCommand::ReportLuns { alloc_len, .. }
+            | ScsiCommand::ReportOpcodes { alloc_len, .. }
+            | ScsiCommand::ReportFunctions { alloc_len, .. }
+            | ScsiCommand::ReportGroups { alloc_len, .. }
+            | ScsiCommand::PrIn { alloc_len, .. }
+            | ScsiCommand::CopyResults { alloc_len, .. } => Transfer::In((*alloc_len).into()),
+            ScsiCommand::ReadCapacity10 => Transfer::In(8),
+            ScsiCommand::TestUnitReady
+            | ScsiCommand::SyncCache(_)
+            | ScsiCommand::PreFetch(_)
+            | ScsiCommand::StartStop { .. }
+            | ScsiCommand::SelfTest
+            | ScsiCommand::Reserve
+            | ScsiCommand::Release => Transfer::None,
         }
     }
 
     /// Returns the LBA range of the command, if it has one.
-    pub fn run(&self) -> Option<Run> {
+    pub fn run(&self) -> Option<LbaRange> {
         match self {
-            Command::Read(run)
-            | Command::OrWrite(run)
-            | Command::CompareAndWrite(run)
-            | Command::SyncCache(run)
-            | Command::PreFetch(run)
-            | Command::Write(run)
-            | Command::WriteVerify { run, .. }
-            | Command::Verify { run, .. }
-            | Command::WriteSame { run, .. } => Some(*run),
+            ScsiCommand::Read(run)
+            | ScsiCommand::OrWrite(run)
+            | ScsiCommand::CompareAndWrite(run)
+            | ScsiCommand::SyncCache(run)
+            | ScsiCommand::PreFetch(run)
+            | ScsiCommand::Write(run)
+            | ScsiCommand::WriteVerify { run, .. }
+            | ScsiCommand::Verify { run, .. }
+            | ScsiCommand::WriteSame { run, .. } => Some(*run),
             _ => None,
         }
     }
@@ -582,19 +584,19 @@ impl Command {
     pub fn is_write(&self) -> bool {
         matches!(
             self,
-            Command::Write(_)
-                | Command::WriteVerify { .. }
-                | Command::OrWrite(_)
-                | Command::CompareAndWrite(_)
-                | Command::WriteSame { .. }
-                | Command::Unmap { .. }
+            ScsiCommand::Write(_)
+                | ScsiCommand::WriteVerify { .. }
+                | ScsiCommand::OrWrite(_)
+                | ScsiCommand::CompareAndWrite(_)
+                | ScsiCommand::WriteSame { .. }
+                | ScsiCommand::Unmap { .. }
         )
     }
 
     /// Returns true if the command completes even while a unit attention is pending, which stays pending (SAM-5,
     /// section 5.14).
     pub fn passes_attention(&self) -> bool {
-        matches!(self, Command::Inquiry { .. } | Command::ReportLuns { .. } | Command::RequestSense { .. })
+        matches!(self, ScsiCommand::Inquiry { .. } | ScsiCommand::ReportLuns { .. } | ScsiCommand::RequestSense { .. })
     }
 }
 
@@ -610,13 +612,13 @@ mod tests {
 
     #[test]
     fn the_four_lengths_of_a_read_are_one() {
-        let run = |lba, blocks| Ok(Command::Read(Run { lba, blocks, fua: false }));
+        let run = |lba, blocks| Ok(ScsiCommand::Read(LbaRange { lba, blocks, fua: false }));
         assert_eq!(parse(&cdb(&[0x08, 0x12, 0x34, 0x56, 0, 0])), run(0x12_3456, 256));
         assert_eq!(parse(&cdb(&[0x28, 0x10, 1, 2, 3, 4, 0, 5, 6, 0])), run(0x0102_0304, 0x0506));
         assert_eq!(parse(&cdb(&[0xa8, 0, 1, 2, 3, 4, 0, 0, 5, 6])), run(0x0102_0304, 0x0506));
         assert_eq!(parse(&cdb(&[0x88, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 8])), run(0x9_0000_0001, 8));
         assert_eq!(parse(&cdb(&[0x28, 0x20])), Err(Sense::cdb_bit(1, 7)), "protection");
-        let Ok(Command::Read(run)) = parse(&cdb(&[0x28, 8, 0, 0, 0, 0, 0, 0, 1])) else { panic!("a read") };
+        let Ok(ScsiCommand::Read(run)) = parse(&cdb(&[0x28, 8, 0, 0, 0, 0, 0, 0, 1])) else { panic!("a read") };
         assert!(run.fua);
     }
 

@@ -15,7 +15,7 @@ pub const SEGMENT_BLOCKS_MAX: u32 = 0xffff;
 
 /// Copy target: a unit named by a designator of its device identification page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct CopyTarget {
     /// Code set, association and type, length, and designator, encoded as in the page.
     pub designator: Vec<u8>,
     /// Block size in bytes.
@@ -24,7 +24,7 @@ pub struct Target {
 
 /// Copy segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct CopySegment {
     /// Index of the source in the list of targets.
     pub from: u16,
     /// Index of the destination in the list of targets.
@@ -45,9 +45,9 @@ pub struct Copy {
     /// Result need not be kept.
     pub forget: bool,
     /// Units named by the list.
-    pub targets: Vec<Target>,
+    pub targets: Vec<CopyTarget>,
     /// Segments, in the order in which they are copied.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<CopySegment>,
 }
 
 /// Parses a parameter list.
@@ -93,7 +93,7 @@ pub fn parse(list: &[u8]) -> Result<Copy, Sense> {
         }
         let mut designator = vec![one[4] & 0x0f, one[5] & 0x3f, 0, one[7]];
         designator.extend(&one[8..8 + len]);
-        targets.push(Target { designator, block: be32(one, 28) & 0xff_ffff });
+        targets.push(CopyTarget { designator, block: be32(one, 28) & 0xff_ffff });
     }
     let (mut segments, mut at) = (Vec::new(), 16 + targets_len);
     while at < whole {
@@ -104,7 +104,7 @@ pub fn parse(list: &[u8]) -> Result<Copy, Sense> {
         if one.len() < 28 || be16(one, 2) != 24 {
             return Err(Sense::list(at as u16 + 2));
         }
-        let segment = Segment {
+        let segment = CopySegment {
             from: be16(one, 4),
             to: be16(one, 6),
             blocks: be16(one, 10).into(),
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn a_copy_is_read() {
         let copy = parse(&list()).expect("a copy");
-        assert_eq!(copy.segments, [Segment { from: 0, to: 0, blocks: 16, from_lba: 5, to_lba: 900 }]);
+        assert_eq!(copy.segments, [CopySegment { from: 0, to: 0, blocks: 16, from_lba: 5, to_lba: 900 }]);
         assert_eq!((copy.list, copy.targets[0].block, copy.targets[0].designator.len()), (7, 512, 12));
     }
 

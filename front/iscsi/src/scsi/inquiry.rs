@@ -29,14 +29,14 @@ pub const UNMAP_DESCRIPTORS_MAX: u32 = 256;
 
 /// Unit identity, stable across restarts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct UnitIdentity {
     /// UUID of the volume.
     pub uuid: [u8; 16],
     /// Product revision; at most 4 bytes.
     pub revision: String,
 }
 
-impl Identity {
+impl UnitIdentity {
     /// Returns the unit serial number: the UUID's 32 digits.
     pub fn serial(&self) -> String {
         use std::fmt::Write;
@@ -70,7 +70,7 @@ pub const VENDOR: &str = "FOREBAY";
 pub const PRODUCT: &str = "Forebay volume";
 
 /// Builds the standard INQUIRY data.
-pub fn standard(identity: &Identity) -> Vec<u8> {
+pub fn standard(identity: &UnitIdentity) -> Vec<u8> {
     // Third-party copy; target port groups, implicit and explicit.
     let flags = 0x08 | 0x30;
     let mut out = vec![DISK, 0, 0x06, 0x12, 0, flags, 0, 0x02];
@@ -104,9 +104,9 @@ pub fn well_known() -> Vec<u8> {
 
 /// Parameters of a vital product data page.
 #[derive(Debug, Clone, Copy)]
-pub struct Unit<'a> {
+pub struct VpdParameters<'a> {
     /// Unit identity.
-    pub identity: &'a Identity,
+    pub identity: &'a UnitIdentity,
     /// Volume name for people; it may change.
     pub name: &'a str,
     /// iSCSI name of the target.
@@ -120,7 +120,7 @@ pub struct Unit<'a> {
 const PAGES: [u8; 8] = [0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2];
 
 /// Builds a vital product data page; `None` when there is no such page.
-pub fn page(page: u8, unit: &Unit<'_>) -> Option<Vec<u8>> {
+pub fn page(page: u8, unit: &VpdParameters<'_>) -> Option<Vec<u8>> {
     let mut out = vec![DISK, page, 0, 0];
     match page {
         0x00 => out.extend(PAGES),
@@ -170,14 +170,14 @@ fn scsi_name(text: String) -> Vec<u8> {
 }
 
 /// Returns the NAA designator of the unit, as third-party copies name it.
-pub fn naa_designator(identity: &Identity) -> [u8; 12] {
+pub fn naa_designator(identity: &UnitIdentity) -> [u8; 12] {
     let mut out = [0; 12];
     out[..4].copy_from_slice(&[1, 3, 0, 8]);
     out[4..].copy_from_slice(&identity.naa());
     out
 }
 
-fn designators(out: &mut Vec<u8>, unit: &Unit<'_>) {
+fn designators(out: &mut Vec<u8>, unit: &VpdParameters<'_>) {
     out.extend(naa_designator(unit.identity));
     let mut uuid = vec![0x10, 0];
     uuid.extend(unit.identity.uuid);
@@ -303,12 +303,12 @@ pub fn unmap_list(list: &[u8]) -> Option<impl Iterator<Item = (u64, u32)> + '_> 
 mod tests {
     use super::*;
 
-    fn identity() -> Identity {
-        Identity { uuid: [0x12; 16], revision: "0.1".into() }
+    fn identity() -> UnitIdentity {
+        UnitIdentity { uuid: [0x12; 16], revision: "0.1".into() }
     }
 
-    fn unit(identity: &Identity) -> Unit<'_> {
-        Unit { identity, name: "local/disk", target: "iqn.x:y", rotational: false, threshold_exponent: 11 }
+    fn unit(identity: &UnitIdentity) -> VpdParameters<'_> {
+        VpdParameters { identity, name: "local/disk", target: "iqn.x:y", rotational: false, threshold_exponent: 11 }
     }
 
     #[test]
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn a_name_is_told_apart_from_the_identity() {
         let identity = identity();
-        let page = |name: &str| page(0x83, &Unit { name, ..unit(&identity) }).expect("a page");
+        let page = |name: &str| page(0x83, &VpdParameters { name, ..unit(&identity) }).expect("a page");
         let (one, other) = (page("local/disk"), page("local/another"));
         assert!(one.ends_with(b"\x03\x00\x00\x0alocal/disk"), "{one:x?}");
         let common = one.len() - 14;

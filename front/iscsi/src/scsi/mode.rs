@@ -33,7 +33,7 @@ enum Values {
 
 /// State from which mode pages are built.
 #[derive(Debug, Clone, Copy)]
-pub struct Pages {
+pub struct ModePages {
     /// Current settings.
     pub modes: Modes,
     /// Unit is read-only, regardless of the settings.
@@ -63,7 +63,7 @@ pub struct Ask {
 
 const ALL: [(u8, u8); 5] = [(0x01, 0), (0x08, 0), (0x0a, 0), (0x1c, 0), (0x1c, 2)];
 
-fn body(page: (u8, u8), values: Values, pages: &Pages) -> Vec<u8> {
+fn body(page: (u8, u8), values: Values, pages: &ModePages) -> Vec<u8> {
     let modes = match values {
         Values::Current => pages.modes,
         Values::Changeable => Modes(Modes::CACHE | Modes::DESCRIPTOR_SENSE | Modes::PROTECT),
@@ -106,7 +106,7 @@ fn body(page: (u8, u8), values: Values, pages: &Pages) -> Vec<u8> {
     }
 }
 
-fn write_page(out: &mut Vec<u8>, page: (u8, u8), values: Values, pages: &Pages) {
+fn write_page(out: &mut Vec<u8>, page: (u8, u8), values: Values, pages: &ModePages) {
     let body = body(page, values, pages);
     match page.1 {
         0 => out.extend([page.0, body.len() as u8]),
@@ -122,7 +122,7 @@ fn write_page(out: &mut Vec<u8>, page: (u8, u8), values: Values, pages: &Pages) 
 ///
 /// # Errors
 /// When there is no such page, or saved values are asked for.
-pub fn sense(ask: &Ask, pages: &Pages) -> Result<Vec<u8>, Sense> {
+pub fn sense(ask: &Ask, pages: &ModePages) -> Result<Vec<u8>, Sense> {
     let values = match ask.control {
         0 => Values::Current,
         1 => Values::Changeable,
@@ -173,7 +173,7 @@ pub fn sense(ask: &Ask, pages: &Pages) -> Result<Vec<u8>, Sense> {
 ///
 /// # Errors
 /// When the list is truncated, or it changes a field that is not changeable.
-pub fn select(ten: bool, list: &[u8], pages: &Pages) -> Result<Modes, Sense> {
+pub fn select(ten: bool, list: &[u8], pages: &ModePages) -> Result<Modes, Sense> {
     let mut modes = pages.modes;
     if list.is_empty() {
         return Ok(modes);
@@ -207,7 +207,7 @@ pub fn select(ten: bool, list: &[u8], pages: &Pages) -> Result<Modes, Sense> {
         if !ALL.contains(&page) {
             return Err(Sense::list(at as u16));
         }
-        let current = body(page, Values::Current, &Pages { modes, ..*pages });
+        let current = body(page, Values::Current, &ModePages { modes, ..*pages });
         let changeable = body(page, Values::Changeable, pages);
         if len != current.len() {
             return Err(Sense::list(at as u16 + 1));
@@ -240,8 +240,8 @@ mod tests {
 
     use super::*;
 
-    fn pages() -> Pages {
-        Pages { modes: Modes::DEFAULT, read_only: false, blocks: 1000, threshold: Some(7) }
+    fn pages() -> ModePages {
+        ModePages { modes: Modes::DEFAULT, read_only: false, blocks: 1000, threshold: Some(7) }
     }
 
     fn ask(page: u8, subpage: u8, control: u8) -> Ask {

@@ -10,17 +10,17 @@ use forebay_reactor::{Instant, Stream, now};
 use forebay_serve::{ConnectionHandler, ConnectionStopSignal, Intake, ReceiveRequest, exchange};
 
 use super::early::EarlyPdus;
-use super::ending::{Ending, Expired};
+use super::ending::{Expired, IscsiTeardown};
 use super::handshake::LoggedInConnection;
-use super::keep_alive::{KeepAlive, Liveness};
+use super::keep_alive::{InitiatorLiveness, KeepAlive};
 use super::orphaned_tasks::OrphanedTasks;
-use super::outbox::Outbox;
+use super::outbox::IscsiOutbox;
 use super::task::{PendingTask, TaskKind};
 use super::task_set::TaskSet;
 use super::text::TextExchange;
-use super::{Options, Server};
+use super::{IscsiServer, IscsiServerOptions};
 use crate::scsi::reserve;
-use crate::session::receive::{Garbled, Receiver};
+use crate::session::receive::{Garbled, PduReceiver};
 use crate::sessions::SessionRegistration;
 use crate::signal::{Signal, Stop};
 use crate::unit::execute::{CommandFuture, composite};
@@ -33,7 +33,7 @@ const TURN_PDUS: u32 = 128;
 const LOGOUT_WAIT_S: u16 = 3;
 /// Protocol violation that ends the connection: no recovery is possible.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Violation {
+pub(super) enum IscsiViolation {
     #[error("{0}")]
     Garbled(#[from] Garbled),
     #[error("login request on a connection that is logged in already")]
@@ -48,7 +48,7 @@ pub(super) enum Violation {
 
 /// Reason for the end of a connection.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum IscsiEndReason {
     /// Logout by the initiator.
     LoggedOut,
     /// Connection closed by the initiator without logout.
@@ -58,19 +58,19 @@ pub(super) enum End {
     /// Socket error.
     Socket(io::Error),
     /// Protocol violation by the initiator.
-    Violation(Violation),
+    Violation(IscsiViolation),
     /// Server shutdown, or the session was replaced, reset or expelled.
     Stopped,
 }
 
 /// Connection of a session in full feature phase.
-pub(super) struct Connection<'a> {
+pub(super) struct IscsiConnection<'a> {
     stream: Stream,
     control: &'a ConnectionStopSignal,
-    options: &'a Options,
+    options: &'a IscsiServerOptions,
     signal: Arc<Signal>,
-    receiver: Receiver,
-    pub(super) outbox: Outbox,
+    receiver: PduReceiver,
+    pub(super) outbox: IscsiOutbox,
     pub(super) units: SessionUnits,
     pub(super) discovery: bool,
     pub(super) cid: u16,
@@ -78,7 +78,7 @@ pub(super) struct Connection<'a> {
     pub(super) early: EarlyPdus,
     pub(super) text: TextExchange,
     next_tag: u32,
-    ending: Ending,
+    ending: IscsiTeardown,
     keep_alive: KeepAlive,
     /// Time at the beginning of this turn.
     pub(super) now: Instant,
@@ -86,16 +86,16 @@ pub(super) struct Connection<'a> {
     entered: SessionRegistration,
 }
 
-impl<'a> Connection<'a> {
+impl<'a> IscsiConnection<'a> {
     /// Creates a connection for a session; `None` when the initiator port cannot be represented as a host id.
     pub(super) fn new(
-        server: &'a Server,
+        server: &'a IscsiServer,
         control: &'a ConnectionStopSignal,
         stream: Stream,
         ready: LoggedInConnection,
     ) -> Option<Self> {
         let LoggedInConnection { login, entered, receiver } = ready;
-        let Server { targets, options, pools, units, .. } = server;
+        let IscsiServer { targets, options, pools, units, .. } = server;
         let session = entered.session().clone();
         let host = reserve::host(&session.initiator, session.isid)?;
         let numbers = (login.params, login.stat_sn, login.cmd_sn);
@@ -105,7 +105,7 @@ impl<'a> Connection<'a> {
             options,
             signal: session.signal.clone(),
             receiver,
-            outbox: Outbox::new(pools, numbers, options.commands_max, (targets.clone(), session.clone())),
+            outbox: IscsiOutbox::new(pools, numbers, options.commands_max, (targets.clone(), session.clone())),
             discovery: session.is_discovery(),
             cid: login.cid,
             units: SessionUnits::new(targets.clone(), units.clone(), session, host),
@@ -113,7 +113,7 @@ impl<'a> Connection<'a> {
             early: EarlyPdus::default(),
             text: TextExchange::default(),
             next_tag: 1,
-            ending: Ending::new(options.drain_timeout),
+            ending: IscsiTeardown::new(options.drain_timeout),
             keep_alive: KeepAlive::new(options.ping_after, now()),
             now: now(),
             entered,
@@ -121,8 +121,8 @@ impl<'a> Connection<'a> {
     }
 
     /// Serves until the connection ends.  On return all commands that were begun are done, or
-    /// [`Options::drain_timeout`] has expired and the remaining ones are orphaned.
-    pub(super) async fn run(mut self) -> End {
+    /// [`IscsiServerOptions::drain_timeout`] has expired and the remaining ones are orphaned.
+    pub(super) async fn run(mut self) -> IscsiEndReason {
         let stream = self.stream.clone();
         let receive = |want| forebay_serve::receive(stream.clone(), want);
         let end = exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await;
@@ -175,19 +175,19 @@ impl<'a> Connection<'a> {
             if self.tasks.is_data_late(|transfer| transfer.is_awaited() && now.since(transfer.heard) >= patience) {
                 // A host that does not send solicited data would hold memory that other sessions wait for, without
                 // limit.
-                self.stop_receiving(End::Violation(Violation::NoData));
+                self.stop_receiving(IscsiEndReason::Violation(IscsiViolation::NoData));
                 self.keep_alive.restart();
                 continue;
             }
             match self.keep_alive.check(now) {
-                Liveness::Alive => {}
-                Liveness::Silent => {
+                InitiatorLiveness::Alive => {}
+                InitiatorLiveness::Silent => {
                     let tag = self.tag();
                     self.outbox.ping(tag);
                 }
-                Liveness::Dead => {
+                InitiatorLiveness::Dead => {
                     self.outbox.discard_output();
-                    self.stop_receiving(End::Violation(Violation::Silent));
+                    self.stop_receiving(IscsiEndReason::Violation(IscsiViolation::Silent));
                 }
             }
         }
@@ -227,11 +227,11 @@ impl<'a> Connection<'a> {
     }
 
     /// Ends the connection: nothing more is received, and all tasks are aborted.
-    fn stop_receiving(&mut self, end: End) {
+    fn stop_receiving(&mut self, end: IscsiEndReason) {
         if !self.ending.is_open() {
             return;
         }
-        if !matches!(end, End::LoggedOut) {
+        if !matches!(end, IscsiEndReason::LoggedOut) {
             self.outbox.discard_output();
         }
         self.ending.end(end);
@@ -241,7 +241,7 @@ impl<'a> Connection<'a> {
     /// Ends the session for a logout request.  The response follows once no task of the session is left and its
     /// reservations are released: when the host reads it, another host can take over (RFC 7143, section 11.14).
     pub(super) fn log_out(&mut self, itt: u32) {
-        self.stop_receiving(End::LoggedOut);
+        self.stop_receiving(IscsiEndReason::LoggedOut);
         self.ending.log_out(itt);
         self.release_for_logout();
     }
@@ -280,8 +280,8 @@ impl<'a> Connection<'a> {
     }
 }
 
-impl ConnectionHandler for Connection<'_> {
-    type End = End;
+impl ConnectionHandler for IscsiConnection<'_> {
+    type End = IscsiEndReason;
 
     const TURN: u32 = TURN_PDUS;
 
@@ -306,11 +306,11 @@ impl ConnectionHandler for Connection<'_> {
         match result {
             Ok(0) => {
                 let whole = self.receiver.ended(buf);
-                self.stop_receiving(if whole { End::Closed } else { End::Broken });
+                self.stop_receiving(if whole { IscsiEndReason::Closed } else { IscsiEndReason::Broken });
             }
             Ok(got) => self.receiver.received(buf, got),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.stop_receiving(End::Broken),
-            Err(error) => self.stop_receiving(End::Socket(error)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.stop_receiving(IscsiEndReason::Broken),
+            Err(error) => self.stop_receiving(IscsiEndReason::Socket(error)),
         }
     }
 
@@ -329,11 +329,11 @@ impl ConnectionHandler for Connection<'_> {
                 Ok(Some(pdu)) => {
                     *budget -= 1;
                     if let Err(violation) = self.handle(pdu) {
-                        self.stop_receiving(End::Violation(violation));
+                        self.stop_receiving(IscsiEndReason::Violation(violation));
                     }
                 }
                 Ok(None) => return Intake::NeedInput,
-                Err(garbled) => self.stop_receiving(End::Violation(garbled.into())),
+                Err(garbled) => self.stop_receiving(IscsiEndReason::Violation(garbled.into())),
             }
         }
     }
@@ -347,7 +347,7 @@ impl ConnectionHandler for Connection<'_> {
         self.begin_waiting();
         if let Err(error) = result {
             self.outbox.discard_output();
-            self.stop_receiving(End::Socket(error));
+            self.stop_receiving(IscsiEndReason::Socket(error));
         }
     }
 
@@ -355,7 +355,7 @@ impl ConnectionHandler for Connection<'_> {
         self.ending.is_open()
     }
 
-    fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<IscsiEndReason> {
         self.outbox.flush_tallies();
         while let Some(expired) = self.ending.poll_timer(cx) {
             match expired {

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use forebay_block::BufList;
 use forebay_reactor::Instant;
 
-use super::outbox::Outbox;
+use super::outbox::IscsiOutbox;
 use super::task::CommandInfo;
-use crate::unit::commands::ReadyCommand;
+use crate::unit::commands::ReadyScsiCommand;
 use crate::wire::{DataOut, FINAL, TAG_NONE};
 
 /// Data-out sequence solicited by an R2T.
@@ -24,7 +24,7 @@ struct SolicitedSequence {
 /// Command whose data-out transfer is not complete.
 #[derive(Debug)]
 pub(super) struct DataOutTransfer {
-    pub(super) ready: ReadyCommand,
+    pub(super) ready: ReadyScsiCommand,
     pub(super) info: CommandInfo,
     pub(super) numbered: bool,
     pub(super) ordered: bool,
@@ -51,7 +51,7 @@ impl DataOutTransfer {
     /// Creates a transfer with the command's immediate data.  If `unsolicited` is true, up to `first_burst` bytes follow
     /// unsolicited.
     pub(super) fn new(
-        ready: ReadyCommand,
+        ready: ReadyScsiCommand,
         info: CommandInfo,
         (numbered, ordered): (bool, bool),
         (unsolicited, first_burst): (bool, u32),
@@ -101,7 +101,7 @@ impl DataOutTransfer {
     }
 
     /// Sends R2Ts, as many as may be outstanding at a time.
-    pub(super) fn send_r2ts(&mut self, itt: u32, outbox: &mut Outbox) {
+    pub(super) fn send_r2ts(&mut self, itt: u32, outbox: &mut IscsiOutbox) {
         let (open_max, burst) = (usize::from(outbox.params().r2t_max), outbox.params().burst_max);
         while self.covered < self.want && self.solicited.len() < open_max {
             let len = burst.min(self.want - self.covered);
@@ -160,11 +160,11 @@ mod tests {
 
     use super::*;
     use crate::scsi::cdb;
-    use crate::stats::CommandKind;
+    use crate::stats::ScsiCommandKind;
     use crate::wire::Lun;
 
     fn transfer(expected: u32, takes: u64, here: usize, unsolicited: bool) -> DataOutTransfer {
-        let ready = ReadyCommand {
+        let ready = ReadyScsiCommand {
             lun: Lun::Unit(0),
             command: cdb::parse(&[0; 16]),
             data: BufList::zeroes(here),
@@ -172,7 +172,7 @@ mod tests {
         };
         let info = CommandInfo {
             lun_bytes: [0; 8],
-            kind: CommandKind::Write,
+            kind: ScsiCommandKind::Write,
             expected,
             takes: Some(takes),
             reads: false,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::connection::Violation;
-use crate::session::receive::Pdu;
+use super::connection::IscsiViolation;
+use crate::session::receive::IscsiPdu;
 
 /// Maximum data in bytes of PDUs received out of order.
 const BYTES_MAX: usize = 1 << 20;
@@ -12,15 +12,15 @@ const BYTES_MAX: usize = 1 << 20;
 /// (RFC 7143, section 4.2.2.1), so they are few: `bytes` is the sum of their data, and at most [`BYTES_MAX`].
 #[derive(Default)]
 pub(super) struct EarlyPdus {
-    pdus: BTreeMap<u32, Pdu>,
+    pdus: BTreeMap<u32, IscsiPdu>,
     bytes: usize,
 }
 
 impl EarlyPdus {
     /// Keeps a PDU.  Returns the one with the same number that it replaces.
-    pub(super) fn keep(&mut self, number: u32, pdu: Pdu) -> Result<Option<Pdu>, Violation> {
+    pub(super) fn keep(&mut self, number: u32, pdu: IscsiPdu) -> Result<Option<IscsiPdu>, IscsiViolation> {
         if self.bytes + pdu.data.len() > BYTES_MAX {
-            return Err(Violation::Early);
+            return Err(IscsiViolation::Early);
         }
         self.bytes += pdu.data.len();
         let before = self.pdus.insert(number, pdu);
@@ -30,7 +30,7 @@ impl EarlyPdus {
 
     /// Takes the PDU with this number.
     #[inline]
-    pub(super) fn take(&mut self, number: u32) -> Option<Pdu> {
+    pub(super) fn take(&mut self, number: u32) -> Option<IscsiPdu> {
         if self.pdus.is_empty() {
             return None;
         }

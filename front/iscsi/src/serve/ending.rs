@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_reactor::sleep;
 use forebay_reactor::time::Sleep;
 
-use super::connection::End;
+use super::connection::IscsiEndReason;
 
 /// Time for which a session about to be dropped still responds to commands, so that hosts learn the reason.
 const LINGER: Duration = Duration::from_millis(100);
@@ -27,10 +27,10 @@ pub(super) enum Expired {
 /// 2. Draining never ends: no command begins any more.
 /// 3. Once `lingered` is set, the timer limits the commands in flight; when it expires, the connection is over.
 /// 4. A logout request that has no response yet keeps the connection; it gets one response.
-pub(super) struct Ending {
+pub(super) struct IscsiTeardown {
     drain_timeout: Duration,
     /// Reason of the end.
-    reason: Option<End>,
+    reason: Option<IscsiEndReason>,
     draining: bool,
     /// Logout was requested from the host; `timer` limits the time that it has for that.
     logout_asked: bool,
@@ -41,7 +41,7 @@ pub(super) struct Ending {
     logout: Option<u32>,
 }
 
-impl Ending {
+impl IscsiTeardown {
     /// Creates the state of an open connection.
     pub(super) fn new(drain_timeout: Duration) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl Ending {
     }
 
     /// Ends the connection for a reason.
-    pub(super) fn end(&mut self, reason: End) {
+    pub(super) fn end(&mut self, reason: IscsiEndReason) {
         debug_assert!(self.reason.is_none(), "the first reason counts");
         self.reason = Some(reason);
         self.logout_asked = false;
@@ -133,9 +133,9 @@ impl Ending {
     }
 
     /// Completes when the connection is over: everything is `done` and sent, or the time is over.
-    pub(super) fn poll(&mut self, done: bool) -> Poll<End> {
+    pub(super) fn poll(&mut self, done: bool) -> Poll<IscsiEndReason> {
         match self.timed_out || (done && self.is_over()) {
-            true => Poll::Ready(self.reason.take().unwrap_or(End::Stopped)),
+            true => Poll::Ready(self.reason.take().unwrap_or(IscsiEndReason::Stopped)),
             false => Poll::Pending,
         }
     }

@@ -6,10 +6,10 @@ use forebay_reactor::time::Sleep;
 use forebay_reactor::{Addr, Stream, now, random, sleep_until, wall_clock};
 use forebay_serve::{ConnectionStopSignal, Interrupted};
 
-use super::Server;
+use super::IscsiServer;
 use crate::session::login::{LoggedIn, Login, LoginAction, SEED_LEN, refuse};
-use crate::session::receive::{Garbled, Receiver, Rules};
-use crate::session::reply::Replies;
+use crate::session::receive::{Garbled, PduReceiver, PduRules};
+use crate::session::reply::IscsiReplies;
 use crate::sessions::SessionRegistration;
 use crate::stats::ConnectionEvent;
 use crate::wire::{LoginRequest, request};
@@ -19,7 +19,7 @@ const DATA_MAX: usize = 16 * 1024;
 
 /// Reason for a login without a session.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HandshakeEnd {
+pub(super) enum LoginEnd {
     #[error("{0}")]
     Garbled(#[from] Garbled),
     #[error("{reason}")]
@@ -34,15 +34,15 @@ pub(super) enum HandshakeEnd {
     Interrupted(#[from] Interrupted),
 }
 
-impl HandshakeEnd {
+impl LoginEnd {
     /// Returns true if the initiator is at fault.
     pub(super) fn is_cause(&self) -> bool {
         matches!(
             self,
-            HandshakeEnd::Garbled(_)
-                | HandshakeEnd::Refused { .. }
-                | HandshakeEnd::NoLogin(_)
-                | HandshakeEnd::Interrupted(Interrupted::TooSlow)
+            LoginEnd::Garbled(_)
+                | LoginEnd::Refused { .. }
+                | LoginEnd::NoLogin(_)
+                | LoginEnd::Interrupted(Interrupted::TooSlow)
         )
     }
 }
@@ -51,39 +51,39 @@ impl HandshakeEnd {
 pub(super) struct LoggedInConnection {
     pub(super) login: LoggedIn,
     pub(super) entered: SessionRegistration,
-    pub(super) receiver: Receiver,
+    pub(super) receiver: PduReceiver,
 }
 
-pub(super) struct Handshake<'a> {
-    pub(super) server: &'a Server,
+pub(super) struct IscsiHandshake<'a> {
+    pub(super) server: &'a IscsiServer,
     pub(super) control: &'a ConnectionStopSignal,
     pub(super) stream: &'a Stream,
     pub(super) peer: &'a Addr,
 }
 
-impl Handshake<'_> {
+impl IscsiHandshake<'_> {
     /// Runs the login phase.
-    pub(super) async fn run(self) -> Result<LoggedInConnection, HandshakeEnd> {
-        let Server { targets, options, pools, .. } = self.server;
+    pub(super) async fn run(self) -> Result<LoggedInConnection, LoginEnd> {
+        let IscsiServer { targets, options, pools, .. } = self.server;
         let mut patience = sleep_until(now() + options.login_timeout);
         let mut seed = [0; SEED_LEN];
         seed.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&random().to_le_bytes()[..chunk.len()]));
         let mut login = Login::new(options.offer, seed);
-        let rules = Rules { data_max: DATA_MAX, ..Rules::default() };
-        let mut receiver = Receiver::new(pools.clone(), rules);
-        let mut replies = Replies::new(pools.clone());
+        let rules = PduRules { data_max: DATA_MAX, ..PduRules::default() };
+        let mut receiver = PduReceiver::new(pools.clone(), rules);
+        let mut replies = IscsiReplies::new(pools.clone());
         loop {
             let Some(pdu) = receiver.next_pdu()? else {
                 let want = receiver.want();
                 let (result, buf) = self.within(&mut patience, self.stream.recv(want.buf)).await?;
                 match result? {
-                    0 => return Err(HandshakeEnd::Closed),
+                    0 => return Err(LoginEnd::Closed),
                     got => receiver.received(buf, got),
                 }
                 continue;
             };
             if pdu.bhs.opcode() != request::LOGIN {
-                return Err(HandshakeEnd::NoLogin(pdu.bhs.opcode()));
+                return Err(LoginEnd::NoLogin(pdu.bhs.opcode()));
             }
             let data = pdu.data.to_vec();
             let mut step = login.request(pdu.bhs.view::<LoginRequest>(), &data, targets);
@@ -113,7 +113,7 @@ impl Handshake<'_> {
                 (LoginAction::More, _) => {}
                 (LoginAction::Session(login), Some(entered)) => {
                     let params = &login.params;
-                    receiver.set_rules(Rules {
+                    receiver.set_rules(PduRules {
                         header_digest: params.header_digest,
                         data_digest: params.data_digest,
                         data_max: params.receive_max as usize,
@@ -124,16 +124,16 @@ impl Handshake<'_> {
                     targets.counters().count(ConnectionEvent::LoginRefused);
                     let name = |name: Option<&str>| name.map(str::to_owned);
                     let (initiator, target) = (name(login.initiator()), name(login.target()));
-                    return Err(HandshakeEnd::Refused { initiator, target, reason });
+                    return Err(LoginEnd::Refused { initiator, target, reason });
                 }
                 // Without a session, the final response was a refusal.
-                (LoginAction::Session(_), None) => return Err(HandshakeEnd::Closed),
+                (LoginAction::Session(_), None) => return Err(LoginEnd::Closed),
             }
         }
     }
 
     /// Awaits `future`. Fails when the login times out or the server stops.
-    async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, HandshakeEnd> {
+    async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, LoginEnd> {
         Ok(self.control.within(patience, future).await?)
     }
 }

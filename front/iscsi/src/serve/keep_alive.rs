@@ -9,7 +9,7 @@ use forebay_reactor::{Instant, sleep};
 
 /// State of the initiator when the timer expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Liveness {
+pub(super) enum InitiatorLiveness {
     /// Initiator that has sent something in the meantime.
     Alive,
     /// Initiator that has sent nothing: it is pinged.
@@ -53,17 +53,17 @@ impl KeepAlive {
     }
 
     /// Returns the state of the initiator, and sets the timer again.
-    pub(super) fn check(&mut self, now: Instant) -> Liveness {
+    pub(super) fn check(&mut self, now: Instant) -> InitiatorLiveness {
         let silent = now.since(self.heard);
         if silent < self.patience {
             self.pinged = false;
             self.timer = sleep(self.patience - silent);
-            return Liveness::Alive;
+            return InitiatorLiveness::Alive;
         }
         self.restart();
         match std::mem::replace(&mut self.pinged, true) {
-            false => Liveness::Silent,
-            true => Liveness::Dead,
+            false => InitiatorLiveness::Silent,
+            true => InitiatorLiveness::Dead,
         }
     }
 }

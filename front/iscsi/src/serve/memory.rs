@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::sessions::Session;
+use crate::sessions::IscsiSession;
 use crate::targets::Targets;
 
 /// Granularity in bytes of allocations from the budget of all sessions.
@@ -16,12 +16,12 @@ pub(super) struct MemoryAccount {
     held: usize,
     granted: usize,
     targets: Targets,
-    session: Arc<Session>,
+    session: Arc<IscsiSession>,
 }
 
 impl MemoryAccount {
     /// Creates an empty account of a session.
-    pub(super) fn new(targets: Targets, session: Arc<Session>) -> Self {
+    pub(super) fn new(targets: Targets, session: Arc<IscsiSession>) -> Self {
         Self { held: 0, granted: 0, targets, session }
     }
 

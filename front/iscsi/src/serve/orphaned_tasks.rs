@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use forebay_reactor::{now, spawn};
 
-use super::outbox::Outbox;
+use super::outbox::IscsiOutbox;
 use super::task_set::TaskSet;
 use crate::sessions::OrphanRegistration;
 use crate::unit::{NexusState, Order};
@@ -18,7 +18,7 @@ use crate::unit::{NexusState, Order};
 pub(super) struct OrphanedTasks {
     tasks: TaskSet,
     /// Accounts the memory that commands hold; nothing is sent any more.
-    outbox: Outbox,
+    outbox: IscsiOutbox,
     nexuses: BTreeMap<u16, NexusState>,
     /// Registration that counts against the session limits.
     leaving: OrphanRegistration,
@@ -28,7 +28,7 @@ impl OrphanedTasks {
     /// Takes over what a session leaves behind.
     pub(super) fn new(
         tasks: TaskSet,
-        outbox: Outbox,
+        outbox: IscsiOutbox,
         nexuses: BTreeMap<u16, NexusState>,
         leaving: OrphanRegistration,
     ) -> Self {

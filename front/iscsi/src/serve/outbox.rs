@@ -14,13 +14,13 @@ use super::task::{CommandInfo, PendingTask, TaskKind};
 use crate::scsi::mode::Modes;
 use crate::scsi::status;
 use crate::session::params::Params;
-use crate::session::receive::Pools;
-use crate::session::reply::Replies;
-use crate::session::window::Window;
-use crate::sessions::Session;
+use crate::session::receive::IscsiPools;
+use crate::session::reply::IscsiReplies;
+use crate::session::window::CommandWindow;
+use crate::sessions::IscsiSession;
 use crate::targets::Targets;
-use crate::unit::execute::CommandResult;
-use crate::unit::{Failure, LogicalUnit};
+use crate::unit::execute::ScsiResult;
+use crate::unit::{LogicalUnit, ScsiFailure};
 use crate::wire::{
     self, Bhs, DataIn, FINAL, R2t, RejectReason, Response, ScsiResponse, TAG_NONE, logout_response, response,
 };
@@ -44,8 +44,8 @@ type Batch = (BufList, usize);
 ///    the window never lets more than `depth` be outstanding.
 /// 3. Bytes are held from the request until its response is sent or discarded: `unsent` by `replies`, the others by
 ///    `batches` and `sending`.
-pub(super) struct Outbox {
-    replies: Replies,
+pub(super) struct IscsiOutbox {
+    replies: IscsiReplies,
     unsent: usize,
     batches: VecDeque<Batch>,
     sending: Option<usize>,
@@ -53,7 +53,7 @@ pub(super) struct Outbox {
     discarding: bool,
     params: Params,
     stat_sn: u32,
-    window: Window,
+    window: CommandWindow,
     /// Depth of the command window when nothing is in flight.
     depth: u32,
     /// Commands received and not yet completed.
@@ -62,14 +62,14 @@ pub(super) struct Outbox {
     tallies: Tallies,
 }
 
-impl Outbox {
+impl IscsiOutbox {
     pub(super) fn new(
-        pools: &Rc<Pools>,
+        pools: &Rc<IscsiPools>,
         (params, stat_sn, cmd_sn): (Params, u32, u32),
         depth: u32,
-        (targets, session): (Targets, Arc<Session>),
+        (targets, session): (Targets, Arc<IscsiSession>),
     ) -> Self {
-        let mut replies = Replies::new(pools.clone());
+        let mut replies = IscsiReplies::new(pools.clone());
         replies.set_digests(params.header_digest, params.data_digest);
         Self {
             replies,
@@ -79,7 +79,7 @@ impl Outbox {
             discarding: false,
             params,
             stat_sn,
-            window: Window::new(cmd_sn, depth),
+            window: CommandWindow::new(cmd_sn, depth),
             depth,
             outstanding: 0,
             memory: MemoryAccount::new(targets, session.clone()),
@@ -91,7 +91,7 @@ impl Outbox {
         &mut self.params
     }
 
-    pub(super) fn window(&mut self) -> &mut Window {
+    pub(super) fn window(&mut self) -> &mut CommandWindow {
         &mut self.window
     }
 
@@ -205,7 +205,7 @@ impl Outbox {
     }
 
     /// Sends the outcome of a task, updates the counters, and releases its place in the window.
-    pub(super) fn answer(&mut self, now: Instant, outcome: CommandResult, task: PendingTask) {
+    pub(super) fn answer(&mut self, now: Instant, outcome: ScsiResult, task: PendingTask) {
         let PendingTask { itt, unit, kind, numbered, aborted, held, .. } = task;
         if numbered {
             self.settled();
@@ -233,7 +233,13 @@ impl Outbox {
         self.queued(held);
     }
 
-    pub(super) fn failure(&mut self, itt: u32, command: &CommandInfo, failure: Failure, unit: Option<&LogicalUnit>) {
+    pub(super) fn failure(
+        &mut self,
+        itt: u32,
+        command: &CommandInfo,
+        failure: ScsiFailure,
+        unit: Option<&LogicalUnit>,
+    ) {
         let descriptor = unit.is_some_and(|unit| unit.shared().modes().has(Modes::DESCRIPTOR_SENSE));
         let sense = failure.sense.map(|sense| sense.to_bytes(descriptor)).unwrap_or_default();
         self.status(itt, command, failure.status, 0, &sense);

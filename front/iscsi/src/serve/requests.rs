@@ -1,20 +1,20 @@
 //! Handling of request PDUs.
 
-use super::connection::{Connection, Violation};
-use crate::session::receive::Pdu;
+use super::connection::{IscsiConnection, IscsiViolation};
+use crate::session::receive::IscsiPdu;
 use crate::session::window::CmdSnPosition;
 use crate::wire::{RejectReason, Request, TAG_NONE, TaskRequest, logout_response, request, response};
 
-impl Connection<'_> {
+impl IscsiConnection<'_> {
     /// Handles a received PDU.
-    pub(super) fn handle(&mut self, pdu: Pdu) -> Result<(), Violation> {
+    pub(super) fn handle(&mut self, pdu: IscsiPdu) -> Result<(), IscsiViolation> {
         let opcode = pdu.bhs.opcode();
         match opcode {
             request::DATA_OUT => return self.data_out(pdu),
             request::SCSI_COMMAND | request::TASK_MANAGEMENT | request::TEXT | request::LOGOUT | request::NOP_OUT => {}
             request::LOGIN => {
                 self.outbox.reject(RejectReason::Protocol, &pdu.bhs);
-                return Err(Violation::Login);
+                return Err(IscsiViolation::Login);
             }
             request::SNACK => {
                 self.outbox.reject(RejectReason::Snack, &pdu.bhs);
@@ -44,7 +44,7 @@ impl Connection<'_> {
     }
 
     /// Keeps a PDU that arrived before those with lower CmdSNs.
-    fn keep_early(&mut self, number: u32, pdu: Pdu) -> Result<(), Violation> {
+    fn keep_early(&mut self, number: u32, pdu: IscsiPdu) -> Result<(), IscsiViolation> {
         let bytes = pdu.data.len();
         let before = self.early.keep(number, pdu)?;
         self.outbox.hold(bytes);
@@ -55,14 +55,14 @@ impl Connection<'_> {
     }
 
     #[inline]
-    fn numbered(&mut self, pdu: Pdu) -> Result<(), Violation> {
+    fn numbered(&mut self, pdu: IscsiPdu) -> Result<(), IscsiViolation> {
         self.outbox.window().take();
         self.outbox.taken();
         self.deliver(pdu, true)
     }
 
     #[inline]
-    fn deliver(&mut self, pdu: Pdu, numbered: bool) -> Result<(), Violation> {
+    fn deliver(&mut self, pdu: IscsiPdu, numbered: bool) -> Result<(), IscsiViolation> {
         if pdu.bhs.opcode() == request::SCSI_COMMAND {
             return self.scsi(pdu, numbered);
         }
@@ -83,7 +83,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    fn nop_out(&mut self, pdu: &Pdu) {
+    fn nop_out(&mut self, pdu: &IscsiPdu) {
         let header = pdu.bhs.view::<Request>();
         if header.itt.get() == TAG_NONE {
             // Response to a NOP-In of this target; its arrival is all that matters.

@@ -2,7 +2,7 @@
 
 use forebay_block::BufList;
 
-use super::connection::{Connection, Violation};
+use super::connection::{IscsiConnection, IscsiViolation};
 use super::data_out::DataOutTransfer;
 use super::task::{CommandInfo, PendingTask, TaskKind};
 use super::task_set::QueuedCommand;
@@ -10,16 +10,16 @@ use crate::scsi::BLOCK;
 use crate::scsi::cdb::{self, Transfer};
 use crate::scsi::inquiry::TRANSFER_BLOCKS_MAX;
 use crate::scsi::sense::{Sense, code, key};
-use crate::session::receive::Pdu;
-use crate::stats::CommandKind;
-use crate::unit::Failure;
-use crate::unit::commands::{Execution, ReadyCommand};
+use crate::session::receive::IscsiPdu;
+use crate::stats::ScsiCommandKind;
+use crate::unit::ScsiFailure;
+use crate::unit::commands::{Execution, ReadyScsiCommand};
 use crate::wire::{Bhs, DataOut, Lun, RejectReason, ScsiCommand, TAG_NONE, command_flag};
 
-impl Connection<'_> {
+impl IscsiConnection<'_> {
     /// Handles a SCSI command.
     #[inline]
-    pub(super) fn scsi(&mut self, pdu: Pdu, numbered: bool) -> Result<(), Violation> {
+    pub(super) fn scsi(&mut self, pdu: IscsiPdu, numbered: bool) -> Result<(), IscsiViolation> {
         let header = pdu.bhs.view::<ScsiCommand>();
         let itt = header.itt.get();
         if self.discovery || itt == TAG_NONE {
@@ -53,7 +53,7 @@ impl Connection<'_> {
             began: self.now,
             r2ts: 0,
         };
-        let mut ready = ReadyCommand { lun: Lun::parse(&header.lun), command, data: pdu.data, verdict: None };
+        let mut ready = ReadyScsiCommand { lun: Lun::parse(&header.lun), command, data: pdu.data, verdict: None };
         if pdu.damaged {
             self.outbox.reject(RejectReason::DataDigest, &pdu.bhs);
             ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::CRC).into());
@@ -83,10 +83,10 @@ impl Connection<'_> {
     fn writing(
         &mut self,
         bhs: &Bhs,
-        mut ready: ReadyCommand,
+        mut ready: ReadyScsiCommand,
         info: CommandInfo,
         (numbered, ordered): (bool, bool),
-    ) -> Result<(), Violation> {
+    ) -> Result<(), IscsiViolation> {
         let itt = bhs.itt.get();
         let here = ready.data.len();
         let params = *self.outbox.params();
@@ -107,13 +107,15 @@ impl Connection<'_> {
         }
         let unsolicited = !bhs.is_final();
         if (here > 0 || unsolicited) && self.outbox.is_starved() {
-            ready.verdict = ready.verdict.or(Some(Failure::BUSY));
+            ready.verdict = ready.verdict.or(Some(ScsiFailure::BUSY));
         }
-        let exact = matches!(ready.command, Ok(cdb::Command::CompareAndWrite(_) | cdb::Command::WriteSame { .. }));
+        let exact =
+            matches!(ready.command, Ok(cdb::ScsiCommand::CompareAndWrite(_) | cdb::ScsiCommand::WriteSame { .. }));
         if exact && takes != info.expected.into() && ready.verdict.is_none() {
             // Any other length mismatch may be an error of the initiator.
             ready.verdict = Some(
-                Sense::cdb(if matches!(ready.command, Ok(cdb::Command::CompareAndWrite(_))) { 13 } else { 10 }).into(),
+                Sense::cdb(if matches!(ready.command, Ok(cdb::ScsiCommand::CompareAndWrite(_))) { 13 } else { 10 })
+                    .into(),
             );
         }
         if takes > info.expected.into() && !may_be_cut(&ready.command, info.expected) && ready.verdict.is_none() {
@@ -145,7 +147,7 @@ impl Connection<'_> {
     }
 
     /// Handles data of a command.
-    pub(super) fn data_out(&mut self, pdu: Pdu) -> Result<(), Violation> {
+    pub(super) fn data_out(&mut self, pdu: IscsiPdu) -> Result<(), IscsiViolation> {
         let itt = pdu.bhs.itt.get();
         // Data of an aborted task may still arrive.
         let Some(transfer) = self.tasks.transfer(itt) else { return Ok(()) };
@@ -165,7 +167,7 @@ impl Connection<'_> {
             return Ok(());
         }
         if pdu.bhs.view::<DataOut>().ttt.get() == TAG_NONE && self.outbox.is_starved() {
-            transfer.ready.verdict = transfer.ready.verdict.or(Some(Failure::BUSY));
+            transfer.ready.verdict = transfer.ready.verdict.or(Some(ScsiFailure::BUSY));
             transfer.stop_soliciting();
         }
         // Unsolicited data is accounted from here on.
@@ -213,7 +215,7 @@ impl Connection<'_> {
         self.units.note_changed_luns();
         let (unit, execution) = match self.is_draining() {
             // BUSY makes the host retry with the server that is active then.
-            true => (None, Execution::Done(Err(Failure::BUSY))),
+            true => (None, Execution::Done(Err(ScsiFailure::BUSY))),
             false => self.units.begin(ready),
         };
         let control = matches!(execution, Execution::Control(_));
@@ -229,18 +231,21 @@ impl Connection<'_> {
 /// Returns true if a write may be truncated: the initiator sends whole blocks, but fewer than the CDB says. These are
 /// written, and the residual count reports the others (FCP-4 specifies this; iSCSI does not).  A partial block cannot
 /// be written; then nothing is transferred.
-fn may_be_cut(command: &Result<cdb::Command, Sense>, expected: u32) -> bool {
-    expected.is_multiple_of(BLOCK) && matches!(command, Ok(cdb::Command::Write(_) | cdb::Command::WriteVerify { .. }))
+fn may_be_cut(command: &Result<cdb::ScsiCommand, Sense>, expected: u32) -> bool {
+    expected.is_multiple_of(BLOCK)
+        && matches!(command, Ok(cdb::ScsiCommand::Write(_) | cdb::ScsiCommand::WriteVerify { .. }))
 }
 
-fn kind(command: &Result<cdb::Command, Sense>) -> CommandKind {
+fn kind(command: &Result<cdb::ScsiCommand, Sense>) -> ScsiCommandKind {
     match command {
-        Ok(cdb::Command::Read(_)) => CommandKind::Read,
-        Ok(cdb::Command::Write(_) | cdb::Command::WriteVerify { .. } | cdb::Command::OrWrite(_)) => CommandKind::Write,
-        Ok(cdb::Command::WriteSame { .. } | cdb::Command::Unmap { .. }) => CommandKind::Unmap,
-        Ok(cdb::Command::CompareAndWrite(_)) => CommandKind::CompareAndWrite,
-        Ok(cdb::Command::SyncCache(_)) => CommandKind::Sync,
-        Ok(cdb::Command::ExtendedCopy { .. }) => CommandKind::Copy,
-        _ => CommandKind::Other,
+        Ok(cdb::ScsiCommand::Read(_)) => ScsiCommandKind::Read,
+        Ok(cdb::ScsiCommand::Write(_) | cdb::ScsiCommand::WriteVerify { .. } | cdb::ScsiCommand::OrWrite(_)) => {
+            ScsiCommandKind::Write
+        }
+        Ok(cdb::ScsiCommand::WriteSame { .. } | cdb::ScsiCommand::Unmap { .. }) => ScsiCommandKind::Unmap,
+        Ok(cdb::ScsiCommand::CompareAndWrite(_)) => ScsiCommandKind::CompareAndWrite,
+        Ok(cdb::ScsiCommand::SyncCache(_)) => ScsiCommandKind::Sync,
+        Ok(cdb::ScsiCommand::ExtendedCopy { .. }) => ScsiCommandKind::Copy,
+        _ => ScsiCommandKind::Other,
     }
 }

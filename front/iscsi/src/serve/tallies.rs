@@ -4,20 +4,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::sessions::Session;
-use crate::stats::{CommandKind, Tally};
+use crate::sessions::IscsiSession;
+use crate::stats::{ScsiCommandKind, Tally};
 use crate::unit::LogicalUnit;
 
 /// Counts of a session, and of the unit that its last commands went to.  What was not flushed is added on drop.
 pub(super) struct Tallies {
-    session: Arc<Session>,
+    session: Arc<IscsiSession>,
     of_session: Tally,
     of_unit: Option<(Rc<LogicalUnit>, Tally)>,
 }
 
 impl Tallies {
     /// Creates empty counts of a session.
-    pub(super) fn new(session: Arc<Session>) -> Self {
+    pub(super) fn new(session: Arc<IscsiSession>) -> Self {
         Self { session, of_session: Tally::default(), of_unit: None }
     }
 
@@ -25,7 +25,7 @@ impl Tallies {
     pub(super) fn answered(
         &mut self,
         unit: Option<&Rc<LogicalUnit>>,
-        (kind, took): (CommandKind, Duration),
+        (kind, took): (ScsiCommandKind, Duration),
         failed: bool,
         (read, written): (u64, u64),
     ) {

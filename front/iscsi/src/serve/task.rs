@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_reactor::Instant;
 
-use crate::stats::CommandKind;
+use crate::stats::ScsiCommandKind;
 use crate::unit::{DrainGuard, LogicalUnit};
 
 /// Kind of a task in flight.
@@ -24,7 +24,7 @@ pub(super) enum TaskKind {
 pub(super) struct CommandInfo {
     /// LUN field as encoded in the PDU.
     pub(super) lun_bytes: [u8; 8],
-    pub(super) kind: CommandKind,
+    pub(super) kind: ScsiCommandKind,
     /// Expected data transfer length in bytes.
     pub(super) expected: u32,
     /// Bytes that the command takes from the initiator, if any.

@@ -5,14 +5,14 @@ use std::rc::Rc;
 use forebay_block::BufList;
 use forebay_block::reservation::ReservationAction;
 
-use super::connection::Connection;
+use super::connection::IscsiConnection;
 use super::task::{PendingTask, TaskKind};
 use super::task_set::Aborted;
 use crate::unit::LogicalUnit;
 use crate::unit::execute::{composite, ignore};
 use crate::wire::{Lun, TAG_NONE, TaskRequest, response, task_function, task_response};
 
-impl Connection<'_> {
+impl IscsiConnection<'_> {
     /// ABORT TASK.  A task in the device ends when the device completes it. Until then a write may still reach the
     /// medium, so the response is delayed.
     fn abort_task(&mut self, itt: u32, referenced: u32) {

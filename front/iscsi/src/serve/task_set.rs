@@ -9,13 +9,13 @@ use forebay_reactor::cross::OneshotReceiver;
 use forebay_reactor::sync::InFlight;
 
 use super::data_out::DataOutTransfer;
-use super::outbox::Outbox;
+use super::outbox::IscsiOutbox;
 use super::task::{CommandInfo, PendingTask};
 use crate::scsi::BLOCK;
-use crate::scsi::cdb::Command;
+use crate::scsi::cdb::ScsiCommand;
 use crate::scsi::inquiry::TRANSFER_BLOCKS_MAX;
-use crate::unit::commands::ReadyCommand;
-use crate::unit::execute::{CommandFuture, CommandResult};
+use crate::unit::commands::ReadyScsiCommand;
+use crate::unit::execute::{CommandFuture, ScsiResult};
 use crate::unit::{DrainGuard, LogicalUnit};
 use crate::wire::Lun;
 
@@ -26,7 +26,7 @@ const EXTRA_MAX: usize = 32;
 /// Command with its complete data that waits for memory, or for other commands to end.
 pub(super) struct QueuedCommand {
     pub(super) itt: u32,
-    pub(super) ready: ReadyCommand,
+    pub(super) ready: ReadyScsiCommand,
     pub(super) info: CommandInfo,
     pub(super) numbered: bool,
     pub(super) ordered: bool,
@@ -40,7 +40,7 @@ impl QueuedCommand {
     fn needs(&self) -> usize {
         match &self.ready.command {
             // A read above the maximum transfer length is refused.
-            Ok(Command::Read(run)) if run.blocks <= TRANSFER_BLOCKS_MAX => {
+            Ok(ScsiCommand::Read(run)) if run.blocks <= TRANSFER_BLOCKS_MAX => {
                 ((run.blocks * BLOCK) as usize).max(self.held)
             }
             _ => self.held,
@@ -109,7 +109,7 @@ impl TaskSet {
     }
 
     /// Adds a command whose data is incomplete, and solicits the data as soon as there is memory for it.
-    pub(super) fn receive(&mut self, itt: u32, transfer: DataOutTransfer, now: Instant, outbox: &mut Outbox) {
+    pub(super) fn receive(&mut self, itt: u32, transfer: DataOutTransfer, now: Instant, outbox: &mut IscsiOutbox) {
         let hungry = transfer.needs_r2t();
         let before = self.transfers.insert(itt, transfer);
         debug_assert!(before.is_none(), "two commands with tag {itt}");
@@ -119,14 +119,14 @@ impl TaskSet {
     }
 
     /// Solicits more data of a transfer, behind those that wait for memory already.
-    pub(super) fn solicit(&mut self, itt: u32, now: Instant, outbox: &mut Outbox) {
+    pub(super) fn solicit(&mut self, itt: u32, now: Instant, outbox: &mut IscsiOutbox) {
         debug_assert!(self.transfers.contains_key(&itt));
         self.hungry.push_back(itt);
         self.feed(now, outbox);
     }
 
     /// Sends R2Ts for transfers that wait for memory, as far as there is some.
-    pub(super) fn feed(&mut self, now: Instant, outbox: &mut Outbox) {
+    pub(super) fn feed(&mut self, now: Instant, outbox: &mut IscsiOutbox) {
         while let Some(&itt) = self.hungry.front() {
             let Some(transfer) = self.transfers.get_mut(&itt) else {
                 debug_assert!(false, "no transfer {itt}");
@@ -165,7 +165,7 @@ impl TaskSet {
 
     /// Queues a command if others wait already or it may not begin yet; returns it otherwise.
     #[inline]
-    pub(super) fn admit(&mut self, mut command: QueuedCommand, outbox: &mut Outbox) -> Option<QueuedCommand> {
+    pub(super) fn admit(&mut self, mut command: QueuedCommand, outbox: &mut IscsiOutbox) -> Option<QueuedCommand> {
         if self.queue.is_empty() && self.may_begin(&mut command, outbox) {
             return Some(command);
         }
@@ -174,7 +174,7 @@ impl TaskSet {
     }
 
     /// Takes the first queued command, if it may begin.
-    pub(super) fn next_queued(&mut self, outbox: &mut Outbox) -> Option<QueuedCommand> {
+    pub(super) fn next_queued(&mut self, outbox: &mut IscsiOutbox) -> Option<QueuedCommand> {
         let mut command = self.queue.pop_front()?;
         if self.may_begin(&mut command, outbox) {
             return Some(command);
@@ -184,7 +184,7 @@ impl TaskSet {
     }
 
     #[inline]
-    fn may_begin(&mut self, command: &mut QueuedCommand, outbox: &mut Outbox) -> bool {
+    fn may_begin(&mut self, command: &mut QueuedCommand, outbox: &mut IscsiOutbox) -> bool {
         // An ordered command waits for all earlier ones, and later ones wait for it.
         let in_order = self.ordered == 0 && (!command.ordered || self.running.is_empty());
         if !in_order || self.is_full() {
@@ -218,7 +218,7 @@ impl TaskSet {
 
     /// Starts a task; returns its result if it has ended already.  The set must not be full.
     #[inline]
-    pub(super) fn start(&mut self, future: CommandFuture, task: PendingTask) -> Option<(CommandResult, PendingTask)> {
+    pub(super) fn start(&mut self, future: CommandFuture, task: PendingTask) -> Option<(ScsiResult, PendingTask)> {
         debug_assert!(!self.is_full());
         let ordered = usize::from(task.ordered);
         let ended = self.running.start(future, task);
@@ -234,7 +234,7 @@ impl TaskSet {
     }
 
     /// Polls tasks that were woken, and passes those that have ended to `done`.
-    pub(super) fn poll(&mut self, mut done: impl FnMut(CommandResult, PendingTask)) {
+    pub(super) fn poll(&mut self, mut done: impl FnMut(ScsiResult, PendingTask)) {
         let ordered = &mut self.ordered;
         self.running.poll(|result, task| {
             *ordered -= usize::from(task.ordered);
@@ -245,7 +245,7 @@ impl TaskSet {
     // ---- Aborts ----
 
     /// Aborts a command.
-    pub(super) fn abort(&mut self, itt: u32, outbox: &mut Outbox) -> Aborted {
+    pub(super) fn abort(&mut self, itt: u32, outbox: &mut IscsiOutbox) -> Aborted {
         if let Some(transfer) = self.take_transfer(itt) {
             outbox.drop_command(transfer.numbered, transfer.held);
             return Aborted::Dropped;
@@ -270,8 +270,8 @@ impl TaskSet {
     }
 
     /// Aborts the commands of one unit; `guard` is held until the device has completed them.
-    pub(super) fn abort_unit(&mut self, lun: u16, guard: &Arc<DrainGuard>, outbox: &mut Outbox) {
-        let of_unit = |ready: &ReadyCommand| ready.lun == Lun::Unit(lun);
+    pub(super) fn abort_unit(&mut self, lun: u16, guard: &Arc<DrainGuard>, outbox: &mut IscsiOutbox) {
+        let of_unit = |ready: &ReadyScsiCommand| ready.lun == Lun::Unit(lun);
         let transfers: Vec<u32> =
             self.transfers.iter().filter(|(_, transfer)| of_unit(&transfer.ready)).map(|(&itt, _)| itt).collect();
         for itt in transfers {
@@ -291,7 +291,7 @@ impl TaskSet {
     }
 
     /// Aborts all tasks; their outcome is not reported.
-    pub(super) fn abort_all(&mut self, outbox: &mut Outbox) {
+    pub(super) fn abort_all(&mut self, outbox: &mut IscsiOutbox) {
         self.hungry.clear();
         for (_, transfer) in std::mem::take(&mut self.transfers) {
             outbox.drop_command(transfer.numbered, transfer.held);

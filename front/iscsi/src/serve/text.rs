@@ -2,10 +2,10 @@
 
 use forebay_reactor::Addr;
 
-use super::connection::Connection;
+use super::connection::IscsiConnection;
 use crate::session::login::PORTAL_GROUP;
 use crate::session::params::renegotiate;
-use crate::session::receive::Pdu;
+use crate::session::receive::IscsiPdu;
 use crate::session::text;
 use crate::target::Target;
 use crate::wire::{CONTINUE, NAME_MAX, RejectReason, Request, TAG_NONE};
@@ -41,9 +41,9 @@ impl TextExchange {
     }
 }
 
-impl Connection<'_> {
+impl IscsiConnection<'_> {
     /// Handles a text request.
-    pub(super) fn text_request(&mut self, pdu: &Pdu) {
+    pub(super) fn text_request(&mut self, pdu: &IscsiPdu) {
         let header = pdu.bhs.view::<Request>();
         let (itt, ttt) = (header.itt.get(), header.ttt.get());
         if header.flags & CONTINUE != 0 {

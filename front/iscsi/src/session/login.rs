@@ -16,12 +16,12 @@ pub const PORTAL_GROUP: u16 = 1;
 pub const SEED_LEN: usize = 1 + chap::CHALLENGE_LEN;
 
 /// Lookup of targets and sessions during login.
-pub trait Directory {
+pub trait LoginDirectory {
     /// Returns how `initiator` has to authenticate for `target`, or why it has no access.
-    fn target(&self, target: &str, initiator: &str) -> Result<Access, Denied>;
+    fn target(&self, target: &str, initiator: &str) -> Result<LoginAccess, Denied>;
 
     /// Returns how `initiator` has to authenticate for discovery, or why it has no access.
-    fn discovery(&self, initiator: &str) -> Result<Access, Denied>;
+    fn discovery(&self, initiator: &str) -> Result<LoginAccess, Denied>;
 
     /// Returns true if there is a session with this TSIH.
     fn has_session(&self, tsih: u16) -> bool;
@@ -29,7 +29,7 @@ pub trait Directory {
 
 /// Access settings of a login.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Access {
+pub struct LoginAccess {
     /// Target id, unique among all targets past and future; 0 for discovery.
     pub target_id: u64,
     /// CHAP settings; without them no authentication is required.
@@ -68,7 +68,7 @@ pub struct LoggedIn {
     pub isid: [u8; 6],
     /// Target name; `None` in a discovery session.
     pub target: Option<String>,
-    /// [`Access::target_id`] of the target.
+    /// [`LoginAccess::target_id`] of the target.
     pub target_id: u64,
     /// Negotiated parameters.
     pub params: Params,
@@ -148,7 +148,7 @@ pub struct Login {
     held: Vec<u8>,
     stat_sn: u32,
     proof: Proof,
-    access: Access,
+    access: LoginAccess,
     initiator: Option<String>,
     target: Option<String>,
     discovery: bool,
@@ -179,7 +179,7 @@ impl Login {
             held: Vec::new(),
             stat_sn: 0,
             proof: Proof::None,
-            access: Access::default(),
+            access: LoginAccess::default(),
             initiator: None,
             target: None,
             discovery: false,
@@ -199,7 +199,7 @@ impl Login {
     }
 
     /// Processes a request and builds the response.
-    pub fn request(&mut self, request: &LoginRequest, data: &[u8], directory: &dyn Directory) -> LoginStep {
+    pub fn request(&mut self, request: &LoginRequest, data: &[u8], directory: &dyn LoginDirectory) -> LoginStep {
         let mut out = Vec::new();
         let current = request.flags >> 2 & 3;
         let result = self.take(request, data, directory, &mut out);
@@ -262,7 +262,7 @@ impl Login {
         &mut self,
         request: &LoginRequest,
         data: &[u8],
-        directory: &dyn Directory,
+        directory: &dyn LoginDirectory,
         out: &mut Vec<u8>,
     ) -> Result<Option<u8>, Failure> {
         let (current, next) = (request.flags >> 2 & 3, request.flags & 3);
@@ -346,7 +346,7 @@ impl Login {
     }
 
     /// Reads initiator name, session type and target name, which the first request has to carry.
-    fn settle(&mut self, pairs: &[Pair<'_>], directory: &dyn Directory) -> Result<(), Failure> {
+    fn settle(&mut self, pairs: &[Pair<'_>], directory: &dyn LoginDirectory) -> Result<(), Failure> {
         let value = |key: &str| pairs.iter().find(|pair| pair.key == key).map(|pair| pair.value);
         if self.settled {
             let again = ["InitiatorName", "TargetName", "SessionType"].into_iter().find(|key| value(key).is_some());

@@ -21,18 +21,18 @@ const KEPT_BYTES: usize = 8 * 1024 * 1024;
 
 /// Receive buffer pools, shared by the connections of a core.
 #[derive(Debug)]
-pub struct Pools {
+pub struct IscsiPools {
     staging: StagingPools,
     data: Vec<BufPool>,
 }
 
-impl Default for Pools {
+impl Default for IscsiPools {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Pools {
+impl IscsiPools {
     /// Creates empty pools.
     pub fn new() -> Self {
         let classes = (16..=20).map(|bits| 1usize << bits);
@@ -56,7 +56,7 @@ impl Pools {
 
 /// Limits and digests that the parser applies to a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Rules {
+pub struct PduRules {
     /// Headers carry a digest.
     pub header_digest: bool,
     /// Data segments carry a digest.
@@ -83,7 +83,7 @@ pub enum Garbled {
 
 /// Received PDU.
 #[derive(Debug, Clone)]
-pub struct Pdu {
+pub struct IscsiPdu {
     /// Basic header segment.
     pub bhs: Bhs,
     /// Data segment without padding.
@@ -97,24 +97,24 @@ pub struct Pdu {
 /// Small data is a slice of the staging buffer; long data is received straight into a buffer of its own, so that a byte
 /// is copied at most when it arrived together with what precedes it.
 #[derive(Debug)]
-pub struct Receiver {
-    pools: Rc<Pools>,
+pub struct PduReceiver {
+    pools: Rc<IscsiPools>,
     staging: ReceiveStaging,
     /// Header whose data segment is incomplete.
     head: Option<Bhs>,
     /// Separate buffer of its data segment, if it has one; `Some(None)` while a receive uses it.
     own: Option<Option<BufMut>>,
-    rules: Rules,
+    rules: PduRules,
 }
 
-impl Receiver {
+impl PduReceiver {
     /// Creates a parser in its initial state.
-    pub fn new(pools: Rc<Pools>, rules: Rules) -> Self {
+    pub fn new(pools: Rc<IscsiPools>, rules: PduRules) -> Self {
         Self { staging: ReceiveStaging::new(pools.staging.small()), pools, head: None, own: None, rules }
     }
 
     /// Sets the rules that apply from the next PDU on.
-    pub fn set_rules(&mut self, rules: Rules) {
+    pub fn set_rules(&mut self, rules: PduRules) {
         self.rules = rules;
     }
 
@@ -122,7 +122,7 @@ impl Receiver {
     ///
     /// # Errors
     /// When the stream cannot be parsed any further.
-    pub fn next_pdu(&mut self) -> Result<Option<Pdu>, Garbled> {
+    pub fn next_pdu(&mut self) -> Result<Option<IscsiPdu>, Garbled> {
         let Some(staging) = self.staging.staged() else { return Ok(None) };
         let bhs = match self.head {
             Some(bhs) => bhs,
@@ -134,7 +134,7 @@ impl Receiver {
         let len = bhs.data_len();
         if len == 0 {
             self.head = None;
-            return Ok(Some(Pdu { bhs, data: BufList::new(), damaged: false }));
+            return Ok(Some(IscsiPdu { bhs, data: BufList::new(), damaged: false }));
         }
         let padded = len + padding(len);
         let total = padded + if self.rules.data_digest { DIGEST_LEN } else { 0 };
@@ -163,7 +163,7 @@ impl Receiver {
             return Ok(None);
         };
         self.head = None;
-        Ok(Some(Pdu { bhs, data: data.into(), damaged }))
+        Ok(Some(IscsiPdu { bhs, data: data.into(), damaged }))
     }
 
     /// Returns the buffer for the next receive.
@@ -201,7 +201,7 @@ impl Receiver {
 }
 
 /// Removes a header with additional headers and digest from the front.
-fn take_header(staging: &mut BufMut, rules: &Rules) -> Result<Option<Bhs>, Garbled> {
+fn take_header(staging: &mut BufMut, rules: &PduRules) -> Result<Option<Bhs>, Garbled> {
     let Ok((bhs, _)) = Bhs::read_from_prefix(staging) else { return Ok(None) };
     let headers = BHS_LEN + bhs.ahs_len();
     let total = headers + if rules.header_digest { DIGEST_LEN } else { 0 };
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
     use crate::wire;
 
-    fn pdu(rules: &Rules, ahs: u8, data: &[u8], itt: u32) -> Vec<u8> {
+    fn pdu(rules: &PduRules, ahs: u8, data: &[u8], itt: u32) -> Vec<u8> {
         let mut bhs = Bhs::read_from_bytes(&[0; BHS_LEN]).expect("48 bytes");
         bhs.ahs_len = ahs;
         bhs.data_len = wire::data_len(data.len());
@@ -251,8 +251,8 @@ mod tests {
     }
 
     /// Feeds `stream` in pieces and returns the parsed PDUs.
-    fn cut(stream: &[u8], pieces: &[usize], rules: Rules) -> Result<Vec<(u32, Vec<u8>, bool)>, Garbled> {
-        let mut receiver = Receiver::new(Rc::new(Pools::new()), rules);
+    fn cut(stream: &[u8], pieces: &[usize], rules: PduRules) -> Result<Vec<(u32, Vec<u8>, bool)>, Garbled> {
+        let mut receiver = PduReceiver::new(Rc::new(IscsiPools::new()), rules);
         let (mut out, mut at, mut piece) = (Vec::new(), 0, 0);
         loop {
             while let Some(pdu) = receiver.next_pdu()? {
@@ -280,7 +280,7 @@ mod tests {
             header_digest: bool,
             data_digest: bool,
         ) {
-            let rules = Rules { header_digest, data_digest, data_max: 100_000 };
+            let rules = PduRules { header_digest, data_digest, data_max: 100_000 };
             let mut stream = Vec::new();
             let mut want = Vec::new();
             for (index, &(len, ahs)) in lens.iter().enumerate() {
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn damage_is_seen() {
-        let rules = Rules { header_digest: true, data_digest: true, data_max: 8192 };
+        let rules = PduRules { header_digest: true, data_digest: true, data_max: 8192 };
         let good = pdu(&rules, 0, b"hello", 1);
         let mut bad = good.clone();
         bad[52] ^= 1;

@@ -6,7 +6,7 @@ use forebay_accel::crc32c::{crc32c, extend};
 use forebay_block::{BufList, BufMut};
 use zerocopy::{Immutable, IntoBytes};
 
-use super::receive::Pools;
+use super::receive::IscsiPools;
 use crate::wire::{BHS_LEN, padding};
 
 /// Length in bytes up to which data is copied behind its header; longer data is sent in place.
@@ -14,8 +14,8 @@ const COPY_MAX: usize = 512;
 
 /// PDUs waiting to be sent.
 #[derive(Debug)]
-pub struct Replies {
-    pools: Rc<Pools>,
+pub struct IscsiReplies {
+    pools: Rc<IscsiPools>,
     header_digest: bool,
     data_digest: bool,
     /// Headers and short data that are not yet appended to `ready`.
@@ -23,9 +23,9 @@ pub struct Replies {
     ready: BufList,
 }
 
-impl Replies {
+impl IscsiReplies {
     /// Creates an empty queue, without digests.
-    pub fn new(pools: Rc<Pools>) -> Self {
+    pub fn new(pools: Rc<IscsiPools>) -> Self {
         let headers = pools.headers();
         Self { pools, header_digest: false, data_digest: false, headers, ready: BufList::new() }
     }

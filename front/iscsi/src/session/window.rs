@@ -18,12 +18,12 @@ pub enum CmdSnPosition {
 
 /// Command window: ExpCmdSN and MaxCmdSN of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Window {
+pub struct CommandWindow {
     expected: u32,
     last: u32,
 }
 
-impl Window {
+impl CommandWindow {
     /// Creates a window of `depth` commands; the first has number `first`.
     pub fn new(first: u32, depth: u32) -> Self {
         Self { expected: first, last: first.wrapping_add(depth).wrapping_sub(1) }
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn numbers_go_around() {
-        let mut window = Window::new(u32::MAX, 3);
+        let mut window = CommandWindow::new(u32::MAX, 3);
         assert_eq!((window.expected(), window.last()), (u32::MAX, 1));
         assert_eq!(window.position(u32::MAX), CmdSnPosition::Next);
         assert_eq!(

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use zerocopy::FromZeros;
 
 use super::*;
-use crate::scsi::inquiry::Identity;
+use crate::scsi::inquiry::UnitIdentity;
 use crate::session::login::{Login, LoginAction, SEED_LEN};
 use crate::session::params::{Offer, Params};
 use crate::session::text;
@@ -35,7 +35,7 @@ fn spec(number: u8, bits: u8) -> TargetSpec {
 fn unit(number: u8) -> UnitSpec {
     UnitSpec {
         name: format!("local/{number}"),
-        identity: Identity { uuid: [number; 16], revision: "1".into() },
+        identity: UnitIdentity { uuid: [number; 16], revision: "1".into() },
         read_only: false,
         rotational: false,
         space: Default::default(),
@@ -61,7 +61,7 @@ fn enter(targets: &Targets, target: Option<&Target>, host: u8, isid: u8) -> Resu
     targets.0.catalog.sessions.enter(&login, target, &targets.0.limits, "peer", Duration::ZERO)
 }
 
-fn is_over(ending: &mut Ending) -> bool {
+fn is_over(ending: &mut TargetTeardown) -> bool {
     pin!(ending).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
@@ -132,10 +132,10 @@ struct Pair {
     targets: Targets,
     expected: BTreeMap<u8, Expected>,
     open: Vec<Open>,
-    endings: Vec<(Ending, BTreeSet<u64>)>,
+    endings: Vec<(TargetTeardown, BTreeSet<u64>)>,
 }
 
-const LIMITS: Limits = Limits { sessions_max: 10, sessions_per_initiator: 4, memory_max: 1 };
+const LIMITS: TargetLimits = TargetLimits { sessions_max: 10, sessions_per_initiator: 4, memory_max: 1 };
 
 fn admits(bits: u8, host: u8) -> bool {
     bits == 0 || bits & 1 << host != 0
@@ -147,7 +147,7 @@ impl Pair {
     }
 
     /// Records that sessions are asked to log out.
-    fn ending(&mut self, ending: Ending, id: u64, whose: impl Fn(&Open) -> bool) {
+    fn ending(&mut self, ending: TargetTeardown, id: u64, whose: impl Fn(&Open) -> bool) {
         let of_target = |open: &&mut Open| open.target.is_some_and(|(_, target)| target == id);
         let mut sessions = BTreeSet::new();
         for open in self.open.iter_mut().filter(of_target).filter(|open| whose(open)) {
@@ -354,7 +354,7 @@ proptest! {
 
 #[test]
 fn session_numbers_go_round_without_meeting() {
-    let limits = Limits { sessions_max: usize::MAX, sessions_per_initiator: usize::MAX, memory_max: 1 };
+    let limits = TargetLimits { sessions_max: usize::MAX, sessions_per_initiator: usize::MAX, memory_max: 1 };
     let targets = Targets::new(limits);
     let one = targets.create(spec(1, 0)).expect("the first");
     let kept = enter(&targets, Some(&one), 0, 0).unwrap_or_else(|_| panic!("the first"));
@@ -374,7 +374,7 @@ fn a_login_that_outlives_its_target_comes_to_nothing() {
     use forebay_sim::{Faults, World};
     let world = World::new(1, Faults::none());
     let run = world.run(&world.reactor(), async {
-        let targets = Targets::new(Limits::default());
+        let targets = Targets::new(TargetLimits::default());
         let before = targets.create(spec(1, 0)).expect("the first");
         // The login authenticated to this target only.
         let proven = login(Some(&before), 0, 0);
@@ -397,7 +397,7 @@ fn a_login_that_outlives_its_target_comes_to_nothing() {
 
 #[test]
 fn orphaned_tasks_keep_the_place_of_their_session() {
-    let targets = Targets::new(Limits { sessions_max: 2, ..LIMITS });
+    let targets = Targets::new(TargetLimits { sessions_max: 2, ..LIMITS });
     let one = targets.create(spec(1, 0)).expect("the first");
     let session = |isid| enter(&targets, Some(&one), 0, isid);
     let Ok(first) = session(0) else { panic!("there is room") };

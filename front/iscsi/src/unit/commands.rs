@@ -5,11 +5,11 @@ use std::rc::Rc;
 use forebay_block::reservation::ReservationAction;
 use forebay_block::{BufList, BufMut};
 
-use super::execute::{self, CommandFuture, CommandResult};
-use super::{Failure, LogicalUnit, NexusError, NexusState, SessionUnits};
-use crate::scsi::cdb::{Command, CopyResults, Run, Transfer};
+use super::execute::{self, CommandFuture, ScsiResult};
+use super::{LogicalUnit, NexusError, NexusState, ScsiFailure, SessionUnits};
+use crate::scsi::cdb::{CopyResults, LbaRange, ScsiCommand, Transfer};
 use crate::scsi::inquiry::{self, COMPARE_BLOCKS_MAX, SAME_BLOCKS_MAX, TRANSFER_BLOCKS_MAX};
-use crate::scsi::mode::{self, Ask, Pages};
+use crate::scsi::mode::{self, Ask, ModePages};
 use crate::scsi::sense::{Sense, code, key};
 use crate::scsi::{BLOCK, copy, log, opcodes, reserve};
 use crate::wire::Lun;
@@ -19,19 +19,19 @@ const VERIFY_BLOCKS_MAX: u32 = 1 << 21;
 
 /// Command with its complete data.
 #[derive(Debug)]
-pub(crate) struct ReadyCommand {
+pub(crate) struct ReadyScsiCommand {
     pub(crate) lun: Lun,
-    pub(crate) command: Result<Command, Sense>,
+    pub(crate) command: Result<ScsiCommand, Sense>,
     /// Complete Data-Out payload.
     pub(crate) data: BufList,
     /// Failure that was determined before execution.
-    pub(crate) verdict: Option<Failure>,
+    pub(crate) verdict: Option<ScsiFailure>,
 }
 
 /// Execution of a command that was begun.
 pub(crate) enum Execution {
     /// Completed, with its outcome.
-    Done(CommandResult),
+    Done(ScsiResult),
     /// In flight in the device.
     InFlight(CommandFuture),
     /// In flight, and may have to wait for the end of other tasks.
@@ -52,17 +52,17 @@ fn reply(mut bytes: Vec<u8>, alloc_len: u32) -> Execution {
 
 /// Returns the part of a write for which there is data; fails unless that is a whole number of blocks.
 #[inline]
-fn cut(run: Run, data: &BufList) -> Result<Run, Failure> {
+fn cut(run: LbaRange, data: &BufList) -> Result<LbaRange, ScsiFailure> {
     let block = BLOCK as usize;
     let blocks = data.len() / block;
     if !data.len().is_multiple_of(block) || blocks > run.blocks as usize {
         return Err(Sense::illegal(code::INFORMATION_UNIT).into());
     }
-    Ok(Run { blocks: blocks as u32, ..run })
+    Ok(LbaRange { blocks: blocks as u32, ..run })
 }
 
 /// Fails unless the data of a command is complete, and not longer: partial data is not processed.
-fn complete(command: &Command, data: &BufList) -> Result<(), Failure> {
+fn complete(command: &ScsiCommand, data: &BufList) -> Result<(), ScsiFailure> {
     match command.transfer(BLOCK) {
         Transfer::Out(bytes) if bytes != data.len() as u64 => Err(Sense::illegal(code::INFORMATION_UNIT).into()),
         _ => Ok(()),
@@ -77,7 +77,7 @@ fn good() -> Execution {
 impl SessionUnits {
     /// Begins a command.
     #[inline]
-    pub(crate) fn begin(&mut self, ready: ReadyCommand) -> (Option<Rc<LogicalUnit>>, Execution) {
+    pub(crate) fn begin(&mut self, ready: ReadyScsiCommand) -> (Option<Rc<LogicalUnit>>, Execution) {
         let Lun::Unit(lun) = ready.lun else { return (None, self.without_unit(&ready)) };
         let nexus = match self.nexus(lun) {
             Ok(nexus) => nexus,
@@ -85,14 +85,16 @@ impl SessionUnits {
             Err(NexusError::Occupied) => {
                 return match ready.command {
                     // The LUN inventory does not depend on commands in flight on this unit.
-                    Ok(Command::ReportLuns { select, alloc_len }) => (None, self.luns_or_failure(select, alloc_len)),
-                    _ => (None, Execution::Done(Err(Failure::BUSY))),
+                    Ok(ScsiCommand::ReportLuns { select, alloc_len }) => {
+                        (None, self.luns_or_failure(select, alloc_len))
+                    }
+                    _ => (None, Execution::Done(Err(ScsiFailure::BUSY))),
                 };
             }
         };
         let unit = nexus.unit().clone();
         nexus.note_changes();
-        if nexus.has_attention() && !ready.command.as_ref().is_ok_and(Command::passes_attention) {
+        if nexus.has_attention() && !ready.command.as_ref().is_ok_and(ScsiCommand::passes_attention) {
             let attention = nexus.take_attention().unwrap_or(code::NONE);
             return (Some(unit), Sense::attention(attention).into());
         }
@@ -104,10 +106,10 @@ impl SessionUnits {
     }
 
     #[inline]
-    fn checked(&mut self, unit: &Rc<LogicalUnit>, ready: ReadyCommand) -> Result<Execution, Failure> {
+    fn checked(&mut self, unit: &Rc<LogicalUnit>, ready: ReadyScsiCommand) -> Result<Execution, ScsiFailure> {
         let command = ready.command?;
         if !unit.admits(self.host(), &command) {
-            return Err(Failure::CONFLICT);
+            return Err(ScsiFailure::CONFLICT);
         }
         if command.is_write() && unit.is_protected() {
             return Err(Sense::new(key::DATA_PROTECT, code::WRITE_PROTECTED).into());
@@ -115,16 +117,16 @@ impl SessionUnits {
         if let Some(verdict) = ready.verdict {
             return Err(verdict);
         }
-        let fua = |run: Run| Run { fua: run.fua || !unit.is_cached(), ..run };
+        let fua = |run: LbaRange| LbaRange { fua: run.fua || !unit.is_cached(), ..run };
         match command {
-            Command::Read(run) => {
+            ScsiCommand::Read(run) => {
                 unit.check_run(run, TRANSFER_BLOCKS_MAX)?;
                 if run.blocks == 0 {
                     return Ok(good());
                 }
                 Ok(Execution::InFlight(execute::read(unit, run)))
             }
-            Command::Write(run) => {
+            ScsiCommand::Write(run) => {
                 unit.check_run(run, TRANSFER_BLOCKS_MAX)?;
                 let run = cut(run, &ready.data)?;
                 if run.blocks == 0 {
@@ -136,30 +138,35 @@ impl SessionUnits {
         }
     }
 
-    fn others(&mut self, unit: &Rc<LogicalUnit>, command: Command, data: BufList) -> Result<Execution, Failure> {
-        let fua = |run: Run| Run { fua: run.fua || !unit.is_cached(), ..run };
+    fn others(
+        &mut self,
+        unit: &Rc<LogicalUnit>,
+        command: ScsiCommand,
+        data: BufList,
+    ) -> Result<Execution, ScsiFailure> {
+        let fua = |run: LbaRange| LbaRange { fua: run.fua || !unit.is_cached(), ..run };
         let no_cache = !unit.is_cached();
         let shared = unit.shared();
         let spec = shared.spec();
         // A parameter list must be as long as announced.
         let whole = |len: u32| match data.len() as u64 == u64::from(len) {
             true => Ok(data.to_vec()),
-            false => Err(Failure::from(Sense::illegal(code::PARAMETER_LIST_LENGTH))),
+            false => Err(ScsiFailure::from(Sense::illegal(code::PARAMETER_LIST_LENGTH))),
         };
-        if command.is_write() && !matches!(command, Command::WriteVerify { .. }) {
+        if command.is_write() && !matches!(command, ScsiCommand::WriteVerify { .. }) {
             complete(&command, &data)?;
         }
         Ok(match command {
-            Command::Read(_) | Command::Write(_) => good(),
-            Command::TestUnitReady | Command::SelfTest => good(),
-            Command::RequestSense { descriptor, alloc_len } => {
+            ScsiCommand::Read(_) | ScsiCommand::Write(_) => good(),
+            ScsiCommand::TestUnitReady | ScsiCommand::SelfTest => good(),
+            ScsiCommand::RequestSense { descriptor, alloc_len } => {
                 let attention = self.nexus_in_use(shared.lun()).and_then(NexusState::take_attention);
                 let sense = attention.map_or(Sense::new(key::NO_SENSE, code::NONE), Sense::attention);
                 reply(sense.to_bytes(descriptor), alloc_len)
             }
-            Command::Inquiry { page: None, alloc_len } => reply(inquiry::standard(&spec.identity), alloc_len),
-            Command::Inquiry { page: Some(page), alloc_len } => {
-                let about = inquiry::Unit {
+            ScsiCommand::Inquiry { page: None, alloc_len } => reply(inquiry::standard(&spec.identity), alloc_len),
+            ScsiCommand::Inquiry { page: Some(page), alloc_len } => {
+                let about = inquiry::VpdParameters {
                     identity: &spec.identity,
                     name: &spec.name,
                     target: shared.target(),
@@ -168,11 +175,11 @@ impl SessionUnits {
                 };
                 reply(inquiry::page(page, &about).ok_or(Sense::cdb(2))?, alloc_len)
             }
-            Command::ModeSense { ten, no_descriptor, long, control, page, subpage, alloc_len } => {
+            ScsiCommand::ModeSense { ten, no_descriptor, long, control, page, subpage, alloc_len } => {
                 let ask = Ask { ten, no_descriptor, long, control, page, subpage };
                 reply(mode::sense(&ask, &self.pages(unit))?, alloc_len)
             }
-            Command::ModeSelect { ten, len } => {
+            ScsiCommand::ModeSelect { ten, len } => {
                 let modes = mode::select(ten, &whole(len)?, &self.pages(unit))?;
                 if modes != shared.modes() {
                     shared.set_modes(modes);
@@ -182,12 +189,12 @@ impl SessionUnits {
                 }
                 good()
             }
-            Command::LogSense { page, subpage, from, alloc_len } => {
+            ScsiCommand::LogSense { page, subpage, from, alloc_len } => {
                 reply(log::sense(page, subpage, from, spec.space.provisioning())?, alloc_len)
             }
-            Command::ReadCapacity10 => reply(inquiry::capacity10(unit.blocks()), 8),
-            Command::ReadCapacity16 { alloc_len } => reply(inquiry::capacity16(unit.blocks()), alloc_len),
-            Command::WriteVerify { run, compare } => {
+            ScsiCommand::ReadCapacity10 => reply(inquiry::capacity10(unit.blocks()), 8),
+            ScsiCommand::ReadCapacity16 { alloc_len } => reply(inquiry::capacity16(unit.blocks()), alloc_len),
+            ScsiCommand::WriteVerify { run, compare } => {
                 unit.check_run(run, TRANSFER_BLOCKS_MAX)?;
                 let run = cut(run, &data)?;
                 if run.blocks == 0 {
@@ -195,21 +202,21 @@ impl SessionUnits {
                 }
                 Execution::InFlight(execute::write_verify(unit, run, data, compare))
             }
-            Command::Verify { run, compare } => {
+            ScsiCommand::Verify { run, compare } => {
                 unit.check_run(run, VERIFY_BLOCKS_MAX)?;
                 if run.blocks == 0 {
                     return Ok(good());
                 }
                 Execution::InFlight(execute::verify(unit, run, data, compare))
             }
-            Command::OrWrite(run) => {
+            ScsiCommand::OrWrite(run) => {
                 unit.check_run(run, TRANSFER_BLOCKS_MAX)?;
                 if run.blocks == 0 {
                     return Ok(good());
                 }
                 Execution::InFlight(execute::or_write(unit, fua(run), data))
             }
-            Command::CompareAndWrite(run) => {
+            ScsiCommand::CompareAndWrite(run) => {
                 if run.blocks > COMPARE_BLOCKS_MAX {
                     return Err(Sense::cdb(13).into());
                 }
@@ -219,7 +226,7 @@ impl SessionUnits {
                 }
                 Execution::InFlight(execute::compare_and_write(unit, fua(run), &data))
             }
-            Command::WriteSame { run, no_data, .. } => {
+            ScsiCommand::WriteSame { run, no_data, .. } => {
                 unit.check_run(run, u32::MAX)?;
                 // WSNZ: zero blocks do not mean all blocks up to the end.
                 if run.blocks == 0 || run.blocks > SAME_BLOCKS_MAX {
@@ -228,55 +235,55 @@ impl SessionUnits {
                 let data = if no_data { BufList::new() } else { data };
                 Execution::InFlight(execute::write_same(unit, run, data, no_cache))
             }
-            Command::Unmap { len } => {
+            ScsiCommand::Unmap { len } => {
                 whole(len)?;
                 Execution::InFlight(execute::unmap(unit, &data, no_cache)?)
             }
-            Command::SyncCache(run) => {
+            ScsiCommand::SyncCache(run) => {
                 unit.check_run(run, u32::MAX)?;
                 Execution::InFlight(execute::sync(unit))
             }
-            Command::PreFetch(run) => {
+            ScsiCommand::PreFetch(run) => {
                 unit.check_run(run, u32::MAX)?;
                 good()
             }
-            Command::GetLbaStatus { lba, alloc_len } => {
-                unit.check_run(Run { lba, blocks: 1, fua: false }, 1)?;
+            ScsiCommand::GetLbaStatus { lba, alloc_len } => {
+                unit.check_run(LbaRange { lba, blocks: 1, fua: false }, 1)?;
                 Execution::InFlight(execute::lba_status(unit, lba, alloc_len))
             }
-            Command::ReadDefects { twelve, format, alloc_len } => {
+            ScsiCommand::ReadDefects { twelve, format, alloc_len } => {
                 let mut out = vec![0, format, 0, 0];
                 out.resize(if twelve { 8 } else { 4 }, 0);
                 reply(out, alloc_len)
             }
-            Command::StartStop { eject, .. } => match eject {
+            ScsiCommand::StartStop { eject, .. } => match eject {
                 true => return Err(Sense::cdb_bit(4, 1).into()),
                 false => good(),
             },
-            Command::Reserve => self.reserve(unit, ReservationAction::HoldWhole)?,
-            Command::Release => self.reserve(unit, ReservationAction::LetGoWhole)?,
-            Command::PrIn { action, alloc_len } => {
+            ScsiCommand::Reserve => self.reserve(unit, ReservationAction::HoldWhole)?,
+            ScsiCommand::Release => self.reserve(unit, ReservationAction::LetGoWhole)?,
+            ScsiCommand::PrIn { action, alloc_len } => {
                 let table = unit.table().ok_or(Sense::illegal(code::INVALID_OPCODE))?;
                 reply(reserve::report(action, &table), alloc_len)
             }
-            Command::PrOut { action, scope_type, len } => {
+            ScsiCommand::PrOut { action, scope_type, len } => {
                 if unit.device().reservations().is_none() {
                     return Err(Sense::illegal(code::INVALID_OPCODE).into());
                 }
                 let action = reserve::action(action, scope_type, &whole(len)?)?;
                 self.reserve(unit, action)?
             }
-            Command::ReportLuns { select, alloc_len } => self.report_luns(select, alloc_len)?,
-            Command::ReportOpcodes { timeouts, options, opcode, action, alloc_len } => {
+            ScsiCommand::ReportLuns { select, alloc_len } => self.report_luns(select, alloc_len)?,
+            ScsiCommand::ReportOpcodes { timeouts, options, opcode, action, alloc_len } => {
                 reply(opcodes::report(timeouts, options, opcode, action)?, alloc_len)
             }
-            Command::ReportFunctions { long, alloc_len } => reply(opcodes::functions(long), alloc_len),
-            Command::ReportGroups { extended, alloc_len } => reply(inquiry::port_groups(extended), alloc_len),
-            Command::SetGroups { len } => {
+            ScsiCommand::ReportFunctions { long, alloc_len } => reply(opcodes::functions(long), alloc_len),
+            ScsiCommand::ReportGroups { extended, alloc_len } => reply(inquiry::port_groups(extended), alloc_len),
+            ScsiCommand::SetGroups { len } => {
                 inquiry::set_port_groups(&whole(len)?).map_err(Sense::list)?;
                 good()
             }
-            Command::ExtendedCopy { len } => {
+            ScsiCommand::ExtendedCopy { len } => {
                 if len == 0 {
                     return Ok(good());
                 }
@@ -285,10 +292,10 @@ impl SessionUnits {
                 }
                 self.third_party_copy(copy::parse(&whole(len)?)?)?
             }
-            Command::CopyResults { results: CopyResults::Parameters, alloc_len, .. } => {
+            ScsiCommand::CopyResults { results: CopyResults::Parameters, alloc_len, .. } => {
                 reply(copy::parameters(), alloc_len)
             }
-            Command::CopyResults { results, list, alloc_len } => {
+            ScsiCommand::CopyResults { results, list, alloc_len } => {
                 let outcome = self.copies().of(list).ok_or(Sense::cdb(2))?;
                 reply(
                     if results == CopyResults::Status { copy::status(&outcome) } else { copy::failed(&outcome) },
@@ -298,9 +305,9 @@ impl SessionUnits {
         })
     }
 
-    fn pages(&self, unit: &LogicalUnit) -> Pages {
+    fn pages(&self, unit: &LogicalUnit) -> ModePages {
         let spec = unit.shared().spec();
-        Pages {
+        ModePages {
             modes: unit.shared().modes(),
             read_only: spec.read_only || unit.device().geometry().read_only,
             blocks: unit.blocks(),
@@ -308,7 +315,7 @@ impl SessionUnits {
         }
     }
 
-    fn reserve(&mut self, unit: &Rc<LogicalUnit>, action: ReservationAction) -> Result<Execution, Failure> {
+    fn reserve(&mut self, unit: &Rc<LogicalUnit>, action: ReservationAction) -> Result<Execution, ScsiFailure> {
         let Some(reservations) = unit.device().reservations() else {
             return Err(Sense::illegal(code::INVALID_OPCODE).into());
         };
@@ -316,7 +323,7 @@ impl SessionUnits {
         Ok(Execution::Control(execute::reservation_change(unit, applied)))
     }
 
-    fn report_luns(&mut self, select: u8, alloc_len: u32) -> Result<Execution, Failure> {
+    fn report_luns(&mut self, select: u8, alloc_len: u32) -> Result<Execution, ScsiFailure> {
         if alloc_len < 16 {
             return Err(Sense::cdb(6).into());
         }
@@ -338,17 +345,17 @@ impl SessionUnits {
     }
 
     /// Responds to a command to a LUN without a unit.
-    fn without_unit(&mut self, ready: &ReadyCommand) -> Execution {
+    fn without_unit(&mut self, ready: &ReadyScsiCommand) -> Execution {
         let well_known = ready.lun == Lun::ReportLuns;
         match ready.command {
-            Ok(Command::ReportLuns { select, alloc_len }) if well_known || ready.lun == Lun::Unit(0) => {
+            Ok(ScsiCommand::ReportLuns { select, alloc_len }) if well_known || ready.lun == Lun::Unit(0) => {
                 self.luns_or_failure(select, alloc_len)
             }
-            Ok(Command::Inquiry { page: None, alloc_len }) => {
+            Ok(ScsiCommand::Inquiry { page: None, alloc_len }) => {
                 reply(if well_known { inquiry::well_known() } else { inquiry::nothing() }, alloc_len)
             }
-            Ok(Command::TestUnitReady) if well_known => good(),
-            Ok(Command::RequestSense { descriptor, alloc_len }) => {
+            Ok(ScsiCommand::TestUnitReady) if well_known => good(),
+            Ok(ScsiCommand::RequestSense { descriptor, alloc_len }) => {
                 let sense = match well_known {
                     true => Sense::new(key::NO_SENSE, code::NONE),
                     false => Sense::illegal(code::NO_UNIT),

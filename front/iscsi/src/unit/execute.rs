@@ -11,8 +11,8 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, Buf, BufList, BufMut, Error, ErrorKind, Extent, ExtentState, LocalFuture,
 };
 
-use super::{Failure, LogicalUnit};
-use crate::scsi::cdb::{Compare, Run};
+use super::{LogicalUnit, ScsiFailure};
+use crate::scsi::cdb::{Compare, LbaRange};
 use crate::scsi::sense::{Sense, code, key};
 use crate::scsi::{BLOCK, inquiry, reserve};
 pub(super) use copy::third_party_copy;
@@ -30,7 +30,7 @@ const STATUS_BYTES_MAX: u64 = 4 << 30;
 type Applied = forebay_block::Result<Result<ReservationChange, Refusal>>;
 
 /// Outcome of a command: data for the initiator, or the failure.
-pub(crate) type CommandResult = Result<BufList, Failure>;
+pub(crate) type ScsiResult = Result<BufList, ScsiFailure>;
 
 /// Command in flight.
 pub(crate) enum CommandFuture {
@@ -39,14 +39,14 @@ pub(crate) enum CommandFuture {
     /// Single write, in the same way.
     Write(LocalFuture<forebay_block::Result<BlockReply>>),
     /// Any other command.
-    Composite(LocalFuture<CommandResult>),
+    Composite(LocalFuture<ScsiResult>),
 }
 
 impl Future for CommandFuture {
-    type Output = CommandResult;
+    type Output = ScsiResult;
 
     #[inline]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<CommandResult> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ScsiResult> {
         match &mut *self {
             CommandFuture::Read(future) => future.as_mut().poll(cx).map(|reply| match reply {
                 Ok(reply) => Ok(reply.into_data()),
@@ -61,18 +61,18 @@ impl Future for CommandFuture {
     }
 }
 
-fn failed(error: &Error, writing: bool) -> Failure {
+fn failed(error: &Error, writing: bool) -> ScsiFailure {
     tracing::debug!(%error, "iSCSI command failed");
-    Failure::of(error, writing)
+    ScsiFailure::of(error, writing)
 }
 
 /// Combines several requests into one command.
-pub(crate) fn composite(future: impl Future<Output = CommandResult> + 'static) -> CommandFuture {
+pub(crate) fn composite(future: impl Future<Output = ScsiResult> + 'static) -> CommandFuture {
     CommandFuture::Composite(Box::pin(future))
 }
 
 /// Converts an LBA range to bytes.
-pub(crate) fn extent(run: Run) -> Extent {
+pub(crate) fn extent(run: LbaRange) -> Extent {
     Extent::new(run.lba * u64::from(BLOCK), u64::from(run.blocks) * u64::from(BLOCK))
 }
 
@@ -85,7 +85,7 @@ fn pieces(extent: Extent, len: u64) -> impl DoubleEndedIterator<Item = Extent> {
     })
 }
 
-async fn fetch(device: &Rc<dyn BlockDevice>, extent: Extent) -> Result<BufList, Failure> {
+async fn fetch(device: &Rc<dyn BlockDevice>, extent: Extent) -> Result<BufList, ScsiFailure> {
     let reply = device.submit(BlockRequest::Read(extent)).await.map_err(|error| failed(&error, false))?;
     let data = reply.into_data();
     if data.len() as u64 != extent.len {
@@ -97,14 +97,14 @@ async fn fetch(device: &Rc<dyn BlockDevice>, extent: Extent) -> Result<BufList, 
     Ok(data)
 }
 
-async fn store(device: &Rc<dyn BlockDevice>, offset: u64, data: BufList, fua: bool) -> Result<(), Failure> {
+async fn store(device: &Rc<dyn BlockDevice>, offset: u64, data: BufList, fua: bool) -> Result<(), ScsiFailure> {
     let done = device.submit(BlockRequest::Write { offset, data, fua }).await;
     done.map(drop).map_err(|error| failed(&error, true))
 }
 
 /// Executes READ of at least one block.
 #[inline]
-pub(crate) fn read(unit: &Rc<LogicalUnit>, run: Run) -> CommandFuture {
+pub(crate) fn read(unit: &Rc<LogicalUnit>, run: LbaRange) -> CommandFuture {
     let extent = extent(run);
     if extent.len <= unit.transfer_max() && !run.fua {
         return CommandFuture::Read(unit.device().submit(BlockRequest::Read(extent)));
@@ -125,7 +125,7 @@ pub(crate) fn read(unit: &Rc<LogicalUnit>, run: Run) -> CommandFuture {
 
 /// Executes WRITE of at least one block.
 #[inline]
-pub(crate) fn write(unit: &Rc<LogicalUnit>, run: Run, data: BufList) -> CommandFuture {
+pub(crate) fn write(unit: &Rc<LogicalUnit>, run: LbaRange, data: BufList) -> CommandFuture {
     let offset = run.lba * u64::from(BLOCK);
     if data.len() as u64 <= unit.transfer_max() {
         return CommandFuture::Write(unit.device().submit(BlockRequest::Write { offset, data, fua: run.fua }));
@@ -142,11 +142,11 @@ pub(crate) fn write(unit: &Rc<LogicalUnit>, run: Run, data: BufList) -> CommandF
 }
 
 /// Executes WRITE AND VERIFY: writes, flushes, reads back, and compares if `compare` is set.
-pub(crate) fn write_verify(unit: &Rc<LogicalUnit>, run: Run, data: BufList, compare: bool) -> CommandFuture {
+pub(crate) fn write_verify(unit: &Rc<LogicalUnit>, run: LbaRange, data: BufList, compare: bool) -> CommandFuture {
     let unit = unit.clone();
     composite(async move {
         let expected = if compare { data.clone() } else { BufList::new() };
-        write(&unit, Run { fua: true, ..run }, data).await?;
+        write(&unit, LbaRange { fua: true, ..run }, data).await?;
         match compare {
             true => compare_all(&unit, run, &expected).await?,
             false => readable(&unit, run).await?,
@@ -156,7 +156,7 @@ pub(crate) fn write_verify(unit: &Rc<LogicalUnit>, run: Run, data: BufList, comp
 }
 
 /// Executes VERIFY.
-pub(crate) fn verify(unit: &Rc<LogicalUnit>, run: Run, data: BufList, compare: Compare) -> CommandFuture {
+pub(crate) fn verify(unit: &Rc<LogicalUnit>, run: LbaRange, data: BufList, compare: Compare) -> CommandFuture {
     let unit = unit.clone();
     composite(async move {
         match compare {
@@ -174,14 +174,14 @@ pub(crate) fn verify(unit: &Rc<LogicalUnit>, run: Run, data: BufList, compare: C
     })
 }
 
-async fn readable(unit: &LogicalUnit, run: Run) -> Result<(), Failure> {
+async fn readable(unit: &LogicalUnit, run: LbaRange) -> Result<(), ScsiFailure> {
     for piece in pieces(extent(run), PIECE) {
         fetch(unit.device(), piece).await?;
     }
     Ok(())
 }
 
-async fn compare_all(unit: &LogicalUnit, run: Run, data: &BufList) -> Result<(), Failure> {
+async fn compare_all(unit: &LogicalUnit, run: LbaRange, data: &BufList) -> Result<(), ScsiFailure> {
     for piece in pieces(extent(run), PIECE) {
         let from = (piece.offset - extent(run).offset) as usize;
         let found = fetch(unit.device(), piece).await?;
@@ -191,7 +191,7 @@ async fn compare_all(unit: &LogicalUnit, run: Run, data: &BufList) -> Result<(),
 }
 
 /// Compares two lists of equal length. Fails with a miscompare; `from` is their offset from the command's first byte.
-fn same(found: &BufList, wanted: &BufList, from: u64) -> Result<(), Failure> {
+fn same(found: &BufList, wanted: &BufList, from: u64) -> Result<(), ScsiFailure> {
     let mut wanted_parts = wanted.parts().iter();
     let mut rest: &[u8] = &[];
     let mut at = from;
@@ -239,7 +239,7 @@ fn is_zero(data: &BufList) -> bool {
 
 /// Executes WRITE SAME.  Zeroes never allocate space, whether UNMAP was set or not: the unit is thin provisioned, and
 /// unmapped blocks read as zeroes.
-pub(crate) fn write_same(unit: &Rc<LogicalUnit>, run: Run, data: BufList, fua: bool) -> CommandFuture {
+pub(crate) fn write_same(unit: &Rc<LogicalUnit>, run: LbaRange, data: BufList, fua: bool) -> CommandFuture {
     let extent = extent(run);
     if data.is_empty() || is_zero(&data) {
         return CommandFuture::Write(unit.device().submit(BlockRequest::WriteZeroes { extent, no_unmap: false, fua }));
@@ -255,7 +255,7 @@ pub(crate) fn write_same(unit: &Rc<LogicalUnit>, run: Run, data: BufList, fua: b
 }
 
 /// Executes UNMAP.
-pub(crate) fn unmap(unit: &Rc<LogicalUnit>, list: &BufList, fua: bool) -> Result<CommandFuture, Failure> {
+pub(crate) fn unmap(unit: &Rc<LogicalUnit>, list: &BufList, fua: bool) -> Result<CommandFuture, ScsiFailure> {
     let list = list.to_vec();
     if list.is_empty() {
         return Ok(composite(std::future::ready(Ok(BufList::new()))));
@@ -265,7 +265,7 @@ pub(crate) fn unmap(unit: &Rc<LogicalUnit>, list: &BufList, fua: bool) -> Result
     };
     let (mut runs, mut total) = (Vec::new(), 0u64);
     for (index, (lba, blocks)) in descriptors.enumerate() {
-        let run = Run { lba, blocks, fua: false };
+        let run = LbaRange { lba, blocks, fua: false };
         // A range of zero blocks right at the end of the unit is valid.
         if blocks > 0 || lba > unit.blocks() {
             unit.check_run(run, u32::MAX)?;
@@ -291,7 +291,7 @@ pub(crate) fn unmap(unit: &Rc<LogicalUnit>, list: &BufList, fua: bool) -> Result
 }
 
 /// Executes COMPARE AND WRITE: the first half of the data is compared, the second half is written.
-pub(crate) fn compare_and_write(unit: &Rc<LogicalUnit>, run: Run, data: &BufList) -> CommandFuture {
+pub(crate) fn compare_and_write(unit: &Rc<LogicalUnit>, run: LbaRange, data: &BufList) -> CommandFuture {
     let half = data.len() / 2;
     let (expect, new) = (data.slice(0..half), data.slice(half..half * 2));
     let offset = run.lba * u64::from(BLOCK);
@@ -304,7 +304,7 @@ pub(crate) fn compare_and_write(unit: &Rc<LogicalUnit>, run: Run, data: &BufList
 }
 
 /// Executes ORWRITE atomically with respect to other writes; retries when the blocks have changed meanwhile.
-pub(crate) fn or_write(unit: &Rc<LogicalUnit>, run: Run, data: BufList) -> CommandFuture {
+pub(crate) fn or_write(unit: &Rc<LogicalUnit>, run: LbaRange, data: BufList) -> CommandFuture {
     /// Retries are bounded, for blocks that other writers keep changing.
     const TRIES: u32 = 64;
     let unit = unit.clone();
@@ -323,7 +323,7 @@ pub(crate) fn or_write(unit: &Rc<LogicalUnit>, run: Run, data: BufList) -> Comma
                 Err(error) => return Err(failed(&error, true)),
             }
         }
-        Err(Failure::BUSY)
+        Err(ScsiFailure::BUSY)
     })
 }
 
@@ -384,8 +384,8 @@ pub(crate) fn reservation_change(unit: &Rc<LogicalUnit>, applied: LocalFuture<Ap
     composite(async move {
         let change = match applied.await {
             Ok(Ok(change)) => change,
-            Ok(Err(refusal)) => return Err(reserve::refusal(refusal).map_or(Failure::CONFLICT, Into::into)),
-            Err(error) => return Err(Failure::of(&error, true)),
+            Ok(Err(refusal)) => return Err(reserve::refusal(refusal).map_or(ScsiFailure::CONFLICT, Into::into)),
+            Err(error) => return Err(ScsiFailure::of(&error, true)),
         };
         if !change.abort.is_empty() {
             // An error means that all holders are gone: their sessions have ended.
@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn differences_are_found_across_parts() {
         assert_eq!(same(&list(&[b"ab", b"cdef"]), &list(&[b"abc", b"def"]), 0), Ok(()));
-        let info = |failure: Failure| failure.sense.and_then(|sense| sense.info);
+        let info = |failure: ScsiFailure| failure.sense.and_then(|sense| sense.info);
         assert_eq!(same(&list(&[b"ab", b"cdxf"]), &list(&[b"abc", b"def"]), 10).map_err(info), Err(Some(14)));
     }
 

@@ -7,22 +7,22 @@ use crate::scsi::status;
 
 /// Command failure: SCSI status, with sense data if there is any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(crate) struct ScsiFailure {
     pub(crate) status: u8,
     pub(crate) sense: Option<Sense>,
 }
 
-impl From<Sense> for Failure {
+impl From<Sense> for ScsiFailure {
     fn from(sense: Sense) -> Self {
         Self { status: status::CHECK_CONDITION, sense: Some(sense) }
     }
 }
 
-impl Failure {
+impl ScsiFailure {
     /// Reservation conflict.
-    pub(crate) const CONFLICT: Failure = Failure { status: status::RESERVATION_CONFLICT, sense: None };
+    pub(crate) const CONFLICT: ScsiFailure = ScsiFailure { status: status::RESERVATION_CONFLICT, sense: None };
     /// Unit temporarily unable to accept the command.
-    pub(crate) const BUSY: Failure = Failure { status: status::BUSY, sense: None };
+    pub(crate) const BUSY: ScsiFailure = ScsiFailure { status: status::BUSY, sense: None };
 
     /// Converts a device error to SCSI status and sense data.
     pub(crate) fn of(error: &Error, writing: bool) -> Self {

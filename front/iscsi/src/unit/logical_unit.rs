@@ -11,12 +11,12 @@ use forebay_block::{BlockDevice, Geometry};
 use super::Unit;
 use super::reservations::{access, passes_whole};
 use crate::scsi::BLOCK;
-use crate::scsi::cdb::{Command, Run};
+use crate::scsi::cdb::{LbaRange, ScsiCommand};
 use crate::scsi::mode::Modes;
 use crate::scsi::sense::{Sense, code};
 
 /// Access to the block devices of units from this core.
-pub trait Devices {
+pub trait UnitDevices {
     /// Returns the device behind a unit; `None` once it is no longer available.
     fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>>;
 }
@@ -26,7 +26,7 @@ pub trait Devices {
 /// Each unit in use has one [`LogicalUnit`] on this core.  It is dropped with its last user; its entry is dropped by a
 /// sweep, whose cost is amortized over the insertions since the last one.
 pub(crate) struct LogicalUnits {
-    devices: Rc<dyn Devices>,
+    devices: Rc<dyn UnitDevices>,
     table: RefCell<UnitTable>,
 }
 
@@ -40,7 +40,7 @@ struct UnitTable {
 
 impl LogicalUnits {
     /// Creates an empty set, which opens units by `devices`.
-    pub(crate) fn new(devices: Rc<dyn Devices>) -> Self {
+    pub(crate) fn new(devices: Rc<dyn UnitDevices>) -> Self {
         Self { devices, table: RefCell::default() }
     }
 
@@ -114,7 +114,7 @@ impl LogicalUnit {
 
     /// Returns true if reservations permit `host` to execute `command`.
     #[inline]
-    pub(crate) fn admits(&self, host: &HostId, command: &Command) -> bool {
+    pub(crate) fn admits(&self, host: &HostId, command: &ScsiCommand) -> bool {
         let mut view = self.view.borrow_mut();
         let Some(view) = &mut *view else { return true };
         let table = view.table();
@@ -151,7 +151,7 @@ impl LogicalUnit {
 
     /// Checks that an LBA range lies within the unit and has at most `max` blocks.
     #[inline]
-    pub(crate) fn check_run(&self, run: Run, max: u32) -> Result<(), Sense> {
+    pub(crate) fn check_run(&self, run: LbaRange, max: u32) -> Result<(), Sense> {
         // A range of zero blocks has to begin within the unit, too.
         let blocks = self.blocks();
         let end = run.lba.checked_add(u64::from(run.blocks));

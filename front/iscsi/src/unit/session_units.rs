@@ -9,7 +9,7 @@ use forebay_block::reservation::HostId;
 use super::third_party_copy::CopyOutcomes;
 use super::{LogicalUnit, LogicalUnits, NexusError, NexusState, Unit};
 use crate::scsi::sense::code;
-use crate::sessions::Session;
+use crate::sessions::IscsiSession;
 use crate::target::Target;
 use crate::targets::Targets;
 use crate::wire::Lun;
@@ -20,7 +20,7 @@ use crate::wire::Lun;
 pub(crate) struct SessionUnits {
     targets: Targets,
     units: Rc<LogicalUnits>,
-    session: Arc<Session>,
+    session: Arc<IscsiSession>,
     host: HostId,
     nexuses: BTreeMap<u16, NexusState>,
     /// Generation of the target's list of units for which hosts were told of changes.
@@ -30,7 +30,7 @@ pub(crate) struct SessionUnits {
 
 impl SessionUnits {
     /// Creates the units of a session whose host id is `host`; it uses none yet.
-    pub(crate) fn new(targets: Targets, units: Rc<LogicalUnits>, session: Arc<Session>, host: HostId) -> Self {
+    pub(crate) fn new(targets: Targets, units: Rc<LogicalUnits>, session: Arc<IscsiSession>, host: HostId) -> Self {
         let generation = session.target.as_ref().map_or(0, Target::generation);
         let copies = CopyOutcomes::default();
         Self { targets, units, session, host, nexuses: BTreeMap::new(), generation, copies }

@@ -6,7 +6,7 @@ use crate::scsi::log::Provisioning;
 
 /// Pool space, updated by the owner of the pool.
 #[derive(Debug, Default)]
-pub struct Space {
+pub struct PoolSpace {
     used: AtomicU64,
     available: AtomicU64,
     /// Used bytes from which hosts are notified; 0 disables the threshold.
@@ -15,7 +15,7 @@ pub struct Space {
     passed: AtomicU32,
 }
 
-impl Space {
+impl PoolSpace {
     /// Creates a record whose threshold is `threshold` used bytes; 0 disables it.
     pub fn new(threshold: u64) -> Self {
         Self { threshold: threshold.into(), ..Self::default() }
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_threshold_is_passed_once_until_it_is_left() {
-        let space = Space::new(100);
+        let space = PoolSpace::new(100);
         space.update(50, 50, 100);
         assert_eq!(space.passed(), 0);
         space.update(100, 0, 100);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Space;
-use crate::scsi::inquiry::Identity;
+use super::PoolSpace;
+use crate::scsi::inquiry::UnitIdentity;
 
 /// Configuration of a unit.
 #[derive(Debug, Clone)]
@@ -11,13 +11,13 @@ pub struct UnitSpec {
     /// Volume name.
     pub name: String,
     /// Unit identity.
-    pub identity: Identity,
+    pub identity: UnitIdentity,
     /// Read-only unit.
     pub read_only: bool,
     /// Rotational medium.
     pub rotational: bool,
     /// Space of the pool.
-    pub space: Arc<Space>,
+    pub space: Arc<PoolSpace>,
     /// Initiators that see the unit; an empty list admits all.
     pub initiators: Vec<String>,
 }

@@ -7,9 +7,9 @@ use std::rc::Rc;
 use forebay_block::reservation::ReservationAccess;
 
 use super::commands::Execution;
-use super::{Failure, LogicalUnit, SessionUnits, UnitSpec, execute};
+use super::{LogicalUnit, ScsiFailure, SessionUnits, UnitSpec, execute};
 use crate::scsi::BLOCK;
-use crate::scsi::cdb::Run;
+use crate::scsi::cdb::LbaRange;
 use crate::scsi::copy::{self, Copy};
 use crate::scsi::sense::{Sense, code, key};
 
@@ -40,7 +40,7 @@ impl CopyOutcomes {
 
 impl SessionUnits {
     /// Executes EXTENDED COPY; all units are resolved and checked before anything is written.
-    pub(super) fn third_party_copy(&mut self, copy: Copy) -> Result<Execution, Failure> {
+    pub(super) fn third_party_copy(&mut self, copy: Copy) -> Result<Execution, ScsiFailure> {
         // Only units of this target: a session sees no others.
         let units = self.target().map(|target| target.units_of(self.initiator())).unwrap_or_default();
         let mut resolved: Vec<Rc<LogicalUnit>> = Vec::new();
@@ -58,13 +58,13 @@ impl SessionUnits {
             if !from.admits_access(self.host(), ReservationAccess::Read)
                 || !to.admits_access(self.host(), ReservationAccess::Write)
             {
-                return Err(Failure::CONFLICT);
+                return Err(ScsiFailure::CONFLICT);
             }
             if to.is_protected() {
                 return Err(Sense::new(key::DATA_PROTECT, code::WRITE_PROTECTED).into());
             }
             for (unit, lba) in [(from, segment.from_lba), (to, segment.to_lba)] {
-                let run = Run { lba, blocks: segment.blocks, fua: false };
+                let run = LbaRange { lba, blocks: segment.blocks, fua: false };
                 unit.check_run(run, u32::MAX)
                     .map_err(|sense| Sense { info: sense.info, ..copy::aborted(code::NONE) })?;
             }

@@ -9,20 +9,20 @@ use forebay_reactor::sync::InFlight;
 use forebay_reactor::{Instant, now};
 use forebay_serve::{ConnectionHandler, Intake, ReceiveRequest, exchange};
 
-use super::ending::Ending;
+use super::ending::NbdTeardown;
 use super::execute::{self, RequestFuture};
-use super::handshake::Channel;
-use super::outbox::{Outbox, Pending};
-use super::{Control, Options};
-use crate::session::{Action, Command, Failed, Origin, Payload, Pools, Receiver, Rules, Violation};
-use crate::stats::{Counters, RequestKind};
+use super::handshake::NbdStream;
+use super::outbox::{NbdOutbox, Pending};
+use super::{NbdConnectionControl, NbdServerOptions};
+use crate::session::{Failed, NbdAction, NbdCommand, NbdPools, NbdReceiver, NbdRules, NbdViolation, Origin, Payload};
+use crate::stats::{NbdCounters, NbdRequestKind};
 use crate::wire::Errno;
 
 /// Requests begun in one turn, after which the connection yields.
 const TURN_REQUESTS: u32 = 128;
 /// Reason why a connection ended.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum NbdEndReason {
     /// Disconnect request of the client.
     Disconnected,
     /// Connection closed by the client between messages, without a disconnect request.
@@ -32,34 +32,34 @@ pub(super) enum End {
     /// Socket error.
     Socket(io::Error),
     /// Protocol error of the client.
-    Violation(Violation),
+    Violation(NbdViolation),
     /// Shutdown of the server, or detached export.
     Stopped,
 }
 
 pub(super) struct Transmission<'a> {
-    control: &'a Control,
-    options: &'a Options,
-    counters: &'a Counters,
+    control: &'a NbdConnectionControl,
+    options: &'a NbdServerOptions,
+    counters: &'a NbdCounters,
     device: Rc<dyn BlockDevice>,
     transfer_max: u64,
-    rules: Rules,
-    receiver: Receiver,
-    outbox: Outbox,
+    rules: NbdRules,
+    receiver: NbdReceiver,
+    outbox: NbdOutbox,
     work: InFlight<RequestFuture, Pending>,
     /// Command that waits for a limit or for the next turn.
-    stalled: Option<(Command, Payload)>,
-    ending: Ending,
+    stalled: Option<(NbdCommand, Payload)>,
+    ending: NbdTeardown,
     now: Instant,
 }
 
 impl<'a> Transmission<'a> {
     /// Creates a transmission with negotiated `rules` and the bytes received after the negotiation.
     pub(super) fn new(
-        (control, options, counters): (&'a Control, &'a Options, &'a Counters),
-        pools: &Rc<Pools>,
+        (control, options, counters): (&'a NbdConnectionControl, &'a NbdServerOptions, &'a NbdCounters),
+        pools: &Rc<NbdPools>,
         device: Rc<dyn BlockDevice>,
-        rules: Rules,
+        rules: NbdRules,
         received: &[u8],
     ) -> Self {
         Self {
@@ -68,25 +68,25 @@ impl<'a> Transmission<'a> {
             counters,
             transfer_max: u64::from(device.geometry().transfer_max.max(rules.block_min)),
             device,
-            receiver: Receiver::new(pools.clone(), received),
-            outbox: Outbox::new(pools, rules.replies),
+            receiver: NbdReceiver::new(pools.clone(), received),
+            outbox: NbdOutbox::new(pools, rules.replies),
             rules,
             work: InFlight::new(options.requests_max),
             stalled: None,
-            ending: Ending::new(options.drain_timeout),
+            ending: NbdTeardown::new(options.drain_timeout),
             now: now(),
         }
     }
 
     /// Runs the transmission until the connection ends.  All requests that were begun are done then, unless
-    /// [`Options::drain_timeout`] has expired.
-    pub(super) async fn run(mut self, channel: Channel) -> End {
+    /// [`NbdServerOptions::drain_timeout`] has expired.
+    pub(super) async fn run(mut self, channel: NbdStream) -> NbdEndReason {
         match channel {
-            Channel::Plain(stream) => {
+            NbdStream::Plain(stream) => {
                 let receive = |want| forebay_serve::receive(stream.clone(), want);
                 exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await
             }
-            Channel::Secure(stream) => {
+            NbdStream::Secure(stream) => {
                 let receive = |want| stream.clone().receive(want);
                 let end = exchange(&mut self, receive, |batch| stream.clone().send(batch)).await;
                 if self.outbox.is_empty() {
@@ -98,17 +98,17 @@ impl<'a> Transmission<'a> {
     }
 
     /// Ends the connection: nothing more is received, nor is a command begun that was received.
-    fn stop_receiving(&mut self, end: End) {
+    fn stop_receiving(&mut self, end: NbdEndReason) {
         if self.ending.end(end) {
             self.stalled = None;
         }
     }
 
-    fn begin(&mut self, command: &Command, payload: Payload, bytes: usize) {
+    fn begin(&mut self, command: &NbdCommand, payload: Payload, bytes: usize) {
         let origin = Origin::from(command);
-        let kind = RequestKind::of(command.kind);
-        if command.action == Action::Disconnect {
-            return self.stop_receiving(End::Disconnected);
+        let kind = NbdRequestKind::of(command.kind);
+        if command.action == NbdAction::Disconnect {
+            return self.stop_receiving(NbdEndReason::Disconnected);
         }
         self.outbox.admit(bytes);
         if self.ending.is_draining() {
@@ -117,30 +117,30 @@ impl<'a> Transmission<'a> {
         }
         let none = Extent::new(command.offset, 0);
         let (extent, whole, failed) = match command.action {
-            Action::Read { extent, whole } => (extent, whole, Failed::Other),
-            Action::Write { extent, .. } => (extent, false, Failed::Write),
-            Action::WriteZeroes { extent, fast, .. } => {
+            NbdAction::Read { extent, whole } => (extent, whole, Failed::Other),
+            NbdAction::Write { extent, .. } => (extent, false, Failed::Write),
+            NbdAction::WriteZeroes { extent, fast, .. } => {
                 (extent, false, if fast { Failed::FastZero } else { Failed::Write })
             }
-            Action::Trim { extent, .. } | Action::BlockStatus { extent, .. } => (extent, false, Failed::Other),
+            NbdAction::Trim { extent, .. } | NbdAction::BlockStatus { extent, .. } => (extent, false, Failed::Other),
             _ => (none, false, Failed::Other),
         };
         let work = match command.action {
-            Action::Read { extent, .. } => execute::read(&self.device, extent, self.transfer_max),
-            Action::Write { extent, fua } => execute::write(&self.device, extent, payload, fua, self.transfer_max),
-            Action::Flush => RequestFuture::One(self.device.submit(BlockRequest::Flush)),
-            Action::Trim { extent, fua } => execute::trim(&self.device, extent, fua),
-            Action::WriteZeroes { extent, no_hole: no_unmap, fua, .. } => {
+            NbdAction::Read { extent, .. } => execute::read(&self.device, extent, self.transfer_max),
+            NbdAction::Write { extent, fua } => execute::write(&self.device, extent, payload, fua, self.transfer_max),
+            NbdAction::Flush => RequestFuture::One(self.device.submit(BlockRequest::Flush)),
+            NbdAction::Trim { extent, fua } => execute::trim(&self.device, extent, fua),
+            NbdAction::WriteZeroes { extent, no_hole: no_unmap, fua, .. } => {
                 RequestFuture::One(self.device.submit(BlockRequest::WriteZeroes { extent, no_unmap, fua }))
             }
-            Action::BlockStatus { extent, one } => execute::status(&self.device, extent, one),
-            Action::Nothing => {
+            NbdAction::BlockStatus { extent, one } => execute::status(&self.device, extent, one),
+            NbdAction::Nothing => {
                 return self.outbox.answer_empty(self.counters, origin, kind, bytes);
             }
-            Action::Refuse(errno, why) => {
+            NbdAction::Refuse(errno, why) => {
                 return self.outbox.refuse(self.counters, (origin, kind), (errno, why), bytes);
             }
-            Action::Disconnect => unreachable!("handled above"),
+            NbdAction::Disconnect => unreachable!("handled above"),
         };
         let pending = Pending { origin, kind, extent, whole, failed, began: self.now, bytes };
         if let Some((result, pending)) = self.work.start(work, pending) {
@@ -150,7 +150,7 @@ impl<'a> Transmission<'a> {
 }
 
 impl ConnectionHandler for Transmission<'_> {
-    type End = End;
+    type End = NbdEndReason;
 
     const TURN: u32 = TURN_REQUESTS;
 
@@ -174,11 +174,11 @@ impl ConnectionHandler for Transmission<'_> {
         match result {
             Ok(0) => {
                 let whole = self.receiver.ended(buf);
-                self.stop_receiving(if whole { End::Closed } else { End::Broken });
+                self.stop_receiving(if whole { NbdEndReason::Closed } else { NbdEndReason::Broken });
             }
             Ok(got) => self.receiver.received(buf, got),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.stop_receiving(End::Broken),
-            Err(error) => self.stop_receiving(End::Socket(error)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.stop_receiving(NbdEndReason::Broken),
+            Err(error) => self.stop_receiving(NbdEndReason::Socket(error)),
         }
     }
 
@@ -193,13 +193,13 @@ impl ConnectionHandler for Transmission<'_> {
                     Ok(Some(next)) => next,
                     Ok(None) => return Intake::NeedInput,
                     Err(violation) => {
-                        self.stop_receiving(End::Violation(violation));
+                        self.stop_receiving(NbdEndReason::Violation(violation));
                         return Intake::NeedInput;
                     }
                 },
             };
             let bytes = match command.action {
-                Action::Read { extent, .. } | Action::Write { extent, .. } => extent.len as usize,
+                NbdAction::Read { extent, .. } | NbdAction::Write { extent, .. } => extent.len as usize,
                 _ => 0,
             };
             let has_space = self.outbox.has_space(bytes, self.options);
@@ -220,7 +220,7 @@ impl ConnectionHandler for Transmission<'_> {
         self.outbox.sent();
         if let Err(error) = result {
             self.outbox.discard_output();
-            self.stop_receiving(End::Socket(error));
+            self.stop_receiving(NbdEndReason::Socket(error));
         }
     }
 
@@ -228,7 +228,7 @@ impl ConnectionHandler for Transmission<'_> {
         self.ending.is_open()
     }
 
-    fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<NbdEndReason> {
         let quiet = self.work.is_empty() && self.outbox.is_empty() && self.stalled.is_none();
         let over = self.ending.poll(cx, quiet);
         if over.is_ready() && !quiet {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_reactor::sleep;
 use forebay_reactor::time::Sleep;
 
-use super::connection::End;
+use super::connection::NbdEndReason;
 
 /// Time during which an ending connection still answers requests with an error, so that clients see the reason.
 const LINGER: Duration = Duration::from_millis(100);
@@ -21,10 +21,10 @@ const LINGER: Duration = Duration::from_millis(100);
 ///
 /// 1. The first reason counts, and once there is one, nothing is received.
 /// 2. `timer` is set from the first step on until the time is over.
-pub(super) struct Ending {
+pub(super) struct NbdTeardown {
     drain_timeout: Duration,
     /// Reason of the end, once the connection receives nothing any more.
-    reason: Option<End>,
+    reason: Option<NbdEndReason>,
     /// Requests are refused, because the server or export is shutting down.
     draining: bool,
     timer: Option<Sleep>,
@@ -32,7 +32,7 @@ pub(super) struct Ending {
     lingered: bool,
 }
 
-impl Ending {
+impl NbdTeardown {
     /// Creates the state of an open connection.
     pub(super) fn new(drain_timeout: Duration) -> Self {
         Self { drain_timeout, reason: None, draining: false, timer: None, lingered: false }
@@ -49,7 +49,7 @@ impl Ending {
     }
 
     /// Ends the connection for a reason.  Returns false if there is one already.
-    pub(super) fn end(&mut self, reason: End) -> bool {
+    pub(super) fn end(&mut self, reason: NbdEndReason) -> bool {
         if self.reason.is_some() {
             return false;
         }
@@ -73,7 +73,7 @@ impl Ending {
     }
 
     /// Completes when the connection is over: nothing is in flight, which `quiet` says, or the time is over.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, quiet: bool) -> Poll<End> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, quiet: bool) -> Poll<NbdEndReason> {
         let mut timed_out = false;
         while let Some(timer) = &mut self.timer
             && Pin::new(timer).poll(cx).is_ready()
@@ -84,7 +84,7 @@ impl Ending {
         }
         let over = self.reason.is_some() || (self.draining && self.lingered);
         match timed_out || (quiet && over) {
-            true => Poll::Ready(self.reason.take().unwrap_or(End::Stopped)),
+            true => Poll::Ready(self.reason.take().unwrap_or(NbdEndReason::Stopped)),
             false => Poll::Pending,
         }
     }

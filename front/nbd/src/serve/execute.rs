@@ -22,7 +22,7 @@ const STATUS_LOOK_MAX: u64 = 256 << 20;
 
 /// Result of a request.
 #[derive(Debug)]
-pub(super) enum Completion {
+pub(super) enum NbdReplyData {
     /// Data read.
     Data(BufList),
     /// Success without data.
@@ -33,12 +33,12 @@ pub(super) enum Completion {
 
 /// Error of a request, and the byte offset if that is not the first byte of the request.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct RequestFailure {
     pub(super) error: Error,
     pub(super) at: Option<u64>,
 }
 
-impl From<Error> for Failure {
+impl From<Error> for RequestFailure {
     fn from(error: Error) -> Self {
         Self { error, at: None }
     }
@@ -49,17 +49,17 @@ pub(super) enum RequestFuture {
     /// Single device request, without another future around the device's own.
     One(LocalFuture<Result<BlockReply>>),
     /// Several device requests.
-    Many(LocalFuture<std::result::Result<Completion, Failure>>),
+    Many(LocalFuture<std::result::Result<NbdReplyData, RequestFailure>>),
 }
 
 impl Future for RequestFuture {
-    type Output = std::result::Result<Completion, Failure>;
+    type Output = std::result::Result<NbdReplyData, RequestFailure>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             RequestFuture::One(future) => future.as_mut().poll(cx).map(|reply| match reply {
-                Ok(BlockReply::Data(data)) => Ok(Completion::Data(data)),
-                Ok(BlockReply::Done) => Ok(Completion::Done),
+                Ok(BlockReply::Data(data)) => Ok(NbdReplyData::Data(data)),
+                Ok(BlockReply::Done) => Ok(NbdReplyData::Done),
                 Err(error) => Err(error.into()),
             }),
             RequestFuture::Many(future) => future.as_mut().poll(cx),
@@ -76,14 +76,14 @@ pub(super) fn read(device: &Rc<dyn BlockDevice>, extent: Extent, transfer_max: u
     RequestFuture::Many(Box::pin(async move {
         let mut data = BufList::new();
         for piece in pieces(extent, transfer_max) {
-            let failed = |error| Failure { error, at: Some(piece.offset) };
+            let failed = |error| RequestFailure { error, at: Some(piece.offset) };
             let part = device.submit(BlockRequest::Read(piece)).await.map_err(failed)?.into_data();
             if part.len() as u64 != piece.len {
                 return Err(failed(short_read()));
             }
             data.append(part);
         }
-        Ok(Completion::Data(data))
+        Ok(NbdReplyData::Data(data))
     }))
 }
 
@@ -104,9 +104,9 @@ pub(super) fn write(
             let from = (piece.offset - extent.offset) as usize;
             let part = data.slice(from..from + piece.len as usize);
             let request = BlockRequest::Write { offset: piece.offset, data: part, fua };
-            device.submit(request).await.map_err(|error| Failure { error, at: Some(piece.offset) })?;
+            device.submit(request).await.map_err(|error| RequestFailure { error, at: Some(piece.offset) })?;
         }
-        Ok(Completion::Done)
+        Ok(NbdReplyData::Done)
     }))
 }
 
@@ -119,7 +119,7 @@ pub(super) fn trim(device: &Rc<dyn BlockDevice>, extent: Extent, fua: bool) -> R
     RequestFuture::Many(Box::pin(async move {
         device.submit(BlockRequest::Discard(extent)).await?;
         device.submit(BlockRequest::Flush).await?;
-        Ok(Completion::Done)
+        Ok(NbdReplyData::Done)
     }))
 }
 
@@ -140,7 +140,7 @@ pub(super) fn status(device: &Rc<dyn BlockDevice>, extent: Extent, one: bool) ->
             look = (look * 2).min(STATUS_LOOK_MAX);
         }
         runs.truncate(if one { 1 } else { STATUS_RUNS_MAX });
-        Ok(Completion::Status(runs))
+        Ok(NbdReplyData::Status(runs))
     }))
 }
 

@@ -10,18 +10,20 @@ use forebay_serve::secure::{HandshakeError, SealBuffers, SecureStream, handshake
 use forebay_serve::{Interrupted, ReceiveRequest};
 use forebay_tls::{TlsFailure, TlsSession};
 
-use super::{Control, Export, Server};
-use crate::access::{Host, HostName};
-use crate::session::{Agreed, ExportInfo, Negotiation, NegotiationQuery, NegotiationStep, Pools, Tls, Violation};
+use super::{NbdConnectionControl, NbdExport, NbdServer};
+use crate::access::{HostName, NbdHost};
+use crate::session::{
+    ExportInfo, NbdParameters, NbdPools, NbdViolation, Negotiation, NegotiationQuery, NegotiationStep, Tls,
+};
 
 /// Bytes received at once.
 const RECEIVE: usize = 4096;
 
 /// Reason why a handshake did not lead to transmission.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HandshakeEnd {
+pub(super) enum NbdHandshakeEnd {
     #[error("{0}")]
-    Violation(#[from] Violation),
+    Violation(#[from] NbdViolation),
     #[error("the socket failed: {0}")]
     Socket(#[from] io::Error),
     #[error("the client closed the connection")]
@@ -34,71 +36,71 @@ pub(super) enum HandshakeEnd {
     Interrupted(#[from] Interrupted),
 }
 
-impl HandshakeEnd {
+impl NbdHandshakeEnd {
     /// Returns whether the client caused the end, by a protocol error or a timeout.
     pub(super) fn is_cause(&self) -> bool {
-        matches!(self, HandshakeEnd::Violation(_) | HandshakeEnd::Interrupted(Interrupted::TooSlow))
+        matches!(self, NbdHandshakeEnd::Violation(_) | NbdHandshakeEnd::Interrupted(Interrupted::TooSlow))
     }
 }
 
 /// Connection whose client has chosen its export.
 pub(super) struct Negotiated {
-    pub(super) export: Export,
+    pub(super) export: NbdExport,
     pub(super) info: ExportInfo,
-    pub(super) agreed: Agreed,
+    pub(super) agreed: NbdParameters,
     /// Bytes received after the negotiation.
     pub(super) received: Vec<u8>,
 }
 
 /// Transport of a connection: a socket, or TLS on one.
 #[derive(Clone)]
-pub(super) enum Channel {
+pub(super) enum NbdStream {
     Plain(Stream),
-    Secure(Rc<SecureStream<Pools>>),
+    Secure(Rc<SecureStream<NbdPools>>),
 }
 
-impl Channel {
+impl NbdStream {
     async fn receive(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
         match self {
-            Channel::Plain(stream) => stream.recv(buf).await,
-            Channel::Secure(stream) => stream.clone().receive(ReceiveRequest { buf, all: false }).await,
+            NbdStream::Plain(stream) => stream.recv(buf).await,
+            NbdStream::Secure(stream) => stream.clone().receive(ReceiveRequest { buf, all: false }).await,
         }
     }
 
     async fn send(&self, bytes: Buf) -> io::Result<()> {
         match self {
-            Channel::Plain(stream) => stream.send(bytes).await,
-            Channel::Secure(stream) => stream.clone().send(bytes.into()).await,
+            NbdStream::Plain(stream) => stream.send(bytes).await,
+            NbdStream::Secure(stream) => stream.clone().send(bytes.into()).await,
         }
     }
 
     /// Sends TLS's closing alert, if TLS is in force.
     pub(super) async fn close(&self) {
-        if let Channel::Secure(stream) = self {
+        if let NbdStream::Secure(stream) = self {
             stream.close().await;
         }
     }
 }
 
-pub(super) struct Handshake<'a> {
-    pub(super) server: &'a Server,
-    pub(super) control: &'a Control,
+pub(super) struct NbdHandshake<'a> {
+    pub(super) server: &'a NbdServer,
+    pub(super) control: &'a NbdConnectionControl,
     pub(super) tls: Tls,
-    pub(super) channel: Channel,
-    pub(super) host: Host,
+    pub(super) channel: NbdStream,
+    pub(super) host: NbdHost,
     /// Set once a refused export was logged for this connection.
     pub(super) refused: bool,
 }
 
-impl Handshake<'_> {
+impl NbdHandshake<'_> {
     /// Negotiates; returns `None` if the client ended the negotiation.
-    pub(super) async fn run(&mut self) -> Result<Option<Negotiated>, HandshakeEnd> {
+    pub(super) async fn run(&mut self) -> Result<Option<Negotiated>, NbdHandshakeEnd> {
         let mut patience = sleep_until(now() + self.server.options.handshake_timeout);
         let mut out = Vec::new();
         let mut negotiation = Negotiation::new(self.tls, &mut out);
         let mut input = Vec::new();
         // Clients nearly always choose the export that they queried last.
-        let mut opened: Option<(String, Export, ExportInfo)> = None;
+        let mut opened: Option<(String, NbdExport, ExportInfo)> = None;
         loop {
             let (taken, mut step) = negotiation.feed(&input, &mut out)?;
             input.drain(..taken);
@@ -127,7 +129,7 @@ impl Handshake<'_> {
                     let buf = BufMut::with_capacity(RECEIVE);
                     let (result, buf) = self.within(&mut patience, self.channel.receive(buf)).await?;
                     if result? == 0 {
-                        return Err(HandshakeEnd::Closed);
+                        return Err(NbdHandshakeEnd::Closed);
                     }
                     input.extend_from_slice(&buf);
                 }
@@ -149,9 +151,9 @@ impl Handshake<'_> {
     }
 
     /// Upgrades to TLS.  `received` are the bytes after the option `NBD_OPT_STARTTLS`, which belong to TLS.
-    async fn secure(&mut self, received: Vec<u8>, patience: &mut Sleep) -> Result<(), HandshakeEnd> {
-        let Channel::Plain(stream) = &self.channel else { unreachable!("TLS is not begun twice") };
-        let refused = |failure| HandshakeEnd::Tls(HandshakeError::Refused(failure));
+    async fn secure(&mut self, received: Vec<u8>, patience: &mut Sleep) -> Result<(), NbdHandshakeEnd> {
+        let NbdStream::Plain(stream) = &self.channel else { unreachable!("TLS is not begun twice") };
+        let refused = |failure| NbdHandshakeEnd::Tls(HandshakeError::Refused(failure));
         let access = self.server.access.get();
         let acceptor =
             access.tls.as_ref().ok_or_else(|| refused(TlsFailure::Library("no certificate or key is set")))?;
@@ -162,15 +164,15 @@ impl Handshake<'_> {
             _ => BufMut::copy_of(&received),
         };
         let left = self.within(patience, handshake(stream, &mut session, buf, |_, _| None)).await?;
-        let left = left.map_err(HandshakeEnd::Tls)?;
+        let left = left.map_err(NbdHandshakeEnd::Tls)?;
         self.host.name = session.peer().and_then(HostName::of);
         let secured = SecureStream::new(stream.clone(), session, left, pools.clone(), self.server.record.clone());
-        self.channel = Channel::Secure(Rc::new(secured));
+        self.channel = NbdStream::Secure(Rc::new(secured));
         // The order matters: a list that changes meanwhile is seen here, or `expel` finds the name.
         self.control.secured(self.host.name.clone());
         if let Some(reason) = self.server.access.get().refuses_name(self.host.name.as_ref()) {
             self.server.host_refused(&self.host, None, reason);
-            return Err(HandshakeEnd::Refused);
+            return Err(NbdHandshakeEnd::Refused);
         }
         Ok(())
     }
@@ -179,8 +181,8 @@ impl Handshake<'_> {
     async fn open(
         &mut self,
         name: &str,
-        opened: &mut Option<(String, Export, ExportInfo)>,
-    ) -> forebay_block::Result<(Export, ExportInfo)> {
+        opened: &mut Option<(String, NbdExport, ExportInfo)>,
+    ) -> forebay_block::Result<(NbdExport, ExportInfo)> {
         if self.control.stop_signal.stopping() {
             return Err(ErrorKind::ShuttingDown.into());
         }
@@ -216,7 +218,7 @@ impl Handshake<'_> {
         Error::new(ErrorKind::NotFound, format!("no image is exported as '{name}'"))
     }
 
-    async fn flush(&self, out: &mut Vec<u8>, patience: &mut Sleep) -> Result<(), HandshakeEnd> {
+    async fn flush(&self, out: &mut Vec<u8>, patience: &mut Sleep) -> Result<(), NbdHandshakeEnd> {
         if out.is_empty() {
             return Ok(());
         }
@@ -226,7 +228,7 @@ impl Handshake<'_> {
     }
 
     /// Awaits `future`, unless the handshake times out or the connection is stopped.
-    async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, HandshakeEnd> {
+    async fn within<F: Future>(&self, patience: &mut Sleep, future: F) -> Result<F::Output, NbdHandshakeEnd> {
         Ok(self.control.stop_signal.within(patience, future).await?)
     }
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use forebay_block::{BufList, Extent};
 use forebay_reactor::Instant;
 
-use super::Options;
-use super::execute::{self, Completion, Failure};
-use crate::session::{Failed, Origin, Pools, Replies, ReplyStyle, errno};
-use crate::stats::{Counters, RequestKind};
+use super::NbdServerOptions;
+use super::execute::{self, NbdReplyData, RequestFailure};
+use crate::session::{Failed, NbdPools, NbdReplies, Origin, ReplyStyle, errno};
+use crate::stats::{NbdCounters, NbdRequestKind};
 use crate::wire::Errno;
 
 /// Bytes gathered for one send.
@@ -21,7 +21,7 @@ const SEND_PARTS: usize = 256;
 /// Context of a request in flight.
 pub(super) struct Pending {
     pub(super) origin: Origin,
-    pub(super) kind: RequestKind,
+    pub(super) kind: NbdRequestKind,
     pub(super) extent: Extent,
     pub(super) whole: bool,
     pub(super) failed: Failed,
@@ -54,8 +54,8 @@ impl Usage {
 /// 1. `total` is what requests in flight hold, plus `unsent`, `batches` and `sending`.
 /// 2. Each admitted request is answered exactly once, with the bytes with which it was admitted.
 /// 3. Once output is discarded, nothing is queued: `total` is what requests in flight and `sending` hold.
-pub(super) struct Outbox {
-    replies: Replies,
+pub(super) struct NbdOutbox {
+    replies: NbdReplies,
     /// Held by the replies in `replies`.
     unsent: Usage,
     /// Full batches, ready to be sent.
@@ -68,11 +68,11 @@ pub(super) struct Outbox {
     discarding: bool,
 }
 
-impl Outbox {
+impl NbdOutbox {
     /// Creates an empty queue of replies in a style.
-    pub(super) fn new(pools: &Rc<Pools>, style: ReplyStyle) -> Self {
+    pub(super) fn new(pools: &Rc<NbdPools>, style: ReplyStyle) -> Self {
         Self {
-            replies: Replies::new(pools.clone(), style),
+            replies: NbdReplies::new(pools.clone(), style),
             unsent: Usage::default(),
             batches: VecDeque::new(),
             sending: Usage::default(),
@@ -84,7 +84,7 @@ impl Outbox {
     // ---- Requests ----
 
     /// Returns true if the limits permit another request with so many bytes of payload.
-    pub(super) fn has_space(&self, bytes: usize, options: &Options) -> bool {
+    pub(super) fn has_space(&self, bytes: usize, options: &NbdServerOptions) -> bool {
         self.total.requests < options.requests_max
             && (self.total.bytes == 0 || self.total.bytes + bytes <= options.bytes_max)
     }
@@ -97,8 +97,8 @@ impl Outbox {
     /// Queues the reply to a request that fails without the device.
     pub(super) fn refuse(
         &mut self,
-        counters: &Counters,
-        (origin, kind): (Origin, RequestKind),
+        counters: &NbdCounters,
+        (origin, kind): (Origin, NbdRequestKind),
         (errno, reason): (Errno, &str),
         bytes: usize,
     ) {
@@ -108,10 +108,10 @@ impl Outbox {
     }
 
     /// Queues the reply to a request for nothing.
-    pub(super) fn answer_empty(&mut self, counters: &Counters, origin: Origin, kind: RequestKind, bytes: usize) {
+    pub(super) fn answer_empty(&mut self, counters: &NbdCounters, origin: Origin, kind: NbdRequestKind, bytes: usize) {
         counters.answered(kind, 0, Duration::ZERO, false);
         match kind {
-            RequestKind::Read => self.replies.no_data(origin),
+            NbdRequestKind::Read => self.replies.no_data(origin),
             _ => self.replies.done(origin),
         }
         self.replied(bytes);
@@ -120,23 +120,23 @@ impl Outbox {
     /// Queues the reply to a request that the device has completed.
     pub(super) fn answer(
         &mut self,
-        counters: &Counters,
+        counters: &NbdCounters,
         now: Instant,
-        result: Result<Completion, Failure>,
+        result: Result<NbdReplyData, RequestFailure>,
         pending: Pending,
     ) {
         let Pending { origin, kind, extent, whole, failed, began, bytes } = pending;
         let result = match result {
-            Ok(Completion::Data(data)) if data.len() as u64 != extent.len => Err(execute::short_read().into()),
-            Ok(Completion::Status(runs)) if runs.is_empty() => Err(execute::short_read().into()),
+            Ok(NbdReplyData::Data(data)) if data.len() as u64 != extent.len => Err(execute::short_read().into()),
+            Ok(NbdReplyData::Status(runs)) if runs.is_empty() => Err(execute::short_read().into()),
             other => other,
         };
         counters.answered(kind, extent.len, now.since(began), result.is_err());
         match result {
-            Ok(Completion::Data(data)) => self.replies.data(origin, extent, whole, data),
-            Ok(Completion::Done) => self.replies.done(origin),
-            Ok(Completion::Status(runs)) => self.replies.status(origin, &runs),
-            Err(Failure { error, at }) => {
+            Ok(NbdReplyData::Data(data)) => self.replies.data(origin, extent, whole, data),
+            Ok(NbdReplyData::Done) => self.replies.done(origin),
+            Ok(NbdReplyData::Status(runs)) => self.replies.status(origin, &runs),
+            Err(RequestFailure { error, at }) => {
                 let errno = errno(&error, failed);
                 tracing::debug!(%error, ?kind, offset = extent.offset, len = extent.len, "NBD request failed");
                 match at {

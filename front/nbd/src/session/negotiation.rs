@@ -1,7 +1,7 @@
 use forebay_block::{Error, ErrorKind};
 use zerocopy::IntoBytes;
 
-use super::{ExportInfo, ReplyStyle, Violation};
+use super::{ExportInfo, NbdViolation, ReplyStyle};
 use crate::wire::{self, BASE_ALLOCATION, OptionHeader, STRING_MAX, handshake, info, option, rep};
 
 /// Maximum number of options per connection.  A client that queries many exports over one connection needs one or
@@ -30,7 +30,7 @@ pub enum Tls {
 
 /// Negotiated parameters of a transmission.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Agreed {
+pub struct NbdParameters {
     /// Format of replies.
     pub replies: ReplyStyle,
     /// `base:allocation` was selected for this export.
@@ -82,7 +82,7 @@ pub enum NegotiationStep {
     /// TLS handshake, beginning with the next byte in either direction; then [`Negotiation::secured`].
     StartTls,
     /// Transmission begins.
-    Transmit(Agreed),
+    Transmit(NbdParameters),
     /// End, requested by the client.
     Goodbye,
 }
@@ -147,7 +147,7 @@ impl Negotiation {
     ///
     /// # Panics
     /// When it waits for an answer or for TLS, or is over.
-    pub fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, NegotiationStep), Violation> {
+    pub fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, NegotiationStep), NbdViolation> {
         let mut taken = 0;
         loop {
             let rest = &input[taken..];
@@ -198,10 +198,10 @@ impl Negotiation {
         }
     }
 
-    fn client_flags(&mut self, flags: u32) -> Result<(), Violation> {
+    fn client_flags(&mut self, flags: u32) -> Result<(), NbdViolation> {
         let known = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
         if flags & !known != 0 {
-            return Err(Violation::ClientFlags(flags));
+            return Err(NbdViolation::ClientFlags(flags));
         }
         self.fixed = flags & u32::from(handshake::FIXED_NEWSTYLE) != 0;
         self.no_zeroes = flags & u32::from(handshake::NO_ZEROES) != 0;
@@ -210,19 +210,19 @@ impl Negotiation {
     }
 
     /// Checks an option's header for errors that end the connection before its data is read.
-    fn check_header(&self, head: &OptionHeader) -> Result<(), Violation> {
+    fn check_header(&self, head: &OptionHeader) -> Result<(), NbdViolation> {
         let (magic, option, len) = (head.magic.get(), head.option.get(), head.len.get());
         if magic != wire::OPTION_MAGIC {
-            return Err(Violation::OptionMagic(magic));
+            return Err(NbdViolation::OptionMagic(magic));
         }
         if self.options_seen >= OPTIONS_MAX {
-            return Err(Violation::TooManyOptions(OPTIONS_MAX));
+            return Err(NbdViolation::TooManyOptions(OPTIONS_MAX));
         }
         if !self.fixed && option != option::EXPORT_NAME {
-            return Err(Violation::NotFixed(option));
+            return Err(NbdViolation::NotFixed(option));
         }
         if len > OPTION_SKIP_MAX || (option == option::EXPORT_NAME && len as usize > STRING_MAX) {
-            return Err(Violation::OptionTooLong { option, len });
+            return Err(NbdViolation::OptionTooLong { option, len });
         }
         Ok(())
     }
@@ -232,10 +232,10 @@ impl Negotiation {
         self.tls == Tls::Required && !self.secured && ![option::ABORT, option::STARTTLS].contains(&option)
     }
 
-    fn option(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Option<NegotiationStep>, Violation> {
+    fn option(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Option<NegotiationStep>, NbdViolation> {
         if self.needs_tls(option) {
             if option == option::EXPORT_NAME {
-                return Err(Violation::ExportName(TLS_REQUIRED.into()));
+                return Err(NbdViolation::ExportName(TLS_REQUIRED.into()));
             }
             refuse(out, option, rep::ERR_TLS_REQD, TLS_REQUIRED);
             return Ok(None);
@@ -243,9 +243,9 @@ impl Negotiation {
         match option {
             option::EXPORT_NAME => {
                 if self.replies == ReplyStyle::Extended {
-                    return Err(Violation::ExportName("extended headers are in force".into()));
+                    return Err(NbdViolation::ExportName("extended headers are in force".into()));
                 }
-                let name = name(data).map_err(|why| Violation::ExportName(why.into()))?;
+                let name = name(data).map_err(|why| NbdViolation::ExportName(why.into()))?;
                 return Ok(Some(self.ask(option, name, Purpose::ExportName)));
             }
             option::ABORT => {
@@ -358,12 +358,12 @@ impl Negotiation {
         &mut self,
         export: Result<&ExportInfo, &Error>,
         out: &mut Vec<u8>,
-    ) -> Result<NegotiationStep, Violation> {
+    ) -> Result<NegotiationStep, NbdViolation> {
         let (option, name, purpose) = self.asked.take().expect("no export was asked for");
         self.phase = Phase::Option;
         let export = match export {
             Ok(export) => export,
-            Err(error) if purpose == Purpose::ExportName => return Err(Violation::ExportName(error.to_string())),
+            Err(error) if purpose == Purpose::ExportName => return Err(NbdViolation::ExportName(error.to_string())),
             Err(error) => {
                 refuse(out, option, refusal(error), &error.to_string());
                 return Ok(NegotiationStep::More);
@@ -404,7 +404,7 @@ impl Negotiation {
 
     fn transmit(&mut self, name: &str) -> NegotiationStep {
         self.phase = Phase::Over;
-        NegotiationStep::Transmit(Agreed {
+        NegotiationStep::Transmit(NbdParameters {
             replies: self.replies,
             allocation: self.allocation_for.as_deref() == Some(name) && self.replies.has_chunks(),
         })

@@ -5,7 +5,7 @@ use forebay_reactor::BufPool;
 use forebay_serve::secure::SealBuffers;
 use forebay_serve::{ReceiveRequest, ReceiveStaging, SMALL, StagingPools};
 
-use super::{Action, Command, Rules, Violation};
+use super::{NbdAction, NbdCommand, NbdRules, NbdViolation};
 
 /// Length from which payloads get a buffer of their own, into which they are received directly.
 const PAYLOAD_OWN: usize = 64 * 1024;
@@ -19,19 +19,19 @@ const KEPT_PIECES: usize = 32;
 
 /// Receive buffer pools, shared by the connections of a core.
 #[derive(Debug)]
-pub struct Pools {
+pub struct NbdPools {
     staging: StagingPools,
     /// Payload buffer pools, in powers of two from [`PAYLOAD_OWN`] up.
     payload: Vec<BufPool>,
 }
 
-impl Default for Pools {
+impl Default for NbdPools {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Pools {
+impl NbdPools {
     /// Creates empty pools.
     pub fn new() -> Self {
         let keep = |size| if size == PIECE { KEPT_PIECES } else { KEPT_BYTES / size };
@@ -51,7 +51,7 @@ impl Pools {
     }
 }
 
-impl SealBuffers for Pools {
+impl SealBuffers for NbdPools {
     fn sealed_size(&self, large: bool) -> usize {
         if large { PAYLOAD_OWN } else { SMALL }
     }
@@ -71,7 +71,7 @@ pub type Payload = BufList;
 /// Write whose payload is received into buffers of its own.
 #[derive(Debug)]
 struct Own {
-    command: Command,
+    command: NbdCommand,
     /// Full pieces.
     full: BufList,
     /// Piece that is being filled; `None` while it is handed out for receiving.
@@ -82,7 +82,7 @@ struct Own {
 
 impl Own {
     /// Begins the next piece if the current one is full.  Returns true if all pieces are full.
-    fn filled(&mut self, pools: &Pools) -> bool {
+    fn filled(&mut self, pools: &NbdPools) -> bool {
         let Some(buf) = self.buf.take_if(|buf| buf.spare() == 0) else { return false };
         self.full.push(buf.freeze());
         if self.left == 0 {
@@ -100,19 +100,19 @@ impl Own {
 /// Payloads of small writes are slices of the staging buffer.  Those of large writes are received directly into
 /// buffers of their own.  A byte is copied at most once, and only if it arrived together with what precedes it.
 #[derive(Debug)]
-pub struct Receiver {
-    pools: Rc<Pools>,
+pub struct NbdReceiver {
+    pools: Rc<NbdPools>,
     staging: ReceiveStaging,
     own: Option<Own>,
     /// Write with a parsed header, whose payload is not complete in the staging buffer yet.
-    partial: Option<Command>,
+    partial: Option<NbdCommand>,
     /// Bytes of a refused payload that are still to be skipped.
     skip: usize,
 }
 
-impl Receiver {
+impl NbdReceiver {
     /// Creates a receiver that begins with `received`, the bytes after the negotiation.
-    pub fn new(pools: Rc<Pools>, received: &[u8]) -> Self {
+    pub fn new(pools: Rc<NbdPools>, received: &[u8]) -> Self {
         let mut staging = if received.len() <= SMALL { pools.staging.small() } else { pools.payload(received.len()) };
         staging.extend_from_slice(received);
         Self { pools, staging: ReceiveStaging::new(staging), own: None, partial: None, skip: 0 }
@@ -120,7 +120,7 @@ impl Receiver {
 
     /// Returns the next command with its complete payload; `None` if more bytes must be received.
     /// Nothing is parsed while a buffer is handed out.
-    pub fn next(&mut self, rules: &Rules) -> Result<Option<(Command, Payload)>, Violation> {
+    pub fn next(&mut self, rules: &NbdRules) -> Result<Option<(NbdCommand, Payload)>, NbdViolation> {
         let Some(staging) = self.staging.staged() else { return Ok(None) };
         if let Some(own) = &mut self.own {
             if !own.filled(&self.pools) {
@@ -147,7 +147,7 @@ impl Receiver {
         };
         let payload = command.payload as usize;
         match command.action {
-            Action::Write { .. } if payload > staging.len() && payload >= PAYLOAD_OWN => {
+            NbdAction::Write { .. } if payload > staging.len() && payload >= PAYLOAD_OWN => {
                 let len = payload.min(PIECE);
                 let mut buf = self.pools.payload(len);
                 buf.extend_from_slice(staging);
@@ -157,11 +157,11 @@ impl Receiver {
                 self.own = Some(Own { command, full: BufList::new(), buf: Some(buf), left: payload - len });
                 return Ok(None);
             }
-            Action::Write { .. } if payload > staging.len() => {
+            NbdAction::Write { .. } if payload > staging.len() => {
                 self.partial = Some(command);
                 return Ok(None);
             }
-            Action::Write { .. } => {
+            NbdAction::Write { .. } => {
                 let data = self.staging.cut(payload, &self.pools.staging).into();
                 return Ok(Some((command, data)));
             }

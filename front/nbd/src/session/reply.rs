@@ -4,7 +4,7 @@ use forebay_block::{BufList, BufMut, Extent, ExtentState};
 use zerocopy::IntoBytes;
 
 use super::negotiation::ALLOCATION_CONTEXT;
-use super::{Command, Pools, ReplyStyle};
+use super::{NbdCommand, NbdPools, ReplyStyle};
 use crate::wire::{self, Errno, chunk, state};
 
 /// Maximum length of payloads that are copied behind their header.  Longer ones are sent from their own buffers.
@@ -25,8 +25,8 @@ pub struct Origin {
     pub offset: u64,
 }
 
-impl From<&Command> for Origin {
-    fn from(command: &Command) -> Self {
+impl From<&NbdCommand> for Origin {
+    fn from(command: &NbdCommand) -> Self {
         Self { cookie: command.cookie, offset: command.offset }
     }
 }
@@ -42,17 +42,17 @@ pub struct StatusRun {
 
 /// Outgoing replies, gathered for one send.
 #[derive(Debug)]
-pub struct Replies {
-    pools: Rc<Pools>,
+pub struct NbdReplies {
+    pools: Rc<NbdPools>,
     style: ReplyStyle,
     /// Headers and short payloads written since the last append to `ready`.
     headers: BufMut,
     ready: BufList,
 }
 
-impl Replies {
+impl NbdReplies {
     /// Creates an empty queue of replies.
-    pub fn new(pools: Rc<Pools>, style: ReplyStyle) -> Self {
+    pub fn new(pools: Rc<NbdPools>, style: ReplyStyle) -> Self {
         let headers = pools.headers();
         Self { pools, style, headers, ready: BufList::new() }
     }
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn short_reads_of_zeroes_are_holes() {
         let kind = |data: Vec<u8>| {
-            let mut replies = Replies::new(Rc::new(Pools::new()), ReplyStyle::Structured);
+            let mut replies = NbdReplies::new(Rc::new(NbdPools::new()), ReplyStyle::Structured);
             let extent = Extent::new(0, data.len() as u64);
             replies.data(Origin { cookie: 1, offset: 0 }, extent, true, list(&[data]));
             let sent = replies.take().to_vec();
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn acknowledgements_share_one_buffer() {
-        let mut replies = Replies::new(Rc::new(Pools::new()), ReplyStyle::Structured);
+        let mut replies = NbdReplies::new(Rc::new(NbdPools::new()), ReplyStyle::Structured);
         for cookie in 0..100 {
             replies.done(Origin { cookie, offset: 0 });
         }
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn long_payloads_are_not_copied() {
-        let mut replies = Replies::new(Rc::new(Pools::new()), ReplyStyle::Simple);
+        let mut replies = NbdReplies::new(Rc::new(NbdPools::new()), ReplyStyle::Simple);
         let payload = Buf::copy_of(&[7; 4096]);
         replies.data(Origin { cookie: 1, offset: 0 }, Extent::new(0, 4096), false, payload.clone().into());
         let sent = replies.take();

@@ -15,8 +15,8 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, Buf, BufMut, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
     LocalFuture, Result, SizeWatch,
 };
-use forebay_nbd::access::{Host, HostPattern};
-use forebay_nbd::{Export, ExportSummary, Exports};
+use forebay_nbd::access::{HostPattern, NbdHost};
+use forebay_nbd::{ExportSource, ExportSummary, NbdExport};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, Stream, random, sleep};
 use forebay_tls::{Read, TlsSession, sealed_len};
@@ -590,7 +590,7 @@ impl BlockDevice for ModelDevice {
 /// Exports by name; the first is the default export.
 #[derive(Default)]
 pub struct TestExports {
-    pub exports: RefCell<Vec<(ExportSummary, Export)>>,
+    pub exports: RefCell<Vec<(ExportSummary, NbdExport)>>,
     pub opened: Cell<usize>,
     /// Hosts that see an export; every host if there is no entry.
     pub hosts: RefCell<BTreeMap<String, Vec<HostPattern>>>,
@@ -599,11 +599,11 @@ pub struct TestExports {
 impl TestExports {
     pub fn with(name: &str, model: &Rc<Model>) -> Rc<Self> {
         let exported = Rc::new(Self::default());
-        exported.add(Export::new(name, Rc::new(ModelDevice(model.clone()))), name, "");
+        exported.add(NbdExport::new(name, Rc::new(ModelDevice(model.clone()))), name, "");
         exported
     }
 
-    pub fn add(&self, export: Export, name: &str, description: &str) {
+    pub fn add(&self, export: NbdExport, name: &str, description: &str) {
         let summary = ExportSummary { name: name.into(), description: description.into() };
         self.exports.borrow_mut().push((summary, export.description(description)));
     }
@@ -614,19 +614,19 @@ impl TestExports {
 }
 
 impl TestExports {
-    fn sees(&self, host: &Host, name: &str) -> bool {
+    fn sees(&self, host: &NbdHost, name: &str) -> bool {
         let hosts = self.hosts.borrow();
         hosts.get(name).is_none_or(|hosts| hosts.iter().any(|pattern| pattern.matches(host)))
     }
 }
 
-impl Exports for TestExports {
-    fn list(&self, host: &Host) -> Vec<ExportSummary> {
+impl ExportSource for TestExports {
+    fn list(&self, host: &NbdHost) -> Vec<ExportSummary> {
         let exports = self.exports.borrow();
         exports.iter().map(|(summary, _)| summary.clone()).filter(|export| self.sees(host, &export.name)).collect()
     }
 
-    fn open(&self, name: &str, host: &Host) -> LocalFuture<Result<Export>> {
+    fn open(&self, name: &str, host: &NbdHost) -> LocalFuture<Result<NbdExport>> {
         self.opened.set(self.opened.get() + 1);
         let exports = self.exports.borrow();
         let found = exports.iter().find(|(summary, _)| name.is_empty() || summary.name == name);

@@ -10,19 +10,19 @@ use forebay_block::{BlockRequest, Buf, BufList, LocalFuture};
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{cross, sleep};
 
-use super::Server;
-use super::connection::{Connection, Role};
+use super::NvmeServer;
+use super::connection::{ConnectionRole, NvmeConnection};
 use super::data::DataOwner;
-use super::ending::End;
+use super::ending::NvmeEndReason;
 use super::view::AdminView;
-use crate::session::admin::{self, Answer};
+use crate::session::admin::{self, AdminResult};
 use crate::session::{Controller, Power, io};
-use crate::stats::CommandKind;
+use crate::stats::NvmeCommandKind;
 use crate::subsystem::{Association, Notice, watcher};
 use crate::wire::command::{FABRICS, Sgl, admin as opcode};
 use crate::wire::fabrics::{Property, fctype};
 use crate::wire::identify::cns;
-use crate::wire::{Sqe, Status};
+use crate::wire::{NvmeStatus, Sqe};
 
 /// Maximum bytes of data that a host may send with an admin command.
 const DATA_MAX: u32 = 4096;
@@ -115,7 +115,7 @@ impl AdminQueue {
     }
 }
 
-impl Connection {
+impl NvmeConnection {
     /// Handles a command that is not an I/O command, with its in-capsule data.
     pub(super) fn admin_command(&mut self, sqe: Sqe, data: BufList) {
         let fabrics = sqe.opcode() == FABRICS;
@@ -125,7 +125,7 @@ impl Connection {
             return self.admin_with_data(&sqe, &[]);
         }
         if len > DATA_MAX {
-            return self.fail(&sqe, Status::SGL_LENGTH.final_());
+            return self.fail(&sqe, NvmeStatus::SGL_LENGTH.final_());
         }
         match sqe.sgl() {
             Sgl::InCapsule { .. } => match io::in_capsule(sqe.sgl(), len, &data) {
@@ -133,7 +133,7 @@ impl Connection {
                 Err(status) => self.fail(&sqe, status),
             },
             // A Connect has its data in the capsule (base 6.3).
-            _ if matches!(self.role, Role::Unconnected) => self.fail(&sqe, Status::SGL_TYPE.final_()),
+            _ if matches!(self.role, ConnectionRole::Unconnected) => self.fail(&sqe, NvmeStatus::SGL_TYPE.final_()),
             // Data that would be ignored is not requested, since it is buffered until complete.
             _ if fabrics && direction != fctype::AUTH_SEND => self.admin_with_data(&sqe, &[]),
             _ if !fabrics && direction != opcode::SET_FEATURES => self.admin_with_data(&sqe, &[]),
@@ -146,46 +146,48 @@ impl Connection {
         if sqe.opcode() == FABRICS {
             return self.fabrics_command(sqe, data);
         }
-        let Role::Admin(admin) = &mut self.role else { return self.fail(sqe, Status::SEQUENCE.final_()) };
+        let ConnectionRole::Admin(admin) = &mut self.role else { return self.fail(sqe, NvmeStatus::SEQUENCE.final_()) };
         if !admin.controller.is_ready() {
-            return self.fail(sqe, Status::SEQUENCE.final_());
+            return self.fail(sqe, NvmeStatus::SEQUENCE.final_());
         }
-        let Some(queue) = &self.queue else { return self.fail(sqe, Status::SEQUENCE.final_()) };
+        let Some(queue) = &self.queue else { return self.fail(sqe, NvmeStatus::SEQUENCE.final_()) };
         let view = AdminView { server: &self.server, port: &self.port, association: &queue.association };
         let answer = admin::execute(&mut admin.controller, &view, sqe, data);
         self.follow_controller();
         if let Some(queue) = &self.queue {
             let identity = [cns::NAMESPACE, cns::DESCRIPTORS].contains(&(sqe.cdw(10) as u8));
-            if sqe.opcode() == opcode::IDENTIFY && identity && matches!(answer, Answer::Data(_)) {
+            if sqe.opcode() == opcode::IDENTIFY && identity && matches!(answer, AdminResult::Data(_)) {
                 queue.association.clear_stale(sqe.nsid());
             }
-            let failed = matches!(answer, Answer::Failed(_));
-            queue.count(CommandKind::Other, 0, failed);
+            let failed = matches!(answer, AdminResult::Failed(_));
+            queue.count(NvmeCommandKind::Other, 0, failed);
         }
         match answer {
-            Answer::Done(result) => self.respond(sqe.cid(), Status::SUCCESS, result, 0),
-            Answer::Data(_) if !matches!(sqe.sgl(), Sgl::Transport { .. }) => self.fail(sqe, Status::SGL_TYPE.final_()),
-            Answer::Data(data) if data.len() > sqe.sgl().len() as usize => {
-                self.fail(sqe, Status::SGL_LENGTH.final_());
+            AdminResult::Done(result) => self.respond(sqe.cid(), NvmeStatus::SUCCESS, result, 0),
+            AdminResult::Data(_) if !matches!(sqe.sgl(), Sgl::Transport { .. }) => {
+                self.fail(sqe, NvmeStatus::SGL_TYPE.final_())
             }
-            Answer::Data(data) => self.respond_with_data(sqe.cid(), Buf::copy_of(&data)),
-            Answer::Failed(status) => self.fail(sqe, status),
-            Answer::Later => self.tell_events(),
-            Answer::Abort { queue, cid } => {
-                let Role::Admin(admin) = &mut self.role else { return };
+            AdminResult::Data(data) if data.len() > sqe.sgl().len() as usize => {
+                self.fail(sqe, NvmeStatus::SGL_LENGTH.final_());
+            }
+            AdminResult::Data(data) => self.respond_with_data(sqe.cid(), Buf::copy_of(&data)),
+            AdminResult::Failed(status) => self.fail(sqe, status),
+            AdminResult::Later => self.tell_events(),
+            AdminResult::Abort { queue, cid } => {
+                let ConnectionRole::Admin(admin) = &mut self.role else { return };
                 let aborted = queue == 0 && admin.controller.abort_request(cid);
                 if aborted {
-                    self.respond(cid, Status::ABORTED, 0, 0);
+                    self.respond(cid, NvmeStatus::ABORTED, 0, 0);
                 }
                 // Bit 0 set: not aborted.  Commands at a device are expected to complete soon anyway.
-                self.respond(sqe.cid(), Status::SUCCESS, u64::from(!aborted), 0);
+                self.respond(sqe.cid(), NvmeStatus::SUCCESS, u64::from(!aborted), 0);
             }
         }
     }
 
     /// Applies the features that the host has set to the connection and to the other queues.
     fn follow_controller(&mut self) {
-        let (Role::Admin(admin), Some(queue)) = (&mut self.role, &self.queue) else { return };
+        let (ConnectionRole::Admin(admin), Some(queue)) = (&mut self.role, &self.queue) else { return };
         let features = &admin.controller.features;
         queue.association.write_through.store(!features.write_cache, Ordering::Relaxed);
         queue.association.queues_granted.store(features.queues, Ordering::Release);
@@ -197,27 +199,31 @@ impl Connection {
 
     fn fabrics_command(&mut self, sqe: &Sqe, data: &[u8]) {
         match (sqe.fctype(), &mut self.role) {
-            (fctype::CONNECT, Role::Unconnected) => self.connect(sqe, data),
-            (_, Role::Unconnected) => self.fail(sqe, Status::SEQUENCE.final_()),
-            (fctype::CONNECT, _) => self.fail(sqe, Status::SEQUENCE.final_()),
+            (fctype::CONNECT, ConnectionRole::Unconnected) => self.connect(sqe, data),
+            (_, ConnectionRole::Unconnected) => self.fail(sqe, NvmeStatus::SEQUENCE.final_()),
+            (fctype::CONNECT, _) => self.fail(sqe, NvmeStatus::SEQUENCE.final_()),
             (fctype::AUTH_SEND, _) => self.auth_send(sqe, data),
             (fctype::AUTH_RECEIVE, _) => self.auth_receive(sqe),
-            (fctype::PROPERTY_GET, Role::Admin(admin)) => match admin.controller.property(Property::decode(sqe)) {
-                Ok(value) => self.respond(sqe.cid(), Status::SUCCESS, value, 0),
-                Err(status) => self.fail(sqe, status),
-            },
-            (fctype::PROPERTY_SET, Role::Admin(admin)) => match admin.controller.set_property(Property::decode(sqe)) {
-                Ok(power) => {
-                    self.power(power);
-                    self.respond(sqe.cid(), Status::SUCCESS, 0, 0);
+            (fctype::PROPERTY_GET, ConnectionRole::Admin(admin)) => {
+                match admin.controller.property(Property::decode(sqe)) {
+                    Ok(value) => self.respond(sqe.cid(), NvmeStatus::SUCCESS, value, 0),
+                    Err(status) => self.fail(sqe, status),
                 }
-                Err(status) => self.fail(sqe, status),
-            },
-            (fctype::DISCONNECT, Role::Io) => {
-                self.respond(sqe.cid(), Status::SUCCESS, 0, 0);
-                self.stop_receiving(End::Disconnected);
             }
-            _ => self.fail(sqe, Status::INVALID_OPCODE.final_()),
+            (fctype::PROPERTY_SET, ConnectionRole::Admin(admin)) => {
+                match admin.controller.set_property(Property::decode(sqe)) {
+                    Ok(power) => {
+                        self.power(power);
+                        self.respond(sqe.cid(), NvmeStatus::SUCCESS, 0, 0);
+                    }
+                    Err(status) => self.fail(sqe, status),
+                }
+            }
+            (fctype::DISCONNECT, ConnectionRole::Io) => {
+                self.respond(sqe.cid(), NvmeStatus::SUCCESS, 0, 0);
+                self.stop_receiving(NvmeEndReason::Disconnected);
+            }
+            _ => self.fail(sqe, NvmeStatus::INVALID_OPCODE.final_()),
         }
     }
 
@@ -229,14 +235,14 @@ impl Connection {
             Power::Disabled => {
                 queue.association.ready.store(false, Ordering::Release);
                 queue.association.end_queues(false);
-                if let Role::Admin(admin) = &mut self.role {
+                if let ConnectionRole::Admin(admin) = &mut self.role {
                     self.submission.drop_commands(admin.reset());
                 }
             }
             Power::Shutdown => {
                 queue.association.ready.store(false, Ordering::Release);
                 let flushing = flush(&self.server, &queue.association);
-                if let Role::Admin(admin) = &mut self.role {
+                if let ConnectionRole::Admin(admin) = &mut self.role {
                     admin.flushing = Some(flushing);
                     // The flush must be polled once to start.
                     self.waker.wake_by_ref();
@@ -250,16 +256,16 @@ impl Connection {
 
     /// Completes asynchronous event requests, as long as there are events and requests.
     fn tell_events(&mut self) {
-        while let Role::Admin(admin) = &mut self.role
+        while let ConnectionRole::Admin(admin) = &mut self.role
             && let Some((cid, result)) = admin.controller.tell()
         {
-            self.respond(cid, Status::SUCCESS, result, 0);
+            self.respond(cid, NvmeStatus::SUCCESS, result, 0);
         }
     }
 
     /// Polls the notices from other queues, a flush for shutdown and the keep-alive timer.
     pub(super) fn poll_admin(&mut self, cx: &mut Context<'_>) {
-        let (Role::Admin(admin), Some(queue)) = (&mut self.role, &self.queue) else { return };
+        let (ConnectionRole::Admin(admin), Some(queue)) = (&mut self.role, &self.queue) else { return };
         let events = admin.poll_notices(&queue.association, cx);
         admin.poll_flush(cx);
         if admin.poll_keep_alive(&queue.association, cx) {
@@ -267,7 +273,7 @@ impl Connection {
             let (host, subsystem) = (&queue.association.host, queue.association.subsystem.nqn());
             let timeout_ms = admin.keep_alive_ms;
             tracing::warn!(peer = %self.peer, host, subsystem, timeout_ms, "keep-alive timeout expired, ending controller");
-            return self.stop_receiving(End::Silent);
+            return self.stop_receiving(NvmeEndReason::Silent);
         }
         if events {
             self.tell_events();
@@ -276,7 +282,7 @@ impl Connection {
 }
 
 /// Flushes the namespaces that a controller has used.  Resolves to whether all flushes succeeded.
-fn flush(server: &Rc<Server>, association: &Association) -> LocalFuture<bool> {
+fn flush(server: &Rc<NvmeServer>, association: &Association) -> LocalFuture<bool> {
     let subsystem = &association.subsystem;
     let devices: Vec<_> = association.used().into_iter().filter_map(|nsid| server.namespace(subsystem, nsid)).collect();
     Box::pin(async move {

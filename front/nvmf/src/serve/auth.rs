@@ -10,13 +10,13 @@ use forebay_reactor::time::Sleep;
 use forebay_reactor::{random, sleep};
 
 use super::connect::host_refused;
-use super::connection::Connection;
-use super::ending::End;
-use crate::session::auth::{Exchange, Keys, Progress};
-use crate::wire::auth::{self, MESSAGE_MAX, Reason};
+use super::connection::NvmeConnection;
+use super::ending::NvmeEndReason;
+use crate::session::auth::{AuthExchange, AuthProgress, AuthSecrets};
+use crate::wire::auth::{self, AuthFailureReason, MESSAGE_MAX};
 use crate::wire::command::FABRICS;
 use crate::wire::fabrics::fctype;
-use crate::wire::{Sqe, Status};
+use crate::wire::{NvmeStatus, Sqe};
 
 /// Delay before a host learns that its authentication has failed.  Limits the rate at which secrets can be tried.
 const FAILURE_WAIT: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ const FAILURE_WAIT: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Authentication {
     /// Exchange, if the host must authenticate.
-    exchange: Option<Box<Exchange>>,
+    exchange: Option<Box<AuthExchange>>,
     /// Deadline of the exchange in progress.
     deadline: Option<Sleep>,
     /// Authentication Receive that is to be told of a failure, after a delay.
@@ -38,9 +38,9 @@ pub(super) struct Authentication {
 
 impl Authentication {
     /// Requires a host to authenticate with these keys.
-    pub(super) fn require(&mut self, keys: Arc<Keys>, host: &str, subsystem: &str) {
+    pub(super) fn require(&mut self, keys: Arc<AuthSecrets>, host: &str, subsystem: &str) {
         debug_assert!(self.exchange.is_none(), "a queue connects once");
-        self.exchange = Some(Box::new(Exchange::new(keys, host, subsystem)));
+        self.exchange = Some(Box::new(AuthExchange::new(keys, host, subsystem)));
     }
 
     /// Returns whether the host must authenticate.
@@ -60,7 +60,7 @@ impl Authentication {
 
     /// Processes a message of the host.  Starts the deadline with the first message of an exchange, and then wakes
     /// `task`, which must poll it.
-    fn receive(&mut self, message: &[u8], timeout: Duration, task: &Waker) -> Option<Progress> {
+    fn receive(&mut self, message: &[u8], timeout: Duration, task: &Waker) -> Option<AuthProgress> {
         let exchange = self.exchange.as_mut()?;
         let was_in_progress = exchange.is_in_progress();
         let progress = exchange.take(message);
@@ -77,15 +77,15 @@ impl Authentication {
     ///
     /// # Errors
     /// The status of the command: no message is due, or it does not fit.
-    fn send(&mut self, space: usize) -> Result<(Vec<u8>, Progress), Status> {
-        let exchange = self.exchange.as_mut().ok_or(Status::INVALID_OPCODE.final_())?;
+    fn send(&mut self, space: usize) -> Result<(Vec<u8>, AuthProgress), NvmeStatus> {
+        let exchange = self.exchange.as_mut().ok_or(NvmeStatus::INVALID_OPCODE.final_())?;
         let (message, progress) = exchange.give(space.min(MESSAGE_MAX), &mut random)?;
         self.advanced(progress);
         Ok((message, progress))
     }
 
-    fn advanced(&mut self, progress: Progress) {
-        if progress == Progress::Done {
+    fn advanced(&mut self, progress: AuthProgress) {
+        if progress == AuthProgress::Done {
             self.deadline = None;
         }
         let in_progress = self.exchange.as_ref().is_some_and(|exchange| exchange.is_in_progress());
@@ -130,7 +130,7 @@ impl Authentication {
     }
 }
 
-impl Connection {
+impl NvmeConnection {
     /// Returns whether a command is accepted: the host has authenticated or does not have to, or the command is for
     /// authentication.
     pub(super) fn is_admitted(&self, sqe: &Sqe) -> bool {
@@ -142,32 +142,32 @@ impl Connection {
     /// Handles Authentication Send, with its data.
     pub(super) fn auth_send(&mut self, sqe: &Sqe, data: &[u8]) {
         if !self.auth.is_required() {
-            return self.fail(sqe, Status::INVALID_OPCODE.final_());
+            return self.fail(sqe, NvmeStatus::INVALID_OPCODE.final_());
         }
-        let Some(len) = auth::length(sqe) else { return self.fail(sqe, Status::INVALID_FIELD.final_()) };
+        let Some(len) = auth::length(sqe) else { return self.fail(sqe, NvmeStatus::INVALID_FIELD.final_()) };
         if len as usize != data.len() {
-            return self.fail(sqe, Status::INVALID_FIELD.final_());
+            return self.fail(sqe, NvmeStatus::INVALID_FIELD.final_());
         }
         let timeout = self.server.subsystems.limits().handshake_timeout;
         let progress = self.auth.receive(data, timeout, &self.waker);
-        self.respond(sqe.cid(), Status::SUCCESS, 0, 0);
-        self.progressed(progress.unwrap_or(Progress::On));
+        self.respond(sqe.cid(), NvmeStatus::SUCCESS, 0, 0);
+        self.progressed(progress.unwrap_or(AuthProgress::On));
     }
 
     /// Handles Authentication Receive.  Delays the answer by `FAILURE_WAIT` if authentication has failed.
     pub(super) fn auth_receive(&mut self, sqe: &Sqe) {
         if !self.auth.is_required() {
-            return self.fail(sqe, Status::INVALID_OPCODE.final_());
+            return self.fail(sqe, NvmeStatus::INVALID_OPCODE.final_());
         }
         let space = auth::length(sqe).filter(|&len| len <= sqe.sgl().len()).unwrap_or(0) as usize;
         if space == 0 {
-            return self.fail(sqe, Status::INVALID_FIELD.final_());
+            return self.fail(sqe, NvmeStatus::INVALID_FIELD.final_());
         }
         if !self.auth.is_failing() {
             return self.send_auth_message(sqe, space);
         }
         if !self.auth.delay_failure(sqe, &self.waker) {
-            self.fail(sqe, Status::SEQUENCE.final_());
+            self.fail(sqe, NvmeStatus::SEQUENCE.final_());
         }
     }
 
@@ -180,28 +180,28 @@ impl Connection {
         self.progressed(progress);
     }
 
-    fn progressed(&mut self, progress: Progress) {
+    fn progressed(&mut self, progress: AuthProgress) {
         match progress {
-            Progress::On => {}
-            Progress::Done => {
+            AuthProgress::On => {}
+            AuthProgress::Done => {
                 self.established();
                 if let Some(queue) = &self.queue {
                     let (host, subsystem) = (&queue.association.host, queue.association.subsystem.nqn());
                     tracing::info!(peer = %self.peer, host, subsystem, queue = queue.id, "host authenticated");
                 }
             }
-            Progress::Failed(reason) => self.authentication_failed(reason),
+            AuthProgress::Failed(reason) => self.authentication_failed(reason),
         }
     }
 
-    fn authentication_failed(&mut self, reason: Reason) {
+    fn authentication_failed(&mut self, reason: AuthFailureReason) {
         self.server.subsystems.stats().count(|counts| counts.auth_failures += 1);
         if let Some(queue) = &self.queue {
             let subsystem = queue.association.subsystem.nqn();
             let reason = format_args!("authentication failed: {reason}");
             host_refused(&self.peer, Some((&queue.association.host, subsystem)), reason);
         }
-        self.stop_receiving(End::Unauthenticated);
+        self.stop_receiving(NvmeEndReason::Unauthenticated);
     }
 
     /// Polls the timers of authentication.
@@ -211,7 +211,7 @@ impl Connection {
         }
         if self.auth.poll_deadline(cx) {
             self.server.subsystems.stats().count(|counts| counts.auth_failures += 1);
-            self.stop_receiving(End::TooSlow);
+            self.stop_receiving(NvmeEndReason::TooSlow);
         }
     }
 }

@@ -26,17 +26,17 @@ impl Waiter {
 ///
 /// A connection that finds no space waits in a FIFO queue.  Released bytes wake only the first waiter, which
 /// wakes the next if there is space left.  Each waiter therefore costs one wake-up, not one for every release.
-pub(super) struct Budget {
+pub(super) struct ByteBudget {
     used: Cell<usize>,
     max: usize,
     /// Connections waiting for bytes, in FIFO order; a woken one that still finds too few goes first again.
     waiting: RefCell<VecDeque<Rc<Waiter>>>,
     /// Parent budget, from which the same bytes are taken as well.
-    above: Option<Rc<Budget>>,
+    above: Option<Rc<ByteBudget>>,
 }
 
-impl Budget {
-    pub(super) fn new(max: usize, above: Option<Rc<Budget>>) -> Rc<Self> {
+impl ByteBudget {
+    pub(super) fn new(max: usize, above: Option<Rc<ByteBudget>>) -> Rc<Self> {
         Rc::new(Self { used: Cell::new(0), max, waiting: RefCell::default(), above })
     }
 
@@ -101,7 +101,7 @@ impl Budget {
     pub(super) fn pass(&self, waiter: &Rc<Waiter>) {
         let queued = waiter.queued.replace(false);
         if queued {
-            let of = |budget: &Budget| budget.waiting.borrow_mut().retain(|each| !Rc::ptr_eq(each, waiter));
+            let of = |budget: &ByteBudget| budget.waiting.borrow_mut().retain(|each| !Rc::ptr_eq(each, waiter));
             of(self);
             self.above.iter().for_each(|above| of(above));
         }
@@ -178,7 +178,7 @@ mod tests {
         }
 
         /// Simulates the connection's reaction to a wake-up; returns whether there was one.
-        fn look(&mut self, budget: &Budget) -> bool {
+        fn look(&mut self, budget: &ByteBudget) -> bool {
             let calls = self.calls.0.load(Ordering::Relaxed);
             let called = calls != std::mem::replace(&mut self.seen, calls);
             if called {
@@ -187,7 +187,7 @@ mod tests {
             called
         }
 
-        fn try_take(&mut self, budget: &Budget) {
+        fn try_take(&mut self, budget: &ByteBudget) {
             if self.wants > 0 && budget.take(self.wants, &self.waiter) {
                 self.has += std::mem::take(&mut self.wants);
             }
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_thousand_that_wait_cost_a_call_each() {
-        let budget = Budget::new(100, None);
+        let budget = ByteBudget::new(100, None);
         let mut takers: Vec<Taker> = (0..1000).map(|_| Taker::new()).collect();
         for taker in &mut takers {
             taker.wants = 100;
@@ -221,8 +221,8 @@ mod tests {
         /// Checks for any sequence of take, give and pass: once everything is released, no waiter is left.
         #[test]
         fn nobody_is_forgotten(steps in prop::collection::vec((0_usize..6, 0_u8..4, 1_usize..90), 1..80)) {
-            let core = Budget::new(120, None);
-            let hosts = [Budget::new(100, Some(core.clone())), Budget::new(100, Some(core.clone()))];
+            let core = ByteBudget::new(120, None);
+            let hosts = [ByteBudget::new(100, Some(core.clone())), ByteBudget::new(100, Some(core.clone()))];
             let mut takers: Vec<Taker> = (0..6).map(|_| Taker::new()).collect();
             for (who, what, bytes) in steps {
                 let budget = &hosts[who % 2];

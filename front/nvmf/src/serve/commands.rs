@@ -6,12 +6,12 @@ use std::task::Waker;
 use forebay_block::BufList;
 use forebay_reactor::sync::InFlight;
 
-use super::io::{PendingCommand, ReadyCommand};
-use super::submit::{CommandResult, DeviceCommand};
-use crate::wire::{Sqe, Status};
+use super::io::{PendingCommand, ReadyNvmeCommand};
+use super::submit::{DeviceCommand, NvmeCommandData};
+use crate::wire::{NvmeStatus, Sqe};
 
 /// Completed command: its result and its context.
-pub(super) type Completed = (Result<CommandResult, Status>, PendingCommand);
+pub(super) type CompletedCommand = (Result<NvmeCommandData, NvmeStatus>, PendingCommand);
 
 /// I/O commands that have arrived, until their device has completed them.
 ///
@@ -20,7 +20,7 @@ pub(super) type Completed = (Result<CommandResult, Status>, PendingCommand);
 /// 3. A command that was given to its device is completed, whatever becomes of the connection.
 pub(super) struct Commands {
     in_flight: InFlight<DeviceCommand, PendingCommand>,
-    waiting: VecDeque<ReadyCommand>,
+    waiting: VecDeque<ReadyNvmeCommand>,
     first_half: Option<(Sqe, BufList)>,
 }
 
@@ -41,12 +41,12 @@ impl Commands {
     }
 
     /// Submits a command.  Returns it if the device completes it at once.
-    pub(super) fn submit(&mut self, command: DeviceCommand, context: PendingCommand) -> Option<Completed> {
+    pub(super) fn submit(&mut self, command: DeviceCommand, context: PendingCommand) -> Option<CompletedCommand> {
         self.in_flight.start(command, context)
     }
 
     /// Takes the commands that were completed since the last call.
-    pub(super) fn take_completed(&mut self) -> Vec<Completed> {
+    pub(super) fn take_completed(&mut self) -> Vec<CompletedCommand> {
         let mut done = Vec::new();
         if self.in_flight() > 0 {
             self.in_flight.poll(|result, context| done.push((result, context)));
@@ -60,17 +60,17 @@ impl Commands {
     }
 
     /// Adds a command that waits for buffer space, behind all others.
-    pub(super) fn wait(&mut self, command: ReadyCommand) {
+    pub(super) fn wait(&mut self, command: ReadyNvmeCommand) {
         self.waiting.push_back(command);
     }
 
     /// Takes the first command that waits for buffer space.
-    pub(super) fn next_waiting(&mut self) -> Option<ReadyCommand> {
+    pub(super) fn next_waiting(&mut self) -> Option<ReadyNvmeCommand> {
         self.waiting.pop_front()
     }
 
     /// Puts back the first command, for which there is still no space.
-    pub(super) fn wait_again(&mut self, command: ReadyCommand) {
+    pub(super) fn wait_again(&mut self, command: ReadyNvmeCommand) {
         self.waiting.push_front(command);
     }
 

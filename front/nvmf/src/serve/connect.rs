@@ -10,14 +10,14 @@ use std::time::Duration;
 use forebay_reactor::time::Sleep;
 use forebay_reactor::{Addr, sleep};
 
-use super::Server;
+use super::NvmeServer;
 use super::admin::AdminQueue;
-use super::connection::{Connection, Queue, Role};
-use super::ending::End;
-use crate::session::{ADMIN_ENTRIES_MAX, Controller, Kind, QUEUE_ENTRIES_MAX};
-use crate::subsystem::{HostPath, Refused};
+use super::connection::{ConnectionRole, NvmeConnection, Queue};
+use super::ending::NvmeEndReason;
+use crate::session::{ADMIN_ENTRIES_MAX, Controller, ControllerType, QUEUE_ENTRIES_MAX};
+use crate::subsystem::{ConnectRefusal, HostPath};
 use crate::wire::fabrics::{CONNECT_DATA, Connect, DISCOVERY_NQN, connect_field};
-use crate::wire::{Cqe, Sqe, Status};
+use crate::wire::{Cqe, NvmeStatus, Sqe};
 
 /// Polling interval of a Connect that waits for an earlier controller of its host to end.
 const CONNECT_LOOK: Duration = Duration::from_millis(2);
@@ -39,10 +39,10 @@ fn entries_max(queue: u16) -> usize {
 }
 
 /// Count of a connection in its handshake; decremented when dropped.
-struct HandshakeCount(Rc<Server>);
+struct HandshakeCount(Rc<NvmeServer>);
 
 impl HandshakeCount {
-    fn new(server: &Rc<Server>) -> Self {
+    fn new(server: &Rc<NvmeServer>) -> Self {
         server.handshakes.set(server.handshakes.get() + 1);
         Self(server.clone())
     }
@@ -66,7 +66,7 @@ struct WaitingConnect {
 /// 1. The connection counts among the handshakes of its core until the handshake is complete.
 /// 2. At most one Connect waits, and nothing is parsed behind it.
 /// 3. After `REFUSED_MAX` refused Connects, the connection ends.
-pub(super) struct Handshake {
+pub(super) struct NvmeHandshake {
     count: Option<HandshakeCount>,
     waiting: Option<WaitingConnect>,
     refused: u32,
@@ -74,9 +74,9 @@ pub(super) struct Handshake {
     has_checked: bool,
 }
 
-impl Handshake {
+impl NvmeHandshake {
     /// Begins the handshake of a connection.
-    pub(super) fn new(server: &Rc<Server>) -> Self {
+    pub(super) fn new(server: &Rc<NvmeServer>) -> Self {
         Self { count: Some(HandshakeCount::new(server)), waiting: None, refused: 0, has_checked: false }
     }
 
@@ -124,7 +124,7 @@ impl Handshake {
     }
 }
 
-impl Connection {
+impl NvmeConnection {
     /// Tries a waiting Connect again, when it is time to.
     pub(super) fn poll_connect(&mut self, cx: &mut Context<'_>) {
         if let Some((sqe, data)) = self.handshake.poll_waiting(cx) {
@@ -135,17 +135,17 @@ impl Connection {
     /// Handles a Connect, with its data.
     pub(super) fn connect(&mut self, sqe: &Sqe, data: &[u8]) {
         if data.len() < CONNECT_DATA {
-            return self.fail(sqe, Status::SGL_LENGTH.final_());
+            return self.fail(sqe, NvmeStatus::SGL_LENGTH.final_());
         }
         let connect = match Connect::decode(sqe, data) {
             Ok(connect) => connect,
             Err(None) => {
                 host_refused(&self.peer, None, "unknown record format");
-                return self.refuse(sqe, Refused::status(Status::CONNECT_FORMAT.final_()));
+                return self.refuse(sqe, ConnectRefusal::status(NvmeStatus::CONNECT_FORMAT.final_()));
             }
             Err(Some(wrong)) => {
                 host_refused(&self.peer, None, format_args!("invalid {}", wrong.name()));
-                return self.refuse(sqe, Refused::parameter(wrong));
+                return self.refuse(sqe, ConnectRefusal::parameter(wrong));
             }
         };
         let entries = usize::from(connect.sq_size) + 1;
@@ -153,7 +153,7 @@ impl Connection {
         if entries < 2 || entries > most {
             let reason = format_args!("queue of {entries} entries, allowed are 2 to {most}");
             host_refused(&self.peer, Some((&connect.host, &connect.subsystem)), reason);
-            return self.refuse(sqe, Refused::parameter(connect_field::SIZE));
+            return self.refuse(sqe, ConnectRefusal::parameter(connect_field::SIZE));
         }
         if let Some(refused) = self.channel_refuses(&connect) {
             let reason = match self.channel {
@@ -174,10 +174,10 @@ impl Connection {
             subsystems.connect_admin(&connect, path, &self.control).map(|(association, notices)| {
                 let controller =
                     Controller::new(association.kind, association.cntlid, connect.host_id, connect.keep_alive_ms);
-                (association, Role::Admin(Box::new(AdminQueue::new(controller, notices))))
+                (association, ConnectionRole::Admin(Box::new(AdminQueue::new(controller, notices))))
             })
         } else {
-            subsystems.connect_io(&connect, &self.control).map(|association| (association, Role::Io))
+            subsystems.connect_io(&connect, &self.control).map(|association| (association, ConnectionRole::Io))
         };
         let (association, role) = match made {
             Ok(made) => made,
@@ -191,7 +191,7 @@ impl Connection {
             }
         };
         self.role = role;
-        let discovery = association.kind == Kind::Discovery;
+        let discovery = association.kind == ControllerType::Discovery;
         let (keys, cntlid, id) = (association.keys.clone(), association.cntlid, connect.queue);
         let suite = self.channel.as_ref().map(|channel| channel.suite.name());
         if id == 0 {
@@ -214,17 +214,17 @@ impl Connection {
             self.established();
         }
         let sq_head = self.submission.connect(entries as u16, !connect.no_flow_control);
-        self.outbox.response(&Cqe { result, sq_head, cid: sqe.cid(), status: Status::SUCCESS }, 0);
+        self.outbox.response(&Cqe { result, sq_head, cid: sqe.cid(), status: NvmeStatus::SUCCESS }, 0);
         self.waker.wake_by_ref();
     }
 
     /// Refuses a Connect.  Ends the connection after `REFUSED_MAX` refusals.
-    fn refuse(&mut self, sqe: &Sqe, refused: Refused) {
+    fn refuse(&mut self, sqe: &Sqe, refused: ConnectRefusal) {
         self.server.subsystems.stats().count(|counts| counts.refused += 1);
         let result = refused.wrong.map_or(0, |wrong| wrong.result());
         self.respond(sqe.cid(), refused.status, result, 0);
         if self.handshake.count_refused() {
-            self.stop_receiving(End::Refused);
+            self.stop_receiving(NvmeEndReason::Refused);
         }
     }
 

@@ -9,28 +9,28 @@ use forebay_block::{Buf, BufList, BufMut};
 use forebay_reactor::{Addr, Stream};
 use forebay_serve::{ConnectionHandler, Intake, ReceiveRequest, exchange};
 
-use super::Server;
+use super::NvmeServer;
 use super::admin::AdminQueue;
 use super::auth::Authentication;
 use super::commands::Commands;
-use super::connect::Handshake;
+use super::connect::NvmeHandshake;
 use super::data::{DataOwner, DataTransfers};
-use super::ending::{CLOSING, End, Ending};
+use super::ending::{CLOSING, NvmeEndReason, NvmeTeardown};
 use super::namespaces::UsedNamespaces;
-use super::outbox::Outbox;
+use super::outbox::NvmeOutbox;
 use super::submission::SubmissionQueue;
 use super::tls::TlsChannel;
-use crate::session::{Agreed, Fatal, H2C_DATA_MAX, Pdu, Receiver, Replies};
-use crate::stats::{CommandKind, Entered};
-use crate::subsystem::{Association, Control, Port};
+use crate::session::{Fatal, H2C_DATA_MAX, NvmePdu, NvmeReceiver, NvmeReplies, NvmeTcpParameters};
+use crate::stats::{NvmeCommandKind, NvmeStatsEntry};
+use crate::subsystem::{Association, NvmeConnectionControl, Port};
 use crate::wire::pdu::{Fes, IcReq, IcResp};
-use crate::wire::{Cqe, Sqe, Status};
+use crate::wire::{Cqe, NvmeStatus, Sqe};
 
 /// PDUs processed in one turn, after which the connection yields.
 const TURN_PDUS: u32 = 16;
 
 /// Role of a connection.
-pub(super) enum Role {
+pub(super) enum ConnectionRole {
     /// Connection before its Connect.
     Unconnected,
     /// Admin queue, with its controller.
@@ -43,12 +43,12 @@ pub(super) enum Role {
 pub(super) struct Queue {
     pub(super) id: u16,
     pub(super) association: Arc<Association>,
-    pub(super) entered: Entered,
+    pub(super) entered: NvmeStatsEntry,
 }
 
 impl Queue {
     /// Counts a completed command, which read or wrote `bytes`.
-    pub(super) fn count(&self, kind: CommandKind, bytes: u64, failed: bool) {
+    pub(super) fn count(&self, kind: NvmeCommandKind, bytes: u64, failed: bool) {
         self.entered.counters.answered(kind, bytes, failed);
     }
 }
@@ -62,33 +62,39 @@ impl Queue {
 ///                                                    DataTransfers --^
 /// ```
 ///
-/// 1. A connection has a queue exactly when it is not `Role::Unconnected`.
+/// 1. A connection has a queue exactly when it is not `ConnectionRole::Unconnected`.
 /// 2. Once it has begun to end, no command begins, and every command in flight is completed before its queue is given
 ///    up, unless the server stops.
-pub(super) struct Connection {
-    pub(super) server: Rc<Server>,
+pub(super) struct NvmeConnection {
+    pub(super) server: Rc<NvmeServer>,
     pub(super) port: Arc<Port>,
     pub(super) stream: Stream,
     /// TLS session, if the port requires TLS.
     pub(super) channel: Option<Rc<TlsChannel>>,
     pub(super) peer: Addr,
-    pub(super) control: Arc<Control>,
-    receiver: Receiver,
-    pub(super) outbox: Outbox,
+    pub(super) control: Arc<NvmeConnectionControl>,
+    receiver: NvmeReceiver,
+    pub(super) outbox: NvmeOutbox,
     pub(super) submission: SubmissionQueue,
     pub(super) commands: Commands,
     transfers: DataTransfers,
     pub(super) namespaces: UsedNamespaces,
-    pub(super) handshake: Handshake,
+    pub(super) handshake: NvmeHandshake,
     pub(super) auth: Authentication,
-    pub(super) ending: Ending,
-    pub(super) role: Role,
+    pub(super) ending: NvmeTeardown,
+    pub(super) role: ConnectionRole,
     pub(super) queue: Option<Queue>,
     pub(super) waker: Waker,
 }
 
-impl Connection {
-    pub(super) fn new(server: Rc<Server>, port: Arc<Port>, stream: Stream, peer: Addr, control: Arc<Control>) -> Self {
+impl NvmeConnection {
+    pub(super) fn new(
+        server: Rc<NvmeServer>,
+        port: Arc<Port>,
+        stream: Stream,
+        peer: Addr,
+        control: Arc<NvmeConnectionControl>,
+    ) -> Self {
         let pools = server.pools.clone();
         let limits = server.subsystems.limits();
         Self {
@@ -97,25 +103,25 @@ impl Connection {
             channel: None,
             peer,
             control,
-            receiver: Receiver::new(pools.clone()),
-            outbox: Outbox::new(Replies::new(pools)),
+            receiver: NvmeReceiver::new(pools.clone()),
+            outbox: NvmeOutbox::new(NvmeReplies::new(pools)),
             submission: SubmissionQueue::before_connect(),
             commands: Commands::new(1),
             transfers: DataTransfers::new(limits.data_timeout),
             namespaces: UsedNamespaces::default(),
-            handshake: Handshake::new(&server),
+            handshake: NvmeHandshake::new(&server),
             auth: Authentication::default(),
-            ending: Ending::new(limits.handshake_timeout),
-            role: Role::Unconnected,
+            ending: NvmeTeardown::new(limits.handshake_timeout),
+            role: ConnectionRole::Unconnected,
             queue: None,
             waker: Waker::noop().clone(),
             server,
         }
     }
 
-    /// Runs the connection until it ends.  The host has [`Limits::drain_timeout`](crate::Limits::drain_timeout) to
-    /// read its responses.  All commands that were begun are done when this returns, unless the server stops.
-    pub(super) async fn run(mut self) -> End {
+    /// Runs the connection until it ends.  The host has [`HostLimits::drain_timeout`](crate::HostLimits::drain_timeout)
+    /// to read its responses.  All commands that were begun are done when this returns, unless the server stops.
+    pub(super) async fn run(mut self) -> NvmeEndReason {
         if self.port.tls {
             match self.secure().await {
                 Ok(channel) => self.channel = Some(channel),
@@ -142,7 +148,7 @@ impl Connection {
                 end
             }
         };
-        if matches!(end, End::Stopped) && self.server.connections.stopping() {
+        if matches!(end, NvmeEndReason::Stopped) && self.server.connections.stopping() {
             self.stream.close_gracefully(CLOSING).await;
         }
         self.stream.shutdown();
@@ -172,36 +178,36 @@ impl Connection {
     }
 
     /// Logs why the connection has ended.
-    fn log_end(&self, end: &End) {
+    fn log_end(&self, end: &NvmeEndReason) {
         let peer = &self.peer;
         let host = self.queue.as_ref().map(|queue| &*queue.association.host);
         let subsystem = self.queue.as_ref().map(|queue| queue.association.subsystem.nqn());
         match end {
-            End::Fatal(fatal) => {
+            NvmeEndReason::Fatal(fatal) => {
                 tracing::warn!(%peer, host, subsystem, reason = %fatal, "connection ended: protocol error")
             }
-            End::TooSlow => tracing::warn!(
+            NvmeEndReason::TooSlow => tracing::warn!(
                 %peer, host, subsystem, "connection ended: not connected and authenticated within the handshake timeout"
             ),
-            End::Refused => tracing::warn!(%peer, "connection ended: too many refused Connects"),
-            End::Overdue => tracing::warn!(
+            NvmeEndReason::Refused => tracing::warn!(%peer, "connection ended: too many refused Connects"),
+            NvmeEndReason::Overdue => tracing::warn!(
                 %peer, host, subsystem, "connection ended: requested data did not arrive within the data timeout"
             ),
-            End::Socket(error) => tracing::info!(%peer, host, subsystem, %error, "connection failed"),
+            NvmeEndReason::Socket(error) => tracing::info!(%peer, host, subsystem, %error, "connection failed"),
             end => tracing::debug!(%peer, host, subsystem, ?end, "connection ended"),
         }
     }
 
     /// Begins the end of the connection, unless it has begun.  Commands in flight have `drain_timeout` to complete.
-    pub(super) fn stop_receiving(&mut self, end: End) {
+    pub(super) fn stop_receiving(&mut self, end: NvmeEndReason) {
         if self.ending.has_begun() {
             return;
         }
-        if let End::Fatal(fatal) = &end {
+        if let NvmeEndReason::Fatal(fatal) = &end {
             // The host gets the C2HTermReq, and nothing after it.
             self.outbox.conclude(&fatal.encode());
         }
-        if let (Role::Admin(_), Some(queue)) = (&self.role, &self.queue) {
+        if let (ConnectionRole::Admin(_), Some(queue)) = (&self.role, &self.queue) {
             // A controller ends with its admin queue, even while this connection still has responses to send.
             queue.association.end_queues(true);
         }
@@ -220,16 +226,16 @@ impl Connection {
         self.outbox.is_full() || (over && (self.outbox.keeps_bytes() || self.commands.in_flight() > 0))
     }
 
-    fn take(&mut self, pdu: Pdu) {
+    fn take(&mut self, pdu: NvmePdu) {
         match pdu {
-            Pdu::IcReq(request) => self.initialize(&request),
-            Pdu::Term(status) => {
+            NvmePdu::IcReq(request) => self.initialize(&request),
+            NvmePdu::Term(status) => {
                 tracing::info!(peer = %self.peer, status, "host terminated the connection with an error");
                 self.outbox.discard_output();
-                self.stop_receiving(End::Terminated { _status: status });
+                self.stop_receiving(NvmeEndReason::Terminated { _status: status });
             }
-            Pdu::Command { sqe, data, intact } => self.command(sqe, data, intact),
-            Pdu::Data { header, data, intact, .. } => {
+            NvmePdu::Command { sqe, data, intact } => self.command(sqe, data, intact),
+            NvmePdu::Data { header, data, intact, .. } => {
                 if let Some((owner, data, intact)) = self.transfers.add(&header, data, intact) {
                     self.data_arrived(header.cid, owner, data, intact);
                 }
@@ -238,7 +244,7 @@ impl Connection {
     }
 
     fn initialize(&mut self, request: &IcReq) {
-        let agreed = Agreed::of(request);
+        let agreed = NvmeTcpParameters::of(request);
         let resp = IcResp {
             version: 0,
             controller_alignment: 0,
@@ -250,20 +256,20 @@ impl Connection {
     }
 
     fn command(&mut self, sqe: Sqe, data: BufList, intact: bool) {
-        debug_assert!(self.queue.is_none() == matches!(self.role, Role::Unconnected));
+        debug_assert!(self.queue.is_none() == matches!(self.role, ConnectionRole::Unconnected));
         if !self.submission.accept() {
             let fatal = Fatal::new(Fes::Sequence, 0, &[], "more commands than the queue has room for");
-            return self.stop_receiving(End::Fatal(fatal));
+            return self.stop_receiving(NvmeEndReason::Fatal(fatal));
         }
         if !intact {
             self.server.subsystems.stats().count(|counts| counts.digest_errors += 1);
-            return self.fail(&sqe, Status::TRANSPORT);
+            return self.fail(&sqe, NvmeStatus::TRANSPORT);
         }
         if !self.is_admitted(&sqe) {
-            return self.fail(&sqe, Status::AUTH_REQUIRED.final_());
+            return self.fail(&sqe, NvmeStatus::AUTH_REQUIRED.final_());
         }
         match self.role {
-            Role::Io if sqe.opcode() != crate::wire::command::FABRICS => self.io_command(sqe, data),
+            ConnectionRole::Io if sqe.opcode() != crate::wire::command::FABRICS => self.io_command(sqe, data),
             _ => self.admin_command(sqe, data),
         }
     }
@@ -274,12 +280,12 @@ impl Connection {
         }
         match owner {
             DataOwner::Io(ready) if intact => self.start(ready, data),
-            DataOwner::Io(ready) => self.fail_ready(&ready, Status::TRANSPORT),
+            DataOwner::Io(ready) => self.fail_ready(&ready, NvmeStatus::TRANSPORT),
             DataOwner::Fused(fused, first) => self.fused_arrived(&fused, first, data, intact),
             DataOwner::Admin(sqe) if intact => self.admin_with_data(&sqe, &data.to_vec()),
             DataOwner::Admin(sqe) => {
                 debug_assert_eq!(sqe.cid(), cid);
-                self.fail(&sqe, Status::TRANSPORT);
+                self.fail(&sqe, NvmeStatus::TRANSPORT);
             }
         }
     }
@@ -291,7 +297,7 @@ impl Connection {
     }
 
     /// Queues the response to a command, whose reply holds `bytes` of the budget.
-    pub(super) fn respond(&mut self, cid: u16, status: Status, result: u64, bytes: usize) {
+    pub(super) fn respond(&mut self, cid: u16, status: NvmeStatus, result: u64, bytes: usize) {
         let sq_head = self.submission.complete();
         self.outbox.response(&Cqe { result, sq_head, cid, status }, bytes);
     }
@@ -301,18 +307,18 @@ impl Connection {
         let held = data.len();
         self.outbox.hold_anyway(held);
         self.outbox.data(cid, data.into());
-        self.respond(cid, Status::SUCCESS, 0, held);
+        self.respond(cid, NvmeStatus::SUCCESS, 0, held);
     }
 
     /// Queues an error response to a command, and records the error.
-    pub(super) fn fail(&mut self, sqe: &Sqe, status: Status) {
+    pub(super) fn fail(&mut self, sqe: &Sqe, status: NvmeStatus) {
         self.note_error(sqe, status);
         self.respond(sqe.cid(), status, 0, 0);
     }
 }
 
-impl ConnectionHandler for Connection {
-    type End = End;
+impl ConnectionHandler for NvmeConnection {
+    type End = NvmeEndReason;
 
     const TURN: u32 = TURN_PDUS;
 
@@ -324,7 +330,7 @@ impl ConnectionHandler for Connection {
             self.outbox.set_task(cx.waker());
         }
         if self.control.stopping() {
-            self.stop_receiving(End::Stopped);
+            self.stop_receiving(NvmeEndReason::Stopped);
         }
         self.namespaces.release_withdrawn(self.server.subsystems.withdrawals());
         self.poll_commands();
@@ -332,7 +338,7 @@ impl ConnectionHandler for Connection {
         self.poll_admin(cx);
         self.poll_auth(cx);
         if self.transfers.poll_overdue(cx) {
-            self.stop_receiving(End::Overdue);
+            self.stop_receiving(NvmeEndReason::Overdue);
         }
         self.start_waiting();
     }
@@ -347,7 +353,7 @@ impl ConnectionHandler for Connection {
             Ok(0) => {
                 self.ending.stream_ended();
                 self.outbox.discard_output();
-                self.stop_receiving(End::Closed);
+                self.stop_receiving(NvmeEndReason::Closed);
             }
             Ok(_) if self.ending.is_discarding() => {
                 buf.clear();
@@ -362,7 +368,7 @@ impl ConnectionHandler for Connection {
             Err(error) => {
                 self.ending.stream_ended();
                 self.outbox.discard_output();
-                self.stop_receiving(End::Socket(error));
+                self.stop_receiving(NvmeEndReason::Socket(error));
             }
         }
     }
@@ -390,7 +396,7 @@ impl ConnectionHandler for Connection {
                 }
                 Ok(None) => return Intake::NeedInput,
                 Err(fatal) => {
-                    self.stop_receiving(End::Fatal(fatal));
+                    self.stop_receiving(NvmeEndReason::Fatal(fatal));
                     return Intake::NeedInput;
                 }
             }
@@ -405,7 +411,7 @@ impl ConnectionHandler for Connection {
         self.outbox.sent();
         if let Err(error) = result {
             self.outbox.discard_output();
-            self.stop_receiving(End::Socket(error));
+            self.stop_receiving(NvmeEndReason::Socket(error));
         }
         self.start_waiting();
     }
@@ -414,7 +420,7 @@ impl ConnectionHandler for Connection {
         self.ending.is_receiving()
     }
 
-    fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> Poll<NvmeEndReason> {
         let in_flight = self.commands.in_flight();
         self.control.set_in_flight(in_flight);
         let is_idle = in_flight == 0 && self.outbox.is_empty();

@@ -10,7 +10,7 @@ use forebay_reactor::time::Sleep;
 use forebay_reactor::{now, sleep};
 
 use super::fused::FusedPair;
-use super::io::ReadyCommand;
+use super::io::ReadyNvmeCommand;
 use crate::session::Transfers;
 use crate::wire::Sqe;
 use crate::wire::pdu::{DataHeader, Fes};
@@ -18,7 +18,7 @@ use crate::wire::pdu::{DataHeader, Fes};
 /// Command that requested data belongs to.
 pub(super) enum DataOwner {
     /// I/O command.
-    Io(ReadyCommand),
+    Io(ReadyNvmeCommand),
     /// One half of a fused operation; true for the first.
     Fused(Rc<FusedPair>, bool),
     /// Admin or Fabrics command.

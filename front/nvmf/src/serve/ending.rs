@@ -19,7 +19,7 @@ pub(super) const CLOSING: Duration = Duration::from_secs(1);
 
 /// Reason why a connection ended.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum NvmeEndReason {
     /// Closed by the host.
     Closed,
     /// Terminated by the host, with this error status.
@@ -58,14 +58,14 @@ pub(super) enum End {
 /// 2. Received bytes are discarded only after a protocol error, as long as the host keeps the connection open.
 /// 3. The connection lingers only while it discards.
 /// 4. A timer runs during the handshake and from the reason on, so that neither takes indefinitely.
-pub(super) struct Ending {
-    reason: Option<End>,
+pub(super) struct NvmeTeardown {
+    reason: Option<NvmeEndReason>,
     discarding: bool,
     lingering: bool,
     timer: Option<Sleep>,
 }
 
-impl Ending {
+impl NvmeTeardown {
     /// Creates the state of a connection that has `timeout` for its handshake.
     pub(super) fn new(timeout: Duration) -> Self {
         Self { reason: None, discarding: false, lingering: false, timer: Some(sleep(timeout)) }
@@ -80,9 +80,9 @@ impl Ending {
 
     /// Sets the reason to end, after which commands in flight have `drain_timeout` to complete.  Received bytes are
     /// discarded after a protocol error.  Must not be called again.
-    pub(super) fn begin(&mut self, reason: End, drain_timeout: Duration) {
+    pub(super) fn begin(&mut self, reason: NvmeEndReason, drain_timeout: Duration) {
         debug_assert!(self.reason.is_none(), "the first reason stays");
-        self.discarding = matches!(reason, End::Fatal(_));
+        self.discarding = matches!(reason, NvmeEndReason::Fatal(_));
         self.reason = Some(reason);
         self.timer = Some(sleep(drain_timeout));
         self.check();
@@ -119,18 +119,18 @@ impl Ending {
     }
 
     /// Polls for the end: the time is over, or the connection is idle after its reason to end.
-    pub(super) fn poll(&mut self, is_idle: bool, cx: &mut Context<'_>) -> Poll<End> {
+    pub(super) fn poll(&mut self, is_idle: bool, cx: &mut Context<'_>) -> Poll<NvmeEndReason> {
         if let Some(timer) = &mut self.timer
             && Pin::new(timer).poll(cx).is_ready()
         {
             self.timer = None;
-            return Poll::Ready(self.reason.take().unwrap_or(End::TooSlow));
+            return Poll::Ready(self.reason.take().unwrap_or(NvmeEndReason::TooSlow));
         }
         if !is_idle || self.reason.is_none() {
             return Poll::Pending;
         }
         if !self.discarding {
-            return Poll::Ready(self.reason.take().unwrap_or(End::Stopped));
+            return Poll::Ready(self.reason.take().unwrap_or(NvmeEndReason::Stopped));
         }
         // Everything is sent.  The host has a moment to read it and to close.
         if !std::mem::replace(&mut self.lingering, true) {

@@ -6,13 +6,13 @@ use std::rc::{Rc, Weak};
 use forebay_block::{BlockRequest, BufList, Extent};
 
 use super::OpenNamespace;
-use super::connection::Connection;
+use super::connection::NvmeConnection;
 use super::data::DataOwner;
 use super::io::PendingCommand;
 use super::submit;
-use crate::session::io::{self, Action, FUSED_MAX};
+use crate::session::io::{self, FUSED_MAX, NvmeAction};
 use crate::wire::command::Sgl;
-use crate::wire::{Sqe, Status};
+use crate::wire::{NvmeStatus, Sqe};
 
 /// Fused Compare and Write whose data is being received.
 pub(super) struct FusedPair {
@@ -27,22 +27,24 @@ pub(super) struct FusedPair {
     intact: Cell<bool>,
 }
 
-impl Connection {
+impl NvmeConnection {
     /// Handles both halves of a fused operation, with their in-capsule data.
     pub(super) fn fused_command(&mut self, (first, first_data): (Sqe, BufList), (second, second_data): (Sqe, BufList)) {
         let both = match (self.prepare(&first), self.prepare(&second)) {
-            (Err(status), _) => Err((status, Status::FUSED_FAILED)),
-            (_, Err(status)) => Err((Status::FUSED_FAILED, status)),
+            (Err(status), _) => Err((status, NvmeStatus::FUSED_FAILED)),
+            (_, Err(status)) => Err((NvmeStatus::FUSED_FAILED, status)),
             (Ok((compare, namespace)), Ok((write, _))) => match (compare.action, write.action) {
-                _ if first.nsid() != second.nsid() => Err((Status::INVALID_FIELD.final_(), Status::FUSED_FAILED)),
-                (Action::Compare(expect), Action::Write { extent, fua }) if expect == extent => {
+                _ if first.nsid() != second.nsid() => {
+                    Err((NvmeStatus::INVALID_FIELD.final_(), NvmeStatus::FUSED_FAILED))
+                }
+                (NvmeAction::Compare(expect), NvmeAction::Write { extent, fua }) if expect == extent => {
                     if extent.len > FUSED_MAX {
-                        Err((Status::ATOMIC_UNIT.final_(), Status::FUSED_FAILED))
+                        Err((NvmeStatus::ATOMIC_UNIT.final_(), NvmeStatus::FUSED_FAILED))
                     } else {
                         Ok((namespace, extent, fua))
                     }
                 }
-                _ => Err((Status::INVALID_FIELD.final_(), Status::FUSED_FAILED)),
+                _ => Err((NvmeStatus::INVALID_FIELD.final_(), NvmeStatus::FUSED_FAILED)),
             },
         };
         let (namespace, extent, fua) = match both {
@@ -61,10 +63,10 @@ impl Connection {
             (Ok(first), Ok(second)) => [first, second],
             (Err(status), _) => {
                 self.fail(&first, status);
-                return self.fail(&second, Status::FUSED_FAILED);
+                return self.fail(&second, NvmeStatus::FUSED_FAILED);
             }
             (_, Err(status)) => {
-                self.fail(&first, Status::FUSED_FAILED);
+                self.fail(&first, NvmeStatus::FUSED_FAILED);
                 return self.fail(&second, status);
             }
         };
@@ -100,8 +102,8 @@ impl Connection {
         if fused.begun.replace(true) {
             return;
         }
-        let intact = if fused.intact.get() { Ok(()) } else { Err(Status::TRANSPORT) };
-        let action = Action::Write { extent: fused.extent, fua: fused.fua };
+        let intact = if fused.intact.get() { Ok(()) } else { Err(NvmeStatus::TRANSPORT) };
+        let action = NvmeAction::Write { extent: fused.extent, fua: fused.fua };
         // The data may have taken long, and another host may hold the reservation now.
         let allowed = intact.and_then(|()| {
             let namespace = self.still(&fused.namespace)?;
@@ -111,7 +113,7 @@ impl Connection {
             Ok(namespace) => namespace,
             Err(status) => {
                 self.fail_unsubmitted(&fused.first, &action, status, held);
-                return self.respond(fused.second.cid(), Status::FUSED_FAILED, 0, 0);
+                return self.respond(fused.second.cid(), NvmeStatus::FUSED_FAILED, 0, 0);
             }
         };
         let request = BlockRequest::CompareAndWrite {

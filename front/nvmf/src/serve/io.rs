@@ -8,21 +8,21 @@ use std::future::ready;
 use forebay_block::{BlockRequest, Buf, BufList};
 
 use super::OpenNamespace;
-use super::connection::Connection;
+use super::connection::NvmeConnection;
 use super::data::DataOwner;
-use super::submit::{self, CommandResult, DeviceCommand};
-use crate::session::io::{self, Action, Command, Data};
-use crate::stats::CommandKind;
+use super::submit::{self, DeviceCommand, NvmeCommandData};
+use crate::session::io::{self, Data, NvmeAction, NvmeCommand};
+use crate::stats::NvmeCommandKind;
 use crate::subsystem::Notice;
 use crate::wire::command::{Fuse, NSID_ALL, Sgl, nvm};
 use crate::wire::log::ErrorEntry;
-use crate::wire::{Sqe, Status, reservation};
+use crate::wire::{NvmeStatus, Sqe, reservation};
 
 /// Validated command that is not submitted to the device yet.  It may wait for its host indefinitely, so that it
 /// must not keep its namespace open.
-pub(super) struct ReadyCommand {
+pub(super) struct ReadyNvmeCommand {
     sqe: Sqe,
-    command: Command,
+    command: NvmeCommand,
     namespace: Weak<OpenNamespace>,
     /// Bytes of the budget that it holds already.
     held: usize,
@@ -33,70 +33,70 @@ pub(super) struct PendingCommand {
     sqe: Sqe,
     /// Command identifier of the second half, for a fused operation.
     second: Option<u16>,
-    action: Action,
+    action: NvmeAction,
     held: usize,
     _namespace: Rc<OpenNamespace>,
 }
 
 impl PendingCommand {
     /// Creates the context of a fused operation, whose second half has the command identifier `second`.
-    pub(super) fn fused(sqe: Sqe, second: u16, action: Action, held: usize, namespace: Rc<OpenNamespace>) -> Self {
+    pub(super) fn fused(sqe: Sqe, second: u16, action: NvmeAction, held: usize, namespace: Rc<OpenNamespace>) -> Self {
         Self { sqe, second: Some(second), action, held, _namespace: namespace }
     }
 }
 
-fn kind_of(action: &Action) -> CommandKind {
+fn kind_of(action: &NvmeAction) -> NvmeCommandKind {
     match action {
-        Action::Read(_) => CommandKind::Read,
-        Action::Write { .. } => CommandKind::Write,
-        Action::Compare(_) => CommandKind::Compare,
-        Action::WriteZeroes { .. } => CommandKind::WriteZeroes,
-        Action::Flush => CommandKind::Flush,
-        Action::Ranges { .. } => CommandKind::Deallocate,
-        Action::Verify(_) => CommandKind::Other,
-        Action::Reservation | Action::ReservationReport => CommandKind::Reservation,
+        NvmeAction::Read(_) => NvmeCommandKind::Read,
+        NvmeAction::Write { .. } => NvmeCommandKind::Write,
+        NvmeAction::Compare(_) => NvmeCommandKind::Compare,
+        NvmeAction::WriteZeroes { .. } => NvmeCommandKind::WriteZeroes,
+        NvmeAction::Flush => NvmeCommandKind::Flush,
+        NvmeAction::Ranges { .. } => NvmeCommandKind::Deallocate,
+        NvmeAction::Verify(_) => NvmeCommandKind::Other,
+        NvmeAction::Reservation | NvmeAction::ReservationReport => NvmeCommandKind::Reservation,
     }
 }
 
 /// Returns the bytes that a command transfers between host and volume.
-fn bytes_of(action: &Action) -> u64 {
+fn bytes_of(action: &NvmeAction) -> u64 {
     match action {
-        Action::Read(extent) | Action::Write { extent, .. } => extent.len,
+        NvmeAction::Read(extent) | NvmeAction::Write { extent, .. } => extent.len,
         _ => 0,
     }
 }
 
 /// Returns the maximum bytes of memory that a command takes, from its beginning to the end of its response.
-fn memory_of(command: &Command) -> usize {
+fn memory_of(command: &NvmeCommand) -> usize {
     match (command.action, command.data) {
         // A Compare also reads the volume, and may copy that into one contiguous buffer.
-        (Action::Compare(_), Data::In(len)) => 3 * len as usize,
-        (Action::Verify(extent), _) => extent.len.min(submit::VERIFY_PIECE) as usize,
+        (NvmeAction::Compare(_), Data::In(len)) => 3 * len as usize,
+        (NvmeAction::Verify(extent), _) => extent.len.min(submit::VERIFY_PIECE) as usize,
         (_, Data::In(len) | Data::Out(len)) => len as usize,
         (_, Data::None) => 0,
     }
 }
 
-impl Connection {
+impl NvmeConnection {
     /// Handles a command of an I/O queue, with its in-capsule data.
     pub(super) fn io_command(&mut self, sqe: Sqe, data: BufList) {
         if let Some((first, first_data)) = self.commands.take_first_half() {
             if sqe.fuse() == Fuse::Second {
                 return self.fused_command((first, first_data), (sqe, data));
             }
-            self.fail(&first, Status::FUSED_MISSING.final_());
+            self.fail(&first, NvmeStatus::FUSED_MISSING.final_());
         }
         match sqe.fuse() {
             Fuse::None => {}
             Fuse::First => return self.commands.keep_first_half(sqe, data),
-            Fuse::Second => return self.fail(&sqe, Status::FUSED_MISSING.final_()),
-            Fuse::Reserved => return self.fail(&sqe, Status::INVALID_FIELD.final_()),
+            Fuse::Second => return self.fail(&sqe, NvmeStatus::FUSED_MISSING.final_()),
+            Fuse::Reserved => return self.fail(&sqe, NvmeStatus::INVALID_FIELD.final_()),
         }
         let (command, namespace) = match self.prepare(&sqe) {
             Ok(prepared) => prepared,
             Err(status) => return self.fail(&sqe, status),
         };
-        let ready = ReadyCommand { sqe, command, namespace: Rc::downgrade(&namespace), held: 0 };
+        let ready = ReadyNvmeCommand { sqe, command, namespace: Rc::downgrade(&namespace), held: 0 };
         if let Data::In(len) = command.data
             && matches!(sqe.sgl(), Sgl::InCapsule { .. })
         {
@@ -105,7 +105,7 @@ impl Connection {
                     // The data is in memory already, bounded by the length of the queue.
                     let held = memory_of(&command);
                     self.outbox.hold_anyway(held);
-                    self.start(ReadyCommand { held, ..ready }, data);
+                    self.start(ReadyNvmeCommand { held, ..ready }, data);
                 }
                 Err(status) => self.fail_ready(&ready, status),
             };
@@ -122,7 +122,7 @@ impl Connection {
     /// # Errors
     /// Invalid Namespace if it does not exist or the host may know another volume by this id; an ANA status if it is
     /// not accessible through this port.
-    fn find(&mut self, nsid: u32) -> Result<Rc<OpenNamespace>, Status> {
+    fn find(&mut self, nsid: u32) -> Result<Rc<OpenNamespace>, NvmeStatus> {
         let withdrawals = self.server.subsystems.withdrawals();
         let namespace = match self.namespaces.last(withdrawals, nsid) {
             Some(last) => last,
@@ -132,15 +132,15 @@ impl Connection {
         Ok(namespace)
     }
 
-    fn look_up(&mut self, nsid: u32, withdrawals: u64) -> Result<Rc<OpenNamespace>, Status> {
+    fn look_up(&mut self, nsid: u32, withdrawals: u64) -> Result<Rc<OpenNamespace>, NvmeStatus> {
         if nsid == 0 || nsid == NSID_ALL {
-            return Err(Status::INVALID_NAMESPACE.final_());
+            return Err(NvmeStatus::INVALID_NAMESPACE.final_());
         }
-        let queue = self.queue.as_ref().ok_or(Status::SEQUENCE.final_())?;
+        let queue = self.queue.as_ref().ok_or(NvmeStatus::SEQUENCE.final_())?;
         let subsystem = &queue.association.subsystem;
-        let found = self.server.namespace(subsystem, nsid).ok_or(Status::INVALID_NAMESPACE.final_())?;
+        let found = self.server.namespace(subsystem, nsid).ok_or(NvmeStatus::INVALID_NAMESPACE.final_())?;
         if queue.association.is_stale(nsid) {
-            return Err(Status::INVALID_NAMESPACE.final_());
+            return Err(NvmeStatus::INVALID_NAMESPACE.final_());
         }
         if self.namespaces.keep(withdrawals, &found) {
             queue.association.uses(nsid);
@@ -152,7 +152,7 @@ impl Connection {
     ///
     /// # Errors
     /// An ANA status.
-    fn accessible(&self, namespace: &OpenNamespace) -> Result<(), Status> {
+    fn accessible(&self, namespace: &OpenNamespace) -> Result<(), NvmeStatus> {
         self.port.ana(namespace.info.ana_group).refuses().map_or(Ok(()), Err)
     }
 
@@ -160,15 +160,15 @@ impl Connection {
     ///
     /// # Errors
     /// Invalid Namespace if it was withdrawn; an ANA status if it is not accessible.
-    pub(super) fn still(&self, namespace: &Weak<OpenNamespace>) -> Result<Rc<OpenNamespace>, Status> {
-        let namespace = namespace.upgrade().ok_or(Status::INVALID_NAMESPACE.final_())?;
+    pub(super) fn still(&self, namespace: &Weak<OpenNamespace>) -> Result<Rc<OpenNamespace>, NvmeStatus> {
+        let namespace = namespace.upgrade().ok_or(NvmeStatus::INVALID_NAMESPACE.final_())?;
         self.accessible(&namespace)?;
         Ok(namespace)
     }
 
-    pub(super) fn prepare(&mut self, sqe: &Sqe) -> Result<(Command, Rc<OpenNamespace>), Status> {
+    pub(super) fn prepare(&mut self, sqe: &Sqe) -> Result<(NvmeCommand, Rc<OpenNamespace>), NvmeStatus> {
         if !sqe.uses_sgl() {
-            return Err(Status::INVALID_FIELD.final_());
+            return Err(NvmeStatus::INVALID_FIELD.final_());
         }
         let namespace = self.find(sqe.nsid())?;
         let command = io::decode(sqe, &namespace.rules())?;
@@ -180,19 +180,19 @@ impl Connection {
     ///
     /// # Errors
     /// Reservation Conflict.
-    pub(super) fn admit(&self, namespace: &OpenNamespace, action: &Action) -> Result<(), Status> {
+    pub(super) fn admit(&self, namespace: &OpenNamespace, action: &NvmeAction) -> Result<(), NvmeStatus> {
         if let Some(view) = &namespace.reservations
             && let Some(access) = action.access()
             && let Some(queue) = &self.queue
             && !view.borrow_mut().allows(queue.association.reserver.as_ref(), access)
         {
-            return Err(Status::RESERVATION_CONFLICT.final_());
+            return Err(NvmeStatus::RESERVATION_CONFLICT.final_());
         }
         Ok(())
     }
 
     /// Begins a command.  Returns the command if there is no buffer space for its data.
-    fn try_begin(&mut self, mut ready: ReadyCommand) -> Option<ReadyCommand> {
+    fn try_begin(&mut self, mut ready: ReadyNvmeCommand) -> Option<ReadyNvmeCommand> {
         let len = memory_of(&ready.command);
         if len > 0 {
             let held = self.outbox.held();
@@ -220,7 +220,7 @@ impl Connection {
     }
 
     /// Submits a command to the device, with its data from the host.
-    pub(super) fn start(&mut self, ready: ReadyCommand, data: BufList) {
+    pub(super) fn start(&mut self, ready: ReadyNvmeCommand, data: BufList) {
         let namespace = match self.still(&ready.namespace) {
             Ok(namespace) => namespace,
             Err(status) => return self.fail_ready(&ready, status),
@@ -229,27 +229,27 @@ impl Connection {
         if let Err(status) = self.admit(&namespace, &ready.command.action) {
             return self.fail_ready(&ready, status);
         }
-        let ReadyCommand { sqe, command, held, .. } = ready;
+        let ReadyNvmeCommand { sqe, command, held, .. } = ready;
         let device = &namespace.device;
         let through = self.writes_through();
         let submitted = match command.action {
-            Action::Read(extent) => submit::read(device, extent),
-            Action::Write { extent, fua } => submit::write(device, extent, data, fua || through),
-            Action::Compare(extent) => submit::compare(device, extent, data),
-            Action::WriteZeroes { extent, no_unmap, fua } => {
+            NvmeAction::Read(extent) => submit::read(device, extent),
+            NvmeAction::Write { extent, fua } => submit::write(device, extent, data, fua || through),
+            NvmeAction::Compare(extent) => submit::compare(device, extent, data),
+            NvmeAction::WriteZeroes { extent, no_unmap, fua } => {
                 submit::one(device, BlockRequest::WriteZeroes { extent, no_unmap, fua: fua || through })
             }
-            Action::Flush => submit::one(device, BlockRequest::Flush),
-            Action::Verify(extent) => submit::verify(device, extent),
-            Action::Ranges { deallocate } => {
+            NvmeAction::Flush => submit::one(device, BlockRequest::Flush),
+            NvmeAction::Verify(extent) => submit::verify(device, extent),
+            NvmeAction::Ranges { deallocate } => {
                 match io::ranges(&data.into_contiguous(), &namespace.rules()) {
                     Ok(ranges) if deallocate && !ranges.is_empty() => submit::discard(device, ranges),
                     // Access hints for the ranges have no effect here.
-                    Ok(_) => DeviceCommand::Many(Box::pin(std::future::ready(Ok(CommandResult::Done)))),
+                    Ok(_) => DeviceCommand::Many(Box::pin(std::future::ready(Ok(NvmeCommandData::Done)))),
                     Err(status) => return self.fail_ready(&ready, status),
                 }
             }
-            Action::Reservation | Action::ReservationReport => match self.reservation(&sqe, &namespace, data) {
+            NvmeAction::Reservation | NvmeAction::ReservationReport => match self.reservation(&sqe, &namespace, data) {
                 Ok(submitted) => submitted,
                 Err(status) => return self.fail_ready(&ready, status),
             },
@@ -278,14 +278,14 @@ impl Connection {
     }
 
     /// Queues the response to a command that the device has completed.
-    fn finish(&mut self, result: Result<CommandResult, Status>, context: PendingCommand) {
+    fn finish(&mut self, result: Result<NvmeCommandData, NvmeStatus>, context: PendingCommand) {
         let PendingCommand { sqe, second, action, held, _namespace: namespace } = context;
         let cid = sqe.cid();
         let result = match result {
-            Ok(CommandResult::Data(data))
-                if action != Action::ReservationReport && data.len() as u64 != bytes_of(&action) =>
+            Ok(NvmeCommandData::Data(data))
+                if action != NvmeAction::ReservationReport && data.len() as u64 != bytes_of(&action) =>
             {
-                Err(Status::INTERNAL)
+                Err(NvmeStatus::INTERNAL)
             }
             other => other,
         };
@@ -297,40 +297,40 @@ impl Connection {
         }
         drop(namespace);
         match result {
-            Ok(CommandResult::Data(data)) => {
+            Ok(NvmeCommandData::Data(data)) => {
                 // Without flow control, C2HData with the SUCCESS flag replaces the response.
                 if self.submission.has_success_flag() {
                     self.submission.complete();
                     self.outbox.data_with_success(cid, data, held);
                 } else {
                     self.outbox.data(cid, data);
-                    self.respond(cid, Status::SUCCESS, 0, held);
+                    self.respond(cid, NvmeStatus::SUCCESS, 0, held);
                 }
             }
-            Ok(CommandResult::Done) => {
-                self.respond(cid, Status::SUCCESS, 0, held);
+            Ok(NvmeCommandData::Done) => {
+                self.respond(cid, NvmeStatus::SUCCESS, 0, held);
                 if let Some(second) = second {
-                    self.respond(second, Status::SUCCESS, 0, 0);
+                    self.respond(second, NvmeStatus::SUCCESS, 0, 0);
                 }
             }
             Err(status) => {
                 self.note_error(&sqe, status);
                 self.respond(cid, status, 0, held);
                 if let Some(second) = second {
-                    self.respond(second, Status::FUSED_FAILED, 0, 0);
+                    self.respond(second, NvmeStatus::FUSED_FAILED, 0, 0);
                 }
             }
         }
     }
 
     /// Queues an error response to a command that was not submitted to the device.
-    pub(super) fn fail_ready(&mut self, ready: &ReadyCommand, status: Status) {
+    pub(super) fn fail_ready(&mut self, ready: &ReadyNvmeCommand, status: NvmeStatus) {
         self.fail_unsubmitted(&ready.sqe, &ready.command.action, status, ready.held);
     }
 
     /// Queues an error response to a valid command that was not submitted to the device, and that holds `held` bytes of
     /// the budget.  Records the error and counts the command.
-    pub(super) fn fail_unsubmitted(&mut self, sqe: &Sqe, action: &Action, status: Status, held: usize) {
+    pub(super) fn fail_unsubmitted(&mut self, sqe: &Sqe, action: &NvmeAction, status: NvmeStatus, held: usize) {
         self.note_error(sqe, status);
         if let Some(queue) = &self.queue {
             queue.count(kind_of(action), 0, true);
@@ -339,8 +339,8 @@ impl Connection {
     }
 
     /// Records an error for the Error Information log page, except for statuses of normal operation.
-    pub(super) fn note_error(&mut self, sqe: &Sqe, status: Status) {
-        let usual = [Status::COMPARE_FAILED, Status::RESERVATION_CONFLICT, Status::FUSED_FAILED];
+    pub(super) fn note_error(&mut self, sqe: &Sqe, status: NvmeStatus) {
+        let usual = [NvmeStatus::COMPARE_FAILED, NvmeStatus::RESERVATION_CONFLICT, NvmeStatus::FUSED_FAILED];
         let Some(queue) = &self.queue else { return };
         if usual.iter().any(|usual| usual.code() == status.code()) || status.code() >> 8 == 3 {
             return;
@@ -355,25 +355,30 @@ impl Connection {
     /// # Errors
     /// Invalid Opcode if the device has no reservations, and the status of a malformed command or unusable host
     /// identifier.
-    fn reservation(&self, sqe: &Sqe, namespace: &Rc<OpenNamespace>, data: BufList) -> Result<DeviceCommand, Status> {
-        let view = namespace.reservations.as_ref().ok_or(Status::INVALID_OPCODE.final_())?;
+    fn reservation(
+        &self,
+        sqe: &Sqe,
+        namespace: &Rc<OpenNamespace>,
+        data: BufList,
+    ) -> Result<DeviceCommand, NvmeStatus> {
+        let view = namespace.reservations.as_ref().ok_or(NvmeStatus::INVALID_OPCODE.final_())?;
         let host = self.queue.as_ref().and_then(|queue| queue.association.reserver.clone());
-        let host = host.ok_or(Status::HOST_ID.final_())?;
+        let host = host.ok_or(NvmeStatus::HOST_ID.final_())?;
         if sqe.opcode() == nvm::RESV_REPORT {
             let len = (sqe.cdw(10) as usize + 1) * 4;
             let of_host = |id: &_| self.queue.as_ref()?.association.subsystem.controller_of(id);
             let mut report = reservation::report(view.borrow_mut().table(), of_host);
             report.resize(len, 0);
             let report = Buf::copy_of(&report);
-            return Ok(DeviceCommand::Many(Box::pin(ready(Ok(CommandResult::Data(report.into()))))));
+            return Ok(DeviceCommand::Many(Box::pin(ready(Ok(NvmeCommandData::Data(report.into()))))));
         }
         let action = reservation::decode(sqe, &data.into_contiguous())?;
         let applied = view.borrow().reservations().apply(&host, action);
         Ok(DeviceCommand::Many(Box::pin(async move {
             match applied.await {
-                Ok(Ok(_)) => Ok(CommandResult::Done),
+                Ok(Ok(_)) => Ok(NvmeCommandData::Done),
                 Ok(Err(refusal)) => Err(reservation::status(refusal)),
-                Err(error) => Err(Status::of(&error, true)),
+                Err(error) => Err(NvmeStatus::of(&error, true)),
             }
         })))
     }

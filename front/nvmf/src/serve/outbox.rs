@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use forebay_block::{Buf, BufList};
 
-use super::budget::{Budget, Waiter};
-use crate::session::{Agreed, Replies};
+use super::budget::{ByteBudget, Waiter};
+use crate::session::{NvmeReplies, NvmeTcpParameters};
 use crate::wire::Cqe;
 use crate::wire::pdu::IcResp;
 
@@ -33,8 +33,8 @@ struct HeldReplies {
 /// 2. `kept` is the sum over the replies not sent: those being gathered, the full batches, and the batch being sent.
 /// 3. At most one batch is being sent.
 /// 4. Once output is discarded, nothing is queued but the final PDU.
-pub(super) struct Outbox {
-    replies: Replies,
+pub(super) struct NvmeOutbox {
+    replies: NvmeReplies,
     /// Resources of the replies in `replies`.
     unsent: HeldReplies,
     /// Full batches, ready to be sent.
@@ -45,7 +45,7 @@ pub(super) struct Outbox {
     kept: HeldReplies,
     /// Bytes of the budget that this connection holds, commands in flight included.
     held: usize,
-    budget: Option<Rc<Budget>>,
+    budget: Option<Rc<ByteBudget>>,
     /// Entry in the budget's wait queue.
     waiter: Rc<Waiter>,
     /// Replies are discarded, because the host does not read them any more.
@@ -54,8 +54,8 @@ pub(super) struct Outbox {
     last: Option<Buf>,
 }
 
-impl Outbox {
-    pub(super) fn new(replies: Replies) -> Self {
+impl NvmeOutbox {
+    pub(super) fn new(replies: NvmeReplies) -> Self {
         Self {
             replies,
             unsent: HeldReplies::default(),
@@ -71,7 +71,7 @@ impl Outbox {
     }
 
     /// Charges bytes against the budget of a host from now on.
-    pub(super) fn set_budget(&mut self, budget: Rc<Budget>) {
+    pub(super) fn set_budget(&mut self, budget: Rc<ByteBudget>) {
         debug_assert_eq!(self.held, 0);
         self.budget = Some(budget);
     }
@@ -140,7 +140,7 @@ impl Outbox {
     }
 
     /// Queues an ICResp, and uses what was agreed on from then on.
-    pub(super) fn ic_resp(&mut self, resp: &IcResp, agreed: Agreed) {
+    pub(super) fn ic_resp(&mut self, resp: &IcResp, agreed: NvmeTcpParameters) {
         self.replies.ic_resp(resp);
         self.replied(0);
         self.replies.agree(agreed);
@@ -244,7 +244,7 @@ impl Outbox {
     }
 }
 
-impl Drop for Outbox {
+impl Drop for NvmeOutbox {
     fn drop(&mut self) {
         let held = self.held;
         self.release(held);

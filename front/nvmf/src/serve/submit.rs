@@ -6,14 +6,14 @@ use std::task::{Context, Poll};
 
 use forebay_block::{BlockDevice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, LocalFuture, Result};
 
-use crate::wire::Status;
+use crate::wire::NvmeStatus;
 
 /// Bytes of one piece of a Verify, which is read and not sent.
 pub(super) const VERIFY_PIECE: u64 = 1 << 20;
 
 /// Result of a command.
 #[derive(Debug)]
-pub(super) enum CommandResult {
+pub(super) enum NvmeCommandData {
     /// Data for the host.
     Data(BufList),
     /// Success without data.
@@ -25,19 +25,19 @@ pub(super) enum DeviceCommand {
     /// Single device request, without another future around the device's own; true if it writes.
     One(LocalFuture<Result<BlockReply>>, bool),
     /// Command that takes several requests, or none.
-    Many(LocalFuture<std::result::Result<CommandResult, Status>>),
+    Many(LocalFuture<std::result::Result<NvmeCommandData, NvmeStatus>>),
 }
 
 impl Future for DeviceCommand {
-    type Output = std::result::Result<CommandResult, Status>;
+    type Output = std::result::Result<NvmeCommandData, NvmeStatus>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
             DeviceCommand::One(future, writing) => {
                 let writing = *writing;
                 future.as_mut().poll(cx).map(|reply| match reply {
-                    Ok(BlockReply::Data(data)) => Ok(CommandResult::Data(data)),
-                    Ok(BlockReply::Done) => Ok(CommandResult::Done),
+                    Ok(BlockReply::Data(data)) => Ok(NvmeCommandData::Data(data)),
+                    Ok(BlockReply::Done) => Ok(NvmeCommandData::Done),
                     Err(error) => Err(status(&error, writing)),
                 })
             }
@@ -47,8 +47,8 @@ impl Future for DeviceCommand {
 }
 
 /// Returns the status for an error, and logs it unless it is a miscompare.
-fn status(error: &Error, writing: bool) -> Status {
-    let status = Status::of(error, writing);
+fn status(error: &Error, writing: bool) -> NvmeStatus {
+    let status = NvmeStatus::of(error, writing);
     match error.kind() {
         ErrorKind::Mismatch(_) => {}
         _ => tracing::debug!(%error, %status, "command failed at the device"),
@@ -64,17 +64,17 @@ pub(super) fn read(device: &Device, extent: Extent) -> DeviceCommand {
         return DeviceCommand::One(device.submit(BlockRequest::Read(extent)), false);
     }
     let device = device.clone();
-    DeviceCommand::Many(Box::pin(async move { read_all(&device, extent).await.map(CommandResult::Data) }))
+    DeviceCommand::Many(Box::pin(async move { read_all(&device, extent).await.map(NvmeCommandData::Data) }))
 }
 
-async fn read_all(device: &Device, extent: Extent) -> std::result::Result<BufList, Status> {
+async fn read_all(device: &Device, extent: Extent) -> std::result::Result<BufList, NvmeStatus> {
     let mut data = BufList::new();
     for piece in pieces(extent, device.geometry().transfer_max.into()) {
         let part = device.submit(BlockRequest::Read(piece)).await.map_err(|error| status(&error, false))?;
         data.append(part.into_data());
     }
     if data.len() as u64 != extent.len {
-        return Err(Status::INTERNAL);
+        return Err(NvmeStatus::INTERNAL);
     }
     Ok(data)
 }
@@ -93,7 +93,7 @@ pub(super) fn write(device: &Device, extent: Extent, data: BufList, fua: bool) -
             let request = BlockRequest::Write { offset: piece.offset, data: part, fua };
             device.submit(request).await.map_err(|error| status(&error, true))?;
         }
-        Ok(CommandResult::Done)
+        Ok(NvmeCommandData::Done)
     }))
 }
 
@@ -109,7 +109,7 @@ pub(super) fn compare(device: &Device, extent: Extent, expect: BufList) -> Devic
     DeviceCommand::Many(Box::pin(async move {
         let found = read_all(&device, extent).await?;
         let found = found.into_contiguous();
-        if expect == found[..] { Ok(CommandResult::Done) } else { Err(Status::COMPARE_FAILED.final_()) }
+        if expect == found[..] { Ok(NvmeCommandData::Done) } else { Err(NvmeStatus::COMPARE_FAILED.final_()) }
     }))
 }
 
@@ -120,7 +120,7 @@ pub(super) fn verify(device: &Device, extent: Extent) -> DeviceCommand {
         for piece in pieces(extent, VERIFY_PIECE) {
             read_all(&device, piece).await?;
         }
-        Ok(CommandResult::Done)
+        Ok(NvmeCommandData::Done)
     }))
 }
 
@@ -134,7 +134,7 @@ pub(super) fn discard(device: &Device, ranges: Vec<Extent>) -> DeviceCommand {
         for extent in ranges {
             device.submit(BlockRequest::Discard(extent)).await.map_err(|error| status(&error, true))?;
         }
-        Ok(CommandResult::Done)
+        Ok(NvmeCommandData::Done)
     }))
 }
 

@@ -8,11 +8,11 @@ use forebay_serve::secure::{HandshakeError, RecordBuffer, SealBuffers, SecureStr
 use forebay_tls::{Acceptor, Psk, PskLookup, Suite, TlsFailure, TlsSession};
 
 use super::connect::host_refused;
-use super::connection::Connection;
-use super::ending::{End, LINGER};
-use crate::session::{Fatal, Pools, psk};
-use crate::subsystem::{Refused, Subsystems};
-use crate::wire::Status;
+use super::connection::NvmeConnection;
+use super::ending::{LINGER, NvmeEndReason};
+use crate::session::{Fatal, NvmePools, psk};
+use crate::subsystem::{ConnectRefusal, Subsystems};
+use crate::wire::NvmeStatus;
 use crate::wire::fabrics::{Connect, DISCOVERY_NQN, connect_field};
 use crate::wire::pdu::{Fes, kind};
 
@@ -41,7 +41,7 @@ impl TlsContext {
 
 /// TLS session of a connection.
 pub(super) struct TlsChannel {
-    pub(super) stream: Rc<SecureStream<Pools>>,
+    pub(super) stream: Rc<SecureStream<NvmePools>>,
     pub(super) suite: Suite,
     host: String,
     subsystem: String,
@@ -54,9 +54,9 @@ fn plaintext_reply(failure: &TlsFailure, received: &[u8]) -> Option<Vec<u8>> {
     speaks_nvme.then(|| Fatal::new(Fes::Unsupported, 0, head, "TLS is required").encode())
 }
 
-impl Connection {
+impl NvmeConnection {
     /// Performs the TLS handshake before any PDU, within the handshake timeout of the connection.
-    pub(super) async fn secure(&mut self) -> Result<Rc<TlsChannel>, End> {
+    pub(super) async fn secure(&mut self) -> Result<Rc<TlsChannel>, NvmeEndReason> {
         let shared = self.server.tls().map_err(|failure| self.insecure(&failure))?;
         let mut session = TlsSession::accept(&shared.acceptor).map_err(|failure| self.insecure(&failure))?;
         let (stream, pools) = (self.stream.clone(), self.server.pools.clone());
@@ -65,18 +65,18 @@ impl Connection {
             std::future::poll_fn(|cx| {
                 self.control.set_task(cx.waker());
                 if self.control.stopping() {
-                    return Poll::Ready(Err(End::Stopped));
+                    return Poll::Ready(Err(NvmeEndReason::Stopped));
                 }
                 if let Poll::Ready(shaken) = shaking.as_mut().poll(cx) {
                     return Poll::Ready(Ok(shaken));
                 }
-                self.ending.poll_handshake(cx).map(|()| Err(End::TooSlow))
+                self.ending.poll_handshake(cx).map(|()| Err(NvmeEndReason::TooSlow))
             })
             .await
         };
         let left = match shaken? {
             Ok(left) => left,
-            Err(HandshakeError::Stream(error)) => return Err(End::Socket(error)),
+            Err(HandshakeError::Stream(error)) => return Err(NvmeEndReason::Socket(error)),
             Err(HandshakeError::Refused(failure)) => {
                 let end = self.insecure(&failure);
                 drain(&stream, pools.sealed(false), LINGER).await;
@@ -94,26 +94,26 @@ impl Connection {
         Ok(Rc::new(TlsChannel { stream: Rc::new(secured), suite, host, subsystem }))
     }
 
-    fn insecure(&self, failure: &TlsFailure) -> End {
+    fn insecure(&self, failure: &TlsFailure) -> NvmeEndReason {
         self.server.subsystems.stats().count(|counts| counts.tls_failures += 1);
         host_refused(&self.peer, None, format_args!("TLS failed: {failure}"));
-        End::Insecure
+        NvmeEndReason::Insecure
     }
 
     /// Returns the refusal of a Connect that does not match the TLS session, or that lacks required TLS.
-    pub(super) fn channel_refuses(&self, connect: &Connect) -> Option<Refused> {
+    pub(super) fn channel_refuses(&self, connect: &Connect) -> Option<ConnectRefusal> {
         let discovers = connect.subsystem == DISCOVERY_NQN;
         match &self.channel {
             // The TLS key belongs to one host.
-            Some(channel) if channel.host != connect.host => Some(Refused::parameter(connect_field::HOST)),
+            Some(channel) if channel.host != connect.host => Some(ConnectRefusal::parameter(connect_field::HOST)),
             // The TLS key also belongs to one subsystem.  Discovery is exempt: it reveals nothing that its controllers
             // do not.
             Some(channel) if channel.subsystem != connect.subsystem && !discovers => {
-                Some(Refused::parameter(connect_field::SUBSYSTEM))
+                Some(ConnectRefusal::parameter(connect_field::SUBSYSTEM))
             }
             // Otherwise anyone who claims this host's name could omit TLS.
             None if !discovers && self.server.subsystems.needs_tls(&connect.subsystem, &connect.host) => {
-                Some(Refused::status(Status::CONNECT_HOST.final_()))
+                Some(ConnectRefusal::status(NvmeStatus::CONNECT_HOST.final_()))
             }
             _ => None,
         }

@@ -2,9 +2,9 @@
 
 use forebay_reactor::now;
 
-use super::Server;
-use crate::session::admin::{Identity, View};
-use crate::stats::CommandKind;
+use super::NvmeServer;
+use crate::session::admin::{ControllerView, SubsystemIdentity};
+use crate::stats::NvmeCommandKind;
 use crate::subsystem::{Association, Port, describe};
 use crate::wire::identify;
 use crate::wire::log::{AnaGroup, DiscoveryEntry, Health};
@@ -13,13 +13,13 @@ use crate::wire::log::{AnaGroup, DiscoveryEntry, Health};
 const RESERVATIONS_ALL: u8 = 0xFF;
 
 pub(super) struct AdminView<'a> {
-    pub(super) server: &'a Server,
+    pub(super) server: &'a NvmeServer,
     pub(super) port: &'a Port,
     pub(super) association: &'a Association,
 }
 
-impl View for AdminView<'_> {
-    fn identity(&self) -> &Identity {
+impl ControllerView for AdminView<'_> {
+    fn identity(&self) -> &SubsystemIdentity {
         self.association.subsystem.identity()
     }
 
@@ -27,7 +27,7 @@ impl View for AdminView<'_> {
         self.association.subsystem.namespace_ids()
     }
 
-    fn namespace(&self, nsid: u32) -> Option<identify::Namespace> {
+    fn namespace(&self, nsid: u32) -> Option<identify::IdentifyNamespace> {
         let open = self.server.namespace(&self.association.subsystem, nsid)?;
         let geometry = open.device.geometry();
         let mut described = describe(&open.info, geometry.size, geometry.preferred_io, geometry.read_only);
@@ -51,12 +51,12 @@ impl View for AdminView<'_> {
 
     fn health(&self) -> Health {
         let total = self.server.subsystems.stats().total();
-        let count = |kinds: &[CommandKind]| kinds.iter().map(|&kind| total.commands[kind as usize]).sum();
+        let count = |kinds: &[NvmeCommandKind]| kinds.iter().map(|&kind| total.commands[kind as usize]).sum();
         Health {
             bytes_read: total.bytes_read,
             bytes_written: total.bytes_written,
-            reads: count(&[CommandKind::Read, CommandKind::Compare]),
-            writes: count(&[CommandKind::Write]),
+            reads: count(&[NvmeCommandKind::Read, NvmeCommandKind::Compare]),
+            writes: count(&[NvmeCommandKind::Write]),
             uptime_s: now().as_nanos() / 1_000_000_000,
             ..Health::default()
         }

@@ -1,11 +1,11 @@
 //! Execution of admin commands.
 
 use super::controller::EVENT_REQUESTS_MAX;
-use super::{ADMIN_ENTRIES_MAX, Controller, IN_CAPSULE, Kind, QUEUE_ENTRIES_MAX, TRANSFER_MAX, log};
+use super::{ADMIN_ENTRIES_MAX, Controller, ControllerType, IN_CAPSULE, QUEUE_ENTRIES_MAX, TRANSFER_MAX, log};
 use crate::wire::command::{Fuse, NSID_ALL, admin as opcode};
 use crate::wire::identify::{self, cns, event};
 use crate::wire::log::{AnaGroup, DiscoveryEntry, Health};
-use crate::wire::{PAGE, Page, Sqe, Status};
+use crate::wire::{DataStructure, NvmeStatus, PAGE, Sqe};
 
 /// Largest namespace id, and the maximum number of namespaces; ids begin at 1.
 pub const NAMESPACES_MAX: u32 = 8192;
@@ -22,7 +22,7 @@ const KEEP_ALIVE_UNIT: u16 = 10;
 
 /// Immutable identity of a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct SubsystemIdentity {
     /// NVMe Qualified Name of the subsystem.
     pub nqn: String,
     /// Serial number; the first 20 characters are used.
@@ -34,13 +34,13 @@ pub struct Identity {
 }
 
 /// Environment of a controller, as its admin queue sees it.
-pub trait View {
+pub trait ControllerView {
     /// Returns the identity of the subsystem.
-    fn identity(&self) -> &Identity;
+    fn identity(&self) -> &SubsystemIdentity;
     /// Returns the ids of the active namespaces, in ascending order.
     fn namespaces(&self) -> Vec<u32>;
     /// Returns the current description of a namespace; `None` if it does not exist.
-    fn namespace(&self, nsid: u32) -> Option<identify::Namespace>;
+    fn namespace(&self, nsid: u32) -> Option<identify::IdentifyNamespace>;
     /// Returns the ids of the controllers, in ascending order.
     fn controllers(&self) -> Vec<u16>;
     /// Returns the ANA change count, and the ANA groups as reached through this controller.
@@ -63,13 +63,13 @@ pub trait View {
 
 /// Result of an admin command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum AdminResult {
     /// Success, with the completion's result.
     Done(u64),
     /// Success, with data for the host.
     Data(Vec<u8>),
     /// Failure, with its status.
-    Failed(Status),
+    Failed(NvmeStatus),
     /// Asynchronous Event Request, completed when an event occurs.
     Later,
     /// Abort of a command.
@@ -81,47 +81,47 @@ pub enum Answer {
     },
 }
 
-impl From<Result<Answer, Status>> for Answer {
-    fn from(result: Result<Answer, Status>) -> Self {
-        result.unwrap_or_else(Answer::Failed)
+impl From<Result<AdminResult, NvmeStatus>> for AdminResult {
+    fn from(result: Result<AdminResult, NvmeStatus>) -> Self {
+        result.unwrap_or_else(AdminResult::Failed)
     }
 }
 
-const INVALID_FIELD: Status = Status::INVALID_FIELD.final_();
-const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE.final_();
+const INVALID_FIELD: NvmeStatus = NvmeStatus::INVALID_FIELD.final_();
+const INVALID_NAMESPACE: NvmeStatus = NvmeStatus::INVALID_NAMESPACE.final_();
 
 /// Executes an admin command; `data` is the data that the host sent with it.
-pub fn execute(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &[u8]) -> Answer {
-    let io = controller.kind == Kind::Io;
+pub fn execute(controller: &mut Controller, view: &impl ControllerView, sqe: &Sqe, data: &[u8]) -> AdminResult {
+    let io = controller.kind == ControllerType::Io;
     if sqe.fuse() != Fuse::None || !sqe.uses_sgl() {
-        return Answer::Failed(INVALID_FIELD);
+        return AdminResult::Failed(INVALID_FIELD);
     }
     match sqe.opcode() {
-        opcode::IDENTIFY => identify(controller, view, sqe).map(Answer::Data).into(),
-        opcode::GET_LOG => log::get(controller, view, sqe).map(Answer::Data).into(),
-        opcode::KEEP_ALIVE => Answer::Done(0),
-        opcode::ASYNC_EVENT => controller.request_event(sqe.cid()).map(|()| Answer::Later).into(),
+        opcode::IDENTIFY => identify(controller, view, sqe).map(AdminResult::Data).into(),
+        opcode::GET_LOG => log::get(controller, view, sqe).map(AdminResult::Data).into(),
+        opcode::KEEP_ALIVE => AdminResult::Done(0),
+        opcode::ASYNC_EVENT => controller.request_event(sqe.cid()).map(|()| AdminResult::Later).into(),
         opcode::GET_FEATURES => get_feature(controller, view, sqe).into(),
-        opcode::SET_FEATURES => set_feature(controller, view, sqe, data).map(Answer::Done).into(),
-        opcode::ABORT if io => Answer::Abort { queue: sqe.cdw(10) as u16, cid: (sqe.cdw(10) >> 16) as u16 },
-        _ => Answer::Failed(Status::INVALID_OPCODE.final_()),
+        opcode::SET_FEATURES => set_feature(controller, view, sqe, data).map(AdminResult::Done).into(),
+        opcode::ABORT if io => AdminResult::Abort { queue: sqe.cdw(10) as u16, cid: (sqe.cdw(10) >> 16) as u16 },
+        _ => AdminResult::Failed(NvmeStatus::INVALID_OPCODE.final_()),
     }
 }
 
-fn identify(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<Vec<u8>, Status> {
+fn identify(controller: &Controller, view: &impl ControllerView, sqe: &Sqe) -> Result<Vec<u8>, NvmeStatus> {
     let (what, nsid) = (sqe.cdw(10) as u8, sqe.nsid());
     let cntid = (sqe.cdw(10) >> 16) as u16;
     let csi = (sqe.cdw(11) >> 24) as u8;
-    if controller.kind == Kind::Discovery && !matches!(what, cns::CONTROLLER | cns::ACTIVE_LIST) {
+    if controller.kind == ControllerType::Discovery && !matches!(what, cns::CONTROLLER | cns::ACTIVE_LIST) {
         return Err(INVALID_FIELD);
     }
-    let nvm_only = |page: Result<Vec<u8>, Status>| if csi == identify::CSI_NVM { page } else { Err(INVALID_FIELD) };
+    let nvm_only = |page: Result<Vec<u8>, NvmeStatus>| if csi == identify::CSI_NVM { page } else { Err(INVALID_FIELD) };
     // A valid but inactive namespace id gets a structure of zeroes.
-    let of_namespace = |encode: fn(&identify::Namespace) -> Vec<u8>| match nsid {
+    let of_namespace = |encode: fn(&identify::IdentifyNamespace) -> Vec<u8>| match nsid {
         1..=NAMESPACES_MAX => Ok(view.namespace(nsid).as_ref().map_or_else(|| vec![0; identify::LEN], encode)),
         _ => Err(INVALID_NAMESPACE),
     };
-    let existing = |encode: fn(&identify::Namespace) -> Vec<u8>| {
+    let existing = |encode: fn(&identify::IdentifyNamespace) -> Vec<u8>| {
         view.namespace(nsid).as_ref().map(encode).ok_or(INVALID_NAMESPACE)
     };
     let list = || match nsid {
@@ -129,16 +129,16 @@ fn identify(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<Vec<
         _ => Err(INVALID_NAMESPACE),
     };
     match what {
-        cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => of_namespace(identify::Namespace::encode),
+        cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => of_namespace(identify::IdentifyNamespace::encode),
         cns::CONTROLLER => Ok(identify_controller(controller, view)),
-        cns::ACTIVE_LIST if controller.kind == Kind::Discovery => Ok(vec![0; identify::LEN]),
+        cns::ACTIVE_LIST if controller.kind == ControllerType::Discovery => Ok(vec![0; identify::LEN]),
         cns::ACTIVE_LIST | cns::ALLOCATED_LIST => list(),
         cns::CSI_ACTIVE_LIST | cns::CSI_ALLOCATED_LIST => nvm_only(list()),
-        cns::DESCRIPTORS => existing(identify::Namespace::descriptors),
+        cns::DESCRIPTORS => existing(identify::IdentifyNamespace::descriptors),
         // No protection information, no storage tags: all zero.
         cns::CSI_NAMESPACE | cns::CSI_ALLOCATED_NAMESPACE => nvm_only(existing(|_| vec![0; identify::LEN])),
         cns::CSI_CONTROLLER => nvm_only(Ok(identify::nvm_controller(0, 0, 0))),
-        cns::INDEPENDENT_NAMESPACE => existing(identify::Namespace::encode_independent),
+        cns::INDEPENDENT_NAMESPACE => existing(identify::IdentifyNamespace::encode_independent),
         cns::FORMAT_NAMESPACE | cns::CSI_FORMAT_NAMESPACE => {
             // Format 0 is the only one.
             let index = sqe.cdw(11) & 0xFFFF;
@@ -159,10 +159,10 @@ fn identify(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<Vec<
     }
 }
 
-fn identify_controller(controller: &Controller, view: &impl View) -> Vec<u8> {
+fn identify_controller(controller: &Controller, view: &impl ControllerView) -> Vec<u8> {
     let identity = view.identity();
-    let discovery = controller.kind == Kind::Discovery;
-    identify::Controller {
+    let discovery = controller.kind == ControllerType::Discovery;
+    identify::IdentifyController {
         serial: &identity.serial,
         model: &identity.model,
         firmware: &identity.firmware,
@@ -232,14 +232,14 @@ const FEATURES: &[Feature] = &[
 /// Bytes of the host behaviour support structure.
 const BEHAVIOUR_LEN: usize = 512;
 
-fn find(controller: &Controller, id: u8) -> Result<&'static Feature, Status> {
+fn find(controller: &Controller, id: u8) -> Result<&'static Feature, NvmeStatus> {
     let found = FEATURES.iter().find(|feature| feature.id == id);
     found.filter(|feature| has(controller, feature)).ok_or(INVALID_FIELD)
 }
 
 /// Returns whether a controller supports a feature.
 fn has(controller: &Controller, feature: &Feature) -> bool {
-    controller.kind == Kind::Io || feature.discovery
+    controller.kind == ControllerType::Io || feature.discovery
 }
 
 /// Returns the features of a controller, and whether each is per namespace.
@@ -256,64 +256,69 @@ fn queues(count: u16) -> u64 {
     from_zero | from_zero << 16
 }
 
-fn get_feature(controller: &Controller, view: &impl View, sqe: &Sqe) -> Result<Answer, Status> {
+fn get_feature(controller: &Controller, view: &impl ControllerView, sqe: &Sqe) -> Result<AdminResult, NvmeStatus> {
     let feature = find(controller, sqe.cdw(10) as u8)?;
     let default;
     let features = match sqe.cdw(10) >> 8 & 7 {
         0 => &controller.features,
         // Features are not saveable, so that the saved value is the default.
         1 | 2 => {
-            default = super::Features::default();
+            default = super::FeatureValues::default();
             &default
         }
-        3 => return Ok(Answer::Done(u64::from(feature.changeable) << 2)),
+        3 => return Ok(AdminResult::Done(u64::from(feature.changeable) << 2)),
         _ => return Err(INVALID_FIELD),
     };
     Ok(match feature.id {
-        fid::ARBITRATION => Answer::Done(features.arbitration.into()),
-        fid::POWER => Answer::Done(features.power.into()),
+        fid::ARBITRATION => AdminResult::Done(features.arbitration.into()),
+        fid::POWER => AdminResult::Done(features.power.into()),
         fid::TEMPERATURE => match sqe.cdw(11) >> 16 & 0xF {
-            0 => Answer::Done(features.temperature[(sqe.cdw(11) >> 20 & 1) as usize].into()),
+            0 => AdminResult::Done(features.temperature[(sqe.cdw(11) >> 20 & 1) as usize].into()),
             _ => return Err(INVALID_FIELD),
         },
-        fid::RECOVERY => Answer::Done(features.recovery.into()),
-        fid::WRITE_CACHE => Answer::Done(features.write_cache.into()),
+        fid::RECOVERY => AdminResult::Done(features.recovery.into()),
+        fid::WRITE_CACHE => AdminResult::Done(features.write_cache.into()),
         // A host that has not set the feature may have the maximum.
-        fid::QUEUES if features.queues == 0 => Answer::Done(queues(view.queues_max())),
-        fid::QUEUES => Answer::Done(queues(features.queues)),
-        fid::ATOMICITY => Answer::Done(features.atomicity.into()),
-        fid::EVENTS => Answer::Done(features.events.into()),
-        fid::KEEP_ALIVE => Answer::Done(controller.keep_alive_ms.into()),
+        fid::QUEUES if features.queues == 0 => AdminResult::Done(queues(view.queues_max())),
+        fid::QUEUES => AdminResult::Done(queues(features.queues)),
+        fid::ATOMICITY => AdminResult::Done(features.atomicity.into()),
+        fid::EVENTS => AdminResult::Done(features.events.into()),
+        fid::KEEP_ALIVE => AdminResult::Done(controller.keep_alive_ms.into()),
         fid::BEHAVIOUR => {
             let mut data = features.behaviour.clone();
             data.resize(BEHAVIOUR_LEN, 0);
-            Answer::Data(data)
+            AdminResult::Data(data)
         }
         fid::HOST_ID => {
-            let mut page = Page::new(16);
+            let mut page = DataStructure::new(16);
             page.bytes(0, &controller.host_id);
-            Answer::Data(page.finish())
+            AdminResult::Data(page.finish())
         }
         fid::RESERVATION_MASK | fid::RESERVATION_PERSISTENCE => {
             let persists = view.reservations_persist(sqe.nsid()).ok_or(INVALID_NAMESPACE)?;
             let mask = features.reservation_mask.get(&sqe.nsid()).copied().unwrap_or(0);
-            Answer::Done(if feature.id == fid::RESERVATION_MASK { mask.into() } else { persists.into() })
+            AdminResult::Done(if feature.id == fid::RESERVATION_MASK { mask.into() } else { persists.into() })
         }
         _ => return Err(INVALID_FIELD),
     })
 }
 
-fn set_feature(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &[u8]) -> Result<u64, Status> {
+fn set_feature(
+    controller: &mut Controller,
+    view: &impl ControllerView,
+    sqe: &Sqe,
+    data: &[u8],
+) -> Result<u64, NvmeStatus> {
     let feature = find(controller, sqe.cdw(10) as u8)?;
     if sqe.cdw(10) & 1 << 31 != 0 {
-        return Err(Status::NOT_SAVEABLE.final_());
+        return Err(NvmeStatus::NOT_SAVEABLE.final_());
     }
     if !feature.changeable {
         // The host identifier is fixed at Connect.
         return Err(if feature.id == fid::HOST_ID {
-            Status::SEQUENCE.final_()
+            NvmeStatus::SEQUENCE.final_()
         } else {
-            Status::NOT_CHANGEABLE.final_()
+            NvmeStatus::NOT_CHANGEABLE.final_()
         });
     }
     let value = sqe.cdw(11);
@@ -328,7 +333,7 @@ fn set_feature(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &
         fid::RECOVERY => features.recovery = value & 0xFFFF,
         fid::WRITE_CACHE => features.write_cache = value & 1 != 0,
         // The number of queues cannot change once an I/O queue is connected (base 5.27.1.5).
-        fid::QUEUES if view.has_io_queues() => return Err(Status::SEQUENCE.final_()),
+        fid::QUEUES if view.has_io_queues() => return Err(NvmeStatus::SEQUENCE.final_()),
         fid::QUEUES => {
             let (sq, cq) = (value & 0xFFFF, value >> 16);
             if sq == 0xFFFF || cq == 0xFFFF {
@@ -348,7 +353,7 @@ fn set_feature(controller: &mut Controller, view: &impl View, sqe: &Sqe, data: &
             };
             features.reservation_mask.extend(ids.into_iter().map(|nsid| (nsid, value & 0xE)));
         }
-        fid::BEHAVIOUR if data.len() < BEHAVIOUR_LEN => return Err(Status::SGL_LENGTH.final_()),
+        fid::BEHAVIOUR if data.len() < BEHAVIOUR_LEN => return Err(NvmeStatus::SGL_LENGTH.final_()),
         fid::BEHAVIOUR => features.behaviour = data[..BEHAVIOUR_LEN].to_vec(),
         _ => return Err(INVALID_FIELD),
     }

@@ -20,29 +20,29 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use forebay_accel::crypto::dh;
 use zeroize::Zeroizing;
 
-use super::secret::{Hash, Secret};
-use crate::wire::Status;
-use crate::wire::auth::{self, Content, Message, Reason};
+use super::secret::{DhChapHash, DhChapSecret};
+use crate::wire::NvmeStatus;
+use crate::wire::auth::{self, AuthFailureReason, AuthMessage, Content};
 
 /// Identifier of the NULL DH group: no Diffie-Hellman exchange.
 const NO_GROUP: u8 = 0;
 
 /// Secrets and parameters of authentication between a host and a subsystem.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Keys {
+pub struct AuthSecrets {
     /// Secret of the host.
-    pub host: Secret,
+    pub host: DhChapSecret,
     /// Secret of the controller, for bidirectional authentication.
-    pub controller: Option<Secret>,
+    pub controller: Option<DhChapSecret>,
     /// Accepted hashes, in order of preference.
-    pub hashes: Vec<Hash>,
+    pub hashes: Vec<DhChapHash>,
     /// Accepted DH groups, in order of preference; `None` is the exchange without Diffie-Hellman.
     pub groups: Vec<Option<dh::DhGroup>>,
 }
 
-impl fmt::Debug for Keys {
+impl fmt::Debug for AuthSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.controller.is_some() { "Keys(of both)" } else { "Keys(of the host)" })
+        f.write_str(if self.controller.is_some() { "AuthSecrets(of both)" } else { "AuthSecrets(of the host)" })
     }
 }
 
@@ -58,13 +58,13 @@ pub fn group_name(group: Option<dh::DhGroup>) -> String {
 
 /// Outcome of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
+pub enum AuthProgress {
     /// Authentication continues.
     On,
     /// Host authenticated, and controller too if the host asked for it.
     Done,
     /// Authentication failed and the host was told, or the host reported a failure; the connection ends.
-    Failed(Reason),
+    Failed(AuthFailureReason),
 }
 
 #[derive(Debug)]
@@ -72,21 +72,21 @@ enum State {
     /// No authentication in progress.
     Idle,
     /// DH-HMAC-CHAP_Challenge due to be sent.
-    Challenge { hash: Hash, group: Option<dh::DhGroup> },
+    Challenge { hash: DhChapHash, group: Option<dh::DhGroup> },
     /// Challenge sent, DH-HMAC-CHAP_Reply due from the host.
-    Reply { hash: Hash, exchange: Option<dh::DhExchange>, challenge: Vec<u8>, number: u32 },
+    Reply { hash: DhChapHash, exchange: Option<dh::DhExchange>, challenge: Vec<u8>, number: u32 },
     /// Host authenticated, DH-HMAC-CHAP_Success1 due to be sent; with the response to the host's challenge, if any.
-    Success1 { hash: Hash, response: Option<Zeroizing<Vec<u8>>> },
+    Success1 { hash: DhChapHash, response: Option<Zeroizing<Vec<u8>>> },
     /// DH-HMAC-CHAP_Success2 or AUTH_Failure2 due from the host.
     Success2,
     /// AUTH_Failure1 due to be sent.
-    Failing(Reason),
+    Failing(AuthFailureReason),
 }
 
 /// Authentication exchange of a queue, on the controller's side.
 #[derive(Debug)]
-pub struct Exchange {
-    keys: Arc<Keys>,
+pub struct AuthExchange {
+    keys: Arc<AuthSecrets>,
     /// NQN of the host.
     host: String,
     /// NQN of the subsystem.
@@ -96,9 +96,9 @@ pub struct Exchange {
     done: bool,
 }
 
-impl Exchange {
+impl AuthExchange {
     /// Creates an exchange that waits for AUTH_Negotiate.
-    pub fn new(keys: Arc<Keys>, host: &str, subsystem: &str) -> Self {
+    pub fn new(keys: Arc<AuthSecrets>, host: &str, subsystem: &str) -> Self {
         let (host, subsystem) = (host.to_owned(), subsystem.to_owned());
         Self { keys, host, subsystem, transaction: 0, state: State::Idle, done: false }
     }
@@ -119,15 +119,15 @@ impl Exchange {
     }
 
     /// Processes a message of the host.
-    pub fn take(&mut self, bytes: &[u8]) -> Progress {
-        let message = match Message::decode(bytes) {
+    pub fn take(&mut self, bytes: &[u8]) -> AuthProgress {
+        let message = match AuthMessage::decode(bytes) {
             Ok(message) => message,
             Err((transaction, reason)) => {
                 self.transaction = transaction.unwrap_or(self.transaction);
                 return self.fail(reason);
             }
         };
-        let state = std::mem::replace(&mut self.state, State::Failing(Reason::Message));
+        let state = std::mem::replace(&mut self.state, State::Failing(AuthFailureReason::Message));
         if let State::Failing(reason) = state {
             return self.fail(reason);
         }
@@ -139,10 +139,10 @@ impl Exchange {
             };
         }
         if message.transaction != self.transaction {
-            return self.fail(Reason::Payload);
+            return self.fail(AuthFailureReason::Payload);
         }
         match (state, message.content) {
-            (_, Content::Failure2(_)) => Progress::Failed(Reason::Failed),
+            (_, Content::Failure2(_)) => AuthProgress::Failed(AuthFailureReason::Failed),
             (
                 State::Reply { hash, exchange, challenge, number },
                 Content::Reply { response, challenge: theirs, value },
@@ -156,9 +156,9 @@ impl Exchange {
             (State::Success2, Content::Success2) => {
                 self.state = State::Idle;
                 self.done = true;
-                Progress::Done
+                AuthProgress::Done
             }
-            _ => self.fail(Reason::Message),
+            _ => self.fail(AuthFailureReason::Message),
         }
     }
 
@@ -166,9 +166,13 @@ impl Exchange {
     ///
     /// # Errors
     /// The status of the command: no message is due, or it does not fit.
-    pub fn give(&mut self, room: usize, random: &mut dyn FnMut() -> u64) -> Result<(Vec<u8>, Progress), Status> {
+    pub fn give(
+        &mut self,
+        room: usize,
+        random: &mut dyn FnMut() -> u64,
+    ) -> Result<(Vec<u8>, AuthProgress), NvmeStatus> {
         let fits = |message: Vec<u8>| {
-            if message.len() <= room { Ok(message) } else { Err(Status::INVALID_FIELD.final_()) }
+            if message.len() <= room { Ok(message) } else { Err(NvmeStatus::INVALID_FIELD.final_()) }
         };
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Challenge { hash, group } => {
@@ -183,11 +187,11 @@ impl Exchange {
                 let message =
                     auth::challenge(self.transaction, hash as u8, group_number(group), number, &challenge, &value);
                 self.state = State::Reply { hash, exchange, challenge, number };
-                Ok((fits(message)?, Progress::On))
+                Ok((fits(message)?, AuthProgress::On))
             }
             State::Success1 { hash, response } => {
                 let message = auth::success1(self.transaction, hash.len(), response.as_ref().map(|bytes| &bytes[..]));
-                let progress = if response.is_some() { Progress::On } else { Progress::Done };
+                let progress = if response.is_some() { AuthProgress::On } else { AuthProgress::Done };
                 let message = fits(message)?;
                 if response.is_some() {
                     self.state = State::Success2;
@@ -198,32 +202,33 @@ impl Exchange {
             }
             State::Failing(reason) => {
                 self.state = State::Failing(reason);
-                Ok((fits(auth::failure1(self.transaction, reason))?, Progress::Failed(reason)))
+                Ok((fits(auth::failure1(self.transaction, reason))?, AuthProgress::Failed(reason)))
             }
             state @ (State::Idle | State::Reply { .. } | State::Success2) => {
                 self.state = state;
-                Err(Status::SEQUENCE.final_())
+                Err(NvmeStatus::SEQUENCE.final_())
             }
         }
     }
 
-    fn to(&mut self, state: State) -> Progress {
+    fn to(&mut self, state: State) -> AuthProgress {
         self.state = state;
-        Progress::On
+        AuthProgress::On
     }
 
-    fn fail(&mut self, reason: Reason) -> Progress {
+    fn fail(&mut self, reason: AuthFailureReason) -> AuthProgress {
         self.to(State::Failing(reason))
     }
 
-    fn negotiate(&self, secure_channel: bool, lists: Option<(Vec<u8>, Vec<u8>)>) -> Result<State, Reason> {
+    fn negotiate(&self, secure_channel: bool, lists: Option<(Vec<u8>, Vec<u8>)>) -> Result<State, AuthFailureReason> {
         if secure_channel {
-            return Err(Reason::Concatenation);
+            return Err(AuthFailureReason::Concatenation);
         }
-        let (hashes, groups) = lists.ok_or(Reason::Protocol)?;
-        let hash = self.keys.hashes.iter().find(|&&hash| hashes.contains(&(hash as u8))).ok_or(Reason::Hash)?;
+        let (hashes, groups) = lists.ok_or(AuthFailureReason::Protocol)?;
+        let hash =
+            self.keys.hashes.iter().find(|&&hash| hashes.contains(&(hash as u8))).ok_or(AuthFailureReason::Hash)?;
         let group = self.keys.groups.iter().find(|&&group| groups.contains(&group_number(group)));
-        Ok(State::Challenge { hash: *hash, group: *group.ok_or(Reason::Group)? })
+        Ok(State::Challenge { hash: *hash, group: *group.ok_or(AuthFailureReason::Group)? })
     }
 
     fn reply(
@@ -232,15 +237,15 @@ impl Exchange {
         response: &[u8],
         theirs: Option<(u32, Vec<u8>)>,
         value: &[u8],
-    ) -> Result<State, Reason> {
+    ) -> Result<State, AuthFailureReason> {
         let Offer { hash, exchange, challenge, number } = offer;
         if response.len() != hash.len() {
-            return Err(Reason::Payload);
+            return Err(AuthFailureReason::Payload);
         }
         let shared = match &exchange {
             None if value.is_empty() => None,
-            None => return Err(Reason::Payload),
-            Some(exchange) => Some(exchange.agree(value).map_err(|_| Reason::Payload)?),
+            None => return Err(AuthFailureReason::Payload),
+            Some(exchange) => Some(exchange.agree(value).map_err(|_| AuthFailureReason::Payload)?),
         };
         let respond = |key: &[u8], challenge: &[u8], number: u32, [role, first, second]: [&str; 3]| {
             let augmented = match &shared {
@@ -254,13 +259,13 @@ impl Exchange {
         };
         let key = self.keys.host.key_of(&self.host);
         let want = respond(&key, &challenge, number, ["HostHost", &self.host, &self.subsystem]);
-        verify_slices_are_equal(&want, response).map_err(|_| Reason::Failed)?;
+        verify_slices_are_equal(&want, response).map_err(|_| AuthFailureReason::Failed)?;
         let response = match theirs {
             None => None,
             // A reflected challenge would make the controller compute a response for an impostor.
-            Some((_, theirs)) if theirs == challenge => return Err(Reason::Failed),
+            Some((_, theirs)) if theirs == challenge => return Err(AuthFailureReason::Failed),
             Some((number, theirs)) => {
-                let secret = self.keys.controller.as_ref().ok_or(Reason::Failed)?;
+                let secret = self.keys.controller.as_ref().ok_or(AuthFailureReason::Failed)?;
                 let key = secret.key_of(&self.subsystem);
                 Some(respond(&key, &theirs, number, ["Controller", &self.subsystem, &self.host]))
             }
@@ -271,7 +276,7 @@ impl Exchange {
 
 /// Challenge that was sent to a host.
 struct Offer {
-    hash: Hash,
+    hash: DhChapHash,
     exchange: Option<dh::DhExchange>,
     challenge: Vec<u8>,
     number: u32,

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::QUEUE_ENTRIES_MAX;
-use crate::wire::Status;
+use crate::wire::NvmeStatus;
 use crate::wire::fabrics::{Property, property};
 use crate::wire::identify::{VERSION, event};
 use crate::wire::log::{self, ErrorEntry};
 
 /// Type of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ControllerType {
     /// I/O controller, with namespaces and I/O queues.
     Io,
     /// Discovery controller, which reports the addresses of subsystems.
@@ -32,7 +32,7 @@ pub enum Power {
 
 /// Asynchronous event, reported to hosts that requested it (base 5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Event {
+pub enum AsyncEvent {
     /// Namespace with this id was added, removed or changed.
     Namespace(u32),
     /// Change of ANA states.
@@ -53,7 +53,7 @@ struct EventType {
     /// Bit in the sets of event types.
     bit: u8,
     /// Type of the controllers that report it.
-    of: Kind,
+    of: ControllerType,
     /// Bit with which a host enables it; `None` if it is always enabled.
     enabled_by: Option<u32>,
     /// Asynchronous event type, in the result of the request.
@@ -68,31 +68,38 @@ struct EventType {
 const EVENT_TYPES: [EventType; 4] = [
     EventType {
         bit: 1,
-        of: Kind::Io,
+        of: ControllerType::Io,
         enabled_by: Some(event::NAMESPACE),
         code: 2,
         information: 0,
         page: log::id::CHANGED,
     },
-    EventType { bit: 2, of: Kind::Io, enabled_by: Some(event::ANA), code: 2, information: 3, page: log::id::ANA },
+    EventType {
+        bit: 2,
+        of: ControllerType::Io,
+        enabled_by: Some(event::ANA),
+        code: 2,
+        information: 3,
+        page: log::id::ANA,
+    },
     EventType {
         bit: 4,
-        of: Kind::Discovery,
+        of: ControllerType::Discovery,
         enabled_by: Some(event::DISCOVERY),
         code: 2,
         information: 0xF0,
         page: log::id::DISCOVERY,
     },
-    EventType { bit: 8, of: Kind::Io, enabled_by: None, code: 6, information: 0, page: log::id::RESERVATION },
+    EventType { bit: 8, of: ControllerType::Io, enabled_by: None, code: 6, information: 0, page: log::id::RESERVATION },
 ];
 
-impl Event {
+impl AsyncEvent {
     fn reported_as(&self) -> &'static EventType {
         match self {
-            Event::Namespace(_) => &EVENT_TYPES[0],
-            Event::Ana => &EVENT_TYPES[1],
-            Event::Discovery => &EVENT_TYPES[2],
-            Event::Reservation { .. } => &EVENT_TYPES[3],
+            AsyncEvent::Namespace(_) => &EVENT_TYPES[0],
+            AsyncEvent::Ana => &EVENT_TYPES[1],
+            AsyncEvent::Discovery => &EVENT_TYPES[2],
+            AsyncEvent::Reservation { .. } => &EVENT_TYPES[3],
         }
     }
 }
@@ -105,7 +112,7 @@ const NOTIFICATIONS_MAX: usize = 255;
 
 /// Feature values.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Features {
+pub struct FeatureValues {
     /// Arbitration; has no effect, since there is one queue per connection.
     pub arbitration: u32,
     /// Power management; there is only power state 0.
@@ -128,7 +135,7 @@ pub struct Features {
     pub behaviour: Vec<u8>,
 }
 
-impl Default for Features {
+impl Default for FeatureValues {
     fn default() -> Self {
         Self {
             arbitration: 7,
@@ -150,7 +157,7 @@ impl Default for Features {
 #[derive(Debug)]
 pub struct Controller {
     /// Type of the controller.
-    pub kind: Kind,
+    pub kind: ControllerType,
     /// Controller id.
     pub cntlid: u16,
     /// Host identifier.
@@ -158,7 +165,7 @@ pub struct Controller {
     /// Keep-alive timeout in milliseconds; 0 for none.
     pub keep_alive_ms: u32,
     /// Feature values, as set by the host.
-    pub features: Features,
+    pub features: FeatureValues,
     cc: u32,
     csts: u32,
     /// Outstanding asynchronous event requests, by command identifier.
@@ -199,13 +206,13 @@ const READY_HALF_SECONDS: u64 = 30;
 
 impl Controller {
     /// Creates a controller that is not enabled yet.
-    pub fn new(kind: Kind, cntlid: u16, host_id: [u8; 16], keep_alive_ms: u32) -> Self {
+    pub fn new(kind: ControllerType, cntlid: u16, host_id: [u8; 16], keep_alive_ms: u32) -> Self {
         Self {
             kind,
             cntlid,
             host_id,
             keep_alive_ms,
-            features: Features::default(),
+            features: FeatureValues::default(),
             cc: 0,
             csts: 0,
             requests: VecDeque::new(),
@@ -228,7 +235,7 @@ impl Controller {
     ///
     /// # Errors
     /// Invalid Field if there is no such property of that width.
-    pub fn property(&self, asked: Property) -> Result<u64, Status> {
+    pub fn property(&self, asked: Property) -> Result<u64, NvmeStatus> {
         match (asked.offset, asked.wide) {
             // MQES; contiguous queues (CQR); timeout (TO); NVM command set (CSS); ready with media (CRMS).
             (property::CAP, true) => {
@@ -238,7 +245,7 @@ impl Controller {
             (property::CC, false) => Ok(self.cc.into()),
             (property::CSTS, false) => Ok(self.csts.into()),
             (property::CRTO, false) => Ok(READY_HALF_SECONDS),
-            _ => Err(Status::INVALID_FIELD.final_()),
+            _ => Err(NvmeStatus::INVALID_FIELD.final_()),
         }
     }
 
@@ -246,15 +253,15 @@ impl Controller {
     ///
     /// # Errors
     /// Invalid Field unless it is CC, the only writable property.
-    pub fn set_property(&mut self, set: Property) -> Result<Power, Status> {
+    pub fn set_property(&mut self, set: Property) -> Result<Power, NvmeStatus> {
         if (set.offset, set.wide) != (property::CC, false) {
-            return Err(Status::INVALID_FIELD.final_());
+            return Err(NvmeStatus::INVALID_FIELD.final_());
         }
         let before = std::mem::replace(&mut self.cc, set.value as u32);
         let now = self.cc;
         let mut power = Power::Same;
         if now & cc::ENABLE != 0 && before & cc::ENABLE == 0 {
-            let sizes_fit = self.kind == Kind::Discovery || now & cc::ENTRY_SIZES == cc::ENTRY_SIZES_WANTED;
+            let sizes_fit = self.kind == ControllerType::Discovery || now & cc::ENTRY_SIZES == cc::ENTRY_SIZES_WANTED;
             if now & cc::MUST_BE_ZERO == 0 && sizes_fit {
                 self.csts = csts::READY;
                 power = Power::Enabled;
@@ -264,7 +271,7 @@ impl Controller {
         }
         if now & cc::ENABLE == 0 && before & cc::ENABLE != 0 {
             self.csts &= !(csts::READY | csts::FATAL);
-            self.features = Features::default();
+            self.features = FeatureValues::default();
             (self.pending, self.reported) = (0, 0);
             self.changed.clear();
             // Reservation notifications are counted from the reset on (base 5.16.1.26).
@@ -298,9 +305,9 @@ impl Controller {
     ///
     /// # Errors
     /// Asynchronous Event Request Limit Exceeded, after `EVENT_REQUESTS_MAX` outstanding ones.
-    pub fn request_event(&mut self, cid: u16) -> Result<(), Status> {
+    pub fn request_event(&mut self, cid: u16) -> Result<(), NvmeStatus> {
         if self.requests.len() >= EVENT_REQUESTS_MAX {
-            return Err(Status::AER_LIMIT.final_());
+            return Err(NvmeStatus::AER_LIMIT.final_());
         }
         self.requests.push_back(cid);
         Ok(())
@@ -313,8 +320,8 @@ impl Controller {
     }
 
     /// Records an event, to be reported if the host has enabled it.
-    pub fn raise(&mut self, event: Event) {
-        if let Event::Reservation { nsid, kind } = event {
+    pub fn raise(&mut self, event: AsyncEvent) {
+        if let AsyncEvent::Reservation { nsid, kind } = event {
             if self.features.reservation_mask.get(&nsid).is_some_and(|mask| mask >> kind & 1 != 0) {
                 return;
             }
@@ -325,7 +332,7 @@ impl Controller {
             }
             self.notifications.push_back((self.notified, nsid, kind));
         }
-        if let Event::Namespace(nsid) = event
+        if let AsyncEvent::Namespace(nsid) = event
             && self.changed.len() <= log::CHANGED_MAX
         {
             self.changed.insert(nsid);
@@ -407,10 +414,10 @@ mod tests {
 
     #[test]
     fn a_reset_drops_unread_reservation_notifications() {
-        let mut controller = Controller::new(Kind::Io, 1, [1; 16], 0);
+        let mut controller = Controller::new(ControllerType::Io, 1, [1; 16], 0);
         enable(&mut controller, true);
-        controller.raise(Event::Reservation { nsid: 7, kind: 1 });
-        controller.raise(Event::Reservation { nsid: 8, kind: 2 });
+        controller.raise(AsyncEvent::Reservation { nsid: 7, kind: 1 });
+        controller.raise(AsyncEvent::Reservation { nsid: 8, kind: 2 });
         assert_eq!(controller.notification(), (Some((1, 7, 1)), 2));
         enable(&mut controller, false);
         enable(&mut controller, true);
@@ -418,7 +425,7 @@ mod tests {
         controller.request_event(5).expect("a free request");
         assert_eq!(controller.tell(), None, "an event of before the reset");
         // Notifications are counted from the reset on, and announced.
-        controller.raise(Event::Reservation { nsid: 9, kind: 3 });
+        controller.raise(AsyncEvent::Reservation { nsid: 9, kind: 3 });
         assert_eq!(controller.notification(), (Some((1, 9, 3)), 1));
         let result = 6 | u64::from(log::id::RESERVATION) << 16;
         assert_eq!(controller.tell(), Some((5, result)));

@@ -1,18 +1,18 @@
 //! Log pages of a controller: one table of the supported pages, and Get Log Page.
 
-use super::admin::{self, ANA_LOG_MAX, View};
-use super::{Controller, Kind, TRANSFER_MAX};
+use super::admin::{self, ANA_LOG_MAX, ControllerView};
+use super::{Controller, ControllerType, TRANSFER_MAX};
 use crate::wire::command::NSID_ALL;
 use crate::wire::log::{self, Health, id};
-use crate::wire::{Sqe, Status};
+use crate::wire::{NvmeStatus, Sqe};
 
-const INVALID_FIELD: Status = Status::INVALID_FIELD.final_();
-const INVALID_LOG: Status = Status::INVALID_LOG.final_();
+const INVALID_FIELD: NvmeStatus = NvmeStatus::INVALID_FIELD.final_();
+const INVALID_LOG: NvmeStatus = NvmeStatus::INVALID_LOG.final_();
 
 /// Sources of a page's content.
 struct Source<'a> {
     controller: &'a Controller,
-    view: &'a dyn View,
+    view: &'a dyn ControllerView,
     sqe: &'a Sqe,
 }
 
@@ -20,16 +20,20 @@ struct Source<'a> {
 struct LogPage {
     id: u8,
     /// Types of controllers that have the page.
-    of: &'static [Kind],
+    of: &'static [ControllerType],
     /// Encodes the whole page.
-    encode: fn(&Source<'_>) -> Result<Vec<u8>, Status>,
+    encode: fn(&Source<'_>) -> Result<Vec<u8>, NvmeStatus>,
 }
 
-const IO: &[Kind] = &[Kind::Io];
-const DISCOVERY: &[Kind] = &[Kind::Discovery];
-const BOTH: &[Kind] = &[Kind::Io, Kind::Discovery];
+const IO: &[ControllerType] = &[ControllerType::Io];
+const DISCOVERY: &[ControllerType] = &[ControllerType::Discovery];
+const BOTH: &[ControllerType] = &[ControllerType::Io, ControllerType::Discovery];
 
-const fn page(id: u8, of: &'static [Kind], encode: fn(&Source<'_>) -> Result<Vec<u8>, Status>) -> LogPage {
+const fn page(
+    id: u8,
+    of: &'static [ControllerType],
+    encode: fn(&Source<'_>) -> Result<Vec<u8>, NvmeStatus>,
+) -> LogPage {
     LogPage { id, of, encode }
 }
 
@@ -50,7 +54,7 @@ const PAGES: &[LogPage] = &[
 ];
 
 /// Returns the identifiers of the log pages of a type of controller.
-fn ids(kind: Kind) -> impl Iterator<Item = u8> {
+fn ids(kind: ControllerType) -> impl Iterator<Item = u8> {
     PAGES.iter().filter(move |page| page.of.contains(&kind)).map(|page| page.id)
 }
 
@@ -58,7 +62,7 @@ fn ids(kind: Kind) -> impl Iterator<Item = u8> {
 ///
 /// # Errors
 /// Invalid Log Page if the controller does not have the page, Invalid Field for an invalid part of it.
-pub(super) fn get(controller: &mut Controller, view: &dyn View, sqe: &Sqe) -> Result<Vec<u8>, Status> {
+pub(super) fn get(controller: &mut Controller, view: &dyn ControllerView, sqe: &Sqe) -> Result<Vec<u8>, NvmeStatus> {
     let retain = sqe.cdw(10) & 1 << 15 != 0;
     let dwords = u64::from(sqe.cdw(10) >> 16) | u64::from(sqe.cdw(11) & 0xFFFF) << 16;
     let len = (dwords + 1) * 4;
@@ -80,7 +84,7 @@ pub(super) fn get(controller: &mut Controller, view: &dyn View, sqe: &Sqe) -> Re
     Ok(part)
 }
 
-fn health(source: &Source<'_>) -> Result<Vec<u8>, Status> {
+fn health(source: &Source<'_>) -> Result<Vec<u8>, NvmeStatus> {
     // The page covers the controller, not a namespace.
     if ![0, NSID_ALL].contains(&source.sqe.nsid()) {
         return Err(INVALID_FIELD);
@@ -88,7 +92,7 @@ fn health(source: &Source<'_>) -> Result<Vec<u8>, Status> {
     Ok(log::health(&Health { errors: source.controller.error_count(), ..source.view.health() }))
 }
 
-fn ana(source: &Source<'_>) -> Result<Vec<u8>, Status> {
+fn ana(source: &Source<'_>) -> Result<Vec<u8>, NvmeStatus> {
     let (change, groups) = source.view.ana();
     let groups_only = source.sqe.cdw(10) >> 8 & 1 != 0;
     let mut page = log::ana(change, &groups, groups_only);
@@ -97,12 +101,12 @@ fn ana(source: &Source<'_>) -> Result<Vec<u8>, Status> {
     Ok(page)
 }
 
-fn discovery(source: &Source<'_>) -> Result<Vec<u8>, Status> {
+fn discovery(source: &Source<'_>) -> Result<Vec<u8>, NvmeStatus> {
     let (generation, entries) = source.view.discovery();
     Ok(log::discovery(generation, &entries))
 }
 
-fn reservation(source: &Source<'_>) -> Result<Vec<u8>, Status> {
+fn reservation(source: &Source<'_>) -> Result<Vec<u8>, NvmeStatus> {
     if !source.view.reservations() {
         return Err(INVALID_LOG);
     }
@@ -117,9 +121,9 @@ mod tests {
     #[test]
     fn the_pages_of_each_type_of_controller() {
         assert!(PAGES.is_sorted_by(|before, after| before.id < after.id));
-        let io: Vec<u8> = ids(Kind::Io).collect();
+        let io: Vec<u8> = ids(ControllerType::Io).collect();
         assert_eq!(io, [0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x0C, 0x12, 0x13, 0x80]);
-        let discovery: Vec<u8> = ids(Kind::Discovery).collect();
+        let discovery: Vec<u8> = ids(ControllerType::Discovery).collect();
         assert_eq!(discovery, [0x00, 0x01, 0x12, 0x13, 0x70]);
     }
 }

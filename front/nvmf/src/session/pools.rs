@@ -12,19 +12,19 @@ const KEPT_BYTES: usize = 8 * 1024 * 1024;
 
 /// Buffer pools, shared by the connections of a core.
 #[derive(Debug)]
-pub struct Pools {
+pub struct NvmePools {
     pub(super) staging: StagingPools,
     /// Data buffer pools, in powers of two from [`DATA_OWN`] up.
     data: Vec<BufPool>,
 }
 
-impl Default for Pools {
+impl Default for NvmePools {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Pools {
+impl NvmePools {
     /// Creates empty pools.
     pub fn new() -> Self {
         let classes = (DATA_OWN.ilog2()..=PIECE.ilog2()).map(|bits| 1 << bits);
@@ -41,7 +41,7 @@ impl Pools {
     }
 }
 
-impl SealBuffers for Pools {
+impl SealBuffers for NvmePools {
     fn sealed_size(&self, large: bool) -> usize {
         if large { DATA_OWN } else { SMALL }
     }

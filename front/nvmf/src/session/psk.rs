@@ -9,7 +9,7 @@ use forebay_accel::crypto::base64;
 use forebay_tls::Psk;
 use zeroize::Zeroizing;
 
-use super::secret::{Hash, crc32};
+use super::secret::{DhChapHash, crc32};
 use crate::wire::fabrics::{DISCOVERY_NQN, NQN_MAX};
 
 /// Prefix of a key in the interchange format.
@@ -21,7 +21,7 @@ const IDENTITY_MAX: usize = "NVMe1R02".len() + 3 + 2 * NQN_MAX + 64;
 
 /// Error in the text of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum KeyError {
+pub enum PskError {
     /// Not in the interchange format.
     #[error("it does not have the form NVMeTLSkey-1:01:...:, as 'nvme gen-tls-key' makes it")]
     Form,
@@ -37,7 +37,7 @@ pub enum KeyError {
 #[derive(Clone, PartialEq, Eq)]
 pub struct TlsKey {
     /// Hash that derives the retained PSK; `None` if the configured PSK is the retained PSK.
-    transform: Option<Hash>,
+    transform: Option<DhChapHash>,
     key: Zeroizing<Vec<u8>>,
 }
 
@@ -45,31 +45,34 @@ impl TlsKey {
     /// Parses the interchange format: `NVMeTLSkey-1:`, a hash, and base64 of the key and its CRC-32.
     ///
     /// # Errors
-    /// The [`KeyError`] in the text.
-    pub fn parse(text: &str) -> Result<Self, KeyError> {
-        let rest = text.trim().strip_prefix(PREFIX).ok_or(KeyError::Form)?;
-        let (transform, base64) = rest.split_once(':').ok_or(KeyError::Form)?;
+    /// The [`PskError`] in the text.
+    pub fn parse(text: &str) -> Result<Self, PskError> {
+        let rest = text.trim().strip_prefix(PREFIX).ok_or(PskError::Form)?;
+        let (transform, base64) = rest.split_once(':').ok_or(PskError::Form)?;
         let transform = match transform {
             "00" => None,
-            "01" => Some(Hash::Sha256),
-            "02" => Some(Hash::Sha384),
-            _ => return Err(KeyError::Form),
+            "01" => Some(DhChapHash::Sha256),
+            "02" => Some(DhChapHash::Sha384),
+            _ => return Err(PskError::Form),
         };
-        let base64 = base64.strip_suffix(':').ok_or(KeyError::Form)?;
-        let bytes = Zeroizing::new(base64::decode(base64).ok_or(KeyError::Form)?);
-        let (key, checksum) = bytes.split_last_chunk::<4>().ok_or(KeyError::Form)?;
-        if !matches!((transform, key.len()), (None | Some(Hash::Sha256), 32) | (None | Some(Hash::Sha384), 48)) {
-            return Err(KeyError::Length(key.len()));
+        let base64 = base64.strip_suffix(':').ok_or(PskError::Form)?;
+        let bytes = Zeroizing::new(base64::decode(base64).ok_or(PskError::Form)?);
+        let (key, checksum) = bytes.split_last_chunk::<4>().ok_or(PskError::Form)?;
+        if !matches!(
+            (transform, key.len()),
+            (None | Some(DhChapHash::Sha256), 32) | (None | Some(DhChapHash::Sha384), 48)
+        ) {
+            return Err(PskError::Length(key.len()));
         }
         if crc32(key).to_le_bytes() != *checksum {
-            return Err(KeyError::Checksum);
+            return Err(PskError::Checksum);
         }
         Ok(Self { transform, key: Zeroizing::new(key.to_vec()) })
     }
 
     /// Returns the hash for all derivations from the key: SHA-256 for 32 bytes, otherwise SHA-384.
-    fn hash(&self) -> Hash {
-        if self.key.len() == 32 { Hash::Sha256 } else { Hash::Sha384 }
+    fn hash(&self) -> DhChapHash {
+        if self.key.len() == 32 { DhChapHash::Sha256 } else { DhChapHash::Sha384 }
     }
 
     /// Derives the retained PSK of a host.
@@ -98,7 +101,7 @@ impl TlsKey {
             (format!("{name} {digest}"), format!("{number:02} {digest}"))
         };
         let secret = derive(hash, &retained, "nvme-tls-psk", context.as_bytes(), form);
-        let hash = if hash == Hash::Sha256 { forebay_tls::PskHash::Sha256 } else { forebay_tls::PskHash::Sha384 };
+        let hash = if hash == DhChapHash::Sha256 { forebay_tls::PskHash::Sha256 } else { forebay_tls::PskHash::Sha384 };
         Psk { identity: identity.into(), secret, hash }
     }
 }
@@ -119,7 +122,7 @@ enum Form {
 }
 
 /// Computes HKDF-Extract without a salt, and HKDF-Expand-Label to the length of the key.
-fn derive(hash: Hash, key: &[u8], label: &str, context: &[u8], form: Form) -> Zeroizing<Vec<u8>> {
+fn derive(hash: DhChapHash, key: &[u8], label: &str, context: &[u8], form: Form) -> Zeroizing<Vec<u8>> {
     struct Len(usize);
     impl hkdf::KeyType for Len {
         fn len(&self) -> usize {
@@ -127,9 +130,9 @@ fn derive(hash: Hash, key: &[u8], label: &str, context: &[u8], form: Form) -> Ze
         }
     }
     let algorithm = match hash {
-        Hash::Sha256 => hkdf::HKDF_SHA256,
-        Hash::Sha384 => hkdf::HKDF_SHA384,
-        Hash::Sha512 => hkdf::HKDF_SHA512,
+        DhChapHash::Sha256 => hkdf::HKDF_SHA256,
+        DhChapHash::Sha384 => hkdf::HKDF_SHA384,
+        DhChapHash::Sha512 => hkdf::HKDF_SHA512,
     };
     let label = format!("tls13 {label}");
     let lengths = form == Form::Standard;
@@ -304,16 +307,16 @@ mod tests {
     #[test]
     fn what_is_no_key_is_named() {
         for (text, why) in [
-            (String::new(), KeyError::Form),
-            ("NVMeTLSkey-1:".into(), KeyError::Form),
-            (SHORT.replace("-1:", "-2:"), KeyError::Form),
-            (SHORT.replace(":01:", ":03:"), KeyError::Form),
-            (SHORT.trim_end_matches(':').into(), KeyError::Form),
-            (SHORT.replace(":01:", ":02:"), KeyError::Length(32)),
-            (LONG.replace(":02:", ":01:"), KeyError::Length(48)),
-            ("NVMeTLSkey-1:01:AAAAAAAA:".into(), KeyError::Length(2)),
-            (SHORT.replace("VRLb", "VRLc"), KeyError::Checksum),
-            (SHORT.replace("VRLb", "VR!b"), KeyError::Form),
+            (String::new(), PskError::Form),
+            ("NVMeTLSkey-1:".into(), PskError::Form),
+            (SHORT.replace("-1:", "-2:"), PskError::Form),
+            (SHORT.replace(":01:", ":03:"), PskError::Form),
+            (SHORT.trim_end_matches(':').into(), PskError::Form),
+            (SHORT.replace(":01:", ":02:"), PskError::Length(32)),
+            (LONG.replace(":02:", ":01:"), PskError::Length(48)),
+            ("NVMeTLSkey-1:01:AAAAAAAA:".into(), PskError::Length(2)),
+            (SHORT.replace("VRLb", "VRLc"), PskError::Checksum),
+            (SHORT.replace("VRLb", "VR!b"), PskError::Form),
         ] {
             assert_eq!(TlsKey::parse(&text).expect_err(&text), why, "{text}");
         }

@@ -4,7 +4,7 @@ use forebay_accel::crc32c;
 use forebay_block::{Buf, BufList, BufMut};
 use forebay_serve::{ReceiveRequest, ReceiveStaging};
 
-use super::pools::{DATA_OWN, Pools};
+use super::pools::{DATA_OWN, NvmePools};
 use super::{Fatal, H2C_DATA_MAX, IN_CAPSULE};
 use crate::wire::command::SQE_LEN;
 use crate::wire::pdu::{self, Common, DataHeader, Fes, IcReq, digest, flag, kind};
@@ -12,7 +12,7 @@ use crate::wire::{Sqe, u32_at};
 
 /// Connection parameters negotiated by ICReq and ICResp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Agreed {
+pub struct NvmeTcpParameters {
     /// Header digests enabled.
     pub header_digest: bool,
     /// Data digests enabled.
@@ -21,7 +21,7 @@ pub struct Agreed {
     pub host_alignment: usize,
 }
 
-impl Agreed {
+impl NvmeTcpParameters {
     /// Returns the parameters that an ICReq requests.
     pub fn of(request: &IcReq) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl Agreed {
 
 /// PDU of the host, validated as far as possible without its command.
 #[derive(Debug)]
-pub enum Pdu {
+pub enum NvmePdu {
     /// Connection initialization.
     IcReq(IcReq),
     /// Command capsule, with its in-capsule data.
@@ -103,22 +103,22 @@ enum Own {
 /// Short data is a slice of the staging buffer.  Long data is received directly into a buffer of its own.  A byte
 /// is copied at most once, and only if it arrived together with what precedes it.
 #[derive(Debug)]
-pub struct Receiver {
-    pools: Rc<Pools>,
-    agreed: Option<Agreed>,
+pub struct NvmeReceiver {
+    pools: Rc<NvmePools>,
+    agreed: Option<NvmeTcpParameters>,
     staging: ReceiveStaging,
     partial: Option<Partial>,
 }
 
-impl Receiver {
+impl NvmeReceiver {
     /// Creates a receiver that waits for an ICReq.
-    pub fn new(pools: Rc<Pools>) -> Self {
+    pub fn new(pools: Rc<NvmePools>) -> Self {
         let staging = ReceiveStaging::new(pools.staging.small());
         Self { pools, agreed: None, staging, partial: None }
     }
 
     /// Applies negotiated connection parameters from now on.
-    pub fn agree(&mut self, agreed: Agreed) {
+    pub fn agree(&mut self, agreed: NvmeTcpParameters) {
         self.agreed = Some(agreed);
     }
 
@@ -129,7 +129,7 @@ impl Receiver {
     ///
     /// # Errors
     /// A protocol error, after which the stream cannot be parsed further.
-    pub fn next(&mut self, expected: impl Fn(&DataHeader, bool) -> Result<(), Fes>) -> Result<Option<Pdu>, Fatal> {
+    pub fn next(&mut self, expected: impl Fn(&DataHeader, bool) -> Result<(), Fes>) -> Result<Option<NvmePdu>, Fatal> {
         let Some(staging) = self.staging.staged() else { return Ok(None) };
         if self.partial.is_none() {
             match head(staging, self.agreed)? {
@@ -190,8 +190,8 @@ impl Receiver {
         }
         let data = BufList::from(data);
         Ok(Some(match partial.head {
-            Head::Command(sqe) => Pdu::Command { sqe, data, intact },
-            Head::Data(header, last) => Pdu::Data { header, last, data, intact },
+            Head::Command(sqe) => NvmePdu::Command { sqe, data, intact },
+            Head::Data(header, last) => NvmePdu::Data { header, last, data, intact },
         }))
     }
 
@@ -236,7 +236,7 @@ impl Receiver {
 
 enum Parsed {
     /// PDU without data, and its length.
-    Whole(Pdu, usize),
+    Whole(NvmePdu, usize),
     /// PDU with data, and the length of its header.
     Part(Partial, usize),
 }
@@ -253,7 +253,7 @@ mod field {
 }
 
 /// Parses and validates a PDU header, if it is complete.
-fn head(staged: &[u8], agreed: Option<Agreed>) -> Result<Option<Parsed>, Fatal> {
+fn head(staged: &[u8], agreed: Option<NvmeTcpParameters>) -> Result<Option<Parsed>, Fatal> {
     if staged.len() < pdu::COMMON {
         return Ok(None);
     }
@@ -269,8 +269,8 @@ fn head(staged: &[u8], agreed: Option<Agreed>) -> Result<Option<Parsed>, Fatal> 
         _ => return Err(invalid(field::KIND, "a PDU of a type that no host sends")),
     };
     let agreed = match (common.kind, agreed) {
-        (kind::H2C_TERM, _) => Agreed::default(),
-        (kind::IC_REQ, None) => Agreed::default(),
+        (kind::H2C_TERM, _) => NvmeTcpParameters::default(),
+        (kind::IC_REQ, None) => NvmeTcpParameters::default(),
         (kind::IC_REQ, Some(_)) => return Err(fatal(Fes::Sequence, 0, "a second ICReq")),
         (_, None) => return Err(fatal(Fes::Sequence, 0, "a PDU before ICReq")),
         (_, Some(agreed)) => agreed,
@@ -313,10 +313,10 @@ fn head(staged: &[u8], agreed: Option<Agreed>) -> Result<Option<Parsed>, Fatal> 
             if request.host_alignment > 31 {
                 return Err(invalid(10, "an alignment past 128 bytes"));
             }
-            return Ok(Some(Parsed::Whole(Pdu::IcReq(request), pdu::IC_LEN)));
+            return Ok(Some(Parsed::Whole(NvmePdu::IcReq(request), pdu::IC_LEN)));
         }
         kind::H2C_TERM => {
-            return Ok(Some(Parsed::Whole(Pdu::Term(crate::wire::u16_at(staged, 8)), len)));
+            return Ok(Some(Parsed::Whole(NvmePdu::Term(crate::wire::u16_at(staged, 8)), len)));
         }
         _ => {}
     }
@@ -344,7 +344,7 @@ fn head(staged: &[u8], agreed: Option<Agreed>) -> Result<Option<Parsed>, Fatal> 
         Head::Data(header, common.flags & flag::LAST != 0)
     };
     if !has_data && let Head::Command(sqe) = head {
-        let pdu = Pdu::Command { sqe, data: BufList::new(), intact: true };
+        let pdu = NvmePdu::Command { sqe, data: BufList::new(), intact: true };
         return Ok(Some(Parsed::Whole(pdu, whole_header)));
     }
     let pad = offset - whole_header;

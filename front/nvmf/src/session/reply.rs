@@ -3,7 +3,7 @@ use std::rc::Rc;
 use forebay_accel::crc32c;
 use forebay_block::{BufList, BufMut};
 
-use super::{Agreed, Pools};
+use super::{NvmePools, NvmeTcpParameters};
 use crate::wire::Cqe;
 use crate::wire::pdu::{self, Common, DataHeader, IcResp, flag, kind};
 
@@ -14,22 +14,22 @@ const ROOM: usize = 256;
 
 /// Outgoing PDUs, gathered for one send.
 #[derive(Debug)]
-pub struct Replies {
-    pools: Rc<Pools>,
-    agreed: Agreed,
+pub struct NvmeReplies {
+    pools: Rc<NvmePools>,
+    agreed: NvmeTcpParameters,
     /// Headers and short data written since the last append to `ready`; `None` if released while idle.
     headers: Option<BufMut>,
     ready: BufList,
 }
 
-impl Replies {
+impl NvmeReplies {
     /// Creates an empty queue of PDUs.
-    pub fn new(pools: Rc<Pools>) -> Self {
-        Self { pools, agreed: Agreed::default(), headers: None, ready: BufList::new() }
+    pub fn new(pools: Rc<NvmePools>) -> Self {
+        Self { pools, agreed: NvmeTcpParameters::default(), headers: None, ready: BufList::new() }
     }
 
     /// Applies negotiated connection parameters from now on.
-    pub fn agree(&mut self, agreed: Agreed) {
+    pub fn agree(&mut self, agreed: NvmeTcpParameters) {
         self.agreed = agreed;
     }
 
@@ -97,7 +97,7 @@ impl Replies {
 
     /// Queues a C2HData with all of a command's data; with `success` it replaces the response capsule.
     pub fn data(&mut self, cid: u16, data: BufList, success: bool) {
-        let Agreed { header_digest, data_digest, host_alignment } = self.agreed;
+        let NvmeTcpParameters { header_digest, data_digest, host_alignment } = self.agreed;
         let header = pdu::DATA_HEADER + if header_digest { pdu::DIGEST } else { 0 };
         let offset = header.next_multiple_of(host_alignment.max(4));
         let len = offset + data.len() + if data_digest { pdu::DIGEST } else { 0 };

@@ -14,7 +14,7 @@ const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
 /// Hash function of DH-HMAC-CHAP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Hash {
+pub enum DhChapHash {
     /// SHA-256 hash.
     Sha256 = 1,
     /// SHA-384 hash.
@@ -23,9 +23,9 @@ pub enum Hash {
     Sha512 = 3,
 }
 
-impl Hash {
+impl DhChapHash {
     /// Supported hashes, the shortest first.
-    pub const ALL: [Hash; 3] = [Hash::Sha256, Hash::Sha384, Hash::Sha512];
+    pub const ALL: [DhChapHash; 3] = [DhChapHash::Sha256, DhChapHash::Sha384, DhChapHash::Sha512];
 
     /// Returns the hash with an identifier in messages; `None` if it is unknown.
     pub fn of(number: u8) -> Option<Self> {
@@ -35,9 +35,9 @@ impl Hash {
     /// Returns the name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
-            Hash::Sha256 => "sha256",
-            Hash::Sha384 => "sha384",
-            Hash::Sha512 => "sha512",
+            DhChapHash::Sha256 => "sha256",
+            DhChapHash::Sha384 => "sha384",
+            DhChapHash::Sha512 => "sha512",
         }
     }
 
@@ -53,9 +53,9 @@ impl Hash {
 
     fn algorithm(self) -> &'static digest::Algorithm {
         match self {
-            Hash::Sha256 => &digest::SHA256,
-            Hash::Sha384 => &digest::SHA384,
-            Hash::Sha512 => &digest::SHA512,
+            DhChapHash::Sha256 => &digest::SHA256,
+            DhChapHash::Sha384 => &digest::SHA384,
+            DhChapHash::Sha512 => &digest::SHA512,
         }
     }
 
@@ -67,9 +67,9 @@ impl Hash {
     /// Computes the HMAC of the concatenated parts.
     pub fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
         let algorithm = match self {
-            Hash::Sha256 => hmac::HMAC_SHA256,
-            Hash::Sha384 => hmac::HMAC_SHA384,
-            Hash::Sha512 => hmac::HMAC_SHA512,
+            DhChapHash::Sha256 => hmac::HMAC_SHA256,
+            DhChapHash::Sha384 => hmac::HMAC_SHA384,
+            DhChapHash::Sha512 => hmac::HMAC_SHA512,
         };
         let mut context = hmac::Context::with_key(&hmac::Key::new(algorithm, key));
         parts.iter().for_each(|part| context.update(part));
@@ -93,13 +93,13 @@ pub enum SecretError {
 
 /// DH-HMAC-CHAP secret.  Erased when dropped, and not shown by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret {
+pub struct DhChapSecret {
     /// Hash of the key transformation; `None` if the key is used as it is.
-    transform: Option<Hash>,
+    transform: Option<DhChapHash>,
     key: Zeroizing<Vec<u8>>,
 }
 
-impl Secret {
+impl DhChapSecret {
     /// Parses the text of a secret: `DHHC-1:`, the transformation, and base64 of the key and its CRC-32.
     ///
     /// # Errors
@@ -109,9 +109,9 @@ impl Secret {
         let (transform, base64) = rest.split_once(':').ok_or(SecretError::Form)?;
         let transform = match transform {
             "00" => None,
-            "01" => Some(Hash::Sha256),
-            "02" => Some(Hash::Sha384),
-            "03" => Some(Hash::Sha512),
+            "01" => Some(DhChapHash::Sha256),
+            "02" => Some(DhChapHash::Sha384),
+            "03" => Some(DhChapHash::Sha512),
             _ => return Err(SecretError::Form),
         };
         let base64 = base64.strip_suffix(':').unwrap_or(base64);
@@ -135,9 +135,9 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for DhChapSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Secret({} bytes)", self.key.len())
+        write!(f, "DhChapSecret({} bytes)", self.key.len())
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn secrets_of_nvme_cli_are_read() {
         for (text, len) in MADE {
-            let secret = Secret::parse(text).expect(text);
+            let secret = DhChapSecret::parse(text).expect(text);
             assert_eq!(secret.key.len(), *len, "{text}");
             assert!(!format!("{secret:?}").contains(&text[10..20]));
         }
@@ -172,10 +172,11 @@ mod tests {
     #[test]
     fn the_transformation_is_that_of_nvme_cli() {
         // nvme-cli prints the transformed key, here of the bytes 00 to 1F and an NQN.
-        let after = Secret::parse("DHHC-1:01:FhXoXPF+ovGxR4N4qNveH5uIlAXP+Z95qQ3v1D/lb+OvFjzD:").expect("a secret");
-        let before = Secret { transform: Some(Hash::Sha256), key: Zeroizing::new((0..32).collect()) };
+        let after =
+            DhChapSecret::parse("DHHC-1:01:FhXoXPF+ovGxR4N4qNveH5uIlAXP+Z95qQ3v1D/lb+OvFjzD:").expect("a secret");
+        let before = DhChapSecret { transform: Some(DhChapHash::Sha256), key: Zeroizing::new((0..32).collect()) };
         assert_eq!(before.key_of("nqn.2014-08.org.example:h"), after.key);
-        let plain = Secret { transform: None, ..before };
+        let plain = DhChapSecret { transform: None, ..before };
         assert_eq!(plain.key_of("nqn.2014-08.org.example:h"), plain.key);
     }
 
@@ -190,12 +191,12 @@ mod tests {
             ("DHHC-1:00:AA", SecretError::Form),
             (&good.replacen("DHHC-1:00:", "DHHC-1:00:!", 1), SecretError::Form),
         ] {
-            assert_eq!(Secret::parse(text).expect_err(text), why, "{text}");
+            assert_eq!(DhChapSecret::parse(text).expect_err(text), why, "{text}");
         }
         let at = good.len() - 20;
         let other = if good.as_bytes()[at] == b'A' { "B" } else { "A" };
         let mut damaged = good.to_owned();
         damaged.replace_range(at..=at, other);
-        assert_eq!(Secret::parse(&damaged), Err(SecretError::Checksum));
+        assert_eq!(DhChapSecret::parse(&damaged), Err(SecretError::Checksum));
     }
 }

@@ -10,20 +10,20 @@ use forebay_block::reservation::HostId;
 use forebay_reactor::cross;
 
 use super::Subsystem;
-use crate::session::auth::Keys;
-use crate::session::{Event, Kind};
+use crate::session::auth::AuthSecrets;
+use crate::session::{AsyncEvent, ControllerType};
 use crate::wire::log::ErrorEntry;
 
 /// Remote control of a connection, usable from any core.
 #[derive(Debug, Default)]
-pub(crate) struct Control {
+pub(crate) struct NvmeConnectionControl {
     stopping: AtomicBool,
     /// Commands in flight at a device.
     in_flight: AtomicUsize,
     task: Mutex<Option<Waker>>,
 }
 
-impl Control {
+impl NvmeConnectionControl {
     pub(crate) fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
@@ -76,7 +76,7 @@ pub(crate) struct HostPath {
 #[derive(Debug)]
 pub(crate) enum Notice {
     /// Event that the host may have requested.
-    Event(Event),
+    Event(AsyncEvent),
     /// Failed command of an I/O queue.
     Error(ErrorEntry),
 }
@@ -117,13 +117,13 @@ impl StaleNamespaceIds {
 pub(crate) struct Association {
     pub(crate) subsystem: Subsystem,
     pub(crate) cntlid: u16,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ControllerType,
     pub(crate) host: String,
     pub(crate) host_id: [u8; 16],
     /// Identity of the host for reservations.
     pub(crate) reserver: Option<HostId>,
     /// Keys with which each of its queues must authenticate.
-    pub(crate) keys: Option<Arc<Keys>>,
+    pub(crate) keys: Option<Arc<AuthSecrets>>,
     /// Set while the controller is ready, so that I/O queues may connect.
     pub(crate) ready: AtomicBool,
     /// Set while the volatile write cache is disabled: every write is durable when it is acknowledged.
@@ -143,7 +143,7 @@ pub(crate) struct Association {
     pub(crate) queues_granted: std::sync::atomic::AtomicU16,
     pub(super) dead: AtomicBool,
     pub(super) stale: StaleNamespaceIds,
-    pub(super) queues: Mutex<BTreeMap<u16, Arc<Control>>>,
+    pub(super) queues: Mutex<BTreeMap<u16, Arc<NvmeConnectionControl>>>,
     pub(super) notices: cross::Sender<Notice>,
 }
 
@@ -164,7 +164,7 @@ impl Association {
         self.keys.is_none() || self.ready.load(Ordering::Acquire)
     }
 
-    pub(super) fn queues(&self) -> MutexGuard<'_, BTreeMap<u16, Arc<Control>>> {
+    pub(super) fn queues(&self) -> MutexGuard<'_, BTreeMap<u16, Arc<NvmeConnectionControl>>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

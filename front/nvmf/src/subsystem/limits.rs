@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Resource limits for hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct HostLimits {
     /// Maximum connections of a core; more are closed as soon as they are accepted.
     pub connections_max: usize,
     /// Maximum connections of a core that are not a queue yet, or whose host has not authenticated yet.
@@ -29,7 +29,7 @@ pub struct Limits {
     pub drain_timeout: Duration,
 }
 
-impl Default for Limits {
+impl Default for HostLimits {
     fn default() -> Self {
         Self {
             connections_max: 4096,

@@ -48,8 +48,13 @@ impl Namespace {
 }
 
 /// Describes a namespace for Identify, of a device of `size` bytes and `preferred` bytes of efficient I/O.
-pub(crate) fn describe(namespace: &Namespace, size: u64, preferred: u32, read_only: bool) -> identify::Namespace {
-    identify::Namespace {
+pub(crate) fn describe(
+    namespace: &Namespace,
+    size: u64,
+    preferred: u32,
+    read_only: bool,
+) -> identify::IdentifyNamespace {
+    identify::IdentifyNamespace {
         blocks: size >> BLOCK_SHIFT,
         block_shift: BLOCK_SHIFT,
         preferred_blocks: (preferred >> BLOCK_SHIFT).clamp(1, 256) as u16,

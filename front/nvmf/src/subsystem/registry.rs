@@ -11,12 +11,13 @@ use forebay_reactor::cross;
 use forebay_tls::Psk;
 
 use super::{
-    Association, Control, HostPath, Limits, Notice, Port, PortAddress, Refused, Subsystem, read, watcher, write,
+    Association, ConnectRefusal, HostLimits, HostPath, Notice, NvmeConnectionControl, Port, PortAddress, Subsystem,
+    read, watcher, write,
 };
-use crate::session::admin::Identity;
-use crate::session::{Event, Kind, psk};
-use crate::stats::Stats;
-use crate::wire::Status;
+use crate::session::admin::SubsystemIdentity;
+use crate::session::{AsyncEvent, ControllerType, psk};
+use crate::stats::NvmeStats;
+use crate::wire::NvmeStatus;
 use crate::wire::fabrics::{Connect, DISCOVERY_NQN, connect_field};
 use crate::wire::log::{AnaState, DiscoveryEntry};
 
@@ -43,8 +44,8 @@ impl Controllers {
 
 /// State that all subsystems share.
 pub(super) struct RegistryState {
-    pub(super) limits: Limits,
-    stats: Stats,
+    pub(super) limits: HostLimits,
+    stats: NvmeStats,
     ports: RwLock<Vec<Arc<Port>>>,
     /// Number of namespaces that were withdrawn or replaced so far.
     pub(super) withdrawals: AtomicU64,
@@ -59,7 +60,7 @@ impl RegistryState {
     }
 
     /// Reports an event to every controller of every subsystem.
-    fn announce(&self, event: Event) {
+    fn announce(&self, event: AsyncEvent) {
         let all: Vec<_> = self.controllers().all.values().cloned().collect();
         all.iter().for_each(|controller| controller.notice(Notice::Event(event)));
     }
@@ -67,7 +68,7 @@ impl RegistryState {
     /// Counts a change of the discovery log page, and reports it to the hosts.
     pub(super) fn discovery_changed(&self) {
         self.discovery_changes.fetch_add(1, Ordering::AcqRel);
-        self.announce(Event::Discovery);
+        self.announce(AsyncEvent::Discovery);
     }
 }
 
@@ -93,23 +94,24 @@ impl fmt::Debug for Subsystems {
 
 impl Subsystems {
     /// Creates a registry without subsystems.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: HostLimits) -> Self {
         let shared = Arc::new(RegistryState {
             limits,
-            stats: Stats::new(),
+            stats: NvmeStats::new(),
             ports: RwLock::default(),
             withdrawals: AtomicU64::new(1),
             ana_changes: AtomicU64::new(1),
             discovery_changes: AtomicU64::new(1),
             controllers: Mutex::default(),
         });
-        let identity = Identity {
+        let identity = SubsystemIdentity {
             nqn: DISCOVERY_NQN.into(),
             serial: String::new(),
             model: "Forebay".into(),
             firmware: env!("CARGO_PKG_VERSION").into(),
         };
-        let discovery = Subsystem::new(DISCOVERY_ID, Kind::Discovery, identity, DISCOVERY_CNTLIDS, shared.clone());
+        let discovery =
+            Subsystem::new(DISCOVERY_ID, ControllerType::Discovery, identity, DISCOVERY_CNTLIDS, shared.clone());
         Self { shared, by_name: Arc::default(), next_id: Arc::new(AtomicU32::new(DISCOVERY_ID + 1)), discovery }
     }
 
@@ -118,7 +120,11 @@ impl Subsystems {
     ///
     /// # Errors
     /// When there is one of that name; nothing has changed then.
-    pub fn create(&self, identity: Identity, cntlids: RangeInclusive<u16>) -> Result<Subsystem, SubsystemExists> {
+    pub fn create(
+        &self,
+        identity: SubsystemIdentity,
+        cntlids: RangeInclusive<u16>,
+    ) -> Result<Subsystem, SubsystemExists> {
         self.create_with(identity, cntlids, |_| {})
     }
 
@@ -129,13 +135,13 @@ impl Subsystems {
     /// When there is one of that name; nothing has changed then.
     pub fn create_with(
         &self,
-        identity: Identity,
+        identity: SubsystemIdentity,
         cntlids: RangeInclusive<u16>,
         set_up: impl FnOnce(&Subsystem),
     ) -> Result<Subsystem, SubsystemExists> {
         let nqn = identity.nqn.clone();
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let subsystem = Subsystem::new(id, Kind::Io, identity, cntlids, self.shared.clone());
+        let subsystem = Subsystem::new(id, ControllerType::Io, identity, cntlids, self.shared.clone());
         set_up(&subsystem);
         let mut by_name = write(&self.by_name);
         if nqn == DISCOVERY_NQN || by_name.contains_key(&nqn) {
@@ -172,16 +178,16 @@ impl Subsystems {
 
     /// Returns the number of I/O controllers.
     pub fn controller_count(&self) -> usize {
-        self.shared.controllers().all.values().filter(|each| each.kind == Kind::Io).count()
+        self.shared.controllers().all.values().filter(|each| each.kind == ControllerType::Io).count()
     }
 
     /// Returns the limits.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &HostLimits {
         &self.shared.limits
     }
 
     /// Returns the counters.
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &NvmeStats {
         &self.shared.stats
     }
 
@@ -207,7 +213,7 @@ impl Subsystems {
     pub fn set_ana(&self, port: &Port, group: u32, state: AnaState) {
         if port.set_ana(group, state) {
             self.shared.ana_changes.fetch_add(1, Ordering::AcqRel);
-            self.shared.announce(Event::Ana);
+            self.shared.announce(AsyncEvent::Ana);
         }
     }
 
@@ -264,8 +270,8 @@ impl Subsystems {
     ///
     /// # Errors
     /// Connect Invalid Parameters if there is none.
-    fn named(&self, nqn: &str) -> Result<Subsystem, Refused> {
-        self.get(nqn).ok_or(Refused::parameter(connect_field::SUBSYSTEM))
+    fn named(&self, nqn: &str) -> Result<Subsystem, ConnectRefusal> {
+        self.get(nqn).ok_or(ConnectRefusal::parameter(connect_field::SUBSYSTEM))
     }
 
     /// Creates a controller for a host that connects its admin queue, in the subsystem that the Connect names.
@@ -273,25 +279,29 @@ impl Subsystems {
         &self,
         connect: &Connect,
         path: HostPath,
-        control: &Arc<Control>,
-    ) -> Result<(Arc<Association>, cross::Receiver<Notice>), Refused> {
+        control: &Arc<NvmeConnectionControl>,
+    ) -> Result<(Arc<Association>, cross::Receiver<Notice>), ConnectRefusal> {
         if connect.subsystem != DISCOVERY_NQN {
             return self.named(&connect.subsystem)?.connect_admin(connect, path, control);
         }
         // Discovery is for hosts that may connect to a subsystem.  Without subsystems there is nothing to protect.
         let all = self.all();
         if !all.is_empty() && !all.iter().any(|subsystem| subsystem.admits(&connect.host)) {
-            return Err(Refused::status(Status::CONNECT_HOST.final_()));
+            return Err(ConnectRefusal::status(NvmeStatus::CONNECT_HOST.final_()));
         }
         self.discovery.connect_admin(connect, path, control)
     }
 
     /// Adds an I/O queue to an existing controller of a host.
-    pub(crate) fn connect_io(&self, connect: &Connect, control: &Arc<Control>) -> Result<Arc<Association>, Refused> {
+    pub(crate) fn connect_io(
+        &self,
+        connect: &Connect,
+        control: &Arc<NvmeConnectionControl>,
+    ) -> Result<Arc<Association>, ConnectRefusal> {
         match self.named(&connect.subsystem) {
             Ok(subsystem) => subsystem.connect_io(connect, control),
             // Discovery controllers have no I/O queues.
-            Err(_) if connect.subsystem == DISCOVERY_NQN => Err(Refused::parameter(connect_field::CNTLID)),
+            Err(_) if connect.subsystem == DISCOVERY_NQN => Err(ConnectRefusal::parameter(connect_field::CNTLID)),
             Err(refused) => Err(refused),
         }
     }

@@ -1,6 +1,6 @@
 //! Authentication Send and Receive, and the DH-HMAC-CHAP messages in them (base 8.13).
 
-use super::{Page, Sqe, u16_at, u32_at};
+use super::{DataStructure, Sqe, u16_at, u32_at};
 
 /// Security protocol of NVMe (base 6.4).
 const PROTOCOL: u8 = 0xE9;
@@ -44,7 +44,7 @@ pub mod id {
 /// Reason of a failed authentication (base figure 470); the reason code is always 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[repr(u8)]
-pub enum Reason {
+pub enum AuthFailureReason {
     /// Wrong response: the other side does not know the secret.
     #[error("the secret is another one")]
     Failed = 1,
@@ -77,7 +77,7 @@ pub fn length(sqe: &Sqe) -> Option<u32> {
 
 /// Authentication message of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
+pub struct AuthMessage {
     /// Transaction identifier.
     pub transaction: u16,
     /// Content of the message.
@@ -110,14 +110,14 @@ pub enum Content {
     Failure2(u8),
 }
 
-impl Message {
+impl AuthMessage {
     /// Decodes a message.
     ///
     /// # Errors
     /// The reason of the failure, and the transaction identifier if it is known.
-    pub fn decode(bytes: &[u8]) -> Result<Self, (Option<u16>, Reason)> {
+    pub fn decode(bytes: &[u8]) -> Result<Self, (Option<u16>, AuthFailureReason)> {
         if bytes.len() < FAILURE_LEN {
-            return Err((None, Reason::Payload));
+            return Err((None, AuthFailureReason::Payload));
         }
         let transaction = u16_at(bytes, 4);
         let wrong = |reason| (Some(transaction), reason);
@@ -126,9 +126,9 @@ impl Message {
             (kind::COMMON, id::FAILURE2) => Some(Content::Failure2(bytes[7])),
             (kind::DHCHAP, id::REPLY) => reply(bytes),
             (kind::DHCHAP, id::SUCCESS2) => (bytes.len() >= HEADER).then_some(Content::Success2),
-            _ => return Err(wrong(Reason::Message)),
+            _ => return Err(wrong(AuthFailureReason::Message)),
         };
-        Ok(Self { transaction, content: content.ok_or(wrong(Reason::Payload))? })
+        Ok(Self { transaction, content: content.ok_or(wrong(AuthFailureReason::Payload))? })
     }
 }
 
@@ -166,8 +166,8 @@ fn reply(bytes: &[u8]) -> Option<Content> {
     Some(Content::Reply { response: response.to_vec(), challenge, value })
 }
 
-fn header(kind: u8, id: u8, transaction: u16, len: usize) -> Page {
-    let mut page = Page::new(len);
+fn header(kind: u8, id: u8, transaction: u16, len: usize) -> DataStructure {
+    let mut page = DataStructure::new(len);
     page.u8(0, kind).u8(1, id).u16(4, transaction);
     page
 }
@@ -192,7 +192,7 @@ pub fn success1(transaction: u16, hash_len: usize, response: Option<&[u8]>) -> V
 }
 
 /// Encodes AUTH_Failure1.
-pub fn failure1(transaction: u16, reason: Reason) -> Vec<u8> {
+pub fn failure1(transaction: u16, reason: AuthFailureReason) -> Vec<u8> {
     let mut page = header(kind::COMMON, id::FAILURE1, transaction, FAILURE_LEN);
     page.u8(6, 1).u8(7, reason as u8);
     page.finish()
@@ -210,13 +210,16 @@ mod tests {
         bytes[72..76].copy_from_slice(&[1, 0, 2, 1]);
         bytes[76..78].copy_from_slice(&[3, 1]);
         bytes[76 + 30] = 2;
-        let message = Message::decode(&bytes).expect("a negotiation");
+        let message = AuthMessage::decode(&bytes).expect("a negotiation");
         let lists = Some((vec![3, 1], vec![2]));
-        assert_eq!(message, Message { transaction: 7, content: Content::Negotiate { secure_channel: false, lists } });
+        assert_eq!(
+            message,
+            AuthMessage { transaction: 7, content: Content::Negotiate { secure_channel: false, lists } }
+        );
         bytes[72] = 8;
         let none = Content::Negotiate { secure_channel: false, lists: None };
-        assert_eq!(Message::decode(&bytes).expect("a negotiation").content, none);
-        assert_eq!(Message::decode(&bytes[..100]), Err((Some(7), Reason::Payload)));
-        assert_eq!(Message::decode(&bytes[..7]), Err((None, Reason::Payload)));
+        assert_eq!(AuthMessage::decode(&bytes).expect("a negotiation").content, none);
+        assert_eq!(AuthMessage::decode(&bytes[..100]), Err((Some(7), AuthFailureReason::Payload)));
+        assert_eq!(AuthMessage::decode(&bytes[..7]), Err((None, AuthFailureReason::Payload)));
     }
 }

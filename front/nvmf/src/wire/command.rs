@@ -1,6 +1,6 @@
 //! Submission and completion queue entries.
 
-use super::{Status, u16_at, u32_at, u64_at};
+use super::{NvmeStatus, u16_at, u32_at, u64_at};
 
 /// Bytes of a submission queue entry.
 pub const SQE_LEN: usize = 64;
@@ -230,7 +230,7 @@ pub struct Cqe {
     /// Command identifier.
     pub cid: u16,
     /// Status field.
-    pub status: Status,
+    pub status: NvmeStatus,
 }
 
 impl Cqe {
@@ -253,7 +253,7 @@ impl Cqe {
             result: u64_at(bytes, 0),
             sq_head: u16_at(bytes, 8),
             cid: u16_at(bytes, 12),
-            status: Status(u16_at(bytes, 14) >> 1),
+            status: NvmeStatus(u16_at(bytes, 14) >> 1),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Fabrics commands: Connect, properties, authentication (base 6), and the NVMe Qualified Name.
 
-use super::{Page, Sqe, string_of, u16_at, u32_at, u64_at};
+use super::{DataStructure, Sqe, string_of, u16_at, u32_at, u64_at};
 
 /// Fabrics command types.
 pub mod fctype {
@@ -152,7 +152,7 @@ impl Connect {
         sqe.0[44..46].copy_from_slice(&self.sq_size.to_le_bytes());
         sqe.0[46] = u8::from(self.no_flow_control) << 2;
         sqe.0[48..52].copy_from_slice(&self.keep_alive_ms.to_le_bytes());
-        let mut data = Page::new(CONNECT_DATA);
+        let mut data = DataStructure::new(CONNECT_DATA);
         data.bytes(0, &self.host_id).u16(16, self.cntlid);
         data.string(256, 256, &self.subsystem).string(512, 256, &self.host);
         (sqe, data.finish())

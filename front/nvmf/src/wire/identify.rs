@@ -1,6 +1,6 @@
 //! Identify data structures (base 5.17, nvm 4.1.5).
 
-use super::Page;
+use super::DataStructure;
 
 /// Size of every Identify structure in bytes.
 pub const LEN: usize = 4096;
@@ -48,7 +48,7 @@ pub const CSI_NVM: u8 = 0;
 
 /// Fields of the Identify Controller data structure.
 #[derive(Debug, Clone)]
-pub struct Controller<'a> {
+pub struct IdentifyController<'a> {
     /// Serial number of the subsystem, 20 characters.
     pub serial: &'a str,
     /// Model, 40 characters.
@@ -128,10 +128,10 @@ pub mod oncs {
 /// The version of the base specification: 2.0.
 pub const VERSION: u32 = 0x0002_0000;
 
-impl Controller<'_> {
+impl IdentifyController<'_> {
     /// Encodes Identify Controller (base figure 275).
     pub fn encode(&self) -> Vec<u8> {
-        let mut page = Page::new(LEN);
+        let mut page = DataStructure::new(LEN);
         page.ascii(4, 20, self.serial).ascii(24, 40, self.model).ascii(64, 8, self.firmware);
         page.u8(77, self.transfer_pages_log2).u16(78, self.cntlid).u32(80, VERSION);
         page.u32(92, self.events);
@@ -185,7 +185,7 @@ impl Controller<'_> {
 
 /// Fields of the Identify Namespace data structure.
 #[derive(Debug, Clone, Copy)]
-pub struct Namespace {
+pub struct IdentifyNamespace {
     /// Size in logical blocks.
     pub blocks: u64,
     /// Logical block size in bytes, as a power of two.
@@ -209,12 +209,12 @@ pub struct Namespace {
 /// Atomic write unit in bytes, also on power failure, for writes within one unit aligned to its size.
 pub const ATOMIC: u16 = 4096;
 
-impl Namespace {
+impl IdentifyNamespace {
     /// Encodes Identify Namespace (nvm figure 97).
     pub fn encode(&self) -> Vec<u8> {
         let atomic = (ATOMIC >> self.block_shift).max(1) - 1;
         let preferred = self.preferred_blocks.max(1) - 1;
-        let mut page = Page::new(LEN);
+        let mut page = DataStructure::new(LEN);
         page.u64(0, self.blocks).u64(8, self.blocks).u64(16, self.blocks);
         // NSFEAT: own atomic units (NSABP); ids not reused (UIDREUSE); optimal I/O fields (OPTPERF).  Not thin
         // provisioned (THINP): that would require a utilization that follows the allocation, and counting that means
@@ -236,14 +236,14 @@ impl Namespace {
 
     /// Encodes Identify Namespace of the user data format (nvm figure 98): only fields that depend on the format.
     pub fn encode_format(&self) -> Vec<u8> {
-        let mut page = Page::new(LEN);
+        let mut page = DataStructure::new(LEN);
         page.u8(130, self.block_shift);
         page.finish()
     }
 
     /// Encodes Identify Namespace independent of the command set (base figure 280).
     pub fn encode_independent(&self) -> Vec<u8> {
-        let mut page = Page::new(LEN);
+        let mut page = DataStructure::new(LEN);
         // Ids not reused; shared; reservations; ready.
         page.u8(0, 1 << 3).u8(1, 1).u8(2, self.reservations);
         page.u32(8, self.ana_group).u8(12, u8::from(self.write_protected)).u8(19, 1);
@@ -253,7 +253,7 @@ impl Namespace {
     /// Encodes the Namespace Identification Descriptors (base figure 277).
     pub fn descriptors(&self) -> Vec<u8> {
         let mut at = 0;
-        let mut page = Page::new(LEN);
+        let mut page = DataStructure::new(LEN);
         let mut put = |kind: u8, value: &[u8]| {
             page.u8(at, kind).u8(at + 1, value.len() as u8).bytes(at + 4, value);
             at += 4 + value.len();
@@ -268,7 +268,7 @@ impl Namespace {
 
 /// Encodes a list of the namespace ids greater than `after`, in order.
 pub fn namespace_list(ids: impl Iterator<Item = u32>, after: u32) -> Vec<u8> {
-    let mut page = Page::new(LEN);
+    let mut page = DataStructure::new(LEN);
     for (index, id) in ids.filter(|&id| id > after).take(LEN / 4).enumerate() {
         page.u32(index * 4, id);
     }
@@ -277,7 +277,7 @@ pub fn namespace_list(ids: impl Iterator<Item = u32>, after: u32) -> Vec<u8> {
 
 /// Encodes a list of the controller ids from `from` on, in order (base figure 134).
 pub fn controller_list(ids: impl Iterator<Item = u16>, from: u16) -> Vec<u8> {
-    let mut page = Page::new(LEN);
+    let mut page = DataStructure::new(LEN);
     let mut count = 0;
     for id in ids.filter(|&id| id >= from).take(LEN / 2 - 1) {
         count += 1;
@@ -289,14 +289,14 @@ pub fn controller_list(ids: impl Iterator<Item = u16>, from: u16) -> Vec<u8> {
 
 /// Encodes Identify Controller of the NVM command set (nvm figure 100).  A limit of 0 means none beyond MDTS.
 pub fn nvm_controller(ranges_max: u8, range_blocks_max: u32, blocks_max: u64) -> Vec<u8> {
-    let mut page = Page::new(LEN);
+    let mut page = DataStructure::new(LEN);
     page.u8(3, ranges_max).u32(4, range_blocks_max).u64(8, blocks_max);
     page.finish()
 }
 
 /// Encodes the I/O command set combinations: the NVM command set alone (base figure 289).
 pub fn command_sets() -> Vec<u8> {
-    let mut page = Page::new(LEN);
+    let mut page = DataStructure::new(LEN);
     page.u64(0, 1 << CSI_NVM);
     page.finish()
 }

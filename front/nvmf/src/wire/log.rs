@@ -1,6 +1,6 @@
 //! Log pages (base 5.16).
 
-use super::{Page, Status, command};
+use super::{DataStructure, NvmeStatus, command};
 
 /// Log page identifiers.
 pub mod id {
@@ -35,7 +35,7 @@ pub const CHANGED_MAX: usize = 1024;
 
 /// Encodes Supported Log Pages (base 5.16.1.1).
 pub fn supported(pages: impl Iterator<Item = u8>) -> Vec<u8> {
-    let mut page = Page::new(1024);
+    let mut page = DataStructure::new(1024);
     for id in pages {
         page.u32(usize::from(id) * 4, 1);
     }
@@ -52,7 +52,7 @@ pub struct ErrorEntry {
     /// Command identifier.
     pub cid: u16,
     /// Status of the completion.
-    pub status: Status,
+    pub status: NvmeStatus,
     /// First logical block.
     pub lba: u64,
     /// Namespace id.
@@ -61,7 +61,7 @@ pub struct ErrorEntry {
 
 /// Encodes Error Information, the newest first (base 5.16.1.2).
 pub fn errors<'a>(entries: impl Iterator<Item = &'a ErrorEntry>) -> Vec<u8> {
-    let mut page = Page::new(ERRORS_MAX * 64);
+    let mut page = DataStructure::new(ERRORS_MAX * 64);
     for (index, entry) in entries.take(ERRORS_MAX).enumerate() {
         let at = index * 64;
         page.u64(at, entry.count).u16(at + 8, entry.queue).u16(at + 10, entry.cid);
@@ -97,7 +97,7 @@ pub struct Health {
 /// Encodes SMART / Health Information (base 5.16.1.3).  There is no sensor, so no temperature is reported.
 pub fn health(health: &Health) -> Vec<u8> {
     let units = |bytes: u64| u128::from(bytes.div_ceil(512_000));
-    let mut page = Page::new(512);
+    let mut page = DataStructure::new(512);
     page.u8(0, if health.read_only { 1 << 3 } else { 0 }).u8(3, 100).u8(4, 10);
     page.u128(32, units(health.bytes_read)).u128(48, units(health.bytes_written));
     page.u128(64, health.reads.into()).u128(80, health.writes.into());
@@ -108,14 +108,14 @@ pub fn health(health: &Health) -> Vec<u8> {
 
 /// Encodes Firmware Slot Information (base 5.16.1.4): one slot.
 pub fn firmware(revision: &str) -> Vec<u8> {
-    let mut page = Page::new(512);
+    let mut page = DataStructure::new(512);
     page.u8(0, 1).ascii(8, 8, revision);
     page.finish()
 }
 
 /// Encodes the Changed Namespace List (base 5.16.1.5).
 pub fn changed(ids: &[u32]) -> Vec<u8> {
-    let mut page = Page::new(CHANGED_MAX * 4);
+    let mut page = DataStructure::new(CHANGED_MAX * 4);
     if ids.len() > CHANGED_MAX {
         page.u32(0, u32::MAX);
         return page.finish();
@@ -137,7 +137,7 @@ pub fn effects(reservations: bool) -> Vec<u8> {
     const NAMESPACE: u32 = 1 << 20;
     /// Scope: a controller.
     const CONTROLLER: u32 = 1 << 21;
-    let mut page = Page::new(4096);
+    let mut page = DataStructure::new(4096);
     let of_admin = [
         admin::GET_LOG,
         admin::IDENTIFY,
@@ -170,7 +170,7 @@ pub fn effects(reservations: bool) -> Vec<u8> {
 /// Encodes Feature Identifiers Supported and Effects (base 5.16.1.18), from ids and whether each is per
 /// namespace.
 pub fn features(supported: &[(u8, bool)]) -> Vec<u8> {
-    let mut page = Page::new(1024);
+    let mut page = DataStructure::new(1024);
     for &(id, of_namespace) in supported {
         // Scope: a controller, or a namespace.
         let scope = if of_namespace { 1 << 20 } else { 1 << 21 };
@@ -181,13 +181,13 @@ pub fn features(supported: &[(u8, bool)]) -> Vec<u8> {
 
 /// Encodes NVMe-MI Commands Supported and Effects (base 5.16.1.19): there are none.
 pub fn mi_commands() -> Vec<u8> {
-    Page::new(4096).finish()
+    DataStructure::new(4096).finish()
 }
 
 /// Encodes Reservation Notification (base 5.16.1.26): the oldest unread notification, as its count, namespace and
 /// type, and the number of further ones, from the number `available`.
 pub fn reservation(oldest: Option<(u64, u32, u8)>, available: usize) -> Vec<u8> {
-    let mut page = Page::new(64);
+    let mut page = DataStructure::new(64);
     if let Some((count, nsid, kind)) = oldest {
         page.u64(0, count).u8(8, kind).u8(9, (available - 1).min(255) as u8).u32(12, nsid);
     }
@@ -240,12 +240,12 @@ impl AnaState {
     }
 
     /// Returns the status for commands that access the medium; `None` if the state permits them.
-    pub fn refuses(self) -> Option<Status> {
+    pub fn refuses(self) -> Option<NvmeStatus> {
         match self {
             AnaState::Optimized | AnaState::NonOptimized => None,
-            AnaState::Inaccessible => Some(Status::ANA_INACCESSIBLE),
-            AnaState::PersistentLoss => Some(Status::ANA_PERSISTENT_LOSS),
-            AnaState::Change => Some(Status::ANA_TRANSITION),
+            AnaState::Inaccessible => Some(NvmeStatus::ANA_INACCESSIBLE),
+            AnaState::PersistentLoss => Some(NvmeStatus::ANA_PERSISTENT_LOSS),
+            AnaState::Change => Some(NvmeStatus::ANA_TRANSITION),
         }
     }
 }
@@ -263,11 +263,11 @@ pub struct AnaGroup {
 
 /// Encodes Asymmetric Namespace Access (base 5.16.1.13).  With `groups_only` the namespace ids are left out.
 pub fn ana(change: u64, groups: &[AnaGroup], groups_only: bool) -> Vec<u8> {
-    let mut page = Page::new(16);
+    let mut page = DataStructure::new(16);
     page.u64(0, change).u16(8, groups.len() as u16);
     for group in groups {
         let namespaces: &[u32] = if groups_only { &[] } else { &group.namespaces };
-        let mut head = Page::new(32);
+        let mut head = DataStructure::new(32);
         head.u32(0, group.id).u32(4, namespaces.len() as u32).u64(8, change).u8(16, group.state as u8);
         page.extend(&head.finish());
         for id in namespaces {
@@ -298,10 +298,10 @@ pub struct DiscoveryEntry {
 
 /// Encodes the discovery log page (base 5.16.1.23).
 pub fn discovery(generation: u64, entries: &[DiscoveryEntry]) -> Vec<u8> {
-    let mut page = Page::new(1024);
+    let mut page = DataStructure::new(1024);
     page.u64(0, generation).u64(8, entries.len() as u64);
     for entry in entries {
-        let mut at = Page::new(1024);
+        let mut at = DataStructure::new(1024);
         at.u8(0, 3).u8(1, if entry.v6 { 2 } else { 1 }).u8(2, if entry.discovery { 3 } else { 2 });
         // TREQ: a secure channel is required or not specified, since libnvme takes "not required" as a wish for one.
         // Flow control may be disabled.

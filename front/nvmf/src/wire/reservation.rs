@@ -3,7 +3,7 @@
 use forebay_block::reservation::{EventKind, HostId, Refusal, ReservationAction, ReservationTable, ReservationType};
 
 use super::command::nvm;
-use super::{Page, Sqe, Status, u64_at};
+use super::{DataStructure, NvmeStatus, Sqe, u64_at};
 
 /// Prefix of the reservation identity of an NVMe host; its host identifier follows, in hexadecimal digits.
 const PREFIX: &str = "nvme:";
@@ -35,8 +35,8 @@ pub fn data_len(opcode: u8) -> u32 {
 ///
 /// # Errors
 /// Invalid Field for an unsupported field value.
-pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<ReservationAction, Status> {
-    const INVALID: Status = Status::INVALID_FIELD.final_();
+pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<ReservationAction, NvmeStatus> {
+    const INVALID: NvmeStatus = NvmeStatus::INVALID_FIELD.final_();
     let dword = sqe.cdw(10);
     let what = dword & 7;
     let ignore = dword & 8 != 0;
@@ -72,24 +72,24 @@ pub fn decode(sqe: &Sqe, data: &[u8]) -> Result<ReservationAction, Status> {
 }
 
 /// Returns the status for a refusal.
-pub fn status(refusal: Refusal) -> Status {
+pub fn status(refusal: Refusal) -> NvmeStatus {
     match refusal {
-        Refusal::Conflict => Status::RESERVATION_CONFLICT.final_(),
-        Refusal::Invalid | Refusal::WrongKind | Refusal::TooMany => Status::INVALID_FIELD.final_(),
-        Refusal::Unsupported => Status::INVALID_OPCODE.final_(),
+        Refusal::Conflict => NvmeStatus::RESERVATION_CONFLICT.final_(),
+        Refusal::Invalid | Refusal::WrongKind | Refusal::TooMany => NvmeStatus::INVALID_FIELD.final_(),
+        Refusal::Unsupported => NvmeStatus::INVALID_OPCODE.final_(),
     }
 }
 
 /// Encodes a Reservation Report with extended data structures (base figure 436); `cntlid` returns a host's
 /// controller.
 pub fn report(table: &ReservationTable, cntlid: impl Fn(&[u8; 16]) -> Option<u16>) -> Vec<u8> {
-    let mut page = Page::new(64);
+    let mut page = DataStructure::new(64);
     page.u32(0, table.generation());
     page.u8(4, table.held().map_or(0, |held| held.kind.nvme()));
     page.u16(5, table.registrants().len() as u16).u8(9, u8::from(table.persists()));
     for registrant in table.registrants() {
         let id = id_of(&registrant.host);
-        let mut entry = Page::new(64);
+        let mut entry = DataStructure::new(64);
         entry.u16(0, cntlid(&id).unwrap_or(0xFFFF)).u8(2, u8::from(table.is_holder(&registrant.host)));
         entry.u64(8, registrant.key).bytes(16, &id);
         page.extend(&entry.finish());

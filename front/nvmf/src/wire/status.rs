@@ -7,15 +7,15 @@ use forebay_block::{Error, ErrorKind};
 /// Status field of a completion, without the phase bit: the code in bits 7:0, its type in 10:8, "more" in 13 and
 /// "do not retry" in 14.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Status(pub u16);
+pub struct NvmeStatus(pub u16);
 
 /// Do Not Retry bit: the same command will fail again.
 const DO_NOT_RETRY: u16 = 0x4000;
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $value:expr, $text:literal;)*) => {
-        impl Status {
-            $($(#[$doc])* #[doc = $text] pub const $name: Status = Status($value);)*
+        impl NvmeStatus {
+            $($(#[$doc])* #[doc = $text] pub const $name: NvmeStatus = NvmeStatus($value);)*
 
             fn text(self) -> &'static str {
                 match self.code() {
@@ -78,7 +78,7 @@ statuses! {
     ANA_TRANSITION = 0x303, "asymmetric access transition";
 }
 
-impl Status {
+impl NvmeStatus {
     /// Returns code and type, without "more" and "do not retry".
     pub fn code(self) -> u16 {
         self.0 & 0x7FF
@@ -92,37 +92,37 @@ impl Status {
     /// Returns the status with Do Not Retry set.
     #[must_use]
     pub const fn final_(self) -> Self {
-        Status(self.0 | DO_NOT_RETRY)
+        NvmeStatus(self.0 | DO_NOT_RETRY)
     }
 
     /// Returns the status for a device's error.
     pub fn of(error: &Error, writing: bool) -> Self {
         match error.kind() {
-            ErrorKind::Mismatch(_) => Status::COMPARE_FAILED.final_(),
-            ErrorKind::NoSpace => Status::CAPACITY.final_(),
-            ErrorKind::OutOfRange => Status::LBA_RANGE.final_(),
-            ErrorKind::Invalid => Status::INVALID_FIELD.final_(),
-            ErrorKind::Unsupported => Status::INVALID_OPCODE.final_(),
-            ErrorKind::ReadOnly => Status::WRITE_PROTECTED.final_(),
-            ErrorKind::Denied => Status::ACCESS_DENIED.final_(),
-            ErrorKind::NotFound | ErrorKind::Exists => Status::INVALID_NAMESPACE.final_(),
-            ErrorKind::Corrupt => Status::READ_ERROR.final_(),
+            ErrorKind::Mismatch(_) => NvmeStatus::COMPARE_FAILED.final_(),
+            ErrorKind::NoSpace => NvmeStatus::CAPACITY.final_(),
+            ErrorKind::OutOfRange => NvmeStatus::LBA_RANGE.final_(),
+            ErrorKind::Invalid => NvmeStatus::INVALID_FIELD.final_(),
+            ErrorKind::Unsupported => NvmeStatus::INVALID_OPCODE.final_(),
+            ErrorKind::ReadOnly => NvmeStatus::WRITE_PROTECTED.final_(),
+            ErrorKind::Denied => NvmeStatus::ACCESS_DENIED.final_(),
+            ErrorKind::NotFound | ErrorKind::Exists => NvmeStatus::INVALID_NAMESPACE.final_(),
+            ErrorKind::Corrupt => NvmeStatus::READ_ERROR.final_(),
             // Another path may still succeed.
-            ErrorKind::Fenced | ErrorKind::ShuttingDown => Status::ANA_TRANSITION,
-            ErrorKind::Busy | ErrorKind::Guard | ErrorKind::TimedOut => Status::INTERRUPTED,
-            ErrorKind::Io if writing => Status::WRITE_FAULT,
-            ErrorKind::Io => Status::READ_ERROR,
+            ErrorKind::Fenced | ErrorKind::ShuttingDown => NvmeStatus::ANA_TRANSITION,
+            ErrorKind::Busy | ErrorKind::Guard | ErrorKind::TimedOut => NvmeStatus::INTERRUPTED,
+            ErrorKind::Io if writing => NvmeStatus::WRITE_FAULT,
+            ErrorKind::Io => NvmeStatus::READ_ERROR,
         }
     }
 }
 
-impl fmt::Debug for Status {
+impl fmt::Debug for NvmeStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#05x} ({})", self.0, self.text())
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for NvmeStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.text())
     }

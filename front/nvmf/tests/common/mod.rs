@@ -11,12 +11,12 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, Buf, BufMut, Extent, ExtentMap, ExtentState, Geometry, LocalFuture, Result,
     SizeWatch,
 };
-use forebay_nvmf::session::admin::Identity;
+use forebay_nvmf::session::admin::SubsystemIdentity;
 use forebay_nvmf::wire::command::{FABRICS, Sgl};
 use forebay_nvmf::wire::fabrics::{CNTLID_ANY, Connect, fctype, property};
 use forebay_nvmf::wire::pdu::{self, Common, DataHeader, IcReq, flag, kind};
-use forebay_nvmf::wire::{Sqe, Status, u16_at, u64_at};
-use forebay_nvmf::{Devices, Limits, Namespace, Port, PortAddress, Server, Subsystem, Subsystems};
+use forebay_nvmf::wire::{NvmeStatus, Sqe, u16_at, u64_at};
+use forebay_nvmf::{HostLimits, Namespace, NamespaceDevices, NvmeServer, Port, PortAddress, Subsystem, Subsystems};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, Listener, Stream, spawn};
 use forebay_sim::{Faults, World};
@@ -114,7 +114,7 @@ impl BlockDevice for Shared {
 
 struct Shelf(Rc<Disk>);
 
-impl Devices for Shelf {
+impl NamespaceDevices for Shelf {
     fn open(&self, _namespace: &Namespace) -> Option<Rc<dyn BlockDevice>> {
         Some(Rc::new(Shared(self.0.clone())))
     }
@@ -125,23 +125,24 @@ pub fn namespace() -> Namespace {
 }
 
 /// Returns the only subsystem of a server.
-pub fn subsystem(server: &Server) -> Subsystem {
+pub fn subsystem(server: &NvmeServer) -> Subsystem {
     server.subsystems().get(NQN).expect("the subsystem")
 }
 
 /// Runs `test` in simulation, with a subsystem that has one namespace.
-pub fn simulate<F: Future<Output = ()>>(limits: Limits, test: impl Fn(Rc<Server>, Rc<Disk>, Arc<Port>) -> F) {
+pub fn simulate<F: Future<Output = ()>>(limits: HostLimits, test: impl Fn(Rc<NvmeServer>, Rc<Disk>, Arc<Port>) -> F) {
     let world = World::new(1, Faults::none());
     let reactor = world.reactor();
     let run = world.run(&reactor, async {
-        let identity = Identity { nqn: NQN.into(), serial: "1".into(), model: "m".into(), firmware: "1".into() };
+        let identity =
+            SubsystemIdentity { nqn: NQN.into(), serial: "1".into(), model: "m".into(), firmware: "1".into() };
         let subsystems = Subsystems::new(limits.clone());
         let subsystem = subsystems.create(identity, 1..=100).expect("the first");
         let port = Port::new(1, vec![PortAddress::Unix]);
         subsystems.add_port(port.clone());
         subsystem.add_namespace(namespace()).expect("in range");
         let disk = Disk::new(8 << 20);
-        let server = Server::new(subsystems, Box::new(Shelf(disk.clone())));
+        let server = NvmeServer::new(subsystems, Box::new(Shelf(disk.clone())));
         let listener = Listener::bind(&addr()).expect("binds");
         drop(spawn(server.clone().serve(listener, port.clone())));
         test(server.clone(), disk.clone(), port).await;
@@ -161,9 +162,9 @@ pub struct Got {
 
 impl Got {
     /// Returns command identifier and status of a response.
-    pub fn response(&self) -> (u16, Status) {
+    pub fn response(&self) -> (u16, NvmeStatus) {
         assert_eq!(self.kind, kind::RESPONSE, "{self:?}");
-        (u16_at(&self.header, 20), Status(u16_at(&self.header, 22) >> 1))
+        (u16_at(&self.header, 20), NvmeStatus(u16_at(&self.header, 22) >> 1))
     }
 
     pub fn data_header(&self) -> DataHeader {

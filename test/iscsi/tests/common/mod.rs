@@ -9,9 +9,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_block::BlockDevice;
-use forebay_iscsi::scsi::inquiry::Identity;
+use forebay_iscsi::scsi::inquiry::UnitIdentity;
 use forebay_iscsi::unit::Unit;
-use forebay_iscsi::{AccessControl, Devices, Limits, Options, Server, Space, Target, TargetSpec, Targets, UnitSpec};
+use forebay_iscsi::{
+    AccessControl, IscsiServer, IscsiServerOptions, PoolSpace, Target, TargetLimits, TargetSpec, Targets, UnitDevices,
+    UnitSpec,
+};
 use forebay_iscsi_host::client;
 use forebay_load::model::worlds;
 pub use forebay_load::model::{Model, until};
@@ -24,7 +27,7 @@ pub const OTHER: &str = "iqn.2026-11.io.forebay:other";
 #[derive(Clone, Default)]
 struct Shelf(Rc<RefCell<BTreeMap<String, Rc<Model>>>>);
 
-impl Devices for Shelf {
+impl UnitDevices for Shelf {
     fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>> {
         Some(self.0.borrow().get(&unit.spec().name)?.device())
     }
@@ -35,7 +38,7 @@ impl Devices for Shelf {
 pub struct Place {
     pub targets: Targets,
     pub target: Target,
-    pub server: Rc<Server>,
+    pub server: Rc<IscsiServer>,
     shelf: Shelf,
 }
 
@@ -44,11 +47,11 @@ pub fn addr() -> Addr {
 }
 
 impl Place {
-    pub fn new(limits: Limits, options: Options) -> Self {
+    pub fn new(limits: TargetLimits, options: IscsiServerOptions) -> Self {
         let targets = Targets::new(limits);
         let target = targets.create(spec(TARGET, &[])).expect("the first");
         let shelf = Shelf::default();
-        let server = Server::new(targets.clone(), Rc::new(shelf.clone()), options);
+        let server = IscsiServer::new(targets.clone(), Rc::new(shelf.clone()), options);
         drop(spawn(server.clone().serve(Listener::bind(&addr()).expect("binds"))));
         Self { targets, target, server, shelf }
     }
@@ -70,13 +73,13 @@ impl Place {
     pub fn unit(&self, lun: u16, model: &Rc<Model>, initiators: &[&str]) -> UnitSpec {
         let name = format!("unit-{lun}-{}", self.shelf.0.borrow().len());
         self.shelf.0.borrow_mut().insert(name.clone(), model.clone());
-        let identity = Identity { uuid: [self.shelf.0.borrow().len() as u8; 16], revision: "1".into() };
+        let identity = UnitIdentity { uuid: [self.shelf.0.borrow().len() as u8; 16], revision: "1".into() };
         UnitSpec {
             name,
             identity,
             read_only: false,
             rotational: false,
-            space: Arc::new(Space::default()),
+            space: Arc::new(PoolSpace::default()),
             initiators: initiators.iter().map(|&name| name.to_owned()).collect(),
         }
     }
@@ -97,14 +100,14 @@ pub fn host(name: &str, session: u8) -> client::Options {
 
 /// Runs a test in separate simulated worlds. In every second one, messages arrive in small fragments.
 pub fn simulate<F: Future<Output = ()>>(seeds: u64, test: impl Fn(u64, Place) -> F) {
-    simulate_with(seeds, |_| Limits::default(), test);
+    simulate_with(seeds, |_| TargetLimits::default(), test);
 }
 
 /// Runs a test as [`simulate`] does, with given limits.
 pub fn simulate_with<F: Future<Output = ()>>(
     seeds: u64,
-    limits: impl Fn(u64) -> Limits,
+    limits: impl Fn(u64) -> TargetLimits,
     test: impl Fn(u64, Place) -> F,
 ) {
-    worlds(seeds, |seed| test(seed, Place::new(limits(seed), Options::default())));
+    worlds(seeds, |seed| test(seed, Place::new(limits(seed), IscsiServerOptions::default())));
 }

@@ -23,8 +23,8 @@ pub(super) const LIST: &[Mutant] = &[
         "access-nbd-name-uncounted",
         "NBD: a connection is counted under the name that the host has said",
         NBD_FRONT,
-        "Some(Export::new(name.clone(), self.device(&name, &offer)?))",
-        "Some(Export::new(name.trim_start_matches(\"local/\").to_owned(), self.device(&name, &offer)?))",
+        "Some(NbdExport::new(name.clone(), self.device(&name, &offer)?))",
+        "Some(NbdExport::new(name.trim_start_matches(\"local/\").to_owned(), self.device(&name, &offer)?))",
         &[DEFAULTS],
     ),
     Mutant::new(

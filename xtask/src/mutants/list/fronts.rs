@@ -111,15 +111,15 @@ pub(super) const LIST: &[Mutant] = &[
         "NVMe: a write whose data came late is done although its host has lost the reservation",
         SERVE_IO,
         "if let Err(status) = self.admit(&namespace, &ready.command.action) {",
-        "if let Err(status) = Ok::<(), Status>(()) {",
+        "if let Err(status) = Ok::<(), NvmeStatus>(()) {",
         &[NVME_SERVING, NVME_ENDINGS, NVMF_HOSTILE],
     ),
     Mutant::new(
         "nvme-fused-elsewhere",
         "NVMe: a fused Compare and Write compares other blocks than it writes",
         "front/nvmf/src/serve/fused.rs",
-        "(Action::Compare(expect), Action::Write { extent, fua }) if expect == extent => {",
-        "(Action::Compare(expect), Action::Write { extent, fua }) if expect.len == extent.len => {",
+        "(NvmeAction::Compare(expect), NvmeAction::Write { extent, fua }) if expect == extent => {",
+        "(NvmeAction::Compare(expect), NvmeAction::Write { extent, fua }) if expect.len == extent.len => {",
         &[NVME_SERVING],
     ),
     Mutant::new(

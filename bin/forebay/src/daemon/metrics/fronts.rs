@@ -1,6 +1,6 @@
 //! Metrics of connections, hosts and refusals of the fronts and of the messenger.
 
-use forebay_nvmf::stats::{CommandKind, Snapshot as HostCounts};
+use forebay_nvmf::stats::{NvmeCommandKind, NvmeCounts as HostCounts};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
@@ -67,7 +67,7 @@ fn encode_nvme(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
     let help = "Commands of a host";
     let mut family = out.encode_descriptor("nvme_host_commands", help, None, MetricType::Counter)?;
     for (host, done) in &nvme.hosts {
-        for kind in CommandKind::ALL {
+        for kind in NvmeCommandKind::ALL {
             let labels = [("host", host.as_str()), ("command", kind.label())];
             ConstCounter::new(done.commands[kind as usize]).encode(family.encode_family(&labels)?)?;
         }
@@ -88,7 +88,7 @@ fn encode_nvme(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
 }
 
 fn encode_iscsi(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
-    use forebay_iscsi::stats::{CommandKind, Snapshot as HostCounts};
+    use forebay_iscsi::stats::{ScsiCommandKind, ScsiCounts as HostCounts};
     let iscsi = &snapshot.iscsi;
     let counts = &iscsi.counts;
     for (name, help, value) in [
@@ -103,7 +103,7 @@ fn encode_iscsi(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
     let help = "Commands of a host over iSCSI";
     let mut family = out.encode_descriptor("iscsi_host_commands", help, None, MetricType::Counter)?;
     for (host, done) in &iscsi.hosts {
-        for kind in CommandKind::ALL {
+        for kind in ScsiCommandKind::ALL {
             let labels = [("host", host.as_str()), ("command", kind.label())];
             ConstCounter::new(done.commands[kind as usize]).encode(family.encode_family(&labels)?)?;
         }

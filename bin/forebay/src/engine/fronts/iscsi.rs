@@ -7,9 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_block::{BlockDevice, DeviceHandle};
-use forebay_iscsi::scsi::inquiry::Identity as UnitIdentity;
+use forebay_iscsi::scsi::inquiry::UnitIdentity;
 use forebay_iscsi::unit::Unit;
-use forebay_iscsi::{AccessControl, Devices, Limits, Options, Server, Space, Target, TargetSpec, Targets, UnitSpec};
+use forebay_iscsi::{
+    AccessControl, IscsiServer, IscsiServerOptions, PoolSpace, Target, TargetLimits, TargetSpec, Targets, UnitDevices,
+    UnitSpec,
+};
 use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, sleep, spawn};
 
 use super::cores::{Listening, on_each_server, serve_on_cores};
@@ -26,7 +29,7 @@ const SPACE_LOOK: Duration = Duration::from_secs(2);
 
 thread_local! {
     /// Server of this core.
-    static SERVER: RefCell<Option<Rc<Server>>> = const { RefCell::new(None) };
+    static SERVER: RefCell<Option<Rc<IscsiServer>>> = const { RefCell::new(None) };
 }
 
 /// The iSCSI front.
@@ -47,7 +50,7 @@ pub struct IscsiFront {
     /// Logical units being removed, each with a completion that fires when no session uses it.
     leaving: RefCell<BTreeMap<String, forebay_reactor::cross::OneshotReceiver<()>>>,
     /// Space of each pool, by name.
-    spaces: RefCell<BTreeMap<String, Arc<Space>>>,
+    spaces: RefCell<BTreeMap<String, Arc<PoolSpace>>>,
     watching: RefCell<Option<JoinHandle<()>>>,
 }
 
@@ -55,7 +58,7 @@ impl IscsiFront {
     /// Creates the default target of a data directory; nothing listens yet.
     pub fn new(identity: &Identity, settings: &IscsiTarget) -> Self {
         let name = || format!("iqn.2026-11.io.forebay:{}", format_uuid(&identity.uuid));
-        let limits = Limits {
+        let limits = TargetLimits {
             sessions_max: settings.sessions_max,
             sessions_per_initiator: settings.sessions_per_host,
             memory_max: settings.memory_max,
@@ -159,7 +162,7 @@ impl IscsiFront {
         *self.configured.borrow_mut() = access;
     }
 
-    fn space(&self, pool: &str) -> Arc<Space> {
+    fn space(&self, pool: &str) -> Arc<PoolSpace> {
         self.spaces.borrow_mut().entry(pool.to_owned()).or_default().clone()
     }
 
@@ -169,7 +172,7 @@ impl IscsiFront {
             let Some(engine) = engine.upgrade() else { return };
             let front = engine.fronts.iscsi();
             let percent = front.settings.threshold_percent;
-            let spaces: Vec<(String, Arc<Space>)> =
+            let spaces: Vec<(String, Arc<PoolSpace>)> =
                 front.spaces.borrow().iter().map(|(pool, space)| (pool.clone(), space.clone())).collect();
             for (pool, space) in spaces {
                 let Ok(backend) = engine.pool(&pool).await else { continue };
@@ -209,8 +212,8 @@ fn access_control(access: &IscsiAccess) -> AccessControl {
     AccessControl { initiators, chap: access.chap.clone() }
 }
 
-fn options(settings: &IscsiTarget) -> Options {
-    let mut options = Options { connections_max: settings.sessions_max, ..Options::default() };
+fn options(settings: &IscsiTarget) -> IscsiServerOptions {
+    let mut options = IscsiServerOptions { connections_max: settings.sessions_max, ..IscsiServerOptions::default() };
     options.offer.digests = settings.digests;
     options
 }
@@ -350,7 +353,7 @@ struct EngineDevices {
     engine: Weak<Engine>,
 }
 
-impl Devices for EngineDevices {
+impl UnitDevices for EngineDevices {
     fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>> {
         self.engine.upgrade()?.exports.device(Front::Iscsi, &unit.spec().name)
     }
@@ -361,7 +364,7 @@ struct PublishedDevices {
     published: Published<DeviceHandle>,
 }
 
-impl Devices for PublishedDevices {
+impl UnitDevices for PublishedDevices {
     fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>> {
         self.published.open(&unit.spec().name)
     }
@@ -377,8 +380,13 @@ fn bind(addr: &Addr, asks: bool) -> Result<Listener> {
 }
 
 /// Starts the server of this core.
-fn start_server(targets: Targets, devices: Rc<dyn Devices>, options: Options, listeners: Vec<Listening<()>>) {
-    let server = Server::new(targets, devices, options);
+fn start_server(
+    targets: Targets,
+    devices: Rc<dyn UnitDevices>,
+    options: IscsiServerOptions,
+    listeners: Vec<Listening<()>>,
+) {
+    let server = IscsiServer::new(targets, devices, options);
     for (listener, ()) in listeners {
         drop(spawn(server.clone().serve(listener)));
     }

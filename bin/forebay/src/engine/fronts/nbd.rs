@@ -7,8 +7,8 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use forebay_block::{BlockDevice, DeviceHandle, Error, ErrorKind, LocalFuture, Unnamed};
-use forebay_nbd::access::{Access, Host, HostPattern, SharedAccess};
-use forebay_nbd::{Export, ExportSummary, Options, Server, Stats, Tls};
+use forebay_nbd::access::{HostPattern, NbdAccessControl, NbdHost, SharedAccess};
+use forebay_nbd::{ExportSummary, NbdExport, NbdServer, NbdServerOptions, NbdStats, Tls};
 use forebay_reactor::{Addr, CoreHandle, Listener, spawn};
 
 use super::cores::{Listening, on_each_server, serve_on_cores};
@@ -21,7 +21,7 @@ use crate::spec::{ImageSpec, uri_encode};
 
 thread_local! {
     /// Server of this core.
-    static SERVER: RefCell<Option<Rc<Server>>> = const { RefCell::new(None) };
+    static SERVER: RefCell<Option<Rc<NbdServer>>> = const { RefCell::new(None) };
 }
 
 /// Export as published to every core.
@@ -33,7 +33,7 @@ struct Offer {
 }
 
 impl Offer {
-    fn is_for(&self, host: &Host) -> bool {
+    fn is_for(&self, host: &NbdHost) -> bool {
         self.hosts.is_empty() || self.hosts.iter().any(|pattern| pattern.matches(host))
     }
 }
@@ -41,7 +41,7 @@ impl Offer {
 /// State that the servers of all cores share.
 #[derive(Clone)]
 struct NbdShared {
-    stats: Stats,
+    stats: NbdStats,
     access: SharedAccess,
     published: Published<Offer>,
 }
@@ -56,7 +56,7 @@ pub struct NbdFront {
 impl NbdFront {
     /// Creates the front; nothing listens yet.
     pub fn new() -> Self {
-        let (stats, access, published) = (Stats::new(), SharedAccess::default(), Published::default());
+        let (stats, access, published) = (NbdStats::new(), SharedAccess::default(), Published::default());
         Self {
             listeners: RefCell::default(),
             addrs: RefCell::default(),
@@ -66,7 +66,7 @@ impl NbdFront {
 
     /// Replaces access control, certificates and keys for new connections; [`expel`](Self::expel) ends connections
     /// that are no longer allowed.
-    pub fn admit(&self, access: Access) {
+    pub fn admit(&self, access: NbdAccessControl) {
         self.shared.access.set(access);
     }
 
@@ -89,7 +89,7 @@ impl NbdFront {
     }
 
     /// Returns the server counters.
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &NbdStats {
         &self.shared.stats
     }
 }
@@ -214,7 +214,7 @@ impl NbdExports {
 
     /// Finds an export by the name a host gives.  `disk` means `local/disk`, as everywhere; an empty name selects the
     /// only export that the host sees, if there is exactly one.
-    fn find(&self, name: &str, host: &Host) -> Option<(String, Offer)> {
+    fn find(&self, name: &str, host: &NbdHost) -> Option<(String, Offer)> {
         self.published.read(|published| {
             if name.is_empty() {
                 let mut seen = published.iter().filter(|(_, offer)| offer.is_for(host));
@@ -228,13 +228,13 @@ impl NbdExports {
     }
 }
 
-impl forebay_nbd::Exports for NbdExports {
-    fn list(&self, host: &Host) -> Vec<ExportSummary> {
+impl forebay_nbd::ExportSource for NbdExports {
+    fn list(&self, host: &NbdHost) -> Vec<ExportSummary> {
         let summary = |(name, _): (&String, &Offer)| ExportSummary { name: name.clone(), description: String::new() };
         self.published.read(|published| published.iter().filter(|(_, offer)| offer.is_for(host)).map(summary).collect())
     }
 
-    fn open(&self, name: &str, host: &Host) -> LocalFuture<forebay_block::Result<Export>> {
+    fn open(&self, name: &str, host: &NbdHost) -> LocalFuture<forebay_block::Result<NbdExport>> {
         // The offer that is checked is the one that is opened, under the name by which connections are counted and
         // ended.
         let found = self.find(name, host);
@@ -242,7 +242,7 @@ impl forebay_nbd::Exports for NbdExports {
             let error = Error::new(ErrorKind::Denied, "the host is not in the list of the export");
             return Box::pin(ready(Err(error)));
         }
-        let export = found.and_then(|(name, offer)| Some(Export::new(name.clone(), self.device(&name, &offer)?)));
+        let export = found.and_then(|(name, offer)| Some(NbdExport::new(name.clone(), self.device(&name, &offer)?)));
         let missing = || Error::new(ErrorKind::NotFound, format!("no image is exported as '{name}'"));
         Box::pin(ready(export.ok_or_else(missing)))
     }
@@ -258,7 +258,7 @@ fn bind(addr: &Addr) -> Result<Listener> {
 fn start_server(shared: &NbdShared, engine: Option<Weak<Engine>>, listeners: Vec<Listening<Tls>>) {
     let NbdShared { stats, access, published } = shared.clone();
     let exports = NbdExports { published, engine };
-    let server = Server::with_access(Rc::new(exports), Options::default(), stats, access);
+    let server = NbdServer::with_access(Rc::new(exports), NbdServerOptions::default(), stats, access);
     for (listener, tls) in listeners {
         drop(spawn(server.clone().serve(listener, tls)));
     }

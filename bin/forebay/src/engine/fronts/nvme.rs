@@ -9,8 +9,10 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use forebay_block::{BlockDevice, DeviceHandle};
-use forebay_nvmf::session::admin::Identity as SubsystemIdentity;
-use forebay_nvmf::{Access, Devices, Namespace, Port, PortAddress, Server, Stats, Subsystem, Subsystems};
+use forebay_nvmf::session::admin::SubsystemIdentity;
+use forebay_nvmf::{
+    HostAccess, Namespace, NamespaceDevices, NvmeServer, NvmeStats, Port, PortAddress, Subsystem, Subsystems,
+};
 use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, spawn};
 
 use super::cores::{Listening, on_each_server, serve_on_cores};
@@ -24,7 +26,7 @@ use crate::spec::ImageSpec;
 
 thread_local! {
     /// Server of this core.
-    static SERVER: RefCell<Option<Rc<Server>>> = const { RefCell::new(None) };
+    static SERVER: RefCell<Option<Rc<NvmeServer>>> = const { RefCell::new(None) };
 }
 
 /// Published namespace.
@@ -178,7 +180,7 @@ impl NvmeFront {
     }
 
     /// Returns the server counters.
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &NvmeStats {
         self.subsystems.stats()
     }
 
@@ -225,7 +227,7 @@ impl Drop for SubsystemRemoval<'_> {
 /// Sets the hosts that may connect.  Keys come first: a new host with a key must never be admitted without it.
 fn set_hosts(subsystem: &Subsystem, access: &NvmeAccess) {
     subsystem.set_tls_keys(&access.tls_keys);
-    subsystem.set_access(access.hosts.clone().map_or(Access::Anyone, Access::Listed));
+    subsystem.set_access(access.hosts.clone().map_or(HostAccess::Anyone, HostAccess::Listed));
 }
 
 /// Returns the immutable identity of a subsystem.
@@ -422,7 +424,7 @@ struct EngineDevices {
     engine: Weak<Engine>,
 }
 
-impl Devices for EngineDevices {
+impl NamespaceDevices for EngineDevices {
     fn open(&self, namespace: &Namespace) -> Option<Rc<dyn BlockDevice>> {
         self.engine.upgrade()?.exports.device(Front::Nvme, &namespace.name)
     }
@@ -433,7 +435,7 @@ struct PublishedDevices {
     published: Published<DeviceHandle>,
 }
 
-impl Devices for PublishedDevices {
+impl NamespaceDevices for PublishedDevices {
     fn open(&self, namespace: &Namespace) -> Option<Rc<dyn BlockDevice>> {
         self.published.open(&namespace.name)
     }
@@ -446,8 +448,8 @@ fn bind(addr: &Addr) -> Result<Listener> {
 }
 
 /// Starts the server of this core.
-fn start_server(subsystems: Subsystems, devices: Box<dyn Devices>, listeners: Vec<Listening<Arc<Port>>>) {
-    let server = Server::new(subsystems, devices);
+fn start_server(subsystems: Subsystems, devices: Box<dyn NamespaceDevices>, listeners: Vec<Listening<Arc<Port>>>) {
+    let server = NvmeServer::new(subsystems, devices);
     for (listener, port) in listeners {
         drop(spawn(server.clone().serve(listener, port)));
     }

@@ -9,17 +9,17 @@ struct Place {
     chap: Option<Chap>,
 }
 
-impl Directory for Place {
-    fn target(&self, target: &str, initiator: &str) -> Result<Access, Denied> {
+impl LoginDirectory for Place {
+    fn target(&self, target: &str, initiator: &str) -> Result<LoginAccess, Denied> {
         match target {
-            "iqn.t" if initiator == INITIATOR => Ok(Access { target_id: 1, chap: self.chap.clone() }),
+            "iqn.t" if initiator == INITIATOR => Ok(LoginAccess { target_id: 1, chap: self.chap.clone() }),
             "iqn.t" => Err(Denied::Forbidden),
             _ => Err(Denied::NotFound),
         }
     }
 
-    fn discovery(&self, _initiator: &str) -> Result<Access, Denied> {
-        Ok(Access { target_id: 1, chap: self.chap.clone() })
+    fn discovery(&self, _initiator: &str) -> Result<LoginAccess, Denied> {
+        Ok(LoginAccess { target_id: 1, chap: self.chap.clone() })
     }
 
     fn has_session(&self, tsih: u16) -> bool {

@@ -9,7 +9,7 @@ use crate::scsi::copy::{self, Copy};
 use crate::scsi::sense::code;
 use crate::scsi::{BLOCK, status};
 use crate::unit::third_party_copy::CopyOutcomes;
-use crate::unit::{Failure, LogicalUnit};
+use crate::unit::{LogicalUnit, ScsiFailure};
 
 /// Copies the segments one after the other, up to the first failure; `units` are the copy's targets, already checked.
 pub(in crate::unit) fn third_party_copy(
@@ -36,7 +36,7 @@ pub(in crate::unit) fn third_party_copy(
         }
         match outcome.failed {
             None => Ok(BufList::new()),
-            Some(_) => Err(Failure {
+            Some(_) => Err(ScsiFailure {
                 status: status::CHECK_CONDITION,
                 sense: Some(copy::aborted(code::THIRD_PARTY).with_info(outcome.segments.into())),
             }),
@@ -45,7 +45,13 @@ pub(in crate::unit) fn third_party_copy(
 }
 
 /// Copies one segment of an EXTENDED COPY; offsets and length are in bytes.
-async fn copy_segment(from: &LogicalUnit, to: &LogicalUnit, from_at: u64, to_at: u64, len: u64) -> Result<(), Failure> {
+async fn copy_segment(
+    from: &LogicalUnit,
+    to: &LogicalUnit,
+    from_at: u64,
+    to_at: u64,
+    len: u64,
+) -> Result<(), ScsiFailure> {
     // If a segment is copied to a higher, overlapping address, pieces are copied last to first, so that none is
     // overwritten before it is read.
     let overlaps = from.shared().id() == to.shared().id() && to_at > from_at && to_at < from_at + len;

@@ -16,7 +16,11 @@ fn begun(tls: Tls) -> Negotiation {
 }
 
 /// Sends an option; returns the result and the type of the reply.
-fn sent(negotiation: &mut Negotiation, option: u32, data: &[u8]) -> (Result<NegotiationStep, Violation>, Option<u32>) {
+fn sent(
+    negotiation: &mut Negotiation,
+    option: u32,
+    data: &[u8],
+) -> (Result<NegotiationStep, NbdViolation>, Option<u32>) {
     let mut out = Vec::new();
     let step = negotiation.feed(&option_bytes(option, data), &mut out).map(|(_, step)| step);
     let reply = wire::prefix::<wire::OptionReply>(&out).map(|(head, _)| head.kind.get());
@@ -46,7 +50,7 @@ fn nothing_is_told_before_tls_where_it_is_required() {
     assert_eq!(sent(&mut negotiation, option::STARTTLS, &[0]), (Ok(NegotiationStep::More), Some(rep::ERR_INVALID)));
     assert_eq!(sent(&mut begun(Tls::Required), option::ABORT, &[]), (Ok(NegotiationStep::Goodbye), Some(rep::ACK)));
     let (step, reply) = sent(&mut begun(Tls::Required), option::EXPORT_NAME, b"disk");
-    assert!(matches!(step, Err(Violation::ExportName(_))) && reply.is_none());
+    assert!(matches!(step, Err(NbdViolation::ExportName(_))) && reply.is_none());
     assert_eq!(sent(&mut negotiation, option::STARTTLS, &[]), (Ok(NegotiationStep::StartTls), Some(rep::ACK)));
     negotiation.secured();
     assert!(matches!(
