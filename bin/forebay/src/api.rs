@@ -16,7 +16,8 @@ use crate::failure::Failure;
 
 /// Response of `status`.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Status {
+#[schema(as = Status)]
+pub struct DaemonStatus {
     /// Set if the daemon serves hosts.
     pub ready: bool,
     /// The daemon's version.
@@ -48,7 +49,7 @@ pub struct Status {
     /// Name of the default iSCSI target.
     pub iscsi_name: String,
     /// Pools and their space.
-    pub pools: Vec<Pool>,
+    pub pools: Vec<PoolInfo>,
     /// Number of exports.
     pub targets: usize,
     /// Number of exports that hosts cannot reach; `targets` gives the reasons.
@@ -87,7 +88,8 @@ pub struct Peer {
 
 /// Pool and its space.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Pool {
+#[schema(as = Pool)]
+pub struct PoolInfo {
     /// Pool name.
     pub name: String,
     /// `store` or `ram`.
@@ -166,7 +168,8 @@ impl Front {
 
 /// Export of an image over one front.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Target {
+#[schema(as = Target)]
+pub struct ImageExport {
     /// Pool of the image.
     pub pool: String,
     /// Image name.
@@ -183,7 +186,7 @@ pub struct Target {
     pub connections: usize,
     /// Write log of the image, while it is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub log: Option<Log>,
+    pub log: Option<WriteLogInfo>,
     /// Reason why it is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
@@ -199,7 +202,8 @@ pub use image::{
 
 /// Write log of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Log {
+#[schema(as = Log)]
+pub struct WriteLogInfo {
     /// Log id.
     pub id: String,
     /// Image of the log, by its name when the log was created.
@@ -228,7 +232,7 @@ pub struct Log {
     pub dirty_since_ms: Option<u64>,
 }
 
-impl Log {
+impl WriteLogInfo {
     /// Returns a log of which only the location is known.
     pub fn at(place: LogPlace) -> Self {
         Self {
@@ -261,9 +265,10 @@ pub struct Reloaded {
 
 /// Persistent reservations of an image.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Reservations {
+#[schema(as = Reservations)]
+pub struct ReservationsInfo {
     /// Registered hosts.
-    pub registrants: Vec<Registrant>,
+    pub registrants: Vec<RegistrantInfo>,
     /// Type of the current reservation.
     pub kind: Option<String>,
     /// Host that has reserved the whole image (SPC-2's RESERVE).
@@ -274,7 +279,8 @@ pub struct Reservations {
 
 /// Registered host.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Registrant {
+#[schema(as = Registrant)]
+pub struct RegistrantInfo {
     /// Identity in its protocol; non-printable characters are escaped.
     pub host: String,
     /// Reservation key.
@@ -286,7 +292,8 @@ pub struct Registrant {
 /// Request for a new image.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreateImage {
+#[schema(as = CreateImage)]
+pub struct CreateImageRequest {
     /// Pool name.
     pub pool: String,
     /// Name of the new image.
@@ -306,7 +313,8 @@ pub fn default_object_size() -> u64 {
 /// Request to resize or rename an image.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct UpdateImage {
+#[schema(as = UpdateImage)]
+pub struct UpdateImageRequest {
     /// New size in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
@@ -321,7 +329,8 @@ pub struct UpdateImage {
 /// Request for an export.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Attach {
+#[schema(as = Attach)]
+pub struct AttachRequest {
     /// Pool name.
     pub pool: String,
     /// Image name.
@@ -357,7 +366,7 @@ pub struct Attach {
     pub log: Option<LogPlace>,
 }
 
-impl Attach {
+impl AttachRequest {
     /// Returns the name of the subsystem or target that the export is in, if not the default one.
     pub fn within(&self) -> Option<&str> {
         match self.front {
@@ -417,7 +426,8 @@ pub struct NvmeSubsystem {
 /// Request for a new NVMe subsystem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreateNvmeSubsystem {
+#[schema(as = CreateNvmeSubsystem)]
+pub struct CreateNvmeSubsystemRequest {
     /// NVMe qualified name of the subsystem.
     pub nqn: String,
     /// Set if every host may connect.
@@ -465,7 +475,8 @@ pub struct IscsiTarget {
 /// Request for a new iSCSI target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreateIscsiTarget {
+#[schema(as = CreateIscsiTarget)]
+pub struct CreateIscsiTargetRequest {
     /// iSCSI name of the target.
     pub name: String,
     /// Set if every initiator may log in.
@@ -503,7 +514,8 @@ pub struct Ana {
 /// Request to set the ANA state of groups on ports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SetAna {
+#[schema(as = SetAna)]
+pub struct SetAnaRequest {
     /// ANA state, one of those of [`Ana`].
     pub state: String,
     /// Port number; all ports if omitted.
@@ -516,7 +528,8 @@ pub struct SetAna {
 
 /// Result of an import.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Imported {
+#[schema(as = Imported)]
+pub struct ImportResult {
     /// The new image.
     pub image: ImageInfo,
     /// Bytes written; the rest of the image is holes.
@@ -525,7 +538,7 @@ pub struct Imported {
 
 /// Result of an export of an image's content.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Exported {
+pub struct ExportResult {
     /// Size of the image in bytes.
     pub size: u64,
     /// Bytes that were data; the rest reads as zeroes.

@@ -16,14 +16,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde::Deserialize;
 
-pub use access::{AdmitInitiator, IscsiTargetCommand, NvmeSubsystemCommand};
-pub use complete::{Complete, Quoting};
-pub use exports::{AnaCommand, Attach, Detach, LogCommand, ReservationsCommand};
-pub use images::{Bench, Create, Du, Export, Import, IoPattern, IoType, Ls, Mv, Resize};
-pub use names::{DuTarget, MaybeImage, OneImage, Renamed};
-pub use perf::{MessengerEnd, MessengerRun, PerfAccel, PerfCommand, PerfMessenger};
-pub use serve::{Driver, Serve};
-pub use store::{StoreCheck, StoreCommand, StoreInit};
+pub use access::{AdmitInitiatorArgs, IscsiTargetCommand, NvmeSubsystemCommand};
+pub use complete::{CompleteArgs, Quoting};
+pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
+pub use images::{
+    BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs,
+};
+pub use names::{DuTarget, MaybeImage, OneImage, RenameOperands};
+pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, PerfMessenger};
+pub use serve::{DriverKind, ServeArgs};
+pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs};
 
 /// Fast block volumes: images on an embedded object store, served to hosts.
 ///
@@ -34,16 +36,16 @@ pub use store::{StoreCheck, StoreCommand, StoreInit};
 pub struct Cli {
     /// Command to run.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 
     /// Options of every command.
     #[command(flatten)]
-    pub global: Global,
+    pub global: GlobalArgs,
 }
 
 /// Options of every command.
 #[derive(Debug, Clone, Args)]
-pub struct Global {
+pub struct GlobalArgs {
     /// Directory of the embedded store and the daemon's state
     #[arg(
         long,
@@ -82,12 +84,12 @@ pub struct Global {
 
     /// Access to a Ceph cluster.
     #[command(flatten)]
-    pub ceph: Ceph,
+    pub ceph: CephArgs,
 }
 
 /// Access to a Ceph cluster: options common to all Ceph clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
-pub struct Ceph {
+pub struct CephArgs {
     /// Configuration of a Ceph cluster, whose pools can then be named [default: CEPH_CONF, then /etc/ceph/ceph.conf]
     #[arg(long, short = 'c', global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub conf: Option<PathBuf>,
@@ -105,9 +107,9 @@ pub struct Ceph {
     pub cluster: Option<String>,
 }
 
-impl Ceph {
+impl CephArgs {
     /// Returns the flags for the client; they override those of a configuration file.
-    pub fn flags(&self, file: Ceph) -> forebay_rados::Flags {
+    pub fn flags(&self, file: CephArgs) -> forebay_rados::Flags {
         forebay_rados::Flags {
             conf: self.conf.clone().or(file.conf),
             id: self.id.clone().or(file.id),
@@ -117,7 +119,7 @@ impl Ceph {
     }
 }
 
-impl Global {
+impl GlobalArgs {
     /// Fills in from the environment what the command line does not say; an empty variable says nothing.
     pub fn with_environment(mut self) -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -151,13 +153,13 @@ pub enum Format {
 
 /// Commands of the program.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Run the daemon
     ///
     /// Serves volumes until it is told to stop (SIGTERM or SIGINT; a second signal ends it at once).  The embedded
     /// store is created at the first start.  Tells systemd when it is ready (Type=notify).
     #[command(after_help = "Example:\n  forebay serve --data /srv/forebay --nbd 127.0.0.1:10809 --cores 2")]
-    Serve(Serve),
+    Serve(ServeArgs),
 
     /// Say whether the daemon is ready, and what it serves; or who watches an image
     ///
@@ -170,14 +172,14 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  forebay create local/disk1 --size 10G\n  forebay create -p rbd --image disk1 --size 10G\n  seq -f disk%g 100 | forebay create --images-from - --size 10G"
     )]
-    Create(Create),
+    Create(CreateArgs),
 
     /// List the images of a pool, in the shapes of 'rbd ls'
     #[command(
         visible_alias = "list",
         after_help = "Examples:\n  forebay ls -l local\n  forebay ls -p rbd --format json"
     )]
-    Ls(Ls),
+    Ls(LsArgs),
 
     /// Show an image's size and layout, in the shapes of 'rbd info'
     #[command(after_help = "Example:\n  forebay info local/disk1 --format json --pretty-format")]
@@ -185,7 +187,7 @@ pub enum Command {
 
     /// Change an image's size, while it is in use too
     #[command(after_help = "Example:\n  forebay resize local/disk1 --size 20G")]
-    Resize(Resize),
+    Resize(ResizeArgs),
 
     /// Remove an image and all its data
     #[command(visible_alias = "remove", after_help = "Example:\n  forebay rm local/disk1")]
@@ -193,7 +195,7 @@ pub enum Command {
 
     /// Give an image another name in its pool
     #[command(visible_alias = "rename", after_help = "Example:\n  forebay mv local/disk1 local/database")]
-    Mv(Mv),
+    Mv(MvArgs),
 
     /// Make an image of a file, a block device or standard input
     ///
@@ -201,7 +203,7 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  forebay import debian.raw local/disk1\n  zstdcat disk.zst | forebay import - local/disk1"
     )]
-    Import(Import),
+    Import(ImportArgs),
 
     /// Write an image to a file, a block device or standard output
     ///
@@ -209,7 +211,7 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  forebay export local/disk1 disk1.raw\n  forebay export local/disk1 - | zstd > disk1.zst"
     )]
-    Export(Export),
+    Export(ExportArgs),
 
     /// Show what images take up, in the shapes of 'rbd du'
     ///
@@ -218,7 +220,7 @@ pub enum Command {
         visible_alias = "disk-usage",
         after_help = "Examples:\n  forebay du rbd\n  forebay du local/disk1 --format json"
     )]
-    Du(Du),
+    Du(DuArgs),
 
     /// Benchmark an image from this process
     ///
@@ -227,7 +229,7 @@ pub enum Command {
     #[command(
         after_help = "Example:\n  forebay bench rbd/disk1 --io-type read --io-pattern rand --io-size 4K --depth 32"
     )]
-    Bench(Bench),
+    Bench(BenchArgs),
 
     /// Export images to hosts, and print the URIs that clients use
     ///
@@ -235,11 +237,11 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  qemu-img info $(forebay attach local/disk1 --nbd)\n  forebay attach local/disk1 local/disk2 --nvme"
     )]
-    Attach(Attach),
+    Attach(AttachArgs),
 
     /// End the exports of images
     #[command(after_help = "Example:\n  forebay detach local/disk1")]
-    Detach(Detach),
+    Detach(DetachArgs),
 
     /// List what is exported
     #[command(after_help = "Example:\n  forebay targets --format json")]
@@ -295,7 +297,7 @@ pub enum Command {
         hide = true,
         after_help = "Example:\n  forebay __complete bash -- forebay info local/"
     )]
-    Complete(Complete),
+    Complete(CompleteArgs),
 
     /// Print the manual page, or write one page a command
     #[command(after_help = "Examples:\n  forebay man | man -l -\n  forebay man --dir /usr/share/man/man1")]

@@ -13,18 +13,18 @@ use std::time::Duration;
 use forebay_nbd::Tls;
 use forebay_reactor::{Addr, DriverChoice};
 use forebay_writelog::DirtyLimits;
-use peers::{Peers, Transport};
+use peers::{PeerSettings, PeerTransport};
 use serde::Deserialize;
 
-use crate::cli::{Ceph, Driver, Global, LogFormat, Serve};
+use crate::cli::{CephArgs, DriverKind, GlobalArgs, LogFormat, ServeArgs};
 use crate::failure::{Failure, Result};
 use crate::units::{Size, Span};
 use iscsi::IscsiSection;
-pub use iscsi::{IscsiAccess, IscsiTarget, check_iqn, parse_chap};
+pub use iscsi::{IscsiAccess, IscsiTargetSettings, check_iqn, parse_chap};
 pub use nbd::NbdAccess;
 use nbd::NbdTlsSection;
 use nvme::NvmeSection;
-pub use nvme::{NvmeAccess, NvmeSubsystem, check_nqn, parse_host};
+pub use nvme::{NvmeAccess, NvmeSubsystemSettings, check_nqn, parse_host};
 
 /// Default time a reactor busy-polls before it sleeps, in microseconds: about the wake-up latency of a virtual
 /// machine.
@@ -49,12 +49,12 @@ struct ConfigFile {
     http: Option<String>,
     cores: Option<u16>,
     linger_us: Option<u32>,
-    driver: Option<Driver>,
+    driver: Option<DriverKind>,
     log_level: Option<String>,
     #[serde(alias = "log_format")]
     log_format: Option<LogFormat>,
-    cluster: Option<Transport>,
-    client: Option<Transport>,
+    cluster: Option<PeerTransport>,
+    client: Option<PeerTransport>,
     #[serde(alias = "rdma_local")]
     rdma_local: Option<IpAddr>,
     peer: Option<Vec<String>>,
@@ -114,7 +114,7 @@ struct WriteLogSection {
 }
 
 impl WriteLogSection {
-    fn resolve(self, serve: &Serve) -> Result<DirtyLimits> {
+    fn resolve(self, serve: &ServeArgs) -> Result<DirtyLimits> {
         let bytes_max = serve.log_dirty_max.or(self.dirty_max).map(|size| size.0);
         if bytes_max == Some(0) {
             return Err(Failure::invalid("--log-dirty-max 0 leaves no room for a write")
@@ -137,7 +137,7 @@ struct CephSection {
 
 /// Resolved configuration of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
+pub struct DaemonConfig {
     /// Data directory.
     pub data: PathBuf,
     /// Control socket.
@@ -149,11 +149,11 @@ pub struct Config {
     /// NVMe/TCP addresses.
     pub nvme: Vec<Addr>,
     /// Settings of the default NVMe subsystem.
-    pub nvme_subsystem: NvmeSubsystem,
+    pub nvme_subsystem: NvmeSubsystemSettings,
     /// iSCSI addresses.
     pub iscsi: Vec<Addr>,
     /// Settings of the default iSCSI target.
-    pub iscsi_target: IscsiTarget,
+    pub iscsi_target: IscsiTargetSettings,
     /// Address of HTTP over TCP, besides the control socket.
     pub http: Option<std::net::SocketAddr>,
     /// Number of reactors.
@@ -179,17 +179,17 @@ pub struct Config {
     /// Connection flags for a Ceph cluster.
     pub ceph: forebay_rados::Flags,
     /// Peer messenger settings.
-    pub peers: Peers,
+    pub peers: PeerSettings,
 }
 
-impl Config {
+impl DaemonConfig {
     /// Resolves the configuration: flags override the configuration file, which overrides defaults.
-    pub fn resolve(global: &Global, serve: &Serve) -> Result<Self> {
+    pub fn resolve(global: &GlobalArgs, serve: &ServeArgs) -> Result<Self> {
         let mut file = match &serve.config {
             None => ConfigFile::default(),
             Some(path) => ConfigFile::load(path)?,
         };
-        let peers = Peers::resolve(serve, &mut file)?;
+        let peers = PeerSettings::resolve(serve, &mut file)?;
         let data = absolute(&global.data.clone().or(file.data).unwrap_or_else(default_data_dir))?;
         let control = match global.control.clone().or(file.control) {
             Some(path) => absolute(&path)?,
@@ -208,10 +208,10 @@ impl Config {
         let nvme = if !serve.nvme.is_empty() { serve.nvme.clone() } else { file.nvme.unwrap_or_default() };
         let nvme = nvme.iter().map(|text| nvme::parse_listener(text)).collect::<Result<Vec<_>>>()?;
         let (nvme, nvme_tls): (Vec<_>, Vec<_>) = nvme.into_iter().unzip();
-        let nvme_subsystem = NvmeSubsystem::resolve(file.nvme_subsystem, serve, nvme_tls)?;
+        let nvme_subsystem = NvmeSubsystemSettings::resolve(file.nvme_subsystem, serve, nvme_tls)?;
         let iscsi = if !serve.iscsi.is_empty() { serve.iscsi.clone() } else { file.iscsi.unwrap_or_default() };
         let iscsi = iscsi.iter().map(|text| parse_addr(text)).collect::<Result<Vec<_>>>()?;
-        let iscsi_target = IscsiTarget::resolve(file.iscsi_target)?;
+        let iscsi_target = IscsiTargetSettings::resolve(file.iscsi_target)?;
         let http = match serve.http.clone().or(file.http) {
             None => None,
             Some(text) => match parse_addr(&text)? {
@@ -232,9 +232,9 @@ impl Config {
             return Err(Failure::invalid(text));
         }
         let driver = match serve.driver.or(file.driver).unwrap_or_default() {
-            Driver::Auto => DriverChoice::Auto,
-            Driver::IoUring => DriverChoice::Uring,
-            Driver::Epoll => DriverChoice::Poll,
+            DriverKind::Auto => DriverChoice::Auto,
+            DriverKind::IoUring => DriverChoice::Uring,
+            DriverKind::Epoll => DriverChoice::Poll,
         };
         let store = match serve.store.clone().or(file.store.path) {
             Some(path) => absolute(&path)?,
@@ -265,7 +265,7 @@ impl Config {
             log_limits: file.write_log.resolve(serve)?,
             log_level: global.log_level.clone().or(file.log_level),
             log_format: global.log_format.or(file.log_format).unwrap_or_default(),
-            ceph: global.ceph.flags(Ceph {
+            ceph: global.ceph.flags(CephArgs {
                 conf: file.ceph.conf,
                 id: file.ceph.id,
                 keyring: file.ceph.keyring,
@@ -345,8 +345,8 @@ mod tests {
     use super::*;
     use crate::cli::Format;
 
-    fn global(data: &str) -> Global {
-        Global {
+    fn global(data: &str) -> GlobalArgs {
+        GlobalArgs {
             data: Some(data.into()),
             control: None,
             format: Format::Plain,
@@ -354,19 +354,19 @@ mod tests {
             no_progress: false,
             log_level: None,
             log_format: None,
-            ceph: Ceph::default(),
+            ceph: CephArgs::default(),
         }
     }
 
-    fn with_file(text: &str, serve: Serve) -> Result<Config> {
+    fn with_file(text: &str, serve: ServeArgs) -> Result<DaemonConfig> {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         fs::write(file.path(), text).expect("the configuration");
-        Config::resolve(&global("/d"), &Serve { config: Some(file.path().into()), ..serve })
+        DaemonConfig::resolve(&global("/d"), &ServeArgs { config: Some(file.path().into()), ..serve })
     }
 
     #[test]
     fn defaults() {
-        let config = Config::resolve(&global("/d"), &Serve::default()).expect("defaults");
+        let config = DaemonConfig::resolve(&global("/d"), &ServeArgs::default()).expect("defaults");
         assert_eq!(config.control, Path::new("/d/control.sock"));
         assert_eq!(config.nbd, vec![Addr::Unix("/d/nbd.sock".into())]);
         assert_eq!(config.store, Path::new("/d/store.img"));
@@ -378,7 +378,7 @@ mod tests {
         let text = "data = '/other'\ncores = 3\nnbd = ['127.0.0.1:1', 'unix:/n']\ndriver = 'epoll'\n\
             [store]\npath = '/dev/x'\nsize = '5G'\n\
             [ram]\nsize = '1G'\n";
-        let config = with_file(text, Serve { cores: Some(2), ..Serve::default() }).expect("a configuration");
+        let config = with_file(text, ServeArgs { cores: Some(2), ..ServeArgs::default() }).expect("a configuration");
         assert_eq!(config.data, Path::new("/d"));
         assert_eq!(config.cores, 2);
         assert_eq!(config.nbd.len(), 2);
@@ -390,8 +390,8 @@ mod tests {
     #[test]
     fn the_example_has_every_setting_and_changes_none() {
         let example = include_str!("../../../packaging/forebay.toml");
-        let plain = Config::resolve(&global("/d"), &Serve::default()).expect("defaults");
-        assert_eq!(with_file(example, Serve::default()), Ok(plain));
+        let plain = DaemonConfig::resolve(&global("/d"), &ServeArgs::default()).expect("defaults");
+        assert_eq!(with_file(example, ServeArgs::default()), Ok(plain));
         // A commented-out setting has no space after the `#`.
         let setting = |line: &&str| !line.is_empty() && !line.starts_with("# ") && *line != "#";
         let all: String =
@@ -437,7 +437,7 @@ mod tests {
             ("[nvme-subsystem]\nhosts = ['somebody']", "qualified name"),
             ("[store]\nsize = '5GB'", "GiB"),
         ] {
-            let failure = with_file(text, Serve::default()).expect_err(text);
+            let failure = with_file(text, ServeArgs::default()).expect_err(text);
             assert!(failure.message.contains(says), "{text}: {failure}");
             assert_eq!(failure.kind.exit_code(), 2, "{text}");
         }

@@ -18,7 +18,7 @@ use crate::failure::Result;
 use crate::spec::{ImageSpec, uri_encode};
 
 /// HTTP request of an operation.
-pub struct Route {
+pub struct HttpRoute {
     /// HTTP method.
     pub method: &'static str,
     /// Path and query.
@@ -27,7 +27,7 @@ pub struct Route {
     pub body: Option<String>,
 }
 
-impl Route {
+impl HttpRoute {
     fn new(method: &'static str, target: impl Into<String>) -> Self {
         Self { method, target: target.into(), body: None }
     }
@@ -73,7 +73,7 @@ pub trait Operation: Send + 'static {
     type Reply: Serialize + DeserializeOwned + Send + 'static;
 
     /// Returns its HTTP request.
-    fn route(&self) -> Route;
+    fn route(&self) -> HttpRoute;
 
     /// Runs it on the engine.
     fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> impl Future<Output = Result<Self::Reply>>;
@@ -88,13 +88,13 @@ pub fn image_path(spec: &ImageSpec) -> String {
 pub struct GetStatus;
 
 impl Operation for GetStatus {
-    type Reply = api::Status;
+    type Reply = api::DaemonStatus;
 
-    fn route(&self) -> Route {
-        Route::new("GET", "/v1/status")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", "/v1/status")
     }
 
-    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::Status> {
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::DaemonStatus> {
         engine.status().await
     }
 }
@@ -108,8 +108,8 @@ pub struct ListImages {
 impl Operation for ListImages {
     type Reply = Vec<api::ImageSummary>;
 
-    fn route(&self) -> Route {
-        Route::new("GET", format!("/v1/images/{}", uri_encode(&self.pool, false)))
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", format!("/v1/images/{}", uri_encode(&self.pool, false)))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -123,8 +123,8 @@ pub struct ListPools;
 impl Operation for ListPools {
     type Reply = Vec<String>;
 
-    fn route(&self) -> Route {
-        Route::new("GET", "/v1/names")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", "/v1/names")
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -143,9 +143,9 @@ pub struct ListNames {
 impl Operation for ListNames {
     type Reply = Vec<String>;
 
-    fn route(&self) -> Route {
+    fn route(&self) -> HttpRoute {
         let (pool, prefix) = (uri_encode(&self.pool, false), uri_encode(&self.prefix, false));
-        Route::new("GET", format!("/v1/names/{pool}?prefix={prefix}"))
+        HttpRoute::new("GET", format!("/v1/names/{pool}?prefix={prefix}"))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -164,8 +164,8 @@ pub struct ListImagesLong {
 impl Operation for ListImagesLong {
     type Reply = Vec<api::ImageListing>;
 
-    fn route(&self) -> Route {
-        Route::new("GET", format!("/v1/listings/{}", uri_encode(&self.pool, false)))
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", format!("/v1/listings/{}", uri_encode(&self.pool, false)))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -179,8 +179,8 @@ pub struct GetImageStatus(pub ImageSpec);
 impl Operation for GetImageStatus {
     type Reply = api::ImageStatus;
 
-    fn route(&self) -> Route {
-        Route::new("GET", image_path(&self.0) + "/status")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", image_path(&self.0) + "/status")
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -189,13 +189,13 @@ impl Operation for GetImageStatus {
 }
 
 /// Creates an image.
-pub struct CreateImage(pub api::CreateImage);
+pub struct CreateImage(pub api::CreateImageRequest);
 
 impl Operation for CreateImage {
     type Reply = api::ImageInfo;
 
-    fn route(&self) -> Route {
-        Route::new("POST", "/v1/images").json(&self.0)
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", "/v1/images").json(&self.0)
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::ImageInfo> {
@@ -209,8 +209,8 @@ pub struct GetImage(pub ImageSpec);
 impl Operation for GetImage {
     type Reply = api::ImageInfo;
 
-    fn route(&self) -> Route {
-        Route::new("GET", image_path(&self.0))
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", image_path(&self.0))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::ImageInfo> {
@@ -223,14 +223,14 @@ pub struct UpdateImage {
     /// Image to change.
     pub spec: ImageSpec,
     /// Requested changes.
-    pub update: api::UpdateImage,
+    pub update: api::UpdateImageRequest,
 }
 
 impl Operation for UpdateImage {
     type Reply = api::ImageInfo;
 
-    fn route(&self) -> Route {
-        Route::new("PATCH", image_path(&self.spec)).json(&self.update)
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("PATCH", image_path(&self.spec)).json(&self.update)
     }
 
     async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<api::ImageInfo> {
@@ -244,8 +244,8 @@ pub struct RemoveImage(pub ImageSpec);
 impl Operation for RemoveImage {
     type Reply = ();
 
-    fn route(&self) -> Route {
-        Route::new("DELETE", image_path(&self.0))
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("DELETE", image_path(&self.0))
     }
 
     async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<()> {
@@ -266,7 +266,7 @@ pub struct GetUsage {
 impl Operation for GetUsage {
     type Reply = api::DiskUsage;
 
-    fn route(&self) -> Route {
+    fn route(&self) -> HttpRoute {
         let mut target = format!("/v1/usage/{}", uri_encode(&self.pool, false));
         if let Some(image) = &self.image {
             target.push('/');
@@ -275,7 +275,7 @@ impl Operation for GetUsage {
         if self.exact {
             target.push_str("?exact=true");
         }
-        Route::new("GET", target)
+        HttpRoute::new("GET", target)
     }
 
     async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<api::DiskUsage> {
@@ -287,10 +287,10 @@ impl Operation for GetUsage {
 pub struct ListTargets;
 
 impl Operation for ListTargets {
-    type Reply = Vec<api::Target>;
+    type Reply = Vec<api::ImageExport>;
 
-    fn route(&self) -> Route {
-        Route::new("GET", "/v1/targets")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", "/v1/targets")
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -299,22 +299,22 @@ impl Operation for ListTargets {
 }
 
 /// Creates an export.
-pub struct Attach(pub api::Attach);
+pub struct AttachImage(pub api::AttachRequest);
 
-impl Operation for Attach {
-    type Reply = api::Target;
+impl Operation for AttachImage {
+    type Reply = api::ImageExport;
 
-    fn route(&self) -> Route {
-        Route::new("POST", "/v1/targets").json(&self.0)
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", "/v1/targets").json(&self.0)
     }
 
-    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::Target> {
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::ImageExport> {
         engine.attach(self.0).await
     }
 }
 
 /// Ends an export.
-pub struct Detach {
+pub struct DetachImage {
     /// Exported image.
     pub spec: ImageSpec,
     /// Front of the export.
@@ -325,13 +325,13 @@ pub struct Detach {
     pub keep_log: bool,
 }
 
-impl Operation for Detach {
+impl Operation for DetachImage {
     type Reply = ();
 
-    fn route(&self) -> Route {
+    fn route(&self) -> HttpRoute {
         let (pool, image) = (uri_encode(&self.spec.pool, false), uri_encode(&self.spec.image, false));
         let how = format!("force={}&keep_log={}", self.force, self.keep_log);
-        Route::new("DELETE", format!("/v1/targets/{}/{pool}/{image}?{how}", self.front.name()))
+        HttpRoute::new("DELETE", format!("/v1/targets/{}/{pool}/{image}?{how}", self.front.name()))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
@@ -345,8 +345,8 @@ pub struct ListAna;
 impl Operation for ListAna {
     type Reply = Vec<api::Ana>;
 
-    fn route(&self) -> Route {
-        Route::new("GET", "/v1/ana")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", "/v1/ana")
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -355,13 +355,13 @@ impl Operation for ListAna {
 }
 
 /// Sets ANA states of NVMe namespaces.
-pub struct SetAna(pub api::SetAna);
+pub struct SetAna(pub api::SetAnaRequest);
 
 impl Operation for SetAna {
     type Reply = Vec<api::Ana>;
 
-    fn route(&self) -> Route {
-        Route::new("POST", "/v1/ana").json(&self.0)
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", "/v1/ana").json(&self.0)
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -375,8 +375,8 @@ pub struct ListNvmeSubsystems;
 impl Operation for ListNvmeSubsystems {
     type Reply = Vec<api::NvmeSubsystem>;
 
-    fn route(&self) -> Route {
-        Route::new("GET", "/v1/nvme-subsystems")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", "/v1/nvme-subsystems")
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -385,13 +385,13 @@ impl Operation for ListNvmeSubsystems {
 }
 
 /// Creates an NVMe subsystem.
-pub struct CreateNvmeSubsystem(pub api::CreateNvmeSubsystem);
+pub struct CreateNvmeSubsystem(pub api::CreateNvmeSubsystemRequest);
 
 impl Operation for CreateNvmeSubsystem {
     type Reply = api::NvmeSubsystem;
 
-    fn route(&self) -> Route {
-        Route::new("POST", "/v1/nvme-subsystems").json(&self.0)
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", "/v1/nvme-subsystems").json(&self.0)
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -410,8 +410,8 @@ pub struct RemoveNvmeSubsystem(pub String);
 impl Operation for RemoveNvmeSubsystem {
     type Reply = ();
 
-    fn route(&self) -> Route {
-        Route::new("DELETE", access_path("nvme-subsystems", Some(&self.0)))
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("DELETE", access_path("nvme-subsystems", Some(&self.0)))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
@@ -430,8 +430,8 @@ pub struct AllowNvmeHost {
 impl Operation for AllowNvmeHost {
     type Reply = api::NvmeSubsystem;
 
-    fn route(&self) -> Route {
-        Route::new("POST", access_path("nvme-subsystems", self.subsystem.as_deref()) + "/hosts").json(&self.host)
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", access_path("nvme-subsystems", self.subsystem.as_deref()) + "/hosts").json(&self.host)
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -450,9 +450,9 @@ pub struct DenyNvmeHost {
 impl Operation for DenyNvmeHost {
     type Reply = api::NvmeSubsystem;
 
-    fn route(&self) -> Route {
+    fn route(&self) -> HttpRoute {
         let path = access_path("nvme-subsystems", self.subsystem.as_deref());
-        Route::new("DELETE", format!("{path}/hosts/{}", uri_encode(&self.host, false)))
+        HttpRoute::new("DELETE", format!("{path}/hosts/{}", uri_encode(&self.host, false)))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -466,8 +466,8 @@ pub struct ListIscsiTargets;
 impl Operation for ListIscsiTargets {
     type Reply = Vec<api::IscsiTarget>;
 
-    fn route(&self) -> Route {
-        Route::new("GET", "/v1/iscsi-targets")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", "/v1/iscsi-targets")
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -476,13 +476,13 @@ impl Operation for ListIscsiTargets {
 }
 
 /// Creates an iSCSI target.
-pub struct CreateIscsiTarget(pub api::CreateIscsiTarget);
+pub struct CreateIscsiTarget(pub api::CreateIscsiTargetRequest);
 
 impl Operation for CreateIscsiTarget {
     type Reply = api::IscsiTarget;
 
-    fn route(&self) -> Route {
-        Route::new("POST", "/v1/iscsi-targets").json(&self.0)
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", "/v1/iscsi-targets").json(&self.0)
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -496,8 +496,8 @@ pub struct RemoveIscsiTarget(pub String);
 impl Operation for RemoveIscsiTarget {
     type Reply = ();
 
-    fn route(&self) -> Route {
-        Route::new("DELETE", access_path("iscsi-targets", Some(&self.0)))
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("DELETE", access_path("iscsi-targets", Some(&self.0)))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
@@ -518,10 +518,10 @@ pub struct AdmitInitiator {
 impl Operation for AdmitInitiator {
     type Reply = api::IscsiTarget;
 
-    fn route(&self) -> Route {
+    fn route(&self) -> HttpRoute {
         let path = access_path("iscsi-targets", self.target.as_deref());
         let method = if self.allowed { "PUT" } else { "DELETE" };
-        Route::new(method, format!("{path}/initiators/{}", uri_encode(&self.initiator, false)))
+        HttpRoute::new(method, format!("{path}/initiators/{}", uri_encode(&self.initiator, false)))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -538,8 +538,8 @@ pub struct Reload;
 impl Operation for Reload {
     type Reply = api::Reloaded;
 
-    fn route(&self) -> Route {
-        Route::new("POST", "/v1/reload")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", "/v1/reload")
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -551,10 +551,10 @@ impl Operation for Reload {
 pub struct GetReservations(pub ImageSpec);
 
 impl Operation for GetReservations {
-    type Reply = api::Reservations;
+    type Reply = api::ReservationsInfo;
 
-    fn route(&self) -> Route {
-        Route::new("GET", reservations_path(&self.0))
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", reservations_path(&self.0))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -568,8 +568,8 @@ pub struct ClearReservations(pub ImageSpec);
 impl Operation for ClearReservations {
     type Reply = ();
 
-    fn route(&self) -> Route {
-        Route::new("DELETE", reservations_path(&self.0))
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("DELETE", reservations_path(&self.0))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
@@ -585,10 +585,10 @@ fn reservations_path(spec: &ImageSpec) -> String {
 pub struct ListLogs;
 
 impl Operation for ListLogs {
-    type Reply = Vec<api::Log>;
+    type Reply = Vec<api::WriteLogInfo>;
 
-    fn route(&self) -> Route {
-        Route::new("GET", "/v1/logs")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", "/v1/logs")
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -600,10 +600,10 @@ impl Operation for ListLogs {
 pub struct GetLog(pub ImageSpec);
 
 impl Operation for GetLog {
-    type Reply = api::Log;
+    type Reply = api::WriteLogInfo;
 
-    fn route(&self) -> Route {
-        Route::new("GET", log_path(&self.0))
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", log_path(&self.0))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -615,10 +615,10 @@ impl Operation for GetLog {
 pub struct FlushLog(pub ImageSpec);
 
 impl Operation for FlushLog {
-    type Reply = api::Log;
+    type Reply = api::WriteLogInfo;
 
-    fn route(&self) -> Route {
-        Route::new("POST", log_path(&self.0) + "/flush")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", log_path(&self.0) + "/flush")
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
@@ -637,8 +637,8 @@ pub struct DiscardLog {
 impl Operation for DiscardLog {
     type Reply = ();
 
-    fn route(&self) -> Route {
-        Route::new("DELETE", format!("{}?force={}", log_path(&self.spec), self.force))
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("DELETE", format!("{}?force={}", log_path(&self.spec), self.force))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
@@ -656,8 +656,8 @@ pub struct GetStoreSpace;
 impl Operation for GetStoreSpace {
     type Reply = api::StoreSpace;
 
-    fn route(&self) -> Route {
-        Route::new("GET", "/v1/store")
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", "/v1/store")
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::StoreSpace> {

@@ -6,7 +6,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
 
-use crate::cli::{Format, Global};
+use crate::cli::{Format, GlobalArgs};
 use crate::failure::{Failure, Result};
 
 /// Output format of a command.
@@ -18,7 +18,7 @@ pub struct Output {
 
 impl Output {
     /// Creates it from the command-line options.
-    pub fn new(global: &Global) -> Self {
+    pub fn new(global: &GlobalArgs) -> Self {
         Self { format: global.format, pretty: global.pretty_format }
     }
 

@@ -65,12 +65,13 @@ fn list_in(run: &Path) -> PathBuf {
 }
 
 /// A daemon's entry in the list of those that run; removed when this is dropped.
-pub struct Entry {
+pub struct RunningEntry {
     path: PathBuf,
 }
 
-impl Entry {
-    /// Writes the entry.  `None`: there is no directory for it, and commands find the daemon by its data directory only.
+impl RunningEntry {
+    /// Writes the entry.  `None`: there is no directory for it, and commands find the daemon by its data directory
+    /// only.
     pub fn write(daemon: &RunningDaemon) -> Option<Self> {
         Self::write_to(&own_list()?, daemon)
     }
@@ -93,7 +94,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for RunningEntry {
     fn drop(&mut self) {
         // A leftover file is removed by the next command that reads the directory.
         let _ = fs::remove_file(&self.path);
@@ -178,7 +179,7 @@ mod tests {
         assert!(daemons_in(&list).is_empty(), "there is no list");
         let (first, second) = (daemon(1, dir.path()), daemon(2, dir.path()));
         let _listening = UnixListener::bind(&first.control).expect("a socket");
-        let entries = [&first, &second].map(|daemon| Entry::write_to(&list, daemon).expect("listed"));
+        let entries = [&first, &second].map(|daemon| RunningEntry::write_to(&list, daemon).expect("listed"));
         assert_eq!(daemons_in(&list), std::slice::from_ref(&first));
         assert!(!entries[1].path.exists(), "the entry of a daemon that is gone is removed");
         drop(entries);

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Target;
+use super::ImageExport;
 use crate::timestamp::Timestamp;
 
 /// Image and its properties.
@@ -156,7 +156,7 @@ pub struct ImageStatus {
     /// Cluster clients that watch the image, including this daemon.  Empty for an image that only the daemon can use.
     pub watchers: Vec<ImageWatcher>,
     /// Exports of the image by the daemon.
-    pub exports: Vec<Target>,
+    pub exports: Vec<ImageExport>,
 }
 
 /// Cluster client that watches an image.

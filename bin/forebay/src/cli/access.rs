@@ -13,7 +13,7 @@ pub enum NvmeSubsystemCommand {
     #[command(
         after_help = "Example:\n  forebay nvme-subsystem create nqn.2024-05.org.example:disks --host nqn.2014-08.org.nvmexpress:uuid:1b4e28ba-2fa1-11d2-883f-0016d3cca427"
     )]
-    Create(CreateNvmeSubsystem),
+    Create(CreateNvmeSubsystemArgs),
 
     /// Remove a subsystem that has no exports
     #[command(after_help = "Example:\n  forebay nvme-subsystem rm nqn.2024-05.org.example:disks")]
@@ -26,18 +26,18 @@ pub enum NvmeSubsystemCommand {
     #[command(
         after_help = "Example:\n  forebay nvme-subsystem allow --subsystem nqn.2024-05.org.example:disks nqn.2024-05.org.example:host,secret=/etc/forebay/host.key"
     )]
-    Allow(AllowNvmeHost),
+    Allow(AllowNvmeHostArgs),
 
     /// Disallow a host, and disconnect it once its commands in flight are done
     #[command(
         after_help = "Example:\n  forebay nvme-subsystem deny --subsystem nqn.2024-05.org.example:disks nqn.2024-05.org.example:host"
     )]
-    Deny(DenyNvmeHost),
+    Deny(DenyNvmeHostArgs),
 }
 
 /// Options of `nvme-subsystem create`.
 #[derive(Debug, Args)]
-pub struct CreateNvmeSubsystem {
+pub struct CreateNvmeSubsystemArgs {
     /// The new subsystem's NQN
     pub nqn: String,
 
@@ -55,7 +55,7 @@ pub struct CreateNvmeSubsystem {
 
 /// Options of `nvme-subsystem allow`.
 #[derive(Debug, Args)]
-pub struct AllowNvmeHost {
+pub struct AllowNvmeHostArgs {
     /// The host's NQN, and its files behind it as with 'create --host': NQN,secret=FILE
     pub host: String,
 
@@ -66,7 +66,7 @@ pub struct AllowNvmeHost {
 
 /// Options of `nvme-subsystem deny`.
 #[derive(Debug, Args)]
-pub struct DenyNvmeHost {
+pub struct DenyNvmeHostArgs {
     /// The host's NQN
     pub host: String,
 
@@ -86,7 +86,7 @@ pub enum IscsiTargetCommand {
     #[command(
         after_help = "Example:\n  forebay iscsi-target create iqn.2024-05.org.example:disks --initiator iqn.1993-08.org.debian:01:abc"
     )]
-    Create(CreateIscsiTarget),
+    Create(CreateIscsiTargetArgs),
 
     /// Remove a target that has no exports; its sessions end
     #[command(after_help = "Example:\n  forebay iscsi-target rm iqn.2024-05.org.example:disks")]
@@ -99,18 +99,18 @@ pub enum IscsiTargetCommand {
     #[command(
         after_help = "Example:\n  forebay iscsi-target allow --target iqn.2024-05.org.example:disks iqn.1993-08.org.debian:01:abc"
     )]
-    Allow(AdmitInitiator),
+    Allow(AdmitInitiatorArgs),
 
     /// Disallow an initiator, and end its sessions once their commands in flight are done
     #[command(
         after_help = "Example:\n  forebay iscsi-target deny --target iqn.2024-05.org.example:disks iqn.1993-08.org.debian:01:abc"
     )]
-    Deny(AdmitInitiator),
+    Deny(AdmitInitiatorArgs),
 }
 
 /// Options of `iscsi-target create`.
 #[derive(Debug, Args)]
-pub struct CreateIscsiTarget {
+pub struct CreateIscsiTargetArgs {
     /// The new target's IQN
     pub name: String,
 
@@ -133,7 +133,7 @@ pub struct CreateIscsiTarget {
 
 /// Options of `iscsi-target allow` and `iscsi-target deny`.
 #[derive(Debug, Args)]
-pub struct AdmitInitiator {
+pub struct AdmitInitiatorArgs {
     /// The initiator's name
     pub initiator: String,
 

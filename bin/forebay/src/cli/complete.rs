@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 /// Options of `__complete`.
 #[derive(Debug, Args)]
-pub struct Complete {
+pub struct CompleteArgs {
     /// The shell that asks
     #[arg(value_enum)]
     pub shell: Quoting,

@@ -19,7 +19,7 @@ fn units(front: Front) -> RangedI64ValueParser<u32> {
 /// Options of `attach`.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("front").required(true))]
-pub struct Attach {
+pub struct AttachArgs {
     /// The images.
     #[command(flatten)]
     pub name: ManyImages,
@@ -84,7 +84,7 @@ pub struct Attach {
 
 /// Options of `detach`.
 #[derive(Debug, Args)]
-pub struct Detach {
+pub struct DetachArgs {
     /// The images.
     #[command(flatten)]
     pub name: ManyImages,
@@ -119,12 +119,12 @@ pub enum AnaCommand {
 
     /// Set how groups are reached, and tell the hosts; kept over restarts
     #[command(after_help = "Example:\n  forebay ana set inaccessible --port 1 --group 2")]
-    Set(SetAna),
+    Set(SetAnaArgs),
 }
 
 /// Options of `ana set`.
 #[derive(Debug, Args)]
-pub struct SetAna {
+pub struct SetAnaArgs {
     /// optimized, non-optimized, inaccessible, persistent-loss or change
     pub state: String,
 
@@ -154,12 +154,12 @@ pub enum LogCommand {
 
     /// Give up an image's log
     #[command(after_help = "Example:\n  forebay log discard local/disk1 --force")]
-    Discard(DiscardLog),
+    Discard(DiscardLogArgs),
 }
 
 /// Options of `log discard`.
 #[derive(Debug, Args)]
-pub struct DiscardLog {
+pub struct DiscardLogArgs {
     /// The image.
     #[command(flatten)]
     pub name: OneImage,

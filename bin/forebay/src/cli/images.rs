@@ -3,12 +3,12 @@
 use clap::{Args, ValueEnum};
 
 use super::many::ManyImages;
-use super::names::{DuTarget, Exported, Imported, OneImage, OnePool, Renamed};
+use super::names::{DuTarget, ExportOperands, ImportOperands, OneImage, OnePool, RenameOperands};
 use crate::units::Size;
 
 /// Size of the objects of a new image.
 #[derive(Debug, Args)]
-pub struct ObjectSize {
+pub struct ObjectSizeArgs {
     /// Bytes an object, a power of two from 64K to 32M
     #[arg(long, value_name = "SIZE", default_value = "4M")]
     object_size: Size,
@@ -18,7 +18,7 @@ pub struct ObjectSize {
     order: Option<u8>,
 }
 
-impl ObjectSize {
+impl ObjectSizeArgs {
     /// Returns it in bytes; tells on standard error of an option that `rbd` gives up.
     pub fn bytes(&self) -> u64 {
         match self.order {
@@ -34,7 +34,7 @@ impl ObjectSize {
 
 /// Options of `create`.
 #[derive(Debug, Args)]
-pub struct Create {
+pub struct CreateArgs {
     /// The new images.
     #[command(flatten)]
     pub name: ManyImages,
@@ -45,12 +45,12 @@ pub struct Create {
 
     /// Its objects.
     #[command(flatten)]
-    pub objects: ObjectSize,
+    pub objects: ObjectSizeArgs,
 }
 
 /// Options of `ls`.
 #[derive(Debug, Args)]
-pub struct Ls {
+pub struct LsArgs {
     /// The pool.
     #[command(flatten)]
     pub name: OnePool,
@@ -62,7 +62,7 @@ pub struct Ls {
 
 /// Options of `resize`.
 #[derive(Debug, Args)]
-pub struct Resize {
+pub struct ResizeArgs {
     /// The image.
     #[command(flatten)]
     pub name: OneImage,
@@ -78,22 +78,22 @@ pub struct Resize {
 
 /// Options of `mv`.
 #[derive(Debug, Args)]
-pub struct Mv {
+pub struct MvArgs {
     /// The image and its new name.
     #[command(flatten)]
-    pub names: Renamed,
+    pub names: RenameOperands,
 }
 
 /// Options of `import`.
 #[derive(Debug, Args)]
-pub struct Import {
+pub struct ImportArgs {
     /// The file and the new image.
     #[command(flatten)]
-    pub names: Imported,
+    pub names: ImportOperands,
 
     /// Its objects.
     #[command(flatten)]
-    pub objects: ObjectSize,
+    pub objects: ObjectSizeArgs,
 
     /// Take the bytes as they are, although they look like a disk in a format of its own (qcow2, VMDK, ...) or compressed
     #[arg(long)]
@@ -102,10 +102,10 @@ pub struct Import {
 
 /// Options of `export`.
 #[derive(Debug, Args)]
-pub struct Export {
+pub struct ExportArgs {
     /// The image and the file.
     #[command(flatten)]
-    pub names: Exported,
+    pub names: ExportOperands,
 
     /// Replace a file that is there
     #[arg(short, long)]
@@ -114,7 +114,7 @@ pub struct Export {
 
 /// Options of `du`.
 #[derive(Debug, Args)]
-pub struct Du {
+pub struct DuArgs {
     /// The image or pool.
     #[command(flatten)]
     pub target: DuTarget,
@@ -126,7 +126,7 @@ pub struct Du {
 
 /// Options of `bench`.
 #[derive(Debug, Args)]
-pub struct Bench {
+pub struct BenchArgs {
     /// The image.
     #[command(flatten)]
     pub name: OneImage,

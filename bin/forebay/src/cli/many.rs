@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
 
-use super::names::{NameOptions, in_pool, read_by_way_of};
+use super::names::{NameArgs, in_pool, read_by_way_of};
 use crate::failure::{Failure, Result};
 use crate::spec::ImageSpec;
 
@@ -28,7 +28,7 @@ struct TypedImages {
     #[arg(value_name = "IMAGE")]
     specs: Vec<String>,
     #[command(flatten)]
-    options: NameOptions,
+    options: NameArgs,
 
     /// A file that names images, one a line, or - for standard input; empty lines and those that begin with # do not count
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

@@ -9,7 +9,7 @@ use crate::spec::{ImageSpec, LOCAL_POOL, PoolSpec};
 
 /// Options of every command on images beside the positional `POOL/IMAGE`.
 #[derive(Debug, Clone, Default, Args)]
-pub(super) struct NameOptions {
+pub(super) struct NameArgs {
     /// The image's pool, where its spec does not say it
     #[arg(short, long, value_name = "POOL")]
     pool: Option<String>,
@@ -19,7 +19,7 @@ pub(super) struct NameOptions {
     image: Option<String>,
 }
 
-impl NameOptions {
+impl NameArgs {
     /// Returns the image that is named, if one is.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ struct TypedImage {
     #[arg(value_name = "IMAGE")]
     spec: Option<String>,
     #[command(flatten)]
-    options: NameOptions,
+    options: NameArgs,
 }
 
 impl TryFrom<TypedImage> for OneImage {
@@ -148,7 +148,7 @@ struct TypedMaybe {
     #[arg(value_name = "IMAGE")]
     spec: Option<String>,
     #[command(flatten)]
-    options: NameOptions,
+    options: NameArgs,
 }
 
 impl TryFrom<TypedMaybe> for MaybeImage {
@@ -214,7 +214,7 @@ struct TypedDuTarget {
     #[arg(value_name = "POOL[/IMAGE]")]
     spec: Option<String>,
     #[command(flatten)]
-    options: NameOptions,
+    options: NameArgs,
 }
 
 impl TryFrom<TypedDuTarget> for DuTarget {
@@ -243,7 +243,7 @@ read_by_way_of!(TypedDuTarget => DuTarget);
 
 /// An image and its new name.
 #[derive(Debug, Clone)]
-pub struct Renamed {
+pub struct RenameOperands {
     /// The image.
     pub image: ImageSpec,
     /// Its new name.
@@ -261,14 +261,14 @@ struct TypedRenamed {
     #[arg(value_name = "TO")]
     second: Option<String>,
     #[command(flatten)]
-    options: NameOptions,
+    options: NameArgs,
 
     /// Its new name, instead of the positional one
     #[arg(long, value_name = "TO")]
     dest: Option<String>,
 }
 
-impl TryFrom<TypedRenamed> for Renamed {
+impl TryFrom<TypedRenamed> for RenameOperands {
     type Error = String;
 
     fn try_from(TypedRenamed { first, second, options, dest }: TypedRenamed) -> Result<Self, String> {
@@ -288,11 +288,11 @@ impl TryFrom<TypedRenamed> for Renamed {
     }
 }
 
-read_by_way_of!(TypedRenamed => Renamed);
+read_by_way_of!(TypedRenamed => RenameOperands);
 
 /// A file, and the image that is made of it.
 #[derive(Debug, Clone)]
-pub struct Imported {
+pub struct ImportOperands {
     /// A file or block device, or `-` for standard input.
     pub path: PathBuf,
     /// The new image; named after the file if left out.
@@ -312,10 +312,10 @@ struct TypedImported {
     #[arg(value_name = "IMAGE")]
     spec: Option<String>,
     #[command(flatten)]
-    options: NameOptions,
+    options: NameArgs,
 }
 
-impl TryFrom<TypedImported> for Imported {
+impl TryFrom<TypedImported> for ImportOperands {
     type Error = String;
 
     fn try_from(TypedImported { path, spec, options }: TypedImported) -> Result<Self, String> {
@@ -323,11 +323,11 @@ impl TryFrom<TypedImported> for Imported {
     }
 }
 
-read_by_way_of!(TypedImported => Imported);
+read_by_way_of!(TypedImported => ImportOperands);
 
 /// An image, and the file that it is written to.
 #[derive(Debug, Clone)]
-pub struct Exported {
+pub struct ExportOperands {
     /// The image.
     pub image: ImageSpec,
     /// A new file, a block device, or `-` for standard output; named after the image if left out.
@@ -345,10 +345,10 @@ struct TypedExported {
     #[arg(value_name = "PATH", value_hint = ValueHint::FilePath)]
     second: Option<PathBuf>,
     #[command(flatten)]
-    options: NameOptions,
+    options: NameArgs,
 }
 
-impl TryFrom<TypedExported> for Exported {
+impl TryFrom<TypedExported> for ExportOperands {
     type Error = String;
 
     fn try_from(TypedExported { first, second, options }: TypedExported) -> Result<Self, String> {
@@ -362,7 +362,7 @@ impl TryFrom<TypedExported> for Exported {
     }
 }
 
-read_by_way_of!(TypedExported => Exported);
+read_by_way_of!(TypedExported => ExportOperands);
 
 #[cfg(test)]
 mod tests {
@@ -461,7 +461,8 @@ mod tests {
 
     #[test]
     fn two_things_of_which_one_is_an_image() {
-        let renamed = |arguments| read::<Renamed>(arguments).map(|read| (read.image.to_string(), read.to.to_string()));
+        let renamed =
+            |arguments| read::<RenameOperands>(arguments).map(|read| (read.image.to_string(), read.to.to_string()));
         let want = Ok(("rbd/a".to_owned(), "rbd/b".to_owned()));
         for arguments in [
             &["rbd/a", "rbd/b"][..],
@@ -476,7 +477,7 @@ mod tests {
             assert!(renamed(arguments).is_err(), "{arguments:?}");
         }
 
-        let exported = |arguments| read::<Exported>(arguments).map(|read| (read.image.to_string(), read.path));
+        let exported = |arguments| read::<ExportOperands>(arguments).map(|read| (read.image.to_string(), read.path));
         let want = Ok(("rbd/a".to_owned(), Some(PathBuf::from("file"))));
         for arguments in [&["rbd/a", "file"][..], &["-p", "rbd", "a", "file"], &["-p", "rbd", "--image", "a", "file"]] {
             assert_eq!(exported(arguments), want, "{arguments:?}");
@@ -485,7 +486,7 @@ mod tests {
         assert!(exported(&["a", "file", "--image", "b"]).is_err());
 
         let imported =
-            |arguments| read::<Imported>(arguments).map(|read| (read.image.map(|i| i.to_string()), read.pool));
+            |arguments| read::<ImportOperands>(arguments).map(|read| (read.image.map(|i| i.to_string()), read.pool));
         assert_eq!(imported(&["file"]), Ok((None, None)));
         assert_eq!(imported(&["file", "-p", "rbd"]), Ok((None, Some("rbd".into()))));
         assert_eq!(imported(&["file", "-p", "rbd", "a"]), Ok((Some("rbd/a".into()), Some("rbd".into()))));

@@ -15,7 +15,7 @@ pub enum PerfCommand {
     #[command(after_help = "Examples:\n  forebay perf accel\n  forebay perf accel --kernel crc32c --all\n  \
         FOREBAY_ACCEL=avx2 forebay perf accel --kernel crc32c --format json\n  \
         FOREBAY_ACCEL_SHAPES=crc32c=v8 forebay perf accel --kernel crc32c")]
-    Accel(PerfAccel),
+    Accel(PerfAccelArgs),
 
     /// Measure the messenger between two processes: `serve` answers, `run` asks
     #[command(subcommand)]
@@ -28,17 +28,17 @@ pub enum PerfMessenger {
     /// Answer requests until interrupted; prints the address alone on a line
     #[command(after_help = "Examples:\n  forebay perf messenger serve --addr 127.0.0.1:7000\n  \
         forebay perf messenger serve --addr 10.0.0.1:7000 --secure --key $(cat key)")]
-    Serve(MessengerEnd),
+    Serve(MessengerEndArgs),
 
     /// Ask a server as fast as it answers, or, with loopback:, messengers of this process
     #[command(after_help = "Examples:\n  forebay perf messenger run --addr 127.0.0.1:7000 --size 4096 --depth 50\n  \
         forebay perf messenger run --addr loopback: --one-way --format json")]
-    Run(MessengerRun),
+    Run(MessengerRunArgs),
 }
 
 /// Options on which both ends of a measurement must agree.
 #[derive(Debug, Args)]
-pub struct MessengerEnd {
+pub struct MessengerEndArgs {
     /// HOST:PORT, rdma:HOST:PORT, unix:PATH, shm:PATH or loopback:
     #[arg(long, value_name = "ADDR")]
     pub addr: String,
@@ -82,9 +82,9 @@ pub struct MessengerEnd {
 
 /// Options of `perf messenger run`.
 #[derive(Debug, Args)]
-pub struct MessengerRun {
+pub struct MessengerRunArgs {
     #[command(flatten)]
-    pub end: MessengerEnd,
+    pub end: MessengerEndArgs,
 
     /// Bytes of payload a request
     #[arg(long, value_name = "BYTES", default_value = "4096")]
@@ -121,7 +121,7 @@ pub struct MessengerRun {
 
 /// Options of `perf accel`.
 #[derive(Debug, Args)]
-pub struct PerfAccel {
+pub struct PerfAccelArgs {
     /// Only the kernels whose name contains this
     #[arg(long, value_name = "TEXT", default_value = "", visible_alias = "kernel")]
     pub only: String,

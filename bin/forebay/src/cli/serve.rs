@@ -8,7 +8,7 @@ use crate::units::{Size, Span};
 
 /// Options of `serve`.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Serve {
+pub struct ServeArgs {
     /// Configuration file (TOML); options on the command line win over it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
@@ -142,7 +142,7 @@ pub struct Serve {
 
     /// I/O driver for disks and sockets
     #[arg(long, value_name = "DRIVER")]
-    pub driver: Option<Driver>,
+    pub driver: Option<DriverKind>,
 
     /// Addresses for other daemons and for clients of the peer protocol.
     #[arg(
@@ -167,7 +167,7 @@ pub struct Serve {
 /// I/O driver of a reactor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Driver {
+pub enum DriverKind {
     /// io_uring, or epoll where io_uring is forbidden.
     #[default]
     Auto,

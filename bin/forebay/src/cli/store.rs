@@ -11,13 +11,13 @@ use crate::units::Size;
 pub enum StoreCommand {
     /// Create a store, which `serve` otherwise does at its first start
     #[command(after_help = "Example:\n  forebay store init --data /srv/forebay --size 100G")]
-    Init(StoreInit),
+    Init(StoreInitArgs),
 
     /// Verify everything the store holds; the daemon must not run
     #[command(
         after_help = "Examples:\n  forebay store check --data /srv/forebay\n  forebay store check --rebuild --format json"
     )]
-    Check(StoreCheck),
+    Check(StoreCheckArgs),
 
     /// Show the store's space
     #[command(after_help = "Example:\n  forebay store df")]
@@ -26,7 +26,7 @@ pub enum StoreCommand {
 
 /// Options of `store init`.
 #[derive(Debug, Args)]
-pub struct StoreInit {
+pub struct StoreInitArgs {
     /// Size of the store file [default: 80 % of the free space; a block device's own size]
     #[arg(short, long, value_name = "SIZE")]
     pub size: Option<Size>,
@@ -47,7 +47,7 @@ pub struct StoreInit {
 
 /// Options of `store check`.
 #[derive(Debug, Args)]
-pub struct StoreCheck {
+pub struct StoreCheckArgs {
     /// A file or a block device [default: DIR/store.img]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub store: Option<PathBuf>,

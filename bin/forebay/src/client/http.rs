@@ -17,7 +17,7 @@ const HEADERS_MAX: usize = 32;
 const CHUNK_LINE_LEN_MAX: usize = 256;
 
 /// A request whose answer has not been read yet.
-pub struct Request {
+pub struct SentRequest {
     stream: UnixStream,
 }
 
@@ -44,7 +44,7 @@ enum Framing {
     Done,
 }
 
-impl Request {
+impl SentRequest {
     /// Connects and sends a request with a body of known length.
     pub fn send(socket: &Path, method: &str, target: &str, body: Option<&[u8]>) -> io::Result<Self> {
         let mut stream = UnixStream::connect(socket)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::api::Progress;
-use crate::cli::Global;
+use crate::cli::GlobalArgs;
 
 /// Draws how far something has come, on standard error if that is a terminal.
 pub struct Bar {
@@ -15,7 +15,7 @@ pub struct Bar {
 
 /// Unit that a bar counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counts {
+pub enum ProgressUnit {
     /// Bytes, shown with their rate.
     Bytes,
     /// Anything else, shown in percent.
@@ -24,13 +24,13 @@ pub enum Counts {
 
 impl Bar {
     /// A bar with a word before it; hidden if told so, or if nobody would see it.
-    pub fn new(global: &Global, word: &'static str, counts: Counts) -> Self {
+    pub fn new(global: &GlobalArgs, word: &'static str, counts: ProgressUnit) -> Self {
         if global.no_progress || !std::io::stderr().is_terminal() {
             return Self { bar: ProgressBar::hidden() };
         }
         let template = match counts {
-            Counts::Bytes => "{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
-            Counts::Steps => "{msg} [{bar:30}] {percent} % {eta}",
+            ProgressUnit::Bytes => "{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+            ProgressUnit::Steps => "{msg} [{bar:30}] {percent} % {eta}",
         };
         let style = ProgressStyle::with_template(template).expect("a template of this file").progress_chars("=> ");
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));

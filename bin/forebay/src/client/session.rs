@@ -9,9 +9,9 @@ use forebay_rados::Flags;
 use serde::de::DeserializeOwned;
 
 use super::direct::Direct;
-use super::http::{Request, Response};
+use super::http::{Response, SentRequest};
 use crate::api::{ErrorBody, Progress, StreamLine};
-use crate::cli::{Ceph, Global};
+use crate::cli::{CephArgs, GlobalArgs};
 use crate::config::{absolute, default_data_dir, default_store};
 use crate::engine::EngineOptions;
 use crate::failure::{Failure, FailureKind, Result};
@@ -43,7 +43,7 @@ struct Places {
 }
 
 impl Places {
-    fn find(global: &Global) -> Result<Self> {
+    fn find(global: &GlobalArgs) -> Result<Self> {
         let data = absolute(&global.data.clone().unwrap_or_else(default_data_dir))?;
         let mut controls = Vec::new();
         match &global.control {
@@ -91,7 +91,7 @@ impl Places {
 
 impl CommandSession {
     /// Connects to the running daemon, or opens the store if none is running.
-    pub fn open(global: &Global) -> Result<Self> {
+    pub fn open(global: &GlobalArgs) -> Result<Self> {
         let places = Places::find(global)?;
         if let Some(client) = places.daemon()? {
             return Ok(CommandSession::Daemon(client));
@@ -101,21 +101,21 @@ impl CommandSession {
         }
         let store = default_store(&places.data);
         // Without a store there are the pools of a cluster still.
-        let flags = global.ceph.flags(Ceph::default());
+        let flags = global.ceph.flags(CephArgs::default());
         Ok(CommandSession::Direct(Direct::open(places.engine_options(store.exists(), flags), Duration::ZERO)?))
     }
 
     /// An engine in this process, whether a daemon runs or not, with the store or without it.  Its reactor polls for
     /// `linger` before it sleeps.
-    pub fn own(global: &Global, opens_store: bool, linger: Duration) -> Result<Direct> {
+    pub fn own(global: &GlobalArgs, opens_store: bool, linger: Duration) -> Result<Direct> {
         let places = Places::find(global)?;
         let store = default_store(&places.data);
         let opens_store = opens_store && store.exists();
-        Direct::open(places.engine_options(opens_store, global.ceph.flags(Ceph::default())), linger)
+        Direct::open(places.engine_options(opens_store, global.ceph.flags(CephArgs::default())), linger)
     }
 
     /// Connects to the running daemon.
-    pub fn daemon(global: &Global) -> Result<DaemonClient> {
+    pub fn daemon(global: &GlobalArgs) -> Result<DaemonClient> {
         let places = Places::find(global)?;
         places.daemon()?.ok_or_else(|| places.unreachable())
     }
@@ -153,7 +153,7 @@ impl DaemonClient {
     ) -> Result<O::Reply> {
         let route = operation.route();
         let body = route.body.as_deref().map(str::as_bytes);
-        let response = Request::send(&self.socket, route.method, &route.target, body)
+        let response = SentRequest::send(&self.socket, route.method, &route.target, body)
             .and_then(|request| request.response(timeout))
             .map_err(|error| self.lost(error))?;
         self.read_lines(response, progress)

@@ -1,7 +1,7 @@
 //! `nvme-subsystem` and `iscsi-target`.
 
 use crate::api::{self, IscsiTarget, NvmeHost, NvmeSubsystem};
-use crate::cli::{Global, IscsiTargetCommand, NvmeSubsystemCommand};
+use crate::cli::{GlobalArgs, IscsiTargetCommand, NvmeSubsystemCommand};
 use crate::client::session::CommandSession;
 use crate::config::{parse_chap, parse_host};
 use crate::failure::Result;
@@ -12,7 +12,7 @@ use crate::ops::{
 use crate::output::{Output, table};
 
 /// Manages NVMe subsystems.
-pub fn nvme_subsystem(global: &Global, output: Output, command: NvmeSubsystemCommand) -> Result<()> {
+pub fn nvme_subsystem(global: &GlobalArgs, output: Output, command: NvmeSubsystemCommand) -> Result<()> {
     let daemon = CommandSession::daemon(global)?;
     let one = |subsystem: NvmeSubsystem| {
         output.print(&subsystem, |subsystem| show_subsystems(std::slice::from_ref(subsystem)))
@@ -24,7 +24,7 @@ pub fn nvme_subsystem(global: &Global, output: Output, command: NvmeSubsystemCom
         }
         NvmeSubsystemCommand::Create(options) => {
             let hosts = options.host.iter().map(|host| parse_host(host)).collect::<Result<Vec<NvmeHost>>>()?;
-            let request = api::CreateNvmeSubsystem { nqn: options.nqn, any_host: options.any_host, hosts };
+            let request = api::CreateNvmeSubsystemRequest { nqn: options.nqn, any_host: options.any_host, hosts };
             one(daemon.call(&CreateNvmeSubsystem(request), None, |_| {})?)
         }
         NvmeSubsystemCommand::Rm { nqn } => daemon.call(&RemoveNvmeSubsystem(nqn), None, |_| {}),
@@ -61,10 +61,10 @@ fn show_subsystems(all: &[NvmeSubsystem]) -> String {
 }
 
 /// Manages iSCSI targets.
-pub fn iscsi_target(global: &Global, output: Output, command: IscsiTargetCommand) -> Result<()> {
+pub fn iscsi_target(global: &GlobalArgs, output: Output, command: IscsiTargetCommand) -> Result<()> {
     let daemon = CommandSession::daemon(global)?;
     let one = |target: IscsiTarget| output.print(&target, |target| show_targets(std::slice::from_ref(target)));
-    let admit = |options: crate::cli::AdmitInitiator, allowed| {
+    let admit = |options: crate::cli::AdmitInitiatorArgs, allowed| {
         let request = AdmitInitiator { target: options.target, initiator: options.initiator, allowed };
         one(daemon.call(&request, None, |_| {})?)
     };
@@ -74,7 +74,7 @@ pub fn iscsi_target(global: &Global, output: Output, command: IscsiTargetCommand
             output.print(&all, |all| show_targets(all))
         }
         IscsiTargetCommand::Create(options) => {
-            let request = api::CreateIscsiTarget {
+            let request = api::CreateIscsiTargetRequest {
                 name: options.name,
                 any_initiator: options.any_initiator,
                 initiators: options.initiator,

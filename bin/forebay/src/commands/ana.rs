@@ -2,18 +2,18 @@
 
 use super::CommandSession;
 use crate::api::{self, Ana};
-use crate::cli::{AnaCommand, Global};
+use crate::cli::{AnaCommand, GlobalArgs};
 use crate::failure::Result;
 use crate::ops::{ListAna, SetAna};
 use crate::output::{Output, table};
 
 /// Shows or sets the states of asymmetric namespace access.
-pub fn run(global: &Global, output: Output, command: AnaCommand) -> Result<()> {
+pub fn run(global: &GlobalArgs, output: Output, command: AnaCommand) -> Result<()> {
     let session = CommandSession::daemon(global)?;
     let states = match command {
         AnaCommand::Ls => session.call(&ListAna, None, |_| {})?,
         AnaCommand::Set(options) => {
-            let request = api::SetAna { state: options.state, port: options.port, group: options.group };
+            let request = api::SetAnaRequest { state: options.state, port: options.port, group: options.group };
             session.call(&SetAna(request), None, |_| {})?
         }
     };

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::cli::{Bench, Global, IoPattern, IoType};
+use crate::cli::{BenchArgs, GlobalArgs, IoPattern, IoType};
 use crate::client::session::CommandSession;
-use crate::engine::bench::{Load, Loaded};
+use crate::engine::bench::{BenchLoad, Loaded};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::output::Output;
 use crate::spec::{ImageSpec, LOCAL_POOL, RAM_POOL};
@@ -35,14 +35,14 @@ struct Report {
 }
 
 /// Puts a load on an image.
-pub fn run(global: &Global, output: Output, options: Bench) -> Result<()> {
+pub fn run(global: &GlobalArgs, output: Output, options: BenchArgs) -> Result<()> {
     let invalid = |text: String| Failure::new(FailureKind::Invalid, text);
     let writes = match options.io_type {
         IoType::Read => 0,
         IoType::Write => 100,
         IoType::Readwrite => 100 - options.rw_mix_read,
     };
-    let load = Load {
+    let load = BenchLoad {
         spec: options.name.image.clone(),
         writes,
         random: options.io_pattern == IoPattern::Rand,
@@ -68,7 +68,7 @@ pub fn run(global: &Global, output: Output, options: Bench) -> Result<()> {
     output.print(&report, render)
 }
 
-fn report(options: &Bench, loaded: &Loaded) -> Report {
+fn report(options: &BenchArgs, loaded: &Loaded) -> Report {
     let Loaded { outcome, cpu_nanos } = loaded;
     let micros = |part: f64| outcome.percentile(part) as f64 / 1e3;
     let ImageSpec { pool, image } = &options.name.image;

@@ -4,20 +4,20 @@ use super::shapes::{self, Info};
 use super::with_session;
 use crate::api;
 use crate::cli::many::each;
-use crate::cli::{Create, Du, DuTarget, Global, Ls, Mv, OneImage, Renamed, Resize};
-use crate::client::progress::{Bar, Counts};
+use crate::cli::{CreateArgs, DuArgs, DuTarget, GlobalArgs, LsArgs, MvArgs, OneImage, RenameOperands, ResizeArgs};
+use crate::client::progress::{Bar, ProgressUnit};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::{CreateImage, GetImage, GetUsage, ListImages, ListImagesLong, RemoveImage, UpdateImage};
 use crate::output::Output;
 use crate::spec::{ImageSpec, LOCAL_POOL};
 
 /// Makes an image.
-pub fn create(global: &Global, output: Output, options: Create) -> Result<()> {
+pub fn create(global: &GlobalArgs, output: Output, options: CreateArgs) -> Result<()> {
     let (is_one, images) = (options.name.is_one(), options.name.resolve()?);
     let (size, object_size) = (options.size.0, options.objects.bytes());
     let made = with_session(global, |session| {
         each(images, |ImageSpec { pool, image }| {
-            session.call(CreateImage(api::CreateImage { pool, image, size, object_size }), |_| {})
+            session.call(CreateImage(api::CreateImageRequest { pool, image, size, object_size }), |_| {})
         })
     })?;
     let made: Vec<Info> = made.iter().map(Info::from).collect();
@@ -28,7 +28,7 @@ pub fn create(global: &Global, output: Output, options: Create) -> Result<()> {
 }
 
 /// Lists a pool's images.
-pub fn ls(global: &Global, output: Output, options: Ls) -> Result<()> {
+pub fn ls(global: &GlobalArgs, output: Output, options: LsArgs) -> Result<()> {
     let pool = options.name.pool;
     if options.long {
         let images = with_session(global, |session| session.call(ListImagesLong { pool }, |_| {}))?;
@@ -40,28 +40,28 @@ pub fn ls(global: &Global, output: Output, options: Ls) -> Result<()> {
 }
 
 /// Shows an image.
-pub fn info(global: &Global, output: Output, options: OneImage) -> Result<()> {
+pub fn info(global: &GlobalArgs, output: Output, options: OneImage) -> Result<()> {
     let info = with_session(global, |session| session.call(GetImage(options.image), |_| {}))?;
     output.print(&Info::from(&info), Info::text)
 }
 
 /// Gives an image another size.
-pub fn resize(global: &Global, output: Output, options: Resize) -> Result<()> {
-    let update = api::UpdateImage {
+pub fn resize(global: &GlobalArgs, output: Output, options: ResizeArgs) -> Result<()> {
+    let update = api::UpdateImageRequest {
         size: Some(options.size.0),
         allow_shrink: options.allow_shrink,
-        ..api::UpdateImage::default()
+        ..api::UpdateImageRequest::default()
     };
     let operation = UpdateImage { spec: options.name.image, update };
-    let bar = Bar::new(global, "Resizing", Counts::Steps);
+    let bar = Bar::new(global, "Resizing", ProgressUnit::Steps);
     let info = with_session(global, |session| session.call(operation, |now| bar.show(now)))?;
     drop(bar);
     output.print(&Info::from(&info), |_| String::new())
 }
 
 /// Removes an image.
-pub fn rm(global: &Global, output: Output, options: OneImage) -> Result<()> {
-    let bar = Bar::new(global, "Removing", Counts::Steps);
+pub fn rm(global: &GlobalArgs, output: Output, options: OneImage) -> Result<()> {
+    let bar = Bar::new(global, "Removing", ProgressUnit::Steps);
     let removed = options.image.clone();
     with_session(global, |session| session.call(RemoveImage(options.image), |now| bar.show(now)))?;
     drop(bar);
@@ -69,21 +69,21 @@ pub fn rm(global: &Global, output: Output, options: OneImage) -> Result<()> {
 }
 
 /// Gives an image another name.
-pub fn mv(global: &Global, output: Output, options: Mv) -> Result<()> {
-    let Renamed { image, to } = options.names;
+pub fn mv(global: &GlobalArgs, output: Output, options: MvArgs) -> Result<()> {
+    let RenameOperands { image, to } = options.names;
     if image.pool != to.pool {
         let what = format!("{image} and {to} are in different pools");
         return Err(Failure::invalid(what).hint("export the image from one pool and import it into the other"));
     }
-    let update = api::UpdateImage { name: Some(to.image), ..api::UpdateImage::default() };
+    let update = api::UpdateImageRequest { name: Some(to.image), ..api::UpdateImageRequest::default() };
     let operation = UpdateImage { spec: image, update };
     let info = with_session(global, |session| session.call(operation, |_| {}))?;
     output.print(&Info::from(&info), |_| String::new())
 }
 
 /// Shows what images take up.
-pub fn du(global: &Global, output: Output, options: Du) -> Result<()> {
-    let bar = Bar::new(global, "Counting", Counts::Steps);
+pub fn du(global: &GlobalArgs, output: Output, options: DuArgs) -> Result<()> {
+    let bar = Bar::new(global, "Counting", ProgressUnit::Steps);
     let usage = with_session(global, |session| {
         let usage = |pool: &str, image: Option<&str>| {
             let (pool, image, exact) = (pool.into(), image.map(Into::into), options.exact);

@@ -3,15 +3,15 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::with_session;
-use crate::api::Log;
-use crate::cli::{Global, LogCommand};
+use crate::api::WriteLogInfo;
+use crate::cli::{GlobalArgs, LogCommand};
 use crate::failure::Result;
 use crate::ops::{DiscardLog, FlushLog, GetLog, ListLogs};
 use crate::output::{Output, table};
 use crate::units::{Size, Span};
 
 /// Shows and looks after write logs.
-pub fn run(global: &Global, output: Output, command: LogCommand) -> Result<()> {
+pub fn run(global: &GlobalArgs, output: Output, command: LogCommand) -> Result<()> {
     match command {
         LogCommand::Ls => {
             let logs = with_session(global, |session| session.call(ListLogs, |_| {}))?;
@@ -34,14 +34,14 @@ pub fn run(global: &Global, output: Output, command: LogCommand) -> Result<()> {
     }
 }
 
-fn age(log: &Log) -> String {
+fn age(log: &WriteLogInfo) -> String {
     let Some(since) = log.dirty_since_ms else { return String::new() };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let age = now.saturating_sub(Duration::from_millis(since));
     format!("{:.1} s", age.as_secs_f64())
 }
 
-fn list(logs: &[Log]) -> String {
+fn list(logs: &[WriteLogInfo]) -> String {
     let rows = logs.iter().map(|log| {
         vec![
             log.image.clone(),
@@ -56,11 +56,11 @@ fn list(logs: &[Log]) -> String {
     table(&["IMAGE", "LOG", "STATE", "DIRTY", "ENTRIES", "SINCE", "WHY"], &[3, 4, 5], rows)
 }
 
-fn most(log: &Log) -> String {
+fn most(log: &WriteLogInfo) -> String {
     log.dirty_max.map_or("as much as it holds".to_owned(), |bytes| Size(bytes).to_string())
 }
 
-fn show(log: &Log) -> String {
+fn show(log: &WriteLogInfo) -> String {
     let mut lines = vec![
         format!("image:  {}", log.image),
         format!("log:    {}", log.place),

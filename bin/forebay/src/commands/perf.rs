@@ -8,7 +8,7 @@ use forebay_accel::shape::{self, Choice};
 use forebay_accel::tier::{self, Tier};
 use serde::Serialize;
 
-use crate::cli::{PerfAccel, PerfCommand};
+use crate::cli::{PerfAccelArgs, PerfCommand};
 use crate::failure::{Failure, Result};
 use crate::kernels;
 use crate::output::{Output, table};
@@ -98,7 +98,7 @@ struct Row {
     gb_per_s: f64,
 }
 
-fn accel(output: Output, options: &PerfAccel) -> Result<()> {
+fn accel(output: Output, options: &PerfAccelArgs) -> Result<()> {
     // One that cannot be had has ended the program before.
     let forced = Tier::forced().ok().flatten().map(Tier::name);
     let time = Duration::from_millis(options.milliseconds);

@@ -9,7 +9,7 @@ use forebay_messenger::{Address, Auth, Keyring, MessengerCore, MessengerOptions,
 use forebay_reactor::{DriverChoice, Reactor};
 use serde::Serialize;
 
-use crate::cli::{MessengerEnd, MessengerRun, PerfMessenger};
+use crate::cli::{MessengerEndArgs, MessengerRunArgs, PerfMessenger};
 use crate::config::peers::{ClientSide, read_key};
 use crate::engine::peers::cpu_nanos;
 use crate::failure::{Failure, FailureKind, Result};
@@ -24,7 +24,7 @@ const NAME: &str = "perf";
 pub fn run(output: Output, command: PerfMessenger) -> Result<()> {
     let reactor =
         Reactor::system(DriverChoice::Auto).map_err(|error| Failure::failed(format!("a reactor: {error}")))?;
-    let (PerfMessenger::Serve(end) | PerfMessenger::Run(MessengerRun { end, .. })) = &command;
+    let (PerfMessenger::Serve(end) | PerfMessenger::Run(MessengerRunArgs { end, .. })) = &command;
     reactor.set_linger(Duration::from_micros(end.linger_us.into()));
     match command {
         PerfMessenger::Serve(end) => reactor.block_on(serve(output, &end)),
@@ -41,7 +41,7 @@ fn seconds(option: &str, seconds: f64) -> Result<Duration> {
 }
 
 /// The address, and what both ends are set up with.
-fn set_up(end: &MessengerEnd) -> Result<(Address, MessengerOptions)> {
+fn set_up(end: &MessengerEndArgs) -> Result<(Address, MessengerOptions)> {
     let configured = end.config.as_deref().map(ClientSide::load).transpose()?.unwrap_or_default();
     let text = match &end.transport {
         Some(name) if !["tcp", "rdma", "unix", "shm", "loopback"].contains(&name.as_str()) => {
@@ -82,7 +82,7 @@ fn set_up(end: &MessengerEnd) -> Result<(Address, MessengerOptions)> {
     ))
 }
 
-async fn serve(output: Output, end: &MessengerEnd) -> Result<()> {
+async fn serve(output: Output, end: &MessengerEndArgs) -> Result<()> {
     #[derive(Serialize)]
     struct Serving {
         address: String,
@@ -117,7 +117,7 @@ struct Report {
     server_cpu_us: Option<f64>,
 }
 
-async fn measure(options: &MessengerRun) -> Result<Report> {
+async fn measure(options: &MessengerRunArgs) -> Result<Report> {
     let (address, set_up) = set_up(&options.end)?;
     let core = MessengerCore::default();
     // Within the process there is no server yet.
@@ -151,7 +151,7 @@ async fn measure(options: &MessengerRun) -> Result<Report> {
     Ok(report(&address, options, &outcome, used))
 }
 
-fn report(address: &Address, options: &MessengerRun, outcome: &Measurement, cpu_nanos: f64) -> Report {
+fn report(address: &Address, options: &MessengerRunArgs, outcome: &Measurement, cpu_nanos: f64) -> Report {
     let messages = outcome.messages.max(1) as f64;
     let micros = |part: f64| outcome.percentile(part) as f64 / 1e3;
     Report {
@@ -191,8 +191,8 @@ fn render(report: &Report) -> String {
 mod tests {
     use super::*;
 
-    fn end(addr: &str) -> MessengerEnd {
-        MessengerEnd {
+    fn end(addr: &str) -> MessengerEndArgs {
+        MessengerEndArgs {
             addr: addr.into(),
             transport: None,
             crc: false,
@@ -209,22 +209,22 @@ mod tests {
     #[test]
     fn off_this_machine_a_key_is_needed() {
         assert!(set_up(&end("10.0.0.1:7000")).is_err());
-        let with_key = MessengerEnd { key: Some("ab".repeat(32)), ..end("10.0.0.1:7000") };
+        let with_key = MessengerEndArgs { key: Some("ab".repeat(32)), ..end("10.0.0.1:7000") };
         assert!(set_up(&with_key).is_ok());
-        assert!(set_up(&MessengerEnd { key: Some("ab".into()), ..end("127.0.0.1:7000") }).is_err());
+        assert!(set_up(&MessengerEndArgs { key: Some("ab".into()), ..end("127.0.0.1:7000") }).is_err());
     }
 
     #[test]
     fn the_transport_can_be_named_apart() {
-        let named = MessengerEnd { transport: Some("unix".into()), ..end("/run/x") };
+        let named = MessengerEndArgs { transport: Some("unix".into()), ..end("/run/x") };
         assert_eq!(set_up(&named).map(|(address, _)| address).ok(), Some(Address::Unix("/run/x".into())));
-        let unknown = MessengerEnd { transport: Some("pigeon".into()), ..end("127.0.0.1:1") };
+        let unknown = MessengerEndArgs { transport: Some("pigeon".into()), ..end("127.0.0.1:1") };
         assert!(set_up(&unknown).is_err());
     }
 
     #[test]
     fn two_ends_in_one_process_are_measured() {
-        let options = MessengerRun {
+        let options = MessengerRunArgs {
             end: end("loopback:test"),
             size: 100,
             depth: 5,

@@ -1,14 +1,14 @@
 //! Command `reservations`.
 
 use super::with_session;
-use crate::api::Reservations;
-use crate::cli::{Global, ReservationsCommand};
+use crate::api::ReservationsInfo;
+use crate::cli::{GlobalArgs, ReservationsCommand};
 use crate::failure::Result;
 use crate::ops::{ClearReservations, GetReservations};
 use crate::output::{Output, table};
 
 /// Shows or clears an image's reservations.
-pub fn run(global: &Global, output: Output, command: ReservationsCommand) -> Result<()> {
+pub fn run(global: &GlobalArgs, output: Output, command: ReservationsCommand) -> Result<()> {
     match command {
         ReservationsCommand::Ls(options) => {
             let found = with_session(global, |session| session.call(GetReservations(options.image), |_| {}))?;
@@ -22,7 +22,7 @@ pub fn run(global: &Global, output: Output, command: ReservationsCommand) -> Res
     }
 }
 
-fn show(found: &Reservations) -> String {
+fn show(found: &ReservationsInfo) -> String {
     let rows = found.registrants.iter().map(|registrant| {
         let held = match &found.kind {
             Some(kind) if registrant.holder => kind.clone(),

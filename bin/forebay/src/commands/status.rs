@@ -1,8 +1,8 @@
 //! `status` and `reload`.
 
 use super::{shapes, with_session};
-use crate::api::Status;
-use crate::cli::{Global, MaybeImage};
+use crate::api::DaemonStatus;
+use crate::cli::{GlobalArgs, MaybeImage};
 use crate::client::session::{CommandSession, STATUS_TIMEOUT};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::{GetImageStatus, GetStatus, Reload};
@@ -11,7 +11,7 @@ use crate::spec::ImageSpec;
 use crate::units::{Size, duration, percent};
 
 /// Asks the daemon how it is; with an image, asks who has that open.
-pub fn status(global: &Global, output: Output, options: MaybeImage) -> Result<()> {
+pub fn status(global: &GlobalArgs, output: Output, options: MaybeImage) -> Result<()> {
     match options.image {
         None => daemon_status(global, output),
         Some(spec) => image_status(global, output, &spec),
@@ -19,7 +19,7 @@ pub fn status(global: &Global, output: Output, options: MaybeImage) -> Result<()
 }
 
 /// Shows who watches an image, as `rbd status` does.
-fn image_status(global: &Global, output: Output, spec: &ImageSpec) -> Result<()> {
+fn image_status(global: &GlobalArgs, output: Output, spec: &ImageSpec) -> Result<()> {
     let found = with_session(global, |session| session.call(GetImageStatus(spec.clone()), |_| {}));
     let status = found.map_err(|failure| match failure.kind {
         // Scripts look for these words.
@@ -31,7 +31,7 @@ fn image_status(global: &Global, output: Output, spec: &ImageSpec) -> Result<()>
     output.print(&status, shapes::watchers)
 }
 
-fn daemon_status(global: &Global, output: Output) -> Result<()> {
+fn daemon_status(global: &GlobalArgs, output: Output) -> Result<()> {
     let status = CommandSession::daemon(global)?.call(&GetStatus, Some(STATUS_TIMEOUT), |_| {})?;
     output.print(&status, render)?;
     if !status.ready {
@@ -41,7 +41,7 @@ fn daemon_status(global: &Global, output: Output) -> Result<()> {
 }
 
 /// Makes the daemon reload hosts and secrets.
-pub fn reload(global: &Global, output: Output) -> Result<()> {
+pub fn reload(global: &GlobalArgs, output: Output) -> Result<()> {
     let reloaded = CommandSession::daemon(global)?.call(&Reload, Some(STATUS_TIMEOUT), |_| {})?;
     output.print(&reloaded, |reloaded| match reloaded.restart {
         true => "hosts and secrets count from now on; other settings that differ need a restart\n".into(),
@@ -49,7 +49,7 @@ pub fn reload(global: &Global, output: Output) -> Result<()> {
     })
 }
 
-fn render(status: &Status) -> String {
+fn render(status: &DaemonStatus) -> String {
     let mut rows = vec![
         ("state", if status.ready { "ready".into() } else { "not ready".into() }),
         ("version", status.version.clone()),

@@ -7,8 +7,8 @@ use forebay_store::{CheckOptions, InitOptions};
 
 use super::with_session;
 use crate::api::StoreSpace;
-use crate::cli::{Global, StoreCheck, StoreCommand, StoreInit};
-use crate::client::progress::{Bar, Counts};
+use crate::cli::{GlobalArgs, StoreCheckArgs, StoreCommand, StoreInitArgs};
+use crate::client::progress::{Bar, ProgressUnit};
 use crate::client::session::CommandSession;
 use crate::config::{absolute, default_data_dir, default_store, follow_links, size_from_free_space};
 use crate::daemon::{link_store, prepare_dir};
@@ -19,7 +19,7 @@ use crate::output::{Output, fields};
 use crate::units::{Size, percent};
 
 /// Does what is asked with the store.
-pub fn run(global: &Global, output: Output, command: StoreCommand) -> Result<()> {
+pub fn run(global: &GlobalArgs, output: Output, command: StoreCommand) -> Result<()> {
     match command {
         StoreCommand::Init(options) => init(global, output, options),
         StoreCommand::Check(options) => check(global, output, options),
@@ -31,7 +31,7 @@ pub fn run(global: &Global, output: Output, command: StoreCommand) -> Result<()>
 }
 
 /// Returns the data directory, and the store in it or elsewhere.
-fn places(global: &Global, store: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
+fn places(global: &GlobalArgs, store: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     let data = absolute(&global.data.clone().unwrap_or_else(default_data_dir))?;
     let store = match store {
         Some(path) => absolute(path)?,
@@ -40,7 +40,7 @@ fn places(global: &Global, store: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     Ok((data, store))
 }
 
-fn refuse_beside_daemon(global: &Global, what: &str) -> Result<()> {
+fn refuse_beside_daemon(global: &GlobalArgs, what: &str) -> Result<()> {
     match CommandSession::daemon(global) {
         Ok(client) => {
             let message =
@@ -76,7 +76,7 @@ fn on_reactor_with_bar<T, F: Future<Output = Result<T>>>(bar: &Bar, work: impl F
     })?
 }
 
-fn init(global: &Global, output: Output, options: StoreInit) -> Result<()> {
+fn init(global: &GlobalArgs, output: Output, options: StoreInitArgs) -> Result<()> {
     let (data, path) = places(global, options.store.as_deref())?;
     let link = default_store(&data);
     // A store elsewhere that the data directory names already.
@@ -98,26 +98,26 @@ fn init(global: &Global, output: Output, options: StoreInit) -> Result<()> {
     output.print(&space, |space| format!("made {} with {}", space.path.display(), Size(space.capacity)))
 }
 
-fn make(global: &Global, path: &Path, options: &StoreInit) -> Result<()> {
+fn make(global: &GlobalArgs, path: &Path, options: &StoreInitArgs) -> Result<()> {
     let size = match options.size {
         Some(Size(size)) => size,
         None if store::is_device(path) => 0,
         None => size_from_free_space(path.parent().unwrap_or(path))?,
     };
-    let StoreInit { force, preallocate, .. } = *options;
+    let StoreInitArgs { force, preallocate, .. } = *options;
     let options = InitOptions { size, force, preallocate, ..InitOptions::default() };
-    let bar = preallocate.then(|| Bar::new(global, "Allocating", Counts::Bytes));
+    let bar = preallocate.then(|| Bar::new(global, "Allocating", ProgressUnit::Bytes));
     match &bar {
         Some(bar) => on_reactor_with_bar(bar, |sink| store::init(path, options, sink)),
         None => on_reactor(store::init(path, options, ProgressSink::channel().0))?,
     }
 }
 
-fn check(global: &Global, output: Output, options: StoreCheck) -> Result<()> {
+fn check(global: &GlobalArgs, output: Output, options: StoreCheckArgs) -> Result<()> {
     let (_, path) = places(global, options.store.as_deref())?;
     refuse_beside_daemon(global, "checking")?;
-    let bar = Bar::new(global, "Checking", Counts::Steps);
-    let StoreCheck { quick, repair, roll_back, rebuild, .. } = options;
+    let bar = Bar::new(global, "Checking", ProgressUnit::Steps);
+    let StoreCheckArgs { quick, repair, roll_back, rebuild, .. } = options;
     let checking = CheckOptions { data: !quick, repair, roll_back, rebuild };
     let report = on_reactor_with_bar(&bar, |sink| store::check(&path, checking, sink))?;
     drop(bar);

@@ -1,18 +1,18 @@
 //! `attach`, `detach`, `targets`.
 
 use super::with_session;
-use crate::api::{self, Front, Target};
+use crate::api::{self, Front, ImageExport};
 use crate::cli;
-use crate::cli::Global;
+use crate::cli::GlobalArgs;
 use crate::cli::many::each;
 use crate::client::session::CommandSession;
 use crate::failure::{Failure, Result};
-use crate::ops::{Attach, Detach, ListTargets};
+use crate::ops::{AttachImage, DetachImage, ListTargets};
 use crate::output::{Output, table};
 use crate::spec::ImageSpec;
 
 /// Exports an image and prints its URI.
-pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<()> {
+pub fn attach(global: &GlobalArgs, output: Output, options: cli::AttachArgs) -> Result<()> {
     let (is_one, images) = (options.name.is_one(), options.name.resolve()?);
     let front = match (options.nvme, options.iscsi) {
         (true, _) => Front::Nvme,
@@ -32,14 +32,14 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
         let (hosts, uuid, log) = (hosts.clone(), uuid.clone(), log.clone());
         let (subsystem, target) = (subsystem.clone(), target.clone());
         let request =
-            api::Attach { pool, image, front, read_only, unit, hosts, subsystem, target, ana_group, uuid, log };
-        let target = daemon.call(&Attach(request), None, |_| {})?;
+            api::AttachRequest { pool, image, front, read_only, unit, hosts, subsystem, target, ana_group, uuid, log };
+        let target = daemon.call(&AttachImage(request), None, |_| {})?;
         for warning in &target.warnings {
             eprintln!("forebay: warning: {warning}");
         }
         Ok(target)
     })?;
-    let uri = |target: &Target| target.uri.clone().unwrap_or_default();
+    let uri = |target: &ImageExport| target.uri.clone().unwrap_or_default();
     match targets.as_slice() {
         [target] if is_one => output.print(target, uri),
         all => output.print(&all, |all| all.iter().map(uri).collect::<Vec<_>>().join("\n")),
@@ -47,7 +47,7 @@ pub fn attach(global: &Global, output: Output, options: cli::Attach) -> Result<(
 }
 
 /// Ends exports.
-pub fn detach(global: &Global, output: Output, options: cli::Detach) -> Result<()> {
+pub fn detach(global: &GlobalArgs, output: Output, options: cli::DetachArgs) -> Result<()> {
     let (is_one, images) = (options.name.is_one(), options.name.resolve()?);
     let asked = match (options.nbd, options.nvme, options.iscsi) {
         (true, _, _) => Some(Front::Nbd),
@@ -66,7 +66,7 @@ pub fn detach(global: &Global, output: Output, options: cli::Detach) -> Result<(
                 fronts.push(Front::Nbd);
             }
             for front in fronts {
-                session.call(Detach { spec: spec.clone(), front, force, keep_log }, |_| {})?;
+                session.call(DetachImage { spec: spec.clone(), front, force, keep_log }, |_| {})?;
             }
             Ok(spec)
         })
@@ -78,12 +78,12 @@ pub fn detach(global: &Global, output: Output, options: cli::Detach) -> Result<(
 }
 
 /// Lists what is exported.
-pub fn list(global: &Global, output: Output) -> Result<()> {
+pub fn list(global: &GlobalArgs, output: Output) -> Result<()> {
     let targets = with_session(global, |session| session.call(ListTargets, |_| {}))?;
     output.print(&targets, |targets| show(targets))
 }
 
-fn show(targets: &[Target]) -> String {
+fn show(targets: &[ImageExport]) -> String {
     let rows = targets.iter().map(|target| {
         let state = match (&target.error, &target.uri) {
             (Some(failure), _) => failure.message.clone(),

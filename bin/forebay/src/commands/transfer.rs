@@ -10,19 +10,19 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::shapes::Info;
 use super::with_session;
-use crate::api::{Exported, Imported, Progress};
-use crate::cli::{self, Global};
+use crate::api::{ExportResult, ImportResult, Progress};
+use crate::cli::{self, GlobalArgs};
 use crate::client::direct::Direct;
-use crate::client::http::{Begun, Request, Response, Upload};
-use crate::client::progress::{Bar, Counts};
+use crate::client::http::{Begun, Response, SentRequest, Upload};
+use crate::client::progress::{Bar, ProgressUnit};
 use crate::client::session::{CommandSession, DaemonClient};
-use crate::engine::transfer::{CHUNK_LEN_MAX, CHUNKS_QUEUED, Chunk, Import};
+use crate::engine::transfer::{CHUNK_LEN_MAX, CHUNKS_QUEUED, Chunk, ImportParameters};
 use crate::failure::{Failure, Result};
 use crate::ops::image_path;
 use crate::output::Output;
 use crate::spec::{ImageSpec, LOCAL_POOL};
 use crate::transfer::container::{Converter, container};
-use crate::transfer::sink::Sink;
+use crate::transfer::sink::ImageSink;
 use crate::transfer::source::{Source, nonzero_runs};
 
 /// Result of `import` as JSON.
@@ -34,7 +34,7 @@ struct ImportedShape<'a> {
 }
 
 /// Makes an image of a file or stream.
-pub fn import(global: &Global, output: Output, options: cli::Import) -> Result<()> {
+pub fn import(global: &GlobalArgs, output: Output, options: cli::ImportArgs) -> Result<()> {
     let (path, pool) = (options.names.path, options.names.pool);
     let spec = match options.names.image {
         Some(spec) => spec,
@@ -44,8 +44,8 @@ pub fn import(global: &Global, output: Output, options: cli::Import) -> Result<(
     if !options.raw {
         check_raw(&mut source, &path)?;
     }
-    let import = Import { spec, object_size: options.objects.bytes(), size: source.len() };
-    let bar = Bar::new(global, "Importing", Counts::Bytes);
+    let import = ImportParameters { spec, object_size: options.objects.bytes(), size: source.len() };
+    let bar = Bar::new(global, "Importing", ProgressUnit::Bytes);
     let imported = with_session(global, |session| match session {
         CommandSession::Daemon(client) => import_through(client, import, source, &path, &bar),
         CommandSession::Direct(direct) => import_here(direct, import, source, &path, &bar),
@@ -97,11 +97,11 @@ fn reading(error: std::io::Error, path: &Path) -> Failure {
 
 fn import_through(
     client: &DaemonClient,
-    import: Import,
+    import: ImportParameters,
     mut source: Source,
     path: &Path,
     bar: &Bar,
-) -> Result<Imported> {
+) -> Result<ImportResult> {
     let mut target = format!("{}/data?object_size={}", image_path(&import.spec), import.object_size);
     if let Some(size) = import.size {
         target.push_str(&format!("&size={size}"));
@@ -143,7 +143,13 @@ fn import_through(
     client.read_lines(response.map_err(|error| client.lost(error))?, |_| {})
 }
 
-fn import_here(direct: &Direct, import: Import, mut source: Source, path: &Path, bar: &Bar) -> Result<Imported> {
+fn import_here(
+    direct: &Direct,
+    import: ImportParameters,
+    mut source: Source,
+    path: &Path,
+    bar: &Bar,
+) -> Result<ImportResult> {
     let total = import.size.unwrap_or(0);
     let (chunks, receiver) = mpsc::channel(CHUNKS_QUEUED);
     let (begun, _) = oneshot::channel();
@@ -176,14 +182,14 @@ fn import_here(direct: &Direct, import: Import, mut source: Source, path: &Path,
 }
 
 /// Writes an image to a file or stream.
-pub fn export(global: &Global, output: Output, options: cli::Export) -> Result<()> {
+pub fn export(global: &GlobalArgs, output: Output, options: cli::ExportArgs) -> Result<()> {
     let image = options.names.image;
     let path = options.names.path.unwrap_or_else(|| PathBuf::from(&image.image));
     let to_stdout = path.as_os_str() == "-";
     if to_stdout && output.is_json() {
         return Err(Failure::invalid("--format json and an export to standard output would mix"));
     }
-    let bar = Bar::new(global, "Exporting", Counts::Bytes);
+    let bar = Bar::new(global, "Exporting", ProgressUnit::Bytes);
     let writer = Writer { sink: None, path: &path, force: options.force, size: 0, data: 0, bar: &bar };
     let exported = with_session(global, |session| match session {
         CommandSession::Daemon(client) => export_through(client, &image, writer),
@@ -198,7 +204,7 @@ pub fn export(global: &Global, output: Output, options: cli::Export) -> Result<(
 
 /// Takes an image's content in; opens what it is written to only when the image is known to be there.
 struct Writer<'a> {
-    sink: Option<Sink>,
+    sink: Option<ImageSink>,
     path: &'a Path,
     force: bool,
     size: u64,
@@ -208,14 +214,14 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn size(&mut self, size: u64) -> Result<()> {
-        let mut sink = Sink::open(self.path, self.force)?;
+        let mut sink = ImageSink::open(self.path, self.force)?;
         sink.size(size)?;
         self.size = size;
         self.sink = Some(sink);
         Ok(())
     }
 
-    fn sink(&mut self) -> Result<&mut Sink> {
+    fn sink(&mut self) -> Result<&mut ImageSink> {
         self.sink.as_mut().ok_or_else(|| Failure::failed("the image's content came before its size"))
     }
 
@@ -226,10 +232,10 @@ impl Writer<'_> {
         self.sink()?.data(offset, data).map_err(|error| writing(error, path))
     }
 
-    fn end(mut self) -> Result<Exported> {
+    fn end(mut self) -> Result<ExportResult> {
         let (path, size) = (self.path, self.size);
         self.sink()?.finish(size).map_err(|error| writing(error, path))?;
-        Ok(Exported { size, data: self.data })
+        Ok(ExportResult { size, data: self.data })
     }
 }
 
@@ -237,9 +243,9 @@ fn writing(error: std::io::Error, path: &Path) -> Failure {
     Failure::io(error, format_args!("writing {}", path.display()))
 }
 
-fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_>) -> Result<Exported> {
+fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_>) -> Result<ExportResult> {
     let target = format!("{}/data", image_path(spec));
-    let mut response: Response = Request::send(&client.socket, "GET", &target, None)
+    let mut response: Response = SentRequest::send(&client.socket, "GET", &target, None)
         .and_then(|request| request.response(None))
         .map_err(|error| client.lost(error))?;
     if response.status >= 300 {
@@ -269,7 +275,7 @@ fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_
     }
 }
 
-fn export_here(direct: &Direct, spec: ImageSpec, mut writer: Writer<'_>) -> Result<Exported> {
+fn export_here(direct: &Direct, spec: ImageSpec, mut writer: Writer<'_>) -> Result<ExportResult> {
     let (sender, mut chunks) = mpsc::channel(CHUNKS_QUEUED);
     let engine = direct.engine().clone();
     let work = thread::spawn(move || engine.call_blocking(move |engine| engine.export(spec, sender)));

@@ -117,7 +117,7 @@ pub fn check_iqn(name: &str, whose: &str) -> Result<()> {
 
 /// Settings of the default target: identity, access and limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IscsiTarget {
+pub struct IscsiTargetSettings {
     /// Target name, if it is not derived from the data directory.
     pub name: Option<String>,
     /// Addresses reported by discovery instead of the listening addresses.
@@ -138,7 +138,7 @@ pub struct IscsiTarget {
     pub threshold_percent: u8,
 }
 
-impl Default for IscsiTarget {
+impl Default for IscsiTargetSettings {
     fn default() -> Self {
         Self {
             name: None,
@@ -154,7 +154,7 @@ impl Default for IscsiTarget {
     }
 }
 
-impl IscsiTarget {
+impl IscsiTargetSettings {
     pub(super) fn resolve(section: IscsiSection) -> Result<Self> {
         let default = Self::default();
         if let Some(name) = &section.name {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::parse_addr;
 use super::peers::read_private;
-use crate::cli::Serve;
+use crate::cli::ServeArgs;
 use crate::failure::{Failure, Result};
 
 /// Minimum length of a pre-shared key in bytes.
@@ -62,7 +62,7 @@ impl NbdAccess {
     pub(super) fn resolve(
         section: NbdTlsSection,
         allow: Option<Vec<String>>,
-        serve: &Serve,
+        serve: &ServeArgs,
         tls: Vec<Tls>,
     ) -> Result<Self> {
         let allow = if serve.nbd_allow.is_empty() { allow.unwrap_or_default() } else { serve.nbd_allow.clone() };
@@ -230,7 +230,7 @@ mod tests {
         dir
     }
 
-    fn resolve(text: &str, serve: &Serve, tls: Tls) -> Result<NbdAccess> {
+    fn resolve(text: &str, serve: &ServeArgs, tls: Tls) -> Result<NbdAccess> {
         NbdAccess::resolve(toml::from_str(text).expect("a section"), None, serve, vec![Tls::None, tls])
     }
 
@@ -239,7 +239,7 @@ mod tests {
         let dir = credentials();
         let (path, psk) = (dir.path().display(), dir.path().join("keys.psk"));
         let text = format!("credentials = '{path}'\npsk = '{}'\nnames = ['CN=one,O=x']\n", psk.display());
-        let found = resolve(&text, &Serve::default(), Tls::Required).expect("a configuration");
+        let found = resolve(&text, &ServeArgs::default(), Tls::Required).expect("a configuration");
         assert!(found.certificate.as_ref().is_some_and(|shown| shown.client_authorities.is_some()));
         let users: Vec<_> = found.keys.iter().map(|key| (key.identity.clone(), key.secret.len())).collect();
         assert_eq!(users, [(b"one".to_vec(), 16), (b"a:b".to_vec(), 32)]);
@@ -250,12 +250,15 @@ mod tests {
         // Files for verifying hosts are optional if hosts are not verified.
         fs::remove_file(dir.path().join("ca-cert.pem")).expect("removed");
         let unverified = format!("credentials = '{path}'\nverify-peer = false\n");
-        let found = resolve(&unverified, &Serve::default(), Tls::Allowed).expect("a configuration");
+        let found = resolve(&unverified, &ServeArgs::default(), Tls::Allowed).expect("a configuration");
         assert!(found.is_open(Tls::Required).is_some());
-        let flags = Serve { nbd_psk: Some(psk), nbd_allow: vec!["10.0.0.0/8".into()], ..Serve::default() };
+        let flags = ServeArgs { nbd_psk: Some(psk), nbd_allow: vec!["10.0.0.0/8".into()], ..ServeArgs::default() };
         let found = resolve("", &flags, Tls::Required).expect("flags");
         assert_eq!((found.certificate.is_none(), found.keys.len(), found.networks.len()), (true, 2, 1));
-        assert_eq!(resolve("", &Serve::default(), Tls::None).expect("nothing").access().expect("nothing").networks, []);
+        assert_eq!(
+            resolve("", &ServeArgs::default(), Tls::None).expect("nothing").access().expect("nothing").networks,
+            []
+        );
     }
 
     #[test]
@@ -267,7 +270,7 @@ mod tests {
             format!("psk = '{path}/wrong.psk'")
         };
         let says = |text: &str, tls: Tls, says: &str| {
-            let failure = resolve(text, &Serve::default(), tls).expect_err(text);
+            let failure = resolve(text, &ServeArgs::default(), tls).expect_err(text);
             assert!(failure.message.contains(says), "{text}: {failure}");
         };
         let good = "ab".repeat(16);
@@ -295,7 +298,7 @@ mod tests {
         put(&dir.path().join("ca-cert.pem"), b"no certificate", 0o644);
         put(&dir.path().join("server-key.pem"), &file("server-key.pem"), 0o600);
         says(&format!("credentials = '{path}'"), Tls::Required, "cannot be used");
-        let flags = Serve { nbd_allow: vec!["10.0.0.0/99".into()], ..Serve::default() };
+        let flags = ServeArgs { nbd_allow: vec!["10.0.0.0/99".into()], ..ServeArgs::default() };
         let failure = resolve("", &flags, Tls::None).expect_err("no network");
         assert!(failure.message.contains("nbd-allow") && failure.message.contains("10.0.0.0/99"), "{failure}");
     }

@@ -19,7 +19,7 @@ use serde::Deserialize;
 use super::parse_addr;
 use super::peers::read_private;
 use crate::api;
-use crate::cli::Serve;
+use crate::cli::ServeArgs;
 use crate::failure::{Failure, Result};
 use crate::units::Size;
 
@@ -245,7 +245,7 @@ pub fn check_nqn(nqn: &str, whose: &str) -> Result<()> {
 
 /// Settings of the default NVMe subsystem: identity, access and limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NvmeSubsystem {
+pub struct NvmeSubsystemSettings {
     /// NQN, if it is not derived from the data directory.
     pub nqn: Option<String>,
     /// Controller ids; daemons that serve one subsystem together have disjoint ranges.
@@ -260,7 +260,7 @@ pub struct NvmeSubsystem {
     pub limits: HostLimits,
 }
 
-impl Default for NvmeSubsystem {
+impl Default for NvmeSubsystemSettings {
     fn default() -> Self {
         Self {
             nqn: None,
@@ -273,8 +273,8 @@ impl Default for NvmeSubsystem {
     }
 }
 
-impl NvmeSubsystem {
-    pub(super) fn resolve(section: NvmeSection, serve: &Serve, tls: Vec<bool>) -> Result<Self> {
+impl NvmeSubsystemSettings {
+    pub(super) fn resolve(section: NvmeSection, serve: &ServeArgs, tls: Vec<bool>) -> Result<Self> {
         if let Some(nqn) = &section.nqn {
             check_nqn(nqn, "nvme-subsystem.nqn")?;
         }
@@ -393,8 +393,8 @@ mod tests {
         file
     }
 
-    fn resolve(text: &str, serve: &Serve) -> Result<NvmeSubsystem> {
-        NvmeSubsystem::resolve(toml::from_str(text).expect("a section"), serve, Vec::new())
+    fn resolve(text: &str, serve: &ServeArgs) -> Result<NvmeSubsystemSettings> {
+        NvmeSubsystemSettings::resolve(toml::from_str(text).expect("a section"), serve, Vec::new())
     }
 
     #[test]
@@ -406,7 +406,7 @@ mod tests {
             secret.path().display(),
             other.path().display()
         );
-        let found = resolve(&text, &Serve::default()).expect("a configuration");
+        let found = resolve(&text, &ServeArgs::default()).expect("a configuration");
         let hosts = found.access.hosts.as_ref().expect("a list");
         assert_eq!(hosts.get("nqn.2014-08.org.example:open"), Some(&None));
         let keys = hosts[HOST].as_ref().expect("keys");
@@ -417,20 +417,20 @@ mod tests {
         assert!(keys.controller.is_some());
         assert!(!format!("{found:?}").contains("IwtN"), "a secret is shown");
         let flag = format!("{HOST},secret={}", other.path().display());
-        let found = resolve(&text, &Serve { nvme_host: vec![flag], ..Serve::default() }).expect("flags win");
+        let found = resolve(&text, &ServeArgs { nvme_host: vec![flag], ..ServeArgs::default() }).expect("flags win");
         let keys = found.access.hosts.as_ref().and_then(|hosts| hosts[HOST].clone()).expect("keys");
         assert_eq!((keys.controller.is_some(), keys.hashes.len(), keys.groups.len()), (false, 3, 3));
-        assert_eq!(resolve("", &Serve::default()).expect("nothing"), NvmeSubsystem::default());
+        assert_eq!(resolve("", &ServeArgs::default()).expect("nothing"), NvmeSubsystemSettings::default());
     }
 
     #[test]
     fn keys_for_tls_come_from_files_and_go_with_listeners() {
         let key = file("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:\n", 0o600);
         let text = format!("[[host]]\nnqn = '{HOST}'\ntls-key = '{}'\n", key.path().display());
-        let with = |text: &str, tls: &[bool], serve: &Serve| {
-            NvmeSubsystem::resolve(toml::from_str(text).expect("a section"), serve, tls.to_vec())
+        let with = |text: &str, tls: &[bool], serve: &ServeArgs| {
+            NvmeSubsystemSettings::resolve(toml::from_str(text).expect("a section"), serve, tls.to_vec())
         };
-        let none = Serve::default();
+        let none = ServeArgs::default();
         let found = with(&text, &[true, false], &none).expect("a configuration");
         let access = &found.access;
         assert!(access.tls_keys.contains_key(HOST) && access.hosts.as_ref().is_some_and(|hosts| hosts[HOST].is_none()));
@@ -438,12 +438,16 @@ mod tests {
         assert!(with(&text, &[false], &none).expect_err("no listener").message.contains("tls=required"));
         assert!(with("", &[true], &none).is_ok(), "hosts may be added while the daemon runs");
         // A flag replaces the section, including its key.
-        let flag = Serve { nvme_host: vec![HOST.into()], ..Serve::default() };
+        let flag = ServeArgs { nvme_host: vec![HOST.into()], ..ServeArgs::default() };
         assert!(with(&text, &[true], &flag).expect("a flag").access.tls_keys.is_empty());
-        let flag = Serve { nvme_host: vec![format!("{HOST},tls-key={}", key.path().display())], ..Serve::default() };
+        let flag =
+            ServeArgs { nvme_host: vec![format!("{HOST},tls-key={}", key.path().display())], ..ServeArgs::default() };
         assert_eq!(with("", &[true], &flag).expect("a flag").access.tls_keys.len(), 1);
         let secret = file(SECRET, 0o600);
-        let flag = Serve { nvme_host: vec![format!("{HOST},tls-key={}", secret.path().display())], ..Serve::default() };
+        let flag = ServeArgs {
+            nvme_host: vec![format!("{HOST},tls-key={}", secret.path().display())],
+            ..ServeArgs::default()
+        };
         assert!(with("", &[true], &flag).expect_err("another secret").message.contains("NVMeTLSkey"));
         let listener = |text| parse_listener(text).map(|(addr, tls)| (addr.to_string(), tls)).ok();
         assert_eq!(listener("127.0.0.1:4420,tls=required"), Some(("127.0.0.1:4420".into(), true)));
@@ -454,13 +458,13 @@ mod tests {
 
     #[test]
     fn limits_are_set_by_name() {
-        let flags = Serve { nvme_limit: vec!["queues=4".into(), "memory=64M".into()], ..Serve::default() };
+        let flags = ServeArgs { nvme_limit: vec!["queues=4".into(), "memory=64M".into()], ..ServeArgs::default() };
         let limits = resolve("[limits]\nqueues = 8\nconnections = 100\n", &flags).expect("limits").limits;
         assert_eq!((limits.queues_max, limits.connections_max, limits.core_bytes), (4, 100, 64 << 20));
         for (limit, says) in
             [("queues=65", "64"), ("queues=0", "64"), ("memory=1M", "4 MiB"), ("colour=1", "no such"), ("x", "NAME")]
         {
-            let flags = Serve { nvme_limit: vec![limit.into()], ..Serve::default() };
+            let flags = ServeArgs { nvme_limit: vec![limit.into()], ..ServeArgs::default() };
             let failure = resolve("", &flags).expect_err(limit);
             assert!(failure.message.contains(says), "{limit}: {failure}");
         }
@@ -479,10 +483,11 @@ mod tests {
             (format!("{HOST},controller-secret={}", path(&secret)), "without secret"),
             (format!("{HOST},secret={0},controller-secret={0}", path(&secret)), "same secret"),
         ] {
-            let failure = resolve("", &Serve { nvme_host: vec![flag.clone()], ..Serve::default() }).expect_err(&flag);
+            let failure =
+                resolve("", &ServeArgs { nvme_host: vec![flag.clone()], ..ServeArgs::default() }).expect_err(&flag);
             assert!(failure.message.contains(says), "{flag}: {failure}");
         }
         let text = format!("[[host]]\nnqn = '{HOST}'\nsecret = '{}'\nhashes = ['md5']", path(&secret));
-        assert!(resolve(&text, &Serve::default()).expect_err("a hash").message.contains("md5"));
+        assert!(resolve(&text, &ServeArgs::default()).expect_err("a hash").message.contains("md5"));
     }
 }

@@ -10,13 +10,13 @@ use forebay_messenger::{Address, Network, SharedKey};
 use serde::Deserialize;
 
 use super::{ConfigFile, absolute};
-use crate::cli::Serve;
+use crate::cli::ServeArgs;
 use crate::failure::{Failure, Result};
 
 /// Transport for addresses that do not specify one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Transport {
+pub enum PeerTransport {
     /// TCP transport.
     #[default]
     Tcp,
@@ -24,7 +24,7 @@ pub enum Transport {
     Rdma,
 }
 
-impl Transport {
+impl PeerTransport {
     /// Parses an address, which may specify its own transport.
     pub fn address(self, text: &str) -> Result<Address> {
         let names_one = ["tcp:", "rdma:", "unix:", "shm:"].iter().any(|scheme| text.starts_with(scheme));
@@ -48,7 +48,7 @@ impl Transport {
 
 /// Peer settings of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Peers {
+pub struct PeerSettings {
     /// Listening addresses.
     pub listen: Vec<Address>,
     /// Other daemons with which it keeps a session.
@@ -63,9 +63,9 @@ pub struct Peers {
     pub rdma_local: Option<IpAddr>,
 }
 
-impl Peers {
+impl PeerSettings {
     /// Resolves the settings: flags override the configuration file.
-    pub(super) fn resolve(serve: &Serve, file: &mut ConfigFile) -> Result<Self> {
+    pub(super) fn resolve(serve: &ServeArgs, file: &mut ConfigFile) -> Result<Self> {
         let cluster = file.cluster.unwrap_or_default();
         let addresses = |texts: &[String]| texts.iter().map(|text| cluster.address(text)).collect::<Result<Vec<_>>>();
         let listen = if serve.peer.is_empty() { file.peer.take().unwrap_or_default() } else { serve.peer.clone() };
@@ -125,7 +125,7 @@ pub fn read_private(path: &Path) -> Result<String> {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClientSide {
     /// Transport for addresses that do not specify one.
-    pub transport: Transport,
+    pub transport: PeerTransport,
     /// Address of the RDMA device to use.
     pub rdma_local: Option<IpAddr>,
     /// Key file.
@@ -151,8 +151,8 @@ mod tests {
         file
     }
 
-    fn resolve(text: &str, serve: &Serve) -> Result<Peers> {
-        Peers::resolve(serve, &mut toml::from_str(text).expect("a configuration"))
+    fn resolve(text: &str, serve: &ServeArgs) -> Result<PeerSettings> {
+        PeerSettings::resolve(serve, &mut toml::from_str(text).expect("a configuration"))
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
              peers = ['10.17.23.11:7000']\npeer-allow = ['10.17.0.0/16']\npeer-key = '{}'\n",
             key.path().display()
         );
-        let peers = resolve(&text, &Serve::default()).expect("a configuration");
+        let peers = resolve(&text, &ServeArgs::default()).expect("a configuration");
         let shown = |addresses: &[Address]| addresses.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(shown(&peers.listen), ["rdma:10.17.23.10:7000", "tcp:127.0.0.1:1"]);
         assert_eq!(shown(&peers.connect), ["rdma:10.17.23.11:7000"]);
@@ -171,10 +171,13 @@ mod tests {
         assert!(peers.secure && peers.modes().is_none());
         let file = key_file(&text, 0o644);
         let client = ClientSide::load(file.path()).expect("the same file");
-        assert_eq!((client.transport, client.key.as_deref()), (Transport::Tcp, Some(key.path())));
-        let flags = Serve { peer: vec!["127.0.0.1:5".into()], ..Serve::default() };
+        assert_eq!((client.transport, client.key.as_deref()), (PeerTransport::Tcp, Some(key.path())));
+        let flags = ServeArgs { peer: vec!["127.0.0.1:5".into()], ..ServeArgs::default() };
         assert_eq!(shown(&resolve(&text, &flags).expect("flags win").listen), ["rdma:127.0.0.1:5"]);
-        assert_eq!(resolve("", &Serve::default()).expect("nothing"), Peers { secure: true, ..Peers::default() });
+        assert_eq!(
+            resolve("", &ServeArgs::default()).expect("nothing"),
+            PeerSettings { secure: true, ..PeerSettings::default() }
+        );
     }
 
     #[test]
@@ -192,7 +195,7 @@ mod tests {
             (key(&open), "others"),
             (key(&short), "64"),
         ] {
-            let failure = resolve(&text, &Serve::default()).expect_err(&text);
+            let failure = resolve(&text, &ServeArgs::default()).expect_err(&text);
             assert!(failure.message.contains(says), "{text}: {failure}");
         }
         assert!(toml::from_str::<ConfigFile>("cluster = 'pigeon'").is_err());

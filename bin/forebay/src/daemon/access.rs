@@ -36,7 +36,7 @@ pub async fn list_nvme_subsystems(State(app): State<App>, streamed: Streamed) ->
 }
 
 /// Create an NVMe subsystem
-#[utoipa::path(post, path = "/v1/nvme-subsystems", request_body = api::CreateNvmeSubsystem,
+#[utoipa::path(post, path = "/v1/nvme-subsystems", request_body = api::CreateNvmeSubsystemRequest,
     responses((status = 200, body = api::NvmeSubsystem), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub async fn create_nvme_subsystem(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
     match parse(&body) {
@@ -86,7 +86,7 @@ pub async fn list_iscsi_targets(State(app): State<App>, streamed: Streamed) -> R
 }
 
 /// Create an iSCSI target
-#[utoipa::path(post, path = "/v1/iscsi-targets", request_body = api::CreateIscsiTarget,
+#[utoipa::path(post, path = "/v1/iscsi-targets", request_body = api::CreateIscsiTargetRequest,
     responses((status = 200, body = api::IscsiTarget), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub async fn create_iscsi_target(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
     match parse(&body) {

@@ -222,13 +222,13 @@ async fn openapi() -> Response {
 }
 
 /// Show the state of the daemon
-#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = api::Status)))]
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = api::DaemonStatus)))]
 async fn status(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::GetStatus).await
 }
 
 /// Create an image
-#[utoipa::path(post, path = "/v1/images", request_body = api::CreateImage, responses(
+#[utoipa::path(post, path = "/v1/images", request_body = api::CreateImageRequest, responses(
     (status = 200, body = api::ImageInfo), (status = 409, body = ErrorBody)
 ))]
 async fn create_image(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
@@ -282,7 +282,7 @@ async fn get_image(State(app): State<App>, streamed: Streamed, Path(names): Path
 
 /// Resize or rename an image
 #[utoipa::path(patch, path = "/v1/images/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
-    request_body = api::UpdateImage,
+    request_body = api::UpdateImageRequest,
     responses((status = 200, body = api::ImageInfo), (status = 404, body = ErrorBody)))]
 async fn update_image(
     State(app): State<App>,
@@ -355,18 +355,18 @@ async fn image_usage(
 }
 
 /// List the exports
-#[utoipa::path(get, path = "/v1/targets", responses((status = 200, body = Vec<api::Target>)))]
+#[utoipa::path(get, path = "/v1/targets", responses((status = 200, body = Vec<api::ImageExport>)))]
 async fn list_targets(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::ListTargets).await
 }
 
 /// Create an export
-#[utoipa::path(post, path = "/v1/targets", request_body = api::Attach, responses(
-    (status = 200, body = api::Target), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)
+#[utoipa::path(post, path = "/v1/targets", request_body = api::AttachRequest, responses(
+    (status = 200, body = api::ImageExport), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)
 ))]
 async fn attach(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
     match parse(&body) {
-        Ok(request) => app.run(streamed, ops::Attach(request)).await,
+        Ok(request) => app.run(streamed, ops::AttachImage(request)).await,
         Err(failure) => failure.into_response(),
     }
 }
@@ -394,7 +394,7 @@ async fn detach(
     Path((front, pool, image)): Path<(Front, String, String)>,
     Query(DetachQuery { force, keep_log }): Query<DetachQuery>,
 ) -> Response {
-    on_image((pool, image), |spec| app.run(streamed, ops::Detach { spec, front, force, keep_log })).await
+    on_image((pool, image), |spec| app.run(streamed, ops::DetachImage { spec, front, force, keep_log })).await
 }
 
 /// List the ANA states of NVMe namespaces, by port and group
@@ -404,7 +404,7 @@ async fn list_ana(State(app): State<App>, streamed: Streamed) -> Response {
 }
 
 /// Set ANA states of NVMe namespaces, and notify the hosts
-#[utoipa::path(post, path = "/v1/ana", request_body = api::SetAna,
+#[utoipa::path(post, path = "/v1/ana", request_body = api::SetAnaRequest,
     responses((status = 200, body = Vec<api::Ana>), (status = 400, body = ErrorBody)))]
 async fn set_ana(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
     match parse(&body) {
@@ -422,7 +422,7 @@ async fn reload(State(app): State<App>, streamed: Streamed) -> Response {
 /// Show the persistent reservations of an image
 #[utoipa::path(get, path = "/v1/reservations/{pool}/{image}",
     params(("pool" = String, Path), ("image" = String, Path)),
-    responses((status = 200, body = api::Reservations), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = api::ReservationsInfo), (status = 404, body = ErrorBody)))]
 async fn get_reservations(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
     on_image(names, |spec| app.run(streamed, ops::GetReservations(spec))).await
 }
@@ -440,14 +440,14 @@ async fn clear_reservations(
 }
 
 /// List the write logs
-#[utoipa::path(get, path = "/v1/logs", responses((status = 200, body = Vec<api::Log>)))]
+#[utoipa::path(get, path = "/v1/logs", responses((status = 200, body = Vec<api::WriteLogInfo>)))]
 async fn list_logs(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::ListLogs).await
 }
 
 /// Show the write log of an image
 #[utoipa::path(get, path = "/v1/logs/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
-    responses((status = 200, body = api::Log), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = api::WriteLogInfo), (status = 404, body = ErrorBody)))]
 async fn get_log(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
     on_image(names, |spec| app.run(streamed, ops::GetLog(spec))).await
 }
@@ -455,7 +455,7 @@ async fn get_log(State(app): State<App>, streamed: Streamed, Path(names): Path<(
 /// Write back all dirty data of an image's write log
 #[utoipa::path(post, path = "/v1/logs/{pool}/{image}/flush",
     params(("pool" = String, Path), ("image" = String, Path)),
-    responses((status = 200, body = api::Log), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = api::WriteLogInfo), (status = 404, body = ErrorBody)))]
 async fn flush_log(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
     on_image(names, |spec| app.run(streamed, ops::FlushLog(spec))).await
 }

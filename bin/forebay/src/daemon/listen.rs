@@ -18,7 +18,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::control::{App, router};
 use super::is_socket;
 use super::notify::Notifier;
-use crate::config::Config;
+use crate::config::DaemonConfig;
 use crate::engine::Engine;
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind, Result};
@@ -41,7 +41,7 @@ pub struct Listeners {
 
 impl Listeners {
     /// Binds the sockets; no request is accepted yet.
-    pub async fn bind(config: &Config) -> Result<Self> {
+    pub async fn bind(config: &DaemonConfig) -> Result<Self> {
         let catch = |kind| signal(kind).map_err(|error| Failure::io(error, "catching signals"));
         let unix = bind_control(&config.control)?;
         let tcp = match config.http {

@@ -18,23 +18,23 @@ use forebay_reactor::{Cores, CoresOptions};
 use forebay_store::InitOptions;
 use tokio::sync::oneshot;
 
-use crate::api::Status;
-use crate::cli::{Global, Serve};
-use crate::config::{Config, default_store, follow_links, size_from_free_space};
+use crate::api::DaemonStatus;
+use crate::cli::{GlobalArgs, ServeArgs};
+use crate::config::{DaemonConfig, default_store, follow_links, size_from_free_space};
 use crate::engine::handle::{Jobs, jobs};
 use crate::engine::small_files::{keep_reserve, replace_file};
 use crate::engine::{DaemonOptions, Engine, EngineOptions, store};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::kernels;
 use crate::ops::ProgressSink;
-use crate::running::{Entry, RunningDaemon};
+use crate::running::{RunningDaemon, RunningEntry};
 use crate::units::Size;
 use listen::Listeners;
 use notify::Notifier;
 
 /// Runs the daemon until it is told to stop.  The control plane runs on this thread, the reactors on separate ones.
-pub fn serve(global: &Global, options: &Serve) -> Result<()> {
-    let config = Config::resolve(global, options)?;
+pub fn serve(global: &GlobalArgs, options: &ServeArgs) -> Result<()> {
+    let config = DaemonConfig::resolve(global, options)?;
     crate::logging::start(config.log_level.as_deref(), "info", config.log_format)?;
     crate::logging::log_panics();
     let notifier = Notifier::from_environment();
@@ -59,7 +59,7 @@ pub fn serve(global: &Global, options: &Serve) -> Result<()> {
         tracing::warn!(%error, "memory of closed connections stays with the allocator");
     }
     let (global, options) = (global.clone(), options.clone());
-    let read_config = Arc::new(move || Config::resolve(&global, &options));
+    let read_config = Arc::new(move || DaemonConfig::resolve(&global, &options));
     let daemon = DaemonOptions { config, read_config, cores: cores.handles() };
     let result = runtime.block_on(run(daemon, &cores, &notifier));
     let stopped = cores.stop().map_err(|panic| Failure::failed(panic.to_string()));
@@ -115,7 +115,7 @@ async fn run(daemon: DaemonOptions, cores: &Cores, notifier: &Notifier) -> Resul
     let text = serde_json::to_vec(&running_daemon).map_err(|error| Failure::failed(error.to_string()))?;
     replace_file(&file_path, &text)
         .map_err(|error| Failure::io(error, format_args!("writing {}", file_path.display())))?;
-    let listed = Entry::write(&running_daemon);
+    let listed = RunningEntry::write(&running_daemon);
     let (nbd, nvme, iscsi) = (status.nbd.join(", "), status.nvme.join(", "), status.iscsi.join(", "));
     tracing::info!(
         version = status.version,
@@ -141,7 +141,7 @@ async fn run(daemon: DaemonOptions, cores: &Cores, notifier: &Notifier) -> Resul
 }
 
 /// Runs the engine on its reactor until it is closed.
-async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<Status>) -> Result<()> {
+async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<DaemonStatus>) -> Result<()> {
     let config = daemon.config.clone();
     if store::is_absent(&config.store)? {
         let path = follow_links(&config.store);

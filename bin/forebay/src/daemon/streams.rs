@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::control::{App, ChannelBody};
 use crate::api::{self, ErrorBody, StreamLine, default_object_size};
-use crate::engine::transfer::{CHUNKS_QUEUED, Chunk, Import};
+use crate::engine::transfer::{CHUNKS_QUEUED, Chunk, ImportParameters};
 use crate::failure::{Failure, Result};
 use crate::spec::image_spec;
 
@@ -101,7 +101,7 @@ pub struct ImportQuery {
     params(("pool" = String, Path), ("image" = String, Path), ("size" = Option<u64>, Query),
         ("object_size" = Option<u64>, Query)),
     request_body(content_type = "application/vnd.forebay.diff"),
-    responses((status = 200, body = api::Imported), (status = 409, body = ErrorBody)))]
+    responses((status = 200, body = api::ImportResult), (status = 409, body = ErrorBody)))]
 pub async fn import(
     State(app): State<App>,
     Path((pool, image)): Path<(String, String)>,
@@ -115,7 +115,7 @@ pub async fn import(
     let lines = request.headers().get(header::ACCEPT).is_some_and(|accept| accept == "application/x-ndjson");
     let (chunks, receiver) = mpsc::channel(CHUNKS_QUEUED);
     let (begun, mut wait_begun) = oneshot::channel();
-    let import = Import { spec, object_size: query.object_size, size: query.size };
+    let import = ImportParameters { spec, object_size: query.object_size, size: query.size };
     let mut work = Box::pin(app.engine.call(move |engine| engine.import(import, receiver, begun)));
     tokio::select! {
         biased;
@@ -138,7 +138,7 @@ pub async fn import(
     answer(fed.and(result), lines)
 }
 
-fn answer(result: Result<api::Imported>, lines: bool) -> Response {
+fn answer(result: Result<api::ImportResult>, lines: bool) -> Response {
     match result {
         Ok(imported) if lines => Json(StreamLine::Result(imported)).into_response(),
         Ok(imported) => Json(imported).into_response(),

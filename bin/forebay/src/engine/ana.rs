@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Engine;
 use super::offload::offload;
 use super::small_files::replace_file;
-use crate::api::{Ana, SetAna};
+use crate::api::{Ana, SetAnaRequest};
 use crate::failure::{Failure, FailureKind, Result};
 
 /// Version of the file that this build writes and reads.
@@ -141,7 +141,7 @@ impl Engine {
     }
 
     /// Sets the ANA state of groups on ports, notifies the hosts, and persists it; returns the resulting states.
-    pub async fn set_ana(&self, request: &SetAna) -> Result<Vec<Ana>> {
+    pub async fn set_ana(&self, request: &SetAnaRequest) -> Result<Vec<Ana>> {
         let subsystems = self.fronts.nvme().subsystems();
         let state = AnaState::named(&request.state).ok_or_else(|| {
             Failure::invalid(format!("'{}' is no state of ANA", request.state))

@@ -19,7 +19,7 @@ const WARM_UP: Duration = Duration::from_millis(500);
 
 /// Parameters of a benchmark.
 #[derive(Debug, Clone)]
-pub struct Load {
+pub struct BenchLoad {
     /// Image under load.
     pub spec: ImageSpec,
     /// Percentage of write requests.
@@ -46,7 +46,7 @@ pub struct Loaded {
 /// State shared by the lanes of a benchmark.
 struct BenchState {
     device: Rc<dyn BlockDevice>,
-    load: Load,
+    load: BenchLoad,
     /// Number of blocks of the image.
     blocks: u64,
     next: Cell<u64>,
@@ -59,7 +59,7 @@ struct BenchState {
 
 impl Engine {
     /// Runs a benchmark on an image.  Writes overwrite its data.
-    pub async fn bench(self: Rc<Self>, load: Load) -> Result<Loaded> {
+    pub async fn bench(self: Rc<Self>, load: BenchLoad) -> Result<Loaded> {
         let spec = load.spec.clone();
         let volume = self.open_volume(&spec).await?;
         // Served as to a host: a log that is attached or detached meanwhile takes effect.

@@ -53,7 +53,7 @@ impl Environment for SystemEnvironment {
 }
 
 /// Ceph cluster, connected on demand, and the pools that were requested.
-pub struct Ceph {
+pub struct CephPools {
     flags: Flags,
     cluster: RefCell<Option<Rc<RadosCluster>>>,
     /// List of the daemon's own client addresses; a command has none.
@@ -63,7 +63,7 @@ pub struct Ceph {
     connecting: Semaphore,
 }
 
-impl Ceph {
+impl CephPools {
     /// Creates it without connecting.
     pub fn new(flags: Flags, clients: Option<CephClients>) -> Self {
         Self { flags, clients, cluster: RefCell::default(), pools: RefCell::default(), connecting: Semaphore::new(1) }

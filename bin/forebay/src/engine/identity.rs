@@ -15,14 +15,14 @@ pub type Uuid = [u8; 16];
 
 /// Identity of a data directory.
 #[derive(Debug, Clone, Copy)]
-pub struct Identity {
+pub struct DataDirIdentity {
     /// Identifier created at the first start, persisted in the file `identity`.
     pub uuid: Uuid,
     /// Identifier created at every start, for volumes that exist in memory only.
     boot: Uuid,
 }
 
-impl Identity {
+impl DataDirIdentity {
     /// Loads the identity of a data directory, or creates one.
     pub fn load(data: &Path) -> Result<Self> {
         let path = data.join("identity");
@@ -103,8 +103,8 @@ mod tests {
     #[test]
     fn an_identity_stays_and_tells_volumes_apart() {
         let dir = tempfile::tempdir().expect("a directory");
-        let first = Identity::load(dir.path()).expect("made");
-        let again = Identity::load(dir.path()).expect("read");
+        let first = DataDirIdentity::load(dir.path()).expect("made");
+        let again = DataDirIdentity::load(dir.path()).expect("read");
         assert_eq!(first.uuid, again.uuid);
         let local: ImageSpec = "local/a".parse().expect("a spec");
         let ram: ImageSpec = "ram/a".parse().expect("a spec");
@@ -118,6 +118,6 @@ mod tests {
     fn damage_is_named() {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join("identity"), "something else").expect("written");
-        assert_eq!(Identity::load(dir.path()).expect_err("no UUID").kind, FailureKind::Corrupt);
+        assert_eq!(DataDirIdentity::load(dir.path()).expect_err("no UUID").kind, FailureKind::Corrupt);
     }
 }

@@ -8,10 +8,10 @@ use forebay_image as image;
 use forebay_reactor::yield_now;
 
 use super::Engine;
-use super::volumes::Reserved;
+use super::volumes::ReservedImage;
 use crate::api::{
     self, DiskUsage, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
-    UpdateImage,
+    UpdateImageRequest,
 };
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
@@ -104,7 +104,7 @@ impl Engine {
     }
 
     /// Creates an empty image.
-    pub async fn create_image(self: Rc<Self>, request: api::CreateImage) -> Result<api::ImageInfo> {
+    pub async fn create_image(self: Rc<Self>, request: api::CreateImageRequest) -> Result<api::ImageInfo> {
         let spec = image_spec(&request.pool, &request.image)?;
         spec.check_new()?;
         let backend = self.pool(&spec.pool).await?;
@@ -129,16 +129,16 @@ impl Engine {
     pub async fn update_image(
         self: &Rc<Self>,
         spec: &ImageSpec,
-        update: UpdateImage,
+        update: UpdateImageRequest,
         progress: ProgressSink,
     ) -> Result<api::ImageInfo> {
         match update {
-            UpdateImage { size: Some(size), allow_shrink, name: None } => {
+            UpdateImageRequest { size: Some(size), allow_shrink, name: None } => {
                 self.resize_image(spec, size, allow_shrink, progress).await?;
                 self.image_info(spec).await
             }
-            UpdateImage { size: None, name: Some(name), .. } => self.rename_image(spec, &name).await,
-            UpdateImage { .. } => Err(Failure::invalid("an update changes either the size or the name")),
+            UpdateImageRequest { size: None, name: Some(name), .. } => self.rename_image(spec, &name).await,
+            UpdateImageRequest { .. } => Err(Failure::invalid("an update changes either the size or the name")),
         }
     }
 
@@ -210,7 +210,7 @@ impl Engine {
     }
 
     /// Reserves an image exclusively; fails if it is exported.
-    pub fn reserve_unexported(&self, spec: &ImageSpec) -> Result<Reserved> {
+    pub fn reserve_unexported(&self, spec: &ImageSpec) -> Result<ReservedImage> {
         if self.is_exported(spec) {
             return Err(Failure::new(FailureKind::Busy, format!("the image {spec} is exported"))
                 .hint(format!("end that first: forebay detach {spec}")));

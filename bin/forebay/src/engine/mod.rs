@@ -34,24 +34,24 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_block::{ObjectBackend, Usage};
-use forebay_export::Meter;
+use forebay_export::{Meter, Meters};
 use forebay_nbd::stats::ServerCounts;
 use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
 use forebay_store::Store;
 
-use crate::api::{Front, Pool, Status, StoreSpace};
-use crate::config::Config;
+use crate::api::{DaemonStatus, Front, PoolInfo, StoreSpace};
+use crate::config::DaemonConfig;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::running;
 use crate::spec::{ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
 use crate::units::Size;
 use access::AccessLists;
-use ceph::Ceph;
+use ceph::CephPools;
 use ceph_clients::CephClients;
 use exports::{Exports, UnservedExport};
 use fronts::Fronts;
-use identity::Identity;
+use identity::DataDirIdentity;
 use logs::Logs;
 use peers::{PeerCounts, Peers};
 use store::StoreCounter;
@@ -77,9 +77,9 @@ pub struct EngineOptions {
 /// Options that only the daemon's engine has.
 pub struct DaemonOptions {
     /// The daemon's configuration.
-    pub config: Config,
+    pub config: DaemonConfig,
     /// Re-reads the configuration from its source.
-    pub read_config: Arc<dyn Fn() -> Result<Config> + Send + Sync>,
+    pub read_config: Arc<dyn Fn() -> Result<DaemonConfig> + Send + Sync>,
     /// Reactor cores; the engine runs on the first.
     pub cores: Vec<CoreHandle>,
 }
@@ -90,14 +90,14 @@ pub struct Engine {
     started: Instant,
     store: Option<Rc<Store>>,
     pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>>,
-    ceph: Ceph,
+    ceph: CephPools,
     volumes: Volumes,
-    meters: Arc<Meters>,
+    meters: Arc<Meters<ImageSpec, RequestPath>>,
     exports: Exports,
     fronts: Fronts,
     ana: ana::AnaFileLock,
     access: AccessLists,
-    identity: Identity,
+    identity: DataDirIdentity,
     logs: Logs,
     peers: Peers,
     closing: Cell<bool>,
@@ -106,18 +106,15 @@ pub struct Engine {
 /// Path of requests: the front, and the pool of the image; no front means `forebay bench` in the daemon itself.
 pub type RequestPath = (Option<Front>, String);
 
-/// Request counters, by image and by path.
-pub type Meters = forebay_export::Meters<ImageSpec, RequestPath>;
-
 /// Snapshot of all counters.
 #[derive(Debug)]
-pub struct Snapshot {
+pub struct MetricsSnapshot {
     /// State of the daemon and its pools.
-    pub status: Status,
+    pub status: DaemonStatus,
     /// Exports that hosts cannot reach.
     pub unserved: Vec<UnservedExport>,
     /// Request meters, shared with the engine; they keep counting after the snapshot.
-    pub meters: Arc<Meters>,
+    pub meters: Arc<Meters<ImageSpec, RequestPath>>,
     /// Counters of the embedded store.
     pub store: Vec<StoreCounter>,
     /// Open write logs.
@@ -177,7 +174,8 @@ const DIRECT_CACHE: usize = 0;
 impl Engine {
     /// Opens the store and loads the state in the data directory.
     pub async fn open(options: EngineOptions) -> Result<Rc<Self>> {
-        let identity = if options.opens_store { Identity::load(&options.data)? } else { Identity::passing()? };
+        let identity =
+            if options.opens_store { DataDirIdentity::load(&options.data)? } else { DataDirIdentity::passing()? };
         let data_cache = options.daemon.as_ref().map_or(DIRECT_CACHE, |daemon| daemon.config.store_cache);
         let mut pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>> = BTreeMap::new();
         let mut store = None;
@@ -200,7 +198,8 @@ impl Engine {
             }
         };
         let fronts = Fronts::new(&identity, options.daemon.as_ref().map(|daemon| &daemon.config));
-        let ceph = Ceph::new(options.ceph.clone(), options.daemon.as_ref().map(|_| CephClients::of(&options.data)));
+        let ceph =
+            CephPools::new(options.ceph.clone(), options.daemon.as_ref().map(|_| CephClients::of(&options.data)));
         let engine = Self {
             options,
             started: now(),
@@ -272,7 +271,7 @@ impl Engine {
     }
 
     /// Returns the state of the daemon and its pools; fails in a command's engine.
-    pub async fn status(&self) -> Result<Status> {
+    pub async fn status(&self) -> Result<DaemonStatus> {
         let Some(daemon) = &self.options.daemon else {
             return Err(Failure::new(FailureKind::Unreachable, "no daemon runs"));
         };
@@ -282,7 +281,7 @@ impl Engine {
             usages.push(((*name).to_owned(), backend.info().kind, usage));
         }
         usages.extend(self.ceph.usage().await.into_iter().map(|(name, usage)| (name, "rados", usage)));
-        let describe = |(name, kind, usage): (String, &str, Usage)| Pool {
+        let describe = |(name, kind, usage): (String, &str, Usage)| PoolInfo {
             name,
             kind: kind.into(),
             capacity: usage.capacity,
@@ -293,8 +292,8 @@ impl Engine {
             refuses_writes: None,
             needs_repair: None,
         };
-        let with_limit = |pool: Pool| match pool.name == LOCAL_POOL {
-            true => Pool {
+        let with_limit = |pool: PoolInfo| match pool.name == LOCAL_POOL {
+            true => PoolInfo {
                 limited_by: self.store_limit(),
                 refuses_writes: self.store_refusal(),
                 needs_repair: self.store.as_ref().and_then(|store| store.needs_repair()),
@@ -303,7 +302,7 @@ impl Engine {
             false => pool,
         };
         let pools = usages.into_iter().map(describe).map(with_limit).collect();
-        Ok(Status {
+        Ok(DaemonStatus {
             ready: !self.closing.get() && self.fronts.is_serving(),
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -353,8 +352,8 @@ impl Engine {
     }
 
     /// Returns a snapshot of all counters.
-    pub async fn snapshot(&self) -> Result<Snapshot> {
-        Ok(Snapshot {
+    pub async fn snapshot(&self) -> Result<MetricsSnapshot> {
+        Ok(MetricsSnapshot {
             meters: self.meters.clone(),
             unserved: self.unserved_exports(),
             store: self.store.as_ref().map(|store| store::counters(store)).unwrap_or_default(),

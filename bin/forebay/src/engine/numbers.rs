@@ -1,29 +1,17 @@
-//! Numbers of exports within their front, as [`forebay_export::Numbers`] chooses them, in the words of operators.
+//! Numbers of exports within their front, as [`ExportNumbers`] chooses them, in the words of operators.
 
-use forebay_export::NumberError;
+use forebay_export::{ExportNumbers, NumberError, TakenNumbers};
 
 use crate::api::Front;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
-/// Number whose export has ended.
-pub type Retired = forebay_export::RetiredNumber<Front>;
-
-/// Retired numbers, reserved for images that are no longer exported.
-pub type Numbers = forebay_export::ExportNumbers<Front>;
-
-/// Owners of the numbers within a front's subsystem or target.
-pub type Owners = forebay_export::NumberOwners<ImageSpec>;
-
-/// Numbers that other exports have.
-pub type TakenNumbers<'a> = forebay_export::TakenNumbers<'a, ImageSpec>;
-
 /// Chooses the number of a new export; `None` in fronts whose exports have none.
 pub fn choose_number(
-    numbers: &Numbers,
+    numbers: &ExportNumbers<Front>,
     front: Front,
     within: &str,
-    taken: &TakenNumbers<'_>,
+    taken: &TakenNumbers<'_, ImageSpec>,
     wanted: Option<u32>,
     image: &str,
 ) -> Result<Option<u32>> {
@@ -53,17 +41,19 @@ pub fn choose_number(
 
 #[cfg(test)]
 mod tests {
+    use forebay_export::{NumberOwners, RetiredNumber};
+
     use super::*;
 
-    fn retired(unit: u32, image: &str) -> Retired {
-        Retired { front: Front::Iscsi, within: String::new(), unit, image: image.into() }
+    fn retired(unit: u32, image: &str) -> RetiredNumber<Front> {
+        RetiredNumber { front: Front::Iscsi, within: String::new(), unit, image: image.into() }
     }
 
     /// Chooses a number of the default subsystem or target for an image that has no export yet.
     fn choose(
-        numbers: &Numbers,
+        numbers: &ExportNumbers<Front>,
         front: Front,
-        owners: &Owners,
+        owners: &NumberOwners<ImageSpec>,
         wanted: Option<u32>,
         image: &str,
     ) -> Result<Option<u32>> {
@@ -75,52 +65,52 @@ mod tests {
         format!("local/i{unit}").parse().expect("a spec")
     }
 
-    fn owned(units: impl IntoIterator<Item = u32>) -> Owners {
-        let mut owners = Owners::new();
+    fn owned(units: impl IntoIterator<Item = u32>) -> NumberOwners<ImageSpec> {
+        let mut owners = NumberOwners::new();
         units.into_iter().for_each(|unit| owners.add(unit, owner(unit)));
         owners
     }
 
     #[test]
     fn numbers_are_those_that_the_front_can_serve() {
-        let numbers = Numbers::new(Vec::new());
+        let numbers = ExportNumbers::new(Vec::new());
         for (front, beyond, limit) in [
             (Front::Nvme, vec![0, 8193, 9000, u32::MAX], "1 to 8192"),
             (Front::Iscsi, vec![16_384, 65_536, u32::MAX], "0 to 16383"),
         ] {
             for unit in beyond {
-                let failure = choose(&numbers, front, &Owners::new(), Some(unit), "x").expect_err("out of range");
+                let failure = choose(&numbers, front, &NumberOwners::new(), Some(unit), "x").expect_err("out of range");
                 assert_eq!(failure.kind, FailureKind::Invalid);
                 assert!(failure.message.contains(limit), "{failure:?}");
             }
         }
-        assert_eq!(choose(&numbers, Front::Nvme, &Owners::new(), Some(8192), "x"), Ok(Some(8192)));
-        assert_eq!(choose(&numbers, Front::Iscsi, &Owners::new(), Some(16_383), "x"), Ok(Some(16_383)));
+        assert_eq!(choose(&numbers, Front::Nvme, &NumberOwners::new(), Some(8192), "x"), Ok(Some(8192)));
+        assert_eq!(choose(&numbers, Front::Iscsi, &NumberOwners::new(), Some(16_383), "x"), Ok(Some(16_383)));
     }
 
     #[test]
     fn when_all_numbers_are_taken_no_more_are_given() {
         let mut taken = owned(1..=8192);
-        let mut numbers = Numbers::new(Vec::new());
+        let mut numbers = ExportNumbers::new(Vec::new());
         let failure = choose(&numbers, Front::Nvme, &taken, None, "x").expect_err("one too many");
         assert_eq!(failure.kind, FailureKind::NoSpace);
         assert!(failure.message.contains("8192"), "{failure:?}");
         // A retired number is reused rather than failing, the oldest first.
         for unit in [77, 5] {
             taken.remove(unit, &owner(unit));
-            numbers.retire(Retired { front: Front::Nvme, ..retired(unit, "gone") });
+            numbers.retire(RetiredNumber { front: Front::Nvme, ..retired(unit, "gone") });
         }
         assert_eq!(choose(&numbers, Front::Nvme, &taken, None, "x"), Ok(Some(77)));
         // A number that an older build assigned is not reused if the front cannot serve it.
-        numbers.retire(Retired { front: Front::Nvme, ..retired(9000, "x") });
+        numbers.retire(RetiredNumber { front: Front::Nvme, ..retired(9000, "x") });
         assert_eq!(choose(&numbers, Front::Nvme, &taken, None, "x"), Ok(Some(77)));
     }
 
     #[test]
     fn fronts_without_numbers_take_none() {
-        let numbers = Numbers::new(Vec::new());
-        assert_eq!(choose(&numbers, Front::Nbd, &Owners::new(), None, "x"), Ok(None));
-        assert!(choose(&numbers, Front::Nbd, &Owners::new(), Some(1), "x").is_err());
-        assert!(choose(&numbers, Front::Nvme, &Owners::new(), Some(0), "x").is_err(), "namespaces begin with 1");
+        let numbers = ExportNumbers::new(Vec::new());
+        assert_eq!(choose(&numbers, Front::Nbd, &NumberOwners::new(), None, "x"), Ok(None));
+        assert!(choose(&numbers, Front::Nbd, &NumberOwners::new(), Some(1), "x").is_err());
+        assert!(choose(&numbers, Front::Nvme, &NumberOwners::new(), Some(0), "x").is_err(), "namespaces begin with 1");
     }
 }

@@ -10,7 +10,7 @@ use forebay_image as image;
 use forebay_reactor::{now, timeout, yield_now};
 
 use super::Engine;
-use crate::api::{self, Front, Status, Target};
+use crate::api::{self, DaemonStatus, Front, ImageExport};
 use crate::failure::Result;
 use crate::spec::{ImageSpec, image_spec};
 
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// One page of a longer list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Page<T> {
+pub struct OverviewPage<T> {
     /// Rows of the page, at most [`PAGE_ROWS`].
     pub rows: Vec<T>,
     /// Page number, from 1.
@@ -33,7 +33,7 @@ pub struct Page<T> {
     pub total: usize,
 }
 
-impl<T> Page<T> {
+impl<T> OverviewPage<T> {
     /// Returns one page of all rows; a number past the end selects the last page.
     pub fn of(all: Vec<T>, number: usize) -> Self {
         let (total, pages) = (all.len(), all.len().div_ceil(PAGE_ROWS).max(1));
@@ -43,9 +43,9 @@ impl<T> Page<T> {
     }
 
     /// Maps each row.
-    pub fn map<U>(self, change: impl FnMut(T) -> U) -> Page<U> {
+    pub fn map<U>(self, change: impl FnMut(T) -> U) -> OverviewPage<U> {
         let rows = self.rows.into_iter().map(change).collect();
-        Page { rows, number: self.number, pages: self.pages, total: self.total }
+        OverviewPage { rows, number: self.number, pages: self.pages, total: self.total }
     }
 }
 
@@ -77,7 +77,7 @@ pub struct ImageRow {
 #[derive(Debug, Clone)]
 pub struct LogRow {
     /// Log as `log ls` shows it.
-    pub log: api::Log,
+    pub log: api::WriteLogInfo,
     /// Bytes of the log that cannot be written now.
     pub used: u64,
     /// Bytes of payload capacity.
@@ -97,15 +97,15 @@ pub struct UnlistedPool {
 #[derive(Debug)]
 pub struct Overview {
     /// State of the daemon, its pools and peers.
-    pub status: Status,
+    pub status: DaemonStatus,
     /// Exports; those that hosts cannot reach come first.
-    pub exports: Page<Target>,
+    pub exports: OverviewPage<ImageExport>,
     /// Images of all pools, by pool and name.
-    pub images: Page<ImageRow>,
+    pub images: OverviewPage<ImageRow>,
     /// Pools that could not be listed in `images`.
     pub unlisted: Vec<UnlistedPool>,
     /// Open write logs; those that do not accept writes come first.
-    pub logs: Page<LogRow>,
+    pub logs: OverviewPage<LogRow>,
 }
 
 impl Engine {
@@ -116,7 +116,7 @@ impl Engine {
         Ok(Overview { status, exports: self.targets_page(numbers.exports), images, unlisted, logs: self.logs_page() })
     }
 
-    async fn images_page(&self, number: usize) -> (Page<ImageRow>, Vec<UnlistedPool>) {
+    async fn images_page(&self, number: usize) -> (OverviewPage<ImageRow>, Vec<UnlistedPool>) {
         let deadline = now() + PATIENCE;
         let mut all = Vec::new();
         let mut unlisted = Vec::new();
@@ -131,7 +131,7 @@ impl Engine {
             };
             unlisted.push(UnlistedPool { pool, reason });
         }
-        let mut images = Page::of(all, number).map(|(pool, name)| {
+        let mut images = OverviewPage::of(all, number).map(|(pool, name)| {
             let spec = image_spec(&pool, &name).ok();
             let fronts = spec.as_ref().map(|spec| self.fronts_of(spec)).unwrap_or_default();
             let log = spec.as_ref().and_then(|spec| self.running_log(spec)).map(|log| log.state);
@@ -151,16 +151,16 @@ impl Engine {
         (images, unlisted)
     }
 
-    fn logs_page(&self) -> Page<LogRow> {
+    fn logs_page(&self) -> OverviewPage<LogRow> {
         let mut open = self.open_logs();
         open.sort_by_key(|(_, log)| log.mode().is_on());
-        let page = Page::of(open, 1);
+        let page = OverviewPage::of(open, 1);
         let describe = |(spec, log): (ImageSpec, std::rc::Rc<forebay_writelog::WriteLog>)| {
             let stats = log.stats();
             Some(LogRow { log: self.running_log(&spec)?, used: stats.used, capacity: stats.capacity })
         };
         let (number, pages, total) = (page.number, page.pages, page.total);
-        Page { rows: page.rows.into_iter().filter_map(describe).collect(), number, pages, total }
+        OverviewPage { rows: page.rows.into_iter().filter_map(describe).collect(), number, pages, total }
     }
 }
 
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn a_page_is_never_beside_the_list() {
         let of = |count: usize, number| {
-            let page = Page::of((0..count).collect(), number);
+            let page = OverviewPage::of((0..count).collect(), number);
             (page.rows.first().copied(), page.rows.len(), page.number, page.pages, page.total)
         };
         assert_eq!(of(0, 1), (None, 0, 1, 1, 0));

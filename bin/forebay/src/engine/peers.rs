@@ -13,7 +13,7 @@ use forebay_messenger::{
 };
 
 use crate::api::Peer;
-use crate::config::Config;
+use crate::config::DaemonConfig;
 use crate::failure::{Failure, Result};
 
 /// Receive budget for messages not yet dropped, of all peers together.
@@ -89,7 +89,7 @@ impl Handler for Answers {
 
 impl Peers {
     /// Listens and connects as configured; does nothing if no addresses or peers are configured.
-    pub fn start(&self, config: &Config) -> Result<()> {
+    pub fn start(&self, config: &DaemonConfig) -> Result<()> {
         let peers = &config.peers;
         if peers.listen.is_empty() && peers.connect.is_empty() {
             return Ok(());

@@ -3,7 +3,7 @@
 use super::Engine;
 use super::offload::offload;
 use crate::api;
-use crate::config::{Config, NbdAccess};
+use crate::config::{DaemonConfig, NbdAccess};
 use crate::failure::{Failure, FailureKind, Result};
 
 impl Engine {
@@ -35,7 +35,7 @@ impl Engine {
 }
 
 /// Returns whether two configurations are equal in all settings that apply at startup only.
-fn same_but_for_hosts(running: &Config, mut new: Config) -> bool {
+fn same_but_for_hosts(running: &DaemonConfig, mut new: DaemonConfig) -> bool {
     let nbd = &running.nbd_access;
     new.nbd_access = NbdAccess { tls: std::mem::take(&mut new.nbd_access.tls), ..nbd.clone() };
     let (nvme, iscsi) = (&running.nvme_subsystem, &running.iscsi_target);

@@ -11,19 +11,19 @@ use crate::spec::ImageSpec;
 
 impl Engine {
     /// Returns the registrants and the reservation of an image.
-    pub async fn reservations(&self, spec: &ImageSpec) -> Result<api::Reservations> {
+    pub async fn reservations(&self, spec: &ImageSpec) -> Result<api::ReservationsInfo> {
         let volume = self.open_volume(spec).await?;
         let reservations = volume.reservations().map_err(|error| self.reservations_failure(error, spec))?;
         let table = match reservations {
             Some(reservations) => reservations.view().table().clone(),
             None => Arc::new(ReservationTable::new()),
         };
-        let registrants = table.registrants().iter().map(|registrant| api::Registrant {
+        let registrants = table.registrants().iter().map(|registrant| api::RegistrantInfo {
             host: registrant.host.as_bytes().escape_ascii().to_string(),
             key: registrant.key,
             holder: table.is_holder(&registrant.host),
         });
-        Ok(api::Reservations {
+        Ok(api::ReservationsInfo {
             registrants: registrants.collect(),
             kind: table.held().map(|held| kind_name(held.kind).into()),
             whole: table.whole().map(|host| host.as_bytes().escape_ascii().to_string()),

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Engine;
 use super::volumes::Volume;
-use crate::api::Imported;
+use crate::api::ImportResult;
 use crate::failure::{Failure, Result};
 use crate::ops::ProgressSink;
 use crate::spec::ImageSpec;
@@ -47,7 +47,7 @@ pub enum Chunk {
 
 /// Parameters of a new image to be filled.
 #[derive(Debug, Clone)]
-pub struct Import {
+pub struct ImportParameters {
     /// Name of the new image.
     pub spec: ImageSpec,
     /// Object size in bytes.
@@ -61,10 +61,10 @@ impl Engine {
     /// failure, or an end without [`Chunk::End`], removes the image.
     pub async fn import(
         self: Rc<Self>,
-        import: Import,
+        import: ImportParameters,
         mut chunks: mpsc::Receiver<Chunk>,
         begun: oneshot::Sender<()>,
-    ) -> Result<Imported> {
+    ) -> Result<ImportResult> {
         let spec = import.spec.clone();
         spec.check_new()?;
         let backend = self.pool(&spec.pool).await?;
@@ -82,7 +82,7 @@ impl Engine {
             Err(failure) => Err(failure),
         };
         match filled {
-            Ok(written) => Ok(Imported { image: self.image_info(&spec).await?, written }),
+            Ok(written) => Ok(ImportResult { image: self.image_info(&spec).await?, written }),
             Err(failure) => {
                 let (sink, _) = ProgressSink::channel();
                 if let Err(left) = self.remove_reserved(&spec, sink).await {

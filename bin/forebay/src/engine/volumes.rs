@@ -334,12 +334,12 @@ pub struct Volumes {
 }
 
 /// Exclusive reservation of an image; released when dropped.
-pub struct Reserved {
+pub struct ReservedImage {
     spec: ImageSpec,
     reserved: Rc<RefCell<BTreeSet<ImageSpec>>>,
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedImage {
     fn drop(&mut self) {
         self.reserved.borrow_mut().remove(&self.spec);
     }
@@ -352,7 +352,7 @@ impl Volumes {
     }
 
     /// Reserves an image exclusively; fails while it is open or reserved.
-    pub fn reserve(&self, spec: &ImageSpec) -> Result<Reserved> {
+    pub fn reserve(&self, spec: &ImageSpec) -> Result<ReservedImage> {
         if self.is_open(spec) {
             return Err(Failure::new(FailureKind::Busy, format!("the image {spec} is in use"))
                 .hint(format!("end its export with 'forebay detach {spec}', or wait for the transfer that runs")));
@@ -360,7 +360,7 @@ impl Volumes {
         if !self.reserved.borrow_mut().insert(spec.clone()) {
             return Err(being_changed(spec));
         }
-        Ok(Reserved { spec: spec.clone(), reserved: self.reserved.clone() })
+        Ok(ReservedImage { spec: spec.clone(), reserved: self.reserved.clone() })
     }
 
     /// Returns whether the image is open.
@@ -450,7 +450,7 @@ impl Engine {
     }
 
     /// Opens an image that the caller has reserved.
-    pub async fn open_reserved(&self, reserved: &Reserved) -> Result<Rc<Volume>> {
+    pub async fn open_reserved(&self, reserved: &ReservedImage) -> Result<Rc<Volume>> {
         let _turn = self.volumes.opening.lock(&reserved.spec).await;
         self.open_shared(&reserved.spec, true, false).await
     }

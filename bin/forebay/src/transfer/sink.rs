@@ -12,7 +12,7 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::units::Size;
 
 /// Destination of an image's content.
-pub enum Sink {
+pub enum ImageSink {
     /// A file of its own: what is not written reads as zeroes.  Removed again unless the export is finished.
     File {
         /// Open file.
@@ -38,25 +38,25 @@ pub enum Sink {
     },
 }
 
-impl Sink {
+impl ImageSink {
     /// Standard output for `-`, otherwise a new file (or, with `force`, in place of an old one) or a block device.
     pub fn open(path: &Path, force: bool) -> Result<Self> {
         if path.as_os_str() == "-" {
-            return Ok(Sink::Stream { writer: Box::new(io::stdout()), at: 0 });
+            return Ok(ImageSink::Stream { writer: Box::new(io::stdout()), at: 0 });
         }
         let fail = |error| Failure::io(error, format_args!("opening {}", path.display()));
         let kind = std::fs::metadata(path).map(|meta| meta.file_type());
         match kind {
             Ok(kind) if kind.is_block_device() => {
-                Ok(Sink::Device { file: OpenOptions::new().write(true).open(path).map_err(fail)?, at: 0 })
+                Ok(ImageSink::Device { file: OpenOptions::new().write(true).open(path).map_err(fail)?, at: 0 })
             }
             Ok(kind) if kind.is_fifo() || kind.is_char_device() => {
                 let writer = Box::new(OpenOptions::new().write(true).open(path).map_err(fail)?);
-                Ok(Sink::Stream { writer, at: 0 })
+                Ok(ImageSink::Stream { writer, at: 0 })
             }
             Ok(kind) if kind.is_file() && force => {
                 let file = OpenOptions::new().write(true).truncate(true).open(path).map_err(fail)?;
-                Ok(Sink::File { file, path: path.into(), finished: false })
+                Ok(ImageSink::File { file, path: path.into(), finished: false })
             }
             Ok(_) => {
                 let what = format!("{} is there already", path.display());
@@ -64,7 +64,7 @@ impl Sink {
             }
             Err(_) => {
                 let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(fail)?;
-                Ok(Sink::File { file, path: path.into(), finished: false })
+                Ok(ImageSink::File { file, path: path.into(), finished: false })
             }
         }
     }
@@ -72,10 +72,10 @@ impl Sink {
     /// The image has this size.
     pub fn size(&mut self, size: u64) -> Result<()> {
         match self {
-            Sink::File { file, path, .. } => {
+            ImageSink::File { file, path, .. } => {
                 file.set_len(size).map_err(|error| Failure::io(error, format_args!("sizing {}", path.display())))
             }
-            Sink::Device { file, .. } => {
+            ImageSink::Device { file, .. } => {
                 let room = rustix::fs::seek(&*file, rustix::fs::SeekFrom::End(0))
                     .map_err(|error| Failure::io(error.into(), "asking for the device's size"))?;
                 if room < size {
@@ -84,25 +84,25 @@ impl Sink {
                 }
                 Ok(())
             }
-            Sink::Stream { .. } => Ok(()),
+            ImageSink::Stream { .. } => Ok(()),
         }
     }
 
     /// Bytes at an offset; offsets only grow.
     pub fn data(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         match self {
-            Sink::File { file, .. } => {
+            ImageSink::File { file, .. } => {
                 for run in nonzero_runs(offset, data) {
                     file.write_all_at(&data[run.clone()], offset + run.start as u64)?;
                 }
                 Ok(())
             }
-            Sink::Device { file, at } => {
+            ImageSink::Device { file, at } => {
                 zero_device(file, *at, offset)?;
                 *at = offset + data.len() as u64;
                 file.write_all_at(data, offset)
             }
-            Sink::Stream { writer, at } => {
+            ImageSink::Stream { writer, at } => {
                 zero_stream(writer, *at, offset)?;
                 *at = offset + data.len() as u64;
                 writer.write_all(data)
@@ -113,16 +113,16 @@ impl Sink {
     /// Everything has come; makes it durable.
     pub fn finish(&mut self, size: u64) -> io::Result<()> {
         match self {
-            Sink::File { file, finished, .. } => {
+            ImageSink::File { file, finished, .. } => {
                 file.sync_all()?;
                 *finished = true;
                 Ok(())
             }
-            Sink::Device { file, at } => {
+            ImageSink::Device { file, at } => {
                 zero_device(file, *at, size)?;
                 file.sync_all()
             }
-            Sink::Stream { writer, at } => {
+            ImageSink::Stream { writer, at } => {
                 zero_stream(writer, *at, size)?;
                 writer.flush()
             }
@@ -130,9 +130,9 @@ impl Sink {
     }
 }
 
-impl Drop for Sink {
+impl Drop for ImageSink {
     fn drop(&mut self) {
-        if let Sink::File { path, finished: false, .. } = self {
+        if let ImageSink::File { path, finished: false, .. } = self {
             // Half an image under the name of a whole one would be taken for it.
             let _ = std::fs::remove_file(path);
         }
@@ -179,7 +179,7 @@ mod tests {
     fn a_file_has_holes_where_the_image_has_zeroes() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("out");
-        let mut sink = Sink::open(&path, false).expect("a sink");
+        let mut sink = ImageSink::open(&path, false).expect("a sink");
         sink.size(16 << 20).expect("sized");
         sink.data(1 << 20, &vec![0; 1 << 20]).expect("zeroes");
         sink.data(8 << 20, b"data").expect("data");
@@ -188,16 +188,16 @@ mod tests {
         let meta = std::fs::metadata(&path).expect("the file");
         assert_eq!(meta.len(), 16 << 20);
         assert!(meta.blocks() * 512 < 1 << 20, "{} blocks", meta.blocks());
-        let failure = Sink::open(&path, false).err().expect("there already");
+        let failure = ImageSink::open(&path, false).err().expect("there already");
         assert_eq!(failure.kind, FailureKind::Exists);
-        assert!(Sink::open(&path, true).is_ok());
+        assert!(ImageSink::open(&path, true).is_ok());
     }
 
     #[test]
     fn half_an_export_is_not_left_behind() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("out");
-        let mut sink = Sink::open(&path, false).expect("a sink");
+        let mut sink = ImageSink::open(&path, false).expect("a sink");
         sink.size(1 << 20).expect("sized");
         drop(sink);
         assert!(!path.exists());
@@ -208,7 +208,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("out");
         let file = File::create(&path).expect("a file");
-        let mut sink = Sink::Stream { writer: Box::new(file), at: 0 };
+        let mut sink = ImageSink::Stream { writer: Box::new(file), at: 0 };
         sink.size(300_000).expect("sized");
         sink.data(5, b"abc").expect("data");
         sink.data(200_000, b"d").expect("data");

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Arg, ArgAction, Command, ValueHint};
 
 use super::Candidate;
-use super::names::Kind;
-use crate::cli::Global;
+use super::names::NameKind;
+use crate::cli::GlobalArgs;
 
 /// Candidates for the word to complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum Values {
     /// One of these.
     Words(Vec<Candidate>),
     /// The name of something that the daemon knows.
-    Names(Kind),
+    Names(NameKind),
     /// A path.
     Files,
     /// The path of a directory.
@@ -92,7 +92,7 @@ impl<'a> CommandLine<'a> {
     }
 
     /// Returns the options of the line that say which daemon is meant, over those of the environment.
-    pub fn global(&self, global: &Global) -> Global {
+    pub fn global(&self, global: &GlobalArgs) -> GlobalArgs {
         let mut global = global.clone();
         global.data = self.data.clone().or(global.data);
         global.control = self.control.clone().or(global.control);
@@ -195,10 +195,10 @@ fn values_of(place: &CommandPosition<'_>, argument: &Arg) -> Values {
     let shown = argument.get_value_names().and_then(|names| names.first()).map_or("", |name| name.as_str());
     let kind = match (place.path.as_slice(), shown) {
         // These make an image: of its name only the pool can be known.
-        (["create" | "import"], "IMAGE") | (_, "TO") => Some(Kind::NewImage),
-        (["detach"], "IMAGE") => Some(Kind::Export),
-        (_, "IMAGE" | "POOL[/IMAGE]") => Some(Kind::Image),
-        (_, "POOL") => Some(Kind::Pool),
+        (["create" | "import"], "IMAGE") | (_, "TO") => Some(NameKind::NewImage),
+        (["detach"], "IMAGE") => Some(NameKind::Export),
+        (_, "IMAGE" | "POOL[/IMAGE]") => Some(NameKind::Image),
+        (_, "POOL") => Some(NameKind::Pool),
         _ => None,
     };
     if let Some(kind) = kind {
@@ -258,19 +258,19 @@ mod tests {
             Values::Names(kind) => kind,
             other => panic!("{words:?}: {other:?}"),
         };
-        assert_eq!(names(&["info", ""]), Kind::Image);
-        assert_eq!(names(&["--format", "json", "info", "--data=/x", "lo"]), Kind::Image);
-        assert_eq!(names(&["info", "--", "lo"]), Kind::Image);
-        assert_eq!(names(&["log", "flush", ""]), Kind::Image);
-        assert_eq!(names(&["detach", "--force", ""]), Kind::Export);
-        assert_eq!(names(&["create", ""]), Kind::NewImage);
-        assert_eq!(names(&["mv", "local/a", ""]), Kind::NewImage);
-        assert_eq!(names(&["rename", "local/a", ""]), Kind::NewImage);
-        assert_eq!(names(&["ls", ""]), Kind::Pool);
-        assert_eq!(names(&["du", ""]), Kind::Image);
-        assert_eq!(names(&["info", "--image", ""]), Kind::Image);
-        assert_eq!(names(&["info", "-p", ""]), Kind::Pool);
-        assert_eq!(names(&["mv", "local/a", "--dest", ""]), Kind::NewImage);
+        assert_eq!(names(&["info", ""]), NameKind::Image);
+        assert_eq!(names(&["--format", "json", "info", "--data=/x", "lo"]), NameKind::Image);
+        assert_eq!(names(&["info", "--", "lo"]), NameKind::Image);
+        assert_eq!(names(&["log", "flush", ""]), NameKind::Image);
+        assert_eq!(names(&["detach", "--force", ""]), NameKind::Export);
+        assert_eq!(names(&["create", ""]), NameKind::NewImage);
+        assert_eq!(names(&["mv", "local/a", ""]), NameKind::NewImage);
+        assert_eq!(names(&["rename", "local/a", ""]), NameKind::NewImage);
+        assert_eq!(names(&["ls", ""]), NameKind::Pool);
+        assert_eq!(names(&["du", ""]), NameKind::Image);
+        assert_eq!(names(&["info", "--image", ""]), NameKind::Image);
+        assert_eq!(names(&["info", "-p", ""]), NameKind::Pool);
+        assert_eq!(names(&["mv", "local/a", "--dest", ""]), NameKind::NewImage);
         for words in [&["import", ""][..], &["export", "local/a", ""], &["serve", "--config", ""], &["info", "-c", ""]]
         {
             assert_eq!(parse(words).0, Values::Files, "{words:?}");

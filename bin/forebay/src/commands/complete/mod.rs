@@ -9,7 +9,7 @@ mod names;
 
 use clap::CommandFactory;
 
-use crate::cli::{Cli, Complete, Global, Quoting};
+use crate::cli::{Cli, CompleteArgs, GlobalArgs, Quoting};
 use crate::failure::Result;
 use crate::output::put;
 use line::{CommandLine, Values};
@@ -28,7 +28,7 @@ impl Candidate {
 }
 
 /// Prints what could come next.
-pub fn complete(global: &Global, asked: Complete) -> Result<()> {
+pub fn complete(global: &GlobalArgs, asked: CompleteArgs) -> Result<()> {
     // What is no UTF-8 fits nothing that is offered.
     let words: Vec<String> = asked.words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let (words, typed) = match asked.shell {
@@ -56,7 +56,7 @@ pub fn complete(global: &Global, asked: Complete) -> Result<()> {
 }
 
 /// Returns whether files fit, and the words that do.
-fn find(global: &Global, line: &CommandLine<'_>) -> (&'static str, Vec<Candidate>) {
+fn find(global: &GlobalArgs, line: &CommandLine<'_>) -> (&'static str, Vec<Candidate>) {
     let prefixed = |found: Vec<Candidate>| {
         // What follows `--option=` is one word with it.
         let before = line.before_value;

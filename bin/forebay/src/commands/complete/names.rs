@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::Candidate;
-use crate::cli::Global;
+use crate::cli::GlobalArgs;
 use crate::client::session::CommandSession;
 use crate::failure::Result;
 use crate::ops::{ListNames, ListPools, ListTargets};
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Kind of name that is completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum NameKind {
     /// An image: `POOL/IMAGE`.
     Image,
     /// An image that is to be made, of whose name only the pool is known.
@@ -27,7 +27,7 @@ pub enum Kind {
 }
 
 /// Returns the names that begin with `typed`, or nothing when no daemon answers in time.
-pub fn find(global: &Global, kind: Kind, typed: &str) -> Vec<Candidate> {
+pub fn find(global: &GlobalArgs, kind: NameKind, typed: &str) -> Vec<Candidate> {
     let (sender, found) = mpsc::channel();
     let (global, typed) = (global.clone(), typed.to_owned());
     // A connection to a daemon that hangs may never answer; this thread ends with the process.
@@ -38,9 +38,9 @@ pub fn find(global: &Global, kind: Kind, typed: &str) -> Vec<Candidate> {
     found.recv_timeout(PATIENCE).ok().and_then(Result::ok).unwrap_or_default()
 }
 
-fn ask(global: &Global, kind: Kind, typed: &str) -> Result<Vec<Candidate>> {
+fn ask(global: &GlobalArgs, kind: NameKind, typed: &str) -> Result<Vec<Candidate>> {
     let daemon = CommandSession::daemon(global)?;
-    if kind == Kind::Export {
+    if kind == NameKind::Export {
         let targets = daemon.call(&ListTargets, Some(PATIENCE), |_| {})?;
         let mut exported: Vec<_> = targets
             .into_iter()
@@ -55,17 +55,17 @@ fn ask(global: &Global, kind: Kind, typed: &str) -> Result<Vec<Candidate>> {
         daemon.call(&ListNames { pool: pool.into(), prefix: prefix.into() }, Some(PATIENCE), |_| {})
     };
     if let Some((pool, prefix)) = typed.split_once('/') {
-        if kind != Kind::Image {
+        if kind != NameKind::Image {
             return Ok(Vec::new());
         }
         let found = names(pool, prefix)?;
         return Ok(found.iter().filter_map(|name| Some(Candidate::new(typable(pool, name)?, "image"))).collect());
     }
     let pools = daemon.call(&ListPools, Some(PATIENCE), |_| {})?;
-    let end = if kind == Kind::Pool { "" } else { "/" };
+    let end = if kind == NameKind::Pool { "" } else { "/" };
     let mut found: Vec<_> = pools.iter().map(|pool| Candidate::new(format!("{pool}{end}"), "pool")).collect();
     // The pool 'local' may be left out; without anything typed its images would hide the pools.
-    if kind == Kind::Image && !typed.is_empty() {
+    if kind == NameKind::Image && !typed.is_empty() {
         let local = names(LOCAL_POOL, typed).unwrap_or_default();
         let typable = local.into_iter().filter(|name| typable(LOCAL_POOL, name).is_some());
         found.extend(typable.map(|name| Candidate::new(name, "image")));

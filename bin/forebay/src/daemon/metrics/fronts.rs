@@ -1,6 +1,6 @@
 //! Metrics of connections, hosts and refusals of the fronts and of the messenger.
 
-use forebay_nvmf::stats::{NvmeCommandKind, NvmeCounts as HostCounts};
+use forebay_nvmf::stats::{NvmeCommandKind, NvmeCounts};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
@@ -8,9 +8,9 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
 use super::{Encoded, counter, gauge};
-use crate::engine::Snapshot;
+use crate::engine::MetricsSnapshot;
 
-pub(super) fn encode(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
+pub(super) fn encode(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder) -> Encoded {
     let nbd = &snapshot.nbd;
     for (name, help, value) in [
         ("nbd_accepted", "Connections accepted over NBD", nbd.accepted),
@@ -28,7 +28,7 @@ pub(super) fn encode(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encode
     encode_peers(snapshot, out)
 }
 
-fn encode_peers(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
+fn encode_peers(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder) -> Encoded {
     let open = snapshot.status.peers.iter().filter(|peer| peer.state == "open").count();
     let help = "Other daemons, and clients that speak in messages, that are connected";
     gauge(out, "peers", help, None, open as f64)?;
@@ -43,7 +43,7 @@ fn encode_peers(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
     Ok(())
 }
 
-fn encode_nvme(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
+fn encode_nvme(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder) -> Encoded {
     let nvme = &snapshot.nvme;
     let counts = &nvme.counts;
     for (name, help, value) in [
@@ -72,7 +72,7 @@ fn encode_nvme(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
             ConstCounter::new(done.commands[kind as usize]).encode(family.encode_family(&labels)?)?;
         }
     }
-    let each: [(&str, &str, Option<&Unit>, fn(&HostCounts) -> u64); 3] = [
+    let each: [(&str, &str, Option<&Unit>, fn(&NvmeCounts) -> u64); 3] = [
         ("nvme_host_errors", "Commands of a host that failed", None, |done| done.errors),
         ("nvme_host_read", "What a host has read", Some(&Unit::Bytes), |done| done.bytes_read),
         ("nvme_host_written", "What a host has written", Some(&Unit::Bytes), |done| done.bytes_written),
@@ -87,8 +87,8 @@ fn encode_nvme(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
     Ok(())
 }
 
-fn encode_iscsi(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
-    use forebay_iscsi::stats::{ScsiCommandKind, ScsiCounts as HostCounts};
+fn encode_iscsi(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder) -> Encoded {
+    use forebay_iscsi::stats::{ScsiCommandKind, ScsiCounts};
     let iscsi = &snapshot.iscsi;
     let counts = &iscsi.counts;
     for (name, help, value) in [
@@ -108,7 +108,7 @@ fn encode_iscsi(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
             ConstCounter::new(done.commands[kind as usize]).encode(family.encode_family(&labels)?)?;
         }
     }
-    let each: [(&str, &str, Option<&Unit>, fn(&HostCounts) -> u64); 3] = [
+    let each: [(&str, &str, Option<&Unit>, fn(&ScsiCounts) -> u64); 3] = [
         ("iscsi_host_errors", "Commands of a host over iSCSI that failed", None, |done| done.errors),
         ("iscsi_host_read", "What a host has read over iSCSI", Some(&Unit::Bytes), |done| done.bytes_read),
         ("iscsi_host_written", "What a host has written over iSCSI", Some(&Unit::Bytes), |done| done.bytes_written),

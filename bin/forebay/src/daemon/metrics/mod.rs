@@ -20,7 +20,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::control::App;
-use crate::engine::Snapshot;
+use crate::engine::MetricsSnapshot;
 use crate::failure::{Failure, Result};
 use crate::spec::ImageSpec;
 
@@ -116,7 +116,7 @@ where
 
 /// Collector for a full scrape.
 #[derive(Debug)]
-struct All(Snapshot);
+struct All(MetricsSnapshot);
 
 impl Collector for All {
     fn encode(&self, mut out: DescriptorEncoder) -> Encoded {
@@ -152,7 +152,7 @@ impl Collector for All {
 
 impl All {
     fn encode_pools(&self, out: &mut DescriptorEncoder) -> Encoded {
-        let parts: [(&str, &str, Option<&Unit>, fn(&crate::api::Pool) -> u64); 5] = [
+        let parts: [(&str, &str, Option<&Unit>, fn(&crate::api::PoolInfo) -> u64); 5] = [
             ("pool_capacity", "What the pool can store in all", Some(&Unit::Bytes), |pool| pool.capacity),
             ("pool_used", "What the pool stores", Some(&Unit::Bytes), |pool| pool.used),
             ("pool_available", "What the pool can still store", Some(&Unit::Bytes), |pool| pool.available),

@@ -13,7 +13,7 @@ use prometheus_client::registry::Unit;
 
 use super::Encoded;
 use crate::api::Front;
-use crate::engine::{LogSnapshot, Snapshot};
+use crate::engine::{LogSnapshot, MetricsSnapshot};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
@@ -34,7 +34,7 @@ const TIME: Field<f64> =
 type Labels = Vec<(&'static str, String)>;
 
 /// Encodes the counters of a full scrape.
-pub(super) fn encode_all(snapshot: &Snapshot, out: &mut DescriptorEncoder) -> Encoded {
+pub(super) fn encode_all(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder) -> Encoded {
     let paths: Vec<(Labels, _)> = snapshot
         .meters
         .paths()
@@ -71,7 +71,7 @@ pub(super) struct Asked {
 impl Asked {
     /// # Errors
     /// [`FailureKind::NotFound`] for a volume that was not served since the start.
-    pub(super) fn new(snapshot: Snapshot, asked: &[ImageSpec]) -> Result<Self> {
+    pub(super) fn new(snapshot: MetricsSnapshot, asked: &[ImageSpec]) -> Result<Self> {
         let all: BTreeMap<ImageSpec, _> = snapshot.meters.volumes().into_iter().collect();
         let volume = |spec: &ImageSpec| {
             let counts = all.get(spec).cloned().ok_or_else(|| {

@@ -3,8 +3,8 @@
 use std::fmt::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::api::{Peer, Pool, Status, Target};
-use crate::engine::overview::{ImageRow, LogRow, Overview, PAGE_ROWS, Page, UnlistedPool};
+use crate::api::{DaemonStatus, ImageExport, Peer, PoolInfo};
+use crate::engine::overview::{ImageRow, LogRow, Overview, OverviewPage, PAGE_ROWS, UnlistedPool};
 use crate::spec::visible;
 use crate::units::{Size, duration, percent};
 
@@ -42,7 +42,7 @@ fn write_page(html: &mut String, overview: &Overview) -> fmt::Result {
     Ok(())
 }
 
-fn write_pools(html: &mut String, pools: &[Pool]) -> fmt::Result {
+fn write_pools(html: &mut String, pools: &[PoolInfo]) -> fmt::Result {
     html.push_str("<h2>Pools</h2>");
     table(html, &["Pool", "Kind", "Used", "Capacity", "Fill", "Objects"], &[2, 3, 5])?;
     for pool in pools {
@@ -67,7 +67,12 @@ fn write_pools(html: &mut String, pools: &[Pool]) -> fmt::Result {
     Ok(())
 }
 
-fn write_exports(html: &mut String, status: &Status, exports: &Page<Target>, images: usize) -> fmt::Result {
+fn write_exports(
+    html: &mut String,
+    status: &DaemonStatus,
+    exports: &OverviewPage<ImageExport>,
+    images: usize,
+) -> fmt::Result {
     heading(html, "exports", "Exports", exports.total)?;
     if exports.total == 0 {
         html.push_str("<p class=s>None yet: <code>forebay attach local/disk1 --nbd</code></p>");
@@ -93,7 +98,12 @@ fn write_exports(html: &mut String, status: &Status, exports: &Page<Target>, ima
     turn(html, exports, "exports", |number| format!("?page={images}&amp;exports={number}"))
 }
 
-fn write_images(html: &mut String, images: &Page<ImageRow>, unlisted: &[UnlistedPool], exports: usize) -> fmt::Result {
+fn write_images(
+    html: &mut String,
+    images: &OverviewPage<ImageRow>,
+    unlisted: &[UnlistedPool],
+    exports: usize,
+) -> fmt::Result {
     heading(html, "images", "Images", images.total)?;
     for other in unlisted {
         write!(html, "<p class=e>Images of {} are not listed: {}</p>", Text(&other.pool), Text(&other.reason))?;
@@ -118,7 +128,7 @@ fn write_images(html: &mut String, images: &Page<ImageRow>, unlisted: &[Unlisted
     turn(html, images, "images", |number| format!("?page={number}&amp;exports={exports}"))
 }
 
-fn write_logs(html: &mut String, logs: &Page<LogRow>) -> fmt::Result {
+fn write_logs(html: &mut String, logs: &OverviewPage<LogRow>) -> fmt::Result {
     heading(html, "logs", "Write logs", logs.total)?;
     if logs.total == 0 {
         html.push_str("<p class=s>None is open; <code>forebay log ls</code> lists those that nobody uses, too.</p>");
@@ -153,7 +163,7 @@ fn write_logs(html: &mut String, logs: &Page<LogRow>) -> fmt::Result {
     Ok(())
 }
 
-fn write_peers(html: &mut String, status: &Status) -> fmt::Result {
+fn write_peers(html: &mut String, status: &DaemonStatus) -> fmt::Result {
     heading(html, "peers", "Peers", status.peers.len())?;
     if status.peers.is_empty() {
         html.push_str(match status.peer.is_empty() {
@@ -209,7 +219,7 @@ fn number(html: &mut String, column: &str, value: impl fmt::Display) -> fmt::Res
 }
 
 /// Writes which rows are shown, with links to the other pages.
-fn turn<T>(html: &mut String, page: &Page<T>, id: &str, link: impl Fn(usize) -> String) -> fmt::Result {
+fn turn<T>(html: &mut String, page: &OverviewPage<T>, id: &str, link: impl Fn(usize) -> String) -> fmt::Result {
     if page.pages == 1 {
         return Ok(());
     }
@@ -282,8 +292,8 @@ mod tests {
     use super::*;
     use crate::api::Front;
 
-    fn overview(images: Vec<ImageRow>, targets: Vec<Target>) -> Overview {
-        let status = Status {
+    fn overview(images: Vec<ImageRow>, targets: Vec<ImageExport>) -> Overview {
+        let status = DaemonStatus {
             ready: true,
             version: "1".into(),
             pid: 1,
@@ -306,8 +316,8 @@ mod tests {
             peers: Vec::new(),
         };
         let unlisted = vec![UnlistedPool { pool: "<p>".into(), reason: "a & b".into() }];
-        let (exports, images) = (Page::of(targets, 1), Page::of(images, 1));
-        Overview { status, exports, images, unlisted, logs: Page::of(Vec::new(), 1) }
+        let (exports, images) = (OverviewPage::of(targets, 1), OverviewPage::of(images, 1));
+        Overview { status, exports, images, unlisted, logs: OverviewPage::of(Vec::new(), 1) }
     }
 
     fn image(name: &str) -> ImageRow {
@@ -333,7 +343,7 @@ mod tests {
     #[test]
     fn a_page_of_a_long_list_is_bounded() {
         let longest = "\"".repeat(forebay_image::NAME_LEN_MAX);
-        let target = |name: &str| Target {
+        let target = |name: &str| ImageExport {
             pool: "local".into(),
             image: name.into(),
             front: Front::Nbd,

@@ -5,8 +5,8 @@ use forebay_reactor::sync::Permit;
 
 use super::file::{AccessFile, TargetEntry};
 use super::{last_of_default, of_configuration};
-use crate::api::{self, CreateIscsiTarget, Front};
-use crate::config::{IscsiAccess, IscsiTarget, check_iqn};
+use crate::api::{self, CreateIscsiTargetRequest, Front};
+use crate::config::{IscsiAccess, IscsiTargetSettings, check_iqn};
 use crate::engine::Engine;
 use crate::engine::exports::check_initiators;
 use crate::engine::offload::offload;
@@ -28,7 +28,7 @@ fn read_target(entry: &TargetEntry) -> Result<IscsiAccess> {
 
 /// Snapshot of the access that the configuration and the files define.
 pub(in crate::engine) struct ReadTargets {
-    configured: IscsiTarget,
+    configured: IscsiTargetSettings,
     /// Access of the default target, with the initiators that were added.
     default: IscsiAccess,
     /// Access of the targets that were added, by name.
@@ -54,7 +54,7 @@ impl Engine {
     ///
     /// # Errors
     /// Failure of the first target whose files cannot be read.
-    pub(in crate::engine) async fn read_iscsi_access(&self, configured: &IscsiTarget) -> Result<ReadTargets> {
+    pub(in crate::engine) async fn read_iscsi_access(&self, configured: &IscsiTargetSettings) -> Result<ReadTargets> {
         let (file, configured): (AccessFile, _) = (self.access.file.borrow().clone(), configured.clone());
         offload(move || {
             let default = with_added(configured.access.clone(), &file.default_initiators);
@@ -119,8 +119,8 @@ impl Engine {
     ///
     /// # Errors
     /// If its name is taken or invalid, or a secret cannot be read; nothing has changed then.
-    pub async fn create_iscsi_target(&self, request: CreateIscsiTarget) -> Result<api::IscsiTarget> {
-        let CreateIscsiTarget { name, any_initiator, initiators, chap, mutual_chap } = request;
+    pub async fn create_iscsi_target(&self, request: CreateIscsiTargetRequest) -> Result<api::IscsiTarget> {
+        let CreateIscsiTargetRequest { name, any_initiator, initiators, chap, mutual_chap } = request;
         check_iqn(&name, "the new target")?;
         check_initiators(&initiators)?;
         if any_initiator && !initiators.is_empty() {

@@ -4,8 +4,8 @@ use forebay_nvmf::Subsystem;
 
 use super::file::{AccessFile, SubsystemEntry};
 use super::{last_of_default, of_configuration};
-use crate::api::{self, CreateNvmeSubsystem, Front, NvmeHost};
-use crate::config::{NvmeAccess, NvmeSubsystem, check_nqn};
+use crate::api::{self, CreateNvmeSubsystemRequest, Front, NvmeHost};
+use crate::config::{NvmeAccess, NvmeSubsystemSettings, check_nqn};
 use crate::engine::Engine;
 use crate::engine::offload::offload;
 use crate::failure::{Failure, FailureKind, Result};
@@ -69,7 +69,7 @@ impl Engine {
     ///
     /// # Errors
     /// Failure of the first host whose files cannot be read.
-    pub(in crate::engine) async fn read_nvme_access(&self, configured: &NvmeSubsystem) -> Result<ReadAccess> {
+    pub(in crate::engine) async fn read_nvme_access(&self, configured: &NvmeSubsystemSettings) -> Result<ReadAccess> {
         let (added, configured): (AccessFile, _) = (self.access.file.borrow().clone(), configured.clone());
         offload(move || {
             let default = read_hosts(configured.access.clone(), &added.default_nvme_hosts)?;
@@ -146,8 +146,8 @@ impl Engine {
     ///
     /// # Errors
     /// If its name is taken or invalid, or the files of a host cannot be read; nothing has changed then.
-    pub async fn create_nvme_subsystem(&self, request: CreateNvmeSubsystem) -> Result<api::NvmeSubsystem> {
-        let CreateNvmeSubsystem { nqn, any_host, hosts } = request;
+    pub async fn create_nvme_subsystem(&self, request: CreateNvmeSubsystemRequest) -> Result<api::NvmeSubsystem> {
+        let CreateNvmeSubsystemRequest { nqn, any_host, hosts } = request;
         check_nqn(&nqn, "the new subsystem")?;
         if any_host && !hosts.is_empty() {
             return Err(Failure::invalid("a subsystem is for every host, or for those that are named: choose one"));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use forebay_export::RetiredNumber;
 use forebay_nbd::access::HostPattern;
 use forebay_nvmf::session::admin::ANA_GROUPS_MAX;
 use serde::Deserialize;
@@ -10,7 +11,6 @@ use serde_json::Value;
 use super::{Export, ExportKey, Lifecycle};
 use crate::api::{self, Front};
 use crate::engine::identity::parse_uuid;
-use crate::engine::numbers::Retired;
 use crate::engine::targets::TargetsContent;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, image_spec};
@@ -26,7 +26,7 @@ pub(super) struct Listed {
     pub(super) exports: BTreeMap<ExportKey, Export>,
     pub(super) unserved: Vec<Unserved>,
     /// Numbers of exports that have ended.
-    pub(super) retired: Vec<Retired>,
+    pub(super) retired: Vec<RetiredNumber<Front>>,
 }
 
 /// Fields that every entry of the file must have.
@@ -45,7 +45,7 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
     let spec = image_spec(&name.pool, &name.image)?;
     let hint = format!("mend the entry while no daemon runs, or: forebay detach {spec}");
     let key = (name.front, spec);
-    match api::Attach::deserialize(entry) {
+    match api::AttachRequest::deserialize(entry) {
         Ok(request) => {
             let checked = check_nvme(&request).and_then(|()| match request.unit {
                 Some(unit) => request.front.check_unit(unit),
@@ -59,7 +59,7 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
         }
         Err(error) => {
             let EntryName { pool, image, front } = name;
-            let request = api::Attach {
+            let request = api::AttachRequest {
                 pool,
                 image,
                 front,
@@ -164,7 +164,7 @@ pub fn check_initiators(hosts: &[String]) -> Result<()> {
 }
 
 /// Validates the fields that apply to NVMe only: UUID and ANA group.
-pub(super) fn check_nvme(request: &api::Attach) -> Result<()> {
+pub(super) fn check_nvme(request: &api::AttachRequest) -> Result<()> {
     if request.front != Front::Nvme && (request.uuid.is_some() || request.ana_group.is_some()) {
         return Err(Failure::invalid("uuid and ana_group are for exports over nvme"));
     }

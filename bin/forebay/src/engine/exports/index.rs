@@ -3,20 +3,22 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
+use forebay_export::NumberOwners;
+
 use super::{Export, ExportKey};
 use crate::api::Front;
-use crate::engine::numbers::Owners;
+use crate::spec::ImageSpec;
 
 /// Owner of the exports.  The index of numbers is updated on each insertion and removal, so choosing the number of a
 /// new export does not scan all exports.
 pub(super) struct ExportIndex {
     exports: BTreeMap<ExportKey, Export>,
     /// Owners of numbers by front and subsystem or target; the name is empty for the default one.
-    owners: BTreeMap<(Front, String), Owners>,
+    owners: BTreeMap<(Front, String), NumberOwners<ImageSpec>>,
 }
 
 /// Empty set of owners.
-static NO_OWNERS: Owners = Owners::new();
+static NO_OWNERS: NumberOwners<ImageSpec> = NumberOwners::new();
 
 impl ExportIndex {
     pub(super) fn new(exports: BTreeMap<ExportKey, Export>) -> Self {
@@ -26,7 +28,7 @@ impl ExportIndex {
     }
 
     /// Returns the owners of the numbers within a subsystem or target.
-    pub(super) fn owners(&self, front: Front, within: &str) -> &Owners {
+    pub(super) fn owners(&self, front: Front, within: &str) -> &NumberOwners<ImageSpec> {
         self.owners.get(&(front, within.to_owned())).unwrap_or(&NO_OWNERS)
     }
 

@@ -12,18 +12,18 @@ use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::BlockDevice;
-use forebay_export::ExportState;
+use forebay_export::{ExportNumbers, ExportState, RetiredNumber, TakenNumbers};
 use forebay_reactor::sync::KeyedLock;
 use serde_json::Value;
 
 use super::Engine;
-use super::fronts::Exported;
+use super::fronts::ExportedImage;
 use super::identity::{Uuid, format_uuid, parse_uuid};
-use super::numbers::{Numbers, Retired, TakenNumbers, choose_number};
+use super::numbers::choose_number;
 use super::offload::offload;
 use super::targets::{ExportChange, ExportName, TargetsContent, TargetsFiles};
 use super::volumes::Volume;
-use crate::api::{self, Front, Target};
+use crate::api::{self, Front, ImageExport};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
 pub use entries::check_initiators;
@@ -36,7 +36,7 @@ type ExportKey = (Front, ImageSpec);
 
 /// Export of an image over one front.
 struct Export {
-    request: api::Attach,
+    request: api::AttachRequest,
     /// Entry in the file, if it has content beyond `request` that this build cannot parse.
     entry: Option<Value>,
     /// Identity of the image, known once the image was open.
@@ -55,7 +55,7 @@ type Lifecycle = forebay_export::ExportLifecycle<ServedExport, Failure>;
 
 impl Export {
     /// Creates an export that the file lists.
-    fn listed(request: api::Attach, entry: Option<Value>, life: Lifecycle) -> Self {
+    fn listed(request: api::AttachRequest, entry: Option<Value>, life: Lifecycle) -> Self {
         Self { request, entry, identity: String::new(), life }
     }
 
@@ -72,10 +72,10 @@ impl Export {
     }
 
     /// Returns its number, to be reserved for the image after the export has ended.
-    fn retired(&self) -> Option<Retired> {
+    fn retired(&self) -> Option<RetiredNumber<Front>> {
         let unit = self.request.unit?;
         let within = self.request.within().unwrap_or_default().to_owned();
-        Some(Retired { front: self.request.front, within, unit, image: self.identity.clone() })
+        Some(RetiredNumber { front: self.request.front, within, unit, image: self.identity.clone() })
     }
 
     /// Returns whether the files omit it: it is being detached, or its image does not survive a restart, unlike the
@@ -119,7 +119,7 @@ pub struct Exports {
     exports: RefCell<ExportIndex>,
     unserved: RefCell<Vec<Unserved>>,
     /// Numbers reserved for images that are no longer exported.
-    numbers: RefCell<Numbers>,
+    numbers: RefCell<ExportNumbers<Front>>,
     /// Per-image locks under which exports change; an image that hangs blocks only requests for that image.
     turns: KeyedLock<ImageSpec>,
     saves: Saves,
@@ -133,7 +133,7 @@ impl Exports {
         Ok(Self {
             exports: RefCell::new(ExportIndex::new(exports)),
             unserved: RefCell::new(unserved),
-            numbers: RefCell::new(Numbers::new(retired)),
+            numbers: RefCell::new(ExportNumbers::new(retired)),
             turns: KeyedLock::new(),
             saves: Saves::new(files),
         })
@@ -290,7 +290,7 @@ impl Exports {
         };
         let unserved = self.unserved.borrow();
         targets.extend(unserved.iter().filter(|other| !leaving(&other.key)).map(|other| other.entry.clone()));
-        let mut retired: Vec<Retired> = self.numbers.borrow().retired().cloned().collect();
+        let mut retired: Vec<RetiredNumber<Front>> = self.numbers.borrow().retired().cloned().collect();
         retired.extend(passing.into_iter().filter_map(Export::retired));
         Ok(TargetsContent { targets, retired })
     }
@@ -313,15 +313,15 @@ impl Exports {
 }
 
 /// Returns the UUID that a request specifies, if any.
-fn identity_of(request: &api::Attach) -> Option<Uuid> {
+fn identity_of(request: &api::AttachRequest) -> Option<Uuid> {
     request.uuid.as_deref().and_then(parse_uuid)
 }
 
 /// Describes an export to its front.
-fn exported<'a>(spec: &'a ImageSpec, request: &'a api::Attach, identity: &'a Uuid) -> Exported<'a> {
+fn exported<'a>(spec: &'a ImageSpec, request: &'a api::AttachRequest, identity: &'a Uuid) -> ExportedImage<'a> {
     let ana_group = request.ana_group.unwrap_or(1);
     let (unit, read_only) = (request.unit, request.read_only);
-    Exported { spec, unit, identity, ana_group, read_only, within: request.within(), hosts: &request.hosts }
+    ExportedImage { spec, unit, identity, ana_group, read_only, within: request.within(), hosts: &request.hosts }
 }
 
 /// Returns the failure of an export whose client is fenced: hosts reach the volume, but every request fails.
@@ -352,7 +352,7 @@ impl Engine {
     }
 
     /// Lists all exports.
-    pub fn list_targets(&self) -> Vec<Target> {
+    pub fn list_targets(&self) -> Vec<ImageExport> {
         let connections = self.connections();
         let exports = self.exports.exports.borrow();
         let there = exports.iter().filter(|(_, export)| !export.life.is_detaching());
@@ -382,7 +382,7 @@ impl Engine {
     }
 
     /// Checks that the subsystem or target of a request exists, and normalizes its name.
-    fn check_within(&self, request: &mut api::Attach) -> Result<()> {
+    fn check_within(&self, request: &mut api::AttachRequest) -> Result<()> {
         let wrong = match request.front {
             Front::Nvme => request.target.is_some(),
             Front::Iscsi => request.subsystem.is_some(),
@@ -400,10 +400,10 @@ impl Engine {
         Ok(())
     }
 
-    fn describe_target(&self, spec: &ImageSpec, export: &Export, connections: usize) -> Target {
+    fn describe_target(&self, spec: &ImageSpec, export: &Export, connections: usize) -> ImageExport {
         let serving = export.life.served().is_some();
         let uris = if serving { self.fronts.uris(export.request.front, spec) } else { Vec::new() };
-        Target {
+        ImageExport {
             pool: spec.pool.clone(),
             image: spec.image.clone(),
             front: export.request.front,
@@ -418,7 +418,7 @@ impl Engine {
     }
 
     /// Exports an image; repeating an identical request is not an error.
-    pub async fn attach(self: Rc<Self>, mut request: api::Attach) -> Result<Target> {
+    pub async fn attach(self: Rc<Self>, mut request: api::AttachRequest) -> Result<ImageExport> {
         let spec = image_spec(&request.pool, &request.image)?;
         // The normalized name is stored: `rados:rbd` is the pool `rbd`.
         (request.pool, request.image) = (spec.pool.clone(), spec.image.clone());
@@ -465,7 +465,7 @@ impl Engine {
     }
 
     /// Opens an image for an export, serves it to hosts, and then adds it to the file.
-    async fn open_and_serve(&self, key: &ExportKey, mut request: api::Attach, was_listed: bool) -> Result<()> {
+    async fn open_and_serve(&self, key: &ExportKey, mut request: api::AttachRequest, was_listed: bool) -> Result<()> {
         let spec = &key.1;
         let volume = match request.read_only {
             true => self.open_volume_to_read(spec).await?,
@@ -517,7 +517,7 @@ impl Engine {
     }
 
     /// Serves an export to hosts; returns the previous export under that key.  On failure nothing has changed.
-    fn serve(&self, key: &ExportKey, request: api::Attach, volume: Rc<Volume>) -> Result<Option<Export>> {
+    fn serve(&self, key: &ExportKey, request: api::AttachRequest, volume: Rc<Volume>) -> Result<Option<Export>> {
         let spec = &key.1;
         if self.closing.get() {
             return Err(Failure::failed("the daemon is stopping").hint("try again when it runs again"));

@@ -3,8 +3,8 @@
 use forebay_export::ExportState;
 
 use super::{Engine, Export};
-use crate::api::{Front, Target};
-use crate::engine::overview::Page;
+use crate::api::{Front, ImageExport};
+use crate::engine::overview::OverviewPage;
 use crate::spec::ImageSpec;
 
 impl Export {
@@ -20,16 +20,16 @@ impl Export {
 
 impl Engine {
     /// Returns page `number` of the exports; those that hosts cannot reach come first.
-    pub fn targets_page(&self, number: usize) -> Page<Target> {
+    pub fn targets_page(&self, number: usize) -> OverviewPage<ImageExport> {
         let connections = self.connections();
         let exports = self.exports.exports.borrow();
         let mut there: Vec<_> = exports.iter().filter(|(_, export)| !export.life.is_detaching()).collect();
         there.sort_by_key(|(_, export)| !export.is_unserved());
-        Page::of(there, number).map(|(key, export)| self.describe_target(&key.1, export, connections.of(key)))
+        OverviewPage::of(there, number).map(|(key, export)| self.describe_target(&key.1, export, connections.of(key)))
     }
 
     /// Returns the exports of an image.
-    pub fn targets_of(&self, spec: &ImageSpec) -> Vec<Target> {
+    pub fn targets_of(&self, spec: &ImageSpec) -> Vec<ImageExport> {
         let exports = self.exports.exports.borrow();
         let of_front = |front| {
             let export = exports.get(&(front, spec.clone())).filter(|export| !export.life.is_detaching())?;

@@ -155,7 +155,7 @@ impl Engine {
             let served = opened.of(request.read_only).and_then(|volume| {
                 let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
                 let unit = self.exports.choose_unit(key, request.within(), request.unit, &identity)?;
-                self.serve(key, api::Attach { unit, ..request }, volume)
+                self.serve(key, api::AttachRequest { unit, ..request }, volume)
             });
             match served {
                 Ok(_) if before.is_some() => {
@@ -344,7 +344,7 @@ mod tests {
                 let (engine, spec) = engine_with_image(dir.path()).await;
                 let key = (Front::Nbd, spec.clone());
                 let attach = json!({ "pool": "local", "image": "x", "front": "nbd" });
-                let request: crate::api::Attach = serde_json::from_value(attach.clone()).expect("a request");
+                let request: crate::api::AttachRequest = serde_json::from_value(attach.clone()).expect("a request");
                 list_opening(&engine, &key, attach);
                 let opening = engine.block_opening(&spec).await;
                 let mut attached = pin!(engine.clone().attach(request));

@@ -17,10 +17,10 @@ use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, sleep, spawn};
 
 use super::cores::{Listening, on_each_server, serve_on_cores};
 use super::published::Published;
-use super::{Engine, Exported, FrontFuture, HostFront};
+use super::{Engine, ExportedImage, FrontFuture, HostFront};
 use crate::api::Front;
-use crate::config::{Config, IscsiAccess, IscsiTarget};
-use crate::engine::identity::{Identity, format_uuid};
+use crate::config::{DaemonConfig, IscsiAccess, IscsiTargetSettings};
+use crate::engine::identity::{DataDirIdentity, format_uuid};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
@@ -41,7 +41,7 @@ pub struct IscsiFront {
     configured: RefCell<IscsiAccess>,
     /// Targets being removed: exports cannot select them.
     removing: RefCell<BTreeSet<String>>,
-    settings: IscsiTarget,
+    settings: IscsiTargetSettings,
     listeners: RefCell<Vec<Listening<()>>>,
     addrs: RefCell<Vec<Addr>>,
     published: Published<DeviceHandle>,
@@ -56,7 +56,7 @@ pub struct IscsiFront {
 
 impl IscsiFront {
     /// Creates the default target of a data directory; nothing listens yet.
-    pub fn new(identity: &Identity, settings: &IscsiTarget) -> Self {
+    pub fn new(identity: &DataDirIdentity, settings: &IscsiTargetSettings) -> Self {
         let name = || format!("iqn.2026-11.io.forebay:{}", format_uuid(&identity.uuid));
         let limits = TargetLimits {
             sessions_max: settings.sessions_max,
@@ -103,7 +103,7 @@ impl IscsiFront {
     }
 
     /// Sets the CHAP settings for discovery sessions.
-    pub fn set_discovery_chap(&self, settings: &IscsiTarget) {
+    pub fn set_discovery_chap(&self, settings: &IscsiTargetSettings) {
         self.targets.set_discovery_chap(settings.discovery_chap.clone());
     }
 
@@ -212,14 +212,14 @@ fn access_control(access: &IscsiAccess) -> AccessControl {
     AccessControl { initiators, chap: access.chap.clone() }
 }
 
-fn options(settings: &IscsiTarget) -> IscsiServerOptions {
+fn options(settings: &IscsiTargetSettings) -> IscsiServerOptions {
     let mut options = IscsiServerOptions { connections_max: settings.sessions_max, ..IscsiServerOptions::default() };
     options.offer.digests = settings.digests;
     options
 }
 
 impl HostFront for IscsiFront {
-    fn listen(&self, config: &Config) -> Result<()> {
+    fn listen(&self, config: &DaemonConfig) -> Result<()> {
         for addr in &config.iscsi {
             let listener = bind(addr, self.settings.access.chap.is_some())?;
             self.addrs.borrow_mut().push(listener.local_addr().clone());
@@ -285,7 +285,7 @@ impl HostFront for IscsiFront {
         units.map(|unit| (unit.name, unit.sessions)).collect()
     }
 
-    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
+    fn publish(&self, exported: &ExportedImage<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         let name = exported.spec.to_string();
         let lun = exported.unit.ok_or_else(|| Failure::invalid("an export over iscsi without a LUN"))?;
         let target = self.target(exported.within)?;

@@ -19,9 +19,9 @@ use forebay_messenger::Address;
 use forebay_reactor::{Addr, CoreHandle, Listener};
 
 use super::Engine;
-use super::identity::{Identity, Uuid};
+use super::identity::{DataDirIdentity, Uuid};
 use crate::api::Front;
-use crate::config::{Config, IscsiTarget, NvmeSubsystem};
+use crate::config::{DaemonConfig, IscsiTargetSettings, NvmeSubsystemSettings};
 use crate::failure::Result;
 use crate::spec::ImageSpec;
 use iscsi::IscsiFront;
@@ -31,7 +31,7 @@ use nvme::NvmeFront;
 /// Protocol front for hosts.  All methods run on the engine's core.
 pub trait HostFront {
     /// Binds the front's addresses; no host is served yet.  Without addresses the front stays disabled.
-    fn listen(&self, config: &Config) -> Result<()>;
+    fn listen(&self, config: &DaemonConfig) -> Result<()>;
 
     /// Serves on the given cores, which include the engine's.
     fn serve<'a>(&'a self, engine: &'a Rc<Engine>, cores: &'a [CoreHandle]) -> FrontFuture<'a, Result<()>>;
@@ -55,7 +55,7 @@ pub trait HostFront {
     fn connections_by_export(&self) -> BTreeMap<String, usize>;
 
     /// Lets hosts open a device, by its name or by its number within the front.  On failure nothing has changed.
-    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()>;
+    fn publish(&self, exported: &ExportedImage<'_>, device: &Rc<dyn BlockDevice>) -> Result<()>;
 
     /// Stops hosts from opening a device; hosts that have it open keep it.
     fn unpublish(&self, spec: &ImageSpec);
@@ -65,7 +65,7 @@ pub trait HostFront {
 }
 
 /// Description of an export for a front.
-pub struct Exported<'a> {
+pub struct ExportedImage<'a> {
     /// Exported image.
     pub spec: &'a ImageSpec,
     /// Number within the front, in fronts whose exports have numbers.
@@ -95,9 +95,9 @@ pub struct Fronts {
 
 impl Fronts {
     /// Creates the fronts; nothing listens yet.
-    pub fn new(identity: &Identity, config: Option<&Config>) -> Self {
-        let subsystem = config.map_or_else(NvmeSubsystem::default, |config| config.nvme_subsystem.clone());
-        let target = config.map_or_else(IscsiTarget::default, |config| config.iscsi_target.clone());
+    pub fn new(identity: &DataDirIdentity, config: Option<&DaemonConfig>) -> Self {
+        let subsystem = config.map_or_else(NvmeSubsystemSettings::default, |config| config.nvme_subsystem.clone());
+        let target = config.map_or_else(IscsiTargetSettings::default, |config| config.iscsi_target.clone());
         Self {
             nbd: NbdFront::new(),
             nvme: NvmeFront::new(identity, &subsystem),
@@ -206,7 +206,7 @@ impl Engine {
     }
 
     /// Lets hosts open a device.
-    pub fn publish(&self, front: Front, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
+    pub fn publish(&self, front: Front, exported: &ExportedImage<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         self.fronts.of(front).publish(exported, device)
     }
 

@@ -13,9 +13,9 @@ use forebay_reactor::{Addr, CoreHandle, Listener, spawn};
 
 use super::cores::{Listening, on_each_server, serve_on_cores};
 use super::published::Published;
-use super::{Engine, Exported, FrontFuture, HostFront};
+use super::{Engine, ExportedImage, FrontFuture, HostFront};
 use crate::api::Front;
-use crate::config::Config;
+use crate::config::DaemonConfig;
 use crate::failure::{Failure, Result};
 use crate::spec::{ImageSpec, uri_encode};
 
@@ -95,7 +95,7 @@ impl NbdFront {
 }
 
 impl HostFront for NbdFront {
-    fn listen(&self, config: &Config) -> Result<()> {
+    fn listen(&self, config: &DaemonConfig) -> Result<()> {
         self.admit(config.nbd_access.access()?);
         for (addr, tls) in config.nbd.iter().zip(&config.nbd_access.tls) {
             if let Some(why) = config.nbd_access.is_open(*tls).filter(|_| !addr.is_local()) {
@@ -157,7 +157,7 @@ impl HostFront for NbdFront {
         })
     }
 
-    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
+    fn publish(&self, exported: &ExportedImage<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         let hosts = exported.hosts.iter().map(|host| host.parse().map_err(Failure::invalid)).collect::<Result<_>>()?;
         let offer = Offer { handle: DeviceHandle::new(device.clone()), hosts };
         self.shared.published.insert(exported.spec.to_string(), offer);

@@ -17,10 +17,10 @@ use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, spawn};
 
 use super::cores::{Listening, on_each_server, serve_on_cores};
 use super::published::Published;
-use super::{Engine, Exported, FrontFuture, HostFront};
+use super::{Engine, ExportedImage, FrontFuture, HostFront};
 use crate::api::Front;
-use crate::config::{Config, NvmeAccess, NvmeSubsystem};
-use crate::engine::identity::{Identity, format_uuid};
+use crate::config::{DaemonConfig, NvmeAccess, NvmeSubsystemSettings};
+use crate::engine::identity::{DataDirIdentity, format_uuid};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
@@ -61,7 +61,7 @@ pub struct NvmeFront {
 
 impl NvmeFront {
     /// Creates the default subsystem of a data directory; nothing listens yet.
-    pub fn new(identity: &Identity, config: &NvmeSubsystem) -> Self {
+    pub fn new(identity: &DataDirIdentity, config: &NvmeSubsystemSettings) -> Self {
         let uuid = format_uuid(&identity.uuid);
         let nqn = config.nqn.clone().unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}"));
         let serial = match &config.nqn {
@@ -282,7 +282,7 @@ fn interface_addresses() -> io::Result<Vec<IpAddr>> {
 }
 
 impl HostFront for NvmeFront {
-    fn listen(&self, config: &Config) -> Result<()> {
+    fn listen(&self, config: &DaemonConfig) -> Result<()> {
         for (index, addr) in config.nvme.iter().enumerate() {
             let tls = config.nvme_subsystem.tls.get(index).is_some_and(|tls| *tls);
             if !addr.is_local() && !tls {
@@ -367,7 +367,7 @@ impl HostFront for NvmeFront {
         self.offers.borrow().iter().map(|(name, offer)| (name.clone(), count(offer))).collect()
     }
 
-    fn publish(&self, exported: &Exported<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
+    fn publish(&self, exported: &ExportedImage<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
         let name = exported.spec.to_string();
         let nsid = exported.unit.ok_or_else(|| Failure::invalid("an export over nvme without a namespace id"))?;
         let subsystem = self.subsystem(exported.within)?;

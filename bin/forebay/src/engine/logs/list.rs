@@ -15,14 +15,14 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
 
 /// Survey of logs, by the text of their ids; their groups are pools.
-type Survey = LogSurvey<String, String, api::Log, Failure>;
+type Survey = LogSurvey<String, String, api::WriteLogInfo, Failure>;
 
 impl Engine {
     /// Lists every known log: those of images, and other logs on their devices.
     ///
     /// In pools of this daemon all images are checked; in other pools those that are open, exported, or named by a
     /// log.
-    pub async fn list_logs(&self) -> Result<Vec<api::Log>> {
+    pub async fn list_logs(&self) -> Result<Vec<api::WriteLogInfo>> {
         let mut specs: BTreeSet<ImageSpec> = self.volumes.open_specs().into_iter().collect();
         specs.extend(self.list_targets().iter().filter_map(|target| image_spec(&target.pool, &target.image).ok()));
         for pool in self.pools.keys() {
@@ -55,8 +55,10 @@ impl Engine {
         }
         let logs = survey.finish().into_iter().map(|(log, membership)| match membership {
             Membership::Named => log,
-            Membership::Abandoned => api::Log { state: "abandoned".into(), ..log },
-            Membership::Unknown(failure) => api::Log { state: "unknown".into(), reason: Some(failure.message), ..log },
+            Membership::Abandoned => api::WriteLogInfo { state: "abandoned".into(), ..log },
+            Membership::Unknown(failure) => {
+                api::WriteLogInfo { state: "unknown".into(), reason: Some(failure.message), ..log }
+            }
         });
         Ok(logs.map(|log| self.with_limits(log)).collect())
     }
@@ -68,7 +70,7 @@ impl Engine {
     }
 
     /// Returns the log of an image, if it has one.  An image that cannot be read is skipped.
-    async fn log_of(&self, spec: &ImageSpec) -> Option<api::Log> {
+    async fn log_of(&self, spec: &ImageSpec) -> Option<api::WriteLogInfo> {
         let found = self.find_log(spec).await;
         found.unwrap_or_else(|failure| {
             tracing::debug!(image = %spec, error = %failure.message, "its write log cannot be determined");
@@ -95,12 +97,12 @@ impl Engine {
     }
 
     /// Returns an image's log.
-    pub async fn log_info(&self, spec: &ImageSpec) -> Result<api::Log> {
+    pub async fn log_info(&self, spec: &ImageSpec) -> Result<api::WriteLogInfo> {
         let found = self.find_log(spec).await?.ok_or_else(|| no_log(spec))?;
         Ok(self.with_limits(found))
     }
 
-    pub(super) async fn find_log(&self, spec: &ImageSpec) -> Result<Option<api::Log>> {
+    pub(super) async fn find_log(&self, spec: &ImageSpec) -> Result<Option<api::WriteLogInfo>> {
         if let Some(volume) = self.volumes.find(spec)
             && let Some(log) = running(spec, &volume)
         {
@@ -111,40 +113,40 @@ impl Engine {
         let LogRecord { epoch, log: Some(recorded) } = record else { return Ok(None) };
         let looked = async { self.logs.devices.open(&recorded.place, false).await?.inspect(&recorded.id).await };
         Ok(Some(match looked.await {
-            Ok(info) => api::Log { image: spec.to_string(), ..describe(&info, recorded.place) },
-            Err(error) => api::Log {
+            Ok(info) => api::WriteLogInfo { image: spec.to_string(), ..describe(&info, recorded.place) },
+            Err(error) => api::WriteLogInfo {
                 id: id_text(&recorded.id),
                 image: spec.to_string(),
                 epoch,
                 state: "unreachable".into(),
                 reason: Some(error.to_string()),
-                ..api::Log::at(recorded.place)
+                ..api::WriteLogInfo::at(recorded.place)
             },
         }))
     }
 
     /// Describes the log of an open volume.
-    pub(in crate::engine) fn running_log(&self, spec: &ImageSpec) -> Option<api::Log> {
+    pub(in crate::engine) fn running_log(&self, spec: &ImageSpec) -> Option<api::WriteLogInfo> {
         let volume = self.volumes.find(spec)?;
         Some(self.with_limits(running(spec, &volume)?))
     }
 
     /// Fills in the effective limits of a log.
-    fn with_limits(&self, log: api::Log) -> api::Log {
+    fn with_limits(&self, log: api::WriteLogInfo) -> api::WriteLogInfo {
         let limits = limits_of(&log.place, self.configured_limits());
-        api::Log { dirty_max: limits.bytes_max, dirty_age_max_ms: limits.age_max.as_millis() as u64, ..log }
+        api::WriteLogInfo { dirty_max: limits.bytes_max, dirty_age_max_ms: limits.age_max.as_millis() as u64, ..log }
     }
 }
 
 /// Describes the log of an open volume.
-fn running(spec: &ImageSpec, volume: &Volume) -> Option<api::Log> {
+fn running(spec: &ImageSpec, volume: &Volume) -> Option<api::WriteLogInfo> {
     let (log, recorded) = (volume.log()?, volume.attachment.recorded()?);
     Some(describe_running(spec, &log, recorded))
 }
 
 /// Describes a log as found on its device.
-fn describe(info: &LogInfo, place: api::LogPlace) -> api::Log {
-    api::Log {
+fn describe(info: &LogInfo, place: api::LogPlace) -> api::WriteLogInfo {
+    api::WriteLogInfo {
         id: id_text(&info.id),
         image: info.name.clone(),
         epoch: info.epoch,
@@ -152,15 +154,15 @@ fn describe(info: &LogInfo, place: api::LogPlace) -> api::Log {
         dirty_entries: info.dirty_entries,
         dirty_bytes: info.dirty_bytes,
         dirty_since_ms: info.dirty_since_ms,
-        ..api::Log::at(place)
+        ..api::WriteLogInfo::at(place)
     }
 }
 
 /// Describes an open log.
-fn describe_running(spec: &ImageSpec, log: &WriteLog, recorded: RecordedLog<api::LogPlace>) -> api::Log {
+fn describe_running(spec: &ImageSpec, log: &WriteLog, recorded: RecordedLog<api::LogPlace>) -> api::WriteLogInfo {
     let (stats, mode) = (log.stats(), log.mode());
     let since = wall_clock().saturating_sub(stats.dirty_age).as_millis() as u64;
-    api::Log {
+    api::WriteLogInfo {
         id: id_text(&recorded.id),
         image: spec.to_string(),
         state: mode.name().into(),
@@ -168,6 +170,6 @@ fn describe_running(spec: &ImageSpec, log: &WriteLog, recorded: RecordedLog<api:
         dirty_entries: stats.dirty_entries,
         dirty_bytes: stats.dirty_bytes,
         dirty_since_ms: (stats.dirty_entries > 0).then_some(since),
-        ..api::Log::at(recorded.place)
+        ..api::WriteLogInfo::at(recorded.place)
     }
 }

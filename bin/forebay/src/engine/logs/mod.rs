@@ -167,7 +167,7 @@ impl Engine {
     }
 
     /// Writes back all dirty data of an image's log.
-    pub async fn flush_log(&self, spec: &ImageSpec) -> Result<api::Log> {
+    pub async fn flush_log(&self, spec: &ImageSpec) -> Result<api::WriteLogInfo> {
         let volume = self.open_volume(spec).await?;
         let log = volume.log().ok_or_else(|| no_log(spec))?;
         log.drain().await.map_err(|error| log_failure(error, spec))?;
@@ -248,7 +248,7 @@ fn no_log(spec: &ImageSpec) -> Failure {
 }
 
 /// Refuses to lose data that a log holds, or may hold, unless `force` is set.
-fn refuse_dirty(found: &api::Log, spec: &ImageSpec, force: bool) -> Result<()> {
+fn refuse_dirty(found: &api::WriteLogInfo, spec: &ImageSpec, force: bool) -> Result<()> {
     let what = match found.state.as_str() {
         _ if force => return Ok(()),
         "unreachable" => format!("the write log of {spec} is unreachable, and may hold dirty data"),

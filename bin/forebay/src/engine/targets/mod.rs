@@ -13,10 +13,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use forebay_export::RetiredNumber;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::numbers::Retired;
 use super::small_files::replace_file;
 use crate::api::Front;
 use crate::failure::{Failure, FailureKind, Result};
@@ -36,12 +36,12 @@ struct TargetsList {
     /// Generation of the list, which its journal names; absent up to version 1.
     #[serde(default)]
     generation: u64,
-    /// Exports, each an [`Attach`](crate::api::Attach).  They are parsed one by one: a malformed one must not affect
-    /// the others.
+    /// Exports, each an [`AttachRequest`](crate::api::AttachRequest).  They are parsed one by one: a malformed one must
+    /// not affect the others.
     targets: Vec<Value>,
     /// Numbers that hosts may remember; a build that does not know this field may reassign them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    retired: Vec<Retired>,
+    retired: Vec<RetiredNumber<Front>>,
 }
 
 /// Key of an export in the files.
@@ -76,16 +76,16 @@ pub struct ExportChange {
     pub entries: Vec<Value>,
     /// Number to reserve for the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retired: Option<Retired>,
+    pub retired: Option<RetiredNumber<Front>>,
 }
 
 /// Content of the list and its journal.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct TargetsContent {
-    /// Exports, each an [`Attach`](crate::api::Attach).
+    /// Exports, each an [`AttachRequest`](crate::api::AttachRequest).
     pub targets: Vec<Value>,
     /// Numbers of exports that have ended, the oldest first.
-    pub retired: Vec<Retired>,
+    pub retired: Vec<RetiredNumber<Front>>,
 }
 
 /// Files of a data directory.
@@ -259,8 +259,8 @@ mod tests {
         ExportChange { name: name(image), entries: Vec::new(), retired: Some(retired(image, unit)) }
     }
 
-    fn retired(image: &str, unit: u32) -> Retired {
-        Retired { front: Front::Iscsi, within: String::new(), unit, image: image.into() }
+    fn retired(image: &str, unit: u32) -> RetiredNumber<Front> {
+        RetiredNumber { front: Front::Iscsi, within: String::new(), unit, image: image.into() }
     }
 
     #[test]
@@ -396,7 +396,10 @@ mod tests {
     }
 
     /// Plain model: the exports and the reserved numbers.
-    fn apply_to_model(model: &mut (BTreeMap<u8, Value>, Vec<Retired>), changes: &[(u8, bool)]) -> Vec<ExportChange> {
+    fn apply_to_model(
+        model: &mut (BTreeMap<u8, Value>, Vec<RetiredNumber<Front>>),
+        changes: &[(u8, bool)],
+    ) -> Vec<ExportChange> {
         let change = |&(image, attach): &(u8, bool)| {
             let (image_name, unit) = (format!("image{image}"), u32::from(image));
             match attach {
