@@ -166,16 +166,16 @@ ask ceph osd pool set strict min_size 2
 await 60 "the cluster is clean" is_clean
 hammer strict env RUST_LOG=info,forebay_rados=debug
 ask "$LAB/ceph-cluster" kill-osd 2
-await 90 "an OSD asks to hold back" says "$WORK/hammer.log" 'requests are held back'
+await 90 "an OSD asks to hold back" says "$WORK/hammer.log" 'requests are blocked by a backoff'
 ask "$LAB/ceph-cluster" start-osd 2
-await 90 "an OSD asks to go on" says "$WORK/hammer.log" 'not held back any more'
+await 90 "an OSD asks to go on" says "$WORK/hammer.log" 'requests are sent again'
 goes_on 90 "the copy is back"
 without_error "backoffs"
 stop_hammer "backoffs"
 verified "backoffs"
 ask ceph osd unset noout
 ask ceph osd pool delete strict strict --yes-i-really-really-mean-it
-ok "$(grep -c 'requests are held back' "$WORK/hammer.log") backoffs: requests wait, and go on when they may"
+ok "$(grep -c 'requests are blocked by a backoff' "$WORK/hammer.log") backoffs: requests wait, and go on when they may"
 
 # Full: by a quota.
 ask ceph osd pool create small 8 8
@@ -251,5 +251,5 @@ ask "$FOREBAY" detach rbd/fenced
 uri=$("$FOREBAY" attach rbd/fenced --nbd 2>"$WORK/out") || fail "attaching anew"
 write || fail "writing after it was attached anew"
 shows_fenced && fail "an export that was attached anew is shown as fenced"
-says "$WORK/daemon.log" 'a new one is made' || fail "the daemon does not say that it begins anew"
+says "$WORK/daemon.log" 'connecting as a new client' || fail "the daemon does not say that it begins anew"
 ok "a fenced client's requests fail; a volume that is attached anew is a new client's"

@@ -101,7 +101,7 @@ fn second_opener(folder: &Path) -> Result<String> {
     let data = folder.join("store");
     let first = Daemon::start(&data, &[])?;
     let watch = Stopwatch::start();
-    let Err(refusal) = Daemon::start(&data, &[]) else { anyhow::bail!("two daemons serve one store") };
+    let Err(refusal) = Daemon::start(&data, &[]) else { anyhow::bail!("two daemons serve the same store") };
     ensure!(watch.quiet() < Duration::from_secs(10), "the second one hangs");
     shell::output(first.command().arg("status")).context("the first one is disturbed")?;
     first.stop()?;
@@ -136,13 +136,13 @@ fn rubbish(folder: &Path) -> Result<String> {
         match stream.read_to_end(&mut rest) {
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
-            Err(error) => return Err(error).context("the server does not hang up on rubbish"),
+            Err(error) => return Err(error).context("the server does not close the connection on garbage"),
         }
     }
     calm.write(4096, &[9; 4096], false)?;
-    ensure!(calm.answer()?.error == 0, "the calm connection fails");
+    ensure!(calm.answer()?.error == 0, "the well-behaved connection fails");
     calm.read(4096, 4096)?;
-    ensure!(calm.answer()?.data == [9; 4096], "the calm connection reads something else");
+    ensure!(calm.answer()?.data == [9; 4096], "the well-behaved connection reads other data");
     daemon.stop()?;
     Ok("64 connections of it; another one goes on undisturbed".into())
 }
@@ -169,7 +169,7 @@ fn without_daemon(folder: &Path) -> Result<String> {
     ensure!(forebay(&["ls"])?.contains("file"), "ls does not show the image");
     let back = folder.join("out");
     forebay(&["export", "local/file", &back.display().to_string()])?;
-    ensure!(std::fs::read(&back)?.starts_with(&content), "what comes out is not what went in");
+    ensure!(std::fs::read(&back)?.starts_with(&content), "the exported data differs from the imported data");
     forebay(&["store", "check"])?;
     forebay(&["rm", "local/file"])?;
     Ok("init, import, ls, export, check and rm".into())

@@ -104,7 +104,7 @@ impl RadosCluster {
         let settled = || cluster.objecter.map().is_some() || cluster.objecter.newer_map().is_some();
         let came = cluster.objecter.changed.wait_until(settled);
         if timeout(limit, came).await.is_err() {
-            let text = format!("no map of the OSDs came within {} s", limit.as_secs_f32());
+            let text = format!("no OSD map received within {} s", limit.as_secs_f32());
             return Err(Error::new(ErrorKind::TimedOut, text));
         }
         if let Some(error) = cluster.objecter.newer_map() {

@@ -26,7 +26,7 @@ pub enum MapError {
     #[error(transparent)]
     Malformed(#[from] forebay_messenger::wire::MalformedPayload),
     /// Checksum mismatch: damaged in transit or in storage.
-    #[error("a map of epoch {epoch} has checksum {found:#010x}, and says {said:#010x}")]
+    #[error("checksum mismatch in the OSD map of epoch {epoch}: calculated {found:#010x}, stated {said:#010x}")]
     Checksum {
         /// Epoch of the map.
         epoch: Epoch,
@@ -36,10 +36,10 @@ pub enum MapError {
         said: u32,
     },
     /// Map of another cluster.
-    #[error("a map is of another cluster")]
+    #[error("the map belongs to another cluster (fsid mismatch)")]
     Cluster,
     /// Incremental map that does not follow the current map.
-    #[error("a change to epoch {got} came on a map of epoch {have}")]
+    #[error("incremental map to epoch {got} does not apply to the map of epoch {have}")]
     Order {
         /// Epoch of the current map.
         have: Epoch,

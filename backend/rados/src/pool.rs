@@ -142,7 +142,10 @@ impl ObjectBackend for RadosPool {
                 return answer::sparse(data, Extent::new(offset, len)).map_err(|error| answer::strange(&object, error));
             }
             if data.len() as u64 > len {
-                return Err(Error::new(ErrorKind::Io, format!("object {object}: more came than was asked for")));
+                return Err(Error::new(
+                    ErrorKind::Io,
+                    format!("object {object}: the reply has more data than requested"),
+                ));
             }
             let runs = if data.is_empty() { Vec::new() } else { vec![(offset, data)] };
             Ok(SparseData { runs })

@@ -112,7 +112,7 @@ async fn list_between(core: Rc<Core>, names: Range<ObjectName>, max: usize) -> R
         let name = std::str::from_utf8(key.get(cut..)?).ok()?;
         Some(ObjectName::in_namespace(names.start.namespace_shared(), name))
     };
-    let damaged = || Error::new(ErrorKind::Corrupt, "an object's name is no text");
+    let damaged = || Error::new(ErrorKind::Corrupt, "an object's name is not UTF-8");
     found.iter().map(|pair| name(pair).ok_or_else(damaged)).collect()
 }
 

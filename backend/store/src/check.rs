@@ -136,7 +136,7 @@ impl Store {
                 .filter(|finding| finding.place.starts_with("anchor"))
                 .for_each(|finding| finding.repaired = true);
             if let Some((place, lost)) = &store.lost {
-                let problem = format!("{lost}; it is given up");
+                let problem = format!("{lost}; discarded");
                 report.findings.push(Finding { place: (*place).into(), problem, repaired: true });
             }
             store.close().await?;

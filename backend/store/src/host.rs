@@ -185,7 +185,7 @@ impl HostFileSystem {
     pub async fn release_reserve(&self, before: u64) -> bool {
         if self.whole.replace(false) {
             tracing::warn!(
-                "a write to {} found no space, although all of it is allocated: its file system copies on write",
+                "no space for a write to {}, although the file is fully allocated: its file system is copy-on-write",
                 self.file.path().display()
             );
             self.copied_on_write.set(true);
@@ -201,7 +201,7 @@ impl HostFileSystem {
         }
         self.busy.set(true);
         tracing::warn!(
-            "the file system of {} is full; the store uses its reserve, and takes nothing but removals",
+            "the file system of {} is full; the store uses its reserve and accepts only removals",
             self.file.path().display()
         );
         if let Err(error) = free_behind(&self.file, self.end, self.reserve).await {

@@ -191,12 +191,12 @@ pub async fn look(file: &File) -> Result<Occupant> {
             return Ok(damaged);
         }
         // Another format was created over a store, of which parts remain.
-        found.push("what is left of a Forebay store".into());
+        found.push("remains of a Forebay store".into());
     }
     if found.is_empty()
         && let Some(at) = first_data(file, size).await?
     {
-        found.push(format!("data that is not known, at byte {at}"));
+        found.push(format!("unknown data at byte {at}"));
     }
     Ok(if found.is_empty() { Occupant::Nothing } else { Occupant::Foreign(found) })
 }

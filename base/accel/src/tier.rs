@@ -38,10 +38,10 @@ pub enum Tier {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TierError {
     /// Name that no tier has.
-    #[error("there is no tier `{0}`; there are: portable, sse, avx2, avx512, gfni, neon")]
+    #[error("unknown tier `{0}`; use one of: portable, sse, avx2, avx512, gfni, neon")]
     Unknown(String),
     /// Tier that this processor lacks.
-    #[error("this processor does not have what the tier `{0}` needs")]
+    #[error("this processor lacks instructions of the tier `{0}`")]
     Absent(Tier),
 }
 

@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let reactor = match Reactor::system(driver) {
             Ok(reactor) => reactor,
             Err(error) => {
-                println!("# {name} is not to be had here: {error}");
+                println!("# {name} is unavailable: {error}");
                 continue;
             }
         };

@@ -295,12 +295,12 @@ pub trait Driver: FileDriver {
 
     /// Passes a descriptor to the process at the other end of a Unix socket, with one byte of data.
     fn send_fd(&mut self, _sock: Handle, _fd: BorrowedFd<'_>) -> io::Result<()> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "this driver passes no descriptors"))
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this driver cannot pass file descriptors"))
     }
 
     /// Receives a descriptor that came with one byte of data; `WouldBlock` while there is none.
     fn recv_fd(&mut self, _sock: Handle) -> io::Result<OwnedFd> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "this driver passes no descriptors"))
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this driver cannot pass file descriptors"))
     }
 
     /// Shuts down both directions of a connection; operations in flight on it complete.
@@ -334,9 +334,7 @@ pub fn system_driver(choice: DriverChoice) -> io::Result<Box<dyn Driver>> {
             Ok(driver) => Ok(Box::new(driver)),
             Err(error) => {
                 static SAID: std::sync::Once = std::sync::Once::new();
-                SAID.call_once(
-                    || tracing::warn!(%error, "io_uring is not to be had here; using epoll and file threads"),
-                );
+                SAID.call_once(|| tracing::warn!(%error, "io_uring unavailable; using epoll and file threads"));
                 Ok(Box::new(poll::PollDriver::new()?))
             }
         },

@@ -26,7 +26,7 @@ impl FromStr for Network {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let (addr, bits) = text.split_once('/').map_or((text, None), |(addr, bits)| (addr, Some(bits)));
-        let wrong = || format!("'{text}' is no network; use ADDRESS or ADDRESS/BITS");
+        let wrong = || format!("'{text}' is not a network; use ADDRESS or ADDRESS/BITS");
         let addr: IpAddr = addr.parse().map_err(|_| wrong())?;
         let width = if addr.is_ipv4() { 32 } else { 128 };
         let bits = bits.map_or(Ok(width), |bits| bits.parse().map_err(|_| wrong()))?;

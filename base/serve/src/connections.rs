@@ -21,7 +21,7 @@ pub enum Interrupted {
     #[error("the server is closing down")]
     Stopped,
     /// Timeout of the peer.
-    #[error("the other side took too long")]
+    #[error("timeout: the peer did not respond in time")]
     TooSlow,
 }
 

@@ -86,16 +86,16 @@ pub enum TlsFailure {
     #[error("the peer offers no pre-shared key")]
     NoKey,
     /// Peer offers only unknown keys; the identity of the first.
-    #[error("no key with the identity '{0}' is known")]
+    #[error("unknown pre-shared key identity '{0}'")]
     UnknownIdentity(String),
     /// Peer does not have the key of the identity that it offers.
-    #[error("the peer does not have the key of the identity that it offers")]
+    #[error("the peer does not have the key of the identity that it offers (binder mismatch)")]
     WrongKey,
     /// Peer must show a certificate, and does not.
-    #[error("the peer shows no certificate")]
+    #[error("the peer sent no certificate")]
     NoCertificate,
     /// Handshake exceeds the maximum length.
-    #[error("a handshake of more than {HANDSHAKE_MAX} bytes")]
+    #[error("the handshake exceeds {HANDSHAKE_MAX} bytes")]
     TooLong,
     /// Peer has ended the session with an alert.
     #[error("the peer has ended the session with an alert")]
@@ -477,7 +477,7 @@ impl TlsSession {
     /// # Errors
     /// When the negotiated parameters are not allowed here.
     fn agreed(&self) -> Result<(Suite, PeerIdentity), TlsFailure> {
-        let suite = self.suite().ok_or(TlsFailure::Protocol("a suite that is not allowed"))?;
+        let suite = self.suite().ok_or(TlsFailure::Protocol("the negotiated cipher suite is not allowed"))?;
         let len = self.connection.negotiated_psk_identity_length().map_err(|error| TlsFailure::of(&error))?;
         let mut identity = vec![0; len];
         self.connection.negotiated_psk_identity(&mut identity).map_err(|error| TlsFailure::of(&error))?;
@@ -499,8 +499,7 @@ impl TlsSession {
         let chain = self.connection.peer_cert_chain().map_err(|error| TlsFailure::of(&error))?;
         let first = chain.iter().next().ok_or(TlsFailure::NoCertificate)?.map_err(|error| TlsFailure::of(&error))?;
         let der = first.der().map_err(|error| TlsFailure::of(&error))?;
-        CertificateSubject::of_certificate(der)
-            .ok_or(TlsFailure::Protocol("a certificate whose subject makes no sense"))
+        CertificateSubject::of_certificate(der).ok_or(TlsFailure::Protocol("malformed subject in the peer's certificate"))
     }
 
     /// Returns the proven identity of the peer; `None` before the handshake is over.
@@ -561,7 +560,7 @@ impl TlsSession {
         match polled {
             Poll::Ready(Ok(taken)) if taken == plain.len() && self.pipe.overflow().is_empty() => Ok(len),
             Poll::Ready(Err(error)) => Err(TlsFailure::of(&error)),
-            _ => Err(TlsFailure::Library("a record is longer than it can be")),
+            _ => Err(TlsFailure::Library("a TLS record exceeds the maximum length")),
         }
     }
 

@@ -312,7 +312,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0   done
   1   failed
-  2   wrong usage, or a request that makes no sense
+  2   wrong usage or invalid request
   3   no such pool, image, target or file
   4   no daemon answers, or no monitor of a cluster
   5   it exists already

@@ -83,7 +83,7 @@ impl ConfigFile {
         let text = fs::read_to_string(path)
             .map_err(|error| Failure::io(error, format_args!("reading the configuration {}", path.display())))?;
         toml::from_str(&text).map_err(|error| {
-            Failure::invalid(format!("the configuration {} is wrong: {error}", path.display()))
+            Failure::invalid(format!("the configuration {} is invalid: {error}", path.display()))
                 .hint("docs/operations.md lists every setting")
         })
     }
@@ -117,7 +117,7 @@ impl WriteLogSection {
     fn resolve(self, serve: &ServeArgs) -> Result<DirtyLimits> {
         let bytes_max = serve.log_dirty_max.or(self.dirty_max).map(|size| size.0);
         if bytes_max == Some(0) {
-            return Err(Failure::invalid("--log-dirty-max 0 leaves no room for a write")
+            return Err(Failure::invalid("--log-dirty-max 0 leaves no space for a write")
                 .hint("leave it out for as much as each log holds"));
         }
         let age_max = serve.log_dirty_age.or(self.dirty_age).map_or(DirtyLimits::default().age_max, |span| span.0);
@@ -333,7 +333,7 @@ pub const STORE_PERCENT: u64 = 80;
 /// whole GiB from 10 GiB on, otherwise to whole MiB.
 pub fn size_from_free_space(dir: &Path) -> Result<u64> {
     let stat = rustix::fs::statvfs(dir)
-        .map_err(|error| Failure::io(error.into(), format_args!("asking for the free space of {}", dir.display())))?;
+        .map_err(|error| Failure::io(error.into(), format_args!("reading the free space of {}", dir.display())))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let size = free / 100 * STORE_PERCENT;
     let unit = if size >= 10 << 30 { 1 << 30 } else { 1 << 20 };
@@ -427,7 +427,7 @@ mod tests {
             ("http = 'unix:/x'", "--control"),
             ("nvme = ['nowhere']", "nowhere"),
             ("iscsi = ['nowhere']", "nowhere"),
-            ("[iscsi-target]\nname = 'x'", "name of a target"),
+            ("[iscsi-target]\nname = 'x'", "valid target name"),
             ("[iscsi-target.chap]\nuser = 'a'\nsecret = 'short'", "12"),
             ("[iscsi-target.mutual-chap]\nuser = 'a'\nsecret = 'long enough it is'", "chap"),
             ("[iscsi-target]\nthreshold-percent = 101", "percent"),

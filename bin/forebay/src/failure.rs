@@ -88,7 +88,7 @@ impl FailureKind {
     pub fn describe(self) -> &'static str {
         match self {
             FailureKind::Failed => "failed",
-            FailureKind::Invalid => "wrong usage, or a request that makes no sense",
+            FailureKind::Invalid => "wrong usage or invalid request",
             FailureKind::NotFound => "no such pool, image, target or file",
             FailureKind::Unreachable => "no daemon answers, or no monitor of a cluster",
             FailureKind::Exists => "it exists already",

@@ -68,7 +68,8 @@ impl FromStr for LogPlace {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = |why: &str| format!("'{text}' is no place for a log: {why}; write for example ssd:/srv/logs:1G");
+        let wrong =
+            |why: &str| format!("'{text}' is not a valid location of a log: {why}; write for example ssd:/srv/logs:1G");
         let (medium, mut rest) = text.split_once(':').ok_or_else(|| wrong("no colon"))?;
         let medium = match medium {
             "ssd" => LogMedium::Ssd,
@@ -85,7 +86,7 @@ impl FromStr for LogPlace {
                     Some(("dirty", size)) => {
                         let Size(bytes) = size.parse().map_err(|error: String| wrong(&error))?;
                         if bytes == 0 {
-                            return Err(wrong("dirty=0 leaves no room for a write"));
+                            return Err(wrong("dirty=0 leaves no space for a write"));
                         }
                         dirty_max = Some(bytes);
                     }

@@ -47,7 +47,7 @@ static QUEUE: OnceLock<LogQueue> = OnceLock::new();
 /// Reads a level, or a filter: levels, and modules with levels of their own, between commas.
 fn parse_filter(text: &str) -> Result<EnvFilter> {
     let wrong = |why: String| {
-        Failure::invalid(format!("the log level '{text}' is wrong: {why}"))
+        Failure::invalid(format!("invalid log level '{text}': {why}"))
             .hint("use error, warn, info, debug, trace, or a filter such as info,forebay_nbd=debug")
     };
     // A word alone is the name of a module to the filter, and anything else is then not logged.

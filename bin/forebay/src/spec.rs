@@ -41,7 +41,7 @@ impl ImageSpec {
     pub fn check_new(&self) -> Result<(), Failure> {
         match self.image.chars().find(|&c| is_invisible(c)) {
             Some(bad) => Err(Failure::invalid(format!(
-                "the image's name '{}' contains {}, which nobody sees",
+                "the image's name '{}' contains {}, which is invisible",
                 visible(&self.image),
                 escaped(bad)
             ))),
@@ -95,7 +95,7 @@ impl FromStr for ImageSpec {
             [image] => Self::new(LOCAL_POOL, image),
             [pool, image] => Self::new(pool, image),
             [_, _, _] => Err(format!("'{text}' names a namespace; this build has none yet, write POOL/IMAGE")),
-            _ => Err(format!("'{text}' is no image spec; write POOL/IMAGE, for example {LOCAL_POOL}/disk1")),
+            _ => Err(format!("'{text}' is not an image spec; write POOL/IMAGE, for example {LOCAL_POOL}/disk1")),
         }
     }
 }
@@ -184,7 +184,7 @@ mod tests {
             ("rados:/x", "empty"),
             ("/x", "empty"),
             ("a/b/c", "namespace"),
-            ("a/b/c/d", "no image spec"),
+            ("a/b/c/d", "not an image spec"),
             ("local/x@snap", "snapshot"),
             ("local/a b", "' '"),
             ("local/-x", "option"),

@@ -18,7 +18,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = |why: &str| format!("'{text}' is no size: {why}; write for example 10G, 512M, 64K or 4096B");
+        let wrong = |why: &str| format!("'{text}' is not a size: {why}; write for example 10G, 512M, 64K or 4096B");
         if text.starts_with('-') {
             return Err(wrong("it is negative"));
         }
@@ -115,7 +115,7 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = |why: &str| format!("'{text}' is no time: {why}; write for example 500ms, 2s or 5m");
+        let wrong = |why: &str| format!("'{text}' is not a time: {why}; write for example 500ms, 2s or 5m");
         let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(split);
         let number: u64 = number.parse().map_err(|_| wrong("no whole number before the unit"))?;

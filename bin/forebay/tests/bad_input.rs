@@ -35,7 +35,7 @@ fn each_says_what_is_wrong_and_what_to_do() {
         (&["attach", "x", "--iscsi", "--lun", "16384"], 2, &["16384", "16383"]),
         (&["attach", "x", "--nvme", "--nsid", "0"], 2, &["8192"]),
         // Names.
-        (&["create", "a\u{202e}b", "--size", "1G"], 2, &["a\\u{202e}b", "nobody sees"]),
+        (&["create", "a\u{202e}b", "--size", "1G"], 2, &["a\\u{202e}b", "invisible"]),
         (&["create", "a\u{200b}", "--size", "1G"], 2, &["\\u{200b}"]),
         (&["mv", "x", "x\u{feff}"], 2, &["\\u{feff}"]),
         (&["import", &qcow2, "a\u{2066}", "--raw"], 2, &["\\u{2066}"]),

@@ -156,7 +156,7 @@ fn a_second_signal_ends_at_once() {
     wait_for(&|| site.log().contains("stopping"));
     site.signal("TERM");
     assert_eq!(site.wait().code(), Some(1));
-    assert!(site.log().contains("ending at once"), "{}", site.log());
+    assert!(site.log().contains("terminating at once"), "{}", site.log());
     drop(child.stdin.take());
     assert_eq!(child.wait().expect("the command").code(), Some(4));
     // It is as after a crash: the next daemon finds everything, half an image too.

@@ -36,7 +36,7 @@ fn limits_come_from_the_log_or_from_the_daemon_and_are_shown() {
         site.start();
     }
     let said = site.run(&["attach", "a", "--nbd", "--log", &place(&site, ":dirty=0B")]).fails(2);
-    assert!(said.contains("dirty=0 leaves no room"), "{said}");
+    assert!(said.contains("dirty=0 leaves no space"), "{said}");
     // Without the daemon its own settings are not known, those of the log are.
     site.stop();
     assert_eq!(limits(&site, "a"), (json!(null), json!(2000)));
@@ -225,7 +225,7 @@ fn a_daemon_stops_though_the_backend_of_a_log_does_not_answer() {
     let began = Instant::now();
     site.stop();
     assert!(began.elapsed() < Duration::from_secs(60), "it took {:?}", began.elapsed());
-    assert!(site.log().contains("it keeps what it holds"), "{}", site.log());
+    assert!(site.log().contains("it keeps its data"), "{}", site.log());
     site.delay_us = None;
     site.start();
     for image in ["a", "b"] {

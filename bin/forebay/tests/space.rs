@@ -25,7 +25,7 @@ fn a_log_larger_than_the_free_space_is_refused_and_leaves_nothing() {
     let before = free(&mount);
     for size in ["300G", "63M"] {
         let said = site.run(&["attach", "a", "--nbd", "--log", &place(size)]).fails(7);
-        assert!(said.contains("MiB are asked for") && said.contains("MiB free"), "{said}");
+        assert!(said.contains("MiB are required") && said.contains("MiB free"), "{said}");
         assert!(said.contains("left to others"), "{said}");
         assert!(!path.exists(), "the file is left");
         assert_eq!(free(&mount), before);
@@ -54,7 +54,7 @@ fn a_log_in_memory_larger_than_the_free_space_is_refused_and_leaves_nothing() {
     let before = free(&mount);
     let place = |size: &str| format!("pmem:{}:{size}:force", path.display());
     let said = site.run(&["attach", "a", "--nbd", "--log", &place("300G")]).fails(7);
-    assert!(said.contains("MiB are asked for") && said.contains("MiB free"), "{said}");
+    assert!(said.contains("MiB are required") && said.contains("MiB free"), "{said}");
     assert!(!path.exists() && free(&mount) == before, "something is left");
     site.run(&["attach", "a", "--nbd", "--log", &place("16M")]).ok();
 }

@@ -234,7 +234,7 @@ fn init_keeps_what_others_have_there_and_names_it() {
         ("a GPT partition table (backup)", &[((64 << 20) - 512, b"EFI PART")]),
         ("a member of a Linux RAID (1.0)", &[((64 << 20) - 8192, &[0xfc, 0x4e, 0x2b, 0xa9])]),
         ("an XFS file system (label 'srv')", &[(0, b"XFSB"), (108, b"srv")]),
-        ("data that is not known, at byte 40000007", &[(40_000_007, b"x")]),
+        ("unknown data at byte 40000007", &[(40_000_007, b"x")]),
     ];
     for (at, (what, parts)) in parts.into_iter().enumerate() {
         is_kept(&site, &image(&site, &format!("image{at}"), parts), 5, what);
@@ -242,7 +242,7 @@ fn init_keeps_what_others_have_there_and_names_it() {
     // A short text is somebody's, too.
     let note = site.path("note");
     std::fs::write(&note, "remember the milk\n").expect("written");
-    is_kept(&site, &note, 5, "data that is not known, at byte 0");
+    is_kept(&site, &note, 5, "unknown data at byte 0");
     // What only takes space, or was emptied, holds nothing.
     for parts in [&[][..], &[(1 << 20, &[0; 1 << 20][..])]] {
         let (site, path) = (Site::new(), image(&site, "empty", parts));

@@ -152,8 +152,8 @@ fn streams_that_are_wrong_are_refused() {
     assert_eq!(site.export("good"), b"hello");
     for (query, body, says) in [
         ("", &b"rubbish"[..], "rbd diff v1"),
-        ("", &good[..good.len() - 1], "cut short"),
-        ("", &good[..20], "cut short"),
+        ("", &good[..good.len() - 1], "truncated"),
+        ("", &good[..20], "truncated"),
         ("", b"rbd diff v1\nx", "unknown tag"),
         ("?size=4", &good, "of 5 bytes"),
         ("?size=x", &good, "size"),

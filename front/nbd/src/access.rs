@@ -102,11 +102,11 @@ impl FromStr for HostPattern {
         // A mistyped network must not become a name that no host has.
         let address = text.split_once('/').map_or("", |(address, _)| address);
         if address.parse::<std::net::IpAddr>().is_ok() {
-            return Err(format!("'{text}' is no network; use ADDRESS or ADDRESS/BITS"));
+            return Err(format!("'{text}' is not a network; use ADDRESS or ADDRESS/BITS"));
         }
         if text.is_empty() || text.len() > NAME_MAX || text.chars().any(char::is_control) {
             let shown = text.escape_debug();
-            return Err(format!("'{shown}' is no host: use a network, 'unix', or the name of a certificate or key"));
+            return Err(format!("'{shown}' is not a host: use a network, 'unix', or the name of a certificate or key"));
         }
         Ok(Self::Name(text.to_owned()))
     }

@@ -92,7 +92,7 @@ fn a_login_to_an_unknown_target_is_refused_with_one_line() {
             };
             let nowhere = "iqn.2026-11.io.forebay:nowhere";
             assert_eq!(refused(&host_of(nowhere, HOST, 1)).await, "0x0203", "seed {seed}");
-            expect("there is no such target", HOST, nowhere);
+            expect("target not found", HOST, nowhere);
             assert_eq!(refused(&host_of(SECOND, HOST, 1)).await, "0x0202", "seed {seed}");
             expect("the initiator is not in the target's list", HOST, SECOND);
             assert_eq!(place.targets.counters().snapshot().logins_refused, 2, "seed {seed}");
@@ -339,7 +339,7 @@ fn a_host_that_does_not_log_out_when_asked_is_left() {
         client.logout().await.expect("logs out");
         ending.await;
         assert!(now().since(from) < Duration::from_secs(1), "seed {seed}");
-        assert!(place.targets.expel(SECOND, HOST).is_none(), "seed {seed}: there is no such target");
+        assert!(place.targets.expel(SECOND, HOST).is_none(), "seed {seed}: target not found");
     });
 }
 

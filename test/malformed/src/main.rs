@@ -301,7 +301,7 @@ fn run(shared: &Shared, dice: &mut Dice, host: &str, mut bytes: Vec<u8>) -> Resu
             Ok(0) => break,
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
-            Err(error) => bail!("the target does not hang up: {error}"),
+            Err(error) => bail!("the target does not close the connection: {error}"),
         }
     }
     shared.hangups.fetch_add(1, Ordering::Relaxed);

@@ -51,7 +51,7 @@ pub fn hide(
         return Ok(None);
     }
     if !shake(stream, &mut session, &mut Vec::new(), |_| {}).context("a handshake")? {
-        anyhow::bail!("a handshake as it should be comes to nothing");
+        anyhow::bail!("a correct handshake fails");
     }
     let mut sealed = Vec::new();
     let mut seal = |plain: &[u8], update: bool| -> Result<()> {

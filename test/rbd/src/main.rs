@@ -218,7 +218,7 @@ async fn wait_size(lab: &Lab, size: u64) -> Result<()> {
             }
         })
     };
-    ensure!(forebay_reactor::timeout(PATIENCE, changed).await.is_ok(), "nobody told of a new size");
+    ensure!(forebay_reactor::timeout(PATIENCE, changed).await.is_ok(), "no notification of a new size");
     println!("size {}", image.size());
     image.close().await;
     Ok(())

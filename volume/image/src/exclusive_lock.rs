@@ -310,7 +310,7 @@ impl ExclusiveLock {
             match decode_response(&answer.payload) {
                 Some(refused) if refused < 0 => {
                     let owner = owner.map_or_else(|| format!("client.{}", answer.client), owner_name);
-                    let what = format!("held by {owner}, which keeps it ({refused})");
+                    let what = format!("held by {owner}, which refuses to release it ({refused})");
                     return Err(Error::new(ErrorKind::Busy, what));
                 }
                 _ => {}

@@ -191,7 +191,7 @@ fn a_lock_that_is_kept_goes_to_nobody_who_asks() {
         let refused = || two.submit(BlockRequest::Write { offset: 0, data: bytes(b"other"), fua: false });
         let error = refused().await.expect_err("it is kept");
         assert_eq!(error.kind(), ErrorKind::Busy);
-        assert!(error.to_string().contains("keeps it"), "{error}");
+        assert!(error.to_string().contains("refuses to release it"), "{error}");
         assert_eq!(kind(two.take_lock().await), Some(ErrorKind::Busy), "by itself, too");
         drop(also);
         assert_eq!(kind(refused().await), Some(ErrorKind::Busy), "somebody keeps it still");

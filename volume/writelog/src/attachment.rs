@@ -115,7 +115,7 @@ impl<K: LogKeeper> RecordOwner<K> {
             return Ok(());
         }
         let text = format!(
-            "the record of {} has gone on to epoch {} without log {}",
+            "the record of {} has epoch {} and no longer names log {}",
             keeper.volume_name(),
             record.epoch,
             id_text(&id)
@@ -351,7 +351,7 @@ impl<K: LogKeeper> LogAttachment<K> {
                 let LogRecord { epoch, log: named } = self.keeper.load().await?;
                 if named.is_none_or(|named| named.id != recorded.id) {
                     // Never restore a record that has been cleared in the meantime.
-                    return Err(Error::new(ErrorKind::Busy, "the write log is being given up"));
+                    return Err(Error::new(ErrorKind::Busy, "the write log is being ended"));
                 }
                 let changed = RecordedLog { id: recorded.id, place: place.clone() };
                 self.keeper.store(LogRecord { epoch, log: Some(changed.clone()) }).await?;
@@ -368,7 +368,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         let (keeper, volume) = (&self.keeper, self.keeper.volume_id());
         let shelf = keeper.shelf(place, true).await?;
         if let Err(error) = shelf.discard_older(&volume, epoch).await {
-            tracing::warn!(%place, %error, "the space of a write log that was given up could not be freed");
+            tracing::warn!(%place, %error, "cannot free the space of a released write log");
         }
         let id = shelf.create(&volume, &keeper.volume_name(), keeper.log_size(place), epoch).await?;
         let opened = match shelf.open_log(&id, &volume, epoch).await {
@@ -505,7 +505,7 @@ async fn free_disabled<P: fmt::Display>(shelf: &Rc<Shelf>, recorded: &RecordedLo
             log = id_text(&recorded.id),
             place = %recorded.place,
             %error,
-            "a write log was given up, and its space could not be freed"
+            "cannot free the space of an ended write log"
         );
     }
 }
@@ -513,13 +513,13 @@ async fn free_disabled<P: fmt::Display>(shelf: &Rc<Shelf>, recorded: &RecordedLo
 /// Discards a log that no record ever named; returns the error that caused this.
 async fn discarded(shelf: &Rc<Shelf>, id: &LogId, why: Error) -> Error {
     if let Err(error) = shelf.discard(id).await {
-        tracing::warn!(log = id_text(id), %error, "an unused write log is left on its device");
+        tracing::warn!(log = id_text(id), %error, "cannot remove an unused write log from its device");
     }
     why
 }
 
 fn stalled(log: &WriteLog, patience: Duration) -> Error {
-    let why = log.backend_error().unwrap_or_else(|| Error::new(ErrorKind::TimedOut, "the backend does not answer"));
+    let why = log.backend_error().unwrap_or_else(|| Error::new(ErrorKind::TimedOut, "no response from the backend"));
     let text = format!("nothing was written back for {} s: {why}", patience.as_secs());
     Error::new(why.kind(), text)
 }

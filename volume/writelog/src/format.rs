@@ -382,7 +382,9 @@ impl EntryRecord {
             return malformed(format!("entry {seq}: no kind is {code}"));
         };
         if (owner, found) != (tag, seq) {
-            return malformed(format!("entry {seq}: it is number {found} of log {owner:#010x}, not of {tag:#010x}"));
+            return malformed(format!(
+                "entry {seq}: it is number {found} of log {owner:#010x}, not of log {tag:#010x}"
+            ));
         }
         let longest = if kind == EntryKind::Write { u64::from(PAYLOAD_MAX) } else { RUN_MAX };
         let right = len > 0 && u64::from(len) <= longest && payload == payload_len(kind, len);

@@ -128,7 +128,7 @@ pub struct Shelf {
 fn io(error: std::io::Error, path: &str, what: &str) -> Error {
     let busy = error.kind() == std::io::ErrorKind::WouldBlock;
     let error = Error::from_io(error, format!("{path}: {what}"));
-    if busy { Error::new(ErrorKind::Busy, format!("{path}: another process has it")) } else { error }
+    if busy { Error::new(ErrorKind::Busy, format!("{path}: in use by another process")) } else { error }
 }
 
 /// Returns a log's id in 32 hexadecimal digits.
@@ -255,7 +255,7 @@ impl Shelf {
                 shelf.unsure.set(other.is_lost(found));
                 let differs = other.whole().is_none_or(|other| other.logs != found.logs);
                 if differs && let Err(error) = shelf.restore_directory(shelf.unsure.get()).await {
-                    tracing::warn!(path = shelf.path, %error, "a copy of the directory cannot be written");
+                    tracing::warn!(path = shelf.path, %error, "cannot write a copy of the directory");
                     shelf.unsure.set(true);
                 }
                 // Remains of a log whose creation or removal was interrupted by a crash.
@@ -421,7 +421,7 @@ impl Shelf {
         let size = size.next_multiple_of(LOG_ALIGN);
         let mut directory = self.directory.borrow().clone();
         let Some(start) = directory.room_for(size, self.limit()) else {
-            return Err(Error::new(ErrorKind::NoSpace, format!("{}: no room for a log of {size} bytes", self.path)));
+            return Err(Error::new(ErrorKind::NoSpace, format!("{}: no space for a log of {size} bytes", self.path)));
         };
         self.check_space(start, size)?;
         self.grow(start + size).await?;
@@ -467,7 +467,7 @@ impl Shelf {
         // One written copy suffices for the log to exist.
         let directory = self.directory.borrow().clone();
         if let Err(error) = self.write_directory_copy(directory).await {
-            tracing::warn!(path = self.path, %error, "the second copy of the directory cannot be written");
+            tracing::warn!(path = self.path, %error, "cannot write the second copy of the directory");
         }
         Ok(id)
     }
@@ -505,7 +505,7 @@ impl Shelf {
                 let one_lost = valid < SUPER_COPIES.len() && found.serial > 1;
                 Ok(NewestSuperblock { superblock: found, copy, one_lost })
             }
-            Some(_) => Err(Error::new(ErrorKind::Corrupt, format!("{}: log {id} is another one", self.path))),
+            Some(_) => Err(Error::new(ErrorKind::Corrupt, format!("{}: log {id} has a different identity", self.path))),
             None => Err(Error::new(ErrorKind::Corrupt, format!("{}: log {id}: {reason}", self.path))),
         }
     }
@@ -570,7 +570,7 @@ impl Shelf {
             return Err(Error::new(ErrorKind::Denied, text));
         }
         if superblock.epoch < epoch {
-            let text = format!("{what} is of epoch {}, but the volume has gone on to {epoch}", superblock.epoch);
+            let text = format!("{what} is of epoch {}, but the volume's epoch is {epoch}", superblock.epoch);
             return Err(Error::new(ErrorKind::Fenced, text));
         }
         if !self.open.borrow_mut().insert(*id) {
@@ -646,7 +646,7 @@ impl Shelf {
         for at in SUPER_COPIES {
             // Cleared so that a search does not find the log again where its old contents remain.
             if let Err(error) = self.write(entry.start + at, &[0; SUPER_LEN]).await {
-                tracing::warn!(path = self.path, %error, "the superblock of a log that was discarded is left");
+                tracing::warn!(path = self.path, %error, "cannot clear the superblock of a discarded log");
             }
         }
         self.give_back_unused().await;

@@ -380,7 +380,7 @@ fn closing_makes_acknowledged_writes_last_in_the_log_before_it_waits_for_the_bac
         }
         let log = attachment.log().expect("a log");
         assert_eq!(log.unkept_bytes(), 19 * 4096, "they are acknowledged before they last");
-        timeout(Duration::from_secs(10), attachment.close()).await.expect_err("the backend does not answer");
+        timeout(Duration::from_secs(10), attachment.close()).await.expect_err("no response from the backend");
         assert_eq!(log.unkept_bytes(), 0);
     });
     ran.expect("it ends");

@@ -270,7 +270,7 @@ fn closing_makes_acknowledged_writes_last_though_one_that_goes_round_hangs() {
             sleep(MILLISECOND).await;
         }
         assert_eq!((log.counters().direct, log.unkept_bytes()), (1, 4096));
-        timeout(Duration::from_secs(10), log.close(false)).await.expect_err("the backend does not answer");
+        timeout(Duration::from_secs(10), log.close(false)).await.expect_err("no response from the backend");
         assert_eq!(log.unkept_bytes(), 0);
         inner.gate.open();
     });

@@ -36,7 +36,7 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     let attach = |front: &str| -> Result<String> {
         let attached = shell::output(daemon.command().args(["attach", &rados::spec(), front, "--format", "json"]))?;
         let target: Value = serde_json::from_str(&attached)?;
-        target["uris"][0].as_str().map(str::to_owned).context("attach says no URI")
+        target["uris"][0].as_str().map(str::to_owned).context("attach prints no URI")
     };
     let (iscsi, nbd) = (attach("--iscsi")?, attach("--nbd")?);
     let theirs = format!("iscsi://127.0.0.1:{port}/{TARGET}/1");
@@ -103,7 +103,7 @@ impl Tgt {
             shell::output(&mut admin)
         };
         let up = || tell(&["--op", "show", "--mode", "sys"]).ok();
-        shell::wait_for(Duration::from_secs(10), up).context("tgtd does not come up")?;
+        shell::wait_for(Duration::from_secs(10), up).context("tgtd does not start")?;
         tell(&["--op", "new", "--mode", "target", "--tid", "1", "-T", TARGET])?;
         let spec = rados::spec();
         let unit = ["--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1"];
@@ -121,7 +121,7 @@ fn initiator(uri: &str, depth: u32, seconds: f64) -> Result<(f64, f64)> {
     let said = shell::output(&mut perf)?;
     // It says the average again and again, on one line.
     let average = said.rsplit("iops average ").next().and_then(|rest| rest.split_whitespace().next());
-    let iops: f64 = average.context("iscsi-perf says no average")?.parse()?;
+    let iops: f64 = average.context("iscsi-perf prints no average")?.parse()?;
     Ok((iops, iops * seconds))
 }
 

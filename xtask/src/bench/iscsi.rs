@@ -185,7 +185,7 @@ fn start(scratch: &Scratch) -> Result<Places> {
         None => admin(&["--mode", "target", "--op", "show"]).is_ok().then_some(true),
     });
     if up != Some(true) {
-        bail!("tgtd does not come up: {}", shell::tail(&log, 5));
+        bail!("tgtd does not start: {}", shell::tail(&log, 5));
     }
     admin(&["--mode", "target", "--op", "new", "--tid", "1", "--targetname", TARGET])?;
     for (index, file) in files.iter().enumerate() {
@@ -232,7 +232,7 @@ fn measure(job: &Job, uri: &str, processor: &str, seconds: f64) -> Result<Outcom
                 perf.arg("-r");
             }
             let said = shell::output(perf.arg(uri))?;
-            let iops = average(&said).with_context(|| format!("iscsi-perf says no average: {said}"))?;
+            let iops = average(&said).with_context(|| format!("iscsi-perf prints no average: {said}"))?;
             Ok(of(iops, iops * seconds))
         }
         Host::Fio => {

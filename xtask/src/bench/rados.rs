@@ -221,7 +221,7 @@ fn message(seconds: f64) -> Result<f64> {
     serve.args(["perf", "messenger", "serve", "--crc", "--linger-us", "0", "--addr", &address]);
     let _server = shell::Process::start(&mut serve, &log)?;
     let up = || std::fs::read_to_string(&log).ok().filter(|text| !text.is_empty());
-    shell::wait_for(std::time::Duration::from_secs(10), up).context("the server does not come up")?;
+    shell::wait_for(std::time::Duration::from_secs(10), up).context("the server does not start")?;
     let mut ask = shell::command(daemon::shipped_program());
     ask.args(["perf", "messenger", "run", "--crc", "--linger-us", "0", "--addr", &address, "--size", "4096"]);
     ask.args(["--depth", "32", "--format", "json", "--seconds", &seconds.to_string()]);

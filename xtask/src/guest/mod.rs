@@ -66,7 +66,7 @@ fn converse(
         }
         std::thread::sleep(LOOK);
     };
-    let daemon = daemon.context("the daemon did not come up again")?;
+    let daemon = daemon.context("the daemon did not restart")?;
     if !status.success() {
         bail!("the guest ended with {status}; the daemon's log:\n{}", daemon.log_tail());
     }

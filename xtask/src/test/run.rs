@@ -265,7 +265,7 @@ fn one(stage: &Stage, length: Length, lengths: Lengths, logs: &Path, clock: &Pat
             report::passed(stage, &report);
             return report;
         }
-        Ok(Halt::Ended(status)) if status.success() && failed == 0 => "it tells of no test".to_owned(),
+        Ok(Halt::Ended(status)) if status.success() && failed == 0 => "it reports no test".to_owned(),
         Ok(Halt::Ended(status)) => status.to_string(),
         Ok(Halt::BudgetOver) if failed == 0 => {
             report.ending = Ending::CutOff;

@@ -275,7 +275,7 @@ fn lost(objecter: &Rc<Objecter>, osd: i32, refused: bool) {
 fn take_backoff(objecter: &Rc<Objecter>, osd: i32, connection: &Connection, backoff: Backoff) {
     match backoff.op {
         backoff::BLOCK => {
-            tracing::debug!(osd, group = %backoff.pg, "requests are held back by a backoff");
+            tracing::debug!(osd, group = %backoff.pg, "requests are blocked by a backoff");
             let answer = Backoff { op: backoff::ACK_BLOCK, ..backoff.clone() };
             if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd)
                 && session.backoffs.len() < BACKOFFS_MAX
@@ -289,7 +289,7 @@ fn take_backoff(objecter: &Rc<Objecter>, osd: i32, connection: &Connection, back
             }
         }
         backoff::UNBLOCK => {
-            tracing::debug!(osd, group = %backoff.pg, "requests are not held back any more: the backoff has ended");
+            tracing::debug!(osd, group = %backoff.pg, "requests are sent again: the backoff has ended");
             if let Some(session) = objecter.sessions.borrow_mut().get_mut(&osd) {
                 session.backoffs.retain(|other| other.id != backoff.id);
             }

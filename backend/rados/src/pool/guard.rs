@@ -174,7 +174,7 @@ impl RadosPool {
                 result => return result,
             }
         }
-        Err(Error::new(ErrorKind::Busy, format!("object {object}: others keep changing it")))
+        Err(Error::new(ErrorKind::Busy, format!("object {object}: too many concurrent changes by other clients")))
     }
 
     async fn look(&self, object: &ObjectName, transaction: &Transaction) -> Result<Seen> {

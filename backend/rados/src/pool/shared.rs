@@ -40,7 +40,7 @@ impl Drop for Held {
         let ending = self.end();
         drop(spawn(async move {
             if let Err(error) = ending.await {
-                tracing::debug!(%error, "a watch is not ended; its OSD forgets it by itself");
+                tracing::debug!(%error, "cannot end a watch; it expires at its OSD");
             }
         }));
     }

@@ -87,7 +87,7 @@ impl fmt::Display for Codec {
 
 /// Name that no codec has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no codec `{0}`; there are: deflate-1 to -9, zlib-1 to -9, gzip-1 to -9, lz4, zstd--7 to -19")]
+#[error("unknown codec `{0}`; use one of: deflate-1 to -9, zlib-1 to -9, gzip-1 to -9, lz4, zstd--7 to -19")]
 pub struct UnknownCodec(String);
 
 impl FromStr for Codec {

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CompressError {
     /// Output shorter than the compressed data.
-    #[error("the compressed data does not fit into the output")]
+    #[error("the compressed data exceeds its output buffer")]
     NoRoom,
 }
 
@@ -16,7 +16,7 @@ pub enum DecompressError {
     Corrupt,
     /// Data that expands beyond the output: a wrong length, or a decompression bomb.  Nothing is written past the
     /// output, and no memory is allocated for it.
-    #[error("the compressed data expands to more than its output holds")]
+    #[error("the decompressed data exceeds its output buffer")]
     TooLong,
     /// Stream that requires a preset dictionary (RFC 1950 section 2.2), which is not supported.
     #[error("the compressed data needs a preset dictionary")]

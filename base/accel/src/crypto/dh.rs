@@ -23,7 +23,7 @@ pub enum DhGroup {
 
 /// Public value of the peer that no honest computation in the group can yield.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a Diffie-Hellman value outside of its group")]
+#[error("Diffie-Hellman value out of the range of its group")]
 pub struct NotInGroup;
 
 /// floor(2^8062 e): the digits of Euler's number that the RFC takes for 8,192 bits.  The other groups have the beginning

@@ -15,7 +15,7 @@ pub const TAG_LEN: usize = 16;
 
 /// Authentication failure: the data, the additional data, the nonce, or the tag is not what was sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the message is not what was sealed")]
+#[error("AEAD authentication failed: changed message or wrong key")]
 pub struct TagMismatch;
 
 /// Key for AES-128-GCM or AES-256-GCM, with its schedule and tables expanded.

@@ -27,6 +27,6 @@ pub enum CipherKeyError {
     #[error("a key of {0} bytes; it must have {1}")]
     Length(usize, &'static str),
     /// Both halves of an XTS key are the same, which breaks the mode (FIPS 140-3 implementation guidance C.I).
-    #[error("the two halves of an XTS key must differ")]
+    #[error("the two halves of an XTS key are equal; they must differ")]
     HalvesEqual,
 }

@@ -35,10 +35,10 @@ pub enum CodeError {
     #[error(transparent)]
     Tier(#[from] TierError),
     /// Name that no loop shape has.
-    #[error("there is no loop shape `{0}` for erasure coding; there are: v4, v2, v1")]
+    #[error("unknown loop shape `{0}` for erasure coding; use one of: v4, v2, v1")]
     Steps(String),
     /// Number of chunks, or of places for checksums, that is not the code's.
-    #[error("{expected} of {what} are needed, and {found} were given")]
+    #[error("expected {expected} of {what}, got {found}")]
     Count {
         /// Kind: `data` or `parity` chunks, or places for a `checksum`.
         what: &'static str,
@@ -48,7 +48,7 @@ pub enum CodeError {
         found: usize,
     },
     /// Chunks that differ in length.
-    #[error("the chunks differ in length: {expected} bytes, and {found}")]
+    #[error("the chunks differ in length: {expected} bytes and {found} bytes")]
     Length {
         /// Length of the first chunk in bytes.
         expected: usize,
@@ -56,11 +56,11 @@ pub enum CodeError {
         found: usize,
     },
     /// Number of a chunk that is not in the code, or stands twice in the lists of a call.
-    #[error("chunk {0} is not in the code, or was named twice")]
+    #[error("chunk {0} is out of range or was named twice")]
     Chunk(usize),
     /// Too few chunks are left: fewer than `k` chunks, or (only with [`Construction::Vandermonde`]) chunks whose
     /// rows are dependent.
-    #[error("the chunks that are left do not determine the ones that are lost")]
+    #[error("the remaining chunks do not suffice to reconstruct the lost ones")]
     Lost,
 }
 

@@ -88,7 +88,7 @@ impl Stored {
                     let value = lines.next().and_then(|line| line.strip_prefix(name)?.strip_prefix(' '));
                     value.ok_or_else(|| damaged("a field is missing"))
                 };
-                stored.incarnation = key_of(field("incarnation")?).ok_or_else(|| damaged("an incarnation is none"))?;
+                stored.incarnation = key_of(field("incarnation")?).ok_or_else(|| damaged("an invalid incarnation"))?;
                 table.generation = number(field("generation")?)?;
                 table.persist = number::<u8>(field("persist")?)? != 0;
                 table.told = number(field("told")?)?;
@@ -105,7 +105,7 @@ impl Stored {
                 break;
             }
             if !table.take_line(line)? && (stored.incarnation == 0 || !table.take_event(line)?) {
-                return Err(damaged("a line that means nothing"));
+                return Err(damaged("an unknown line"));
             }
         }
         match lines.next() {
@@ -125,8 +125,8 @@ impl ReservationTable {
         }
         match words {
             (Some("registrant"), Some(key), Some(host), None) => {
-                let key = key_of(key).ok_or_else(|| damaged("a key is none"))?;
-                let host = unhex(host).ok_or_else(|| damaged("a host is none"))?;
+                let key = key_of(key).ok_or_else(|| damaged("an invalid key"))?;
+                let host = unhex(host).ok_or_else(|| damaged("an invalid host"))?;
                 if self.key_of(&host).is_some() || self.registrants.len() == REGISTRANTS_MAX {
                     return Err(damaged("a host is there twice, or there are too many"));
                 }
@@ -134,7 +134,7 @@ impl ReservationTable {
             }
             (Some("reservation"), Some(kind), Some(host), None) => {
                 let kind = kind.parse().ok().and_then(ReservationType::from_scsi);
-                let kind = kind.ok_or_else(|| damaged("a kind of reservation that there is not"))?;
+                let kind = kind.ok_or_else(|| damaged("an unknown kind of reservation"))?;
                 let holder = unhex(host).filter(|host| self.key_of(host).is_some());
                 let holder = holder.ok_or_else(|| damaged("the holder is not registered"))?;
                 self.held = Some(HeldReservation { kind, holder });
@@ -151,10 +151,10 @@ impl ReservationTable {
             return Ok(false);
         };
         let count = number(count)?;
-        let kind = EVENT_KINDS.iter().find(|(name, _)| *name == kind).ok_or_else(|| damaged("an event is none"))?.1;
+        let kind = EVENT_KINDS.iter().find(|(name, _)| *name == kind).ok_or_else(|| damaged("an invalid event"))?.1;
         let hosts: Option<Vec<HostId>> = words.map(unhex).collect();
         let hosts = hosts.filter(|hosts| !hosts.is_empty() && hosts.len() <= REGISTRANTS_MAX);
-        let hosts = hosts.ok_or_else(|| damaged("an event is nobody's"))?;
+        let hosts = hosts.ok_or_else(|| damaged("an event without a host"))?;
         let after = self.events.back().map_or(0, |event| event.number);
         if count <= after || count > self.told || self.events.len() == EVENTS_MAX {
             return Err(damaged("events are out of order"));
@@ -183,7 +183,7 @@ fn damaged(why: &str) -> Error {
 fn number<T: FromStr>(word: &str) -> Result<T> {
     // Rejects a leading sign, which `parse` would accept.
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
-    word.parse().ok().filter(|_| digits).ok_or_else(|| damaged("a number is none"))
+    word.parse().ok().filter(|_| digits).ok_or_else(|| damaged("an invalid number"))
 }
 
 /// Decodes a key: hexadecimal, up to 64 bits, not 0.

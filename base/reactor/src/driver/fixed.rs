@@ -79,7 +79,7 @@ impl FixedBuffers {
         // SAFETY: the region is kept until it is unregistered, or the ring is gone.
         let result = unsafe { ring.submitter().register_buffers_update(index as u32, &[region.iovec()], None) };
         if let Err(error) = result {
-            tracing::debug!(%error, "no more memory can be registered with io_uring; going without");
+            tracing::debug!(%error, "cannot register more memory with io_uring; using unregistered buffers");
             REGISTERED.fetch_sub(bytes, Ordering::Relaxed);
             self.refused = true;
             return None;

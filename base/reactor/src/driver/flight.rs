@@ -174,7 +174,7 @@ pub(super) fn advance(flight: &mut Flight, result: i32) -> (FlightStep, Option<A
         Op::Write { bufs, .. } | Op::Send { bufs, .. } => {
             let whole = flight.done == bufs.len();
             if moved == 0 && !whole {
-                let error = io::Error::new(io::ErrorKind::WriteZero, "the kernel takes no more of a write");
+                let error = io::Error::new(io::ErrorKind::WriteZero, "the kernel accepts no more bytes of a write");
                 return (FlightStep::End(Err(error)), None);
             }
             whole

@@ -206,7 +206,7 @@ pub(crate) fn recv_fd(sock: RawFd) -> io::Result<OwnedFd> {
         }
         let head = libc::CMSG_FIRSTHDR(&msg);
         if head.is_null() || (*head).cmsg_level != libc::SOL_SOCKET || (*head).cmsg_type != libc::SCM_RIGHTS {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "no descriptor came with the byte"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "no file descriptor received with the byte"));
         }
         Ok(OwnedFd::from_raw_fd(libc::CMSG_DATA(head).cast::<RawFd>().read_unaligned()))
     }
@@ -266,7 +266,7 @@ impl SockAddr {
                 let mut sun: libc::sockaddr_un = unsafe { mem::zeroed() };
                 // One byte is reserved for the final zero.
                 if bytes.is_empty() || bytes.len() >= sun.sun_path.len() || bytes.contains(&0) {
-                    let text = format!("'{}' cannot be a socket's path", path.display());
+                    let text = format!("'{}' is not a valid socket path", path.display());
                     return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
                 }
                 sun.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -467,6 +467,6 @@ pub(crate) fn pin_to(cpu: usize) {
     };
     // A sandbox may forbid it; that only costs speed.
     if let Err(error) = result {
-        tracing::debug!(%error, cpu, "a core is not pinned to its processor");
+        tracing::debug!(%error, cpu, "cannot pin a reactor to its CPU");
     }
 }

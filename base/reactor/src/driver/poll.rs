@@ -220,7 +220,8 @@ impl PollDriver {
                 // SAFETY: the parts are memory that the operation keeps alive.
                 match check_len(unsafe { libc::sendmsg(fd, &msg, libc::MSG_NOSIGNAL) }) {
                     Ok(0) => {
-                        let error = io::Error::new(io::ErrorKind::WriteZero, "the kernel takes no more of a send");
+                        let error =
+                            io::Error::new(io::ErrorKind::WriteZero, "the kernel accepts no more bytes of a send");
                         Tried::Ended(Err(error), None)
                     }
                     Ok(put) => {

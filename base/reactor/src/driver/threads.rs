@@ -232,7 +232,10 @@ fn run(job: &mut FileJob) -> io::Result<u64> {
                 };
                 let put = retry(|| write(fd, iovecs, at, *durable))?;
                 if put == 0 {
-                    return Err(io::Error::new(io::ErrorKind::WriteZero, "the kernel takes no more of a write"));
+                    return Err(io::Error::new(
+                        io::ErrorKind::WriteZero,
+                        "the kernel accepts no more bytes of a write",
+                    ));
                 }
                 done += put;
             }

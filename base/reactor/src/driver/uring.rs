@@ -582,7 +582,7 @@ impl Drop for UringDriver {
                 done.clear();
             }
         }
-        tracing::error!(operations = self.live, "the kernel holds on to operations; their buffers are leaked");
+        tracing::error!(operations = self.live, "the kernel has not completed some operations; leaking their buffers");
         // An operation on a thread is not here, and dropping the threads waits for it.
         self.slots.iter_mut().filter_map(|slot| slot.flight.take()).for_each(mem::forget);
         mem::forget(mem::take(&mut self.wake_count));

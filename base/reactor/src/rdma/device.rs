@@ -120,7 +120,7 @@ impl Device {
         let (lkey, rkey) = match self.keys(region, lent) {
             Ok(keys) => keys,
             Err(error) => {
-                tracing::debug!(%error, "no more memory can be registered for RDMA; copying instead");
+                tracing::debug!(%error, "cannot register more memory for RDMA; copying instead");
                 return None;
             }
         };

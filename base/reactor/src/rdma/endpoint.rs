@@ -219,7 +219,7 @@ impl RdmaEndpoint {
                     continue;
                 }
                 let Some(endpoint) = Weak::upgrade(&weak) else { return };
-                tracing::debug!(event = event.kind, status = event.status, "an RDMA connection ends");
+                tracing::debug!(event = event.kind, status = event.status, "RDMA connection closed");
                 // Data that arrived before must still be seen.
                 let _ = endpoint.progress();
                 endpoint.over.set(true);
@@ -440,7 +440,7 @@ impl RdmaEndpoint {
             match self.post_receive(&mut state) {
                 Ok(()) => state.owed += 1,
                 // The connection continues with fewer buffers, or has ended.
-                Err(error) => tracing::debug!(%error, "a buffer cannot be posted for RDMA"),
+                Err(error) => tracing::debug!(%error, "cannot post an RDMA receive buffer"),
             }
         }
     }

@@ -206,7 +206,7 @@ impl IoPattern {
 fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.001..=1e7).contains(&seconds) => Ok(seconds),
-        _ => Err(format!("'{text}' is no time to measure for: a number of seconds from 0.001 to 10000000")),
+        _ => Err(format!("'{text}' is not a valid duration: a number of seconds from 0.001 to 10000000")),
     }
 }
 

@@ -356,7 +356,7 @@ impl TryFrom<TypedExported> for ExportOperands {
         if options.image.is_some() && second.is_none() {
             return Ok(Self { image: options.required(None)?, path: first.map(PathBuf::from) });
         }
-        let not_text = |name: OsString| format!("'{}' is no text, as an image's name must be", name.display());
+        let not_text = |name: OsString| format!("the image's name '{}' is not UTF-8", name.display());
         let first = first.map(|name| name.into_string().map_err(not_text)).transpose()?;
         Ok(Self { image: options.required(first.as_deref())?, path: second })
     }

@@ -58,7 +58,7 @@ impl Direct {
         match wait.recv() {
             Ok(Ok(())) => Ok(Self { engine, thread }),
             Ok(Err(failure)) => Err(failure),
-            Err(_) => Err(Failure::failed("the engine ended while it opened the store")),
+            Err(_) => Err(Failure::failed("the engine stopped while opening the store")),
         }
     }
 

@@ -165,7 +165,7 @@ impl Response {
     fn read_up_to(&mut self, left: u64, out: &mut [u8]) -> io::Result<usize> {
         let want = out.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         match self.reader.read(&mut out[..want])? {
-            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the answer is cut short")),
+            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the reply is truncated")),
             got => Ok(got),
         }
     }
@@ -176,7 +176,7 @@ fn head(method: &str, target: &str) -> String {
 }
 
 fn bad(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("the answer is no HTTP: {what}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("the reply is not HTTP: {what}"))
 }
 
 /// A line without its end, bounded.
@@ -186,7 +186,7 @@ fn line(reader: &mut impl BufRead) -> io::Result<String> {
     match bytes.strip_suffix(b"\r\n") {
         Some(text) => String::from_utf8(text.to_vec()).map_err(|_| bad("a line that is no text")),
         None if bytes.len() < CHUNK_LINE_LEN_MAX => {
-            Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the answer is cut short"))
+            Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the reply is truncated"))
         }
         None => Err(bad("an endless line")),
     }
@@ -211,7 +211,7 @@ fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, Framing)> {
             return Err(if room == 0 {
                 bad("an endless head")
             } else {
-                io::Error::new(io::ErrorKind::UnexpectedEof, "the connection ended before an answer")
+                io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed before a reply")
             });
         }
     }

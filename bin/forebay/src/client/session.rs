@@ -176,10 +176,7 @@ impl DaemonClient {
                 Ok(StreamLine::Result(result)) => return Ok(result),
                 Ok(StreamLine::Error(failure)) => return Err(failure),
                 Err(error) => {
-                    let what = format!(
-                        "the daemon at {} answers what this version does not understand: {error}",
-                        self.socket.display()
-                    );
+                    let what = format!("cannot parse the reply of the daemon at {}: {error}", self.socket.display());
                     return Err(Failure::failed(what).hint("run the same version of forebay on both sides"));
                 }
             }

@@ -90,7 +90,7 @@ fn init(global: &GlobalArgs, output: Output, options: StoreInitArgs) -> Result<(
     if made.is_err() && !linked && path != link {
         // Nothing in the data directory names what is not a store of ours.
         if let Err(error) = std::fs::remove_file(&link) {
-            tracing::warn!(%error, "the link {}, which leads to no store, is left", link.display());
+            tracing::warn!(%error, "cannot remove the dangling link {}", link.display());
         }
     }
     made?;

@@ -78,14 +78,14 @@ fn check_raw(source: &mut Source, path: &Path) -> Result<()> {
         Converter::Pipe(program) => format!("unpack it: {program} -dc {shown} | forebay import - POOL/IMAGE"),
         Converter::Rbd => "make another: rbd export --export-format 1 POOL/IMAGE disk.raw".to_owned(),
     };
-    let hint = format!("{convert}; --raw takes the bytes as they are");
-    Err(Failure::invalid(format!("{shown} is {}, not the bytes of a disk", format.name)).hint(hint))
+    let hint = format!("{convert}; --raw imports the bytes unchanged");
+    Err(Failure::invalid(format!("{shown} is {}, not a raw disk image", format.name)).hint(hint))
 }
 
 fn default_image(pool: &str, path: &Path) -> Result<ImageSpec> {
     let name = path.file_name().and_then(|name| name.to_str()).filter(|_| path.as_os_str() != "-");
     let Some(name) = name else {
-        return Err(Failure::invalid("say what the image shall be called")
+        return Err(Failure::invalid("no name for the new image")
             .hint(format!("for example: forebay import {} {pool}/disk1", path.display())));
     };
     ImageSpec::new(pool, name).map_err(Failure::invalid)
@@ -222,7 +222,7 @@ impl Writer<'_> {
     }
 
     fn sink(&mut self) -> Result<&mut ImageSink> {
-        self.sink.as_mut().ok_or_else(|| Failure::failed("the image's content came before its size"))
+        self.sink.as_mut().ok_or_else(|| Failure::failed("malformed stream: image data before the image size"))
     }
 
     fn data(&mut self, offset: u64, data: &[u8]) -> Result<()> {
@@ -251,7 +251,7 @@ fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_
     if response.status >= 300 {
         return Err(client.read_error(response));
     }
-    let wrong = |error: DiffError| Failure::failed(format!("the daemon's answer is damaged: {error}"));
+    let wrong = |error: DiffError| Failure::failed(format!("the daemon's reply is malformed: {error}"));
     let mut decoder = DiffDecoder::new();
     let mut buf = vec![0; CHUNK_LEN_MAX];
     loop {
@@ -268,7 +268,7 @@ fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_
                 DiffEvent::Zero(..) | DiffEvent::End => {}
                 DiffEvent::Failure(why) => {
                     return Err(serde_json::from_slice(&why)
-                        .unwrap_or_else(|_| Failure::failed("the daemon gave up without saying why")));
+                        .unwrap_or_else(|_| Failure::failed("the daemon aborted the export without a reason")));
                 }
             }
         }

@@ -82,10 +82,10 @@ impl IscsiAccess {
 fn pair(initiator: Option<Credential>, target: Option<Credential>, whose: &str) -> Result<Option<Chap>> {
     match (initiator, target) {
         (Some(initiator), Some(target)) if initiator.secret == target.secret => {
-            Err(Failure::invalid(format!("{whose}: chap and mutual-chap have the same secret, which proves nothing")))
+            Err(Failure::invalid(format!("{whose}: chap and mutual-chap have the same secret; they must differ")))
         }
         (Some(initiator), target) => Ok(Some(Chap { initiator, target })),
-        (None, Some(_)) => Err(Failure::invalid(format!("{whose}: mutual-chap is of no use without chap"))),
+        (None, Some(_)) => Err(Failure::invalid(format!("{whose}: mutual-chap requires chap"))),
         (None, None) => Ok(None),
     }
 }
@@ -99,7 +99,7 @@ pub fn parse_chap(text: &str) -> Result<api::ChapUser> {
         Some((user, file)) if !user.is_empty() && !file.is_empty() => {
             Ok(api::ChapUser { user: user.to_owned(), secret: super::absolute(file.as_ref())? })
         }
-        _ => Err(Failure::invalid(format!("'{text}' is no USER,FILE: a name, and the file with its secret"))),
+        _ => Err(Failure::invalid(format!("'{text}' is not USER,FILE: a name and the file with its secret"))),
     }
 }
 
@@ -110,7 +110,7 @@ pub fn parse_chap(text: &str) -> Result<api::ChapUser> {
 pub fn check_iqn(name: &str, whose: &str) -> Result<()> {
     match is_name(name) {
         true => Ok(()),
-        false => Err(Failure::invalid(format!("{whose}: '{}' is no name of a target", name.escape_debug()))
+        false => Err(Failure::invalid(format!("{whose}: '{}' is not a valid target name", name.escape_debug()))
             .hint("such as iqn.2024-05.org.example:disks")),
     }
 }

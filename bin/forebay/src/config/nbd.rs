@@ -127,8 +127,8 @@ impl NbdAccess {
         match tls {
             Tls::Required if verifies => None,
             _ if !self.networks.is_empty() => Some("hosts are known by their addresses alone"),
-            Tls::Required => Some("with TLS, but hosts show no certificate: whoever reaches it can write"),
-            _ => Some("without a password: whoever reaches it can write"),
+            Tls::Required => Some("with TLS, but host certificates are not verified: anyone who can connect can write"),
+            _ => Some("without authentication: anyone who can connect can write"),
         }
     }
 }

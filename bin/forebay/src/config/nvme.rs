@@ -111,8 +111,7 @@ impl HostSection {
     fn keys(&self) -> Result<Option<Arc<AuthSecrets>>> {
         let Some(path) = &self.secret else {
             if self.controller_secret.is_some() {
-                let text =
-                    format!("nvme-subsystem: {} has a controller-secret, which is of no use without secret", self.nqn);
+                let text = format!("nvme-subsystem: {} has a controller-secret, which requires a secret", self.nqn);
                 return Err(Failure::invalid(text));
             }
             return Ok(None);
@@ -121,7 +120,7 @@ impl HostSection {
         let controller = self.controller_secret.as_ref().map(|path| read_secret(path)).transpose()?;
         if controller.as_ref() == Some(&host) {
             let text =
-                format!("nvme-subsystem: {} and its controller have the same secret, which proves nothing", self.nqn);
+                format!("nvme-subsystem: {} and its controller have the same secret; they must differ", self.nqn);
             return Err(Failure::invalid(text));
         }
         let hash = |name: &String| DhChapHash::ALL.into_iter().find(|hash| hash.name() == name);
@@ -227,8 +226,11 @@ fn check_host(nqn: &str) -> Result<()> {
     if is_nqn(nqn) {
         return Ok(());
     }
-    Err(Failure::invalid(format!("nvme-subsystem: the host '{}' is no NVMe qualified name", nqn.escape_debug()))
-        .hint("a Linux host has it in /etc/nvme/hostnqn"))
+    Err(Failure::invalid(format!(
+        "nvme-subsystem: the host '{}' is not a valid NVMe qualified name",
+        nqn.escape_debug()
+    ))
+    .hint("a Linux host has it in /etc/nvme/hostnqn"))
 }
 
 /// Validates the NQN of a subsystem.
@@ -239,8 +241,11 @@ pub fn check_nqn(nqn: &str, whose: &str) -> Result<()> {
     if is_nqn(nqn) && nqn != DISCOVERY_NQN {
         return Ok(());
     }
-    Err(Failure::invalid(format!("{whose}: '{}' is no NVMe qualified name of a subsystem", nqn.escape_debug()))
-        .hint("such as nqn.2024-05.org.example:disks"))
+    Err(Failure::invalid(format!(
+        "{whose}: '{}' is not a valid NVMe qualified name of a subsystem",
+        nqn.escape_debug()
+    ))
+    .hint("such as nqn.2024-05.org.example:disks"))
 }
 
 /// Settings of the default NVMe subsystem: identity, access and limits.

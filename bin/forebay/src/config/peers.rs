@@ -38,7 +38,7 @@ impl PeerTransport {
             Address::Shm(path) => Address::Shm(absolute(&path)?),
             Address::Loopback(_) => {
                 return Err(Failure::invalid(format!(
-                    "'{text}' is within one process, where there is no other daemon"
+                    "'{text}' is local to one process and cannot reach another daemon"
                 )));
             }
             address => address,
@@ -81,7 +81,7 @@ impl PeerSettings {
             None => None,
         };
         if let (None, Some(open)) = (&key, listen.iter().chain(&connect).find(|address| !address.is_local())) {
-            let text = format!("{open} is reached from other machines, and there is no key: --peer-key is needed");
+            let text = format!("{open} is reachable from other machines: --peer-key is required");
             return Err(Failure::invalid(text).hint(KEY_HINT));
         }
         Ok(Self {

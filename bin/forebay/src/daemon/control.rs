@@ -154,8 +154,9 @@ async fn require_token(State(token): State<Arc<str>>, headers: HeaderMap, reques
     if given.and_then(|given| given.strip_prefix("Bearer ")).is_some_and(|given| same(given, &token)) {
         return next.run(request).await;
     }
-    let failure = Failure::new(FailureKind::Denied, "this needs the header 'Authorization: Bearer TOKEN'")
-        .hint("the token is in http.token in the daemon's data directory");
+    let failure =
+        Failure::new(FailureKind::Denied, "authentication required: send the header 'Authorization: Bearer TOKEN'")
+            .hint("the token is in http.token in the daemon's data directory");
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], Json(ErrorBody { error: failure }))
         .into_response()
 }
@@ -500,5 +501,5 @@ where
 
 /// Parses the JSON body of a request.
 pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
-    serde_json::from_slice(body).map_err(|error| Failure::invalid(format!("the request's body is wrong: {error}")))
+    serde_json::from_slice(body).map_err(|error| Failure::invalid(format!("invalid request body: {error}")))
 }

@@ -101,7 +101,7 @@ impl Listeners {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            tracing::warn!("a second signal: ending at once");
+            tracing::warn!("second signal: terminating at once");
             crate::logging::flush();
             std::process::exit(1);
         });
@@ -119,7 +119,7 @@ impl Listeners {
             fronts.await
         });
         if drained.await.is_err() {
-            tracing::warn!(after_s = DRAIN.as_secs(), "requests that are still running are cut off");
+            tracing::warn!(after_s = DRAIN.as_secs(), "aborting requests that are still running");
         }
         engine.stop();
         result

@@ -56,7 +56,10 @@ pub fn serve(global: &GlobalArgs, options: &ServeArgs) -> Result<()> {
     };
     let cores = Cores::start(&cores).map_err(|error| Failure::io(error, "starting the reactors"))?;
     if let Err(error) = forebay_reactor::heap::start_trimmer() {
-        tracing::warn!(%error, "memory of closed connections stays with the allocator");
+        tracing::warn!(
+            %error,
+            "cannot start the heap-trimming thread; memory of closed connections is not returned to the system"
+        );
     }
     let (global, options) = (global.clone(), options.clone());
     let read_config = Arc::new(move || DaemonConfig::resolve(&global, &options));
@@ -72,7 +75,7 @@ pub fn serve(global: &GlobalArgs, options: &ServeArgs) -> Result<()> {
 /// restarts a daemon that has exited, not one that no longer serves.  Data that hosts have flushed is durable, as
 /// after `kill -9`.
 fn end_process(panic: &CorePanic) {
-    tracing::error!("{panic}; ending the process, for nothing can be served without this core");
+    tracing::error!("{panic}; terminating, since the daemon cannot serve without this core");
     crate::logging::flush();
     std::process::exit(FailureKind::Failed.exit_code().into());
 }
@@ -87,7 +90,7 @@ fn raise_file_limit() {
     }
     match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         Ok(()) => tracing::debug!(from = limit.current, to = limit.maximum, "file descriptors"),
-        Err(error) => tracing::warn!(%error, limit = limit.current, "the limit of file descriptors stays as it is"),
+        Err(error) => tracing::warn!(%error, limit = limit.current, "cannot raise the limit of open files"),
     }
 }
 
@@ -186,7 +189,7 @@ pub fn prepare_dir(data: &Path) -> Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(data)
-        .map_err(|error| Failure::io(error, format_args!("making the data directory {}", data.display())))
+        .map_err(|error| Failure::io(error, format_args!("creating the data directory {}", data.display())))
 }
 
 /// Links a store elsewhere from the data directory, so that commands find it while no daemon is running.
@@ -208,7 +211,7 @@ pub fn link_store(data: &Path, store: &Path) -> Result<()> {
             .hint(format!("name another data directory, or remove the link {}", default.display())));
         }
         Err(_) if default.exists() => {
-            return Err(Failure::invalid(format!("the data directory {} has a store already", data.display()))
+            return Err(Failure::invalid(format!("the data directory {} already has a store", data.display()))
                 .hint("name another data directory, or leave out --store"));
         }
         Err(_) => {}

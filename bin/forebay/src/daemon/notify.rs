@@ -19,7 +19,7 @@ impl Notifier {
         match open(&name) {
             Ok(socket) => Self { socket: Some(socket) },
             Err(error) => {
-                tracing::warn!(%error, socket = ?name, "the service manager's socket cannot be used");
+                tracing::warn!(%error, socket = ?name, "cannot use the service manager's socket");
                 Self { socket: None }
             }
         }
@@ -38,7 +38,7 @@ impl Notifier {
     fn send(&self, state: &str) {
         let Some((socket, to)) = &self.socket else { return };
         if let Err(error) = socket.send_to_addr(state.as_bytes(), to) {
-            tracing::warn!(%error, "the service manager does not hear");
+            tracing::warn!(%error, "cannot notify the service manager");
         }
     }
 }

@@ -151,7 +151,7 @@ async fn feed(body: Body, chunks: mpsc::Sender<Chunk>) -> Result<()> {
     let mut body = body.into_data_stream();
     let mut decoder = DiffDecoder::new();
     while let Some(part) = poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await {
-        let part = part.map_err(|error| Failure::failed(format!("the data stopped coming: {error}")))?;
+        let part = part.map_err(|error| Failure::failed(format!("the upload was interrupted: {error}")))?;
         let mut input = &part[..];
         while let Some(event) = decoder.next(&mut input).map_err(|error| Failure::invalid(error.to_string()))? {
             let chunk = match event {
@@ -161,7 +161,7 @@ async fn feed(body: Body, chunks: mpsc::Sender<Chunk>) -> Result<()> {
                 DiffEvent::End => Chunk::End,
                 DiffEvent::Failure(text) => {
                     let text = String::from_utf8_lossy(&text).into_owned();
-                    return Err(Failure::failed(format!("the sender gave up: {text}")));
+                    return Err(Failure::failed(format!("the client aborted the upload: {text}")));
                 }
             };
             if chunks.send(chunk).await.is_err() {

@@ -57,8 +57,8 @@ fn load(data: &Path) -> Result<Vec<(u16, u32, AnaState)>> {
         Err(error) => return Err(Failure::io(error, format_args!("reading {}", path.display()))),
     };
     let damaged = |why: String| {
-        Failure::new(FailureKind::Corrupt, format!("the states of ANA in {} are damaged: {why}", path.display()))
-            .hint("mend it, or remove it and set them again with 'forebay ana set'")
+        Failure::new(FailureKind::Corrupt, format!("the ANA states in {} are damaged: {why}", path.display()))
+            .hint("repair it, or remove it and set them again with 'forebay ana set'")
     };
     let file: AnaFile = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
     if file.version != FILE_VERSION {
@@ -75,7 +75,7 @@ fn load(data: &Path) -> Result<Vec<(u16, u32, AnaState)>> {
 fn store(data: &Path, states: Vec<StoredState>) -> Result<()> {
     let path = path(data);
     let text = serde_json::to_vec_pretty(&AnaFile { version: FILE_VERSION, states })
-        .map_err(|error| Failure::failed(format!("writing the states of ANA: {error}")))?;
+        .map_err(|error| Failure::failed(format!("writing the ANA states: {error}")))?;
     replace_file(&path, &text).map_err(|error| Failure::io(error, format_args!("writing {}", path.display())))
 }
 
@@ -87,7 +87,7 @@ impl Engine {
         for (id, group, state) in load(&self.options.data)? {
             if let Some(port) = ports.iter().find(|port| port.id == id) {
                 subsystems.set_ana(port, group, state);
-                tracing::info!(port = id, group, state = state.name(), "an ANA state is as it was before");
+                tracing::info!(port = id, group, state = state.name(), "ANA state restored");
             }
         }
         Ok(())
@@ -144,7 +144,7 @@ impl Engine {
     pub async fn set_ana(&self, request: &SetAnaRequest) -> Result<Vec<Ana>> {
         let subsystems = self.fronts.nvme().subsystems();
         let state = AnaState::named(&request.state).ok_or_else(|| {
-            Failure::invalid(format!("'{}' is no state of ANA", request.state))
+            Failure::invalid(format!("'{}' is not an ANA state", request.state))
                 .hint("optimized, non-optimized, inaccessible, persistent-loss or change")
         })?;
         if let Some(group) = request.group.filter(|group| !(1..=ANA_GROUPS_MAX).contains(group)) {
@@ -162,7 +162,7 @@ impl Engine {
         }
         self.save_ana()
             .await
-            .map_err(|failure| failure.context("the states are set, but will not outlast a restart"))?;
+            .map_err(|failure| failure.context("the states are set, but cannot be saved and are lost at a restart"))?;
         Ok(self.ana())
     }
 }

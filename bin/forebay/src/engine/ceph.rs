@@ -106,8 +106,8 @@ impl CephPools {
         for (name, pool) in pools {
             match timeout(PATIENCE, pool.usage()).await {
                 Ok(Ok(usage)) => all.push((name, usage)),
-                Ok(Err(error)) => tracing::debug!(pool = name, %error, "how full it is cannot be said"),
-                Err(_) => tracing::debug!(pool = name, "the cluster does not say how full it is"),
+                Ok(Err(error)) => tracing::debug!(pool = name, %error, "cannot determine the usage of a pool"),
+                Err(_) => tracing::debug!(pool = name, "timeout while reading the usage of a pool"),
             }
         }
         all
@@ -121,7 +121,7 @@ impl CephPools {
             Some(cluster) => {
                 // Pools of the fenced client are dropped.  Volumes opened from now on use a new client; those that
                 // the old client has open keep failing as fenced.
-                tracing::warn!("the cluster has this client on its blocklist; a new one is made");
+                tracing::warn!("this client is on the cluster's blocklist; connecting as a new client");
                 self.pools.borrow_mut().clear();
                 Some(client_of(&cluster))
             }
@@ -156,7 +156,7 @@ impl CephPools {
         });
         for client in left.into_iter().filter(|client| Some(client) != former.as_ref()) {
             match cluster.blocklist(&client.address, None).await {
-                Ok(()) => tracing::info!(address = client.address, "the client of a daemon that was killed is fenced"),
+                Ok(()) => tracing::info!(address = client.address, "fenced the client of a daemon that was killed"),
                 Err(error) => {
                     tracing::warn!(
                         address = client.address, %error,
@@ -180,7 +180,7 @@ impl CephPools {
         for (name, pool) in pools {
             let backend: Rc<dyn ObjectBackend> = pool;
             if timeout(CLOSING, Images::of(&backend).settle()).await.is_err() {
-                tracing::warn!(pool = name, "the cluster does not answer; locks of images are left behind");
+                tracing::warn!(pool = name, "no response from the cluster; image locks are not released");
                 settled = false;
             }
         }
@@ -191,7 +191,10 @@ impl CephPools {
             if let Some(clients) = self.clients.clone().filter(|_| settled)
                 && let Err(failure) = offload(move || clients.end(&own)).await
             {
-                tracing::warn!(error = failure.message, "this client stays listed, and is fenced at the next start");
+                tracing::warn!(
+                    error = failure.message,
+                    "cannot remove this client from ceph-clients.json; it is fenced at the next start"
+                );
             }
         }
     }
@@ -208,11 +211,11 @@ fn explain_unconnected(error: forebay_block::Error) -> Failure {
     let failure = Failure::from(error).context("connecting to the Ceph cluster");
     match kind {
         ErrorKind::TimedOut => Failure { kind: FailureKind::Unreachable, ..failure }.hint(
-            "are its monitors up, and does the network let them be reached? 'mon_host' of the configuration names them, and \
-             'client_mount_timeout' how long they are waited for",
+            "check that its monitors are up and reachable: 'mon_host' in the configuration lists them, and \
+             'client_mount_timeout' is the time to wait for them",
         ),
         ErrorKind::Denied => failure.hint(
-            "the key is not the one that the cluster has, which 'ceph auth get client.ID' shows; choose another with \
+            "the key differs from the cluster's, which 'ceph auth get client.ID' shows; choose another with \
              --keyring FILE and --id ID",
         ),
         _ => failure,
@@ -232,7 +235,7 @@ fn explain(error: ConfigError) -> Failure {
         ConfigError::NoConf(_) => failure.hint(
             "the pools 'local' and 'ram' need none; for those of a cluster, start the daemon with -c FILE or CEPH_CONF",
         ),
-        ConfigError::NoKey { .. } => failure.hint("name it with --keyring FILE, and who you are with --id ID"),
+        ConfigError::NoKey { .. } => failure.hint("name it with --keyring FILE, and the client's name with --id ID"),
         _ => failure,
     }
 }

@@ -37,8 +37,8 @@ impl DataDirIdentity {
             Err(error) => return Err(Failure::io(error, format_args!("reading {}", path.display()))),
         };
         let uuid = parse_uuid(text.trim()).ok_or_else(|| {
-            Failure::new(FailureKind::Corrupt, format!("the identity in {} is no UUID", path.display()))
-                .hint("put back the one that was there: hosts know volumes by it")
+            Failure::new(FailureKind::Corrupt, format!("the identity in {} is not a UUID", path.display()))
+                .hint("restore the previous one: hosts recognize volumes by it")
         })?;
         Ok(Self { uuid, boot: random()? })
     }

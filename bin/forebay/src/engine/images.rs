@@ -153,7 +153,7 @@ impl Engine {
         let now = forebay_block::BlockDevice::geometry(&*volume.image).size;
         if size < now && !allow_shrink {
             let what = format!("{spec} has {}; making it {} loses the data past that", Size(now), Size(size));
-            return Err(Failure::invalid(what).hint("say --allow-shrink if that is meant"));
+            return Err(Failure::invalid(what).hint("add --allow-shrink to confirm"));
         }
         let shrinking = match volume.log().filter(|_| size < now) {
             Some(log) => Some(log.shrink(size).await.map_err(|error| self.image_failure(error, spec))?),
@@ -277,10 +277,10 @@ impl Engine {
         match failure.kind {
             FailureKind::NotFound => Failure::new(FailureKind::NotFound, format!("there is no image {spec}"))
                 .hint(format!("'forebay ls {}' lists the images", spec.pool)),
-            FailureKind::Exists => Failure::new(FailureKind::Exists, format!("there is an image {spec} already"))
+            FailureKind::Exists => Failure::new(FailureKind::Exists, format!("the image {spec} exists already"))
                 .hint(format!("choose another name, or remove that one: forebay rm {spec}")),
             FailureKind::NoSpace if spec.pool == LOCAL_POOL && self.store_limit().is_some() => {
-                failure.context(spec).hint("free space on that file system; the store goes on by itself then")
+                failure.context(spec).hint("free space on that file system; the store then resumes by itself")
             }
             FailureKind::NoSpace => failure
                 .context(format_args!("the pool {} is full", spec.pool))

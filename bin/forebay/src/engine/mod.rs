@@ -263,7 +263,7 @@ impl Engine {
         }
         // A log that is not closed cleanly is recovered when it is next opened.
         if let Err(failure) = self.close_logs().await {
-            tracing::warn!(error = %failure.message, "a write log was not closed in order");
+            tracing::warn!(error = %failure.message, "a write log was not closed cleanly");
         }
         self.ceph.close().await;
         let Some(store) = &self.store else { return Ok(()) };

@@ -63,18 +63,18 @@ impl Handler for Answers {
         if perf::answer(connection, &message, cpu_nanos) {
             self.0.change(|counts| counts.messages += 1);
         } else {
-            tracing::warn!(peer = %connection.address(), kind = message.kind, "a peer sends what is not known here");
+            tracing::warn!(peer = %connection.address(), kind = message.kind, "unknown message from a peer");
         }
     }
 
     fn opened(&self, connection: &Connection) {
         let (peer, transport) = (connection.address(), connection.transport());
-        tracing::info!(%peer, name = connection.name(), transport, "a peer is connected");
+        tracing::info!(%peer, name = connection.name(), transport, "peer connected");
     }
 
     fn interrupted(&self, connection: &Connection, reason: &DisconnectReason) {
         self.0.change(|counts| counts.interrupted += 1);
-        tracing::warn!(peer = %connection.address(), name = connection.name(), %reason, "a peer is lost for now");
+        tracing::warn!(peer = %connection.address(), name = connection.name(), %reason, "connection to a peer lost; waiting for it to reconnect");
     }
 
     fn refused(&self, _peer: &Address, _reason: &DisconnectReason) {
@@ -83,7 +83,7 @@ impl Handler for Answers {
     }
 
     fn lost(&self, connection: &Connection, reason: &DisconnectReason) {
-        tracing::info!(peer = %connection.address(), name = connection.name(), %reason, "a peer is gone");
+        tracing::info!(peer = %connection.address(), name = connection.name(), %reason, "session of a peer ended");
     }
 }
 
@@ -121,7 +121,7 @@ impl Peers {
                 .bind(address)
                 .map_err(|error| Failure::io(error, format_args!("listening for peers on {address}")))?;
             if let (Address::Rdma(_), Address::Tcp(_)) = (address, &bound) {
-                tracing::warn!(%address, "peers come over TCP: there is no RDMA here");
+                tracing::warn!(%address, "RDMA unavailable; listening for peers over TCP only");
             }
             tracing::info!(address = %bound, "listening for peers");
             self.addrs.borrow_mut().push(bound);

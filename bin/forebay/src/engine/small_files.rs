@@ -16,7 +16,7 @@ pub fn keep_reserve(data: &Path) {
     }
     // The content is not zeroes: a file system may store those without allocating.
     if let Err(error) = fs::write(&path, [0xa5; RESERVE_LEN]) {
-        tracing::debug!(%error, "no space is kept for the daemon's own files");
+        tracing::debug!(%error, "cannot reserve space for the daemon's own files");
         let _ = fs::remove_file(&path);
     }
 }

@@ -136,7 +136,7 @@ impl Engine {
     pub async fn export(self: Rc<Self>, spec: ImageSpec, chunks: mpsc::Sender<Chunk>) -> Result<()> {
         let volume = self.open_volume_to_read(&spec).await?;
         let size = volume.image.geometry().size;
-        let gone = || Failure::failed("whoever wanted the image's content has gone");
+        let gone = || Failure::failed("the client that reads the image's content has disconnected");
         chunks.send(Chunk::Size(size)).await.map_err(|_| gone())?;
         let mut reads: VecDeque<(u64, JoinHandle<forebay_block::Result<Buf>>)> = VecDeque::new();
         let mut at = 0;
@@ -176,7 +176,7 @@ impl Engine {
         let Some((offset, read)) = reads.pop_front() else { return Ok(()) };
         let data = read.await.map_err(|error| self.image_failure(error, spec))?;
         let sent = chunks.send(Chunk::Data(offset, data)).await;
-        sent.map_err(|_| Failure::failed("whoever wanted the image's content has gone"))
+        sent.map_err(|_| Failure::failed("the client that reads the image's content has disconnected"))
     }
 }
 

@@ -281,7 +281,7 @@ impl ClosingLogs {
             let result = attachment.close().await;
             drop(attachment);
             if let Err(error) = &result {
-                tracing::warn!(image = %own, %error, "a write log was not closed in order; it is recovered when opened");
+                tracing::warn!(image = %own, %error, "a write log was not closed cleanly; it is recovered when opened");
             }
             closing.result.replace(Some(result));
             closing.ended.notify_all();
@@ -315,7 +315,7 @@ impl ClosingLog {
     /// Returns the error of a log that is abandoned before it is closed.
     fn not_closed(&self, patience: Duration) -> forebay_block::Error {
         let unkept = self.log.upgrade().map_or(0, |log| log.unkept_bytes());
-        let mut text = format!("it could not be closed in {} s; it keeps what it holds", patience.as_secs());
+        let mut text = format!("it could not be closed in {} s; it keeps its data", patience.as_secs());
         if unkept > 0 {
             text.push_str(&format!(", but not {unkept} acknowledged bytes at most that no host has flushed"));
         }
@@ -405,7 +405,7 @@ impl Volumes {
         for (spec, log) in closing {
             let closed = timeout(deadline.since(now()), log.closed()).await.unwrap_or_else(|_| {
                 let error = log.not_closed(patience);
-                tracing::warn!(image = %spec, %error, "a write log is left as it is; it is recovered when opened");
+                tracing::warn!(image = %spec, %error, "cannot close a write log; it is recovered when opened");
                 Err(error)
             });
             results.push((spec, closed));

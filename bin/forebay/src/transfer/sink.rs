@@ -77,9 +77,9 @@ impl ImageSink {
             }
             ImageSink::Device { file, .. } => {
                 let room = rustix::fs::seek(&*file, rustix::fs::SeekFrom::End(0))
-                    .map_err(|error| Failure::io(error.into(), "asking for the device's size"))?;
+                    .map_err(|error| Failure::io(error.into(), "reading the device's size"))?;
                 if room < size {
-                    let what = format!("the device has {}, the image {}", Size(room), Size(size));
+                    let what = format!("the device has {}, the image needs {}", Size(room), Size(size));
                     return Err(Failure::new(FailureKind::NoSpace, what).hint("name a larger device"));
                 }
                 Ok(())

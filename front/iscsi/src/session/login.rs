@@ -40,7 +40,7 @@ pub struct LoginAccess {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// Target not found.
-    #[error("there is no such target")]
+    #[error("target not found")]
     NotFound,
     /// Initiator is not in the target's list.
     #[error("the initiator is not in the target's list")]
@@ -326,7 +326,7 @@ impl Login {
             SECURITY => self.security(&pairs, out)?,
             _ => {
                 if self.proof != Proof::Done {
-                    let why = "the initiator goes on without proving who it is";
+                    let why = "the initiator continues without authenticating";
                     return Err((status::AUTHENTICATION, why).into());
                 }
                 self.operational(&pairs, out)?;
@@ -470,7 +470,7 @@ impl Login {
                     return Err((status::INITIATOR_ERROR, "invalid CHAP challenge").into());
                 };
                 let Some(own) = &chap.target else {
-                    let why = "the initiator wants the target to prove itself, which has no secret for that";
+                    let why = "the initiator requests mutual CHAP, but the target has no secret for it";
                     return Err((status::AUTHENTICATION, why).into());
                 };
                 // Reflecting the target's own challenge is an attack: the initiator wants it answered.

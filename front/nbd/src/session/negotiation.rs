@@ -243,7 +243,7 @@ impl Negotiation {
         match option {
             option::EXPORT_NAME => {
                 if self.replies == ReplyStyle::Extended {
-                    return Err(NbdViolation::ExportName("extended headers are in force".into()));
+                    return Err(NbdViolation::ExportName("extended headers are negotiated already".into()));
                 }
                 let name = name(data).map_err(|why| NbdViolation::ExportName(why.into()))?;
                 return Ok(Some(self.ask(option, name, Purpose::ExportName)));
@@ -259,7 +259,7 @@ impl Negotiation {
             }
             option::STRUCTURED_REPLY if data.is_empty() => {
                 if self.replies == ReplyStyle::Extended {
-                    refuse(out, option, rep::ERR_EXT_HEADER_REQD, "extended headers are in force");
+                    refuse(out, option, rep::ERR_EXT_HEADER_REQD, "extended headers are negotiated already");
                 } else {
                     self.replies = ReplyStyle::Structured;
                     reply(out, option, rep::ACK, &[]);
@@ -272,7 +272,7 @@ impl Negotiation {
             option::STARTTLS if self.tls == Tls::None => {
                 refuse(out, option, rep::ERR_UNSUP, "TLS is not offered here");
             }
-            option::STARTTLS if self.secured => refuse(out, option, rep::ERR_INVALID, "TLS is in force already"),
+            option::STARTTLS if self.secured => refuse(out, option, rep::ERR_INVALID, "TLS is active already"),
             option::STARTTLS if data.is_empty() => {
                 reply(out, option, rep::ACK, &[]);
                 self.phase = Phase::Tls;
@@ -295,7 +295,7 @@ impl Negotiation {
                     self.allocation_for = None;
                 }
                 if !self.replies.has_chunks() {
-                    refuse(out, option, rep::ERR_INVALID, "structured replies come first");
+                    refuse(out, option, rep::ERR_INVALID, "structured replies must be negotiated first");
                     return Ok(None);
                 }
                 match parse_contexts(data, select) {

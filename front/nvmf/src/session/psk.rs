@@ -26,10 +26,10 @@ pub enum PskError {
     #[error("it does not have the form NVMeTLSkey-1:01:...:, as 'nvme gen-tls-key' makes it")]
     Form,
     /// Length that does not match the hash, in bytes.
-    #[error("a key of {0} bytes; it has 32, or with SHA-384 48")]
+    #[error("the key has {0} bytes; it must have 32, or 48 with SHA-384")]
     Length(usize),
     /// Checksum mismatch.
-    #[error("its checksum is wrong, so a character of it is")]
+    #[error("checksum mismatch: a character is wrong")]
     Checksum,
 }
 

@@ -266,7 +266,7 @@ fn head(staged: &[u8], agreed: Option<NvmeTcpParameters>) -> Result<Option<Parse
         kind::H2C_DATA | kind::H2C_TERM => pdu::DATA_HEADER,
         // Header of a TLS handshake record.
         22 if agreed.is_none() && staged[1] == 3 => return Err(Fatal::hello(staged)),
-        _ => return Err(invalid(field::KIND, "a PDU of a type that no host sends")),
+        _ => return Err(invalid(field::KIND, "PDU of a type that hosts must not send")),
     };
     let agreed = match (common.kind, agreed) {
         (kind::H2C_TERM, _) => NvmeTcpParameters::default(),
@@ -276,10 +276,10 @@ fn head(staged: &[u8], agreed: Option<NvmeTcpParameters>) -> Result<Option<Parse
         (_, Some(agreed)) => agreed,
     };
     if usize::from(common.header_len) != header_len {
-        return Err(invalid(field::HEADER_LEN, "a header of another length"));
+        return Err(invalid(field::HEADER_LEN, "unexpected header length"));
     }
     if (common.flags & flag::HEADER_DIGEST != 0) != agreed.header_digest {
-        return Err(invalid(field::FLAGS, "a header digest that was not agreed on, or none"));
+        return Err(invalid(field::FLAGS, "header digest present or absent against the negotiation"));
     }
     let len = common.len as usize;
     let whole_header = header_len + if agreed.header_digest { pdu::DIGEST } else { 0 };
@@ -291,10 +291,10 @@ fn head(staged: &[u8], agreed: Option<NvmeTcpParameters>) -> Result<Option<Parse
     };
     // Leaves slack of 1024 bytes for padding and a digest.  The data offset (PDO) is a single byte.
     if len < whole_header || len > whole_header + data_max + 1024 {
-        return Err(invalid(field::LEN, "a PDU of an impossible length"));
+        return Err(invalid(field::LEN, "PDU of an invalid length"));
     }
     if common.kind == kind::IC_REQ && len != pdu::IC_LEN {
-        return Err(invalid(field::LEN, "an ICReq of another length"));
+        return Err(invalid(field::LEN, "unexpected ICReq length"));
     }
     // A TermReq ends the connection, and is needed as a whole; it has no digest, and its "data" no offset.
     let needed = if common.kind == kind::H2C_TERM { len } else { whole_header };
@@ -311,7 +311,7 @@ fn head(staged: &[u8], agreed: Option<NvmeTcpParameters>) -> Result<Option<Parse
                 return Err(fatal(Fes::Unsupported, field::VERSION, "another PDU format version"));
             }
             if request.host_alignment > 31 {
-                return Err(invalid(10, "an alignment past 128 bytes"));
+                return Err(invalid(10, "alignment of more than 128 bytes"));
             }
             return Ok(Some(Parsed::Whole(NvmePdu::IcReq(request), pdu::IC_LEN)));
         }
@@ -324,11 +324,11 @@ fn head(staged: &[u8], agreed: Option<NvmeTcpParameters>) -> Result<Option<Parse
     let has_data = len > whole_header;
     let digest = common.flags & flag::DATA_DIGEST != 0;
     if has_data && digest != agreed.data_digest {
-        return Err(invalid(field::FLAGS, "a data digest that was not agreed on, or none"));
+        return Err(invalid(field::FLAGS, "data digest present or absent against the negotiation"));
     }
     let trailer = if has_data && digest { pdu::DIGEST } else { 0 };
     if has_data && (offset < whole_header || offset % 4 != 0 || offset + trailer > len) {
-        return Err(invalid(field::DATA_OFFSET, "data at an impossible place"));
+        return Err(invalid(field::DATA_OFFSET, "data at an invalid offset"));
     }
     let data_len = if has_data { len - offset - trailer } else { 0 };
     if data_len > data_max {

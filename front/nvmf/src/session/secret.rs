@@ -84,10 +84,10 @@ pub enum SecretError {
     #[error("it does not have the form DHHC-1:00:...:, as 'nvme gen-dhchap-key' makes it")]
     Form,
     /// Length other than 32, 48 or 64 bytes.
-    #[error("a secret of {0} bytes; it has 32, 48 or 64")]
+    #[error("the secret has {0} bytes; it must have 32, 48 or 64")]
     Length(usize),
     /// Checksum mismatch.
-    #[error("its checksum is wrong, so a character of it is")]
+    #[error("checksum mismatch: a character is wrong")]
     Checksum,
 }
 

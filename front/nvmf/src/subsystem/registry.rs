@@ -74,7 +74,7 @@ impl RegistryState {
 
 /// Error for a subsystem name that is in use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is a subsystem {0} already")]
+#[error("subsystem {0} exists already")]
 pub struct SubsystemExists(pub String);
 
 /// Subsystems of a process, shared by all cores.

@@ -46,25 +46,25 @@ pub mod id {
 #[repr(u8)]
 pub enum AuthFailureReason {
     /// Wrong response: the other side does not know the secret.
-    #[error("the secret is another one")]
+    #[error("the secrets differ")]
     Failed = 1,
     /// No common authentication protocol.
-    #[error("there is no authentication protocol that both know")]
+    #[error("no authentication protocol in common")]
     Protocol = 2,
     /// Secure channel concatenation requested, which is not supported.
-    #[error("a secure channel is not built out of an authentication")]
+    #[error("secure channel concatenation is not supported")]
     Concatenation = 3,
     /// No common hash.
-    #[error("there is no hash that both take")]
+    #[error("no hash in common")]
     Hash = 4,
     /// No common DH group.
-    #[error("there is no Diffie-Hellman group that both take")]
+    #[error("no Diffie-Hellman group in common")]
     Group = 5,
     /// Malformed message.
-    #[error("a message that makes no sense")]
+    #[error("malformed authentication message")]
     Payload = 6,
     /// Unexpected message.
-    #[error("another message was due")]
+    #[error("unexpected authentication message")]
     Message = 7,
 }
 

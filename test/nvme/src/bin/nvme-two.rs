@@ -142,8 +142,8 @@ async fn take(first: &Uri, second: &Uri, rounds: u64) -> Result<()> {
     // Write exclusive.
     let status = holder.ask(ACQUIRE, 1 << 8, KEYS[0], 0).await?;
     ensure!(status == 0, "reserving: {status:#x}");
-    ensure!(other.write(1).await? == CONFLICT, "the other daemon lets a write pass");
-    ensure!(holder.write(2).await? == 0 && other.read().await? == 2, "what who holds it writes");
+    ensure!(other.write(1).await? == CONFLICT, "the other daemon admits a write");
+    ensure!(holder.write(2).await? == 0 && other.read().await? == 2, "a write of the reservation's holder");
     println!("ok a reservation that one daemon was asked for keeps hosts out at the other");
     let mut total = 0;
     for round in 0..rounds {
@@ -161,18 +161,21 @@ async fn take(first: &Uri, second: &Uri, rounds: u64) -> Result<()> {
         ensure!(status == 0, "round {round}: preempting: {status:#x}");
         let value = other.read().await?;
         let kept_out = timeout(PATIENCE, writing).await;
-        let (victim, done) = kept_out.map_err(|_| anyhow::anyhow!("round {round}: still not kept out"))??;
+        let (victim, done) = kept_out.map_err(|_| anyhow::anyhow!("round {round}: writes are still admitted"))??;
         total += done;
-        ensure!(other.read().await? == value, "round {round}: a write has landed after the preemption was answered");
+        ensure!(
+            other.read().await? == value,
+            "round {round}: a write was executed after the preemption was acknowledged"
+        );
         holder = victim;
         let told = timeout(PATIENCE, holder.admin.finish(event)).await;
-        let told = told.map_err(|_| anyhow::anyhow!("round {round}: who lost it was not told"))??;
+        let told = told.map_err(|_| anyhow::anyhow!("round {round}: the preempted host was not notified"))??;
         ensure!(told.completion.result == 6 | 0x80 << 16, "round {round}: told {:#x}", told.completion.result);
         // The log page is read so that the next event is reported, too.
         let log = with(sqe(0x02, 0xFFFF_FFFF), 10, 0x80 | 15 << 16);
         holder.admin.run(log, &[], 64).await?;
         holder.register().await?;
-        ensure!(other.write(round).await? == 0, "round {round}: who took it cannot write");
+        ensure!(other.write(round).await? == 0, "round {round}: the new holder cannot write");
         std::mem::swap(&mut holder, &mut other);
     }
     println!(
@@ -192,12 +195,12 @@ fn main() -> Result<()> {
             What::Take { first, second, rounds } => take(first, second, *rounds).await,
             What::Held { uri } => {
                 let status = stranger(uri).await?;
-                ensure!(status == CONFLICT, "a stranger's write: {status:#x}");
+                ensure!(status == CONFLICT, "a write of an unregistered host: {status:#x}");
                 Ok(())
             }
             What::Free { uri } => {
                 let status = stranger(uri).await?;
-                ensure!(status == 0, "a stranger's write: {status:#x}");
+                ensure!(status == 0, "a write of an unregistered host: {status:#x}");
                 Ok(())
             }
         }

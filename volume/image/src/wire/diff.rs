@@ -54,8 +54,8 @@ impl fmt::Display for DiffError {
             DiffError::Tag(tag) => write!(f, "the stream has a record with the unknown tag {tag:#04x}"),
             DiffError::Range(offset, len) => write!(f, "the stream has a record of {len} bytes at {offset}"),
             DiffError::TooLong(len) => write!(f, "the stream has a text of {len} bytes"),
-            DiffError::Trailing => f.write_str("the stream goes on after its end record"),
-            DiffError::Truncated => f.write_str("the stream is cut short"),
+            DiffError::Trailing => f.write_str("the stream has data after its end record"),
+            DiffError::Truncated => f.write_str("the stream is truncated"),
         }
     }
 }

@@ -29,7 +29,7 @@ impl Drop for GiveUp {
 }
 
 pub(super) fn given_up_error(name: &str) -> Error {
-    Error::new(ErrorKind::ShuttingDown, format!("{name}: making a log was given up"))
+    Error::new(ErrorKind::ShuttingDown, format!("{name}: the creation of a log was abandoned"))
 }
 
 /// Fails with [`ErrorKind::NoSpace`] if allocating `needed` bytes on the file system of `path` would cut into the
@@ -44,7 +44,7 @@ pub(super) fn check_space(path: &Path, name: &str, needed: u64) -> Result<()> {
     }
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let text = format!(
-        "{name}: {} MiB are asked for, and the file system has {} MiB free, {} MiB of which are left to others; \
+        "{name}: {} MiB are required, and the file system has {} MiB free, {} MiB of which are left to others; \
          take a smaller log, or another file system",
         mib(needed),
         space.available >> 20,
@@ -105,7 +105,7 @@ pub(super) async fn give_back(file: &File, holes: &[Range<u64>], end: u64) -> st
 pub(super) fn remove(path: &Path, name: &str) {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if let Err(error) = fs::remove_file(path).and_then(|()| fs::sync_dir(parent)) {
-        tracing::warn!(path = name, %error, "a file that was made for a log is left");
+        tracing::warn!(path = name, %error, "cannot remove the file that was created for a log");
     }
 }
 
@@ -139,7 +139,7 @@ pub(super) struct Before {
 impl Before {
     pub(super) async fn restore(&self, file: &File, path: &Path, name: &str) {
         if let Err(error) = cut(file, self.size).await {
-            tracing::warn!(path = name, %error, "space that was allocated for a log is left");
+            tracing::warn!(path = name, %error, "cannot free the space that was allocated for a log");
         }
         if self.made {
             remove(path, name);
@@ -179,7 +179,7 @@ impl Shelf {
             self.removed.set(true);
             // Another process may still have the file open, which would keep its space allocated.
             if let Err(error) = cut(file, 0).await {
-                tracing::warn!(path = self.path, %error, "space that was allocated for a log is left");
+                tracing::warn!(path = self.path, %error, "cannot free the space that was allocated for a log");
             }
             remove(file.path(), &self.path);
             return;
@@ -189,7 +189,7 @@ impl Shelf {
             holes.clear();
         }
         if let Err(error) = give_back(file, &holes, before.max(end)).await {
-            tracing::warn!(path = self.path, %error, "space that was allocated for a log is left");
+            tracing::warn!(path = self.path, %error, "cannot free the space that was allocated for a log");
         }
     }
 
@@ -217,7 +217,7 @@ impl Shelf {
         }
         let directory = self.directory.borrow().clone();
         if let Err(error) = give_back(file, &directory.holes(), directory.end()).await {
-            tracing::warn!(path = self.path, %error, "space that no log takes any more is left in the file");
+            tracing::warn!(path = self.path, %error, "cannot free unused space in the file");
         }
     }
 }

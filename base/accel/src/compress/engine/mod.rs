@@ -120,7 +120,7 @@ pub enum JobOutcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     /// Output pages too short for the compressed data, which would have been within the requested length.
-    #[error("the pages of the output do not hold the compressed data")]
+    #[error("the compressed data exceeds the pages of the output")]
     NoRoom,
     /// Input that could not be expanded.
     #[error(transparent)]

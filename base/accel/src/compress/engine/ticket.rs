@@ -30,7 +30,7 @@ unsafe impl Send for Slot {}
 
 /// Engine that ended, or failed, with the job still queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the engine has ended")]
+#[error("the compression engine has stopped")]
 pub struct EngineGone;
 
 /// Future of a job's completion.

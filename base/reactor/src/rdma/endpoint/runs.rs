@@ -13,7 +13,7 @@ impl RdmaEndpoint {
         let mut state = self.state.borrow_mut();
         if state.reading.is_some() {
             // The device may still write to the buffer of an abandoned receive.
-            let text = "a receive over RDMA was given up halfway; the stream cannot be received from any more";
+            let text = "a receive over RDMA was abandoned; the stream can no longer be read";
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
         }
         let Some(&Item::Long(addr, key, len)) = state.inbox.front() else { unreachable!("a long run comes next") };

@@ -16,7 +16,7 @@ pub(super) fn encode(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder) ->
         ("nbd_accepted", "Connections accepted over NBD", nbd.accepted),
         ("nbd_turned_away", "Connections turned away over NBD, because there were too many", nbd.turned_away),
         ("nbd_ended_for_cause", "Connections over NBD ended for breaking the protocol", nbd.ended_for_cause),
-        ("nbd_tls_failures", "Connections over NBD that did not come to agree on TLS", nbd.tls_failures),
+        ("nbd_tls_failures", "NBD connections whose TLS handshake failed", nbd.tls_failures),
         ("nbd_hosts_refused", "Hosts refused over NBD, by address, by name or by an export", nbd.hosts_refused),
     ] {
         counter(out, name, help, None, value)?;
@@ -54,7 +54,7 @@ fn encode_nvme(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder) -> Encod
         ("nvme_keep_alive_expired", "Controllers whose host fell silent", counts.keep_alive_expired),
         ("nvme_digest_errors", "Data that did not have the digest that it came with", counts.digest_errors),
         ("nvme_auth_failures", "Hosts that failed to authenticate", counts.auth_failures),
-        ("nvme_tls_failures", "Connections that did not come to agree on TLS", counts.tls_failures),
+        ("nvme_tls_failures", "Connections whose TLS handshake failed", counts.tls_failures),
     ] {
         counter(out, name, help, None, value)?;
     }

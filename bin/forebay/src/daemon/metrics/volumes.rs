@@ -75,7 +75,7 @@ impl Asked {
         let all: BTreeMap<ImageSpec, _> = snapshot.meters.volumes().into_iter().collect();
         let volume = |spec: &ImageSpec| {
             let counts = all.get(spec).cloned().ok_or_else(|| {
-                let text = format!("nothing is counted of {spec}: it was not exported since the daemon started");
+                let text = format!("no metrics of {spec}: it was not exported since the daemon started");
                 Failure::new(FailureKind::NotFound, text).hint("'forebay targets' lists what is exported")
             });
             Ok((spec.clone(), counts?))

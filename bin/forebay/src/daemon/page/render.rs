@@ -131,7 +131,7 @@ fn write_images(
 fn write_logs(html: &mut String, logs: &OverviewPage<LogRow>) -> fmt::Result {
     heading(html, "logs", "Write logs", logs.total)?;
     if logs.total == 0 {
-        html.push_str("<p class=s>None is open; <code>forebay log ls</code> lists those that nobody uses, too.</p>");
+        html.push_str("<p class=s>None is open; <code>forebay log ls</code> lists unused ones, too.</p>");
         return Ok(());
     }
     table(html, &["Image", "Log", "State", "Fill", "Dirty", "Since"], &[4, 5])?;

@@ -79,7 +79,7 @@ impl AccessFile {
         let damaged = |error: serde_json::Error| {
             Failure::new(FailureKind::Corrupt, format!("the list of hosts in {} is damaged: {error}", path.display()))
                 .hint(
-                    "mend it, or remove it and add subsystems, targets and hosts again with 'forebay nvme-subsystem' \
+                    "repair it, or remove it and add subsystems, targets and hosts again with 'forebay nvme-subsystem' \
                      and 'forebay iscsi-target'",
                 )
         };

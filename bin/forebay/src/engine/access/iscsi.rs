@@ -124,11 +124,11 @@ impl Engine {
         check_iqn(&name, "the new target")?;
         check_initiators(&initiators)?;
         if any_initiator && !initiators.is_empty() {
-            return Err(Failure::invalid("a target is for every initiator, or for those that are named: choose one"));
+            return Err(Failure::invalid("a target admits either every initiator or those that are named: choose one"));
         }
         let front = self.fronts.iscsi();
         let name = name.to_ascii_lowercase();
-        let exists = || Failure::new(FailureKind::Exists, format!("there is a target {name} already"));
+        let exists = || Failure::new(FailureKind::Exists, format!("the target {name} exists already"));
         if front.targets().get(&name).is_some() {
             return Err(exists());
         }
@@ -181,8 +181,10 @@ impl Engine {
         check_initiators(&[initiator.to_owned()])?;
         let added = self.added_iqn(name);
         if self.describe_iscsi_target(&target).any_initiator {
-            let what =
-                format!("every initiator may log in to {}: a list of one would shut out the others", target.name());
+            let what = format!(
+                "every initiator may log in to {}: a list with one name would exclude the others",
+                target.name()
+            );
             let hint = match added {
                 None => "list them in the configuration ([iscsi-target] initiators = [...]), and say: forebay reload",
                 Some(_) => "make another target, with initiators, and attach the images there",
@@ -215,7 +217,7 @@ impl Engine {
         self.change_access(&turn, |file| {
             if added.is_none() && listed.iter().flatten().any(|each| each.eq_ignore_ascii_case(initiator)) {
                 return Err(Failure::invalid(format!("the initiator {initiator} is listed in the configuration"))
-                    .hint("take it off there, and say: forebay reload"));
+                    .hint("remove it there, and run: forebay reload"));
             }
             let initiators = file.initiators_mut(added.as_deref()).ok_or_else(|| gone(target.name()))?;
             let before = initiators.len();

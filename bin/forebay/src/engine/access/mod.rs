@@ -94,11 +94,11 @@ fn last_of_default(host: &str) -> Failure {
     Failure::invalid(format!(
         "{host} is the last on the list, and the configuration has none: without it everybody may connect"
     ))
-    .hint("list hosts in the configuration, and say: forebay reload")
+    .hint("list hosts in the configuration, and run: forebay reload")
 }
 
 /// Returns the failure of removing something that the configuration defines.
 fn of_configuration(what: &str, name: &str) -> Failure {
     Failure::invalid(format!("{name} is the {what} of the configuration"))
-        .hint("change it there, and say: forebay reload")
+        .hint("change it there, and run: forebay reload")
 }

@@ -150,10 +150,10 @@ impl Engine {
         let CreateNvmeSubsystemRequest { nqn, any_host, hosts } = request;
         check_nqn(&nqn, "the new subsystem")?;
         if any_host && !hosts.is_empty() {
-            return Err(Failure::invalid("a subsystem is for every host, or for those that are named: choose one"));
+            return Err(Failure::invalid("a subsystem admits either every host or those that are named: choose one"));
         }
         let front = self.fronts.nvme();
-        let exists = || Failure::new(FailureKind::Exists, format!("there is a subsystem {nqn} already"));
+        let exists = || Failure::new(FailureKind::Exists, format!("the subsystem {nqn} exists already"));
         if front.subsystems().get(&nqn).is_some() {
             return Err(exists());
         }
@@ -211,7 +211,8 @@ impl Engine {
         let nqn = self.added_nqn(nqn);
         let described = self.describe_nvme_subsystem(&subsystem);
         if described.any_host {
-            let what = format!("every host may connect to {}: a list of one would shut out the others", described.nqn);
+            let what =
+                format!("every host may connect to {}: a list with one name would exclude the others", described.nqn);
             let hint = match nqn {
                 None => "list the hosts in the configuration ([nvme-subsystem] hosts = [...]), and say: forebay reload",
                 Some(_) => "make another subsystem, with hosts, and attach the images there",
@@ -248,7 +249,7 @@ impl Engine {
         self.change_access(&turn, |file| {
             if nqn.is_none() && listed.iter().flatten().any(|each| each.nqn == host) {
                 return Err(Failure::invalid(format!("the host {host} is listed in the configuration"))
-                    .hint("take it off there, and say: forebay reload"));
+                    .hint("remove it there, and run: forebay reload"));
             }
             let hosts = file.hosts_mut(nqn).ok_or_else(|| gone(subsystem.nqn()))?;
             let before = hosts.len();

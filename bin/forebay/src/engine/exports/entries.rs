@@ -39,11 +39,10 @@ struct EntryName {
 
 /// Parses an entry.  If only its name can be parsed, it is an export that is not served.
 fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
-    let wrong =
-        |what: String| Failure::new(FailureKind::Corrupt, format!("its entry in targets.json makes no sense: {what}"));
+    let wrong = |what: String| Failure::new(FailureKind::Corrupt, format!("invalid entry in targets.json: {what}"));
     let name = EntryName::deserialize(entry).map_err(|error| wrong(error.to_string()))?;
     let spec = image_spec(&name.pool, &name.image)?;
-    let hint = format!("mend the entry while no daemon runs, or: forebay detach {spec}");
+    let hint = format!("repair the entry while no daemon runs, or: forebay detach {spec}");
     let key = (name.front, spec);
     match api::AttachRequest::deserialize(entry) {
         Ok(request) => {
@@ -98,10 +97,10 @@ pub(super) fn read_all(content: TargetsContent) -> Listed {
                 let (front, spec) = &key;
                 let what = format!("targets.json lists the export of {spec} over {} twice", front.name());
                 match first.request == export.request && first.entry == export.entry {
-                    true => tracing::warn!("{what}, in the same words: the first counts"),
+                    true => tracing::warn!("{what}, identically; using the first"),
                     false => {
                         // It is unknown which of them hosts were given the number of.
-                        let failure = Failure::new(FailureKind::Corrupt, format!("{what}, in different words"));
+                        let failure = Failure::new(FailureKind::Corrupt, format!("{what}, with different settings"));
                         let hint = format!("forebay detach {spec} removes both; attach it again as it should be");
                         first.life.set_broken(failure.hint(hint));
                         unserved.push(Unserved { entry, key: Some(key) });
@@ -157,7 +156,7 @@ pub fn check_initiators(hosts: &[String]) -> Result<()> {
         plain && (known || pattern) && host.len() <= 223
     };
     match hosts.iter().find(|host| !is_name(host)) {
-        Some(host) => Err(Failure::invalid(format!("'{}' is no name of an initiator", host.escape_debug()))
+        Some(host) => Err(Failure::invalid(format!("'{}' is not a valid initiator name", host.escape_debug()))
             .hint("a Linux host has it in /etc/iscsi/initiatorname.iscsi: iqn.1993-08.org.debian:01:...")),
         None => Ok(()),
     }
@@ -169,7 +168,7 @@ pub(super) fn check_nvme(request: &api::AttachRequest) -> Result<()> {
         return Err(Failure::invalid("uuid and ana_group are for exports over nvme"));
     }
     if let Some(uuid) = request.uuid.as_deref().filter(|text| parse_uuid(text).is_none_or(|uuid| uuid == [0; 16])) {
-        return Err(Failure::invalid(format!("'{uuid}' is no UUID")).hint("uuidgen makes one"));
+        return Err(Failure::invalid(format!("'{uuid}' is not a UUID")).hint("uuidgen makes one"));
     }
     match request.ana_group {
         Some(group) if !(1..=ANA_GROUPS_MAX).contains(&group) => {

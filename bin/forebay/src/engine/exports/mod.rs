@@ -328,7 +328,7 @@ fn exported<'a>(spec: &'a ImageSpec, request: &'a api::AttachRequest, identity: 
 fn fenced(spec: &ImageSpec) -> Failure {
     let what = format!("the cluster has fenced this client (blocklist): all requests to {spec} fail");
     Failure::new(FailureKind::Denied, what).hint(format!(
-        "when nobody else uses the image, and hosts have let go of it: forebay detach {spec}, and attach it again"
+        "when no other client uses the image, and hosts have unmounted it: forebay detach {spec}, and attach it again"
     ))
 }
 
@@ -460,7 +460,7 @@ impl Engine {
             self.open_and_serve(&key, request, was_listed).await?;
         }
         let exports = self.exports.exports.borrow();
-        let export = exports.get(&key).ok_or_else(|| Failure::failed("the export is gone again"))?;
+        let export = exports.get(&key).ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;
         Ok(self.describe_target(&spec, export, self.fronts.connections_of(key.0, &spec)))
     }
 

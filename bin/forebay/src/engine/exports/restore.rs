@@ -176,7 +176,7 @@ impl Engine {
             && let Err(failure) = self.end_log(spec, true).await
         {
             // It was detached while it was being opened: its log is kept.
-            tracing::warn!(image = %spec, error = %failure.message, "a write log was not closed in order");
+            tracing::warn!(image = %spec, error = %failure.message, "a write log was not closed cleanly");
         }
     }
 }

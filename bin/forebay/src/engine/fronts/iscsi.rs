@@ -372,7 +372,7 @@ impl UnitDevices for PublishedDevices {
 
 fn bind(addr: &Addr, asks: bool) -> Result<Listener> {
     if !addr.is_local() && !asks {
-        tracing::warn!(%addr, "iSCSI is served beyond this machine, without CHAP: whoever reaches it can write");
+        tracing::warn!(%addr, "iSCSI is served beyond this machine, without CHAP: anyone who can connect can write");
     }
     Listener::bind(addr).map_err(|error| {
         Failure::io(error, format_args!("listening for iSCSI on {addr}")).hint("choose another address with --iscsi")

@@ -288,10 +288,10 @@ impl HostFront for NvmeFront {
             if !addr.is_local() && !tls {
                 match &config.nvme_subsystem.access.hosts {
                     None => {
-                        tracing::warn!(%addr, "NVMe/TCP is served beyond this machine: whoever reaches it can write")
+                        tracing::warn!(%addr, "NVMe/TCP is served beyond this machine: anyone who can connect can write")
                     }
                     Some(hosts) if hosts.values().any(Option::is_none) => tracing::warn!(
-                        %addr, "NVMe/TCP is served beyond this machine: hosts without a secret are known by name alone"
+                        %addr, "NVMe/TCP is served beyond this machine: hosts without a secret are identified by name alone"
                     ),
                     Some(_) => {}
                 }

@@ -123,7 +123,7 @@ impl Engine {
         }
         if let Err(error) = volume.attachment.end(STALLED).await {
             return Err(log_failure(error, spec).context("detached, but its write log is kept").hint(format!(
-                "nothing is lost: the daemon goes on trying; 'forebay log flush {spec}' waits for it, 'forebay log \
+                "nothing is lost: the daemon keeps retrying; 'forebay log flush {spec}' waits for it, 'forebay log \
                  discard {spec}' then ends it"
             )));
         }
@@ -191,7 +191,7 @@ impl Engine {
         match timeout(CLOSING, self.volumes.closed(spec)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(image = %spec, %error, "a write log that is to be discarded was not closed in order");
+                tracing::warn!(image = %spec, %error, "a write log that is to be discarded was not closed cleanly");
             }
             // The reservation reports it.
             Err(_) if self.volumes.is_open(spec) => {}

@@ -188,7 +188,7 @@ pub fn list_path(data: &Path) -> PathBuf {
 fn decode_list(path: &Path, bytes: &[u8]) -> Result<TargetsList> {
     let damaged = |why: String| {
         Failure::new(FailureKind::Corrupt, format!("the list of exports {} is damaged: {why}", path.display()))
-            .hint("mend it, or remove it and attach the images again")
+            .hint("repair it, or remove it and attach the images again")
     };
     let version = serde_json::from_slice::<Value>(bytes)
         .map_err(|error| damaged(error.to_string()))?
