@@ -12,12 +12,12 @@ pub struct Cluster {
     conf: PathBuf,
     /// Folder and commands of a cluster of our own.
     lab: Option<(Scratch, [String; 2])>,
-    /// Its daemons run only when nobody else wants to.
+    /// Runs its daemons at idle priority.
     idle: bool,
 }
 
 impl Cluster {
-    /// Starts one of the lab's, with so many OSDs.
+    /// Starts a cluster of the lab with this many OSDs.
     pub fn start(osds: u32) -> Result<Self> {
         Self::start_in(&shell::target(), osds, false)
     }
@@ -87,7 +87,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if self.lab.is_some() {
-            // What does not go is left to whoever looks: there is nobody to tell here.
+            // Errors of the cleanup cannot be reported here.
             let _ = shell::output(self.script().arg("down"));
         }
     }

@@ -16,7 +16,7 @@ pub struct Job {
     pub block_size: u32,
     /// Requests in flight.
     pub depth: u32,
-    /// A flush after so many writes; 0 for none.
+    /// Flush after this many writes; 0 for none.
     pub flush_each: u32,
 }
 

@@ -170,7 +170,7 @@ pub fn publish(file: &Path) -> Result<()> {
     thread::spawn(move || {
         loop {
             thread::sleep(PERIOD);
-            // Who reads the clock sees it stand still then, and waits longer.
+            // Readers then see the clock stopped, and wait longer.
             let _ = write_reading(&mut to, &watch);
         }
     });

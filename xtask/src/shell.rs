@@ -35,7 +35,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     let path = std::env::var("PATH").unwrap_or_default();
     command.current_dir(root()).env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).stdin(Stdio::null());
-    // The variables cargo sets for us would make a nested cargo build everything anew.
+    // The variables cargo sets for us would make a nested cargo rebuild everything.
     for (name, _) in std::env::vars() {
         if name.starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" || name == "CARGO_MANIFEST_PATH" {
             command.env_remove(name);
@@ -240,8 +240,8 @@ pub fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// A port of 127.0.0.1 that nobody listens on now, below those that the kernel gives to outgoing connections: none of these
-/// takes it before it is listened on.
+/// Returns a port of 127.0.0.1 that no process listens on, below the range of outgoing connections, so that none of these
+/// takes it before the caller listens on it.
 pub fn free_port() -> Result<u16> {
     static TAKEN: AtomicU64 = AtomicU64::new(0);
     let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| u64::from(now.subsec_nanos()));

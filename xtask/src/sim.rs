@@ -12,7 +12,7 @@ pub struct SimArguments {
     /// The first seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Requests a seed, at least; a seed goes on with further scenarios until it has had so many
+    /// Requests a seed, at least; a seed continues with further scenarios until it has had this many
     #[arg(long, default_value_t = 100_000)]
     steps: u64,
     /// Seeds, from the first one on

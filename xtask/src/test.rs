@@ -28,7 +28,7 @@ pub struct TestArguments {
     /// Fewer seeds, kills and seconds: for a quick look, not for a verdict
     #[arg(long, conflicts_with = "budget")]
     quick: bool,
-    /// End within so many minutes: long stages are shortened as far as needed, then stages are skipped and named
+    /// End within this many minutes: long stages are shortened as far as needed, then stages are skipped and named
     #[arg(long, value_name = "MINUTES")]
     budget: Option<f64>,
     /// Beginning of the budget, in Unix seconds (default: now)

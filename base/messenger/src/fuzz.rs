@@ -266,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Writes the seeds anew: `FOREBAY_WRITE_SEEDS=1 cargo test -p forebay-messenger seeds`.
+    /// Rewrites the seeds: `FOREBAY_WRITE_SEEDS=1 cargo test -p forebay-messenger seeds`.
     #[test]
     fn seeds_are_what_we_write() {
         use crate::wire::{Encoder, Tag};

@@ -239,7 +239,7 @@ impl fmt::Debug for WindowContent {
 }
 
 impl WindowState {
-    /// Revokes device access, whoever still holds the window.
+    /// Revokes device access, even while the window is referenced.
     fn revoke(&self) {
         match &self.memory {
             Memory::Own(_) => {}

@@ -2,7 +2,7 @@
 //! its receive buffers.
 //!
 //! ```text
-//! Connections   accepts, knows who is there, ends them all          connections.rs
+//! Connections   accepts, lists and ends connections          connections.rs
 //! StopSignal    stops one connection, and wakes it to see that      connections.rs
 //! exchange      one connection: receive, take in, send, again       exchange.rs
 //! Staging       what was received and is not parsed yet             staging.rs

@@ -161,10 +161,10 @@ pub enum CliCommand {
     #[command(after_help = "Example:\n  forebay serve --data /srv/forebay --nbd 127.0.0.1:10809 --cores 2")]
     Serve(ServeArgs),
 
-    /// Say whether the daemon is ready, and what it serves; or who watches an image
+    /// Show whether the daemon is ready and what it serves, or list the watchers of an image
     ///
-    /// Exits with 0 when the daemon is ready and with 4 when none answers.  With an image it answers as 'rbd status': who
-    /// has the image open, with a daemon or without.
+    /// Exits with 0 when the daemon is ready and with 4 when none answers.  With an image it lists, as 'rbd status' does, the
+    /// clients that have the image open; no daemon is needed for that.
     #[command(after_help = "Examples:\n  forebay status --format json\n  forebay status rbd/disk1")]
     Status(MaybeImage),
 
@@ -174,14 +174,14 @@ pub enum CliCommand {
     )]
     Create(CreateArgs),
 
-    /// List the images of a pool, in the shapes of 'rbd ls'
+    /// List the images of a pool, in the output format of 'rbd ls'
     #[command(
         visible_alias = "list",
         after_help = "Examples:\n  forebay ls -l local\n  forebay ls -p rbd --format json"
     )]
     Ls(LsArgs),
 
-    /// Show an image's size and layout, in the shapes of 'rbd info'
+    /// Show an image's size and layout, in the output format of 'rbd info'
     #[command(after_help = "Example:\n  forebay info local/disk1 --format json --pretty-format")]
     Info(OneImage),
 
@@ -193,11 +193,11 @@ pub enum CliCommand {
     #[command(visible_alias = "remove", after_help = "Example:\n  forebay rm local/disk1")]
     Rm(OneImage),
 
-    /// Give an image another name in its pool
+    /// Rename an image within its pool
     #[command(visible_alias = "rename", after_help = "Example:\n  forebay mv local/disk1 local/database")]
     Mv(MvArgs),
 
-    /// Make an image of a file, a block device or standard input
+    /// Import an image from a file, a block device or standard input
     ///
     /// Holes and runs of zeroes take no space.  From standard input the image grows as data comes.
     #[command(
@@ -213,7 +213,7 @@ pub enum CliCommand {
     )]
     Export(ExportArgs),
 
-    /// Show what images take up, in the shapes of 'rbd du'
+    /// Show disk usage of images, in the output format of 'rbd du'
     ///
     /// A name without a slash is a pool, as in 'ls'; if there is no such pool, it is an image of the pool local.
     #[command(
@@ -233,7 +233,7 @@ pub enum CliCommand {
 
     /// Export images to hosts, and print the URIs that clients use
     ///
-    /// The export is there again after the daemon is restarted.
+    /// Exports are kept over restarts of the daemon.
     #[command(
         after_help = "Examples:\n  qemu-img info $(forebay attach local/disk1 --nbd)\n  forebay attach local/disk1 local/disk2 --nvme"
     )]
@@ -247,7 +247,7 @@ pub enum CliCommand {
     #[command(after_help = "Example:\n  forebay targets --format json")]
     Targets,
 
-    /// Show or set how NVMe namespaces are reached, so that hosts take another path
+    /// Show or set ANA states of NVMe namespaces, so that hosts use another path
     #[command(subcommand)]
     Ana(AnaCommand),
 
@@ -266,7 +266,7 @@ pub enum CliCommand {
     #[command(after_help = "Example:\n  forebay reload")]
     Reload,
 
-    /// Show who has reserved an image that several hosts share, or forget it
+    /// Show or clear the reservations of an image that several hosts share
     #[command(subcommand)]
     Reservations(ReservationsCommand),
 
@@ -278,7 +278,7 @@ pub enum CliCommand {
     #[command(subcommand)]
     Store(StoreCommand),
 
-    /// Measure how fast the parts are on this machine
+    /// Measure the speed of components on this machine
     #[command(subcommand)]
     Perf(PerfCommand),
 

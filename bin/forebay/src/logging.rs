@@ -116,7 +116,7 @@ pub fn start(level: Option<&str>, default: &str, format: LogFormat) -> Result<()
     tracing::dispatcher::set_global_default(dispatch).map_err(|error| Failure::failed(error.to_string()))
 }
 
-/// Logs panics as other events, so that a thread that panics is not kept by a standard error that nobody reads.
+/// Logs panics as other events, so that a panicking thread does not block on a standard error that is not read.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
@@ -136,7 +136,7 @@ pub fn dropped_lines() -> u64 {
     QUEUE.get().map_or(0, |queue| queue.dropped.load(Ordering::Relaxed))
 }
 
-/// Waits until what has been logged is written or dropped; not for long, for nobody may be reading.
+/// Waits, with a short timeout, until all log lines are written or dropped: standard error may not be read.
 pub fn flush() -> bool {
     let Some(queue) = QUEUE.get() else { return true };
     let deadline = Instant::now() + FLUSH_MAX;
@@ -184,7 +184,7 @@ impl<'a, W: Write> LogWriter<'a, W> {
         Self { out, dropped, told: 0, reason: None, torn: false, format }
     }
 
-    /// Writes what comes until nobody is left to log.
+    /// Writes queued lines until all senders are dropped.
     fn run(mut self, items: &Receiver<LogItem>) {
         loop {
             let item = if self.untold() == 0 {
@@ -194,7 +194,7 @@ impl<'a, W: Write> LogWriter<'a, W> {
             };
             match item {
                 Ok(LogItem::Line(line)) => self.line(&line),
-                // Whoever asked may have given up.
+                // The receiver may have timed out.
                 Ok(LogItem::Flush(done)) => drop(done.try_send(())),
                 Err(RecvTimeoutError::Timeout) => drop(self.tell()),
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -249,7 +249,7 @@ impl<'a, W: Write> LogWriter<'a, W> {
             };
             match error.kind() {
                 io::ErrorKind::Interrupted => {}
-                // Somebody else has made it so for a file that is shared.
+                // Another process has set it on the shared file description.
                 io::ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(10)),
                 _ => {
                     self.reason = Some(error);
@@ -265,7 +265,7 @@ impl<'a, W: Write> LogWriter<'a, W> {
 mod tests {
     use super::*;
 
-    /// Takes so many bytes, then fails.
+    /// Accepts this many bytes, then fails.
     struct Disk {
         room: usize,
         text: Vec<u8>,

@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     let output = Output::new(&cli.global);
     let done = commands::run(cli, output);
     if !logging::flush() {
-        // Nobody takes what is said, and saying more would block without end.
+        // The output is not read, and writing more would block.
         let code = done.as_ref().err().map_or(0, |failure| failure.kind.exit_code());
         std::process::exit(code.into());
     }

@@ -53,7 +53,7 @@ impl Output {
                 self.json(&wrapped).map_or_else(|_| format!("forebay: {failure}\n"), |text| text + "\n")
             }
         };
-        // With standard error gone too there is nobody left to tell.
+        // If standard error is closed too, the error cannot be reported.
         let _ = io::stderr().write_all(text.as_bytes());
     }
 }

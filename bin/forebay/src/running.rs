@@ -81,7 +81,7 @@ impl RunningEntry {
         let written = serde_json::to_vec(daemon).map_err(std::io::Error::from).and_then(|text| {
             // Others may look: the names of directories are no secret, the sockets are their owner's.
             DirBuilder::new().recursive(true).mode(0o755).create(list)?;
-            // Whoever reads a part of it takes it for no entry.
+            // A reader that sees a part of it ignores the entry.
             fs::write(&path, &text)
         });
         match written {

@@ -50,7 +50,7 @@ impl ImageSpec {
     }
 }
 
-/// Writes out what of a text nobody would see, or see somewhere else than it is.
+/// Escapes characters that are invisible or change the direction of text.
 pub fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

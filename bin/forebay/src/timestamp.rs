@@ -73,7 +73,7 @@ impl Timestamp {
         self.text_at(offset.unwrap_or(0))
     }
 
-    /// The same where clocks are ahead of UTC by so many seconds.
+    /// Formats the time in a zone that is ahead of UTC by this many seconds.
     fn text_at(self, offset: i32) -> String {
         const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
         const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];

@@ -50,7 +50,7 @@ pub struct Load {
     /// Bytes a command, a multiple of 512
     #[arg(long, default_value_t = 4096)]
     pub block: usize,
-    /// Commands under way
+    /// Commands in flight
     #[arg(long, default_value_t = 32)]
     pub depth: u16,
     /// Seconds; none with --idle only waits for a line on the standard input

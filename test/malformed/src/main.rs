@@ -53,7 +53,7 @@ struct Arguments {
     /// Sessions
     #[arg(long, default_value_t = 1_000_000)]
     sessions: u64,
-    /// Ends after so many seconds all the same
+    /// End after this many seconds in any case
     #[arg(long)]
     seconds: Option<f64>,
     /// Seed of the mutations
@@ -121,7 +121,7 @@ fn main() -> Result<()> {
             })
             .collect();
         let watched = watch(&shared, arguments.process, || work.iter().all(|thread| thread.is_finished()));
-        // Whoever fails stops the others.
+        // A thread that fails stops the others.
         shared.stop.store(true, Ordering::SeqCst);
         for thread in work {
             thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;

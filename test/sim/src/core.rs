@@ -122,7 +122,7 @@ impl Core {
         self.events.pop().map(|timed| timed.event)
     }
 
-    /// Everything under way is gone.
+    /// Drops everything in flight.
     pub(crate) fn forget_events(&mut self) {
         self.events.clear();
         self.done.clear();

@@ -37,7 +37,7 @@ pub(crate) enum NetEvent {
 struct End {
     /// Arrived, not yet received.
     arrived: BufList,
-    /// Under way to this end.
+    /// In flight to this end.
     under_way: usize,
     /// Arrival of the last segment sent to this end, in nanoseconds.
     last_at: u64,
@@ -55,7 +55,7 @@ struct End {
 #[derive(Debug)]
 struct Conn {
     ends: [End; 2],
-    /// Silent for good: nothing arrives any more, and nobody is told.
+    /// Silent for good: nothing arrives any more, without an error.
     cut: bool,
     addr: Addr,
 }
@@ -153,7 +153,7 @@ impl Net {
                 }
                 end.under_way -= data.len();
                 if end.ended {
-                    // Nobody is there to receive it, and the sender is told.
+                    // No process receives it, and the sender gets an error.
                     return self.reset(core, conn);
                 }
                 core.log(What::Net, "arrived", [conn as u64, side as u64, data.len() as u64]);
@@ -281,7 +281,7 @@ impl Net {
         }
     }
 
-    /// Both ends learn that the connection is no more; what was under way is lost.
+    /// Both ends learn that the connection is closed; data in flight is lost.
     fn reset(&mut self, core: &mut Core, conn: usize) {
         core.log(What::Fault, "connection reset", [conn as u64, 0, 0]);
         for end in &mut self.conns[conn].ends {

@@ -72,7 +72,7 @@ impl Shared {
         if let Some(waker) = runner {
             waker.wake();
         } else if !self.running.get() && !std::thread::panicking() {
-            // Nobody would ever look: the reactor was driven by hand.
+            // Events are not processed: the reactor was driven by hand.
             let state = self.state.borrow();
             if let Some(stop) = state.core.stop {
                 let tail = state.core.trace.tail(200);

@@ -1,6 +1,6 @@
 //! Exports of volumes: their life, their numbers, request counters, and in-flight changes that a change of reservations or of a write log drains.
 //!
-//! Nothing here opens an image or listens for hosts. Whoever wires volumes to fronts puts these parts between them:
+//! Nothing here opens an image or listens for hosts. The daemon puts these parts between volumes and fronts:
 //!
 //! - [`Meters`] counts requests by volume and by path; [`Meter::measure`] counts one request.
 //! - [`InFlightChanges`] tracks writes, and waits for those that began before.

@@ -184,7 +184,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with a plain model of who opens the image and what hosts see.
+        /// Compares with a plain model of openers of the image and of what hosts see.
         #[test]
         fn one_task_opens_an_image_and_no_export_is_forgotten(steps in prop::collection::vec(step(), 0..40)) {
             let mut life: ExportLifecycle<&str, &str> = ExportLifecycle::idle();

@@ -404,7 +404,7 @@ impl ExclusiveLock {
     async fn rebind(&self) -> Result<()> {
         let watch = self.watcher.client().watch;
         if watch == 0 {
-            // Broken again meanwhile: whoever restores it binds the lock to the new one.
+            // The watch broke again meanwhile; the task that restores it binds the lock to the new watch.
             return Ok(());
         }
         let (old, new) = (wire::cookie_of(self.locked_by.get()), wire::cookie_of(watch));

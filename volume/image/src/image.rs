@@ -99,7 +99,7 @@ impl Image {
 
     /// Marks the image as used by hosts. Requests to servers that refuse this client because of a revocable setting
     /// wait from then on, so that hosts get no errors. Before, such a request fails with `Unsupported`, which reports
-    /// the problem to whoever opens the image. Applies to the pools of metadata and data, and to those of present and
+    /// the problem to the opener of the image. Applies to the pools of metadata and data, and to those of present and
     /// future parents.
     pub fn mark_in_use(&self) {
         self.shared.mark_in_use();

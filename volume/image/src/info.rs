@@ -118,7 +118,7 @@ pub struct ImageDetails {
     pub parent: Option<ParentInfo>,
     /// Snapshots, oldest first.
     pub snapshots: Vec<SnapshotDetails>,
-    /// Kind of lock on the image, whoever holds it.
+    /// Kind of lock on the image, of any holder.
     pub lock: Option<LockKind>,
 }
 

@@ -1,4 +1,4 @@
-//! Record of a volume's write log, and who may use that log.
+//! Record of a volume's write log, which decides which log is valid.
 //!
 //! ```text
 //!  epoch e, no log --attach--> epoch e, log --release, discard--> epoch e + 1, no log

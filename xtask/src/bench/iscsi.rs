@@ -24,7 +24,7 @@ enum Host {
     Perf,
     /// fio with its libiscsi engine.
     Fio,
-    /// `qemu-img bench`, with so many requests.
+    /// `qemu-img bench`, with this many requests.
     Qemu(u32),
     /// `iscsi-load` (test/iscsi), polling.
     Load,

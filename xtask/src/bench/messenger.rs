@@ -17,7 +17,7 @@ use super::report::{self, Case, Series, Side};
 use crate::daemon;
 use crate::shell::{self, Process, Scratch};
 
-/// Requests under way, as in the talk whose table this is.
+/// Requests in flight, as in the published measurements that this table repeats.
 const DEPTH: usize = 50;
 const SIZES: [(&str, usize); 3] = [("0", 0), ("4k", 4096), ("64k", 65_536)];
 /// A measurement takes this part of `--seconds`: there are many, and each has a process of its own at either end.
@@ -25,7 +25,7 @@ const SHARE: f64 = 1.0 / 3.0;
 /// Goal: cost of a message in loopback, one way.
 const LOOPBACK_GOAL: f64 = 10e6;
 
-/// One line of the table: who exchanges messages, and how.
+/// Line of the table: the peers that exchange messages, and the transport.
 struct Line {
     name: &'static str,
     transport: Transport,
@@ -194,7 +194,7 @@ fn cases(found: &[[Found; SIZES.len()]]) -> Vec<Case> {
     cases
 }
 
-/// Our round trips beside libfabric's, as so many a second.
+/// Ratio of round trips per second, ours to libfabric's.
 fn trip_cases(trips: &[Vec<f64>]) -> Vec<Case> {
     let of = |name: &str| {
         let at = TRIPS.iter().position(|trip| trip.name == name).expect("one of the trips");
@@ -212,7 +212,7 @@ fn trip_cases(trips: &[Vec<f64>]) -> Vec<Case> {
         .collect()
 }
 
-/// The talk's table: messages a second, what they carry, and how long one takes.
+/// Table of message rate, bandwidth and latency.
 fn talk(found: &[[Found; SIZES.len()]]) -> String {
     let mut text = String::from("| |");
     for (_, size) in SIZES {
@@ -311,7 +311,7 @@ impl Setting<'_> {
         let command = |what: &str, cpu: usize| {
             let mut command = pinned(cpu, &daemon::program());
             command.args(["perf", "messenger", what, "--addr", &address]);
-            // What only concerns who asks comes last.
+            // Options of the client only come last.
             let asking = flags.iter().position(|flag| *flag == "--every-us").filter(|_| what == "serve");
             command.args(&flags[..asking.unwrap_or(flags.len())]);
             command
@@ -410,7 +410,7 @@ impl Setting<'_> {
     }
 }
 
-/// Somebody listens on a TCP port, as the kernel's tables have it.
+/// Returns whether a process listens on a TCP port, from the kernel's tables.
 fn listens(port: &str) -> bool {
     const LISTEN: &str = "0A";
     let Ok(port) = port.parse::<u16>() else { return false };

@@ -97,7 +97,7 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     let small = only(attach("ram/small", SIZE_SMALL, "--nvme")?)?;
     let over_iscsi = only(attach("ram/iscsi", SIZE, "--iscsi")?)?;
     let over_nbd = only(attach("ram/nbd", SIZE, "--nbd")?)?;
-    // Nobody reads what was never written: that costs no memory to look at.
+    // Volumes are filled first: reading data that was never written would not access memory.
     for uri in [&over_nvme, &small, &over_iscsi] {
         let fill = ["--pattern", "write", "--block", "1048576", "--depth", "4", "--once"];
         shell::output(initiator(uri, &last).args(fill)).with_context(|| format!("filling {uri}"))?;

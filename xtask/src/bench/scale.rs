@@ -35,7 +35,7 @@ const GIVEN_BACK_AFTER: Duration = Duration::from_secs(20);
 const MEMORY_MAX: u64 = 512 << 20;
 /// Longest start.
 const START_MAX: Duration = Duration::from_secs(5);
-/// Largest part of a core, in percent, while nobody asks for anything.
+/// Maximum CPU use of an idle daemon, in percent of a core.
 const IDLE_MAX: f64 = 1.0;
 /// Largest ratio of the last attach's time to the first one's.
 const LAST_MAX: f64 = 1.5;
@@ -153,7 +153,7 @@ fn measure(scratch: &Path, volumes: u64) -> Result<Ours> {
     };
     let closed = || (open(&mut control) == Some(0)).then_some(());
     shell::wait_for(Duration::from_secs(60), closed).context("connections do not close")?;
-    // A thread gives back what they had when no more of them close.
+    // A thread returns their memory to the system once no more of them close.
     let process = daemon.id();
     let most = ours.memory_exports + ours.memory_connections.saturating_sub(ours.memory_exports) / 4;
     let _ = shell::wait_for(GIVEN_BACK_AFTER, || resident(process).ok().filter(|&memory| memory <= most));
@@ -193,9 +193,9 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
     Ok(began.elapsed().as_secs_f64())
 }
 
-/// Percent of a core that a process uses while nobody asks it for anything.
+/// Returns the CPU use of an idle process, in percent of a core.
 fn idle_share(process: u32) -> Result<f64> {
-    // What was put off until there is nothing else to do is over.
+    // Deferred background work is complete.
     std::thread::sleep(Duration::from_secs(2));
     let before = cpu_seconds(process)?;
     std::thread::sleep(WATCHED);

@@ -29,7 +29,7 @@ const RATES: [u32; 2] = [2000, 64];
 const SIZES_MIB: [u64; 2] = [128, 16];
 /// Seconds before a job is measured: at a rate, and as fast as it goes, which fills the log.
 const RAMPS: [u32; 2] = [1, 2];
-/// The talk's ratios: what the log has to be better by.
+/// Goals: ratios by which the log must be better.
 const MEAN_GOAL: f64 = 13.0;
 const TAIL_GOAL: f64 = 9.0;
 

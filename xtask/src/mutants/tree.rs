@@ -1,4 +1,4 @@
-//! A copy of the source in which faults are planted, so that nobody's own is touched.
+//! A copy of the source in which faults are planted, so that the working tree stays unchanged.
 
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
@@ -35,7 +35,7 @@ impl Planted {
 }
 
 impl Tree {
-    /// Makes the copy the same as the source, and leaves alone what is the same already, so that it is not built anew.
+    /// Makes the copy the same as the source, and skips unchanged files, so that they are not rebuilt.
     pub(super) fn prepare() -> Result<Self> {
         let root = folder().join("tree");
         std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;

@@ -166,7 +166,7 @@ impl Run<'_> {
                     report::skipped(&self.stages[index]);
                     Ending::Skipped
                 } else if !self.stages[index].counted && self.users_skipped(index) {
-                    // A build whose users have all been skipped: nobody misses it.
+                    // A build whose users have all been skipped is not needed.
                     Ending::Skipped
                 } else {
                     continue;

@@ -37,7 +37,7 @@ impl InflateStream {
         Self { inner, framing, done: false }
     }
 
-    /// Begins anew, with another stream of the same framing.
+    /// Resets the decompressor for another stream of the same framing.
     pub fn reset(&mut self) {
         match self.framing {
             Framing::Gzip => self.inner = Inflate::new(true, 31),

@@ -83,7 +83,7 @@ impl StoredTable {
         shared: &ReservationShared,
         change: impl Fn(&mut ReservationTable) -> ReservationResult,
     ) -> Result<std::result::Result<(ReservationChange, bool), Refusal>> {
-        // Checks with the current table first: a change that is refused anyway takes the claim from nobody.
+        // Checks with the current table first: a change that is refused anyway must not take over the claim.
         self.adopt(owner).await?;
         let mut attempt = 0;
         loop {

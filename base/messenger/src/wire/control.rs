@@ -253,7 +253,7 @@ control! {
 control! {
     /// Reset by a server that does not know the session.
     Reset, SessionReset, {
-        /// Full reset: everything is lost; otherwise only the server's half, and the client sends its queue anew.
+        /// Full reset: everything is lost; otherwise only the server's half, and the client resends its queue.
         full: bool => flag,
     }
 }

@@ -44,7 +44,7 @@ pub struct CreateNvmeSubsystemArgs {
     /// A host that may connect; may be repeated [default: none]
     ///
     /// Files follow the host's NQN: NQN,secret=FILE (DH-HMAC-CHAP), ,controller-secret=FILE (what is proved to the host),
-    /// ,tls-key=FILE.  The daemon reads them, now and at each start and reload.  Nobody else may read them.
+    /// ,tls-key=FILE.  The daemon reads them, now and at each start and reload.  Only their owner may have read access.
     #[arg(long, value_name = "NQN[,secret=FILE...]", conflicts_with = "any_host")]
     pub host: Vec<String>,
 
@@ -122,7 +122,7 @@ pub struct CreateIscsiTargetArgs {
     #[arg(long)]
     pub any_initiator: bool,
 
-    /// Name and secret that initiators prove by CHAP: the file holds 12 to 255 bytes, which nobody else may read
+    /// Name and secret that initiators prove by CHAP: the file holds 12 to 255 bytes and is readable only by its owner
     #[arg(long, value_name = "USER,FILE")]
     pub chap: Option<String>,
 

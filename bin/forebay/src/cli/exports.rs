@@ -29,7 +29,7 @@ pub struct AttachArgs {
     pub nbd: bool,
 
     /// A host that sees it over NBD: a network (ADDRESS/BITS), the name in its certificate or of its key ('*' at the end
-    /// stands for anything), or 'unix'; may be repeated [default: all do]
+    /// matches anything), or 'unix'; may be repeated [default: all do]
     #[arg(long, value_name = "HOST", requires = "nbd", conflicts_with_all = ["nvme", "iscsi"])]
     pub host: Vec<String>,
 
@@ -101,11 +101,11 @@ pub struct DetachArgs {
     #[arg(long, group = "one")]
     pub iscsi: bool,
 
-    /// Disconnect the hosts that have it open, once their requests in flight are answered
+    /// Disconnect the hosts that have it open, once their requests in flight are completed
     #[arg(short, long)]
     pub force: bool,
 
-    /// Leave the write log as it is, instead of writing it back and giving it up
+    /// Keep the write log, instead of writing it back and ending it
     #[arg(long)]
     pub keep_log: bool,
 }
@@ -113,11 +113,11 @@ pub struct DetachArgs {
 /// Commands on the states of asymmetric namespace access (ANA).
 #[derive(Debug, Subcommand)]
 pub enum AnaCommand {
-    /// List how each group of namespaces is reached through each port
+    /// List the ANA state of each group of namespaces at each port
     #[command(after_help = "Example:\n  forebay ana ls")]
     Ls,
 
-    /// Set how groups are reached, and tell the hosts; kept over restarts
+    /// Set the ANA state of groups and notify the hosts; kept over restarts
     #[command(after_help = "Example:\n  forebay ana set inaccessible --port 1 --group 2")]
     Set(SetAnaArgs),
 }
@@ -152,7 +152,7 @@ pub enum LogCommand {
     #[command(after_help = "Example:\n  forebay log flush local/disk1")]
     Flush(OneImage),
 
-    /// Give up an image's log
+    /// Discard an image's log
     #[command(after_help = "Example:\n  forebay log discard local/disk1 --force")]
     Discard(DiscardLogArgs),
 }
@@ -164,7 +164,7 @@ pub struct DiscardLogArgs {
     #[command(flatten)]
     pub name: OneImage,
 
-    /// Lose its dirty data
+    /// Discard dirty data too
     #[arg(short, long)]
     pub force: bool,
 }
@@ -172,13 +172,13 @@ pub struct DiscardLogArgs {
 /// Commands on reservations.
 #[derive(Debug, Subcommand)]
 pub enum ReservationsCommand {
-    /// List the hosts that are registered, their keys, and who holds the reservation
+    /// List the registered hosts, their keys, and the reservation's holder
     #[command(after_help = "Example:\n  forebay reservations ls local/disk1")]
     Ls(OneImage),
 
-    /// Forget all registrations and the reservation, where a host that holds one is gone for good
+    /// Clear all registrations and the reservation, if a host that holds one will not return
     ///
-    /// Hosts that were registered are told, and must register again.
+    /// Registered hosts are notified, and must register again.
     #[command(after_help = "Example:\n  forebay reservations clear local/disk1")]
     Clear(OneImage),
 }

@@ -13,13 +13,13 @@ pub struct ObjectSizeArgs {
     #[arg(long, value_name = "SIZE", default_value = "4M")]
     object_size: Size,
 
-    /// The same as a power of two, 22 for 4M; rbd's older way to say it
+    /// The same as a power of two, 22 for 4M; deprecated in rbd
     #[arg(long, value_name = "N", conflicts_with = "object_size", value_parser = clap::value_parser!(u8).range(12..=25))]
     order: Option<u8>,
 }
 
 impl ObjectSizeArgs {
-    /// Returns it in bytes; tells on standard error of an option that `rbd` gives up.
+    /// Returns it in bytes. Prints a warning on standard error for an option that is deprecated in `rbd`.
     pub fn bytes(&self) -> u64 {
         match self.order {
             Some(order) => {
@@ -55,7 +55,7 @@ pub struct LsArgs {
     #[command(flatten)]
     pub name: OnePool,
 
-    /// With sizes, snapshots, what clones were made of, and who has a lock
+    /// With sizes, snapshots, parents of clones, and locks
     #[arg(short, long)]
     pub long: bool,
 }
@@ -71,7 +71,7 @@ pub struct ResizeArgs {
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Size,
 
-    /// Allow the image to become smaller, which loses the data past its new end
+    /// Allow the image to shrink, which discards the data past its new end
     #[arg(long)]
     pub allow_shrink: bool,
 }
@@ -95,7 +95,7 @@ pub struct ImportArgs {
     #[command(flatten)]
     pub objects: ObjectSizeArgs,
 
-    /// Take the bytes as they are, although they look like a disk in a format of its own (qcow2, VMDK, ...) or compressed
+    /// Import the bytes unchanged, even if they look like another disk format (qcow2, VMDK, ...) or compressed data
     #[arg(long)]
     pub raw: bool,
 }
@@ -107,7 +107,7 @@ pub struct ExportArgs {
     #[command(flatten)]
     pub names: ExportOperands,
 
-    /// Replace a file that is there
+    /// Overwrite an existing file
     #[arg(short, long)]
     pub force: bool,
 }
@@ -155,7 +155,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PERCENT", default_value = "50", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub rw_mix_read: u8,
 
-    /// Poll for so long after the last work before sleeping, in microseconds
+    /// Busy-poll for this many microseconds after the last work before sleeping
     #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub linger_us: u32,
 }

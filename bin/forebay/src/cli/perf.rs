@@ -17,7 +17,7 @@ pub enum PerfCommand {
         FOREBAY_ACCEL_SHAPES=crc32c=v8 forebay perf accel --kernel crc32c")]
     Accel(PerfAccelArgs),
 
-    /// Measure the messenger between two processes: `serve` answers, `run` asks
+    /// Measure the messenger between two processes: `serve` replies, `run` sends requests
     #[command(subcommand)]
     Messenger(PerfMessenger),
 }
@@ -30,7 +30,7 @@ pub enum PerfMessenger {
         forebay perf messenger serve --addr 10.0.0.1:7000 --secure --key $(cat key)")]
     Serve(MessengerEndArgs),
 
-    /// Ask a server as fast as it answers, or, with loopback:, messengers of this process
+    /// Send requests to a server, or, with loopback:, to a messenger of this process
     #[command(after_help = "Examples:\n  forebay perf messenger run --addr 127.0.0.1:7000 --size 4096 --depth 50\n  \
         forebay perf messenger run --addr loopback: --one-way --format json")]
     Run(MessengerRunArgs),
@@ -51,7 +51,7 @@ pub struct MessengerEndArgs {
     #[arg(long, conflicts_with_all = ["no_crc", "secure"])]
     pub crc: bool,
 
-    /// Neither checksums nor encryption; both ends must say so
+    /// Neither checksums nor encryption; both ends must set it
     #[arg(long, conflicts_with = "secure")]
     pub no_crc: bool,
 
@@ -71,11 +71,11 @@ pub struct MessengerEndArgs {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
 
-    /// Poll for so long after the last work before sleeping, in microseconds
+    /// Busy-poll for this many microseconds after the last work before sleeping
     #[arg(long, value_name = "US", default_value = "50")]
     pub linger_us: u32,
 
-    /// The RDMA device that has this address is used to connect
+    /// Connect through the RDMA device that has this address
     #[arg(long, value_name = "IP")]
     pub rdma_local: Option<std::net::IpAddr>,
 }
@@ -90,7 +90,7 @@ pub struct MessengerRunArgs {
     #[arg(long, value_name = "BYTES", default_value = "4096")]
     pub size: usize,
 
-    /// Requests under way on each connection
+    /// Requests in flight on each connection
     #[arg(long, value_name = "N", default_value = "50")]
     pub depth: usize,
 
@@ -102,19 +102,19 @@ pub struct MessengerRunArgs {
     #[arg(long, value_name = "S", default_value = "3")]
     pub seconds: f64,
 
-    /// Nobody waits for answers: messages a second, without latencies
+    /// Send without replies: measures messages per second, without latencies
     #[arg(long)]
     pub one_way: bool,
 
-    /// Rest so long between an answer and the next request, in microseconds: for latencies of what comes now and then
+    /// Pause between a reply and the next request, in microseconds, to measure the latency of sporadic requests
     #[arg(long, value_name = "US", default_value = "0", conflicts_with = "one_way")]
     pub every_us: u32,
 
-    /// Fail when a connection is lost, rather than make it again and go on
+    /// Fail when a connection is lost instead of reconnecting
     #[arg(long)]
     pub lossy: bool,
 
-    /// Fail when for so long the server cannot be reached, or does not answer
+    /// Fail when the server is unreachable, or does not reply, for this long
     #[arg(long, value_name = "S", default_value = "30")]
     pub timeout: f64,
 }

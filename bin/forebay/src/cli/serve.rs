@@ -9,7 +9,7 @@ use crate::units::{Size, Span};
 /// Options of `serve`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ServeArgs {
-    /// Configuration file (TOML); options on the command line win over it
+    /// Configuration file (TOML); options on the command line override it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
 
@@ -37,11 +37,11 @@ pub struct ServeArgs {
     )]
     pub nbd_tls: Option<PathBuf>,
 
-    /// Pre-shared keys for NBD with TLS: a file of USER:HEX lines, as 'psktool' writes it, that nobody else may read
+    /// Pre-shared keys for NBD with TLS: a file of USER:HEX lines, as 'psktool' writes it, readable only by its owner
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub nbd_psk: Option<PathBuf>,
 
-    /// A network from which NBD hosts may come, ADDRESS/BITS; may be repeated [default: everywhere]
+    /// A network from which NBD hosts may connect, ADDRESS/BITS; may be repeated [default: everywhere]
     #[arg(long, value_name = "NETWORK")]
     pub nbd_allow: Vec<String>,
 
@@ -49,8 +49,8 @@ pub struct ServeArgs {
     #[arg(
         long,
         value_name = "ADDR[,tls=required]",
-        help = "Serve NVMe/TCP here: host:port or [v6]:port, 4420 by custom; may be repeated",
-        long_help = "Serve NVMe/TCP here: host:port or [v6]:port, 4420 by custom; may be repeated.\n\
+        help = "Serve NVMe/TCP here: host:port or [v6]:port, usually 4420; may be repeated",
+        long_help = "Serve NVMe/TCP here: host:port or [v6]:port, usually 4420; may be repeated.\n\
             With tls=required hosts must speak TLS 1.3, with the key that --nvme-host NQN,tls-key=FILE gives them."
     )]
     pub nvme: Vec<String>,
@@ -69,12 +69,12 @@ pub struct ServeArgs {
     )]
     pub nvme_host: Vec<String>,
 
-    /// A limit of what NVMe hosts may take.
+    /// A resource limit for NVMe hosts.
     #[arg(
         long,
         value_name = "NAME=VALUE",
-        help = "A limit of what NVMe hosts may take, such as queues=8; may be repeated",
-        long_help = "A limit of what NVMe hosts may take; may be repeated.\n\
+        help = "A resource limit for NVMe hosts, such as queues=8; may be repeated",
+        long_help = "A resource limit for NVMe hosts; may be repeated.\n\
             connections, handshakes (connections that are not authenticated yet): a core's; controllers, \
             controllers-per-host; queues: I/O queues a controller; memory-per-connection, memory-per-host, memory: \
             bytes of commands under way, a core's.\n\
@@ -83,11 +83,7 @@ pub struct ServeArgs {
     pub nvme_limit: Vec<String>,
 
     /// Addresses of iSCSI.
-    #[arg(
-        long,
-        value_name = "ADDR",
-        help = "Serve iSCSI here: host:port or [v6]:port, 3260 by custom; may be repeated"
-    )]
+    #[arg(long, value_name = "ADDR", help = "Serve iSCSI here: host:port or [v6]:port, usually 3260; may be repeated")]
     pub iscsi: Vec<String>,
 
     /// Serve the HTTP API, /metrics and the status page here, besides on the control socket
@@ -103,11 +99,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N")]
     pub cores: Option<u16>,
 
-    /// Poll for so many microseconds after the last work before sleeping [default: 50]
+    /// Busy-poll for this many microseconds after the last work before sleeping [default: 50]
     #[arg(
         long,
         value_name = "US",
-        long_help = "Poll for so many microseconds after the last work before sleeping [default: 50]\n\
+        long_help = "Busy-poll for this many microseconds after the last work before sleeping [default: 50]\n\
             Takes the time of waking up out of each request at depth 1, for up to a whole core while clients are \
             busy; 0 saves that CPU time.  Where requests come less often than that, and in an idle daemon, reactors \
             sleep either way."
@@ -122,11 +118,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE")]
     pub store_size: Option<Size>,
 
-    /// Memory for blocks that were read or written not long ago; 0 for none [default: 256M]
+    /// Size of the cache of recently read or written blocks; 0 disables it [default: 256M]
     #[arg(
         long,
         value_name = "SIZE",
-        long_help = "Memory for blocks that were read or written not long ago; 0 for none [default: 256M]\n\
+        long_help = "Size of the cache of recently read or written blocks; 0 disables it [default: 256M]\n\
             The store reads and writes its file past the kernel's page cache; this is its own.  Memory is taken as \
             blocks come in, never more than that (and some 4 % for the books).  Example: --store-cache 4G"
     )]
@@ -155,11 +151,11 @@ pub struct ServeArgs {
     )]
     pub peer: Vec<String>,
 
-    /// The key that daemons share: a file of 64 hexadecimal digits that nobody else may read
+    /// The key that daemons share: a file of 64 hexadecimal digits, readable only by its owner
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub peer_key: Option<PathBuf>,
 
-    /// A network from which daemons may come, ADDRESS/BITS; may be repeated [default: everywhere]
+    /// A network from which daemons may connect, ADDRESS/BITS; may be repeated [default: everywhere]
     #[arg(long, value_name = "NETWORK")]
     pub peer_allow: Vec<String>,
 }

@@ -23,7 +23,7 @@ pub enum ProgressUnit {
 }
 
 impl Bar {
-    /// A bar with a word before it; hidden if told so, or if nobody would see it.
+    /// A bar with a label; hidden on request, or if standard error is no terminal.
     pub fn new(global: &GlobalArgs, word: &'static str, counts: ProgressUnit) -> Self {
         if global.no_progress || !std::io::stderr().is_terminal() {
             return Self { bar: ProgressBar::hidden() };

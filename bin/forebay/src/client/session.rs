@@ -183,7 +183,7 @@ impl DaemonClient {
         }
     }
 
-    /// The failure that an answer stands for.
+    /// Converts an error response to a failure.
     pub fn read_error(&self, mut response: Response) -> Failure {
         let status = response.status;
         let mut body = Vec::new();

@@ -28,7 +28,7 @@ use crate::output::Output;
 pub fn run(cli: Cli, output: Output) -> Result<()> {
     let global = &cli.global;
     let invalid = |variable: &str, error| Failure::new(FailureKind::Invalid, format!("{variable}: {error}"));
-    // Whoever presses TAB does not want to read what is wrong.
+    // Completion must not print errors into the command line.
     let completes = matches!(cli.command, CliCommand::Complete(_));
     if !completes {
         // A tier that cannot be had would otherwise go unnoticed: the kernels fall back to the best there is.

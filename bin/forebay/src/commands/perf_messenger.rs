@@ -59,7 +59,7 @@ fn set_up(end: &MessengerEndArgs) -> Result<(Address, MessengerOptions)> {
             Some(SharedKey::from_hex(text).ok_or_else(|| invalid("a key has 64 hexadecimal digits".into()))?)
         }
         (None, Some(path)) => Some(read_key(path)?),
-        // On this machine nobody is kept out anyway; encryption needs some key.
+        // On this machine no key is required, but encryption needs one.
         (None, None) if end.secure && address.is_local() => Some(SharedKey::new([0; 32])),
         (None, None) if !address.is_local() => {
             return Err(invalid(format!("{address} is not on this machine: --key or --key-file is needed")));

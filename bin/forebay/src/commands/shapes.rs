@@ -139,7 +139,7 @@ pub fn usage(usage: &DiskUsage) -> String {
     table(["NAME", "PROVISIONED", "USED"], [1, 2], rows)
 }
 
-/// Writes who watches an image as `rbd status` does.
+/// Writes the watchers of an image as `rbd status` does.
 pub fn watchers(status: &ImageStatus) -> String {
     if status.watchers.is_empty() {
         return "Watchers: none\n".into();

@@ -10,7 +10,7 @@ use crate::output::{Output, fields, table};
 use crate::spec::ImageSpec;
 use crate::units::{Size, duration, percent};
 
-/// Asks the daemon how it is; with an image, asks who has that open.
+/// Requests the daemon's status, or the watchers of an image.
 pub fn status(global: &GlobalArgs, output: Output, options: MaybeImage) -> Result<()> {
     match options.image {
         None => daemon_status(global, output),
@@ -18,7 +18,7 @@ pub fn status(global: &GlobalArgs, output: Output, options: MaybeImage) -> Resul
     }
 }
 
-/// Shows who watches an image, as `rbd status` does.
+/// Shows the watchers of an image, as `rbd status` does.
 fn image_status(global: &GlobalArgs, output: Output, spec: &ImageSpec) -> Result<()> {
     let found = with_session(global, |session| session.call(GetImageStatus(spec.clone()), |_| {}));
     let status = found.map_err(|failure| match failure.kind {

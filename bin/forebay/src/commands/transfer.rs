@@ -155,7 +155,8 @@ fn import_here(
     let (begun, _) = oneshot::channel();
     let engine = direct.engine().clone();
     let work = thread::spawn(move || engine.call_blocking(move |engine| engine.import(import, receiver, begun)));
-    // Ends early, without an end chunk, when the source fails or nobody wants more; the import then removes its image.
+    // Ends early, without an end chunk, when the source fails or the receiver is gone: the import then removes its
+    // image.
     let fed = (|| {
         let mut buf = vec![0; CHUNK_LEN_MAX];
         loop {

@@ -158,7 +158,7 @@ impl Volume {
         }
     }
 
-    /// Returns warnings for whoever exports the image.
+    /// Returns warnings about exporting the image.
     pub fn warnings(&self) -> Vec<String> {
         let encrypted = self.encrypted.get().map(|header| {
             format!(

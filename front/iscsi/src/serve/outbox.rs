@@ -95,7 +95,7 @@ impl IscsiOutbox {
         &mut self.window
     }
 
-    /// Returns true when so many bytes are unsent that receiving has to stop.
+    /// Returns true if the number of unsent bytes requires receiving to stop.
     pub(super) fn is_full(&self) -> bool {
         let (waiting, held) = self.batches.iter().fold((self.replies.len(), self.unsent), |(waiting, held), batch| {
             (waiting + batch.0.len(), held + batch.1)

@@ -83,7 +83,7 @@ impl NbdOutbox {
 
     // ---- Requests ----
 
-    /// Returns true if the limits permit another request with so many bytes of payload.
+    /// Returns true if the limits permit another request with this many bytes of payload.
     pub(super) fn has_space(&self, bytes: usize, options: &NbdServerOptions) -> bool {
         self.total.requests < options.requests_max
             && (self.total.bytes == 0 || self.total.bytes + bytes <= options.bytes_max)

@@ -17,7 +17,7 @@ pub(super) type CompletedCommand = (Result<NvmeCommandData, NvmeStatus>, Pending
 ///
 /// 1. Commands that wait for buffer space begin in the order of their arrival: none begins while an earlier one waits.
 /// 2. At most one command waits for the other half of a fused operation, and only until the next command arrives.
-/// 3. A command that was given to its device is completed, whatever becomes of the connection.
+/// 3. A command that was given to its device is completed, even if the connection ends.
 pub(super) struct Commands {
     in_flight: InFlight<DeviceCommand, PendingCommand>,
     waiting: VecDeque<ReadyNvmeCommand>,

@@ -117,7 +117,7 @@ impl NvmeOutbox {
         }
     }
 
-    /// Returns whether so many replies are queued that no more commands are to be taken.
+    /// Returns true if the number of queued replies requires receiving commands to stop.
     pub(super) fn is_full(&self) -> bool {
         self.kept.count >= REPLIES_MAX
     }

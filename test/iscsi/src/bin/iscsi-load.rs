@@ -20,7 +20,7 @@ struct Arguments {
     /// Sessions that only stand there
     #[arg(long, default_value_t = 0)]
     idle: usize,
-    /// The sessions that only stand there use so many units, from the one of the URI on
+    /// Number of units that idle sessions use, from the one of the URI on
     #[arg(long, default_value_t = 1)]
     units: u16,
 }

@@ -14,7 +14,7 @@ use forebay_iscsi_host::target::Uri;
 struct Arguments {
     /// iscsi://HOST:PORT/TARGET/LUN
     uri: Uri,
-    /// Commands in hexadecimal; `:in=BYTES` reads, `:out=HEX` sends (`HEXxTIMES` sends it so many times)
+    /// Commands in hexadecimal; `:in=BYTES` reads, `:out=HEX` sends (`HEXxTIMES` sends it that many times)
     commands: Vec<Said>,
     /// Name of the initiator
     #[arg(long, default_value = "iqn.2026-11.io.forebay:say")]

@@ -19,7 +19,7 @@ struct Arguments {
     uri: Uri,
     #[command(flatten)]
     load: Load,
-    /// Connections that only stand there: admin queues, each with so many I/O queues as a host of many cores has
+    /// Idle connections: admin queues, each with as many I/O queues as a host of many cores has
     #[arg(long, default_value_t = 0)]
     idle: usize,
     /// Header and data digests

@@ -4,7 +4,7 @@
 //! number.  What the oracle demands:
 //!
 //! - in each direction and priority, what is delivered comes in order, and nothing comes twice;
-//! - whoever was told that a message was delivered finds it delivered;
+//! - a message that was reported as delivered is delivered;
 //! - as long as no side has lost its session, everything is delivered, and everybody is told so;
 //! - a request is answered with what belongs to it;
 //! - what was written into a window, or made durable, is there when the writer is told so, and nothing else is;
@@ -45,7 +45,7 @@ pub struct MessengerTally {
     pub resumed: u64,
     /// Sessions that were lost.
     pub resets: u64,
-    /// Messages of which nobody knows whether they were delivered.
+    /// Messages whose delivery is unknown.
     pub failed: u64,
     /// Servers restarted.
     pub restarts: u64,
@@ -311,7 +311,7 @@ impl Oracle {
         self.tally.borrow_mut().resets += 1;
     }
 
-    /// At the end, with nothing under way any more.
+    /// Final checks, with nothing in flight.
     fn check(&self, lossy: bool) {
         let strict = !lossy && !self.session_lost.get();
         for ((client, way), direction) in &*self.directions.borrow() {
@@ -486,7 +486,7 @@ async fn client(
     }
     for _ in 0..scenario.messages {
         if connection.reason().is_some() && connection.state() == forebay_messenger::ConnectionState::Closed {
-            // Lossy: whoever uses it connects again.
+            // Lossy: its user reconnects.
             sleep(Duration::from_millis(50)).await;
             connection = messenger.connect(&address, policy);
         }

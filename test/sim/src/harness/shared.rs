@@ -33,7 +33,7 @@ use crate::world::{CrashKind, World};
 const POOL: i64 = 1;
 const OBJECT: u64 = 64 << 10;
 const NAME: &str = "vm";
-/// The image has so many objects at most.
+/// Maximum number of objects of the image.
 const OBJECTS_MAX: u64 = 12;
 /// After so long a client that is dead has lost its watches.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -534,7 +534,7 @@ fn lie_of_map(bare: &Rc<RamBackend>, id: &str, object: &ObjectName) -> Option<St
     })
 }
 
-/// Finds what `rbd` must know of an image that nobody has open.
+/// Finds what `rbd` must know of an image that no client has open.
 async fn closed_image(backend: &Rc<dyn ObjectBackend>, image: &str, overlap: Option<u64>) -> Result<ClosedImage> {
     let info = forebay_image::info(backend, image).await?;
     let mapped = info.features.has(ImageFeatures::OBJECT_MAP).then(|| info.size.div_ceil(info.object_size));

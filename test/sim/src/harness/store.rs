@@ -76,7 +76,7 @@ struct Run {
     rng: Rng,
     load: Load,
     tally: Tally,
-    /// For every load: so many requests.
+    /// Number of requests of every load.
     requests: Option<usize>,
     /// The first life crashes here, counted from its beginning.
     crash_at: Option<u64>,
@@ -352,7 +352,7 @@ impl Life<'_> {
             }
             return Err(error);
         }
-        // On a disk that fails for good the store tries again and again, and who waits for it waits.
+        // On a disk that fails for good the store tries again and again, and its waiters keep waiting.
         const PATIENCE: Duration = Duration::from_secs(100);
         let others = run.scenario.others.then(|| spawn(others(run.rng.fork())));
         let load = run.load.run(backend.clone(), &mut run.rng, run.requests);

@@ -73,7 +73,7 @@ impl States {
         }
     }
 
-    /// The request in `slot` has been answered: done, not done, or who knows.
+    /// The request in `slot` has been answered: done, not done, or unknown.
     fn settle(&mut self, slot: u32, done: Option<bool>) {
         if let Some(done) = done {
             self.0.retain(|state| (state.mask >> slot & 1 == 1) == done);

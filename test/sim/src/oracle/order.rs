@@ -117,8 +117,8 @@ impl OrderOracle {
         }
     }
 
-    /// The machine has crashed: what was under way has happened, or never will; and what no flush has covered may have
-    /// been undone.
+    /// Records a crash of the machine: requests in flight have taken effect or never will, and writes that no flush has
+    /// covered may be undone.
     pub fn crash(&mut self) {
         let now = self.tick();
         let covered = self.flushes.iter().map(|(submitted, _)| *submitted).max().unwrap_or(0);

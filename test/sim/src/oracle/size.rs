@@ -12,7 +12,7 @@ struct Bounds {
     ended: bool,
 }
 
-/// The size of a device, now and while each open request was under way.  Requests are named by their number.
+/// Size of a device, now and while each open request was in flight.  Requests are named by their number.
 #[derive(Debug)]
 pub(super) struct Sizes {
     now: Bounds,

@@ -87,7 +87,7 @@ impl BlockLoad {
         self.run_on(device, oracle, version, rng).await;
     }
 
-    /// The same on a device of which the oracle is told by somebody else.
+    /// The same on a device whose oracle is updated by another task.
     pub async fn run_on(
         &self,
         device: Rc<dyn BlockDevice>,

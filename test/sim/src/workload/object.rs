@@ -92,7 +92,7 @@ impl ObjectLoad {
         let durable_ppm = *rng.pick(&[0, 0, 50_000, 300_000]);
         let pauses = rng.one_in(4);
         let left = Rc::new(Cell::new(self.requests));
-        // Removing a snapshot waits until nobody reads it any more.
+        // Removing a snapshot waits until its last reader is done.
         let quiet = Semaphore::new(self.tasks);
         let tasks: Vec<_> = (0..self.tasks)
             .map(|_| {

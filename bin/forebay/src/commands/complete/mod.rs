@@ -1,7 +1,7 @@
 //! `__complete`: what could come next on a command line, for the scripts in `packaging/completions`.
 //!
 //! The first line of the output says whether file names fit (`none`, `files`, `dirs`), each further one is a word.
-//! Whatever is wrong, nothing is offered and nothing is said: whoever presses TAB has asked for neither.
+//! On any error nothing is offered and nothing is printed, since the user is typing a command line.
 
 mod bash;
 mod line;

@@ -10,7 +10,7 @@ use crate::failure::Result;
 use crate::ops::{ListNames, ListPools, ListTargets};
 use crate::spec::{ImageSpec, LOCAL_POOL};
 
-/// Time that the daemon has for all of it: whoever presses TAB waits meanwhile.
+/// Deadline for all requests to the daemon: the prompt waits meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Kind of name that is completed.
@@ -32,7 +32,7 @@ pub fn find(global: &GlobalArgs, kind: NameKind, typed: &str) -> Vec<Candidate> 
     let (global, typed) = (global.clone(), typed.to_owned());
     // A connection to a daemon that hangs may never answer; this thread ends with the process.
     std::thread::spawn(move || {
-        // Whoever asked may have gone on without an answer.
+        // The receiver may have timed out.
         let _ = sender.send(ask(&global, kind, &typed));
     });
     found.recv_timeout(PATIENCE).ok().and_then(Result::ok).unwrap_or_default()

@@ -45,7 +45,7 @@ pub struct AttachmentTally {
     pub requests: u64,
     /// Logs put in front of the volume, or left there, when one was asked for.
     pub attached: u64,
-    /// Logs that were written back and given up.
+    /// Logs that were written back and ended.
     pub ended: u64,
     /// Logs closed as they were, with the volume opened again.
     pub reopened: u64,

@@ -310,7 +310,7 @@ impl Run {
         let id = match self.log {
             Some(id) => id,
             None => {
-                // A crash may have left one that nobody knows of.
+                // A crash may have left an unrecorded one.
                 for id in shelf.ids() {
                     shelf.discard(&id).await?;
                 }
@@ -347,7 +347,7 @@ impl Run {
         }
         let strict = self.scenario.persist == Persist::OnWrite && !self.scenario.log_fails;
         let watched = self.oracles.watch(log.clone(), strict);
-        // A snapshot is not taken while the size changes: whoever does either has the image to himself.
+        // A snapshot is not taken while the size changes: each of the two has exclusive use of the image.
         let resizing = (self.scenario.resizes > 0).then(|| {
             let resizing = Resizing {
                 log: log.clone(),

@@ -30,7 +30,7 @@ pub(super) struct Resizing {
 }
 
 impl Resizing {
-    /// Changes the size so many times; how often it became shorter, and longer.
+    /// Changes the size this many times. Returns how often it shrank and grew.
     pub(super) async fn all(mut self, times: u64) -> Result<(u64, u64)> {
         let (mut shrunk, mut grown) = (0, 0);
         for _ in 0..times {
@@ -68,7 +68,7 @@ impl Resizing {
             result = self.go(from, to).await;
         }
         if self.world.is_off() {
-            // Nobody hears it any more.
+            // The receiver is gone.
             std::future::pending::<()>().await;
         }
         self.world.note(|| format!("resized from {from} to {to}: {result:?}"));

@@ -100,7 +100,7 @@ impl BlockDevice for Watched {
         Box::pin(async move {
             let result = answer.await;
             if oracles.world.is_off() {
-                // Nobody hears it any more.
+                // The receiver is gone.
                 std::future::pending::<()>().await;
             }
             oracles.world.note(|| format!("answer {name}: {:?}", result.as_ref().map(drop)));
