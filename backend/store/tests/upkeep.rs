@@ -54,7 +54,7 @@ fn a_device_that_fails_is_let_go_of() {
             assert!(store.refuses_writes().is_some(), "operators are told");
             if closes {
                 let error = store.close().await.expect_err("the device fails");
-                let again = store.close().await.expect_err("it was not closed in order, whoever asks");
+                let again = store.close().await.expect_err("it was not closed cleanly, whoever asks");
                 assert_eq!(error.kind(), again.kind());
             }
             drop(store);

@@ -284,20 +284,20 @@ fn case(job: &Job, suffix: &str) -> Case {
 
 fn method(effort: &Effort, idle: &str) -> String {
     format!(
-        "{}. Volumes of {SIZE_MIB} MiB, written once from end to end. In memory: our pool `ram`, and for tgtd a file on a \
-         tmpfs; `file-`: our store in a file with a cache for the whole volume, and for tgtd a file in the page cache. Both \
-         targets have the first processor, tgtd as Debian starts it (16 threads a unit), ours with one core; the host has \
-         the last. {} rounds of {} s a measurement, the order turned each round; medians (lowest and highest in \
-         parentheses).\n\nThe hosts: `-perf` is libiscsi's `iscsi-perf`, `-fio` is fio with its libiscsi engine \
-         (Debian's has none: FOREBAY_FIO names another), `-qemu` is `qemu-img bench`, libiscsi again. They cost more than \
-         the target does and are the limit, so that the requests per CPU-second of the target (`-per-cpu`: user and system \
-         time of its process, all its threads) say more than those per second. While such a host, or one with a single \
-         request, makes up its mind, our core polls for up to 50 us, and that counts; with `--linger-us 0` it sleeps \
-         instead. The same `qemu-img bench` then had, in three runs in turn with 50 us: at depth 32 103 k writes a CPU-second \
-         where it was 83 k, and 71 k a second where it was 78 k; at depth 1 31 k where it was 41 k, and 13 k where it was \
-         38 k. The others are `iscsi-load` (test/iscsi), which asks its socket again and again and leaves what it reads \
-         where it arrived. *goal*: what was asked for when the front was begun, what SPDK's target on such a machine \
-         gave.\n\n{idle}.\n\nRepeat it: `cargo xtask bench iscsi`.",
+        "{}. Volumes of {SIZE_MIB} MiB, written once from end to end. In memory: our pool `ram`, and for tgtd a file \
+         on a tmpfs; `file-`: our store in a file with a cache for the whole volume, and for tgtd a file in the page \
+         cache. Both targets have the first processor, tgtd as Debian starts it (16 threads a unit), ours with one \
+         core; the host has the last. {} rounds of {} s a measurement, the order turned each round; medians (lowest \
+         and highest in parentheses).\n\nThe hosts: `-perf` is libiscsi's `iscsi-perf`, `-fio` is fio with its \
+         libiscsi engine (Debian's has none: FOREBAY_FIO names another), `-qemu` is `qemu-img bench`, libiscsi again. \
+         They cost more than the target does and are the limit, so that the requests per CPU-second of the target \
+         (`-per-cpu`: user and system time of its process, all its threads) say more than those per second. While such \
+         a host, or one with a single request, prepares its next request, our core busy-polls for up to 50 us, and \
+         that counts; with `--linger-us 0` it sleeps instead. The same `qemu-img bench` then had, in three runs in \
+         turn with 50 us: at depth 32 103 k writes a CPU-second where it was 83 k, and 71 k a second where it was 78 \
+         k; at depth 1 31 k where it was 41 k, and 13 k where it was 38 k. The others are `iscsi-load` (test/iscsi), \
+         which polls its socket and does not copy the data that it reads. *goal*: the goal set when the front was \
+         begun, the figures of SPDK's target on such a machine.\n\n{idle}.\n\nRepeat it: `cargo xtask bench iscsi`.",
         report::machine(),
         effort.rounds,
         effort.seconds

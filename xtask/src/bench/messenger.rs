@@ -437,22 +437,23 @@ fn pinned(cpu: usize, program: &Path) -> Command {
 
 fn method(effort: &Effort) -> String {
     format!(
-        "{}. One server and one client process for every measurement, each on a processor of its own, over one connection \
-         with {DEPTH} requests under way; {} rounds of {:.1} s, the order turned each round; medians (lowest and highest in \
-         parentheses). A request carries 0, 4 KiB or 64 KiB and is answered with an empty message; Forebay's messages are \
-         ordered, acknowledged, framed as msgr2.1, and can be replayed. Round trips are one at a time, 4 KiB there and an \
-         empty answer: *polling* looks at the ring all the time, *asleep* sleeps at once when there is nothing, *now and then* \
-         is one request a millisecond with the daemon's own setting (50 us of looking before it sleeps). Loopback hands \
-         messages over within one process on one core; there is no peer.\n\n\
-         The *bare io_uring loop* is built on the same reactor, polls for as long before it sleeps (or not at all; the better \
-         of the two is the peer), sends as many requests as it may with one send, receives into 256 KiB and answers all whole \
-         requests with one send. It moves as many bytes as the messenger does in crc mode (90 more than the payload there, 77 \
-         back), but makes no frames, checksums or sessions of them, and nobody looks at the bytes. *plain epoll* makes a \
-         system call for each request and each answer. *bare rings* are the rings of the shm transport, polled without a \
-         pause, the bytes copied in and out. *iperf3* sends one way. *fi_pingpong* is libfabric's, with 4 KiB both ways. \
-         *wakes* are two threads, each on a processor of its own, that wake each other in turn with nothing but a futex, an \
-         eventfd or a socket: what a round trip between two sleepers costs here at least. All with the same kernel, over \
-         127.0.0.1. Processor time is user and system, time spent polling included.\n\n\
+        "{}. One server and one client process for every measurement, each on a processor of its own, over one \
+         connection with {DEPTH} requests in flight; {} rounds of {:.1} s, the order turned each round; medians \
+         (lowest and highest in parentheses). A request carries 0, 4 KiB or 64 KiB and is answered with an empty \
+         message; Forebay's messages are ordered, acknowledged, framed as msgr2.1, and can be replayed. Round trips \
+         are one at a time, 4 KiB there and an empty answer: *polling* busy-polls the ring, *asleep* sleeps at once \
+         when idle, *now and then* is one request a millisecond with the daemon's own setting (50 us of busy-polling \
+         before it sleeps). Loopback hands messages over within one process on one core; there is no peer.\n\n\
+         The *bare io_uring loop* is built on the same reactor, polls for as long before it sleeps (or not at all; the \
+         better of the two is the peer), sends as many requests as it may with one send, receives into 256 KiB and \
+         answers all whole requests with one send. It moves as many bytes as the messenger does in crc mode (90 more \
+         than the payload there, 77 back), but has no frames, checksums or sessions, and does not access the bytes. \
+         *plain epoll* makes a system call for each request and each answer. *bare rings* are the rings of the shm \
+         transport, polled without a pause, the bytes copied in and out. *iperf3* sends one way. *fi_pingpong* is \
+         libfabric's, with 4 KiB both ways. *wakes* are two threads, each on a processor of its own, that wake each \
+         other in turn with nothing but a futex, an eventfd or a socket: the minimum cost of a round trip between two \
+         sleeping threads here. All with the same kernel, over 127.0.0.1. Processor time is user and system, time \
+         spent polling included.\n\n\
          Repeat it: `cargo xtask bench messenger` (`--rounds`, `--seconds` for more or less).",
         report::machine(),
         effort.rounds,

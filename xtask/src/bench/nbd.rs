@@ -255,19 +255,19 @@ fn fill(competitor: &Competitor, size_mib: u64) -> Result<()> {
 fn method(effort: &Effort) -> String {
     format!(
         "{}. Volumes of {} MiB, written once from end to end through their own server; all files lie in one folder. \
-         fio's nbd engine is everybody's client, over Unix sockets, on the last processor; the servers have the others (left \
-         to the scheduler, client and server share a processor or not as it comes, which changes any server's figures \
-         by a third). `read-1m` reads what `write-1m` has just written from end to end, `read-1m-shuffled` what the \
-         random writes have left of that: the store appends, so what was written in random order lies in random order, \
-         and the disk's requests a second are the limit. `write-1m` counts the flush at its end. {} rounds of {} s a measurement, every server \
-         measured once a round, the order turned each round; medians (lowest and highest in parentheses).\n\n\
-         Like is compared with like. The first table: servers that go to the disk, Forebay with `--store-cache 0`, \
-         `qemu-nbd --cache=none --aio=io_uring`, and `nbdkit file cache=none`, which in truth writes through the page \
-         cache without waiting and drops pages behind itself. The second (`-cached`): servers with memory for the \
-         whole volume, Forebay with `--store-cache` twice the volume, the others by default on the page cache of the \
-         whole machine. *ratio* is Forebay's median divided by that of the better peer. *per-cpu* divides the requests \
-         by the user and system time of the server \
-         process, all its threads.\n\nRepeat it: `cargo xtask bench nbd`.",
+         fio's nbd engine is the client of all servers, over Unix sockets, on the last processor; the servers have the \
+         others (if the scheduler decides, client and server sometimes share a processor, which changes any server's \
+         figures by a third). `read-1m` reads what `write-1m` has just written from end to end, `read-1m-shuffled` the \
+         same after the random writes: the store appends, so data written in random order is stored in random order, \
+         and the disk's requests a second are the limit. `write-1m` counts the flush at its end. {} rounds of {} s a \
+         measurement, every server measured once a round, the order turned each round; medians (lowest and highest in \
+         parentheses).\n\n\
+         The first table compares servers that read from the disk: Forebay with `--store-cache 0`, `qemu-nbd \
+         --cache=none --aio=io_uring`, and `nbdkit file cache=none`, which in fact writes through the page cache \
+         without waiting and drops pages afterwards. The second (`-cached`): servers with a cache for the whole \
+         volume: Forebay with `--store-cache` twice the volume, the others by default on the page cache of the whole \
+         machine. *ratio* is Forebay's median divided by that of the better peer. *per-cpu* divides the requests by \
+         the user and system time of the server process, all its threads.\n\nRepeat it: `cargo xtask bench nbd`.",
         report::machine(),
         effort.size_mib,
         effort.rounds,

@@ -270,21 +270,20 @@ fn case(job: &Job, suffix: &str, goal: Option<f64>) -> Case {
 
 fn method(effort: &Effort, idle: &str) -> String {
     format!(
-        "{}. Volumes of {SIZE} in the pool `ram`, written once from end to end, over TCP on loopback; the daemon has the \
-         first processor and one core, the host the last. `nvme-load` (test/nvme) is the host over NVMe/TCP, once asking its \
-         socket again and again as SPDK's initiator does, once sleeping in the kernel; it leaves what it reads where it \
-         arrived, and so does `iscsi-load` (test/iscsi). fio's nbd engine is the host over NBD, which costs the host more, so \
-         that its figures say less of the daemon. {} rounds of {} s a measurement, the order turned each round; medians. \
-         *goal* is what was asked for when the front was begun: SPDK's NVMe/TCP target on such a machine gave 350,000 to \
-         360,000 reads a second at depth 32 and 22 us at depth 1; both targets in one run are on [a page of their \
-         own](spdk.md). *per-cpu* divides the requests by the user and system time \
-         of the daemon.\n\n\
-         Reads at random places of {SIZE} come from memory and not from a cache of the processor's, and a third of the \
-         daemon's time is the kernel's copy of them into the socket, waiting for that memory. `-16m` is the same on a volume \
-         of {SIZE_SMALL}. `tls-` is through TLS 1.3 with a pre-shared key and AES-128 in GCM, which costs the host as much as \
-         the daemon.\n\n\
-         `guest-` is beside the kernel's own target (nvmet-tcp on brd, a ramdisk), both in the lab's guest and over its \
-         loopback. The guest's processors are emulated: only the two figures of one row can be compared.\n\n\
+        "{}. Volumes of {SIZE} in the pool `ram`, written once from end to end, over TCP on loopback; the daemon has \
+         the first processor and one core, the host the last. `nvme-load` (test/nvme) is the host over NVMe/TCP, once \
+         polling its socket as SPDK's initiator does, once sleeping in the kernel; it does not copy the data that it \
+         reads, and neither does `iscsi-load` (test/iscsi). fio's nbd engine is the host over NBD, which costs the \
+         host more, so that its figures say less about the daemon. {} rounds of {} s a measurement, the order turned \
+         each round; medians. *goal* was set when the front was begun: SPDK's NVMe/TCP target on such a machine gave \
+         350,000 to 360,000 reads a second at depth 32 and 22 us at depth 1; both targets in one run are on [a page of \
+         their own](spdk.md). *per-cpu* divides the requests by the user and system time of the daemon.\n\n\
+         Reads at random offsets of {SIZE} come from memory and not from a cache of the processor's, and a third of \
+         the daemon's time is the kernel's copy of them into the socket, waiting for that memory. `-16m` is the same \
+         on a volume of {SIZE_SMALL}. `tls-` is through TLS 1.3 with a pre-shared key and AES-128 in GCM, which costs \
+         the host as much as the daemon.\n\n\
+         `guest-` is beside the kernel's own target (nvmet-tcp on brd, a ramdisk), both in the lab's guest and over \
+         its loopback. The guest's processors are emulated: only the two figures of one row can be compared.\n\n\
          {idle}.\n\nRepeat it: `cargo xtask bench nvmf`.",
         report::machine(),
         effort.rounds,

@@ -31,14 +31,15 @@ pub fn ec(effort: &Effort, dry_run: bool) -> Result<()> {
         return Ok(());
     }
     let method = "One core. GB/s of data encoded, or of chunks read to rebuild; `fused` also gives the CRC32C of every \
-        chunk. *Cached*: chunks of 16 KiB, the same stripe over and over. *Memory*: chunks of 1 MiB, stripes that go \
+        chunk. *Cached*: chunks of 16 KiB, the same stripe repeatedly. *Memory*: chunks of 1 MiB, stripes that go \
         round in 256 MiB. *Aligned*: every chunk begins at a page; *skewed*: each 320 bytes further into its page than \
         the one before. The peer is the newest ISA-L that a crate vendors, on the tier it picks by itself.\n\n\
-        What bounds the ratios. In memory both move lines as fast as memory gives them, and ISA-L moves k + 2m of them \
-        where stores past the caches move k + m: that is 1.20 at 8/2 and 16/4, 1.27 at 8/3, 1.29 at 10/4 and 1.33 at \
-        4/2, 6/3 and 8/4, and more only where ISA-L does not keep memory busy. With m = 1 both go as fast as the second-level cache, so what is left between them is what a \
-        call checks before it begins, 10 to 20 ns of 450 at 2/1. Sixteen page-aligned streams in memory meet in the \
-        same cache sets and cross into new pages all at once, which costs either library half its speed.";
+        What bounds the ratios. In memory both are limited by memory bandwidth, and ISA-L moves k + 2m cache lines \
+        where non-temporal stores move k + m: that is 1.20 at 8/2 and 16/4, 1.27 at 8/3, 1.29 at 10/4 and 1.33 at 4/2, \
+        6/3 and 8/4, and more only where ISA-L does not keep memory busy. With m = 1 both run at the speed of the \
+        second-level cache, so the remaining difference is the checks at the start of a call, 10 to 20 ns of 450 at \
+        2/1. Sixteen page-aligned streams in memory meet in the same cache sets and cross into new pages all at once, \
+        which costs either library half its speed.";
     let pictures = [
         ("ec-shapes", "Encoding by shape: chunks of 16 KiB, cached, GB/s of data", "shapes", "k/m"),
         ("ec-blocks", "Encoding 8/3 by chunk size, one stripe over and over, GB/s of data", "blocks", "chunk"),
@@ -70,13 +71,14 @@ pub fn crc32c(effort: &Effort, dry_run: bool) -> Result<()> {
             }
         }
     }
-    let method = "One core, GB/s. *Hot*: the same buffer over and over. *Cold*: buffers from 512 MiB in an order that no \
-        prefetcher knows. *Copy*: copying and checksumming, against `memcpy` and then the best checksum.\n\n\
-        What bounds the ratios. A cold buffer of up to 64 KiB is waited for rather than read: `memcpy` takes ten times \
-        as long as the checksum of what is then in the cache, so a copy whose checksum cost nothing would gain 8 % at \
-        4 KiB and 15 % at 64 KiB. Checksums of cold buffers of 2 to 64 KiB pay for what makes hot ones fast: the CRC32 \
-        instruction beside the multiplier takes more instructions a byte, and a processor with so many in flight sees \
-        fewer misses ahead. A hot copy of 64 KiB goes through the second-level cache twice.\n\n\
+    let method = "One core, GB/s. *Hot*: the same buffer repeatedly. *Cold*: buffers from 512 MiB in an order that no \
+        prefetcher can predict. *Copy*: copying and checksumming, against `memcpy` and then the best checksum.\n\n\
+        What bounds the ratios. Latency rather than bandwidth bounds a cold buffer of up to 64 KiB: `memcpy` takes ten \
+        times as long as the checksum of what is then in the cache, so a copy whose checksum cost nothing would gain 8 \
+        % at 4 KiB and 15 % at 64 KiB. Checksums of cold buffers of 2 to 64 KiB pay for what makes hot ones fast: the \
+        CRC32 instruction beside the multiplier takes more instructions a byte, and a processor with more instructions \
+        in flight looks ahead over fewer cache misses. A hot copy of 64 KiB goes through the second-level cache \
+        twice.\n\n\
         Which loop is in use for which length was chosen by calibration when the race began, as the daemon does; \
         [kernels by processor](kernels.md) has the figures of other processors.";
     let pictures = [
@@ -134,8 +136,8 @@ pub fn compress(effort: &Effort, dry_run: bool) -> Result<()> {
         processors, the submitter asleep until a batch has ended, against twice what one thread does with the same \
         blocks in one piece; the line `-vs-other` is against two threads with nothing between them, half of the blocks \
         each, which is all that two processors of this machine give while both work. *submit*: submissions a \
-        microsecond of the submitter's own time (the clock itself takes a fifth of one), by the median, by the mean and by the worst hundredth, which are those that wake a thread; \
-        the limit is two microseconds each.";
+        microsecond of the submitter's own time (the clock itself takes a fifth of one), by the median, by the mean \
+        and by the worst hundredth, which are those that wake a thread; the limit is two microseconds each.";
     let pictures = [
         ("compress-levels", "Compressing by level, blocks of 128 KiB, MB/s", "levels", "level"),
         ("compress-ratio", "Plain bytes for each compressed byte, blocks of 128 KiB", "ratios", "level"),
@@ -167,9 +169,9 @@ pub fn xts(effort: &Effort, dry_run: bool) -> Result<()> {
     }
     let method = "One core, GB/s, in place, the data in the cache. OpenSSL is Debian's, with its key set once and the \
         tweak or nonce for each sector or message. *in 131072*: as many sectors as make 128 KiB in one call of ours. \
-        ISA-L crypto takes part where `libisal_crypto.so.2` is installed; neither Debian nor any crate known to us brings \
-        it, so it does not here. Measured once on a processor of this kind it gave 13.0 GB/s with AES-256 in sectors of \
-        4 KiB, where OpenSSL gave 6.2.";
+        ISA-L crypto takes part where `libisal_crypto.so.2` is installed; neither Debian nor any crate known to us \
+        brings it, so it does not here. Measured once on a processor of this kind it gave 13.0 GB/s with AES-256 in \
+        sectors of 4 KiB, where OpenSSL gave 6.2.";
     let pictures = [
         ("xts", "AES-256-XTS by sector size, 128 KiB a call, GB/s", "xts", "sector"),
         ("gcm", "AES-256-GCM by length of message, GB/s", "gcm", "bytes"),

@@ -268,22 +268,26 @@ fn case(name: &str, unit: &'static str, goal: f64) -> Case {
 
 fn method(effort: &Effort) -> String {
     format!(
-        "{}. A cluster of the lab: Ceph 16.2, one monitor, three OSDs with BlueStore on files, two copies, everything on \
-         loopback and on the same processors as the clients. One image of {SIZE_MIB} MiB with `rbd`'s default features, \
-         written all over. *forebay*: `forebay bench` as it is shipped (`--profile dist`), our client in a process of its own, which sleeps when there is \
-         nothing to do. *librbd*: fio's rbd engine, `rbd cache = false`. In turns, {} rounds of {} s a measurement, the \
-         order turned each round; medians (lowest and highest in parentheses). *per-cpu* divides the requests by the user \
-         and system time of the client's process: of fio and its job, with librbd's threads in it, less what the same fio \
-         uses for a single request; of ours, without its start. fio and `forebay bench` both make the load themselves. *latency* is the reciprocal of the median latency, so that more is better; its goal of 0.9 of \
-         librbd's latency is 1.11 here.\n\n\
-         *messenger-4k-per-cpu*: messages of 4 KiB with their answers, that `perf messenger` exchanges a CPU-second of one \
-         side, beside 4 KiB reads that fio's rados engine does with librados a CPU-second, both at depth 32.\n\n\
-         What was tried and is not in: waiting for several answers with one system call (3 to 9 % less CPU at depth 8, later \
-         answers); polling for 50 us before sleeping (a quarter more CPU at depth 1, no sooner answers, since an OSD takes \
-         longer than that). What is in: parts of a request's encoding written in place, the program linked as a whole (together 9 % at \
-         depth 8); sockets that were drained not looked at before there is something (with the ends of short sends waited for \
-         in the call that waits for the answer, which is out again as it cost tails: 16 % of CPU a 4 KiB read at depth 8 and \
-         4 % at depth 1 on a quiet machine; nothing that could be told from noise for writes and for 4 MiB). At depth 1 two thirds of our time is the kernel's, for a send, a wait and a wake-up a request.\n\n\
+        "{}. A cluster of the lab: Ceph 16.2, one monitor, three OSDs with BlueStore on files, two copies, everything \
+         on loopback and on the same processors as the clients. One image of {SIZE_MIB} MiB with `rbd`'s default \
+         features, written all over. *forebay*: `forebay bench` as it is shipped (`--profile dist`), our client in a \
+         process of its own, which sleeps when there is nothing to do. *librbd*: fio's rbd engine, `rbd cache = \
+         false`. In turns, {} rounds of {} s a measurement, the order turned each round; medians (lowest and highest \
+         in parentheses). *per-cpu* divides the requests by the user and system time of the client's process: of fio \
+         and its job, with librbd's threads in it, less what the same fio uses for a single request; of ours, without \
+         its start. fio and `forebay bench` both generate the load in the measured process. *latency* is the \
+         reciprocal of the median latency, so that more is better; its goal of 0.9 of librbd's latency is 1.11 \
+         here.\n\n\
+         *messenger-4k-per-cpu*: messages of 4 KiB with their answers, that `perf messenger` exchanges a CPU-second of \
+         one side, beside 4 KiB reads that fio's rados engine does with librados a CPU-second, both at depth 32.\n\n\
+         Tried and rejected: waiting for several answers with one system call (3 to 9 % less CPU at depth 8, later \
+         replies); busy-polling for 50 us before sleeping (a quarter more CPU at depth 1, no earlier replies, since an \
+         OSD takes longer than that). In use: parts of a request's encoding written in place, the program linked as a \
+         whole (together 9 % at depth 8); sockets that were drained not looked at before there is something (with the \
+         ends of short sends waited for in the call that waits for the answer, which was removed again as it cost tail \
+         latency: 16 % of CPU a 4 KiB read at depth 8 and 4 % at depth 1 on a quiet machine; no difference beyond \
+         noise for writes and for 4 MiB). At depth 1 two thirds of our time is the kernel's, for a send, a wait and a \
+         wake-up a request.\n\n\
          Repeat it: `cargo xtask bench rados`; with `CEPH_CONF` set, on that cluster's pool `{POOL}`.",
         report::machine(),
         effort.rounds,

@@ -335,12 +335,13 @@ impl Ours {
         writeln!(page, "`cargo xtask bench scale` writes this page.  {}\n", report::machine())?;
         writeln!(
             page,
-            "{} images of 10 GiB on the embedded store, each exported over NBD, each with one connection, all made one after \
-             another through the control socket; then the daemon is killed and started again, and all are exported over NVMe/TCP and iSCSI, too.  *tgt*: Debian's tgtd, {} \
-             targets with a file of 10 GiB each and one thread a unit (`--nr_iothreads 1`); its times are those of three \
-             runs of tgtadm.  *First* and *last* are medians of {COMPARED} operations.  Ceph's NVMe-oF gateway is not \
-             here: by its own issue tracker it ran out of memory at 207 namespaces in 16 GiB.  Memory of closed connections is given \
-             back by a thread of the daemon (decision 28); what stays lies in pages with what lives on.\n",
+            "{} images of 10 GiB on the embedded store, each exported over NBD, each with one connection, all made one \
+             after another through the control socket; then the daemon is killed and started again, and all are \
+             exported over NVMe/TCP and iSCSI, too.  *tgt*: Debian's tgtd, {} targets with a file of 10 GiB each and \
+             one thread a unit (`--nr_iothreads 1`); its times are those of three runs of tgtadm.  *First* and *last* \
+             are medians of {COMPARED} operations.  Ceph's NVMe-oF gateway is not here: by its own issue tracker it \
+             ran out of memory at 207 namespaces in 16 GiB.  A thread of the daemon returns the memory of closed \
+             connections to the system (decision 28), except for pages that also hold live allocations.\n",
             self.volumes, peer.targets
         )?;
         writeln!(page, "```\n{}\n```", lines.join("\n"))?;

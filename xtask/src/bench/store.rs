@@ -29,7 +29,7 @@ const JOBS: &[(Job, &str, f64)] = &[
 /// Bytes written to the device for each byte of uniformly random 4 KiB overwrites, 80 % full.
 const AMPLIFICATION_MAX: f64 = 3.0;
 
-/// Seconds to open a store with 10 GiB in it that was not closed in order.
+/// Seconds to open a store with 10 GiB in it that was not closed cleanly.
 const RECOVERY_SECONDS_MAX: f64 = 2.0;
 
 /// The store's size for that: it is filled to 80 %.

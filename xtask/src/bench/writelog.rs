@@ -386,23 +386,24 @@ fn method(effort: &Effort) -> String {
     let (machine, [ramp, fill], nap) = (report::machine(), RAMPS, nap::NAP.as_micros());
     let ([rate, share], [size, small]) = (RATES, SIZES_MIB);
     format!(
-        "{machine}. fio's nbd engine over a Unix socket, 4 KiB random writes, a flush after each 128, {rounds} rounds of \
-         {seconds} s after {ramp} s of warming up ({fill} s for *-qdN*, which fills the log), with and without the log in \
-         turn; medians (lowest and highest in parentheses). Volumes ({size} MiB; sixteen of {small} MiB but for the first) \
-         are written all over before, and a log is empty when a job begins. Logs have 64 MiB. *ceph* is a real cluster of \
-         {OSDS} OSDs on the same machine, two copies of everything, standing for one on others: it runs only when \
-         fio and the daemon do not want to (SCHED_IDLE), and the OSDs' disks are in memory, not on the log's. *slow* is images in \
-         memory with a pause of 2 ms on every request; such a backend has no tail, so the log is only asked to have \
-         none either. The log is a file on the machine's disk or, in *-pmem*, a mapped \
-         one in memory with all the flushes of persistent memory (the talk's log was in such). *-{rate}-1v*: one volume at {rate} writes a second, 8 at once (the talk's job). *-{share}-{VOLUMES}v*: \
-         {VOLUMES} volumes at {share} a second each, together half of what this cluster takes. Figures are 1 / latency, \
-         so that more is better: the mean, and the 99.99th percentile of the worst volume, beside it that of a thread which \
-         sleeps {nap} us at a time meanwhile and does nothing else (*a nap*: by how much it is woken too late), for what any \
-         thread waits for a processor; a write needs several to be woken. *-qdN*: one volume, as fast \
-         as it goes, N at once. *append-pmem*: appends of 4 KiB by one core to a log in memory (a mapped file in \
-         /dev/shm, with all the flushes of persistent memory), 32 at once, no front, a backend that costs nothing, \
-         against the goals. *append-ssd-qdN*: the same on a file, beside fio's sequential direct writes of 4 KiB to the \
-         same file, each of which lasts when it is answered (RWF_DSYNC).\n\n\
+        "{machine}. fio's nbd engine over a Unix socket, 4 KiB random writes, a flush after each 128, {rounds} rounds \
+         of {seconds} s after {ramp} s of warming up ({fill} s for *-qdN*, which fills the log), with and without the \
+         log in turn; medians (lowest and highest in parentheses). Volumes ({size} MiB; sixteen of {small} MiB but for \
+         the first) are written all over before, and a log is empty when a job begins. Logs have 64 MiB. *ceph* is a \
+         real cluster of {OSDS} OSDs on the same machine, two copies of everything, standing for one on others: it \
+         runs at idle priority (SCHED_IDLE), behind fio and the daemon, and the OSDs' disks are in memory, not on the \
+         log's. *slow* is images in memory with a pause of 2 ms on every request; such a backend has no tail latency, \
+         so the goal for the log is to have none either. The log is a file on the machine's disk or, in *-pmem*, a \
+         mapped one in memory with all the flushes of persistent memory (as in the published measurements that the \
+         first job repeats). *-{rate}-1v*: one volume at {rate} writes a second, 8 at once (the published job). \
+         *-{share}-{VOLUMES}v*: {VOLUMES} volumes at {share} a second each, together half of what this cluster takes. \
+         Figures are 1 / latency, so that more is better: the mean, and the 99.99th percentile of the worst volume, \
+         beside it that of a thread which sleeps {nap} us at a time meanwhile and does nothing else (*a nap*: its \
+         wake-up latency), as a measure of how long any thread waits for a processor; a write needs several wake-ups. \
+         *-qdN*: one volume at full speed, N at once. *append-pmem*: appends of 4 KiB by one core to a log in memory \
+         (a mapped file in /dev/shm, with all the flushes of persistent memory), 32 at once, no front, a backend \
+         without cost, against the goals. *append-ssd-qdN*: the same on a file, beside fio's sequential direct writes \
+         of 4 KiB to the same file, each of which is durable when it completes (RWF_DSYNC).\n\n\
          Repeat it: `cargo xtask bench writelog`; shorter: `--rounds 1 --seconds 2`.",
     )
 }

@@ -196,19 +196,19 @@ fn page(all: &[Mutant], kept: &BTreeMap<String, Value>) -> Result<String> {
 const HEAD: &str = "# Planted faults
 
 `cargo xtask mutants` plants each fault of a kept list (`xtask/src/mutants/list`) into a copy of the source, builds the
-stages that should notice it, the cheapest first, and runs them until one does. It ends with an error when a fault
-survives that the list does not argue to be equivalent, and when one is noticed that it does.
+test stages that should notice it, the cheapest first, and runs them until one does. It fails when a fault survives that
+the list does not declare equivalent, or when one is noticed that it does.
 
-- Faults are planted one at a time, in `target/mutants/tree`, which has its own build folder beside it: nobody's source is
-  touched, and only what a fault changes is built anew.
+- Faults are planted one at a time, in `target/mutants/tree`, which has its own build folder beside it: the working tree
+  is not changed, and only what a fault changes is rebuilt.
 - Every stage runs once without a fault first, and must pass.
-- A stage that takes six times as long as without a fault, and 30 s at least, hangs: that is noticed, too. Its processes
-  are ended as a group. A stage has 8 GB of addresses.
+- A stage that takes six times as long as without a fault, and 30 s at least, is stopped; the fault counts as noticed.
+  Its processes are ended as a group. Its address space is limited to 8 GB.
 - `--only ID,...` and `--area NAME` choose; `--list` lists; `--format json` is for programs. `--document` writes this page
   from the last result of each fault, and those results into `mutants.json` beside it.
-- `cargo xtask check` looks whether every fault can still be planted: its text must be in its file exactly once.
+- `cargo xtask check` verifies that every fault can still be planted: its text must be in its file exactly once.
 
-The tables have the last result of each fault, of runs of one area after the other on a machine of two cores that others
-used too, with unit and integration tests in debug builds and the simulator in release. *After* counts the seconds that
-stages ran until one noticed, those included that did not.
+The tables have the last result of each fault, of runs of one area after the other on a machine of two cores that other
+programs used too, with unit and integration tests in debug builds and the simulator in release. *After* counts the
+seconds of all stages that ran until one noticed the fault.
 ";
