@@ -23,7 +23,7 @@ dist:
 	@scripts/setup build
 	@cargo build --profile dist -p forebay
 
-# As root after `make dist` as somebody else, nothing is built: root may have no compiler.
+# As root after `make dist` as another user, nothing is built: root may have no compiler.
 install: $(if $(filter $(TARGET_DIR)/dist/forebay,$(PROGRAM)),$(if $(wildcard $(PROGRAM)),$(if $(shell command -v cargo),dist),dist))
 	@$(PLACES) PROGRAM='$(PROGRAM)' scripts/install
 

@@ -163,7 +163,7 @@ echo "InitiatorName=iqn.2026-11.io.forebay:guest-initiator" >/etc/iscsi/initiato
 iscsid -f >/run/iscsid.log 2>&1 &
 printf '[authenticate]\nkeyrings=.nvme\n' >/run/tlshd.conf
 tlshd -s -c /run/tlshd.conf >/run/tlshd.log 2>&1 &
-# Addresses that configurations name, and that discovery tells of hosts that listen everywhere.
+# Addresses that configurations name, and that discovery returns of hosts that listen on all addresses.
 for address in 192.0.2.7 10.17.23.10; do ip address add "$address/24" dev lo; done
 
 last=''

@@ -43,7 +43,7 @@ both() { # ROUND CASE WORDS...
     esac
   done
 }
-# Once from end to end, so that nobody reads what was never written.
+# Once from end to end, so that no read hits data that was never written.
 for uri in "$OURS" "nvme+tcp://127.0.0.1:4420/$NQN#1"; do
   "$LOAD" "$uri" --pattern write --block 1048576 --depth 4 --once >/dev/null
 done

@@ -2,7 +2,7 @@
 # A client of NBD that remembers what it was promised: guest-promises.pl SOCKET EXPORT PROMISED EVERY
 #
 # First every block is read: it must hold its own number and one version throughout, no older than the file PROMISED
-# says (lines `promised EXPORT BLOCK VERSION`).  Then blocks are written until somebody ends it, with a flush after EVERY
+# says (lines `promised EXPORT BLOCK VERSION`).  Then blocks are written until the process ends, with a flush after EVERY
 # writes (0: never); once a write was answered, or the flush after it, its line goes to standard output.
 use strict;
 use warnings;

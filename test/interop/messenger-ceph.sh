@@ -41,7 +41,7 @@ for mode in crc secure; do
   echo "ok messenger-ceph: $mode mode, five times more"
 done
 
-# Somebody else's key: the right form, the wrong bytes.
+# Another user's key: the right form, the wrong bytes.
 WRONG=AQAAAAAAAAAAABAABwcHBwcHBwcHBwcHBwcHBw==
 ask admin "$WRONG" secure && fail "a wrong key was taken"
 grep -q 'refuses' "$WORK/out" || fail "a wrong key has no reason"

@@ -23,7 +23,7 @@ control() { local name=$1; shift; limit 90 "$FOREBAY" --control "$WORK/$name/con
 attach() {
   URIS[$1]=$(control "$1" attach rbd/two --nvme --nsid 1 --uuid $UUID 2>"$WORK/out") || fail "attaching at $1"
 }
-# As it is told by who was started anew: exports come back by themselves, at another port.
+# A restarted daemon prints it: exports are served again, at another port.
 again() { URIS[$1]=$(control "$1" --format json targets 2>"$WORK/out" | jq -r '.. | .uri? // empty' | head -n 1); [[ -n ${URIS[$1]} ]]; }
 crash() { local name; for name; do kill -9 "${PIDS[$name]}"; wait "${PIDS[$name]}" 2>/dev/null; done; }
 

@@ -83,7 +83,7 @@ ask "$FOREBAY" detach rbd/modes
 stop_daemon
 ok "a volume in use waits for OSDs with other modes, and goes on when they take its mode again"
 
-# Timeouts report: the OSDs are gone, and whoever reads is told; when they are back, reading goes on.
+# Timeouts are reported: the OSDs are down, and reads fail; when they are back, reads work again.
 ask ceph config set client rados_osd_op_timeout 3
 start_daemon
 ask "$FOREBAY" create rbd/timed --size 32M
@@ -179,7 +179,7 @@ done
 ok "monitors from the name service, in this machine's domain and in another"
 "$LAB/ceph-cluster" down >/dev/null 2>&1
 
-# A cluster that asks nobody for proof.
+# A cluster without authentication.
 gone() {
   local pid
   for pid in $(cat "$CLUSTER_DIR"/run/*.pid 2>/dev/null); do ! kill -0 "$pid" 2>/dev/null || return 1; done

@@ -111,7 +111,7 @@ goes_on 60 "an OSD that is back"
 without_error "a pause, and an OSD killed"
 ok "a pause ends by itself; an OSD killed and started"
 
-# Each monitor goes once; whoever is left tells of what changes.
+# Each monitor is down once; the others report changes.
 for name in a b c; do
   ask "$LAB/ceph-cluster" kill-mon "$name"
   port=$((MON_PORT + $(printf '%d' "'$name") - 97))
@@ -147,7 +147,7 @@ stop_hammer "the network cut"
 verified "the network cut"
 ok "the network cut four times: writes go on, nothing acknowledged is lost"
 
-# Cut for longer than a silent peer is taken for one that is there: sessions end on our side, and are made anew.
+# Cut for longer than the keepalive timeout: sessions end on our side and are opened again.
 hammer work ip netns exec "$NET"
 ask ip link set "$NET" down
 await 90 "a silent OSD is taken for gone" says "$WORK/hammer.log" 'session with an OSD is lost.*the peer is silent'
@@ -230,7 +230,7 @@ await 60 "requests without a session are refused" says "$SAID" '^error Denied'
 stop_hammer "a key revoked"
 ok "a key revoked: $(grep -m 1 '^error Denied' "$SAID")"
 
-# Fenced: the volume says so; attached anew it goes on as another client.
+# Fenced: the volume reports it; attached again it works as another client.
 await 120 "the cluster is clean" is_clean
 start_daemon --log-level info
 ask "$FOREBAY" create rbd/fenced --size 16M
@@ -248,8 +248,8 @@ await 30 "a fenced client's write fails" fenced
 "$FOREBAY" targets --format json >"$WORK/out" 2>&1
 says "$WORK/out" 'forebay detach rbd/fenced' || fail "what to do about a fenced volume"
 ask "$FOREBAY" detach rbd/fenced
-uri=$("$FOREBAY" attach rbd/fenced --nbd 2>"$WORK/out") || fail "attaching anew"
-write || fail "writing after it was attached anew"
-shows_fenced && fail "an export that was attached anew is shown as fenced"
-says "$WORK/daemon.log" 'connecting as a new client' || fail "the daemon does not say that it begins anew"
+uri=$("$FOREBAY" attach rbd/fenced --nbd 2>"$WORK/out") || fail "attaching again"
+write || fail "writing after it was attached again"
+shows_fenced && fail "an export that was attached again is shown as fenced"
+says "$WORK/daemon.log" 'connecting as a new client' || fail "the daemon does not log that it connects as a new client"
 ok "a fenced client's requests fail; a volume that is attached anew is a new client's"

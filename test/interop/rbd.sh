@@ -346,7 +346,7 @@ ask rbd migration commit --no-progress rbd/moved
 for image in journaled striped moved; do ask rbd rm --no-progress rbd/$image; done
 ok "striping, migration and journaling are refused once, for reading and for writing; a journaled image is read"
 
-# An image that rbd has encrypted is attached as it is, and whoever does so is told.
+# An image that rbd has encrypted is attached unchanged, with a warning.
 echo secret >"$WORK/passphrase"
 for version in 1 2; do
   ask rbd create --size 24M rbd/locked
@@ -416,7 +416,7 @@ ask "$FOREBAY" import --no-progress --order 20 "$WORK/model" rbd/bytes
 usage() { "$@" --format json 2>/dev/null | jq '.images[0].used_size'; }
 used=$(usage rbd du rbd/bytes --exact)
 [[ $used -gt 0 && $(usage "$FOREBAY" du rbd/bytes --exact) == "$used" ]] || fail "du --exact"
-# Somebody reads, and is seen to watch.
+# A reader is listed as a watcher.
 fio --name=s --ioengine=rbd --pool=rbd --rbdname=plain --rw=randread --bs=4k --size=4M --time_based --runtime=60 >/dev/null 2>&1 &
 FIO=$!
 is_watched() { [[ $(rbd status rbd/plain) == *client.* ]]; }
@@ -443,14 +443,14 @@ FOREBAY_DATA=$WORK/nothing limit 60 "$FOREBAY" ls rbd --keyring "$WORK/wrong.key
 [[ $? == 10 ]] && grep -q 'refuses client.admin' "$WORK/out" && grep -q 'ceph auth get' "$WORK/out" || fail "words about a wrong key"
 ok "ls, info, du and status print what rbd prints, key for key and column for column"
 
-# Write logs in front of the cluster's images, when nobody serves these.
+# Write logs in front of the cluster's images, when no daemon serves these.
 logged() { "$FOREBAY" --format json log info "rbd/$1" 2>"$WORK/out" | jq -r "$2"; }
 for image in saved lost; do
   ask "$FOREBAY" create "rbd/$image" --size 8M
   uri=$(limit 60 "$FOREBAY" attach "rbd/$image" --nbd --log "ssd:$WORK/logs:16M:age=60m" 2>"$WORK/out") || fail "a log before rbd/$image"
   ask qemu-io -f raw -c "write -P 0x71 64k 4k" -c flush "$uri"
 done
-# What a log has answered is not in the image yet: nobody else may write there, nor take a snapshot without it.
+# What a log has answered is not in the image yet: no other client may write there, nor take a snapshot without it.
 their_write() { limit 30 rbd bench --io-type write --io-size 4096 --io-threads 1 --io-total 4096 "$1" >"$WORK/out" 2>&1; }
 their_write rbd/saved && fail "rbd writes beside a log"
 limit 30 rbd snap create --no-progress rbd/saved@beside >"$WORK/out" 2>&1 && fail "rbd takes a snapshot without what is in a log"
@@ -460,7 +460,7 @@ DAEMON=
 head -c $((8 << 20)) /dev/zero >"$WORK/empty"
 theirs rbd/saved "$WORK/empty" "what is in the log alone"
 ask "$FOREBAY" log ls
-[[ $(grep -Ec '^rbd/(saved|lost) ' "$WORK/out") == 2 ]] || fail "the logs of images that nobody serves"
+[[ $(grep -Ec '^rbd/(saved|lost) ' "$WORK/out") == 2 ]] || fail "the logs of images that no daemon serves"
 for image in saved lost; do
   [[ $(logged $image .dirty_bytes) == 4096 ]] || fail "how much is dirty of rbd/$image"
   [[ $(logged $image .dirty_since_ms) -gt 0 ]] || fail "since when rbd/$image is dirty"

@@ -8,7 +8,7 @@
 LAB=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$LAB/limits.sh"
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/$NAME.XXXXXX")
-# Ports below 32768: others may have been given to somebody's outgoing connection.
+# Ports below 32768: others may be in use by an outgoing connection.
 export LAB CLUSTER_DIR=$WORK/cluster MON_PORT=$((12000 + RANDOM % 10000)) MON_V1_PORT=$((22000 + RANDOM % 10000))
 export CEPH_CONF=$CLUSTER_DIR/ceph.conf
 DAEMON=

@@ -22,8 +22,8 @@ impl Cluster {
         Self::start_in(&shell::target(), osds, false)
     }
 
-    /// The one that `CEPH_CONF` names, or one of the lab's that has its disks in memory and only gets what others leave of
-    /// the processors, as if it were on other machines.
+    /// The one that `CEPH_CONF` names, or one of the lab's that has its disks in memory and only gets what others
+    /// leave of the processors, as if it were on other machines.
     pub fn named_or_apart(osds: u32) -> Result<Self> {
         Self::named().map_or_else(|| Self::start_in(Path::new("/dev/shm"), osds, true), Ok)
     }

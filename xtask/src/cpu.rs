@@ -9,7 +9,7 @@ const TICKS: u64 = 100;
 /// Meter of the CPU time of all processes with one environment entry, those that have ended included.
 ///
 /// A process that ends between two samples is known by what its parent, having waited for it, counts as its children's
-/// time.  One that ends unseen, and whose parent waits for nobody, is not counted.
+/// time.  One that ends unseen, and whose parent waits for no child, is not counted.
 pub struct CpuMeter {
     entry: Vec<u8>,
     /// Processes that were looked at, and whether they carry the mark.

@@ -1,9 +1,9 @@
 //! Quiet time: wall-clock time divided by how much longer a bare thread takes than on a quiet machine.
 //!
-//! Limits of tests are in quiet time.  On a quiet machine it passes as any clock does; on one whose processors are taken
-//! by others for 80 % of the time it passes five times more slowly, so that a limit of 10 s still allows what takes 10 s
-//! of a quiet machine.  A bare thread measures it: every [`PERIOD`] it wakes up, does a fixed piece of work, and compares
-//! how long both took with the fastest run of that work so far (docs/design/test-runs.md).
+//! Limits of tests are in quiet time.  On a quiet machine it passes as any clock does; on one whose processors are
+//! taken by others for 80 % of the time it passes five times more slowly, so that a limit of 10 s still allows what
+//! takes 10 s of a quiet machine.  A bare thread measures it: every [`PERIOD`] it wakes up, does a fixed piece of
+//! work, and compares how long both took with the fastest run of that work so far (docs/design/test-runs.md).
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -17,8 +17,8 @@ use anyhow::{Context, Result};
 
 /// Time between two samples.
 const PERIOD: Duration = Duration::from_millis(400);
-/// Work of a sample, on a quiet machine: longer than the scheduler's time slice, so that it meets whoever else wants to
-/// run, and 1 % of the period.
+/// Work of a sample, on a quiet machine: longer than the scheduler's time slice, so that it meets other tasks that
+/// want to run, and 1 % of the period.
 const WORK: Duration = Duration::from_millis(4);
 /// Samples that a slowdown is averaged over.
 const WINDOW: usize = 10;
@@ -59,8 +59,8 @@ struct Reading {
 }
 
 impl Reading {
-    /// Quiet time at `now`.  Between two samples it goes on at the last slowdown, but not for longer than two periods: a
-    /// clock that is not even woken does not know how slow the machine is.
+    /// Quiet time at `now`.  Between two samples it goes on at the last slowdown, but not for longer than two periods:
+    /// a clock that is not even woken does not know how slow the machine is.
     fn quiet_at(&self, now: Instant) -> Duration {
         self.quiet + now.saturating_duration_since(self.at).min(2 * PERIOD).div_f64(self.slowdown)
     }

@@ -240,8 +240,8 @@ pub fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// Returns a port of 127.0.0.1 that no process listens on, below the range of outgoing connections, so that none of these
-/// takes it before the caller listens on it.
+/// Returns a port of 127.0.0.1 that no process listens on, below the range of outgoing connections, so that none of
+/// these takes it before the caller listens on it.
 pub fn free_port() -> Result<u16> {
     static TAKEN: AtomicU64 = AtomicU64::new(0);
     let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| u64::from(now.subsec_nanos()));

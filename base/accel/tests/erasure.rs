@@ -287,7 +287,7 @@ proptest! {
         }
     }
 
-    /// Checks that updating parity after a partial change gives the same result as encoding anew.
+    /// Checks that updating parity after a partial change gives the same result as encoding again.
     #[test]
     fn updates_agree_with_encoding_afresh(
         (construction, k, m) in shapes(), len in 1usize..3000, seed: u64, chunk in 0usize..32, at in 0usize..3000,

@@ -23,7 +23,7 @@ pub struct BufMut {
     cap: usize,
 }
 
-// SAFETY: it refers to memory that its block keeps alive and nobody else writes, on any thread.
+// SAFETY: it refers to memory that its block keeps alive and that no other thread writes.
 unsafe impl Send for BufMut {}
 // SAFETY: as above; shared access only reads.
 unsafe impl Sync for BufMut {}
@@ -196,7 +196,7 @@ pub struct Buf {
     len: usize,
 }
 
-// SAFETY: it refers to memory that its block keeps alive and nobody writes, on any thread.
+// SAFETY: it refers to memory that its block keeps alive and that no thread writes.
 unsafe impl Send for Buf {}
 // SAFETY: as above.
 unsafe impl Sync for Buf {}
@@ -268,8 +268,8 @@ impl Buf {
         if !self.block.is_unique() {
             return None;
         }
-        // SAFETY: the only reference to the block is this buffer's, which is borrowed uniquely, so nobody else reads or
-        // writes it or can get to a reference while the slice lives; all of it is initialised memory.
+        // SAFETY: the only reference to the block is this buffer's, which is borrowed uniquely, so no other code reads
+        // or writes it or can get to a reference while the slice lives; all of it is initialised memory.
         Some(unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) })
     }
 
@@ -296,7 +296,7 @@ impl Deref for Buf {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the BufMut gave this part up when it was frozen or split off, so nobody writes to it, and the
+        // SAFETY: the BufMut gave this part up when it was frozen or split off, so it is not written any more, and the
         // reference count keeps the memory alive.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }

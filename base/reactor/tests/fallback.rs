@@ -109,7 +109,8 @@ fn little_locked_memory() {
     // SAFETY: a valid limit to read from; the second call has no pointers.
     unsafe {
         assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &little), 0);
-        // The limit does not bind root, so become nobody; this fails for other users, whom the limit binds already.
+        // The limit does not bind root, so become the user `nobody`; this fails for other users, whom the limit binds
+        // already.
         libc::setuid(65_534);
     }
     Reactor::system(DriverChoice::Uring).expect("io_uring").block_on(async {

@@ -73,8 +73,8 @@ pub struct GlobalArgs {
     #[arg(long, global = true)]
     pub no_progress: bool,
 
-    /// Filter of log messages on standard error [default: FOREBAY_LOG]: error, warn, info, debug, trace, or a filter such as
-    /// `info,forebay_nbd=debug`
+    /// Filter of log messages on standard error [default: FOREBAY_LOG]: error, warn, info, debug, trace, or a filter
+    /// such as `info,forebay_nbd=debug`
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log_level: Option<String>,
 
@@ -163,8 +163,8 @@ pub enum CliCommand {
 
     /// Show whether the daemon is ready and what it serves, or list the watchers of an image
     ///
-    /// Exits with 0 when the daemon is ready and with 4 when none answers.  With an image it lists, as 'rbd status' does, the
-    /// clients that have the image open; no daemon is needed for that.
+    /// Exits with 0 when the daemon is ready and with 4 when none answers.  With an image it lists, as 'rbd status'
+    /// does, the clients that have the image open; no daemon is needed for that.
     #[command(after_help = "Examples:\n  forebay status --format json\n  forebay status rbd/disk1")]
     Status(MaybeImage),
 
@@ -224,8 +224,8 @@ pub enum CliCommand {
 
     /// Benchmark an image from this process
     ///
-    /// Beside a running daemon it is a client of the Ceph cluster of its own; images of the pool 'local' can be measured
-    /// when no daemon has the store.  Writes overwrite what is in the image.
+    /// Beside a running daemon it is a client of the Ceph cluster of its own; images of the pool 'local' can be
+    /// measured when no daemon has the store.  Writes overwrite what is in the image.
     #[command(
         after_help = "Example:\n  forebay bench rbd/disk1 --io-type read --io-pattern rand --io-size 4K --depth 32"
     )]
@@ -261,8 +261,8 @@ pub enum CliCommand {
 
     /// Reload access-control settings: hosts, secrets and keys, from the configuration and the files that it names
     ///
-    /// Hosts that are not allowed any more are disconnected, once their requests in flight are done.  Other settings need
-    /// a restart.
+    /// Hosts that are not allowed any more are disconnected, once their requests in flight are done.  Other settings
+    /// need a restart.
     #[command(after_help = "Example:\n  forebay reload")]
     Reload,
 

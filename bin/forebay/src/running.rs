@@ -134,7 +134,8 @@ pub fn either(controls: &[PathBuf]) -> String {
     controls.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or ")
 }
 
-/// Advises what to do when no daemon answers where a command looked: names those that run elsewhere, or else `otherwise`.
+/// Advises what to do when no daemon answers where a command looked: names those that run elsewhere, or else
+/// `otherwise`.
 pub fn advise(otherwise: &str) -> String {
     advise_of(&daemons(), otherwise)
 }

@@ -66,8 +66,8 @@ fn escaped(c: char) -> String {
     format!("\\u{{{:x}}}", u32::from(c))
 }
 
-/// Returns whether a character has no shape of its own or changes the direction of those around it (Unicode's format characters,
-/// fillers and variation selectors).
+/// Returns whether a character has no shape of its own or changes the direction of those around it (Unicode's format
+/// characters, fillers and variation selectors).
 fn is_invisible(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'

@@ -84,8 +84,8 @@ impl Timestamp {
     }
 }
 
-/// Returns the time zone of this process, read once; `None`: UTC, as C's library has it where nothing is said or what is said
-/// is wrong.
+/// Returns the time zone of this process, read once; `None`: UTC, as C's library has it where nothing is said or what
+/// is said is wrong.
 fn local_zone() -> Option<&'static TimeZone> {
     static ZONE: OnceLock<Option<TimeZone>> = OnceLock::new();
     let read = || match std::env::var("TZ") {

@@ -196,7 +196,7 @@ fn a_target_has_units_and_initiators_of_its_own() {
     let all = site.json(&["iscsi-target", "ls"]);
     let names: Vec<&Value> = all.as_array().expect("a list").iter().map(|target| &target["name"]).collect();
     assert_eq!(names, [&json!(default), &json!(TARGET)]);
-    // Without any initiator on its list, a target is for nobody.
+    // Without any initiator on its list, a target admits none.
     site.run(&["iscsi-target", "deny", "--target", TARGET, CAROL]).ok();
     let addr = address(&site, "iscsi");
     on_reactor(async { assert!(Initiator::login(&addr, &Options::new(TARGET, CAROL)).await.is_err()) });

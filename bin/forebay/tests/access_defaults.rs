@@ -99,7 +99,7 @@ fn an_initiator_that_is_added_proves_what_the_others_do() {
         let refused = refusal(&address(&daemon.site, "iscsi"), &target, CAROL);
         assert!(refused.contains(AUTHENTICATION_FAILED), "{target}: {refused:?}");
     }
-    // After a start without the file nobody is let in there; with it everything is as before.
+    // After a start without the file no host is admitted there; with it everything is as before.
     daemon.restart();
     assert!(refusal(&address(&daemon.site, "iscsi"), TARGET, CAROL).contains("0x0202"));
     fs::rename(daemon.site.path("elsewhere"), &secret).expect("moved back");
@@ -126,7 +126,7 @@ fn the_last_host_of_the_default_subsystem_is_not_denied_into_a_list_of_everybody
     let iqn = daemon.iqn();
     assert!(refusal(&address(&daemon.site, "iscsi"), &iqn, CAROL).contains("0x0202"));
     assert_eq!(refusal(&address(&daemon.site, "iscsi"), &iqn, DAVE), "");
-    // The only host of the list cannot be read: that opens the subsystem to nobody.
+    // The only host of the list cannot be read: the subsystem then admits no host.
     expose(&secret, 0o644);
     daemon.restart();
     assert_eq!((daemon.admission(ALICE), daemon.admission(BOB)), (Admission::Refused, Admission::Refused));
@@ -136,7 +136,8 @@ fn the_last_host_of_the_default_subsystem_is_not_denied_into_a_list_of_everybody
     assert_eq!((daemon.admission(ALICE), daemon.admission(BOB)), (Admission::Refused, Admission::Asked));
 }
 
-/// A host that is listed by its name, and was given a secret: it is not let in by its name alone when that is unreadable.
+/// A host that is listed by its name, and was given a secret: it is not let in by its name alone when that is
+/// unreadable.
 #[test]
 fn a_secret_that_cannot_be_read_does_not_fall_back_to_a_name() {
     let mut daemon = Configured::new(&format!("[nvme-subsystem]\nhosts = ['{ALICE}', '{BOB}']\n"));

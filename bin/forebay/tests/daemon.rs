@@ -212,7 +212,7 @@ fn what_is_exported_stays_and_what_is_detached_goes() {
     let host = Nbd::connect(&nbd_socket(&site), "local/x").expect("connected");
     let said = site.run(&["detach", "x"]).fails(6);
     assert!(said.contains("1 connection"), "{said}");
-    // Forced, whoever is connected is disconnected; the export is gone at once.
+    // With --force, connected hosts are disconnected; the export is gone at once.
     site.run(&["create", "z", "--size", "1G"]).ok();
     site.run(&["attach", "z", "--nbd"]).ok();
     let forced = Nbd::connect(&nbd_socket(&site), "local/z").expect("connected");

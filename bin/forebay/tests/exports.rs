@@ -59,7 +59,7 @@ fn error(target: &Value) -> String {
 /// Asks for an export over the API.
 fn post(site: &Site, request: &Value) -> (u16, Value) {
     let body = request.to_string();
-    // What ends the head is added by whoever sends it, so the body follows an empty line of its own.
+    // What ends the head is added by the sender, so the body follows an empty line of its own.
     let ask = format!("POST /v1/targets\ncontent-type: application/json\ncontent-length: {}\n\n{body}", body.len());
     let (status, body) = site.http(&ask);
     (status, serde_json::from_str(&body).unwrap_or(Value::String(body)))

@@ -77,7 +77,7 @@ fn a_log_is_looked_after_when_its_image_is_not_open() {
         client.write(1 << 20, &content(64 << 10, 7));
         client.flush();
     }
-    // As after a power failure: nobody has the images open, and the daemon does not run.
+    // As after a power failure: no client has the images open, and the daemon does not run.
     site.kill();
     let logs = site.json(&["log", "ls"]);
     assert_eq!(logs.as_array().map(Vec::len), Some(2), "{logs}");

@@ -1,4 +1,4 @@
-//! The daemon when nobody takes what it logs: it goes on serving, counts what was dropped, and says so afterwards.
+//! The daemon when its log is not read: it keeps serving, counts dropped lines, and logs their number afterwards.
 
 mod common;
 
@@ -72,7 +72,7 @@ fn a_reader_that_has_stopped_stops_nothing_and_is_told_what_it_missed() {
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     let mut site = Site::new();
     site.start_with(CHATTY, writer);
-    // Nobody reads, as with a journal that is stopped: the pipe fills, then the queue in front of it.
+    // The log is not read, as with a stopped journal: the pipe fills, then the queue in front of it.
     wait_until("lines are dropped", || {
         fill_log(&site);
         dropped(&site) > 0

@@ -239,7 +239,7 @@ fn init_keeps_what_others_have_there_and_names_it() {
     for (at, (what, parts)) in parts.into_iter().enumerate() {
         is_kept(&site, &image(&site, &format!("image{at}"), parts), 5, what);
     }
-    // A short text is somebody's, too.
+    // A short text counts as data, too.
     let note = site.path("note");
     std::fs::write(&note, "remember the milk\n").expect("written");
     is_kept(&site, &note, 5, "unknown data at byte 0");

@@ -123,7 +123,7 @@ fn an_import_that_is_cut_off_leaves_nothing() {
     let mut stdin = child.stdin.take().expect("its input");
     stdin.write_all(&content(4 << 20, 6)).expect("sent");
     wait_until("the import has begun", || site.json(&["ls"]) == json!(["half"]));
-    // It is there, and nobody else may have it.
+    // It exists, and no other command may use it.
     let said = site.run(&["export", "half", "-"]).fails(6);
     assert!(said.contains("being made"), "{said}");
     site.run(&["rm", "half"]).fails(6);

@@ -133,7 +133,7 @@ fn a_withdrawn_namespace_is_let_go_of_as_soon_as_its_last_command_ends() {
         let waited = leaving.await.as_nanos() - ended.as_nanos();
         assert!(waited < 200_000, "{waited} ns after the end of the command");
         assert!(host.pdu().await.expect("an answer").response().1.is_success());
-        // No waiter is left behind, and a namespace that nobody uses is let go of at once.
+        // No waiter is left behind, and an unused namespace is released at once.
         soon(server.let_go(&subsystem(&server), NSID)).await.expect("nothing to wait for");
     });
 }

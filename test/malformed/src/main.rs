@@ -1,9 +1,9 @@
 //! Sessions that go wrong, by the million, against a real daemon: none of them may crash it, make it hold on to
 //! anything, or disturb another one.
 //!
-//! Each session is what an initiator would send, with a few things gone wrong by a seed.  It ends in one of three ways: in
-//! order, with the target given the last word; cut; or with what is still to come left unread.  Beside them a calm
-//! session goes on.  Memory and file descriptors are looked at when a tenth is over, at half, and at the end.
+//! Each session is what an initiator would send, with a few things gone wrong by a seed.  It ends in one of three
+//! ways: in order, with the target given the last word; cut; or with what is still to come left unread.  Beside them a
+//! calm session goes on.  Memory and file descriptors are looked at when a tenth is over, at half, and at the end.
 
 mod iscsi;
 mod mutate;

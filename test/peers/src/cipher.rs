@@ -89,7 +89,7 @@ impl OpenSsl {
 
 impl Drop for OpenSsl {
     fn drop(&mut self) {
-        // SAFETY: it is alive and nobody else has it.
+        // SAFETY: it is alive, and there is no other reference to it.
         unsafe { (self.free)(self.context) };
     }
 }

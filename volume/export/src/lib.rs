@@ -1,4 +1,5 @@
-//! Exports of volumes: their life, their numbers, request counters, and in-flight changes that a change of reservations or of a write log drains.
+//! Exports of volumes: their life, their numbers, request counters, and in-flight changes that a change of
+//! reservations or of a write log drains.
 //!
 //! Nothing here opens an image or listens for hosts. The daemon puts these parts between volumes and fronts:
 //!

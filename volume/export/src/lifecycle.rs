@@ -12,7 +12,8 @@
 //!
 //! | invariant | |
 //! |---|---|
-//! | L1 | one task at most opens the image of an export: the one for which [`begin`](ExportLifecycle::begin) or [`retry`](ExportLifecycle::retry) returned `true` |
+//! | L1 | one task at most opens the image of an export: the one for which [`begin`](ExportLifecycle::begin) or
+//! [`retry`](ExportLifecycle::retry) returned `true` |
 //! | L2 | an export that is being detached is not opened again, and the task that opens it does not serve it |
 //! | L3 | an export whose detaching fails is served, opened, or has a failure to show: it is not idle |
 

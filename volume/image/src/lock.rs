@@ -4,7 +4,7 @@
 //! ```text
 //!           a write               got it             caught up
 //! Unlocked ----------> Acquiring ---------> Opening -----------> Locked
-//!    ^                     | failed            | failed             | somebody asks; the image is closed
+//!    ^                     | failed            | failed             | another client requests it; the image is closed
 //!    |<--------------------+<------------------+                    v
 //!    +----------------------------------------------------------- Releasing
 //!                         given up, or lost

@@ -190,7 +190,7 @@ fn a_log_that_the_record_does_not_name_any_more_is_never_written_back() {
         sleep(LONG).await;
         assert_eq!((inner.writes.get(), owner.attempts.get()), (0, 1));
         assert!(matches!(log.mode(), Mode::Failed(_)));
-        // Nor when somebody wants it to be: another host may have written the volume since.
+        // Nor on request: another host may have written the volume since.
         assert_eq!(log.drain().await.expect_err("drained").kind(), ErrorKind::Fenced);
         assert_eq!(log.cut().await.err().map(|error| error.kind()), Some(ErrorKind::Fenced));
         assert_eq!(log.shrink(4096).await.err().map(|error| error.kind()), Some(ErrorKind::Fenced));

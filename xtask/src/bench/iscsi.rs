@@ -1,8 +1,8 @@
 //! Forebay over iSCSI against tgtd: volumes in memory, and volumes in files.
 //!
 //! One processor for the targets and one for the host.  Four hosts: libiscsi's `iscsi-perf`, fio and QEMU with the same
-//! library, which cost more than the target does and so say what a guest sees, and our own, which asks its socket again and again and so says
-//! what the target gives.
+//! library, which cost more than the target does and so say what a guest sees, and our own, which asks its socket
+//! again and again and so says what the target gives.
 
 use std::path::Path;
 use std::process::Command;

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail};
 /// Sleep of the thread: 2,000 wake-ups per second, the write rate of the benchmark's first job.
 pub const NAP: Duration = Duration::from_micros(500);
 
-/// Does the work, and says how late a thread that only slept meanwhile was woken: the 99.99th percentile in microseconds.
+/// Does the work, and says how late a thread that only slept meanwhile was woken: the 99.99th percentile in
+/// microseconds.
 pub fn beside<T>(work: impl FnOnce() -> T) -> Result<(T, f64)> {
     let stop = AtomicBool::new(false);
     let (done, late) = thread::scope(|scope| {

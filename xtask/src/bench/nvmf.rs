@@ -1,5 +1,5 @@
-//! Volumes in memory over NVMe/TCP with our own initiator, against what was asked for, against our own NBD and iSCSI, and
-//! in a guest against the kernel's target.
+//! Volumes in memory over NVMe/TCP with our own initiator, against what was asked for, against our own NBD and iSCSI,
+//! and in a guest against the kernel's target.
 //!
 //! One processor for the daemon and one for the host.
 

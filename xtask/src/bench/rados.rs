@@ -154,8 +154,8 @@ fn fio(conf: &Path, job: &Job) -> std::process::Command {
     fio
 }
 
-/// One run of fio.  Its own report counts the thread of its job only, and none of librbd's; what its processes have used
-/// is told when they have ended, and what they use for starting and a single request is taken off.
+/// One run of fio.  Its own report counts the thread of its job only, and none of librbd's; what its processes have
+/// used is told when they have ended, and what they use for starting and a single request is taken off.
 fn theirs(mut fio: std::process::Command, reads: bool, idle: f64, seconds: f64) -> Result<Outcome> {
     fio.args([format!("--runtime={seconds}"), "--time_based".into()]);
     let before = children_cpu_seconds()?;

@@ -1,5 +1,5 @@
-//! Very many volumes on one daemon: memory by volume, export and connection, what the last of them takes beside the first,
-//! the start, the idle processor; beside tgt with as many targets as it takes in the time.
+//! Very many volumes on one daemon: memory by volume, export and connection, what the last of them takes beside the
+//! first, the start, the idle processor; beside tgt with as many targets as it takes in the time.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,8 +18,8 @@ use crate::shell::{self, Process, Scratch};
 
 /// Volumes, exports and connections, if nothing else is asked for.
 const VOLUMES: u64 = 10_000;
-/// Fronts over which volumes are exported after the restart, beside NBD, and how many at most: an NVMe subsystem has ids
-/// for 8,192 namespaces.
+/// Fronts over which volumes are exported after the restart, beside NBD, and how many at most: an NVMe subsystem has
+/// ids for 8,192 namespaces.
 const FURTHER_FRONTS: [(&str, u64); 2] = [("nvme", 8192), ("iscsi", 16_384)];
 /// Targets that tgt gets: tgtadm is a process for each step.
 const PEER_TARGETS: u64 = 1_000;

@@ -1,6 +1,6 @@
 //! The write log against the same volume without one: the talk's job (2,000 writes a second, 8 at once, a barrier after
-//! each 128) with one volume, a share of it with each of sixteen, and as fast as it goes at every depth; and appending by
-//! itself.
+//! each 128) with one volume, a share of it with each of sixteen, and as fast as it goes at every depth; and appending
+//! by itself.
 //!
 //! In front of a Ceph cluster, and of images in memory with a pause of 2 ms on each request.  Both stand for what is on
 //! other machines: what they store is in memory, so that the log has the disk to itself, and the cluster only gets what
@@ -22,8 +22,8 @@ use crate::shell::{self, Scratch};
 /// Microseconds by which the slow backend is slowed down.
 const PAUSE_US: &str = "2000";
 const DEPTHS: [u32; 4] = [1, 8, 32, 128];
-/// Writes a second: with one volume, and with each of sixteen: half of what the cluster takes on two processors, of which
-/// the hosts and the daemon have their share.
+/// Writes a second: with one volume, and with each of sixteen: half of what the cluster takes on two processors, of
+/// which the hosts and the daemon have their share.
 const RATES: [u32; 2] = [2000, 64];
 /// Bytes of the first volume, which is loaded by itself too, and of the others.
 const SIZES_MIB: [u64; 2] = [128, 16];

@@ -77,7 +77,7 @@ pub(super) fn passed(stage: &Stage, report: &Report) {
 pub(super) fn failed(stage: &Stage, report: &Report, reason: &str, log: &Path, text: &str) {
     println!("{} {:<14} {} ({})", paint("FAILED", "1;31"), stage.name, stage.title, shell::seconds(report.time));
     println!("  {reason}; the end of {}:", log.display());
-    // What failed comes before how the log ends: a long log, cut short by whoever shows it, still names the test.
+    // What failed comes before how the log ends: a long log, truncated where it is shown, still names the test.
     for line in failures(text) {
         println!("  > {line}");
     }

@@ -112,7 +112,7 @@ impl LevelState {
 
 impl Drop for LevelState {
     fn drop(&mut self) {
-        // SAFETY: it came from the matching call and nobody else has it.
+        // SAFETY: it came from the matching call, and there is no other reference to it.
         unsafe { sys::libdeflate_free_compressor(self.0.as_ptr()) };
     }
 }
@@ -166,7 +166,7 @@ impl Inflater {
 
 impl Drop for Inflater {
     fn drop(&mut self) {
-        // SAFETY: it came from the matching call and nobody else has it.
+        // SAFETY: it came from the matching call, and there is no other reference to it.
         unsafe { sys::libdeflate_free_decompressor(self.0.as_ptr()) };
     }
 }

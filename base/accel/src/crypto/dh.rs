@@ -26,8 +26,8 @@ pub enum DhGroup {
 #[error("Diffie-Hellman value out of the range of its group")]
 pub struct NotInGroup;
 
-/// floor(2^8062 e): the digits of Euler's number that the RFC takes for 8,192 bits.  The other groups have the beginning
-/// of them.
+/// floor(2^8062 e): the digits of Euler's number that the RFC takes for 8,192 bits.  The other groups have the
+/// beginning of them.
 const E: [&str; 21] = [
     "adf85458a2bb4a9aafdc5620273d3cf1d8b9c583ce2d3695a9e13641146433fbcc939dce249b3ef97d2fe363630c75d8",
     "f681b202aec4617ad3df1ed5d5fd65612433f51f5f066ed0856365553ded1af3b557135e7f57c935984f0c70e0e68b77",
@@ -216,7 +216,7 @@ impl Number {
 
 impl Drop for Number {
     fn drop(&mut self) {
-        // SAFETY: it was made by `of`, and nobody else has it.
+        // SAFETY: it was made by `of`, and there is no other reference to it.
         unsafe { aws::BN_clear_free(self.0.as_ptr()) };
     }
 }

@@ -123,7 +123,7 @@ impl Gcm {
 
 impl Drop for Gcm {
     fn drop(&mut self) {
-        // SAFETY: it is alive and nobody else has it.  The library erases the memory.
+        // SAFETY: it is alive, and there is no other reference to it.  The library erases the memory.
         unsafe { aws::EVP_AEAD_CTX_free(self.context.as_ptr()) };
     }
 }

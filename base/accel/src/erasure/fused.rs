@@ -1,9 +1,9 @@
 //! Encoding and checksumming in one pass over memory.
 //!
-//! Where the tier has a kernel that does both ([`super::checksummed`]), and one pass makes all parity, it goes over whole
-//! vectors; the odd bytes at the ends are done apart.  Elsewhere chunks are gone over in tiles.  A tile of every data
-//! chunk becomes a tile of every parity chunk, and all of them are checksummed while they are still in a core's own
-//! caches.  Where a stripe comes from memory its tiles are longer: a prefetcher restarts with every tile of every
+//! Where the tier has a kernel that does both ([`super::checksummed`]), and one pass makes all parity, it goes over
+//! whole vectors; the odd bytes at the ends are done apart.  Elsewhere chunks are gone over in tiles.  A tile of every
+//! data chunk becomes a tile of every parity chunk, and all of them are checksummed while they are still in a core's
+//! own caches.  Where a stripe comes from memory its tiles are longer: a prefetcher restarts with every tile of every
 //! chunk.
 
 use super::checksummed::{Sum, VECTOR};

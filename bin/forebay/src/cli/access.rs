@@ -43,8 +43,9 @@ pub struct CreateNvmeSubsystemArgs {
 
     /// A host that may connect; may be repeated [default: none]
     ///
-    /// Files follow the host's NQN: NQN,secret=FILE (DH-HMAC-CHAP), ,controller-secret=FILE (what is proved to the host),
-    /// ,tls-key=FILE.  The daemon reads them, now and at each start and reload.  Only their owner may have read access.
+    /// Files follow the host's NQN: NQN,secret=FILE (DH-HMAC-CHAP), ,controller-secret=FILE (what is proved to the
+    /// host), ,tls-key=FILE.  The daemon reads them, now and at each start and reload.  Only their owner may have read
+    /// access.
     #[arg(long, value_name = "NQN[,secret=FILE...]", conflicts_with = "any_host")]
     pub host: Vec<String>,
 

@@ -28,8 +28,8 @@ pub struct AttachArgs {
     #[arg(long, group = "front")]
     pub nbd: bool,
 
-    /// A host that sees it over NBD: a network (ADDRESS/BITS), the name in its certificate or of its key ('*' at the end
-    /// matches anything), or 'unix'; may be repeated [default: all do]
+    /// A host that sees it over NBD: a network (ADDRESS/BITS), the name in its certificate or of its key ('*' at the
+    /// end matches anything), or 'unix'; may be repeated [default: all do]
     #[arg(long, value_name = "HOST", requires = "nbd", conflicts_with_all = ["nvme", "iscsi"])]
     pub host: Vec<String>,
 

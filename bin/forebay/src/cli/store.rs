@@ -39,8 +39,8 @@ pub struct StoreInitArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// Allocate all of the file now, so that others cannot take its space (but on btrfs, or where the file is shared with
-    /// snapshots, a write may still need more); not for a block device
+    /// Allocate all of the file now, so that others cannot take its space (but on btrfs, or where the file is shared
+    /// with snapshots, a write may still need more); not for a block device
     #[arg(long)]
     pub preallocate: bool,
 }
@@ -56,7 +56,8 @@ pub struct StoreCheckArgs {
     #[arg(long)]
     pub quick: bool,
 
-    /// Renew a damaged copy of the superblock from the good one, or both from the newest checkpoint if the store is in a file
+    /// Renew a damaged copy of the superblock from the good one, or both from the newest checkpoint if the store is in
+    /// a file
     #[arg(long)]
     pub repair: bool,
 
@@ -64,8 +65,8 @@ pub struct StoreCheckArgs {
     #[arg(long)]
     pub roll_back: bool,
 
-    /// If superblocks or checkpoint anchors are lost, find the newest checkpoint in the log and write them anew; what would be
-    /// lost is reported and the store left as it is, unless --roll-back is given, too
+    /// If superblocks or checkpoint anchors are lost, find the newest checkpoint in the log and rewrite them; what
+    /// would be lost is reported and the store left as it is, unless --roll-back is given, too
     #[arg(long)]
     pub rebuild: bool,
 }

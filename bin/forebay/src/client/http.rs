@@ -13,7 +13,7 @@ const HEAD_LEN_MAX: usize = 16 * 1024;
 /// Most header fields in an answer.
 const HEADERS_MAX: usize = 32;
 
-/// Longest line before a chunk, in bytes: sixteen digits, extensions that nobody sends, the line's end.
+/// Longest line before a chunk, in bytes: sixteen digits, extensions, which are not used, and the line's end.
 const CHUNK_LINE_LEN_MAX: usize = 256;
 
 /// A request whose answer has not been read yet.

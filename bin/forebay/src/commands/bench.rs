@@ -19,7 +19,7 @@ struct Report {
     io_pattern: &'static str,
     /// Bytes a request.
     io_size: u64,
-    /// Requests under way.
+    /// Requests in flight.
     depth: usize,
     requests: u64,
     seconds: f64,

@@ -150,8 +150,8 @@ pub fn watchers(status: &ImageStatus) -> String {
     format!("Watchers:\n{}", status.watchers.iter().map(line).collect::<String>())
 }
 
-/// Lays out a table as Ceph's programs do: titles to the left, the last column padded as well, nothing where there are no
-/// rows.
+/// Lays out a table as Ceph's programs do: titles to the left, the last column padded as well, nothing where there are
+/// no rows.
 fn table<const N: usize>(titles: [&str; N], right: [usize; 2], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let rows: Vec<_> = rows.into_iter().collect();
     if rows.is_empty() {

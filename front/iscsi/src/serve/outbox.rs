@@ -140,8 +140,8 @@ impl IscsiOutbox {
         self.memory.release(bytes, self.outstanding == 0);
     }
 
-    /// Tries to hold `bytes` more for a command that holds `own` bytes already, within `bytes_max` and the budget of all
-    /// sessions. If that is exhausted, the session is woken when memory may be available.
+    /// Tries to hold `bytes` more for a command that holds `own` bytes already, within `bytes_max` and the budget of
+    /// all sessions. If that is exhausted, the session is woken when memory may be available.
     pub(super) fn try_hold(&mut self, bytes: usize, own: usize, bytes_max: usize) -> bool {
         self.memory.try_hold(bytes, own, bytes_max)
     }

@@ -1,5 +1,5 @@
-//! Sends commands to a unit, one after the other in one session, and prints a line for each: its status, its sense key and
-//! code where it has sense data, and what it read.
+//! Sends commands to a unit, one after the other in one session, and prints a line for each: its status, its sense key
+//! and code where it has sense data, and what it read.
 
 use std::time::{Duration, Instant};
 

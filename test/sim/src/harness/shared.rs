@@ -1,6 +1,6 @@
-//! Images of a pool that several clients use at once, on the plain model of what RADOS shares: clients take the exclusive
-//! lock from each other, die with writes in flight, lose their watches, resize; the image may be a clone and may have
-//! snapshots.
+//! Images of a pool that several clients use at once, on the plain model of what RADOS shares: clients take the
+//! exclusive lock from each other, die with writes in flight, lose their watches, resize; the image may be a clone and
+//! may have snapshots.
 //!
 //! Beside what reads see, one thing is looked at after every single transaction: an object that is there is on the
 //! object map.
@@ -320,7 +320,8 @@ impl Run {
         let clients: Vec<RamClient> = (0..count).map(|_| self.cluster.client()).collect();
         self.watched.clients.borrow_mut().clone_from(&clients);
         let resizes = self.rng.one_in(3);
-        // Whoever does not hear of another size would be right by its own; and a resize may fail with its client.
+        // A client that is not notified of another size would be right by its own; and a resize may fail with its
+        // client.
         let breaks = (!resizes && self.rng.one_in(4)).then(|| self.rng.below(120));
         let death = (count > 1 && self.rng.one_in(3)).then(|| (self.rng.below(120), count - 1));
         *self.watched.fate.borrow_mut() = Fate { death, breaks };

@@ -285,8 +285,8 @@ impl BlockOracle {
         self.violation.as_deref()
     }
 
-    /// Returns whether some block has so many possible states that the workload should flush and write whole blocks; those
-    /// that a flush in flight has begun with count, too: it may take long, while others that are shorter end.
+    /// Returns whether some block has so many possible states that the workload should flush and write whole blocks;
+    /// those that a flush in flight has begun with count, too: it may take long, while others that are shorter end.
     pub fn is_crowded(&self) -> bool {
         let of_flushes = self.open.values().flat_map(|open| match open {
             Open::Flush { blocks } => Some(blocks.values()),

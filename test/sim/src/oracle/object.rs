@@ -206,7 +206,7 @@ impl ObjectOracle {
         }
     }
 
-    /// An object may be in so many states, after failures of which nobody knows how much they did, that a workload
+    /// An object may be in so many states, after failures with unknown effect, that a workload
     /// should leave it alone until they are settled.
     pub fn is_vague(&self, object: &ObjectName) -> bool {
         const STATES_VAGUE: usize = 16;

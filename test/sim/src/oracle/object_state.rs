@@ -149,7 +149,7 @@ impl ObjectState {
         told
     }
 
-    /// Returns whether a transaction may be refused by a guard on a version that nobody knows yet; then
+    /// Returns whether a transaction may be refused by a guard on a version that is not known yet; then
     /// [`apply`](Self::apply) takes it that the guard holds.
     pub fn may_refuse_version(&self, transaction: &Transaction) -> bool {
         let guarded = transaction.ops.iter().any(|op| matches!(op, ObjectOp::AssertVersion(_)));

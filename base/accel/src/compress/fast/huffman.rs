@@ -220,7 +220,8 @@ impl Tables {
     fn write(&self, tokens: &[u32], tier: Tier, writer: &mut BitWriter, output: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
         if tier >= Tier::Avx2 {
-            // SAFETY: a tier from AVX2 up has BMI1 and BMI2, and whoever names a tier has made sure that it is there.
+            // SAFETY: a tier from AVX2 up has BMI1 and BMI2, and every caller that names a tier has verified that it
+            // is available.
             return unsafe { self.write_bmi2(tokens, writer, output) };
         }
         let _ = tier;

@@ -1,8 +1,9 @@
 //! AES-XTS (IEEE 1619): a sector at a time, told apart by its number.
 //!
 //! The mode is ours, over the processor's AES instructions: the libraries at hand take one sector a call and set up
-//! each anew, and aws-lc has no AES-128-XTS at all.  Here the tweaks of many sectors are encrypted together, and 32
-//! blocks are in flight at once.  Where the processor has no such instructions, aws-lc's AES serves, a block a call.
+//! each one separately, and aws-lc has no AES-128-XTS at all.  Here the tweaks of many sectors are encrypted together,
+//! and 32 blocks are in flight at once.  Where the processor has no such instructions, aws-lc's AES serves, a block a
+//! call.
 
 #[cfg(target_arch = "x86_64")]
 mod keys;

@@ -70,7 +70,7 @@ fn hot(race: &Race, memory: &Memory, len: usize) {
     if !race.wants("crc32c", &case) {
         return;
     }
-    // SAFETY: within the memory, which outlives the race, and nobody writes.
+    // SAFETY: within the memory, which outlives the race, and no thread writes to it.
     let data: &[u8] = unsafe { std::slice::from_raw_parts(memory.at(0, len), len) };
     let times = (16_384 / len).max(1);
     macro_rules! series {
@@ -162,7 +162,7 @@ fn cold(race: &Race, memory: &Memory, len: usize) {
     let series = |name: &str, side, function: fn(&[u8]) -> u32| {
         let mut places = Places::new(REGION, len);
         Series::new(name, side, move || {
-            // SAFETY: within the memory, which outlives the race, and nobody writes.
+            // SAFETY: within the memory, which outlives the race, and no thread writes to it.
             let data = unsafe { std::slice::from_raw_parts(memory.at(places.next(), len), len) };
             black_box(function(black_box(data)));
             len
@@ -192,7 +192,7 @@ fn copy(race: &Race, memory: &Memory, room: &Memory, heat: &str, len: usize, goa
         let cold = heat == "cold";
         Series::new(name, side, move || {
             let at = if cold { places.next() } else { 0 };
-            // SAFETY: within memories that are apart and outlive the race; nobody else writes now.
+            // SAFETY: within memories that are apart and outlive the race; no other thread writes now.
             let (from, to) = unsafe {
                 let from = std::slice::from_raw_parts(memory.at(at, len), len);
                 (from, std::slice::from_raw_parts_mut(room.at(at, len), len))
@@ -229,7 +229,7 @@ fn extent(race: &Race, memory: &Memory) {
         return;
     }
     const LEN: usize = 128 << 10;
-    // SAFETY: within the memory, which outlives the race, and nobody writes.
+    // SAFETY: within the memory, which outlives the race, and no thread writes to it.
     let data: &[u8] = unsafe { std::slice::from_raw_parts(memory.at(0, LEN), LEN) };
     let each = |function: fn(&[u8]) -> u32| {
         move || {

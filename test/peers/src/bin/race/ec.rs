@@ -42,7 +42,7 @@ impl Stripes {
         let stripes = Self { memory: Memory::new(stripe * sets), k, m, len, skew, stride, sets };
         let code = Code::new(Construction::Vandermonde, k, m).expect("a shape");
         for set in 0..sets {
-            // SAFETY: the chunks are within the memory and apart from each other; nobody else uses them now.
+            // SAFETY: the chunks are within the memory and apart from each other; no other thread uses them now.
             unsafe {
                 let data: Vec<&[u8]> =
                     (0..k).map(|at| std::slice::from_raw_parts(stripes.chunk(set, at), len)).collect();
@@ -220,7 +220,7 @@ fn check(stripes: &Stripes, prepared: &mut Prepared, isal: &Encoder, lost: usize
     let set = prepared.next;
     for at in 0..lost {
         let chunk = stripes.chunk(set, stripes.k + stripes.m + at).cast_const();
-        // SAFETY: both chunks are within the stripes' memory, and nobody writes now.
+        // SAFETY: both chunks are within the stripes' memory, and no thread writes now.
         let (rebuilt, was) = unsafe {
             let was = stripes.chunk(set, at).cast_const();
             (std::slice::from_raw_parts(chunk, stripes.len), std::slice::from_raw_parts(was, stripes.len))
@@ -244,7 +244,7 @@ fn fused(race: &Race, stripes: &Stripes, name: &str, goal: f64) {
         let bytes = prepared.theirs(&isal);
         let (inputs, outputs) = (&prepared.inputs[prepared.next], &prepared.outputs[prepared.next]);
         for pointer in inputs.iter().copied().chain(outputs.iter().map(|output| output.cast_const())) {
-            // SAFETY: the chunk is within the stripes' memory, and nobody writes now.
+            // SAFETY: the chunk is within the stripes' memory, and no thread writes now.
             std::hint::black_box(sum(unsafe { std::slice::from_raw_parts(pointer, prepared.len) }));
         }
         bytes

@@ -560,7 +560,7 @@ impl Lives {
         let Err(error) = result else { return Ok(()) };
         self.tally.refused += 1;
         match error.kind() {
-            // Nobody else has the image, and nothing is damaged.
+            // No other client has the image open, and nothing is damaged.
             ErrorKind::Fenced | ErrorKind::Corrupt | ErrorKind::NotFound => {
                 Err(Error::new(error.kind(), format!("{what}: {error}")))
             }
