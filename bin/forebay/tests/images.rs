@@ -184,7 +184,7 @@ fn several_images_in_one_call() {
     assert_eq!(site.json(&["ls"]), serde_json::json!(["a", "b", "c", "d", "e"]));
     site.run(&["detach", "a", "b", "--images-from", "names"]).ok();
     assert_eq!(site.json(&["targets"]), serde_json::json!([]));
-    // What makes no sense for several, and files that name none.
+    // Options that are invalid for several images, and files that name none.
     std::fs::write(site.path("bad"), "a\na/b/c\n").expect("a file");
     std::fs::write(site.path("empty"), "# nothing\n").expect("a file");
     for (args, words) in [
