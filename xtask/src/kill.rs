@@ -285,8 +285,9 @@ impl Writer {
             ensure!(answer.error == 0, "reading fails with error {}", answer.error);
             for (index, data) in answer.data.chunks_exact(BLOCK).enumerate() {
                 let block = begin + index;
-                let found = content(self.first + block as u64, data)
-                    .with_context(|| format!("block {} holds data that was never written", self.first + block as u64))?;
+                let found = content(self.first + block as u64, data).with_context(|| {
+                    format!("block {} holds data that was never written", self.first + block as u64)
+                })?;
                 ensure!(
                     self.allowed[block].contains(&found),
                     "block {} holds {found:?}; promised or possible were {:?}",

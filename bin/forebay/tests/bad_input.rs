@@ -26,8 +26,8 @@ fn each_says_what_is_wrong_and_what_to_do() {
     let nowhere = format!("ssd:{}:16M", site.path("no/such/logs").display());
     let lines: &[Line] = &[
         // Numbers.
-        (&["create", "y", "--size", "-5"], 2, &["'-5' is no size", "negative", "10G"]),
-        (&["resize", "x", "--size", "-5G"], 2, &["'-5G' is no size"]),
+        (&["create", "y", "--size", "-5"], 2, &["'-5' is not a size", "negative", "10G"]),
+        (&["resize", "x", "--size", "-5G"], 2, &["'-5G' is not a size"]),
         (&["create", "y", "--size", "9999999T"], 2, &["local/y", "the largest size"]),
         (&["bench", "x", "--io-type", "read", "--seconds", "0"], 2, &["'0'", "0.001"]),
         (&["bench", "x", "--io-type", "read", "--seconds", "-1"], 2, &["'-1'", "seconds"]),

@@ -41,7 +41,7 @@ fn create_says_what_is_wrong() {
     for (mode, site) in Site::each() {
         site.run(&["create", "x", "--size", "1G"]).ok();
         let said = site.run(&["create", "x", "--size", "1G"]).fails(5);
-        assert!(said.contains("local/x already"), "{mode}: {said}");
+        assert!(said.contains("local/x exists already"), "{mode}: {said}");
         for object_size in ["5M", "4K", "64M", "0B"] {
             site.run(&["create", "y", "--size", "1G", "--object-size", object_size]).fails(2);
         }

@@ -22,7 +22,7 @@ fn wrong_usage_exits_with_2_and_says_why() {
         (&["attach", "local/x", "--nbd", "--replica", "x"], "--replica"),
         (&["ls", "--format", "xml"], "xml"),
         (&["ls", "--log-level", "a=b=c"], "log level"),
-        (&["import", "-"], "called"),
+        (&["import", "-"], "no name for the new image"),
     ] {
         let said = run(args).fails(2);
         assert!(said.contains(says), "{args:?}: {said}");

@@ -485,7 +485,7 @@ mod tests {
             (format!("{HOST},secret={}", path(&open)), "others"),
             (format!("{HOST},secret={}", path(&none)), "DHHC-1"),
             (format!("{HOST},password=x"), "password"),
-            (format!("{HOST},controller-secret={}", path(&secret)), "without secret"),
+            (format!("{HOST},controller-secret={}", path(&secret)), "requires a secret"),
             (format!("{HOST},secret={0},controller-secret={0}", path(&secret)), "same secret"),
         ] {
             let failure =
