@@ -4,11 +4,14 @@
 //! cross cores.  A [`BufList`] is a scatter-gather list: many `Buf`s read as one byte sequence.  All memory is zeroed
 //! when it is first allocated, so no uninitialised byte is ever read.
 
+mod content;
+
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
 use crate::memory::{BlockRef, Region};
+pub use content::is_zero;
 
 /// Alignment of every buffer, in bytes: the largest logical sector size that O_DIRECT requires on supported devices.
 /// Shorter buffers are aligned to their length, rounded up to a power of two.

@@ -34,7 +34,7 @@ pub mod shm;
 pub mod sync;
 pub mod time;
 
-pub use buf::{BUF_ALIGN, Buf, BufList, BufMut};
+pub use buf::{BUF_ALIGN, Buf, BufList, BufMut, is_zero};
 pub use cores::{CoreGone, CoreHandle, Cores, CoresOptions};
 pub use driver::{DriverChoice, FileSystemSpace, OpenOptions};
 pub use executor::{JoinHandle, Reactor, driver_name, spawn, stand_back, try_spawn, yield_now};

@@ -2,7 +2,7 @@
 //!
 //! Every 512-byte sector begins with its own number and the write's version; the other words are mixed from both.
 
-use forebay_reactor::{Buf, BufMut};
+use forebay_reactor::{Buf, BufMut, is_zero};
 
 const SECTOR: u64 = 512;
 const WORDS: u64 = SECTOR / 8;
@@ -47,7 +47,7 @@ pub fn describe(offset: u64, bytes: &[u8]) -> String {
 }
 
 fn describe_sector(here: u64, sector: &[u8]) -> String {
-    if sector.iter().all(|&byte| byte == 0) {
+    if is_zero(sector) {
         return "zeroes".to_owned();
     }
     let words: Vec<u64> =

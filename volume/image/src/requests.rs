@@ -381,7 +381,7 @@ fn compare_and_write(
         shared.admission().check(epoch)?;
         shared.check_range(shared.head(), extent)?;
         let found = read_pieces(&shared, shared.head(), extent, Advice::NONE).await?;
-        if let Some(at) = first_difference(&found, &expect) {
+        if let Some(at) = found.first_difference(&expect) {
             return Err(Error::new(ErrorKind::Mismatch(at), format!("image {}", shared.name())));
         }
         change_pieces(&shared, extent, &Change::Write(data), flags).await
@@ -459,26 +459,4 @@ async fn change_managed(shared: Rc<OpenImage>, object: u64, mut ops: Vec<ObjectO
         map.update(object, ObjectMapState::Nonexistent, Some(ObjectMapState::Pending)).await?;
     }
     Ok(version)
-}
-
-/// Returns the offset of the first difference of two lists of equal length.
-fn first_difference(a: &BufList, b: &BufList) -> Option<u64> {
-    let (mut a_parts, mut b_parts) = (a.parts().iter(), b.parts().iter());
-    let (mut a_rest, mut b_rest): (&[u8], &[u8]) = (&[], &[]);
-    let mut at = 0;
-    loop {
-        if a_rest.is_empty() {
-            a_rest = a_parts.next()?;
-        }
-        if b_rest.is_empty() {
-            b_rest = b_parts.next()?;
-        }
-        let len = a_rest.len().min(b_rest.len());
-        if a_rest[..len] != b_rest[..len] {
-            let same = a_rest.iter().zip(b_rest).take_while(|(a, b)| a == b).count();
-            return Some(at + same as u64);
-        }
-        (a_rest, b_rest) = (&a_rest[len..], &b_rest[len..]);
-        at += len as u64;
-    }
 }

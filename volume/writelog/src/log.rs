@@ -493,19 +493,13 @@ async fn compare(
         Ok(found) if expect.len() as u64 != extent.len || found.len() != expect.len() => {
             Error::new(ErrorKind::Invalid, "compare-and-write: the lengths of data and comparison differ")
         }
-        Ok(found) => match first_difference(&found, &expect) {
+        Ok(found) => match found.first_difference(&expect) {
             Some(at) => Error::new(ErrorKind::Mismatch(at), "compare-and-write"),
             None => return begin(&shared, BlockRequest::Write { offset, data, fua }, range, answer),
         },
     };
     drop(range);
     answer.send(Err(refused));
-}
-
-fn first_difference(found: &BufList, expect: &BufList) -> Option<u64> {
-    let bytes = |list: &BufList| list.to_vec();
-    let (found, expect) = (bytes(found), bytes(expect));
-    found.iter().zip(&expect).position(|(one, other)| one != other).map(|at| at as u64)
 }
 
 /// Splits a change into pieces of one entry each, at multiples of the maximum length.

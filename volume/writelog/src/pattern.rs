@@ -1,14 +1,11 @@
-//! Pattern fill: detection and expansion of a repeated short pattern.
+//! Pattern fill: detection of a repeated short pattern.
 
-use forebay_accel::crc32c;
-use forebay_block::{Buf, BufList, BufMut};
+use forebay_block::{BufList, is_zero};
 
 use crate::entries::SAME_LEN;
 
 /// Minimum length of a write that is examined, in bytes.
 const LOOK_MIN: usize = 4096;
-/// Maximum length of a buffer of repeated bytes.
-const UNIT: usize = 64 << 10;
 
 /// Content classification of a write.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,35 +32,16 @@ pub(crate) fn pattern_of(data: &BufList) -> Pattern {
             return Pattern::Mixed;
         }
     }
-    // Only the rare writes that passed so far are examined for zeroes.
-    if crc32c::crc32c(pattern) == crc32c::zeroes(same as u64) && pattern.iter().all(|&byte| byte == 0) {
+    if is_zero(pattern) {
         return Pattern::Zeroes;
     }
     Pattern::Same(pattern.to_vec())
 }
 
-/// Returns `len` bytes of the repeated pattern, starting `skip` bytes into the repetition.
-pub(crate) fn pattern_fill(pattern: &[u8], skip: u64, len: usize) -> BufList {
-    let phase = (skip % pattern.len() as u64) as usize;
-    let unit = len.next_multiple_of(pattern.len()).min(UNIT) + pattern.len();
-    let mut buf = BufMut::with_capacity(unit.next_multiple_of(pattern.len()));
-    while buf.spare() >= pattern.len() {
-        buf.extend_from_slice(pattern);
-    }
-    let (buf, mut out) = (buf.freeze(), BufList::new());
-    let (mut left, mut from) = (len, phase);
-    while left > 0 {
-        let part = left.min(UNIT);
-        let slice: Buf = buf.slice(from..from + part);
-        out.push(slice);
-        left -= part;
-        from = (from + part) % pattern.len();
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
+    use forebay_block::Buf;
+
     use super::*;
 
     #[test]
@@ -73,7 +51,7 @@ mod tests {
         let list = BufList::from(Buf::copy_of(&long));
         assert_eq!(pattern_of(&list), Pattern::Same(pattern.clone()));
         for (skip, len) in [(0, 4096), (100, 4096), (511, 1), (512 * 9 + 3, 150_000), (0, 199_000)] {
-            let made = pattern_fill(&pattern, skip, len).to_vec();
+            let made = BufList::repeated(&pattern, skip, len).to_vec();
             let phase = (skip % 512) as usize;
             assert!(made == long[phase..phase + len], "{skip} {len}");
         }

@@ -8,7 +8,6 @@ use forebay_reactor::spawn;
 
 use crate::entries::{EntryKind, LogEntry, NOWHERE};
 use crate::log::LogShared;
-use crate::pattern::pattern_fill;
 use crate::state::LogState;
 
 /// Source of a part of a read.
@@ -47,7 +46,7 @@ fn source(shared: &LogShared, state: &LogState, seq: u64, entry: &LogEntry, part
 fn shape(entry: &LogEntry, part: Extent, payload: BufList) -> BufList {
     let extent = entry.extent();
     match entry.kind() {
-        EntryKind::Same => pattern_fill(&payload.to_vec(), part.offset - extent.offset, part.len as usize),
+        EntryKind::Same => BufList::repeated(&payload.to_vec(), part.offset - extent.offset, part.len as usize),
         _ => payload.slice((part.offset - extent.offset) as usize..(part.end() - extent.offset) as usize),
     }
 }

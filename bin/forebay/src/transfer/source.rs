@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
+use forebay_block::is_zero;
 use rustix::fs::SeekFrom;
 
 use super::container::HEAD_LEN;
@@ -169,13 +170,6 @@ pub fn nonzero_runs(offset: u64, data: &[u8]) -> Vec<std::ops::Range<usize>> {
         at = end;
     }
     runs
-}
-
-/// Returns whether all bytes are zero.
-fn is_zero(data: &[u8]) -> bool {
-    // Wide steps that the compiler turns into vector instructions.
-    let (chunks, rest) = data.as_chunks::<64>();
-    chunks.iter().all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0) && rest.iter().all(|&byte| byte == 0)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use forebay_block::reservation::{Refusal, ReservationChange};
 use forebay_block::{
-    BlockDevice, BlockReply, BlockRequest, Buf, BufList, BufMut, Error, ErrorKind, Extent, ExtentState, LocalFuture,
+    BlockDevice, BlockReply, BlockRequest, BufList, BufMut, Error, ErrorKind, Extent, ExtentState, LocalFuture,
 };
 
 use super::{LogicalUnit, ScsiFailure};
@@ -162,8 +162,9 @@ pub(crate) fn verify(unit: &Rc<LogicalUnit>, run: LbaRange, data: BufList, compa
         match compare {
             Compare::Nothing => readable(&unit, run).await?,
             Compare::All => compare_all(&unit, run, &data).await?,
+            Compare::One if data.is_empty() => compare_all(&unit, run, &data).await?,
             Compare::One => {
-                let whole = repeat(&data, PIECE as usize);
+                let whole = BufList::repeated(&data.to_vec(), 0, PIECE as usize);
                 for piece in pieces(extent(run), PIECE) {
                     let found = fetch(unit.device(), piece).await?;
                     same(&found, &whole.slice(0..piece.len as usize), piece.offset - extent(run).offset)?;
@@ -192,61 +193,22 @@ async fn compare_all(unit: &LogicalUnit, run: LbaRange, data: &BufList) -> Resul
 
 /// Compares two lists of equal length. Fails with a miscompare; `from` is their offset from the command's first byte.
 fn same(found: &BufList, wanted: &BufList, from: u64) -> Result<(), ScsiFailure> {
-    let mut wanted_parts = wanted.parts().iter();
-    let mut rest: &[u8] = &[];
-    let mut at = from;
-    for part in found.parts() {
-        let mut part: &[u8] = part;
-        while !part.is_empty() {
-            if rest.is_empty() {
-                rest = wanted_parts.next().map_or(&[], |part| &part[..]);
-            }
-            let len = part.len().min(rest.len());
-            if part[..len] != rest[..len] || len == 0 {
-                let differs = part[..len].iter().zip(&rest[..len]).position(|(a, b)| a != b).unwrap_or(0);
-                let info = at + differs as u64;
-                return Err(Sense::new(key::MISCOMPARE, code::MISCOMPARE).with_info(info).into());
-            }
-            (part, rest) = (&part[len..], &rest[len..]);
-            at += len as u64;
-        }
+    match found.first_difference(wanted) {
+        None => Ok(()),
+        Some(at) => Err(Sense::new(key::MISCOMPARE, code::MISCOMPARE).with_info(from + at).into()),
     }
-    Ok(())
-}
-
-/// Repeats a block up to `len` bytes in total.
-fn repeat(block: &BufList, len: usize) -> BufList {
-    const UNIT: usize = 128 * 1024;
-    let bytes = block.to_vec();
-    let mut unit = BufMut::with_capacity(UNIT.min(len));
-    while unit.spare() >= bytes.len() && !bytes.is_empty() {
-        unit.extend_from_slice(&bytes);
-    }
-    let unit: Buf = unit.freeze();
-    let mut list = BufList::new();
-    while list.len() < len && !unit.is_empty() {
-        list.push(unit.slice(0..unit.len().min(len - list.len())));
-    }
-    list
-}
-
-fn is_zero(data: &BufList) -> bool {
-    data.parts().iter().all(|part| {
-        let (chunks, rest) = part.as_chunks::<16>();
-        chunks.iter().all(|chunk| u128::from_ne_bytes(*chunk) == 0) && rest.iter().all(|&byte| byte == 0)
-    })
 }
 
 /// Executes WRITE SAME.  Zeroes never allocate space, whether UNMAP was set or not: the unit is thin provisioned, and
 /// unmapped blocks read as zeroes.
 pub(crate) fn write_same(unit: &Rc<LogicalUnit>, run: LbaRange, data: BufList, fua: bool) -> CommandFuture {
     let extent = extent(run);
-    if data.is_empty() || is_zero(&data) {
+    if data.is_zero() {
         return CommandFuture::Write(unit.device().submit(BlockRequest::WriteZeroes { extent, no_unmap: false, fua }));
     }
     let unit = unit.clone();
     composite(async move {
-        let whole = repeat(&data, PIECE as usize);
+        let whole = BufList::repeated(&data.to_vec(), 0, PIECE as usize);
         for piece in pieces(extent, PIECE) {
             store(unit.device(), piece.offset, whole.slice(0..piece.len as usize), fua).await?;
         }
@@ -402,6 +364,8 @@ pub(crate) async fn ignore(future: impl Future) {
 
 #[cfg(test)]
 mod tests {
+    use forebay_block::Buf;
+
     use super::*;
 
     fn list(parts: &[&[u8]]) -> BufList {
@@ -413,14 +377,5 @@ mod tests {
         assert_eq!(same(&list(&[b"ab", b"cdef"]), &list(&[b"abc", b"def"]), 0), Ok(()));
         let info = |failure: ScsiFailure| failure.sense.and_then(|sense| sense.info);
         assert_eq!(same(&list(&[b"ab", b"cdxf"]), &list(&[b"abc", b"def"]), 10).map_err(info), Err(Some(14)));
-    }
-
-    #[test]
-    fn a_block_is_repeated() {
-        let block = BufList::from(Buf::copy_of(&[7; 512]));
-        let repeated = repeat(&block, 300 * 512);
-        assert_eq!(repeated.len(), 300 * 512);
-        assert!(repeated.to_vec().iter().all(|&byte| byte == 7));
-        assert!(is_zero(&BufList::zeroes(5000)) && !is_zero(&repeated));
     }
 }

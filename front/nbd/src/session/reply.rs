@@ -1,6 +1,6 @@
 use std::rc::Rc;
 
-use forebay_block::{BufList, BufMut, Extent, ExtentState};
+use forebay_block::{BufList, BufMut, Extent, ExtentState, is_zero};
 use zerocopy::IntoBytes;
 
 use super::negotiation::ALLOCATION_CONTEXT;
@@ -137,7 +137,7 @@ impl NbdReplies {
         }
         if extent.len <= HOLE_MIN {
             // Too short for a hole among data: either all zeroes, or data.
-            let zero = extent.len >= HOLE_UNIT && data.parts().iter().all(|part| is_zero(part));
+            let zero = extent.len >= HOLE_UNIT && data.is_zero();
             return if zero {
                 self.hole(origin, chunk::DONE, extent)
             } else {
@@ -309,17 +309,6 @@ fn zero_runs(extent: Extent, data: &BufList) -> Vec<Run> {
         }
     }
     merged
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    // Most data is recognized by its first bytes.  Only a block that begins with zeroes is scanned to its end.
-    let (head, _) = bytes.split_at(bytes.len().min(16));
-    if head.iter().any(|&byte| byte != 0) {
-        return false;
-    }
-    let mut wide = bytes.chunks_exact(128);
-    wide.by_ref().all(|chunk| chunk.iter().fold(0, |any, &byte| any | byte) == 0)
-        && wide.remainder().iter().all(|&byte| byte == 0)
 }
 
 #[cfg(test)]

@@ -551,7 +551,7 @@ impl BlockOracle {
     /// process was killed.
     pub fn recovered(&mut self, number: u64, bytes: &[u8], kind: CrashKind) {
         let Some(block) = self.blocks.get_mut(&number) else {
-            if !super::content::is_zero(bytes) {
+            if !forebay_block::is_zero(bytes) {
                 let text = self.explain(number, 0, bytes, std::iter::once(&Content::ZERO));
                 self.violated(|| format!("a block that was never written: {text}"));
             }

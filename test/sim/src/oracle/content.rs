@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use forebay_block::is_zero;
+
 use crate::rng::mix64;
 
 /// The unit that is written wholly or not at all, in bytes.
@@ -84,11 +86,6 @@ impl PartialEq for Content {
 }
 
 impl Eq for Content {}
-
-/// Returns true if all bytes are zero.
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
-}
 
 fn hash(bytes: &[u8]) -> u64 {
     // Four lanes, so that the multiplications overlap.

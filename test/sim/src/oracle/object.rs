@@ -517,7 +517,7 @@ impl ObjectBackend for CheckedBackend {
                 let fits = map.runs().iter().all(|run| {
                     let follows = run.extent.offset == at;
                     at = run.extent.end();
-                    follows && (run.state == ExtentState::Data || super::content::is_zero(&body.bytes(run.extent)))
+                    follows && (run.state == ExtentState::Data || forebay_block::is_zero(&body.bytes(run.extent)))
                 });
                 fits && at == read.extent.end()
             },

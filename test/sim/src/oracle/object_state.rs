@@ -61,7 +61,7 @@ impl Body {
             at = stop;
         }
         gaps.push(at..end.max(at));
-        gaps.into_iter().all(|gap| super::content::is_zero(&self.bytes(Extent::new(gap.start, gap.end - gap.start))))
+        gaps.into_iter().all(|gap| forebay_block::is_zero(&self.bytes(Extent::new(gap.start, gap.end - gap.start))))
     }
 
     fn write(&mut self, offset: u64, data: &BufList) {

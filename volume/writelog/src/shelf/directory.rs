@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use forebay_block::{Error, ErrorKind, Result};
+use forebay_block::{Error, ErrorKind, Result, is_zero};
 
 use super::{Backing, Shelf, id_text, io};
 use crate::format::{
@@ -76,7 +76,7 @@ impl Shelf {
             return Ok(DirectoryCopy::Blank);
         }
         let head = self.read(at, 4096).await?;
-        if head.iter().all(|&byte| byte == 0) || at == DIRECTORY_COPIES[0] && head.starts_with(SHELF_UNFINISHED) {
+        if is_zero(&head) || at == DIRECTORY_COPIES[0] && head.starts_with(SHELF_UNFINISHED) {
             return Ok(DirectoryCopy::Blank);
         }
         let decoded = match LogDirectory::encoded_len(&head) {

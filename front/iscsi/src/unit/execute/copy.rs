@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use forebay_block::{BlockRequest, BufList, Extent};
 
-use super::{CommandFuture, PIECE, composite, failed, fetch, is_zero, pieces, store};
+use super::{CommandFuture, PIECE, composite, failed, fetch, pieces, store};
 use crate::scsi::copy::{self, Copy};
 use crate::scsi::sense::code;
 use crate::scsi::{BLOCK, status};
@@ -62,7 +62,7 @@ async fn copy_segment(
     for piece in parts {
         let data = fetch(from.device(), piece).await?;
         let offset = to_at + (piece.offset - from_at);
-        if is_zero(&data) {
+        if data.is_zero() {
             let request =
                 BlockRequest::WriteZeroes { extent: Extent::new(offset, piece.len), no_unmap: false, fua: false };
             to.device().submit(request).await.map_err(|error| failed(&error, true))?;
