@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use forebay_block::{BufList, Result};
+use forebay_reactor::sync::join_all;
 use forebay_reactor::yield_now;
 
 use crate::commit::block_crcs;
@@ -13,7 +14,6 @@ use crate::format::entry::StoreEntry;
 use crate::format::page::MapSlot;
 use crate::format::{BLOCK, BLOCK64};
 use crate::object::{HEAD, StoreObject};
-use crate::read::join_all;
 
 /// Number of segments cleaned concurrently, so that the device is not idle while one of them is processed.
 const SEGMENTS_AT_ONCE: usize = 4;
@@ -94,10 +94,10 @@ impl Core {
                 }
                 self.gc.add_victim(segment);
                 if self.segments.borrow().live_table().of(segment) > 0 {
-                    cleaning.push(async move { (segment, self.clean_segment(segment).await) });
+                    cleaning.push(Box::pin(async move { (segment, self.clean_segment(segment).await) }));
                 }
             }
-            for (segment, done) in join_all(cleaning.into_iter()).await {
+            for (segment, done) in join_all(cleaning).await {
                 let Err(error) = done else { continue };
                 if self.log().failure().is_some() {
                     return Err(error);

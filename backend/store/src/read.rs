@@ -1,14 +1,12 @@
 //! Read path: the map has the locations of blocks, the device (or the log's memory) their content.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
 
 use forebay_block::{
     BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectName, ObjectRead, ObjectStat, Result,
     SnapClone, SnapId, SnapSet, SparseData,
 };
+use forebay_reactor::sync::join_all;
 
 use crate::core::Core;
 use crate::format::BLOCK64;
@@ -163,9 +161,11 @@ impl Core {
             let data = self.media.read_blocks(run.block, &run.crcs, what(run)).await?;
             return Ok(SparseData { runs: vec![whole(run, data)] });
         }
-        let reads = runs.iter().map(|run| async move {
-            let data = self.media.read_blocks(run.block, &run.crcs, what(run)).await?;
-            Ok::<_, Error>(whole(run, data))
+        let reads = runs.iter().map(|run| {
+            Box::pin(async move {
+                let data = self.media.read_blocks(run.block, &run.crcs, what(run)).await?;
+                Ok::<_, Error>(whole(run, data))
+            })
         });
         let mut done = Vec::with_capacity(runs.len());
         for result in join_all(reads).await {
@@ -211,24 +211,4 @@ impl Core {
         });
         Ok(SnapSet { seq: state.snap_seq, head_exists: state.exists, clones: clones.collect() })
     }
-}
-
-/// Runs futures concurrently and returns their results in order.
-pub async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
-    let mut waiting: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
-    let mut done: Vec<Option<F::Output>> = waiting.iter().map(|_| None).collect();
-    std::future::poll_fn(|cx| {
-        let mut pending = false;
-        for (future, slot) in waiting.iter_mut().zip(&mut done) {
-            if slot.is_none() {
-                match future.as_mut().poll(cx) {
-                    Poll::Ready(value) => *slot = Some(value),
-                    Poll::Pending => pending = true,
-                }
-            }
-        }
-        if pending { Poll::Pending } else { Poll::Ready(()) }
-    })
-    .await;
-    done.into_iter().map(|value| value.expect("every future is done")).collect()
 }

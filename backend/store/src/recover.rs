@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
+use forebay_reactor::sync::join_all;
 
 use crate::apply::{needs, subject};
 use crate::core::{Core, corrupt};
@@ -373,16 +374,18 @@ impl Core {
 
     /// Loads the metadata that the entries need, in parallel. Errors are ignored here and reported by the later use.
     async fn load_ahead(self: &Rc<Self>, located: &[LocatedEntry]) {
-        let loads = located.iter().map(|(entry, _, _)| async move {
-            let (Some(oid), Some((start, count))) = (subject(entry), needs(entry)) else { return };
-            if check_bounds(entry).is_err() {
-                return;
-            }
-            if let Ok(Some(object)) = self.by_oid(oid).await {
-                let _ = self.load_pages(&object, HEAD, true, start, count).await;
-            }
+        let loads = located.iter().map(|(entry, _, _)| {
+            Box::pin(async move {
+                let (Some(oid), Some((start, count))) = (subject(entry), needs(entry)) else { return };
+                if check_bounds(entry).is_err() {
+                    return;
+                }
+                if let Ok(Some(object)) = self.by_oid(oid).await {
+                    let _ = self.load_pages(&object, HEAD, true, start, count).await;
+                }
+            })
         });
-        crate::read::join_all(loads).await;
+        join_all(loads).await;
     }
 
     async fn replay_entry(self: &Rc<Self>, (entry, first, value): LocatedEntry) -> Result<()> {

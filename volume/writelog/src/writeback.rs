@@ -12,13 +12,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 use forebay_block::{BlockRequest, Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Result, WriteExtent};
-use forebay_reactor::sync::{Notify, Semaphore};
+use forebay_reactor::sync::{Notify, Semaphore, join_all};
 use forebay_reactor::{Instant, JoinHandle, now, spawn, stand_back, timeout};
 
 use crate::append::disable_failed;
@@ -477,7 +475,7 @@ async fn write(shared: &Rc<LogShared>, slots: &Rc<Slots>, work: Work) -> std::re
     };
     let (offsets, reads): (Vec<u64>, Vec<_>) = writes.into_iter().unzip();
     let mut patches = Vec::with_capacity(offsets.len());
-    for (offset, data) in offsets.into_iter().zip(all_of(reads).await) {
+    for (offset, data) in offsets.into_iter().zip(join_all(reads).await) {
         patches.push(WriteExtent { offset, data: data.map_err(Failure::Log)? });
     }
     count(shared, patches.iter().map(|patch| patch.data.len() as u64).sum());
@@ -496,24 +494,6 @@ async fn write(shared: &Rc<LogShared>, slots: &Rc<Slots>, work: Work) -> std::re
         }
         result => result.map_err(Failure::Backend),
     }
-}
-
-/// Runs all futures concurrently.
-async fn all_of<T>(work: Vec<LocalFuture<T>>) -> Vec<T> {
-    let mut work: Vec<_> = work.into_iter().map(|work| (Some(work), None)).collect();
-    poll_fn(|cx| {
-        let mut pending = false;
-        for (work, result) in &mut work {
-            match work.as_mut().map(|work| work.as_mut().poll(cx)) {
-                Some(Poll::Ready(value)) => (*work, *result) = (None, Some(value)),
-                Some(Poll::Pending) => pending = true,
-                None => {}
-            }
-        }
-        if pending { Poll::Pending } else { Poll::Ready(()) }
-    })
-    .await;
-    work.into_iter().filter_map(|(_, result)| result).collect()
 }
 
 /// Counts a request to the backend.
