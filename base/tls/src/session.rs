@@ -499,7 +499,8 @@ impl TlsSession {
         let chain = self.connection.peer_cert_chain().map_err(|error| TlsFailure::of(&error))?;
         let first = chain.iter().next().ok_or(TlsFailure::NoCertificate)?.map_err(|error| TlsFailure::of(&error))?;
         let der = first.der().map_err(|error| TlsFailure::of(&error))?;
-        CertificateSubject::of_certificate(der).ok_or(TlsFailure::Protocol("malformed subject in the peer's certificate"))
+        CertificateSubject::of_certificate(der)
+            .ok_or(TlsFailure::Protocol("malformed subject in the peer's certificate"))
     }
 
     /// Returns the proven identity of the peer; `None` before the handshake is over.

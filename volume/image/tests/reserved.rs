@@ -411,8 +411,12 @@ fn what_is_not_persistent_lives_as_long_as_a_daemon_that_knows_it() {
         two.register(2, 20).await;
         assert_eq!((one.table().registrants().len(), one.table().key_of(&host(2))), (1, Some(20)));
         // Persistent reservations stay when a host closes.
-        two.ask(2, ReservationAction::Register { current: Some(20), new: 21, persist: Some(true) }).await.expect("persistent");
-        two.ask(2, ReservationAction::Reserve { key: 21, kind: ReservationType::ExclusiveAccess }).await.expect("reserved");
+        two.ask(2, ReservationAction::Register { current: Some(20), new: 21, persist: Some(true) })
+            .await
+            .expect("persistent");
+        two.ask(2, ReservationAction::Reserve { key: 21, kind: ReservationType::ExclusiveAccess })
+            .await
+            .expect("reserved");
         one.close().await;
         two.close().await;
         let one = Daemon::open(&a).await;

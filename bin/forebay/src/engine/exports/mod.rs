@@ -12,6 +12,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::BlockDevice;
+use forebay_export::list::{ExportChange, ExportName};
 use forebay_export::{ExportNumbers, ExportState, RetiredNumber, TakenNumbers};
 use forebay_reactor::sync::KeyedLock;
 use serde_json::Value;
@@ -21,7 +22,7 @@ use super::fronts::ExportedImage;
 use super::identity::{Uuid, format_uuid, parse_uuid};
 use super::numbers::choose_number;
 use super::offload::offload;
-use super::targets::{ExportChange, ExportName, TargetsContent, TargetsFiles};
+use super::targets::{TargetsContent, TargetsFiles};
 use super::volumes::Volume;
 use crate::api::{self, Front, ImageExport};
 use crate::failure::{Failure, FailureKind, Result};
@@ -263,7 +264,7 @@ impl Exports {
     }
 
     /// Returns the complete persisted state of an export.
-    fn change_of(&self, key: &ExportKey) -> Result<ExportChange> {
+    fn change_of(&self, key: &ExportKey) -> Result<ExportChange<Front>> {
         let (front, spec) = key;
         let name = ExportName { front: *front, pool: spec.pool.clone(), image: spec.image.clone() };
         let exports = self.exports.borrow();

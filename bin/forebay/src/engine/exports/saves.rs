@@ -4,9 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use forebay_export::list::ExportChange;
 use forebay_reactor::sync::Semaphore;
 
-use crate::engine::targets::{ExportChange, TargetsFiles};
+use crate::api::Front;
+use crate::engine::targets::TargetsFiles;
 use crate::failure::Result;
 
 /// Queued changes, and outcomes of changes that another task has written.
@@ -15,7 +17,7 @@ pub(super) struct Saves {
     pub(super) files: Arc<Mutex<TargetsFiles>>,
     /// Permit to write: one write at a time.
     pub(super) turn: Semaphore,
-    waiting: RefCell<Vec<(u64, ExportChange)>>,
+    waiting: RefCell<Vec<(u64, ExportChange<Front>)>>,
     /// Outcomes not yet collected, by change number.
     outcomes: RefCell<BTreeMap<u64, Result<()>>>,
     /// Numbers of the changes that the permit holder is writing.
@@ -36,7 +38,7 @@ impl Saves {
     }
 
     /// Queues a change; returns its number.
-    pub(super) fn enqueue(&self, change: ExportChange) -> u64 {
+    pub(super) fn enqueue(&self, change: ExportChange<Front>) -> u64 {
         let number = self.next.replace(self.next.get() + 1);
         self.waiting.borrow_mut().push((number, change));
         number
@@ -48,7 +50,7 @@ impl Saves {
     }
 
     /// Takes all queued changes, to be written by the permit holder.
-    pub(super) fn take_all(&self) -> Vec<ExportChange> {
+    pub(super) fn take_all(&self) -> Vec<ExportChange<Front>> {
         let (numbers, changes) = self.waiting.take().into_iter().unzip();
         *self.writing.borrow_mut() = numbers;
         changes
