@@ -4,6 +4,7 @@
 //! Each case runs this program again with a seccomp filter, as a container's runtime would set one.  A filter cannot be
 //! removed, so it needs a process of its own.
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::fmt;

@@ -28,7 +28,7 @@ const MEMORY_MAX_KIB: u64 = 8_000_000;
 pub(super) enum Stage {
     /// The unit tests of a crate.
     Lib(&'static str),
-    /// One file of a crate's integration tests: crate, file.
+    /// One subject of a crate's integration tests: crate, module of its program `it`, or program.
     Test(&'static str, &'static str),
     /// The simulator: its options, and how many seeds.
     Sim(&'static [&'static str], u32),
@@ -38,7 +38,7 @@ impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Stage::Lib(package) => write!(f, "unit tests of {package}"),
-            Stage::Test(package, file) => write!(f, "{package}, tests/{file}.rs"),
+            Stage::Test(package, subject) => write!(f, "{package}, tests of {subject}"),
             Stage::Sim(options, runs) => {
                 f.write_str("sim")?;
                 options.iter().try_for_each(|option| write!(f, " {option}"))?;
@@ -76,8 +76,9 @@ impl Stage {
         let mut cargo = cargo(tree);
         match self {
             Stage::Lib(package) => cargo.args(["test", "--no-run", "--message-format=json", "-p", package, "--lib"]),
-            Stage::Test(package, file) => {
-                cargo.args(["test", "--no-run", "--message-format=json", "-p", package, "--test", file])
+            // Which program has the subject shows in what is built.
+            Stage::Test(package, _) => {
+                cargo.args(["test", "--no-run", "--message-format=json", "-p", package, "--test", "*"])
             }
             Stage::Sim(..) => {
                 let build = ["build", "--release", "--message-format=json", "-p", "forebay-sim", "--bin", "sim"];
@@ -94,9 +95,19 @@ impl Stage {
         if let Stage::Sim(options, runs) = self {
             command.args(["--seed", "1", "--steps", "1", "--runs", &runs.to_string()]).args(*options);
         }
+        if let Stage::Test(_, subject) = self
+            && module(&package, subject).exists()
+        {
+            command.arg(format!("{subject}::"));
+        }
         command.current_dir(&package).env("CARGO_MANIFEST_DIR", &package);
         Ok(Program { command, log: log(tree), build_seconds: begin.elapsed().as_secs_f64() })
     }
+}
+
+/// Returns the file of a module of a package's program of integration tests.
+fn module(package: &Path, subject: &str) -> PathBuf {
+    package.join("tests/it").join(subject).with_extension("rs")
 }
 
 impl Stage {
@@ -106,12 +117,13 @@ impl Stage {
             let message: Value = serde_json::from_str(line).ok()?;
             let (target, test) = (&message["target"], message["profile"]["test"].as_bool()?);
             let kinds = target["kind"].as_array()?;
+            let package = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
             let ours = match self {
                 Stage::Lib(_) => test && kinds.iter().any(|kind| kind == "lib"),
-                Stage::Test(_, file) => test && target["name"] == *file,
+                Stage::Test(_, subject) if module(&package, subject).exists() => test && target["name"] == "it",
+                Stage::Test(_, subject) => test && target["name"] == *subject,
                 Stage::Sim(..) => target["name"] == "sim",
             };
-            let package = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
             let program = message["executable"].as_str().filter(|_| ours)?;
             Some((PathBuf::from(program), package))
         })

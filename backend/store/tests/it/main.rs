@@ -1,0 +1,13 @@
+//! Integration tests, one program: a module a subject.
+
+mod anchors;
+mod common;
+mod conformance;
+mod damage;
+mod damaged_index;
+mod flip;
+mod host;
+mod memory;
+mod rebuild;
+mod store;
+mod upkeep;

@@ -1,0 +1,5 @@
+//! Integration tests, one program: a module a subject.
+
+mod fence;
+mod range_lock;
+mod remote;

@@ -1,0 +1,4 @@
+//! Integration tests, one program: a module a subject.
+
+mod hostile;
+mod transports;

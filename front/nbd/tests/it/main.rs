@@ -1,0 +1,6 @@
+//! Integration tests, one program: a module a subject.
+
+mod common;
+mod malformed;
+mod serving;
+mod tls;

@@ -1,0 +1,9 @@
+//! Integration tests, one program: a module a subject.
+
+mod common;
+mod fencing;
+mod hostile;
+mod lengths;
+mod serving;
+mod targets;
+mod units;

@@ -1,0 +1,6 @@
+//! Integration tests, one program: a module a subject.
+
+mod block_oracle;
+mod net;
+mod sizes;
+mod world;

@@ -1,0 +1,12 @@
+//! Integration tests, one program: a module a subject.
+
+mod clones;
+mod common;
+mod crash;
+mod device;
+mod faults;
+mod images;
+mod locks;
+mod object_map;
+mod reserved;
+mod shared;
