@@ -2,7 +2,7 @@
 //!
 //! The flags are those of `cargo fuzz build --sanitizer none`: LLVM's coverage counters, without an address
 //! sanitizer, which safe Rust gains little from and which needs a nightly compiler.  The folder is laid out as
-//! cargo-fuzz wants it, so that `cargo fuzz run TARGET` works too.
+//! cargo-fuzz wants it, so that `cargo fuzz run PROGRAM` works too, with FUZZ_TARGET in the environment.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,28 +32,47 @@ pub struct FuzzArguments {
     replay: Option<PathBuf>,
 }
 
-/// The names of all targets.
-pub fn targets() -> Result<Vec<String>> {
-    let manifest = std::fs::read_to_string(shell::root().join("fuzz/Cargo.toml"))?;
-    let bins = manifest.split("[[bin]]").skip(1);
-    Ok(bins.filter_map(|bin| Some(bin.split_once("name = \"")?.1.split_once('"')?.0.to_owned())).collect())
+/// Fuzz target, and the program that has it.
+pub struct Target {
+    /// Name, such as `nbd_request`.
+    pub name: String,
+    /// Program, with all targets of a crate.
+    program: String,
+}
+
+/// Returns all targets.
+///
+/// # Errors
+/// Errors of the file system.
+pub fn targets() -> Result<Vec<Target>> {
+    let mut targets = Vec::new();
+    for file in std::fs::read_dir(shell::root().join("fuzz/fuzz_targets"))? {
+        let path = file?.path();
+        let program = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(&path)?;
+        let names = text.lines().filter_map(|line| Some(line.trim().strip_prefix('"')?.split_once("\" => ")?.0));
+        targets.extend(names.map(|name| Target { name: name.to_owned(), program: program.clone() }));
+    }
+    targets.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(targets)
 }
 
 /// Runs one target, or lists them.
 pub fn run(arguments: &FuzzArguments) -> Result<()> {
     let known = targets()?;
     let Some(target) = &arguments.target else {
-        println!("{}", known.join("\n"));
+        known.iter().for_each(|target| println!("{}", target.name));
         return Ok(());
     };
-    let chosen: Vec<String> = known.iter().filter(|name| *name == target || target == "all").cloned().collect();
-    if chosen.is_empty() {
-        bail!("there is no fuzz target {target}; there are: {}", known.join(", "));
-    }
+    let names: Vec<&str> = known.iter().map(|target| target.name.as_str()).collect();
+    let chosen: Vec<&Target> = known.iter().filter(|known| known.name == *target || target == "all").collect();
+    let [first, ..] = chosen[..] else {
+        bail!("there is no fuzz target {target}; there are: {}", names.join(", "));
+    };
     shell::run(&mut build_command())?;
     if let Some(input) = &arguments.replay {
         let input = std::path::absolute(input)?;
-        return shell::run(shell::command(binary(target)).arg(input));
+        return shell::run(command(first).arg(input));
     }
     let logs = shell::target().join("fuzz-logs");
     let outcomes = run_all(&chosen, arguments.seconds, &logs)?;
@@ -83,8 +102,11 @@ fn folder() -> PathBuf {
     }
 }
 
-fn binary(target: &str) -> PathBuf {
-    folder().join(PLATFORM).join("release").join(target)
+/// Returns the command that runs a target.
+fn command(target: &Target) -> Command {
+    let mut command = shell::command(folder().join(PLATFORM).join("release").join(&target.program));
+    command.env("FUZZ_TARGET", &target.name);
+    command
 }
 
 /// Result of one target.
@@ -96,33 +118,34 @@ pub struct Outcome {
 }
 
 /// Runs targets side by side, each for `seconds`; their output goes to `logs`.
-pub fn run_all(targets: &[String], seconds: u64, logs: &Path) -> Result<Vec<Outcome>> {
+pub fn run_all(targets: &[&Target], seconds: u64, logs: &Path) -> Result<Vec<Outcome>> {
     std::fs::create_dir_all(logs)?;
     let mut running = Vec::new();
-    for target in targets {
-        let corpus = shell::root().join("fuzz/corpus").join(target);
-        let seeds = shell::root().join("fuzz/seeds").join(target);
-        let artifacts = shell::root().join("fuzz/artifacts").join(target);
+    for &target in targets {
+        let name = &target.name;
+        let corpus = shell::root().join("fuzz/corpus").join(name);
+        let seeds = shell::root().join("fuzz/seeds").join(name);
+        let artifacts = shell::root().join("fuzz/artifacts").join(name);
         std::fs::create_dir_all(&corpus)?;
         std::fs::create_dir_all(&artifacts)?;
-        let log = logs.join(format!("{target}.log"));
+        let log = logs.join(format!("{name}.log"));
         // The log of an earlier run would be taken for this one's.
         let _ = std::fs::remove_file(&log);
-        let mut command = shell::command(binary(target));
+        let mut command = command(target);
         command.arg(format!("-max_total_time={seconds}"));
         command.arg(format!("-artifact_prefix={}/", artifacts.display()));
         command.args(["-rss_limit_mb=2048", "-timeout=60", "-print_final_stats=1", "-verbosity=1"]).arg(&corpus);
         if seeds.is_dir() {
             command.arg(&seeds);
         }
-        running.push((target, Process::start(&mut command, &log)?, log));
+        running.push((name, Process::start(&mut command, &log)?, log));
     }
     let patience = Duration::from_secs(seconds + 60);
     let mut outcomes = Vec::new();
-    for (target, mut process, log) in running {
+    for (name, mut process, log) in running {
         let status = shell::wait_for(patience, || process.ended());
         let text = std::fs::read_to_string(&log).unwrap_or_default();
-        outcomes.push(outcome(target, status.is_some_and(|status| status.success()), &text, &log)?);
+        outcomes.push(outcome(name, status.is_some_and(|status| status.success()), &text, &log)?);
     }
     Ok(outcomes)
 }

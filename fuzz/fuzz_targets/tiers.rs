@@ -1,5 +1,4 @@
 //! Every tier of the kernels against the portable one, on shapes, lengths and alignments that the fuzzer chooses.
-#![no_main]
 
 use forebay_accel::Tier;
 use forebay_accel::crc32c::OnTier;
@@ -8,11 +7,12 @@ use forebay_accel::erasure::{Code, CodeError, Construction, ErasureDecoder, Plac
 const CONSTRUCTIONS: [Construction; 3] =
     [Construction::Vandermonde, Construction::Cauchy, Construction::JerasureVandermonde];
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+/// Compares checksums and stripes of all tiers.
+pub fn run(data: &[u8]) {
     let Some((choice, payload)) = data.split_first_chunk::<8>() else { return };
     checksums(choice, payload);
     stripes(choice, payload);
-});
+}
 
 fn checksums(choice: &[u8; 8], payload: &[u8]) {
     let skip = usize::from(choice[0] % 64).min(payload.len());

@@ -1,0 +1,6 @@
+#![no_main]
+
+forebay_fuzz::targets! {
+    "writelog_format" => forebay_writelog::fuzz::decode,
+    "writelog_sealed" => forebay_writelog::fuzz::decode_sealed,
+}
