@@ -283,7 +283,6 @@ pub(crate) struct ObjectContent {
     /// Key-value map of the object.
     pub(crate) kv: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Extended attributes set by object classes.
-    #[cfg(feature = "cluster")]
     pub(crate) attributes: BTreeMap<String, Vec<u8>>,
 }
 

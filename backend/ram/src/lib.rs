@@ -4,12 +4,13 @@
 //! needs no reactor.  Snapshots follow RADOS: the first write after a snapshot preserves the object's state as a clone.
 //!
 //! With the feature `conformance`, `forebay_ram::conformance` provides the requirements on every
-//! [`ObjectBackend`](forebay_block::ObjectBackend) as tests, to be called from any backend's own tests.  With the
-//! feature `cluster`, `forebay_ram::cluster` provides pools shared by several clients, with the object classes `lock`
-//! and `rbd`, watch and notify, and a blocklist: a reference model of RADOS's shared state.
+//! [`ObjectBackend`](forebay_block::ObjectBackend) as tests, to be called from any backend's own tests.
+//!
+//! [`cluster`] provides pools shared by several clients, with the object classes `lock` and `rbd`, watch and notify, and a
+//! blocklist: a reference model of RADOS's shared state, for tests.  It is no feature, since the daemon and the simulator,
+//! built with different ones, would each be compiled against a crate of their own.
 
 mod backend;
-#[cfg(feature = "cluster")]
 pub mod cluster;
 #[cfg(feature = "conformance")]
 pub mod conformance;
