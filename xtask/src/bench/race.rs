@@ -204,7 +204,7 @@ fn fine_lines(bench: &str, cases: &[Case]) -> Vec<String> {
 /// Builds the peers, and runs one race.
 fn run(name: &str, effort: &Effort) -> Result<Vec<Value>> {
     shell::run(&mut build()).context("building the peers (scripts/setup bench brings nasm, autoconf and libtool)")?;
-    let mut race = shell::command(shell::root().join("test/peers/target/release/race"));
+    let mut race = shell::command(shell::target().join("release/race"));
     race.args([name, "--rounds", &effort.rounds.to_string()]);
     race.args(["--milliseconds", &((effort.seconds * 4.0) as u64).max(1).to_string()]);
     race.args(["--case", effort.case.as_deref().unwrap_or("")]);
@@ -218,8 +218,7 @@ fn run(name: &str, effort: &Effort) -> Result<Vec<Value>> {
 
 fn build() -> Command {
     let mut build = shell::cargo();
-    build.args(["build", "--quiet", "--release", "--features", "bench", "--manifest-path", "test/peers/Cargo.toml"]);
-    build.env_remove("CARGO_TARGET_DIR");
+    build.args(["build", "--quiet", "--release", "-p", "forebay-peers", "--features", "bench"]);
     build
 }
 
