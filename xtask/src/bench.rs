@@ -1,5 +1,6 @@
 //! `cargo xtask bench NAME`: a peer and Forebay side by side in one run, interleaved, medians.
 
+mod builds;
 mod gateway;
 mod idle;
 mod iscsi;
@@ -16,7 +17,7 @@ mod stalls;
 mod store;
 mod writelog;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 /// Arguments of `bench`.
 #[derive(clap::Args)]
@@ -32,6 +33,9 @@ pub struct BenchArguments {
     /// Number of volumes that `scale` makes (default: 10,000)
     #[arg(long)]
     volumes: Option<u64>,
+    /// Daemon of another build, for `builds`
+    #[arg(long, value_name = "PROGRAM", required_if_eq("name", "builds"))]
+    old: Option<std::path::PathBuf>,
     /// Only the peers (a check of the harness itself)
     #[arg(long)]
     peers_only: bool,
@@ -74,6 +78,9 @@ pub struct Effort {
 
 #[derive(clap::ValueEnum, Clone, Copy)]
 enum Name {
+    /// This build of the daemon against another one (--old): volumes in memory, in the store, behind a write log, in a Ceph
+    /// cluster; prints only
+    Builds,
     /// Over iSCSI, against tgtd, with libiscsi's iscsi-perf, fio, QEMU and our own initiator (FOREBAY_FIO: a fio with
     /// the engine libiscsi)
     Iscsi,
@@ -110,7 +117,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
     let asked = &arguments.effort;
     let (rounds, seconds) = match arguments.name {
         // So that all of their cases are measured in less than five minutes.
-        Name::Iscsi | Name::Nvmf => (5, 1.0),
+        Name::Iscsi | Name::Nvmf | Name::Builds => (5, 1.0),
         // Tails want many requests: less than a quarter of an hour.
         Name::Writelog => (3, 5.0),
         _ => (5, 3.0),
@@ -123,6 +130,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         case: asked.case.clone(),
     };
     match arguments.name {
+        Name::Builds => builds::run(&effort, arguments.old.as_deref().context("--old is missing")?),
         Name::Iscsi => iscsi::run(&effort, arguments.dry_run),
         Name::Messenger => messenger::run(&effort, arguments.dry_run),
         Name::Nbd => nbd::run(&effort, arguments.peers_only, arguments.dry_run),

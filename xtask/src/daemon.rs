@@ -46,6 +46,7 @@ pub fn program() -> PathBuf {
 
 /// A daemon on a data folder; it is killed when dropped.
 pub struct Daemon {
+    program: PathBuf,
     process: Process,
     sockets: Scratch,
     words: Vec<String>,
@@ -68,7 +69,8 @@ impl Daemon {
         Self::start_program(&shipped_program(), wrapper, data, more)
     }
 
-    fn start_program(program: &Path, wrapper: &[&str], data: &Path, more: &[&str]) -> Result<Self> {
+    /// The same, of another build; its own program talks to it.
+    pub fn start_program(program: &Path, wrapper: &[&str], data: &Path, more: &[&str]) -> Result<Self> {
         let sockets = Scratch::new("run")?;
         let path = |name: &str| sockets.path().join(name).display().to_string();
         let mut words: Vec<String> = wrapper.iter().map(|&word| word.to_owned()).collect();
@@ -76,12 +78,12 @@ impl Daemon {
         words.extend(["serve".into(), "--data".into(), data.display().to_string()]);
         words.extend(["--control".into(), path("control"), "--nbd".into(), format!("unix:{}", path("nbd"))]);
         words.extend(more.iter().map(|&word| word.to_owned()));
-        Self::launch(words, sockets)
+        Self::launch(program.to_path_buf(), words, sockets)
     }
 
-    fn launch(words: Vec<String>, sockets: Scratch) -> Result<Self> {
+    fn launch(program: PathBuf, words: Vec<String>, sockets: Scratch) -> Result<Self> {
         let process = Process::start(shell::command(&words[0]).args(&words[1..]), &sockets.path().join("log"))?;
-        let mut daemon = Self { process, sockets, words };
+        let mut daemon = Self { program, process, sockets, words };
         daemon.await_ready()?;
         Ok(daemon)
     }
@@ -98,7 +100,7 @@ impl Daemon {
 
     /// A forebay command that talks to this daemon.
     pub fn command(&self) -> Command {
-        let mut command = shell::command(program());
+        let mut command = shell::command(&self.program);
         command.env("FOREBAY_CONTROL", self.control());
         command
     }
@@ -157,17 +159,17 @@ impl Daemon {
     /// `kill -9`, and a new one on the same data and sockets.
     pub fn crash(self) -> Result<Crashed> {
         self.process.kill()?;
-        Ok(Crashed { sockets: self.sockets, words: self.words })
+        Ok(Crashed { program: self.program, sockets: self.sockets, words: self.words })
     }
 
     /// SIGTERM, and a new one on the same data and sockets.
     pub fn restart(self) -> Result<Self> {
-        let Self { process, sockets, words } = self;
+        let Self { program, process, sockets, words } = self;
         let status = process.stop(PATIENCE)?;
         if !status.success() {
             bail!("the daemon ended with {status}:\n{}", shell::tail(&sockets.path().join("log"), 20));
         }
-        Self::launch(words, sockets)
+        Self::launch(program, words, sockets)
     }
 
     /// SIGTERM, and waits; an error if it does not end cleanly.
@@ -188,6 +190,7 @@ impl Daemon {
 
 /// Remains of a daemon after `kill -9`.
 pub struct Crashed {
+    program: PathBuf,
     sockets: Scratch,
     words: Vec<String>,
 }
@@ -195,6 +198,6 @@ pub struct Crashed {
 impl Crashed {
     /// Starts it again where it was.
     pub fn restart(self) -> Result<Daemon> {
-        Daemon::launch(self.words, self.sockets)
+        Daemon::launch(self.program, self.words, self.sockets)
     }
 }
