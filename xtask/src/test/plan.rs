@@ -15,8 +15,8 @@ const SPEED_OVER: f64 = 240.0;
 pub(super) struct Job {
     /// Seconds on a quiet machine.
     pub(super) takes: Takes,
-    /// Cores it keeps busy.
-    pub(super) weight: usize,
+    /// Cores that it keeps busy.
+    pub(super) load: f64,
 }
 
 /// Decision about one stage.
@@ -85,8 +85,8 @@ impl Situation<'_> {
             return Verdict::Skip;
         }
         let all = || self.waiting.iter().chain(std::iter::once(&job));
-        let quick: f64 = all().map(|job| job.takes.quick * job.weight as f64).sum();
-        let more: f64 = all().map(|job| (job.takes.usual - job.takes.quick) * job.weight as f64).sum();
+        let quick: f64 = all().map(|job| job.takes.quick * job.load).sum();
+        let more: f64 = all().map(|job| (job.takes.usual - job.takes.quick) * job.load).sum();
         let spare = own_left * self.cores as f64 * FILLED - self.running - quick;
         let share = if more > 0.0 { (spare / more).clamp(0.0, 1.0) } else { 1.0 };
         let longest = match job.takes.usual - job.takes.quick {
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     fn job(quick: f64, usual: f64) -> Job {
-        Job { takes: Takes { quick, usual, soak: usual }, weight: 1 }
+        Job { takes: Takes { quick, usual, soak: usual }, load: 1.0 }
     }
 
     fn situation(left: f64, factor: f64, waiting: &[Job]) -> Situation<'_> {

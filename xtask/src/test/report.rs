@@ -68,7 +68,8 @@ impl Report {
 pub(super) fn passed(stage: &Stage, report: &Report) {
     let tests = if stage.counted { format!("{} passed", report.passed) } else { String::new() };
     let (name, title) = (stage.name, stage.title);
-    println!("{} {name:<14} {title:<38} {tests:>14} {:>9}", paint("ok", "32"), shell::seconds(report.time));
+    let (time, cpu) = (shell::seconds(report.time), shell::seconds(report.cpu));
+    println!("{} {name:<15} {title:<64} {tests:>12} {time:>9} {cpu:>9} CPU", paint("ok", "32"));
     for test in &report.left_out {
         println!("  {} {test}", paint("left out", "33"));
     }

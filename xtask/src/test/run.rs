@@ -26,6 +26,8 @@ const HANGS_AFTER_MIN: Duration = Duration::from_secs(300);
 const MARK: &str = "FOREBAY_TEST_STAGE";
 /// Interval between two samples of a stage's CPU time.
 const CPU_INTERVAL: Duration = Duration::from_millis(500);
+/// Memory that a stage may take, in GiB: a guest, or a cluster with its clients.
+const STAGE_GIB: usize = 3;
 /// Time between SIGTERM and SIGKILL of a stage.
 const LAST_WORDS: Duration = Duration::from_secs(15);
 
@@ -53,19 +55,23 @@ struct Run<'a> {
     reports: Vec<Report>,
     speed: Speed,
     cores: usize,
+    /// Stages that run side by side, at most.
+    most: usize,
 }
 
 /// Runs everything whose needs are met, as long as cores are free.
 pub(super) fn execute(stages: &[Stage], lengths: Lengths, logs: &Path) -> Result<Vec<Report>> {
     let clock = logs.join("quiet-clock");
     quiet::publish(&clock)?;
+    let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
     let run = Mutex::new(Run {
         stages,
         lengths,
         progress: vec![Progress::Waiting; stages.len()],
         reports: stages.iter().map(|_| Report::new(Ending::Skipped)).collect(),
         speed: Speed::default(),
-        cores: std::thread::available_parallelism().map_or(2, usize::from).max(2),
+        cores,
+        most: (memory_gib() / STAGE_GIB).clamp(2, 3 * cores),
     });
     let changed = Condvar::new();
     std::thread::scope(|scope| {
@@ -93,10 +99,17 @@ impl Run<'_> {
     /// Returns the next stage to begin, with its length; settles on the way what can no longer run.
     fn next(&mut self) -> Option<(usize, Length)> {
         self.leave_out();
+        // Cores that a build waits for.
+        let mut reserved: f64 = 0.0;
         for index in 0..self.stages.len() {
             let stage = &self.stages[index];
-            let fits = stage.weight == 0 || self.busy() + stage.weight <= self.cores;
-            if !matches!(self.progress[index], Progress::Waiting) || !fits || !self.ready(index) {
+            if !matches!(self.progress[index], Progress::Waiting) || !self.ready(index) {
+                continue;
+            }
+            if !self.fits(stage, reserved) {
+                if !stage.counted {
+                    reserved = reserved.max(stage.load);
+                }
                 continue;
             }
             match self.verdict(index) {
@@ -125,12 +138,17 @@ impl Run<'_> {
         self.reports[index] = report;
     }
 
-    fn busy(&self) -> usize {
-        let weights = self.stages.iter().zip(&self.progress);
-        weights
-            .filter(|(_, progress)| matches!(progress, Progress::Running { .. }))
-            .map(|(stage, _)| stage.weight)
-            .sum()
+    /// Returns whether cores and memory are free for a stage: beside what runs, and beside a build that waits until
+    /// another build leaves it `reserved` cores.
+    fn fits(&self, stage: &Stage, reserved: f64) -> bool {
+        let running = || {
+            let stages = self.stages.iter().zip(&self.progress);
+            stages.filter(|(_, progress)| matches!(progress, Progress::Running { .. })).map(|(stage, _)| stage)
+        };
+        let (builds, tests): (Vec<&Stage>, Vec<&Stage>) = running().partition(|stage| !stage.counted);
+        let load = |stages: &[&Stage]| stages.iter().map(|stage| stage.load).sum::<f64>();
+        let busy = load(&tests) + load(&builds).max(reserved);
+        stage.load == 0.0 || (busy + stage.load <= self.cores as f64 + 0.05 && running().count() < self.most)
     }
 
     fn index_of(&self, name: &str) -> Option<usize> {
@@ -200,7 +218,7 @@ impl Run<'_> {
         let now = Instant::now();
         let running = || {
             self.stages.iter().zip(&self.progress).filter_map(|(stage, progress)| match progress {
-                Progress::Running { since, expected } => Some((stage.weight, *expected, (now - *since).as_secs_f64())),
+                Progress::Running { since, expected } => Some((stage.load, *expected, (now - *since).as_secs_f64())),
                 _ => None,
             })
         };
@@ -214,9 +232,7 @@ impl Run<'_> {
             cores: self.cores,
             factor,
             waiting: &waiting,
-            running: running()
-                .map(|(weight, expected, passed)| weight as f64 * (expected - passed / factor).max(0.0))
-                .sum(),
+            running: running().map(|(load, expected, passed)| load * (expected - passed / factor).max(0.0)).sum(),
         };
         let stage = &self.stages[index];
         if stage.counted {
@@ -232,8 +248,16 @@ impl Run<'_> {
     }
 }
 
+/// Returns the memory of this machine that is available, in GiB.
+fn memory_gib() -> usize {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<usize>().ok());
+    kib.map_or(0, |kib| kib >> 20)
+}
+
 fn job(stage: &Stage) -> Job {
-    Job { takes: stage.takes, weight: stage.weight }
+    Job { takes: stage.takes, load: stage.load }
 }
 
 /// Reason why a stage's process ended.

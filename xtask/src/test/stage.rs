@@ -59,8 +59,8 @@ pub(super) struct Stage {
     pub(super) command: Box<MakeCommand>,
     /// Its output holds tests to count; a build's does not.
     pub(super) counted: bool,
-    /// Cores it keeps busy; 0 for what waits for the network.
-    pub(super) weight: usize,
+    /// Cores that it keeps busy on average, on a quiet machine; 0 for what waits for the network.
+    pub(super) load: f64,
     pub(super) takes: Takes,
     /// Only `cargo xtask soak` runs it.
     pub(super) only_soak: bool,
@@ -86,7 +86,7 @@ impl Stage {
         command: impl Fn(Length) -> Result<Command> + Send + Sync + 'static,
     ) -> Self {
         let takes = Takes { quick: 0.0, usual: 0.0, soak: 0.0 };
-        Self { name, title, after, command: Box::new(command), counted: true, weight: 1, takes, only_soak: false }
+        Self { name, title, after, command: Box::new(command), counted: true, load: 1.0, takes, only_soak: false }
     }
 
     /// Sets the time of a stage without lengths, in seconds.
@@ -100,15 +100,10 @@ impl Stage {
         self
     }
 
-    /// Marks a stage that waits for the network or for timers, and leaves the processors to others.
-    pub(super) fn idle(mut self) -> Self {
-        self.weight = 0;
-        self
-    }
-
-    /// Marks a stage that keeps every core busy: nothing that does runs beside it.
-    pub(super) fn on_all_cores(mut self) -> Self {
-        self.weight = 2;
+    /// Sets the cores that the stage keeps busy: CPU time divided by the time it takes, as the table of a run shows them.
+    /// A stage that waits for timers, peers and daemons runs beside others that do.
+    pub(super) fn busy(mut self, cores: f64) -> Self {
+        self.load = cores;
         self
     }
 

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use super::stage::{Stage, own, script, script_with};
-use crate::{daemon, fuzz, malformed, shell, sim};
+use crate::{daemon, fuzz, shell};
 
 /// The stages of a whole run.
 pub(super) fn stages() -> Vec<Stage> {
@@ -24,25 +24,34 @@ fn first() -> Vec<Stage> {
             guest.arg("--prepare");
             Ok(guest)
         })
-        .idle(),
-        // One after the other, since each takes all cores anyway: on a slow machine the first one's tests can begin when
-        // there is no time for the second.
-        Stage::build("build", "the daemon, in release", &[], 300, || Ok(daemon::build_command())).on_all_cores(),
-        Stage::build("build-tests", "unit and property tests", &[], 300, || {
+        .busy(0.0),
+        Stage::build("build", "the daemon, in release", &[], 240, || Ok(daemon::build_command())).busy(2.0),
+        Stage::build("build-programs", "the simulator, initiators, clients", &["build"], 90, || {
+            let mut build = daemon::build_beside_command(&["-p", "forebay-sim"]);
+            build.args(["-p", "forebay-malformed", "-p", "forebay-iscsi-host", "-p", "forebay-nvme-host"]);
+            build.args(["-p", "forebay-rbd-lab", "-p", "forebay-rados", "-p", "forebay-messenger"]);
+            build.args(["--bins", "--examples"]);
+            Ok(build)
+        })
+        .busy(1.2),
+        // After the first one, which leaves compiled C for it, and beside the tests of programs, which wait a lot.
+        Stage::build("build-tests", "unit and property tests", &["build"], 300, || {
             let mut build = shell::cargo();
             build.args(["test", "--quiet", "--workspace", "--no-run"]);
             Ok(build)
         })
-        .on_all_cores(),
-        Stage::tests("interop", "real NBD clients", &["build"], |_| Ok(script("nbd.sh"))).takes(25),
+        .busy(1.2),
+        Stage::tests("interop", "real NBD clients", &["build"], |_| Ok(script("nbd.sh"))).takes(25).busy(0.7),
         Stage::tests("interop-tls", "real NBD clients, through TLS", &["build"], |_| Ok(script("nbd-tls.sh")))
-            .takes(15),
+            .takes(15)
+            .busy(0.7),
         Stage::tests("unit", "unit and property tests", &["build-tests"], |_| {
             let mut test = shell::cargo();
             test.args(["test", "--quiet", "--workspace", "--no-fail-fast"]);
             Ok(test)
         })
-        .takes(200),
+        .takes(200)
+        .busy(1.4),
     ]
 }
 
@@ -52,88 +61,86 @@ fn data_path() -> Vec<Stage> {
         Stage::tests("kill", "kill -9 under fio verify", &["build"], |length| {
             own(&["kill", "--rounds", &length.of(8, 20, 100).to_string()])
         })
-        .long(15, 30, 145),
+        .long(15, 30, 145)
+        .busy(0.8),
         Stage::tests("kill-log", "kill -9 with a write log", &["build"], |length| {
             own(&["kill", "--log", "--rounds", &length.of(8, 20, 100).to_string()])
         })
-        .long(15, 30, 145),
-        Stage::build("build-sim", "the simulator, in release", &["build"], 15, || Ok(sim::build_command())),
-        Stage::tests("sim-writelog", "simulated crashes of write logs", &["build-sim"], |length| {
-            let (runs, sweeps) = (length.of(1000, 10_000, 40_000), length.of(2, 10, 40));
+        .long(15, 30, 145)
+        .busy(0.8),
+        Stage::tests("sim-writelog", "simulated crashes of write logs", &["build-programs"], |length| {
+            let (runs, sweeps) = (length.of(1000, 5000, 40_000), length.of(2, 10, 40));
             own(&["sim", "--writelog", "--jobs", "1", "--runs", &runs.to_string(), "--sweeps", &sweeps.to_string()])
         })
-        .long(12, 75, 300),
-        Stage::tests("sim", "simulated crashes of store and image", &["build-sim"], |length| {
-            let (runs, sweeps) = (length.of(400, 4000, 16_000), length.of(2, 30, 120));
+        .long(12, 42, 300),
+        Stage::tests("sim", "simulated crashes of store and image", &["build-programs"], |length| {
+            let (runs, sweeps) = (length.of(400, 2000, 16_000), length.of(2, 15, 120));
             let (runs, sweeps) = (runs.to_string(), sweeps.to_string());
             own(&["sim", "--jobs", "1", "--runs", &runs, "--steps", "1", "--sweeps", &sweeps])
         })
-        .long(10, 55, 210),
-        Stage::tests("sim-attachment", "volumes that get and lose write logs", &["build-sim"], |length| {
+        .long(10, 28, 210),
+        Stage::tests("sim-attachment", "volumes that get and lose write logs", &["build-programs"], |length| {
             let runs = length.of(200, 2000, 40_000).to_string();
             own(&["sim", "--attachment", "--jobs", "1", "--runs", &runs])
         })
         .long(2, 15, 300),
-        Stage::tests("sim-shared", "images of a pool that several clients use", &["build-sim"], |length| {
+        Stage::tests("sim-shared", "images of a pool that several clients use", &["build-programs"], |length| {
             let runs = length.of(200, 2000, 20_000).to_string();
             own(&["sim", "--shared", "--jobs", "1", "--runs", &runs])
         })
         .long(2, 20, 200),
-        Stage::build("build-hosts", "initiators that do what others do not", &["build"], 50, || {
-            Ok(malformed::build_command())
-        }),
-        Stage::tests("conduct", "the daemon idle, alone, under rubbish", &["build", "build-hosts"], |_| {
-            own(&["conduct"])
-        })
-        .takes(70),
-        Stage::tests("malformed", "sessions that go wrong, by the million", &["build", "build-hosts"], |_| {
+        Stage::tests("conduct", "the daemon idle, alone, under rubbish", &["build-programs"], |_| own(&["conduct"]))
+            .takes(70)
+            .busy(0.7),
+        Stage::tests("malformed", "sessions that go wrong, by the million", &["build-programs"], |_| {
             own(&["malformed"])
         })
         .long(0, 0, 600)
         .only_soak(),
-        Stage::tests("iscsi", "real iSCSI initiators, the conformance suite", &["build", "build-hosts"], |length| {
+        Stage::tests("iscsi", "real iSCSI initiators, the conformance suite", &["build-programs"], |length| {
             let mut script = script("iscsi.sh");
             script.env("QUICK", (1 - length.of(0, 1, 1)).to_string());
             Ok(script)
         })
-        .long(40, 60, 60),
+        .long(40, 60, 60)
+        .busy(0.8),
     ]
 }
 
 /// Returns the stages that need a real Ceph cluster, which each starts for itself.
 fn clusters() -> Vec<Stage> {
     vec![
-        Stage::build("build-rbd-lab", "the program that shares images with RBD's clients", &["build"], 20, || {
-            Ok(daemon::build_beside_command(&["-p", "forebay-rbd-lab"]))
-        }),
-        Stage::tests("rbd", "images in a real Ceph cluster, shared with RBD's own clients", &["build-rbd-lab"], |_| {
-            Ok(script_with("rbd.sh", "rbd-lab"))
-        })
-        .takes(240),
+        Stage::tests(
+            "rbd",
+            "images in a real Ceph cluster, shared with RBD's own clients",
+            &["build-programs"],
+            |_| Ok(script_with("rbd.sh", "rbd-lab")),
+        )
+        .takes(240)
+        .busy(0.5),
         Stage::build("ceph-18-packages", "fetch Ceph 18.2, once", &[], 20, || {
             let mut fetch = shell::command(shell::root().join("test/lab/ceph-release"));
             fetch.arg("18.2");
             Ok(fetch)
         })
-        .idle(),
+        .busy(0.0),
         Stage::tests("kill-log-ceph", "kill -9 with a write log before a Ceph cluster", &["build"], |length| {
-            own(&["kill", "--log", "--ceph", "--rounds", &length.of(3, 12, 50).to_string()])
+            own(&["kill", "--log", "--ceph", "--rounds", &length.of(3, 8, 50).to_string()])
         })
-        .long(30, 45, 125),
-        Stage::build("build-rados", "the RADOS client's examples", &["build"], 25, || {
-            Ok(daemon::build_beside_command(&["-p", "forebay-rados", "--examples"]))
-        }),
-        Stage::tests("rados", "the RADOS client and a real Ceph cluster", &["build-rados"], |length| {
+        .long(30, 38, 125)
+        .busy(0.6),
+        Stage::tests("rados", "the RADOS client and a real Ceph cluster", &["build-programs"], |length| {
             let mut script = script_with("rados.sh", "examples/rados-lab");
-            let seeds: Vec<String> = (1..=length.of(1, 2, 8)).map(|seed| seed.to_string()).collect();
+            let seeds: Vec<String> = (1..=length.of(1, 1, 8)).map(|seed| seed.to_string()).collect();
             script.env("SEEDS", seeds.join(" "));
             Ok(script)
         })
-        .long(130, 165, 390),
+        .long(130, 130, 390)
+        .busy(0.5),
         Stage::tests(
             "ceph-18",
             "the RADOS client and images in a Ceph cluster of release 18.2",
-            &["build-rados", "build-rbd-lab", "ceph-18-packages"],
+            &["build-programs", "ceph-18-packages"],
             |length| {
                 let mut script = script_with("ceph-18.sh", "examples/rados-lab");
                 script.env("RBD_LAB", shell::target().join("release/rbd-lab"));
@@ -141,46 +148,49 @@ fn clusters() -> Vec<Stage> {
                 Ok(script)
             },
         )
-        .long(90, 90, 480),
-        Stage::tests("rados-failures", "the RADOS client while a Ceph cluster misbehaves", &["build-rados"], |_| {
+        .long(90, 90, 480)
+        .busy(0.6),
+        Stage::tests("rados-failures", "the RADOS client while a Ceph cluster misbehaves", &["build-programs"], |_| {
             Ok(script_with("rados-failures.sh", "examples/rados-lab"))
         })
-        .takes(340),
+        .takes(340)
+        .busy(0.35),
         Stage::tests(
             "nvme-two",
             "reservations of one namespace of two daemons, on an image of a Ceph cluster",
-            &["build", "build-hosts"],
+            &["build-programs"],
             |length| {
                 let mut script = script_with("nvme-two.sh", "nvme-two");
-                script.env("ROUNDS", length.of(6, 40, 40).to_string());
+                script.env("ROUNDS", length.of(6, 15, 40).to_string());
                 Ok(script)
             },
         )
-        .long(60, 105, 105),
+        .long(60, 72, 105)
+        .busy(0.6),
         Stage::tests("rados-thrash", "an image in a Ceph cluster whose OSDs are killed", &["build"], |length| {
             let mut script = script("rados-thrash.sh");
-            script.arg(length.of(20, 60, 360).to_string());
+            script.arg(length.of(20, 30, 360).to_string());
             Ok(script)
         })
-        .long(65, 105, 405),
+        .long(65, 75, 405)
+        .busy(0.6),
         Stage::tests(
             "rados-config",
             "the RADOS client's configuration: files, monitors, DNS, no cephx",
-            &["build-rados"],
+            &["build-programs"],
             |_| Ok(script_with("rados-config.sh", "examples/rados-lab")),
         )
-        .takes(195),
-        Stage::tests("rados-crush", "CRUSH and Debian's crushtool", &["build-rados"], |_| {
+        .takes(195)
+        .busy(0.35),
+        Stage::tests("rados-crush", "CRUSH and Debian's crushtool", &["build-programs"], |_| {
             Ok(script_with("rados-crush.sh", "examples/rados-lab"))
         })
         .takes(10),
-        Stage::build("build-mon", "the messenger's examples", &["build"], 35, || {
-            Ok(daemon::build_beside_command(&["-p", "forebay-messenger", "--examples"]))
-        }),
-        Stage::tests("messenger-ceph", "the messenger and a real Ceph monitor", &["build-mon"], |_| {
+        Stage::tests("messenger-ceph", "the messenger and a real Ceph monitor", &["build-programs"], |_| {
             Ok(script_with("messenger-ceph.sh", "examples/messenger-mon"))
         })
-        .takes(20),
+        .takes(20)
+        .busy(0.5),
     ]
 }
 
@@ -195,13 +205,13 @@ fn guests() -> Vec<Stage> {
             Ok(script)
         })
         .long(60, 245, 245)
-        .idle(),
+        .busy(0.1),
         Stage::tests("pmem-kill", "a guest's persistent memory under power failures", GUEST, |length| {
             let mut script = script("power-kill.sh");
-            script.args(["pmem", &length.of(2, 4, 20).to_string()]);
+            script.args(["pmem", &length.of(2, 3, 20).to_string()]);
             Ok(script)
         })
-        .long(60, 95, 400),
+        .long(60, 78, 400),
         Stage::tests("disk-kill", "a guest's disks with volatile caches under power failures", GUEST, |length| {
             let mut script = script("power-kill.sh");
             script.args(["disk", &length.of(1, 2, 20).to_string()]);
@@ -218,7 +228,7 @@ fn guests() -> Vec<Stage> {
         Stage::tests(
             "rbd-kernel",
             "images shared with the kernel's rbd client, in a guest",
-            &["build-rbd-lab", "guest-kernel"],
+            &["build-programs", "guest-kernel"],
             |_| Ok(script_with("rbd-kernel.sh", "rbd-lab")),
         )
         .takes(55),
@@ -238,7 +248,7 @@ fn guests() -> Vec<Stage> {
             own(&["guest-documented"])
         })
         .takes(150),
-        Stage::tests("messenger-rdma", "messengers over RDMA, in a guest", &["build-mon", "guest-kernel"], |_| {
+        Stage::tests("messenger-rdma", "messengers over RDMA, in a guest", &["build-programs", "guest-kernel"], |_| {
             let mut guest = shell::command(shell::root().join("test/lab/guest"));
             guest.arg(shell::root().join("test/interop/messenger-rdma.sh")).arg(daemon::program());
             guest.arg(shell::target().join("release/examples/messenger-rdma")).env("RDMA", "1");
@@ -251,23 +261,17 @@ fn guests() -> Vec<Stage> {
 /// Returns the remaining stages: messengers in the simulator, fuzz targets, kernels beside peers' and on AArch64.
 fn rest() -> Vec<Stage> {
     vec![
-        Stage::tests("sim-messenger", "messengers under cuts and restarts", &["build-sim"], |length| {
+        Stage::tests("sim-messenger", "messengers under cuts and restarts", &["build-programs"], |length| {
             let runs = length.of(500, 5000, 20_000).to_string();
             own(&["sim", "--messenger", "--jobs", "1", "--runs", &runs])
         })
         .long(2, 10, 40),
         Stage::build("build-fuzz", "fuzz targets", &["build"], 270, || Ok(fuzz::build_command())),
         Stage::tests("fuzz", "every fuzz target at once", &["build-fuzz"], |length| {
-            own(&["fuzz", "all", "--seconds", &length.of(10, 60, 600).to_string()])
+            own(&["fuzz", "all", "--seconds", &length.of(10, 30, 600).to_string()])
         })
-        .long(15, 65, 605),
-        Stage::tests("peers", "byte-identity with ISA-L and jerasure", &["build"], |_| {
-            let mut test = shell::cargo();
-            test.args(["test", "--quiet", "--manifest-path", "test/peers/Cargo.toml"]);
-            test.env_remove("CARGO_TARGET_DIR");
-            Ok(test)
-        })
-        .takes(180),
+        .long(15, 35, 605)
+        .busy(2.0),
         Stage::build("build-arm", "the kernels, for AArch64", &["build"], 205, || Ok(arm(&["--no-run"]))),
         Stage::tests("arm", "the kernels on an emulated AArch64", &["build-arm"], |_| Ok(arm(&[]))).takes(35),
         Stage::tests("arm-pmem", "persistent memory on an emulated AArch64", &["build-arm"], |_| {
@@ -290,6 +294,10 @@ fn arm(more: &[&str]) -> Command {
 fn arm_of(package: &str, targets: &[&str], more: &[&str]) -> Command {
     let mut test = shell::cargo();
     test.args(["test", "--quiet", "-p", package]).args(targets).args(["--target", "aarch64-unknown-linux-gnu"]);
+    // Libraries in C, compiled for these tests alone: optimising them takes longer than it saves.
+    for library in ["aws-lc-sys", "libdeflate-sys", "zstd-sys"] {
+        test.args(["--config", &format!("profile.dev.package.{library}.opt-level=1")]);
+    }
     test.args(more);
     test.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
     let runner = "qemu-aarch64-static -L /usr/aarch64-linux-gnu";
