@@ -78,7 +78,7 @@ pub struct Effort {
 
 #[derive(clap::ValueEnum, Clone, Copy)]
 enum Name {
-    /// This build of the daemon against another one (--old): volumes in memory, in the store, behind a write log, in a Ceph
+    /// Build of this checkout against another one (--old): volumes in memory, in the store, behind a write log, in a Ceph
     /// cluster; prints only
     Builds,
     /// Over iSCSI, against tgtd, with libiscsi's iscsi-perf, fio, QEMU and our own initiator (FOREBAY_FIO: a fio with

@@ -1,4 +1,4 @@
-//! This build of the daemon against another one, on the same loads, interleaved: finds what a change costs.
+//! Build of this checkout against another build of the daemon, on the same loads, interleaved: finds what a change costs.
 //!
 //! One processor for the daemon and one for the host.
 

@@ -223,7 +223,11 @@ pub(super) fn check(stage: &Stage) -> Result<()> {
         bail!("{stage}: there is no such crate");
     };
     match file {
-        Some(file) if !folder.join(format!("tests/{file}.rs")).is_file() => bail!("{stage}: there is no such file"),
+        Some(subject)
+            if !module(&folder, subject).is_file() && !folder.join(format!("tests/{subject}.rs")).is_file() =>
+        {
+            bail!("{stage}: there is no such file")
+        }
         _ => Ok(()),
     }
 }
