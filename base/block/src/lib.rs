@@ -8,6 +8,8 @@ mod advice;
 mod device;
 mod error;
 mod extent;
+mod in_flight;
+mod locked_ranges;
 mod object;
 mod range_lock;
 mod remote;
@@ -15,12 +17,14 @@ mod request;
 pub mod reservation;
 mod shared;
 mod unnamed;
+mod write_range_lock;
 
 pub use advice::Advice;
 pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch, WriteExtent};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentMap, ExtentState, Mapped};
 pub use forebay_reactor::{Buf, BufList, BufMut, is_zero};
+pub use in_flight::{CompleteOnDrop, InFlightOp, InFlightOps};
 pub use object::{
     BackendInfo, KvPage, ListPage, ObjectBackend, ObjectName, ObjectOp, ObjectRead, ObjectStat, SnapClone, SnapContext,
     SnapId, SnapSet, SparseData, Transaction, Usage,
@@ -32,3 +36,4 @@ pub use shared::{
     ClientIdentity, Method, Notification, Notified, NotifyAnswer, SharedObjects, Watch, WatchHandler, Watcher,
 };
 pub use unnamed::Unnamed;
+pub use write_range_lock::{WriteRange, WriteRangeLock};

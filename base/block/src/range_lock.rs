@@ -1,10 +1,10 @@
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use forebay_reactor::sync::Notify;
 
 use crate::Extent;
+use crate::in_flight::{InFlightOp, InFlightOps};
+use crate::locked_ranges::LockedRanges;
 
 /// Range lock of a device, for the tasks of one reactor: shared by changes in flight, exclusive for what needs a range
 /// alone.
@@ -27,24 +27,17 @@ use crate::Extent;
 pub struct RangeLock(Rc<Table>);
 
 struct Table {
-    /// Ranges locked exclusively, or about to be: offset to end.
-    exclusive: RefCell<BTreeMap<u64, u64>>,
-    current: RefCell<Rc<Generation>>,
-    /// Earlier generations that may still have shared locks.
-    earlier: RefCell<Vec<Rc<Generation>>>,
-    /// Signaled when a generation has drained, or a range was unlocked.
-    changed: Rc<Notify>,
-}
-
-/// Shared locks taken between two exclusive ones.
-struct Generation {
-    locks: Cell<usize>,
+    /// Ranges locked exclusively, or about to be.
+    exclusive: LockedRanges,
+    /// Shared locks.
+    shared: InFlightOps,
+    /// Signaled when all shared locks of a generation are released, or a range was unlocked.
     changed: Rc<Notify>,
 }
 
 /// Guard of a shared lock; releases it when dropped.
 pub struct SharedRange {
-    generation: Rc<Generation>,
+    _lock: InFlightOp,
 }
 
 /// Guard of an exclusive lock; releases it when dropped.
@@ -63,27 +56,18 @@ impl RangeLock {
     /// Creates a range lock with nothing locked.
     pub fn new() -> Self {
         let changed = Rc::new(Notify::new());
-        Self(Rc::new(Table {
-            exclusive: RefCell::default(),
-            current: RefCell::new(Generation::new(&changed)),
-            earlier: RefCell::default(),
-            changed,
-        }))
+        let shared = InFlightOps::new(changed.clone());
+        Self(Rc::new(Table { exclusive: LockedRanges::default(), shared, changed }))
     }
 
     /// Returns whether a part of the range is locked exclusively, or about to be.
     pub fn is_locked(&self, extent: Extent) -> bool {
-        self.0.is_locked(extent)
+        self.0.exclusive.overlaps(extent)
     }
 
     /// Takes a shared lock, unless a part of the range is locked exclusively.
     pub fn try_shared(&self, extent: Extent) -> Option<SharedRange> {
-        if self.0.is_locked(extent) {
-            return None;
-        }
-        let generation = self.0.current.borrow().clone();
-        generation.locks.set(generation.locks.get() + 1);
-        Some(SharedRange { generation })
+        (!self.is_locked(extent)).then(|| SharedRange { _lock: self.0.shared.begin() })
     }
 
     /// Waits for a shared lock.
@@ -99,76 +83,29 @@ impl RangeLock {
 
     /// Locks a range exclusively, unless a part of it is locked exclusively or any shared lock is taken.
     pub fn try_exclusive(&self, extent: Extent) -> Option<ExclusiveRange> {
-        let busy = self.0.is_locked(extent) || !self.0.current.borrow().is_drained() || !self.0.earlier_drained();
-        (!busy).then(|| self.0.lock(extent))
+        (!self.is_locked(extent) && self.0.shared.is_idle()).then(|| self.0.lock(extent))
     }
 
     /// Locks a range exclusively. Waits for exclusive locks that overlap it; from then on no shared lock is taken of the
     /// range, and those taken before are waited for.
     pub async fn exclusive(&self, extent: Extent) -> ExclusiveRange {
-        self.0.changed.wait_until(|| !self.0.is_locked(extent)).await;
+        self.0.changed.wait_until(|| !self.is_locked(extent)).await;
         let guard = self.0.lock(extent);
-        let before = self.0.begin_generation();
-        let drained = || before.iter().all(|generation| generation.is_drained());
-        self.0.changed.wait_until(drained).await;
+        self.0.shared.drain().await;
         guard
     }
 }
 
 impl Table {
-    fn is_locked(&self, extent: Extent) -> bool {
-        // The ranges do not overlap one another, so the last one that begins before the end also ends last.
-        let before = self.exclusive.borrow().range(..extent.end()).next_back().map(|(_, &end)| end);
-        before.is_some_and(|end| end > extent.offset)
-    }
-
     fn lock(self: &Rc<Self>, extent: Extent) -> ExclusiveRange {
-        debug_assert!(!self.is_locked(extent), "{extent:?} is locked exclusively already");
-        if extent.len > 0 {
-            self.exclusive.borrow_mut().insert(extent.offset, extent.end());
-        }
+        self.exclusive.insert(extent);
         ExclusiveRange { table: self.clone(), extent }
-    }
-
-    fn earlier_drained(&self) -> bool {
-        self.earlier.borrow().iter().all(|generation| generation.is_drained())
-    }
-
-    /// Begins a new generation of shared locks; returns the earlier ones that are not drained.
-    fn begin_generation(&self) -> Vec<Rc<Generation>> {
-        let mut earlier = self.earlier.borrow_mut();
-        earlier.push(self.current.replace(Generation::new(&self.changed)));
-        earlier.retain(|generation| !generation.is_drained());
-        earlier.clone()
-    }
-}
-
-impl Generation {
-    fn new(changed: &Rc<Notify>) -> Rc<Self> {
-        Rc::new(Self { locks: Cell::new(0), changed: changed.clone() })
-    }
-
-    fn is_drained(&self) -> bool {
-        self.locks.get() == 0
-    }
-}
-
-impl Drop for SharedRange {
-    fn drop(&mut self) {
-        let left = self.generation.locks.get() - 1;
-        self.generation.locks.set(left);
-        if left == 0 {
-            self.generation.changed.notify_all();
-        }
     }
 }
 
 impl Drop for ExclusiveRange {
     fn drop(&mut self) {
-        if self.extent.len > 0 {
-            let end = self.table.exclusive.borrow_mut().remove(&self.extent.offset);
-            debug_assert_eq!(end, Some(self.extent.end()), "a guard owns its range");
-        }
+        self.table.exclusive.remove(self.extent);
         self.table.changed.notify_all();
     }
 }

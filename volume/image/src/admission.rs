@@ -5,10 +5,8 @@
 
 use std::cell::Cell;
 
-use forebay_block::{ExclusiveRange, Extent, LocalFuture, RangeLock, Result, SharedRange};
-use forebay_reactor::try_spawn;
-
 use crate::reserved::outdated;
+use forebay_block::{CompleteOnDrop, ExclusiveRange, Extent, LocalFuture, RangeLock, Result, SharedRange};
 
 /// Changes of one image that are in flight, or wait to be.
 ///
@@ -60,11 +58,7 @@ impl Admission {
 
 /// Completes a write whose caller no longer waits for it, so that its range stays locked until the backend is done.
 pub(crate) fn detach(image: impl Sized + 'static, write: LocalFuture<Result<u64>>, range: SharedRange) {
-    drop(try_spawn(async move {
-        let _ = write.await;
-        drop(range);
-        drop(image);
-    }));
+    drop(CompleteOnDrop::new(write, (range, image)));
 }
 
 #[cfg(test)]

@@ -2,12 +2,11 @@
 
 use std::rc::Rc;
 
-use forebay_block::{BlockRequest, Extent};
+use forebay_block::{BlockRequest, Extent, WriteRange};
 use forebay_reactor::spawn;
 
 use crate::append::disable_failed;
 use crate::log::{ChangeCompletion, LogShared, log};
-use crate::range_lock::RangeGuard;
 use crate::state::LogState;
 use crate::writeback;
 
@@ -137,7 +136,7 @@ impl LogState {
 }
 
 /// Writes to the backend, bypassing the log.
-pub(crate) async fn write(shared: Rc<LogShared>, request: BlockRequest, range: RangeGuard, answer: ChangeCompletion) {
+pub(crate) async fn write(shared: Rc<LogShared>, request: BlockRequest, range: WriteRange, answer: ChangeCompletion) {
     let extent = range.extent();
     {
         let mut state = shared.state.borrow_mut();

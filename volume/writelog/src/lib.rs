@@ -27,7 +27,6 @@ mod payload_cache;
 mod pending_write;
 mod plan;
 mod queue;
-mod range_lock;
 mod read;
 mod record;
 mod shelf;

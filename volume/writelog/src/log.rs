@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
-    LocalFuture, Result, SizeWatch,
+    LocalFuture, Result, SizeWatch, WriteRange, WriteRangeLock,
 };
 use forebay_reactor::spawn;
 use forebay_reactor::sync::{Notify, oneshot};
@@ -18,7 +18,6 @@ use crate::mode::Mode;
 use crate::options::{DirtyLimits, LogOptions, LogOwner, Persist};
 use crate::pattern::{Pattern, pattern_of};
 use crate::pending_write::PendingWrite;
-use crate::range_lock::{LogRangeLock, RangeGuard};
 use crate::shelf::{OpenGuard, OpenLog};
 use crate::state::LogState;
 use crate::stats::LogStats;
@@ -42,7 +41,7 @@ pub(crate) struct LogShared {
     pub(crate) settled: Rc<Notify>,
     pub(crate) throttle: WriteThrottle,
     /// Ranges of the changes in flight.
-    pub(crate) ranges: LogRangeLock,
+    pub(crate) ranges: WriteRangeLock,
     /// Dropped together with the log's registration as open: tasks that wait for that hold the other ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
     _held: OpenGuard,
@@ -105,7 +104,7 @@ impl WriteLog {
             append: Notify::new(),
             write_back: Notify::new(),
             room,
-            ranges: LogRangeLock::new(settled.clone()),
+            ranges: WriteRangeLock::new(settled.clone()),
             settled,
             waiting: RefCell::default(),
             _held: held,
@@ -428,7 +427,7 @@ async fn wait_and_begin(shared: Rc<LogShared>, request: BlockRequest, extent: Ex
 }
 
 /// Starts a change whose range is locked: in the log, or bypassing it.
-fn begin(shared: &Rc<LogShared>, request: BlockRequest, range: RangeGuard, answer: ChangeCompletion) {
+fn begin(shared: &Rc<LogShared>, request: BlockRequest, range: WriteRange, answer: ChangeCompletion) {
     if bypass::may_bypass(shared, &request, range.extent()) {
         // Counted from here, not from the task's first poll: a consistency point must not miss it.
         shared.state.borrow_mut().bypassed.begin();
@@ -439,7 +438,7 @@ fn begin(shared: &Rc<LogShared>, request: BlockRequest, range: RangeGuard, answe
 }
 
 /// Queues a change whose range is locked.
-pub(crate) fn log(shared: &Rc<LogShared>, request: BlockRequest, range: RangeGuard, answer: ChangeCompletion) {
+pub(crate) fn log(shared: &Rc<LogShared>, request: BlockRequest, range: WriteRange, answer: ChangeCompletion) {
     let extent = range.extent();
     let fua = matches!(
         request,
@@ -475,7 +474,7 @@ pub(crate) fn log(shared: &Rc<LogShared>, request: BlockRequest, range: RangeGua
 /// Compares and writes, with the range locked against other changes.
 async fn compare(
     shared: Rc<LogShared>,
-    range: RangeGuard,
+    range: WriteRange,
     (offset, expect, data, fua): (u64, BufList, BufList, bool),
     answer: ChangeCompletion,
 ) {

@@ -2,17 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 
-use forebay_block::{BlockReply, BlockRequest, Error, Result};
+use forebay_block::{BlockReply, BlockRequest, Error, Result, WriteRange};
 use forebay_reactor::sync::oneshot;
-
-use crate::range_lock::RangeGuard;
 
 /// Pending write and its completion.
 pub(crate) struct PendingWrite {
     /// Pieces not in the log yet.
     left: Cell<usize>,
     /// Range that it changes, locked until the request completes; `None` if it was acknowledged before.
-    range: RefCell<Option<RangeGuard>>,
+    range: RefCell<Option<WriteRange>>,
     /// Generation in which it was submitted; throttling may have delayed it past later barriers.
     pub(crate) arrived: u64,
     /// Original request, to be resubmitted if the log fails.
@@ -23,7 +21,7 @@ pub(crate) struct PendingWrite {
 impl PendingWrite {
     pub(crate) fn new(
         request: BlockRequest,
-        range: Option<RangeGuard>,
+        range: Option<WriteRange>,
         arrived: u64,
         pieces: usize,
         answer: oneshot::Sender<Result<BlockReply>>,

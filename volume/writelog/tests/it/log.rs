@@ -453,7 +453,7 @@ fn a_superblock_that_is_not_what_it_should_be_is_refused_with_the_reason() {
         (|it| it.unit = 100, ErrorKind::Corrupt, "units of 100 bytes"),
         (|it| it.head_block = it.tail_block.wrapping_sub(1), ErrorKind::Corrupt, "the tail is past the head"),
         (|it| it.volume = "two".into(), ErrorKind::Denied, "belongs to another volume"),
-        (|it| it.epoch = 1, ErrorKind::Fenced, "is of epoch 1, but the volume has gone on to 2"),
+        (|it| it.epoch = 1, ErrorKind::Fenced, "is of epoch 1, but the volume's epoch is 2"),
     ];
     let damaged = |at: usize, byte: u8| move |bytes: &mut [u8]| bytes[at] = byte;
     on_a_shelf(async |_, shelf| {

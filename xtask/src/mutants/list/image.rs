@@ -20,6 +20,7 @@ const OPEN_IMAGE: &str = "volume/image/src/open_image.rs";
 const REQUESTS: &str = "volume/image/src/requests.rs";
 const RESIZE: &str = "volume/image/src/resize.rs";
 const ADMISSION: &str = "volume/image/src/admission.rs";
+const IN_FLIGHT: &str = "base/block/src/in_flight.rs";
 const RANGE_LOCK: &str = "base/block/src/range_lock.rs";
 
 pub(super) const LIST: &[Mutant] = &[
@@ -131,16 +132,16 @@ pub(super) const LIST: &[Mutant] = &[
         "image-hold-without-waiting",
         "A range is locked exclusively although writes admitted before have not ended",
         RANGE_LOCK,
-        "before.iter().all(|generation| generation.is_drained())",
-        "before.len() < usize::MAX",
+        "self.0.shared.drain().await;",
+        "",
         &[RANGES, DEVICE],
     ),
     Mutant::new(
         "image-unheard-write-dropped",
         "A write whose caller no longer waits for it is dropped",
-        ADMISSION,
-        "let _ = write.await;",
-        "drop(write);",
+        IN_FLIGHT,
+        "work.await;\n            drop(guard);",
+        "drop((work, guard));",
         &[UNIT, DEVICE],
     ),
     Mutant::new(
