@@ -105,7 +105,8 @@ await 120 "all copies are back" is_clean
 ask "$FOREBAY" detach rbd/timed
 stop_daemon
 # Watches are taken up again, however long that takes: nothing of the image is left behind.
-grep -q 'watch of an image broke\|left behind' "$WORK/daemon.log" && fail "what the timeout did to the image's watch"
+grep -q 'watch of an image broke\|image locks are not released' "$WORK/daemon.log" &&
+  fail "what the timeout did to the image's watch"
 ok "rados_osd_op_timeout of the monitors: a read without OSDs fails after $took s, and goes on when they are back"
 ask ceph config rm client rados_osd_op_timeout
 

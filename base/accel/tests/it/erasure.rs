@@ -315,7 +315,7 @@ proptest! {
 #[test]
 fn a_loop_shape_that_is_not_there_is_an_error() {
     let error = Code::with_shape(Construction::Cauchy, 4, 2, Tier::Portable, "v3").map(|_| ()).unwrap_err();
-    assert_eq!(error.to_string(), "there is no loop shape `v3` for erasure coding; there are: v4, v2, v1");
+    assert_eq!(error.to_string(), "unknown loop shape `v3` for erasure coding; use one of: v4, v2, v1");
 }
 
 /// Rebuilds every pattern of up to m losses, for every shape with k + m up to 12, on every tier.
