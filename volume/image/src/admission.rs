@@ -5,8 +5,9 @@
 
 use std::cell::Cell;
 
-use crate::reserved::outdated;
 use forebay_block::{CompleteOnDrop, ExclusiveRange, Extent, LocalFuture, RangeLock, Result, SharedRange};
+
+use crate::reserved::outdated;
 
 /// Changes of one image that are in flight, or wait to be.
 ///
