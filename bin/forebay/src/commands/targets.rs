@@ -25,7 +25,9 @@ pub fn attach(global: &GlobalArgs, output: Output, options: cli::AttachArgs) -> 
     let (subsystem, target) = (options.subsystem, options.target);
     if images.len() > 1 && (unit.is_some() || uuid.is_some()) {
         let what = format!("--nsid, --lun and --uuid are for one image; {} are named", images.len());
-        return Err(Failure::invalid(what).hint("leave them out, and each gets the lowest number that no image has"));
+        return Err(
+            Failure::invalid(what).hint("leave them out, and each gets the lowest number that no image has had")
+        );
     }
     let daemon = CommandSession::daemon(global)?;
     let targets = each(images, |ImageSpec { pool, image }| {

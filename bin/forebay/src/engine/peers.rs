@@ -74,7 +74,10 @@ impl Handler for Answers {
 
     fn interrupted(&self, connection: &Connection, reason: &DisconnectReason) {
         self.0.change(|counts| counts.interrupted += 1);
-        tracing::warn!(peer = %connection.address(), name = connection.name(), %reason, "connection to a peer lost; waiting for it to reconnect");
+        tracing::warn!(
+            peer = %connection.address(), name = connection.name(), %reason,
+            "connection to a peer lost; its session waits for a new one"
+        );
     }
 
     fn refused(&self, _peer: &Address, _reason: &DisconnectReason) {

@@ -48,7 +48,10 @@ fn failure(error: forebay_block::Error, path: &Path) -> Failure {
                 .hint("a daemon whose control socket is elsewhere? name that with --control or FOREBAY_CONTROL")
         }
         ErrorKind::NotFound => failure.hint("make one with 'forebay store init', or start 'forebay serve'"),
-        ErrorKind::Corrupt => failure.hint("'forebay store check' finds what is damaged, --repair renews a damaged copy of the superblock, and --rebuild rebuilds superblocks and anchors from the log"),
+        ErrorKind::Corrupt => failure.hint(
+            "'forebay store check' finds what is damaged, --repair renews a damaged copy of the superblock, and --rebuild \
+             rebuilds superblocks and anchors from the log",
+        ),
         ErrorKind::Unsupported => failure.hint("run the version of forebay that made it, or a newer one"),
         ErrorKind::Exists => failure.hint("name another place with --store; --force overwrites all that is there"),
         ErrorKind::Invalid => failure.hint("a store elsewhere is named with --store"),

@@ -291,7 +291,8 @@ impl HostFront for NvmeFront {
                         tracing::warn!(%addr, "NVMe/TCP is served beyond this machine: anyone who can connect can write")
                     }
                     Some(hosts) if hosts.values().any(Option::is_none) => tracing::warn!(
-                        %addr, "NVMe/TCP is served beyond this machine: hosts without a secret are identified by name alone"
+                        %addr,
+                        "NVMe/TCP is served beyond this machine: hosts without a secret are identified by name alone"
                     ),
                     Some(_) => {}
                 }
