@@ -505,7 +505,10 @@ impl Shelf {
                 let one_lost = valid < SUPER_COPIES.len() && found.serial > 1;
                 Ok(NewestSuperblock { superblock: found, copy, one_lost })
             }
-            Some(_) => Err(Error::new(ErrorKind::Corrupt, format!("{}: log {id} has a different identity", self.path))),
+            Some(_) => Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("{}: the superblock of log {id} differs from the directory", self.path),
+            )),
             None => Err(Error::new(ErrorKind::Corrupt, format!("{}: log {id}: {reason}", self.path))),
         }
     }

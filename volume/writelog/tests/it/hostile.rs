@@ -127,15 +127,15 @@ fn superblocks_that_are_not_what_they_should_be_are_refused() {
     let cases: [Case; 13] = [
         ("opened too often", |it| it.superblock(|it| it.run = u32::MAX), corrupt, "opened 4294967295 times"),
         ("written too often", |it| it.superblock(|it| it.serial = u64::MAX), corrupt, "written 18446744073709551615"),
-        ("another log", |it| it.superblock(|it| it.log[0] ^= 1), corrupt, "has a different identity"),
-        ("longer than its place", |it| it.superblock(|it| it.size += 1 << 20), corrupt, "has a different identity"),
+        ("another log", |it| it.superblock(|it| it.log[0] ^= 1), corrupt, "differs from the directory"),
+        ("longer than its place", |it| it.superblock(|it| it.size += 1 << 20), corrupt, "differs from the directory"),
         (
             "one for a disk",
             |it| {
                 it.superblock(|it| (it.medium, it.unit) = (forebay_writelog::MediumKind::Ssd, 512));
             },
             corrupt,
-            "has a different identity",
+            "differs from the directory",
         ),
         ("unknown features", |it| it.superblock(|it| it.features = 4), ErrorKind::Invalid, "feature bits 0x4"),
         ("units of a disk", |it| it.superblock(|it| it.unit = 512), corrupt, "units of 512 bytes"),

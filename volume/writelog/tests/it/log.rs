@@ -447,8 +447,8 @@ fn a_barrier_separates_only_what_the_host_has_ordered() {
 fn a_superblock_that_is_not_what_it_should_be_is_refused_with_the_reason() {
     type Change = fn(&mut LogSuperblock);
     let sealed: [(Change, ErrorKind, &str); 7] = [
-        (|it| it.log[0] ^= 1, ErrorKind::Corrupt, "has a different identity"),
-        (|it| it.size += 1 << 20, ErrorKind::Corrupt, "has a different identity"),
+        (|it| it.log[0] ^= 1, ErrorKind::Corrupt, "differs from the directory"),
+        (|it| it.size += 1 << 20, ErrorKind::Corrupt, "differs from the directory"),
         (|it| it.features = 4, ErrorKind::Invalid, "feature bits 0x4"),
         (|it| it.unit = 100, ErrorKind::Corrupt, "units of 100 bytes"),
         (|it| it.head_block = it.tail_block.wrapping_sub(1), ErrorKind::Corrupt, "the tail is past the head"),
