@@ -129,7 +129,7 @@ impl Targets {
     }
 
     /// Ends all sessions of an initiator with a target: commands in flight are completed, and the host is asked to log
-    /// out.  Returns `None` if target not found.
+    /// out.  Returns `None` if there is no such target.
     pub fn expel(&self, target: &str, initiator: &str) -> Option<TargetTeardown> {
         self.get(target).map(|target| target.expel(initiator))
     }

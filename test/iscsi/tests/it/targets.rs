@@ -337,7 +337,7 @@ fn a_host_that_does_not_log_out_when_asked_is_left() {
         client.logout().await.expect("logs out");
         ending.await;
         assert!(now().since(from) < Duration::from_secs(1), "seed {seed}");
-        assert!(place.targets.expel(SECOND, HOST).is_none(), "seed {seed}: target not found");
+        assert!(place.targets.expel(SECOND, HOST).is_none(), "seed {seed}: there is no such target");
     });
 }
 
