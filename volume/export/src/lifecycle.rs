@@ -12,10 +12,12 @@
 //!
 //! | invariant | |
 //! |---|---|
-//! | L1 | one task at most opens the image of an export: the one for which [`begin`](ExportLifecycle::begin) or
-//! [`retry`](ExportLifecycle::retry) returned `true` |
+//! | L1 | one task at most opens the image of an export: the one to which [`begin`] or [`retry`] returned `true` |
 //! | L2 | an export that is being detached is not opened again, and the task that opens it does not serve it |
 //! | L3 | an export whose detaching fails is served, opened, or has a failure to show: it is not idle |
+//!
+//! [`begin`]: ExportLifecycle::begin
+//! [`retry`]: ExportLifecycle::retry
 
 /// State of an export, as seen by hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]

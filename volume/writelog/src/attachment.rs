@@ -14,8 +14,7 @@
 //! |---|---|
 //! | A1 | while the record names a log, no request of this handle reaches the image but through that log |
 //! | A2 | the record stops naming a log only when the image holds, durably, everything that the log acknowledged |
-//! | A3 | a log acknowledges and writes back nothing before this process has the image's lock and has read, after
-//! that, that the record still names the log |
+//! | A3 | a log acknowledges and writes back nothing until a record read under the image's lock still names the log |
 //! | A4 | a handle that does not know what the record says serves nothing |
 
 use std::cell::{Cell, RefCell};
