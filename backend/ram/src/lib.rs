@@ -3,16 +3,13 @@
 //! [`RamBackend`] executes every operation synchronously, within the call, and returns a future that is ready.  It
 //! needs no reactor.  Snapshots follow RADOS: the first write after a snapshot preserves the object's state as a clone.
 //!
-//! With the feature `conformance`, `forebay_ram::conformance` provides the requirements on every
-//! [`ObjectBackend`](forebay_block::ObjectBackend) as tests, to be called from any backend's own tests.
-//!
-//! [`cluster`] provides pools shared by several clients, with the object classes `lock` and `rbd`, watch and notify, and a
-//! blocklist: a reference model of RADOS's shared state, for tests.  It is no feature, since the daemon and the simulator,
-//! built with different ones, would each be compiled against a crate of their own.
+//! For tests there are [`conformance`], the requirements on every [`ObjectBackend`](forebay_block::ObjectBackend), to be
+//! called from any backend's own tests, and [`cluster`], pools shared by several clients, with the object classes `lock`
+//! and `rbd`, watch and notify, and a blocklist: a reference model of RADOS's shared state.  Neither is a feature:
+//! programs built with different ones would each be compiled against a crate of their own.
 
 mod backend;
 pub mod cluster;
-#[cfg(feature = "conformance")]
 pub mod conformance;
 mod content;
 mod object;

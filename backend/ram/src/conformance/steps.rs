@@ -1,9 +1,6 @@
 //! Random steps for [`compare`](super::compare).
 
 use forebay_block::Extent;
-use proptest::prelude::*;
-use proptest::strategy::ValueTree;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 /// Number of objects that the steps work on.
 pub(super) const OBJECTS: u8 = 3;
@@ -87,79 +84,139 @@ pub enum StepOp {
     Rollback(u8),
 }
 
-/// Generates up to `max` random steps.
-pub fn steps(max: usize) -> impl Strategy<Value = Vec<RandomStep>> {
-    prop::collection::vec(step(), 1..=max)
-}
-
-/// Generates the steps of a seed, for simulations that replay from one.
+/// Generates up to `max` steps, at least one, from a seed: the same ones each time.
 pub fn steps_from_seed(seed: u64, max: usize) -> Vec<RandomStep> {
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
-    steps(max).new_tree(&mut runner).expect("nothing here is filtered").current()
+    let mut dice = Dice(seed);
+    let count = 1 + dice.below(max as u64) as usize;
+    (0..count).map(|_| dice.step()).collect()
 }
 
-fn step() -> impl Strategy<Value = RandomStep> {
-    prop_oneof![
-        12 => prop::collection::vec(submit(), 1..6).prop_map(RandomStep::Submit),
-        2 => Just(RandomStep::Snap),
-        1 => any::<u8>().prop_map(RandomStep::SnapRemove),
-        1 => Just(RandomStep::Flush),
-    ]
-}
+/// Random numbers from a seed: SplitMix64.
+struct Dice(u64);
 
-fn submit() -> impl Strategy<Value = Submit> {
-    let guards = prop_oneof![3 => Just(vec![]), 1 => prop::collection::vec(guard(), 1..3)];
-    let ops = prop_oneof![6 => prop::collection::vec(op(), 1..2), 4 => prop::collection::vec(op(), 0..5)];
-    (0..OBJECTS, guards, ops, prop::bool::weighted(0.1)).prop_map(|(object, guards, ops, durable)| Submit {
-        object,
-        guards,
-        ops,
-        durable,
-    })
-}
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
 
-fn guard() -> impl Strategy<Value = Guard> {
-    let holds = || prop::bool::weighted(0.8);
-    prop_oneof![
-        Just(Guard::Exists),
-        holds().prop_map(|holds| Guard::Version { holds }),
-        (extent(), holds()).prop_map(|(extent, holds)| Guard::Compare { extent, holds }),
-        (0..8u8, holds()).prop_map(|(key, holds)| Guard::Kv { key, holds }),
-        Just(Guard::CreateNew),
-    ]
-}
+    /// Returns a number below `end`, which is far below 2^64: the remainder's bias does not matter here.
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
 
-fn op() -> impl Strategy<Value = StepOp> {
-    prop_oneof![
-        1 => Just(StepOp::Create),
-        10 => (extent(), 0..250u8).prop_map(|(extent, seed)| StepOp::Write(extent, seed)),
-        1 => (offset(), any::<u8>()).prop_map(|(len, seed)| StepOp::WriteFull(len, seed)),
-        4 => extent().prop_map(StepOp::Zero),
-        3 => offset().prop_map(StepOp::Truncate),
-        1 => Just(StepOp::Remove),
-        3 => prop::collection::vec((0..8u8, any::<u8>()), 1..4).prop_map(StepOp::KvSet),
-        1 => prop::collection::vec(0..8u8, 1..3).prop_map(StepOp::KvRemove),
-        1 => any::<u8>().prop_map(StepOp::Rollback),
-    ]
-}
+    fn byte(&mut self) -> u8 {
+        self.next() as u8
+    }
 
-/// Generates offsets, often at or beside a block boundary, where errors are likely.
-fn offset() -> impl Strategy<Value = u64> {
-    prop_oneof![
-        (0..SPAN / 4096).prop_map(|block| block * 4096),
-        (1..SPAN / 4096, 0..3u64).prop_map(|(block, by)| block * 4096 - 1 + by),
-        0..SPAN,
-    ]
-}
+    /// Returns true `part` times of ten.
+    fn of_ten(&mut self, part: u64) -> bool {
+        self.below(10) < part
+    }
 
-fn extent() -> impl Strategy<Value = Extent> {
-    (offset(), offset(), any::<bool>()).prop_map(|(a, b, short)| {
-        if short {
+    /// Returns a list of `least` to `most` elements.
+    fn list<T>(&mut self, least: u64, most: u64, mut element: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        let count = least + self.below(most - least + 1);
+        (0..count).map(|_| element(self)).collect()
+    }
+
+    fn step(&mut self) -> RandomStep {
+        match self.below(16) {
+            0..12 => RandomStep::Submit(self.list(1, 5, Self::submit)),
+            12..14 => RandomStep::Snap,
+            14 => RandomStep::SnapRemove(self.byte()),
+            _ => RandomStep::Flush,
+        }
+    }
+
+    fn submit(&mut self) -> Submit {
+        Submit {
+            object: self.below(OBJECTS.into()) as u8,
+            guards: if self.below(4) == 0 { self.list(1, 2, Self::guard) } else { Vec::new() },
+            ops: if self.of_ten(6) { vec![self.op()] } else { self.list(0, 4, Self::op) },
+            durable: self.of_ten(1),
+        }
+    }
+
+    fn guard(&mut self) -> Guard {
+        let holds = self.of_ten(8);
+        match self.below(5) {
+            0 => Guard::Exists,
+            1 => Guard::Version { holds },
+            2 => Guard::Compare { extent: self.extent(), holds },
+            3 => Guard::Kv { key: self.below(8) as u8, holds },
+            _ => Guard::CreateNew,
+        }
+    }
+
+    fn op(&mut self) -> StepOp {
+        match self.below(25) {
+            0 => StepOp::Create,
+            1..11 => StepOp::Write(self.extent(), self.below(250) as u8),
+            11 => StepOp::WriteFull(self.offset(), self.byte()),
+            12..16 => StepOp::Zero(self.extent()),
+            16..19 => StepOp::Truncate(self.offset()),
+            19 => StepOp::Remove,
+            20..23 => StepOp::KvSet(self.list(1, 3, |dice| (dice.below(8) as u8, dice.byte()))),
+            23 => StepOp::KvRemove(self.list(1, 2, |dice| dice.below(8) as u8)),
+            _ => StepOp::Rollback(self.byte()),
+        }
+    }
+
+    /// Returns an offset, often at or beside a block boundary, where errors are likely.
+    fn offset(&mut self) -> u64 {
+        match self.below(3) {
+            0 => self.below(SPAN / 4096) * 4096,
+            1 => (1 + self.below(SPAN / 4096 - 1)) * 4096 - 1 + self.below(3),
+            _ => self.below(SPAN),
+        }
+    }
+
+    fn extent(&mut self) -> Extent {
+        let (a, b) = (self.offset(), self.offset());
+        if self.below(2) == 0 {
             return Extent::new(a, b % 6000);
         }
         Extent::new(a.min(b), a.abs_diff(b))
-    })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_always_gives_the_same_steps_and_seeds_give_all_kinds() {
+        let text = |seed| format!("{:?}", steps_from_seed(seed, 40));
+        assert_eq!(text(7), text(7));
+        assert_ne!(text(7), text(8));
+        let all: String = (0..200).map(text).collect();
+        let kinds = [
+            "Snap,",
+            "SnapRemove",
+            "Flush",
+            "Exists",
+            "Version",
+            "Compare",
+            "Kv {",
+            "CreateNew",
+            "Create,",
+            "Write(",
+            "WriteFull",
+            "Zero",
+            "Truncate",
+            "Remove",
+            "KvSet",
+            "KvRemove",
+            "Rollback",
+            "durable: true",
+        ];
+        for kind in kinds {
+            assert!(all.contains(kind), "{kind}");
+        }
+        assert!((0..200).all(|seed| (1..=40).contains(&steps_from_seed(seed, 40).len())));
+    }
 }
