@@ -29,8 +29,7 @@ fn first() -> Vec<Stage> {
         Stage::build("build-programs", "the simulator, initiators, clients", &["build"], 90, || {
             let mut build = daemon::build_beside_command(&["-p", "forebay-sim"]);
             build.args(["-p", "forebay-malformed", "-p", "forebay-iscsi-host", "-p", "forebay-nvme-host"]);
-            build.args(["-p", "forebay-rbd-lab", "-p", "forebay-rados", "-p", "forebay-messenger"]);
-            build.args(["--bins", "--examples"]);
+            build.args(["-p", "forebay-rbd-lab", "-p", "forebay-messenger-lab"]);
             Ok(build)
         })
         .busy(1.2),
@@ -130,7 +129,7 @@ fn clusters() -> Vec<Stage> {
         .long(30, 38, 125)
         .busy(0.6),
         Stage::tests("rados", "the RADOS client and a real Ceph cluster", &["build-programs"], |length| {
-            let mut script = script_with("rados.sh", "examples/rados-lab");
+            let mut script = script_with("rados.sh", "rados-lab");
             let seeds: Vec<String> = (1..=length.of(1, 1, 8)).map(|seed| seed.to_string()).collect();
             script.env("SEEDS", seeds.join(" "));
             Ok(script)
@@ -142,7 +141,7 @@ fn clusters() -> Vec<Stage> {
             "the RADOS client and images in a Ceph cluster of release 18.2",
             &["build-programs", "ceph-18-packages"],
             |length| {
-                let mut script = script_with("ceph-18.sh", "examples/rados-lab");
+                let mut script = script_with("ceph-18.sh", "rados-lab");
                 script.env("RBD_LAB", shell::target().join("release/rbd-lab"));
                 script.env("FULL", length.of(0, 0, 1).to_string());
                 Ok(script)
@@ -151,7 +150,7 @@ fn clusters() -> Vec<Stage> {
         .long(90, 90, 480)
         .busy(0.6),
         Stage::tests("rados-failures", "the RADOS client while a Ceph cluster misbehaves", &["build-programs"], |_| {
-            Ok(script_with("rados-failures.sh", "examples/rados-lab"))
+            Ok(script_with("rados-failures.sh", "rados-lab"))
         })
         .takes(340)
         .busy(0.35),
@@ -178,16 +177,16 @@ fn clusters() -> Vec<Stage> {
             "rados-config",
             "the RADOS client's configuration: files, monitors, DNS, no cephx",
             &["build-programs"],
-            |_| Ok(script_with("rados-config.sh", "examples/rados-lab")),
+            |_| Ok(script_with("rados-config.sh", "rados-lab")),
         )
         .takes(195)
         .busy(0.35),
         Stage::tests("rados-crush", "CRUSH and Debian's crushtool", &["build-programs"], |_| {
-            Ok(script_with("rados-crush.sh", "examples/rados-lab"))
+            Ok(script_with("rados-crush.sh", "rados-lab"))
         })
         .takes(10),
         Stage::tests("messenger-ceph", "the messenger and a real Ceph monitor", &["build-programs"], |_| {
-            Ok(script_with("messenger-ceph.sh", "examples/messenger-mon"))
+            Ok(script_with("messenger-ceph.sh", "messenger-mon"))
         })
         .takes(20)
         .busy(0.5),
@@ -251,7 +250,7 @@ fn guests() -> Vec<Stage> {
         Stage::tests("messenger-rdma", "messengers over RDMA, in a guest", &["build-programs", "guest-kernel"], |_| {
             let mut guest = shell::command(shell::root().join("test/lab/guest"));
             guest.arg(shell::root().join("test/interop/messenger-rdma.sh")).arg(daemon::program());
-            guest.arg(shell::target().join("release/examples/messenger-rdma")).env("RDMA", "1");
+            guest.arg(shell::target().join("release/messenger-rdma")).env("RDMA", "1");
             Ok(guest)
         })
         .takes(140),
