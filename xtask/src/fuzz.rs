@@ -69,7 +69,7 @@ pub fn run(arguments: &FuzzArguments) -> Result<()> {
     let [first, ..] = chosen[..] else {
         bail!("there is no fuzz target {target}; there are: {}", names.join(", "));
     };
-    shell::run(&mut build_command())?;
+    shell::build(&mut build_command())?;
     if let Some(input) = &arguments.replay {
         let input = std::path::absolute(input)?;
         return shell::run(command(first).arg(input));

@@ -48,7 +48,7 @@ pub struct KillArguments {
 
 /// Kills the daemon `rounds` times.
 pub fn run(arguments: &KillArguments) -> Result<()> {
-    shell::run(&mut crate::daemon::build_command())?;
+    shell::build(&mut crate::daemon::build_command())?;
     let scratch = Scratch::within(&shell::target(), "kill")?;
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()) ^ unix_nanoseconds());
     println!("seed {seed}");

@@ -81,8 +81,8 @@ pub fn build_command() -> Command {
 
 /// Builds what is needed.
 pub fn build() -> Result<()> {
-    shell::run(&mut daemon::build_command())?;
-    shell::run(&mut build_command())
+    shell::build(&mut daemon::build_command())?;
+    shell::build(&mut build_command())
 }
 
 /// Starts a daemon and runs sessions of one protocol; says what came of it.

@@ -57,6 +57,15 @@ pub fn run(command: &mut Command) -> Result<()> {
     succeeded(command, status)
 }
 
+/// Variable in the environment of a stage's processes: the stage, and the run that it belongs to.
+pub const STAGE: &str = "FOREBAY_TEST_STAGE";
+
+/// Builds the programs that a chore runs.  A test run has built them before its stages begin: asked again, cargo would wait
+/// for a build that runs beside the stage.
+pub fn build(command: &mut Command) -> Result<()> {
+    if std::env::var_os(STAGE).is_some() { Ok(()) } else { run(command) }
+}
+
 /// Runs to the end and returns what it printed; fails, with what it said, when it fails.
 pub fn output(command: &mut Command) -> Result<String> {
     let Output { status, stdout, stderr } =

@@ -62,7 +62,7 @@ pub fn build_command() -> Command {
 
 /// Runs the seeds; the first failure of each process is printed with its trace.
 pub fn run(arguments: &SimArguments) -> Result<()> {
-    shell::run(&mut build_command())?;
+    shell::build(&mut build_command())?;
     run_seeds(arguments, &arguments.options(arguments.everywhere), arguments.runs)?;
     if arguments.sweeps > 0 {
         run_seeds(arguments, &arguments.options(true), arguments.sweeps)?;

@@ -24,7 +24,7 @@ struct Block {
 
 /// Runs test/interop/guest-documented.sh in the guest, with the blocks of the pages.
 pub fn run() -> Result<()> {
-    shell::run(&mut daemon::build_command())?;
+    shell::build(&mut daemon::build_command())?;
     let scratch = Scratch::within(&shell::target(), "guest")?;
     let share = scratch.path().join("share");
     let folder = share.join("blocks");

@@ -11,7 +11,7 @@ use crate::shell::{self, Scratch};
 
 /// Serves volumes and runs test/interop/guest-iscsi.sh in the guest.
 pub fn run() -> Result<()> {
-    shell::run(&mut daemon::build_command())?;
+    shell::build(&mut daemon::build_command())?;
     let scratch = Scratch::within(&shell::target(), "guest")?;
     let port = shell::free_port()?;
     let config = scratch.path().join("config.toml");

@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Serves a volume over TCP and runs test/interop/guest-nbd.sh in the guest.
 pub fn nbd() -> Result<()> {
-    shell::run(&mut daemon::build_command())?;
+    shell::build(&mut daemon::build_command())?;
     let scratch = Scratch::within(&shell::target(), "guest")?;
     let port = shell::free_port()?;
     let daemon = Daemon::start(&scratch.path().join("store"), &["--nbd", &format!("127.0.0.1:{port}")])?;

@@ -20,7 +20,7 @@ use crate::shell::{self, Scratch};
 
 /// Serves a volume by two ports and runs test/interop/guest-nvme.sh in the guest.
 pub fn run() -> Result<()> {
-    shell::run(&mut daemon::build_command())?;
+    shell::build(&mut daemon::build_command())?;
     let scratch = Scratch::within(&shell::target(), "guest")?;
     let (first, second) = (shell::free_port()?, shell::free_port()?);
     let way = Way::open(second)?;
@@ -44,7 +44,7 @@ pub fn run() -> Result<()> {
 
 /// Serves a volume to hosts that authenticate and runs test/interop/guest-nvme-auth.sh in a guest with a kernel that can.
 pub fn auth() -> Result<()> {
-    shell::run(&mut daemon::build_command())?;
+    shell::build(&mut daemon::build_command())?;
     let scratch = Scratch::within(&shell::target(), "guest")?;
     let keys = scratch.path().join("keys");
     fs::create_dir(&keys)?;
@@ -85,7 +85,7 @@ pub fn auth() -> Result<()> {
 
 /// Serves a volume through TLS and runs test/interop/guest-nvme-tls.sh in a guest with a kernel that speaks it.
 pub fn tls() -> Result<()> {
-    shell::run(&mut daemon::build_command())?;
+    shell::build(&mut daemon::build_command())?;
     let scratch = Scratch::within(&shell::target(), "guest")?;
     let keys = scratch.path().join("keys");
     fs::create_dir(&keys)?;
@@ -121,7 +121,7 @@ pub fn tls() -> Result<()> {
 
 /// Serves an image of a Ceph cluster by two daemons and runs test/interop/guest-nvme-two.sh in the guest.
 pub fn two() -> Result<()> {
-    shell::run(&mut daemon::build_command())?;
+    shell::build(&mut daemon::build_command())?;
     let cluster = Cluster::start(3)?;
     let scratch = Scratch::within(&shell::target(), "guest")?;
     let nqn = "nqn.2014-08.org.example:two-daemons";

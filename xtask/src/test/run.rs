@@ -23,7 +23,7 @@ const HANGS_AFTER: f64 = 4.0;
 /// ... and longer than this.
 const HANGS_AFTER_MIN: Duration = Duration::from_secs(300);
 /// Marks the processes of a stage, so that all of them are found when it has to be ended.
-const MARK: &str = "FOREBAY_TEST_STAGE";
+const MARK: &str = shell::STAGE;
 /// Interval between two samples of a stage's CPU time.
 const CPU_INTERVAL: Duration = Duration::from_millis(500);
 /// Memory that a stage may take, in GiB: a guest, or a cluster with its clients.
