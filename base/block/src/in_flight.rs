@@ -17,7 +17,7 @@ use forebay_reactor::try_spawn;
 /// 3. The end of a generation's last operation is signaled.
 ///
 /// Beginning and ending an operation cost a counter each; only a drain allocates.
-pub struct InFlightOps {
+pub struct InFlightTracker {
     current: RefCell<Rc<Generation>>,
     /// Earlier generations that may still have operations in flight.
     earlier: RefCell<Vec<Rc<Generation>>>,
@@ -32,18 +32,18 @@ struct Generation {
 
 /// Operation in flight; it ends when this is dropped.
 #[must_use]
-pub struct InFlightOp(Rc<Generation>);
+pub struct InFlightGuard(Rc<Generation>);
 
 /// Operations that a drain waits for.
 pub(crate) struct Earlier(Vec<Rc<Generation>>);
 
-impl Default for InFlightOps {
+impl Default for InFlightTracker {
     fn default() -> Self {
         Self::new(Rc::default())
     }
 }
 
-impl InFlightOps {
+impl InFlightTracker {
     /// Creates a set without operations, which signals `changed` whenever a generation has drained.
     pub fn new(changed: Rc<Notify>) -> Self {
         let current = RefCell::new(Generation::new(&changed));
@@ -51,15 +51,15 @@ impl InFlightOps {
     }
 
     /// Begins an operation.
-    pub fn begin(&self) -> InFlightOp {
+    pub fn begin(&self) -> InFlightGuard {
         let generation = self.current.borrow().clone();
         generation.count.set(generation.count.get() + 1);
-        InFlightOp(generation)
+        InFlightGuard(generation)
     }
 
     /// Begins an operation that ends when `work` has completed.  Dropping the returned future does not end the work: a
     /// task continues it, as a volume continues a request whose caller is gone, and a drain waits for it.
-    pub fn track<F: Future + Unpin + 'static>(&self, work: F) -> CompleteOnDrop<F, InFlightOp> {
+    pub fn track<F: Future + Unpin + 'static>(&self, work: F) -> CompleteOnDrop<F, InFlightGuard> {
         CompleteOnDrop::new(work, self.begin())
     }
 
@@ -100,7 +100,7 @@ impl Generation {
     }
 }
 
-impl Drop for InFlightOp {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         debug_assert!(self.0.count.get() > 0, "an operation of a generation that has none");
         self.0.count.set(self.0.count.get() - 1);
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn only_what_began_before_is_waited_for() {
-        let changes = InFlightOps::default();
+        let changes = InFlightTracker::default();
         let mut cx = Context::from_waker(Waker::noop());
         let (first, second) = (changes.begin(), changes.begin());
         let mut drain = Box::pin(changes.drain());
@@ -176,7 +176,7 @@ mod tests {
     fn what_nobody_waits_for_any_more_goes_on_and_is_drained() {
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
         reactor.block_on(async {
-            let changes = Rc::new(InFlightOps::default());
+            let changes = Rc::new(InFlightTracker::default());
             let (gate, landed) = (Rc::new(Notify::new()), Rc::new(Cell::new(false)));
             let (may, done) = (Rc::new(Cell::new(false)), landed.clone());
             let write = {
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn a_reactor_ends_though_changes_never_do() {
         let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
-        let changes = InFlightOps::default();
+        let changes = InFlightTracker::default();
         reactor.block_on(async {
             drop(changes.track(Box::pin(pending::<()>())));
             let held = changes.track(Box::pin(pending::<()>()));

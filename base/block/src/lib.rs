@@ -24,7 +24,7 @@ pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch, WriteExtent};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentMap, ExtentState, Mapped};
 pub use forebay_reactor::{Buf, BufList, BufMut, is_zero};
-pub use in_flight::{CompleteOnDrop, InFlightOp, InFlightOps};
+pub use in_flight::{CompleteOnDrop, InFlightGuard, InFlightTracker};
 pub use object::{
     BackendInfo, KvPage, ListPage, ObjectBackend, ObjectName, ObjectOp, ObjectRead, ObjectStat, SnapClone, SnapContext,
     SnapId, SnapSet, SparseData, Transaction, Usage,

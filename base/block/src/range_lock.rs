@@ -3,7 +3,7 @@ use std::rc::Rc;
 use forebay_reactor::sync::Notify;
 
 use crate::Extent;
-use crate::in_flight::{InFlightOp, InFlightOps};
+use crate::in_flight::{InFlightGuard, InFlightTracker};
 use crate::locked_ranges::LockedRanges;
 
 /// Range lock of a device, for the tasks of one reactor: shared by changes in flight, exclusive for what needs a range
@@ -30,14 +30,14 @@ struct Table {
     /// Ranges locked exclusively, or about to be.
     exclusive: LockedRanges,
     /// Shared locks.
-    shared: InFlightOps,
+    shared: InFlightTracker,
     /// Signaled when all shared locks of a generation are released, or a range was unlocked.
     changed: Rc<Notify>,
 }
 
 /// Guard of a shared lock; releases it when dropped.
 pub struct SharedRange {
-    _lock: InFlightOp,
+    _lock: InFlightGuard,
 }
 
 /// Guard of an exclusive lock; releases it when dropped.
@@ -56,7 +56,7 @@ impl RangeLock {
     /// Creates a range lock with nothing locked.
     pub fn new() -> Self {
         let changed = Rc::new(Notify::new());
-        let shared = InFlightOps::new(changed.clone());
+        let shared = InFlightTracker::new(changed.clone());
         Self(Rc::new(Table { exclusive: LockedRanges::default(), shared, changed }))
     }
 

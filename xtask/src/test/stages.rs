@@ -32,18 +32,18 @@ fn first() -> Vec<Stage> {
             build.args(["-p", "forebay-rbd-lab", "-p", "forebay-messenger-lab"]);
             Ok(build)
         })
-        .busy(1.2),
+        .busy(1.5),
         // After the first one, which leaves compiled C for it, and beside the tests of programs, which wait a lot.
         Stage::build("build-tests", "unit and property tests", &["build"], 300, || {
             let mut build = shell::cargo();
             build.args(["test", "--quiet", "--workspace", "--no-run"]);
             Ok(build)
         })
-        .busy(1.2),
-        Stage::tests("interop", "real NBD clients", &["build"], |_| Ok(script("nbd.sh"))).takes(25).busy(0.7),
+        .busy(1.5),
+        Stage::tests("interop", "real NBD clients", &["build"], |_| Ok(script("nbd.sh"))).takes(25).busy(0.4),
         Stage::tests("interop-tls", "real NBD clients, through TLS", &["build"], |_| Ok(script("nbd-tls.sh")))
             .takes(15)
-            .busy(0.7),
+            .busy(0.4),
         Stage::tests("unit", "unit and property tests", &["build-tests"], |_| {
             let mut test = shell::cargo();
             test.args(["test", "--quiet", "--workspace", "--no-fail-fast"]);
@@ -66,7 +66,7 @@ fn data_path() -> Vec<Stage> {
             own(&["kill", "--log", "--rounds", &length.of(8, 20, 100).to_string()])
         })
         .long(15, 30, 145)
-        .busy(0.8),
+        .busy(0.7),
         Stage::tests("sim-writelog", "simulated crashes of write logs", &["build-programs"], |length| {
             let (runs, sweeps) = (length.of(1000, 5000, 40_000), length.of(2, 10, 40));
             own(&["sim", "--writelog", "--jobs", "1", "--runs", &runs.to_string(), "--sweeps", &sweeps.to_string()])
@@ -102,7 +102,7 @@ fn data_path() -> Vec<Stage> {
             Ok(script)
         })
         .long(40, 60, 60)
-        .busy(0.8),
+        .busy(0.4),
     ]
 }
 
@@ -116,7 +116,7 @@ fn clusters() -> Vec<Stage> {
             |_| Ok(script_with("rbd.sh", "rbd-lab")),
         )
         .takes(240)
-        .busy(0.5),
+        .busy(0.6),
         Stage::build("ceph-18-packages", "fetch Ceph 18.2, once", &[], 20, || {
             let mut fetch = shell::command(shell::root().join("test/lab/ceph-release"));
             fetch.arg("18.2");
@@ -127,7 +127,7 @@ fn clusters() -> Vec<Stage> {
             own(&["kill", "--log", "--ceph", "--rounds", &length.of(3, 8, 50).to_string()])
         })
         .long(30, 38, 125)
-        .busy(0.6),
+        .busy(0.7),
         Stage::tests("rados", "the RADOS client and a real Ceph cluster", &["build-programs"], |length| {
             let mut script = script_with("rados.sh", "rados-lab");
             let seeds: Vec<String> = (1..=length.of(1, 1, 8)).map(|seed| seed.to_string()).collect();
@@ -135,7 +135,7 @@ fn clusters() -> Vec<Stage> {
             Ok(script)
         })
         .long(130, 130, 390)
-        .busy(0.5),
+        .busy(0.8),
         Stage::tests(
             "ceph-18",
             "the RADOS client and images in a Ceph cluster of release 18.2",
@@ -153,7 +153,7 @@ fn clusters() -> Vec<Stage> {
             Ok(script_with("rados-failures.sh", "rados-lab"))
         })
         .takes(340)
-        .busy(0.35),
+        .busy(1.0),
         Stage::tests(
             "nvme-two",
             "reservations of one namespace of two daemons, on an image of a Ceph cluster",
@@ -180,7 +180,7 @@ fn clusters() -> Vec<Stage> {
             |_| Ok(script_with("rados-config.sh", "rados-lab")),
         )
         .takes(195)
-        .busy(0.35),
+        .busy(0.5),
         Stage::tests("rados-crush", "CRUSH and Debian's crushtool", &["build-programs"], |_| {
             Ok(script_with("rados-crush.sh", "rados-lab"))
         })
@@ -204,7 +204,7 @@ fn guests() -> Vec<Stage> {
             Ok(script)
         })
         .long(60, 245, 245)
-        .busy(0.1),
+        .busy(0.25),
         Stage::tests("pmem-kill", "a guest's persistent memory under power failures", GUEST, |length| {
             let mut script = script("power-kill.sh");
             script.args(["pmem", &length.of(2, 3, 20).to_string()]);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, InFlightOps, LocalFuture, Result};
+use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, InFlightTracker, LocalFuture, Result};
 use forebay_image::{Image, KeptLock};
 use forebay_reactor::sync::KeyedLock;
 use forebay_writelog::{
@@ -118,7 +118,7 @@ pub struct ImageLog {
     /// Log devices of this process.
     pub devices: Rc<LogDevices>,
     /// Changes from hosts that are in flight.
-    pub changes: Rc<InFlightOps>,
+    pub changes: Rc<InFlightTracker>,
 }
 
 impl LogKeeper for ImageLog {

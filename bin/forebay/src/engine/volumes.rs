@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use forebay_block::reservation::{Keep, ReservationTable, Reservations};
 use forebay_block::{
-    BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, Geometry, InFlightOps, LocalFuture, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, Geometry, InFlightTracker, LocalFuture,
+    SizeWatch,
 };
 use forebay_export::{Delayed, MeasuredRequest, Meter};
 use forebay_image::{Image, ImageOpenOptions, LUKS_HEADER_LEN, LuksHeader};
@@ -30,7 +31,7 @@ pub struct Volume {
     /// Persistent reservations, if the image supports them; the error that prevented reading them otherwise.
     reservations: RefCell<forebay_block::Result<Option<Reservations>>>,
     /// Changes that have not been acknowledged.
-    changes: Rc<InFlightOps>,
+    changes: Rc<InFlightTracker>,
     /// Image as a device, with its write log in front if it has one.
     pub attachment: Rc<LogAttachment<ImageLog>>,
     spec: ImageSpec,
@@ -53,7 +54,7 @@ const LOOK_MAX: Duration = Duration::from_secs(2);
 /// Reservation store in the metadata of the image.
 struct WithImage {
     image: Weak<Image>,
-    changes: Rc<InFlightOps>,
+    changes: Rc<InFlightTracker>,
 }
 
 impl Keep for WithImage {
@@ -72,7 +73,10 @@ impl Keep for WithImage {
 }
 
 /// Loads the reservations of an image.
-async fn reservations_of(image: &Rc<Image>, changes: &Rc<InFlightOps>) -> forebay_block::Result<Option<Reservations>> {
+async fn reservations_of(
+    image: &Rc<Image>,
+    changes: &Rc<InFlightTracker>,
+) -> forebay_block::Result<Option<Reservations>> {
     let keep = Rc::new(WithImage { image: Rc::downgrade(image), changes: changes.clone() });
     if image.is_shared() {
         return image.joint_reservations(RESERVATIONS_KEY, keep).await;
@@ -487,7 +491,7 @@ impl Engine {
             }
         }
         let image = opened.map_err(|error| self.image_failure(error, spec))?;
-        let changes = Rc::new(InFlightOps::default());
+        let changes = Rc::new(InFlightTracker::default());
         let reservations = reservations_of(&image, &changes).await;
         let keeper = self.image_log(spec, &image, &changes);
         let attachment = LogAttachment::open(keeper, delayed(image.clone())).await;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{ErrorKind, InFlightOps};
+use forebay_block::{ErrorKind, InFlightTracker};
 use forebay_image::Image;
 use forebay_reactor::timeout;
 use forebay_writelog::{DirtyLimits, LogAttachment, WriteLog};
@@ -65,7 +65,7 @@ impl Engine {
     }
 
     /// Returns the adapter between an image and its log.
-    pub(super) fn image_log(&self, spec: &ImageSpec, image: &Rc<Image>, changes: &Rc<InFlightOps>) -> Rc<ImageLog> {
+    pub(super) fn image_log(&self, spec: &ImageSpec, image: &Rc<Image>, changes: &Rc<InFlightTracker>) -> Rc<ImageLog> {
         Rc::new(ImageLog {
             image: image.clone(),
             volume_id: format_uuid(&self.identity.volume(spec, image.id())),
