@@ -67,7 +67,7 @@ fn lines(variables: &[(&str, &str)]) -> Vec<String> {
     let words: Vec<&str> = runner.split_whitespace().chain(program.to_str()).collect();
     let mut process = Command::new(words[0]);
     process.args(&words[1..]);
-    process.args(["--exact", "in_a_process_of_its_own", "--nocapture", "--test-threads=1"]);
+    process.args(["--exact", "shape::in_a_process_of_its_own", "--nocapture", "--test-threads=1"]);
     let output = process.env(shape::VARIABLE, "").envs(variables.iter().copied()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
