@@ -50,7 +50,7 @@ fn first() -> Vec<Stage> {
             Ok(test)
         })
         .takes(200)
-        .busy(1.4),
+        .busy(1.7),
     ]
 }
 
@@ -61,12 +61,12 @@ fn data_path() -> Vec<Stage> {
             own(&["kill", "--rounds", &length.of(8, 20, 100).to_string()])
         })
         .long(15, 30, 145)
-        .busy(0.8),
+        .busy(0.9),
         Stage::tests("kill-log", "kill -9 with a write log", &["build"], |length| {
             own(&["kill", "--log", "--rounds", &length.of(8, 20, 100).to_string()])
         })
         .long(15, 30, 145)
-        .busy(0.7),
+        .busy(0.9),
         Stage::tests("sim-writelog", "simulated crashes of write logs", &["build-programs"], |length| {
             let (runs, sweeps) = (length.of(1000, 5000, 40_000), length.of(2, 10, 40));
             own(&["sim", "--writelog", "--jobs", "1", "--runs", &runs.to_string(), "--sweeps", &sweeps.to_string()])
@@ -90,7 +90,7 @@ fn data_path() -> Vec<Stage> {
         .long(2, 20, 200),
         Stage::tests("conduct", "the daemon idle, alone, under rubbish", &["build-programs"], |_| own(&["conduct"]))
             .takes(70)
-            .busy(0.7),
+            .busy(0.5),
         Stage::tests("malformed", "sessions that go wrong, by the million", &["build-programs"], |_| {
             own(&["malformed"])
         })
@@ -116,7 +116,7 @@ fn clusters() -> Vec<Stage> {
             |_| Ok(script_with("rbd.sh", "rbd-lab")),
         )
         .takes(240)
-        .busy(0.6),
+        .busy(0.45),
         Stage::build("ceph-18-packages", "fetch Ceph 18.2, once", &[], 20, || {
             let mut fetch = shell::command(shell::root().join("test/lab/ceph-release"));
             fetch.arg("18.2");
@@ -127,7 +127,7 @@ fn clusters() -> Vec<Stage> {
             own(&["kill", "--log", "--ceph", "--rounds", &length.of(3, 8, 50).to_string()])
         })
         .long(30, 38, 125)
-        .busy(0.7),
+        .busy(0.5),
         Stage::tests("rados", "the RADOS client and a real Ceph cluster", &["build-programs"], |length| {
             let mut script = script_with("rados.sh", "rados-lab");
             let seeds: Vec<String> = (1..=length.of(1, 1, 8)).map(|seed| seed.to_string()).collect();
@@ -135,7 +135,7 @@ fn clusters() -> Vec<Stage> {
             Ok(script)
         })
         .long(130, 130, 390)
-        .busy(0.8),
+        .busy(0.3),
         Stage::tests(
             "ceph-18",
             "the RADOS client and images in a Ceph cluster of release 18.2",
@@ -148,7 +148,7 @@ fn clusters() -> Vec<Stage> {
             },
         )
         .long(90, 90, 480)
-        .busy(0.6),
+        .busy(0.8),
         Stage::tests("rados-failures", "the RADOS client while a Ceph cluster misbehaves", &["build-programs"], |_| {
             Ok(script_with("rados-failures.sh", "rados-lab"))
         })
@@ -165,7 +165,7 @@ fn clusters() -> Vec<Stage> {
             },
         )
         .long(60, 72, 105)
-        .busy(0.6),
+        .busy(0.3),
         Stage::tests("rados-thrash", "an image in a Ceph cluster whose OSDs are killed", &["build"], |length| {
             let mut script = script("rados-thrash.sh");
             script.arg(length.of(20, 30, 360).to_string());
@@ -180,7 +180,7 @@ fn clusters() -> Vec<Stage> {
             |_| Ok(script_with("rados-config.sh", "rados-lab")),
         )
         .takes(195)
-        .busy(0.5),
+        .busy(0.3),
         Stage::tests("rados-crush", "CRUSH and Debian's crushtool", &["build-programs"], |_| {
             Ok(script_with("rados-crush.sh", "rados-lab"))
         })
@@ -189,7 +189,7 @@ fn clusters() -> Vec<Stage> {
             Ok(script_with("messenger-ceph.sh", "messenger-mon"))
         })
         .takes(20)
-        .busy(0.5),
+        .busy(0.4),
     ]
 }
 
@@ -222,8 +222,8 @@ fn guests() -> Vec<Stage> {
         })
         .takes(235),
         Stage::tests("guest-iscsi", "the kernel's iSCSI initiator, ext4, restarts", GUEST, |_| own(&["guest-iscsi"]))
-            .takes(50),
-        Stage::tests("guest", "the kernel's NBD client, ext4 on top", GUEST, |_| own(&["guest-nbd"])).takes(80),
+            .takes(120),
+        Stage::tests("guest", "the kernel's NBD client, ext4 on top", GUEST, |_| own(&["guest-nbd"])).takes(110),
         Stage::tests(
             "rbd-kernel",
             "images shared with the kernel's rbd client, in a guest",
@@ -246,7 +246,7 @@ fn guests() -> Vec<Stage> {
         Stage::tests("guest-documented", "README and operations, every command as printed", GUEST, |_| {
             own(&["guest-documented"])
         })
-        .takes(150),
+        .takes(300),
         Stage::tests("messenger-rdma", "messengers over RDMA, in a guest", &["build-programs", "guest-kernel"], |_| {
             let mut guest = shell::command(shell::root().join("test/lab/guest"));
             guest.arg(shell::root().join("test/interop/messenger-rdma.sh")).arg(daemon::program());

@@ -300,6 +300,9 @@ async fn shared(hook: Option<&str>) -> Outcome {
 /// Number of objects written concurrently, and number of writes in flight per object.
 const OBJECTS: usize = 8;
 const WINDOW: usize = 4;
+/// Pause after each write to an object.  The window stays full, so that whatever happens to the cluster happens to writes in
+/// flight, and the OSDs leave the processors to what happens.
+const PACE: Duration = Duration::from_millis(10);
 
 /// Object under numbered writes: its content must never be older than the last acknowledged write.
 struct Lane {
@@ -369,7 +372,10 @@ async fn drive(lane: Rc<Lane>, stop: Rc<Cell<bool>>, teller: Rc<Teller>) {
             }
         };
         match done {
-            Ok(()) => teller.tell("well".into()),
+            Ok(()) => {
+                teller.tell("well".into());
+                sleep(PACE).await;
+            }
             Err(error) => {
                 // The error's location differs between requests, and is omitted.
                 let kind = error.kind();
