@@ -1,6 +1,6 @@
 //! Conformance tests for every [`ObjectBackend`].
 //!
-//! [`CASES`] are named tests of one property each; [`compare`] runs random steps on two backends and reports any
+//! [`CASES`] are named tests of one property each; [`compare()`] runs random steps on two backends and reports any
 //! difference.  Neither needs a particular reactor: call them from within whichever the backend runs on.  They panic on
 //! a nonconforming backend, as `cargo test` expects.
 //!

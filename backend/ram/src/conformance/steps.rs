@@ -1,4 +1,4 @@
-//! Random steps for [`compare`](super::compare).
+//! Random steps for [`compare`](super::compare()).
 
 use forebay_block::Extent;
 
