@@ -35,7 +35,7 @@ struct Generation {
 pub struct InFlightGuard(Rc<Generation>);
 
 /// Operations that a drain waits for.
-pub(crate) struct Earlier(Vec<Rc<Generation>>);
+struct Earlier(Vec<Rc<Generation>>);
 
 impl Default for InFlightTracker {
     fn default() -> Self {
@@ -75,7 +75,7 @@ impl InFlightTracker {
     }
 
     /// Begins a new generation; returns the operations of earlier ones.
-    pub(crate) fn begin_generation(&self) -> Earlier {
+    fn begin_generation(&self) -> Earlier {
         let mut earlier = self.earlier.borrow_mut();
         earlier.push(self.current.replace(Generation::new(&self.changed)));
         earlier.retain(|generation| !generation.is_drained());
@@ -85,7 +85,7 @@ impl InFlightTracker {
 
 impl Earlier {
     /// Returns whether all of them have ended.
-    pub(crate) fn is_drained(&self) -> bool {
+    fn is_drained(&self) -> bool {
         self.0.iter().all(|generation| generation.is_drained())
     }
 }
