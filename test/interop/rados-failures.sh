@@ -12,6 +12,7 @@ export ADDR=10.77.$((RANDOM % 250)).1 MONS=3 EXTRA='auth mon ticket ttl = 15
 auth service ticket ttl = 15
 mon osd down out interval = 600
 osd pool default pg autoscale mode = off
+osd mclock profile = high_recovery_ops
 mon osd full ratio = 0.95'
 # What our client says of monitors and OSDs is looked at.
 export RUST_LOG=info
@@ -186,10 +187,17 @@ ask ceph osd pool set-quota small max_objects 0
 well_again() { [[ $(grep -n '^well' "$SAID" | tail -n 1 | cut -d: -f1) -gt $(grep -n '^error' "$SAID" | tail -n 1 | cut -d: -f1) ]]; }
 await 60 "there is room again" well_again
 goes_on 60 "room again"
-# Full: the whole cluster.
-ask ceph osd set-full-ratio 0.0001
-await 60 "a full cluster says so" eval "[[ \$(grep -c '^error NoSpace' '$SAID') -ge 2 ]]"
-ask ceph osd set-full-ratio 0.95
+# Full: the whole cluster.  OSDs take the highest of the three ratios.
+full_at() { # NEARLY BACKFILL FULL
+  ask ceph osd set-nearfull-ratio "$1"
+  ask ceph osd set-backfillfull-ratio "$2"
+  ask ceph osd set-full-ratio "$3"
+}
+said_before=$(wc -l <"$SAID")
+full_again() { tail -n +$((said_before + 1)) "$SAID" | grep -q '^error NoSpace'; }
+full_at 0.0001 0.0001 0.0001
+await 60 "a full cluster says so" full_again
+full_at 0.85 0.9 0.95
 await 60 "there is room again" well_again
 goes_on 60 "room again in the cluster"
 stop_hammer "full"

@@ -56,8 +56,13 @@ until_says() { # FILE TEXT
   await 60 "$1 says '$2'" says "$1" "$2"
 }
 start_cluster() { "$LAB/ceph-cluster" up "${1:-3}" >"$WORK/out" 2>&1 || fail "a cluster"; }
-# Every placement group has all its copies, and the maps are those of now.
-is_clean() { ceph pg stat 2>/dev/null | grep -Eq '^[0-9]+ pgs: [0-9]+ active\+clean;'; }
+# Every placement group has all its copies, and the maps are those of now.  Prints their states.
+is_clean() {
+  local now
+  now=$(ceph pg stat 2>&1)
+  echo "$now"
+  [[ $now =~ ^[0-9]+\ pgs:\ [0-9]+\ active\+clean\; ]]
+}
 # Writes a configuration with more in it than the cluster's own, and prints its place.
 conf_with() { # NAME LINE...
   local file=$WORK/$1.conf

@@ -301,8 +301,9 @@ async fn shared(hook: Option<&str>) -> Outcome {
 const OBJECTS: usize = 8;
 const WINDOW: usize = 4;
 /// Pause after each write to an object.  The window stays full, so that whatever happens to the cluster happens to writes in
-/// flight, and the OSDs leave the processors to what happens.
-const PACE: Duration = Duration::from_millis(10);
+/// flight, and the OSDs leave the processors to what happens: without a pause, data that must move waits for minutes on a
+/// busy machine.
+const PACE: Duration = Duration::from_millis(50);
 
 /// Object under numbered writes: its content must never be older than the last acknowledged write.
 struct Lane {
@@ -410,11 +411,11 @@ async fn hammer(pool: &str, stop_file: &str) -> Outcome {
     for lane in running {
         lane.await;
     }
-    if *teller.0.borrow() == "well" {
+    // Where a lane's last write has failed, e.g. for want of a key, its object cannot be read, either.
+    if lanes.iter().all(|lane| lane.acked.get() > lane.failed.get()) {
         for lane in &lanes {
             let number = lane.look().await?;
-            // After a failure, the last writes may or may not be applied; otherwise the last one is.
-            assert!(number == lane.acked.get() || lane.failed.get() > lane.acked.get(), "{}", lane.object);
+            assert_eq!(number, lane.acked.get(), "{}: not the last write, which was acknowledged", lane.object);
         }
         println!("verified");
     }
