@@ -291,7 +291,7 @@ fn run(seed: u64, broken: Broken) -> Option<String> {
 
 #[test]
 fn a_sound_device_is_never_blamed() {
-    for seed in 0..500 {
+    for seed in 0..200 {
         assert_eq!(run(seed, Broken::Not), None, "seed {seed}");
     }
 }
@@ -313,9 +313,8 @@ fn each_broken_device_is_found_out() {
         NoDiscard,
         OldWriteReturns,
     ] {
-        let found = (0..100).filter(|&seed| run(seed, broken).is_some()).count();
-        println!("{broken:?}: {found} of 100 runs");
-        assert!(found >= 3, "{broken:?} was found in {found} runs only");
+        let found = (0..100).filter(|&seed| run(seed, broken).is_some()).take(3).count();
+        assert_eq!(found, 3, "{broken:?} was found in {found} of 100 runs only");
     }
 }
 
