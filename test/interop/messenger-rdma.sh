@@ -49,7 +49,7 @@ for mode in --crc --no-crc --secure; do
     RUST_LOG=debug "$FOREBAY" perf messenger run --addr "rdma:$IP:7000" "$mode" --rdma-local "$IP" --size $size --depth 8 \
       --seconds 2 --format json >"$WORK/run.log" 2>"$WORK/client.log" || fail "$mode, $size bytes"
     grep -q 'cannot connect over RDMA' "$WORK/client.log" && fail "the client has fallen back to TCP"
-    [[ $(jq .messages "$WORK/run.log") -gt 10 ]] || fail "nothing was exchanged"
+    [[ $(jq .messages "$WORK/run.log") -gt 0 ]] || fail "nothing was exchanged"
     echo "ok messenger-rdma: two processes, $mode, $size bytes, $(jq .messages "$WORK/run.log") answers"
   done
   stop
@@ -70,7 +70,7 @@ echo "ok messenger-rdma: a killed peer is noticed"
 serve "tcp:$IP:7000"
 "$FOREBAY" perf messenger run --addr "rdma:$IP:7000" --size 4096 --depth 8 --seconds 1 --format json \
   >"$WORK/run.log" 2>"$WORK/client.log" || fail "falling back to TCP"
-[[ $(jq .messages "$WORK/run.log") -gt 10 ]] || fail "nothing was exchanged over TCP"
+[[ $(jq .messages "$WORK/run.log") -gt 0 ]] || fail "nothing was exchanged over TCP"
 grep -q 'cannot connect over RDMA' "$WORK/client.log" || fail "it is not said that TCP is used"
 echo "ok messenger-rdma: falls back to TCP, and says so"
 stop
