@@ -29,6 +29,7 @@ mod plan;
 mod queue;
 mod read;
 mod record;
+pub mod replication;
 mod shelf;
 mod state;
 mod stats;

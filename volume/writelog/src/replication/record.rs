@@ -1,0 +1,209 @@
+//! Record of the members of a log, which is kept with the image and decides who may serve it.
+
+use std::collections::BTreeMap;
+
+/// State of a member of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MemberState {
+    /// Member with every entry that was acknowledged: acknowledgements depend on it, and it may take over.
+    Complete,
+    /// Member that receives entries, and lacks some: nothing depends on it, and it must not take over.
+    Filling,
+}
+
+/// Record of the members of a log: `P` names a peer, `C` a client of the backend.
+///
+/// Changed by compare-and-set of the epoch only.
+///
+/// | invariant | |
+/// |---|---|
+/// | M1 | every change increments the epoch |
+/// | M2 | a term is the epoch in which a primary opened the log, so that no two openings have the same term |
+/// | M3 | at least one member is complete |
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberRecord<P: Ord, C> {
+    epoch: u64,
+    term: u64,
+    primary: P,
+    client: C,
+    members: BTreeMap<P, MemberState>,
+}
+
+/// Reason for which a record cannot be changed in some way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeRefused {
+    /// Another peer is the primary.
+    #[error("another peer is the primary of the log")]
+    NotPrimary,
+    /// The peer is the primary already.
+    #[error("this peer is the primary of the log already")]
+    AlreadyPrimary,
+    /// The peer has no copy of the log.
+    #[error("this peer is no member of the log")]
+    NotMember,
+    /// The peer's copy lacks entries.
+    #[error("the copy of this peer is being filled: it lacks acknowledged writes")]
+    Filling,
+    /// No complete copy would be left.
+    #[error("no complete copy of the log would be left")]
+    LastCopy,
+}
+
+impl<P: Ord + Copy, C: Clone> MemberRecord<P, C> {
+    /// Returns the record of a new log, which only its primary has.
+    pub fn created(primary: P, client: C) -> Self {
+        Self { epoch: 1, term: 1, primary, client, members: BTreeMap::from([(primary, MemberState::Complete)]) }
+    }
+
+    /// Returns the epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns the epoch in which the log was opened last; entries that are appended since then carry it.
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+
+    /// Returns the primary.
+    pub fn primary(&self) -> P {
+        self.primary
+    }
+
+    /// Returns the backend client through which the primary writes back, which a takeover must fence.
+    pub fn client(&self) -> &C {
+        &self.client
+    }
+
+    /// Returns all members.
+    pub fn members(&self) -> impl Iterator<Item = (P, MemberState)> + '_ {
+        self.members.iter().map(|(peer, state)| (*peer, *state))
+    }
+
+    /// Returns the state of a member.
+    pub fn state(&self, peer: P) -> Option<MemberState> {
+        self.members.get(&peer).copied()
+    }
+
+    /// Returns the members that acknowledgements depend on.
+    pub fn complete(&self) -> impl Iterator<Item = P> + '_ {
+        self.members().filter(|(_, state)| *state == MemberState::Complete).map(|(peer, _)| peer)
+    }
+
+    /// Returns the record after the primary has opened the log again, as another client of the backend.
+    ///
+    /// # Errors
+    /// [`ChangeRefused::NotPrimary`]; [`ChangeRefused::NotMember`] and [`ChangeRefused::Filling`] where the primary has
+    /// no complete copy of its own.
+    pub fn opened(&self, by: P, client: C) -> Result<Self, ChangeRefused> {
+        if by != self.primary {
+            return Err(ChangeRefused::NotPrimary);
+        }
+        self.require_complete(by)?;
+        Ok(self.opened_by(by, client))
+    }
+
+    /// Returns the record after `by` has taken the log over.  The former primary's copy is no member any more.
+    ///
+    /// # Errors
+    /// [`ChangeRefused::AlreadyPrimary`], [`ChangeRefused::NotMember`], [`ChangeRefused::Filling`].
+    pub fn taken_over(&self, by: P, client: C) -> Result<Self, ChangeRefused> {
+        if by == self.primary {
+            return Err(ChangeRefused::AlreadyPrimary);
+        }
+        self.require_complete(by)?;
+        let mut next = self.opened_by(by, client);
+        next.members.remove(&self.primary);
+        Ok(next)
+    }
+
+    /// Returns the record with a peer that is being filled.
+    pub fn with_filling(&self, peer: P) -> Self {
+        self.with(peer, MemberState::Filling)
+    }
+
+    /// Returns the record after a peer has been filled.
+    ///
+    /// # Errors
+    /// [`ChangeRefused::NotMember`] where it is not one that is being filled.
+    pub fn with_complete(&self, peer: P) -> Result<Self, ChangeRefused> {
+        match self.state(peer) {
+            Some(MemberState::Filling) => Ok(self.with(peer, MemberState::Complete)),
+            _ => Err(ChangeRefused::NotMember),
+        }
+    }
+
+    /// Returns the record without a member.
+    ///
+    /// # Errors
+    /// [`ChangeRefused::NotMember`]; [`ChangeRefused::LastCopy`].
+    pub fn without(&self, peer: P) -> Result<Self, ChangeRefused> {
+        let mut next = self.clone();
+        next.members.remove(&peer).ok_or(ChangeRefused::NotMember)?;
+        if next.complete().next().is_none() {
+            return Err(ChangeRefused::LastCopy);
+        }
+        next.epoch += 1;
+        Ok(next)
+    }
+
+    fn require_complete(&self, peer: P) -> Result<(), ChangeRefused> {
+        match self.state(peer) {
+            Some(MemberState::Complete) => Ok(()),
+            Some(MemberState::Filling) => Err(ChangeRefused::Filling),
+            None => Err(ChangeRefused::NotMember),
+        }
+    }
+
+    fn opened_by(&self, primary: P, client: C) -> Self {
+        let epoch = self.epoch + 1;
+        Self { epoch, term: epoch, primary, client, members: self.members.clone() }
+    }
+
+    fn with(&self, peer: P, state: MemberState) -> Self {
+        let mut next = self.clone();
+        next.members.insert(peer, state);
+        next.epoch += 1;
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_change_has_an_epoch_of_its_own_and_every_opening_a_term() {
+        let created = MemberRecord::created('a', 1);
+        let filling = created.with_filling('b');
+        let complete = filling.with_complete('b').unwrap();
+        let opened = complete.opened('a', 2).unwrap();
+        let taken = opened.taken_over('b', 9).unwrap();
+        let epochs = [&created, &filling, &complete, &opened, &taken].map(MemberRecord::epoch);
+        assert_eq!(epochs, [1, 2, 3, 4, 5]);
+        assert_eq!([&created, &filling, &complete, &opened, &taken].map(MemberRecord::term), [1, 1, 1, 4, 5]);
+        assert_eq!((taken.primary(), *taken.client()), ('b', 9));
+        assert_eq!(taken.members().collect::<Vec<_>>(), [('b', MemberState::Complete)]);
+    }
+
+    #[test]
+    fn only_a_complete_member_takes_over() {
+        let record = MemberRecord::created('a', 1).with_filling('b');
+        assert_eq!(record.taken_over('b', 2), Err(ChangeRefused::Filling));
+        assert_eq!(record.taken_over('c', 2), Err(ChangeRefused::NotMember));
+        assert_eq!(record.taken_over('a', 2), Err(ChangeRefused::AlreadyPrimary));
+        assert_eq!(record.opened('b', 2), Err(ChangeRefused::NotPrimary));
+    }
+
+    #[test]
+    fn a_complete_copy_stays() {
+        let record = MemberRecord::created('a', 1).with_filling('b');
+        assert_eq!(record.without('a'), Err(ChangeRefused::LastCopy));
+        assert_eq!(record.without('c'), Err(ChangeRefused::NotMember));
+        // A primary whose own medium has failed goes on with its replica's copy, and cannot open the log again.
+        let mirrored = record.with_complete('b').unwrap().without('a').unwrap();
+        assert_eq!(mirrored.primary(), 'a');
+        assert_eq!(mirrored.opened('a', 2), Err(ChangeRefused::NotMember));
+        assert!(mirrored.taken_over('b', 2).is_ok());
+    }
+}

@@ -1,0 +1,159 @@
+//! Copy of a log at a replica: which primary it follows, and what it accepts.
+
+use crate::replication::LogShape;
+
+/// Copy of a log at a replica.
+///
+/// A copy follows one term.  It *adopts* a higher one together with the shape that the log had when its primary opened it,
+/// and drops what that primary does not have.  From then on it accepts that primary's entries only.
+///
+/// | invariant | |
+/// |---|---|
+/// | C1 | the term never decreases |
+/// | C2 | the copy is a beginning of what the primary of its term has |
+///
+/// Both need the term and the cut to be durable, in one step, before an adoption is answered.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReplicaLog {
+    term: u64,
+    log: LogShape,
+}
+
+/// Reason for which a replica does not accept entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AppendRefused {
+    /// The copy follows a later primary: the sender has been superseded, and must stop.
+    #[error("this copy of the log follows the primary of term {0}, which is later")]
+    Superseded(u64),
+    /// The copy has not adopted the sender's term yet.
+    #[error("this copy of the log has not adopted the sender's term")]
+    NotAdopted,
+    /// Entries from this number on are missing.
+    #[error("this copy of the log needs entries from {0} on")]
+    Gap(u64),
+}
+
+impl ReplicaLog {
+    /// Returns the copy that a medium holds.
+    pub fn new(term: u64, log: LogShape) -> Self {
+        Self { term, log }
+    }
+
+    /// Returns the term that the copy follows.
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+
+    /// Returns the shape of the copy.
+    pub fn log(&self) -> &LogShape {
+        &self.log
+    }
+
+    /// Follows the primary of `term`, which opened the log with the shape `base`.  Returns the number of the first entry
+    /// that the copy lacks; of its own entries, those from there on are dropped.
+    ///
+    /// A repeated adoption of the term that the copy follows changes nothing.
+    ///
+    /// # Errors
+    /// [`AppendRefused::Superseded`].
+    pub fn adopt(&mut self, term: u64, base: &LogShape) -> Result<u64, AppendRefused> {
+        if term < self.term {
+            return Err(AppendRefused::Superseded(self.term));
+        }
+        if term > self.term {
+            let agreed = self.log.agreement(base);
+            self.log.truncate(agreed);
+            if !(base.tail()..=base.head()).contains(&self.log.head()) {
+                self.log = LogShape::empty_at(base.tail());
+            }
+            self.log.retire(base.tail());
+            self.term = term;
+        }
+        Ok(self.log.head())
+    }
+
+    /// Takes `count` entries of `entry_term` from `number` on, sent by the primary of `term`.  Returns how many of them the
+    /// copy has had before.
+    ///
+    /// # Errors
+    /// [`AppendRefused`].
+    pub fn append(&mut self, term: u64, number: u64, entry_term: u64, count: u64) -> Result<u64, AppendRefused> {
+        if term < self.term {
+            return Err(AppendRefused::Superseded(self.term));
+        }
+        if term > self.term {
+            return Err(AppendRefused::NotAdopted);
+        }
+        let head = self.log.head();
+        if number > head {
+            return Err(AppendRefused::Gap(head));
+        }
+        let had = (head - number).min(count);
+        self.log.push(entry_term, count - had);
+        Ok(had)
+    }
+
+    /// Retires entries that the primary of `term` has retired.
+    ///
+    /// # Errors
+    /// [`AppendRefused::Superseded`], [`AppendRefused::NotAdopted`].
+    pub fn retire(&mut self, term: u64, tail: u64) -> Result<(), AppendRefused> {
+        if term < self.term {
+            return Err(AppendRefused::Superseded(self.term));
+        }
+        if term > self.term {
+            return Err(AppendRefused::NotAdopted);
+        }
+        self.log.retire(tail);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replication::TermSpan;
+
+    fn copy(term: u64, spans: &[(u64, u64)]) -> ReplicaLog {
+        let mut log = LogShape::default();
+        spans.iter().for_each(|(term, count)| log.push(*term, *count));
+        ReplicaLog::new(term, log)
+    }
+
+    #[test]
+    fn what_the_new_primary_lacks_is_dropped() {
+        let base = copy(1, &[(1, 5)]).log().clone();
+        let mut replica = copy(1, &[(1, 7)]);
+        assert_eq!(replica.adopt(2, &base), Ok(5));
+        assert_eq!(replica.append(1, 5, 1, 1), Err(AppendRefused::Superseded(2)));
+        assert_eq!(replica.append(2, 5, 2, 3), Ok(0));
+        assert_eq!(replica.log().spans(), [TermSpan { term: 1, end: 5 }, TermSpan { term: 2, end: 8 }]);
+    }
+
+    #[test]
+    fn a_late_message_of_the_same_term_drops_nothing() {
+        let base = copy(1, &[(1, 2)]).log().clone();
+        let mut replica = copy(1, &[(1, 2)]);
+        replica.adopt(3, &base).unwrap();
+        assert_eq!(replica.append(3, 2, 3, 4), Ok(0));
+        assert_eq!(replica.adopt(3, &base), Ok(6));
+        assert_eq!(replica.append(3, 3, 3, 2), Ok(2), "had before");
+        assert_eq!(replica.append(3, 5, 3, 2), Ok(1), "in part");
+        assert_eq!(replica.append(3, 9, 3, 1), Err(AppendRefused::Gap(7)));
+        assert_eq!(replica.append(4, 7, 4, 1), Err(AppendRefused::NotAdopted));
+        assert_eq!(replica.log().head(), 7);
+    }
+
+    #[test]
+    fn a_copy_from_long_ago_begins_where_the_primary_does() {
+        let mut base = copy(1, &[(1, 8), (4, 4)]).log().clone();
+        base.retire(9);
+        let mut replica = copy(1, &[(1, 3)]);
+        assert_eq!(replica.adopt(5, &base), Ok(9));
+        assert_eq!((replica.log().tail(), replica.log().head()), (9, 9));
+        assert_eq!(replica.append(5, 9, 4, 3), Ok(0));
+        assert_eq!(replica.retire(4, 11), Err(AppendRefused::Superseded(5)));
+        assert_eq!(replica.retire(5, 11), Ok(()));
+        assert_eq!((replica.log().tail(), replica.log().head()), (11, 12));
+    }
+}
