@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use super::stage::{Stage, own, script, script_with};
+use super::stage::{Length, Stage, own, script, script_with};
 use crate::{daemon, fuzz, shell};
 
 /// The stages of a whole run.
@@ -29,7 +29,7 @@ fn first() -> Vec<Stage> {
         Stage::build("build-programs", "the simulator, initiators, clients", &["build"], 90, || {
             let mut build = daemon::build_beside_command(&["-p", "forebay-sim"]);
             build.args(["-p", "forebay-malformed", "-p", "forebay-iscsi-host", "-p", "forebay-nvme-host"]);
-            build.args(["-p", "forebay-rbd-lab", "-p", "forebay-messenger-lab"]);
+            build.args(["-p", "forebay-rbd-lab", "-p", "forebay-messenger-lab", "-p", "forebay-replication-model"]);
             Ok(build)
         })
         .busy(1.5),
@@ -88,6 +88,17 @@ fn data_path() -> Vec<Stage> {
             own(&["sim", "--shared", "--jobs", "1", "--runs", &runs])
         })
         .long(2, 20, 200),
+        Stage::tests(
+            "replication-model",
+            "replicated write logs, every order of events",
+            &["build-programs"],
+            |length| {
+                let mut model = shell::command(daemon::program().with_file_name("forebay-replication-model"));
+                model.arg("--all").args(matches!(length, Length::Soak).then_some("--deep"));
+                Ok(model)
+            },
+        )
+        .long(85, 85, 400),
         Stage::tests("conduct", "the daemon idle, alone, under rubbish", &["build-programs"], |_| own(&["conduct"]))
             .takes(70)
             .busy(0.5),

@@ -1,0 +1,97 @@
+//! Explores all states of the model, those fewest events away first, so that a counterexample is as short as can be.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasherDefault, DefaultHasher, Hash, Hasher};
+
+use crate::model::{ModelAction, ModelState, ReplicationModel};
+
+/// Result of an exploration.
+#[derive(Debug)]
+pub struct Exploration {
+    /// Number of states.
+    pub states: usize,
+    /// Number of events to the state that is furthest away.
+    pub depth: usize,
+    /// First property that is broken, and the events that lead there.
+    pub broken: Option<(&'static str, Vec<ModelAction>)>,
+    /// Set where a peer has taken over in some state, and acknowledged a write.
+    pub shows_takeover: bool,
+}
+
+/// Predecessor of each state, and the number of the event that led from there.  States are known by 64 bits of a hash.
+type Reached = HashMap<u64, (u64, u16), BuildHasherDefault<Fingerprint>>;
+
+/// Hasher of what is a hash already.
+#[derive(Default)]
+struct Fingerprint(u64);
+
+impl Hasher for Fingerprint {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("fingerprints are numbers");
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}
+
+fn fingerprint(state: &ModelState) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    state.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Explores all states within the limits of a model, until something is broken.
+pub fn explore(model: &ReplicationModel) -> Exploration {
+    let first = model.first_state();
+    let mut reached = Reached::default();
+    reached.insert(fingerprint(&first), (0, 0));
+    let mut found = Exploration { states: 1, depth: 0, broken: None, shows_takeover: false };
+    let mut level = vec![first];
+    while !level.is_empty() {
+        let mut next_level = Vec::new();
+        for state in level {
+            let from = fingerprint(&state);
+            for (event, action) in model.actions(&state).into_iter().enumerate() {
+                let Some(next) = model.next_state(&state, action) else { continue };
+                let at = fingerprint(&next);
+                let Entry::Vacant(entry) = reached.entry(at) else { continue };
+                entry.insert((from, event as u16));
+                found.shows_takeover |= next.shows_takeover();
+                if let Some(what) = next.broken() {
+                    found.states = reached.len();
+                    found.broken = Some((what, events_to(model, &reached, at)));
+                    return found;
+                }
+                next_level.push(next);
+            }
+        }
+        found.depth += usize::from(!next_level.is_empty());
+        level = next_level;
+    }
+    found.states = reached.len();
+    found
+}
+
+/// Returns the events from the first state to one that was reached.
+fn events_to(model: &ReplicationModel, reached: &Reached, mut at: u64) -> Vec<ModelAction> {
+    let mut state = model.first_state();
+    let first = fingerprint(&state);
+    let mut events = Vec::new();
+    while at != first {
+        let (from, event) = reached[&at];
+        events.push(event);
+        at = from;
+    }
+    let take = |event: u16| {
+        let action = model.actions(&state).swap_remove(event as usize);
+        state = model.next_state(&state, action.clone()).expect("made a difference before");
+        action
+    };
+    events.into_iter().rev().map(take).collect()
+}

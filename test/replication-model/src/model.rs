@@ -1,0 +1,255 @@
+//! The model: its state, its limits, its properties.
+
+use std::collections::BTreeSet;
+
+use forebay_writelog::replication::{LeasePromise, LogShape, MemberState, ReplicaLog};
+
+use crate::backend::{Backend, BackendOp, Record};
+use crate::peer::{Disk, Message, PeerRole, PeerState};
+use crate::step;
+
+/// Limits of an exploration.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Number of peers.
+    pub peers: u8,
+    /// Number of them that are complete members at first.
+    pub members: u8,
+    /// Number of them that are being filled at first.
+    pub filling: u8,
+    /// Writes of the host.
+    pub writes: u8,
+    /// Changes of the record: openings, takeovers, members that come and go.
+    pub changes: u64,
+    /// Crashes of processes.
+    pub crashes: u8,
+    /// Media that fail.
+    pub media: u8,
+    /// Time at which clocks end; 0 leaves out reads and leases.
+    pub time: u64,
+}
+
+impl Limits {
+    /// Returns the record at first: peer 0 has opened the log before, as another client.
+    fn first_record(&self) -> Record {
+        let mut record = Record::created(0, (0, 0));
+        for peer in 1..self.members {
+            record = record.with_filling(peer).with_complete(peer).expect("being filled");
+        }
+        (self.members..self.members + self.filling).fold(record, |record, peer| record.with_filling(peer))
+    }
+
+    /// Returns whether the record may change once more.
+    pub(crate) fn may_change(&self, epoch: u64) -> bool {
+        epoch < self.first_record().epoch() + self.changes
+    }
+}
+
+/// Length of a lease.
+pub(crate) const LEASE: u64 = 1;
+
+/// Rule of the protocol that is left out, to show that the model finds what it prevents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Omission {
+    /// R1: a write is acknowledged when the primary alone has it.
+    AcknowledgedByPrimaryAlone,
+    /// R2: the primary goes on without a replica before the record says so.
+    DroppedBeforeRecord,
+    /// R3: a takeover does not fence the former primary.
+    NotFenced,
+    /// R3: a peer takes over though the record does not name it a complete member.
+    TakenOverByAnyone,
+    /// R3: the record is set without comparing it.
+    RecordSetUnconditionally,
+    /// R3: a replica goes on taking entries of a term that is over.
+    FormerTermAccepted,
+    /// R4: a replica becomes a complete member before it has everything.
+    CompleteBeforeFilled,
+    /// R5: entries are written back before the replicas have retired those before them.
+    RetirementNotAwaited,
+    /// An opening serves before the members have all that it found in its own copy.
+    ServedBeforeReconciled,
+    /// A peer takes over while its promise to the primary holds.
+    PromiseBroken,
+}
+
+impl Omission {
+    /// All omissions.
+    pub const ALL: [Self; 10] = [
+        Self::AcknowledgedByPrimaryAlone,
+        Self::DroppedBeforeRecord,
+        Self::NotFenced,
+        Self::TakenOverByAnyone,
+        Self::RecordSetUnconditionally,
+        Self::FormerTermAccepted,
+        Self::CompleteBeforeFilled,
+        Self::RetirementNotAwaited,
+        Self::ServedBeforeReconciled,
+        Self::PromiseBroken,
+    ];
+}
+
+/// Model of one log and its peers.
+#[derive(Debug, Clone)]
+pub struct ReplicationModel {
+    /// Limits of the exploration.
+    pub limits: Limits,
+    /// Rule that is left out, if any.
+    pub omission: Option<Omission>,
+}
+
+/// State of the model.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ModelState {
+    /// State of the backend.
+    pub backend: Backend,
+    /// State of each peer.
+    pub peers: Vec<PeerState>,
+    /// Messages that were ever sent: each arrives any number of times, in any order.
+    pub messages: BTreeSet<Message>,
+    /// Number that the host writes next.
+    pub next: u8,
+    /// Number that the host waits for: the peer it was sent to, and the entry there.
+    pub pending: Option<(u8, u64)>,
+    /// Newest number that the host knows: it was acknowledged, or read.
+    pub known: u8,
+    /// Time, by all clocks.
+    pub now: u64,
+    /// Crashes so far.
+    pub crashes: u8,
+    /// Media that have failed so far.
+    pub media: u8,
+    /// Property that the last event has broken, if any.
+    pub violation: Option<&'static str>,
+}
+
+/// Event of the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelAction {
+    /// The host writes the next number, to this peer.
+    Write(u8),
+    /// The host gives up a write that a peer which no longer serves has not answered.
+    GiveUp,
+    /// The host is told that its write is done.
+    Acknowledge,
+    /// A primary's medium has one more entry.
+    Persist(u8),
+    /// A message arrives.
+    Deliver(Message),
+    /// The backend applies an operation.
+    Apply(BackendOp),
+    /// A process dies, and is started again.
+    Crash(u8),
+    /// A primary's medium fails.
+    MediumFails(u8),
+    /// A peer begins to open the log, or to take it over.
+    Open(u8),
+    /// A peer that opens the log fences the last primary's client.
+    Fence(u8),
+    /// A peer that opens the log sends the change of the record.
+    SendOpening(u8),
+    /// A peer reads the record.
+    ReadRecord(u8),
+    /// A primary sends a record without a member.
+    Drop(u8, u8),
+    /// A primary sends a record with a peer to be filled.
+    Fill(u8, u8),
+    /// A primary sends a record with a filled peer as complete.
+    Complete(u8, u8),
+    /// A primary whose client is fenced finds out, and goes on as another client.
+    NoticeFence(u8),
+    /// Time passes.
+    Tick,
+    /// A primary asks its members for their promise.
+    AskLease(u8),
+    /// The host reads from a primary that may answer.
+    Read(u8),
+    /// A primary begins to write an entry back.
+    WriteBack(u8),
+    /// A primary's medium has the new tail.
+    Retire(u8),
+}
+
+impl ModelState {
+    /// Returns the record's verdict on a peer's role: whether it is the primary of the current term.
+    pub fn is_current(&self, peer: u8) -> bool {
+        let record = &self.backend.record;
+        match &self.peers[peer as usize].role {
+            PeerRole::Primary(serving) => serving.progress.record().term() == record.term(),
+            _ => false,
+        }
+    }
+
+    /// Returns what is wrong with the state, if anything.
+    pub fn broken(&self) -> Option<&'static str> {
+        match self.nothing_is_lost() {
+            true => self.violation,
+            false => Some("a complete member lacks an acknowledged write"),
+        }
+    }
+
+    /// Returns whether a peer has taken over, and a write has been acknowledged since.
+    pub fn shows_takeover(&self) -> bool {
+        let primary = self.backend.record.primary();
+        self.known > 0 && primary != 0 && is_newest_of(self, primary)
+    }
+
+    /// Returns whether every copy that may be served next has everything that was acknowledged.
+    fn nothing_is_lost(&self) -> bool {
+        let record = &self.backend.record;
+        record
+            .complete()
+            .map(|peer| &self.peers[peer as usize].disk)
+            .filter(|disk| !disk.failed)
+            .all(|disk| disk.newest().max(self.backend.value) >= self.known)
+    }
+}
+
+impl ReplicationModel {
+    /// Returns the state at first.
+    pub fn first_state(&self) -> ModelState {
+        let disk = Disk { copy: ReplicaLog::new(0, LogShape::default()), ..Disk::default() };
+        let peer = PeerState { starts: 1, disk, promise: LeasePromise::default(), role: PeerRole::Idle };
+        let record = self.limits.first_record();
+        let backend = Backend { record, value: 0, fenced: BTreeSet::new(), ops: BTreeSet::new() };
+        ModelState {
+            backend,
+            peers: vec![peer; self.limits.peers as usize],
+            messages: BTreeSet::new(),
+            next: 1,
+            pending: None,
+            known: 0,
+            now: 0,
+            crashes: 0,
+            media: 0,
+            violation: None,
+        }
+    }
+
+    /// Returns the events that may happen in a state.
+    pub fn actions(&self, state: &ModelState) -> Vec<ModelAction> {
+        let mut actions = Vec::new();
+        step::actions(self, state, &mut actions);
+        actions
+    }
+
+    /// Returns the state after an event; `None` where it makes no difference.
+    pub fn next_state(&self, last: &ModelState, action: ModelAction) -> Option<ModelState> {
+        let mut state = last.clone();
+        step::apply(self, &mut state, action)?;
+        (state != *last).then_some(state)
+    }
+}
+
+/// Returns whether the newest acknowledged write was appended in a peer's own current term.
+fn is_newest_of(state: &ModelState, peer: u8) -> bool {
+    let PeerRole::Primary(serving) = &state.peers[peer as usize].role else { return false };
+    let term = state.backend.record.term();
+    let Some(number) = serving.values.iter().position(|value| *value == state.known) else { return false };
+    state.is_current(peer) && serving.log.term_of(number as u64) == Some(term)
+}
+
+/// Returns whether a peer is a complete member.
+pub(crate) fn is_complete(record: &Record, peer: u8) -> bool {
+    record.state(peer) == Some(MemberState::Complete)
+}
