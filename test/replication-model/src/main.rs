@@ -69,8 +69,9 @@ const DEEP: [Limits; 3] =
     [limits([2, 0, 0], 2, 3, 0), limits([2, 1, 0], 1, 3, 0), Limits { time: 2, ..limits([2, 0, 0], 1, 2, 0) }];
 
 /// Limits within which counterexamples are looked for, smallest first.
-const SEARCHED: [Limits; 5] = [
+const SEARCHED: [Limits; 6] = [
     limits([2, 0, 0], 1, 2, 0),
+    Limits { media: 1, ..limits([2, 0, 0], 1, 2, 0) },
     limits([2, 0, 0], 2, 2, 0),
     limits([2, 1, 0], 1, 2, 0),
     Limits { time: 2, ..limits([2, 0, 0], 1, 2, 0) },

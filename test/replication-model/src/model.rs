@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use forebay_writelog::replication::{LeasePromise, LogShape, MemberState, ReplicaLog};
+use forebay_writelog::replication::{LeasePromise, MemberState};
 
 use crate::backend::{Backend, BackendOp, Record};
 use crate::peer::{Disk, Message, PeerRole, PeerState};
@@ -32,11 +32,12 @@ pub struct Limits {
 impl Limits {
     /// Returns the record at first: peer 0 has opened the log before, as another client.
     fn first_record(&self) -> Record {
-        let mut record = Record::created(0, (0, 0));
+        let copy = |peer| [peer; 16];
+        let mut record = Record::created(0, copy(0), (0, 0));
         for peer in 1..self.members {
-            record = record.with_filling(peer).with_complete(peer).expect("being filled");
+            record = record.with_filling(peer, copy(peer)).with_complete(peer).expect("being filled");
         }
-        (self.members..self.members + self.filling).fold(record, |record, peer| record.with_filling(peer))
+        (self.members..self.members + self.filling).fold(record, |record, peer| record.with_filling(peer, copy(peer)))
     }
 
     /// Returns whether the record may change once more.
@@ -71,11 +72,13 @@ pub enum Omission {
     ServedBeforeReconciled,
     /// A peer takes over while its promise to the primary holds.
     PromiseBroken,
+    /// A medium that was replaced counts as the copy of a complete member.
+    BlankMediumTrusted,
 }
 
 impl Omission {
     /// All omissions.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::AcknowledgedByPrimaryAlone,
         Self::DroppedBeforeRecord,
         Self::NotFenced,
@@ -86,6 +89,7 @@ impl Omission {
         Self::RetirementNotAwaited,
         Self::ServedBeforeReconciled,
         Self::PromiseBroken,
+        Self::BlankMediumTrusted,
     ];
 }
 
@@ -132,7 +136,7 @@ pub enum ModelAction {
     GiveUp,
     /// The host is told that its write is done.
     Acknowledge,
-    /// A primary's medium has one more entry.
+    /// The medium of a primary has one more entry.
     Persist(u8),
     /// A message arrives.
     Deliver(Message),
@@ -140,7 +144,7 @@ pub enum ModelAction {
     Apply(BackendOp),
     /// A process dies, and is started again.
     Crash(u8),
-    /// A primary's medium fails.
+    /// The medium of a primary fails, or that of a replica is replaced by a blank one.
     MediumFails(u8),
     /// A peer begins to open the log, or to take it over.
     Open(u8),
@@ -182,10 +186,21 @@ impl ModelState {
 
     /// Returns what is wrong with the state, if anything.
     pub fn broken(&self) -> Option<&'static str> {
-        match self.nothing_is_lost() {
-            true => self.violation,
-            false => Some("a complete member lacks an acknowledged write"),
+        if !self.nothing_is_lost() {
+            return Some("a complete member lacks an acknowledged write");
         }
+        if !self.primary_has_everything() {
+            return Some("the primary serves, and lacks an acknowledged write");
+        }
+        self.violation
+    }
+
+    /// Returns whether the current primary, once it serves, has everything that was acknowledged.
+    fn primary_has_everything(&self) -> bool {
+        let PeerRole::Primary(serving) = &self.peers[self.backend.record.primary() as usize].role else { return true };
+        let is_current = serving.progress.record().term() == self.backend.record.term();
+        let newest = serving.values.last().copied().unwrap_or(0).max(self.backend.value);
+        !is_current || !serving.progress.serves() || newest >= self.known
     }
 
     /// Returns whether a peer has taken over, and a write has been acknowledged since.
@@ -197,24 +212,27 @@ impl ModelState {
     /// Returns whether every copy that may be served next has everything that was acknowledged.
     fn nothing_is_lost(&self) -> bool {
         let record = &self.backend.record;
-        record
-            .complete()
-            .map(|peer| &self.peers[peer as usize].disk)
-            .filter(|disk| !disk.failed)
-            .all(|disk| disk.newest().max(self.backend.value) >= self.known)
+        let copies = record.members().filter(|(_, member)| member.state == MemberState::Complete);
+        copies
+            .map(|(peer, member)| (&self.peers[peer as usize].disk, member))
+            .filter(|(disk, member)| !disk.failed && disk.copy.id() == member.copy)
+            .all(|(disk, _)| disk.newest().max(self.backend.value) >= self.known)
     }
 }
 
 impl ReplicationModel {
     /// Returns the state at first.
     pub fn first_state(&self) -> ModelState {
-        let disk = Disk { copy: ReplicaLog::new(0, LogShape::default()), ..Disk::default() };
-        let peer = PeerState { starts: 1, disk, promise: LeasePromise::default(), role: PeerRole::Idle };
         let record = self.limits.first_record();
+        let peer = |peer| {
+            let disk = Disk::blank(peer);
+            PeerState { starts: 1, disk, promise: LeasePromise::default(), role: PeerRole::Idle }
+        };
+        let peers = (0..self.limits.peers).map(peer).collect();
         let backend = Backend { record, value: 0, fenced: BTreeSet::new(), ops: BTreeSet::new() };
         ModelState {
             backend,
-            peers: vec![peer; self.limits.peers as usize],
+            peers,
             messages: BTreeSet::new(),
             next: 1,
             pending: None,

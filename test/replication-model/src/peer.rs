@@ -1,5 +1,6 @@
 //! Peers of the model: what each keeps on its medium, and what its process knows.
 
+use forebay_writelog::LogId;
 use forebay_writelog::replication::{LeasePromise, LogShape, PrimaryLease, PrimaryProgress, ReplicaLog};
 
 use crate::backend::{Client, Record};
@@ -7,7 +8,7 @@ use crate::backend::{Client, Record};
 /// Medium of a peer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Disk {
-    /// Set once the medium has failed, and everything on it is gone.
+    /// Set once the medium of a primary has failed; that of a replica is replaced by a blank one.
     pub failed: bool,
     /// Copy of the log.
     pub copy: ReplicaLog,
@@ -16,6 +17,11 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// Returns a blank medium; no two have the same number.
+    pub fn blank(number: u8) -> Self {
+        Self { copy: ReplicaLog::new([number; 16], 0, LogShape::default()), ..Self::default() }
+    }
+
     /// Returns the newest number in the copy; 0 without entries.
     pub fn newest(&self) -> u8 {
         self.values.last().copied().unwrap_or(0)
@@ -88,6 +94,8 @@ pub enum Message {
         to: u8,
         /// Term of the primary.
         term: u64,
+        /// Id of the receiver's copy, by the record.
+        copy: LogId,
         /// Shape of the log when it was opened.
         base: LogShape,
     },
@@ -137,6 +145,8 @@ pub enum Message {
         from: u8,
         /// Term that it follows.
         term: u64,
+        /// Id of its copy.
+        copy: LogId,
         /// Number of the first entry that it lacks.
         head: u64,
         /// Number of the oldest entry that it has not retired.

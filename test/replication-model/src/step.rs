@@ -2,9 +2,9 @@
 
 use forebay_writelog::replication::{LeasePromise, MemberState, PrimaryLease, PrimaryProgress};
 
-use crate::backend::{BackendOp, Client, Record};
+use crate::backend::{BackendOp, Record};
 use crate::model::{LEASE, ModelAction, ModelState, Omission, ReplicationModel, is_complete};
-use crate::peer::{Message, Opening, PeerRole, PeerState, Serving};
+use crate::peer::{Disk, Message, Opening, PeerRole, PeerState, Serving};
 
 /// Lists what may happen.
 pub(crate) fn actions(model: &ReplicationModel, state: &ModelState, actions: &mut Vec<ModelAction>) {
@@ -36,11 +36,14 @@ pub(crate) fn actions(model: &ReplicationModel, state: &ModelState, actions: &mu
     }
     for (at, peer) in state.peers.iter().enumerate() {
         let at = at as u8;
+        if state.media < limits.media && peer.role == PeerRole::Idle && record.copy(at) == Some(peer.disk.copy.id()) {
+            actions.push(MediumFails(at));
+        }
         if state.crashes < limits.crashes && peer.role != PeerRole::Idle {
             actions.push(Crash(at));
         }
         match &peer.role {
-            PeerRole::Idle if may_change(record.epoch()) && opened(model, record, at, (at, peer.starts)).is_some() => {
+            PeerRole::Idle if may_change(record.epoch()) && opened(model, record, peer, at).is_some() => {
                 let promised = model.omission != Some(Omission::PromiseBroken) && !peer.promise.is_over(state.now);
                 if !peer.disk.failed && (record.primary() == at || !promised) {
                     actions.push(Open(at));
@@ -155,8 +158,13 @@ pub(crate) fn apply(model: &ReplicationModel, state: &mut ModelState, action: Mo
         }
         ModelAction::MediumFails(peer) => {
             state.media += 1;
-            state.peers[peer as usize].disk.failed = true;
-            primary(state, peer)?.progress.lost(peer);
+            match primary(state, peer) {
+                Some(serving) => {
+                    serving.progress.lost(peer);
+                    state.peers[peer as usize].disk.failed = true;
+                }
+                None => state.peers[peer as usize].disk = Disk::blank(100 + state.media),
+            }
         }
         ModelAction::Open(peer) => {
             let seen = state.backend.record.clone();
@@ -173,9 +181,11 @@ pub(crate) fn apply(model: &ReplicationModel, state: &mut ModelState, action: Mo
         }
         ModelAction::SendOpening(peer) => {
             let client = (peer, state.peers[peer as usize].starts);
+            let PeerRole::Opening(opening) = &state.peers[peer as usize].role else { return None };
+            let (expected, seen) = (opening.seen.epoch(), opening.seen.clone());
+            let record = opened(model, &seen, &state.peers[peer as usize], peer)?;
             let PeerRole::Opening(opening) = &mut state.peers[peer as usize].role else { return None };
             opening.sent = true;
-            let (expected, record) = (opening.seen.epoch(), opened(model, &opening.seen, peer, client)?);
             state.backend.ops.insert(BackendOp::Change { client, expected, record });
         }
         ModelAction::ReadRecord(peer) => read_record(state, peer)?,
@@ -189,7 +199,8 @@ pub(crate) fn apply(model: &ReplicationModel, state: &mut ModelState, action: Mo
             send_change(state, peer, record);
         }
         ModelAction::Fill(peer, other) => {
-            let record = primary(state, peer)?.progress.propose_filling(other).clone();
+            let copy = state.peers[other as usize].disk.copy.id();
+            let record = primary(state, peer)?.progress.propose_filling(other, copy).clone();
             send_change(state, peer, record);
         }
         ModelAction::Complete(peer, other) => {
@@ -223,10 +234,10 @@ pub(crate) fn apply(model: &ReplicationModel, state: &mut ModelState, action: Mo
             let (term, tail) = (serving.progress.record().term(), serving.written);
             let disk = &mut state.peers[peer as usize].disk;
             disk.copy.retire(term, tail).ok()?;
-            let head = disk.copy.log().head();
+            let (copy, head) = (disk.copy.id(), disk.copy.log().head());
             let serving = primary(state, peer)?;
             serving.log.retire(tail);
-            serving.progress.persisted(peer, head, tail);
+            serving.progress.persisted(peer, copy, head, tail);
             for to in others(serving, peer) {
                 state.messages.insert(Message::Retire { to, term, tail });
             }
@@ -250,15 +261,21 @@ fn serves(model: &ReplicationModel, peer: &PeerState) -> bool {
 }
 
 /// Returns the record after a peer has opened the log or taken it over, where it may.
-fn opened(model: &ReplicationModel, record: &Record, peer: u8, client: Client) -> Option<Record> {
+fn opened(model: &ReplicationModel, record: &Record, state: &PeerState, peer: u8) -> Option<Record> {
+    let client = (peer, state.starts);
+    let copy = match model.omission {
+        Some(Omission::BlankMediumTrusted) => record.copy(peer).unwrap_or_default(),
+        _ => state.disk.copy.id(),
+    };
     if record.primary() == peer {
-        return record.opened(peer, client).ok();
+        return record.opened(peer, copy, client).ok();
     }
     let taken = match model.omission {
         Some(Omission::TakenOverByAnyone) if !is_complete(record, peer) => {
-            record.with_filling(peer).with_complete(peer).and_then(|record| record.taken_over(peer, client))
+            let filled = record.with_filling(peer, copy).with_complete(peer);
+            filled.and_then(|record| record.taken_over(peer, copy, client))
         }
-        _ => record.taken_over(peer, client),
+        _ => record.taken_over(peer, copy, client),
     };
     taken.ok()
 }
@@ -286,8 +303,9 @@ fn send_change(state: &mut ModelState, peer: u8, record: Record) {
 fn send_adopt(state: &mut ModelState, peer: u8) -> Option<()> {
     let serving = primary(state, peer)?;
     let (term, base) = (serving.progress.record().term(), serving.progress.base().clone());
-    for to in others(serving, peer) {
-        state.messages.insert(Message::Adopt { to, term, base: base.clone() });
+    let members: Vec<_> = serving.progress.record().members().filter(|(to, _)| *to != peer).collect();
+    for (to, member) in members {
+        state.messages.insert(Message::Adopt { to, term, copy: member.copy, base: base.clone() });
     }
     Some(())
 }
@@ -313,7 +331,7 @@ fn persist(state: &mut ModelState, at: u8) -> Option<()> {
     let (term, number) = (serving.progress.record().term(), disk.copy.log().head());
     disk.copy.append(term, number, serving.log.term_of(number)?, 1).ok()?;
     disk.values.push(serving.values[number as usize]);
-    serving.progress.persisted(at, number + 1, disk.copy.log().tail());
+    serving.progress.persisted(at, disk.copy.id(), number + 1, disk.copy.log().tail());
     Some(())
 }
 
@@ -326,7 +344,7 @@ fn read_record(state: &mut ModelState, at: u8) -> Option<()> {
         PeerRole::Opening(opening) if opening.sent && record.primary() == at && *record.client() == client => {
             // The term is durable before anybody is asked to follow.
             let own = peer.disk.copy.log().clone();
-            peer.disk.copy.adopt(record.term(), &own).ok()?;
+            peer.disk.copy.adopt(record.term(), peer.disk.copy.id(), &own).ok()?;
             let (log, values) = (own.clone(), peer.disk.values.clone());
             let written = own.tail();
             let progress = PrimaryProgress::new(record, own);
@@ -353,10 +371,10 @@ fn read_record(state: &mut ModelState, at: u8) -> Option<()> {
 /// Delivers a message.
 fn deliver(model: &ReplicationModel, state: &mut ModelState, message: Message) -> Option<()> {
     match message {
-        Message::Holds { from, term, head, tail } => {
+        Message::Holds { from, term, copy, head, tail } => {
             let to = primary_of(state, term)?;
             let serving = primary(state, to)?;
-            serving.progress.persisted(from, head, tail);
+            serving.progress.persisted(from, copy, head, tail);
             send_entries(state, to, Some(from), head);
         }
         Message::AskLease { to, term, sent } => {
@@ -372,9 +390,11 @@ fn deliver(model: &ReplicationModel, state: &mut ModelState, message: Message) -
             let to = primary_of(state, term)?;
             primary(state, to)?.lease.granted(from, sent);
         }
-        Message::Adopt { to, term, ref base } => {
+        Message::Adopt { to, term, copy, ref base } => {
             let peer = follower(state, to, term)?;
-            peer.disk.copy.adopt(term, base).ok()?;
+            let trusted = model.omission == Some(Omission::BlankMediumTrusted);
+            let copy = if trusted { peer.disk.copy.id() } else { copy };
+            peer.disk.copy.adopt(term, copy, base).ok()?;
             peer.disk.cut();
             answer(state, to, term);
         }
@@ -419,8 +439,8 @@ fn follower(state: &mut ModelState, to: u8, term: u64) -> Option<&mut PeerState>
 
 fn answer(state: &mut ModelState, from: u8, term: u64) {
     let log = state.peers[from as usize].disk.copy.log();
-    let (head, tail) = (log.head(), log.tail());
-    state.messages.insert(Message::Holds { from, term, head, tail });
+    let (copy, head, tail) = (state.peers[from as usize].disk.copy.id(), log.head(), log.tail());
+    state.messages.insert(Message::Holds { from, term, copy, head, tail });
 }
 
 /// Applies an operation at the backend.

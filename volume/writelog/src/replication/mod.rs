@@ -11,6 +11,6 @@ mod shape;
 
 pub use lease::{LeasePromise, PrimaryLease};
 pub use primary::PrimaryProgress;
-pub use record::{ChangeRefused, MemberRecord, MemberState};
+pub use record::{ChangeRefused, MemberEntry, MemberRecord, MemberState};
 pub use replica::{AppendRefused, ReplicaLog};
 pub use shape::{LogShape, TermSpan};

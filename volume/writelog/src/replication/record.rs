@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::format::LogId;
+
 /// State of a member of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MemberState {
@@ -9,6 +11,15 @@ pub enum MemberState {
     Complete,
     /// Member that receives entries, and lacks some: nothing depends on it, and it must not take over.
     Filling,
+}
+
+/// Member of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberEntry {
+    /// State of its copy.
+    pub state: MemberState,
+    /// Id of its copy, which the peer chose when it created it.  A medium that was replaced since has another one.
+    pub copy: LogId,
 }
 
 /// Record of the members of a log: `P` names a peer, `C` a client of the backend.
@@ -26,7 +37,7 @@ pub struct MemberRecord<P: Ord, C> {
     term: u64,
     primary: P,
     client: C,
-    members: BTreeMap<P, MemberState>,
+    members: BTreeMap<P, MemberEntry>,
 }
 
 /// Reason for which a record cannot be changed in some way.
@@ -44,6 +55,9 @@ pub enum ChangeRefused {
     /// The peer's copy lacks entries.
     #[error("the copy of this peer is being filled: it lacks acknowledged writes")]
     Filling,
+    /// The peer's medium does not have the copy that the record names.
+    #[error("the medium of this peer does not have the copy of the log that the record names")]
+    CopyLost,
     /// No complete copy would be left.
     #[error("no complete copy of the log would be left")]
     LastCopy,
@@ -51,8 +65,9 @@ pub enum ChangeRefused {
 
 impl<P: Ord + Copy, C: Clone> MemberRecord<P, C> {
     /// Returns the record of a new log, which only its primary has.
-    pub fn created(primary: P, client: C) -> Self {
-        Self { epoch: 1, term: 1, primary, client, members: BTreeMap::from([(primary, MemberState::Complete)]) }
+    pub fn created(primary: P, copy: LogId, client: C) -> Self {
+        let own = MemberEntry { state: MemberState::Complete, copy };
+        Self { epoch: 1, term: 1, primary, client, members: BTreeMap::from([(primary, own)]) }
     }
 
     /// Returns the epoch.
@@ -76,50 +91,57 @@ impl<P: Ord + Copy, C: Clone> MemberRecord<P, C> {
     }
 
     /// Returns all members.
-    pub fn members(&self) -> impl Iterator<Item = (P, MemberState)> + '_ {
-        self.members.iter().map(|(peer, state)| (*peer, *state))
+    pub fn members(&self) -> impl Iterator<Item = (P, MemberEntry)> + '_ {
+        self.members.iter().map(|(peer, member)| (*peer, *member))
     }
 
     /// Returns the state of a member.
     pub fn state(&self, peer: P) -> Option<MemberState> {
-        self.members.get(&peer).copied()
+        self.members.get(&peer).map(|member| member.state)
+    }
+
+    /// Returns the id of a member's copy.
+    pub fn copy(&self, peer: P) -> Option<LogId> {
+        self.members.get(&peer).map(|member| member.copy)
     }
 
     /// Returns the members that acknowledgements depend on.
     pub fn complete(&self) -> impl Iterator<Item = P> + '_ {
-        self.members().filter(|(_, state)| *state == MemberState::Complete).map(|(peer, _)| peer)
+        self.members().filter(|(_, member)| member.state == MemberState::Complete).map(|(peer, _)| peer)
     }
 
-    /// Returns the record after the primary has opened the log again, as another client of the backend.
+    /// Returns the record after the primary has opened its `copy` of the log again, as another client of the backend.
     ///
     /// # Errors
-    /// [`ChangeRefused::NotPrimary`]; [`ChangeRefused::NotMember`] and [`ChangeRefused::Filling`] where the primary has
-    /// no complete copy of its own.
-    pub fn opened(&self, by: P, client: C) -> Result<Self, ChangeRefused> {
+    /// [`ChangeRefused::NotPrimary`]; [`ChangeRefused::NotMember`], [`ChangeRefused::Filling`] and
+    /// [`ChangeRefused::CopyLost`] where the primary has no complete copy of its own.
+    pub fn opened(&self, by: P, copy: LogId, client: C) -> Result<Self, ChangeRefused> {
         if by != self.primary {
             return Err(ChangeRefused::NotPrimary);
         }
-        self.require_complete(by)?;
+        self.require_complete(by, copy)?;
         Ok(self.opened_by(by, client))
     }
 
-    /// Returns the record after `by` has taken the log over.  The former primary's copy is no member any more.
+    /// Returns the record after `by` has taken the log over with its `copy`.  The former primary's copy is no member any
+    /// more.
     ///
     /// # Errors
-    /// [`ChangeRefused::AlreadyPrimary`], [`ChangeRefused::NotMember`], [`ChangeRefused::Filling`].
-    pub fn taken_over(&self, by: P, client: C) -> Result<Self, ChangeRefused> {
+    /// [`ChangeRefused::AlreadyPrimary`], [`ChangeRefused::NotMember`], [`ChangeRefused::Filling`],
+    /// [`ChangeRefused::CopyLost`].
+    pub fn taken_over(&self, by: P, copy: LogId, client: C) -> Result<Self, ChangeRefused> {
         if by == self.primary {
             return Err(ChangeRefused::AlreadyPrimary);
         }
-        self.require_complete(by)?;
+        self.require_complete(by, copy)?;
         let mut next = self.opened_by(by, client);
         next.members.remove(&self.primary);
         Ok(next)
     }
 
-    /// Returns the record with a peer that is being filled.
-    pub fn with_filling(&self, peer: P) -> Self {
-        self.with(peer, MemberState::Filling)
+    /// Returns the record with a peer whose `copy` is being filled.
+    pub fn with_filling(&self, peer: P, copy: LogId) -> Self {
+        self.with(peer, MemberEntry { state: MemberState::Filling, copy })
     }
 
     /// Returns the record after a peer has been filled.
@@ -127,8 +149,10 @@ impl<P: Ord + Copy, C: Clone> MemberRecord<P, C> {
     /// # Errors
     /// [`ChangeRefused::NotMember`] where it is not one that is being filled.
     pub fn with_complete(&self, peer: P) -> Result<Self, ChangeRefused> {
-        match self.state(peer) {
-            Some(MemberState::Filling) => Ok(self.with(peer, MemberState::Complete)),
+        match self.members.get(&peer) {
+            Some(MemberEntry { state: MemberState::Filling, copy }) => {
+                Ok(self.with(peer, MemberEntry { state: MemberState::Complete, copy: *copy }))
+            }
             _ => Err(ChangeRefused::NotMember),
         }
     }
@@ -147,11 +171,12 @@ impl<P: Ord + Copy, C: Clone> MemberRecord<P, C> {
         Ok(next)
     }
 
-    fn require_complete(&self, peer: P) -> Result<(), ChangeRefused> {
-        match self.state(peer) {
-            Some(MemberState::Complete) => Ok(()),
-            Some(MemberState::Filling) => Err(ChangeRefused::Filling),
-            None => Err(ChangeRefused::NotMember),
+    fn require_complete(&self, peer: P, copy: LogId) -> Result<(), ChangeRefused> {
+        let member = self.members.get(&peer).ok_or(ChangeRefused::NotMember)?;
+        match member.state {
+            MemberState::Filling => Err(ChangeRefused::Filling),
+            MemberState::Complete if member.copy != copy => Err(ChangeRefused::CopyLost),
+            MemberState::Complete => Ok(()),
         }
     }
 
@@ -160,9 +185,9 @@ impl<P: Ord + Copy, C: Clone> MemberRecord<P, C> {
         Self { epoch, term: epoch, primary, client, members: self.members.clone() }
     }
 
-    fn with(&self, peer: P, state: MemberState) -> Self {
+    fn with(&self, peer: P, member: MemberEntry) -> Self {
         let mut next = self.clone();
-        next.members.insert(peer, state);
+        next.members.insert(peer, member);
         next.epoch += 1;
         next
     }
@@ -172,38 +197,47 @@ impl<P: Ord + Copy, C: Clone> MemberRecord<P, C> {
 mod tests {
     use super::*;
 
+    const A: LogId = [1; 16];
+    const B: LogId = [2; 16];
+    const BLANK: LogId = [9; 16];
+
     #[test]
     fn every_change_has_an_epoch_of_its_own_and_every_opening_a_term() {
-        let created = MemberRecord::created('a', 1);
-        let filling = created.with_filling('b');
+        let created = MemberRecord::created('a', A, 1);
+        let filling = created.with_filling('b', B);
         let complete = filling.with_complete('b').unwrap();
-        let opened = complete.opened('a', 2).unwrap();
-        let taken = opened.taken_over('b', 9).unwrap();
+        let opened = complete.opened('a', A, 2).unwrap();
+        let taken = opened.taken_over('b', B, 9).unwrap();
         let epochs = [&created, &filling, &complete, &opened, &taken].map(MemberRecord::epoch);
         assert_eq!(epochs, [1, 2, 3, 4, 5]);
         assert_eq!([&created, &filling, &complete, &opened, &taken].map(MemberRecord::term), [1, 1, 1, 4, 5]);
         assert_eq!((taken.primary(), *taken.client()), ('b', 9));
-        assert_eq!(taken.members().collect::<Vec<_>>(), [('b', MemberState::Complete)]);
+        assert_eq!(taken.members().collect::<Vec<_>>(), [('b', MemberEntry { state: MemberState::Complete, copy: B })]);
     }
 
     #[test]
     fn only_a_complete_member_takes_over() {
-        let record = MemberRecord::created('a', 1).with_filling('b');
-        assert_eq!(record.taken_over('b', 2), Err(ChangeRefused::Filling));
-        assert_eq!(record.taken_over('c', 2), Err(ChangeRefused::NotMember));
-        assert_eq!(record.taken_over('a', 2), Err(ChangeRefused::AlreadyPrimary));
-        assert_eq!(record.opened('b', 2), Err(ChangeRefused::NotPrimary));
+        let record = MemberRecord::created('a', A, 1).with_filling('b', B);
+        assert_eq!(record.taken_over('b', B, 2), Err(ChangeRefused::Filling));
+        assert_eq!(record.taken_over('c', BLANK, 2), Err(ChangeRefused::NotMember));
+        assert_eq!(record.taken_over('a', A, 2), Err(ChangeRefused::AlreadyPrimary));
+        assert_eq!(record.opened('b', B, 2), Err(ChangeRefused::NotPrimary));
+        // A medium that was replaced does not have the member's copy.
+        let complete = record.with_complete('b').unwrap();
+        assert_eq!(complete.taken_over('b', BLANK, 2), Err(ChangeRefused::CopyLost));
+        assert_eq!(complete.opened('a', BLANK, 2), Err(ChangeRefused::CopyLost));
+        assert!(complete.taken_over('b', B, 2).is_ok());
     }
 
     #[test]
     fn a_complete_copy_stays() {
-        let record = MemberRecord::created('a', 1).with_filling('b');
+        let record = MemberRecord::created('a', A, 1).with_filling('b', B);
         assert_eq!(record.without('a'), Err(ChangeRefused::LastCopy));
         assert_eq!(record.without('c'), Err(ChangeRefused::NotMember));
         // A primary whose own medium has failed goes on with its replica's copy, and cannot open the log again.
         let mirrored = record.with_complete('b').unwrap().without('a').unwrap();
         assert_eq!(mirrored.primary(), 'a');
-        assert_eq!(mirrored.opened('a', 2), Err(ChangeRefused::NotMember));
-        assert!(mirrored.taken_over('b', 2).is_ok());
+        assert_eq!(mirrored.opened('a', A, 2), Err(ChangeRefused::NotMember));
+        assert!(mirrored.taken_over('b', B, 2).is_ok());
     }
 }

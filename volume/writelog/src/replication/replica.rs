@@ -1,5 +1,6 @@
 //! Copy of a log at a replica: which primary it follows, and what it accepts.
 
+use crate::format::LogId;
 use crate::replication::LogShape;
 
 /// Copy of a log at a replica.
@@ -15,6 +16,7 @@ use crate::replication::LogShape;
 /// Both need the term and the cut to be durable, in one step, before an adoption is answered.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaLog {
+    id: LogId,
     term: u64,
     log: LogShape,
 }
@@ -28,6 +30,9 @@ pub enum AppendRefused {
     /// The copy has not adopted the sender's term yet.
     #[error("this copy of the log has not adopted the sender's term")]
     NotAdopted,
+    /// The medium does not have the copy that the record names.
+    #[error("this medium does not have the copy of the log that the record names")]
+    CopyLost,
     /// Entries from this number on are missing.
     #[error("this copy of the log needs entries from {0} on")]
     Gap(u64),
@@ -35,8 +40,13 @@ pub enum AppendRefused {
 
 impl ReplicaLog {
     /// Returns the copy that a medium holds.
-    pub fn new(term: u64, log: LogShape) -> Self {
-        Self { term, log }
+    pub fn new(id: LogId, term: u64, log: LogShape) -> Self {
+        Self { id, term, log }
+    }
+
+    /// Returns the id of the copy.
+    pub fn id(&self) -> LogId {
+        self.id
     }
 
     /// Returns the term that the copy follows.
@@ -49,16 +59,20 @@ impl ReplicaLog {
         &self.log
     }
 
-    /// Follows the primary of `term`, which opened the log with the shape `base`.  Returns the number of the first entry
-    /// that the copy lacks; of its own entries, those from there on are dropped.
+    /// Follows the primary of `term`, which opened the log with the shape `base`, and takes this one for the `copy` that the
+    /// record names.  Returns the number of the first entry that the copy lacks; of its own entries, those from there on are
+    /// dropped.
     ///
     /// A repeated adoption of the term that the copy follows changes nothing.
     ///
     /// # Errors
-    /// [`AppendRefused::Superseded`].
-    pub fn adopt(&mut self, term: u64, base: &LogShape) -> Result<u64, AppendRefused> {
+    /// [`AppendRefused::Superseded`], [`AppendRefused::CopyLost`].
+    pub fn adopt(&mut self, term: u64, copy: LogId, base: &LogShape) -> Result<u64, AppendRefused> {
         if term < self.term {
             return Err(AppendRefused::Superseded(self.term));
+        }
+        if copy != self.id {
+            return Err(AppendRefused::CopyLost);
         }
         if term > self.term {
             let agreed = self.log.agreement(base);
@@ -114,29 +128,39 @@ mod tests {
     use super::*;
     use crate::replication::TermSpan;
 
+    const ID: LogId = [1; 16];
+
     fn copy(term: u64, spans: &[(u64, u64)]) -> ReplicaLog {
         let mut log = LogShape::default();
         spans.iter().for_each(|(term, count)| log.push(*term, *count));
-        ReplicaLog::new(term, log)
+        ReplicaLog::new(ID, term, log)
     }
 
     #[test]
     fn what_the_new_primary_lacks_is_dropped() {
         let base = copy(1, &[(1, 5)]).log().clone();
         let mut replica = copy(1, &[(1, 7)]);
-        assert_eq!(replica.adopt(2, &base), Ok(5));
+        assert_eq!(replica.adopt(2, ID, &base), Ok(5));
         assert_eq!(replica.append(1, 5, 1, 1), Err(AppendRefused::Superseded(2)));
         assert_eq!(replica.append(2, 5, 2, 3), Ok(0));
         assert_eq!(replica.log().spans(), [TermSpan { term: 1, end: 5 }, TermSpan { term: 2, end: 8 }]);
     }
 
     #[test]
+    fn a_medium_that_was_replaced_follows_nobody() {
+        let base = copy(1, &[(1, 2)]).log().clone();
+        let mut blank = ReplicaLog::new([9; 16], 0, LogShape::default());
+        assert_eq!(blank.adopt(3, ID, &base), Err(AppendRefused::CopyLost));
+        assert_eq!(blank.append(3, 0, 1, 1), Err(AppendRefused::NotAdopted));
+    }
+
+    #[test]
     fn a_late_message_of_the_same_term_drops_nothing() {
         let base = copy(1, &[(1, 2)]).log().clone();
         let mut replica = copy(1, &[(1, 2)]);
-        replica.adopt(3, &base).unwrap();
+        replica.adopt(3, ID, &base).unwrap();
         assert_eq!(replica.append(3, 2, 3, 4), Ok(0));
-        assert_eq!(replica.adopt(3, &base), Ok(6));
+        assert_eq!(replica.adopt(3, ID, &base), Ok(6));
         assert_eq!(replica.append(3, 3, 3, 2), Ok(2), "had before");
         assert_eq!(replica.append(3, 5, 3, 2), Ok(1), "in part");
         assert_eq!(replica.append(3, 9, 3, 1), Err(AppendRefused::Gap(7)));
@@ -149,7 +173,7 @@ mod tests {
         let mut base = copy(1, &[(1, 8), (4, 4)]).log().clone();
         base.retire(9);
         let mut replica = copy(1, &[(1, 3)]);
-        assert_eq!(replica.adopt(5, &base), Ok(9));
+        assert_eq!(replica.adopt(5, ID, &base), Ok(9));
         assert_eq!((replica.log().tail(), replica.log().head()), (9, 9));
         assert_eq!(replica.append(5, 9, 4, 3), Ok(0));
         assert_eq!(replica.retire(4, 11), Err(AppendRefused::Superseded(5)));
