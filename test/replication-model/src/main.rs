@@ -1,4 +1,4 @@
-//! `replication-model`: explores the replication protocol within limits, and prints what it found.
+//! `forebay-replication-model`: explores the replication protocol within limits, and prints what it found.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use forebay_replication_model::{Exploration, Limits, ModelAction, Omission, Repl
 
 /// Explores the replication protocol of write logs exhaustively, within limits.
 ///
-/// Example: `replication-model --peers 3 --writes 2 --changes 3`
+/// Example: `forebay-replication-model --peers 3 --writes 2 --changes 3`
 #[derive(Parser)]
 struct Arguments {
     /// Peers
