@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::hash::{BuildHasherDefault, DefaultHasher, Hash, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::model::{ModelAction, ModelState, ReplicationModel};
 
@@ -20,25 +20,7 @@ pub struct Exploration {
 }
 
 /// Predecessor of each state, and the number of the event that led from there.  States are known by 64 bits of a hash.
-type Reached = HashMap<u64, (u64, u16), BuildHasherDefault<Fingerprint>>;
-
-/// Hasher of what is a hash already.
-#[derive(Default)]
-struct Fingerprint(u64);
-
-impl Hasher for Fingerprint {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("fingerprints are numbers");
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
-    }
-}
+type Reached = HashMap<u64, (u64, u16)>;
 
 fn fingerprint(state: &ModelState) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -49,7 +31,7 @@ fn fingerprint(state: &ModelState) -> u64 {
 /// Explores all states within the limits of a model, until something is broken.
 pub fn explore(model: &ReplicationModel) -> Exploration {
     let first = model.first_state();
-    let mut reached = Reached::default();
+    let mut reached = Reached::new();
     reached.insert(fingerprint(&first), (0, 0));
     let mut found = Exploration { states: 1, depth: 0, broken: None, shows_takeover: false };
     let mut level = vec![first];

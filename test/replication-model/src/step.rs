@@ -292,7 +292,7 @@ fn others(serving: &Serving, peer: u8) -> Vec<u8> {
     serving.progress.record().members().map(|(member, _)| member).filter(|member| *member != peer).collect()
 }
 
-/// Sends a change of the record, and asks a new member to follow.
+/// Sends a change of the record to the backend.
 fn send_change(state: &mut ModelState, peer: u8, record: Record) {
     let client = (peer, state.peers[peer as usize].starts);
     let expected = record.epoch() - 1;

@@ -240,7 +240,7 @@ proptest! {
                     let before = files.state.journal_len().expect("a journal") as usize;
                     files.append(&changes);
                     let whole = files.journal.clone();
-                    // Every seventh byte, beginning anywhere, and the last two: the runs together cut at each.
+                    // Every seventh byte, beginning anywhere, so that many runs cut everywhere; and the last two.
                     let sampled = (before + cut.index(7)..whole.len() - 1).step_by(7);
                     for kept in sampled.chain(whole.len() - 1..=whole.len()) {
                         files.journal = whole[..kept].to_vec();

@@ -152,7 +152,8 @@ impl<P: Ord + Copy, C: Clone + PartialEq> PrimaryProgress<P, C> {
     }
 
     fn propose(&mut self, next: MemberRecord<P, C>) -> &MemberRecord<P, C> {
-        debug_assert!(self.proposed.is_none(), "one change of the record at a time");
+        // Acknowledgements would no longer depend on the members of the former proposal, which may succeed yet.
+        assert!(self.proposed.is_none(), "P1: one change of the record at a time");
         self.proposed.insert(next)
     }
 

@@ -140,7 +140,11 @@ impl<P: Ord + Copy, C: Clone> MemberRecord<P, C> {
     }
 
     /// Returns the record with a peer whose `copy` is being filled.
+    ///
+    /// # Panics
+    /// If the peer is a complete member: that would give up its copy, which may be the last one (M3).
     pub fn with_filling(&self, peer: P, copy: LogId) -> Self {
+        assert!(self.state(peer) != Some(MemberState::Complete), "M3: a complete member is removed first");
         self.with(peer, MemberEntry { state: MemberState::Filling, copy })
     }
 
