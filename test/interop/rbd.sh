@@ -368,13 +368,13 @@ ok "images encrypted with LUKS 1 and 2 are attached with a warning: in the answe
 shape() { # "MORE KEYS" ARGUMENTS...
   local more=$1
   shift
-  limit 60 rbd "$@" --format json >"$WORK/theirs" 2>"$WORK/out" || fail "rbd $*"
+  limit 120 rbd "$@" --format json >"$WORK/theirs" 2>"$WORK/out" || fail "rbd $*"
   limit 60 "$FOREBAY" "$@" --format json >"$WORK/ours" 2>"$WORK/out" || fail "forebay $*"
   jq -S --arg more "$more" 'if type == "object" then delpaths($more | split(" ") | map([.])) else . end' "$WORK/ours" >"$WORK/ours.sorted"
   jq -S . "$WORK/theirs" | diff - "$WORK/ours.sorted" >"$WORK/out" || fail "the JSON of $*"
   [[ -z $more ]] || jq -e --arg more "$more" '($more | split(" ")) - keys == []' "$WORK/ours" >"$WORK/out" || fail "more keys of $*: $more"
-  limit 60 rbd "$@" >"$WORK/theirs" 2>/dev/null
-  limit 60 "$FOREBAY" "$@" >"$WORK/ours" 2>/dev/null
+  limit 120 rbd "$@" >"$WORK/theirs" 2>"$WORK/out" || fail "rbd $* as columns"
+  limit 60 "$FOREBAY" "$@" >"$WORK/ours" 2>"$WORK/out" || fail "forebay $* as columns"
   diff "$WORK/theirs" "$WORK/ours" >"$WORK/out" || fail "the columns of $*"
 }
 shapes() {
