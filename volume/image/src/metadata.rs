@@ -21,6 +21,22 @@ impl Image {
     ///
     /// Fails with `ReadOnly` on a read-only handle, and with `Invalid` for more than [`METADATA_VALUE_MAX`] bytes.
     pub async fn set_metadata(&self, key: &str, value: Option<Vec<u8>>) -> Result<()> {
+        self.change_metadata(key, Vec::new(), value).await
+    }
+
+    /// Replaces the value of a key, durably, if it is `expected` (`None`: if it is not set). Returns whether it was.
+    ///
+    /// Fails as [`set_metadata`](Self::set_metadata). After another error it is unknown whether it was replaced.
+    pub async fn replace_metadata(&self, key: &str, expected: Option<Vec<u8>>, value: Option<Vec<u8>>) -> Result<bool> {
+        let guard = ObjectOp::KvCompare { key: metadata_key(key), value: expected };
+        match self.change_metadata(key, vec![guard], value).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Guard => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn change_metadata(&self, key: &str, guards: Vec<ObjectOp>, value: Option<Vec<u8>>) -> Result<()> {
         let shared = self.shared();
         shared.check_there()?;
         if self.is_read_only() {
@@ -37,7 +53,8 @@ impl Image {
             None => ObjectOp::KvRemove { keys: vec![key] },
         };
         // A removed header must not be recreated with only this key.
-        let change = Transaction::new(vec![ObjectOp::AssertExists, change]).durable();
+        let ops = [vec![ObjectOp::AssertExists], guards, vec![change]].concat();
+        let change = Transaction::new(ops).durable();
         shared.backend().submit(&shared.header_object(), change).await.map(drop)
     }
 }

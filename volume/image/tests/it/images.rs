@@ -394,6 +394,13 @@ fn metadata_is_kept_with_the_image() {
         assert_eq!(image.metadata("k").await.expect("read"), None);
         image.set_metadata("k", Some(b"one".to_vec())).await.expect("set");
         image.set_metadata("k", Some(b"two".to_vec())).await.expect("replaced");
+        let (two, three) = (Some(b"two".to_vec()), Some(b"three".to_vec()));
+        assert!(!image.replace_metadata("k", None, three.clone()).await.expect("compared"), "it is set");
+        assert!(!image.replace_metadata("k", three.clone(), None).await.expect("compared"), "to something else");
+        assert!(image.replace_metadata("k", two.clone(), three.clone()).await.expect("compared"));
+        assert!(image.replace_metadata("k", three, two).await.expect("compared"));
+        assert!(image.replace_metadata("absent", None, Some(b"x".to_vec())).await.expect("compared"));
+        assert!(image.replace_metadata("absent", Some(b"x".to_vec()), None).await.expect("compared"));
         drop(image);
         forebay_image::rename(&backend, "x", "y").await.expect("renamed");
         let image = Image::open(backend.clone(), "y", ImageOpenOptions { read_only: true }).await.expect("opened");
