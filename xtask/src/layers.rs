@@ -21,7 +21,7 @@ fn allowed(importer: &str, imported: &str, dev: bool) -> bool {
     match floor {
         "bin" => !imported.starts_with("test/") && imported != "xtask",
         "test" => imported != "xtask",
-        "backend" if imported == "base/messenger" => true,
+        "backend" | "volume" if imported == "base/messenger" => true,
         "front" if ["base/serve", "base/tls"].contains(&imported) => true,
         "front" | "volume" | "backend" => ["base/block", "base/reactor", "base/accel"].contains(&imported),
         "base" => match importer {

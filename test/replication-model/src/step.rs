@@ -302,7 +302,7 @@ fn send_change(state: &mut ModelState, peer: u8, record: Record) {
 /// Asks all members to follow a primary.
 fn send_adopt(state: &mut ModelState, peer: u8) -> Option<()> {
     let serving = primary(state, peer)?;
-    let (term, base) = (serving.progress.record().term(), serving.progress.base().clone());
+    let (term, base) = (serving.progress.record().term(), serving.log.clone());
     let members: Vec<_> = serving.progress.record().members().filter(|(to, _)| *to != peer).collect();
     for (to, member) in members {
         state.messages.insert(Message::Adopt { to, term, copy: member.copy, base: base.clone() });

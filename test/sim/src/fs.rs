@@ -435,6 +435,31 @@ impl Files {
         }
     }
 
+    /// The machine with this disk dies, or the process that has it open: its handles are of no use any more, and what is in
+    /// flight fares as in a crash of the world.
+    pub(crate) fn lose(&mut self, core: &mut Core, path: &Path, kill: bool) -> bool {
+        let Some(&inode) = self.names.get(path) else { return false };
+        let odds = CrashOdds::draw(core.faults.crash, &mut core.rng);
+        let mut effects = Vec::new();
+        for flight in self.in_flight.values_mut().filter(|flight| flight.inode == inode) {
+            if let (Some(effect), Outcome::Good) = (flight.effect.take(), flight.outcome) {
+                effects.push(effect);
+            }
+            flight.outcome = Outcome::Error(EIO);
+        }
+        let node = &mut self.inodes[inode];
+        let sector = u64::from(node.sector);
+        match kill {
+            true => node.content.kill(effects, odds, sector, &mut core.rng),
+            false => node.content.crash(effects, odds, sector, &mut core.rng),
+        }
+        node.lock = None;
+        self.open.retain(|_, file| file.inode != inode);
+        core.log(if kill { What::Kill } else { What::Crash }, "one disk", [inode as u64, 0, 0]);
+        core.point();
+        true
+    }
+
     /// The power fails (or, with `kill`, only the process dies): handles, locks and operations in flight are gone.
     pub(crate) fn crash(&mut self, core: &mut Core, kill: bool) {
         let odds = CrashOdds::draw(core.faults.crash, &mut core.rng);

@@ -197,6 +197,12 @@ impl World {
         self.shared.runner.borrow_mut().take();
     }
 
+    /// One machine of several dies, or only its process: whatever has this disk open gets errors from now on, and what was in
+    /// flight is on the disk as after a [`crash`](Self::crash). Returns false if there is no such disk.
+    pub fn lose_disk(&self, path: impl AsRef<Path>, kind: CrashKind) -> bool {
+        self.with(|state| state.files.lose(&mut state.core, path.as_ref(), kind == CrashKind::Kill))
+    }
+
     /// The power will fail at persistence point `point` (counted from the world's beginning, the first is 1).
     /// Every submit and every completion of a write, a sync or a punch is one, and so is each change of a file's
     /// length or name.

@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use forebay_block::{BlockReply, BlockRequest, Error, Result};
+use forebay_block::{BlockReply, BlockRequest, Error, ErrorKind, Result};
 use forebay_reactor::spawn;
 
 use crate::log::{LogShared, closed};
 use crate::queue::{Appending, Started};
 use crate::state::LogState;
-use crate::throttle;
+use crate::{throttle, writeback};
 
 /// Appends until the log is closed.
 pub(crate) async fn run(shared: Rc<LogShared>) {
@@ -114,6 +114,10 @@ fn publish_group(shared: &Rc<LogShared>, group: Appending) {
 
 /// Disables the log because its medium has failed.
 pub(crate) fn disable_failed(shared: &Rc<LogShared>, error: Error) {
+    if error.kind() == ErrorKind::Fenced {
+        // Another primary serves the log, and writes it back.
+        return writeback::fail(shared, error);
+    }
     if shared.state.borrow().life.is_on() {
         tracing::error!(
             %error,

@@ -5,6 +5,9 @@ use std::ops::Range;
 use forebay_accel::crc32c::crc32c;
 use forebay_block::Extent;
 
+mod superblock;
+
+pub use self::superblock::{CopyState, LogFormatError, LogSuperblock};
 pub use crate::entries::EntryKind;
 use crate::entries::payload_len;
 
@@ -16,10 +19,12 @@ pub const SHELF_MAGIC: &[u8; 8] = b"FBYSHLF\x01";
 pub const SHELF_UNFINISHED: &[u8; 8] = b"FBYSHLF\x00";
 /// First four bytes of an append block.
 pub const BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"FBAB");
-/// Format version; a newer one is refused.
+/// Version of directories, and of logs without members; a newer one is refused.
 pub const VERSION: u32 = 1;
-/// Feature bits supported by this version.
-pub const FEATURES_KNOWN: u64 = 0;
+/// Version of logs with members.
+pub const VERSION_MEMBERS: u32 = 2;
+/// Feature bit of logs with members.
+pub const FEATURE_MEMBERS: u64 = 1;
 
 /// Length of a superblock in bytes.
 pub const SUPER_LEN: usize = 4096;
@@ -156,166 +161,6 @@ impl MediumKind {
 /// Log id, drawn at random on creation.
 pub type LogId = [u8; 16];
 
-/// Superblock of a log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogSuperblock {
-    /// Incompatible feature bits, which a reader must support.
-    pub features: u64,
-    /// Serial number of the superblock, incremented on every write; the valid copy with the higher one counts.
-    pub serial: u64,
-    /// Log id.
-    pub log: LogId,
-    /// Epoch of the log's membership: see `docs/design/writelog.md`.
-    pub epoch: u64,
-    /// Run: number of times that the log was opened.
-    pub run: u32,
-    /// Kind of log device.
-    pub medium: MediumKind,
-    /// Set if the log was closed with all data at the backend.
-    pub clean: bool,
-    /// ssd: alignment unit of blocks and payloads, in bytes. pmem: 64.
-    pub unit: u32,
-    /// Size of the log in bytes, including superblocks.
-    pub size: u64,
-    /// pmem: number of entries of the ring; ssd: 0.
-    pub slots: u64,
-    /// Creation time in seconds since 1970.
-    pub created_s: u64,
-    /// ssd: position of the oldest block that is needed, in units since creation.
-    pub tail_pos: u64,
-    /// ssd: number of that block.
-    pub tail_block: u64,
-    /// Sequence number of the oldest entry that the backend may not hold.
-    pub tail_seq: u64,
-    /// ssd: all blocks before this number were durable when the superblock was written.
-    pub head_block: u64,
-    /// Identity of the volume.
-    pub volume: String,
-    /// Name of the volume, for messages.
-    pub name: String,
-}
-
-/// Reason for the rejection of a superblock or a directory.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LogFormatError {
-    /// Not a write log.
-    #[error("not a write log")]
-    Stranger,
-    /// Newer version or unknown features.
-    #[error("{0}, which this program does not know")]
-    Newer(String),
-    /// Write log with damaged bytes.
-    #[error("{0}")]
-    Damaged(MalformedLog),
-}
-
-const SUPER_CRC_AT: usize = 12;
-
-impl LogSuperblock {
-    /// Encodes the superblock as [`SUPER_LEN`] bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(SUPER_LEN);
-        out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&VERSION.to_le_bytes());
-        out.extend_from_slice(&[0; 4]);
-        for word in [self.features, self.serial] {
-            out.extend_from_slice(&word.to_le_bytes());
-        }
-        out.extend_from_slice(&self.log);
-        out.extend_from_slice(&self.epoch.to_le_bytes());
-        out.extend_from_slice(&self.run.to_le_bytes());
-        out.extend_from_slice(&[self.medium.code(), u8::from(self.clean), 0, 0]);
-        out.extend_from_slice(&self.unit.to_le_bytes());
-        out.extend_from_slice(&[0; 4]);
-        let words = [self.size, self.slots, self.created_s, self.tail_pos, self.tail_block, self.tail_seq];
-        for word in words.into_iter().chain([self.head_block]) {
-            out.extend_from_slice(&word.to_le_bytes());
-        }
-        for text in [&self.volume, &self.name] {
-            out.extend_from_slice(&(text.len() as u16).to_le_bytes());
-            out.extend_from_slice(text.as_bytes());
-        }
-        assert!(out.len() <= SUPER_LEN, "a volume's name of {} bytes", self.name.len());
-        out.resize(SUPER_LEN, 0);
-        seal(&mut out, SUPER_CRC_AT);
-        out
-    }
-
-    /// Decodes [`SUPER_LEN`] bytes.
-    pub fn decode(bytes: &[u8]) -> Result<Self, LogFormatError> {
-        if bytes.len() != SUPER_LEN || bytes[..8] != *MAGIC {
-            return Err(LogFormatError::Stranger);
-        }
-        if !is_sealed(bytes, SUPER_CRC_AT) {
-            return Err(LogFormatError::Damaged(MalformedLog("superblock: the checksum is wrong".into())));
-        }
-        let mut reader = Reader { bytes: &bytes[8..], what: "superblock" };
-        let version = reader.u32().map_err(LogFormatError::Damaged)?;
-        if version != VERSION {
-            return Err(LogFormatError::Newer(format!("format version {version}")));
-        }
-        let found = Self::decode_fields(&mut reader).map_err(LogFormatError::Damaged)?;
-        let unknown = found.features & !FEATURES_KNOWN;
-        if unknown != 0 {
-            return Err(LogFormatError::Newer(format!("feature bits {unknown:#x}")));
-        }
-        Ok(found)
-    }
-
-    fn decode_fields(reader: &mut Reader<'_>) -> Result<Self, MalformedLog> {
-        reader.u32()?;
-        let (features, serial) = (reader.u64()?, reader.u64()?);
-        let (log, epoch, run) = (reader.array()?, reader.u64()?, reader.u32()?);
-        let medium = reader.u8()?;
-        let Some(medium) = MediumKind::from_code(medium) else {
-            return malformed(format!("superblock: no medium has the number {medium}"));
-        };
-        let clean = reader.u8()? != 0;
-        reader.u16()?;
-        let unit = reader.u32()?;
-        reader.u32()?;
-        let (size, slots, created_s) = (reader.u64()?, reader.u64()?, reader.u64()?);
-        let (tail_pos, tail_block, tail_seq) = (reader.u64()?, reader.u64()?, reader.u64()?);
-        let head_block = reader.u64()?;
-        let (volume, name) = (reader.text()?, reader.text()?);
-        let bounded = (LOG_SIZE_LEAST..1 << 48).contains(&size) && size.is_multiple_of(4096);
-        let sane = match medium {
-            MediumKind::Ssd => unit.is_power_of_two() && (512..=4096).contains(&unit),
-            // The ring must leave space for buffers.
-            MediumKind::Pmem => unit == 64 && (1..1 << 42).contains(&slots) && buffers_at(slots) < size,
-        };
-        if !bounded || !sane {
-            return malformed(format!("superblock: units of {unit} bytes, {slots} slots, {size} bytes"));
-        }
-        // Counters that this opening increments must not overflow.
-        if run >= u32::MAX - 1 || serial >= 1 << 56 {
-            return malformed(format!("superblock: it was opened {run} times, and written {serial}"));
-        }
-        if tail_block > head_block || tail_pos >= 1 << 56 || tail_seq >= 1 << 47 || head_block >= 1 << 56 {
-            return malformed("superblock: the tail is past the head");
-        }
-        Ok(Self {
-            features,
-            serial,
-            log,
-            epoch,
-            run,
-            medium,
-            clean,
-            unit,
-            size,
-            slots,
-            created_s,
-            tail_pos,
-            tail_block,
-            tail_seq,
-            head_block,
-            volume,
-            name,
-        })
-    }
-}
-
 /// Returns the offset of the buffers from the start of a log, in bytes. For pmem.
 pub(crate) fn buffers_at(slots: u64) -> u64 {
     (AREA_AT + slots * ENTRY_LEN as u64).next_multiple_of(4096)
@@ -343,6 +188,8 @@ pub struct EntryRecord {
     pub crc: u32,
     /// Time of the write in milliseconds since 1970.
     pub time_ms: u64,
+    /// Term in which the entry was appended; 0 in a log without members.
+    pub term: u32,
 }
 
 const ENTRY_CRC_AT: usize = 60;
@@ -361,6 +208,7 @@ impl EntryRecord {
         out[40..44].copy_from_slice(&self.crc.to_le_bytes());
         out[44..52].copy_from_slice(&self.time_ms.to_le_bytes());
         out[52..56].copy_from_slice(&tag.to_le_bytes());
+        out[56..60].copy_from_slice(&self.term.to_le_bytes());
         seal(&mut out, ENTRY_CRC_AT);
         out
     }
@@ -377,7 +225,7 @@ impl EntryRecord {
         let (offset, found, generation) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let (place, payload, crc) = (reader.u32()?, reader.u32()?, reader.u32()?);
         let time_ms = reader.u64()?;
-        let owner = reader.u32()?;
+        let (owner, term) = (reader.u32()?, reader.u32()?);
         let Some(kind) = EntryKind::from_code(code) else {
             return malformed(format!("entry {seq}: no kind is {code}"));
         };
@@ -392,14 +240,14 @@ impl EntryRecord {
             return malformed(format!("entry {seq}: {kind:?} of {len} bytes at {offset}, with {payload} of payload"));
         }
         let extent = Extent::new(offset, u64::from(len));
-        Ok(Self { kind, extent, seq, generation, place, crc, time_ms })
+        Ok(Self { kind, extent, seq, generation, place, crc, time_ms, term })
     }
 }
 
 /// Header of an append block; its entries follow, then, from the next unit on, their payloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockHeader {
-    /// Run of the log that wrote the block.
+    /// Run of the log that wrote the block; the term of its primary where the log has members.
     pub run: u32,
     /// Number of entries.
     pub count: u16,
@@ -508,6 +356,12 @@ impl BlockHeader {
         let mut entries = Vec::with_capacity(usize::from(self.count));
         for (seq, bytes) in (self.first_seq..).zip(bytes[ENTRY_LEN..].chunks_exact(ENTRY_LEN)) {
             let entry = EntryRecord::decode(bytes, tag, seq)?;
+            if entry.term != 0 && entry.term != self.run {
+                return malformed(format!(
+                    "entry {seq}: it is of term {}, in a block of term {}",
+                    entry.term, self.run
+                ));
+            }
             if entry.kind.has_payload() && u64::from(entry.place) != self.pos % ring + u64::from(at) {
                 return malformed(format!("entry {seq}: its payload is not in its block"));
             }

@@ -1,6 +1,8 @@
 //! Log media. The layer above decides what is written and when; a medium decides the location, and makes it durable.
 
+pub(crate) mod copy;
 pub(crate) mod later;
+pub(crate) mod members;
 pub mod pmem;
 pub mod ssd;
 
@@ -14,6 +16,7 @@ use forebay_reactor::wall_clock;
 use crate::entries::{EntryKind, LogEntry};
 use crate::format::EntryRecord;
 use crate::pending_write::PendingWrite;
+use crate::replication::RawAppend;
 
 /// Piece of a change, to be appended as one entry.
 pub(crate) struct AppendPiece {
@@ -45,9 +48,9 @@ impl Placed {
         Self { piece, place, crc }
     }
 
-    pub(crate) fn record(&self, seq: u64, time_ms: u64) -> EntryRecord {
+    pub(crate) fn record(&self, seq: u64, time_ms: u64, term: u32) -> EntryRecord {
         let AppendPiece { kind, extent, generation, .. } = self.piece;
-        EntryRecord { kind, extent, seq, generation, place: self.place, crc: self.crc, time_ms }
+        EntryRecord { kind, extent, seq, generation, place: self.place, crc: self.crc, time_ms, term }
     }
 
     pub(crate) fn entry(&self) -> LogEntry {
@@ -64,6 +67,8 @@ pub(crate) struct AppendGroup {
     pub(crate) pieces: Vec<Placed>,
     /// Remaining work until the group is durable; `None` if it is durable already.
     pub(crate) work: Option<LocalFuture<Result<()>>>,
+    /// Bytes for other members of the log.
+    pub(crate) raw: Option<RawAppend>,
 }
 
 /// Contents recovered from a medium.

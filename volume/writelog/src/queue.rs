@@ -152,7 +152,7 @@ impl AppendQueue {
     /// Takes the next group from the queue, and starts to append it; `None` if the medium has no space for it.
     pub(crate) fn start_group(&mut self, medium: &dyn Medium, durable: bool) -> Option<Started> {
         let first = self.next_seq;
-        let AppendGroup { first_seq, number, pieces, work } = medium.take(&mut self.pieces, first, durable)?;
+        let AppendGroup { first_seq, number, pieces, work, .. } = medium.take(&mut self.pieces, first, durable)?;
         self.next_seq = first_seq + pieces.len() as u64;
         self.bytes -= pieces.iter().map(|placed| placed.piece.payload.len() as u64).sum::<u64>();
         let done = work.is_none().then_some(Ok(()));

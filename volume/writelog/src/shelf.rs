@@ -1,6 +1,8 @@
 //! Log device: a file, block device or persistent memory with a directory and logs.
 
+mod create;
 mod directory;
+mod opened;
 mod space;
 
 use std::cell::{Cell, RefCell};
@@ -11,18 +13,20 @@ use std::rc::Rc;
 use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
 use forebay_reactor::pmem::{PersistentMemory, PmemFile, PmemOptions};
 use forebay_reactor::sync::{Notify, Semaphore};
-use forebay_reactor::{File, OpenOptions, random, spawn, wall_clock};
+use forebay_reactor::{File, OpenOptions, spawn};
 
 use crate::format::{
-    DIRECTORY_COPIES, LOG_ALIGN, LOG_SIZE_LEAST, LOG_SIZE_MIN, LOGS_AT, LogDirectory, LogFormatError, LogId,
-    LogSuperblock, MediumKind, SHELF_UNFINISHED, SUPER_COPIES, SUPER_LEN, ShelfEntry, tag_of,
+    DIRECTORY_COPIES, LOG_SIZE_LEAST, LOG_SIZE_MIN, LOGS_AT, LogDirectory, LogFormatError, LogId, LogSuperblock,
+    MediumKind, SHELF_UNFINISHED, SUPER_COPIES, SUPER_LEN, ShelfEntry,
 };
-use crate::media::pmem::{self, PmemMedium};
+use crate::media::pmem::PmemMedium;
 use crate::media::ssd::Ssd;
 use crate::media::{Medium, Recovered};
 use crate::superseded::superseded_entries;
 use directory::DirectoryCopy;
-use space::{GiveUp, fill, given_up_error, grow_memory, open_file, remove};
+pub use opened::OpenLog;
+pub(crate) use opened::{OpenCopy, OpenGuard};
+use space::{grow_memory, open_file, remove};
 
 /// Options of opening a log device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,27 +70,6 @@ pub struct LogInfo {
     pub dirty_bytes: u64,
     /// Time of the oldest of them in milliseconds since 1970.
     pub dirty_since_ms: Option<u64>,
-}
-
-/// Opened log, for [`WriteLog::new`](crate::WriteLog::new).
-pub struct OpenLog {
-    pub(crate) medium: Rc<dyn Medium>,
-    pub(crate) found: Recovered,
-    pub(crate) kind: MediumKind,
-    pub(crate) room: Rc<Notify>,
-    /// Guard that keeps it from being opened twice.
-    pub(crate) held: OpenGuard,
-}
-
-pub(crate) struct OpenGuard {
-    shelf: Rc<Shelf>,
-    id: LogId,
-}
-
-impl Drop for OpenGuard {
-    fn drop(&mut self) {
-        self.shelf.open.borrow_mut().remove(&self.id);
-    }
 }
 
 /// Newest valid superblock of a log's two copies.
@@ -369,107 +352,11 @@ impl Shelf {
         }
     }
 
-    /// Creates an empty log for a volume. `volume` is its identity; `name` is for messages.
-    ///
-    /// If it fails, or its future is dropped, allocated space is freed.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Invalid`] for a size below 16 MiB or a name that is too long; [`ErrorKind::NoSpace`], before any
-    /// allocation where that is possible; errors of the device, also if the directory may lack a log since it was
-    /// opened.
-    pub async fn create(self: &Rc<Self>, volume: &str, name: &str, size: u64, epoch: u64) -> Result<LogId> {
-        let given_up = Rc::new(Cell::new(false));
-        let guard = GiveUp(given_up.clone());
-        let (shelf, volume, name) = (self.clone(), volume.to_owned(), name.to_owned());
-        let making = spawn(async move {
-            let _turn = shelf.turn.acquire(1).await;
-            if shelf.removed.get() {
-                return Err(Error::new(ErrorKind::Busy, format!("{}: removed meanwhile; try again", shelf.path)));
-            }
-            shelf.refuse_if_frozen()?;
-            let before = shelf.size()?;
-            let mut made = shelf.make(&volume, &name, size, epoch, &given_up).await;
-            if let (Ok(id), true) = (&made, given_up.get()) {
-                // No record names the log, so nothing else would ever discard it.
-                made = shelf.forget(id).await.and(Err(given_up_error(&shelf.path)));
-            }
-            match made {
-                Ok(_) => shelf.made.set(false),
-                Err(_) => shelf.undo(before).await,
-            }
-            made
-        });
-        let made = making.await;
-        drop(guard);
-        made
-    }
-
     /// Refuses to create or discard logs while the directory may lack one.
     fn refuse_if_frozen(&self) -> Result<()> {
         let what = "its directory is damaged and may lack a log, so none is made or discarded until it is opened again";
         let error = |error: &Error| error.clone().within(format!("{}: {what}", self.path));
         self.frozen.borrow().as_ref().map_or(Ok(()), |frozen| Err(error(frozen)))
-    }
-
-    async fn make(&self, volume: &str, name: &str, size: u64, epoch: u64, given_up: &Cell<bool>) -> Result<LogId> {
-        const NAMES_MAX: usize = 3500;
-        let smallest = self.smallest;
-        if size < smallest || volume.len() + name.len() > NAMES_MAX {
-            let text = format!("a log of {size} bytes; {smallest} at least");
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
-        let size = size.next_multiple_of(LOG_ALIGN);
-        let mut directory = self.directory.borrow().clone();
-        let Some(start) = directory.room_for(size, self.limit()) else {
-            return Err(Error::new(ErrorKind::NoSpace, format!("{}: no space for a log of {size} bytes", self.path)));
-        };
-        self.check_space(start, size)?;
-        self.grow(start + size).await?;
-        let mut id = [0; 16];
-        id[..8].copy_from_slice(&random().to_le_bytes());
-        id[8..].copy_from_slice(&random().to_le_bytes());
-        let unit = match &self.backing {
-            Backing::File(file) => file.info().sector.max(512),
-            Backing::Memory(_) => pmem::LINE as u32,
-        };
-        let superblock = LogSuperblock {
-            features: 0,
-            serial: 1,
-            log: id,
-            epoch,
-            run: 0,
-            medium: self.kind,
-            clean: true,
-            unit,
-            size,
-            slots: if self.kind == MediumKind::Pmem { pmem::slots(size) } else { 0 },
-            created_s: wall_clock().as_secs(),
-            tail_pos: 0,
-            tail_block: 0,
-            tail_seq: 0,
-            head_block: 0,
-            volume: volume.to_owned(),
-            name: name.to_owned(),
-        };
-        match &self.backing {
-            Backing::File(file) => fill(file, &self.path, start..start + size, given_up).await?,
-            Backing::Memory(memory) => pmem::format_words(&**memory, start, tag_of(&id), 0),
-        }
-        self.write(start + SUPER_COPIES[0], &superblock.encode()).await?;
-        self.write(start + SUPER_COPIES[1], &[0; SUPER_LEN]).await?;
-        // The superblock of a discarded log may be where the next one will be searched.
-        let next = start + size;
-        if self.free_spaces(&directory)?.iter().any(|space| space.start < next && next + LOG_SIZE_LEAST <= space.end) {
-            self.clear_superblocks(&[next]).await;
-        }
-        directory.logs.push(ShelfEntry { log: id, start, size });
-        self.write_directory_copy(directory).await?;
-        // One written copy suffices for the log to exist.
-        let directory = self.directory.borrow().clone();
-        if let Err(error) = self.write_directory_copy(directory).await {
-            tracing::warn!(path = self.path, %error, "cannot write the second copy of the directory");
-        }
-        Ok(id)
     }
 
     fn entry(&self, id: &LogId) -> Result<ShelfEntry> {
@@ -518,6 +405,11 @@ impl Shelf {
         self.directory.borrow().logs.iter().map(|log| log.log).collect()
     }
 
+    /// Returns the ids of all logs, and their sizes in bytes.
+    pub fn sizes(&self) -> Vec<(LogId, u64)> {
+        self.directory.borrow().logs.iter().map(|log| (log.log, log.size)).collect()
+    }
+
     /// Describes a log without opening it.
     ///
     /// # Errors
@@ -559,6 +451,43 @@ impl Shelf {
         })
     }
 
+    /// Returns the id of this device's copy of a log that has members; zeroes if the log has never had any.
+    ///
+    /// # Errors
+    /// If there is no such log, or its superblocks are damaged.
+    pub async fn copy_of(&self, id: &LogId) -> Result<LogId> {
+        let entry = self.entry(id)?;
+        let NewestSuperblock { superblock, .. } = self.superblock(&entry).await?;
+        Ok(superblock.copy.map_or_else(LogId::default, |state| state.copy))
+    }
+
+    /// Opens a copy of a log that has members, or is to have some, without changing it.
+    ///
+    /// # Errors
+    /// As [`open_log`](Self::open_log), but for epochs.
+    pub(crate) async fn open_copy(self: &Rc<Self>, id: &LogId, volume: Option<&str>) -> Result<OpenCopy> {
+        let entry = self.entry(id)?;
+        let NewestSuperblock { superblock, copy, one_lost } = self.superblock(&entry).await?;
+        let what = format!("{}: log {}", self.path, id_text(id));
+        if volume.is_some_and(|volume| superblock.volume != volume) {
+            let text = format!("{what} belongs to another volume ({}, {})", superblock.name, superblock.volume);
+            return Err(Error::new(ErrorKind::Denied, text));
+        }
+        let Backing::File(file) = &self.backing else {
+            let text = format!("{what} is in persistent memory, where members are not supported yet");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
+        if !self.open.borrow_mut().insert(*id) {
+            return Err(Error::new(ErrorKind::Busy, format!("{what} is open")));
+        }
+        let held = OpenGuard { shelf: self.clone(), id: *id };
+        let room = Rc::new(Notify::new());
+        file.sync_data().await.map_err(|error| io(error, &self.path, "syncing"))?;
+        let found = Ssd::scan(file, entry.start, &superblock, one_lost).await?;
+        let (medium, found) = Ssd::resume(file.clone(), entry.start, superblock, copy, found, room.clone());
+        Ok(OpenCopy { medium: Rc::new(medium), found, room, held })
+    }
+
     /// Opens a log for its volume.
     ///
     /// # Errors
@@ -570,6 +499,10 @@ impl Shelf {
         let what = format!("{}: log {}", self.path, id_text(id));
         if superblock.volume != volume {
             let text = format!("{what} belongs to another volume ({}, {})", superblock.name, superblock.volume);
+            return Err(Error::new(ErrorKind::Denied, text));
+        }
+        if superblock.copy.is_some() {
+            let text = format!("{what} has members, and the record of its volume names none");
             return Err(Error::new(ErrorKind::Denied, text));
         }
         if superblock.epoch < epoch {

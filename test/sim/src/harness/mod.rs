@@ -5,12 +5,14 @@
 mod images;
 mod load;
 mod messenger;
+mod replication;
 mod scenario;
 mod shared;
 mod store;
 mod writelog;
 
 pub use messenger::{MessengerTally, run_messenger};
+pub use replication::{ReplicationTally, run_replication};
 pub use scenario::{Damage, Scenario, Subject};
 pub use shared::{SharedTally, run_shared};
 pub use store::{crash_everywhere, run};

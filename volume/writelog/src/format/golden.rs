@@ -23,6 +23,7 @@ fn superblock() -> LogSuperblock {
         tail_block: 9,
         tail_seq: 11,
         head_block: 12,
+        copy: None,
         volume: "store:00/img".into(),
         name: "local/disk".into(),
     }
@@ -37,6 +38,7 @@ fn entry(seq: u64) -> EntryRecord {
         place: 101,
         crc: 0x1234_5678,
         time_ms: 1_700_000_000_123,
+        term: 0,
     }
 }
 
@@ -59,6 +61,40 @@ fn the_superblock_is_what_it_was() {
     assert_eq!(LogSuperblock::decode(&[0; SUPER_LEN]), Err(LogFormatError::Stranger));
     let newer = LogSuperblock { features: 1 << 40, ..superblock() }.encode();
     assert!(matches!(LogSuperblock::decode(&newer), Err(LogFormatError::Newer(_))));
+}
+
+#[test]
+fn the_superblock_of_a_log_with_members_is_what_it_was() {
+    let mut superblock = superblock();
+    superblock.set_copy(CopyState { copy: *b"copycopycopycopy", kept: 12, cut: 15, filling: true });
+    let bytes = superblock.encode();
+    assert_eq!(hex(&bytes[..224]), include_str!("golden/superblock-members.hex").trim());
+    assert!(bytes[224..].iter().all(|&byte| byte == 0));
+    assert_eq!(LogSuperblock::decode(&bytes), Ok(superblock.clone()));
+    let mut other = superblock.clone();
+    other.features = 0;
+    assert!(matches!(LogSuperblock::decode(&other.encode()), Err(LogFormatError::Damaged(_))), "no feature bit");
+    other = superblock.clone();
+    other.copy = None;
+    assert!(matches!(LogSuperblock::decode(&other.encode()), Err(LogFormatError::Newer(_))), "a feature of version 2");
+    other = superblock;
+    other.set_copy(CopyState { copy: [1; 16], kept: 16, cut: 15, filling: true });
+    assert!(matches!(LogSuperblock::decode(&other.encode()), Err(LogFormatError::Damaged(_))), "the cut is too low");
+}
+
+#[test]
+fn blocks_follow_by_their_runs() {
+    let alone = superblock();
+    assert!(
+        alone.accepts(5, 3, 100) && alone.accepts(6, 5, 100) && !alone.accepts(7, 5, 100) && !alone.accepts(3, 4, 1)
+    );
+    let mut member = superblock();
+    member.set_copy(CopyState { copy: [1; 16], kept: 12, cut: 15, filling: false });
+    assert!(member.accepts(4, 4, 14) && member.accepts(5, 4, 15));
+    assert!(!member.accepts(4, 4, 15), "left over from a former term");
+    assert!(!member.accepts(5, 4, 14), "of a term that had not begun");
+    assert!(!member.accepts(6, 5, 16) && !member.accepts(3, 4, 13));
+    assert!(member.believes(4, 11) && !member.believes(4, 12) && !member.believes(4, 14) && member.believes(5, 15));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use forebay_block::{Error, Result};
 use forebay_reactor::File;
 
-use crate::format::{AREA_AT, BlockHeader, ENTRY_LEN};
+use crate::format::{AREA_AT, BlockHeader, ENTRY_LEN, LogSuperblock};
 
 /// Bytes past the end of a log that are always searched: long enough to contain the start of the block after a
 /// damaged one, even after several blocks of maximum length.
@@ -23,6 +23,8 @@ pub(crate) struct Ring<'a> {
     /// Length of the ring in units.
     pub(crate) units: u64,
     pub(crate) tag: u32,
+    /// Superblock, which says which blocks another primary has left over.
+    pub(crate) superblock: &'a LogSuperblock,
 }
 
 impl Ring<'_> {
@@ -37,7 +39,7 @@ impl Ring<'_> {
             let bytes = self.read(start, count).await?;
             for (place, head) in (start..).zip(bytes.chunks_exact(self.unit as usize)) {
                 let Some(header) = BlockHeader::peek(head, self.tag, self.unit) else { continue };
-                let here = header.pos % self.units == place;
+                let here = header.pos % self.units == place && self.superblock.believes(header.run, header.number);
                 if here && header.durable_before() > durable && self.is_valid(place, &header, head).await? {
                     durable = header.durable_before();
                 }

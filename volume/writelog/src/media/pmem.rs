@@ -301,9 +301,9 @@ impl Medium for PmemMedium {
         if pieces.is_empty() {
             return None;
         }
-        let time_ms = now_ms();
+        let (time_ms, term) = (now_ms(), 0);
         for (seq, placed) in (first_seq..).zip(&pieces) {
-            let entry = placed.record(seq, time_ms).encode(self.tag);
+            let entry = placed.record(seq, time_ms, term).encode(self.tag);
             self.memory.store(self.base + AREA_AT + seq % self.slots * ENTRY_LEN as u64, &entry);
         }
         self.memory.fence();
@@ -311,7 +311,7 @@ impl Medium for PmemMedium {
         self.memory.store_word(self.base + HEAD_AT, encode_word(state.head, self.tag));
         self.memory.fence();
         state.next_group += 1;
-        Some(AppendGroup { first_seq, number: state.next_group, pieces, work: None })
+        Some(AppendGroup { first_seq, number: state.next_group, pieces, work: None, raw: None })
     }
 
     fn finished(&self, _group: u64) {}

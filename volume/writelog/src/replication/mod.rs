@@ -1,16 +1,28 @@
 //! Replication of a write log: who has which entries, and who may acknowledge, take over and write back.
 //!
-//! Everything here is a state machine without I/O.  `docs/design/replication.md` has the protocol and its invariants, and
-//! `test/replication-model` explores these very types exhaustively.
+//! [`record`], [`shape`], [`replica`], [`primary`] and [`lease`] are state machines without I/O.
+//! `docs/design/replication.md` has the protocol and its invariants, and `test/replication-model` explores these very types
+//! exhaustively.  [`wire`] is what a primary and its replicas say to each other.
 
+mod host;
 mod lease;
+mod member;
+mod open;
+mod open_copy;
 mod primary;
+mod raw;
 mod record;
 mod replica;
+mod set;
 mod shape;
+pub mod wire;
 
+pub use host::{ReplicaHost, ReplicaShelf};
 pub use lease::{LeasePromise, PrimaryLease};
+pub use open::{OpenedMembers, open_members};
 pub use primary::PrimaryProgress;
+pub use raw::{AppendCursor, CopyStart, RawAppend};
 pub use record::{ChangeRefused, MemberEntry, MemberRecord, MemberState};
-pub use replica::{AppendRefused, ReplicaLog};
+pub use replica::{Adoption, AppendRefused, ReplicaLog};
+pub use set::{LogIdentity, LogMembers, MemberKeeper, PeerId, PrimarySet, RecordChange, ReplicationOptions};
 pub use shape::{LogShape, TermSpan};

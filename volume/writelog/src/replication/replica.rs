@@ -38,6 +38,17 @@ pub enum AppendRefused {
     Gap(u64),
 }
 
+/// Effect of an adoption on a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Adoption {
+    /// No effect: the copy followed the term already.
+    Repeated,
+    /// Entries from the head on were dropped, if there were any.
+    Kept,
+    /// All entries were dropped: the copy begins where the primary does.
+    Restarted,
+}
+
 impl ReplicaLog {
     /// Returns the copy that a medium holds.
     pub fn new(id: LogId, term: u64, log: LogShape) -> Self {
@@ -59,31 +70,38 @@ impl ReplicaLog {
         &self.log
     }
 
-    /// Follows the primary of `term`, which opened the log with the shape `base`, and takes this one for the `copy` that the
-    /// record names.  Returns the number of the first entry that the copy lacks; of its own entries, those from there on are
-    /// dropped.
+    /// Follows the primary of `term`, whose log has the shape `base`, and takes this one for the `copy` that the record names.
+    /// Entries that this primary does not have are dropped; the first one that the copy lacks is then its head.
     ///
-    /// A repeated adoption of the term that the copy follows changes nothing.
+    /// A repeated adoption of the term that the copy follows changes nothing, unless the copy lacks entries that the primary
+    /// has retired meanwhile: then it begins where the primary does.  Complete copies never lack such entries, so that this
+    /// loses nothing however late the message comes.
     ///
     /// # Errors
     /// [`AppendRefused::Superseded`], [`AppendRefused::CopyLost`].
-    pub fn adopt(&mut self, term: u64, copy: LogId, base: &LogShape) -> Result<u64, AppendRefused> {
+    pub fn adopt(&mut self, term: u64, copy: LogId, base: &LogShape) -> Result<Adoption, AppendRefused> {
         if term < self.term {
             return Err(AppendRefused::Superseded(self.term));
         }
         if copy != self.id {
             return Err(AppendRefused::CopyLost);
         }
-        if term > self.term {
-            let agreed = self.log.agreement(base);
-            self.log.truncate(agreed);
-            if !(base.tail()..=base.head()).contains(&self.log.head()) {
-                self.log = LogShape::empty_at(base.tail());
+        if term == self.term {
+            if self.log.head() >= base.tail() {
+                return Ok(Adoption::Repeated);
             }
-            self.log.retire(base.tail());
-            self.term = term;
+            self.log = LogShape::empty_at(base.tail());
+            return Ok(Adoption::Restarted);
         }
-        Ok(self.log.head())
+        let agreed = self.log.agreement(base);
+        self.log.truncate(agreed);
+        let restarted = !(base.tail()..=base.head()).contains(&self.log.head());
+        if restarted {
+            self.log = LogShape::empty_at(base.tail());
+        }
+        self.log.retire(base.tail());
+        self.term = term;
+        Ok(if restarted { Adoption::Restarted } else { Adoption::Kept })
     }
 
     /// Takes `count` entries of `entry_term` from `number` on, sent by the primary of `term`.  Returns how many of them the
@@ -140,7 +158,8 @@ mod tests {
     fn what_the_new_primary_lacks_is_dropped() {
         let base = copy(1, &[(1, 5)]).log().clone();
         let mut replica = copy(1, &[(1, 7)]);
-        assert_eq!(replica.adopt(2, ID, &base), Ok(5));
+        assert_eq!(replica.adopt(2, ID, &base), Ok(Adoption::Kept));
+        assert_eq!(replica.log().head(), 5);
         assert_eq!(replica.append(1, 5, 1, 1), Err(AppendRefused::Superseded(2)));
         assert_eq!(replica.append(2, 5, 2, 3), Ok(0));
         assert_eq!(replica.log().spans(), [TermSpan { term: 1, end: 5 }, TermSpan { term: 2, end: 8 }]);
@@ -160,7 +179,8 @@ mod tests {
         let mut replica = copy(1, &[(1, 2)]);
         replica.adopt(3, ID, &base).unwrap();
         assert_eq!(replica.append(3, 2, 3, 4), Ok(0));
-        assert_eq!(replica.adopt(3, ID, &base), Ok(6));
+        assert_eq!(replica.adopt(3, ID, &base), Ok(Adoption::Repeated));
+        assert_eq!(replica.log().head(), 6);
         assert_eq!(replica.append(3, 3, 3, 2), Ok(2), "had before");
         assert_eq!(replica.append(3, 5, 3, 2), Ok(1), "in part");
         assert_eq!(replica.append(3, 9, 3, 1), Err(AppendRefused::Gap(7)));
@@ -169,11 +189,24 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_lacks_retired_entries_begins_again() {
+        let mut base = copy(1, &[(1, 8)]).log().clone();
+        let mut replica = copy(0, &[]);
+        assert_eq!(replica.adopt(1, ID, &base), Ok(Adoption::Kept));
+        assert_eq!(replica.append(1, 0, 1, 3), Ok(0));
+        base.retire(3);
+        assert_eq!(replica.adopt(1, ID, &base), Ok(Adoption::Repeated), "it needs 3 next");
+        base.retire(4);
+        assert_eq!(replica.adopt(1, ID, &base), Ok(Adoption::Restarted));
+        assert_eq!((replica.log().tail(), replica.log().head()), (4, 4));
+    }
+
+    #[test]
     fn a_copy_from_long_ago_begins_where_the_primary_does() {
         let mut base = copy(1, &[(1, 8), (4, 4)]).log().clone();
         base.retire(9);
         let mut replica = copy(1, &[(1, 3)]);
-        assert_eq!(replica.adopt(5, ID, &base), Ok(9));
+        assert_eq!(replica.adopt(5, ID, &base), Ok(Adoption::Restarted));
         assert_eq!((replica.log().tail(), replica.log().head()), (9, 9));
         assert_eq!(replica.append(5, 9, 4, 3), Ok(0));
         assert_eq!(replica.retire(4, 11), Err(AppendRefused::Superseded(5)));

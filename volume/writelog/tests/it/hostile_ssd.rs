@@ -56,8 +56,16 @@ impl Contents {
             let (pos, payload) = (at * UNITS, vec![at as u8 + 1; DATA]);
             let extent = Extent::new(at * DATA as u64, DATA as u64);
             let (place, crc) = (pos as u32 + 1, crc32c(&payload));
-            let entry =
-                EntryRecord { kind: EntryKind::Write, extent, seq: at, generation: at + 1, place, crc, time_ms: 0 };
+            let entry = EntryRecord {
+                kind: EntryKind::Write,
+                extent,
+                seq: at,
+                generation: at + 1,
+                place,
+                crc,
+                time_ms: 0,
+                term: 0,
+            };
             let header = BlockHeader {
                 run: 1,
                 count: 1,

@@ -10,3 +10,4 @@ mod hostile;
 mod hostile_ssd;
 mod log;
 mod order;
+mod replication;

@@ -15,6 +15,8 @@ const HOSTILE_SSD: Stage = Stage::Test("forebay-writelog", "hostile_ssd");
 const SIM: Stage = Stage::Sim(&["--writelog"], 1000);
 
 const SSD: &str = "volume/writelog/src/media/ssd.rs";
+const RING: &str = "volume/writelog/src/media/ssd/ring.rs";
+const SCAN: &str = "volume/writelog/src/media/ssd/scan.rs";
 const PMEM: &str = "volume/writelog/src/media/pmem.rs";
 const BYPASS: &str = "volume/writelog/src/bypass.rs";
 const LOG_RS: &str = "volume/writelog/src/log.rs";
@@ -29,9 +31,9 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-space-freed-early",
         "Space of the ring is freed before the tail that gives it up is durable",
-        SSD,
-        "self.reads.keys().next().map_or(self.persisted_pos, |&read| read.min(self.persisted_pos))",
-        "self.reads.keys().next().map_or(self.tail_pos, |&read| read.min(self.tail_pos))",
+        RING,
+        "let needed = self.persisted_pos.min(self.held_pos);",
+        "let needed = self.tail_pos.min(self.held_pos);",
         &[ORDER, SIM],
     ),
     Mutant::new(
@@ -173,7 +175,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-damage-is-the-end",
         "A damaged block in the middle is taken for the log's end",
-        SSD,
+        SCAN,
         "if found.next_block < found.durable {",
         "if found.next_block < found.durable && found.durable == u64::MAX {",
         &[DAMAGE, HOSTILE_SSD, SIM],
@@ -181,7 +183,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-torn-block-replayed",
         "A block whose payload is torn is replayed",
-        SSD,
+        SCAN,
         "if !whole {",
         "if !whole && at == usize::MAX {",
         &[DAMAGE, HOSTILE_SSD, SIM],
@@ -237,7 +239,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "log-torn-block-preferred",
         "Of two blocks that may come next, recovery takes the torn one of the older run",
-        SSD,
+        SCAN,
         "header.run > other.run",
         "header.run < other.run",
         &[DAMAGE, HOSTILE_SSD, Stage::Sim(&["--writelog", "--everywhere"], 40)],

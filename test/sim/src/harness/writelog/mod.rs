@@ -12,7 +12,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockReply, BlockRequest, Error, ErrorKind, Extent, LocalFuture, Result};
+use forebay_block::{BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, LocalFuture, Result};
 use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_writelog::{LogId, LogOwner, MediumKind, Mode, Persist, Shelf, ShelfOptions, WriteLog};
@@ -22,7 +22,7 @@ pub use scenario::{LogScenario, LogTally};
 
 use self::backend::Backend;
 use self::resizing::Resizing;
-use self::watched::Oracles;
+pub(super) use self::watched::Oracles;
 use super::{Failure, guarded};
 use crate::faults::{DiskFaults, Faults, MICRO, MILLI};
 use crate::oracle::{Expected, ORDER_SECTOR, OrderOracle};
@@ -32,7 +32,7 @@ use crate::workload::{BlockLoad, Stream};
 use crate::world::{CrashKind, Stop, World};
 
 const LOG: &str = "/logs/shelf";
-const BACKEND: &str = "/backend";
+pub(super) const BACKEND: &str = "/backend";
 const VOLUME: &str = "volume-1";
 
 /// Runs the scenario of a seed.
@@ -73,6 +73,13 @@ fn run_one(
     }
     let about = format!("crash at {crash_at:?}\n{scenario:#?}");
     guarded(&world, &about, || Run::new(world.clone(), scenario, crash_at).all())
+}
+
+/// Returns the backend of a volume of `size` bytes.
+pub(super) fn open_backend(size: u64) -> Result<Rc<dyn BlockDevice>> {
+    let record = Rc::new(Record::default());
+    record.size.set(size);
+    Ok(Rc::new(Backend::open(record)?))
 }
 
 /// The records that are kept with the image.

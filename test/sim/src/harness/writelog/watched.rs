@@ -14,17 +14,17 @@ use crate::world::{CrashKind, World};
 
 /// Both oracles of a volume: what its blocks may hold, and in which order its writes may show.
 #[derive(Clone)]
-pub(super) struct Oracles {
+pub(in crate::harness) struct Oracles {
     world: World,
-    pub(super) blocks: Rc<RefCell<BlockOracle>>,
-    pub(super) order: Rc<RefCell<OrderOracle>>,
+    pub(in crate::harness) blocks: Rc<RefCell<BlockOracle>>,
+    pub(in crate::harness) order: Rc<RefCell<OrderOracle>>,
     /// End of the life before this one.
     before: Rc<Cell<CrashKind>>,
 }
 
 impl Oracles {
     /// Creates the device of an empty volume of `size` bytes.
-    pub(super) fn new(world: &World, size: u64, expected: Expected) -> Self {
+    pub(in crate::harness) fn new(world: &World, size: u64, expected: Expected) -> Self {
         let mut blocks = BlockOracle::new(expected);
         blocks.set_size(size, size);
         let (blocks, before) = (Rc::new(RefCell::new(blocks)), Rc::new(Cell::new(CrashKind::Power)));
@@ -32,23 +32,23 @@ impl Oracles {
     }
 
     /// Returns a device every request to which passes both; `strict`: what is answered lasts, flushed or not.
-    pub(super) fn watch(&self, inner: Rc<dyn BlockDevice>, strict: bool) -> Rc<dyn BlockDevice> {
+    pub(in crate::harness) fn watch(&self, inner: Rc<dyn BlockDevice>, strict: bool) -> Rc<dyn BlockDevice> {
         Rc::new(Watched { inner, oracles: self.clone(), strict })
     }
 
     /// Reads the first `span` bytes of a device: they hold what they may hold after the life before this one.
-    pub(super) async fn verify(&self, device: &dyn BlockDevice, span: u64) -> Result<()> {
+    pub(in crate::harness) async fn verify(&self, device: &dyn BlockDevice, span: u64) -> Result<()> {
         verify_blocks(device, &self.blocks, span, self.before.get()).await.map(drop)
     }
 
     /// Reads them of the backend, when nothing is left in the log.
-    pub(super) async fn verify_backend(&self, backend: &dyn BlockDevice, span: u64) -> Result<()> {
+    pub(in crate::harness) async fn verify_backend(&self, backend: &dyn BlockDevice, span: u64) -> Result<()> {
         verify_blocks(backend, &self.blocks, span, CrashKind::Power).await.map(drop)
     }
 
     /// Ends a life; `unprotected`: what a log acknowledged early and had not yet made last was on its way to the
     /// backend, and no log is there any more that makes it whole again.
-    pub(super) fn crash(&self, kind: CrashKind, unprotected: bool) {
+    pub(in crate::harness) fn crash(&self, kind: CrashKind, unprotected: bool) {
         self.blocks.borrow_mut().crash();
         if unprotected {
             self.blocks.borrow_mut().mix();
@@ -58,12 +58,12 @@ impl Oracles {
     }
 
     /// Returns the first violation that the host has seen.
-    pub(super) fn violation(&self) -> std::result::Result<(), String> {
+    pub(in crate::harness) fn violation(&self) -> std::result::Result<(), String> {
         self.blocks.borrow().violation().map_or(Ok(()), |text| Err(text.to_owned()))
     }
 
     /// The backend alone is consistent, always.
-    pub(super) fn check_backend(&self) -> std::result::Result<(), String> {
+    pub(in crate::harness) fn check_backend(&self) -> std::result::Result<(), String> {
         let read = |sector| self.world.peek(BACKEND, sector * ORDER_SECTOR, ORDER_SECTOR as usize).unwrap_or_default();
         self.order.borrow().check(read).map_err(|text| format!("the backend alone: {text}"))
     }

@@ -1,0 +1,264 @@
+//! Link of a primary to one replica: adoption, entries in order, retirement.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use forebay_block::{BufList, Error, ErrorKind, Result};
+use forebay_messenger::{Connection, Message};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{Buf, Instant, now, spawn, timeout};
+
+use super::set::{PeerId, PrimarySet, superseded};
+use super::wire::{AdoptTerm, CopyProgress, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
+use super::{AppendCursor, AppendRefused, MemberState, RawAppend};
+use crate::format::LogId;
+
+/// Link to a replica.
+pub(super) struct MemberLink {
+    peer: PeerId,
+    /// Copy that the record names.
+    pub(super) copy: LogId,
+    /// Progress of the copy, as far as is known.
+    pub(super) progress: Cell<CopyProgress>,
+    /// Set while the copy follows this primary's term, as far as is known.
+    adopted: Cell<bool>,
+    /// Time of the last progress, or of the beginning.
+    since: Cell<Instant>,
+    /// Bytes of entries on their way.
+    in_flight: Cell<usize>,
+    /// Newest retirement that the copy has made durable.
+    pub(super) retired: Cell<u64>,
+    /// Set once the peer has said that the copy is lost.
+    lost: Cell<bool>,
+    ended: Cell<bool>,
+    /// Set when the stream of entries was interrupted, with the reason.
+    broken: RefCell<Option<Error>>,
+    /// Signaled when an answer has come, or the link ends.
+    settled: Notify,
+}
+
+impl MemberLink {
+    pub(super) fn new(peer: PeerId, copy: LogId) -> Self {
+        Self {
+            peer,
+            copy,
+            progress: Cell::default(),
+            adopted: Cell::new(false),
+            since: Cell::new(now()),
+            in_flight: Cell::new(0),
+            retired: Cell::new(0),
+            lost: Cell::new(false),
+            ended: Cell::new(false),
+            broken: RefCell::default(),
+            settled: Notify::new(),
+        }
+    }
+
+    /// Ends the link.
+    pub(super) fn end(&self) {
+        self.ended.set(true);
+        self.settled.notify_all();
+    }
+
+    /// Returns whether the peer does not have the copy any more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.get()
+    }
+
+    /// Returns since when this primary waits for the replica; `None` if it has everything.
+    pub(super) fn waits_since(&self, set: &PrimarySet) -> Option<Instant> {
+        let CopyProgress { head, .. } = self.progress.get();
+        let retired = self.retired.get() >= set.retirements.get();
+        let done = self.adopted.get() && head >= set.head.get() && retired;
+        if done {
+            self.since.set(now());
+        }
+        (!done).then(|| self.since.get())
+    }
+
+    /// Returns whether the copy has everything but what is on its way.
+    pub(super) fn has_caught_up(&self, set: &PrimarySet) -> bool {
+        let CopyProgress { head, .. } = self.progress.get();
+        self.adopted.get() && head >= set.progress.borrow().published()
+    }
+
+    fn break_off(&self, error: Error) {
+        self.broken.borrow_mut().get_or_insert(error);
+        self.settled.notify_all();
+    }
+}
+
+/// Keeps a replica up to date until the link ends.
+pub(super) async fn run(set: Rc<PrimarySet>, link: Rc<MemberLink>) {
+    let over = || link.ended.get() || set.stopped().is_some();
+    while !over() {
+        let error = match set.keeper.connection(link.peer) {
+            Some(connection) => stream(&set, &link, &connection).await.err(),
+            None => None,
+        };
+        link.adopted.set(false);
+        // What is on its way is answered, or its connection ends, before anything is sent again.
+        link.settled.wait_until(|| link.in_flight.get() == 0 || over()).await;
+        if let Some(error) = error {
+            tracing::debug!(peer = %link.peer, %error, "the stream to a replica of a write log was interrupted");
+        }
+        let _ = timeout(set.options.retry, link.settled.wait_until(over)).await;
+    }
+}
+
+/// Makes a replica follow the term, and sends it entries until something fails.
+async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connection) -> Result<()> {
+    link.broken.take();
+    let record = set.record();
+    let (base, start) = set.shape();
+    let adopt = AdoptTerm {
+        copy: link.copy,
+        epoch: record.epoch(),
+        filling: record.state(link.peer) == Some(MemberState::Filling),
+        base,
+        start,
+        cut: set.cut,
+    };
+    let CopyProgress { head, .. } = ask(set, link, connection, ReplicaAction::Adopt(adopt), BufList::new()).await?;
+    link.adopted.set(true);
+    let mut cursor = find(set, head).await?;
+    let mut retirements = 0;
+    loop {
+        // What is retired has been sent before.
+        let retires = || retirements < set.retirements.get() && cursor.seq >= set.tail.get();
+        let idle = || cursor.seq >= set.head.get() && !retires();
+        let full = || link.in_flight.get() >= set.options.window;
+        let over = || link.ended.get() || link.broken.borrow().is_some() || set.stopped().is_some();
+        while !over() && (idle() || full()) {
+            wait_either(&set.appended, &link.settled).await;
+        }
+        if let Some(error) = link.broken.take() {
+            return Err(error);
+        }
+        if over() {
+            return Ok(());
+        }
+        if retires() {
+            retirements = set.retirements.get();
+            let tail = set.tail.get();
+            send(set, link, connection, (ReplicaAction::Retire { tail }, retirements), BufList::new());
+        }
+        if cursor.seq < set.head.get() && !full() {
+            let raw = next_entries(set, cursor).await?;
+            cursor = raw.next;
+            send(set, link, connection, (ReplicaAction::Append { durable: true }, 0), raw.bytes);
+        }
+    }
+}
+
+/// Waits until either is signaled.
+async fn wait_either(one: &Notify, other: &Notify) {
+    let (mut one, mut other) = (std::pin::pin!(one.wait()), std::pin::pin!(other.wait()));
+    std::future::poll_fn(|cx| match (one.as_mut().poll(cx), other.as_mut().poll(cx)) {
+        (std::task::Poll::Pending, std::task::Poll::Pending) => std::task::Poll::Pending,
+        _ => std::task::Poll::Ready(()),
+    })
+    .await;
+}
+
+/// Returns the place of an entry in the primary's own copy.
+async fn find(set: &PrimarySet, seq: u64) -> Result<AppendCursor> {
+    let found = set.local.find(seq).await?;
+    found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("entry {seq} is in the log no more")))
+}
+
+/// Returns the entries at a place, from memory or from the primary's own copy.
+async fn next_entries(set: &PrimarySet, cursor: AppendCursor) -> Result<RawAppend> {
+    if let Some(raw) = set.recent(cursor.seq) {
+        return Ok(raw);
+    }
+    let found = set.local.read_raw(cursor).await?;
+    found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("entry {} is in the log no more", cursor.seq)))
+}
+
+/// Sends a request, which may be a retirement; a task takes the answer.
+fn send(
+    set: &Rc<PrimarySet>,
+    link: &Rc<MemberLink>,
+    connection: &Connection,
+    (action, retirement): (ReplicaAction, u64),
+    data: BufList,
+) {
+    let bytes = data.len().max(1);
+    link.in_flight.set(link.in_flight.get() + bytes);
+    let (set, link, connection) = (set.clone(), link.clone(), connection.clone());
+    drop(spawn(async move {
+        match ask(&set, &link, &connection, action, data).await {
+            Ok(_) => {
+                link.retired.set(link.retired.get().max(retirement));
+                set.changed.notify_all();
+            }
+            Err(error) => link.break_off(error),
+        }
+        link.in_flight.set(link.in_flight.get() - bytes);
+        link.settled.notify_all();
+    }));
+}
+
+/// Sends a request, and notes what its answer says.
+async fn ask(
+    set: &Rc<PrimarySet>,
+    link: &MemberLink,
+    connection: &Connection,
+    action: ReplicaAction,
+    data: BufList,
+) -> Result<CopyProgress> {
+    match request(set, connection, action, data).await? {
+        ReplicaAnswer::Done(progress) => {
+            link.progress.set(link.progress.get().newest(progress));
+            link.since.set(now());
+            set.note(link.peer, Some(link.copy), progress.head, progress.tail);
+            set.hold();
+            Ok(progress)
+        }
+        ReplicaAnswer::Refused(AppendRefused::Superseded(term)) => {
+            let error = superseded(term);
+            set.stop(error.clone());
+            Err(error)
+        }
+        ReplicaAnswer::Refused(refused) => {
+            if refused == AppendRefused::CopyLost {
+                link.lost.set(true);
+                set.attention.notify_all();
+            }
+            Err(Error::new(ErrorKind::Io, refused.to_string()))
+        }
+        ReplicaAnswer::Failed(why) => Err(Error::new(ErrorKind::Io, format!("a replica of the write log: {why}"))),
+        ReplicaAnswer::Created(_) => Err(Error::new(ErrorKind::Io, "a replica's answer is to something else")),
+    }
+}
+
+async fn request(
+    set: &PrimarySet,
+    connection: &Connection,
+    action: ReplicaAction,
+    data: BufList,
+) -> Result<ReplicaAnswer> {
+    let request = ReplicaRequest { log: set.identity.log, term: set.term, action };
+    let message = Message::new(KIND_REQUEST).front(Buf::copy_of(&request.encode())).data(data);
+    let answer = connection.request(message).await;
+    let answer = answer.map_err(|error| Error::new(ErrorKind::Io, format!("a replica of the write log: {error}")))?;
+    ReplicaAnswer::decode(&answer.front.to_vec()).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
+}
+
+/// Creates a copy at a peer; returns its id.
+pub(super) async fn create(set: &PrimarySet, peer: PeerId) -> Result<LogId> {
+    let Some(connection) = set.keeper.connection(peer) else {
+        return Err(Error::new(ErrorKind::Io, "the peer is not connected"));
+    };
+    let super::set::LogIdentity { volume, name, size, unit, .. } = set.identity.clone();
+    let epoch = set.record().epoch();
+    let action = ReplicaAction::Create { volume, name, size, unit, epoch };
+    match request(set, &connection, action, BufList::new()).await? {
+        ReplicaAnswer::Created(copy) => Ok(copy),
+        ReplicaAnswer::Refused(AppendRefused::Superseded(term)) => Err(superseded(term)),
+        ReplicaAnswer::Refused(refused) => Err(Error::new(ErrorKind::Io, refused.to_string())),
+        ReplicaAnswer::Failed(why) => Err(Error::new(ErrorKind::Io, why)),
+        ReplicaAnswer::Done(_) => Err(Error::new(ErrorKind::Io, "a replica's answer is to something else")),
+    }
+}

@@ -1,0 +1,212 @@
+//! Copy of a log that a replica has open: what its primary asks for, in order.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use forebay_block::{BufList, Error, ErrorKind, InFlightGuard, InFlightTracker, LocalFuture};
+use forebay_reactor::sync::Semaphore;
+
+use super::wire::{AdoptTerm, CopyProgress, ReplicaAnswer};
+use super::{Adoption, AppendRefused, ReplicaLog};
+use crate::format::LogId;
+use crate::media::copy::{CopyMedium, NewTerm};
+use crate::shelf::{OpenCopy, OpenGuard};
+
+/// Copy of a log at a replica, in use.
+///
+/// `log` says what the copy has and whom it follows; the medium holds the same.  Both change in one step, except that an
+/// adoption first waits until nothing is being appended.
+pub(super) struct ReplicaCopy {
+    log: RefCell<ReplicaLog>,
+    medium: Rc<dyn CopyMedium>,
+    /// Appends that are being made durable.
+    appends: Rc<InFlightTracker>,
+    /// Set while a term is being adopted: nothing else is accepted.
+    adopting: Cell<bool>,
+    turn: Semaphore,
+    _held: OpenGuard,
+}
+
+impl ReplicaCopy {
+    /// Takes an opened copy into use.
+    pub(super) fn new(copy: OpenCopy) -> Self {
+        let OpenCopy { medium, held, .. } = copy;
+        let id = medium.state().map_or_else(LogId::default, |state| state.copy);
+        let log = ReplicaLog::new(id, u64::from(medium.term()), medium.shape());
+        Self {
+            log: RefCell::new(log),
+            medium,
+            appends: Rc::default(),
+            adopting: Cell::new(false),
+            turn: Semaphore::new(1),
+            _held: held,
+        }
+    }
+
+    /// Returns the term that the copy follows.
+    pub(super) fn term(&self) -> u64 {
+        self.log.borrow().term()
+    }
+
+    /// Returns what the copy holds.
+    fn progress(&self) -> CopyProgress {
+        CopyProgress {
+            head: self.medium.durable_seq(),
+            tail: self.medium.durable_tail(),
+            floor: self.medium.persisted_tail(),
+            held: self.medium.held(),
+        }
+    }
+
+    fn done(&self) -> ReplicaAnswer {
+        ReplicaAnswer::Done(self.progress())
+    }
+
+    /// Follows a term, durably.
+    pub(super) async fn adopt(&self, term: u32, adopt: &AdoptTerm) -> ReplicaAnswer {
+        let _turn = self.turn.acquire(1).await;
+        let mut next = self.log.borrow().clone();
+        let adoption = match next.adopt(u64::from(term), adopt.copy, &adopt.base) {
+            Ok(Adoption::Repeated) => return self.done(),
+            Ok(adoption) => adoption,
+            Err(refused) => return ReplicaAnswer::Refused(refused),
+        };
+        // From here on nothing of the former primary is accepted, whether this succeeds or not: it has been superseded.
+        self.adopting.set(true);
+        match self.follow(term, adopt, adoption, next.log().head()).await {
+            Ok(()) => {
+                *self.log.borrow_mut() = next;
+                self.adopting.set(false);
+                self.done()
+            }
+            Err(error) => {
+                tracing::error!(%error, term, "cannot make a copy of a write log follow its new primary");
+                ReplicaAnswer::Failed(error.to_string())
+            }
+        }
+    }
+
+    async fn follow(&self, term: u32, adopt: &AdoptTerm, adoption: Adoption, head: u64) -> Result<(), Error> {
+        let AdoptTerm { copy, epoch, filling, start, cut, .. } = adopt;
+        self.appends.drain().await;
+        self.medium.check()?;
+        self.medium.sync().await?;
+        if adoption == Adoption::Restarted {
+            self.medium.restart(*start);
+        } else if head < self.medium.durable_seq() {
+            let Some(place) = self.medium.find(head).await?.filter(|place| place.seq == head) else {
+                let text = format!("entries from {head} on cannot be dropped: they were appended with others");
+                return Err(Error::new(ErrorKind::Corrupt, text));
+            };
+            self.medium.truncate(place);
+        }
+        self.medium.retire(start.tail_seq, &[]);
+        let term = NewTerm { term, epoch: *epoch, copy: *copy, filling: *filling, cut: Some(*cut) };
+        self.medium.begin_term(term).await
+    }
+
+    /// Refuses what another primary than that of the copy's term asks for.
+    fn require_term(&self, term: u32) -> Result<(), AppendRefused> {
+        let own = self.term();
+        match u64::from(term) {
+            term if term < own => Err(AppendRefused::Superseded(own)),
+            term if term > own || self.adopting.get() => Err(AppendRefused::NotAdopted),
+            _ => Ok(()),
+        }
+    }
+
+    /// Appends entries; they take their place at once, and the answer comes when they are on the medium.
+    pub(super) fn append(self: &Rc<Self>, term: u32, durable: bool, bytes: BufList) -> LocalFuture<ReplicaAnswer> {
+        let used = self.in_use();
+        let begun = self.begin_append(term, durable, bytes);
+        Box::pin(async move {
+            match begun {
+                Ok(work) => match work.await {
+                    Ok(()) => used.copy().done(),
+                    Err(error) => ReplicaAnswer::Failed(error.to_string()),
+                },
+                Err(answer) => answer,
+            }
+        })
+    }
+
+    /// Keeps the copy open until this is dropped.
+    pub(super) fn in_use(self: &Rc<Self>) -> CopyInUse {
+        CopyInUse { copy: self.clone(), _in_flight: self.appends.begin() }
+    }
+
+    fn begin_append(
+        &self,
+        term: u32,
+        durable: bool,
+        bytes: BufList,
+    ) -> Result<LocalFuture<Result<(), Error>>, ReplicaAnswer> {
+        self.require_term(term).map_err(ReplicaAnswer::Refused)?;
+        let failed = |error: Error| ReplicaAnswer::Failed(error.to_string());
+        let (first, count, entry_term) = self.medium.inspect(&bytes).map_err(failed)?;
+        let mut log = self.log.borrow_mut();
+        let mut next = log.clone();
+        let (number, count) = (first, u64::from(count));
+        let had = next.append(u64::from(term), number, u64::from(entry_term), count).map_err(ReplicaAnswer::Refused)?;
+        if had == count {
+            // Sent again.
+            let (written, sync) = (self.medium.written(number + count), self.medium.sync());
+            let again = async move {
+                written.await;
+                if durable { sync.await } else { Ok(()) }
+            };
+            return Ok(Box::pin(again));
+        }
+        let work = self.medium.append_raw(bytes, durable).map_err(failed)?;
+        *log = next;
+        Ok(work)
+    }
+
+    /// Moves the tail, durably.
+    pub(super) async fn retire(&self, term: u32, tail: u64) -> ReplicaAnswer {
+        if let Err(refused) = self.require_term(term) {
+            return ReplicaAnswer::Refused(refused);
+        }
+        // Nothing that is not durable here counts as written back.
+        self.medium.written(tail).await;
+        let tail = tail.min(self.medium.durable_seq());
+        if let Err(refused) = self.log.borrow_mut().retire(u64::from(term), tail) {
+            return ReplicaAnswer::Refused(refused);
+        }
+        self.medium.retire(tail, &[]);
+        match self.medium.persist_tail(false).await {
+            Ok(()) => self.done(),
+            Err(error) => ReplicaAnswer::Failed(error.to_string()),
+        }
+    }
+
+    /// Refuses everything from now on, and waits until nothing is in flight.
+    pub(super) async fn close(&self) {
+        self.adopting.set(true);
+        self.appends.drain().await;
+    }
+
+    /// Makes all that was appended durable.
+    pub(super) async fn sync(&self, term: u32) -> ReplicaAnswer {
+        if let Err(refused) = self.require_term(term) {
+            return ReplicaAnswer::Refused(refused);
+        }
+        match self.medium.sync().await {
+            Ok(()) => self.done(),
+            Err(error) => ReplicaAnswer::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Copy that something is in flight for.  It is let go of before its end is signaled.
+pub(super) struct CopyInUse {
+    copy: Rc<ReplicaCopy>,
+    _in_flight: InFlightGuard,
+}
+
+impl CopyInUse {
+    /// Returns the copy.  A task that named the field would take the field alone, and let go of the rest at once.
+    pub(super) fn copy(&self) -> &ReplicaCopy {
+        &self.copy
+    }
+}

@@ -1,0 +1,496 @@
+//! Members of a log, as its primary sees them: what each holds, and what is to be sent to it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{Error, ErrorKind, LocalFuture, Result};
+use forebay_messenger::Connection;
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{Instant, now, spawn, timeout};
+
+use super::member::{self, MemberLink};
+use super::{CopyStart, LogShape, MemberRecord, MemberState, PrimaryProgress, RawAppend};
+use crate::format::LogId;
+use crate::media::copy::CopyMedium;
+
+/// Id of a peer: of its data directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct PeerId(pub [u8; 16]);
+
+/// Record of the members of a log, whose backend clients are named by text.
+pub type LogMembers = MemberRecord<PeerId, String>;
+
+/// Outcome of a change of the record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RecordChange {
+    /// Record stored.
+    Changed,
+    /// Record left as it is, which is another one. `None` if it names no members of this log any more.
+    Other(Option<LogMembers>),
+}
+
+/// Access of a primary to the record, and to its peers.
+pub trait MemberKeeper {
+    /// Replaces the record `from` by `to`, durably, if it is still `from`.
+    ///
+    /// # Errors
+    /// If that is not known to have happened; it is tried again.
+    fn change(&self, from: LogMembers, to: LogMembers) -> LocalFuture<Result<RecordChange>>;
+
+    /// Returns the connection to a peer, if there is one.
+    fn connection(&self, peer: PeerId) -> Option<Connection>;
+
+    /// Returns the peers that are to have a copy.
+    fn wanted(&self) -> Vec<PeerId>;
+}
+
+/// Times and sizes of replication.
+#[derive(Debug, Clone, Copy)]
+pub struct ReplicationOptions {
+    /// Time without progress after which a replica is dropped from the record.
+    pub patience: Duration,
+    /// Time between attempts to reach a replica.
+    pub retry: Duration,
+    /// Maximum bytes of entries on their way to one replica.
+    pub window: usize,
+    /// Bytes of appended entries that are kept in memory for replicas.
+    pub recent: usize,
+}
+
+impl Default for ReplicationOptions {
+    fn default() -> Self {
+        Self { patience: Duration::from_secs(1), retry: Duration::from_millis(100), window: 8 << 20, recent: 8 << 20 }
+    }
+}
+
+/// Volume and geometry of a log, which a new copy of it needs.
+#[derive(Debug, Clone)]
+pub struct LogIdentity {
+    /// Log id.
+    pub log: LogId,
+    /// Identity of the volume.
+    pub volume: String,
+    /// Name of the volume, for messages.
+    pub name: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// Unit in bytes.
+    pub unit: u32,
+}
+
+/// Groups that are being appended to the primary's own copy.
+#[derive(Default)]
+struct LocalGroups {
+    /// Numbers after the last entry of each, and whether it is durable.
+    started: VecDeque<(u64, bool)>,
+}
+
+impl LocalGroups {
+    /// Notes that a group is durable; returns the number of the first entry that is not.
+    fn done(&mut self, end: u64) -> Option<u64> {
+        self.started.iter_mut().filter(|(at, _)| *at == end).for_each(|group| group.1 = true);
+        let mut head = None;
+        while let Some((end, true)) = self.started.front() {
+            head = Some(*end);
+            self.started.pop_front();
+        }
+        head
+    }
+}
+
+/// Members of an open log, at its primary.
+pub struct PrimarySet {
+    pub(super) own: PeerId,
+    pub(super) identity: LogIdentity,
+    pub(super) term: u32,
+    /// Number of the first block of the term.
+    pub(super) cut: u64,
+    /// Entries of the log.
+    shape: RefCell<LogShape>,
+    pub(super) local: Rc<dyn CopyMedium>,
+    pub(super) keeper: Rc<dyn MemberKeeper>,
+    pub(super) options: ReplicationOptions,
+    pub(super) progress: RefCell<PrimaryProgress<PeerId, String>>,
+    pub(super) links: RefCell<BTreeMap<PeerId, Rc<MemberLink>>>,
+    groups: RefCell<LocalGroups>,
+    recent: RefCell<VecDeque<RawAppend>>,
+    /// Number after the last entry that was appended.
+    pub(super) head: Cell<u64>,
+    pub(super) tail: Cell<u64>,
+    /// Number of times that the tail was to be made durable.
+    pub(super) retirements: Cell<u64>,
+    /// Set when this primary has to stop.
+    over: RefCell<Option<Error>>,
+    /// Signaled when something was appended or retired.
+    pub(super) appended: Notify,
+    /// Signaled when a member needs attention, apart from time that passes.
+    pub(super) attention: Notify,
+    /// Signaled when a member has made progress, the record has changed, or this primary has to stop.
+    pub(super) changed: Rc<Notify>,
+}
+
+impl PrimarySet {
+    /// Begins with the record that opened the log, and the primary's own copy, which follows its term.
+    pub(crate) fn new(
+        record: LogMembers,
+        identity: LogIdentity,
+        local: Rc<dyn CopyMedium>,
+        keeper: Rc<dyn MemberKeeper>,
+        options: ReplicationOptions,
+    ) -> Rc<Self> {
+        let base: LogShape = local.shape();
+        let cut = local.state().map_or(0, |state| state.cut);
+        let (head, tail) = (base.head(), base.tail());
+        Rc::new(Self {
+            own: record.primary(),
+            identity,
+            term: local.term(),
+            cut,
+            shape: RefCell::new(base.clone()),
+            local,
+            keeper,
+            options,
+            progress: RefCell::new(PrimaryProgress::new(record, base)),
+            links: RefCell::default(),
+            groups: RefCell::default(),
+            recent: RefCell::default(),
+            head: Cell::new(head),
+            tail: Cell::new(tail),
+            retirements: Cell::new(0),
+            over: RefCell::default(),
+            appended: Notify::new(),
+            attention: Notify::new(),
+            changed: Rc::new(Notify::new()),
+        })
+    }
+
+    /// Starts to follow the members. The tasks end with [`stop`](Self::stop).
+    pub(crate) fn start(self: &Rc<Self>) {
+        drop(spawn(control(self.clone())));
+    }
+
+    /// Waits until requests may be served: every complete member has all that the log held.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`] if another primary has followed.
+    pub async fn ready(&self) -> Result<()> {
+        self.changed.wait_until(|| self.progress.borrow().serves() || self.over.borrow().is_some()).await;
+        self.over.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Stops for good: nothing is acknowledged or sent any more.
+    pub(crate) fn stop(&self, error: Error) {
+        self.over.borrow_mut().get_or_insert(error);
+        self.changed.notify_all();
+        self.appended.notify_all();
+        self.attention.notify_all();
+    }
+
+    /// Returns why this primary has stopped, if it has.
+    pub(crate) fn stopped(&self) -> Option<Error> {
+        self.over.borrow().clone()
+    }
+
+    /// Returns the record as it was known last.
+    pub fn record(&self) -> LogMembers {
+        self.progress.borrow().record().clone()
+    }
+
+    /// Takes a group that is being appended to the primary's own copy.
+    pub(crate) fn append(&self, raw: RawAppend) {
+        let end = raw.first_seq + u64::from(raw.count);
+        self.groups.borrow_mut().started.push_back((end, false));
+        self.head.set(end);
+        self.shape.borrow_mut().push(u64::from(self.term), u64::from(raw.count));
+        let published = self.progress.borrow().published();
+        let mut recent = self.recent.borrow_mut();
+        recent.push_back(raw);
+        let mut bytes: usize = recent.iter().map(|raw| raw.bytes.len()).sum();
+        while bytes > self.options.recent
+            && let Some(first) = recent.front()
+            && first.first_seq + u64::from(first.count) <= published
+        {
+            bytes -= first.bytes.len();
+            recent.pop_front();
+        }
+        drop(recent);
+        self.appended.notify_all();
+    }
+
+    /// Returns the entries of the log, and where it begins.
+    pub(super) fn shape(&self) -> (LogShape, CopyStart) {
+        let start = self.local.start();
+        let mut shape = self.shape.borrow_mut();
+        shape.retire(start.tail_seq);
+        (shape.clone(), start)
+    }
+
+    /// Returns the entries from `seq` on that are in memory.
+    pub(super) fn recent(&self, seq: u64) -> Option<RawAppend> {
+        let recent = self.recent.borrow();
+        let at = recent.partition_point(|raw| raw.first_seq < seq);
+        recent.get(at).filter(|raw| raw.first_seq == seq).cloned()
+    }
+
+    /// Notes that a group is durable in the primary's own copy.
+    pub(crate) fn local_durable(&self, end: u64) {
+        let head = self.groups.borrow_mut().done(end);
+        if let Some(head) = head {
+            self.note(self.own, None, head, 0);
+        }
+    }
+
+    /// Notes that the entries before `end` are durable in the primary's own copy.
+    pub(crate) fn local_durable_before(&self, end: u64) {
+        self.groups.borrow_mut().started.retain(|(at, _)| *at > end);
+        self.note(self.own, None, end, 0);
+    }
+
+    /// Notes the tail that is durable in the primary's own copy.
+    pub(crate) fn local_retired(&self, tail: u64) {
+        self.note(self.own, None, 0, tail);
+    }
+
+    /// Notes what a copy holds.
+    pub(super) fn note(&self, peer: PeerId, copy: Option<LogId>, head: u64, tail: u64) {
+        {
+            let mut progress = self.progress.borrow_mut();
+            let copy = copy.or_else(|| progress.record().copy(peer));
+            if let Some(copy) = copy {
+                progress.persisted(peer, copy, head, tail);
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until the entries before `end` are durable wherever they must be.
+    ///
+    /// # Errors
+    /// If this primary has to stop.
+    pub(crate) async fn published(&self, end: u64) -> Result<()> {
+        let over = || self.over.borrow().is_some() || self.progress.borrow().published() >= end;
+        self.changed.wait_until(over).await;
+        self.over.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Waits until every complete member has retired the entries before `tail`.
+    ///
+    /// # Errors
+    /// If this primary has to stop.
+    pub(crate) async fn retired(&self, tail: u64) -> Result<()> {
+        self.tail.set(self.tail.get().max(tail));
+        let round = self.retirements.get() + 1;
+        self.retirements.set(round);
+        self.appended.notify_all();
+        let over = || self.over.borrow().is_some() || self.has_retired(tail, round);
+        self.changed.wait_until(over).await;
+        self.over.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Returns whether every complete member has the tail, and has made it durable in this round or a later one.
+    fn has_retired(&self, tail: u64, round: u64) -> bool {
+        let links = self.links.borrow();
+        let done = |peer: PeerId| peer == self.own || links.get(&peer).is_some_and(|link| link.retired.get() >= round);
+        let progress = self.progress.borrow();
+        progress.retired() >= tail && progress.record().complete().all(done)
+    }
+
+    /// Returns the complete members but this peer.
+    fn replicas(&self) -> Vec<PeerId> {
+        self.progress.borrow().record().complete().filter(|peer| *peer != self.own).collect()
+    }
+
+    /// Returns the lowest tail that a recovery of a complete member would begin at.
+    pub(crate) fn persisted_tail(&self) -> u64 {
+        let links = self.links.borrow();
+        let tail = |peer: &PeerId| links.get(peer).map_or(0, |link| link.progress.get().floor);
+        self.replicas().iter().map(tail).min().unwrap_or(u64::MAX)
+    }
+
+    /// Keeps the ring from where the complete members need it.
+    pub(super) fn hold(&self) {
+        let links = self.links.borrow();
+        let held = |peer: &PeerId| links.get(peer).map_or(0, |link| link.progress.get().held);
+        self.local.hold(self.replicas().iter().map(held).min().unwrap_or(u64::MAX));
+    }
+
+    /// Takes the record that was read or stored.  Stops if another primary has followed.
+    fn learn(&self, record: &LogMembers) -> bool {
+        let goes_on = self.progress.borrow_mut().learned(record);
+        if goes_on {
+            self.hold();
+            self.changed.notify_all();
+        } else {
+            self.stop(superseded(record.term()));
+        }
+        goes_on
+    }
+}
+
+/// Returns the error of a primary that another one has followed.
+pub(super) fn superseded(term: u64) -> Error {
+    Error::new(ErrorKind::Fenced, format!("another peer has taken this write log over, in term {term}"))
+}
+
+/// Changes the record as members come and go, until this primary stops.
+async fn control(set: Rc<PrimarySet>) {
+    let mut asked: BTreeMap<PeerId, Instant> = BTreeMap::new();
+    while set.stopped().is_none() {
+        follow_members(&set);
+        if let Some(peer) = failed_member(&set) {
+            drop_member(&set, peer).await;
+        } else if let Some(peer) = filled_member(&set) {
+            complete_member(&set, peer).await;
+        } else if let Some(peer) = missing_member(&set, &mut asked) {
+            add_member(&set, peer).await;
+        } else {
+            let _ = timeout(set.options.retry, set.attention.wait()).await;
+        }
+    }
+    set.links.borrow().values().for_each(|link| link.end());
+}
+
+/// Starts a link to each member that has none, and ends those of peers that are no members any more.
+fn follow_members(set: &Rc<PrimarySet>) {
+    let record = set.record();
+    let mut links = set.links.borrow_mut();
+    links.retain(|peer, link| {
+        let kept = record.copy(*peer) == Some(link.copy);
+        if !kept {
+            link.end();
+        }
+        kept
+    });
+    for (peer, entry) in record.members().filter(|(peer, _)| *peer != set.own) {
+        links.entry(peer).or_insert_with(|| {
+            let link = Rc::new(MemberLink::new(peer, entry.copy));
+            drop(spawn(member::run(set.clone(), link.clone())));
+            link
+        });
+    }
+}
+
+/// Returns a complete member that has made no progress for too long, or whose copy is lost.
+fn failed_member(set: &PrimarySet) -> Option<PeerId> {
+    let links = set.links.borrow();
+    let failed = |peer: &PeerId| {
+        links.get(peer).is_some_and(|link| {
+            let waits = link.waits_since(set).is_some_and(|since| since.elapsed() > set.options.patience);
+            link.is_lost() || waits
+        })
+    };
+    set.replicas().into_iter().find(failed)
+}
+
+/// Returns a member that has been filled.
+fn filled_member(set: &PrimarySet) -> Option<PeerId> {
+    let links = set.links.borrow();
+    let record = set.record();
+    record
+        .members()
+        .filter(|(_, entry)| entry.state == MemberState::Filling)
+        .map(|(peer, _)| peer)
+        .find(|peer| links.get(peer).is_some_and(|link| link.has_caught_up(set)))
+}
+
+/// Returns a peer that is to have a copy and has none, or has lost it, if it can be reached and was not asked recently.
+fn missing_member(set: &PrimarySet, asked: &mut BTreeMap<PeerId, Instant>) -> Option<PeerId> {
+    if !set.progress.borrow().serves() {
+        return None;
+    }
+    let record = set.record();
+    let links = set.links.borrow();
+    let lacks = |peer: &PeerId| match record.state(*peer) {
+        None => true,
+        Some(MemberState::Filling) => links.get(peer).is_some_and(|link| link.is_lost()),
+        Some(MemberState::Complete) => false,
+    };
+    let may = |peer: &PeerId| {
+        let recent = asked.get(peer).is_some_and(|at| at.elapsed() < 10 * set.options.retry);
+        *peer != set.own && lacks(peer) && !recent && set.keeper.connection(*peer).is_some()
+    };
+    let peer = set.keeper.wanted().into_iter().find(may)?;
+    asked.insert(peer, now());
+    Some(peer)
+}
+
+async fn drop_member(set: &Rc<PrimarySet>, peer: PeerId) {
+    tracing::warn!(peer = %peer, log = crate::id_text(&set.identity.log), "dropping a replica that does not answer");
+    let proposed = set.progress.borrow_mut().propose_without(peer).map(Clone::clone);
+    match proposed {
+        Ok(next) => change(set, next).await,
+        Err(error) => tracing::error!(%error, "cannot drop a replica of a write log"),
+    }
+}
+
+async fn complete_member(set: &Rc<PrimarySet>, peer: PeerId) {
+    // Entries that were appended since are on their way to it, and are not acknowledged without it from here on.
+    let proposed = set.progress.borrow_mut().propose_complete(peer).map(Clone::clone);
+    match proposed {
+        Ok(next) => {
+            tracing::info!(peer = %peer, log = crate::id_text(&set.identity.log), "a replica has all of the write log");
+            change(set, next).await;
+        }
+        Err(_) => {
+            let _ = timeout(set.options.retry, set.attention.wait()).await;
+        }
+    }
+}
+
+async fn add_member(set: &Rc<PrimarySet>, peer: PeerId) {
+    let created = match timeout(10 * set.options.patience, member::create(set, peer)).await {
+        Ok(created) => created,
+        Err(_) => Err(Error::new(ErrorKind::TimedOut, "no answer")),
+    };
+    match created {
+        Ok(copy) => {
+            let next = set.progress.borrow_mut().propose_filling(peer, copy).clone();
+            change(set, next).await;
+        }
+        Err(error) if error.kind() == ErrorKind::Fenced => set.stop(error),
+        Err(error) => {
+            tracing::warn!(peer = %peer, %error, "cannot create a copy of a write log at a peer; trying again");
+        }
+    }
+}
+
+/// Stores a proposed record, until it is known whether it was stored.
+async fn change(set: &Rc<PrimarySet>, next: LogMembers) {
+    let mut backoff = set.options.retry;
+    while set.stopped().is_none() {
+        match set.keeper.change(set.record(), next.clone()).await {
+            Ok(RecordChange::Changed) => {
+                set.learn(&next);
+                return;
+            }
+            // An earlier attempt may have been stored although it seemed to fail.
+            Ok(RecordChange::Other(Some(record))) if record == next => {
+                set.learn(&next);
+                return;
+            }
+            Ok(RecordChange::Other(Some(record))) => {
+                if set.learn(&record) {
+                    tracing::error!("the members of a write log were changed by another program");
+                }
+                return;
+            }
+            Ok(RecordChange::Other(None)) => {
+                set.stop(Error::new(ErrorKind::Fenced, "the record of the image names this write log no more"));
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot store the members of a write log, trying again");
+                let _ = timeout(backoff, set.changed.wait_until(|| set.stopped().is_some())).await;
+                backoff = (2 * backoff).min(10 * set.options.retry);
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for PeerId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&crate::id_text(&self.0))
+    }
+}

@@ -1,0 +1,387 @@
+//! Messages between the primary of a log and its replicas: `docs/formats/replication.md`.
+//!
+//! A request names the log, and the term in which the sender opened it.  Appended entries are in the data segment of the
+//! message, as they are on the medium; everything else is in its front segment.
+
+use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
+
+use crate::format::LogId;
+use crate::replication::{AppendCursor, AppendRefused, CopyStart, LogShape};
+
+/// Message type of requests to a replica.
+pub const KIND_REQUEST: u16 = 0x0101;
+/// Message type of its answers.
+pub const KIND_ANSWER: u16 = 0x0102;
+
+/// Maximum number of terms in the shape of a log.
+const SPANS_MAX: usize = 4096;
+/// Maximum length of a text in bytes.
+const TEXT_MAX: usize = 2048;
+
+/// Request to a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicaRequest {
+    /// Log that it is about.
+    pub log: LogId,
+    /// Term in which the sender opened it.
+    pub term: u32,
+    /// Action that is asked for.
+    pub action: ReplicaAction,
+}
+
+/// Action that a primary asks of a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReplicaAction {
+    /// Create an empty copy, which lacks everything.
+    Create {
+        /// Identity of the volume.
+        volume: String,
+        /// Name of the volume, for messages.
+        name: String,
+        /// Size of the log in bytes.
+        size: u64,
+        /// Unit of the log in bytes.
+        unit: u32,
+        /// Epoch of the record.
+        epoch: u64,
+    },
+    /// Follow the sender's term.
+    Adopt(AdoptTerm),
+    /// Append the entries in the data segment.
+    Append {
+        /// Set if the answer waits until they are durable.
+        durable: bool,
+    },
+    /// Move the tail, durably.
+    Retire {
+        /// Number of the oldest entry that the backend may not hold.
+        tail: u64,
+    },
+    /// Make all that was appended durable.
+    Sync,
+    /// Discard the copy.
+    Discard,
+}
+
+/// Term that a copy is to follow, and the log of its primary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdoptTerm {
+    /// Id of the copy that the record names.
+    pub copy: LogId,
+    /// Epoch of the record.
+    pub epoch: u64,
+    /// Set if the record has the copy as one that is being filled.
+    pub filling: bool,
+    /// Shape of the log when its primary opened it.
+    pub base: LogShape,
+    /// Beginning of the primary's log.
+    pub start: CopyStart,
+    /// Number of the primary's first block (ssd) or entry (pmem) of the term.
+    pub cut: u64,
+}
+
+/// Progress of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CopyProgress {
+    /// Number of the first entry that the copy does not hold durably.
+    pub head: u64,
+    /// Number of the oldest entry that a recovery of the copy replays.
+    pub tail: u64,
+    /// The same, where the newer of its two superblocks cannot be read.
+    pub floor: u64,
+    /// Position from which such a recovery reads.
+    pub held: u64,
+}
+
+impl CopyProgress {
+    /// Returns what is known after an answer, which may be an old one.
+    pub fn newest(self, answer: Self) -> Self {
+        Self {
+            head: self.head.max(answer.head),
+            tail: self.tail.max(answer.tail),
+            floor: self.floor.max(answer.floor),
+            held: self.held.max(answer.held),
+        }
+    }
+}
+
+/// Answer of a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReplicaAnswer {
+    /// Created; the id of the copy.
+    Created(LogId),
+    /// Done; the progress of the copy.
+    Done(CopyProgress),
+    /// Refused, with the reason.
+    Refused(AppendRefused),
+    /// Failed, with the reason.
+    Failed(String),
+}
+
+fn text(reader: &mut PayloadReader<'_>) -> Result<String, MalformedPayload> {
+    let bytes = reader.blob()?;
+    let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= TEXT_MAX);
+    text.map(str::to_owned).ok_or(reader.malformed())
+}
+
+fn flag(reader: &mut PayloadReader<'_>) -> Result<bool, MalformedPayload> {
+    match reader.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(reader.malformed()),
+    }
+}
+
+fn write_shape(writer: &mut PayloadWriter, shape: &LogShape) {
+    writer.u64(shape.tail()).u32(shape.spans().len() as u32);
+    for span in shape.spans() {
+        writer.u64(span.term).u64(span.end);
+    }
+}
+
+fn read_shape(reader: &mut PayloadReader<'_>) -> Result<LogShape, MalformedPayload> {
+    let mut shape = LogShape::empty_at(reader.u64()?);
+    let spans = reader.u32()? as usize;
+    if spans > SPANS_MAX {
+        return Err(reader.malformed());
+    }
+    let mut before = None;
+    for _ in 0..spans {
+        let (term, end) = (reader.u64()?, reader.u64()?);
+        if end <= shape.head() || before.is_some_and(|before| term <= before) {
+            return Err(reader.malformed());
+        }
+        shape.push(term, end - shape.head());
+        before = Some(term);
+    }
+    Ok(shape)
+}
+
+fn write_progress(writer: &mut PayloadWriter, progress: &CopyProgress) {
+    writer.u64(progress.head).u64(progress.tail).u64(progress.floor).u64(progress.held);
+}
+
+impl ReplicaRequest {
+    /// Encodes the request.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = PayloadWriter::new();
+        writer.raw(&self.log).u32(self.term);
+        match &self.action {
+            ReplicaAction::Create { volume, name, size, unit, epoch } => {
+                writer.u8(1).blob(volume.as_bytes()).blob(name.as_bytes()).u64(*size).u32(*unit).u64(*epoch);
+            }
+            ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut }) => {
+                writer.u8(2).raw(copy).u64(*epoch).u8(u8::from(*filling));
+                let CopyStart { tail_seq, at: AppendCursor { number, pos, seq } } = start;
+                writer.u64(*tail_seq).u64(*number).u64(*pos).u64(*seq).u64(*cut);
+                write_shape(&mut writer, base);
+            }
+            ReplicaAction::Append { durable } => {
+                writer.u8(3).u8(u8::from(*durable));
+            }
+            ReplicaAction::Retire { tail } => {
+                writer.u8(4).u64(*tail);
+            }
+            ReplicaAction::Sync => {
+                writer.u8(5);
+            }
+            ReplicaAction::Discard => {
+                writer.u8(6);
+            }
+        }
+        writer.finish()
+    }
+
+    /// Decodes a request.
+    ///
+    /// # Errors
+    /// If it is malformed.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedPayload> {
+        let mut reader = PayloadReader::new(bytes, "a request to a replica of a write log");
+        let (log, term) = (reader.array()?, reader.u32()?);
+        let action = match reader.u8()? {
+            1 => ReplicaAction::Create {
+                volume: text(&mut reader)?,
+                name: text(&mut reader)?,
+                size: reader.u64()?,
+                unit: reader.u32()?,
+                epoch: reader.u64()?,
+            },
+            2 => {
+                let (copy, epoch, filling) = (reader.array()?, reader.u64()?, flag(&mut reader)?);
+                let tail_seq = reader.u64()?;
+                let at = AppendCursor { number: reader.u64()?, pos: reader.u64()?, seq: reader.u64()? };
+                let (cut, base) = (reader.u64()?, read_shape(&mut reader)?);
+                let start = CopyStart { tail_seq, at };
+                ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut })
+            }
+            3 => ReplicaAction::Append { durable: flag(&mut reader)? },
+            4 => ReplicaAction::Retire { tail: reader.u64()? },
+            5 => ReplicaAction::Sync,
+            6 => ReplicaAction::Discard,
+            _ => return Err(reader.malformed()),
+        };
+        if !reader.rest().is_empty() {
+            return Err(reader.malformed());
+        }
+        Ok(Self { log, term, action })
+    }
+}
+
+impl ReplicaAnswer {
+    /// Encodes the answer.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = PayloadWriter::new();
+        match self {
+            Self::Created(copy) => {
+                writer.u8(1).raw(copy);
+            }
+            Self::Done(progress) => {
+                writer.u8(2);
+                write_progress(&mut writer, progress);
+            }
+            Self::Refused(refused) => {
+                let (code, number) = match refused {
+                    AppendRefused::Superseded(term) => (1, *term),
+                    AppendRefused::NotAdopted => (2, 0),
+                    AppendRefused::CopyLost => (3, 0),
+                    AppendRefused::Gap(head) => (4, *head),
+                };
+                writer.u8(3).u8(code).u64(number);
+            }
+            Self::Failed(why) => {
+                let mut end = why.len().min(TEXT_MAX);
+                while !why.is_char_boundary(end) {
+                    end -= 1;
+                }
+                writer.u8(4).blob(&why.as_bytes()[..end]);
+            }
+        }
+        writer.finish()
+    }
+
+    /// Decodes an answer.
+    ///
+    /// # Errors
+    /// If it is malformed.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedPayload> {
+        let mut reader = PayloadReader::new(bytes, "an answer of a replica of a write log");
+        let answer = match reader.u8()? {
+            1 => Self::Created(reader.array()?),
+            2 => {
+                let (head, tail) = (reader.u64()?, reader.u64()?);
+                Self::Done(CopyProgress { head, tail, floor: reader.u64()?, held: reader.u64()? })
+            }
+            3 => {
+                let (code, number) = (reader.u8()?, reader.u64()?);
+                Self::Refused(match code {
+                    1 => AppendRefused::Superseded(number),
+                    2 => AppendRefused::NotAdopted,
+                    3 => AppendRefused::CopyLost,
+                    4 => AppendRefused::Gap(number),
+                    _ => return Err(reader.malformed()),
+                })
+            }
+            4 => Self::Failed(text(&mut reader)?),
+            _ => return Err(reader.malformed()),
+        };
+        if !reader.rest().is_empty() {
+            return Err(reader.malformed());
+        }
+        Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shape() -> impl Strategy<Value = LogShape> {
+        (0..100_u64, prop::collection::vec((1..3_u64, 1..50_u64), 0..5)).prop_map(|(tail, spans)| {
+            let (mut shape, mut term) = (LogShape::empty_at(tail), 0);
+            for (step, count) in spans {
+                term += step;
+                shape.push(term, count);
+            }
+            shape
+        })
+    }
+
+    fn action() -> impl Strategy<Value = ReplicaAction> {
+        let number = || 0..u64::MAX;
+        prop_oneof![
+            ("[a-z/:]{0,20}", "\\PC{0,20}", number(), any::<u32>(), number()).prop_map(
+                |(volume, name, size, unit, epoch)| ReplicaAction::Create { volume, name, size, unit, epoch }
+            ),
+            (any::<LogId>(), number(), any::<bool>(), shape(), any::<[u64; 5]>()).prop_map(
+                |(copy, epoch, filling, base, [tail_seq, number, pos, seq, cut])| {
+                    let start = CopyStart { tail_seq, at: AppendCursor { number, pos, seq } };
+                    ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut })
+                }
+            ),
+            any::<bool>().prop_map(|durable| ReplicaAction::Append { durable }),
+            number().prop_map(|tail| ReplicaAction::Retire { tail }),
+            Just(ReplicaAction::Sync),
+            Just(ReplicaAction::Discard),
+        ]
+    }
+
+    fn answer() -> impl Strategy<Value = ReplicaAnswer> {
+        prop_oneof![
+            any::<LogId>().prop_map(ReplicaAnswer::Created),
+            any::<[u64; 4]>().prop_map(|[head, tail, floor, held]| {
+                ReplicaAnswer::Done(CopyProgress { head, tail, floor, held })
+            }),
+            any::<u64>().prop_map(|term| ReplicaAnswer::Refused(AppendRefused::Superseded(term))),
+            any::<u64>().prop_map(|head| ReplicaAnswer::Refused(AppendRefused::Gap(head))),
+            Just(ReplicaAnswer::Refused(AppendRefused::NotAdopted)),
+            Just(ReplicaAnswer::Refused(AppendRefused::CopyLost)),
+            "\\PC{0,40}".prop_map(ReplicaAnswer::Failed),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn messages_are_read_as_they_were_written(log: LogId, term: u32, action in action(), answer in answer()) {
+            let request = ReplicaRequest { log, term, action };
+            let bytes = request.encode();
+            prop_assert_eq!(ReplicaRequest::decode(&bytes), Ok(request));
+            prop_assert!((0..bytes.len()).all(|end| ReplicaRequest::decode(&bytes[..end]).is_err()));
+            let bytes = answer.encode();
+            prop_assert_eq!(ReplicaAnswer::decode(&bytes), Ok(answer));
+            prop_assert!((0..bytes.len()).all(|end| ReplicaAnswer::decode(&bytes[..end]).is_err()));
+        }
+    }
+
+    #[test]
+    fn a_shape_that_no_log_has_is_refused() {
+        let request = |base: &[(u64, u64)]| {
+            let mut bytes = ReplicaRequest {
+                log: [1; 16],
+                term: 3,
+                action: ReplicaAction::Adopt(AdoptTerm {
+                    copy: [2; 16],
+                    epoch: 3,
+                    filling: false,
+                    base: LogShape::default(),
+                    start: CopyStart::default(),
+                    cut: 0,
+                }),
+            }
+            .encode();
+            bytes.truncate(bytes.len() - 4);
+            bytes.extend_from_slice(&(base.len() as u32).to_le_bytes());
+            base.iter()
+                .flat_map(|(term, end)| [term, end])
+                .for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+            ReplicaRequest::decode(&bytes).is_ok()
+        };
+        assert!(request(&[(1, 5), (2, 6)]));
+        assert!(!request(&[(1, 5), (1, 6)]), "the same term twice");
+        assert!(!request(&[(2, 5), (1, 6)]), "a term that decreases");
+        assert!(!request(&[(1, 5), (2, 5)]), "a term without entries");
+        assert!(!request(&[(1, 0)]));
+    }
+}

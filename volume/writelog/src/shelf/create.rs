@@ -1,0 +1,181 @@
+//! Creation of logs on a log device, and of copies of other peers' logs.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use forebay_block::{Error, ErrorKind, Result};
+use forebay_reactor::{random, spawn, wall_clock};
+
+use super::space::{GiveUp, fill, given_up_error};
+use super::{Backing, Shelf};
+use crate::format::{
+    CopyState, LOG_ALIGN, LOG_SIZE_LEAST, LogId, LogSuperblock, MediumKind, SUPER_COPIES, SUPER_LEN, ShelfEntry, tag_of,
+};
+use crate::media::pmem;
+
+fn draw_id() -> LogId {
+    let mut id = LogId::default();
+    id[..8].copy_from_slice(&random().to_le_bytes());
+    id[8..].copy_from_slice(&random().to_le_bytes());
+    id
+}
+
+/// Log to be created.
+struct NewLog {
+    volume: String,
+    name: String,
+    size: u64,
+    epoch: u64,
+    /// Set for a copy of another peer's log.
+    replica: Option<NewReplica>,
+}
+
+/// Copy of a log of another peer, to be created.
+struct NewReplica {
+    log: LogId,
+    copy: LogId,
+    unit: u32,
+}
+
+impl Shelf {
+    /// Creates an empty log for a volume. `volume` is its identity; `name` is for messages.
+    ///
+    /// If it fails, or its future is dropped, allocated space is freed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] for a size below 16 MiB or a name that is too long; [`ErrorKind::NoSpace`], before any
+    /// allocation where that is possible; errors of the device, also if the directory may lack a log since it was
+    /// opened.
+    pub async fn create(self: &Rc<Self>, volume: &str, name: &str, size: u64, epoch: u64) -> Result<LogId> {
+        let new = NewLog { volume: volume.to_owned(), name: name.to_owned(), size, epoch, replica: None };
+        self.create_log(new).await
+    }
+
+    async fn create_log(self: &Rc<Self>, new: NewLog) -> Result<LogId> {
+        let given_up = Rc::new(Cell::new(false));
+        let guard = GiveUp(given_up.clone());
+        let shelf = self.clone();
+        let making = spawn(async move {
+            let _turn = shelf.turn.acquire(1).await;
+            if shelf.removed.get() {
+                return Err(Error::new(ErrorKind::Busy, format!("{}: removed meanwhile; try again", shelf.path)));
+            }
+            shelf.refuse_if_frozen()?;
+            let before = shelf.size()?;
+            let mut made = shelf.make(&new, &given_up).await;
+            if let (Ok(id), true) = (&made, given_up.get()) {
+                // No record names the log, so nothing else would ever discard it.
+                made = shelf.forget(id).await.and(Err(given_up_error(&shelf.path)));
+            }
+            match made {
+                Ok(_) => shelf.made.set(false),
+                Err(_) => shelf.undo(before).await,
+            }
+            made
+        });
+        let made = making.await;
+        drop(guard);
+        made
+    }
+
+    /// Creates an empty copy of a log of another peer, with its id, size and unit; returns the id of the copy. A copy of it
+    /// that this device has is discarded first.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create); [`ErrorKind::Busy`] if the device's copy is open; [`ErrorKind::Unsupported`] if the
+    /// unit is smaller than the device's sectors.
+    pub async fn create_replica(
+        self: &Rc<Self>,
+        log: &LogId,
+        (volume, name): (&str, &str),
+        (size, unit): (u64, u32),
+        epoch: u64,
+    ) -> Result<LogId> {
+        if self.kind != MediumKind::Ssd {
+            let text = format!("{}: copies of logs in persistent memory are not supported yet", self.path);
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        if unit < self.unit() || unit > 4096 || !unit.is_power_of_two() {
+            let text = format!("{}: sectors of {} bytes; the log has units of {unit}", self.path, self.unit());
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        match self.discard(log).await {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let copy = draw_id();
+        let replica = Some(NewReplica { log: *log, copy, unit });
+        self.create_log(NewLog { volume: volume.to_owned(), name: name.to_owned(), size, epoch, replica }).await?;
+        Ok(copy)
+    }
+
+    /// Returns the smallest unit of logs on this device, in bytes.
+    fn unit(&self) -> u32 {
+        match &self.backing {
+            Backing::File(file) => file.info().sector.max(512),
+            Backing::Memory(_) => pmem::LINE as u32,
+        }
+    }
+
+    async fn make(&self, new: &NewLog, given_up: &Cell<bool>) -> Result<LogId> {
+        const NAMES_MAX: usize = 3500;
+        let NewLog { volume, name, size, epoch, replica } = new;
+        let (size, epoch) = (*size, *epoch);
+        let smallest = self.smallest;
+        if size < smallest || volume.len() + name.len() > NAMES_MAX {
+            let text = format!("a log of {size} bytes; {smallest} at least");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let size = size.next_multiple_of(LOG_ALIGN);
+        let mut directory = self.directory.borrow().clone();
+        let Some(start) = directory.room_for(size, self.limit()) else {
+            return Err(Error::new(ErrorKind::NoSpace, format!("{}: no space for a log of {size} bytes", self.path)));
+        };
+        self.check_space(start, size)?;
+        self.grow(start + size).await?;
+        let unit = replica.as_ref().map_or_else(|| self.unit(), |replica| replica.unit);
+        let id = replica.as_ref().map_or_else(draw_id, |replica| replica.log);
+        let mut superblock = LogSuperblock {
+            features: 0,
+            serial: 1,
+            log: id,
+            epoch,
+            run: 0,
+            medium: self.kind,
+            clean: true,
+            unit,
+            size,
+            slots: if self.kind == MediumKind::Pmem { pmem::slots(size) } else { 0 },
+            created_s: wall_clock().as_secs(),
+            tail_pos: 0,
+            tail_block: 0,
+            tail_seq: 0,
+            head_block: 0,
+            copy: None,
+            volume: volume.to_owned(),
+            name: name.to_owned(),
+        };
+        if let Some(replica) = replica {
+            superblock.set_copy(CopyState { copy: replica.copy, kept: 0, cut: 0, filling: true });
+        }
+        match &self.backing {
+            Backing::File(file) => fill(file, &self.path, start..start + size, given_up).await?,
+            Backing::Memory(memory) => pmem::format_words(&**memory, start, tag_of(&id), 0),
+        }
+        self.write(start + SUPER_COPIES[0], &superblock.encode()).await?;
+        self.write(start + SUPER_COPIES[1], &[0; SUPER_LEN]).await?;
+        // The superblock of a discarded log may be where the next one will be searched.
+        let next = start + size;
+        if self.free_spaces(&directory)?.iter().any(|space| space.start < next && next + LOG_SIZE_LEAST <= space.end) {
+            self.clear_superblocks(&[next]).await;
+        }
+        directory.logs.push(ShelfEntry { log: id, start, size });
+        self.write_directory_copy(directory).await?;
+        // One written copy suffices for the log to exist.
+        let directory = self.directory.borrow().clone();
+        if let Err(error) = self.write_directory_copy(directory).await {
+            tracing::warn!(path = self.path, %error, "cannot write the second copy of the directory");
+        }
+        Ok(id)
+    }
+}
