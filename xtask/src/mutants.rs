@@ -27,7 +27,7 @@ pub struct MutantsArguments {
     /// Plant only these, by id
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Plant only those of these areas: writelog, store, image, rados, fronts, access
+    /// Plant only those of these areas: writelog, replication, store, image, rados, fronts, access
     #[arg(long, value_delimiter = ',')]
     area: Vec<String>,
     /// List the faults and plant none

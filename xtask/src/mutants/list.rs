@@ -4,6 +4,7 @@ mod access;
 mod fronts;
 mod image;
 mod rados;
+mod replication;
 mod store;
 mod writelog;
 
@@ -12,7 +13,7 @@ use anyhow::{Result, bail};
 use super::stage::Stage;
 
 /// The areas of the list.
-pub(super) const AREAS: [&str; 6] = ["writelog", "store", "image", "rados", "fronts", "access"];
+pub(super) const AREAS: [&str; 7] = ["writelog", "replication", "store", "image", "rados", "fronts", "access"];
 
 /// Fault, and the stages that should notice it.
 #[derive(Clone)]
@@ -82,7 +83,7 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas = [writelog::LIST, store::LIST, image::LIST, rados::LIST, fronts::LIST, access::LIST];
+    let areas = [writelog::LIST, replication::LIST, store::LIST, image::LIST, rados::LIST, fronts::LIST, access::LIST];
     let named = AREAS.iter().zip(areas);
     named.flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
 }

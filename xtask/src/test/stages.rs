@@ -98,7 +98,7 @@ fn data_path() -> Vec<Stage> {
                 Ok(model)
             },
         )
-        .long(85, 85, 400),
+        .long(85, 85, 800),
         Stage::tests("conduct", "the daemon idle, alone, under rubbish", &["build-programs"], |_| own(&["conduct"]))
             .takes(70)
             .busy(0.5),

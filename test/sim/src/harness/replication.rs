@@ -21,8 +21,8 @@ use forebay_messenger::{
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_writelog::replication::{
-    LogMembers, MemberKeeper, MemberRecord, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost, ReplicaShelf,
-    ReplicationOptions, open_members,
+    LogMembers, LogOpening, MemberKeeper, MemberRecord, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost,
+    ReplicaShelf, ReplicationOptions, open_members, open_primary,
 };
 use forebay_writelog::{DirtyLimits, LogId, LogOptions, LogOwner, MediumKind, Shelf, ShelfOptions, WriteLog};
 
@@ -212,6 +212,10 @@ impl SharedImage {
         let complete = |record: &LogMembers| record.complete().count();
         let before = from.map_or(0, complete);
         self.count(|tally| {
+            let opens = from.is_some_and(|from| from.term() != to.term());
+            let takes_over = from.is_some_and(|from| from.primary() != to.primary());
+            tally.takeovers += u64::from(takes_over);
+            tally.reopened += u64::from(opens && !takes_over);
             tally.changes += 1;
             tally.filled += u64::from(complete(to) > before && from.is_some());
             tally.dropped += u64::from(complete(to) < before);
@@ -351,44 +355,32 @@ impl Gateway {
         self.died.notify_all();
     }
 
-    /// Serves the volume here: opens the log again, or takes it over.
-    async fn serve(self: &Rc<Self>, id: &LogId) -> Result<Serving> {
-        let own = peer(self.number);
-        self.replicas.release(id).await;
-        let client = self.image.new_client();
-        let record = loop {
-            let Some(record) = self.image.load().await else {
-                return Err(Error::new(ErrorKind::NotFound, "the image has no log"));
-            };
-            if record.primary() == own && *record.client() == client {
-                break record;
-            }
-            self.image.fence(record.client()).await;
-            let copy = self.shelf.copy_of(id).await?;
-            let reopens = record.primary() == own;
-            let next = match reopens {
-                true => record.opened(own, copy, client.clone()),
-                false => record.taken_over(own, copy, client.clone()),
-            };
-            let next = next.map_err(|error| Error::new(ErrorKind::Denied, error.to_string()))?;
-            if !self.alive.get() {
-                return std::future::pending().await;
-            }
-            if let Ok(RecordChange::Changed) = self.image.change(Some(record), next.clone()).await {
-                self.image.count(|tally| {
-                    tally.takeovers += u64::from(!reopens);
-                    tally.reopened += u64::from(reopens);
-                });
-                break next;
-            }
-        };
-        self.open(id, record, client).await
+    fn keeper(self: &Rc<Self>) -> Rc<Keeper> {
+        Rc::new(Keeper { gateway: self.clone(), client: self.image.new_client() })
     }
 
-    async fn open(self: &Rc<Self>, id: &LogId, record: LogMembers, client: String) -> Result<Serving> {
-        let keeper = Rc::new(Keeper(self.clone()));
-        let options = ReplicationOptions { patience: self.patience, retry: self.patience / 10, ..Default::default() };
-        let OpenedMembers { log, set } = open_members(&self.shelf, id, (VOLUME, NAME), record, keeper, options).await?;
+    fn options(&self) -> ReplicationOptions {
+        ReplicationOptions { patience: self.patience, retry: self.patience / 10, ..Default::default() }
+    }
+
+    /// Serves the volume here: opens the log again, or takes it over.
+    async fn serve(self: &Rc<Self>, id: &LogId) -> Result<Serving> {
+        let mut attempts = 0;
+        loop {
+            self.replicas.release(id).await;
+            let (keeper, names) = (self.keeper(), (VOLUME, NAME));
+            let client = keeper.client.clone();
+            let opened = open_primary(&self.shelf, id, names, LogOpening::TakeOver, keeper, self.options()).await;
+            match opened {
+                // The record cannot be reached.
+                Err(error) if error.kind() == ErrorKind::TimedOut && attempts < 20 => attempts += 1,
+                opened => return self.open(opened?, client).await,
+            }
+        }
+    }
+
+    async fn open(self: &Rc<Self>, opened: OpenedMembers, client: String) -> Result<Serving> {
+        let OpenedMembers { log, set } = opened;
         let base = BackendClient { image: self.image.clone(), name: client, alive: self.alive.clone() };
         let limits = DirtyLimits { age_max: self.age_max, ..DirtyLimits::default() };
         let options = LogOptions { limits, direct_min: Some(32 << 10), ..LogOptions::default() };
@@ -398,11 +390,42 @@ impl Gateway {
     }
 }
 
-struct Keeper(Rc<Gateway>);
+/// Access of one opening of the log to the record, the backend and other gateways.
+struct Keeper {
+    gateway: Rc<Gateway>,
+    client: String,
+}
 
 impl MemberKeeper for Keeper {
+    fn own(&self) -> PeerId {
+        peer(self.gateway.number)
+    }
+
+    fn client(&self) -> String {
+        self.client.clone()
+    }
+
+    fn load(&self) -> LocalFuture<Result<Option<LogMembers>>> {
+        let gateway = self.gateway.clone();
+        Box::pin(async move {
+            let record = gateway.image.load().await;
+            if gateway.alive.get() { Ok(record) } else { std::future::pending().await }
+        })
+    }
+
+    fn fence(&self, client: &str) -> LocalFuture<Result<()>> {
+        let (gateway, client) = (self.gateway.clone(), client.to_owned());
+        if !gateway.alive.get() {
+            return Box::pin(std::future::pending());
+        }
+        Box::pin(async move {
+            gateway.image.fence(&client).await;
+            Ok(())
+        })
+    }
+
     fn change(&self, from: LogMembers, to: LogMembers) -> LocalFuture<Result<RecordChange>> {
-        let gateway = self.0.clone();
+        let gateway = self.gateway.clone();
         if !gateway.alive.get() {
             return Box::pin(std::future::pending());
         }
@@ -410,19 +433,19 @@ impl MemberKeeper for Keeper {
     }
 
     fn connection(&self, peer: PeerId) -> Option<Connection> {
-        if !self.0.alive.get() {
+        if !self.gateway.alive.get() {
             return None;
         }
-        let mut links = self.0.links.borrow_mut();
+        let mut links = self.gateway.links.borrow_mut();
         let lost = |link: &Connection| link.state() == ConnectionState::Closed;
         if links.get(&peer).is_none_or(lost) {
-            links.insert(peer, self.0.client.connect(&address(peer.0[0]), Policy::LosslessPeer));
+            links.insert(peer, self.gateway.client.connect(&address(peer.0[0]), Policy::LosslessPeer));
         }
         links.get(&peer).cloned()
     }
 
     fn wanted(&self) -> Vec<PeerId> {
-        (1..=self.0.gateways).map(peer).filter(|other| *other != peer(self.0.number)).collect()
+        (1..=self.gateway.gateways).map(peer).filter(|other| *other != self.own()).collect()
     }
 }
 
@@ -571,13 +594,13 @@ impl Cluster {
         let failed = |error: Error| format!("the log cannot be created: {error}");
         let gateway = self.gateways[0].clone().expect("it has started");
         self.id = gateway.shelf.create(VOLUME, NAME, self.scenario.log_size, 0).await.map_err(failed)?;
-        let client = self.image.new_client();
-        let copy = [1; 16];
-        let own = peer(1);
+        let keeper = gateway.keeper();
+        let (copy, own, client) = ([1; 16], peer(1), keeper.client.clone());
         let record = MemberRecord::created(own, copy, "nobody".to_owned());
         let record = record.opened(own, copy, client.clone()).expect("its own log");
         self.image.record.replace(Some(record.clone()));
-        gateway.open(&self.id, record, client).await.map_err(failed)
+        let opened = open_members(&gateway.shelf, &self.id, (VOLUME, NAME), record, keeper, gateway.options()).await;
+        gateway.open(opened.map_err(failed)?, client).await.map_err(failed)
     }
 
     fn front(&self, serving: &Serving) -> Rc<dyn BlockDevice> {

@@ -19,7 +19,7 @@ pub mod wire;
 
 pub use host::{ReplicaHost, ReplicaShelf};
 pub use lease::{LeasePromise, PrimaryLease};
-pub use open::{OpenedMembers, open_members};
+pub use open::{LogOpening, OpenedMembers, open_members, open_primary};
 pub use primary::PrimaryProgress;
 pub use raw::{AppendCursor, CopyStart, RawAppend};
 pub use record::{ChangeRefused, MemberEntry, MemberRecord, MemberState};

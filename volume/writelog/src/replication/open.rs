@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, Result};
 
-use super::set::{LogIdentity, LogMembers, MemberKeeper, PrimarySet, ReplicationOptions};
+use super::set::{LogIdentity, LogMembers, MemberKeeper, PrimarySet, RecordChange, ReplicationOptions};
 use crate::format::LogId;
 use crate::media::copy::NewTerm;
 use crate::media::members::MembersMedium;
@@ -18,9 +18,64 @@ pub struct OpenedMembers {
     pub set: Rc<PrimarySet>,
 }
 
-/// Opens this peer's copy of a log that has members. The record has been changed: it names this peer as the primary, the
-/// backend client that it writes through, and a new term; the former primary is fenced. Requests may be served once the
-/// set is ready.
+/// Way in which a peer becomes the primary of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogOpening {
+    /// Opens the log of which it is the primary already.
+    Again,
+    /// Takes the log over from another peer, or opens it again if it is the primary already.
+    TakeOver,
+}
+
+/// Opens this peer's copy of a log that has members: fences the former primary, changes the record, and makes the new term
+/// durable. This peer must take nothing from a primary any more ([`ReplicaHost::release`](super::ReplicaHost::release)).
+/// Requests may be served once the set is ready.
+///
+/// # Errors
+/// [`ErrorKind::Fenced`] if the record does not name the log; [`ErrorKind::Busy`] if another peer is its primary, unless it
+/// is to be taken over; [`ErrorKind::Denied`] if this peer's copy is none that may be served; errors of the record, the
+/// backend and the medium.
+pub async fn open_primary(
+    shelf: &Rc<Shelf>,
+    log: &LogId,
+    names: (&str, &str),
+    opening: LogOpening,
+    keeper: Rc<dyn MemberKeeper>,
+    options: ReplicationOptions,
+) -> Result<OpenedMembers> {
+    let own = keeper.own();
+    let record = loop {
+        let Some(record) = keeper.load().await? else {
+            return Err(Error::new(
+                ErrorKind::Fenced,
+                format!("the record of {} names this write log no more", names.1),
+            ));
+        };
+        let client = keeper.client();
+        if record.primary() == own && *record.client() == client {
+            // Stored by an attempt that was told otherwise.
+            break record;
+        }
+        if record.primary() != own && opening == LogOpening::Again {
+            let text = format!("the write log of {} is served by peer {}", names.1, record.primary());
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        let copy = shelf.copy_of(log).await?;
+        let next = match record.primary() == own {
+            true => record.opened(own, copy, client),
+            false => record.taken_over(own, copy, client),
+        };
+        // Nobody is fenced for an attempt that cannot succeed.
+        let next = next.map_err(|refused| Error::new(ErrorKind::Denied, format!("{}: {refused}", names.1)))?;
+        keeper.fence(record.client()).await?;
+        if keeper.change(record, next.clone()).await? == RecordChange::Changed {
+            break next;
+        }
+    };
+    open_members(shelf, log, names, record, keeper, options).await
+}
+
+/// Opens this peer's copy of a log, of which the record names it as the primary, with a new term.
 ///
 /// # Errors
 /// [`ErrorKind::Fenced`] if the copy is not the one that the record names, or follows a later term; errors of

@@ -157,7 +157,8 @@ impl<P: Ord + Copy, C: Clone + PartialEq> PrimaryProgress<P, C> {
         self.proposed.insert(next)
     }
 
-    fn required(&self) -> impl Iterator<Item = P> + '_ {
+    /// Returns the members that acknowledgements depend on: by the record, and by a proposed change of it, with repetitions.
+    pub fn required(&self) -> impl Iterator<Item = P> + '_ {
         self.record.complete().chain(self.proposed.iter().flat_map(MemberRecord::complete))
     }
 }

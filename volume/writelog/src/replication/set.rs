@@ -11,6 +11,7 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::{Instant, now, spawn, timeout};
 
 use super::member::{self, MemberLink};
+use super::wire::CopyProgress;
 use super::{CopyStart, LogShape, MemberRecord, MemberState, PrimaryProgress, RawAppend};
 use crate::format::LogId;
 use crate::media::copy::CopyMedium;
@@ -31,8 +32,27 @@ pub enum RecordChange {
     Other(Option<LogMembers>),
 }
 
-/// Access of a primary to the record, and to its peers.
+/// Access of a peer to the record of one log, to the backend, and to other peers.
 pub trait MemberKeeper {
+    /// Returns this peer.
+    fn own(&self) -> PeerId;
+
+    /// Returns the client of the backend through which this peer writes the volume, if it opens the log. Another one once it
+    /// was fenced.
+    fn client(&self) -> String;
+
+    /// Reads the members of the log; `None` if the record does not name the log.
+    ///
+    /// # Errors
+    /// If the record cannot be read.
+    fn load(&self) -> LocalFuture<Result<Option<LogMembers>>>;
+
+    /// Fences a client of the backend: once this has ended, nothing of it reaches the volume any more, whenever it was sent.
+    ///
+    /// # Errors
+    /// If that is not known to have happened.
+    fn fence(&self, client: &str) -> LocalFuture<Result<()>>;
+
     /// Replaces the record `from` by `to`, durably, if it is still `from`.
     ///
     /// # Errors
@@ -100,6 +120,34 @@ impl LocalGroups {
     }
 }
 
+/// Newest groups of entries, which are sent to replicas without reading them.
+#[derive(Default)]
+struct RecentAppends {
+    groups: VecDeque<RawAppend>,
+    bytes: usize,
+}
+
+impl RecentAppends {
+    /// Adds a group.  Drops the oldest ones down to `bytes_max`, but none that has not been published: it may be nowhere else.
+    fn push(&mut self, raw: RawAppend, bytes_max: usize, published: u64) {
+        self.bytes += raw.bytes.len();
+        self.groups.push_back(raw);
+        while self.bytes > bytes_max
+            && let Some(first) = self.groups.front()
+            && first.first_seq + u64::from(first.count) <= published
+        {
+            self.bytes -= first.bytes.len();
+            self.groups.pop_front();
+        }
+    }
+
+    /// Returns the group that begins with entry `seq`.
+    fn get(&self, seq: u64) -> Option<&RawAppend> {
+        let at = self.groups.partition_point(|raw| raw.first_seq < seq);
+        self.groups.get(at).filter(|raw| raw.first_seq == seq)
+    }
+}
+
 /// Members of an open log, at its primary.
 pub struct PrimarySet {
     pub(super) own: PeerId,
@@ -115,7 +163,7 @@ pub struct PrimarySet {
     pub(super) progress: RefCell<PrimaryProgress<PeerId, String>>,
     pub(super) links: RefCell<BTreeMap<PeerId, Rc<MemberLink>>>,
     groups: RefCell<LocalGroups>,
-    recent: RefCell<VecDeque<RawAppend>>,
+    recent: RefCell<RecentAppends>,
     /// Number after the last entry that was appended.
     pub(super) head: Cell<u64>,
     pub(super) tail: Cell<u64>,
@@ -205,17 +253,7 @@ impl PrimarySet {
         self.head.set(end);
         self.shape.borrow_mut().push(u64::from(self.term), u64::from(raw.count));
         let published = self.progress.borrow().published();
-        let mut recent = self.recent.borrow_mut();
-        recent.push_back(raw);
-        let mut bytes: usize = recent.iter().map(|raw| raw.bytes.len()).sum();
-        while bytes > self.options.recent
-            && let Some(first) = recent.front()
-            && first.first_seq + u64::from(first.count) <= published
-        {
-            bytes -= first.bytes.len();
-            recent.pop_front();
-        }
-        drop(recent);
+        self.recent.borrow_mut().push(raw, self.options.recent, published);
         self.appended.notify_all();
     }
 
@@ -229,9 +267,7 @@ impl PrimarySet {
 
     /// Returns the entries from `seq` on that are in memory.
     pub(super) fn recent(&self, seq: u64) -> Option<RawAppend> {
-        let recent = self.recent.borrow();
-        let at = recent.partition_point(|raw| raw.first_seq < seq);
-        recent.get(at).filter(|raw| raw.first_seq == seq).cloned()
+        self.recent.borrow().get(seq).cloned()
     }
 
     /// Notes that a group is durable in the primary's own copy.
@@ -294,7 +330,7 @@ impl PrimarySet {
         let links = self.links.borrow();
         let done = |peer: PeerId| peer == self.own || links.get(&peer).is_some_and(|link| link.retired.get() >= round);
         let progress = self.progress.borrow();
-        progress.retired() >= tail && progress.record().complete().all(done)
+        progress.retired() >= tail && progress.required().all(done)
     }
 
     /// Returns the complete members but this peer.
@@ -302,18 +338,21 @@ impl PrimarySet {
         self.progress.borrow().record().complete().filter(|peer| *peer != self.own).collect()
     }
 
+    /// Returns the lowest of some positions of the copies that acknowledgements depend on, but this peer's own.
+    fn lowest(&self, of: impl Fn(&CopyProgress) -> u64) -> u64 {
+        let (links, progress) = (self.links.borrow(), self.progress.borrow());
+        let others = progress.required().filter(|peer| *peer != self.own);
+        others.map(|peer| links.get(&peer).map_or(0, |link| of(&link.progress.get()))).min().unwrap_or(u64::MAX)
+    }
+
     /// Returns the lowest tail that a recovery of a complete member would begin at.
     pub(crate) fn persisted_tail(&self) -> u64 {
-        let links = self.links.borrow();
-        let tail = |peer: &PeerId| links.get(peer).map_or(0, |link| link.progress.get().floor);
-        self.replicas().iter().map(tail).min().unwrap_or(u64::MAX)
+        self.lowest(|progress| progress.floor)
     }
 
     /// Keeps the ring from where the complete members need it.
     pub(super) fn hold(&self) {
-        let links = self.links.borrow();
-        let held = |peer: &PeerId| links.get(peer).map_or(0, |link| link.progress.get().held);
-        self.local.hold(self.replicas().iter().map(held).min().unwrap_or(u64::MAX));
+        self.local.hold(self.lowest(|progress| progress.held));
     }
 
     /// Takes the record that was read or stored.  Stops if another primary has followed.

@@ -6,13 +6,15 @@ use std::future::ready;
 use std::path::Path;
 use std::rc::Rc;
 
-use forebay_block::{BlockDevice, Error, ErrorKind, LocalFuture, Result};
+use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::{Address, Connection, Message, Messenger, MessengerCore, MessengerOptions, Policy};
-use forebay_reactor::{sleep, timeout};
+use forebay_reactor::{Buf, BufMut, File, OpenOptions, sleep, timeout};
 use forebay_sim::{Faults, World};
+use forebay_writelog::format::{LOGS_AT, LogSuperblock, SUPER_COPIES, SUPER_LEN};
+use forebay_writelog::replication::wire::{KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
 use forebay_writelog::replication::{
-    LogMembers, MemberKeeper, MemberRecord, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost, ReplicaShelf,
-    ReplicationOptions, open_members,
+    LogMembers, LogOpening, MemberKeeper, MemberRecord, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost,
+    ReplicaShelf, ReplicationOptions, open_members, open_primary,
 };
 use forebay_writelog::{LogId, LogOwner, MediumKind, Shelf, ShelfOptions, WriteLog};
 
@@ -23,6 +25,8 @@ struct SharedImage {
     record: RefCell<Option<LogMembers>>,
     /// Set while changes of the record fail.
     unreachable: Cell<bool>,
+    /// Clients of the backend that were fenced.
+    fenced: RefCell<Vec<String>>,
     base: Rc<Memory>,
 }
 
@@ -41,6 +45,10 @@ struct Host {
 
 fn peer(number: u8) -> PeerId {
     PeerId([number; 16])
+}
+
+fn options() -> ReplicationOptions {
+    ReplicationOptions { patience: 200 * MILLISECOND, retry: 10 * MILLISECOND, ..ReplicationOptions::default() }
 }
 
 fn path(number: u8) -> String {
@@ -82,42 +90,54 @@ impl Host {
         self.client.shutdown();
     }
 
-    /// Opens the log here, after the record has been changed.
-    async fn serve(self: &Rc<Self>, id: &LogId, record: LogMembers) -> Result<Primary> {
-        let keeper = Rc::new(Keeper(self.clone()));
-        let options = ReplicationOptions { patience: 200 * MILLISECOND, retry: 10 * MILLISECOND, ..Default::default() };
-        let OpenedMembers { log, set } =
-            open_members(&self.shelf, id, ("one", "pool/a"), record, keeper, options).await?;
-        let log = WriteLog::new(self.image.base.clone(), log, Rc::new(Owner(set.clone())), patience());
-        Ok(Primary { log, set })
-    }
-
     /// Creates a log here.
     async fn create(self: &Rc<Self>) -> (LogId, Primary) {
         let id = self.shelf.create("one", "pool/a", 1 << 20, 0).await.expect("room");
         let record = MemberRecord::created(self.id, [self.id.0[0]; 16], "client.1".to_owned());
         let record = record.opened(self.id, [self.id.0[0]; 16], "client.2".to_owned()).expect("its own");
         self.image.record.replace(Some(record.clone()));
-        let primary = self.serve(&id, record).await.expect("a log");
-        (id, primary)
+        let keeper = Rc::new(Keeper(self.clone()));
+        let opened = open_members(&self.shelf, &id, ("one", "pool/a"), record, keeper, options()).await;
+        (id, self.front(opened.expect("a log")))
     }
 
     /// Takes the log over.
     async fn take_over(self: &Rc<Self>, id: &LogId) -> Result<Primary> {
         self.replicas.release(id).await;
-        let record = self.image.record.borrow().clone().expect("a record");
-        let copy = record.copy(self.id).unwrap_or_default();
-        let client = format!("client of {} {}", self.id, self.opened.replace(self.opened.get() + 1));
-        let next = record.taken_over(self.id, copy, client);
-        let next = next.map_err(|error| Error::new(ErrorKind::Denied, error.to_string()))?;
-        self.image.record.replace(Some(next.clone()));
-        self.serve(id, next).await
+        self.opened.set(self.opened.get() + 1);
+        let (keeper, opening) = (Rc::new(Keeper(self.clone())), LogOpening::TakeOver);
+        let opened = open_primary(&self.shelf, id, ("one", "pool/a"), opening, keeper, options()).await;
+        Ok(self.front(opened?))
+    }
+
+    /// Puts an opened log in front of the volume.
+    fn front(&self, opened: OpenedMembers) -> Primary {
+        let OpenedMembers { log, set } = opened;
+        let log = WriteLog::new(self.image.base.clone(), log, Rc::new(Owner(set.clone())), patience());
+        Primary { log, set }
     }
 }
 
 struct Keeper(Rc<Host>);
 
 impl MemberKeeper for Keeper {
+    fn own(&self) -> PeerId {
+        self.0.id
+    }
+
+    fn client(&self) -> String {
+        format!("client of {}, {}", self.0.id, self.0.opened.get())
+    }
+
+    fn load(&self) -> LocalFuture<Result<Option<LogMembers>>> {
+        Box::pin(ready(Ok(self.0.image.record.borrow().clone())))
+    }
+
+    fn fence(&self, client: &str) -> LocalFuture<Result<()>> {
+        self.0.image.fenced.borrow_mut().push(client.to_owned());
+        Box::pin(ready(Ok(())))
+    }
+
     fn change(&self, from: LogMembers, to: LogMembers) -> LocalFuture<Result<RecordChange>> {
         let image = self.0.image.clone();
         Box::pin(async move {
@@ -196,6 +216,7 @@ fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
         let image = Rc::new(SharedImage {
             record: RefCell::default(),
             unreachable: Cell::new(false),
+            fenced: RefCell::default(),
             base: Memory::new(1 << 20),
         });
         let core = MessengerCore::default();
@@ -223,6 +244,7 @@ fn a_replica_is_filled_and_takes_over_with_everything() {
         }
         one.kill();
         let taken = two.take_over(&id).await.expect("taken over");
+        assert_eq!(*one.image.fenced.borrow(), ["client.2"]);
         for at in 0..40 {
             let byte = if at < 10 { at as u8 + 1 } else { at as u8 + 100 };
             let data = read(&*taken.log, at * 4096, 4096).await;
@@ -234,5 +256,119 @@ fn a_replica_is_filled_and_takes_over_with_everything() {
         assert_eq!(primary.set.record().term(), 2);
         taken.write(0, 9).await.expect("the new primary writes");
         taken.log.close(true).await.expect("flushed");
+    });
+}
+
+#[test]
+fn nobody_is_fenced_for_a_takeover_that_is_refused() {
+    with_hosts(3, async |_, hosts| {
+        let [one, two, three] = &hosts[..] else { unreachable!("three hosts") };
+        let (id, primary) = one.create().await;
+        let refused = |opened: Result<Primary>| opened.err().map(|error| error.kind());
+        assert_eq!(refused(two.take_over(&id).await), Some(ErrorKind::NotFound), "it has no copy");
+        one.wanted.replace(vec![two.id]);
+        primary.has(&[1, 2]).await;
+        // A copy that the record has dropped.
+        two.kill();
+        primary.write(0, 1).await.expect("written without the replica");
+        primary.has(&[1]).await;
+        assert_eq!(refused(two.take_over(&id).await), Some(ErrorKind::Denied));
+        // A copy that lacks entries.
+        let copy = three.shelf.create_replica(&id, ("one", "pool/a"), (1 << 20, 512), 9).await.expect("room");
+        let record = primary.set.record().with_filling(three.id, copy);
+        one.image.record.replace(Some(record));
+        assert_eq!(refused(three.take_over(&id).await), Some(ErrorKind::Denied));
+        assert!(one.image.fenced.borrow().is_empty());
+    });
+}
+
+#[test]
+fn a_volume_stalls_until_the_record_has_dropped_a_replica() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let (_, primary) = one.create().await;
+        one.wanted.replace(vec![two.id]);
+        primary.has(&[1, 2]).await;
+        one.image.unreachable.set(true);
+        two.kill();
+        let mut writing = Box::pin(primary.write(0, 1));
+        assert!(timeout(10 * options().patience, &mut writing).await.is_err(), "not without the record");
+        assert_eq!(primary.set.record().complete().count(), 2);
+        one.image.unreachable.set(false);
+        timeout(LONG, writing).await.expect("in time").expect("written");
+        assert_eq!(primary.set.record().complete().count(), 1);
+    });
+}
+
+#[test]
+fn a_replica_that_was_away_gets_what_it_lacks_from_the_medium() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let (id, primary) = one.create().await;
+        // More than is kept in memory, and more than the ring holds: write-back retires it meanwhile.
+        for at in 0..100 {
+            primary.write(at % 64 * 4096, at as u8).await.expect("written");
+            if at % 40 == 39 {
+                primary.log.submit(BlockRequest::Flush).await.expect("flushed");
+                primary.log.drain().await.expect("written back");
+            }
+        }
+        one.wanted.replace(vec![two.id]);
+        primary.has(&[1, 2]).await;
+        let taken = two.take_over(&id).await.expect("taken over");
+        for at in 36..100 {
+            assert_eq!(read(&*taken.log, at % 64 * 4096, 4096).await[0], at as u8, "{at}");
+        }
+    });
+}
+
+#[test]
+fn a_primary_that_was_superseded_destroys_no_copy() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let (id, primary) = one.create().await;
+        one.wanted.replace(vec![two.id]);
+        primary.has(&[1, 2]).await;
+        primary.write(0, 5).await.expect("written");
+        let former = primary.set.record().term() as u32;
+        let taken = two.take_over(&id).await.expect("taken over");
+        taken.log.close(false).await.expect("closed");
+        taken.log.gone().await;
+        let action =
+            ReplicaAction::Create { volume: "one".into(), name: "pool/a".into(), size: 1 << 20, unit: 512, epoch: 1 };
+        for action in [action, ReplicaAction::Discard] {
+            let link = Keeper(one.clone()).connection(two.id).expect("a connection");
+            let request = ReplicaRequest { log: id, term: former, action }.encode();
+            let answer =
+                link.request(Message::new(KIND_REQUEST).front(Buf::copy_of(&request))).await.expect("answered");
+            let answer = ReplicaAnswer::decode(&answer.front.to_vec()).expect("an answer");
+            assert!(matches!(&answer, ReplicaAnswer::Failed(why) if why.contains("follows the primary")), "{answer:?}");
+        }
+        let again = two.take_over(&id).await.expect("opened again");
+        assert_eq!(read(&*again.log, 0, 4096).await[0], 5);
+    });
+}
+
+#[test]
+fn a_damaged_superblock_leads_no_copy_back_to_a_former_term() {
+    with_hosts(2, async |world, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let (id, primary) = one.create().await;
+        one.wanted.replace(vec![two.id]);
+        primary.has(&[1, 2]).await;
+        primary.write(0, 5).await.expect("written");
+        one.kill();
+        let taken = two.take_over(&id).await.expect("taken over");
+        taken.write(4096, 6).await.expect("written");
+        taken.log.gone().await;
+        let serial = |copy| {
+            let bytes = world.peek(path(2), LOGS_AT + copy, SUPER_LEN).expect("on the disk");
+            LogSuperblock::decode(&bytes).map_or(0, |superblock| superblock.serial)
+        };
+        let newest = SUPER_COPIES.into_iter().max_by_key(|copy| serial(*copy)).expect("two copies");
+        let file = File::open(path(2), OpenOptions::read_write().direct()).expect("the disk");
+        file.write_durable_at(BufMut::zeroed(SUPER_LEN), LOGS_AT + newest).await.expect("damaged");
+        let again = two.take_over(&id).await.expect("opened again");
+        assert_eq!((read(&*again.log, 0, 4096).await[0], read(&*again.log, 4096, 4096).await[0]), (5, 6));
     });
 }

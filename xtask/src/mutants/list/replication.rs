@@ -1,0 +1,265 @@
+//! Replicated write logs: members, terms, copies, takeovers.
+
+use super::Mutant;
+use crate::mutants::stage::Stage;
+
+const UNIT: Stage = Stage::Lib("forebay-writelog");
+const TESTS: Stage = Stage::Test("forebay-writelog", "replication");
+const SIM: Stage = Stage::Sim(&["--replication"], 400);
+
+const PRIMARY: &str = "volume/writelog/src/replication/primary.rs";
+const REPLICA: &str = "volume/writelog/src/replication/replica.rs";
+const RECORD: &str = "volume/writelog/src/replication/record.rs";
+const SHAPE: &str = "volume/writelog/src/replication/shape.rs";
+const SET: &str = "volume/writelog/src/replication/set.rs";
+const MEMBER: &str = "volume/writelog/src/replication/member.rs";
+const OPEN: &str = "volume/writelog/src/replication/open.rs";
+const OPEN_COPY: &str = "volume/writelog/src/replication/open_copy.rs";
+const HOST: &str = "volume/writelog/src/replication/host.rs";
+const COPY: &str = "volume/writelog/src/media/ssd/copy.rs";
+const RING: &str = "volume/writelog/src/media/ssd/ring.rs";
+const MEMBERS: &str = "volume/writelog/src/media/members.rs";
+const SUPERBLOCK: &str = "volume/writelog/src/format/superblock.rs";
+
+pub(super) const LIST: &[Mutant] = &[
+    Mutant::new(
+        "repl-acknowledged-alone",
+        "A write is acknowledged when the primary has it, whatever its replicas have",
+        MEMBERS,
+        "                set.published(end).await?;\n            }",
+        "            }",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-proposed-uncounted",
+        "A peer that is proposed as a complete member counts only once the record says so",
+        PRIMARY,
+        "self.record.complete().chain(self.proposed.iter().flat_map(MemberRecord::complete))",
+        "self.record.complete()",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-served-at-once",
+        "A primary serves before its replicas have all that it opened the log with",
+        PRIMARY,
+        "        self.published >= self.base.head()\n",
+        "        true\n",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-complete-without-base",
+        "A peer becomes complete without what the log held when it was opened",
+        PRIMARY,
+        "let needed = self.published.max(self.base.head());",
+        "let needed = self.published;",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-complete-unretired",
+        "A peer becomes complete although it would replay what the others have retired",
+        PRIMARY,
+        "copy.head < needed || copy.tail < retired",
+        "copy.head < needed",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-other-copy-counted",
+        "What another copy of the same peer held counts for the one that the record names",
+        PRIMARY,
+        "        if self.record.copy(peer) != Some(copy) {\n            return;\n        }\n",
+        "",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-later-opening-ignored",
+        "A primary goes on although the record names a later opening",
+        PRIMARY,
+        "        if record.term() != self.record.term() {\n            return false;\n        }\n",
+        "",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-filling-takes-over",
+        "A peer whose copy is being filled takes over",
+        RECORD,
+        "            MemberState::Filling => Err(ChangeRefused::Filling),\n",
+        "            MemberState::Filling => Ok(()),\n",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-lost-copy-takes-over",
+        "A peer whose medium was replaced takes over with another copy",
+        RECORD,
+        "            MemberState::Complete if member.copy != copy => Err(ChangeRefused::CopyLost),\n",
+        "",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-divergence-kept",
+        "A replica keeps entries that its new primary does not have",
+        REPLICA,
+        "        self.log.truncate(agreed);\n",
+        "",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-former-primary-heard",
+        "A replica takes entries of a primary that has been superseded",
+        OPEN_COPY,
+        "            term if term < own => Err(AppendRefused::Superseded(own)),\n",
+        "            term if term < own => Ok(()),\n",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-adoption-waits-for-nothing",
+        "A replica follows a new primary while entries of the former one are still being written",
+        OPEN_COPY,
+        "        self.appends.drain().await;\n        self.medium.check()?;\n",
+        "        self.medium.check()?;\n",
+        &[SIM],
+    ),
+    Mutant::new(
+        "repl-appends-while-adopting",
+        "A replica takes entries while it adopts a term",
+        OPEN_COPY,
+        "term if term > own || self.adopting.get() =>",
+        "term if term > own =>",
+        &[SIM],
+    ),
+    Mutant::new(
+        "repl-retired-before-written",
+        "A replica retires entries that it has not written yet, and says less than was asked",
+        OPEN_COPY,
+        "        self.medium.written(tail).await;\n",
+        "",
+        &[SIM],
+    ),
+    Mutant::new(
+        "repl-append-says-nothing-lasts",
+        "A replica answers before the entries are durable",
+        MEMBER,
+        "ReplicaAction::Append { durable: true }",
+        "ReplicaAction::Append { durable: false }",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-superseded-creates",
+        "A primary that was superseded has a copy of its log discarded and created anew",
+        HOST,
+        "        self.require_newest(log, term).await?;\n        self.release(log).await;\n        let mut reason",
+        "        self.release(log).await;\n        let mut reason",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-term-in-one-superblock",
+        "A new term is written to one copy of the superblock",
+        COPY,
+        "            self.persist_tail(false).await?;\n            self.persist_tail(false).await\n",
+        "            self.persist_tail(false).await\n",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-left-over-kept",
+        "What a former primary has left over is not cleared where the next block comes",
+        COPY,
+        "                self.clear_next().await?;\n",
+        "",
+        &[SIM],
+    ),
+    Mutant::new(
+        "repl-cut-ignored",
+        "Blocks of a former term are valid where the new term has begun",
+        SUPERBLOCK,
+        "Some(copy) => (run == self.run) == (number >= copy.cut) && run <= self.run,",
+        "Some(_) => run <= self.run,",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-left-over-believed",
+        "What a block that was left over says about those before it counts",
+        SUPERBLOCK,
+        "!(copy.kept..copy.cut).contains(&number) && self.accepts(run, 0, number)",
+        "run <= self.run",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-durable-elsewhere",
+        "A replica writes a block although those that it says are durable are not so here",
+        COPY,
+        "                    || state.durable_block >= before\n",
+        "                    || true\n",
+        &[SIM],
+    ),
+    Mutant::new(
+        "repl-durable-out-of-order",
+        "A block counts as durable when a later one is",
+        RING,
+        "let durable = |block: &&StartedBlock| block.done && (block.durable || block.number < number);",
+        "let durable = |block: &&StartedBlock| block.done && block.number < number;",
+        &[SIM],
+    ),
+    Mutant::new(
+        "repl-ring-not-held",
+        "The primary overwrites the ring where a replica's recovery reads",
+        SET,
+        "        self.local.hold(self.lowest(|progress| progress.held));\n",
+        "",
+        &[SIM],
+    ),
+    Mutant::new(
+        "repl-tail-of-primary",
+        "The tail counts as durable when the primary has it",
+        MEMBERS,
+        "            set.retired(tail).await\n",
+        "            Ok(())\n",
+        &[SIM],
+    ),
+    Mutant::new(
+        "repl-dropped-before-record",
+        "A change of the record counts as made although it is not known to be stored",
+        SET,
+        "            Err(error) => {\n                tracing::warn!(%error, \"cannot store the members of a write log, trying again\");\n",
+        "            Err(error) => {\n                set.learn(&next);\n                tracing::warn!(%error, \"cannot store the members of a write log, trying again\");\n",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-conflict-ignored",
+        "A primary goes on although another one has changed the record",
+        SET,
+        "        } else {\n            self.stop(superseded(record.term()));\n        }\n        goes_on",
+        "        }\n        true",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-not-fenced",
+        "A takeover does not fence the former primary",
+        OPEN,
+        "        keeper.fence(record.client()).await?;\n",
+        "",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-own-client-not-fenced",
+        "A restarted primary does not fence its former process",
+        OPEN,
+        "        keeper.fence(record.client()).await?;\n",
+        "        if record.primary() != own {\n            keeper.fence(record.client()).await?;\n        }\n",
+        &[SIM],
+    ),
+    Mutant::new(
+        "repl-idle-replica-kept",
+        "A replica that is gone is not dropped while only its retirement is waited for",
+        MEMBER,
+        "        let done = self.adopted.get() && head >= set.head.get() && retired;\n",
+        "        let done = self.adopted.get() && head >= set.head.get();\n",
+        &[SIM],
+    ),
+    Mutant::new(
+        "repl-agreement-too-long",
+        "Copies are said to agree where their terms differ",
+        SHAPE,
+        "            if mine.term != theirs.term {\n                break;\n            }\n",
+        "",
+        &[UNIT, SIM],
+    ),
+];
