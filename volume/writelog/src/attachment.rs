@@ -17,6 +17,8 @@
 //! | A3 | a log acknowledges and writes back nothing until a record read under the image's lock still names the log |
 //! | A4 | a handle that does not know what the record says serves nothing |
 
+mod members;
+
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::ready;
@@ -30,12 +32,18 @@ use forebay_block::{
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{spawn, timeout};
 
+pub use self::members::PeerAccess;
+use self::members::{MembersOwner, RecordMembers};
 use crate::format::LogId;
 use crate::log::WriteLog;
 use crate::mode::Mode;
 use crate::options::{LogOptions, LogOwner};
 use crate::record::{LogRecord, RecordedLog, Standing};
-use crate::shelf::{Shelf, id_text};
+use crate::replication::{
+    LogMembers, LogOpening, MemberRecord, OpenedMembers, PeerId, PrimarySet, ReplicationOptions, open_members,
+    open_primary,
+};
+use crate::shelf::{Shelf, draw_id, id_text};
 
 /// Difference between the place of a log and a requested one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +104,37 @@ pub trait LogKeeper: 'static {
 
     /// Compares two places.
     fn compare(&self, is: &Self::Place, wanted: &Self::Place) -> PlaceChange;
+
+    /// Returns the access to other peers; `None` where logs have no members.
+    fn peers(&self) -> Option<Rc<dyn PeerAccess>> {
+        None
+    }
+
+    /// Returns the peers that are to have copies of a log at a place, other than its primary.
+    fn wanted(&self, _place: &Self::Place) -> Vec<PeerId> {
+        Vec::new()
+    }
+
+    /// Returns the client of the backend through which this process writes the image.
+    fn client(&self) -> String {
+        String::new()
+    }
+
+    /// Fences a client of the backend, and breaks its lock: once this has ended, nothing of it reaches the image any more.
+    ///
+    /// # Errors
+    /// If that is not known to have happened.
+    fn fence(&self, _client: &str) -> LocalFuture<Result<()>> {
+        Box::pin(ready(Err(Error::new(ErrorKind::Unsupported, "this backend fences nobody"))))
+    }
+
+    /// Replaces the record, durably, if it is still `from`; returns whether it was. After an error, either may be stored.
+    ///
+    /// # Errors
+    /// Errors of the image.
+    fn replace(&self, _from: LogRecord<Self::Place>, _to: LogRecord<Self::Place>) -> LocalFuture<Result<bool>> {
+        Box::pin(ready(Err(Error::new(ErrorKind::Unsupported, "this backend compares no records"))))
+    }
 }
 
 /// Owner of a log through the record that names it.
@@ -158,7 +197,7 @@ enum Slot<P> {
     /// No log in the record.
     Without,
     /// Open log that the record names.
-    With { log: Rc<WriteLog>, recorded: RecordedLog<P>, shelf: Rc<Shelf> },
+    With { log: Rc<WriteLog>, recorded: RecordedLog<P>, shelf: Rc<Shelf>, set: Option<Rc<PrimarySet>> },
     /// Unusable: the record may name a log that is not open here.
     Unusable(Error),
 }
@@ -182,16 +221,20 @@ impl<K: LogKeeper> LogAttachment<K> {
     /// # Errors
     /// If the record cannot be read, or the log that it names cannot be opened.
     pub async fn open(keeper: Rc<K>, base: Rc<dyn BlockDevice>) -> Result<Self> {
-        let attachment = Self {
+        let attachment = Self::unsettled(keeper, base);
+        attachment.reload().await?;
+        Ok(attachment)
+    }
+
+    fn unsettled(keeper: Rc<K>, base: Rc<dyn BlockDevice>) -> Self {
+        Self {
             keeper,
             base,
             slot: RefCell::new(Slot::Without),
             turn: Semaphore::new(1),
             attaching: Cell::new(false),
             record_turn: Semaphore::new(1),
-        };
-        attachment.reload().await?;
-        Ok(attachment)
+        }
     }
 
     /// Returns the device that requests go to: the log; the image if there is no log; or a device that refuses
@@ -275,11 +318,77 @@ impl<K: LogKeeper> LogAttachment<K> {
         recorded: RecordedLog<K::Place>,
         lock: Option<K::Lock>,
     ) -> Result<Slot<K::Place>> {
+        if recorded.members.is_some() {
+            return self.open_with_members(recorded, LogOpening::Again, lock).await;
+        }
         let shelf = self.keeper.shelf(&recorded.place, false).await?;
         let opened = shelf.open_log(&recorded.id, &self.keeper.volume_id(), epoch).await?;
         let owner = self.owner(recorded.id, epoch, lock);
         let log = WriteLog::new(self.base.clone(), opened, owner, self.keeper.options(&recorded.place));
-        Ok(Slot::With { log, recorded, shelf })
+        Ok(Slot::With { log, recorded, shelf, set: None })
+    }
+
+    /// Makes this peer the primary of a log that has members.
+    async fn open_with_members(
+        &self,
+        recorded: RecordedLog<K::Place>,
+        opening: LogOpening,
+        lock: Option<K::Lock>,
+    ) -> Result<Slot<K::Place>> {
+        let (keeper, id) = (&self.keeper, recorded.id);
+        let peers = self.peers()?;
+        let shelf = match peers.release_copy(id).await? {
+            Some(shelf) => shelf,
+            None => keeper.shelf(&recorded.place, false).await?,
+        };
+        let (volume, name) = (keeper.volume_id(), keeper.volume_name());
+        let record = self.record_members(peers, id, &recorded.place);
+        let options = ReplicationOptions::default();
+        let opened = open_primary(&shelf, &id, (&volume, &name), opening, record, options).await?;
+        let (log, set) = self.front(opened, id, &recorded.place, lock);
+        let recorded = RecordedLog { members: Some(set.record()), ..recorded };
+        Ok(Slot::With { log, recorded, shelf, set: Some(set) })
+    }
+
+    fn peers(&self) -> Result<Rc<dyn PeerAccess>> {
+        let text = || format!("the write log of {} has members, and this process no peers", self.keeper.volume_name());
+        self.keeper.peers().ok_or_else(|| Error::new(ErrorKind::Unsupported, text()))
+    }
+
+    fn record_members(&self, peers: Rc<dyn PeerAccess>, id: LogId, place: &K::Place) -> Rc<RecordMembers<K>> {
+        let (keeper, record_turn) = (self.keeper.clone(), self.record_turn.clone());
+        Rc::new(RecordMembers { keeper, peers, id, place: place.clone(), record_turn })
+    }
+
+    /// Puts an opened log that has members in front of the image.
+    fn front(
+        &self,
+        opened: OpenedMembers,
+        id: LogId,
+        place: &K::Place,
+        lock: Option<K::Lock>,
+    ) -> (Rc<WriteLog>, Rc<PrimarySet>) {
+        let OpenedMembers { log, set } = opened;
+        let (keeper, lock) = (self.keeper.clone(), Rc::new(RefCell::new(lock)));
+        let owner = MembersOwner { keeper, id, set: set.clone(), lock, record_turn: self.record_turn.clone() };
+        let log = WriteLog::new(self.base.clone(), log, Rc::new(owner), self.keeper.options(place));
+        (log, set)
+    }
+
+    /// Opens a volume whose log another peer serves, or did, and takes that log over: the former primary is fenced.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if the record names no log that has members; errors of [`open_primary`].
+    pub async fn take_over(keeper: Rc<K>, base: Rc<dyn BlockDevice>) -> Result<Self> {
+        let attachment = Self::unsettled(keeper, base);
+        let record = attachment.keeper.load().await?;
+        let Some(recorded) = record.log.filter(|log| log.members.is_some()) else {
+            let text = format!("{} has no write log with members", attachment.keeper.volume_name());
+            return Err(Error::new(ErrorKind::NotFound, text));
+        };
+        let slot = attachment.open_with_members(recorded, LogOpening::TakeOver, None).await?;
+        attachment.slot.replace(slot);
+        Ok(attachment)
     }
 
     fn owner(&self, id: LogId, epoch: u64, lock: Option<K::Lock>) -> Rc<RecordOwner<K>> {
@@ -349,12 +458,17 @@ impl<K: LogKeeper> LogAttachment<K> {
                 check_in_use()?;
                 let _turn = self.record_turn.acquire(1).await;
                 let LogRecord { epoch, log: named } = self.keeper.load().await?;
-                if named.is_none_or(|named| named.id != recorded.id) {
-                    // Never restore a record that has been cleared in the meantime.
+                // Never restore a record that has been cleared in the meantime.
+                let Some(named) = named.filter(|named| named.id == recorded.id) else {
                     return Err(Error::new(ErrorKind::Busy, "the write log is being ended"));
+                };
+                let changed = RecordedLog { place: place.clone(), ..named.clone() };
+                let next = LogRecord { epoch, log: Some(changed.clone()) };
+                match changed.members.is_some() {
+                    false => self.keeper.store(next).await?,
+                    true if self.keeper.replace(LogRecord { epoch, log: Some(named) }, next).await? => {}
+                    true => return Err(Error::new(ErrorKind::Busy, "the record has been changed meanwhile")),
                 }
-                let changed = RecordedLog { id: recorded.id, place: place.clone() };
-                self.keeper.store(LogRecord { epoch, log: Some(changed.clone()) }).await?;
                 log.set_limits(self.keeper.options(place).limits);
                 if let Slot::With { recorded, .. } = &mut *self.slot.borrow_mut() {
                     *recorded = changed;
@@ -371,13 +485,26 @@ impl<K: LogKeeper> LogAttachment<K> {
             tracing::warn!(%place, %error, "cannot free the space of a released write log");
         }
         let id = shelf.create(&volume, &keeper.volume_name(), keeper.log_size(place), epoch).await?;
-        let opened = match shelf.open_log(&id, &volume, epoch).await {
+        let opened = match keeper.wanted(place).is_empty() {
+            true => match shelf.open_log(&id, &volume, epoch).await {
+                Ok(opened) => {
+                    let owner = self.owner(id, epoch, Some(lock));
+                    Ok((WriteLog::new(self.base.clone(), opened, owner, keeper.options(place)), None))
+                }
+                Err(error) => Err(error),
+            },
+            false => {
+                self.create_with_members(&shelf, id, epoch + 1, place, lock).await.map(|(log, set)| (log, Some(set)))
+            }
+        };
+        let (log, set) = match opened {
             Ok(opened) => opened,
             Err(error) => return Err(discarded(&shelf, &id, error).await),
         };
-        let log = WriteLog::new(self.base.clone(), opened, self.owner(id, epoch, Some(lock)), keeper.options(place));
         let past = log.changes_past();
-        let recorded = RecordedLog { id, place: place.clone() };
+        let members = set.as_ref().map(|set| set.record());
+        let epoch = members.as_ref().map_or(epoch, LogMembers::epoch);
+        let recorded = RecordedLog { id, place: place.clone(), members };
         if let Err(error) = keeper.store(LogRecord { epoch, log: Some(recorded.clone()) }).await {
             // The record may have been stored despite the error; storing a later epoch invalidates it.
             if let Err(undo) = keeper.store(LogRecord::released(epoch)).await {
@@ -389,7 +516,10 @@ impl<K: LogKeeper> LogAttachment<K> {
             log.gone().await;
             return Err(discarded(&shelf, &id, error).await);
         }
-        self.slot.replace(Slot::With { log, recorded, shelf });
+        if let Some(set) = &set {
+            set.start();
+        }
+        self.slot.replace(Slot::With { log, recorded, shelf, set });
         // Changes in flight past the log must complete before the log writes back to the same ranges.
         let keeper = self.keeper.clone();
         drop(spawn(async move {
@@ -397,6 +527,32 @@ impl<K: LogKeeper> LogAttachment<K> {
             drop(past);
         }));
         Ok(())
+    }
+
+    /// Opens a new log whose only member is this peer; the record is not stored yet.
+    async fn create_with_members(
+        &self,
+        shelf: &Rc<Shelf>,
+        id: LogId,
+        epoch: u64,
+        place: &K::Place,
+        lock: K::Lock,
+    ) -> Result<(Rc<WriteLog>, Rc<PrimarySet>)> {
+        let peers = self.peers()?;
+        let members = MemberRecord::created_in(epoch, peers.own(), draw_id(), self.keeper.client());
+        let record = self.record_members(peers, id, place);
+        let (volume, name) = (self.keeper.volume_id(), self.keeper.volume_name());
+        let options = ReplicationOptions::default();
+        let opened = open_members(shelf, &id, (&volume, &name), members, record, options).await?;
+        Ok(self.front(opened, id, place, Some(lock)))
+    }
+
+    /// Returns the members of the log, where it is served here and has some.
+    pub fn members(&self) -> Option<Rc<PrimarySet>> {
+        match &*self.slot.borrow() {
+            Slot::With { set, .. } => set.clone(),
+            Slot::Without | Slot::Unusable(_) => None,
+        }
     }
 
     /// Drains the log and detaches it, even while the volume is in use: requests go directly to the image from then
@@ -429,7 +585,7 @@ impl<K: LogKeeper> LogAttachment<K> {
 
     /// Frees the space of a log that the record no longer names.
     async fn remove_disabled(&self) -> Result<()> {
-        let Slot::With { log, recorded, shelf } = self.slot.replace(Slot::Without) else { return Ok(()) };
+        let Slot::With { log, recorded, shelf, .. } = self.slot.replace(Slot::Without) else { return Ok(()) };
         // Requests that came through the log complete first.
         log.gone().await;
         free_disabled(&shelf, &recorded).await;
@@ -449,7 +605,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         let _turn = self.turn.acquire(1).await;
         let closed = Error::new(ErrorKind::ShuttingDown, "the volume is closed");
         let before = self.slot.replace(Slot::Unusable(closed));
-        let Slot::With { log, recorded, shelf } = before else {
+        let Slot::With { log, recorded, shelf, .. } = before else {
             if matches!(before, Slot::Without) {
                 self.slot.replace(before);
             }

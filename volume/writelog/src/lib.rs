@@ -38,7 +38,7 @@ mod survey;
 mod throttle;
 mod writeback;
 
-pub use attachment::{LogAttachment, LogKeeper, PlaceChange};
+pub use attachment::{LogAttachment, LogKeeper, PeerAccess, PlaceChange};
 pub use consistency::{ChangesPast, Cut, Shrinking};
 pub use format::{LogId, MediumKind};
 pub use log::WriteLog;

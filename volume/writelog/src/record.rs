@@ -14,6 +14,7 @@
 //! whether it may still acknowledge and write back: [`LogRecord::standing`].
 
 use crate::format::LogId;
+use crate::replication::LogMembers;
 
 /// Record of a volume's write log, stored with the image: the only arbiter of which log belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub struct RecordedLog<P> {
     pub id: LogId,
     /// Location and settings.
     pub place: P,
+    /// Members of the log, if it has some. Their epoch is that of the record.
+    pub members: Option<LogMembers>,
 }
 
 /// Standing of a log that was opened with an epoch, by the record.
@@ -122,7 +125,7 @@ mod tests {
                         let mut id = LogId::default();
                         id[..8].copy_from_slice(&(number as u64).to_le_bytes());
                         let epoch = record.epoch;
-                        record = LogRecord { epoch, log: Some(RecordedLog { id, place: () }) };
+                        record = LogRecord { epoch, log: Some(RecordedLog { id, place: (), members: None }) };
                         handles.push(Handle { id, epoch });
                         attached = Some(handles.len() - 1);
                         if fails {

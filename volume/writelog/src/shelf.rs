@@ -23,6 +23,7 @@ use crate::media::pmem::PmemMedium;
 use crate::media::ssd::Ssd;
 use crate::media::{Medium, Recovered};
 use crate::superseded::superseded_entries;
+pub(crate) use create::draw_id;
 use directory::DirectoryCopy;
 pub use opened::OpenLog;
 pub(crate) use opened::{OpenCopy, OpenGuard};
@@ -451,14 +452,15 @@ impl Shelf {
         })
     }
 
-    /// Returns the id of this device's copy of a log that has members; zeroes if the log has never had any.
+    /// Returns the id of this device's copy of a log that has members, and the term that it follows; zeroes if the log has
+    /// never had any.
     ///
     /// # Errors
     /// If there is no such log, or its superblocks are damaged.
-    pub async fn copy_of(&self, id: &LogId) -> Result<LogId> {
+    pub async fn copy_of(&self, id: &LogId) -> Result<(LogId, u32)> {
         let entry = self.entry(id)?;
         let NewestSuperblock { superblock, .. } = self.superblock(&entry).await?;
-        Ok(superblock.copy.map_or_else(LogId::default, |state| state.copy))
+        Ok(superblock.copy.map_or_else(Default::default, |state| (state.copy, superblock.run)))
     }
 
     /// Opens a copy of a log that has members, or is to have some, without changing it.

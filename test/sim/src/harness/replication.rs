@@ -600,7 +600,9 @@ impl Cluster {
         let record = record.opened(own, copy, client.clone()).expect("its own log");
         self.image.record.replace(Some(record.clone()));
         let opened = open_members(&gateway.shelf, &self.id, (VOLUME, NAME), record, keeper, gateway.options()).await;
-        gateway.open(opened.map_err(failed)?, client).await.map_err(failed)
+        let opened = opened.map_err(failed)?;
+        opened.set.start();
+        gateway.open(opened, client).await.map_err(failed)
     }
 
     fn front(&self, serving: &Serving) -> Rc<dyn BlockDevice> {

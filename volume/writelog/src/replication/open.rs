@@ -52,7 +52,9 @@ pub async fn open_primary(
             ));
         };
         let client = keeper.client();
-        if record.primary() == own && *record.client() == client {
+        let (copy, term) = shelf.copy_of(log).await?;
+        let is_own = record.primary() == own && *record.client() == client;
+        if is_own && record.term() > u64::from(term) {
             // Stored by an attempt that was told otherwise.
             break record;
         }
@@ -60,22 +62,27 @@ pub async fn open_primary(
             let text = format!("the write log of {} is served by peer {}", names.1, record.primary());
             return Err(Error::new(ErrorKind::Busy, text));
         }
-        let copy = shelf.copy_of(log).await?;
         let next = match record.primary() == own {
             true => record.opened(own, copy, client),
             false => record.taken_over(own, copy, client),
         };
         // Nobody is fenced for an attempt that cannot succeed.
         let next = next.map_err(|refused| Error::new(ErrorKind::Denied, format!("{}: {refused}", names.1)))?;
-        keeper.fence(record.client()).await?;
+        // This client had the log open, and closed it: nothing of it is on its way any more.
+        if !is_own {
+            keeper.fence(record.client()).await?;
+        }
         if keeper.change(record, next.clone()).await? == RecordChange::Changed {
             break next;
         }
     };
-    open_members(shelf, log, names, record, keeper, options).await
+    let opened = open_members(shelf, log, names, record, keeper, options).await?;
+    opened.set.start();
+    Ok(opened)
 }
 
-/// Opens this peer's copy of a log, of which the record names it as the primary, with a new term.
+/// Opens this peer's copy of a log, of which the record names it as the primary, with a new term. The caller starts the
+/// set.
 ///
 /// # Errors
 /// [`ErrorKind::Fenced`] if the copy is not the one that the record names, or follows a later term; errors of
@@ -111,7 +118,6 @@ pub async fn open_members(
         unit: medium.unit(),
     };
     let set = PrimarySet::new(record, identity, medium.clone(), keeper, options);
-    set.start();
     let kind = shelf.medium();
     let medium = Rc::new(MembersMedium::new(medium, set.clone()));
     Ok(OpenedMembers { log: OpenLog { medium, found, kind, room, held }, set })

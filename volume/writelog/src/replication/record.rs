@@ -66,8 +66,30 @@ pub enum ChangeRefused {
 impl<P: Ord + Copy, C: Clone> MemberRecord<P, C> {
     /// Returns the record of a new log, which only its primary has.
     pub fn created(primary: P, copy: LogId, client: C) -> Self {
+        Self::created_in(1, primary, copy, client)
+    }
+
+    /// Returns the record of a new log, whose first epoch follows those of the volume's former logs.
+    pub fn created_in(epoch: u64, primary: P, copy: LogId, client: C) -> Self {
         let own = MemberEntry { state: MemberState::Complete, copy };
-        Self { epoch: 1, term: 1, primary, client, members: BTreeMap::from([(primary, own)]) }
+        Self { epoch, term: epoch, primary, client, members: BTreeMap::from([(primary, own)]) }
+    }
+
+    /// Returns a record as it was stored; `None` if it cannot be one.
+    pub fn stored(
+        (epoch, term): (u64, u64),
+        (primary, client): (P, C),
+        members: impl IntoIterator<Item = (P, MemberEntry)>,
+    ) -> Option<Self> {
+        let members: BTreeMap<P, MemberEntry> = members.into_iter().collect();
+        let complete = members.values().any(|member| member.state == MemberState::Complete);
+        (complete && term >= 1 && term <= epoch && epoch < u64::MAX).then_some(Self {
+            epoch,
+            term,
+            primary,
+            client,
+            members,
+        })
     }
 
     /// Returns the epoch.

@@ -214,8 +214,8 @@ impl PrimarySet {
         })
     }
 
-    /// Starts to follow the members. The tasks end with [`stop`](Self::stop).
-    pub(crate) fn start(self: &Rc<Self>) {
+    /// Starts to follow the members, once the record is stored.
+    pub fn start(self: &Rc<Self>) {
         drop(spawn(control(self.clone())));
     }
 

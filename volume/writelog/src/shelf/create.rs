@@ -13,7 +13,8 @@ use crate::format::{
 };
 use crate::media::pmem;
 
-fn draw_id() -> LogId {
+/// Draws an id at random.
+pub(crate) fn draw_id() -> LogId {
     let mut id = LogId::default();
     id[..8].copy_from_slice(&random().to_le_bytes());
     id[8..].copy_from_slice(&random().to_le_bytes());

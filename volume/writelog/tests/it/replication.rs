@@ -16,12 +16,19 @@ use forebay_writelog::replication::{
     LogMembers, LogOpening, MemberKeeper, MemberRecord, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost,
     ReplicaShelf, ReplicationOptions, open_members, open_primary,
 };
-use forebay_writelog::{LogId, LogOwner, MediumKind, Shelf, ShelfOptions, WriteLog};
+use forebay_writelog::{
+    LogAttachment, LogId, LogKeeper, LogOptions, LogOwner, LogRecord, MediumKind, PeerAccess, PlaceChange, Shelf,
+    ShelfOptions, WriteLog,
+};
 
 use crate::common::{LONG, MILLISECOND, Memory, patience, read, write};
 
 /// Record of the image, and its backend.
 struct SharedImage {
+    /// Record of the volume's log, where an attachment keeps it.
+    log_record: RefCell<LogRecord<&'static str>>,
+    /// Peer that holds the exclusive lock.
+    owner: Rc<Cell<Option<PeerId>>>,
     record: RefCell<Option<LogMembers>>,
     /// Set while changes of the record fail.
     unreachable: Cell<bool>,
@@ -98,7 +105,9 @@ impl Host {
         self.image.record.replace(Some(record.clone()));
         let keeper = Rc::new(Keeper(self.clone()));
         let opened = open_members(&self.shelf, &id, ("one", "pool/a"), record, keeper, options()).await;
-        (id, self.front(opened.expect("a log")))
+        let opened = opened.expect("a log");
+        opened.set.start();
+        (id, self.front(opened))
     }
 
     /// Takes the log over.
@@ -214,6 +223,8 @@ fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
     let reactor = world.reactor();
     let ran = world.run(&reactor, async {
         let image = Rc::new(SharedImage {
+            log_record: RefCell::default(),
+            owner: Rc::default(),
             record: RefCell::default(),
             unreachable: Cell::new(false),
             fenced: RefCell::default(),
@@ -370,5 +381,186 @@ fn a_damaged_superblock_leads_no_copy_back_to_a_former_term() {
         file.write_durable_at(BufMut::zeroed(SUPER_LEN), LOGS_AT + newest).await.expect("damaged");
         let again = two.take_over(&id).await.expect("opened again");
         assert_eq!((read(&*again.log, 0, 4096).await[0], read(&*again.log, 4096, 4096).await[0]), (5, 6));
+    });
+}
+
+/// Access of a host's attachment to the image.
+struct ImageKeeper(Rc<Host>);
+
+/// Exclusive lock of a host, which another one may have broken.
+struct Hold(PeerId, Rc<Cell<Option<PeerId>>>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.1.set(self.1.get().filter(|owner| *owner != self.0));
+    }
+}
+
+impl LogKeeper for ImageKeeper {
+    type Place = &'static str;
+    type Lock = Hold;
+
+    fn volume_id(&self) -> String {
+        "one".into()
+    }
+
+    fn volume_name(&self) -> String {
+        "pool/a".into()
+    }
+
+    fn load(&self) -> LocalFuture<Result<LogRecord<&'static str>>> {
+        Box::pin(ready(Ok(self.0.image.log_record.borrow().clone())))
+    }
+
+    fn store(&self, record: LogRecord<&'static str>) -> LocalFuture<Result<()>> {
+        self.0.image.log_record.replace(record);
+        Box::pin(ready(Ok(())))
+    }
+
+    fn replace(&self, from: LogRecord<&'static str>, to: LogRecord<&'static str>) -> LocalFuture<Result<bool>> {
+        let image = self.0.image.clone();
+        Box::pin(async move {
+            sleep(MILLISECOND).await;
+            let same = *image.log_record.borrow() == from;
+            if same {
+                image.log_record.replace(to);
+            }
+            Ok(same)
+        })
+    }
+
+    fn lock(&self) -> LocalFuture<Result<Hold>> {
+        let (owner, own) = (self.0.image.owner.clone(), self.0.id);
+        if owner.get().is_some_and(|owner| owner != own) {
+            return Box::pin(ready(Err(Error::new(ErrorKind::Busy, "held by another host"))));
+        }
+        owner.set(Some(own));
+        Box::pin(ready(Ok(Hold(own, owner))))
+    }
+
+    fn drain_changes(&self) -> LocalFuture<()> {
+        Box::pin(ready(()))
+    }
+
+    fn shelf(&self, _place: &&'static str, _create: bool) -> LocalFuture<Result<Rc<Shelf>>> {
+        Box::pin(ready(Ok(self.0.shelf.clone())))
+    }
+
+    fn log_size(&self, _place: &&'static str) -> u64 {
+        1 << 20
+    }
+
+    fn options(&self, _place: &&'static str) -> LogOptions {
+        patience()
+    }
+
+    fn compare(&self, is: &&'static str, wanted: &&'static str) -> PlaceChange {
+        if is == wanted { PlaceChange::Same } else { PlaceChange::Other }
+    }
+
+    fn peers(&self) -> Option<Rc<dyn PeerAccess>> {
+        Some(Rc::new(HostPeers(self.0.clone())))
+    }
+
+    fn wanted(&self, place: &&'static str) -> Vec<PeerId> {
+        if *place == PLACE { vec![peer(1), peer(2)] } else { Vec::new() }
+    }
+
+    fn client(&self) -> String {
+        format!("client of {}", self.0.id)
+    }
+
+    fn fence(&self, client: &str) -> LocalFuture<Result<()>> {
+        let image = &self.0.image;
+        image.fenced.borrow_mut().push(client.to_owned());
+        image.owner.set(image.owner.get().filter(|owner| format!("client of {owner}") != client));
+        Box::pin(ready(Ok(())))
+    }
+}
+
+struct HostPeers(Rc<Host>);
+
+impl PeerAccess for HostPeers {
+    fn own(&self) -> PeerId {
+        self.0.id
+    }
+
+    fn connection(&self, peer: PeerId) -> Option<Connection> {
+        Keeper(self.0.clone()).connection(peer)
+    }
+
+    fn release_copy(&self, log: LogId) -> LocalFuture<Result<Option<Rc<Shelf>>>> {
+        let host = self.0.clone();
+        Box::pin(async move {
+            host.replicas.release(&log).await;
+            Ok(host.shelf.ids().contains(&log).then(|| host.shelf.clone()))
+        })
+    }
+}
+
+/// Place of a log with a replica.
+const PLACE: &str = "/logs:1M with a replica";
+
+async fn attachment(host: &Rc<Host>) -> Result<LogAttachment<ImageKeeper>> {
+    LogAttachment::open(Rc::new(ImageKeeper(host.clone())), host.image.base.clone()).await
+}
+
+#[test]
+fn a_volume_is_attached_taken_over_and_detached() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let image = &one.image;
+        let at_one = attachment(one).await.expect("opened");
+        at_one.attach(&PLACE).await.expect("attached");
+        let members = || image.log_record.borrow().log.as_ref().and_then(|log| log.members.clone()).expect("members");
+        let has_two = async {
+            while members().complete().count() < 2 {
+                sleep(MILLISECOND).await;
+            }
+        };
+        timeout(LONG, has_two).await.expect("filled");
+        assert_eq!(image.log_record.borrow().epoch, members().epoch());
+        at_one.device().submit(write(0, 7, 4096)).await.expect("written");
+        // While its primary is another peer, nobody opens the volume without the log.
+        let refused = attachment(two).await.err().expect("refused");
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+        assert!(image.fenced.borrow().is_empty());
+        // The primary is cut off, and knows nothing.
+        one.server.shutdown();
+        let keeper = Rc::new(ImageKeeper(two.clone()));
+        let at_two = LogAttachment::take_over(keeper, image.base.clone()).await.expect("taken over");
+        at_two.log().expect("a log").acquired().await.expect("its own");
+        assert_eq!((image.owner.get(), members().primary()), (Some(two.id), two.id));
+        assert_eq!(read(&*at_two.device(), 0, 4096).await[0], 7);
+        at_two.device().submit(write(4096, 8, 4096)).await.expect("written");
+        let late = timeout(LONG, at_one.device().submit(write(0, 9, 4096))).await.expect("answered");
+        assert_eq!(late.expect_err("superseded").kind(), ErrorKind::Fenced);
+        at_two.end(LONG).await.expect("detached");
+        assert_eq!((image.log_record.borrow().log.is_none(), at_two.log().is_none()), (true, true));
+        let bytes = image.base.bytes.borrow();
+        assert_eq!((bytes[0], bytes[4096]), (7, 8));
+    });
+}
+
+#[test]
+fn a_primary_that_closed_its_log_opens_it_again() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let at_one = attachment(one).await.expect("opened");
+        at_one.attach(&PLACE).await.expect("attached");
+        let set = at_one.members().expect("members");
+        while set.record().complete().count() < 2 {
+            sleep(MILLISECOND).await;
+        }
+        at_one.device().submit(write(0, 7, 4096)).await.expect("written");
+        at_one.close().await.expect("closed");
+        drop((at_one, set));
+        let again = attachment(one).await.expect("opened again");
+        again.log().expect("a log").acquired().await.expect("its own");
+        assert!(one.image.fenced.borrow().is_empty(), "it is the same client still");
+        assert_eq!(read(&*again.device(), 0, 4096).await[0], 7);
+        again.device().submit(write(0, 8, 4096)).await.expect("written, here and there");
+        let record = again.members().expect("members").record();
+        assert_eq!(record.complete().collect::<Vec<_>>(), [one.id, two.id]);
     });
 }
