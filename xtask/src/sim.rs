@@ -30,6 +30,9 @@ pub struct SimArguments {
     /// Volumes that get and lose write logs under load, in place of stores
     #[arg(long, conflicts_with_all = ["messenger", "writelog", "shared", "everywhere", "sweeps"])]
     attachment: bool,
+    /// Write logs with members on several gateways, in place of stores
+    #[arg(long, conflicts_with_all = ["messenger", "writelog", "attachment", "shared", "everywhere", "sweeps"])]
+    replication: bool,
     /// Images of a pool that several clients use at once, on a model of RADOS, in place of stores
     #[arg(long, conflicts_with_all = ["messenger", "writelog", "everywhere", "sweeps"])]
     shared: bool,
@@ -48,6 +51,7 @@ impl SimArguments {
             (self.messenger, "--messenger"),
             (self.writelog, "--writelog"),
             (self.attachment, "--attachment"),
+            (self.replication, "--replication"),
             (self.shared, "--shared"),
             (everywhere, "--everywhere"),
         ];

@@ -18,6 +18,7 @@
 //! | A4 | a handle that does not know what the record says serves nothing |
 
 mod members;
+mod refusing;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -25,15 +26,13 @@ use std::future::ready;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{
-    BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
-    SizeWatch,
-};
+use forebay_block::{BlockDevice, Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{spawn, timeout};
 
 pub use self::members::PeerAccess;
 use self::members::{MembersOwner, RecordMembers};
+use self::refusing::Refusing;
 use crate::format::LogId;
 use crate::log::WriteLog;
 use crate::mode::Mode;
@@ -678,28 +677,4 @@ fn stalled(log: &WriteLog, patience: Duration) -> Error {
     let why = log.backend_error().unwrap_or_else(|| Error::new(ErrorKind::TimedOut, "no response from the backend"));
     let text = format!("nothing was written back for {} s: {why}", patience.as_secs());
     Error::new(why.kind(), text)
-}
-
-/// Device that refuses all requests.
-struct Refusing {
-    base: Rc<dyn BlockDevice>,
-    error: Error,
-}
-
-impl BlockDevice for Refusing {
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
-
-    fn submit(&self, _request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
-        Box::pin(ready(Err(self.error.clone())))
-    }
-
-    fn map(&self, _extent: Extent) -> LocalFuture<Result<ExtentMap>> {
-        Box::pin(ready(Err(self.error.clone())))
-    }
-
-    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
-        self.base.size_watch()
-    }
 }

@@ -83,6 +83,11 @@ fn data_path() -> Vec<Stage> {
             own(&["sim", "--attachment", "--jobs", "1", "--runs", &runs])
         })
         .long(2, 15, 300),
+        Stage::tests("sim-replication", "gateways with replicated write logs", &["build-programs"], |length| {
+            let runs = length.of(200, 5000, 20_000).to_string();
+            own(&["sim", "--replication", "--jobs", "1", "--runs", &runs])
+        })
+        .long(10, 235, 940),
         Stage::tests("sim-shared", "images of a pool that several clients use", &["build-programs"], |length| {
             let runs = length.of(200, 2000, 20_000).to_string();
             own(&["sim", "--shared", "--jobs", "1", "--runs", &runs])

@@ -10,6 +10,7 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, InFlightTracker, LocalFuture, Result};
 use forebay_image::{Image, KeptLock};
 use forebay_reactor::sync::KeyedLock;
+use forebay_writelog::replication::{LogMembers, MemberEntry, MemberState, PeerId};
 use forebay_writelog::{
     DirtyLimits, LogKeeper, LogOptions, LogRecord, MediumKind, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions,
     id_text, parse_id,
@@ -33,6 +34,64 @@ struct StoredRecord {
 struct StoredLog {
     id: String,
     place: api::LogPlace,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    members: Option<StoredMembers>,
+}
+
+/// Stored form of the members of a log; their epoch is that of the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct StoredMembers {
+    term: u64,
+    primary: String,
+    client: String,
+    copies: BTreeMap<String, StoredMember>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct StoredMember {
+    state: StoredState,
+    copy: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum StoredState {
+    Complete,
+    Filling,
+}
+
+impl StoredMembers {
+    fn new(members: &LogMembers) -> Self {
+        let copies = members.members().map(|(peer, MemberEntry { state, copy })| {
+            let state = match state {
+                MemberState::Complete => StoredState::Complete,
+                MemberState::Filling => StoredState::Filling,
+            };
+            (id_text(&peer.0), StoredMember { state, copy: id_text(&copy) })
+        });
+        Self {
+            term: members.term(),
+            primary: id_text(&members.primary().0),
+            client: members.client().clone(),
+            copies: copies.collect(),
+        }
+    }
+
+    /// Returns the members of a record of `epoch`, or what is wrong with them.
+    fn decode(&self, epoch: u64) -> std::result::Result<LogMembers, String> {
+        let id = |text: &str| parse_id(text).ok_or_else(|| format!("'{text}' is not an id"));
+        let copies = self.copies.iter().map(|(peer, StoredMember { state, copy })| {
+            let state = match state {
+                StoredState::Complete => MemberState::Complete,
+                StoredState::Filling => MemberState::Filling,
+            };
+            Ok((PeerId(id(peer)?), MemberEntry { state, copy: id(copy)? }))
+        });
+        let copies = copies.collect::<std::result::Result<Vec<_>, String>>()?;
+        let opened = (PeerId(id(&self.primary)?), self.client.clone());
+        let members = LogMembers::stored((epoch, self.term), opened, copies);
+        members.ok_or_else(|| format!("no log has these members in epoch {epoch}"))
+    }
 }
 
 /// Reads the log record of an image.
@@ -53,13 +112,18 @@ fn decode_record(stored: &[u8]) -> Result<LogRecord<api::LogPlace>> {
         // The next release would need an epoch after it.
         return Err(damaged(format!("its epoch {epoch} has no successor")));
     }
-    let Some(StoredLog { id, place }) = log else { return Ok(LogRecord { epoch, log: None }) };
+    let Some(StoredLog { id, place, members }) = log else { return Ok(LogRecord { epoch, log: None }) };
     let id = parse_id(&id).ok_or_else(|| damaged(format!("'{id}' is not the id of a log")))?;
-    Ok(LogRecord { epoch, log: Some(RecordedLog { id, place }) })
+    let members = members.map(|members| members.decode(epoch)).transpose().map_err(damaged)?;
+    Ok(LogRecord { epoch, log: Some(RecordedLog { id, place, members }) })
 }
 
 fn encode_record(record: LogRecord<api::LogPlace>) -> Vec<u8> {
-    let log = record.log.map(|log| StoredLog { id: id_text(&log.id), place: log.place });
+    let log = record.log.map(|RecordedLog { id, place, members }| StoredLog {
+        id: id_text(&id),
+        place,
+        members: members.as_ref().map(StoredMembers::new),
+    });
     serde_json::to_vec(&StoredRecord { epoch: record.epoch, log }).expect("plain data becomes JSON")
 }
 
@@ -147,6 +211,20 @@ impl LogKeeper for ImageLog {
         })
     }
 
+    fn replace(&self, from: LogRecord<api::LogPlace>, to: LogRecord<api::LogPlace>) -> LocalFuture<Result<bool>> {
+        let image = self.image.clone();
+        Box::pin(async move {
+            // The guard is what is stored, which another version may have written with other fields.
+            let Some(stored) = image.metadata(RECORD_KEY).await? else { return Ok(false) };
+            if decode_record(&stored)? != from {
+                return Ok(false);
+            }
+            let replaced = image.replace_metadata(RECORD_KEY, Some(stored), Some(encode_record(to))).await?;
+            image.submit(BlockRequest::Flush).await?;
+            Ok(replaced)
+        })
+    }
+
     fn lock(&self) -> LocalFuture<Result<KeptLock>> {
         let image = self.image.clone();
         Box::pin(async move {
@@ -213,6 +291,14 @@ mod tests {
         let record = decode_record(stored).expect("a record");
         assert_eq!((record.epoch, record.log.as_ref().map(|log| log.id[15])), (3, Some(15)));
         assert_eq!(encode_record(record), stored);
+        let stored = br#"{"epoch":9,"log":{"id":"000102030405060708090a0b0c0d0e0f","place":{"medium":"ssd","path":"/l","size":16777216},"members":{"term":7,"primary":"01010101010101010101010101010101","client":"client.4","copies":{"01010101010101010101010101010101":{"state":"complete","copy":"02020202020202020202020202020202"},"03030303030303030303030303030303":{"state":"filling","copy":"04040404040404040404040404040404"}}}}}"#;
+        let record = decode_record(stored).expect("a record with members");
+        let members = record.log.as_ref().and_then(|log| log.members.clone()).expect("members");
+        assert_eq!((members.epoch(), members.term(), members.primary()), (9, 7, PeerId([1; 16])));
+        assert_eq!(members.state(PeerId([3; 16])), Some(MemberState::Filling));
+        assert_eq!(encode_record(record), stored);
+        let alone = String::from_utf8_lossy(stored).replace("complete", "filling");
+        assert_eq!(decode_record(alone.as_bytes()).expect_err("nobody is complete").kind(), ErrorKind::Corrupt);
         assert_eq!(decode_record(b"{\"epoch\":4}").expect("a record"), LogRecord { epoch: 4, log: None });
         for damaged in [
             &b"{"[..],
@@ -228,11 +314,17 @@ mod tests {
         fn records_round_trip_and_garbage_is_refused(
             (epoch, id, size) in (0..u64::MAX, any::<[u8; 16]>(), any::<u64>()),
             (on_flush, dirty_max) in (any::<bool>(), prop::option::of(any::<u64>())),
+            members in prop::option::of(("\\PC{0,20}", any::<bool>(), any::<[u8; 16]>())),
             (cut, at, byte) in (any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()),
         ) {
             let place = api::LogPlace { on_flush, dirty_max, .."ssd:/srv/logs:16M".parse().expect("a place") };
             let place = api::LogPlace { size, ..place };
-            let record = LogRecord { epoch, log: Some(RecordedLog { id, place }) };
+            let members = members.map(|(client, filling, copy)| {
+                let members = LogMembers::created_in(1 + epoch / 2, PeerId([1; 16]), id, client);
+                if filling { members.with_filling(PeerId([2; 16]), copy) } else { members }
+            });
+            let epoch = members.as_ref().map_or(epoch, LogMembers::epoch);
+            let record = LogRecord { epoch, log: Some(RecordedLog { id, place, members }) };
             let mut stored = encode_record(record.clone());
             prop_assert_eq!(decode_record(&stored).expect("a record"), record);
             let cut = decode_record(&stored[..cut.index(stored.len())]);

@@ -1,6 +1,6 @@
 //! Replication of a write log: who has which entries, and who may acknowledge, take over and write back.
 //!
-//! [`record`], [`shape`], [`replica`], [`primary`] and [`lease`] are state machines without I/O.
+//! `record`, `shape`, `replica`, `primary` and `lease` are state machines without I/O.
 //! `docs/design/replication.md` has the protocol and its invariants, and `test/replication-model` explores these very types
 //! exhaustively.  [`wire`] is what a primary and its replicas say to each other.
 

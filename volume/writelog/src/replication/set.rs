@@ -457,7 +457,7 @@ fn missing_member(set: &PrimarySet, asked: &mut BTreeMap<PeerId, Instant>) -> Op
 
 async fn drop_member(set: &Rc<PrimarySet>, peer: PeerId) {
     tracing::warn!(peer = %peer, log = crate::id_text(&set.identity.log), "dropping a replica that does not answer");
-    let proposed = set.progress.borrow_mut().propose_without(peer).map(Clone::clone);
+    let proposed = set.progress.borrow_mut().propose_without(peer).cloned();
     match proposed {
         Ok(next) => change(set, next).await,
         Err(error) => tracing::error!(%error, "cannot drop a replica of a write log"),
@@ -466,7 +466,7 @@ async fn drop_member(set: &Rc<PrimarySet>, peer: PeerId) {
 
 async fn complete_member(set: &Rc<PrimarySet>, peer: PeerId) {
     // Entries that were appended since are on their way to it, and are not acknowledged without it from here on.
-    let proposed = set.progress.borrow_mut().propose_complete(peer).map(Clone::clone);
+    let proposed = set.progress.borrow_mut().propose_complete(peer).cloned();
     match proposed {
         Ok(next) => {
             tracing::info!(peer = %peer, log = crate::id_text(&set.identity.log), "a replica has all of the write log");

@@ -219,7 +219,7 @@ impl Primary {
 /// Runs a test with hosts 1 and up.
 fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
     let world = World::new(1, Faults::none());
-    (1..=count).for_each(|number| world.add_disk(&path(number), 16 << 20, 512));
+    (1..=count).for_each(|number| world.add_disk(path(number), 16 << 20, 512));
     let reactor = world.reactor();
     let ran = world.run(&reactor, async {
         let image = Rc::new(SharedImage {

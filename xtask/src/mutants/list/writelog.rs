@@ -304,8 +304,8 @@ pub(super) const LIST: &[Mutant] = &[
         "log-record-outlives-release",
         "A change of the limits writes the record of a log back that has turned itself off",
         "volume/writelog/src/attachment.rs",
-        "if named.is_none_or(|named| named.id != recorded.id) {",
-        "if false && named.is_none_or(|named| named.id != recorded.id) {",
+        "let Some(named) = named.filter(|named| named.id == recorded.id) else {",
+        "let Some(named) = named.or(Some(recorded.clone())) else {",
         &[ATTACHMENT, Stage::Sim(&["--attachment"], 4000)],
     )
     .equivalent(

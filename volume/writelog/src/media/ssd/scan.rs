@@ -21,7 +21,7 @@ impl Ssd {
     /// and that the ring has overwritten what this one refers to.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] if a block is missing that is known to have been durable.
+    /// [`Corrupt`](forebay_block::ErrorKind::Corrupt) if a block is missing that is known to have been durable.
     pub(crate) async fn scan(file: &File, base: u64, superblock: &LogSuperblock, one_lost: bool) -> Result<ScanResult> {
         let (unit, tag) = (superblock.unit, tag_of(&superblock.log));
         let ring = ring_units(superblock.size, unit);

@@ -1,0 +1,255 @@
+//! Gateway: a process with a disk, connections to the others, and perhaps the volume.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use forebay_block::{
+    BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
+    SizeWatch,
+};
+use forebay_messenger::{
+    Address, Connection, ConnectionState, Message, Messenger, MessengerCore, MessengerOptions, Policy,
+};
+use forebay_reactor::sync::Notify;
+use forebay_writelog::replication::{
+    LogMembers, LogOpening, MemberKeeper, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost, ReplicaShelf,
+    ReplicationOptions, open_primary,
+};
+use forebay_writelog::{DirtyLimits, LogId, LogOptions, LogOwner, MediumKind, Shelf, ShelfOptions, WriteLog};
+
+use super::image::{BackendClient, SharedImage};
+use super::{NAME, ReplicationScenario, VOLUME};
+use crate::world::CrashKind;
+
+/// Gateway while its process lives.
+pub(super) struct Gateway {
+    pub(super) number: u8,
+    pub(super) image: Rc<SharedImage>,
+    pub(super) alive: Rc<Cell<bool>>,
+    /// Signaled when it dies.
+    pub(super) died: Rc<Notify>,
+    pub(super) shelf: Rc<Shelf>,
+    pub(super) replicas: Rc<ReplicaHost>,
+    pub(super) server: Messenger,
+    pub(super) client: Messenger,
+    pub(super) links: RefCell<BTreeMap<PeerId, Connection>>,
+    pub(super) gateways: u8,
+    pub(super) patience: Duration,
+    pub(super) age_max: Duration,
+}
+
+pub(super) fn peer(number: u8) -> PeerId {
+    PeerId([number; 16])
+}
+
+pub(super) fn path(number: u8) -> String {
+    format!("/gateway{number}")
+}
+
+pub(super) fn address(number: u8) -> Address {
+    format!("tcp:127.0.0.{number}:7000").parse().expect("an address")
+}
+
+impl Gateway {
+    pub(super) async fn start(
+        number: u8,
+        image: &Rc<SharedImage>,
+        core: &MessengerCore,
+        scenario: &ReplicationScenario,
+    ) -> Result<Rc<Self>> {
+        let options = ShelfOptions { create: true, small: true, ..ShelfOptions::default() };
+        let shelf = Shelf::open(MediumKind::Ssd, Path::new(&path(number)), options).await?;
+        let replicas = ReplicaHost::new(vec![ReplicaShelf { shelf: shelf.clone(), quota: 64 << 20 }]);
+        let host = replicas.clone();
+        let handler = move |connection: &Connection, message: Message| {
+            assert!(host.handle(connection, message), "only requests to replicas are sent");
+        };
+        let options = MessengerOptions { session_timeout: 4 * scenario.patience, ..MessengerOptions::default() };
+        let server = Messenger::new(core, options.clone(), handler);
+        server.bind(&address(number)).map_err(|error| Error::from_io(error, "binding"))?;
+        let client = Messenger::new(core, options, |_: &Connection, _: Message| {});
+        Ok(Rc::new(Self {
+            number,
+            image: image.clone(),
+            alive: Rc::new(Cell::new(true)),
+            died: Rc::default(),
+            shelf,
+            replicas,
+            server,
+            client,
+            links: RefCell::default(),
+            gateways: scenario.gateways,
+            patience: scenario.patience,
+            age_max: scenario.age_max,
+        }))
+    }
+
+    /// Ends the process, or the machine with it.
+    pub(super) fn kill(&self, kind: CrashKind) {
+        let world = &self.image.world;
+        world.note(|| format!("gateway {} dies: {kind:?}", self.number));
+        self.alive.set(false);
+        if kind == CrashKind::Power {
+            // Nobody is told.
+            world.cut_connections(None, 0);
+        }
+        world.lose_disk(path(self.number), kind);
+        self.server.shutdown();
+        self.client.shutdown();
+        self.died.notify_all();
+    }
+
+    pub(super) fn keeper(self: &Rc<Self>) -> Rc<Keeper> {
+        Rc::new(Keeper { gateway: self.clone(), client: self.image.new_client() })
+    }
+
+    pub(super) fn options(&self) -> ReplicationOptions {
+        ReplicationOptions { patience: self.patience, retry: self.patience / 10, ..Default::default() }
+    }
+
+    /// Serves the volume here: opens the log again, or takes it over.
+    pub(super) async fn serve(self: &Rc<Self>, id: &LogId) -> Result<Serving> {
+        let mut attempts = 0;
+        loop {
+            self.replicas.release(id).await;
+            let (keeper, names) = (self.keeper(), (VOLUME, NAME));
+            let client = keeper.client.clone();
+            let opened = open_primary(&self.shelf, id, names, LogOpening::TakeOver, keeper, self.options()).await;
+            match opened {
+                // The record cannot be reached.
+                Err(error) if error.kind() == ErrorKind::TimedOut && attempts < 20 => attempts += 1,
+                opened => return self.open(opened?, client).await,
+            }
+        }
+    }
+
+    pub(super) async fn open(self: &Rc<Self>, opened: OpenedMembers, client: String) -> Result<Serving> {
+        let OpenedMembers { log, set } = opened;
+        let base = BackendClient { image: self.image.clone(), name: client, alive: self.alive.clone() };
+        let limits = DirtyLimits { age_max: self.age_max, ..DirtyLimits::default() };
+        let options = LogOptions { limits, direct_min: Some(32 << 10), ..LogOptions::default() };
+        let log = WriteLog::new(Rc::new(base), log, Rc::new(Owner(set.clone())), options);
+        log.acquired().await?;
+        Ok(Serving { gateway: self.clone(), log, set })
+    }
+}
+
+/// Access of one opening of the log to the record, the backend and other gateways.
+pub(super) struct Keeper {
+    pub(super) gateway: Rc<Gateway>,
+    pub(super) client: String,
+}
+
+impl MemberKeeper for Keeper {
+    fn own(&self) -> PeerId {
+        peer(self.gateway.number)
+    }
+
+    fn client(&self) -> String {
+        self.client.clone()
+    }
+
+    fn load(&self) -> LocalFuture<Result<Option<LogMembers>>> {
+        let gateway = self.gateway.clone();
+        Box::pin(async move {
+            let record = gateway.image.load().await;
+            if gateway.alive.get() { Ok(record) } else { std::future::pending().await }
+        })
+    }
+
+    fn fence(&self, client: &str) -> LocalFuture<Result<()>> {
+        let (gateway, client) = (self.gateway.clone(), client.to_owned());
+        if !gateway.alive.get() {
+            return Box::pin(std::future::pending());
+        }
+        Box::pin(async move {
+            gateway.image.fence(&client).await;
+            Ok(())
+        })
+    }
+
+    fn change(&self, from: LogMembers, to: LogMembers) -> LocalFuture<Result<RecordChange>> {
+        let gateway = self.gateway.clone();
+        if !gateway.alive.get() {
+            return Box::pin(std::future::pending());
+        }
+        Box::pin(async move { gateway.image.change(Some(from), to).await })
+    }
+
+    fn connection(&self, peer: PeerId) -> Option<Connection> {
+        if !self.gateway.alive.get() {
+            return None;
+        }
+        let mut links = self.gateway.links.borrow_mut();
+        let lost = |link: &Connection| link.state() == ConnectionState::Closed;
+        if links.get(&peer).is_none_or(lost) {
+            links.insert(peer, self.gateway.client.connect(&address(peer.0[0]), Policy::LosslessPeer));
+        }
+        links.get(&peer).cloned()
+    }
+
+    fn wanted(&self) -> Vec<PeerId> {
+        (1..=self.gateway.gateways).map(peer).filter(|other| *other != self.own()).collect()
+    }
+}
+
+pub(super) struct Owner(Rc<PrimarySet>);
+
+impl LogOwner for Owner {
+    fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
+        let set = self.0.clone();
+        Some(Box::pin(async move { set.ready().await }))
+    }
+
+    fn release(&self) -> LocalFuture<Result<()>> {
+        Box::pin(std::future::ready(Err(Error::new(ErrorKind::Io, "a log with members is not released here"))))
+    }
+}
+
+/// Gateway that serves the volume.
+pub(super) struct Serving {
+    pub(super) gateway: Rc<Gateway>,
+    pub(super) log: Rc<WriteLog>,
+    pub(super) set: Rc<PrimarySet>,
+}
+
+/// Device that hosts use, as long as its gateway lives.
+pub(super) struct Front {
+    pub(super) log: Rc<WriteLog>,
+    pub(super) alive: Rc<Cell<bool>>,
+    pub(super) died: Rc<Notify>,
+}
+
+impl BlockDevice for Front {
+    fn geometry(&self) -> Geometry {
+        self.log.geometry()
+    }
+
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
+        let gone = || Error::new(ErrorKind::ShuttingDown, "the gateway is gone");
+        if !self.alive.get() {
+            return Box::pin(std::future::ready(Err(gone())));
+        }
+        let (mut answer, alive, died) = (self.log.submit(request), self.alive.clone(), self.died.clone());
+        Box::pin(async move {
+            let mut death = std::pin::pin!(died.wait_until(|| !alive.get()));
+            std::future::poll_fn(|cx| match death.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(Err(gone())),
+                Poll::Pending => answer.as_mut().poll(cx),
+            })
+            .await
+        })
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        self.log.map(extent)
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        None
+    }
+}

@@ -1,0 +1,159 @@
+//! The image that all gateways share: its record, and its backend, which knows who is fenced.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::{
+    BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
+    SizeWatch,
+};
+use forebay_reactor::sleep;
+use forebay_reactor::sync::Notify;
+use forebay_writelog::replication::{LogMembers, RecordChange};
+
+use super::ReplicationTally;
+use crate::faults::{MICRO, MILLI};
+use crate::rng::Rng;
+use crate::world::World;
+
+/// The image: it outlives gateways.
+pub(super) struct SharedImage {
+    pub(super) world: World,
+    pub(super) record: RefCell<Option<LogMembers>>,
+    pub(super) rng: RefCell<Rng>,
+    pub(super) fenced: RefCell<BTreeSet<String>>,
+    /// Changes on their way to the backend, by client.
+    pub(super) under_way: RefCell<BTreeMap<String, usize>>,
+    pub(super) ended: Notify,
+    pub(super) clients: Cell<u64>,
+    pub(super) tally: RefCell<ReplicationTally>,
+    pub(super) backend: Rc<dyn BlockDevice>,
+}
+
+impl SharedImage {
+    pub(super) fn count(&self, change: impl FnOnce(&mut ReplicationTally)) {
+        change(&mut self.tally.borrow_mut());
+    }
+
+    pub(super) fn takes(&self) -> Duration {
+        Duration::from_nanos(self.rng.borrow_mut().range(50 * MICRO..3 * MILLI))
+    }
+
+    pub(super) fn new_client(&self) -> String {
+        self.clients.set(self.clients.get() + 1);
+        format!("client.{}", self.clients.get())
+    }
+
+    pub(super) async fn load(&self) -> Option<LogMembers> {
+        sleep(self.takes()).await;
+        self.record.borrow().clone()
+    }
+
+    /// Fences a client: once this has ended, nothing of it reaches the backend any more.
+    pub(super) async fn fence(&self, client: &str) {
+        sleep(self.takes()).await;
+        self.fenced.borrow_mut().insert(client.to_owned());
+        self.ended.wait_until(|| !self.under_way.borrow().contains_key(client)).await;
+        sleep(self.takes()).await;
+    }
+
+    /// Changes the record, if it is still `from`.
+    pub(super) async fn change(&self, from: Option<LogMembers>, to: LogMembers) -> Result<RecordChange> {
+        let (takes, lost, applied) = {
+            let mut rng = self.rng.borrow_mut();
+            (Duration::from_nanos(rng.range(50 * MICRO..3 * MILLI)), rng.one_in(10), rng.coin())
+        };
+        sleep(takes).await;
+        if lost && !applied {
+            return Err(Error::new(ErrorKind::TimedOut, "the record cannot be reached"));
+        }
+        let outcome = {
+            let mut record = self.record.borrow_mut();
+            match *record == from {
+                true => {
+                    self.world.note(|| format!("the record is {to:?}"));
+                    self.count_members(&to, record.as_ref());
+                    *record = Some(to);
+                    RecordChange::Changed
+                }
+                false => RecordChange::Other(record.clone()),
+            }
+        };
+        sleep(takes).await;
+        if lost {
+            Err(Error::new(ErrorKind::TimedOut, "the record was changed, and nobody was told"))
+        } else {
+            Ok(outcome)
+        }
+    }
+
+    fn count_members(&self, to: &LogMembers, from: Option<&LogMembers>) {
+        let complete = |record: &LogMembers| record.complete().count();
+        let before = from.map_or(0, complete);
+        self.count(|tally| {
+            let opens = from.is_some_and(|from| from.term() != to.term());
+            let takes_over = from.is_some_and(|from| from.primary() != to.primary());
+            tally.takeovers += u64::from(takes_over);
+            tally.reopened += u64::from(opens && !takes_over);
+            tally.changes += 1;
+            tally.filled += u64::from(complete(to) > before && from.is_some());
+            tally.dropped += u64::from(complete(to) < before);
+        });
+    }
+}
+
+/// Client of the backend.
+pub(super) struct BackendClient {
+    pub(super) image: Rc<SharedImage>,
+    pub(super) name: String,
+    /// Set while its process lives.
+    pub(super) alive: Rc<Cell<bool>>,
+}
+
+impl BlockDevice for BackendClient {
+    fn geometry(&self) -> Geometry {
+        self.image.backend.geometry()
+    }
+
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
+        if !self.alive.get() {
+            return Box::pin(std::future::pending());
+        }
+        let (image, name) = (self.image.clone(), self.name.clone());
+        let delay = image.takes();
+        Box::pin(async move {
+            let changes = request.is_write();
+            sleep(delay).await;
+            if image.fenced.borrow().contains(&name) {
+                image.count(|tally| tally.fenced += 1);
+                return Err(Error::new(ErrorKind::Fenced, format!("{name} is fenced")));
+            }
+            if changes {
+                *image.under_way.borrow_mut().entry(name.clone()).or_default() += 1;
+            }
+            let result = image.backend.submit(request).await;
+            if changes {
+                let mut under_way = image.under_way.borrow_mut();
+                if let Some(count) = under_way.get_mut(&name) {
+                    *count -= 1;
+                    if *count == 0 {
+                        under_way.remove(&name);
+                    }
+                }
+                drop(under_way);
+                image.ended.notify_all();
+            }
+            result
+        })
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        self.image.backend.map(extent)
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        None
+    }
+}
