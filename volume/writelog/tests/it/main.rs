@@ -10,4 +10,5 @@ mod hostile;
 mod hostile_ssd;
 mod log;
 mod order;
+mod replica;
 mod replication;

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::{Address, Connection, Message, Messenger, MessengerCore, MessengerOptions, Policy};
 use forebay_reactor::{Buf, BufMut, File, OpenOptions, sleep, timeout};
-use forebay_sim::{Faults, World};
+use forebay_sim::{CrashPolicy, Faults, World};
 use forebay_writelog::format::{LOGS_AT, LogSuperblock, SUPER_COPIES, SUPER_LEN};
 use forebay_writelog::replication::wire::{KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
 use forebay_writelog::replication::{
@@ -24,7 +24,7 @@ use forebay_writelog::{
 use crate::common::{LONG, MILLISECOND, Memory, patience, read, write};
 
 /// Record of the image, and its backend.
-struct SharedImage {
+pub struct SharedImage {
     /// Record of the volume's log, where an attachment keeps it.
     log_record: RefCell<LogRecord<&'static str>>,
     /// Peer that holds the exclusive lock.
@@ -38,11 +38,11 @@ struct SharedImage {
 }
 
 /// Peer with a log device.
-struct Host {
-    id: PeerId,
+pub struct Host {
+    pub id: PeerId,
     image: Rc<SharedImage>,
     shelf: Rc<Shelf>,
-    replicas: Rc<ReplicaHost>,
+    pub replicas: Rc<ReplicaHost>,
     server: Messenger,
     client: Messenger,
     wanted: RefCell<Vec<PeerId>>,
@@ -58,7 +58,7 @@ fn options() -> ReplicationOptions {
     ReplicationOptions { patience: 200 * MILLISECOND, retry: 10 * MILLISECOND, ..ReplicationOptions::default() }
 }
 
-fn path(number: u8) -> String {
+pub fn path(number: u8) -> String {
     format!("/logs{number}")
 }
 
@@ -127,7 +127,7 @@ impl Host {
     }
 }
 
-struct Keeper(Rc<Host>);
+pub struct Keeper(pub Rc<Host>);
 
 impl MemberKeeper for Keeper {
     fn own(&self) -> PeerId {
@@ -217,8 +217,8 @@ impl Primary {
 }
 
 /// Runs a test with hosts 1 and up.
-fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
-    let world = World::new(1, Faults::none());
+pub fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
+    let world = World::new(1, Faults { crash: CrashPolicy::LoseAll, ..Faults::none() });
     (1..=count).for_each(|number| world.add_disk(path(number), 16 << 20, 512));
     let reactor = world.reactor();
     let ran = world.run(&reactor, async {

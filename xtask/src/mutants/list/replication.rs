@@ -5,6 +5,7 @@ use crate::mutants::stage::Stage;
 
 const UNIT: Stage = Stage::Lib("forebay-writelog");
 const TESTS: Stage = Stage::Test("forebay-writelog", "replication");
+const COPY_TESTS: Stage = Stage::Test("forebay-writelog", "replica");
 const SIM: Stage = Stage::Sim(&["--replication"], 400);
 
 const PRIMARY: &str = "volume/writelog/src/replication/primary.rs";
@@ -105,10 +106,10 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "repl-former-primary-heard",
         "A replica takes entries of a primary that has been superseded",
-        OPEN_COPY,
-        "            term if term < own => Err(AppendRefused::Superseded(own)),\n",
-        "            term if term < own => Ok(()),\n",
-        &[TESTS, SIM],
+        REPLICA,
+        "        if term < self.term {\n            return Err(AppendRefused::Superseded(self.term));\n        }\n        if term > self.term {\n            return Err(AppendRefused::NotAdopted);\n        }\n        let head",
+        "        if term > self.term {\n            return Err(AppendRefused::NotAdopted);\n        }\n        let head",
+        &[UNIT],
     ),
     Mutant::new(
         "repl-adoption-waits-for-nothing",
@@ -124,7 +125,7 @@ pub(super) const LIST: &[Mutant] = &[
         OPEN_COPY,
         "term if term > own || self.adopting.get() =>",
         "term if term > own =>",
-        &[SIM],
+        &[COPY_TESTS, SIM],
     ),
     Mutant::new(
         "repl-retired-before-written",
@@ -132,7 +133,7 @@ pub(super) const LIST: &[Mutant] = &[
         OPEN_COPY,
         "        self.medium.written(tail).await;\n",
         "",
-        &[SIM],
+        &[COPY_TESTS, SIM],
     ),
     Mutant::new(
         "repl-append-says-nothing-lasts",
@@ -164,7 +165,7 @@ pub(super) const LIST: &[Mutant] = &[
         COPY,
         "                self.clear_next().await?;\n",
         "",
-        &[SIM],
+        &[COPY_TESTS, SIM],
     ),
     Mutant::new(
         "repl-cut-ignored",
@@ -188,7 +189,7 @@ pub(super) const LIST: &[Mutant] = &[
         COPY,
         "                    || state.durable_block >= before\n",
         "                    || true\n",
-        &[SIM],
+        &[COPY_TESTS, SIM],
     ),
     Mutant::new(
         "repl-durable-out-of-order",
@@ -196,7 +197,7 @@ pub(super) const LIST: &[Mutant] = &[
         RING,
         "let durable = |block: &&StartedBlock| block.done && (block.durable || block.number < number);",
         "let durable = |block: &&StartedBlock| block.done && block.number < number;",
-        &[SIM],
+        &[TESTS, SIM],
     ),
     Mutant::new(
         "repl-ring-not-held",

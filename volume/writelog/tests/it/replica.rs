@@ -1,0 +1,165 @@
+//! Copy of a log at a replica: what it takes and answers, whatever a primary sends.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use forebay_block::Extent;
+use forebay_messenger::{Connection, Message};
+use forebay_reactor::{Buf, sleep, spawn, timeout};
+use forebay_sim::{CrashKind, DiskFaults};
+use forebay_writelog::format::{BlockHeader, EntryKind, EntryRecord, tag_of};
+use forebay_writelog::replication::wire::{
+    AdoptTerm, CopyProgress, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest,
+};
+use forebay_writelog::replication::{AppendRefused, CopyStart, LogShape, MemberKeeper};
+use forebay_writelog::{LogId, MediumKind, Shelf, ShelfOptions};
+
+use crate::common::{LONG, MILLISECOND};
+use crate::replication::{Keeper, path, with_hosts};
+
+/// Primary that sends what it likes, with blocks of one entry.
+struct RawPrimary {
+    log: LogId,
+    link: Connection,
+}
+
+impl RawPrimary {
+    async fn ask(&self, term: u32, action: ReplicaAction, data: Vec<u8>) -> ReplicaAnswer {
+        let request = ReplicaRequest { log: self.log, term, action }.encode();
+        let mut message = Message::new(KIND_REQUEST).front(Buf::copy_of(&request));
+        if !data.is_empty() {
+            message = message.data(Buf::copy_of(&data));
+        }
+        let answer = timeout(LONG, self.link.request(message)).await.expect("in time").expect("an answer");
+        ReplicaAnswer::decode(&answer.front.to_vec()).expect("well-formed")
+    }
+
+    /// Creates an empty copy that follows a term.
+    async fn create(&self, term: u32) -> LogId {
+        let (volume, name) = ("one".to_owned(), "pool/a".to_owned());
+        let action = ReplicaAction::Create { volume, name, size: 1 << 20, unit: 512, epoch: 1 };
+        let ReplicaAnswer::Created(copy) = self.ask(term, action, Vec::new()).await else { panic!("not created") };
+        assert!(matches!(self.adopt(term, copy, 0).await, ReplicaAnswer::Done(_)));
+        copy
+    }
+
+    async fn adopt(&self, term: u32, copy: LogId, entries: u64) -> ReplicaAnswer {
+        self.adopt_log(term, copy, &[(1, entries)]).await
+    }
+
+    /// Asks a copy to follow a term, whose primary has these terms and so many entries of each.
+    async fn adopt_log(&self, term: u32, copy: LogId, spans: &[(u64, u64)]) -> ReplicaAnswer {
+        let mut base = LogShape::default();
+        spans.iter().for_each(|(term, count)| base.push(*term, *count));
+        let entries = base.head();
+        let start = CopyStart::default();
+        let adopt = AdoptTerm { copy, epoch: u64::from(term), filling: false, base, start, cut: entries };
+        self.ask(term, ReplicaAction::Adopt(adopt), Vec::new()).await
+    }
+
+    async fn append(&self, term: u32, number: u64) -> ReplicaAnswer {
+        self.ask(term, ReplicaAction::Append { durable: true }, self.block(term, number, number as u16)).await
+    }
+
+    /// Returns block `number`, which zeroes a range, and says that all but `behind` blocks before it are durable.
+    fn block(&self, term: u32, number: u64, behind: u16) -> Vec<u8> {
+        let extent = Extent::new(0, 4096);
+        let (generation, place, crc, time_ms) = (1, 0, 0, 0);
+        let entry = EntryRecord { kind: EntryKind::Zeroes, extent, seq: number, generation, place, crc, time_ms, term };
+        let (pos, first_seq, tail_pos, tail_seq) = (number, number, 0, 0);
+        let header = BlockHeader { run: term, count: 1, behind, number, pos, first_seq, tail_pos, tail_seq, units: 1 };
+        let mut bytes = vec![0; 512];
+        header.encode(tag_of(&self.log), &[entry], &mut bytes);
+        bytes
+    }
+}
+
+#[test]
+fn a_copy_that_adopts_a_term_takes_nothing_meanwhile() {
+    with_hosts(2, async |world, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = Rc::new(RawPrimary { log: [9; 16], link });
+        let copy = raw.create(1).await;
+        assert!(matches!(raw.append(1, 0).await, ReplicaAnswer::Done(CopyProgress { head: 1, .. })));
+        // Writes take long from here on, so that the adoption waits for one.
+        let slow = DiskFaults { write_latency: 50_000_000..60_000_000, ..DiskFaults::none() };
+        assert!(world.set_disk_faults(path(2), Some(slow)));
+        let former = spawn({
+            let raw = raw.clone();
+            async move { raw.append(1, 1).await }
+        });
+        sleep(MILLISECOND).await;
+        let adopting = spawn({
+            let raw = raw.clone();
+            async move { raw.adopt(2, copy, 2).await }
+        });
+        sleep(MILLISECOND).await;
+        assert_eq!(raw.append(1, 2).await, ReplicaAnswer::Refused(AppendRefused::NotAdopted));
+        assert!(matches!(former.await, ReplicaAnswer::Done(_)), "it was on its way before");
+        assert!(matches!(adopting.await, ReplicaAnswer::Done(CopyProgress { head: 2, .. })));
+        assert_eq!(raw.append(1, 2).await, ReplicaAnswer::Refused(AppendRefused::Superseded(2)));
+        assert!(matches!(raw.append(2, 2).await, ReplicaAnswer::Done(CopyProgress { head: 3, .. })));
+    });
+}
+
+#[test]
+fn a_copy_retires_what_it_was_asked_to_even_if_that_is_being_written() {
+    with_hosts(2, async |world, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = Rc::new(RawPrimary { log: [9; 16], link });
+        raw.create(1).await;
+        let slow = DiskFaults { write_latency: 50_000_000..60_000_000, ..DiskFaults::none() };
+        assert!(world.set_disk_faults(path(2), Some(slow)));
+        let appending = spawn({
+            let raw = raw.clone();
+            async move { raw.append(1, 0).await }
+        });
+        sleep(MILLISECOND).await;
+        let retired = raw.ask(1, ReplicaAction::Retire { tail: 1 }, Vec::new()).await;
+        assert!(matches!(retired, ReplicaAnswer::Done(CopyProgress { head: 1, tail: 1, .. })), "{retired:?}");
+        assert!(matches!(appending.await, ReplicaAnswer::Done(_)));
+    });
+}
+
+#[test]
+fn what_a_former_primary_has_left_over_is_not_found_again() {
+    with_hosts(2, async |_, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = RawPrimary { log: [9; 16], link };
+        let copy = raw.create(1).await;
+        for number in 0..3 {
+            raw.append(1, number).await;
+        }
+        // The next primary has two of them, and others of term 2 after them.
+        let followed = raw.adopt_log(3, copy, &[(1, 2), (2, 2)]).await;
+        assert!(matches!(followed, ReplicaAnswer::Done(CopyProgress { head: 2, .. })), "{followed:?}");
+        hosts[1].replicas.release(&raw.log).await;
+        let again = raw.adopt_log(3, copy, &[(1, 2), (2, 2)]).await;
+        assert!(matches!(again, ReplicaAnswer::Done(CopyProgress { head: 2, .. })), "{again:?}");
+    });
+}
+
+#[test]
+fn a_block_is_not_written_before_those_that_it_says_are_durable() {
+    with_hosts(2, async |world, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = Rc::new(RawPrimary { log: [9; 16], link });
+        raw.create(1).await;
+        let append = |number: u64| {
+            let (raw, block) = (raw.clone(), raw.block(1, number, 0));
+            spawn(async move { raw.ask(1, ReplicaAction::Append { durable: true }, block).await })
+        };
+        let slow = DiskFaults { write_latency: 50_000_000..60_000_000, ..DiskFaults::none() };
+        assert!(world.set_disk_faults(path(2), Some(slow)));
+        drop(append(0));
+        sleep(MILLISECOND).await;
+        assert!(world.set_disk_faults(path(2), None));
+        drop(append(1));
+        sleep(10 * MILLISECOND).await;
+        assert!(world.lose_disk(path(2), CrashKind::Power));
+        let options = ShelfOptions { small: true, ..ShelfOptions::default() };
+        let shelf = Shelf::open(MediumKind::Ssd, Path::new(&path(2)), options).await.expect("the device");
+        let info = shelf.inspect(&raw.log).await.expect("a log that merely ends");
+        assert!(info.dirty_entries <= 1, "{info:?}");
+    });
+}
