@@ -9,7 +9,7 @@ use std::rc::Rc;
 use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::{Address, Connection, Message, Messenger, MessengerCore, MessengerOptions, Policy};
 use forebay_reactor::{Buf, BufMut, File, OpenOptions, sleep, timeout};
-use forebay_sim::{CrashPolicy, Faults, World};
+use forebay_sim::{CrashPolicy, DiskFaults, Faults, World};
 use forebay_writelog::format::{LOGS_AT, LogSuperblock, SUPER_COPIES, SUPER_LEN};
 use forebay_writelog::replication::wire::{KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
 use forebay_writelog::replication::{
@@ -330,6 +330,36 @@ fn a_replica_that_was_away_gets_what_it_lacks_from_the_medium() {
         for at in 36..100 {
             assert_eq!(read(&*taken.log, at % 64 * 4096, 4096).await[0], at as u8, "{at}");
         }
+    });
+}
+
+#[test]
+fn a_restarted_primary_fences_its_former_process() {
+    with_hosts(1, async |_, hosts| {
+        let (id, primary) = hosts[0].create().await;
+        primary.write(0, 5).await.expect("written");
+        primary.log.gone().await;
+        let again = hosts[0].take_over(&id).await.expect("opened again");
+        assert_eq!(*hosts[0].image.fenced.borrow(), ["client.2"]);
+        assert_eq!(read(&*again.log, 0, 4096).await[0], 5);
+    });
+}
+
+#[test]
+fn the_ring_is_kept_for_a_replica_that_is_slow_to_retire() {
+    with_hosts(2, async |world, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let (_, primary) = one.create().await;
+        one.wanted.replace(vec![two.id]);
+        primary.has(&[1, 2]).await;
+        let slow = DiskFaults { write_latency: 3_000_000..6_000_000, ..DiskFaults::none() };
+        assert!(world.set_disk_faults(path(2), Some(slow)));
+        let before = primary.set.record();
+        // The ring goes round more than twice.
+        for at in 0..600 {
+            primary.write(at % 64 * 4096, at as u8).await.expect("written");
+        }
+        assert_eq!(primary.set.record(), before, "the replica has answered everything");
     });
 }
 

@@ -205,7 +205,7 @@ pub(super) const LIST: &[Mutant] = &[
         SET,
         "        self.local.hold(self.lowest(|progress| progress.held));\n",
         "",
-        &[SIM],
+        &[TESTS, SIM],
     ),
     Mutant::new(
         "repl-tail-of-primary",
@@ -245,7 +245,7 @@ pub(super) const LIST: &[Mutant] = &[
         OPEN,
         "        if !is_own {\n",
         "        if record.primary() != own {\n",
-        &[SIM],
+        &[TESTS, SIM],
     ),
     Mutant::new(
         "repl-idle-replica-kept",
