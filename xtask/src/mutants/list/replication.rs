@@ -206,7 +206,8 @@ pub(super) const LIST: &[Mutant] = &[
         "        self.local.hold(self.lowest(|progress| progress.held));\n",
         "",
         &[TESTS, SIM],
-    ),
+    )
+    .equivalent("a replica refuses a block that would overwrite what it needs, and gets it again later"),
     Mutant::new(
         "repl-tail-of-primary",
         "The tail counts as durable when the primary has it",
