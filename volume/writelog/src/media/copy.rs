@@ -82,16 +82,16 @@ pub(crate) trait CopyMedium: Medium {
     /// Drops all entries, and begins where another member does: [`begin_term`](Self::begin_term) makes that durable.
     fn restart(&self, start: CopyStart);
 
-    /// Verifies bytes that another member appended; returns the first entry's number, their number and their term.
+    /// Verifies bytes that another member appended, checksums and all.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`](forebay_block::ErrorKind::Invalid) if they are no entries of this log.
-    fn inspect(&self, bytes: &BufList) -> Result<(u64, u32, u32)>;
+    fn inspect(&self, bytes: BufList) -> Result<RawAppend>;
 
-    /// Appends bytes that another member appended. They are written, and durable with `durable`, once the future has
+    /// Appends verified entries of another member. They are written, and durable with `durable`, once the future has
     /// ended.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`](forebay_block::ErrorKind::Invalid) if they are not the next entries of this log.
-    fn append_raw(&self, bytes: BufList, durable: bool) -> Result<LocalFuture<Result<()>>>;
+    fn append_raw(&self, raw: RawAppend, durable: bool) -> Result<LocalFuture<Result<()>>>;
 }

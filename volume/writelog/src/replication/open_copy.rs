@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{BufList, Error, ErrorKind, InFlightGuard, InFlightTracker, LocalFuture};
-use forebay_reactor::sync::Semaphore;
 
 use super::wire::{AdoptTerm, CopyProgress, ReplicaAnswer};
 use super::{Adoption, AppendRefused, ReplicaLog};
@@ -23,7 +22,6 @@ pub(super) struct ReplicaCopy {
     appends: Rc<InFlightTracker>,
     /// Set while a term is being adopted: nothing else is accepted.
     adopting: Cell<bool>,
-    turn: Semaphore,
     _held: OpenGuard,
 }
 
@@ -33,14 +31,7 @@ impl ReplicaCopy {
         let OpenCopy { medium, held, .. } = copy;
         let id = medium.state().map_or_else(LogId::default, |state| state.copy);
         let log = ReplicaLog::new(id, u64::from(medium.term()), medium.shape());
-        Self {
-            log: RefCell::new(log),
-            medium,
-            appends: Rc::default(),
-            adopting: Cell::new(false),
-            turn: Semaphore::new(1),
-            _held: held,
-        }
+        Self { log: RefCell::new(log), medium, appends: Rc::default(), adopting: Cell::new(false), _held: held }
     }
 
     /// Returns the term that the copy follows.
@@ -62,9 +53,8 @@ impl ReplicaCopy {
         ReplicaAnswer::Done(self.progress())
     }
 
-    /// Follows a term, durably.
+    /// Follows a term, durably.  One adoption at a time.
     pub(super) async fn adopt(&self, term: u32, adopt: &AdoptTerm) -> ReplicaAnswer {
-        let _turn = self.turn.acquire(1).await;
         let mut next = self.log.borrow().clone();
         let adoption = match next.adopt(u64::from(term), adopt.copy, &adopt.base) {
             Ok(Adoption::Repeated) => return self.done(),
@@ -143,11 +133,10 @@ impl ReplicaCopy {
     ) -> Result<LocalFuture<Result<(), Error>>, ReplicaAnswer> {
         self.require_term(term).map_err(ReplicaAnswer::Refused)?;
         let failed = |error: Error| ReplicaAnswer::Failed(error.to_string());
-        let (first, count, entry_term) = self.medium.inspect(&bytes).map_err(failed)?;
+        let raw = self.medium.inspect(bytes).map_err(failed)?;
+        let (term, number, entry_term, count) = (term.into(), raw.first_seq, raw.term.into(), raw.count.into());
         let mut log = self.log.borrow_mut();
-        let mut next = log.clone();
-        let (number, count) = (first, u64::from(count));
-        let had = next.append(u64::from(term), number, u64::from(entry_term), count).map_err(ReplicaAnswer::Refused)?;
+        let had = log.accepts(term, number, count).map_err(ReplicaAnswer::Refused)?;
         if had == count {
             // Sent again.
             let (written, sync) = (self.medium.written(number + count), self.medium.sync());
@@ -157,8 +146,8 @@ impl ReplicaCopy {
             };
             return Ok(Box::pin(again));
         }
-        let work = self.medium.append_raw(bytes, durable).map_err(failed)?;
-        *log = next;
+        let work = self.medium.append_raw(raw, durable).map_err(failed)?;
+        log.append(term, number, entry_term, count).map_err(ReplicaAnswer::Refused)?;
         Ok(work)
     }
 

@@ -110,6 +110,16 @@ impl ReplicaLog {
     /// # Errors
     /// [`AppendRefused`].
     pub fn append(&mut self, term: u64, number: u64, entry_term: u64, count: u64) -> Result<u64, AppendRefused> {
+        let had = self.accepts(term, number, count)?;
+        self.log.push(entry_term, count - had);
+        Ok(had)
+    }
+
+    /// Returns how many of `count` entries from `number` on, sent by the primary of `term`, the copy has already.
+    ///
+    /// # Errors
+    /// [`AppendRefused`].
+    pub fn accepts(&self, term: u64, number: u64, count: u64) -> Result<u64, AppendRefused> {
         if term < self.term {
             return Err(AppendRefused::Superseded(self.term));
         }
@@ -120,9 +130,7 @@ impl ReplicaLog {
         if number > head {
             return Err(AppendRefused::Gap(head));
         }
-        let had = (head - number).min(count);
-        self.log.push(entry_term, count - had);
-        Ok(had)
+        Ok((head - number).min(count))
     }
 
     /// Retires entries that the primary of `term` has retired.

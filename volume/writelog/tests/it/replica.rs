@@ -47,7 +47,7 @@ impl RawPrimary {
         self.adopt_log(term, copy, &[(1, entries)]).await
     }
 
-    /// Asks a copy to follow a term, whose primary has these terms and so many entries of each.
+    /// Asks a copy to follow a term. The log of its primary has these spans: a term, and its number of entries.
     async fn adopt_log(&self, term: u32, copy: LogId, spans: &[(u64, u64)]) -> ReplicaAnswer {
         let mut base = LogShape::default();
         spans.iter().for_each(|(term, count)| base.push(*term, *count));

@@ -12,7 +12,7 @@ use crate::media::{Medium, corrupt};
 use crate::replication::{AppendCursor, CopyStart, LogShape, RawAppend};
 
 impl Ssd {
-    /// Returns the bytes of header and entries, and their header, if `bytes` are a valid block of this log.
+    /// Returns the header of a block of this log, after verifying all of it.
     fn parse(&self, bytes: &BufList) -> Result<BlockHeader> {
         let wrong = |why: &dyn std::fmt::Display| {
             Error::new(ErrorKind::Invalid, format!("an append block from another member: {why}"))
@@ -238,14 +238,17 @@ impl CopyMedium for Ssd {
         self.state.borrow_mut().restart(start.at.number, start.at.pos, start.at.seq);
     }
 
-    fn inspect(&self, bytes: &BufList) -> Result<(u64, u32, u32)> {
-        let header = self.parse(bytes)?;
-        Ok((header.first_seq, header.count.into(), header.run))
+    fn inspect(&self, bytes: BufList) -> Result<RawAppend> {
+        let header = self.parse(&bytes)?;
+        Ok(raw_append(&header, bytes))
     }
 
-    fn append_raw(&self, bytes: BufList, durable: bool) -> Result<LocalFuture<Result<()>>> {
-        let header = self.parse(&bytes)?;
+    fn append_raw(&self, raw: RawAppend, durable: bool) -> Result<LocalFuture<Result<()>>> {
         self.check()?;
+        let bytes = raw.bytes;
+        let Some(header) = BlockHeader::peek(&contiguous(&bytes, ENTRY_LEN), self.tag, self.unit) else {
+            return Err(Error::new(ErrorKind::Invalid, "not a block of this log"));
+        };
         let mut state = self.state.borrow_mut();
         let wrapped = state.head_pos.next_multiple_of(self.ring);
         let refuse = |why: &dyn std::fmt::Display| {
