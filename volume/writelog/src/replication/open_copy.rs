@@ -137,6 +137,11 @@ impl ReplicaCopy {
         let (term, number, entry_term, count) = (term.into(), raw.first_seq, raw.term.into(), raw.count.into());
         let mut log = self.log.borrow_mut();
         let had = log.accepts(term, number, count).map_err(ReplicaAnswer::Refused)?;
+        let newest = log.log().spans().last().map_or(0, |span| span.term);
+        if had < count && !(newest..=term).contains(&entry_term) {
+            let text = format!("entry {number} is of term {entry_term}, after one of term {newest}, in term {term}");
+            return Err(ReplicaAnswer::Failed(text));
+        }
         if had == count {
             // Sent again.
             let (written, sync) = (self.medium.written(number + count), self.medium.sync());

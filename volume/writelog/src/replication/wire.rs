@@ -15,6 +15,10 @@ pub const KIND_ANSWER: u16 = 0x0102;
 
 /// Maximum number of terms in the shape of a log.
 const SPANS_MAX: usize = 4096;
+/// Bounds of the numbers of entries, and of sizes, blocks and positions: those of the format.
+const SEQ_END: u64 = 1 << 47;
+const SIZE_END: u64 = 1 << 48;
+const BLOCK_END: u64 = 1 << 56;
 /// Maximum length of a text in bytes.
 const TEXT_MAX: usize = 2048;
 
@@ -124,6 +128,12 @@ fn text(reader: &mut PayloadReader<'_>) -> Result<String, MalformedPayload> {
     text.map(str::to_owned).ok_or(reader.malformed())
 }
 
+/// Reads a number below `end`.
+fn below(reader: &mut PayloadReader<'_>, end: u64) -> Result<u64, MalformedPayload> {
+    let number = reader.u64()?;
+    if number < end { Ok(number) } else { Err(reader.malformed()) }
+}
+
 fn flag(reader: &mut PayloadReader<'_>) -> Result<bool, MalformedPayload> {
     match reader.u8()? {
         0 => Ok(false),
@@ -140,14 +150,14 @@ fn write_shape(writer: &mut PayloadWriter, shape: &LogShape) {
 }
 
 fn read_shape(reader: &mut PayloadReader<'_>) -> Result<LogShape, MalformedPayload> {
-    let mut shape = LogShape::empty_at(reader.u64()?);
+    let mut shape = LogShape::empty_at(below(reader, SEQ_END)?);
     let spans = reader.u32()? as usize;
     if spans > SPANS_MAX {
         return Err(reader.malformed());
     }
     let mut before = None;
     for _ in 0..spans {
-        let (term, end) = (reader.u64()?, reader.u64()?);
+        let (term, end) = (reader.u64()?, below(reader, SEQ_END)?);
         if end <= shape.head() || before.is_some_and(|before| term <= before) {
             return Err(reader.malformed());
         }
@@ -203,20 +213,24 @@ impl ReplicaRequest {
             1 => ReplicaAction::Create {
                 volume: text(&mut reader)?,
                 name: text(&mut reader)?,
-                size: reader.u64()?,
+                size: below(&mut reader, SIZE_END)?,
                 unit: reader.u32()?,
                 epoch: reader.u64()?,
             },
             2 => {
                 let (copy, epoch, filling) = (reader.array()?, reader.u64()?, flag(&mut reader)?);
-                let tail_seq = reader.u64()?;
-                let at = AppendCursor { number: reader.u64()?, pos: reader.u64()?, seq: reader.u64()? };
-                let (cut, base) = (reader.u64()?, read_shape(&mut reader)?);
+                let tail_seq = below(&mut reader, SEQ_END)?;
+                let (number, pos) = (below(&mut reader, BLOCK_END)?, below(&mut reader, BLOCK_END)?);
+                let at = AppendCursor { number, pos, seq: below(&mut reader, SEQ_END)? };
+                let (cut, base) = (below(&mut reader, BLOCK_END)?, read_shape(&mut reader)?);
+                if at.seq > tail_seq || tail_seq != base.tail() {
+                    return Err(reader.malformed());
+                }
                 let start = CopyStart { tail_seq, at };
                 ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut })
             }
             3 => ReplicaAction::Append { durable: flag(&mut reader)? },
-            4 => ReplicaAction::Retire { tail: reader.u64()? },
+            4 => ReplicaAction::Retire { tail: below(&mut reader, SEQ_END)? },
             5 => ReplicaAction::Sync,
             6 => ReplicaAction::Discard,
             _ => return Err(reader.malformed()),
@@ -312,17 +326,18 @@ mod tests {
     fn action() -> impl Strategy<Value = ReplicaAction> {
         let number = || 0..u64::MAX;
         prop_oneof![
-            ("[a-z/:]{0,20}", "\\PC{0,20}", number(), any::<u32>(), number()).prop_map(
+            ("[a-z/:]{0,20}", "\\PC{0,20}", 0..SIZE_END, any::<u32>(), number()).prop_map(
                 |(volume, name, size, unit, epoch)| ReplicaAction::Create { volume, name, size, unit, epoch }
             ),
-            (any::<LogId>(), number(), any::<bool>(), shape(), any::<[u64; 5]>()).prop_map(
-                |(copy, epoch, filling, base, [tail_seq, number, pos, seq, cut])| {
+            (any::<LogId>(), number(), any::<bool>(), shape(), [0..BLOCK_END, 0..BLOCK_END, 0..BLOCK_END]).prop_map(
+                |(copy, epoch, filling, base, [number, pos, cut])| {
+                    let (tail_seq, seq) = (base.tail(), base.tail() / 2);
                     let start = CopyStart { tail_seq, at: AppendCursor { number, pos, seq } };
                     ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut })
                 }
             ),
             any::<bool>().prop_map(|durable| ReplicaAction::Append { durable }),
-            number().prop_map(|tail| ReplicaAction::Retire { tail }),
+            (0..SEQ_END).prop_map(|tail| ReplicaAction::Retire { tail }),
             Just(ReplicaAction::Sync),
             Just(ReplicaAction::Discard),
         ]
@@ -383,5 +398,23 @@ mod tests {
         assert!(!request(&[(2, 5), (1, 6)]), "a term that decreases");
         assert!(!request(&[(1, 5), (2, 5)]), "a term without entries");
         assert!(!request(&[(1, 0)]));
+    }
+
+    #[test]
+    fn numbers_that_no_format_has_are_refused() {
+        let adopt = |tail_seq, at, cut| {
+            let start = CopyStart { tail_seq, at };
+            let base = LogShape::empty_at(4);
+            let adopt = AdoptTerm { copy: [2; 16], epoch: 3, filling: false, base, start, cut };
+            let request = ReplicaRequest { log: [1; 16], term: 3, action: ReplicaAction::Adopt(adopt) };
+            ReplicaRequest::decode(&request.encode()).is_ok()
+        };
+        let at = AppendCursor { number: 1, pos: 8, seq: 3 };
+        assert!(adopt(4, at, 5));
+        assert!(!adopt(5, at, 5), "the shape has another tail");
+        assert!(!adopt(4, AppendCursor { seq: 5, ..at }, 5), "it begins after its tail");
+        assert!(!adopt(4, AppendCursor { pos: BLOCK_END, ..at }, 5));
+        assert!(!adopt(4, AppendCursor { number: u64::MAX, ..at }, 5));
+        assert!(!adopt(4, at, u64::MAX));
     }
 }

@@ -163,3 +163,20 @@ fn a_block_is_not_written_before_those_that_it_says_are_durable() {
         assert!(info.dirty_entries <= 1, "{info:?}");
     });
 }
+
+#[test]
+fn entries_of_a_term_that_cannot_be_next_are_refused() {
+    with_hosts(2, async |_, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = RawPrimary { log: [9; 16], link };
+        let copy = raw.create(2).await;
+        raw.append(2, 0).await;
+        raw.adopt_log(3, copy, &[(2, 1)]).await;
+        for of in [1, 4] {
+            let append = ReplicaAction::Append { durable: true };
+            let answer = raw.ask(3, append, raw.block(of, 1, 1)).await;
+            assert!(matches!(&answer, ReplicaAnswer::Failed(why) if why.contains("term")), "{answer:?}");
+        }
+        assert!(matches!(raw.append(3, 1).await, ReplicaAnswer::Done(CopyProgress { head: 2, .. })));
+    });
+}
