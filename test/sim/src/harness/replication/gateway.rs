@@ -14,6 +14,7 @@ use forebay_block::{
 use forebay_messenger::{
     Address, Connection, ConnectionState, Message, Messenger, MessengerCore, MessengerOptions, Policy,
 };
+use forebay_reactor::Addr;
 use forebay_reactor::sync::Notify;
 use forebay_writelog::replication::{
     LogMembers, LogOpening, MemberKeeper, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost, ReplicaShelf,
@@ -52,6 +53,11 @@ pub(super) fn path(number: u8) -> String {
 
 pub(super) fn address(number: u8) -> Address {
     format!("tcp:127.0.0.{number}:7000").parse().expect("an address")
+}
+
+/// Returns the address of a gateway, as the network has it.
+fn listening(number: u8) -> Addr {
+    Addr::Tcp(([127, 0, 0, number], 7000).into())
 }
 
 impl Gateway {
@@ -94,8 +100,8 @@ impl Gateway {
         world.note(|| format!("gateway {} dies: {kind:?}", self.number));
         self.alive.set(false);
         if kind == CrashKind::Power {
-            // Nobody is told.
-            world.cut_connections(None, 0);
+            // Its primary is not told.
+            world.cut_connections(Some(&listening(self.number)), 1_000_000);
         }
         world.lose_disk(path(self.number), kind);
         self.server.shutdown();
