@@ -8,6 +8,11 @@ use anyhow::{Result, bail};
 use super::stage::{Length, Stage};
 use crate::shell::{self, bold, paint};
 
+/// Lines of a failed stage's output that are repeated at the end.
+const WHY_LINES: usize = 3;
+/// Characters of each.
+const WHY_CHARS: usize = 160;
+
 /// Prints every stage with the seconds of its lengths.
 pub(super) fn list(stages: &[Stage]) {
     println!("{}", bold("stage           quick  usual   soak"));
@@ -48,6 +53,8 @@ pub(super) struct Report {
     pub(super) last: Option<String>,
     /// Tests that could not run on this machine, each with the reason.
     pub(super) left_out: Vec<String>,
+    /// Reason of a failure, then the first lines of its output that name a failure.
+    pub(super) why: Vec<String>,
 }
 
 impl Report {
@@ -61,7 +68,16 @@ impl Report {
             length: None,
             last: None,
             left_out: Vec::new(),
+            why: Vec::new(),
         }
+    }
+
+    /// Turns it into that of a failed stage, whose output was `text`.
+    pub(super) fn fail(&mut self, reason: &str, text: &str) {
+        self.ending = Ending::Failed;
+        self.failed = self.failed.max(1);
+        let lines = failures(text).into_iter().take(WHY_LINES);
+        self.why = std::iter::once(reason).chain(lines).map(|line| line.chars().take(WHY_CHARS).collect()).collect();
     }
 }
 
@@ -162,7 +178,14 @@ pub(super) fn count(text: &str) -> (u64, u64) {
     (passed, failed)
 }
 
-/// Prints the table and the closing line; an error if a stage failed, or if nothing was tested.
+/// Prints why stages failed.
+fn reasons(stages: &[Stage], reports: &[Report]) {
+    for (stage, report) in stages.iter().zip(reports).filter(|(_, report)| !report.why.is_empty()) {
+        println!("{} {}: {}", paint("FAILED", "1;31"), stage.name, report.why.join("\n  "));
+    }
+}
+
+/// Prints the table, the reasons of failures and the closing line; an error if a stage failed, or if nothing was tested.
 pub(super) fn summary(stages: &[Stage], reports: &[Report], time: Duration) -> Result<()> {
     println!("\n{}", bold("stage           passed  failed       time        CPU  length"));
     for (stage, report) in stages.iter().zip(reports) {
@@ -181,6 +204,8 @@ pub(super) fn summary(stages: &[Stage], reports: &[Report], time: Duration) -> R
     let cpu = reports.iter().map(|report| report.cpu).sum();
     let (time, cpu) = (shell::seconds(time), shell::seconds(cpu));
     println!("{:<15} {:>6}  {:>6}  {time:>9}  {cpu:>9}\n", "all", verdict.passed, verdict.failed);
+    // Where only the end of a long output is shown, it must still name each failure.
+    reasons(stages, reports);
     println!("{}", verdict.line());
     verdict.result(stages.len())
 }
@@ -301,6 +326,12 @@ mod tests {
         assert_eq!(told[..2], ["not ok two: it ended", "  input:  x"]);
         assert_eq!(told[2..5], ["thread 'a' panicked at src/lib.rs:1:1:", "what", "where"]);
         assert_eq!(told[5..], ["thread 'b' panicked at src/lib.rs:2:2:", "why", "test a ... FAILED"]);
+        let mut report = Report::new(Ending::Passed);
+        report.fail("exit status: 1", text);
+        assert_eq!((report.ending, report.failed), (Ending::Failed, 1));
+        assert_eq!(report.why, ["exit status: 1", "not ok two: it ended", "  input:  x", told[2]]);
+        report.fail("it hangs", &format!("error: {}", "long ".repeat(100)));
+        assert_eq!(report.why[1].chars().count(), WHY_CHARS);
         assert!(failures("not ok\n".repeat(3).as_str()).is_empty() && failures(&"error\n".repeat(40)).len() == 12);
     }
 

@@ -302,8 +302,7 @@ fn one(stage: &Stage, length: Length, lengths: Lengths, logs: &Path, clock: &Pat
         }
         Err(error) => format!("{error:#}"),
     };
-    report.ending = Ending::Failed;
-    report.failed = failed.max(1);
+    report.fail(&reason, &text);
     report::failed(stage, &report, &reason, &log, &text);
     report
 }
