@@ -114,7 +114,7 @@ for what in 'info rbd/one' 'info rbd/child' 'ls -l rbd' 'du rbd/child'; do
   ask "$FOREBAY" $what
   cp "$WORK/out" "$WORK/ours"
   # shellcheck disable=SC2086
-  limit 60 rbd $what >"$WORK/theirs" 2>/dev/null
+  peer_reads 60 rbd $what >"$WORK/theirs" 2>/dev/null
   diff "$WORK/theirs" "$WORK/ours" >"$WORK/out" || fail "what both print: $what"
 done
 images remove rbd/child

@@ -368,12 +368,12 @@ ok "images encrypted with LUKS 1 and 2 are attached with a warning: in the answe
 shape() { # "MORE KEYS" ARGUMENTS...
   local more=$1
   shift
-  limit 120 rbd "$@" --format json >"$WORK/theirs" 2>"$WORK/out" || fail "rbd $*"
+  peer_reads 120 rbd "$@" --format json >"$WORK/theirs" 2>"$WORK/out" || fail "rbd $*"
   limit 60 "$FOREBAY" "$@" --format json >"$WORK/ours" 2>"$WORK/out" || fail "forebay $*"
   jq -S --arg more "$more" 'if type == "object" then delpaths($more | split(" ") | map([.])) else . end' "$WORK/ours" >"$WORK/ours.sorted"
   jq -S . "$WORK/theirs" | diff - "$WORK/ours.sorted" >"$WORK/out" || fail "the JSON of $*"
   [[ -z $more ]] || jq -e --arg more "$more" '($more | split(" ")) - keys == []' "$WORK/ours" >"$WORK/out" || fail "more keys of $*: $more"
-  limit 120 rbd "$@" >"$WORK/theirs" 2>"$WORK/out" || fail "rbd $* as columns"
+  peer_reads 120 rbd "$@" >"$WORK/theirs" 2>"$WORK/out" || fail "rbd $* as columns"
   limit 60 "$FOREBAY" "$@" >"$WORK/ours" 2>"$WORK/out" || fail "forebay $* as columns"
   diff "$WORK/theirs" "$WORK/ours" >"$WORK/out" || fail "the columns of $*"
 }
@@ -413,7 +413,7 @@ ask rbd lock add --shared tag rbd/cloned by-hand
 shapes
 # To the byte, of an image that has no snapshots.
 ask "$FOREBAY" import --no-progress --order 20 "$WORK/model" rbd/bytes
-usage() { "$@" --format json 2>/dev/null | jq '.images[0].used_size'; }
+usage() { peer_reads 120 "$@" --format json 2>/dev/null | jq '.images[0].used_size'; }
 used=$(usage rbd du rbd/bytes --exact)
 [[ $used -gt 0 && $(usage "$FOREBAY" du rbd/bytes --exact) == "$used" ]] || fail "du --exact"
 # A reader is listed as a watcher.
