@@ -8,7 +8,8 @@ use forebay_messenger::{Connection, Message};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, Instant, now, spawn, timeout};
 
-use super::set::{PeerId, PrimarySet, superseded};
+use super::keeper::{LogIdentity, PeerId};
+use super::set::{PrimarySet, superseded};
 use super::wire::{AdoptTerm, CopyProgress, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
 use super::{AppendCursor, AppendRefused, MemberState, RawAppend};
 use crate::format::LogId;
@@ -251,7 +252,7 @@ pub(super) async fn create(set: &PrimarySet, peer: PeerId) -> Result<LogId> {
     let Some(connection) = set.keeper.connection(peer) else {
         return Err(Error::new(ErrorKind::Io, "the peer is not connected"));
     };
-    let super::set::LogIdentity { volume, name, size, unit, .. } = set.identity.clone();
+    let LogIdentity { volume, name, size, unit, .. } = set.identity.clone();
     let epoch = set.record().epoch();
     let action = ReplicaAction::Create { volume, name, size, unit, epoch };
     match request(set, &connection, action, BufList::new()).await? {

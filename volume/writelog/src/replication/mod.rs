@@ -4,7 +4,9 @@
 //! `docs/design/replication.md` has the protocol and its invariants, and `test/replication-model` explores these very types
 //! exhaustively.  [`wire`] is what a primary and its replicas say to each other.
 
+mod control;
 mod host;
+mod keeper;
 mod lease;
 mod member;
 mod open;
@@ -18,11 +20,12 @@ mod shape;
 pub mod wire;
 
 pub use host::{ReplicaHost, ReplicaShelf};
+pub use keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, RecordChange, ReplicationOptions};
 pub use lease::{LeasePromise, PrimaryLease};
 pub use open::{LogOpening, OpenedMembers, open_members, open_primary};
 pub use primary::PrimaryProgress;
 pub use raw::{AppendCursor, CopyStart, RawAppend};
 pub use record::{ChangeRefused, MemberEntry, MemberRecord, MemberState};
 pub use replica::{Adoption, AppendRefused, ReplicaLog};
-pub use set::{LogIdentity, LogMembers, MemberKeeper, PeerId, PrimarySet, RecordChange, ReplicationOptions};
+pub use set::PrimarySet;
 pub use shape::{LogShape, TermSpan};

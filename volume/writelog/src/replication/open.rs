@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, Result};
 
-use super::set::{LogIdentity, LogMembers, MemberKeeper, PrimarySet, RecordChange, ReplicationOptions};
+use super::keeper::{LogIdentity, LogMembers, MemberKeeper, RecordChange, ReplicationOptions};
+use super::set::PrimarySet;
 use crate::format::LogId;
 use crate::media::copy::NewTerm;
 use crate::media::members::MembersMedium;

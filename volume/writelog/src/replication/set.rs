@@ -3,102 +3,18 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, LocalFuture, Result};
-use forebay_messenger::Connection;
+use forebay_block::{Error, ErrorKind, Result};
+use forebay_reactor::spawn;
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{Instant, now, spawn, timeout};
 
-use super::member::{self, MemberLink};
+use super::control::control;
+use super::keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, ReplicationOptions};
+use super::member::MemberLink;
 use super::wire::CopyProgress;
-use super::{CopyStart, LogShape, MemberRecord, MemberState, PrimaryProgress, RawAppend};
+use super::{CopyStart, LogShape, PrimaryProgress, RawAppend};
 use crate::format::LogId;
 use crate::media::copy::CopyMedium;
-
-/// Id of a peer: of its data directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct PeerId(pub [u8; 16]);
-
-/// Record of the members of a log, whose backend clients are named by text.
-pub type LogMembers = MemberRecord<PeerId, String>;
-
-/// Outcome of a change of the record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RecordChange {
-    /// Record stored.
-    Changed,
-    /// Record left as it is, which is another one. `None` if it names no members of this log any more.
-    Other(Option<LogMembers>),
-}
-
-/// Access of a peer to the record of one log, to the backend, and to other peers.
-pub trait MemberKeeper {
-    /// Returns this peer.
-    fn own(&self) -> PeerId;
-
-    /// Returns the client of the backend through which this peer writes the volume, if it opens the log. Another one once it
-    /// was fenced.
-    fn client(&self) -> String;
-
-    /// Reads the members of the log; `None` if the record does not name the log.
-    ///
-    /// # Errors
-    /// If the record cannot be read.
-    fn load(&self) -> LocalFuture<Result<Option<LogMembers>>>;
-
-    /// Fences a client of the backend: once this has ended, nothing of it reaches the volume any more, whenever it was sent.
-    ///
-    /// # Errors
-    /// If that is not known to have happened.
-    fn fence(&self, client: &str) -> LocalFuture<Result<()>>;
-
-    /// Replaces the record `from` by `to`, durably, if it is still `from`.
-    ///
-    /// # Errors
-    /// If that is not known to have happened; it is tried again.
-    fn change(&self, from: LogMembers, to: LogMembers) -> LocalFuture<Result<RecordChange>>;
-
-    /// Returns the connection to a peer, if there is one.
-    fn connection(&self, peer: PeerId) -> Option<Connection>;
-
-    /// Returns the peers that are to have a copy.
-    fn wanted(&self) -> Vec<PeerId>;
-}
-
-/// Times and sizes of replication.
-#[derive(Debug, Clone, Copy)]
-pub struct ReplicationOptions {
-    /// Time without progress after which a replica is dropped from the record.
-    pub patience: Duration,
-    /// Time between attempts to reach a replica.
-    pub retry: Duration,
-    /// Maximum bytes of entries on their way to one replica.
-    pub window: usize,
-    /// Bytes of appended entries that are kept in memory for replicas.
-    pub recent: usize,
-}
-
-impl Default for ReplicationOptions {
-    fn default() -> Self {
-        Self { patience: Duration::from_secs(1), retry: Duration::from_millis(100), window: 8 << 20, recent: 8 << 20 }
-    }
-}
-
-/// Volume and geometry of a log, which a new copy of it needs.
-#[derive(Debug, Clone)]
-pub struct LogIdentity {
-    /// Log id.
-    pub log: LogId,
-    /// Identity of the volume.
-    pub volume: String,
-    /// Name of the volume, for messages.
-    pub name: String,
-    /// Size in bytes.
-    pub size: u64,
-    /// Unit in bytes.
-    pub unit: u32,
-}
 
 /// Groups that are being appended to the primary's own copy.
 #[derive(Default)]
@@ -334,7 +250,7 @@ impl PrimarySet {
     }
 
     /// Returns the complete members but this peer.
-    fn replicas(&self) -> Vec<PeerId> {
+    pub(super) fn replicas(&self) -> Vec<PeerId> {
         self.progress.borrow().record().complete().filter(|peer| *peer != self.own).collect()
     }
 
@@ -356,7 +272,7 @@ impl PrimarySet {
     }
 
     /// Takes the record that was read or stored.  Stops if another primary has followed.
-    fn learn(&self, record: &LogMembers) -> bool {
+    pub(super) fn learn(&self, record: &LogMembers) -> bool {
         let goes_on = self.progress.borrow_mut().learned(record);
         if goes_on {
             self.hold();
@@ -371,165 +287,4 @@ impl PrimarySet {
 /// Returns the error of a primary that another one has followed.
 pub(super) fn superseded(term: u64) -> Error {
     Error::new(ErrorKind::Fenced, format!("another peer has taken this write log over, in term {term}"))
-}
-
-/// Changes the record as members come and go, until this primary stops.
-async fn control(set: Rc<PrimarySet>) {
-    let mut asked: BTreeMap<PeerId, Instant> = BTreeMap::new();
-    while set.stopped().is_none() {
-        follow_members(&set);
-        if let Some(peer) = failed_member(&set) {
-            drop_member(&set, peer).await;
-        } else if let Some(peer) = filled_member(&set) {
-            complete_member(&set, peer).await;
-        } else if let Some(peer) = missing_member(&set, &mut asked) {
-            add_member(&set, peer).await;
-        } else {
-            let _ = timeout(set.options.retry, set.attention.wait()).await;
-        }
-    }
-    set.links.borrow().values().for_each(|link| link.end());
-}
-
-/// Starts a link to each member that has none, and ends those of peers that are no members any more.
-fn follow_members(set: &Rc<PrimarySet>) {
-    let record = set.record();
-    let mut links = set.links.borrow_mut();
-    links.retain(|peer, link| {
-        let kept = record.copy(*peer) == Some(link.copy);
-        if !kept {
-            link.end();
-        }
-        kept
-    });
-    for (peer, entry) in record.members().filter(|(peer, _)| *peer != set.own) {
-        links.entry(peer).or_insert_with(|| {
-            let link = Rc::new(MemberLink::new(peer, entry.copy));
-            drop(spawn(member::run(set.clone(), link.clone())));
-            link
-        });
-    }
-}
-
-/// Returns a complete member that has made no progress for too long, or whose copy is lost.
-fn failed_member(set: &PrimarySet) -> Option<PeerId> {
-    let links = set.links.borrow();
-    let failed = |peer: &PeerId| {
-        links.get(peer).is_some_and(|link| {
-            let waits = link.waits_since(set).is_some_and(|since| since.elapsed() > set.options.patience);
-            link.is_lost() || waits
-        })
-    };
-    set.replicas().into_iter().find(failed)
-}
-
-/// Returns a member that has been filled.
-fn filled_member(set: &PrimarySet) -> Option<PeerId> {
-    let links = set.links.borrow();
-    let record = set.record();
-    record
-        .members()
-        .filter(|(_, entry)| entry.state == MemberState::Filling)
-        .map(|(peer, _)| peer)
-        .find(|peer| links.get(peer).is_some_and(|link| link.has_caught_up(set)))
-}
-
-/// Returns a peer that is to have a copy and has none, or has lost it, if it can be reached and was not asked recently.
-fn missing_member(set: &PrimarySet, asked: &mut BTreeMap<PeerId, Instant>) -> Option<PeerId> {
-    if !set.progress.borrow().serves() {
-        return None;
-    }
-    let record = set.record();
-    let links = set.links.borrow();
-    let lacks = |peer: &PeerId| match record.state(*peer) {
-        None => true,
-        Some(MemberState::Filling) => links.get(peer).is_some_and(|link| link.is_lost()),
-        Some(MemberState::Complete) => false,
-    };
-    let may = |peer: &PeerId| {
-        let recent = asked.get(peer).is_some_and(|at| at.elapsed() < 10 * set.options.retry);
-        *peer != set.own && lacks(peer) && !recent && set.keeper.connection(*peer).is_some()
-    };
-    let peer = set.keeper.wanted().into_iter().find(may)?;
-    asked.insert(peer, now());
-    Some(peer)
-}
-
-async fn drop_member(set: &Rc<PrimarySet>, peer: PeerId) {
-    tracing::warn!(peer = %peer, log = crate::id_text(&set.identity.log), "dropping a replica that does not answer");
-    let proposed = set.progress.borrow_mut().propose_without(peer).cloned();
-    match proposed {
-        Ok(next) => change(set, next).await,
-        Err(error) => tracing::error!(%error, "cannot drop a replica of a write log"),
-    }
-}
-
-async fn complete_member(set: &Rc<PrimarySet>, peer: PeerId) {
-    // Entries that were appended since are on their way to it, and are not acknowledged without it from here on.
-    let proposed = set.progress.borrow_mut().propose_complete(peer).cloned();
-    match proposed {
-        Ok(next) => {
-            tracing::info!(peer = %peer, log = crate::id_text(&set.identity.log), "a replica has all of the write log");
-            change(set, next).await;
-        }
-        Err(_) => {
-            let _ = timeout(set.options.retry, set.attention.wait()).await;
-        }
-    }
-}
-
-async fn add_member(set: &Rc<PrimarySet>, peer: PeerId) {
-    let created = match timeout(10 * set.options.patience, member::create(set, peer)).await {
-        Ok(created) => created,
-        Err(_) => Err(Error::new(ErrorKind::TimedOut, "no answer")),
-    };
-    match created {
-        Ok(copy) => {
-            let next = set.progress.borrow_mut().propose_filling(peer, copy).clone();
-            change(set, next).await;
-        }
-        Err(error) if error.kind() == ErrorKind::Fenced => set.stop(error),
-        Err(error) => {
-            tracing::warn!(peer = %peer, %error, "cannot create a copy of a write log at a peer; trying again");
-        }
-    }
-}
-
-/// Stores a proposed record, until it is known whether it was stored.
-async fn change(set: &Rc<PrimarySet>, next: LogMembers) {
-    let mut backoff = set.options.retry;
-    while set.stopped().is_none() {
-        match set.keeper.change(set.record(), next.clone()).await {
-            Ok(RecordChange::Changed) => {
-                set.learn(&next);
-                return;
-            }
-            // An earlier attempt may have been stored although it seemed to fail.
-            Ok(RecordChange::Other(Some(record))) if record == next => {
-                set.learn(&next);
-                return;
-            }
-            Ok(RecordChange::Other(Some(record))) => {
-                if set.learn(&record) {
-                    tracing::error!("the members of a write log were changed by another program");
-                }
-                return;
-            }
-            Ok(RecordChange::Other(None)) => {
-                set.stop(Error::new(ErrorKind::Fenced, "the record of the image names this write log no more"));
-                return;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot store the members of a write log, trying again");
-                let _ = timeout(backoff, set.changed.wait_until(|| set.stopped().is_some())).await;
-                backoff = (2 * backoff).min(10 * set.options.retry);
-            }
-        }
-    }
-}
-
-impl std::fmt::Display for PeerId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&crate::id_text(&self.0))
-    }
 }

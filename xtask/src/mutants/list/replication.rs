@@ -12,6 +12,7 @@ const PRIMARY: &str = "volume/writelog/src/replication/primary.rs";
 const REPLICA: &str = "volume/writelog/src/replication/replica.rs";
 const RECORD: &str = "volume/writelog/src/replication/record.rs";
 const SHAPE: &str = "volume/writelog/src/replication/shape.rs";
+const CONTROL: &str = "volume/writelog/src/replication/control.rs";
 const SET: &str = "volume/writelog/src/replication/set.rs";
 const MEMBER: &str = "volume/writelog/src/replication/member.rs";
 const OPEN: &str = "volume/writelog/src/replication/open.rs";
@@ -219,7 +220,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "repl-dropped-before-record",
         "A change of the record counts as made although it is not known to be stored",
-        SET,
+        CONTROL,
         "            Err(error) => {\n                tracing::warn!(%error, \"cannot store the members of a write log, trying again\");\n",
         "            Err(error) => {\n                set.learn(&next);\n                tracing::warn!(%error, \"cannot store the members of a write log, trying again\");\n",
         &[TESTS, SIM],

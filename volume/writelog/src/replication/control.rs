@@ -1,0 +1,167 @@
+//! Control loop of a primary: drops members that fail, adds those that are missing, completes those that are filled.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use forebay_block::{Error, ErrorKind};
+use forebay_reactor::{Instant, now, spawn, timeout};
+
+use super::MemberState;
+use super::keeper::{LogMembers, PeerId, RecordChange};
+use super::member::{self, MemberLink};
+use super::set::PrimarySet;
+
+/// Changes the record as members come and go, until this primary stops.
+pub(super) async fn control(set: Rc<PrimarySet>) {
+    let mut asked: BTreeMap<PeerId, Instant> = BTreeMap::new();
+    while set.stopped().is_none() {
+        follow_members(&set);
+        if let Some(peer) = failed_member(&set) {
+            drop_member(&set, peer).await;
+        } else if let Some(peer) = filled_member(&set) {
+            complete_member(&set, peer).await;
+        } else if let Some(peer) = missing_member(&set, &mut asked) {
+            add_member(&set, peer).await;
+        } else {
+            let _ = timeout(set.options.retry, set.attention.wait()).await;
+        }
+    }
+    set.links.borrow().values().for_each(|link| link.end());
+}
+
+/// Starts a link to each member that has none, and ends those of peers that are no members any more.
+fn follow_members(set: &Rc<PrimarySet>) {
+    let record = set.record();
+    let mut links = set.links.borrow_mut();
+    links.retain(|peer, link| {
+        let kept = record.copy(*peer) == Some(link.copy);
+        if !kept {
+            link.end();
+        }
+        kept
+    });
+    for (peer, entry) in record.members().filter(|(peer, _)| *peer != set.own) {
+        links.entry(peer).or_insert_with(|| {
+            let link = Rc::new(MemberLink::new(peer, entry.copy));
+            drop(spawn(member::run(set.clone(), link.clone())));
+            link
+        });
+    }
+}
+
+/// Returns a complete member that has made no progress for too long, or whose copy is lost.
+fn failed_member(set: &PrimarySet) -> Option<PeerId> {
+    let links = set.links.borrow();
+    let failed = |peer: &PeerId| {
+        links.get(peer).is_some_and(|link| {
+            let waits = link.waits_since(set).is_some_and(|since| since.elapsed() > set.options.patience);
+            link.is_lost() || waits
+        })
+    };
+    set.replicas().into_iter().find(failed)
+}
+
+/// Returns a member that has been filled.
+fn filled_member(set: &PrimarySet) -> Option<PeerId> {
+    let links = set.links.borrow();
+    let record = set.record();
+    record
+        .members()
+        .filter(|(_, entry)| entry.state == MemberState::Filling)
+        .map(|(peer, _)| peer)
+        .find(|peer| links.get(peer).is_some_and(|link| link.has_caught_up(set)))
+}
+
+/// Returns a peer that is to have a copy and has none, or has lost it, if it can be reached and was not asked recently.
+fn missing_member(set: &PrimarySet, asked: &mut BTreeMap<PeerId, Instant>) -> Option<PeerId> {
+    if !set.progress.borrow().serves() {
+        return None;
+    }
+    let record = set.record();
+    let links = set.links.borrow();
+    let lacks = |peer: &PeerId| match record.state(*peer) {
+        None => true,
+        Some(MemberState::Filling) => links.get(peer).is_some_and(|link| link.is_lost()),
+        Some(MemberState::Complete) => false,
+    };
+    let may = |peer: &PeerId| {
+        let recent = asked.get(peer).is_some_and(|at| at.elapsed() < 10 * set.options.retry);
+        *peer != set.own && lacks(peer) && !recent && set.keeper.connection(*peer).is_some()
+    };
+    let peer = set.keeper.wanted().into_iter().find(may)?;
+    asked.insert(peer, now());
+    Some(peer)
+}
+
+async fn drop_member(set: &Rc<PrimarySet>, peer: PeerId) {
+    tracing::warn!(peer = %peer, log = crate::id_text(&set.identity.log), "dropping a replica that does not answer");
+    let proposed = set.progress.borrow_mut().propose_without(peer).cloned();
+    match proposed {
+        Ok(next) => change(set, next).await,
+        Err(error) => tracing::error!(%error, "cannot drop a replica of a write log"),
+    }
+}
+
+async fn complete_member(set: &Rc<PrimarySet>, peer: PeerId) {
+    // Entries that were appended since are on their way to it, and are not acknowledged without it from here on.
+    let proposed = set.progress.borrow_mut().propose_complete(peer).cloned();
+    match proposed {
+        Ok(next) => {
+            tracing::info!(peer = %peer, log = crate::id_text(&set.identity.log), "a replica has all of the write log");
+            change(set, next).await;
+        }
+        Err(_) => {
+            let _ = timeout(set.options.retry, set.attention.wait()).await;
+        }
+    }
+}
+
+async fn add_member(set: &Rc<PrimarySet>, peer: PeerId) {
+    let created = match timeout(10 * set.options.patience, member::create(set, peer)).await {
+        Ok(created) => created,
+        Err(_) => Err(Error::new(ErrorKind::TimedOut, "no answer")),
+    };
+    match created {
+        Ok(copy) => {
+            let next = set.progress.borrow_mut().propose_filling(peer, copy).clone();
+            change(set, next).await;
+        }
+        Err(error) if error.kind() == ErrorKind::Fenced => set.stop(error),
+        Err(error) => {
+            tracing::warn!(peer = %peer, %error, "cannot create a copy of a write log at a peer; trying again");
+        }
+    }
+}
+
+/// Stores a proposed record, until it is known whether it was stored.
+async fn change(set: &Rc<PrimarySet>, next: LogMembers) {
+    let mut backoff = set.options.retry;
+    while set.stopped().is_none() {
+        match set.keeper.change(set.record(), next.clone()).await {
+            Ok(RecordChange::Changed) => {
+                set.learn(&next);
+                return;
+            }
+            // An earlier attempt may have been stored although it seemed to fail.
+            Ok(RecordChange::Other(Some(record))) if record == next => {
+                set.learn(&next);
+                return;
+            }
+            Ok(RecordChange::Other(Some(record))) => {
+                if set.learn(&record) {
+                    tracing::error!("the members of a write log were changed by another program");
+                }
+                return;
+            }
+            Ok(RecordChange::Other(None)) => {
+                set.stop(Error::new(ErrorKind::Fenced, "the record of the image names this write log no more"));
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot store the members of a write log, trying again");
+                let _ = timeout(backoff, set.changed.wait_until(|| set.stopped().is_some())).await;
+                backoff = (2 * backoff).min(10 * set.options.retry);
+            }
+        }
+    }
+}
