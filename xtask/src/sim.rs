@@ -99,7 +99,8 @@ fn run_seeds(arguments: &SimArguments, options: &[&str], runs: u64) -> Result<()
             println!("{text}");
             let seed = text.lines().find_map(|line| line.strip_prefix("seed ")?.split(':').next()).unwrap_or("N");
             let how = if options.is_empty() { "--steps 1".to_owned() } else { options.join(" ") };
-            println!("not ok sim: replay it with: cargo xtask sim --seed {seed} {how}");
+            // A simulator that was killed, for want of memory for example, has printed no seed.
+            println!("not ok sim: {}; replay it with: cargo xtask sim --seed {seed} {how}", output.status);
         }
     }
     if failed > 0 {

@@ -104,9 +104,15 @@ impl Gateway {
             world.cut_connections(Some(&listening(self.number)), 1_000_000);
         }
         world.lose_disk(path(self.number), kind);
+        self.disconnect();
+        self.died.notify_all();
+    }
+
+    /// Ends all connections.  Messengers hold their connections, and those hold their messenger, until then.
+    pub(super) fn disconnect(&self) {
         self.server.shutdown();
         self.client.shutdown();
-        self.died.notify_all();
+        self.links.borrow_mut().clear();
     }
 
     pub(super) fn keeper(self: &Rc<Self>) -> Rc<Keeper> {

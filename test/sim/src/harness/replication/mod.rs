@@ -32,6 +32,8 @@ const VOLUME: &str = "volume-1";
 const NAME: &str = "rbd/volume";
 /// Longer than anything takes that ends at all.
 const LONG: Duration = Duration::from_secs(200);
+/// Time in which tasks notice that their connection has ended.
+const SOON: Duration = Duration::from_millis(1);
 
 /// Counters of runs, to verify that they reach the intended corner cases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -176,7 +178,10 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
             version: Rc::new(Cell::new(0)),
             rng,
         };
-        cluster.live().await?;
+        let lived = cluster.live().await;
+        cluster.gateways.iter().flatten().for_each(|gateway| gateway.disconnect());
+        sleep(SOON).await;
+        lived?;
         let requests = cluster.load.seen.answered.get();
         cluster.image.count(|tally| (tally.runs, tally.requests) = (1, requests));
         Ok(*cluster.image.tally.borrow())
