@@ -250,6 +250,8 @@ impl Run {
             self.violation()?;
             looked.map_err(|error| format!("after round {round}: {error:?}"))?;
         }
+        // The observer holds the cluster, which holds its observer.
+        self.cluster.observe(|_, _| {});
         self.tally.requests = self.seen.answered.get();
         self.tally.transactions = self.watched.transactions.get();
         self.tally.fenced = self.cluster.blocklisted().len() as u64;
