@@ -413,8 +413,8 @@ ask rbd lock add --shared tag rbd/cloned by-hand
 shapes
 # To the byte, of an image that has no snapshots.
 ask "$FOREBAY" import --no-progress --order 20 "$WORK/model" rbd/bytes
-usage() { peer_reads 120 "$@" --format json 2>/dev/null | jq '.images[0].used_size'; }
-used=$(usage rbd du rbd/bytes --exact)
+usage() { "$@" --format json 2>/dev/null | jq '.images[0].used_size'; }
+used=$(usage peer_reads 120 rbd du rbd/bytes --exact)
 [[ $used -gt 0 && $(usage "$FOREBAY" du rbd/bytes --exact) == "$used" ]] || fail "du --exact"
 # A reader is listed as a watcher.
 fio --name=s --ioengine=rbd --pool=rbd --rbdname=plain --rw=randread --bs=4k --size=4M --time_based --runtime=60 >/dev/null 2>&1 &

@@ -58,14 +58,14 @@ await() { # SECONDS WHAT COMMAND...
   quiet_now
   end=$((NOW + $1))
   shift 2
-  began=${EPOCHREALTIME/./}
+  began=${EPOCHREALTIME/[.,]/}
   until "$@" >"$WORK/out" 2>&1 </dev/null; do
     quiet_now
     ((NOW <= end)) || fail "waiting until $what"
-    pause=$((2 * (${EPOCHREALTIME/./} - began)))
+    pause=$((2 * (${EPOCHREALTIME/[.,]/} - began)))
     ((pause >= 100000)) || pause=100000
     sleep "$((pause / 1000000)).$(printf %06d $((pause % 1000000)))"
-    began=${EPOCHREALTIME/./}
+    began=${EPOCHREALTIME/[.,]/}
   done
 }
 says() { grep -q "$2" "$1"; }
