@@ -87,7 +87,7 @@ fn data_path() -> Vec<Stage> {
             let runs = length.of(200, 5000, 20_000).to_string();
             own(&["sim", "--replication", "--jobs", "1", "--runs", &runs])
         })
-        .long(10, 235, 940),
+        .long(10, 170, 680),
         Stage::tests("sim-shared", "images of a pool that several clients use", &["build-programs"], |length| {
             let runs = length.of(200, 2000, 20_000).to_string();
             own(&["sim", "--shared", "--jobs", "1", "--runs", &runs])
