@@ -37,7 +37,7 @@ struct Contents {
     superblock: LogSuperblock,
     /// Set if the superblock's second copy is unreadable.
     one_lost: bool,
-    blocks: [Block; 2],
+    blocks: Vec<Block>,
 }
 
 impl Contents {
@@ -79,7 +79,7 @@ impl Contents {
             };
             Block { header, tag, entries: vec![entry], payload }
         };
-        Self { superblock, one_lost: false, blocks: [block(0), block(1)] }
+        Self { superblock, one_lost: false, blocks: vec![block(0), block(1)] }
     }
 
     /// Returns the second block, and its entry.
@@ -304,5 +304,29 @@ fn tails_are_taken_as_far_as_there_is_a_log() {
             change(&mut contents);
             assert_eq!(bench.entries(&contents).await, Ok(entries), "{what}");
         }
+    });
+}
+
+#[test]
+fn a_torn_block_of_an_older_run_gives_way_to_the_one_at_the_start_of_the_ring() {
+    on_a_bench(async |bench| {
+        let mut contents = bench.good.clone();
+        let torn_at = RING - UNITS;
+        contents.superblock = LogSuperblock { run: 2, tail_pos: torn_at - UNITS, ..contents.superblock };
+        for (at, block) in contents.blocks.iter_mut().enumerate() {
+            let pos = torn_at - UNITS + at as u64 * UNITS;
+            block.header = BlockHeader { pos, tail_pos: torn_at - UNITS, ..block.header };
+            block.entries[0].place = (pos % RING) as u32 + 1;
+        }
+        // The next run has written a block of the same number, with two entries, at the start of the ring.
+        let mut next = contents.blocks[1].clone();
+        next.header =
+            BlockHeader { run: 2, pos: RING, count: 2, units: UNITS as u32 + (DATA / UNIT) as u32, ..next.header };
+        next.entries[0].place = 1;
+        let second = EntryRecord { seq: 2, place: 1 + (DATA / UNIT) as u32, ..next.entries[0] };
+        next.entries.push(second);
+        next.payload = next.payload.repeat(2);
+        contents.blocks.push(next);
+        assert_eq!(bench.entries(&contents).await, Ok(3), "the torn block has one entry, the newer one two");
     });
 }
