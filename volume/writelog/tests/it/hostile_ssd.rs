@@ -31,7 +31,7 @@ struct Block {
     payload: Vec<u8>,
 }
 
-/// Log with two blocks of one entry each, of generations 1 and 2.
+/// Log with blocks; at first two of one entry each, of generations 1 and 2.
 #[derive(Clone)]
 struct Contents {
     superblock: LogSuperblock,
@@ -311,19 +311,20 @@ fn tails_are_taken_as_far_as_there_is_a_log() {
 fn a_torn_block_of_an_older_run_gives_way_to_the_one_at_the_start_of_the_ring() {
     on_a_bench(async |bench| {
         let mut contents = bench.good.clone();
-        let torn_at = RING - UNITS;
-        contents.superblock = LogSuperblock { run: 2, tail_pos: torn_at - UNITS, ..contents.superblock };
-        for (at, block) in contents.blocks.iter_mut().enumerate() {
-            let pos = torn_at - UNITS + at as u64 * UNITS;
-            block.header = BlockHeader { pos, tail_pos: torn_at - UNITS, ..block.header };
-            block.entries[0].place = (pos % RING) as u32 + 1;
+        // The second block ends where the ring does.
+        let tail_pos = RING - 2 * UNITS;
+        contents.superblock = LogSuperblock { run: 2, tail_pos, ..contents.superblock };
+        for (at, block) in (0..).zip(&mut contents.blocks) {
+            let pos = tail_pos + at * UNITS;
+            block.header = BlockHeader { pos, tail_pos, ..block.header };
+            block.entries[0].place = pos as u32 + 1;
         }
         // The next run has written a block of the same number, with two entries, at the start of the ring.
         let mut next = contents.blocks[1].clone();
-        next.header =
-            BlockHeader { run: 2, pos: RING, count: 2, units: UNITS as u32 + (DATA / UNIT) as u32, ..next.header };
+        let data_units = (DATA / UNIT) as u32;
+        next.header = BlockHeader { run: 2, pos: RING, count: 2, units: 1 + 2 * data_units, ..next.header };
         next.entries[0].place = 1;
-        let second = EntryRecord { seq: 2, place: 1 + (DATA / UNIT) as u32, ..next.entries[0] };
+        let second = EntryRecord { seq: 2, place: 1 + data_units, ..next.entries[0] };
         next.entries.push(second);
         next.payload = next.payload.repeat(2);
         contents.blocks.push(next);

@@ -96,6 +96,7 @@ fn the_ring_never_goes_over_what_the_durable_tail_still_names() {
     on_a_shelf_of(true, async |world, shelf| {
         let inner = Memory::new(1 << 20);
         let limits = DirtyLimits { age_max: Duration::ZERO, bytes_max: None };
+        // Several blocks at a time: those that finish wake appends, which would use space that is freed early.
         let options = LogOptions { limits, batch_entries: 8, ..LogOptions::default() };
         let log = fresh_of(SMALL, &shelf, &inner, Rc::new(Nobody), options).await;
         let tag = tag_of(&shelf.ids()[0]);
