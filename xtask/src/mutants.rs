@@ -147,7 +147,14 @@ fn baseline(tree: &Tree, wanted: &[&Mutant]) -> Result<BTreeMap<Stage, f64>> {
 /// Plants one fault, and tries its stages until one notices.
 fn plant(tree: &Tree, mutant: &Mutant, baseline: &BTreeMap<Stage, f64>) -> Result<Finding> {
     let planted = tree.plant(mutant)?;
-    let mut finding = Finding { verdict: Verdict::Survived, stage: None, by: String::new(), seconds: 0.0, build: 0.0 };
+    let mut finding = Finding {
+        verdict: Verdict::Survived,
+        stage: None,
+        by: String::new(),
+        seconds: 0.0,
+        build: 0.0,
+        commit: tree.commit().to_owned(),
+    };
     for stage in mutant.stages {
         let program = stage.build(tree)?;
         finding.build += program.build_seconds;

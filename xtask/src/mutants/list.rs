@@ -75,9 +75,10 @@ impl Mutant {
         Ok([&text[..at], self.replace, &text[at + self.find.len()..]].concat())
     }
 
-    /// Returns what is the same for two runs with the same fault.
+    /// Returns what is the same for two runs with the same fault and the same stages.
     pub(super) fn key(&self) -> String {
-        format!("{}\n{}\n{:?}\n{}", self.file, self.find, self.index, self.replace)
+        let stages: Vec<String> = self.stages.iter().map(ToString::to_string).collect();
+        format!("{}\n{}\n{:?}\n{}\n{}", self.file, self.find, self.index, self.replace, stages.join("\n"))
     }
 }
 

@@ -41,6 +41,8 @@ pub(super) struct Finding {
     pub(super) seconds: f64,
     /// Seconds that they took to build.
     pub(super) build: f64,
+    /// The commit that it was planted in, and `+` where the source had changes beside it.
+    pub(super) commit: String,
 }
 
 impl Finding {
@@ -56,6 +58,7 @@ impl Finding {
             "seconds": (self.seconds * 10.0).round() / 10.0,
             "build_seconds": (self.build * 10.0).round() / 10.0,
             "equivalent": mutant.equivalent,
+            "commit": self.commit,
             "key": mutant.key(),
         })
     }
@@ -175,6 +178,12 @@ pub(super) fn document(all: &[Mutant]) -> Result<()> {
 
 fn page(all: &[Mutant], kept: &BTreeMap<String, Value>) -> Result<String> {
     let mut out = String::from(HEAD);
+    let mut commits: BTreeMap<&str, usize> = BTreeMap::new();
+    for result in kept.values() {
+        *commits.entry(result["commit"].as_str().unwrap_or("an older one")).or_default() += 1;
+    }
+    let commits: Vec<String> = commits.iter().map(|(commit, count)| format!("{commit} ({count})")).collect();
+    writeln!(out, "\nCommits that the faults were planted in, with how many: {}.", commits.join(", "))?;
     for area in AREAS {
         writeln!(out, "\n## {area}\n\n| fault | file | noticed by | after |\n|---|---|---|--:|")?;
         for mutant in all.iter().filter(|mutant| mutant.area == area) {

@@ -17,6 +17,7 @@ pub(super) fn folder() -> PathBuf {
 /// Copy of the source.
 pub(super) struct Tree {
     root: PathBuf,
+    commit: String,
     /// Locked as long as faults are planted: two runs would undo each other's.
     _lock: File,
 }
@@ -47,7 +48,12 @@ impl Tree {
             copy(&shell::root().join(name), &root.join(name)).with_context(|| format!("copying {}", name.display()))?;
         }
         remove_others(&root, &root, &names)?;
-        Ok(Self { root, _lock: lock })
+        Ok(Self { root, commit: commit()?, _lock: lock })
+    }
+
+    /// Returns the commit that it is a copy of, with `+` where the source has changes beside it.
+    pub(super) fn commit(&self) -> &str {
+        &self.commit
     }
 
     /// Returns its folder.
@@ -62,6 +68,12 @@ impl Tree {
         std::fs::write(&path, mutant.apply(&text)?).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Planted { path, text })
     }
+}
+
+fn commit() -> Result<String> {
+    let git = |arguments: &[&str]| shell::output(shell::command("git").args(arguments));
+    let changed = !git(&["status", "--porcelain"])?.trim().is_empty();
+    Ok(git(&["rev-parse", "--short=9", "HEAD"])?.trim().to_owned() + if changed { "+" } else { "" })
 }
 
 fn lock(path: &Path) -> Result<File> {
