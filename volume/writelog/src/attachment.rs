@@ -17,12 +17,12 @@
 //! | A3 | a log acknowledges and writes back nothing until a record read under the image's lock still names the log |
 //! | A4 | a handle that does not know what the record says serves nothing |
 
+mod keeper;
 mod members;
 mod refusing;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::future::ready;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -30,111 +30,19 @@ use forebay_block::{BlockDevice, Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{spawn, timeout};
 
+pub use self::keeper::{LogKeeper, PlaceChange};
 pub use self::members::PeerAccess;
-use self::members::{MembersOwner, RecordMembers};
+use self::members::{AttachedMembers, MembersOwner, RecordMembers, ServedCopy, SharedRecord};
 use self::refusing::Refusing;
 use crate::format::LogId;
 use crate::log::WriteLog;
 use crate::mode::Mode;
-use crate::options::{LogOptions, LogOwner};
+use crate::options::LogOwner;
 use crate::record::{LogRecord, RecordedLog, Standing};
 use crate::replication::{
-    LogMembers, LogOpening, MemberRecord, OpenedMembers, PeerId, PrimarySet, ReplicationOptions, open_members,
-    open_primary,
+    LogMembers, LogOpening, MemberRecord, OpenedMembers, PrimarySet, ReplicationOptions, open_members, open_primary,
 };
 use crate::shelf::{Shelf, draw_id, id_text};
-
-/// Difference between the place of a log and a requested one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PlaceChange {
-    /// No difference.
-    Same,
-    /// Only the limits differ, which can be changed online.
-    Limits,
-    /// Any other difference.
-    Other,
-}
-
-/// Access to an image, its record and its log devices, on behalf of the write log.
-pub trait LogKeeper: 'static {
-    /// Location and settings of a log.
-    type Place: Clone + fmt::Display + 'static;
-    /// Guard that keeps the image's exclusive lock, once acquired, from being released on request.
-    type Lock: 'static;
-
-    /// Returns the identity of the image, which the log stores.
-    fn volume_id(&self) -> String;
-
-    /// Returns the name of the image, for messages.
-    fn volume_name(&self) -> String;
-
-    /// Reads the record.
-    ///
-    /// # Errors
-    /// Errors of the image; [`ErrorKind::Corrupt`] if the record is malformed.
-    fn load(&self) -> LocalFuture<Result<LogRecord<Self::Place>>>;
-
-    /// Replaces the record, durably. After an error, either the old or the new one may be stored.
-    ///
-    /// # Errors
-    /// Errors of the image.
-    fn store(&self, record: LogRecord<Self::Place>) -> LocalFuture<Result<()>>;
-
-    /// Acquires the image's exclusive lock.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Busy`] if another client holds it and keeps it.
-    fn lock(&self) -> LocalFuture<Result<Self::Lock>>;
-
-    /// Waits until all changes submitted to the image so far have completed.
-    fn drain_changes(&self) -> LocalFuture<()>;
-
-    /// Opens the log device at a place; with `create`, with space for one more log.
-    ///
-    /// # Errors
-    /// Errors of [`Shelf::open`].
-    fn shelf(&self, place: &Self::Place, create: bool) -> LocalFuture<Result<Rc<Shelf>>>;
-
-    /// Returns the size of a log at a place, in bytes.
-    fn log_size(&self, place: &Self::Place) -> u64;
-
-    /// Returns the options of a log at a place.
-    fn options(&self, place: &Self::Place) -> LogOptions;
-
-    /// Compares two places.
-    fn compare(&self, is: &Self::Place, wanted: &Self::Place) -> PlaceChange;
-
-    /// Returns the access to other peers; `None` where logs have no members.
-    fn peers(&self) -> Option<Rc<dyn PeerAccess>> {
-        None
-    }
-
-    /// Returns the peers that are to have copies of a log at a place, other than its primary.
-    fn wanted(&self, _place: &Self::Place) -> Vec<PeerId> {
-        Vec::new()
-    }
-
-    /// Returns the client of the backend through which this process writes the image.
-    fn client(&self) -> String {
-        String::new()
-    }
-
-    /// Fences a client of the backend, and breaks its lock: once this has ended, nothing of it reaches the image any more.
-    ///
-    /// # Errors
-    /// If that is not known to have happened.
-    fn fence(&self, _client: &str) -> LocalFuture<Result<()>> {
-        Box::pin(ready(Err(Error::new(ErrorKind::Unsupported, "this backend fences nobody"))))
-    }
-
-    /// Replaces the record, durably, if it is still `from`; returns whether it was. After an error, either may be stored.
-    ///
-    /// # Errors
-    /// Errors of the image.
-    fn replace(&self, _from: LogRecord<Self::Place>, _to: LogRecord<Self::Place>) -> LocalFuture<Result<bool>> {
-        Box::pin(ready(Err(Error::new(ErrorKind::Unsupported, "this backend compares no records"))))
-    }
-}
 
 /// Owner of a log through the record that names it.
 struct RecordOwner<K: LogKeeper> {
@@ -192,11 +100,11 @@ impl<K: LogKeeper> LogOwner for RecordOwner<K> {
     }
 }
 
-enum Slot<P> {
+enum Slot<K: LogKeeper> {
     /// No log in the record.
     Without,
     /// Open log that the record names.
-    With { log: Rc<WriteLog>, recorded: RecordedLog<P>, shelf: Rc<Shelf>, set: Option<Rc<PrimarySet>> },
+    With { log: Rc<WriteLog>, recorded: RecordedLog<K::Place>, shelf: Rc<Shelf>, members: Option<AttachedMembers<K>> },
     /// Unusable: the record may name a log that is not open here.
     Unusable(Error),
 }
@@ -205,7 +113,7 @@ enum Slot<P> {
 pub struct LogAttachment<K: LogKeeper> {
     keeper: Rc<K>,
     base: Rc<dyn BlockDevice>,
-    slot: RefCell<Slot<K::Place>>,
+    slot: RefCell<Slot<K>>,
     /// Serializes changes of the log.
     turn: Semaphore,
     /// Set while the record is being read under the image's lock anyway.
@@ -257,7 +165,10 @@ impl<K: LogKeeper> LogAttachment<K> {
     /// Returns the record's entry of the open log.
     pub fn recorded(&self) -> Option<RecordedLog<K::Place>> {
         match &*self.slot.borrow() {
-            Slot::With { recorded, .. } => Some(recorded.clone()),
+            Slot::With { recorded, members: None, .. } => Some(recorded.clone()),
+            Slot::With { recorded, members: Some(AttachedMembers { set, record, .. }), .. } => {
+                Some(RecordedLog { id: recorded.id, place: record.place.borrow().clone(), members: Some(set.record()) })
+            }
             Slot::Without | Slot::Unusable(_) => None,
         }
     }
@@ -316,7 +227,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         epoch: u64,
         recorded: RecordedLog<K::Place>,
         lock: Option<K::Lock>,
-    ) -> Result<Slot<K::Place>> {
+    ) -> Result<Slot<K>> {
         if recorded.members.is_some() {
             return self.open_with_members(recorded, LogOpening::Again, lock).await;
         }
@@ -324,7 +235,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         let opened = shelf.open_log(&recorded.id, &self.keeper.volume_id(), epoch).await?;
         let owner = self.owner(recorded.id, epoch, lock);
         let log = WriteLog::new(self.base.clone(), opened, owner, self.keeper.options(&recorded.place));
-        Ok(Slot::With { log, recorded, shelf, set: None })
+        Ok(Slot::With { log, recorded, shelf, members: None })
     }
 
     /// Makes this peer the primary of a log that has members.
@@ -333,20 +244,33 @@ impl<K: LogKeeper> LogAttachment<K> {
         recorded: RecordedLog<K::Place>,
         opening: LogOpening,
         lock: Option<K::Lock>,
-    ) -> Result<Slot<K::Place>> {
+    ) -> Result<Slot<K>> {
         let (keeper, id) = (&self.keeper, recorded.id);
         let peers = self.peers()?;
-        let shelf = match peers.release_copy(id).await? {
+        let is_primary = recorded.members.as_ref().is_some_and(|members| members.primary() == peers.own());
+        if !is_primary && opening == LogOpening::Again {
+            let primary = recorded.members.as_ref().map_or_else(String::new, |members| members.primary().to_string());
+            let text = format!("the write log of {} is served by peer {primary}", keeper.volume_name());
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        let (served, copy) = ServedCopy::release(peers.clone(), id).await?;
+        let shelf = match copy {
             Some(shelf) => shelf,
-            None => keeper.shelf(&recorded.place, false).await?,
+            None if is_primary => keeper.shelf(&recorded.place, false).await?,
+            None => {
+                let text = format!("this peer has no copy of the write log of {}", keeper.volume_name());
+                return Err(Error::new(ErrorKind::Denied, text));
+            }
         };
-        let (volume, name) = (keeper.volume_id(), keeper.volume_name());
-        let record = self.record_members(peers, id, &recorded.place);
-        let options = ReplicationOptions::default();
-        let opened = open_primary(&shelf, &id, (&volume, &name), opening, record, options).await?;
-        let (log, set) = self.front(opened, id, &recorded.place, lock);
-        let recorded = RecordedLog { members: Some(set.record()), ..recorded };
-        Ok(Slot::With { log, recorded, shelf, set: Some(set) })
+        let (volume, name) = (keeper.shared_id(), keeper.volume_name());
+        let record = self.record_members(peers, id, &recorded.place, &shelf);
+        let (shared, options) = (Rc::new(SharedRecord(record.clone())), ReplicationOptions::default());
+        let opened = open_primary(&shelf, &id, (&volume, &name), opening, shared, options).await?;
+        let place = record.place.borrow().clone();
+        let (log, set) = self.front(opened, id, &place, lock);
+        let recorded = RecordedLog { members: Some(set.record()), place, ..recorded };
+        let members = Some(AttachedMembers::new(set, record, served));
+        Ok(Slot::With { log, recorded, shelf, members })
     }
 
     fn peers(&self) -> Result<Rc<dyn PeerAccess>> {
@@ -354,9 +278,16 @@ impl<K: LogKeeper> LogAttachment<K> {
         self.keeper.peers().ok_or_else(|| Error::new(ErrorKind::Unsupported, text()))
     }
 
-    fn record_members(&self, peers: Rc<dyn PeerAccess>, id: LogId, place: &K::Place) -> Rc<RecordMembers<K>> {
+    fn record_members(
+        &self,
+        peers: Rc<dyn PeerAccess>,
+        id: LogId,
+        place: &K::Place,
+        shelf: &Rc<Shelf>,
+    ) -> Rc<RecordMembers<K>> {
         let (keeper, record_turn) = (self.keeper.clone(), self.record_turn.clone());
-        Rc::new(RecordMembers { keeper, peers, id, place: place.clone(), record_turn })
+        let place = Rc::new(RefCell::new(place.clone()));
+        Rc::new(RecordMembers { keeper, peers, id, shelf: shelf.clone(), place, record_turn })
     }
 
     /// Puts an opened log that has members in front of the image.
@@ -461,6 +392,7 @@ impl<K: LogKeeper> LogAttachment<K> {
                 let Some(named) = named.filter(|named| named.id == recorded.id) else {
                     return Err(Error::new(ErrorKind::Busy, "the write log is being ended"));
                 };
+                let place = self.keeper.adjusted(&named.place, place);
                 let changed = RecordedLog { place: place.clone(), ..named.clone() };
                 let next = LogRecord { epoch, log: Some(changed.clone()) };
                 match changed.members.is_some() {
@@ -468,9 +400,13 @@ impl<K: LogKeeper> LogAttachment<K> {
                     true if self.keeper.replace(LogRecord { epoch, log: Some(named) }, next).await? => {}
                     true => return Err(Error::new(ErrorKind::Busy, "the record has been changed meanwhile")),
                 }
-                log.set_limits(self.keeper.options(place).limits);
-                if let Slot::With { recorded, .. } = &mut *self.slot.borrow_mut() {
+                log.set_limits(self.keeper.options(&place).limits);
+                if let Slot::With { recorded, members, .. } = &mut *self.slot.borrow_mut() {
                     *recorded = changed;
+                    if let Some(AttachedMembers { set, record, .. }) = members {
+                        record.place.replace(place);
+                        set.wanted_changed();
+                    }
                 }
                 Ok(())
             }
@@ -478,30 +414,35 @@ impl<K: LogKeeper> LogAttachment<K> {
     }
 
     async fn create(&self, epoch: u64, place: &K::Place, lock: K::Lock) -> Result<()> {
-        let (keeper, volume) = (&self.keeper, self.keeper.volume_id());
+        let keeper = &self.keeper;
+        let with_members = !keeper.wanted(place).is_empty();
+        let volume = if with_members { keeper.shared_id() } else { keeper.volume_id() };
         let shelf = keeper.shelf(place, true).await?;
-        if let Err(error) = shelf.discard_older(&volume, epoch).await {
-            tracing::warn!(%place, %error, "cannot free the space of a released write log");
+        for volume in [keeper.volume_id(), keeper.shared_id()] {
+            if let Err(error) = shelf.discard_older(&volume, epoch).await {
+                tracing::warn!(%place, %error, "cannot free the space of a released write log");
+            }
         }
         let id = shelf.create(&volume, &keeper.volume_name(), keeper.log_size(place), epoch).await?;
-        let opened = match keeper.wanted(place).is_empty() {
-            true => match shelf.open_log(&id, &volume, epoch).await {
+        let opened = match with_members {
+            false => match shelf.open_log(&id, &volume, epoch).await {
                 Ok(opened) => {
                     let owner = self.owner(id, epoch, Some(lock));
                     Ok((WriteLog::new(self.base.clone(), opened, owner, keeper.options(place)), None))
                 }
                 Err(error) => Err(error),
             },
-            false => {
-                self.create_with_members(&shelf, id, epoch + 1, place, lock).await.map(|(log, set)| (log, Some(set)))
+            true => {
+                let created = self.create_with_members(&shelf, id, epoch + 1, place, lock).await;
+                created.map(|(log, members)| (log, Some(members)))
             }
         };
-        let (log, set) = match opened {
+        let (log, attached) = match opened {
             Ok(opened) => opened,
             Err(error) => return Err(discarded(&shelf, &id, error).await),
         };
         let past = log.changes_past();
-        let members = set.as_ref().map(|set| set.record());
+        let members = attached.as_ref().map(|attached| attached.set.record());
         let epoch = members.as_ref().map_or(epoch, LogMembers::epoch);
         let recorded = RecordedLog { id, place: place.clone(), members };
         if let Err(error) = keeper.store(LogRecord { epoch, log: Some(recorded.clone()) }).await {
@@ -515,10 +456,10 @@ impl<K: LogKeeper> LogAttachment<K> {
             log.gone().await;
             return Err(discarded(&shelf, &id, error).await);
         }
-        if let Some(set) = &set {
+        if let Some(AttachedMembers { set, .. }) = &attached {
             set.start();
         }
-        self.slot.replace(Slot::With { log, recorded, shelf, set });
+        self.slot.replace(Slot::With { log, recorded, shelf, members: attached });
         // Changes in flight past the log must complete before the log writes back to the same ranges.
         let keeper = self.keeper.clone();
         drop(spawn(async move {
@@ -536,20 +477,22 @@ impl<K: LogKeeper> LogAttachment<K> {
         epoch: u64,
         place: &K::Place,
         lock: K::Lock,
-    ) -> Result<(Rc<WriteLog>, Rc<PrimarySet>)> {
+    ) -> Result<(Rc<WriteLog>, AttachedMembers<K>)> {
         let peers = self.peers()?;
+        let (served, _) = ServedCopy::release(peers.clone(), id).await?;
         let members = MemberRecord::created_in(epoch, peers.own(), draw_id(), self.keeper.client());
-        let record = self.record_members(peers, id, place);
-        let (volume, name) = (self.keeper.volume_id(), self.keeper.volume_name());
-        let options = ReplicationOptions::default();
-        let opened = open_members(shelf, &id, (&volume, &name), members, record, options).await?;
-        Ok(self.front(opened, id, place, Some(lock)))
+        let record = self.record_members(peers, id, place, shelf);
+        let (shared, options) = (Rc::new(SharedRecord(record.clone())), ReplicationOptions::default());
+        let (volume, name) = (self.keeper.shared_id(), self.keeper.volume_name());
+        let opened = open_members(shelf, &id, (&volume, &name), members, shared, options).await?;
+        let (log, set) = self.front(opened, id, place, Some(lock));
+        Ok((log, AttachedMembers::new(set, record, served)))
     }
 
     /// Returns the members of the log, where it is served here and has some.
     pub fn members(&self) -> Option<Rc<PrimarySet>> {
         match &*self.slot.borrow() {
-            Slot::With { set, .. } => set.clone(),
+            Slot::With { members, .. } => members.as_ref().map(|members| members.set.clone()),
             Slot::Without | Slot::Unusable(_) => None,
         }
     }
@@ -584,10 +527,13 @@ impl<K: LogKeeper> LogAttachment<K> {
 
     /// Frees the space of a log that the record no longer names.
     async fn remove_disabled(&self) -> Result<()> {
-        let Slot::With { log, recorded, shelf, .. } = self.slot.replace(Slot::Without) else { return Ok(()) };
+        let Slot::With { log, recorded, shelf, members } = self.slot.replace(Slot::Without) else { return Ok(()) };
         // Requests that came through the log complete first.
         log.gone().await;
         free_disabled(&shelf, &recorded).await;
+        if let Some(AttachedMembers { set, .. }) = &members {
+            set.discard_copies().await;
+        }
         Ok(())
     }
 
@@ -604,7 +550,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         let _turn = self.turn.acquire(1).await;
         let closed = Error::new(ErrorKind::ShuttingDown, "the volume is closed");
         let before = self.slot.replace(Slot::Unusable(closed));
-        let Slot::With { log, recorded, shelf, .. } = before else {
+        let Slot::With { log, recorded, shelf, members } = before else {
             if matches!(before, Slot::Without) {
                 self.slot.replace(before);
             }
@@ -622,6 +568,12 @@ impl<K: LogKeeper> LogAttachment<K> {
         if released {
             // The record no longer names the log, and nothing else would ever free it.
             free_disabled(&shelf, &recorded).await;
+        }
+        match &members {
+            Some(members) if released => members.set.discard_copies().await,
+            // It may hold what the other members do not have, if it could not be closed.
+            Some(members) if result.is_ok() || members.set.is_superseded() => members.closed().await,
+            _ => {}
         }
         result
     }
@@ -641,21 +593,27 @@ impl<K: LogKeeper> LogAttachment<K> {
         let record = keeper.load().await?;
         keeper.store(LogRecord::released(record.epoch)).await?;
         let Some(recorded) = record.log else { return Ok(()) };
-        let Ok(shelf) = keeper.shelf(&recorded.place, false).await else { return Ok(()) };
-        match shelf.discard(&recorded.id).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            result => result,
+        if let (Some(_), Some(peers)) = (&recorded.members, keeper.peers())
+            && let (_served, Some(shelf)) = ServedCopy::release(peers, recorded.id).await?
+        {
+            return discard_found(&shelf, &recorded.id).await;
         }
+        let Ok(shelf) = keeper.shelf(&recorded.place, false).await else { return Ok(()) };
+        discard_found(&shelf, &recorded.id).await
+    }
+}
+
+/// Discards a log, if its device has it.
+async fn discard_found(shelf: &Rc<Shelf>, id: &LogId) -> Result<()> {
+    match shelf.discard(id).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        result => result,
     }
 }
 
 /// Frees the space of a closed log that no record names any more.
 async fn free_disabled<P: fmt::Display>(shelf: &Rc<Shelf>, recorded: &RecordedLog<P>) {
-    let discarded = match shelf.discard(&recorded.id).await {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        result => result,
-    };
-    if let Err(error) = discarded {
+    if let Err(error) = discard_found(shelf, &recorded.id).await {
         tracing::warn!(
             log = id_text(&recorded.id),
             place = %recorded.place,

@@ -6,6 +6,7 @@ use crate::format::{
     BLOCK_MAGIC, BlockHeader, ENTRY_LEN, EntryRecord, LOG_SIZE_LEAST, LogDirectory, LogSuperblock, MAGIC, SHELF_MAGIC,
     SUPER_LEN, VERSION, VERSION_MEMBERS, decode_word, reseal,
 };
+use crate::replication::hello::PeerHello;
 use crate::replication::wire::{ReplicaAnswer, ReplicaRequest};
 
 /// Decodes the bytes as each structure; decoded structures must round-trip.
@@ -36,6 +37,9 @@ pub fn decode_messages(bytes: &[u8]) {
     }
     if let Ok(answer) = ReplicaAnswer::decode(bytes) {
         assert_eq!(ReplicaAnswer::decode(&answer.encode()), Ok(answer));
+    }
+    if let Ok(hello) = PeerHello::decode(bytes) {
+        assert_eq!(PeerHello::decode(&hello.encode()), Ok(hello));
     }
 }
 
@@ -153,5 +157,6 @@ mod tests {
             include_bytes!("../../../fuzz/seeds/writelog_messages/refused"),
         ];
         assert!(answers.iter().all(|bytes| ReplicaAnswer::decode(bytes).is_ok()));
+        assert!(PeerHello::decode(include_bytes!("../../../fuzz/seeds/writelog_messages/hello")).is_ok());
     }
 }

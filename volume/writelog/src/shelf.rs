@@ -401,6 +401,11 @@ impl Shelf {
         }
     }
 
+    /// Keeps the file even if the first log cannot be created in it.
+    pub fn keep_file(&self) {
+        self.made.set(false);
+    }
+
     /// Returns the ids of all logs.
     pub fn ids(&self) -> Vec<LogId> {
         self.directory.borrow().logs.iter().map(|log| log.log).collect()

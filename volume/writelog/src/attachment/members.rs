@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::Connection;
+use forebay_reactor::spawn;
 use forebay_reactor::sync::Semaphore;
 
 use super::LogKeeper;
@@ -22,12 +23,94 @@ pub trait PeerAccess {
     /// Returns the connection to a peer, if there is one.
     fn connection(&self, peer: PeerId) -> Option<Connection>;
 
-    /// Closes this peer's copy of a log of another primary: nothing is taken from that one any more. Returns the log device
-    /// that has the copy; `None` if there is no such copy.
+    /// Closes this peer's copy of a log of another primary: nothing is taken from that one until
+    /// [`resume_copy`](Self::resume_copy). Returns the log device that has the copy; `None` if there is no such copy.
     ///
     /// # Errors
     /// Errors of the log device.
     fn release_copy(&self, log: LogId) -> LocalFuture<Result<Option<Rc<Shelf>>>>;
+
+    /// Takes what a primary of the log sends again: this peer does not have the log open any more.
+    fn resume_copy(&self, log: LogId);
+}
+
+/// Log that this peer has open, or opens, as its primary: nothing is taken from a former primary meanwhile.
+pub(super) struct ServedCopy {
+    peers: Rc<dyn PeerAccess>,
+    id: LogId,
+}
+
+impl ServedCopy {
+    /// Closes this peer's copy; returns the log device that has it, if one for copies does.
+    pub(super) async fn release(peers: Rc<dyn PeerAccess>, id: LogId) -> Result<(Self, Option<Rc<Shelf>>)> {
+        let served = Self { peers, id };
+        let shelf = served.peers.release_copy(id).await?;
+        Ok((served, shelf))
+    }
+}
+
+impl Drop for ServedCopy {
+    fn drop(&mut self) {
+        self.peers.resume_copy(self.id);
+    }
+}
+
+/// Client in the record of a log that was closed: nobody has to be fenced.
+const NOBODY: &str = "";
+
+/// Members of an open log, at its primary.
+pub(super) struct AttachedMembers<K: LogKeeper> {
+    pub(super) set: Rc<PrimarySet>,
+    pub(super) record: Rc<RecordMembers<K>>,
+    /// Let go of last, when the log has been closed.
+    pub(super) _served: ServedCopy,
+}
+
+impl<K: LogKeeper> AttachedMembers<K> {
+    /// Takes a log that has members into use.
+    pub(super) fn new(set: Rc<PrimarySet>, record: Rc<RecordMembers<K>>, served: ServedCopy) -> Self {
+        let (followed, peers, id) = (set.clone(), record.peers.clone(), record.id);
+        drop(spawn(async move {
+            followed.ended().await;
+            // A peer that has taken the log over may give this one a copy again.
+            if followed.is_superseded() {
+                peers.resume_copy(id);
+            }
+        }));
+        Self { set, record, _served: served }
+    }
+
+    /// Ends the use of a log that was closed as it is.  Nothing of this client is on its way to the backend any more, so
+    /// that a takeover need not fence it.
+    pub(super) async fn closed(&self) {
+        let (record, set) = (&self.record, &self.set);
+        if set.is_superseded() {
+            self.discard_stale().await;
+            return;
+        }
+        let now = set.record();
+        let changed = record.clone().change(now.clone(), now.closed(NOBODY.into())).await;
+        if !matches!(changed, Ok(RecordChange::Changed)) {
+            tracing::debug!(log = id_text(&record.id), ?changed, "a closed write log keeps its client in the record");
+        }
+    }
+
+    /// Discards this peer's copy of a log that another one has taken over: the record does not name the copy any more.
+    async fn discard_stale(&self) {
+        let RecordMembers { keeper, peers, id, shelf, .. } = &*self.record;
+        let (own, copy) = (peers.own(), self.set.record().copy(peers.own()));
+        let named = match keeper.load().await {
+            Ok(record) => RecordMembers::<K>::members(record, id).and_then(|members| members.copy(own)),
+            Err(_) => return,
+        };
+        if named.is_some() && named == copy {
+            return;
+        }
+        match shelf.discard(id).await {
+            Ok(()) => tracing::info!(log = id_text(id), path = shelf.path(), "discarded a copy that was taken over"),
+            Err(error) => tracing::debug!(log = id_text(id), %error, "a copy that was taken over is kept"),
+        }
+    }
 }
 
 /// Record of one log that has members.
@@ -35,7 +118,10 @@ pub(super) struct RecordMembers<K: LogKeeper> {
     pub(super) keeper: Rc<K>,
     pub(super) peers: Rc<dyn PeerAccess>,
     pub(super) id: LogId,
-    pub(super) place: K::Place,
+    /// Log device of this peer's copy.
+    pub(super) shelf: Rc<Shelf>,
+    /// Location and settings, as the record has them.
+    pub(super) place: Rc<RefCell<K::Place>>,
     pub(super) record_turn: Semaphore,
 }
 
@@ -45,52 +131,68 @@ impl<K: LogKeeper> RecordMembers<K> {
         record.log.filter(|log| log.id == *id).and_then(|log| log.members)
     }
 
-    async fn change(keeper: &K, id: &LogId, from: &LogMembers, to: LogMembers) -> Result<RecordChange> {
+    /// Changes the members in the record.  With the primary the location changes: it is that of the primary's own copy.
+    async fn change(self: Rc<Self>, from: LogMembers, to: LogMembers) -> Result<RecordChange> {
+        let _turn = self.record_turn.acquire(1).await;
+        let (keeper, id) = (&self.keeper, &self.id);
         let record = keeper.load().await?;
         let named = record.log.clone().filter(|log| log.id == *id);
-        let Some(log) = named.filter(|log| log.members.as_ref() == Some(from)) else {
+        let Some(log) = named.filter(|log| log.members.as_ref() == Some(&from)) else {
             return Ok(RecordChange::Other(Self::members(record, id)));
         };
-        let next = LogRecord { epoch: to.epoch(), log: Some(RecordedLog { members: Some(to), ..log }) };
+        let place = match from.primary() == to.primary() {
+            true => log.place,
+            false => keeper.moved(&log.place, &self.shelf, from.primary()),
+        };
+        let changed = RecordedLog { id: *id, place: place.clone(), members: Some(to.clone()) };
+        let next = LogRecord { epoch: to.epoch(), log: Some(changed) };
         match keeper.replace(record, next).await? {
-            true => Ok(RecordChange::Changed),
+            true => {
+                self.place.replace(place);
+                Ok(RecordChange::Changed)
+            }
             false => Ok(RecordChange::Other(Self::members(keeper.load().await?, id))),
         }
     }
 }
 
-impl<K: LogKeeper> MemberKeeper for RecordMembers<K> {
+/// Record of a log's members, as replication uses it.
+pub(super) struct SharedRecord<K: LogKeeper>(pub(super) Rc<RecordMembers<K>>);
+
+impl<K: LogKeeper> MemberKeeper for SharedRecord<K> {
     fn own(&self) -> PeerId {
-        self.peers.own()
+        self.0.peers.own()
     }
 
     fn client(&self) -> String {
-        self.keeper.client()
+        self.0.keeper.client()
     }
 
     fn load(&self) -> LocalFuture<Result<Option<LogMembers>>> {
-        let (keeper, id) = (self.keeper.clone(), self.id);
-        Box::pin(async move { Ok(Self::members(keeper.load().await?, &id)) })
-    }
-
-    fn fence(&self, client: &str) -> LocalFuture<Result<()>> {
-        self.keeper.fence(client)
-    }
-
-    fn change(&self, from: LogMembers, to: LogMembers) -> LocalFuture<Result<RecordChange>> {
-        let (keeper, id, turn) = (self.keeper.clone(), self.id, self.record_turn.clone());
+        let own = self.0.clone();
         Box::pin(async move {
-            let _turn = turn.acquire(1).await;
-            Self::change(&keeper, &id, &from, to).await
+            let record = own.keeper.load().await?;
+            if let Some(log) = record.log.as_ref().filter(|log| log.id == own.id) {
+                own.place.replace(log.place.clone());
+            }
+            Ok(RecordMembers::<K>::members(record, &own.id))
         })
     }
 
+    fn fence(&self, client: &str) -> LocalFuture<Result<()>> {
+        self.0.keeper.fence(client)
+    }
+
+    fn change(&self, from: LogMembers, to: LogMembers) -> LocalFuture<Result<RecordChange>> {
+        Box::pin(self.0.clone().change(from, to))
+    }
+
     fn connection(&self, peer: PeerId) -> Option<Connection> {
-        self.peers.connection(peer)
+        self.0.peers.connection(peer)
     }
 
     fn wanted(&self) -> Vec<PeerId> {
-        self.keeper.wanted(&self.place)
+        self.0.keeper.wanted(&self.0.place.borrow())
     }
 }
 

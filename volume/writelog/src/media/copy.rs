@@ -56,6 +56,9 @@ pub(crate) trait CopyMedium: Medium {
     /// Returns the tail as it is durable in one of the two superblocks.
     fn durable_tail(&self) -> u64;
 
+    /// Returns the bytes from the block with entry `seq` to the end of the log: not less than those of its entries.
+    fn bytes_from(&self, seq: u64) -> u64;
+
     /// Waits until the entries before `seq` are written, or an append has failed.
     fn written(&self, seq: u64) -> LocalFuture<()>;
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind};
 use forebay_reactor::{Instant, now, spawn, timeout};
@@ -13,20 +14,44 @@ use super::set::PrimarySet;
 
 /// Changes the record as members come and go, until this primary stops.
 pub(super) async fn control(set: Rc<PrimarySet>) {
-    let mut asked: BTreeMap<PeerId, Instant> = BTreeMap::new();
+    let mut attempts = Attempts::default();
     while set.stopped().is_none() {
         follow_members(&set);
         if let Some(peer) = failed_member(&set) {
             drop_member(&set, peer).await;
         } else if let Some(peer) = filled_member(&set) {
             complete_member(&set, peer).await;
-        } else if let Some(peer) = missing_member(&set, &mut asked) {
-            add_member(&set, peer).await;
+        } else if let Some(peer) = unwanted_member(&set) {
+            remove_member(&set, peer).await;
+        } else if let Some(peer) = missing_member(&set, &attempts) {
+            let added = add_member(&set, peer).await;
+            attempts.note(peer, added, set.options.retry);
         } else {
             let _ = timeout(set.options.retry, set.attention.wait()).await;
         }
     }
     set.links.borrow().values().for_each(|link| link.end());
+}
+
+/// Attempts to create copies at peers that failed.
+#[derive(Default)]
+struct Attempts(BTreeMap<PeerId, (Instant, Duration)>);
+
+impl Attempts {
+    /// Notes an attempt.  After one that failed, the next has to wait, the longer the more have failed.
+    fn note(&mut self, peer: PeerId, succeeded: bool, retry: Duration) {
+        if succeeded {
+            self.0.remove(&peer);
+            return;
+        }
+        let wait = self.0.get(&peer).map_or(10 * retry, |(_, wait)| (2 * *wait).min(600 * retry));
+        self.0.insert(peer, (now(), wait));
+    }
+
+    /// Returns whether a peer may be asked now.
+    fn may_ask(&self, peer: PeerId) -> bool {
+        self.0.get(&peer).is_none_or(|(at, wait)| at.elapsed() > *wait)
+    }
 }
 
 /// Starts a link to each member that has none, and ends those of peers that are no members any more.
@@ -73,7 +98,7 @@ fn filled_member(set: &PrimarySet) -> Option<PeerId> {
 }
 
 /// Returns a peer that is to have a copy and has none, or has lost it, if it can be reached and was not asked recently.
-fn missing_member(set: &PrimarySet, asked: &mut BTreeMap<PeerId, Instant>) -> Option<PeerId> {
+fn missing_member(set: &PrimarySet, attempts: &Attempts) -> Option<PeerId> {
     if !set.progress.borrow().serves() {
         return None;
     }
@@ -85,12 +110,36 @@ fn missing_member(set: &PrimarySet, asked: &mut BTreeMap<PeerId, Instant>) -> Op
         Some(MemberState::Complete) => false,
     };
     let may = |peer: &PeerId| {
-        let recent = asked.get(peer).is_some_and(|at| at.elapsed() < 10 * set.options.retry);
-        *peer != set.own && lacks(peer) && !recent && set.keeper.connection(*peer).is_some()
+        *peer != set.own && lacks(peer) && attempts.may_ask(*peer) && set.keeper.connection(*peer).is_some()
     };
-    let peer = set.keeper.wanted().into_iter().find(may)?;
-    asked.insert(peer, now());
-    Some(peer)
+    set.keeper.wanted().into_iter().find(may)
+}
+
+/// Returns a replica that is not to have a copy any more.  It is kept while a wanted one is being filled.
+fn unwanted_member(set: &PrimarySet) -> Option<PeerId> {
+    if !set.progress.borrow().serves() {
+        return None;
+    }
+    let (record, wanted) = (set.record(), set.keeper.wanted());
+    let filled = wanted.iter().all(|peer| *peer == set.own || record.state(*peer) == Some(MemberState::Complete));
+    let unwanted = |peer: &PeerId| *peer != set.own && !wanted.contains(peer);
+    let is_filling = |peer: &PeerId| record.state(*peer) == Some(MemberState::Filling);
+    record.members().map(|(peer, _)| peer).find(|peer| unwanted(peer) && (filled || is_filling(peer)))
+}
+
+async fn remove_member(set: &Rc<PrimarySet>, peer: PeerId) {
+    tracing::info!(peer = %peer, log = crate::id_text(&set.identity.log), "removing a replica that is not wanted any more");
+    let proposed = set.progress.borrow_mut().propose_without(peer).cloned();
+    match proposed {
+        Ok(next) => {
+            change(set, next).await;
+            if set.record().state(peer).is_none() && set.stopped().is_none() {
+                follow_members(set);
+                set.discard_copy(peer).await;
+            }
+        }
+        Err(error) => tracing::error!(%error, "cannot remove a replica of a write log"),
+    }
 }
 
 async fn drop_member(set: &Rc<PrimarySet>, peer: PeerId) {
@@ -116,7 +165,8 @@ async fn complete_member(set: &Rc<PrimarySet>, peer: PeerId) {
     }
 }
 
-async fn add_member(set: &Rc<PrimarySet>, peer: PeerId) {
+/// Creates a copy at a peer, and adds it as a member that is being filled; returns whether that has succeeded.
+async fn add_member(set: &Rc<PrimarySet>, peer: PeerId) -> bool {
     let created = match timeout(10 * set.options.patience, member::create(set, peer)).await {
         Ok(created) => created,
         Err(_) => Err(Error::new(ErrorKind::TimedOut, "no answer")),
@@ -125,10 +175,15 @@ async fn add_member(set: &Rc<PrimarySet>, peer: PeerId) {
         Ok(copy) => {
             let next = set.progress.borrow_mut().propose_filling(peer, copy).clone();
             change(set, next).await;
+            true
         }
-        Err(error) if error.kind() == ErrorKind::Fenced => set.stop(error),
+        Err(error) if error.kind() == ErrorKind::Fenced => {
+            set.stop(error);
+            false
+        }
         Err(error) => {
             tracing::warn!(peer = %peer, %error, "cannot create a copy of a write log at a peer; trying again");
+            false
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Copies that this peer holds of other peers' logs.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, LocalFuture, Result};
@@ -10,6 +10,7 @@ use forebay_reactor::sync::KeyedLock;
 use forebay_reactor::{Buf, spawn};
 
 use super::AppendRefused;
+use super::hello::ReplicaOffer;
 use super::open_copy::ReplicaCopy;
 use super::wire::{KIND_ANSWER, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
 use crate::format::LogId;
@@ -27,6 +28,8 @@ pub struct ReplicaShelf {
 pub struct ReplicaHost {
     shelves: Vec<ReplicaShelf>,
     open: RefCell<BTreeMap<LogId, Rc<ReplicaCopy>>>,
+    /// Logs that this peer takes over: nothing is taken from their primaries any more.
+    given_up: RefCell<BTreeSet<LogId>>,
     /// One at a time creates, opens or discards a copy of a log.
     turns: KeyedLock<LogId>,
 }
@@ -34,7 +37,28 @@ pub struct ReplicaHost {
 impl ReplicaHost {
     /// Serves copies on these log devices.
     pub fn new(shelves: Vec<ReplicaShelf>) -> Rc<Self> {
-        Rc::new(Self { shelves, open: RefCell::default(), turns: KeyedLock::default() })
+        Rc::new(Self { shelves, open: RefCell::default(), given_up: RefCell::default(), turns: KeyedLock::default() })
+    }
+
+    /// Returns the log devices for copies.
+    pub fn shelves(&self) -> &[ReplicaShelf] {
+        &self.shelves
+    }
+
+    /// Returns the space on each log device.
+    pub fn offers(&self) -> Vec<ReplicaOffer> {
+        let offer = |ReplicaShelf { shelf, quota }: &ReplicaShelf| {
+            let used: u64 = shelf.sizes().into_iter().map(|(_, size)| size).sum();
+            ReplicaOffer { medium: shelf.medium(), quota: *quota, free: quota.saturating_sub(used) }
+        };
+        self.shelves.iter().map(offer).collect()
+    }
+
+    /// Answers a request with an error: its sender may not have copies here.
+    pub fn refuse(connection: &Connection, message: &Message, why: &str) {
+        let answer = ReplicaAnswer::Failed(why.into()).encode();
+        // Only a connection that has ended refuses it.
+        let _ = connection.post(message.reply(KIND_ANSWER).front(Buf::copy_of(&answer)));
     }
 
     /// Handles a message that is a request of a log's primary; returns false if it is something else.
@@ -70,6 +94,9 @@ impl ReplicaHost {
 
     async fn run(&self, request: ReplicaRequest) -> ReplicaAnswer {
         let ReplicaRequest { log, term, action } = request;
+        if self.is_given_up(&log) {
+            return ReplicaAnswer::Failed("this peer is taking the log over".into());
+        }
         match action {
             ReplicaAction::Create { volume, name, size, unit, epoch } => {
                 let _turn = self.turns.lock(&log).await;
@@ -107,6 +134,10 @@ impl ReplicaHost {
         self.shelves.iter().map(|found| &found.shelf).find(|shelf| shelf.ids().contains(log)).cloned()
     }
 
+    fn is_given_up(&self, log: &LogId) -> bool {
+        self.given_up.borrow().contains(log)
+    }
+
     /// Opens this peer's copy of a log, if it has one.
     async fn open_copy(&self, log: &LogId) -> Result<Option<Rc<ReplicaCopy>>> {
         if let Some(copy) = self.copy(log) {
@@ -114,6 +145,9 @@ impl ReplicaHost {
         }
         let Some(shelf) = self.shelf_of(log) else { return Ok(None) };
         let copy = Rc::new(ReplicaCopy::new(shelf.open_copy(log, None).await?));
+        if self.is_given_up(log) {
+            return Err(Error::new(ErrorKind::Busy, "this peer is taking the log over"));
+        }
         self.open.borrow_mut().insert(*log, copy.clone());
         Ok(Some(copy))
     }
@@ -138,6 +172,7 @@ impl ReplicaHost {
     ) -> Result<LogId> {
         self.require_newest(log, term).await?;
         self.release(log).await;
+        self.discard_older(names.0, epoch).await;
         let mut reason = Error::new(ErrorKind::NoSpace, "this peer has no log device for copies of logs");
         for ReplicaShelf { shelf, quota } in &self.shelves {
             let used: u64 = shelf.sizes().into_iter().filter(|(id, _)| id != log).map(|(_, size)| size).sum();
@@ -154,11 +189,34 @@ impl ReplicaHost {
         Err(reason)
     }
 
+    /// Frees the space of former logs of a volume, which its record names no more.
+    async fn discard_older(&self, volume: &str, epoch: u64) {
+        for ReplicaShelf { shelf, .. } in &self.shelves {
+            if let Err(error) = shelf.discard_older(volume, epoch).await {
+                tracing::warn!(path = shelf.path(), %error, "cannot free the space of a former write log of a volume");
+            }
+        }
+    }
+
     async fn discard(&self, log: &LogId, term: u32) -> Result<()> {
         self.require_newest(log, term).await?;
         self.release(log).await;
         let Some(shelf) = self.shelf_of(log) else { return Ok(()) };
         shelf.discard(log).await
+    }
+
+    /// Takes nothing more from the primary of a log, until [`resume`](Self::resume): this peer takes the log over.  Returns
+    /// the log device that has the copy, if there is one.
+    pub async fn give_up(&self, log: &LogId) -> Option<Rc<Shelf>> {
+        self.given_up.borrow_mut().insert(*log);
+        let _turn = self.turns.lock(log).await;
+        self.release(log).await;
+        self.shelf_of(log)
+    }
+
+    /// Takes requests of a log's primary again, after this peer has closed the log or could not take it over.
+    pub fn resume(&self, log: &LogId) {
+        self.given_up.borrow_mut().remove(log);
     }
 
     /// Closes this peer's copy of a log, once nothing is in flight: it takes nothing more from a primary until it is opened

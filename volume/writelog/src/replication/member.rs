@@ -120,8 +120,11 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
         start,
         cut: set.cut,
     };
-    let CopyProgress { head, .. } = ask(set, link, connection, ReplicaAction::Adopt(adopt), BufList::new()).await?;
+    tracing::debug!(peer = %link.peer, at = %connection.address(), term = set.term, "asking a replica to follow this primary");
+    let CopyProgress { head, tail, .. } =
+        ask(set, link, connection, ReplicaAction::Adopt(adopt), BufList::new()).await?;
     link.adopted.set(true);
+    tracing::debug!(peer = %link.peer, head, tail, own_head = set.head.get(), "a replica follows this primary");
     let mut cursor = find(set, head).await?;
     let mut retirements = 0;
     loop {
@@ -261,5 +264,18 @@ pub(super) async fn create(set: &PrimarySet, peer: PeerId) -> Result<LogId> {
         ReplicaAnswer::Refused(refused) => Err(Error::new(ErrorKind::Io, refused.to_string())),
         ReplicaAnswer::Failed(why) => Err(Error::new(ErrorKind::Io, why)),
         ReplicaAnswer::Done(_) => Err(Error::new(ErrorKind::Io, "a replica's answer is to something else")),
+    }
+}
+
+/// Asks a peer to discard its copy.
+pub(super) async fn discard(set: &PrimarySet, peer: PeerId) -> Result<()> {
+    let Some(connection) = set.keeper.connection(peer) else {
+        return Err(Error::new(ErrorKind::Io, "the peer is not connected"));
+    };
+    match request(set, &connection, ReplicaAction::Discard, BufList::new()).await? {
+        ReplicaAnswer::Done(_) | ReplicaAnswer::Refused(AppendRefused::CopyLost) => Ok(()),
+        ReplicaAnswer::Refused(refused) => Err(Error::new(ErrorKind::Io, refused.to_string())),
+        ReplicaAnswer::Failed(why) => Err(Error::new(ErrorKind::Io, why)),
+        ReplicaAnswer::Created(_) => Err(Error::new(ErrorKind::Io, "a replica's answer is to something else")),
     }
 }

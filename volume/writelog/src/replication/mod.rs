@@ -5,16 +5,19 @@
 //! exhaustively.  [`wire`] is what a primary and its replicas say to each other.
 
 mod control;
+pub mod hello;
 mod host;
 mod keeper;
 mod lease;
 mod member;
 mod open;
 mod open_copy;
+mod peers;
 mod primary;
 mod raw;
 mod record;
 mod replica;
+mod report;
 mod set;
 mod shape;
 pub mod wire;
@@ -23,9 +26,11 @@ pub use host::{ReplicaHost, ReplicaShelf};
 pub use keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, RecordChange, ReplicationOptions};
 pub use lease::{LeasePromise, PrimaryLease};
 pub use open::{LogOpening, OpenedMembers, open_members, open_primary};
+pub use peers::{KnownPeer, KnownPeers, PeerUnknown};
 pub use primary::PrimaryProgress;
 pub use raw::{AppendCursor, CopyStart, RawAppend};
 pub use record::{ChangeRefused, MemberEntry, MemberRecord, MemberState};
 pub use replica::{Adoption, AppendRefused, ReplicaLog};
+pub use report::MemberReport;
 pub use set::PrimarySet;
 pub use shape::{LogShape, TermSpan};

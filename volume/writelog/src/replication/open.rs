@@ -69,8 +69,8 @@ pub async fn open_primary(
         };
         // Nobody is fenced for an attempt that cannot succeed.
         let next = next.map_err(|refused| Error::new(ErrorKind::Denied, format!("{}: {refused}", names.1)))?;
-        // This client had the log open, and closed it: nothing of it is on its way any more.
-        if !is_own {
+        // A client that closed the log has nothing on its way any more: this one, or one that the record forgot.
+        if !is_own && !record.client().is_empty() {
             keeper.fence(record.client()).await?;
         }
         if keeper.change(record, next.clone()).await? == RecordChange::Changed {

@@ -161,6 +161,15 @@ impl<P: Ord + Copy, C: Clone> MemberRecord<P, C> {
         Ok(next)
     }
 
+    /// Returns the record after the primary has closed the log, with nothing in flight at the backend: `nobody` stands for
+    /// no client, which no takeover has to fence.
+    pub fn closed(&self, nobody: C) -> Self {
+        let mut next = self.clone();
+        next.epoch += 1;
+        next.client = nobody;
+        next
+    }
+
     /// Returns the record with a peer whose `copy` is being filled.
     ///
     /// # Panics

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, Result};
-use forebay_reactor::spawn;
 use forebay_reactor::sync::Notify;
+use forebay_reactor::{spawn, timeout};
 
 use super::control::control;
 use super::keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, ReplicationOptions};
-use super::member::MemberLink;
+use super::member::{MemberLink, discard};
 use super::wire::CopyProgress;
 use super::{CopyStart, LogShape, PrimaryProgress, RawAppend};
 use crate::format::LogId;
@@ -155,6 +155,46 @@ impl PrimarySet {
     /// Returns why this primary has stopped, if it has.
     pub(crate) fn stopped(&self) -> Option<Error> {
         self.over.borrow().clone()
+    }
+
+    /// Follows a change of the peers that are to have copies.
+    pub fn wanted_changed(&self) {
+        self.attention.notify_all();
+    }
+
+    /// Asks the replicas to discard their copies, once the log has been released: each gets `patience` to answer.  A copy
+    /// that remains is discarded when its peer is next asked for one of the volume.
+    pub async fn discard_copies(&self) {
+        let peers: Vec<PeerId> =
+            self.record().members().map(|(peer, _)| peer).filter(|peer| *peer != self.own).collect();
+        for peer in peers {
+            self.discard_copy(peer).await;
+        }
+    }
+
+    /// Asks a peer to discard its copy.
+    pub(super) async fn discard_copy(&self, peer: PeerId) {
+        let discarded = match timeout(self.options.patience, discard(self, peer)).await {
+            Ok(discarded) => discarded,
+            Err(_) => Err(Error::new(ErrorKind::TimedOut, "no answer")),
+        };
+        if let Err(error) = discarded {
+            tracing::warn!(
+                peer = %peer, log = crate::id_text(&self.identity.log), %error,
+                "a peer keeps its copy of a write log that is no member any more; it is discarded with the next copy there"
+            );
+        }
+    }
+
+    /// Waits until this primary has to stop; returns why.
+    pub async fn ended(&self) -> Error {
+        self.changed.wait_until(|| self.over.borrow().is_some()).await;
+        self.over.borrow().clone().unwrap_or_else(crate::log::closed)
+    }
+
+    /// Returns whether another primary has followed, or the log was discarded: this one stops for good.
+    pub fn is_superseded(&self) -> bool {
+        self.over.borrow().as_ref().is_some_and(|error| error.kind() == ErrorKind::Fenced)
     }
 
     /// Returns the record as it was known last.

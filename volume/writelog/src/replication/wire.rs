@@ -122,10 +122,19 @@ pub enum ReplicaAnswer {
     Failed(String),
 }
 
-fn text(reader: &mut PayloadReader<'_>) -> Result<String, MalformedPayload> {
+pub(super) fn text(reader: &mut PayloadReader<'_>) -> Result<String, MalformedPayload> {
     let bytes = reader.blob()?;
     let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= TEXT_MAX);
     text.map(str::to_owned).ok_or(reader.malformed())
+}
+
+/// Writes a text, cut to the maximum length.
+pub(super) fn write_text(writer: &mut PayloadWriter, text: &str) {
+    let mut end = text.len().min(TEXT_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    writer.blob(&text.as_bytes()[..end]);
 }
 
 /// Reads a number below `end`.
@@ -264,11 +273,8 @@ impl ReplicaAnswer {
                 writer.u8(3).u8(code).u64(number);
             }
             Self::Failed(why) => {
-                let mut end = why.len().min(TEXT_MAX);
-                while !why.is_char_boundary(end) {
-                    end -= 1;
-                }
-                writer.u8(4).blob(&why.as_bytes()[..end]);
+                writer.u8(4);
+                write_text(&mut writer, why);
             }
         }
         writer.finish()

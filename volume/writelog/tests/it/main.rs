@@ -10,5 +10,6 @@ mod hostile;
 mod hostile_ssd;
 mod log;
 mod order;
+mod peers;
 mod replica;
 mod replication;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::future::ready;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::{Address, Connection, Message, Messenger, MessengerCore, MessengerOptions, Policy};
@@ -13,8 +14,8 @@ use forebay_sim::{CrashPolicy, DiskFaults, Faults, World};
 use forebay_writelog::format::{LOGS_AT, LogSuperblock, SUPER_COPIES, SUPER_LEN};
 use forebay_writelog::replication::wire::{KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
 use forebay_writelog::replication::{
-    LogMembers, LogOpening, MemberKeeper, MemberRecord, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost,
-    ReplicaShelf, ReplicationOptions, open_members, open_primary,
+    LogMembers, LogOpening, MemberKeeper, MemberRecord, MemberState, OpenedMembers, PeerId, PrimarySet, RecordChange,
+    ReplicaHost, ReplicaShelf, ReplicationOptions, open_members, open_primary,
 };
 use forebay_writelog::{
     LogAttachment, LogId, LogKeeper, LogOptions, LogOwner, LogRecord, MediumKind, PeerAccess, PlaceChange, Shelf,
@@ -34,7 +35,40 @@ pub struct SharedImage {
     unreachable: Cell<bool>,
     /// Clients of the backend that were fenced.
     fenced: RefCell<Vec<String>>,
+    /// Set while no client can be fenced.
+    cannot_fence: Cell<bool>,
     base: Rc<Memory>,
+}
+
+/// Requests to a replica that arrive late.
+#[derive(Default)]
+struct ParkedRequests {
+    on: Cell<bool>,
+    requests: RefCell<Vec<(Connection, Message)>>,
+}
+
+impl ParkedRequests {
+    /// Waits until a request has arrived for which `wanted` is true.
+    async fn have(&self, wanted: impl Fn(&ReplicaAction) -> bool) {
+        let is_wanted = |message: &Message| {
+            let request = ReplicaRequest::decode(&message.front.to_vec());
+            request.is_ok_and(|request| wanted(&request.action))
+        };
+        let arrived = async {
+            while !self.requests.borrow().iter().any(|(_, message)| is_wanted(message)) {
+                sleep(MILLISECOND).await;
+            }
+        };
+        timeout(LONG, arrived).await.expect("a request");
+    }
+
+    /// Lets the requests arrive, and all that follow.
+    fn deliver(&self, host: &Rc<ReplicaHost>) {
+        self.on.set(false);
+        for (connection, message) in self.requests.take() {
+            assert!(host.handle(&connection, message), "only requests to replicas are sent");
+        }
+    }
 }
 
 /// Peer with a log device.
@@ -43,6 +77,7 @@ pub struct Host {
     image: Rc<SharedImage>,
     shelf: Rc<Shelf>,
     pub replicas: Rc<ReplicaHost>,
+    parked: Rc<ParkedRequests>,
     server: Messenger,
     client: Messenger,
     wanted: RefCell<Vec<PeerId>>,
@@ -71,9 +106,14 @@ impl Host {
         let options = ShelfOptions { create: true, small: true, ..ShelfOptions::default() };
         let shelf = Shelf::open(MediumKind::Ssd, Path::new(&path(number)), options).await.expect("a shelf");
         let replicas = ReplicaHost::new(vec![ReplicaShelf { shelf: shelf.clone(), quota: 64 << 20 }]);
-        let host = replicas.clone();
+        let (host, parked): (_, Rc<ParkedRequests>) = (replicas.clone(), Rc::default());
+        let parks = parked.clone();
         let handler = move |connection: &Connection, message: Message| {
-            assert!(host.handle(connection, message), "only requests to replicas are sent");
+            if parks.on.get() {
+                parks.requests.borrow_mut().push((connection.clone(), message));
+            } else {
+                assert!(host.handle(connection, message), "only requests to replicas are sent");
+            }
         };
         let server = Messenger::new(core, MessengerOptions::default(), handler);
         server.bind(&address(number)).expect("an address");
@@ -83,6 +123,7 @@ impl Host {
             image: image.clone(),
             shelf,
             replicas,
+            parked,
             server,
             client,
             wanted: RefCell::default(),
@@ -228,6 +269,7 @@ pub fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
             record: RefCell::default(),
             unreachable: Cell::new(false),
             fenced: RefCell::default(),
+            cannot_fence: Cell::new(false),
             base: Memory::new(1 << 20),
         });
         let core = MessengerCore::default();
@@ -238,6 +280,80 @@ pub fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
         test(world.clone(), hosts).await;
     });
     ran.expect("it ends");
+}
+
+#[test]
+fn a_replica_that_adopts_late_does_not_wait_for_retired_entries() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let (_, primary) = one.create().await;
+        for at in 0..3 {
+            primary.write(at * 4096, 1).await.expect("written");
+        }
+        one.wanted.replace(vec![two.id]);
+        // The copy is created, and the request to adopt the term is on its way.
+        let filling = async {
+            while primary.set.record().state(two.id).is_none() {
+                two.parked.on.set(!two.shelf.ids().is_empty());
+                sleep(Duration::from_micros(10)).await;
+            }
+        };
+        timeout(LONG, filling).await.expect("a member");
+        two.parked.have(|action| matches!(action, ReplicaAction::Adopt(_))).await;
+        timeout(LONG, primary.log.drain()).await.expect("in time").expect("written back");
+        two.parked.deliver(&two.replicas);
+        // Nothing is written that would tell the replica of a gap.
+        primary.has(&[1, 2]).await;
+    });
+}
+
+#[test]
+fn a_replica_that_is_not_wanted_any_more_is_removed_with_its_copy() {
+    with_hosts(3, async |_, hosts| {
+        let [one, two, three] = &hosts[..] else { unreachable!("three hosts") };
+        let (id, primary) = one.create().await;
+        one.wanted.replace(vec![two.id]);
+        primary.set.wanted_changed();
+        primary.has(&[1, 2]).await;
+        primary.write(0, 1).await.expect("written");
+        assert_eq!(two.shelf.ids(), [id]);
+        // The new one is filled first.
+        one.wanted.replace(vec![three.id]);
+        primary.set.wanted_changed();
+        let replaced = async {
+            while primary.set.record().state(two.id).is_some() {
+                sleep(Duration::from_micros(10)).await;
+            }
+        };
+        timeout(LONG, replaced).await.expect("replaced");
+        assert_eq!(primary.set.record().complete().collect::<Vec<_>>(), [one.id, three.id]);
+        let discarded = async {
+            while !two.shelf.ids().is_empty() {
+                sleep(MILLISECOND).await;
+            }
+        };
+        timeout(LONG, discarded).await.expect("discarded");
+        primary.write(4096, 2).await.expect("written");
+        assert_eq!(three.shelf.ids(), [id]);
+    });
+}
+
+#[test]
+fn former_logs_of_a_volume_are_discarded_with_its_next_copy() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let left = two.shelf.create_replica(&[9; 16], ("one", "pool/a"), (1 << 20, 512), 0).await.expect("room");
+        let other = two.shelf.create_replica(&[8; 16], ("two", "pool/b"), (1 << 20, 512), 0).await.expect("room");
+        assert_ne!(left, other);
+        let (id, primary) = one.create().await;
+        one.wanted.replace(vec![two.id]);
+        primary.has(&[1, 2]).await;
+        let mut ids = two.shelf.ids();
+        ids.sort_unstable();
+        let mut expected = [[8; 16], id];
+        expected.sort_unstable();
+        assert_eq!(ids, expected);
+    });
 }
 
 #[test]
@@ -493,7 +609,16 @@ impl LogKeeper for ImageKeeper {
     }
 
     fn wanted(&self, place: &&'static str) -> Vec<PeerId> {
-        if *place == PLACE { vec![peer(1), peer(2)] } else { Vec::new() }
+        if [PLACE, MOVED].contains(place) { vec![peer(1), peer(2)] } else { Vec::new() }
+    }
+
+    fn shared_id(&self) -> String {
+        "the image, for all".into()
+    }
+
+    fn moved(&self, place: &&'static str, shelf: &Rc<Shelf>, former: PeerId) -> &'static str {
+        assert!(*place == PLACE && shelf.path() == self.0.shelf.path() && former != self.0.id);
+        MOVED
     }
 
     fn client(&self) -> String {
@@ -502,6 +627,9 @@ impl LogKeeper for ImageKeeper {
 
     fn fence(&self, client: &str) -> LocalFuture<Result<()>> {
         let image = &self.0.image;
+        if image.cannot_fence.get() {
+            return Box::pin(ready(Err(Error::new(ErrorKind::TimedOut, "no monitor answers"))));
+        }
         image.fenced.borrow_mut().push(client.to_owned());
         image.owner.set(image.owner.get().filter(|owner| format!("client of {owner}") != client));
         Box::pin(ready(Ok(())))
@@ -521,12 +649,16 @@ impl PeerAccess for HostPeers {
 
     fn release_copy(&self, log: LogId) -> LocalFuture<Result<Option<Rc<Shelf>>>> {
         let host = self.0.clone();
-        Box::pin(async move {
-            host.replicas.release(&log).await;
-            Ok(host.shelf.ids().contains(&log).then(|| host.shelf.clone()))
-        })
+        Box::pin(async move { Ok(host.replicas.give_up(&log).await) })
+    }
+
+    fn resume_copy(&self, log: LogId) {
+        self.0.replicas.resume(&log);
     }
 }
+
+/// Place of a log that was taken over.
+const MOVED: &str = "/logs:1M with a replica, moved";
 
 /// Place of a log with a replica.
 const PLACE: &str = "/logs:1M with a replica";
@@ -565,10 +697,111 @@ fn a_volume_is_attached_taken_over_and_detached() {
         at_two.device().submit(write(4096, 8, 4096)).await.expect("written");
         let late = timeout(LONG, at_one.device().submit(write(0, 9, 4096))).await.expect("answered");
         assert_eq!(late.expect_err("superseded").kind(), ErrorKind::Fenced);
+        assert_eq!(at_two.recorded().map(|recorded| recorded.place), Some(MOVED), "with its new primary");
+        assert_eq!(image.log_record.borrow().log.as_ref().map(|log| log.place), Some(MOVED));
         at_two.end(LONG).await.expect("detached");
         assert_eq!((image.log_record.borrow().log.is_none(), at_two.log().is_none()), (true, true));
+        assert_eq!(two.shelf.ids(), [[0; 16]; 0]);
         let bytes = image.base.bytes.borrow();
         assert_eq!((bytes[0], bytes[4096]), (7, 8));
+    });
+}
+
+#[test]
+fn a_log_that_was_closed_is_taken_over_without_a_fence() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let at_one = attachment(one).await.expect("opened");
+        at_one.attach(&PLACE).await.expect("attached");
+        let set = at_one.members().expect("members");
+        while set.record().complete().count() < 2 {
+            sleep(MILLISECOND).await;
+        }
+        at_one.device().submit(write(0, 7, 4096)).await.expect("written");
+        at_one.close().await.expect("closed");
+        one.image.owner.set(None);
+        let at_two = LogAttachment::take_over(Rc::new(ImageKeeper(two.clone())), one.image.base.clone()).await;
+        let at_two = at_two.expect("taken over");
+        at_two.log().expect("a log").acquired().await.expect("its own");
+        assert_eq!(*one.image.fenced.borrow(), [""; 0]);
+        assert_eq!(read(&*at_two.device(), 0, 4096).await[0], 7);
+        // The former primary gets a copy again: the one it had is of a former term, and out of use.
+        let set = at_two.members().expect("members");
+        let filled = async {
+            while set.record().complete().count() < 2 {
+                sleep(MILLISECOND).await;
+            }
+        };
+        timeout(LONG, filled).await.expect("filled");
+    });
+}
+
+#[test]
+fn a_primary_that_was_taken_over_closes_and_leaves_no_copy() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let at_one = attachment(one).await.expect("opened");
+        at_one.attach(&PLACE).await.expect("attached");
+        let set = at_one.members().expect("members");
+        while set.record().complete().count() < 2 {
+            sleep(MILLISECOND).await;
+        }
+        at_one.device().submit(write(0, 7, 4096)).await.expect("written");
+        let at_two = LogAttachment::take_over(Rc::new(ImageKeeper(two.clone())), one.image.base.clone()).await;
+        let at_two = at_two.expect("taken over");
+        at_two.log().expect("a log").acquired().await.expect("its own");
+        timeout(LONG, set.ended()).await.expect("it is told");
+        assert!(set.is_superseded());
+        let _ = at_one.close().await;
+        assert_eq!(one.shelf.ids(), [[0; 16]; 0], "its own copy is of a former term");
+        let again = at_two.members().expect("members");
+        let filled = async {
+            while again.record().complete().count() < 2 {
+                sleep(MILLISECOND).await;
+            }
+        };
+        timeout(LONG, filled).await.expect("filled again");
+    });
+}
+
+#[test]
+fn detaching_a_volume_discards_the_copies_of_its_log() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let at_one = attachment(one).await.expect("opened");
+        at_one.attach(&PLACE).await.expect("attached");
+        let set = at_one.members().expect("members");
+        while set.record().complete().count() < 2 {
+            sleep(MILLISECOND).await;
+        }
+        drop(set);
+        assert_eq!(two.shelf.ids().len(), 1);
+        at_one.end(LONG).await.expect("detached");
+        assert_eq!((one.shelf.ids().len(), two.shelf.ids().len()), (0, 0));
+        assert_eq!(one.image.log_record.borrow().log, None);
+    });
+}
+
+#[test]
+fn a_takeover_that_fails_leaves_the_copy_to_its_primary() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let at_one = attachment(one).await.expect("opened");
+        at_one.attach(&PLACE).await.expect("attached");
+        let set = at_one.members().expect("members");
+        while set.record().complete().count() < 2 {
+            sleep(MILLISECOND).await;
+        }
+        one.image.cannot_fence.set(true);
+        let taken = LogAttachment::take_over(Rc::new(ImageKeeper(two.clone())), one.image.base.clone()).await;
+        assert_eq!(taken.err().expect("no fence").kind(), ErrorKind::TimedOut);
+        // Its copy was closed for that, and follows the primary again.
+        at_one.device().submit(write(0, 7, 4096)).await.expect("written");
+        assert_eq!(set.record().complete().collect::<Vec<_>>(), [one.id, two.id]);
+        let [own, other] = set.report()[..] else { panic!("two members") };
+        assert!(own.is_primary && own.peer == one.id && own.is_connected && own.lag_entries == 0);
+        assert_eq!((other.peer, other.state, other.lag_bytes), (two.id, MemberState::Complete, 0));
+        assert_eq!(set.copies(), (2, 2));
     });
 }
 
@@ -584,6 +817,9 @@ fn a_primary_that_closed_its_log_opens_it_again() {
         }
         at_one.device().submit(write(0, 7, 4096)).await.expect("written");
         at_one.close().await.expect("closed");
+        assert_eq!(set.record().client(), "client of 01010101010101010101010101010101");
+        let members = one.image.log_record.borrow().log.as_ref().and_then(|log| log.members.clone());
+        assert_eq!(members.expect("members").client(), "", "nothing is on its way");
         drop((at_one, set));
         let again = attachment(one).await.expect("opened again");
         again.log().expect("a log").acquired().await.expect("its own");

@@ -6,6 +6,7 @@ use crate::mutants::stage::Stage;
 const UNIT: Stage = Stage::Lib("forebay-writelog");
 const TESTS: Stage = Stage::Test("forebay-writelog", "replication");
 const COPY_TESTS: Stage = Stage::Test("forebay-writelog", "replica");
+const PEER_TESTS: Stage = Stage::Test("forebay-writelog", "peers");
 const SIM: Stage = Stage::Sim(&["--replication"], 400);
 
 const PRIMARY: &str = "volume/writelog/src/replication/primary.rs";
@@ -20,6 +21,8 @@ const OPEN_COPY: &str = "volume/writelog/src/replication/open_copy.rs";
 const HOST: &str = "volume/writelog/src/replication/host.rs";
 const COPY: &str = "volume/writelog/src/media/ssd/copy.rs";
 const RING: &str = "volume/writelog/src/media/ssd/ring.rs";
+const ATTACHED: &str = "volume/writelog/src/attachment/members.rs";
+const PEERS: &str = "volume/writelog/src/replication/peers.rs";
 const MEMBERS: &str = "volume/writelog/src/media/members.rs";
 const SUPERBLOCK: &str = "volume/writelog/src/format/superblock.rs";
 
@@ -148,8 +151,8 @@ pub(super) const LIST: &[Mutant] = &[
         "repl-superseded-creates",
         "A primary that was superseded has a copy of its log discarded and created anew",
         HOST,
-        "        self.require_newest(log, term).await?;\n        self.release(log).await;\n        let mut reason",
-        "        self.release(log).await;\n        let mut reason",
+        "        self.require_newest(log, term).await?;\n        self.release(log).await;\n        self.discard_older",
+        "        self.release(log).await;\n        self.discard_older",
         &[TESTS],
     ),
     Mutant::new(
@@ -237,7 +240,7 @@ pub(super) const LIST: &[Mutant] = &[
         "repl-not-fenced",
         "A takeover does not fence the former primary",
         OPEN,
-        "        if !is_own {\n",
+        "        if !is_own && !record.client().is_empty() {\n",
         "        if false {\n",
         &[TESTS, SIM],
     ),
@@ -245,7 +248,7 @@ pub(super) const LIST: &[Mutant] = &[
         "repl-own-client-not-fenced",
         "A restarted primary does not fence its former process",
         OPEN,
-        "        if !is_own {\n",
+        "        if !is_own && !record.client().is_empty() {\n",
         "        if record.primary() != own {\n",
         &[TESTS, SIM],
     ),
@@ -264,5 +267,69 @@ pub(super) const LIST: &[Mutant] = &[
         "            if mine.term != theirs.term {\n                break;\n            }\n",
         "",
         &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "repl-retired-entry-skipped",
+        "A primary takes the oldest entry that is not retired for the one that a replica lacks",
+        COPY,
+        "            if first_seq > seq {",
+        "            if first_seq > seq && next < seq {",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-unwanted-removed-first",
+        "A replica that is to be replaced is removed before its successor is filled",
+        CONTROL,
+        "unwanted(peer) && (filled || is_filling(peer))",
+        "unwanted(peer) || filled && is_filling(peer)",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-copies-left-over",
+        "A log that has ended leaves its copies at the replicas",
+        SET,
+        "for peer in peers {",
+        "for peer in peers.into_iter().take(0) {",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-not-resumed",
+        "A peer that could not take a log over accepts nothing from its primary any more",
+        HOST,
+        "self.given_up.borrow_mut().remove(log);",
+        "self.given_up.borrow().contains(log);",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-closed-keeps-client",
+        "A log that was closed leaves a client to be fenced in its record",
+        ATTACHED,
+        "now.closed(NOBODY.into())",
+        "now.closed(now.client().clone())",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-place-not-moved",
+        "A log that was taken over keeps the location of its former primary",
+        ATTACHED,
+        "match from.primary() == to.primary() {",
+        "match from.epoch() <= to.epoch() {",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-copied-identity-trusted",
+        "A daemon whose data directory is a copy of another one's counts as a peer",
+        PEERS,
+        "found.hello.peer == hello.peer && found.hello.boot != hello.boot",
+        "found.hello.peer == hello.peer && found.hello.boot == hello.boot",
+        &[PEER_TESTS],
+    ),
+    Mutant::new(
+        "repl-own-identity-trusted",
+        "A daemon takes a copy of its own data directory for a peer",
+        PEERS,
+        "hello.peer == self.own && hello.boot != self.boot",
+        "hello.peer == self.own && hello.boot == self.boot",
+        &[PEER_TESTS],
     ),
 ];

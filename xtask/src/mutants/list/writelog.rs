@@ -296,8 +296,8 @@ pub(super) const LIST: &[Mutant] = &[
         "log-of-others-passed-by",
         "A volume without a log is served when the lock is taken anew, although another host has given it one",
         "volume/writelog/src/attachment.rs",
-        "let Some(recorded) = record.log else { return Ok(()) };\n        if",
-        "let Some(recorded) = record.log.filter(|_| false) else { return Ok(()) };\n        if",
+        "let Some(recorded) = record.log else { return Ok(()) };\n        if !matches",
+        "let Some(recorded) = record.log.filter(|_| false) else { return Ok(()) };\n        if !matches",
         &[ATTACHMENT, Stage::Sim(&["--attachment"], 4000)],
     ),
     Mutant::new(

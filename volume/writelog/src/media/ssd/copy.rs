@@ -146,6 +146,11 @@ impl CopyMedium for Ssd {
         one.max(other)
     }
 
+    fn bytes_from(&self, seq: u64) -> u64 {
+        let state = self.state.borrow();
+        state.head_pos.saturating_sub(state.mark_before(seq).pos) * u64::from(self.unit)
+    }
+
     fn written(&self, seq: u64) -> LocalFuture<()> {
         let (state, room) = (self.state.clone(), self.room.clone());
         Box::pin(async move {
@@ -172,6 +177,10 @@ impl CopyMedium for Ssd {
                 let state = self.state.borrow();
                 (state.next_seq, state.mark_before(seq))
             };
+            if first_seq > seq {
+                // Retired: the place is that of the oldest entry that is not.
+                return Ok(None);
+            }
             let mut cursor = AppendCursor { number, pos, seq: first_seq };
             while cursor.seq < seq.min(next) {
                 let Some(header) = self.header_after(&cursor).await? else { return Ok(None) };
