@@ -7,6 +7,9 @@ use forebay_writelog::replication::MemberRecord;
 /// Client of the backend: a peer, and how often its process was started when it connected.
 pub type Client = (u8, u8);
 
+/// Client in the record of a log that was closed: no operation is its.
+pub const NOBODY: Client = (u8::MAX, 0);
+
 /// Record of the members.
 pub type Record = MemberRecord<u8, Client>;
 

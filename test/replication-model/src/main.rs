@@ -32,6 +32,9 @@ struct Arguments {
     /// Media that fail
     #[arg(long, default_value_t = 0)]
     media: u8,
+    /// Primaries that close the log
+    #[arg(long, default_value_t = 0)]
+    closes: u8,
     /// Time that passes, in lengths of a lease; 0 leaves out reads and leases
     #[arg(long, default_value_t = 0)]
     time: u64,
@@ -51,16 +54,27 @@ struct Arguments {
 
 const fn limits(peers: [u8; 3], writes: u8, changes: u64, crashes: u8) -> Limits {
     let [members, filling, others] = peers;
-    Limits { peers: members + filling + others, members, filling, writes, changes, crashes, media: 0, time: 0 }
+    Limits {
+        peers: members + filling + others,
+        members,
+        filling,
+        writes,
+        changes,
+        crashes,
+        media: 0,
+        closes: 0,
+        time: 0,
+    }
 }
 
 /// Limits within which the whole protocol is explored in a test run.
-const SCOPES: [Limits; 6] = [
+const SCOPES: [Limits; 7] = [
     limits([2, 0, 0], 2, 2, 1),
     limits([3, 0, 0], 1, 2, 0),
     limits([2, 1, 0], 1, 2, 0),
     limits([1, 1, 0], 2, 3, 0),
     Limits { media: 1, ..limits([2, 0, 0], 1, 3, 0) },
+    Limits { closes: 1, ..limits([2, 0, 0], 1, 3, 0) },
     Limits { time: 1, ..limits([2, 0, 0], 1, 2, 0) },
 ];
 
@@ -69,19 +83,22 @@ const DEEP: [Limits; 3] =
     [limits([2, 0, 0], 2, 3, 0), limits([2, 1, 0], 1, 3, 0), Limits { time: 2, ..limits([2, 0, 0], 1, 2, 0) }];
 
 /// Limits within which counterexamples are looked for, smallest first.
-const SEARCHED: [Limits; 6] = [
+const SEARCHED: [Limits; 7] = [
     limits([2, 0, 0], 1, 2, 0),
     Limits { media: 1, ..limits([2, 0, 0], 1, 2, 0) },
     limits([2, 0, 0], 2, 2, 0),
     limits([2, 1, 0], 1, 2, 0),
+    Limits { closes: 1, ..limits([2, 0, 0], 1, 3, 0) },
     Limits { time: 2, ..limits([2, 0, 0], 1, 2, 0) },
     limits([3, 0, 0], 2, 3, 0),
 ];
 
 fn described(limits: Limits) -> String {
-    let Limits { peers, members, filling, writes, changes, crashes, media, time } = limits;
+    let Limits { peers, members, filling, writes, changes, crashes, media, closes, time } = limits;
     let mut text = format!("{peers} peers: {members} complete, {filling} filling; {writes} writes, {changes} changes");
-    for (count, what) in [(u64::from(crashes), "crashes"), (u64::from(media), "failing media"), (time, "of time")] {
+    let counts = [(crashes, "crashes"), (media, "failing media"), (closes, "closed logs")];
+    let counts = counts.into_iter().map(|(count, what)| (u64::from(count), what));
+    for (count, what) in counts.chain([(time, "of time")]) {
         if count > 0 {
             text += &format!(", {count} {what}");
         }
@@ -138,7 +155,7 @@ fn refute(omission: Omission, arguments: &Arguments) -> bool {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let Arguments { peers, members, filling, writes, changes, crashes, media, time, .. } = arguments;
+    let Arguments { peers, members, filling, writes, changes, crashes, media, closes, time, .. } = arguments;
     if members == 0 || members + filling > peers {
         eprintln!(
             "{members} complete and {filling} filling peers of {peers}: one must be complete, and all must be there"
@@ -161,7 +178,7 @@ fn main() -> ExitCode {
         };
         good = refute(omission, &arguments);
     } else {
-        let scope = Limits { peers, members, filling, writes, changes, crashes, media, time };
+        let scope = Limits { peers, members, filling, writes, changes, crashes, media, closes, time };
         good = verify(scope);
     }
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -25,6 +25,8 @@ pub struct Limits {
     pub crashes: u8,
     /// Media that fail.
     pub media: u8,
+    /// Primaries that close the log.
+    pub closes: u8,
     /// Time at which clocks end; 0 leaves out reads and leases.
     pub time: u64,
 }
@@ -74,11 +76,13 @@ pub enum Omission {
     PromiseBroken,
     /// A medium that was replaced counts as the copy of a complete member.
     BlankMediumTrusted,
+    /// A primary closes the log while a write of its client is on its way to the backend.
+    ClosedBeforeWritten,
 }
 
 impl Omission {
     /// All omissions.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::AcknowledgedByPrimaryAlone,
         Self::DroppedBeforeRecord,
         Self::NotFenced,
@@ -90,6 +94,7 @@ impl Omission {
         Self::ServedBeforeReconciled,
         Self::PromiseBroken,
         Self::BlankMediumTrusted,
+        Self::ClosedBeforeWritten,
     ];
 }
 
@@ -123,6 +128,8 @@ pub struct ModelState {
     pub crashes: u8,
     /// Media that have failed so far.
     pub media: u8,
+    /// Primaries that have closed the log so far.
+    pub closes: u8,
     /// Property that the last event has broken, if any.
     pub violation: Option<&'static str>,
 }
@@ -168,6 +175,8 @@ pub enum ModelAction {
     AskLease(u8),
     /// The host reads from a primary that may answer.
     Read(u8),
+    /// A primary closes the log, and sends a record without a client.
+    Close(u8),
     /// A primary begins to write an entry back.
     WriteBack(u8),
     /// A primary's medium has the new tail.
@@ -240,6 +249,7 @@ impl ReplicationModel {
             now: 0,
             crashes: 0,
             media: 0,
+            closes: 0,
             violation: None,
         }
     }

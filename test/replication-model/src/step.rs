@@ -2,7 +2,7 @@
 
 use forebay_writelog::replication::{LeasePromise, MemberState, PrimaryLease, PrimaryProgress};
 
-use crate::backend::{BackendOp, Record};
+use crate::backend::{BackendOp, NOBODY, Record};
 use crate::model::{LEASE, ModelAction, ModelState, Omission, ReplicationModel, is_complete};
 use crate::peer::{Disk, Message, Opening, PeerRole, PeerState, Serving};
 
@@ -87,6 +87,17 @@ pub(crate) fn actions(model: &ReplicationModel, state: &ModelState, actions: &mu
                             None => {}
                         }
                     }
+                }
+                let is_write =
+                    |op: &BackendOp| matches!(op, BackendOp::Write { client, .. } if *client == (at, peer.starts));
+                let written = !state.backend.ops.iter().any(is_write);
+                if state.closes < limits.closes
+                    && may_change(own.record().epoch())
+                    && own.serves()
+                    && own.proposed().is_none()
+                    && (written || model.omission == Some(Omission::ClosedBeforeWritten))
+                {
+                    actions.push(Close(at));
                 }
                 if serving.writing.is_none() && serving.written < serving.log.head() {
                     actions.push(WriteBack(at));
@@ -211,6 +222,12 @@ pub(crate) fn apply(model: &ReplicationModel, state: &mut ModelState, action: Mo
                 false => progress.propose_complete(other).ok()?.clone(),
             };
             send_change(state, peer, record);
+        }
+        ModelAction::Close(peer) => {
+            state.closes += 1;
+            let record = primary(state, peer)?.progress.record().closed(NOBODY);
+            send_change(state, peer, record);
+            state.peers[peer as usize].role = PeerRole::Idle;
         }
         ModelAction::WriteBack(peer) => {
             let waits = model.omission != Some(Omission::RetirementNotAwaited);
