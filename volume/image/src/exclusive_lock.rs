@@ -4,7 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, ExclusiveRange, Method, ObjectBackend, ObjectOp, Result, SnapId, Transaction};
+use forebay_block::{
+    ClientIdentity, Error, ErrorKind, ExclusiveRange, Method, ObjectBackend, ObjectOp, Result, SnapId, Transaction,
+};
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{spawn, timeout};
 
@@ -398,6 +400,25 @@ impl ExclusiveLock {
         drop((blocked, turn));
         self.log_lost(image, &error).await;
         true
+    }
+
+    /// Fences another client for a time, and breaks the lock if that client holds it: nothing that it has sent to the cluster
+    /// changes the image after this has ended.
+    pub(crate) async fn fence(&self, client: &ClientIdentity, expire: Duration) -> Result<()> {
+        let objects = self.watcher.objects();
+        objects.blocklist(&client.address, Some(expire)).await?;
+        let info = self.info().await?;
+        let holds = |locker: &&Locker| locker.client() == Some(client.number) || locker.address == client.address;
+        let Some(locker) = info.lockers.first().filter(holds) else { return Ok(()) };
+        if locker.address != client.address {
+            // Servers may see a client at another address than monitors do.
+            objects.blocklist(&locker.address, Some(expire)).await?;
+        }
+        self.note_former(Some(locker), true);
+        match self.submit(ObjectOp::Call { method: BREAK, input: wire::encode_break(locker) }).await {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Changes the lock's cookie to the new watch's, if this client still holds the lock.

@@ -3,10 +3,11 @@
 use std::cell::Cell;
 use std::future::ready;
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::{
-    Advice, BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture,
-    ObjectBackend, Result, SizeWatch, WriteExtent,
+    Advice, BlockDevice, BlockReply, BlockRequest, ClientIdentity, Error, ErrorKind, Extent, ExtentMap, Geometry,
+    LocalFuture, ObjectBackend, Result, SizeWatch, WriteExtent,
 };
 use forebay_reactor::spawn;
 
@@ -144,6 +145,27 @@ impl Image {
     /// `Busy` if another client holds the lock and keeps it; errors of acquiring it.
     pub async fn take_lock(&self) -> Result<()> {
         self.shared.lock().await
+    }
+
+    /// Returns the client of the cluster through which the image is written; `None` in a pool that has no other clients.
+    pub fn client(&self) -> Option<ClientIdentity> {
+        self.shared.backend().shared().map(|objects| objects.identity())
+    }
+
+    /// Fences another client of the cluster for `expire`, and breaks the image's lock if that client holds it. Nothing
+    /// that it has sent changes the image after this has ended.
+    ///
+    /// # Errors
+    /// `Unsupported` in a pool that has no other clients; errors of the cluster: `Denied` if this client may not fence
+    /// others.
+    pub async fn fence(&self, client: &ClientIdentity, expire: Duration) -> Result<()> {
+        if let Some(lock) = self.shared.exclusive_lock() {
+            return lock.fence(client, expire).await;
+        }
+        match self.shared.backend().shared() {
+            Some(objects) => objects.blocklist(&client.address, Some(expire)).await,
+            None => Err(Error::new(ErrorKind::Unsupported, "no other clients write to this pool")),
+        }
     }
 
     /// Returns the current name.

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use crate::common::cluster::{
     OBJECT, POOL, check_map, cluster, create_and_open, kind, names, of_size, open, read, two_clients, until, write,
@@ -140,6 +141,32 @@ fn a_fenced_client_writes_no_more() {
         let late = BlockRequest::Write { offset: OBJECT, data: bytes(b"late"), fua: false };
         assert_eq!(kind(one.submit(late).await), Some(ErrorKind::Fenced));
         assert_eq!(kind(one.submit(BlockRequest::Read(Extent::new(0, 1))).await), Some(ErrorKind::Fenced));
+    });
+}
+
+#[test]
+fn fencing_the_owner_of_the_lock_breaks_it_at_once() {
+    run(async {
+        let cluster = cluster(9, 1);
+        let (fenced, other, third) = (cluster.client(), cluster.client(), cluster.client());
+        let (a, b, c) = (fenced.pool(POOL), other.pool(POOL), third.pool(POOL));
+        let one = create_and_open(&a, "vm", 4 * OBJECT).await;
+        write(&one, 0, b"before").await;
+        let kept = one.keep_lock();
+        let two = open(&b, "vm").await;
+        // Who does not hold the lock is fenced, and the lock stays.
+        let bystander = c.shared().expect("shared").identity();
+        two.fence(&bystander, Duration::from_secs(60)).await.expect("fenced");
+        assert_eq!(cluster.blocklisted(), [third.address()]);
+        assert!(kind(two.take_lock().await).is_some(), "its owner keeps it");
+        // The owner is alive, and would keep it.
+        two.fence(&one.client().expect("a client"), Duration::from_secs(60)).await.expect("fenced");
+        assert_eq!(cluster.blocklisted().len(), 2);
+        two.take_lock().await.expect("nobody's");
+        write(&two, 6, b", after").await;
+        assert_eq!(kind(one.submit(BlockRequest::Read(Extent::new(0, 1))).await), Some(ErrorKind::Fenced));
+        assert_eq!(read(&two, 0, 13).await, b"before, after");
+        drop(kept);
     });
 }
 
