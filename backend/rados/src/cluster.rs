@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_block::{ClientIdentity, Error, ErrorKind, Result};
 use forebay_messenger::MessengerCore;
 use forebay_messenger::session::cephx::TicketStore;
-use forebay_reactor::{random, timeout};
+use forebay_reactor::{Instant, now, random, timeout};
 
 use crate::config::{CephConfig, Settings};
 use crate::error::failure;
@@ -53,7 +53,13 @@ pub struct RadosCluster {
     nonce: u32,
     /// Open pools, by pool id, so that each exists only once.
     pools: RefCell<HashMap<i64, Weak<RadosPool>>>,
+    /// Clients that this one has blocklisted lately, by address: when, and for how long.
+    blocklisted: RefCell<HashMap<String, (Instant, Duration)>>,
 }
+
+/// Time for which a client that this one has blocklisted is taken to be so still.  Each change of the blocklist takes the
+/// monitors up to a second; a daemon that takes several images over fences the same client for each.
+const BLOCKLISTED: Duration = Duration::from_secs(10);
 
 struct Maps(Weak<Objecter>);
 
@@ -98,7 +104,14 @@ impl RadosCluster {
         let maps: Rc<dyn MonitorListener> = Rc::new(Maps(Rc::downgrade(&objecter)));
         let monitors = Monitors::start(config, ticket_store.clone(), nonce, &core, maps);
         objecter.set_monitors(monitors.clone());
-        let cluster = Rc::new(Self { ticket_store, monitors, objecter, nonce, pools: RefCell::default() });
+        let cluster = Rc::new(Self {
+            ticket_store,
+            monitors,
+            objecter,
+            nonce,
+            pools: RefCell::default(),
+            blocklisted: RefCell::default(),
+        });
         cluster.monitors.connected().await?;
         cluster.objecter.start(who, nonce, &core, &cluster.monitors.settings());
         let settled = || cluster.objecter.map().is_some() || cluster.objecter.newer_map().is_some();
@@ -192,6 +205,11 @@ impl RadosCluster {
     /// # Errors
     /// Errors of the monitors: `Denied` if the key's capabilities do not allow it.
     pub async fn blocklist(&self, address: &str, expire: Option<Duration>) -> Result<()> {
+        let known = self.blocklisted.borrow().get(address).copied();
+        let wanted = expire.unwrap_or(Duration::ZERO);
+        if known.is_some_and(|(at, expires)| at.elapsed() < BLOCKLISTED && wanted <= expires) {
+            return Ok(());
+        }
         let mut fields = vec![
             ("prefix", wire::quote("osd blocklist")),
             ("blocklistop", wire::quote("add")),
@@ -205,6 +223,9 @@ impl RadosCluster {
             self.monitors.request(kind::GET_VERSION, (1, 1), &wire::version("osdmap"), Default::default()).await?;
         let newest = wire::version_reply(&reply.front.to_vec()).map_err(malformed)?;
         self.reached(u32::try_from(newest).unwrap_or(Epoch::MAX)).await;
+        let mut blocklisted = self.blocklisted.borrow_mut();
+        blocklisted.retain(|_, (at, _)| at.elapsed() < BLOCKLISTED);
+        blocklisted.insert(address.to_owned(), (now(), wanted));
         Ok(())
     }
 
