@@ -84,6 +84,61 @@ pub struct Peer {
     pub held: usize,
     /// Reason why there is no connection.
     pub reason: Option<String>,
+    /// Id of its data directory, once it has described itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Host name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Time that a question and its answer take, in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_trip_us: Option<u64>,
+    /// Space for copies of this daemon's write logs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<OfferedReplicas>,
+}
+
+/// Space that a peer offers for copies of this daemon's write logs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OfferedReplicas {
+    /// Medium of the log device.
+    pub medium: LogMedium,
+    /// Maximum size of all copies on it, in bytes.
+    pub quota: u64,
+    /// Bytes of that which no copy has yet.
+    pub free: u64,
+}
+
+impl From<&forebay_writelog::replication::hello::ReplicaOffer> for OfferedReplicas {
+    fn from(offer: &forebay_writelog::replication::hello::ReplicaOffer) -> Self {
+        Self { medium: offer.medium.into(), quota: offer.quota, free: offer.free }
+    }
+}
+
+/// Member of a write log that has replicas.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LogMember {
+    /// Id of its daemon.
+    pub peer: String,
+    /// Host name of the daemon, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// `primary`, or `replica`.
+    pub role: String,
+    /// `complete`: it has every acknowledged write, and may take over; or `filling`.
+    pub state: String,
+    /// Set if it is connected; known to the primary only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connected: Option<bool>,
+    /// Number of entries that it lacks.
+    #[serde(default)]
+    pub lag_entries: u64,
+    /// Bytes of the log that it lacks, at most.
+    #[serde(default)]
+    pub lag_bytes: u64,
+    /// Time for which it has lacked some without progress, in milliseconds.
+    #[serde(default)]
+    pub lag_ms: u64,
 }
 
 /// Pool and its space.
@@ -213,7 +268,7 @@ pub struct WriteLogInfo {
     /// Epoch of its membership.
     pub epoch: u64,
     /// `acquiring`, `on`, `turning-off`, `off` or `failed` while it is open; otherwise `closed`, `open` (elsewhere),
-    /// `abandoned` (no image's record names it) or `unreachable`.
+    /// `replica` (of another daemon's log), `abandoned` (no image's record names it) or `unreachable`.
     pub state: String,
     /// Reason why it is not on, or why write-back is stalled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -230,6 +285,12 @@ pub struct WriteLogInfo {
     /// Time of the oldest dirty write: milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_since_ms: Option<u64>,
+    /// Members, if it has replicas.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<LogMember>,
+    /// Number of copies that it should have, where this daemon is its primary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies_wanted: Option<u32>,
 }
 
 impl WriteLogInfo {
@@ -247,6 +308,8 @@ impl WriteLogInfo {
             dirty_entries: 0,
             dirty_bytes: 0,
             dirty_since_ms: None,
+            members: Vec::new(),
+            copies_wanted: None,
         }
     }
 
@@ -364,6 +427,9 @@ pub struct AttachRequest {
     /// Write log to put in front of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogPlace>,
+    /// Number of peers to choose that are to have copies of the log, where it names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u32>,
 }
 
 impl AttachRequest {

@@ -4,6 +4,7 @@ mod iscsi;
 mod nbd;
 mod nvme;
 pub mod peers;
+mod replicas;
 
 use std::fs;
 use std::net::IpAddr;
@@ -25,6 +26,8 @@ pub use nbd::NbdAccess;
 use nbd::NbdTlsSection;
 use nvme::NvmeSection;
 pub use nvme::{NvmeAccess, NvmeSubsystemSettings, check_nqn, parse_host};
+pub use replicas::ReplicaSettings;
+use replicas::ReplicasSection;
 
 /// Default time a reactor busy-polls before it sleeps, in microseconds: about the wake-up latency of a virtual
 /// machine.
@@ -68,6 +71,8 @@ struct ConfigFile {
     ram: RamSection,
     #[serde(default)]
     write_log: WriteLogSection,
+    #[serde(default)]
+    replicas: ReplicasSection,
     #[serde(default)]
     ceph: CephSection,
     #[serde(default)]
@@ -180,6 +185,8 @@ pub struct DaemonConfig {
     pub ceph: forebay_rados::Flags,
     /// Peer messenger settings.
     pub peers: PeerSettings,
+    /// Log device for copies of other daemons' write logs, if it holds some.
+    pub replicas: Option<ReplicaSettings>,
 }
 
 impl DaemonConfig {
@@ -272,6 +279,7 @@ impl DaemonConfig {
                 cluster: file.ceph.cluster,
             }),
             peers,
+            replicas: file.replicas.resolve()?,
             data,
         })
     }

@@ -1,9 +1,12 @@
 //! Location of a write log and its text form: `ssd:/srv/logs:1G`, `pmem:/mnt/pmem/logs:256M:force`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use forebay_writelog::replication::PeerId;
+use forebay_writelog::{MediumKind, PlaceChange, parse_id};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -21,6 +24,24 @@ pub enum LogMedium {
     Ssd,
     /// File on a DAX file system, memory-mapped.
     Pmem,
+}
+
+impl From<MediumKind> for LogMedium {
+    fn from(medium: MediumKind) -> Self {
+        match medium {
+            MediumKind::Ssd => Self::Ssd,
+            MediumKind::Pmem => Self::Pmem,
+        }
+    }
+}
+
+impl From<LogMedium> for MediumKind {
+    fn from(medium: LogMedium) -> Self {
+        match medium {
+            LogMedium::Ssd => Self::Ssd,
+            LogMedium::Pmem => Self::Pmem,
+        }
+    }
 }
 
 impl LogMedium {
@@ -56,6 +77,52 @@ pub struct LogPlace {
     /// Maximum age of a dirty write in milliseconds; the daemon's configured value if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_age_ms: Option<u64>,
+    /// Peers that are to have copies, other than the primary: in a request by host name, address or id; in the record by
+    /// id. If omitted, a new log has none, and an existing one those it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<Vec<String>>,
+}
+
+impl LogPlace {
+    /// Returns the ids of the peers that it names.
+    pub fn replica_ids(&self) -> Vec<PeerId> {
+        let ids = self.replicas.iter().flatten();
+        ids.filter_map(|id| parse_id(id)).map(PeerId).collect()
+    }
+
+    /// Returns what differs between the place of a log and a requested one.
+    pub fn change_to(&self, wanted: &Self) -> PlaceChange {
+        let limits = |place: &Self| (place.dirty_max, place.dirty_age_ms);
+        let sorted = |place: &Self| place.replica_ids().into_iter().collect::<BTreeSet<_>>();
+        let (has, wants) = (sorted(self), sorted(wanted));
+        // A log with members has no place of its own: each of its primaries has it on another device.
+        let moves = !has.is_empty() && (self.size, self.on_flush) == (wanted.size, wanted.on_flush);
+        let bare = |place: &Self| Self { dirty_max: None, dirty_age_ms: None, replicas: None, ..place.clone() };
+        match () {
+            () if !moves && bare(self) != bare(wanted) => PlaceChange::Other,
+            // A log gets members when it is created, or never.
+            () if wanted.replicas.is_some() && has.is_empty() != wants.is_empty() => PlaceChange::Other,
+            () if limits(self) == limits(wanted) && (wanted.replicas.is_none() || has == wants) => PlaceChange::Same,
+            () => PlaceChange::Limits,
+        }
+    }
+
+    /// Returns this place with the limits of a requested one, and with its peers if it names some.
+    pub fn adjusted_to(&self, wanted: &Self) -> Self {
+        Self {
+            dirty_max: wanted.dirty_max,
+            dirty_age_ms: wanted.dirty_age_ms,
+            replicas: wanted.replicas.clone().or_else(|| self.replicas.clone()),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the place of a log that `own` has taken over from `former`, with its own copy on another device.
+    pub fn moved_to(&self, (medium, path): (LogMedium, PathBuf), own: PeerId, former: PeerId) -> Self {
+        let peers: BTreeSet<PeerId> = self.replica_ids().into_iter().chain([former]).collect();
+        let replicas = peers.into_iter().filter(|peer| *peer != own).map(|peer| peer.to_string()).collect();
+        Self { medium, path, replicas: Some(replicas), ..self.clone() }
+    }
 }
 
 impl fmt::Display for LogPlace {
@@ -105,7 +172,7 @@ impl FromStr for LogPlace {
                         return Err(wrong("no path"));
                     }
                     let path = absolute(&PathBuf::from(before)).map_err(|failure| wrong(&failure.message))?;
-                    return Ok(Self { medium, path, size, on_flush, force, dirty_max, dirty_age_ms });
+                    return Ok(Self { medium, path, size, on_flush, force, dirty_max, dirty_age_ms, replicas: None });
                 }
             }
             rest = before;
@@ -132,5 +199,32 @@ mod tests {
         for wrong in ["ssd", "ssd:/srv", "disk:/srv:1G", "ssd:/srv:1M", "ssd::1G", "ssd:/srv:1G:often"] {
             assert!(wrong.parse::<LogPlace>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_log_with_replicas_is_the_same_wherever_its_primary_has_it() {
+        let peer = |number: u8| PeerId([number; 16]);
+        let with = |text: &str, peers: &[u8]| LogPlace {
+            replicas: Some(peers.iter().map(|number| peer(*number).to_string()).collect()),
+            ..text.parse::<LogPlace>().expect("a place")
+        };
+        let place = with("ssd:/logs:1G", &[2, 3]);
+        let moved = place.moved_to((LogMedium::Ssd, "/replicas".into()), peer(2), peer(1));
+        assert_eq!(moved, with("ssd:/replicas:1G", &[1, 3]));
+        let plain: LogPlace = "ssd:/logs:1G".parse().expect("a place");
+        assert_eq!(moved.change_to(&plain), PlaceChange::Same, "it names no peers");
+        assert_eq!(moved.change_to(&with("ssd:/logs:1G", &[3, 1])), PlaceChange::Same);
+        let other = with("ssd:/logs:1G:dirty=8M", &[4]);
+        assert_eq!(moved.change_to(&other), PlaceChange::Limits);
+        assert_eq!(moved.adjusted_to(&other), with("ssd:/replicas:1G:dirty=8M", &[4]));
+        assert_eq!(moved.adjusted_to(&plain), moved);
+        // Neither another size, nor one without the other.
+        for other in [with("ssd:/logs:2G", &[1, 3]), with("ssd:/logs:1G", &[])] {
+            assert_eq!(moved.change_to(&other), PlaceChange::Other);
+        }
+        assert_eq!(plain.change_to(&with("ssd:/logs:1G", &[1])), PlaceChange::Other);
+        assert_eq!(plain.change_to(&"ssd:/elsewhere:1G".parse().expect("a place")), PlaceChange::Other);
+        assert_eq!(plain.change_to(&"ssd:/logs:1G:age=1s".parse().expect("a place")), PlaceChange::Limits);
+        assert_eq!(plain.change_to(&plain), PlaceChange::Same);
     }
 }

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::api;
 use crate::engine::Engine;
+use crate::engine::replicas::TakeoverRequest;
 use crate::failure::Result;
 use crate::spec::{ImageSpec, uri_encode};
 
@@ -623,6 +624,30 @@ impl Operation for FlushLog {
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
         engine.flush_log(&self.0).await
+    }
+}
+
+/// Takes over the write log of an image, of which this daemon has a copy.
+pub struct TakeOverLog {
+    /// Image of the log.
+    pub spec: ImageSpec,
+    /// Set to write the log back, and close it again.
+    pub flush_only: bool,
+    /// Set to take over from a primary that is alive, which is fenced.
+    pub force: bool,
+}
+
+impl Operation for TakeOverLog {
+    type Reply = api::WriteLogInfo;
+
+    fn route(&self) -> HttpRoute {
+        let query = format!("?flush_only={}&force={}", self.flush_only, self.force);
+        HttpRoute::new("POST", log_path(&self.spec) + "/takeover" + &query)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        let request = TakeoverRequest { flush_only: self.flush_only, force: self.force };
+        engine.take_over_log(&self.spec, request).await
     }
 }
 

@@ -80,6 +80,16 @@ pub struct AttachArgs {
     /// not persistent
     #[arg(long, value_name = "MEDIUM:PATH:SIZE", conflicts_with = "read_only")]
     pub log: Option<LogPlace>,
+
+    /// A peer that holds a copy of the write log, by host name, address or id; may be repeated.  A write is answered
+    /// once every copy has it, and a peer with a copy can take the image over: 'forebay log takeover'
+    #[arg(long, value_name = "PEER", requires = "log")]
+    pub replica: Vec<String>,
+
+    /// Choose this many peers to hold copies of the write log: those with room for it, the nearest first
+    #[arg(long, value_name = "N", requires = "log", conflicts_with = "replica",
+        value_parser = clap::value_parser!(u32).range(1..=4))]
+    pub replicas: Option<u32>,
 }
 
 /// Options of `detach`.
@@ -152,9 +162,35 @@ pub enum LogCommand {
     #[command(after_help = "Example:\n  forebay log flush local/disk1")]
     Flush(OneImage),
 
+    /// Take an image's log over, of which this daemon has a copy, and serve the image here
+    ///
+    /// The client of the former primary is fenced first, so that nothing of it reaches the image any more.  Then
+    /// 'forebay attach' exports the image here, with every write that was answered.  A primary that is alive and
+    /// connected is not taken over without --force: hand the image over with 'forebay detach --keep-log' there.
+    #[command(
+        after_help = "Examples:\n  forebay log takeover rbd/disk1\n  forebay log takeover rbd/disk1 --flush-only"
+    )]
+    Takeover(TakeoverArgs),
+
     /// Discard an image's log
     #[command(after_help = "Example:\n  forebay log discard local/disk1 --force")]
     Discard(DiscardLogArgs),
+}
+
+/// Options of `log takeover`.
+#[derive(Debug, Args)]
+pub struct TakeoverArgs {
+    /// The image.
+    #[command(flatten)]
+    pub name: OneImage,
+
+    /// Only write back what the log holds, and close it again
+    #[arg(long)]
+    pub flush_only: bool,
+
+    /// Fence a primary that is alive, and with it all images that it serves from the cluster
+    #[arg(short, long)]
+    pub force: bool,
 }
 
 /// Options of `log discard`.

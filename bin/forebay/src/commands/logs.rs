@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::with_session;
 use crate::api::WriteLogInfo;
 use crate::cli::{GlobalArgs, LogCommand};
+use crate::client::session::CommandSession;
 use crate::failure::Result;
-use crate::ops::{DiscardLog, FlushLog, GetLog, ListLogs};
+use crate::ops::{DiscardLog, FlushLog, GetLog, ListLogs, TakeOverLog};
 use crate::output::{Output, table};
 use crate::units::{Size, Span};
 
@@ -23,6 +24,12 @@ pub fn run(global: &GlobalArgs, output: Output, command: LogCommand) -> Result<(
         }
         LogCommand::Flush(options) => {
             let log = with_session(global, |session| session.call(FlushLog(options.image), |_| {}))?;
+            output.print(&log, show)
+        }
+        LogCommand::Takeover(options) => {
+            let operation =
+                TakeOverLog { spec: options.name.image, flush_only: options.flush_only, force: options.force };
+            let log = CommandSession::daemon(global)?.call(&operation, None, |_| {})?;
             output.print(&log, show)
         }
         LogCommand::Discard(options) => {
@@ -70,6 +77,27 @@ fn show(log: &WriteLogInfo) -> String {
         format!("dirty:  {}", log.dirty()),
         format!("limits: {}, {}", most(log), Span(Duration::from_millis(log.dirty_age_max_ms))),
     ];
+    if !log.members.is_empty() {
+        let complete = log.members.iter().filter(|member| member.state == "complete").count();
+        let wanted = log.copies_wanted.map_or(String::new(), |wanted| format!(" of {wanted}"));
+        lines.push(format!("copies: {complete}{wanted}"));
+        let rows = log.members.iter().map(|member| {
+            vec![
+                member.host.clone().unwrap_or_else(|| member.peer.clone()),
+                member.role.clone(),
+                member.state.clone(),
+                match member.connected {
+                    Some(true) => "yes".into(),
+                    Some(false) => "no".into(),
+                    None => String::new(),
+                },
+                Size(member.lag_bytes).to_string(),
+                member.lag_entries.to_string(),
+            ]
+        });
+        let header = ["MEMBER", "ROLE", "STATE", "CONNECTED", "LAG", "ENTRIES"];
+        lines.push(table(&header, &[4, 5], rows).trim_end().to_owned());
+    }
     if log.dirty_since_ms.is_some() {
         lines.push(format!("since:  {} ago", age(log)));
     }

@@ -106,17 +106,20 @@ fn render(status: &DaemonStatus) -> String {
         let peers = status.peers.iter().map(|peer| {
             let way = if peer.outgoing { "to" } else { "from" };
             let reason = peer.reason.clone().unwrap_or_default();
+            let offers = peer.replicas.iter();
+            let offered = offers.map(|offer| format!("{} {} free", offer.medium.name(), Size(offer.free)));
             vec![
                 peer.address.clone(),
                 way.into(),
-                peer.name.clone(),
+                peer.host.clone().unwrap_or_else(|| peer.name.clone()),
                 peer.transport.clone(),
                 peer.state.clone(),
+                offered.collect::<Vec<_>>().join(", "),
                 reason,
             ]
         });
         text.push('\n');
-        text.push_str(&table(&["PEER", "WAY", "NAME", "TRANSPORT", "STATE", "REASON"], &[], peers));
+        text.push_str(&table(&["PEER", "WAY", "NAME", "TRANSPORT", "STATE", "REPLICAS", "REASON"], &[], peers));
     }
     text
 }

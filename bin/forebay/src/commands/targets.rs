@@ -20,7 +20,10 @@ pub fn attach(global: &GlobalArgs, output: Output, options: cli::AttachArgs) -> 
         _ => Front::Nbd,
     };
     let (unit, hosts) = (options.nsid.or(options.lun), [options.host, options.initiator].concat());
-    let (read_only, log) = (options.read_only, options.log);
+    let (read_only, mut log, replicas) = (options.read_only, options.log, options.replicas);
+    if let (Some(log), false) = (&mut log, options.replica.is_empty()) {
+        log.replicas = Some(options.replica);
+    }
     let (ana_group, uuid) = (options.ana_group, options.uuid);
     let (subsystem, target) = (options.subsystem, options.target);
     if images.len() > 1 && (unit.is_some() || uuid.is_some()) {
@@ -33,8 +36,20 @@ pub fn attach(global: &GlobalArgs, output: Output, options: cli::AttachArgs) -> 
     let targets = each(images, |ImageSpec { pool, image }| {
         let (hosts, uuid, log) = (hosts.clone(), uuid.clone(), log.clone());
         let (subsystem, target) = (subsystem.clone(), target.clone());
-        let request =
-            api::AttachRequest { pool, image, front, read_only, unit, hosts, subsystem, target, ana_group, uuid, log };
+        let request = api::AttachRequest {
+            pool,
+            image,
+            front,
+            read_only,
+            unit,
+            hosts,
+            subsystem,
+            target,
+            ana_group,
+            uuid,
+            log,
+            replicas,
+        };
         let target = daemon.call(&AttachImage(request), None, |_| {})?;
         for warning in &target.warnings {
             eprintln!("forebay: warning: {warning}");

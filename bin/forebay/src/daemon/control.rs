@@ -135,6 +135,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/logs", get(list_logs))
         .route("/v1/logs/{pool}/{image}", get(get_log).delete(discard_log))
         .route("/v1/logs/{pool}/{image}/flush", post(flush_log))
+        .route("/v1/logs/{pool}/{image}/takeover", post(take_over_log))
         .route("/v1/store", get(store_space))
         .layer(DefaultBodyLimit::max(JSON_LEN_MAX));
     let api = match token {
@@ -209,6 +210,7 @@ async fn no_such_path(request: Request) -> Failure {
         list_logs,
         get_log,
         flush_log,
+        take_over_log,
         discard_log,
         store_space,
         streams::export,
@@ -459,6 +461,32 @@ async fn get_log(State(app): State<App>, streamed: Streamed, Path(names): Path<(
     responses((status = 200, body = api::WriteLogInfo), (status = 404, body = ErrorBody)))]
 async fn flush_log(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
     on_image(names, |spec| app.run(streamed, ops::FlushLog(spec))).await
+}
+
+/// Query for taking a log over.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TakeoverQuery {
+    /// Set to write the log back, and close it again.
+    #[serde(default)]
+    flush_only: bool,
+    /// Set to take over from a primary that is alive, which is fenced.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Take over the write log of an image, of which this daemon has a copy
+#[utoipa::path(post, path = "/v1/logs/{pool}/{image}/takeover",
+    params(("pool" = String, Path), ("image" = String, Path), ("flush_only" = Option<bool>, Query),
+        ("force" = Option<bool>, Query)),
+    responses((status = 200, body = api::WriteLogInfo), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+async fn take_over_log(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path(names): Path<(String, String)>,
+    Query(TakeoverQuery { flush_only, force }): Query<TakeoverQuery>,
+) -> Response {
+    on_image(names, |spec| app.run(streamed, ops::TakeOverLog { spec, flush_only, force })).await
 }
 
 /// Query for discarding a log.

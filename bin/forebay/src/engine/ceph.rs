@@ -19,6 +19,7 @@ use super::ceph_clients::{CephClient, CephClients};
 use super::dns;
 use super::offload::offload;
 use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::RADOS_PREFIX;
 
 /// Timeout for querying the usage of a cluster.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -91,6 +92,13 @@ impl CephPools {
         })?;
         self.pools.borrow_mut().insert(name.to_owned(), pool.clone());
         Ok(pool)
+    }
+
+    /// Returns the id of the cluster, and that of a pool that was requested.
+    pub fn pool_identity(&self, name: &str) -> Option<(String, i64)> {
+        let fsid = self.cluster.borrow().as_ref()?.status().fsid;
+        let pools = self.pools.borrow();
+        Some((fsid, pools.get(name.strip_prefix(RADOS_PREFIX).unwrap_or(name))?.id()))
     }
 
     /// Returns the names of the pools that were requested.

@@ -48,6 +48,19 @@ impl DataDirIdentity {
         Ok(Self { uuid: random()?, boot: random()? })
     }
 
+    /// Returns the identifier that was created at this start.
+    pub fn boot(&self) -> Uuid {
+        self.boot
+    }
+
+    /// Returns the identity of a volume in a Ceph cluster, which is the same for all daemons.
+    pub fn shared_volume(fsid: &str, pool: i64, image_id: &str) -> Uuid {
+        let text = format!("{fsid}/{pool}/{image_id}");
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&digest(&SHA256, text.as_bytes()).as_ref()[..16]);
+        stamp(uuid)
+    }
+
     /// Returns the identity of a volume: it follows the image, whatever its name, as long as the image exists.
     pub fn volume(&self, spec: &ImageSpec, image_id: &str) -> Uuid {
         let scope = if spec.pool == RAM_POOL { &self.boot } else { &self.uuid };

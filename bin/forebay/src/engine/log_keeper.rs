@@ -3,21 +3,27 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, InFlightTracker, LocalFuture, Result};
+use forebay_block::{
+    BlockDevice, BlockRequest, ClientIdentity, Error, ErrorKind, InFlightTracker, LocalFuture, Result,
+};
 use forebay_image::{Image, KeptLock};
 use forebay_reactor::sync::KeyedLock;
 use forebay_writelog::replication::{LogMembers, MemberEntry, MemberState, PeerId};
 use forebay_writelog::{
-    DirtyLimits, LogKeeper, LogOptions, LogRecord, MediumKind, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions,
+    DirtyLimits, LogKeeper, LogOptions, LogRecord, PeerAccess, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions,
     id_text, parse_id,
 };
 use serde::{Deserialize, Serialize};
 
+use super::replicas::LogPeers;
 use crate::api;
+
+/// Time for which a client whose log was taken over stays fenced: longer than a suspended machine may sleep.
+const FENCED: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Metadata key of an image's log record.
 const RECORD_KEY: &str = "forebay.writelog";
@@ -141,22 +147,42 @@ impl LogDevices {
     /// # Errors
     /// Errors of [`Shelf::open`].
     pub async fn open(&self, place: &api::LogPlace, create: bool) -> Result<Rc<Shelf>> {
-        let _turn = self.turns.lock(&place.path).await;
-        if let Some(shelf) =
-            self.open.borrow().get(&place.path).and_then(Weak::upgrade).filter(|shelf| !shelf.is_removed())
-        {
-            return Ok(shelf);
-        }
         let room = if create { place.size } else { 0 };
         let options = ShelfOptions { create, room, force: place.force, ..ShelfOptions::default() };
-        let medium = match place.medium {
-            api::LogMedium::Ssd => MediumKind::Ssd,
-            api::LogMedium::Pmem => MediumKind::Pmem,
-        };
-        let shelf = Shelf::open(medium, &place.path, options).await?;
-        self.open.borrow_mut().insert(place.path.clone(), Rc::downgrade(&shelf));
+        self.open_with(place.medium, &place.path, options).await
+    }
+
+    /// Opens the log device for copies of other daemons' logs, or creates it, without space for any.
+    ///
+    /// # Errors
+    /// Errors of [`Shelf::open`].
+    pub async fn open_for_copies(&self, medium: api::LogMedium, path: &Path) -> Result<Rc<Shelf>> {
+        let options = ShelfOptions { create: true, ..ShelfOptions::default() };
+        let shelf = self.open_with(medium, path, options).await?;
+        shelf.keep_file();
         Ok(shelf)
     }
+
+    async fn open_with(&self, medium: api::LogMedium, path: &Path, options: ShelfOptions) -> Result<Rc<Shelf>> {
+        let _turn = self.turns.lock(&path.to_owned()).await;
+        if let Some(shelf) = self.open.borrow().get(path).and_then(Weak::upgrade).filter(|shelf| !shelf.is_removed()) {
+            return Ok(shelf);
+        }
+        let shelf = Shelf::open(medium.into(), path, options).await?;
+        self.open.borrow_mut().insert(path.to_owned(), Rc::downgrade(&shelf));
+        Ok(shelf)
+    }
+}
+
+/// Returns the name of a client of a cluster in the record of a log.
+fn client_name(client: &ClientIdentity) -> String {
+    format!("client.{} {}", client.number, client.address)
+}
+
+/// Reads the name of a client from the record of a log.
+fn parse_client(name: &str) -> Option<ClientIdentity> {
+    let (number, address) = name.strip_prefix("client.")?.split_once(' ')?;
+    Some(ClientIdentity { number: number.parse().ok()?, address: address.to_owned() })
 }
 
 /// Returns the limits of a log: its own, or the configured ones.
@@ -173,6 +199,10 @@ pub struct ImageLog {
     pub image: Rc<Image>,
     /// Identity of the image, which is stored in its log.
     pub volume_id: String,
+    /// Identity of the image that all daemons have for it, if it is in a Ceph cluster.
+    pub shared_id: Option<String>,
+    /// Access to other daemons, where this process is one.
+    pub peers: Option<Rc<LogPeers>>,
     /// Name of the image, for messages.
     pub name: String,
     /// Set if the image is in the pool that ends with the daemon.
@@ -191,6 +221,10 @@ impl LogKeeper for ImageLog {
 
     fn volume_id(&self) -> String {
         self.volume_id.clone()
+    }
+
+    fn shared_id(&self) -> String {
+        self.shared_id.clone().unwrap_or_else(|| self.volume_id.clone())
     }
 
     fn volume_name(&self) -> String {
@@ -270,12 +304,41 @@ impl LogKeeper for ImageLog {
     }
 
     fn compare(&self, is: &api::LogPlace, wanted: &api::LogPlace) -> PlaceChange {
-        let limited = api::LogPlace { dirty_max: wanted.dirty_max, dirty_age_ms: wanted.dirty_age_ms, ..is.clone() };
-        match () {
-            () if is == wanted => PlaceChange::Same,
-            () if limited == *wanted => PlaceChange::Limits,
-            () => PlaceChange::Other,
-        }
+        is.change_to(wanted)
+    }
+
+    fn adjusted(&self, is: &api::LogPlace, wanted: &api::LogPlace) -> api::LogPlace {
+        is.adjusted_to(wanted)
+    }
+
+    fn moved(&self, place: &api::LogPlace, shelf: &Rc<Shelf>, former: PeerId) -> api::LogPlace {
+        let own = self.peers.as_ref().map_or(former, |peers| peers.own());
+        place.moved_to((shelf.medium().into(), shelf.path().into()), own, former)
+    }
+
+    fn peers(&self) -> Option<Rc<dyn PeerAccess>> {
+        self.peers.clone().map(|peers| peers as Rc<dyn PeerAccess>)
+    }
+
+    fn wanted(&self, place: &api::LogPlace) -> Vec<PeerId> {
+        place.replica_ids()
+    }
+
+    fn client(&self) -> String {
+        self.image.client().map_or_else(String::new, |client| client_name(&client))
+    }
+
+    fn fence(&self, client: &str) -> LocalFuture<Result<()>> {
+        let (image, name) = (self.image.clone(), client.to_owned());
+        Box::pin(async move {
+            let Some(client) = parse_client(&name) else {
+                let text = format!("the record of the write log names the client '{name}', which cannot be fenced");
+                return Err(Error::new(ErrorKind::Corrupt, text));
+            };
+            image.fence(&client, FENCED).await?;
+            tracing::warn!(image = image.name(), client = name, "fenced the client of a write log's former primary");
+            Ok(())
+        })
     }
 }
 

@@ -20,6 +20,7 @@ mod offload;
 pub mod overview;
 pub mod peers;
 mod reload;
+pub mod replicas;
 mod reservations;
 pub mod small_files;
 pub mod store;
@@ -39,6 +40,7 @@ use forebay_nbd::stats::ServerCounts;
 use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
 use forebay_store::Store;
+use forebay_writelog::replication::{MemberReport, PrimarySet};
 
 use crate::api::{DaemonStatus, Front, PoolInfo, StoreSpace};
 use crate::config::DaemonConfig;
@@ -54,6 +56,7 @@ use fronts::Fronts;
 use identity::DataDirIdentity;
 use logs::Logs;
 use peers::{PeerCounts, Peers};
+use replicas::TakeoverCounts;
 use store::StoreCounter;
 use volumes::Volumes;
 
@@ -100,6 +103,7 @@ pub struct Engine {
     identity: DataDirIdentity,
     logs: Logs,
     peers: Peers,
+    takeovers: Cell<TakeoverCounts>,
     closing: Cell<bool>,
 }
 
@@ -129,6 +133,8 @@ pub struct MetricsSnapshot {
     pub iscsi: IscsiSnapshot,
     /// Counters of the peer messenger.
     pub peers: PeerCounts,
+    /// Takeovers of write logs.
+    pub takeovers: TakeoverCounts,
 }
 
 /// Snapshot of the iSCSI server counters.
@@ -153,6 +159,28 @@ pub struct LogSnapshot {
     pub on: bool,
     /// Counters of the log.
     pub stats: forebay_writelog::LogStats,
+    /// Members, if it has replicas.
+    pub replicated: Option<ReplicatedLog>,
+}
+
+/// Snapshot of the members of a log that has replicas.
+#[derive(Debug)]
+pub struct ReplicatedLog {
+    /// Epoch of the record.
+    pub epoch: u64,
+    /// Number of complete copies.
+    pub copies: usize,
+    /// Number of copies that it should have.
+    pub wanted: usize,
+    /// Members, the primary first.
+    pub members: Vec<MemberReport>,
+}
+
+impl ReplicatedLog {
+    fn new(set: &PrimarySet) -> Self {
+        let (copies, wanted) = set.copies();
+        Self { epoch: set.record().epoch(), copies, wanted, members: set.report() }
+    }
 }
 
 /// Snapshot of the NVMe server counters.
@@ -200,6 +228,11 @@ impl Engine {
         let fronts = Fronts::new(&identity, options.daemon.as_ref().map(|daemon| &daemon.config));
         let ceph =
             CephPools::new(options.ceph.clone(), options.daemon.as_ref().map(|_| CephClients::of(&options.data)));
+        let logs = Logs::default();
+        let settings = options.daemon.as_ref().and_then(|daemon| daemon.config.replicas.as_ref());
+        let shelves = replicas::open_device(logs.devices(), settings).await;
+        let allowed = settings.map(|settings| settings.allow.clone()).unwrap_or_default();
+        let peers = Peers::new(&identity, shelves, allowed);
         let engine = Self {
             options,
             started: now(),
@@ -213,8 +246,9 @@ impl Engine {
             ana: ana::AnaFileLock::default(),
             access,
             identity,
-            logs: Logs::default(),
-            peers: Peers::default(),
+            logs,
+            peers,
+            takeovers: Cell::default(),
             closing: Cell::new(false),
         };
         if let Err(failure) = engine.check_default_names() {
@@ -238,6 +272,11 @@ impl Engine {
         }
         // The prefix marks a pool of the cluster whose name would otherwise select a local pool.
         self.ceph.pool(name.strip_prefix(RADOS_PREFIX).unwrap_or(name)).await
+    }
+
+    /// Returns whether a pool is one of the Ceph cluster.
+    fn is_in_ceph(&self, name: &str) -> bool {
+        !self.pools.contains_key(name) && ![LOCAL_POOL, RAM_POOL].contains(&name)
     }
 
     fn no_store(&self) -> Failure {
@@ -361,6 +400,7 @@ impl Engine {
                 .open_logs()
                 .into_iter()
                 .map(|(spec, log)| LogSnapshot {
+                    replicated: self.members(&spec).map(|set| ReplicatedLog::new(&set)),
                     pool: spec.pool,
                     image: spec.image,
                     on: log.mode().is_on(),
@@ -381,6 +421,7 @@ impl Engine {
                 hosts: self.fronts.iscsi().targets().hosts(),
             },
             peers: self.peers.counts(),
+            takeovers: self.takeovers.get(),
             status: self.status().await?,
         })
     }

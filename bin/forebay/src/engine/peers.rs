@@ -1,7 +1,8 @@
 //! Peer messenger of the daemon: sessions with other daemons and with messenger clients.
 //!
 //! It responds to `forebay perf messenger run`, and keeps a session with each daemon that the configuration names, so
-//! that both know whether the other is reachable.  Messages between daemons are handled by the handler of [`Peers`].
+//! that both know whether the other is reachable.  Daemons describe themselves to each other, and hold copies of each
+//! other's write logs.  Messages between daemons are handled by the handler of [`Peers`].
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -9,10 +10,14 @@ use std::time::Duration;
 
 use forebay_messenger::{
     Address, Auth, Connection, ConnectionState, DisconnectReason, Handler, Keyring, Message, MessageBudget, Messenger,
-    MessengerCore, MessengerOptions, Policy, perf,
+    MessengerCore, MessengerOptions, Network, Policy, perf,
 };
+use forebay_writelog::replication::hello::{KIND_HELLO, PeerHello};
+use forebay_writelog::replication::wire::KIND_REQUEST;
+use forebay_writelog::replication::{KnownPeers, PeerId, ReplicaHost, ReplicaShelf};
 
-use crate::api::Peer;
+use super::identity::DataDirIdentity;
+use crate::api::{self, Peer};
 use crate::config::DaemonConfig;
 use crate::failure::{Failure, Result};
 
@@ -48,32 +53,85 @@ impl Counts {
 }
 
 /// Messenger of the daemon and its peers.
-#[derive(Default)]
 pub struct Peers {
     counts: Rc<Counts>,
+    daemon: Rc<OwnDaemon>,
     messenger: RefCell<Option<Messenger>>,
     addrs: RefCell<Vec<Address>>,
     outgoing: RefCell<Vec<Connection>>,
 }
 
-struct Answers(Rc<Counts>);
+/// Daemon that runs here, as its peers know it.
+struct OwnDaemon {
+    boot: [u8; 16],
+    known: Rc<KnownPeers>,
+    replicas: Rc<ReplicaHost>,
+    /// Networks of the daemons that may have copies of their logs here; if empty, every peer may.
+    allowed: Vec<Network>,
+}
+
+impl OwnDaemon {
+    /// Returns whether the daemon behind a connection may have copies of its logs here.
+    fn may_have_copies(&self, connection: &Connection) -> bool {
+        let copied = self.known.described(connection).is_some_and(|known| known.is_copied);
+        let address = match connection.address() {
+            Address::Tcp(address) | Address::Rdma(address) => Some(address.ip()),
+            _ => None,
+        };
+        let within = |ip| self.allowed.iter().any(|network| network.contains(ip));
+        // Who connects over a socket of this machine has access to it by the permissions of the socket.
+        !copied && (self.allowed.is_empty() || address.is_none_or(within))
+    }
+
+    /// Returns the description of this daemon for the peer behind a connection.
+    fn hello(&self, connection: &Connection) -> PeerHello {
+        let offers = if self.may_have_copies(connection) { self.replicas.offers() } else { Vec::new() };
+        PeerHello { peer: self.known.own(), boot: self.boot, host: host_name(), offers }
+    }
+}
+
+struct Answers {
+    counts: Rc<Counts>,
+    daemon: Rc<OwnDaemon>,
+}
 
 impl Handler for Answers {
     fn message(&self, connection: &Connection, message: Message) {
-        if perf::answer(connection, &message, cpu_nanos) {
-            self.0.change(|counts| counts.messages += 1);
-        } else {
-            tracing::warn!(peer = %connection.address(), kind = message.kind, "unknown message from a peer");
+        let answered = match message.kind {
+            KIND_HELLO => {
+                self.daemon.known.answer(connection, &message, &self.daemon.hello(connection));
+                true
+            }
+            KIND_REQUEST if !self.daemon.may_have_copies(connection) => {
+                ReplicaHost::refuse(
+                    connection,
+                    &message,
+                    "this daemon's [replicas] allow list does not name the sender",
+                );
+                true
+            }
+            KIND_REQUEST => self.daemon.replicas.handle(connection, message),
+            kind => {
+                let answered = perf::answer(connection, &message, cpu_nanos);
+                if !answered {
+                    tracing::warn!(peer = %connection.address(), kind, "unknown message from a peer");
+                }
+                answered
+            }
+        };
+        if answered {
+            self.counts.change(|counts| counts.messages += 1);
         }
     }
 
     fn opened(&self, connection: &Connection) {
         let (peer, transport) = (connection.address(), connection.transport());
         tracing::info!(%peer, name = connection.name(), transport, "peer connected");
+        self.daemon.known.ask(connection, &self.daemon.hello(connection));
     }
 
     fn interrupted(&self, connection: &Connection, reason: &DisconnectReason) {
-        self.0.change(|counts| counts.interrupted += 1);
+        self.counts.change(|counts| counts.interrupted += 1);
         tracing::warn!(
             peer = %connection.address(), name = connection.name(), %reason,
             "connection to a peer lost; its session waits for a new one"
@@ -82,15 +140,41 @@ impl Handler for Answers {
 
     fn refused(&self, _peer: &Address, _reason: &DisconnectReason) {
         // The messenger has logged it.
-        self.0.change(|counts| counts.refused += 1);
+        self.counts.change(|counts| counts.refused += 1);
     }
 
     fn lost(&self, connection: &Connection, reason: &DisconnectReason) {
         tracing::info!(peer = %connection.address(), name = connection.name(), %reason, "session of a peer ended");
+        self.daemon.known.forget(connection);
     }
 }
 
 impl Peers {
+    /// Creates the messenger of a daemon that holds copies of its peers' logs on these log devices, for peers in the
+    /// `allowed` networks.
+    pub fn new(identity: &DataDirIdentity, shelves: Vec<ReplicaShelf>, allowed: Vec<Network>) -> Self {
+        let boot = identity.boot();
+        let known = Rc::new(KnownPeers::new(PeerId(identity.uuid), boot));
+        let daemon = Rc::new(OwnDaemon { boot, known, replicas: ReplicaHost::new(shelves), allowed });
+        Self {
+            counts: Rc::default(),
+            daemon,
+            messenger: RefCell::default(),
+            addrs: RefCell::default(),
+            outgoing: RefCell::default(),
+        }
+    }
+
+    /// Returns the peers that have described themselves.
+    pub fn known(&self) -> &Rc<KnownPeers> {
+        &self.daemon.known
+    }
+
+    /// Returns the copies of other daemons' logs.
+    pub fn replicas(&self) -> &Rc<ReplicaHost> {
+        &self.daemon.replicas
+    }
+
     /// Listens and connects as configured; does nothing if no addresses or peers are configured.
     pub fn start(&self, config: &DaemonConfig) -> Result<()> {
         let peers = &config.peers;
@@ -116,7 +200,8 @@ impl Peers {
             rdma_local: peers.rdma_local,
             ..MessengerOptions::default()
         };
-        let messenger = Messenger::new(&MessengerCore::new(BUDGET), options, Answers(self.counts.clone()));
+        let answers = Answers { counts: self.counts.clone(), daemon: self.daemon.clone() };
+        let messenger = Messenger::new(&MessengerCore::new(BUDGET), options, answers);
         // From here on, `stop` has work to do.
         *self.messenger.borrow_mut() = Some(messenger.clone());
         for address in &peers.listen {
@@ -164,7 +249,20 @@ impl Peers {
         let messenger = self.messenger.borrow();
         let outgoing = self.outgoing.borrow();
         let connections = messenger.as_ref().map(Messenger::connections).unwrap_or_default();
-        connections.iter().map(|connection| describe(connection, outgoing.contains(connection))).collect()
+        let described = |connection: &Connection| {
+            let peer = describe(connection, outgoing.contains(connection));
+            match self.daemon.known.described(connection) {
+                None => peer,
+                Some(known) => Peer {
+                    id: Some(known.hello.peer.to_string()),
+                    host: Some(known.hello.host),
+                    round_trip_us: known.round_trip.map(|time| time.as_micros() as u64),
+                    replicas: known.hello.offers.iter().map(api::OfferedReplicas::from).collect(),
+                    ..peer
+                },
+            }
+        };
+        connections.iter().map(described).collect()
     }
 }
 
@@ -184,6 +282,10 @@ fn describe(connection: &Connection, outgoing: bool) -> Peer {
         pending: connection.pending().messages,
         held: connection.held().messages,
         reason: connection.reason().map(|reason| reason.to_string()),
+        id: None,
+        host: None,
+        round_trip_us: None,
+        replicas: Vec::new(),
     }
 }
 

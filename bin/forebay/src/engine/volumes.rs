@@ -16,6 +16,7 @@ use forebay_export::{Delayed, MeasuredRequest, Meter};
 use forebay_image::{Image, ImageOpenOptions, LUKS_HEADER_LEN, LuksHeader};
 use forebay_reactor::sync::{KeyedLock, Notify, WeakMap};
 use forebay_reactor::{now, timeout, try_spawn};
+use forebay_writelog::replication::LogOpening;
 use forebay_writelog::{LogAttachment, WriteLog};
 
 use super::Engine;
@@ -432,7 +433,15 @@ impl Engine {
         if self.volumes.reserved.borrow().contains(spec) {
             return Err(being_changed(spec));
         }
-        self.open_shared(spec, false, false).await
+        self.open_shared(spec, false, false, LogOpening::Again).await
+    }
+
+    /// Opens an image, and the log that it has as `opening` says.  The caller has the turn of opening it.
+    pub(super) async fn open_as(&self, spec: &ImageSpec, opening: LogOpening) -> Result<Rc<Volume>> {
+        if self.volumes.reserved.borrow().contains(spec) {
+            return Err(being_changed(spec));
+        }
+        self.open_shared(spec, false, false, opening).await
     }
 
     /// Keeps an image from being opened until the guard is dropped.
@@ -447,16 +456,22 @@ impl Engine {
         if self.volumes.reserved.borrow().contains(spec) {
             return Err(being_changed(spec));
         }
-        self.open_shared(spec, false, true).await
+        self.open_shared(spec, false, true, LogOpening::Again).await
     }
 
     /// Opens an image that the caller has reserved.
     pub async fn open_reserved(&self, reserved: &ReservedImage) -> Result<Rc<Volume>> {
         let _turn = self.volumes.opening.lock(&reserved.spec).await;
-        self.open_shared(&reserved.spec, true, false).await
+        self.open_shared(&reserved.spec, true, false, LogOpening::Again).await
     }
 
-    async fn open_shared(&self, spec: &ImageSpec, is_reserved: bool, to_read: bool) -> Result<Rc<Volume>> {
+    async fn open_shared(
+        &self,
+        spec: &ImageSpec,
+        is_reserved: bool,
+        to_read: bool,
+        opening: LogOpening,
+    ) -> Result<Rc<Volume>> {
         if self.closing.get() {
             return Err(Failure::failed("the daemon is stopping").hint("try again when it runs again"));
         }
@@ -494,7 +509,11 @@ impl Engine {
         let changes = Rc::new(InFlightTracker::default());
         let reservations = reservations_of(&image, &changes).await;
         let keeper = self.image_log(spec, &image, &changes);
-        let attachment = LogAttachment::open(keeper, delayed(image.clone())).await;
+        let device = delayed(image.clone());
+        let attachment = match opening {
+            LogOpening::Again => LogAttachment::open(keeper, device).await,
+            LogOpening::TakeOver => LogAttachment::take_over(keeper, device).await,
+        };
         let attachment = Rc::new(attachment.map_err(|error| log_failure(error, spec))?);
         let weak = Rc::downgrade(&attachment);
         image.set_lock_check(Rc::new(move || {

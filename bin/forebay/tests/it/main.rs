@@ -15,6 +15,7 @@ mod packaging;
 mod page;
 mod peers;
 mod rbd_shapes;
+mod replicas;
 mod space;
 mod stderr;
 mod store;

@@ -5,6 +5,7 @@
 
 mod fronts;
 mod process;
+mod replicas;
 mod volumes;
 
 use std::fmt::Write as _;

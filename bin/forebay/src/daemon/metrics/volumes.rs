@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
 use super::Encoded;
+use super::replicas;
 use crate::api::Front;
 use crate::engine::{LogSnapshot, MetricsSnapshot};
 use crate::failure::{Failure, FailureKind, Result};
@@ -58,7 +59,10 @@ pub(super) fn encode_all(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder
         let sum: u64 = counts.iter().map(ERRORS.3).sum();
         ConstCounter::new(sum).encode(family.encode_family(labels)?)?;
     }
-    encode_log_gauges(out, &snapshot.logs.iter().collect::<Vec<_>>())
+    let logs = snapshot.logs.iter().collect::<Vec<_>>();
+    encode_log_gauges(out, &logs)?;
+    replicas::encode_logs(out, &logs)?;
+    replicas::encode_takeovers(out, &snapshot.takeovers)
 }
 
 /// Collector for all counters of the requested volumes.
@@ -96,6 +100,7 @@ impl Collector for Asked {
         encode_latency(&mut out, "volume_latency", &volumes)?;
         let logs: Vec<&LogSnapshot> = self.logs.iter().collect();
         encode_log_gauges(&mut out, &logs)?;
+        replicas::encode_logs(&mut out, &logs)?;
         encode_log_counters(&mut out, &logs)
     }
 }

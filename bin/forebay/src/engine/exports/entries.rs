@@ -70,6 +70,7 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
                 ana_group: None,
                 uuid: None,
                 log: None,
+                replicas: None,
             };
             let life = Lifecycle::broken(wrong(error.to_string()).hint(hint));
             Ok((key, Export::listed(request, Some(entry.clone()), life)))

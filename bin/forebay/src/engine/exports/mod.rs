@@ -15,6 +15,7 @@ use forebay_block::BlockDevice;
 use forebay_export::list::{ExportChange, ExportName};
 use forebay_export::{ExportNumbers, ExportState, RetiredNumber, TakenNumbers};
 use forebay_reactor::sync::KeyedLock;
+use forebay_writelog::PlaceChange;
 use serde_json::Value;
 
 use super::Engine;
@@ -314,6 +315,31 @@ impl Exports {
 }
 
 /// Returns the UUID that a request specifies, if any.
+/// Compares the replicas of an export with requested ones: without a wish it keeps those it has.  Returns the place of the
+/// log if nothing else differs.  `recorded` is the place of a log that this daemon has taken over.
+fn replicas_changed(
+    before: &api::AttachRequest,
+    request: &mut api::AttachRequest,
+    recorded: Option<&api::LogPlace>,
+) -> Option<api::LogPlace> {
+    let place = request.log.as_mut()?;
+    let had = before.log.as_ref().or(recorded)?;
+    if place.replicas.is_none() {
+        place.replicas.clone_from(&had.replicas);
+        return None;
+    }
+    let place = place.clone();
+    let apart = |request: &api::AttachRequest| api::AttachRequest { log: None, ..request.clone() };
+    let only_replicas = match &before.log {
+        Some(before) => {
+            place.replicas != had.replicas
+                && api::LogPlace { replicas: had.replicas.clone(), ..place.clone() } == *before
+        }
+        None => had.change_to(&place) != PlaceChange::Other,
+    };
+    (only_replicas && apart(request) == apart(before)).then_some(place)
+}
+
 fn identity_of(request: &api::AttachRequest) -> Option<Uuid> {
     request.uuid.as_deref().and_then(parse_uuid)
 }
@@ -437,6 +463,8 @@ impl Engine {
         }
         let before = self.exports.with(&key, |export| (export.request.clone(), export.entry.is_some()));
         let was_listed = before.is_some();
+        let replicas = before.as_ref().and_then(|(before, _)| before.log.as_ref()?.replicas.clone());
+        self.resolve_replicas(&mut request, replicas.as_deref())?;
         if let Some((before, _)) = &before {
             request.unit = request.unit.or(before.unit);
             request.ana_group = request.ana_group.or(before.ana_group);
@@ -444,6 +472,13 @@ impl Engine {
             if !names_one {
                 (request.subsystem, request.target) = (before.subsystem.clone(), before.target.clone());
             }
+        }
+        let recorded = self.volumes.find(&spec).and_then(|volume| volume.attachment.recorded()).map(|log| log.place);
+        if let Some((before, false)) = &before
+            && let Some(place) = replicas_changed(before, &mut request, recorded.as_ref())
+            && self.exports.device(request.front, &spec.to_string()).is_some()
+        {
+            return self.change_replicas(&key, request, &place).await;
         }
         let listed_twice = self.exports.unserved.borrow().iter().any(|other| other.key.as_ref() == Some(&key));
         if let Some((before, unclear)) = before
@@ -463,6 +498,25 @@ impl Engine {
         let exports = self.exports.exports.borrow();
         let export = exports.get(&key).ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;
         Ok(self.describe_target(&spec, export, self.fronts.connections_of(key.0, &spec)))
+    }
+
+    /// Changes the peers that have copies of the log of an image that is served.
+    async fn change_replicas(
+        &self,
+        key: &ExportKey,
+        request: api::AttachRequest,
+        place: &api::LogPlace,
+    ) -> Result<ImageExport> {
+        let spec = &key.1;
+        let volume = self.open_volume(spec).await?;
+        self.ensure_log(spec, &volume, place).await?;
+        if let Some(export) = self.exports.exports.borrow_mut().get_mut(key) {
+            export.request = request;
+        }
+        self.exports.save(key).await?;
+        let exports = self.exports.exports.borrow();
+        let export = exports.get(key).ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;
+        Ok(self.describe_target(spec, export, self.fronts.connections_of(key.0, spec)))
     }
 
     /// Opens an image for an export, serves it to hosts, and then adds it to the file.

@@ -187,7 +187,6 @@ impl Engine {
     pub async fn start_fronts(self: &Rc<Self>) -> Result<()> {
         let Some(daemon) = &self.options.daemon else { return Ok(()) };
         self.restore_access();
-        self.restore_exports().await;
         // A daemon that was just killed may still hold its sockets.
         let peers = daemon.config.peers.listen.iter().filter_map(Address::unix);
         for addr in daemon.config.nbd.iter().cloned().chain(peers) {
@@ -196,9 +195,11 @@ impl Engine {
         for front in self.fronts.all() {
             front.listen(&daemon.config)?;
         }
+        // Peers come first: a log that is opened drops the replicas that do not answer.
         self.peers.start(&daemon.config)?;
         // From here on, `stop_fronts` has work to do.
         self.fronts.serving.set(true);
+        self.restore_exports().await;
         for front in self.fronts.all() {
             front.serve(self, self.cores()).await?;
         }

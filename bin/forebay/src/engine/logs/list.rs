@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use forebay_reactor::wall_clock;
+use forebay_writelog::replication::{LogMembers, MemberReport, MemberState, PeerId, ReplicaShelf};
 use forebay_writelog::{LogInfo, LogRecord, LogSurvey, Membership, RecordedLog, WriteLog, id_text};
 
 use super::super::Engine;
@@ -38,6 +39,17 @@ impl Engine {
         }
         for place in self.exports.log_places() {
             places.entry(place.path.clone()).or_insert(place);
+        }
+        for ReplicaShelf { shelf, .. } in self.peers.replicas().shelves() {
+            for id in shelf.ids() {
+                if let Ok(info) = shelf.inspect(&id).await {
+                    let path = PathBuf::from(shelf.path());
+                    let place = copy_place(shelf.medium().into(), path, info.size);
+                    let log = api::WriteLogInfo { state: "replica".into(), ..describe(&info, place) };
+                    let pool = log.image.parse::<ImageSpec>().map(|spec| spec.pool).map_err(Failure::invalid);
+                    survey.add_found(log.id.clone(), log, pool);
+                }
+            }
         }
         for place in places.into_values() {
             let Ok(shelf) = self.logs.devices.open(&place, false).await else { continue };
@@ -106,11 +118,14 @@ impl Engine {
         if let Some(volume) = self.volumes.find(spec)
             && let Some(log) = running(spec, &volume)
         {
-            return Ok(Some(log));
+            return Ok(Some(self.with_members(spec, log)));
         }
         let image = self.open_image(spec).await?;
         let record = load_record(&image).await.map_err(|error| log_failure(error, spec))?;
         let LogRecord { epoch, log: Some(recorded) } = record else { return Ok(None) };
+        if let Some(members) = recorded.members.clone() {
+            return Ok(Some(self.unopened_with_members(spec, recorded, &members).await));
+        }
         let looked = async { self.logs.devices.open(&recorded.place, false).await?.inspect(&recorded.id).await };
         Ok(Some(match looked.await {
             Ok(info) => api::WriteLogInfo { image: spec.to_string(), ..describe(&info, recorded.place) },
@@ -128,13 +143,87 @@ impl Engine {
     /// Describes the log of an open volume.
     pub(in crate::engine) fn running_log(&self, spec: &ImageSpec) -> Option<api::WriteLogInfo> {
         let volume = self.volumes.find(spec)?;
-        Some(self.with_limits(running(spec, &volume)?))
+        Some(self.with_limits(self.with_members(spec, running(spec, &volume)?)))
+    }
+
+    /// Adds the members of a log that is open here.
+    fn with_members(&self, spec: &ImageSpec, log: api::WriteLogInfo) -> api::WriteLogInfo {
+        let Some(set) = self.members(spec) else { return log };
+        let (_, wanted) = set.copies();
+        let describe = |member: MemberReport| api::LogMember {
+            connected: Some(member.is_connected),
+            lag_entries: member.lag_entries,
+            lag_bytes: member.lag_bytes,
+            lag_ms: member.waits.as_millis() as u64,
+            ..self.describe_member(member.peer, member.is_primary, member.state)
+        };
+        let members = set.report().into_iter().map(describe).collect();
+        api::WriteLogInfo { members, copies_wanted: Some(wanted as u32), epoch: set.record().epoch(), ..log }
+    }
+
+    /// Describes a log with members that is not open here: as found in this daemon's copy, if it has one.
+    async fn unopened_with_members(
+        &self,
+        spec: &ImageSpec,
+        recorded: RecordedLog<api::LogPlace>,
+        members: &LogMembers,
+    ) -> api::WriteLogInfo {
+        let own = self.peers.known().own();
+        let mut devices = self.peers.replicas().shelves().iter().map(|replicas| &replicas.shelf);
+        let copy = devices.find(|shelf| shelf.ids().contains(&recorded.id)).cloned();
+        let shelf = match (copy, members.primary() == own) {
+            (Some(shelf), _) => Ok(shelf),
+            (None, true) => self.logs.devices.open(&recorded.place, false).await,
+            (None, false) => {
+                let text = "its members are other daemons";
+                Err(forebay_block::Error::new(forebay_block::ErrorKind::NotFound, text))
+            }
+        };
+        let found = match shelf {
+            Ok(shelf) => shelf.inspect(&recorded.id).await,
+            Err(error) => Err(error),
+        };
+        let role = |info: &LogInfo| match (members.primary() == own, info.open) {
+            (true, false) => "closed",
+            (true, true) => "open",
+            (false, _) => "replica",
+        };
+        let described = match found {
+            Ok(info) => api::WriteLogInfo { state: role(&info).into(), ..describe(&info, recorded.place) },
+            Err(error) => api::WriteLogInfo {
+                id: id_text(&recorded.id),
+                state: if members.primary() == own { "unreachable".into() } else { "replica".into() },
+                reason: Some(error.to_string()),
+                ..api::WriteLogInfo::at(recorded.place)
+            },
+        };
+        let primary = members.primary();
+        let mut all: Vec<(bool, PeerId, MemberState)> =
+            members.members().map(|(peer, entry)| (peer != primary, peer, entry.state)).collect();
+        all.sort_by_key(|(is_replica, peer, _)| (*is_replica, *peer));
+        let members_shown =
+            all.into_iter().map(|(is_replica, peer, state)| self.describe_member(peer, !is_replica, state)).collect();
+        api::WriteLogInfo { image: spec.to_string(), epoch: members.epoch(), members: members_shown, ..described }
     }
 
     /// Fills in the effective limits of a log.
     fn with_limits(&self, log: api::WriteLogInfo) -> api::WriteLogInfo {
         let limits = limits_of(&log.place, self.configured_limits());
         api::WriteLogInfo { dirty_max: limits.bytes_max, dirty_age_max_ms: limits.age_max.as_millis() as u64, ..log }
+    }
+}
+
+/// Returns the place of a copy of another daemon's log.
+fn copy_place(medium: api::LogMedium, path: PathBuf, size: u64) -> api::LogPlace {
+    api::LogPlace {
+        medium,
+        path,
+        size,
+        on_flush: false,
+        force: false,
+        dirty_max: None,
+        dirty_age_ms: None,
+        replicas: None,
     }
 }
 

@@ -16,7 +16,7 @@ use forebay_reactor::timeout;
 use forebay_writelog::{DirtyLimits, LogAttachment, WriteLog};
 
 use super::Engine;
-use super::identity::format_uuid;
+use super::identity::{DataDirIdentity, format_uuid};
 use super::log_keeper::{ImageLog, LogDevices, load_record};
 use super::volumes::Volume;
 use crate::api;
@@ -39,6 +39,13 @@ pub struct Logs {
     devices: Rc<LogDevices>,
     /// Volumes that stay open while the engine runs, or until their log is ended.
     volumes: RefCell<BTreeMap<ImageSpec, Rc<Volume>>>,
+}
+
+impl Logs {
+    /// Returns the open log devices.
+    pub(super) fn devices(&self) -> &Rc<LogDevices> {
+        &self.devices
+    }
 }
 
 /// Explains an error of a write log.
@@ -69,12 +76,20 @@ impl Engine {
         Rc::new(ImageLog {
             image: image.clone(),
             volume_id: format_uuid(&self.identity.volume(spec, image.id())),
+            shared_id: self.shared_id(spec, image.id()),
+            peers: self.log_peers(),
             name: spec.to_string(),
             passing: spec.pool == RAM_POOL,
             configured: self.configured_limits(),
             devices: self.logs.devices.clone(),
             changes: changes.clone(),
         })
+    }
+
+    /// Returns the identity of an image in a Ceph cluster that all daemons have for it.
+    fn shared_id(&self, spec: &ImageSpec, image_id: &str) -> Option<String> {
+        let (fsid, pool) = self.is_in_ceph(&spec.pool).then(|| self.ceph.pool_identity(&spec.pool))??;
+        Some(format_uuid(&DataDirIdentity::shared_volume(&fsid, pool, image_id)))
     }
 
     /// Returns whether the log of an image is open, which keeps its volume open.
@@ -117,7 +132,11 @@ impl Engine {
     /// for the next time that the image is opened.
     pub(super) async fn end_log(&self, spec: &ImageSpec, keep: bool) -> Result<()> {
         let Some(volume) = self.logs.volumes.borrow().get(spec).cloned() else { return Ok(()) };
-        if keep {
+        let superseded = volume.attachment.members().is_some_and(|set| set.is_superseded());
+        if superseded {
+            tracing::warn!(image = %spec, "another daemon has taken this write log over: nothing of it is left to write back");
+        }
+        if keep || superseded {
             return self.keep_log(spec, volume).await;
         }
         if let Err(error) = volume.attachment.end(STALLED).await {
@@ -156,7 +175,7 @@ impl Engine {
     }
 
     /// Opens an image without its log, to read its record.
-    async fn open_image(&self, spec: &ImageSpec) -> Result<Rc<Image>> {
+    pub(super) async fn open_image(&self, spec: &ImageSpec) -> Result<Rc<Image>> {
         if let Some(volume) = self.volumes.find(spec) {
             return Ok(volume.image.clone());
         }
@@ -252,6 +271,9 @@ fn refuse_dirty(found: &api::WriteLogInfo, spec: &ImageSpec, force: bool) -> Res
         _ if force => return Ok(()),
         "unreachable" => format!("the write log of {spec} is unreachable, and may hold dirty data"),
         "open" => format!("the write log of {spec} is in use, and may hold dirty data"),
+        "replica" if found.reason.is_some() => {
+            format!("the write log of {spec} is at other daemons, and may hold dirty data")
+        }
         _ if found.dirty_entries > 0 => {
             format!("the write log of {spec} holds dirty data: {}", found.dirty())
         }

@@ -1,0 +1,86 @@
+//! Configuration of copies of other daemons' write logs: the log device for them, and who may use it.
+
+use std::path::PathBuf;
+
+use forebay_messenger::Network;
+use serde::Deserialize;
+
+use super::absolute;
+use crate::api::LogMedium;
+use crate::failure::{Failure, Result};
+use crate::units::Size;
+
+/// `[replicas]` section.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct ReplicasSection {
+    medium: Option<LogMedium>,
+    path: Option<PathBuf>,
+    quota: Option<Size>,
+    allow: Option<Vec<String>>,
+}
+
+/// Log device for copies of other daemons' write logs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicaSettings {
+    /// Medium of the device.
+    pub medium: LogMedium,
+    /// File or device.
+    pub path: PathBuf,
+    /// Maximum size of all logs on it, in bytes.
+    pub quota: u64,
+    /// Networks of the daemons that may have copies; if empty, every peer may.
+    pub allow: Vec<Network>,
+}
+
+impl ReplicasSection {
+    /// Resolves the settings; `None` if this daemon holds no copies.
+    pub(super) fn resolve(self) -> Result<Option<ReplicaSettings>> {
+        let Self { medium, path, quota, allow } = self;
+        let Some(path) = path else {
+            return match (medium, quota, allow) {
+                (None, None, None) => Ok(None),
+                _ => Err(Failure::invalid("[replicas]: the path of the log device is missing")
+                    .hint("write for example path = \"/srv/forebay/replicas\"")),
+            };
+        };
+        let Some(Size(quota)) = quota else {
+            return Err(Failure::invalid("[replicas]: the quota is missing")
+                .hint("write for example quota = \"64G\": the size that all copies may have together"));
+        };
+        let medium = medium.unwrap_or(LogMedium::Ssd);
+        if medium == LogMedium::Pmem {
+            return Err(Failure::invalid("[replicas]: copies in persistent memory are not supported yet")
+                .hint("choose medium = \"ssd\""));
+        }
+        let allow = allow.unwrap_or_default().into_iter().map(|text| text.parse::<Network>().map_err(Failure::invalid));
+        Ok(Some(ReplicaSettings { medium, path: absolute(&path)?, quota, allow: allow.collect::<Result<_>>()? }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(text: &str) -> Result<Option<ReplicaSettings>> {
+        toml::from_str::<ReplicasSection>(text).map_err(|error| Failure::invalid(error.to_string()))?.resolve()
+    }
+
+    #[test]
+    fn settings_are_read_and_what_is_missing_is_said() {
+        assert_eq!(resolve("").expect("nothing"), None);
+        let settings = resolve("path = '/r'\nquota = '2G'\nallow = ['10.0.0.0/8']").expect("settings");
+        let settings = settings.expect("a device");
+        assert_eq!((settings.medium, settings.quota, settings.allow.len()), (LogMedium::Ssd, 2 << 30, 1));
+        for (text, says) in [
+            ("quota = '1G'", "path"),
+            ("path = '/r'", "quota"),
+            ("path = '/r'\nquota = '1G'\nmedium = 'pmem'", "persistent memory"),
+            ("path = '/r'\nquota = '1G'\nallow = ['10.0.0.0/99']", "10.0.0.0/99"),
+            ("room = '1G'", "room"),
+        ] {
+            let failure = resolve(text).expect_err(text);
+            assert!(failure.message.contains(says), "{text}: {failure}");
+        }
+    }
+}

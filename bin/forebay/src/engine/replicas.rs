@@ -1,0 +1,284 @@
+//! Replicas of write logs: copies of other daemons' logs here, the peers that hold copies of ours, and takeovers.
+
+use std::rc::Rc;
+
+use forebay_block::LocalFuture;
+use forebay_messenger::Connection;
+use forebay_reactor::now;
+use forebay_writelog::replication::{
+    KnownPeers, LogMembers, LogOpening, MemberState, PeerId, PrimarySet, ReplicaHost, ReplicaShelf,
+};
+use forebay_writelog::{LogId, PeerAccess, Shelf, parse_id};
+
+use super::Engine;
+use super::log_keeper::{LogDevices, load_record};
+use super::logs::log_failure;
+use crate::api;
+use crate::config::ReplicaSettings;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::ImageSpec;
+use crate::units::Size;
+
+/// Other daemons, on behalf of logs with replicas.
+pub struct LogPeers {
+    known: Rc<KnownPeers>,
+    replicas: Rc<ReplicaHost>,
+}
+
+impl PeerAccess for LogPeers {
+    fn own(&self) -> PeerId {
+        self.known.own()
+    }
+
+    fn connection(&self, peer: PeerId) -> Option<Connection> {
+        self.known.connection(peer)
+    }
+
+    fn release_copy(&self, log: LogId) -> LocalFuture<forebay_block::Result<Option<Rc<Shelf>>>> {
+        let replicas = self.replicas.clone();
+        Box::pin(async move { Ok(replicas.give_up(&log).await) })
+    }
+
+    fn resume_copy(&self, log: LogId) {
+        self.replicas.resume(&log);
+    }
+}
+
+/// Opens the log device for copies of other daemons' logs.  If that fails, the daemon holds no copies, and serves its own
+/// images.
+pub async fn open_device(devices: &LogDevices, settings: Option<&ReplicaSettings>) -> Vec<ReplicaShelf> {
+    let Some(ReplicaSettings { medium, path, quota, .. }) = settings else { return Vec::new() };
+    match devices.open_for_copies(*medium, path).await {
+        Ok(shelf) => {
+            tracing::info!(path = %path.display(), quota = %Size(*quota), copies = shelf.ids().len(), "ready for replicas");
+            vec![ReplicaShelf { shelf, quota: *quota }]
+        }
+        Err(error) => {
+            tracing::error!(
+                path = %path.display(), %error,
+                "cannot open the log device for replicas: this daemon holds no copies until it is started again; logs of \
+                 other daemons that have copies here lose this replica"
+            );
+            Vec::new()
+        }
+    }
+}
+
+/// Takeover of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TakeoverRequest {
+    /// Set to write the log back, and close it again.
+    pub flush_only: bool,
+    /// Set to take over from a primary that is alive, which is fenced.
+    pub force: bool,
+}
+
+/// Takeovers of this daemon.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TakeoverCounts {
+    /// Number of logs that were taken over.
+    pub taken_over: u64,
+    /// Time of the last one, from the command until the log served requests, in nanoseconds.
+    pub last_ns: u64,
+}
+
+impl Engine {
+    /// Returns the access of logs to other daemons, where this process is one.
+    pub(super) fn log_peers(&self) -> Option<Rc<LogPeers>> {
+        self.options.daemon.as_ref()?;
+        Some(Rc::new(LogPeers { known: self.peers.known().clone(), replicas: self.peers.replicas().clone() }))
+    }
+
+    /// Resolves the peers that are to have copies of a log: names become ids, a number becomes that many peers.
+    /// `before` are those that the log has already.
+    pub(super) fn resolve_replicas(&self, request: &mut api::AttachRequest, before: Option<&[String]>) -> Result<()> {
+        let wanted = request.replicas.take();
+        let Some(place) = &mut request.log else {
+            return match wanted {
+                Some(_) => Err(Failure::invalid("replicas are of a write log: name it with --log MEDIUM:PATH:SIZE")),
+                None => Ok(()),
+            };
+        };
+        match (wanted, &place.replicas) {
+            (Some(_), Some(names)) if !names.is_empty() => {
+                return Err(Failure::invalid(
+                    "the peers are either named with --replica, or their number is: --replicas",
+                ));
+            }
+            (Some(count), _) => place.replicas = Some(self.choose_replicas(place, count, before)?),
+            (None, None) => {}
+            (None, Some(names)) => {
+                let ids = names.iter().map(|name| self.replica_id(name)).collect::<Result<Vec<_>>>()?;
+                place.replicas = Some(ids);
+            }
+        }
+        let Some(ids) = &mut place.replicas else { return Ok(()) };
+        ids.sort_unstable();
+        ids.dedup();
+        if !ids.is_empty() && place.medium == api::LogMedium::Pmem {
+            return Err(Failure::new(FailureKind::Unsupported, "a log in persistent memory cannot have replicas yet")
+                .hint("put it on an SSD: --log ssd:PATH:SIZE"));
+        }
+        if !ids.is_empty() && !self.is_in_ceph(&request.pool) {
+            let what =
+                format!("the pool '{}' is this daemon's own: no other one could take its logs over", request.pool);
+            return Err(Failure::new(FailureKind::Unsupported, what)
+                .hint("leave out --replica, or use an image in a pool of the Ceph cluster"));
+        }
+        Ok(())
+    }
+
+    /// Returns the id of the peer with a name.  An id is taken as it is, since its peer may be away.
+    fn replica_id(&self, name: &str) -> Result<String> {
+        if parse_id(name).is_some() {
+            return Ok(name.to_owned());
+        }
+        match self.peers.known().find(name) {
+            Ok(peer) => Ok(peer.to_string()),
+            Err(error) => Err(Failure::new(FailureKind::NotFound, error.to_string())
+                .hint("'forebay status' lists the peers: name one by host name, address or id")),
+        }
+    }
+
+    /// Chooses peers that have room for a log: those that have a copy already, then the nearest ones.
+    fn choose_replicas(&self, place: &api::LogPlace, count: u32, before: Option<&[String]>) -> Result<Vec<String>> {
+        let has_copy = |id: &String| before.is_some_and(|before| before.contains(id));
+        let mut found: Vec<(bool, u64, String)> = Vec::new();
+        for peer in self.peers.known().list() {
+            let id = peer.hello.peer.to_string();
+            let fits = |offer: &&forebay_writelog::replication::hello::ReplicaOffer| {
+                api::LogMedium::from(offer.medium) == place.medium && offer.free >= place.size
+            };
+            if has_copy(&id) || peer.hello.offers.iter().any(|offer| fits(&offer)) {
+                let round_trip = peer.round_trip.map_or(u64::MAX, |time| time.as_micros() as u64);
+                found.push((!has_copy(&id), round_trip, id));
+            }
+        }
+        found.sort_unstable();
+        if found.len() < count as usize {
+            let what = format!(
+                "{} of the connected peers have room for a copy of {} on {}; {count} are wanted",
+                found.len(),
+                Size(place.size),
+                place.medium.name()
+            );
+            return Err(Failure::new(FailureKind::NoSpace, what)
+                .hint("'forebay status' shows what each peer offers; its [replicas] section sets that"));
+        }
+        Ok(found.into_iter().take(count as usize).map(|(_, _, id)| id).collect())
+    }
+
+    /// Takes over the log of an image whose primary is gone, or is to be fenced: this daemon serves the image then.
+    pub async fn take_over_log(&self, spec: &ImageSpec, request: TakeoverRequest) -> Result<api::WriteLogInfo> {
+        let begin = now();
+        let TakeoverRequest { flush_only, force } = request;
+        {
+            let _turn = self.volumes.opening.lock(spec).await;
+            let members = self.members_of(spec).await?;
+            let own = self.peers.known().own();
+            if members.primary() != own {
+                self.refuse_takeover(spec, &members, force)?;
+                if self.volumes.is_open(spec) {
+                    return Err(Failure::new(
+                        FailureKind::Busy,
+                        format!("the image {spec} is open here without its log"),
+                    )
+                    .hint(format!("end its exports first: forebay detach {spec} --keep-log")));
+                }
+                let volume = self.open_as(spec, LogOpening::TakeOver).await?;
+                self.log_acquired(spec, &volume).await?;
+                let took = begin.elapsed();
+                let mut counts = self.takeovers.get();
+                counts.taken_over += 1;
+                counts.last_ns = took.as_nanos() as u64;
+                self.takeovers.set(counts);
+                let former = members.primary();
+                tracing::warn!(
+                    image = %spec, former_primary = %former, term = members.term(), ms = took.as_millis() as u64,
+                    "took a write log over; this daemon serves it"
+                );
+            }
+        }
+        let volume = self.open_volume(spec).await?;
+        if flush_only {
+            let log = volume.log().ok_or_else(|| Failure::failed("the write log is gone again"))?;
+            log.drain().await.map_err(|error| log_failure(error, spec))?;
+            drop((log, volume));
+            if !self.is_exported(spec) {
+                self.end_log(spec, true).await?;
+            }
+        }
+        self.log_info(spec).await
+    }
+
+    /// Returns the members of an image's log.
+    async fn members_of(&self, spec: &ImageSpec) -> Result<LogMembers> {
+        let image = self.open_image(spec).await?;
+        let record = load_record(&image).await.map_err(|error| log_failure(error, spec))?;
+        match record.log {
+            Some(log) => log.members.ok_or_else(|| {
+                Failure::new(
+                    FailureKind::Unsupported,
+                    format!("the write log of {spec} at {} has no replicas", log.place),
+                )
+                .hint("only the machine with its log device can serve it")
+            }),
+            None => Err(Failure::new(FailureKind::NotFound, format!("{spec} has no write log"))
+                .hint(format!("serve it right away: forebay attach {spec}"))),
+        }
+    }
+
+    /// Refuses a takeover that cannot succeed, or that would fence a primary that is alive.
+    fn refuse_takeover(&self, spec: &ImageSpec, members: &LogMembers, force: bool) -> Result<()> {
+        let (own, primary) = (self.peers.known().own(), members.primary());
+        match members.state(own) {
+            Some(MemberState::Complete) => {}
+            Some(MemberState::Filling) => {
+                return Err(Failure::new(
+                    FailureKind::Denied,
+                    format!("this daemon's copy of the write log of {spec} is still being filled: it lacks acknowledged writes"),
+                )
+                .hint("take it over at another member ('forebay log info' lists them), or bring its primary back"));
+            }
+            None => {
+                return Err(Failure::new(
+                    FailureKind::Denied,
+                    format!("this daemon is no member of the write log of {spec}"),
+                )
+                .hint("take it over at a member: 'forebay log info' lists them"));
+            }
+        }
+        let is_closed = members.client().is_empty();
+        if !force && !is_closed && self.peers.known().connection(primary).is_some() {
+            let host = self.peers.known().host(primary).unwrap_or_else(|| primary.to_string());
+            let what = format!("the primary of the write log of {spec}, {host}, is alive and connected");
+            return Err(Failure::new(FailureKind::Busy, what).hint(format!(
+                "hand it over there: forebay detach {spec} --keep-log; --force fences that daemon, and with it all images \
+                 that it serves from this cluster"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Returns the members of the log of an open volume, where it has some.
+    pub(super) fn members(&self, spec: &ImageSpec) -> Option<Rc<PrimarySet>> {
+        self.volumes.find(spec)?.attachment.members()
+    }
+
+    /// Returns a member of a log for display.
+    pub(super) fn describe_member(&self, peer: PeerId, is_primary: bool, state: MemberState) -> api::LogMember {
+        api::LogMember {
+            peer: peer.to_string(),
+            host: self.peers.known().host(peer),
+            role: if is_primary { "primary".into() } else { "replica".into() },
+            state: match state {
+                MemberState::Complete => "complete".into(),
+                MemberState::Filling => "filling".into(),
+            },
+            connected: None,
+            lag_entries: 0,
+            lag_bytes: 0,
+            lag_ms: 0,
+        }
+    }
+}
