@@ -8,6 +8,7 @@ mod conduct;
 mod cpu;
 mod daemon;
 mod demo;
+mod failover;
 mod fio;
 mod fuzz;
 mod guest;
@@ -17,6 +18,7 @@ mod malformed;
 mod mutants;
 mod names;
 mod nbd;
+mod numbered;
 mod policy;
 mod quiet;
 mod shell;
@@ -62,6 +64,8 @@ enum Chore {
     GuestNvmeTwo,
     /// open-iscsi and the kernel's iSCSI initiator in the guest, against a daemon here
     GuestIscsi,
+    /// Real failovers of write logs with replicas: daemons that serve images of a lab cluster are lost under writers
+    Failover(failover::FailoverArguments),
     /// Real kills of the daemon under writers that remember what they were promised
     Kill(kill::KillArguments),
     /// Sessions that go wrong, by the million, against a real daemon: iSCSI and NVMe/TCP
@@ -132,6 +136,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::GuestNvmeTls => guest::nvme::tls(),
         Chore::GuestNvmeTwo => guest::nvme::two(),
         Chore::GuestIscsi => guest::iscsi::run(),
+        Chore::Failover(arguments) => failover::run(&arguments),
         Chore::Kill(arguments) => kill::run(&arguments),
         Chore::Malformed(arguments) => malformed::run(&arguments),
         Chore::Mutants(arguments) => mutants::run(&arguments),

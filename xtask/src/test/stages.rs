@@ -144,6 +144,14 @@ fn clusters() -> Vec<Stage> {
         })
         .long(30, 38, 125)
         .busy(0.5),
+        Stage::tests(
+            "failover",
+            "write logs with replicas, taken over from daemons that are lost",
+            &["build"],
+            |length| own(&["failover", "--rounds", &length.of(4, 10, 100).to_string()]),
+        )
+        .long(20, 40, 330)
+        .busy(0.5),
         Stage::tests("rados", "the RADOS client and a real Ceph cluster", &["build-programs"], |length| {
             let mut script = script_with("rados.sh", "rados-lab");
             let seeds: Vec<String> = (1..=length.of(1, 1, 8)).map(|seed| seed.to_string()).collect();
