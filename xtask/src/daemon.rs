@@ -162,6 +162,16 @@ impl Daemon {
         Ok(Crashed { program: self.program, sockets: self.sockets, words: self.words })
     }
 
+    /// SIGTERM, and waits until it has ended; a new one may follow on the same data and sockets.
+    pub fn halt(self) -> Result<Crashed> {
+        let Self { program, process, sockets, words } = self;
+        let status = process.stop(PATIENCE)?;
+        if !status.success() {
+            bail!("the daemon ended with {status}:\n{}", shell::tail(&sockets.path().join("log"), 20));
+        }
+        Ok(Crashed { program, sockets, words })
+    }
+
     /// SIGTERM, and a new one on the same data and sockets.
     pub fn restart(self) -> Result<Self> {
         let Self { program, process, sockets, words } = self;

@@ -47,6 +47,8 @@ enum Loss {
     Suspended,
     /// Handed over: its log is closed, and nobody is fenced.
     HandedOver,
+    /// Stopped in order.
+    Stopped,
     /// `kill -9`, and started again before anybody takes over: it goes on as another client.
     Restarted,
 }
@@ -228,10 +230,11 @@ fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
         .collect();
     let (mut written, mut failovers) = (0, Vec::new());
     for round in 1..=rounds {
-        let loss = match random.next() % 6 {
+        let loss = match random.next() % 7 {
             0..=2 => Loss::Killed,
             3 => Loss::Suspended,
             4 => Loss::HandedOver,
+            5 => Loss::Stopped,
             _ => Loss::Restarted,
         };
         let former = hosts.primary;
@@ -331,6 +334,7 @@ fn one_round(
             Loss::Restarted | Loss::Killed => {
                 host.crashed = Some(host.daemon.take().expect("its daemon runs").crash()?)
             }
+            Loss::Stopped => host.crashed = Some(host.daemon.take().expect("its daemon runs").halt()?),
             Loss::Suspended => shell::signal("STOP", &[host.daemon().id()]),
             Loss::HandedOver => {
                 for name in [NUMBERED, FIO] {

@@ -53,13 +53,16 @@ pub struct RadosCluster {
     nonce: u32,
     /// Open pools, by pool id, so that each exists only once.
     pools: RefCell<HashMap<i64, Weak<RadosPool>>>,
-    /// Clients that this one has blocklisted lately, by address: when, and for how long.
+    /// Clients that this one has blocklisted, by address: when, and for how long.
     blocklisted: RefCell<HashMap<String, (Instant, Duration)>>,
 }
 
 /// Time for which a client that this one has blocklisted is taken to be so still.  Each change of the blocklist takes the
 /// monitors up to a second; a daemon that takes several images over fences the same client for each.
 const BLOCKLISTED: Duration = Duration::from_secs(10);
+
+/// Time for which the cluster keeps an entry of its blocklist by default (`mon_osd_blocklist_default_expire`).
+const DEFAULT_EXPIRE: Duration = Duration::from_secs(3600);
 
 struct Maps(Weak<Objecter>);
 
@@ -210,6 +213,10 @@ impl RadosCluster {
         if known.is_some_and(|(at, expires)| at.elapsed() < BLOCKLISTED && wanted <= expires) {
             return Ok(());
         }
+        // The monitors take the last request: an entry that is to last longer is not shortened.
+        let left = known.map_or(Duration::ZERO, |(at, expires)| expires.saturating_sub(at.elapsed()));
+        let expire = expire.map(|expire| expire.max(left)).or((!left.is_zero()).then_some(left.max(DEFAULT_EXPIRE)));
+        let wanted = expire.unwrap_or(Duration::ZERO);
         let mut fields = vec![
             ("prefix", wire::quote("osd blocklist")),
             ("blocklistop", wire::quote("add")),
@@ -224,7 +231,7 @@ impl RadosCluster {
         let newest = wire::version_reply(&reply.front.to_vec()).map_err(malformed)?;
         self.reached(u32::try_from(newest).unwrap_or(Epoch::MAX)).await;
         let mut blocklisted = self.blocklisted.borrow_mut();
-        blocklisted.retain(|_, (at, _)| at.elapsed() < BLOCKLISTED);
+        blocklisted.retain(|_, (at, expires)| at.elapsed() < BLOCKLISTED.max(*expires));
         blocklisted.insert(address.to_owned(), (now(), wanted));
         Ok(())
     }

@@ -263,7 +263,9 @@ impl<K: LogKeeper> LogAttachment<K> {
             }
         };
         let (volume, name) = (keeper.shared_id(), keeper.volume_name());
-        let record = self.record_members(peers, id, &recorded.place, &shelf);
+        let term = recorded.members.as_ref().map(LogMembers::term);
+        let expected = term.filter(|_| opening == LogOpening::TakeOver);
+        let record = self.record_members(peers, id, &recorded.place, &shelf, expected);
         let (shared, options) = (Rc::new(SharedRecord(record.clone())), ReplicationOptions::default());
         let opened = open_primary(&shelf, &id, (&volume, &name), opening, shared, options).await?;
         let place = record.place.borrow().clone();
@@ -284,10 +286,11 @@ impl<K: LogKeeper> LogAttachment<K> {
         id: LogId,
         place: &K::Place,
         shelf: &Rc<Shelf>,
+        expected: Option<u64>,
     ) -> Rc<RecordMembers<K>> {
         let (keeper, record_turn) = (self.keeper.clone(), self.record_turn.clone());
         let place = Rc::new(RefCell::new(place.clone()));
-        Rc::new(RecordMembers { keeper, peers, id, shelf: shelf.clone(), place, record_turn })
+        Rc::new(RecordMembers { keeper, peers, id, shelf: shelf.clone(), place, record_turn, expected })
     }
 
     /// Puts an opened log that has members in front of the image.
@@ -305,17 +308,23 @@ impl<K: LogKeeper> LogAttachment<K> {
         (log, set)
     }
 
-    /// Opens a volume whose log another peer serves, or did, and takes that log over: the former primary is fenced.
+    /// Opens a volume whose log another peer serves, or did, and takes that log over: the former primary, which opened it in
+    /// `term`, is fenced.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if the record names no log that has members; errors of [`open_primary`].
-    pub async fn take_over(keeper: Rc<K>, base: Rc<dyn BlockDevice>) -> Result<Self> {
+    /// [`ErrorKind::NotFound`] if the record names no log that has members; [`ErrorKind::Busy`] if another peer has taken it
+    /// over since `term`; errors of [`open_primary`].
+    pub async fn take_over(keeper: Rc<K>, base: Rc<dyn BlockDevice>, term: u64) -> Result<Self> {
         let attachment = Self::unsettled(keeper, base);
         let record = attachment.keeper.load().await?;
         let Some(recorded) = record.log.filter(|log| log.members.is_some()) else {
             let text = format!("{} has no write log with members", attachment.keeper.volume_name());
             return Err(Error::new(ErrorKind::NotFound, text));
         };
+        if recorded.members.as_ref().is_some_and(|members| members.term() != term) {
+            let text = format!("another peer has taken the write log of {} over", attachment.keeper.volume_name());
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
         let slot = attachment.open_with_members(recorded, LogOpening::TakeOver, None).await?;
         attachment.slot.replace(slot);
         Ok(attachment)
@@ -481,7 +490,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         let peers = self.peers()?;
         let (served, _) = ServedCopy::release(peers.clone(), id).await?;
         let members = MemberRecord::created_in(epoch, peers.own(), draw_id(), self.keeper.client());
-        let record = self.record_members(peers, id, place, shelf);
+        let record = self.record_members(peers, id, place, shelf, None);
         let (shared, options) = (Rc::new(SharedRecord(record.clone())), ReplicationOptions::default());
         let (volume, name) = (self.keeper.shared_id(), self.keeper.volume_name());
         let opened = open_members(shelf, &id, (&volume, &name), members, shared, options).await?;
@@ -557,7 +566,7 @@ impl<K: LogKeeper> LogAttachment<K> {
             return Ok(());
         };
         let result = log.close(false).await;
-        let mode = log.mode();
+        let (mode, any_failed) = (log.mode(), log.stats().backend_errors > 0);
         log.gone().await;
         let released = match mode {
             Mode::Off(_) => true,
@@ -572,7 +581,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         match &members {
             Some(members) if released => members.set.discard_copies().await,
             // It may hold what the other members do not have, if it could not be closed.
-            Some(members) if result.is_ok() || members.set.is_superseded() => members.closed().await,
+            Some(members) if result.is_ok() || members.set.is_superseded() => members.closed(any_failed).await,
             _ => {}
         }
         result
@@ -591,7 +600,13 @@ impl<K: LogKeeper> LogAttachment<K> {
     pub async fn discard(keeper: &K) -> Result<()> {
         let _lock = keeper.lock().await?;
         let record = keeper.load().await?;
-        keeper.store(LogRecord::released(record.epoch)).await?;
+        let released = LogRecord::released(record.epoch);
+        let with_members = record.log.as_ref().is_some_and(|log| log.members.is_some());
+        match with_members {
+            false => keeper.store(released).await?,
+            true if keeper.replace(record.clone(), released).await? => {}
+            true => return Err(Error::new(ErrorKind::Busy, "the record of the write log has changed meanwhile")),
+        }
         let Some(recorded) = record.log else { return Ok(()) };
         if let (Some(_), Some(peers)) = (&recorded.members, keeper.peers())
             && let (_served, Some(shelf)) = ServedCopy::release(peers, recorded.id).await?

@@ -304,6 +304,8 @@ impl Engine {
         if let Err(failure) = self.close_logs().await {
             tracing::warn!(error = %failure.message, "a write log was not closed cleanly");
         }
+        // Only now: a log that is closed still needs its replicas.
+        self.peers.stop();
         self.ceph.close().await;
         let Some(store) = &self.store else { return Ok(()) };
         store.close().await.map_err(|error| Failure::from(error).context("closing the store"))

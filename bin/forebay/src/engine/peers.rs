@@ -12,6 +12,7 @@ use forebay_messenger::{
     Address, Auth, Connection, ConnectionState, DisconnectReason, Handler, Keyring, Message, MessageBudget, Messenger,
     MessengerCore, MessengerOptions, Network, Policy, perf,
 };
+use forebay_reactor::timeout;
 use forebay_writelog::replication::hello::{KIND_HELLO, PeerHello};
 use forebay_writelog::replication::wire::KIND_REQUEST;
 use forebay_writelog::replication::{KnownPeers, PeerId, ReplicaHost, ReplicaShelf};
@@ -40,6 +41,9 @@ pub struct PeerCounts {
     /// Connections that were interrupted.
     pub interrupted: u64,
 }
+
+/// Time that a peer has to say again what it offers.
+const REFRESH: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 struct Counts(Cell<PeerCounts>);
@@ -73,14 +77,21 @@ struct OwnDaemon {
 impl OwnDaemon {
     /// Returns whether the daemon behind a connection may have copies of its logs here.
     fn may_have_copies(&self, connection: &Connection) -> bool {
-        let copied = self.known.described(connection).is_some_and(|known| known.is_copied);
         let address = match connection.address() {
             Address::Tcp(address) | Address::Rdma(address) => Some(address.ip()),
             _ => None,
         };
         let within = |ip| self.allowed.iter().any(|network| network.contains(ip));
         // Who connects over a socket of this machine has access to it by the permissions of the socket.
-        !copied && (self.allowed.is_empty() || address.is_none_or(within))
+        self.allowed.is_empty() || address.is_none_or(within)
+    }
+
+    /// Returns why the daemon behind a connection may not have copies of its logs here, if so.
+    fn refusal(&self, connection: &Connection) -> Option<&'static str> {
+        if self.known.has_copied_identity(connection) {
+            return Some("two daemons with the identity of the sender are connected");
+        }
+        (!self.may_have_copies(connection)).then_some("this daemon's [replicas] allow list does not name the sender")
     }
 
     /// Returns the description of this daemon for the peer behind a connection.
@@ -102,15 +113,13 @@ impl Handler for Answers {
                 self.daemon.known.answer(connection, &message, &self.daemon.hello(connection));
                 true
             }
-            KIND_REQUEST if !self.daemon.may_have_copies(connection) => {
-                ReplicaHost::refuse(
-                    connection,
-                    &message,
-                    "this daemon's [replicas] allow list does not name the sender",
-                );
-                true
-            }
-            KIND_REQUEST => self.daemon.replicas.handle(connection, message),
+            KIND_REQUEST => match self.daemon.refusal(connection) {
+                Some(why) => {
+                    ReplicaHost::refuse(connection, &message, why);
+                    true
+                }
+                None => self.daemon.replicas.handle(connection, message),
+            },
             kind => {
                 let answered = perf::answer(connection, &message, cpu_nanos);
                 if !answered {
@@ -127,7 +136,7 @@ impl Handler for Answers {
     fn opened(&self, connection: &Connection) {
         let (peer, transport) = (connection.address(), connection.transport());
         tracing::info!(%peer, name = connection.name(), transport, "peer connected");
-        self.daemon.known.ask(connection, &self.daemon.hello(connection));
+        self.daemon.known.opened(connection, &self.daemon.hello(connection));
     }
 
     fn interrupted(&self, connection: &Connection, reason: &DisconnectReason) {
@@ -168,6 +177,14 @@ impl Peers {
     /// Returns the peers that have described themselves.
     pub fn known(&self) -> &Rc<KnownPeers> {
         &self.daemon.known
+    }
+
+    /// Asks all peers again what they offer; waits a bounded time for each.
+    pub async fn refresh(&self) {
+        for connection in self.known().connections() {
+            let asked = self.daemon.known.ask(&connection, &self.daemon.hello(&connection));
+            let _ = timeout(REFRESH, asked).await;
+        }
     }
 
     /// Returns the copies of other daemons' logs.

@@ -2,17 +2,18 @@
 
 use std::rc::Rc;
 
-use forebay_block::LocalFuture;
+use forebay_block::{ErrorKind, LocalFuture};
 use forebay_messenger::Connection;
 use forebay_reactor::now;
 use forebay_writelog::replication::{
-    KnownPeers, LogMembers, LogOpening, MemberState, PeerId, PrimarySet, ReplicaHost, ReplicaShelf,
+    KnownPeers, LogMembers, MemberState, PeerId, PrimarySet, ReplicaHost, ReplicaShelf,
 };
 use forebay_writelog::{LogId, PeerAccess, Shelf, parse_id};
 
 use super::Engine;
 use super::log_keeper::{LogDevices, load_record};
 use super::logs::log_failure;
+use super::volumes::VolumeOpening;
 use crate::api;
 use crate::config::ReplicaSettings;
 use crate::failure::{Failure, FailureKind, Result};
@@ -64,6 +65,27 @@ pub async fn open_device(devices: &LogDevices, settings: Option<&ReplicaSettings
     }
 }
 
+/// Explains an error of opening a log that has members.
+pub fn members_failure(error: forebay_block::Error, spec: &ImageSpec) -> Failure {
+    let kind = error.kind();
+    let failure = Failure::from(error).context(format!("the write log of {spec}"));
+    match kind {
+        ErrorKind::Busy => failure.hint(format!(
+            "the image is served there; if that daemon is lost, take it over here: forebay log takeover {spec}"
+        )),
+        ErrorKind::Unsupported => failure.hint("start this machine's daemon, and run the command through it"),
+        ErrorKind::Denied => failure.hint(
+            "a takeover puts the former primary on the cluster's blocklist, for which the key needs mon 'profile rbd'; \
+             'forebay log info' lists the members that have every acknowledged write",
+        ),
+        ErrorKind::Fenced => failure.hint(
+            "the cluster has fenced this daemon's client, or another daemon has taken the log over: 'forebay log info' \
+             names the primary",
+        ),
+        _ => failure,
+    }
+}
+
 /// Takeover of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TakeoverRequest {
@@ -91,7 +113,11 @@ impl Engine {
 
     /// Resolves the peers that are to have copies of a log: names become ids, a number becomes that many peers.
     /// `before` are those that the log has already.
-    pub(super) fn resolve_replicas(&self, request: &mut api::AttachRequest, before: Option<&[String]>) -> Result<()> {
+    pub(super) async fn resolve_replicas(
+        &self,
+        request: &mut api::AttachRequest,
+        before: Option<&[String]>,
+    ) -> Result<()> {
         let wanted = request.replicas.take();
         let Some(place) = &mut request.log else {
             return match wanted {
@@ -105,7 +131,10 @@ impl Engine {
                     "the peers are either named with --replica, or their number is: --replicas",
                 ));
             }
-            (Some(count), _) => place.replicas = Some(self.choose_replicas(place, count, before)?),
+            (Some(count), _) => {
+                self.peers.refresh().await;
+                place.replicas = Some(self.choose_replicas(place, count, before)?);
+            }
             (None, None) => {}
             (None, Some(names)) => {
                 let ids = names.iter().map(|name| self.replica_id(name)).collect::<Result<Vec<_>>>()?;
@@ -172,6 +201,7 @@ impl Engine {
     pub async fn take_over_log(&self, spec: &ImageSpec, request: TakeoverRequest) -> Result<api::WriteLogInfo> {
         let begin = now();
         let TakeoverRequest { flush_only, force } = request;
+        let _export = self.exports.turn(spec).await;
         {
             let _turn = self.volumes.opening.lock(spec).await;
             let members = self.members_of(spec).await?;
@@ -181,11 +211,11 @@ impl Engine {
                 if self.volumes.is_open(spec) {
                     return Err(Failure::new(
                         FailureKind::Busy,
-                        format!("the image {spec} is open here without its log"),
+                        format!("the image {spec} is open here, without this log"),
                     )
                     .hint(format!("end its exports first: forebay detach {spec} --keep-log")));
                 }
-                let volume = self.open_as(spec, LogOpening::TakeOver).await?;
+                let volume = self.open_as(spec, VolumeOpening::TakeOver(members.term())).await?;
                 self.log_acquired(spec, &volume).await?;
                 let took = begin.elapsed();
                 let mut counts = self.takeovers.get();

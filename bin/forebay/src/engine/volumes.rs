@@ -16,12 +16,12 @@ use forebay_export::{Delayed, MeasuredRequest, Meter};
 use forebay_image::{Image, ImageOpenOptions, LUKS_HEADER_LEN, LuksHeader};
 use forebay_reactor::sync::{KeyedLock, Notify, WeakMap};
 use forebay_reactor::{now, timeout, try_spawn};
-use forebay_writelog::replication::LogOpening;
 use forebay_writelog::{LogAttachment, WriteLog};
 
 use super::Engine;
 use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
+use super::replicas::members_failure;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
@@ -44,6 +44,15 @@ pub struct Volume {
     encrypted: Cell<Option<LuksHeader>>,
     /// Set if a request was refused because the cluster has fenced this image's client.
     fenced: Cell<bool>,
+}
+
+/// Way in which a volume is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum VolumeOpening {
+    /// Opens it with the log that its record names, if this daemon may.
+    Usual,
+    /// Takes its log over from the primary of this term.
+    TakeOver(u64),
 }
 
 /// Metadata key of an image's reservations.
@@ -433,11 +442,11 @@ impl Engine {
         if self.volumes.reserved.borrow().contains(spec) {
             return Err(being_changed(spec));
         }
-        self.open_shared(spec, false, false, LogOpening::Again).await
+        self.open_shared(spec, false, false, VolumeOpening::Usual).await
     }
 
     /// Opens an image, and the log that it has as `opening` says.  The caller has the turn of opening it.
-    pub(super) async fn open_as(&self, spec: &ImageSpec, opening: LogOpening) -> Result<Rc<Volume>> {
+    pub(super) async fn open_as(&self, spec: &ImageSpec, opening: VolumeOpening) -> Result<Rc<Volume>> {
         if self.volumes.reserved.borrow().contains(spec) {
             return Err(being_changed(spec));
         }
@@ -456,13 +465,13 @@ impl Engine {
         if self.volumes.reserved.borrow().contains(spec) {
             return Err(being_changed(spec));
         }
-        self.open_shared(spec, false, true, LogOpening::Again).await
+        self.open_shared(spec, false, true, VolumeOpening::Usual).await
     }
 
     /// Opens an image that the caller has reserved.
     pub async fn open_reserved(&self, reserved: &ReservedImage) -> Result<Rc<Volume>> {
         let _turn = self.volumes.opening.lock(&reserved.spec).await;
-        self.open_shared(&reserved.spec, true, false, LogOpening::Again).await
+        self.open_shared(&reserved.spec, true, false, VolumeOpening::Usual).await
     }
 
     async fn open_shared(
@@ -470,7 +479,7 @@ impl Engine {
         spec: &ImageSpec,
         is_reserved: bool,
         to_read: bool,
-        opening: LogOpening,
+        opening: VolumeOpening,
     ) -> Result<Rc<Volume>> {
         if self.closing.get() {
             return Err(Failure::failed("the daemon is stopping").hint("try again when it runs again"));
@@ -511,10 +520,17 @@ impl Engine {
         let keeper = self.image_log(spec, &image, &changes);
         let device = delayed(image.clone());
         let attachment = match opening {
-            LogOpening::Again => LogAttachment::open(keeper, device).await,
-            LogOpening::TakeOver => LogAttachment::take_over(keeper, device).await,
+            VolumeOpening::Usual => LogAttachment::open(keeper, device).await,
+            VolumeOpening::TakeOver(term) => LogAttachment::take_over(keeper, device, term).await,
         };
-        let attachment = Rc::new(attachment.map_err(|error| log_failure(error, spec))?);
+        let attachment = match attachment {
+            Ok(attachment) => Rc::new(attachment),
+            Err(error) => {
+                let record = load_record(&image).await;
+                let has_members = record.is_ok_and(|record| record.log.is_some_and(|log| log.members.is_some()));
+                return Err(if has_members { members_failure(error, spec) } else { log_failure(error, spec) });
+            }
+        };
         let weak = Rc::downgrade(&attachment);
         image.set_lock_check(Rc::new(move || {
             let attachment = weak.upgrade();

@@ -81,11 +81,14 @@ impl<K: LogKeeper> AttachedMembers<K> {
     }
 
     /// Ends the use of a log that was closed as it is.  Nothing of this client is on its way to the backend any more, so
-    /// that a takeover need not fence it.
-    pub(super) async fn closed(&self) {
+    /// that a takeover need not fence it: unless a request has failed, which may still be on its way.
+    pub(super) async fn closed(&self, any_failed: bool) {
         let (record, set) = (&self.record, &self.set);
         if set.is_superseded() {
             self.discard_stale().await;
+            return;
+        }
+        if any_failed {
             return;
         }
         let now = set.record();
@@ -123,6 +126,8 @@ pub(super) struct RecordMembers<K: LogKeeper> {
     /// Location and settings, as the record has them.
     pub(super) place: Rc<RefCell<K::Place>>,
     pub(super) record_turn: Semaphore,
+    /// Term that a takeover was decided about: it takes over from no other primary.
+    pub(super) expected: Option<u64>,
 }
 
 impl<K: LogKeeper> RecordMembers<K> {
@@ -175,7 +180,15 @@ impl<K: LogKeeper> MemberKeeper for SharedRecord<K> {
             if let Some(log) = record.log.as_ref().filter(|log| log.id == own.id) {
                 own.place.replace(log.place.clone());
             }
-            Ok(RecordMembers::<K>::members(record, &own.id))
+            let members = RecordMembers::<K>::members(record, &own.id);
+            if let (Some(expected), Some(members)) = (own.expected, &members)
+                && members.term() != expected
+                && members.primary() != own.peers.own()
+            {
+                let text = format!("peer {} has taken the write log over meanwhile", members.primary());
+                return Err(Error::new(ErrorKind::Busy, text));
+            }
+            Ok(members)
         })
     }
 
@@ -207,10 +220,18 @@ pub(super) struct MembersOwner<K: LogKeeper> {
 
 impl<K: LogKeeper> LogOwner for MembersOwner<K> {
     fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
-        let (keeper, set, lock) = (self.keeper.clone(), self.set.clone(), self.lock.clone());
+        let (keeper, set, lock, id) = (self.keeper.clone(), self.set.clone(), self.lock.clone(), self.id);
         Some(Box::pin(async move {
             if lock.borrow().is_none() {
                 let locked = keeper.lock().await?;
+                // Another client may have held the lock, and discarded the log.
+                let members = RecordMembers::<K>::members(keeper.load().await?, &id);
+                if members.is_none_or(|members| members.term() != set.record().term()) {
+                    let text = format!("the record of {} no longer names this primary", keeper.volume_name());
+                    let error = Error::new(ErrorKind::Fenced, text);
+                    set.stop(error.clone());
+                    return Err(error);
+                }
                 lock.replace(Some(locked));
             }
             set.ready().await

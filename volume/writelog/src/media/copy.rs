@@ -44,6 +44,9 @@ pub(crate) trait CopyMedium: Medium {
     /// Returns the term that the copy follows.
     fn term(&self) -> u32;
 
+    /// Returns the epoch of the record when the copy began to follow its term, or was created.
+    fn epoch(&self) -> u64;
+
     /// Returns the entries that were found when the copy was opened.
     fn shape(&self) -> LogShape;
 

@@ -212,6 +212,11 @@ async fn change(set: &Rc<PrimarySet>, next: LogMembers) {
                 set.stop(Error::new(ErrorKind::Fenced, "the record of the image names this write log no more"));
                 return;
             }
+            Err(error) if error.kind() == ErrorKind::Fenced => {
+                // A takeover, or another image of this client: either way nothing of it reaches the backend any more.
+                set.stop(error);
+                return;
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot store the members of a write log, trying again");
                 let _ = timeout(backoff, set.changed.wait_until(|| set.stopped().is_some())).await;

@@ -119,9 +119,9 @@ impl ReplicaHost {
                 Some(used) => used.copy().sync(term).await,
                 None => ReplicaAnswer::Refused(AppendRefused::NotAdopted),
             },
-            ReplicaAction::Discard => {
+            ReplicaAction::Discard { epoch } => {
                 let _turn = self.turns.lock(&log).await;
-                match self.discard(&log, term).await {
+                match self.discard(&log, term, epoch).await {
                     Ok(()) => ReplicaAnswer::Done(super::wire::CopyProgress::default()),
                     Err(error) => refuse(&error),
                 }
@@ -152,12 +152,17 @@ impl ReplicaHost {
         Ok(Some(copy))
     }
 
-    /// Refuses what a primary asks for that this peer's copy knows to be superseded.
-    async fn require_newest(&self, log: &LogId, term: u32) -> Result<()> {
+    /// Refuses what a primary asks for that this peer's copy knows to be superseded: by a later term, or by a later epoch of
+    /// the record, since a request may arrive late over another connection.
+    async fn require_newest(&self, log: &LogId, term: u32, epoch: u64) -> Result<()> {
         let Some(copy) = self.open_copy(log).await? else { return Ok(()) };
         if copy.term() > u64::from(term) {
             let text = format!("this peer's copy of the log follows the primary of term {}, not {term}", copy.term());
             return Err(Error::new(ErrorKind::Fenced, text));
+        }
+        if copy.epoch() > epoch {
+            let text = format!("this peer's copy of the log is of epoch {}, after {epoch}", copy.epoch());
+            return Err(Error::new(ErrorKind::Invalid, text));
         }
         Ok(())
     }
@@ -170,7 +175,7 @@ impl ReplicaHost {
         (size, unit): (u64, u32),
         epoch: u64,
     ) -> Result<LogId> {
-        self.require_newest(log, term).await?;
+        self.require_newest(log, term, epoch).await?;
         self.release(log).await;
         self.discard_older(names.0, epoch).await;
         let mut reason = Error::new(ErrorKind::NoSpace, "this peer has no log device for copies of logs");
@@ -198,8 +203,8 @@ impl ReplicaHost {
         }
     }
 
-    async fn discard(&self, log: &LogId, term: u32) -> Result<()> {
-        self.require_newest(log, term).await?;
+    async fn discard(&self, log: &LogId, term: u32, epoch: u64) -> Result<()> {
+        self.require_newest(log, term, epoch).await?;
         self.release(log).await;
         let Some(shelf) = self.shelf_of(log) else { return Ok(()) };
         shelf.discard(log).await

@@ -272,7 +272,8 @@ pub(super) async fn discard(set: &PrimarySet, peer: PeerId) -> Result<()> {
     let Some(connection) = set.keeper.connection(peer) else {
         return Err(Error::new(ErrorKind::Io, "the peer is not connected"));
     };
-    match request(set, &connection, ReplicaAction::Discard, BufList::new()).await? {
+    let epoch = set.record().epoch();
+    match request(set, &connection, ReplicaAction::Discard { epoch }, BufList::new()).await? {
         ReplicaAnswer::Done(_) | ReplicaAnswer::Refused(AppendRefused::CopyLost) => Ok(()),
         ReplicaAnswer::Refused(refused) => Err(Error::new(ErrorKind::Io, refused.to_string())),
         ReplicaAnswer::Failed(why) => Err(Error::new(ErrorKind::Io, why)),

@@ -39,6 +39,11 @@ impl ReplicaCopy {
         self.log.borrow().term()
     }
 
+    /// Returns the epoch of the record when the copy began to follow its term, or was created.
+    pub(super) fn epoch(&self) -> u64 {
+        self.medium.epoch()
+    }
+
     /// Returns what the copy holds.
     fn progress(&self) -> CopyProgress {
         CopyProgress {

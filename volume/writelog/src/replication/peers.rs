@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_block::LocalFuture;
 use forebay_messenger::{Connection, ConnectionState, Message};
 use forebay_reactor::{Buf, now, spawn};
 
@@ -17,8 +18,6 @@ pub struct KnownPeer {
     pub hello: PeerHello,
     /// Time that the last question for it took.
     pub round_trip: Option<Duration>,
-    /// Set if another process has the same id: its data directory was copied.
-    pub is_copied: bool,
 }
 
 /// Peers that are known by their descriptions.
@@ -56,19 +55,28 @@ impl KnownPeers {
     }
 
     /// Asks for the description of the peer behind a connection, with the own one.
-    pub fn ask(self: &Rc<Self>, connection: &Connection, own: &PeerHello) {
-        // Behind a connection that opens again may be another process.
-        self.forget(connection);
+    pub fn ask(self: &Rc<Self>, connection: &Connection, own: &PeerHello) -> LocalFuture<()> {
         let (peers, connection) = (self.clone(), connection.clone());
         let message = Message::new(KIND_HELLO).front(Buf::copy_of(&own.encode()));
-        drop(spawn(async move {
+        Box::pin(async move {
             let asked = now();
             // A connection that ends is asked again when it opens.
             let Ok(answer) = connection.request(message).await else { return };
             if answer.kind == KIND_HELLO_ANSWER {
                 peers.note(&connection, &answer.front.to_vec(), Some(asked.elapsed()));
             }
-        }));
+        })
+    }
+
+    /// Asks the peer behind a connection that has opened: it may be another process than before.
+    pub fn opened(self: &Rc<Self>, connection: &Connection, own: &PeerHello) {
+        self.forget(connection);
+        drop(spawn(self.ask(connection, own)));
+    }
+
+    /// Returns the connections whose peers have described themselves.
+    pub fn connections(&self) -> Vec<Connection> {
+        self.known.borrow().iter().map(|(connection, _)| connection.clone()).collect()
     }
 
     /// Answers a question, which describes the one that asks; `own` is the answer.
@@ -88,27 +96,38 @@ impl KnownPeers {
             }
         };
         let mut known = self.known.borrow_mut();
-        let mut is_copied = hello.peer == self.own && hello.boot != self.boot;
-        // Which of them is the copy cannot be told: neither gets replicas.
-        for (other, found) in known.iter_mut().filter(|(other, _)| other != connection) {
-            let same = found.hello.peer == hello.peer && found.hello.boot != hello.boot;
-            if same && other.state() == ConnectionState::Open {
-                (is_copied, found.is_copied) = (true, true);
-            }
-        }
-        if is_copied {
-            tracing::error!(
-                peer = %hello.peer, host = hello.host, address = %connection.address(),
-                "two daemons have the same identity: one's data directory is a copy of the other's; it gets no replicas"
-            );
-        }
         let before = known.iter().position(|(other, _)| other == connection);
         let round_trip = round_trip.or_else(|| before.and_then(|at| known[at].1.round_trip));
-        let entry = (connection.clone(), KnownPeer { hello, round_trip, is_copied });
+        let (peer, host) = (hello.peer, hello.host.clone());
+        let entry = (connection.clone(), KnownPeer { hello, round_trip });
         match before {
             Some(at) => known[at] = entry,
             None => known.push(entry),
         }
+        if self.is_copied(&known, peer) {
+            tracing::error!(
+                %peer, host, address = %connection.address(),
+                "two daemons have the same identity: one's data directory is a copy of the other's, or one was started \
+                 again while its former connection is still open; it gets no replicas until one of them is gone"
+            );
+        }
+    }
+
+    /// Returns whether two daemons of one id are connected.  Which of them is the copy cannot be told.
+    fn is_copied(&self, known: &[(Connection, KnownPeer)], peer: PeerId) -> bool {
+        let open = known
+            .iter()
+            .filter(|(connection, found)| found.hello.peer == peer && connection.state() == ConnectionState::Open);
+        let mut boots: Vec<[u8; 16]> = open.map(|(_, found)| found.hello.boot).collect();
+        boots.extend((peer == self.own).then_some(self.boot));
+        boots.windows(2).any(|two| two[0] != two[1])
+    }
+
+    /// Returns whether the daemon behind a connection has the id of another one.
+    pub fn has_copied_identity(&self, connection: &Connection) -> bool {
+        let known = self.known.borrow();
+        let found = known.iter().find(|(other, _)| other == connection);
+        found.is_some_and(|(_, found)| self.is_copied(&known, found.hello.peer))
     }
 
     /// Forgets a connection that has ended.
@@ -120,9 +139,9 @@ impl KnownPeers {
     pub fn connection(&self, peer: PeerId) -> Option<Connection> {
         let known = self.known.borrow();
         let usable = |(connection, known): &&(Connection, KnownPeer)| {
-            known.hello.peer == peer && !known.is_copied && connection.state() == ConnectionState::Open
+            known.hello.peer == peer && connection.state() == ConnectionState::Open
         };
-        known.iter().find(usable).map(|(connection, _)| connection.clone())
+        known.iter().find(usable).filter(|_| !self.is_copied(&known, peer)).map(|(connection, _)| connection.clone())
     }
 
     /// Returns the description of the peer behind a connection.
@@ -133,9 +152,14 @@ impl KnownPeers {
     /// Returns the other peers that are connected, each once.
     pub fn list(&self) -> Vec<KnownPeer> {
         let mut all: Vec<KnownPeer> = Vec::new();
-        for (connection, known) in &*self.known.borrow() {
+        let entries = self.known.borrow();
+        for (connection, known) in &*entries {
             let (peer, open) = (known.hello.peer, connection.state() == ConnectionState::Open);
-            if open && peer != self.own && !known.is_copied && !all.iter().any(|other| other.hello.peer == peer) {
+            if open
+                && peer != self.own
+                && !self.is_copied(&entries, peer)
+                && !all.iter().any(|other| other.hello.peer == peer)
+            {
                 all.push(known.clone());
             }
         }

@@ -63,8 +63,11 @@ pub enum ReplicaAction {
     },
     /// Make all that was appended durable.
     Sync,
-    /// Discard the copy.
-    Discard,
+    /// Discard the copy, unless it is of a later epoch.
+    Discard {
+        /// Epoch of the record, which does not name the copy.
+        epoch: u64,
+    },
 }
 
 /// Term that a copy is to follow, and the log of its primary.
@@ -204,8 +207,8 @@ impl ReplicaRequest {
             ReplicaAction::Sync => {
                 writer.u8(5);
             }
-            ReplicaAction::Discard => {
-                writer.u8(6);
+            ReplicaAction::Discard { epoch } => {
+                writer.u8(6).u64(*epoch);
             }
         }
         writer.finish()
@@ -241,7 +244,7 @@ impl ReplicaRequest {
             3 => ReplicaAction::Append { durable: flag(&mut reader)? },
             4 => ReplicaAction::Retire { tail: below(&mut reader, SEQ_END)? },
             5 => ReplicaAction::Sync,
-            6 => ReplicaAction::Discard,
+            6 => ReplicaAction::Discard { epoch: reader.u64()? },
             _ => return Err(reader.malformed()),
         };
         if !reader.rest().is_empty() {
@@ -345,7 +348,7 @@ mod tests {
             any::<bool>().prop_map(|durable| ReplicaAction::Append { durable }),
             (0..SEQ_END).prop_map(|tail| ReplicaAction::Retire { tail }),
             Just(ReplicaAction::Sync),
-            Just(ReplicaAction::Discard),
+            number().prop_map(|epoch| ReplicaAction::Discard { epoch }),
         ]
     }
 

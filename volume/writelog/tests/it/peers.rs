@@ -27,7 +27,7 @@ impl forebay_messenger::Handler for Answers {
     }
 
     fn opened(&self, connection: &Connection) {
-        self.1.ask(connection, &self.0);
+        self.1.opened(connection, &self.0);
     }
 
     fn lost(&self, connection: &Connection, _reason: &forebay_messenger::DisconnectReason) {
@@ -104,7 +104,7 @@ fn daemons_with_one_identity_are_told_apart_and_get_nothing() {
             }
         };
         timeout(LONG, described).await.expect("a description");
-        assert!(one.peers.described(&link).is_some_and(|known| known.is_copied));
+        assert!(one.peers.has_copied_identity(&link));
         assert_eq!(one.peers.list(), []);
         assert_eq!(one.peers.find("alpha"), Err(PeerUnknown::Own("alpha".into())));
         drop(copy);
@@ -121,6 +121,10 @@ fn neither_of_two_daemons_with_one_identity_is_a_peer() {
         let _second = one.messenger.connect(&address(3), Policy::LosslessPeer);
         one.knows(0).await;
         assert!(one.peers.connection(others[0].hello.peer).is_none());
+        // When one of them is gone, the other is a peer.
+        others[0].messenger.shutdown();
+        one.knows(1).await;
+        assert_eq!(one.peers.list()[0].hello, others[1].hello);
     });
 }
 

@@ -35,6 +35,8 @@ pub struct SharedImage {
     unreachable: Cell<bool>,
     /// Clients of the backend that were fenced.
     fenced: RefCell<Vec<String>>,
+    /// Set once the client of the first host is fenced.
+    fences_one: Cell<bool>,
     /// Set while no client can be fenced.
     cannot_fence: Cell<bool>,
     base: Rc<Memory>,
@@ -192,6 +194,9 @@ impl MemberKeeper for Keeper {
         let image = self.0.image.clone();
         Box::pin(async move {
             sleep(MILLISECOND).await;
+            if image.fences_one.get() {
+                return Err(Error::new(ErrorKind::Fenced, "this client is on the blocklist"));
+            }
             if image.unreachable.get() {
                 return Err(Error::new(ErrorKind::TimedOut, "the record cannot be reached"));
             }
@@ -269,6 +274,7 @@ pub fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
             record: RefCell::default(),
             unreachable: Cell::new(false),
             fenced: RefCell::default(),
+            fences_one: Cell::new(false),
             cannot_fence: Cell::new(false),
             base: Memory::new(1 << 20),
         });
@@ -493,7 +499,7 @@ fn a_primary_that_was_superseded_destroys_no_copy() {
         taken.log.gone().await;
         let action =
             ReplicaAction::Create { volume: "one".into(), name: "pool/a".into(), size: 1 << 20, unit: 512, epoch: 1 };
-        for action in [action, ReplicaAction::Discard] {
+        for action in [action, ReplicaAction::Discard { epoch: 99 }] {
             let link = Keeper(one.clone()).connection(two.id).expect("a connection");
             let request = ReplicaRequest { log: id, term: former, action }.encode();
             let answer =
@@ -667,6 +673,76 @@ async fn attachment(host: &Rc<Host>) -> Result<LogAttachment<ImageKeeper>> {
     LogAttachment::open(Rc::new(ImageKeeper(host.clone())), host.image.base.clone()).await
 }
 
+/// Takes the log over from the primary that the record names.
+async fn take_over(host: &Rc<Host>) -> Result<LogAttachment<ImageKeeper>> {
+    let log = host.image.log_record.borrow().log.clone();
+    let term = log.and_then(|log| log.members).map_or(0, |members| members.term());
+    LogAttachment::take_over(Rc::new(ImageKeeper(host.clone())), host.image.base.clone(), term).await
+}
+
+#[test]
+fn a_takeover_from_another_primary_than_was_decided_about_is_refused() {
+    with_hosts(3, async |_, hosts| {
+        let [one, two, three] = &hosts[..] else { unreachable!("three hosts") };
+        let at_one = attachment(one).await.expect("opened");
+        at_one.attach(&PLACE).await.expect("attached");
+        let set = at_one.members().expect("members");
+        while set.record().complete().count() < 2 {
+            sleep(MILLISECOND).await;
+        }
+        let term = set.record().term();
+        let at_two = take_over(two).await.expect("taken over");
+        at_two.log().expect("a log").acquired().await.expect("its own");
+        let fenced = one.image.fenced.borrow().len();
+        let late = LogAttachment::take_over(Rc::new(ImageKeeper(three.clone())), one.image.base.clone(), term).await;
+        assert_eq!(late.err().expect("refused").kind(), ErrorKind::Busy);
+        assert_eq!(one.image.fenced.borrow().len(), fenced, "its primary is left alone");
+    });
+}
+
+#[test]
+fn a_primary_whose_client_is_fenced_stops() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let (_, primary) = one.create().await;
+        one.wanted.replace(vec![two.id]);
+        primary.has(&[1, 2]).await;
+        // Nobody tells it but the backend.
+        two.kill();
+        one.image.fences_one.set(true);
+        let late = timeout(LONG, primary.write(0, 1)).await.expect("answered");
+        assert_eq!(late.expect_err("fenced").kind(), ErrorKind::Fenced);
+        assert!(primary.set.is_superseded());
+        let _ = timeout(LONG, primary.log.close(false)).await.expect("closed");
+        timeout(LONG, primary.log.gone()).await.expect("nothing is left");
+    });
+}
+
+#[test]
+fn a_request_to_create_a_copy_that_arrives_late_destroys_none() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let (id, primary) = one.create().await;
+        let epoch = primary.set.record().epoch();
+        one.wanted.replace(vec![two.id]);
+        primary.has(&[1, 2]).await;
+        primary.write(0, 1).await.expect("written");
+        let before = two.shelf.copy_of(&id).await.expect("a copy");
+        let term = u32::try_from(primary.set.record().term()).expect("a term");
+        let (volume, name) = ("one".to_owned(), "pool/a".to_owned());
+        let create = ReplicaAction::Create { volume, name, size: 1 << 20, unit: 512, epoch };
+        for action in [create, ReplicaAction::Discard { epoch }] {
+            let request = ReplicaRequest { log: id, term, action };
+            let message = Message::new(KIND_REQUEST).front(Buf::copy_of(&request.encode()));
+            let link = Keeper(one.clone()).connection(two.id).expect("a connection");
+            let answer = link.request(message).await.expect("answered");
+            let answer = ReplicaAnswer::decode(&answer.front.to_vec()).expect("an answer");
+            assert!(matches!(answer, ReplicaAnswer::Failed(_)), "{answer:?}");
+        }
+        assert_eq!(two.shelf.copy_of(&id).await.expect("a copy"), before);
+    });
+}
+
 #[test]
 fn a_volume_is_attached_taken_over_and_detached() {
     with_hosts(2, async |_, hosts| {
@@ -689,8 +765,7 @@ fn a_volume_is_attached_taken_over_and_detached() {
         assert!(image.fenced.borrow().is_empty());
         // The primary is cut off, and knows nothing.
         one.server.shutdown();
-        let keeper = Rc::new(ImageKeeper(two.clone()));
-        let at_two = LogAttachment::take_over(keeper, image.base.clone()).await.expect("taken over");
+        let at_two = take_over(two).await.expect("taken over");
         at_two.log().expect("a log").acquired().await.expect("its own");
         assert_eq!((image.owner.get(), members().primary()), (Some(two.id), two.id));
         assert_eq!(read(&*at_two.device(), 0, 4096).await[0], 7);
@@ -720,7 +795,7 @@ fn a_log_that_was_closed_is_taken_over_without_a_fence() {
         at_one.device().submit(write(0, 7, 4096)).await.expect("written");
         at_one.close().await.expect("closed");
         one.image.owner.set(None);
-        let at_two = LogAttachment::take_over(Rc::new(ImageKeeper(two.clone())), one.image.base.clone()).await;
+        let at_two = take_over(two).await;
         let at_two = at_two.expect("taken over");
         at_two.log().expect("a log").acquired().await.expect("its own");
         assert_eq!(*one.image.fenced.borrow(), [""; 0]);
@@ -747,7 +822,7 @@ fn a_primary_that_was_taken_over_closes_and_leaves_no_copy() {
             sleep(MILLISECOND).await;
         }
         at_one.device().submit(write(0, 7, 4096)).await.expect("written");
-        let at_two = LogAttachment::take_over(Rc::new(ImageKeeper(two.clone())), one.image.base.clone()).await;
+        let at_two = take_over(two).await;
         let at_two = at_two.expect("taken over");
         at_two.log().expect("a log").acquired().await.expect("its own");
         timeout(LONG, set.ended()).await.expect("it is told");
@@ -793,7 +868,7 @@ fn a_takeover_that_fails_leaves_the_copy_to_its_primary() {
             sleep(MILLISECOND).await;
         }
         one.image.cannot_fence.set(true);
-        let taken = LogAttachment::take_over(Rc::new(ImageKeeper(two.clone())), one.image.base.clone()).await;
+        let taken = take_over(two).await;
         assert_eq!(taken.err().expect("no fence").kind(), ErrorKind::TimedOut);
         // Its copy was closed for that, and follows the primary again.
         at_one.device().submit(write(0, 7, 4096)).await.expect("written");

@@ -141,6 +141,11 @@ impl Exports {
         })
     }
 
+    /// Waits until no export of an image is being changed, and lets none be until the guard is dropped.
+    pub async fn turn(&self, spec: &ImageSpec) -> impl Sized + use<'_> {
+        self.turns.lock(spec).await
+    }
+
     /// Returns the number of exports.
     pub fn count(&self) -> usize {
         self.exports.borrow().values().filter(|export| !export.life.is_detaching()).count()
@@ -463,8 +468,10 @@ impl Engine {
         }
         let before = self.exports.with(&key, |export| (export.request.clone(), export.entry.is_some()));
         let was_listed = before.is_some();
-        let replicas = before.as_ref().and_then(|(before, _)| before.log.as_ref()?.replicas.clone());
-        self.resolve_replicas(&mut request, replicas.as_deref())?;
+        let recorded = self.volumes.find(&spec).and_then(|volume| volume.attachment.recorded()).map(|log| log.place);
+        let had = before.as_ref().and_then(|(before, _)| before.log.as_ref()).or(recorded.as_ref());
+        let had = had.and_then(|place| place.replicas.clone());
+        self.resolve_replicas(&mut request, had.as_deref()).await?;
         if let Some((before, _)) = &before {
             request.unit = request.unit.or(before.unit);
             request.ana_group = request.ana_group.or(before.ana_group);
@@ -473,7 +480,6 @@ impl Engine {
                 (request.subsystem, request.target) = (before.subsystem.clone(), before.target.clone());
             }
         }
-        let recorded = self.volumes.find(&spec).and_then(|volume| volume.attachment.recorded()).map(|log| log.place);
         if let Some((before, false)) = &before
             && let Some(place) = replicas_changed(before, &mut request, recorded.as_ref())
             && self.exports.device(request.front, &spec.to_string()).is_some()

@@ -223,7 +223,6 @@ impl Engine {
 
     /// Stops accepting hosts, and ends the connections after their requests in flight complete.
     pub async fn stop_fronts(&self) {
-        self.peers.stop();
         if !self.fronts.serving.replace(false) {
             return;
         }

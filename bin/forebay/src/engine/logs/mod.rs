@@ -271,8 +271,11 @@ fn refuse_dirty(found: &api::WriteLogInfo, spec: &ImageSpec, force: bool) -> Res
         _ if force => return Ok(()),
         "unreachable" => format!("the write log of {spec} is unreachable, and may hold dirty data"),
         "open" => format!("the write log of {spec} is in use, and may hold dirty data"),
-        "replica" if found.reason.is_some() => {
-            format!("the write log of {spec} is at other daemons, and may hold dirty data")
+        "replica" => {
+            let what = format!("the write log of {spec} belongs to another daemon, and may hold dirty data");
+            let hint =
+                format!("write it back with 'forebay log takeover {spec} --flush-only', or lose it with --force");
+            return Err(Failure::new(FailureKind::Busy, what).hint(hint));
         }
         _ if found.dirty_entries > 0 => {
             format!("the write log of {spec} holds dirty data: {}", found.dirty())

@@ -127,6 +127,10 @@ impl CopyMedium for Ssd {
         self.run.get()
     }
 
+    fn epoch(&self) -> u64 {
+        self.state.borrow().superblock.epoch
+    }
+
     fn shape(&self) -> LogShape {
         self.shape.clone()
     }
