@@ -187,9 +187,13 @@ impl Hosts {
     fn restart(&mut self, number: usize, uri: &str) -> Result<String> {
         let host = &mut self.all[number];
         host.daemon = Some(host.crashed.take().context("it was killed")?.restart()?);
-        for name in [NUMBERED, FIO] {
-            host.until(&["attach", name, "--nbd"])?;
-        }
+        let mut last = String::new();
+        let served = || {
+            last = host.command(&["--format", "json", "targets"]).ok()?;
+            let targets: Value = serde_json::from_str(&last).ok()?;
+            targets.as_array()?.iter().all(|target| target["uri"].is_string()).then_some(())
+        };
+        shell::wait_for(PATIENCE, served).with_context(|| format!("not served again: {last}"))?;
         Ok(uri.to_owned())
     }
 
