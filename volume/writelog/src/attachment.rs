@@ -289,7 +289,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         expected: Option<u64>,
     ) -> Rc<RecordMembers<K>> {
         let (keeper, record_turn) = (self.keeper.clone(), self.record_turn.clone());
-        let place = Rc::new(RefCell::new(place.clone()));
+        let place = RefCell::new(place.clone());
         Rc::new(RecordMembers { keeper, peers, id, shelf: shelf.clone(), place, record_turn, expected })
     }
 
@@ -581,7 +581,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         match &members {
             Some(members) if released => members.set.discard_copies().await,
             // It may hold what the other members do not have, if it could not be closed.
-            Some(members) if result.is_ok() || members.set.is_superseded() => members.closed(any_failed).await,
+            Some(members) if result.is_ok() || members.set.is_fenced() => members.closed(any_failed).await,
             _ => {}
         }
         result

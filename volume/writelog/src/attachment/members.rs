@@ -73,7 +73,7 @@ impl<K: LogKeeper> AttachedMembers<K> {
         drop(spawn(async move {
             followed.ended().await;
             // A peer that has taken the log over may give this one a copy again.
-            if followed.is_superseded() {
+            if followed.is_fenced() {
                 peers.resume_copy(id);
             }
         }));
@@ -84,7 +84,7 @@ impl<K: LogKeeper> AttachedMembers<K> {
     /// that a takeover need not fence it: unless a request has failed, which may still be on its way.
     pub(super) async fn closed(&self, any_failed: bool) {
         let (record, set) = (&self.record, &self.set);
-        if set.is_superseded() {
+        if set.is_fenced() {
             self.discard_stale().await;
             return;
         }
@@ -124,7 +124,7 @@ pub(super) struct RecordMembers<K: LogKeeper> {
     /// Log device of this peer's copy.
     pub(super) shelf: Rc<Shelf>,
     /// Location and settings, as the record has them.
-    pub(super) place: Rc<RefCell<K::Place>>,
+    pub(super) place: RefCell<K::Place>,
     pub(super) record_turn: Semaphore,
     /// Term that a takeover was decided about: it takes over from no other primary.
     pub(super) expected: Option<u64>,

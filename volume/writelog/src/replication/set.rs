@@ -192,8 +192,9 @@ impl PrimarySet {
         self.over.borrow().clone().unwrap_or_else(crate::log::closed)
     }
 
-    /// Returns whether another primary has followed, or the log was discarded: this one stops for good.
-    pub fn is_superseded(&self) -> bool {
+    /// Returns whether this primary has stopped for good: another one has followed, the log was discarded, or the backend
+    /// refuses its client.  In the last case the record may still name it, and it opens the log again as another client.
+    pub fn is_fenced(&self) -> bool {
         self.over.borrow().as_ref().is_some_and(|error| error.kind() == ErrorKind::Fenced)
     }
 

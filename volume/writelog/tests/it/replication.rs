@@ -712,7 +712,7 @@ fn a_primary_whose_client_is_fenced_stops() {
         one.image.fences_one.set(true);
         let late = timeout(LONG, primary.write(0, 1)).await.expect("answered");
         assert_eq!(late.expect_err("fenced").kind(), ErrorKind::Fenced);
-        assert!(primary.set.is_superseded());
+        assert!(primary.set.is_fenced());
         let _ = timeout(LONG, primary.log.close(false)).await.expect("closed");
         timeout(LONG, primary.log.gone()).await.expect("nothing is left");
     });
@@ -826,7 +826,7 @@ fn a_primary_that_was_taken_over_closes_and_leaves_no_copy() {
         let at_two = at_two.expect("taken over");
         at_two.log().expect("a log").acquired().await.expect("its own");
         timeout(LONG, set.ended()).await.expect("it is told");
-        assert!(set.is_superseded());
+        assert!(set.is_fenced());
         let _ = at_one.close().await;
         assert_eq!(one.shelf.ids(), [[0; 16]; 0], "its own copy is of a former term");
         let again = at_two.members().expect("members");

@@ -132,11 +132,14 @@ impl Engine {
     /// for the next time that the image is opened.
     pub(super) async fn end_log(&self, spec: &ImageSpec, keep: bool) -> Result<()> {
         let Some(volume) = self.logs.volumes.borrow().get(spec).cloned() else { return Ok(()) };
-        let superseded = volume.attachment.members().is_some_and(|set| set.is_superseded());
-        if superseded {
-            tracing::warn!(image = %spec, "another daemon has taken this write log over: nothing of it is left to write back");
+        let fenced = volume.attachment.members().is_some_and(|set| set.is_fenced());
+        if fenced {
+            tracing::warn!(
+                image = %spec,
+                "the write log is closed as it is: another daemon has taken it over, or the cluster has fenced this client"
+            );
         }
-        if keep || superseded {
+        if keep || fenced {
             return self.keep_log(spec, volume).await;
         }
         if let Err(error) = volume.attachment.end(STALLED).await {
