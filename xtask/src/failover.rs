@@ -260,6 +260,7 @@ fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
         println!("round {round}: {loss:?}, {} ms", took.as_millis());
     }
     change_replicas(&hosts)?;
+    flush_only(&mut hosts)?;
     for host in hosts.all {
         host.daemon.context("its daemon runs")?.stop()?;
     }
@@ -300,6 +301,28 @@ fn change_replicas(hosts: &Hosts) -> Result<()> {
     Ok(())
 }
 
+/// Refuses at a replica what would lose writes or fence a primary that is alive; then stops the primary, and writes the log
+/// back at the replica without serving the image.
+fn flush_only(hosts: &mut Hosts) -> Result<()> {
+    let (primary, replica) = (hosts.primary, (hosts.primary + 1) % HOSTS);
+    let refused = |arguments: &[&str], says: &str| {
+        let answer = hosts.all[replica].command(arguments);
+        let text = answer.err().map_or_else(String::new, |error| format!("{error:#}"));
+        ensure!(text.contains(says), "{arguments:?} at a replica: {text:?} lacks {says:?}");
+        Ok(())
+    };
+    refused(&["log", "discard", FIO], "belongs to another daemon")?;
+    refused(&["log", "takeover", FIO], "is alive and connected")?;
+    let host = &mut hosts.all[primary];
+    host.crashed = Some(host.daemon.take().context("its daemon runs")?.halt()?);
+    let host = &hosts.all[replica];
+    let text = host.until(&["--format", "json", "log", "takeover", FIO, "--flush-only"])?;
+    let log: Value = serde_json::from_str(&text)?;
+    ensure!(log["dirty_entries"] == 0 && log["state"] == "closed", "not written back and closed: {text}");
+    hosts.primary = replica;
+    hosts.bring_back(primary)
+}
+
 /// Copies the log of a host's daemon to where it outlives the test; returns its end.
 fn keep_log(number: usize, host: &Host) -> String {
     let Some(daemon) = &host.daemon else { return format!("host {number}: no daemon") };
@@ -331,6 +354,7 @@ fn one_round(
             .iter_mut()
             .map(|writer| scope.spawn(|| writer.write_until_killed(&socket, NUMBERED, &killed)))
             .collect();
+        // The load lasts for a time that the seed draws.
         std::thread::sleep(run);
         killed.store(true, Ordering::SeqCst);
         let host = &mut hosts.all[former];

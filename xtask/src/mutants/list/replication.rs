@@ -342,7 +342,7 @@ pub(super) const LIST: &[Mutant] = &[
     ),
     Mutant::new(
         "repl-fenced-goes-on",
-        "A primary whose client is fenced tries to change the record for ever",
+        "A primary whose client is fenced tries to change the record without end",
         CONTROL,
         "Err(error) if error.kind() == ErrorKind::Fenced => {\n                // A takeover",
         "Err(error) if error.kind() == ErrorKind::Invalid => {\n                // A takeover",
