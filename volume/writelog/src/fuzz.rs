@@ -146,10 +146,11 @@ mod tests {
 
     #[test]
     fn the_seeds_of_messages_are_messages() {
-        let requests: [&[u8]; 3] = [
+        let requests: [&[u8]; 4] = [
             include_bytes!("../../../fuzz/seeds/writelog_messages/create"),
             include_bytes!("../../../fuzz/seeds/writelog_messages/adopt"),
             include_bytes!("../../../fuzz/seeds/writelog_messages/append"),
+            include_bytes!("../../../fuzz/seeds/writelog_messages/heartbeat"),
         ];
         assert!(requests.iter().all(|bytes| ReplicaRequest::decode(bytes).is_ok()));
         let answers: [&[u8]; 2] = [

@@ -551,6 +551,9 @@ impl BlockDevice for WriteLog {
         let shared = self.shared.clone();
         Box::pin(async move {
             acquire::wait(&shared).await?;
+            if let Some(permitted) = shared.owner.permit_read() {
+                permitted.await?;
+            }
             let hits: Vec<(Extent, ExtentState)> = {
                 let state = shared.state.borrow();
                 let known = |(part, seq): (Extent, u64)| {

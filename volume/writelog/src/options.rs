@@ -75,6 +75,14 @@ pub trait LogOwner {
         None
     }
 
+    /// Permits a read, at once with `None`: no other process can have become the volume's writer yet.
+    ///
+    /// # Errors
+    /// If another process is the volume's writer.
+    fn permit_read(&self) -> Option<LocalFuture<Result<()>>> {
+        None
+    }
+
     /// Records that the contents of the medium must never be replayed again: the log is being disabled and about to
     /// be bypassed. Retried until it succeeds.
     fn release(&self) -> LocalFuture<Result<()>>;

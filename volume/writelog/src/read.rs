@@ -131,6 +131,9 @@ pub(crate) fn read(shared: Rc<LogShared>, extent: Extent) -> LocalFuture<Result<
     Box::pin(async move {
         let mut overtaken = 0;
         loop {
+            if let Some(permitted) = shared.owner.permit_read() {
+                permitted.await?;
+            }
             let _range = match overtaken >= OVERTAKEN_MAX {
                 true => Some(shared.ranges.lock(extent).await),
                 false => None,

@@ -77,9 +77,10 @@ pub(crate) fn lockable_bytes() -> u64 {
     limit.rlim_cur
 }
 
-/// Returns the system's monotonic clock in nanoseconds, which all cores share.
+/// Returns the time since the system has started, in nanoseconds, which all cores share.  It counts while the machine is
+/// suspended: a lease runs out meanwhile.
 pub(crate) fn now() -> Instant {
-    let time = clock(libc::CLOCK_MONOTONIC);
+    let time = clock(libc::CLOCK_BOOTTIME);
     Instant::from_nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 

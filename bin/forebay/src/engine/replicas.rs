@@ -1,6 +1,7 @@
 //! Replicas of write logs: copies of other daemons' logs here, the peers that hold copies of ours, and takeovers.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::{ErrorKind, LocalFuture};
 use forebay_messenger::Connection;
@@ -38,6 +39,11 @@ impl PeerAccess for LogPeers {
     fn release_copy(&self, log: LogId) -> LocalFuture<forebay_block::Result<Option<Rc<Shelf>>>> {
         let replicas = self.replicas.clone();
         Box::pin(async move { Ok(replicas.give_up(&log).await) })
+    }
+
+    fn promise_over(&self, log: LogId, lease: Duration) -> LocalFuture<()> {
+        let replicas = self.replicas.clone();
+        Box::pin(async move { replicas.promise_over(&log, lease).await })
     }
 
     fn resume_copy(&self, log: LogId) {

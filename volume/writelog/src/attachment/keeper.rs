@@ -9,7 +9,7 @@ use forebay_block::{Error, ErrorKind, LocalFuture, Result};
 use super::members::PeerAccess;
 use crate::options::LogOptions;
 use crate::record::LogRecord;
-use crate::replication::PeerId;
+use crate::replication::{PeerId, ReplicaPolicy};
 use crate::shelf::Shelf;
 
 /// Difference between the place of a log and a requested one.
@@ -90,6 +90,11 @@ pub trait LogKeeper: 'static {
     /// Returns the peers that are to have copies of a log at a place, other than its primary.
     fn wanted(&self, _place: &Self::Place) -> Vec<PeerId> {
         Vec::new()
+    }
+
+    /// Returns the policy of a log at a place that has members.
+    fn policy(&self, _place: &Self::Place) -> ReplicaPolicy {
+        ReplicaPolicy::default()
     }
 
     /// Returns the place of a log that this peer takes over from a `former` primary, with its own copy on `shelf`.

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::Connection;
@@ -12,7 +13,7 @@ use super::LogKeeper;
 use crate::format::LogId;
 use crate::options::LogOwner;
 use crate::record::{LogRecord, RecordedLog};
-use crate::replication::{LogMembers, MemberKeeper, PeerId, PrimarySet, RecordChange};
+use crate::replication::{LogMembers, MemberKeeper, PeerId, PrimarySet, RecordChange, ReplicaPolicy};
 use crate::shelf::{Shelf, id_text};
 
 /// Access to other peers, on behalf of logs that have members.
@@ -29,6 +30,9 @@ pub trait PeerAccess {
     /// # Errors
     /// Errors of the log device.
     fn release_copy(&self, log: LogId) -> LocalFuture<Result<Option<Rc<Shelf>>>>;
+
+    /// Waits until this peer has kept its promise to the primary of a log, whose lease has this length, not to take over.
+    fn promise_over(&self, log: LogId, lease: Duration) -> LocalFuture<()>;
 
     /// Takes what a primary of the log sends again: this peer does not have the log open any more.
     fn resume_copy(&self, log: LogId);
@@ -207,6 +211,14 @@ impl<K: LogKeeper> MemberKeeper for SharedRecord<K> {
     fn wanted(&self) -> Vec<PeerId> {
         self.0.keeper.wanted(&self.0.place.borrow())
     }
+
+    fn policy(&self) -> ReplicaPolicy {
+        self.0.keeper.policy(&self.0.place.borrow())
+    }
+
+    fn promise_over(&self) -> LocalFuture<()> {
+        self.0.peers.promise_over(self.0.id, self.policy().lease)
+    }
 }
 
 /// Owner of a log that has members, at its primary.
@@ -236,6 +248,10 @@ impl<K: LogKeeper> LogOwner for MembersOwner<K> {
             }
             set.ready().await
         }))
+    }
+
+    fn permit_read(&self) -> Option<LocalFuture<Result<()>>> {
+        self.set.permit_read()
     }
 
     fn release(&self) -> LocalFuture<Result<()>> {

@@ -15,9 +15,11 @@ use super::set::PrimarySet;
 /// Changes the record as members come and go, until this primary stops.
 pub(super) async fn control(set: Rc<PrimarySet>) {
     let mut attempts = Attempts::default();
+    let mut silence = Silence::new(&set);
     while set.stopped().is_none() {
         follow_members(&set);
-        if let Some(peer) = failed_member(&set) {
+        silence.look(&set);
+        if let Some(peer) = failed_member(&set).or_else(|| silence.silent_member(&set)) {
             drop_member(&set, peer).await;
         } else if let Some(peer) = filled_member(&set) {
             complete_member(&set, peer).await;
@@ -27,7 +29,7 @@ pub(super) async fn control(set: Rc<PrimarySet>) {
             let added = add_member(&set, peer).await;
             attempts.note(peer, added, set.options.retry);
         } else {
-            let _ = timeout(set.options.retry, set.attention.wait()).await;
+            let _ = timeout(silence.interval, set.attention.wait()).await;
         }
     }
     set.links.borrow().values().for_each(|link| link.end());
@@ -51,6 +53,36 @@ impl Attempts {
     /// Returns whether a peer may be asked now.
     fn may_ask(&self, peer: PeerId) -> bool {
         self.0.get(&peer).is_none_or(|(at, wait)| at.elapsed() > *wait)
+    }
+}
+
+/// Silence of replicas: none is heard of for a time, although it is asked for its promise again and again.
+struct Silence {
+    interval: Duration,
+    looked: Instant,
+    counts: BTreeMap<PeerId, u32>,
+}
+
+impl Silence {
+    fn new(set: &PrimarySet) -> Self {
+        Self { interval: set.options.retry.min(set.lease_length / 8), looked: now(), counts: BTreeMap::new() }
+    }
+
+    /// Counts the replicas that were not heard of, once per interval.
+    fn look(&mut self, set: &PrimarySet) {
+        if self.looked.elapsed() >= self.interval {
+            self.looked = now();
+            let links = set.links.borrow();
+            self.counts = links.iter().map(|(peer, link)| (*peer, link.count_silence())).collect();
+        }
+    }
+
+    /// Returns a complete member that was silent for too long.  Where replicas take over by themselves, it is dropped before
+    /// its promise is over: otherwise every failure of a network between the two would end in a takeover.
+    fn silent_member(&self, set: &PrimarySet) -> Option<PeerId> {
+        let limit = if set.keeper.policy().automatic { set.lease_length * 5 / 8 } else { set.options.patience };
+        let is_silent = |count: &u32| self.interval * *count >= limit;
+        set.replicas().into_iter().find(|peer| self.counts.get(peer).is_some_and(is_silent))
     }
 }
 

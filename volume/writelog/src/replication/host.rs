@@ -3,15 +3,17 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::{Connection, Message};
 use forebay_reactor::sync::KeyedLock;
-use forebay_reactor::{Buf, spawn};
+use forebay_reactor::{Buf, sleep, spawn};
 
 use super::AppendRefused;
 use super::hello::ReplicaOffer;
 use super::open_copy::ReplicaCopy;
+use super::promises::LeasePromises;
 use super::wire::{KIND_ANSWER, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
 use crate::format::LogId;
 use crate::shelf::Shelf;
@@ -32,12 +34,19 @@ pub struct ReplicaHost {
     given_up: RefCell<BTreeSet<LogId>>,
     /// One at a time creates, opens or discards a copy of a log.
     turns: KeyedLock<LogId>,
+    promises: LeasePromises,
 }
 
 impl ReplicaHost {
     /// Serves copies on these log devices.
     pub fn new(shelves: Vec<ReplicaShelf>) -> Rc<Self> {
-        Rc::new(Self { shelves, open: RefCell::default(), given_up: RefCell::default(), turns: KeyedLock::default() })
+        Rc::new(Self {
+            shelves,
+            open: RefCell::default(),
+            given_up: RefCell::default(),
+            turns: KeyedLock::default(),
+            promises: LeasePromises::new(),
+        })
     }
 
     /// Returns the log devices for copies.
@@ -119,6 +128,10 @@ impl ReplicaHost {
                 Some(used) => used.copy().sync(term).await,
                 None => ReplicaAnswer::Refused(AppendRefused::NotAdopted),
             },
+            ReplicaAction::Heartbeat => match self.copy(&log) {
+                Some(copy) => copy.heartbeat(term),
+                None => ReplicaAnswer::Refused(AppendRefused::NotAdopted),
+            },
             ReplicaAction::Discard { epoch } => {
                 let _turn = self.turns.lock(&log).await;
                 match self.discard(&log, term, epoch).await {
@@ -144,7 +157,7 @@ impl ReplicaHost {
             return Ok(Some(copy));
         }
         let Some(shelf) = self.shelf_of(log) else { return Ok(None) };
-        let copy = Rc::new(ReplicaCopy::new(shelf.open_copy(log, None).await?));
+        let copy = Rc::new(ReplicaCopy::new(shelf.open_copy(log, None).await?, self.promises.of(log)));
         if self.is_given_up(log) {
             return Err(Error::new(ErrorKind::Busy, "this peer is taking the log over"));
         }
@@ -206,8 +219,21 @@ impl ReplicaHost {
     async fn discard(&self, log: &LogId, term: u32, epoch: u64) -> Result<()> {
         self.require_newest(log, term, epoch).await?;
         self.release(log).await;
+        self.promises.forget(log);
         let Some(shelf) = self.shelf_of(log) else { return Ok(()) };
         shelf.discard(log).await
+    }
+
+    /// Waits until this peer has kept its promise to the primary of a log not to take over.  Nothing is taken from that one
+    /// any more ([`give_up`](Self::give_up)), or the promise may be extended meanwhile.
+    pub async fn promise_over(&self, log: &LogId, lease: Duration) {
+        loop {
+            let remaining = self.promises.remaining(log, lease);
+            if remaining.is_zero() {
+                return;
+            }
+            sleep(remaining).await;
+        }
     }
 
     /// Takes nothing more from the primary of a log, until [`resume`](Self::resume): this peer takes the log over.  Returns

@@ -62,6 +62,31 @@ pub trait MemberKeeper {
 
     /// Returns the peers that are to have a copy.
     fn wanted(&self) -> Vec<PeerId>;
+
+    /// Returns the policy of the log, as its record has it.
+    fn policy(&self) -> ReplicaPolicy {
+        ReplicaPolicy::default()
+    }
+
+    /// Waits until this peer has kept its promise to the log's primary not to take over.
+    fn promise_over(&self) -> LocalFuture<()>;
+}
+
+/// Policy of a log that has members, which its record keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicaPolicy {
+    /// Length of the primary's lease, at least a millisecond. The same as long as the log exists.
+    pub lease: Duration,
+    /// Set if a replica takes over by itself when the primary's lease has run out.
+    pub automatic: bool,
+    /// Number of complete replicas below which writes are not acknowledged.
+    pub replicas_min: u32,
+}
+
+impl Default for ReplicaPolicy {
+    fn default() -> Self {
+        Self { lease: Duration::from_millis(500), automatic: false, replicas_min: 0 }
+    }
 }
 
 /// Times and sizes of replication.

@@ -51,6 +51,11 @@ impl LeasePromise {
         self.until = self.until.max(now + length + length / 16);
     }
 
+    /// Returns the milliseconds until the member may take over.
+    pub fn remaining(&self, now: u64) -> u64 {
+        self.until.saturating_sub(now)
+    }
+
     /// Returns whether the member may take over.
     pub fn is_over(&self, now: u64) -> bool {
         now >= self.until

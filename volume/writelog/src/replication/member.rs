@@ -14,6 +14,9 @@ use super::wire::{AdoptTerm, CopyProgress, KIND_REQUEST, ReplicaAction, ReplicaA
 use super::{AppendCursor, AppendRefused, MemberState, RawAppend};
 use crate::format::LogId;
 
+/// Number of heartbeats in the length of a lease, to a replica that nothing else is sent to.
+const HEARTBEATS: u32 = 4;
+
 /// Link to a replica.
 pub(super) struct MemberLink {
     peer: PeerId,
@@ -25,6 +28,14 @@ pub(super) struct MemberLink {
     adopted: Cell<bool>,
     /// Time of the last progress, or of the beginning.
     since: Cell<Instant>,
+    /// Time at which the last request was sent.
+    sent: Cell<Instant>,
+    /// Set while a heartbeat is on its way.
+    beating: Cell<bool>,
+    /// Set when a request was accepted since the control loop looked last.
+    heard: Cell<bool>,
+    /// Number of times that the control loop has looked and nothing was heard.
+    silent: Cell<u32>,
     /// Bytes of entries on their way.
     in_flight: Cell<usize>,
     /// Newest retirement that the copy has made durable.
@@ -46,6 +57,10 @@ impl MemberLink {
             progress: Cell::default(),
             adopted: Cell::new(false),
             since: Cell::new(now()),
+            sent: Cell::new(now()),
+            beating: Cell::new(false),
+            heard: Cell::new(false),
+            silent: Cell::new(0),
             in_flight: Cell::new(0),
             retired: Cell::new(0),
             lost: Cell::new(false),
@@ -81,6 +96,13 @@ impl MemberLink {
     pub(super) fn has_caught_up(&self, set: &PrimarySet) -> bool {
         let CopyProgress { head, .. } = self.progress.get();
         self.adopted.get() && head >= set.progress.borrow().published()
+    }
+
+    /// Counts how often the control loop has looked since something was heard of the replica.  Counted by turns of that loop,
+    /// not by the clock: a process that was suspended finds the answers before it has looked often enough.
+    pub(super) fn count_silence(&self) -> u32 {
+        self.silent.set(if self.heard.replace(false) { 0 } else { self.silent.get() + 1 });
+        self.silent.get()
     }
 
     fn break_off(&self, error: Error) {
@@ -119,6 +141,8 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
         base,
         start,
         cut: set.cut,
+        lease_ms: set.lease_length.as_millis() as u32,
+        automatic: set.keeper.policy().automatic,
     };
     tracing::debug!(peer = %link.peer, at = %connection.address(), term = set.term, "asking a replica to follow this primary");
     let CopyProgress { head, tail, .. } =
@@ -134,7 +158,11 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
         let full = || link.in_flight.get() >= set.options.window;
         let over = || link.ended.get() || link.broken.borrow().is_some() || set.stopped().is_some();
         while !over() && (idle() || full()) {
-            wait_either(&set.appended, &link.settled).await;
+            let due = link.sent.get().elapsed() >= set.lease_length / HEARTBEATS;
+            if due && !link.beating.replace(true) {
+                send(set, link, connection, (ReplicaAction::Heartbeat, 0), BufList::new());
+            }
+            let _ = timeout(set.lease_length / HEARTBEATS, wait_either(&set.appended, &link.settled)).await;
         }
         if let Some(error) = link.broken.take() {
             return Err(error);
@@ -188,7 +216,7 @@ fn send(
     (action, retirement): (ReplicaAction, u64),
     data: BufList,
 ) {
-    let bytes = data.len().max(1);
+    let (bytes, is_heartbeat) = (data.len().max(1), action == ReplicaAction::Heartbeat);
     link.in_flight.set(link.in_flight.get() + bytes);
     let (set, link, connection) = (set.clone(), link.clone(), connection.clone());
     drop(spawn(async move {
@@ -198,6 +226,9 @@ fn send(
                 set.changed.notify_all();
             }
             Err(error) => link.break_off(error),
+        }
+        if is_heartbeat {
+            link.beating.set(false);
         }
         link.in_flight.set(link.in_flight.get() - bytes);
         link.settled.notify_all();
@@ -212,10 +243,16 @@ async fn ask(
     action: ReplicaAction,
     data: BufList,
 ) -> Result<CopyProgress> {
+    let (sent, is_heartbeat) = (now(), action == ReplicaAction::Heartbeat);
+    link.sent.set(sent);
     match request(set, connection, action, data).await? {
         ReplicaAnswer::Done(progress) => {
             link.progress.set(link.progress.get().newest(progress));
-            link.since.set(now());
+            link.heard.set(true);
+            if !is_heartbeat {
+                link.since.set(now());
+            }
+            set.granted(link.peer, sent);
             set.note(link.peer, Some(link.copy), progress.head, progress.tail);
             set.hold();
             Ok(progress)

@@ -14,6 +14,7 @@ mod open;
 mod open_copy;
 mod peers;
 mod primary;
+mod promises;
 mod raw;
 mod record;
 mod replica;
@@ -23,7 +24,7 @@ mod shape;
 pub mod wire;
 
 pub use host::{ReplicaHost, ReplicaShelf};
-pub use keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, RecordChange, ReplicationOptions};
+pub use keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, RecordChange, ReplicaPolicy, ReplicationOptions};
 pub use lease::{LeasePromise, PrimaryLease};
 pub use open::{LogOpening, OpenedMembers, open_members, open_primary};
 pub use peers::{KnownPeer, KnownPeers, PeerUnknown};

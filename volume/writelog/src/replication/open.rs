@@ -72,6 +72,10 @@ pub async fn open_primary(
         // A client that closed the log has nothing on its way any more: this one, or one that the record forgot.
         if !is_own && !record.client().is_empty() {
             keeper.fence(record.client()).await?;
+            if record.primary() != own {
+                // A primary that is cut off reads what it has in memory until its lease has run out.
+                keeper.promise_over().await;
+            }
         }
         if keeper.change(record, next.clone()).await? == RecordChange::Changed {
             break next;

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use forebay_block::{BufList, Error, ErrorKind, InFlightGuard, InFlightTracker, LocalFuture};
 
+use super::promises::PrimaryPromise;
 use super::wire::{AdoptTerm, CopyProgress, ReplicaAnswer};
 use super::{Adoption, AppendRefused, ReplicaLog};
 use crate::format::LogId;
@@ -22,16 +23,19 @@ pub(super) struct ReplicaCopy {
     appends: Rc<InFlightTracker>,
     /// Set while a term is being adopted: nothing else is accepted.
     adopting: Cell<bool>,
+    /// Promise to the primary, which every accepted request extends.
+    promise: Rc<PrimaryPromise>,
     _held: OpenGuard,
 }
 
 impl ReplicaCopy {
     /// Takes an opened copy into use.
-    pub(super) fn new(copy: OpenCopy) -> Self {
+    pub(super) fn new(copy: OpenCopy, promise: Rc<PrimaryPromise>) -> Self {
         let OpenCopy { medium, held, .. } = copy;
         let id = medium.state().map_or_else(LogId::default, |state| state.copy);
         let log = ReplicaLog::new(id, u64::from(medium.term()), medium.shape());
-        Self { log: RefCell::new(log), medium, appends: Rc::default(), adopting: Cell::new(false), _held: held }
+        let (log, appends, adopting) = (RefCell::new(log), Rc::default(), Cell::new(false));
+        Self { log, medium, appends, adopting, promise, _held: held }
     }
 
     /// Returns the term that the copy follows.
@@ -62,7 +66,10 @@ impl ReplicaCopy {
     pub(super) async fn adopt(&self, term: u32, adopt: &AdoptTerm) -> ReplicaAnswer {
         let mut next = self.log.borrow().clone();
         let adoption = match next.adopt(u64::from(term), adopt.copy, &adopt.base) {
-            Ok(Adoption::Repeated) => return self.done(),
+            Ok(Adoption::Repeated) => {
+                self.promise.follow(adopt.lease_ms, adopt.automatic);
+                return self.done();
+            }
             Ok(adoption) => adoption,
             Err(refused) => return ReplicaAnswer::Refused(refused),
         };
@@ -72,6 +79,7 @@ impl ReplicaCopy {
             Ok(()) => {
                 *self.log.borrow_mut() = next;
                 self.adopting.set(false);
+                self.promise.follow(adopt.lease_ms, adopt.automatic);
                 self.done()
             }
             Err(error) => {
@@ -100,13 +108,16 @@ impl ReplicaCopy {
         self.medium.begin_term(term).await
     }
 
-    /// Refuses what another primary than that of the copy's term asks for.
+    /// Refuses what another primary than that of the copy's term asks for; extends the promise to that one.
     fn require_term(&self, term: u32) -> Result<(), AppendRefused> {
         let own = self.term();
         match u64::from(term) {
             term if term < own => Err(AppendRefused::Superseded(own)),
             term if term > own || self.adopting.get() => Err(AppendRefused::NotAdopted),
-            _ => Ok(()),
+            _ => {
+                self.promise.extend();
+                Ok(())
+            }
         }
     }
 
@@ -177,6 +188,11 @@ impl ReplicaCopy {
             Ok(()) => self.done(),
             Err(error) => ReplicaAnswer::Failed(error.to_string()),
         }
+    }
+
+    /// Answers a heartbeat.
+    pub(super) fn heartbeat(&self, term: u32) -> ReplicaAnswer {
+        self.require_term(term).map_or_else(ReplicaAnswer::Refused, |()| self.done())
     }
 
     /// Refuses everything from now on, and waits until nothing is in flight.

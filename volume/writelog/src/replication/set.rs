@@ -3,14 +3,17 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, Result};
+use forebay_block::{Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{spawn, timeout};
+use forebay_reactor::{Instant, now, spawn, timeout};
 
 use super::control::control;
 use super::keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, ReplicationOptions};
+use super::lease::PrimaryLease;
 use super::member::{MemberLink, discard};
+use super::promises::millis;
 use super::wire::CopyProgress;
 use super::{CopyStart, LogShape, PrimaryProgress, RawAppend};
 use crate::format::LogId;
@@ -78,6 +81,9 @@ pub struct PrimarySet {
     pub(super) options: ReplicationOptions,
     pub(super) progress: RefCell<PrimaryProgress<PeerId, String>>,
     pub(super) links: RefCell<BTreeMap<PeerId, Rc<MemberLink>>>,
+    /// Length of the lease, and what the members have promised.
+    pub(super) lease_length: Duration,
+    lease: RefCell<PrimaryLease<PeerId>>,
     groups: RefCell<LocalGroups>,
     recent: RefCell<RecentAppends>,
     /// Number after the last entry that was appended.
@@ -107,6 +113,7 @@ impl PrimarySet {
         let base: LogShape = local.shape();
         let cut = local.state().map_or(0, |state| state.cut);
         let (head, tail) = (base.head(), base.tail());
+        let lease_length = keeper.policy().lease;
         Rc::new(Self {
             own: record.primary(),
             identity,
@@ -118,6 +125,8 @@ impl PrimarySet {
             options,
             progress: RefCell::new(PrimaryProgress::new(record, base)),
             links: RefCell::default(),
+            lease_length,
+            lease: RefCell::new(PrimaryLease::new(lease_length.as_millis() as u64)),
             groups: RefCell::default(),
             recent: RefCell::default(),
             head: Cell::new(head),
@@ -288,6 +297,34 @@ impl PrimarySet {
         let done = |peer: PeerId| peer == self.own || links.get(&peer).is_some_and(|link| link.retired.get() >= round);
         let progress = self.progress.borrow();
         progress.retired() >= tail && progress.required().all(done)
+    }
+
+    /// Notes that a member has accepted a request that was sent at `sent`, and so has promised not to take over.
+    pub(super) fn granted(&self, peer: PeerId, sent: Instant) {
+        self.lease.borrow_mut().granted(peer, millis(sent));
+        self.changed.notify_all();
+    }
+
+    /// Returns whether no member can have taken over yet.
+    fn has_lease(&self) -> bool {
+        let progress = self.progress.borrow();
+        let others = progress.required().filter(|peer| *peer != self.own);
+        self.lease.borrow().is_valid(millis(now()), others)
+    }
+
+    /// Permits a read: at once with `None`, or when no member can have taken over.
+    ///
+    /// # Errors
+    /// If this primary has stopped.
+    pub fn permit_read(self: &Rc<Self>) -> Option<LocalFuture<Result<()>>> {
+        if self.has_lease() && self.over.borrow().is_none() {
+            return None;
+        }
+        let set = self.clone();
+        Some(Box::pin(async move {
+            set.changed.wait_until(|| set.over.borrow().is_some() || set.has_lease()).await;
+            set.over.borrow().clone().map_or(Ok(()), Err)
+        }))
     }
 
     /// Returns the complete members but this peer.

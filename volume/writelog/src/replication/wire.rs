@@ -19,6 +19,8 @@ const SPANS_MAX: usize = 4096;
 const SEQ_END: u64 = 1 << 47;
 const SIZE_END: u64 = 1 << 48;
 const BLOCK_END: u64 = 1 << 56;
+/// Maximum length of a lease in milliseconds.
+pub const LEASE_MAX_MS: u32 = 60_000;
 /// Maximum length of a text in bytes.
 const TEXT_MAX: usize = 2048;
 
@@ -68,6 +70,8 @@ pub enum ReplicaAction {
         /// Epoch of the record, which does not name the copy.
         epoch: u64,
     },
+    /// Heartbeat: extend the promise not to take over.
+    Heartbeat,
 }
 
 /// Term that a copy is to follow, and the log of its primary.
@@ -85,6 +89,10 @@ pub struct AdoptTerm {
     pub start: CopyStart,
     /// Number of the primary's first block (ssd) or entry (pmem) of the term.
     pub cut: u64,
+    /// Length of the primary's lease in milliseconds: every accepted request of the term extends the promise by it.
+    pub lease_ms: u32,
+    /// Set if the peer is to take over by itself when its promise is over.
+    pub automatic: bool,
 }
 
 /// Progress of a copy.
@@ -192,8 +200,8 @@ impl ReplicaRequest {
             ReplicaAction::Create { volume, name, size, unit, epoch } => {
                 writer.u8(1).blob(volume.as_bytes()).blob(name.as_bytes()).u64(*size).u32(*unit).u64(*epoch);
             }
-            ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut }) => {
-                writer.u8(2).raw(copy).u64(*epoch).u8(u8::from(*filling));
+            ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic }) => {
+                writer.u8(2).raw(copy).u64(*epoch).u8(u8::from(*filling)).u32(*lease_ms).u8(u8::from(*automatic));
                 let CopyStart { tail_seq, at: AppendCursor { number, pos, seq } } = start;
                 writer.u64(*tail_seq).u64(*number).u64(*pos).u64(*seq).u64(*cut);
                 write_shape(&mut writer, base);
@@ -209,6 +217,9 @@ impl ReplicaRequest {
             }
             ReplicaAction::Discard { epoch } => {
                 writer.u8(6).u64(*epoch);
+            }
+            ReplicaAction::Heartbeat => {
+                writer.u8(7);
             }
         }
         writer.finish()
@@ -231,6 +242,10 @@ impl ReplicaRequest {
             },
             2 => {
                 let (copy, epoch, filling) = (reader.array()?, reader.u64()?, flag(&mut reader)?);
+                let (lease_ms, automatic) = (reader.u32()?, flag(&mut reader)?);
+                if lease_ms > LEASE_MAX_MS {
+                    return Err(reader.malformed());
+                }
                 let tail_seq = below(&mut reader, SEQ_END)?;
                 let (number, pos) = (below(&mut reader, BLOCK_END)?, below(&mut reader, BLOCK_END)?);
                 let at = AppendCursor { number, pos, seq: below(&mut reader, SEQ_END)? };
@@ -239,12 +254,14 @@ impl ReplicaRequest {
                     return Err(reader.malformed());
                 }
                 let start = CopyStart { tail_seq, at };
-                ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut })
+                let adopt = AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic };
+                ReplicaAction::Adopt(adopt)
             }
             3 => ReplicaAction::Append { durable: flag(&mut reader)? },
             4 => ReplicaAction::Retire { tail: below(&mut reader, SEQ_END)? },
             5 => ReplicaAction::Sync,
             6 => ReplicaAction::Discard { epoch: reader.u64()? },
+            7 => ReplicaAction::Heartbeat,
             _ => return Err(reader.malformed()),
         };
         if !reader.rest().is_empty() {
@@ -342,12 +359,14 @@ mod tests {
                 |(copy, epoch, filling, base, [number, pos, cut])| {
                     let (tail_seq, seq) = (base.tail(), base.tail() / 2);
                     let start = CopyStart { tail_seq, at: AppendCursor { number, pos, seq } };
-                    ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut })
+                    let (lease_ms, automatic) = (number as u32 % (LEASE_MAX_MS + 1), number & 1 == 1);
+                    ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic })
                 }
             ),
             any::<bool>().prop_map(|durable| ReplicaAction::Append { durable }),
             (0..SEQ_END).prop_map(|tail| ReplicaAction::Retire { tail }),
             Just(ReplicaAction::Sync),
+            Just(ReplicaAction::Heartbeat),
             number().prop_map(|epoch| ReplicaAction::Discard { epoch }),
         ]
     }
@@ -392,6 +411,8 @@ mod tests {
                     base: LogShape::default(),
                     start: CopyStart::default(),
                     cut: 0,
+                    lease_ms: 500,
+                    automatic: false,
                 }),
             }
             .encode();
@@ -414,7 +435,8 @@ mod tests {
         let adopt = |tail_seq, at, cut| {
             let start = CopyStart { tail_seq, at };
             let base = LogShape::empty_at(4);
-            let adopt = AdoptTerm { copy: [2; 16], epoch: 3, filling: false, base, start, cut };
+            let adopt =
+                AdoptTerm { copy: [2; 16], epoch: 3, filling: false, base, start, cut, lease_ms: 9, automatic: true };
             let request = ReplicaRequest { log: [1; 16], term: 3, action: ReplicaAction::Adopt(adopt) };
             ReplicaRequest::decode(&request.encode()).is_ok()
         };

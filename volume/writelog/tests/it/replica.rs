@@ -53,7 +53,16 @@ impl RawPrimary {
         spans.iter().for_each(|(term, count)| base.push(*term, *count));
         let entries = base.head();
         let start = CopyStart::default();
-        let adopt = AdoptTerm { copy, epoch: u64::from(term), filling: false, base, start, cut: entries };
+        let adopt = AdoptTerm {
+            copy,
+            epoch: u64::from(term),
+            filling: false,
+            base,
+            start,
+            cut: entries,
+            lease_ms: 500,
+            automatic: false,
+        };
         self.ask(term, ReplicaAction::Adopt(adopt), Vec::new()).await
     }
 

@@ -1,6 +1,7 @@
 //! Logs with members: a primary and its replicas, on disks of their own, over the messenger within the process.
 
 mod attached;
+mod leases;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -11,13 +12,13 @@ use std::time::Duration;
 
 use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::{Address, Connection, Message, Messenger, MessengerCore, MessengerOptions, Policy};
-use forebay_reactor::{Buf, BufMut, File, OpenOptions, sleep, timeout};
+use forebay_reactor::{Buf, BufMut, File, OpenOptions, sleep, spawn, timeout};
 use forebay_sim::{CrashPolicy, DiskFaults, Faults, World};
 use forebay_writelog::format::{LOGS_AT, LogSuperblock, SUPER_COPIES, SUPER_LEN};
 use forebay_writelog::replication::wire::{KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
 use forebay_writelog::replication::{
     LogMembers, LogOpening, MemberKeeper, MemberRecord, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost,
-    ReplicaShelf, ReplicationOptions, open_members, open_primary,
+    ReplicaPolicy, ReplicaShelf, ReplicationOptions, open_members, open_primary,
 };
 use forebay_writelog::{LogId, LogOwner, LogRecord, MediumKind, Shelf, ShelfOptions, WriteLog};
 
@@ -27,6 +28,9 @@ use crate::common::{LONG, MILLISECOND, Memory, patience, read, write};
 pub struct SharedImage {
     /// Record of the volume's log, where an attachment keeps it.
     log_record: RefCell<LogRecord<&'static str>>,
+    /// Log that the hosts serve.
+    log: Cell<LogId>,
+    policy: Cell<ReplicaPolicy>,
     /// Peer that holds the exclusive lock.
     owner: Rc<Cell<Option<PeerId>>>,
     record: RefCell<Option<LogMembers>>,
@@ -142,6 +146,7 @@ impl Host {
     /// Creates a log here.
     async fn create(self: &Rc<Self>) -> (LogId, Primary) {
         let id = self.shelf.create("one", "pool/a", 1 << 20, 0).await.expect("room");
+        self.image.log.set(id);
         let record = MemberRecord::created(self.id, [self.id.0[0]; 16], "client.1".to_owned());
         let record = record.opened(self.id, [self.id.0[0]; 16], "client.2".to_owned()).expect("its own");
         self.image.record.replace(Some(record.clone()));
@@ -154,11 +159,17 @@ impl Host {
 
     /// Takes the log over.
     async fn take_over(self: &Rc<Self>, id: &LogId) -> Result<Primary> {
-        self.replicas.release(id).await;
+        self.replicas.give_up(id).await;
         self.opened.set(self.opened.get() + 1);
         let (keeper, opening) = (Rc::new(Keeper(self.clone())), LogOpening::TakeOver);
         let opened = open_primary(&self.shelf, id, ("one", "pool/a"), opening, keeper, options()).await;
-        Ok(self.front(opened?))
+        let opened = opened.inspect_err(|_| self.replicas.resume(id))?;
+        let (set, replicas, id) = (opened.set.clone(), self.replicas.clone(), *id);
+        drop(spawn(async move {
+            set.ended().await;
+            replicas.resume(&id);
+        }));
+        Ok(self.front(opened))
     }
 
     /// Puts an opened log in front of the volume.
@@ -191,9 +202,11 @@ impl MemberKeeper for Keeper {
 
     fn change(&self, from: LogMembers, to: LogMembers) -> LocalFuture<Result<RecordChange>> {
         let image = self.0.image.clone();
+        // A change by the client of a former primary.
+        let is_fenced = from.client() == to.client() && image.fenced.borrow().contains(to.client());
         Box::pin(async move {
             sleep(MILLISECOND).await;
-            if image.fences_one.get() {
+            if is_fenced || image.fences_one.get() {
                 return Err(Error::new(ErrorKind::Fenced, "this client is on the blocklist"));
             }
             if image.unreachable.get() {
@@ -223,11 +236,24 @@ impl MemberKeeper for Keeper {
     fn wanted(&self) -> Vec<PeerId> {
         self.0.wanted.borrow().clone()
     }
+
+    fn policy(&self) -> ReplicaPolicy {
+        self.0.image.policy.get()
+    }
+
+    fn promise_over(&self) -> LocalFuture<()> {
+        let (host, id) = (self.0.clone(), self.0.image.log.get());
+        Box::pin(async move { host.replicas.promise_over(&id, host.image.policy.get().lease).await })
+    }
 }
 
 struct Owner(Rc<PrimarySet>);
 
 impl LogOwner for Owner {
+    fn permit_read(&self) -> Option<LocalFuture<Result<()>>> {
+        self.0.permit_read()
+    }
+
     fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
         let set = self.0.clone();
         Some(Box::pin(async move { set.ready().await }))
@@ -269,6 +295,8 @@ pub fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
     let ran = world.run(&reactor, async {
         let image = Rc::new(SharedImage {
             log_record: RefCell::default(),
+            log: Cell::default(),
+            policy: Cell::default(),
             owner: Rc::default(),
             record: RefCell::default(),
             unreachable: Cell::new(false),

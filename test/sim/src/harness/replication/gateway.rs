@@ -14,11 +14,11 @@ use forebay_block::{
 use forebay_messenger::{
     Address, Connection, ConnectionState, Message, Messenger, MessengerCore, MessengerOptions, Policy,
 };
-use forebay_reactor::Addr;
 use forebay_reactor::sync::Notify;
+use forebay_reactor::{Addr, spawn};
 use forebay_writelog::replication::{
-    LogMembers, LogOpening, MemberKeeper, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost, ReplicaShelf,
-    ReplicationOptions, open_primary,
+    LogMembers, LogOpening, MemberKeeper, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost, ReplicaPolicy,
+    ReplicaShelf, ReplicationOptions, open_primary,
 };
 use forebay_writelog::{DirtyLimits, LogId, LogOptions, LogOwner, MediumKind, Shelf, ShelfOptions, WriteLog};
 
@@ -41,6 +41,7 @@ pub(super) struct Gateway {
     pub(super) gateways: u8,
     pub(super) patience: Duration,
     pub(super) age_max: Duration,
+    pub(super) policy: ReplicaPolicy,
 }
 
 pub(super) fn peer(number: u8) -> PeerId {
@@ -91,6 +92,7 @@ impl Gateway {
             gateways: scenario.gateways,
             patience: scenario.patience,
             age_max: scenario.age_max,
+            policy: scenario.policy,
         }))
     }
 
@@ -126,15 +128,23 @@ impl Gateway {
     /// Serves the volume here: opens the log again, or takes it over.
     pub(super) async fn serve(self: &Rc<Self>, id: &LogId) -> Result<Serving> {
         let mut attempts = 0;
+        self.replicas.give_up(id).await;
         loop {
-            self.replicas.release(id).await;
             let (keeper, names) = (self.keeper(), (VOLUME, NAME));
             let client = keeper.client.clone();
             let opened = open_primary(&self.shelf, id, names, LogOpening::TakeOver, keeper, self.options()).await;
             match opened {
                 // The record cannot be reached.
                 Err(error) if error.kind() == ErrorKind::TimedOut && attempts < 20 => attempts += 1,
-                opened => return self.open(opened?, client).await,
+                opened => {
+                    let opened = opened.inspect_err(|_| self.replicas.resume(id))?;
+                    let (set, replicas, id) = (opened.set.clone(), self.replicas.clone(), *id);
+                    drop(spawn(async move {
+                        set.ended().await;
+                        replicas.resume(&id);
+                    }));
+                    return self.open(opened, client).await;
+                }
             }
         }
     }
@@ -189,7 +199,8 @@ impl MemberKeeper for Keeper {
         if !gateway.alive.get() {
             return Box::pin(std::future::pending());
         }
-        Box::pin(async move { gateway.image.change(Some(from), to).await })
+        let client = self.client.clone();
+        Box::pin(async move { gateway.image.change(&client, Some(from), to).await })
     }
 
     fn connection(&self, peer: PeerId) -> Option<Connection> {
@@ -207,11 +218,27 @@ impl MemberKeeper for Keeper {
     fn wanted(&self) -> Vec<PeerId> {
         (1..=self.gateway.gateways).map(peer).filter(|other| *other != self.own()).collect()
     }
+
+    fn policy(&self) -> ReplicaPolicy {
+        self.gateway.policy
+    }
+
+    fn promise_over(&self) -> LocalFuture<()> {
+        let gateway = self.gateway.clone();
+        Box::pin(async move {
+            let id = gateway.image.log.get();
+            gateway.replicas.promise_over(&id, gateway.policy.lease).await;
+        })
+    }
 }
 
 pub(super) struct Owner(Rc<PrimarySet>);
 
 impl LogOwner for Owner {
+    fn permit_read(&self) -> Option<LocalFuture<Result<()>>> {
+        self.0.permit_read()
+    }
+
     fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
         let set = self.0.clone();
         Some(Box::pin(async move { set.ready().await }))

@@ -11,6 +11,7 @@ use forebay_block::{
 };
 use forebay_reactor::sleep;
 use forebay_reactor::sync::Notify;
+use forebay_writelog::LogId;
 use forebay_writelog::replication::{LogMembers, RecordChange};
 
 use super::ReplicationTally;
@@ -21,6 +22,7 @@ use crate::world::World;
 /// The image: it outlives gateways.
 pub(super) struct SharedImage {
     pub(super) world: World,
+    pub(super) log: Cell<LogId>,
     pub(super) record: RefCell<Option<LogMembers>>,
     pub(super) rng: RefCell<Rng>,
     pub(super) fenced: RefCell<BTreeSet<String>>,
@@ -59,8 +61,8 @@ impl SharedImage {
         sleep(self.takes()).await;
     }
 
-    /// Changes the record, if it is still `from`.
-    pub(super) async fn change(&self, from: Option<LogMembers>, to: LogMembers) -> Result<RecordChange> {
+    /// Changes the record for a client, if it is still `from`.
+    pub(super) async fn change(&self, client: &str, from: Option<LogMembers>, to: LogMembers) -> Result<RecordChange> {
         let (takes, lost, applied) = {
             let mut rng = self.rng.borrow_mut();
             (Duration::from_nanos(rng.range(50 * MICRO..3 * MILLI)), rng.one_in(10), rng.coin())
@@ -68,6 +70,9 @@ impl SharedImage {
         sleep(takes).await;
         if lost && !applied {
             return Err(Error::new(ErrorKind::TimedOut, "the record cannot be reached"));
+        }
+        if self.fenced.borrow().contains(client) {
+            return Err(Error::new(ErrorKind::Fenced, format!("{client} is fenced")));
         }
         let outcome = {
             let mut record = self.record.borrow_mut();

@@ -16,7 +16,7 @@ use forebay_messenger::MessengerCore;
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_writelog::LogId;
-use forebay_writelog::replication::{MemberRecord, open_members};
+use forebay_writelog::replication::{MemberRecord, ReplicaPolicy, open_members};
 
 use self::gateway::{Front, Gateway, Serving, path, peer};
 use self::image::SharedImage;
@@ -62,6 +62,8 @@ pub struct ReplicationTally {
     pub refused: u64,
     /// Requests that the backend refused because their client was fenced.
     pub fenced: u64,
+    /// Reads that a former primary answered while another one took over.
+    pub late_reads: u64,
 }
 
 impl ReplicationTally {
@@ -79,6 +81,7 @@ impl ReplicationTally {
         self.cuts += other.cuts;
         self.refused += other.refused;
         self.fenced += other.fenced;
+        self.late_reads += other.late_reads;
     }
 }
 
@@ -108,6 +111,7 @@ struct ReplicationScenario {
     log_size: u64,
     age_max: Duration,
     patience: Duration,
+    policy: ReplicaPolicy,
     rounds: u32,
     net: NetFaults,
 }
@@ -127,6 +131,11 @@ impl ReplicationScenario {
             log_size: *rng.pick(&[256 << 10, 512 << 10, 2 << 20]),
             age_max: Duration::from_millis(*rng.pick(&[1, 20, 1000])),
             patience: Duration::from_millis(*rng.pick(&[20, 100, 400])),
+            policy: ReplicaPolicy {
+                lease: Duration::from_millis(*rng.pick(&[16, 100, 500])),
+                automatic: rng.coin(),
+                ..ReplicaPolicy::default()
+            },
             rounds: rng.range(2..7) as u32,
             net,
         }
@@ -158,6 +167,7 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
         let backend = open_backend(size).map_err(|error| error.to_string())?;
         let image = Rc::new(SharedImage {
             world: world.clone(),
+            log: Cell::default(),
             record: RefCell::default(),
             rng: RefCell::new(rng.fork()),
             fenced: RefCell::default(),
@@ -224,6 +234,7 @@ impl Cluster {
         let failed = |error: Error| format!("the log cannot be created: {error}");
         let gateway = self.gateways[0].clone().expect("it has started");
         self.id = gateway.shelf.create(VOLUME, NAME, self.scenario.log_size, 0).await.map_err(failed)?;
+        self.image.log.set(self.id);
         let keeper = gateway.keeper();
         let (copy, own, client) = ([1; 16], peer(1), keeper.client.clone());
         let record = MemberRecord::created(own, copy, "nobody".to_owned());
@@ -297,15 +308,21 @@ impl Cluster {
         }
         // The former primary may live on, and suspect nothing.
         let mut former = Some(serving);
+        let reads = Rc::new(Cell::new(true));
         if !alive || self.rng.coin() {
             former = None;
+        } else if let Some(former) = &former {
+            let read = read_on(self.front(former), former.gateway.clone(), reads.clone(), self.rng.fork());
+            drop(spawn(read));
         }
         for attempt in 0..100_u64 {
             self.restart_some(attempt).await?;
             let number = self.rng.range(1..u64::from(self.scenario.gateways) + 1) as u8;
             let Some(gateway) = self.gateways[usize::from(number) - 1].clone() else { continue };
             if former.as_ref().is_some_and(|former| former.gateway.number == number) {
+                // It has to close the log before it opens it again.
                 former = None;
+                reads.set(false);
             }
             match timeout(LONG, gateway.serve(&self.id)).await {
                 Ok(Ok(serving)) => return Ok(serving),
@@ -350,5 +367,18 @@ impl Cluster {
         let _ = serving.set.record();
         self.oracles.violation()?;
         self.oracles.check_backend()
+    }
+}
+
+/// Reads from a former primary, while another one takes over and serves, until it fails.
+async fn read_on(device: Rc<dyn BlockDevice>, former: Rc<Gateway>, reads: Rc<Cell<bool>>, mut rng: Rng) {
+    let span = device.geometry().size;
+    while former.alive.get() && reads.get() {
+        let at = rng.below(span / 4096) * 4096;
+        match timeout(LONG, device.submit(BlockRequest::Read(Extent::new(at, 4096)))).await {
+            Ok(Ok(_)) => former.image.count(|tally| tally.late_reads += 1),
+            Ok(Err(_)) | Err(_) => break,
+        }
+        sleep(Duration::from_nanos(rng.below(2 * MILLI))).await;
     }
 }

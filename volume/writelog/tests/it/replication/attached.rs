@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::future::ready;
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::Connection;
@@ -133,6 +134,11 @@ impl PeerAccess for HostPeers {
     fn release_copy(&self, log: LogId) -> LocalFuture<Result<Option<Rc<Shelf>>>> {
         let host = self.0.clone();
         Box::pin(async move { Ok(host.replicas.give_up(&log).await) })
+    }
+
+    fn promise_over(&self, log: LogId, lease: Duration) -> LocalFuture<()> {
+        let replicas = self.0.replicas.clone();
+        Box::pin(async move { replicas.promise_over(&log, lease).await })
     }
 
     fn resume_copy(&self, log: LogId) {

@@ -1,0 +1,81 @@
+//! Promises of this peer to the primaries of logs not to take over from them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_reactor::{Instant, now};
+
+use super::lease::LeasePromise;
+use crate::format::LogId;
+
+/// Promise to the primary of one log. It outlives the copy that is open.
+#[derive(Debug, Default)]
+pub(super) struct PrimaryPromise {
+    promise: Cell<LeasePromise>,
+    lease_ms: Cell<u64>,
+    automatic: Cell<bool>,
+}
+
+/// Returns an instant in milliseconds, rounded down, as promises and leases count it.
+pub(super) fn millis(at: Instant) -> u64 {
+    at.as_nanos() / 1_000_000
+}
+
+impl PrimaryPromise {
+    /// Follows a primary, whose lease has this length; with `automatic`, this peer takes over when the promise is over.
+    pub(super) fn follow(&self, lease_ms: u32, automatic: bool) {
+        self.lease_ms.set(lease_ms.into());
+        self.automatic.set(automatic);
+        self.extend();
+    }
+
+    /// Extends the promise: a request of the primary was accepted.
+    pub(super) fn extend(&self) {
+        let mut promise = self.promise.get();
+        promise.extend(millis(now()), self.lease_ms.get());
+        self.promise.set(promise);
+    }
+}
+
+/// Promises of this peer to the primaries of logs that it has copies of.
+pub(super) struct LeasePromises {
+    started: Instant,
+    known: RefCell<BTreeMap<LogId, Rc<PrimaryPromise>>>,
+}
+
+impl LeasePromises {
+    /// Begins without any that is known: a former process may have given some.
+    pub(super) fn new() -> Self {
+        Self { started: now(), known: RefCell::default() }
+    }
+
+    /// Returns the promise to the primary of a log.
+    pub(super) fn of(&self, log: &LogId) -> Rc<PrimaryPromise> {
+        self.known.borrow_mut().entry(*log).or_default().clone()
+    }
+
+    /// Returns the remaining time of the promise to the primary of a log, whose lease has the length `lease`; a former process
+    /// may have given one just before this one has started.
+    pub(super) fn remaining(&self, log: &LogId, lease: Duration) -> Duration {
+        let mut last = LeasePromise::after_start(millis(self.started), lease.as_millis() as u64);
+        if let Some(known) = self.known.borrow().get(log) {
+            last = last.max(known.promise.get());
+        }
+        Duration::from_millis(last.remaining(millis(now())))
+    }
+
+    /// Returns whether this peer is to take a log over by itself, as far as its primary has said: its promise is over.
+    pub(super) fn is_due(&self, log: &LogId) -> bool {
+        let known = self.known.borrow();
+        known.get(log).is_some_and(|known| known.automatic.get() && known.promise.get().is_over(millis(now())))
+    }
+
+    /// Forgets a log, of which this peer has no copy any more.
+    pub(super) fn forget(&self, log: &LogId) {
+        if let Some(known) = self.known.borrow().get(log) {
+            known.automatic.set(false);
+        }
+    }
+}
