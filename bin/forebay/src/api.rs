@@ -250,7 +250,7 @@ pub struct ImageExport {
     pub warnings: Vec<String>,
 }
 
-pub use crate::log_place::{LogMedium, LogPlace};
+pub use crate::log_place::{LogMedium, LogPlace, TakeoverMode};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
 };

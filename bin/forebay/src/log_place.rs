@@ -1,11 +1,12 @@
 //! Location of a write log and its text form: `ssd:/srv/logs:1G`, `pmem:/mnt/pmem/logs:256M:force`.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
-use forebay_writelog::replication::PeerId;
+use forebay_writelog::replication::wire::LEASE_MAX_MS;
+use forebay_writelog::replication::{PeerId, ReplicaPolicy};
 use forebay_writelog::{MediumKind, PlaceChange, parse_id};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -15,6 +16,8 @@ use crate::units::{Size, Span};
 
 /// Minimum size of a log in bytes.
 const SIZE_MIN: u64 = 16 << 20;
+/// Maximum number of replicas of a log.
+pub const REPLICAS_MAX: u32 = 4;
 
 /// Medium of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -54,6 +57,26 @@ impl LogMedium {
     }
 }
 
+/// Who takes a log over whose primary is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TakeoverMode {
+    /// The replica that `forebay log takeover` is run at.
+    #[default]
+    Manual,
+    /// A replica by itself, when the primary's lease has run out.
+    Auto,
+}
+
+impl TakeoverMode {
+    fn is_manual(&self) -> bool {
+        *self == Self::Manual
+    }
+}
+
+/// Minimum and maximum length of a lease, in milliseconds.
+const LEASES_MS: std::ops::RangeInclusive<u64> = 50..=LEASE_MAX_MS as u64;
+
 /// Location and options of a write log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -77,8 +100,17 @@ pub struct LogPlace {
     /// Maximum age of a dirty write in milliseconds; the daemon's configured value if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_age_ms: Option<u64>,
-    /// Peers that are to have copies, other than the primary: in a request by host name, address or id; in the record by
-    /// id. If omitted, a new log has none, and an existing one those it has.
+    /// Who takes the log over if its primary is lost.
+    #[serde(default, skip_serializing_if = "TakeoverMode::is_manual")]
+    pub takeover: TakeoverMode,
+    /// Number of complete replicas below which writes are not acknowledged; 0 if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas_min: Option<u32>,
+    /// Length of the primary's lease in milliseconds; 500 if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
+    /// Peers that are to have copies, other than the primary, in the order in which they take over: in a request by host
+    /// name, address or id; in the record by id. If omitted, a new log has none, and an existing one those it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<Vec<String>>,
 }
@@ -90,16 +122,38 @@ impl LogPlace {
         ids.filter_map(|id| parse_id(id)).map(PeerId).collect()
     }
 
+    /// Returns the policy of its replicas.
+    pub fn policy(&self) -> ReplicaPolicy {
+        let default = ReplicaPolicy::default();
+        ReplicaPolicy {
+            lease: self.lease_ms.map_or(default.lease, Duration::from_millis),
+            automatic: self.takeover == TakeoverMode::Auto,
+            replicas_min: self.replicas_min.unwrap_or_default(),
+        }
+    }
+
+    /// Returns this place without what can be changed while the log is open.
+    pub fn fixed(&self) -> Self {
+        Self {
+            dirty_max: None,
+            dirty_age_ms: None,
+            takeover: TakeoverMode::Manual,
+            replicas_min: None,
+            replicas: None,
+            ..self.clone()
+        }
+    }
+
     /// Returns what differs between the place of a log and a requested one.
     pub fn change_to(&self, wanted: &Self) -> PlaceChange {
-        let limits = |place: &Self| (place.dirty_max, place.dirty_age_ms);
-        let sorted = |place: &Self| place.replica_ids().into_iter().collect::<BTreeSet<_>>();
-        let (has, wants) = (sorted(self), sorted(wanted));
+        let limits = |place: &Self| (place.dirty_max, place.dirty_age_ms, place.policy());
+        let (has, wants) = (self.replica_ids(), wanted.replica_ids());
+        let wanted = &Self { lease_ms: wanted.lease_ms.or(self.lease_ms), ..wanted.clone() };
         // A log with members has no place of its own: each of its primaries has it on another device.
-        let moves = !has.is_empty() && (self.size, self.on_flush) == (wanted.size, wanted.on_flush);
-        let bare = |place: &Self| Self { dirty_max: None, dirty_age_ms: None, replicas: None, ..place.clone() };
+        let moves = !has.is_empty()
+            && (self.size, self.on_flush, self.policy().lease) == (wanted.size, wanted.on_flush, wanted.policy().lease);
         match () {
-            () if !moves && bare(self) != bare(wanted) => PlaceChange::Other,
+            () if !moves && self.fixed() != wanted.fixed() => PlaceChange::Other,
             // A log gets members when it is created, or never.
             () if wanted.replicas.is_some() && has.is_empty() != wants.is_empty() => PlaceChange::Other,
             () if limits(self) == limits(wanted) && (wanted.replicas.is_none() || has == wants) => PlaceChange::Same,
@@ -112,6 +166,8 @@ impl LogPlace {
         Self {
             dirty_max: wanted.dirty_max,
             dirty_age_ms: wanted.dirty_age_ms,
+            takeover: wanted.takeover,
+            replicas_min: wanted.replicas_min,
             replicas: wanted.replicas.clone().or_else(|| self.replicas.clone()),
             ..self.clone()
         }
@@ -119,8 +175,10 @@ impl LogPlace {
 
     /// Returns the place of a log that `own` has taken over from `former`, with its own copy on another device.
     pub fn moved_to(&self, (medium, path): (LogMedium, PathBuf), own: PeerId, former: PeerId) -> Self {
-        let peers: BTreeSet<PeerId> = self.replica_ids().into_iter().chain([former]).collect();
-        let replicas = peers.into_iter().filter(|peer| *peer != own).map(|peer| peer.to_string()).collect();
+        let mut peers = self.replica_ids();
+        peers.retain(|peer| *peer != own && *peer != former);
+        peers.push(former);
+        let replicas = peers.into_iter().map(|peer| peer.to_string()).collect();
         Self { medium, path, replicas: Some(replicas), ..self.clone() }
     }
 }
@@ -144,6 +202,7 @@ impl FromStr for LogPlace {
             _ => return Err(wrong("the medium is ssd or pmem")),
         };
         let (mut on_flush, mut force, mut dirty_max, mut dirty_age_ms) = (false, false, None, None);
+        let (mut takeover, mut replicas_min, mut lease_ms) = (TakeoverMode::Manual, None, None);
         loop {
             let (before, last) = rest.rsplit_once(':').ok_or_else(|| wrong("no size"))?;
             match last {
@@ -161,7 +220,27 @@ impl FromStr for LogPlace {
                         let Span(age) = span.parse().map_err(|error: String| wrong(&error))?;
                         dirty_age_ms = Some(age.as_millis() as u64);
                     }
-                    _ => return Err(wrong("the options are on-flush, force, dirty=SIZE and age=TIME")),
+                    Some(("takeover", "auto")) => takeover = TakeoverMode::Auto,
+                    Some(("takeover", "manual")) => takeover = TakeoverMode::Manual,
+                    Some(("takeover", _)) => return Err(wrong("takeover= is auto or manual")),
+                    Some(("min-replicas", count)) => {
+                        let count = count.parse().ok().filter(|count| *count <= REPLICAS_MAX);
+                        replicas_min = Some(count.ok_or_else(|| wrong("min-replicas= is a number from 0 to 4"))?);
+                    }
+                    Some(("lease", span)) => {
+                        let Span(lease) = span.parse().map_err(|error: String| wrong(&error))?;
+                        let lease = lease.as_millis() as u64;
+                        if !LEASES_MS.contains(&lease) {
+                            return Err(wrong("lease= is from 50ms to 60s"));
+                        }
+                        lease_ms = Some(lease);
+                    }
+                    _ => {
+                        return Err(wrong(
+                            "the options are on-flush, force, dirty=SIZE, age=TIME, takeover=MODE, min-replicas=N and \
+                             lease=TIME",
+                        ));
+                    }
                 },
                 size => {
                     let Size(size) = size.parse().map_err(|error: String| wrong(&error))?;
@@ -172,7 +251,19 @@ impl FromStr for LogPlace {
                         return Err(wrong("no path"));
                     }
                     let path = absolute(&PathBuf::from(before)).map_err(|failure| wrong(&failure.message))?;
-                    return Ok(Self { medium, path, size, on_flush, force, dirty_max, dirty_age_ms, replicas: None });
+                    return Ok(Self {
+                        medium,
+                        path,
+                        size,
+                        on_flush,
+                        force,
+                        dirty_max,
+                        dirty_age_ms,
+                        takeover,
+                        replicas_min,
+                        lease_ms,
+                        replicas: None,
+                    });
                 }
             }
             rest = before;
@@ -193,6 +284,13 @@ mod tests {
         let place: LogPlace = "ssd:/srv/a=b:64M:dirty=8M:age=500ms".parse().expect("a place");
         assert_eq!((place.dirty_max, place.dirty_age_ms), (Some(8 << 20), Some(500)));
         assert_eq!(place.path.to_str(), Some("/srv/a=b"));
+        let place: LogPlace = "ssd:/l:64M:takeover=auto:min-replicas=1:lease=2s".parse().expect("a place");
+        let policy = ReplicaPolicy { lease: Duration::from_secs(2), automatic: true, replicas_min: 1 };
+        assert_eq!(place.policy(), policy);
+        for wrong in ["ssd:/l:1G:lease=1ms", "ssd:/l:1G:lease=2h", "ssd:/l:1G:takeover=now", "ssd:/l:1G:min-replicas=5"]
+        {
+            assert!(wrong.parse::<LogPlace>().is_err(), "{wrong}");
+        }
         for wrong in ["ssd:/srv:1G:dirty=0B", "ssd:/srv:1G:dirty=x", "ssd:/srv:1G:age=5", "ssd:/srv:1G:colour=red"] {
             assert!(wrong.parse::<LogPlace>().is_err(), "{wrong}");
         }
@@ -210,10 +308,15 @@ mod tests {
         };
         let place = with("ssd:/logs:1G", &[2, 3]);
         let moved = place.moved_to((LogMedium::Ssd, "/replicas".into()), peer(2), peer(1));
-        assert_eq!(moved, with("ssd:/replicas:1G", &[1, 3]));
+        assert_eq!(moved, with("ssd:/replicas:1G", &[3, 1]), "the former primary is the last that takes over");
         let plain: LogPlace = "ssd:/logs:1G".parse().expect("a place");
         assert_eq!(moved.change_to(&plain), PlaceChange::Same, "it names no peers");
         assert_eq!(moved.change_to(&with("ssd:/logs:1G", &[3, 1])), PlaceChange::Same);
+        assert_eq!(moved.change_to(&with("ssd:/logs:1G", &[1, 3])), PlaceChange::Limits, "another order");
+        let automatic = with("ssd:/logs:1G:takeover=auto:min-replicas=1", &[3, 1]);
+        assert_eq!(moved.change_to(&automatic), PlaceChange::Limits);
+        assert_eq!(moved.adjusted_to(&automatic), with("ssd:/replicas:1G:takeover=auto:min-replicas=1", &[3, 1]));
+        assert_eq!(moved.change_to(&with("ssd:/logs:1G:lease=2s", &[3, 1])), PlaceChange::Other);
         let other = with("ssd:/logs:1G:dirty=8M", &[4]);
         assert_eq!(moved.change_to(&other), PlaceChange::Limits);
         assert_eq!(moved.adjusted_to(&other), with("ssd:/replicas:1G:dirty=8M", &[4]));

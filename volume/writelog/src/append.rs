@@ -1,11 +1,13 @@
 //! Append path: queued pieces go to the medium in groups, which are published in order once they are durable.
 
 use std::rc::Rc;
+use std::task::Poll;
 
-use forebay_block::{BlockReply, BlockRequest, Error, ErrorKind, Result};
+use forebay_block::{BlockReply, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::spawn;
 
 use crate::log::{LogShared, closed};
+use crate::pending_write::PendingWrite;
 use crate::queue::{Appending, Started};
 use crate::state::LogState;
 use crate::{throttle, writeback};
@@ -103,13 +105,33 @@ fn publish_group(shared: &Rc<LogShared>, group: Appending) {
     drop(state);
     dead.iter().for_each(|entry| shared.medium.superseded(entry));
     for pending in finished {
-        pending.answer(Ok(BlockReply::Done));
+        match shared.owner.permit_acknowledgement() {
+            None => drop(pending.answer(Ok(BlockReply::Done))),
+            Some(permitted) => drop(spawn(acknowledge(shared.clone(), pending, permitted))),
+        }
     }
     shared.settled.notify_all();
     // Not signaled on every write: write-back wakes by itself when the entries reach their age.
     if was_empty || write_back_ack || throttle::is_eager(shared) || shared.state.borrow().points.drain_target() > 0 {
         shared.write_back.notify_all();
     }
+}
+
+/// Acknowledges a write that is in the log, once that is permitted.  A log that ends acknowledges nothing more.
+async fn acknowledge(shared: Rc<LogShared>, pending: Rc<PendingWrite>, permitted: LocalFuture<Result<()>>) {
+    let permitted = permit(&shared, permitted).await;
+    pending.answer(permitted.map(|()| BlockReply::Done));
+}
+
+/// Waits for a permission, until the log ends.
+pub(crate) async fn permit(shared: &LogShared, mut permitted: LocalFuture<Result<()>>) -> Result<()> {
+    let ending = shared.settled.wait_until(|| shared.state.borrow().life.is_ending());
+    let mut ending = std::pin::pin!(ending);
+    std::future::poll_fn(|cx| match permitted.as_mut().poll(cx) {
+        Poll::Pending => ending.as_mut().poll(cx).map(|()| Err(closed())),
+        ready => ready,
+    })
+    .await
 }
 
 /// Disables the log because its medium has failed.
@@ -156,7 +178,7 @@ pub(crate) fn disable(shared: &Rc<LogShared>, reason: Error) {
 }
 
 /// Resubmits a request to the backend, once the log is bypassed.
-async fn again(shared: Rc<LogShared>, request: BlockRequest, pending: Rc<crate::pending_write::PendingWrite>) {
+async fn again(shared: Rc<LogShared>, request: BlockRequest, pending: Rc<PendingWrite>) {
     // Submitted before any other request: its range is still locked, and a comparison may have preceded it.
     let released = |state: &LogState| state.life.is_released() && state.dirty.is_empty();
     let over = || {

@@ -31,8 +31,15 @@ pub(crate) async fn sync_acknowledged(shared: &Rc<LogShared>) -> Result<()> {
         };
         shared.settled.wait_until(over).await;
         let synced = if shared.state.borrow().life.is_on() { sync(shared).await } else { Ok(()) };
-        if let Err(error) = synced {
-            crate::append::disable_failed(shared, error);
+        match synced {
+            Err(error) => crate::append::disable_failed(shared, error),
+            Ok(()) => {
+                if let Some(permitted) = shared.owner.permit_acknowledgement()
+                    && !shared.state.borrow().life.is_ending()
+                {
+                    crate::append::permit(shared, permitted).await?;
+                }
+            }
         }
         // After a failure of the medium, they become durable only at the backend.
         let over = || {

@@ -83,6 +83,14 @@ pub trait LogOwner {
         None
     }
 
+    /// Permits acknowledgements of durable writes, at once with `None`: enough copies of the log are complete.
+    ///
+    /// # Errors
+    /// If another process is the volume's writer.
+    fn permit_acknowledgement(&self) -> Option<LocalFuture<Result<()>>> {
+        None
+    }
+
     /// Records that the contents of the medium must never be replayed again: the log is being disabled and about to
     /// be bypassed. Retried until it succeeds.
     fn release(&self) -> LocalFuture<Result<()>>;

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use super::OneImage;
 use super::many::ManyImages;
 use crate::api::Front;
-use crate::log_place::LogPlace;
+use crate::log_place::{LogPlace, REPLICAS_MAX};
 
 /// Takes the numbers that exports over a front may have.
 fn units(front: Front) -> RangedI64ValueParser<u32> {
@@ -76,8 +76,10 @@ pub struct AttachArgs {
     /// Put a write log in front of it: on a file or device (ssd:PATH:SIZE), or in a file on a DAX file system
     /// (pmem:PATH:SIZE).  Several logs may share a path.  Options follow the size, each after a colon: 'dirty=SIZE' and
     /// 'age=TIME' limit how much, and for how long, the image may lack what the log holds (as in
-    /// ssd:/srv/logs:1G:dirty=64M:age=500ms), 'on-flush' answers writes before they last, 'force' takes memory that is
-    /// not persistent
+    /// ssd:/srv/logs:1G:dirty=64M:age=500ms), 'on-flush' answers writes before they are durable, 'force' takes memory
+    /// that is not persistent.  Of a log with replicas, 'takeover=auto' lets one take over by itself when the primary is
+    /// lost, 'min-replicas=N' answers no write while fewer copies are complete, and 'lease=TIME' is the time without a
+    /// sign of life after which a primary counts as lost
     #[arg(long, value_name = "MEDIUM:PATH:SIZE", conflicts_with = "read_only")]
     pub log: Option<LogPlace>,
 
@@ -88,7 +90,7 @@ pub struct AttachArgs {
 
     /// Choose this many peers to hold copies of the write log: those with room for it, the nearest first
     #[arg(long, value_name = "N", requires = "log", conflicts_with = "replica",
-        value_parser = clap::value_parser!(u32).range(1..=4))]
+        value_parser = clap::value_parser!(u32).range(1..=REPLICAS_MAX.into()))]
     pub replicas: Option<u32>,
 }
 

@@ -12,7 +12,7 @@ use forebay_block::{
 };
 use forebay_image::{Image, KeptLock};
 use forebay_reactor::sync::KeyedLock;
-use forebay_writelog::replication::{LogMembers, MemberEntry, MemberState, PeerId};
+use forebay_writelog::replication::{LogMembers, MemberEntry, MemberState, PeerId, ReplicaPolicy};
 use forebay_writelog::{
     DirtyLimits, LogKeeper, LogOptions, LogRecord, PeerAccess, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions,
     id_text, parse_id,
@@ -322,6 +322,10 @@ impl LogKeeper for ImageLog {
 
     fn wanted(&self, place: &api::LogPlace) -> Vec<PeerId> {
         place.replica_ids()
+    }
+
+    fn policy(&self, place: &api::LogPlace) -> ReplicaPolicy {
+        place.policy()
     }
 
     fn client(&self) -> String {

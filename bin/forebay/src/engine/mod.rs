@@ -9,6 +9,7 @@ mod ceph;
 mod ceph_clients;
 mod dns;
 mod exports;
+pub mod failover;
 pub mod fronts;
 pub mod handle;
 pub mod identity;

@@ -1,5 +1,6 @@
 //! Replicas of write logs: copies of other daemons' logs here, the peers that hold copies of ours, and takeovers.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -99,6 +100,8 @@ pub struct TakeoverRequest {
     pub flush_only: bool,
     /// Set to take over from a primary that is alive, which is fenced.
     pub force: bool,
+    /// Term of the primary that it was decided about; `None` for that of the record.
+    pub term: Option<u64>,
 }
 
 /// Takeovers of this daemon.
@@ -147,9 +150,23 @@ impl Engine {
                 place.replicas = Some(ids);
             }
         }
-        let Some(ids) = &mut place.replicas else { return Ok(()) };
-        ids.sort_unstable();
-        ids.dedup();
+        let Some(ids) = &mut place.replicas else {
+            let is_plain =
+                (place.takeover, place.replicas_min, place.lease_ms) == (api::TakeoverMode::Manual, None, None);
+            return match is_plain || before.is_some_and(|before| !before.is_empty()) {
+                true => Ok(()),
+                false => Err(Failure::invalid("takeover=, min-replicas= and lease= are of a log with replicas")
+                    .hint("name the peers that hold copies: --replica PEER, or --replicas N")),
+            };
+        };
+        // Their order is that in which they take over.
+        let mut seen = BTreeSet::new();
+        ids.retain(|id| seen.insert(id.clone()));
+        if let Some(count) = place.replicas_min.filter(|count| *count as usize > ids.len()) {
+            let what =
+                format!("min-replicas={count}, and {} replicas are wished: no write would be answered", ids.len());
+            return Err(Failure::invalid(what).hint("name more peers: --replica PEER, or --replicas N"));
+        }
         if !ids.is_empty() && place.medium == api::LogMedium::Pmem {
             return Err(Failure::new(FailureKind::Unsupported, "a log in persistent memory cannot have replicas yet")
                 .hint("put it on an SSD: --log ssd:PATH:SIZE"));
@@ -177,16 +194,17 @@ impl Engine {
 
     /// Chooses peers that have room for a log: those that have a copy already, then the nearest ones.
     fn choose_replicas(&self, place: &api::LogPlace, count: u32, before: Option<&[String]>) -> Result<Vec<String>> {
-        let has_copy = |id: &String| before.is_some_and(|before| before.contains(id));
-        let mut found: Vec<(bool, u64, String)> = Vec::new();
+        let place_before = |id: &String| before.and_then(|before| before.iter().position(|had| had == id));
+        let mut found: Vec<(usize, u64, String)> = Vec::new();
         for peer in self.peers.known().list() {
             let id = peer.hello.peer.to_string();
             let fits = |offer: &&forebay_writelog::replication::hello::ReplicaOffer| {
                 api::LogMedium::from(offer.medium) == place.medium && offer.free >= place.size
             };
-            if has_copy(&id) || peer.hello.offers.iter().any(|offer| fits(&offer)) {
+            let had = place_before(&id);
+            if had.is_some() || peer.hello.offers.iter().any(|offer| fits(&offer)) {
                 let round_trip = peer.round_trip.map_or(u64::MAX, |time| time.as_micros() as u64);
-                found.push((!has_copy(&id), round_trip, id));
+                found.push((had.unwrap_or(usize::MAX), round_trip, id));
             }
         }
         found.sort_unstable();
@@ -206,13 +224,18 @@ impl Engine {
     /// Takes over the log of an image whose primary is gone, or is to be fenced: this daemon serves the image then.
     pub async fn take_over_log(&self, spec: &ImageSpec, request: TakeoverRequest) -> Result<api::WriteLogInfo> {
         let begin = now();
-        let TakeoverRequest { flush_only, force } = request;
+        let TakeoverRequest { flush_only, force, term } = request;
         let _export = self.exports.turn(spec).await;
         {
             let _turn = self.volumes.opening.lock(spec).await;
             let members = self.members_of(spec).await?;
             let own = self.peers.known().own();
             if members.primary() != own {
+                if term.is_some_and(|term| term != members.term()) {
+                    let primary = members.primary();
+                    let what = format!("peer {primary} has taken the write log of {spec} over meanwhile");
+                    return Err(Failure::new(FailureKind::Busy, what));
+                }
                 self.refuse_takeover(spec, &members, force)?;
                 if self.volumes.is_open(spec) {
                     return Err(Failure::new(

@@ -254,6 +254,10 @@ impl<K: LogKeeper> LogOwner for MembersOwner<K> {
         self.set.permit_read()
     }
 
+    fn permit_acknowledgement(&self) -> Option<LocalFuture<Result<()>>> {
+        self.set.permit_acknowledgement()
+    }
+
     fn release(&self) -> LocalFuture<Result<()>> {
         let (keeper, id, set, turn) = (self.keeper.clone(), self.id, self.set.clone(), self.record_turn.clone());
         Box::pin(async move {
@@ -265,7 +269,12 @@ impl<K: LogKeeper> LogOwner for MembersOwner<K> {
             match named {
                 Some(members) if members.term() == ours.term() => {
                     match keeper.replace(record, LogRecord::released(epoch)).await? {
-                        true => Ok(()),
+                        true => {
+                            if set.has_lost_local() {
+                                drop(spawn(async move { set.discard_copies().await }));
+                            }
+                            Ok(())
+                        }
                         false => Err(Error::new(ErrorKind::Busy, "the record of the write log has changed meanwhile")),
                     }
                 }

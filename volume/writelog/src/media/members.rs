@@ -16,6 +16,7 @@ use crate::replication::PrimarySet;
 /// |---|---|
 /// | A group is done only when every complete member has it durably. | R1 |
 /// | The tail is durable only when it is so at every complete member. | R5 |
+/// | A read that fails here is answered by a replica. | R6 |
 /// | No member's ring is overwritten where a recovery of its copy would read. | |
 pub(crate) struct MembersMedium {
     local: Rc<dyn CopyMedium>,
@@ -25,6 +26,17 @@ pub(crate) struct MembersMedium {
 impl MembersMedium {
     pub(crate) fn new(local: Rc<dyn CopyMedium>, set: Rc<PrimarySet>) -> Self {
         Self { local, set }
+    }
+
+    /// Reads an entry from a replica if that fails here.
+    fn or_elsewhere(&self, entry: &LogEntry, read: LocalFuture<Result<Buf>>) -> LocalFuture<Result<Buf>> {
+        let (set, entry) = (self.set.clone(), *entry);
+        Box::pin(async move {
+            match read.await {
+                Ok(data) => Ok(data),
+                Err(error) => set.read_replica(&entry, error).await,
+            }
+        })
     }
 }
 
@@ -52,7 +64,8 @@ impl Medium for MembersMedium {
         let (work, set) = (group.work.take(), self.set.clone());
         group.work = Some(Box::pin(async move {
             if let Some(work) = work {
-                work.await?;
+                // What was in flight is submitted again, once all that the log holds is at the backend.
+                work.await.inspect_err(|error| set.local_failed(error))?;
             }
             if durable {
                 set.local_durable(end);
@@ -68,11 +81,12 @@ impl Medium for MembersMedium {
     }
 
     fn read(&self, entry: &LogEntry) -> LocalFuture<Result<Buf>> {
-        self.local.read(entry)
+        self.or_elsewhere(entry, self.local.read(entry))
     }
 
     fn read_many(&self, entries: &[LogEntry]) -> Vec<LocalFuture<Result<Buf>>> {
-        self.local.read_many(entries)
+        let reads = self.local.read_many(entries);
+        entries.iter().zip(reads).map(|(entry, read)| self.or_elsewhere(entry, read)).collect()
     }
 
     fn superseded(&self, entry: &LogEntry) {
@@ -90,16 +104,20 @@ impl Medium for MembersMedium {
     fn persist_tail(&self, clean: bool) -> LocalFuture<Result<()>> {
         let (local, set, tail) = (self.local.persist_tail(clean), self.set.clone(), self.local.start().tail_seq);
         Box::pin(async move {
-            local.await?;
-            set.local_retired(tail);
-            set.retired(tail).await
+            let local = local.await.map(|()| set.local_retired(tail)).inspect_err(|error| set.local_failed(error));
+            match local {
+                // Nobody else has the log.
+                Err(error) if set.replicas().is_empty() => Err(error),
+                // The replicas retire it all the same: what is written back must not be replayed after a takeover.
+                local => set.retired(tail).await.and(local),
+            }
         })
     }
 
     fn sync(&self) -> LocalFuture<Result<()>> {
         let (local, set, copy) = (self.local.sync(), self.set.clone(), self.local.clone());
         Box::pin(async move {
-            local.await?;
+            local.await.inspect_err(|error| set.local_failed(error))?;
             let durable = copy.durable_seq();
             set.local_durable_before(durable);
             set.published(durable).await

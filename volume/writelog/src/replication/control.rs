@@ -19,7 +19,7 @@ pub(super) async fn control(set: Rc<PrimarySet>) {
     while set.stopped().is_none() {
         follow_members(&set);
         silence.look(&set);
-        if let Some(peer) = failed_member(&set).or_else(|| silence.silent_member(&set)) {
+        if let Some(peer) = lost_own(&set).or_else(|| failed_member(&set)).or_else(|| silence.silent_member(&set)) {
             drop_member(&set, peer).await;
         } else if let Some(peer) = filled_member(&set) {
             complete_member(&set, peer).await;
@@ -106,6 +106,12 @@ fn follow_members(set: &Rc<PrimarySet>) {
     }
 }
 
+/// Returns the primary itself if its medium has failed, and a replica is complete.
+fn lost_own(set: &PrimarySet) -> Option<PeerId> {
+    let is_member = set.record().state(set.own).is_some();
+    (set.has_lost_local() && is_member && !set.replicas().is_empty()).then_some(set.own)
+}
+
 /// Returns a complete member that has made no progress for too long, or whose copy is lost.
 fn failed_member(set: &PrimarySet) -> Option<PeerId> {
     let links = set.links.borrow();
@@ -175,7 +181,8 @@ async fn remove_member(set: &Rc<PrimarySet>, peer: PeerId) {
 }
 
 async fn drop_member(set: &Rc<PrimarySet>, peer: PeerId) {
-    tracing::warn!(peer = %peer, log = crate::id_text(&set.identity.log), "dropping a replica that does not answer");
+    let why = if peer == set.own { "its medium has failed" } else { "it does not answer" };
+    tracing::warn!(%peer, log = crate::id_text(&set.identity.log), why, "dropping a copy of a write log");
     let proposed = set.progress.borrow_mut().propose_without(peer).cloned();
     match proposed {
         Ok(next) => change(set, next).await,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, LocalFuture, Result};
+use forebay_block::{BufList, Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::{Connection, Message};
 use forebay_reactor::sync::KeyedLock;
 use forebay_reactor::{Buf, sleep, spawn};
@@ -76,23 +76,31 @@ impl ReplicaHost {
             return false;
         }
         let data = std::mem::take(&mut message.data);
-        let answer: LocalFuture<ReplicaAnswer> = match ReplicaRequest::decode(&message.front.to_vec()) {
+        let without_data = |answer: LocalFuture<ReplicaAnswer>| -> LocalFuture<(ReplicaAnswer, BufList)> {
+            Box::pin(async move { (answer.await, BufList::new()) })
+        };
+        let answer = match ReplicaRequest::decode(&message.front.to_vec()) {
             // Appends take their place in the order of the messages.
             Ok(ReplicaRequest { log, term, action: ReplicaAction::Append { durable } }) => match self.copy(&log) {
-                Some(copy) => copy.append(term, durable, data),
-                None => Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) }),
+                Some(copy) => without_data(copy.append(term, durable, data)),
+                None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
+            },
+            Ok(ReplicaRequest { log, term, action: ReplicaAction::Read(entry) }) => match self.copy(&log) {
+                Some(copy) => copy.read(term, entry),
+                None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
             },
             Ok(request) => {
                 let host = self.clone();
-                Box::pin(async move { host.run(request).await })
+                without_data(Box::pin(async move { host.run(request).await }))
             }
-            Err(error) => Box::pin(async move { ReplicaAnswer::Failed(error.to_string()) }),
+            Err(error) => without_data(Box::pin(async move { ReplicaAnswer::Failed(error.to_string()) })),
         };
         let connection = connection.clone();
         drop(spawn(async move {
-            let answer = answer.await.encode();
+            let (answer, data) = answer.await;
+            let front = Buf::copy_of(&answer.encode());
             // The primary asks again if the connection has ended.
-            let _ = connection.send(message.reply(KIND_ANSWER).front(Buf::copy_of(&answer))).await;
+            let _ = connection.send(message.reply(KIND_ANSWER).front(front).data(data)).await;
         }));
         true
     }
@@ -128,8 +136,8 @@ impl ReplicaHost {
                 Some(used) => used.copy().sync(term).await,
                 None => ReplicaAnswer::Refused(AppendRefused::NotAdopted),
             },
-            ReplicaAction::Heartbeat => match self.copy(&log) {
-                Some(copy) => copy.heartbeat(term),
+            ReplicaAction::Heartbeat { automatic } => match self.copy(&log) {
+                Some(copy) => copy.heartbeat(term, automatic),
                 None => ReplicaAnswer::Refused(AppendRefused::NotAdopted),
             },
             ReplicaAction::Discard { epoch } => {
@@ -139,7 +147,9 @@ impl ReplicaHost {
                     Err(error) => refuse(&error),
                 }
             }
-            ReplicaAction::Append { .. } => ReplicaAnswer::Failed("appends take their place at once".into()),
+            ReplicaAction::Append { .. } | ReplicaAction::Read(_) => {
+                ReplicaAnswer::Failed("appends and reads are answered by the open copy".into())
+            }
         }
     }
 
@@ -248,6 +258,28 @@ impl ReplicaHost {
     /// Takes requests of a log's primary again, after this peer has closed the log or could not take it over.
     pub fn resume(&self, log: &LogId) {
         self.given_up.borrow_mut().remove(log);
+    }
+
+    /// Waits until a primary may be lost whose logs this peer is to take over by itself; returns these logs.  A primary that
+    /// is heard of again before they are [looked at again](Self::is_due) is not.
+    pub async fn due(&self) -> Vec<LogId> {
+        self.promises.due().await
+    }
+
+    /// Returns whether the primary of a log that this peer is to take over by itself has let its lease run out.
+    pub fn is_due(&self, log: &LogId) -> bool {
+        self.promises.is_due(log)
+    }
+
+    /// Returns the copies whose primary has not been heard of since this process has started.
+    pub fn unheard(&self) -> Vec<LogId> {
+        let ids = self.shelves.iter().flat_map(|replicas| replicas.shelf.ids());
+        ids.filter(|log| !self.promises.is_known(log)).collect()
+    }
+
+    /// Expects the primary of a log to be heard of again before this peer takes it over by itself.
+    pub fn dismiss(&self, log: &LogId) {
+        self.promises.forget(log);
     }
 
     /// Closes this peer's copy of a log, once nothing is in flight: it takes nothing more from a primary until it is opened

@@ -12,7 +12,9 @@ use super::keeper::{LogIdentity, PeerId};
 use super::set::{PrimarySet, superseded};
 use super::wire::{AdoptTerm, CopyProgress, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
 use super::{AppendCursor, AppendRefused, MemberState, RawAppend};
+use crate::entries::LogEntry;
 use crate::format::LogId;
+use crate::media::ssd::verify;
 
 /// Number of heartbeats in the length of a lease, to a replica that nothing else is sent to.
 const HEARTBEATS: u32 = 4;
@@ -160,7 +162,8 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
         while !over() && (idle() || full()) {
             let due = link.sent.get().elapsed() >= set.lease_length / HEARTBEATS;
             if due && !link.beating.replace(true) {
-                send(set, link, connection, (ReplicaAction::Heartbeat, 0), BufList::new());
+                let heartbeat = ReplicaAction::Heartbeat { automatic: set.keeper.policy().automatic };
+                send(set, link, connection, (heartbeat, 0), BufList::new());
             }
             let _ = timeout(set.lease_length / HEARTBEATS, wait_either(&set.appended, &link.settled)).await;
         }
@@ -216,7 +219,7 @@ fn send(
     (action, retirement): (ReplicaAction, u64),
     data: BufList,
 ) {
-    let (bytes, is_heartbeat) = (data.len().max(1), action == ReplicaAction::Heartbeat);
+    let (bytes, is_heartbeat) = (data.len().max(1), matches!(action, ReplicaAction::Heartbeat { .. }));
     link.in_flight.set(link.in_flight.get() + bytes);
     let (set, link, connection) = (set.clone(), link.clone(), connection.clone());
     drop(spawn(async move {
@@ -243,7 +246,7 @@ async fn ask(
     action: ReplicaAction,
     data: BufList,
 ) -> Result<CopyProgress> {
-    let (sent, is_heartbeat) = (now(), action == ReplicaAction::Heartbeat);
+    let (sent, is_heartbeat) = (now(), matches!(action, ReplicaAction::Heartbeat { .. }));
     link.sent.set(sent);
     match request(set, connection, action, data).await? {
         ReplicaAnswer::Done(progress) => {
@@ -280,11 +283,39 @@ async fn request(
     action: ReplicaAction,
     data: BufList,
 ) -> Result<ReplicaAnswer> {
+    exchange(set, connection, action, data).await.map(|(answer, _)| answer)
+}
+
+/// Sends a request; returns its answer, and the data with it.
+async fn exchange(
+    set: &PrimarySet,
+    connection: &Connection,
+    action: ReplicaAction,
+    data: BufList,
+) -> Result<(ReplicaAnswer, BufList)> {
     let request = ReplicaRequest { log: set.identity.log, term: set.term, action };
     let message = Message::new(KIND_REQUEST).front(Buf::copy_of(&request.encode())).data(data);
     let answer = connection.request(message).await;
     let answer = answer.map_err(|error| Error::new(ErrorKind::Io, format!("a replica of the write log: {error}")))?;
-    ReplicaAnswer::decode(&answer.front.to_vec()).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
+    let decoded = ReplicaAnswer::decode(&answer.front.to_vec());
+    Ok((decoded.map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?, answer.data))
+}
+
+/// Reads the payload of an entry from a replica's copy.
+pub(super) async fn read(set: &PrimarySet, peer: PeerId, entry: &LogEntry) -> Result<Buf> {
+    let Some(connection) = set.keeper.connection(peer) else {
+        return Err(Error::new(ErrorKind::Io, "the peer is not connected"));
+    };
+    let (answer, data) = exchange(set, &connection, ReplicaAction::Read(*entry), BufList::new()).await?;
+    match answer {
+        ReplicaAnswer::Done(_) => {
+            let data = Buf::copy_of(&data.to_vec());
+            verify(entry, &data).map(|()| data)
+        }
+        ReplicaAnswer::Refused(refused) => Err(Error::new(ErrorKind::Io, refused.to_string())),
+        ReplicaAnswer::Failed(why) => Err(Error::new(ErrorKind::Io, why)),
+        ReplicaAnswer::Created(_) => Err(Error::new(ErrorKind::Io, "a replica's answer is to something else")),
+    }
 }
 
 /// Creates a copy at a peer; returns its id.

@@ -8,6 +8,7 @@ use forebay_block::{BufList, Error, ErrorKind, InFlightGuard, InFlightTracker, L
 use super::promises::PrimaryPromise;
 use super::wire::{AdoptTerm, CopyProgress, ReplicaAnswer};
 use super::{Adoption, AppendRefused, ReplicaLog};
+use crate::entries::LogEntry;
 use crate::format::LogId;
 use crate::media::copy::{CopyMedium, NewTerm};
 use crate::shelf::{OpenCopy, OpenGuard};
@@ -190,9 +191,29 @@ impl ReplicaCopy {
         }
     }
 
+    /// Reads the payload of an entry that the primary cannot read from its own medium.
+    pub(super) fn read(self: &Rc<Self>, term: u32, entry: LogEntry) -> LocalFuture<(ReplicaAnswer, BufList)> {
+        if let Err(refused) = self.require_term(term) {
+            return Box::pin(async move { (ReplicaAnswer::Refused(refused), BufList::new()) });
+        }
+        let (used, read) = (self.in_use(), self.medium.read(&entry));
+        Box::pin(async move {
+            match read.await {
+                Ok(data) => (used.copy().done(), data.into()),
+                Err(error) => (ReplicaAnswer::Failed(error.to_string()), BufList::new()),
+            }
+        })
+    }
+
     /// Answers a heartbeat.
-    pub(super) fn heartbeat(&self, term: u32) -> ReplicaAnswer {
-        self.require_term(term).map_or_else(ReplicaAnswer::Refused, |()| self.done())
+    pub(super) fn heartbeat(&self, term: u32, automatic: bool) -> ReplicaAnswer {
+        match self.require_term(term) {
+            Ok(()) => {
+                self.promise.set_automatic(automatic);
+                self.done()
+            }
+            Err(refused) => ReplicaAnswer::Refused(refused),
+        }
     }
 
     /// Refuses everything from now on, and waits until nothing is in flight.

@@ -5,17 +5,18 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_reactor::{Instant, now};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{Instant, now, timeout};
 
 use super::lease::LeasePromise;
 use crate::format::LogId;
 
 /// Promise to the primary of one log. It outlives the copy that is open.
-#[derive(Debug, Default)]
 pub(super) struct PrimaryPromise {
     promise: Cell<LeasePromise>,
     lease_ms: Cell<u64>,
     automatic: Cell<bool>,
+    followed: Rc<Notify>,
 }
 
 /// Returns an instant in milliseconds, rounded down, as promises and leases count it.
@@ -29,6 +30,14 @@ impl PrimaryPromise {
         self.lease_ms.set(lease_ms.into());
         self.automatic.set(automatic);
         self.extend();
+        self.followed.notify_all();
+    }
+
+    /// Follows a change of who takes over.
+    pub(super) fn set_automatic(&self, automatic: bool) {
+        if self.automatic.replace(automatic) != automatic {
+            self.followed.notify_all();
+        }
     }
 
     /// Extends the promise: a request of the primary was accepted.
@@ -43,17 +52,28 @@ impl PrimaryPromise {
 pub(super) struct LeasePromises {
     started: Instant,
     known: RefCell<BTreeMap<LogId, Rc<PrimaryPromise>>>,
+    /// Signaled when a primary was followed.
+    followed: Rc<Notify>,
 }
 
 impl LeasePromises {
     /// Begins without any that is known: a former process may have given some.
     pub(super) fn new() -> Self {
-        Self { started: now(), known: RefCell::default() }
+        Self { started: now(), known: RefCell::default(), followed: Rc::default() }
     }
 
     /// Returns the promise to the primary of a log.
     pub(super) fn of(&self, log: &LogId) -> Rc<PrimaryPromise> {
-        self.known.borrow_mut().entry(*log).or_default().clone()
+        let promise = || {
+            let followed = self.followed.clone();
+            Rc::new(PrimaryPromise {
+                promise: Cell::default(),
+                lease_ms: Cell::new(0),
+                automatic: Cell::new(false),
+                followed,
+            })
+        };
+        self.known.borrow_mut().entry(*log).or_insert_with(promise).clone()
     }
 
     /// Returns the remaining time of the promise to the primary of a log, whose lease has the length `lease`; a former process
@@ -66,16 +86,44 @@ impl LeasePromises {
         Duration::from_millis(last.remaining(millis(now())))
     }
 
+    /// Returns whether the primary of a log was heard of, or the log dismissed, since this process has started.
+    pub(super) fn is_known(&self, log: &LogId) -> bool {
+        self.known.borrow().contains_key(log)
+    }
+
+    /// Waits until this peer is to take logs over by itself; returns them.
+    pub(super) async fn due(&self) -> Vec<LogId> {
+        loop {
+            let (mut due, mut next) = (Vec::new(), None);
+            for (log, known) in &*self.known.borrow() {
+                if !known.automatic.get() {
+                    continue;
+                }
+                match known.promise.get().remaining(millis(now())) {
+                    0 => due.push(*log),
+                    remaining => next = Some(next.map_or(remaining, |next: u64| next.min(remaining))),
+                }
+            }
+            if !due.is_empty() {
+                return due;
+            }
+            let followed = self.followed.wait();
+            match next {
+                // Promises are extended without notice: the time is looked at again.
+                Some(next) => drop(timeout(Duration::from_millis(next), followed).await),
+                None => followed.await,
+            }
+        }
+    }
+
     /// Returns whether this peer is to take a log over by itself, as far as its primary has said: its promise is over.
     pub(super) fn is_due(&self, log: &LogId) -> bool {
         let known = self.known.borrow();
         known.get(log).is_some_and(|known| known.automatic.get() && known.promise.get().is_over(millis(now())))
     }
 
-    /// Forgets a log, of which this peer has no copy any more.
+    /// Expects the primary of a log to be heard of again before this peer takes it over by itself.
     pub(super) fn forget(&self, log: &LogId) {
-        if let Some(known) = self.known.borrow().get(log) {
-            known.automatic.set(false);
-        }
+        self.of(log).automatic.set(false);
     }
 }

@@ -5,17 +5,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, LocalFuture, Result};
+use forebay_block::{Buf, Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Instant, now, spawn, timeout};
 
 use super::control::control;
 use super::keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, ReplicationOptions};
 use super::lease::PrimaryLease;
-use super::member::{MemberLink, discard};
+use super::member::{self, MemberLink, discard};
 use super::promises::millis;
 use super::wire::CopyProgress;
 use super::{CopyStart, LogShape, PrimaryProgress, RawAppend};
+use crate::entries::LogEntry;
 use crate::format::LogId;
 use crate::media::copy::CopyMedium;
 
@@ -91,6 +92,10 @@ pub struct PrimarySet {
     pub(super) tail: Cell<u64>,
     /// Number of times that the tail was to be made durable.
     pub(super) retirements: Cell<u64>,
+    /// Set once the primary's own medium has failed.
+    local_lost: Cell<bool>,
+    /// Set once an entry was read from a replica instead.
+    read_elsewhere: Cell<bool>,
     /// Set when this primary has to stop.
     over: RefCell<Option<Error>>,
     /// Signaled when something was appended or retired.
@@ -132,6 +137,8 @@ impl PrimarySet {
             head: Cell::new(head),
             tail: Cell::new(tail),
             retirements: Cell::new(0),
+            local_lost: Cell::new(false),
+            read_elsewhere: Cell::new(false),
             over: RefCell::default(),
             appended: Notify::new(),
             attention: Notify::new(),
@@ -166,9 +173,10 @@ impl PrimarySet {
         self.over.borrow().clone()
     }
 
-    /// Follows a change of the peers that are to have copies.
+    /// Follows a change of the peers that are to have copies, or of the policy.
     pub fn wanted_changed(&self) {
         self.attention.notify_all();
+        self.changed.notify_all();
     }
 
     /// Asks the replicas to discard their copies, once the log has been released: each gets `patience` to answer.  A copy
@@ -242,6 +250,39 @@ impl PrimarySet {
         if let Some(head) = head {
             self.note(self.own, None, head, 0);
         }
+    }
+
+    /// Notes that the primary's own medium has failed: it goes on with its replicas' copies, once the record says so.
+    pub(crate) fn local_failed(&self, error: &Error) {
+        if !self.local_lost.replace(true) {
+            let (name, replicas) = (&self.identity.name, self.replicas().len());
+            tracing::error!(volume = %name, %error, replicas, "the primary's own copy of a write log is lost");
+            self.progress.borrow_mut().lost(self.own);
+            self.attention.notify_all();
+        }
+    }
+
+    /// Returns whether the primary's own medium has failed.
+    pub fn has_lost_local(&self) -> bool {
+        self.local_lost.get()
+    }
+
+    /// Reads the payload of an entry from a complete replica, after the primary's own medium has failed with `error`.
+    pub(crate) async fn read_replica(&self, entry: &LogEntry, error: Error) -> Result<Buf> {
+        for peer in self.replicas() {
+            match timeout(self.options.patience, member::read(self, peer, entry)).await {
+                Ok(Ok(data)) => {
+                    if !self.read_elsewhere.replace(true) {
+                        let name = &self.identity.name;
+                        tracing::error!(volume = %name, %error, %peer, "reading a write log from a replica: the own copy is damaged");
+                    }
+                    return Ok(data);
+                }
+                Ok(Err(other)) => tracing::warn!(%peer, error = %other, "cannot read a write log from a replica"),
+                Err(_) => tracing::warn!(%peer, "cannot read a write log from a replica: no answer"),
+            }
+        }
+        Err(error)
     }
 
     /// Notes that the entries before `end` are durable in the primary's own copy.
@@ -327,8 +368,29 @@ impl PrimarySet {
         }))
     }
 
+    /// Returns whether fewer replicas are complete than its policy needs: writes are not acknowledged.
+    pub fn is_stalled(&self) -> bool {
+        let complete = self.progress.borrow().record().complete().count();
+        complete <= self.keeper.policy().replicas_min as usize
+    }
+
+    /// Permits acknowledgements of durable writes: at once with `None`, or when enough replicas are complete.
+    ///
+    /// # Errors
+    /// If this primary has stopped.
+    pub fn permit_acknowledgement(self: &Rc<Self>) -> Option<LocalFuture<Result<()>>> {
+        if !self.is_stalled() {
+            return None;
+        }
+        let set = self.clone();
+        Some(Box::pin(async move {
+            set.changed.wait_until(|| set.over.borrow().is_some() || !set.is_stalled()).await;
+            set.over.borrow().clone().map_or(Ok(()), Err)
+        }))
+    }
+
     /// Returns the complete members but this peer.
-    pub(super) fn replicas(&self) -> Vec<PeerId> {
+    pub(crate) fn replicas(&self) -> Vec<PeerId> {
         self.progress.borrow().record().complete().filter(|peer| *peer != self.own).collect()
     }
 

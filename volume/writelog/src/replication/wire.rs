@@ -3,9 +3,11 @@
 //! A request names the log, and the term in which the sender opened it.  Appended entries are in the data segment of the
 //! message, as they are on the medium; everything else is in its front segment.
 
+use forebay_block::Extent;
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
-use crate::format::LogId;
+use crate::entries::{EntryKind, LogEntry};
+use crate::format::{LogId, PAYLOAD_MAX, RUN_MAX};
 use crate::replication::{AppendCursor, AppendRefused, CopyStart, LogShape};
 
 /// Message type of requests to a replica.
@@ -71,7 +73,12 @@ pub enum ReplicaAction {
         epoch: u64,
     },
     /// Heartbeat: extend the promise not to take over.
-    Heartbeat,
+    Heartbeat {
+        /// Set if the peer is to take over by itself when its promise is over.
+        automatic: bool,
+    },
+    /// Read the payload of an entry, into the data segment of the answer.
+    Read(LogEntry),
 }
 
 /// Term that a copy is to follow, and the log of its primary.
@@ -218,8 +225,13 @@ impl ReplicaRequest {
             ReplicaAction::Discard { epoch } => {
                 writer.u8(6).u64(*epoch);
             }
-            ReplicaAction::Heartbeat => {
-                writer.u8(7);
+            ReplicaAction::Heartbeat { automatic } => {
+                writer.u8(7).u8(u8::from(*automatic));
+            }
+            ReplicaAction::Read(entry) => {
+                let extent = entry.extent();
+                writer.u8(8).u8(entry.kind().code()).u64(extent.offset).u32(extent.len as u32);
+                writer.u32(entry.place).u32(entry.crc);
             }
         }
         writer.finish()
@@ -261,7 +273,18 @@ impl ReplicaRequest {
             4 => ReplicaAction::Retire { tail: below(&mut reader, SEQ_END)? },
             5 => ReplicaAction::Sync,
             6 => ReplicaAction::Discard { epoch: reader.u64()? },
-            7 => ReplicaAction::Heartbeat,
+            7 => ReplicaAction::Heartbeat { automatic: flag(&mut reader)? },
+            8 => {
+                let kind = EntryKind::from_code(reader.u8()?).filter(|kind| kind.has_payload());
+                let (offset, len) = (reader.u64()?, reader.u32()?);
+                let (place, crc) = (reader.u32()?, reader.u32()?);
+                let kind = kind.ok_or(reader.malformed())?;
+                let longest = if kind == EntryKind::Write { u64::from(PAYLOAD_MAX) } else { RUN_MAX };
+                if len == 0 || u64::from(len) > longest || offset.checked_add(u64::from(len)).is_none() {
+                    return Err(reader.malformed());
+                }
+                ReplicaAction::Read(LogEntry::new(kind, Extent::new(offset, u64::from(len)), place, crc))
+            }
             _ => return Err(reader.malformed()),
         };
         if !reader.rest().is_empty() {
@@ -366,7 +389,13 @@ mod tests {
             any::<bool>().prop_map(|durable| ReplicaAction::Append { durable }),
             (0..SEQ_END).prop_map(|tail| ReplicaAction::Retire { tail }),
             Just(ReplicaAction::Sync),
-            Just(ReplicaAction::Heartbeat),
+            any::<bool>().prop_map(|automatic| ReplicaAction::Heartbeat { automatic }),
+            (any::<bool>(), 0..SIZE_END, 1..=PAYLOAD_MAX, any::<[u32; 2]>()).prop_map(
+                |(same, offset, len, [place, crc])| {
+                    let kind = if same { EntryKind::Same } else { EntryKind::Write };
+                    ReplicaAction::Read(LogEntry::new(kind, Extent::new(offset, u64::from(len)), place, crc))
+                }
+            ),
             number().prop_map(|epoch| ReplicaAction::Discard { epoch }),
         ]
     }

@@ -2,6 +2,8 @@
 
 mod attached;
 mod leases;
+mod media_failures;
+mod replicas_min;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -254,6 +256,10 @@ impl LogOwner for Owner {
         self.0.permit_read()
     }
 
+    fn permit_acknowledgement(&self) -> Option<LocalFuture<Result<()>>> {
+        self.0.permit_acknowledgement()
+    }
+
     fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
         let set = self.0.clone();
         Some(Box::pin(async move { set.ready().await }))
@@ -285,6 +291,19 @@ impl Primary {
         };
         timeout(LONG, reached).await.unwrap_or_else(|_| panic!("{:?}", self.set.record()));
     }
+}
+
+/// Opens a log again that was closed, once nothing is in flight any more.
+async fn reopened(host: &Rc<Host>, id: &LogId) -> Primary {
+    let reopen = async {
+        loop {
+            match host.take_over(id).await {
+                Ok(primary) => break primary,
+                Err(_) => sleep(MILLISECOND).await,
+            }
+        }
+    };
+    timeout(LONG, reopen).await.expect("in time")
 }
 
 /// Runs a test with hosts 1 and up.

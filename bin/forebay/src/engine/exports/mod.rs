@@ -319,9 +319,8 @@ impl Exports {
     }
 }
 
-/// Returns the UUID that a request specifies, if any.
-/// Compares the replicas of an export with requested ones: without a wish it keeps those it has.  Returns the place of the
-/// log if nothing else differs.  `recorded` is the place of a log that this daemon has taken over.
+/// Compares the replicas of an export, and their policy, with requested ones: without a wish it keeps those it has.  Returns
+/// the place of the log if nothing else differs.  `recorded` is the place of a log that this daemon has taken over.
 fn replicas_changed(
     before: &api::AttachRequest,
     request: &mut api::AttachRequest,
@@ -331,20 +330,22 @@ fn replicas_changed(
     let had = before.log.as_ref().or(recorded)?;
     if place.replicas.is_none() {
         place.replicas.clone_from(&had.replicas);
-        return None;
     }
+    place.lease_ms = place.lease_ms.or(had.lease_ms);
     let place = place.clone();
+    let policy = |place: &api::LogPlace| (place.replicas.clone(), place.takeover, place.replicas_min);
     let apart = |request: &api::AttachRequest| api::AttachRequest { log: None, ..request.clone() };
     let only_replicas = match &before.log {
         Some(before) => {
-            place.replicas != had.replicas
-                && api::LogPlace { replicas: had.replicas.clone(), ..place.clone() } == *before
+            let limits = |place: &api::LogPlace| (place.dirty_max, place.dirty_age_ms);
+            policy(&place) != policy(had) && place.fixed() == before.fixed() && limits(&place) == limits(before)
         }
         None => had.change_to(&place) != PlaceChange::Other,
     };
     (only_replicas && apart(request) == apart(before)).then_some(place)
 }
 
+/// Returns the UUID that a request specifies, if any.
 fn identity_of(request: &api::AttachRequest) -> Option<Uuid> {
     request.uuid.as_deref().and_then(parse_uuid)
 }

@@ -18,8 +18,8 @@ use forebay_block::BlockDevice;
 use forebay_messenger::Address;
 use forebay_reactor::{Addr, CoreHandle, Listener};
 
-use super::Engine;
 use super::identity::{DataDirIdentity, Uuid};
+use super::{Engine, failover};
 use crate::api::Front;
 use crate::config::{DaemonConfig, IscsiTargetSettings, NvmeSubsystemSettings};
 use crate::failure::Result;
@@ -203,6 +203,7 @@ impl Engine {
         for front in self.fronts.all() {
             front.serve(self, self.cores()).await?;
         }
+        failover::watch(self);
         Ok(())
     }
 

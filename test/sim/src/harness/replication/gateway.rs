@@ -239,6 +239,10 @@ impl LogOwner for Owner {
         self.0.permit_read()
     }
 
+    fn permit_acknowledgement(&self) -> Option<LocalFuture<Result<()>>> {
+        self.0.permit_acknowledgement()
+    }
+
     fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
         let set = self.0.clone();
         Some(Box::pin(async move { set.ready().await }))
