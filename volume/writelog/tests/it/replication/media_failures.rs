@@ -59,23 +59,23 @@ fn what_cannot_be_read_here_is_read_from_a_replica() {
         let [one, two] = &hosts[..] else { unreachable!("two hosts") };
         let primary = mirrored(one, two).await;
         for at in 1..9 {
-            primary.log.submit(write(at * 16384, at as u8, 16384)).await.expect("written");
+            primary.log.submit(write(at * 4096, at as u8, 4096)).await.expect("written");
         }
         timeout(LONG, primary.log.close(false)).await.expect("in time").expect("closed");
         drop(primary);
         // Nothing is in memory any more.
         let primary = reopened(one, &one.image.log.get()).await;
         primary.has(&[1, 2]).await;
-        assert_eq!(first_byte(&primary, 8 * 16384).await, 8);
-        assert_eq!(primary.log.stats().dirty_entries, 8, "{:?}", primary.log.stats());
+        assert_eq!(first_byte(&primary, 8 * 4096).await, 8);
+        assert_eq!(primary.log.stats().dirty_entries, 8);
         let failing = DiskFaults { read_error_ppm: 1_000_000, ..DiskFaults::none() };
         assert!(world.set_disk_faults(path(1), Some(failing.clone())));
         assert!(world.set_disk_faults(path(2), Some(failing)));
-        let read = primary.log.submit(BlockRequest::Read(Extent::new(16384, 4096)));
+        let read = primary.log.submit(BlockRequest::Read(Extent::new(4096, 4096)));
         assert!(timeout(LONG, read).await.expect("in time").is_err(), "no copy can be read");
         assert!(world.set_disk_faults(path(2), None));
         for at in 1..9 {
-            assert_eq!(first_byte(&primary, at * 16384).await, at as u8);
+            assert_eq!(first_byte(&primary, at * 4096).await, at as u8);
         }
         timeout(LONG, primary.log.drain()).await.expect("in time").expect("written back");
         assert!(primary.log.mode().is_on());
