@@ -106,10 +106,13 @@ fn follow_members(set: &Rc<PrimarySet>) {
     }
 }
 
-/// Returns the primary itself if its medium has failed, and a replica is complete.
+/// Returns the primary itself if its medium has failed, and a complete replica has made progress since: one whose medium
+/// has failed as well must not be the last copy.
 fn lost_own(set: &PrimarySet) -> Option<PeerId> {
-    let is_member = set.record().state(set.own).is_some();
-    (set.has_lost_local() && is_member && !set.replicas().is_empty()).then_some(set.own)
+    let lost = set.local_lost_at().filter(|_| set.record().state(set.own).is_some())?;
+    let links = set.links.borrow();
+    let lives = |peer: PeerId| links.get(&peer).is_some_and(|link| link.progressed_since(lost));
+    set.replicas().into_iter().any(lives).then_some(set.own)
 }
 
 /// Returns a complete member that has made no progress for too long, or whose copy is lost.

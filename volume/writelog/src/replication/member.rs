@@ -94,6 +94,11 @@ impl MemberLink {
         (!done).then(|| self.since.get())
     }
 
+    /// Returns whether the replica follows this primary and has made progress since a time.
+    pub(super) fn progressed_since(&self, time: Instant) -> bool {
+        self.adopted.get() && self.since.get() > time
+    }
+
     /// Returns whether the copy has everything but what is on its way.
     pub(super) fn has_caught_up(&self, set: &PrimarySet) -> bool {
         let CopyProgress { head, .. } = self.progress.get();
@@ -225,7 +230,10 @@ fn send(
     drop(spawn(async move {
         match ask(&set, &link, &connection, action, data).await {
             Ok(_) => {
-                link.retired.set(link.retired.get().max(retirement));
+                if retirement > link.retired.get() {
+                    link.retired.set(retirement);
+                    link.since.set(now());
+                }
                 set.changed.notify_all();
             }
             Err(error) => link.break_off(error),
@@ -246,13 +254,15 @@ async fn ask(
     action: ReplicaAction,
     data: BufList,
 ) -> Result<CopyProgress> {
-    let (sent, is_heartbeat) = (now(), matches!(action, ReplicaAction::Heartbeat { .. }));
+    let sent = now();
     link.sent.set(sent);
     match request(set, connection, action, data).await? {
         ReplicaAnswer::Done(progress) => {
-            link.progress.set(link.progress.get().newest(progress));
+            let before = link.progress.get();
+            link.progress.set(before.newest(progress));
             link.heard.set(true);
-            if !is_heartbeat {
+            // A replica whose medium fails still follows, and answers heartbeats.
+            if link.progress.get() != before {
                 link.since.set(now());
             }
             set.granted(link.peer, sent);

@@ -93,7 +93,7 @@ pub struct PrimarySet {
     /// Number of times that the tail was to be made durable.
     pub(super) retirements: Cell<u64>,
     /// Set once the primary's own medium has failed.
-    local_lost: Cell<bool>,
+    local_lost: RefCell<Option<(Instant, Error)>>,
     /// Set once an entry was read from a replica instead.
     read_elsewhere: Cell<bool>,
     /// Set when this primary has to stop.
@@ -137,7 +137,7 @@ impl PrimarySet {
             head: Cell::new(head),
             tail: Cell::new(tail),
             retirements: Cell::new(0),
-            local_lost: Cell::new(false),
+            local_lost: RefCell::default(),
             read_elsewhere: Cell::new(false),
             over: RefCell::default(),
             appended: Notify::new(),
@@ -254,17 +254,33 @@ impl PrimarySet {
 
     /// Notes that the primary's own medium has failed: it goes on with its replicas' copies, once the record says so.
     pub(crate) fn local_failed(&self, error: &Error) {
-        if !self.local_lost.replace(true) {
+        if self.local_lost.borrow().is_none() {
+            self.local_lost.replace(Some((now(), error.clone())));
             let (name, replicas) = (&self.identity.name, self.replicas().len());
             tracing::error!(volume = %name, %error, replicas, "the primary's own copy of a write log is lost");
             self.progress.borrow_mut().lost(self.own);
+            // Something that the replicas have to make durable shows which of them can.
+            self.retirements.set(self.retirements.get() + 1);
+            self.appended.notify_all();
             self.attention.notify_all();
+            self.changed.notify_all();
         }
     }
 
     /// Returns whether the primary's own medium has failed.
     pub fn has_lost_local(&self) -> bool {
-        self.local_lost.get()
+        self.local_lost.borrow().is_some()
+    }
+
+    /// Returns the time at which the primary's own medium has failed.
+    pub(super) fn local_lost_at(&self) -> Option<Instant> {
+        self.local_lost.borrow().as_ref().map(|(at, _)| *at)
+    }
+
+    /// Returns the failure of the primary's own medium if there is no other copy.
+    fn last_copy_lost(&self) -> Option<Error> {
+        let lost = self.local_lost.borrow();
+        lost.as_ref().filter(|_| self.replicas().is_empty()).map(|(_, error)| error.clone())
     }
 
     /// Reads the payload of an entry from a complete replica, after the primary's own medium has failed with `error`.
@@ -313,9 +329,10 @@ impl PrimarySet {
     /// # Errors
     /// If this primary has to stop.
     pub(crate) async fn published(&self, end: u64) -> Result<()> {
-        let over = || self.over.borrow().is_some() || self.progress.borrow().published() >= end;
-        self.changed.wait_until(over).await;
-        self.over.borrow().clone().map_or(Ok(()), Err)
+        let stopped = || self.over.borrow().clone().or_else(|| self.last_copy_lost());
+        let is_published = || self.progress.borrow().published() >= end;
+        self.changed.wait_until(|| is_published() || stopped().is_some()).await;
+        self.over.borrow().clone().or_else(|| stopped().filter(|_| !is_published())).map_or(Ok(()), Err)
     }
 
     /// Waits until every complete member has retired the entries before `tail`.
@@ -327,9 +344,9 @@ impl PrimarySet {
         let round = self.retirements.get() + 1;
         self.retirements.set(round);
         self.appended.notify_all();
-        let over = || self.over.borrow().is_some() || self.has_retired(tail, round);
-        self.changed.wait_until(over).await;
-        self.over.borrow().clone().map_or(Ok(()), Err)
+        let stopped = || self.over.borrow().clone().or_else(|| self.last_copy_lost());
+        self.changed.wait_until(|| stopped().is_some() || self.has_retired(tail, round)).await;
+        stopped().map_or(Ok(()), Err)
     }
 
     /// Returns whether every complete member has the tail, and has made it durable in this round or a later one.

@@ -151,12 +151,14 @@ impl Gateway {
 
     pub(super) async fn open(self: &Rc<Self>, opened: OpenedMembers, client: String) -> Result<Serving> {
         let OpenedMembers { log, set } = opened;
-        let base = BackendClient { image: self.image.clone(), name: client, alive: self.alive.clone() };
+        let backend = client.clone();
+        let base = BackendClient { image: self.image.clone(), name: client.clone(), alive: self.alive.clone() };
         let limits = DirtyLimits { age_max: self.age_max, ..DirtyLimits::default() };
         let options = LogOptions { limits, direct_min: Some(32 << 10), ..LogOptions::default() };
-        let log = WriteLog::new(Rc::new(base), log, Rc::new(Owner(set.clone())), options);
+        let owner = Owner { set: set.clone(), gateway: self.clone(), client };
+        let log = WriteLog::new(Rc::new(base), log, Rc::new(owner), options);
         log.acquired().await?;
-        Ok(Serving { gateway: self.clone(), log, set })
+        Ok(Serving { gateway: self.clone(), log, set, client: backend })
     }
 }
 
@@ -232,24 +234,32 @@ impl MemberKeeper for Keeper {
     }
 }
 
-pub(super) struct Owner(Rc<PrimarySet>);
+pub(super) struct Owner {
+    set: Rc<PrimarySet>,
+    gateway: Rc<Gateway>,
+    client: String,
+}
 
 impl LogOwner for Owner {
     fn permit_read(&self) -> Option<LocalFuture<Result<()>>> {
-        self.0.permit_read()
+        self.set.permit_read()
     }
 
     fn permit_acknowledgement(&self) -> Option<LocalFuture<Result<()>>> {
-        self.0.permit_acknowledgement()
+        self.set.permit_acknowledgement()
     }
 
     fn acquire(&self) -> Option<LocalFuture<Result<()>>> {
-        let set = self.0.clone();
+        let set = self.set.clone();
         Some(Box::pin(async move { set.ready().await }))
     }
 
     fn release(&self) -> LocalFuture<Result<()>> {
-        Box::pin(std::future::ready(Err(Error::new(ErrorKind::Io, "a log with members is not released here"))))
+        let (gateway, client, term) = (self.gateway.clone(), self.client.clone(), self.set.record().term());
+        if !gateway.alive.get() {
+            return Box::pin(std::future::pending());
+        }
+        Box::pin(async move { gateway.image.release(&client, term).await })
     }
 }
 
@@ -258,6 +268,17 @@ pub(super) struct Serving {
     pub(super) gateway: Rc<Gateway>,
     pub(super) log: Rc<WriteLog>,
     pub(super) set: Rc<PrimarySet>,
+    /// Client of the backend.
+    pub(super) client: String,
+}
+
+impl Serving {
+    /// Returns whether the record has it as the primary still, and no attempt to take over has fenced it.
+    pub(super) fn is_current(&self) -> bool {
+        let (term, image) = (self.set.record().term(), &self.gateway.image);
+        let is_named = image.record.borrow().as_ref().is_none_or(|record| record.term() == term);
+        is_named && !image.fenced.borrow().contains(&self.client)
+    }
 }
 
 /// Device that hosts use, as long as its gateway lives.

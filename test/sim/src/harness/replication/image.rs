@@ -9,7 +9,7 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
     SizeWatch,
 };
-use forebay_reactor::sleep;
+use forebay_reactor::{sleep, spawn};
 use forebay_reactor::sync::Notify;
 use forebay_writelog::LogId;
 use forebay_writelog::replication::{LogMembers, RecordChange};
@@ -23,11 +23,16 @@ use crate::world::World;
 pub(super) struct SharedImage {
     pub(super) world: World,
     pub(super) log: Cell<LogId>,
+    /// Epoch of the record when its log was released.
+    pub(super) last_epoch: Cell<u64>,
     pub(super) record: RefCell<Option<LogMembers>>,
     pub(super) rng: RefCell<Rng>,
     pub(super) fenced: RefCell<BTreeSet<String>>,
     /// Changes on their way to the backend, by client.
     pub(super) under_way: RefCell<BTreeMap<String, usize>>,
+    /// Requests at the backend: their ranges, and whether they write.
+    pub(super) in_flight: RefCell<BTreeMap<u64, (Extent, bool)>>,
+    pub(super) requests: Cell<u64>,
     pub(super) ended: Notify,
     pub(super) clients: Cell<u64>,
     pub(super) tally: RefCell<ReplicationTally>,
@@ -94,6 +99,32 @@ impl SharedImage {
         }
     }
 
+    /// Removes the log of a term from the record, for a client.
+    pub(super) async fn release(&self, client: &str, term: u64) -> Result<()> {
+        sleep(self.takes()).await;
+        if self.rng.borrow_mut().one_in(10) {
+            return Err(Error::new(ErrorKind::TimedOut, "the record cannot be reached"));
+        }
+        let mut record = self.record.borrow_mut();
+        let is_own = record.as_ref().is_some_and(|record| record.term() == term);
+        if self.fenced.borrow().contains(client) || !is_own {
+            return Err(Error::new(ErrorKind::Fenced, format!("{client} is not the primary's any more")));
+        }
+        self.world.note(|| format!("the log of term {term} is released"));
+        self.last_epoch.set(record.as_ref().map_or(0, LogMembers::epoch));
+        *record = None;
+        self.count(|tally| tally.released += 1);
+        Ok(())
+    }
+
+    /// Returns whether a request may reach the backend.  Without a log it is atomic there, as one to an object of an image is;
+    /// behind a log, reads may see parts of what is written.
+    fn is_free(&self, extent: Extent, changes: bool) -> bool {
+        let in_flight = self.in_flight.borrow();
+        let conflicts = in_flight.values().any(|(other, writes)| (changes || *writes) && other.overlaps(extent));
+        self.record.borrow().is_some() || !conflicts
+    }
+
     fn count_members(&self, to: &LogMembers, from: Option<&LogMembers>) {
         let complete = |record: &LogMembers| record.complete().count();
         let before = from.map_or(0, complete);
@@ -128,7 +159,8 @@ impl BlockDevice for BackendClient {
         }
         let (image, name) = (self.image.clone(), self.name.clone());
         let delay = image.takes();
-        Box::pin(async move {
+        // What was sent goes on when its caller is gone.
+        let sent = spawn(async move {
             let changes = request.is_write();
             sleep(delay).await;
             if image.fenced.borrow().contains(&name) {
@@ -138,7 +170,14 @@ impl BlockDevice for BackendClient {
             if changes {
                 *image.under_way.borrow_mut().entry(name.clone()).or_default() += 1;
             }
+            let extent = request.extent().unwrap_or(Extent::new(0, 0));
+            image.ended.wait_until(|| image.is_free(extent, changes)).await;
+            let number = image.requests.get() + 1;
+            image.requests.set(number);
+            image.in_flight.borrow_mut().insert(number, (extent, changes));
             let result = image.backend.submit(request).await;
+            image.in_flight.borrow_mut().remove(&number);
+            image.ended.notify_all();
             if changes {
                 let mut under_way = image.under_way.borrow_mut();
                 if let Some(count) = under_way.get_mut(&name) {
@@ -151,7 +190,8 @@ impl BlockDevice for BackendClient {
                 image.ended.notify_all();
             }
             result
-        })
+        });
+        Box::pin(sent)
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {

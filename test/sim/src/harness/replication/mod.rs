@@ -22,7 +22,7 @@ use self::gateway::{Front, Gateway, Serving, path, peer};
 use self::image::SharedImage;
 use super::writelog::{BACKEND, Oracles, open_backend};
 use super::{Failure, guarded};
-use crate::faults::{Faults, MILLI, NetFaults};
+use crate::faults::{DiskFaults, Faults, MILLI, NetFaults};
 use crate::oracle::Expected;
 use crate::rng::Rng;
 use crate::workload::BlockLoad;
@@ -62,6 +62,12 @@ pub struct ReplicationTally {
     pub refused: u64,
     /// Requests that the backend refused because their client was fenced.
     pub fenced: u64,
+    /// Logs that were given up because their primary's medium had failed.
+    pub released: u64,
+    /// Disks that failed for a while.
+    pub failed_disks: u64,
+    /// Times that two gateways took the log over at once.
+    pub contended: u64,
     /// Reads that a former primary answered while another one took over.
     pub late_reads: u64,
 }
@@ -81,6 +87,9 @@ impl ReplicationTally {
         self.cuts += other.cuts;
         self.refused += other.refused;
         self.fenced += other.fenced;
+        self.released += other.released;
+        self.failed_disks += other.failed_disks;
+        self.contended += other.contended;
         self.late_reads += other.late_reads;
     }
 }
@@ -99,7 +108,7 @@ pub fn run_replication(seed: u64) -> std::result::Result<ReplicationTally, Failu
         let about = format!("{scenario:#?}");
         guarded(&world, &about, || run_one(&world, &scenario))
     };
-    go(false).map_err(|failure| go(true).err().unwrap_or(failure))
+    go(std::env::var_os("SIMV").is_some()).map_err(|failure| go(true).err().unwrap_or(failure))
 }
 
 /// Run that follows from a seed.
@@ -168,10 +177,13 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
         let image = Rc::new(SharedImage {
             world: world.clone(),
             log: Cell::default(),
+            last_epoch: Cell::new(0),
             record: RefCell::default(),
             rng: RefCell::new(rng.fork()),
             fenced: RefCell::default(),
             under_way: RefCell::default(),
+            in_flight: RefCell::default(),
+            requests: Cell::new(0),
             ended: Notify::new(),
             clients: Cell::new(0),
             tally: RefCell::default(),
@@ -229,15 +241,17 @@ impl Cluster {
         Ok(())
     }
 
-    /// Creates the log at the first gateway.
+    /// Creates a log at a gateway that lives.
     async fn create(&mut self) -> std::result::Result<Serving, String> {
         let failed = |error: Error| format!("the log cannot be created: {error}");
-        let gateway = self.gateways[0].clone().expect("it has started");
-        self.id = gateway.shelf.create(VOLUME, NAME, self.scenario.log_size, 0).await.map_err(failed)?;
+        let gateway = self.gateways.iter().flatten().next().cloned().expect("one lives");
+        let epoch = self.image.last_epoch.get() + 1;
+        gateway.shelf.discard_older(VOLUME, epoch).await.map_err(failed)?;
+        self.id = gateway.shelf.create(VOLUME, NAME, self.scenario.log_size, epoch).await.map_err(failed)?;
         self.image.log.set(self.id);
         let keeper = gateway.keeper();
-        let (copy, own, client) = ([1; 16], peer(1), keeper.client.clone());
-        let record = MemberRecord::created(own, copy, "nobody".to_owned());
+        let (copy, own, client) = ([1; 16], peer(gateway.number), keeper.client.clone());
+        let record = MemberRecord::created_in(epoch, own, copy, "nobody".to_owned());
         let record = record.opened(own, copy, client.clone()).expect("its own log");
         self.image.record.replace(Some(record.clone()));
         let opened = open_members(&gateway.shelf, &self.id, (VOLUME, NAME), record, keeper, gateway.options()).await;
@@ -273,7 +287,8 @@ impl Cluster {
         let kind = if self.rng.coin() { CrashKind::Power } else { CrashKind::Kill };
         let primary = serving.gateway.number;
         let other = self.rng.range(1..u64::from(self.scenario.gateways) + 1) as u8;
-        match self.rng.below(6) {
+        match self.rng.below(8) {
+            6 => self.fail_disk(primary, other),
             0 | 1 if serving.gateway.alive.get() => self.kill(primary, kind),
             2 if other != primary => self.kill(other, kind),
             3 => {
@@ -300,12 +315,14 @@ impl Cluster {
 
     /// Returns the gateway that serves the volume next: the one that does, if it lives, or another one, which takes over.
     async fn settle(&mut self, serving: Serving) -> std::result::Result<Serving, String> {
+        self.mend_disks();
         let alive = serving.gateway.alive.get();
         let healthy = alive && serving.log.mode().is_on();
         if healthy && !self.rng.one_in(3) {
             self.restart_some(1).await?;
             return Ok(serving);
         }
+        let last = serving.client.clone();
         // The former primary may live on, and suspect nothing.
         let mut former = Some(serving);
         let reads = Rc::new(Cell::new(true));
@@ -317,26 +334,75 @@ impl Cluster {
         }
         for attempt in 0..100_u64 {
             self.restart_some(attempt).await?;
+            if self.image.record.borrow().is_none() {
+                // It was written back, and given up: nothing of the last one that wrote may come late.
+                reads.set(false);
+                drop(former.take());
+                self.image.fence(&last).await;
+                self.restart_some(100).await?;
+                return self.create().await;
+            }
             let number = self.rng.range(1..u64::from(self.scenario.gateways) + 1) as u8;
+            let other = self.rng.range(1..u64::from(self.scenario.gateways) + 1) as u8;
             let Some(gateway) = self.gateways[usize::from(number) - 1].clone() else { continue };
-            if former.as_ref().is_some_and(|former| former.gateway.number == number) {
+            let rival = self.gateways[usize::from(other) - 1].clone().filter(|_| other != number && self.rng.one_in(3));
+            let takes_part = |former: &Serving| [number, other].contains(&former.gateway.number);
+            if former.as_ref().is_some_and(takes_part) {
                 // It has to close the log before it opens it again.
                 former = None;
                 reads.set(false);
             }
-            match timeout(LONG, gateway.serve(&self.id)).await {
-                Ok(Ok(serving)) => return Ok(serving),
-                Ok(Err(error)) => {
-                    self.image.world.note(|| format!("gateway {number} cannot serve: {error}"));
-                    self.image.count(|tally| tally.refused += 1);
-                    if error.kind() == ErrorKind::Corrupt {
-                        return Err(format!("gateway {number}: {error}"));
+            let rival = rival.map(|rival| {
+                self.image.count(|tally| tally.contended += 1);
+                let id = self.id;
+                spawn(async move { timeout(LONG, rival.serve(&id)).await })
+            });
+            let served = timeout(LONG, gateway.serve(&self.id)).await;
+            let mut outcomes = vec![(number, served)];
+            if let Some(rival) = rival {
+                outcomes.push((other, rival.await));
+            }
+            let mut serves = None;
+            for (number, outcome) in outcomes {
+                match outcome {
+                    // Of two that took over one after the other, the later one serves.
+                    Ok(Ok(serving)) if serving.is_current() => serves = Some(serving),
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => {
+                        self.image.world.note(|| format!("gateway {number} cannot serve: {error}"));
+                        self.image.count(|tally| tally.refused += 1);
+                        if error.kind() == ErrorKind::Corrupt {
+                            return Err(format!("gateway {number}: {error}"));
+                        }
                     }
+                    Err(_) => return Err(format!("gateway {number} neither serves nor fails")),
                 }
-                Err(_) => return Err(format!("gateway {number} neither serves nor fails")),
+            }
+            if let Some(serves) = serves {
+                return Ok(serves);
             }
         }
         Err(format!("nobody can serve the volume: {:?}", self.image.record.borrow()))
+    }
+
+    /// Ends the faults of all disks.
+    fn mend_disks(&self) {
+        for number in 1..=self.scenario.gateways {
+            self.image.world.set_disk_faults(path(number), None);
+        }
+    }
+
+    /// Lets the disk of a gateway fail, the primary's as a rule.
+    fn fail_disk(&mut self, primary: u8, other: u8) {
+        let number = if self.rng.one_in(3) { other } else { primary };
+        let faults = match self.rng.below(3) {
+            0 => DiskFaults { write_error_ppm: 1_000_000, sync_error_ppm: 1_000_000, ..DiskFaults::none() },
+            1 => DiskFaults { write_error_ppm: 100_000, ..DiskFaults::none() },
+            _ => DiskFaults { read_error_ppm: 500_000, ..DiskFaults::none() },
+        };
+        self.image.world.note(|| format!("the disk of gateway {number} fails: {faults:?}"));
+        self.image.count(|tally| tally.failed_disks += 1);
+        self.image.world.set_disk_faults(path(number), Some(faults));
     }
 
     /// Starts gateways that are down: each with a chance that grows with the attempts.
