@@ -34,7 +34,7 @@ pub enum Loss {
     /// Only its path to the Ceph cluster is lost; it is back after a takeover.
     BackendPathLost,
     /// Its packets to everybody are lost, and those of everybody arrive; its path is back after a takeover.
-    AsymmetricLoss,
+    OutgoingPathLost,
 }
 
 /// What ten losses are: every kind, in an order that the seed draws.
@@ -48,13 +48,13 @@ const DECK: [Loss; 10] = [
     Loss::NetworkLost,
     Loss::PeerPathLost,
     Loss::BackendPathLost,
-    Loss::AsymmetricLoss,
+    Loss::OutgoingPathLost,
 ];
 
 impl Loss {
     /// Returns whether the daemon runs on, and must find out later that another one has taken over.
     pub fn leaves_rival(self) -> bool {
-        matches!(self, Self::Suspended | Self::NetworkLost | Self::BackendPathLost | Self::AsymmetricLoss)
+        matches!(self, Self::Suspended | Self::NetworkLost | Self::BackendPathLost | Self::OutgoingPathLost)
     }
 
     /// Returns whether another host serves the images afterwards.
@@ -105,18 +105,20 @@ pub fn lose(hosts: &mut Hosts, loss: Loss, other: usize, random: &mut Random) ->
         Loss::PeerPathLost => {
             let (from, to) = (End::Host(former), End::Host(other));
             // One direction is as good as none, for either end.
-            if draw % 3 != 0 {
+            let lost = match draw % 3 {
+                0 => vec![(from, to)],
+                1 => vec![(to, from)],
+                _ => vec![(from, to), (to, from)],
+            };
+            for (from, to) in lost {
                 hosts.network.lose(from, to)?;
-            }
-            if draw % 3 != 1 {
-                hosts.network.lose(to, from)?;
             }
         }
         Loss::BackendPathLost => {
             hosts.network.lose(End::Host(former), End::Cluster)?;
             hosts.network.lose(End::Cluster, End::Host(former))?;
         }
-        Loss::AsymmetricLoss => {
+        Loss::OutgoingPathLost => {
             for end in hosts.network.others(former) {
                 hosts.network.lose(End::Host(former), end)?;
             }

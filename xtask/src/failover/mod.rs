@@ -103,6 +103,7 @@ fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
     }
     change_replicas(&hosts)?;
     flush_only(&mut hosts)?;
+    hosts.all.iter().enumerate().for_each(|(number, host)| drop(keep_log(number, host)));
     // The network, which the hosts hold, outlives the cluster that listens in it.
     for host in &mut hosts.all {
         host.daemon.take().context("its daemon runs")?.stop()?;
