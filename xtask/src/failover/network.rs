@@ -18,6 +18,8 @@ const NAMESPACES: &str = "forebay-failover-";
 const BRIDGES: &str = "fbfail";
 /// Prefix of the bridge's ports; the process id of the run, `p` and the number of the host follow.
 const PORTS: &str = "fbf";
+/// Largest number of hosts of any run.
+const HOSTS_MAX: usize = 13;
 /// Address of the hardware that nobody has: packets to it are lost.
 const NOBODY: &str = "02:00:00:00:00:01";
 /// Number of networks of 16 addresses in 198.18.0.0/15, which RFC 2544 reserves for tests.
@@ -53,20 +55,21 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates the namespaces of this many hosts, after what a killed run has left is deleted.
+    /// Creates the namespaces of this many hosts, and deletes those of runs that were killed.
     ///
     /// # Errors
     /// Fails without the privileges of root.
     pub fn create(hosts: usize) -> Result<Self> {
-        delete_leftovers();
         let run = std::process::id();
+        // A killed run may have had the same process id.
+        delete(run, HOSTS_MAX);
         let network = Self { run, subnet: free_subnet(run)?, hosts, dropped: BTreeSet::new(), cut: None };
-        // A run of the same process id, on a machine that has restarted its numbers, is gone.
-        delete(run, hosts);
         network.build().context(
             "cannot create network namespaces: run this as root, on a kernel with network namespaces, veth and bridges, \
              with iproute2 installed",
         )?;
+        // Only with the privileges that the links took: without them, nothing could be deleted.
+        delete_leftovers();
         Ok(network)
     }
 
@@ -205,19 +208,11 @@ fn delete_leftovers() {
         let (_, rest) = line.split_once(": ")?;
         rest.split_once(':')?.0.strip_prefix(BRIDGES)?.parse::<u32>().ok()
     }));
-    let own = std::env::current_exe().ok();
-    let own = own.as_deref().and_then(Path::file_name);
+    let program = |run: &str| std::fs::read_to_string(format!("/proc/{run}/comm")).ok();
     for run in runs {
-        let program = std::fs::read_link(format!("/proc/{run}/exe")).ok();
-        // Its name ends with " (deleted)" once the program was built again.
-        let is_alive = program
-            .as_deref()
-            .and_then(Path::file_name)
-            .zip(own)
-            .is_some_and(|(program, own)| program.as_encoded_bytes().starts_with(own.as_encoded_bytes()));
-        if !is_alive {
+        if program(&run.to_string()).is_none_or(|other| Some(other) != program("self")) {
             println!("deleting the network of run {run}, which was killed");
-            delete(run, 16);
+            delete(run, HOSTS_MAX);
         }
     }
 }
