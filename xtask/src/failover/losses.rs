@@ -37,7 +37,7 @@ pub enum Loss {
     OutgoingPathLost,
 }
 
-/// What ten losses are: every kind, in an order that the seed draws.
+/// Losses of ten rounds, in an order that the seed draws.
 const DECK: [Loss; 10] = [
     Loss::Killed,
     Loss::Killed,

@@ -119,7 +119,8 @@ fn table(times: BTreeMap<Loss, Vec<Duration>>) -> String {
     for (loss, mut times) in times {
         times.sort_unstable();
         let ms = |time: Option<&Duration>| format!("{} ms", time.map_or(0, Duration::as_millis));
-        let (median, max) = (ms(times.get(times.len() / 2)), ms(times.last()));
+        // With an even number, the lower one of both in the middle.
+        let (median, max) = (ms(times.get((times.len() - 1) / 2)), ms(times.last()));
         lines.push(format!("{:16} {:>5} {median:>9} {max:>9}", format!("{loss:?}"), times.len()));
     }
     lines.join("\n")
