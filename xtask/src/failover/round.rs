@@ -138,7 +138,7 @@ fn lose_primary(
     }
     losses::restore(hosts, loss, former)?;
     // fio ends by itself when its server is gone; one that hangs is ended, unless its server must answer it.
-    *written += load.end(if rival { PATIENCE } else { Duration::from_secs(3) })?;
+    *written += load.end(if rival { PATIENCE } else { Duration::from_secs(1) })?;
     if let Some(mut straggler) = straggler {
         expect_errors(&mut straggler)?;
     }
