@@ -12,6 +12,8 @@ pub struct Cluster {
     conf: PathBuf,
     /// Folder and commands of a cluster of our own.
     lab: Option<(Scratch, [String; 2])>,
+    /// Address that a cluster of our own listens at; loopback if none.
+    address: Option<String>,
     /// Runs its daemons at idle priority.
     idle: bool,
 }
@@ -19,20 +21,25 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster of the lab with this many OSDs.
     pub fn start(osds: u32) -> Result<Self> {
-        Self::start_in(&shell::target(), osds, false)
+        Self::start_in(&shell::target(), osds, None, false)
+    }
+
+    /// Starts a cluster of the lab that listens at an address of this machine.
+    pub fn start_at(osds: u32, address: &str) -> Result<Self> {
+        Self::start_in(&shell::target(), osds, Some(address.into()), false)
     }
 
     /// The one that `CEPH_CONF` names, or one of the lab's that has its disks in memory and only gets what others
     /// leave of the processors, as if it were on other machines.
     pub fn named_or_apart(osds: u32) -> Result<Self> {
-        Self::named().map_or_else(|| Self::start_in(Path::new("/dev/shm"), osds, true), Ok)
+        Self::named().map_or_else(|| Self::start_in(Path::new("/dev/shm"), osds, None, true), Ok)
     }
 
-    fn start_in(folder: &Path, osds: u32, idle: bool) -> Result<Self> {
+    fn start_in(folder: &Path, osds: u32, address: Option<String>, idle: bool) -> Result<Self> {
         let scratch = Scratch::within(folder, "ceph")?;
         let ports = [shell::free_port()?.to_string(), shell::free_port()?.to_string()];
         let conf = scratch.path().join("ceph.conf");
-        let cluster = Self { conf, lab: Some((scratch, ports)), idle };
+        let cluster = Self { conf, lab: Some((scratch, ports)), address, idle };
         shell::output(cluster.script().args(["up", &osds.to_string()])).context("a cluster of the lab")?;
         Ok(cluster)
     }
@@ -44,7 +51,7 @@ impl Cluster {
 
     fn named() -> Option<Self> {
         let conf = std::env::var_os("CEPH_CONF").filter(|conf| !conf.is_empty())?;
-        Some(Self { conf: conf.into(), lab: None, idle: false })
+        Some(Self { conf: conf.into(), lab: None, address: None, idle: false })
     }
 
     fn script(&self) -> Command {
@@ -55,6 +62,9 @@ impl Cluster {
         }
         if let Some((scratch, [port, v1])) = &self.lab {
             script.env("CLUSTER_DIR", scratch.path()).env("MON_PORT", port).env("MON_V1_PORT", v1);
+        }
+        if let Some(address) = &self.address {
+            script.env("ADDR", address);
         }
         script
     }

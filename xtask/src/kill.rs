@@ -6,7 +6,7 @@
 //! older than the last flush (or FUA write) that was answered, and one that was really written.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -15,7 +15,7 @@ use crate::ceph::Cluster;
 use crate::daemon::Daemon;
 use crate::fio;
 use crate::nbd::Client;
-use crate::numbered::{BLOCK, Promise, Random, Writer, unix_nanoseconds};
+use crate::numbered::{BLOCK, Ending, Promise, Random, Writer, unix_nanoseconds};
 use crate::shell::{self, Process, Scratch};
 
 /// Blocks of the numbered volume; each connection has a half to itself.
@@ -88,15 +88,15 @@ fn rounds(folder: &Path, arguments: &KillArguments, seed: u64) -> Result<String>
         writing.args(["--randrepeat=0", "--norandommap", &format!("--randseed={}", random.next() >> 8)]);
         let mut fio = Process::start(&mut writing, &log)?;
         let run_ms = 150 + random.next() % 300;
-        let killed = AtomicBool::new(false);
+        let ending = Ending::default();
         let socket = daemon.socket();
         let crashed = std::thread::scope(|scope| {
             let threads: Vec<_> = writers
                 .iter_mut()
-                .map(|writer| scope.spawn(|| writer.write_until_killed(&socket, &numbered, &killed)))
+                .map(|writer| scope.spawn(|| writer.write_until(&socket, &numbered, &ending)))
                 .collect();
             std::thread::sleep(Duration::from_millis(run_ms));
-            killed.store(true, Ordering::SeqCst);
+            ending.killed.store(true, Ordering::SeqCst);
             let crashed = daemon.crash();
             for thread in threads {
                 written += thread.join().expect("a writer panicked").with_context(context)?;

@@ -84,6 +84,11 @@ impl Client {
         Ok(Self { input, output, size, next: 1, reads: BTreeMap::new() })
     }
 
+    /// Sets the time after which waiting for an answer fails.
+    pub fn set_patience(&self, patience: Duration) -> Result<()> {
+        Ok(self.output.set_read_timeout(Some(patience))?)
+    }
+
     /// Keeps the connection, and nothing else: one descriptor, no buffers.
     pub fn into_stream(self) -> UnixStream {
         self.output

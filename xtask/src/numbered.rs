@@ -11,6 +11,8 @@ use crate::nbd::Client;
 /// Bytes of a block.
 pub const BLOCK: usize = 4096;
 const DEPTH: usize = 16;
+/// Number of writes that nobody may find.
+const RIVAL: u64 = u64::MAX >> 1;
 
 /// Returns the nanoseconds since 1970, as a seed.
 pub fn unix_nanoseconds() -> u64 {
@@ -43,6 +45,15 @@ pub enum Promise {
     Answered,
 }
 
+/// Permission to end, given to writers by another thread.
+#[derive(Default)]
+pub struct Ending {
+    /// Set when requests may fail: the server is about to be lost.
+    pub killed: AtomicBool,
+    /// Set when writers shall end in order, with all requests answered.
+    pub stopped: AtomicBool,
+}
+
 enum Sent {
     Write {
         block: u64,
@@ -62,24 +73,77 @@ impl Writer {
         Self { first, allowed, random: Random(seed | 1), number: 0, promise }
     }
 
-    /// Writes with several requests in flight until the server is gone; returns how many writes were answered.
-    pub fn write_until_killed(&mut self, socket: &Path, export: &str, killed: &AtomicBool) -> Result<u64> {
+    /// Writes with several requests in flight until the server is gone or the end is asked for; returns how many writes
+    /// were answered.
+    ///
+    /// # Errors
+    /// Fails on a request that fails before `ending` allows it.
+    pub fn write_until(&mut self, socket: &Path, export: &str, ending: &Ending) -> Result<u64> {
         let mut client = Client::connect(socket, export)?;
         let mut flying: BTreeMap<u64, Sent> = BTreeMap::new();
         let mut answered: BTreeMap<u64, Content> = BTreeMap::new();
         let mut count = 0;
         loop {
-            let step = if flying.len() < DEPTH {
+            let is_stopped = ending.stopped.load(Ordering::SeqCst);
+            if is_stopped && flying.is_empty() {
+                return Ok(count);
+            }
+            let step = if flying.len() < DEPTH && !is_stopped {
                 self.send(&mut client, &mut flying, &answered)
             } else {
                 self.receive(&mut client, &mut flying, &mut answered).map(|writes| count += writes)
             };
             match step {
                 Ok(()) => {}
-                Err(_) if killed.load(Ordering::SeqCst) => return Ok(count),
+                Err(_) if ending.killed.load(Ordering::SeqCst) => {
+                    return Ok(count + self.receive_rest(&mut client, &mut flying, &mut answered));
+                }
                 Err(error) => return Err(error.context("the daemon failed a request before it was killed")),
             }
         }
+    }
+
+    /// Receives the answers that still arrive after a failure: a write that is answered now is promised like any other.
+    fn receive_rest(
+        &mut self,
+        client: &mut Client,
+        flying: &mut BTreeMap<u64, Sent>,
+        answered: &mut BTreeMap<u64, Content>,
+    ) -> u64 {
+        let mut count = 0;
+        while !flying.is_empty() {
+            let before = flying.len();
+            match self.receive(client, flying, answered) {
+                Ok(writes) => count += writes,
+                // A request that failed is no longer in flight; without one that is, the connection has ended.
+                Err(_) if flying.len() < before => {}
+                Err(_) => break,
+            }
+        }
+        count
+    }
+
+    /// Writes each block once, and waits until all writes are answered.
+    pub fn overwrite(&mut self, client: &mut Client) -> Result<()> {
+        for block in 0..self.allowed.len() {
+            self.number += 1;
+            let content = Content::Number(self.number);
+            self.allowed[block].push(content);
+            let number = self.first + block as u64;
+            client.write(number * BLOCK as u64, &pattern(number, self.number), false)?;
+            let answer = client.answer()?;
+            ensure!(answer.error == 0, "overwriting block {number} fails with error {}", answer.error);
+            self.promise(block as u64, content);
+        }
+        Ok(())
+    }
+
+    /// Sends a write of other content to each of the first blocks, which no later [`Self::check`] may find.
+    pub fn send_rivals(&self, client: &mut Client, blocks: u64) -> Result<()> {
+        for number in self.first..self.first + blocks {
+            client.write(number * BLOCK as u64, &pattern(number, RIVAL), false)?;
+        }
+        Ok(())
     }
 
     fn send(

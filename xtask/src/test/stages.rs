@@ -146,11 +146,11 @@ fn clusters() -> Vec<Stage> {
         .busy(0.5),
         Stage::tests(
             "failover",
-            "write logs with replicas, taken over from daemons that are lost",
+            "write logs with replicas, taken over from daemons and networks that are lost",
             &["build"],
             |length| own(&["failover", "--rounds", &length.of(4, 10, 100).to_string()]),
         )
-        .long(20, 40, 330)
+        .long(30, 60, 450)
         .busy(0.5),
         Stage::tests("rados", "the RADOS client and a real Ceph cluster", &["build-programs"], |length| {
             let mut script = script_with("rados.sh", "rados-lab");
