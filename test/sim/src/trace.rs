@@ -74,11 +74,6 @@ impl Trace {
     /// A line by the harness; made only when it is kept, and never part of the hash.
     pub(crate) fn note(&mut self, at: u64, text: impl FnOnce() -> String) {
         if self.verbose {
-            let text = || {
-                let text = text();
-                eprintln!("{} NOTE {text}", at / 1000);
-                text
-            };
             self.keep(Entry { at, what: What::Note, label: "", numbers: [0; 3], text: Some(text().into()) });
         }
     }

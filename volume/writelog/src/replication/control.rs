@@ -19,7 +19,9 @@ pub(super) async fn control(set: Rc<PrimarySet>) {
     while set.stopped().is_none() {
         follow_members(&set);
         silence.look(&set);
-        if let Some(peer) = lost_own(&set).or_else(|| failed_member(&set)).or_else(|| silence.silent_member(&set)) {
+        let lost = lost_own(&set).or_else(|| failed_member(&set)).or_else(|| silence.silent_member(&set));
+        // The last complete copy is waited for: it is dropped by nobody.
+        if let Some(peer) = lost.filter(|_| set.record().complete().count() > 1) {
             drop_member(&set, peer).await;
         } else if let Some(peer) = filled_member(&set) {
             complete_member(&set, peer).await;

@@ -108,7 +108,7 @@ pub fn run_replication(seed: u64) -> std::result::Result<ReplicationTally, Failu
         let about = format!("{scenario:#?}");
         guarded(&world, &about, || run_one(&world, &scenario))
     };
-    go(std::env::var_os("SIMV").is_some()).map_err(|failure| go(true).err().unwrap_or(failure))
+    go(false).map_err(|failure| go(true).err().unwrap_or(failure))
 }
 
 /// Run that follows from a seed.
