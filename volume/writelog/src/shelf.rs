@@ -37,6 +37,8 @@ pub struct ShelfOptions {
     pub create: bool,
     /// Space in bytes to reserve for one more log, growing the device if possible.
     pub room: u64,
+    /// Minimum size in bytes of a log device in persistent memory that is created: it does not grow while it is open.
+    pub size: u64,
     /// Set to permit logs smaller than 16 MiB: for tests that fill them.
     pub small: bool,
     /// Set to accept memory that does not guarantee persistence: for benchmarks only.
@@ -161,7 +163,9 @@ impl Shelf {
             MediumKind::Pmem => {
                 let how = PmemOptions { create: options.create, size: 0, force: options.force };
                 let before = match options.create {
-                    true => Some(grow_memory(path, &name, LOGS_AT + options.room.max(LOG_SIZE_MIN)).await?),
+                    true => Some(
+                        grow_memory(path, &name, options.size.max(LOGS_AT + options.room.max(LOG_SIZE_MIN))).await?,
+                    ),
                     false => None,
                 };
                 let shelf = match Self::map(path, &name, how, options).await {

@@ -3,8 +3,9 @@
 use std::rc::Rc;
 
 use forebay_block::ErrorKind;
+use forebay_reactor::driver::{DriverChoice, system_driver};
 use forebay_reactor::pmem::PersistentMemory;
-use forebay_reactor::{sleep, timeout};
+use forebay_reactor::{Reactor, sleep, timeout};
 use forebay_sim::{CrashKind, Rng, SimPmem};
 use forebay_writelog::format::{AREA_AT, LOGS_AT};
 use forebay_writelog::replication::wire::{CopyProgress, ReplicaAction, ReplicaAnswer};
@@ -144,6 +145,30 @@ fn a_block_that_a_power_failure_has_torn_is_the_end_of_the_log() {
 }
 
 #[test]
+fn what_a_killed_process_has_left_in_caches_is_stored_again() {
+    with_media(&[SSD, PMEM], async |_, memories, hosts| {
+        let (raw, memory) = (raw_primary(&hosts), &memories[1]);
+        for seed in 0..20 {
+            let copy = raw.create(1).await;
+            for number in 0..3 {
+                raw.append(1, number).await;
+            }
+            let at = LOGS_AT + AREA_AT + 3 * 2 * u64::from(UNIT);
+            memory.store(at, &raw.block(1, 3, 0));
+            memory.crash(CrashKind::Kill, &mut Rng::new(seed));
+            hosts[1].replicas.release(&raw.log).await;
+            let found = raw.adopt(2, copy, 4).await;
+            assert!(matches!(found, ReplicaAnswer::Done(CopyProgress { head: 4, .. })), "{found:?}");
+            assert!(matches!(raw.append(2, 4).await, ReplicaAnswer::Done(CopyProgress { head: 5, .. })));
+            let info = reopened(memory, seed).await.inspect(&raw.log).await.expect("a log");
+            assert_eq!(info.dirty_entries, 5);
+            hosts[1].replicas.release(&raw.log).await;
+            hosts[1].shelf.discard(&raw.log).await.expect("discarded");
+        }
+    });
+}
+
+#[test]
 fn a_copy_is_created_without_what_a_former_one_has_left() {
     with_media(&[SSD, PMEM], async |_, _, hosts| {
         let raw = raw_primary(&hosts);
@@ -187,4 +212,24 @@ fn a_replica_in_persistent_memory_is_dropped_and_filled_again() {
             assert_eq!(read(&*taken.log, at * 4096, 4096).await[0], at as u8, "{at}");
         }
     });
+}
+
+#[test]
+fn a_device_for_copies_is_as_long_as_they_may_be_together() {
+    let path = std::env::temp_dir().join(format!("forebay-copies-{}", std::process::id()));
+    let reactor = Reactor::new(system_driver(DriverChoice::Auto).expect("a driver"));
+    let lived = reactor.block_on(async {
+        let options = ShelfOptions { create: true, size: 40 << 20, force: true, ..ShelfOptions::default() };
+        for number in [1, 2] {
+            let shelf = Shelf::open(PMEM, &path, options).await?;
+            shelf.create_replica(&[number; 16], ("one", "pool/a"), (16 << 20, UNIT), 1).await?;
+        }
+        let shelf = Shelf::open(PMEM, &path, options).await?;
+        for id in shelf.ids() {
+            assert_eq!(shelf.inspect(&id).await?.dirty_entries, 0);
+        }
+        Ok::<_, forebay_block::Error>(shelf.ids().len())
+    });
+    std::fs::remove_file(&path).expect("a file");
+    assert_eq!(lived.expect("room for both"), 2);
 }
