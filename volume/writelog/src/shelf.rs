@@ -37,7 +37,8 @@ pub struct ShelfOptions {
     pub create: bool,
     /// Space in bytes to reserve for one more log, growing the device if possible.
     pub room: u64,
-    /// Minimum size in bytes of a log device in persistent memory that is created: it does not grow while it is open.
+    /// Minimum size in bytes of a log device in persistent memory, with [`create`](Self::create): it does not grow while
+    /// it is open.
     pub size: u64,
     /// Set to permit logs smaller than 16 MiB: for tests that fill them.
     pub small: bool,
@@ -163,9 +164,7 @@ impl Shelf {
             MediumKind::Pmem => {
                 let how = PmemOptions { create: options.create, size: 0, force: options.force };
                 let before = match options.create {
-                    true => Some(
-                        grow_memory(path, &name, options.size.max(LOGS_AT + options.room.max(LOG_SIZE_MIN))).await?,
-                    ),
+                    true => Some(grow_memory(path, &name, LOGS_AT + options.room.max(LOG_SIZE_MIN)).await?),
                     false => None,
                 };
                 let shelf = match Self::map(path, &name, how, options).await {
@@ -181,10 +180,16 @@ impl Shelf {
                     }
                 };
                 let limit = shelf.limit();
-                if options.room == 0 || shelf.directory.borrow().room_for(options.room, limit).is_some() {
+                let needed = match options.room {
+                    0 => 0,
+                    room if shelf.directory.borrow().room_for(room, limit).is_some() => 0,
+                    room => shelf.directory.borrow().room_for(room, None).unwrap_or(0) + room,
+                };
+                // Grown only now that it is known to be persistent memory.
+                let size = if options.create { needed.max(options.size) } else { needed };
+                if limit.is_none_or(|limit| limit >= size) {
                     return Ok(shelf);
                 }
-                let size = shelf.directory.borrow().room_for(options.room, None).unwrap_or(0) + options.room;
                 drop(shelf);
                 grow_memory(path, &name, size).await?;
                 Self::map(path, &name, how, options).await

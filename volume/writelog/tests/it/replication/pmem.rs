@@ -230,6 +230,23 @@ fn a_device_for_copies_is_as_long_as_they_may_be_together() {
         }
         Ok::<_, forebay_block::Error>(shelf.ids().len())
     });
+    let len = std::fs::metadata(&path).expect("a file").len();
     std::fs::remove_file(&path).expect("a file");
-    assert_eq!(lived.expect("room for both"), 2);
+    assert_eq!((lived.expect("room for both"), len), (2, 40 << 20));
+}
+
+#[test]
+fn no_space_is_allocated_where_stores_are_not_persistent() {
+    let path = std::env::temp_dir().join(format!("forebay-copies-refused-{}", std::process::id()));
+    let reactor = Reactor::new(system_driver(DriverChoice::Auto).expect("a driver"));
+    let opened = reactor.block_on(async {
+        let options = ShelfOptions { create: true, size: 1 << 50, ..ShelfOptions::default() };
+        Shelf::open(PMEM, &path, options).await.map(drop)
+    });
+    let left = std::fs::remove_file(&path).is_ok();
+    match opened {
+        Err(error) if error.kind() == ErrorKind::Unsupported => assert!(!left, "a file is left"),
+        // On a machine whose temporary files are persistent memory this is right.
+        opened => assert_eq!(opened.err().map(|error| error.kind()), Some(ErrorKind::NoSpace)),
+    }
 }
