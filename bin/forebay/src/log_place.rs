@@ -48,6 +48,12 @@ impl From<LogMedium> for MediumKind {
 }
 
 impl LogMedium {
+    /// Returns whether log devices of this medium take copies of logs on `log`: units of 64 bytes fit into persistent memory
+    /// only, which takes copies of any log.
+    pub fn takes_copies_of(self, log: LogMedium) -> bool {
+        self == log || self == LogMedium::Pmem
+    }
+
     /// Returns the name in the text form.
     pub fn name(self) -> &'static str {
         match self {
@@ -279,6 +285,7 @@ mod tests {
     fn places_are_read_from_the_end() {
         let place: LogPlace = "ssd:/srv/a:b:64M".parse().expect("a place");
         assert_eq!((place.path.to_str(), place.size, place.force), (Some("/srv/a:b"), 64 << 20, false));
+        assert!(LogMedium::Pmem.takes_copies_of(LogMedium::Ssd) && !LogMedium::Ssd.takes_copies_of(LogMedium::Pmem));
         let place: LogPlace = "pmem:/mnt/p:1G:force:on-flush".parse().expect("a place");
         assert!(place.medium == LogMedium::Pmem && place.force && place.on_flush);
         let place: LogPlace = "ssd:/srv/a=b:64M:dirty=8M:age=500ms".parse().expect("a place");

@@ -1,5 +1,6 @@
 //! Simulated persistent memory: of the stores that no fence covers, each line, or each word of eight bytes in it, keeps
-//! any number of the first ones after a power failure.
+//! any number of the first ones after a power failure.  Stores of a killed process stay in the processor's caches until
+//! their line is stored to again: a fence of its successor does not cover them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -21,6 +22,8 @@ struct State {
     pages: HashMap<u64, Box<[u8; PAGE as usize]>>,
     /// Lines with stores that no fence covers: what they held before each one.
     at_risk: BTreeMap<u64, Vec<[u8; LINE as usize]>>,
+    /// The same for lines that a killed process has left in the processor's caches.
+    cached: BTreeMap<u64, Vec<[u8; LINE as usize]>>,
 }
 
 impl State {
@@ -61,16 +64,18 @@ impl SimPmem {
 
     /// The machine, or the process, died; call it after [`World::crash`].  Of what was stored to a line at risk, the
     /// whole line keeps any number of the first stores, or each of its words does (`rng` says which and how many);
-    /// after a kill they stay as they are, and at risk.
+    /// after a kill they stay as they are, and at risk until they are stored again.
     pub fn crash(&self, kind: CrashKind, rng: &mut Rng) {
         self.incarnation.set(self.world.incarnation());
+        let mut state = self.state.borrow_mut();
+        let at_risk = std::mem::take(&mut state.at_risk);
+        state.cached.extend(at_risk);
         if kind == CrashKind::Kill {
             return;
         }
-        let mut state = self.state.borrow_mut();
         // Some crashes lose everything, some nothing, most are in between.
         let keep_ppm = *rng.pick(&[0, 1_000_000, 500_000, 500_000, 900_000, 100_000]);
-        for (line, before) in std::mem::take(&mut state.at_risk) {
+        for (line, before) in std::mem::take(&mut state.cached) {
             if rng.ppm(keep_ppm) {
                 continue;
             }
@@ -152,7 +157,10 @@ impl PersistentMemory for SimPmem {
             let here = at + done as u64;
             let len = ((LINE - here % LINE) as usize).min(bytes.len() - done);
             let before = state.line(here / LINE);
-            state.at_risk.entry(here / LINE).or_default().push(before);
+            let cached = state.cached.remove(&(here / LINE)).unwrap_or_default();
+            let at_risk = state.at_risk.entry(here / LINE).or_default();
+            at_risk.extend(cached);
+            at_risk.push(before);
             state.put(here, &bytes[done..done + len]);
             done += len;
         }
@@ -206,6 +214,27 @@ mod tests {
         let wanted = [(1, 1), (1, 9), (2, 1), (2, 9), (3, 1), (3, 9)];
         assert_eq!(lines, wanted.into());
         assert!(torn);
+    }
+
+    #[test]
+    fn a_fence_does_not_cover_the_stores_of_a_killed_process() {
+        let mut kept = std::collections::BTreeSet::new();
+        for seed in 0..40 {
+            let world = World::new(seed, Faults::none());
+            let memory = SimPmem::new(&world, 4096);
+            memory.store(0, &[1; 64]);
+            memory.store(64, &[1; 64]);
+            memory.crash(CrashKind::Kill, &mut Rng::new(seed));
+            // Only one of them is stored again.
+            memory.store(64, &[1; 64]);
+            memory.fence();
+            memory.crash(CrashKind::Power, &mut Rng::new(seed));
+            let mut out = [0; 128];
+            memory.load(0, &mut out);
+            assert_eq!(out[64..], [1; 64]);
+            kept.insert(out[0]);
+        }
+        assert_eq!(kept, [0, 1].into());
     }
 
     #[test]

@@ -432,7 +432,11 @@ impl<K: LogKeeper> LogAttachment<K> {
                 tracing::warn!(%place, %error, "cannot free the space of a released write log");
             }
         }
-        let id = shelf.create(&volume, &keeper.volume_name(), keeper.log_size(place), epoch).await?;
+        let (name, size, copy) = (keeper.volume_name(), keeper.log_size(place), draw_id());
+        let id = match with_members {
+            false => shelf.create(&volume, &name, size, epoch).await?,
+            true => shelf.create_with_members((&volume, &name), size, epoch, copy).await?,
+        };
         let opened = match with_members {
             false => match shelf.open_log(&id, &volume, epoch).await {
                 Ok(opened) => {
@@ -442,7 +446,7 @@ impl<K: LogKeeper> LogAttachment<K> {
                 Err(error) => Err(error),
             },
             true => {
-                let created = self.create_with_members(&shelf, id, epoch + 1, place, lock).await;
+                let created = self.create_with_members(&shelf, (id, copy), epoch + 1, place, lock).await;
                 created.map(|(log, members)| (log, Some(members)))
             }
         };
@@ -482,14 +486,14 @@ impl<K: LogKeeper> LogAttachment<K> {
     async fn create_with_members(
         &self,
         shelf: &Rc<Shelf>,
-        id: LogId,
+        (id, copy): (LogId, LogId),
         epoch: u64,
         place: &K::Place,
         lock: K::Lock,
     ) -> Result<(Rc<WriteLog>, AttachedMembers<K>)> {
         let peers = self.peers()?;
         let (served, _) = ServedCopy::release(peers.clone(), id).await?;
-        let members = MemberRecord::created_in(epoch, peers.own(), draw_id(), self.keeper.client());
+        let members = MemberRecord::created_in(epoch, peers.own(), copy, self.keeper.client());
         let record = self.record_members(peers, id, place, shelf, None);
         let (shared, options) = (Rc::new(SharedRecord(record.clone())), ReplicationOptions::default());
         let (volume, name) = (self.keeper.shared_id(), self.keeper.volume_name());

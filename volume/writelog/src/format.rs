@@ -44,6 +44,8 @@ pub const BLOCK_ENTRIES_MAX: usize = 256;
 pub const BLOCK_LEN_MAX: u64 = 1 << 20;
 /// Maximum payload of one entry in bytes; longer writes are split.
 pub const PAYLOAD_MAX: u32 = 64 << 10;
+/// Unit of a log in persistent memory, in bytes: a cache line.
+pub const PMEM_UNIT: u32 = 64;
 /// Maximum range that one entry may zero or discard, in bytes.
 pub const RUN_MAX: u64 = 1 << 30;
 /// Smallest log that the format permits, in bytes; for tests that fill it.
@@ -166,6 +168,16 @@ pub(crate) fn buffers_at(slots: u64) -> u64 {
     (AREA_AT + slots * ENTRY_LEN as u64).next_multiple_of(4096)
 }
 
+/// Returns whether a log of append blocks may have this unit: of persistent memory, or the sector size of a device.
+pub(crate) fn is_unit(unit: u32) -> bool {
+    unit == PMEM_UNIT || unit.is_power_of_two() && (512..=4096).contains(&unit)
+}
+
+/// Returns the maximum size of a log of append blocks, in bytes: an entry has 32 bits for the place of its payload.
+pub(crate) fn blocks_size_max(unit: u32) -> u64 {
+    (AREA_AT + u64::from(unit) * u64::from(u32::MAX)).min((1 << 48) - 1)
+}
+
 /// Returns the tag in a log's blocks and entries, which tells them from remains of another log in the same place.
 pub fn tag_of(log: &LogId) -> u32 {
     crc32c(log)
@@ -182,7 +194,8 @@ pub struct EntryRecord {
     pub seq: u64,
     /// Barrier generation.
     pub generation: u64,
-    /// Location of the payload, in units: ssd, from the start of the ring; pmem, from the start of the buffers.
+    /// Location of the payload, in units: in an append block, from the start of the ring; otherwise from the start of the
+    /// buffers.
     pub place: u32,
     /// CRC32C of the payload.
     pub crc: u32,

@@ -24,7 +24,7 @@ pub fn decode(bytes: &[u8]) {
         assert_eq!(EntryRecord::decode(&entry.encode(tag), tag, seq), Ok(entry));
     }
     let _ = decode_word(seq << 7, tag);
-    let unit = 512 << (head[8] % 4);
+    let unit = [512, 1024, 2048, 4096, 64][usize::from(head[8]) % 5];
     if let Some(header) = BlockHeader::peek(rest, tag, unit) {
         let _ = header.entries(rest, tag, unit, 1 + u64::from(head[9]) * 100);
     }

@@ -5,6 +5,7 @@ pub(crate) mod later;
 pub(crate) mod members;
 pub mod pmem;
 pub mod ssd;
+pub(crate) mod storage;
 
 use std::collections::VecDeque;
 use std::rc::Rc;

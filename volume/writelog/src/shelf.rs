@@ -21,6 +21,7 @@ use crate::format::{
 };
 use crate::media::pmem::PmemMedium;
 use crate::media::ssd::Ssd;
+use crate::media::storage::BlockStorage;
 use crate::media::{Medium, Recovered};
 use crate::superseded::superseded_entries;
 pub(crate) use create::draw_id;
@@ -36,6 +37,9 @@ pub struct ShelfOptions {
     pub create: bool,
     /// Space in bytes to reserve for one more log, growing the device if possible.
     pub room: u64,
+    /// Minimum size in bytes of a log device in persistent memory, with [`create`](Self::create): it does not grow while
+    /// it is open.
+    pub size: u64,
     /// Set to permit logs smaller than 16 MiB: for tests that fill them.
     pub small: bool,
     /// Set to accept memory that does not guarantee persistence: for benchmarks only.
@@ -176,10 +180,16 @@ impl Shelf {
                     }
                 };
                 let limit = shelf.limit();
-                if options.room == 0 || shelf.directory.borrow().room_for(options.room, limit).is_some() {
+                let needed = match options.room {
+                    0 => 0,
+                    room if shelf.directory.borrow().room_for(room, limit).is_some() => 0,
+                    room => shelf.directory.borrow().room_for(room, None).unwrap_or(0) + room,
+                };
+                // Grown only now that it is known to be persistent memory.
+                let size = if options.create { needed.max(options.size) } else { needed };
+                if limit.is_none_or(|limit| limit >= size) {
                     return Ok(shelf);
                 }
-                let size = shelf.directory.borrow().room_for(options.room, None).unwrap_or(0) + options.room;
                 drop(shelf);
                 grow_memory(path, &name, size).await?;
                 Self::map(path, &name, how, options).await
@@ -452,9 +462,19 @@ impl Shelf {
         one_lost: bool,
     ) -> Result<Vec<crate::format::EntryRecord>> {
         Ok(match &self.backing {
-            Backing::File(file) => Ssd::scan(file, entry.start, superblock, one_lost).await?.entries,
-            Backing::Memory(memory) => PmemMedium::scan(&**memory, entry.start, superblock)?.entries,
+            Backing::Memory(memory) if superblock.copy.is_none() => {
+                PmemMedium::scan(&**memory, entry.start, superblock)?.entries
+            }
+            _ => Ssd::scan(&self.storage(), entry.start, superblock, one_lost).await?.entries,
         })
+    }
+
+    /// Returns the storage of logs of append blocks.
+    fn storage(&self) -> BlockStorage {
+        match &self.backing {
+            Backing::File(file) => BlockStorage::File(file.clone()),
+            Backing::Memory(memory) => BlockStorage::Memory(memory.clone()),
+        }
     }
 
     /// Returns the id of this device's copy of a log that has members, and the term that it follows; zeroes if the log has
@@ -480,18 +500,24 @@ impl Shelf {
             let text = format!("{what} belongs to another volume ({}, {})", superblock.name, superblock.volume);
             return Err(Error::new(ErrorKind::Denied, text));
         }
-        let Backing::File(file) = &self.backing else {
-            let text = format!("{what} is in persistent memory, where members are not supported yet");
+        if self.kind == MediumKind::Pmem && superblock.copy.is_none() {
+            let text = format!(
+                "{what} is in persistent memory and was created without members: it has a layout of its own, which members \
+                 cannot have; detach it and attach a new one"
+            );
             return Err(Error::new(ErrorKind::Unsupported, text));
-        };
+        }
         if !self.open.borrow_mut().insert(*id) {
             return Err(Error::new(ErrorKind::Busy, format!("{what} is open")));
         }
         let held = OpenGuard { shelf: self.clone(), id: *id };
-        let room = Rc::new(Notify::new());
-        file.sync_data().await.map_err(|error| io(error, &self.path, "syncing"))?;
-        let found = Ssd::scan(file, entry.start, &superblock, one_lost).await?;
-        let (medium, found) = Ssd::resume(file.clone(), entry.start, superblock, copy, found, room.clone());
+        let (storage, room) = (self.storage(), Rc::new(Notify::new()));
+        // Writes of a killed process may be readable, but not durable.
+        storage.sync_data().await.map_err(|error| io(error, &self.path, "syncing"))?;
+        let found = Ssd::scan(&storage, entry.start, &superblock, one_lost).await?;
+        let superblocks = SUPER_COPIES.map(|at| (entry.start + at, SUPER_LEN));
+        storage.store_again(superblocks.into_iter().chain(found.unproven.iter().copied()));
+        let (medium, found) = Ssd::resume(storage, entry.start, superblock, copy, found, room.clone());
         Ok(OpenCopy { medium: Rc::new(medium), found, room, held })
     }
 
@@ -525,9 +551,10 @@ impl Shelf {
             Backing::File(file) => {
                 // Writes of a killed process may be readable, but not durable.
                 file.sync_data().await.map_err(|error| io(error, &self.path, "syncing"))?;
-                let found = Ssd::scan(file, entry.start, &superblock, one_lost).await?;
+                let storage = self.storage();
+                let found = Ssd::scan(&storage, entry.start, &superblock, one_lost).await?;
                 superblock.run = found.run + 1;
-                let (medium, found) = Ssd::resume(file.clone(), entry.start, superblock, copy, found, room.clone());
+                let (medium, found) = Ssd::resume(storage, entry.start, superblock, copy, found, room.clone());
                 (Rc::new(medium), found)
             }
             Backing::Memory(memory) => {

@@ -49,10 +49,6 @@ impl ReplicasSection {
                 .hint("write for example quota = \"64G\": the size that all copies may have together"));
         };
         let medium = medium.unwrap_or(LogMedium::Ssd);
-        if medium == LogMedium::Pmem {
-            return Err(Failure::invalid("[replicas]: copies in persistent memory are not supported yet")
-                .hint("choose medium = \"ssd\""));
-        }
         let allow = allow.unwrap_or_default().into_iter().map(|text| text.parse::<Network>().map_err(Failure::invalid));
         Ok(Some(ReplicaSettings { medium, path: absolute(&path)?, quota, allow: allow.collect::<Result<_>>()? }))
     }
@@ -72,10 +68,12 @@ mod tests {
         let settings = resolve("path = '/r'\nquota = '2G'\nallow = ['10.0.0.0/8']").expect("settings");
         let settings = settings.expect("a device");
         assert_eq!((settings.medium, settings.quota, settings.allow.len()), (LogMedium::Ssd, 2 << 30, 1));
+        let settings = resolve("path = '/mnt/pmem/r'\nquota = '1G'\nmedium = 'pmem'").expect("settings");
+        assert_eq!(settings.expect("a device").medium, LogMedium::Pmem);
         for (text, says) in [
             ("quota = '1G'", "path"),
             ("path = '/r'", "quota"),
-            ("path = '/r'\nquota = '1G'\nmedium = 'pmem'", "persistent memory"),
+            ("path = '/r'\nquota = '1G'\nmedium = 'tape'", "tape"),
             ("path = '/r'\nquota = '1G'\nallow = ['10.0.0.0/99']", "10.0.0.0/99"),
             ("room = '1G'", "room"),
         ] {

@@ -12,6 +12,7 @@ use forebay_block::{
 };
 use forebay_image::{Image, KeptLock};
 use forebay_reactor::sync::KeyedLock;
+use forebay_writelog::format::LOGS_AT;
 use forebay_writelog::replication::{LogMembers, MemberEntry, MemberState, PeerId, ReplicaPolicy};
 use forebay_writelog::{
     DirtyLimits, LogKeeper, LogOptions, LogRecord, PeerAccess, Persist, PlaceChange, RecordedLog, Shelf, ShelfOptions,
@@ -152,12 +153,14 @@ impl LogDevices {
         self.open_with(place.medium, &place.path, options).await
     }
 
-    /// Opens the log device for copies of other daemons' logs, or creates it, without space for any.
+    /// Opens the log device for copies of other daemons' logs, or creates it. A file grows with its copies; persistent
+    /// memory, which cannot grow while it is mapped, has space for `quota` bytes from the beginning.
     ///
     /// # Errors
     /// Errors of [`Shelf::open`].
-    pub async fn open_for_copies(&self, medium: api::LogMedium, path: &Path) -> Result<Rc<Shelf>> {
-        let options = ShelfOptions { create: true, ..ShelfOptions::default() };
+    pub async fn open_for_copies(&self, medium: api::LogMedium, path: &Path, quota: u64) -> Result<Rc<Shelf>> {
+        let size = quota.saturating_add(LOGS_AT);
+        let options = ShelfOptions { create: true, size, ..ShelfOptions::default() };
         let shelf = self.open_with(medium, path, options).await?;
         shelf.keep_file();
         Ok(shelf)

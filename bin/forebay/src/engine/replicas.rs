@@ -56,7 +56,7 @@ impl PeerAccess for LogPeers {
 /// images.
 pub async fn open_device(devices: &LogDevices, settings: Option<&ReplicaSettings>) -> Vec<ReplicaShelf> {
     let Some(ReplicaSettings { medium, path, quota, .. }) = settings else { return Vec::new() };
-    match devices.open_for_copies(*medium, path).await {
+    match devices.open_for_copies(*medium, path, *quota).await {
         Ok(shelf) => {
             tracing::info!(path = %path.display(), quota = %Size(*quota), copies = shelf.ids().len(), "ready for replicas");
             vec![ReplicaShelf { shelf, quota: *quota }]
@@ -167,10 +167,6 @@ impl Engine {
                 format!("min-replicas={count}, and {} replicas are wished: no write would be answered", ids.len());
             return Err(Failure::invalid(what).hint("name more peers: --replica PEER, or --replicas N"));
         }
-        if !ids.is_empty() && place.medium == api::LogMedium::Pmem {
-            return Err(Failure::new(FailureKind::Unsupported, "a log in persistent memory cannot have replicas yet")
-                .hint("put it on an SSD: --log ssd:PATH:SIZE"));
-        }
         if !ids.is_empty() && !self.is_in_ceph(&request.pool) {
             let what =
                 format!("the pool '{}' is this daemon's own: no other one could take its logs over", request.pool);
@@ -199,7 +195,7 @@ impl Engine {
         for peer in self.peers.known().list() {
             let id = peer.hello.peer.to_string();
             let fits = |offer: &&forebay_writelog::replication::hello::ReplicaOffer| {
-                api::LogMedium::from(offer.medium) == place.medium && offer.free >= place.size
+                api::LogMedium::from(offer.medium).takes_copies_of(place.medium) && offer.free >= place.size
             };
             let had = place_before(&id);
             if had.is_some() || peer.hello.offers.iter().any(|offer| fits(&offer)) {
@@ -210,7 +206,7 @@ impl Engine {
         found.sort_unstable();
         if found.len() < count as usize {
             let what = format!(
-                "{} of the connected peers have room for a copy of {} on {}; {count} are wanted",
+                "{} of the connected peers have room for a copy of {} of a log on {}; {count} are wanted",
                 found.len(),
                 Size(place.size),
                 place.medium.name()

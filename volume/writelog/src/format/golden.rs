@@ -83,6 +83,51 @@ fn the_superblock_of_a_log_with_members_is_what_it_was() {
 }
 
 #[test]
+fn the_superblock_of_a_copy_in_persistent_memory_is_what_it_was() {
+    let mut superblock = LogSuperblock { medium: MediumKind::Pmem, unit: 64, slots: 0, ..superblock() };
+    superblock.set_copy(CopyState { copy: *b"copycopycopycopy", kept: 12, cut: 15, filling: true });
+    let bytes = superblock.encode();
+    assert_eq!(hex(&bytes[..224]), include_str!("golden/superblock-pmem.hex").trim());
+    let is_valid = |changed: LogSuperblock| LogSuperblock::decode(&changed.encode()) == Ok(changed);
+    for unit in [64, 512, 1024, 4096] {
+        assert!(is_valid(LogSuperblock { unit, ..superblock.clone() }), "unit {unit}");
+    }
+    for unit in [0, 1, 32, 128, 256, 576, 8192] {
+        assert!(!is_valid(LogSuperblock { unit, ..superblock.clone() }), "unit {unit}");
+    }
+    assert!(!is_valid(LogSuperblock { slots: 100, ..superblock.clone() }), "a ring of entries");
+    assert!(!is_valid(LogSuperblock { medium: MediumKind::Ssd, ..superblock.clone() }), "no sectors of 64 bytes");
+    let places = blocks_size_max(64) / 4096 * 4096;
+    assert!(is_valid(LogSuperblock { size: places, ..superblock.clone() }));
+    assert!(!is_valid(LogSuperblock { size: places + 4096, ..superblock.clone() }), "no places for its payloads");
+    let mut without = LogSuperblock { slots: 100, copy: None, features: 0, ..superblock };
+    assert!(is_valid(without.clone()));
+    without.slots = 0;
+    assert!(!is_valid(without), "append blocks without members");
+}
+
+#[test]
+fn an_append_block_in_persistent_memory_is_what_it_was() {
+    let units = 2 + 64;
+    let header = BlockHeader {
+        run: 5,
+        count: 1,
+        behind: 1,
+        number: 12,
+        pos: 99,
+        first_seq: 77,
+        tail_pos: 90,
+        tail_seq: 70,
+        units,
+    };
+    let mut bytes = [0; 128];
+    header.encode(0xdead_beef, &[entry(77)], &mut bytes);
+    assert_eq!(hex(&bytes), include_str!("golden/block-pmem.hex").trim());
+    assert_eq!(BlockHeader::peek(&bytes, 0xdead_beef, 64), Some(header));
+    assert_eq!(header.entries(&bytes, 0xdead_beef, 64, 10_000), Ok(vec![entry(77)]));
+}
+
+#[test]
 fn blocks_follow_by_their_runs() {
     let alone = superblock();
     assert!(

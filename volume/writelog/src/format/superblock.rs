@@ -1,8 +1,8 @@
 //! Superblock of a log.
 
 use super::{
-    FEATURE_MEMBERS, LOG_SIZE_LEAST, LogId, MAGIC, MalformedLog, MediumKind, Reader, SUPER_LEN, VERSION,
-    VERSION_MEMBERS, buffers_at, is_sealed, malformed, seal,
+    FEATURE_MEMBERS, LOG_SIZE_LEAST, LogId, MAGIC, MalformedLog, MediumKind, PMEM_UNIT, Reader, SUPER_LEN, VERSION,
+    VERSION_MEMBERS, blocks_size_max, buffers_at, is_sealed, is_unit, malformed, seal,
 };
 
 /// State of a copy of a log that has members, in the superblock of version 2.
@@ -37,11 +37,11 @@ pub struct LogSuperblock {
     pub medium: MediumKind,
     /// Set if the log was closed with all data at the backend.
     pub clean: bool,
-    /// ssd: alignment unit of blocks and payloads, in bytes. pmem: 64.
+    /// Alignment unit of blocks and payloads, in bytes. pmem without append blocks: 64.
     pub unit: u32,
     /// Size of the log in bytes, including superblocks.
     pub size: u64,
-    /// pmem: number of entries of the ring; ssd: 0.
+    /// Number of entries of the ring; 0 for append blocks, which logs on an SSD have, and all logs with members.
     pub slots: u64,
     /// Creation time in seconds since 1970.
     pub created_s: u64,
@@ -191,7 +191,11 @@ impl LogSuperblock {
         let sane = match medium {
             MediumKind::Ssd => unit.is_power_of_two() && (512..=4096).contains(&unit),
             // The ring must leave space for buffers.
-            MediumKind::Pmem => unit == 64 && (1..1 << 42).contains(&slots) && buffers_at(slots) < size,
+            MediumKind::Pmem if copy.is_none() => {
+                unit == PMEM_UNIT && (1..1 << 42).contains(&slots) && buffers_at(slots) < size
+            }
+            // It may be a copy of a log on an SSD.
+            MediumKind::Pmem => is_unit(unit) && slots == 0 && size <= blocks_size_max(unit),
         };
         if !bounded || !sane {
             return malformed(format!("superblock: units of {unit} bytes, {slots} slots, {size} bytes"));

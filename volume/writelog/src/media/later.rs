@@ -2,8 +2,9 @@
 //! that the log is damaged there, and does not merely end.
 
 use forebay_block::{Error, Result};
-use forebay_reactor::File;
+use forebay_reactor::yield_now;
 
+use super::storage::BlockStorage;
 use crate::format::{AREA_AT, BlockHeader, ENTRY_LEN, LogSuperblock};
 
 /// Bytes past the end of a log that are always searched: long enough to contain the start of the block after a
@@ -15,8 +16,8 @@ const STEP: u64 = 1 << 20;
 /// Ring of append blocks of one log.
 #[derive(Clone, Copy)]
 pub(crate) struct Ring<'a> {
-    pub(crate) file: &'a File,
-    /// Byte offset of the log on the file.
+    pub(crate) storage: &'a BlockStorage,
+    /// Byte offset of the log in it.
     pub(crate) base: u64,
     /// Unit in bytes.
     pub(crate) unit: u32,
@@ -45,6 +46,7 @@ impl Ring<'_> {
                 }
             }
             at += count;
+            yield_now().await;
         }
         Ok(durable)
     }
@@ -64,7 +66,8 @@ impl Ring<'_> {
 
     async fn read(&self, place: u64, units: u64) -> Result<Vec<u8>> {
         let unit = u64::from(self.unit);
-        let read = self.file.read_exact_at(self.base + AREA_AT + place * unit, (units * unit) as usize).await;
+        let (at, len) = (self.base + AREA_AT + place * unit, (units * unit) as usize);
+        let read = self.storage.read_exact_at(at, len).await;
         Ok(read.map_err(|error| Error::from_io(error, "the write log: searching for later blocks"))?.to_vec())
     }
 }

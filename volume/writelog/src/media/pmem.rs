@@ -1,4 +1,4 @@
-//! Log in persistent memory: a ring of 64-byte entries that refer to buffers of any size.
+//! Log in persistent memory that has no members: a ring of 64-byte entries that refer to buffers of any size.
 //!
 //! A group is appended in two steps: payloads and entries, a fence; the head word, a fence. Storing the head word
 //! publishes the entries and their buffers, and frees the buffers of superseded entries: these follow from the
@@ -17,13 +17,13 @@ use super::ssd::verify;
 use super::{AppendGroup, AppendPiece, Medium, Placed, Recovered, check_generations, corrupt, now_ms};
 use crate::entries::LogEntry;
 use crate::format::{
-    AREA_AT, BLOCK_ENTRIES_MAX, ENTRY_LEN, EntryRecord, HEAD_AT, LogSuperblock, SUPER_COPIES, TAIL_AT, buffers_at,
-    decode_word, encode_word, tag_of,
+    AREA_AT, BLOCK_ENTRIES_MAX, ENTRY_LEN, EntryRecord, HEAD_AT, LogSuperblock, PMEM_UNIT, SUPER_COPIES, TAIL_AT,
+    buffers_at, decode_word, encode_word, tag_of,
 };
 use crate::superseded::superseded_entries;
 
 /// Allocation unit of buffers in bytes: a cache line.
-pub(crate) const LINE: u64 = 64;
+pub(crate) const LINE: u64 = PMEM_UNIT as u64;
 /// Bytes of buffers per entry of the ring.
 const BYTES_PER_SLOT: u64 = 1024;
 

@@ -1,4 +1,5 @@
-//! Log on a file or block device: a ring of append blocks, each a header, entries and payloads in one direct write.
+//! Log of append blocks: a ring of blocks, each a header, entries and payloads in one write. Logs on files and block devices
+//! have this layout, and so have logs in persistent memory that have members.
 
 mod copy;
 mod payload_read;
@@ -11,12 +12,12 @@ use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{Buf, BufList, BufMut, Error, ErrorKind, LocalFuture, Result};
-use forebay_reactor::File;
 use forebay_reactor::sync::{Notify, Semaphore};
 
 use self::payload_read::{PayloadSpan, Pin};
 use self::ring::{Mark, RingState, StartedBlock};
 pub(crate) use self::scan::ScanResult;
+use super::storage::BlockStorage;
 use super::{AppendGroup, AppendPiece, Medium, Placed, Recovered, now_ms};
 use crate::entries::LogEntry;
 use crate::format::{
@@ -29,10 +30,10 @@ use crate::replication::LogShape;
 const SPAN_MAX: u64 = 256 << 10;
 const GAP_MAX: u64 = 8 << 10;
 
-/// Log on a file or block device.
+/// Log of append blocks.
 pub(crate) struct Ssd {
-    file: File,
-    /// Byte offset of the log on the file.
+    storage: BlockStorage,
+    /// Byte offset of the log in its storage.
     base: u64,
     unit: u32,
     /// Length of the ring in units.
@@ -64,7 +65,7 @@ impl Ssd {
     /// Resumes a log that was scanned. `superblock`, equal to copy `copy` except for the run, must be written by
     /// [`persist_tail`](Medium::persist_tail) before any append.
     pub(crate) fn resume(
-        file: File,
+        storage: BlockStorage,
         base: u64,
         superblock: LogSuperblock,
         copy: usize,
@@ -96,7 +97,7 @@ impl Ssd {
         marks.into_iter().for_each(|mark| state.mark(mark));
         state.find_tail();
         let log = Self {
-            file,
+            storage,
             base,
             unit,
             ring,
@@ -192,7 +193,7 @@ impl Medium for Ssd {
         header.encode(self.tag, &records, &mut head);
         let mut bufs = BufList::from(head);
         for Placed { piece, .. } in &pieces {
-            if piece.payload.parts().iter().all(|part| part.is_aligned(unit)) {
+            if piece.payload.parts().iter().all(|part| self.storage.takes(part, unit)) {
                 bufs.append(piece.payload.clone());
             } else {
                 let mut copy = BufMut::zeroed(piece.payload.len().next_multiple_of(unit));
@@ -206,12 +207,12 @@ impl Medium for Ssd {
         state.mark(Mark { number: header.number, pos, first_seq });
         let end_seq = state.next_seq;
         state.started.push_back(StartedBlock { number: header.number, end_seq, done: false, durable: false });
-        let (file, offset) = (self.file.clone(), self.base + AREA_AT + pos % self.ring * u64::from(self.unit));
+        let (storage, offset) = (self.storage.clone(), self.base + AREA_AT + pos % self.ring * u64::from(self.unit));
         let raw = has_members.then(|| copy::raw_append(&header, bufs.clone()));
         let work = async move {
             let written = match durable {
-                true => file.write_durable_at(bufs, offset).await,
-                false => file.write_at(bufs, offset).await,
+                true => storage.write_durable_at(bufs, offset).await,
+                false => storage.write_at(bufs, offset).await,
             };
             written.map_err(|error| io(error, "appending"))
         };
@@ -238,14 +239,14 @@ impl Medium for Ssd {
     }
 
     fn read(&self, entry: &LogEntry) -> LocalFuture<Result<Buf>> {
-        let (file, entry) = (self.file.clone(), *entry);
+        let (storage, entry) = (self.storage.clone(), *entry);
         let pin = self.pin(self.pos_of(&entry));
         let offset = self.base + AREA_AT + u64::from(entry.place) * u64::from(self.unit);
         let len = entry.payload_len() as usize;
         let whole = len.next_multiple_of(self.unit as usize);
         Box::pin(async move {
             let _pin = pin;
-            let read = file.read_exact_at(offset, whole).await;
+            let read = storage.read_exact_at(offset, whole).await;
             let data = read.map_err(|error| io(error, "reading a payload"))?.freeze().slice(0..len);
             verify(&entry, &data)?;
             Ok(data)
@@ -272,7 +273,7 @@ impl Medium for Ssd {
                 (to, end) = (to + 1, after);
             }
             let span = Rc::new(PayloadSpan {
-                file: self.file.clone(),
+                storage: self.storage.clone(),
                 offset: self.base + AREA_AT + start % self.ring * unit,
                 len: ((end - start) * unit) as usize,
                 begun: Cell::new(false),
@@ -308,7 +309,7 @@ impl Medium for Ssd {
 
     fn persist_tail(&self, clean: bool) -> LocalFuture<Result<()>> {
         let (state, room, turn) = (self.state.clone(), self.room.clone(), self.turn.clone());
-        let (file, base, copy) = (self.file.clone(), self.base, self.copy.clone());
+        let (storage, base, copy) = (self.storage.clone(), self.base, self.copy.clone());
         Box::pin(async move {
             let _turn = turn.acquire(1).await;
             let (bytes, seq, pos) = {
@@ -323,7 +324,7 @@ impl Medium for Ssd {
                 (superblock.encode(), seq, pos)
             };
             let offset = base + SUPER_COPIES[copy.get()];
-            let written = file.write_durable_at(Buf::copy_of(&bytes), offset).await;
+            let written = storage.write_durable_at(Buf::copy_of(&bytes), offset).await;
             written.map_err(|error| io(error, "writing the superblock"))?;
             // A failed write may have torn this copy, so it is rewritten before the other.
             let written = copy.replace(1 - copy.get());
@@ -337,13 +338,13 @@ impl Medium for Ssd {
     }
 
     fn sync(&self) -> LocalFuture<Result<()>> {
-        let (file, state, room) = (self.file.clone(), self.state.clone(), self.room.clone());
+        let (storage, state, room) = (self.storage.clone(), self.state.clone(), self.room.clone());
         Box::pin(async move {
             let done = {
                 let state = state.borrow();
                 state.started.iter().take_while(|block| block.done).last().map(|block| block.number + 1)
             };
-            file.sync_data().await.map_err(|error| io(error, "syncing"))?;
+            storage.sync_data().await.map_err(|error| io(error, "syncing"))?;
             if let Some(done) = done {
                 state.borrow_mut().durable(done);
                 room.notify_all();

@@ -13,16 +13,16 @@ pub struct RawAppend {
     pub term: u32,
     /// Place after them.
     pub next: AppendCursor,
-    /// Bytes. ssd: an append block.
+    /// Append block.
     pub bytes: BufList,
 }
 
 /// Place between the entries of a log where the next ones are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AppendCursor {
-    /// ssd: number of the block.
+    /// Number of the block.
     pub number: u64,
-    /// ssd: end of the block before, in units since the log's creation.
+    /// End of the block before, in units since the log's creation.
     pub pos: u64,
     /// Sequence number of the next entry.
     pub seq: u64,

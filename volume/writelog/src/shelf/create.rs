@@ -6,10 +6,11 @@ use std::rc::Rc;
 use forebay_block::{Error, ErrorKind, Result};
 use forebay_reactor::{random, spawn, wall_clock};
 
-use super::space::{GiveUp, fill, given_up_error};
+use super::space::{GiveUp, fill, fill_memory, given_up_error};
 use super::{Backing, Shelf};
 use crate::format::{
-    CopyState, LOG_ALIGN, LOG_SIZE_LEAST, LogId, LogSuperblock, MediumKind, SUPER_COPIES, SUPER_LEN, ShelfEntry, tag_of,
+    CopyState, LOG_ALIGN, LOG_SIZE_LEAST, LogId, LogSuperblock, MediumKind, PMEM_UNIT, SUPER_COPIES, SUPER_LEN,
+    ShelfEntry, blocks_size_max, is_unit, tag_of,
 };
 use crate::media::pmem;
 
@@ -27,15 +28,15 @@ struct NewLog {
     name: String,
     size: u64,
     epoch: u64,
-    /// Set for a copy of another peer's log.
-    replica: Option<NewReplica>,
+    /// Set for a copy of a log that has members.
+    copy: Option<NewCopy>,
 }
 
-/// Copy of a log of another peer, to be created.
-struct NewReplica {
-    log: LogId,
-    copy: LogId,
-    unit: u32,
+/// Copy of a log that has members, to be created.
+struct NewCopy {
+    id: LogId,
+    /// Log and its unit, if it is another peer's.
+    of: Option<(LogId, u32)>,
 }
 
 impl Shelf {
@@ -48,8 +49,23 @@ impl Shelf {
     /// allocation where that is possible; errors of the device, also if the directory may lack a log since it was
     /// opened.
     pub async fn create(self: &Rc<Self>, volume: &str, name: &str, size: u64, epoch: u64) -> Result<LogId> {
-        let new = NewLog { volume: volume.to_owned(), name: name.to_owned(), size, epoch, replica: None };
+        let new = NewLog { volume: volume.to_owned(), name: name.to_owned(), size, epoch, copy: None };
         self.create_log(new).await
+    }
+
+    /// Creates an empty log that is to have members: this device has the first copy of it, with the id `copy`.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub async fn create_with_members(
+        self: &Rc<Self>,
+        (volume, name): (&str, &str),
+        size: u64,
+        epoch: u64,
+        copy: LogId,
+    ) -> Result<LogId> {
+        let copy = Some(NewCopy { id: copy, of: None });
+        self.create_log(NewLog { volume: volume.to_owned(), name: name.to_owned(), size, epoch, copy }).await
     }
 
     async fn create_log(self: &Rc<Self>, new: NewLog) -> Result<LogId> {
@@ -92,12 +108,11 @@ impl Shelf {
         (size, unit): (u64, u32),
         epoch: u64,
     ) -> Result<LogId> {
-        if self.kind != MediumKind::Ssd {
-            let text = format!("{}: copies of logs in persistent memory are not supported yet", self.path);
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
-        if unit < self.unit() || unit > 4096 || !unit.is_power_of_two() {
-            let text = format!("{}: sectors of {} bytes; the log has units of {unit}", self.path, self.unit());
+        if unit < self.unit() || !is_unit(unit) {
+            let text = match unit {
+                PMEM_UNIT => format!("{}: not persistent memory, which the log is in", self.path),
+                _ => format!("{}: sectors of {} bytes; the log has units of {unit}", self.path, self.unit()),
+            };
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         match self.discard(log).await {
@@ -105,8 +120,8 @@ impl Shelf {
             _ => {}
         }
         let copy = draw_id();
-        let replica = Some(NewReplica { log: *log, copy, unit });
-        self.create_log(NewLog { volume: volume.to_owned(), name: name.to_owned(), size, epoch, replica }).await?;
+        let new = Some(NewCopy { id: copy, of: Some((*log, unit)) });
+        self.create_log(NewLog { volume: volume.to_owned(), name: name.to_owned(), size, epoch, copy: new }).await?;
         Ok(copy)
     }
 
@@ -114,13 +129,13 @@ impl Shelf {
     fn unit(&self) -> u32 {
         match &self.backing {
             Backing::File(file) => file.info().sector.max(512),
-            Backing::Memory(_) => pmem::LINE as u32,
+            Backing::Memory(_) => PMEM_UNIT,
         }
     }
 
     async fn make(&self, new: &NewLog, given_up: &Cell<bool>) -> Result<LogId> {
         const NAMES_MAX: usize = 3500;
-        let NewLog { volume, name, size, epoch, replica } = new;
+        let NewLog { volume, name, size, epoch, copy } = new;
         let (size, epoch) = (*size, *epoch);
         let smallest = self.smallest;
         if size < smallest || volume.len() + name.len() > NAMES_MAX {
@@ -128,14 +143,19 @@ impl Shelf {
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let size = size.next_multiple_of(LOG_ALIGN);
+        let of = copy.as_ref().and_then(|copy| copy.of);
+        let (id, unit) = of.unwrap_or_else(|| (draw_id(), self.unit()));
+        let has_slots = self.kind == MediumKind::Pmem && copy.is_none();
+        if !has_slots && size > blocks_size_max(unit) {
+            let text = format!("a log of {size} bytes; {} at most, with units of {unit}", blocks_size_max(unit));
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
         let mut directory = self.directory.borrow().clone();
         let Some(start) = directory.room_for(size, self.limit()) else {
             return Err(Error::new(ErrorKind::NoSpace, format!("{}: no space for a log of {size} bytes", self.path)));
         };
         self.check_space(start, size)?;
         self.grow(start + size).await?;
-        let unit = replica.as_ref().map_or_else(|| self.unit(), |replica| replica.unit);
-        let id = replica.as_ref().map_or_else(draw_id, |replica| replica.log);
         let mut superblock = LogSuperblock {
             features: 0,
             serial: 1,
@@ -146,7 +166,7 @@ impl Shelf {
             clean: true,
             unit,
             size,
-            slots: if self.kind == MediumKind::Pmem { pmem::slots(size) } else { 0 },
+            slots: if has_slots { pmem::slots(size) } else { 0 },
             created_s: wall_clock().as_secs(),
             tail_pos: 0,
             tail_block: 0,
@@ -156,12 +176,14 @@ impl Shelf {
             volume: volume.to_owned(),
             name: name.to_owned(),
         };
-        if let Some(replica) = replica {
-            superblock.set_copy(CopyState { copy: replica.copy, kept: 0, cut: 0, filling: true });
+        if let Some(NewCopy { id, of }) = copy {
+            superblock.set_copy(CopyState { copy: *id, kept: 0, cut: 0, filling: of.is_some() });
         }
         match &self.backing {
             Backing::File(file) => fill(file, &self.path, start..start + size, given_up).await?,
-            Backing::Memory(memory) => pmem::format_words(&**memory, start, tag_of(&id), 0),
+            Backing::Memory(memory) if has_slots => pmem::format_words(&**memory, start, tag_of(&id), 0),
+            // A former copy of the same log may have left blocks there.
+            Backing::Memory(memory) => fill_memory(&**memory, &self.path, start..start + size, given_up).await?,
         }
         self.write(start + SUPER_COPIES[0], &superblock.encode()).await?;
         self.write(start + SUPER_COPIES[1], &[0; SUPER_LEN]).await?;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use forebay_block::{Buf, Error, ErrorKind, Result};
+use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::{File, OpenOptions, fs, spawn, yield_now};
 
 use super::{Backing, Shelf, io};
@@ -69,6 +70,28 @@ pub(super) async fn fill(file: &File, name: &str, range: Range<u64>, given_up: &
         yield_now().await;
     }
     file.sync_data().await.map_err(|error| io(error, name, "allocating space for a log"))
+}
+
+/// Stores zeroes over a range of persistent memory, durably, unless told to give up.
+pub(super) async fn fill_memory(
+    memory: &dyn PersistentMemory,
+    name: &str,
+    range: Range<u64>,
+    given_up: &Cell<bool>,
+) -> Result<()> {
+    let zeroes = Buf::zeroed(STEP as usize);
+    let mut at = range.start;
+    while at < range.end {
+        if given_up.get() {
+            return Err(given_up_error(name));
+        }
+        let len = (range.end - at).min(STEP);
+        memory.store(at, &zeroes[..len as usize]);
+        at += len;
+        yield_now().await;
+    }
+    memory.fence();
+    Ok(())
 }
 
 /// Truncates a file to `size` bytes, in steps.

@@ -18,13 +18,15 @@ use crate::common::{LONG, MILLISECOND};
 use crate::replication::{Keeper, path, with_hosts};
 
 /// Primary that sends what it likes, with blocks of one entry.
-struct RawPrimary {
-    log: LogId,
-    link: Connection,
+pub struct RawPrimary {
+    pub log: LogId,
+    pub link: Connection,
+    /// Unit of the log in bytes.
+    pub unit: u32,
 }
 
 impl RawPrimary {
-    async fn ask(&self, term: u32, action: ReplicaAction, data: Vec<u8>) -> ReplicaAnswer {
+    pub async fn ask(&self, term: u32, action: ReplicaAction, data: Vec<u8>) -> ReplicaAnswer {
         let request = ReplicaRequest { log: self.log, term, action }.encode();
         let mut message = Message::new(KIND_REQUEST).front(Buf::copy_of(&request));
         if !data.is_empty() {
@@ -35,15 +37,15 @@ impl RawPrimary {
     }
 
     /// Creates an empty copy that follows a term.
-    async fn create(&self, term: u32) -> LogId {
+    pub async fn create(&self, term: u32) -> LogId {
         let (volume, name) = ("one".to_owned(), "pool/a".to_owned());
-        let action = ReplicaAction::Create { volume, name, size: 1 << 20, unit: 512, epoch: 1 };
+        let action = ReplicaAction::Create { volume, name, size: 1 << 20, unit: self.unit, epoch: 1 };
         let ReplicaAnswer::Created(copy) = self.ask(term, action, Vec::new()).await else { panic!("not created") };
         assert!(matches!(self.adopt(term, copy, 0).await, ReplicaAnswer::Done(_)));
         copy
     }
 
-    async fn adopt(&self, term: u32, copy: LogId, entries: u64) -> ReplicaAnswer {
+    pub async fn adopt(&self, term: u32, copy: LogId, entries: u64) -> ReplicaAnswer {
         self.adopt_log(term, copy, &[(1, entries)]).await
     }
 
@@ -66,18 +68,19 @@ impl RawPrimary {
         self.ask(term, ReplicaAction::Adopt(adopt), Vec::new()).await
     }
 
-    async fn append(&self, term: u32, number: u64) -> ReplicaAnswer {
+    pub async fn append(&self, term: u32, number: u64) -> ReplicaAnswer {
         self.ask(term, ReplicaAction::Append { durable: true }, self.block(term, number, number as u16)).await
     }
 
     /// Returns block `number`, which zeroes a range, and says that all but `behind` blocks before it are durable.
-    fn block(&self, term: u32, number: u64, behind: u16) -> Vec<u8> {
+    pub fn block(&self, term: u32, number: u64, behind: u16) -> Vec<u8> {
         let extent = Extent::new(0, 4096);
         let (generation, place, crc, time_ms) = (1, 0, 0, 0);
         let entry = EntryRecord { kind: EntryKind::Zeroes, extent, seq: number, generation, place, crc, time_ms, term };
-        let (pos, first_seq, tail_pos, tail_seq) = (number, number, 0, 0);
-        let header = BlockHeader { run: term, count: 1, behind, number, pos, first_seq, tail_pos, tail_seq, units: 1 };
-        let mut bytes = vec![0; 512];
+        let units = (2 * 64_u32).div_ceil(self.unit);
+        let (pos, first_seq, tail_pos, tail_seq) = (number * u64::from(units), number, 0, 0);
+        let header = BlockHeader { run: term, count: 1, behind, number, pos, first_seq, tail_pos, tail_seq, units };
+        let mut bytes = vec![0; (units * self.unit) as usize];
         header.encode(tag_of(&self.log), &[entry], &mut bytes);
         bytes
     }
@@ -87,7 +90,7 @@ impl RawPrimary {
 fn a_copy_that_adopts_a_term_takes_nothing_meanwhile() {
     with_hosts(2, async |world, hosts| {
         let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
-        let raw = Rc::new(RawPrimary { log: [9; 16], link });
+        let raw = Rc::new(RawPrimary { log: [9; 16], link, unit: 512 });
         let copy = raw.create(1).await;
         assert!(matches!(raw.append(1, 0).await, ReplicaAnswer::Done(CopyProgress { head: 1, .. })));
         // Writes take long from here on, so that the adoption waits for one.
@@ -115,7 +118,7 @@ fn a_copy_that_adopts_a_term_takes_nothing_meanwhile() {
 fn a_copy_retires_what_it_was_asked_to_even_if_that_is_being_written() {
     with_hosts(2, async |world, hosts| {
         let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
-        let raw = Rc::new(RawPrimary { log: [9; 16], link });
+        let raw = Rc::new(RawPrimary { log: [9; 16], link, unit: 512 });
         raw.create(1).await;
         let slow = DiskFaults { write_latency: 50_000_000..60_000_000, ..DiskFaults::none() };
         assert!(world.set_disk_faults(path(2), Some(slow)));
@@ -134,7 +137,7 @@ fn a_copy_retires_what_it_was_asked_to_even_if_that_is_being_written() {
 fn what_a_former_primary_has_left_over_is_not_found_again() {
     with_hosts(2, async |_, hosts| {
         let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
-        let raw = RawPrimary { log: [9; 16], link };
+        let raw = RawPrimary { log: [9; 16], link, unit: 512 };
         let copy = raw.create(1).await;
         for number in 0..3 {
             raw.append(1, number).await;
@@ -152,7 +155,7 @@ fn what_a_former_primary_has_left_over_is_not_found_again() {
 fn a_block_is_not_written_before_those_that_it_says_are_durable() {
     with_hosts(2, async |world, hosts| {
         let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
-        let raw = Rc::new(RawPrimary { log: [9; 16], link });
+        let raw = Rc::new(RawPrimary { log: [9; 16], link, unit: 512 });
         raw.create(1).await;
         let append = |number: u64| {
             let (raw, block) = (raw.clone(), raw.block(1, number, 0));
@@ -177,7 +180,7 @@ fn a_block_is_not_written_before_those_that_it_says_are_durable() {
 fn entries_of_a_term_that_cannot_be_next_are_refused() {
     with_hosts(2, async |_, hosts| {
         let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
-        let raw = RawPrimary { log: [9; 16], link };
+        let raw = RawPrimary { log: [9; 16], link, unit: 512 };
         let copy = raw.create(2).await;
         raw.append(2, 0).await;
         raw.adopt_log(3, copy, &[(2, 1)]).await;

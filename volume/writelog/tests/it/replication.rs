@@ -3,6 +3,7 @@
 mod attached;
 mod leases;
 mod media_failures;
+mod pmem;
 mod replicas_min;
 
 use std::cell::{Cell, RefCell};
@@ -15,7 +16,7 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::{Address, Connection, Message, Messenger, MessengerCore, MessengerOptions, Policy};
 use forebay_reactor::{Buf, BufMut, File, OpenOptions, sleep, spawn, timeout};
-use forebay_sim::{CrashPolicy, DiskFaults, Faults, World};
+use forebay_sim::{CrashPolicy, DiskFaults, Faults, SimPmem, World};
 use forebay_writelog::format::{LOGS_AT, LogSuperblock, SUPER_COPIES, SUPER_LEN};
 use forebay_writelog::replication::wire::{KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
 use forebay_writelog::replication::{
@@ -82,7 +83,7 @@ impl ParkedRequests {
 pub struct Host {
     pub id: PeerId,
     image: Rc<SharedImage>,
-    shelf: Rc<Shelf>,
+    pub shelf: Rc<Shelf>,
     pub replicas: Rc<ReplicaHost>,
     parked: Rc<ParkedRequests>,
     server: Messenger,
@@ -109,9 +110,14 @@ fn address(number: u8) -> Address {
 }
 
 impl Host {
-    async fn start(number: u8, image: &Rc<SharedImage>, core: &MessengerCore) -> Rc<Self> {
+    async fn start(number: u8, memory: Option<SimPmem>, image: &Rc<SharedImage>, core: &MessengerCore) -> Rc<Self> {
         let options = ShelfOptions { create: true, small: true, ..ShelfOptions::default() };
-        let shelf = Shelf::open(MediumKind::Ssd, Path::new(&path(number)), options).await.expect("a shelf");
+        let path = path(number);
+        let shelf = match memory {
+            Some(memory) => Shelf::on_memory(Rc::new(memory), &path, options).await,
+            None => Shelf::open(MediumKind::Ssd, Path::new(&path), options).await,
+        };
+        let shelf = shelf.expect("a shelf");
         let replicas = ReplicaHost::new(vec![ReplicaShelf { shelf: shelf.clone(), quota: 64 << 20 }]);
         let (host, parked): (_, Rc<ParkedRequests>) = (replicas.clone(), Rc::default());
         let parks = parked.clone();
@@ -147,10 +153,16 @@ impl Host {
 
     /// Creates a log here.
     async fn create(self: &Rc<Self>) -> (LogId, Primary) {
-        let id = self.shelf.create("one", "pool/a", 1 << 20, 0).await.expect("room");
+        let copy = [self.id.0[0]; 16];
+        let id = match self.shelf.medium() {
+            // Gets members when it is opened.
+            MediumKind::Ssd => self.shelf.create("one", "pool/a", 1 << 20, 0).await,
+            MediumKind::Pmem => self.shelf.create_with_members(("one", "pool/a"), 1 << 20, 0, copy).await,
+        };
+        let id = id.expect("room");
         self.image.log.set(id);
-        let record = MemberRecord::created(self.id, [self.id.0[0]; 16], "client.1".to_owned());
-        let record = record.opened(self.id, [self.id.0[0]; 16], "client.2".to_owned()).expect("its own");
+        let record = MemberRecord::created(self.id, copy, "client.1".to_owned());
+        let record = record.opened(self.id, copy, "client.2".to_owned()).expect("its own");
         self.image.record.replace(Some(record.clone()));
         let keeper = Rc::new(Keeper(self.clone()));
         let opened = open_members(&self.shelf, &id, ("one", "pool/a"), record, keeper, options()).await;
@@ -308,8 +320,16 @@ async fn reopened(host: &Rc<Host>, id: &LogId) -> Primary {
 
 /// Runs a test with hosts 1 and up.
 pub fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
+    let media = vec![MediumKind::Ssd; usize::from(count)];
+    with_media(&media, async |world, _, hosts| test(world, hosts).await);
+}
+
+/// Runs a test with hosts 1 and up, whose log devices are of these media; those in persistent memory get it, too.
+pub fn with_media(media: &[MediumKind], test: impl AsyncFnOnce(World, Vec<SimPmem>, Vec<Rc<Host>>)) {
     let world = World::new(1, Faults { crash: CrashPolicy::LoseAll, ..Faults::none() });
-    (1..=count).for_each(|number| world.add_disk(path(number), 16 << 20, 512));
+    let numbers = || (1..).zip(media);
+    numbers().for_each(|(number, _)| world.add_disk(path(number), 16 << 20, 512));
+    let memories: Vec<SimPmem> = media.iter().map(|_| SimPmem::new(&world, 16 << 20)).collect();
     let reactor = world.reactor();
     let ran = world.run(&reactor, async {
         let image = Rc::new(SharedImage {
@@ -326,10 +346,11 @@ pub fn with_hosts(count: u8, test: impl AsyncFnOnce(World, Vec<Rc<Host>>)) {
         });
         let core = MessengerCore::default();
         let mut hosts = Vec::new();
-        for number in 1..=count {
-            hosts.push(Host::start(number, &image, &core).await);
+        for ((number, medium), memory) in numbers().zip(&memories) {
+            let memory = (*medium == MediumKind::Pmem).then(|| memory.clone());
+            hosts.push(Host::start(number, memory, &image, &core).await);
         }
-        test(world.clone(), hosts).await;
+        test(world.clone(), memories.clone(), hosts).await;
     });
     ran.expect("it ends");
 }
@@ -410,7 +431,12 @@ fn former_logs_of_a_volume_are_discarded_with_its_next_copy() {
 
 #[test]
 fn a_replica_is_filled_and_takes_over_with_everything() {
-    with_hosts(2, async |_, hosts| {
+    filled_and_taken_over(&[MediumKind::Ssd; 2]);
+}
+
+/// Fills a replica, and lets it take over.
+fn filled_and_taken_over(media: &[MediumKind]) {
+    with_media(media, async |_, _, hosts| {
         let [one, two] = &hosts[..] else { unreachable!("two hosts") };
         let (id, primary) = one.create().await;
         for at in 0..20 {
@@ -481,7 +507,12 @@ fn a_volume_stalls_until_the_record_has_dropped_a_replica() {
 
 #[test]
 fn a_replica_that_was_away_gets_what_it_lacks_from_the_medium() {
-    with_hosts(2, async |_, hosts| {
+    filled_from_the_medium(&[MediumKind::Ssd; 2]);
+}
+
+/// Fills a replica from a log whose ring has gone round, and lets it take over.
+fn filled_from_the_medium(media: &[MediumKind]) {
+    with_media(media, async |_, _, hosts| {
         let [one, two] = &hosts[..] else { unreachable!("two hosts") };
         let (id, primary) = one.create().await;
         // More than is kept in memory, and more than the ring holds: write-back retires it meanwhile.

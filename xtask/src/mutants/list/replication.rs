@@ -24,6 +24,10 @@ const RING: &str = "volume/writelog/src/media/ssd/ring.rs";
 const ATTACHED: &str = "volume/writelog/src/attachment/members.rs";
 const PEERS: &str = "volume/writelog/src/replication/peers.rs";
 const MEMBERS: &str = "volume/writelog/src/media/members.rs";
+const STORAGE: &str = "volume/writelog/src/media/storage.rs";
+const SHELF: &str = "volume/writelog/src/shelf.rs";
+const CREATE: &str = "volume/writelog/src/shelf/create.rs";
+const SPACE: &str = "volume/writelog/src/shelf/space.rs";
 const SUPERBLOCK: &str = "volume/writelog/src/format/superblock.rs";
 
 pub(super) const LIST: &[Mutant] = &[
@@ -355,5 +359,61 @@ pub(super) const LIST: &[Mutant] = &[
         "members.term() != term) {",
         "members.term() < term) {",
         &[TESTS],
+    ),
+    Mutant::new(
+        "repl-pmem-unfenced",
+        "A copy in persistent memory acknowledges a block, or a term, that no fence covers",
+        STORAGE,
+        "                store(&**memory, &bytes.into(), at);\n                memory.fence();\n",
+        "                store(&**memory, &bytes.into(), at);\n",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-pmem-left-in-caches",
+        "What a killed process has stored counts as durable although it is in the processor's caches only",
+        SHELF,
+        "        storage.store_again(superblocks.into_iter().chain(found.unproven.iter().copied()));\n",
+        "        storage.store_again(superblocks);\n",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-pmem-former-copy-found",
+        "A new copy in persistent memory finds the blocks of a former one of the same log",
+        SPACE,
+        "        memory.store(at, &zeroes[..len as usize]);\n",
+        "        memory.store(at, &zeroes[..1]);\n",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-unit-below-sectors",
+        "A device with sectors takes a copy of a log whose units are smaller",
+        CREATE,
+        "if unit < self.unit() || !is_unit(unit) {",
+        "if !is_unit(unit) {",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-pmem-ring-of-entries-copied",
+        "A log in persistent memory that has a ring of entries is opened as one of append blocks",
+        SHELF,
+        "        if self.kind == MediumKind::Pmem && superblock.copy.is_none() {\n",
+        "        if self.kind == MediumKind::Ssd && superblock.copy.is_none() && superblock.slots > 0 {\n",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-pmem-too-large",
+        "A log of append blocks may be longer than its entries can say where their payloads are",
+        SUPERBLOCK,
+        "MediumKind::Pmem => is_unit(unit) && slots == 0 && size <= blocks_size_max(unit),",
+        "MediumKind::Pmem => is_unit(unit) && slots == 0,",
+        &[UNIT],
+    ),
+    Mutant::new(
+        "repl-block-torn-in-memory",
+        "A replica in persistent memory takes a block from its primary without a fence, when that is all it needs",
+        COPY,
+        "                    true => storage.write_durable_at(bytes, offset).await,",
+        "                    true => storage.write_at(bytes, offset).await,",
+        &[TESTS, SIM],
     ),
 ];

@@ -1,9 +1,9 @@
 //! Gateway: a process with a disk, connections to the others, and perhaps the volume.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -23,7 +23,10 @@ use forebay_writelog::replication::{
 use forebay_writelog::{DirtyLimits, LogId, LogOptions, LogOwner, MediumKind, Shelf, ShelfOptions, WriteLog};
 
 use super::image::{BackendClient, SharedImage};
+use super::memory::MappedMemory;
 use super::{NAME, ReplicationScenario, VOLUME};
+use crate::pmem::SimPmem;
+use crate::rng::Rng;
 use crate::world::CrashKind;
 
 /// Gateway while its process lives.
@@ -34,6 +37,9 @@ pub(super) struct Gateway {
     /// Signaled when it dies.
     pub(super) died: Rc<Notify>,
     pub(super) shelf: Rc<Shelf>,
+    /// Persistent memory of its machine, if its log device is in some, and as its process has it.
+    pub(super) memory: Option<(SimPmem, Rc<MappedMemory>)>,
+    killed: Cell<bool>,
     pub(super) replicas: Rc<ReplicaHost>,
     pub(super) server: Messenger,
     pub(super) client: Messenger,
@@ -64,12 +70,34 @@ fn listening(number: u8) -> Addr {
 impl Gateway {
     pub(super) async fn start(
         number: u8,
+        memory: Option<SimPmem>,
         image: &Rc<SharedImage>,
         core: &MessengerCore,
         scenario: &ReplicationScenario,
     ) -> Result<Rc<Self>> {
         let options = ShelfOptions { create: true, small: true, ..ShelfOptions::default() };
-        let shelf = Shelf::open(MediumKind::Ssd, Path::new(&path(number)), options).await?;
+        let alive = Rc::new(Cell::new(true));
+        let itself: Rc<OnceCell<Weak<Self>>> = Rc::default();
+        let memory = memory.map(|memory| {
+            let (world, itself) = (image.world.clone(), itself.clone());
+            let dies = move |kind| {
+                // Nothing of it arrives anywhere from here on.
+                world.cut_connections(Some(&listening(number)), 1_000_000);
+                let itself = itself.get().and_then(Weak::upgrade);
+                drop(spawn(async move {
+                    if let Some(gateway) = itself {
+                        gateway.image.count(|tally| tally.torn += 1);
+                        gateway.kill(kind);
+                    }
+                }));
+            };
+            (memory.clone(), MappedMemory::new(memory, alive.clone(), Box::new(dies)))
+        });
+        let path = path(number);
+        let shelf = match &memory {
+            Some((_, mapped)) => Shelf::on_memory(mapped.clone(), &path, options).await?,
+            None => Shelf::open(MediumKind::Ssd, Path::new(&path), options).await?,
+        };
         let replicas = ReplicaHost::new(vec![ReplicaShelf { shelf: shelf.clone(), quota: 64 << 20 }]);
         let host = replicas.clone();
         let handler = move |connection: &Connection, message: Message| {
@@ -79,12 +107,14 @@ impl Gateway {
         let server = Messenger::new(core, options.clone(), handler);
         server.bind(&address(number)).map_err(|error| Error::from_io(error, "binding"))?;
         let client = Messenger::new(core, options, |_: &Connection, _: Message| {});
-        Ok(Rc::new(Self {
+        let gateway = Rc::new(Self {
             number,
             image: image.clone(),
-            alive: Rc::new(Cell::new(true)),
+            alive,
             died: Rc::default(),
             shelf,
+            memory,
+            killed: Cell::new(false),
             replicas,
             server,
             client,
@@ -93,19 +123,34 @@ impl Gateway {
             patience: scenario.patience,
             age_max: scenario.age_max,
             policy: scenario.policy,
-        }))
+        });
+        itself.set(Rc::downgrade(&gateway)).expect("set once");
+        Ok(gateway)
     }
 
     /// Ends the process, or the machine with it.
     pub(super) fn kill(&self, kind: CrashKind) {
+        if self.killed.replace(true) {
+            return;
+        }
         let world = &self.image.world;
+        self.image.count(|tally| {
+            tally.died += 1;
+            tally.power_failures += u64::from(kind == CrashKind::Power);
+        });
         world.note(|| format!("gateway {} dies: {kind:?}", self.number));
         self.alive.set(false);
         if kind == CrashKind::Power {
             // Its primary is not told.
             world.cut_connections(Some(&listening(self.number)), 1_000_000);
         }
-        world.lose_disk(path(self.number), kind);
+        match &self.memory {
+            Some((memory, _)) => {
+                let seed = self.image.rng.borrow_mut().bits();
+                memory.crash(kind, &mut Rng::new(seed));
+            }
+            None => drop(world.lose_disk(path(self.number), kind)),
+        }
         self.disconnect();
         self.died.notify_all();
     }

@@ -9,8 +9,8 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
     SizeWatch,
 };
-use forebay_reactor::{sleep, spawn};
 use forebay_reactor::sync::Notify;
+use forebay_reactor::{sleep, spawn};
 use forebay_writelog::LogId;
 use forebay_writelog::replication::{LogMembers, RecordChange};
 

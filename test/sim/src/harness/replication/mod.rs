@@ -6,6 +6,7 @@
 
 mod gateway;
 mod image;
+mod memory;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,8 +16,8 @@ use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent};
 use forebay_messenger::MessengerCore;
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{sleep, spawn, timeout};
-use forebay_writelog::LogId;
 use forebay_writelog::replication::{MemberRecord, ReplicaPolicy, open_members};
+use forebay_writelog::{LogId, MediumKind};
 
 use self::gateway::{Front, Gateway, Serving, path, peer};
 use self::image::SharedImage;
@@ -24,6 +25,7 @@ use super::writelog::{BACKEND, Oracles, open_backend};
 use super::{Failure, guarded};
 use crate::faults::{DiskFaults, Faults, MILLI, NetFaults};
 use crate::oracle::Expected;
+use crate::pmem::SimPmem;
 use crate::rng::Rng;
 use crate::workload::BlockLoad;
 use crate::world::{CrashKind, World};
@@ -50,6 +52,12 @@ pub struct ReplicationTally {
     pub died: u64,
     /// ... and those that died with their machine.
     pub power_failures: u64,
+    /// Gateways that died between two stores to persistent memory.
+    pub torn: u64,
+    /// Runs with logs in persistent memory only, ...
+    pub pmem: u64,
+    /// ... and those with a log on disks that has copies in persistent memory.
+    pub mixed: u64,
     /// Changes of the record.
     pub changes: u64,
     /// Members that were filled.
@@ -81,6 +89,9 @@ impl ReplicationTally {
         self.reopened += other.reopened;
         self.died += other.died;
         self.power_failures += other.power_failures;
+        self.torn += other.torn;
+        self.pmem += other.pmem;
+        self.mixed += other.mixed;
         self.changes += other.changes;
         self.filled += other.filled;
         self.dropped += other.dropped;
@@ -116,6 +127,8 @@ pub fn run_replication(seed: u64) -> std::result::Result<ReplicationTally, Failu
 struct ReplicationScenario {
     seed: u64,
     gateways: u8,
+    /// Medium of each gateway's log device. The log is created at the first one.
+    media: Vec<MediumKind>,
     sector: u32,
     log_size: u64,
     age_max: Duration,
@@ -133,9 +146,11 @@ impl ReplicationScenario {
             1 => NetFaults { stall_ppm: 5000, stall: MILLI..50 * MILLI, ..NetFaults::none() },
             _ => NetFaults::none(),
         };
+        let gateways = rng.range(2..5) as u8;
         Self {
             seed,
-            gateways: rng.range(2..5) as u8,
+            gateways,
+            media: Self::draw_media(seed, gateways),
             sector: *rng.pick(&[512, 4096]),
             log_size: *rng.pick(&[256 << 10, 512 << 10, 2 << 20]),
             age_max: Duration::from_millis(*rng.pick(&[1, 20, 1000])),
@@ -149,6 +164,25 @@ impl ReplicationScenario {
             net,
         }
     }
+
+    /// Draws the media: all alike, or persistent memory with copies of a log on a disk.
+    fn draw_media(seed: u64, gateways: u8) -> Vec<MediumKind> {
+        let mut rng = Rng::new(seed ^ 0x70_6d65_6d2e);
+        let mut media = match rng.below(3) {
+            0 => vec![MediumKind::Ssd; usize::from(gateways)],
+            1 => vec![MediumKind::Pmem; usize::from(gateways)],
+            _ => (0..gateways).map(|_| *rng.pick(&[MediumKind::Ssd, MediumKind::Pmem])).collect(),
+        };
+        // No disk has sectors of 64 bytes.
+        if media.contains(&MediumKind::Ssd) {
+            media[0] = MediumKind::Ssd;
+        }
+        media
+    }
+
+    fn medium(&self, number: u8) -> MediumKind {
+        self.media[usize::from(number) - 1]
+    }
 }
 
 /// Cluster of gateways under load.
@@ -157,6 +191,8 @@ struct Cluster {
     image: Rc<SharedImage>,
     core: MessengerCore,
     gateways: Vec<Option<Rc<Gateway>>>,
+    /// Persistent memory of the machines that have some.
+    memories: Vec<Option<SimPmem>>,
     id: LogId,
     oracles: Oracles,
     load: BlockLoad,
@@ -168,7 +204,14 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
     let mut rng = Rng::new(scenario.seed);
     let size = rng.range(16..128) * 4096;
     world.add_disk(BACKEND, size, 512);
-    (1..=scenario.gateways).for_each(|number| world.add_disk(path(number), 32 << 20, scenario.sector));
+    let mut memories = Vec::new();
+    for number in 1..=scenario.gateways {
+        let in_memory = scenario.medium(number) == MediumKind::Pmem;
+        if !in_memory {
+            world.add_disk(path(number), 32 << 20, scenario.sector);
+        }
+        memories.push(in_memory.then(|| SimPmem::new(world, 32 << 20)));
+    }
     let load = BlockLoad::draw(&mut rng, size);
     let oracles = Oracles::new(world, size, Expected { shut_down: true, ..Expected::nothing() });
     let reactor = world.reactor();
@@ -194,6 +237,7 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
             image,
             core: MessengerCore::default(),
             gateways: vec![None; usize::from(scenario.gateways)],
+            memories,
             id: LogId::default(),
             oracles,
             load,
@@ -205,7 +249,12 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
         sleep(SOON).await;
         lived?;
         let requests = cluster.load.seen.answered.get();
-        cluster.image.count(|tally| (tally.runs, tally.requests) = (1, requests));
+        let pmem = scenario.media.iter().filter(|medium| **medium == MediumKind::Pmem).count();
+        cluster.image.count(|tally| {
+            (tally.runs, tally.requests) = (1, requests);
+            tally.pmem = u64::from(pmem == scenario.media.len());
+            tally.mixed = u64::from((1..scenario.media.len()).contains(&pmem));
+        });
         Ok(*cluster.image.tally.borrow())
     });
     ran.map_err(|stop| format!("the run does not end: {stop:?}"))?
@@ -235,7 +284,8 @@ impl Cluster {
     }
 
     async fn start(&mut self, number: u8) -> std::result::Result<(), String> {
-        let started = Gateway::start(number, &self.image, &self.core, &self.scenario).await;
+        let memory = self.memories[usize::from(number) - 1].clone();
+        let started = Gateway::start(number, memory, &self.image, &self.core, &self.scenario).await;
         let gateway = started.map_err(|error| format!("gateway {number} does not start: {error}"))?;
         self.gateways[usize::from(number) - 1] = Some(gateway);
         Ok(())
@@ -247,10 +297,16 @@ impl Cluster {
         let gateway = self.gateways.iter().flatten().next().cloned().expect("one lives");
         let epoch = self.image.last_epoch.get() + 1;
         gateway.shelf.discard_older(VOLUME, epoch).await.map_err(failed)?;
-        self.id = gateway.shelf.create(VOLUME, NAME, self.scenario.log_size, epoch).await.map_err(failed)?;
-        self.image.log.set(self.id);
         let keeper = gateway.keeper();
         let (copy, own, client) = ([1; 16], peer(gateway.number), keeper.client.clone());
+        let (names, size) = ((VOLUME, NAME), self.scenario.log_size);
+        let created = match self.scenario.medium(gateway.number) {
+            // Gets members when it is opened.
+            MediumKind::Ssd => gateway.shelf.create(VOLUME, NAME, size, epoch).await,
+            MediumKind::Pmem => gateway.shelf.create_with_members(names, size, epoch, copy).await,
+        };
+        self.id = created.map_err(failed)?;
+        self.image.log.set(self.id);
         let record = MemberRecord::created_in(epoch, own, copy, "nobody".to_owned());
         let record = record.opened(own, copy, client.clone()).expect("its own log");
         self.image.record.replace(Some(record.clone()));
@@ -287,8 +343,11 @@ impl Cluster {
         let kind = if self.rng.coin() { CrashKind::Power } else { CrashKind::Kill };
         let primary = serving.gateway.number;
         let other = self.rng.range(1..u64::from(self.scenario.gateways) + 1) as u8;
+        let dies_soon = self.rng.range(0..300) as u32;
         match self.rng.below(8) {
             6 => self.fail_disk(primary, other),
+            0 | 1 if self.rng.coin() && self.set_fuse(primary, Some((dies_soon, kind))) => {}
+            2 if self.rng.coin() && self.set_fuse(other, Some((dies_soon, kind))) => {}
             0 | 1 if serving.gateway.alive.get() => self.kill(primary, kind),
             2 if other != primary => self.kill(other, kind),
             3 => {
@@ -306,16 +365,33 @@ impl Cluster {
     fn kill(&mut self, number: u8, kind: CrashKind) {
         if let Some(gateway) = self.gateways[usize::from(number) - 1].take() {
             gateway.kill(kind);
-            self.image.count(|tally| {
-                tally.died += 1;
-                tally.power_failures += u64::from(kind == CrashKind::Power);
-            });
+        }
+    }
+
+    /// Lets a gateway die between two stores; returns false unless it is alive, and its log device in persistent memory.
+    fn set_fuse(&self, number: u8, fuse: Option<(u32, CrashKind)>) -> bool {
+        let gateway = self.gateways[usize::from(number) - 1].as_ref().filter(|gateway| gateway.alive.get());
+        let Some((_, mapped)) = gateway.and_then(|gateway| gateway.memory.as_ref()) else { return false };
+        mapped.set_fuse(fuse);
+        true
+    }
+
+    /// Forgets gateways that have died by themselves.
+    async fn bury(&mut self) {
+        // A gateway that died in the middle of a store is dead a moment later.
+        sleep(SOON).await;
+        for gateway in &mut self.gateways {
+            gateway.take_if(|gateway| !gateway.alive.get());
         }
     }
 
     /// Returns the gateway that serves the volume next: the one that does, if it lives, or another one, which takes over.
     async fn settle(&mut self, serving: Serving) -> std::result::Result<Serving, String> {
         self.mend_disks();
+        for number in 1..=self.scenario.gateways {
+            self.set_fuse(number, None);
+        }
+        self.bury().await;
         let alive = serving.gateway.alive.get();
         let healthy = alive && serving.log.mode().is_on();
         if healthy && !self.rng.one_in(3) {
@@ -352,6 +428,15 @@ impl Cluster {
                 former = None;
                 reads.set(false);
             }
+            // Another one may die as it adopts the term.
+            let third = self.rng.range(1..u64::from(self.scenario.gateways) + 1) as u8;
+            let kind = if self.rng.coin() { CrashKind::Power } else { CrashKind::Kill };
+            let dies_soon = self.rng.below(20) as u32;
+            if ![number, other].contains(&third) && self.rng.one_in(4) {
+                self.set_fuse(third, Some((dies_soon, kind)));
+            }
+            self.set_fuse(number, None);
+            self.set_fuse(other, None);
             let rival = rival.map(|rival| {
                 self.image.count(|tally| tally.contended += 1);
                 let id = self.id;
@@ -407,6 +492,7 @@ impl Cluster {
 
     /// Starts gateways that are down: each with a chance that grows with the attempts.
     async fn restart_some(&mut self, attempt: u64) -> std::result::Result<(), String> {
+        self.bury().await;
         for number in 1..=self.scenario.gateways {
             let down = self.gateways[usize::from(number) - 1].is_none();
             if down && (attempt > 3 || self.rng.one_in(3)) {

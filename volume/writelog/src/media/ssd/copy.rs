@@ -44,7 +44,7 @@ impl Ssd {
     async fn header_at(&self, pos: u64, number: u64) -> Result<Option<BlockHeader>> {
         let place = pos % self.ring;
         let offset = self.base + AREA_AT + place * u64::from(self.unit);
-        let head = self.file.read_exact_at(offset, self.unit as usize).await;
+        let head = self.storage.read_exact_at(offset, self.unit as usize).await;
         let head = head.map_err(|error| io(error, "reading a block for another member"))?;
         let header = BlockHeader::peek(&head, self.tag, self.unit);
         Ok(header.filter(|header| (header.number, header.pos) == (number, pos)))
@@ -62,7 +62,7 @@ impl Ssd {
                 continue;
             }
             let offset = self.base + AREA_AT + pos % self.ring * u64::from(self.unit);
-            let cleared = self.file.write_durable_at(BufMut::zeroed(self.unit as usize), offset).await;
+            let cleared = self.storage.write_durable_at(BufMut::zeroed(self.unit as usize), offset).await;
             cleared.map_err(|error| io(error, "clearing what another primary has left over"))?;
         }
         Ok(())
@@ -210,7 +210,7 @@ impl CopyMedium for Ssd {
                 return Err(corrupt(format_args!("block {} is longer than the ring", header.number)));
             }
             let (offset, len) = (self.base + AREA_AT + place * u64::from(self.unit), units * u64::from(self.unit));
-            let bytes = self.file.read_exact_at(offset, len as usize).await;
+            let bytes = self.storage.read_exact_at(offset, len as usize).await;
             let bytes = BufList::from(bytes.map_err(|error| io(error, "reading a block for another member"))?.freeze());
             self.parse(&bytes).map_err(|error| corrupt(error.to_string()))?;
             Ok(Some(raw_append(&header, bytes)))
@@ -287,7 +287,7 @@ impl CopyMedium for Ssd {
         state.started.push_back(StartedBlock { number: header.number, end_seq, done: false, durable: false });
         drop(state);
         let unit = self.unit as usize;
-        let bytes = match bytes.parts().iter().all(|part| part.is_aligned(unit) && part.len().is_multiple_of(unit)) {
+        let bytes = match bytes.parts().iter().all(|part| self.storage.takes(part, unit)) {
             true => bytes,
             false => {
                 let mut copy = BufMut::zeroed(bytes.len());
@@ -296,7 +296,7 @@ impl CopyMedium for Ssd {
             }
         };
         let offset = self.base + AREA_AT + header.pos % self.ring * u64::from(self.unit);
-        let (file, state, room) = (self.file.clone(), self.state.clone(), self.room.clone());
+        let (storage, state, room) = (self.storage.clone(), self.state.clone(), self.room.clone());
         let before = header.durable_before();
         let sync = self.sync();
         Ok(Box::pin(async move {
@@ -316,8 +316,8 @@ impl CopyMedium for Ssd {
                     sync.await?;
                 }
                 let written = match durable {
-                    true => file.write_durable_at(bytes, offset).await,
-                    false => file.write_at(bytes, offset).await,
+                    true => storage.write_durable_at(bytes, offset).await,
+                    false => storage.write_at(bytes, offset).await,
                 };
                 written.map_err(|error| io(error, "appending"))
             };

@@ -4,11 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
+use forebay_reactor::spawn;
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{File, spawn};
 
 use super::io;
 use super::ring::RingState;
+use crate::media::storage::BlockStorage;
 
 /// Guard that keeps a payload from being overwritten while it is read.
 pub(super) struct Pin {
@@ -33,7 +34,7 @@ impl Drop for Pin {
 
 /// Combined read of several payloads, started when the first of them is polled.
 pub(super) struct PayloadSpan {
-    pub(super) file: File,
+    pub(super) storage: BlockStorage,
     pub(super) offset: u64,
     pub(super) len: usize,
     pub(super) begun: Cell<bool>,
@@ -48,7 +49,7 @@ impl PayloadSpan {
             // The caller that started the read may be dropped.
             let span = self.clone();
             drop(spawn(async move {
-                let read = span.file.read_exact_at(span.offset, span.len).await;
+                let read = span.storage.read_exact_at(span.offset, span.len).await;
                 let read = read.map(BufMut::freeze).map_err(|error| io(error, "reading payloads"));
                 *span.result.borrow_mut() = Some(read);
                 span.ended.notify_all();

@@ -1,15 +1,15 @@
-//! Recovery of a log on an SSD: its blocks from the tail on, as far as they are valid.
+//! Recovery of a log of append blocks: its blocks from the tail on, as far as they are valid.
 
 use std::collections::VecDeque;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{BufMut, Result};
-use forebay_reactor::File;
 
 use super::ring::Mark;
 use super::{Ssd, io, ring_units};
 use crate::format::{AREA_AT, BlockHeader, EntryRecord, LogSuperblock, tag_of};
 use crate::media::later::{Ring, WINDOW};
+use crate::media::storage::BlockStorage;
 use crate::media::{check_generations, corrupt};
 use crate::replication::LogShape;
 
@@ -22,7 +22,12 @@ impl Ssd {
     ///
     /// # Errors
     /// [`Corrupt`](forebay_block::ErrorKind::Corrupt) if a block is missing that is known to have been durable.
-    pub(crate) async fn scan(file: &File, base: u64, superblock: &LogSuperblock, one_lost: bool) -> Result<ScanResult> {
+    pub(crate) async fn scan(
+        storage: &BlockStorage,
+        base: u64,
+        superblock: &LogSuperblock,
+        one_lost: bool,
+    ) -> Result<ScanResult> {
         let (unit, tag) = (superblock.unit, tag_of(&superblock.log));
         let ring = ring_units(superblock.size, unit);
         let mut found = ScanResult {
@@ -34,6 +39,7 @@ impl Ssd {
             run: superblock.run,
             marks: VecDeque::new(),
             durable: superblock.head_block,
+            unproven: Vec::new(),
             shape: LogShape::default(),
         };
         let at = |pos: u64| base + AREA_AT + pos % ring * u64::from(unit);
@@ -50,7 +56,7 @@ impl Ssd {
                 if pos - superblock.tail_pos >= ring {
                     continue;
                 }
-                let head = file.read_exact_at(at(pos), unit as usize).await.map_err(|e| io(e, "reading a block"))?;
+                let head = storage.read_exact_at(at(pos), unit as usize).await.map_err(|e| io(e, "reading a block"))?;
                 let Some(header) = BlockHeader::peek(&head, tag, unit) else { continue };
                 let expected = (header.number, header.pos) == (found.next_block, pos)
                     && superblock.accepts(header.run, run, header.number)
@@ -61,7 +67,7 @@ impl Ssd {
                 }
                 let len = header.head_units(unit) as usize * unit as usize;
                 let head = match len > head.len() {
-                    true => file.read_exact_at(at(pos), len).await.map_err(|e| io(e, "reading a block"))?,
+                    true => storage.read_exact_at(at(pos), len).await.map_err(|e| io(e, "reading a block"))?,
                     false => head,
                 };
                 if let Ok(entries) = header.entries(&head, tag, unit, ring) {
@@ -79,8 +85,9 @@ impl Ssd {
             found.durable = found.durable.max(header.durable_before());
             blocks.push((header, entries));
         }
-        found.check_payloads(file, base, unit, &mut blocks, ring).await?;
-        let later = Ring { file, base, unit, units: ring, tag, superblock };
+        found.check_payloads(storage, base, unit, &mut blocks, ring).await?;
+        let known = found.durable;
+        let later = Ring { storage, base, unit, units: ring, tag, superblock };
         let searched = if one_lost { ring } else { (WINDOW / u64::from(unit)).min(ring) };
         found.durable = found.durable.max(later.durable_before(found.head_pos, searched).await?);
         if found.next_block < found.durable {
@@ -93,6 +100,10 @@ impl Ssd {
         let begin = blocks.first().map_or(found.tail_seq, |(header, _)| header.first_seq);
         found.shape = LogShape::empty_at(begin);
         for (header, entries) in blocks {
+            if header.number >= known {
+                let (place, len) = (at(header.pos), header.units as usize * unit as usize);
+                found.unproven.push((place, len));
+            }
             found.shape.push(u64::from(header.run), u64::from(header.count));
             found.run = found.run.max(header.run);
             found.tail_seq = found.tail_seq.max(header.tail_seq.min(found.next_seq));
@@ -119,6 +130,8 @@ pub(crate) struct ScanResult {
     pub(super) marks: VecDeque<Mark>,
     /// Number before which all blocks were durable.
     durable: u64,
+    /// Places of blocks that are not known to be durable: offset and length in bytes.
+    pub(crate) unproven: Vec<(u64, usize)>,
     /// Entries and their runs.
     pub(crate) shape: LogShape,
 }
@@ -128,7 +141,7 @@ impl ScanResult {
     /// checksum.
     async fn check_payloads(
         &mut self,
-        file: &File,
+        storage: &BlockStorage,
         base: u64,
         unit: u32,
         blocks: &mut Vec<(BlockHeader, Vec<EntryRecord>)>,
@@ -142,7 +155,7 @@ impl ScanResult {
             let offset = base + AREA_AT + (header.pos % ring + head) * u64::from(unit);
             let payloads = match len {
                 0 => BufMut::with_capacity(0),
-                _ => file.read_exact_at(offset, len as usize).await.map_err(|e| io(e, "reading payloads"))?,
+                _ => storage.read_exact_at(offset, len as usize).await.map_err(|e| io(e, "reading payloads"))?,
             };
             let mut place = 0;
             let whole = entries.iter().all(|entry| {

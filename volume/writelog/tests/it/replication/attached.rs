@@ -9,9 +9,11 @@ use forebay_block::{Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::Connection;
 use forebay_reactor::{sleep, timeout};
 use forebay_writelog::replication::{MemberKeeper, MemberState, PeerId, PrimarySet};
-use forebay_writelog::{LogAttachment, LogId, LogKeeper, LogOptions, LogRecord, PeerAccess, PlaceChange, Shelf};
+use forebay_writelog::{
+    LogAttachment, LogId, LogKeeper, LogOptions, LogRecord, MediumKind, PeerAccess, PlaceChange, Shelf,
+};
 
-use super::{Host, Keeper, peer, with_hosts};
+use super::{Host, Keeper, peer, with_hosts, with_media};
 use crate::common::{LONG, MILLISECOND, patience, read, write};
 
 /// Access of a host's attachment to the image.
@@ -199,7 +201,14 @@ fn a_takeover_from_another_primary_than_was_decided_about_is_refused() {
 
 #[test]
 fn a_volume_is_attached_taken_over_and_detached() {
-    with_hosts(2, async |_, hosts| {
+    for media in [[MediumKind::Ssd; 2], [MediumKind::Pmem; 2], [MediumKind::Ssd, MediumKind::Pmem]] {
+        attached_taken_over_and_detached(&media);
+    }
+}
+
+/// Attaches a log at one host, lets another one take it over, and detaches it there.
+fn attached_taken_over_and_detached(media: &[MediumKind]) {
+    with_media(media, async |_, _, hosts| {
         let [one, two] = &hosts[..] else { unreachable!("two hosts") };
         let image = &one.image;
         let at_one = attachment(one).await.expect("opened");

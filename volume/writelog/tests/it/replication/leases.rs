@@ -95,7 +95,7 @@ fn a_replica_that_was_started_again_waits_for_a_promise_that_it_may_have_given()
         two.kill();
         world.lose_disk(path(2), CrashKind::Kill);
         let begun = now();
-        let two = Host::start(2, &one.image, &Default::default()).await;
+        let two = Host::start(2, None, &one.image, &Default::default()).await;
         let primary = timeout(LONG, two.take_over(&one.image.log.get())).await.expect("in time");
         assert!(begun.elapsed() >= LEASE, "{:?}", begun.elapsed());
         timeout(LONG, primary.expect("taken over").write(0, 2)).await.expect("in time").expect("written");
