@@ -132,7 +132,10 @@ impl LogPlace {
     pub fn policy(&self) -> ReplicaPolicy {
         let default = ReplicaPolicy::default();
         ReplicaPolicy {
-            lease: self.lease_ms.map_or(default.lease, Duration::from_millis),
+            lease: self.lease_ms.map_or(default.lease, |lease| {
+                // A request or a record may name any.
+                Duration::from_millis(lease.clamp(*LEASES_MS.start(), *LEASES_MS.end()))
+            }),
             automatic: self.takeover == TakeoverMode::Auto,
             replicas_min: self.replicas_min.unwrap_or_default(),
         }

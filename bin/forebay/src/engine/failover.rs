@@ -16,15 +16,15 @@ use super::Engine;
 use super::log_keeper::load_record;
 use super::replicas::TakeoverRequest;
 use crate::api;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
 /// Time that primaries have after the start of this daemon until they count as lost.
 const AFTER_START: Duration = Duration::from_secs(10);
 /// Maximum time until the end of the engine is noticed.
 const LOOK: Duration = Duration::from_secs(1);
-/// Time between attempts to take a log over.
-const RETRY: Duration = Duration::from_secs(1);
+/// Time after the first attempt to take a log over that has failed, and the longest time between two.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
 /// Logs that are being taken over.
 #[derive(Default)]
@@ -72,12 +72,14 @@ impl Attempts {
         tracing::debug!(log = id_text(&log), "the primary of a log is silent");
         let (attempts, engine) = (self.clone(), Rc::downgrade(engine));
         drop(spawn(async move {
+            let mut backoff = RETRY.0;
             while let Some(engine) = engine.upgrade().filter(|engine| engine.may_take_over(&log)) {
                 if engine.take_over_due(&log).await {
                     break;
                 }
                 drop(engine);
-                sleep(RETRY).await;
+                sleep(backoff).await;
+                backoff = (2 * backoff).min(RETRY.1);
             }
             attempts.0.borrow_mut().remove(&log);
         }));
@@ -143,6 +145,11 @@ impl Engine {
             Ok(None) => true,
             Ok(Some(why)) => {
                 tracing::debug!(log = id_text(log), why, "not taking over a log whose primary is silent");
+                self.peers.replicas().dismiss(log);
+                true
+            }
+            Err((_, failure)) if failure.kind == FailureKind::NotFound => {
+                tracing::debug!(log = id_text(log), error = %failure.message, "a copy of a log without an image is left");
                 self.peers.replicas().dismiss(log);
                 true
             }

@@ -61,6 +61,9 @@ pub(super) const RESERVATIONS_KEY: &str = "forebay.reservations";
 /// Maximum wait for the first bytes of an image when it is exported.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
+/// Maximum wait for the last user of an image whose client was fenced.
+const REOPEN_MAX: Duration = Duration::from_secs(2);
+
 /// Reservation store in the metadata of the image.
 struct WithImage {
     image: Weak<Image>,
@@ -452,7 +455,8 @@ impl Engine {
         if is_fenced && !self.is_exported(spec) {
             tracing::info!(image = %spec, "the cluster has fenced the client of an open image; opening it again as another one");
             self.let_go_of_log(spec);
-            let _ = timeout(LOOK_MAX, self.volumes.closed(spec)).await;
+            // A transfer may still use it; it fails soon.
+            let _ = timeout(REOPEN_MAX, self.volumes.closed(spec)).await;
         }
     }
 
