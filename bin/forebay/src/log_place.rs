@@ -74,12 +74,6 @@ pub enum TakeoverMode {
     Auto,
 }
 
-impl TakeoverMode {
-    fn is_manual(&self) -> bool {
-        *self == Self::Manual
-    }
-}
-
 /// Minimum and maximum length of a lease, in milliseconds.
 const LEASES_MS: std::ops::RangeInclusive<u64> = 50..=LEASE_MAX_MS as u64;
 
@@ -106,10 +100,10 @@ pub struct LogPlace {
     /// Maximum age of a dirty write in milliseconds; the daemon's configured value if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_age_ms: Option<u64>,
-    /// Way in which the log is taken over if its primary is lost.
-    #[serde(default, skip_serializing_if = "TakeoverMode::is_manual")]
-    pub takeover: TakeoverMode,
-    /// Number of complete replicas below which writes are not acknowledged; 0 if omitted.
+    /// Way in which the log is taken over if its primary is lost: by command if omitted, or as before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub takeover: Option<TakeoverMode>,
+    /// Number of complete replicas below which writes are not acknowledged: 0 if omitted, or as before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas_min: Option<u32>,
     /// Length of the primary's lease in milliseconds; 500 if omitted.
@@ -136,28 +130,26 @@ impl LogPlace {
                 // A request or a record may name any.
                 Duration::from_millis(lease.clamp(*LEASES_MS.start(), *LEASES_MS.end()))
             }),
-            automatic: self.takeover == TakeoverMode::Auto,
+            automatic: self.takeover == Some(TakeoverMode::Auto),
             replicas_min: self.replicas_min.unwrap_or_default(),
         }
     }
 
     /// Returns this place without what can be changed while the log is open.
     pub fn fixed(&self) -> Self {
-        Self {
-            dirty_max: None,
-            dirty_age_ms: None,
-            takeover: TakeoverMode::Manual,
-            replicas_min: None,
-            replicas: None,
-            ..self.clone()
-        }
+        Self { dirty_max: None, dirty_age_ms: None, takeover: None, replicas_min: None, replicas: None, ..self.clone() }
     }
 
     /// Returns what differs between the place of a log and a requested one.
     pub fn change_to(&self, wanted: &Self) -> PlaceChange {
         let limits = |place: &Self| (place.dirty_max, place.dirty_age_ms, place.policy());
         let (has, wants) = (self.replica_ids(), wanted.replica_ids());
-        let wanted = &Self { lease_ms: wanted.lease_ms.or(self.lease_ms), ..wanted.clone() };
+        let wanted = &Self {
+            takeover: wanted.takeover.or(self.takeover),
+            replicas_min: wanted.replicas_min.or(self.replicas_min),
+            lease_ms: wanted.lease_ms.or(self.lease_ms),
+            ..wanted.clone()
+        };
         // A log with members has no place of its own: each of its primaries has it on another device.
         let moves = !has.is_empty()
             && (self.size, self.on_flush, self.policy().lease) == (wanted.size, wanted.on_flush, wanted.policy().lease);
@@ -175,8 +167,8 @@ impl LogPlace {
         Self {
             dirty_max: wanted.dirty_max,
             dirty_age_ms: wanted.dirty_age_ms,
-            takeover: wanted.takeover,
-            replicas_min: wanted.replicas_min,
+            takeover: wanted.takeover.or(self.takeover),
+            replicas_min: wanted.replicas_min.or(self.replicas_min),
             replicas: wanted.replicas.clone().or_else(|| self.replicas.clone()),
             ..self.clone()
         }
@@ -211,7 +203,7 @@ impl FromStr for LogPlace {
             _ => return Err(wrong("the medium is ssd or pmem")),
         };
         let (mut on_flush, mut force, mut dirty_max, mut dirty_age_ms) = (false, false, None, None);
-        let (mut takeover, mut replicas_min, mut lease_ms) = (TakeoverMode::Manual, None, None);
+        let (mut takeover, mut replicas_min, mut lease_ms) = (None, None, None);
         loop {
             let (before, last) = rest.rsplit_once(':').ok_or_else(|| wrong("no size"))?;
             match last {
@@ -229,8 +221,8 @@ impl FromStr for LogPlace {
                         let Span(age) = span.parse().map_err(|error: String| wrong(&error))?;
                         dirty_age_ms = Some(age.as_millis() as u64);
                     }
-                    Some(("takeover", "auto")) => takeover = TakeoverMode::Auto,
-                    Some(("takeover", "manual")) => takeover = TakeoverMode::Manual,
+                    Some(("takeover", "auto")) => takeover = Some(TakeoverMode::Auto),
+                    Some(("takeover", "manual")) => takeover = Some(TakeoverMode::Manual),
                     Some(("takeover", _)) => return Err(wrong("takeover= is auto or manual")),
                     Some(("min-replicas", count)) => {
                         let count = count.parse().ok().filter(|count| *count <= REPLICAS_MAX);
@@ -330,6 +322,9 @@ mod tests {
         let other = with("ssd:/logs:1G:dirty=8M", &[4]);
         assert_eq!(moved.change_to(&other), PlaceChange::Limits);
         assert_eq!(moved.adjusted_to(&other), with("ssd:/replicas:1G:dirty=8M", &[4]));
+        // What is not named stays.
+        let moved_auto = moved.adjusted_to(&automatic);
+        assert_eq!(moved_auto.adjusted_to(&with("ssd:/logs:1G", &[4])).policy(), automatic.policy());
         assert_eq!(moved.adjusted_to(&plain), moved);
         // Neither another size, nor one without the other.
         for other in [with("ssd:/logs:2G", &[1, 3]), with("ssd:/logs:1G", &[])] {

@@ -131,13 +131,17 @@ pub(crate) fn read(shared: Rc<LogShared>, extent: Extent) -> LocalFuture<Result<
     Box::pin(async move {
         let mut overtaken = 0;
         loop {
-            if let Some(permitted) = shared.owner.permit_read() {
-                permitted.await?;
-            }
             let _range = match overtaken >= OVERTAKEN_MAX {
                 true => Some(shared.ranges.lock(extent).await),
                 false => None,
             };
+            // Nothing is awaited between the permission and the look into the log.
+            if let Some(permitted) = shared.owner.permit_read() {
+                permitted.await?;
+            }
+            if let Some(error) = shared.state.borrow().life.failure() {
+                return Err(error.clone());
+            }
             let (parts, watched) = begin(&shared, extent);
             let data = gather(parts).await?;
             if !watched.is_some_and(|watched| watched.is_stale()) {

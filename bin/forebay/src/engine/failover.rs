@@ -95,23 +95,25 @@ enum TakeoverDecision {
     After(Duration, u64),
 }
 
-/// Decides about a log, as its record has it.  `own` is this daemon, and the term that its copy follows; `connected` are the
-/// peers that it reaches.
+/// Decides about a log, as its record has it.  `own` is this daemon, and `followed` the term of its copy; it `is_served` here
+/// or not; `connected` are the peers that this daemon reaches.
 fn decide(
     place: &api::LogPlace,
     members: &LogMembers,
     (own, followed): (PeerId, u64),
+    is_served: bool,
     connected: impl Fn(PeerId) -> bool,
 ) -> TakeoverDecision {
     use TakeoverDecision::{After, Leave};
-    if place.takeover != api::TakeoverMode::Auto {
+    if place.takeover != Some(api::TakeoverMode::Auto) {
         return Leave("it is taken over by command");
     }
     if members.client().is_empty() {
         return Leave("its primary has closed it");
     }
     if members.primary() == own {
-        return Leave("this daemon is its primary");
+        // Otherwise an attempt to take over has failed after the record was stored.
+        return if is_served { Leave("this daemon serves it") } else { After(Duration::ZERO, members.term()) };
     }
     let order = succession(place, members);
     let Some(rank) = order.iter().position(|peer| *peer == own) else {
@@ -134,7 +136,7 @@ fn succession(place: &api::LogPlace, members: &LogMembers) -> Vec<PeerId> {
 
 impl Engine {
     /// Returns whether the primary of a log is still silent, and this daemon runs.
-    fn may_take_over(&self, log: &LogId) -> bool {
+    pub(super) fn may_take_over(&self, log: &LogId) -> bool {
         let replicas = self.peers.replicas();
         !self.closing.get() && (replicas.is_due(log) || replicas.unheard().contains(log))
     }
@@ -145,7 +147,10 @@ impl Engine {
             Ok(None) => true,
             Ok(Some(why)) => {
                 tracing::debug!(log = id_text(log), why, "not taking over a log whose primary is silent");
-                self.peers.replicas().dismiss(log);
+                // Its primary may have been heard of meanwhile.
+                if self.may_take_over(log) {
+                    self.peers.replicas().dismiss(log);
+                }
                 true
             }
             Err((_, failure)) if failure.kind == FailureKind::NotFound => {
@@ -188,7 +193,8 @@ impl Engine {
                 }
                 TakeoverDecision::After(_, term) => {
                     tracing::warn!(image = %spec, term, "the primary of a write log is silent: taking the log over");
-                    let request = TakeoverRequest { force: true, term: Some(term), ..TakeoverRequest::default() };
+                    let request =
+                        TakeoverRequest { force: true, silent: Some((*log, term)), ..TakeoverRequest::default() };
                     return self.take_over_log(&spec, request).await.map(|_| None).map_err(failed);
                 }
             }
@@ -221,7 +227,8 @@ impl Engine {
             None => return Ok(TakeoverDecision::Leave("its copy is gone")),
         };
         let connected = |peer| known.connection(peer).is_some();
-        Ok(decide(&named.place, members, (known.own(), followed.into()), connected))
+        let is_served = self.volumes.find(spec).is_some_and(|volume| volume.log().is_some());
+        Ok(decide(&named.place, members, (known.own(), followed.into()), is_served, connected))
     }
 }
 
@@ -248,25 +255,27 @@ mod tests {
     fn the_first_complete_replica_that_is_reached_takes_over() {
         let (place, members) = log(":takeover=auto", &[3, 2, 4]);
         let term = members.term();
-        let at = |number, connected: bool| decide(&place, &members, (peer(number), term), |_| connected);
+        let at = |number, connected: bool| decide(&place, &members, (peer(number), term), true, |_| connected);
         assert_eq!(at(3, true), TakeoverDecision::After(Duration::ZERO, term));
         assert_eq!(at(2, true), TakeoverDecision::After(Duration::from_secs(1), term), "two leases");
         assert_eq!(at(2, false), TakeoverDecision::After(Duration::ZERO, term), "the first is lost as well");
         // Another one has just opened the log.
         let later = members.taken_over(peer(2), [2; 16], "client.2 b".into()).expect("complete");
-        let next = decide(&place, &later, (peer(3), term), |_| true);
+        let next = decide(&place, &later, (peer(3), term), true, |_| true);
         assert_eq!(next, TakeoverDecision::After(Duration::from_secs(1), later.term()));
         assert!(matches!(at(4, true), TakeoverDecision::Leave(_)), "its copy lacks writes");
         assert!(matches!(at(1, true), TakeoverDecision::Leave(_)));
+        let again = decide(&place, &members, (peer(1), term), false, |_| true);
+        assert_eq!(again, TakeoverDecision::After(Duration::ZERO, term), "it failed to open it");
         assert!(matches!(at(9, true), TakeoverDecision::Leave(_)));
     }
 
     #[test]
     fn a_log_that_is_closed_or_taken_over_by_command_is_left() {
         let (place, members) = log("", &[2]);
-        assert!(matches!(decide(&place, &members, (peer(2), 1), |_| true), TakeoverDecision::Leave(_)));
+        assert!(matches!(decide(&place, &members, (peer(2), 1), true, |_| true), TakeoverDecision::Leave(_)));
         let (place, members) = log(":takeover=auto", &[2]);
         let closed = members.closed(String::new());
-        assert!(matches!(decide(&place, &closed, (peer(2), 1), |_| true), TakeoverDecision::Leave(_)));
+        assert!(matches!(decide(&place, &closed, (peer(2), 1), true, |_| true), TakeoverDecision::Leave(_)));
     }
 }

@@ -100,8 +100,8 @@ pub struct TakeoverRequest {
     pub flush_only: bool,
     /// Set to take over from a primary that is alive, which is fenced.
     pub force: bool,
-    /// Term of the primary that it was decided about; `None` for that of the record.
-    pub term: Option<u64>,
+    /// Log and term of a silent primary that it was decided about; `None` for a takeover by command.
+    pub silent: Option<(LogId, u64)>,
 }
 
 /// Takeovers of this daemon.
@@ -150,9 +150,17 @@ impl Engine {
                 place.replicas = Some(ids);
             }
         }
+        let too_many = |count: u32, replicas: usize| {
+            let what =
+                format!("min-replicas={count}, and {replicas} replicas are wished: no write would be acknowledged");
+            Failure::invalid(what).hint("name more peers: --replica PEER, or --replicas N")
+        };
         let Some(ids) = &mut place.replicas else {
-            let is_plain =
-                (place.takeover, place.replicas_min, place.lease_ms) == (api::TakeoverMode::Manual, None, None);
+            let has = before.map_or(0, <[String]>::len);
+            if let Some(count) = place.replicas_min.filter(|count| has > 0 && *count as usize > has) {
+                return Err(too_many(count, has));
+            }
+            let is_plain = (place.takeover, place.replicas_min, place.lease_ms) == (None, None, None);
             return match is_plain || before.is_some_and(|before| !before.is_empty()) {
                 true => Ok(()),
                 false => Err(Failure::invalid("takeover=, min-replicas= and lease= are of a log with replicas")
@@ -163,9 +171,7 @@ impl Engine {
         let mut seen = BTreeSet::new();
         ids.retain(|id| seen.insert(id.clone()));
         if let Some(count) = place.replicas_min.filter(|count| *count as usize > ids.len()) {
-            let what =
-                format!("min-replicas={count}, and {} replicas are wished: no write would be answered", ids.len());
-            return Err(Failure::invalid(what).hint("name more peers: --replica PEER, or --replicas N"));
+            return Err(too_many(count, ids.len()));
         }
         if !ids.is_empty() && !self.is_in_ceph(&request.pool) {
             let what =
@@ -220,14 +226,18 @@ impl Engine {
     /// Takes over the log of an image whose primary is gone, or is to be fenced: this daemon serves the image then.
     pub async fn take_over_log(&self, spec: &ImageSpec, request: TakeoverRequest) -> Result<api::WriteLogInfo> {
         let begin = now();
-        let TakeoverRequest { flush_only, force, term } = request;
+        let TakeoverRequest { flush_only, force, silent } = request;
         let _export = self.exports.turn(spec).await;
         {
             let _turn = self.volumes.opening.lock(spec).await;
             let members = self.members_of(spec).await?;
             let own = self.peers.known().own();
             if members.primary() != own {
-                if term.is_some_and(|term| term != members.term()) {
+                if silent.is_some_and(|(log, _)| !self.may_take_over(&log)) {
+                    let what = format!("the primary of the write log of {spec} is heard of again");
+                    return Err(Failure::new(FailureKind::Busy, what));
+                }
+                if silent.is_some_and(|(_, term)| term != members.term()) {
                     let primary = members.primary();
                     let what = format!("peer {primary} has taken the write log of {spec} over meanwhile");
                     return Err(Failure::new(FailureKind::Busy, what));

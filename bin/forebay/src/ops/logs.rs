@@ -73,7 +73,7 @@ impl Operation for TakeOverLog {
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
-        let request = TakeoverRequest { flush_only: self.flush_only, force: self.force, term: None };
+        let request = TakeoverRequest { flush_only: self.flush_only, force: self.force, silent: None };
         engine.take_over_log(&self.spec, request).await
     }
 }

@@ -270,6 +270,7 @@ impl<K: LogKeeper> LogOwner for MembersOwner<K> {
                 Some(members) if members.term() == ours.term() => {
                     match keeper.replace(record, LogRecord::released(epoch)).await? {
                         true => {
+                            set.release();
                             if set.has_lost_local() {
                                 drop(spawn(async move { set.discard_copies().await }));
                             }

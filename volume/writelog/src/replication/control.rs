@@ -19,7 +19,7 @@ pub(super) async fn control(set: Rc<PrimarySet>) {
     let mut attempts = Attempts::default();
     let mut silence = Silence::new(&set);
     let creation = Rc::new(CopyCreation::default());
-    while set.stopped().is_none() {
+    while !set.is_over() {
         follow_members(&set);
         silence.look(&set);
         let lost = lost_own(&set).or_else(|| failed_member(&set)).or_else(|| silence.silent_member(&set));
@@ -74,9 +74,14 @@ struct Silence {
     counts: BTreeMap<PeerId, u32>,
 }
 
+/// Returns the longest time between two turns of the control loop.
+fn look_interval(set: &PrimarySet) -> Duration {
+    set.options.retry.min(set.lease_length / 8)
+}
+
 impl Silence {
     fn new(set: &PrimarySet) -> Self {
-        Self { interval: set.options.retry.min(set.lease_length / 8), looked: now(), counts: BTreeMap::new() }
+        Self { interval: look_interval(set), looked: now(), counts: BTreeMap::new() }
     }
 
     /// Counts the replicas that were not heard of, once per interval.
@@ -91,9 +96,14 @@ impl Silence {
     /// Returns a complete member that was silent for too long.  Where replicas take over by themselves, it is dropped before
     /// its promise is over: otherwise every failure of a network between the two would end in a takeover.
     fn silent_member(&self, set: &PrimarySet) -> Option<PeerId> {
-        let limit = if set.keeper.policy().automatic { set.lease_length * 5 / 8 } else { set.options.patience };
-        let is_silent = |count: &u32| self.interval * *count >= limit;
-        set.replicas().into_iter().find(|peer| self.counts.get(peer).is_some_and(is_silent))
+        let (links, automatic) = (set.links.borrow(), set.keeper.policy().automatic);
+        let is_silent = |peer: &PeerId| {
+            // One that has promised nothing yet takes over from a former primary at most, and may have to open its copy.
+            let promised = links.get(peer).is_some_and(|link| link.has_promised());
+            let limit = if automatic && promised { set.lease_length * 5 / 8 } else { set.options.patience };
+            self.counts.get(peer).is_some_and(|count| self.interval * *count >= limit)
+        };
+        set.replicas().into_iter().find(is_silent)
     }
 }
 
@@ -213,7 +223,7 @@ async fn complete_member(set: &Rc<PrimarySet>, peer: PeerId) {
             change(set, next).await;
         }
         Err(_) => {
-            let _ = timeout(set.options.retry, set.attention.wait()).await;
+            let _ = timeout(look_interval(set), set.attention.wait()).await;
         }
     }
 }

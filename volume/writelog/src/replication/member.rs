@@ -33,8 +33,10 @@ pub(super) struct MemberLink {
     adopted: Cell<bool>,
     /// Time of the last progress, or of the beginning.
     since: Cell<Instant>,
-    /// Time at which the last request was sent.
-    sent: Cell<Instant>,
+    /// Time at which a request was accepted last; at first that of the link's creation.
+    heard_at: Cell<Instant>,
+    /// Set once a request of this term was accepted: the replica has promised not to take over.
+    promised: Cell<bool>,
     /// Policy that the replica was told last: whether it takes over by itself.
     automatic: Cell<bool>,
     /// Set while a heartbeat is on its way.
@@ -64,7 +66,8 @@ impl MemberLink {
             progress: Cell::default(),
             adopted: Cell::new(false),
             since: Cell::new(now()),
-            sent: Cell::new(now()),
+            heard_at: Cell::new(now()),
+            promised: Cell::new(false),
             automatic: Cell::new(false),
             beating: Cell::new(false),
             heard: Cell::new(false),
@@ -111,6 +114,11 @@ impl MemberLink {
         self.adopted.get() && head >= set.progress.borrow().published()
     }
 
+    /// Returns whether the replica has promised anything in this term.
+    pub(super) fn has_promised(&self) -> bool {
+        self.promised.get()
+    }
+
     /// Counts how often the control loop has looked since something was heard of the replica.  Counted by turns of that loop,
     /// not by the clock: a process that was suspended finds the answers before it has looked often enough.
     pub(super) fn count_silence(&self) -> u32 {
@@ -126,7 +134,7 @@ impl MemberLink {
 
 /// Keeps a replica up to date until the link ends.
 pub(super) async fn run(set: Rc<PrimarySet>, link: Rc<MemberLink>) {
-    let over = || link.ended.get() || set.stopped().is_some();
+    let over = || link.ended.get() || set.is_over();
     let mut restarts = 0;
     while !over() {
         let error = match set.keeper.connection(link.peer) {
@@ -178,7 +186,7 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
         let retires = || retirements < set.retirements.get() && cursor.seq >= set.tail.get();
         let idle = || cursor.seq >= set.head.get() && !retires();
         let full = || link.in_flight.get() >= set.options.window;
-        let over = || link.ended.get() || link.broken.borrow().is_some() || set.stopped().is_some();
+        let over = || link.ended.get() || link.broken.borrow().is_some() || set.is_over();
         beat(set, link, connection);
         while !over() && (idle() || full()) {
             beat(set, link, connection);
@@ -203,10 +211,10 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
     }
 }
 
-/// Sends a heartbeat if nothing else was sent for a time, or who takes over has changed.
+/// Sends a heartbeat if nothing was heard for a time, whatever was sent, or if who takes over has changed.
 fn beat(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connection) {
     let automatic = set.keeper.policy().automatic;
-    let due = link.sent.get().elapsed() >= set.lease_length / HEARTBEATS || link.automatic.get() != automatic;
+    let due = link.heard_at.get().elapsed() >= set.lease_length / HEARTBEATS || link.automatic.get() != automatic;
     if due && !link.beating.replace(true) {
         link.automatic.set(automatic);
         send(set, link, connection, (ReplicaAction::Heartbeat { automatic }, 0), BufList::new());
@@ -278,12 +286,13 @@ async fn ask(
     data: BufList,
 ) -> Result<CopyProgress> {
     let sent = now();
-    link.sent.set(sent);
     match request(set, connection, action, data).await? {
         ReplicaAnswer::Done(progress) => {
             let before = link.progress.get();
             link.progress.set(before.newest(progress));
             link.heard.set(true);
+            link.heard_at.set(now());
+            link.promised.set(true);
             // A replica whose medium fails still follows, and answers heartbeats.
             if link.progress.get() != before {
                 link.since.set(now());

@@ -55,8 +55,10 @@ pub async fn open_primary(
         let client = keeper.client();
         let (copy, term) = shelf.copy_of(log).await?;
         let is_own = record.primary() == own && *record.client() == client;
-        if is_own && record.term() > u64::from(term) {
-            // Stored by an attempt that was told otherwise.
+        // Stored by an attempt that was told otherwise, or died: the copy still followed the former primary.
+        let was_promised = record.term() > u64::from(term);
+        if is_own && was_promised {
+            keeper.promise_over().await;
             break record;
         }
         if record.primary() != own && opening == LogOpening::Again {
@@ -72,7 +74,7 @@ pub async fn open_primary(
         // A client that closed the log has nothing on its way any more: this one, or one that the record forgot.
         if !is_own && !record.client().is_empty() {
             keeper.fence(record.client()).await?;
-            if record.primary() != own {
+            if record.primary() != own || was_promised {
                 // A primary that is cut off reads what it has in memory until its lease has run out.
                 keeper.promise_over().await;
             }

@@ -9,7 +9,7 @@ use super::promises::PrimaryPromise;
 use super::wire::{AdoptTerm, CopyProgress, ReplicaAnswer};
 use super::{Adoption, AppendRefused, ReplicaLog};
 use crate::entries::LogEntry;
-use crate::format::LogId;
+use crate::format::{AREA_AT, LogId};
 use crate::media::copy::{CopyMedium, NewTerm};
 use crate::shelf::{OpenCopy, OpenGuard};
 
@@ -195,6 +195,12 @@ impl ReplicaCopy {
     pub(super) fn read(self: &Rc<Self>, term: u32, entry: LogEntry) -> LocalFuture<(ReplicaAnswer, BufList)> {
         if let Err(refused) = self.require_term(term) {
             return Box::pin(async move { (ReplicaAnswer::Refused(refused), BufList::new()) });
+        }
+        let (unit, ring) = (u64::from(self.medium.unit()), self.medium.size() - AREA_AT);
+        let end = u64::from(entry.place) * unit + u64::from(entry.payload_len()).next_multiple_of(unit);
+        if end > ring {
+            let text = format!("a payload at unit {} of a ring of {} units", entry.place, ring / unit);
+            return Box::pin(async move { (ReplicaAnswer::Failed(text), BufList::new()) });
         }
         let (used, read) = (self.in_use(), self.medium.read(&entry));
         Box::pin(async move {

@@ -92,6 +92,8 @@ pub struct PrimarySet {
     pub(super) tail: Cell<u64>,
     /// Number of times that the tail was to be made durable.
     pub(super) retirements: Cell<u64>,
+    /// Set once the record names the log no more, by this primary's doing.
+    released: Cell<bool>,
     /// Set once the primary's own medium has failed.
     local_lost: RefCell<Option<(Instant, Error)>>,
     /// Set once an entry was read from a replica instead.
@@ -137,6 +139,7 @@ impl PrimarySet {
             head: Cell::new(head),
             tail: Cell::new(tail),
             retirements: Cell::new(0),
+            released: Cell::new(false),
             local_lost: RefCell::default(),
             read_elsewhere: Cell::new(false),
             over: RefCell::default(),
@@ -166,6 +169,19 @@ impl PrimarySet {
         self.changed.notify_all();
         self.appended.notify_all();
         self.attention.notify_all();
+    }
+
+    /// Ends the use of a log that the record names no more, and whose content is at the backend: nothing waits for replicas.
+    pub fn release(&self) {
+        self.released.set(true);
+        self.changed.notify_all();
+        self.appended.notify_all();
+        self.attention.notify_all();
+    }
+
+    /// Returns whether members are followed no more.
+    pub(super) fn is_over(&self) -> bool {
+        self.released.get() || self.over.borrow().is_some()
     }
 
     /// Returns why this primary has stopped, if it has.
@@ -346,7 +362,8 @@ impl PrimarySet {
         self.retirements.set(round);
         self.appended.notify_all();
         let stopped = || self.over.borrow().clone().or_else(|| self.last_copy_lost());
-        self.changed.wait_until(|| stopped().is_some() || self.has_retired(tail, round)).await;
+        let over = || self.released.get() || stopped().is_some() || self.has_retired(tail, round);
+        self.changed.wait_until(over).await;
         stopped().map_or(Ok(()), Err)
     }
 
@@ -366,6 +383,9 @@ impl PrimarySet {
 
     /// Returns whether no member can have taken over yet.
     fn has_lease(&self) -> bool {
+        if self.released.get() {
+            return true;
+        }
         let progress = self.progress.borrow();
         let others = progress.required().filter(|peer| *peer != self.own);
         self.lease.borrow().is_valid(millis(now()), others)
@@ -376,20 +396,20 @@ impl PrimarySet {
     /// # Errors
     /// If this primary has stopped.
     pub fn permit_read(self: &Rc<Self>) -> Option<LocalFuture<Result<()>>> {
-        if self.has_lease() && self.over.borrow().is_none() {
+        if self.has_lease() && self.stopped().is_none() {
             return None;
         }
         let set = self.clone();
         Some(Box::pin(async move {
-            set.changed.wait_until(|| set.over.borrow().is_some() || set.has_lease()).await;
-            set.over.borrow().clone().map_or(Ok(()), Err)
+            set.changed.wait_until(|| set.stopped().is_some() || set.has_lease()).await;
+            set.stopped().map_or(Ok(()), Err)
         }))
     }
 
     /// Returns whether fewer replicas are complete than its policy needs: writes are not acknowledged.
     pub fn is_stalled(&self) -> bool {
         let complete = self.progress.borrow().record().complete().count();
-        complete <= self.keeper.policy().replicas_min as usize
+        !self.released.get() && complete <= self.keeper.policy().replicas_min as usize
     }
 
     /// Permits acknowledgements of durable writes: at once with `None`, or when enough replicas are complete.
@@ -402,8 +422,8 @@ impl PrimarySet {
         }
         let set = self.clone();
         Some(Box::pin(async move {
-            set.changed.wait_until(|| set.over.borrow().is_some() || !set.is_stalled()).await;
-            set.over.borrow().clone().map_or(Ok(()), Err)
+            set.changed.wait_until(|| set.stopped().is_some() || !set.is_stalled()).await;
+            set.stopped().map_or(Ok(()), Err)
         }))
     }
 

@@ -278,6 +278,7 @@ impl LogOwner for Owner {
     }
 
     fn release(&self) -> LocalFuture<Result<()>> {
+        self.0.release();
         Box::pin(ready(Ok(())))
     }
 }

@@ -70,14 +70,14 @@ pub(super) const LIST: &[Mutant] = &[
         MEMBER,
         "            if link.progress.get() != before {\n",
         "            if link.progress.get() == link.progress.get() {\n",
-        &[SIM],
+        &[TESTS],
     ),
     Mutant::new(
         "media-own-copy-kept",
         "A primary whose medium has failed stays a complete member",
-        MEMBERS,
-        "work.await.inspect_err(|error| set.local_failed(error))?;",
-        "work.await?;",
+        CONTROL,
+        "let lost = lost_own(&set).or_else(",
+        "let lost = None::<PeerId>.or_else(",
         &[TESTS],
     ),
     Mutant::new(

@@ -331,6 +331,8 @@ fn replicas_changed(
     if place.replicas.is_none() {
         place.replicas.clone_from(&had.replicas);
     }
+    place.takeover = place.takeover.or(had.takeover);
+    place.replicas_min = place.replicas_min.or(had.replicas_min);
     place.lease_ms = place.lease_ms.or(had.lease_ms);
     let place = place.clone();
     let policy = |place: &api::LogPlace| (place.replicas.clone(), place.takeover, place.replicas_min);

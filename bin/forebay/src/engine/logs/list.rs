@@ -223,7 +223,7 @@ fn copy_place(medium: api::LogMedium, path: PathBuf, size: u64) -> api::LogPlace
         force: false,
         dirty_max: None,
         dirty_age_ms: None,
-        takeover: api::TakeoverMode::Manual,
+        takeover: None,
         replicas_min: None,
         lease_ms: None,
         replicas: None,

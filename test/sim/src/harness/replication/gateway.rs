@@ -304,7 +304,8 @@ impl LogOwner for Owner {
         if !gateway.alive.get() {
             return Box::pin(std::future::pending());
         }
-        Box::pin(async move { gateway.image.release(&client, term).await })
+        let set = self.set.clone();
+        Box::pin(async move { gateway.image.release(&client, term).await.map(|()| set.release()) })
     }
 }
 

@@ -117,12 +117,11 @@ impl SharedImage {
         Ok(())
     }
 
-    /// Returns whether a request may reach the backend.  Without a log it is atomic there, as one to an object of an image is;
-    /// behind a log, reads may see parts of what is written.
+    /// Returns whether a request may reach the backend: it is atomic there, as one to an object of an image is.
     fn is_free(&self, extent: Extent, changes: bool) -> bool {
         let in_flight = self.in_flight.borrow();
         let conflicts = in_flight.values().any(|(other, writes)| (changes || *writes) && other.overlaps(extent));
-        self.record.borrow().is_some() || !conflicts
+        !conflicts
     }
 
     fn count_members(&self, to: &LogMembers, from: Option<&LogMembers>) {

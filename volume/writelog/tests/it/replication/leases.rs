@@ -77,7 +77,6 @@ fn a_silent_replica_is_dropped_although_nothing_is_written() {
     with_hosts(2, async |_, hosts| {
         let [one, two] = &hosts[..] else { unreachable!("two hosts") };
         let primary = mirrored(one, two).await;
-        one.wanted.take();
         // Nothing is answered, and no connection ends.
         two.parked.on.set(true);
         primary.has(&[1]).await;

@@ -6,6 +6,7 @@ use forebay_block::{BlockDevice, BlockRequest, Extent};
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_sim::DiskFaults;
 use forebay_writelog::Mode;
+use forebay_writelog::replication::{MemberState, ReplicaPolicy};
 
 use super::{Host, Primary, path, peer, reopened, with_hosts};
 use crate::common::{LONG, MILLISECOND, write};
@@ -79,5 +80,33 @@ fn what_cannot_be_read_here_is_read_from_a_replica() {
         }
         timeout(LONG, primary.log.drain()).await.expect("in time").expect("written back");
         assert!(primary.log.mode().is_on());
+    });
+}
+
+#[test]
+fn a_replica_whose_medium_fails_is_dropped_although_it_answers() {
+    with_hosts(2, async |world, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let primary = mirrored(one, two).await;
+        let failing = DiskFaults { write_error_ppm: 1_000_000, sync_error_ppm: 1_000_000, ..DiskFaults::none() };
+        assert!(world.set_disk_faults(path(2), Some(failing)));
+        timeout(LONG, primary.write(0, 1)).await.expect("in time").expect("written");
+        assert_eq!(primary.set.record().state(two.id).filter(|state| *state == MemberState::Complete), None);
+    });
+}
+
+#[test]
+fn writes_that_wait_for_replicas_succeed_when_the_log_is_given_up() {
+    with_hosts(1, async |world, hosts| {
+        let [one] = &hosts[..] else { unreachable!("one host") };
+        one.image.policy.set(ReplicaPolicy { replicas_min: 1, ..ReplicaPolicy::default() });
+        let (_, primary) = one.create().await;
+        let waits = spawn(primary.log.submit(write(0, 1, 4096)));
+        sleep(100 * MILLISECOND).await;
+        let failing = DiskFaults { write_error_ppm: 1_000_000, sync_error_ppm: 1_000_000, ..DiskFaults::none() };
+        assert!(world.set_disk_faults(path(1), Some(failing)));
+        timeout(LONG, primary.write(4096, 2)).await.expect("in time").expect("written, past the log");
+        timeout(LONG, waits).await.expect("in time").expect("it is at the backend");
+        assert_eq!((first_byte(&primary, 0).await, first_byte(&primary, 4096).await), (1, 2));
     });
 }
