@@ -255,9 +255,9 @@ fn measure_round(
             let what = format!("{name}-{}-qd{depth}", volume.copies.name());
             let (outcome, cpu_us) = gateways.measure(volume, depth, seconds).with_context(|| what.clone())?;
             let mean_us = outcome.mean_ns / 1e3;
-            let tail_us = outcome.latency_ns[1] as f64 / 1e3;
+            let [half_us, tail_us] = [0, 1].map(|at| outcome.latency_ns[at] as f64 / 1e3);
             println!(
-                "{what:<16} {:>7.0} IOPS  mean {mean_us:>6.0} us  99 % {tail_us:>6.0} us  replica {cpu_us:>5.1} us CPU/write",
+                "{what:<16} {:>7.0} IOPS  mean {mean_us:.0} us  50/99 %: {half_us:.0} {tail_us:.0} us  replica {cpu_us:.1} us CPU/write",
                 outcome.iops
             );
             measured.push((volume.copies, outcome.iops, mean_us, cpu_us));
