@@ -21,7 +21,7 @@ use crate::shell::{self, Scratch};
 const DEPTHS: [u32; 3] = [1, 8, 32];
 const OSDS: u32 = 3;
 /// MiB of an image, and of a log: more than a measurement writes.
-const SIZES_MIB: [u64; 2] = [16, 1024];
+const SIZES_MIB: [u64; 2] = [16, 512];
 /// Microseconds that the daemons and the bare messenger busy-poll before they sleep.
 const LINGER_US: &str = "0";
 /// Goal at depth 32: writes a second with a replica, to those without.
@@ -130,14 +130,16 @@ impl Gateways {
             let path: PathBuf = folder.join(format!("log-{}", copies.name()));
             let place = format!("--log={}:{}:{log}{}", medium.name(), path.display(), medium.force());
             let asked = format!("--replica={address}");
-            let flags: Vec<&str> = [place.as_str()].into_iter().chain(replica.as_ref().map(|_| asked.as_str())).collect();
+            let flags: Vec<&str> =
+                [place.as_str()].into_iter().chain(replica.as_ref().map(|_| asked.as_str())).collect();
             let image = format!("rbd/{}-{}", medium.name(), copies.name());
             let uri = gateways.primary.volume_with(&image, &size, &flags)?;
             let volume = Volume { copies, image, uri, replica };
             gateways.complete(&volume)?;
             let mut fill = shell::command("fio");
             fill.args(fio::nbd(&volume.uri)).args(["--name=fill", "--rw=write", "--bs=1M", "--iodepth=4", "--thread"]);
-            shell::output(fill.arg(format!("--size={size}")))?;
+            // Once around the ring: a file system maps a block of a new file with the first write to it.
+            shell::output(fill.args([format!("--size={size}"), format!("--io_size={}M", SIZES_MIB[1] + 64)]))?;
             gateways.empty(&volume)?;
             gateways.volumes.push(volume);
         }
@@ -206,6 +208,7 @@ fn start(folder: &Path, wrapper: &[&str], config: &str) -> Result<Daemon> {
 pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     shell::run(&mut daemon::build_command())?;
     let folder = effort.dir.clone().unwrap_or_else(shell::target);
+    let load = std::fs::read_to_string("/proc/loadavg")?.split(' ').next().unwrap_or_default().to_owned();
     let cluster = Cluster::named_or_apart(OSDS)?;
     let mut cases = Vec::new();
     let mut trips = Vec::new();
@@ -233,7 +236,7 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     }));
     lines.iter().for_each(|line| println!("{line}"));
     if !dry_run && effort.case.is_none() {
-        let method = method(effort, &device(&folder)?);
+        let method = method(effort, &device(&folder)?, &load);
         report::write("replication", "Replicas of write logs", &method, &cases, &lines)?;
     }
     Ok(())
@@ -316,18 +319,18 @@ fn device(folder: &Path) -> Result<String> {
     Ok(words.join(", "))
 }
 
-fn method(effort: &Effort, device: &str) -> String {
+fn method(effort: &Effort, device: &str, load: &str) -> String {
     let Effort { rounds, seconds, .. } = effort;
     let (machine, [image, log]) = (report::machine(), SIZES_MIB);
     format!(
-        "{machine}. fio's nbd engine over a Unix socket, 4 KiB random writes without flushes, {rounds} rounds of \
+        "{machine}, with a load average of {load} before the cluster was started. fio's nbd engine over a Unix socket, 4 KiB random writes without flushes, {rounds} rounds of \
          {seconds} s, the order turned each round; medians (lowest and highest in parentheses). One daemon serves three \
          images of {image} MiB in a Ceph cluster: one with a log without replicas, one with a replica at a second daemon \
          over TCP on loopback (crc mode), and one with a replica at a third daemon over shared memory. All on one \
          machine, each daemon with one core and `--linger-us {LINGER_US}`: two processors are shared by fio, primary, \
          replica and cluster, so that what the replica needs is taken from the other two. On separate machines it is \
          not. The cluster has {OSDS} OSDs in memory and runs at idle priority. A log has {log} MiB, more than a measurement \
-         writes, and is empty when one begins. *ssd*: logs and copies are files on one device ({device}), with direct I/O, \
+         writes; it has been written once around before, and is empty when a measurement begins. *ssd*: logs and copies are files on one device ({device}), with direct I/O, \
          each write durable when it is acknowledged. *pmem*: mapped files in /dev/shm, with all the flushes of persistent \
          memory.\n\n\
          *-qdN*: writes a second, N at once; the goal is {RATE_GOAL} at depth 32. *-latency*: 1 / mean latency at depth 1; \
