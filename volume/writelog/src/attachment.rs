@@ -253,6 +253,14 @@ impl<K: LogKeeper> LogAttachment<K> {
             let text = format!("the write log of {} is served by peer {primary}", keeper.volume_name());
             return Err(Error::new(ErrorKind::Busy, text));
         }
+        if let Some(members) = recorded.members.as_ref().filter(|_| !is_primary)
+            && members.complete().any(|peer| peer == peers.own())
+            && !members.client().is_empty()
+        {
+            // Until then, the primary must find a replica here: it would drop one that refuses its entries, and nobody would
+            // serve the volume any more.
+            keeper.fence(members.client()).await?;
+        }
         let (served, copy) = ServedCopy::release(peers.clone(), id).await?;
         let shelf = match copy {
             Some(shelf) => shelf,

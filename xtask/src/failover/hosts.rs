@@ -1,6 +1,7 @@
 //! Daemons that are each other's peers, each in a network of its own, and which one serves the images.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -59,13 +60,17 @@ pub struct Hosts {
     pub all: Vec<Host>,
     /// Number of the host that serves the images.
     pub primary: usize,
+    /// Length of a primary's lease.
+    pub lease: String,
+    /// Set once replicas take over by themselves.
+    pub is_automatic: bool,
     /// The network between them, which is deleted after their daemons have ended.
     pub network: Network,
 }
 
 impl Hosts {
     /// Starts a daemon in each namespace of the network, with the cluster that `variable` names.
-    pub fn start(folder: &Path, network: Network, variable: &str) -> Result<Self> {
+    pub fn start(folder: &Path, network: Network, variable: &str, lease: &str) -> Result<Self> {
         let addresses: Vec<String> =
             (0..HOSTS).map(|number| format!("{}:{PEER_PORT}", network.address(End::Host(number)))).collect();
         let mut all = Vec::new();
@@ -84,14 +89,21 @@ impl Hosts {
             let config = folder.join("forebay.toml");
             std::fs::write(&config, text)?;
             let config = config.display().to_string();
-            let flags = ["--store-size", "64M", "--config", &config, "--log-level", "info,forebay_writelog=debug"];
+            let flags = [
+                "--store-size",
+                "64M",
+                "--config",
+                &config,
+                "--log-level",
+                "info,forebay_writelog=debug,forebay::engine::failover=debug",
+            ];
             let wrapper = network.wrapper(number);
             let mut wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
             wrapper.extend(["/usr/bin/env", variable]);
             let daemon = Daemon::start_under(&wrapper, &folder.join("data"), &flags)?;
             all.push(Host { folder, address: address.clone(), daemon: Some(daemon), crashed: None });
         }
-        let hosts = Self { all, primary: 0, network };
+        let hosts = Self { all, primary: 0, lease: lease.to_owned(), is_automatic: false, network };
         for host in &hosts.all {
             let knows = || {
                 let status: Value = serde_json::from_str(&host.command(&["--format", "json", "status"]).ok()?).ok()?;
@@ -111,13 +123,60 @@ impl Hosts {
 
     /// Creates an image, and attaches it at the primary with a log that both others have copies of.
     pub fn volume(&self, name: &str, size: &str) -> Result<String> {
+        let flags = self.log_flags();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        self.primary().daemon().volume_with(name, size, &flags)
+    }
+
+    /// Returns the flag that names the log of a host.
+    pub fn place(&self, host: &Host) -> String {
+        let takeover = if self.is_automatic { "auto" } else { "manual" };
+        let path = host.folder.join("logs");
+        format!("--log=ssd:{}:16M:takeover={takeover}:lease={}", path.display(), self.lease)
+    }
+
+    /// Returns the flags of the primary's log, which both other hosts have copies of.
+    fn log_flags(&self) -> Vec<String> {
         let host = self.primary();
-        let place = format!("--log=ssd:{}:16M", host.folder.join("logs").display());
         let others = self.all.iter().filter(|other| other.address != host.address);
-        let replicas: Vec<String> = others.map(|other| format!("--replica={}", other.address)).collect();
-        let mut flags = vec![place.as_str()];
-        flags.extend(replicas.iter().map(String::as_str));
-        host.daemon().volume_with(name, size, &flags)
+        let replicas = others.map(|other| format!("--replica={}", other.address));
+        std::iter::once(self.place(host)).chain(replicas).collect()
+    }
+
+    /// Lets replicas take over by themselves from now on, while the images are served.
+    pub fn take_over_automatically(&mut self) -> Result<()> {
+        self.is_automatic = true;
+        let flags = self.log_flags();
+        for name in [NUMBERED, FIO] {
+            let mut command = vec!["attach", name, "--nbd"];
+            command.extend(flags.iter().map(String::as_str));
+            self.primary().until(&command)?;
+        }
+        self.filled()
+    }
+
+    /// Waits until another host has taken both images over, and exports them there; returns fio's URI.
+    pub fn await_takeover(&mut self, former: usize) -> Result<String> {
+        let serves = || {
+            let others = (0..HOSTS).filter(|number| *number != former);
+            others.into_iter().find(|number| self.all[*number].command(&["attach", NUMBERED, "--nbd"]).is_ok())
+        };
+        let to = shell::wait_for(PATIENCE, serves).with_context(|| {
+            let logs = self.all.iter().filter_map(|host| host.daemon.as_ref().map(Daemon::log_tail));
+            format!("nobody takes over by itself:\n{}", logs.collect::<Vec<_>>().join("\n"))
+        })?;
+        let host = &self.all[to];
+        let attach = || host.command(&["attach", FIO, "--nbd"]).ok();
+        let uri = match shell::wait_for(Duration::from_secs(10), attach) {
+            Some(uri) => uri,
+            // The third host was first.
+            None => {
+                acquire_log(host, FIO, true)?;
+                host.until(&["attach", FIO, "--nbd"])?
+            }
+        };
+        self.primary = to;
+        nbd_uri(&uri)
     }
 
     /// Waits until this many hosts have complete copies of a log.
@@ -149,7 +208,7 @@ impl Hosts {
             uri = host.until(&["attach", name, "--nbd"])?;
         }
         self.primary = to;
-        Ok(uri.lines().map(str::trim).find(|line| line.starts_with("nbd")).context("no URI")?.to_owned())
+        nbd_uri(&uri)
     }
 
     /// Starts a primary again that was killed, until its exports are served again; returns fio's URI, which stays.
@@ -182,7 +241,12 @@ impl Hosts {
     }
 }
 
-/// Takes a log over by command.  A host that takes over by itself needs no step here: its `attach` succeeds when it has.
+/// Returns the URI in what `attach` printed.
+fn nbd_uri(printed: &str) -> Result<String> {
+    Ok(printed.lines().map(str::trim).find(|line| line.starts_with("nbd")).context("no URI")?.to_owned())
+}
+
+/// Takes a log over by command.
 fn acquire_log(host: &Host, name: &str, force: bool) -> Result<()> {
     let mut command = vec!["log", "takeover", name];
     command.extend(force.then_some("--force"));

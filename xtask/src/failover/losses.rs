@@ -57,6 +57,11 @@ impl Loss {
         matches!(self, Self::Suspended | Self::NetworkLost | Self::BackendPathLost | Self::OutgoingPathLost)
     }
 
+    /// Returns whether replicas notice by themselves that the primary is lost: it has closed no log, and is not heard of.
+    pub fn is_noticed(self) -> bool {
+        matches!(self, Self::Killed | Self::Suspended | Self::NetworkLost | Self::OutgoingPathLost)
+    }
+
     /// Returns whether another host serves the images afterwards.
     pub fn moves(self) -> bool {
         !matches!(self, Self::Restarted | Self::PeerPathLost)

@@ -51,6 +51,9 @@ pub struct FailoverArguments {
     /// Seed of the order of writes, of the moments and the kinds of the failures
     #[arg(long)]
     seed: Option<u64>,
+    /// Length of a primary's lease
+    #[arg(long, default_value = "500ms")]
+    lease: String,
 }
 
 /// Loses the daemon that serves the images, `rounds` times.
@@ -59,19 +62,20 @@ pub fn run(arguments: &FailoverArguments) -> Result<()> {
     let scratch = Scratch::within(&shell::target(), "failover")?;
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()) ^ unix_nanoseconds());
     println!("seed {seed}");
-    let summary = rounds(scratch.path(), arguments.rounds, seed)?;
+    let summary = rounds(scratch.path(), arguments, seed)?;
     println!("ok {} failovers: {summary}", arguments.rounds);
     Ok(())
 }
 
-fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
+fn rounds(folder: &Path, arguments: &FailoverArguments, seed: u64) -> Result<String> {
+    let FailoverArguments { rounds, lease, .. } = arguments;
     let network = Network::create(HOSTS)?;
     let cluster = Cluster::start_at(1, &network.address(End::Cluster))?;
     // Longer than all rounds: a daemon that waits for its predecessor's watches never serves.
     shell::output(cluster.command("ceph").args(["config", "set", "osd", "osd_client_watch_timeout", "3600"]))?;
     let begin = Instant::now();
     let mut random = Random(seed | 1);
-    let mut hosts = Hosts::start(folder, network, &cluster.variable())?;
+    let mut hosts = Hosts::start(folder, network, &cluster.variable(), lease)?;
     hosts.volume(NUMBERED, &format!("{}K", VOLUME_BYTES / 1024))?;
     let mut uri = hosts.volume(FIO, &format!("{FIO_MIB}M"))?;
     hosts.filled()?;
@@ -80,9 +84,16 @@ fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
     let mut writer = |first, blocks| Writer::new(first, blocks, random.next(), Promise::Answered);
     let all = (0..CONNECTIONS).map(|number| writer(number * per_connection, per_connection)).collect();
     let mut writers = Writers { all, contested: writer(BLOCKS, CONTESTED), written: 0 };
-    let (mut deck, mut times) = (Deck::default(), BTreeMap::<Loss, Vec<Duration>>::new());
-    for number in 1..=rounds {
-        let loss = deck.draw(&mut random);
+    let (mut deck, mut times) = (Deck::default(), BTreeMap::<(Loss, bool), Vec<Duration>>::new());
+    for number in 1..=*rounds {
+        if number == rounds / 2 + 1 {
+            hosts.take_over_automatically()?;
+        }
+        let loss = match deck.draw(&mut random) {
+            // Others take over before it is back.
+            Loss::Restarted if hosts.is_automatic => Loss::Killed,
+            loss => loss,
+        };
         let former = hosts.primary;
         let other = (former + 1 + (random.next() % (HOSTS as u64 - 1)) as usize) % HOSTS;
         let round_begin = Instant::now();
@@ -93,11 +104,13 @@ fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
             let logs = logs.join("\n");
             format!("round {number} of seed {seed}: {loss:?}, host {former}, other host {other}\n{logs}")
         })?;
-        times.entry(loss).or_default().push(took);
+        let by_itself = hosts.is_automatic && loss.is_noticed();
+        times.entry((loss, by_itself)).or_default().push(took);
         uri = next;
         let all = shell::seconds(round_begin.elapsed());
         println!(
-            "round {number}: {loss:?} of host {former}, {} ms to the first answer, {all} in all",
+            "round {number}: {loss:?} of host {former}{}, {} ms to the first answer, {all} in all",
+            if by_itself { ", taken over automatically" } else { "" },
             took.as_millis()
         );
     }
@@ -114,14 +127,18 @@ fn rounds(folder: &Path, rounds: u64, seed: u64) -> Result<String> {
 }
 
 /// Returns how long each kind of loss took, a line for each.
-fn table(times: BTreeMap<Loss, Vec<Duration>>) -> String {
-    let mut lines = vec![format!("{:16} {:>5} {:>9} {:>9}", "", "count", "median", "max")];
-    for (loss, mut times) in times {
+fn table(times: BTreeMap<(Loss, bool), Vec<Duration>>) -> String {
+    let mut lines = vec![format!("{:26} {:>5} {:>9} {:>9}", "", "count", "median", "max")];
+    for ((loss, by_itself), mut times) in times {
         times.sort_unstable();
         let ms = |time: Option<&Duration>| format!("{} ms", time.map_or(0, Duration::as_millis));
         // With an even number, the lower one of both in the middle.
         let (median, max) = (ms(times.get((times.len() - 1) / 2)), ms(times.last()));
-        lines.push(format!("{:16} {:>5} {median:>9} {max:>9}", format!("{loss:?}"), times.len()));
+        lines.push(format!(
+            "{:26} {:>5} {median:>9} {max:>9}",
+            format!("{loss:?}{}", if by_itself { ", automatic" } else { "" }),
+            times.len()
+        ));
     }
     lines.join("\n")
 }
@@ -130,7 +147,7 @@ fn table(times: BTreeMap<Loss, Vec<Duration>>) -> String {
 fn change_replicas(hosts: &Hosts) -> Result<()> {
     let host = hosts.primary();
     let other = hosts.all.iter().find(|other| other.address != host.address).context("another host")?;
-    let place = format!("--log=ssd:{}:16M", host.folder.join("logs").display());
+    let place = hosts.place(host);
     host.command(&["attach", NUMBERED, "--nbd", &place, &format!("--replica={}", other.address)])?;
     let mut last = String::new();
     let members = || {

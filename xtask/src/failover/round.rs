@@ -124,12 +124,18 @@ fn lose_primary(
     let rival = loss.leaves_rival();
     let mut straggler = rival.then(|| Client::connect(&hosts.primary().daemon().socket(), NUMBERED)).transpose()?;
     load.ending.killed.store(true, Ordering::SeqCst);
-    let pause = losses::lose(hosts, loss, to, random)?;
+    let mut pause = losses::lose(hosts, loss, to, random)?;
     let lost = Instant::now();
-    std::thread::sleep(pause);
     let next = match loss {
         Loss::Restarted => hosts.restart(former, uri)?,
-        _ => hosts.take_over(to, rival)?,
+        _ if hosts.is_automatic && loss.is_noticed() => {
+            pause = Duration::ZERO;
+            hosts.await_takeover(former)?
+        }
+        _ => {
+            std::thread::sleep(pause);
+            hosts.take_over(to, rival)?
+        }
     };
     let took = first_write(hosts.primary(), lost)?.saturating_sub(pause);
     if let Some(straggler) = &mut straggler {

@@ -3,6 +3,7 @@
 mod access;
 mod fronts;
 mod image;
+mod leases;
 mod rados;
 mod replication;
 mod store;
@@ -84,7 +85,16 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas = [writelog::LIST, replication::LIST, store::LIST, image::LIST, rados::LIST, fronts::LIST, access::LIST];
+    let areas = [
+        writelog::LIST,
+        replication::LIST,
+        leases::LIST,
+        store::LIST,
+        image::LIST,
+        rados::LIST,
+        fronts::LIST,
+        access::LIST,
+    ];
     let named = AREAS.iter().zip(areas);
     named.flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
 }

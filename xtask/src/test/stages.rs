@@ -148,7 +148,7 @@ fn clusters() -> Vec<Stage> {
             "failover",
             "write logs with replicas, taken over from daemons and networks that are lost",
             &["build"],
-            |length| own(&["failover", "--rounds", &length.of(4, 10, 100).to_string()]),
+            |length| own(&["failover", "--lease", "2s", "--rounds", &length.of(4, 10, 100).to_string()]),
         )
         .long(30, 60, 450)
         .busy(0.5),

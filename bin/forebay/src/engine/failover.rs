@@ -69,6 +69,7 @@ impl Attempts {
         if !self.0.borrow_mut().insert(log) {
             return;
         }
+        tracing::debug!(log = id_text(&log), "the primary of a log is silent");
         let (attempts, engine) = (self.clone(), Rc::downgrade(engine));
         drop(spawn(async move {
             while let Some(engine) = engine.upgrade().filter(|engine| engine.may_take_over(&log)) {
@@ -92,11 +93,12 @@ enum TakeoverDecision {
     After(Duration, u64),
 }
 
-/// Decides about a log, as its record has it.  `connected` are the peers that this daemon reaches.
+/// Decides about a log, as its record has it.  `own` is this daemon, and the term that its copy follows; `connected` are the
+/// peers that it reaches.
 fn decide(
     place: &api::LogPlace,
     members: &LogMembers,
-    own: PeerId,
+    (own, followed): (PeerId, u64),
     connected: impl Fn(PeerId) -> bool,
 ) -> TakeoverDecision {
     use TakeoverDecision::{After, Leave};
@@ -115,7 +117,9 @@ fn decide(
     };
     // One that is lost as well is not waited for.
     let before = order[..rank].iter().filter(|peer| connected(**peer)).count() as u32;
-    After(2 * before * place.policy().lease, members.term())
+    // A primary that has just opened the log is about to be heard of: the silent one was its predecessor.
+    let is_new = u32::from(members.term() > followed);
+    After(2 * (before + is_new) * place.policy().lease, members.term())
 }
 
 /// Returns the complete replicas in the order in which they take over: as the operator has named them, then the others.
@@ -161,14 +165,15 @@ impl Engine {
             return Ok(Some("its copy is gone"));
         };
         let failed = |failure| (Some(spec.clone()), failure);
-        let mut waited = false;
+        let mut waited_for = None;
         loop {
             let decision = self.decide_takeover(&spec, log).await.map_err(failed)?;
+            tracing::debug!(image = %spec, ?decision, "decided about a log whose primary is silent");
             match decision {
                 TakeoverDecision::Leave(why) => return Ok(Some(why)),
-                TakeoverDecision::After(delay, _) if !delay.is_zero() && !waited => {
+                TakeoverDecision::After(delay, term) if !delay.is_zero() && waited_for != Some(term) => {
                     sleep(delay).await;
-                    waited = true;
+                    waited_for = Some(term);
                     if !self.may_take_over(log) {
                         // Another one has taken over, or the primary is back.
                         return Ok(None);
@@ -202,7 +207,14 @@ impl Engine {
         };
         let Some(members) = &named.members else { return Ok(TakeoverDecision::Leave("it has no replicas")) };
         let known = self.peers.known();
-        Ok(decide(&named.place, members, known.own(), |peer| known.connection(peer).is_some()))
+        let shelves = self.peers.replicas().shelves();
+        let shelf = shelves.iter().map(|found| &found.shelf).find(|shelf| shelf.ids().contains(log));
+        let followed = match shelf {
+            Some(shelf) => shelf.copy_of(log).await.map_err(Failure::from)?.1,
+            None => return Ok(TakeoverDecision::Leave("its copy is gone")),
+        };
+        let connected = |peer| known.connection(peer).is_some();
+        Ok(decide(&named.place, members, (known.own(), followed.into()), connected))
     }
 }
 
@@ -228,11 +240,15 @@ mod tests {
     #[test]
     fn the_first_complete_replica_that_is_reached_takes_over() {
         let (place, members) = log(":takeover=auto", &[3, 2, 4]);
-        let at = |number, connected: bool| decide(&place, &members, peer(number), |_| connected);
         let term = members.term();
+        let at = |number, connected: bool| decide(&place, &members, (peer(number), term), |_| connected);
         assert_eq!(at(3, true), TakeoverDecision::After(Duration::ZERO, term));
         assert_eq!(at(2, true), TakeoverDecision::After(Duration::from_secs(1), term), "two leases");
         assert_eq!(at(2, false), TakeoverDecision::After(Duration::ZERO, term), "the first is lost as well");
+        // Another one has just opened the log.
+        let later = members.taken_over(peer(2), [2; 16], "client.2 b".into()).expect("complete");
+        let next = decide(&place, &later, (peer(3), term), |_| true);
+        assert_eq!(next, TakeoverDecision::After(Duration::from_secs(1), later.term()));
         assert!(matches!(at(4, true), TakeoverDecision::Leave(_)), "its copy lacks writes");
         assert!(matches!(at(1, true), TakeoverDecision::Leave(_)));
         assert!(matches!(at(9, true), TakeoverDecision::Leave(_)));
@@ -241,9 +257,9 @@ mod tests {
     #[test]
     fn a_log_that_is_closed_or_taken_over_by_command_is_left() {
         let (place, members) = log("", &[2]);
-        assert!(matches!(decide(&place, &members, peer(2), |_| true), TakeoverDecision::Leave(_)));
+        assert!(matches!(decide(&place, &members, (peer(2), 1), |_| true), TakeoverDecision::Leave(_)));
         let (place, members) = log(":takeover=auto", &[2]);
         let closed = members.closed(String::new());
-        assert!(matches!(decide(&place, &closed, peer(2), |_| true), TakeoverDecision::Leave(_)));
+        assert!(matches!(decide(&place, &closed, (peer(2), 1), |_| true), TakeoverDecision::Leave(_)));
     }
 }

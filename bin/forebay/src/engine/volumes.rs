@@ -442,7 +442,18 @@ impl Engine {
         if self.volumes.reserved.borrow().contains(spec) {
             return Err(being_changed(spec));
         }
+        self.close_fenced(spec).await;
         self.open_shared(spec, false, false, VolumeOpening::Usual).await
+    }
+
+    /// Closes a volume that nobody uses and whose client the cluster has fenced: it is opened again as another client.
+    async fn close_fenced(&self, spec: &ImageSpec) {
+        let is_fenced = self.volumes.find(spec).is_some_and(|volume| volume.is_fenced());
+        if is_fenced && !self.is_exported(spec) {
+            tracing::info!(image = %spec, "the cluster has fenced the client of an open image; opening it again as another one");
+            self.let_go_of_log(spec);
+            let _ = timeout(LOOK_MAX, self.volumes.closed(spec)).await;
+        }
     }
 
     /// Opens an image, and the log that it has as `opening` says.  The caller has the turn of opening it.

@@ -19,6 +19,9 @@ use crate::media::ssd::verify;
 /// Number of heartbeats in the length of a lease, to a replica that nothing else is sent to.
 const HEARTBEATS: u32 = 4;
 
+/// Maximum number of times that a stream begins again without delay.
+const RESTARTS_MAX: u32 = 50;
+
 /// Link to a replica.
 pub(super) struct MemberLink {
     peer: PeerId,
@@ -32,6 +35,8 @@ pub(super) struct MemberLink {
     since: Cell<Instant>,
     /// Time at which the last request was sent.
     sent: Cell<Instant>,
+    /// Policy that the replica was told last: whether it takes over by itself.
+    automatic: Cell<bool>,
     /// Set while a heartbeat is on its way.
     beating: Cell<bool>,
     /// Set when a request was accepted since the control loop looked last.
@@ -60,6 +65,7 @@ impl MemberLink {
             adopted: Cell::new(false),
             since: Cell::new(now()),
             sent: Cell::new(now()),
+            automatic: Cell::new(false),
             beating: Cell::new(false),
             heard: Cell::new(false),
             silent: Cell::new(0),
@@ -121,6 +127,7 @@ impl MemberLink {
 /// Keeps a replica up to date until the link ends.
 pub(super) async fn run(set: Rc<PrimarySet>, link: Rc<MemberLink>) {
     let over = || link.ended.get() || set.stopped().is_some();
+    let mut restarts = 0;
     while !over() {
         let error = match set.keeper.connection(link.peer) {
             Some(connection) => stream(&set, &link, &connection).await.err(),
@@ -131,7 +138,14 @@ pub(super) async fn run(set: Rc<PrimarySet>, link: Rc<MemberLink>) {
         link.settled.wait_until(|| link.in_flight.get() == 0 || over()).await;
         if let Some(error) = error {
             tracing::debug!(peer = %link.peer, %error, "the stream to a replica of a write log was interrupted");
+            // Entries that a replica needed to be filled have been retired meanwhile: it begins at the tail again, at once, or
+            // it would find it moved on again and again.
+            if error.kind() == ErrorKind::NotFound && restarts < RESTARTS_MAX {
+                restarts += 1;
+                continue;
+            }
         }
+        restarts = 0;
         let _ = timeout(set.options.retry, link.settled.wait_until(over)).await;
     }
 }
@@ -151,6 +165,7 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
         lease_ms: set.lease_length.as_millis() as u32,
         automatic: set.keeper.policy().automatic,
     };
+    link.automatic.set(adopt.automatic);
     tracing::debug!(peer = %link.peer, at = %connection.address(), term = set.term, "asking a replica to follow this primary");
     let CopyProgress { head, tail, .. } =
         ask(set, link, connection, ReplicaAction::Adopt(adopt), BufList::new()).await?;
@@ -164,12 +179,9 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
         let idle = || cursor.seq >= set.head.get() && !retires();
         let full = || link.in_flight.get() >= set.options.window;
         let over = || link.ended.get() || link.broken.borrow().is_some() || set.stopped().is_some();
+        beat(set, link, connection);
         while !over() && (idle() || full()) {
-            let due = link.sent.get().elapsed() >= set.lease_length / HEARTBEATS;
-            if due && !link.beating.replace(true) {
-                let heartbeat = ReplicaAction::Heartbeat { automatic: set.keeper.policy().automatic };
-                send(set, link, connection, (heartbeat, 0), BufList::new());
-            }
+            beat(set, link, connection);
             let _ = timeout(set.lease_length / HEARTBEATS, wait_either(&set.appended, &link.settled)).await;
         }
         if let Some(error) = link.broken.take() {
@@ -191,6 +203,16 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
     }
 }
 
+/// Sends a heartbeat if nothing else was sent for a time, or who takes over has changed.
+fn beat(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connection) {
+    let automatic = set.keeper.policy().automatic;
+    let due = link.sent.get().elapsed() >= set.lease_length / HEARTBEATS || link.automatic.get() != automatic;
+    if due && !link.beating.replace(true) {
+        link.automatic.set(automatic);
+        send(set, link, connection, (ReplicaAction::Heartbeat { automatic }, 0), BufList::new());
+    }
+}
+
 /// Waits until either is signaled.
 async fn wait_either(one: &Notify, other: &Notify) {
     let (mut one, mut other) = (std::pin::pin!(one.wait()), std::pin::pin!(other.wait()));
@@ -203,7 +225,8 @@ async fn wait_either(one: &Notify, other: &Notify) {
 
 /// Returns the place of an entry in the primary's own copy.
 async fn find(set: &PrimarySet, seq: u64) -> Result<AppendCursor> {
-    let found = set.local.find(seq).await?;
+    // After its tail has moved on, the log finds a later one.
+    let found = set.local.find(seq).await?.filter(|found| found.seq <= seq);
     found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("entry {seq} is in the log no more")))
 }
 

@@ -177,6 +177,7 @@ impl PrimarySet {
     pub fn wanted_changed(&self) {
         self.attention.notify_all();
         self.changed.notify_all();
+        self.appended.notify_all();
     }
 
     /// Asks the replicas to discard their copies, once the log has been released: each gets `patience` to answer.  A copy

@@ -104,6 +104,12 @@ impl Engine {
         }
     }
 
+    /// Keeps a volume open no longer for its log.
+    pub(super) fn let_go_of_log(&self, spec: &ImageSpec) {
+        let kept = self.logs.volumes.borrow_mut().remove(spec);
+        drop(kept);
+    }
+
     /// Attaches the requested log to a volume.
     pub(super) async fn ensure_log(&self, spec: &ImageSpec, volume: &Rc<Volume>, place: &api::LogPlace) -> Result<()> {
         let attached = volume.attachment.attach(place).await;
