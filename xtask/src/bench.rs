@@ -11,6 +11,7 @@ mod nvmf;
 mod plot;
 mod race;
 mod rados;
+mod replication;
 mod report;
 mod scale;
 mod stalls;
@@ -96,6 +97,8 @@ enum Name {
     Rados,
     /// The write log, against the same volume without one
     Writelog,
+    /// A write log with a replica, over TCP and shared memory, against a log without one (CEPH_CONF: on that cluster)
+    Replication,
     /// Longest wait of a host's reads while other images are worked on; prints only
     Stalls,
     /// 10,000 volumes, exports and connections on one daemon, beside tgt (--volumes N)
@@ -137,6 +140,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Nvmf => nvmf::run(&effort, arguments.dry_run),
         Name::Gateway => gateway::run(&effort, arguments.dry_run),
         Name::Rados => rados::run(&effort, arguments.dry_run),
+        Name::Replication => replication::run(&effort, arguments.dry_run),
         Name::Stalls => stalls::run(&effort),
         Name::Scale => scale::run(&effort, arguments.volumes, arguments.dry_run),
         Name::Store => store::run(&effort, arguments.dry_run),

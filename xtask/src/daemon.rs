@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::shell::{self, Process, Scratch};
 
 /// Time in which a daemon must become ready, and stop.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The command that builds the daemon in release.
 pub fn build_command() -> Command {

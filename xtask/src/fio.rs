@@ -41,6 +41,8 @@ pub struct Outcome {
     pub bytes_per_second: f64,
     /// Requests in all.
     pub requests: u64,
+    /// Mean latency in nanoseconds.
+    pub mean_ns: f64,
     /// Latencies in nanoseconds: 50, 99, 99.9 and 99.99 per cent; of the flushes where each write has one.
     pub latency_ns: [u64; 4],
     /// Completion latencies in nanoseconds, with their counts.
@@ -126,6 +128,7 @@ fn parse(text: &str, which: Side) -> Result<Outcome> {
         iops: side["iops"].as_f64().context("fio reports no IOPS")?,
         bytes_per_second: side["bw_bytes"].as_f64().context("fio reports no bandwidth")?,
         requests: side["total_ios"].as_u64().context("fio reports no count")?,
+        mean_ns: latency["mean"].as_f64().unwrap_or(0.0),
         latency_ns: [
             percentile("50.000000"),
             percentile("99.000000"),
@@ -178,9 +181,9 @@ mod tests {
     #[test]
     fn a_report_is_read() {
         let text = "fio: remark\n{\"jobs\":[{\"error\":0,\"write\":{\"iops\":10.5,\"bw_bytes\":43008,\"total_ios\":21,\
-            \"clat_ns\":{\"percentile\":{\"50.000000\":1000,\"99.000000\":2000},\"bins\":{\"1000\":20,\"2100\":1}}}}]}";
+            \"clat_ns\":{\"mean\":1050,\"percentile\":{\"50.000000\":1000,\"99.000000\":2000},\"bins\":{\"1000\":20,\"2100\":1}}}}]}";
         let outcome = parse(text, Side::Write).unwrap();
-        assert_eq!(outcome.requests, 21);
+        assert_eq!((outcome.requests, outcome.mean_ns), (21, 1050.0));
         assert_eq!(outcome.latency_ns, [1000, 2000, 0, 0]);
         assert_eq!(outcome.bins, [(1000, 20), (2100, 1)]);
         assert_eq!(histogram(&outcome.bins, 10).len(), 2);

@@ -32,10 +32,14 @@ struct Line {
     who: Who,
 }
 
+/// Transport between the two ends.
 #[derive(Clone, Copy, PartialEq)]
-enum Transport {
+pub(super) enum Transport {
+    /// TCP over loopback, with checksums.
     Tcp,
+    /// Rings in shared memory.
     Shm,
+    /// Within one process.
     Loopback,
 }
 
@@ -157,6 +161,14 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
         report::write("messenger", "The messenger and the bare machine", &text, &cases, &lines)?;
     }
     Ok(())
+}
+
+/// Measures round trips of the messenger between two processes: 4 KiB there, an empty answer.  Returns the median in
+/// microseconds.
+pub(super) fn round_trip(scratch: &Path, transport: Transport, linger_us: &'static str, seconds: f64) -> Result<f64> {
+    let setting = Setting { scratch, seconds, sockets: Cell::new(0) };
+    let value = setting.ours(transport, &["--linger-us", linger_us], 4096, 1)?;
+    value["latency_us_p50"].as_f64().context("no latency")
 }
 
 fn line_called(name: &str) -> usize {

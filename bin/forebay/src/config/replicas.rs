@@ -18,6 +18,7 @@ pub(super) struct ReplicasSection {
     path: Option<PathBuf>,
     quota: Option<Size>,
     allow: Option<Vec<String>>,
+    force: Option<bool>,
 }
 
 /// Log device for copies of other daemons' write logs.
@@ -31,15 +32,17 @@ pub struct ReplicaSettings {
     pub quota: u64,
     /// Networks of the daemons that may have copies; if empty, every peer may.
     pub allow: Vec<Network>,
+    /// Accepts memory that is not persistent, for measurements.
+    pub force: bool,
 }
 
 impl ReplicasSection {
     /// Resolves the settings; `None` if this daemon holds no copies.
     pub(super) fn resolve(self) -> Result<Option<ReplicaSettings>> {
-        let Self { medium, path, quota, allow } = self;
+        let Self { medium, path, quota, allow, force } = self;
         let Some(path) = path else {
-            return match (medium, quota, allow) {
-                (None, None, None) => Ok(None),
+            return match (medium, quota, allow, force) {
+                (None, None, None, None) => Ok(None),
                 _ => Err(Failure::invalid("[replicas]: the path of the log device is missing")
                     .hint("write for example path = \"/srv/forebay/replicas\"")),
             };
@@ -50,7 +53,8 @@ impl ReplicasSection {
         };
         let medium = medium.unwrap_or(LogMedium::Ssd);
         let allow = allow.unwrap_or_default().into_iter().map(|text| text.parse::<Network>().map_err(Failure::invalid));
-        Ok(Some(ReplicaSettings { medium, path: absolute(&path)?, quota, allow: allow.collect::<Result<_>>()? }))
+        let (path, allow) = (absolute(&path)?, allow.collect::<Result<_>>()?);
+        Ok(Some(ReplicaSettings { medium, path, quota, allow, force: force.unwrap_or(false) }))
     }
 }
 
@@ -68,10 +72,13 @@ mod tests {
         let settings = resolve("path = '/r'\nquota = '2G'\nallow = ['10.0.0.0/8']").expect("settings");
         let settings = settings.expect("a device");
         assert_eq!((settings.medium, settings.quota, settings.allow.len()), (LogMedium::Ssd, 2 << 30, 1));
-        let settings = resolve("path = '/mnt/pmem/r'\nquota = '1G'\nmedium = 'pmem'").expect("settings");
-        assert_eq!(settings.expect("a device").medium, LogMedium::Pmem);
+        assert!(!settings.force);
+        let settings = resolve("path = '/dev/shm/r'\nquota = '1G'\nmedium = 'pmem'\nforce = true").expect("settings");
+        let settings = settings.expect("a device");
+        assert_eq!((settings.medium, settings.force), (LogMedium::Pmem, true));
         for (text, says) in [
             ("quota = '1G'", "path"),
+            ("force = true", "path"),
             ("path = '/r'", "quota"),
             ("path = '/r'\nquota = '1G'\nmedium = 'tape'", "tape"),
             ("path = '/r'\nquota = '1G'\nallow = ['10.0.0.0/99']", "10.0.0.0/99"),

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::replicas::LogPeers;
 use crate::api;
+use crate::config::ReplicaSettings;
 
 /// Time for which a client whose log was taken over stays fenced: longer than a suspended machine may sleep.
 const FENCED: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -154,14 +155,14 @@ impl LogDevices {
     }
 
     /// Opens the log device for copies of other daemons' logs, or creates it. A file grows with its copies; persistent
-    /// memory, which cannot grow while it is mapped, has space for `quota` bytes from the beginning.
+    /// memory, which cannot grow while it is mapped, has space for the quota from the beginning.
     ///
     /// # Errors
     /// Errors of [`Shelf::open`].
-    pub async fn open_for_copies(&self, medium: api::LogMedium, path: &Path, quota: u64) -> Result<Rc<Shelf>> {
-        let size = quota.saturating_add(LOGS_AT);
-        let options = ShelfOptions { create: true, size, ..ShelfOptions::default() };
-        let shelf = self.open_with(medium, path, options).await?;
+    pub async fn open_for_copies(&self, settings: &ReplicaSettings) -> Result<Rc<Shelf>> {
+        let size = settings.quota.saturating_add(LOGS_AT);
+        let options = ShelfOptions { create: true, size, force: settings.force, ..ShelfOptions::default() };
+        let shelf = self.open_with(settings.medium, &settings.path, options).await?;
         shelf.keep_file();
         Ok(shelf)
     }

@@ -55,8 +55,9 @@ impl PeerAccess for LogPeers {
 /// Opens the log device for copies of other daemons' logs.  If that fails, the daemon holds no copies, and serves its own
 /// images.
 pub async fn open_device(devices: &LogDevices, settings: Option<&ReplicaSettings>) -> Vec<ReplicaShelf> {
-    let Some(ReplicaSettings { medium, path, quota, .. }) = settings else { return Vec::new() };
-    match devices.open_for_copies(*medium, path, *quota).await {
+    let Some(settings) = settings else { return Vec::new() };
+    let ReplicaSettings { path, quota, .. } = settings;
+    match devices.open_for_copies(settings).await {
         Ok(shelf) => {
             tracing::info!(path = %path.display(), quota = %Size(*quota), copies = shelf.ids().len(), "ready for replicas");
             vec![ReplicaShelf { shelf, quota: *quota }]

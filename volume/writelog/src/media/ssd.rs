@@ -1,6 +1,7 @@
 //! Log of append blocks: a ring of blocks, each a header, entries and payloads in one write. Logs on files and block devices
 //! have this layout, and so have logs in persistent memory that have members.
 
+mod aligned;
 mod copy;
 mod payload_read;
 mod ring;
@@ -14,6 +15,7 @@ use forebay_accel::crc32c::crc32c;
 use forebay_block::{Buf, BufList, BufMut, Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::sync::{Notify, Semaphore};
 
+use self::aligned::AlignedBuffers;
 use self::payload_read::{PayloadSpan, Pin};
 use self::ring::{Mark, RingState, StartedBlock};
 pub(crate) use self::scan::ScanResult;
@@ -50,6 +52,7 @@ pub(crate) struct Ssd {
     turn: Semaphore,
     /// Copy that the next superblock is written to.
     copy: Rc<Cell<usize>>,
+    aligned: AlignedBuffers,
 }
 
 /// Returns the length of the ring of a log of `size` bytes, in units.
@@ -108,6 +111,7 @@ impl Ssd {
             room,
             turn: Semaphore::new(1),
             copy: Rc::new(Cell::new(1 - copy)),
+            aligned: AlignedBuffers::new(),
         };
         (log, Recovered { entries, tail_seq })
     }

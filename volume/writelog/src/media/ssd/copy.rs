@@ -289,11 +289,7 @@ impl CopyMedium for Ssd {
         let unit = self.unit as usize;
         let bytes = match bytes.parts().iter().all(|part| self.storage.takes(part, unit)) {
             true => bytes,
-            false => {
-                let mut copy = BufMut::zeroed(bytes.len());
-                bytes.copy_to(&mut copy);
-                BufList::from(copy)
-            }
+            false => self.aligned.copy(&bytes),
         };
         let offset = self.base + AREA_AT + header.pos % self.ring * u64::from(self.unit);
         let (storage, state, room) = (self.storage.clone(), self.state.clone(), self.room.clone());
