@@ -6,6 +6,7 @@ mod image;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use forebay_iscsi::wire::Lun;
 use forebay_nvmf::session::admin::NAMESPACES_MAX;
@@ -291,6 +292,39 @@ pub struct WriteLogInfo {
     /// Number of copies that it should have, where this daemon is its primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies_wanted: Option<u32>,
+    /// Policy of its replicas, if it has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<LogPolicy>,
+    /// Last takeover of the log by this daemon since it started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_takeover: Option<LogTakeover>,
+}
+
+/// Policy of a write log that has replicas, as it is in effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LogPolicy {
+    /// Who takes the log over if its primary is lost.
+    pub takeover: TakeoverMode,
+    /// Length of the primary's lease in milliseconds.
+    pub lease_ms: u64,
+    /// Number of complete replicas below which writes are not acknowledged.
+    pub min_replicas: u32,
+}
+
+/// Takeover of a write log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LogTakeover {
+    /// Time at which the log served requests: milliseconds since 1970.
+    pub at_ms: u64,
+    /// Time from the command, or the decision of the daemon, until then, in milliseconds.
+    pub duration_ms: u64,
+    /// Former primary, by the id of its daemon.
+    pub from: String,
+    /// Host name of the former primary, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_host: Option<String>,
+    /// Set if the daemon took over by itself.
+    pub automatic: bool,
 }
 
 impl WriteLogInfo {
@@ -310,12 +344,23 @@ impl WriteLogInfo {
             dirty_since_ms: None,
             members: Vec::new(),
             copies_wanted: None,
+            policy: None,
+            last_takeover: None,
         }
     }
 
     /// Formats the dirty bytes and entries for display.
     pub fn dirty(&self) -> String {
         format!("{} in {} entries", crate::units::Size(self.dirty_bytes), self.dirty_entries)
+    }
+
+    /// Formats what would be lost with the log for display, at a time since 1970: the dirty bytes, and since when they are.
+    pub fn loss(&self, now: Duration) -> String {
+        let since = self.dirty_since_ms.map(Duration::from_millis).map(|since| {
+            let age = crate::units::duration(now.saturating_sub(since).as_secs());
+            format!(", the oldest written {age} ago ({})", crate::timestamp::Timestamp(since.as_secs()))
+        });
+        self.dirty() + &since.unwrap_or_default()
     }
 }
 

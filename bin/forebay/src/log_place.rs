@@ -78,6 +78,14 @@ impl TakeoverMode {
     fn is_manual(&self) -> bool {
         *self == Self::Manual
     }
+
+    /// Returns the name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Manual => "manual",
+            Self::Auto => "auto",
+        }
+    }
 }
 
 /// Minimum and maximum length of a lease, in milliseconds.

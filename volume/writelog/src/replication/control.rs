@@ -8,6 +8,7 @@ use forebay_block::{Error, ErrorKind};
 use forebay_reactor::{Instant, now, spawn, timeout};
 
 use super::MemberState;
+use super::copies_watch::CopiesWatch;
 use super::keeper::{LogMembers, PeerId, RecordChange};
 use super::member::{self, MemberLink};
 use super::set::PrimarySet;
@@ -16,8 +17,10 @@ use super::set::PrimarySet;
 pub(super) async fn control(set: Rc<PrimarySet>) {
     let mut attempts = Attempts::default();
     let mut silence = Silence::new(&set);
+    let mut copies = CopiesWatch::new(now(), 10 * set.options.patience);
     while set.stopped().is_none() {
         follow_members(&set);
+        copies.look(&set);
         silence.look(&set);
         let lost = lost_own(&set).or_else(|| failed_member(&set)).or_else(|| silence.silent_member(&set));
         // The last complete copy is waited for: it is dropped by nobody.
@@ -217,6 +220,7 @@ async fn add_member(set: &Rc<PrimarySet>, peer: PeerId) -> bool {
     };
     match created {
         Ok(copy) => {
+            tracing::info!(%peer, log = crate::id_text(&set.identity.log), "filling a copy of a write log at a peer");
             let next = set.progress.borrow_mut().propose_filling(peer, copy).clone();
             change(set, next).await;
             true
