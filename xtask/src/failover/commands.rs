@@ -25,13 +25,14 @@ pub const ISCSI_PORT: u16 = 3260;
 pub fn run(hosts: &mut Hosts, cluster: &Cluster, folder: PathBuf) -> Result<()> {
     let mut image = LoggedImage::create(hosts, cluster, folder)?;
     type Step = (&'static str, fn(&mut LoggedImage<'_>) -> Result<()>);
-    let steps: [Step; 7] = [
+    let steps: [Step; 8] = [
         ("refusals while the primary is alive", refusals),
         ("resizes", resizes),
         ("discards and zeroes", zeroes),
         ("snapshots", snapshots),
         ("events of copies", copies),
         ("reservations", reservations),
+        ("renames, and takeovers by the daemon itself", renames),
         ("discards of the log", log_discards),
     ];
     for (name, step) in steps {
@@ -214,7 +215,7 @@ fn refusals(image: &mut LoggedImage<'_>) -> Result<()> {
     image.refused(primary, &["log", "discard", IMAGE, "--force"], &["in use"])?;
     image.refused(primary, &["rm", IMAGE], &with(&["has a write log"]))?;
     image.refused(replica, &["log", "discard", IMAGE], &with(&["belongs to another daemon", "--force"]))?;
-    image.refused(replica, &["log", "discard", IMAGE, "--force"], &["serves it"])?;
+    image.refused(replica, &["log", "discard", IMAGE, "--force"], &["refuses to release", "forebay detach"])?;
     image.refused(replica, &["rm", IMAGE], &with(&["has a write log", "forebay detach"]))?;
     image.refused(replica, &["log", "takeover", IMAGE], &["is alive and connected", "--keep-log"])?;
     for command in [
@@ -382,7 +383,7 @@ fn copies(image: &mut LoggedImage<'_>) -> Result<()> {
 fn reservations(image: &mut LoggedImage<'_>) -> Result<()> {
     const HOLDER: &str = "iqn.2026-11.io.forebay:holder";
     const OTHER: &str = "iqn.2026-11.io.forebay:other";
-    const WRITE: &str = "2a000000000000000100:out=55x4096";
+    const WRITE: &str = "2a000000000000000800:out=55x4096";
     let attach = |image: &LoggedImage<'_>| -> Result<String> {
         let text = image.host().until(&["attach", IMAGE, "--iscsi"])?;
         Ok(text.lines().map(str::trim).find(|line| line.starts_with("iscsi")).context("no URI")?.to_owned())
@@ -420,6 +421,42 @@ fn reservations(image: &mut LoggedImage<'_>) -> Result<()> {
     host.until(&["detach", IMAGE, "--iscsi", "--keep-log", "--force"])?;
     host.until(&["detach", IMAGE, "--nbd", "--keep-log", "--force"])?;
     image.hosts.complete(IMAGE, HOSTS)
+}
+
+/// Renames the image while its log is kept, then loses the primary: a replica takes over by itself.
+fn renames(image: &mut LoggedImage<'_>) -> Result<()> {
+    const OTHER: &str = "rbd/renamed";
+    image.attach_with(":takeover=auto")?;
+    image.write(MIB, 64 * KIB)?;
+    image.host().until(&["detach", IMAGE, "--nbd", "--keep-log", "--force"])?;
+    image.host().command(&["mv", IMAGE, OTHER])?;
+    image.host().command(&["attach", OTHER, "--nbd"])?;
+    image.hosts.complete(OTHER, HOSTS)?;
+    let former = image.hosts.primary;
+    image.lose()?;
+    let others: Vec<usize> = (0..HOSTS).filter(|host| *host != former).collect();
+    let taken = |host: usize| -> Option<Value> {
+        let text = image.hosts.all[host].command(&["--format", "json", "log", "info", OTHER]).ok()?;
+        let info: Value = serde_json::from_str(&text).ok()?;
+        (info["last_takeover"]["automatic"] == true).then_some(info)
+    };
+    let next = shell::wait_for(PATIENCE, || others.iter().copied().find(|host| taken(*host).is_some()));
+    let next = next.with_context(|| {
+        let tails = others.iter().map(|host| image.hosts.all[*host].daemon().log_tail());
+        format!("no replica takes over:\n{}", tails.collect::<Vec<_>>().join("\n"))
+    })?;
+    image.hosts.primary = next;
+    let host = &mut image.hosts.all[former];
+    host.daemon = Some(host.crashed.take().context("it was killed")?.restart()?);
+    host.until(&["detach", OTHER, "--nbd", "--keep-log", "--force"])?;
+    image.hosts.complete(OTHER, HOSTS)?;
+    image.host().command(&["log", "flush", OTHER])?;
+    image.host().until(&["attach", OTHER, "--nbd"])?;
+    image.host().until(&["detach", OTHER, "--nbd", "--keep-log", "--force"])?;
+    image.host().command(&["mv", OTHER, IMAGE])?;
+    image.attach_with("")?;
+    image.hosts.complete(IMAGE, HOSTS)?;
+    image.verify()
 }
 
 /// Discards a log with writes that are nowhere else, when told to twice: the image has what was written back before.

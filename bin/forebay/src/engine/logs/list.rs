@@ -75,7 +75,8 @@ impl Engine {
         Ok(logs.map(|log| self.with_settings(log)).collect())
     }
 
-    async fn images_of(&self, pool: &str) -> Result<Vec<ImageSpec>> {
+    /// Returns the images of a pool.
+    pub(in crate::engine) async fn images_of(&self, pool: &str) -> Result<Vec<ImageSpec>> {
         let backend = self.pool(pool).await?;
         let images = forebay_image::list(&backend).await.map_err(|error| self.pool_failure(error, pool))?;
         images.iter().map(|image| image_spec(pool, image)).collect()

@@ -239,7 +239,12 @@ impl Engine {
         refuse_dirty(&now, spec, force, wall_clock())?;
         let image = self.open_image(spec).await?;
         let keeper = self.image_log(spec, &image, &Rc::default());
-        LogAttachment::discard(&*keeper).await.map_err(|error| log_failure(error, spec))
+        LogAttachment::discard(&*keeper).await.map_err(|error| match error.kind() {
+            // The record may have changed as well: either way another daemon, or a client of the cluster, has the image.
+            ErrorKind::Busy => log_failure(error, spec)
+                .hint(format!("the image is in use there; end that first: forebay detach {spec} --keep-log")),
+            _ => log_failure(error, spec),
+        })
     }
 
     /// Fails if an image has a log, which the operation would bypass.
