@@ -215,7 +215,7 @@ fn refusals(image: &mut LoggedImage<'_>) -> Result<()> {
     image.refused(primary, &["log", "discard", IMAGE, "--force"], &["in use"])?;
     image.refused(primary, &["rm", IMAGE], &with(&["has a write log"]))?;
     image.refused(replica, &["log", "discard", IMAGE], &with(&["belongs to another daemon", "--force"]))?;
-    image.refused(replica, &["log", "discard", IMAGE, "--force"], &["refuses to release", "forebay detach"])?;
+    image.refused(replica, &["log", "discard", IMAGE, "--force"], &["has not closed it", "forebay detach"])?;
     image.refused(replica, &["rm", IMAGE], &with(&["has a write log", "forebay detach"]))?;
     image.refused(replica, &["log", "takeover", IMAGE], &["is alive and connected", "--keep-log"])?;
     for command in [
@@ -468,6 +468,9 @@ fn log_discards(image: &mut LoggedImage<'_>) -> Result<()> {
     image.lose()?;
     let loss = ["64 KiB in ", ", the oldest written ", "--force"];
     image.refused(next, &["log", "discard", IMAGE], &loss)?;
+    // Not even with force, as long as another daemon may have the image's lock: it would wait, and discard the log later.
+    let taken_first = ["has not closed it", "forebay log takeover"];
+    image.refused(next, &["log", "discard", IMAGE, "--force"], &taken_first)?;
     image.take_over(next)?;
     image.refused(next, &["log", "discard", IMAGE], &["in use"])?;
     image.host().until(&["detach", IMAGE, "--nbd", "--keep-log", "--force"])?;

@@ -278,7 +278,7 @@ impl Engine {
     }
 
     /// Returns the members of an image's log.
-    async fn members_of(&self, spec: &ImageSpec) -> Result<LogMembers> {
+    pub(super) async fn members_of(&self, spec: &ImageSpec) -> Result<LogMembers> {
         let image = self.open_image(spec).await?;
         let record = load_record(&image).await.map_err(|error| log_failure(error, spec))?;
         match record.log {

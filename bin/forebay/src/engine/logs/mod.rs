@@ -13,6 +13,7 @@ use std::time::Duration;
 use forebay_block::{ErrorKind, InFlightTracker};
 use forebay_image::Image;
 use forebay_reactor::{timeout, wall_clock};
+use forebay_writelog::replication::MemberState;
 use forebay_writelog::{DirtyLimits, LogAttachment, WriteLog};
 
 use super::Engine;
@@ -208,6 +209,9 @@ impl Engine {
         if found.state != "open" {
             refuse_dirty(&found, spec, force, wall_clock())?;
         }
+        if found.state == "replica" {
+            self.refuse_unclosed(spec).await?;
+        }
         let kept = self.logs.volumes.borrow_mut().remove(spec).is_some();
         match timeout(CLOSING, self.volumes.closed(spec)).await {
             Ok(Ok(())) => {}
@@ -245,6 +249,23 @@ impl Engine {
                 .hint(format!("the image is in use there; end that first: forebay detach {spec} --keep-log")),
             _ => log_failure(error, spec),
         })
+    }
+
+    /// Fails if this daemon's copy of a log has every acknowledged write, and another daemon has not closed the log: that
+    /// one's lock would be waited for, however long, and the log discarded when its operator may have decided otherwise.
+    async fn refuse_unclosed(&self, spec: &ImageSpec) -> Result<()> {
+        let members = self.members_of(spec).await?;
+        let (own, primary) = (self.peers.known().own(), members.primary());
+        if primary == own || members.client().is_empty() || members.state(own) != Some(MemberState::Complete) {
+            return Ok(());
+        }
+        let host = self.peers.known().host(primary).unwrap_or_else(|| primary.to_string());
+        let hint = match self.peers.known().connection(primary) {
+            Some(_) => format!("end it there: forebay detach {spec}"),
+            None => format!("take it over, which loses nothing: forebay log takeover {spec}; then discard it"),
+        };
+        let what = format!("the primary of the write log of {spec}, {host}, has not closed it");
+        Err(Failure::new(FailureKind::Busy, what).hint(hint))
     }
 
     /// Fails if an image has a log, which the operation would bypass.
