@@ -63,7 +63,7 @@ impl LogMedium {
     }
 }
 
-/// Who takes a log over whose primary is lost.
+/// Mode of takeovers of a log whose primary is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TakeoverMode {
@@ -114,7 +114,7 @@ pub struct LogPlace {
     /// Maximum age of a dirty write in milliseconds; the daemon's configured value if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_age_ms: Option<u64>,
-    /// Who takes the log over if its primary is lost.
+    /// Mode of takeovers if the primary is lost.
     #[serde(default, skip_serializing_if = "TakeoverMode::is_manual")]
     pub takeover: TakeoverMode,
     /// Number of complete replicas below which writes are not acknowledged; 0 if omitted.

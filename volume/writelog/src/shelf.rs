@@ -431,7 +431,8 @@ impl Shelf {
     /// # Errors
     /// If it does not exist or is damaged.
     pub async fn inspect(&self, id: &LogId) -> Result<LogInfo> {
-        self.describe(id, !self.open.borrow().contains(id)).await
+        let is_open = self.open.borrow().contains(id);
+        self.describe(id, !is_open).await
     }
 
     /// Describes a copy of another peer's log, whether it is open or not: with the entries that a recovery would find now.

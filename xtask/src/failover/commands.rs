@@ -338,7 +338,7 @@ fn snapshots(image: &mut LoggedImage<'_>) -> Result<()> {
     same(&image.exported(IMAGE)?, &image.content).context("in the cluster")
 }
 
-/// Loses a replica: the primary tells of it once, and of its return; with `min-replicas` it tells that writes wait.
+/// Loses a replica: the primary logs that once, and its return; with `min-replicas` writes wait, which `log info` shows.
 fn copies(image: &mut LoggedImage<'_>) -> Result<()> {
     image.attach_with(":min-replicas=2")?;
     let (primary, replica) = (image.hosts.primary, image.replica(1));

@@ -106,7 +106,7 @@ impl Medium for MembersMedium {
         Box::pin(async move {
             let local = local.await.map(|()| set.local_retired(tail)).inspect_err(|error| set.local_failed(error));
             match local {
-                // Nobody else has the log.
+                // There is no other copy of the log.
                 Err(error) if set.replicas().is_empty() => Err(error),
                 // The replicas retire it all the same: what is written back must not be replayed after a takeover.
                 local => set.retired(tail).await.and(local),

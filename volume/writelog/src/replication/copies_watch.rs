@@ -6,12 +6,12 @@ use forebay_reactor::{Instant, now};
 
 use super::set::PrimarySet;
 
-/// Transition that operators are told of.
+/// Transition that is logged for operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CopiesEvent {
     /// Fewer copies are complete than are wanted.
     Degraded,
-    /// As many copies are complete as are wanted.
+    /// All wanted copies are complete again.
     Restored,
     /// Too few replicas are complete: writes are not acknowledged.
     Stalled,
@@ -19,14 +19,14 @@ enum CopiesEvent {
     Resumed,
 }
 
-/// Number of complete copies, and what was told of it.
+/// Number of complete copies, and what was logged of it.
 ///
-/// A copy that is lost is told of at once.  Copies that are being filled, after an opening or after more were wanted, have a
-/// time for it first.
+/// A lost copy is logged at once; copies that are being filled, after an opening or after more were wanted, only when that
+/// takes longer than a grace time.
 #[derive(Debug)]
 pub(super) struct CopiesWatch {
     grace: Duration,
-    /// Time from which on too few copies are told of, while they are not.
+    /// Time at which too few copies are logged, if they are not yet.
     due: Option<Instant>,
     degraded: bool,
     stalled: bool,
@@ -64,7 +64,7 @@ impl CopiesWatch {
         }
     }
 
-    /// Takes the present numbers of copies; returns what is to be told.
+    /// Takes the present numbers of copies; returns what is to be logged.
     fn next(&mut self, at: Instant, (complete, wanted): (usize, usize), stalled: bool) -> Vec<CopiesEvent> {
         let mut events = Vec::new();
         let is_full = complete >= wanted;

@@ -220,8 +220,8 @@ pub(super) const LIST: &[Mutant] = &[
         "repl-tail-of-primary",
         "The tail counts as durable when the primary has it",
         MEMBERS,
-        "            set.retired(tail).await\n",
-        "            Ok(())\n",
+        "                local => set.retired(tail).await.and(local),\n",
+        "                local => local,\n",
         &[SIM],
     ),
     Mutant::new(
