@@ -1,10 +1,11 @@
 //! Control loop of a primary: drops members that fail, adds those that are missing, completes those that are filled.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind};
+use forebay_block::{Error, ErrorKind, Result};
 use forebay_reactor::{Instant, now, spawn, timeout};
 
 use super::MemberState;
@@ -12,12 +13,14 @@ use super::copies_watch::CopiesWatch;
 use super::keeper::{LogMembers, PeerId, RecordChange};
 use super::member::{self, MemberLink};
 use super::set::PrimarySet;
+use crate::format::LogId;
 
 /// Changes the record as members come and go, until this primary stops.
 pub(super) async fn control(set: Rc<PrimarySet>) {
     let mut attempts = Attempts::default();
     let mut silence = Silence::new(&set);
     let mut copies = CopiesWatch::new(now(), 10 * set.options.patience);
+    let creation = Rc::new(CopyCreation::default());
     while set.stopped().is_none() {
         follow_members(&set);
         copies.look(&set);
@@ -30,10 +33,16 @@ pub(super) async fn control(set: Rc<PrimarySet>) {
             complete_member(&set, peer).await;
         } else if let Some(peer) = unwanted_member(&set) {
             remove_member(&set, peer).await;
-        } else if let Some(peer) = missing_member(&set, &attempts) {
-            let added = add_member(&set, peer).await;
+        } else if let Some((peer, created)) = creation.take_ended() {
+            let added = add_member(&set, peer, created).await;
             attempts.note(peer, added, set.options.retry);
         } else {
+            if creation.is_idle()
+                && let Some(peer) = missing_member(&set, &attempts)
+            {
+                creation.start(&set, peer);
+            }
+
             let _ = timeout(silence.interval, set.attention.wait()).await;
         }
     }
@@ -212,14 +221,49 @@ async fn complete_member(set: &Rc<PrimarySet>, peer: PeerId) {
     }
 }
 
-/// Creates a copy at a peer, and adds it as a member that is being filled; returns whether that has succeeded.
-async fn add_member(set: &Rc<PrimarySet>, peer: PeerId) -> bool {
-    let created = match timeout(10 * set.options.patience, member::create(set, peer)).await {
-        Ok(created) => created,
-        Err(_) => Err(Error::new(ErrorKind::TimedOut, "no answer")),
-    };
+/// Creation of a copy at a peer, which may take long: members are watched meanwhile.
+#[derive(Default)]
+struct CopyCreation(RefCell<Option<(PeerId, Option<Result<LogId>>)>>);
+
+impl CopyCreation {
+    fn is_idle(&self) -> bool {
+        self.0.borrow().is_none()
+    }
+
+    fn start(self: &Rc<Self>, set: &Rc<PrimarySet>, peer: PeerId) {
+        self.0.replace(Some((peer, None)));
+        let (creation, set) = (self.clone(), set.clone());
+        drop(spawn(async move {
+            let created = match timeout(10 * set.options.patience, member::create(&set, peer)).await {
+                Ok(created) => created,
+                Err(_) => Err(Error::new(ErrorKind::TimedOut, "no answer")),
+            };
+            creation.0.replace(Some((peer, Some(created))));
+            set.attention.notify_all();
+        }));
+    }
+
+    /// Returns the outcome of a creation that has ended, once.
+    fn take_ended(&self) -> Option<(PeerId, Result<LogId>)> {
+        let mut creation = self.0.borrow_mut();
+        match creation.take() {
+            Some((peer, Some(created))) => Some((peer, created)),
+            other => {
+                *creation = other;
+                None
+            }
+        }
+    }
+}
+
+/// Adds a peer whose copy was created as a member that is being filled; returns whether that has succeeded.
+async fn add_member(set: &Rc<PrimarySet>, peer: PeerId, created: Result<LogId>) -> bool {
     match created {
         Ok(copy) => {
+            // The peers that are to have copies may have changed meanwhile.
+            if set.record().state(peer) == Some(MemberState::Complete) || !set.keeper.wanted().contains(&peer) {
+                return true;
+            }
             tracing::info!(%peer, log = crate::id_text(&set.identity.log), "filling a copy of a write log at a peer");
             let next = set.progress.borrow_mut().propose_filling(peer, copy).clone();
             change(set, next).await;

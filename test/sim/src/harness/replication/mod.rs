@@ -198,6 +198,8 @@ struct Cluster {
     load: BlockLoad,
     version: Rc<Cell<u64>>,
     rng: Rng,
+    /// Gateway whose disk fails.
+    failing: Option<u8>,
 }
 
 fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result<ReplicationTally, String> {
@@ -243,6 +245,7 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
             load,
             version: Rc::new(Cell::new(0)),
             rng,
+            failing: None,
         };
         let lived = cluster.live().await;
         cluster.gateways.iter().flatten().for_each(|gateway| gateway.disconnect());
@@ -471,7 +474,8 @@ impl Cluster {
     }
 
     /// Ends the faults of all disks.
-    fn mend_disks(&self) {
+    fn mend_disks(&mut self) {
+        self.failing = None;
         for number in 1..=self.scenario.gateways {
             self.image.world.set_disk_faults(path(number), None);
         }
@@ -480,6 +484,10 @@ impl Cluster {
     /// Lets the disk of a gateway fail, the primary's as a rule.
     fn fail_disk(&mut self, primary: u8, other: u8) {
         let number = if self.rng.one_in(3) { other } else { primary };
+        // If the last copy is lost while the primary's own is, writes wait for either.
+        if self.failing.replace(number).is_some_and(|failing| failing != number) {
+            return;
+        }
         let faults = match self.rng.below(3) {
             0 => DiskFaults { write_error_ppm: 1_000_000, sync_error_ppm: 1_000_000, ..DiskFaults::none() },
             1 => DiskFaults { write_error_ppm: 100_000, ..DiskFaults::none() },
