@@ -22,6 +22,7 @@ const INFO_EXPORT: u16 = 0;
 const CMD_READ: u16 = 0;
 const CMD_WRITE: u16 = 1;
 const CMD_FLUSH: u16 = 3;
+const CMD_TRIM: u16 = 4;
 const CMD_WRITE_ZEROES: u16 = 6;
 const FLAG_FUA: u16 = 1;
 
@@ -114,6 +115,11 @@ impl Client {
     /// Sends a write of zeroes.
     pub fn write_zeroes(&mut self, offset: u64, length: usize) -> Result<u64> {
         self.send(CMD_WRITE_ZEROES, 0, offset, length, &[])
+    }
+
+    /// Sends a discard.
+    pub fn discard(&mut self, offset: u64, length: usize) -> Result<u64> {
+        self.send(CMD_TRIM, 0, offset, length, &[])
     }
 
     /// Sends a flush.

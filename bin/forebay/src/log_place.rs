@@ -74,6 +74,16 @@ pub enum TakeoverMode {
     Auto,
 }
 
+impl TakeoverMode {
+    /// Returns the name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Manual => "manual",
+            Self::Auto => "auto",
+        }
+    }
+}
+
 /// Minimum and maximum length of a lease, in milliseconds.
 const LEASES_MS: std::ops::RangeInclusive<u64> = 50..=LEASE_MAX_MS as u64;
 

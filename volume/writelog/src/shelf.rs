@@ -431,10 +431,24 @@ impl Shelf {
     /// # Errors
     /// If it does not exist or is damaged.
     pub async fn inspect(&self, id: &LogId) -> Result<LogInfo> {
+        let is_open = self.open.borrow().contains(id);
+        self.describe(id, !is_open).await
+    }
+
+    /// Describes a copy of another peer's log, whether it is open or not: with the entries that a recovery would find now.
+    /// What its primary has written back meanwhile may still be among them.
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect).
+    pub async fn inspect_copy(&self, id: &LogId) -> Result<LogInfo> {
+        self.describe(id, true).await
+    }
+
+    async fn describe(&self, id: &LogId, scans: bool) -> Result<LogInfo> {
         let entry = self.entry(id)?;
         let NewestSuperblock { superblock, one_lost, .. } = self.superblock(&entry).await?;
+        let found = if scans { self.scan(&entry, &superblock, one_lost).await? } else { Vec::new() };
         let open = self.open.borrow().contains(id);
-        let found = if open { Vec::new() } else { self.scan(&entry, &superblock, one_lost).await? };
         let superseded = superseded_entries(&found);
         let live = found.iter().zip(&superseded).filter(|(_, superseded)| !**superseded);
         let LogSuperblock { volume, name, size, epoch, run, clean, created_s, medium, .. } = superblock;

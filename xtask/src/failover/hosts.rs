@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use super::commands::ISCSI_PORT;
 use super::network::{End, Network};
 use super::{FIO, HOSTS, NUMBERED, PATIENCE};
 use crate::daemon::{Crashed, Daemon};
@@ -89,14 +90,9 @@ impl Hosts {
             let config = folder.join("forebay.toml");
             std::fs::write(&config, text)?;
             let config = config.display().to_string();
-            let flags = [
-                "--store-size",
-                "64M",
-                "--config",
-                &config,
-                "--log-level",
-                "info,forebay_writelog=debug,forebay::engine::failover=debug",
-            ];
+            let iscsi = format!("{}:{ISCSI_PORT}", network.address(End::Host(number)));
+            let mut flags = vec!["--store-size", "64M", "--config", &config, "--iscsi", &iscsi];
+            flags.extend(["--log-level", "info,forebay_writelog=debug,forebay::engine::failover=debug"]);
             let wrapper = network.wrapper(number);
             let mut wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
             wrapper.extend(["/usr/bin/env", variable]);

@@ -5,6 +5,7 @@
 //! one by one (`losses`). Clients and commands reach the daemons over Unix sockets, which no lost network concerns: they go
 //! on writing at a primary that is cut off, and whatever it answers must be there as well (`round`).
 
+mod commands;
 mod hosts;
 mod losses;
 mod network;
@@ -58,7 +59,7 @@ pub struct FailoverArguments {
 
 /// Loses the daemon that serves the images, `rounds` times.
 pub fn run(arguments: &FailoverArguments) -> Result<()> {
-    shell::build(&mut crate::daemon::build_command())?;
+    shell::build(&mut crate::daemon::build_beside_command(&["-p", "forebay-iscsi-host"]))?;
     let scratch = Scratch::within(&shell::target(), "failover")?;
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()) ^ unix_nanoseconds());
     println!("seed {seed}");
@@ -116,6 +117,10 @@ fn rounds(folder: &Path, arguments: &FailoverArguments, seed: u64) -> Result<Str
     }
     change_replicas(&hosts)?;
     flush_only(&mut hosts)?;
+    if let Err(error) = commands::run(&mut hosts, &cluster, folder.to_owned()) {
+        let logs: Vec<String> = hosts.all.iter().enumerate().map(|(number, host)| keep_log(number, host)).collect();
+        return Err(error.context(format!("seed {seed}\n{}", logs.join("\n"))));
+    }
     hosts.all.iter().enumerate().for_each(|(number, host)| drop(keep_log(number, host)));
     // The network, which the hosts hold, outlives the cluster that listens in it.
     for host in &mut hosts.all {

@@ -3,13 +3,13 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::with_session;
-use crate::api::WriteLogInfo;
+use crate::api::{LogPolicy, LogTakeover, WriteLogInfo};
 use crate::cli::{GlobalArgs, LogCommand};
 use crate::client::session::CommandSession;
 use crate::failure::Result;
 use crate::ops::{DiscardLog, FlushLog, GetLog, ListLogs, TakeOverLog};
 use crate::output::{Output, table};
-use crate::units::{Size, Span};
+use crate::units::{self, Size, Span};
 
 /// Shows and looks after write logs.
 pub fn run(global: &GlobalArgs, output: Output, command: LogCommand) -> Result<()> {
@@ -41,11 +41,14 @@ pub fn run(global: &GlobalArgs, output: Output, command: LogCommand) -> Result<(
     }
 }
 
-fn age(log: &WriteLogInfo) -> String {
-    let Some(since) = log.dirty_since_ms else { return String::new() };
+/// Returns the time since `at`, in milliseconds since 1970.
+fn since(at: u64) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let age = now.saturating_sub(Duration::from_millis(since));
-    format!("{:.1} s", age.as_secs_f64())
+    now.saturating_sub(Duration::from_millis(at))
+}
+
+fn age(log: &WriteLogInfo) -> String {
+    log.dirty_since_ms.map_or_else(String::new, |at| format!("{:.1} s", since(at).as_secs_f64()))
 }
 
 fn list(logs: &[WriteLogInfo]) -> String {
@@ -67,6 +70,19 @@ fn most(log: &WriteLogInfo) -> String {
     log.dirty_max.map_or("as much as it holds".to_owned(), |bytes| Size(bytes).to_string())
 }
 
+fn policy(policy: LogPolicy) -> String {
+    let LogPolicy { takeover, lease_ms, min_replicas } = policy;
+    let lease = Span(Duration::from_millis(lease_ms));
+    format!("policy: takeover={}, lease={lease}, min-replicas={min_replicas}", takeover.name())
+}
+
+fn takeover(takeover: &LogTakeover) -> String {
+    let LogTakeover { at_ms, duration_ms, from, from_host, automatic } = takeover;
+    let (ago, from) = (units::duration(since(*at_ms).as_secs()), from_host.as_ref().unwrap_or(from));
+    let by = if *automatic { "by itself" } else { "by command" };
+    format!("taken over: {ago} ago from {from}, {by}, in {}", Span(Duration::from_millis(*duration_ms)))
+}
+
 fn show(log: &WriteLogInfo) -> String {
     let mut lines = vec![
         format!("image:  {}", log.image),
@@ -81,6 +97,7 @@ fn show(log: &WriteLogInfo) -> String {
         let complete = log.members.iter().filter(|member| member.state == "complete").count();
         let wanted = log.copies_wanted.map_or(String::new(), |wanted| format!(" of {wanted}"));
         lines.push(format!("copies: {complete}{wanted}"));
+        lines.extend(log.policy.map(policy));
         let rows = log.members.iter().map(|member| {
             vec![
                 member.host.clone().unwrap_or_else(|| member.peer.clone()),
@@ -98,6 +115,7 @@ fn show(log: &WriteLogInfo) -> String {
         let header = ["MEMBER", "ROLE", "STATE", "CONNECTED", "LAG", "ENTRIES"];
         lines.push(table(&header, &[4, 5], rows).trim_end().to_owned());
     }
+    lines.extend(log.last_takeover.as_ref().map(takeover));
     if log.dirty_since_ms.is_some() {
         lines.push(format!("since:  {} ago", age(log)));
     }

@@ -174,7 +174,7 @@ impl Engine {
         log: &LogId,
     ) -> std::result::Result<Option<&'static str>, (Option<ImageSpec>, Failure)> {
         let Some(spec) = self.image_of_copy(log).await.map_err(|failure| (None, failure))? else {
-            return Ok(Some("its copy is gone"));
+            return Ok(Some("its copy is gone, or no image's record names it"));
         };
         let failed = |failure| (Some(spec.clone()), failure);
         let mut waited_for = None;
@@ -201,7 +201,8 @@ impl Engine {
         }
     }
 
-    /// Returns the image of a log that this daemon has a copy of.
+    /// Returns the image whose record names a log that this daemon has a copy of.  The copy has the name that the image had
+    /// when the log was created, and the image may have been renamed since.
     async fn image_of_copy(&self, log: &LogId) -> Result<Option<ImageSpec>> {
         let replicas = self.peers.replicas();
         let Some(shelf) = replicas.shelves().iter().map(|found| &found.shelf).find(|shelf| shelf.ids().contains(log))
@@ -209,7 +210,30 @@ impl Engine {
             return Ok(None);
         };
         let info = shelf.inspect(log).await.map_err(Failure::from)?;
-        info.name.parse().map(Some).map_err(Failure::invalid)
+        let created: ImageSpec = info.name.parse().map_err(Failure::invalid)?;
+        if self.is_log_of(&created, log).await? {
+            return Ok(Some(created));
+        }
+        let mut unread = None;
+        for spec in self.images_of(&created.pool).await? {
+            match self.is_log_of(&spec, log).await {
+                Ok(true) => return Ok(Some(spec)),
+                Ok(false) => {}
+                Err(failure) => unread = Some(failure),
+            }
+        }
+        // One that cannot be read may be the one.
+        unread.map_or(Ok(None), Err)
+    }
+
+    /// Returns whether the record of an image names a log; one that does not exist has none.
+    async fn is_log_of(&self, spec: &ImageSpec, log: &LogId) -> Result<bool> {
+        let image = match self.open_image(spec).await {
+            Err(failure) if failure.kind == FailureKind::NotFound => return Ok(false),
+            opened => opened?,
+        };
+        let record = load_record(&image).await.map_err(Failure::from)?;
+        Ok(record.log.is_some_and(|named| named.id == *log))
     }
 
     async fn decide_takeover(&self, spec: &ImageSpec, log: &LogId) -> Result<TakeoverDecision> {

@@ -29,7 +29,7 @@ pub mod targets;
 pub mod transfer;
 pub mod volumes;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -105,6 +105,8 @@ pub struct Engine {
     logs: Logs,
     peers: Peers,
     takeovers: Cell<TakeoverCounts>,
+    /// Last takeover of each log by this daemon, by the text of its id.
+    last_takeovers: RefCell<BTreeMap<String, crate::api::LogTakeover>>,
     closing: Cell<bool>,
 }
 
@@ -250,6 +252,7 @@ impl Engine {
             logs,
             peers,
             takeovers: Cell::default(),
+            last_takeovers: RefCell::default(),
             closing: Cell::new(false),
         };
         if let Err(failure) = engine.check_default_names() {

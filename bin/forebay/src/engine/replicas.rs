@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use forebay_block::{ErrorKind, LocalFuture};
 use forebay_messenger::Connection;
-use forebay_reactor::now;
+use forebay_reactor::{now, wall_clock};
 use forebay_writelog::replication::{
     KnownPeers, LogMembers, MemberState, PeerId, PrimarySet, ReplicaHost, ReplicaShelf,
 };
-use forebay_writelog::{LogId, PeerAccess, Shelf, parse_id};
+use forebay_writelog::{LogId, PeerAccess, Shelf, id_text, parse_id};
 
 use super::Engine;
 use super::log_keeper::{LogDevices, load_record};
@@ -259,10 +259,21 @@ impl Engine {
                 counts.last_ns = took.as_nanos() as u64;
                 self.takeovers.set(counts);
                 let former = members.primary();
+                let automatic = silent.is_some();
                 tracing::warn!(
-                    image = %spec, former_primary = %former, term = members.term(), ms = took.as_millis() as u64,
-                    "took a write log over; this daemon serves it"
+                    image = %spec, former_primary = %former, term = members.term(), automatic,
+                    ms = took.as_millis() as u64, "took a write log over; this daemon serves it"
                 );
+                if let Some(log) = volume.attachment.recorded() {
+                    let takeover = api::LogTakeover {
+                        at_ms: wall_clock().as_millis() as u64,
+                        duration_ms: took.as_millis() as u64,
+                        from: former.to_string(),
+                        from_host: self.peers.known().host(former),
+                        automatic,
+                    };
+                    self.last_takeovers.borrow_mut().insert(id_text(&log.id), takeover);
+                }
             }
         }
         let volume = self.open_volume(spec).await?;
@@ -278,7 +289,7 @@ impl Engine {
     }
 
     /// Returns the members of an image's log.
-    async fn members_of(&self, spec: &ImageSpec) -> Result<LogMembers> {
+    pub(super) async fn members_of(&self, spec: &ImageSpec) -> Result<LogMembers> {
         let image = self.open_image(spec).await?;
         let record = load_record(&image).await.map_err(|error| log_failure(error, spec))?;
         match record.log {

@@ -87,7 +87,9 @@ fn a_log_is_looked_after_when_its_image_is_not_open() {
     site.run(&["log", "flush", "saved"]).ok();
     assert_eq!(site.json(&["log", "info", "saved"])["dirty_bytes"], json!(0));
     let said = site.run(&["log", "discard", "lost"]).fails(6);
-    assert!(said.contains("64 KiB") && said.contains("--force"), "{said}");
+    assert!(said.contains("64 KiB") && said.contains("the oldest written") && said.contains("--force"), "{said}");
+    let said = site.run(&["rm", "lost"]).fails(6);
+    assert!(said.contains("64 KiB") && said.contains("the oldest written"), "{said}");
     site.run(&["log", "discard", "lost", "--force"]).ok();
     site.run(&["log", "info", "lost"]).fails(3);
     site.run(&["log", "discard", "saved"]).ok();

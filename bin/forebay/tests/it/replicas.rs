@@ -63,7 +63,7 @@ fn replicas_that_cannot_be_are_refused_and_nothing_is_made() {
     assert!(said.contains("0 of the connected peers have room for a copy of 16 MiB"), "{said}");
     let pmem = format!("pmem:{}:16M", logs.display());
     let said = attach(&["--log", &pmem, "--replica", id]).fails(9);
-    assert!(said.contains("persistent memory cannot have replicas"), "{said}");
+    assert!(said.contains("the pool 'local' is this daemon's own"), "{said}");
     attach(&["--replica", id]).fails(2);
     attach(&["--log", &place, "--replica", id, "--replicas", "1"]).fails(2);
     attach(&["--log", &place, "--replicas", "9"]).fails(2);

@@ -9,6 +9,7 @@ use forebay_block::{Error, ErrorKind, Result};
 use forebay_reactor::{Instant, now, spawn, timeout};
 
 use super::MemberState;
+use super::copies_watch::CopiesWatch;
 use super::keeper::{LogMembers, PeerId, RecordChange};
 use super::member::{self, MemberLink};
 use super::set::PrimarySet;
@@ -18,9 +19,11 @@ use crate::format::LogId;
 pub(super) async fn control(set: Rc<PrimarySet>) {
     let mut attempts = Attempts::default();
     let mut silence = Silence::new(&set);
+    let mut copies = CopiesWatch::new(now(), 10 * set.options.patience);
     let creation = Rc::new(CopyCreation::default());
     while !set.is_over() {
         follow_members(&set);
+        copies.look(&set);
         silence.look(&set);
         let lost = lost_own(&set).or_else(|| failed_member(&set)).or_else(|| silence.silent_member(&set));
         // The last complete copy is waited for: it is dropped by nobody.
@@ -271,6 +274,7 @@ async fn add_member(set: &Rc<PrimarySet>, peer: PeerId, created: Result<LogId>) 
             if set.record().state(peer) == Some(MemberState::Complete) || !set.keeper.wanted().contains(&peer) {
                 return true;
             }
+            tracing::info!(%peer, log = crate::id_text(&set.identity.log), "filling a copy of a write log at a peer");
             let next = set.progress.borrow_mut().propose_filling(peer, copy).clone();
             change(set, next).await;
             true

@@ -5,6 +5,7 @@
 //! exhaustively.  [`wire`] is what a primary and its replicas say to each other.
 
 mod control;
+mod copies_watch;
 pub mod hello;
 mod host;
 mod keeper;

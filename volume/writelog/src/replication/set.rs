@@ -165,6 +165,9 @@ impl PrimarySet {
 
     /// Stops for good: nothing is acknowledged or sent any more.
     pub(crate) fn stop(&self, error: Error) {
+        if error.kind() == ErrorKind::Fenced && self.over.borrow().is_none() {
+            tracing::warn!(image = %self.identity.name, %error, "this daemon is no longer the primary of a write log");
+        }
         self.over.borrow_mut().get_or_insert(error);
         self.changed.notify_all();
         self.appended.notify_all();
@@ -410,6 +413,15 @@ impl PrimarySet {
     pub fn is_stalled(&self) -> bool {
         let complete = self.progress.borrow().record().complete().count();
         !self.released.get() && complete <= self.keeper.policy().replicas_min as usize
+    }
+
+    /// Returns why writes are not acknowledged although they are durable here, if that is so.
+    pub fn stall(&self) -> Option<String> {
+        let (complete, minimum) = (self.copies().0, self.keeper.policy().replicas_min);
+        self.is_stalled().then(|| {
+            let needed = minimum.saturating_add(1);
+            format!("writes wait: {complete} copies are complete, and min-replicas={minimum} needs {needed}")
+        })
     }
 
     /// Permits acknowledgements of durable writes: at once with `None`, or when enough replicas are complete.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use forebay_reactor::wall_clock;
-use forebay_writelog::replication::{LogMembers, MemberReport, MemberState, PeerId, ReplicaShelf};
+use forebay_writelog::replication::{LogMembers, MemberReport, MemberState, PeerId, ReplicaPolicy, ReplicaShelf};
 use forebay_writelog::{LogInfo, LogRecord, LogSurvey, Membership, RecordedLog, WriteLog, id_text};
 
 use super::super::Engine;
@@ -72,10 +72,11 @@ impl Engine {
                 api::WriteLogInfo { state: "unknown".into(), reason: Some(failure.message), ..log }
             }
         });
-        Ok(logs.map(|log| self.with_limits(log)).collect())
+        Ok(logs.map(|log| self.with_settings(log)).collect())
     }
 
-    async fn images_of(&self, pool: &str) -> Result<Vec<ImageSpec>> {
+    /// Returns the images of a pool.
+    pub(in crate::engine) async fn images_of(&self, pool: &str) -> Result<Vec<ImageSpec>> {
         let backend = self.pool(pool).await?;
         let images = forebay_image::list(&backend).await.map_err(|error| self.pool_failure(error, pool))?;
         images.iter().map(|image| image_spec(pool, image)).collect()
@@ -111,7 +112,7 @@ impl Engine {
     /// Returns an image's log.
     pub async fn log_info(&self, spec: &ImageSpec) -> Result<api::WriteLogInfo> {
         let found = self.find_log(spec).await?.ok_or_else(|| no_log(spec))?;
-        Ok(self.with_limits(found))
+        Ok(self.with_settings(found))
     }
 
     pub(super) async fn find_log(&self, spec: &ImageSpec) -> Result<Option<api::WriteLogInfo>> {
@@ -143,13 +144,15 @@ impl Engine {
     /// Describes the log of an open volume.
     pub(in crate::engine) fn running_log(&self, spec: &ImageSpec) -> Option<api::WriteLogInfo> {
         let volume = self.volumes.find(spec)?;
-        Some(self.with_limits(self.with_members(spec, running(spec, &volume)?)))
+        Some(self.with_settings(self.with_members(spec, running(spec, &volume)?)))
     }
 
     /// Adds the members of a log that is open here.
     fn with_members(&self, spec: &ImageSpec, log: api::WriteLogInfo) -> api::WriteLogInfo {
         let Some(set) = self.members(spec) else { return log };
         let (_, wanted) = set.copies();
+        // Writes that wait are more urgent to know of than write-back that does.
+        let reason = set.stall().filter(|_| !set.is_fenced()).or(log.reason.clone());
         let describe = |member: MemberReport| api::LogMember {
             connected: Some(member.is_connected),
             lag_entries: member.lag_entries,
@@ -158,7 +161,7 @@ impl Engine {
             ..self.describe_member(member.peer, member.is_primary, member.state)
         };
         let members = set.report().into_iter().map(describe).collect();
-        api::WriteLogInfo { members, copies_wanted: Some(wanted as u32), epoch: set.record().epoch(), ..log }
+        api::WriteLogInfo { members, copies_wanted: Some(wanted as u32), epoch: set.record().epoch(), reason, ..log }
     }
 
     /// Describes a log with members that is not open here: as found in this daemon's copy, if it has one.
@@ -180,6 +183,7 @@ impl Engine {
             }
         };
         let found = match shelf {
+            Ok(shelf) if members.primary() != own => shelf.inspect_copy(&recorded.id).await,
             Ok(shelf) => shelf.inspect(&recorded.id).await,
             Err(error) => Err(error),
         };
@@ -206,10 +210,22 @@ impl Engine {
         api::WriteLogInfo { image: spec.to_string(), epoch: members.epoch(), members: members_shown, ..described }
     }
 
-    /// Fills in the effective limits of a log.
-    fn with_limits(&self, log: api::WriteLogInfo) -> api::WriteLogInfo {
+    /// Fills in the effective limits of a log, the policy of its replicas, and its last takeover by this daemon.
+    fn with_settings(&self, log: api::WriteLogInfo) -> api::WriteLogInfo {
         let limits = limits_of(&log.place, self.configured_limits());
-        api::WriteLogInfo { dirty_max: limits.bytes_max, dirty_age_max_ms: limits.age_max.as_millis() as u64, ..log }
+        let ReplicaPolicy { lease, automatic: _, replicas_min } = log.place.policy();
+        let policy = api::LogPolicy {
+            takeover: log.place.takeover.unwrap_or_default(),
+            lease_ms: lease.as_millis() as u64,
+            min_replicas: replicas_min,
+        };
+        api::WriteLogInfo {
+            dirty_max: limits.bytes_max,
+            dirty_age_max_ms: limits.age_max.as_millis() as u64,
+            policy: (!log.members.is_empty()).then_some(policy),
+            last_takeover: self.last_takeovers.borrow().get(&log.id).cloned(),
+            ..log
+        }
     }
 }
 

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use forebay_block::{ErrorKind, InFlightTracker};
 use forebay_image::Image;
-use forebay_reactor::timeout;
+use forebay_reactor::{timeout, wall_clock};
+use forebay_writelog::replication::MemberState;
 use forebay_writelog::{DirtyLimits, LogAttachment, WriteLog};
 
 use super::Engine;
@@ -212,7 +213,10 @@ impl Engine {
         let found = self.log_info(spec).await?;
         // A log that is being closed is checked again once that is done.
         if found.state != "open" {
-            refuse_dirty(&found, spec, force)?;
+            refuse_dirty(&found, spec, force, wall_clock())?;
+        }
+        if found.state == "replica" {
+            self.refuse_unclosed(spec).await?;
         }
         let kept = self.logs.volumes.borrow_mut().remove(spec).is_some();
         match timeout(CLOSING, self.volumes.closed(spec)).await {
@@ -242,24 +246,51 @@ impl Engine {
             // It was disabled: closing it has freed its space.
             return Ok(());
         };
-        refuse_dirty(&now, spec, force)?;
+        refuse_dirty(&now, spec, force, wall_clock())?;
         let image = self.open_image(spec).await?;
         let keeper = self.image_log(spec, &image, &Rc::default());
-        LogAttachment::discard(&*keeper).await.map_err(|error| log_failure(error, spec))
+        LogAttachment::discard(&*keeper).await.map_err(|error| match error.kind() {
+            // The record may have changed as well: either way another daemon, or a client of the cluster, has the image.
+            ErrorKind::Busy => log_failure(error, spec)
+                .hint(format!("the image is in use there; end that first: forebay detach {spec} --keep-log")),
+            _ => log_failure(error, spec),
+        })
+    }
+
+    /// Fails if this daemon's copy of a log has every acknowledged write, and another daemon has not closed the log: that
+    /// one's lock would be waited for, however long, and the log discarded when its operator may have decided otherwise.
+    async fn refuse_unclosed(&self, spec: &ImageSpec) -> Result<()> {
+        let members = self.members_of(spec).await?;
+        let (own, primary) = (self.peers.known().own(), members.primary());
+        if primary == own || members.client().is_empty() || members.state(own) != Some(MemberState::Complete) {
+            return Ok(());
+        }
+        let host = self.peers.known().host(primary).unwrap_or_else(|| primary.to_string());
+        let hint = match self.peers.known().connection(primary) {
+            Some(_) => format!("end it there: forebay detach {spec}"),
+            None => format!("take it over, which loses nothing: forebay log takeover {spec}; then discard it"),
+        };
+        let what = format!("the primary of the write log of {spec}, {host}, has not closed it");
+        Err(Failure::new(FailureKind::Busy, what).hint(hint))
     }
 
     /// Fails if an image has a log, which the operation would bypass.
     pub(super) async fn refuse_logged(&self, spec: &ImageSpec) -> Result<()> {
-        let Ok(image) = self.open_image(spec).await else { return Ok(()) };
-        let record = load_record(&image).await.map_err(|error| log_failure(error, spec))?;
-        match record.log {
-            None => Ok(()),
-            Some(recorded) => {
-                let what = format!("{spec} has a write log at {}", recorded.place);
-                Err(Failure::new(FailureKind::Busy, what)
-                    .hint(format!("'forebay log flush {spec}', then 'forebay log discard {spec}' end it")))
-            }
-        }
+        let Ok(Some(log)) = self.find_log(spec).await else {
+            // An image that cannot be read has no log that is known; a record that cannot be read may name one.
+            let Ok(image) = self.open_image(spec).await else { return Ok(()) };
+            return load_record(&image).await.map(drop).map_err(|error| log_failure(error, spec));
+        };
+        let dirty = unwritten(&log, wall_clock()).unwrap_or_else(|| "holds no dirty data".into());
+        let what = format!("{spec} has a write log at {}, which {dirty}", log.place);
+        let hint = match log.state.as_str() {
+            "replica" => format!(
+                "end it where the image is served: forebay detach {spec}; if that daemon is lost: forebay log takeover \
+                 {spec} --flush-only, then forebay log discard {spec}"
+            ),
+            _ => format!("'forebay log flush {spec}', then 'forebay log discard {spec}' end it"),
+        };
+        Err(Failure::new(FailureKind::Busy, what).hint(hint))
     }
 
     /// Returns the open logs, for their counters.
@@ -274,23 +305,66 @@ fn no_log(spec: &ImageSpec) -> Failure {
         .hint("attach one with 'forebay attach --log MEDIUM:PATH:SIZE'; 'forebay log ls' lists all write logs")
 }
 
+/// Describes acknowledged writes that a log holds, or may hold, and its image does not; `None` if there are none.
+fn unwritten(found: &api::WriteLogInfo, now: Duration) -> Option<String> {
+    match (found.state.as_str(), found.dirty_entries) {
+        ("unreachable", _) => Some("may hold dirty data: how much is unknown".into()),
+        (_, 1..) => Some(format!("holds dirty data: {}", found.loss(now))),
+        ("replica", 0) if found.reason.is_some() => Some("may hold dirty data: how much its members know".into()),
+        ("replica", 0) => Some("may hold dirty data: the copy here has none".into()),
+        ("open", 0) => Some("may hold dirty data: how much its user knows".into()),
+        (_, 0) => None,
+    }
+}
+
 /// Refuses to lose data that a log holds, or may hold, unless `force` is set.
-fn refuse_dirty(found: &api::WriteLogInfo, spec: &ImageSpec, force: bool) -> Result<()> {
-    let what = match found.state.as_str() {
-        _ if force => return Ok(()),
-        "unreachable" => format!("the write log of {spec} is unreachable, and may hold dirty data"),
-        "open" => format!("the write log of {spec} is in use, and may hold dirty data"),
-        "replica" => {
-            let what = format!("the write log of {spec} belongs to another daemon, and may hold dirty data");
-            let hint =
-                format!("write it back with 'forebay log takeover {spec} --flush-only', or lose it with --force");
-            return Err(Failure::new(FailureKind::Busy, what).hint(hint));
-        }
-        _ if found.dirty_entries > 0 => {
-            format!("the write log of {spec} holds dirty data: {}", found.dirty())
-        }
-        _ => return Ok(()),
+fn refuse_dirty(found: &api::WriteLogInfo, spec: &ImageSpec, force: bool, now: Duration) -> Result<()> {
+    let Some(dirty) = unwritten(found, now).filter(|_| !force) else { return Ok(()) };
+    let of = match found.state.as_str() {
+        "unreachable" => "is unreachable, and ",
+        "open" => "is in use, and ",
+        "replica" => "belongs to another daemon, and ",
+        _ => "",
     };
-    let hint = format!("write it back with 'forebay log flush {spec}', or lose it with --force");
-    Err(Failure::new(FailureKind::Busy, what).hint(hint))
+    let back = match found.state.as_str() {
+        "replica" => format!("forebay log takeover {spec} --flush-only"),
+        _ => format!("forebay log flush {spec}"),
+    };
+    Err(Failure::new(FailureKind::Busy, format!("the write log of {spec} {of}{dirty}"))
+        .hint(format!("write it back with '{back}', or lose it with --force")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1_700_000_090);
+
+    fn log(state: &str, dirty_entries: u64) -> api::WriteLogInfo {
+        api::WriteLogInfo {
+            state: state.into(),
+            dirty_entries,
+            dirty_bytes: dirty_entries << 12,
+            dirty_since_ms: (dirty_entries > 0).then_some(1_700_000_000_000),
+            ..api::WriteLogInfo::at("ssd:/l:16M".parse().expect("a place"))
+        }
+    }
+
+    #[test]
+    fn who_would_lose_writes_is_told_how_many_since_when() {
+        let spec: ImageSpec = "rbd/a".parse().expect("a spec");
+        for state in ["replica", "closed", "on", "open", "off", "failed"] {
+            let refused = refuse_dirty(&log(state, 16), &spec, false, NOW).expect_err("it holds writes");
+            let says =
+                "holds dirty data: 64 KiB in 16 entries, the oldest written 1 min 30 s ago (2023-11-14T22:13:20Z)";
+            assert!(refused.message.ends_with(says), "{state}: {}", refused.message);
+            assert!(refused.hint.is_some_and(|hint| hint.contains("--force")));
+            refuse_dirty(&log(state, 16), &spec, true, NOW).expect("forced");
+        }
+        for state in ["replica", "open", "unreachable"] {
+            let refused = refuse_dirty(&log(state, 0), &spec, false, NOW).expect_err("it may hold some");
+            assert!(refused.message.contains("may hold dirty data: "), "{}", refused.message);
+        }
+        refuse_dirty(&log("closed", 0), &spec, false, NOW).expect("nothing is lost");
+    }
 }

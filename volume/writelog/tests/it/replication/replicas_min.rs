@@ -18,6 +18,8 @@ fn writes_wait_while_too_few_replicas_are_complete() {
         one.image.policy.set(ReplicaPolicy { replicas_min: 1, ..ReplicaPolicy::default() });
         let (_, primary) = one.create().await;
         assert!(primary.set.is_stalled());
+        let why = "writes wait: 1 copies are complete, and min-replicas=1 needs 2";
+        assert_eq!(primary.set.stall().as_deref(), Some(why));
         let first = spawn(primary.log.submit(write(0, 1, 4096)));
         // A write that waits is answered once the first replica is complete.
         assert!(timeout(PATIENT, primary.write(4096, 1)).await.is_err(), "answered without a replica");
@@ -27,6 +29,7 @@ fn writes_wait_while_too_few_replicas_are_complete() {
         primary.set.wanted_changed();
         timeout(LONG, first).await.expect("in time").expect("written");
         primary.has(&[1, 2]).await;
+        assert_eq!(primary.set.stall(), None);
         timeout(LONG, primary.write(0, 2)).await.expect("in time").expect("written");
         // The replica is lost: nothing is answered until there is one again.
         two.kill();
