@@ -20,8 +20,8 @@ pub(super) const LIST: &[Mutant] = &[
         "lease-read-without",
         "A primary reads although its replicas may have taken over",
         SET,
-        "        if self.has_lease() && self.over.borrow().is_none() {\n",
-        "        if self.over.borrow().is_none() {\n",
+        "        if self.has_lease() && self.stopped().is_none() {\n",
+        "        if self.stopped().is_none() {\n",
         &[TESTS, SIM],
     ),
     Mutant::new(
@@ -108,8 +108,8 @@ pub(super) const LIST: &[Mutant] = &[
         "stall-counts-primary",
         "The primary's own copy counts as a replica",
         SET,
-        "        complete <= self.keeper.policy().replicas_min as usize\n",
-        "        complete < self.keeper.policy().replicas_min as usize\n",
+        "complete <= self.keeper.policy().replicas_min as usize\n",
+        "complete < self.keeper.policy().replicas_min as usize\n",
         &[TESTS],
     ),
     Mutant::new(
