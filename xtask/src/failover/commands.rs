@@ -375,7 +375,10 @@ fn copies(image: &mut LoggedImage<'_>) -> Result<()> {
         format!("each once: {texts:?}, {:?} after {before:?}", texts.map(|text| count(image, text)))
     })?;
     ensure!(image.info(primary)?["reason"].is_null(), "writes do not wait any more");
+    // What is not named stays as it is.
     image.attach_with("")?;
+    ensure!(image.info(primary)?["policy"]["min_replicas"] == 2, "another policy: {}", image.info(primary)?);
+    image.attach_with(":min-replicas=0")?;
     image.verify()
 }
 
@@ -454,7 +457,7 @@ fn renames(image: &mut LoggedImage<'_>) -> Result<()> {
     image.host().until(&["attach", OTHER, "--nbd"])?;
     image.host().until(&["detach", OTHER, "--nbd", "--keep-log", "--force"])?;
     image.host().command(&["mv", OTHER, IMAGE])?;
-    image.attach_with("")?;
+    image.attach_with(":takeover=manual")?;
     image.hosts.complete(IMAGE, HOSTS)?;
     image.verify()
 }
