@@ -147,10 +147,10 @@ fn clusters() -> Vec<Stage> {
         Stage::tests(
             "failover",
             "write logs with replicas, taken over from daemons and networks that are lost",
-            &["build"],
+            &["build-programs"],
             |length| own(&["failover", "--lease", "2s", "--rounds", &length.of(4, 10, 100).to_string()]),
         )
-        .long(30, 60, 450)
+        .long(70, 110, 500)
         .busy(0.5),
         Stage::tests("rados", "the RADOS client and a real Ceph cluster", &["build-programs"], |length| {
             let mut script = script_with("rados.sh", "rados-lab");
