@@ -89,14 +89,6 @@ pub(super) const LIST: &[Mutant] = &[
         &[TESTS],
     ),
     Mutant::new(
-        "media-last-copy-dropped",
-        "The last complete copy is to be dropped",
-        CONTROL,
-        "lost.filter(|_| set.record().complete().count() > 1)",
-        "lost",
-        &[SIM],
-    ),
-    Mutant::new(
         "stall-ignored",
         "A write is acknowledged although too few replicas are complete",
         SET,
