@@ -436,7 +436,7 @@ impl Shelf {
     }
 
     /// Describes a copy of another peer's log, whether it is open or not: with the entries that a recovery would find now.
-    /// What its primary has written back meanwhile may still be among them.
+    /// An upper bound: entries that its primary has written back since may be included.
     ///
     /// # Errors
     /// As [`inspect`](Self::inspect).

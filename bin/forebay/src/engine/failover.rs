@@ -204,11 +204,7 @@ impl Engine {
     /// Returns the image whose record names a log that this daemon has a copy of.  The copy has the name that the image had
     /// when the log was created, and the image may have been renamed since.
     async fn image_of_copy(&self, log: &LogId) -> Result<Option<ImageSpec>> {
-        let replicas = self.peers.replicas();
-        let Some(shelf) = replicas.shelves().iter().map(|found| &found.shelf).find(|shelf| shelf.ids().contains(log))
-        else {
-            return Ok(None);
-        };
+        let Some(shelf) = self.peers.replicas().shelf_of(log) else { return Ok(None) };
         let info = shelf.inspect(log).await.map_err(Failure::from)?;
         let created: ImageSpec = info.name.parse().map_err(Failure::invalid)?;
         if self.is_log_of(&created, log).await? {
@@ -244,9 +240,7 @@ impl Engine {
         };
         let Some(members) = &named.members else { return Ok(TakeoverDecision::Leave("it has no replicas")) };
         let known = self.peers.known();
-        let shelves = self.peers.replicas().shelves();
-        let shelf = shelves.iter().map(|found| &found.shelf).find(|shelf| shelf.ids().contains(log));
-        let followed = match shelf {
+        let followed = match self.peers.replicas().shelf_of(log) {
             Some(shelf) => shelf.copy_of(log).await.map_err(Failure::from)?.1,
             None => return Ok(TakeoverDecision::Leave("its copy is gone")),
         };

@@ -153,7 +153,8 @@ impl ReplicaHost {
         }
     }
 
-    fn shelf_of(&self, log: &LogId) -> Option<Rc<Shelf>> {
+    /// Returns the log device that has a copy of a log.
+    pub fn shelf_of(&self, log: &LogId) -> Option<Rc<Shelf>> {
         self.shelves.iter().map(|found| &found.shelf).find(|shelf| shelf.ids().contains(log)).cloned()
     }
 

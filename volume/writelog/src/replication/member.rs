@@ -264,8 +264,9 @@ fn send(
                 if retirement > link.retired.get() {
                     link.retired.set(retirement);
                     link.since.set(now());
+                    // What else the answer says has been noted.
+                    set.changed.notify_all();
                 }
-                set.changed.notify_all();
             }
             Err(error) => link.break_off(error),
         }
@@ -288,14 +289,14 @@ async fn ask(
     let sent = now();
     match request(set, connection, action, data).await? {
         ReplicaAnswer::Done(progress) => {
-            let before = link.progress.get();
+            let (before, at) = (link.progress.get(), now());
             link.progress.set(before.newest(progress));
             link.heard.set(true);
-            link.heard_at.set(now());
+            link.heard_at.set(at);
             link.promised.set(true);
             // A replica whose medium fails still follows, and answers heartbeats.
             if link.progress.get() != before {
-                link.since.set(now());
+                link.since.set(at);
             }
             set.granted(link.peer, sent);
             set.note(link.peer, Some(link.copy), progress.head, progress.tail);

@@ -378,10 +378,10 @@ impl PrimarySet {
         progress.retired() >= tail && progress.required().all(done)
     }
 
-    /// Notes that a member has accepted a request that was sent at `sent`, and so has promised not to take over.
+    /// Notes that a member has accepted a request that was sent at `sent`, and so has promised not to take over.  What its
+    /// answer says is [noted](Self::note) next, which wakes reads that wait.
     pub(super) fn granted(&self, peer: PeerId, sent: Instant) {
         self.lease.borrow_mut().granted(peer, millis(sent));
-        self.changed.notify_all();
     }
 
     /// Returns whether no member can have taken over yet.

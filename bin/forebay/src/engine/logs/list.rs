@@ -172,8 +172,7 @@ impl Engine {
         members: &LogMembers,
     ) -> api::WriteLogInfo {
         let own = self.peers.known().own();
-        let mut devices = self.peers.replicas().shelves().iter().map(|replicas| &replicas.shelf);
-        let copy = devices.find(|shelf| shelf.ids().contains(&recorded.id)).cloned();
+        let copy = self.peers.replicas().shelf_of(&recorded.id);
         let shelf = match (copy, members.primary() == own) {
             (Some(shelf), _) => Ok(shelf),
             (None, true) => self.logs.devices.open(&recorded.place, false).await,
