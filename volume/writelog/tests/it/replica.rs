@@ -11,7 +11,7 @@ use forebay_writelog::format::{BlockHeader, EntryKind, EntryRecord, tag_of};
 use forebay_writelog::replication::wire::{
     AdoptTerm, CopyProgress, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest,
 };
-use forebay_writelog::replication::{AppendRefused, CopyStart, LogShape, MemberKeeper};
+use forebay_writelog::replication::{AppendCursor, AppendRefused, CopyStart, LogShape, MemberKeeper};
 use forebay_writelog::{LogId, MediumKind, Shelf, ShelfOptions};
 
 use crate::common::{LONG, MILLISECOND};
@@ -53,8 +53,12 @@ impl RawPrimary {
     async fn adopt_log(&self, term: u32, copy: LogId, spans: &[(u64, u64)]) -> ReplicaAnswer {
         let mut base = LogShape::default();
         spans.iter().for_each(|(term, count)| base.push(*term, *count));
+        self.adopt_at(term, copy, base, CopyStart::default()).await
+    }
+
+    /// The same, with a log that begins at `start`.
+    async fn adopt_at(&self, term: u32, copy: LogId, base: LogShape, start: CopyStart) -> ReplicaAnswer {
         let entries = base.head();
-        let start = CopyStart::default();
         let adopt = AdoptTerm {
             copy,
             epoch: u64::from(term),
@@ -130,6 +134,30 @@ fn a_copy_retires_what_it_was_asked_to_even_if_that_is_being_written() {
         let retired = raw.ask(1, ReplicaAction::Retire { tail: 1 }, Vec::new()).await;
         assert!(matches!(retired, ReplicaAnswer::Done(CopyProgress { head: 1, tail: 1, .. })), "{retired:?}");
         assert!(matches!(appending.await, ReplicaAnswer::Done(_)));
+    });
+}
+
+#[test]
+fn a_copy_that_began_again_does_not_retire_backwards() {
+    with_hosts(2, async |_, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = RawPrimary { log: [9; 16], link, unit: 512 };
+        let copy = raw.create(1).await;
+        raw.append(1, 0).await;
+        // It lacks entries 1 to 4, which its primary has written back, and begins again at entry 5.
+        let start = CopyStart { tail_seq: 5, at: AppendCursor { number: 5, pos: 5, seq: 5 } };
+        let mut base = LogShape::empty_at(5);
+        base.push(1, 3);
+        let begun = raw.adopt_at(2, copy, base.clone(), start).await;
+        assert!(matches!(begun, ReplicaAnswer::Done(CopyProgress { head: 5, tail: 5, .. })), "{begun:?}");
+        // That tail is not durable at the primary yet.
+        let retired = raw.ask(2, ReplicaAction::Retire { tail: 3 }, Vec::new()).await;
+        assert!(matches!(retired, ReplicaAnswer::Done(CopyProgress { tail: 5, .. })), "{retired:?}");
+        let appended = raw.ask(2, ReplicaAction::Append { durable: true }, raw.block(1, 5, 5)).await;
+        assert!(matches!(appended, ReplicaAnswer::Done(CopyProgress { head: 6, .. })), "{appended:?}");
+        hosts[1].replicas.release(&raw.log).await;
+        let again = raw.adopt_at(2, copy, base, start).await;
+        assert!(matches!(again, ReplicaAnswer::Done(CopyProgress { head: 6, .. })), "{again:?}");
     });
 }
 

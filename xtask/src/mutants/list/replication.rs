@@ -144,6 +144,14 @@ pub(super) const LIST: &[Mutant] = &[
         &[COPY_TESTS, SIM],
     ),
     Mutant::new(
+        "repl-retired-backwards",
+        "A copy that began again at its primary's tail goes back to the one that is durable there",
+        OPEN_COPY,
+        "            log.log().tail()\n",
+        "            tail\n",
+        &[COPY_TESTS, SIM],
+    ),
+    Mutant::new(
         "repl-append-says-nothing-lasts",
         "A replica answers before the entries are durable",
         MEMBER,
