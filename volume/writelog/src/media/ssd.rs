@@ -302,7 +302,9 @@ impl Medium for Ssd {
 
     fn retire(&self, tail_seq: u64, _gone: &[LogEntry]) {
         let mut state = self.state.borrow_mut();
-        state.tail_seq = tail_seq;
+        // A copy may be ahead of what its primary asks for: it began again at the tail that the primary has in memory, or has
+        // retired more for a former one. The place of an earlier tail is forgotten.
+        state.tail_seq = state.tail_seq.max(tail_seq);
         state.find_tail();
     }
 

@@ -181,14 +181,9 @@ impl ReplicaCopy {
         // Nothing that is not durable here counts as written back.
         self.medium.written(tail).await;
         let tail = tail.min(self.medium.durable_seq());
-        // A copy that began again at its primary's tail is ahead of the tail that is durable there, and does not go back.
-        let tail = {
-            let mut log = self.log.borrow_mut();
-            if let Err(refused) = log.retire(u64::from(term), tail) {
-                return ReplicaAnswer::Refused(refused);
-            }
-            log.log().tail()
-        };
+        if let Err(refused) = self.log.borrow_mut().retire(u64::from(term), tail) {
+            return ReplicaAnswer::Refused(refused);
+        }
         self.medium.retire(tail, &[]);
         match self.medium.persist_tail(false).await {
             Ok(()) => self.done(),

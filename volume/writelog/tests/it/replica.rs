@@ -162,6 +162,25 @@ fn a_copy_that_began_again_does_not_retire_backwards() {
 }
 
 #[test]
+fn a_copy_that_has_retired_more_than_its_next_primary_does_not_go_back() {
+    with_hosts(2, async |_, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = RawPrimary { log: [9; 16], link, unit: 512 };
+        let copy = raw.create(1).await;
+        for number in 0..3 {
+            raw.append(1, number).await;
+        }
+        raw.ask(1, ReplicaAction::Retire { tail: 2 }, Vec::new()).await;
+        // The next primary has retired nothing.
+        for _ in 0..2 {
+            let followed = raw.adopt_log(2, copy, &[(1, 3)]).await;
+            assert!(matches!(followed, ReplicaAnswer::Done(CopyProgress { head: 3, tail: 2, .. })), "{followed:?}");
+            hosts[1].replicas.release(&raw.log).await;
+        }
+    });
+}
+
+#[test]
 fn what_a_former_primary_has_left_over_is_not_found_again() {
     with_hosts(2, async |_, hosts| {
         let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");

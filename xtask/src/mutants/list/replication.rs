@@ -20,6 +20,7 @@ const OPEN: &str = "volume/writelog/src/replication/open.rs";
 const OPEN_COPY: &str = "volume/writelog/src/replication/open_copy.rs";
 const HOST: &str = "volume/writelog/src/replication/host.rs";
 const COPY: &str = "volume/writelog/src/media/ssd/copy.rs";
+const SSD: &str = "volume/writelog/src/media/ssd.rs";
 const RING: &str = "volume/writelog/src/media/ssd/ring.rs";
 const ATTACHED: &str = "volume/writelog/src/attachment/members.rs";
 const PEERS: &str = "volume/writelog/src/replication/peers.rs";
@@ -145,10 +146,10 @@ pub(super) const LIST: &[Mutant] = &[
     ),
     Mutant::new(
         "repl-retired-backwards",
-        "A copy that began again at its primary's tail goes back to the one that is durable there",
-        OPEN_COPY,
-        "            log.log().tail()\n",
-        "            tail\n",
+        "A copy that is ahead of its primary's tail goes back to it, without the place of that tail",
+        SSD,
+        "        state.tail_seq = state.tail_seq.max(tail_seq);\n",
+        "        state.tail_seq = tail_seq;\n",
         &[COPY_TESTS, SIM],
     ),
     Mutant::new(
