@@ -396,22 +396,28 @@ impl BlockOracle {
         let after_crash = if durable || done == Some(false) { done } else { None };
         block.crash.settle(slot, after_crash);
         for open in open.values_mut() {
-            match open {
-                Open::Flush { blocks } => {
-                    if let Some(states) = blocks.get_mut(&number) {
-                        states.settle(slot, after_crash);
-                    }
-                }
-                Open::Read { windows, .. } | Open::Change { windows, .. } => {
-                    if let Some(window) = windows.get_mut(&number) {
-                        window.settled = true;
-                    }
-                }
+            if let Open::Flush { blocks } = open
+                && let Some(states) = blocks.get_mut(&number)
+            {
+                states.settle(slot, after_crash);
             }
         }
         if block.live.0.is_empty() {
             block.live = block.crash.clone();
             self.violated(|| format!("block {number}: a compare-and-write succeeded that cannot have"));
+        }
+        self.settle_windows(number);
+    }
+
+    /// What may be in a block is known better than when requests that are open began: what such a request sees may have been
+    /// there before.
+    fn settle_windows(&mut self, number: u64) {
+        for open in self.open.values_mut() {
+            if let Open::Read { windows, .. } | Open::Change { windows, .. } = open
+                && let Some(window) = windows.get_mut(&number)
+            {
+                window.settled = true;
+            }
         }
     }
 
@@ -507,7 +513,11 @@ impl BlockOracle {
             live.0.retain(|state| state.content.has(at, &bytes));
             live.close(number, &block.in_flight);
             if !live.0.is_empty() {
+                let narrowed = live.0.len() < block.live.0.len();
                 block.live = live;
+                if narrowed {
+                    self.settle_windows(number);
+                }
             }
         }
     }

@@ -345,3 +345,25 @@ fn a_mixed_block_holds_bytes_of_its_states_only() {
     assert!(said_of_half_a_block(quarters([2, 3, 0, 0]), true).is_some(), "a byte that was never written");
     assert!(said_of_half_a_block(quarters([2, 1, 1, 0]), true).is_some(), "a byte that was written elsewhere");
 }
+
+#[test]
+fn a_read_that_began_before_another_one_may_see_what_was_there_before() {
+    let mut oracle = BlockOracle::new(Expected::nothing());
+    let extent = Extent::new(0, BLOCK);
+    let data = |byte: u8| Ok(BlockReply::Data(Buf::copy_of(&[byte; BLOCK as usize]).into()));
+    let write =
+        oracle.submit(&BlockRequest::Write { offset: 0, data: Buf::copy_of(&[1; BLOCK as usize]).into(), fua: false });
+    let (early, late) = (oracle.submit(&BlockRequest::Read(extent)), oracle.submit(&BlockRequest::Read(extent)));
+    oracle.complete(late, &data(1));
+    let discard = oracle.submit(&BlockRequest::Discard(extent));
+    // Not the zeroes of the discard: those from before the write.
+    oracle.complete(early, &data(0));
+    let read = oracle.submit(&BlockRequest::Read(extent));
+    oracle.complete(read, &data(1));
+    oracle.complete(write, &Ok(BlockReply::Done));
+    oracle.complete(discard, &Ok(BlockReply::Done));
+    assert_eq!(oracle.violation(), None);
+    let read = oracle.submit(&BlockRequest::Read(extent));
+    oracle.complete(read, &data(1));
+    assert!(oracle.violation().is_some(), "the discard has been answered");
+}
