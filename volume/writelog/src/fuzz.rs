@@ -7,7 +7,9 @@ use crate::format::{
     SUPER_LEN, VERSION, VERSION_MEMBERS, decode_word, reseal,
 };
 use crate::replication::hello::PeerHello;
-use crate::replication::wire::{ReplicaAnswer, ReplicaRequest};
+use crate::replication::wire::{
+    ReplicaAnswer, ReplicaRequest, decode_answers, decode_group, encode_answers, encode_group,
+};
 
 /// Decodes the bytes as each structure; decoded structures must round-trip.
 pub fn decode(bytes: &[u8]) {
@@ -32,6 +34,15 @@ pub fn decode(bytes: &[u8]) {
 
 /// Decodes the bytes as what a primary and its replicas say to each other; decoded messages must round-trip.
 pub fn decode_messages(bytes: &[u8]) {
+    for data in [0, bytes.len()] {
+        if let Ok(requests) = decode_group(bytes, data) {
+            let parts: Vec<_> = requests.iter().map(|(request, len)| (request, *len)).collect();
+            assert_eq!(decode_group(&encode_group(&parts), data).as_ref(), Ok(&requests));
+        }
+    }
+    if let Ok(answers) = decode_answers(bytes) {
+        assert_eq!(decode_answers(&encode_answers(&answers)).as_ref(), Ok(&answers));
+    }
     if let Ok(request) = ReplicaRequest::decode(bytes) {
         assert_eq!(ReplicaRequest::decode(&request.encode()), Ok(request));
     }
@@ -158,6 +169,10 @@ mod tests {
             include_bytes!("../../../fuzz/seeds/writelog_messages/refused"),
         ];
         assert!(answers.iter().all(|bytes| ReplicaAnswer::decode(bytes).is_ok()));
+        let group = include_bytes!("../../../fuzz/seeds/writelog_messages/group");
+        assert!(decode_group(group, 0).is_ok());
+        let answers = include_bytes!("../../../fuzz/seeds/writelog_messages/group-answer");
+        assert!(decode_answers(answers).is_ok());
         assert!(PeerHello::decode(include_bytes!("../../../fuzz/seeds/writelog_messages/hello")).is_ok());
     }
 }

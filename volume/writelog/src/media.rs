@@ -4,6 +4,7 @@ pub(crate) mod copy;
 pub(crate) mod later;
 pub(crate) mod members;
 pub mod pmem;
+pub(crate) mod shared_sync;
 pub mod ssd;
 pub(crate) mod storage;
 

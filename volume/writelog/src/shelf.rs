@@ -20,6 +20,7 @@ use crate::format::{
     MediumKind, SHELF_UNFINISHED, SUPER_COPIES, SUPER_LEN, ShelfEntry,
 };
 use crate::media::pmem::PmemMedium;
+use crate::media::shared_sync::SharedSync;
 use crate::media::ssd::Ssd;
 use crate::media::storage::BlockStorage;
 use crate::media::{Medium, Recovered};
@@ -94,6 +95,7 @@ enum Backing {
 /// Log device, locked by one process at a time.
 pub struct Shelf {
     backing: Backing,
+    syncs: Rc<SharedSync>,
     kind: MediumKind,
     path: String,
     directory: RefCell<LogDirectory>,
@@ -215,6 +217,7 @@ impl Shelf {
         let smallest = if options.small { LOG_SIZE_LEAST } else { LOG_SIZE_MIN };
         let shelf = Self {
             backing,
+            syncs: Rc::default(),
             kind,
             path,
             directory: RefCell::new(LogDirectory { serial: 0, medium: kind, logs: Vec::new() }),
@@ -486,7 +489,7 @@ impl Shelf {
     /// Returns the storage of logs of append blocks.
     fn storage(&self) -> BlockStorage {
         match &self.backing {
-            Backing::File(file) => BlockStorage::File(file.clone()),
+            Backing::File(file) => BlockStorage::File(file.clone(), self.syncs.clone()),
             Backing::Memory(memory) => BlockStorage::Memory(memory.clone()),
         }
     }

@@ -14,7 +14,7 @@ use forebay_messenger::{
 };
 use forebay_reactor::timeout;
 use forebay_writelog::replication::hello::{KIND_HELLO, PeerHello};
-use forebay_writelog::replication::wire::KIND_REQUEST;
+use forebay_writelog::replication::wire::{KIND_GROUP, KIND_REQUEST};
 use forebay_writelog::replication::{KnownPeers, PeerId, ReplicaHost, ReplicaShelf};
 
 use super::identity::DataDirIdentity;
@@ -113,7 +113,7 @@ impl Handler for Answers {
                 self.daemon.known.answer(connection, &message, &self.daemon.hello(connection));
                 true
             }
-            KIND_REQUEST => match self.daemon.refusal(connection) {
+            KIND_REQUEST | KIND_GROUP => match self.daemon.refusal(connection) {
                 Some(why) => {
                     ReplicaHost::refuse(connection, &message, why);
                     true

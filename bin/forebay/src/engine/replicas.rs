@@ -8,7 +8,7 @@ use forebay_block::{ErrorKind, LocalFuture};
 use forebay_messenger::Connection;
 use forebay_reactor::{now, wall_clock};
 use forebay_writelog::replication::{
-    KnownPeers, LogMembers, MemberState, PeerId, PrimarySet, ReplicaHost, ReplicaShelf,
+    KnownPeers, LogMembers, MemberState, PeerId, PrimarySet, ReplicaHost, ReplicaShelf, RequestGroups,
 };
 use forebay_writelog::{LogId, PeerAccess, Shelf, id_text, parse_id};
 
@@ -35,6 +35,10 @@ impl PeerAccess for LogPeers {
 
     fn connection(&self, peer: PeerId) -> Option<Connection> {
         self.known.connection(peer)
+    }
+
+    fn groups(&self) -> Option<Rc<RequestGroups>> {
+        Some(self.known.groups())
     }
 
     fn release_copy(&self, log: LogId) -> LocalFuture<forebay_block::Result<Option<Rc<Shelf>>>> {

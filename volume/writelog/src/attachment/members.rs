@@ -13,7 +13,7 @@ use super::LogKeeper;
 use crate::format::LogId;
 use crate::options::LogOwner;
 use crate::record::{LogRecord, RecordedLog};
-use crate::replication::{LogMembers, MemberKeeper, PeerId, PrimarySet, RecordChange, ReplicaPolicy};
+use crate::replication::{LogMembers, MemberKeeper, PeerId, PrimarySet, RecordChange, ReplicaPolicy, RequestGroups};
 use crate::shelf::{Shelf, id_text};
 
 /// Access to other peers, on behalf of logs that have members.
@@ -23,6 +23,11 @@ pub trait PeerAccess {
 
     /// Returns the connection to a peer, if there is one.
     fn connection(&self, peer: PeerId) -> Option<Connection>;
+
+    /// Returns what sends requests of several logs to a peer in one message.
+    fn groups(&self) -> Option<Rc<RequestGroups>> {
+        None
+    }
 
     /// Closes this peer's copy of a log of another primary: nothing is taken from that one until
     /// [`resume_copy`](Self::resume_copy). Returns the log device that has the copy; `None` if there is no such copy.
@@ -206,6 +211,10 @@ impl<K: LogKeeper> MemberKeeper for SharedRecord<K> {
 
     fn connection(&self, peer: PeerId) -> Option<Connection> {
         self.0.peers.connection(peer)
+    }
+
+    fn groups(&self) -> Option<Rc<RequestGroups>> {
+        self.0.peers.groups()
     }
 
     fn wanted(&self) -> Vec<PeerId> {

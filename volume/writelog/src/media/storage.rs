@@ -7,11 +7,13 @@ use forebay_block::{Buf, BufList, BufMut};
 use forebay_reactor::File;
 use forebay_reactor::pmem::PersistentMemory;
 
+use super::shared_sync::SharedSync;
+
 /// Storage of append blocks and superblocks.  Offsets and lengths are in bytes.
 #[derive(Clone)]
 pub(crate) enum BlockStorage {
     /// File or block device, written with direct I/O.
-    File(File),
+    File(File, Rc<SharedSync>),
     /// Persistent memory.  A write is durable once it has ended: its stores are covered by a fence.
     Memory(Rc<dyn PersistentMemory>),
 }
@@ -20,7 +22,7 @@ impl BlockStorage {
     /// Returns whether a part of a write needs no copy: it is whole units, and aligned where direct I/O requires that.
     pub(crate) fn takes(&self, part: &Buf, unit: usize) -> bool {
         match self {
-            Self::File(_) => part.is_aligned(unit),
+            Self::File(..) => part.is_aligned(unit),
             Self::Memory(_) => part.len().is_multiple_of(unit),
         }
     }
@@ -31,7 +33,7 @@ impl BlockStorage {
     /// Errors of the file.
     pub(crate) async fn read_exact_at(&self, at: u64, len: usize) -> io::Result<BufMut> {
         match self {
-            Self::File(file) => file.read_exact_at(at, len).await,
+            Self::File(file, _) => file.read_exact_at(at, len).await,
             Self::Memory(memory) => {
                 let mut bytes = BufMut::zeroed(len);
                 memory.load(at, &mut bytes);
@@ -46,7 +48,7 @@ impl BlockStorage {
     /// Errors of the file.
     pub(crate) async fn write_at(&self, bytes: impl Into<BufList>, at: u64) -> io::Result<()> {
         match self {
-            Self::File(file) => file.write_at(bytes.into(), at).await,
+            Self::File(file, _) => file.write_at(bytes.into(), at).await,
             Self::Memory(memory) => {
                 store(&**memory, &bytes.into(), at);
                 Ok(())
@@ -60,7 +62,7 @@ impl BlockStorage {
     /// Errors of the file.
     pub(crate) async fn write_durable_at(&self, bytes: impl Into<BufList>, at: u64) -> io::Result<()> {
         match self {
-            Self::File(file) => file.write_durable_at(bytes.into(), at).await,
+            Self::File(file, _) => file.write_durable_at(bytes.into(), at).await,
             Self::Memory(memory) => {
                 store(&**memory, &bytes.into(), at);
                 memory.fence();
@@ -75,7 +77,7 @@ impl BlockStorage {
     /// Errors of the file.
     pub(crate) async fn sync_data(&self) -> io::Result<()> {
         match self {
-            Self::File(file) => file.sync_data().await,
+            Self::File(file, syncs) => syncs.sync(file).await,
             Self::Memory(memory) => {
                 memory.fence();
                 Ok(())

@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use forebay_block::{BufList, Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::{Connection, Message};
-use forebay_reactor::sync::KeyedLock;
+use forebay_reactor::sync::{KeyedLock, join_all};
 use forebay_reactor::{Buf, sleep, spawn};
 
 use super::AppendRefused;
 use super::hello::ReplicaOffer;
 use super::open_copy::ReplicaCopy;
 use super::promises::LeasePromises;
-use super::wire::{KIND_ANSWER, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
+use super::wire::{
+    KIND_ANSWER, KIND_GROUP, KIND_GROUP_ANSWER, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest,
+    decode_group, encode_answers,
+};
 use crate::format::LogId;
 use crate::shelf::Shelf;
 
@@ -70,39 +73,94 @@ impl ReplicaHost {
         let _ = connection.post(message.reply(KIND_ANSWER).front(Buf::copy_of(&answer)));
     }
 
-    /// Handles a message that is a request of a log's primary; returns false if it is something else.
+    /// Handles a message that is a request of a log's primary, or several; returns false if it is something else.
     pub fn handle(self: &Rc<Self>, connection: &Connection, mut message: Message) -> bool {
-        if message.kind != KIND_REQUEST {
-            return false;
-        }
         let data = std::mem::take(&mut message.data);
-        let without_data = |answer: LocalFuture<ReplicaAnswer>| -> LocalFuture<(ReplicaAnswer, BufList)> {
-            Box::pin(async move { (answer.await, BufList::new()) })
-        };
-        let answer = match ReplicaRequest::decode(&message.front.to_vec()) {
-            // Appends take their place in the order of the messages.
-            Ok(ReplicaRequest { log, term, action: ReplicaAction::Append { durable } }) => match self.copy(&log) {
-                Some(copy) => without_data(copy.append(term, durable, data)),
-                None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
-            },
-            Ok(ReplicaRequest { log, term, action: ReplicaAction::Read(entry) }) => match self.copy(&log) {
-                Some(copy) => copy.read(term, entry),
-                None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
-            },
-            Ok(request) => {
-                let host = self.clone();
-                without_data(Box::pin(async move { host.run(request).await }))
+        let front = message.front.to_vec();
+        let answer: LocalFuture<Message> = match message.kind {
+            KIND_REQUEST => {
+                let answer = match ReplicaRequest::decode(&front) {
+                    Ok(request) => self.begin(request, data),
+                    Err(error) => failed(&error),
+                };
+                Box::pin(async move {
+                    let (answer, data) = answer.await;
+                    message.reply(KIND_ANSWER).front(Buf::copy_of(&answer.encode())).data(data)
+                })
             }
-            Err(error) => without_data(Box::pin(async move { ReplicaAnswer::Failed(error.to_string()) })),
+            KIND_GROUP => match decode_group(&front, data.len()) {
+                Ok(requests) => {
+                    let answers = self.begin_group(requests, data);
+                    Box::pin(async move {
+                        message.reply(KIND_GROUP_ANSWER).front(Buf::copy_of(&encode_answers(&answers.await)))
+                    })
+                }
+                Err(error) => {
+                    Self::refuse(connection, &message, &error.to_string());
+                    return true;
+                }
+            },
+            _ => return false,
         };
         let connection = connection.clone();
         drop(spawn(async move {
-            let (answer, data) = answer.await;
-            let front = Buf::copy_of(&answer.encode());
             // The primary asks again if the connection has ended.
-            let _ = connection.send(message.reply(KIND_ANSWER).front(front).data(data)).await;
+            let _ = connection.send(answer.await).await;
         }));
         true
+    }
+
+    /// Begins with a request; appends take their place at once, in the order of the messages.
+    fn begin(self: &Rc<Self>, request: ReplicaRequest, data: BufList) -> LocalFuture<(ReplicaAnswer, BufList)> {
+        let ReplicaRequest { log, term, action } = request;
+        match action {
+            ReplicaAction::Append { durable } => match self.copy(&log) {
+                Some(copy) => without_data(copy.append(term, durable, data)),
+                None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
+            },
+            ReplicaAction::Read(entry) => match self.copy(&log) {
+                Some(copy) => copy.read(term, entry),
+                None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
+            },
+            action => {
+                let host = self.clone();
+                without_data(Box::pin(async move { host.run(ReplicaRequest { log, term, action }).await }))
+            }
+        }
+    }
+
+    /// Begins with the requests of a message.  Several appends are made durable together.
+    fn begin_group(
+        self: &Rc<Self>,
+        requests: Vec<(ReplicaRequest, usize)>,
+        data: BufList,
+    ) -> LocalFuture<Vec<ReplicaAnswer>> {
+        let durable = |action: &ReplicaAction| matches!(action, ReplicaAction::Append { durable: true });
+        let several = requests.iter().filter(|(request, _)| durable(&request.action)).count() > 1;
+        let mut at = 0;
+        let mut synced = Vec::with_capacity(requests.len());
+        let mut work = Vec::with_capacity(requests.len());
+        for (mut request, len) in requests {
+            let later = several && durable(&request.action);
+            synced.push(self.copy(&request.log).filter(|_| later).map(|copy| copy.in_use()));
+            if later {
+                request.action = ReplicaAction::Append { durable: false };
+            }
+            work.push(self.begin(request, data.slice(at..at + len)));
+            at += len;
+        }
+        Box::pin(async move {
+            let answers = join_all(work).await.into_iter().map(|(answer, _)| answer);
+            let syncs = answers.zip(synced).map(|(answer, used)| -> LocalFuture<ReplicaAnswer> {
+                Box::pin(async move {
+                    match used {
+                        Some(used) if matches!(answer, ReplicaAnswer::Done(_)) => used.copy().sync_appended().await,
+                        _ => answer,
+                    }
+                })
+            });
+            join_all(syncs).await
+        })
     }
 
     fn copy(&self, log: &LogId) -> Option<Rc<ReplicaCopy>> {
@@ -291,6 +349,15 @@ impl ReplicaHost {
             copy.close().await;
         }
     }
+}
+
+fn without_data(answer: LocalFuture<ReplicaAnswer>) -> LocalFuture<(ReplicaAnswer, BufList)> {
+    Box::pin(async move { (answer.await, BufList::new()) })
+}
+
+fn failed(error: &dyn std::fmt::Display) -> LocalFuture<(ReplicaAnswer, BufList)> {
+    let answer = ReplicaAnswer::Failed(error.to_string());
+    without_data(Box::pin(async move { answer }))
 }
 
 fn refuse(error: &Error) -> ReplicaAnswer {

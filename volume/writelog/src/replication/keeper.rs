@@ -1,11 +1,12 @@
 //! Access of replication to what is outside: the record of a log's members, fences of the backend, connections to peers.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{LocalFuture, Result};
 use forebay_messenger::Connection;
 
-use super::MemberRecord;
+use super::{MemberRecord, RequestGroups};
 use crate::format::LogId;
 
 /// Id of a peer: of its data directory.
@@ -59,6 +60,11 @@ pub trait MemberKeeper {
 
     /// Returns the connection to a peer, if there is one.
     fn connection(&self, peer: PeerId) -> Option<Connection>;
+
+    /// Returns what sends requests of several logs to a peer in one message. A log that has none sends its own requests so.
+    fn groups(&self) -> Option<Rc<RequestGroups>> {
+        None
+    }
 
     /// Returns the peers that are to have a copy.
     fn wanted(&self) -> Vec<PeerId>;

@@ -326,7 +326,15 @@ async fn request(
     action: ReplicaAction,
     data: BufList,
 ) -> Result<ReplicaAnswer> {
-    exchange(set, connection, action, data).await.map(|(answer, _)| answer)
+    match action {
+        // A retirement is sent after the entries that it is about.
+        ReplicaAction::Append { .. } | ReplicaAction::Retire { .. } => {
+            let request = ReplicaRequest { log: set.identity.log, term: set.term, action };
+            set.requests.ask(connection, &request, data).await
+        }
+        // A heartbeat does not wait for a replica's medium.
+        action => exchange(set, connection, action, data).await.map(|(answer, _)| answer),
+    }
 }
 
 /// Sends a request; returns its answer, and the data with it.

@@ -6,6 +6,7 @@
 
 mod control;
 mod copies_watch;
+mod groups;
 pub mod hello;
 mod host;
 mod keeper;
@@ -24,6 +25,7 @@ mod set;
 mod shape;
 pub mod wire;
 
+pub use groups::RequestGroups;
 pub use host::{ReplicaHost, ReplicaShelf};
 pub use keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, RecordChange, ReplicaPolicy, ReplicationOptions};
 pub use lease::{LeasePromise, PrimaryLease};

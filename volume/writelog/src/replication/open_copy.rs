@@ -228,6 +228,14 @@ impl ReplicaCopy {
         self.appends.drain().await;
     }
 
+    /// Makes what was accepted before durable, for an answer to it, whoever's term has begun since.
+    pub(super) async fn sync_appended(&self) -> ReplicaAnswer {
+        match self.medium.sync().await {
+            Ok(()) => self.done(),
+            Err(error) => ReplicaAnswer::Failed(error.to_string()),
+        }
+    }
+
     /// Makes all that was appended durable.
     pub(super) async fn sync(&self, term: u32) -> ReplicaAnswer {
         if let Err(refused) = self.require_term(term) {

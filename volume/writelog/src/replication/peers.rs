@@ -8,8 +8,8 @@ use forebay_block::LocalFuture;
 use forebay_messenger::{Connection, ConnectionState, Message};
 use forebay_reactor::{Buf, now, spawn};
 
-use super::PeerId;
 use super::hello::{KIND_HELLO, KIND_HELLO_ANSWER, PeerHello};
+use super::{PeerId, RequestGroups};
 
 /// Peer that has described itself over a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +27,7 @@ pub struct KnownPeers {
     own: PeerId,
     boot: [u8; 16],
     known: RefCell<Vec<(Connection, KnownPeer)>>,
+    groups: Rc<RequestGroups>,
 }
 
 /// Reason for which a name stands for no peer.
@@ -46,12 +47,17 @@ pub enum PeerUnknown {
 impl KnownPeers {
     /// Knows nobody yet.  `own` and `boot` are those of this peer.
     pub fn new(own: PeerId, boot: [u8; 16]) -> Self {
-        Self { own, boot, known: RefCell::default() }
+        Self { own, boot, known: RefCell::default(), groups: Rc::default() }
     }
 
     /// Returns this peer.
     pub fn own(&self) -> PeerId {
         self.own
+    }
+
+    /// Returns what sends requests of all logs of this core to a peer.
+    pub fn groups(&self) -> Rc<RequestGroups> {
+        self.groups.clone()
     }
 
     /// Asks for the description of the peer behind a connection, with the own one.

@@ -15,7 +15,7 @@ use super::lease::PrimaryLease;
 use super::member::{self, MemberLink, discard};
 use super::promises::millis;
 use super::wire::CopyProgress;
-use super::{CopyStart, LogShape, PrimaryProgress, RawAppend};
+use super::{CopyStart, LogShape, PrimaryProgress, RawAppend, RequestGroups};
 use crate::entries::LogEntry;
 use crate::format::LogId;
 use crate::media::copy::CopyMedium;
@@ -80,6 +80,7 @@ pub struct PrimarySet {
     pub(super) local: Rc<dyn CopyMedium>,
     pub(super) keeper: Rc<dyn MemberKeeper>,
     pub(super) options: ReplicationOptions,
+    pub(super) requests: Rc<RequestGroups>,
     pub(super) progress: RefCell<PrimaryProgress<PeerId, String>>,
     pub(super) links: RefCell<BTreeMap<PeerId, Rc<MemberLink>>>,
     /// Length of the lease, and what the members have promised.
@@ -120,7 +121,7 @@ impl PrimarySet {
         let base: LogShape = local.shape();
         let cut = local.state().map_or(0, |state| state.cut);
         let (head, tail) = (base.head(), base.tail());
-        let lease_length = keeper.policy().lease;
+        let (lease_length, requests) = (keeper.policy().lease, keeper.groups().unwrap_or_default());
         Rc::new(Self {
             own: record.primary(),
             identity,
@@ -130,6 +131,7 @@ impl PrimarySet {
             local,
             keeper,
             options,
+            requests,
             progress: RefCell::new(PrimaryProgress::new(record, base)),
             links: RefCell::default(),
             lease_length,

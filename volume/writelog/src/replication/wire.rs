@@ -3,12 +3,19 @@
 //! A request names the log, and the term in which the sender opened it.  Appended entries are in the data segment of the
 //! message, as they are on the medium; everything else is in its front segment.
 
+mod group;
+
 use forebay_block::Extent;
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
 use crate::entries::{EntryKind, LogEntry};
 use crate::format::{LogId, PAYLOAD_MAX, RUN_MAX};
 use crate::replication::{AppendCursor, AppendRefused, CopyStart, LogShape};
+
+pub use group::{
+    GROUP_DATA_MAX, GROUP_REQUESTS_MAX, KIND_GROUP, KIND_GROUP_ANSWER, decode_answers, decode_group, encode_answers,
+    encode_group,
+};
 
 /// Message type of requests to a replica.
 pub const KIND_REQUEST: u16 = 0x0101;

@@ -5,13 +5,14 @@ use std::rc::Rc;
 
 use forebay_block::Extent;
 use forebay_messenger::{Connection, Message};
+use forebay_reactor::sync::join_all;
 use forebay_reactor::{Buf, sleep, spawn, timeout};
 use forebay_sim::{CrashKind, DiskFaults};
 use forebay_writelog::format::{BlockHeader, EntryKind, EntryRecord, tag_of};
 use forebay_writelog::replication::wire::{
     AdoptTerm, CopyProgress, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest,
 };
-use forebay_writelog::replication::{AppendCursor, AppendRefused, CopyStart, LogShape, MemberKeeper};
+use forebay_writelog::replication::{AppendCursor, AppendRefused, CopyStart, LogShape, MemberKeeper, RequestGroups};
 use forebay_writelog::{LogId, MediumKind, Shelf, ShelfOptions};
 
 use crate::common::{LONG, MILLISECOND};
@@ -220,6 +221,75 @@ fn a_block_is_not_written_before_those_that_it_says_are_durable() {
         let shelf = Shelf::open(MediumKind::Ssd, Path::new(&path(2)), options).await.expect("the device");
         let info = shelf.inspect(&raw.log).await.expect("a log that merely ends");
         assert!(info.dirty_entries <= 1, "{info:?}");
+    });
+}
+
+#[test]
+fn requests_of_several_logs_share_a_message_and_a_sync() {
+    with_hosts(2, async |world, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let logs: Vec<RawPrimary> =
+            [7, 8, 9].map(|log| RawPrimary { log: [log; 16], link: link.clone(), unit: 512 }).into();
+        logs[0].create(1).await;
+        logs[1].create(1).await;
+        let groups = RequestGroups::default();
+        let appends = (0..3).flat_map(|number| {
+            logs.iter().map(move |raw| {
+                let action = ReplicaAction::Append { durable: true };
+                (ReplicaRequest { log: raw.log, term: 1, action }, Buf::copy_of(&raw.block(1, number, number as u16)))
+            })
+        });
+        let appends: Vec<_> = appends.collect();
+        let asked = appends.iter().map(|(request, block)| Box::pin(groups.ask(&link, request, block.clone().into())));
+        for (at, answer) in (0..).zip(join_all(asked).await) {
+            match (at % 3, answer.expect("an answer")) {
+                // The third log has no copy there.
+                (2, answer) => assert_eq!(answer, ReplicaAnswer::Refused(AppendRefused::NotAdopted)),
+                (_, ReplicaAnswer::Done(progress)) => assert_eq!(progress.head, 3, "all are durable at once"),
+                (_, answer) => panic!("{answer:?}"),
+            }
+        }
+        assert_eq!(groups.sent(), (9, 1));
+        assert!(world.lose_disk(path(2), CrashKind::Power));
+        let options = ShelfOptions { small: true, ..ShelfOptions::default() };
+        let shelf = Shelf::open(MediumKind::Ssd, Path::new(&path(2)), options).await.expect("the device");
+        for raw in &logs[..2] {
+            let info = shelf.inspect(&raw.log).await.expect("a log");
+            assert_eq!(info.dirty_entries, 3, "{info:?}");
+        }
+    });
+}
+
+#[test]
+fn requests_wait_for_answers_only_for_a_moment() {
+    with_hosts(2, async |world, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = Rc::new(RawPrimary { log: [9; 16], link: link.clone(), unit: 512 });
+        raw.create(1).await;
+        let slow = DiskFaults { write_latency: 50_000_000..60_000_000, ..DiskFaults::none() };
+        assert!(world.set_disk_faults(path(2), Some(slow)));
+        let groups = Rc::new(RequestGroups::default());
+        let ask = |number: u64| {
+            let (raw, link, groups) = (raw.clone(), link.clone(), groups.clone());
+            spawn(async move {
+                let request = ReplicaRequest { log: raw.log, term: 1, action: ReplicaAction::Append { durable: true } };
+                let block = raw.block(1, number, number as u16);
+                groups.ask(&link, &request, Buf::copy_of(&block).into()).await
+            })
+        };
+        let mut answers = Vec::new();
+        for number in 0..5 {
+            answers.push(ask(number));
+            sleep(MILLISECOND).await;
+        }
+        assert_eq!(groups.sent(), (5, 5), "none of them has been answered");
+        for answer in answers {
+            assert!(matches!(answer.await, Ok(ReplicaAnswer::Done(_))));
+        }
+        drop(ask(5));
+        hosts[1].kill();
+        let ended = timeout(LONG, ask(6)).await.expect("in time");
+        assert!(ended.is_err(), "{ended:?}");
     });
 }
 

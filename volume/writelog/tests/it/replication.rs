@@ -146,7 +146,7 @@ impl Host {
     }
 
     /// Cuts the host off from its peers.
-    fn kill(&self) {
+    pub fn kill(&self) {
         self.server.shutdown();
         self.client.shutdown();
     }

@@ -18,6 +18,7 @@ const SET: &str = "volume/writelog/src/replication/set.rs";
 const MEMBER: &str = "volume/writelog/src/replication/member.rs";
 const OPEN: &str = "volume/writelog/src/replication/open.rs";
 const OPEN_COPY: &str = "volume/writelog/src/replication/open_copy.rs";
+const GROUPS: &str = "volume/writelog/src/replication/groups.rs";
 const HOST: &str = "volume/writelog/src/replication/host.rs";
 const COPY: &str = "volume/writelog/src/media/ssd/copy.rs";
 const SSD: &str = "volume/writelog/src/media/ssd.rs";
@@ -150,6 +151,30 @@ pub(super) const LIST: &[Mutant] = &[
         SSD,
         "        state.tail_seq = state.tail_seq.max(tail_seq);\n",
         "        state.tail_seq = tail_seq;\n",
+        &[COPY_TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-group-not-synced",
+        "Appends that arrived in one message are answered before they are durable",
+        HOST,
+        "Some(used) if matches!(answer, ReplicaAnswer::Done(_)) => used.copy().sync_appended().await,",
+        "Some(_) => answer,",
+        &[COPY_TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-group-waits",
+        "Requests wait for the answers of former messages for as long as they take",
+        GROUPS,
+        "const WAIT_MAX: Duration = Duration::from_micros(200);",
+        "const WAIT_MAX: Duration = Duration::from_secs(200);",
+        &[COPY_TESTS],
+    ),
+    Mutant::new(
+        "repl-retirement-overtakes",
+        "A retirement is sent before the entries that it is about, which wait for others",
+        MEMBER,
+        "        ReplicaAction::Append { .. } | ReplicaAction::Retire { .. } => {\n",
+        "        ReplicaAction::Append { .. } => {\n",
         &[COPY_TESTS, SIM],
     ),
     Mutant::new(
