@@ -180,6 +180,11 @@ impl ReplicaCopy {
         }
         // Nothing that is not durable here counts as written back.
         self.medium.written(tail).await;
+        if self.medium.durable_seq() < tail
+            && let Err(error) = self.medium.sync().await
+        {
+            return ReplicaAnswer::Failed(error.to_string());
+        }
         let tail = tail.min(self.medium.durable_seq());
         if let Err(refused) = self.log.borrow_mut().retire(u64::from(term), tail) {
             return ReplicaAnswer::Refused(refused);

@@ -261,6 +261,26 @@ fn requests_of_several_logs_share_a_message_and_a_sync() {
 }
 
 #[test]
+fn a_copy_retires_what_it_gets_in_the_same_message() {
+    with_hosts(2, async |_, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = RawPrimary { log: [9; 16], link: link.clone(), unit: 512 };
+        raw.create(1).await;
+        let groups = RequestGroups::default();
+        let request = |action| ReplicaRequest { log: raw.log, term: 1, action };
+        let requests: Vec<_> = (0..3)
+            .map(|number| (ReplicaAction::Append { durable: true }, raw.block(1, number, number as u16)))
+            .chain([(ReplicaAction::Retire { tail: 3 }, Vec::new())])
+            .map(|(action, data)| (request(action), Buf::copy_of(&data)))
+            .collect();
+        let asked = requests.iter().map(|(request, data)| Box::pin(groups.ask(&link, request, data.clone().into())));
+        let answers = join_all(asked).await;
+        assert_eq!(groups.sent(), (4, 1));
+        assert!(matches!(answers[3], Ok(ReplicaAnswer::Done(CopyProgress { head: 3, tail: 3, .. }))), "{answers:?}");
+    });
+}
+
+#[test]
 fn requests_wait_for_answers_only_for_a_moment() {
     with_hosts(2, async |world, hosts| {
         let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
