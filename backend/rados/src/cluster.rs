@@ -8,6 +8,7 @@ use std::time::Duration;
 use forebay_block::{ClientIdentity, Error, ErrorKind, Result};
 use forebay_messenger::MessengerCore;
 use forebay_messenger::session::cephx::TicketStore;
+use forebay_reactor::sync::KeyedLock;
 use forebay_reactor::{Instant, now, random, timeout};
 
 use crate::config::{CephConfig, Settings};
@@ -55,6 +56,8 @@ pub struct RadosCluster {
     pools: RefCell<HashMap<i64, Weak<RadosPool>>>,
     /// Clients that this one has blocklisted, by address: when, and for how long.
     blocklisted: RefCell<HashMap<String, (Instant, Duration)>>,
+    /// Clients that are being blocklisted, by address.
+    fencing: KeyedLock<String>,
 }
 
 /// Time for which a client that this one has blocklisted is taken to be so still.  Each change of the blocklist takes the
@@ -114,6 +117,7 @@ impl RadosCluster {
             nonce,
             pools: RefCell::default(),
             blocklisted: RefCell::default(),
+            fencing: KeyedLock::default(),
         });
         cluster.monitors.connected().await?;
         cluster.objecter.start(who, nonce, &core, &cluster.monitors.settings());
@@ -208,6 +212,8 @@ impl RadosCluster {
     /// # Errors
     /// Errors of the monitors: `Denied` if the key's capabilities do not allow it.
     pub async fn blocklist(&self, address: &str, expire: Option<Duration>) -> Result<()> {
+        // One at a time for each client: several takeovers of its images at once fence it once.
+        let _turn = self.fencing.lock(address).await;
         let known = self.blocklisted.borrow().get(address).copied();
         let wanted = expire.unwrap_or(Duration::ZERO);
         if known.is_some_and(|(at, expires)| at.elapsed() < BLOCKLISTED && wanted <= expires) {
