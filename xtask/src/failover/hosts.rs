@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::commands::ISCSI_PORT;
@@ -167,7 +167,7 @@ impl Hosts {
             Some(uri) => uri,
             // The third host was first.
             None => {
-                acquire_log(host, FIO, true)?;
+                ensure!(acquire_log(host, FIO, true)?, "the one that took {NUMBERED} over has no copy of {FIO}");
                 host.until(&["attach", FIO, "--nbd"])?
             }
         };
@@ -195,16 +195,22 @@ impl Hosts {
         [NUMBERED, FIO].into_iter().try_for_each(|name| self.complete(name, HOSTS))
     }
 
-    /// Takes both images over at another host, and exports them there; returns fio's URI.
+    /// Takes both images over at host `to`, or at another replica if that one has been dropped, and exports them there; returns
+    /// fio's URI.
     pub fn take_over(&mut self, to: usize, force: bool) -> Result<String> {
-        let host = &self.all[to];
-        let mut uri = String::new();
-        for name in [NUMBERED, FIO] {
-            acquire_log(host, name, force)?;
-            uri = host.until(&["attach", name, "--nbd"])?;
+        let third = (0..HOSTS).filter(|number| ![to, self.primary].contains(number));
+        // The other one may have taken one of them over: then its primary lives.
+        let attempts: Vec<_> = [(to, force)].into_iter().chain(third.map(|number| (number, true))).collect();
+        for (number, force) in attempts {
+            let host = &self.all[number];
+            if !acquire_log(host, NUMBERED, force)? || !acquire_log(host, FIO, force)? {
+                continue;
+            }
+            self.primary = number;
+            host.until(&["attach", NUMBERED, "--nbd"])?;
+            return nbd_uri(&host.until(&["attach", FIO, "--nbd"])?);
         }
-        self.primary = to;
-        nbd_uri(&uri)
+        bail!("no other host has a copy of both logs")
     }
 
     /// Starts a primary again that was killed, until its exports are served again; returns fio's URI, which stays.
@@ -242,9 +248,18 @@ fn nbd_uri(printed: &str) -> Result<String> {
     Ok(printed.lines().map(str::trim).find(|line| line.starts_with("nbd")).context("no URI")?.to_owned())
 }
 
-/// Takes a log over by command.
-fn acquire_log(host: &Host, name: &str, force: bool) -> Result<()> {
+/// Takes a log over by command; returns false if the host is no member, having been dropped.
+fn acquire_log(host: &Host, name: &str, force: bool) -> Result<bool> {
     let mut command = vec!["log", "takeover", name];
     command.extend(force.then_some("--force"));
-    host.until(&command).map(drop)
+    let mut last = None;
+    let done = shell::wait_for(PATIENCE, || match host.command(&command) {
+        Ok(_) => Some(true),
+        Err(error) if format!("{error:#}").contains("is no member of") => Some(false),
+        Err(error) => {
+            last = Some(error);
+            None
+        }
+    });
+    done.with_context(|| format!("{last:#?}\n{}", host.daemon().log_tail()))
 }
