@@ -13,7 +13,7 @@ use forebay_reactor::{Buf, sleep, spawn};
 use super::AppendRefused;
 use super::hello::ReplicaOffer;
 use super::open_copy::ReplicaCopy;
-use super::promises::LeasePromises;
+use super::promises::{LeaseClock, LeasePromises};
 use super::wire::{
     KIND_ANSWER, KIND_GROUP, KIND_GROUP_ANSWER, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest,
     decode_group, encode_answers,
@@ -43,12 +43,17 @@ pub struct ReplicaHost {
 impl ReplicaHost {
     /// Serves copies on these log devices.
     pub fn new(shelves: Vec<ReplicaShelf>) -> Rc<Self> {
+        Self::with_clock(shelves, LeaseClock::default())
+    }
+
+    /// Serves copies on these log devices, with this clock for promises.
+    pub fn with_clock(shelves: Vec<ReplicaShelf>, clock: LeaseClock) -> Rc<Self> {
         Rc::new(Self {
             shelves,
             open: RefCell::default(),
             given_up: RefCell::default(),
             turns: KeyedLock::default(),
-            promises: LeasePromises::new(),
+            promises: LeasePromises::new(clock),
         })
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_block::{LocalFuture, Result};
 use forebay_messenger::Connection;
 
-use super::{MemberRecord, RequestGroups};
+use super::{LeaseClock, MemberRecord, RequestGroups};
 use crate::format::LogId;
 
 /// Id of a peer: of its data directory.
@@ -106,11 +106,19 @@ pub struct ReplicationOptions {
     pub window: usize,
     /// Bytes of appended entries that are kept in memory for replicas.
     pub recent: usize,
+    /// Clock of the primary's lease.
+    pub clock: LeaseClock,
 }
 
 impl Default for ReplicationOptions {
     fn default() -> Self {
-        Self { patience: Duration::from_secs(1), retry: Duration::from_millis(100), window: 8 << 20, recent: 8 << 20 }
+        Self {
+            patience: Duration::from_secs(1),
+            retry: Duration::from_millis(100),
+            window: 8 << 20,
+            recent: 8 << 20,
+            clock: LeaseClock::default(),
+        }
     }
 }
 

@@ -32,6 +32,7 @@ pub use lease::{LeasePromise, PrimaryLease};
 pub use open::{LogOpening, OpenedMembers, open_members, open_primary};
 pub use peers::{KnownPeer, KnownPeers, PeerUnknown};
 pub use primary::PrimaryProgress;
+pub use promises::LeaseClock;
 pub use raw::{AppendCursor, CopyStart, RawAppend};
 pub use record::{ChangeRefused, MemberEntry, MemberRecord, MemberState};
 pub use replica::{Adoption, AppendRefused, ReplicaLog};

@@ -16,18 +16,43 @@ pub(super) struct PrimaryPromise {
     promise: Cell<LeasePromise>,
     lease_ms: Cell<u64>,
     automatic: Cell<bool>,
+    clock: LeaseClock,
     followed: Rc<Notify>,
 }
 
-/// Returns an instant in milliseconds, rounded down, as promises and leases count it.
-pub(super) fn millis(at: Instant) -> u64 {
-    at.as_nanos() / 1_000_000
+/// Clock of leases and promises: the monotonic one of this machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LeaseClock {
+    /// Speed against the reactor's clock, in parts in a million more or less: for simulations of several machines.
+    pub ahead_ppm: i32,
+}
+
+impl LeaseClock {
+    fn nanos(self, at: Instant) -> u64 {
+        let nanos = i128::from(at.as_nanos());
+        (nanos + nanos * i128::from(self.ahead_ppm) / 1_000_000) as u64
+    }
+
+    /// Returns an instant in milliseconds, rounded down, as leases count it.
+    pub(super) fn millis(self, at: Instant) -> u64 {
+        self.nanos(at) / 1_000_000
+    }
+
+    /// Returns an instant in milliseconds, rounded up, from which on a promise counts.
+    fn millis_up(self, at: Instant) -> u64 {
+        self.nanos(at).div_ceil(1_000_000)
+    }
+}
+
+/// Returns the length that a promise counts for a lease: its sixteenth part is whole.
+fn promised(lease_ms: u64) -> u64 {
+    lease_ms.next_multiple_of(16)
 }
 
 impl PrimaryPromise {
     /// Follows a primary, whose lease has this length; with `automatic`, this peer takes over when the promise is over.
     pub(super) fn follow(&self, lease_ms: u32, automatic: bool) {
-        self.lease_ms.set(lease_ms.into());
+        self.lease_ms.set(promised(lease_ms.into()));
         self.automatic.set(automatic);
         self.extend();
         self.followed.notify_all();
@@ -43,7 +68,7 @@ impl PrimaryPromise {
     /// Extends the promise: a request of the primary was accepted.
     pub(super) fn extend(&self) {
         let mut promise = self.promise.get();
-        promise.extend(millis(now()), self.lease_ms.get());
+        promise.extend(self.clock.millis_up(now()), self.lease_ms.get());
         self.promise.set(promise);
     }
 }
@@ -51,6 +76,7 @@ impl PrimaryPromise {
 /// Promises of this peer to the primaries of logs that it has copies of.
 pub(super) struct LeasePromises {
     started: Instant,
+    clock: LeaseClock,
     known: RefCell<BTreeMap<LogId, Rc<PrimaryPromise>>>,
     /// Signaled when a primary was followed.
     followed: Rc<Notify>,
@@ -58,8 +84,8 @@ pub(super) struct LeasePromises {
 
 impl LeasePromises {
     /// Begins without any that is known: a former process may have given some.
-    pub(super) fn new() -> Self {
-        Self { started: now(), known: RefCell::default(), followed: Rc::default() }
+    pub(super) fn new(clock: LeaseClock) -> Self {
+        Self { started: now(), clock, known: RefCell::default(), followed: Rc::default() }
     }
 
     /// Returns the promise to the primary of a log.
@@ -70,6 +96,7 @@ impl LeasePromises {
                 promise: Cell::default(),
                 lease_ms: Cell::new(0),
                 automatic: Cell::new(false),
+                clock: self.clock,
                 followed,
             })
         };
@@ -79,11 +106,12 @@ impl LeasePromises {
     /// Returns the remaining time of the promise to the primary of a log, whose lease has the length `lease`; a former process
     /// may have given one just before this one has started.
     pub(super) fn remaining(&self, log: &LogId, lease: Duration) -> Duration {
-        let mut last = LeasePromise::after_start(millis(self.started), lease.as_millis() as u64);
+        let mut last =
+            LeasePromise::after_start(self.clock.millis_up(self.started), promised(lease.as_millis() as u64));
         if let Some(known) = self.known.borrow().get(log) {
             last = last.max(known.promise.get());
         }
-        Duration::from_millis(last.remaining(millis(now())))
+        Duration::from_millis(last.remaining(self.clock.millis(now())))
     }
 
     /// Returns whether the primary of a log was heard of, or the log dismissed, since this process has started.
@@ -99,7 +127,7 @@ impl LeasePromises {
                 if !known.automatic.get() {
                     continue;
                 }
-                match known.promise.get().remaining(millis(now())) {
+                match known.promise.get().remaining(self.clock.millis(now())) {
                     0 => due.push(*log),
                     remaining => next = Some(next.map_or(remaining, |next: u64| next.min(remaining))),
                 }
@@ -119,7 +147,9 @@ impl LeasePromises {
     /// Returns whether this peer is to take a log over by itself, as far as its primary has said: its promise is over.
     pub(super) fn is_due(&self, log: &LogId) -> bool {
         let known = self.known.borrow();
-        known.get(log).is_some_and(|known| known.automatic.get() && known.promise.get().is_over(millis(now())))
+        known
+            .get(log)
+            .is_some_and(|known| known.automatic.get() && known.promise.get().is_over(self.clock.millis(now())))
     }
 
     /// Expects the primary of a log to be heard of again before this peer takes it over by itself.

@@ -13,7 +13,6 @@ use super::control::control;
 use super::keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, ReplicationOptions};
 use super::lease::PrimaryLease;
 use super::member::{self, MemberLink, discard};
-use super::promises::millis;
 use super::wire::CopyProgress;
 use super::{CopyStart, LogShape, PrimaryProgress, RawAppend, RequestGroups};
 use crate::entries::LogEntry;
@@ -383,7 +382,7 @@ impl PrimarySet {
     /// Notes that a member has accepted a request that was sent at `sent`, and so has promised not to take over.  What its
     /// answer says is [noted](Self::note) next, which wakes reads that wait.
     pub(super) fn granted(&self, peer: PeerId, sent: Instant) {
-        self.lease.borrow_mut().granted(peer, millis(sent));
+        self.lease.borrow_mut().granted(peer, self.options.clock.millis(sent));
     }
 
     /// Returns whether no member can have taken over yet.
@@ -393,7 +392,7 @@ impl PrimarySet {
         }
         let progress = self.progress.borrow();
         let others = progress.required().filter(|peer| *peer != self.own);
-        self.lease.borrow().is_valid(millis(now()), others)
+        self.lease.borrow().is_valid(self.options.clock.millis(now()), others)
     }
 
     /// Permits a read: at once with `None`, or when no member can have taken over.

@@ -17,8 +17,8 @@ use forebay_messenger::{
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, spawn};
 use forebay_writelog::replication::{
-    LogMembers, LogOpening, MemberKeeper, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost, ReplicaPolicy,
-    ReplicaShelf, ReplicationOptions, open_primary,
+    LeaseClock, LogMembers, LogOpening, MemberKeeper, OpenedMembers, PeerId, PrimarySet, RecordChange, ReplicaHost,
+    ReplicaPolicy, ReplicaShelf, ReplicationOptions, open_primary,
 };
 use forebay_writelog::{DirtyLimits, LogId, LogOptions, LogOwner, MediumKind, Shelf, ShelfOptions, WriteLog};
 
@@ -48,6 +48,7 @@ pub(super) struct Gateway {
     pub(super) patience: Duration,
     pub(super) age_max: Duration,
     pub(super) policy: ReplicaPolicy,
+    pub(super) clock: LeaseClock,
 }
 
 pub(super) fn peer(number: u8) -> PeerId {
@@ -98,7 +99,10 @@ impl Gateway {
             Some((_, mapped)) => Shelf::on_memory(mapped.clone(), &path, options).await?,
             None => Shelf::open(MediumKind::Ssd, Path::new(&path), options).await?,
         };
-        let replicas = ReplicaHost::new(vec![ReplicaShelf { shelf: shelf.clone(), quota: 64 << 20 }]);
+        let replicas = ReplicaHost::with_clock(
+            vec![ReplicaShelf { shelf: shelf.clone(), quota: 64 << 20 }],
+            scenario.clock(number),
+        );
         let host = replicas.clone();
         let handler = move |connection: &Connection, message: Message| {
             assert!(host.handle(connection, message), "only requests to replicas are sent");
@@ -123,6 +127,7 @@ impl Gateway {
             patience: scenario.patience,
             age_max: scenario.age_max,
             policy: scenario.policy,
+            clock: scenario.clock(number),
         });
         itself.set(Rc::downgrade(&gateway)).expect("set once");
         Ok(gateway)
@@ -167,7 +172,12 @@ impl Gateway {
     }
 
     pub(super) fn options(&self) -> ReplicationOptions {
-        ReplicationOptions { patience: self.patience, retry: self.patience / 10, ..Default::default() }
+        ReplicationOptions {
+            patience: self.patience,
+            retry: self.patience / 10,
+            clock: self.clock,
+            ..Default::default()
+        }
     }
 
     /// Serves the volume here: opens the log again, or takes it over.

@@ -16,7 +16,7 @@ use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent};
 use forebay_messenger::MessengerCore;
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{sleep, spawn, timeout};
-use forebay_writelog::replication::{MemberRecord, ReplicaPolicy, open_members};
+use forebay_writelog::replication::{LeaseClock, MemberRecord, ReplicaPolicy, open_members};
 use forebay_writelog::{LogId, MediumKind};
 
 use self::gateway::{Front, Gateway, Serving, path, peer};
@@ -136,6 +136,8 @@ struct ReplicationScenario {
     policy: ReplicaPolicy,
     rounds: u32,
     net: NetFaults,
+    /// Speed of each gateway's clock against the simulator's, in parts in a million more or less.
+    clocks: Vec<i32>,
 }
 
 impl ReplicationScenario {
@@ -162,6 +164,7 @@ impl ReplicationScenario {
             },
             rounds: rng.range(2..7) as u32,
             net,
+            clocks: Self::draw_clocks(seed, gateways),
         }
     }
 
@@ -178,6 +181,17 @@ impl ReplicationScenario {
             media[0] = MediumKind::Ssd;
         }
         media
+    }
+
+    /// Draws the speeds of clocks: alike, or apart by as much as leases permit, which is one part in 16.
+    fn draw_clocks(seed: u64, gateways: u8) -> Vec<i32> {
+        let mut rng = Rng::new(seed ^ 0x63_6c_6f_63_6b);
+        let apart = rng.coin();
+        (0..gateways).map(|_| if apart { *rng.pick(&[-30_000, 0, 30_000]) } else { 0 }).collect()
+    }
+
+    fn clock(&self, number: u8) -> LeaseClock {
+        LeaseClock { ahead_ppm: self.clocks[usize::from(number) - 1] }
     }
 
     fn medium(&self, number: u8) -> MediumKind {
