@@ -61,6 +61,8 @@ conf = '$CEPH_CONF'
 TOML
   export FOREBAY_CONTROL=/run/primary.sock
   await "the peers of the primary" knows_peers ${#peers[@]}
+  # Both ends fall back to TCP where RDMA does not work.
+  ! is_wanted rdma || forebay --format json status | jq -e 'any(.peers[]; .transport == "rdma")' >/dev/null || fail "RDMA is not used"
   for who in none tcp rdma; do
     is_wanted $who || continue
     image=rbd/$MEDIUM-$who log=pmem:/run/pmem/log-$who:${LOG_MIB}M more=()

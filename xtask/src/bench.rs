@@ -59,7 +59,7 @@ struct EffortArguments {
     #[arg(long)]
     dir: Option<std::path::PathBuf>,
     /// Folder of the replicas' copies, for `replication` and `replication-drbd`, on another device than --dir (default:
-    /// /dev/shm, so that two copies do not share one disk; direct I/O there needs Linux 6.6)
+    /// memory, so that two copies do not share one disk)
     #[arg(long)]
     replica_dir: Option<std::path::PathBuf>,
     /// Only the cases whose name contains this

@@ -186,12 +186,13 @@ fn method(effort: &Effort, [primary, replica]: &[String; 2], load: &str) -> Resu
          replicas are files on {replica}, so that two copies never share a disk. *pmem*: an emulated NVDIMM, which is \
          memory of the host; Forebay's logs and copies are files on ext4 with DAX (MAP_SYNC), DRBD's disks are \
          partitions.\n\n\
-         Each write is acknowledged when both copies have it durably. The kernel sends it with FUA: DRBD writes it so on \
-         both nodes, which flushes the virtio disk after each write; Forebay has no volatile cache, since a log makes \
-         every write durable, and flushes once for the writes that it appends together. DRBD writes to the final place; \
-         Forebay also writes back to the cluster in the meantime, at most what 2 s leave, and checksums everything in the \
-         log. Its daemon is a process behind an NBD client, DRBD a driver of the kernel. Emulation makes vector instructions, \
-         with which checksums are computed, and system calls much dearer than they are.\n\n\
+         Both sides promise that a write is durable at both copies when it is acknowledged. The kernel sends each with FUA: \
+         DRBD writes it so on both nodes, with a flush of the virtio disk for each write; Forebay has no volatile cache, \
+         since a log makes every write durable, and appends those that wait at the same time together. They do not do the \
+         same work: DRBD writes to the final place, Forebay to a log, from which it writes back to the cluster meanwhile \
+         what is older than 2 s; Forebay checksums what it logs and sends, DRBD nothing. Forebay's requests go to a \
+         process and back, and to a second one for the replica; DRBD's stay in the kernel. What system calls, switches \
+         between processes and vector instructions (checksums) cost is distorted most by emulation.\n\n\
          Repeat it: `cargo xtask bench replication-drbd` (as root); shorter: `--rounds 1 --seconds 2 --case pmem`. Against \
          the goals, on the machine itself: [replicas of write logs](replication.md)."
     ))

@@ -77,6 +77,25 @@ impl Copies {
     }
 }
 
+/// Block device over a file in memory.  Files in memory take direct I/O in whole pages only, unlike a log on most disks, and
+/// all copies of a log have the same unit.
+struct MemoryDisk(String);
+
+impl MemoryDisk {
+    fn create(file: &Path, mib: u64) -> Result<Self> {
+        std::fs::File::create(file)?.set_len(mib << 20)?;
+        let name = shell::output(shell::command("losetup").args(["--find", "--show"]).arg(file))?;
+        Ok(Self(name.trim().to_owned()))
+    }
+}
+
+impl Drop for MemoryDisk {
+    fn drop(&mut self) {
+        // Errors of the cleanup cannot be reported here.
+        let _ = shell::output(shell::command("losetup").args(["--detach", &self.0]));
+    }
+}
+
 /// Image with a log.
 struct Volume {
     copies: Copies,
@@ -90,14 +109,18 @@ struct Volume {
 struct Gateways {
     primary: Daemon,
     volumes: Vec<Volume>,
+    /// Disks of the replicas, which are detached after their daemons have ended.
+    disks: Vec<MemoryDisk>,
 }
 
 impl Gateways {
-    /// Starts them with the primary's logs in one folder, and the replicas' copies in another.
-    fn start(cluster: &Cluster, medium: Medium, disk: &Path, copies_disk: &Path) -> Result<Self> {
+    /// Starts them with the primary's logs in one folder, and the replicas' copies in another, on disks of their own there if
+    /// it is `in_memory`.
+    fn start(cluster: &Cluster, medium: Medium, disk: &Path, (copies_disk, in_memory): (&Path, bool)) -> Result<Self> {
         let [folder, copies_folder] = [disk, copies_disk].map(|disk| disk.join(medium.name()));
         std::fs::create_dir_all(&copies_folder)?;
-        let mut replicas = Vec::new();
+        let (mut replicas, mut disks) = (Vec::new(), Vec::new());
+        let quota_mib = SIZES_MIB[1] + 64;
         for copies in COPIES {
             let (name, tcp) = (copies.name(), shell::free_port()?);
             let address = match copies {
@@ -105,11 +128,15 @@ impl Gateways {
                 Copies::Tcp => format!("127.0.0.1:{tcp}"),
                 Copies::Shm => format!("shm:{}", folder.join("peer").display()),
             };
+            let mut path = copies_folder.join(name).display().to_string();
+            if in_memory && medium == Medium::Ssd {
+                let disk = MemoryDisk::create(Path::new(&path), quota_mib).context("a disk in memory (as root)")?;
+                path = disk.0.clone();
+                disks.push(disk);
+            }
             let config = format!(
-                "peer = ['{address}']\n[replicas]\nmedium = '{}'\npath = '{}'\nquota = '{}M'\nforce = true\n",
+                "peer = ['{address}']\n[replicas]\nmedium = '{}'\npath = '{path}'\nquota = '{quota_mib}M'\nforce = true\n",
                 medium.name(),
-                copies_folder.join(name).display(),
-                SIZES_MIB[1] + 64,
             );
             replicas.push((copies, address, start(&folder.join(name), &[], &config)?));
         }
@@ -124,7 +151,7 @@ impl Gateways {
             (peers == replicas.len()).then_some(())
         };
         shell::wait_for(daemon::PATIENCE, known).with_context(|| format!("no peers:\n{}", primary.log_tail()))?;
-        let mut gateways = Self { primary, volumes: Vec::new() };
+        let mut gateways = Self { primary, volumes: Vec::new(), disks };
         let [size, log] = SIZES_MIB.map(|mib| format!("{mib}M"));
         let mut all = vec![(Copies::None, String::new(), None)];
         all.extend(replicas.into_iter().map(|(copies, address, daemon)| (copies, address, Some(daemon))));
@@ -192,7 +219,9 @@ impl Gateways {
 
     fn stop(self) -> Result<()> {
         self.primary.stop()?;
-        self.volumes.into_iter().filter_map(|volume| volume.replica).try_for_each(Daemon::stop)
+        self.volumes.into_iter().filter_map(|volume| volume.replica).try_for_each(Daemon::stop)?;
+        drop(self.disks);
+        Ok(())
     }
 }
 
@@ -223,7 +252,8 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
             Medium::Pmem => Scratch::within(Path::new("/dev/shm"), "bench")?,
         };
         let copies = Scratch::within(effort.replica_dir(), "bench")?;
-        let gateways = Gateways::start(&cluster, medium, scratch.path(), copies.path())?;
+        let gateways =
+            Gateways::start(&cluster, medium, scratch.path(), (copies.path(), effort.replica_dir.is_none()))?;
         for round in 0..effort.rounds {
             measure_round(&gateways, medium, round, (scratch.path(), effort.seconds), (&mut cases, &mut trips))?;
             println!("{}: round {} of {}", medium.name(), round + 1, effort.rounds);
@@ -239,7 +269,7 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     }));
     lines.iter().for_each(|line| println!("{line}"));
     if !dry_run && effort.case.is_none() {
-        let method = method(effort, &[report::device(&folder)?, report::device(effort.replica_dir())?], &load)?;
+        let method = method(effort, &[report::device(&folder)?, copies_device(effort)?], &load)?;
         report::write("replication", "Replicas of write logs", &method, &cases, &lines)?;
     }
     Ok(())
@@ -315,6 +345,14 @@ fn note(
     cases[at].series[1].values.push(theirs);
 }
 
+/// Returns what the replicas' copies are on.
+fn copies_device(effort: &Effort) -> Result<String> {
+    match &effort.replica_dir {
+        Some(folder) => report::device(folder),
+        None => Ok("loop devices in memory".into()),
+    }
+}
+
 fn method(effort: &Effort, [primary, replica]: &[String; 2], load: &str) -> Result<String> {
     let Effort { rounds, seconds, .. } = effort;
     let (machine, commit, [image, log]) = (report::machine(), report::commit()?, SIZES_MIB);
@@ -326,7 +364,7 @@ fn method(effort: &Effort, [primary, replica]: &[String; 2], load: &str) -> Resu
          machine, each daemon with one core and `--linger-us {LINGER_US}`: two processors are shared by fio, primary, \
          replica and cluster, so that what the replica needs is taken from the other two. On separate machines it is \
          not. The cluster has {OSDS} OSDs in memory and runs at idle priority. A log has {log} MiB, more than a measurement \
-         writes; it has been written once around before, and is empty when a measurement begins. *ssd*: logs are files on {primary}, copies are files on \
+         writes; it has been written once around before, and is empty when a measurement begins. *ssd*: logs are files on {primary}, copies are on \
          {replica} (`--replica-dir`), so that two copies never share a disk; with direct I/O, each write durable when it \
          is acknowledged. *pmem*: mapped files in /dev/shm, with all the flushes of persistent \
          memory.\n\n\

@@ -236,7 +236,9 @@ pub fn machine() -> String {
 /// Returns what a folder is on.
 pub fn device(folder: &Path) -> Result<String> {
     let found = shell::output(shell::command("findmnt").args(["-no", "SOURCE,FSTYPE", "-T"]).arg(folder))?;
-    let words: Vec<&str> = found.split_whitespace().collect();
+    // Several file systems may be mounted over each other: the last one counts.
+    let mut words: Vec<&str> = found.lines().last().unwrap_or_default().split_whitespace().collect();
+    words.dedup();
     Ok(words.join(", "))
 }
 
