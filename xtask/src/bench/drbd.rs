@@ -187,8 +187,8 @@ fn method(effort: &Effort, [primary, replica]: &[String; 2], load: &str) -> Resu
          memory of the host; Forebay's logs and copies are files on ext4 with DAX (MAP_SYNC), DRBD's disks are \
          partitions.\n\n\
          Both sides promise that a write is durable at both copies when it is acknowledged. The kernel sends each with FUA: \
-         DRBD writes it so on both nodes, with a flush of the virtio disk for each write; Forebay has no volatile cache, \
-         since a log makes every write durable, and appends those that wait at the same time together. They do not do the \
+         DRBD writes it so on both nodes, with a flush of the virtio disk for each write; Forebay's log makes every write \
+         durable, and appends those that wait at the same time together. They do not do the \
          same work: DRBD writes to the final place, Forebay to a log, from which it writes back to the cluster meanwhile \
          what is older than 2 s; Forebay checksums what it logs and sends, DRBD nothing. Forebay's requests go to a \
          process and back, and to a second one for the replica; DRBD's stay in the kernel. What system calls, switches \
