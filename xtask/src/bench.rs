@@ -1,6 +1,7 @@
 //! `cargo xtask bench NAME`: a peer and Forebay side by side in one run, interleaved, medians.
 
 mod builds;
+mod drbd;
 mod gateway;
 mod idle;
 mod iscsi;
@@ -45,7 +46,7 @@ pub struct BenchArguments {
 /// Amount of measuring, as asked for.
 #[derive(clap::Args)]
 struct EffortArguments {
-    /// Rounds; each measures every series once (default: 5; 3 for the write log)
+    /// Rounds; each measures every series once (default: 5; 3 for the write log and beside DRBD)
     #[arg(long)]
     rounds: Option<usize>,
     /// Seconds a measurement (default: 3; 1 where there are many, 5 for the write log); kernels take a 250th of it
@@ -57,6 +58,10 @@ struct EffortArguments {
     /// Folder of the data files (default: the build folder)
     #[arg(long)]
     dir: Option<std::path::PathBuf>,
+    /// Folder of the replicas' copies, for `replication` and `replication-drbd`, on another device than --dir (default:
+    /// memory, so that two copies do not share one disk)
+    #[arg(long)]
+    replica_dir: Option<std::path::PathBuf>,
     /// Only the cases whose name contains this
     #[arg(long)]
     case: Option<String>,
@@ -73,8 +78,17 @@ pub struct Effort {
     size_mib: u64,
     /// Folder of the data files, if not the build folder.
     dir: Option<std::path::PathBuf>,
+    /// Folder of the replicas' copies, if not in memory.
+    replica_dir: Option<std::path::PathBuf>,
     /// Only the cases whose name contains this.
     case: Option<String>,
+}
+
+impl Effort {
+    /// Returns the folder of the replicas' copies.
+    fn replica_dir(&self) -> &std::path::Path {
+        self.replica_dir.as_deref().unwrap_or(std::path::Path::new("/dev/shm"))
+    }
 }
 
 #[derive(clap::ValueEnum, Clone, Copy)]
@@ -99,6 +113,8 @@ enum Name {
     Writelog,
     /// A write log with a replica, over TCP and shared memory, against a log without one (CEPH_CONF: on that cluster)
     Replication,
+    /// A write log with a replica, over TCP and RDMA, against DRBD with protocol C, in a guest (as root)
+    ReplicationDrbd,
     /// Longest wait of a host's reads while other images are worked on; prints only
     Stalls,
     /// 10,000 volumes, exports and connections on one daemon, beside tgt (--volumes N)
@@ -123,6 +139,8 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Iscsi | Name::Nvmf | Name::Builds => (5, 1.0),
         // Tails want many requests: less than a quarter of an hour.
         Name::Writelog => (3, 5.0),
+        // Emulated, all takes longer: half an hour.
+        Name::ReplicationDrbd => (3, 3.0),
         _ => (5, 3.0),
     };
     let effort = Effort {
@@ -130,6 +148,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         seconds: asked.seconds.unwrap_or(seconds),
         size_mib: asked.size_mib,
         dir: asked.dir.clone(),
+        replica_dir: asked.replica_dir.clone(),
         case: asked.case.clone(),
     };
     match arguments.name {
@@ -141,6 +160,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Gateway => gateway::run(&effort, arguments.dry_run),
         Name::Rados => rados::run(&effort, arguments.dry_run),
         Name::Replication => replication::run(&effort, arguments.dry_run),
+        Name::ReplicationDrbd => drbd::run(&effort, arguments.dry_run),
         Name::Stalls => stalls::run(&effort),
         Name::Scale => scale::run(&effort, arguments.volumes, arguments.dry_run),
         Name::Store => store::run(&effort, arguments.dry_run),

@@ -35,6 +35,11 @@ impl Cluster {
         Self::named().map_or_else(|| Self::start_in(Path::new("/dev/shm"), osds, None, true), Ok)
     }
 
+    /// Starts one of the lab's like that of `named_or_apart`, at an address of this machine.
+    pub fn apart_at(osds: u32, address: &str) -> Result<Self> {
+        Self::start_in(Path::new("/dev/shm"), osds, Some(address.into()), true)
+    }
+
     fn start_in(folder: &Path, osds: u32, address: Option<String>, idle: bool) -> Result<Self> {
         let scratch = Scratch::within(folder, "ceph")?;
         let ports = [shell::free_port()?.to_string(), shell::free_port()?.to_string()];

@@ -100,6 +100,11 @@ pub fn iscsi(uri: &str) -> Vec<String> {
     vec!["--ioengine=libiscsi".into(), format!("--filename={}", uri.replace(':', "\\:"))]
 }
 
+/// Reads the report of a run that wrote.
+pub fn parse_writes(text: &str) -> Result<Outcome> {
+    parse(text, Side::Write)
+}
+
 /// Which part of fio's report is looked at; flushes count as the writes they follow.
 #[derive(Clone, Copy, PartialEq)]
 enum Side {

@@ -77,6 +77,25 @@ impl Copies {
     }
 }
 
+/// Block device over a file in memory.  Files in memory take direct I/O in whole pages only, unlike a log on most disks, and
+/// all copies of a log have the same unit.
+struct MemoryDisk(String);
+
+impl MemoryDisk {
+    fn create(file: &Path, mib: u64) -> Result<Self> {
+        std::fs::File::create(file)?.set_len(mib << 20)?;
+        let name = shell::output(shell::command("losetup").args(["--find", "--show"]).arg(file))?;
+        Ok(Self(name.trim().to_owned()))
+    }
+}
+
+impl Drop for MemoryDisk {
+    fn drop(&mut self) {
+        // Errors of the cleanup cannot be reported here.
+        let _ = shell::output(shell::command("losetup").args(["--detach", &self.0]));
+    }
+}
+
 /// Image with a log.
 struct Volume {
     copies: Copies,
@@ -90,12 +109,18 @@ struct Volume {
 struct Gateways {
     primary: Daemon,
     volumes: Vec<Volume>,
+    /// Disks of the replicas, which are detached after their daemons have ended.
+    disks: Vec<MemoryDisk>,
 }
 
 impl Gateways {
-    fn start(cluster: &Cluster, medium: Medium, disk: &Path) -> Result<Self> {
-        let folder = disk.join(medium.name());
-        let mut replicas = Vec::new();
+    /// Starts them with the primary's logs in one folder, and the replicas' copies in another, on disks of their own there if
+    /// it is `in_memory`.
+    fn start(cluster: &Cluster, medium: Medium, disk: &Path, (copies_disk, in_memory): (&Path, bool)) -> Result<Self> {
+        let [folder, copies_folder] = [disk, copies_disk].map(|disk| disk.join(medium.name()));
+        std::fs::create_dir_all(&copies_folder)?;
+        let (mut replicas, mut disks) = (Vec::new(), Vec::new());
+        let quota_mib = SIZES_MIB[1] + 64;
         for copies in COPIES {
             let (name, tcp) = (copies.name(), shell::free_port()?);
             let address = match copies {
@@ -103,11 +128,15 @@ impl Gateways {
                 Copies::Tcp => format!("127.0.0.1:{tcp}"),
                 Copies::Shm => format!("shm:{}", folder.join("peer").display()),
             };
+            let mut path = copies_folder.join(name).display().to_string();
+            if in_memory && medium == Medium::Ssd {
+                let disk = MemoryDisk::create(Path::new(&path), quota_mib).context("a disk in memory (as root)")?;
+                path = disk.0.clone();
+                disks.push(disk);
+            }
             let config = format!(
-                "peer = ['{address}']\n[replicas]\nmedium = '{}'\npath = '{}'\nquota = '{}M'\nforce = true\n",
+                "peer = ['{address}']\n[replicas]\nmedium = '{}'\npath = '{path}'\nquota = '{quota_mib}M'\nforce = true\n",
                 medium.name(),
-                folder.join(name).join("copies").display(),
-                SIZES_MIB[1] + 64,
             );
             replicas.push((copies, address, start(&folder.join(name), &[], &config)?));
         }
@@ -122,7 +151,7 @@ impl Gateways {
             (peers == replicas.len()).then_some(())
         };
         shell::wait_for(daemon::PATIENCE, known).with_context(|| format!("no peers:\n{}", primary.log_tail()))?;
-        let mut gateways = Self { primary, volumes: Vec::new() };
+        let mut gateways = Self { primary, volumes: Vec::new(), disks };
         let [size, log] = SIZES_MIB.map(|mib| format!("{mib}M"));
         let mut all = vec![(Copies::None, String::new(), None)];
         all.extend(replicas.into_iter().map(|(copies, address, daemon)| (copies, address, Some(daemon))));
@@ -190,7 +219,9 @@ impl Gateways {
 
     fn stop(self) -> Result<()> {
         self.primary.stop()?;
-        self.volumes.into_iter().filter_map(|volume| volume.replica).try_for_each(Daemon::stop)
+        self.volumes.into_iter().filter_map(|volume| volume.replica).try_for_each(Daemon::stop)?;
+        drop(self.disks);
+        Ok(())
     }
 }
 
@@ -208,7 +239,7 @@ fn start(folder: &Path, wrapper: &[&str], config: &str) -> Result<Daemon> {
 pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     shell::run(&mut daemon::build_command())?;
     let folder = effort.dir.clone().unwrap_or_else(shell::target);
-    let load = std::fs::read_to_string("/proc/loadavg")?.split(' ').next().unwrap_or_default().to_owned();
+    let load = report::load()?;
     let cluster = Cluster::named_or_apart(OSDS)?;
     let mut cases = Vec::new();
     let mut trips = Vec::new();
@@ -220,7 +251,9 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
             Medium::Ssd => Scratch::within(&folder, "bench")?,
             Medium::Pmem => Scratch::within(Path::new("/dev/shm"), "bench")?,
         };
-        let gateways = Gateways::start(&cluster, medium, scratch.path())?;
+        let copies = Scratch::within(effort.replica_dir(), "bench")?;
+        let gateways =
+            Gateways::start(&cluster, medium, scratch.path(), (copies.path(), effort.replica_dir.is_none()))?;
         for round in 0..effort.rounds {
             measure_round(&gateways, medium, round, (scratch.path(), effort.seconds), (&mut cases, &mut trips))?;
             println!("{}: round {} of {}", medium.name(), round + 1, effort.rounds);
@@ -236,7 +269,7 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     }));
     lines.iter().for_each(|line| println!("{line}"));
     if !dry_run && effort.case.is_none() {
-        let method = method(effort, &device(&folder)?, &load);
+        let method = method(effort, &[report::device(&folder)?, copies_device(effort)?], &load)?;
         report::write("replication", "Replicas of write logs", &method, &cases, &lines)?;
     }
     Ok(())
@@ -312,31 +345,34 @@ fn note(
     cases[at].series[1].values.push(theirs);
 }
 
-/// Returns what a folder is on, for the report.
-fn device(folder: &Path) -> Result<String> {
-    let found = shell::output(shell::command("findmnt").args(["-no", "SOURCE,FSTYPE", "-T"]).arg(folder))?;
-    let words: Vec<&str> = found.split_whitespace().collect();
-    Ok(words.join(", "))
+/// Returns what the replicas' copies are on.
+fn copies_device(effort: &Effort) -> Result<String> {
+    match &effort.replica_dir {
+        Some(folder) => report::device(folder),
+        None => Ok("loop devices in memory".into()),
+    }
 }
 
-fn method(effort: &Effort, device: &str, load: &str) -> String {
+fn method(effort: &Effort, [primary, replica]: &[String; 2], load: &str) -> Result<String> {
     let Effort { rounds, seconds, .. } = effort;
-    let (machine, [image, log]) = (report::machine(), SIZES_MIB);
-    format!(
-        "{machine}, with a load average of {load} before the cluster was started. fio's nbd engine over a Unix socket, 4 KiB random writes without flushes, {rounds} rounds of \
+    let (machine, commit, [image, log]) = (report::machine(), report::commit()?, SIZES_MIB);
+    Ok(format!(
+        "{machine}, with a load average of {load} before the cluster was started; commit {commit}. fio's nbd engine over a Unix socket, 4 KiB random writes without flushes, {rounds} rounds of \
          {seconds} s, the order turned each round; medians (lowest and highest in parentheses). One daemon serves three \
          images of {image} MiB in a Ceph cluster: one with a log without replicas, one with a replica at a second daemon \
          over TCP on loopback (crc mode), and one with a replica at a third daemon over shared memory. All on one \
          machine, each daemon with one core and `--linger-us {LINGER_US}`: two processors are shared by fio, primary, \
          replica and cluster, so that what the replica needs is taken from the other two. On separate machines it is \
          not. The cluster has {OSDS} OSDs in memory and runs at idle priority. A log has {log} MiB, more than a measurement \
-         writes; it has been written once around before, and is empty when a measurement begins. *ssd*: logs and copies are files on one device ({device}), with direct I/O, \
-         each write durable when it is acknowledged. *pmem*: mapped files in /dev/shm, with all the flushes of persistent \
+         writes; it has been written once around before, and is empty when a measurement begins. *ssd*: logs are files on {primary}, copies are on \
+         {replica} (`--replica-dir`), so that two copies never share a disk; with direct I/O, each write durable when it \
+         is acknowledged. *pmem*: mapped files in /dev/shm, with all the flushes of persistent \
          memory.\n\n\
          *-qdN*: writes a second, N at once; the goal is {RATE_GOAL} at depth 32. *-latency*: 1 / mean latency at depth 1; \
          the peer is the mean without a replica, with one round trip of the bare messenger over the same transport \
          (`forebay perf messenger`, 4 KiB there, an empty answer, the median) and {EXTRA_US} us. *-replica-cpu*: writes at \
          depth 32 by CPU time of the replica's daemon, user and system; the goal over TCP is {CPU_GOAL_US} us a write.\n\n\
-         Repeat it: `cargo xtask bench replication`; shorter: `--rounds 1 --seconds 2`.",
-    )
+         Repeat it: `cargo xtask bench replication`; shorter: `--rounds 1 --seconds 2`. Beside DRBD, in a \
+         guest: [replicas of write logs beside DRBD](replication-drbd.md).",
+    ))
 }

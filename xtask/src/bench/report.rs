@@ -1,6 +1,7 @@
 //! Results of a comparison: lines for scripts, a table and a picture for people.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use anyhow::Result;
 
@@ -230,6 +231,25 @@ pub fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let kernel = read("/proc/sys/kernel/osrelease");
     format!("{cores} cores of {processor}, Linux {}", kernel.trim().split('-').next().unwrap_or_default())
+}
+
+/// Returns what a folder is on.
+pub fn device(folder: &Path) -> Result<String> {
+    let found = shell::output(shell::command("findmnt").args(["-no", "SOURCE,FSTYPE", "-T"]).arg(folder))?;
+    // Several file systems may be mounted over each other: the last one counts.
+    let mut words: Vec<&str> = found.lines().last().unwrap_or_default().split_whitespace().collect();
+    words.dedup();
+    Ok(words.join(", "))
+}
+
+/// Returns the load average of the last minute.
+pub fn load() -> Result<String> {
+    Ok(std::fs::read_to_string("/proc/loadavg")?.split(' ').next().unwrap_or_default().to_owned())
+}
+
+/// Returns the short id of the commit that is checked out.
+pub fn commit() -> Result<String> {
+    Ok(shell::output(shell::command("git").args(["rev-parse", "--short", "HEAD"]))?.trim().to_owned())
 }
 
 #[cfg(test)]
