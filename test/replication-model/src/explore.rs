@@ -5,6 +5,11 @@ use std::collections::hash_map::Entry;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::model::{ModelAction, ModelState, ReplicationModel};
+use crate::recovery::gets_on;
+
+/// Number of states from each of which the volume must get on; of further ones, one in so many.
+const RECOVERED: usize = 100_000;
+const RECOVERED_EVERY: u64 = 16;
 
 /// Result of an exploration.
 #[derive(Debug)]
@@ -45,7 +50,9 @@ pub fn explore(model: &ReplicationModel) -> Exploration {
                 let Entry::Vacant(entry) = reached.entry(at) else { continue };
                 entry.insert((from, event as u16));
                 found.shows_takeover |= next.shows_takeover();
-                if let Some(what) = next.broken() {
+                let tried = reached.len() <= RECOVERED || at.is_multiple_of(RECOVERED_EVERY);
+                let stuck = || (tried && !gets_on(model, &next)).then_some("a volume that stalls does not get on");
+                if let Some(what) = next.broken().or_else(stuck) {
                     found.states = reached.len();
                     found.broken = Some((what, events_to(model, &reached, at)));
                     return found;

@@ -8,6 +8,7 @@ mod backend;
 mod explore;
 mod model;
 mod peer;
+mod recovery;
 mod step;
 
 pub use backend::{Backend, BackendOp, Client, Record};

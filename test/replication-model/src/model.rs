@@ -78,11 +78,13 @@ pub enum Omission {
     BlankMediumTrusted,
     /// A primary closes the log while a write of its client is on its way to the backend.
     ClosedBeforeWritten,
+    /// A primary that was fenced opens the log again as the same client.
+    FencedForGood,
 }
 
 impl Omission {
     /// All omissions.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::AcknowledgedByPrimaryAlone,
         Self::DroppedBeforeRecord,
         Self::NotFenced,
@@ -95,6 +97,7 @@ impl Omission {
         Self::PromiseBroken,
         Self::BlankMediumTrusted,
         Self::ClosedBeforeWritten,
+        Self::FencedForGood,
     ];
 }
 
@@ -167,7 +170,7 @@ pub enum ModelAction {
     Fill(u8, u8),
     /// A primary sends a record with a filled peer as complete.
     Complete(u8, u8),
-    /// A primary whose client is fenced finds out, and goes on as another client.
+    /// A peer whose client is fenced finds out, and goes on as another client.
     NoticeFence(u8),
     /// Time passes.
     Tick,

@@ -51,6 +51,9 @@ pub(crate) fn actions(model: &ReplicationModel, state: &ModelState, actions: &mu
             }
             PeerRole::Idle => {}
             PeerRole::Opening(opening) => {
+                if state.backend.fenced.contains(&(at, peer.starts)) {
+                    actions.push(NoticeFence(at));
+                }
                 match (opening.fenced, opening.sent) {
                     (false, _) => actions.push(Fence(at)),
                     (true, false) => actions.push(SendOpening(at)),
@@ -145,7 +148,7 @@ pub(crate) fn apply(model: &ReplicationModel, state: &mut ModelState, action: Mo
         }
         ModelAction::NoticeFence(peer) => {
             let peer = &mut state.peers[peer as usize];
-            peer.starts += 1;
+            peer.starts += u8::from(model.omission != Some(Omission::FencedForGood));
             peer.role = PeerRole::Idle;
         }
         ModelAction::Tick => state.now += 1,
