@@ -39,7 +39,7 @@ impl RawPrimary {
     /// Creates an empty copy that follows a term.
     pub async fn create(&self, term: u32) -> LogId {
         let (volume, name) = ("one".to_owned(), "pool/a".to_owned());
-        let action = ReplicaAction::Create { volume, name, size: 1 << 20, unit: self.unit, epoch: 1 };
+        let action = ReplicaAction::Create { volume, name, size: 1 << 20, unit: self.unit, epoch: 1, in_memory: false };
         let ReplicaAnswer::Created(copy) = self.ask(term, action, Vec::new()).await else { panic!("not created") };
         assert!(matches!(self.adopt(term, copy, 0).await, ReplicaAnswer::Done(_)));
         copy
