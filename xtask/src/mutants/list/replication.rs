@@ -483,4 +483,12 @@ pub(super) const LIST: &[Mutant] = &[
         "        if let Some(unusable) = shared.owner.unusable().filter(|_| false) {",
         &[TESTS, SIM],
     ),
+    Mutant::new(
+        "repl-retired-block-skipped",
+        "A copy that begins with a block of retired entries takes it for one that it has, and is never filled",
+        OPEN_COPY,
+        "        if had == count && number + count <= self.medium.next_seq() {",
+        "        if had == count {",
+        &[COPY_TESTS],
+    ),
 ];
