@@ -237,7 +237,7 @@ fn refusals(image: &mut MemoryImage<'_>) -> Result<()> {
     let offered = || {
         let text = image.hosts.primary().command(&["--format", "json", "status"]).ok()?;
         let status: Value = serde_json::from_str(&text).ok()?;
-        let offers = |peer: &&Value| peer["replicas"][0]["medium"] == "dram";
+        let offers = |peer: &&Value| peer["outgoing"] == true && peer["replicas"][0]["medium"] == "dram";
         (status["peers"].as_array()?.iter().filter(offers).count() == HOSTS - 1).then_some(())
     };
     shell::wait_for(PATIENCE, offered).context("its peers offer memory")?;

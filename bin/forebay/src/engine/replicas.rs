@@ -59,7 +59,7 @@ pub async fn open_device(devices: &LogDevices, settings: Option<&ReplicaSettings
     let ReplicaSettings { path, quota, .. } = settings;
     match devices.open_for_copies(settings).await {
         Ok(shelf) => {
-            tracing::info!(path = %path.display(), quota = %Size(*quota), copies = shelf.ids().len(), "ready for replicas");
+            tracing::info!(path = shelf.path(), quota = %Size(*quota), copies = shelf.ids().len(), "ready for replicas");
             vec![ReplicaShelf { shelf, quota: *quota }]
         }
         Err(error) => {
