@@ -441,7 +441,7 @@ pub(super) const LIST: &[Mutant] = &[
         MIRROR,
         "            MirrorState::Complete if replicas == 0 => MirrorState::Lost,\n",
         "",
-        &[UNIT, TESTS, SIM],
+        &[UNIT, TESTS],
     ),
     Mutant::new(
         "repl-dram-trusted-alone",
@@ -481,7 +481,7 @@ pub(super) const LIST: &[Mutant] = &[
         LOG,
         "        if let Some(unusable) = shared.owner.unusable() {",
         "        if let Some(unusable) = shared.owner.unusable().filter(|_| false) {",
-        &[TESTS, SIM],
+        &[TESTS],
     ),
     Mutant::new(
         "repl-retired-block-skipped",
