@@ -243,6 +243,11 @@ pub trait FileDriver {
     /// Returns the space of the file system that holds an open file; `None` where there is no limit.
     fn space_beneath(&mut self, file: Handle) -> io::Result<Option<FileSystemSpace>>;
 
+    /// Returns the bytes of memory that programs can still take without swapping; `None` where that is unknown.
+    fn available_memory(&mut self) -> Option<u64> {
+        None
+    }
+
     /// Returns how the system itself uses a file, which opening it would not show: as a loop device or a swap area.
     fn file_user(&mut self, path: &Path) -> Option<String>;
 

@@ -163,6 +163,11 @@ pub fn file_system_space(path: impl AsRef<Path>) -> io::Result<Option<FileSystem
     with_current(|inner| inner.with_driver(|driver| driver.file_system_space(path.as_ref())))
 }
 
+/// Returns the bytes of memory that programs can still take without swapping; `None` where that is unknown.
+pub fn available_memory() -> Option<u64> {
+    with_current(|inner| inner.with_driver(|driver| driver.available_memory()))
+}
+
 /// Returns how the system itself uses a file, which opening it would not show: as a loop device or a swap area.
 pub fn file_user(path: impl AsRef<Path>) -> Option<String> {
     with_current(|inner| inner.with_driver(|driver| driver.file_user(path.as_ref())))

@@ -39,6 +39,17 @@ pub trait PersistentMemory {
 
     /// Makes all earlier stores durable before it returns.
     fn fence(&self);
+
+    /// Zeroes a range by giving its memory back to the system; returns false, and does nothing, where memory is never
+    /// given back.
+    fn discard(&self, _at: u64, _len: u64) -> bool {
+        false
+    }
+
+    /// Returns the bytes of the system's memory that it occupies at present.
+    fn resident(&self) -> u64 {
+        self.len()
+    }
 }
 
 /// Options for opening a file of persistent memory.

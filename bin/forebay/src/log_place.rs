@@ -1,7 +1,7 @@
-//! Location of a write log and its text form: `ssd:/srv/logs:1G`, `pmem:/mnt/pmem/logs:256M:force`.
+//! Location of a write log and its text form: `ssd:/srv/logs:1G`, `pmem:/mnt/pmem/logs:256M:force`, `dram:1G`.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ pub enum LogMedium {
     Ssd,
     /// File on a DAX file system, memory-mapped.
     Pmem,
+    /// Memory of the daemon: only of a log that has replicas, without which it is written back and given up.
+    Dram,
 }
 
 impl From<MediumKind> for LogMedium {
@@ -34,6 +36,7 @@ impl From<MediumKind> for LogMedium {
         match medium {
             MediumKind::Ssd => Self::Ssd,
             MediumKind::Pmem => Self::Pmem,
+            MediumKind::Dram => Self::Dram,
         }
     }
 }
@@ -43,13 +46,15 @@ impl From<LogMedium> for MediumKind {
         match medium {
             LogMedium::Ssd => Self::Ssd,
             LogMedium::Pmem => Self::Pmem,
+            LogMedium::Dram => Self::Dram,
         }
     }
 }
 
 impl LogMedium {
-    /// Returns whether log devices of this medium take copies of logs on `log`: units of 64 bytes fit into persistent memory
-    /// only, which takes copies of any log.
+    /// Returns whether log devices of this medium take copies of logs on `log`.  Units of 64 bytes fit into memory only.
+    /// Persistent memory takes copies of any log; memory that ends with the daemon only those of logs that are in such
+    /// memory themselves, since a copy of another one would be weaker than what was asked for.
     pub fn takes_copies_of(self, log: LogMedium) -> bool {
         self == log || self == LogMedium::Pmem
     }
@@ -59,6 +64,7 @@ impl LogMedium {
         match self {
             LogMedium::Ssd => "ssd",
             LogMedium::Pmem => "pmem",
+            LogMedium::Dram => "dram",
         }
     }
 }
@@ -93,7 +99,8 @@ const LEASES_MS: std::ops::RangeInclusive<u64> = 50..=LEASE_MAX_MS as u64;
 pub struct LogPlace {
     /// Medium of the log.
     pub medium: LogMedium,
-    /// File or device, which several logs may share.
+    /// File or device, which several logs may share; omitted for the medium `dram`.
+    #[serde(default, skip_serializing_if = "is_no_path")]
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// Size of this log in bytes.
@@ -125,7 +132,26 @@ pub struct LogPlace {
     pub replicas: Option<Vec<String>>,
 }
 
+/// Returns whether a path is that of a log in the daemon's memory.
+fn is_no_path(path: &Path) -> bool {
+    path.as_os_str().is_empty()
+}
+
 impl LogPlace {
+    /// Returns whether the log is in memory that ends with the daemon.
+    pub fn is_in_memory(&self) -> bool {
+        self.medium == LogMedium::Dram
+    }
+
+    /// Returns why no log can be there, if so: a request may name anything.
+    pub fn refusal(&self) -> Option<&'static str> {
+        match (self.is_in_memory(), is_no_path(&self.path)) {
+            (true, false) => Some("a log in memory has no path"),
+            (false, true) => Some("no path"),
+            _ => None,
+        }
+    }
+
     /// Returns the ids of the peers that it names.
     pub fn replica_ids(&self) -> Vec<PeerId> {
         let ids = self.replicas.iter().flatten();
@@ -164,6 +190,8 @@ impl LogPlace {
         let moves = !has.is_empty()
             && (self.size, self.on_flush, self.policy().lease) == (wanted.size, wanted.on_flush, wanted.policy().lease);
         match () {
+            // A log on a durable medium is not what was asked for when it is in memory that ends with the daemon.
+            () if self.is_in_memory() && !wanted.is_in_memory() => PlaceChange::Other,
             () if !moves && self.fixed() != wanted.fixed() => PlaceChange::Other,
             // A log gets members when it is created, or never.
             () if wanted.replicas.is_some() && has.is_empty() != wants.is_empty() => PlaceChange::Other,
@@ -186,6 +214,7 @@ impl LogPlace {
 
     /// Returns the place of a log that `own` has taken over from `former`, with its own copy on another device.
     pub fn moved_to(&self, (medium, path): (LogMedium, PathBuf), own: PeerId, former: PeerId) -> Self {
+        let path = if medium == LogMedium::Dram { PathBuf::new() } else { path };
         let mut peers = self.replica_ids();
         peers.retain(|peer| *peer != own && *peer != former);
         peers.push(former);
@@ -196,7 +225,10 @@ impl LogPlace {
 
 impl fmt::Display for LogPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.medium.name(), self.path.display(), Size(self.size))
+        match self.is_in_memory() {
+            true => write!(f, "{}:{}", self.medium.name(), Size(self.size)),
+            false => write!(f, "{}:{}:{}", self.medium.name(), self.path.display(), Size(self.size)),
+        }
     }
 }
 
@@ -206,12 +238,17 @@ impl FromStr for LogPlace {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
             |why: &str| format!("'{text}' is not a valid location of a log: {why}; write for example ssd:/srv/logs:1G");
-        let (medium, mut rest) = text.split_once(':').ok_or_else(|| wrong("no colon"))?;
+        let (medium, rest) = text.split_once(':').ok_or_else(|| wrong("no colon"))?;
         let medium = match medium {
             "ssd" => LogMedium::Ssd,
             "pmem" => LogMedium::Pmem,
-            _ => return Err(wrong("the medium is ssd or pmem")),
+            "dram" => LogMedium::Dram,
+            _ => return Err(wrong("the medium is ssd, pmem or dram")),
         };
+        let in_memory = medium == LogMedium::Dram;
+        // As if there were an empty path.
+        let with_path = if in_memory { format!(":{rest}") } else { rest.to_owned() };
+        let mut rest = &with_path[..];
         let (mut on_flush, mut force, mut dirty_max, mut dirty_age_ms) = (false, false, None, None);
         let (mut takeover, mut replicas_min, mut lease_ms) = (None, None, None);
         loop {
@@ -258,10 +295,14 @@ impl FromStr for LogPlace {
                     if size < SIZE_MIN {
                         return Err(wrong("a log has 16M at least"));
                     }
-                    if before.is_empty() {
-                        return Err(wrong("no path"));
-                    }
-                    let path = absolute(&PathBuf::from(before)).map_err(|failure| wrong(&failure.message))?;
+                    let path = match (in_memory, before.is_empty()) {
+                        (true, true) => PathBuf::new(),
+                        (true, false) => return Err(wrong("a log in memory has no path, as in dram:1G")),
+                        (false, true) => return Err(wrong("no path")),
+                        (false, false) => {
+                            absolute(&PathBuf::from(before)).map_err(|failure| wrong(&failure.message))?
+                        }
+                    };
                     return Ok(Self {
                         medium,
                         path,
@@ -309,6 +350,39 @@ mod tests {
         for wrong in ["ssd", "ssd:/srv", "disk:/srv:1G", "ssd:/srv:1M", "ssd::1G", "ssd:/srv:1G:often"] {
             assert!(wrong.parse::<LogPlace>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_log_in_memory_has_no_path() {
+        let place: LogPlace = "dram:1G:takeover=auto:lease=2s".parse().expect("a place");
+        assert_eq!((place.medium, place.size, place.policy().automatic), (LogMedium::Dram, 1 << 30, true));
+        assert_eq!((place.to_string().as_str(), place.refusal()), ("dram:1 GiB", None));
+        let stored = serde_json::to_string(&place).expect("JSON");
+        assert!(!stored.contains("path"), "{stored}");
+        assert_eq!(serde_json::from_str::<LogPlace>(&stored).expect("a place"), place);
+        for wrong in ["dram", "dram:", "dram:/srv:1G", "dram:1M", "dram:1G:often", "dram:lease=2s"] {
+            assert!(wrong.parse::<LogPlace>().is_err(), "{wrong}");
+        }
+        assert!(LogPlace { path: "/srv".into(), ..place.clone() }.refusal().is_some());
+        assert!(LogPlace { medium: LogMedium::Pmem, ..place }.refusal().is_some());
+        let takes = [(LogMedium::Dram, true), (LogMedium::Pmem, false), (LogMedium::Ssd, false)];
+        for (log, expected) in takes {
+            assert_eq!(LogMedium::Dram.takes_copies_of(log), expected, "{log:?}");
+        }
+        assert!(LogMedium::Pmem.takes_copies_of(LogMedium::Dram) && !LogMedium::Ssd.takes_copies_of(LogMedium::Dram));
+    }
+
+    #[test]
+    fn a_durable_log_is_never_replaced_by_one_in_memory() {
+        let with = |text: &str| LogPlace {
+            replicas: Some(vec![PeerId([2; 16]).to_string()]),
+            ..text.parse::<LogPlace>().expect("a place")
+        };
+        let (memory, durable) = (with("dram:1G"), with("pmem:/p:1G"));
+        assert_eq!(memory.change_to(&durable), PlaceChange::Other, "it would be weaker than what is asked for");
+        assert_eq!(durable.change_to(&memory), PlaceChange::Same, "a takeover has made it stronger");
+        let moved = durable.moved_to((LogMedium::Dram, "memory".into()), PeerId([2; 16]), PeerId([1; 16]));
+        assert_eq!((moved.path.as_os_str().is_empty(), moved.refusal()), (true, None));
     }
 
     #[test]

@@ -124,14 +124,9 @@ async fn acknowledge(shared: Rc<LogShared>, pending: Rc<PendingWrite>, permitted
 }
 
 /// Waits for a permission, until the log ends.
-pub(crate) async fn permit(shared: &LogShared, mut permitted: LocalFuture<Result<()>>) -> Result<()> {
+pub(crate) async fn permit(shared: &LogShared, permitted: LocalFuture<Result<()>>) -> Result<()> {
     let ending = shared.settled.wait_until(|| shared.state.borrow().life.is_ending());
-    let mut ending = std::pin::pin!(ending);
-    std::future::poll_fn(|cx| match permitted.as_mut().poll(cx) {
-        Poll::Pending => ending.as_mut().poll(cx).map(|()| Err(closed())),
-        ready => ready,
-    })
-    .await
+    until(permitted, ending).await.unwrap_or_else(|| Err(closed()))
 }
 
 /// Disables the log because its medium has failed.
@@ -147,6 +142,24 @@ pub(crate) fn disable_failed(shared: &Rc<LogShared>, error: Error) {
         );
         disable(shared, error);
     }
+}
+
+/// Disables the log once it is unusable, unless it is closed before.
+pub(crate) async fn disable_when(shared: Rc<LogShared>, unusable: LocalFuture<Error>) {
+    let is_closing = || shared.state.borrow().life.is_closing();
+    let Some(reason) = until(unusable, shared.settled.wait_until(is_closing)).await else { return };
+    shared.settled.wait_until(|| shared.state.borrow().life.has_decided()).await;
+    disable(&shared, reason);
+}
+
+/// Returns the outcome of a future; `None` if the other one has ended first.
+async fn until<T>(mut future: LocalFuture<T>, ends: impl Future<Output = ()>) -> Option<T> {
+    let mut ends = std::pin::pin!(ends);
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Pending => ends.as_mut().poll(cx).map(|()| None),
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+    })
+    .await
 }
 
 /// Disables the log: no more appends; its contents are written back, and requests then bypass it. Requests whose

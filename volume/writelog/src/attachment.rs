@@ -32,9 +32,9 @@ use forebay_reactor::{spawn, timeout};
 
 pub use self::keeper::{LogKeeper, PlaceChange};
 pub use self::members::PeerAccess;
-use self::members::{AttachedMembers, MembersOwner, RecordMembers, ServedCopy, SharedRecord};
+use self::members::{AttachedMembers, MembersOwner, RecordMembers, ServedCopy, SharedRecord, ended_copy};
 use self::refusing::Refusing;
-use crate::format::LogId;
+use crate::format::{LogId, MediumKind};
 use crate::log::WriteLog;
 use crate::mode::Mode;
 use crate::options::LogOwner;
@@ -270,6 +270,9 @@ impl<K: LogKeeper> LogAttachment<K> {
                 return Err(Error::new(ErrorKind::Denied, text));
             }
         };
+        if shelf.medium() == MediumKind::Dram && !shelf.ids().contains(&id) {
+            return Err(ended_copy(&keeper.volume_name(), recorded.members.as_ref()));
+        }
         let (volume, name) = (keeper.shared_id(), keeper.volume_name());
         let term = recorded.members.as_ref().map(LogMembers::term);
         let expected = term.filter(|_| opening == LogOpening::TakeOver);
@@ -366,7 +369,10 @@ impl<K: LogKeeper> LogAttachment<K> {
             let lock = lock?;
             let record = self.keeper.load().await?;
             match record.log {
-                None => return self.create(record.epoch, place, lock).await,
+                None => {
+                    self.create(record.epoch, place, lock).await?;
+                    return self.await_mirror().await;
+                }
                 Some(recorded) => {
                     // Another client has attached a log since the image was opened here.
                     match self.open_recorded(record.epoch, recorded, Some(lock)).await {

@@ -137,6 +137,8 @@ pub enum MediumKind {
     Ssd,
     /// Mapping of persistent memory.
     Pmem,
+    /// Memory of the process: a log in it is durable only while another member has it.
+    Dram,
 }
 
 impl MediumKind {
@@ -145,18 +147,20 @@ impl MediumKind {
         match self {
             MediumKind::Ssd => "ssd",
             MediumKind::Pmem => "pmem",
+            MediumKind::Dram => "dram",
         }
     }
 
-    fn code(self) -> u8 {
+    pub(crate) fn code(self) -> u8 {
         match self {
             MediumKind::Ssd => 1,
             MediumKind::Pmem => 2,
+            MediumKind::Dram => 3,
         }
     }
 
-    fn from_code(code: u8) -> Option<Self> {
-        [MediumKind::Ssd, MediumKind::Pmem].into_iter().find(|kind| kind.code() == code)
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        [MediumKind::Ssd, MediumKind::Pmem, MediumKind::Dram].into_iter().find(|kind| kind.code() == code)
     }
 }
 

@@ -114,6 +114,9 @@ impl WriteLog {
         if let Some(first) = acquiring {
             drop(spawn(acquire::run(shared.clone(), first)));
         }
+        if let Some(unusable) = shared.owner.unusable() {
+            drop(spawn(append::disable_when(shared.clone(), unusable)));
+        }
         Rc::new(Self { shared })
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_block::{LocalFuture, Result};
+use forebay_block::{Error, LocalFuture, Result};
 
 /// Acknowledgement mode of writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,6 +88,12 @@ pub trait LogOwner {
     /// # Errors
     /// If another process is the volume's writer.
     fn permit_acknowledgement(&self) -> Option<LocalFuture<Result<()>>> {
+        None
+    }
+
+    /// Waits until the log has to be disabled although its medium works, and returns why: it is written back then, and
+    /// bypassed. `None` if that never happens.
+    fn unusable(&self) -> Option<LocalFuture<Error>> {
         None
     }
 

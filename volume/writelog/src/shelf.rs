@@ -1,9 +1,10 @@
-//! Log device: a file, block device or persistent memory with a directory and logs.
+//! Log device: a file, block device or memory with a directory and logs.
 
 mod create;
 mod directory;
 mod opened;
 mod space;
+mod volatile;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -163,6 +164,7 @@ impl Shelf {
                 }
                 loaded
             }
+            MediumKind::Dram => Err(Self::no_path(path)),
             MediumKind::Pmem => {
                 let how = PmemOptions { create: options.create, size: 0, force: options.force };
                 let before = match options.create {

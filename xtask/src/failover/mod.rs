@@ -8,6 +8,7 @@
 mod commands;
 mod hosts;
 mod losses;
+mod memory;
 mod network;
 mod round;
 
@@ -117,7 +118,8 @@ fn rounds(folder: &Path, arguments: &FailoverArguments, seed: u64) -> Result<Str
     }
     change_replicas(&hosts)?;
     flush_only(&mut hosts)?;
-    if let Err(error) = commands::run(&mut hosts, &cluster, folder.to_owned()) {
+    let ran = commands::run(&mut hosts, &cluster, folder.to_owned());
+    if let Err(error) = ran.and_then(|()| memory::run(&mut hosts, &cluster, folder.to_owned())) {
         let logs: Vec<String> = hosts.all.iter().enumerate().map(|(number, host)| keep_log(number, host)).collect();
         return Err(error.context(format!("seed {seed}\n{}", logs.join("\n"))));
     }

@@ -178,6 +178,12 @@ fn next_hole(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
     }
 }
 
+/// Returns the bytes of memory that `/proc/meminfo` reports as available.
+fn available_memory(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// Returns the space of the file system that holds `path`.
 fn file_system_space(path: &Path) -> io::Result<FileSystemSpace> {
     let c = c_path(if path.as_os_str().is_empty() { Path::new(".") } else { path })?;
@@ -254,6 +260,10 @@ impl<D: OsDriver> FileDriver for D {
 
     fn space_beneath(&mut self, file: Handle) -> io::Result<Option<FileSystemSpace>> {
         space_beneath(fd_of(file)).map(Some)
+    }
+
+    fn available_memory(&mut self) -> Option<u64> {
+        available_memory(&std::fs::read_to_string("/proc/meminfo").ok()?)
     }
 
     fn file_user(&mut self, path: &Path) -> Option<String> {

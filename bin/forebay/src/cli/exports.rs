@@ -73,14 +73,15 @@ pub struct AttachArgs {
     #[arg(long)]
     pub read_only: bool,
 
-    /// Put a write log in front of it: on a file or device (ssd:PATH:SIZE), or in a file on a DAX file system
-    /// (pmem:PATH:SIZE).  Several logs may share a path.  Options follow the size, each after a colon: 'dirty=SIZE' and
+    /// Put a write log in front of it: on a file or device (ssd:PATH:SIZE), in a file on a DAX file system
+    /// (pmem:PATH:SIZE), or in memory (dram:SIZE).  One in memory needs a replica: writes are answered only while another
+    /// peer has them, and if all of these lose power at once, those not written back are lost.  Several logs may share a path.  Options follow the size, each after a colon: 'dirty=SIZE' and
     /// 'age=TIME' limit how much, and for how long, the image may lack what the log holds (as in
     /// ssd:/srv/logs:1G:dirty=64M:age=500ms), 'on-flush' answers writes before they are durable, 'force' takes memory
     /// that is not persistent.  Of a log with replicas, 'takeover=auto' lets one take over by itself when the primary is
     /// lost, 'min-replicas=N' answers no write while fewer copies are complete, and 'lease=TIME' is the time without a
     /// sign of life after which a primary counts as lost
-    #[arg(long, value_name = "MEDIUM:PATH:SIZE", conflicts_with = "read_only")]
+    #[arg(long, value_name = "MEDIUM[:PATH]:SIZE", conflicts_with = "read_only")]
     pub log: Option<LogPlace>,
 
     /// A peer that holds a copy of the write log, by host name, address or id; may be repeated.  A write is answered

@@ -26,7 +26,7 @@ pub(super) struct ReplicasSection {
 pub struct ReplicaSettings {
     /// Medium of the device.
     pub medium: LogMedium,
-    /// File or device.
+    /// File or device; empty for copies in memory.
     pub path: PathBuf,
     /// Maximum size of all logs on it, in bytes.
     pub quota: u64,
@@ -40,12 +40,21 @@ impl ReplicasSection {
     /// Resolves the settings; `None` if this daemon holds no copies.
     pub(super) fn resolve(self) -> Result<Option<ReplicaSettings>> {
         let Self { medium, path, quota, allow, force } = self;
-        let Some(path) = path else {
-            return match (medium, quota, allow, force) {
-                (None, None, None, None) => Ok(None),
-                _ => Err(Failure::invalid("[replicas]: the path of the log device is missing")
-                    .hint("write for example path = \"/srv/forebay/replicas\"")),
-            };
+        let in_memory = medium == Some(LogMedium::Dram);
+        let path = match path {
+            Some(_) if in_memory => {
+                return Err(Failure::invalid("[replicas]: copies in memory have no path")
+                    .hint("leave out path, or write medium = \"ssd\" or \"pmem\""));
+            }
+            Some(path) => absolute(&path)?,
+            None if in_memory => PathBuf::new(),
+            None => {
+                return match (medium, quota, allow, force) {
+                    (None, None, None, None) => Ok(None),
+                    _ => Err(Failure::invalid("[replicas]: the path of the log device is missing")
+                        .hint("write for example path = \"/srv/forebay/replicas\"")),
+                };
+            }
         };
         let Some(Size(quota)) = quota else {
             return Err(Failure::invalid("[replicas]: the quota is missing")
@@ -53,7 +62,7 @@ impl ReplicasSection {
         };
         let medium = medium.unwrap_or(LogMedium::Ssd);
         let allow = allow.unwrap_or_default().into_iter().map(|text| text.parse::<Network>().map_err(Failure::invalid));
-        let (path, allow) = (absolute(&path)?, allow.collect::<Result<_>>()?);
+        let allow = allow.collect::<Result<_>>()?;
         Ok(Some(ReplicaSettings { medium, path, quota, allow, force: force.unwrap_or(false) }))
     }
 }
@@ -76,7 +85,11 @@ mod tests {
         let settings = resolve("path = '/dev/shm/r'\nquota = '1G'\nmedium = 'pmem'\nforce = true").expect("settings");
         let settings = settings.expect("a device");
         assert_eq!((settings.medium, settings.force), (LogMedium::Pmem, true));
+        let settings = resolve("medium = 'dram'\nquota = '1G'").expect("settings").expect("memory");
+        assert_eq!((settings.medium, settings.path.as_os_str().is_empty()), (LogMedium::Dram, true));
         for (text, says) in [
+            ("medium = 'dram'", "quota"),
+            ("medium = 'dram'\npath = '/r'\nquota = '1G'", "no path"),
             ("quota = '1G'", "path"),
             ("force = true", "path"),
             ("path = '/r'", "quota"),

@@ -139,6 +139,8 @@ fn encode_record(record: LogRecord<api::LogPlace>) -> Vec<u8> {
 #[derive(Default)]
 pub struct LogDevices {
     open: RefCell<BTreeMap<PathBuf, Weak<Shelf>>>,
+    /// Log device in the memory of this process, which lasts as long as it does.
+    memory: RefCell<Option<Rc<Shelf>>>,
     /// Per-path locks for opening a device: opening locks the file.
     turns: KeyedLock<PathBuf>,
 }
@@ -160,6 +162,10 @@ impl LogDevices {
     /// # Errors
     /// Errors of [`Shelf::open`].
     pub async fn open_for_copies(&self, settings: &ReplicaSettings) -> Result<Rc<Shelf>> {
+        if settings.medium == api::LogMedium::Dram {
+            // Apart from this daemon's own logs, which do not count towards the quota.
+            return Shelf::in_process().await;
+        }
         let size = settings.quota.saturating_add(LOGS_AT);
         let options = ShelfOptions { create: true, size, force: settings.force, ..ShelfOptions::default() };
         let shelf = self.open_with(settings.medium, &settings.path, options).await?;
@@ -169,6 +175,16 @@ impl LogDevices {
 
     async fn open_with(&self, medium: api::LogMedium, path: &Path, options: ShelfOptions) -> Result<Rc<Shelf>> {
         let _turn = self.turns.lock(&path.to_owned()).await;
+        if medium == api::LogMedium::Dram {
+            let known = self.memory.borrow().clone();
+            return match known {
+                Some(shelf) => Ok(shelf),
+                None => {
+                    let shelf = Shelf::in_process().await?;
+                    Ok(self.memory.borrow_mut().insert(shelf).clone())
+                }
+            };
+        }
         if let Some(shelf) = self.open.borrow().get(path).and_then(Weak::upgrade).filter(|shelf| !shelf.is_removed()) {
             return Ok(shelf);
         }

@@ -10,7 +10,7 @@ use forebay_reactor::{now, wall_clock};
 use forebay_writelog::replication::{
     KnownPeers, LogMembers, MemberState, PeerId, PrimarySet, ReplicaHost, ReplicaShelf, RequestGroups,
 };
-use forebay_writelog::{LogId, PeerAccess, Shelf, id_text, parse_id};
+use forebay_writelog::{LogId, PeerAccess, RecordedLog, Shelf, id_text, parse_id};
 
 use super::Engine;
 use super::log_keeper::{LogDevices, load_record};
@@ -63,7 +63,7 @@ pub async fn open_device(devices: &LogDevices, settings: Option<&ReplicaSettings
     let ReplicaSettings { path, quota, .. } = settings;
     match devices.open_for_copies(settings).await {
         Ok(shelf) => {
-            tracing::info!(path = %path.display(), quota = %Size(*quota), copies = shelf.ids().len(), "ready for replicas");
+            tracing::info!(path = shelf.path(), quota = %Size(*quota), copies = shelf.ids().len(), "ready for replicas");
             vec![ReplicaShelf { shelf, quota: *quota }]
         }
         Err(error) => {
@@ -96,6 +96,20 @@ pub fn members_failure(error: forebay_block::Error, spec: &ImageSpec) -> Failure
         ),
         _ => failure,
     }
+}
+
+/// Explains that this daemon's copy of a log in memory has ended with a former process.
+fn ended_copy_failure(error: forebay_block::Error, spec: &ImageSpec, others: &[String]) -> Failure {
+    let failure = Failure::from(error).context(format!("the write log of {spec}"));
+    failure.hint(match others {
+        [] => format!(
+            "nobody has what was not written back; the image is used without it, as it was before: forebay log discard \
+             {spec} --force"
+        ),
+        others => {
+            format!("nothing is lost if it is taken over at {}: forebay log takeover {spec}", others.join(" or "))
+        }
+    })
 }
 
 /// Takeover of a log.
@@ -133,9 +147,12 @@ impl Engine {
         before: Option<&[String]>,
     ) -> Result<()> {
         let wanted = request.replicas.take();
+        if let Some(why) = request.log.as_ref().and_then(api::LogPlace::refusal) {
+            return Err(Failure::invalid(format!("a write log cannot be there: {why}")));
+        }
         let Some(place) = &mut request.log else {
             return match wanted {
-                Some(_) => Err(Failure::invalid("replicas are of a write log: name it with --log MEDIUM:PATH:SIZE")),
+                Some(_) => Err(Failure::invalid("replicas are of a write log: name it with --log MEDIUM[:PATH]:SIZE")),
                 None => Ok(()),
             };
         };
@@ -152,8 +169,15 @@ impl Engine {
             (None, None) => {}
             (None, Some(names)) => {
                 let ids = names.iter().map(|name| self.replica_id(name)).collect::<Result<Vec<_>>>()?;
+                ids.iter().zip(names).try_for_each(|(id, name)| self.require_medium(id, name, place))?;
                 place.replicas = Some(ids);
             }
+        }
+        let keeps_some = place.replicas.is_none() && before.is_some_and(|before| !before.is_empty());
+        if place.is_in_memory() && place.replicas.as_ref().is_none_or(Vec::is_empty) && !keeps_some {
+            return Err(Failure::invalid("a write log in memory ends with this daemon: it needs a replica").hint(
+                "name the peers that hold copies: --replica PEER, or --replicas N; or take the medium ssd or pmem",
+            ));
         }
         let too_many = |count: u32, replicas: usize| {
             let what =
@@ -199,6 +223,25 @@ impl Engine {
         }
     }
 
+    /// Refuses a peer that offers no medium that may have a copy of a log.  One that is away may offer any.
+    fn require_medium(&self, id: &str, name: &str, place: &api::LogPlace) -> Result<()> {
+        let peers = self.peers.known().list();
+        let Some(peer) = peers.iter().find(|peer| peer.hello.peer.to_string() == id) else { return Ok(()) };
+        let offered: Vec<api::LogMedium> = peer.hello.offers.iter().map(|offer| offer.medium.into()).collect();
+        if offered.is_empty() || offered.iter().any(|medium| medium.takes_copies_of(place.medium)) {
+            return Ok(());
+        }
+        let offered: Vec<&str> = offered.into_iter().map(api::LogMedium::name).collect();
+        let (offered, medium) = (offered.join(" and "), place.medium.name());
+        let what = format!("the peer {name} offers {offered}, which can have no copy of a log on {medium}");
+        Err(Failure::new(FailureKind::Unsupported, what).hint(match place.is_in_memory() {
+            true => {
+                "copies of logs in memory are in memory or persistent memory: [replicas] medium there is dram or pmem"
+            }
+            false => "copies in memory are of logs in memory only, and those on an ssd of logs on an ssd",
+        }))
+    }
+
     /// Chooses peers that have room for a log: those that have a copy already, then the nearest ones.
     fn choose_replicas(&self, place: &api::LogPlace, count: u32, before: Option<&[String]>) -> Result<Vec<String>> {
         let place_before = |id: &String| before.and_then(|before| before.iter().position(|had| had == id));
@@ -235,7 +278,7 @@ impl Engine {
         let _export = self.exports.turn(spec).await;
         {
             let _turn = self.volumes.opening.lock(spec).await;
-            let members = self.members_of(spec).await?;
+            let (log, members) = self.members_of(spec).await?;
             let own = self.peers.known().own();
             if members.primary() != own {
                 if silent.is_some_and(|(log, _)| !self.may_take_over(&log)) {
@@ -247,7 +290,7 @@ impl Engine {
                     let what = format!("peer {primary} has taken the write log of {spec} over meanwhile");
                     return Err(Failure::new(FailureKind::Busy, what));
                 }
-                self.refuse_takeover(spec, &members, force)?;
+                self.refuse_takeover(spec, &log, &members, force)?;
                 if self.volumes.is_open(spec) {
                     return Err(Failure::new(
                         FailureKind::Busy,
@@ -292,25 +335,32 @@ impl Engine {
         self.log_info(spec).await
     }
 
-    /// Returns the members of an image's log.
-    pub(super) async fn members_of(&self, spec: &ImageSpec) -> Result<LogMembers> {
+    /// Returns an image's log, as its record has it, and its members.
+    pub(super) async fn members_of(&self, spec: &ImageSpec) -> Result<(RecordedLog<api::LogPlace>, LogMembers)> {
         let image = self.open_image(spec).await?;
         let record = load_record(&image).await.map_err(|error| log_failure(error, spec))?;
         match record.log {
-            Some(log) => log.members.ok_or_else(|| {
-                Failure::new(
+            Some(log) => match log.members.clone() {
+                Some(members) => Ok((log, members)),
+                None => Err(Failure::new(
                     FailureKind::Unsupported,
                     format!("the write log of {spec} at {} has no replicas", log.place),
                 )
-                .hint("only the machine with its log device can serve it")
-            }),
+                .hint("only the machine with its log device can serve it")),
+            },
             None => Err(Failure::new(FailureKind::NotFound, format!("{spec} has no write log"))
                 .hint(format!("serve it right away: forebay attach {spec}"))),
         }
     }
 
     /// Refuses a takeover that cannot succeed, or that would fence a primary that is alive.
-    fn refuse_takeover(&self, spec: &ImageSpec, members: &LogMembers, force: bool) -> Result<()> {
+    fn refuse_takeover(
+        &self,
+        spec: &ImageSpec,
+        log: &RecordedLog<api::LogPlace>,
+        members: &LogMembers,
+        force: bool,
+    ) -> Result<()> {
         let (own, primary) = (self.peers.known().own(), members.primary());
         match members.state(own) {
             Some(MemberState::Complete) => {}
@@ -330,7 +380,10 @@ impl Engine {
             }
         }
         let is_closed = members.client().is_empty();
-        if !force && !is_closed && self.peers.known().connection(primary).is_some() {
+        // A primary that was started again has no copy in memory any more, and heartbeats for none.
+        let is_restarted =
+            log.place.is_in_memory() && self.peers.replicas().is_silent(&log.id, log.place.policy().lease);
+        if !force && !is_closed && !is_restarted && self.peers.known().connection(primary).is_some() {
             let host = self.peers.known().host(primary).unwrap_or_else(|| primary.to_string());
             let what = format!("the primary of the write log of {spec}, {host}, is alive and connected");
             return Err(Failure::new(FailureKind::Busy, what).hint(format!(
@@ -339,6 +392,23 @@ impl Engine {
             )));
         }
         Ok(())
+    }
+
+    /// Explains an error of opening a log with these members.
+    pub(super) fn opening_failure(
+        &self,
+        error: forebay_block::Error,
+        spec: &ImageSpec,
+        log: &RecordedLog<api::LogPlace>,
+    ) -> Failure {
+        let Some(members) = &log.members else { return log_failure(error, spec) };
+        let own = self.peers.known().own();
+        if error.kind() != ErrorKind::NotFound || !log.place.is_in_memory() || members.primary() != own {
+            return members_failure(error, spec);
+        }
+        let host = |peer: PeerId| self.peers.known().host(peer).unwrap_or_else(|| peer.to_string());
+        let others: Vec<String> = members.complete().filter(|peer| *peer != own).map(host).collect();
+        ended_copy_failure(error, spec, &others)
     }
 
     /// Returns the members of the log of an open volume, where it has some.

@@ -21,7 +21,6 @@ use forebay_writelog::{LogAttachment, WriteLog};
 use super::Engine;
 use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
-use super::replicas::members_failure;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
@@ -542,8 +541,11 @@ impl Engine {
             Ok(attachment) => Rc::new(attachment),
             Err(error) => {
                 let record = load_record(&image).await;
-                let has_members = record.is_ok_and(|record| record.log.is_some_and(|log| log.members.is_some()));
-                return Err(if has_members { members_failure(error, spec) } else { log_failure(error, spec) });
+                let log = record.ok().and_then(|record| record.log);
+                return Err(match &log {
+                    Some(log) => self.opening_failure(error, spec, log),
+                    None => log_failure(error, spec),
+                });
             }
         };
         let weak = Rc::downgrade(&attachment);

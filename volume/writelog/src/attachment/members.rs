@@ -9,7 +9,7 @@ use forebay_messenger::Connection;
 use forebay_reactor::spawn;
 use forebay_reactor::sync::Semaphore;
 
-use super::LogKeeper;
+use super::{LogAttachment, LogKeeper};
 use crate::format::LogId;
 use crate::options::LogOwner;
 use crate::record::{LogRecord, RecordedLog};
@@ -267,6 +267,10 @@ impl<K: LogKeeper> LogOwner for MembersOwner<K> {
         self.set.permit_acknowledgement()
     }
 
+    fn unusable(&self) -> Option<LocalFuture<Error>> {
+        self.set.mirror_lost()
+    }
+
     fn release(&self) -> LocalFuture<Result<()>> {
         let (keeper, id, set, turn) = (self.keeper.clone(), self.id, self.set.clone(), self.record_turn.clone());
         Box::pin(async move {
@@ -280,7 +284,7 @@ impl<K: LogKeeper> LogOwner for MembersOwner<K> {
                     match keeper.replace(record, LogRecord::released(epoch)).await? {
                         true => {
                             set.release();
-                            if set.has_lost_local() {
+                            if set.has_lost_local() || set.has_lost_mirror() {
                                 drop(spawn(async move { set.discard_copies().await }));
                             }
                             Ok(())
@@ -300,5 +304,31 @@ impl<K: LogKeeper> LogOwner for MembersOwner<K> {
                 }
             }
         })
+    }
+}
+
+/// Returns the error of opening a log in memory at a primary whose process was restarted.
+pub(super) fn ended_copy(volume: &str, members: Option<&LogMembers>) -> Error {
+    let others = members.into_iter().flat_map(|members| members.complete().filter(|peer| *peer != members.primary()));
+    let others: Vec<String> = others.map(|peer| peer.to_string()).collect();
+    let left = match others.is_empty() {
+        true => "no other member is complete: writes that were not written back are lost".to_owned(),
+        false => format!("complete copies, which may take it over: {}", others.join(", ")),
+    };
+    let text = format!("the copy here of the write log of {volume} was in memory, and ended with its process; {left}");
+    Error::new(ErrorKind::NotFound, text)
+}
+
+impl<K: LogKeeper> LogAttachment<K> {
+    /// Waits until a new log in memory has its first replica; without one, the volume goes on without a log.
+    pub(super) async fn await_mirror(&self) -> Result<()> {
+        let Some(set) = self.members() else { return Ok(()) };
+        let Err(error) = set.mirrored().await else { return Ok(()) };
+        if let Some(log) = self.log() {
+            log.disable(error.clone()).await?;
+            drop(log);
+            self.remove_disabled().await?;
+        }
+        Err(error)
     }
 }

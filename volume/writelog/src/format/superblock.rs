@@ -196,6 +196,8 @@ impl LogSuperblock {
             }
             // It may be a copy of a log on an SSD.
             MediumKind::Pmem => is_unit(unit) && slots == 0 && size <= blocks_size_max(unit),
+            // It is nowhere without members.
+            MediumKind::Dram => copy.is_some() && is_unit(unit) && slots == 0 && size <= blocks_size_max(unit),
         };
         if !bounded || !sane {
             return malformed(format!("superblock: units of {unit} bytes, {slots} slots, {size} bytes"));

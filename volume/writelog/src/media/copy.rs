@@ -53,6 +53,10 @@ pub(crate) trait CopyMedium: Medium {
     /// Returns where the copy begins.
     fn start(&self) -> CopyStart;
 
+    /// Returns the number of the entry that is appended next: after a copy [began again](Self::restart), one that is retired,
+    /// where the block that the tail is found from begins before it.
+    fn next_seq(&self) -> u64;
+
     /// Returns the number of the first entry that is not durable here.
     fn durable_seq(&self) -> u64;
 

@@ -23,6 +23,7 @@ pub(super) async fn control(set: Rc<PrimarySet>) {
     let creation = Rc::new(CopyCreation::default());
     while !set.is_over() {
         follow_members(&set);
+        set.look_at_mirror();
         copies.look(&set);
         silence.look(&set);
         let lost = lost_own(&set).or_else(|| failed_member(&set)).or_else(|| silence.silent_member(&set));
@@ -164,7 +165,8 @@ fn filled_member(set: &PrimarySet) -> Option<PeerId> {
 
 /// Returns a peer that is to have a copy and has none, or has lost it, if it can be reached and was not asked recently.
 fn missing_member(set: &PrimarySet, attempts: &Attempts) -> Option<PeerId> {
-    if !set.progress.borrow().serves() {
+    // A log in memory that has lost its last replica is given up.
+    if !set.progress.borrow().serves() || set.mirror.is_lost() {
         return None;
     }
     let record = set.record();

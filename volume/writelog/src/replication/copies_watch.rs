@@ -43,7 +43,7 @@ impl CopiesWatch {
     /// Looks at the members of a log, and logs what has changed.
     pub(super) fn look(&mut self, set: &PrimarySet) {
         let (complete, wanted) = set.copies();
-        for event in self.next(now(), (complete, wanted), set.is_stalled()) {
+        for event in self.next(now(), (complete, wanted), set.is_stalled() && !set.mirror.is_awaited()) {
             let volume = &set.identity.name;
             match event {
                 CopiesEvent::Degraded => tracing::warn!(

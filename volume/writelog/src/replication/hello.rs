@@ -47,11 +47,7 @@ impl PeerHello {
         let offers = &self.offers[..self.offers.len().min(usize::from(OFFERS_MAX))];
         writer.u8(offers.len() as u8);
         for ReplicaOffer { medium, quota, free } in offers {
-            let medium = match medium {
-                MediumKind::Ssd => 1,
-                MediumKind::Pmem => 2,
-            };
-            writer.u8(medium).u64(*quota).u64(*free);
+            writer.u8(medium.code()).u64(*quota).u64(*free);
         }
         writer.finish()
     }
@@ -69,11 +65,7 @@ impl PeerHello {
         }
         let mut offers = Vec::new();
         for _ in 0..count {
-            let medium = match reader.u8()? {
-                1 => MediumKind::Ssd,
-                2 => MediumKind::Pmem,
-                _ => return Err(reader.malformed()),
-            };
+            let medium = MediumKind::from_code(reader.u8()?).ok_or(reader.malformed())?;
             let (quota, free) = (reader.u64()?, reader.u64()?);
             if free > quota {
                 return Err(reader.malformed());
@@ -98,10 +90,10 @@ mod tests {
         fn descriptions_are_read_as_they_were_written(
             ids: [[u8; 16]; 2],
             host in "\\PC{0,40}",
-            offers in prop::collection::vec((any::<bool>(), any::<u64>(), any::<u64>()), 0..4),
+            offers in prop::collection::vec((1..4_u8, any::<u64>(), any::<u64>()), 0..4),
         ) {
-            let offer = |(pmem, one, other): (bool, u64, u64)| ReplicaOffer {
-                medium: if pmem { MediumKind::Pmem } else { MediumKind::Ssd },
+            let offer = |(medium, one, other): (u8, u64, u64)| ReplicaOffer {
+                medium: MediumKind::from_code(medium).unwrap(),
                 quota: one.max(other),
                 free: one.min(other),
             };

@@ -18,7 +18,7 @@ use super::wire::{
     KIND_ANSWER, KIND_GROUP, KIND_GROUP_ANSWER, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest,
     decode_group, encode_answers,
 };
-use crate::format::LogId;
+use crate::format::{LogId, MediumKind};
 use crate::shelf::Shelf;
 
 /// Log device for copies of other peers' logs.
@@ -178,9 +178,9 @@ impl ReplicaHost {
             return ReplicaAnswer::Failed("this peer is taking the log over".into());
         }
         match action {
-            ReplicaAction::Create { volume, name, size, unit, epoch } => {
+            ReplicaAction::Create { volume, name, size, unit, epoch, in_memory } => {
                 let _turn = self.turns.lock(&log).await;
-                let created = self.create(&log, term, (&volume, &name), (size, unit), epoch).await;
+                let created = self.create(&log, term, (&volume, &name), (size, unit), (epoch, in_memory)).await;
                 created.map_or_else(|error| refuse(&error), ReplicaAnswer::Created)
             }
             ReplicaAction::Adopt(adopt) => {
@@ -260,13 +260,19 @@ impl ReplicaHost {
         term: u32,
         names: (&str, &str),
         (size, unit): (u64, u32),
-        epoch: u64,
+        (epoch, in_memory): (u64, bool),
     ) -> Result<LogId> {
         self.require_newest(log, term, epoch).await?;
         self.release(log).await;
         self.discard_older(names.0, epoch).await;
         let mut reason = Error::new(ErrorKind::NoSpace, "this peer has no log device for copies of logs");
         for ReplicaShelf { shelf, quota } in &self.shelves {
+            if shelf.medium() == MediumKind::Dram && !in_memory {
+                // As a complete member, it would be weaker than the medium that the operator has chosen.
+                let text = format!("{}: no copy in memory of a log that is not in memory itself", shelf.path());
+                reason = Error::new(ErrorKind::Unsupported, text);
+                continue;
+            }
             let used: u64 = shelf.sizes().into_iter().filter(|(id, _)| id != log).map(|(_, size)| size).sum();
             if used.saturating_add(size) > *quota {
                 let text = format!("{}: {used} bytes of {quota} are used, {size} are needed", shelf.path());
@@ -322,6 +328,11 @@ impl ReplicaHost {
     /// Takes requests of a log's primary again, after this peer has closed the log or could not take it over.
     pub fn resume(&self, log: &LogId) {
         self.given_up.borrow_mut().remove(log);
+    }
+
+    /// Returns whether the lease of a log's primary has run out, as far as this peer knows.
+    pub fn is_silent(&self, log: &LogId, lease: Duration) -> bool {
+        self.promises.remaining(log, lease).is_zero()
     }
 
     /// Waits until a primary may be lost whose logs this peer is to take over by itself; returns these logs.  A primary that

@@ -376,7 +376,8 @@ pub(super) async fn create(set: &PrimarySet, peer: PeerId) -> Result<LogId> {
     };
     let LogIdentity { volume, name, size, unit, .. } = set.identity.clone();
     let epoch = set.record().epoch();
-    let action = ReplicaAction::Create { volume, name, size, unit, epoch };
+    let in_memory = set.mirror.is_needed();
+    let action = ReplicaAction::Create { volume, name, size, unit, epoch, in_memory };
     match request(set, &connection, action, BufList::new()).await? {
         ReplicaAnswer::Created(copy) => Ok(copy),
         ReplicaAnswer::Refused(AppendRefused::Superseded(term)) => Err(superseded(term)),

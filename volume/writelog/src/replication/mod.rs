@@ -12,6 +12,7 @@ mod host;
 mod keeper;
 mod lease;
 mod member;
+mod mirror;
 mod open;
 mod open_copy;
 mod peers;

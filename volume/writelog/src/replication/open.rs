@@ -124,8 +124,8 @@ pub async fn open_members(
         size: medium.size(),
         unit: medium.unit(),
     };
-    let set = PrimarySet::new(record, identity, medium.clone(), keeper, options);
     let kind = shelf.medium();
+    let set = PrimarySet::new(record, identity, (medium.clone(), kind), keeper, options);
     let medium = Rc::new(MembersMedium::new(medium, set.clone()));
     Ok(OpenedMembers { log: OpenLog { medium, found, kind, room, held }, set })
 }

@@ -159,7 +159,8 @@ impl ReplicaCopy {
             let text = format!("entry {number} is of term {entry_term}, after one of term {newest}, in term {term}");
             return Err(ReplicaAnswer::Failed(text));
         }
-        if had == count {
+        // A copy that began again counts entries before the tail as had, whose block its medium lacks.
+        if had == count && number + count <= self.medium.next_seq() {
             // Sent again.
             let (written, sync) = (self.medium.written(number + count), self.medium.sync());
             let again = async move {

@@ -13,10 +13,11 @@ use super::control::control;
 use super::keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, ReplicationOptions};
 use super::lease::PrimaryLease;
 use super::member::{self, MemberLink, discard};
+use super::mirror::Mirror;
 use super::wire::CopyProgress;
 use super::{CopyStart, LogShape, PrimaryProgress, RawAppend, RequestGroups};
 use crate::entries::LogEntry;
-use crate::format::LogId;
+use crate::format::{LogId, MediumKind};
 use crate::media::copy::CopyMedium;
 
 /// Groups that are being appended to the primary's own copy.
@@ -85,6 +86,8 @@ pub struct PrimarySet {
     /// Length of the lease, and what the members have promised.
     pub(super) lease_length: Duration,
     lease: RefCell<PrimaryLease<PeerId>>,
+    /// Complete replicas of a log in memory.
+    pub(super) mirror: Mirror,
     groups: RefCell<LocalGroups>,
     recent: RefCell<RecentAppends>,
     /// Number after the last entry that was appended.
@@ -113,7 +116,7 @@ impl PrimarySet {
     pub(crate) fn new(
         record: LogMembers,
         identity: LogIdentity,
-        local: Rc<dyn CopyMedium>,
+        (local, kind): (Rc<dyn CopyMedium>, MediumKind),
         keeper: Rc<dyn MemberKeeper>,
         options: ReplicationOptions,
     ) -> Rc<Self> {
@@ -121,6 +124,11 @@ impl PrimarySet {
         let cut = local.state().map_or(0, |state| state.cut);
         let (head, tail) = (base.head(), base.tail());
         let (lease_length, requests) = (keeper.policy().lease, keeper.groups().unwrap_or_default());
+        let replicas = record.complete().filter(|peer| *peer != record.primary()).count();
+        let mirror = match kind {
+            MediumKind::Dram => Mirror::of(replicas, head == 0, now() + 10 * options.patience),
+            MediumKind::Ssd | MediumKind::Pmem => Mirror::unneeded(),
+        };
         Rc::new(Self {
             own: record.primary(),
             identity,
@@ -134,6 +142,7 @@ impl PrimarySet {
             progress: RefCell::new(PrimaryProgress::new(record, base)),
             links: RefCell::default(),
             lease_length,
+            mirror,
             lease: RefCell::new(PrimaryLease::new(lease_length.as_millis() as u64)),
             groups: RefCell::default(),
             recent: RefCell::default(),
@@ -203,8 +212,15 @@ impl PrimarySet {
     /// Asks the replicas to discard their copies, once the log has been released: each gets `patience` to answer.  A copy
     /// that remains is discarded when its peer is next asked for one of the volume.
     pub async fn discard_copies(&self) {
-        let peers: Vec<PeerId> =
+        let mut peers: Vec<PeerId> =
             self.record().members().map(|(peer, _)| peer).filter(|peer| *peer != self.own).collect();
+        if self.mirror.is_needed() {
+            // One that was dropped although it lives keeps memory.
+            let has_one = |peer: &PeerId| *peer != self.own && self.keeper.connection(*peer).is_some();
+            let dropped: Vec<PeerId> = self.keeper.wanted().into_iter().filter(has_one).collect();
+            peers
+                .extend(dropped.into_iter().filter(|peer| !self.record().members().any(|(member, _)| member == *peer)));
+        }
         for peer in peers {
             self.discard_copy(peer).await;
         }
@@ -410,16 +426,24 @@ impl PrimarySet {
         }))
     }
 
+    /// Returns the number of complete replicas below which writes are not acknowledged: one at least of a log in memory.
+    fn replicas_min(&self) -> u32 {
+        self.keeper.policy().replicas_min.max(u32::from(self.mirror.is_needed()))
+    }
+
     /// Returns whether fewer replicas are complete than its policy needs: writes are not acknowledged.
     pub fn is_stalled(&self) -> bool {
         let complete = self.progress.borrow().record().complete().count();
-        !self.released.get() && complete <= self.keeper.policy().replicas_min as usize
+        !self.released.get() && complete <= self.replicas_min() as usize
     }
 
     /// Returns why writes are not acknowledged although they are durable here, if that is so.
     pub fn stall(&self) -> Option<String> {
-        let (complete, minimum) = (self.copies().0, self.keeper.policy().replicas_min);
+        let (complete, minimum) = (self.copies().0, self.replicas_min());
         self.is_stalled().then(|| {
+            if self.mirror.is_needed() && complete <= 1 {
+                return "writes wait: the log is in memory, and no replica is complete".to_owned();
+            }
             let needed = minimum.saturating_add(1);
             format!("writes wait: {complete} copies are complete, and min-replicas={minimum} needs {needed}")
         })
@@ -438,6 +462,52 @@ impl PrimarySet {
             set.changed.wait_until(|| set.stopped().is_some() || !set.is_stalled()).await;
             set.stopped().map_or(Ok(()), Err)
         }))
+    }
+
+    /// Waits until a log in memory has lost its last complete replica: it has to be written back, and given up. Returns why;
+    /// `None` for a log that needs none.
+    pub fn mirror_lost(self: &Rc<Self>) -> Option<LocalFuture<Error>> {
+        let set = self.clone();
+        self.mirror.is_needed().then(|| -> LocalFuture<Error> {
+            Box::pin(async move {
+                set.changed.wait_until(|| set.mirror.is_lost()).await;
+                tracing::error!(
+                    image = %set.identity.name, log = crate::id_text(&set.identity.log),
+                    "a write log in memory has no complete replica: it is written back, and the image goes on without a log"
+                );
+                Error::new(ErrorKind::Io, "the log is in memory, and no replica has a complete copy of it any more")
+            })
+        })
+    }
+
+    /// Waits until a log in memory has its first complete replica; at once for one that needs none.
+    ///
+    /// # Errors
+    /// If it gets none in time, or this primary has stopped.
+    pub async fn mirrored(&self) -> Result<()> {
+        let over = || !self.mirror.is_awaited() || self.is_over();
+        self.changed.wait_until(over).await;
+        match self.stopped() {
+            Some(error) => Err(error),
+            None if self.mirror.is_lost() => {
+                Err(Error::new(ErrorKind::TimedOut, "no replica has taken a copy of the log, which is in memory"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns whether a log in memory has lost its last complete replica.
+    pub fn has_lost_mirror(&self) -> bool {
+        self.mirror.is_lost()
+    }
+
+    /// Looks at whether a log in memory has a complete replica.
+    pub(super) fn look_at_mirror(&self) {
+        let was_lost = self.mirror.is_lost();
+        self.mirror.look(self.replicas().len(), now());
+        if self.mirror.is_lost() && !was_lost {
+            self.changed.notify_all();
+        }
     }
 
     /// Returns the complete members but this peer.
@@ -467,6 +537,7 @@ impl PrimarySet {
         let goes_on = self.progress.borrow_mut().learned(record);
         if goes_on {
             self.hold();
+            self.look_at_mirror();
             self.changed.notify_all();
         } else {
             self.stop(superseded(record.term()));

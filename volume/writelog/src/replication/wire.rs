@@ -59,6 +59,8 @@ pub enum ReplicaAction {
         unit: u32,
         /// Epoch of the record.
         epoch: u64,
+        /// Set if the primary's copy is in memory, and this one may be as well.
+        in_memory: bool,
     },
     /// Follow the sender's term.
     Adopt(AdoptTerm),
@@ -211,8 +213,14 @@ impl ReplicaRequest {
         let mut writer = PayloadWriter::new();
         writer.raw(&self.log).u32(self.term);
         match &self.action {
-            ReplicaAction::Create { volume, name, size, unit, epoch } => {
-                writer.u8(1).blob(volume.as_bytes()).blob(name.as_bytes()).u64(*size).u32(*unit).u64(*epoch);
+            ReplicaAction::Create { volume, name, size, unit, epoch, in_memory } => {
+                writer
+                    .u8(if *in_memory { 9 } else { 1 })
+                    .blob(volume.as_bytes())
+                    .blob(name.as_bytes())
+                    .u64(*size)
+                    .u32(*unit)
+                    .u64(*epoch);
             }
             ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic }) => {
                 writer.u8(2).raw(copy).u64(*epoch).u8(u8::from(*filling)).u32(*lease_ms).u8(u8::from(*automatic));
@@ -252,7 +260,8 @@ impl ReplicaRequest {
         let mut reader = PayloadReader::new(bytes, "a request to a replica of a write log");
         let (log, term) = (reader.array()?, reader.u32()?);
         let action = match reader.u8()? {
-            1 => ReplicaAction::Create {
+            code @ (1 | 9) => ReplicaAction::Create {
+                in_memory: code == 9,
                 volume: text(&mut reader)?,
                 name: text(&mut reader)?,
                 size: below(&mut reader, SIZE_END)?,
@@ -382,8 +391,10 @@ mod tests {
     fn action() -> impl Strategy<Value = ReplicaAction> {
         let number = || 0..u64::MAX;
         prop_oneof![
-            ("[a-z/:]{0,20}", "\\PC{0,20}", 0..SIZE_END, any::<u32>(), number()).prop_map(
-                |(volume, name, size, unit, epoch)| ReplicaAction::Create { volume, name, size, unit, epoch }
+            ("[a-z/:]{0,20}", "\\PC{0,20}", 0..SIZE_END, any::<u32>(), (number(), any::<bool>())).prop_map(
+                |(volume, name, size, unit, (epoch, in_memory))| {
+                    ReplicaAction::Create { volume, name, size, unit, epoch, in_memory }
+                }
             ),
             (any::<LogId>(), number(), any::<bool>(), shape(), [0..BLOCK_END, 0..BLOCK_END, 0..BLOCK_END]).prop_map(
                 |(copy, epoch, filling, base, [number, pos, cut])| {

@@ -110,7 +110,9 @@ impl Shelf {
     ) -> Result<LogId> {
         if unit < self.unit() || !is_unit(unit) {
             let text = match unit {
-                PMEM_UNIT => format!("{}: not persistent memory, which the log is in", self.path),
+                PMEM_UNIT => {
+                    format!("{}: not persistent memory, and the log is in memory: its unit is too small", self.path)
+                }
                 _ => format!("{}: sectors of {} bytes; the log has units of {unit}", self.path, self.unit()),
             };
             return Err(Error::new(ErrorKind::Unsupported, text));
@@ -141,6 +143,10 @@ impl Shelf {
         if size < smallest || volume.len() + name.len() > NAMES_MAX {
             let text = format!("a log of {size} bytes; {smallest} at least");
             return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        if self.kind == MediumKind::Dram && copy.is_none() {
+            let text = "a log in memory ends with its process: it needs a replica";
+            return Err(Error::new(ErrorKind::Unsupported, text));
         }
         let size = size.next_multiple_of(LOG_ALIGN);
         let of = copy.as_ref().and_then(|copy| copy.of);

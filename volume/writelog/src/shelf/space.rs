@@ -79,6 +79,9 @@ pub(super) async fn fill_memory(
     range: Range<u64>,
     given_up: &Cell<bool>,
 ) -> Result<()> {
+    if memory.discard(range.start, range.end - range.start) {
+        return Ok(());
+    }
     let zeroes = Buf::zeroed(STEP as usize);
     let mut at = range.start;
     while at < range.end {
@@ -216,9 +219,12 @@ impl Shelf {
         }
     }
 
-    /// Checks that the file system has space for a log of `size` bytes at `start`.
+    /// Checks that the file system, or memory, has space for a log of `size` bytes at `start`.
     pub(super) fn check_space(&self, start: u64, size: u64) -> Result<()> {
-        let Backing::File(file) = &self.backing else { return Ok(()) };
+        let file = match &self.backing {
+            Backing::Memory(memory) => return self.check_memory(&**memory, size),
+            Backing::File(file) => file,
+        };
         if file.info().block_device {
             return Ok(());
         }
@@ -234,7 +240,17 @@ impl Shelf {
     /// Frees the file space that no log of the directory uses: the holes between logs, and the range after the last
     /// one. The directory must be durable. A failure only wastes space, and the next call retries.
     pub(super) async fn give_back_unused(&self) {
-        let Backing::File(file) = &self.backing else { return };
+        let file = match &self.backing {
+            Backing::Memory(memory) => {
+                let directory = self.directory.borrow();
+                let behind = directory.end()..memory.len().max(directory.end());
+                for unused in directory.holes().into_iter().chain([behind]) {
+                    memory.discard(unused.start, unused.end - unused.start);
+                }
+                return;
+            }
+            Backing::File(file) => file,
+        };
         if file.info().block_device || self.unsure.get() {
             return;
         }

@@ -40,7 +40,7 @@ impl RawPrimary {
     /// Creates an empty copy that follows a term.
     pub async fn create(&self, term: u32) -> LogId {
         let (volume, name) = ("one".to_owned(), "pool/a".to_owned());
-        let action = ReplicaAction::Create { volume, name, size: 1 << 20, unit: self.unit, epoch: 1 };
+        let action = ReplicaAction::Create { volume, name, size: 1 << 20, unit: self.unit, epoch: 1, in_memory: false };
         let ReplicaAnswer::Created(copy) = self.ask(term, action, Vec::new()).await else { panic!("not created") };
         assert!(matches!(self.adopt(term, copy, 0).await, ReplicaAnswer::Done(_)));
         copy
@@ -178,6 +178,32 @@ fn a_copy_that_has_retired_more_than_its_next_primary_does_not_go_back() {
             assert!(matches!(followed, ReplicaAnswer::Done(CopyProgress { head: 3, tail: 2, .. })), "{followed:?}");
             hosts[1].replicas.release(&raw.log).await;
         }
+    });
+}
+
+#[test]
+fn a_copy_that_begins_again_with_a_block_that_is_retired_is_filled() {
+    with_hosts(2, async |_, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = RawPrimary { log: [9; 16], link, unit: 512 };
+        let copy = raw.create(1).await;
+        // The primary finds its tail, entry 5, from block 3: entries 3 and 4 are retired, each in a block of its own.
+        let start = CopyStart { tail_seq: 5, at: AppendCursor { number: 3, pos: 3, seq: 3 } };
+        let mut base = LogShape::empty_at(5);
+        base.push(1, 3);
+        let begun = raw.adopt_at(2, copy, base.clone(), start).await;
+        assert!(matches!(begun, ReplicaAnswer::Done(CopyProgress { head: 3, tail: 5, .. })), "{begun:?}");
+        for number in [3, 4, 4, 5, 6, 7] {
+            let block = raw.block(1, number, number as u16);
+            let appended = raw.ask(2, ReplicaAction::Append { durable: true }, block).await;
+            assert!(
+                matches!(appended, ReplicaAnswer::Done(CopyProgress { head, .. }) if head == number + 1),
+                "{number}: {appended:?}"
+            );
+        }
+        hosts[1].replicas.release(&raw.log).await;
+        let again = raw.adopt_at(2, copy, base, start).await;
+        assert!(matches!(again, ReplicaAnswer::Done(CopyProgress { head: 8, tail: 5, .. })), "{again:?}");
     });
 }
 

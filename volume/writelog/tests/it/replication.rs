@@ -1,6 +1,7 @@
 //! Logs with members: a primary and its replicas, on disks of their own, over the messenger within the process.
 
 mod attached;
+mod dram;
 mod leases;
 mod media_failures;
 mod pmem;
@@ -110,11 +111,17 @@ fn address(number: u8) -> Address {
 }
 
 impl Host {
-    async fn start(number: u8, memory: Option<SimPmem>, image: &Rc<SharedImage>, core: &MessengerCore) -> Rc<Self> {
+    async fn start(
+        number: u8,
+        memory: Option<(MediumKind, SimPmem)>,
+        image: &Rc<SharedImage>,
+        core: &MessengerCore,
+    ) -> Rc<Self> {
         let options = ShelfOptions { create: true, small: true, ..ShelfOptions::default() };
         let path = path(number);
         let shelf = match memory {
-            Some(memory) => Shelf::on_memory(Rc::new(memory), &path, options).await,
+            Some((MediumKind::Dram, memory)) => Shelf::in_memory(Rc::new(memory), &path, options).await,
+            Some((_, memory)) => Shelf::on_memory(Rc::new(memory), &path, options).await,
             None => Shelf::open(MediumKind::Ssd, Path::new(&path), options).await,
         };
         let shelf = shelf.expect("a shelf");
@@ -157,7 +164,9 @@ impl Host {
         let id = match self.shelf.medium() {
             // Gets members when it is opened.
             MediumKind::Ssd => self.shelf.create("one", "pool/a", 1 << 20, 0).await,
-            MediumKind::Pmem => self.shelf.create_with_members(("one", "pool/a"), 1 << 20, 0, copy).await,
+            MediumKind::Pmem | MediumKind::Dram => {
+                self.shelf.create_with_members(("one", "pool/a"), 1 << 20, 0, copy).await
+            }
         };
         let id = id.expect("room");
         self.image.log.set(id);
@@ -277,6 +286,10 @@ impl LogOwner for Owner {
         Some(Box::pin(async move { set.ready().await }))
     }
 
+    fn unusable(&self) -> Option<LocalFuture<Error>> {
+        self.0.mirror_lost()
+    }
+
     fn release(&self) -> LocalFuture<Result<()>> {
         self.0.release();
         Box::pin(ready(Ok(())))
@@ -348,7 +361,7 @@ pub fn with_media(media: &[MediumKind], test: impl AsyncFnOnce(World, Vec<SimPme
         let core = MessengerCore::default();
         let mut hosts = Vec::new();
         for ((number, medium), memory) in numbers().zip(&memories) {
-            let memory = (*medium == MediumKind::Pmem).then(|| memory.clone());
+            let memory = (*medium != MediumKind::Ssd).then(|| (*medium, memory.clone()));
             hosts.push(Host::start(number, memory, &image, &core).await);
         }
         test(world.clone(), memories.clone(), hosts).await;
@@ -575,8 +588,14 @@ fn a_primary_that_was_superseded_destroys_no_copy() {
         let taken = two.take_over(&id).await.expect("taken over");
         taken.log.close(false).await.expect("closed");
         taken.log.gone().await;
-        let action =
-            ReplicaAction::Create { volume: "one".into(), name: "pool/a".into(), size: 1 << 20, unit: 512, epoch: 1 };
+        let action = ReplicaAction::Create {
+            volume: "one".into(),
+            name: "pool/a".into(),
+            size: 1 << 20,
+            unit: 512,
+            epoch: 1,
+            in_memory: false,
+        };
         for action in [action, ReplicaAction::Discard { epoch: 99 }] {
             let link = Keeper(one.clone()).connection(two.id).expect("a connection");
             let request = ReplicaRequest { log: id, term: former, action }.encode();
@@ -644,7 +663,7 @@ fn a_request_to_create_a_copy_that_arrives_late_destroys_none() {
         let before = two.shelf.copy_of(&id).await.expect("a copy");
         let term = u32::try_from(primary.set.record().term()).expect("a term");
         let (volume, name) = ("one".to_owned(), "pool/a".to_owned());
-        let create = ReplicaAction::Create { volume, name, size: 1 << 20, unit: 512, epoch };
+        let create = ReplicaAction::Create { volume, name, size: 1 << 20, unit: 512, epoch, in_memory: false };
         for action in [create, ReplicaAction::Discard { epoch }] {
             let request = ReplicaRequest { log: id, term, action };
             let message = Message::new(KIND_REQUEST).front(Buf::copy_of(&request.encode()));

@@ -15,6 +15,7 @@ const RECORD: &str = "volume/writelog/src/replication/record.rs";
 const SHAPE: &str = "volume/writelog/src/replication/shape.rs";
 const CONTROL: &str = "volume/writelog/src/replication/control.rs";
 const SET: &str = "volume/writelog/src/replication/set.rs";
+const MIRROR: &str = "volume/writelog/src/replication/mirror.rs";
 const MEMBER: &str = "volume/writelog/src/replication/member.rs";
 const OPEN: &str = "volume/writelog/src/replication/open.rs";
 const OPEN_COPY: &str = "volume/writelog/src/replication/open_copy.rs";
@@ -23,6 +24,8 @@ const HOST: &str = "volume/writelog/src/replication/host.rs";
 const COPY: &str = "volume/writelog/src/media/ssd/copy.rs";
 const SSD: &str = "volume/writelog/src/media/ssd.rs";
 const RING: &str = "volume/writelog/src/media/ssd/ring.rs";
+const LOG: &str = "volume/writelog/src/log.rs";
+const ATTACHED_LOG: &str = "volume/writelog/src/attachment.rs";
 const ATTACHED: &str = "volume/writelog/src/attachment/members.rs";
 const PEERS: &str = "volume/writelog/src/replication/peers.rs";
 const MEMBERS: &str = "volume/writelog/src/media/members.rs";
@@ -449,5 +452,69 @@ pub(super) const LIST: &[Mutant] = &[
         "                    true => storage.write_durable_at(bytes, offset).await,",
         "                    true => storage.write_at(bytes, offset).await,",
         &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-dram-acknowledged-alone",
+        "A log in memory acknowledges writes that no other member has",
+        SET,
+        "self.keeper.policy().replicas_min.max(u32::from(self.mirror.is_needed()))",
+        "self.keeper.policy().replicas_min",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-dram-kept-without-mirror",
+        "A log in memory is kept although its last replica is lost: its writes wait",
+        MIRROR,
+        "            MirrorState::Complete if replicas == 0 => MirrorState::Lost,\n",
+        "",
+        &[UNIT, TESTS],
+    ),
+    Mutant::new(
+        "repl-dram-trusted-alone",
+        "A takeover that leaves one member relies on its copy in memory",
+        MIRROR,
+        "            (0, false) => MirrorState::Lost,",
+        "            (0, false) => MirrorState::Complete,",
+        &[UNIT, TESTS],
+    ),
+    Mutant::new(
+        "repl-dram-copy-of-durable-log",
+        "A replica in memory takes a copy of a log on a durable medium",
+        HOST,
+        "            if shelf.medium() == MediumKind::Dram && !in_memory {",
+        "            if shelf.medium() == MediumKind::Dram && !in_memory && unit > 1 << 20 {",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-dram-without-members",
+        "A log in memory is created without members",
+        CREATE,
+        "        if self.kind == MediumKind::Dram && copy.is_none() {",
+        "        if self.kind == MediumKind::Dram && copy.is_none() && size == 0 {",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-dram-attached-unmirrored",
+        "A log in memory counts as attached before a replica has a copy of it",
+        ATTACHED_LOG,
+        "                    return self.await_mirror().await;",
+        "                    return Ok(());",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-dram-never-written-back",
+        "Nobody disables a log in memory whose mirror is lost",
+        LOG,
+        "        if let Some(unusable) = shared.owner.unusable() {",
+        "        if let Some(unusable) = shared.owner.unusable().filter(|_| false) {",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-retired-block-skipped",
+        "A copy that begins with a block of retired entries takes it for one that it has, and is never filled",
+        OPEN_COPY,
+        "        if had == count && number + count <= self.medium.next_seq() {",
+        "        if had == count {",
+        &[COPY_TESTS],
     ),
 ];

@@ -503,6 +503,12 @@ impl Engine {
         }
         if self.exports.device(request.front, &spec.to_string()).is_none() {
             self.open_and_serve(&key, request, was_listed).await?;
+        } else if let Some(place) = &request.log
+            && self.lacks_log(&spec)
+        {
+            // It was given up while the image was served: a new one takes its place.
+            let volume = self.open_volume(&spec).await?;
+            self.ensure_log(&spec, &volume, place).await?;
         }
         let exports = self.exports.exports.borrow();
         let export = exports.get(&key).ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use forebay_reactor::wall_clock;
 use forebay_writelog::replication::{LogMembers, MemberReport, MemberState, PeerId, ReplicaPolicy, ReplicaShelf};
-use forebay_writelog::{LogInfo, LogRecord, LogSurvey, Membership, RecordedLog, WriteLog, id_text};
+use forebay_writelog::{LogInfo, LogRecord, LogSurvey, MediumKind, Membership, RecordedLog, Shelf, WriteLog, id_text};
 
 use super::super::Engine;
 use super::super::log_keeper::{limits_of, load_record};
@@ -43,7 +43,7 @@ impl Engine {
         for ReplicaShelf { shelf, .. } in self.peers.replicas().shelves() {
             for id in shelf.ids() {
                 if let Ok(info) = shelf.inspect(&id).await {
-                    let path = PathBuf::from(shelf.path());
+                    let path = device_path(shelf);
                     let place = copy_place(shelf.medium().into(), path, info.size);
                     let log = api::WriteLogInfo { state: "replica".into(), ..describe(&info, place) };
                     let pool = log.image.parse::<ImageSpec>().map(|spec| spec.pool).map_err(Failure::invalid);
@@ -196,7 +196,10 @@ impl Engine {
             Err(error) => api::WriteLogInfo {
                 id: id_text(&recorded.id),
                 state: if members.primary() == own { "unreachable".into() } else { "replica".into() },
-                reason: Some(error.to_string()),
+                reason: Some(match members.primary() == own && recorded.place.is_in_memory() {
+                    true => "its copy here was in memory, and ended with its process".to_owned(),
+                    false => error.to_string(),
+                }),
                 ..api::WriteLogInfo::at(recorded.place)
             },
         };
@@ -226,6 +229,11 @@ impl Engine {
             ..log
         }
     }
+}
+
+/// Returns the path of a log device; memory has none.
+fn device_path(shelf: &Shelf) -> PathBuf {
+    if shelf.medium() == MediumKind::Dram { PathBuf::new() } else { shelf.path().into() }
 }
 
 /// Returns the place of a copy of another daemon's log.

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use forebay_block::{ErrorKind, InFlightTracker};
 use forebay_image::Image;
-use forebay_reactor::{timeout, wall_clock};
+use forebay_reactor::{spawn, timeout, wall_clock};
 use forebay_writelog::replication::MemberState;
-use forebay_writelog::{DirtyLimits, LogAttachment, WriteLog};
+use forebay_writelog::{DirtyLimits, LogAttachment, MediumKind, Mode, WriteLog};
 
 use super::Engine;
 use super::identity::{DataDirIdentity, format_uuid};
@@ -118,6 +118,9 @@ impl Engine {
         let recorded = volume.attachment.recorded().is_some();
         attached.map_err(|error| match error.kind() {
             ErrorKind::Exists => log_failure(error, spec).hint("end its exports first, which ends the log"),
+            ErrorKind::TimedOut if place.is_in_memory() && !recorded => log_failure(error, spec).hint(
+                "'forebay status' shows what each peer offers, and this daemon's log why a peer has not taken a copy",
+            ),
             // No log exists yet that could be discarded.
             ErrorKind::NotFound if !recorded => Failure::from(error)
                 .context(format!("a write log for {spec} at {place}"))
@@ -127,6 +130,12 @@ impl Engine {
             }
             _ => log_failure(error, spec),
         })
+    }
+
+    /// Returns whether an open volume has no log, or goes on without the one that it had.
+    pub(super) fn lacks_log(&self, spec: &ImageSpec) -> bool {
+        let log = self.volumes.find(spec).map(|volume| volume.log());
+        log.is_some_and(|log| log.is_none_or(|log| matches!(log.mode(), Mode::Off(_))))
     }
 
     /// Waits until this process has acquired a volume's log.
@@ -172,8 +181,33 @@ impl Engine {
         }
     }
 
+    /// Ends the logs whose copies here end with this process, while that takes no longer than [`STOPPING`]: their images need
+    /// no takeover then.
+    async fn end_logs_in_memory(&self) {
+        let volumes: Vec<_> =
+            self.logs.volumes.borrow().iter().map(|(spec, volume)| (spec.clone(), volume.clone())).collect();
+        let in_memory = |volume: &Volume| volume.log().is_some_and(|log| log.medium() == MediumKind::Dram);
+        let ending: Vec<_> = volumes
+            .into_iter()
+            .filter(|(_, volume)| in_memory(volume))
+            .map(|(spec, volume)| {
+                let attachment = volume.attachment.clone();
+                (spec, spawn(async move { timeout(STOPPING, attachment.end(STOPPING)).await }))
+            })
+            .collect();
+        for (spec, ended) in ending {
+            if !matches!(ended.await, Ok(Ok(()))) {
+                tracing::warn!(
+                    image = %spec,
+                    "a write log in memory is not written back, and this daemon's copy ends with it: take it over at a replica"
+                );
+            }
+        }
+    }
+
     /// Closes all logs as they are, within [`STOPPING`]; they resume when their volumes are opened again.
     pub(super) async fn close_logs(&self) -> Result<()> {
+        self.end_logs_in_memory().await;
         drop(std::mem::take(&mut *self.logs.volumes.borrow_mut()));
         let mut result = Ok(());
         for (spec, closed) in self.volumes.close_all(STOPPING).await {
@@ -260,7 +294,7 @@ impl Engine {
     /// Fails if this daemon's copy of a log has every acknowledged write, and another daemon has not closed the log: that
     /// one's lock would be waited for, however long, and the log discarded when its operator may have decided otherwise.
     async fn refuse_unclosed(&self, spec: &ImageSpec) -> Result<()> {
-        let members = self.members_of(spec).await?;
+        let (_, members) = self.members_of(spec).await?;
         let (own, primary) = (self.peers.known().own(), members.primary());
         if primary == own || members.client().is_empty() || members.state(own) != Some(MemberState::Complete) {
             return Ok(());
@@ -302,7 +336,7 @@ impl Engine {
 
 fn no_log(spec: &ImageSpec) -> Failure {
     Failure::new(FailureKind::NotFound, format!("{spec} has no write log"))
-        .hint("attach one with 'forebay attach --log MEDIUM:PATH:SIZE'; 'forebay log ls' lists all write logs")
+        .hint("attach one with 'forebay attach --log MEDIUM[:PATH]:SIZE'; 'forebay log ls' lists all write logs")
 }
 
 /// Describes acknowledged writes that a log holds, or may hold, and its image does not; `None` if there are none.
@@ -327,6 +361,13 @@ fn refuse_dirty(found: &api::WriteLogInfo, spec: &ImageSpec, force: bool, now: D
         _ => "",
     };
     let back = match found.state.as_str() {
+        "unreachable" if found.place.is_in_memory() => {
+            let what = format!("the write log of {spec} {of}{dirty}");
+            return Err(Failure::new(FailureKind::Busy, what).hint(format!(
+                "take it over at a member that is complete, which loses nothing: forebay log takeover {spec}; or lose it with \
+                 --force"
+            )));
+        }
         "replica" => format!("forebay log takeover {spec} --flush-only"),
         _ => format!("forebay log flush {spec}"),
     };
@@ -366,5 +407,10 @@ mod tests {
             assert!(refused.message.contains("may hold dirty data: "), "{}", refused.message);
         }
         refuse_dirty(&log("closed", 0), &spec, false, NOW).expect("nothing is lost");
+        let ended = api::WriteLogInfo { place: "dram:16M".parse().expect("a place"), ..log("unreachable", 0) };
+        let refused = refuse_dirty(&ended, &spec, false, NOW).expect_err("replicas may hold some");
+        assert!(
+            refused.hint.is_some_and(|hint| hint.contains("forebay log takeover rbd/a") && hint.contains("--force"))
+        );
     }
 }

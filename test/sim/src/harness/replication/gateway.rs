@@ -37,7 +37,7 @@ pub(super) struct Gateway {
     /// Signaled when it dies.
     pub(super) died: Rc<Notify>,
     pub(super) shelf: Rc<Shelf>,
-    /// Persistent memory of its machine, if its log device is in some, and as its process has it.
+    /// Memory of its machine, if its log device is in some, and as its process has it.
     pub(super) memory: Option<(SimPmem, Rc<MappedMemory>)>,
     killed: Cell<bool>,
     pub(super) replicas: Rc<ReplicaHost>,
@@ -96,6 +96,9 @@ impl Gateway {
         });
         let path = path(number);
         let shelf = match &memory {
+            Some((_, mapped)) if scenario.medium(number) == MediumKind::Dram => {
+                Shelf::in_memory(mapped.clone(), &path, options).await?
+            }
             Some((_, mapped)) => Shelf::on_memory(mapped.clone(), &path, options).await?,
             None => Shelf::open(MediumKind::Ssd, Path::new(&path), options).await?,
         };
@@ -302,6 +305,10 @@ impl LogOwner for Owner {
 
     fn permit_acknowledgement(&self) -> Option<LocalFuture<Result<()>>> {
         self.set.permit_acknowledgement()
+    }
+
+    fn unusable(&self) -> Option<LocalFuture<Error>> {
+        self.set.mirror_lost()
     }
 
     fn acquire(&self) -> Option<LocalFuture<Result<()>>> {

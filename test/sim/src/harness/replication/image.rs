@@ -26,6 +26,10 @@ pub(super) struct SharedImage {
     /// Epoch of the record when its log was released.
     pub(super) last_epoch: Cell<u64>,
     pub(super) record: RefCell<Option<LogMembers>>,
+    /// Numbers of times that each gateway was started.
+    pub(super) starts: RefCell<BTreeMap<u8, u64>>,
+    /// Gateway of each copy that a record has named, and how often that one had been started.
+    pub(super) copies: RefCell<BTreeMap<LogId, (u8, u64)>>,
     pub(super) rng: RefCell<Rng>,
     pub(super) fenced: RefCell<BTreeSet<String>>,
     /// Changes on their way to the backend, by client.
@@ -124,7 +128,17 @@ impl SharedImage {
         !conflicts
     }
 
+    /// Remembers which processes have the copies that a record names.
+    pub(super) fn note_copies(&self, record: &LogMembers) {
+        for (peer, entry) in record.members() {
+            let (number, starts) = (peer.0[0], self.starts.borrow());
+            let start = starts.get(&number).copied().unwrap_or_default();
+            self.copies.borrow_mut().entry(entry.copy).or_insert((number, start));
+        }
+    }
+
     fn count_members(&self, to: &LogMembers, from: Option<&LogMembers>) {
+        self.note_copies(to);
         let complete = |record: &LogMembers| record.complete().count();
         let before = from.map_or(0, complete);
         self.count(|tally| {

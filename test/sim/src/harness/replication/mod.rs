@@ -58,6 +58,12 @@ pub struct ReplicationTally {
     pub pmem: u64,
     /// ... and those with a log on disks that has copies in persistent memory.
     pub mixed: u64,
+    /// Runs with logs in memory that ends with its process, ...
+    pub dram: u64,
+    /// ... those that ended when every process that had all acknowledged writes had died, ...
+    pub all_lost: u64,
+    /// ... and times that a log was given up because no replica was left.
+    pub mirrors_lost: u64,
     /// Changes of the record.
     pub changes: u64,
     /// Members that were filled.
@@ -92,6 +98,9 @@ impl ReplicationTally {
         self.torn += other.torn;
         self.pmem += other.pmem;
         self.mixed += other.mixed;
+        self.dram += other.dram;
+        self.all_lost += other.all_lost;
+        self.mirrors_lost += other.mirrors_lost;
         self.changes += other.changes;
         self.filled += other.filled;
         self.dropped += other.dropped;
@@ -135,6 +144,8 @@ struct ReplicationScenario {
     patience: Duration,
     policy: ReplicaPolicy,
     rounds: u32,
+    /// Set if one gateway dies at a time.
+    one_dies: bool,
     net: NetFaults,
     /// Speed of each gateway's clock against the simulator's, in parts in a million more or less.
     clocks: Vec<i32>,
@@ -163,13 +174,21 @@ impl ReplicationScenario {
                 ..ReplicaPolicy::default()
             },
             rounds: rng.range(2..7) as u32,
+            one_dies: Rng::new(seed ^ 0x6f6e_652e).one_in(2),
             net,
             clocks: Self::draw_clocks(seed, gateways),
         }
     }
 
-    /// Draws the media: all alike, or persistent memory with copies of a log on a disk.
+    /// Draws the media: all alike, or persistent memory with copies of a log on a disk or in memory.
     fn draw_media(seed: u64, gateways: u8) -> Vec<MediumKind> {
+        let mut rng = Rng::new(seed ^ 0x64_7261_6d2e);
+        if rng.one_in(4) {
+            let mut media = vec![MediumKind::Dram; usize::from(gateways)];
+            let others = media.iter_mut().skip(1).filter(|_| rng.one_in(8));
+            others.for_each(|medium| *medium = MediumKind::Pmem);
+            return media;
+        }
         let mut rng = Rng::new(seed ^ 0x70_6d65_6d2e);
         let mut media = match rng.below(3) {
             0 => vec![MediumKind::Ssd; usize::from(gateways)],
@@ -208,6 +227,8 @@ struct Cluster {
     /// Persistent memory of the machines that have some.
     memories: Vec<Option<SimPmem>>,
     id: LogId,
+    /// Gateway that dies until the volume is served again, where one does at a time.
+    victim: Option<u8>,
     oracles: Oracles,
     load: BlockLoad,
     version: Rc<Cell<u64>>,
@@ -222,7 +243,7 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
     world.add_disk(BACKEND, size, 512);
     let mut memories = Vec::new();
     for number in 1..=scenario.gateways {
-        let in_memory = scenario.medium(number) == MediumKind::Pmem;
+        let in_memory = scenario.medium(number) != MediumKind::Ssd;
         if !in_memory {
             world.add_disk(path(number), 32 << 20, scenario.sector);
         }
@@ -238,6 +259,8 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
             log: Cell::default(),
             last_epoch: Cell::new(0),
             record: RefCell::default(),
+            starts: RefCell::default(),
+            copies: RefCell::default(),
             rng: RefCell::new(rng.fork()),
             fenced: RefCell::default(),
             under_way: RefCell::default(),
@@ -255,6 +278,7 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
             gateways: vec![None; usize::from(scenario.gateways)],
             memories,
             id: LogId::default(),
+            victim: None,
             oracles,
             load,
             version: Rc::new(Cell::new(0)),
@@ -269,8 +293,10 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
         let pmem = scenario.media.iter().filter(|medium| **medium == MediumKind::Pmem).count();
         cluster.image.count(|tally| {
             (tally.runs, tally.requests) = (1, requests);
+            let dram = scenario.media.contains(&MediumKind::Dram);
             tally.pmem = u64::from(pmem == scenario.media.len());
-            tally.mixed = u64::from((1..scenario.media.len()).contains(&pmem));
+            tally.mixed = u64::from((1..scenario.media.len()).contains(&pmem) && !dram);
+            tally.dram = u64::from(dram);
         });
         Ok(*cluster.image.tally.borrow())
     });
@@ -284,8 +310,15 @@ impl Cluster {
         }
         let mut serving = self.create().await?;
         for _ in 0..self.scenario.rounds {
+            self.victim = None;
             self.load_and_disturb(&serving).await?;
-            serving = self.settle(serving).await?;
+            self.image.count(|tally| tally.mirrors_lost += u64::from(serving.set.has_lost_mirror()));
+            let Some(settled) = self.settle(serving).await? else {
+                self.image.count(|tally| tally.all_lost += 1);
+                self.oracles.violation()?;
+                return self.oracles.check_backend();
+            };
+            serving = settled;
             self.check(&serving).await?;
         }
         match timeout(LONG, serving.log.close(true)).await {
@@ -301,6 +334,11 @@ impl Cluster {
     }
 
     async fn start(&mut self, number: u8) -> std::result::Result<(), String> {
+        *self.image.starts.borrow_mut().entry(number).or_default() += 1;
+        if self.scenario.medium(number) == MediumKind::Dram {
+            // What the former process had has ended with it.
+            self.memories[usize::from(number) - 1] = Some(SimPmem::new(&self.image.world, 32 << 20));
+        }
         let memory = self.memories[usize::from(number) - 1].clone();
         let started = Gateway::start(number, memory, &self.image, &self.core, &self.scenario).await;
         let gateway = started.map_err(|error| format!("gateway {number} does not start: {error}"))?;
@@ -315,17 +353,19 @@ impl Cluster {
         let epoch = self.image.last_epoch.get() + 1;
         gateway.shelf.discard_older(VOLUME, epoch).await.map_err(failed)?;
         let keeper = gateway.keeper();
-        let (copy, own, client) = ([1; 16], peer(gateway.number), keeper.client.clone());
+        let (mut copy, own, client) = ([1; 16], peer(gateway.number), keeper.client.clone());
+        copy[..8].copy_from_slice(&epoch.to_le_bytes());
         let (names, size) = ((VOLUME, NAME), self.scenario.log_size);
         let created = match self.scenario.medium(gateway.number) {
             // Gets members when it is opened.
             MediumKind::Ssd => gateway.shelf.create(VOLUME, NAME, size, epoch).await,
-            MediumKind::Pmem => gateway.shelf.create_with_members(names, size, epoch, copy).await,
+            MediumKind::Pmem | MediumKind::Dram => gateway.shelf.create_with_members(names, size, epoch, copy).await,
         };
         self.id = created.map_err(failed)?;
         self.image.log.set(self.id);
         let record = MemberRecord::created_in(epoch, own, copy, "nobody".to_owned());
         let record = record.opened(own, copy, client.clone()).expect("its own log");
+        self.image.note_copies(&record);
         self.image.record.replace(Some(record.clone()));
         let opened = open_members(&gateway.shelf, &self.id, (VOLUME, NAME), record, keeper, gateway.options()).await;
         let opened = opened.map_err(failed)?;
@@ -361,8 +401,11 @@ impl Cluster {
         let primary = serving.gateway.number;
         let other = self.rng.range(1..u64::from(self.scenario.gateways) + 1) as u8;
         let dies_soon = self.rng.range(0..300) as u32;
-        match self.rng.below(8) {
+        let event = self.rng.below(8);
+        match event {
             6 => self.fail_disk(primary, other),
+            0 | 1 if !self.may_die(primary) => {}
+            2 if !self.may_die(other) => {}
             0 | 1 if self.rng.coin() && self.set_fuse(primary, Some((dies_soon, kind))) => {}
             2 if self.rng.coin() && self.set_fuse(other, Some((dies_soon, kind))) => {}
             0 | 1 if serving.gateway.alive.get() => self.kill(primary, kind),
@@ -379,13 +422,33 @@ impl Cluster {
         }
     }
 
+    /// Returns whether a gateway may die now: where one dies at a time, it is the one.
+    fn may_die(&mut self, number: u8) -> bool {
+        let is_dram = self.scenario.media.contains(&MediumKind::Dram);
+        !is_dram || !self.scenario.one_dies || *self.victim.get_or_insert(number) == number
+    }
+
+    /// Returns whether every process has died that had all acknowledged writes.
+    fn is_all_lost(&self) -> bool {
+        let (record, copies, starts) =
+            (self.image.record.borrow(), self.image.copies.borrow(), self.image.starts.borrow());
+        let Some(record) = &*record else { return false };
+        record.complete().all(|peer| {
+            let number = peer.0[0];
+            let copy = record.copy(peer).and_then(|copy| copies.get(&copy)).copied();
+            let runs = self.gateways[usize::from(number) - 1].as_ref().is_some_and(|gateway| gateway.alive.get());
+            let same = copy == Some((number, starts.get(&number).copied().unwrap_or_default()));
+            self.scenario.medium(number) == MediumKind::Dram && !(runs && same)
+        })
+    }
+
     fn kill(&mut self, number: u8, kind: CrashKind) {
         if let Some(gateway) = self.gateways[usize::from(number) - 1].take() {
             gateway.kill(kind);
         }
     }
 
-    /// Lets a gateway die between two stores; returns false unless it is alive, and its log device in persistent memory.
+    /// Lets a gateway die between two stores; returns false unless it is alive, and its log device in memory.
     fn set_fuse(&self, number: u8, fuse: Option<(u32, CrashKind)>) -> bool {
         let gateway = self.gateways[usize::from(number) - 1].as_ref().filter(|gateway| gateway.alive.get());
         let Some((_, mapped)) = gateway.and_then(|gateway| gateway.memory.as_ref()) else { return false };
@@ -402,8 +465,9 @@ impl Cluster {
         }
     }
 
-    /// Returns the gateway that serves the volume next: the one that does, if it lives, or another one, which takes over.
-    async fn settle(&mut self, serving: Serving) -> std::result::Result<Serving, String> {
+    /// Returns the gateway that serves the volume next: the one that does, if it lives, or another one, which takes over;
+    /// `None` if all copies of a log in memory are lost.
+    async fn settle(&mut self, serving: Serving) -> std::result::Result<Option<Serving>, String> {
         self.mend_disks();
         for number in 1..=self.scenario.gateways {
             self.set_fuse(number, None);
@@ -413,7 +477,7 @@ impl Cluster {
         let healthy = alive && serving.log.mode().is_on();
         if healthy && !self.rng.one_in(3) {
             self.restart_some(1).await?;
-            return Ok(serving);
+            return Ok(Some(serving));
         }
         let last = serving.client.clone();
         // The former primary may live on, and suspect nothing.
@@ -433,7 +497,12 @@ impl Cluster {
                 drop(former.take());
                 self.image.fence(&last).await;
                 self.restart_some(100).await?;
-                return self.create().await;
+                return self.create().await.map(Some);
+            }
+            if self.is_all_lost() {
+                reads.set(false);
+                self.image.fence(&last).await;
+                return Ok(None);
             }
             let number = self.rng.range(1..u64::from(self.scenario.gateways) + 1) as u8;
             let other = self.rng.range(1..u64::from(self.scenario.gateways) + 1) as u8;
@@ -449,7 +518,7 @@ impl Cluster {
             let third = self.rng.range(1..u64::from(self.scenario.gateways) + 1) as u8;
             let kind = if self.rng.coin() { CrashKind::Power } else { CrashKind::Kill };
             let dies_soon = self.rng.below(20) as u32;
-            if ![number, other].contains(&third) && self.rng.one_in(4) {
+            if ![number, other].contains(&third) && self.rng.one_in(4) && self.may_die(third) {
                 self.set_fuse(third, Some((dies_soon, kind)));
             }
             self.set_fuse(number, None);
@@ -481,7 +550,7 @@ impl Cluster {
                 }
             }
             if let Some(serves) = serves {
-                return Ok(serves);
+                return Ok(Some(serves));
             }
         }
         Err(format!("nobody can serve the volume: {:?}", self.image.record.borrow()))

@@ -141,6 +141,10 @@ impl CopyMedium for Ssd {
         CopyStart { tail_seq: state.tail_seq, at: AppendCursor { number, pos, seq: first_seq } }
     }
 
+    fn next_seq(&self) -> u64 {
+        self.state.borrow().next_seq
+    }
+
     fn durable_seq(&self) -> u64 {
         self.state.borrow().durable_seq
     }

@@ -17,10 +17,10 @@ use super::{Host, Keeper, peer, with_hosts, with_media};
 use crate::common::{LONG, MILLISECOND, patience, read, write};
 
 /// Access of a host's attachment to the image.
-struct ImageKeeper(Rc<Host>);
+pub(super) struct ImageKeeper(Rc<Host>);
 
 /// Exclusive lock of a host, which another one may have broken.
-struct Hold(PeerId, Rc<Cell<Option<PeerId>>>);
+pub(super) struct Hold(PeerId, Rc<Cell<Option<PeerId>>>);
 
 impl Drop for Hold {
     fn drop(&mut self) {
@@ -152,9 +152,9 @@ impl PeerAccess for HostPeers {
 const MOVED: &str = "/logs:1M with a replica, moved";
 
 /// Place of a log with a replica.
-const PLACE: &str = "/logs:1M with a replica";
+pub(super) const PLACE: &str = "/logs:1M with a replica";
 
-async fn attachment(host: &Rc<Host>) -> Result<LogAttachment<ImageKeeper>> {
+pub(super) async fn attachment(host: &Rc<Host>) -> Result<LogAttachment<ImageKeeper>> {
     LogAttachment::open(Rc::new(ImageKeeper(host.clone())), host.image.base.clone()).await
 }
 
@@ -178,7 +178,7 @@ async fn has_two(set: &PrimarySet) {
 }
 
 /// Takes the log over from the primary that the record names.
-async fn take_over(host: &Rc<Host>) -> Result<LogAttachment<ImageKeeper>> {
+pub(super) async fn take_over(host: &Rc<Host>) -> Result<LogAttachment<ImageKeeper>> {
     let log = host.image.log_record.borrow().log.clone();
     let term = log.and_then(|log| log.members).map_or(0, |members| members.term());
     LogAttachment::take_over(Rc::new(ImageKeeper(host.clone())), host.image.base.clone(), term).await
