@@ -1,6 +1,6 @@
 //! Copies that this peer holds of other peers' logs.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -35,6 +35,8 @@ pub struct ReplicaHost {
     /// One at a time creates, opens or discards a copy of a log.
     turns: KeyedLock<LogId>,
     promises: LeasePromises,
+    /// Number of blocks whose payloads came through windows.
+    placed: Rc<Cell<u64>>,
 }
 
 impl ReplicaHost {
@@ -46,7 +48,13 @@ impl ReplicaHost {
             given_up: RefCell::default(),
             turns: KeyedLock::default(),
             promises: LeasePromises::new(),
+            placed: Rc::default(),
         })
+    }
+
+    /// Returns the number of blocks whose payloads primaries wrote into copies here by themselves.
+    pub fn placed_blocks(&self) -> u64 {
+        self.placed.get()
     }
 
     /// Returns the log devices for copies.
@@ -82,9 +90,22 @@ impl ReplicaHost {
         let answer = match ReplicaRequest::decode(&message.front.to_vec()) {
             // Appends take their place in the order of the messages.
             Ok(ReplicaRequest { log, term, action: ReplicaAction::Append { durable } }) => match self.copy(&log) {
-                Some(copy) => without_data(copy.append(term, durable, data)),
+                Some(copy) => without_data(copy.append(term, durable, data, None)),
                 None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
             },
+            Ok(ReplicaRequest { log, term, action: ReplicaAction::AppendPlaced { durable, window } }) => {
+                match self.copy(&log) {
+                    Some(copy) => without_data(copy.append(term, durable, data, Some(window))),
+                    None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
+                }
+            }
+            Ok(ReplicaRequest { log, term, action: ReplicaAction::OpenWindow }) => {
+                let opened = match self.copy(&log) {
+                    Some(copy) => copy.open_window(term, connection),
+                    None => ReplicaAnswer::Refused(AppendRefused::NotAdopted),
+                };
+                without_data(Box::pin(async move { opened }))
+            }
             Ok(ReplicaRequest { log, term, action: ReplicaAction::Read(entry) }) => match self.copy(&log) {
                 Some(copy) => copy.read(term, entry),
                 None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
@@ -147,8 +168,11 @@ impl ReplicaHost {
                     Err(error) => refuse(&error),
                 }
             }
-            ReplicaAction::Append { .. } | ReplicaAction::Read(_) => {
-                ReplicaAnswer::Failed("appends and reads are answered by the open copy".into())
+            ReplicaAction::Append { .. }
+            | ReplicaAction::AppendPlaced { .. }
+            | ReplicaAction::OpenWindow
+            | ReplicaAction::Read(_) => {
+                ReplicaAnswer::Failed("appends, windows and reads are answered by the open copy".into())
             }
         }
     }
@@ -168,7 +192,8 @@ impl ReplicaHost {
             return Ok(Some(copy));
         }
         let Some(shelf) = self.shelf_of(log) else { return Ok(None) };
-        let copy = Rc::new(ReplicaCopy::new(shelf.open_copy(log, None).await?, self.promises.of(log)));
+        let copy =
+            Rc::new(ReplicaCopy::new(shelf.open_copy(log, None).await?, self.promises.of(log), self.placed.clone()));
         if self.is_given_up(log) {
             return Err(Error::new(ErrorKind::Busy, "this peer is taking the log over"));
         }

@@ -100,11 +100,19 @@ pub struct ReplicationOptions {
     pub window: usize,
     /// Bytes of appended entries that are kept in memory for replicas.
     pub recent: usize,
+    /// Write into windows onto replicas' copies by messages, too, which is slower than sending whole blocks: for tests.
+    pub windows_by_message: bool,
 }
 
 impl Default for ReplicationOptions {
     fn default() -> Self {
-        Self { patience: Duration::from_secs(1), retry: Duration::from_millis(100), window: 8 << 20, recent: 8 << 20 }
+        Self {
+            patience: Duration::from_secs(1),
+            retry: Duration::from_millis(100),
+            window: 8 << 20,
+            recent: 8 << 20,
+            windows_by_message: false,
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod host;
 mod keeper;
 mod lease;
 mod member;
+mod one_sided;
 mod open;
 mod open_copy;
 mod peers;

@@ -40,6 +40,9 @@ pub(super) struct Gateway {
     /// Persistent memory of its machine, if its log device is in some, and as its process has it.
     pub(super) memory: Option<(SimPmem, Rc<MappedMemory>)>,
     killed: Cell<bool>,
+    /// Number of blocks placed through windows that were counted.
+    placed: Cell<u64>,
+    windows: bool,
     pub(super) replicas: Rc<ReplicaHost>,
     pub(super) server: Messenger,
     pub(super) client: Messenger,
@@ -115,6 +118,8 @@ impl Gateway {
             shelf,
             memory,
             killed: Cell::new(false),
+            placed: Cell::new(0),
+            windows: scenario.windows,
             replicas,
             server,
             client,
@@ -157,6 +162,9 @@ impl Gateway {
 
     /// Ends all connections.  Messengers hold their connections, and those hold their messenger, until then.
     pub(super) fn disconnect(&self) {
+        let placed = self.replicas.placed_blocks();
+        self.image.count(|tally| tally.placed += placed - self.placed.get());
+        self.placed.set(placed);
         self.server.shutdown();
         self.client.shutdown();
         self.links.borrow_mut().clear();
@@ -167,7 +175,8 @@ impl Gateway {
     }
 
     pub(super) fn options(&self) -> ReplicationOptions {
-        ReplicationOptions { patience: self.patience, retry: self.patience / 10, ..Default::default() }
+        let (patience, windows_by_message) = (self.patience, self.windows);
+        ReplicationOptions { patience, retry: patience / 10, windows_by_message, ..Default::default() }
     }
 
     /// Serves the volume here: opens the log again, or takes it over.

@@ -58,6 +58,8 @@ pub struct ReplicationTally {
     pub pmem: u64,
     /// ... and those with a log on disks that has copies in persistent memory.
     pub mixed: u64,
+    /// Blocks whose payloads were written into replicas' copies through memory windows.
+    pub placed: u64,
     /// Changes of the record.
     pub changes: u64,
     /// Members that were filled.
@@ -92,6 +94,7 @@ impl ReplicationTally {
         self.torn += other.torn;
         self.pmem += other.pmem;
         self.mixed += other.mixed;
+        self.placed += other.placed;
         self.changes += other.changes;
         self.filled += other.filled;
         self.dropped += other.dropped;
@@ -135,6 +138,8 @@ struct ReplicationScenario {
     patience: Duration,
     policy: ReplicaPolicy,
     rounds: u32,
+    /// Set if primaries write into copies in persistent memory through memory windows.
+    windows: bool,
     net: NetFaults,
 }
 
@@ -161,6 +166,7 @@ impl ReplicationScenario {
                 ..ReplicaPolicy::default()
             },
             rounds: rng.range(2..7) as u32,
+            windows: Rng::new(seed ^ 0x77_696e_646f).coin(),
             net,
         }
     }
