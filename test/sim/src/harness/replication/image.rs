@@ -36,6 +36,8 @@ pub(super) struct SharedImage {
     pub(super) ended: Notify,
     pub(super) clients: Cell<u64>,
     pub(super) tally: RefCell<ReplicationTally>,
+    /// What must not have happened, if it has.
+    pub(super) violation: RefCell<Option<String>>,
     pub(super) backend: Rc<dyn BlockDevice>,
 }
 
