@@ -15,6 +15,7 @@ use std::rc::Rc;
 mod device;
 mod flush;
 
+pub use device::is_dax_device;
 pub use flush::Flush;
 
 /// Persistent memory.  Offsets and lengths are in bytes.

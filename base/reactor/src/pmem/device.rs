@@ -3,6 +3,12 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+/// Returns whether a DAX device is at `path`: it has its size, and is accessed by mapping only.
+pub fn is_dax_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_char_device())
+}
 
 /// Returns the size in bytes of a file or DAX device.
 ///
@@ -26,6 +32,7 @@ mod tests {
     #[test]
     fn a_character_device_that_is_no_memory_is_refused() {
         let null = File::open("/dev/null").expect("a device");
+        assert!(is_dax_device(Path::new("/dev/null")) && !is_dax_device(Path::new("/dev")));
         assert_eq!(size(&null).map_err(|error| error.kind()), Err(io::ErrorKind::Unsupported));
     }
 }

@@ -134,8 +134,8 @@ impl Flush {
         }
     }
 
-    /// Starts writing back the cache lines of `len` bytes at `at`, whoever has stored them; [`fence`](Self::fence) completes
-    /// it.
+    /// Starts writing back the cache lines of `len` bytes at `at`, stored by a device or otherwise;
+    /// [`fence`](Self::fence) completes it.
     ///
     /// # Safety
     /// The range is mapped.
