@@ -36,7 +36,7 @@ pub(super) struct SharedImage {
     pub(super) ended: Notify,
     pub(super) clients: Cell<u64>,
     pub(super) tally: RefCell<ReplicationTally>,
-    /// What must not have happened, if it has.
+    /// Violation that a task beside the load has found.
     pub(super) violation: RefCell<Option<String>>,
     pub(super) backend: Rc<dyn BlockDevice>,
 }
