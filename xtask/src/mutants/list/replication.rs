@@ -16,6 +16,7 @@ const SHAPE: &str = "volume/writelog/src/replication/shape.rs";
 const CONTROL: &str = "volume/writelog/src/replication/control.rs";
 const SET: &str = "volume/writelog/src/replication/set.rs";
 const MEMBER: &str = "volume/writelog/src/replication/member.rs";
+const ONE_SIDED: &str = "volume/writelog/src/replication/one_sided.rs";
 const OPEN: &str = "volume/writelog/src/replication/open.rs";
 const OPEN_COPY: &str = "volume/writelog/src/replication/open_copy.rs";
 const HOST: &str = "volume/writelog/src/replication/host.rs";
@@ -154,7 +155,7 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "repl-append-says-nothing-lasts",
         "A replica answers before the entries are durable",
-        MEMBER,
+        ONE_SIDED,
         "ReplicaAction::Append { durable: true }",
         "ReplicaAction::Append { durable: false }",
         &[TESTS, SIM],
@@ -423,5 +424,45 @@ pub(super) const LIST: &[Mutant] = &[
         "                    true => storage.write_durable_at(bytes, offset).await,",
         "                    true => storage.write_at(bytes, offset).await,",
         &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-window-left-open",
+        "A former primary's window stays open when a replica follows its successor",
+        OPEN_COPY,
+        "        if adopted.is_ok() {\n",
+        "        if adopted == Ok(Adoption::Repeated) {\n",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-window-open-after-close",
+        "A copy is closed with its window open, through which its primary writes on",
+        OPEN_COPY,
+        "        self.adopting.set(true);\n        self.close_window();\n",
+        "        self.adopting.set(true);\n        std::mem::forget(self.window.take());\n",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-placed-through-any-window",
+        "A replica takes a block whose payloads were written through a window that is closed",
+        OPEN_COPY,
+        "window.is_some_and(|id| !self.has_window(id))",
+        "window.is_some_and(|id| id == 0 && !self.has_window(id))",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-placed-unflushed",
+        "A replica leaves payloads that were written through a window in the processor's caches",
+        COPY,
+        "                storage.flush(placed_at, placed);\n",
+        "                let _ = (placed_at, placed);\n",
+        &[TESTS, SIM],
+    ),
+    Mutant::new(
+        "repl-placed-unverified",
+        "A replica takes the entries of a block whose payloads are in its ring without verifying them",
+        COPY,
+        "        let entries = header.entries(&head, self.tag, self.unit, self.ring).map_err(|error| wrong(&error))?;\n        if placed {\n            return Ok(header);\n        }\n",
+        "        if placed {\n            return Ok(header);\n        }\n        let entries = header.entries(&head, self.tag, self.unit, self.ring).map_err(|error| wrong(&error))?;\n",
+        &[TESTS],
     ),
 ];
