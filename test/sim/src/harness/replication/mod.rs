@@ -509,9 +509,11 @@ impl Cluster {
         if self.failing.replace(number).is_some_and(|failing| failing != number) {
             return;
         }
+        // What the only complete copy cannot read, nobody can.
+        let is_alone = self.image.record.borrow().as_ref().is_none_or(|record| record.complete().count() < 2);
         let faults = match self.rng.below(3) {
             0 => DiskFaults { write_error_ppm: 1_000_000, sync_error_ppm: 1_000_000, ..DiskFaults::none() },
-            1 => DiskFaults { write_error_ppm: 100_000, ..DiskFaults::none() },
+            kind if kind == 1 || is_alone => DiskFaults { write_error_ppm: 100_000, ..DiskFaults::none() },
             _ => DiskFaults { read_error_ppm: 500_000, ..DiskFaults::none() },
         };
         self.image.world.note(|| format!("the disk of gateway {number} fails: {faults:?}"));
