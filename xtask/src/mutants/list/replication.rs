@@ -431,7 +431,7 @@ pub(super) const LIST: &[Mutant] = &[
         OPEN_COPY,
         "        if adopted.is_ok() {\n",
         "        if adopted == Ok(Adoption::Repeated) {\n",
-        &[TESTS, SIM],
+        &[TESTS],
     ),
     Mutant::new(
         "repl-window-open-after-close",
@@ -455,7 +455,7 @@ pub(super) const LIST: &[Mutant] = &[
         COPY,
         "                storage.flush(placed_at, placed);\n",
         "                let _ = (placed_at, placed);\n",
-        &[TESTS, SIM],
+        &[TESTS],
     ),
     Mutant::new(
         "repl-placed-unverified",
