@@ -15,6 +15,7 @@ use std::io;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 
+use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::rdma;
 use forebay_reactor::{BufList, BufMut, random};
 
@@ -88,6 +89,16 @@ pub struct WindowDescriptor {
 }
 
 impl WindowDescriptor {
+    /// Returns the window ID, which its owner has drawn at random.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Returns true if a device writes into the window where both sides have one.
+    pub fn is_one_sided(&self) -> bool {
+        self.key != 0
+    }
+
     /// Returns the length of the window in bytes.
     pub fn len(&self) -> u64 {
         self.len
@@ -115,14 +126,9 @@ impl WindowDescriptor {
         if reader.rest().is_empty() { Ok(place) } else { Err(reader.malformed()) }
     }
 
-    /// Returns the `len` bytes at `offset` as a target of their own for an RDMA device, whose offsets have 32 bits
-    /// while those of a window have 64.
-    fn target(&self, offset: u64, len: usize) -> io::Result<rdma::RemoteWindow> {
-        debug_assert!(self.check(offset, len as u64).is_ok(), "{len} bytes at {offset} are outside of the window");
-        let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "the range exceeds the device's address space");
-        let addr = self.addr.checked_add(offset).filter(|addr| addr.checked_add(len as u64).is_some());
-        let len = u32::try_from(len).map_err(|_| invalid())?;
-        Ok(rdma::RemoteWindow { addr: addr.ok_or_else(invalid)?, key: self.key, len })
+    /// Returns the window as an RDMA device has it.
+    fn target(&self) -> rdma::RemoteWindow {
+        rdma::RemoteWindow { addr: self.addr, key: self.key, len: self.len }
     }
 
     pub(crate) fn check(&self, offset: u64, len: u64) -> Result<(), WriteError> {
@@ -138,6 +144,8 @@ enum Memory {
     Own(RefCell<BufMut>),
     /// Memory written by a device too.
     Registered(rdma::RdmaWindow),
+    /// Persistent memory from an offset on, written by messages only.
+    Persistent(Rc<dyn PersistentMemory>, u64),
 }
 
 type Persisting = Pin<Box<dyn Future<Output = io::Result<()>>>>;
@@ -152,8 +160,8 @@ pub(crate) struct WindowState {
     writes: Cell<u64>,
 }
 
-/// Memory window that the peer of one connection may write into; zeroed at first.  Dropping it closes the window: later
-/// writes of the peer are rejected.
+/// Memory window that the peer of one connection may write into.  Dropping it closes the window: when that returns, no write
+/// of the peer arrives any more, by device or message, whether it was sent before or after.
 pub struct MemoryWindow {
     inner: Rc<WindowState>,
     conn: Weak<Conn>,
@@ -165,16 +173,39 @@ impl MemoryWindow {
             Some(stream) => Memory::Registered(stream.window(len)?),
             None => Memory::Own(RefCell::new(BufMut::zeroed(len))),
         };
-        let (id, len) = (random().max(1), len as u64);
-        let inner = Rc::new(WindowState { id, len, memory, persist: RefCell::default(), writes: Cell::new(0) });
-        conn.windows.insert(inner.clone());
-        Ok(Self { inner, conn: Rc::downgrade(conn) })
+        Ok(Self::list(conn, memory, len as u64))
+    }
+
+    pub(crate) fn open_onto(conn: &Rc<Conn>, memory: Rc<dyn PersistentMemory>, at: u64, len: u64) -> io::Result<Self> {
+        if at.checked_add(len).is_none_or(|end| end > memory.len()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the window exceeds the memory"));
+        }
+        let memory = match (conn.windows.device(), memory.clone().file()) {
+            (Some(stream), Some(file)) => Memory::Registered(stream.window_onto(file, at, len)?),
+            _ => Memory::Persistent(memory, at),
+        };
+        Ok(Self::list(conn, memory, len))
+    }
+
+    fn list(conn: &Rc<Conn>, memory: Memory, len: u64) -> Self {
+        let inner = Rc::new(WindowState {
+            id: random().max(1),
+            len,
+            memory,
+            persist: RefCell::default(),
+            writes: Cell::new(0),
+        });
+        // A connection that has ended has revoked its windows already.
+        if !conn.is_closed() {
+            conn.windows.insert(inner.clone());
+        }
+        Self { inner, conn: Rc::downgrade(conn) }
     }
 
     /// Returns the descriptor that the peer needs to write into the window.
     pub fn descriptor(&self) -> WindowDescriptor {
         let (addr, key) = match &self.inner.memory {
-            Memory::Own(_) => (0, 0),
+            Memory::Own(_) | Memory::Persistent(..) => (0, 0),
             Memory::Registered(window) => (window.place().addr, window.place().key),
         };
         WindowDescriptor { id: self.inner.id, len: self.inner.len, addr, key }
@@ -210,6 +241,8 @@ impl Drop for MemoryWindow {
         if let Some(conn) = self.conn.upgrade() {
             conn.windows.remove(self.inner.id);
         }
+        // What is being made durable may still refer to it.
+        self.inner.revoke();
     }
 }
 
@@ -242,7 +275,7 @@ impl WindowState {
     /// Revokes device access, even while the window is referenced.
     fn revoke(&self) {
         match &self.memory {
-            Memory::Own(_) => {}
+            Memory::Own(_) | Memory::Persistent(..) => {}
             Memory::Registered(window) => window.revoke(),
         }
     }
@@ -251,6 +284,7 @@ impl WindowState {
         match &self.memory {
             Memory::Own(memory) => out.copy_from_slice(&memory.borrow()[offset..offset + out.len()]),
             Memory::Registered(window) => window.read(offset, out),
+            Memory::Persistent(memory, base) => memory.load(base + offset as u64, out),
         }
     }
 
@@ -260,6 +294,7 @@ impl WindowState {
             match &self.memory {
                 Memory::Own(memory) => memory.borrow_mut()[at..at + part.len()].copy_from_slice(part),
                 Memory::Registered(window) => window.put(at, part),
+                Memory::Persistent(memory, base) => memory.store_cached(base + at as u64, part),
             }
             at += part.len();
         }
@@ -282,16 +317,5 @@ mod tests {
         for (offset, len) in [(70, 8), (78, 0), (u64::MAX, 2)] {
             assert_eq!(place.check(offset, len), Err(WriteError::PastTheEnd { offset, len, window: 77 }));
         }
-    }
-    #[test]
-    fn a_device_reaches_offsets_of_4_gib_and_more() {
-        let place = WindowDescriptor { id: 1, len: 10 << 30, addr: 1 << 40, key: 9 };
-        for offset in [0, (4 << 30) - 1, 4 << 30, (10 << 30) - 100] {
-            let target = rdma::RemoteWindow { addr: (1 << 40) + offset, key: 9, len: 100 };
-            assert_eq!(place.target(offset, 100).expect("inside of the window"), target);
-        }
-        // The peer states the address.
-        let place = WindowDescriptor { addr: u64::MAX - 50, ..place };
-        assert!(place.target(0, 50).is_ok() && place.target(0, 51).is_err() && place.target(51, 0).is_err());
     }
 }

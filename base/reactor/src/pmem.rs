@@ -1,4 +1,4 @@
-//! Persistent memory: a mapped file on a DAX file system.
+//! Persistent memory: a mapped file on a DAX file system, or a mapped DAX device.
 //!
 //! A store is durable once it has left the processor's caches, which a [`fence`](PersistentMemory::fence) after it
 //! waits for.  [`PmemFile`] is the implementation for a real device; the simulator's loses the stores that no fence has
@@ -10,9 +10,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::rc::Rc;
 
+mod device;
 mod flush;
 
+pub use device::is_dax_device;
 pub use flush::Flush;
 
 /// Persistent memory.  Offsets and lengths are in bytes.
@@ -49,6 +52,19 @@ pub trait PersistentMemory {
     /// Returns the bytes of the system's memory that it occupies at present.
     fn resident(&self) -> u64 {
         self.len()
+    }
+
+    /// Stores `bytes` as a device does: they stay in the processor's caches, which no fence covers, until they are
+    /// [flushed](Self::flush).
+    fn store_cached(&self, at: u64, bytes: &[u8]);
+
+    /// Starts writing back what a device, or [`store_cached`](Self::store_cached), has stored in a range; the next fence
+    /// makes it durable.
+    fn flush(&self, at: u64, len: u64);
+
+    /// Returns the mapped file, if it is one: devices can be given access to it.
+    fn file(self: Rc<Self>) -> Option<Rc<PmemFile>> {
+        None
     }
 }
 
@@ -88,11 +104,11 @@ impl PmemFile {
         if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        let before = file.metadata()?.len();
+        let before = device::size(&file)?;
         if before < options.size {
             fill(&file, before, options.size)?;
         }
-        let len = file.metadata()?.len();
+        let len = device::size(&file)?;
         let len = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         if len == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "an empty file cannot be mapped"));
@@ -119,6 +135,16 @@ impl PmemFile {
     /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns the address of a range, for a device.  It is mapped as long as `self` lives.
+    ///
+    /// # Panics
+    /// Past the end.
+    pub(crate) fn range(&self, at: u64, len: usize) -> *mut u8 {
+        let at = self.check(at, len);
+        // SAFETY: within the mapping, or its end.
+        unsafe { self.base.as_ptr().add(at) }
     }
 
     fn check(&self, at: u64, len: usize) -> usize {
@@ -174,7 +200,8 @@ impl PersistentMemory for PmemFile {
 
     fn load(&self, at: u64, out: &mut [u8]) {
         let at = self.check(at, out.len());
-        // SAFETY: within the mapping, which only this thread changes: the file is locked, and a Pmem is not Sync.
+        // SAFETY: within the mapping, which only this thread changes, since the file is locked, and a Pmem is not Sync; and
+        // devices, so that the bytes are copied, and no reference to them exists.
         unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().add(at), out.as_mut_ptr(), out.len()) };
     }
 
@@ -193,6 +220,22 @@ impl PersistentMemory for PmemFile {
 
     fn fence(&self) {
         self.flush.fence();
+    }
+
+    fn store_cached(&self, at: u64, bytes: &[u8]) {
+        let to = self.range(at, bytes.len());
+        // SAFETY: within the mapping; no reference into it exists.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    fn flush(&self, at: u64, len: u64) {
+        let len = usize::try_from(len).expect("a range of a mapping");
+        // SAFETY: within the mapping.
+        unsafe { self.flush.write_back_range(self.range(at, len), len) };
+    }
+
+    fn file(self: Rc<Self>) -> Option<Rc<PmemFile>> {
+        Some(self)
     }
 }
 
@@ -223,12 +266,17 @@ mod tests {
         }
         memory.store(1 << 20, &bytes);
         memory.store_word(64, 0x0102_0304_0506_0708);
+        memory.store_cached((2 << 20) + 3, &bytes);
+        memory.flush((2 << 20) + 3, bytes.len() as u64);
+        memory.flush(3 << 20, 0);
         memory.fence();
         drop(memory);
         let memory = PmemFile::open(&path, PmemOptions { force: true, ..PmemOptions::default() }).expect("again");
         let mut out = vec![0; bytes.len()];
-        memory.load(1 << 20, &mut out);
-        assert!(out == bytes);
+        for at in [1 << 20, (2 << 20) + 3] {
+            memory.load(at, &mut out);
+            assert!(out == bytes, "{at}");
+        }
         for skip in (0..70).rev().step_by(2) {
             let wanted = &bytes[skip as usize..1000 + (skip * 13) as usize];
             let wanted = &wanted[..wanted.len().min(1001)];

@@ -19,8 +19,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::buf::{Buf, BufList, BufMut};
+use crate::buf::{BufList, BufMut};
 use crate::executor::yield_now;
+use crate::pmem::PmemFile;
 use crate::time::now;
 use cm::Id;
 use endpoint::RdmaEndpoint;
@@ -273,26 +274,41 @@ impl RdmaStream {
         self.endpoint.window(len)
     }
 
-    /// Writes into the peer's window, without involving the peer; completes when the bytes are there.
+    /// Opens a window onto `len` bytes of persistent memory from `at` on.
+    ///
+    /// # Errors
+    /// When the memory cannot be registered.
+    ///
+    /// # Panics
+    /// Past the end of the memory.
+    pub fn window_onto(&self, file: Rc<PmemFile>, at: u64, len: u64) -> io::Result<RdmaWindow> {
+        self.endpoint.window_onto(file, at, len)
+    }
+
+    /// Writes into the peer's window, without involving the peer; completes when all bytes are there.
     ///
     /// # Errors
     /// `InvalidInput` when they do not fit; an error when the connection fails, and then they may or may not be there.
-    pub async fn write(&self, place: RemoteWindow, offset: u32, data: Buf) -> io::Result<()> {
-        if u64::from(offset) + data.len() as u64 > u64::from(place.len) {
+    pub async fn write(&self, place: RemoteWindow, offset: u64, data: impl Into<BufList>) -> io::Result<()> {
+        let data = data.into();
+        let end = offset.checked_add(data.len() as u64);
+        let begin = place.addr.checked_add(offset).filter(|at| at.checked_add(data.len() as u64).is_some());
+        let Some(mut at) = begin.filter(|_| end.is_some_and(|end| end <= place.len)) else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "more than the window holds"));
-        }
-        let mut rest = data;
-        let mut at = place.addr + u64::from(offset);
+        };
         let mut last = None;
-        while !rest.is_empty() {
-            self.wait(RdmaEndpoint::has_room).await?;
-            let (run, piece) = match self.endpoint.lend(&mut rest) {
-                Some(lent) => lent,
-                None => self.endpoint.lend_short(&mut rest)?,
-            };
-            let len = run.len() as u64;
-            last = Some(self.endpoint.send_write(run, piece, (at, place.key))?);
-            at += len;
+        for part in data.parts() {
+            let mut rest = part.clone();
+            while !rest.is_empty() {
+                self.wait(RdmaEndpoint::has_room).await?;
+                let (run, piece) = match self.endpoint.lend(&mut rest) {
+                    Some(lent) => lent,
+                    None => self.endpoint.lend_short(&mut rest)?,
+                };
+                let len = run.len() as u64;
+                last = Some(self.endpoint.send_write(run, piece, (at, place.key))?);
+                at += len;
+            }
         }
         match last {
             // Writes of a connection complete in order.
@@ -318,7 +334,7 @@ pub struct RemoteWindow {
     /// Remote key.
     pub key: u32,
     /// Length in bytes.
-    pub len: u32,
+    pub len: u64,
 }
 
 pub use endpoint::RdmaWindow;

@@ -1,6 +1,7 @@
 //! Simulated persistent memory: of the stores that no fence covers, each line, or each word of eight bytes in it, keeps
 //! any number of the first ones after a power failure.  Stores of a killed process stay in the processor's caches until
-//! their line is stored to again: a fence of its successor does not cover them.
+//! their line is stored to again: a fence of its successor does not cover them.  Those of a device stay there until they are
+//! flushed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +23,7 @@ struct State {
     pages: HashMap<u64, Box<[u8; PAGE as usize]>>,
     /// Lines with stores that no fence covers: what they held before each one.
     at_risk: BTreeMap<u64, Vec<[u8; LINE as usize]>>,
-    /// The same for lines that a killed process has left in the processor's caches.
+    /// The same for lines that a killed process or a device has left in the processor's caches.
     cached: BTreeMap<u64, Vec<[u8; LINE as usize]>>,
 }
 
@@ -179,6 +180,50 @@ impl PersistentMemory for SimPmem {
             self.state.borrow_mut().at_risk.clear();
         }
     }
+
+    fn store_cached(&self, at: u64, bytes: &[u8]) {
+        assert!(at + bytes.len() as u64 <= self.len, "a store past the end");
+        if bytes.is_empty() || !self.world.has_power(self.incarnation.get()) {
+            return;
+        }
+        let mut state = self.state.borrow_mut();
+        for (line, part) in lines(at, bytes) {
+            let before = state.line(line);
+            let pending = state.at_risk.remove(&line).unwrap_or_default();
+            let cached = state.cached.entry(line).or_default();
+            cached.extend(pending);
+            cached.push(before);
+            state.put(part.0, part.1);
+        }
+        drop(state);
+        self.world.memory_point(self.incarnation.get());
+    }
+
+    fn flush(&self, at: u64, len: u64) {
+        assert!(at + len <= self.len, "a flush past the end");
+        if len == 0 || !self.world.has_power(self.incarnation.get()) {
+            return;
+        }
+        let mut state = self.state.borrow_mut();
+        for line in at / LINE..(at + len).div_ceil(LINE) {
+            if let Some(cached) = state.cached.remove(&line) {
+                state.at_risk.entry(line).or_default().extend(cached);
+            }
+        }
+        drop(state);
+        self.world.memory_point(self.incarnation.get());
+    }
+}
+
+/// Splits bytes by lines: the number of each line, where its bytes begin, and the bytes.
+fn lines(mut at: u64, mut bytes: &[u8]) -> impl Iterator<Item = (u64, (u64, &[u8]))> {
+    std::iter::from_fn(move || {
+        let len = ((LINE - at % LINE) as usize).min(bytes.len());
+        let (part, rest) = bytes.split_at(len);
+        let here = (at / LINE, (at, part));
+        (at, bytes) = (at + len as u64, rest);
+        (len > 0).then_some(here)
+    })
 }
 
 #[cfg(test)]
@@ -232,6 +277,24 @@ mod tests {
             let mut out = [0; 128];
             memory.load(0, &mut out);
             assert_eq!(out[64..], [1; 64]);
+            kept.insert(out[0]);
+        }
+        assert_eq!(kept, [0, 1].into());
+    }
+
+    #[test]
+    fn a_fence_covers_what_a_device_has_stored_once_that_is_flushed() {
+        let mut kept = std::collections::BTreeSet::new();
+        for seed in 0..40 {
+            let world = World::new(seed, Faults::none());
+            let memory = SimPmem::new(&world, 4096);
+            memory.store_cached(0, &[1; 192]);
+            memory.flush(64, 65);
+            memory.fence();
+            memory.crash(CrashKind::Power, &mut Rng::new(seed));
+            let mut out = [0; 192];
+            memory.load(0, &mut out);
+            assert_eq!(out[64..], [1; 128]);
             kept.insert(out[0]);
         }
         assert_eq!(kept, [0, 1].into());

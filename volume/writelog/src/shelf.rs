@@ -12,7 +12,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
-use forebay_reactor::pmem::{PersistentMemory, PmemFile, PmemOptions};
+use forebay_reactor::pmem::{PersistentMemory, PmemFile, PmemOptions, is_dax_device};
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, OpenOptions, spawn};
 
@@ -167,7 +167,8 @@ impl Shelf {
             MediumKind::Dram => Err(Self::no_path(path)),
             MediumKind::Pmem => {
                 let how = PmemOptions { create: options.create, size: 0, force: options.force };
-                let before = match options.create {
+                let is_device = is_dax_device(path);
+                let before = match options.create && !is_device {
                     true => Some(grow_memory(path, &name, LOGS_AT + options.room.max(LOG_SIZE_MIN)).await?),
                     false => None,
                 };
@@ -193,6 +194,10 @@ impl Shelf {
                 let size = if options.create { needed.max(options.size) } else { needed };
                 if limit.is_none_or(|limit| limit >= size) {
                     return Ok(shelf);
+                }
+                if is_device {
+                    let text = format!("{name}: {size} bytes are needed, and this device has {}", shelf.size()?);
+                    return Err(Error::new(ErrorKind::NoSpace, text));
                 }
                 drop(shelf);
                 grow_memory(path, &name, size).await?;

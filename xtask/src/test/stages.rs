@@ -278,6 +278,10 @@ fn guests() -> Vec<Stage> {
             Ok(guest)
         })
         .takes(140),
+        Stage::tests("guest-replication-rdma", "write logs replicated over RDMA, in a guest", GUEST, |_| {
+            Ok(script("replication-rdma.sh"))
+        })
+        .takes(75),
     ]
 }
 

@@ -1,8 +1,9 @@
 //! Writer's side of a window: writes by a device or by messages.
 
 use std::io;
+use std::rc::Rc;
 
-use forebay_reactor::rdma::RdmaStream;
+use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::{Buf, BufList};
 
 use super::{
@@ -15,13 +16,22 @@ use crate::wire::codec::PayloadWriter;
 use crate::wire::entity;
 
 impl Connection {
-    /// Opens a window of `len` bytes to the peer of this connection.  Over RDMA in crc mode the memory is registered
+    /// Opens a window of `len` zeroes to the peer of this connection.  Over RDMA in crc mode the memory is registered
     /// with the device.  The window stays open across reconnects, until it is dropped or the connection ends.
     ///
     /// # Errors
     /// When the memory cannot be registered.
     pub fn window(&self, len: usize) -> io::Result<MemoryWindow> {
         MemoryWindow::open(&self.conn, len)
+    }
+
+    /// Opens a window onto `len` bytes of persistent memory from `at` on, as [`window`](Self::window) does.  What the peer
+    /// writes is durable after a [`flush`](PersistentMemory::flush) of its range and a fence.
+    ///
+    /// # Errors
+    /// When the memory cannot be registered.
+    pub fn window_onto(&self, memory: Rc<dyn PersistentMemory>, at: u64, len: u64) -> io::Result<MemoryWindow> {
+        MemoryWindow::open_onto(&self.conn, memory, at, len)
     }
 
     /// Returns true if writes into the peer's window are currently made by a device, without involving the peer's
@@ -46,7 +56,10 @@ impl Connection {
         let data = data.into();
         self.check_window(place, offset, data.len() as u64)?;
         match self.conn.windows.device() {
-            Some(stream) if place.key != 0 => write_by_device(&stream, place, offset, &data).await,
+            Some(stream) if place.key != 0 => {
+                let written = stream.write(place.target(), offset, data).await;
+                written.map_err(|error| WriteError::Io(error.kind(), error.to_string()))
+            }
             _ => self.write_by_messages(place, offset, data).await,
         }
     }
@@ -99,20 +112,4 @@ impl Connection {
             _ => Err(WriteError::NoWindow(place.id)),
         }
     }
-}
-
-async fn write_by_device(
-    stream: &RdmaStream,
-    place: WindowDescriptor,
-    offset: u64,
-    data: &BufList,
-) -> Result<(), WriteError> {
-    let failed = |error: io::Error| WriteError::Io(error.kind(), error.to_string());
-    let mut at = offset;
-    for part in data.parts() {
-        let target = place.target(at, part.len()).map_err(failed)?;
-        stream.write(target, 0, part.clone()).await.map_err(failed)?;
-        at += part.len() as u64;
-    }
-    Ok(())
 }

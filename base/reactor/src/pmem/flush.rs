@@ -134,6 +134,19 @@ impl Flush {
         }
     }
 
+    /// Starts writing back the cache lines of `len` bytes at `at`, stored by a device or otherwise;
+    /// [`fence`](Self::fence) completes it.
+    ///
+    /// # Safety
+    /// The range is mapped.
+    pub(crate) unsafe fn write_back_range(self, at: *mut u8, len: usize) {
+        let skip = at as usize % LINE;
+        for line in (0..len.saturating_add(if len > 0 { skip } else { 0 })).step_by(LINE) {
+            // SAFETY: each line holds a byte of the range, or is the first one's own; pages are whole lines.
+            unsafe { self.write_back(at.sub(skip).add(line)) };
+        }
+    }
+
     /// Starts writing back the cache line at `at`.
     ///
     /// # Safety

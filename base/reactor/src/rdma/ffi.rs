@@ -160,6 +160,8 @@ pub(super) const PORT_SPACE_TCP: c_int = 0x0106;
 pub(super) const LOCAL_WRITE: c_int = 1;
 pub(super) const REMOTE_WRITE: c_int = 2;
 pub(super) const REMOTE_READ: c_int = 4;
+/// Pages are looked up when the device accesses them, and not kept in place.
+pub(super) const ON_DEMAND: c_int = 1 << 6;
 pub(super) const SIGNALED: u32 = 2;
 pub(super) const OP_WRITE: c_int = 0;
 pub(super) const OP_SEND: c_int = 2;

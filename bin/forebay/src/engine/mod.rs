@@ -138,6 +138,8 @@ pub struct MetricsSnapshot {
     pub peers: PeerCounts,
     /// Takeovers of write logs.
     pub takeovers: TakeoverCounts,
+    /// Number of blocks that primaries have written one-sided into copies here.
+    pub placed_here: u64,
 }
 
 /// Snapshot of the iSCSI server counters.
@@ -175,6 +177,8 @@ pub struct ReplicatedLog {
     pub copies: usize,
     /// Number of copies that it should have.
     pub wanted: usize,
+    /// Number of blocks written one-sided into its replicas' copies.
+    pub placed: u64,
     /// Members, the primary first.
     pub members: Vec<MemberReport>,
 }
@@ -182,7 +186,7 @@ pub struct ReplicatedLog {
 impl ReplicatedLog {
     fn new(set: &PrimarySet) -> Self {
         let (copies, wanted) = set.copies();
-        Self { epoch: set.record().epoch(), copies, wanted, members: set.report() }
+        Self { epoch: set.record().epoch(), copies, wanted, placed: set.placed_blocks(), members: set.report() }
     }
 }
 
@@ -428,6 +432,7 @@ impl Engine {
             },
             peers: self.peers.counts(),
             takeovers: self.takeovers.get(),
+            placed_here: self.peers.replicas().placed_blocks(),
             status: self.status().await?,
         })
     }

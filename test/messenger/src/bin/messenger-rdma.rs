@@ -11,6 +11,7 @@ use forebay_messenger::{
     Address, Auth, Connection, DisconnectReason, Handler, Keyring, MemoryWindow, Message, Messenger, MessengerCore,
     MessengerOptions, Policy, SharedKey, WindowDescriptor,
 };
+use forebay_reactor::pmem::{PersistentMemory, PmemFile, PmemOptions};
 use forebay_reactor::rdma::{self, RdmaListener, RdmaStream};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, BufList, BufMut, BufPool, DriverChoice, Reactor, spawn, timeout};
@@ -36,6 +37,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
             windows(ip).await?;
             println!("ok messenger-rdma: windows, {name}");
+            mapped(ip).await?;
+            println!("ok messenger-rdma: a window onto a mapped file, {name}");
             forgeries(ip).await?;
             println!("ok messenger-rdma: forged places, {name}");
             stale_keys(ip).await?;
@@ -135,6 +138,37 @@ async fn windows(ip: IpAddr) -> Outcome {
     let late =
         timeout(PATIENCE, client.write(place, 0, Buf::copy_of(b"x"))).await.map_err(|_| "a write takes too long")?;
     assert!(late.is_err(), "a window that is gone takes nothing");
+    Ok(())
+}
+
+/// Checks one-sided writes into a mapped file, from an offset on, and that nothing arrives once the window is gone.
+async fn mapped(ip: IpAddr) -> Outcome {
+    const AT: u64 = 1 << 16;
+    let path = std::env::temp_dir().join(format!("messenger-rdma-{}", std::process::id()));
+    let options = PmemOptions { create: true, size: 1 << 20, force: true };
+    let memory = Rc::new(PmemFile::open(&path, options)?);
+    std::fs::remove_file(&path)?;
+    let (client, server) = pair(ip, LOOK).await?;
+    let window = server.window_onto(memory.clone(), AT, 1 << 19)?;
+    let data: Vec<u8> = (0..300_000).map(byte).collect();
+    let mut parts = BufList::new();
+    data.chunks(7001).for_each(|part| parts.push(Buf::copy_of(part)));
+    client.write(window.place(), 4096, parts).await?;
+    memory.flush(AT + 4096, data.len() as u64);
+    memory.fence();
+    let load = || {
+        let mut found = vec![0; 1 << 20];
+        memory.load(0, &mut found);
+        found
+    };
+    let found = load();
+    assert!(found[AT as usize + 4096..][..data.len()] == data, "what was written is in the file");
+    assert!(found[..AT as usize + 4096].iter().all(|&byte| byte == 0), "and nothing else");
+    let place = window.place();
+    drop(window);
+    let late = timeout(PATIENCE, client.write(place, 0, Buf::copy_of(&[0xEE; 4096]))).await;
+    assert!(late.map_err(|_| "a late write takes too long")?.is_err(), "a window that is gone takes nothing");
+    assert!(load() == found, "and nothing has changed");
     Ok(())
 }
 

@@ -1,8 +1,10 @@
 //! Media of logs with members: a term that the copy follows, entries as bytes that are the same on every member.
 
 use std::pin::Pin;
+use std::rc::Rc;
 
 use forebay_block::{BufList, LocalFuture, Result};
+use forebay_reactor::pmem::PersistentMemory;
 
 use super::Medium;
 use crate::format::{CopyState, LogId};
@@ -97,6 +99,18 @@ pub(crate) trait CopyMedium: Medium {
     /// # Errors
     /// [`ErrorKind::Invalid`](forebay_block::ErrorKind::Invalid) if they are no entries of this log.
     fn inspect(&self, bytes: BufList) -> Result<RawAppend>;
+
+    /// Verifies header and entries of a block whose payloads another member has written into the ring.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](forebay_block::ErrorKind::Invalid) if they are no entries of this log, or no ring is in memory.
+    fn inspect_placed(&self, head: BufList) -> Result<RawAppend>;
+
+    /// Returns the ring, if another member can write into it: the memory, and the offset and length of the ring in bytes.
+    fn ring_memory(&self) -> Option<(Rc<dyn PersistentMemory>, u64, u64)>;
+
+    /// Starts writing back the payloads of a placed block, which a later sync makes durable.
+    fn flush_placed(&self, raw: &RawAppend);
 
     /// Appends verified entries of another member. They are written, and durable with `durable`, once the future has
     /// ended.

@@ -71,6 +71,22 @@ impl BlockStorage {
         }
     }
 
+    /// Starts writing back what a device has stored in persistent memory; the next durable write or
+    /// [`sync_data`](Self::sync_data) makes it durable.  No device stores in files.
+    pub(crate) fn flush(&self, at: u64, len: u64) {
+        if let Self::Memory(memory) = self {
+            memory.flush(at, len);
+        }
+    }
+
+    /// Returns the persistent memory, if it is some.
+    pub(crate) fn memory(&self) -> Option<&Rc<dyn PersistentMemory>> {
+        match self {
+            Self::File(..) => None,
+            Self::Memory(memory) => Some(memory),
+        }
+    }
+
     /// Makes everything written so far durable.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Copies that this peer holds of other peers' logs.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -38,6 +38,8 @@ pub struct ReplicaHost {
     /// One at a time creates, opens or discards a copy of a log.
     turns: KeyedLock<LogId>,
     promises: LeasePromises,
+    /// Number of blocks whose payloads came through windows.
+    placed: Rc<Cell<u64>>,
 }
 
 impl ReplicaHost {
@@ -54,7 +56,13 @@ impl ReplicaHost {
             given_up: RefCell::default(),
             turns: KeyedLock::default(),
             promises: LeasePromises::new(clock),
+            placed: Rc::default(),
         })
+    }
+
+    /// Returns the number of blocks whose payloads primaries wrote into copies here by themselves.
+    pub fn placed_blocks(&self) -> u64 {
+        self.placed.get()
     }
 
     /// Returns the log devices for copies.
@@ -85,7 +93,7 @@ impl ReplicaHost {
         let answer: LocalFuture<Message> = match message.kind {
             KIND_REQUEST => {
                 let answer = match ReplicaRequest::decode(&front) {
-                    Ok(request) => self.begin(request, data),
+                    Ok(request) => self.begin(connection, request, data),
                     Err(error) => failed(&error),
                 };
                 Box::pin(async move {
@@ -95,7 +103,7 @@ impl ReplicaHost {
             }
             KIND_GROUP => match decode_group(&front, data.len()) {
                 Ok(requests) => {
-                    let answers = self.begin_group(requests, data);
+                    let answers = self.begin_group(connection, requests, data);
                     Box::pin(async move {
                         message.reply(KIND_GROUP_ANSWER).front(Buf::copy_of(&encode_answers(&answers.await)))
                     })
@@ -116,17 +124,37 @@ impl ReplicaHost {
     }
 
     /// Begins with a request; appends take their place at once, in the order of the messages.
-    fn begin(self: &Rc<Self>, request: ReplicaRequest, data: BufList) -> LocalFuture<(ReplicaAnswer, BufList)> {
+    fn begin(
+        self: &Rc<Self>,
+        connection: &Connection,
+        request: ReplicaRequest,
+        data: BufList,
+    ) -> LocalFuture<(ReplicaAnswer, BufList)> {
         let ReplicaRequest { log, term, action } = request;
+        let is_of_copy = matches!(
+            action,
+            ReplicaAction::Append { .. }
+                | ReplicaAction::AppendPlaced { .. }
+                | ReplicaAction::OpenWindow
+                | ReplicaAction::Read(_)
+        );
+        let Some(copy) = self.copy(&log) else {
+            if is_of_copy {
+                return without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) }));
+            }
+            let host = self.clone();
+            return without_data(Box::pin(async move { host.run(ReplicaRequest { log, term, action }).await }));
+        };
         match action {
-            ReplicaAction::Append { durable } => match self.copy(&log) {
-                Some(copy) => without_data(copy.append(term, durable, data)),
-                None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
-            },
-            ReplicaAction::Read(entry) => match self.copy(&log) {
-                Some(copy) => copy.read(term, entry),
-                None => without_data(Box::pin(async { ReplicaAnswer::Refused(AppendRefused::NotAdopted) })),
-            },
+            ReplicaAction::Append { durable } => without_data(copy.append(term, durable, data, None)),
+            ReplicaAction::AppendPlaced { durable, window } => {
+                without_data(copy.append(term, durable, data, Some(window)))
+            }
+            ReplicaAction::OpenWindow => {
+                let opened = copy.open_window(term, connection);
+                without_data(Box::pin(async move { opened }))
+            }
+            ReplicaAction::Read(entry) => copy.read(term, entry),
             action => {
                 let host = self.clone();
                 without_data(Box::pin(async move { host.run(ReplicaRequest { log, term, action }).await }))
@@ -137,21 +165,23 @@ impl ReplicaHost {
     /// Begins with the requests of a message.  Several appends are made durable together.
     fn begin_group(
         self: &Rc<Self>,
+        connection: &Connection,
         requests: Vec<(ReplicaRequest, usize)>,
         data: BufList,
     ) -> LocalFuture<Vec<ReplicaAnswer>> {
-        let durable = |action: &ReplicaAction| matches!(action, ReplicaAction::Append { durable: true });
-        let several = requests.iter().filter(|(request, _)| durable(&request.action)).count() > 1;
+        let mut requests = requests;
+        let several = requests.iter_mut().filter_map(|(request, _)| to_be_durable(&mut request.action)).count() > 1;
         let mut at = 0;
         let mut synced = Vec::with_capacity(requests.len());
         let mut work = Vec::with_capacity(requests.len());
         for (mut request, len) in requests {
-            let later = several && durable(&request.action);
-            synced.push(self.copy(&request.log).filter(|_| later).map(|copy| copy.in_use()));
-            if later {
-                request.action = ReplicaAction::Append { durable: false };
+            let copy = self.copy(&request.log);
+            let later = to_be_durable(&mut request.action).filter(|_| several);
+            synced.push(copy.filter(|_| later.is_some()).map(|copy| copy.in_use()));
+            if let Some(durable) = later {
+                *durable = false;
             }
-            work.push(self.begin(request, data.slice(at..at + len)));
+            work.push(self.begin(connection, request, data.slice(at..at + len)));
             at += len;
         }
         Box::pin(async move {
@@ -210,8 +240,11 @@ impl ReplicaHost {
                     Err(error) => refuse(&error),
                 }
             }
-            ReplicaAction::Append { .. } | ReplicaAction::Read(_) => {
-                ReplicaAnswer::Failed("appends and reads are answered by the open copy".into())
+            ReplicaAction::Append { .. }
+            | ReplicaAction::AppendPlaced { .. }
+            | ReplicaAction::OpenWindow
+            | ReplicaAction::Read(_) => {
+                ReplicaAnswer::Failed("appends, windows and reads are answered by the open copy".into())
             }
         }
     }
@@ -231,7 +264,8 @@ impl ReplicaHost {
             return Ok(Some(copy));
         }
         let Some(shelf) = self.shelf_of(log) else { return Ok(None) };
-        let copy = Rc::new(ReplicaCopy::new(shelf.open_copy(log, None).await?, self.promises.of(log)));
+        let copy =
+            Rc::new(ReplicaCopy::new(shelf.open_copy(log, None).await?, self.promises.of(log), self.placed.clone()));
         if self.is_given_up(log) {
             return Err(Error::new(ErrorKind::Busy, "this peer is taking the log over"));
         }
@@ -364,6 +398,16 @@ impl ReplicaHost {
         if let Some(copy) = copy {
             copy.close().await;
         }
+    }
+}
+
+/// Returns the flag of an append whose answer waits until it is durable.
+fn to_be_durable(action: &mut ReplicaAction) -> Option<&mut bool> {
+    match action {
+        ReplicaAction::Append { durable } | ReplicaAction::AppendPlaced { durable, .. } => {
+            Some(durable).filter(|durable| **durable)
+        }
+        _ => None,
     }
 }
 

@@ -108,6 +108,8 @@ pub struct ReplicationOptions {
     pub recent: usize,
     /// Clock of the primary's lease.
     pub clock: LeaseClock,
+    /// Write into windows onto replicas' copies by messages, too, which is slower than sending whole blocks: for tests.
+    pub windows_by_message: bool,
 }
 
 impl Default for ReplicationOptions {
@@ -118,6 +120,7 @@ impl Default for ReplicationOptions {
             window: 8 << 20,
             recent: 8 << 20,
             clock: LeaseClock::default(),
+            windows_by_message: false,
         }
     }
 }

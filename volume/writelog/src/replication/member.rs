@@ -4,27 +4,27 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{BufList, Error, ErrorKind, Result};
-use forebay_messenger::{Connection, Message};
+use forebay_messenger::{Connection, Message, WindowDescriptor};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, Instant, now, spawn, timeout};
 
 use super::keeper::{LogIdentity, PeerId};
 use super::set::{PrimarySet, superseded};
 use super::wire::{AdoptTerm, CopyProgress, KIND_REQUEST, ReplicaAction, ReplicaAnswer, ReplicaRequest};
-use super::{AppendCursor, AppendRefused, MemberState, RawAppend};
+use super::{AppendCursor, AppendRefused, MemberState, RawAppend, one_sided};
 use crate::entries::LogEntry;
 use crate::format::LogId;
 use crate::media::ssd::verify;
 
 /// Number of heartbeats in the length of a lease, to a replica that nothing else is sent to.
-const HEARTBEATS: u32 = 4;
+pub(super) const HEARTBEATS: u32 = 4;
 
 /// Maximum number of times that a stream begins again without delay.
 const RESTARTS_MAX: u32 = 50;
 
 /// Link to a replica.
 pub(super) struct MemberLink {
-    peer: PeerId,
+    pub(super) peer: PeerId,
     /// Copy that the record names.
     pub(super) copy: LogId,
     /// Progress of the copy, as far as is known.
@@ -49,6 +49,12 @@ pub(super) struct MemberLink {
     in_flight: Cell<usize>,
     /// Newest retirement that the copy has made durable.
     pub(super) retired: Cell<u64>,
+    /// Window onto the copy that was opened last.
+    pub(super) window: Cell<Option<WindowDescriptor>>,
+    /// Number of windows in a row whose writes have failed.
+    pub(super) window_failures: Cell<u32>,
+    /// Set once the replica did not open a window.
+    pub(super) window_refused: Cell<bool>,
     /// Set once the peer has said that the copy is lost.
     lost: Cell<bool>,
     ended: Cell<bool>,
@@ -74,6 +80,9 @@ impl MemberLink {
             silent: Cell::new(0),
             in_flight: Cell::new(0),
             retired: Cell::new(0),
+            window: Cell::new(None),
+            window_failures: Cell::new(0),
+            window_refused: Cell::new(false),
             lost: Cell::new(false),
             ended: Cell::new(false),
             broken: RefCell::default(),
@@ -85,6 +94,11 @@ impl MemberLink {
     pub(super) fn end(&self) {
         self.ended.set(true);
         self.settled.notify_all();
+    }
+
+    /// Returns whether the link has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.get()
     }
 
     /// Returns whether the peer does not have the copy any more.
@@ -179,6 +193,8 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
         ask(set, link, connection, ReplicaAction::Adopt(adopt), BufList::new()).await?;
     link.adopted.set(true);
     tracing::debug!(peer = %link.peer, head, tail, own_head = set.head.get(), "a replica follows this primary");
+    let window = one_sided::open(set, link, connection).await;
+    link.window.set(window);
     let mut cursor = find(set, head).await?;
     let mut retirements = 0;
     loop {
@@ -206,13 +222,14 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
         if cursor.seq < set.head.get() && !full() {
             let raw = next_entries(set, cursor).await?;
             cursor = raw.next;
-            send(set, link, connection, (ReplicaAction::Append { durable: true }, 0), raw.bytes);
+            let Some((append, data)) = one_sided::place(set, link, connection, window, raw).await? else { continue };
+            send(set, link, connection, (append, 0), data);
         }
     }
 }
 
 /// Sends a heartbeat if nothing was heard for a time, whatever was sent, or if who takes over has changed.
-fn beat(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connection) {
+pub(super) fn beat(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connection) {
     let automatic = set.keeper.policy().automatic;
     let due = link.heard_at.get().elapsed() >= set.lease_length / HEARTBEATS || link.automatic.get() != automatic;
     if due && !link.beating.replace(true) {
@@ -316,7 +333,9 @@ async fn ask(
             Err(Error::new(ErrorKind::Io, refused.to_string()))
         }
         ReplicaAnswer::Failed(why) => Err(Error::new(ErrorKind::Io, format!("a replica of the write log: {why}"))),
-        ReplicaAnswer::Created(_) => Err(Error::new(ErrorKind::Io, "a replica's answer is to something else")),
+        ReplicaAnswer::Created(_) | ReplicaAnswer::Window(_) => {
+            Err(Error::new(ErrorKind::Io, "a replica's answer is to something else"))
+        }
     }
 }
 
@@ -328,7 +347,7 @@ async fn request(
 ) -> Result<ReplicaAnswer> {
     match action {
         // A retirement is sent after the entries that it is about.
-        ReplicaAction::Append { .. } | ReplicaAction::Retire { .. } => {
+        ReplicaAction::Append { .. } | ReplicaAction::AppendPlaced { .. } | ReplicaAction::Retire { .. } => {
             let request = ReplicaRequest { log: set.identity.log, term: set.term, action };
             set.requests.ask(connection, &request, data).await
         }
@@ -338,7 +357,7 @@ async fn request(
 }
 
 /// Sends a request; returns its answer, and the data with it.
-async fn exchange(
+pub(super) async fn exchange(
     set: &PrimarySet,
     connection: &Connection,
     action: ReplicaAction,
@@ -365,7 +384,9 @@ pub(super) async fn read(set: &PrimarySet, peer: PeerId, entry: &LogEntry) -> Re
         }
         ReplicaAnswer::Refused(refused) => Err(Error::new(ErrorKind::Io, refused.to_string())),
         ReplicaAnswer::Failed(why) => Err(Error::new(ErrorKind::Io, why)),
-        ReplicaAnswer::Created(_) => Err(Error::new(ErrorKind::Io, "a replica's answer is to something else")),
+        ReplicaAnswer::Created(_) | ReplicaAnswer::Window(_) => {
+            Err(Error::new(ErrorKind::Io, "a replica's answer is to something else"))
+        }
     }
 }
 
@@ -383,7 +404,9 @@ pub(super) async fn create(set: &PrimarySet, peer: PeerId) -> Result<LogId> {
         ReplicaAnswer::Refused(AppendRefused::Superseded(term)) => Err(superseded(term)),
         ReplicaAnswer::Refused(refused) => Err(Error::new(ErrorKind::Io, refused.to_string())),
         ReplicaAnswer::Failed(why) => Err(Error::new(ErrorKind::Io, why)),
-        ReplicaAnswer::Done(_) => Err(Error::new(ErrorKind::Io, "a replica's answer is to something else")),
+        ReplicaAnswer::Done(_) | ReplicaAnswer::Window(_) => {
+            Err(Error::new(ErrorKind::Io, "a replica's answer is to something else"))
+        }
     }
 }
 
@@ -397,6 +420,8 @@ pub(super) async fn discard(set: &PrimarySet, peer: PeerId) -> Result<()> {
         ReplicaAnswer::Done(_) | ReplicaAnswer::Refused(AppendRefused::CopyLost) => Ok(()),
         ReplicaAnswer::Refused(refused) => Err(Error::new(ErrorKind::Io, refused.to_string())),
         ReplicaAnswer::Failed(why) => Err(Error::new(ErrorKind::Io, why)),
-        ReplicaAnswer::Created(_) => Err(Error::new(ErrorKind::Io, "a replica's answer is to something else")),
+        ReplicaAnswer::Created(_) | ReplicaAnswer::Window(_) => {
+            Err(Error::new(ErrorKind::Io, "a replica's answer is to something else"))
+        }
     }
 }

@@ -13,6 +13,7 @@ mod keeper;
 mod lease;
 mod member;
 mod mirror;
+mod one_sided;
 mod open;
 mod open_copy;
 mod peers;

@@ -1,9 +1,16 @@
 //! Copy of a log that a replica has open: what its primary asks for, in order.
+//!
+//! | invariant of the window | |
+//! |---|---|
+//! | W1 | It is open to the primary of the copy's term only, and closed before the copy follows another term, begins again, or is closed: nothing that is written through it arrives later. |
+//! | W2 | A block is taken without its payloads only while the window is open that these were written through. |
+//! | W3 | A block whose payloads are in the ring becomes valid, and durable, no earlier than they do: its header is stored by this peer. |
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{BufList, Error, ErrorKind, InFlightGuard, InFlightTracker, LocalFuture};
+use forebay_messenger::{Connection, MemoryWindow};
 
 use super::promises::PrimaryPromise;
 use super::wire::{AdoptTerm, CopyProgress, ReplicaAnswer};
@@ -26,17 +33,22 @@ pub(super) struct ReplicaCopy {
     adopting: Cell<bool>,
     /// Promise to the primary, which every accepted request extends.
     promise: Rc<PrimaryPromise>,
+    /// Window onto the ring that is open to the primary.
+    window: RefCell<Option<MemoryWindow>>,
+    /// Number of blocks whose payloads came through windows.
+    placed: Rc<Cell<u64>>,
     _held: OpenGuard,
 }
 
 impl ReplicaCopy {
     /// Takes an opened copy into use.
-    pub(super) fn new(copy: OpenCopy, promise: Rc<PrimaryPromise>) -> Self {
+    pub(super) fn new(copy: OpenCopy, promise: Rc<PrimaryPromise>, placed: Rc<Cell<u64>>) -> Self {
         let OpenCopy { medium, held, .. } = copy;
         let id = medium.state().map_or_else(LogId::default, |state| state.copy);
         let log = ReplicaLog::new(id, u64::from(medium.term()), medium.shape());
         let (log, appends, adopting) = (RefCell::new(log), Rc::default(), Cell::new(false));
-        Self { log, medium, appends, adopting, promise, _held: held }
+        let window = RefCell::default();
+        Self { log, medium, appends, adopting, promise, window, placed, _held: held }
     }
 
     /// Returns the term that the copy follows.
@@ -66,7 +78,12 @@ impl ReplicaCopy {
     /// Follows a term, durably.  One adoption at a time.
     pub(super) async fn adopt(&self, term: u32, adopt: &AdoptTerm) -> ReplicaAnswer {
         let mut next = self.log.borrow().clone();
-        let adoption = match next.adopt(u64::from(term), adopt.copy, &adopt.base) {
+        let adopted = next.adopt(u64::from(term), adopt.copy, &adopt.base);
+        if adopted.is_ok() {
+            // Also of the same term: what its primary has not seen arrive may arrive until then.
+            self.close_window();
+        }
+        let adoption = match adopted {
             Ok(Adoption::Repeated) => {
                 self.promise.follow(adopt.lease_ms, adopt.automatic);
                 return self.done();
@@ -122,10 +139,46 @@ impl ReplicaCopy {
         }
     }
 
-    /// Appends entries; they take their place at once, and the answer comes when they are on the medium.
-    pub(super) fn append(self: &Rc<Self>, term: u32, durable: bool, bytes: BufList) -> LocalFuture<ReplicaAnswer> {
+    /// Opens a window onto the ring to the primary, instead of the one that is open.
+    pub(super) fn open_window(&self, term: u32, connection: &Connection) -> ReplicaAnswer {
+        if let Err(refused) = self.require_term(term) {
+            return ReplicaAnswer::Refused(refused);
+        }
+        self.close_window();
+        let Some((memory, at, len)) = self.medium.ring_memory() else {
+            return ReplicaAnswer::Failed("this copy of the log is not in persistent memory".into());
+        };
+        match connection.window_onto(memory, at, len) {
+            Ok(window) => {
+                let descriptor = window.descriptor();
+                self.window.replace(Some(window));
+                ReplicaAnswer::Window(descriptor)
+            }
+            Err(error) => ReplicaAnswer::Failed(format!("no memory window onto this copy of the log: {error}")),
+        }
+    }
+
+    /// Closes the window: nothing that is written through it arrives from here on.
+    fn close_window(&self) {
+        let window = self.window.take();
+        drop(window);
+    }
+
+    fn has_window(&self, id: u64) -> bool {
+        self.window.borrow().as_ref().is_some_and(|window| window.descriptor().id() == id)
+    }
+
+    /// Appends entries; they take their place at once, and the answer comes when they are on the medium.  With `window`, their
+    /// payloads are in the ring already, where they came through that one.
+    pub(super) fn append(
+        self: &Rc<Self>,
+        term: u32,
+        durable: bool,
+        bytes: BufList,
+        window: Option<u64>,
+    ) -> LocalFuture<ReplicaAnswer> {
         let used = self.in_use();
-        let begun = self.begin_append(term, durable, bytes);
+        let begun = self.begin_append(term, durable, bytes, window);
         Box::pin(async move {
             match begun {
                 Ok(work) => match work.await {
@@ -147,10 +200,18 @@ impl ReplicaCopy {
         term: u32,
         durable: bool,
         bytes: BufList,
+        window: Option<u64>,
     ) -> Result<LocalFuture<Result<(), Error>>, ReplicaAnswer> {
         self.require_term(term).map_err(ReplicaAnswer::Refused)?;
         let failed = |error: Error| ReplicaAnswer::Failed(error.to_string());
-        let raw = self.medium.inspect(bytes).map_err(failed)?;
+        if window.is_some_and(|id| !self.has_window(id)) {
+            return Err(ReplicaAnswer::Failed("the window that the payloads were written through is closed".into()));
+        }
+        let raw = match window {
+            None => self.medium.inspect(bytes),
+            Some(_) => self.medium.inspect_placed(bytes),
+        };
+        let raw = raw.map_err(failed)?;
         let (term, number, entry_term, count) = (term.into(), raw.first_seq, raw.term.into(), raw.count.into());
         let mut log = self.log.borrow_mut();
         let had = log.accepts(term, number, count).map_err(ReplicaAnswer::Refused)?;
@@ -161,7 +222,10 @@ impl ReplicaCopy {
         }
         // A copy that began again counts entries before the tail as had, whose block its medium lacks.
         if had == count && number + count <= self.medium.next_seq() {
-            // Sent again.
+            // Sent again, with the same payloads.
+            if window.is_some() {
+                self.medium.flush_placed(&raw);
+            }
             let (written, sync) = (self.medium.written(number + count), self.medium.sync());
             let again = async move {
                 written.await;
@@ -171,6 +235,7 @@ impl ReplicaCopy {
         }
         let work = self.medium.append_raw(raw, durable).map_err(failed)?;
         log.append(term, number, entry_term, count).map_err(ReplicaAnswer::Refused)?;
+        self.placed.set(self.placed.get() + u64::from(window.is_some()));
         Ok(work)
     }
 
@@ -231,6 +296,7 @@ impl ReplicaCopy {
     /// Refuses everything from now on, and waits until nothing is in flight.
     pub(super) async fn close(&self) {
         self.adopting.set(true);
+        self.close_window();
         self.appends.drain().await;
     }
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{Buf, Error, ErrorKind, LocalFuture, Result};
+use forebay_messenger::WindowDescriptor;
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Instant, now, spawn, timeout};
 
@@ -95,6 +96,8 @@ pub struct PrimarySet {
     pub(super) tail: Cell<u64>,
     /// Number of times that the tail was to be made durable.
     pub(super) retirements: Cell<u64>,
+    /// Number of blocks whose payloads were written into replicas' copies, without involving their processors.
+    pub(super) placed: Cell<u64>,
     /// Set once the record names the log no more, by this primary's doing.
     released: Cell<bool>,
     /// Set once the primary's own medium has failed.
@@ -149,6 +152,7 @@ impl PrimarySet {
             head: Cell::new(head),
             tail: Cell::new(tail),
             retirements: Cell::new(0),
+            placed: Cell::new(0),
             released: Cell::new(false),
             local_lost: RefCell::default(),
             read_elsewhere: Cell::new(false),
@@ -508,6 +512,17 @@ impl PrimarySet {
         if self.mirror.is_lost() && !was_lost {
             self.changed.notify_all();
         }
+    }
+
+    /// Returns the number of blocks whose payloads were written into replicas' copies through memory windows.
+    pub fn placed_blocks(&self) -> u64 {
+        self.placed.get()
+    }
+
+    /// Returns the windows onto replicas' copies that were opened last.
+    pub fn windows(&self) -> Vec<(PeerId, WindowDescriptor)> {
+        let links = self.links.borrow();
+        links.iter().filter_map(|(peer, link)| Some((*peer, link.window.get()?))).collect()
     }
 
     /// Returns the complete members but this peer.

@@ -7,6 +7,7 @@ mod group;
 
 use forebay_block::Extent;
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
+use forebay_messenger::{WINDOW_DESCRIPTOR_LEN, WindowDescriptor};
 
 use crate::entries::{EntryKind, LogEntry};
 use crate::format::{LogId, PAYLOAD_MAX, RUN_MAX};
@@ -88,6 +89,15 @@ pub enum ReplicaAction {
     },
     /// Read the payload of an entry, into the data segment of the answer.
     Read(LogEntry),
+    /// Open a window onto the ring of the copy to the sender, instead of the one that is open.
+    OpenWindow,
+    /// Append the block whose header and entries are in the data segment, and whose payloads are in the ring.
+    AppendPlaced {
+        /// Set if the answer waits until it is durable.
+        durable: bool,
+        /// Id of the window that the payloads were written through.
+        window: u64,
+    },
 }
 
 /// Term that a copy is to follow, and the log of its primary.
@@ -147,6 +157,8 @@ pub enum ReplicaAnswer {
     Refused(AppendRefused),
     /// Failed, with the reason.
     Failed(String),
+    /// Opened: a window onto the ring of the copy.
+    Window(WindowDescriptor),
 }
 
 pub(super) fn text(reader: &mut PayloadReader<'_>) -> Result<String, MalformedPayload> {
@@ -215,7 +227,7 @@ impl ReplicaRequest {
         match &self.action {
             ReplicaAction::Create { volume, name, size, unit, epoch, in_memory } => {
                 writer
-                    .u8(if *in_memory { 9 } else { 1 })
+                    .u8(if *in_memory { 11 } else { 1 })
                     .blob(volume.as_bytes())
                     .blob(name.as_bytes())
                     .u64(*size)
@@ -248,6 +260,12 @@ impl ReplicaRequest {
                 writer.u8(8).u8(entry.kind().code()).u64(extent.offset).u32(extent.len as u32);
                 writer.u32(entry.place).u32(entry.crc);
             }
+            ReplicaAction::OpenWindow => {
+                writer.u8(9);
+            }
+            ReplicaAction::AppendPlaced { durable, window } => {
+                writer.u8(10).u8(u8::from(*durable)).u64(*window);
+            }
         }
         writer.finish()
     }
@@ -260,8 +278,8 @@ impl ReplicaRequest {
         let mut reader = PayloadReader::new(bytes, "a request to a replica of a write log");
         let (log, term) = (reader.array()?, reader.u32()?);
         let action = match reader.u8()? {
-            code @ (1 | 9) => ReplicaAction::Create {
-                in_memory: code == 9,
+            code @ (1 | 11) => ReplicaAction::Create {
+                in_memory: code == 11,
                 volume: text(&mut reader)?,
                 name: text(&mut reader)?,
                 size: below(&mut reader, SIZE_END)?,
@@ -301,6 +319,8 @@ impl ReplicaRequest {
                 }
                 ReplicaAction::Read(LogEntry::new(kind, Extent::new(offset, u64::from(len)), place, crc))
             }
+            9 => ReplicaAction::OpenWindow,
+            10 => ReplicaAction::AppendPlaced { durable: flag(&mut reader)?, window: reader.u64()? },
             _ => return Err(reader.malformed()),
         };
         if !reader.rest().is_empty() {
@@ -335,6 +355,9 @@ impl ReplicaAnswer {
                 writer.u8(4);
                 write_text(&mut writer, why);
             }
+            Self::Window(window) => {
+                writer.u8(5).raw(&window.encode());
+            }
         }
         writer.finish()
     }
@@ -362,6 +385,10 @@ impl ReplicaAnswer {
                 })
             }
             4 => Self::Failed(text(&mut reader)?),
+            5 => {
+                let window: [u8; WINDOW_DESCRIPTOR_LEN] = reader.array()?;
+                Self::Window(WindowDescriptor::decode(&window)?)
+            }
             _ => return Err(reader.malformed()),
         };
         if !reader.rest().is_empty() {
@@ -408,6 +435,8 @@ mod tests {
             (0..SEQ_END).prop_map(|tail| ReplicaAction::Retire { tail }),
             Just(ReplicaAction::Sync),
             any::<bool>().prop_map(|automatic| ReplicaAction::Heartbeat { automatic }),
+            Just(ReplicaAction::OpenWindow),
+            (any::<bool>(), number()).prop_map(|(durable, window)| ReplicaAction::AppendPlaced { durable, window }),
             (any::<bool>(), 0..SIZE_END, 1..=PAYLOAD_MAX, any::<[u32; 2]>()).prop_map(
                 |(same, offset, len, [place, crc])| {
                     let kind = if same { EntryKind::Same } else { EntryKind::Write };
@@ -429,6 +458,9 @@ mod tests {
             Just(ReplicaAnswer::Refused(AppendRefused::NotAdopted)),
             Just(ReplicaAnswer::Refused(AppendRefused::CopyLost)),
             "\\PC{0,40}".prop_map(ReplicaAnswer::Failed),
+            any::<[u8; WINDOW_DESCRIPTOR_LEN]>().prop_map(|bytes| {
+                ReplicaAnswer::Window(WindowDescriptor::decode(&bytes).expect("any bytes describe a window"))
+            }),
         ]
     }
 
@@ -443,6 +475,19 @@ mod tests {
             prop_assert_eq!(ReplicaAnswer::decode(&bytes), Ok(answer));
             prop_assert!((0..bytes.len()).all(|end| ReplicaAnswer::decode(&bytes[..end]).is_err()));
         }
+    }
+
+    /// The bytes of `docs/formats/replication.md`: daemons of different versions have the same ones.
+    #[test]
+    fn requests_about_windows_are_these_bytes() {
+        let encode = |action| ReplicaRequest { log: [7; 16], term: 0x0403_0201, action }.encode();
+        let head = [&[7; 16][..], &[1, 2, 3, 4]].concat();
+        assert_eq!(encode(ReplicaAction::OpenWindow), [&head[..], &[9]].concat());
+        let placed = ReplicaAction::AppendPlaced { durable: true, window: 0x0807_0605_0403_0201 };
+        assert_eq!(encode(placed), [&head[..], &[10, 1, 1, 2, 3, 4, 5, 6, 7, 8]].concat());
+        let window: [u8; WINDOW_DESCRIPTOR_LEN] = std::array::from_fn(|at| at as u8);
+        let answer = ReplicaAnswer::Window(WindowDescriptor::decode(&window).expect("a window"));
+        assert_eq!(answer.encode(), [&[5][..], &window].concat());
     }
 
     #[test]

@@ -71,6 +71,12 @@ impl PersistentMemory for VolatileMemory {
         self.store(at, &word.to_le_bytes());
     }
 
+    fn store_cached(&self, at: u64, bytes: &[u8]) {
+        self.store(at, bytes);
+    }
+
+    fn flush(&self, _at: u64, _len: u64) {}
+
     fn fence(&self) {}
 
     fn discard(&self, at: u64, len: u64) -> bool {

@@ -6,6 +6,7 @@ mod leases;
 mod media_failures;
 mod pmem;
 mod replicas_min;
+mod windows;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -92,6 +93,8 @@ pub struct Host {
     wanted: RefCell<Vec<PeerId>>,
     links: RefCell<BTreeMap<PeerId, Connection>>,
     opened: Cell<u32>,
+    /// Set if this host writes into its replicas' copies through memory windows.
+    windows: Cell<bool>,
 }
 
 fn peer(number: u8) -> PeerId {
@@ -149,7 +152,12 @@ impl Host {
             wanted: RefCell::default(),
             links: RefCell::default(),
             opened: Cell::new(0),
+            windows: Cell::new(false),
         })
+    }
+
+    fn options(&self) -> ReplicationOptions {
+        ReplicationOptions { windows_by_message: self.windows.get(), ..options() }
     }
 
     /// Cuts the host off from its peers.
@@ -174,7 +182,7 @@ impl Host {
         let record = record.opened(self.id, copy, "client.2".to_owned()).expect("its own");
         self.image.record.replace(Some(record.clone()));
         let keeper = Rc::new(Keeper(self.clone()));
-        let opened = open_members(&self.shelf, &id, ("one", "pool/a"), record, keeper, options()).await;
+        let opened = open_members(&self.shelf, &id, ("one", "pool/a"), record, keeper, self.options()).await;
         let opened = opened.expect("a log");
         opened.set.start();
         (id, self.front(opened))
@@ -185,7 +193,7 @@ impl Host {
         self.replicas.give_up(id).await;
         self.opened.set(self.opened.get() + 1);
         let (keeper, opening) = (Rc::new(Keeper(self.clone())), LogOpening::TakeOver);
-        let opened = open_primary(&self.shelf, id, ("one", "pool/a"), opening, keeper, options()).await;
+        let opened = open_primary(&self.shelf, id, ("one", "pool/a"), opening, keeper, self.options()).await;
         let opened = opened.inspect_err(|_| self.replicas.resume(id))?;
         let (set, replicas, id) = (opened.set.clone(), self.replicas.clone(), *id);
         drop(spawn(async move {

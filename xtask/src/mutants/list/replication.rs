@@ -17,6 +17,7 @@ const CONTROL: &str = "volume/writelog/src/replication/control.rs";
 const SET: &str = "volume/writelog/src/replication/set.rs";
 const MIRROR: &str = "volume/writelog/src/replication/mirror.rs";
 const MEMBER: &str = "volume/writelog/src/replication/member.rs";
+const ONE_SIDED: &str = "volume/writelog/src/replication/one_sided.rs";
 const OPEN: &str = "volume/writelog/src/replication/open.rs";
 const OPEN_COPY: &str = "volume/writelog/src/replication/open_copy.rs";
 const GROUPS: &str = "volume/writelog/src/replication/groups.rs";
@@ -176,14 +177,14 @@ pub(super) const LIST: &[Mutant] = &[
         "repl-retirement-overtakes",
         "A retirement is sent before the entries that it is about, which wait for others",
         MEMBER,
-        "        ReplicaAction::Append { .. } | ReplicaAction::Retire { .. } => {\n",
-        "        ReplicaAction::Append { .. } => {\n",
+        "ReplicaAction::AppendPlaced { .. } | ReplicaAction::Retire { .. } => {\n",
+        "ReplicaAction::AppendPlaced { .. } => {\n",
         &[COPY_TESTS, SIM],
     ),
     Mutant::new(
         "repl-append-says-nothing-lasts",
         "A replica answers before the entries are durable",
-        MEMBER,
+        ONE_SIDED,
         "ReplicaAction::Append { durable: true }",
         "ReplicaAction::Append { durable: false }",
         &[TESTS, SIM],
@@ -516,5 +517,45 @@ pub(super) const LIST: &[Mutant] = &[
         "        if had == count && number + count <= self.medium.next_seq() {",
         "        if had == count {",
         &[COPY_TESTS],
+    ),
+    Mutant::new(
+        "repl-window-left-open",
+        "A former primary's window stays open when a replica follows its successor",
+        OPEN_COPY,
+        "        if adopted.is_ok() {\n",
+        "        if adopted == Ok(Adoption::Repeated) {\n",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-window-open-after-close",
+        "A copy is closed with its window open, through which its primary writes on",
+        OPEN_COPY,
+        "        self.adopting.set(true);\n        self.close_window();\n",
+        "        self.adopting.set(true);\n        std::mem::forget(self.window.take());\n",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-placed-through-any-window",
+        "A replica takes a block whose payloads were written through a window that is closed",
+        OPEN_COPY,
+        "window.is_some_and(|id| !self.has_window(id))",
+        "window.is_some_and(|id| id == 0 && !self.has_window(id))",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-placed-unflushed",
+        "A replica leaves payloads that were written through a window in the processor's caches",
+        COPY,
+        "                storage.flush(placed_at, placed);\n",
+        "                let _ = (placed_at, placed);\n",
+        &[TESTS],
+    ),
+    Mutant::new(
+        "repl-placed-unverified",
+        "A replica takes the entries of a block whose payloads are in its ring without verifying them",
+        COPY,
+        "        let entries = header.entries(&head, self.tag, self.unit, self.ring).map_err(|error| wrong(&error))?;\n        if placed {\n            return Ok(header);\n        }\n",
+        "        if placed {\n            return Ok(header);\n        }\n        let entries = header.entries(&head, self.tag, self.unit, self.ring).map_err(|error| wrong(&error))?;\n",
+        &[TESTS],
     ),
 ];

@@ -2,6 +2,7 @@
 
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
@@ -25,6 +26,13 @@ pub(super) fn encode_logs(out: &mut DescriptorEncoder, logs: &[&LogSnapshot]) ->
             ConstGauge::new(value(replicated)).encode(family.encode_family(&labels)?)?;
         }
     }
+    let help = "Blocks written one-sided into the copies of replicas";
+    let mut family = out.encode_descriptor("log_one_sided_blocks", help, None, MetricType::Counter)?;
+    for log in logs {
+        let Some(replicated) = &log.replicated else { continue };
+        let labels = [("pool", log.pool.as_str()), ("image", log.image.as_str())];
+        ConstCounter::new(replicated.placed).encode(family.encode_family(&labels)?)?;
+    }
     type Lag = (&'static str, &'static str, Unit, fn(&forebay_writelog::replication::MemberReport) -> f64);
     let lags: [Lag; 2] = [
         ("log_replica_lag", "Bytes of a write log that a replica lacks, at most", Unit::Bytes, |member| {
@@ -46,6 +54,12 @@ pub(super) fn encode_logs(out: &mut DescriptorEncoder, logs: &[&LogSnapshot]) ->
         }
     }
     Ok(())
+}
+
+/// Encodes the blocks that primaries have written into copies of this daemon.
+pub(super) fn encode_placed(out: &mut DescriptorEncoder, placed: u64) -> Encoded {
+    let help = "Blocks that primaries have written one-sided into copies here";
+    counter(out, "replica_one_sided_blocks", help, None, placed)
 }
 
 /// Encodes the takeovers of this daemon.

@@ -62,6 +62,7 @@ pub(super) fn encode_all(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder
     let logs = snapshot.logs.iter().collect::<Vec<_>>();
     encode_log_gauges(out, &logs)?;
     replicas::encode_logs(out, &logs)?;
+    replicas::encode_placed(out, snapshot.placed_here)?;
     replicas::encode_takeovers(out, &snapshot.takeovers)
 }
 

@@ -40,6 +40,9 @@ pub(super) struct Gateway {
     /// Memory of its machine, if its log device is in some, and as its process has it.
     pub(super) memory: Option<(SimPmem, Rc<MappedMemory>)>,
     killed: Cell<bool>,
+    /// Number of blocks placed through windows that were counted.
+    placed: Cell<u64>,
+    windows: bool,
     pub(super) replicas: Rc<ReplicaHost>,
     pub(super) server: Messenger,
     pub(super) client: Messenger,
@@ -122,6 +125,8 @@ impl Gateway {
             shelf,
             memory,
             killed: Cell::new(false),
+            placed: Cell::new(0),
+            windows: scenario.windows,
             replicas,
             server,
             client,
@@ -165,6 +170,9 @@ impl Gateway {
 
     /// Ends all connections.  Messengers hold their connections, and those hold their messenger, until then.
     pub(super) fn disconnect(&self) {
+        let placed = self.replicas.placed_blocks();
+        self.image.count(|tally| tally.placed += placed - self.placed.get());
+        self.placed.set(placed);
         self.server.shutdown();
         self.client.shutdown();
         self.links.borrow_mut().clear();
@@ -179,6 +187,7 @@ impl Gateway {
             patience: self.patience,
             retry: self.patience / 10,
             clock: self.clock,
+            windows_by_message: self.windows,
             ..Default::default()
         }
     }

@@ -40,6 +40,8 @@ pub(super) struct SharedImage {
     pub(super) ended: Notify,
     pub(super) clients: Cell<u64>,
     pub(super) tally: RefCell<ReplicationTally>,
+    /// Violation that a task beside the load has found.
+    pub(super) violation: RefCell<Option<String>>,
     pub(super) backend: Rc<dyn BlockDevice>,
 }
 

@@ -76,4 +76,16 @@ impl PersistentMemory for MappedMemory {
             self.memory.fence();
         }
     }
+
+    fn store_cached(&self, at: u64, bytes: &[u8]) {
+        if self.count() {
+            self.memory.store_cached(at, bytes);
+        }
+    }
+
+    fn flush(&self, at: u64, len: u64) {
+        if self.count() {
+            self.memory.flush(at, len);
+        }
+    }
 }

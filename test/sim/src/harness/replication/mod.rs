@@ -13,10 +13,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent};
-use forebay_messenger::MessengerCore;
+use forebay_messenger::{MessengerCore, WindowDescriptor};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{sleep, spawn, timeout};
-use forebay_writelog::replication::{LeaseClock, MemberRecord, ReplicaPolicy, open_members};
+use forebay_reactor::{Buf, sleep, spawn, timeout};
+use forebay_writelog::replication::{LeaseClock, MemberKeeper, MemberRecord, ReplicaPolicy, open_members};
 use forebay_writelog::{LogId, MediumKind};
 
 use self::gateway::{Front, Gateway, Serving, path, peer};
@@ -64,6 +64,10 @@ pub struct ReplicationTally {
     pub all_lost: u64,
     /// ... and times that a log was given up because no replica was left.
     pub mirrors_lost: u64,
+    /// Blocks whose payloads were written into replicas' copies through memory windows.
+    pub placed: u64,
+    /// Writes of former primaries through windows, which arrived late and were refused.
+    pub late_writes: u64,
     /// Changes of the record.
     pub changes: u64,
     /// Members that were filled.
@@ -101,6 +105,8 @@ impl ReplicationTally {
         self.dram += other.dram;
         self.all_lost += other.all_lost;
         self.mirrors_lost += other.mirrors_lost;
+        self.placed += other.placed;
+        self.late_writes += other.late_writes;
         self.changes += other.changes;
         self.filled += other.filled;
         self.dropped += other.dropped;
@@ -146,6 +152,8 @@ struct ReplicationScenario {
     rounds: u32,
     /// Set if one gateway dies at a time.
     one_dies: bool,
+    /// Set if primaries write into copies in persistent memory through memory windows.
+    windows: bool,
     net: NetFaults,
     /// Speed of each gateway's clock against the simulator's, in parts in a million more or less.
     clocks: Vec<i32>,
@@ -175,6 +183,7 @@ impl ReplicationScenario {
             },
             rounds: rng.range(2..7) as u32,
             one_dies: Rng::new(seed ^ 0x6f6e_652e).one_in(2),
+            windows: Rng::new(seed ^ 0x77_696e_646f).coin(),
             net,
             clocks: Self::draw_clocks(seed, gateways),
         }
@@ -269,6 +278,7 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
             ended: Notify::new(),
             clients: Cell::new(0),
             tally: RefCell::default(),
+            violation: RefCell::default(),
             backend,
         });
         let mut cluster = Cluster {
@@ -488,6 +498,17 @@ impl Cluster {
         } else if let Some(former) = &former {
             let read = read_on(self.front(former), former.gateway.clone(), reads.clone(), self.rng.fork());
             drop(spawn(read));
+            for (peer, window) in former.set.windows() {
+                let Some(other) = self.gateways[usize::from(peer.0[0]) - 1].clone() else { continue };
+                let late = LateWriter {
+                    former: former.gateway.clone(),
+                    term: former.set.record().term(),
+                    window,
+                    other,
+                    log: self.id,
+                };
+                drop(spawn(late.run(self.image.clone(), self.rng.fork())));
+            }
         }
         for attempt in 0..100_u64 {
             self.restart_some(attempt).await?;
@@ -571,9 +592,11 @@ impl Cluster {
         if self.failing.replace(number).is_some_and(|failing| failing != number) {
             return;
         }
+        // What the only complete copy cannot read, nobody can.
+        let is_alone = self.image.record.borrow().as_ref().is_none_or(|record| record.complete().count() < 2);
         let faults = match self.rng.below(3) {
             0 => DiskFaults { write_error_ppm: 1_000_000, sync_error_ppm: 1_000_000, ..DiskFaults::none() },
-            1 => DiskFaults { write_error_ppm: 100_000, ..DiskFaults::none() },
+            kind if kind == 1 || is_alone => DiskFaults { write_error_ppm: 100_000, ..DiskFaults::none() },
             _ => DiskFaults { read_error_ppm: 500_000, ..DiskFaults::none() },
         };
         self.image.world.note(|| format!("the disk of gateway {number} fails: {faults:?}"));
@@ -608,8 +631,49 @@ impl Cluster {
             at += len;
         }
         let _ = serving.set.record();
+        if let Some(violation) = self.image.violation.borrow().clone() {
+            return Err(violation);
+        }
         self.oracles.violation()?;
         self.oracles.check_backend()
+    }
+}
+
+/// Device of a former primary, whose writes through a window onto another gateway's copy arrive when that follows its
+/// successor.
+struct LateWriter {
+    former: Rc<Gateway>,
+    term: u64,
+    window: WindowDescriptor,
+    other: Rc<Gateway>,
+    log: LogId,
+}
+
+impl LateWriter {
+    async fn run(self, image: Rc<SharedImage>, mut rng: Rng) {
+        let Self { former, term, window, other, log } = self;
+        let keeper = former.keeper();
+        let mut refused = 0;
+        while refused < 20 && former.alive.get() && other.alive.get() {
+            sleep(Duration::from_nanos(rng.below(2 * MILLI))).await;
+            match other.shelf.copy_of(&log).await {
+                Ok((_, follows)) if u64::from(follows) > term => {}
+                Ok(_) => continue,
+                // It is not there any more.
+                Err(_) => break,
+            }
+            let Some(connection) = keeper.connection(peer(other.number)) else { break };
+            let at = rng.below(window.len() - 4096);
+            match timeout(LONG, connection.write(window, at, Buf::copy_of(&[0xEE; 4096]))).await {
+                Ok(Ok(())) => {
+                    image.violation.borrow_mut().get_or_insert("a former primary has written into a copy".into());
+                    break;
+                }
+                Ok(Err(_)) => refused += 1,
+                Err(_) => break,
+            }
+        }
+        image.count(|tally| tally.late_writes += refused);
     }
 }
 

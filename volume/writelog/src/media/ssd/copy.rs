@@ -1,7 +1,10 @@
 //! Copy of a log with members: terms, blocks that arrive whole from another member, and blocks that are sent to one.
 
+use std::rc::Rc;
+
 use forebay_accel::crc32c::crc32c_parts;
 use forebay_block::{Buf, BufList, BufMut, Error, ErrorKind, LocalFuture, Result};
+use forebay_reactor::pmem::PersistentMemory;
 
 use super::ring::{Mark, StartedBlock};
 use super::{Ssd, io};
@@ -12,8 +15,9 @@ use crate::media::{Medium, corrupt};
 use crate::replication::{AppendCursor, CopyStart, LogShape, RawAppend};
 
 impl Ssd {
-    /// Returns the header of a block of this log, after verifying all of it.
-    fn parse(&self, bytes: &BufList) -> Result<BlockHeader> {
+    /// Returns the header of a block of this log, after verifying all of it; with `placed`, `bytes` have no payloads, and none
+    /// is read.
+    fn parse(&self, bytes: &BufList, placed: bool) -> Result<BlockHeader> {
         let wrong = |why: &dyn std::fmt::Display| {
             Error::new(ErrorKind::Invalid, format!("an append block from another member: {why}"))
         };
@@ -24,11 +28,15 @@ impl Ssd {
         }
         let first = contiguous(bytes, ENTRY_LEN.min(all));
         let header = BlockHeader::peek(&first, self.tag, self.unit).ok_or_else(|| wrong(&"not a block of this log"))?;
-        if header.units as usize * unit != all {
-            return Err(wrong(&format_args!("{all} bytes instead of {} units", header.units)));
+        let units = if placed { header.head_units(self.unit) } else { header.units };
+        if units as usize * unit != all {
+            return Err(wrong(&format_args!("{all} bytes instead of {units} units")));
         }
         let head = contiguous(bytes, header.head_len());
         let entries = header.entries(&head, self.tag, self.unit, self.ring).map_err(|error| wrong(&error))?;
+        if placed {
+            return Ok(header);
+        }
         let mut at = header.head_units(self.unit) as usize * unit;
         for entry in &entries {
             let len = payload_len(entry.kind, entry.extent.len as u32) as usize;
@@ -38,6 +46,12 @@ impl Ssd {
             at += len.next_multiple_of(unit);
         }
         Ok(header)
+    }
+
+    /// Returns the offset in the storage and the length, in bytes, of the payloads of a block of which `head` bytes are here.
+    fn payloads_of(&self, header: &BlockHeader, head: usize) -> (u64, u64) {
+        let (unit, head) = (u64::from(self.unit), head as u64);
+        (self.base + AREA_AT + header.pos % self.ring * unit + head, u64::from(header.units) * unit - head)
     }
 
     /// Returns a block that begins at `pos`, if it is block `number` of this log.
@@ -216,7 +230,7 @@ impl CopyMedium for Ssd {
             let (offset, len) = (self.base + AREA_AT + place * u64::from(self.unit), units * u64::from(self.unit));
             let bytes = self.storage.read_exact_at(offset, len as usize).await;
             let bytes = BufList::from(bytes.map_err(|error| io(error, "reading a block for another member"))?.freeze());
-            self.parse(&bytes).map_err(|error| corrupt(error.to_string()))?;
+            self.parse(&bytes, false).map_err(|error| corrupt(error.to_string()))?;
             Ok(Some(raw_append(&header, bytes)))
         })
     }
@@ -256,8 +270,29 @@ impl CopyMedium for Ssd {
     }
 
     fn inspect(&self, bytes: BufList) -> Result<RawAppend> {
-        let header = self.parse(&bytes)?;
+        let header = self.parse(&bytes, false)?;
         Ok(raw_append(&header, bytes))
+    }
+
+    fn inspect_placed(&self, head: BufList) -> Result<RawAppend> {
+        if self.storage.memory().is_none() {
+            return Err(Error::new(ErrorKind::Invalid, "no other member writes into a ring on an SSD"));
+        }
+        let header = self.parse(&head, true)?;
+        Ok(raw_append(&header, head))
+    }
+
+    fn ring_memory(&self) -> Option<(Rc<dyn PersistentMemory>, u64, u64)> {
+        let memory = self.storage.memory()?.clone();
+        Some((memory, self.base + AREA_AT, self.ring * u64::from(self.unit)))
+    }
+
+    fn flush_placed(&self, raw: &RawAppend) {
+        let head = contiguous(&raw.bytes, ENTRY_LEN.min(raw.bytes.len()));
+        if let Some(header) = BlockHeader::peek(&head, self.tag, self.unit) {
+            let (at, len) = self.payloads_of(&header, raw.bytes.len());
+            self.storage.flush(at, len);
+        }
     }
 
     fn append_raw(&self, raw: RawAppend, durable: bool) -> Result<LocalFuture<Result<()>>> {
@@ -296,6 +331,8 @@ impl CopyMedium for Ssd {
             false => self.aligned.copy(&bytes),
         };
         let offset = self.base + AREA_AT + header.pos % self.ring * u64::from(self.unit);
+        // Empty unless they are in the ring already.
+        let (placed_at, placed) = self.payloads_of(&header, bytes.len());
         let (storage, state, room) = (self.storage.clone(), self.state.clone(), self.room.clone());
         let before = header.durable_before();
         let sync = self.sync();
@@ -315,6 +352,8 @@ impl CopyMedium for Ssd {
                 if state.borrow().durable_block < before {
                     sync.await?;
                 }
+                // The block is valid from when its header is stored, and durable with the same fence as its payloads.
+                storage.flush(placed_at, placed);
                 let written = match durable {
                     true => storage.write_durable_at(bytes, offset).await,
                     false => storage.write_at(bytes, offset).await,
