@@ -1,4 +1,4 @@
-//! Whether a volume gets on: from a state, with no further failures, by what daemons and an operator do anyway.
+//! Recovery of a volume from a state, with no further failures, by what daemons and an operator do anyway.
 
 use forebay_writelog::replication::MemberState;
 

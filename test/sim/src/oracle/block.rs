@@ -409,7 +409,7 @@ impl BlockOracle {
         self.settle_windows(number);
     }
 
-    /// What may be in a block is known better than when requests that are open began: what such a request sees may have been
+    /// Notes that the states of a block have become fewer since requests began that are open: such a request may see what was
     /// there before.
     fn settle_windows(&mut self, number: u64) {
         for open in self.open.values_mut() {

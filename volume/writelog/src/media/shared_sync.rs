@@ -31,7 +31,7 @@ impl SharedSync {
             let (sync, syncs, file) = (Rc::new(PendingSync::default()), self.clone(), file.clone());
             self.next.replace(Some(sync.clone()));
             let begun = sync.clone();
-            // A task of its own: whoever waits may be dropped, and the others wait on.
+            // A task of its own: a future that waits may be dropped, and the others wait on.
             drop(spawn(async move {
                 // Others that have just ended a write join.
                 yield_now().await;

@@ -300,7 +300,7 @@ impl ReplicaCopy {
         self.appends.drain().await;
     }
 
-    /// Makes what was accepted before durable, for an answer to it, whoever's term has begun since.
+    /// Makes what was accepted before durable, for an answer to it, also if another term has begun since.
     pub(super) async fn sync_appended(&self) -> ReplicaAnswer {
         match self.medium.sync().await {
             Ok(()) => self.done(),

@@ -44,8 +44,8 @@ pub(super) const LIST: &[Mutant] = &[
         "lease-promise-forgotten",
         "A process that was started again knows of no promise of the one before it",
         PROMISES,
-        "LeasePromise::after_start(millis(self.started), lease.as_millis() as u64)",
-        "LeasePromise::after_start(millis(self.started), 0 * lease.as_millis() as u64)",
+        "LeasePromise::after_start(self.clock.millis_up(self.started), promised(lease.as_millis() as u64))",
+        "LeasePromise::after_start(self.clock.millis_up(self.started), 0 * promised(lease.as_millis() as u64))",
         &[TESTS],
     ),
     Mutant::new(
