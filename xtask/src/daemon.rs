@@ -206,6 +206,11 @@ pub struct Crashed {
 }
 
 impl Crashed {
+    /// Returns its log.
+    pub fn log(&self) -> String {
+        shell::tail(&self.sockets.path().join("log"), usize::MAX)
+    }
+
     /// Starts it again where it was.
     pub fn restart(self) -> Result<Daemon> {
         Daemon::launch(self.program, self.words, self.sockets)

@@ -200,9 +200,12 @@ fn flush_only(hosts: &mut Hosts) -> Result<()> {
 
 /// Copies the log of a host's daemon to where it outlives the test; returns its end.
 fn keep_log(number: usize, host: &Host) -> String {
-    let Some(daemon) = &host.daemon else { return format!("host {number}: no daemon") };
+    let (log, tail) = match (&host.daemon, &host.crashed) {
+        (Some(daemon), _) => (daemon.log(), daemon.log_tail()),
+        (None, Some(ended)) => (ended.log(), "it has ended".to_owned()),
+        (None, None) => return format!("host {number}: no daemon"),
+    };
     let path = shell::target().join(format!("failover-host{number}.log"));
-    let kept = std::fs::write(&path, daemon.log());
-    let note = kept.map_or_else(|error| error.to_string(), |()| path.display().to_string());
-    format!("host {number} ({note}):\n{}", daemon.log_tail())
+    let note = std::fs::write(&path, log).map_or_else(|error| error.to_string(), |()| path.display().to_string());
+    format!("host {number} ({note}):\n{tail}")
 }

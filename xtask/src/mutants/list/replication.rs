@@ -174,14 +174,6 @@ pub(super) const LIST: &[Mutant] = &[
         &[COPY_TESTS],
     ),
     Mutant::new(
-        "repl-retirement-overtakes",
-        "A retirement is sent before the entries that it is about, which wait for others",
-        MEMBER,
-        "ReplicaAction::AppendPlaced { .. } | ReplicaAction::Retire { .. } => {\n",
-        "ReplicaAction::AppendPlaced { .. } => {\n",
-        &[COPY_TESTS, SIM],
-    ),
-    Mutant::new(
         "repl-append-says-nothing-lasts",
         "A replica answers before the entries are durable",
         ONE_SIDED,

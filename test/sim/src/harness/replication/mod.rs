@@ -415,6 +415,8 @@ impl Cluster {
         match event {
             6 => self.fail_disk(primary, other),
             0 | 1 if !self.may_die(primary) => {}
+            // Writes would wait for the last copy, if the primary has lost its own.
+            2 if other != primary && self.failing == Some(primary) => {}
             2 if !self.may_die(other) => {}
             0 | 1 if self.rng.coin() && self.set_fuse(primary, Some((dies_soon, kind))) => {}
             2 if self.rng.coin() && self.set_fuse(other, Some((dies_soon, kind))) => {}
