@@ -346,13 +346,19 @@ impl Medium for Ssd {
     fn sync(&self) -> LocalFuture<Result<()>> {
         let (storage, state, room) = (self.storage.clone(), self.state.clone(), self.room.clone());
         Box::pin(async move {
-            let done = {
+            // Also those behind one that is still being written: nobody may sync again after that.
+            let done: Vec<u64> = {
                 let state = state.borrow();
-                state.started.iter().take_while(|block| block.done).last().map(|block| block.number + 1)
+                let written = state.started.iter().filter(|block| block.done && !block.durable);
+                written.map(|block| block.number).collect()
             };
             storage.sync_data().await.map_err(|error| io(error, "syncing"))?;
-            if let Some(done) = done {
-                state.borrow_mut().durable(done);
+            if !done.is_empty() {
+                let mut state = state.borrow_mut();
+                let synced = |block: &&mut StartedBlock| done.binary_search(&block.number).is_ok();
+                state.started.iter_mut().filter(synced).for_each(|block| block.durable = true);
+                state.durable(0);
+                drop(state);
                 room.notify_all();
             }
             Ok(())

@@ -307,6 +307,33 @@ fn a_copy_retires_what_it_gets_in_the_same_message() {
 }
 
 #[test]
+fn a_sync_covers_appends_behind_one_that_is_still_being_written() {
+    with_hosts(2, async |world, hosts| {
+        let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
+        let raw = Rc::new(RawPrimary { log: [9; 16], link: link.clone(), unit: 512 });
+        raw.create(1).await;
+        let slow = DiskFaults { write_latency: 50_000_000..60_000_000, ..DiskFaults::none() };
+        assert!(world.set_disk_faults(path(2), Some(slow)));
+        let first = spawn({
+            let raw = raw.clone();
+            async move { raw.append(1, 0).await }
+        });
+        sleep(MILLISECOND).await;
+        assert!(world.set_disk_faults(path(2), None));
+        let groups = RequestGroups::default();
+        let request = ReplicaRequest { log: raw.log, term: 1, action: ReplicaAction::Append { durable: true } };
+        let blocks = [1, 2].map(|number| Buf::copy_of(&raw.block(1, number, number as u16)));
+        let asked = blocks.into_iter().map(|block| Box::pin(groups.ask(&link, &request, block.into())));
+        for answer in join_all(asked).await {
+            assert!(matches!(answer, Ok(ReplicaAnswer::Done(CopyProgress { head: 0, .. }))), "{answer:?}");
+        }
+        assert_eq!(groups.sent(), (2, 1));
+        let last = first.await;
+        assert!(matches!(last, ReplicaAnswer::Done(CopyProgress { head: 3, .. })), "all three are durable: {last:?}");
+    });
+}
+
+#[test]
 fn requests_wait_for_answers_only_for_a_moment() {
     with_hosts(2, async |world, hosts| {
         let link = Keeper(hosts[0].clone()).connection(hosts[1].id).expect("a connection");
