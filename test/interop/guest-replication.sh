@@ -43,7 +43,7 @@ prepare() { # DAEMON PORT OTHER-PORT LINES: its [replicas]
 metric() { # DAEMON NAME
   curl -s --unix-socket "/run/$1/control" http://x/metrics | awk -v name="$2" 'index($1, name) == 1 { sum += $2 } END { print sum + 0 }'
 }
-over_rdma() { of "$1" --format json status | jq -e '[.peers[] | select(.id != null and .transport == "rdma")] | length > 0' >/dev/null; }
+over_rdma() { of "$1" --format json status | jq -e '[.peers[] | select(.id != null and .outgoing and .transport == "rdma")] | length > 0' >/dev/null; }
 # Both copies are complete.
 complete() { [[ $(metric "$1" 'forebay_log_copies{') == 2 ]]; }
 took_over() { of "$1" log takeover rbd/disk >"/run/$1/takeover" 2>&1; }
