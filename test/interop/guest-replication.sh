@@ -50,7 +50,7 @@ took_over() { of "$1" log takeover rbd/disk >"/run/$1/takeover" 2>&1; }
 wrote() { # FILE LINES
   [[ $(grep -c '^promised' "$1") -ge $2 ]]
 }
-# Lets the client verify and write, until it was promised so many blocks.
+# Lets the client verify and write, until so many of its blocks were acknowledged.
 write_at() { # DAEMON NAME LINES
   perl "$PROMISES" "/run/$1/nbd" rbd/disk /run/promised 0 >"/run/$2.client" 2>&1 &
   await "a client of daemon $1" wrote "/run/$2.client" "$3"

@@ -17,6 +17,8 @@ const IMAGE: &str = "rbd/memory";
 /// Bytes of a block, and number of blocks of the image.
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 2048;
+/// Writes that must be acknowledged before something happens to a host.
+const WRITES: u32 = 200;
 /// Writes that are in flight.
 const DEPTH: usize = 8;
 
@@ -51,6 +53,8 @@ struct MemoryImage<'a> {
 
 /// Writer that numbers blocks, one after the other, until a request fails or it is told to stop.
 struct BlockWriter {
+    /// Number of acknowledged writes.
+    acknowledged: std::sync::Arc<std::sync::atomic::AtomicU32>,
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
     writing: JoinHandle<Result<Written>>,
 }
@@ -59,6 +63,16 @@ struct BlockWriter {
 struct Written {
     acknowledged: u32,
     error: Option<String>,
+}
+
+impl BlockWriter {
+    /// Waits until some more writes have been acknowledged.
+    fn proceed(&self) -> Result<()> {
+        let count = || self.acknowledged.load(std::sync::atomic::Ordering::Relaxed);
+        let before = count();
+        let proceeds = || (count() >= before + WRITES || self.writing.is_finished()).then_some(());
+        shell::wait_for(PATIENCE, proceeds).context("no more writes are acknowledged")
+    }
 }
 
 /// Returns the content of a block.
@@ -96,7 +110,8 @@ impl MemoryImage<'_> {
     fn write(&self) -> Result<BlockWriter> {
         let mut client = Client::connect(&self.hosts.primary().daemon().socket(), IMAGE)?;
         let stop = std::sync::Arc::<std::sync::atomic::AtomicBool>::default();
-        let (stopped, first) = (stop.clone(), self.next);
+        let count = std::sync::Arc::<std::sync::atomic::AtomicU32>::default();
+        let (stopped, counted, first) = (stop.clone(), count.clone(), self.next);
         let writing = std::thread::spawn(move || {
             let (mut submitted, mut acknowledged) = (0, 0);
             // Of requests that overlap, none are in flight together: the image has more blocks than that.
@@ -117,6 +132,7 @@ impl MemoryImage<'_> {
                     ensure!(answer.error == 0, "a request fails with error {}", answer.error);
                 }
                 acknowledged += pending;
+                counted.store(acknowledged, std::sync::atomic::Ordering::Relaxed);
                 Ok(true)
             };
             let error = loop {
@@ -128,7 +144,7 @@ impl MemoryImage<'_> {
             };
             Ok(Written { acknowledged, error })
         });
-        Ok(BlockWriter { stop, writing })
+        Ok(BlockWriter { acknowledged: count, stop, writing })
     }
 
     /// Ends a writer; notes what it was promised.  Returns the error that it has got.
@@ -254,7 +270,7 @@ fn primary_killed(image: &mut MemoryImage<'_>) -> Result<()> {
     ensure!(text.contains("dram"), "what peers offer: {text}");
     let (former, next) = (image.hosts.primary, image.replica(1));
     let writer = image.write()?;
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    writer.proceed()?;
     image.kill(former)?;
     ensure!(image.end(writer)?.is_some(), "its host is gone");
     let host = &image.hosts.all[next];
@@ -265,7 +281,7 @@ fn primary_killed(image: &mut MemoryImage<'_>) -> Result<()> {
     let info = image.info(next)?.context("it has its log")?;
     ensure!(info["state"] == "on" && info["place"]["medium"] == "dram", "it goes on with its log: {info}");
     let writer = image.write()?;
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    writer.proceed()?;
     ensure!(image.end(writer)?.is_none(), "a write fails with one replica");
     image.verify()
 }
@@ -274,10 +290,10 @@ fn primary_killed(image: &mut MemoryImage<'_>) -> Result<()> {
 fn last_replica_killed(image: &mut MemoryImage<'_>) -> Result<()> {
     let last = (0..HOSTS).find(|host| *host != image.hosts.primary && image.hosts.all[*host].daemon.is_some());
     let writer = image.write()?;
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    writer.proceed()?;
     image.kill(last.context("a replica")?)?;
     image.await_release()?;
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    writer.proceed()?;
     let error = image.end(writer)?;
     ensure!(error.is_none(), "a write fails: {error:?}");
     image.verify()?;
@@ -299,7 +315,7 @@ fn last_replica_killed(image: &mut MemoryImage<'_>) -> Result<()> {
 fn primary_restarted(image: &mut MemoryImage<'_>) -> Result<()> {
     let (former, next) = (image.hosts.primary, image.replica(1));
     let writer = image.write()?;
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    writer.proceed()?;
     image.kill(former)?;
     ensure!(image.end(writer)?.is_some(), "its host is gone");
     image.start(former)?;
@@ -323,7 +339,7 @@ fn primary_restarted(image: &mut MemoryImage<'_>) -> Result<()> {
 /// Stops the primary: it writes the log back first.
 fn primary_stopped(image: &mut MemoryImage<'_>) -> Result<()> {
     let writer = image.write()?;
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    writer.proceed()?;
     ensure!(image.end(writer)?.is_none(), "a write fails");
     let host = &mut image.hosts.all[image.hosts.primary];
     host.crashed = Some(host.daemon.take().context("its daemon runs")?.halt()?);
@@ -342,7 +358,7 @@ fn all_killed(image: &mut MemoryImage<'_>) -> Result<()> {
     image.verify_in_cluster()?;
     let flushed = (image.content.clone(), image.next);
     let writer = image.write()?;
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    writer.proceed()?;
     ensure!(image.end(writer)?.is_none(), "a write fails");
     for host in 0..HOSTS {
         image.kill(host)?;
