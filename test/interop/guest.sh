@@ -26,9 +26,12 @@ host() {
 # Runs a command that ignores SIGPIPE.  The NVMe/TCP initiator of Linux 6.1 sends commands from the process that submits
 # them, without MSG_NOSIGNAL: a connection that is reset kills that process, although another path takes the command.
 without_sigpipe() { (trap '' PIPE; exec "$@"); }
-# Waits until a condition holds, for PATIENCE seconds and a bit.
+# Waits until a condition holds: for PATIENCE seconds, and twice as long if its command is slow, but for 100 attempts.
 await() { # WHAT COMMAND...
-  local what=$1 turn; shift
-  for ((turn = 0; turn < ${PATIENCE:-30} * 20; turn++)); do "$@" >/dev/null 2>&1 && return; sleep 0.05; done
+  local what=$1 turn late=$((SECONDS + 2 * ${PATIENCE:-30})); shift
+  for ((turn = 0; turn < ${PATIENCE:-30} * 20 && (turn < 100 || SECONDS < late); turn++)); do
+    "$@" >/dev/null 2>&1 && return
+    sleep 0.05
+  done
   fail "waited in vain: $what"
 }

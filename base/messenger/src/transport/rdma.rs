@@ -43,11 +43,13 @@ impl Transport for Rdma {
     }
 
     /// Listens over RDMA and, for peers without it, over TCP at the same address; only over TCP where this machine has
-    /// no RDMA.
+    /// no RDMA.  Listens over RDMA first, so that a client that gets through over TCP can rely on it; with port 0, TCP
+    /// chooses the port, and no client knows it yet.
     fn bind(endpoint: &SocketAddr, options: TransportOptions) -> io::Result<(Vec<Acceptor>, Address)> {
+        let early = (endpoint.port() != 0).then(|| RdmaListener::bind(*endpoint, options.busy_poll));
         let (mut acceptors, bound) = Tcp::bind(endpoint, options)?;
         let Some(addr) = bound.socket() else { return Ok((acceptors, bound)) };
-        match RdmaListener::bind(addr, options.busy_poll) {
+        match early.unwrap_or_else(|| RdmaListener::bind(addr, options.busy_poll)) {
             Ok(listener) => {
                 acceptors.insert(0, Acceptor::Rdma(listener));
                 Ok((acceptors, Address::Rdma(addr)))
@@ -69,16 +71,22 @@ impl Transport for Rdma {
         pending.accept()
     }
 
+    /// Connects over RDMA, or else over TCP.  A peer that rejects the first attempt may have begun to listen before the
+    /// one over TCP, and would be served over TCP for as long as that connection lives: RDMA is tried once more.
     async fn connect(endpoint: &SocketAddr, options: TransportOptions) -> io::Result<Channel> {
-        let stream = RdmaStream::connect(*endpoint, options.rdma_local, options.busy_poll);
-        let connected = timeout(CONNECT_TIMEOUT, stream).await;
-        match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(stream) => Ok(Channel::Rdma(stream)),
-            Err(error) => {
-                tracing::warn!(address = %Address::Rdma(*endpoint), %error, "cannot connect over RDMA; trying TCP");
-                Tcp::connect(endpoint, options).await
+        let mut error = match connect_once(endpoint, options).await {
+            Ok(stream) => return Ok(Channel::Rdma(stream)),
+            Err(error) => error,
+        };
+        let fallback = Tcp::connect(endpoint, options).await?;
+        if error.kind() != io::ErrorKind::TimedOut {
+            match connect_once(endpoint, options).await {
+                Ok(stream) => return Ok(Channel::Rdma(stream)),
+                Err(again) => error = again,
             }
         }
+        tracing::warn!(address = %Address::Rdma(*endpoint), %error, "cannot connect over RDMA; using TCP");
+        Ok(fallback)
     }
 
     #[inline]
@@ -102,4 +110,10 @@ impl Transport for Rdma {
     fn rdma(stream: &RdmaStream) -> Option<RdmaStream> {
         Some(stream.clone())
     }
+}
+
+/// Tries to connect over RDMA, for [`CONNECT_TIMEOUT`].
+async fn connect_once(endpoint: &SocketAddr, options: TransportOptions) -> io::Result<RdmaStream> {
+    let stream = RdmaStream::connect(*endpoint, options.rdma_local, options.busy_poll);
+    timeout(CONNECT_TIMEOUT, stream).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }

@@ -2,7 +2,8 @@
 //! with a device, as the lab's guest has; `messenger-rdma IP` prints a line for each check.
 
 use std::cell::{Cell, RefCell};
-use std::net::IpAddr;
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use forebay_messenger::{
 use forebay_reactor::pmem::{PersistentMemory, PmemFile, PmemOptions};
 use forebay_reactor::rdma::{self, RdmaListener, RdmaStream};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{Buf, BufList, BufMut, BufPool, DriverChoice, Reactor, spawn, timeout};
+use forebay_reactor::{Buf, BufList, BufMut, BufPool, DriverChoice, Reactor, sleep, spawn, timeout};
 
 const LOOK: Duration = Duration::from_micros(50);
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,6 +46,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("ok messenger-rdma: keys end with their connection, {name}");
             ends(ip).await?;
             println!("ok messenger-rdma: ends are noticed, {name}");
+            late_listener(ip).await?;
+            println!("ok messenger-rdma: a peer that listens late, {name}");
             for secure in [false, true] {
                 messages(ip, secure).await?;
                 println!("ok messenger-rdma: messages, {name}, {}", if secure { "secure" } else { "crc" });
@@ -301,6 +304,61 @@ async fn ends(ip: IpAddr) -> Outcome {
     let result = timeout(PATIENCE, waiting).await.map_err(|_| "the end is not noticed")?;
     assert!(matches!(result, Ok(0) | Err(_)), "nothing was sent");
     Ok(())
+}
+
+/// Checks that a client uses RDMA if its peer begins to listen only after the first attempt, which is rejected.  A TCP
+/// listener whose queue is full holds the client at its attempt over TCP meanwhile.
+async fn late_listener(ip: IpAddr) -> Outcome {
+    let tcp = TcpListener::bind((ip, 0))?;
+    let addr = tcp.local_addr()?;
+    let mut queue = Vec::new();
+    while let Ok(stream) = TcpStream::connect_timeout(&addr, Duration::from_secs(1)) {
+        queue.push(stream);
+        assert!(queue.len() < 1000, "a queue is full at some time");
+    }
+    let client = Messenger::new(&MessengerCore::default(), options(ip, false), |_: &Connection, _: Message| {});
+    let connection = client.connect(&Address::Rdma(addr), Policy::LosslessPeer);
+    let dials_tcp = async {
+        while !dials(addr)? {
+            sleep(Duration::from_millis(10)).await;
+        }
+        Ok::<_, std::io::Error>(())
+    };
+    timeout(PATIENCE, dials_tcp).await.map_err(|_| "the client does not try TCP")??;
+    let listener = RdmaListener::bind(addr, Duration::ZERO)?;
+    tcp.set_nonblocking(true)?;
+    let mut accepted = Vec::new();
+    let drain = async {
+        loop {
+            while let Ok((stream, _)) = tcp.accept() {
+                stream.set_nonblocking(true)?;
+                accepted.push(stream);
+            }
+            if timeout(Duration::from_millis(10), listener.asked()).await.is_ok() {
+                return Ok::<_, std::io::Error>(());
+            }
+        }
+    };
+    timeout(PATIENCE, drain).await.map_err(|_| "the client does not come back over RDMA")??;
+    while let Ok((stream, _)) = tcp.accept() {
+        stream.set_nonblocking(true)?;
+        accepted.push(stream);
+    }
+    assert!(accepted.len() > queue.len(), "the client connected over TCP first");
+    for mut stream in accepted {
+        assert_eq!(stream.read(&mut [0; 64]).unwrap_or(0), 0, "the client uses the connection over TCP");
+    }
+    connection.close();
+    client.shutdown();
+    Ok(())
+}
+
+/// Returns whether a socket of this machine waits for an answer to its connection attempt to an address of version 4.
+fn dials(addr: SocketAddr) -> std::io::Result<bool> {
+    let SocketAddr::V4(v4) = addr else { return Err(std::io::ErrorKind::Unsupported.into()) };
+    let remote = format!("{:08X}:{:04X}", u32::from_le_bytes(v4.ip().octets()), v4.port());
+    let sockets = std::fs::read_to_string("/proc/net/tcp")?;
+    Ok(sockets.lines().any(|line| line.split_whitespace().skip(2).take(2).eq([remote.as_str(), "02"])))
 }
 
 fn options(ip: IpAddr, secure: bool) -> MessengerOptions {
