@@ -94,6 +94,8 @@ pub struct SnapshotInfo {
     pub size: u64,
     /// Set if the snapshot is protected from removal.
     pub protected: bool,
+    /// Time of creation since 1970-01-01T00:00:00Z, if known.
+    pub created: Option<Duration>,
     /// Set if a user created it; others belong to groups, to the trash or to mirroring.
     pub by_user: bool,
     /// Number of clones recorded in the snapshot itself (v2 clones).

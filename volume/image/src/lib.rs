@@ -34,6 +34,7 @@ mod remove;
 mod requests;
 mod reserved;
 mod resize;
+mod snapshots;
 mod usage;
 mod watcher;
 mod window;

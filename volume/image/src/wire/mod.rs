@@ -8,6 +8,8 @@ pub(crate) mod lock;
 pub(crate) mod notify;
 pub(crate) mod snapshot;
 
+use std::time::Duration;
+
 /// Decoder of Ceph's encodings: little-endian integers, length-prefixed strings, and structures with a version, the
 /// oldest version that can read them, and their length.
 #[derive(Clone, Copy)]
@@ -66,6 +68,12 @@ impl<'a> CephReader<'a> {
 
     pub(crate) fn string(&mut self) -> Option<String> {
         String::from_utf8(self.bytes()?.to_vec()).ok()
+    }
+
+    /// Reads a time since 1970-01-01T00:00:00Z.
+    pub(crate) fn time(&mut self) -> Option<Duration> {
+        let (seconds, nanos) = (self.u32()?, self.u32()?);
+        Some(Duration::from_secs(seconds.into()) + Duration::from_nanos(nanos.into()))
     }
 
     /// Reads an optional value.
@@ -127,6 +135,11 @@ impl CephWriter {
 
     pub(crate) fn string(self, value: &str) -> Self {
         self.bytes(value.as_bytes())
+    }
+
+    /// Writes a time since 1970-01-01T00:00:00Z; seconds are good until 2106.
+    pub(crate) fn time(self, time: Duration) -> Self {
+        self.u32(u32::try_from(time.as_secs()).unwrap_or(u32::MAX)).u32(time.subsec_nanos())
     }
 
     /// Writes a structure with its version, the oldest version that can decode it, and its length.

@@ -1,5 +1,7 @@
 //! Header encodings of snapshots and of the parent of a clone.
 
+use std::time::Duration;
+
 use forebay_block::SnapId;
 
 use super::{CephReader, CephWriter};
@@ -68,6 +70,8 @@ pub(crate) struct Snapshot {
     pub(crate) flags: u64,
     /// Set if a user created it; others belong to groups, to the trash or to mirroring.
     pub(crate) by_user: bool,
+    /// Time of creation since 1970-01-01T00:00:00Z, if known.
+    pub(crate) created: Option<Duration>,
     /// Number of clones recorded in the snapshot itself (v2 clones).
     pub(crate) children: u32,
     /// Overlap with the parent in bytes.
@@ -88,13 +92,11 @@ impl Snapshot {
         let protected = version >= 3 && body.u8()? == 2;
         let flags = if version >= 4 { body.u64()? } else { 0 };
         let by_user = if version >= 5 { body.versioned(u8::MAX)?.body.u32()? == 0 } else { true };
-        if version >= 6 {
-            body.u64()?;
-        }
+        let created = if version >= 6 { Some(body.time()?).filter(|time| !time.is_zero()) } else { None };
         let children = if version >= 7 { body.u32()? } else { 0 };
         let overlap = if version >= 8 { body.optional(CephReader::u64)? } else { None };
         let overlap = overlap.or(parent.as_ref().and_then(|parent| parent.overlap));
-        Some(Self { id, name, size, parent, protected, flags, by_user, children, overlap })
+        Some(Self { id, name, size, parent, protected, flags, by_user, created, children, overlap })
     }
 }
 
@@ -106,6 +108,7 @@ impl Snapshot {
             name: self.name.clone(),
             size: self.size,
             protected: self.protected,
+            created: self.created,
             by_user: self.by_user,
             children: self.children,
         }
