@@ -160,6 +160,9 @@ pub trait SharedObjects {
     /// Returns this pool's number.
     fn pool_id(&self) -> i64;
 
+    /// Returns the numbers of all pools of the cluster, as far as this client knows.
+    fn pool_ids(&self) -> Vec<i64>;
+
     /// Returns the number of the pool named `name`; `NotFound` when there is none.
     fn pool_id_of(&self, name: &str) -> LocalFuture<Result<i64>>;
 

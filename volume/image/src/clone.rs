@@ -132,7 +132,8 @@ fn stored_runs(data: &BufList) -> Vec<ObjectOp> {
     writes
 }
 
-/// Marks the object as existing in the object maps of all snapshots: dirty in the oldest, clean in the others.
+/// Marks the object as existing in the object maps of all snapshots: dirty in the oldest, clean in the others. Maps that have it
+/// stay as they are: the object may exist.
 async fn mark_in_snapshots(shared: &Rc<OpenImage>, object: u64) -> Result<()> {
     let header = shared.header();
     if !header.features.has(ImageFeatures::OBJECT_MAP) || shared.map().is_none() {

@@ -15,7 +15,7 @@ use crate::wire::snapshot::{Parent, decode_group, decode_trashed_name};
 /// Header key of the group that an image belongs to.
 const GROUP_KEY: &[u8] = b"rbd_group_ref";
 /// Header key of the snapshot limit of an image.
-const LIMIT_KEY: &[u8] = b"snap_limit";
+pub(crate) const LIMIT_KEY: &[u8] = b"snap_limit";
 
 impl Images {
     /// Returns the full description of an image. On a shared pool it costs several requests more than

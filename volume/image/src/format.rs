@@ -86,6 +86,11 @@ pub(crate) fn metadata_key(key: &str) -> Vec<u8> {
     format!("{METADATA_PREFIX}{key}").into_bytes()
 }
 
+/// Returns the header key of a snapshot.
+pub(crate) fn snapshot_key(id: SnapId) -> Vec<u8> {
+    format!("{SNAPSHOT_PREFIX}{:016x}", id.0).into_bytes()
+}
+
 /// Returns whether an id is 1 to [`ID_LEN_MAX`] ASCII letters and digits.
 pub(crate) fn is_valid_id(id: &str) -> bool {
     (1..=ID_LEN_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric())

@@ -131,6 +131,12 @@ impl Refresh<'_> {
         *self.state.parent.borrow_mut() = parent;
     }
 
+    /// Shows requests a header ahead of the stored one; the header stays stale unless one is applied.
+    pub(crate) fn adopt(&self, header: &ImageHeader) {
+        *self.state.snapc.borrow_mut() = context_of(header);
+        *self.state.header.borrow_mut() = Rc::new(header.clone());
+    }
+
     /// Applies the header that was read.
     pub(crate) fn apply(self, header: ImageHeader) {
         let state = self.state;

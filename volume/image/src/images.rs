@@ -30,6 +30,8 @@ pub const OBJECT_SIZES: std::ops::RangeInclusive<u64> = 64 << 10..=32 << 20;
 const PAGE: usize = 1000;
 /// Feature bit for a header with `op_features`.
 const OPERATIONS: ImageFeatures = ImageFeatures(1 << 8);
+/// Attempts to read a header before it is taken for damaged.
+const HEADER_TRIES: usize = 4;
 /// Attempts to find an unused id.
 const ID_TRIES: usize = 8;
 
@@ -388,15 +390,24 @@ impl Images {
 
     pub(crate) async fn header(&self, id: &str) -> Result<ImageHeader> {
         let object = self.header_object(id);
-        let keys = ImageHeader::KEYS.iter().map(|key| key.as_bytes().to_vec()).collect();
-        let values = self.backend.kv_get(&object, keys).await?;
-        let mut snapshots: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        let mut tries = 0;
         loop {
-            let after = snapshots.last().map_or(&[][..], |(key, _)| &key[..]);
-            let page = self.backend.kv_list(&object, SNAPSHOT_PREFIX.as_bytes(), after, PAGE).await?;
-            snapshots.extend(page.pairs);
-            if !page.more {
-                return ImageHeader::decode(&values, &snapshots);
+            let keys = ImageHeader::KEYS.iter().map(|key| key.as_bytes().to_vec()).collect();
+            let values = self.backend.kv_get(&object, keys).await?;
+            let mut snapshots: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+            loop {
+                let after = snapshots.last().map_or(&[][..], |(key, _)| &key[..]);
+                let page = self.backend.kv_list(&object, SNAPSHOT_PREFIX.as_bytes(), after, PAGE).await?;
+                snapshots.extend(page.pairs);
+                if !page.more {
+                    break;
+                }
+            }
+            tries += 1;
+            match ImageHeader::decode(&values, &snapshots) {
+                // The two reads are of different states if another client makes a snapshot in between.
+                Err(error) if error.kind() == ErrorKind::Corrupt && tries < HEADER_TRIES => continue,
+                decoded => return decoded,
             }
         }
     }

@@ -34,6 +34,7 @@ mod remove;
 mod requests;
 mod reserved;
 mod resize;
+mod rollback;
 mod snapshots;
 mod usage;
 mod watcher;

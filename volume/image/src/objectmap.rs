@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use forebay_block::{
-    Error, ErrorKind, Extent, Method, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result, SharedObjects, SnapId,
-    Transaction,
+    Buf, Error, ErrorKind, Extent, Method, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Result, SharedObjects,
+    SnapId, Transaction,
 };
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::yield_now;
@@ -26,6 +26,7 @@ const BREAK: Method = Method::new("lock", "break_lock");
 const ASSERT_LOCKED: Method = Method::new("lock", "assert_locked");
 const UPDATE: Method = Method::new("rbd", "object_map_update");
 const RESIZE: Method = Method::new("rbd", "object_map_resize");
+const SNAPSHOT_REMOVE: Method = Method::new("rbd", "object_map_snap_remove");
 const SET_FLAGS: Method = Method::new("rbd", "set_flags");
 /// Objects examined or changed before yielding to other tasks.
 pub(crate) const SCAN: usize = 1 << 16;
@@ -176,6 +177,45 @@ impl ObjectMap {
         Ok(())
     }
 
+    /// Stores a copy of the map as that of a new snapshot; nothing if the map is invalid.
+    pub(crate) async fn copy_to(&self, object: &ObjectName) -> Result<()> {
+        if !self.valid.get() {
+            return Ok(());
+        }
+        let data = Buf::copy_of(&self.bits.borrow().encode()).into();
+        self.backend.submit(object, Transaction::of(ObjectOp::WriteFull { data }).durable()).await.map(drop)
+    }
+
+    /// Marks all existing objects as unchanged since the newest snapshot, if the map records that. No other task changes
+    /// the map in the meantime.
+    pub(crate) async fn mark_clean(&self) -> Result<()> {
+        if !self.fast_diff {
+            return Ok(());
+        }
+        let objects = self.bits.borrow().objects();
+        self.update_range(0..objects, ObjectMapState::Clean, Some(ObjectMapState::Exists)).await
+    }
+
+    /// Returns whether the map records which objects have changed since the newest snapshot.
+    pub(crate) fn has_fast_diff(&self) -> bool {
+        self.fast_diff
+    }
+
+    /// Marks the objects as changed that had changed before the newest snapshot, which is being removed.
+    pub(crate) async fn merge_removed(&self, removed: &Bitmap) -> Result<()> {
+        if !self.valid.get() {
+            return Ok(());
+        }
+        self.change(ObjectOp::Call { method: SNAPSHOT_REMOVE, input: removed.encode() }).await?;
+        let mut bits = self.bits.borrow_mut();
+        for object in 0..bits.objects().min(removed.objects()) {
+            if bits.get(object) == ObjectMapState::Clean && removed.get(object) == ObjectMapState::Exists {
+                bits.set(object, ObjectMapState::Exists);
+            }
+        }
+        Ok(())
+    }
+
     /// Submits a change of the stored map; if it fails for a reason of the map itself, invalidates the map.
     async fn change(&self, call: ObjectOp) -> Result<()> {
         let assert = ObjectOp::Call { method: ASSERT_LOCKED, input: lock::encode_assert("", "") };
@@ -229,14 +269,28 @@ pub(crate) async fn create(backend: &Rc<dyn ObjectBackend>, object: &ObjectName,
     backend.submit(object, Transaction::of(call).durable()).await.map(drop)
 }
 
-/// Marks an object in the object map of a snapshot, which takes no lock.
+/// Marks an object as existing in the object map of a snapshot, which takes no lock, unless it is marked as existing already.
 pub(crate) async fn mark_in_snapshot(
     backend: &Rc<dyn ObjectBackend>,
     map: &ObjectName,
     object: u64,
     state: ObjectMapState,
 ) -> Result<()> {
-    let call = ObjectOp::Call { method: UPDATE, input: encode_update(object..object + 1, state, None) };
+    let call = ObjectOp::Call {
+        method: UPDATE,
+        input: encode_update(object..object + 1, state, Some(ObjectMapState::Nonexistent)),
+    };
+    backend.submit(map, Transaction::of(call).durable()).await.map(drop)
+}
+
+/// Does for the map of a snapshot what [`ObjectMap::merge_removed`] does for that of the head: the snapshot before it is
+/// being removed.
+pub(crate) async fn merge_removed_into(
+    backend: &Rc<dyn ObjectBackend>,
+    map: &ObjectName,
+    removed: &Bitmap,
+) -> Result<()> {
+    let call = ObjectOp::Call { method: SNAPSHOT_REMOVE, input: removed.encode() };
     backend.submit(map, Transaction::of(call).durable()).await.map(drop)
 }
 

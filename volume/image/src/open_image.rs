@@ -15,7 +15,7 @@ use crate::admission::Admission;
 use crate::clone::{ParentImage, open_parent};
 use crate::exclusive_lock::ExclusiveLock;
 use crate::format::{ImageFeatures, ImageHeader, header_object};
-use crate::header_state::HeaderState;
+use crate::header_state::{HeaderState, Refresh};
 use crate::images::Images;
 use crate::layout::StripeLayout;
 use crate::lifecycle::ImageLifecycle;
@@ -107,6 +107,11 @@ impl OpenImage {
         *self.name.borrow_mut() = name.to_owned();
     }
 
+    /// Returns the images of its pool and namespace.
+    pub(crate) fn images(&self) -> &Rc<Images> {
+        self.pools.images()
+    }
+
     /// Returns the pool of the metadata.
     pub(crate) fn backend(&self) -> &Rc<dyn ObjectBackend> {
         self.pools.metadata()
@@ -183,6 +188,11 @@ impl OpenImage {
             map.set_flags(flags);
         }
         Ok(())
+    }
+
+    /// Waits until no header is being re-read, and keeps it so until the guard is dropped.
+    pub(crate) async fn begin_refresh(&self) -> Refresh<'_> {
+        self.state.begin_refresh().await
     }
 
     /// Re-reads the header if the last attempt failed.

@@ -8,6 +8,7 @@ use crate::format::{ImageFeatures, ImageHeader, children_object, header_object, 
 use crate::images::{Images, SIZE_MAX, check_openable};
 use crate::info::{ObjectProgress, RemoveOptions};
 use crate::resize::{trim, unless_absent};
+use crate::snapshots::free_removed;
 use crate::wire::snapshot::{encode_detach_child, encode_remove_child};
 
 /// Bit of `op_features` for a clone listed in its parent's header.
@@ -87,6 +88,7 @@ impl Images {
             shared.reduce_overlap(0);
             trim(&shared, 0..header.size, progress).await?;
             shared.data().flush().await?;
+            free_removed(&shared).await?;
             self.forget_child(id, header).await?;
             drop(hold);
             shared.end_coordination().await;
@@ -113,8 +115,8 @@ impl Images {
         }
     }
 
-    /// Removes a clone that is being deleted from the list of its parent's children.
-    async fn forget_child(&self, id: &str, header: &ImageHeader) -> Result<()> {
+    /// Removes a clone, which needs its parent no more, from the list of the parent's children.
+    pub(crate) async fn forget_child(&self, id: &str, header: &ImageHeader) -> Result<()> {
         let (Some((_, parent)), Some(shared)) = (&header.parent, self.backend.shared()) else { return Ok(()) };
         let pool = shared.pool(parent.pool).await?;
         let call = |name, input| Transaction::of(ObjectOp::Call { method: Method::new("rbd", name), input }).durable();

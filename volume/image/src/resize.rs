@@ -1,5 +1,6 @@
 //! Online resize of an image, and removal of the objects past its end.
 
+use std::cmp::Ordering;
 use std::future::ready;
 use std::ops::Range;
 use std::rc::Rc;
@@ -177,6 +178,21 @@ impl Image {
         }
         resized.map_err(|error| error.within(format_args!("resizing image {} to {new_size} bytes", shared.name())))
     }
+}
+
+/// Gives the image another size, larger or smaller, and its header too. The caller holds the permit to resize.
+pub(crate) async fn resize_to(
+    shared: &Rc<OpenImage>,
+    new_size: u64,
+    progress: &mut impl FnMut(ObjectProgress),
+) -> Result<()> {
+    let size = shared.size();
+    match new_size.cmp(&size) {
+        Ordering::Less => shrink(shared, size, new_size, progress).await?,
+        Ordering::Equal => return Ok(()),
+        Ordering::Greater => grow(shared, size, new_size, progress).await?,
+    }
+    shared.refresh_stored().await
 }
 
 async fn grow(

@@ -1,55 +1,486 @@
-//! Snapshots of an open image: created, removed, renamed, protected, and rolled back to.
+//! Snapshots of an open image: created, removed, renamed, protected, limited.
 
+use std::rc::Rc;
+
+use forebay_block::{Error, ErrorKind, Extent, ObjectBackend, ObjectOp, Result, SnapId, Transaction};
+use forebay_reactor::sync::Permit;
+use forebay_reactor::wall_clock;
+
+use crate::details::LIMIT_KEY;
+use crate::format::{ImageFeatures, ImageHeader, children_object, map_object, snapshot_key};
 use crate::image::Image;
-use crate::info::{ObjectProgress, SnapshotInfo};
-use forebay_block::Result;
+use crate::images::SIZE_MAX;
+use crate::info::SnapshotInfo;
+use crate::objectmap::{load, merge_removed_into};
+use crate::open_image::OpenImage;
+use crate::resize::unless_absent;
+use crate::wire::bitmap::Bitmap;
+use crate::wire::snapshot::{Parent, Protection, Snapshot, encode_child_key};
+
+/// Header key of the snapshot numbers that are still to be removed from the pool: their snapshots are gone.  Ceph's clients
+/// ignore it.
+const REMOVED_KEY: &[u8] = b"forebay_removed_snapshots";
+/// Attempts to change a header that other clients change at the same time.
+const TRIES: usize = 8;
 
 impl Image {
-    /// Returns the snapshots, oldest first.
+    /// Returns the snapshots made by users, oldest first.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
-        todo!()
+        self.shared().header().snapshots.iter().rev().filter(|snapshot| snapshot.by_user).map(Snapshot::info).collect()
     }
 
-    /// Creates a snapshot.
+    /// Creates a snapshot of the image as it is now: with all writes completed before this call, and with none submitted
+    /// after it returned.  Writes wait meanwhile.  Durable when this returns.
     ///
     /// # Errors
     /// `Exists`; `Invalid` for an invalid name; `NoSpace` at the snapshot limit; `ReadOnly`; `Busy` if another client
-    /// keeps the image's lock.
-    pub async fn create_snapshot(&self, _name: &str) -> Result<SnapshotInfo> {
-        todo!()
+    /// keeps the image's lock, or changes the image at the same time; errors of the backend, after which the snapshot may
+    /// exist.
+    pub async fn create_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
+        let shared = self.shared();
+        let what = format!("creating snapshot {name} of image {}", shared.name());
+        let created = async {
+            check_name(name)?;
+            for _ in 0..TRIES {
+                let _alone = self.begin_change().await?;
+                let header = shared.header();
+                if header.snapshots.iter().any(|snapshot| snapshot.by_user && snapshot.name == name) {
+                    return Err(Error::new(ErrorKind::Exists, format!("snapshot {name}")));
+                }
+                check_limit(shared, &header).await?;
+                let id = shared.data().snap_allocate().await?;
+                if let Some(info) = add(shared, name, id).await? {
+                    return Ok(info);
+                }
+            }
+            Err(contended())
+        };
+        let created: Result<SnapshotInfo> = created.await;
+        announce(shared, created.map_err(|error| error.within(what))).await
     }
 
-    /// Removes a snapshot.
+    /// Removes a snapshot; the space that only it needs is freed in the background.  Durable when this returns.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` if it is protected or has clones.
-    pub async fn remove_snapshot(&self, _name: &str) -> Result<()> {
-        todo!()
+    /// `NotFound`; `Busy` if it is protected or has clones; `ReadOnly`; errors of the backend, after which it can be removed
+    /// again.
+    pub async fn remove_snapshot(&self, name: &str) -> Result<()> {
+        let shared = self.shared();
+        let what = format!("removing snapshot {name} of image {}", shared.name());
+        let removed = async {
+            for _ in 0..TRIES {
+                let _alone = self.begin_change().await?;
+                let snapshot = find(shared, name)?;
+                if snapshot.protection != Protection::None {
+                    return Err(Error::new(ErrorKind::Busy, "it is protected"));
+                }
+                if snapshot.children > 0 {
+                    let what = format!("it has {} clones, which need its data", snapshot.children);
+                    return Err(Error::new(ErrorKind::Busy, what));
+                }
+                if remove(shared, &snapshot).await? {
+                    return Ok(());
+                }
+            }
+            Err(contended())
+        };
+        let removed: Result<()> = removed.await;
+        announce(shared, removed.map_err(|error| error.within(what))).await
     }
 
-    /// Renames a snapshot.
+    /// Renames a snapshot, durably.
     ///
     /// # Errors
-    /// `NotFound`; `Exists`; `Invalid` for an invalid name.
-    pub async fn rename_snapshot(&self, _from: &str, _to: &str) -> Result<()> {
-        todo!()
+    /// `NotFound`; `Exists`; `Invalid` for an invalid name; `ReadOnly`; `Busy` if other clients change the image at the same
+    /// time.
+    pub async fn rename_snapshot(&self, from: &str, to: &str) -> Result<()> {
+        let shared = self.shared();
+        let what = format!("renaming snapshot {from} of image {}", shared.name());
+        let renamed = async {
+            check_name(to)?;
+            for _ in 0..TRIES {
+                let _alone = self.begin_change().await?;
+                let snapshot = find(shared, from)?;
+                if find(shared, to).is_ok() {
+                    return Err(Error::new(ErrorKind::Exists, format!("snapshot {to}")));
+                }
+                let value = snapshot.renamed(to).ok_or_else(|| malformed(&snapshot))?;
+                if rewrite(shared, &snapshot, value).await? {
+                    return Ok(());
+                }
+            }
+            Err(contended())
+        };
+        let renamed: Result<()> = renamed.await;
+        announce(shared, renamed.map_err(|error| error.within(what))).await
     }
 
-    /// Protects a snapshot against removal, or ends that.  Returns whether that changed anything.
+    /// Protects a snapshot against removal, or ends that, durably.  Returns whether that changed anything.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` if it has clones that need the protection; `Unsupported` without layering.
-    pub async fn set_snapshot_protection(&self, _name: &str, _protected: bool) -> Result<bool> {
-        todo!()
+    /// `NotFound`; `Busy` if clones rely on the protection, or other clients change the image at the same time; `Unsupported`
+    /// for an image without layering; `ReadOnly`.
+    pub async fn set_snapshot_protection(&self, name: &str, protected: bool) -> Result<bool> {
+        let shared = self.shared();
+        let how = if protected { "protecting" } else { "unprotecting" };
+        let what = format!("{how} snapshot {name} of image {}", shared.name());
+        let changed = async {
+            for _ in 0..TRIES {
+                let _alone = self.begin_change().await?;
+                let snapshot = find(shared, name)?;
+                if !shared.header().features.has(ImageFeatures::LAYERING) {
+                    return Err(Error::new(ErrorKind::Unsupported, "the image has no layering"));
+                }
+                if snapshot.protection == if protected { Protection::Full } else { Protection::None } {
+                    return Ok(false);
+                }
+                let done = match protected {
+                    true => protect(shared, &snapshot, Protection::Full).await?,
+                    false => unprotect(shared, &snapshot).await?,
+                };
+                if done {
+                    return Ok(true);
+                }
+            }
+            Err(contended())
+        };
+        let changed: Result<bool> = changed.await;
+        announce(shared, changed.map_err(|error| error.within(what))).await
     }
 
-    /// Limits the number of snapshots.
-    pub async fn set_snapshot_limit(&self, _limit: Option<u64>) -> Result<()> {
-        todo!()
+    /// Limits the number of snapshots, durably; `None` ends that.  Existing snapshots stay.
+    ///
+    /// # Errors
+    /// `ReadOnly`; errors of the backend.
+    pub async fn set_snapshot_limit(&self, limit: Option<u64>) -> Result<()> {
+        let shared = self.shared();
+        let what = format!("limiting the snapshots of image {}", shared.name());
+        let limited = async {
+            let _alone = self.begin_change().await?;
+            let key = LIMIT_KEY.to_vec();
+            let change = match limit {
+                Some(limit) => ObjectOp::KvSet { pairs: vec![(key, limit.to_le_bytes().to_vec())] },
+                None => ObjectOp::KvRemove { keys: vec![key] },
+            };
+            store(shared, vec![change]).await
+        };
+        let limited: Result<()> = limited.await;
+        announce(shared, limited.map_err(|error| error.within(what))).await
     }
 
-    /// Rolls the image back to a snapshot: its content and its size.
-    pub async fn rollback(&self, _name: &str, _progress: impl FnMut(ObjectProgress)) -> Result<()> {
-        todo!()
+    /// Prepares a change of the header: acquires the exclusive lock, if there is one, re-reads the header if it may have
+    /// changed, and acquires the permit to change size and snapshots.
+    pub(crate) async fn begin_change(&self) -> Result<Permit> {
+        if self.is_read_only() {
+            return Err(Error::new(ErrorKind::ReadOnly, "opened for reading only"));
+        }
+        let shared = self.shared();
+        shared.lock().await?;
+        // Before the permit is acquired, so that the size is taken over too.
+        match shared.is_shared() {
+            true => shared.refresh().await?,
+            false => shared.refresh_stale().await?,
+        }
+        let alone = shared.begin_resize().await;
+        shared.check_there()?;
+        free_removed(shared).await?;
+        Ok(alone)
     }
+}
+
+/// Notifies the other clients of a changed header, if there was a change.
+async fn announce<T>(shared: &OpenImage, changed: Result<T>) -> Result<T> {
+    if changed.is_ok()
+        && let Some(watcher) = shared.watcher()
+    {
+        watcher.header_changed().await;
+    }
+    changed
+}
+
+/// Returns the snapshot of that name that a user made.
+pub(crate) fn find(shared: &OpenImage, name: &str) -> Result<Snapshot> {
+    let header = shared.header();
+    let found = header.snapshots.iter().find(|snapshot| snapshot.by_user && snapshot.name == name);
+    found.cloned().ok_or_else(|| Error::new(ErrorKind::NotFound, format!("snapshot {name}")))
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.contains(['/', '@']) {
+        let what = format!("'{name}' is no name of a snapshot: it must not be empty, or contain / or @");
+        return Err(Error::new(ErrorKind::Invalid, what));
+    }
+    Ok(())
+}
+
+async fn check_limit(shared: &OpenImage, header: &ImageHeader) -> Result<()> {
+    let mut values = shared.backend().kv_get(&shared.header_object(), vec![LIMIT_KEY.to_vec()]).await?;
+    let stored = values.pop().flatten();
+    let limit = stored.and_then(|value| value.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes)));
+    match limit {
+        Some(limit) if header.snapshots.len() as u64 >= limit => {
+            Err(Error::new(ErrorKind::NoSpace, format!("the image has reached its limit of {limit} snapshots")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn contended() -> Error {
+    Error::new(ErrorKind::Busy, format!("other clients have changed the image {TRIES} times meanwhile; try again"))
+}
+
+fn malformed(snapshot: &Snapshot) -> Error {
+    let key = String::from_utf8_lossy(&snapshot_key(snapshot.id)).into_owned();
+    Error::new(ErrorKind::Corrupt, format!("header key '{key}' has no room for the change"))
+}
+
+/// Changes the header, durably, if the image exists and this client still holds its lock.  `Guard` if a comparison fails.
+async fn store(shared: &OpenImage, change: Vec<ObjectOp>) -> Result<()> {
+    let mut ops = vec![ObjectOp::AssertExists];
+    ops.extend(shared.exclusive_lock().and_then(|lock| lock.assertion()));
+    ops.extend(change);
+    shared.backend().submit(&shared.header_object(), Transaction::new(ops).durable()).await.map(drop)
+}
+
+/// Returns whether a guarded change was made; `false` if another client was first.
+fn unless_changed(stored: Result<()>) -> Result<bool> {
+    match stored {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::Guard => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn holds(snapshot: &Snapshot) -> ObjectOp {
+    ObjectOp::KvCompare { key: snapshot_key(snapshot.id), value: Some(snapshot.stored.clone()) }
+}
+
+/// Adds a snapshot of the number `id`; `None` if another client has changed the header meanwhile.
+///
+/// Invariant: whenever the header has the snapshot, or may have it, every write carries it in its snapshot context. So writes
+/// wait until the outcome is known; and if it is not, the snapshot stays in the context, which preserves too much at worst.
+async fn add(shared: &Rc<OpenImage>, name: &str, id: SnapId) -> Result<Option<SnapshotInfo>> {
+    let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;
+    shared.check_there()?;
+    // The snapshot must not be more durable than the writes before it.
+    shared.data().flush().await?;
+    let refresh = shared.begin_refresh().await;
+    let header = shared.header();
+    if id.0 <= header.snap_seq {
+        drop((refresh, hold));
+        free(shared, id).await;
+        return Ok(None);
+    }
+    let size = shared.size();
+    let overlap = header.parent.as_ref().and_then(|(_, parent)| parent.overlap);
+    let snapshot = Snapshot::new(id, name, size, header.flags, overlap, wall_clock());
+    let map = map_object(shared.namespace(), shared.id(), Some(id));
+    // Stored first: a map without a snapshot harms nobody.
+    if let Some(own) = shared.map() {
+        own.copy_to(&map).await?;
+    }
+    let mut change = vec![
+        ObjectOp::KvCompare { key: b"snap_seq".to_vec(), value: Some(header.snap_seq.to_le_bytes().to_vec()) },
+        ObjectOp::KvCompare { key: b"size".to_vec(), value: Some(size.to_le_bytes().to_vec()) },
+    ];
+    if shared.is_shared() && shared.exclusive_lock().and_then(|lock| lock.assertion()).is_none() {
+        // Without a lock, others may rename snapshots at the same time.
+        change.extend(header.snapshots.iter().map(holds));
+    }
+    let pairs = vec![(snapshot_key(id), snapshot.stored.clone()), (b"snap_seq".to_vec(), id.0.to_le_bytes().to_vec())];
+    change.push(ObjectOp::KvSet { pairs });
+    let info = snapshot.info();
+    let snapshots = std::iter::once(snapshot).chain(header.snapshots.iter().cloned()).collect();
+    let adopted = ImageHeader { snap_seq: id.0, snapshots, ..(*header).clone() };
+    refresh.adopt(&adopted);
+    match unless_changed(store(shared, change).await)? {
+        true => refresh.apply(adopted),
+        false => {
+            refresh.adopt(&header);
+            drop((refresh, hold));
+            remove_map(shared, id).await?;
+            free(shared, id).await;
+            return Ok(None);
+        }
+    }
+    if let Some(own) = shared.map()
+        && let Err(error) = own.mark_clean().await
+    {
+        // Objects count as changed that are not: an overestimate of `du`, and of a fast diff.
+        tracing::warn!(image = shared.name(), snapshot = name, %error, "cannot mark the objects of an image as unchanged");
+    }
+    drop(hold);
+    Ok(Some(info))
+}
+
+/// Returns a snapshot number that is not used after all.
+async fn free(shared: &OpenImage, id: SnapId) {
+    if let Err(error) = shared.data().snap_remove(id).await {
+        tracing::debug!(image = shared.name(), snap = id.0, %error, "cannot return an unused snapshot number");
+    }
+}
+
+async fn remove_map(shared: &OpenImage, id: SnapId) -> Result<()> {
+    if !shared.header().features.has(ImageFeatures::OBJECT_MAP) {
+        return Ok(());
+    }
+    let map = map_object(shared.namespace(), shared.id(), Some(id));
+    unless_absent(shared.backend().submit(&map, Transaction::of(ObjectOp::Remove).durable())).await.map(drop)
+}
+
+/// Removes a snapshot; returns `false` if another client has changed it meanwhile.
+///
+/// The header forgets the snapshot first, and remembers in the same transaction that its number is still to be removed from
+/// the pool: a clone that another client makes at the same time either prevents the removal, or does not find the snapshot.
+async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
+    // While this guard is held, the exclusive lock is not released.
+    let pass = shared.enter(Extent::new(0, 1)).await?;
+    let header = shared.header();
+    merge_map(shared, &header, snapshot).await?;
+    let mut values = shared.backend().kv_get(&shared.header_object(), vec![REMOVED_KEY.to_vec()]).await?;
+    let before = values.pop().flatten();
+    let removed = [before.clone().unwrap_or_default(), snapshot.id.0.to_le_bytes().to_vec()].concat();
+    let mut change = vec![holds(snapshot), ObjectOp::KvCompare { key: REMOVED_KEY.to_vec(), value: before }];
+    let mut keys = vec![snapshot_key(snapshot.id)];
+    let orphaned = header.parent.clone().filter(|(_, parent)| is_last_use(&header, parent, snapshot));
+    if let Some((stored, _)) = &orphaned {
+        change.push(ObjectOp::KvCompare { key: b"parent".to_vec(), value: Some(stored.clone()) });
+        keys.push(b"parent".to_vec());
+    }
+    change.push(ObjectOp::KvRemove { keys });
+    change.push(ObjectOp::KvSet { pairs: vec![(REMOVED_KEY.to_vec(), removed)] });
+    let refresh = shared.begin_refresh().await;
+    if !unless_changed(store(shared, change).await)? {
+        return Ok(false);
+    }
+    let snapshots = header.snapshots.iter().filter(|other| other.id != snapshot.id).cloned().collect();
+    let parent = header.parent.clone().filter(|_| orphaned.is_none());
+    refresh.apply(ImageHeader { snapshots, parent, ..(*header).clone() });
+    drop(pass);
+    if orphaned.is_some() {
+        shared.images().forget_child(shared.id(), &header).await?;
+    }
+    remove_map(shared, snapshot.id).await?;
+    free_removed(shared).await?;
+    Ok(true)
+}
+
+/// Returns whether only this snapshot still reads the parent.
+fn is_last_use(header: &ImageHeader, parent: &Parent, snapshot: &Snapshot) -> bool {
+    let uses = |snapshot: &Snapshot| snapshot.overlap.is_some_and(|overlap| overlap > 0);
+    parent.overlap.is_none() && !header.snapshots.iter().any(|other| other.id != snapshot.id && uses(other))
+}
+
+/// Marks the objects as changed, in the map after that of a snapshot which is being removed, that had changed before it.
+async fn merge_map(shared: &Rc<OpenImage>, header: &ImageHeader, snapshot: &Snapshot) -> Result<()> {
+    let Some(own) = shared.map().filter(|map| map.has_fast_diff()) else { return Ok(()) };
+    let map_of = |id| map_object(shared.namespace(), shared.id(), Some(id));
+    let next = header.snapshots.iter().rev().find(|other| other.id > snapshot.id);
+    let removed = match load(shared.backend(), &map_of(snapshot.id)).await {
+        Ok(removed) if snapshot.flags & ImageHeader::MAP_INVALID == 0 => removed,
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => return Err(error),
+        // Every object may have changed.
+        _ => Bitmap::existing(shared.layout().objects(next.map_or(shared.size(), |next| next.size))),
+    };
+    match next {
+        None => own.merge_removed(&removed).await,
+        Some(next) => match merge_removed_into(shared.backend(), &map_of(next.id), &removed).await {
+            // Nothing relies on the map of a snapshot that has none.
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        },
+    }
+}
+
+/// Removes from the pool the snapshot numbers whose snapshots are gone, of this removal or of one that was interrupted.
+pub(crate) async fn free_removed(shared: &OpenImage) -> Result<()> {
+    let key = || REMOVED_KEY.to_vec();
+    let mut values = shared.backend().kv_get(&shared.header_object(), vec![key()]).await?;
+    let Some(stored) = values.pop().flatten() else { return Ok(()) };
+    for id in stored.as_chunks::<8>().0 {
+        match shared.data().snap_remove(SnapId(u64::from_le_bytes(*id))).await {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    let change =
+        vec![ObjectOp::KvCompare { key: key(), value: Some(stored) }, ObjectOp::KvRemove { keys: vec![key()] }];
+    // Another client that was first has removed them, or more.
+    unless_changed(store(shared, change).await).map(drop)
+}
+
+/// Replaces the stored value of a snapshot; returns `false` if another client has changed it meanwhile.
+async fn rewrite(shared: &OpenImage, snapshot: &Snapshot, value: Vec<u8>) -> Result<bool> {
+    let key = snapshot_key(snapshot.id);
+    let refresh = shared.begin_refresh().await;
+    let header = shared.header();
+    let mut guards = vec![holds(snapshot)];
+    if shared.is_shared() && shared.exclusive_lock().and_then(|lock| lock.assertion()).is_none() {
+        // Without a lock, others may use the new name at the same time.
+        guards = header.snapshots.iter().map(holds).collect();
+    }
+    let decoded = Snapshot::decode(&value).ok_or_else(|| malformed(snapshot))?;
+    guards.push(ObjectOp::KvSet { pairs: vec![(key, value)] });
+    if !unless_changed(store(shared, guards).await)? {
+        return Ok(false);
+    }
+    let mut changed = (*header).clone();
+    for other in changed.snapshots.iter_mut().filter(|other| other.id == snapshot.id) {
+        *other = decoded.clone();
+    }
+    refresh.apply(changed);
+    Ok(true)
+}
+
+async fn protect(shared: &OpenImage, snapshot: &Snapshot, protection: Protection) -> Result<bool> {
+    let value = snapshot.with_protection(protection).ok_or_else(|| {
+        Error::new(ErrorKind::Unsupported, "the snapshot is stored in a format of before there was protection")
+    })?;
+    rewrite(shared, snapshot, value).await
+}
+
+/// Ends the protection of a snapshot, unless clones of version 1 rely on it. Meanwhile it is marked, so that other clients
+/// make no clones.
+async fn unprotect(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
+    if !protect(shared, snapshot, Protection::Ending).await? {
+        return Ok(false);
+    }
+    let ending = find(shared, &snapshot.name)?;
+    match first_child(shared, snapshot.id).await {
+        Ok(None) => protect(shared, &ending, Protection::None).await,
+        found => {
+            protect(shared, &ending, Protection::Full).await?;
+            match found? {
+                Some(pool) => Err(Error::new(ErrorKind::Busy, format!("it has clones in pool {pool}"))),
+                None => Ok(false),
+            }
+        }
+    }
+}
+
+/// Returns a pool with a clone of version 1 of a snapshot.
+async fn first_child(shared: &OpenImage, snap: SnapId) -> Result<Option<String>> {
+    let own = shared.backend();
+    let (pool, others) = match own.shared() {
+        Some(objects) => (objects.pool_id(), objects.pool_ids()),
+        None => (0, vec![0]),
+    };
+    let key = encode_child_key(pool, shared.id(), snap);
+    for id in others {
+        let backend: Rc<dyn ObjectBackend> = match own.shared().filter(|objects| objects.pool_id() != id) {
+            // A pool that has been removed meanwhile has no clones.
+            Some(objects) => match objects.pool(id).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                opened => opened?,
+            },
+            None => own.clone(),
+        };
+        let children = backend.kv_get(&children_object(shared.namespace()), vec![key.clone()]).await;
+        match children {
+            Ok(values) if values.iter().any(Option::is_some) => return Ok(Some(backend.info().pool)),
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(None)
 }

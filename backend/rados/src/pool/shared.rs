@@ -160,6 +160,10 @@ impl SharedObjects for RadosPool {
         self.id
     }
 
+    fn pool_ids(&self) -> Vec<i64> {
+        self.cluster.map().pools.keys().copied().collect()
+    }
+
     fn pool_id_of(&self, name: &str) -> LocalFuture<Result<i64>> {
         let absent = || Error::new(ErrorKind::NotFound, format!("pool {name}"));
         ready(self.cluster.map().pool_named(name).ok_or_else(absent))

@@ -261,6 +261,18 @@ fn call_rbd(
             write_map(head, &map, space);
             Ok(())
         }
+        "object_map_snap_remove" => {
+            let head = existing(head)?;
+            let removed = decode_map(input.0)?;
+            let mut map = read_map(head)?;
+            for (state, removed) in map.iter_mut().zip(removed) {
+                if (*state, removed) == (3, 1) {
+                    *state = 1;
+                }
+            }
+            write_map(head, &map, space);
+            Ok(())
+        }
         "set_flags" => {
             let (flags, mask) = (input.u64()?, input.u64()?);
             let snap = if input.0.is_empty() { NO_SNAP } else { input.u64()? };
@@ -334,8 +346,11 @@ fn call_rbd(
 
 /// Reads the states of an object map, one per byte.
 fn read_map(head: &ObjectContent) -> Result<Vec<u8>> {
-    let stored = head.read(Extent::new(0, head.size())).fill(Extent::new(0, head.size())).to_vec();
-    let mut input = Input(&stored);
+    decode_map(&head.read(Extent::new(0, head.size())).fill(Extent::new(0, head.size())).to_vec())
+}
+
+fn decode_map(stored: &[u8]) -> Result<Vec<u8>> {
+    let mut input = Input(stored);
     let header_len = input.u32()? as usize;
     let header = input.take(header_len)?;
     let count = Input(header).structure()?.u64()? as usize;

@@ -273,6 +273,10 @@ impl SharedObjects for ClientPool {
         self.id
     }
 
+    fn pool_ids(&self) -> Vec<i64> {
+        self.client.cluster.pools.borrow().keys().copied().collect()
+    }
+
     fn pool_id_of(&self, name: &str) -> LocalFuture<Result<i64>> {
         let pools = self.client.cluster.pools.borrow();
         let found = pools.iter().find(|(_, pool)| pool.0 == name).map(|(id, _)| *id);

@@ -51,6 +51,14 @@ impl Bitmap {
         Self { objects, bits: vec![0; bytes_of(objects)] }
     }
 
+    /// Returns a map of `objects` objects that all exist.
+    pub(crate) fn existing(objects: u64) -> Self {
+        let mut map = Self::default();
+        map.resize(objects);
+        (0..objects).for_each(|object| map.set(object, ObjectMapState::Exists));
+        map
+    }
+
     pub(crate) fn objects(&self) -> u64 {
         self.objects
     }
@@ -81,8 +89,7 @@ impl Bitmap {
         self.objects = objects;
     }
 
-    /// Encodes the stored form, with checksums. The object class updates stored maps; this is for tests.
-    #[cfg(any(test, fuzzing, feature = "fuzz"))]
+    /// Encodes the stored form, with checksums: a snapshot's map, or the argument of a method of the class.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let header = CephWriter::new().versioned(1, 1, CephWriter::new().u64(self.objects)).done();
         let blocks = self.bits.chunks(BLOCK);

@@ -147,6 +147,17 @@ impl CephWriter {
         self.u8(version).u8(compat).bytes(&body.out)
     }
 
+    /// Appends bytes without their length.
+    pub(crate) fn raw(mut self, bytes: &[u8]) -> Self {
+        self.out.extend_from_slice(bytes);
+        self
+    }
+
+    /// Appends what another encoder has written.
+    pub(crate) fn append(self, other: CephWriter) -> Self {
+        self.raw(&other.out)
+    }
+
     pub(crate) fn done(self) -> Vec<u8> {
         self.out
     }

@@ -64,8 +64,7 @@ pub(crate) struct Snapshot {
     pub(crate) size: u64,
     /// Parent at the snapshot, in the older format that stores one per snapshot.
     pub(crate) parent: Option<Parent>,
-    /// Set if protected from removal.
-    pub(crate) protected: bool,
+    pub(crate) protection: Protection,
     /// Flags, like those of an image: 1, its object map is invalid.
     pub(crate) flags: u64,
     /// Set if a user created it; others belong to groups, to the trash or to mirroring.
@@ -76,9 +75,79 @@ pub(crate) struct Snapshot {
     pub(crate) children: u32,
     /// Overlap with the parent in bytes.
     pub(crate) overlap: Option<u64>,
+    /// Value of the snapshot's key as it is stored.
+    pub(crate) stored: Vec<u8>,
+}
+
+/// Protection of a snapshot against removal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protection {
+    None = 0,
+    /// Removal is refused, and so are new clones: clones are being looked for before the protection ends.
+    Ending = 1,
+    Full = 2,
 }
 
 impl Snapshot {
+    /// Returns a new snapshot made by a user, in the newest format.
+    pub(crate) fn new(id: SnapId, name: &str, size: u64, flags: u64, overlap: Option<u64>, now: Duration) -> Self {
+        let by_user = CephWriter::new().versioned(1, 1, CephWriter::new().u32(0));
+        let body = CephWriter::new().u64(id.0).string(name).u64(size).u8(Protection::None as u8).u64(flags);
+        let body = body.append(by_user).time(now).u32(0);
+        let body = match overlap {
+            Some(overlap) => body.u8(1).u64(overlap),
+            None => body.u8(0),
+        };
+        let stored = CephWriter::new().versioned(8, 8, body).done();
+        let (name, created) = (name.to_owned(), Some(now));
+        Self {
+            id,
+            name,
+            size,
+            parent: None,
+            protection: Protection::None,
+            flags,
+            by_user: true,
+            created,
+            children: 0,
+            overlap,
+            stored,
+        }
+    }
+
+    /// Returns the stored value with another name; all other fields, those of newer formats too, stay.
+    pub(crate) fn renamed(&self, name: &str) -> Option<Vec<u8>> {
+        let (version, compat, body) = (*self.stored.first()?, *self.stored.get(1)?, self.body()?);
+        let mut rest = CephReader::new(body);
+        let id = rest.u64()?;
+        rest.bytes()?;
+        let body = CephWriter::new().u64(id).string(name).raw(rest.rest());
+        Some(CephWriter::new().versioned(version, compat, body).done())
+    }
+
+    /// Returns the stored value with another protection; `None` in the formats before snapshots had one.
+    pub(crate) fn with_protection(&self, protection: Protection) -> Option<Vec<u8>> {
+        let (version, older) = (*self.stored.first()?, *self.stored.get(1)? < 8);
+        let mut rest = CephReader::new(self.body()?);
+        rest.u64()?;
+        rest.bytes()?;
+        rest.u64()?;
+        if older {
+            rest.u64()?;
+            if version >= 2 {
+                Parent::read(&mut rest)?;
+            }
+        }
+        let at = self.stored.len() - rest.rest().len();
+        let mut stored = self.stored.clone();
+        *stored.get_mut(at).filter(|_| version >= 3)? = protection as u8;
+        Some(stored)
+    }
+
+    fn body(&self) -> Option<&[u8]> {
+        Some(CephReader::new(&self.stored).versioned(8)?.body.rest())
+    }
+
     /// Decodes the value of a snapshot's key.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut value = CephReader::new(bytes).versioned(8)?;
@@ -89,14 +158,30 @@ impl Snapshot {
             body.u64()?;
         }
         let parent = if older && version >= 2 { Some(Parent::read(body)?).filter(Parent::is_there) } else { None };
-        let protected = version >= 3 && body.u8()? == 2;
+        let protection = match if version >= 3 { body.u8()? } else { 0 } {
+            0 => Protection::None,
+            1 => Protection::Ending,
+            _ => Protection::Full,
+        };
         let flags = if version >= 4 { body.u64()? } else { 0 };
         let by_user = if version >= 5 { body.versioned(u8::MAX)?.body.u32()? == 0 } else { true };
         let created = if version >= 6 { Some(body.time()?).filter(|time| !time.is_zero()) } else { None };
         let children = if version >= 7 { body.u32()? } else { 0 };
         let overlap = if version >= 8 { body.optional(CephReader::u64)? } else { None };
         let overlap = overlap.or(parent.as_ref().and_then(|parent| parent.overlap));
-        Some(Self { id, name, size, parent, protected, flags, by_user, created, children, overlap })
+        Some(Self {
+            id,
+            name,
+            size,
+            parent,
+            protection,
+            flags,
+            by_user,
+            created,
+            children,
+            overlap,
+            stored: bytes.to_vec(),
+        })
     }
 }
 
@@ -107,7 +192,7 @@ impl Snapshot {
             id: self.id.0,
             name: self.name.clone(),
             size: self.size,
-            protected: self.protected,
+            protected: self.protection == Protection::Full,
             created: self.created,
             by_user: self.by_user,
             children: self.children,
@@ -129,9 +214,15 @@ pub(crate) fn decode_group(bytes: &[u8]) -> Option<(i64, String)> {
     Some((body.i64()?, body.string()?))
 }
 
+/// Encodes the key of the v1 clones of a snapshot in a pool's list of them.
+pub(crate) fn encode_child_key(pool: i64, image: &str, snap: SnapId) -> Vec<u8> {
+    CephWriter::new().i64(pool).string(image).u64(snap.0).done()
+}
+
 /// Encodes the input of `rbd.remove_child`, which removes a v1 clone: a list in a pool object.
 pub(crate) fn encode_remove_child(parent: &Parent, child: &str) -> Vec<u8> {
-    CephWriter::new().i64(parent.pool).string(&parent.image).u64(parent.snap.0).string(child).done()
+    let key = encode_child_key(parent.pool, &parent.image, parent.snap);
+    CephWriter::new().raw(&key).string(child).done()
 }
 
 /// Encodes the input of `rbd.child_detach`, which removes a v2 clone: a list in the parent's header.
@@ -179,13 +270,16 @@ mod tests {
         );
         let snapshot = Snapshot::decode(&of_clone).expect("readable");
         assert_eq!((snapshot.id, &snapshot.name[..], snapshot.size), (SnapId(6), "cs", 10 << 20));
-        assert_eq!((snapshot.overlap, snapshot.protected, snapshot.by_user), (Some(10 << 20), false, true));
+        assert_eq!((snapshot.overlap, snapshot.protection, snapshot.by_user), (Some(10 << 20), Protection::None, true));
         let protected = unhex(
             "0808 36000000 0500000000000000 02000000 7331 0000a00000000000 02 0000000000000000 0101 04000000 00000000
              3cb9016bfae3911b 01000000 00",
         );
         let snapshot = Snapshot::decode(&protected).expect("readable");
-        assert_eq!((snapshot.id, snapshot.protected, snapshot.children, snapshot.overlap), (SnapId(5), true, 1, None));
+        assert_eq!(
+            (snapshot.id, snapshot.protection, snapshot.children, snapshot.overlap),
+            (SnapId(5), Protection::Full, 1, None)
+        );
         for at in 0..protected.len() {
             assert_eq!(Snapshot::decode(&protected[..at]), None);
         }
@@ -209,6 +303,39 @@ mod tests {
         for at in 0..bytes.len() {
             assert_eq!(decode_group(&bytes[..at]), None);
         }
+    }
+
+    #[test]
+    fn a_new_snapshot_byte_for_byte_and_its_changes() {
+        let bytes = unhex(
+            "0808 3e000000 0600000000000000 02000000 6373 0000a00000000000 00 0000000000000000 0101 04000000 00000000
+             3fb9016b 4a40191f 00000000 01 0000a00000000000",
+        );
+        let then = Duration::new(0x6b01_b93f, 0x1f19_404a);
+        let new = Snapshot::new(SnapId(6), "cs", 10 << 20, 0, Some(10 << 20), then);
+        assert_eq!(new.stored, bytes, "what rbd stores");
+        assert_eq!(Snapshot::decode(&bytes), Some(new.clone()));
+        let renamed = new.renamed("another").and_then(|bytes| Snapshot::decode(&bytes)).expect("readable");
+        assert_eq!(renamed, Snapshot { name: "another".into(), stored: renamed.stored.clone(), ..new.clone() });
+        let protected = new.with_protection(Protection::Full).expect("there is such a field");
+        assert_eq!(Snapshot::decode(&protected).map(|snapshot| snapshot.protection), Some(Protection::Full));
+        let ending = Snapshot { stored: protected, ..new }.with_protection(Protection::Ending).expect("as before");
+        assert_eq!(Snapshot::decode(&ending).map(|snapshot| snapshot.protection), Some(Protection::Ending));
+    }
+
+    #[test]
+    fn changes_of_an_older_snapshot_keep_its_parent() {
+        let parent = CephWriter::new().versioned(1, 1, CephWriter::new().i64(3).string("abc").u64(7).u64(4096));
+        let body = CephWriter::new().u64(9).string("s").u64(8192).u64(1).append(parent).u8(0).u64(1);
+        let older = Snapshot::decode(&CephWriter::new().versioned(4, 1, body).done()).expect("readable");
+        for changed in [older.renamed("t"), older.with_protection(Protection::Full)] {
+            let changed = changed.and_then(|bytes| Snapshot::decode(&bytes)).expect("readable");
+            assert_eq!((changed.flags, changed.overlap, &changed.parent), (1, Some(4096), &older.parent));
+            assert!(changed.name == "t" || changed.protection == Protection::Full);
+        }
+        let oldest = CephWriter::new().u64(9).string("s").u64(8192).u64(1);
+        let oldest = Snapshot::decode(&CephWriter::new().versioned(1, 1, oldest).done()).expect("readable");
+        assert_eq!(oldest.with_protection(Protection::Full), None);
     }
 
     #[test]

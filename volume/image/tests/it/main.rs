@@ -3,6 +3,7 @@
 mod clones;
 mod common;
 mod crash;
+mod crash_snapshots;
 mod device;
 mod faults;
 mod images;
@@ -10,3 +11,4 @@ mod locks;
 mod object_map;
 mod reserved;
 mod shared;
+mod snapshots;

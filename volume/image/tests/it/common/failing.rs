@@ -170,6 +170,10 @@ impl SharedObjects for FailingPool {
         self.objects().pool_id()
     }
 
+    fn pool_ids(&self) -> Vec<i64> {
+        self.objects().pool_ids()
+    }
+
     fn pool_id_of(&self, name: &str) -> LocalFuture<Result<i64>> {
         self.objects().pool_id_of(name)
     }
