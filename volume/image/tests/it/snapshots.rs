@@ -55,36 +55,21 @@ async fn program(random: &mut Random, images: &[Rc<Image>], model: &mut Model, s
     for step in 0..steps {
         let image = &images[random.below(images.len() as u64) as usize];
         let size = model.content.len() as u64;
-        if std::env::var_os("TRACE").is_some() {
-            eprintln!(
-                "step {step} size {size} {:?}",
-                image.snapshots().iter().map(|s| (s.id, s.size)).collect::<Vec<_>>()
-            );
-        }
         let pick = random.below(model.snapshots.len() as u64) as usize;
         let op = random.below(14);
-        if std::env::var_os("TRACE").is_some() {
-            eprintln!("  op {op} pick {pick}");
-        }
         match op {
             0..4 if size > 0 => {
                 let (offset, len) = random.range(size);
-                if std::env::var_os("TRACE").is_some() {
-                    eprintln!("  range {offset} {len}");
-                }
                 let data = pattern(step as u8, len as usize);
                 write(image, offset, &data).await;
                 model.content[offset as usize..][..len as usize].copy_from_slice(&data);
             }
-            4 | 5 if size > 0 => {
+            4..=5 if size > 0 => {
                 let (offset, len) = random.range(size);
-                if std::env::var_os("TRACE").is_some() {
-                    eprintln!("  range {offset} {len}");
-                }
                 image.submit(BlockRequest::Discard(Extent::new(offset, len))).await.expect("a discard");
                 model.content[offset as usize..][..len as usize].fill(0);
             }
-            6 | 7 | 8 => {
+            6..=8 => {
                 let name = format!("s{:x}", random.below(1 << 40));
                 let info = image.create_snapshot(&name).await.expect("a snapshot");
                 assert_eq!((&info.name, info.size, info.protected, info.by_user), (&name, size, false, true));
@@ -208,7 +193,7 @@ fn programs_on_a_pool_of_its_own() {
             let size = 4 * OBJECT + 777;
             let image = create_and_open(&backend, "vm", size).await;
             let mut model = Model { content: vec![0; size as usize], ..Model::default() };
-            program(&mut random, &[image.clone()], &mut model, 40).await;
+            program(&mut random, std::slice::from_ref(&image), &mut model, 40).await;
             image.close().await;
             let at = format!("seed {seed}");
             check(&backend, "vm", &model, &at).await;
@@ -263,7 +248,7 @@ fn programs_on_clones() {
             make_clone(&backend, "vm", "base", gold.id, size).await;
             let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
             let image = open(&backend, "vm").await;
-            program(&mut random, &[image.clone()], &mut model, 40).await;
+            program(&mut random, std::slice::from_ref(&image), &mut model, 40).await;
             image.close().await;
             let at = format!("seed {seed}");
             check(&backend, "vm", &model, &at).await;
