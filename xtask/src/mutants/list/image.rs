@@ -11,6 +11,8 @@ const MAPS: Stage = Stage::Test("forebay-image", "object_map");
 const SHARED: Stage = Stage::Test("forebay-image", "shared");
 const DEVICE: Stage = Stage::Test("forebay-image", "device");
 const CRASH: Stage = Stage::Test("forebay-image", "crash");
+const SNAPSHOTS: Stage = Stage::Test("forebay-image", "snapshots::");
+const CRASH_SNAPSHOTS: Stage = Stage::Test("forebay-image", "crash_snapshots");
 const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
 const SIM: Stage = Stage::Sim(&[], 1000);
 const SIM_SHARED: Stage = Stage::Sim(&["--shared"], 400);
@@ -19,6 +21,9 @@ const LOCK: &str = "volume/image/src/exclusive_lock.rs";
 const OPEN_IMAGE: &str = "volume/image/src/open_image.rs";
 const REQUESTS: &str = "volume/image/src/requests.rs";
 const RESIZE: &str = "volume/image/src/resize.rs";
+const SNAPSHOT_OPS: &str = "volume/image/src/snapshots.rs";
+const ROLLBACK: &str = "volume/image/src/rollback.rs";
+const OBJECT_MAP: &str = "volume/image/src/objectmap.rs";
 const ADMISSION: &str = "volume/image/src/admission.rs";
 const IN_FLIGHT: &str = "base/block/src/in_flight.rs";
 const RANGE_LOCK: &str = "base/block/src/range_lock.rs";
@@ -183,5 +188,93 @@ pub(super) const LIST: &[Mutant] = &[
         "view.overlap.saturating_sub(start).min(self.layout.object_size())",
         "view.overlap.min(self.layout.object_size())",
         &[CLONES, SIM_SHARED],
+    ),
+    Mutant::new(
+        "image-snapshot-under-writes",
+        "Writes go on while a snapshot is created",
+        SNAPSHOT_OPS,
+        "let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;",
+        "let hold = shared.enter(Extent::new(0, 1)).await?;",
+        &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-snapshot-not-flushed",
+        "A snapshot is durable before the writes that it shows",
+        SNAPSHOT_OPS,
+        "shared.data().flush().await?;",
+        "",
+        &[CRASH_SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-snapshot-unguarded",
+        "A snapshot is created although another client was first",
+        SNAPSHOT_OPS,
+        "ObjectOp::KvCompare { key: b\"snap_seq\".to_vec(), value: Some(header.snap_seq.to_le_bytes().to_vec()) },",
+        "",
+        &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-snapshot-map-not-merged",
+        "What had changed in a removed snapshot counts as unchanged in the next one",
+        SNAPSHOT_OPS,
+        "merge_map(shared, &header, snapshot).await?;",
+        "let _ = merge_map;",
+        &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-snapshot-number-kept",
+        "The number of a removed snapshot stays in the pool, with the space that only it needs",
+        SNAPSHOT_OPS,
+        "match shared.data().snap_remove(SnapId(u64::from_le_bytes(*id))).await {",
+        "match Ok::<_, Error>(drop((id, SnapId(0)))) {",
+        &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-snapshot-removal-forgotten",
+        "An interrupted removal of a snapshot is not completed",
+        SNAPSHOT_OPS,
+        "        free_removed(shared).await?;\n        Ok(alone)",
+        "        Ok(alone)",
+        &[CRASH_SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-snapshot-clones-elsewhere",
+        "Only the image's own pool is searched for clones before the protection of a snapshot ends",
+        SNAPSHOT_OPS,
+        "Some(objects) => (objects.pool_id(), objects.pool_ids()),",
+        "Some(objects) => (objects.pool_id(), vec![objects.pool_id()]),",
+        &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-snapshot-limit-passed",
+        "One snapshot more than the limit is created",
+        SNAPSHOT_OPS,
+        "header.snapshots.len() as u64 >= limit",
+        "header.snapshots.len() as u64 > limit",
+        &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-copy-up-hides-changes",
+        "A copy-up marks objects as unchanged in snapshots in which they have changed",
+        OBJECT_MAP,
+        "encode_update(object..object + 1, state, Some(ObjectMapState::Nonexistent))",
+        "encode_update(object..object + 1, state, None)",
+        &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-rollback-unmarked",
+        "Rolling back creates objects without telling the object map",
+        ROLLBACK,
+        "map.update(object, ObjectMapState::Exists, None).await?;",
+        "map.update(object, ObjectMapState::Exists, Some(ObjectMapState::Exists)).await?;",
+        &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-rollback-keeps-newer",
+        "Rolling back leaves objects as they are that the snapshot does not have",
+        ROLLBACK,
+        "own.may_exist(object) || then.get(object) != ObjectMapState::Nonexistent;",
+        "own.may_exist(object) && then.get(object) != ObjectMapState::Nonexistent;",
+        &[SNAPSHOTS],
     ),
 ];
