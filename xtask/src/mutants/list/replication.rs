@@ -166,6 +166,14 @@ pub(super) const LIST: &[Mutant] = &[
         &[COPY_TESTS, SIM],
     ),
     Mutant::new(
+        "repl-sync-stops-early",
+        "A sync leaves out appends behind one that is still being written, which nobody syncs again",
+        SSD,
+        "state.started.iter().filter(|block| block.done && !block.durable);",
+        "state.started.iter().take_while(|block| block.done).filter(|block| !block.durable);",
+        &[COPY_TESTS],
+    ),
+    Mutant::new(
         "repl-group-waits",
         "Requests wait for the answers of former messages for as long as they take",
         GROUPS,
