@@ -258,7 +258,7 @@ fn programs_on_clones() {
     }
 }
 
-/// Every write that completed before a snapshot is in it, none that was submitted after it is, and each that was under way is
+/// Every write that completed before a snapshot is in it, none that was submitted after it is, and each that was in flight is
 /// in it whole or not at all.
 #[test]
 fn writes_under_way_are_before_or_after_a_snapshot() {
