@@ -387,7 +387,12 @@ shapes() {
     shape pool info -p rbd --image $image
     shape exports status rbd/$image
     shape "total_provisioned_size total_used_size" du rbd/$image
+    shape "" snap ls rbd/$image
   done
+  shape pool info rbd/plain@s1
+  shape pool info -p rbd --image mapless --snap s2
+  shape "total_provisioned_size total_used_size" du rbd/plain@s2
+  shape "" snap ls --all rbd/plain
 }
 written() { ask rbd bench --io-type write --io-pattern rand --io-size 4096 --io-total 65536 --io-threads 2 "$1"; }
 ask "$FOREBAY" create -p rbd --image plain --order 20 --size 24M
@@ -442,6 +447,121 @@ printf '[client.admin]\n\tkey = %s\n' "$(ceph-authtool --gen-print-key)" >"$WORK
 FOREBAY_DATA=$WORK/nothing limit 60 "$FOREBAY" ls rbd --keyring "$WORK/wrong.keyring" >"$WORK/out" 2>&1
 [[ $? == 10 ]] && grep -q 'refuses client.admin' "$WORK/out" && grep -q 'ceph auth get' "$WORK/out" || fail "words about a wrong key"
 ok "ls, info, du and status print what rbd prints, key for key and column for column"
+
+# Snapshots: those of forebay seen and used by rbd, and the other way round.
+fails_with() { # CODE TEXT ARGUMENTS...
+  local code=$1 text=$2 status
+  shift 2
+  limit 60 "$FOREBAY" "$@" >"$WORK/out" 2>&1
+  status=$?
+  [[ $status == "$code" ]] && grep -q "$text" "$WORK/out" || fail "the refusal of $* (status $status)"
+}
+they_refuse() { limit 60 rbd "$@" >"$WORK/out" 2>&1 && fail "rbd $*"; }
+alike() { # IMAGE: what both read of it is in the file of that name
+  theirs "rbd/$1" "$WORK/$1" "what rbd reads of $1"
+  rm -f "$WORK/export.ours"
+  ask "$FOREBAY" export --no-progress "rbd/$1" "$WORK/export.ours"
+  cmp "$WORK/export.ours" "$WORK/$1" >"$WORK/out" 2>&1 || fail "what forebay reads of $1"
+}
+kept() { # IMAGE...: the head or snapshots, to be found as in the files of these names
+  local image
+  for image in "$@"; do
+    alike "$image"
+    checked "rbd/$image"
+  done
+  shape "" snap ls rbd/kept
+}
+{ head -c 5M /dev/urandom; head -c 3M /dev/zero; } >"$WORK/model"
+ask "$FOREBAY" import --no-progress --object-size 1M "$WORK/model" rbd/kept
+cp "$WORK/model" "$WORK/kept@one"
+ask "$FOREBAY" snap create rbd/kept@one
+uri=$(attach rbd/kept)
+write "$uri" $((2 << 20)) 0x41 $((1 << 20))
+write "$uri" $((6 << 20)) 0x42 4096
+ask "$FOREBAY" snap create -p rbd --image kept --snap two --skip-quiesce
+cp "$WORK/model" "$WORK/kept@two"
+write "$uri" $((2 << 20)) 0x43 $((3 << 20))
+cp "$WORK/model" "$WORK/kept"
+kept kept kept@one kept@two
+rbd diff --from-snap two --whole-object rbd/kept >"$WORK/fast" 2>/dev/null || fail "fast-diff"
+[[ $(objects "$WORK/fast" | tr '\n' ' ') == "2 3 4 " ]] || fail "fast-diff after a snapshot by forebay: $(objects "$WORK/fast" | tr '\n' ' ')"
+fails_with 6 'is exported' snap rollback rbd/kept@one
+ask "$FOREBAY" detach rbd/kept
+ask rbd snap create --no-progress rbd/kept@theirs
+cp "$WORK/kept" "$WORK/kept@three"
+ask "$FOREBAY" snap rename rbd/kept@theirs rbd/kept@three
+kept kept@three
+ask "$FOREBAY" resize rbd/kept --size 10M
+ask "$FOREBAY" snap rollback --no-progress rbd/kept@one
+cp "$WORK/kept@one" "$WORK/kept"
+kept kept kept@one kept@two kept@three
+ask rbd snap rollback --no-progress rbd/kept@three
+cp "$WORK/kept@three" "$WORK/kept"
+alike kept
+# Its own check does not agree with the map that rbd leaves: what is rolled back has changed, and is marked as unchanged.
+ask rbd object-map rebuild --no-progress rbd/kept
+checked rbd/kept
+# A rollback over objects that are new, of an image whose object map says so.
+uri=$(attach rbd/kept)
+cp "$WORK/kept" "$WORK/model"
+write "$uri" $((7 << 20)) 0x44 4096
+ask "$FOREBAY" detach rbd/kept
+ask "$FOREBAY" snap rollback rbd/kept@two
+cp "$WORK/kept@two" "$WORK/kept"
+kept kept kept@one kept@two kept@three
+ok "snapshots by forebay and rollbacks to them: rbd lists and reads them alike, and the object maps are true"
+
+ask "$FOREBAY" snap protect rbd/kept@one
+they_refuse snap rm --no-progress rbd/kept@one
+ask rbd snap protect rbd/kept@two
+shape "" snap ls rbd/kept
+fails_with 6 'is protected' snap rm rbd/kept@two
+ask rbd clone --rbd-default-clone-format 1 rbd/kept@one rbd/child1
+ask rbd clone --rbd-default-clone-format 2 rbd/kept@three rbd/child2
+fails_with 6 'rbd/kept' snap unprotect rbd/kept@one
+fails_with 6 'rbd/kept' snap rm --force rbd/kept@one
+fails_with 6 'kept@three has 1 clone' snap rm rbd/kept@three
+fails_with 6 'rbd/kept has 3 snapshots' rm rbd/kept
+shape "" snap ls rbd/kept
+for child in child1 child2; do ask rbd rm --no-progress rbd/$child; done
+ask "$FOREBAY" snap unprotect rbd/kept@one
+ask rbd snap rename rbd/kept@one rbd/kept@first
+shape "" snap ls rbd/kept
+ask rbd snap rm --no-progress rbd/kept@first
+ask "$FOREBAY" snap rm --force rbd/kept@two
+kept kept kept@three
+ask rbd snap limit set rbd/kept --limit 1
+fails_with 7 'snapshot limit is 1' snap create rbd/kept@more
+ask "$FOREBAY" snap limit clear rbd/kept
+ask rbd snap create --no-progress rbd/kept@more
+ask "$FOREBAY" snap limit set rbd/kept --limit 2
+they_refuse snap create --no-progress rbd/kept@most
+shape pool info rbd/kept
+ask rbd snap limit clear rbd/kept
+ask "$FOREBAY" snap create rbd/kept@most
+ask rbd snap protect rbd/kept@more
+fails_with 6 '1 protected snapshot: more' snap purge rbd/kept
+shape "" snap ls rbd/kept
+ask "$FOREBAY" snap unprotect rbd/kept@more
+# The same without a daemon; and in front of a write log, which has what the image has not.
+FOREBAY_DATA=$WORK/nothing ask "$FOREBAY" snap create rbd/kept@alone
+shape "" snap ls rbd/kept
+FOREBAY_DATA=$WORK/nothing ask "$FOREBAY" snap purge rbd/kept
+cp "$WORK/kept" "$WORK/model"
+uri=$(limit 60 "$FOREBAY" attach rbd/kept --nbd --log "ssd:$WORK/logs:16M:age=60m" 2>"$WORK/out") || fail "a log before rbd/kept"
+write "$uri" $((1 << 20)) 0x45 $((1 << 20))
+ask "$FOREBAY" snap create rbd/kept@logged
+cp "$WORK/model" "$WORK/kept@logged"
+write "$uri" $((1 << 20)) 0x46 4096
+theirs rbd/kept@logged "$WORK/kept@logged" "a snapshot in front of a log"
+theirs rbd/kept "$WORK/kept@logged" "what came after the snapshot is in the log"
+ask "$FOREBAY" detach rbd/kept
+cp "$WORK/model" "$WORK/kept"
+kept kept kept@logged
+ask "$FOREBAY" snap purge rbd/kept
+ask "$FOREBAY" rm rbd/kept
+rbd info rbd/kept >"$WORK/out" 2>&1 && fail "rbd still sees a removed image"
+ok "snapshots renamed, protected, limited and removed by either; without a daemon, and in front of a write log"
 
 # Write logs in front of the cluster's images, when no daemon serves these.
 logged() { "$FOREBAY" --format json log info "rbd/$1" 2>"$WORK/out" | jq -r "$2"; }

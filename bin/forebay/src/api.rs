@@ -4,6 +4,7 @@
 
 mod image;
 mod log;
+mod snapshot;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -230,6 +231,10 @@ pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
+};
+
+pub use snapshot::{
+    CreateSnapshotRequest, ImageSnapshot, SnapshotLimitRequest, SnapshotNamespace, UpdateSnapshotRequest,
 };
 
 /// Result of a reload of hosts and secrets.

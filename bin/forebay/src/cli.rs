@@ -8,6 +8,7 @@ pub mod many;
 mod names;
 mod perf;
 mod serve;
+mod snapshots;
 mod store;
 
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ pub use images::{
 pub use names::{DuTarget, MaybeImage, OneImage, RenameOperands};
 pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, PerfMessenger};
 pub use serve::{DriverKind, ServeArgs};
+pub use snapshots::{OneSource, SnapCommand, SnapLimitCommand, SnapRenameArgs};
 pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs};
 
 /// Fast block volumes: images on an embedded object store, served to hosts.
@@ -181,9 +183,11 @@ pub enum CliCommand {
     )]
     Ls(LsArgs),
 
-    /// Show an image's size and layout, in the output format of 'rbd info'
-    #[command(after_help = "Example:\n  forebay info local/disk1 --format json --pretty-format")]
-    Info(OneImage),
+    /// Show the size and layout of an image or snapshot, in the output format of 'rbd info'
+    #[command(
+        after_help = "Examples:\n  forebay info local/disk1 --format json --pretty-format\n  forebay info local/disk1@monday"
+    )]
+    Info(OneSource),
 
     /// Change an image's size, while it is in use too
     #[command(after_help = "Example:\n  forebay resize local/disk1 --size 20G")]
@@ -197,6 +201,10 @@ pub enum CliCommand {
     #[command(visible_alias = "rename", after_help = "Example:\n  forebay mv local/disk1 local/database")]
     Mv(MvArgs),
 
+    /// Create, list and remove snapshots, and roll images back to them
+    #[command(subcommand)]
+    Snap(SnapCommand),
+
     /// Import an image from a file, a block device or standard input
     ///
     /// Holes and runs of zeroes take no space.  From standard input the image grows as data comes.
@@ -205,11 +213,11 @@ pub enum CliCommand {
     )]
     Import(ImportArgs),
 
-    /// Write an image to a file, a block device or standard output
+    /// Write an image or snapshot to a file, a block device or standard output
     ///
     /// What reads as zeroes becomes a hole in a file, and is written out to standard output.
     #[command(
-        after_help = "Examples:\n  forebay export local/disk1 disk1.raw\n  forebay export local/disk1 - | zstd > disk1.zst"
+        after_help = "Examples:\n  forebay export local/disk1 disk1.raw\n  forebay export local/disk1@monday disk1.raw\n  forebay export local/disk1 - | zstd > disk1.zst"
     )]
     Export(ExportArgs),
 

@@ -4,6 +4,7 @@
 //! the same operations from requests.  So both paths behave identically.
 
 mod logs;
+mod snapshots;
 
 use std::cell::Cell;
 use std::future::Future;
@@ -17,8 +18,11 @@ use tokio::sync::watch;
 use crate::api;
 use crate::engine::Engine;
 use crate::failure::Result;
-use crate::spec::{ImageSpec, uri_encode};
+use crate::spec::{ImageSpec, SourceSpec, source_spec, uri_encode};
 pub use logs::{DiscardLog, FlushLog, GetLog, ListLogs, TakeOverLog};
+pub use snapshots::{
+    CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RollBack, SetSnapshotLimit, UpdateSnapshot,
+};
 
 /// HTTP request of an operation.
 pub struct HttpRoute {
@@ -85,6 +89,14 @@ pub trait Operation: Send + 'static {
 /// Path of an image.
 pub fn image_path(spec: &ImageSpec) -> String {
     format!("/v1/images/{}/{}", uri_encode(&spec.pool, false), uri_encode(&spec.image, false))
+}
+
+/// Appends the name of a snapshot to the path of an image, as a query.
+pub fn with_snapshot(path: String, source: &SourceSpec) -> String {
+    match &source.snapshot {
+        Some(snapshot) => format!("{path}?snapshot={}", uri_encode(snapshot, false)),
+        None => path,
+    }
 }
 
 /// Returns the state of the daemon.
@@ -206,18 +218,18 @@ impl Operation for CreateImage {
     }
 }
 
-/// Returns the size and layout of an image.
-pub struct GetImage(pub ImageSpec);
+/// Returns the size and layout of an image or snapshot.
+pub struct GetImage(pub SourceSpec);
 
 impl Operation for GetImage {
     type Reply = api::ImageInfo;
 
     fn route(&self) -> HttpRoute {
-        HttpRoute::new("GET", image_path(&self.0))
+        HttpRoute::new("GET", with_snapshot(image_path(&self.0.image), &self.0))
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<api::ImageInfo> {
-        engine.image_info(&self.0).await
+        engine.source_info(&self.0).await
     }
 }
 
@@ -262,6 +274,8 @@ pub struct GetUsage {
     pub pool: String,
     /// Image name; `None` for all images of the pool.
     pub image: Option<String>,
+    /// Snapshot of the image at which the list ends; `None` for the image and all its snapshots.
+    pub snapshot: Option<String>,
     /// Set to count bytes, of images without snapshots, even where `rbd` counts objects.
     pub exact: bool,
 }
@@ -275,14 +289,23 @@ impl Operation for GetUsage {
             target.push('/');
             target.push_str(&uri_encode(image, false));
         }
-        if self.exact {
-            target.push_str("?exact=true");
+        let snapshot = self.snapshot.as_ref().map(|snapshot| format!("snapshot={}", uri_encode(snapshot, false)));
+        let query: Vec<_> = snapshot.into_iter().chain(self.exact.then(|| "exact=true".into())).collect();
+        if !query.is_empty() {
+            target.push('?');
+            target.push_str(&query.join("&"));
         }
         HttpRoute::new("GET", target)
     }
 
     async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<api::DiskUsage> {
-        engine.disk_usage(&self.pool, self.image.as_deref(), self.exact, progress).await
+        match self.image {
+            Some(image) => {
+                let source = source_spec(&self.pool, &image, self.snapshot.as_deref())?;
+                engine.disk_usage(&source, self.exact, progress).await
+            }
+            None => engine.pool_usage(&self.pool, self.exact, progress).await,
+        }
     }
 }
 

@@ -88,7 +88,7 @@ impl FromStr for ImageSpec {
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some((_, snap)) = text.split_once('@') {
             return Err(format!(
-                "'{text}' names the snapshot '{snap}'; this build has no snapshots yet, name the image alone"
+                "'{text}' names the snapshot '{snap}', and an image is wanted here; name the image alone"
             ));
         }
         match text.split('/').collect::<Vec<_>>()[..] {
@@ -97,6 +97,97 @@ impl FromStr for ImageSpec {
             [_, _, _] => Err(format!("'{text}' names a namespace; this build has none yet, write POOL/IMAGE")),
             _ => Err(format!("'{text}' is not an image spec; write POOL/IMAGE, for example {LOCAL_POOL}/disk1")),
         }
+    }
+}
+
+/// A snapshot of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotSpec {
+    /// The image.
+    #[serde(flatten)]
+    pub image: ImageSpec,
+    /// The snapshot's name.
+    pub snapshot: String,
+}
+
+impl SnapshotSpec {
+    /// Creates a spec from an image and the name of a snapshot, and validates the name.
+    pub fn new(image: ImageSpec, snapshot: &str) -> Result<Self, String> {
+        check_snapshot(snapshot)?;
+        Ok(Self { image, snapshot: snapshot.into() })
+    }
+
+    /// Refuses what no new snapshot may be called, although others may have made such a snapshot.
+    pub fn check_new(&self) -> Result<(), Failure> {
+        let name = &self.snapshot;
+        if let Some(bad) = name.chars().find(|&c| is_invisible(c)) {
+            let what = format!("the snapshot's name '{}' contains {}", visible(name), escaped(bad));
+            return Err(Failure::invalid(format!("{what}, which is invisible")));
+        }
+        if name.len() > NAME_LEN_MAX {
+            let what = format!("the snapshot's name has {} bytes; {NAME_LEN_MAX} is the most", name.len());
+            return Err(Failure::invalid(what));
+        }
+        // Clients of the control API would take such a path segment for a directory.
+        if name == "." || name == ".." {
+            return Err(Failure::invalid(format!("'{name}' cannot be the snapshot's name")));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for SnapshotSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.image, self.snapshot)
+    }
+}
+
+/// An image, or a snapshot of it, to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceSpec {
+    /// The image.
+    pub image: ImageSpec,
+    /// The snapshot's name; `None` for the image as it is now.
+    pub snapshot: Option<String>,
+}
+
+impl SourceSpec {
+    /// Creates a spec from an image and perhaps the name of a snapshot, and validates the name.
+    pub fn new(image: ImageSpec, snapshot: Option<&str>) -> Result<Self, String> {
+        snapshot.map_or(Ok(()), check_snapshot)?;
+        Ok(Self { image, snapshot: snapshot.map(Into::into) })
+    }
+
+    /// Returns the snapshot that is meant, if one is.
+    pub fn snapshot(&self) -> Option<SnapshotSpec> {
+        let snapshot = self.snapshot.clone()?;
+        Some(SnapshotSpec { image: self.image.clone(), snapshot })
+    }
+}
+
+impl From<ImageSpec> for SourceSpec {
+    fn from(image: ImageSpec) -> Self {
+        Self { image, snapshot: None }
+    }
+}
+
+impl fmt::Display for SourceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.snapshot {
+            Some(snapshot) => write!(f, "{}@{snapshot}", self.image),
+            None => self.image.fmt(f),
+        }
+    }
+}
+
+/// Validates a snapshot's name. Other clients make names with spaces, which must be readable and removable.
+fn check_snapshot(name: &str) -> Result<(), String> {
+    if name.is_empty() {
+        return Err("the snapshot's name is empty; write POOL/IMAGE@SNAP".into());
+    }
+    match name.chars().find(|&c| c.is_control() || c == '/' || c == '@') {
+        Some(bad) => Err(format!("the snapshot's name '{}' contains {bad:?}, which no name may", name.escape_debug())),
+        None => Ok(()),
     }
 }
 
@@ -148,6 +239,16 @@ pub fn image_spec(pool: &str, image: &str) -> Result<ImageSpec, Failure> {
     ImageSpec::new(pool, image).map_err(Failure::invalid)
 }
 
+/// Creates the spec of a snapshot from names that come over the control socket.
+pub fn snapshot_spec(pool: &str, image: &str, snapshot: &str) -> Result<SnapshotSpec, Failure> {
+    SnapshotSpec::new(image_spec(pool, image)?, snapshot).map_err(Failure::invalid)
+}
+
+/// Creates the spec of an image or snapshot from names that come over the control socket.
+pub fn source_spec(pool: &str, image: &str, snapshot: Option<&str>) -> Result<SourceSpec, Failure> {
+    SourceSpec::new(image_spec(pool, image)?, snapshot).map_err(Failure::invalid)
+}
+
 /// Percent-encodes what a URI's path segment or query value may not carry as it is.
 pub fn uri_encode(text: &str, keep_slash: bool) -> String {
     let mut out = String::with_capacity(text.len());
@@ -195,6 +296,25 @@ mod tests {
             assert!(error.contains(says), "{text}: {error}");
         }
         assert!(format!("local/{}", "x".repeat(NAME_LEN_MAX + 1)).parse::<ImageSpec>().is_err());
+    }
+
+    #[test]
+    fn specs_of_snapshots() {
+        let image: ImageSpec = "rbd/x".parse().expect("a spec");
+        let spec = SnapshotSpec::new(image.clone(), "monday noon").expect("a spec");
+        assert_eq!(spec.to_string(), "rbd/x@monday noon");
+        spec.check_new().expect("a name");
+        assert_eq!(SourceSpec::new(image.clone(), Some("s")).expect("a spec").to_string(), "rbd/x@s");
+        assert_eq!(SourceSpec::from(image.clone()).to_string(), "rbd/x");
+        for name in ["", "a/b", "a@b", "\u{7}"] {
+            assert!(SnapshotSpec::new(image.clone(), name).is_err(), "{name:?}");
+            assert!(SourceSpec::new(image.clone(), Some(name)).is_err(), "{name:?}");
+        }
+        let long = "x".repeat(NAME_LEN_MAX + 1);
+        for name in ["..", "a\u{200b}", &long] {
+            let spec = SnapshotSpec::new(image.clone(), name).expect("others may have made it");
+            assert!(spec.check_new().is_err(), "{name:?}");
+        }
     }
 
     #[test]

@@ -51,6 +51,9 @@ pub struct ImageInfo {
     /// Time of the last write, if clients record it.
     #[schema(value_type = Option<String>)]
     pub modify_timestamp: Option<Timestamp>,
+    /// Protection of a snapshot against removal: the text `true` or `false`, as in `rbd`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protected: Option<String>,
     /// Maximum number of snapshots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_limit: Option<u64>,

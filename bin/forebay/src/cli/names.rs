@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
 
-use crate::spec::{ImageSpec, LOCAL_POOL, PoolSpec};
+use super::snapshots::SourceArgs;
+use crate::spec::{ImageSpec, LOCAL_POOL, PoolSpec, SourceSpec};
 
 /// Options of every command on images beside the positional `POOL/IMAGE`.
 #[derive(Debug, Clone, Default, Args)]
@@ -25,14 +26,30 @@ impl NameArgs {
     /// # Errors
     /// When it is named twice, in two pools, or by what can be no name.
     pub(super) fn image(&self, positional: Option<&str>) -> Result<Option<ImageSpec>, String> {
-        match (positional, &self.image) {
+        self.text(positional)?.map(|text| in_pool(self.pool.as_deref(), text)).transpose()
+    }
+
+    /// Returns the text that names the image, if one does.
+    ///
+    /// # Errors
+    /// When it is named twice.
+    pub(super) fn text<'a>(&'a self, positional: Option<&'a str>) -> Result<Option<&'a str>, String> {
+        match (positional, self.image.as_deref()) {
             (Some(one), Some(other)) => {
                 Err(format!("'{one}' and '--image {other}' both name the image; leave one of them out"))
             }
-            (Some(text), None) => in_pool(self.pool.as_deref(), text).map(Some),
-            (None, Some(text)) => in_pool(self.pool.as_deref(), text).map(Some),
-            (None, None) => Ok(None),
+            (one, other) => Ok(one.or(other)),
         }
+    }
+
+    /// Returns whether the image is named by its option.
+    pub(super) fn has_image(&self) -> bool {
+        self.image.is_some()
+    }
+
+    /// Returns the pool as it is typed.
+    pub(super) fn pool_text(&self) -> Option<&str> {
+        self.pool.as_deref()
     }
 
     /// Returns the image that must be named.
@@ -200,8 +217,8 @@ read_by_way_of!(TypedPool => OnePool);
 pub enum DuTarget {
     /// All images of a pool.
     Pool(String),
-    /// One image.
-    Image(ImageSpec),
+    /// One image with its snapshots, or one snapshot and those before it.
+    Image(SourceSpec),
     /// A bare name: a pool, or if there is none of that name, the image of the default pool.
     PoolOrImage(String),
 }
@@ -209,29 +226,30 @@ pub enum DuTarget {
 /// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedDuTarget {
-    /// An image, POOL/IMAGE, or all those of a POOL; a name that no pool has is an image of the pool local
-    /// [default: local]
+    /// An image, POOL/IMAGE, a snapshot, POOL/IMAGE@SNAP, or all images of a POOL; a name that no pool has is an image
+    /// of the pool local [default: local]
     #[arg(value_name = "POOL[/IMAGE]")]
     spec: Option<String>,
     #[command(flatten)]
-    options: NameArgs,
+    options: SourceArgs,
 }
 
 impl TryFrom<TypedDuTarget> for DuTarget {
     type Error = String;
 
     fn try_from(TypedDuTarget { spec, options }: TypedDuTarget) -> Result<Self, String> {
-        let Some(text) = spec.as_deref().filter(|_| options.image.is_none()) else {
-            return Ok(match options.image(spec.as_deref())? {
-                Some(image) => DuTarget::Image(image),
-                None => DuTarget::Pool(options.pool()?.unwrap_or_else(|| LOCAL_POOL.into())),
-            });
+        let names = &options.names;
+        if names.has_image() || options.has_snapshot() {
+            return options.required(spec.as_deref()).map(DuTarget::Image);
+        }
+        let Some(text) = spec.as_deref() else {
+            return Ok(DuTarget::Pool(names.pool()?.unwrap_or_else(|| LOCAL_POOL.into())));
         };
         if text.ends_with('/') {
-            let pool = one_pool(Some(text), options.pool.as_deref())?;
+            let pool = one_pool(Some(text), names.pool_text())?;
             return Ok(DuTarget::Pool(pool.unwrap_or_else(|| LOCAL_POOL.into())));
         }
-        if text.contains('/') || options.pool.is_some() {
+        if text.contains(['/', '@']) || names.pool_text().is_some() {
             return options.required(Some(text)).map(DuTarget::Image);
         }
         let PoolSpec(name) = text.parse()?;
@@ -325,27 +343,27 @@ impl TryFrom<TypedImported> for ImportOperands {
 
 read_by_way_of!(TypedImported => ImportOperands);
 
-/// An image, and the file that it is written to.
+/// An image or a snapshot, and the file that it is written to.
 #[derive(Debug, Clone)]
 pub struct ExportOperands {
-    /// The image.
-    pub image: ImageSpec,
-    /// A new file, a block device, or `-` for standard output; named after the image if left out.
+    /// The image or snapshot.
+    pub source: SourceSpec,
+    /// A new file, a block device, or `-` for standard output; named after the source if left out.
     pub path: Option<PathBuf>,
 }
 
 /// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedExported {
-    /// The image, POOL/IMAGE
-    #[arg(value_name = "IMAGE")]
+    /// The image, POOL/IMAGE, or a snapshot of it, POOL/IMAGE@SNAP
+    #[arg(value_name = "IMAGE[@SNAP]")]
     first: Option<OsString>,
 
-    /// A new file, a block device, or - for standard output [default: the image's name]
+    /// A new file, a block device, or - for standard output [default: the name of the image or IMAGE@SNAP]
     #[arg(value_name = "PATH", value_hint = ValueHint::FilePath)]
     second: Option<PathBuf>,
     #[command(flatten)]
-    options: NameArgs,
+    options: SourceArgs,
 }
 
 impl TryFrom<TypedExported> for ExportOperands {
@@ -353,25 +371,25 @@ impl TryFrom<TypedExported> for ExportOperands {
 
     fn try_from(TypedExported { first, second, options }: TypedExported) -> Result<Self, String> {
         // With --image, the only positional argument is the file.
-        if options.image.is_some() && second.is_none() {
-            return Ok(Self { image: options.required(None)?, path: first.map(PathBuf::from) });
+        if options.names.has_image() && second.is_none() {
+            return Ok(Self { source: options.required(None)?, path: first.map(PathBuf::from) });
         }
         let not_text = |name: OsString| format!("the image's name '{}' is not UTF-8", name.display());
         let first = first.map(|name| name.into_string().map_err(not_text)).transpose()?;
-        Ok(Self { image: options.required(first.as_deref())?, path: second })
+        Ok(Self { source: options.required(first.as_deref())?, path: second })
     }
 }
 
 read_by_way_of!(TypedExported => ExportOperands);
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use clap::Parser;
 
     use super::*;
 
     /// Reads arguments as a command does; what is wrong with them otherwise.
-    fn read<T: Args>(arguments: &[&str]) -> Result<T, String> {
+    pub fn read<T: Args>(arguments: &[&str]) -> Result<T, String> {
         #[derive(Parser)]
         struct Program<T: Args> {
             #[command(flatten)]
@@ -441,7 +459,8 @@ mod tests {
 
     #[test]
     fn what_du_is_asked_about() {
-        let image = |text: &str| DuTarget::Image(text.parse().expect("a spec"));
+        let source = |text: &str, snap| SourceSpec::new(text.parse().expect("a spec"), snap).expect("a spec");
+        let image = |text| DuTarget::Image(source(text, None));
         for (arguments, want) in [
             (&[][..], DuTarget::Pool("local".into())),
             (&["ram/"], DuTarget::Pool("ram".into())),
@@ -451,10 +470,13 @@ mod tests {
             (&["-p", "ram", "x"], image("ram/x")),
             (&["--image", "x"], image("local/x")),
             (&["-p", "ram", "--image", "x"], image("ram/x")),
+            (&["x@y"], DuTarget::Image(source("local/x", Some("y")))),
+            (&["-p", "ram", "x", "--snap", "y"], DuTarget::Image(source("ram/x", Some("y")))),
         ] {
             assert_eq!(read::<DuTarget>(arguments).as_ref(), Ok(&want), "{arguments:?}");
         }
-        for arguments in [&["/"][..], &["x", "--image", "y"], &["-p", "a", "b/"], &["-p", "a", "b/c"], &["x@y"]] {
+        for arguments in [&["/"][..], &["x", "--image", "y"], &["-p", "a", "b/"], &["-p", "a", "b/c"], &["--snap", "y"]]
+        {
             assert!(read::<DuTarget>(arguments).is_err(), "{arguments:?}");
         }
     }
@@ -477,12 +499,13 @@ mod tests {
             assert!(renamed(arguments).is_err(), "{arguments:?}");
         }
 
-        let exported = |arguments| read::<ExportOperands>(arguments).map(|read| (read.image.to_string(), read.path));
+        let exported = |arguments| read::<ExportOperands>(arguments).map(|read| (read.source.to_string(), read.path));
         let want = Ok(("rbd/a".to_owned(), Some(PathBuf::from("file"))));
         for arguments in [&["rbd/a", "file"][..], &["-p", "rbd", "a", "file"], &["-p", "rbd", "--image", "a", "file"]] {
             assert_eq!(exported(arguments), want, "{arguments:?}");
         }
         assert_eq!(exported(&["--image", "a"]), Ok(("local/a".to_owned(), None)));
+        assert_eq!(exported(&["a@s", "file"]), Ok(("local/a@s".to_owned(), Some("file".into()))));
         assert!(exported(&["a", "file", "--image", "b"]).is_err());
 
         let imported =

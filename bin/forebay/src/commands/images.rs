@@ -4,7 +4,9 @@ use super::shapes::{self, Info};
 use super::with_session;
 use crate::api;
 use crate::cli::many::each;
-use crate::cli::{CreateArgs, DuArgs, DuTarget, GlobalArgs, LsArgs, MvArgs, OneImage, RenameOperands, ResizeArgs};
+use crate::cli::{
+    CreateArgs, DuArgs, DuTarget, GlobalArgs, LsArgs, MvArgs, OneImage, OneSource, RenameOperands, ResizeArgs,
+};
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::{CreateImage, GetImage, GetUsage, ListImages, ListImagesLong, RemoveImage, UpdateImage};
@@ -39,9 +41,9 @@ pub fn ls(global: &GlobalArgs, output: Output, options: LsArgs) -> Result<()> {
     output.print(&names, |names| names.join("\n"))
 }
 
-/// Shows an image.
-pub fn info(global: &GlobalArgs, output: Output, options: OneImage) -> Result<()> {
-    let info = with_session(global, |session| session.call(GetImage(options.image), |_| {}))?;
+/// Shows an image or a snapshot.
+pub fn info(global: &GlobalArgs, output: Output, options: OneSource) -> Result<()> {
+    let info = with_session(global, |session| session.call(GetImage(options.source), |_| {}))?;
     output.print(&Info::from(&info), Info::text)
 }
 
@@ -85,15 +87,15 @@ pub fn mv(global: &GlobalArgs, output: Output, options: MvArgs) -> Result<()> {
 pub fn du(global: &GlobalArgs, output: Output, options: DuArgs) -> Result<()> {
     let bar = Bar::new(global, "Counting", ProgressUnit::Steps);
     let usage = with_session(global, |session| {
-        let usage = |pool: &str, image: Option<&str>| {
-            let (pool, image, exact) = (pool.into(), image.map(Into::into), options.exact);
-            session.call(GetUsage { pool, image, exact }, |now| bar.show(now))
+        let usage = |pool: &str, image: Option<&str>, snapshot: Option<&str>| {
+            let (pool, image, snapshot) = (pool.into(), image.map(Into::into), snapshot.map(Into::into));
+            session.call(GetUsage { pool, image, snapshot, exact: options.exact }, |now| bar.show(now))
         };
         match &options.target {
-            DuTarget::Pool(pool) => usage(pool, None),
-            DuTarget::Image(spec) => usage(&spec.pool, Some(&spec.image)),
-            DuTarget::PoolOrImage(name) => match usage(name, None) {
-                Err(no_pool) if no_pool.kind == FailureKind::NotFound => match usage(LOCAL_POOL, Some(name)) {
+            DuTarget::Pool(pool) => usage(pool, None, None),
+            DuTarget::Image(spec) => usage(&spec.image.pool, Some(&spec.image.image), spec.snapshot.as_deref()),
+            DuTarget::PoolOrImage(name) => match usage(name, None, None) {
+                Err(no_pool) if no_pool.kind == FailureKind::NotFound => match usage(LOCAL_POOL, Some(name), None) {
                     Err(failure) if failure.kind == FailureKind::NotFound => Err(neither(name)),
                     // Without a store there is no image either; that the pool is missing is what was asked about.
                     Err(failure) if failure.kind == FailureKind::Unreachable => Err(no_pool),

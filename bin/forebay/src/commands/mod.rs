@@ -11,6 +11,7 @@ pub mod perf;
 mod perf_messenger;
 mod reservations;
 mod shapes;
+mod snapshots;
 mod status;
 mod store;
 mod targets;
@@ -48,6 +49,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Rm(options) => images::rm(global, output, options),
         CliCommand::Mv(options) => images::mv(global, output, options),
         CliCommand::Du(options) => images::du(global, output, options),
+        CliCommand::Snap(command) => snapshots::run(global, output, command),
         CliCommand::Import(options) => transfer::import(global, output, options),
         CliCommand::Export(options) => transfer::export(global, output, options),
         CliCommand::Bench(options) => bench::run(global, output, options),

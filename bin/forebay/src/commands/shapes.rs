@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::api::{DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus};
+use crate::api::{DiskUsage, ImageInfo, ImageListing, ImageParent, ImageSnapshot, ImageStatus, SnapshotNamespace};
 use crate::timestamp::Timestamp;
 use crate::units::rbd_size;
 
@@ -32,6 +32,8 @@ pub struct Info<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     modify_timestamp: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    protected: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     snapshot_limit: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<&'a ImageParent>,
@@ -59,6 +61,7 @@ impl<'a> From<&'a ImageInfo> for Info<'a> {
             create_timestamp: local(info.create_timestamp),
             access_timestamp: local(info.access_timestamp),
             modify_timestamp: local(info.modify_timestamp),
+            protected: info.protected.as_deref(),
             snapshot_limit: info.snapshot_limit,
             parent: info.parent.as_ref(),
             pool: &info.pool,
@@ -88,6 +91,8 @@ impl Info<'_> {
             ("modify_timestamp", &self.modify_timestamp),
         ];
         rows.extend(times.iter().filter_map(|(name, time)| Some(format!("{name}: {}", time.as_ref()?))));
+        let protected = |text: &str| if text == "true" { "True" } else { "False" };
+        rows.extend(self.protected.map(|text| format!("protected: {}", protected(text))));
         rows.extend(self.snapshot_limit.map(|limit| format!("snapshot_limit: {limit}")));
         if let Some(parent) = self.parent {
             let trash = if parent.trash { format!(" (trash {})", parent.id) } else { String::new() };
@@ -116,7 +121,7 @@ pub fn listing(images: &[ImageListing]) -> String {
             lock.into(),
         ]
     });
-    table(["NAME", "SIZE", "PARENT", "FMT", "PROT", "LOCK"], [1, 3], rows)
+    table(["NAME", "SIZE", "PARENT", "FMT", "PROT", "LOCK"], &[1, 3], rows)
 }
 
 fn snapshot_name(image: &str, snapshot: &Option<String>) -> String {
@@ -136,7 +141,59 @@ pub fn usage(usage: &DiskUsage) -> String {
     if rows.len() > 1 {
         rows.push(row("<TOTAL>".into(), usage.total_provisioned_size, usage.total_used_size));
     }
-    table(["NAME", "PROVISIONED", "USED"], [1, 2], rows)
+    table(["NAME", "PROVISIONED", "USED"], &[1, 2], rows)
+}
+
+/// A snapshot as `rbd snap ls --format json` prints it.
+#[derive(Debug, Serialize)]
+pub struct SnapshotRow<'a> {
+    id: u64,
+    name: &'a str,
+    size: u64,
+    protected: &'a str,
+    /// Empty if the time is unknown.
+    timestamp: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<&'a SnapshotNamespace>,
+}
+
+impl<'a> From<&'a ImageSnapshot> for SnapshotRow<'a> {
+    fn from(snapshot: &'a ImageSnapshot) -> Self {
+        Self {
+            id: snapshot.id,
+            name: &snapshot.name,
+            size: snapshot.size,
+            protected: &snapshot.protected,
+            timestamp: snapshot.timestamp.map(Timestamp::local_text).unwrap_or_default(),
+            namespace: snapshot.namespace.as_ref(),
+        }
+    }
+}
+
+/// Writes snapshots as `rbd snap ls` does; `all` adds the column of their owners.
+pub fn snapshots(snapshots: &[SnapshotRow<'_>], all: bool) -> String {
+    let cells = |snapshot: &SnapshotRow<'_>| {
+        let protected = if snapshot.protected == "true" { "yes" } else { "" };
+        [
+            snapshot.id.to_string(),
+            snapshot.name.into(),
+            rbd_size(snapshot.size),
+            protected.into(),
+            snapshot.timestamp.clone(),
+        ]
+    };
+    const TITLES: [&str; 5] = ["SNAPID", "NAME", "SIZE", "PROTECTED", "TIMESTAMP"];
+    const RIGHT: [usize; 3] = [0, 2, 4];
+    if !all {
+        return table(TITLES, &RIGHT, snapshots.iter().map(cells));
+    }
+    let [id, name, size, protected, time] = TITLES;
+    let rows = snapshots.iter().map(|snapshot| {
+        let [id, name, size, protected, time] = cells(snapshot);
+        let owner = snapshot.namespace.map(|namespace| namespace.kind.clone()).unwrap_or_default();
+        [id, name, size, protected, time, owner]
+    });
+    table([id, name, size, protected, time, "NAMESPACE"], &RIGHT, rows)
 }
 
 /// Writes the watchers of an image as `rbd status` does.
@@ -152,7 +209,7 @@ pub fn watchers(status: &ImageStatus) -> String {
 
 /// Lays out a table as Ceph's programs do: titles to the left, the last column padded as well, nothing where there are
 /// no rows.
-fn table<const N: usize>(titles: [&str; N], right: [usize; 2], rows: impl IntoIterator<Item = [String; N]>) -> String {
+fn table<const N: usize>(titles: [&str; N], right: &[usize], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let rows: Vec<_> = rows.into_iter().collect();
     if rows.is_empty() {
         return String::new();
@@ -267,6 +324,40 @@ mod tests {
         assert_eq!(usage(&two), want.join("\n"));
     }
 
+    /// Output of `rbd snap ls` 16.2.
+    #[test]
+    fn snapshots_byte_for_byte() {
+        let snapshot = |id, name, protected| SnapshotRow {
+            id,
+            name,
+            size: 100 << 20,
+            protected,
+            timestamp: "Mon Nov 23 19:41:42 2026".into(),
+            namespace: None,
+        };
+        let all =
+            [snapshot(4, "s1", "true"), SnapshotRow { timestamp: String::new(), ..snapshot(15, "second", "false") }];
+        let want = [
+            "SNAPID  NAME    SIZE     PROTECTED  TIMESTAMP               ",
+            "     4  s1      100 MiB  yes        Mon Nov 23 19:41:42 2026",
+            "    15  second  100 MiB                                     ",
+            "",
+        ];
+        assert_eq!(snapshots(&all, false), want.join("\n"));
+        assert_eq!(snapshots(&[], false), "");
+        let json = serde_json::to_string(&all[0]).expect("JSON");
+        let want = r#"{"id":4,"name":"s1","size":104857600,"protected":"true","timestamp":"Mon Nov 23 19:41:42 2026"}"#;
+        assert_eq!(json, want);
+        let user = SnapshotNamespace { kind: "user".into() };
+        let owned = [SnapshotRow { namespace: Some(&user), ..snapshot(4, "s1", "false") }];
+        let want = [
+            "SNAPID  NAME  SIZE     PROTECTED  TIMESTAMP                 NAMESPACE",
+            "     4  s1    100 MiB             Mon Nov 23 19:41:42 2026  user     ",
+            "",
+        ];
+        assert_eq!(snapshots(&owned, true), want.join("\n"));
+    }
+
     /// Output of `rbd status` 16.2.
     #[test]
     fn watchers_byte_for_byte() {
@@ -300,6 +391,7 @@ mod tests {
             create_timestamp: None,
             access_timestamp: None,
             modify_timestamp: Some(Timestamp(0)),
+            protected: Some("false".into()),
             snapshot_limit: Some(9),
             parent: Some(ImageParent {
                 pool: "rbd".into(),
@@ -325,6 +417,7 @@ mod tests {
             "\tflags: ",
             "\tgroup: rbd/g",
             &time,
+            "\tprotected: False",
             "\tsnapshot_limit: 9",
             "\tparent: rbd/a@s1",
             "\toverlap: 100 MiB",

@@ -18,9 +18,9 @@ use crate::client::progress::{Bar, ProgressUnit};
 use crate::client::session::{CommandSession, DaemonClient};
 use crate::engine::transfer::{CHUNK_LEN_MAX, CHUNKS_QUEUED, Chunk, ImportParameters};
 use crate::failure::{Failure, Result};
-use crate::ops::image_path;
+use crate::ops::{image_path, with_snapshot};
 use crate::output::Output;
-use crate::spec::{ImageSpec, LOCAL_POOL};
+use crate::spec::{ImageSpec, LOCAL_POOL, SourceSpec};
 use crate::transfer::container::{Converter, container};
 use crate::transfer::sink::ImageSink;
 use crate::transfer::source::{Source, nonzero_runs};
@@ -182,10 +182,13 @@ fn import_here(
     fed.and(result)
 }
 
-/// Writes an image to a file or stream.
+/// Writes an image or a snapshot to a file or stream.
 pub fn export(global: &GlobalArgs, output: Output, options: cli::ExportArgs) -> Result<()> {
-    let image = options.names.image;
-    let path = options.names.path.unwrap_or_else(|| PathBuf::from(&image.image));
+    let source = options.names.source;
+    let path = options.names.path.unwrap_or_else(|| match &source.snapshot {
+        Some(snapshot) => PathBuf::from(format!("{}@{snapshot}", source.image.image)),
+        None => PathBuf::from(&source.image.image),
+    });
     let to_stdout = path.as_os_str() == "-";
     if to_stdout && output.is_json() {
         return Err(Failure::invalid("--format json and an export to standard output would mix"));
@@ -193,8 +196,8 @@ pub fn export(global: &GlobalArgs, output: Output, options: cli::ExportArgs) -> 
     let bar = Bar::new(global, "Exporting", ProgressUnit::Bytes);
     let writer = Writer { sink: None, path: &path, force: options.force, size: 0, data: 0, bar: &bar };
     let exported = with_session(global, |session| match session {
-        CommandSession::Daemon(client) => export_through(client, &image, writer),
-        CommandSession::Direct(direct) => export_here(direct, image, writer),
+        CommandSession::Daemon(client) => export_through(client, &source, writer),
+        CommandSession::Direct(direct) => export_here(direct, source, writer),
     })?;
     drop(bar);
     if to_stdout {
@@ -244,8 +247,8 @@ fn writing(error: std::io::Error, path: &Path) -> Failure {
     Failure::io(error, format_args!("writing {}", path.display()))
 }
 
-fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_>) -> Result<ExportResult> {
-    let target = format!("{}/data", image_path(spec));
+fn export_through(client: &DaemonClient, source: &SourceSpec, mut writer: Writer<'_>) -> Result<ExportResult> {
+    let target = with_snapshot(format!("{}/data", image_path(&source.image)), source);
     let mut response: Response = SentRequest::send(&client.socket, "GET", &target, None)
         .and_then(|request| request.response(None))
         .map_err(|error| client.lost(error))?;
@@ -276,10 +279,10 @@ fn export_through(client: &DaemonClient, spec: &ImageSpec, mut writer: Writer<'_
     }
 }
 
-fn export_here(direct: &Direct, spec: ImageSpec, mut writer: Writer<'_>) -> Result<ExportResult> {
+fn export_here(direct: &Direct, source: SourceSpec, mut writer: Writer<'_>) -> Result<ExportResult> {
     let (sender, mut chunks) = mpsc::channel(CHUNKS_QUEUED);
     let engine = direct.engine().clone();
-    let work = thread::spawn(move || engine.call_blocking(move |engine| engine.export(spec, sender)));
+    let work = thread::spawn(move || engine.call_blocking(move |engine| engine.export(source, sender)));
     let mut written = Ok(());
     while let Some(chunk) = chunks.blocking_recv() {
         written = match chunk {

@@ -21,12 +21,12 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, metrics, page, streams};
+use super::{access, metrics, page, snapshots, streams};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
 use crate::ops::{self, Operation, ProgressSink};
-use crate::spec::{ImageSpec, image_spec};
+use crate::spec::{ImageSpec, image_spec, source_spec};
 
 /// Maximum length of a JSON request body, in bytes.
 const JSON_LEN_MAX: usize = 64 * 1024;
@@ -130,6 +130,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/targets/{front}/{pool}/{image}", delete(detach))
         .route("/v1/ana", get(list_ana).post(set_ana))
         .merge(access::routes())
+        .merge(snapshots::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
@@ -189,6 +190,14 @@ async fn no_such_path(request: Request) -> Failure {
         remove_image,
         pool_usage,
         image_usage,
+        snapshots::list_snapshots,
+        snapshots::create_snapshot,
+        snapshots::purge_snapshots,
+        snapshots::update_snapshot,
+        snapshots::remove_snapshot,
+        snapshots::roll_back,
+        snapshots::set_snapshot_limit,
+        snapshots::clear_snapshot_limit,
         list_targets,
         attach,
         detach,
@@ -276,11 +285,28 @@ async fn list_names(
     app.run(streamed, ops::ListNames { pool, prefix }).await
 }
 
-/// Show the size and layout of an image
-#[utoipa::path(get, path = "/v1/images/{pool}/{image}", params(("pool" = String, Path), ("image" = String, Path)),
+/// Query for an image or one of its snapshots.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SourceQuery {
+    /// Snapshot; the image as it is now if omitted.
+    snapshot: Option<String>,
+}
+
+/// Show the size and layout of an image or snapshot
+#[utoipa::path(get, path = "/v1/images/{pool}/{image}",
+    params(("pool" = String, Path), ("image" = String, Path), ("snapshot" = Option<String>, Query)),
     responses((status = 200, body = api::ImageInfo), (status = 404, body = ErrorBody)))]
-async fn get_image(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
-    on_image(names, |spec| app.run(streamed, ops::GetImage(spec))).await
+async fn get_image(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path((pool, image)): Path<(String, String)>,
+    Query(SourceQuery { snapshot }): Query<SourceQuery>,
+) -> Response {
+    match source_spec(&pool, &image, snapshot.as_deref()) {
+        Ok(source) => app.run(streamed, ops::GetImage(source)).await,
+        Err(failure) => failure.into_response(),
+    }
 }
 
 /// Resize or rename an image
@@ -329,6 +355,8 @@ struct UsageQuery {
     /// Set to count bytes, of images without snapshots.
     #[serde(default)]
     exact: bool,
+    /// Snapshot of an image, at which the list ends.
+    snapshot: Option<String>,
 }
 
 /// Show the disk usage of each image of a pool, in the format of 'rbd du --format json'
@@ -339,22 +367,29 @@ async fn pool_usage(
     State(app): State<App>,
     streamed: Streamed,
     Path(pool): Path<String>,
-    Query(UsageQuery { exact }): Query<UsageQuery>,
+    Query(UsageQuery { exact, snapshot }): Query<UsageQuery>,
 ) -> Response {
-    app.run(streamed, ops::GetUsage { pool, image: None, exact }).await
+    if snapshot.is_some() {
+        return Failure::invalid("a snapshot is one of an image; name the image").into_response();
+    }
+    app.run(streamed, ops::GetUsage { pool, image: None, snapshot, exact }).await
 }
 
-/// Show the disk usage of an image
+/// Show the disk usage of an image and its snapshots, or of a snapshot and those before it
 #[utoipa::path(get, path = "/v1/usage/{pool}/{image}",
-    params(("pool" = String, Path), ("image" = String, Path), ("exact" = Option<bool>, Query)),
+    params(("pool" = String, Path), ("image" = String, Path), ("exact" = Option<bool>, Query),
+        ("snapshot" = Option<String>, Query)),
     responses((status = 200, body = api::DiskUsage), (status = 404, body = ErrorBody)))]
 async fn image_usage(
     State(app): State<App>,
     streamed: Streamed,
     Path(names): Path<(String, String)>,
-    Query(UsageQuery { exact }): Query<UsageQuery>,
+    Query(UsageQuery { exact, snapshot }): Query<UsageQuery>,
 ) -> Response {
-    on_image(names, |spec| app.run(streamed, ops::GetUsage { pool: spec.pool, image: Some(spec.image), exact })).await
+    on_image(names, |ImageSpec { pool, image }| {
+        app.run(streamed, ops::GetUsage { pool, image: Some(image), snapshot, exact })
+    })
+    .await
 }
 
 /// List the exports
@@ -517,7 +552,8 @@ async fn store_space(State(app): State<App>, streamed: Streamed) -> Response {
     app.run(streamed, ops::GetStoreSpace).await
 }
 
-async fn on_image<Fut>(names: (String, String), then: impl FnOnce(ImageSpec) -> Fut) -> Response
+/// Validates the names of a pool and an image, and responds with what `then` makes of them.
+pub(super) async fn on_image<Fut>(names: (String, String), then: impl FnOnce(ImageSpec) -> Fut) -> Response
 where
     Fut: Future<Output = Response>,
 {

@@ -6,6 +6,7 @@ mod listen;
 mod metrics;
 mod notify;
 mod page;
+mod snapshots;
 mod streams;
 
 use std::fs::{self, DirBuilder};

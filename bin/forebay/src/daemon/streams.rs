@@ -17,22 +17,34 @@ use super::control::{App, ChannelBody};
 use crate::api::{self, ErrorBody, StreamLine, default_object_size};
 use crate::engine::transfer::{CHUNKS_QUEUED, Chunk, ImportParameters};
 use crate::failure::{Failure, Result};
-use crate::spec::image_spec;
+use crate::spec::{image_spec, source_spec};
 
 /// MIME type of a stream.
 pub const CONTENT_TYPE: &str = "application/vnd.forebay.diff";
 
-/// Download an image's content as an `rbd diff v1` stream
+/// Query for an export.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExportQuery {
+    /// Snapshot to read; the image as it is now if omitted.
+    snapshot: Option<String>,
+}
+
+/// Download the content of an image or snapshot as an `rbd diff v1` stream
 #[utoipa::path(get, path = "/v1/images/{pool}/{image}/data",
-    params(("pool" = String, Path), ("image" = String, Path)),
+    params(("pool" = String, Path), ("image" = String, Path), ("snapshot" = Option<String>, Query)),
     responses((status = 200, content_type = "application/vnd.forebay.diff"), (status = 404, body = ErrorBody)))]
-pub async fn export(State(app): State<App>, Path((pool, image)): Path<(String, String)>) -> Response {
-    let spec = match image_spec(&pool, &image) {
-        Ok(spec) => spec,
+pub async fn export(
+    State(app): State<App>,
+    Path((pool, image)): Path<(String, String)>,
+    Query(ExportQuery { snapshot }): Query<ExportQuery>,
+) -> Response {
+    let source = match source_spec(&pool, &image, snapshot.as_deref()) {
+        Ok(source) => source,
         Err(failure) => return failure.into_response(),
     };
     let (sender, mut chunks) = mpsc::channel(CHUNKS_QUEUED);
-    let work = app.engine.call(move |engine| engine.export(spec, sender));
+    let work = app.engine.call(move |engine| engine.export(source, sender));
     // Until the first chunk arrives, a failure can still be a separate response.
     let Some(first) = chunks.recv().await else {
         return match work.await {

@@ -8,6 +8,7 @@ use forebay_image as image;
 use forebay_reactor::yield_now;
 
 use super::Engine;
+use super::snapshots::no_snapshot;
 use super::volumes::ReservedImage;
 use crate::api::{
     self, DiskUsage, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
@@ -15,7 +16,7 @@ use crate::api::{
 };
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
-use crate::spec::{ImageSpec, LOCAL_POOL, image_spec};
+use crate::spec::{ImageSpec, LOCAL_POOL, SourceSpec, image_spec};
 use crate::timestamp::Timestamp;
 use crate::units::Size;
 
@@ -125,6 +126,25 @@ impl Engine {
         Ok(describe(spec, &details))
     }
 
+    /// Returns the size and layout of an image, or of a snapshot: its size and parent, and whether it is protected.
+    pub async fn source_info(&self, source: &SourceSpec) -> Result<api::ImageInfo> {
+        let spec = &source.image;
+        let Some(snapshot) = source.snapshot() else { return self.image_info(spec).await };
+        let backend = self.pool(&spec.pool).await?;
+        let details = image::Images::of(&backend).details(&spec.image).await;
+        let details = details.map_err(|error| self.image_failure(error, spec))?;
+        let mut snapshots = details.snapshots.iter();
+        let found = snapshots.find(|found| found.info.by_user && found.info.name == snapshot.snapshot);
+        let found = found.ok_or_else(|| no_snapshot(&snapshot))?;
+        Ok(api::ImageInfo {
+            size: found.info.size,
+            objects: found.info.size.div_ceil(details.info.object_size),
+            protected: Some(found.info.protected.to_string()),
+            parent: found.parent.as_ref().map(parent),
+            ..describe(spec, &details)
+        })
+    }
+
     /// Changes an image's size or name.
     pub async fn update_image(
         self: &Rc<Self>,
@@ -192,6 +212,7 @@ impl Engine {
         self.pool(&spec.pool).await?;
         self.refuse_logged(spec).await?;
         let _reserved = self.reserve_unexported(spec)?;
+        self.refuse_snapshots(spec).await?;
         self.remove_reserved(spec, progress).await?;
         tracing::info!(image = %spec, "an image was removed");
         Ok(())
@@ -218,20 +239,45 @@ impl Engine {
         self.volumes.reserve(spec)
     }
 
-    /// Returns the space that an image, or each image of a pool, uses.  In a pool shared with other clients it counts
-    /// like `rbd du`, in whole objects and with snapshots, unless `exact`; in other pools it counts bytes.
+    /// Returns the space that each image of a pool uses; see [`disk_usage`](Self::disk_usage).
+    pub async fn pool_usage(self: &Rc<Self>, pool: &str, exact: bool, progress: ProgressSink) -> Result<DiskUsage> {
+        let names = self.list_images(pool).await?.into_iter().map(|summary| summary.image).collect();
+        Ok(total(self.usage_of(pool, names, exact, progress).await?))
+    }
+
+    /// Returns the space that an image and its snapshots use, or like `rbd` a snapshot and those before it.  In a pool shared with other clients,
+    /// and of an image with snapshots, it counts like `rbd du`, in whole objects, unless `exact`; otherwise in bytes.
     pub async fn disk_usage(
         self: &Rc<Self>,
-        pool: &str,
-        image: Option<&str>,
+        source: &SourceSpec,
         exact: bool,
         progress: ProgressSink,
     ) -> Result<DiskUsage> {
-        let by_objects = !exact && self.pool(pool).await?.shared().is_some();
-        let names = match image {
-            Some(image) => vec![image.to_owned()],
-            None => self.list_images(pool).await?.into_iter().map(|summary| summary.image).collect(),
-        };
+        let ImageSpec { pool, image } = &source.image;
+        if exact && source.snapshot.is_some() {
+            return Err(Failure::invalid(format!("{source}: the space of a snapshot is counted in whole objects"))
+                .hint("leave out --exact"));
+        }
+        let mut images = self.usage_of(pool, vec![image.clone()], exact, progress).await?;
+        if let Some(snapshot) = source.snapshot() {
+            let found = images.iter().position(|part| part.snapshot.as_ref() == Some(&snapshot.snapshot));
+            images.truncate(found.ok_or_else(|| no_snapshot(&snapshot))? + 1);
+            return Ok(DiskUsage {
+                total_provisioned_size: sum(&images, |part| part.provisioned_size),
+                ..total(images)
+            });
+        }
+        Ok(total(images))
+    }
+
+    async fn usage_of(
+        self: &Rc<Self>,
+        pool: &str,
+        names: Vec<String>,
+        exact: bool,
+        progress: ProgressSink,
+    ) -> Result<Vec<ImageUsage>> {
+        let backend = self.pool(pool).await?;
         let count = names.len() as u64;
         let mut images = Vec::with_capacity(names.len());
         for (done, name) in names.into_iter().enumerate() {
@@ -243,7 +289,9 @@ impl Engine {
             let spec = image_spec(pool, &name)?;
             let volume = self.open_volume_to_read(&spec).await?;
             let (id, image) = (volume.image.id().to_owned(), &volume.image);
-            let parts = match by_objects {
+            let has_snapshots =
+                async || image::Images::of(&backend).snapshots(&name).await.is_ok_and(|found| !found.is_empty());
+            let parts = match !exact && (backend.shared().is_some() || has_snapshots().await) {
                 true => image.usage_by_snapshot(report).await,
                 false => {
                     let usage = image.usage_with_progress(report).await;
@@ -261,14 +309,7 @@ impl Engine {
             }));
             yield_now().await;
         }
-        let sum = |part: fn(&ImageUsage) -> u64| images.iter().map(part).fold(0, u64::saturating_add);
-        // The provisioned size of a snapshot is that of its image, and is counted once.
-        let provisioned = |image: &ImageUsage| if image.snapshot.is_none() { image.provisioned_size } else { 0 };
-        Ok(DiskUsage {
-            total_provisioned_size: sum(provisioned),
-            total_used_size: sum(|image| image.used_size),
-            images,
-        })
+        Ok(images)
     }
 
     /// Explains an error about an image to the user.
@@ -296,12 +337,27 @@ impl Engine {
     }
 }
 
+fn sum(images: &[ImageUsage], part: fn(&ImageUsage) -> u64) -> u64 {
+    images.iter().map(part).fold(0, u64::saturating_add)
+}
+
+fn total(images: Vec<ImageUsage>) -> DiskUsage {
+    // The provisioned size of a snapshot is that of its image, and is counted once.
+    let provisioned = |image: &ImageUsage| if image.snapshot.is_none() { image.provisioned_size } else { 0 };
+    DiskUsage {
+        total_provisioned_size: sum(&images, provisioned),
+        total_used_size: sum(&images, |part| part.used_size),
+        images,
+    }
+}
+
+/// Returns a time of the image layer; 0 means unknown, as in `rbd`.
+pub(super) fn known_time(since: Option<Duration>) -> Option<Timestamp> {
+    since.map(|since| Timestamp(since.as_secs())).filter(|&time| time > Timestamp(0))
+}
+
 fn describe(spec: &ImageSpec, details: &image::ImageDetails) -> api::ImageInfo {
     let info = &details.info;
-    let time = |since: Option<Duration>| {
-        // 0 means unknown, as in `rbd`.
-        since.map(|since| Timestamp(since.as_secs())).filter(|&time| time > Timestamp(0))
-    };
     api::ImageInfo {
         pool: spec.pool.clone(),
         name: spec.image.clone(),
@@ -318,9 +374,10 @@ fn describe(spec: &ImageSpec, details: &image::ImageDetails) -> api::ImageInfo {
         op_features: details.op_feature_names(),
         flags: details.flag_names(),
         group: details.group.clone(),
-        create_timestamp: time(info.created),
-        access_timestamp: time(info.accessed),
-        modify_timestamp: time(info.modified),
+        create_timestamp: known_time(info.created),
+        access_timestamp: known_time(info.accessed),
+        modify_timestamp: known_time(info.modified),
+        protected: None,
         snapshot_limit: details.snapshot_limit,
         parent: details.parent.as_ref().map(parent),
     }

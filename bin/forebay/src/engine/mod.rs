@@ -24,6 +24,7 @@ mod reload;
 pub mod replicas;
 mod reservations;
 pub mod small_files;
+mod snapshots;
 pub mod store;
 pub mod targets;
 pub mod transfer;

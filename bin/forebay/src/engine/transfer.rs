@@ -15,7 +15,7 @@ use super::volumes::Volume;
 use crate::api::ImportResult;
 use crate::failure::{Failure, Result};
 use crate::ops::ProgressSink;
-use crate::spec::ImageSpec;
+use crate::spec::{ImageSpec, SourceSpec};
 
 /// Capacity of a channel in chunks; with [`CHUNK_LEN_MAX`] it bounds the data buffered between disk and network.
 pub const CHUNKS_QUEUED: usize = 8;
@@ -132,10 +132,30 @@ impl Engine {
         Ok(filler.written)
     }
 
-    /// Sends an image's content to `chunks`: its size, then the stored data in order, then the end.
-    pub async fn export(self: Rc<Self>, spec: ImageSpec, chunks: mpsc::Sender<Chunk>) -> Result<()> {
-        let volume = self.open_volume_to_read(&spec).await?;
-        let size = volume.image.geometry().size;
+    /// Sends the content of an image or snapshot to `chunks`: its size, then the stored data in order, then the end.
+    pub async fn export(self: Rc<Self>, source: SourceSpec, chunks: mpsc::Sender<Chunk>) -> Result<()> {
+        match source.snapshot() {
+            // Whatever a write log holds is newer than the snapshot.
+            Some(snapshot) => {
+                let image = self.open_snapshot(&snapshot).await?;
+                let size = image.size();
+                self.send_content(&source, size, || image.clone(), chunks).await
+            }
+            None => {
+                let volume = self.open_volume_to_read(&source.image).await?;
+                self.send_content(&source, volume.image.size(), || volume.top(), chunks).await
+            }
+        }
+    }
+
+    /// Sends the content of a device, which `top` returns for each request: a write log may be ended meanwhile.
+    async fn send_content(
+        &self,
+        source: &SourceSpec,
+        size: u64,
+        top: impl Fn() -> Rc<dyn BlockDevice>,
+        chunks: mpsc::Sender<Chunk>,
+    ) -> Result<()> {
         let gone = || Failure::failed("the client that reads the image's content has disconnected");
         chunks.send(Chunk::Size(size)).await.map_err(|_| gone())?;
         let mut reads: VecDeque<(u64, JoinHandle<forebay_block::Result<Buf>>)> = VecDeque::new();
@@ -143,7 +163,10 @@ impl Engine {
         while at < size {
             let window = Extent::new(at, MAP_LEN.min(size - at));
             at = window.end();
-            let map = volume.top().map(window).await.map_err(|error| self.image_failure(error, &spec))?;
+            let map = match top().map(window).await {
+                Ok(map) => map,
+                Err(error) => return Err(self.source_failure(error, source).await),
+            };
             for run in map.runs() {
                 if run.state != ExtentState::Data {
                     continue;
@@ -152,17 +175,16 @@ impl Engine {
                 while from < run.extent.end() {
                     let len = (run.extent.end() - from).min(CHUNK_LEN_MAX as u64);
                     if reads.len() == IN_FLIGHT {
-                        self.send_oldest(&mut reads, &chunks, &spec).await?;
+                        self.send_oldest(&mut reads, &chunks, source).await?;
                     }
-                    let work =
-                        volume.top().submit_advised(BlockRequest::Read(Extent::new(from, len)), Advice::ONE_PASS);
+                    let work = top().submit_advised(BlockRequest::Read(Extent::new(from, len)), Advice::ONE_PASS);
                     reads.push_back((from, spawn(async move { Ok(work.await?.into_data().into_contiguous()) })));
                     from += len;
                 }
             }
         }
         while !reads.is_empty() {
-            self.send_oldest(&mut reads, &chunks, &spec).await?;
+            self.send_oldest(&mut reads, &chunks, source).await?;
         }
         chunks.send(Chunk::End).await.map_err(|_| gone())
     }
@@ -171,10 +193,13 @@ impl Engine {
         &self,
         reads: &mut VecDeque<(u64, JoinHandle<forebay_block::Result<Buf>>)>,
         chunks: &mpsc::Sender<Chunk>,
-        spec: &ImageSpec,
+        source: &SourceSpec,
     ) -> Result<()> {
         let Some((offset, read)) = reads.pop_front() else { return Ok(()) };
-        let data = read.await.map_err(|error| self.image_failure(error, spec))?;
+        let data = match read.await {
+            Ok(data) => data,
+            Err(error) => return Err(self.source_failure(error, source).await),
+        };
         let sent = chunks.send(Chunk::Data(offset, data)).await;
         sent.map_err(|_| Failure::failed("the client that reads the image's content has disconnected"))
     }

@@ -339,7 +339,7 @@ impl ClosingLog {
 /// Open volumes, and images that are reserved exclusively.
 pub struct Volumes {
     open: WeakMap<ImageSpec, Volume>,
-    /// Images reserved exclusively: being created, removed, or renamed.
+    /// Images reserved exclusively: being created, removed, renamed, or rolled back.
     reserved: Rc<RefCell<BTreeSet<ImageSpec>>>,
     /// Per-image lock that serializes opening, so that no image is opened twice.
     pub(super) opening: KeyedLock<ImageSpec>,
@@ -433,7 +433,7 @@ impl Volumes {
 }
 
 fn being_changed(spec: &ImageSpec) -> Failure {
-    Failure::new(FailureKind::Busy, format!("the image {spec} is being made, removed or renamed"))
+    Failure::new(FailureKind::Busy, format!("the image {spec} is being made, removed, renamed or rolled back"))
         .hint("try again when that is done")
 }
 

@@ -16,6 +16,7 @@ mod page;
 mod peers;
 mod rbd_shapes;
 mod replicas;
+mod snapshots;
 mod space;
 mod stderr;
 mod store;

@@ -197,7 +197,7 @@ fn values_of(place: &CommandPosition<'_>, argument: &Arg) -> Values {
         // These make an image: of its name only the pool can be known.
         (["create" | "import"], "IMAGE") | (_, "TO") => Some(NameKind::NewImage),
         (["detach"], "IMAGE") => Some(NameKind::Export),
-        (_, "IMAGE" | "POOL[/IMAGE]") => Some(NameKind::Image),
+        (_, "IMAGE" | "POOL[/IMAGE]" | "IMAGE@SNAP" | "IMAGE[@SNAP]") => Some(NameKind::Image),
         (_, "POOL") => Some(NameKind::Pool),
         _ => None,
     };
