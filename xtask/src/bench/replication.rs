@@ -362,8 +362,9 @@ fn method(effort: &Effort, [primary, replica]: &[String; 2], load: &str) -> Resu
          images of {image} MiB in a Ceph cluster: one with a log without replicas, one with a replica at a second daemon \
          over TCP on loopback (crc mode), and one with a replica at a third daemon over shared memory. All on one \
          machine, each daemon with one core and `--linger-us {LINGER_US}`: two processors are shared by fio, primary, \
-         replica and cluster, so that what the replica needs is taken from the other two. On separate machines it is \
-         not. The cluster has {OSDS} OSDs in memory and runs at idle priority. A log has {log} MiB, more than a measurement \
+         replica and cluster, so that what the replica needs is taken from the other two. Without a replica on pmem, fio and \
+         the primary use both processors to the full, and the ratio cannot come near 1. On separate machines it can. The \
+         cluster has {OSDS} OSDs in memory and runs at idle priority. A log has {log} MiB, more than a measurement \
          writes; it has been written once around before, and is empty when a measurement begins. *ssd*: logs are files on {primary}, copies are on \
          {replica} (`--replica-dir`), so that two copies never share a disk; with direct I/O, each write durable when it \
          is acknowledged. *pmem*: mapped files in /dev/shm, with all the flushes of persistent \
