@@ -359,7 +359,7 @@ struct TypedExported {
     #[arg(value_name = "IMAGE[@SNAP]")]
     first: Option<OsString>,
 
-    /// A new file, a block device, or - for standard output [default: the name of the image or IMAGE@SNAP]
+    /// A new file, a block device, or - for standard output [default: the name of the image and snapshot]
     #[arg(value_name = "PATH", value_hint = ValueHint::FilePath)]
     second: Option<PathBuf>,
     #[command(flatten)]
