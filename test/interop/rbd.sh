@@ -230,7 +230,7 @@ lab remove rbd/six
 left() {
   for pool in rbd data coded; do rados -p $pool --all ls; done | grep -vE 'rbd_(directory|info|children|namespace|trash|mirroring)'
 }
-for _ in $(seq 120); do left >"$WORK/out" || break; sleep 0.5; done
+for _ in $(seq 240); do left >"$WORK/out" || break; sleep 0.5; done
 [[ ! -s $WORK/out ]] || fail "objects are left"
 ok "removed by either, without a trace"
 

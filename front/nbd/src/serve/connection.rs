@@ -161,7 +161,6 @@ impl ConnectionHandler for Transmission<'_> {
         if self.control.stop_signal.stopping() {
             self.ending.drain();
         }
-        self.rules.size = self.device.geometry().size;
         let (outbox, counters, now) = (&mut self.outbox, self.counters, self.now);
         self.work.poll(|result, pending| outbox.answer(counters, now, result, pending));
     }
@@ -171,6 +170,8 @@ impl ConnectionHandler for Transmission<'_> {
     }
 
     fn received(&mut self, result: io::Result<usize>, buf: BufMut) {
+        // At each receive: a turn may have begun before a resize that the host was told of before it sent this.
+        self.rules.size = self.device.geometry().size;
         match result {
             Ok(0) => {
                 let whole = self.receiver.ended(buf);
