@@ -105,7 +105,7 @@ given() {
       head -c 8M /dev/urandom >content; truncate -s 64M content
       qemu-img convert -f raw -O qcow2 content debian.qcow2 ;;
     'Images') serve "forebay serve --data $DATA"; head -c 4M /dev/urandom >debian.raw; truncate -s 64M debian.raw ;;
-    'The shapes of rbd') serve "forebay serve --data $DATA"; create local/disk1 ;;
+    'The shapes of rbd' | 'Snapshots') serve "forebay serve --data $DATA"; create local/disk1 ;;
     'Write logs')
       mkfs.ext4 -q -F /dev/pmem0; mkdir -p /mnt/pmem; mountpoint -q /mnt/pmem || mount -o dax /dev/pmem0 /mnt/pmem
       serve "forebay serve --data $DATA"; create local/disk local/db ;;
@@ -147,6 +147,9 @@ holds() {
     'Images')
       [[ $(forebay ls) == disk2 ]] || fail "disk1 is gone, disk2 is there"
       [[ $(zstd -dc disk1.zst | head -c 1048576 | wc -c) == 1048576 ]] || fail "what was exported" ;;
+    'Snapshots')
+      [[ $(forebay snap ls local/disk1 --format json) == '[]' ]] || fail "all snapshots are gone"
+      [[ -e monday.raw ]] || fail "what was exported" ;;
     'The shapes of rbd')
       [[ $(forebay info disk2 --format json | jq .order) == 22 ]] || fail "the order of disk2" ;;
   esac
