@@ -171,7 +171,7 @@ async fn check_maps(backend: &Rc<dyn ObjectBackend>, name: &str, at: &str) {
 
 /// Removes all snapshots and the image, and asserts that nothing is left.
 async fn check_goes(backend: &Rc<dyn ObjectBackend>, name: &str, model: &mut Model, at: &str) {
-    let id = forebay_image::info(backend, name).await.expect("info").id;
+    let info = forebay_image::info(backend, name).await.expect("info");
     let image = open(backend, name).await;
     for known in model.snapshots.drain(..) {
         image.set_snapshot_protection(&known.name, false).await.expect("unprotected");
@@ -180,8 +180,13 @@ async fn check_goes(backend: &Rc<dyn ObjectBackend>, name: &str, model: &mut Mod
     assert!(content_of(&image).await == model.content, "{at}: the head is as it was");
     image.close().await;
     forebay_image::remove(backend, name, |_| {}).await.expect("removed");
-    let left: Vec<_> = objects(backend).await.into_iter().filter(|object| object.contains(&id)).collect();
+    let left: Vec<_> = objects(backend).await.into_iter().filter(|object| object.contains(&info.id)).collect();
     assert!(left.is_empty(), "{at}: {left:?}");
+    for object in 0..=SIZE_MAX / OBJECT {
+        let object = forebay_block::ObjectName::new(format!("{}.{object:016x}", info.block_name_prefix));
+        let clones = backend.snap_set(&object).await.map_or_else(|_| Vec::new(), |set| set.clones);
+        assert!(clones.is_empty(), "{at}: {object} is kept for a snapshot that is gone: {clones:?}");
+    }
 }
 
 #[test]
@@ -268,7 +273,9 @@ fn writes_under_way_are_before_or_after_a_snapshot() {
                 0 => Stormy::new(seed, 6),
                 _ => cluster(seed, 4).client().pool(POOL),
             };
-            let image = create_and_open(&backend, "vm", 4 * OBJECT).await;
+            let image = create_and_open(&backend, "vm", 8 * OBJECT).await;
+            // Each write is in two objects.
+            let offset = |place: u64| (2 * place + 1) * OBJECT - 2048;
             let block = |version: u8| vec![version; 4096];
             let writers: Vec<_> = (0..4)
                 .map(|place| {
@@ -279,7 +286,7 @@ fn writes_under_way_are_before_or_after_a_snapshot() {
                         for version in 1..60_u8 {
                             // Begun, and completed.
                             told.set([version, version - 1]);
-                            write(&image, place * OBJECT, &vec![version; 4096]).await;
+                            write(&image, offset(place), &vec![version; 4096]).await;
                             told.set([version, version]);
                             yield_now().await;
                         }
@@ -304,7 +311,7 @@ fn writes_under_way_are_before_or_after_a_snapshot() {
             for (name, before, after) in snapshots {
                 let snapshot = open_at(&backend, &name).await;
                 for place in 0..4 {
-                    let found = read(&snapshot, place as u64 * OBJECT, 4096).await;
+                    let found = read(&snapshot, offset(place as u64), 4096).await;
                     assert!(found == block(found[0]), "seed {seed}: {name} has a torn write at {place}");
                     let range = before[place]..=after[place];
                     assert!(range.contains(&found[0]), "seed {seed}: {name} has {} at {place}, of {range:?}", found[0]);
