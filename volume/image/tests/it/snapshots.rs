@@ -273,8 +273,15 @@ fn writes_under_way_are_before_or_after_a_snapshot() {
                 0 => Stormy::new(seed, 6),
                 _ => cluster(seed, 4).client().pool(POOL),
             };
-            let image = create_and_open(&backend, "vm", 8 * OBJECT).await;
-            // Each write is in two objects.
+            let image = create_and_open(&backend, "vm", 48 * OBJECT).await;
+            // In more objects than are written at once.
+            let long = image.clone();
+            let long = spawn(async move {
+                for version in 1..4_u8 {
+                    write(&long, 8 * OBJECT, &vec![version; 40 * OBJECT as usize]).await;
+                }
+            });
+            // Each of these writes is in two objects.
             let offset = |place: u64| (2 * place + 1) * OBJECT - 2048;
             let block = |version: u8| vec![version; 4096];
             let writers: Vec<_> = (0..4)
@@ -308,8 +315,11 @@ fn writes_under_way_are_before_or_after_a_snapshot() {
             for (_, task) in writers {
                 task.await;
             }
+            long.await;
             for (name, before, after) in snapshots {
                 let snapshot = open_at(&backend, &name).await;
+                let found = read(&snapshot, 8 * OBJECT, 40 * OBJECT).await;
+                assert!(found.iter().all(|&byte| byte == found[0]), "seed {seed}: {name} has a torn long write");
                 for place in 0..4 {
                     let found = read(&snapshot, offset(place as u64), 4096).await;
                     assert!(found == block(found[0]), "seed {seed}: {name} has a torn write at {place}");
