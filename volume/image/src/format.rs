@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, ObjectName, Result, SnapContext, SnapId};
 
 use crate::wire::snapshot::{Parent, Snapshot};
+use crate::wire::{CephReader, CephWriter};
 
 /// Object that lists the images of a pool.
 pub(crate) const DIRECTORY: &str = "rbd_directory";
@@ -108,18 +109,6 @@ pub(crate) fn decode_string(bytes: &[u8]) -> Option<String> {
     let (len, rest) = bytes.split_first_chunk::<4>()?;
     let text = rest.get(..usize::try_from(u32::from_le_bytes(*len)).ok()?)?;
     String::from_utf8(text.to_vec()).ok()
-}
-
-fn encode_time(time: Duration) -> Vec<u8> {
-    // Seconds are an unsigned 32-bit field: good until 2106.
-    let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-    [seconds.to_le_bytes(), time.subsec_nanos().to_le_bytes()].concat()
-}
-
-fn decode_time(bytes: &[u8]) -> Option<Duration> {
-    let (seconds, rest) = bytes.split_first_chunk::<4>()?;
-    let nanos = u32::from_le_bytes(*rest.first_chunk::<4>()?);
-    Some(Duration::from_secs(u32::from_le_bytes(*seconds).into()) + Duration::from_nanos(nanos.into()))
 }
 
 fn decode_u64(bytes: &[u8]) -> Option<u64> {
@@ -257,7 +246,7 @@ impl ImageHeader {
 
     /// Returns the key-value pairs of a new header, sorted by key.
     pub(crate) fn encode(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
-        let time = |time: Option<Duration>| encode_time(time.unwrap_or_default());
+        let time = |time: Option<Duration>| CephWriter::new().time(time.unwrap_or_default()).done();
         let data_pool = self.data_pool.map(|pool| ("data_pool_id", pool.to_le_bytes().to_vec()));
         let mut keys = vec![("access_timestamp", time(self.accessed)), ("create_timestamp", time(self.created))];
         keys.extend(data_pool);
@@ -287,7 +276,7 @@ impl ImageHeader {
         };
         let number = |at: usize| value(at).and_then(decode_u64).ok_or_else(|| bad(at));
         let optional = |at: usize| if value(at).is_some() { number(at) } else { Ok(0) };
-        let time = |at: usize| value(at).map(|bytes| decode_time(bytes).ok_or_else(|| bad(at))).transpose();
+        let time = |at: usize| value(at).map(|bytes| CephReader::new(bytes).time().ok_or_else(|| bad(at))).transpose();
         let order = match value(1) {
             Some(&[order]) if ORDERS.contains(&order) => order,
             _ => return Err(bad(1)),

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use forebay_block::{
     Error, ErrorKind, ExclusiveRange, Extent, LocalFuture, ObjectBackend, ObjectName, ObjectOp, Result, SharedRange,
-    SizeWatch, SnapContext, SnapId,
+    SizeWatch, SnapContext, SnapId, Transaction,
 };
 use forebay_reactor::sync::Permit;
 
@@ -203,6 +203,15 @@ impl OpenImage {
     /// Re-reads the stored header after a change by this client, if the pool is shared or the image has a parent.
     pub(crate) async fn refresh_stored(&self) -> Result<()> {
         if self.is_shared() || self.parent().is_some() { self.refresh().await } else { Ok(()) }
+    }
+
+    /// Changes the stored header, durably, if the image exists and this client still holds its lock.  `Guard` if a comparison
+    /// fails.
+    pub(crate) async fn store_header(&self, change: Vec<ObjectOp>) -> Result<()> {
+        let mut ops = vec![ObjectOp::AssertExists];
+        ops.extend(self.exclusive_lock().and_then(|lock| lock.assertion()));
+        ops.extend(change);
+        self.backend().submit(&self.header_object(), Transaction::new(ops).durable()).await.map(drop)
     }
 
     pub(crate) fn header(&self) -> Rc<ImageHeader> {

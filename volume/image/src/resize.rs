@@ -260,8 +260,7 @@ fn check_stored(shared: &OpenImage, size: u64) -> Result<()> {
 async fn store_size(shared: &OpenImage, size: u64) -> Result<()> {
     let header = shared.header();
     let mut pairs = vec![ImageHeader::encode_size(size)];
-    let mut ops = vec![ObjectOp::AssertExists];
-    ops.extend(shared.exclusive_lock().and_then(|lock| lock.assertion()));
+    let mut ops = Vec::new();
     if header.parent.as_ref().and_then(|(_, parent)| parent.overlap).is_some_and(|overlap| overlap > size)
         && let Some((key, before, after)) = header.encode_overlap(size)
     {
@@ -269,5 +268,5 @@ async fn store_size(shared: &OpenImage, size: u64) -> Result<()> {
         pairs.push((key, after));
     }
     ops.push(ObjectOp::KvSet { pairs });
-    shared.backend().submit(&shared.header_object(), Transaction::new(ops).durable()).await.map(drop)
+    shared.store_header(ops).await
 }

@@ -162,7 +162,7 @@ impl Image {
                 Some(limit) => ObjectOp::KvSet { pairs: vec![(key, limit.to_le_bytes().to_vec())] },
                 None => ObjectOp::KvRemove { keys: vec![key] },
             };
-            store(shared, vec![change]).await
+            shared.store_header(vec![change]).await
         };
         let limited: Result<()> = limited.await;
         announce(shared, limited.map_err(|error| error.within(what))).await
@@ -234,14 +234,6 @@ fn malformed(snapshot: &Snapshot) -> Error {
     Error::new(ErrorKind::Corrupt, format!("header key '{key}' has no room for the change"))
 }
 
-/// Changes the header, durably, if the image exists and this client still holds its lock.  `Guard` if a comparison fails.
-async fn store(shared: &OpenImage, change: Vec<ObjectOp>) -> Result<()> {
-    let mut ops = vec![ObjectOp::AssertExists];
-    ops.extend(shared.exclusive_lock().and_then(|lock| lock.assertion()));
-    ops.extend(change);
-    shared.backend().submit(&shared.header_object(), Transaction::new(ops).durable()).await.map(drop)
-}
-
 /// Returns whether a guarded change was made; `false` if another client was first.
 fn unless_changed(stored: Result<()>) -> Result<bool> {
     match stored {
@@ -293,7 +285,7 @@ async fn add(shared: &Rc<OpenImage>, name: &str, id: SnapId) -> Result<Option<Sn
     let snapshots = std::iter::once(snapshot).chain(header.snapshots.iter().cloned()).collect();
     let adopted = ImageHeader { snap_seq: id.0, snapshots, ..(*header).clone() };
     refresh.adopt(&adopted);
-    match unless_changed(store(shared, change).await)? {
+    match unless_changed(shared.store_header(change).await)? {
         true => refresh.apply(adopted),
         false => {
             refresh.adopt(&header);
@@ -337,10 +329,8 @@ async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
     let pass = shared.enter(Extent::new(0, 1)).await?;
     let header = shared.header();
     merge_map(shared, &header, snapshot).await?;
-    let mut values = shared.backend().kv_get(&shared.header_object(), vec![REMOVED_KEY.to_vec()]).await?;
-    let before = values.pop().flatten();
-    let removed = [before.clone().unwrap_or_default(), snapshot.id.0.to_le_bytes().to_vec()].concat();
-    let mut change = vec![holds(snapshot), ObjectOp::KvCompare { key: REMOVED_KEY.to_vec(), value: before }];
+    // It was freed before; if another client has added one meanwhile, that is freed first.
+    let mut change = vec![holds(snapshot), ObjectOp::KvCompare { key: REMOVED_KEY.to_vec(), value: None }];
     let mut keys = vec![snapshot_key(snapshot.id)];
     let orphaned = header.parent.clone().filter(|(_, parent)| is_last_use(&header, parent, snapshot));
     if let Some((stored, _)) = &orphaned {
@@ -348,9 +338,9 @@ async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
         keys.push(b"parent".to_vec());
     }
     change.push(ObjectOp::KvRemove { keys });
-    change.push(ObjectOp::KvSet { pairs: vec![(REMOVED_KEY.to_vec(), removed)] });
+    change.push(ObjectOp::KvSet { pairs: vec![(REMOVED_KEY.to_vec(), snapshot.id.0.to_le_bytes().to_vec())] });
     let refresh = shared.begin_refresh().await;
-    if !unless_changed(store(shared, change).await)? {
+    if !unless_changed(shared.store_header(change).await)? {
         return Ok(false);
     }
     let snapshots = header.snapshots.iter().filter(|other| other.id != snapshot.id).cloned().collect();
@@ -406,7 +396,7 @@ pub(crate) async fn free_removed(shared: &OpenImage) -> Result<()> {
     let change =
         vec![ObjectOp::KvCompare { key: key(), value: Some(stored) }, ObjectOp::KvRemove { keys: vec![key()] }];
     // Another client that was first has removed them, or more.
-    unless_changed(store(shared, change).await).map(drop)
+    unless_changed(shared.store_header(change).await).map(drop)
 }
 
 /// Replaces the stored value of a snapshot; returns `false` if another client has changed it meanwhile.
@@ -421,7 +411,7 @@ async fn rewrite(shared: &OpenImage, snapshot: &Snapshot, value: Vec<u8>) -> Res
     }
     let decoded = Snapshot::decode(&value).ok_or_else(|| malformed(snapshot))?;
     guards.push(ObjectOp::KvSet { pairs: vec![(key, value)] });
-    if !unless_changed(store(shared, guards).await)? {
+    if !unless_changed(shared.store_header(guards).await)? {
         return Ok(false);
     }
     let mut changed = (*header).clone();
