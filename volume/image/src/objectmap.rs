@@ -207,10 +207,17 @@ impl ObjectMap {
             return Ok(());
         }
         self.change(ObjectOp::Call { method: SNAPSHOT_REMOVE, input: removed.encode() }).await?;
-        let mut bits = self.bits.borrow_mut();
-        for object in 0..bits.objects().min(removed.objects()) {
-            if bits.get(object) == ObjectMapState::Clean && removed.get(object) == ObjectMapState::Exists {
-                bits.set(object, ObjectMapState::Exists);
+        let objects = removed.objects().min(self.bits.borrow().objects());
+        for start in (0..objects).step_by(SCAN) {
+            if start > 0 {
+                yield_now().await;
+            }
+            let mut bits = self.bits.borrow_mut();
+            for object in start..objects.min(start + SCAN as u64) {
+                // One that a write has marked meanwhile stays so.
+                if bits.get(object) == ObjectMapState::Clean && removed.get(object) == ObjectMapState::Exists {
+                    bits.set(object, ObjectMapState::Exists);
+                }
             }
         }
         Ok(())

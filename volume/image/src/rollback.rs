@@ -2,13 +2,14 @@
 
 use std::rc::Rc;
 
-use forebay_block::{Advice, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Result, Transaction};
+use forebay_block::{Advice, Error, ErrorKind, Extent, LocalFuture, ObjectOp, Result, SnapId, Transaction};
+use forebay_reactor::yield_now;
 
 use crate::format::{ImageFeatures, ImageHeader, map_object};
 use crate::image::Image;
 use crate::images::SIZE_MAX;
 use crate::info::ObjectProgress;
-use crate::objectmap::load;
+use crate::objectmap::{SCAN, load};
 use crate::open_image::{ImageView, OpenImage};
 use crate::present::walk;
 use crate::read::read_all;
@@ -62,19 +63,19 @@ async fn roll_back_objects(
     match (&own, &then) {
         (Some(own), Some(then)) => {
             let there = |&object: &u64| own.may_exist(object) || then.get(object) != ObjectMapState::Nonexistent;
-            let mut objects = (0..total).filter(there);
-            let mut last = 0;
-            let next = || {
-                let object = objects.next()?;
-                last = last.max(object);
-                Some(after_others(each(object)))
-            };
-            let mut done = 0;
-            windowed(WALK_WINDOW, next, |number, ()| {
-                done = done.max(number as u64 + 1);
-                progress(ObjectProgress { done: done.min(total), total });
-            })
-            .await?;
+            for start in (0..total).step_by(SCAN) {
+                let end = total.min(start + SCAN as u64);
+                let mut objects = (start..end).filter(there);
+                let mut done = start;
+                let next = || objects.next().map(|object| after_others(each(object)));
+                windowed(WALK_WINDOW, next, |_, ()| {
+                    done += 1;
+                    progress(ObjectProgress { done, total });
+                })
+                .await?;
+                progress(ObjectProgress { done: end, total });
+                yield_now().await;
+            }
         }
         // Without both maps: all objects that exist or have existed, or any that may.
         _ => walk(shared, view, 0..total, each, |done, _| progress(ObjectProgress { done, total })).await?,
@@ -119,7 +120,7 @@ async fn roll_back_object(shared: Rc<OpenImage>, object: u64, view: ImageView, t
     let exists = full
         || match then {
             Some(then) => then.get(object) != ObjectMapState::Nonexistent,
-            None => match shared.data().stat(&name, forebay_block::SnapId::HEAD).await {
+            None => match shared.data().stat(&name, SnapId::HEAD).await {
                 Ok(_) => true,
                 Err(error) if error.kind() == ErrorKind::NotFound => false,
                 Err(error) => return Err(error),

@@ -143,7 +143,7 @@ impl Engine {
     /// fails.
     pub async fn purge_snapshots(self: &Rc<Self>, spec: &ImageSpec, progress: ProgressSink) -> Result<Vec<String>> {
         let volume = self.open_volume(spec).await?;
-        let snapshots = volume.image.snapshots().into_iter().filter(|snapshot| snapshot.by_user);
+        let snapshots = volume.image.snapshots().into_iter();
         let (protected, purged): (Vec<_>, Vec<_>) = snapshots.partition(|snapshot| snapshot.protected);
         let total = purged.len() as u64;
         let mut removed = Vec::new();
@@ -311,7 +311,7 @@ fn described(volume: &Volume, spec: &SnapshotSpec) -> Result<ImageSnapshot> {
 
 /// Returns the snapshot of a user by that name. Those of groups and the like are no user's to change.
 fn find(image: &Image, spec: &SnapshotSpec) -> Option<SnapshotInfo> {
-    image.snapshots().into_iter().find(|snapshot| snapshot.by_user && snapshot.name == spec.snapshot)
+    image.snapshots().into_iter().find(|snapshot| snapshot.name == spec.snapshot)
 }
 
 fn counted(count: usize, thing: &str) -> String {
