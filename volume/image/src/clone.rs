@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use forebay_block::{Advice, BufList, Error, ErrorKind, Extent, ObjectOp, Result, Transaction};
 use forebay_reactor::Buf;
+use forebay_reactor::sync::Notify;
 
 use crate::format::{ImageFeatures, ImageHeader, map_object};
 use crate::images::Images;
@@ -25,6 +26,22 @@ pub(crate) struct ParentImage {
     pub(crate) spec: Parent,
     pub(crate) shared: Rc<OpenImage>,
     pub(crate) view: ImageView,
+    /// Signaled when the parent is dropped, which reads keep from that.
+    dropped: Rc<Notify>,
+}
+
+impl Drop for ParentImage {
+    fn drop(&mut self) {
+        self.dropped.notify_all();
+    }
+}
+
+/// Waits until no read and no copy-up uses a parent any more that the image has no more.
+pub(crate) async fn until_unused(parent: Rc<ParentImage>) {
+    let dropped = parent.dropped.clone();
+    let wait = dropped.wait();
+    drop(parent);
+    wait.await;
 }
 
 /// Opens the parent image of a clone. `in_use` marks its pools as in use by hosts; `depth` counts the clones so far.
@@ -54,7 +71,7 @@ pub(crate) async fn open_parent(
     let view = shared.view_of(spec.snap).ok_or_else(|| {
         Error::new(ErrorKind::NotFound, format!("{}: its snapshot {}, of which this is a clone", what(), spec.snap.0))
     })?;
-    Ok(Rc::new(ParentImage { spec: spec.clone(), shared, view }))
+    Ok(Rc::new(ParentImage { spec: spec.clone(), shared, view, dropped: Rc::default() }))
 }
 
 /// Outcome of a copy-up.
@@ -78,12 +95,41 @@ pub(crate) async fn copy_up(
     change: &[ObjectOp],
     flags: WriteFlags,
 ) -> Result<CopiedUp> {
-    let Some(parent) = shared.parent() else { return Ok(CopiedUp::Only) };
+    let Some(writes) = parent_data(shared, object, overlap).await? else { return Ok(CopiedUp::Only) };
+    store_copy(shared, object, writes, change, flags).await
+}
+
+/// Copies an object up, if the parent has data that is not zero, and the object does not exist.
+///
+/// The caller has locked the object's range against other exclusive operations.
+pub(crate) async fn copy_data_up(shared: &Rc<OpenImage>, object: u64, overlap: u64) -> Result<()> {
+    let Some(writes) = parent_data(shared, object, overlap).await? else { return Ok(()) };
+    if writes.is_empty() {
+        return Ok(());
+    }
+    if let Some(map) = shared.map() {
+        map.update(object, ObjectMapState::Exists, None).await?;
+    }
+    store_copy(shared, object, writes, &[], WriteFlags::default()).await.map(drop)
+}
+
+/// Reads what the parent has of an object, as writes of the blocks that are not zero; `None` without a parent.
+async fn parent_data(shared: &OpenImage, object: u64, overlap: u64) -> Result<Option<Vec<ObjectOp>>> {
+    let Some(parent) = shared.parent() else { return Ok(None) };
     let from = Extent::new(object * shared.layout().object_size(), overlap);
-    let WriteFlags { durable, advice } = flags;
     // The parent has other children, which may read the same soon.
     let data = read_all(&parent.shared, parent.view, from, Advice::NONE).await?;
-    let writes = stored_runs(&data);
+    Ok(Some(stored_runs(&data)))
+}
+
+async fn store_copy(
+    shared: &Rc<OpenImage>,
+    object: u64,
+    writes: Vec<ObjectOp>,
+    change: &[ObjectOp],
+    flags: WriteFlags,
+) -> Result<CopiedUp> {
+    let WriteFlags { durable, advice } = flags;
     let name = shared.object_name(object);
     let snapc = shared.snapc();
     let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());

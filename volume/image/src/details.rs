@@ -86,7 +86,7 @@ impl Images {
     }
 
     /// Returns the backend of the pool with this number; `None` if the pool is gone.
-    async fn pool_of(&self, pool: i64) -> Result<Option<Rc<dyn ObjectBackend>>> {
+    pub(crate) async fn pool_of(&self, pool: i64) -> Result<Option<Rc<dyn ObjectBackend>>> {
         match self.backend.shared() {
             Some(shared) if shared.pool_id() != pool => match shared.pool(pool).await {
                 Ok(pool) => Ok(Some(pool)),
@@ -146,7 +146,7 @@ impl Images {
     }
 
     /// Returns the original name of an image in the trash.
-    async fn trashed_name(&self, id: &str) -> Result<Option<String>> {
+    pub(crate) async fn trashed_name(&self, id: &str) -> Result<Option<String>> {
         let trash = ObjectName::in_namespace(self.namespace.clone(), "rbd_trash");
         match self.backend.kv_get(&trash, vec![id_key(id)]).await {
             Ok(mut values) => Ok(values.pop().flatten().and_then(|value| decode_trashed_name(&value))),

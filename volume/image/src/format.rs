@@ -25,7 +25,8 @@ const NAME_PREFIX: &str = "name_";
 const ID_PREFIX: &str = "id_";
 /// Prefix of a snapshot's key, before 16 hexadecimal digits.
 pub(crate) const SNAPSHOT_PREFIX: &str = "snapshot_";
-const METADATA_PREFIX: &str = "metadata_";
+/// Prefix of the keys of metadata values.
+pub(crate) const METADATA_PREFIX: &str = "metadata_";
 const DATA_PREFIX: &str = "rbd_data.";
 
 /// Returns the name of the object that holds the id of the image of that name.
@@ -85,6 +86,11 @@ pub(crate) fn name_of_key(key: &[u8]) -> Option<String> {
 /// Returns the header key of a metadata value of the image.
 pub(crate) fn metadata_key(key: &str) -> Vec<u8> {
     format!("{METADATA_PREFIX}{key}").into_bytes()
+}
+
+/// Returns the header key of the clones of version 2 of a snapshot.
+pub(crate) fn children_key(id: SnapId) -> Vec<u8> {
+    format!("snap_children_{:016x}", id.0).into_bytes()
 }
 
 /// Returns the header key of a snapshot.
@@ -147,6 +153,8 @@ impl ImageFeatures {
     pub const DEEP_FLATTEN: ImageFeatures = ImageFeatures(1 << 5);
     /// Data is in another pool than the metadata.
     pub const DATA_POOL: ImageFeatures = ImageFeatures(1 << 7);
+    /// The header has `op_features`. Set and cleared with them, never by users.
+    pub(crate) const OPERATION_LIST: ImageFeatures = ImageFeatures(1 << 8);
     /// Default features of RBD: layering, exclusive-lock, object-map, fast-diff, deep-flatten. Used for new images in
     /// a shared pool.
     pub const RBD_DEFAULT: ImageFeatures = ImageFeatures(0b11_1101);
@@ -254,10 +262,11 @@ impl ImageHeader {
             ("features", self.features.0.to_le_bytes().to_vec()),
             ("modify_timestamp", time(self.modified)),
             ("object_prefix", encode_string(&self.object_prefix)),
-            ("order", vec![self.order]),
-            ("size", self.size.to_le_bytes().to_vec()),
-            ("snap_seq", self.snap_seq.to_le_bytes().to_vec()),
         ]);
+        keys.extend((self.op_features != 0).then(|| ("op_features", self.op_features.to_le_bytes().to_vec())));
+        keys.push(("order", vec![self.order]));
+        keys.extend(self.parent.iter().map(|(stored, _)| ("parent", stored.clone())));
+        keys.extend([("size", self.size.to_le_bytes().to_vec()), ("snap_seq", self.snap_seq.to_le_bytes().to_vec())]);
         keys.into_iter().map(|(key, value)| (key.as_bytes().to_vec(), value)).collect()
     }
 
@@ -330,6 +339,15 @@ impl ImageHeader {
         let (stored, parent) = self.parent.as_ref()?;
         let changed = Parent { overlap: Some(overlap), ..parent.clone() };
         Some((b"parent".to_vec(), stored.clone(), changed.encode_like(stored)))
+    }
+
+    /// Returns the header with bits of `op_features` set and cleared, and the feature `operations` with them.
+    pub(crate) fn with_operations(mut self, set: u64, clear: u64) -> Self {
+        self.op_features = self.op_features & !clear | set;
+        let operations = ImageFeatures::OPERATION_LIST.0;
+        let others = self.features.0 & !operations;
+        self.features = ImageFeatures(if self.op_features == 0 { others } else { others | operations });
+        self
     }
 
     /// Returns the object size in bytes.

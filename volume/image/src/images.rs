@@ -8,6 +8,7 @@ use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Resul
 use forebay_reactor::sync::{KeyedLock, WeakMap};
 use forebay_reactor::{random, wall_clock};
 
+use crate::create_clone::CloneSource;
 use crate::directory::{Added, ImageDirectory};
 use crate::format::{ImageFeatures, ImageHeader, SNAPSHOT_PREFIX, header_object, map_object, object_prefix_elsewhere};
 use crate::image::{Image, ImageOpenOptions};
@@ -28,8 +29,6 @@ pub const SIZE_MAX: u64 = 1 << 60;
 pub const OBJECT_SIZES: std::ops::RangeInclusive<u64> = 64 << 10..=32 << 20;
 /// Names or keys read in one request.
 const PAGE: usize = 1000;
-/// Feature bit for a header with `op_features`.
-const OPERATIONS: ImageFeatures = ImageFeatures(1 << 8);
 /// Attempts to read a header before it is taken for damaged.
 const HEADER_TRIES: usize = 4;
 /// Attempts to find an unused id.
@@ -119,10 +118,20 @@ impl Images {
     /// # Errors
     /// `Exists`; `Invalid` for an invalid name, size, object size or feature; `Busy` while another change of that
     /// name is in progress; errors of the backend, after which the image does not exist.
-    pub async fn create(&self, name: &str, mut options: CreateOptions) -> Result<()> {
-        if let Some((images, name)) = self.route(name) {
-            return Box::pin(images.create(name, options)).await;
+    pub async fn create(&self, name: &str, options: CreateOptions) -> Result<()> {
+        match self.route(name) {
+            Some((images, name)) => images.create_from(name, options, None).await,
+            None => self.create_from(name, options, None).await,
         }
+    }
+
+    /// Creates an image, as a clone if it has a `source`.
+    pub(crate) async fn create_from(
+        &self,
+        name: &str,
+        mut options: CreateOptions,
+        source: Option<&CloneSource>,
+    ) -> Result<()> {
         check_name(name)?;
         let features = options.features.unwrap_or_else(|| self.default_features(&options));
         let elsewhere = if options.data_pool.is_some() { ImageFeatures::DATA_POOL } else { ImageFeatures::default() };
@@ -131,11 +140,11 @@ impl Images {
         let _changing = self.change(name)?;
         let directory = self.directory();
         let (id, is_new) = self.claim(&directory, name).await?;
-        let finished = self.finish_create(&directory, name, &id, &options).await;
+        let finished = self.finish_create(&directory, name, &id, &options, source).await;
         if let (Err(error), true) = (&finished, is_new) {
             // A header that existed already belongs to another image.
             let with_header = error.kind() != ErrorKind::Exists;
-            self.undo_create(&directory, name, &id, with_header).await;
+            self.undo_create(&directory, name, &id, with_header, source).await;
         }
         finished.map_err(|error| error.within(format_args!("creating image {name}")))
     }
@@ -165,6 +174,7 @@ impl Images {
         name: &str,
         id: &str,
         options: &CreateOptions,
+        source: Option<&CloneSource>,
     ) -> Result<()> {
         let order = options.object_size.trailing_zeros() as u8;
         let features = options.features.unwrap_or_default();
@@ -174,7 +184,14 @@ impl Images {
             header.object_prefix = object_prefix_elsewhere(shared.pool_id(), id);
         }
         directory.write_id(name, id).await?;
-        let ops = vec![ObjectOp::Create { exclusive: true }, ObjectOp::KvSet { pairs: header.encode() }];
+        let mut pairs = Vec::new();
+        if let Some(source) = source {
+            source.record(self, id).await?;
+            header = source.inherit(header);
+            pairs.extend(source.metadata.iter().cloned());
+        }
+        pairs.extend(header.encode());
+        let ops = vec![ObjectOp::Create { exclusive: true }, ObjectOp::KvSet { pairs }];
         self.backend.submit(&self.header_object(id), Transaction::new(ops).durable()).await?;
         if features.has(ImageFeatures::OBJECT_MAP) {
             let objects = options.size.div_ceil(options.object_size);
@@ -198,12 +215,22 @@ impl Images {
 
     /// Rolls back a failed creation, as far as possible. Any remains can be completed by creating the image again, or
     /// removed.
-    async fn undo_create(&self, directory: &ImageDirectory<'_>, name: &str, id: &str, with_header: bool) {
+    async fn undo_create(
+        &self,
+        directory: &ImageDirectory<'_>,
+        name: &str,
+        id: &str,
+        with_header: bool,
+        source: Option<&CloneSource>,
+    ) {
         let undo = async {
             if with_header {
                 for object in [map_object(&self.namespace, id, None), self.header_object(id)] {
                     unless_absent(self.backend.submit(&object, Transaction::of(ObjectOp::Remove).durable())).await?;
                 }
+            }
+            if let Some(source) = source {
+                source.forget(self, id).await?;
             }
             directory.remove_id(name, id).await?;
             directory.remove(name, id).await
@@ -309,6 +336,25 @@ impl Images {
         self.check_unchanging(name)?;
         self.open.insert(id, &shared);
         Ok(Image::new(shared, options, view))
+    }
+
+    /// Opens an image by its id, for writing. It may have no name.
+    pub(crate) async fn open_id(self: &Rc<Self>, id: &str) -> Result<Rc<Image>> {
+        let name = self.directory().name_of(id).await?.unwrap_or_else(|| id.to_owned());
+        let _opening = self.opening.lock(&id.to_owned()).await;
+        let shared = self.open_shared(&name, id, false).await;
+        let shared = shared.map_err(|error| error.within(format_args!("image {name}")))?;
+        shared.check_features(false)?;
+        self.open.insert(id.to_owned(), &shared);
+        Ok(Image::new(shared, ImageOpenOptions::default(), None))
+    }
+
+    /// Opens an image that is to be removed, without its parent, which may be gone, and without registering it.
+    pub(crate) async fn open_for_removal(self: &Rc<Self>, name: &str, id: &str) -> Result<Rc<OpenImage>> {
+        let shared = OpenImage::open_without_parent(self, name, id, self.header(id).await?).await?;
+        shared.check_features(false)?;
+        shared.begin_watch().await?;
+        Ok(shared)
     }
 
     /// Returns the open image of that id, or opens it without registering it.
@@ -466,7 +512,7 @@ pub(crate) fn check_openable(name: &str, header: &ImageHeader) -> Result<()> {
 
 fn find_snapshot(shared: &OpenImage, name: &str, snapshot: &str) -> Result<ImageView> {
     let header = shared.header();
-    let found = header.snapshots.iter().find(|found| found.by_user && found.name == snapshot);
+    let found = header.snapshots.iter().find(|found| found.is_user() && found.name == snapshot);
     let view = found.and_then(|found| shared.view_of(found.id));
     view.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("snapshot {name}@{snapshot}")))
 }
@@ -484,7 +530,8 @@ fn check_options(name: &str, options: &CreateOptions, shared: bool) -> Result<()
     }
     let features = options.features.unwrap_or_default();
     // The feature `operations` is set when the header needs it, not on creation.
-    let unsupported = ImageFeatures(features.0 & OPERATIONS.0 | features.unsupported(false, shared).0);
+    let unsupported =
+        ImageFeatures(features.0 & ImageFeatures::OPERATION_LIST.0 | features.unsupported(false, shared).0);
     if unsupported != ImageFeatures::default() {
         return refuse(format!("unsupported features {unsupported}"));
     }

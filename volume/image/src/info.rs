@@ -96,10 +96,82 @@ pub struct SnapshotInfo {
     pub protected: bool,
     /// Time of creation since 1970-01-01T00:00:00Z, if known.
     pub created: Option<Duration>,
-    /// Set if a user created it; others belong to groups, to the trash or to mirroring.
-    pub by_user: bool,
+    /// Reason for which it exists.
+    pub kind: SnapshotKind,
     /// Number of clones recorded in the snapshot itself (v2 clones).
     pub children: u32,
+}
+
+impl SnapshotInfo {
+    /// Returns whether a user created it, and has not removed it.
+    pub fn is_user(&self) -> bool {
+        self.kind == SnapshotKind::User
+    }
+}
+
+/// Reason for which a snapshot exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SnapshotKind {
+    /// A user has created it.
+    User,
+    /// It is part of the snapshot of a group.
+    Group {
+        /// Pool of the group.
+        pool: i64,
+        /// Id of the group.
+        group: String,
+        /// Id of the group's snapshot.
+        snapshot: String,
+    },
+    /// A user has removed it, but clones still need it. It has a unique name, and is removed with the last of them.
+    Trash {
+        /// Name that it had.
+        name: String,
+    },
+    /// Another client created it for a purpose with this number; 3 is mirroring.
+    Other(u32),
+}
+
+/// Image that is a clone of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChildInfo {
+    /// Pool name; its number if the pool is gone.
+    pub pool: String,
+    /// Namespace, empty for the default one.
+    pub namespace: String,
+    /// Image name; the id if the image has no name any more.
+    pub image: String,
+    /// Image id.
+    pub id: String,
+    /// Set if it is in the trash.
+    pub trash: bool,
+}
+
+/// Place in which a clone is recorded as such.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CloneFormat {
+    /// [`V1`](Self::V1) if the snapshot is protected and other clients share the pool, since they may be too old for the
+    /// other; [`V2`](Self::V2) otherwise.
+    #[default]
+    Auto,
+    /// In a list of the clone's pool. The snapshot must be protected, and stays so as long as it has clones.
+    V1,
+    /// In the header of the parent (Ceph 13.2 and newer). The snapshot can be removed: it is kept in the trash until it has
+    /// no clones any more.
+    V2,
+}
+
+/// Options of making a clone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CloneOptions {
+    /// Place in which the clone is recorded.
+    pub format: CloneFormat,
+    /// Object size in bytes, a power of two from 64 KiB to 32 MiB; `None`: that of the parent.
+    pub object_size: Option<u64>,
+    /// Features; `None`: those of a new image. Layering is required.
+    pub features: Option<ImageFeatures>,
+    /// Name of another pool for the data.
+    pub data_pool: Option<String>,
 }
 
 /// Description of an image, with its parent, snapshots and locks.

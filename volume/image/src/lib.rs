@@ -9,10 +9,13 @@
 //! are shorthands for callers that have only the backend.
 
 mod admission;
+mod children;
 mod clone;
+mod create_clone;
 mod details;
 mod directory;
 mod exclusive_lock;
+mod flatten;
 mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
@@ -50,8 +53,8 @@ pub use format::ImageFeatures;
 pub use image::{Image, ImageOpenOptions, SpaceUsage};
 pub use images::{Images, NAME_LEN_MAX, OBJECT_SIZES, SIZE_MAX};
 pub use info::{
-    CreateOptions, ImageDescription, ImageDetails, LockKind, ObjectProgress, ParentInfo, RemoveOptions,
-    SnapshotDetails, SnapshotInfo,
+    ChildInfo, CloneFormat, CloneOptions, CreateOptions, ImageDescription, ImageDetails, LockKind, ObjectProgress,
+    ParentInfo, RemoveOptions, SnapshotDetails, SnapshotInfo, SnapshotKind,
 };
 pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;

@@ -2,7 +2,7 @@
 
 mod events;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{
@@ -12,7 +12,7 @@ use forebay_block::{
 use forebay_reactor::sync::Permit;
 
 use crate::admission::Admission;
-use crate::clone::{ParentImage, open_parent};
+use crate::clone::{ParentImage, open_parent, until_unused};
 use crate::exclusive_lock::ExclusiveLock;
 use crate::format::{ImageFeatures, ImageHeader, header_object};
 use crate::header_state::{HeaderState, Refresh};
@@ -53,6 +53,10 @@ pub(crate) struct OpenImage {
     /// Called whenever the lock was acquired; see [`Image::set_lock_check`](crate::Image::set_lock_check).
     lock_check: RefCell<Option<LockCheck>>,
     preferred_io: u32,
+    /// Set if the image is being removed, and its parent need not exist.
+    ignores_parent: bool,
+    /// Number of rollbacks by this client, and of acquisitions of the lock, before which other clients may have rolled back.
+    rollbacks: Cell<u64>,
 }
 
 /// Coordination with the other clients of a shared pool.
@@ -78,19 +82,44 @@ impl OpenImage {
             Some((_, spec)) => Some(Box::pin(open_parent(images, spec, depth, in_use)).await?),
             None => None,
         };
-        Ok(Rc::new(Self {
+        Ok(Self::new(pools, name, id, header, parent, false))
+    }
+
+    /// Opens an image that will not be read, whether its parent exists or not.
+    pub(crate) async fn open_without_parent(
+        images: &Rc<Images>,
+        name: &str,
+        id: &str,
+        header: ImageHeader,
+    ) -> Result<Rc<Self>> {
+        let pools = ImagePools::open(images, &header, false).await?;
+        Ok(Self::new(pools, name, id, header, None, true))
+    }
+
+    fn new(
+        pools: ImagePools,
+        name: &str,
+        id: &str,
+        header: ImageHeader,
+        parent: Option<Rc<ParentImage>>,
+        ignores_parent: bool,
+    ) -> Rc<Self> {
+        let layout = StripeLayout::new(header.order, &header.object_prefix, pools.images().namespace());
+        Rc::new(Self {
             preferred_io: pools.data().info().preferred_io,
             pools,
             id: id.to_owned(),
             name: RefCell::new(name.to_owned()),
-            layout: StripeLayout::new(header.order, &header.object_prefix, images.namespace()),
+            layout,
             state: HeaderState::new(header, parent),
+            ignores_parent,
+            rollbacks: Cell::new(0),
             admission: Admission::new(),
             lifecycle: ImageLifecycle::default(),
             coordination: RefCell::default(),
             reserved: RefCell::default(),
             lock_check: RefCell::default(),
-        }))
+        })
     }
 
     // ---- Identity and pools ----
@@ -170,8 +199,9 @@ impl OpenImage {
         let header = self.pools.images().header(&self.id).await?;
         let spec = header.parent.as_ref().map(|(_, spec)| (spec.pool, &spec.namespace, &spec.image, spec.snap));
         let known = self.parent();
-        let known = known.as_ref().map(|parent| &parent.spec);
-        if spec != known.map(|spec| (spec.pool, &spec.namespace, &spec.image, spec.snap)) {
+        let known_spec = known.as_ref().map(|parent| &parent.spec);
+        let is_other = spec != known_spec.map(|spec| (spec.pool, &spec.namespace, &spec.image, spec.snap));
+        if is_other && !self.ignores_parent {
             let parent = match &header.parent {
                 Some((_, spec)) => Some(open_parent(self.pools.images(), spec, 0, self.pools.is_in_use()).await?),
                 None => None,
@@ -187,7 +217,21 @@ impl OpenImage {
         if let Some(map) = self.map() {
             map.set_flags(flags);
         }
+        if let Some(former) = known.filter(|_| is_other) {
+            // When this client has taken the change over, the former parent's snapshot may be removed.
+            until_unused(former).await;
+        }
         Ok(())
+    }
+
+    /// Returns the number of times that objects of the image may have been rolled back while it was open.
+    pub(crate) fn rollbacks(&self) -> u64 {
+        self.rollbacks.get()
+    }
+
+    /// Counts a rollback that begins, or may have been made by another client.
+    pub(crate) fn note_rollback(&self) {
+        self.rollbacks.set(self.rollbacks.get() + 1);
     }
 
     /// Waits until no header is being re-read, and keeps it so until the guard is dropped.

@@ -2,17 +2,13 @@
 
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, Extent, Method, ObjectOp, Result, Transaction};
+use forebay_block::{Error, ErrorKind, Extent, ObjectOp, Result, Transaction};
 
-use crate::format::{ImageFeatures, ImageHeader, children_object, header_object, map_object};
+use crate::format::{ImageFeatures, ImageHeader, map_object};
 use crate::images::{Images, SIZE_MAX, check_openable};
 use crate::info::{ObjectProgress, RemoveOptions};
 use crate::resize::{trim, unless_absent};
 use crate::snapshots::free_removed;
-use crate::wire::snapshot::{encode_detach_child, encode_remove_child};
-
-/// Bit of `op_features` for a clone listed in its parent's header.
-const CLONE_CHILD: u64 = 2;
 
 impl Images {
     /// Removes an image and its data. An interrupted removal can be repeated: the image stays listed until all of it
@@ -72,7 +68,7 @@ impl Images {
         let was_open = open.is_some();
         let shared = match open {
             Some(shared) => shared,
-            None => self.open_shared(name, id, false).await?,
+            None => self.open_for_removal(name, id).await?,
         };
         shared.lifecycle().set_removed(true);
         let removed = async {
@@ -112,26 +108,6 @@ impl Images {
                 }
                 Err(error)
             }
-        }
-    }
-
-    /// Removes a clone, which needs its parent no more, from the list of the parent's children.
-    pub(crate) async fn forget_child(&self, id: &str, header: &ImageHeader) -> Result<()> {
-        let (Some((_, parent)), Some(shared)) = (&header.parent, self.backend.shared()) else { return Ok(()) };
-        let pool = shared.pool(parent.pool).await?;
-        let call = |name, input| Transaction::of(ObjectOp::Call { method: Method::new("rbd", name), input }).durable();
-        let forgotten = if header.op_features & CLONE_CHILD != 0 {
-            let object = header_object(&parent.namespace.as_str().into(), &parent.image);
-            let input = encode_detach_child(parent.snap, shared.pool_id(), &self.namespace, id);
-            pool.submit(&object, call("child_detach", input)).await
-        } else {
-            // For v1 clones, the list is in the clone's pool.
-            let object = children_object(&self.namespace);
-            self.backend.submit(&object, call("remove_child", encode_remove_child(parent, id))).await
-        };
-        match forgotten {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
         }
     }
 }

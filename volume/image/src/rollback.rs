@@ -30,6 +30,7 @@ impl Image {
         let shared = self.shared();
         let rolled_back = async {
             let _alone = self.begin_change().await?;
+            shared.note_rollback();
             let snapshot = find(shared, name)?;
             resize_to(shared, snapshot.size, &mut |_| {}).await?;
             let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;

@@ -2,20 +2,22 @@
 
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, Extent, ObjectBackend, ObjectOp, Result, SnapId, Transaction};
+use forebay_block::{Error, ErrorKind, Extent, ObjectOp, Result, SnapId, Transaction};
 use forebay_reactor::sync::Permit;
-use forebay_reactor::wall_clock;
+use forebay_reactor::{random, wall_clock};
 
+use crate::children::{CLONE_CHILD, SNAPSHOT_TRASH, legacy_pool, operations_change, prune};
+use crate::clone::until_unused;
 use crate::details::LIMIT_KEY;
-use crate::format::{ImageFeatures, ImageHeader, children_object, map_object, snapshot_key};
+use crate::format::{ImageFeatures, ImageHeader, map_object, snapshot_key};
 use crate::image::Image;
 use crate::images::SIZE_MAX;
-use crate::info::SnapshotInfo;
+use crate::info::{SnapshotInfo, SnapshotKind};
 use crate::objectmap::{load, merge_removed_into};
 use crate::open_image::OpenImage;
 use crate::resize::unless_absent;
 use crate::wire::bitmap::Bitmap;
-use crate::wire::snapshot::{Parent, Protection, Snapshot, encode_child_key};
+use crate::wire::snapshot::{Parent, Protection, Snapshot};
 
 /// Header key of the snapshot numbers that are still to be removed from the pool: their snapshots are gone.  Ceph's clients
 /// ignore it.
@@ -26,7 +28,14 @@ const TRIES: usize = 8;
 impl Image {
     /// Returns the snapshots made by users, oldest first.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
-        self.shared().header().snapshots.iter().rev().filter(|snapshot| snapshot.by_user).map(Snapshot::info).collect()
+        self.shared()
+            .header()
+            .snapshots
+            .iter()
+            .rev()
+            .filter(|snapshot| snapshot.is_user())
+            .map(Snapshot::info)
+            .collect()
     }
 
     /// Creates a snapshot of the image as it is now: with all writes completed before this call, and with none submitted
@@ -44,7 +53,7 @@ impl Image {
             for _ in 0..TRIES {
                 let _alone = self.begin_change().await?;
                 let header = shared.header();
-                if header.snapshots.iter().any(|snapshot| snapshot.by_user && snapshot.name == name) {
+                if header.snapshots.iter().any(|snapshot| snapshot.is_user() && snapshot.name == name) {
                     return Err(Error::new(ErrorKind::Exists, format!("snapshot {name}")));
                 }
                 check_limit(shared, &header).await?;
@@ -59,33 +68,60 @@ impl Image {
         announce(shared, created.map_err(|error| error.within(what))).await
     }
 
-    /// Removes a snapshot; the space that only it needs is freed in the background.  Durable when this returns.
+    /// Removes a snapshot; the space that only it needs is freed in the background.  One with clones of version 2 moves to the
+    /// trash instead, and is removed with the last of them.  Durable when this returns.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` if it is protected or has clones; `ReadOnly`; errors of the backend, after which it can be removed
-    /// again.
+    /// `NotFound`; `Busy` if it is protected; `ReadOnly`; errors of the backend, after which it can be removed again.
     pub async fn remove_snapshot(&self, name: &str) -> Result<()> {
         let shared = self.shared();
         let what = format!("removing snapshot {name} of image {}", shared.name());
+        self.remove_found(|| find(shared, name)).await.map_err(|error| error.within(what))
+    }
+
+    /// Removes the snapshot of a number, of whatever kind, as [`remove_snapshot`](Self::remove_snapshot) does.
+    ///
+    /// # Errors
+    /// As there; `Busy` for one in the trash that has clones; `Unsupported` for one that belongs to a group, or to mirroring.
+    pub async fn remove_snapshot_number(&self, id: SnapId) -> Result<()> {
+        let shared = self.shared();
+        let what = format!("removing snapshot {} of image {}", id.0, shared.name());
+        let find = || {
+            let header = shared.header();
+            let found = header.snapshots.iter().find(|snapshot| snapshot.id == id);
+            let found = found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("snapshot {}", id.0)))?;
+            match found.kind {
+                SnapshotKind::User | SnapshotKind::Trash { .. } => Ok(found.clone()),
+                _ => Err(Error::new(ErrorKind::Unsupported, "it belongs to a group, or to mirroring")),
+            }
+        };
+        self.remove_found(find).await.map_err(|error| error.within(what))
+    }
+
+    async fn remove_found(&self, find: impl Fn() -> Result<Snapshot>) -> Result<()> {
+        let shared = self.shared();
         let removed = async {
             for _ in 0..TRIES {
                 let _alone = self.begin_change().await?;
-                let snapshot = find(shared, name)?;
+                let snapshot = find()?;
                 if snapshot.protection != Protection::None {
                     return Err(Error::new(ErrorKind::Busy, "it is protected"));
                 }
-                if snapshot.children > 0 {
-                    let what = format!("it has {} clones, which need its data", snapshot.children);
-                    return Err(Error::new(ErrorKind::Busy, what));
-                }
-                if remove(shared, &snapshot).await? {
+                let done = match snapshot.children {
+                    0 => remove(shared, &snapshot).await?,
+                    _ => match prune(shared.images(), shared.id(), snapshot.id).await?.len() {
+                        0 => false,
+                        clones => move_to_trash(shared, &snapshot, clones).await?,
+                    },
+                };
+                if done {
                     return Ok(());
                 }
             }
             Err(contended())
         };
         let removed: Result<()> = removed.await;
-        announce(shared, removed.map_err(|error| error.within(what))).await
+        announce(shared, removed).await
     }
 
     /// Renames a snapshot, durably.
@@ -176,11 +212,9 @@ impl Image {
         }
         let shared = self.shared();
         shared.lock().await?;
-        // Before the permit is acquired, so that the size is taken over too.
-        match shared.is_shared() {
-            true => shared.refresh().await?,
-            false => shared.refresh_stale().await?,
-        }
+        // Before the permit is acquired, so that the size is taken over too. Clones change the headers of their parents without
+        // a lock.
+        shared.refresh().await?;
         let alone = shared.begin_resize().await;
         shared.check_there()?;
         free_removed(shared).await?;
@@ -201,7 +235,7 @@ async fn announce<T>(shared: &OpenImage, changed: Result<T>) -> Result<T> {
 /// Returns the snapshot of that name that a user made.
 pub(crate) fn find(shared: &OpenImage, name: &str) -> Result<Snapshot> {
     let header = shared.header();
-    let found = header.snapshots.iter().find(|snapshot| snapshot.by_user && snapshot.name == name);
+    let found = header.snapshots.iter().find(|snapshot| snapshot.is_user() && snapshot.name == name);
     found.cloned().ok_or_else(|| Error::new(ErrorKind::NotFound, format!("snapshot {name}")))
 }
 
@@ -333,6 +367,13 @@ async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
     let mut change = vec![holds(snapshot), ObjectOp::KvCompare { key: REMOVED_KEY.to_vec(), value: None }];
     let mut keys = vec![snapshot_key(snapshot.id)];
     let orphaned = header.parent.clone().filter(|(_, parent)| is_last_use(&header, parent, snapshot));
+    let in_trash = |snapshot: &Snapshot| matches!(snapshot.kind, SnapshotKind::Trash { .. });
+    let keeps_trash = header.snapshots.iter().any(|other| other.id != snapshot.id && in_trash(other));
+    let unused = if orphaned.is_some() { CLONE_CHILD } else { 0 } | if keeps_trash { 0 } else { SNAPSHOT_TRASH };
+    let clear = header.op_features & unused;
+    if clear != 0 {
+        change.extend(operations_change(shared.backend(), &shared.header_object(), 0, clear).await?);
+    }
     if let Some((stored, _)) = &orphaned {
         change.push(ObjectOp::KvCompare { key: b"parent".to_vec(), value: Some(stored.clone()) });
         keys.push(b"parent".to_vec());
@@ -345,9 +386,19 @@ async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
     }
     let snapshots = header.snapshots.iter().filter(|other| other.id != snapshot.id).cloned().collect();
     let parent = header.parent.clone().filter(|_| orphaned.is_none());
-    refresh.apply(ImageHeader { snapshots, parent, ..(*header).clone() });
+    let former = shared.parent().filter(|_| orphaned.is_some());
+    if former.is_some() {
+        refresh.set_parent(None);
+    }
+    refresh.apply(ImageHeader { snapshots, parent, ..(*header).clone() }.with_operations(0, clear));
     drop(pass);
     if orphaned.is_some() {
+        if let Some(former) = former {
+            until_unused(former).await;
+        }
+        if let Some(watcher) = shared.watcher() {
+            watcher.header_changed().await;
+        }
         shared.images().forget_child(shared.id(), &header).await?;
     }
     remove_map(shared, snapshot.id).await?;
@@ -355,9 +406,31 @@ async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
     Ok(true)
 }
 
+/// Moves a snapshot to the trash, since clones need it; returns `false` if another client has changed it meanwhile.
+async fn move_to_trash(shared: &OpenImage, snapshot: &Snapshot, clones: usize) -> Result<bool> {
+    if !snapshot.is_user() {
+        let what = format!("it has {clones} clone{}, which need its data", if clones == 1 { "" } else { "s" });
+        return Err(Error::new(ErrorKind::Busy, what));
+    }
+    let value = snapshot.trashed(&random_uuid()).ok_or_else(|| malformed(snapshot))?;
+    let flag = operations_change(shared.backend(), &shared.header_object(), SNAPSHOT_TRASH, 0).await?;
+    let moved = rewrite_with(shared, snapshot, value, flag).await?;
+    if moved {
+        shared.refresh().await?;
+    }
+    Ok(moved)
+}
+
+/// Returns a random UUID (RFC 9562, version 4).
+fn random_uuid() -> String {
+    let (high, low) = (random() & !0xf000 | 0x4000, random() & !(0b11 << 62) | 0b10 << 62);
+    let (first, second, third) = (high >> 32, high >> 16 & 0xffff, high & 0xffff);
+    format!("{first:08x}-{second:04x}-{third:04x}-{:04x}-{:012x}", low >> 48, low & 0xffff_ffff_ffff)
+}
+
 /// Returns whether only this snapshot still reads the parent.
 fn is_last_use(header: &ImageHeader, parent: &Parent, snapshot: &Snapshot) -> bool {
-    let uses = |snapshot: &Snapshot| snapshot.overlap.is_some_and(|overlap| overlap > 0);
+    let uses = |snapshot: &Snapshot| snapshot.overlap.is_some() || snapshot.parent.is_some();
     parent.overlap.is_none() && !header.snapshots.iter().any(|other| other.id != snapshot.id && uses(other))
 }
 
@@ -401,6 +474,11 @@ pub(crate) async fn free_removed(shared: &OpenImage) -> Result<()> {
 
 /// Replaces the stored value of a snapshot; returns `false` if another client has changed it meanwhile.
 async fn rewrite(shared: &OpenImage, snapshot: &Snapshot, value: Vec<u8>) -> Result<bool> {
+    rewrite_with(shared, snapshot, value, Vec::new()).await
+}
+
+/// Does the same together with other changes.
+async fn rewrite_with(shared: &OpenImage, snapshot: &Snapshot, value: Vec<u8>, others: Vec<ObjectOp>) -> Result<bool> {
     let key = snapshot_key(snapshot.id);
     let refresh = shared.begin_refresh().await;
     let header = shared.header();
@@ -410,6 +488,7 @@ async fn rewrite(shared: &OpenImage, snapshot: &Snapshot, value: Vec<u8>) -> Res
         guards = header.snapshots.iter().map(holds).collect();
     }
     let decoded = Snapshot::decode(&value).ok_or_else(|| malformed(snapshot))?;
+    guards.extend(others);
     guards.push(ObjectOp::KvSet { pairs: vec![(key, value)] });
     if !unless_changed(shared.store_header(guards).await)? {
         return Ok(false);
@@ -436,7 +515,7 @@ async fn unprotect(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> 
         return Ok(false);
     }
     let ending = find(shared, &snapshot.name)?;
-    match first_child(shared, snapshot.id).await {
+    match legacy_pool(shared.images(), shared.id(), snapshot.id).await {
         Ok(None) => protect(shared, &ending, Protection::None).await,
         found => {
             protect(shared, &ending, Protection::Full).await?;
@@ -446,31 +525,4 @@ async fn unprotect(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> 
             }
         }
     }
-}
-
-/// Returns a pool with a clone of version 1 of a snapshot.
-async fn first_child(shared: &OpenImage, snap: SnapId) -> Result<Option<String>> {
-    let own = shared.backend();
-    let (pool, others) = match own.shared() {
-        Some(objects) => (objects.pool_id(), objects.pool_ids()),
-        None => (0, vec![0]),
-    };
-    let key = encode_child_key(pool, shared.id(), snap);
-    for id in others {
-        let backend: Rc<dyn ObjectBackend> = match own.shared().filter(|objects| objects.pool_id() != id) {
-            // A pool that has been removed meanwhile has no clones.
-            Some(objects) => match objects.pool(id).await {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                opened => opened?,
-            },
-            None => own.clone(),
-        };
-        let children = backend.kv_get(&children_object(shared.namespace()), vec![key.clone()]).await;
-        match children {
-            Ok(values) if values.iter().any(Option::is_some) => return Ok(Some(backend.info().pool)),
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
-    Ok(None)
 }

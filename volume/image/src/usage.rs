@@ -68,7 +68,7 @@ fn steps(header: &ImageHeader, size: u64) -> Vec<Step> {
         snap: snapshot.id,
         size: snapshot.size,
         flags: snapshot.flags,
-        shown: snapshot.by_user,
+        shown: snapshot.is_user(),
     });
     let head = Step { snapshot: None, snap: SnapId::HEAD, size, flags: header.flags, shown: true };
     snapshots.chain([head]).collect()

@@ -285,61 +285,6 @@ fn call_rbd(
             head.kv.insert(b"flags".to_vec(), (old & !mask | flags & mask).to_le_bytes().to_vec());
             Ok(())
         }
-        "remove_child" => {
-            let mut parts = Input(input.0);
-            let before = parts.0;
-            parts.u64()?;
-            parts.string()?;
-            parts.u64()?;
-            let key = before[..before.len() - parts.0.len()].to_vec();
-            let child = parts.string()?;
-            let head = existing(head)?;
-            let mut children = Input(head.kv.get(&key).ok_or(ErrorKind::NotFound)?);
-            let count = children.u32()?;
-            let mut left = (0..count).map(|_| children.string()).collect::<Result<Vec<_>>>()?;
-            let before = left.len();
-            left.retain(|other| *other != child);
-            if left.len() == before {
-                return Err(ErrorKind::NotFound.into());
-            }
-            if left.is_empty() {
-                head.kv.remove(&key);
-                return Ok(());
-            }
-            let mut value = (left.len() as u32).to_le_bytes().to_vec();
-            left.iter().for_each(|child| put_string(&mut value, child));
-            head.kv.insert(key, value);
-            Ok(())
-        }
-        "child_detach" => {
-            let snap = input.u64()?;
-            let key = format!("snap_children_{snap:016x}").into_bytes();
-            let head = existing(head)?;
-            let stored = head.kv.get(&key).ok_or(ErrorKind::NotFound)?;
-            let child = input.0;
-            let count = Input(stored).u32()?;
-            let mut all = Input(&stored[4..]);
-            let mut left = Vec::new();
-            for _ in 0..count {
-                let start = all.0;
-                all.structure()?;
-                let one = &start[..start.len() - all.0.len()];
-                // The newest struct version may differ from the caller's.
-                if one[6..] != child[6..] {
-                    left.push(one.to_vec());
-                }
-            }
-            if left.len() == count as usize {
-                return Err(ErrorKind::NotFound.into());
-            }
-            let value = [(left.len() as u32).to_le_bytes().to_vec(), left.concat()].concat();
-            if left.is_empty() {
-                head.kv.remove(&key)
-            } else {
-                head.kv.insert(key, value)
-            };
-            Ok(())
-        }
         _ => Err(ErrorKind::Unsupported.into()),
     }
 }

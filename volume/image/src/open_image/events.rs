@@ -39,6 +39,7 @@ impl LockedImage for OpenImage {
     /// Handles the acquisition of the lock. Changes that waited for it may have been allowed by superseded
     /// reservations.
     async fn on_lock_acquired(&self) -> Result<()> {
+        self.note_rollback();
         if let Some(reserved) = self.reserved()
             && reserved.claimed().await?
         {

@@ -3,6 +3,7 @@
 //! Decoders are pure functions of untrusted bytes, and allocate no more memory than their input occupies.
 
 pub(crate) mod bitmap;
+pub(crate) mod children;
 pub mod diff;
 pub(crate) mod lock;
 pub(crate) mod notify;

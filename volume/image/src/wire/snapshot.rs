@@ -1,11 +1,12 @@
 //! Header encodings of snapshots and of the parent of a clone.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use forebay_block::SnapId;
 
 use super::{CephReader, CephWriter};
-use crate::info::SnapshotInfo;
+use crate::info::{SnapshotInfo, SnapshotKind};
 
 /// Parent of a clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +50,22 @@ impl Parent {
         CephWriter::new().versioned(2, 2, body).done()
     }
 
+    /// Encodes a parent of a new clone, in the newest format.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        self.encode_like(&[])
+    }
+
+    /// Encodes the entry of a snapshot of the older formats that has no parent.
+    fn encode_none() -> Vec<u8> {
+        let none = Self { pool: -1, namespace: String::new(), image: String::new(), snap: SnapId::HEAD, overlap: None };
+        none.encode_like(&[1])
+    }
+
+    /// Returns whether both name the same snapshot, whatever their overlap.
+    pub(crate) fn is_same_snapshot(&self, other: &Self) -> bool {
+        (self.pool, &self.namespace, &self.image, self.snap) == (other.pool, &other.namespace, &other.image, other.snap)
+    }
+
     /// Returns whether the entry names a parent: older clusters keep an empty one after a flatten.
     pub(crate) fn is_there(&self) -> bool {
         self.pool >= 0 && !self.image.is_empty()
@@ -67,8 +84,7 @@ pub(crate) struct Snapshot {
     pub(crate) protection: Protection,
     /// Flags, like those of an image: 1, its object map is invalid.
     pub(crate) flags: u64,
-    /// Set if a user created it; others belong to groups, to the trash or to mirroring.
-    pub(crate) by_user: bool,
+    pub(crate) kind: SnapshotKind,
     /// Time of creation since 1970-01-01T00:00:00Z, if known.
     pub(crate) created: Option<Duration>,
     /// Number of clones recorded in the snapshot itself (v2 clones).
@@ -88,12 +104,52 @@ pub(crate) enum Protection {
     Full = 2,
 }
 
+/// Namespace numbers of snapshots.
+const USER: u32 = 0;
+const GROUP: u32 = 1;
+const TRASH: u32 = 2;
+
+impl SnapshotKind {
+    fn read(reader: &mut CephReader<'_>) -> Option<Self> {
+        let mut body = reader.versioned(u8::MAX)?.body;
+        Some(match body.u32()? {
+            USER => Self::User,
+            GROUP => Self::Group { pool: body.i64()?, group: body.string()?, snapshot: body.string()? },
+            TRASH => Self::Trash { name: body.string()? },
+            other => Self::Other(other),
+        })
+    }
+
+    /// Encodes the namespace of a snapshot of a user.
+    fn encode_user() -> CephWriter {
+        CephWriter::new().versioned(1, 1, CephWriter::new().u32(USER))
+    }
+
+    /// Encodes the namespace of a snapshot in the trash, which had a name of a user.
+    fn encode_trash(name: &str) -> CephWriter {
+        CephWriter::new().versioned(1, 1, CephWriter::new().u32(TRASH).string(name).u32(USER))
+    }
+}
+
+/// Where the fields of a stored snapshot are, in bytes from its start; `None` for those that its format lacks.
+struct FieldRanges {
+    name: Range<usize>,
+    /// Parent of the older formats.
+    parent: Option<Range<usize>>,
+    protection: Option<Range<usize>>,
+    kind: Option<Range<usize>>,
+    children: Option<Range<usize>>,
+    overlap: Option<Range<usize>>,
+}
+
+/// Length of a versioned structure's version, compatible version and length.
+const PREFIX: usize = 6;
+
 impl Snapshot {
     /// Returns a new snapshot made by a user, in the newest format.
     pub(crate) fn new(id: SnapId, name: &str, size: u64, flags: u64, overlap: Option<u64>, now: Duration) -> Self {
-        let by_user = CephWriter::new().versioned(1, 1, CephWriter::new().u32(0));
         let body = CephWriter::new().u64(id.0).string(name).u64(size).u8(Protection::None as u8).u64(flags);
-        let body = body.append(by_user).time(now).u32(0);
+        let body = body.append(SnapshotKind::encode_user()).time(now).u32(0);
         let body = match overlap {
             Some(overlap) => body.u8(1).u64(overlap),
             None => body.u8(0),
@@ -107,7 +163,7 @@ impl Snapshot {
             parent: None,
             protection: Protection::None,
             flags,
-            by_user: true,
+            kind: SnapshotKind::User,
             created,
             children: 0,
             overlap,
@@ -115,73 +171,112 @@ impl Snapshot {
         }
     }
 
+    /// Returns whether a user created it, and has not removed it.
+    pub(crate) fn is_user(&self) -> bool {
+        self.kind == SnapshotKind::User
+    }
+
     /// Returns the stored value with another name; all other fields, those of newer formats too, stay.
     pub(crate) fn renamed(&self, name: &str) -> Option<Vec<u8>> {
-        let (version, compat, body) = (*self.stored.first()?, *self.stored.get(1)?, self.body()?);
-        let mut rest = CephReader::new(body);
-        let id = rest.u64()?;
-        rest.bytes()?;
-        let body = CephWriter::new().u64(id).string(name).raw(rest.rest());
-        Some(CephWriter::new().versioned(version, compat, body).done())
+        let (_, fields) = Self::read(&self.stored)?;
+        Some(self.replaced(fields.name, &CephWriter::new().string(name).done()))
     }
 
     /// Returns the stored value with another protection; `None` in the formats before snapshots had one.
     pub(crate) fn with_protection(&self, protection: Protection) -> Option<Vec<u8>> {
-        let (version, older) = (*self.stored.first()?, *self.stored.get(1)? < 8);
-        let mut rest = CephReader::new(self.body()?);
-        rest.u64()?;
-        rest.bytes()?;
-        rest.u64()?;
-        if older {
-            rest.u64()?;
-            if version >= 2 {
-                Parent::read(&mut rest)?;
-            }
-        }
-        let at = self.stored.len() - rest.rest().len();
-        let mut stored = self.stored.clone();
-        *stored.get_mut(at).filter(|_| version >= 3)? = protection as u8;
-        Some(stored)
+        let (_, fields) = Self::read(&self.stored)?;
+        Some(self.replaced(fields.protection?, &[protection as u8]))
     }
 
-    fn body(&self) -> Option<&[u8]> {
-        Some(CephReader::new(&self.stored).versioned(8)?.body.rest())
+    /// Returns the stored value with another number of clones; `None` in the formats before there were such clones.
+    pub(crate) fn with_children(&self, children: u32) -> Option<Vec<u8>> {
+        let (_, fields) = Self::read(&self.stored)?;
+        Some(self.replaced(fields.children?, &children.to_le_bytes()))
+    }
+
+    /// Returns the stored value in the trash, under the name `id`, which is unique; `None` in the formats before there was one.
+    pub(crate) fn trashed(&self, id: &str) -> Option<Vec<u8>> {
+        let (_, fields) = Self::read(&self.stored)?;
+        let moved = self.replaced(fields.kind?, &SnapshotKind::encode_trash(&self.name).done());
+        Self::decode(&moved)?.renamed(id)
+    }
+
+    /// Returns the stored value without a parent.
+    pub(crate) fn without_parent(&self) -> Option<Vec<u8>> {
+        let (_, fields) = Self::read(&self.stored)?;
+        // The later field first, so that the earlier range stays right.
+        let stored = match fields.overlap {
+            Some(overlap) => self.replaced(overlap, &[0]),
+            None => self.stored.clone(),
+        };
+        let without = Self { stored, ..self.clone() };
+        Some(match fields.parent {
+            Some(parent) => without.replaced(parent, &Parent::encode_none()),
+            None => without.stored,
+        })
+    }
+
+    /// Returns the stored value with other bytes in the place of a field.
+    fn replaced(&self, field: Range<usize>, with: &[u8]) -> Vec<u8> {
+        let mut stored = self.stored.clone();
+        stored.splice(field, with.iter().copied());
+        let len = (stored.len() - PREFIX) as u32;
+        stored[2..PREFIX].copy_from_slice(&len.to_le_bytes());
+        stored
     }
 
     /// Decodes the value of a snapshot's key.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        Self::read(bytes).map(|(snapshot, _)| snapshot)
+    }
+
+    fn read(bytes: &[u8]) -> Option<(Self, FieldRanges)> {
         let mut value = CephReader::new(bytes).versioned(8)?;
         let body = &mut value.body;
+        let len = body.rest().len();
+        let at = |body: &CephReader<'_>| PREFIX + len - body.rest().len();
         let (version, older) = (value.version, value.compat < 8);
-        let (id, name, size) = (SnapId(body.u64()?), body.string()?, body.u64()?);
+        let id = SnapId(body.u64()?);
+        let (name, named) = (at(body), body.string()?);
+        let name = name..at(body);
+        let size = body.u64()?;
         if older {
             body.u64()?;
         }
+        let start = at(body);
         let parent = if older && version >= 2 { Some(Parent::read(body)?).filter(Parent::is_there) } else { None };
+        let parent_range = Some(start..at(body)).filter(|range| !range.is_empty());
+        let start = at(body);
         let protection = match if version >= 3 { body.u8()? } else { 0 } {
             0 => Protection::None,
             1 => Protection::Ending,
             _ => Protection::Full,
         };
+        let protection_range = Some(start..at(body)).filter(|range| !range.is_empty());
         let flags = if version >= 4 { body.u64()? } else { 0 };
-        let by_user = if version >= 5 { body.versioned(u8::MAX)?.body.u32()? == 0 } else { true };
+        let start = at(body);
+        let kind = if version >= 5 { SnapshotKind::read(body)? } else { SnapshotKind::User };
+        let kind_range = Some(start..at(body)).filter(|range| !range.is_empty());
         let created = if version >= 6 { Some(body.time()?).filter(|time| !time.is_zero()) } else { None };
+        let start = at(body);
         let children = if version >= 7 { body.u32()? } else { 0 };
+        let children_range = Some(start..at(body)).filter(|range| !range.is_empty());
+        let start = at(body);
         let overlap = if version >= 8 { body.optional(CephReader::u64)? } else { None };
-        let overlap = overlap.or(parent.as_ref().and_then(|parent| parent.overlap));
-        Some(Self {
-            id,
+        let overlap_range = Some(start..at(body)).filter(|range| !range.is_empty());
+        let fields = FieldRanges {
             name,
-            size,
-            parent,
-            protection,
-            flags,
-            by_user,
-            created,
-            children,
-            overlap,
-            stored: bytes.to_vec(),
-        })
+            parent: parent_range,
+            protection: protection_range,
+            kind: kind_range,
+            children: children_range,
+            overlap: overlap_range,
+        };
+        let overlap = overlap.or(parent.as_ref().and_then(|parent| parent.overlap));
+        let stored = bytes.to_vec();
+        let snapshot =
+            Self { id, name: named, size, parent, protection, flags, kind, created, children, overlap, stored };
+        Some((snapshot, fields))
     }
 }
 
@@ -194,7 +289,7 @@ impl Snapshot {
             size: self.size,
             protected: self.protection == Protection::Full,
             created: self.created,
-            by_user: self.by_user,
+            kind: self.kind.clone(),
             children: self.children,
         }
     }
@@ -212,23 +307,6 @@ pub(crate) fn decode_trashed_name(bytes: &[u8]) -> Option<String> {
 pub(crate) fn decode_group(bytes: &[u8]) -> Option<(i64, String)> {
     let mut body = CephReader::new(bytes).versioned(1)?.body;
     Some((body.i64()?, body.string()?))
-}
-
-/// Encodes the key of the v1 clones of a snapshot in a pool's list of them.
-pub(crate) fn encode_child_key(pool: i64, image: &str, snap: SnapId) -> Vec<u8> {
-    CephWriter::new().i64(pool).string(image).u64(snap.0).done()
-}
-
-/// Encodes the input of `rbd.remove_child`, which removes a v1 clone: a list in a pool object.
-pub(crate) fn encode_remove_child(parent: &Parent, child: &str) -> Vec<u8> {
-    let key = encode_child_key(parent.pool, &parent.image, parent.snap);
-    CephWriter::new().raw(&key).string(child).done()
-}
-
-/// Encodes the input of `rbd.child_detach`, which removes a v2 clone: a list in the parent's header.
-pub(crate) fn encode_detach_child(snap: SnapId, pool: i64, namespace: &str, child: &str) -> Vec<u8> {
-    let body = CephWriter::new().i64(pool).string(child).string(namespace);
-    CephWriter::new().u64(snap.0).versioned(2, 1, body).done()
 }
 
 #[cfg(test)]
@@ -270,7 +348,10 @@ mod tests {
         );
         let snapshot = Snapshot::decode(&of_clone).expect("readable");
         assert_eq!((snapshot.id, &snapshot.name[..], snapshot.size), (SnapId(6), "cs", 10 << 20));
-        assert_eq!((snapshot.overlap, snapshot.protection, snapshot.by_user), (Some(10 << 20), Protection::None, true));
+        assert_eq!(
+            (snapshot.overlap, snapshot.protection, snapshot.is_user()),
+            (Some(10 << 20), Protection::None, true)
+        );
         let protected = unhex(
             "0808 36000000 0500000000000000 02000000 7331 0000a00000000000 02 0000000000000000 0101 04000000 00000000
              3cb9016bfae3911b 01000000 00",

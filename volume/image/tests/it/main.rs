@@ -3,8 +3,10 @@
 mod clones;
 mod common;
 mod crash;
+mod crash_clones;
 mod crash_snapshots;
 mod device;
+mod families;
 mod faults;
 mod images;
 mod locks;

@@ -72,7 +72,7 @@ async fn program(random: &mut Random, images: &[Rc<Image>], model: &mut Model, s
             6..=8 => {
                 let name = format!("s{:x}", random.below(1 << 40));
                 let info = image.create_snapshot(&name).await.expect("a snapshot");
-                assert_eq!((&info.name, info.size, info.protected, info.by_user), (&name, size, false, true));
+                assert_eq!((&info.name, info.size, info.protected, info.is_user()), (&name, size, false, true));
                 assert_eq!(kind(image.create_snapshot(&name).await), Some(ErrorKind::Exists));
                 model.snapshots.push(Known { name, content: model.content.clone(), protected: false });
             }
@@ -384,10 +384,15 @@ fn a_snapshot_with_clones_stays() {
         // What `rbd clone` stores for a clone of version 1 in another pool.
         let text = |text: &str| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
         let key = [&POOL.to_le_bytes()[..], &text(base.id()), &gold.id.to_le_bytes()].concat();
-        let value = [&1_u32.to_le_bytes()[..], &text("abc")].concat();
+        let child = create_and_open(&pools[1], "child", OBJECT).await;
+        let value = [&1_u32.to_le_bytes()[..], &text(child.id())].concat();
         let children = forebay_block::ObjectName::new("rbd_children");
         let set = |pairs| forebay_block::Transaction::of(forebay_block::ObjectOp::KvSet { pairs });
         pools[1].submit(&children, set(vec![(key.clone(), value)])).await.expect("keys");
+        let parent = forebay_ram::cluster::rbd::encode_parent(POOL, "", base.id(), gold.id, OBJECT);
+        let header = forebay_block::ObjectName::new(format!("rbd_header.{}", child.id()));
+        pools[1].submit(&header, set(vec![(b"parent".to_vec(), parent)])).await.expect("keys");
+        child.close().await;
         let busy = base.set_snapshot_protection("gold", false).await.expect_err("it has a clone");
         assert_eq!(busy.kind(), ErrorKind::Busy);
         assert!(busy.to_string().contains("clones in pool other"), "{busy}");
