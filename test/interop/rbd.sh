@@ -519,8 +519,6 @@ fails_with 6 'is protected' snap rm rbd/kept@two
 ask rbd clone --rbd-default-clone-format 1 rbd/kept@one rbd/child1
 ask rbd clone --rbd-default-clone-format 2 rbd/kept@three rbd/child2
 fails_with 6 'rbd/kept' snap unprotect rbd/kept@one
-fails_with 6 'rbd/kept' snap rm --force rbd/kept@one
-fails_with 6 'kept@three has 1 clone' snap rm rbd/kept@three
 fails_with 6 'rbd/kept has 3 snapshots' rm rbd/kept
 shape "" snap ls rbd/kept
 for child in child1 child2; do ask rbd rm --no-progress rbd/$child; done
@@ -562,6 +560,73 @@ ask "$FOREBAY" snap purge rbd/kept
 ask "$FOREBAY" rm rbd/kept
 rbd info rbd/kept >"$WORK/out" 2>&1 && fail "rbd still sees a removed image"
 ok "snapshots renamed, protected, limited and removed by either; without a daemon, and in front of a write log"
+
+# Clones of both versions by forebay, seen, written and flattened by either.
+head -c 6M /dev/urandom >"$WORK/gold"
+ask "$FOREBAY" import --no-progress --object-size 1M "$WORK/gold" rbd/gold
+ask "$FOREBAY" snap create rbd/gold@v1
+ask rbd image-meta set rbd/gold color blue
+ask "$FOREBAY" clone rbd/gold@v1 rbd/second
+they_refuse clone --rbd-default-clone-format 1 rbd/gold@v1 rbd/none
+fails_with 2 'protect' clone --clone-format 1 rbd/gold@v1 rbd/none
+ask rbd snap protect rbd/gold@v1
+ask "$FOREBAY" clone --clone-format 1 -p rbd --image gold --snap v1 --dest-pool rbd --dest first
+ask rbd clone --rbd-default-clone-format 2 rbd/gold@v1 rbd/third
+for image in first second third; do
+  cp "$WORK/gold" "$WORK/$image"
+  alike $image; checked rbd/$image
+  shape pool info rbd/$image
+  [[ $(rbd image-meta get rbd/$image color) == blue ]] || fail "the metadata of a clone"
+done
+shape "" children rbd/gold@v1; shape "" children --all rbd/gold
+shape pool info rbd/gold
+ask fio --name=w --ioengine=rbd --pool=rbd --rbdname=first --rw=randwrite --bs=16k --size=6M --io_size=1M --iodepth=8
+ask rbd export --no-progress rbd/first - >/dev/null; rm -f "$WORK/first"; ask rbd export --no-progress rbd/first "$WORK/first"
+cp "$WORK/second" "$WORK/model"
+uri=$(attach rbd/second)
+write "$uri" $((1 << 20)) 0x51 $((1 << 19))
+write "$uri" $((5 << 20)) 0x52 4096
+ask "$FOREBAY" detach rbd/second
+cp "$WORK/model" "$WORK/second"
+for image in first second; do alike $image; checked rbd/$image; done
+they_refuse snap unprotect rbd/gold@v1
+fails_with 6 'clones in pool rbd' snap unprotect rbd/gold@v1
+ask "$FOREBAY" flatten --no-progress rbd/first
+alike first; checked rbd/first
+shape pool info rbd/first
+ask rbd snap unprotect rbd/gold@v1
+ok "clones by forebay: listed, read, written by either; one of version 1 is flattened"
+
+ask "$FOREBAY" snap create rbd/second@s
+ask rbd clone --rbd-default-clone-format 2 rbd/second@s rbd/fourth; cp "$WORK/second" "$WORK/fourth"
+ask "$FOREBAY" clone rbd/second@s rbd/fifth; cp "$WORK/second" "$WORK/fifth"
+shape "" children --descendants rbd/gold
+ask "$FOREBAY" snap rm rbd/gold@v1
+shape "" snap ls --all rbd/gold
+fails_with 6 'children --all rbd/gold' rm rbd/gold
+for image in second third fourth fifth second@s; do cp "$WORK/${image%@s}" "$WORK/$image" 2>/dev/null; alike $image; done
+# Flattened by forebay while rbd's clone of its snapshot is read; by rbd the other.
+ask "$FOREBAY" flatten rbd/second
+shape pool info rbd/second
+alike second; alike second@s; alike fourth; alike fifth; checked rbd/second
+ask rbd flatten --no-progress rbd/third
+[[ $("$FOREBAY" snap ls --all rbd/gold --format json) == "[]" ]] || fail "the snapshot in the trash goes with its last clone"
+ask rbd rm --no-progress rbd/gold
+# The last clone is one of ours: it takes the snapshot in the trash along, for rbd too.
+ask rbd snap rm --no-progress rbd/second@s
+shape "" snap ls --all rbd/second
+ask rbd rm --no-progress rbd/fourth
+ask "$FOREBAY" flatten rbd/fifth
+alike fifth; checked rbd/fifth
+[[ $(rbd snap ls --all rbd/second --format json) == "[]" ]] || fail "a snapshot in the trash stays"
+for image in first second third fifth; do ask rbd rm --no-progress rbd/$image; done
+# As with rbd, a forced removal flattens the clones.
+ask "$FOREBAY" create rbd/gold --size 4M
+ask "$FOREBAY" snap create rbd/gold@v1; ask "$FOREBAY" snap protect rbd/gold@v1
+ask rbd clone --rbd-default-clone-format 1 rbd/gold@v1 rbd/child1
+ask "$FOREBAY" snap rm --force rbd/gold@v1
+for image in child1 gold; do ask "$FOREBAY" rm rbd/$image; done
+ok "snapshots in the trash, and clones of clones, flattened and removed by either"
 
 # Write logs in front of the cluster's images, when no daemon serves these.
 logged() { "$FOREBAY" --format json log info "rbd/$1" 2>"$WORK/out" | jq -r "$2"; }

@@ -2,6 +2,7 @@
 //!
 //! Field names are stable, and those of `rbd` for fields that `rbd` has.  Sizes are in bytes.
 
+mod clone;
 mod image;
 mod log;
 mod snapshot;
@@ -229,6 +230,7 @@ pub struct ImageExport {
 pub use crate::log_place::{LogMedium, LogPlace, TakeoverMode};
 pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
+pub use clone::{CloneFormat, CloneRequest, ImageChild};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
 };
@@ -284,6 +286,12 @@ pub struct CreateImageRequest {
     /// Object size in bytes, a power of two from 64 KiB to 32 MiB; 4 MiB if omitted.
     #[serde(default = "default_object_size")]
     pub object_size: u64,
+    /// Names of its features; the pool's default if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub features: Option<Vec<String>>,
+    /// Another pool for its data, if the pool is a Ceph cluster's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_pool: Option<String>,
 }
 
 /// Returns the default object size in bytes, as in `rbd`.

@@ -1,6 +1,7 @@
 //! The command line: what can be typed, and the help that says so.
 
 mod access;
+mod clones;
 mod complete;
 mod exports;
 mod images;
@@ -18,6 +19,7 @@ use clap_complete::Shell;
 use serde::Deserialize;
 
 pub use access::{AdmitInitiatorArgs, IscsiTargetCommand, NvmeSubsystemCommand};
+pub use clones::{ChildrenArgs, CloneArgs, CloneVersion};
 pub use complete::{CompleteArgs, Quoting};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
 pub use images::{
@@ -26,7 +28,7 @@ pub use images::{
 pub use names::{DuTarget, MaybeImage, OneImage, RenameOperands};
 pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, PerfMessenger};
 pub use serve::{DriverKind, ServeArgs};
-pub use snapshots::{OneSource, SnapCommand, SnapLimitCommand, SnapRenameArgs};
+pub use snapshots::{OneSource, RemovedSnapshot, SnapCommand, SnapLimitCommand, SnapRenameArgs};
 pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs};
 
 /// Fast block volumes: images on an embedded object store, served to hosts.
@@ -204,6 +206,27 @@ pub enum CliCommand {
     /// Create, list and remove snapshots, and roll images back to them
     #[command(subcommand)]
     Snap(SnapCommand),
+
+    /// Clone a snapshot: create an image that shares the snapshot's data until it changes it
+    ///
+    /// A clone of version 1 needs a protected snapshot, which stays protected as long as it has clones.  With version 2 the
+    /// snapshot can be removed: it is kept in the trash until it has no clones any more.
+    #[command(
+        after_help = "Examples:\n  forebay clone local/golden@v1 local/vm1\n  forebay clone -p rbd --image golden --snap v1 --dest-pool fast --dest vm1"
+    )]
+    Clone(CloneArgs),
+
+    /// List the clones of an image's snapshots, or of one snapshot, in the output format of 'rbd children'
+    #[command(
+        after_help = "Examples:\n  forebay children local/golden@v1\n  forebay children local/golden --descendants --format json"
+    )]
+    Children(ChildrenArgs),
+
+    /// Copy the data that a clone shares with its parent into it, which makes it independent
+    ///
+    /// The image can be in use meanwhile.
+    #[command(after_help = "Example:\n  forebay flatten local/vm1")]
+    Flatten(OneImage),
 
     /// Import an image from a file, a block device or standard input
     ///

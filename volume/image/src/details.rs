@@ -51,6 +51,9 @@ impl Images {
             };
             let lock = self.lock_kind(&id).await?;
             let (group, snapshot_limit) = self.group_and_limit(&id).await?;
+            // After a flatten, only snapshots may still need the parent.
+            let is_clone = |(_, spec): &(Vec<u8>, Parent)| spec.overlap.is_some();
+            let parent = parent.filter(|_| header.parent.as_ref().is_some_and(is_clone));
             Ok((parent, snapshots, data_pool, lock, group, snapshot_limit))
         };
         let (parent, snapshots, data_pool, lock, group, snapshot_limit) =

@@ -177,6 +177,19 @@ impl ImageFeatures {
         bits.map(|bit| Self::NAMES.get(bit).map_or_else(|| format!("bit {bit}"), |name| (*name).to_owned())).collect()
     }
 
+    /// Returns the features of these names.
+    ///
+    /// # Errors
+    /// The first name that no feature has.
+    pub fn of_names<'a>(names: impl Iterator<Item = &'a str>) -> std::result::Result<Self, &'a str> {
+        let mut features = Self::default();
+        for name in names {
+            let bit = Self::NAMES.iter().position(|known| *known == name).ok_or(name)?;
+            features.0 |= 1 << bit;
+        }
+        Ok(features)
+    }
+
     /// Returns the subset of these features that prevents opening an image here.
     pub(crate) fn unsupported(self, read_only: bool, shared: bool) -> ImageFeatures {
         let writable = if shared { Self::WRITABLE_SHARED } else { Self::WRITABLE };

@@ -202,7 +202,7 @@ impl Images {
 
     fn default_features(&self, options: &CreateOptions) -> ImageFeatures {
         if self.backend.shared().is_none() {
-            return ImageFeatures::LAYERING;
+            return ImageFeatures(ImageFeatures::LAYERING.0 | ImageFeatures::DEEP_FLATTEN.0);
         }
         let objects = options.size.div_ceil(options.object_size.max(1));
         let without = if objects > OBJECTS_MAX { ImageFeatures::OBJECT_MAP.0 | ImageFeatures::FAST_DIFF.0 } else { 0 };

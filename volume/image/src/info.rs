@@ -13,7 +13,7 @@ pub struct CreateOptions {
     /// Object size in bytes, a power of two from 64 KiB to 32 MiB.
     pub object_size: u64,
     /// Features. `None`: RBD's default in a shared pool ([`ImageFeatures::RBD_DEFAULT`], without an object map for an
-    /// image that is too large for one), layering elsewhere.
+    /// image that is too large for one), layering and deep-flatten elsewhere.
     pub features: Option<ImageFeatures>,
     /// Name of another pool for the data.
     pub data_pool: Option<String>,
@@ -61,7 +61,7 @@ pub struct ImageDescription {
     pub flags: u64,
     /// Number of snapshots.
     pub snapshots: usize,
-    /// Set if the image is a clone.
+    /// Set if the image or a snapshot of it has a parent.
     pub has_parent: bool,
     /// Creation time since 1970-01-01T00:00:00Z, if known.
     pub created: Option<Duration>,

@@ -32,6 +32,9 @@ pub struct SnapshotNamespace {
     /// `user`, `group`, `mirror` or `trash`.
     #[serde(rename = "type")]
     pub kind: String,
+    /// Name before the snapshot moved to the trash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original_name: Option<String>,
 }
 
 /// Request for a new snapshot.

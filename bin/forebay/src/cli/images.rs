@@ -32,6 +32,32 @@ impl ObjectSizeArgs {
     }
 }
 
+/// Features of a new image, and the pool of its data.
+#[derive(Debug, Default, Args)]
+pub struct FeatureArgs {
+    /// A feature of the new image instead of the default ones; may be repeated, or separated by commas
+    #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
+    image_feature: Vec<String>,
+
+    /// Leave out the features that let one client at a time write: exclusive-lock, object-map and fast-diff
+    #[arg(long, conflicts_with = "image_feature")]
+    image_shared: bool,
+
+    /// Another pool of the cluster for the data
+    #[arg(long, value_name = "POOL")]
+    pub data_pool: Option<String>,
+}
+
+impl FeatureArgs {
+    /// Returns the names of the features, if they are not the default ones.
+    pub fn names(&self) -> Option<Vec<String>> {
+        if self.image_shared {
+            return Some(vec!["layering".into(), "deep-flatten".into()]);
+        }
+        (!self.image_feature.is_empty()).then(|| self.image_feature.clone())
+    }
+}
+
 /// Options of `create`.
 #[derive(Debug, Args)]
 pub struct CreateArgs {
@@ -46,6 +72,10 @@ pub struct CreateArgs {
     /// Its objects.
     #[command(flatten)]
     pub objects: ObjectSizeArgs,
+
+    /// Its features.
+    #[command(flatten)]
+    pub features: FeatureArgs,
 }
 
 /// Options of `ls`.

@@ -3,7 +3,7 @@
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use super::names::{NameArgs, OneImage, in_pool, read_by_way_of};
-use crate::spec::{SnapshotSpec, SourceSpec};
+use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec};
 
 /// Options of every command on images and snapshots beside the positional `POOL/IMAGE@SNAP`.
 #[derive(Debug, Clone, Default, Args)]
@@ -49,7 +49,7 @@ impl SourceArgs {
 }
 
 /// Splits the text of a spec into image and snapshot.
-fn split(text: Option<&str>) -> (Option<&str>, Option<&str>) {
+pub(super) fn split(text: Option<&str>) -> (Option<&str>, Option<&str>) {
     match text.and_then(|text| text.split_once('@')) {
         Some((image, snapshot)) => (Some(image), Some(snapshot)),
         None => (text, None),
@@ -57,7 +57,11 @@ fn split(text: Option<&str>) -> (Option<&str>, Option<&str>) {
 }
 
 /// Returns the snapshot that a spec or an option names, but not both.
-fn one_snapshot<'a>(spec: Option<&'a str>, option: Option<&'a str>, flag: &str) -> Result<Option<&'a str>, String> {
+pub(super) fn one_snapshot<'a>(
+    spec: Option<&'a str>,
+    option: Option<&'a str>,
+    flag: &str,
+) -> Result<Option<&'a str>, String> {
     match (spec, option) {
         (Some(one), Some(other)) => {
             Err(format!("'@{one}' and '{flag} {other}' both name the snapshot; leave one of them out"))
@@ -213,7 +217,12 @@ pub enum SnapCommand {
     Rename(SnapRenameArgs),
 
     /// Remove a snapshot
-    #[command(visible_alias = "remove", after_help = "Example:\n  forebay snap rm local/disk1@monday")]
+    ///
+    /// One with clones of version 2 moves to the trash, and is removed with the last of them.
+    #[command(
+        visible_alias = "remove",
+        after_help = "Examples:\n  forebay snap rm local/disk1@monday\n  forebay snap rm local/disk1 --snap-id 17"
+    )]
     Rm(SnapRmArgs),
 
     /// Remove all snapshots of an image that are not protected
@@ -269,17 +278,63 @@ pub struct SnapLsArgs {
     pub all: bool,
 }
 
+/// Snapshot to remove.
+#[derive(Debug, Clone)]
+pub enum RemovedSnapshot {
+    /// By its name.
+    Named(SnapshotSpec),
+    /// By its number, as those in the trash have no name of their own.
+    Numbered(ImageSpec, u64),
+}
+
 /// Options of `snap rm`.
-#[derive(Debug, Args)]
+#[derive(Debug)]
 pub struct SnapRmArgs {
     /// The snapshot.
-    #[command(flatten)]
-    pub name: OneSnapshot,
-
-    /// Remove it even if it is protected; one with clones is still refused
-    #[arg(long)]
+    pub snapshot: RemovedSnapshot,
+    /// Set to flatten its clones of version 1 and to end its protection first.
     pub force: bool,
 }
+
+/// Arguments before validation.
+#[derive(Debug, Args)]
+struct TypedRemoved {
+    /// The snapshot, POOL/IMAGE@SNAP
+    #[arg(value_name = "IMAGE@SNAP")]
+    spec: Option<String>,
+    #[command(flatten)]
+    options: SourceArgs,
+
+    /// The snapshot's number, with an image instead of a snapshot; for snapshots in the trash
+    #[arg(long, value_name = "N", conflicts_with = "force")]
+    snap_id: Option<u64>,
+
+    /// Flatten the snapshot's clones and end its protection first
+    #[arg(long)]
+    force: bool,
+}
+
+impl TryFrom<TypedRemoved> for SnapRmArgs {
+    type Error = String;
+
+    fn try_from(TypedRemoved { spec, options, snap_id, force }: TypedRemoved) -> Result<Self, String> {
+        let snapshot = match snap_id {
+            None => RemovedSnapshot::Named(options.snapshot(spec.as_deref())?),
+            Some(id) => {
+                let source = options.required(spec.as_deref())?;
+                if let Some(snapshot) = source.snapshot() {
+                    return Err(format!(
+                        "'{snapshot}' and '--snap-id {id}' both name the snapshot; leave one of them out"
+                    ));
+                }
+                RemovedSnapshot::Numbered(source.image, id)
+            }
+        };
+        Ok(Self { snapshot, force })
+    }
+}
+
+read_by_way_of!(TypedRemoved => SnapRmArgs);
 
 /// Commands on the maximum number of snapshots.
 #[derive(Debug, Subcommand)]

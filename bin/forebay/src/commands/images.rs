@@ -19,7 +19,9 @@ pub fn create(global: &GlobalArgs, output: Output, options: CreateArgs) -> Resul
     let (size, object_size) = (options.size.0, options.objects.bytes());
     let made = with_session(global, |session| {
         each(images, |ImageSpec { pool, image }| {
-            session.call(CreateImage(api::CreateImageRequest { pool, image, size, object_size }), |_| {})
+            let (features, data_pool) = (options.features.names(), options.features.data_pool.clone());
+            let request = api::CreateImageRequest { pool, image, size, object_size, features, data_pool };
+            session.call(CreateImage(request), |_| {})
         })
     })?;
     let made: Vec<Info> = made.iter().map(Info::from).collect();

@@ -3,6 +3,7 @@
 mod access;
 mod ana;
 mod bench;
+mod clones;
 mod complete;
 mod images;
 mod logs;
@@ -50,6 +51,9 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Mv(options) => images::mv(global, output, options),
         CliCommand::Du(options) => images::du(global, output, options),
         CliCommand::Snap(command) => snapshots::run(global, output, command),
+        CliCommand::Clone(options) => clones::clone(global, output, options),
+        CliCommand::Children(options) => clones::children(global, output, options),
+        CliCommand::Flatten(options) => clones::flatten(global, output, options),
         CliCommand::Import(options) => transfer::import(global, output, options),
         CliCommand::Export(options) => transfer::export(global, output, options),
         CliCommand::Bench(options) => bench::run(global, output, options),

@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use crate::api::{DiskUsage, ImageInfo, ImageListing, ImageParent, ImageSnapshot, ImageStatus, SnapshotNamespace};
+use crate::api::{
+    DiskUsage, ImageChild, ImageInfo, ImageListing, ImageParent, ImageSnapshot, ImageStatus, SnapshotNamespace,
+};
 use crate::timestamp::Timestamp;
 use crate::units::rbd_size;
 
@@ -190,10 +192,41 @@ pub fn snapshots(snapshots: &[SnapshotRow<'_>], all: bool) -> String {
     let [id, name, size, protected, time] = TITLES;
     let rows = snapshots.iter().map(|snapshot| {
         let [id, name, size, protected, time] = cells(snapshot);
-        let owner = snapshot.namespace.map(|namespace| namespace.kind.clone()).unwrap_or_default();
+        let owner = snapshot.namespace.map(|namespace| match &namespace.original_name {
+            Some(name) => format!("{} ({name})", namespace.kind),
+            None => namespace.kind.clone(),
+        });
+        let owner = owner.unwrap_or_default();
         [id, name, size, protected, time, owner]
     });
     table([id, name, size, protected, time, "NAMESPACE"], &RIGHT, rows)
+}
+
+/// A clone as `rbd children --format json` prints it.
+#[derive(Debug, Serialize)]
+pub struct ChildRow<'a> {
+    pool: &'a str,
+    pool_namespace: &'a str,
+    image: &'a str,
+    /// With `--all`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    /// With `--all`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trash: Option<bool>,
+}
+
+impl<'a> ChildRow<'a> {
+    /// Creates the row of a clone; `all` adds its id, and whether it is in the trash.
+    pub fn new(child: &'a ImageChild, all: bool) -> Self {
+        Self {
+            pool: &child.pool,
+            pool_namespace: &child.pool_namespace,
+            image: &child.image,
+            id: all.then_some(&child.id[..]),
+            trash: all.then_some(child.trash),
+        }
+    }
 }
 
 /// Writes the watchers of an image as `rbd status` does.
@@ -348,7 +381,7 @@ mod tests {
         let json = serde_json::to_string(&all[0]).expect("JSON");
         let want = r#"{"id":4,"name":"s1","size":104857600,"protected":"true","timestamp":"Mon Nov 23 19:41:42 2026"}"#;
         assert_eq!(json, want);
-        let user = SnapshotNamespace { kind: "user".into() };
+        let user = SnapshotNamespace { kind: "user".into(), original_name: None };
         let owned = [SnapshotRow { namespace: Some(&user), ..snapshot(4, "s1", "false") }];
         let want = [
             "SNAPID  NAME  SIZE     PROTECTED  TIMESTAMP                 NAMESPACE",

@@ -3,11 +3,12 @@
 use super::shapes::{self, SnapshotRow};
 use super::with_session;
 use crate::api::UpdateSnapshotRequest;
-use crate::cli::{GlobalArgs, SnapCommand, SnapLimitCommand, SnapRenameArgs};
+use crate::cli::{GlobalArgs, RemovedSnapshot, SnapCommand, SnapLimitCommand, SnapRenameArgs};
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::failure::Result;
 use crate::ops::{
-    CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RollBack, SetSnapshotLimit, UpdateSnapshot,
+    CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RemoveSnapshotById, RollBack, SetSnapshotLimit,
+    UpdateSnapshot,
 };
 use crate::output::Output;
 use crate::spec::{ImageSpec, SnapshotSpec};
@@ -36,9 +37,18 @@ pub fn run(global: &GlobalArgs, output: Output, command: SnapCommand) -> Result<
         SnapCommand::Unprotect(options) => protect(global, output, options.snapshot, false),
         SnapCommand::Rm(options) => {
             let bar = Bar::new(global, "Removing", ProgressUnit::Steps);
-            let removed = options.name.snapshot.clone();
-            let operation = RemoveSnapshot { spec: options.name.snapshot, force: options.force };
-            with_session(global, |session| session.call(operation, |now| bar.show(now)))?;
+            let removed = match options.snapshot {
+                RemovedSnapshot::Named(spec) => {
+                    let removed = spec.clone();
+                    let operation = RemoveSnapshot { spec, force: options.force };
+                    with_session(global, |session| session.call(operation, |now| bar.show(now)))?;
+                    removed
+                }
+                RemovedSnapshot::Numbered(spec, id) => {
+                    let operation = RemoveSnapshotById { spec, id };
+                    with_session(global, |session| session.call(operation, |now| bar.show(now)))?
+                }
+            };
             drop(bar);
             output.print(&removed, |_| String::new())
         }

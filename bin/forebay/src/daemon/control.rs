@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, metrics, page, snapshots, streams};
+use super::{access, clones, metrics, page, snapshots, streams};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -131,6 +131,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/ana", get(list_ana).post(set_ana))
         .merge(access::routes())
         .merge(snapshots::routes())
+        .merge(clones::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
@@ -195,9 +196,13 @@ async fn no_such_path(request: Request) -> Failure {
         snapshots::purge_snapshots,
         snapshots::update_snapshot,
         snapshots::remove_snapshot,
+        snapshots::remove_snapshot_by_id,
         snapshots::roll_back,
         snapshots::set_snapshot_limit,
         snapshots::clear_snapshot_limit,
+        clones::clone_snapshot,
+        clones::list_children,
+        clones::flatten,
         list_targets,
         attach,
         detach,

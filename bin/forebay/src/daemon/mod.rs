@@ -1,7 +1,8 @@
 //! `forebay serve`: starts the daemon, signals readiness, and shuts down in order.
 
 mod access;
-pub mod control;
+pub mod clones;
+mod control;
 mod listen;
 mod metrics;
 mod notify;

@@ -4,7 +4,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, patch, post, put};
+use axum::routing::{delete, get, patch, post, put};
 use serde::Deserialize;
 
 use super::control::{App, Streamed, on_image, parse};
@@ -14,7 +14,7 @@ use crate::ops;
 use crate::spec::{SnapshotSpec, snapshot_spec};
 
 /// Names of a pool, an image and a snapshot.
-type SnapshotNames = (String, String, String);
+pub type SnapshotNames = (String, String, String);
 
 /// Returns the routes.
 pub fn routes() -> Router<App> {
@@ -23,10 +23,11 @@ pub fn routes() -> Router<App> {
         .route(&format!("{image}/snapshots"), get(list_snapshots).post(create_snapshot).delete(purge_snapshots))
         .route(&format!("{image}/snapshots/{{snapshot}}"), patch(update_snapshot).delete(remove_snapshot))
         .route(&format!("{image}/snapshots/{{snapshot}}/rollback"), post(roll_back))
+        .route(&format!("{image}/snapshot-ids/{{id}}"), delete(remove_snapshot_by_id))
         .route(&format!("{image}/snapshot-limit"), put(set_snapshot_limit).delete(clear_snapshot_limit))
 }
 
-async fn on_snapshot<Fut>(names: SnapshotNames, then: impl FnOnce(SnapshotSpec) -> Fut) -> Response
+pub async fn on_snapshot<Fut>(names: SnapshotNames, then: impl FnOnce(SnapshotSpec) -> Fut) -> Response
 where
     Fut: Future<Output = Response>,
 {
@@ -110,7 +111,7 @@ pub async fn update_snapshot(
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveQuery {
-    /// Set to end its protection first.
+    /// Set to flatten its clones and to end its protection first.
     #[serde(default)]
     force: bool,
 }
@@ -126,6 +127,18 @@ pub async fn remove_snapshot(
     Query(RemoveQuery { force }): Query<RemoveQuery>,
 ) -> Response {
     on_snapshot(names, |spec| app.run(streamed, ops::RemoveSnapshot { spec, force })).await
+}
+
+/// Remove the snapshot of a number, also one in the trash that has no clones
+#[utoipa::path(delete, path = "/v1/images/{pool}/{image}/snapshot-ids/{id}",
+    params(("pool" = String, Path), ("image" = String, Path), ("id" = u64, Path)),
+    responses((status = 200, body = SnapshotSpec), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub async fn remove_snapshot_by_id(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path((pool, image, id)): Path<(String, String, u64)>,
+) -> Response {
+    on_image((pool, image), |spec| app.run(streamed, ops::RemoveSnapshotById { spec, id })).await
 }
 
 /// Roll an image that is not exported back to a snapshot

@@ -23,6 +23,15 @@ use crate::units::Size;
 /// Progress steps that each image contributes to `du`.
 const USAGE_STEPS: u64 = 1000;
 
+/// Returns the features of these names.
+pub(super) fn features(names: Option<&[String]>) -> Result<Option<image::ImageFeatures>> {
+    let Some(names) = names else { return Ok(None) };
+    image::ImageFeatures::of_names(names.iter().map(String::as_str)).map(Some).map_err(|name| {
+        Failure::invalid(format!("'{name}' is no feature of an image"))
+            .hint("the features are layering, exclusive-lock, object-map, fast-diff and deep-flatten")
+    })
+}
+
 impl Engine {
     /// Returns the names of the pools: those of this daemon, and those of the Ceph cluster that were requested.
     pub fn pool_names(&self) -> Vec<String> {
@@ -110,8 +119,12 @@ impl Engine {
         spec.check_new()?;
         let backend = self.pool(&spec.pool).await?;
         let _reserved = self.reserve_unexported(&spec)?;
-        let options =
-            image::CreateOptions { size: request.size, object_size: request.object_size, ..Default::default() };
+        let options = image::CreateOptions {
+            size: request.size,
+            object_size: request.object_size,
+            features: features(request.features.as_deref())?,
+            data_pool: request.data_pool,
+        };
         image::create(&backend, &spec.image, options).await.map_err(|error| self.image_failure(error, &spec))?;
         backend.flush().await.map_err(|error| self.image_failure(error, &spec))?;
         tracing::info!(image = %spec, size = %Size(request.size), "an image was created");
@@ -134,7 +147,7 @@ impl Engine {
         let details = image::Images::of(&backend).details(&spec.image).await;
         let details = details.map_err(|error| self.image_failure(error, spec))?;
         let mut snapshots = details.snapshots.iter();
-        let found = snapshots.find(|found| found.info.by_user && found.info.name == snapshot.snapshot);
+        let found = snapshots.find(|found| found.info.is_user() && found.info.name == snapshot.snapshot);
         let found = found.ok_or_else(|| no_snapshot(&snapshot))?;
         Ok(api::ImageInfo {
             size: found.info.size,
@@ -412,7 +425,7 @@ fn list_one(name: &str, details: &image::ImageDetails) -> Vec<ImageListing> {
             image::LockKind::Shared => "shared".into(),
         }),
     };
-    let snapshots = details.snapshots.iter().filter(|snapshot| snapshot.info.by_user);
+    let snapshots = details.snapshots.iter().filter(|snapshot| snapshot.info.is_user());
     let snapshots = snapshots.map(|snapshot| ImageListing {
         snapshot: Some(snapshot.info.name.clone()),
         snapshot_id: Some(snapshot.info.id),

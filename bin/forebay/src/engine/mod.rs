@@ -7,6 +7,7 @@ mod ana;
 pub mod bench;
 mod ceph;
 mod ceph_clients;
+mod clones;
 mod dns;
 mod exports;
 pub mod failover;

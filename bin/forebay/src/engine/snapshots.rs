@@ -3,8 +3,8 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::ErrorKind;
-use forebay_image::{self as image, Image, ImageOpenOptions, SnapshotInfo};
+use forebay_block::{ErrorKind, SnapId};
+use forebay_image::{self as image, Image, ImageOpenOptions, SnapshotInfo, SnapshotKind};
 use forebay_reactor::timeout;
 
 use super::Engine;
@@ -25,7 +25,7 @@ impl Engine {
         let backend = self.pool(&spec.pool).await?;
         let snapshots = image::Images::of(&backend).snapshots(&spec.image).await;
         let snapshots = snapshots.map_err(|error| self.image_failure(error, spec))?;
-        let shown = snapshots.iter().filter(|snapshot| all || snapshot.by_user);
+        let shown = snapshots.iter().filter(|snapshot| all || snapshot.is_user());
         Ok(shown
             .map(|snapshot| ImageSnapshot { namespace: all.then(|| namespace(snapshot)), ..describe(snapshot) })
             .collect())
@@ -102,10 +102,16 @@ impl Engine {
         }
     }
 
-    /// Removes a snapshot; `force` ends its protection first.
-    pub async fn remove_snapshot(self: &Rc<Self>, spec: &SnapshotSpec, force: bool) -> Result<()> {
+    /// Removes a snapshot; `force` flattens its clones and ends its protection first.
+    pub async fn remove_snapshot(
+        self: &Rc<Self>,
+        spec: &SnapshotSpec,
+        force: bool,
+        progress: ProgressSink,
+    ) -> Result<()> {
         let volume = self.open_volume(&spec.image).await?;
         if force {
+            self.flatten_clones(spec, progress).await?;
             match self.set_protection(&volume, spec, false).await {
                 // Snapshots of an image without layering are never protected.
                 Err(failure) if failure.kind == FailureKind::Unsupported => {}
@@ -116,6 +122,35 @@ impl Engine {
         self.flush_pool(&spec.image).await
     }
 
+    /// Removes the snapshot of a number, also one in the trash that has no clones; returns its name.
+    pub async fn remove_snapshot_by_id(self: &Rc<Self>, spec: &ImageSpec, id: u64) -> Result<SnapshotSpec> {
+        let backend = self.pool(&spec.pool).await?;
+        let snapshots = image::Images::of(&backend).snapshots(&spec.image).await;
+        let snapshots = snapshots.map_err(|error| self.image_failure(error, spec))?;
+        let Some(found) = snapshots.into_iter().find(|snapshot| snapshot.id == id) else {
+            return Err(Failure::new(FailureKind::NotFound, format!("{spec} has no snapshot of the number {id}"))
+                .hint(format!("'forebay snap ls --all {spec}' lists them")));
+        };
+        let name = match &found.kind {
+            SnapshotKind::Trash { name } => name.clone(),
+            _ => found.name,
+        };
+        let removed = SnapshotSpec { image: spec.clone(), snapshot: name };
+        let volume = self.open_volume(spec).await?;
+        if let Err(error) = volume.image.remove_snapshot_number(SnapId(id)).await {
+            let failure = self.snapshot_failure(error, &removed).await;
+            return Err(match failure.kind {
+                FailureKind::Busy if matches!(found.kind, SnapshotKind::Trash { .. }) => failure.hint(format!(
+                    "it is removed with its last clone; 'forebay children --all {spec}' lists the clones"
+                )),
+                _ => failure,
+            });
+        }
+        self.flush_pool(spec).await?;
+        tracing::info!(image = %spec, snapshot = removed.snapshot, id, "a snapshot was removed");
+        Ok(removed)
+    }
+
     async fn remove_one(&self, volume: &Volume, spec: &SnapshotSpec) -> Result<()> {
         if let Err(error) = volume.image.remove_snapshot(&spec.snapshot).await {
             let failure = self.snapshot_failure(error, spec).await;
@@ -124,10 +159,6 @@ impl Engine {
                 Some(found) if found.protected => {
                     Failure::new(FailureKind::Busy, format!("the snapshot {spec} is protected"))
                         .hint(format!("end that first: forebay snap unprotect {spec}"))
-                }
-                Some(found) if found.children > 0 => {
-                    let what = format!("the snapshot {spec} has {}", counted(found.children as usize, "clone"));
-                    Failure::new(FailureKind::Busy, what).hint("flatten the clones first, with 'rbd flatten'")
                 }
                 _ => failure,
             });
@@ -239,17 +270,18 @@ impl Engine {
             return Ok(());
         }
         let what = format!("{spec} has {}", counted(snapshots.len(), "snapshot"));
-        let hint = match snapshots.iter().all(|snapshot| snapshot.by_user) {
+        let hint = match snapshots.iter().all(SnapshotInfo::is_user) {
             true => format!("remove them first: forebay snap purge {spec}"),
             false => format!(
-                "'forebay snap purge {spec}' removes those of users; 'forebay snap ls --all {spec}' lists those of groups, \
-                 of mirroring and in the trash, which rbd removes"
+                "'forebay snap purge {spec}' removes those of users; those in the trash are removed with their last clone: \
+                 'forebay children --all {spec}' lists the clones; 'forebay snap ls --all {spec}' lists all, also those of \
+                 groups and of mirroring, which rbd removes"
             ),
         };
         Err(Failure::new(FailureKind::Busy, what).hint(hint))
     }
 
-    async fn flush_pool(&self, spec: &ImageSpec) -> Result<()> {
+    pub(super) async fn flush_pool(&self, spec: &ImageSpec) -> Result<()> {
         self.pool(&spec.pool).await?.flush().await.map_err(|error| self.image_failure(error, spec))
     }
 
@@ -314,7 +346,7 @@ fn find(image: &Image, spec: &SnapshotSpec) -> Option<SnapshotInfo> {
     image.snapshots().into_iter().find(|snapshot| snapshot.name == spec.snapshot)
 }
 
-fn counted(count: usize, thing: &str) -> String {
+pub(super) fn counted(count: usize, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -329,13 +361,14 @@ fn describe(snapshot: &SnapshotInfo) -> ImageSnapshot {
     }
 }
 
-/// Returns what a snapshot belongs to, by the names that Ceph gives to those that are not a user's.
+/// Returns what a snapshot belongs to.
 fn namespace(snapshot: &SnapshotInfo) -> SnapshotNamespace {
-    let kind = match &snapshot.name {
-        _ if snapshot.by_user => "user",
-        name if name.starts_with(".group.") => "group",
-        name if name.starts_with(".mirror.") => "mirror",
-        _ => "trash",
+    let (kind, original_name) = match &snapshot.kind {
+        SnapshotKind::User => ("user", None),
+        SnapshotKind::Group { .. } => ("group", None),
+        SnapshotKind::Trash { name } => ("trash", Some(name.clone())),
+        SnapshotKind::Other(3) => ("mirror", None),
+        SnapshotKind::Other(_) => ("unknown", None),
     };
-    SnapshotNamespace { kind: kind.into() }
+    SnapshotNamespace { kind: kind.into(), original_name }
 }

@@ -87,8 +87,28 @@ impl Operation for RemoveSnapshot {
         HttpRoute::new("DELETE", format!("{}?force={}", snapshot_path(&self.spec), self.force))
     }
 
-    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
-        engine.remove_snapshot(&self.spec, self.force).await
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<()> {
+        engine.remove_snapshot(&self.spec, self.force, progress).await
+    }
+}
+
+/// Removes the snapshot of a number; returns its name.
+pub struct RemoveSnapshotById {
+    /// Image of the snapshot.
+    pub spec: ImageSpec,
+    /// Number of the snapshot.
+    pub id: u64,
+}
+
+impl Operation for RemoveSnapshotById {
+    type Reply = SnapshotSpec;
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("DELETE", format!("{}/snapshot-ids/{}", image_path(&self.spec), self.id))
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.remove_snapshot_by_id(&self.spec, self.id).await
     }
 }
 

@@ -3,6 +3,7 @@
 mod access;
 mod access_defaults;
 mod bad_input;
+mod clones;
 mod common;
 mod completions;
 mod daemon;

@@ -60,7 +60,7 @@ fn a_created_image_in_the_pool_byte_for_byte() {
         assert_eq!(header.len(), 8);
         assert_eq!(value("size"), (10u64 << 30).to_le_bytes());
         assert_eq!(value("order"), [22]);
-        assert_eq!(value("features"), 1u64.to_le_bytes());
+        assert_eq!(value("features"), 0x21u64.to_le_bytes());
         assert_eq!(value("object_prefix"), encoded(&format!("rbd_data.{id}")));
         assert_eq!(value("snap_seq"), [0; 8]);
         let seconds = u32::from_le_bytes(value("create_timestamp")[..4].try_into().expect("4 bytes")).into();
@@ -68,7 +68,7 @@ fn a_created_image_in_the_pool_byte_for_byte() {
 
         assert_eq!(info.block_name_prefix, format!("rbd_data.{id}"));
         assert_eq!((info.size, info.object_size, info.order(), info.objects()), (10 << 30, 4 * MIB, 22, 2560));
-        assert_eq!((info.features, info.snapshots, info.has_parent), (ImageFeatures::LAYERING, 0, false));
+        assert_eq!((info.features, info.snapshots, info.has_parent), (ImageFeatures(0x21), 0, false));
 
         let image = Image::open(backend.clone(), "vm-1", ImageOpenOptions::default()).await.expect("opened");
         write(&image, (10 << 30) - 5, b"last!").await;
