@@ -173,12 +173,25 @@ ask ceph osd blocklist ls
 grep -q '127.0.0.1' "$WORK/out" && fail "somebody was taken for dead"
 ok "the lock goes to and fro under fio: $(cat "$WORK/held" | tail -n 1)"
 
-# While we hold it, rbd resizes and takes snapshots: it gets the lock, and we see it.
+# While we hold it, rbd resizes, takes snapshots and more: we do it for rbd, and keep the lock.
+owner() { rbd lock ls "rbd/$1" 2>/dev/null | awk 'END { print $1 }'; }
 "$PROGRAM" hold rbd/shared 8 0 >"$WORK/held" 2>&1 &
 HELD=$!
 until_says "$WORK/held" holding
+before=$(owner shared)
+[[ $before == client.* ]] || fail "who has the lock"
 ask rbd snap create --no-progress rbd/shared@under
+ask rbd snap create --no-progress rbd/shared@other
+ask rbd snap rename rbd/shared@other rbd/shared@second
+ask rbd snap protect rbd/shared@second
+limit 20 rbd snap rm --no-progress rbd/shared@second >"$WORK/out" 2>&1 && fail "a protected snapshot is removed"
+ask rbd snap unprotect rbd/shared@second
+ask rbd snap rm --no-progress rbd/shared@second
+ask rbd image-meta set rbd/shared color blue
 ask rbd resize --no-progress --size 20M rbd/shared
+[[ $(owner shared) == "$before" ]] || fail "the lock has changed hands for what we do for others: $before, $(owner shared)"
+[[ $(rbd snap ls rbd/shared --format json | jq -r '.[].name') == under ]] || fail "snapshots made for rbd"
+[[ $(rbd image-meta get rbd/shared color) == blue ]] || fail "metadata set for rbd"
 ask rbd export --no-progress rbd/shared@under "$WORK/under1"
 wait $HELD || { cp "$WORK/held" "$WORK/out"; fail "writing while rbd resizes"; }
 ask rbd export --no-progress rbd/shared@under "$WORK/under2"
@@ -189,7 +202,22 @@ WATCHED=$!
 until_says "$WORK/watched" watching
 ask rbd resize --no-progress --size 24M rbd/shared
 wait $WATCHED || { cp "$WORK/watched" "$WORK/out"; fail "a resize by rbd is seen"; }
-ok "snapshots and resizes by rbd, under our writes, are seen"
+# And the other way round: what we ask of librbd, which has the lock and keeps it.
+{ echo 'aio_write -P 0x61 0 4k'; sleep 12; } | qemu-io -f raw "rbd:rbd/shared:conf=$CEPH_CONF" >"$WORK/held" 2>&1 &
+HELD=$!
+for _ in $(seq 100); do [[ $(owner shared) == client.* ]] && break; sleep 0.1; done
+before=$(owner shared)
+[[ $before == client.* ]] || fail "who has the lock"
+ask "$FOREBAY" snap create rbd/shared@asked --data "$WORK/nothing"
+ask "$FOREBAY" snap rename rbd/shared@asked rbd/shared@renamed --data "$WORK/nothing"
+ask "$FOREBAY" snap protect rbd/shared@renamed --data "$WORK/nothing"
+ask "$FOREBAY" snap unprotect rbd/shared@renamed --data "$WORK/nothing"
+ask "$FOREBAY" snap rm rbd/shared@renamed --data "$WORK/nothing"
+ask "$FOREBAY" resize rbd/shared --size 28M --data "$WORK/nothing"
+[[ $(owner shared) == "$before" ]] || fail "librbd has lost the lock: $before, $(owner shared)"
+kill $HELD 2>/dev/null; wait $HELD 2>/dev/null
+[[ $(rbd snap ls rbd/shared --format json | jq -r '.[].name') == under ]] || fail "snapshots made by librbd for us"
+ok "who has the lock keeps it: snapshots, resizes and metadata for others, both ways"
 
 # The dead: ours broken by theirs, theirs by ours.
 "$PROGRAM" hold rbd/shared 60 0 >"$WORK/held" 2>&1 &
@@ -629,6 +657,7 @@ for image in child1 gold; do ask "$FOREBAY" rm rbd/$image; done
 ok "snapshots in the trash, and clones of clones, flattened and removed by either"
 
 # Write logs in front of the cluster's images, when no daemon serves these.
+head -c $((8 << 20)) /dev/zero >"$WORK/empty"
 logged() { "$FOREBAY" --format json log info "rbd/$1" 2>"$WORK/out" | jq -r "$2"; }
 for image in saved lost; do
   ask "$FOREBAY" create "rbd/$image" --size 8M
@@ -638,11 +667,28 @@ done
 # What a log has answered is not in the image yet: no other client may write there, nor take a snapshot without it.
 their_write() { limit 30 rbd bench --io-type write --io-size 4096 --io-threads 1 --io-total 4096 "$1" >"$WORK/out" 2>&1; }
 their_write rbd/saved && fail "rbd writes beside a log"
-limit 30 rbd snap create --no-progress rbd/saved@beside >"$WORK/out" 2>&1 && fail "rbd takes a snapshot without what is in a log"
+# rbd asks the daemon for a snapshot, which has what only the log has, and for more.
+ask "$FOREBAY" create rbd/asked --size 8M
+uri=$(limit 60 "$FOREBAY" attach rbd/asked --nbd --log "ssd:$WORK/logs:16M:age=60m" 2>"$WORK/out") || fail "a log before rbd/asked"
+cp "$WORK/empty" "$WORK/model"
+write "$uri" 65536 0x71 4096
+before=$(owner asked)
+ask rbd snap create --no-progress rbd/asked@one
+theirs rbd/asked@one "$WORK/model" "a snapshot that rbd has asked for, in front of a log"
+write "$uri" 65536 0x72 4096
+ask rbd snap rename rbd/asked@one rbd/asked@two
+ask rbd resize --no-progress --size 12M rbd/asked
+ask rbd resize --no-progress --size 6M --allow-shrink rbd/asked
+[[ $(nbdinfo --size "$uri") == $((6 << 20)) ]] || fail "a resize that rbd has asked for"
+ask rbd snap rm --no-progress rbd/asked@two
+[[ $(owner asked) == "$before" ]] || fail "the lock of an image with a log has changed hands"
+ask "$FOREBAY" detach rbd/asked
+truncate -s 6M "$WORK/model"
+theirs rbd/asked "$WORK/model" "what was written since"
+ask "$FOREBAY" rm rbd/asked
 kill -9 "$DAEMON"
 wait "$DAEMON" 2>/dev/null
 DAEMON=
-head -c $((8 << 20)) /dev/zero >"$WORK/empty"
 theirs rbd/saved "$WORK/empty" "what is in the log alone"
 ask "$FOREBAY" log ls
 [[ $(grep -Ec '^rbd/(saved|lost) ' "$WORK/out") == 2 ]] || fail "the logs of images that no daemon serves"

@@ -108,7 +108,10 @@ pub(crate) async fn copy_data_up(shared: &Rc<OpenImage>, object: u64, overlap: u
         return Ok(());
     }
     if let Some(map) = shared.map() {
-        map.update(object, ObjectMapState::Exists, None).await?;
+        // As if it had always existed, so that it has not changed since the newest snapshot.
+        let is_old = shared.snapc().is_some_and(|snapc| !snapc.snaps.is_empty());
+        let state = if is_old && map.has_fast_diff() { ObjectMapState::Clean } else { ObjectMapState::Exists };
+        map.update(object, state, Some(ObjectMapState::Nonexistent)).await?;
     }
     store_copy(shared, object, writes, &[], WriteFlags::default()).await.map(drop)
 }

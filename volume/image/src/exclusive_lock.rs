@@ -244,6 +244,18 @@ impl ExclusiveLock {
         }
     }
 
+    /// Returns whether another client holds the lock, and is alive.
+    pub(crate) async fn has_other_owner(&self) -> Result<bool> {
+        if self.phase.get() != Phase::Unlocked {
+            return Ok(false);
+        }
+        let info = self.info().await?;
+        let watchers = self.watcher.objects().watchers(self.watcher.header()).await?;
+        let me = self.watcher.objects().identity().number;
+        let is_other = info.lockers.first().is_some_and(|locker| locker.client() != Some(me));
+        Ok(is_other && judge(&info, &watchers) == LockVerdict::Ask)
+    }
+
     async fn submit(&self, call: ObjectOp) -> Result<u64> {
         self.pool.submit(self.watcher.header(), Transaction::of(call)).await
     }

@@ -10,6 +10,7 @@ use crate::format::{ImageFeatures, ImageHeader, snapshot_key};
 use crate::image::Image;
 use crate::info::ObjectProgress;
 use crate::open_image::OpenImage;
+use crate::owner::OwnerOperation;
 use crate::window::{WALK_WINDOW, after_others, windowed};
 use crate::wire::snapshot::{Parent, Snapshot};
 
@@ -26,6 +27,9 @@ impl Image {
     pub async fn flatten(&self, mut progress: impl FnMut(ObjectProgress)) -> Result<()> {
         let shared = self.shared();
         let flattened = async {
+            if self.ask_owner(OwnerOperation::Flatten, &mut progress).await? {
+                return Ok(());
+            }
             for _ in 0..TRIES {
                 drop(self.begin_change().await?);
                 check_parent(&shared.header())?;

@@ -15,6 +15,7 @@ use crate::exclusive_lock::KeptLock;
 use crate::images::Images;
 use crate::info::ObjectProgress;
 use crate::open_image::{ImageView, LockCheck, OpenImage};
+use crate::owner::OwnerOperations;
 use crate::{read, requests};
 
 /// Longest read or write in bytes; front ends split longer ones.
@@ -123,6 +124,12 @@ impl Image {
     /// needed the lock fails.
     pub fn set_lock_check(&self, check: LockCheck) {
         self.shared.set_lock_check(check);
+    }
+
+    /// Sets what carries out the operations that other clients ask of this one, as the owner of the image's lock; without
+    /// it, this handle's functions do.
+    pub fn set_operations(&self, operations: Rc<dyn OwnerOperations>) {
+        self.shared.owner().set_operations(operations);
     }
 
     /// Acquires the lock like [`take_lock`](Self::take_lock), in the background, as long as the image is open.

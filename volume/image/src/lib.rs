@@ -9,6 +9,7 @@
 //! are shorthands for callers that have only the backend.
 
 mod admission;
+mod ask_owner;
 mod children;
 mod clone;
 mod create_clone;
@@ -30,6 +31,7 @@ mod luks;
 mod metadata;
 mod objectmap;
 mod open_image;
+mod owner;
 mod pools;
 mod present;
 mod read;
@@ -59,6 +61,7 @@ pub use info::{
 pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;
 pub use open_image::LockCheck;
+pub use owner::{OperationProgress, OwnerOperation, OwnerOperations};
 pub use usage::SnapshotUsage;
 pub use wire::diff;
 

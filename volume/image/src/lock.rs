@@ -15,9 +15,6 @@ use forebay_block::Watcher;
 use crate::wire::lock::{LockInfo, Locker, TAG, watch_of};
 use crate::wire::notify::{ClientId, NotifyMessage, encode_response};
 
-/// Response "not supported" (EOPNOTSUPP): librbd then requests the lock, and performs the operation itself.
-const UNSUPPORTED: i32 = -95;
-
 /// Response "not released" (EROFS): the same as that of a librbd client configured to keep its lock.
 const KEPT: i32 = -30;
 
@@ -49,6 +46,10 @@ pub(crate) enum Then {
     Retry,
     /// Refresh of the reservations, before the response.
     Reservations,
+    /// Operation for another client.
+    Operate,
+    /// Delivery to the request of this client that it is about.
+    Deliver,
 }
 
 /// Returns the response to a notification, and the action that follows. With `kept`, the lock is not released on
@@ -65,9 +66,9 @@ pub(crate) fn react(phase: Phase, kept: bool, me: ClientId, message: Option<&Not
             Phase::Releasing => (encode_response(0), Then::Nothing),
             Phase::Unlocked | Phase::Acquiring => silent,
         },
-        Some(NotifyMessage::Operation(_)) if !matches!(phase, Phase::Unlocked | Phase::Acquiring) => {
-            (encode_response(UNSUPPORTED), Then::Nothing)
-        }
+        // While the lock is taken over or released there is no response: the client asks again.
+        Some(NotifyMessage::Operation(_)) if phase == Phase::Locked => (Vec::new(), Then::Operate),
+        Some(NotifyMessage::Progress { .. } | NotifyMessage::Completed { .. }) => (Vec::new(), Then::Deliver),
         _ => silent,
     }
 }
@@ -126,8 +127,9 @@ fn kind_name(kind: u8) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::owner::OwnerOperation;
     use crate::wire::lock::cookie_of;
-    use crate::wire::notify::decode_response;
+    use crate::wire::notify::{OwnerRequest, decode_response};
 
     const ME: ClientId = ClientId { number: 7, watch: 70 };
     const OTHER: ClientId = ClientId { number: 8, watch: 80 };
@@ -149,9 +151,16 @@ mod tests {
         assert_eq!((decode_response(&answered), next), (Some(-30), Then::Nothing), "it is kept");
         let own = NotifyMessage::RequestLock { client: ME, force: false };
         assert_eq!(react(Phase::Locked, false, ME, Some(&own)), (Vec::new(), Then::Nothing));
-        let (answered, next) = react(Phase::Locked, false, ME, Some(&NotifyMessage::Operation(8)));
-        assert_eq!((decode_response(&answered), next), (Some(UNSUPPORTED), Then::Nothing));
-        assert_eq!(react(Phase::Unlocked, false, ME, Some(&NotifyMessage::Operation(8))).0, []);
+        let operation = NotifyMessage::Operation(OwnerRequest { id: None, operation: Some(OwnerOperation::Flatten) });
+        for (phase, next) in [
+            (Phase::Unlocked, Then::Nothing),
+            (Phase::Acquiring, Then::Nothing),
+            (Phase::Opening, Then::Nothing),
+            (Phase::Locked, Then::Operate),
+            (Phase::Releasing, Then::Nothing),
+        ] {
+            assert_eq!(react(phase, false, ME, Some(&operation)), (Vec::new(), next), "{phase:?}");
+        }
         assert_eq!(react(Phase::Unlocked, false, ME, Some(&NotifyMessage::ReleasedLock(OTHER))).1, Then::Retry);
         assert_eq!(react(Phase::Locked, false, ME, Some(&NotifyMessage::HeaderUpdate)).1, Then::Refresh);
         assert_eq!(react(Phase::Unlocked, false, ME, Some(&NotifyMessage::Reservations(OTHER))).1, Then::Reservations);

@@ -20,6 +20,7 @@ use crate::images::Images;
 use crate::layout::StripeLayout;
 use crate::lifecycle::ImageLifecycle;
 use crate::objectmap::ObjectMap;
+use crate::owner::OwnerRequests;
 use crate::pools::ImagePools;
 use crate::reserved::ImageReservations;
 use crate::watcher::{HeaderWatcher, ImageEvents};
@@ -50,6 +51,8 @@ pub(crate) struct OpenImage {
     coordination: RefCell<Option<Coordination>>,
     /// Shared reservations, if other daemons can serve the image too.
     reserved: RefCell<Option<Rc<ImageReservations>>>,
+    /// Operations for other clients, and requests to the owner of the lock.
+    owner: OwnerRequests,
     /// Called whenever the lock was acquired; see [`Image::set_lock_check`](crate::Image::set_lock_check).
     lock_check: RefCell<Option<LockCheck>>,
     preferred_io: u32,
@@ -118,6 +121,7 @@ impl OpenImage {
             lifecycle: ImageLifecycle::default(),
             coordination: RefCell::default(),
             reserved: RefCell::default(),
+            owner: OwnerRequests::default(),
             lock_check: RefCell::default(),
         })
     }
@@ -368,6 +372,18 @@ impl OpenImage {
             Some(lock) if self.needs_lock() => lock.acquire(self).await,
             _ => Ok(()),
         }
+    }
+
+    /// Returns whether another client that is alive holds the exclusive lock, which this image requires.
+    pub(crate) async fn has_other_owner(&self) -> Result<bool> {
+        match self.exclusive_lock() {
+            Some(lock) if self.needs_lock() => lock.has_other_owner().await,
+            _ => Ok(false),
+        }
+    }
+
+    pub(crate) fn owner(&self) -> &OwnerRequests {
+        &self.owner
     }
 
     pub(crate) fn set_lock_check(&self, check: LockCheck) {

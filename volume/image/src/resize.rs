@@ -13,6 +13,7 @@ use crate::image::Image;
 use crate::images::SIZE_MAX;
 use crate::info::ObjectProgress;
 use crate::open_image::OpenImage;
+use crate::owner::OwnerOperation;
 use crate::present::walk;
 use crate::requests::WriteFlags;
 use crate::window::{WALK_WINDOW, after_others, windowed};
@@ -149,6 +150,14 @@ impl Image {
         }
         if new_size > SIZE_MAX {
             return refuse(ErrorKind::Invalid, format!("{new_size} bytes are more than the largest size, {SIZE_MAX}"));
+        }
+        let asked = self.ask_owner(OwnerOperation::Resize { size: new_size, allow_shrink }, &mut progress).await;
+        match asked {
+            Ok(false) => {}
+            Ok(true) => return Ok(()),
+            Err(error) => {
+                return Err(error.within(format_args!("resizing image {} to {new_size} bytes", shared.name())));
+            }
         }
         // Acquired before the size is read, which may change with the lock's owner.
         shared.lock().await?;

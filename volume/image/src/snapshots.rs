@@ -15,6 +15,7 @@ use crate::images::SIZE_MAX;
 use crate::info::{SnapshotInfo, SnapshotKind};
 use crate::objectmap::{load, merge_removed_into};
 use crate::open_image::OpenImage;
+use crate::owner::OwnerOperation;
 use crate::resize::unless_absent;
 use crate::wire::bitmap::Bitmap;
 use crate::wire::snapshot::{Parent, Protection, Snapshot};
@@ -50,6 +51,10 @@ impl Image {
         let what = format!("creating snapshot {name} of image {}", shared.name());
         let created = async {
             check_name(name)?;
+            let operation = OwnerOperation::CreateSnapshot { name: name.to_owned() };
+            if self.ask_owner(operation, &mut |_| {}).await? {
+                return find(shared, name).map(|snapshot| snapshot.info());
+            }
             for _ in 0..TRIES {
                 let _alone = self.begin_change().await?;
                 let header = shared.header();
@@ -76,7 +81,15 @@ impl Image {
     pub async fn remove_snapshot(&self, name: &str) -> Result<()> {
         let shared = self.shared();
         let what = format!("removing snapshot {name} of image {}", shared.name());
-        self.remove_found(|| find(shared, name)).await.map_err(|error| error.within(what))
+        let removed = async {
+            let operation = OwnerOperation::RemoveSnapshot { name: name.to_owned(), in_trash: false };
+            match self.ask_owner(operation, &mut |_| {}).await? {
+                true => Ok(()),
+                false => self.remove_found(|| find(shared, name)).await,
+            }
+        };
+        let removed: Result<()> = removed.await;
+        removed.map_err(|error| error.within(what))
     }
 
     /// Removes the snapshot of a number, of whatever kind, as [`remove_snapshot`](Self::remove_snapshot) does.
@@ -134,6 +147,16 @@ impl Image {
         let what = format!("renaming snapshot {from} of image {}", shared.name());
         let renamed = async {
             check_name(to)?;
+            if shared.has_other_owner().await? {
+                shared.refresh().await?;
+                let id = find(shared, from)?.id.0;
+                if find(shared, to).is_ok() {
+                    return Err(Error::new(ErrorKind::Exists, format!("snapshot {to}")));
+                }
+                if self.ask_owner(OwnerOperation::RenameSnapshot { id, to: to.to_owned() }, &mut |_| {}).await? {
+                    return Ok(());
+                }
+            }
             for _ in 0..TRIES {
                 let _alone = self.begin_change().await?;
                 let snapshot = find(shared, from)?;
@@ -161,6 +184,17 @@ impl Image {
         let how = if protected { "protecting" } else { "unprotecting" };
         let what = format!("{how} snapshot {name} of image {}", shared.name());
         let changed = async {
+            if shared.has_other_owner().await? {
+                shared.refresh().await?;
+                let wanted = if protected { Protection::Full } else { Protection::None };
+                if find(shared, name)?.protection == wanted {
+                    return Ok(false);
+                }
+                let operation = OwnerOperation::ProtectSnapshot { name: name.to_owned(), protected };
+                if self.ask_owner(operation, &mut |_| {}).await? {
+                    return Ok(true);
+                }
+            }
             for _ in 0..TRIES {
                 let _alone = self.begin_change().await?;
                 let snapshot = find(shared, name)?;

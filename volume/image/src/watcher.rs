@@ -10,7 +10,7 @@ use forebay_block::{
 use forebay_reactor::{sleep, spawn};
 
 use crate::lock::Then;
-use crate::wire::notify::{ClientId, NotifyMessage, encode_incarnation};
+use crate::wire::notify::{ClientId, NotifyMessage, OwnerRequest, encode_incarnation};
 
 /// Notification timeout, the same as librbd's.
 pub(crate) const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,6 +28,12 @@ pub(crate) trait ImageEvents {
     /// Handles changed reservations; returns the incarnation of the table in force, `None` if the image has no table.
     /// The sender waits for it.
     fn on_reservations_changed(self: Rc<Self>) -> LocalFuture<Result<Option<u64>>>;
+
+    /// Handles another client's request for an operation; returns the response. `None` if the image is closing.
+    fn on_operation(self: Rc<Self>, request: OwnerRequest) -> LocalFuture<Option<Vec<u8>>>;
+
+    /// Handles a message about a request of this client to the owner of the lock.
+    fn on_owner_message(&self, message: NotifyMessage);
 
     /// Handles another client's request for the exclusive lock, after the response.
     fn on_lock_requested(self: Rc<Self>, client: ClientId) -> LocalFuture<()>;
@@ -191,6 +197,12 @@ impl HeaderWatcher {
                     return;
                 }
             },
+            (Then::Operate, Some(image)) => match &message {
+                Some(NotifyMessage::Operation(request)) => {
+                    image.clone().on_operation(request.clone()).await.unwrap_or_default()
+                }
+                _ => answer,
+            },
             _ => answer,
         };
         let answered = self.objects.answer_notification(&self.header, notification.id, notification.cookie, answer);
@@ -202,6 +214,7 @@ impl HeaderWatcher {
                 image.on_lock_requested(client).await;
             }
             (Then::Retry, Some(image), _) => image.on_lock_released(),
+            (Then::Deliver, Some(image), Some(message)) => image.on_owner_message(message),
             _ => {}
         }
     }

@@ -175,7 +175,7 @@ impl Engine {
         }
     }
 
-    async fn resize_image(
+    pub(super) async fn resize_image(
         self: &Rc<Self>,
         spec: &ImageSpec,
         size: u64,

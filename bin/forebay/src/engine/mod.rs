@@ -20,6 +20,7 @@ mod logs;
 mod numbers;
 mod offload;
 pub mod overview;
+mod owner_operations;
 pub mod peers;
 mod reload;
 pub mod replicas;
@@ -34,7 +35,7 @@ pub mod volumes;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use forebay_block::{ObjectBackend, Usage};
@@ -110,6 +111,8 @@ pub struct Engine {
     /// Last takeover of each log by this daemon, by the text of its id.
     last_takeovers: RefCell<BTreeMap<String, crate::api::LogTakeover>>,
     closing: Cell<bool>,
+    /// Itself, for volumes whose other clients ask for operations.
+    this: RefCell<Weak<Engine>>,
 }
 
 /// Path of requests: the front, and the pool of the image; no front means `forebay bench` in the daemon itself.
@@ -260,12 +263,15 @@ impl Engine {
             takeovers: Cell::default(),
             last_takeovers: RefCell::default(),
             closing: Cell::new(false),
+            this: RefCell::default(),
         };
         if let Err(failure) = engine.check_default_names() {
             engine.close().await?;
             return Err(failure);
         }
-        Ok(Rc::new(engine))
+        let engine = Rc::new(engine);
+        *engine.this.borrow_mut() = Rc::downgrade(&engine);
+        Ok(engine)
     }
 
     /// Returns a pool by name: a local pool, or one of the Ceph cluster.

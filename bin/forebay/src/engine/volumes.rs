@@ -21,6 +21,7 @@ use forebay_writelog::{LogAttachment, WriteLog};
 use super::Engine;
 use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
+use super::owner_operations::VolumeOperations;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
@@ -558,6 +559,7 @@ impl Engine {
                 }
             })
         }));
+        image.set_operations(Rc::new(VolumeOperations::new(self.this.borrow().clone(), spec)));
         let (spec, closing) = (spec.clone(), self.volumes.closing.clone());
         let volume = Rc::new(Volume {
             image,

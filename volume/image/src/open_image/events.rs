@@ -10,8 +10,9 @@ use crate::format::{ImageFeatures, map_object};
 use crate::images::SIZE_MAX;
 use crate::lock::Then;
 use crate::objectmap::ObjectMap;
+use crate::owner::answer_request;
 use crate::watcher::ImageEvents;
-use crate::wire::notify::{ClientId, NotifyMessage};
+use crate::wire::notify::{ClientId, NotifyMessage, OwnerRequest};
 
 impl LockedImage for OpenImage {
     fn name(&self) -> String {
@@ -77,6 +78,14 @@ impl ImageEvents for OpenImage {
                 None => Ok(None),
             }
         })
+    }
+
+    fn on_operation(self: Rc<Self>, request: OwnerRequest) -> LocalFuture<Option<Vec<u8>>> {
+        Box::pin(async move { answer_request(&self, request).await })
+    }
+
+    fn on_owner_message(&self, message: NotifyMessage) {
+        self.owner.asked.deliver(message);
     }
 
     fn on_lock_requested(self: Rc<Self>, client: ClientId) -> LocalFuture<()> {

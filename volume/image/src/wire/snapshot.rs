@@ -110,7 +110,7 @@ const GROUP: u32 = 1;
 const TRASH: u32 = 2;
 
 impl SnapshotKind {
-    fn read(reader: &mut CephReader<'_>) -> Option<Self> {
+    pub(super) fn read(reader: &mut CephReader<'_>) -> Option<Self> {
         let mut body = reader.versioned(u8::MAX)?.body;
         Some(match body.u32()? {
             USER => Self::User,
@@ -121,12 +121,12 @@ impl SnapshotKind {
     }
 
     /// Encodes the namespace of a snapshot of a user.
-    fn encode_user() -> CephWriter {
+    pub(super) fn encode_user() -> CephWriter {
         CephWriter::new().versioned(1, 1, CephWriter::new().u32(USER))
     }
 
     /// Encodes the namespace of a snapshot in the trash, which had a name of a user.
-    fn encode_trash(name: &str) -> CephWriter {
+    pub(super) fn encode_trash(name: &str) -> CephWriter {
         CephWriter::new().versioned(1, 1, CephWriter::new().u32(TRASH).string(name).u32(USER))
     }
 }

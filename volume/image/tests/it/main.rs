@@ -11,6 +11,7 @@ mod faults;
 mod images;
 mod locks;
 mod object_map;
+mod owner;
 mod reserved;
 mod shared;
 mod snapshots;
