@@ -106,6 +106,7 @@ given() {
       qemu-img convert -f raw -O qcow2 content debian.qcow2 ;;
     'Images') serve "forebay serve --data $DATA"; head -c 4M /dev/urandom >debian.raw; truncate -s 64M debian.raw ;;
     'The shapes of rbd' | 'Snapshots') serve "forebay serve --data $DATA"; create local/disk1 ;;
+    'Clones') serve "forebay serve --data $DATA"; create local/golden ;;
     'Write logs')
       mkfs.ext4 -q -F /dev/pmem0; mkdir -p /mnt/pmem; mountpoint -q /mnt/pmem || mount -o dax /dev/pmem0 /mnt/pmem
       serve "forebay serve --data $DATA"; create local/disk local/db ;;
@@ -150,6 +151,9 @@ holds() {
     'Snapshots')
       [[ $(forebay snap ls local/disk1 --format json) == '[]' ]] || fail "all snapshots are gone"
       [[ -e monday.raw ]] || fail "what was exported" ;;
+    'Clones')
+      [[ $(forebay snap ls --all local/golden --format json) == '[]' ]] || fail "no snapshot is left"
+      [[ $(forebay info local/vm1 --format json | jq .parent) == null ]] || fail "what was flattened has no parent" ;;
     'The shapes of rbd')
       [[ $(forebay info disk2 --format json | jq .order) == 22 ]] || fail "the order of disk2" ;;
   esac

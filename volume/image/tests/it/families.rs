@@ -6,7 +6,9 @@ use forebay_block::{BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend}
 use forebay_image::{CloneFormat, CloneOptions, CreateOptions, Image, ImageFeatures, Images};
 use forebay_reactor::{spawn, yield_now};
 
-use crate::common::cluster::{OBJECT, POOL, check_map, cluster, create_and_open, kind, of_size, open, read, write};
+use crate::common::cluster::{
+    OBJECT, POOL, check_map, cluster, create_and_open, kind, of_size, open, read, until, write,
+};
 use crate::common::{Stormy, objects, pattern, run};
 
 /// Snapshot as the model has it.
@@ -361,6 +363,39 @@ fn a_clone_is_flattened_while_it_is_written() {
             assert!(content_of(&*open(&backend, "vm").await).await == content, "seed {seed}");
         });
     }
+}
+
+/// The parent's record of a clone stays until the last read of the parent has ended.
+#[test]
+fn a_read_of_the_parent_holds_the_end_of_a_flatten_up() {
+    run(async {
+        let cluster = cluster(1, 0);
+        let backend = cluster.client().pool(POOL);
+        // The first object is a hole in the parent: it stays one in the clone.
+        let base = create_and_open(&backend, "base", 2 * OBJECT).await;
+        write(&base, OBJECT, &pattern(1, 1000)).await;
+        base.create_snapshot("gold").await.expect("a snapshot");
+        clone(&backend, "base@gold", "vm").await.expect("cloned");
+        let image = open(&backend, "vm").await;
+        image.take_lock().await.expect("taken");
+        let header = format!("rbd_header.{}", image.id());
+        let storing = cluster.stall(POOL, &header);
+        let flattening = image.clone();
+        let flattening = spawn(async move { flattening.flatten(|_| {}).await });
+        until(|| storing.waiting() == 1).await;
+        // Submitted, and not completed before it is awaited.
+        let read = image.submit(BlockRequest::Read(Extent::new(0, 1000)));
+        drop(storing);
+        for _ in 0..300 {
+            yield_now().await;
+        }
+        let images = Images::of(&backend);
+        assert_eq!(names_of(&images, "base", None).await, ["vm"], "a read still uses the parent");
+        let found = read.await.expect("a read").into_data().to_vec();
+        assert!(found.iter().all(|byte| *byte == 0));
+        flattening.await.expect("flattened");
+        assert_eq!(images.children("base", None, false).await.expect("clones"), []);
+    });
 }
 
 /// The copy of an object that a rollback has removed meanwhile is made again.

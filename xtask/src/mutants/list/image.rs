@@ -12,6 +12,9 @@ const SHARED: Stage = Stage::Test("forebay-image", "shared");
 const DEVICE: Stage = Stage::Test("forebay-image", "device");
 const CRASH: Stage = Stage::Test("forebay-image", "crash");
 const SNAPSHOTS: Stage = Stage::Test("forebay-image", "snapshots");
+const FAMILIES: Stage = Stage::Test("forebay-image", "families");
+const CRASH_CLONES: Stage = Stage::Test("forebay-image", "crash_clones");
+const OWNER: Stage = Stage::Test("forebay-image", "owner");
 const CRASH_SNAPSHOTS: Stage = Stage::Test("forebay-image", "crash_snapshots");
 const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
 const SIM: Stage = Stage::Sim(&[], 1000);
@@ -22,6 +25,10 @@ const OPEN_IMAGE: &str = "volume/image/src/open_image.rs";
 const REQUESTS: &str = "volume/image/src/requests.rs";
 const RESIZE: &str = "volume/image/src/resize.rs";
 const SNAPSHOT_OPS: &str = "volume/image/src/snapshots.rs";
+const CHILDREN: &str = "volume/image/src/children.rs";
+const FLATTEN: &str = "volume/image/src/flatten.rs";
+const OWNER_OPS: &str = "volume/image/src/owner.rs";
+const ASK_OWNER: &str = "volume/image/src/ask_owner.rs";
 const ROLLBACK: &str = "volume/image/src/rollback.rs";
 const OBJECT_MAP: &str = "volume/image/src/objectmap.rs";
 const ADMISSION: &str = "volume/image/src/admission.rs";
@@ -276,5 +283,101 @@ pub(super) const LIST: &[Mutant] = &[
         "own.may_exist(object) || then.get(object) != ObjectMapState::Nonexistent;",
         "own.may_exist(object) && then.get(object) != ObjectMapState::Nonexistent;",
         &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "clone-recorded-late",
+        "A clone is recorded after its header is stored",
+        "volume/image/src/images.rs",
+        "            source.record(self, id).await?;\n            header = source.inherit(header);",
+        "            header = source.inherit(header);",
+        &[FAMILIES, CRASH_CLONES],
+    ),
+    Mutant::new(
+        "clone-records-all-left-over",
+        "The record of a clone that is being created is taken for a left-over one",
+        CHILDREN,
+        "    Ok(!is_known)",
+        "    Ok(true)",
+        &[FAMILIES, CRASH_CLONES],
+    ),
+    Mutant::new(
+        "clone-record-stays",
+        "The record of a clone that is removed stays",
+        CHILDREN,
+        "detach(&there, parent, &child).await?;\n        if let Err",
+        "if let Err",
+        &[FAMILIES],
+    ),
+    Mutant::new(
+        "snapshot-trash-kept",
+        "A snapshot in the trash stays when its last clone is gone",
+        CHILDREN,
+        "if !header.snapshots.iter().any(|snapshot| is_unused(&snapshot)) {",
+        "if header.snapshots.iter().any(|snapshot| is_unused(&snapshot)) {",
+        &[FAMILIES],
+    ),
+    Mutant::new(
+        "snapshot-removed-with-clones",
+        "A snapshot with clones is removed instead of moved to the trash",
+        SNAPSHOT_OPS,
+        "0 => remove(shared, &snapshot).await?,\n                    _ =>",
+        "_ if snapshot.is_user() => remove(shared, &snapshot).await?,\n                    _ =>",
+        &[FAMILIES],
+    ),
+    Mutant::new(
+        "flatten-trusts-map",
+        "Flattening takes every object for there that may be there",
+        FLATTEN,
+        "            Err(error) if error.kind() == ErrorKind::NotFound => {}\n            Err(error) => return Err(error),",
+        "            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),\n            Err(error) => return Err(error),",
+        &[FAMILIES, CRASH_CLONES],
+    ),
+    Mutant::new(
+        "flatten-ignores-rollback",
+        "Flattening does not copy again what a rollback has removed",
+        FLATTEN,
+        "if shared.rollbacks() == rollbacks && end_dependence(shared).await? {",
+        "if end_dependence(shared).await? {",
+        &[FAMILIES],
+    ),
+    Mutant::new(
+        "flatten-keeps-snapshots-parent",
+        "Flattening takes the parent from snapshots that need it",
+        FLATTEN,
+        "let keeps = !is_deep && header.snapshots.iter().any(has_parent);",
+        "let keeps = false && header.snapshots.iter().any(has_parent);",
+        &[FAMILIES],
+    ),
+    Mutant::new(
+        "flatten-lets-go-early",
+        "Flattening removes the record of a clone while a read still uses the parent",
+        FLATTEN,
+        "    if let Some(former) = former {\n        until_unused(former).await;\n    }\n",
+        "    drop(former);\n",
+        &[FAMILIES],
+    ),
+    Mutant::new(
+        "owner-repeats-requests",
+        "The owner of the lock carries a request out as often as it is sent",
+        OWNER_OPS,
+        "        Some(Some(result)) => return Some(encode_response(result)),\n        Some(None) => return Some(encode_response(0)),",
+        "        Some(Some(_) | None) => {}",
+        &[OWNER],
+    ),
+    Mutant::new(
+        "owner-passes-layer-by",
+        "An operation for another client passes the layer above the image by",
+        OWNER_OPS,
+        "Some(operations) => operations.perform(operation, progress).await,",
+        "Some(_) => image.perform(operation, progress).await,",
+        &[OWNER],
+    ),
+    Mutant::new(
+        "asker-takes-lock",
+        "A client takes the lock for what its owner has carried out",
+        ASK_OWNER,
+        "if !shared.has_other_owner().await? {\n            return Ok(false);",
+        "if !shared.has_other_owner().await? || TRIES > 1 {\n            return Ok(false);",
+        &[OWNER],
     ),
 ];
