@@ -20,8 +20,8 @@ use crate::resize::unless_absent;
 use crate::wire::bitmap::Bitmap;
 use crate::wire::snapshot::{Parent, Protection, Snapshot};
 
-/// Header key of the snapshot numbers that are still to be removed from the pool: their snapshots are gone.  Ceph's clients
-/// ignore it.
+/// Header key of the snapshot numbers that are still to be removed from the pool: their snapshots are gone, or are not created
+/// yet.  Ceph's clients ignore it.
 const REMOVED_KEY: &[u8] = b"forebay_removed_snapshots";
 /// Attempts to change a header that other clients change at the same time.
 const TRIES: usize = 8;
@@ -63,6 +63,10 @@ impl Image {
                 }
                 check_limit(shared, &header).await?;
                 let id = shared.data().snap_allocate().await?;
+                if !reserve(shared, id).await? {
+                    free(shared, id).await;
+                    continue;
+                }
                 if let Some(info) = add(shared, name, id).await? {
                     return Ok(info);
                 }
@@ -327,8 +331,7 @@ async fn add(shared: &Rc<OpenImage>, name: &str, id: SnapId) -> Result<Option<Sn
     let refresh = shared.begin_refresh().await;
     let header = shared.header();
     if id.0 <= header.snap_seq {
-        drop((refresh, hold));
-        free(shared, id).await;
+        // The next change frees the number.
         return Ok(None);
     }
     let size = shared.size();
@@ -349,6 +352,9 @@ async fn add(shared: &Rc<OpenImage>, name: &str, id: SnapId) -> Result<Option<Sn
     }
     let pairs = vec![(snapshot_key(id), snapshot.stored.clone()), (b"snap_seq".to_vec(), id.0.to_le_bytes().to_vec())];
     change.push(ObjectOp::KvSet { pairs });
+    let reserved = Some(id.0.to_le_bytes().to_vec());
+    change.push(ObjectOp::KvCompare { key: REMOVED_KEY.to_vec(), value: reserved });
+    change.push(ObjectOp::KvRemove { keys: vec![REMOVED_KEY.to_vec()] });
     let info = snapshot.info();
     let snapshots = std::iter::once(snapshot).chain(header.snapshots.iter().cloned()).collect();
     let adopted = ImageHeader { snap_seq: id.0, snapshots, ..(*header).clone() };
@@ -357,9 +363,6 @@ async fn add(shared: &Rc<OpenImage>, name: &str, id: SnapId) -> Result<Option<Sn
         true => refresh.apply(adopted),
         false => {
             refresh.adopt(&header);
-            drop((refresh, hold));
-            remove_map(shared, id).await?;
-            free(shared, id).await;
             return Ok(None);
         }
     }
@@ -371,6 +374,16 @@ async fn add(shared: &Rc<OpenImage>, name: &str, id: SnapId) -> Result<Option<Sn
     }
     drop(hold);
     Ok(Some(info))
+}
+
+/// Notes that a snapshot number is to be removed from the pool, unless the snapshot is created: a creation that is cut short
+/// leaves neither the number nor a map. Returns `false` if another client changes the snapshots at the same time.
+async fn reserve(shared: &OpenImage, id: SnapId) -> Result<bool> {
+    let change = vec![
+        ObjectOp::KvCompare { key: REMOVED_KEY.to_vec(), value: None },
+        ObjectOp::KvSet { pairs: vec![(REMOVED_KEY.to_vec(), id.0.to_le_bytes().to_vec())] },
+    ];
+    unless_changed(shared.store_header(change).await)
 }
 
 /// Returns a snapshot number that is not used after all.
@@ -489,12 +502,14 @@ async fn merge_map(shared: &Rc<OpenImage>, header: &ImageHeader, snapshot: &Snap
     }
 }
 
-/// Removes from the pool the snapshot numbers whose snapshots are gone, of this removal or of one that was interrupted.
+/// Removes from the pool the snapshot numbers whose snapshots are gone, of this removal, or of a removal or creation that was
+/// interrupted, and their maps.
 pub(crate) async fn free_removed(shared: &OpenImage) -> Result<()> {
     let key = || REMOVED_KEY.to_vec();
     let mut values = shared.backend().kv_get(&shared.header_object(), vec![key()]).await?;
     let Some(stored) = values.pop().flatten() else { return Ok(()) };
     for id in stored.as_chunks::<8>().0 {
+        remove_map(shared, SnapId(u64::from_le_bytes(*id))).await?;
         match shared.data().snap_remove(SnapId(u64::from_le_bytes(*id))).await {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -3,7 +3,7 @@
 //! The subject is the store and images on it; or, with `--messenger`, messengers; with `--writelog`, write logs; with
 //! `--attachment`, volumes that get and lose write logs under load; with `--replication`, write logs with members on several
 //! gateways; with `--shared`, images of a pool that several clients
-//! use at once.  `--everywhere` crashes each seed's scenario at every persistence point of its first life in turn.
+//! use at once; with `--families`, clones and snapshots of images.  `--everywhere` crashes each seed's scenario at every persistence point of its first life in turn.
 //!
 //! A failure prints its seed, its trace and how to replay it, and ends with exit code 1.
 
@@ -11,11 +11,12 @@ use std::fmt::Debug;
 use std::process::ExitCode;
 
 use forebay_sim::harness::{
-    AttachmentTally, Failure, LogTally, MessengerTally, ReplicationTally, SharedTally, Tally, run_attachment,
-    run_messenger, run_replication, run_shared, run_writelog, soak, sweep, sweep_writelog,
+    AttachmentTally, Failure, FamilyTally, LogTally, MessengerTally, ReplicationTally, SharedTally, Tally,
+    run_attachment, run_families, run_messenger, run_replication, run_shared, run_writelog, soak, sweep,
+    sweep_writelog,
 };
 
-const USAGE: &str = "sim [--messenger | --writelog | --attachment | --replication | --shared] [--everywhere] [--seed N] [--steps M] [--runs R]";
+const USAGE: &str = "sim [--messenger | --writelog | --attachment | --replication | --shared | --families] [--everywhere] [--seed N] [--steps M] [--runs R]";
 
 /// Subject of the runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,6 +27,7 @@ enum Subject {
     Attachment,
     Replication,
     Shared,
+    Families,
 }
 
 struct Args {
@@ -51,6 +53,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--writelog" => args.subject = Subject::WriteLog,
             "--attachment" => args.subject = Subject::Attachment,
             "--replication" => args.subject = Subject::Replication,
+            "--families" => args.subject = Subject::Families,
             "--shared" => args.subject = Subject::Shared,
             "--everywhere" => args.everywhere = true,
             _ => return Err(format!("{word}: unknown; usage: {USAGE}")),
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         (Subject::Messenger, _) => run(&args, "--messenger", run_messenger, MessengerTally::add),
         (Subject::Attachment, _) => run(&args, "--attachment", run_attachment, AttachmentTally::add),
         (Subject::Replication, _) => run(&args, "--replication", run_replication, ReplicationTally::add),
+        (Subject::Families, _) => run(&args, "--families", run_families, FamilyTally::add),
         (Subject::Shared, _) => run(&args, "--shared", run_shared, SharedTally::add),
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Everything about a run follows from its seed: the shape of the store, the faults, the load, and where it crashes.
 
+mod families;
 mod images;
 mod load;
 mod messenger;
@@ -11,6 +12,7 @@ mod shared;
 mod store;
 mod writelog;
 
+pub use families::{FamilyTally, run_families};
 pub use messenger::{MessengerTally, run_messenger};
 pub use replication::{ReplicationTally, run_replication};
 pub use scenario::{Damage, Scenario, Subject};
