@@ -36,6 +36,9 @@ pub struct SimArguments {
     /// Images of a pool that several clients use at once, on a model of RADOS, in place of stores
     #[arg(long, conflicts_with_all = ["messenger", "writelog", "everywhere", "sweeps"])]
     shared: bool,
+    /// Clones and snapshots of images under power failures and dying clients, in place of stores
+    #[arg(long, conflicts_with_all = ["messenger", "writelog", "attachment", "replication", "shared", "everywhere", "sweeps"])]
+    families: bool,
     /// Crash each seed's scenario at every persistence point of its first life in turn: a run a point
     #[arg(long)]
     everywhere: bool,
@@ -53,6 +56,7 @@ impl SimArguments {
             (self.attachment, "--attachment"),
             (self.replication, "--replication"),
             (self.shared, "--shared"),
+            (self.families, "--families"),
             (everywhere, "--everywhere"),
         ];
         all.into_iter().filter_map(|(asked, option)| asked.then_some(option)).collect()

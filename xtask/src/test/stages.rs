@@ -93,6 +93,11 @@ fn data_path() -> Vec<Stage> {
             own(&["sim", "--shared", "--jobs", "1", "--runs", &runs])
         })
         .long(2, 20, 200),
+        Stage::tests("sim-families", "clones and snapshots under crashes", &["build-programs"], |length| {
+            let runs = length.of(1000, 5000, 200_000).to_string();
+            own(&["sim", "--families", "--jobs", "1", "--runs", &runs])
+        })
+        .long(6, 40, 1500),
         Stage::tests(
             "replication-model",
             "replicated write logs, every order of events",

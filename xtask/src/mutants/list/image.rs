@@ -19,6 +19,7 @@ const CRASH_SNAPSHOTS: Stage = Stage::Test("forebay-image", "crash_snapshots");
 const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
 const SIM: Stage = Stage::Sim(&[], 1000);
 const SIM_SHARED: Stage = Stage::Sim(&["--shared"], 400);
+const SIM_FAMILIES: Stage = Stage::Sim(&["--families"], 1000);
 
 const LOCK: &str = "volume/image/src/exclusive_lock.rs";
 const OPEN_IMAGE: &str = "volume/image/src/open_image.rs";
@@ -355,6 +356,14 @@ pub(super) const LIST: &[Mutant] = &[
         "    if let Some(former) = former {\n        until_unused(former).await;\n    }\n",
         "    drop(former);\n",
         &[FAMILIES],
+    ),
+    Mutant::new(
+        "snapshot-map-left",
+        "The object map of a snapshot whose creation was cut short stays",
+        SNAPSHOT_OPS,
+        "        remove_map(shared, SnapId(u64::from_le_bytes(*id))).await?;\n        match",
+        "        match",
+        &[SIM_FAMILIES],
     ),
     Mutant::new(
         "owner-repeats-requests",
