@@ -9,10 +9,12 @@
 //! are shorthands for callers that have only the backend.
 
 mod admission;
+mod changes;
 mod clone;
 mod details;
 mod directory;
 mod exclusive_lock;
+mod exported;
 mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
@@ -45,6 +47,7 @@ use std::rc::Rc;
 
 use forebay_block::{ObjectBackend, Result};
 
+pub use changes::{ChangedRange, Changes};
 pub use exclusive_lock::KeptLock;
 pub use format::ImageFeatures;
 pub use image::{Image, ImageOpenOptions, SpaceUsage};
