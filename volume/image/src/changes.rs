@@ -221,8 +221,15 @@ impl Changes {
             match whole {
                 true => {
                     // Without an object of its own, a clone reads the parent's data.
-                    let exists = shared.overlap_in(to, object) > 0 || exists(&shared, to, object).await?;
-                    Ok(vec![ChangedRange { extent, exists }])
+                    let sees = async |view| {
+                        Ok::<_, Error>(shared.overlap_in(view, object) > 0 || exists(&shared, view, object).await?)
+                    };
+                    let exists = sees(to).await?;
+                    match exists || sees(from).await? {
+                        true => Ok(vec![ChangedRange { extent, exists }]),
+                        // It came and went in between.
+                        false => Ok(Vec::new()),
+                    }
                 }
                 false => compare(&shared, from, to, extent).await,
             }

@@ -10,6 +10,7 @@ use crate::common::cluster::{
     OBJECT, POOL, cluster, create_and_open, kind, make_clone, of_size, open, read, two_clients, write,
 };
 use crate::common::{Stormy, pattern, run};
+use forebay_reactor::spawn;
 
 struct Random(u64);
 
@@ -261,6 +262,40 @@ fn programs_on_clones() {
             program(&mut seeded(seed), std::slice::from_ref(&image), &mut model, 40).await;
             check_all(&backend, "vm", &model, &format!("seed {seed}")).await;
             image.close().await;
+        });
+    }
+}
+
+/// While one client writes and creates snapshots, which begin new object maps, another sees every write that has completed.
+#[test]
+fn snapshots_that_are_created_meanwhile_hide_no_changes() {
+    const OBJECTS: u64 = 40;
+    for seed in 1..12 {
+        run(async {
+            let cluster = cluster(seed, 4);
+            let (_, [writer, reader]) = two_clients(&cluster, OBJECTS * OBJECT).await;
+            writer.create_snapshot("base").await.expect("a snapshot");
+            let written = Rc::new(std::cell::Cell::new(0));
+            let (done, image) = (written.clone(), writer.clone());
+            let task = spawn(async move {
+                for object in 0..OBJECTS {
+                    write(&image, object * OBJECT, b"new").await;
+                    done.set(object + 1);
+                    if object % 2 == 0 {
+                        image.create_snapshot(&format!("s{object}")).await.expect("a snapshot");
+                    }
+                }
+            });
+            while written.get() < OBJECTS {
+                let before = written.get();
+                let found = changes(&reader, Some("base"), true).await;
+                let objects: Vec<_> = found.iter().map(|range| range.extent.offset / OBJECT).collect();
+                let missing = (0..before).find(|object| !objects.contains(object));
+                assert_eq!(missing, None, "seed {seed}: {before} objects were written, and {objects:?} have changed");
+            }
+            task.await;
+            writer.close().await;
+            reader.close().await;
         });
     }
 }
