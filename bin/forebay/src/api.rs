@@ -2,6 +2,7 @@
 //!
 //! Field names are stable, and those of `rbd` for fields that `rbd` has.  Sizes are in bytes.
 
+mod diff;
 mod image;
 mod log;
 mod snapshot;
@@ -229,6 +230,7 @@ pub struct ImageExport {
 pub use crate::log_place::{LogMedium, LogPlace, TakeoverMode};
 pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
+pub use diff::{AppliedDiff, CopyImageRequest};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
 };

@@ -60,7 +60,7 @@ pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;
 pub use open_image::LockCheck;
 pub use usage::SnapshotUsage;
-pub use wire::diff;
+pub use wire::{diff, image_stream};
 
 /// Default object size, RBD's own: 4 MiB.
 pub const OBJECT_SIZE_DEFAULT: u64 = 4 << 20;

@@ -4,6 +4,8 @@ mod access;
 mod ana;
 mod bench;
 mod complete;
+mod copy;
+mod diffs;
 mod images;
 mod logs;
 mod pages;
@@ -14,6 +16,7 @@ mod shapes;
 mod snapshots;
 mod status;
 mod store;
+mod streams;
 mod targets;
 mod transfer;
 
@@ -52,6 +55,12 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Snap(command) => snapshots::run(global, output, command),
         CliCommand::Import(options) => transfer::import(global, output, options),
         CliCommand::Export(options) => transfer::export(global, output, options),
+        CliCommand::Diff(options) => diffs::list(global, output, options),
+        CliCommand::ExportDiff(options) => diffs::export(global, output, options),
+        CliCommand::ImportDiff(options) => diffs::import(global, output, options),
+        CliCommand::MergeDiff(options) => diffs::merge(global, output, options),
+        CliCommand::Cp(options) => copy::copy(global, output, options),
+        CliCommand::Deep(command) => copy::deep(global, output, command),
         CliCommand::Bench(options) => bench::run(global, output, options),
         CliCommand::Attach(options) => targets::attach(global, output, options),
         CliCommand::Detach(options) => targets::detach(global, output, options),

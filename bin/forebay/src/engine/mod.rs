@@ -4,9 +4,12 @@
 
 mod access;
 mod ana;
+pub mod apply;
 pub mod bench;
 mod ceph;
 mod ceph_clients;
+mod copy;
+pub mod diffs;
 mod dns;
 mod exports;
 pub mod failover;

@@ -204,7 +204,7 @@ impl Engine {
     }
 
     /// Reserves an image that is neither exported nor in use. A volume that only its log keeps open is closed first.
-    async fn reserve_unused(&self, spec: &ImageSpec) -> Result<ReservedImage> {
+    pub(super) async fn reserve_unused(&self, spec: &ImageSpec) -> Result<ReservedImage> {
         let kept = !self.is_exported(spec) && self.has_open_log(spec);
         if kept {
             self.let_go_of_log(spec);
@@ -249,7 +249,7 @@ impl Engine {
         Err(Failure::new(FailureKind::Busy, what).hint(hint))
     }
 
-    async fn flush_pool(&self, spec: &ImageSpec) -> Result<()> {
+    pub(super) async fn flush_pool(&self, spec: &ImageSpec) -> Result<()> {
         self.pool(&spec.pool).await?.flush().await.map_err(|error| self.image_failure(error, spec))
     }
 
@@ -275,7 +275,7 @@ impl Engine {
     }
 
     /// Explains why a snapshot cannot be created: at the limit of its image this is not for want of space.
-    async fn creation_failure(&self, error: forebay_block::Error, spec: &SnapshotSpec) -> Failure {
+    pub(super) async fn creation_failure(&self, error: forebay_block::Error, spec: &SnapshotSpec) -> Failure {
         if error.kind() == ErrorKind::NoSpace
             && let Ok(backend) = self.pool(&spec.image.pool).await
             && let Ok(details) = image::Images::of(&backend).details(&spec.image.image).await

@@ -6,6 +6,7 @@ mod bad_input;
 mod common;
 mod completions;
 mod daemon;
+mod diffs;
 mod exports;
 mod hosts;
 mod images;

@@ -4,6 +4,7 @@
 
 pub(crate) mod bitmap;
 pub mod diff;
+pub mod image_stream;
 pub(crate) mod lock;
 pub(crate) mod notify;
 pub(crate) mod snapshot;
