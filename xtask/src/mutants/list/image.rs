@@ -12,6 +12,7 @@ const SHARED: Stage = Stage::Test("forebay-image", "shared");
 const DEVICE: Stage = Stage::Test("forebay-image", "device");
 const CRASH: Stage = Stage::Test("forebay-image", "crash");
 const SNAPSHOTS: Stage = Stage::Test("forebay-image", "snapshots");
+const CHANGES: Stage = Stage::Test("forebay-image", "changes");
 const CRASH_SNAPSHOTS: Stage = Stage::Test("forebay-image", "crash_snapshots");
 const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
 const SIM: Stage = Stage::Sim(&[], 1000);
@@ -22,6 +23,7 @@ const OPEN_IMAGE: &str = "volume/image/src/open_image.rs";
 const REQUESTS: &str = "volume/image/src/requests.rs";
 const RESIZE: &str = "volume/image/src/resize.rs";
 const SNAPSHOT_OPS: &str = "volume/image/src/snapshots.rs";
+const CHANGES_OPS: &str = "volume/image/src/changes.rs";
 const ROLLBACK: &str = "volume/image/src/rollback.rs";
 const OBJECT_MAP: &str = "volume/image/src/objectmap.rs";
 const ADMISSION: &str = "volume/image/src/admission.rs";
@@ -276,5 +278,37 @@ pub(super) const LIST: &[Mutant] = &[
         "own.may_exist(object) || then.get(object) != ObjectMapState::Nonexistent;",
         "own.may_exist(object) && then.get(object) != ObjectMapState::Nonexistent;",
         &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-diff-misses-removals",
+        "Objects that came or went between two snapshots are not among the changes",
+        CHANGES_OPS,
+        "\n                        || (was == ObjectMapState::Nonexistent) != (now == ObjectMapState::Nonexistent)",
+        "",
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "image-diff-of-an-older-map",
+        "Object maps are believed that were read while a snapshot was created",
+        CHANGES_OPS,
+        "if snapshots(&now) == snapshots(&header) && flags(&now) == flags(&header) {",
+        "if flags(&now).0 == flags(&header).0 {",
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "image-diff-without-parent",
+        "What a clone reads of its parent is not among its data",
+        CHANGES_OPS,
+        "None => (0, to.overlap),",
+        "None => (0, 0),",
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "image-diff-parent-as-zeroes",
+        "An object that a clone has no more counts as zeroes, although the parent's data shows",
+        CHANGES_OPS,
+        "Ok::<_, Error>(shared.overlap_in(view, object) > 0 || exists(&shared, view, object).await?)",
+        "Ok::<_, Error>(exists(&shared, view, object).await?)",
+        &[CHANGES],
     ),
 ];
