@@ -3,6 +3,7 @@
 //! Field names are stable, and those of `rbd` for fields that `rbd` has.  Sizes are in bytes.
 
 mod clone;
+mod diff;
 mod image;
 mod log;
 mod snapshot;
@@ -231,6 +232,7 @@ pub use crate::log_place::{LogMedium, LogPlace, TakeoverMode};
 pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
 pub use clone::{CloneFormat, CloneRequest, ImageChild};
+pub use diff::{AppliedDiff, CopyImageRequest};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
 };

@@ -3,6 +3,7 @@
 mod access;
 mod clones;
 mod complete;
+mod diffs;
 mod exports;
 mod images;
 pub mod many;
@@ -21,6 +22,7 @@ use serde::Deserialize;
 pub use access::{AdmitInitiatorArgs, IscsiTargetCommand, NvmeSubsystemCommand};
 pub use clones::{ChildrenArgs, CloneArgs, CloneVersion};
 pub use complete::{CompleteArgs, Quoting};
+pub use diffs::{ChangesArgs, CopyArgs, DeepCommand, DiffArgs, ExportDiffArgs, ImportDiffArgs, MergeDiffArgs};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
 pub use images::{
     BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs,
@@ -232,7 +234,7 @@ pub enum CliCommand {
     ///
     /// Holes and runs of zeroes take no space.  From standard input the image grows as data comes.
     #[command(
-        after_help = "Examples:\n  forebay import debian.raw local/disk1\n  zstdcat disk.zst | forebay import - local/disk1"
+        after_help = "Examples:\n  forebay import debian.raw local/disk1\n  zstdcat disk.zst | forebay import - local/disk1\n  forebay import --export-format 2 disk1.rbd rbd/disk1"
     )]
     Import(ImportArgs),
 
@@ -240,9 +242,47 @@ pub enum CliCommand {
     ///
     /// What reads as zeroes becomes a hole in a file, and is written out to standard output.
     #[command(
-        after_help = "Examples:\n  forebay export local/disk1 disk1.raw\n  forebay export local/disk1@monday disk1.raw\n  forebay export local/disk1 - | zstd > disk1.zst"
+        after_help = "Examples:\n  forebay export local/disk1 disk1.raw\n  forebay export local/disk1@monday disk1.raw\n  forebay export local/disk1 - | zstd > disk1.zst\n  forebay export --export-format 2 rbd/disk1 disk1.rbd"
     )]
     Export(ExportArgs),
+
+    /// List what has changed in an image since a snapshot, in the output format of 'rbd diff'
+    ///
+    /// Without --from-snap it lists the data of the image, or of the snapshot.
+    #[command(
+        after_help = "Examples:\n  forebay diff local/disk1 --from-snap monday\n  forebay diff local/disk1@tuesday --from-snap monday --format json"
+    )]
+    Diff(DiffArgs),
+
+    /// Write what has changed in an image since a snapshot to a file or standard output, as 'rbd export-diff' does
+    #[command(
+        after_help = "Examples:\n  forebay export-diff local/disk1@tuesday --from-snap monday tuesday.diff\n  forebay export-diff local/disk1@monday - | ssh backup rbd import-diff - rbd/disk1"
+    )]
+    ExportDiff(ExportDiffArgs),
+
+    /// Apply changes of 'export-diff' to an image, and create the snapshot that they lead to
+    ///
+    /// The image must have the snapshot that the changes begin at, and must not be exported.  An import that was
+    /// interrupted is repeated: the snapshot is created last.
+    #[command(
+        after_help = "Examples:\n  forebay import-diff tuesday.diff local/disk1\n  rbd export-diff rbd/disk1@monday - | forebay import-diff - local/disk1"
+    )]
+    ImportDiff(ImportDiffArgs),
+
+    /// Merge two successive diffs into one
+    #[command(after_help = "Example:\n  forebay merge-diff monday.diff tuesday.diff both.diff")]
+    MergeDiff(MergeDiffArgs),
+
+    /// Copy an image or snapshot to a new image
+    #[command(
+        visible_alias = "copy",
+        after_help = "Examples:\n  forebay cp local/disk1 local/disk2\n  forebay cp rbd/disk1@monday local/disk1"
+    )]
+    Cp(CopyArgs),
+
+    /// Copy images with their snapshots
+    #[command(subcommand)]
+    Deep(DeepCommand),
 
     /// Show disk usage of images, in the output format of 'rbd du'
     ///

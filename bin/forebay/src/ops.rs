@@ -236,6 +236,27 @@ impl Operation for GetImage {
     }
 }
 
+/// Copies an image or snapshot to a new image.
+pub struct CopyImage {
+    /// Image or snapshot to copy.
+    pub source: SourceSpec,
+    /// Requested copy.
+    pub request: api::CopyImageRequest,
+}
+
+impl Operation for CopyImage {
+    type Reply = api::ImageInfo;
+
+    fn route(&self) -> HttpRoute {
+        let path = image_path(&self.source.image) + "/copy";
+        HttpRoute::new("POST", with_snapshot(path, &self.source)).json(&self.request)
+    }
+
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<api::ImageInfo> {
+        engine.copy_image(&self.source, self.request, progress).await
+    }
+}
+
 /// Resizes or renames an image.
 pub struct UpdateImage {
     /// Image to change.

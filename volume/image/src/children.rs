@@ -440,6 +440,35 @@ impl Images {
         Ok(())
     }
 
+    /// Removes the snapshots of an image in the trash that have no clones any more: a crash may have left them.
+    ///
+    /// # Errors
+    /// `NotFound`; errors of the backend.
+    pub async fn empty_trash_of(self: &Rc<Self>, name: &str) -> Result<()> {
+        if let Some((images, name)) = self.route(name) {
+            return Box::pin(images.empty_trash_of(name)).await;
+        }
+        let (id, header) = self.load(name).await?;
+        let in_trash = |snapshot: &&Snapshot| matches!(snapshot.kind, SnapshotKind::Trash { .. });
+        let trash: Vec<_> = header.snapshots.iter().filter(in_trash).map(|snapshot| snapshot.id).collect();
+        if trash.is_empty() {
+            return Ok(());
+        }
+        let image = self.open_id(&id).await?;
+        let mut emptied = Ok(());
+        for snap in trash {
+            match Box::pin(image.remove_snapshot_number(snap)).await {
+                Err(error) if !matches!(error.kind(), ErrorKind::Busy | ErrorKind::NotFound) => {
+                    emptied = Err(error);
+                    break;
+                }
+                _ => {}
+            }
+        }
+        image.close().await;
+        emptied
+    }
+
     /// Removes a snapshot in the trash, if it has no clones any more.
     async fn remove_unused(self: &Rc<Self>, parent: &Parent) -> Result<()> {
         let header = match self.header(&parent.image).await {

@@ -2,7 +2,10 @@
 
 use crate::format::ImageHeader;
 use crate::wire::bitmap::Bitmap;
-use crate::wire::diff::{self, DiffDecoder, DiffError, DiffEvent};
+use crate::wire::diff::{DiffDecoder, DiffError, DiffEvent, DiffVersion};
+use crate::wire::image_stream::{
+    IMAGE_MAGIC, ImageProperty, ImageStreamDecoder, ImageStreamEvent, put_diffs_head, put_property,
+};
 use crate::wire::lock::{decode_info, watch_of};
 use crate::wire::notify::{NotifyMessage, decode_response};
 use crate::wire::snapshot::{Parent, Snapshot};
@@ -35,39 +38,94 @@ pub fn messages(data: &[u8]) {
     }
 }
 
-/// Fuzzes diff streams: the first byte selects the chunk size, and the magic is prepended to the rest. The chunk size
-/// must not matter, and decoded events must round-trip.
+/// Fuzzes diff streams: the first byte selects the version and the chunk size, and the magic is prepended to the rest. The
+/// chunk size must not matter, and decoded records must round-trip.
 pub fn diff(data: &[u8]) {
     let Some((&chunk, rest)) = data.split_first() else { return };
-    let stream = [diff::MAGIC, rest].concat();
+    let version = if chunk & 128 == 0 { DiffVersion::V1 } else { DiffVersion::V2 };
+    let stream = [version.magic(), rest].concat();
     let decoded = decode_diff(&stream, stream.len());
-    assert_eq!(decode_diff(&stream, usize::from(chunk).max(1)), decoded);
-    let Ok(events) = decoded else { return };
-    let mut again = diff::MAGIC.to_vec();
-    for event in &events {
-        match event {
-            DiffRecord::Size(size) => diff::put_size(&mut again, *size),
-            DiffRecord::Data(offset, data) => {
-                diff::put_data_head(&mut again, *offset, data.len() as u64);
-                again.extend_from_slice(data);
-            }
-            DiffRecord::Zero(offset, len) => diff::put_zero(&mut again, *offset, *len),
-            DiffRecord::End => diff::put_end(&mut again),
-            DiffRecord::Failure(reason) => diff::put_failure(&mut again, reason),
-        }
+    assert_eq!(decode_diff(&stream, usize::from(chunk & 127).max(1)), decoded);
+    let Ok(records) = decoded else { return };
+    let mut again = version.magic().to_vec();
+    records.iter().for_each(|record| record.put(version, &mut again));
+    assert!(again.len() <= stream.len());
+    assert_eq!(decode_diff(&again, again.len()).as_ref(), Ok(&records));
+}
+
+/// Fuzzes streams of images with snapshots, as [`diff`].
+pub fn image_stream(data: &[u8]) {
+    let Some((&chunk, rest)) = data.split_first() else { return };
+    let stream = [IMAGE_MAGIC, rest].concat();
+    let decoded = decode_image(&stream, stream.len());
+    assert_eq!(decode_image(&stream, usize::from(chunk).max(1)), decoded);
+    let Ok((properties, diffs)) = decoded else { return };
+    let mut again = IMAGE_MAGIC.to_vec();
+    properties.iter().for_each(|property| put_property(&mut again, property));
+    let ends = |records: &[DiffRecord]| matches!(records.last(), Some(DiffRecord::End));
+    let fails = !diffs.last().is_some_and(|records| ends(records));
+    // A failure stands for the diffs that do not follow it.
+    put_diffs_head(&mut again, diffs.len() as u64 + u64::from(fails));
+    for records in &diffs {
+        again.extend_from_slice(DiffVersion::V2.magic());
+        records.iter().for_each(|record| record.put(DiffVersion::V2, &mut again));
     }
     assert!(again.len() <= stream.len());
-    assert_eq!(decode_diff(&again, again.len()).as_ref(), Ok(&events));
+    assert_eq!(decode_image(&again, again.len()), Ok((properties, diffs)));
 }
 
 /// Record of a diff stream, whole.
 #[derive(Debug, PartialEq, Eq)]
 enum DiffRecord {
+    From(String),
+    To(String),
+    Protected(bool),
     Size(u64),
     Data(u64, Vec<u8>),
     Zero(u64, u64),
+    Changed(u64, u64),
     End,
     Failure(Vec<u8>),
+}
+
+impl DiffRecord {
+    /// Appends the record of an event, or joins data with that before it.
+    fn push(records: &mut Vec<DiffRecord>, event: DiffEvent<'_>) {
+        if let (DiffEvent::Data(offset, data), Some(DiffRecord::Data(at, have))) = (&event, records.last_mut())
+            && *at + have.len() as u64 == *offset
+        {
+            have.extend_from_slice(data);
+            return;
+        }
+        records.push(match event {
+            DiffEvent::From(name) => DiffRecord::From(name),
+            DiffEvent::To(name) => DiffRecord::To(name),
+            DiffEvent::Protected(protected) => DiffRecord::Protected(protected),
+            DiffEvent::Size(size) => DiffRecord::Size(size),
+            DiffEvent::Data(offset, data) => DiffRecord::Data(offset, data.to_vec()),
+            DiffEvent::Zero(offset, len) => DiffRecord::Zero(offset, len),
+            DiffEvent::Changed(offset, len) => DiffRecord::Changed(offset, len),
+            DiffEvent::End => DiffRecord::End,
+            DiffEvent::Failure(reason) => DiffRecord::Failure(reason),
+        });
+    }
+
+    fn put(&self, version: DiffVersion, out: &mut Vec<u8>) {
+        match self {
+            DiffRecord::From(name) => version.put_from(out, name),
+            DiffRecord::To(name) => version.put_to(out, name),
+            DiffRecord::Protected(protected) => version.put_protected(out, *protected),
+            DiffRecord::Size(size) => version.put_size(out, *size),
+            DiffRecord::Data(offset, data) => {
+                version.put_data_head(out, *offset, data.len() as u64);
+                out.extend_from_slice(data);
+            }
+            DiffRecord::Zero(offset, len) => version.put_zero(out, *offset, *len),
+            DiffRecord::Changed(offset, len) => version.put_changed(out, *offset, *len),
+            DiffRecord::End => version.put_end(out),
+            DiffRecord::Failure(reason) => version.put_failure(out, reason),
+        }
+    }
 }
 
 /// Decodes a stream in chunks, and joins adjacent data.
@@ -76,25 +134,33 @@ fn decode_diff(stream: &[u8], chunk: usize) -> Result<Vec<DiffRecord>, DiffError
     let mut records: Vec<DiffRecord> = Vec::new();
     for mut input in stream.chunks(chunk) {
         while let Some(event) = decoder.next(&mut input)? {
-            let record = match event {
-                DiffEvent::Size(size) => DiffRecord::Size(size),
-                DiffEvent::Zero(offset, len) => DiffRecord::Zero(offset, len),
-                DiffEvent::End => DiffRecord::End,
-                DiffEvent::Failure(reason) => DiffRecord::Failure(reason),
-                DiffEvent::Data(offset, data) => {
-                    if let Some(DiffRecord::Data(at, have)) = records.last_mut()
-                        && *at + have.len() as u64 == offset
-                    {
-                        have.extend_from_slice(data);
-                        continue;
-                    }
-                    DiffRecord::Data(offset, data.to_vec())
-                }
-            };
-            records.push(record);
+            DiffRecord::push(&mut records, event);
         }
     }
     decoder.finish().map(|()| records)
+}
+
+/// Decodes a stream of an image in chunks: its properties, and the records of each diff.
+fn decode_image(stream: &[u8], chunk: usize) -> Result<(Vec<ImageProperty>, Vec<Vec<DiffRecord>>), DiffError> {
+    let mut decoder = ImageStreamDecoder::new();
+    let (mut properties, mut diffs) = (Vec::new(), vec![Vec::new()]);
+    for mut input in stream.chunks(chunk) {
+        while let Some(event) = decoder.next(&mut input)? {
+            match event {
+                ImageStreamEvent::Property(property) => properties.push(property),
+                ImageStreamEvent::Diffs(_) => {}
+                ImageStreamEvent::Diff(event) => {
+                    let ended = event == DiffEvent::End;
+                    DiffRecord::push(diffs.last_mut().expect("never empty"), event);
+                    if ended {
+                        diffs.push(Vec::new());
+                    }
+                }
+            }
+        }
+    }
+    diffs.pop_if(|last| last.is_empty());
+    decoder.finish().map(|()| (properties, diffs))
 }
 
 /// Fuzzes header values: the bytes after the first one as a parent, as a snapshot, and split into values. The first
@@ -127,30 +193,70 @@ pub fn header(data: &[u8]) {
 mod tests {
     use proptest::prelude::*;
 
+    use super::*;
+
+    /// Appends records of any kind, the last number of each as a seed.
+    fn put(version: DiffVersion, out: &mut Vec<u8>, parts: &[(usize, u32, u32)]) {
+        for &(kind, number, len) in parts {
+            let (offset, len) = (u64::from(number), u64::from(len));
+            match kind {
+                0 => version.put_size(out, offset),
+                1 => version.put_zero(out, offset, len),
+                2 => {
+                    version.put_data_head(out, offset, len);
+                    out.extend(std::iter::repeat_n(number as u8, len as usize));
+                }
+                3 => version.put_failure(out, &vec![b'x'; len as usize]),
+                4 => version.put_end(out),
+                5 => version.put_from(out, &"f".repeat(len as usize)),
+                6 => version.put_to(out, &"t".repeat(len as usize)),
+                7 => version.put_protected(out, number % 2 == 0),
+                8 => version.put_changed(out, offset, len),
+                _ => out.extend(&number.to_le_bytes()[..1]),
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn diff_streams_of_any_records_round_trip(
-            parts in proptest::collection::vec((0usize..6, any::<u32>(), 0u32..40), 0..8),
+            parts in proptest::collection::vec((0usize..10, any::<u32>(), 0u32..40), 0..8),
             chunk in any::<u8>(),
             cut in 0usize..400,
         ) {
             let mut data = vec![chunk];
-            for (kind, number, len) in parts {
-                let (offset, len) = (u64::from(number), u64::from(len));
-                match kind {
-                    0 => super::diff::put_size(&mut data, offset),
-                    1 => super::diff::put_zero(&mut data, offset, len),
-                    2 => {
-                        super::diff::put_data_head(&mut data, offset, len);
-                        data.extend(std::iter::repeat_n(number as u8, len as usize));
-                    }
-                    3 => super::diff::put_failure(&mut data, &vec![b'x'; len as usize]),
-                    4 => super::diff::put_end(&mut data),
-                    _ => data.extend(&number.to_le_bytes()[..1]),
-                }
-            }
+            put(if chunk & 128 == 0 { DiffVersion::V1 } else { DiffVersion::V2 }, &mut data, &parts);
             super::diff(&data);
             super::diff(&data[..cut.min(data.len())]);
+            DiffVersion::V1.put_end(&mut data);
+            super::diff(&data);
+        }
+
+        #[test]
+        fn streams_of_images_round_trip(
+            numbers in proptest::collection::vec(any::<u64>(), 0..4),
+            diffs in proptest::collection::vec(
+                proptest::collection::vec((0usize..9, any::<u32>(), 0u32..40), 0..5),
+                1..4,
+            ),
+            chunk in any::<u8>(),
+            cut in 0usize..800,
+        ) {
+            let mut data = vec![chunk];
+            for number in numbers {
+                put_property(&mut data, &ImageProperty::Features(number));
+                put_property(&mut data, &ImageProperty::Meta(b"key".to_vec(), number.to_le_bytes().to_vec()));
+            }
+            put_diffs_head(&mut data, diffs.len() as u64);
+            for parts in &diffs {
+                data.extend_from_slice(DiffVersion::V2.magic());
+                put(DiffVersion::V2, &mut data, parts);
+                if !parts.iter().any(|part| part.0 == 3 || part.0 == 4) {
+                    DiffVersion::V2.put_end(&mut data);
+                }
+            }
+            super::image_stream(&data);
+            super::image_stream(&data[..cut.min(data.len())]);
         }
     }
 }

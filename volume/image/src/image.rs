@@ -57,7 +57,7 @@ impl Image {
         Rc::new(Self { shared, read_only, snapshot })
     }
 
-    fn view(&self) -> ImageView {
+    pub(crate) fn view(&self) -> ImageView {
         self.snapshot.unwrap_or_else(|| self.shared.head())
     }
 

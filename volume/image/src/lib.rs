@@ -10,12 +10,14 @@
 
 mod admission;
 mod ask_owner;
+mod changes;
 mod children;
 mod clone;
 mod create_clone;
 mod details;
 mod directory;
 mod exclusive_lock;
+mod exported;
 mod flatten;
 mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
@@ -50,6 +52,7 @@ use std::rc::Rc;
 
 use forebay_block::{ObjectBackend, Result};
 
+pub use changes::{ChangedRange, Changes};
 pub use exclusive_lock::KeptLock;
 pub use format::ImageFeatures;
 pub use image::{Image, ImageOpenOptions, SpaceUsage};
@@ -63,7 +66,7 @@ pub use metadata::METADATA_VALUE_MAX;
 pub use open_image::LockCheck;
 pub use owner::{OperationProgress, OwnerOperation, OwnerOperations};
 pub use usage::SnapshotUsage;
-pub use wire::diff;
+pub use wire::{diff, image_stream};
 
 /// Default object size, RBD's own: 4 MiB.
 pub const OBJECT_SIZE_DEFAULT: u64 = 4 << 20;

@@ -28,6 +28,10 @@ impl Images {
         let directory = images.directory();
         let removed = async {
             let id = images.id_of(name).await?;
+            match images.empty_trash_of(name).await {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
             match images.header(&id).await {
                 Ok(header) => images.remove_content(name, &id, &header, options, &mut progress).await?,
                 // Left by an interrupted creation or removal.

@@ -138,6 +138,11 @@ fn clusters() -> Vec<Stage> {
         )
         .takes(240)
         .busy(0.45),
+        Stage::tests("rbd-diff", "changes and copies of images, both ways with Ceph's rbd", &["build"], |_| {
+            Ok(script("rbd-diff.sh"))
+        })
+        .takes(120)
+        .busy(0.4),
         Stage::build("ceph-18-packages", "fetch Ceph 18.2, once", &[], 20, || {
             let mut fetch = shell::command(shell::root().join("test/lab/ceph-release"));
             fetch.arg("18.2");

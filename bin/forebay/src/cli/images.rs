@@ -9,9 +9,9 @@ use crate::units::Size;
 /// Size of the objects of a new image.
 #[derive(Debug, Args)]
 pub struct ObjectSizeArgs {
-    /// Bytes an object, a power of two from 64K to 32M
-    #[arg(long, value_name = "SIZE", default_value = "4M")]
-    object_size: Size,
+    /// Bytes an object, a power of two from 64K to 32M [default: 4M, or in a copy that of the source]
+    #[arg(long, value_name = "SIZE")]
+    object_size: Option<Size>,
 
     /// The same as a power of two, 22 for 4M; deprecated in rbd
     #[arg(long, value_name = "N", conflicts_with = "object_size", value_parser = clap::value_parser!(u8).range(12..=25))]
@@ -21,13 +21,18 @@ pub struct ObjectSizeArgs {
 impl ObjectSizeArgs {
     /// Returns it in bytes. Prints a warning on standard error for an option that is deprecated in `rbd`.
     pub fn bytes(&self) -> u64 {
+        self.given().unwrap_or(forebay_image::OBJECT_SIZE_DEFAULT)
+    }
+
+    /// Returns it in bytes if it is given, and prints the same warning.
+    pub fn given(&self) -> Option<u64> {
         match self.order {
             Some(order) => {
                 // As `rbd` says it, and as little an error as there.
                 eprintln!("forebay: --order is deprecated, use --object-size");
-                1 << order
+                Some(1 << order)
             }
-            None => self.object_size.0,
+            None => self.object_size.map(|size| size.0),
         }
     }
 }
@@ -128,6 +133,25 @@ pub struct ImportArgs {
     /// Import the bytes unchanged, even if they look like another disk format (qcow2, VMDK, ...) or compressed data
     #[arg(long)]
     pub raw: bool,
+
+    /// Its format.
+    #[command(flatten)]
+    pub format: ExportFormatArgs,
+}
+
+/// Format of an exported image.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct ExportFormatArgs {
+    /// Format of the file: 1 for the bytes of a disk, 2 for an image with its snapshots
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=2))]
+    export_format: u8,
+}
+
+impl ExportFormatArgs {
+    /// Returns whether the file has snapshots.
+    pub fn has_snapshots(self) -> bool {
+        self.export_format == 2
+    }
 }
 
 /// Options of `export`.
@@ -140,6 +164,10 @@ pub struct ExportArgs {
     /// Overwrite an existing file
     #[arg(short, long)]
     pub force: bool,
+
+    /// Its format.
+    #[command(flatten)]
+    pub format: ExportFormatArgs,
 }
 
 /// Options of `du`.

@@ -323,22 +323,51 @@ pub struct ImportOperands {
 #[derive(Debug, Args)]
 struct TypedImported {
     /// A file or block device, or - for standard input
-    #[arg(value_hint = ValueHint::FilePath)]
-    path: PathBuf,
+    #[arg(value_name = "PATH", value_hint = ValueHint::FilePath)]
+    first: Option<PathBuf>,
 
-    /// The new image, POOL/IMAGE [default: the file's name in the pool local]
+    /// The image, POOL/IMAGE; for a new one [default: the file's name in the pool local]
     #[arg(value_name = "IMAGE")]
-    spec: Option<String>,
+    second: Option<String>,
     #[command(flatten)]
     options: NameArgs,
+
+    /// The file, instead of the positional one
+    #[arg(long = "path", value_name = "PATH", value_hint = ValueHint::FilePath)]
+    named: Option<PathBuf>,
+
+    /// The image, instead of the positional one
+    #[arg(long, value_name = "IMAGE", conflicts_with = "image")]
+    dest: Option<String>,
+
+    /// The image's pool, as --pool
+    #[arg(long, value_name = "POOL", conflicts_with = "pool")]
+    dest_pool: Option<String>,
 }
 
 impl TryFrom<TypedImported> for ImportOperands {
     type Error = String;
 
-    fn try_from(TypedImported { path, spec, options }: TypedImported) -> Result<Self, String> {
-        Ok(Self { path, image: options.image(spec.as_deref())?, pool: options.pool()? })
+    fn try_from(typed: TypedImported) -> Result<Self, String> {
+        let TypedImported { first, second, options, named, dest, dest_pool } = typed;
+        let options = NameArgs { pool: options.pool.or(dest_pool), image: options.image.or(dest) };
+        let (path, image) = match (named, first, second) {
+            (Some(named), Some(first), Some(_)) => {
+                let (first, named) = (first.display(), named.display());
+                return Err(format!("'{first}' and '--path {named}' both name the file; leave one of them out"));
+            }
+            // With --path, the only positional argument is the image.
+            (Some(named), first, None) => (named, first.map(text).transpose()?),
+            (None, Some(first), second) => (first, second),
+            (named, ..) => (named.ok_or("no file is named; write its path, or - for standard input")?, None),
+        };
+        Ok(Self { path, image: options.image(image.as_deref())?, pool: options.pool()? })
     }
+}
+
+/// Returns a positional argument that names an image.
+fn text(name: impl Into<OsString>) -> Result<String, String> {
+    name.into().into_string().map_err(|name| format!("the image's name '{}' is not UTF-8", name.display()))
 }
 
 read_by_way_of!(TypedImported => ImportOperands);
@@ -364,19 +393,29 @@ struct TypedExported {
     second: Option<PathBuf>,
     #[command(flatten)]
     options: SourceArgs,
+
+    /// The file, instead of the positional one
+    #[arg(long = "path", value_name = "PATH", value_hint = ValueHint::FilePath)]
+    named: Option<PathBuf>,
 }
 
 impl TryFrom<TypedExported> for ExportOperands {
     type Error = String;
 
-    fn try_from(TypedExported { first, second, options }: TypedExported) -> Result<Self, String> {
+    fn try_from(TypedExported { first, second, options, named }: TypedExported) -> Result<Self, String> {
         // With --image, the only positional argument is the file.
-        if options.names.has_image() && second.is_none() {
-            return Ok(Self { source: options.required(None)?, path: first.map(PathBuf::from) });
-        }
-        let not_text = |name: OsString| format!("the image's name '{}' is not UTF-8", name.display());
-        let first = first.map(|name| name.into_string().map_err(not_text)).transpose()?;
-        Ok(Self { source: options.required(first.as_deref())?, path: second })
+        let (image, path) = match options.names.has_image() && second.is_none() {
+            true => (None, first.map(PathBuf::from)),
+            false => (first.map(text).transpose()?, second),
+        };
+        let path = match (path, named) {
+            (Some(path), Some(named)) => {
+                let (path, named) = (path.display(), named.display());
+                return Err(format!("'{path}' and '--path {named}' both name the file; leave one of them out"));
+            }
+            (path, named) => path.or(named),
+        };
+        Ok(Self { source: options.required(image.as_deref())?, path })
     }
 }
 
@@ -505,6 +544,9 @@ pub(super) mod tests {
             assert_eq!(exported(arguments), want, "{arguments:?}");
         }
         assert_eq!(exported(&["--image", "a"]), Ok(("local/a".to_owned(), None)));
+        assert_eq!(exported(&["rbd/a", "--path", "file"]), want);
+        assert_eq!(exported(&["-p", "rbd", "--image", "a", "--path", "file"]), want);
+        assert!(exported(&["a", "file", "--path", "other"]).is_err());
         assert_eq!(exported(&["a@s", "file"]), Ok(("local/a@s".to_owned(), Some("file".into()))));
         assert!(exported(&["a", "file", "--image", "b"]).is_err());
 
@@ -514,6 +556,14 @@ pub(super) mod tests {
         assert_eq!(imported(&["file", "-p", "rbd"]), Ok((None, Some("rbd".into()))));
         assert_eq!(imported(&["file", "-p", "rbd", "a"]), Ok((Some("rbd/a".into()), Some("rbd".into()))));
         assert_eq!(imported(&["file", "--image", "a"]), Ok((Some("local/a".into()), None)));
+        assert_eq!(
+            imported(&["file", "--dest-pool", "rbd", "--dest", "a"]),
+            Ok((Some("rbd/a".into()), Some("rbd".into())))
+        );
+        assert_eq!(imported(&["--path", "file", "rbd/a"]), Ok((Some("rbd/a".into()), None)));
+        assert_eq!(imported(&["--path", "file"]), Ok((None, None)));
         assert!(imported(&["file", "a", "--image", "b"]).is_err());
+        assert!(imported(&["file", "a", "--path", "b"]).is_err());
+        assert!(imported(&[]).is_err());
     }
 }

@@ -5,6 +5,8 @@ mod ana;
 mod bench;
 mod clones;
 mod complete;
+mod copy;
+mod diffs;
 mod images;
 mod logs;
 mod pages;
@@ -15,6 +17,7 @@ mod shapes;
 mod snapshots;
 mod status;
 mod store;
+mod streams;
 mod targets;
 mod transfer;
 
@@ -56,6 +59,12 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Flatten(options) => clones::flatten(global, output, options),
         CliCommand::Import(options) => transfer::import(global, output, options),
         CliCommand::Export(options) => transfer::export(global, output, options),
+        CliCommand::Diff(options) => diffs::list(global, output, options),
+        CliCommand::ExportDiff(options) => diffs::export(global, output, options),
+        CliCommand::ImportDiff(options) => diffs::import(global, output, options),
+        CliCommand::MergeDiff(options) => diffs::merge(global, output, options),
+        CliCommand::Cp(options) => copy::copy(global, output, options),
+        CliCommand::Deep(command) => copy::deep(global, output, command),
         CliCommand::Bench(options) => bench::run(global, output, options),
         CliCommand::Attach(options) => targets::attach(global, output, options),
         CliCommand::Detach(options) => targets::detach(global, output, options),

@@ -266,6 +266,34 @@ fn table<const N: usize>(titles: [&str; N], right: &[usize], rows: impl IntoIter
     text
 }
 
+/// Changed range as `rbd diff` shows it.
+#[derive(Debug, Serialize)]
+pub struct ChangedExtent {
+    /// Offset in bytes.
+    pub offset: u64,
+    length: u64,
+    exists: &'static str,
+}
+
+impl ChangedExtent {
+    /// Creates it of a range with data, or one that reads as zeroes.
+    pub fn new(offset: u64, length: u64, exists: bool) -> Self {
+        Self { offset, length, exists: if exists { "true" } else { "false" } }
+    }
+}
+
+/// Writes changes as `rbd diff` does.
+pub fn changes(changes: &[ChangedExtent]) -> String {
+    if changes.is_empty() {
+        return String::new();
+    }
+    let rows = changes.iter().map(|change| {
+        let kind = if change.exists == "true" { "data" } else { "zero" };
+        [change.offset.to_string(), change.length.to_string(), kind.to_owned()]
+    });
+    table(["Offset", "Length", "Type"], &[], rows)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,13 +2,16 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::thread;
 
-use forebay_image::diff::{self, DiffDecoder, DiffError, DiffEvent};
+use forebay_image::diff::{DiffDecoder, DiffError, DiffEvent, DiffVersion, MAGIC};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
+use super::diffs::{StreamWriter, goes_to_stdout};
 use super::shapes::Info;
+use super::streams::{receive, send};
 use super::with_session;
 use crate::api::{ExportResult, ImportResult, Progress};
 use crate::cli::{self, GlobalArgs};
@@ -16,14 +19,18 @@ use crate::client::direct::Direct;
 use crate::client::http::{Begun, Response, SentRequest, Upload};
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::client::session::{CommandSession, DaemonClient};
+use crate::engine::Engine;
+use crate::engine::apply::ImageImport;
 use crate::engine::transfer::{CHUNK_LEN_MAX, CHUNKS_QUEUED, Chunk, ImportParameters};
 use crate::failure::{Failure, Result};
 use crate::ops::{image_path, with_snapshot};
 use crate::output::Output;
 use crate::spec::{ImageSpec, LOCAL_POOL, SourceSpec};
 use crate::transfer::container::{Converter, container};
+use crate::transfer::records::StreamFormat;
 use crate::transfer::sink::ImageSink;
 use crate::transfer::source::{Source, nonzero_runs};
+use crate::transfer::stream_file::StreamSource;
 
 /// Result of `import` as JSON.
 #[derive(Serialize)]
@@ -40,6 +47,9 @@ pub fn import(global: &GlobalArgs, output: Output, options: cli::ImportArgs) -> 
         Some(spec) => spec,
         None => default_image(pool.as_deref().unwrap_or(LOCAL_POOL), &path)?,
     };
+    if options.format.has_snapshots() {
+        return import_image(global, output, spec, &path, options.objects.given());
+    }
     let mut source = Source::open(&path)?;
     if !options.raw {
         check_raw(&mut source, &path)?;
@@ -53,6 +63,50 @@ pub fn import(global: &GlobalArgs, output: Output, options: cli::ImportArgs) -> 
     drop(bar);
     let shown = ImportedShape { image: Info::from(&imported.image), written: imported.written };
     output.print(&shown, |_| String::new())
+}
+
+/// Makes an image with snapshots of a file or stream.
+fn import_image(
+    global: &GlobalArgs,
+    output: Output,
+    spec: ImageSpec,
+    path: &Path,
+    object_size: Option<u64>,
+) -> Result<()> {
+    let source = StreamSource::open(path)?;
+    let total = source.len.unwrap_or(0);
+    let mut target = format!("{}/data?format=2", image_path(&spec));
+    if let Some(size) = object_size {
+        target.push_str(&format!("&object_size={size}"));
+    }
+    let bar = Bar::new(global, "Importing", ProgressUnit::Bytes);
+    let import = ImageImport { spec, object_size };
+    let imported: ImportResult = with_session(global, |session| {
+        let work = |engine: Rc<Engine>, chunks, begun| engine.import_image(import, chunks, begun);
+        send(session, &target, StreamFormat::Image, source, work, |done| bar.show(Progress { done, total }))
+    })?;
+    drop(bar);
+    let shown = ImportedShape { image: Info::from(&imported.image), written: imported.written };
+    output.print(&shown, |_| String::new())
+}
+
+/// Writes an image with its snapshots to a file or stream.
+fn export_image(global: &GlobalArgs, output: Output, source: SourceSpec, path: &Path, force: bool) -> Result<()> {
+    if let Some(snapshot) = source.snapshot {
+        let what = format!("--export-format 2 writes the image {} with all its snapshots", source.image);
+        return Err(Failure::invalid(what).hint(format!("leave out '@{snapshot}', or the format")));
+    }
+    let to_stdout = goes_to_stdout(path, output)?;
+    let target = format!("{}/data?format=2", image_path(&source.image));
+    let bar = Bar::new(global, "Exporting", ProgressUnit::Bytes);
+    let mut writer = StreamWriter::new(path, force, &bar);
+    with_session(global, |session| {
+        let work = |engine: Rc<Engine>, chunks| engine.export_image(source.image, chunks);
+        receive(session, &target, StreamFormat::Image, work, |received| writer.take(received))
+    })?;
+    let exported = writer.finish()?;
+    drop(bar);
+    if to_stdout { Ok(()) } else { output.print(&exported, |_| String::new()) }
 }
 
 /// Refuses what is a disk in a format of its own, or nothing at all.
@@ -76,7 +130,8 @@ fn check_raw(source: &mut Source, path: &Path) -> Result<()> {
         }
         Converter::Qemu => format!("convert it: qemu-img convert -O raw {shown} disk.raw"),
         Converter::Pipe(program) => format!("unpack it: {program} -dc {shown} | forebay import - POOL/IMAGE"),
-        Converter::Rbd => "make another: rbd export --export-format 1 POOL/IMAGE disk.raw".to_owned(),
+        Converter::ExportFormat2 => format!("import it as one: forebay import --export-format 2 {shown} POOL/IMAGE"),
+        Converter::ImportDiff => format!("apply it to an image: forebay import-diff {shown} POOL/IMAGE"),
     };
     let hint = format!("{convert}; --raw imports the bytes unchanged");
     Err(Failure::invalid(format!("{shown} is {}, not a raw disk image", format.name)).hint(hint))
@@ -111,9 +166,9 @@ fn import_through(
         Begun::Upload(upload) => upload,
         Begun::Answered(response) => return client.read_lines(response, |_| {}),
     };
-    let mut head = diff::MAGIC.to_vec();
+    let mut head = MAGIC.to_vec();
     if let Some(size) = import.size {
-        diff::put_size(&mut head, size);
+        DiffVersion::V1.put_size(&mut head, size);
     }
     let mut buf = vec![0; CHUNK_LEN_MAX];
     let total = import.size.unwrap_or(0);
@@ -124,7 +179,7 @@ fn import_through(
         let Some((offset, len)) = chunk else { break Ok(()) };
         let mut sent = Ok(());
         for run in nonzero_runs(offset, &buf[..len]) {
-            diff::put_data_head(&mut head, offset + run.start as u64, run.len() as u64);
+            DiffVersion::V1.put_data_head(&mut head, offset + run.start as u64, run.len() as u64);
             sent = sent.and_then(|()| upload.write(&[&head, &buf[run]]));
             head.clear();
         }
@@ -133,9 +188,9 @@ fn import_through(
         }
     };
     if import.size.is_none() {
-        diff::put_size(&mut head, source.position());
+        DiffVersion::V1.put_size(&mut head, source.position());
     }
-    diff::put_end(&mut head);
+    DiffVersion::V1.put_end(&mut head);
     let response = match sent.and_then(|()| upload.write(&[&head])) {
         Ok(()) => upload.finish(),
         Err(_) => upload.answer(),
@@ -189,10 +244,10 @@ pub fn export(global: &GlobalArgs, output: Output, options: cli::ExportArgs) -> 
         Some(snapshot) => PathBuf::from(format!("{}@{snapshot}", source.image.image)),
         None => PathBuf::from(&source.image.image),
     });
-    let to_stdout = path.as_os_str() == "-";
-    if to_stdout && output.is_json() {
-        return Err(Failure::invalid("--format json and an export to standard output would mix"));
+    if options.format.has_snapshots() {
+        return export_image(global, output, source, &path, options.force);
     }
+    let to_stdout = goes_to_stdout(&path, output)?;
     let bar = Bar::new(global, "Exporting", ProgressUnit::Bytes);
     let writer = Writer { sink: None, path: &path, force: options.force, size: 0, data: 0, bar: &bar };
     let exported = with_session(global, |session| match session {
@@ -270,6 +325,7 @@ fn export_through(client: &DaemonClient, source: &SourceSpec, mut writer: Writer
                 DiffEvent::Size(size) => writer.size(size)?,
                 DiffEvent::Data(offset, data) => writer.data(offset, data)?,
                 DiffEvent::Zero(..) | DiffEvent::End => {}
+                DiffEvent::From(_) | DiffEvent::To(_) | DiffEvent::Protected(_) | DiffEvent::Changed(..) => {}
                 DiffEvent::Failure(why) => {
                     return Err(serde_json::from_slice(&why)
                         .unwrap_or_else(|_| Failure::failed("the daemon aborted the export without a reason")));
@@ -288,7 +344,7 @@ fn export_here(direct: &Direct, source: SourceSpec, mut writer: Writer<'_>) -> R
         written = match chunk {
             Chunk::Size(size) => writer.size(size),
             Chunk::Data(offset, data) => writer.data(offset, &data),
-            Chunk::Zero(..) | Chunk::End => Ok(()),
+            _ => Ok(()),
         };
         if written.is_err() {
             break;

@@ -122,6 +122,8 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/images/{pool}/{image}/status", get(image_status))
         .route("/v1/listings/{pool}", get(list_images_long))
         .route("/v1/images/{pool}/{image}/data", get(streams::export).put(streams::import))
+        .route("/v1/images/{pool}/{image}/diff", get(streams::export_diff).put(streams::import_diff))
+        .route("/v1/images/{pool}/{image}/copy", post(copy_image))
         .route("/v1/names", get(list_pools))
         .route("/v1/names/{pool}", get(list_names))
         .route("/v1/usage/{pool}", get(pool_usage))
@@ -227,8 +229,11 @@ async fn no_such_path(request: Request) -> Failure {
         take_over_log,
         discard_log,
         store_space,
+        copy_image,
         streams::export,
-        streams::import
+        streams::import,
+        streams::export_diff,
+        streams::import_diff
     ),
     components(schemas(Front))
 )]
@@ -335,6 +340,25 @@ async fn update_image(
     responses((status = 200), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 async fn remove_image(State(app): State<App>, streamed: Streamed, Path(names): Path<(String, String)>) -> Response {
     on_image(names, |spec| app.run(streamed, ops::RemoveImage(spec))).await
+}
+
+/// Copy an image or snapshot to a new image
+#[utoipa::path(post, path = "/v1/images/{pool}/{image}/copy",
+    params(("pool" = String, Path), ("image" = String, Path), ("snapshot" = Option<String>, Query)),
+    request_body = api::CopyImageRequest,
+    responses((status = 200, body = api::ImageInfo), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+async fn copy_image(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path((pool, image)): Path<(String, String)>,
+    Query(SourceQuery { snapshot }): Query<SourceQuery>,
+    body: Bytes,
+) -> Response {
+    let source = source_spec(&pool, &image, snapshot.as_deref());
+    match source.and_then(|source| Ok((source, parse(&body)?))) {
+        Ok((source, request)) => app.run(streamed, ops::CopyImage { source, request }).await,
+        Err(failure) => failure.into_response(),
+    }
 }
 
 /// List the images of a pool with their snapshots, locks and parents, in the format of 'rbd ls -l --format json'

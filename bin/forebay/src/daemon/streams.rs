@@ -1,23 +1,27 @@
-//! Import and export over HTTP, in the format of [`forebay_image::diff`].
+//! Import and export over HTTP, in the formats of [`forebay_image::diff`] and [`forebay_image::image_stream`].
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::rc::Rc;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Json, Response};
-use forebay_image::diff::{self, DiffDecoder, DiffEvent};
 use forebay_reactor::Buf;
 use futures_core::Stream;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use super::control::{App, ChannelBody};
-use crate::api::{self, ErrorBody, StreamLine, default_object_size};
+use crate::api::{self, ErrorBody, StreamLine};
+use crate::engine::Engine;
+use crate::engine::apply::ImageImport;
+use crate::engine::diffs::DiffParameters;
 use crate::engine::transfer::{CHUNKS_QUEUED, Chunk, ImportParameters};
 use crate::failure::{Failure, Result};
 use crate::spec::{image_spec, source_spec};
+use crate::transfer::records::{ChunkDecoder, ChunkEncoder, StreamFormat};
 
 /// MIME type of a stream.
 pub const CONTENT_TYPE: &str = "application/vnd.forebay.diff";
@@ -28,23 +32,98 @@ pub const CONTENT_TYPE: &str = "application/vnd.forebay.diff";
 pub struct ExportQuery {
     /// Snapshot to read; the image as it is now if omitted.
     snapshot: Option<String>,
+    /// 2 for an image with its snapshots.
+    #[serde(default = "content_alone")]
+    format: u8,
 }
 
-/// Download the content of an image or snapshot as an `rbd diff v1` stream
+/// Format of the content alone.
+fn content_alone() -> u8 {
+    1
+}
+
+/// Returns the stream format of a number, as `rbd` counts them.
+fn stream_format(number: u8) -> Result<StreamFormat> {
+    match number {
+        1 => Ok(StreamFormat::Diff),
+        2 => Ok(StreamFormat::Image),
+        _ => Err(Failure::invalid(format!("there is no format {number}; 1 is the content, 2 has the snapshots"))),
+    }
+}
+
+/// Download the content of an image or snapshot as an `rbd diff v1` stream, or an image with its snapshots as an `rbd image v2` stream
 #[utoipa::path(get, path = "/v1/images/{pool}/{image}/data",
-    params(("pool" = String, Path), ("image" = String, Path), ("snapshot" = Option<String>, Query)),
+    params(("pool" = String, Path), ("image" = String, Path), ("snapshot" = Option<String>, Query),
+        ("format" = Option<u8>, Query)),
     responses((status = 200, content_type = "application/vnd.forebay.diff"), (status = 404, body = ErrorBody)))]
 pub async fn export(
     State(app): State<App>,
     Path((pool, image)): Path<(String, String)>,
-    Query(ExportQuery { snapshot }): Query<ExportQuery>,
+    Query(ExportQuery { snapshot, format }): Query<ExportQuery>,
 ) -> Response {
-    let source = match source_spec(&pool, &image, snapshot.as_deref()) {
-        Ok(source) => source,
-        Err(failure) => return failure.into_response(),
-    };
+    let asked = source_spec(&pool, &image, snapshot.as_deref()).and_then(|source| Ok((source, stream_format(format)?)));
+    match asked {
+        Ok((source, StreamFormat::Diff)) => {
+            download(app, StreamFormat::Diff, |engine, sender| engine.export(source, sender)).await
+        }
+        Ok((source, StreamFormat::Image)) if source.snapshot.is_none() => {
+            download(app, StreamFormat::Image, |engine, sender| engine.export_image(source.image, sender)).await
+        }
+        Ok(_) => Failure::invalid("format 2 has all snapshots of an image; name the image alone").into_response(),
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Query for changes.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiffQuery {
+    /// Snapshot that the changes lead to; the image as it is now if omitted.
+    snapshot: Option<String>,
+    /// Snapshot that they begin at; the beginning, when the image was empty, if omitted.
+    from: Option<String>,
+    /// Set for whole objects.
+    #[serde(default)]
+    whole_object: bool,
+    /// Unset for the ranges without their data.
+    #[serde(default = "with_data")]
+    data: bool,
+}
+
+fn with_data() -> bool {
+    true
+}
+
+/// Download the changes of an image or snapshot since an older snapshot as an `rbd diff v1` stream
+#[utoipa::path(get, path = "/v1/images/{pool}/{image}/diff",
+    params(("pool" = String, Path), ("image" = String, Path), ("snapshot" = Option<String>, Query),
+        ("from" = Option<String>, Query), ("whole_object" = Option<bool>, Query), ("data" = Option<bool>, Query)),
+    responses((status = 200, content_type = "application/vnd.forebay.diff"), (status = 404, body = ErrorBody)))]
+pub async fn export_diff(
+    State(app): State<App>,
+    Path((pool, image)): Path<(String, String)>,
+    Query(DiffQuery { snapshot, from, whole_object, data }): Query<DiffQuery>,
+) -> Response {
+    match source_spec(&pool, &image, snapshot.as_deref()) {
+        Ok(source) => {
+            let diff = DiffParameters { source, from, whole_object, data };
+            download(app, StreamFormat::Diff, |engine, sender| engine.export_diff(diff, sender)).await
+        }
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Responds with the chunks that `work` sends.
+async fn download<Fut>(
+    app: App,
+    format: StreamFormat,
+    work: impl FnOnce(Rc<Engine>, mpsc::Sender<Chunk>) -> Fut + Send + 'static,
+) -> Response
+where
+    Fut: Future<Output = Result<()>> + 'static,
+{
     let (sender, mut chunks) = mpsc::channel(CHUNKS_QUEUED);
-    let work = app.engine.call(move |engine| engine.export(source, sender));
+    let work = app.engine.call(move |engine| work(engine, sender));
     // Until the first chunk arrives, a failure can still be a separate response.
     let Some(first) = chunks.recv().await else {
         return match work.await {
@@ -54,10 +133,12 @@ pub async fn export(
     };
     let (out, body) = mpsc::channel(CHUNKS_QUEUED);
     tokio::spawn(async move {
+        let mut encoder = ChunkEncoder::new(format);
         let mut next = Some(first);
-        let mut head = diff::MAGIC.to_vec();
         while let Some(chunk) = next {
-            for bytes in encode(std::mem::take(&mut head), chunk) {
+            let (head, data) = encoder.encode(chunk);
+            let data = data.map(|data| Bytes::from_owner(Owned(data)));
+            for bytes in [Some(head.into()), data].into_iter().flatten().filter(|bytes| !bytes.is_empty()) {
                 if out.send(Ok(bytes)).await.is_err() {
                     return;
                 }
@@ -65,10 +146,8 @@ pub async fn export(
             next = chunks.recv().await;
         }
         if let Err(failure) = work.await {
-            let mut record = Vec::new();
-            diff::put_failure(&mut record, &serde_json::to_vec(&failure).expect("plain data becomes JSON"));
             // A disconnected client does not receive it.
-            let _ = out.send(Ok(record.into())).await;
+            let _ = out.send(Ok(encoder.fail(&failure).into())).await;
         }
     });
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], Body::from_stream(ChannelBody(body))).into_response()
@@ -83,35 +162,23 @@ impl AsRef<[u8]> for Owned {
     }
 }
 
-/// Appends the records of a chunk to `head`.
-fn encode(mut head: Vec<u8>, chunk: Chunk) -> Vec<Bytes> {
-    match chunk {
-        Chunk::Size(size) => diff::put_size(&mut head, size),
-        Chunk::Zero(offset, len) => diff::put_zero(&mut head, offset, len),
-        Chunk::End => diff::put_end(&mut head),
-        Chunk::Data(offset, data) => {
-            diff::put_data_head(&mut head, offset, data.len() as u64);
-            return vec![head.into(), Bytes::from_owner(Owned(data))];
-        }
-    }
-    vec![head.into()]
-}
-
 /// Query for an import.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportQuery {
-    /// Size of the new image in bytes, if known.
+    /// Size of the new image in bytes, if known; in format 2 the stream has it.
     size: Option<u64>,
-    /// Object size in bytes.
-    #[serde(default = "default_object_size")]
-    object_size: u64,
+    /// Object size in bytes; the default, or in format 2 that of the stream, if omitted.
+    object_size: Option<u64>,
+    /// 2 for an image with its snapshots.
+    #[serde(default = "content_alone")]
+    format: u8,
 }
 
-/// Create an image with the content of an `rbd diff v1` stream
+/// Create an image with the content of an `rbd diff v1` stream, or with snapshots of an `rbd image v2` stream
 #[utoipa::path(put, path = "/v1/images/{pool}/{image}/data",
     params(("pool" = String, Path), ("image" = String, Path), ("size" = Option<u64>, Query),
-        ("object_size" = Option<u64>, Query)),
+        ("object_size" = Option<u64>, Query), ("format" = Option<u8>, Query)),
     request_body(content_type = "application/vnd.forebay.diff"),
     responses((status = 200, body = api::ImportResult), (status = 409, body = ErrorBody)))]
 pub async fn import(
@@ -120,15 +187,56 @@ pub async fn import(
     Query(query): Query<ImportQuery>,
     request: Request,
 ) -> Response {
-    let spec = match image_spec(&pool, &image) {
-        Ok(spec) => spec,
-        Err(failure) => return failure.into_response(),
-    };
+    let ImportQuery { size, object_size, format } = query;
+    match image_spec(&pool, &image).and_then(|spec| Ok((spec, stream_format(format)?))) {
+        Ok((spec, StreamFormat::Diff)) => {
+            let object_size = object_size.unwrap_or(forebay_image::OBJECT_SIZE_DEFAULT);
+            let import = ImportParameters { spec, object_size, size };
+            upload(app, request, StreamFormat::Diff, |engine, chunks, begun| engine.import(import, chunks, begun)).await
+        }
+        Ok((spec, StreamFormat::Image)) => {
+            let import = ImageImport { spec, object_size };
+            let work = |engine: Rc<Engine>, chunks, begun| engine.import_image(import, chunks, begun);
+            upload(app, request, StreamFormat::Image, work).await
+        }
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Apply the changes of an `rbd diff` stream to an image
+#[utoipa::path(put, path = "/v1/images/{pool}/{image}/diff",
+    params(("pool" = String, Path), ("image" = String, Path)),
+    request_body(content_type = "application/vnd.forebay.diff"),
+    responses((status = 200, body = api::AppliedDiff), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub async fn import_diff(
+    State(app): State<App>,
+    Path((pool, image)): Path<(String, String)>,
+    request: Request,
+) -> Response {
+    match image_spec(&pool, &image) {
+        Ok(spec) => {
+            let work = |engine: Rc<Engine>, chunks, begun| engine.import_diff(spec, chunks, begun);
+            upload(app, request, StreamFormat::Diff, work).await
+        }
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Passes the chunks of a request's body to `work`, and responds with its result.
+async fn upload<T, Fut>(
+    app: App,
+    request: Request,
+    format: StreamFormat,
+    work: impl FnOnce(Rc<Engine>, mpsc::Receiver<Chunk>, oneshot::Sender<()>) -> Fut + Send + 'static,
+) -> Response
+where
+    T: Serialize + Send + 'static,
+    Fut: Future<Output = Result<T>> + 'static,
+{
     let lines = request.headers().get(header::ACCEPT).is_some_and(|accept| accept == "application/x-ndjson");
     let (chunks, receiver) = mpsc::channel(CHUNKS_QUEUED);
     let (begun, mut wait_begun) = oneshot::channel();
-    let import = ImportParameters { spec, object_size: query.object_size, size: query.size };
-    let mut work = Box::pin(app.engine.call(move |engine| engine.import(import, receiver, begun)));
+    let mut work = Box::pin(app.engine.call(move |engine| work(engine, receiver, begun)));
     tokio::select! {
         biased;
         result = &mut work => return answer(result, lines),
@@ -143,14 +251,14 @@ pub async fn import(
     let fed = tokio::select! {
         biased;
         result = &mut work => return answer(result, lines),
-        fed = feed(request.into_body(), chunks) => fed,
+        fed = feed(request.into_body(), format, chunks) => fed,
     };
     let result = work.await;
     // A malformed stream is the cause; the failure of the import follows from it.
     answer(fed.and(result), lines)
 }
 
-fn answer(result: Result<api::ImportResult>, lines: bool) -> Response {
+fn answer<T: Serialize>(result: Result<T>, lines: bool) -> Response {
     match result {
         Ok(imported) if lines => Json(StreamLine::Result(imported)).into_response(),
         Ok(imported) => Json(imported).into_response(),
@@ -159,28 +267,18 @@ fn answer(result: Result<api::ImportResult>, lines: bool) -> Response {
 }
 
 /// Decodes a body into chunks.  Dropping `chunks` without an end makes the import fail.
-async fn feed(body: Body, chunks: mpsc::Sender<Chunk>) -> Result<()> {
+async fn feed(body: Body, format: StreamFormat, chunks: mpsc::Sender<Chunk>) -> Result<()> {
     let mut body = body.into_data_stream();
-    let mut decoder = DiffDecoder::new();
+    let mut decoder = ChunkDecoder::new(format);
     while let Some(part) = poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await {
         let part = part.map_err(|error| Failure::failed(format!("the upload was interrupted: {error}")))?;
         let mut input = &part[..];
-        while let Some(event) = decoder.next(&mut input).map_err(|error| Failure::invalid(error.to_string()))? {
-            let chunk = match event {
-                DiffEvent::Size(size) => Chunk::Size(size),
-                DiffEvent::Data(offset, data) => Chunk::Data(offset, Buf::copy_of(data)),
-                DiffEvent::Zero(offset, len) => Chunk::Zero(offset, len),
-                DiffEvent::End => Chunk::End,
-                DiffEvent::Failure(text) => {
-                    let text = String::from_utf8_lossy(&text).into_owned();
-                    return Err(Failure::failed(format!("the client aborted the upload: {text}")));
-                }
-            };
+        while let Some(chunk) = decoder.next(&mut input)? {
             if chunks.send(chunk).await.is_err() {
                 // The import has ended; its result has the reason.
                 return Ok(());
             }
         }
     }
-    decoder.finish().map_err(|error| Failure::invalid(error.to_string()))
+    decoder.finish()
 }

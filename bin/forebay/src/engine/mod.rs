@@ -4,10 +4,13 @@
 
 mod access;
 mod ana;
+pub mod apply;
 pub mod bench;
 mod ceph;
 mod ceph_clients;
 mod clones;
+mod copy;
+pub mod diffs;
 mod dns;
 mod exports;
 pub mod failover;

@@ -235,7 +235,7 @@ impl Engine {
     }
 
     /// Reserves an image that is neither exported nor in use. A volume that only its log keeps open is closed first.
-    async fn reserve_unused(&self, spec: &ImageSpec) -> Result<ReservedImage> {
+    pub(super) async fn reserve_unused(&self, spec: &ImageSpec) -> Result<ReservedImage> {
         let kept = !self.is_exported(spec) && self.has_open_log(spec);
         if kept {
             self.let_go_of_log(spec);
@@ -265,7 +265,11 @@ impl Engine {
     /// as the rest of an interrupted removal, has none.
     pub(super) async fn refuse_snapshots(&self, spec: &ImageSpec) -> Result<()> {
         let backend = self.pool(&spec.pool).await?;
-        let snapshots = image::Images::of(&backend).snapshots(&spec.image).await.unwrap_or_default();
+        let images = image::Images::of(&backend);
+        if let Err(error) = images.empty_trash_of(&spec.image).await {
+            tracing::debug!(image = %spec, %error, "cannot remove the snapshots in the trash");
+        }
+        let snapshots = images.snapshots(&spec.image).await.unwrap_or_default();
         if snapshots.is_empty() {
             return Ok(());
         }
@@ -307,7 +311,7 @@ impl Engine {
     }
 
     /// Explains why a snapshot cannot be created: at the limit of its image this is not for want of space.
-    async fn creation_failure(&self, error: forebay_block::Error, spec: &SnapshotSpec) -> Failure {
+    pub(super) async fn creation_failure(&self, error: forebay_block::Error, spec: &SnapshotSpec) -> Failure {
         if error.kind() == ErrorKind::NoSpace
             && let Ok(backend) = self.pool(&spec.image.pool).await
             && let Ok(details) = image::Images::of(&backend).details(&spec.image.image).await

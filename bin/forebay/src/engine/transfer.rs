@@ -24,7 +24,7 @@ pub const CHUNKS_QUEUED: usize = 8;
 pub const CHUNK_LEN_MAX: usize = 1 << 20;
 
 /// Requests in flight to an image.
-const IN_FLIGHT: usize = 8;
+pub(super) const IN_FLIGHT: usize = 8;
 
 /// Bytes of an image that are mapped at a time by an export.
 const MAP_LEN: u64 = 1 << 30;
@@ -32,15 +32,44 @@ const MAP_LEN: u64 = 1 << 30;
 /// Minimum growth of an image of unknown size, in bytes.
 const GROW_MIN: u64 = 64 << 20;
 
-/// Chunk of an image's content.
+/// Properties of an image that is exported with its snapshots.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ImageProperties {
+    /// Object size as a power of two.
+    pub order: Option<u64>,
+    /// Feature bits; the default of the pool if they are not said.
+    pub features: Option<u64>,
+    /// Stripe unit in bytes.
+    pub stripe_unit: Option<u64>,
+    /// Number of objects of a stripe.
+    pub stripe_count: Option<u64>,
+    /// Metadata: keys and values.
+    pub metadata: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Number of diffs: one a snapshot, and one for the image.
+    pub diffs: u64,
+}
+
+/// Chunk of an image's content, or of its changes.
 #[derive(Debug)]
 pub enum Chunk {
+    /// Properties of the image; the first chunk of an image with its snapshots.
+    Image(Box<ImageProperties>),
+    /// Snapshot that the changes begin at.
+    From(String),
+    /// Snapshot that the changes lead to.
+    To(String),
+    /// Whether that snapshot is protected.
+    Protected(bool),
     /// Image size; the first chunk of an export.
     Size(u64),
     /// Offset and data.
     Data(u64, Buf),
     /// Offset and length of a range that reads as zeroes.
     Zero(u64, u64),
+    /// Offset and length of a range that has changed, without its data.
+    Changed(u64, u64),
+    /// End of the changes up to one snapshot of several, or up to the image.
+    DiffEnd,
     /// End of the content.
     End,
 }
@@ -246,7 +275,14 @@ impl Filler {
                 }
                 self.write(offset, data).await
             }
-            Chunk::End => Ok(()),
+            Chunk::To(_) | Chunk::Protected(_) | Chunk::End => Ok(()),
+            Chunk::From(name) => {
+                let what = format!("the stream has only the changes since the snapshot '{name}'");
+                Err(Failure::invalid(what).hint("apply them to an image that has it: forebay import-diff FILE IMAGE"))
+            }
+            Chunk::Image(_) | Chunk::Changed(..) | Chunk::DiffEnd => {
+                Err(Failure::invalid("the stream is not the content of an image"))
+            }
         }
     }
 

@@ -16,8 +16,10 @@ pub enum Converter {
     Qemu,
     /// A program that unpacks to a pipe with `-dc`.
     Pipe(&'static str),
-    /// `rbd export` without `--export-format 2`, or `rbd import` and `import-diff`.
-    Rbd,
+    /// `import --export-format 2`: it is no disk, but an image.
+    ExportFormat2,
+    /// `import-diff`: it is no disk, but the changes of one.
+    ImportDiff,
 }
 
 /// Bytes that the longest of them wants to see.
@@ -34,9 +36,9 @@ const FORMATS: &[(&[u8], &str, Converter)] = &[
     (b"<<< Sun VirtualBox Disk Image", "a VDI image", Converter::Qemu),
     (b"WithoutFreeSpace", "a Parallels image", Converter::Qemu),
     (b"WithouFreSpacExt", "a Parallels image", Converter::Qemu),
-    (b"rbd image v2\n", "an export of rbd in format 2", Converter::Rbd),
-    (b"rbd diff v1\n", "a diff of rbd", Converter::Rbd),
-    (b"rbd diff v2\n", "a diff of rbd", Converter::Rbd),
+    (b"rbd image v2\n", "an export of rbd in format 2", Converter::ExportFormat2),
+    (b"rbd diff v1\n", "a diff of rbd", Converter::ImportDiff),
+    (b"rbd diff v2\n", "a diff of rbd", Converter::ImportDiff),
     (b"\x1f\x8b\x08", "compressed by gzip", Converter::Pipe("gzip")),
     (b"\xfd7zXZ\0", "compressed by xz", Converter::Pipe("xz")),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd", Converter::Pipe("zstd")),

@@ -7,6 +7,7 @@ mod clones;
 mod common;
 mod completions;
 mod daemon;
+mod diffs;
 mod exports;
 mod hosts;
 mod images;

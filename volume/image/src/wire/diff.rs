@@ -1,13 +1,18 @@
-//! Stream format for the content of an image: Ceph's `rbd diff v1`, see `docs/formats/diff-stream.md`.
+//! Stream format for the content of an image, or for its changes since a snapshot: Ceph's `rbd diff v1` and `v2`, see
+//! `docs/formats/diff-stream.md`.
 //!
-//! `rbd diff v1\n`, then records of a tag byte and little-endian numbers: `s` size; `w` offset, length, bytes; `z`
-//! offset, length (reads as zeroes); `e` end.  Ranges without a record are holes.  A sender that aborts reports the
-//! reason in a record of its own, `!`, which is the last one.
+//! `rbd diff v1\n`, then records of a tag byte and little-endian numbers: `f` and `t` names of snapshots; `s` size; `w`
+//! offset, length, bytes; `z` offset, length (reads as zeroes); `e` end.  In version 2 the length of a record follows its
+//! tag, except for the end, and `p` says whether the snapshot is protected.  Two records are Forebay's own: `r` offset,
+//! length of a range that has changed, without its bytes; and `!`, the reason of a sender that aborts, which is the last
+//! one.
 
 use std::fmt;
 
-/// Magic bytes at the start of every stream.
+/// Magic bytes at the start of every stream of version 1.
 pub const MAGIC: &[u8] = b"rbd diff v1\n";
+/// Magic bytes at the start of every stream of version 2.
+pub const MAGIC_V2: &[u8] = b"rbd diff v2\n";
 
 /// Maximum length of a snapshot name, in bytes.
 const SNAP_NAME_LEN_MAX: u32 = 4096;
@@ -15,15 +20,32 @@ const SNAP_NAME_LEN_MAX: u32 = 4096;
 /// Maximum length of the reason in a failure record, in bytes.
 const FAILURE_LEN_MAX: u32 = 64 * 1024;
 
+/// Version of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiffVersion {
+    /// Changes alone, as `export-diff` writes them.
+    V1,
+    /// Within an export of an image with its snapshots.
+    V2,
+}
+
 /// Decoded part of a stream.  A long `w` record yields several `Data` events.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DiffEvent<'a> {
+    /// Snapshot that the changes begin at.
+    From(String),
+    /// Snapshot that the changes lead to.
+    To(String),
+    /// Whether that snapshot is protected.
+    Protected(bool),
     /// The image's size in bytes.
     Size(u64),
     /// Bytes at an offset.
     Data(u64, &'a [u8]),
     /// Range (offset, length) that reads as zeroes.
     Zero(u64, u64),
+    /// Range (offset, length) that has changed, without its bytes.
+    Changed(u64, u64),
     /// End of the stream; without it the stream is truncated.
     End,
     /// Reason for which the sender has aborted; the stream ends with it.
@@ -39,8 +61,14 @@ pub enum DiffError {
     Tag(u8),
     /// Range (offset, length) that exceeds 2^64.
     Range(u64, u64),
-    /// Snapshot name or reason that exceeds its maximum length.
+    /// Name, value or reason that exceeds its maximum length.
     TooLong(u32),
+    /// Name of a snapshot that is no text.
+    Name,
+    /// Record (tag, length) whose length contradicts its content.
+    RecordLength(u8, u64),
+    /// Number of diffs in an export of an image that cannot be right.
+    Diffs(u64),
     /// Bytes after the end.
     Trailing,
     /// Stream that ends within a record or without an end record.
@@ -54,6 +82,11 @@ impl fmt::Display for DiffError {
             DiffError::Tag(tag) => write!(f, "the stream has a record with the unknown tag {tag:#04x}"),
             DiffError::Range(offset, len) => write!(f, "the stream has a record of {len} bytes at {offset}"),
             DiffError::TooLong(len) => write!(f, "the stream has a text of {len} bytes"),
+            DiffError::Name => f.write_str("the stream has a name that is not UTF-8"),
+            DiffError::RecordLength(tag, len) => {
+                write!(f, "the stream has a record '{}' with the wrong length {len}", tag.escape_ascii())
+            }
+            DiffError::Diffs(count) => write!(f, "the stream has {count} diffs"),
             DiffError::Trailing => f.write_str("the stream has data after its end record"),
             DiffError::Truncated => f.write_str("the stream is truncated"),
         }
@@ -71,10 +104,10 @@ enum DecoderState {
     Head { tag: u8, need: usize },
     /// Within the bytes of a `w` record; the next offset and the number of bytes left.
     Data { offset: u64, left: u64 },
-    /// Within a snapshot's name, which is skipped; number of bytes left.
-    Skip(u32),
-    /// Within the reason of a failure record; number of bytes left.
-    Failure(u32),
+    /// Within an unknown record, which is skipped; number of bytes left.
+    Skip(u64),
+    /// Within a snapshot's name or the reason of a failure; number of bytes left.
+    Text { tag: u8, left: u32 },
     /// After the end or failure record.
     End,
 }
@@ -82,11 +115,12 @@ enum DecoderState {
 /// Incremental decoder: accepts a stream in chunks of any size.
 pub struct DiffDecoder {
     state: DecoderState,
+    version: DiffVersion,
     /// Fixed part of the current record, of which `have` bytes are present.
-    head: [u8; 16],
+    head: [u8; 24],
     have: usize,
-    /// Collected reason of a failure record.
-    failure: Vec<u8>,
+    /// Collected name or reason.
+    text: Vec<u8>,
 }
 
 impl Default for DiffDecoder {
@@ -96,9 +130,9 @@ impl Default for DiffDecoder {
 }
 
 impl DiffDecoder {
-    /// Creates a decoder at the start of a stream.
+    /// Creates a decoder at the start of a stream of either version.
     pub fn new() -> Self {
-        Self { state: DecoderState::Magic(0), head: [0; 16], have: 0, failure: Vec::new() }
+        Self { state: DecoderState::Magic(0), version: DiffVersion::V1, head: [0; 24], have: 0, text: Vec::new() }
     }
 
     /// Decodes the next event and advances `input` past it; `None` once `input` is consumed.
@@ -108,27 +142,15 @@ impl DiffDecoder {
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<DiffEvent<'a>>, DiffError> {
         while !input.is_empty() {
             match self.state {
-                DecoderState::Magic(matched) => {
-                    let part = input.len().min(MAGIC.len() - matched);
-                    if take(input, part) != &MAGIC[matched..matched + part] {
-                        return Err(DiffError::Magic);
-                    }
-                    let matched = matched + part;
-                    self.state = if matched == MAGIC.len() { DecoderState::Tag } else { DecoderState::Magic(matched) };
-                }
+                DecoderState::Magic(matched) => self.magic(matched, take(input, 1)[0])?,
                 DecoderState::Tag => {
                     let tag = take(input, 1)[0];
                     self.have = 0;
-                    self.state = match tag {
-                        b'e' => {
-                            self.state = DecoderState::End;
-                            return Ok(Some(DiffEvent::End));
-                        }
-                        b's' => DecoderState::Head { tag, need: 8 },
-                        b'w' | b'z' => DecoderState::Head { tag, need: 16 },
-                        b'f' | b't' | b'!' => DecoderState::Head { tag, need: 4 },
-                        tag => return Err(DiffError::Tag(tag)),
-                    };
+                    if tag == b'e' {
+                        self.state = DecoderState::End;
+                        return Ok(Some(DiffEvent::End));
+                    }
+                    self.state = DecoderState::Head { tag, need: self.fixed_len(tag)? };
                 }
                 DecoderState::Head { tag, need } => {
                     let part = input.len().min(need - self.have);
@@ -152,18 +174,18 @@ impl DiffDecoder {
                     return Ok(Some(DiffEvent::Data(offset, data)));
                 }
                 DecoderState::Skip(left) => {
-                    let part = input.len().min(left as usize);
+                    let part = usize::try_from(left).unwrap_or(usize::MAX).min(input.len());
                     take(input, part);
-                    self.state =
-                        if part as u32 == left { DecoderState::Tag } else { DecoderState::Skip(left - part as u32) };
+                    let left = left - part as u64;
+                    self.state = if left == 0 { DecoderState::Tag } else { DecoderState::Skip(left) };
                 }
-                DecoderState::Failure(left) => {
+                DecoderState::Text { tag, left } => {
                     let part = input.len().min(left as usize);
-                    self.failure.extend_from_slice(take(input, part));
+                    self.text.extend_from_slice(take(input, part));
                     let left = left - part as u32;
-                    self.state = if left == 0 { DecoderState::End } else { DecoderState::Failure(left) };
+                    self.state = DecoderState::Text { tag, left };
                     if left == 0 {
-                        return Ok(Some(DiffEvent::Failure(std::mem::take(&mut self.failure))));
+                        return self.text(tag).map(Some);
                     }
                 }
                 DecoderState::End => return Err(DiffError::Trailing),
@@ -172,48 +194,106 @@ impl DiffDecoder {
         Ok(None)
     }
 
+    /// Compares a byte with the magic of either version.
+    fn magic(&mut self, matched: usize, byte: u8) -> Result<(), DiffError> {
+        if MAGIC_V2[matched] == byte && MAGIC[matched] != byte {
+            self.version = DiffVersion::V2;
+        } else if MAGIC[matched] != byte {
+            return Err(DiffError::Magic);
+        }
+        self.state = match matched + 1 {
+            all if all == MAGIC.len() => DecoderState::Tag,
+            matched => DecoderState::Magic(matched),
+        };
+        Ok(())
+    }
+
+    /// Returns the length of the fixed part of a record.
+    fn fixed_len(&self, tag: u8) -> Result<usize, DiffError> {
+        let before = match self.version {
+            DiffVersion::V1 => 0,
+            DiffVersion::V2 => 8,
+        };
+        let own = match (tag, self.version) {
+            (b's', _) => 8,
+            (b'w' | b'z' | b'r', _) => 16,
+            (b'f' | b't' | b'!', _) => 4,
+            (b'p', DiffVersion::V2) => 1,
+            // Their length allows them to be skipped.
+            (_, DiffVersion::V2) => 0,
+            (tag, DiffVersion::V1) => return Err(DiffError::Tag(tag)),
+        };
+        Ok(before + own)
+    }
+
     /// Decodes the fixed part of a record, which is complete.
     fn record(&mut self, tag: u8) -> Result<Option<DiffEvent<'static>>, DiffError> {
-        let word = |at: usize| u64::from_le_bytes(self.head[at..at + 8].try_into().expect("eight bytes"));
-        let number = || u32::from_le_bytes(self.head[..4].try_into().expect("four bytes"));
+        let (said, own) = match self.version {
+            DiffVersion::V1 => (None, &self.head[..16]),
+            DiffVersion::V2 => (Some(word(&self.head)), &self.head[8..]),
+        };
+        let has_len = |len: u64| match said {
+            Some(said) if said != len => Err(DiffError::RecordLength(tag, said)),
+            _ => Ok(()),
+        };
         self.state = DecoderState::Tag;
         match tag {
-            b'!' => match number() {
-                0 => {
-                    self.state = DecoderState::End;
-                    Ok(Some(DiffEvent::Failure(Vec::new())))
-                }
-                len if len > FAILURE_LEN_MAX => Err(DiffError::TooLong(len)),
-                len => {
-                    self.state = DecoderState::Failure(len);
-                    Ok(None)
-                }
-            },
-            b's' => Ok(Some(DiffEvent::Size(word(0)))),
-            b'f' | b't' => {
-                let len = number();
-                if len > SNAP_NAME_LEN_MAX {
+            b'f' | b't' | b'!' => {
+                let len = u32::from_le_bytes(own[..4].try_into().expect("four bytes"));
+                let most = if tag == b'!' { FAILURE_LEN_MAX } else { SNAP_NAME_LEN_MAX };
+                if len > most {
                     return Err(DiffError::TooLong(len));
                 }
-                if len > 0 {
-                    self.state = DecoderState::Skip(len);
-                }
-                Ok(None)
+                has_len(4 + u64::from(len))?;
+                self.text.clear();
+                self.state = DecoderState::Text { tag, left: len };
+                if len == 0 { self.text(tag).map(Some) } else { Ok(None) }
             }
-            _ => {
-                let (offset, len) = (word(0), word(8));
+            b's' => {
+                has_len(8)?;
+                Ok(Some(DiffEvent::Size(word(own))))
+            }
+            b'w' | b'z' | b'r' => {
+                let (offset, len) = (word(own), word(&own[8..]));
                 if offset.checked_add(len).is_none() {
                     return Err(DiffError::Range(offset, len));
                 }
-                if tag == b'z' {
-                    return Ok(Some(DiffEvent::Zero(offset, len)));
+                if tag != b'w' {
+                    has_len(16)?;
+                    return Ok(Some(match tag {
+                        b'z' => DiffEvent::Zero(offset, len),
+                        _ => DiffEvent::Changed(offset, len),
+                    }));
                 }
+                has_len(len.saturating_add(16))?;
                 if len > 0 {
                     self.state = DecoderState::Data { offset, left: len };
                 }
                 Ok(None)
             }
+            b'p' => {
+                has_len(1)?;
+                Ok(Some(DiffEvent::Protected(own[0] != 0)))
+            }
+            _ => {
+                if let Some(len @ 1..) = said {
+                    self.state = DecoderState::Skip(len);
+                }
+                Ok(None)
+            }
         }
+    }
+
+    /// Ends the collected text of a record.
+    fn text(&mut self, tag: u8) -> Result<DiffEvent<'static>, DiffError> {
+        let text = std::mem::take(&mut self.text);
+        if tag == b'!' {
+            self.state = DecoderState::End;
+            return Ok(DiffEvent::Failure(text));
+        }
+        self.state = DecoderState::Tag;
+        let name = String::from_utf8(text).map_err(|_| DiffError::Name)?;
+        Ok(if tag == b'f' { DiffEvent::From(name) } else { DiffEvent::To(name) })
     }
 
     /// Verifies, at the end of the input, that the stream is complete.
@@ -225,43 +305,94 @@ impl DiffDecoder {
     }
 }
 
-fn take<'a>(input: &mut &'a [u8], len: usize) -> &'a [u8] {
+/// Returns the first eight bytes as a number.
+pub(super) fn word(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
+}
+
+pub(super) fn take<'a>(input: &mut &'a [u8], len: usize) -> &'a [u8] {
     let (head, rest) = input.split_at(len);
     *input = rest;
     head
 }
 
-/// Appends a size record.
-pub fn put_size(out: &mut Vec<u8>, size: u64) {
-    out.push(b's');
-    out.extend_from_slice(&size.to_le_bytes());
-}
+impl DiffVersion {
+    /// Returns the magic bytes.
+    pub const fn magic(self) -> &'static [u8] {
+        match self {
+            DiffVersion::V1 => MAGIC,
+            DiffVersion::V2 => MAGIC_V2,
+        }
+    }
 
-/// Appends the fixed part of a data record; its `len` bytes must follow.
-pub fn put_data_head(out: &mut Vec<u8>, offset: u64, len: u64) {
-    out.push(b'w');
-    out.extend_from_slice(&offset.to_le_bytes());
-    out.extend_from_slice(&len.to_le_bytes());
-}
+    /// Appends a tag, and the length of what follows where the version has it.
+    fn put_tag(self, out: &mut Vec<u8>, tag: u8, len: u64) {
+        out.push(tag);
+        if self == DiffVersion::V2 {
+            out.extend_from_slice(&len.to_le_bytes());
+        }
+    }
 
-/// Appends a record of a range that reads as zeroes.
-pub fn put_zero(out: &mut Vec<u8>, offset: u64, len: u64) {
-    out.push(b'z');
-    out.extend_from_slice(&offset.to_le_bytes());
-    out.extend_from_slice(&len.to_le_bytes());
-}
+    fn put_text(self, out: &mut Vec<u8>, tag: u8, text: &[u8]) {
+        self.put_tag(out, tag, 4 + text.len() as u64);
+        out.extend_from_slice(&(text.len() as u32).to_le_bytes());
+        out.extend_from_slice(text);
+    }
 
-/// Appends a failure record with the reason, truncated to 64 KiB.
-pub fn put_failure(out: &mut Vec<u8>, why: &[u8]) {
-    let why = &why[..why.len().min(FAILURE_LEN_MAX as usize)];
-    out.push(b'!');
-    out.extend_from_slice(&(why.len() as u32).to_le_bytes());
-    out.extend_from_slice(why);
-}
+    fn put_range(self, out: &mut Vec<u8>, tag: u8, offset: u64, len: u64, data: u64) {
+        self.put_tag(out, tag, 16 + data);
+        out.extend_from_slice(&offset.to_le_bytes());
+        out.extend_from_slice(&len.to_le_bytes());
+    }
 
-/// Appends an end record.
-pub fn put_end(out: &mut Vec<u8>) {
-    out.push(b'e');
+    /// Appends the name of the snapshot that the changes begin at.
+    pub fn put_from(self, out: &mut Vec<u8>, name: &str) {
+        self.put_text(out, b'f', name.as_bytes());
+    }
+
+    /// Appends the name of the snapshot that the changes lead to.
+    pub fn put_to(self, out: &mut Vec<u8>, name: &str) {
+        self.put_text(out, b't', name.as_bytes());
+    }
+
+    /// Appends whether that snapshot is protected, which version 1 does not say.
+    pub fn put_protected(self, out: &mut Vec<u8>, protected: bool) {
+        if self == DiffVersion::V2 {
+            self.put_tag(out, b'p', 1);
+            out.push(protected.into());
+        }
+    }
+
+    /// Appends a size record.
+    pub fn put_size(self, out: &mut Vec<u8>, size: u64) {
+        self.put_tag(out, b's', 8);
+        out.extend_from_slice(&size.to_le_bytes());
+    }
+
+    /// Appends the fixed part of a data record; its `len` bytes must follow.
+    pub fn put_data_head(self, out: &mut Vec<u8>, offset: u64, len: u64) {
+        self.put_range(out, b'w', offset, len, len);
+    }
+
+    /// Appends a record of a range that reads as zeroes.
+    pub fn put_zero(self, out: &mut Vec<u8>, offset: u64, len: u64) {
+        self.put_range(out, b'z', offset, len, 0);
+    }
+
+    /// Appends a record of a range that has changed, without its bytes; `rbd` has no such record.
+    pub fn put_changed(self, out: &mut Vec<u8>, offset: u64, len: u64) {
+        self.put_range(out, b'r', offset, len, 0);
+    }
+
+    /// Appends a failure record with the reason, truncated to 64 KiB.
+    pub fn put_failure(self, out: &mut Vec<u8>, why: &[u8]) {
+        self.put_text(out, b'!', &why[..why.len().min(FAILURE_LEN_MAX as usize)]);
+    }
+
+    /// Appends an end record.
+    pub fn put_end(self, out: &mut Vec<u8>) {
+        out.push(b'e');
+    }
 }
 
 #[cfg(test)]
@@ -280,6 +411,10 @@ mod tests {
                 match event {
                     DiffEvent::Size(size) => out.push(('s', size, Vec::new())),
                     DiffEvent::Zero(offset, len) => out.push(('z', offset, len.to_le_bytes().to_vec())),
+                    DiffEvent::Changed(offset, len) => out.push(('r', offset, len.to_le_bytes().to_vec())),
+                    DiffEvent::From(name) => out.push(('f', 0, name.into_bytes())),
+                    DiffEvent::To(name) => out.push(('t', 0, name.into_bytes())),
+                    DiffEvent::Protected(is) => out.push(('p', is.into(), Vec::new())),
                     DiffEvent::End => out.push(('e', 0, Vec::new())),
                     DiffEvent::Failure(why) => out.push(('!', 0, why)),
                     DiffEvent::Data(offset, data) => match out.last_mut() {
@@ -292,57 +427,107 @@ mod tests {
         decoder.finish().map(|()| out)
     }
 
-    fn sample() -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
-        out.extend_from_slice(b"t\x04\0\0\0snap");
-        put_size(&mut out, 1 << 30);
-        put_data_head(&mut out, 4096, 5);
+    fn sample(version: DiffVersion) -> Vec<u8> {
+        let mut out = version.magic().to_vec();
+        version.put_from(&mut out, "old");
+        version.put_to(&mut out, "snap");
+        version.put_protected(&mut out, true);
+        version.put_size(&mut out, 1 << 30);
+        version.put_data_head(&mut out, 4096, 5);
         out.extend_from_slice(b"hello");
-        put_zero(&mut out, 8192, 4096);
-        put_end(&mut out);
+        version.put_zero(&mut out, 8192, 4096);
+        version.put_changed(&mut out, 16384, 4096);
+        version.put_end(&mut out);
         out
+    }
+
+    const BOTH: [DiffVersion; 2] = [DiffVersion::V1, DiffVersion::V2];
+
+    /// As `rbd` 16.2 writes them, with `export-diff` and with `export --export-format 2`.
+    #[test]
+    fn bytes_of_both_versions() {
+        let of = |version: DiffVersion| {
+            let mut out = version.magic().to_vec();
+            version.put_to(&mut out, "s");
+            version.put_protected(&mut out, false);
+            version.put_size(&mut out, 4096);
+            version.put_data_head(&mut out, 0, 1);
+            out.push(b'x');
+            version.put_zero(&mut out, 1, 2);
+            version.put_end(&mut out);
+            out
+        };
+        let one = b"rbd diff v1\nt\x01\0\0\0ss\0\x10\0\0\0\0\0\0w\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0x\
+            z\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0e";
+        assert_eq!(of(DiffVersion::V1), one);
+        let two = b"rbd diff v2\nt\x05\0\0\0\0\0\0\0\x01\0\0\0sp\x01\0\0\0\0\0\0\0\0\
+            s\x08\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\0\
+            w\x11\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0x\
+            z\x10\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0e";
+        assert_eq!(of(DiffVersion::V2), two);
+    }
+
+    #[test]
+    fn unknown_records_of_version_2_are_skipped() {
+        let bytes = [MAGIC_V2, b"q\x03\0\0\0\0\0\0\0abcx\0\0\0\0\0\0\0\0e"].concat();
+        for cut in 1..=bytes.len() {
+            assert_eq!(decode(&bytes, cut), Ok(vec![('e', 0, Vec::new())]), "cut at {cut}");
+        }
+        let wrong = [MAGIC_V2, b"s\x07\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\0e"].concat();
+        assert_eq!(decode(&wrong, 64), Err(DiffError::RecordLength(b's', 7)));
     }
 
     #[test]
     fn any_cut_gives_the_same_events() {
-        let sample = sample();
-        let want = vec![
-            ('s', 1 << 30, Vec::new()),
-            ('w', 4096, b"hello".to_vec()),
-            ('z', 8192, 4096u64.to_le_bytes().to_vec()),
-            ('e', 0, Vec::new()),
-        ];
-        for cut in 1..=sample.len() {
-            assert_eq!(decode(&sample, cut).as_ref(), Ok(&want), "cut at {cut}");
+        for version in BOTH {
+            let mut want = vec![
+                ('f', 0, b"old".to_vec()),
+                ('t', 0, b"snap".to_vec()),
+                ('p', 1, Vec::new()),
+                ('s', 1 << 30, Vec::new()),
+                ('w', 4096, b"hello".to_vec()),
+                ('z', 8192, 4096u64.to_le_bytes().to_vec()),
+                ('r', 16384, 4096u64.to_le_bytes().to_vec()),
+                ('e', 0, Vec::new()),
+            ];
+            want.retain(|event| event.0 != 'p' || version == DiffVersion::V2);
+            let sample = sample(version);
+            for cut in 1..=sample.len() {
+                assert_eq!(decode(&sample, cut).as_ref(), Ok(&want), "{version:?} cut at {cut}");
+            }
         }
     }
 
     #[test]
     fn a_sender_that_gives_up_says_why() {
-        let mut bytes = MAGIC.to_vec();
-        put_failure(&mut bytes, b"no more");
-        for cut in 1..=bytes.len() {
-            assert_eq!(decode(&bytes, cut), Ok(vec![('!', 0, b"no more".to_vec())]), "cut at {cut}");
+        for version in BOTH {
+            let mut bytes = version.magic().to_vec();
+            version.put_failure(&mut bytes, b"no more");
+            for cut in 1..=bytes.len() {
+                assert_eq!(decode(&bytes, cut), Ok(vec![('!', 0, b"no more".to_vec())]), "cut at {cut}");
+            }
         }
     }
 
     #[test]
     fn every_prefix_is_cut_short() {
-        let sample = sample();
-        for len in 0..sample.len() {
-            assert_eq!(decode(&sample[..len], 7), Err(DiffError::Truncated), "{len} bytes");
+        for sample in BOTH.map(sample) {
+            for len in 0..sample.len() {
+                assert_eq!(decode(&sample[..len], 7), Err(DiffError::Truncated), "{len} bytes");
+            }
         }
     }
 
     #[test]
     fn what_is_refused() {
         let with = |tail: &[u8]| [MAGIC, tail].concat();
-        assert_eq!(decode(b"rbd diff v2\n", 64), Err(DiffError::Magic));
+        assert_eq!(decode(b"rbd diff v3\n", 64), Err(DiffError::Magic));
         assert_eq!(decode(&with(b"x"), 64), Err(DiffError::Tag(b'x')));
         assert_eq!(decode(&with(b"ee"), 64), Err(DiffError::Trailing));
         assert_eq!(decode(&with(b"f\xff\xff\xff\xff"), 64), Err(DiffError::TooLong(u32::MAX)));
+        assert_eq!(decode(&with(b"t\x01\0\0\0\xff"), 64), Err(DiffError::Name));
         let mut wrap = MAGIC.to_vec();
-        put_zero(&mut wrap, u64::MAX, 2);
+        DiffVersion::V1.put_zero(&mut wrap, u64::MAX, 2);
         assert_eq!(decode(&wrap, 64), Err(DiffError::Range(u64::MAX, 2)));
     }
 
@@ -350,6 +535,7 @@ mod tests {
         #[test]
         fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in 1usize..32) {
             let _ = decode(&[MAGIC, &bytes].concat(), cut);
+            let _ = decode(&[MAGIC_V2, &bytes].concat(), cut);
             let _ = decode(&bytes, cut);
         }
     }

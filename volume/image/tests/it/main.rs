@@ -1,5 +1,6 @@
 //! Integration tests, one program: a module a subject.
 
+mod changes;
 mod clones;
 mod common;
 mod crash;

@@ -15,6 +15,7 @@ const SNAPSHOTS: Stage = Stage::Test("forebay-image", "snapshots");
 const FAMILIES: Stage = Stage::Test("forebay-image", "families");
 const CRASH_CLONES: Stage = Stage::Test("forebay-image", "crash_clones");
 const OWNER: Stage = Stage::Test("forebay-image", "owner");
+const CHANGES: Stage = Stage::Test("forebay-image", "changes");
 const CRASH_SNAPSHOTS: Stage = Stage::Test("forebay-image", "crash_snapshots");
 const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
 const SIM: Stage = Stage::Sim(&[], 1000);
@@ -30,6 +31,7 @@ const CHILDREN: &str = "volume/image/src/children.rs";
 const FLATTEN: &str = "volume/image/src/flatten.rs";
 const OWNER_OPS: &str = "volume/image/src/owner.rs";
 const ASK_OWNER: &str = "volume/image/src/ask_owner.rs";
+const CHANGES_OPS: &str = "volume/image/src/changes.rs";
 const ROLLBACK: &str = "volume/image/src/rollback.rs";
 const OBJECT_MAP: &str = "volume/image/src/objectmap.rs";
 const ADMISSION: &str = "volume/image/src/admission.rs";
@@ -248,10 +250,10 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "image-snapshot-clones-elsewhere",
         "Only the image's own pool is searched for clones before the protection of a snapshot ends",
-        SNAPSHOT_OPS,
-        "Some(objects) => (objects.pool_id(), objects.pool_ids()),",
-        "Some(objects) => (objects.pool_id(), vec![objects.pool_id()]),",
-        &[SNAPSHOTS],
+        CHILDREN,
+        "Some(objects) => objects.pool_ids(),",
+        "Some(objects) => vec![objects.pool_id()],",
+        &[SNAPSHOTS, FAMILIES],
     ),
     Mutant::new(
         "image-snapshot-limit-passed",
@@ -388,5 +390,37 @@ pub(super) const LIST: &[Mutant] = &[
         "if !shared.has_other_owner().await? {\n            return Ok(false);",
         "if !shared.has_other_owner().await? || TRIES > 1 {\n            return Ok(false);",
         &[OWNER],
+    ),
+    Mutant::new(
+        "image-diff-misses-removals",
+        "Objects that came or went between two snapshots are not among the changes",
+        CHANGES_OPS,
+        "\n                        || (was == ObjectMapState::Nonexistent) != (now == ObjectMapState::Nonexistent)",
+        "",
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "image-diff-of-an-older-map",
+        "Object maps are believed that were read while a snapshot was created",
+        CHANGES_OPS,
+        "if snapshots(&now) == snapshots(&header) && flags(&now) == flags(&header) {",
+        "if flags(&now).0 == flags(&header).0 {",
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "image-diff-without-parent",
+        "What a clone reads of its parent is not among its data",
+        CHANGES_OPS,
+        "None => (0, to.overlap),",
+        "None => (0, 0),",
+        &[CHANGES],
+    ),
+    Mutant::new(
+        "image-diff-parent-as-zeroes",
+        "An object that a clone has no more counts as zeroes, although the parent's data shows",
+        CHANGES_OPS,
+        "Ok::<_, Error>(shared.overlap_in(view, object) > 0 || exists(&shared, view, object).await?)",
+        "Ok::<_, Error>(exists(&shared, view, object).await?)",
+        &[CHANGES],
     ),
 ];

@@ -1,0 +1,37 @@
+//! Control API types for changes and copies of images.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Result of an import of changes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AppliedDiff {
+    /// Size of the image in bytes.
+    pub size: u64,
+    /// Bytes written.
+    pub written: u64,
+    /// Bytes that read as zeroes now.
+    pub zeroed: u64,
+    /// Snapshot that was created at the end.
+    pub snapshot: Option<String>,
+}
+
+/// Request for a copy of an image.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = CopyImage)]
+pub struct CopyImageRequest {
+    /// Pool of the new image.
+    pub pool: String,
+    /// Name of the new image.
+    pub image: String,
+    /// Set to copy the snapshots too.
+    #[serde(default)]
+    pub deep: bool,
+    /// Set to make the copy of a clone independent of its parent, with the parent's data in it.
+    #[serde(default)]
+    pub flatten: bool,
+    /// Object size in bytes; that of the source if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object_size: Option<u64>,
+}

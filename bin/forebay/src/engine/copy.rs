@@ -1,0 +1,54 @@
+//! Copies of images, within a pool and between pools.
+
+use std::rc::Rc;
+
+use forebay_reactor::spawn;
+use tokio::sync::{mpsc, oneshot};
+
+use super::Engine;
+use super::apply::ImageImport;
+use super::transfer::CHUNKS_QUEUED;
+use crate::api::{CopyImageRequest, ImageInfo};
+use crate::failure::{Failure, FailureKind, Result};
+use crate::ops::ProgressSink;
+use crate::spec::{SourceSpec, image_spec};
+
+impl Engine {
+    /// Copies an image or snapshot to a new image: its data and metadata; a deep copy also has the snapshots up to it.
+    pub async fn copy_image(
+        self: &Rc<Self>,
+        source: &SourceSpec,
+        request: CopyImageRequest,
+        progress: ProgressSink,
+    ) -> Result<ImageInfo> {
+        let to = image_spec(&request.pool, &request.image)?;
+        if to == source.image {
+            let exists = forebay_block::Error::new(forebay_block::ErrorKind::Exists, "it is the source");
+            return Err(self.image_failure(exists, &to));
+        }
+        let opened = self.open_source(source).await?;
+        if request.deep && !request.flatten && opened.image.reads_parent() {
+            let what = format!("{source} is a clone; a deep copy of it that shares its parent is not supported");
+            return Err(Failure::new(FailureKind::Unsupported, what)
+                .hint("add --flatten for a copy with the parent's data in it"));
+        }
+        let (sender, receiver) = mpsc::channel(CHUNKS_QUEUED);
+        let (begun, _) = oneshot::channel();
+        let (engine, from) = (self.clone(), source.clone());
+        let sending = spawn(async move {
+            let report = |done, total| progress.report(done, total);
+            let sent = engine.send_image(&opened, &from, request.deep, &sender, report).await;
+            // If the receiver has failed, that is the cause.
+            sent.map_err(|failure| (failure, sender.is_closed()))
+        });
+        let import = ImageImport { spec: to.clone(), object_size: request.object_size };
+        let received = self.clone().import_image(import, receiver, begun).await;
+        let copied = match (sending.await, received) {
+            (Err((failure, false)), _) => Err(failure),
+            (_, received) => received,
+        };
+        let copied = copied.map_err(|failure| failure.context(format_args!("copying {source}")))?;
+        tracing::info!(image = %source, %to, deep = request.deep, "an image was copied");
+        Ok(copied.image)
+    }
+}

@@ -1,0 +1,48 @@
+//! What an export of a whole image has beside its content: features and metadata.
+
+use forebay_block::Result;
+
+use crate::format::{ImageFeatures, metadata_key};
+use crate::image::Image;
+
+/// Metadata values that are read in one request.
+const PAGE: usize = 64;
+
+/// Metadata of an image: keys and values, in the order of the keys.
+pub type MetadataPairs = Vec<(Vec<u8>, Vec<u8>)>;
+
+impl Image {
+    /// Returns the features of the image.
+    pub fn features(&self) -> ImageFeatures {
+        self.shared().header().features
+    }
+
+    /// Returns whether the image, or a snapshot of it, still reads data of a parent.
+    pub fn reads_parent(&self) -> bool {
+        let header = self.shared().header();
+        header.parent.is_some() || header.snapshots.iter().any(|snapshot| snapshot.overlap.is_some_and(|len| len > 0))
+    }
+
+    /// Returns all metadata values of the image.
+    ///
+    /// # Errors
+    /// `NotFound` if the image has been removed; errors of the backend.
+    pub async fn metadata_pairs(&self) -> Result<MetadataPairs> {
+        let shared = self.shared();
+        shared.check_there()?;
+        let prefix = metadata_key("");
+        let mut pairs = MetadataPairs::new();
+        let mut after = Vec::new();
+        loop {
+            let page = shared.backend().kv_list(&shared.header_object(), &prefix, &after, PAGE).await?;
+            if let Some((last, _)) = page.pairs.last() {
+                after.clone_from(last);
+            }
+            let more = page.more && !page.pairs.is_empty();
+            pairs.extend(page.pairs.into_iter().map(|(key, value)| (key[prefix.len()..].to_vec(), value)));
+            if !more {
+                return Ok(pairs);
+            }
+        }
+    }
+}
