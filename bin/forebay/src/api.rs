@@ -5,6 +5,7 @@
 mod image;
 mod log;
 mod snapshot;
+mod trash;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -236,6 +237,8 @@ pub use image::{
 pub use snapshot::{
     CreateSnapshotRequest, ImageSnapshot, SnapshotLimitRequest, SnapshotNamespace, UpdateSnapshotRequest,
 };
+
+pub use trash::{MoveToTrashRequest, RestoreRequest, TrashedImage};
 
 /// Result of a reload of hosts and secrets.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

@@ -10,6 +10,7 @@ mod perf;
 mod serve;
 mod snapshots;
 mod store;
+mod trash;
 
 use std::path::PathBuf;
 
@@ -28,6 +29,7 @@ pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, P
 pub use serve::{DriverKind, ServeArgs};
 pub use snapshots::{OneSource, SnapCommand, SnapLimitCommand, SnapRenameArgs};
 pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs};
+pub use trash::TrashCommand;
 
 /// Fast block volumes: images on an embedded object store, served to hosts.
 ///
@@ -204,6 +206,10 @@ pub enum CliCommand {
     /// Create, list and remove snapshots, and roll images back to them
     #[command(subcommand)]
     Snap(SnapCommand),
+
+    /// Move images to the trash, restore them, and remove them for good
+    #[command(subcommand)]
+    Trash(TrashCommand),
 
     /// Import an image from a file, a block device or standard input
     ///

@@ -5,6 +5,7 @@
 
 mod logs;
 mod snapshots;
+mod trash;
 
 use std::cell::Cell;
 use std::future::Future;
@@ -23,6 +24,7 @@ pub use logs::{DiscardLog, FlushLog, GetLog, ListLogs, TakeOverLog};
 pub use snapshots::{
     CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RollBack, SetSnapshotLimit, UpdateSnapshot,
 };
+pub use trash::{ListTrash, MoveToTrash, PurgeTrash, RemoveFromTrash, RestoreFromTrash};
 
 /// HTTP request of an operation.
 pub struct HttpRoute {

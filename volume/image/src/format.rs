@@ -72,6 +72,17 @@ pub(crate) fn id_key(id: &str) -> Vec<u8> {
     format!("{ID_PREFIX}{id}").into_bytes()
 }
 
+/// Returns the prefix of all id keys.
+pub(crate) fn id_keys() -> &'static [u8] {
+    ID_PREFIX.as_bytes()
+}
+
+/// Returns the id in a key; `None` if it is not that of an id.
+pub(crate) fn id_of_key(key: &[u8]) -> Option<String> {
+    let id = key.strip_prefix(ID_PREFIX.as_bytes()).and_then(|id| String::from_utf8(id.to_vec()).ok());
+    id.filter(|id| is_valid_id(id))
+}
+
 /// Returns the prefix of all name keys.
 pub(crate) fn name_keys() -> &'static [u8] {
     NAME_PREFIX.as_bytes()
@@ -85,6 +96,11 @@ pub(crate) fn name_of_key(key: &[u8]) -> Option<String> {
 /// Returns the header key of a metadata value of the image.
 pub(crate) fn metadata_key(key: &str) -> Vec<u8> {
     format!("{METADATA_PREFIX}{key}").into_bytes()
+}
+
+/// Returns the prefix of the header keys of metadata values.
+pub(crate) fn metadata_keys() -> &'static [u8] {
+    METADATA_PREFIX.as_bytes()
 }
 
 /// Returns the header key of a snapshot.

@@ -23,6 +23,7 @@ mod info;
 mod layout;
 mod lifecycle;
 mod lock;
+mod locks;
 mod luks;
 mod metadata;
 mod objectmap;
@@ -36,6 +37,7 @@ mod reserved;
 mod resize;
 mod rollback;
 mod snapshots;
+mod trash;
 mod usage;
 mod watcher;
 mod window;
@@ -53,9 +55,11 @@ pub use info::{
     CreateOptions, ImageDescription, ImageDetails, LockKind, ObjectProgress, ParentInfo, RemoveOptions,
     SnapshotDetails, SnapshotInfo,
 };
+pub use locks::{ImageLock, ImageLocks};
 pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;
 pub use open_image::LockCheck;
+pub use trash::{TrashSource, TrashedImage};
 pub use usage::SnapshotUsage;
 pub use wire::diff;
 

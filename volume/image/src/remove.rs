@@ -45,7 +45,7 @@ impl Images {
     }
 
     /// Removes the data, then the header: as long as there is data, the header locates it.
-    async fn remove_content(
+    pub(crate) async fn remove_content(
         self: &Rc<Self>,
         name: &str,
         id: &str,

@@ -16,6 +16,7 @@ mod status;
 mod store;
 mod targets;
 mod transfer;
+mod trash;
 
 use forebay_accel::{shape, tier};
 
@@ -50,6 +51,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Mv(options) => images::mv(global, output, options),
         CliCommand::Du(options) => images::du(global, output, options),
         CliCommand::Snap(command) => snapshots::run(global, output, command),
+        CliCommand::Trash(command) => trash::run(global, output, command),
         CliCommand::Import(options) => transfer::import(global, output, options),
         CliCommand::Export(options) => transfer::export(global, output, options),
         CliCommand::Bench(options) => bench::run(global, output, options),

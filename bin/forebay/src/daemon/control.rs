@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, metrics, page, snapshots, streams};
+use super::{access, metrics, page, snapshots, streams, trash};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -131,6 +131,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/ana", get(list_ana).post(set_ana))
         .merge(access::routes())
         .merge(snapshots::routes())
+        .merge(trash::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
@@ -198,6 +199,11 @@ async fn no_such_path(request: Request) -> Failure {
         snapshots::roll_back,
         snapshots::set_snapshot_limit,
         snapshots::clear_snapshot_limit,
+        trash::list_trash,
+        trash::move_to_trash,
+        trash::purge_trash,
+        trash::remove_from_trash,
+        trash::restore_from_trash,
         list_targets,
         attach,
         detach,

@@ -8,6 +8,7 @@ mod notify;
 mod page;
 mod snapshots;
 mod streams;
+mod trash;
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};

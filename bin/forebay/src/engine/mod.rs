@@ -25,6 +25,7 @@ pub mod replicas;
 mod reservations;
 pub mod small_files;
 mod snapshots;
+mod trash;
 pub mod store;
 pub mod targets;
 pub mod transfer;

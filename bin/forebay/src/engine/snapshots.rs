@@ -249,7 +249,7 @@ impl Engine {
         Err(Failure::new(FailureKind::Busy, what).hint(hint))
     }
 
-    async fn flush_pool(&self, spec: &ImageSpec) -> Result<()> {
+    pub(super) async fn flush_pool(&self, spec: &ImageSpec) -> Result<()> {
         self.pool(&spec.pool).await?.flush().await.map_err(|error| self.image_failure(error, spec))
     }
 

@@ -21,4 +21,5 @@ mod space;
 mod stderr;
 mod store;
 mod transfer;
+mod trash;
 mod usage;

@@ -7,6 +7,7 @@ pub mod diff;
 pub(crate) mod lock;
 pub(crate) mod notify;
 pub(crate) mod snapshot;
+pub(crate) mod trash;
 
 use std::time::Duration;
 

@@ -200,14 +200,6 @@ impl Snapshot {
     }
 }
 
-/// Decodes the name in the trash entry of an image; `None` if it is malformed.
-pub(crate) fn decode_trashed_name(bytes: &[u8]) -> Option<String> {
-    let mut body = CephReader::new(bytes).versioned(u8::MAX)?.body;
-    // Source of the entry.
-    body.u8()?;
-    body.string()
-}
-
 /// Decodes the group in an image's header: its pool and id; `None` if it is malformed.
 pub(crate) fn decode_group(bytes: &[u8]) -> Option<(i64, String)> {
     let mut body = CephReader::new(bytes).versioned(1)?.body;
@@ -282,16 +274,6 @@ mod tests {
         );
         for at in 0..protected.len() {
             assert_eq!(Snapshot::decode(&protected[..at]), None);
-        }
-    }
-
-    /// Golden bytes stored by `rbd trash mv rbd/t` 16.2.
-    #[test]
-    fn a_name_in_the_trash_of_rbd() {
-        let bytes = unhex("0201 17000000 00 01000000 74 a898046b 247b3d12 a898046b 247b3d12 00");
-        assert_eq!(decode_trashed_name(&bytes).as_deref(), Some("t"));
-        for at in 0..bytes.len() {
-            assert_eq!(decode_trashed_name(&bytes[..at]), None);
         }
     }
 
