@@ -418,7 +418,10 @@ impl Images {
 
     fn check_unchanging(&self, name: &str) -> Result<()> {
         if self.changing.borrow().contains(name) {
-            return Err(Error::new(ErrorKind::Busy, format!("image {name} is being created, renamed, moved or removed")));
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("image {name} is being created, renamed, moved or removed"),
+            ));
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, Method, ObjectBackend, ObjectOp, Result, SharedObjects, SnapId, Transaction};
+use forebay_block::{Error, ErrorKind, Method, ObjectOp, Result, SharedObjects, SnapId, Transaction};
 
 use crate::exclusive_lock::GET_INFO;
 use crate::images::Images;

@@ -1,6 +1,6 @@
 //! Metadata values of an image, as listed by `rbd image-meta`.
 
-use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectOp, Result, Transaction};
+use forebay_block::{Error, ErrorKind, ObjectOp, Result, Transaction};
 
 use crate::format::{metadata_key, metadata_keys};
 use crate::image::Image;

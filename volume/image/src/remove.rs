@@ -92,7 +92,8 @@ impl Images {
             self.forget_child(id, header).await?;
             drop(hold);
             shared.end_coordination().await;
-            if header.features.has(ImageFeatures::OBJECT_MAP) {
+            if self.backend.shared().is_some() {
+                // It is also left by an interrupted change of the features.
                 let map = map_object(&self.namespace, id, None);
                 unless_absent(self.backend.submit(&map, Transaction::of(ObjectOp::Remove).durable())).await?;
             }

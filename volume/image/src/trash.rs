@@ -146,7 +146,8 @@ impl TrashDirectory<'_> {
         let guard = ObjectOp::KvCompare { key: id_key(id), value: Some(from.to_vec()) };
         match self.backend.submit(&self.object(), Transaction::new(vec![guard, change]).durable()).await {
             Err(error) if matches!(error.kind(), ErrorKind::Guard | ErrorKind::NotFound) => {
-                let what = format!("another client changes the trash entry of image id {id} at the same time; try again");
+                let what =
+                    format!("another client changes the trash entry of image id {id} at the same time; try again");
                 Err(Error::new(ErrorKind::Busy, what))
             }
             other => other.map(drop),

@@ -178,7 +178,7 @@ async fn used_of_objects(
 }
 
 /// Returns the state of an object that a snapshot sees, or the head; `None` if it sees none.
-fn version_at(set: &SnapSet, snap: SnapId) -> Option<SnapId> {
+pub(crate) fn version_at(set: &SnapSet, snap: SnapId) -> Option<SnapId> {
     if snap == SnapId::HEAD || snap.0 > set.seq {
         // No write since that snapshot.
         return set.head_exists.then_some(SnapId::HEAD);

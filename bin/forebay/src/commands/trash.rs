@@ -176,12 +176,21 @@ mod tests {
         assert_eq!(rows[0].status, format!("expired at {}", time(10)));
         assert_eq!(rows[1].status, format!("protected until {}", time(10)));
         let want = [
-            "ID            NAME  SOURCE  DELETED_AT                STATUS                               PARENT".to_owned(),
+            "ID            NAME  SOURCE  DELETED_AT                STATUS                               PARENT"
+                .to_owned(),
             format!("1015d79e38d3  t     USER    {}  expired at {}             ", time(0), time(10)),
         ];
         assert_eq!(long(&rows[..1]).lines().next().map(str::len), long(&rows[..1]).lines().nth(1).map(str::len));
-        assert_eq!(long(&rows[1..]).lines().next(), Some("ID            NAME  SOURCE  DELETED_AT                STATUS                                    PARENT"));
-        assert_eq!(long(&rows[..1]).lines().map(str::trim_end).collect::<Vec<_>>(), want.iter().map(|row| row.trim_end()).collect::<Vec<_>>());
+        assert_eq!(
+            long(&rows[1..]).lines().next(),
+            Some(
+                "ID            NAME  SOURCE  DELETED_AT                STATUS                                    PARENT"
+            )
+        );
+        assert_eq!(
+            long(&rows[..1]).lines().map(str::trim_end).collect::<Vec<_>>(),
+            want.iter().map(|row| row.trim_end()).collect::<Vec<_>>()
+        );
         assert_eq!(long(&[]), "");
     }
 }

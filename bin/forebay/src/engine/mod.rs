@@ -25,10 +25,10 @@ pub mod replicas;
 mod reservations;
 pub mod small_files;
 mod snapshots;
-mod trash;
 pub mod store;
 pub mod targets;
 pub mod transfer;
+mod trash;
 pub mod volumes;
 
 use std::cell::{Cell, RefCell};

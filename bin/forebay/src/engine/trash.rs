@@ -28,7 +28,10 @@ impl Engine {
         let deferred_until = expires_at.map_or(now, |time| Duration::from_secs(time.0));
         // Times are given to the second.
         if deferred_until.as_secs() < now.as_secs() {
-            let what = format!("{} is in the past, and cannot be the time at which {spec} expires", Timestamp(deferred_until.as_secs()));
+            let what = format!(
+                "{} is in the past, and cannot be the time at which {spec} expires",
+                Timestamp(deferred_until.as_secs())
+            );
             return Err(Failure::invalid(what));
         }
         let moved = Images::of(&backend).move_to_trash(&spec.image, deferred_until.max(now)).await;

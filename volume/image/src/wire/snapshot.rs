@@ -127,6 +127,23 @@ impl Snapshot {
 
     /// Returns the stored value with another protection; `None` in the formats before snapshots had one.
     pub(crate) fn with_protection(&self, protection: Protection) -> Option<Vec<u8>> {
+        let at = self.protection_at()?;
+        let mut stored = self.stored.clone();
+        *stored.get_mut(at).filter(|_| self.stored[0] >= 3)? = protection as u8;
+        Some(stored)
+    }
+
+    /// Returns the stored value with other flags; `None` in the formats before snapshots had any.
+    pub(crate) fn with_flags(&self, flags: u64) -> Option<Vec<u8>> {
+        let at = self.protection_at()? + 1;
+        let mut stored = self.stored.clone();
+        let field = stored.get_mut(at..at + 8).filter(|_| self.stored[0] >= 4)?;
+        field.copy_from_slice(&flags.to_le_bytes());
+        Some(stored)
+    }
+
+    /// Returns the position of the protection in the stored value; the flags follow it.
+    fn protection_at(&self) -> Option<usize> {
         let (version, older) = (*self.stored.first()?, *self.stored.get(1)? < 8);
         let mut rest = CephReader::new(self.body()?);
         rest.u64()?;
@@ -138,10 +155,7 @@ impl Snapshot {
                 Parent::read(&mut rest)?;
             }
         }
-        let at = self.stored.len() - rest.rest().len();
-        let mut stored = self.stored.clone();
-        *stored.get_mut(at).filter(|_| version >= 3)? = protection as u8;
-        Some(stored)
+        Some(self.stored.len() - rest.rest().len())
     }
 
     fn body(&self) -> Option<&[u8]> {
@@ -301,6 +315,9 @@ mod tests {
         assert_eq!(renamed, Snapshot { name: "another".into(), stored: renamed.stored.clone(), ..new.clone() });
         let protected = new.with_protection(Protection::Full).expect("there is such a field");
         assert_eq!(Snapshot::decode(&protected).map(|snapshot| snapshot.protection), Some(Protection::Full));
+        let flagged = new.with_flags(3).and_then(|bytes| Snapshot::decode(&bytes)).expect("there is such a field");
+        assert_eq!(flagged, Snapshot { flags: 3, stored: flagged.stored.clone(), ..new.clone() });
+        assert_eq!(flagged.with_flags(0).as_ref(), Some(&new.stored));
         let ending = Snapshot { stored: protected, ..new }.with_protection(Protection::Ending).expect("as before");
         assert_eq!(Snapshot::decode(&ending).map(|snapshot| snapshot.protection), Some(Protection::Ending));
     }
@@ -317,7 +334,9 @@ mod tests {
         }
         let oldest = CephWriter::new().u64(9).string("s").u64(8192).u64(1);
         let oldest = Snapshot::decode(&CephWriter::new().versioned(1, 1, oldest).done()).expect("readable");
-        assert_eq!(oldest.with_protection(Protection::Full), None);
+        assert_eq!((oldest.with_protection(Protection::Full), oldest.with_flags(1)), (None, None));
+        let flagged = older.with_flags(3).and_then(|bytes| Snapshot::decode(&bytes)).expect("readable");
+        assert_eq!((flagged.flags, flagged.overlap, &flagged.parent), (3, Some(4096), &older.parent));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod crash;
 mod crash_snapshots;
 mod device;
 mod faults;
+mod features;
 mod images;
 mod locks;
 mod manage;

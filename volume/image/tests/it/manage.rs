@@ -64,7 +64,8 @@ fn metadata_of_two_clients() {
                         let own = format!("own{client}-{round}");
                         Images::of(&backend).set_metadata("vm", &own, vec![round]).await.expect("set");
                         Images::of(&backend).set_metadata("vm", "both", vec![round]).await.expect("set");
-                        removed += u32::from(Images::of(&backend).remove_metadata("vm", "both").await.expect("removed"));
+                        removed +=
+                            u32::from(Images::of(&backend).remove_metadata("vm", "both").await.expect("removed"));
                     }
                     removed
                 })
@@ -93,7 +94,8 @@ fn locks_are_listed_taken_and_broken() {
         // An exclusive one, which no other client takes, and which keeps hosts out.
         first.add_lock("vm", "mine", None).await.expect("locked");
         let me = backends[0].shared().expect("shared").identity();
-        let lock = ImageLock { id: "mine".into(), locker: format!("client.{}", me.number), address: me.address.clone() };
+        let lock =
+            ImageLock { id: "mine".into(), locker: format!("client.{}", me.number), address: me.address.clone() };
         let listed = second.locks("vm").await.expect("listed");
         assert_eq!((listed.exclusive, &listed.locks), (true, &vec![lock.clone()]));
         for (images, id, tag) in [(&first, "mine", None), (&second, "mine", None), (&second, "other", Some("tag"))] {

@@ -8,7 +8,8 @@ use forebay_block::{ErrorKind, ObjectBackend, ObjectName, Result};
 use forebay_image::{Images, RemoveOptions, TrashSource};
 
 use crate::common::cluster::{
-    POOL, cluster, create_and_open, kind, kv, make_clone, names, of_size, open as open_shared, read, take_snapshot, write,
+    POOL, cluster, create_and_open, kind, kv, make_clone, names, of_size, open as open_shared, read, take_snapshot,
+    write,
 };
 use crate::common::{objects, pattern, run};
 use crate::crash::{SIZE, at_every_point, fill, open, read_all};
@@ -301,7 +302,8 @@ fn random_programs_of_two_clients() {
                             _ => mv(&backend, if pick & 8 == 0 { "b" } else { "a" }).await.map(drop),
                         };
                         if let Err(error) = done {
-                            let expected = matches!(error.kind(), ErrorKind::Busy | ErrorKind::NotFound | ErrorKind::Exists);
+                            let expected =
+                                matches!(error.kind(), ErrorKind::Busy | ErrorKind::NotFound | ErrorKind::Exists);
                             assert!(expected, "seed {seed}: {error}");
                         }
                     }
