@@ -4,6 +4,7 @@
 
 mod image;
 mod log;
+mod manage;
 mod snapshot;
 mod trash;
 
@@ -238,7 +239,11 @@ pub use snapshot::{
     CreateSnapshotRequest, ImageSnapshot, SnapshotLimitRequest, SnapshotNamespace, UpdateSnapshotRequest,
 };
 
-pub use trash::{MoveToTrashRequest, RestoreRequest, TrashedImage};
+pub use manage::{
+    AddLockRequest, ListedLock, LockListing, MetadataValue, ObjectMapCheck, UpdateFeaturesRequest, WrongMapEntry,
+};
+
+pub use trash::{MoveToTrashRequest, RestoreRequest, TrashListing};
 
 /// Result of a reload of hosts and secrets.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

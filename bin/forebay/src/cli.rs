@@ -4,6 +4,7 @@ mod access;
 mod complete;
 mod exports;
 mod images;
+mod manage;
 pub mod many;
 mod names;
 mod perf;
@@ -24,6 +25,7 @@ pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCo
 pub use images::{
     BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs,
 };
+pub use manage::{FeatureCommand, FeatureNames, ImageMetaCommand, LockCommand, ObjectMapCommand};
 pub use names::{DuTarget, MaybeImage, OneImage, RenameOperands};
 pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, PerfMessenger};
 pub use serve::{DriverKind, ServeArgs};
@@ -210,6 +212,29 @@ pub enum CliCommand {
     /// Move images to the trash, restore them, and remove them for good
     #[command(subcommand)]
     Trash(TrashCommand),
+
+    /// List and change the metadata of images
+    #[command(subcommand)]
+    ImageMeta(ImageMetaCommand),
+
+    /// List, take and remove locks on images
+    #[command(subcommand)]
+    Lock(LockCommand),
+
+    /// Enable and disable features of images
+    #[command(subcommand)]
+    Feature(FeatureCommand),
+
+    /// Check and rebuild object maps
+    #[command(subcommand)]
+    ObjectMap(ObjectMapCommand),
+
+    /// Print the notifications that the clients of an image send each other
+    ///
+    /// Until a line is read from standard input, or it ends.  This process is a client of the Ceph cluster of its own.
+    #[command(after_help = "Example:
+  forebay watch rbd/disk1")]
+    Watch(OneImage),
 
     /// Import an image from a file, a block device or standard input
     ///

@@ -4,6 +4,7 @@
 //! the same operations from requests.  So both paths behave identically.
 
 mod logs;
+mod manage;
 mod snapshots;
 mod trash;
 
@@ -21,6 +22,10 @@ use crate::engine::Engine;
 use crate::failure::Result;
 use crate::spec::{ImageSpec, SourceSpec, source_spec, uri_encode};
 pub use logs::{DiscardLog, FlushLog, GetLog, ListLogs, TakeOverLog};
+pub use manage::{
+    AddLock, CheckObjectMap, GetMetadata, ListLocks, ListMetadata, RebuildObjectMap, RemoveLock, SetMetadata,
+    UpdateFeatures,
+};
 pub use snapshots::{
     CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RollBack, SetSnapshotLimit, UpdateSnapshot,
 };

@@ -185,6 +185,11 @@ impl ImageFeatures {
         bits.map(|bit| Self::NAMES.get(bit).map_or_else(|| format!("bit {bit}"), |name| (*name).to_owned())).collect()
     }
 
+    /// Returns the feature of that name.
+    pub fn of_name(name: &str) -> Option<ImageFeatures> {
+        Self::NAMES.iter().position(|known| *known == name).map(|bit| ImageFeatures(1 << bit))
+    }
+
     /// Returns the subset of these features that prevents opening an image here.
     pub(crate) fn unsupported(self, read_only: bool, shared: bool) -> ImageFeatures {
         let writable = if shared { Self::WRITABLE_SHARED } else { Self::WRITABLE };
@@ -477,6 +482,8 @@ mod tests {
     fn features_have_names() {
         assert_eq!(ImageFeatures(0b1101).to_string(), "layering, exclusive-lock, object-map");
         assert_eq!(ImageFeatures(1 << 40).to_string(), "bit 40");
+        assert_eq!(ImageFeatures::of_name("fast-diff"), Some(ImageFeatures::FAST_DIFF));
+        assert_eq!(ImageFeatures::of_name("bit 40"), None);
         assert_eq!(ImageFeatures(0b1101).unsupported(false, false), ImageFeatures(0b1100));
         assert_eq!(ImageFeatures(0b1101).unsupported(true, false), ImageFeatures(0));
         assert_eq!(ImageFeatures::RBD_DEFAULT.unsupported(false, true), ImageFeatures(0));

@@ -27,6 +27,7 @@ mod lock;
 mod locks;
 mod luks;
 mod metadata;
+mod notifications;
 mod objectmap;
 mod open_image;
 mod pools;
@@ -60,6 +61,7 @@ pub use info::{
 pub use locks::{ImageLock, ImageLocks};
 pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;
+pub use notifications::{ImageNotification, NotificationReceiver, NotificationWatch};
 pub use open_image::LockCheck;
 pub use rebuild::{MapCheck, WrongObject};
 pub use trash::{TrashSource, TrashedImage};

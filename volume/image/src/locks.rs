@@ -22,7 +22,7 @@ pub struct ImageLocks {
     pub exclusive: bool,
     /// Tag of a shared lock; `internal` for the automatic one of the feature exclusive-lock.
     pub tag: String,
-    /// Holders.
+    /// The locks, one for each holder.
     pub locks: Vec<ImageLock>,
 }
 

@@ -1,7 +1,7 @@
 //! Object maps compared with the objects, and rebuilt from them.
 //!
 //! A rebuild first stores a map in which every object may exist, which is never wrong, and marks the map as valid again,
-//! but not what it says of changes. From then on whoever holds the lock maintains it. Then the state of each object is
+//! but not what it says of changes. From then on the owner of the lock maintains it. Then the state of each object is
 //! found and stored, with the object's range locked, and in the end the changes are marked as valid as well. So hosts
 //! write meanwhile, the lock may pass to other clients, and an interrupted rebuild leaves a map that may be relied on.
 

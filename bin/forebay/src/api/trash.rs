@@ -9,7 +9,7 @@ use crate::timestamp::Timestamp;
 
 /// Image in the trash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct TrashedImage {
+pub struct TrashListing {
     /// Image id, which names the image while it is in the trash.
     pub id: String,
     /// Name before the move to the trash.

@@ -17,7 +17,7 @@ pub struct OneTrashed {
 struct TypedTrashed {
     /// The id of the image, [POOL/]ID, as 'trash ls' shows it
     #[arg(value_name = "ID")]
-    id: Option<String>,
+    trashed: Option<String>,
 
     /// The image's pool, where the id does not say it
     #[arg(short, long, value_name = "POOL")]
@@ -31,8 +31,8 @@ struct TypedTrashed {
 impl TryFrom<TypedTrashed> for OneTrashed {
     type Error = String;
 
-    fn try_from(TypedTrashed { id, pool, image_id }: TypedTrashed) -> Result<Self, String> {
-        let text = match (id, image_id) {
+    fn try_from(TypedTrashed { trashed, pool, image_id }: TypedTrashed) -> Result<Self, String> {
+        let text = match (trashed, image_id) {
             (Some(one), Some(other)) => {
                 return Err(format!("'{one}' and '--image-id {other}' both name the image; leave one of them out"));
             }
@@ -147,6 +147,16 @@ pub struct TrashPurgeArgs {
 mod tests {
     use super::super::names::tests::read;
     use super::*;
+
+    #[test]
+    fn the_id_of_an_image_is_not_that_of_a_client_of_the_cluster() {
+        use clap::Parser;
+        let line = ["forebay", "trash", "rm", "rbd/1015fdba71ed", "--id", "me"];
+        let read = crate::cli::Cli::try_parse_from(line).expect("a command");
+        assert_eq!(read.global.ceph.id.as_deref(), Some("me"));
+        let read = crate::cli::Cli::try_parse_from(&line[..4]).expect("a command");
+        assert_eq!(read.global.ceph.id, None);
+    }
 
     #[test]
     fn an_image_in_the_trash_in_every_way() {

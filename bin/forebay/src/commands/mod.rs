@@ -6,6 +6,7 @@ mod bench;
 mod complete;
 mod images;
 mod logs;
+mod manage;
 mod pages;
 pub mod perf;
 mod perf_messenger;
@@ -52,6 +53,11 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Du(options) => images::du(global, output, options),
         CliCommand::Snap(command) => snapshots::run(global, output, command),
         CliCommand::Trash(command) => trash::run(global, output, command),
+        CliCommand::ImageMeta(command) => manage::image_meta(global, output, command),
+        CliCommand::Lock(command) => manage::lock(global, output, command),
+        CliCommand::Feature(command) => manage::feature(global, output, command),
+        CliCommand::ObjectMap(command) => manage::object_map(global, output, command),
+        CliCommand::Watch(options) => manage::watch(global, output, options),
         CliCommand::Import(options) => transfer::import(global, output, options),
         CliCommand::Export(options) => transfer::export(global, output, options),
         CliCommand::Bench(options) => bench::run(global, output, options),

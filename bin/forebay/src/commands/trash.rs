@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::shapes::{self, Info};
 use super::with_session;
-use crate::api::{ListedParent, TrashedImage};
+use crate::api::{ListedParent, TrashListing};
 use crate::cli::{GlobalArgs, TrashCommand};
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::failure::{Failure, FailureKind, Result};
@@ -102,8 +102,8 @@ struct ShortRow<'a> {
     name: &'a str,
 }
 
-impl<'a> From<&'a TrashedImage> for ShortRow<'a> {
-    fn from(image: &'a TrashedImage) -> Self {
+impl<'a> From<&'a TrashListing> for ShortRow<'a> {
+    fn from(image: &'a TrashListing) -> Self {
         Self { id: &image.id, name: &image.name }
     }
 }
@@ -121,7 +121,7 @@ struct LongRow<'a> {
 }
 
 impl<'a> LongRow<'a> {
-    fn new(image: &'a TrashedImage, now: Timestamp) -> Self {
+    fn new(image: &'a TrashListing, now: Timestamp) -> Self {
         let how = if now < image.expires_at { "protected until" } else { "expired at" };
         Self {
             id: &image.id,
@@ -163,7 +163,7 @@ mod tests {
     /// Output of `rbd trash ls --long` 16.2.
     #[test]
     fn a_long_list_byte_for_byte() {
-        let image = TrashedImage {
+        let image = TrashListing {
             id: "1015d79e38d3".into(),
             name: "t".into(),
             source: "USER".into(),

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, metrics, page, snapshots, streams, trash};
+use super::{access, manage, metrics, page, snapshots, streams, trash};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -132,6 +132,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .merge(access::routes())
         .merge(snapshots::routes())
         .merge(trash::routes())
+        .merge(manage::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
@@ -199,6 +200,16 @@ async fn no_such_path(request: Request) -> Failure {
         snapshots::roll_back,
         snapshots::set_snapshot_limit,
         snapshots::clear_snapshot_limit,
+        manage::list_metadata,
+        manage::get_metadata,
+        manage::set_metadata,
+        manage::remove_metadata,
+        manage::list_locks,
+        manage::add_lock,
+        manage::remove_lock,
+        manage::update_features,
+        manage::check_object_map,
+        manage::rebuild_object_map,
         trash::list_trash,
         trash::move_to_trash,
         trash::purge_trash,

@@ -3,6 +3,7 @@
 mod access;
 pub mod control;
 mod listen;
+mod manage;
 mod metrics;
 mod notify;
 mod page;

@@ -25,7 +25,7 @@ pub fn routes() -> Router<App> {
 /// Query for a list of the trash.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ListQuery {
+pub struct TrashListQuery {
     /// Set to include the images of mirroring and migrations.
     #[serde(default)]
     all: bool,
@@ -33,12 +33,12 @@ pub struct ListQuery {
 
 /// List the images in the trash of a pool
 #[utoipa::path(get, path = "/v1/trash/{pool}", params(("pool" = String, Path), ("all" = Option<bool>, Query)),
-    responses((status = 200, body = Vec<api::TrashedImage>), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = Vec<api::TrashListing>), (status = 404, body = ErrorBody)))]
 pub async fn list_trash(
     State(app): State<App>,
     streamed: Streamed,
     Path(pool): Path<String>,
-    Query(ListQuery { all }): Query<ListQuery>,
+    Query(TrashListQuery { all }): Query<TrashListQuery>,
 ) -> Response {
     app.run(streamed, ops::ListTrash { pool, all }).await
 }
@@ -46,7 +46,7 @@ pub async fn list_trash(
 /// Move an image that is not in use to the trash
 #[utoipa::path(post, path = "/v1/trash/{pool}", params(("pool" = String, Path)),
     request_body = api::MoveToTrashRequest,
-    responses((status = 200, body = api::TrashedImage), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+    responses((status = 200, body = api::TrashListing), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub async fn move_to_trash(
     State(app): State<App>,
     streamed: Streamed,
@@ -85,7 +85,7 @@ pub async fn purge_trash(
 /// Query for removing an image from the trash.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RemoveQuery {
+pub struct TrashRemoveQuery {
     /// Set to remove it before its time.
     #[serde(default)]
     force: bool,
@@ -100,7 +100,7 @@ pub async fn remove_from_trash(
     State(app): State<App>,
     streamed: Streamed,
     Path((pool, id)): Path<(String, String)>,
-    Query(RemoveQuery { force }): Query<RemoveQuery>,
+    Query(TrashRemoveQuery { force }): Query<TrashRemoveQuery>,
 ) -> Response {
     match trash_spec(&pool, &id) {
         Ok(spec) => app.run(streamed, ops::RemoveFromTrash { spec, force }).await,

@@ -16,6 +16,7 @@ pub mod identity;
 mod images;
 mod log_keeper;
 mod logs;
+mod manage;
 mod numbers;
 mod offload;
 pub mod overview;

@@ -8,7 +8,7 @@ use forebay_image::{Images, RemoveOptions, TrashSource};
 use forebay_reactor::{wall_clock, yield_now};
 
 use super::Engine;
-use crate::api::{ImageInfo, ListedParent, TrashedImage};
+use crate::api::{ImageInfo, ListedParent, TrashListing};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
 use crate::spec::{ImageSpec, TrashSpec, image_spec};
@@ -20,7 +20,7 @@ impl Engine {
         self: &Rc<Self>,
         spec: &ImageSpec,
         expires_at: Option<Timestamp>,
-    ) -> Result<TrashedImage> {
+    ) -> Result<TrashListing> {
         let backend = self.pool(&spec.pool).await?;
         self.refuse_logged(spec).await?;
         let _reserved = self.reserve_unexported(spec)?;
@@ -44,7 +44,7 @@ impl Engine {
     }
 
     /// Lists the images in the trash of a pool: those of users, or all that `rbd` lists.
-    pub async fn list_trash(&self, pool: &str, all: bool) -> Result<Vec<TrashedImage>> {
+    pub async fn list_trash(&self, pool: &str, all: bool) -> Result<Vec<TrashListing>> {
         let backend = self.pool(pool).await?;
         let images = Images::of(&backend);
         let trashed = images.trashed().await.map_err(|error| self.pool_failure(error, pool))?;
@@ -64,7 +64,7 @@ impl Engine {
                 image: parent.image,
                 snapshot: parent.snapshot,
             });
-            listed.push(TrashedImage { parent, ..describe(image) });
+            listed.push(TrashListing { parent, ..describe(image) });
             yield_now().await;
         }
         Ok(listed)
@@ -188,7 +188,7 @@ fn trash_failure(error: forebay_block::Error, spec: &TrashSpec) -> Failure {
     }
 }
 
-fn describe(image: &forebay_image::TrashedImage) -> TrashedImage {
+fn describe(image: &forebay_image::TrashedImage) -> TrashListing {
     let source = match image.source {
         TrashSource::User => "USER",
         TrashSource::Mirroring => "MIRRORING",
@@ -197,7 +197,7 @@ fn describe(image: &forebay_image::TrashedImage) -> TrashedImage {
         TrashSource::UserParent => "USER_PARENT",
         TrashSource::Other(_) => "UNKNOWN",
     };
-    TrashedImage {
+    TrashListing {
         id: image.id.clone(),
         name: image.name.clone(),
         source: source.into(),

@@ -26,7 +26,7 @@ pub struct MoveToTrash {
 }
 
 impl Operation for MoveToTrash {
-    type Reply = api::TrashedImage;
+    type Reply = api::TrashListing;
 
     fn route(&self) -> HttpRoute {
         let request = api::MoveToTrashRequest { image: self.spec.image.clone(), expires_at: self.expires_at };
@@ -47,7 +47,7 @@ pub struct ListTrash {
 }
 
 impl Operation for ListTrash {
-    type Reply = Vec<api::TrashedImage>;
+    type Reply = Vec<api::TrashListing>;
 
     fn route(&self) -> HttpRoute {
         HttpRoute::new("GET", format!("{}?all={}", trash_path(&self.pool), self.all))

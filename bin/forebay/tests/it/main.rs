@@ -10,6 +10,7 @@ mod exports;
 mod hosts;
 mod images;
 mod logs;
+mod manage;
 mod memory;
 mod packaging;
 mod page;

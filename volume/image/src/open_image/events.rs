@@ -70,7 +70,7 @@ impl ImageEvents for OpenImage {
             let had_lock = self.state.has_exclusive_lock();
             self.refresh().await?;
             if !had_lock && self.state.has_exclusive_lock() {
-                // Whoever enabled the lock relies on it once this is acknowledged: no write without it is in flight then.
+                // The client that enabled the lock relies on it once this is acknowledged: no write without it is in flight then.
                 drop(self.block_writes().await);
             }
             let has_map = self.header().features.has(ImageFeatures::OBJECT_MAP);

@@ -145,7 +145,8 @@ impl Snapshot {
     /// Returns the position of the protection in the stored value; the flags follow it.
     fn protection_at(&self) -> Option<usize> {
         let (version, older) = (*self.stored.first()?, *self.stored.get(1)? < 8);
-        let mut rest = CephReader::new(self.body()?);
+        let body = self.body()?;
+        let mut rest = CephReader::new(body);
         rest.u64()?;
         rest.bytes()?;
         rest.u64()?;
@@ -155,7 +156,8 @@ impl Snapshot {
                 Parent::read(&mut rest)?;
             }
         }
-        Some(self.stored.len() - rest.rest().len())
+        // After the two versions and the length.
+        Some(6 + body.len() - rest.rest().len())
     }
 
     fn body(&self) -> Option<&[u8]> {

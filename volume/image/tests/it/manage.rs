@@ -1,12 +1,13 @@
 //! Metadata and advisory locks of images, open or not.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use forebay_block::{BlockDevice, BlockRequest, ErrorKind, ObjectBackend, ObjectName};
-use forebay_image::{ImageLock, Images, METADATA_VALUE_MAX};
+use forebay_image::{ImageLock, Images, METADATA_VALUE_MAX, NotificationReceiver};
 use forebay_ram::RamBackend;
 
-use crate::common::cluster::{POOL, cluster, create_and_open, kind, of_size, open, read, two_clients, write};
+use crate::common::cluster::{POOL, cluster, create_and_open, kind, of_size, open, read, two_clients, until, write};
 use crate::common::{bytes, pattern, run};
 
 #[test]
@@ -149,6 +150,41 @@ fn the_automatic_lock_of_a_living_owner_is_broken_by_force() {
         assert_eq!(kind(owner.submit(late).await), Some(ErrorKind::Fenced), "the former owner is fenced");
         write(&other, 4096, &data).await;
         assert!(read(&other, 0, 4096).await == data);
+    });
+}
+
+#[test]
+fn notifications_are_seen_by_whoever_watches() {
+    run(async {
+        let cluster = cluster(11, 2);
+        let backends = [cluster.client().pool(POOL), cluster.client().pool(POOL)];
+        let image = create_and_open(&backends[0], "vm", 1 << 20).await;
+        let seen: Rc<RefCell<Vec<(String, u64)>>> = Rc::default();
+        let receiver: NotificationReceiver = Rc::new({
+            let seen = seen.clone();
+            move |told| {
+                let told = told.expect("the watch does not break");
+                seen.borrow_mut().push((told.kind, told.sender));
+            }
+        });
+        let watch = Images::of(&backends[1]).watch_notifications("vm", receiver.clone()).await.expect("watched");
+        let sender = backends[0].shared().expect("shared").identity().number;
+        write(&image, 0, b"a").await;
+        image.create_snapshot("s").await.expect("a snapshot");
+        Images::of(&backends[0]).set_metadata("vm", "k", b"v".to_vec()).await.expect("set");
+        until(|| seen.borrow().len() >= 3).await;
+        let kinds: Vec<String> = seen.borrow().iter().map(|(kind, _)| kind.clone()).collect();
+        assert_eq!(kinds, ["acquired_lock", "header_update", "header_update"]);
+        assert!(seen.borrow().iter().all(|(_, from)| *from == sender), "{seen:?}");
+        watch.end().await.expect("ended");
+        image.create_snapshot("t").await.expect("a snapshot");
+        assert_eq!(seen.borrow().len(), 3, "nothing is seen after the end");
+        let missing = Images::of(&backends[1]).watch_notifications("no", receiver.clone()).await.map(drop);
+        assert_eq!(kind(missing), Some(ErrorKind::NotFound));
+        let unshared: Rc<dyn ObjectBackend> = RamBackend::new("ram");
+        forebay_image::create(&unshared, "vm", of_size(1 << 20)).await.expect("created");
+        let refused = Images::of(&unshared).watch_notifications("vm", receiver).await.map(drop);
+        assert_eq!(kind(refused), Some(ErrorKind::Unsupported));
     });
 }
 
