@@ -404,16 +404,16 @@ fn programs_of_two_clients() {
                         Ok(()) => assert!(image.check_object_map(None, |_| {}).await.expect("checked").valid, "{at}"),
                         Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid, "{at}: {error}"),
                     },
-                    _ => match snapshots.first() {
-                        Some((name, _)) => match image.rebuild_object_map(Some(name), |_| {}).await {
+                    _ => {
+                        let Some((name, _)) = snapshots.first() else { continue };
+                        match image.rebuild_object_map(Some(name), |_| {}).await {
                             Ok(()) => {
                                 let checked = image.check_object_map(Some(name), |_| {}).await.expect("checked");
                                 assert!(checked.valid, "{at}: {checked:?}");
                             }
                             Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid, "{at}: {error}"),
-                        },
-                        None => {}
-                    },
+                        }
+                    }
                 }
                 check_maps(&backends[1], false, &at).await;
             }
