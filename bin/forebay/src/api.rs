@@ -6,7 +6,9 @@ mod clone;
 mod diff;
 mod image;
 mod log;
+mod manage;
 mod snapshot;
+mod trash;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -240,6 +242,12 @@ pub use image::{
 pub use snapshot::{
     CreateSnapshotRequest, ImageSnapshot, SnapshotLimitRequest, SnapshotNamespace, UpdateSnapshotRequest,
 };
+
+pub use manage::{
+    AddLockRequest, ListedLock, LockListing, MetadataValue, ObjectMapCheck, UpdateFeaturesRequest, WrongMapEntry,
+};
+
+pub use trash::{MoveToTrashRequest, RestoreRequest, TrashListing};
 
 /// Result of a reload of hosts and secrets.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

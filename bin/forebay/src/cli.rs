@@ -6,12 +6,14 @@ mod complete;
 mod diffs;
 mod exports;
 mod images;
+mod manage;
 pub mod many;
 mod names;
 mod perf;
 mod serve;
 mod snapshots;
 mod store;
+mod trash;
 
 use std::path::PathBuf;
 
@@ -27,11 +29,13 @@ pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCo
 pub use images::{
     BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs,
 };
+pub use manage::{FeatureCommand, FeatureNames, ImageMetaCommand, LockCommand, ObjectMapCommand};
 pub use names::{DuTarget, MaybeImage, OneImage, RenameOperands};
 pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, PerfMessenger};
 pub use serve::{DriverKind, ServeArgs};
 pub use snapshots::{OneSource, RemovedSnapshot, SnapCommand, SnapLimitCommand, SnapRenameArgs};
 pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs};
+pub use trash::TrashCommand;
 
 /// Fast block volumes: images on an embedded object store, served to hosts.
 ///
@@ -229,6 +233,32 @@ pub enum CliCommand {
     /// The image can be in use meanwhile.
     #[command(after_help = "Example:\n  forebay flatten local/vm1")]
     Flatten(OneImage),
+    /// Move images to the trash, restore them, and remove them for good
+    #[command(subcommand)]
+    Trash(TrashCommand),
+
+    /// List and change the metadata of images
+    #[command(subcommand)]
+    ImageMeta(ImageMetaCommand),
+
+    /// List, take and remove locks on images
+    #[command(subcommand)]
+    Lock(LockCommand),
+
+    /// Enable and disable features of images
+    #[command(subcommand)]
+    Feature(FeatureCommand),
+
+    /// Check and rebuild object maps
+    #[command(subcommand)]
+    ObjectMap(ObjectMapCommand),
+
+    /// Print the notifications that the clients of an image send each other
+    ///
+    /// Until a line is read from standard input, or it ends.  This process is a client of the Ceph cluster of its own.
+    #[command(after_help = "Example:
+  forebay watch rbd/disk1")]
+    Watch(OneImage),
 
     /// Import an image from a file, a block device or standard input
     ///

@@ -5,7 +5,9 @@
 
 mod clones;
 mod logs;
+mod manage;
 mod snapshots;
+mod trash;
 
 use std::cell::Cell;
 use std::future::Future;
@@ -22,10 +24,15 @@ use crate::failure::Result;
 use crate::spec::{ImageSpec, SourceSpec, source_spec, uri_encode};
 pub use clones::{CloneSnapshot, Flatten, ListChildren};
 pub use logs::{DiscardLog, FlushLog, GetLog, ListLogs, TakeOverLog};
+pub use manage::{
+    AddLock, CheckObjectMap, GetMetadata, ListLocks, ListMetadata, RebuildObjectMap, RemoveLock, SetMetadata,
+    UpdateFeatures,
+};
 pub use snapshots::{
     CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RemoveSnapshotById, RollBack, SetSnapshotLimit,
     UpdateSnapshot,
 };
+pub use trash::{ListTrash, MoveToTrash, PurgeTrash, RemoveFromTrash, RestoreFromTrash};
 
 /// HTTP request of an operation.
 pub struct HttpRoute {

@@ -142,6 +142,45 @@ impl fmt::Display for SnapshotSpec {
     }
 }
 
+/// An image in the trash of a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TrashSpec {
+    /// The pool's name.
+    pub pool: String,
+    /// The image's id.
+    pub id: String,
+}
+
+impl TrashSpec {
+    /// Reads `[POOL/]ID`; an id without a pool is in `pool`, or else in the default one.
+    ///
+    /// # Errors
+    /// When it names another pool than `pool`, or what can be no id.
+    pub fn parse(pool: Option<&str>, text: &str) -> Result<Self, String> {
+        let (named, id) = match text.rsplit_once('/') {
+            Some((named, id)) => (Some(pool_name(named)).transpose(), id),
+            None => (Ok(None), text),
+        };
+        let wrong = || format!("'{text}' is not the id of an image; write [POOL/]ID, as 'forebay trash ls' shows it");
+        if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return Err(wrong());
+        }
+        let pool = match (named.map_err(|_| wrong())?, pool.map(pool_name).transpose()?) {
+            (Some(one), Some(other)) if one != other => {
+                return Err(format!("'{text}' and '--pool {other}' name different pools; leave one of them out"));
+            }
+            (one, other) => one.or(other).unwrap_or_else(|| LOCAL_POOL.into()),
+        };
+        Ok(Self { pool, id: id.into() })
+    }
+}
+
+impl fmt::Display for TrashSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.pool, self.id)
+    }
+}
+
 /// An image, or a snapshot of it, to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceSpec {
@@ -247,6 +286,11 @@ pub fn snapshot_spec(pool: &str, image: &str, snapshot: &str) -> Result<Snapshot
 /// Creates the spec of an image or snapshot from names that come over the control socket.
 pub fn source_spec(pool: &str, image: &str, snapshot: Option<&str>) -> Result<SourceSpec, Failure> {
     SourceSpec::new(image_spec(pool, image)?, snapshot).map_err(Failure::invalid)
+}
+
+/// Reads the spec of an image in the trash from the parts of a request.
+pub fn trash_spec(pool: &str, id: &str) -> Result<TrashSpec, Failure> {
+    TrashSpec::parse(Some(pool), id).map_err(Failure::invalid)
 }
 
 /// Percent-encodes what a URI's path segment or query value may not carry as it is.

@@ -86,8 +86,8 @@ impl Images {
         match images.directory().name_of(&child.image).await? {
             Some(name) => info.image = name,
             None => {
-                if let Some(name) = images.trashed_name(&child.image).await? {
-                    (info.image, info.trash) = (name, true);
+                if let Some(trashed) = images.trash().entry(&child.image).await? {
+                    (info.image, info.trash) = (trashed.name, true);
                 }
             }
         }
@@ -118,7 +118,7 @@ async fn is_left_over(images: &Rc<Images>, id: &str, snap: SnapId, child: &Child
     let Some(backend) = images.pool_of(child.pool).await? else { return Ok(true) };
     let there = Images::in_namespace(&backend, &child.namespace);
     let is_known =
-        there.directory().name_of(&child.image).await?.is_some() || there.trashed_name(&child.image).await?.is_some();
+        there.directory().name_of(&child.image).await?.is_some() || there.trash().entry(&child.image).await?.is_some();
     Ok(!is_known)
 }
 
@@ -444,17 +444,22 @@ impl Images {
     ///
     /// # Errors
     /// `NotFound`; errors of the backend.
-    pub async fn empty_trash_of(self: &Rc<Self>, name: &str) -> Result<()> {
+    pub async fn empty_snapshot_trash(self: &Rc<Self>, name: &str) -> Result<()> {
         if let Some((images, name)) = self.route(name) {
-            return Box::pin(images.empty_trash_of(name)).await;
+            return Box::pin(images.empty_snapshot_trash(name)).await;
         }
         let (id, header) = self.load(name).await?;
+        self.empty_trash_of(&id, &header).await
+    }
+
+    /// Does the same for the image of an id.
+    pub(crate) async fn empty_trash_of(self: &Rc<Self>, id: &str, header: &ImageHeader) -> Result<()> {
         let in_trash = |snapshot: &&Snapshot| matches!(snapshot.kind, SnapshotKind::Trash { .. });
         let trash: Vec<_> = header.snapshots.iter().filter(in_trash).map(|snapshot| snapshot.id).collect();
         if trash.is_empty() {
             return Ok(());
         }
-        let image = self.open_id(&id).await?;
+        let image = self.open_id(id).await?;
         let mut emptied = Ok(());
         for snap in trash {
             match Box::pin(image.remove_snapshot_number(snap)).await {

@@ -10,7 +10,7 @@ use crate::format::{ImageHeader, decode_string, id_key};
 use crate::images::Images;
 use crate::info::{ImageDetails, LockKind, ParentInfo, SnapshotDetails};
 use crate::wire::lock::{decode_info, encode_get_info};
-use crate::wire::snapshot::{Parent, decode_group, decode_trashed_name};
+use crate::wire::snapshot::{Parent, decode_group};
 
 /// Header key of the group that an image belongs to.
 const GROUP_KEY: &[u8] = b"rbd_group_ref";
@@ -64,7 +64,7 @@ impl Images {
     }
 
     /// Returns the group of an image as `POOL/NAME`, and its snapshot limit.
-    async fn group_and_limit(&self, id: &str) -> Result<(Option<String>, Option<u64>)> {
+    pub(crate) async fn group_and_limit(&self, id: &str) -> Result<(Option<String>, Option<u64>)> {
         let keys = vec![GROUP_KEY.to_vec(), LIMIT_KEY.to_vec()];
         let mut values = self.backend.kv_get(&self.header_object(id), keys).await?.into_iter();
         let (group, limit) = (values.next().flatten(), values.next().flatten());
@@ -116,7 +116,7 @@ impl Images {
     }
 
     /// Resolves the ids of a parent to names. Deleted pools, images and snapshots are shown by id.
-    async fn parent_info(&self, spec: &Parent) -> Result<ParentInfo> {
+    pub(crate) async fn parent_info(&self, spec: &Parent) -> Result<ParentInfo> {
         let mut info = ParentInfo {
             pool: spec.pool.to_string(),
             namespace: spec.namespace.clone(),
@@ -132,8 +132,8 @@ impl Images {
         match ImageDirectory::of(&images.backend, &images.namespace).name_of(&spec.image).await? {
             Some(name) => info.image = name,
             None => {
-                if let Some(name) = images.trashed_name(&spec.image).await? {
-                    (info.image, info.trash) = (name, true);
+                if let Some(trashed) = images.trash().entry(&spec.image).await? {
+                    (info.image, info.trash) = (trashed.name, true);
                 }
             }
         }
@@ -146,16 +146,6 @@ impl Images {
             Err(error) => return Err(error),
         }
         Ok(info)
-    }
-
-    /// Returns the original name of an image in the trash.
-    pub(crate) async fn trashed_name(&self, id: &str) -> Result<Option<String>> {
-        let trash = ObjectName::in_namespace(self.namespace.clone(), "rbd_trash");
-        match self.backend.kv_get(&trash, vec![id_key(id)]).await {
-            Ok(mut values) => Ok(values.pop().flatten().and_then(|value| decode_trashed_name(&value))),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
     }
 
     async fn pool_name(&self, pool: i64) -> Result<String> {

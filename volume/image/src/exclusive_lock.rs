@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_block::{
     ClientIdentity, Error, ErrorKind, ExclusiveRange, Method, ObjectBackend, ObjectOp, Result, SnapId, Transaction,
 };
-use forebay_reactor::sync::{Notify, Semaphore};
+use forebay_reactor::sync::{Notify, Permit, Semaphore};
 use forebay_reactor::{spawn, timeout};
 
 use crate::lock::{LockVerdict, Phase, Then, judge, owner_name, react};
@@ -174,10 +174,15 @@ impl ExclusiveLock {
 
     /// Acquires the lock, unless this client holds it.
     pub(crate) async fn acquire(self: &Rc<Self>, image: &impl LockedImage) -> Result<()> {
-        let _turn = self.turn.acquire(1).await;
+        self.acquire_in_turn(image).await.map(drop)
+    }
+
+    /// Acquires the lock, unless this client holds it, and keeps it until the guard is dropped.
+    pub(crate) async fn acquire_in_turn(self: &Rc<Self>, image: &impl LockedImage) -> Result<Permit> {
+        let turn = self.turn.acquire(1).await;
         self.check()?;
         if self.is_locked() {
-            return Ok(());
+            return Ok(turn);
         }
         self.set_phase(Phase::Acquiring);
         self.former.take();
@@ -199,7 +204,7 @@ impl ExclusiveLock {
                 }
                 let watcher = self.watcher.clone();
                 drop(spawn(async move { watcher.tell(NotifyMessage::AcquiredLock(watcher.client())).await }));
-                Ok(())
+                Ok(turn)
             }
             Err(error) => {
                 if let Some(map) = self.map.take() {
@@ -254,6 +259,18 @@ impl ExclusiveLock {
         let me = self.watcher.objects().identity().number;
         let is_other = info.lockers.first().is_some_and(|locker| locker.client() != Some(me));
         Ok(is_other && judge(&info, &watchers) == LockVerdict::Ask)
+    }
+
+    /// Waits until the lock is neither being acquired nor released, and keeps it so until the guard is dropped.
+    pub(crate) async fn begin_turn(&self) -> Permit {
+        self.turn.acquire(1).await
+    }
+
+    /// Replaces the object map, whose feature is being enabled or disabled. The caller has the turn.
+    pub(crate) fn set_map(&self, map: Option<Rc<ObjectMap>>) {
+        debug_assert_eq!(self.turn.available(), 0, "an object map is replaced out of turn");
+        debug_assert!(map.is_none() || self.is_locked(), "an object map without the lock");
+        *self.map.borrow_mut() = map;
     }
 
     async fn submit(&self, call: ObjectOp) -> Result<u64> {

@@ -73,6 +73,17 @@ pub(crate) fn id_key(id: &str) -> Vec<u8> {
     format!("{ID_PREFIX}{id}").into_bytes()
 }
 
+/// Returns the prefix of all id keys.
+pub(crate) fn id_keys() -> &'static [u8] {
+    ID_PREFIX.as_bytes()
+}
+
+/// Returns the id in a key; `None` if it is not that of an id.
+pub(crate) fn id_of_key(key: &[u8]) -> Option<String> {
+    let id = key.strip_prefix(ID_PREFIX.as_bytes()).and_then(|id| String::from_utf8(id.to_vec()).ok());
+    id.filter(|id| is_valid_id(id))
+}
+
 /// Returns the prefix of all name keys.
 pub(crate) fn name_keys() -> &'static [u8] {
     NAME_PREFIX.as_bytes()
@@ -91,6 +102,11 @@ pub(crate) fn metadata_key(key: &str) -> Vec<u8> {
 /// Returns the header key of the clones of version 2 of a snapshot.
 pub(crate) fn children_key(id: SnapId) -> Vec<u8> {
     format!("snap_children_{:016x}", id.0).into_bytes()
+}
+
+/// Returns the prefix of the header keys of metadata values.
+pub(crate) fn metadata_keys() -> &'static [u8] {
+    METADATA_PREFIX.as_bytes()
 }
 
 /// Returns the header key of a snapshot.
@@ -188,6 +204,11 @@ impl ImageFeatures {
             features.0 |= 1 << bit;
         }
         Ok(features)
+    }
+
+    /// Returns the feature of that name.
+    pub fn of_name(name: &str) -> Option<ImageFeatures> {
+        Self::NAMES.iter().position(|known| *known == name).map(|bit| ImageFeatures(1 << bit))
     }
 
     /// Returns the subset of these features that prevents opening an image here.
@@ -492,6 +513,8 @@ mod tests {
     fn features_have_names() {
         assert_eq!(ImageFeatures(0b1101).to_string(), "layering, exclusive-lock, object-map");
         assert_eq!(ImageFeatures(1 << 40).to_string(), "bit 40");
+        assert_eq!(ImageFeatures::of_name("fast-diff"), Some(ImageFeatures::FAST_DIFF));
+        assert_eq!(ImageFeatures::of_name("bit 40"), None);
         assert_eq!(ImageFeatures(0b1101).unsupported(false, false), ImageFeatures(0b1100));
         assert_eq!(ImageFeatures(0b1101).unsupported(true, false), ImageFeatures(0));
         assert_eq!(ImageFeatures::RBD_DEFAULT.unsupported(false, true), ImageFeatures(0));

@@ -9,6 +9,7 @@ use crate::wire::image_stream::{
 use crate::wire::lock::{decode_info, watch_of};
 use crate::wire::notify::{NotifyMessage, decode_response};
 use crate::wire::snapshot::{Parent, Snapshot};
+use crate::wire::trash::TrashEntry;
 
 /// Fuzzes an object map: decoding and encoding must round-trip.
 pub fn object_map(data: &[u8]) {
@@ -163,14 +164,22 @@ fn decode_image(stream: &[u8], chunk: usize) -> Result<(Vec<ImageProperty>, Vec<
     decoder.finish().map(|()| (properties, diffs))
 }
 
-/// Fuzzes header values: the bytes after the first one as a parent, as a snapshot, and split into values. The first
+/// Fuzzes header values: the bytes after the first one as a parent, as a snapshot, as an entry of the trash, and split into
+/// values. The first
 /// byte is the number of these that are header keys; the rest are snapshots.
 pub fn header(data: &[u8]) {
     let Some((&which, rest)) = data.split_first() else { return };
     if let Some(parent) = Parent::decode(rest) {
         assert_eq!(Parent::decode(&parent.encode_like(&[2])), Some(parent));
     }
-    Snapshot::decode(rest);
+    if let Some(snapshot) = Snapshot::decode(rest)
+        && let Some(flagged) = snapshot.with_flags(3)
+    {
+        assert_eq!(Snapshot::decode(&flagged).map(|flagged| (flagged.flags, flagged.name)), Some((3, snapshot.name)));
+    }
+    if let Some(entry) = TrashEntry::decode(rest) {
+        assert_eq!(TrashEntry::decode(&entry.encode()), Some(entry));
+    }
     let mut values: Vec<Option<Vec<u8>>> = Vec::new();
     let mut rest = rest;
     while let Some((&len, after)) = rest.split_first() {

@@ -41,7 +41,7 @@ pub struct Images {
     pub(crate) namespace: Rc<str>,
     /// Open images by id. An entry without handles is closing.
     pub(crate) open: WeakMap<String, OpenImage>,
-    /// Names of images being created, renamed or removed.
+    /// Names of images being created, renamed, moved or removed; `trash/ID` for one in the trash.
     changing: RefCell<BTreeSet<String>>,
     /// Locks by id: one open at a time, so that an image is never open twice.
     opening: KeyedLock<String>,
@@ -240,7 +240,7 @@ impl Images {
         }
     }
 
-    async fn header_exists(&self, id: &str) -> Result<bool> {
+    pub(crate) async fn header_exists(&self, id: &str) -> Result<bool> {
         match self.backend.stat(&self.header_object(id), forebay_block::SnapId::HEAD).await {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
@@ -464,7 +464,10 @@ impl Images {
 
     fn check_unchanging(&self, name: &str) -> Result<()> {
         if self.changing.borrow().contains(name) {
-            return Err(Error::new(ErrorKind::Busy, format!("image {name} is being created, renamed or removed")));
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("image {name} is being created, renamed, moved or removed"),
+            ));
         }
         Ok(())
     }
@@ -488,7 +491,7 @@ impl Drop for Changing<'_> {
     }
 }
 
-fn check_name(name: &str) -> Result<()> {
+pub(crate) fn check_name(name: &str) -> Result<()> {
     let why = if name.is_empty() {
         "is empty"
     } else if name.len() > NAME_LEN_MAX {

@@ -18,6 +18,7 @@ mod details;
 mod directory;
 mod exclusive_lock;
 mod exported;
+mod features;
 mod flatten;
 mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
@@ -29,20 +30,24 @@ mod info;
 mod layout;
 mod lifecycle;
 mod lock;
+mod locks;
 mod luks;
 mod metadata;
+mod notifications;
 mod objectmap;
 mod open_image;
 mod owner;
 mod pools;
 mod present;
 mod read;
+mod rebuild;
 mod remove;
 mod requests;
 mod reserved;
 mod resize;
 mod rollback;
 mod snapshots;
+mod trash;
 mod usage;
 mod watcher;
 mod window;
@@ -61,10 +66,14 @@ pub use info::{
     ChildInfo, CloneFormat, CloneOptions, CreateOptions, ImageDescription, ImageDetails, LockKind, ObjectProgress,
     ParentInfo, RemoveOptions, SnapshotDetails, SnapshotInfo, SnapshotKind,
 };
+pub use locks::{ImageLock, ImageLocks};
 pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;
+pub use notifications::{ImageNotification, NotificationReceiver, NotificationWatch};
 pub use open_image::LockCheck;
 pub use owner::{OperationProgress, OwnerOperation, OwnerOperations};
+pub use rebuild::{MapCheck, WrongObject};
+pub use trash::{TrashSource, TrashedImage};
 pub use usage::SnapshotUsage;
 pub use wire::{diff, image_stream};
 

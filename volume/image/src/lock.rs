@@ -113,7 +113,7 @@ pub(crate) fn owner_name(locker: &Locker) -> String {
     format!("{}.{} at {}", kind_name(locker.entity.0), locker.entity.1, locker.address)
 }
 
-fn kind_name(kind: u8) -> &'static str {
+pub(crate) fn kind_name(kind: u8) -> &'static str {
     match kind {
         1 => "mon",
         2 => "mds",

@@ -95,6 +95,26 @@ impl ObjectMap {
         self.valid.get()
     }
 
+    /// Returns the state of an object as it is marked.
+    pub(crate) fn state(&self, object: u64) -> ObjectMapState {
+        self.bits.borrow().get(object)
+    }
+
+    /// Stores a map in which every object may exist, whatever the stored one was. It is used once
+    /// [`set_valid`](Self::set_valid) is called; no other task changes the map in the meantime.
+    pub(crate) async fn start_over(&self, objects: u64) -> Result<()> {
+        let bits = Bitmap::existing(objects);
+        let data = Buf::copy_of(&bits.encode()).into();
+        self.change(ObjectOp::WriteFull { data }).await?;
+        *self.bits.borrow_mut() = bits;
+        Ok(())
+    }
+
+    /// Marks the map as valid, as the stored header does by now.
+    pub(crate) fn set_valid(&self) {
+        self.valid.set(true);
+    }
+
     /// Returns whether an object may exist.
     pub(crate) fn may_exist(&self, object: u64) -> bool {
         !self.valid.get() || self.bits.borrow().get(object) != ObjectMapState::Nonexistent
@@ -287,6 +307,27 @@ pub(crate) async fn mark_in_snapshot(
         method: UPDATE,
         input: encode_update(object..object + 1, state, Some(ObjectMapState::Nonexistent)),
     };
+    backend.submit(map, Transaction::of(call).durable()).await.map(drop)
+}
+
+/// Stores a map of a snapshot in which every object may exist.
+pub(crate) async fn start_over_in_snapshot(
+    backend: &Rc<dyn ObjectBackend>,
+    map: &ObjectName,
+    objects: u64,
+) -> Result<()> {
+    let data = Buf::copy_of(&Bitmap::existing(objects).encode()).into();
+    backend.submit(map, Transaction::of(ObjectOp::WriteFull { data }).durable()).await.map(drop)
+}
+
+/// Stores the state of a range of objects in the object map of a snapshot.
+pub(crate) async fn update_in_snapshot(
+    backend: &Rc<dyn ObjectBackend>,
+    map: &ObjectName,
+    range: Range<u64>,
+    state: ObjectMapState,
+) -> Result<()> {
+    let call = ObjectOp::Call { method: UPDATE, input: encode_update(range, state, None) };
     backend.submit(map, Transaction::of(call).durable()).await.map(drop)
 }
 

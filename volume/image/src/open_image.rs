@@ -369,7 +369,14 @@ impl OpenImage {
     /// Acquires the exclusive lock, if it is required.
     pub(crate) async fn lock(&self) -> Result<()> {
         match self.exclusive_lock() {
-            Some(lock) if self.needs_lock() => lock.acquire(self).await,
+            Some(lock) if self.needs_lock() => {
+                lock.acquire(self).await?;
+                if !self.needs_lock() {
+                    // The feature was disabled while this client waited for the lock.
+                    lock.release(self, None).await;
+                }
+                Ok(())
+            }
             _ => Ok(()),
         }
     }

@@ -12,6 +12,7 @@ use forebay_block::{Error, ErrorKind, LocalFuture, Result, SnapId};
 use forebay_reactor::{sleep, spawn};
 
 use crate::ask_owner::AskedOperations;
+use crate::format::ImageFeatures;
 use crate::image::{Image, ImageOpenOptions};
 use crate::info::{ObjectProgress, SnapshotKind};
 use crate::open_image::OpenImage;
@@ -71,6 +72,15 @@ pub enum OwnerOperation {
     Rename {
         /// New name.
         to: String,
+    },
+    /// Rebuilds the object map of the image.
+    RebuildObjectMap,
+    /// Enables or disables features.
+    UpdateFeatures {
+        /// Bits of the features.
+        features: u64,
+        /// Set to enable them.
+        enabled: bool,
     },
     /// Sets a metadata value.
     SetMetadata {
@@ -237,6 +247,10 @@ impl Image {
                 self.set_snapshot_protection(&name, protected).await.map(drop)
             }
             OwnerOperation::Rename { to } => shared.images().rename(&self.name(), &to).await,
+            OwnerOperation::RebuildObjectMap => self.rebuild_object_map(None, |now| progress(now)).await,
+            OwnerOperation::UpdateFeatures { features, enabled } => {
+                self.set_features(ImageFeatures(features), enabled).await.map(drop)
+            }
             OwnerOperation::SetMetadata { key, value } => {
                 self.set_metadata(&key, value).await?;
                 if let Some(watcher) = shared.watcher() {

@@ -28,10 +28,6 @@ impl Images {
         let directory = images.directory();
         let removed = async {
             let id = images.id_of(name).await?;
-            match images.empty_trash_of(name).await {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
             match images.header(&id).await {
                 Ok(header) => images.remove_content(name, &id, &header, options, &mut progress).await?,
                 // Left by an interrupted creation or removal.
@@ -45,7 +41,7 @@ impl Images {
     }
 
     /// Removes the data, then the header: as long as there is data, the header locates it.
-    async fn remove_content(
+    pub(crate) async fn remove_content(
         self: &Rc<Self>,
         name: &str,
         id: &str,
@@ -53,6 +49,9 @@ impl Images {
         options: RemoveOptions,
         progress: &mut impl FnMut(ObjectProgress),
     ) -> Result<()> {
+        // A crash may have left snapshots in the trash.
+        self.empty_trash_of(id, header).await?;
+        let header = &self.header(id).await?;
         if !header.snapshots.is_empty() {
             return Err(Error::new(ErrorKind::Busy, format!("image {name} has snapshots")));
         }
@@ -92,7 +91,8 @@ impl Images {
             self.forget_child(id, header).await?;
             drop(hold);
             shared.end_coordination().await;
-            if header.features.has(ImageFeatures::OBJECT_MAP) {
+            if self.backend.shared().is_some() {
+                // It is also left by an interrupted change of the features.
                 let map = map_object(&self.namespace, id, None);
                 unless_absent(self.backend.submit(&map, Transaction::of(ObjectOp::Remove).durable())).await?;
             }

@@ -394,9 +394,10 @@ async fn free(shared: &OpenImage, id: SnapId) {
 }
 
 async fn remove_map(shared: &OpenImage, id: SnapId) -> Result<()> {
-    if !shared.header().features.has(ImageFeatures::OBJECT_MAP) {
+    if !shared.is_shared() {
         return Ok(());
     }
+    // It is also left by an interrupted change of the features.
     let map = map_object(shared.namespace(), shared.id(), Some(id));
     unless_absent(shared.backend().submit(&map, Transaction::of(ObjectOp::Remove).durable())).await.map(drop)
 }

@@ -143,6 +143,14 @@ fn clusters() -> Vec<Stage> {
         })
         .takes(120)
         .busy(0.4),
+        Stage::tests(
+            "rbd-manage",
+            "the trash, metadata, locks, features and object maps in a real Ceph cluster, beside rbd",
+            &["build-programs"],
+            |_| Ok(script("rbd-manage.sh")),
+        )
+        .takes(120)
+        .busy(0.45),
         Stage::build("ceph-18-packages", "fetch Ceph 18.2, once", &[], 20, || {
             let mut fetch = shell::command(shell::root().join("test/lab/ceph-release"));
             fetch.arg("18.2");

@@ -9,6 +9,7 @@ mod copy;
 mod diffs;
 mod images;
 mod logs;
+mod manage;
 mod pages;
 pub mod perf;
 mod perf_messenger;
@@ -20,6 +21,7 @@ mod store;
 mod streams;
 mod targets;
 mod transfer;
+mod trash;
 
 use forebay_accel::{shape, tier};
 
@@ -57,6 +59,12 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Clone(options) => clones::clone(global, output, options),
         CliCommand::Children(options) => clones::children(global, output, options),
         CliCommand::Flatten(options) => clones::flatten(global, output, options),
+        CliCommand::Trash(command) => trash::run(global, output, command),
+        CliCommand::ImageMeta(command) => manage::image_meta(global, output, command),
+        CliCommand::Lock(command) => manage::lock(global, output, command),
+        CliCommand::Feature(command) => manage::feature(global, output, command),
+        CliCommand::ObjectMap(command) => manage::object_map(global, output, command),
+        CliCommand::Watch(options) => manage::watch(global, output, options),
         CliCommand::Import(options) => transfer::import(global, output, options),
         CliCommand::Export(options) => transfer::export(global, output, options),
         CliCommand::Diff(options) => diffs::list(global, output, options),

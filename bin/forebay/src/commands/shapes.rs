@@ -242,7 +242,11 @@ pub fn watchers(status: &ImageStatus) -> String {
 
 /// Lays out a table as Ceph's programs do: titles to the left, the last column padded as well, nothing where there are
 /// no rows.
-fn table<const N: usize>(titles: [&str; N], right: &[usize], rows: impl IntoIterator<Item = [String; N]>) -> String {
+pub(super) fn table<const N: usize>(
+    titles: [&str; N],
+    right: &[usize],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
     let rows: Vec<_> = rows.into_iter().collect();
     if rows.is_empty() {
         return String::new();

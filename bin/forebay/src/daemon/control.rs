@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, clones, metrics, page, snapshots, streams};
+use super::{access, clones, manage, metrics, page, snapshots, streams, trash};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -134,6 +134,8 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .merge(access::routes())
         .merge(snapshots::routes())
         .merge(clones::routes())
+        .merge(trash::routes())
+        .merge(manage::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
@@ -205,6 +207,21 @@ async fn no_such_path(request: Request) -> Failure {
         clones::clone_snapshot,
         clones::list_children,
         clones::flatten,
+        manage::list_metadata,
+        manage::get_metadata,
+        manage::set_metadata,
+        manage::remove_metadata,
+        manage::list_locks,
+        manage::add_lock,
+        manage::remove_lock,
+        manage::update_features,
+        manage::check_object_map,
+        manage::rebuild_object_map,
+        trash::list_trash,
+        trash::move_to_trash,
+        trash::purge_trash,
+        trash::remove_from_trash,
+        trash::restore_from_trash,
         list_targets,
         attach,
         detach,

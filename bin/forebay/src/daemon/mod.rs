@@ -4,11 +4,13 @@ mod access;
 pub mod clones;
 mod control;
 mod listen;
+mod manage;
 mod metrics;
 mod notify;
 mod page;
 mod snapshots;
 mod streams;
+mod trash;
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};

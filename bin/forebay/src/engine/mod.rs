@@ -20,6 +20,7 @@ pub mod identity;
 mod images;
 mod log_keeper;
 mod logs;
+mod manage;
 mod numbers;
 mod offload;
 pub mod overview;
@@ -33,6 +34,7 @@ mod snapshots;
 pub mod store;
 pub mod targets;
 pub mod transfer;
+mod trash;
 pub mod volumes;
 
 use std::cell::{Cell, RefCell};

@@ -266,7 +266,7 @@ impl Engine {
     pub(super) async fn refuse_snapshots(&self, spec: &ImageSpec) -> Result<()> {
         let backend = self.pool(&spec.pool).await?;
         let images = image::Images::of(&backend);
-        if let Err(error) = images.empty_trash_of(&spec.image).await {
+        if let Err(error) = images.empty_snapshot_trash(&spec.image).await {
             tracing::debug!(image = %spec, %error, "cannot remove the snapshots in the trash");
         }
         let snapshots = images.snapshots(&spec.image).await.unwrap_or_default();

@@ -68,7 +68,21 @@ impl ImageEvents for OpenImage {
     }
 
     fn on_header_update(self: Rc<Self>) -> LocalFuture<Result<()>> {
-        Box::pin(async move { self.refresh().await })
+        Box::pin(async move {
+            let had_lock = self.state.has_exclusive_lock();
+            self.refresh().await?;
+            if !had_lock && self.state.has_exclusive_lock() {
+                // The client that enabled the lock relies on it once this is acknowledged: no write without it is in flight then.
+                drop(self.block_writes().await);
+            }
+            let has_map = self.header().features.has(ImageFeatures::OBJECT_MAP);
+            if let Some(lock) = self.exclusive_lock().filter(|lock| has_map && lock.is_locked() && lock.map().is_none())
+            {
+                // Acquired before the image had a map: the map is opened with the next acquisition.
+                lock.release(&*self, None).await;
+            }
+            Ok(())
+        })
     }
 
     fn on_reservations_changed(self: Rc<Self>) -> LocalFuture<Result<Option<u64>>> {

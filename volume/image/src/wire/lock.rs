@@ -7,6 +7,7 @@ pub(crate) const LOCK: &str = "rbd_lock";
 /// Tag of RBD's automatic locks on a header. A lock with another tag was taken manually (`rbd lock add`).
 pub(crate) const TAG: &str = "internal";
 const EXCLUSIVE: u8 = 1;
+const SHARED: u8 = 2;
 /// Entity type `client.`.
 const CLIENT: u8 = 8;
 const COOKIE_PREFIX: &str = "auto ";
@@ -47,9 +48,18 @@ pub(crate) fn watch_of(cookie: &str) -> Option<u64> {
     cookie.strip_prefix(COOKIE_PREFIX)?.parse().ok()
 }
 
-/// Encodes the input of `lock.lock`.
+/// Encodes the input of `lock.lock`, for an exclusive lock.
 pub(crate) fn encode_lock(cookie: &str, tag: &str) -> Vec<u8> {
-    let body = CephWriter::new().string(LOCK).u8(EXCLUSIVE).string(cookie).string(tag).string("");
+    encode_lock_of_kind(EXCLUSIVE, cookie, tag)
+}
+
+/// Encodes the input of `lock.lock`, for a lock that clients with the same tag share.
+pub(crate) fn encode_lock_shared(cookie: &str, tag: &str) -> Vec<u8> {
+    encode_lock_of_kind(SHARED, cookie, tag)
+}
+
+fn encode_lock_of_kind(kind: u8, cookie: &str, tag: &str) -> Vec<u8> {
+    let body = CephWriter::new().string(LOCK).u8(kind).string(cookie).string(tag).string("");
     // No expiry, no flags.
     CephWriter::new().versioned(1, 1, body.u32(0).u32(0).u8(0)).done()
 }
@@ -197,6 +207,10 @@ mod tests {
                 "0101 30000000 {name} 01 06000000 6175746f2037 08000000 696e7465726e616c 00000000 {} 00",
                 "00".repeat(8)
             ))
+        );
+        assert_eq!(
+            text(encode_lock_shared("a", "t")),
+            hex(&format!("0101 24000000 {name} 02 01000000 61 01000000 74 00000000 {} 00", "00".repeat(8)))
         );
         assert_eq!(text(encode_assert("", "")), hex(&format!("0101 15000000 {name} 01 00000000 00000000")));
         let locker =

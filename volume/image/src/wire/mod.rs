@@ -9,6 +9,7 @@ pub mod image_stream;
 pub(crate) mod lock;
 pub(crate) mod notify;
 pub(crate) mod snapshot;
+pub(crate) mod trash;
 
 use std::time::Duration;
 

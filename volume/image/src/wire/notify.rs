@@ -71,7 +71,6 @@ const SNAP_PROTECT: u32 = 12;
 const SNAP_UNPROTECT: u32 = 13;
 const RENAME: u32 = 14;
 const UPDATE_FEATURES: u32 = 15;
-const MIGRATE: u32 = 16;
 const SPARSIFY: u32 = 17;
 const METADATA_UPDATE: u32 = 20;
 /// Operation number far from librbd's, which count up from 0.
@@ -149,13 +148,12 @@ impl OwnerRequest {
                 let value = body.optional(|body| body.bytes().map(<[u8]>::to_vec))?;
                 request(RequestId::read_if_there(body)?, OwnerOperation::SetMetadata { key, value })
             }
-            REBUILD_MAP | MIGRATE => Some(Self { id: Some(RequestId::read(body)?), operation: None }),
+            REBUILD_MAP => request(Some(RequestId::read(body)?), OwnerOperation::RebuildObjectMap),
             UPDATE_FEATURES => {
-                body.u64()?;
-                body.u8()?;
-                Some(Self { id: RequestId::read_if_there(body)?, operation: None })
+                let (features, enabled) = (body.u64()?, body.u8()? != 0);
+                request(RequestId::read_if_there(body)?, OwnerOperation::UpdateFeatures { features, enabled })
             }
-            // Sparsify.
+            // Migrate, sparsify.
             _ => Some(Self { id: Some(RequestId::read(body)?), operation: None }),
         }
     }
@@ -184,6 +182,10 @@ impl OwnerRequest {
                 id(user(out(if *protected { SNAP_PROTECT } else { SNAP_UNPROTECT }).string(name)))
             }
             Some(OwnerOperation::Rename { to }) => id(out(RENAME).string(to)),
+            Some(OwnerOperation::RebuildObjectMap) => id(out(REBUILD_MAP)),
+            Some(OwnerOperation::UpdateFeatures { features, enabled }) => {
+                id(out(UPDATE_FEATURES).u64(*features).u8((*enabled).into()))
+            }
             Some(OwnerOperation::SetMetadata { key, value }) => {
                 let named = out(METADATA_UPDATE).string(key);
                 id(match value {
@@ -316,6 +318,8 @@ mod tests {
             (None, OwnerOperation::ProtectSnapshot { name: name(), protected: true }),
             (id, OwnerOperation::ProtectSnapshot { name: name(), protected: false }),
             (None, OwnerOperation::Rename { to: name() }),
+            (id, OwnerOperation::RebuildObjectMap),
+            (None, OwnerOperation::UpdateFeatures { features: 24, enabled: true }),
             (None, OwnerOperation::SetMetadata { key: name(), value: Some(b"x".to_vec()) }),
             (id, OwnerOperation::SetMetadata { key: name(), value: None }),
         ] {

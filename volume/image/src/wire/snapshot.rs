@@ -137,6 +137,7 @@ struct FieldRanges {
     /// Parent of the older formats.
     parent: Option<Range<usize>>,
     protection: Option<Range<usize>>,
+    flags: Option<Range<usize>>,
     kind: Option<Range<usize>>,
     children: Option<Range<usize>>,
     overlap: Option<Range<usize>>,
@@ -186,6 +187,12 @@ impl Snapshot {
     pub(crate) fn with_protection(&self, protection: Protection) -> Option<Vec<u8>> {
         let (_, fields) = Self::read(&self.stored)?;
         Some(self.replaced(fields.protection?, &[protection as u8]))
+    }
+
+    /// Returns the stored value with other flags; `None` in the formats before snapshots had any.
+    pub(crate) fn with_flags(&self, flags: u64) -> Option<Vec<u8>> {
+        let (_, fields) = Self::read(&self.stored)?;
+        Some(self.replaced(fields.flags?, &flags.to_le_bytes()))
     }
 
     /// Returns the stored value with another number of clones; `None` in the formats before there were such clones.
@@ -253,7 +260,9 @@ impl Snapshot {
             _ => Protection::Full,
         };
         let protection_range = Some(start..at(body)).filter(|range| !range.is_empty());
+        let start = at(body);
         let flags = if version >= 4 { body.u64()? } else { 0 };
+        let flags_range = Some(start..at(body)).filter(|range| !range.is_empty());
         let start = at(body);
         let kind = if version >= 5 { SnapshotKind::read(body)? } else { SnapshotKind::User };
         let kind_range = Some(start..at(body)).filter(|range| !range.is_empty());
@@ -268,6 +277,7 @@ impl Snapshot {
             name,
             parent: parent_range,
             protection: protection_range,
+            flags: flags_range,
             kind: kind_range,
             children: children_range,
             overlap: overlap_range,
@@ -293,14 +303,6 @@ impl Snapshot {
             children: self.children,
         }
     }
-}
-
-/// Decodes the name in the trash entry of an image; `None` if it is malformed.
-pub(crate) fn decode_trashed_name(bytes: &[u8]) -> Option<String> {
-    let mut body = CephReader::new(bytes).versioned(u8::MAX)?.body;
-    // Source of the entry.
-    body.u8()?;
-    body.string()
 }
 
 /// Decodes the group in an image's header: its pool and id; `None` if it is malformed.
@@ -366,16 +368,6 @@ mod tests {
         }
     }
 
-    /// Golden bytes stored by `rbd trash mv rbd/t` 16.2.
-    #[test]
-    fn a_name_in_the_trash_of_rbd() {
-        let bytes = unhex("0201 17000000 00 01000000 74 a898046b 247b3d12 a898046b 247b3d12 00");
-        assert_eq!(decode_trashed_name(&bytes).as_deref(), Some("t"));
-        for at in 0..bytes.len() {
-            assert_eq!(decode_trashed_name(&bytes[..at]), None);
-        }
-    }
-
     /// Golden bytes stored by `rbd group image add` 16.2.
     #[test]
     fn a_group_of_rbd() {
@@ -400,6 +392,9 @@ mod tests {
         assert_eq!(renamed, Snapshot { name: "another".into(), stored: renamed.stored.clone(), ..new.clone() });
         let protected = new.with_protection(Protection::Full).expect("there is such a field");
         assert_eq!(Snapshot::decode(&protected).map(|snapshot| snapshot.protection), Some(Protection::Full));
+        let flagged = new.with_flags(3).and_then(|bytes| Snapshot::decode(&bytes)).expect("there is such a field");
+        assert_eq!(flagged, Snapshot { flags: 3, stored: flagged.stored.clone(), ..new.clone() });
+        assert_eq!(flagged.with_flags(0).as_ref(), Some(&new.stored));
         let ending = Snapshot { stored: protected, ..new }.with_protection(Protection::Ending).expect("as before");
         assert_eq!(Snapshot::decode(&ending).map(|snapshot| snapshot.protection), Some(Protection::Ending));
     }
@@ -416,7 +411,9 @@ mod tests {
         }
         let oldest = CephWriter::new().u64(9).string("s").u64(8192).u64(1);
         let oldest = Snapshot::decode(&CephWriter::new().versioned(1, 1, oldest).done()).expect("readable");
-        assert_eq!(oldest.with_protection(Protection::Full), None);
+        assert_eq!((oldest.with_protection(Protection::Full), oldest.with_flags(1)), (None, None));
+        let flagged = older.with_flags(3).and_then(|bytes| Snapshot::decode(&bytes)).expect("readable");
+        assert_eq!((flagged.flags, flagged.overlap, &flagged.parent), (3, Some(4096), &older.parent));
     }
 
     #[test]

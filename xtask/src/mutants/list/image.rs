@@ -17,6 +17,8 @@ const CRASH_CLONES: Stage = Stage::Test("forebay-image", "crash_clones");
 const OWNER: Stage = Stage::Test("forebay-image", "owner");
 const CHANGES: Stage = Stage::Test("forebay-image", "changes");
 const CRASH_SNAPSHOTS: Stage = Stage::Test("forebay-image", "crash_snapshots");
+const TRASH: Stage = Stage::Test("forebay-image", "trash");
+const FEATURES: Stage = Stage::Test("forebay-image", "features");
 const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
 const SIM: Stage = Stage::Sim(&[], 1000);
 const SIM_SHARED: Stage = Stage::Sim(&["--shared"], 400);
@@ -34,6 +36,9 @@ const ASK_OWNER: &str = "volume/image/src/ask_owner.rs";
 const CHANGES_OPS: &str = "volume/image/src/changes.rs";
 const ROLLBACK: &str = "volume/image/src/rollback.rs";
 const OBJECT_MAP: &str = "volume/image/src/objectmap.rs";
+const TRASH_OPS: &str = "volume/image/src/trash.rs";
+const FEATURE_OPS: &str = "volume/image/src/features.rs";
+const REBUILD: &str = "volume/image/src/rebuild.rs";
 const ADMISSION: &str = "volume/image/src/admission.rs";
 const IN_FLIGHT: &str = "base/block/src/in_flight.rs";
 const RANGE_LOCK: &str = "base/block/src/range_lock.rs";
@@ -422,5 +427,61 @@ pub(super) const LIST: &[Mutant] = &[
         "Ok::<_, Error>(shared.overlap_in(view, object) > 0 || exists(&shared, view, object).await?)",
         "Ok::<_, Error>(exists(&shared, view, object).await?)",
         &[CHANGES],
+    ),
+    Mutant::new(
+        "image-trash-loses-half-moved",
+        "An image that is not fully moved to the trash is removed while it still has its name",
+        TRASH_OPS,
+        "entry.state == TrashState::Moving && self.directory().name_of(id).await?.is_some()",
+        "entry.state == TrashState::Moving && self.directory().name_of(id).await?.is_none()",
+        &[TRASH],
+    ),
+    Mutant::new(
+        "image-trash-forgets-deferment",
+        "An image is removed from the trash before its time",
+        TRASH_OPS,
+        "if wall_clock() < entry.deferred_until && !options.force {",
+        "if wall_clock() < entry.deleted && !options.force {",
+        &[TRASH],
+    ),
+    Mutant::new(
+        "image-trash-entry-goes-first",
+        "A restoration removes the entry before the image has its name",
+        TRASH_OPS,
+        "if let Err(error) = self.give_name(id, name).await {",
+        "self.trash().remove(id, &restoring).await?;\n            if let Err(error) = self.give_name(id, name).await {",
+        &[TRASH],
+    ),
+    Mutant::new(
+        "image-new-map-is-relied-on",
+        "An object map that is enabled counts as valid before it is rebuilt",
+        FEATURE_OPS,
+        "let flags = |_, flags| if maps { flags | INVALID } else { flags };",
+        "let flags = |_, flags| if maps { flags & !INVALID } else { flags };",
+        &[FEATURES],
+    ),
+    Mutant::new(
+        "image-features-change-under-writes",
+        "Features change while writes are in flight",
+        FEATURE_OPS,
+        "let _hold = shared.admission().exclusive(Extent::new(0, SIZE_MAX)).await;",
+        "let _hold = ();",
+        &[FEATURES],
+    ),
+    Mutant::new(
+        "image-rebuild-without-range",
+        "A rebuild looks at objects that are being written",
+        REBUILD,
+        "let _hold = shared.enter_alone(extent_of(shared, &range)).await?;\n            let states = owner.states(shared, range.clone()).await?;\n            for (run, state)",
+        "let states = owner.states(shared, range.clone()).await?;\n            for (run, state)",
+        &[FEATURES],
+    ),
+    Mutant::new(
+        "image-rebuild-forgets-snapshots",
+        "A rebuild marks objects as unchanged that have changed since the snapshot before",
+        REBUILD,
+        "before if before == seen => ObjectMapState::Clean,",
+        "before if before.is_some() => ObjectMapState::Clean,",
+        &[FEATURES],
     ),
 ];

@@ -19,6 +19,8 @@ pub enum Failing {
     Call(Method),
     /// Reads of keys.
     Keys,
+    /// Transactions from this one on, counted from 0 since the failure was set.
+    From(u64),
 }
 
 /// Pool whose operations fail on demand with `NoSpace`.
@@ -26,6 +28,8 @@ pub struct FailingPool {
     inner: Rc<dyn ObjectBackend>,
     failing: RefCell<Failing>,
     flushes: Cell<usize>,
+    /// Transactions since the failure was set.
+    submitted: Cell<u64>,
     /// Other pool of the cluster: its number and wrapper.
     other: Option<(i64, Rc<FailingPool>)>,
     this: Weak<FailingPool>,
@@ -37,6 +41,7 @@ impl FailingPool {
             inner,
             failing: RefCell::new(Failing::Nothing),
             flushes: Cell::new(0),
+            submitted: Cell::new(0),
             other,
             this: this.clone(),
         })
@@ -44,6 +49,7 @@ impl FailingPool {
 
     pub fn fail(&self, failing: Failing) {
         *self.failing.borrow_mut() = failing;
+        self.submitted.set(0);
     }
 
     /// Returns the number of flushes.
@@ -78,11 +84,16 @@ impl ObjectBackend for FailingPool {
     }
 
     fn submit(&self, object: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
-        let Failing::Call(failing) = self.failing.borrow().clone() else {
-            return self.inner.submit(object, transaction);
+        let turn = self.submitted.replace(self.submitted.get() + 1);
+        let fails = match &*self.failing.borrow() {
+            Failing::Call(failing) => {
+                let calls = |op: &ObjectOp| matches!(op, ObjectOp::Call { method, .. } if method == failing);
+                transaction.ops.iter().any(calls)
+            }
+            Failing::From(first) => turn >= *first,
+            Failing::Nothing | Failing::Keys => false,
         };
-        let calls = |op: &ObjectOp| matches!(op, ObjectOp::Call { method, .. } if *method == failing);
-        if transaction.ops.iter().any(calls) { failed() } else { self.inner.submit(object, transaction) }
+        if fails { failed() } else { self.inner.submit(object, transaction) }
     }
 
     fn kv_get(&self, object: &ObjectName, keys: Vec<Vec<u8>>) -> LocalFuture<Result<Vec<Option<Vec<u8>>>>> {

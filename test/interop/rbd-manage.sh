@@ -1,0 +1,293 @@
+#!/usr/bin/env bash
+# The management of images on a real cluster of its own, beside `rbd`: the trash, metadata, locks, features, object maps,
+# watches. What either does the other finds, and both print the same.
+#
+#   FOREBAY=.../forebay rbd-manage.sh
+#
+# Prints a line for each check.
+set -uo pipefail
+
+NAME=rbd-manage; source "$(dirname "$0")/../lab/cluster.sh"
+
+ours() { ask "$FOREBAY" "$@"; }
+fails_with() { # CODE TEXT ARGUMENTS...
+  local code=$1 text=$2 status
+  shift 2
+  limit 60 "$FOREBAY" "$@" >"$WORK/out" 2>&1 </dev/null
+  status=$?
+  [[ $status == "$code" ]] && grep -q "$text" "$WORK/out" || fail "the refusal of $* (status $status)"
+}
+they_refuse() { limit 60 rbd "$@" >"$WORK/out" 2>&1 </dev/null && fail "rbd $*"; }
+# Both print the same, as JSON key by key and as columns.
+shape() { # ARGUMENTS...
+  peer_reads 120 rbd "$@" --format json >"$WORK/theirs" 2>"$WORK/out" || fail "rbd $*"
+  limit 60 "$FOREBAY" "$@" --format json >"$WORK/ours" 2>"$WORK/out" || fail "forebay $*"
+  # Where there is no metadata, rbd prints nothing.
+  [[ -s $WORK/theirs ]] || echo '{}' >"$WORK/theirs"
+  jq -S 'if type == "object" then del(.exports) else . end' "$WORK/ours" >"$WORK/ours.sorted"
+  jq -S . "$WORK/theirs" | diff - "$WORK/ours.sorted" >"$WORK/out" || fail "the JSON of $*"
+  peer_reads 120 rbd "$@" >"$WORK/theirs" 2>"$WORK/out" || fail "rbd $* as columns"
+  limit 60 "$FOREBAY" "$@" >"$WORK/ours" 2>"$WORK/out" || fail "forebay $* as columns"
+  diff "$WORK/theirs" "$WORK/ours" >"$WORK/out" || fail "the columns of $*"
+}
+id_of() { rbd info "rbd/$1" --format json 2>/dev/null | jq -r .id; }
+trashed() { rbd trash ls rbd --format json 2>/dev/null | jq -r --arg name "$1" '.[] | select(.name == $name) | .id'; }
+in_both_ways() { # FUNCTION: with the daemon, and with a client of the command's own
+  "$@" daemon
+  FOREBAY_DATA=$WORK/nothing "$@" direct
+}
+# rbd finds nothing wrong with the map of an image or snapshot, which is valid.
+true_map() { # IMAGE
+  limit 90 rbd object-map check --no-progress "$1" >"$WORK/out" 2>&1 </dev/null || fail "rbd object-map check $1"
+  grep -q 'object map error' "$WORK/out" && fail "rbd finds the map of $1 wrong"
+  ask rbd info "$1"
+  grep -q 'invalid' "$WORK/out" && fail "the map of $1 is marked as invalid"
+  limit 90 "$FOREBAY" object-map check --no-progress "$1" --format json >"$WORK/ours" 2>"$WORK/out" || fail "check $1"
+  jq -e '.valid and .wrong == 0' "$WORK/ours" >"$WORK/out" || fail "forebay finds the map of $1 wrong"
+}
+
+start_cluster
+start_daemon
+ok "a cluster, and a daemon beside it"
+
+# The trash.
+trash() { # MODE
+  local id
+  for image in mine theirs both; do ask rbd create --size 8M "rbd/$image"; done
+  ask rbd bench --io-type write --io-size 64K --io-total 1M rbd/both
+  ask rbd export --no-progress rbd/both "$WORK/both.$1"
+  ask rbd snap create --no-progress rbd/both@s
+  ask rbd clone --rbd-default-clone-format 2 rbd/both@s rbd/clone
+  ours trash mv rbd/mine
+  ask rbd trash mv rbd/theirs --expires-at '2 weeks'
+  ours trash mv rbd/both
+  ours trash mv rbd/clone --expires-at '1 hour'
+  for how in "" --long --all "--long --all"; do
+    # shellcheck disable=SC2086
+    shape trash ls $how rbd
+  done
+  # To the byte, but for the times.
+  rados -p rbd getomapval rbd_trash "id_$(trashed mine)" "$WORK/value" >"$WORK/out" 2>&1 || fail "our entry"
+  [[ $(stat -c %s "$WORK/value") == 32 && $(head -c 15 "$WORK/value" | xxd -p) == 02011a00000000040000006d696e65 &&
+    $(tail -c 1 "$WORK/value" | xxd -p) == 00 ]] || fail "our entry to the byte"
+  # A clone in the trash has its parent there.
+  ask rbd trash restore "rbd/$(trashed clone)"
+  ask rbd export --no-progress rbd/clone "$WORK/clone.theirs.$1"
+  cmp "$WORK/clone.theirs.$1" "$WORK/both.$1" >"$WORK/out" 2>&1 || fail "a clone of an image in the trash"
+  ours export --no-progress rbd/clone "$WORK/clone.$1"
+  cmp "$WORK/clone.$1" "$WORK/both.$1" >"$WORK/out" 2>&1 || fail "a clone of an image in the trash, as we read it"
+  ask rbd rm --no-progress rbd/clone
+  # Restored by the other.
+  ask rbd trash restore "rbd/$(trashed mine)"
+  id=$(trashed theirs)
+  fails_with 10 deferment trash rm "rbd/$id"
+  ours trash restore "rbd/$id" --image renamed
+  [[ $(id_of renamed) == "$id" ]] || fail "the id of a restored image"
+  shape trash ls rbd
+  # One with snapshots is kept.
+  id=$(trashed both)
+  fails_with 6 '1 snapshot' trash rm "rbd/$id"
+  fails_with 6 "keeps $id (both)" trash purge rbd
+  ours trash restore "rbd/$id"
+  ask rbd export --no-progress rbd/both "$WORK/again.$1"
+  cmp "$WORK/again.$1" "$WORK/both.$1" >"$WORK/out" 2>&1 || fail "a restored image"
+  ask rbd snap rm --no-progress rbd/both@s
+  # Removed by the other, and purged.
+  for image in both mine renamed; do ours trash mv rbd/$image; done
+  ask rbd trash rm --no-progress "rbd/$(trashed both)"
+  ours trash rm "rbd/$(trashed mine)"
+  fails_with 3 'no image of the id' trash rm rbd/0123456789ab
+  fails_with 9 threshold trash purge rbd --threshold 0.5
+  ours trash purge rbd
+  [[ $(rbd trash ls rbd) == "" ]] || fail "what is left in the trash"
+  ask rbd create --size 1M rbd/open
+  rbd bench --io-type read --io-size 4K --io-total 1T rbd/open >/dev/null 2>&1 &
+  local reader=$!
+  watched() { [[ $(rbd status rbd/open) == *client.* ]]; }
+  await 30 "a reader watches" watched
+  fails_with 6 'open elsewhere' trash mv rbd/open
+  kill -9 $reader
+  wait $reader 2>/dev/null
+  unwatched() { [[ $(rbd status rbd/open) == *none* ]]; }
+  await 60 "the watch has expired" unwatched
+  ours trash mv rbd/open
+  ours trash purge rbd
+  rados -p rbd ls 2>/dev/null | grep -E 'rbd_(data|header|object_map|id)' >"$WORK/out" && fail "objects that are left"
+}
+ask ceph config set osd osd_client_watch_timeout 6
+in_both_ways trash
+ok "the trash: listed alike, and whatever either moved there the other restores and removes"
+
+# Metadata.
+metadata() { # MODE
+  ask rbd create --size 1M rbd/meta
+  shape image-meta ls rbd/meta
+  ours image-meta set rbd/meta mine 'of two words'
+  ask rbd image-meta set rbd/meta theirs value
+  shape image-meta ls rbd/meta
+  [[ $(rbd image-meta get rbd/meta mine) == 'of two words' ]] || fail "a value of ours"
+  [[ $("$FOREBAY" image-meta get rbd/meta theirs) == value ]] || fail "a value of theirs"
+  ours image-meta rm rbd/meta theirs
+  shape image-meta ls -p rbd --image meta
+  ask rbd image-meta rm rbd/meta mine
+  fails_with 3 "'mine'" image-meta rm rbd/meta mine
+  fails_with 3 'no image' image-meta ls rbd/none
+  shape image-meta ls rbd/meta
+  ask rbd rm --no-progress rbd/meta
+}
+in_both_ways metadata
+ok "metadata: set, listed and removed by either"
+
+# Locks.
+locks() { # MODE
+  local locker
+  ask rbd create --size 4M rbd/locked
+  shape lock ls rbd/locked
+  ours lock add rbd/locked by-hand
+  shape lock ls rbd/locked
+  they_refuse lock add rbd/locked other
+  fails_with 6 'locked already' lock add rbd/locked other
+  fails_with 3 "no lock 'none'" lock rm rbd/locked none client.1
+  locker=$(rbd lock ls rbd/locked --format json | jq -r '.[0].locker')
+  case $1 in
+    # The daemon would be fenced by rbd.
+    daemon) ours lock rm rbd/locked by-hand "$locker" ;;
+    *) ask rbd lock rm rbd/locked by-hand "$locker" ;;
+  esac
+  ask rbd lock add rbd/locked one --shared tag
+  ours lock add rbd/locked two --shared tag
+  shape lock ls rbd/locked
+  fails_with 6 'locked already' lock add rbd/locked three --shared other
+  # A lock of rbd, whose client is gone: it is fenced all the same.
+  locker=$(rbd lock ls rbd/locked --format json | jq -r '.[] | select(.id == "one")')
+  ours lock rm rbd/locked one "$(jq -r .locker <<<"$locker")"
+  ceph osd blocklist ls >"$WORK/out" 2>&1
+  grep -q "$(jq -r .address <<<"$locker")" "$WORK/out" || fail "the holder of a lock is not fenced"
+  ours lock rm rbd/locked two "$(rbd lock ls rbd/locked --format json | jq -r '.[0].locker')"
+  shape lock ls rbd/locked
+  # An automatic one of a living client, which loses its image.
+  rbd bench --io-type write --io-size 4K --io-total 1T rbd/locked >"$WORK/writer" 2>&1 &
+  local writer=$!
+  automatic() { [[ $(rbd lock ls rbd/locked --format json) == *'"auto '* ]]; }
+  await 30 "rbd has the lock" automatic
+  shape lock ls rbd/locked
+  locker=$(rbd lock ls rbd/locked --format json | jq -r '.[0]')
+  ours lock rm -p rbd --image locked "$(jq -r .id <<<"$locker")" "$(jq -r .locker <<<"$locker")"
+  gone() { ! kill -0 $writer; }
+  await 60 "a fenced writer ends" gone
+  wait $writer 2>/dev/null && fail "a fenced writer ends well"
+  ask rbd bench --io-type write --io-size 4K --io-total 64K rbd/locked
+  ask rbd rm --no-progress rbd/locked
+}
+in_both_ways locks
+ok "locks: listed alike, taken and removed by either, and their holders fenced"
+
+# Features, and the maps that come with them.
+features() { # MODE
+  ask rbd create --size 24M --object-size 1M rbd/featured
+  ask rbd bench --io-type write --io-pattern rand --io-size 4096 --io-total 256K rbd/featured
+  ask rbd snap create --no-progress rbd/featured@one
+  ask rbd bench --io-type write --io-pattern rand --io-size 4096 --io-total 32K rbd/featured
+  true_map rbd/featured; true_map rbd/featured@one
+  ours feature disable rbd/featured fast-diff
+  ask rbd info rbd/featured
+  grep -q 'features: layering, exclusive-lock, deep-flatten$' "$WORK/out" || fail "features that we disabled"
+  rados -p rbd ls 2>/dev/null | grep 'object_map' >"$WORK/out" && fail "maps that are left"
+  fails_with 2 'disabled already' feature disable rbd/featured object-map
+  ours feature disable rbd/featured exclusive-lock deep-flatten
+  fails_with 2 'needs exclusive-lock' feature enable rbd/featured object-map
+  fails_with 9 journaling feature enable rbd/featured journaling
+  fails_with 2 'cannot be changed' feature disable rbd/featured layering
+  fails_with 2 'not enabled' object-map check rbd/featured
+  ask rbd bench --io-type write --io-pattern rand --io-size 4096 --io-total 32K rbd/featured
+  ours feature enable rbd/featured exclusive-lock object-map
+  ask rbd info rbd/featured
+  grep -q 'features: layering, exclusive-lock, object-map, fast-diff$' "$WORK/out" || fail "features that we enabled"
+  grep -q 'flags: object map invalid, fast diff invalid' "$WORK/out" || fail "flags of the image"
+  ask rbd info rbd/featured@one
+  grep -q 'flags: object map invalid, fast diff invalid' "$WORK/out" || fail "flags of the snapshot"
+  ours object-map rebuild --no-progress rbd/featured
+  ours object-map rebuild --no-progress rbd/featured@one
+  true_map rbd/featured; true_map rbd/featured@one
+  # Those of rbd are rebuilt by us, and ours by rbd.
+  ask rbd feature disable rbd/featured object-map
+  ask rbd feature enable rbd/featured fast-diff
+  ours object-map rebuild --no-progress rbd/featured@one
+  ours object-map rebuild --no-progress rbd/featured
+  true_map rbd/featured; true_map rbd/featured@one
+  ours feature disable rbd/featured object-map
+  ours feature enable rbd/featured object-map
+  ask rbd object-map rebuild --no-progress rbd/featured
+  ask rbd object-map rebuild --no-progress rbd/featured@one
+  true_map rbd/featured; true_map rbd/featured@one
+  # A map that is wrong is found by either, in the same words.
+  local object
+  object=rbd_data.$(id_of featured).$(printf %016x 23)
+  rados -p rbd rm "$object" >/dev/null 2>&1
+  ours object-map rebuild --no-progress rbd/featured
+  ask rados -p rbd put "$object" /etc/hostname
+  for by in ours ask\ rbd; do
+    $by object-map check --no-progress rbd/featured
+    grep -q "object map error: object $object marked as [013], but should be [13]" "$WORK/out" || fail "a wrong map, by $by"
+  done
+  ask rbd info rbd/featured
+  grep -q 'flags: object map invalid, fast diff invalid' "$WORK/out" || fail "flags of a wrong map"
+  ours object-map rebuild --no-progress rbd/featured
+  true_map rbd/featured
+  ask rados -p rbd rm "$object"
+  ask rados -p rbd rm "rbd_object_map.$(id_of featured)"
+  ours object-map rebuild --no-progress rbd/featured
+  true_map rbd/featured
+  ask rbd snap purge --no-progress rbd/featured
+  ask rbd rm --no-progress rbd/featured
+  rados -p rbd ls 2>/dev/null | grep -E 'rbd_(data|header|object_map)' >"$WORK/out" && fail "objects that are left"
+}
+in_both_ways features
+ok "features and object maps: changed, checked and rebuilt by either"
+
+# While a host writes through the daemon.
+ask rbd create --size 16M --object-size 512K rbd/busy
+ask "$FOREBAY" attach rbd/busy --nbd
+uri=$(tail -n 1 "$WORK/out")
+truncate -s 16M "$WORK/busy"
+STOP=$WORK/stop
+host() {
+  local round=0 at
+  while [[ ! -e $STOP ]]; do
+    round=$((round + 1)) at=$(((round * 7919 * 4096) % (16 << 20)))
+    qemu-io -f raw -c "write -P $((round % 255 + 1)) $at 4096" "$uri" >"$WORK/host" 2>&1 || return 1
+    qemu-io -f raw -c "write -P $((round % 255 + 1)) $at 4096" "$WORK/busy" >/dev/null 2>&1 || return 1
+  done
+}
+host &
+HOST=$!
+for by in "$FOREBAY" rbd "$FOREBAY"; do
+  ask "$by" feature disable rbd/busy object-map
+  ask "$by" feature enable rbd/busy object-map
+  ask "$by" object-map rebuild --no-progress rbd/busy
+  ask "$by" image-meta set rbd/busy by "$by"
+done
+fails_with 6 exported feature disable rbd/busy exclusive-lock
+touch "$STOP"
+wait $HOST || fail "the host's writes"
+ask "$FOREBAY" detach rbd/busy
+ask rbd export --no-progress rbd/busy "$WORK/found"
+cmp "$WORK/found" "$WORK/busy" >"$WORK/out" 2>&1 || fail "what the host wrote"
+true_map rbd/busy
+ok "features and object maps under a host that writes"
+
+# Watches.
+mkfifo "$WORK/enter"
+"$FOREBAY" watch rbd/busy <"$WORK/enter" >"$WORK/watched" 2>&1 &
+WATCH=$!
+exec 9>"$WORK/enter"
+until_says "$WORK/watched" 'press enter to exit...'
+shape status rbd/busy
+ask rbd resize --no-progress --size 20M rbd/busy
+until_says "$WORK/watched" 'busy received notification: notify_id=[0-9]*, cookie=[0-9]*, notifier_id=[0-9]*, bl.length=[0-9]*'
+echo >&9
+exec 9>&-
+wait $WATCH || fail "a watch ends"
+fails_with 3 'no image' watch rbd/none
+shape status rbd/busy
+ok "watches: of a header, and as status lists them"
