@@ -36,7 +36,7 @@ pub enum DiffEvent<'a> {
     From(String),
     /// Snapshot that the changes lead to.
     To(String),
-    /// Whether that snapshot is protected.
+    /// Protection of that snapshot.
     Protected(bool),
     /// The image's size in bytes.
     Size(u64),
@@ -444,7 +444,7 @@ mod tests {
 
     const BOTH: [DiffVersion; 2] = [DiffVersion::V1, DiffVersion::V2];
 
-    /// As `rbd` 16.2 writes them, with `export-diff` and with `export --export-format 2`.
+    /// Bytes that `rbd` 16.2 writes, with `export-diff` and with `export --export-format 2`.
     #[test]
     fn bytes_of_both_versions() {
         let of = |version: DiffVersion| {
