@@ -45,7 +45,7 @@ pub struct ChangedRange {
 ///
 /// Invariant: whatever differs between both points is returned, unless [`next`](Self::next) fails. For the head that
 /// includes every write completed before [`Image::changes`] was called; later ones may be included.
-pub struct Changes {
+pub struct ImageChanges {
     image: Rc<Image>,
     /// Snapshot that the changes begin at; `None`: the beginning, when the image was empty.
     from: Option<ImageView>,
@@ -68,7 +68,7 @@ impl Image {
     /// # Errors
     /// `NotFound` if there is no snapshot `from`; `Invalid` if it is newer than that of this handle; errors of the
     /// backend.
-    pub async fn changes(self: &Rc<Self>, from: Option<&str>, whole_object: bool) -> Result<Changes> {
+    pub async fn changes(self: &Rc<Self>, from: Option<&str>, whole_object: bool) -> Result<ImageChanges> {
         let shared = self.shared();
         shared.check_there()?;
         // Another client may just have created the snapshot.
@@ -105,11 +105,11 @@ impl Image {
         let parents = (least / object_size..shared.layout().objects(most)).start.min(total)
             ..shared.layout().objects(most).min(total);
         let parents = if least == most { 0..0 } else { parents };
-        Ok(Changes { image: self.clone(), from, to, whole_object, marked, parents, at: 0, total, checked: false })
+        Ok(ImageChanges { image: self.clone(), from, to, whole_object, marked, parents, at: 0, total, checked: false })
     }
 }
 
-impl Changes {
+impl ImageChanges {
     /// Returns the size of the image at the end of the changes, in bytes.
     pub fn size(&self) -> u64 {
         self.to.size

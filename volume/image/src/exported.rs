@@ -1,4 +1,4 @@
-//! What an export of a whole image has beside its content: features and metadata.
+//! Features and metadata of an image, which an export of it has beside the content.
 
 use forebay_block::Result;
 

@@ -232,7 +232,7 @@ struct DiffWriter<'a> {
     size: u64,
     /// Snapshot to create at the end.
     to: Option<String>,
-    /// Whether it is to be protected.
+    /// Set if it is to be protected.
     protected: bool,
     /// End of the ranges that were written since the last drain.
     end: u64,

@@ -45,7 +45,7 @@ struct DiffPart<'a> {
     from: Option<&'a str>,
     /// Snapshot at the end.
     to: Option<&'a str>,
-    /// Whether it is protected, if that is said.
+    /// Protection of that snapshot, if it is said.
     protected: Option<bool>,
     whole_object: bool,
     data: bool,

@@ -58,7 +58,7 @@ pub enum Chunk {
     From(String),
     /// Snapshot that the changes lead to.
     To(String),
-    /// Whether that snapshot is protected.
+    /// Protection of that snapshot.
     Protected(bool),
     /// Image size; the first chunk of an export.
     Size(u64),

@@ -11,7 +11,7 @@ pub struct StreamFile {
     writer: Box<dyn Write>,
     /// File to make durable, and its path to remove.
     file: Option<(File, PathBuf)>,
-    /// As it was named.
+    /// Name for messages.
     shown: String,
 }
 
@@ -76,7 +76,7 @@ pub struct StreamSource {
     pub len: Option<u64>,
     /// Number of bytes read.
     pub position: u64,
-    /// As it was named.
+    /// Name for messages.
     pub shown: String,
 }
 

@@ -36,7 +36,7 @@ pub enum DiffEvent<'a> {
     From(String),
     /// Snapshot that the changes lead to.
     To(String),
-    /// Whether that snapshot is protected.
+    /// Protection of that snapshot.
     Protected(bool),
     /// The image's size in bytes.
     Size(u64),
@@ -272,7 +272,8 @@ impl DiffDecoder {
                 Ok(None)
             }
             b'p' => {
-                has_len(1)?;
+                // Ceph writes a length of 8 before this byte, and does not read it.
+                has_len(8).or_else(|_| has_len(1))?;
                 Ok(Some(DiffEvent::Protected(own[0] != 0)))
             }
             _ => {
@@ -358,7 +359,7 @@ impl DiffVersion {
     /// Appends whether that snapshot is protected, which version 1 does not say.
     pub fn put_protected(self, out: &mut Vec<u8>, protected: bool) {
         if self == DiffVersion::V2 {
-            self.put_tag(out, b'p', 1);
+            self.put_tag(out, b'p', 8);
             out.push(protected.into());
         }
     }
@@ -443,7 +444,7 @@ mod tests {
 
     const BOTH: [DiffVersion; 2] = [DiffVersion::V1, DiffVersion::V2];
 
-    /// As `rbd` 16.2 writes them, with `export-diff` and with `export --export-format 2`.
+    /// Bytes that `rbd` 16.2 writes, with `export-diff` and with `export --export-format 2`.
     #[test]
     fn bytes_of_both_versions() {
         let of = |version: DiffVersion| {
@@ -460,7 +461,7 @@ mod tests {
         let one = b"rbd diff v1\nt\x01\0\0\0ss\0\x10\0\0\0\0\0\0w\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0x\
             z\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0e";
         assert_eq!(of(DiffVersion::V1), one);
-        let two = b"rbd diff v2\nt\x05\0\0\0\0\0\0\0\x01\0\0\0sp\x01\0\0\0\0\0\0\0\0\
+        let two = b"rbd diff v2\nt\x05\0\0\0\0\0\0\0\x01\0\0\0sp\x08\0\0\0\0\0\0\0\0\
             s\x08\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\0\
             w\x11\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0x\
             z\x10\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0e";

@@ -277,7 +277,7 @@ mod tests {
         out
     }
 
-    /// As `rbd` 16.2 writes it.
+    /// Bytes that `rbd` 16.2 writes.
     #[test]
     fn bytes_of_the_properties() {
         let mut out = Vec::new();

@@ -421,11 +421,11 @@ pub(super) const LIST: &[Mutant] = &[
         &[CHANGES],
     ),
     Mutant::new(
-        "image-diff-parent-as-zeroes",
-        "An object that a clone has no more counts as zeroes, although the parent's data shows",
+        "image-diff-says-what-was",
+        "A changed range counts as data or zeroes by what it was before",
         CHANGES_OPS,
-        "Ok::<_, Error>(shared.overlap_in(view, object) > 0 || exists(&shared, view, object).await?)",
-        "Ok::<_, Error>(exists(&shared, view, object).await?)",
+        "let exists = !is_zero(&is[bytes]);",
+        "let exists = !is_zero(&was[bytes]);",
         &[CHANGES],
     ),
     Mutant::new(
