@@ -233,7 +233,7 @@ pub struct ImageExport {
 pub use crate::log_place::{LogMedium, LogPlace, TakeoverMode};
 pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
-pub use clone::{CloneFormat, CloneRequest, ImageChild};
+pub use clone::{CloneRequest, CloneVersion, ImageChild};
 pub use diff::{AppliedDiff, CopyImageRequest};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,

@@ -22,7 +22,7 @@ use clap_complete::Shell;
 use serde::Deserialize;
 
 pub use access::{AdmitInitiatorArgs, IscsiTargetCommand, NvmeSubsystemCommand};
-pub use clones::{ChildrenArgs, CloneArgs, CloneVersion};
+pub use clones::{ChildrenArgs, CloneArgs};
 pub use complete::{CompleteArgs, Quoting};
 pub use diffs::{ChangesArgs, CopyArgs, DeepCommand, DiffArgs, ExportDiffArgs, ImportDiffArgs, MergeDiffArgs};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};

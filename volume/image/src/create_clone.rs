@@ -147,7 +147,7 @@ impl CloneSource {
             return attach(&self.images, &self.parent, &child(clones, id)).await;
         }
         add_legacy(clones, &self.parent, id).await?;
-        // Whoever ends the protection marks the snapshot first, and looks for clones then.
+        // A client that ends the protection marks the snapshot first, and looks for clones then.
         let header = self.images.header(&self.parent.image).await?;
         let found = header.snapshots.iter().find(|snapshot| snapshot.id == self.parent.snap);
         if found.is_some_and(|snapshot| snapshot.protection == Protection::Full) {

@@ -114,7 +114,7 @@ impl SnapshotInfo {
 pub enum SnapshotKind {
     /// A user has created it.
     User,
-    /// It is part of the snapshot of a group.
+    /// Part of the snapshot of a group.
     Group {
         /// Pool of the group.
         pool: i64,
@@ -123,7 +123,7 @@ pub enum SnapshotKind {
         /// Id of the group's snapshot.
         snapshot: String,
     },
-    /// A user has removed it, but clones still need it. It has a unique name, and is removed with the last of them.
+    /// A user has removed it, but clones still need it. Its name is unique, and it is removed with the last of them.
     Trash {
         /// Name that it had.
         name: String,

@@ -94,7 +94,7 @@ pub enum OwnerOperation {
 /// Callback for the progress of an operation.
 pub type OperationProgress = Rc<dyn Fn(ObjectProgress)>;
 
-/// What carries out operations for other clients: a layer above the image that must take part, such as a write log.
+/// Layer above an image that takes part in operations for other clients, such as a write log.
 pub trait OwnerOperations {
     /// Carries out an operation.
     fn perform(&self, operation: OwnerOperation, progress: OperationProgress) -> LocalFuture<Result<()>>;

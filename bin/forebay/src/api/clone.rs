@@ -1,5 +1,6 @@
 //! Control API types for clones.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -23,19 +24,21 @@ pub struct CloneRequest {
     pub data_pool: Option<String>,
     /// Place in which the clone is recorded.
     #[serde(default)]
-    pub format: CloneFormat,
+    pub format: CloneVersion,
 }
 
 /// Place in which a clone is recorded.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum CloneFormat {
-    /// `v1` in a Ceph pool if the snapshot is protected, `v2` otherwise.
+pub enum CloneVersion {
+    /// `v1` in a Ceph pool if the snapshot is protected, for old clients; `v2` otherwise.
     #[default]
     Auto,
     /// In the pool of the clone; the snapshot must be protected.
+    #[value(name = "1")]
     V1,
     /// In the parent, whose snapshot can then be removed.
+    #[value(name = "2")]
     V2,
 }
 

@@ -1,25 +1,13 @@
 //! Arguments of `clone` and `children`.
 
-use clap::{ArgMatches, Args, Command, FromArgMatches, ValueEnum};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use super::images::FeatureArgs;
 use super::names::{in_pool, read_by_way_of};
 use super::snapshots::SourceArgs;
+use crate::api::CloneVersion;
 use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec};
 use crate::units::Size;
-
-/// Place in which a clone is recorded as such.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum CloneVersion {
-    /// 1 in a Ceph pool if the snapshot is protected, for old clients; 2 otherwise.
-    Auto,
-    /// In the pool of the clone; the snapshot must be protected.
-    #[value(name = "1")]
-    First,
-    /// In the parent, whose snapshot can then be removed.
-    #[value(name = "2")]
-    Second,
-}
 
 /// Options of `clone`.
 #[derive(Debug)]

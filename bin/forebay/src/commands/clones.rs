@@ -2,8 +2,8 @@
 
 use super::shapes::{ChildRow, Info};
 use super::with_session;
-use crate::api::{CloneFormat, CloneRequest, ImageChild};
-use crate::cli::{ChildrenArgs, CloneArgs, CloneVersion, GlobalArgs, OneImage};
+use crate::api::{CloneRequest, ImageChild};
+use crate::cli::{ChildrenArgs, CloneArgs, GlobalArgs, OneImage};
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::failure::Result;
 use crate::ops::{CloneSnapshot, Flatten, ListChildren};
@@ -17,11 +17,7 @@ pub fn clone(global: &GlobalArgs, output: Output, CloneArgs { from, to, options 
         object_size: options.object_size.map(|size| size.0),
         features: options.features.names(),
         data_pool: options.features.data_pool,
-        format: match options.clone_format {
-            CloneVersion::Auto => CloneFormat::Auto,
-            CloneVersion::First => CloneFormat::V1,
-            CloneVersion::Second => CloneFormat::V2,
-        },
+        format: options.clone_format,
     };
     let operation = CloneSnapshot { from, request };
     let info = with_session(global, |session| session.call(operation, |_| {}))?;

@@ -22,9 +22,9 @@ impl Engine {
         to.check_new()?;
         let options = image::CloneOptions {
             format: match request.format {
-                api::CloneFormat::Auto => image::CloneFormat::Auto,
-                api::CloneFormat::V1 => image::CloneFormat::V1,
-                api::CloneFormat::V2 => image::CloneFormat::V2,
+                api::CloneVersion::Auto => image::CloneFormat::Auto,
+                api::CloneVersion::V1 => image::CloneFormat::V1,
+                api::CloneVersion::V2 => image::CloneFormat::V2,
             },
             object_size: request.object_size,
             features: features(request.features.as_deref())?,

@@ -16,7 +16,7 @@ use crate::spec::{ImageSpec, SnapshotSpec};
 /// Interval between two looks at the progress of an operation.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What carries out the operations on a volume.
+/// Operations of a volume for other clients.
 pub(super) struct VolumeOperations {
     engine: Weak<Engine>,
     spec: ImageSpec,

@@ -131,7 +131,7 @@ impl SnapshotKind {
     }
 }
 
-/// Where the fields of a stored snapshot are, in bytes from its start; `None` for those that its format lacks.
+/// Positions of the fields of a stored snapshot, in bytes from its start; `None` for those that its format lacks.
 struct FieldRanges {
     name: Range<usize>,
     /// Parent of the older formats.
