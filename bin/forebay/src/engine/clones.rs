@@ -65,7 +65,7 @@ impl Engine {
             trash: child.trash,
         };
         let mut children: Vec<_> = found.into_iter().map(child).collect();
-        children.sort_by(|one, other| one.line().cmp(&other.line()));
+        children.sort_by_key(ImageChild::line);
         Ok(children)
     }
 
