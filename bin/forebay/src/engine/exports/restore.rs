@@ -263,7 +263,9 @@ mod tests {
         let options = CreateOptions { size: 8 << 20, data_pool: Some("data".into()), ..CreateOptions::default() };
         image::create(&pool, "x", options).await.expect("an image");
         let mut engine = engine(dir).await;
+        engine.this.take();
         Rc::get_mut(&mut engine).expect("nobody else has it").pools.insert("rbd", pool);
+        *engine.this.borrow_mut() = Rc::downgrade(&engine);
         (engine, cluster, client, "rbd/x".parse().expect("a spec"))
     }
 
