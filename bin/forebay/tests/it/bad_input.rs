@@ -48,7 +48,7 @@ fn each_says_what_is_wrong_and_what_to_do() {
         // What is no disk.
         (&["import", &qcow2, "q"], 2, &["disk.qcow2 is a qcow2 image", "qemu-img convert -O raw", "--raw"]),
         (&["import", &gz, "q"], 2, &["compressed by gzip", "gzip -dc", "forebay import -"]),
-        (&["import", &export, "q"], 2, &["an export of rbd in format 2", "--export-format 1"]),
+        (&["import", &export, "q"], 2, &["an export of rbd in format 2", "--export-format 2"]),
         (&["import", "-", "q"], 2, &["standard input", "forebay create"]),
         // Clusters.
         (&["ls", "rbd"], 3, &["no pool 'rbd' here", "ceph.conf", "start the daemon with -c"]),

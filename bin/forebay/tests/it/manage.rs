@@ -39,7 +39,7 @@ fn metadata_is_listed_set_and_removed() {
 #[test]
 fn what_only_a_cluster_has_is_refused() {
     for (mode, site) in Site::each() {
-        site.run(&["create", "disk", "--size", "4M"]).ok();
+        site.run(&["create", "disk", "--size", "4M", "--image-feature", "layering"]).ok();
         for args in [
             &["lock", "ls", "disk"][..],
             &["lock", "add", "disk", "mine"],
