@@ -1,6 +1,7 @@
 //! The command line: what can be typed, and the help that says so.
 
 mod access;
+mod cache;
 mod complete;
 mod exports;
 mod images;
@@ -18,6 +19,7 @@ use clap_complete::Shell;
 use serde::Deserialize;
 
 pub use access::{AdmitInitiatorArgs, IscsiTargetCommand, NvmeSubsystemCommand};
+pub use cache::CacheCommand;
 pub use complete::{CompleteArgs, Quoting};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
 pub use images::{
@@ -281,6 +283,10 @@ pub enum CliCommand {
     /// Manage write logs, whether their images are open or not
     #[command(subcommand)]
     Log(LogCommand),
+
+    /// Show or empty the read cache of snapshot parents, which all clones share
+    #[command(subcommand)]
+    Cache(CacheCommand),
 
     /// Manage the embedded store
     #[command(subcommand)]

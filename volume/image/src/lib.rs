@@ -27,6 +27,7 @@ mod luks;
 mod metadata;
 mod objectmap;
 mod open_image;
+mod parent_cache;
 mod pools;
 mod present;
 mod read;
@@ -56,6 +57,7 @@ pub use info::{
 pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;
 pub use open_image::LockCheck;
+pub use parent_cache::{InstalledSnapshotCache, install_snapshot_cache};
 pub use usage::SnapshotUsage;
 pub use wire::diff;
 

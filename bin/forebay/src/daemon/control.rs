@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, metrics, page, snapshots, streams};
+use super::{access, cache, metrics, page, snapshots, streams};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -130,6 +130,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/targets/{front}/{pool}/{image}", delete(detach))
         .route("/v1/ana", get(list_ana).post(set_ana))
         .merge(access::routes())
+        .merge(cache::routes())
         .merge(snapshots::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
@@ -222,6 +223,8 @@ async fn no_such_path(request: Request) -> Failure {
         take_over_log,
         discard_log,
         store_space,
+        cache::get_read_cache,
+        cache::clear_read_cache,
         streams::export,
         streams::import
     ),

@@ -1,6 +1,7 @@
 //! `forebay serve`: starts the daemon, signals readiness, and shuts down in order.
 
 mod access;
+mod cache;
 pub mod control;
 mod listen;
 mod metrics;
