@@ -1,6 +1,6 @@
 //! The cache: lookups in both layers, and reads from the backend that all waiting requests share.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::ready;
 use std::ops::RangeInclusive;
@@ -16,12 +16,12 @@ use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{Instant, JoinHandle, now, spawn, timeout};
 
 use crate::disk::{Disk, DiskPart};
-use crate::flags::Flags;
-use crate::flight::Flight;
-use crate::format::{Geometry, PART_LEN, PARTS_MAX};
-use crate::part::{ABSENT, ABSENT_INHERITING, Part, PartKey, Source, Sources};
+use crate::flags::ZeroFlags;
+use crate::flight::PartFlight;
+use crate::format::{CacheGeometry, PART_LEN, PARTS_MAX};
+use crate::part::{ABSENT, ABSENT_INHERITING, Part, PartKey, SnapshotSource, SnapshotSources};
 use crate::s3fifo::S3Fifo;
-use crate::stats::{CacheStats, Counters, DiskCounters, DiskState};
+use crate::stats::{CacheDiskCounters, DiskState, ReadCacheCounters, ReadCacheStats};
 use crate::writer::write_queued;
 
 /// Parts of one read from the backend, at most: 4 MiB.
@@ -58,25 +58,24 @@ pub struct ReadCache {
 struct CacheShared {
     options: CacheOptions,
     begun: Instant,
-    sources: Sources,
+    sources: SnapshotSources,
     memory: RefCell<S3Fifo<PartKey, Buf>>,
-    flags: Flags,
+    flags: ZeroFlags,
     disk: RefCell<DiskSlot>,
     /// Parts that are being read, from disk or from the backend.
-    flights: RefCell<HashMap<PartKey, Rc<Flight>>>,
+    flights: RefCell<HashMap<PartKey, Rc<PartFlight>>>,
     /// Permits to read parts.
     reading: Semaphore,
     /// Permit to clear.
     clearing: Semaphore,
-    counters: Counters,
-    disk_counters: Rc<DiskCounters>,
-    closed: Cell<bool>,
+    counters: ReadCacheCounters,
+    disk_counters: Rc<CacheDiskCounters>,
 }
 
 /// Layer on disk.
 enum DiskSlot {
     None,
-    /// It could not be opened, for this reason.
+    /// Could not be opened, for this reason.
     Off(String),
     Open {
         disk: Rc<Disk>,
@@ -87,30 +86,29 @@ enum DiskSlot {
 /// Result of a lookup.
 enum Lookup {
     Found(Part),
-    Wait(Rc<Flight>),
+    Wait(Rc<PartFlight>),
 }
 
 /// Adjacent parts that are missing, and are read from the backend at once.
 struct MissingRun {
-    parts: Vec<(PartKey, Rc<Flight>)>,
+    parts: Vec<(PartKey, Rc<PartFlight>)>,
 }
 
 impl ReadCache {
     /// Opens a cache. A file that cannot be used costs a warning and the layer on disk, nothing else.
     pub async fn open(options: CacheOptions) -> Rc<Self> {
-        let rows = options.disk.as_ref().and_then(|disk| Geometry::of(disk.size)).map_or(0, |all| all.flag_rows);
+        let rows = options.disk.as_ref().and_then(|disk| CacheGeometry::of(disk.size)).map_or(0, |all| all.flag_rows);
         let shared = Rc::new(CacheShared {
             begun: now(),
-            sources: Sources::default(),
+            sources: SnapshotSources::default(),
             memory: RefCell::new(S3Fifo::new((options.memory / PART_LEN) as usize)),
-            flags: Flags::new(rows),
+            flags: ZeroFlags::new(rows),
             disk: RefCell::new(DiskSlot::None),
             flights: RefCell::default(),
             reading: Semaphore::new(READING_MAX),
             clearing: Semaphore::new(1),
-            counters: Counters::default(),
+            counters: ReadCacheCounters::default(),
             disk_counters: Rc::default(),
-            closed: Cell::new(false),
             options,
         });
         shared.open_disk().await;
@@ -118,11 +116,11 @@ impl ReadCache {
     }
 
     /// Returns counters and gauges.
-    pub fn stats(&self) -> CacheStats {
+    pub fn stats(&self) -> ReadCacheStats {
         let shared = &self.shared;
         let (counters, on_disk) = (&shared.counters, &shared.disk_counters);
         let memory = shared.memory.borrow();
-        let mut stats = CacheStats {
+        let mut stats = ReadCacheStats {
             memory_capacity: memory.capacity() as u64 * PART_LEN,
             memory_bytes: memory.len() as u64 * PART_LEN,
             flags: shared.flags.len() as u64,
@@ -144,7 +142,7 @@ impl ReadCache {
             disk_errors: on_disk.errors.get(),
             checksum_errors: on_disk.checksum_errors.get(),
             stale: on_disk.stale.get(),
-            ..CacheStats::default()
+            ..ReadCacheStats::default()
         };
         match &*shared.disk.borrow() {
             DiskSlot::None => {}
@@ -201,7 +199,6 @@ impl ReadCache {
     /// Writes what is queued, for 2 s at most, and ends the use of the disk.
     pub async fn close(&self) {
         let shared = &self.shared;
-        shared.closed.set(true);
         let (disk, writer) = match &mut *shared.disk.borrow_mut() {
             DiskSlot::Open { disk, writer } => (disk.clone(), writer.take()),
             DiskSlot::None | DiskSlot::Off(_) => return,
@@ -308,7 +305,7 @@ impl CacheShared {
     /// Looks up all parts of a read, and starts to read those that are missing.
     fn look_up_all(
         self: &Rc<Self>,
-        source: &Source,
+        source: &SnapshotSource,
         read: &SnapshotRead,
         fetch: &SnapshotFetch,
         now_ms: u32,
@@ -375,8 +372,8 @@ impl CacheShared {
         }
     }
 
-    fn new_flight(&self, key: &PartKey) -> Rc<Flight> {
-        let flight = Rc::new(Flight::default());
+    fn new_flight(&self, key: &PartKey) -> Rc<PartFlight> {
+        let flight = Rc::new(PartFlight::default());
         self.flights.borrow_mut().insert(key.clone(), flight.clone());
         flight
     }
@@ -387,7 +384,7 @@ impl CacheShared {
         disk: Rc<Disk>,
         row: u32,
         key: PartKey,
-        flight: Rc<Flight>,
+        flight: Rc<PartFlight>,
         read: SnapshotRead,
         fetch: SnapshotFetch,
     ) {
@@ -417,7 +414,7 @@ impl CacheShared {
     }
 
     /// Reads adjacent parts from the backend, and completes their flights.
-    async fn fetch(self: Rc<Self>, parts: Vec<(PartKey, Rc<Flight>)>, read: SnapshotRead, fetch: SnapshotFetch) {
+    async fn fetch(self: Rc<Self>, parts: Vec<(PartKey, Rc<PartFlight>)>, read: SnapshotRead, fetch: SnapshotFetch) {
         let _permit = self.reading.acquire(parts.len()).await;
         let Some(first) = parts.first().map(|(key, _)| key.clone()) else { return };
         let extent = Extent::new(u64::from(first.part) * PART_LEN, parts.len() as u64 * PART_LEN);
@@ -452,7 +449,7 @@ impl CacheShared {
     }
 
     /// Completes a flight. What it brought is in the cache by now, so that nobody reads it a second time.
-    fn land(&self, key: &PartKey, flight: &Rc<Flight>, result: Result<Part>) {
+    fn land(&self, key: &PartKey, flight: &Rc<PartFlight>, result: Result<Part>) {
         self.flights.borrow_mut().remove(key);
         flight.land(result);
     }
@@ -490,7 +487,7 @@ fn parts_of(extent: Extent) -> RangeInclusive<u32> {
 }
 
 /// Returns the key of the absence of an object.
-fn absence_of(source: &Source, read: &SnapshotRead) -> PartKey {
+fn absence_of(source: &SnapshotSource, read: &SnapshotRead) -> PartKey {
     let part = if read.inherits { ABSENT_INHERITING } else { ABSENT };
     PartKey { source: source.clone(), object: read.object, part }
 }

@@ -10,14 +10,14 @@ use forebay_block::Buf;
 use forebay_reactor::sync::{Notify, Semaphore, join_all};
 use forebay_reactor::{File, OpenOptions, random, wall_clock};
 
-use crate::flags::Flags;
+use crate::flags::ZeroFlags;
 use crate::format::{
-    BLOCK_LEN, CacheFormatError, Geometry, IMAGE_LEN_MAX, Incarnation, PART_LEN, ROWS_PER_BLOCK, Row, RowKind,
+    BLOCK_LEN, CacheFormatError, CacheGeometry, IMAGE_LEN_MAX, Incarnation, PART_LEN, ROWS_PER_BLOCK, Row, RowKind,
     Superblock, TABLE_AT, TableBlock, part_crc,
 };
-use crate::part::{ABSENT, ABSENT_INHERITING, PartKey, Sources};
+use crate::part::{ABSENT, ABSENT_INHERITING, PartKey, SnapshotSources};
 use crate::s3fifo::S3Fifo;
-use crate::stats::DiskCounters;
+use crate::stats::CacheDiskCounters;
 use crate::table::{Table, TableRow};
 
 /// Parts that wait to be written, at most: 32 MiB. More are dropped.
@@ -33,9 +33,9 @@ const LOAD_WINDOW: usize = 4;
 
 /// Part in the layer on disk.
 pub(crate) enum DiskPart {
-    /// Waits to be written.
+    /// Bytes that wait to be written.
     Queued(Buf),
-    /// Is in the slot of this row.
+    /// Row in whose slot it is stored.
     Stored(u32),
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum DiskPart {
 /// an error, everything in it may be forgotten.
 pub(crate) struct Disk {
     pub(crate) file: File,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: CacheGeometry,
     pub(crate) incarnation: Cell<Incarnation>,
     pub(crate) table: RefCell<Table>,
     pub(crate) index: RefCell<S3Fifo<PartKey, u32>>,
@@ -58,7 +58,7 @@ pub(crate) struct Disk {
     pub(crate) changed: Notify,
     /// Permit to write: batches and clearing exclude each other.
     pub(crate) turn: Semaphore,
-    pub(crate) counters: Rc<DiskCounters>,
+    pub(crate) counters: Rc<CacheDiskCounters>,
     pub(crate) closing: Cell<bool>,
     errors: Cell<u32>,
     successes: Cell<u32>,
@@ -73,9 +73,9 @@ impl Disk {
     pub(crate) async fn open(
         path: &Path,
         size: u64,
-        counters: Rc<DiskCounters>,
-        sources: &Sources,
-        flags: &Flags,
+        counters: Rc<CacheDiskCounters>,
+        sources: &SnapshotSources,
+        flags: &ZeroFlags,
         now_ms: u32,
     ) -> Result<Rc<Self>, String> {
         let options = OpenOptions::read_write().create().direct().lock();
@@ -89,7 +89,7 @@ impl Disk {
             return Err(format!("its sectors have {} bytes; at most {BLOCK_LEN} are supported", info.sector));
         }
         let size = if info.block_device { size.min(info.size) } else { size };
-        let geometry = Geometry::of(size).ok_or_else(|| format!("{size} bytes are too small or too large"))?;
+        let geometry = CacheGeometry::of(size).ok_or_else(|| format!("{size} bytes are too small or too large"))?;
         let found = if info.size < BLOCK_LEN as u64 {
             let start = file.read_at(forebay_block::BufMut::with_capacity(BLOCK_LEN), 0).await;
             let (result, start) = start;
@@ -155,7 +155,7 @@ impl Disk {
     }
 
     /// Reads the table; returns the number of its blocks that could not be read. Nothing of it is verified yet.
-    async fn load(&self, sources: &Sources, flags: &Flags, now_ms: u32) -> u64 {
+    async fn load(&self, sources: &SnapshotSources, flags: &ZeroFlags, now_ms: u32) -> u64 {
         let mut unread = 0;
         // Of two rows with one key, that in the block with the higher serial counts.
         let mut serials: HashMap<u32, u64> = HashMap::new();
@@ -193,7 +193,7 @@ impl Disk {
         number: u32,
         block: TableBlock,
         serials: &HashMap<u32, u64>,
-        (sources, flags): (&Sources, &Flags),
+        (sources, flags): (&SnapshotSources, &ZeroFlags),
         now_ms: u32,
     ) {
         let (mut table, mut index) = (self.table.borrow_mut(), self.index.borrow_mut());
@@ -350,7 +350,7 @@ impl Disk {
     }
 
     /// Forgets everything, also what is stored, and the flags, which have rows of the table.
-    pub(crate) async fn clear(&self, flags: &Flags) -> io::Result<()> {
+    pub(crate) async fn clear(&self, flags: &ZeroFlags) -> io::Result<()> {
         let _turn = self.turn.acquire(1).await;
         self.queue.borrow_mut().clear();
         self.pending.borrow_mut().clear();

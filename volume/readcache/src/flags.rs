@@ -10,9 +10,9 @@ use crate::s3fifo::S3Fifo;
 const FLAGS_MIN: usize = 1 << 16;
 
 /// Bounded set of flags, each with its row of the table on disk, if it has one.
-pub(crate) struct Flags(RefCell<S3Fifo<PartKey, Option<u32>>>);
+pub(crate) struct ZeroFlags(RefCell<S3Fifo<PartKey, Option<u32>>>);
 
-impl Flags {
+impl ZeroFlags {
     /// Creates a set for a table with `rows` rows for flags.
     pub(crate) fn new(rows: u32) -> Self {
         Self(RefCell::new(S3Fifo::new(FLAGS_MIN.max(rows as usize))))

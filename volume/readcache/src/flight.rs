@@ -9,12 +9,12 @@ use crate::part::Part;
 
 /// Read of a part in progress. A task of its own completes it, whether anybody still waits or not.
 #[derive(Default)]
-pub(crate) struct Flight {
+pub(crate) struct PartFlight {
     result: RefCell<Option<Result<Part>>>,
     landed: Notify,
 }
 
-impl Flight {
+impl PartFlight {
     /// Completes it for all who wait.
     pub(crate) fn land(&self, result: Result<Part>) {
         *self.result.borrow_mut() = Some(result);

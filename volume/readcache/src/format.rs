@@ -36,10 +36,10 @@ pub(crate) type Incarnation = [u8; 16];
 /// Reason for not using a file's content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CacheFormatError {
-    /// Nothing but zeroes.
+    /// Empty file: only zeroes.
     #[error("empty")]
     Empty,
-    /// Something else than a read cache.
+    /// File of another program.
     #[error("not a read cache")]
     Stranger,
     /// Newer version or unknown features.
@@ -55,14 +55,14 @@ pub(crate) enum CacheFormatError {
 /// Row `n` below `data_rows` describes the part in slot `n`. The rows behind describe zero parts and absent objects,
 /// which have no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Geometry {
+pub(crate) struct CacheGeometry {
     pub(crate) size: u64,
     pub(crate) data_rows: u32,
     pub(crate) flag_rows: u32,
     pub(crate) data_at: u64,
 }
 
-impl Geometry {
+impl CacheGeometry {
     /// Returns the geometry of a file of `size` bytes; `None` if it is too small or too large.
     pub(crate) fn of(size: u64) -> Option<Self> {
         if !(DISK_SIZE_MIN..=DISK_SIZE_MAX).contains(&size) {
@@ -149,7 +149,7 @@ impl Superblock {
         }
         let superblock =
             Self { incarnation: array_at(bytes, 24), size: u64_at(bytes, 48), created_s: u64_at(bytes, 56) };
-        if u64::from(u32_at(bytes, 40)) != PART_LEN || Geometry::of(superblock.size).is_none() {
+        if u64::from(u32_at(bytes, 40)) != PART_LEN || CacheGeometry::of(superblock.size).is_none() {
             return Err(CacheFormatError::Damaged("the superblock's sizes are impossible"));
         }
         Ok(superblock)
@@ -399,13 +399,13 @@ mod tests {
     #[test]
     fn every_size_has_its_places() {
         for size in [DISK_SIZE_MIN, DISK_SIZE_MIN + 4097, 100 << 20, (10 << 30) + 12345, 1 << 40, DISK_SIZE_MAX] {
-            let geometry = Geometry::of(size).expect("a size in range");
+            let geometry = CacheGeometry::of(size).expect("a size in range");
             assert!(geometry.slot_at(geometry.data_rows) <= size);
-            assert!(Geometry::block_at(geometry.blocks()) <= geometry.data_at);
+            assert!(CacheGeometry::block_at(geometry.blocks()) <= geometry.data_at);
             let used = u64::from(geometry.data_rows) * PART_LEN;
             assert!(used * 100 >= size * 97, "{used} of {size}");
         }
-        assert_eq!(Geometry::of(DISK_SIZE_MIN - 1), None);
-        assert_eq!(Geometry::of(DISK_SIZE_MAX + 1), None);
+        assert_eq!(CacheGeometry::of(DISK_SIZE_MIN - 1), None);
+        assert_eq!(CacheGeometry::of(DISK_SIZE_MAX + 1), None);
     }
 }

@@ -21,4 +21,4 @@ mod writer;
 
 pub use cache::{CacheOptions, DiskOptions, ReadCache};
 pub use format::{DISK_SIZE_MIN, PART_LEN};
-pub use stats::{CacheStats, DiskState};
+pub use stats::{DiskState, ReadCacheStats};

@@ -13,48 +13,48 @@ pub(crate) const ABSENT_INHERITING: u32 = u32::MAX - 1;
 
 /// Image at a snapshot, interned: equal if and only if it is the same allocation.
 #[derive(Debug, Clone)]
-pub(crate) struct Source(pub(crate) Rc<SnapshotIdentity>);
+pub(crate) struct SnapshotSource(pub(crate) Rc<SnapshotIdentity>);
 
-impl PartialEq for Source {
+impl PartialEq for SnapshotSource {
     fn eq(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Source {}
+impl Eq for SnapshotSource {}
 
-impl Hash for Source {
+impl Hash for SnapshotSource {
     fn hash<H: Hasher>(&self, state: &mut H) {
         Rc::as_ptr(&self.0).addr().hash(state);
     }
 }
 
-/// Sources that keys refer to.
+/// SnapshotSources that keys refer to.
 #[derive(Default)]
-pub(crate) struct Sources(WeakMap<SnapshotIdentity, SnapshotIdentity>);
+pub(crate) struct SnapshotSources(WeakMap<SnapshotIdentity, SnapshotIdentity>);
 
-impl Sources {
+impl SnapshotSources {
     /// Returns the source of an identity: the same one as long as a key refers to it.
-    pub(crate) fn intern(&self, identity: &SnapshotIdentity) -> Source {
+    pub(crate) fn intern(&self, identity: &SnapshotIdentity) -> SnapshotSource {
         if let Some(known) = self.0.get(identity) {
-            return Source(known);
+            return SnapshotSource(known);
         }
         let source = Rc::new(identity.clone());
         self.0.insert(identity.clone(), &source);
-        Source(source)
+        SnapshotSource(source)
     }
 }
 
 /// Key of a part, or of the absence of a whole object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PartKey {
-    pub(crate) source: Source,
+    pub(crate) source: SnapshotSource,
     pub(crate) object: u64,
     /// Number of the part within the object, [`ABSENT`] or [`ABSENT_INHERITING`].
     pub(crate) part: u32,
 }
 
-/// What is known of a part.
+/// Knowledge of a part.
 #[derive(Debug, Clone)]
 pub(crate) enum Part {
     /// All bytes are zero.

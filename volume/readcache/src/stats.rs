@@ -1,4 +1,4 @@
-//! Counters and gauges of the cache.
+//! ReadCacheCounters and gauges of the cache.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -15,9 +15,9 @@ pub enum DiskState {
     Off(String),
 }
 
-/// Counters since the start, and gauges.
+/// ReadCacheCounters since the start, and gauges.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CacheStats {
+pub struct ReadCacheStats {
     /// Maximum bytes of parts in memory.
     pub memory_capacity: u64,
     /// Bytes of parts in memory.
@@ -70,11 +70,11 @@ pub struct CacheStats {
     pub stale: u64,
 }
 
-/// Counter of one core.
+/// CoreCounter of one core.
 #[derive(Debug, Default)]
-pub(crate) struct Counter(Cell<u64>);
+pub(crate) struct CoreCounter(Cell<u64>);
 
-impl Counter {
+impl CoreCounter {
     pub(crate) fn add(&self, count: u64) {
         self.0.set(self.0.get() + count);
     }
@@ -84,29 +84,29 @@ impl Counter {
     }
 }
 
-/// Counters of the cache, other than those of the disk.
+/// ReadCacheCounters of the cache, other than those of the disk.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) hits_memory: Counter,
-    pub(crate) hits_disk: Counter,
-    pub(crate) hits_zero: Counter,
-    pub(crate) hits_joined: Counter,
-    pub(crate) misses: Counter,
-    pub(crate) fetches: Counter,
-    pub(crate) fetched_bytes: Counter,
-    pub(crate) read_bytes: Counter,
-    pub(crate) fetch_errors: Counter,
-    pub(crate) bypassed: Counter,
-    pub(crate) evicted_memory: Counter,
+pub(crate) struct ReadCacheCounters {
+    pub(crate) hits_memory: CoreCounter,
+    pub(crate) hits_disk: CoreCounter,
+    pub(crate) hits_zero: CoreCounter,
+    pub(crate) hits_joined: CoreCounter,
+    pub(crate) misses: CoreCounter,
+    pub(crate) fetches: CoreCounter,
+    pub(crate) fetched_bytes: CoreCounter,
+    pub(crate) read_bytes: CoreCounter,
+    pub(crate) fetch_errors: CoreCounter,
+    pub(crate) bypassed: CoreCounter,
+    pub(crate) evicted_memory: CoreCounter,
 }
 
-/// Counters of the disk; they survive a file that is opened again.
+/// ReadCacheCounters of the disk; they survive a file that is opened again.
 #[derive(Debug, Default)]
-pub(crate) struct DiskCounters {
-    pub(crate) evicted: Counter,
-    pub(crate) written: Counter,
-    pub(crate) dropped: Counter,
-    pub(crate) errors: Counter,
-    pub(crate) checksum_errors: Counter,
-    pub(crate) stale: Counter,
+pub(crate) struct CacheDiskCounters {
+    pub(crate) evicted: CoreCounter,
+    pub(crate) written: CoreCounter,
+    pub(crate) dropped: CoreCounter,
+    pub(crate) errors: CoreCounter,
+    pub(crate) checksum_errors: CoreCounter,
+    pub(crate) stale: CoreCounter,
 }

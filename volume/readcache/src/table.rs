@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::format::{BLOCK_LEN, Geometry, Incarnation, ROWS_PER_BLOCK, Row, RowKind, TableBlock};
+use crate::format::{BLOCK_LEN, CacheGeometry, Incarnation, ROWS_PER_BLOCK, Row, RowKind, TableBlock};
 use crate::part::PartKey;
 
 /// Row in memory.
@@ -26,10 +26,10 @@ struct Pin {
 
 /// Rows of the table.
 ///
-/// A row is free, or it has a key, or it belongs to whoever has taken it; the slot of a row that is being read is not
+/// A row is free, or it has a key, or it was taken by a writer; the slot of a row that is being read is not
 /// free before the read has ended.
 pub(crate) struct Table {
-    geometry: Geometry,
+    geometry: CacheGeometry,
     rows: Vec<Option<TableRow>>,
     free_data: Vec<u32>,
     free_flags: Vec<u32>,
@@ -40,7 +40,7 @@ pub(crate) struct Table {
 
 impl Table {
     /// Creates a table without keys.
-    pub(crate) fn new(geometry: Geometry) -> Self {
+    pub(crate) fn new(geometry: CacheGeometry) -> Self {
         let mut table = Self {
             geometry,
             rows: Vec::new(),
@@ -179,17 +179,17 @@ mod tests {
     use forebay_block::{PoolIdentity, SnapId, SnapshotIdentity};
 
     use super::*;
-    use crate::part::Source;
+    use crate::part::SnapshotSource;
 
     fn content(object: u64) -> TableRow {
         let pool = PoolIdentity { store: [1; 16], pool: 1 };
-        let source = Source(Rc::new(SnapshotIdentity { pool, image: "a".into(), snap: SnapId(1) }));
+        let source = SnapshotSource(Rc::new(SnapshotIdentity { pool, image: "a".into(), snap: SnapId(1) }));
         TableRow { key: PartKey { source, object, part: 0 }, kind: RowKind::Data, crc: 0, verified: true }
     }
 
     #[test]
     fn a_slot_that_is_read_is_not_free() {
-        let mut table = Table::new(Geometry::of(16 << 20).expect("a size"));
+        let mut table = Table::new(CacheGeometry::of(16 << 20).expect("a size"));
         let all: Vec<u32> = std::iter::from_fn(|| table.take_data()).collect();
         assert!(all.iter().copied().eq(0..table.geometry.data_rows), "the lowest first");
         table.set(3, content(1));
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn changed_blocks_are_written_with_growing_serials() {
-        let mut table = Table::new(Geometry::of(16 << 20).expect("a size"));
+        let mut table = Table::new(CacheGeometry::of(16 << 20).expect("a size"));
         table.set(0, content(1));
         table.set(41, content(2));
         table.set(42, content(3));

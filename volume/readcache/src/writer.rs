@@ -6,7 +6,7 @@ use forebay_block::Buf;
 use forebay_reactor::sync::join_all;
 
 use crate::disk::Disk;
-use crate::format::{Geometry, RowKind, part_crc};
+use crate::format::{CacheGeometry, RowKind, part_crc};
 use crate::part::PartKey;
 use crate::table::TableRow;
 
@@ -97,7 +97,7 @@ fn take_row(disk: &Disk) -> Option<u32> {
 async fn write_table(disk: &Rc<Disk>) {
     let blocks = disk.table.borrow_mut().take_dirty(BATCH, &disk.incarnation.get());
     let each = |(block, bytes): &(u32, Vec<u8>)| {
-        let (file, at, bytes) = (disk.file.clone(), Geometry::block_at(*block), Buf::copy_of(bytes));
+        let (file, at, bytes) = (disk.file.clone(), CacheGeometry::block_at(*block), Buf::copy_of(bytes));
         Box::pin(async move { file.write_at(bytes, at).await })
     };
     let results = join_all(blocks.iter().map(each)).await;

@@ -37,7 +37,7 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     let mut cases: Vec<Case> = modes.iter().map(case).collect();
     let mut fetched = vec![Vec::new(); modes.len()];
     for round in 0..effort.rounds {
-        let mut measure_peer = || measure(&["none".into()]);
+        let measure_peer = || measure(&["none".into()]);
         let mut peer = if round % 2 == 0 { Some(measure_peer()?) } else { None };
         for ((case, fetched), mode) in cases.iter_mut().zip(&mut fetched).zip(&modes) {
             let mut arguments = vec![(*mode).to_owned()];

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use forebay_readcache::{CacheStats, DiskState};
+use forebay_readcache::{DiskState, ReadCacheStats};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -64,8 +64,8 @@ impl ReadCacheInfo {
     }
 }
 
-impl From<CacheStats> for ReadCacheInfo {
-    fn from(stats: CacheStats) -> Self {
+impl From<ReadCacheStats> for ReadCacheInfo {
+    fn from(stats: ReadCacheStats) -> Self {
         let (disk, reason) = match stats.disk {
             DiskState::None => ("none", None),
             DiskState::On => ("on", None),

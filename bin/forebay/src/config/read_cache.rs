@@ -72,11 +72,11 @@ mod tests {
     #[test]
     fn settings_are_read_and_what_is_wrong_is_said() {
         assert_eq!(resolve("").expect("defaults"), Some(CacheOptions { memory: 64 << 20, disk: None }));
-        assert_eq!(resolve("memory = 0").expect("off"), None);
+        assert_eq!(resolve("memory = '0'").expect("off"), None);
         let disk = Some(DiskOptions { path: "/srv/c".into(), size: 1 << 30 });
         let text = "path = '/srv/c'\nsize = '1G'\nmemory = '16M'";
         assert_eq!(resolve(text).expect("both"), Some(CacheOptions { memory: 16 << 20, disk: disk.clone() }));
-        let text = "path = '/srv/c'\nsize = '1G'\nmemory = 0";
+        let text = "path = '/srv/c'\nsize = '1G'\nmemory = '0'";
         assert_eq!(resolve(text).expect("disk"), Some(CacheOptions { memory: 0, disk }));
         for (text, says) in [
             ("path = '/srv/c'", "size"),

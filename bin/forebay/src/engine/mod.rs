@@ -42,7 +42,7 @@ use forebay_export::{Meter, Meters};
 use forebay_nbd::stats::ServerCounts;
 use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
-use forebay_readcache::CacheStats;
+use forebay_readcache::ReadCacheStats;
 use forebay_store::Store;
 use forebay_writelog::replication::{MemberReport, PrimarySet};
 
@@ -130,7 +130,7 @@ pub struct MetricsSnapshot {
     /// Counters of the embedded store.
     pub store: Vec<StoreCounter>,
     /// Counters of the read cache, if there is one.
-    pub read_cache: Option<CacheStats>,
+    pub read_cache: Option<ReadCacheStats>,
     /// Open write logs.
     pub logs: Vec<LogSnapshot>,
     /// NBD server counters other than requests.

@@ -1,9 +1,12 @@
 //! Read cache of snapshot parents, shared by all clones that are open.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::rc::Rc;
 
 use forebay_image::{InstalledSnapshotCache, install_snapshot_cache};
-use forebay_readcache::{CacheOptions, CacheStats, ReadCache};
+use forebay_readcache::{CacheOptions, ReadCache, ReadCacheStats};
 
 use super::Engine;
 use crate::api::ReadCacheInfo;
@@ -19,6 +22,9 @@ pub(super) struct EngineReadCache {
 impl EngineReadCache {
     /// Opens the cache, and makes all images of this core use it.
     pub(super) async fn open(options: CacheOptions) -> Self {
+        if let Some(disk) = &options.disk {
+            create_private(&disk.path);
+        }
         let cache = ReadCache::open(options).await;
         Self { _installed: install_snapshot_cache(cache.clone()), cache }
     }
@@ -26,6 +32,12 @@ impl EngineReadCache {
     pub(super) async fn close(&self) {
         self.cache.close().await;
     }
+}
+
+/// Creates a file with access for its owner only, since it will hold data of images.  Errors are those of opening it
+/// afterwards.
+fn create_private(path: &Path) {
+    let _ = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
 }
 
 impl Engine {
@@ -37,7 +49,7 @@ impl Engine {
     }
 
     /// Returns the counters of the read cache, if there is one.
-    pub fn read_cache_stats(&self) -> Option<CacheStats> {
+    pub fn read_cache_stats(&self) -> Option<ReadCacheStats> {
         self.read_cache.as_ref().map(|opened| opened.cache.stats())
     }
 

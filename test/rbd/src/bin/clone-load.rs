@@ -12,7 +12,7 @@ use forebay_ram::cluster::RamCluster;
 use forebay_rbd_lab::ClonePool;
 use forebay_reactor::sync::join_all;
 use forebay_reactor::{DriverChoice, Reactor, spawn};
-use forebay_readcache::{CacheOptions, CacheStats, DiskOptions, ReadCache};
+use forebay_readcache::{CacheOptions, DiskOptions, ReadCache, ReadCacheStats};
 
 /// Latency of the pool.
 const LATENCY: Duration = Duration::from_millis(2);
@@ -88,7 +88,7 @@ async fn measure(size: u64, clones: u64, options: Option<CacheOptions>) -> Resul
     for image in images {
         image.close().await;
     }
-    let stats: Option<CacheStats> = cache.as_ref().map(|cache: &Rc<ReadCache>| cache.stats());
+    let stats: Option<ReadCacheStats> = cache.as_ref().map(|cache: &Rc<ReadCache>| cache.stats());
     let parent_bytes = match &stats {
         Some(stats) => stats.fetched_bytes,
         None => clones * size,

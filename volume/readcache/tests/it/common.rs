@@ -23,7 +23,7 @@ pub fn snapshot(number: u64) -> SnapshotIdentity {
     SnapshotIdentity { pool, image: format!("image{}", number / 2).into(), snap: SnapId(number) }
 }
 
-/// What an object holds in 64 KiB parts.
+/// Content of a part of 64 KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Absent,

@@ -6,7 +6,6 @@ use crate::mutants::stage::Stage;
 const UNIT: Stage = Stage::Lib("forebay-readcache");
 const DISK: Stage = Stage::Test("forebay-readcache", "disk");
 const SHARING: Stage = Stage::Test("forebay-readcache", "sharing");
-const CLONES: Stage = Stage::Test("forebay-rbd-lab", "clones");
 
 const CACHE: &str = "volume/readcache/src/cache.rs";
 const ON_DISK: &str = "volume/readcache/src/disk.rs";
@@ -53,7 +52,7 @@ pub(super) const LIST: &[Mutant] = &[
         CACHE,
         "if let Some(flight) = self.flights.borrow().get(key) {",
         "if let Some(flight) = self.flights.borrow().get(key).filter(|_| key.part == u32::MAX) {",
-        &[SHARING, CLONES],
+        &[SHARING],
     ),
     Mutant::new(
         "readcache-absence-outlives-parent",

@@ -1,6 +1,6 @@
 //! Metrics of the read cache.
 
-use forebay_readcache::{CacheStats, DiskState};
+use forebay_readcache::{DiskState, ReadCacheStats};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
@@ -12,7 +12,7 @@ use super::{Encoded, counter, gauge};
 type Parts = [(&'static str, u64); 2];
 
 /// Encodes the counters and gauges of the cache.
-pub(super) fn encode(stats: &CacheStats, out: &mut DescriptorEncoder) -> Encoded {
+pub(super) fn encode(stats: &ReadCacheStats, out: &mut DescriptorEncoder) -> Encoded {
     let bytes = Some(&Unit::Bytes);
     let layers: [(&str, &str, Parts); 2] = [
         (
