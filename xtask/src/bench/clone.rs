@@ -95,7 +95,8 @@ fn method(effort: &Effort) -> String {
     format!(
         "{}. {CLONES} clones of one parent of {PARENT_MIB} MiB, in a pool in memory whose reads take 2 ms, in one process \
          and on one core. Each clone reads all of the parent once, 16 KiB at a time and one read after the other, and each \
-         begins at another place. `memory`: the cache holds all of the parent in memory. `disk`: a quarter of it in memory, \
+         begins at another place. All of them have the exclusive lock, so that their object maps say that they have no objects \
+         of their own. `memory`: the cache holds all of the parent in memory. `disk`: a quarter of it in memory, \
          all of it in a file with O_DIRECT, empty at first. {} rounds, interleaved; medians (lowest and highest in \
          parentheses). VALUE lines: bytes read from the pool for each byte of the parent.\n\nRepeat it: \
          `cargo xtask bench clone`.",

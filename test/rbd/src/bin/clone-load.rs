@@ -5,7 +5,7 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use forebay_block::Extent;
 use forebay_image::install_snapshot_cache;
 use forebay_ram::cluster::RamCluster;
@@ -56,7 +56,10 @@ async fn measure(size: u64, clones: u64, options: Option<CacheOptions>) -> Resul
     for number in 0..clones {
         let name = format!("clone{number}");
         pool.clone(&name, "parent", snap).await?;
-        images.push(pool.open(&name).await?);
+        let image = pool.open(&name).await?;
+        // As a system that boots does with its first write: then the object map says which objects the clone has.
+        image.take_lock().await?;
+        images.push(image);
     }
     let cache = match options {
         Some(options) => Some(ReadCache::open(options).await),
@@ -104,6 +107,5 @@ async fn measure(size: u64, clones: u64, options: Option<CacheOptions>) -> Resul
     if let Some(cache) = cache {
         cache.close().await;
     }
-    // Objects of the clones do not exist, and the cluster answers so at once: their reads are not in the figures.
-    stats.map(drop).or(Some(())).context("measured")
+    Ok(())
 }
