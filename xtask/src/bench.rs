@@ -1,6 +1,7 @@
 //! `cargo xtask bench NAME`: a peer and Forebay side by side in one run, interleaved, medians.
 
 mod builds;
+mod clone;
 mod drbd;
 mod gateway;
 mod idle;
@@ -96,6 +97,8 @@ enum Name {
     /// Build of this checkout against another one (--old): volumes in memory, in the store, behind a write log, in a Ceph
     /// cluster; prints only
     Builds,
+    /// Fifty clones of one parent through the read cache, against the same without one
+    Clone,
     /// Over iSCSI, against tgtd, with libiscsi's iscsi-perf, fio, QEMU and our own initiator (FOREBAY_FIO: a fio with
     /// the engine libiscsi)
     Iscsi,
@@ -139,6 +142,8 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Iscsi | Name::Nvmf | Name::Builds => (5, 1.0),
         // Tails want many requests: less than a quarter of an hour.
         Name::Writelog => (3, 5.0),
+        // Half a minute for each measurement without the cache.
+        Name::Clone => (3, 1.0),
         // Emulated, all takes longer: half an hour.
         Name::ReplicationDrbd => (3, 3.0),
         _ => (5, 3.0),
@@ -153,6 +158,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
     };
     match arguments.name {
         Name::Builds => builds::run(&effort, arguments.old.as_deref().context("--old is missing")?),
+        Name::Clone => clone::run(&effort, arguments.dry_run),
         Name::Iscsi => iscsi::run(&effort, arguments.dry_run),
         Name::Messenger => messenger::run(&effort, arguments.dry_run),
         Name::Nbd => nbd::run(&effort, arguments.peers_only, arguments.dry_run),

@@ -138,6 +138,11 @@ impl RadosCluster {
         self.objecter.is_fenced()
     }
 
+    /// Returns the cluster fsid.
+    pub fn fsid(&self) -> [u8; 16] {
+        self.monitors.fsid()
+    }
+
     /// Returns the current status.
     pub fn status(&self) -> ClusterStatus {
         let (requests, sessions) = self.objecter.counts();

@@ -13,7 +13,8 @@ use std::rc::{Rc, Weak};
 
 use forebay_block::{
     BackendInfo, Error, ErrorKind, Extent, ExtentMap, ExtentState, KvPage, ListPage, LocalFuture, ObjectBackend,
-    ObjectName, ObjectRead, ObjectStat, Result, SharedObjects, SnapId, SnapSet, SparseData, Transaction, Usage,
+    ObjectName, ObjectRead, ObjectStat, PoolIdentity, Result, SharedObjects, SnapId, SnapSet, SparseData, Transaction,
+    Usage,
 };
 use forebay_messenger::wire::PayloadWriter;
 use forebay_reactor::{Buf, BufList};
@@ -241,6 +242,10 @@ impl ObjectBackend for RadosPool {
             let mut reply = asked.await?;
             answer::snap_set(&output(&mut reply, 0)).map_err(|error| answer::strange(&object, error))
         })
+    }
+
+    fn identity(&self) -> Option<PoolIdentity> {
+        Some(PoolIdentity { store: self.cluster.fsid(), pool: self.id })
     }
 
     fn snap_allocate(&self) -> LocalFuture<Result<SnapId>> {

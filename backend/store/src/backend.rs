@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use forebay_block::{
     BackendInfo, Error, ErrorKind, ExtentMap, KvPage, ListPage, LocalFuture, ObjectBackend, ObjectName, ObjectRead,
-    ObjectStat, Result, SnapId, SnapSet, SparseData, Transaction, Usage,
+    ObjectStat, PoolIdentity, Result, SnapId, SnapSet, SparseData, Transaction, Usage,
 };
 
 use crate::core::Core;
@@ -160,6 +160,10 @@ impl ObjectBackend for Store {
     fn snap_set(&self, object: &ObjectName) -> LocalFuture<Result<SnapSet>> {
         let (core, object) = (self.core.clone(), object.clone());
         Box::pin(async move { core.snap_set(&object).await })
+    }
+
+    fn identity(&self) -> Option<PoolIdentity> {
+        Some(PoolIdentity { store: self.uuid(), pool: 0 })
     }
 
     fn snap_allocate(&self) -> LocalFuture<Result<SnapId>> {

@@ -16,6 +16,7 @@ mod remote;
 mod request;
 pub mod reservation;
 mod shared;
+mod snapshot_cache;
 mod unnamed;
 mod write_range_lock;
 
@@ -35,5 +36,6 @@ pub use request::{BlockReply, BlockRequest};
 pub use shared::{
     ClientIdentity, Method, Notification, Notified, NotifyAnswer, SharedObjects, Watch, WatchHandler, Watcher,
 };
+pub use snapshot_cache::{PoolIdentity, SnapshotCache, SnapshotFetch, SnapshotIdentity, SnapshotRead};
 pub use unnamed::Unnamed;
 pub use write_range_lock::{WriteRange, WriteRangeLock};

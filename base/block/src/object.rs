@@ -11,6 +11,7 @@ use crate::device::LocalFuture;
 use crate::error::Result;
 use crate::extent::{Extent, ExtentMap};
 use crate::shared::{Method, SharedObjects};
+use crate::snapshot_cache::PoolIdentity;
 
 /// Name of an object within its pool, with its namespace (empty: the default one).  Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -413,6 +414,12 @@ pub trait ObjectBackend {
 
     /// Returns the space usage.
     fn usage(&self) -> LocalFuture<Result<Usage>>;
+
+    /// Returns the pool's identity across clusters and stores; `None` where data of a snapshot must not be remembered
+    /// beyond the life of this process, or in it.
+    fn identity(&self) -> Option<PoolIdentity> {
+        None
+    }
 
     /// Returns the interface for pools that other clients use at the same time; `None` where there are none.
     fn shared(&self) -> Option<Rc<dyn SharedObjects>> {

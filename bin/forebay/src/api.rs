@@ -2,6 +2,7 @@
 //!
 //! Field names are stable, and those of `rbd` for fields that `rbd` has.  Sizes are in bytes.
 
+mod cache;
 mod clone;
 mod diff;
 mod image;
@@ -69,6 +70,9 @@ pub struct DaemonStatus {
     /// Other daemons, and messenger clients.
     #[serde(default)]
     pub peers: Vec<Peer>,
+    /// Read cache of snapshot parents, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_cache: Option<ReadCacheInfo>,
 }
 
 /// Another daemon, or a messenger client.
@@ -231,6 +235,7 @@ pub struct ImageExport {
 }
 
 pub use crate::log_place::{LogMedium, LogPlace, TakeoverMode};
+pub use cache::ReadCacheInfo;
 pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
 pub use clone::{CloneRequest, CloneVersion, ImageChild};

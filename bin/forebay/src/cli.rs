@@ -1,6 +1,7 @@
 //! The command line: what can be typed, and the help that says so.
 
 mod access;
+mod cache;
 mod clones;
 mod complete;
 mod diffs;
@@ -22,6 +23,7 @@ use clap_complete::Shell;
 use serde::Deserialize;
 
 pub use access::{AdmitInitiatorArgs, IscsiTargetCommand, NvmeSubsystemCommand};
+pub use cache::CacheCommand;
 pub use clones::{ChildrenArgs, CloneArgs};
 pub use complete::{CompleteArgs, Quoting};
 pub use diffs::{ChangesArgs, CopyArgs, DeepCommand, DiffArgs, ExportDiffArgs, ImportDiffArgs, MergeDiffArgs};
@@ -374,6 +376,10 @@ pub enum CliCommand {
     /// Manage write logs, whether their images are open or not
     #[command(subcommand)]
     Log(LogCommand),
+
+    /// Show or empty the read cache of snapshot parents, which all clones share
+    #[command(subcommand)]
+    Cache(CacheCommand),
 
     /// Manage the embedded store
     #[command(subcommand)]

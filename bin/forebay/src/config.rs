@@ -4,6 +4,7 @@ mod iscsi;
 mod nbd;
 mod nvme;
 pub mod peers;
+mod read_cache;
 mod replicas;
 
 use std::fs;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use forebay_nbd::Tls;
 use forebay_reactor::{Addr, DriverChoice};
+use forebay_readcache::CacheOptions;
 use forebay_writelog::DirtyLimits;
 use peers::{PeerSettings, PeerTransport};
 use serde::Deserialize;
@@ -26,6 +28,7 @@ pub use nbd::NbdAccess;
 use nbd::NbdTlsSection;
 use nvme::NvmeSection;
 pub use nvme::{NvmeAccess, NvmeSubsystemSettings, check_nqn, parse_host};
+use read_cache::ReadCacheSection;
 pub use replicas::ReplicaSettings;
 use replicas::ReplicasSection;
 
@@ -69,6 +72,8 @@ struct ConfigFile {
     store: StoreSection,
     #[serde(default)]
     ram: RamSection,
+    #[serde(default)]
+    read_cache: ReadCacheSection,
     #[serde(default)]
     write_log: WriteLogSection,
     #[serde(default)]
@@ -173,6 +178,8 @@ pub struct DaemonConfig {
     pub store_size: Option<Size>,
     /// Bytes of memory for the store's data cache.
     pub store_cache: usize,
+    /// Read cache of snapshot parents, if there is one.
+    pub read_cache: Option<CacheOptions>,
     /// Maximum bytes of the pool in memory.
     pub ram_size: u64,
     /// Log filter.
@@ -265,6 +272,7 @@ impl DaemonConfig {
             cores,
             linger: Duration::from_micros(linger_us.into()),
             driver,
+            read_cache: file.read_cache.resolve(&store)?,
             store,
             store_size: serve.store_size.or(file.store.size),
             store_cache,

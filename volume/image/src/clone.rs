@@ -71,6 +71,7 @@ pub(crate) async fn open_parent(
     let view = shared.view_of(spec.snap).ok_or_else(|| {
         Error::new(ErrorKind::NotFound, format!("{}: its snapshot {}, of which this is a clone", what(), spec.snap.0))
     })?;
+    let view = ImageView { is_parent: true, ..view };
     Ok(Rc::new(ParentImage { spec: spec.clone(), shared, view, dropped: Rc::default() }))
 }
 

@@ -96,7 +96,7 @@ impl HeaderState {
 
     /// Returns the current view of the head.
     pub(crate) fn head(&self) -> ImageView {
-        ImageView { snap: SnapId::HEAD, size: self.size(), overlap: self.overlap.get() }
+        ImageView { snap: SnapId::HEAD, size: self.size(), overlap: self.overlap.get(), is_parent: false }
     }
 
     /// Returns the view of a snapshot; `None` if there is none of that id.
@@ -104,7 +104,7 @@ impl HeaderState {
         let header = self.header();
         let snapshot = header.snapshots.iter().find(|snapshot| snapshot.id == snap)?;
         let overlap = snapshot.overlap.unwrap_or(0).min(snapshot.size);
-        Some(ImageView { snap, size: snapshot.size, overlap })
+        Some(ImageView { snap, size: snapshot.size, overlap, is_parent: false })
     }
 
     /// Waits for the permit to resize.

@@ -33,6 +33,8 @@ pub(crate) struct ImageView {
     pub(crate) size: u64,
     /// Overlap with the parent in bytes.
     pub(crate) overlap: u64,
+    /// True for a snapshot that is read as the parent of a clone: its objects may come from the snapshot cache.
+    pub(crate) is_parent: bool,
 }
 
 /// Callback that verifies this client's knowledge of an image whose lock it has just acquired.

@@ -11,6 +11,7 @@ use crate::image::SpaceUsage;
 use crate::info::ObjectProgress;
 use crate::layout::ObjectExtent;
 use crate::open_image::{ImageView, OpenImage};
+use crate::parent_cache::read_object;
 use crate::present::{Present, walk};
 use crate::requests::failed;
 use crate::window::{REQUEST_WINDOW, windowed};
@@ -60,9 +61,7 @@ fn read_piece(
 ) -> LocalFuture<Result<BufList>> {
     let Extent { offset, len } = piece.extent;
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
-    let stored = (!is_absent(shared, view, piece.object)).then(|| {
-        shared.data().read(&shared.object_name(piece.object), ObjectRead::new(view.snap, piece.extent).advised(advice))
-    });
+    let stored = (!is_absent(shared, view, piece.object)).then(|| read_object(shared, view, piece, advice));
     let parent = (from_parent > 0).then(|| shared.parent()).flatten();
     let at = piece.object * shared.layout().object_size() + offset;
     Box::pin(async move {

@@ -5,6 +5,7 @@ mod fronts;
 mod image;
 mod leases;
 mod rados;
+mod readcache;
 mod replication;
 mod store;
 mod writelog;
@@ -14,7 +15,8 @@ use anyhow::{Result, bail};
 use super::stage::Stage;
 
 /// The areas of the list.
-pub(super) const AREAS: [&str; 7] = ["writelog", "replication", "store", "image", "rados", "fronts", "access"];
+pub(super) const AREAS: [&str; 8] =
+    ["writelog", "replication", "store", "image", "rados", "fronts", "access", "readcache"];
 
 /// Fault, and the stages that should notice it.
 #[derive(Clone)]
@@ -85,16 +87,16 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas = [
-        writelog::LIST,
-        replication::LIST,
-        leases::LIST,
-        store::LIST,
-        image::LIST,
-        rados::LIST,
-        fronts::LIST,
-        access::LIST,
+    let areas: [(&str, &[Mutant]); 9] = [
+        ("writelog", writelog::LIST),
+        ("replication", replication::LIST),
+        ("replication", leases::LIST),
+        ("store", store::LIST),
+        ("image", image::LIST),
+        ("rados", rados::LIST),
+        ("fronts", fronts::LIST),
+        ("access", access::LIST),
+        ("readcache", readcache::LIST),
     ];
-    let named = AREAS.iter().zip(areas);
-    named.flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
+    areas.iter().flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
 }

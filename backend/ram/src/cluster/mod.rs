@@ -31,6 +31,8 @@ type PoolObject = (i64, ObjectName);
 
 /// Cluster, as its clients share it.
 struct ClusterModel {
+    /// Identity of the cluster, from the seed.
+    fsid: [u8; 16],
     pools: RefCell<BTreeMap<i64, (String, Rc<RamBackend>)>>,
     watches: RamWatches,
     notifications: Notifications,
@@ -56,7 +58,9 @@ impl RamCluster {
     /// Creates a cluster without pools.  Completions are delayed by up to `late` executor turns after the operation was
     /// executed, at random from the seed.
     pub fn new(seed: u64, late: u64) -> Self {
+        let fsid = u128::from_be_bytes(*b"in-memory ceph..") ^ u128::from(seed);
         Self(Rc::new(ClusterModel {
+            fsid: fsid.to_be_bytes(),
             pools: RefCell::default(),
             watches: RamWatches::default(),
             notifications: Notifications::default(),

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use forebay_block::{
     BackendInfo, ClientIdentity, Error, ErrorKind, ExtentMap, KvPage, ListPage, LocalFuture, Method, Notification,
-    Notified, NotifyAnswer, ObjectBackend, ObjectName, ObjectRead, ObjectStat, Result, SharedObjects, SnapId, SnapSet,
-    SparseData, Transaction, Usage, Watch, WatchHandler, Watcher,
+    Notified, NotifyAnswer, ObjectBackend, ObjectName, ObjectRead, ObjectStat, PoolIdentity, Result, SharedObjects,
+    SnapId, SnapSet, SparseData, Transaction, Usage, Watch, WatchHandler, Watcher,
 };
 use forebay_reactor::{sleep, spawn, timeout};
 
@@ -120,6 +120,10 @@ impl ObjectBackend for ClientPool {
 
     fn snap_set(&self, object: &ObjectName) -> LocalFuture<Result<SnapSet>> {
         self.act(|this| this.ram.snap_set(object))
+    }
+
+    fn identity(&self) -> Option<PoolIdentity> {
+        Some(PoolIdentity { store: self.client.cluster.fsid, pool: self.id })
     }
 
     fn snap_allocate(&self) -> LocalFuture<Result<SnapId>> {

@@ -3,6 +3,7 @@
 mod access;
 mod ana;
 mod bench;
+mod cache;
 mod clones;
 mod complete;
 mod copy;
@@ -83,6 +84,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Reload => status::reload(global, output),
         CliCommand::Reservations(command) => reservations::run(global, output, command),
         CliCommand::Log(command) => logs::run(global, output, command),
+        CliCommand::Cache(command) => cache::run(global, output, command),
         CliCommand::Store(command) => store::run(global, output, command),
         CliCommand::Perf(command) => perf::run(output, command),
         CliCommand::Complete(asked) => complete::complete(global, asked),

@@ -1,6 +1,6 @@
 //! `status` and `reload`.
 
-use super::{shapes, with_session};
+use super::{cache, shapes, with_session};
 use crate::api::DaemonStatus;
 use crate::cli::{GlobalArgs, MaybeImage};
 use crate::client::session::{CommandSession, STATUS_TIMEOUT};
@@ -77,6 +77,9 @@ fn render(status: &DaemonStatus) -> String {
         },
     ));
     rows.push(("connections", status.connections.to_string()));
+    if let Some(info) = &status.read_cache {
+        rows.push(("read cache", cache::summary(info)));
+    }
     if !status.peer.is_empty() {
         rows.push(("peer", status.peer.join(", ")));
     }

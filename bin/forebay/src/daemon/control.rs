@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, clones, manage, metrics, page, snapshots, streams, trash};
+use super::{access, cache, clones, manage, metrics, page, snapshots, streams, trash};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -132,6 +132,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/targets/{front}/{pool}/{image}", delete(detach))
         .route("/v1/ana", get(list_ana).post(set_ana))
         .merge(access::routes())
+        .merge(cache::routes())
         .merge(snapshots::routes())
         .merge(clones::routes())
         .merge(trash::routes())
@@ -247,6 +248,8 @@ async fn no_such_path(request: Request) -> Failure {
         discard_log,
         store_space,
         copy_image,
+        cache::get_read_cache,
+        cache::clear_read_cache,
         streams::export,
         streams::import,
         streams::export_diff,

@@ -1,8 +1,9 @@
 //! `forebay serve`: starts the daemon, signals readiness, and shuts down in order.
 
 mod access;
-pub mod clones;
-mod control;
+mod cache;
+mod clones;
+pub mod control;
 mod listen;
 mod manage;
 mod metrics;

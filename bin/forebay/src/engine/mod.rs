@@ -26,6 +26,7 @@ mod offload;
 pub mod overview;
 mod owner_operations;
 pub mod peers;
+mod read_cache;
 mod reload;
 pub mod replicas;
 mod reservations;
@@ -48,6 +49,7 @@ use forebay_export::{Meter, Meters};
 use forebay_nbd::stats::ServerCounts;
 use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
+use forebay_readcache::ReadCacheStats;
 use forebay_store::Store;
 use forebay_writelog::replication::{MemberReport, PrimarySet};
 
@@ -65,6 +67,7 @@ use fronts::Fronts;
 use identity::DataDirIdentity;
 use logs::Logs;
 use peers::{PeerCounts, Peers};
+use read_cache::EngineReadCache;
 use replicas::TakeoverCounts;
 use store::StoreCounter;
 use volumes::Volumes;
@@ -112,6 +115,7 @@ pub struct Engine {
     identity: DataDirIdentity,
     logs: Logs,
     peers: Peers,
+    read_cache: Option<EngineReadCache>,
     takeovers: Cell<TakeoverCounts>,
     /// Last takeover of each log by this daemon, by the text of its id.
     last_takeovers: RefCell<BTreeMap<String, crate::api::LogTakeover>>,
@@ -134,6 +138,8 @@ pub struct MetricsSnapshot {
     pub meters: Arc<Meters<ImageSpec, RequestPath>>,
     /// Counters of the embedded store.
     pub store: Vec<StoreCounter>,
+    /// Counters of the read cache, if there is one.
+    pub read_cache: Option<ReadCacheStats>,
     /// Open write logs.
     pub logs: Vec<LogSnapshot>,
     /// NBD server counters other than requests.
@@ -250,6 +256,10 @@ impl Engine {
         let shelves = replicas::open_device(logs.devices(), settings).await;
         let allowed = settings.map(|settings| settings.allow.clone()).unwrap_or_default();
         let peers = Peers::new(&identity, shelves, allowed);
+        let read_cache = match options.daemon.as_ref().and_then(|daemon| daemon.config.read_cache.clone()) {
+            Some(cache) => Some(EngineReadCache::open(cache).await),
+            None => None,
+        };
         let engine = Self {
             options,
             started: now(),
@@ -265,6 +275,7 @@ impl Engine {
             identity,
             logs,
             peers,
+            read_cache,
             takeovers: Cell::default(),
             last_takeovers: RefCell::default(),
             closing: Cell::new(false),
@@ -328,6 +339,9 @@ impl Engine {
         // Only now: a log that is closed still needs its replicas.
         self.peers.stop();
         self.ceph.close().await;
+        if let Some(read_cache) = &self.read_cache {
+            read_cache.close().await;
+        }
         let Some(store) = &self.store else { return Ok(()) };
         store.close().await.map_err(|error| Failure::from(error).context("closing the store"))
     }
@@ -385,6 +399,7 @@ impl Engine {
             connections: self.fronts.connections(),
             peer: self.peers.addrs(),
             peers: self.peers.list(),
+            read_cache: self.read_cache_stats().map(Into::into),
         })
     }
 
@@ -419,6 +434,7 @@ impl Engine {
             meters: self.meters.clone(),
             unserved: self.unserved_exports(),
             store: self.store.as_ref().map(|store| store::counters(store)).unwrap_or_default(),
+            read_cache: self.read_cache_stats(),
             logs: self
                 .open_logs()
                 .into_iter()

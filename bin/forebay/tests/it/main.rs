@@ -18,6 +18,7 @@ mod packaging;
 mod page;
 mod peers;
 mod rbd_shapes;
+mod read_cache;
 mod replicas;
 mod snapshots;
 mod space;

@@ -5,6 +5,7 @@
 
 mod fronts;
 mod process;
+mod read_cache;
 mod replicas;
 mod volumes;
 
@@ -147,6 +148,9 @@ impl Collector for All {
         fronts::encode(snapshot, &mut out)?;
         self.encode_pools(&mut out)?;
         volumes::encode_all(snapshot, &mut out)?;
+        if let Some(stats) = &snapshot.read_cache {
+            read_cache::encode(stats, &mut out)?;
+        }
         self.encode_store(&mut out)
     }
 }

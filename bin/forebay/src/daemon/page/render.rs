@@ -314,6 +314,7 @@ mod tests {
             connections: 0,
             peer: Vec::new(),
             peers: Vec::new(),
+            read_cache: None,
         };
         let unlisted = vec![UnlistedPool { pool: "<p>".into(), reason: "a & b".into() }];
         let (exports, images) = (OverviewPage::of(targets, 1), OverviewPage::of(images, 1));

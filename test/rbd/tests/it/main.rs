@@ -1,0 +1,3 @@
+//! Integration tests, one program: a module a subject.
+
+mod clones;

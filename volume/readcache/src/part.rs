@@ -1,0 +1,66 @@
+//! Keys of cached parts.
+
+use std::hash::{Hash, Hasher};
+use std::rc::Rc;
+
+use forebay_block::{Buf, SnapshotIdentity};
+use forebay_reactor::sync::WeakMap;
+
+/// Part number of an object whose absence is final.
+pub(crate) const ABSENT: u32 = u32::MAX;
+/// Part number of an object that is absent, and reads as data of the parent's own parent.
+pub(crate) const ABSENT_INHERITING: u32 = u32::MAX - 1;
+
+/// Image at a snapshot, interned: equal if and only if it is the same allocation.
+#[derive(Debug, Clone)]
+pub(crate) struct SnapshotSource(pub(crate) Rc<SnapshotIdentity>);
+
+impl PartialEq for SnapshotSource {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for SnapshotSource {}
+
+impl Hash for SnapshotSource {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Rc::as_ptr(&self.0).addr().hash(state);
+    }
+}
+
+/// SnapshotSources that keys refer to.
+#[derive(Default)]
+pub(crate) struct SnapshotSources(WeakMap<SnapshotIdentity, SnapshotIdentity>);
+
+impl SnapshotSources {
+    /// Returns the source of an identity: the same one as long as a key refers to it.
+    pub(crate) fn intern(&self, identity: &SnapshotIdentity) -> SnapshotSource {
+        if let Some(known) = self.0.get(identity) {
+            return SnapshotSource(known);
+        }
+        let source = Rc::new(identity.clone());
+        self.0.insert(identity.clone(), &source);
+        SnapshotSource(source)
+    }
+}
+
+/// Key of a part, or of the absence of a whole object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct PartKey {
+    pub(crate) source: SnapshotSource,
+    pub(crate) object: u64,
+    /// Number of the part within the object, [`ABSENT`] or [`ABSENT_INHERITING`].
+    pub(crate) part: u32,
+}
+
+/// Knowledge of a part.
+#[derive(Debug, Clone)]
+pub(crate) enum Part {
+    /// All bytes are zero.
+    Zero,
+    /// The object does not exist.
+    Absent,
+    /// Bytes, [`PART_LEN`](crate::PART_LEN) of them.
+    Data(Buf),
+}
