@@ -25,7 +25,7 @@ const NAME_PREFIX: &str = "name_";
 const ID_PREFIX: &str = "id_";
 /// Prefix of a snapshot's key, before 16 hexadecimal digits.
 pub(crate) const SNAPSHOT_PREFIX: &str = "snapshot_";
-const METADATA_PREFIX: &str = "metadata_";
+pub(crate) const METADATA_PREFIX: &str = "metadata_";
 const DATA_PREFIX: &str = "rbd_data.";
 
 /// Returns the name of the object that holds the id of the image of that name.

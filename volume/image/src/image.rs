@@ -14,7 +14,7 @@ use forebay_reactor::spawn;
 use crate::exclusive_lock::KeptLock;
 use crate::images::Images;
 use crate::info::ObjectProgress;
-use crate::open_image::{ImageView, LockCheck, OpenImage};
+use crate::open_image::{HeaderHook, ImageView, LockCheck, OpenImage};
 use crate::{read, requests};
 
 /// Longest read or write in bytes; front ends split longer ones.
@@ -123,6 +123,12 @@ impl Image {
     /// needed the lock fails.
     pub fn set_lock_check(&self, check: LockCheck) {
         self.shared.set_lock_check(check);
+    }
+
+    /// Sets a callback that runs after another client has notified this one of a changed header, which includes the
+    /// image's metadata, and after notifications may have been missed.
+    pub fn set_header_hook(&self, hook: HeaderHook) {
+        self.shared.set_header_hook(hook);
     }
 
     /// Acquires the lock like [`take_lock`](Self::take_lock), in the background, as long as the image is open.

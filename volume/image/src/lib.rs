@@ -10,6 +10,7 @@
 
 mod admission;
 mod clone;
+mod config;
 mod details;
 mod directory;
 mod exclusive_lock;
@@ -55,7 +56,7 @@ pub use info::{
 };
 pub use luks::{LUKS_HEADER_LEN, LuksHeader};
 pub use metadata::METADATA_VALUE_MAX;
-pub use open_image::LockCheck;
+pub use open_image::{HeaderHook, LockCheck};
 pub use usage::SnapshotUsage;
 pub use wire::diff;
 

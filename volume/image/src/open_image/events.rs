@@ -66,7 +66,11 @@ impl ImageEvents for OpenImage {
     }
 
     fn on_header_update(self: Rc<Self>) -> LocalFuture<Result<()>> {
-        Box::pin(async move { self.refresh().await })
+        Box::pin(async move {
+            let refreshed = self.refresh().await;
+            self.header_may_have_changed();
+            refreshed
+        })
     }
 
     fn on_reservations_changed(self: Rc<Self>) -> LocalFuture<Result<Option<u64>>> {
@@ -100,6 +104,7 @@ impl ImageEvents for OpenImage {
 
     fn on_watch_restored(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async move {
+            self.header_may_have_changed();
             let Some(lock) = self.exclusive_lock() else { return };
             if lock.on_watch_restored(&*self).await
                 && let Err(error) = self.refresh().await

@@ -2,6 +2,7 @@
 
 mod clones;
 mod common;
+mod config;
 mod crash;
 mod crash_snapshots;
 mod device;
