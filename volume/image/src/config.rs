@@ -3,6 +3,7 @@
 use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
 
 use crate::format::{METADATA_PREFIX, metadata_key};
+use crate::image::Image;
 use crate::images::Images;
 use crate::metadata::METADATA_VALUE_MAX;
 use crate::watcher::NOTIFY_TIMEOUT;
@@ -12,6 +13,20 @@ use crate::wire::notify::NotifyMessage;
 const POOL_INFO: &str = "rbd_info";
 /// Pairs read in one request.
 const PAGE: usize = 64;
+
+impl Image {
+    /// Returns the metadata whose keys start with `prefix`, by key.
+    pub async fn metadata_with_prefix(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>> {
+        let shared = self.shared();
+        shared.check_there()?;
+        list(&**shared.backend(), &shared.header_object(), prefix).await
+    }
+
+    /// Returns the metadata of the image's pool whose keys start with `prefix`, by key.
+    pub async fn pool_metadata(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>> {
+        self.shared().images().pool_metadata(prefix).await
+    }
+}
 
 impl Images {
     /// Returns the metadata of an image whose keys start with `prefix`, by key. The image need not be open.
