@@ -1,4 +1,4 @@
-//! Quality of service by volume: limits of requests and bytes per second.
+//! Quality of service by volume: limits of requests and bytes per second, and a fair share of the core.
 //!
 //! The settings are librbd's `rbd_qos_*` options, with their meaning.  The core is pure, time is an argument:
 //!
@@ -8,15 +8,23 @@
 //!
 //! At the edge, [`VolumeQos`] delays the requests of a volume by the reactor's clock, and [`QosDevice`] is a device with
 //! a `VolumeQos` in front.
+//!
+//! [`FairShare`] keeps volumes with many requests in flight from delaying those with few; [`CoreShare`] and
+//! [`VolumeShare`] apply it.
 
 mod bucket;
+mod core_share;
 mod device;
 mod limits;
+mod share;
 mod throttle;
 mod volume;
+mod waiters;
 
 pub use bucket::TokenBucket;
+pub use core_share::{CoreShare, ShareAdmission, SharedRequest, VolumeShare};
 pub use device::QosDevice;
 pub use limits::{ExcludedOperations, QosLimits, RateLimit, parse_count, parse_operations};
-pub use throttle::{Admission, Direction, RequestCost, Throttle, Ticket};
+pub use share::{FairShare, ShareKey};
+pub use throttle::{QosAdmission, RequestCost, RequestDirection, Throttle, Ticket};
 pub use volume::{AdmissionWait, QosStats, VolumeQos};

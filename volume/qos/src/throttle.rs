@@ -11,8 +11,8 @@ use crate::limits::{QosLimits, RateLimit};
 
 /// Direction of a request, by which limits apply to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// Reads.
+pub enum RequestDirection {
+    /// Requests that read.
     Read,
     /// Everything that changes data.
     Write,
@@ -21,8 +21,8 @@ pub enum Direction {
 /// Cost of a request: one request of so many bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestCost {
-    /// Direction.
-    pub direction: Direction,
+    /// Direction of the request.
+    pub direction: RequestDirection,
     /// Bytes read, written, discarded or zeroed.
     pub bytes: u64,
 }
@@ -30,18 +30,18 @@ pub struct RequestCost {
 impl RequestCost {
     /// Returns the cost of a request; `None` for a flush, which no limit counts.
     pub fn of(request: &BlockRequest) -> Option<Self> {
-        let direction = if request.is_write() { Direction::Write } else { Direction::Read };
+        let direction = if request.is_write() { RequestDirection::Write } else { RequestDirection::Read };
         request.extent().map(|extent| Self { direction, bytes: extent.len })
     }
 }
 
 /// Identifies a waiting request of a throttle; later ones are greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(u64);
+pub struct Ticket(pub(crate) u64);
 
 /// Result of asking for admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admission {
+pub enum QosAdmission {
     /// The request is executed now; its tokens are taken.
     Now,
     /// The request waits, until [`Throttle::release`] returns its ticket.
@@ -57,10 +57,10 @@ struct Buckets {
 }
 
 impl Buckets {
-    fn own(&self, direction: Direction) -> Option<&TokenBucket> {
+    fn own(&self, direction: RequestDirection) -> Option<&TokenBucket> {
         match direction {
-            Direction::Read => self.reads.as_ref(),
-            Direction::Write => self.writes.as_ref(),
+            RequestDirection::Read => self.reads.as_ref(),
+            RequestDirection::Write => self.writes.as_ref(),
         }
     }
 }
@@ -137,23 +137,23 @@ impl Throttle {
     }
 
     /// Admits a request, or lets it wait.
-    pub fn admit(&mut self, cost: RequestCost, now: Instant) -> Admission {
+    pub fn admit(&mut self, cost: RequestCost, now: Instant) -> QosAdmission {
         self.refill(now);
         let overtaken = match cost.direction {
-            Direction::Read => self.writes.front(),
-            Direction::Write => self.reads.front(),
+            RequestDirection::Read => self.writes.front(),
+            RequestDirection::Write => self.reads.front(),
         };
         let goes_ahead = self.queue(cost.direction).is_empty()
             && overtaken.is_none_or(|older| self.admits_in_total(older.cost))
             && self.admits(cost);
         if goes_ahead {
             self.take(cost);
-            return Admission::Now;
+            return QosAdmission::Now;
         }
         let ticket = Ticket(self.next);
         self.next += 1;
         self.queue_mut(cost.direction).push_back(Waiting { ticket, cost });
-        Admission::Wait(ticket)
+        QosAdmission::Wait(ticket)
     }
 
     /// Admits the waiting requests whose tokens are there, unless the last release is less than a tick ago; calls
@@ -227,17 +227,17 @@ impl Throttle {
         }
     }
 
-    fn queue(&self, direction: Direction) -> &VecDeque<Waiting> {
+    fn queue(&self, direction: RequestDirection) -> &VecDeque<Waiting> {
         match direction {
-            Direction::Read => &self.reads,
-            Direction::Write => &self.writes,
+            RequestDirection::Read => &self.reads,
+            RequestDirection::Write => &self.writes,
         }
     }
 
-    fn queue_mut(&mut self, direction: Direction) -> &mut VecDeque<Waiting> {
+    fn queue_mut(&mut self, direction: RequestDirection) -> &mut VecDeque<Waiting> {
         match direction {
-            Direction::Read => &mut self.reads,
-            Direction::Write => &mut self.writes,
+            RequestDirection::Read => &mut self.reads,
+            RequestDirection::Write => &mut self.writes,
         }
     }
 
@@ -246,26 +246,26 @@ impl Throttle {
     }
 
     /// Returns the direction of the oldest waiting request.
-    fn oldest(&self) -> Option<Direction> {
+    fn oldest(&self) -> Option<RequestDirection> {
         match (self.reads.front(), self.writes.front()) {
-            (Some(read), Some(write)) if write.ticket < read.ticket => Some(Direction::Write),
-            (Some(_), _) => Some(Direction::Read),
-            (None, Some(_)) => Some(Direction::Write),
+            (Some(read), Some(write)) if write.ticket < read.ticket => Some(RequestDirection::Write),
+            (Some(_), _) => Some(RequestDirection::Read),
+            (None, Some(_)) => Some(RequestDirection::Write),
             (None, None) => None,
         }
     }
 
     /// Returns the direction whose head is admitted now.
-    fn next_admitted(&self) -> Option<Direction> {
+    fn next_admitted(&self) -> Option<RequestDirection> {
         let first = self.oldest()?;
-        let head = |direction: Direction| self.queue(direction).front().map(|head| head.cost);
+        let head = |direction: RequestDirection| self.queue(direction).front().map(|head| head.cost);
         let oldest = head(first)?;
         if self.admits(oldest) {
             return Some(first);
         }
         let second = match first {
-            Direction::Read => Direction::Write,
-            Direction::Write => Direction::Read,
+            RequestDirection::Read => RequestDirection::Write,
+            RequestDirection::Write => RequestDirection::Read,
         };
         // Tokens that the oldest waits for are not taken by the other.
         let overtakes = self.admits_in_total(oldest) && head(second).is_some_and(|cost| self.admits(cost));
@@ -289,8 +289,8 @@ impl Throttle {
         let tokens = [1, cost.bytes];
         [&mut self.requests, &mut self.bytes].into_iter().zip(tokens).flat_map(move |(buckets, tokens)| {
             let own = match cost.direction {
-                Direction::Read => &mut buckets.reads,
-                Direction::Write => &mut buckets.writes,
+                RequestDirection::Read => &mut buckets.reads,
+                RequestDirection::Write => &mut buckets.writes,
             };
             [&mut buckets.total, own].into_iter().flatten().map(move |bucket| (bucket, tokens))
         })

@@ -1,11 +1,10 @@
 //! Limits of a volume at work: delays requests by the reactor's clock.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_block::BlockRequest;
@@ -13,7 +12,8 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::{Instant, now, sleep_until, try_spawn};
 
 use crate::limits::QosLimits;
-use crate::throttle::{Admission, RequestCost, Throttle, Ticket};
+use crate::throttle::{QosAdmission, RequestCost, Throttle, Ticket};
+use crate::waiters::Waiters;
 
 /// Counters of a volume's throttle.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,20 +37,13 @@ pub struct VolumeQos {
     /// Set once the volume closes: nothing waits any more.
     ended: Cell<bool>,
     /// Waiting requests; those without an entry in the throttle have been admitted.
-    waiters: RefCell<BTreeMap<Ticket, Waiter>>,
+    waiters: Waiters,
     /// Set while a task releases waiting requests.
     has_timer: Cell<bool>,
     /// Notified when the time of the next release may have changed.
     changed: Notify,
     throttled: Cell<u64>,
     throttled_time: Cell<Duration>,
-}
-
-/// Waiting request.
-#[derive(Default)]
-struct Waiter {
-    admitted: bool,
-    waker: Option<Waker>,
 }
 
 impl VolumeQos {
@@ -63,7 +56,7 @@ impl VolumeQos {
             limited: Cell::new(limits.has_any()),
             throttle: RefCell::new(Throttle::new(limits, now())),
             ended: Cell::new(false),
-            waiters: RefCell::default(),
+            waiters: Waiters::default(),
             has_timer: Cell::new(false),
             changed: Notify::new(),
             throttled: Cell::new(0),
@@ -90,14 +83,19 @@ impl VolumeQos {
     pub fn release_all(&self) {
         let mut admitted = Vec::new();
         self.throttle.borrow_mut().release_all(now(), |ticket| admitted.push(ticket));
-        self.admitted(admitted);
+        self.waiters.admit(admitted);
         self.changed.notify_all();
     }
 
-    /// Admits all waiting requests and all later ones, as the volume closes.
+    /// Admits all waiting requests and all later ones, whatever the limits, as the volume closes.
     pub fn end(&self) {
         self.ended.set(true);
         self.release_all();
+    }
+
+    /// Puts the limits into force again, for a volume that is not closed after all.
+    pub fn resume(&self) {
+        self.ended.set(false);
     }
 
     /// Returns the counters.
@@ -120,10 +118,10 @@ impl VolumeQos {
         if throttle.limits().excludes(request) {
             return None;
         }
-        let Admission::Wait(ticket) = throttle.admit(cost, started) else { return None };
+        let QosAdmission::Wait(ticket) = throttle.admit(cost, started) else { return None };
         drop(throttle);
         self.throttled.set(self.throttled.get() + 1);
-        self.waiters.borrow_mut().insert(ticket, Waiter::default());
+        self.waiters.add(ticket);
         self.run_timer();
         Some(AdmissionWait { qos: self.clone(), ticket, cost, started, is_executed: false })
     }
@@ -157,21 +155,7 @@ impl VolumeQos {
     fn release(&self, now: Instant) {
         let mut admitted = Vec::new();
         self.throttle.borrow_mut().release(now, |ticket| admitted.push(ticket));
-        self.admitted(admitted);
-    }
-
-    /// Wakes admitted requests.
-    fn admitted(&self, tickets: Vec<Ticket>) {
-        for ticket in tickets {
-            let waker = self.waiters.borrow_mut().get_mut(&ticket).and_then(|waiter| {
-                waiter.admitted = true;
-                waiter.waker.take()
-            });
-            // Waking may run any code, so not under the borrow.
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
+        self.waiters.admit(admitted);
     }
 }
 
@@ -189,17 +173,11 @@ impl Future for AdmissionWait {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let before = match self.qos.waiters.borrow_mut().get_mut(&self.ticket) {
-            Some(waiter) if !waiter.admitted => Some(waiter.waker.replace(cx.waker().clone())),
-            _ => None,
-        };
-        // Dropping a waker may run any code, so not under the borrow.
-        if before.map(drop).is_some() {
+        if self.qos.waiters.poll(self.ticket, cx).is_pending() {
             return Poll::Pending;
         }
         if !std::mem::replace(&mut self.is_executed, true) {
             let qos = &self.qos;
-            qos.waiters.borrow_mut().remove(&self.ticket);
             qos.throttled_time.set(qos.throttled_time.get() + self.started.elapsed());
         }
         Poll::Ready(())
@@ -211,13 +189,12 @@ impl Drop for AdmissionWait {
         if self.is_executed {
             return;
         }
-        let waiter = self.qos.waiters.borrow_mut().remove(&self.ticket);
+        self.qos.waiters.remove(self.ticket);
         let mut throttle = self.qos.throttle.borrow_mut();
         if !throttle.cancel(self.ticket) {
             throttle.give_back(self.cost);
         }
         drop(throttle);
-        drop(waiter);
         self.qos.changed.notify_all();
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, Extent, ExtentMap, Geometry, LocalFuture, Result, SizeWatch,
 };
-use forebay_qos::{QosDevice, QosLimits, RateLimit, VolumeQos};
+use forebay_qos::{CoreShare, QosDevice, QosLimits, RateLimit, ShareAdmission, VolumeQos, VolumeShare};
 use forebay_reactor::sync::join_all;
-use forebay_reactor::{Instant, now, sleep, spawn};
+use forebay_reactor::{Instant, now, sleep, sleep_until, spawn};
 use forebay_sim::{Faults, World};
 
 /// Device that notes when each request arrives, and takes a time for it.
@@ -159,7 +159,7 @@ fn changed_limits_apply_to_waiting_requests() {
         qos.set_limits(QosLimits::default());
         let began = now();
         join_all(slow).await;
-        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert_eq!(began.elapsed().as_millis(), 0);
         assert!(qos.admit(&read(0)).is_none());
     });
 }
@@ -176,4 +176,80 @@ fn the_end_of_a_volume_waits_for_no_limit() {
         assert_eq!(began.elapsed(), Duration::from_millis(10));
         assert_eq!(inner.arrived.borrow().len(), 1001);
     });
+}
+
+/// Device that works on one request at a time, in order, each for as long as its bytes take.
+#[derive(Default)]
+struct Serial {
+    free: Cell<Instant>,
+}
+
+impl Serial {
+    fn read(&self, bytes: u64) -> LocalFuture<()> {
+        let begins = self.free.get().max(now());
+        self.free.set(begins + Duration::from_micros(9 + bytes / 1024));
+        Box::pin(sleep_until(self.free.get()))
+    }
+}
+
+/// Returns the 99th percentile of the latency of a volume at depth 1 beside one at a depth, in microseconds, and the
+/// requests of that.
+fn p99_beside(depth: usize, bytes: u64, shares: bool) -> (u128, usize) {
+    let world = World::new(7, Faults::none());
+    let reactor = world.reactor();
+    let result = Rc::new(Cell::new((0, 0)));
+    let told = result.clone();
+    let ran = world.run(&reactor, async move {
+        let (core, device) = (Rc::new(CoreShare::default()), Rc::new(Serial::default()));
+        let request = move |share: Rc<VolumeShare>, bytes| {
+            let device = device.clone();
+            async move {
+                let read = BlockRequest::Read(Extent::new(0, bytes));
+                let used = match share.admit(&read) {
+                    _ if !shares => None,
+                    ShareAdmission::Now(used) => used,
+                    ShareAdmission::Wait(wait) => Some(wait.await),
+                };
+                device.read(bytes).await;
+                drop(used);
+            }
+        };
+        let (end, done) = (now() + Duration::from_secs(1), Rc::new(Cell::new(0)));
+        let busy = VolumeShare::new(core.clone());
+        let workers: Vec<_> = (0..depth)
+            .map(|_| {
+                let (busy, request, done) = (busy.clone(), request.clone(), done.clone());
+                spawn(async move {
+                    while now() < end {
+                        request(busy.clone(), bytes).await;
+                        done.set(done.get() + 1);
+                    }
+                })
+            })
+            .collect();
+        let (quiet, mut took) = (VolumeShare::new(core), Vec::new());
+        while now() < end {
+            let began = now();
+            request(quiet.clone(), 4096).await;
+            took.push(began.elapsed().as_micros());
+            sleep(Duration::from_micros(70)).await;
+        }
+        join_all(workers).await;
+        took.sort_unstable();
+        told.set((took[took.len() * 99 / 100], done.get()));
+    });
+    assert_eq!(ran, Ok(()));
+    result.get()
+}
+
+#[test]
+fn a_quiet_volume_finds_a_short_queue_beside_a_busy_one() {
+    let (without, _) = p99_beside(128, 4096, false);
+    assert!(without > 1500, "{without} us: the device is not busy");
+    let (with, done) = p99_beside(128, 4096, true);
+    assert!(with <= 4 * 13 + 13 + 1, "{with} us");
+    assert!(done > 50_000, "{done}: the device is kept busy");
+    // Large requests: one at a time.
+    let (with, _) = p99_beside(128, 128 << 10, true);
+    assert!(with <= 137 + 13 + 1, "{with} us");
 }

@@ -6,16 +6,16 @@ fn at(millis: u64) -> Instant {
     Instant::from_nanos(millis * 1_000_000)
 }
 
-fn cost(direction: Direction, bytes: u64) -> RequestCost {
+fn cost(direction: RequestDirection, bytes: u64) -> RequestCost {
     RequestCost { direction, bytes }
 }
 
 fn read(bytes: u64) -> RequestCost {
-    cost(Direction::Read, bytes)
+    cost(RequestDirection::Read, bytes)
 }
 
 fn write(bytes: u64) -> RequestCost {
-    cost(Direction::Write, bytes)
+    cost(RequestDirection::Write, bytes)
 }
 
 fn released(throttle: &mut Throttle, now: Instant) -> Vec<u64> {
@@ -32,7 +32,7 @@ fn no_tick(limits: QosLimits) -> QosLimits {
 fn without_limits_nothing_waits() {
     let mut throttle = Throttle::new(QosLimits::default(), at(0));
     for _ in 0..1000 {
-        assert_eq!(throttle.admit(write(1 << 40), at(0)), Admission::Now);
+        assert_eq!(throttle.admit(write(1 << 40), at(0)), QosAdmission::Now);
     }
     assert_eq!(throttle.next_release(), None);
 }
@@ -42,7 +42,7 @@ fn waiting_requests_continue_together_once_a_tick() {
     let limits = QosLimits { iops: RateLimit::of(1000), ..QosLimits::default() };
     let mut throttle = Throttle::new(limits, at(0));
     for ticket in 0..100 {
-        assert_eq!(throttle.admit(read(512), at(0)), Admission::Wait(Ticket(ticket)));
+        assert_eq!(throttle.admit(read(512), at(0)), QosAdmission::Wait(Ticket(ticket)));
     }
     assert_eq!(throttle.next_release(), Some(at(1)));
     assert_eq!(released(&mut throttle, at(1)), [0]);
@@ -59,14 +59,14 @@ fn waiting_requests_continue_together_once_a_tick() {
 fn a_read_overtakes_writes_that_wait_for_the_limit_of_writes_only() {
     let limits = no_tick(QosLimits { write_iops: RateLimit::of(1), iops: RateLimit::of(1000), ..QosLimits::default() });
     let mut throttle = Throttle::new(limits, at(0));
-    assert_eq!(throttle.admit(write(1), at(500)), Admission::Wait(Ticket(0)));
-    assert_eq!(throttle.admit(read(1), at(500)), Admission::Now);
+    assert_eq!(throttle.admit(write(1), at(500)), QosAdmission::Wait(Ticket(0)));
+    assert_eq!(throttle.admit(read(1), at(500)), QosAdmission::Now);
     // 500 tokens were ready for both, of which the read has taken one.
     for _ in 0..499 {
-        assert_eq!(throttle.admit(read(1), at(500)), Admission::Now);
+        assert_eq!(throttle.admit(read(1), at(500)), QosAdmission::Now);
     }
     // From here on the write is the first to get what both wait for.
-    assert_eq!(throttle.admit(read(1), at(500)), Admission::Wait(Ticket(1)));
+    assert_eq!(throttle.admit(read(1), at(500)), QosAdmission::Wait(Ticket(1)));
     assert_eq!(released(&mut throttle, at(501)), [1]);
     assert_eq!(released(&mut throttle, at(1000)), [0]);
 }
@@ -74,27 +74,27 @@ fn a_read_overtakes_writes_that_wait_for_the_limit_of_writes_only() {
 #[test]
 fn a_withdrawn_request_takes_no_tokens() {
     let mut throttle = Throttle::new(no_tick(QosLimits { bps: RateLimit::of(1000), ..QosLimits::default() }), at(0));
-    let Admission::Wait(first) = throttle.admit(write(1000), at(0)) else { panic!("nothing is ready") };
-    let Admission::Wait(second) = throttle.admit(write(100), at(0)) else { panic!("it is behind the first") };
+    let QosAdmission::Wait(first) = throttle.admit(write(1000), at(0)) else { panic!("nothing is ready") };
+    let QosAdmission::Wait(second) = throttle.admit(write(100), at(0)) else { panic!("it is behind the first") };
     assert_eq!(throttle.next_release(), Some(at(1000)));
     assert!(throttle.cancel(first) && !throttle.cancel(first));
     assert_eq!(throttle.next_release(), Some(at(100)));
     assert_eq!(released(&mut throttle, at(100)), [second.0]);
     assert!(!throttle.cancel(second));
     throttle.give_back(write(100));
-    assert_eq!(throttle.admit(write(100), at(100)), Admission::Now);
+    assert_eq!(throttle.admit(write(100), at(100)), QosAdmission::Now);
 }
 
 #[test]
 fn released_requests_are_owed() {
     let mut throttle = Throttle::new(no_tick(QosLimits { iops: RateLimit::of(10), ..QosLimits::default() }), at(0));
     for _ in 0..20 {
-        assert!(matches!(throttle.admit(read(1), at(0)), Admission::Wait(_)));
+        assert!(matches!(throttle.admit(read(1), at(0)), QosAdmission::Wait(_)));
     }
     let mut count = 0;
     throttle.release_all(at(0), |_| count += 1);
     assert_eq!(count, 20);
-    assert!(matches!(throttle.admit(read(1), at(1000)), Admission::Wait(_)));
+    assert!(matches!(throttle.admit(read(1), at(1000)), QosAdmission::Wait(_)));
     // The 20 are to be saved up first, and then the new one.
     assert_eq!(throttle.next_release(), Some(at(2100)));
 }
@@ -120,8 +120,8 @@ impl Model {
     fn tokens(bucket: usize, cost: RequestCost) -> Option<(bool, i64)> {
         let counts = match bucket {
             0 | 1 => true,
-            2 | 4 => cost.direction == Direction::Read,
-            _ => cost.direction == Direction::Write,
+            2 | 4 => cost.direction == RequestDirection::Read,
+            _ => cost.direction == RequestDirection::Write,
         };
         let is_bytes = [1, 4, 5].contains(&bucket);
         counts.then_some((bucket < 2, if is_bytes { cost.bytes as i64 } else { 1 }))
@@ -175,7 +175,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let bytes = prop_oneof![4 => 0_u64..5000, 1 => 5000_u64..60_000];
-    let direction = prop_oneof![Just(Direction::Read), Just(Direction::Write)];
+    let direction = prop_oneof![Just(RequestDirection::Read), Just(RequestDirection::Write)];
     prop_oneof![
         6 => (direction, bytes).prop_map(|(direction, bytes)| Step::Submit(cost(direction, bytes))),
         3 => (1_u64..40).prop_map(Step::Wait),
@@ -245,8 +245,8 @@ proptest! {
                     model.waiting.push((number, cost));
                     let admitted = std::iter::from_fn(|| model.admit_one()).collect::<Vec<_>>();
                     match throttle.admit(cost, at(time)) {
-                        Admission::Now => prop_assert_eq!(admitted, vec![number]),
-                        Admission::Wait(ticket) => {
+                        QosAdmission::Now => prop_assert_eq!(admitted, vec![number]),
+                        QosAdmission::Wait(ticket) => {
                             prop_assert_eq!(admitted, Vec::<u64>::new());
                             waiting.push((ticket, number));
                         }
