@@ -2,6 +2,7 @@
 //!
 //! Field names are stable, and those of `rbd` for fields that `rbd` has.  Sizes are in bytes.
 
+mod config;
 mod image;
 mod log;
 mod snapshot;
@@ -218,6 +219,9 @@ pub struct ImageExport {
     /// Write log of the image, while it is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<WriteLogInfo>,
+    /// Limits of the image and what waits for them, while it is served and has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qos: Option<QosInfo>,
     /// Reason why it is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
@@ -232,6 +236,8 @@ pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
 };
+
+pub use config::{ConfigOption, ConfigValue, QosInfo};
 
 pub use snapshot::{
     CreateSnapshotRequest, ImageSnapshot, SnapshotLimitRequest, SnapshotNamespace, UpdateSnapshotRequest,

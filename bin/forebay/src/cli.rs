@@ -2,6 +2,7 @@
 
 mod access;
 mod complete;
+mod config;
 mod exports;
 mod images;
 pub mod many;
@@ -19,6 +20,7 @@ use serde::Deserialize;
 
 pub use access::{AdmitInitiatorArgs, IscsiTargetCommand, NvmeSubsystemCommand};
 pub use complete::{CompleteArgs, Quoting};
+pub use config::{ConfigCommand, ConfigImageCommand, ConfigPoolCommand};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
 pub use images::{
     BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs,
@@ -204,6 +206,10 @@ pub enum CliCommand {
     /// Create, list and remove snapshots, and roll images back to them
     #[command(subcommand)]
     Snap(SnapCommand),
+
+    /// Override librbd's options, such as limits of requests per second, for images and pools
+    #[command(subcommand)]
+    Config(ConfigCommand),
 
     /// Import an image from a file, a block device or standard input
     ///

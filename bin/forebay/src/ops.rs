@@ -3,6 +3,7 @@
 //! The command line sends an operation to the daemon or runs it on its own engine; the daemon's HTTP handlers build
 //! the same operations from requests.  So both paths behave identically.
 
+mod config;
 mod logs;
 mod snapshots;
 
@@ -19,6 +20,7 @@ use crate::api;
 use crate::engine::Engine;
 use crate::failure::Result;
 use crate::spec::{ImageSpec, SourceSpec, source_spec, uri_encode};
+pub use config::{ChangeOption, ConfigTarget, GetOption, ListOptions};
 pub use logs::{DiscardLog, FlushLog, GetLog, ListLogs, TakeOverLog};
 pub use snapshots::{
     CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RollBack, SetSnapshotLimit, UpdateSnapshot,

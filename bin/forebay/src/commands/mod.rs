@@ -4,6 +4,7 @@ mod access;
 mod ana;
 mod bench;
 mod complete;
+mod config;
 mod images;
 mod logs;
 mod pages;
@@ -50,6 +51,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Mv(options) => images::mv(global, output, options),
         CliCommand::Du(options) => images::du(global, output, options),
         CliCommand::Snap(command) => snapshots::run(global, output, command),
+        CliCommand::Config(command) => config::run(global, output, command),
         CliCommand::Import(options) => transfer::import(global, output, options),
         CliCommand::Export(options) => transfer::export(global, output, options),
         CliCommand::Bench(options) => bench::run(global, output, options),

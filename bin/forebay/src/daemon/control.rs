@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, metrics, page, snapshots, streams};
+use super::{access, metrics, options, page, snapshots, streams};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -131,6 +131,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .route("/v1/ana", get(list_ana).post(set_ana))
         .merge(access::routes())
         .merge(snapshots::routes())
+        .merge(options::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
@@ -198,6 +199,14 @@ async fn no_such_path(request: Request) -> Failure {
         snapshots::roll_back,
         snapshots::set_snapshot_limit,
         snapshots::clear_snapshot_limit,
+        options::list_image_options,
+        options::get_image_option,
+        options::set_image_option,
+        options::remove_image_option,
+        options::list_pool_options,
+        options::get_pool_option,
+        options::set_pool_option,
+        options::remove_pool_option,
         list_targets,
         attach,
         detach,

@@ -5,6 +5,7 @@ pub mod control;
 mod listen;
 mod metrics;
 mod notify;
+mod options;
 mod page;
 mod snapshots;
 mod streams;

@@ -14,10 +14,12 @@ pub mod fronts;
 pub mod handle;
 pub mod identity;
 mod images;
+mod limits;
 mod log_keeper;
 mod logs;
 mod numbers;
 mod offload;
+mod options;
 pub mod overview;
 pub mod peers;
 mod reload;
@@ -127,6 +129,8 @@ pub struct MetricsSnapshot {
     pub store: Vec<StoreCounter>,
     /// Open write logs.
     pub logs: Vec<LogSnapshot>,
+    /// Counters of the limits of open volumes.
+    pub limits: Vec<(ImageSpec, forebay_qos::QosStats)>,
     /// NBD server counters other than requests.
     pub nbd: ServerCounts,
     /// Number of NBD connections with TLS.
@@ -418,6 +422,7 @@ impl Engine {
                     stats: log.stats(),
                 })
                 .collect(),
+            limits: self.volumes.limit_counters(),
             nbd: self.fronts.nbd().stats().server(),
             nbd_tls_connections: self.fronts.nbd().stats().tls_connections(),
             nvme: NvmeSnapshot {

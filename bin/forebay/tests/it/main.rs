@@ -5,6 +5,7 @@ mod access_defaults;
 mod bad_input;
 mod common;
 mod completions;
+mod config;
 mod daemon;
 mod exports;
 mod hosts;
