@@ -4,6 +4,7 @@ mod access;
 mod fronts;
 mod image;
 mod leases;
+mod qos;
 mod rados;
 mod replication;
 mod store;
@@ -14,7 +15,8 @@ use anyhow::{Result, bail};
 use super::stage::Stage;
 
 /// The areas of the list.
-pub(super) const AREAS: [&str; 7] = ["writelog", "replication", "store", "image", "rados", "fronts", "access"];
+pub(super) const AREAS: [&str; 9] =
+    ["writelog", "replication", "leases", "store", "image", "rados", "fronts", "access", "qos"];
 
 /// Fault, and the stages that should notice it.
 #[derive(Clone)]
@@ -85,7 +87,7 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas = [
+    let areas: [&[Mutant]; AREAS.len()] = [
         writelog::LIST,
         replication::LIST,
         leases::LIST,
@@ -94,6 +96,7 @@ pub(super) fn all() -> Vec<Mutant> {
         rados::LIST,
         fronts::LIST,
         access::LIST,
+        qos::LIST,
     ];
     let named = AREAS.iter().zip(areas);
     named.flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
