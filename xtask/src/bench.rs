@@ -11,6 +11,7 @@ mod nap;
 mod nbd;
 mod nvmf;
 mod plot;
+mod qos;
 mod race;
 mod rados;
 mod replication;
@@ -120,6 +121,9 @@ enum Name {
     ReplicationDrbd,
     /// Longest wait of a host's reads while other images are worked on; prints only
     Stalls,
+    /// A volume held at 1,000 requests per second, against librbd with the same limit (CEPH_CONF: on that cluster), and a
+    /// quiet volume beside a busy one, against itself alone
+    Qos,
     /// 10,000 volumes, exports and connections on one daemon, beside tgt (--volumes N)
     Scale,
     /// The embedded store in process, against fio on the raw file
@@ -144,6 +148,8 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Writelog => (3, 5.0),
         // Half a minute for each measurement without the cache.
         Name::Clone => (3, 1.0),
+        // What a second of burst adds shows in a shorter run.
+        Name::Qos => (3, 10.0),
         // Emulated, all takes longer: half an hour.
         Name::ReplicationDrbd => (3, 3.0),
         _ => (5, 3.0),
@@ -168,6 +174,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Replication => replication::run(&effort, arguments.dry_run),
         Name::ReplicationDrbd => drbd::run(&effort, arguments.dry_run),
         Name::Stalls => stalls::run(&effort),
+        Name::Qos => qos::run(&effort, arguments.dry_run),
         Name::Scale => scale::run(&effort, arguments.volumes, arguments.dry_run),
         Name::Store => store::run(&effort, arguments.dry_run),
         Name::Writelog => writelog::run(&effort, arguments.dry_run),

@@ -1,5 +1,7 @@
 //! fio: one measured run, and what it says of it.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
@@ -62,7 +64,13 @@ pub fn has_engine(name: &str) -> bool {
 
 /// Runs `job` for `seconds` against `target`: fio's engine and its options, such as `--ioengine=nbd --uri=...`.
 pub fn measure(job: &Job, target: &[String], seconds: f64) -> Result<Outcome> {
+    measure_with(job, target, seconds, &[])
+}
+
+/// Runs `job` like [`measure`], with variables in fio's environment.
+pub fn measure_with(job: &Job, target: &[String], seconds: f64, environment: &[(&str, &Path)]) -> Result<Outcome> {
     let mut fio = shell::command(program());
+    fio.envs(environment.iter().copied());
     fio.args(target);
     fio.args([
         format!("--name={}", job.name),

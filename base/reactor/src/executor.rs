@@ -48,7 +48,7 @@ pub(crate) fn with_current<R>(f: impl FnOnce(&Rc<ReactorState>) -> R) -> R {
     try_with_current(f).expect("called outside a reactor")
 }
 
-fn try_with_current<R>(f: impl FnOnce(&Rc<ReactorState>) -> R) -> Option<R> {
+pub(crate) fn try_with_current<R>(f: impl FnOnce(&Rc<ReactorState>) -> R) -> Option<R> {
     let inner = CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()?;
     Some(f(&inner))
 }

@@ -42,4 +42,4 @@ pub use fs::File;
 pub use net::{Addr, Listener, SharedListener, Stream};
 pub use network::Network;
 pub use pool::BufPool;
-pub use time::{Instant, now, random, sleep, sleep_until, timeout, wall_clock};
+pub use time::{Instant, now, random, sleep, sleep_until, timeout, try_now, wall_clock};

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::executor::{ReactorState, with_current};
+use crate::executor::{ReactorState, try_with_current, with_current};
 
 /// Point in monotonic time, in nanoseconds since the driver's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -53,6 +53,11 @@ impl Sub for Instant {
 /// Returns the current time of this reactor's monotonic clock.
 pub fn now() -> Instant {
     with_current(|reactor| reactor.now())
+}
+
+/// Returns the current time like [`now`]; `None` when no reactor runs on this thread, as may be in `Drop`.
+pub fn try_now() -> Option<Instant> {
+    try_with_current(|reactor| reactor.now())
 }
 
 /// Returns the time since 1970-01-01T00:00:00Z, by this reactor's clock.

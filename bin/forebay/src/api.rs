@@ -4,6 +4,7 @@
 
 mod cache;
 mod clone;
+mod config;
 mod diff;
 mod image;
 mod log;
@@ -226,6 +227,9 @@ pub struct ImageExport {
     /// Write log of the image, while it is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<WriteLogInfo>,
+    /// Limits of the image and what waits for them, while it is served and has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qos: Option<QosInfo>,
     /// Reason why it is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
@@ -243,6 +247,8 @@ pub use diff::{AppliedDiff, CopyImageRequest};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
 };
+
+pub use config::{ConfigOption, ConfigValue, QosInfo};
 
 pub use snapshot::{
     CreateSnapshotRequest, ImageSnapshot, SnapshotLimitRequest, SnapshotNamespace, UpdateSnapshotRequest,

@@ -4,6 +4,7 @@ mod access;
 mod cache;
 mod clones;
 mod complete;
+mod config;
 mod diffs;
 mod exports;
 mod images;
@@ -26,6 +27,7 @@ pub use access::{AdmitInitiatorArgs, IscsiTargetCommand, NvmeSubsystemCommand};
 pub use cache::CacheCommand;
 pub use clones::{ChildrenArgs, CloneArgs};
 pub use complete::{CompleteArgs, Quoting};
+pub use config::{ConfigCommand, ConfigImageCommand, ConfigPoolCommand};
 pub use diffs::{ChangesArgs, CopyArgs, DeepCommand, DiffArgs, ExportDiffArgs, ImportDiffArgs, MergeDiffArgs};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
 pub use images::{
@@ -261,6 +263,9 @@ pub enum CliCommand {
     #[command(after_help = "Example:
   forebay watch rbd/disk1")]
     Watch(OneImage),
+    /// Override librbd's options, such as limits of requests per second, for images and pools
+    #[command(subcommand)]
+    Config(ConfigCommand),
 
     /// Import an image from a file, a block device or standard input
     ///

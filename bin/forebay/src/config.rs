@@ -4,9 +4,11 @@ mod iscsi;
 mod nbd;
 mod nvme;
 pub mod peers;
+mod qos;
 mod read_cache;
 mod replicas;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -28,6 +30,7 @@ pub use nbd::NbdAccess;
 use nbd::NbdTlsSection;
 use nvme::NvmeSection;
 pub use nvme::{NvmeAccess, NvmeSubsystemSettings, check_nqn, parse_host};
+use qos::QosSection;
 use read_cache::ReadCacheSection;
 pub use replicas::ReplicaSettings;
 use replicas::ReplicasSection;
@@ -78,6 +81,8 @@ struct ConfigFile {
     write_log: WriteLogSection,
     #[serde(default)]
     replicas: ReplicasSection,
+    #[serde(default)]
+    qos: QosSection,
     #[serde(default)]
     ceph: CephSection,
     #[serde(default)]
@@ -188,6 +193,8 @@ pub struct DaemonConfig {
     pub log_format: LogFormat,
     /// Limits on dirty data, for write logs that specify none.
     pub log_limits: DirtyLimits,
+    /// Options of librbd for images that neither they nor their pool override, by name.
+    pub qos: BTreeMap<String, String>,
     /// Connection flags for a Ceph cluster.
     pub ceph: forebay_rados::Flags,
     /// Peer messenger settings.
@@ -278,6 +285,7 @@ impl DaemonConfig {
             store_cache,
             ram_size: file.ram.size.map_or_else(|| memory() / 2, |size| size.0),
             log_limits: file.write_log.resolve(serve)?,
+            qos: file.qos.resolve()?,
             log_level: global.log_level.clone().or(file.log_level),
             log_format: global.log_format.or(file.log_format).unwrap_or_default(),
             ceph: global.ceph.flags(CephArgs {

@@ -13,6 +13,7 @@ mod log_place;
 mod logging;
 mod ops;
 mod output;
+mod rbd_options;
 mod running;
 mod spec;
 mod timestamp;

@@ -5,6 +5,7 @@
 
 mod cache;
 mod clones;
+mod config;
 mod logs;
 mod manage;
 mod snapshots;
@@ -25,6 +26,7 @@ use crate::failure::Result;
 use crate::spec::{ImageSpec, SourceSpec, source_spec, uri_encode};
 pub use cache::{ClearReadCache, GetReadCache};
 pub use clones::{CloneSnapshot, Flatten, ListChildren};
+pub use config::{ChangeOption, ConfigTarget, GetOption, ListOptions};
 pub use logs::{DiscardLog, FlushLog, GetLog, ListLogs, TakeOverLog};
 pub use manage::{
     AddLock, CheckObjectMap, GetMetadata, ListLocks, ListMetadata, RebuildObjectMap, RemoveLock, SetMetadata,

@@ -14,7 +14,7 @@ use forebay_reactor::spawn;
 use crate::exclusive_lock::KeptLock;
 use crate::images::Images;
 use crate::info::ObjectProgress;
-use crate::open_image::{ImageView, LockCheck, OpenImage};
+use crate::open_image::{HeaderHook, ImageView, LockCheck, OpenImage};
 use crate::owner::OwnerOperations;
 use crate::{read, requests};
 
@@ -130,6 +130,12 @@ impl Image {
     /// it, this handle's functions do.
     pub fn set_operations(&self, operations: Rc<dyn OwnerOperations>) {
         self.shared.owner().set_operations(operations);
+    }
+
+    /// Sets a callback that runs after another client has notified this one of a changed header, which includes the
+    /// image's metadata, and after notifications may have been missed.
+    pub fn set_header_hook(&self, hook: HeaderHook) {
+        self.shared.set_header_hook(hook);
     }
 
     /// Acquires the lock like [`take_lock`](Self::take_lock), in the background, as long as the image is open.

@@ -40,6 +40,9 @@ pub(crate) struct ImageView {
 /// Callback that verifies this client's knowledge of an image whose lock it has just acquired.
 pub type LockCheck = Rc<dyn Fn() -> LocalFuture<Result<()>>>;
 
+/// Callback after the header may have been changed by another client.
+pub type HeaderHook = Rc<dyn Fn()>;
+
 /// Open image, shared by all its handles. Each part has its own invariants; this joins them.
 pub(crate) struct OpenImage {
     pools: ImagePools,
@@ -57,6 +60,8 @@ pub(crate) struct OpenImage {
     owner: OwnerRequests,
     /// Called whenever the lock was acquired; see [`Image::set_lock_check`](crate::Image::set_lock_check).
     lock_check: RefCell<Option<LockCheck>>,
+    /// Called after a header update; see [`Image::set_header_hook`](crate::Image::set_header_hook).
+    header_hook: RefCell<Option<HeaderHook>>,
     preferred_io: u32,
     /// Set if the image is being removed, and its parent need not exist.
     ignores_parent: bool,
@@ -125,6 +130,7 @@ impl OpenImage {
             reserved: RefCell::default(),
             owner: OwnerRequests::default(),
             lock_check: RefCell::default(),
+            header_hook: RefCell::default(),
         })
     }
 
@@ -397,6 +403,18 @@ impl OpenImage {
 
     pub(crate) fn set_lock_check(&self, check: LockCheck) {
         *self.lock_check.borrow_mut() = Some(check);
+    }
+
+    pub(crate) fn set_header_hook(&self, hook: HeaderHook) {
+        *self.header_hook.borrow_mut() = Some(hook);
+    }
+
+    /// Calls the hook for a header that may have changed.
+    fn header_may_have_changed(&self) {
+        let hook = self.header_hook.borrow().clone();
+        if let Some(hook) = hook {
+            hook();
+        }
     }
 
     pub(crate) fn reserved(&self) -> Option<Rc<ImageReservations>> {

@@ -4,6 +4,7 @@ mod access;
 mod fronts;
 mod image;
 mod leases;
+mod qos;
 mod rados;
 mod readcache;
 mod replication;
@@ -15,8 +16,8 @@ use anyhow::{Result, bail};
 use super::stage::Stage;
 
 /// The areas of the list.
-pub(super) const AREAS: [&str; 8] =
-    ["writelog", "replication", "store", "image", "rados", "fronts", "access", "readcache"];
+pub(super) const AREAS: [&str; 9] =
+    ["writelog", "replication", "store", "image", "rados", "fronts", "access", "readcache", "qos"];
 
 /// Fault, and the stages that should notice it.
 #[derive(Clone)]
@@ -87,7 +88,7 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas: [(&str, &[Mutant]); 9] = [
+    let areas: [(&str, &[Mutant]); 10] = [
         ("writelog", writelog::LIST),
         ("replication", replication::LIST),
         ("replication", leases::LIST),
@@ -97,6 +98,7 @@ pub(super) fn all() -> Vec<Mutant> {
         ("fronts", fronts::LIST),
         ("access", access::LIST),
         ("readcache", readcache::LIST),
+        ("qos", qos::LIST),
     ];
     areas.iter().flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
 }

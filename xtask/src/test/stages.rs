@@ -151,6 +151,14 @@ fn clusters() -> Vec<Stage> {
         )
         .takes(120)
         .busy(0.45),
+        Stage::tests(
+            "rbd-qos",
+            "limits of images in a real Ceph cluster, set by forebay and by rbd",
+            &["build-programs"],
+            |_| Ok(script("rbd-qos.sh")),
+        )
+        .takes(40)
+        .busy(0.4),
         Stage::build("ceph-18-packages", "fetch Ceph 18.2, once", &[], 20, || {
             let mut fetch = shell::command(shell::root().join("test/lab/ceph-release"));
             fetch.arg("18.2");

@@ -6,6 +6,7 @@ mod bench;
 mod cache;
 mod clones;
 mod complete;
+mod config;
 mod copy;
 mod diffs;
 mod images;
@@ -66,6 +67,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Feature(command) => manage::feature(global, output, command),
         CliCommand::ObjectMap(command) => manage::object_map(global, output, command),
         CliCommand::Watch(options) => manage::watch(global, output, options),
+        CliCommand::Config(command) => config::run(global, output, command),
         CliCommand::Import(options) => transfer::import(global, output, options),
         CliCommand::Export(options) => transfer::export(global, output, options),
         CliCommand::Diff(options) => diffs::list(global, output, options),

@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use crate::api::{
-    DiskUsage, ImageChild, ImageInfo, ImageListing, ImageParent, ImageSnapshot, ImageStatus, SnapshotNamespace,
+    ConfigOption, DiskUsage, ImageChild, ImageInfo, ImageListing, ImageParent, ImageSnapshot, ImageStatus,
+    SnapshotNamespace,
 };
 use crate::timestamp::Timestamp;
 use crate::units::rbd_size;
@@ -229,6 +230,17 @@ impl<'a> ChildRow<'a> {
     }
 }
 
+/// Writes options as `rbd config image ls` does, or `rbd config pool ls`.
+pub fn config_options(options: &[ConfigOption], of_image: bool) -> String {
+    let cells = |option: &ConfigOption| [option.name.clone(), option.value.clone(), option.source.clone()];
+    let rows = table(["Name", "Value", "Source"], &[], options.iter().map(cells));
+    match (of_image, options.len()) {
+        (false, _) => rows,
+        (true, 1) => format!("There is 1 value:\n{rows}"),
+        (true, count) => format!("There are {count} values:\n{rows}"),
+    }
+}
+
 /// Writes the watchers of an image as `rbd status` does.
 pub fn watchers(status: &ImageStatus) -> String {
     if status.watchers.is_empty() {
@@ -390,6 +402,29 @@ mod tests {
     }
 
     /// Output of `rbd snap ls` 16.2.
+    /// Compares with what 'rbd config image ls' of Ceph 16.2 printed.
+    #[test]
+    fn options_byte_for_byte() {
+        let option = |name: &str, value: &str, source: &str| ConfigOption {
+            name: name.into(),
+            value: value.into(),
+            source: source.into(),
+        };
+        let all = [
+            option("rbd_qos_iops_limit", "1000", "image"),
+            option("rbd_plugins", "", "config"),
+            option("rbd_cache", "true", "pool"),
+        ];
+        let want = "There are 3 values:\n\
+            Name                Value  Source\n\
+            rbd_qos_iops_limit  1000   image \n\
+            rbd_plugins                config\n\
+            rbd_cache           true   pool  \n";
+        assert_eq!(config_options(&all, true), want);
+        assert_eq!(config_options(&all, false), want.split_once('\n').expect("lines").1);
+        assert!(config_options(&all[..1], true).starts_with("There is 1 value:\n"));
+    }
+
     #[test]
     fn snapshots_byte_for_byte() {
         let snapshot = |id, name, protected| SnapshotRow {

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, cache, clones, manage, metrics, page, snapshots, streams, trash};
+use super::{access, cache, clones, manage, metrics, options, page, snapshots, streams, trash};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -137,6 +137,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .merge(clones::routes())
         .merge(trash::routes())
         .merge(manage::routes())
+        .merge(options::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
@@ -223,6 +224,14 @@ async fn no_such_path(request: Request) -> Failure {
         trash::purge_trash,
         trash::remove_from_trash,
         trash::restore_from_trash,
+        options::list_image_options,
+        options::get_image_option,
+        options::set_image_option,
+        options::remove_image_option,
+        options::list_pool_options,
+        options::get_pool_option,
+        options::set_pool_option,
+        options::remove_pool_option,
         list_targets,
         attach,
         detach,

@@ -8,6 +8,7 @@ mod listen;
 mod manage;
 mod metrics;
 mod notify;
+mod options;
 mod page;
 mod snapshots;
 mod streams;

@@ -18,11 +18,13 @@ pub mod fronts;
 pub mod handle;
 pub mod identity;
 mod images;
+mod limits;
 mod log_keeper;
 mod logs;
 mod manage;
 mod numbers;
 mod offload;
+mod options;
 pub mod overview;
 mod owner_operations;
 pub mod peers;
@@ -142,6 +144,8 @@ pub struct MetricsSnapshot {
     pub read_cache: Option<ReadCacheStats>,
     /// Open write logs.
     pub logs: Vec<LogSnapshot>,
+    /// Counters of the limits of open volumes.
+    pub limits: Vec<(ImageSpec, forebay_qos::QosStats)>,
     /// NBD server counters other than requests.
     pub nbd: ServerCounts,
     /// Number of NBD connections with TLS.
@@ -446,6 +450,7 @@ impl Engine {
                     stats: log.stats(),
                 })
                 .collect(),
+            limits: self.volumes.limit_counters(),
             nbd: self.fronts.nbd().stats().server(),
             nbd_tls_connections: self.fronts.nbd().stats().tls_connections(),
             nvme: NvmeSnapshot {

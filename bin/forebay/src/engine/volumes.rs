@@ -14,11 +14,13 @@ use forebay_block::{
 };
 use forebay_export::{Delayed, MeasuredRequest, Meter};
 use forebay_image::{Image, ImageOpenOptions, LUKS_HEADER_LEN, LuksHeader};
+use forebay_qos::{CoreShare, QosLimits, QosStats, SharedRequest, VolumeQos, VolumeShare};
 use forebay_reactor::sync::{KeyedLock, Notify, WeakMap};
 use forebay_reactor::{now, timeout, try_spawn};
 use forebay_writelog::{LogAttachment, WriteLog};
 
 use super::Engine;
+use super::limits::LimitSource;
 use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
 use super::owner_operations::VolumeOperations;
@@ -33,6 +35,12 @@ pub struct Volume {
     reservations: RefCell<forebay_block::Result<Option<Reservations>>>,
     /// Changes that have not been acknowledged.
     changes: Rc<InFlightTracker>,
+    /// Limits of the requests from hosts.
+    pub(super) qos: Rc<VolumeQos>,
+    /// Share of the core, except in a pool of a cluster, whose own queues are elsewhere.
+    pub(super) share: Option<Rc<VolumeShare>>,
+    /// Source of the limits.
+    pub(super) limits: LimitSource,
     /// Image as a device, with its write log in front if it has one.
     pub attachment: Rc<LogAttachment<ImageLog>>,
     spec: ImageSpec,
@@ -68,6 +76,7 @@ const REOPEN_MAX: Duration = Duration::from_secs(2);
 struct WithImage {
     image: Weak<Image>,
     changes: Rc<InFlightTracker>,
+    qos: Rc<VolumeQos>,
 }
 
 impl Keep for WithImage {
@@ -80,8 +89,12 @@ impl Keep for WithImage {
     }
 
     fn drain(&self) -> LocalFuture<()> {
-        let changes = self.changes.clone();
-        Box::pin(async move { changes.drain().await })
+        let (changes, qos) = (self.changes.clone(), self.qos.clone());
+        Box::pin(async move {
+            // Writes that wait for a limit were allowed already, and a host waits for the reservation.
+            qos.release_all();
+            changes.drain().await;
+        })
     }
 }
 
@@ -89,8 +102,9 @@ impl Keep for WithImage {
 async fn reservations_of(
     image: &Rc<Image>,
     changes: &Rc<InFlightTracker>,
+    qos: &Rc<VolumeQos>,
 ) -> forebay_block::Result<Option<Reservations>> {
-    let keep = Rc::new(WithImage { image: Rc::downgrade(image), changes: changes.clone() });
+    let keep = Rc::new(WithImage { image: Rc::downgrade(image), changes: changes.clone(), qos: qos.clone() });
     if image.is_shared() {
         return image.joint_reservations(RESERVATIONS_KEY, keep).await;
     }
@@ -134,7 +148,7 @@ impl Volume {
             return Ok(());
         }
         self.image.allow_writes()?;
-        let reservations = reservations_of(&self.image, &self.changes).await;
+        let reservations = reservations_of(&self.image, &self.changes, &self.qos).await;
         // Without reservations nothing is served for writing, and a retry reads them again.
         self.unwritable.set(reservations.is_err());
         if reservations.is_ok() {
@@ -215,8 +229,13 @@ impl BlockDevice for ExportDevice {
             return Box::pin(std::future::ready(Err(error)));
         }
         let is_write = request.is_write();
-        let measured = self.meter.measure(request, |request| self.volume.top().submit(request));
-        let request = ExportRequest { measured, volume: self.volume.clone() };
+        let mut share = None;
+        let measured = self.meter.measure(request, |request| {
+            let (submitted, used) = self.volume.submit_limited(request);
+            share = used;
+            submitted
+        });
+        let request = ExportRequest { measured, share, volume: self.volume.clone() };
         match is_write {
             true => Box::pin(self.volume.changes.track(request)),
             false => Box::pin(request),
@@ -239,6 +258,8 @@ impl BlockDevice for ExportDevice {
 /// Request to an export.  It keeps the volume open until it completes.
 struct ExportRequest {
     measured: MeasuredRequest,
+    /// Share of the core that it uses, unless it had to wait for one.
+    share: Option<SharedRequest>,
     volume: Rc<Volume>,
 }
 
@@ -247,6 +268,7 @@ impl Future for ExportRequest {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Poll::Ready(result) = Pin::new(&mut self.measured).poll(cx) else { return Poll::Pending };
+        self.share = None;
         if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced) && !self.volume.fenced.replace(true) {
             let image = self.volume.image.name();
             tracing::error!(
@@ -345,6 +367,8 @@ pub struct Volumes {
     /// Per-image lock that serializes opening, so that no image is opened twice.
     pub(super) opening: KeyedLock<ImageSpec>,
     closing: Rc<ClosingLogs>,
+    /// Shares of the volumes of this core.
+    shares: Rc<CoreShare>,
 }
 
 /// Exclusive reservation of an image; released when dropped.
@@ -362,7 +386,13 @@ impl Drop for ReservedImage {
 impl Volumes {
     /// Creates an empty set.
     pub fn new() -> Self {
-        Self { open: WeakMap::new(), reserved: Rc::default(), opening: KeyedLock::new(), closing: Rc::default() }
+        Self {
+            open: WeakMap::new(),
+            reserved: Rc::default(),
+            opening: KeyedLock::new(),
+            closing: Rc::default(),
+            shares: Rc::default(),
+        }
     }
 
     /// Reserves an image exclusively; fails while it is open or reserved.
@@ -425,6 +455,18 @@ impl Volumes {
             results.push((spec, closed));
         }
         results
+    }
+
+    /// Returns the counters of the open volumes that have limits, or had some.
+    pub fn limit_counters(&self) -> Vec<(ImageSpec, QosStats)> {
+        let open = self.open.values().into_iter();
+        let limited = open.filter(|volume| volume.has_limits() || volume.qos_stats().throttled > 0);
+        limited.map(|volume| (volume.spec.clone(), volume.qos_stats())).collect()
+    }
+
+    /// Ends all limits, as the daemon stops: no request that is in flight waits for one.
+    pub fn end_limits(&self) {
+        self.open.values().iter().for_each(|volume| volume.qos.end());
     }
 
     /// Returns the images that are open.
@@ -531,7 +573,8 @@ impl Engine {
         }
         let image = opened.map_err(|error| self.image_failure(error, spec))?;
         let changes = Rc::new(InFlightTracker::default());
-        let reservations = reservations_of(&image, &changes).await;
+        let (shared, qos) = (image.client().is_some(), VolumeQos::new(QosLimits::default()));
+        let reservations = reservations_of(&image, &changes, &qos).await;
         let keeper = self.image_log(spec, &image, &changes);
         let device = delayed(image.clone());
         let attachment = match opening {
@@ -565,6 +608,9 @@ impl Engine {
             image,
             reservations: RefCell::new(reservations),
             changes,
+            qos,
+            share: (!shared).then(|| VolumeShare::new(self.volumes.shares.clone())),
+            limits: LimitSource::new(self.default_options()),
             attachment,
             spec: spec.clone(),
             closing,
@@ -578,6 +624,9 @@ impl Engine {
         }
         self.keep_logged(&spec, &volume);
         self.volumes.open.insert(spec, &volume);
+        // Read only now: a change from here on finds the volume, and is read after this.
+        volume.follow_limits();
+        volume.reload_limits().await;
         Ok(volume)
     }
 }

@@ -70,7 +70,9 @@ impl ImageEvents for OpenImage {
     fn on_header_update(self: Rc<Self>) -> LocalFuture<Result<()>> {
         Box::pin(async move {
             let had_lock = self.state.has_exclusive_lock();
-            self.refresh().await?;
+            let refreshed = self.refresh().await;
+            self.header_may_have_changed();
+            refreshed?;
             if !had_lock && self.state.has_exclusive_lock() {
                 // The client that enabled the lock relies on it once this is acknowledged: no write without it is in flight then.
                 drop(self.block_writes().await);
@@ -124,6 +126,7 @@ impl ImageEvents for OpenImage {
 
     fn on_watch_restored(self: Rc<Self>) -> LocalFuture<()> {
         Box::pin(async move {
+            self.header_may_have_changed();
             let Some(lock) = self.exclusive_lock() else { return };
             if lock.on_watch_restored(&*self).await
                 && let Err(error) = self.refresh().await

@@ -3,6 +3,7 @@
 mod changes;
 mod clones;
 mod common;
+mod config;
 mod crash;
 mod crash_clones;
 mod crash_snapshots;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_export::meter::{CountersByKind, LATENCY_BUCKETS, RequestCounters, RequestKind, bucket_end_us};
+use forebay_qos::QosStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -59,6 +60,7 @@ pub(super) fn encode_all(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder
         let sum: u64 = counts.iter().map(ERRORS.3).sum();
         ConstCounter::new(sum).encode(family.encode_family(labels)?)?;
     }
+    encode_limits(out, &snapshot.limits)?;
     let logs = snapshot.logs.iter().collect::<Vec<_>>();
     encode_log_gauges(out, &logs)?;
     replicas::encode_logs(out, &logs)?;
@@ -70,6 +72,7 @@ pub(super) fn encode_all(snapshot: &MetricsSnapshot, out: &mut DescriptorEncoder
 #[derive(Debug)]
 pub(super) struct Asked {
     volumes: Vec<(ImageSpec, Arc<CountersByKind>)>,
+    limits: Vec<(ImageSpec, QosStats)>,
     logs: Vec<LogSnapshot>,
 }
 
@@ -87,7 +90,8 @@ impl Asked {
         };
         let volumes = asked.iter().map(volume).collect::<Result<Vec<_>>>()?;
         let is_asked = |log: &LogSnapshot| asked.iter().any(|spec| spec.pool == log.pool && spec.image == log.image);
-        Ok(Self { volumes, logs: snapshot.logs.into_iter().filter(is_asked).collect() })
+        let limits = snapshot.limits.into_iter().filter(|(spec, _)| asked.contains(spec)).collect();
+        Ok(Self { volumes, limits, logs: snapshot.logs.into_iter().filter(is_asked).collect() })
     }
 }
 
@@ -99,11 +103,33 @@ impl Collector for Asked {
         }
         encode_counter(&mut out, "volume", TIME, &volumes, &RequestKind::ALL)?;
         encode_latency(&mut out, "volume_latency", &volumes)?;
+        encode_limits(&mut out, &self.limits)?;
         let logs: Vec<&LogSnapshot> = self.logs.iter().collect();
         encode_log_gauges(&mut out, &logs)?;
         replicas::encode_logs(&mut out, &logs)?;
         encode_log_counters(&mut out, &logs)
     }
+}
+
+/// Encodes what limits have held up, of volumes that have some.
+fn encode_limits(out: &mut DescriptorEncoder, limits: &[(ImageSpec, QosStats)]) -> Encoded {
+    let rows = labelled(limits.to_vec());
+    let help = "Requests that had to wait for a limit of their volume";
+    let mut family = out.encode_descriptor("volume_throttled_requests", help, None, MetricType::Counter)?;
+    for (labels, stats) in &rows {
+        ConstCounter::new(stats.throttled).encode(family.encode_family(labels)?)?;
+    }
+    let help = "Time that requests waited for limits of their volume together";
+    let mut family = out.encode_descriptor("volume_throttled", help, Some(&Unit::Seconds), MetricType::Counter)?;
+    for (labels, stats) in &rows {
+        ConstCounter::new(stats.throttled_time.as_secs_f64()).encode(family.encode_family(labels)?)?;
+    }
+    let help = "Requests that wait for a limit of their volume now";
+    let mut family = out.encode_descriptor("volume_throttled_waiting", help, None, MetricType::Gauge)?;
+    for (labels, stats) in &rows {
+        ConstGauge::new(stats.waiting as f64).encode(family.encode_family(labels)?)?;
+    }
+    Ok(())
 }
 
 fn labelled<T>(volumes: Vec<(ImageSpec, T)>) -> Vec<(Labels, T)> {

@@ -354,6 +354,7 @@ mod tests {
             connections: 1,
             log: None,
             error: None,
+            qos: None,
             warnings: Vec::new(),
         };
         let typical: Vec<ImageRow> = (0..10_000).map(|at| image(&format!("volume-{at:08}"))).collect();

@@ -444,6 +444,7 @@ impl Engine {
             front: export.request.front,
             read_only: export.request.read_only,
             log: if serving { self.running_log(spec) } else { None },
+            qos: export.life.served().and_then(|served| served.volume.describe_limits()),
             uri: uris.first().cloned(),
             uris,
             connections: if serving { connections } else { 0 },
@@ -660,8 +661,16 @@ impl Engine {
         self.exports.unlist(&key).await?;
         self.unpublish(front, spec);
         let served = self.exports.with(&key, |export| export.life.end());
+        let limited = self.volumes.find(spec);
+        if let Some(volume) = &limited {
+            // Requests in flight complete before a connection ends; none of them waits for a limit meanwhile.
+            volume.qos.end();
+        }
         // Ends hosts that were just connecting, too.
         self.disconnect(front, spec).await;
+        if let Some(volume) = limited.filter(|_| !self.closing.get()) {
+            volume.qos.resume();
+        }
         drop(served);
         self.exports.forget(&key);
         tracing::info!(image = %spec, front = front.name(), connections, force, keep_log, "an export was ended");

@@ -227,6 +227,7 @@ impl Engine {
         if !self.fronts.serving.replace(false) {
             return;
         }
+        self.volumes.end_limits();
         for front in self.fronts.all() {
             front.stop(self.cores()).await;
             for addr in front.addrs() {

@@ -1,0 +1,166 @@
+//! Limits of open volumes: read from the options of image, pool and daemon, and again when those may have changed.
+
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use forebay_block::{BlockReply, BlockRequest, LocalFuture};
+use forebay_image::Image;
+use forebay_qos::{QosLimits, QosStats, ShareAdmission, SharedRequest};
+use forebay_reactor::sync::Semaphore;
+use forebay_reactor::{sleep, try_spawn};
+
+use super::volumes::Volume;
+use crate::api::QosInfo;
+use crate::rbd_options::METADATA_PREFIX;
+
+/// Interval at which the options of a shared pool are read again: nothing announces changes of them.
+const READ_AGAIN: Duration = Duration::from_secs(30);
+
+/// Options of a daemon that images and pools override, by name.
+pub type DefaultOptions = Rc<BTreeMap<String, String>>;
+
+/// Source of a volume's limits.
+pub(super) struct LimitSource {
+    defaults: DefaultOptions,
+    /// Serializes reading, so that what was read last is applied last.
+    reading: Semaphore,
+}
+
+impl LimitSource {
+    pub(super) fn new(defaults: DefaultOptions) -> Self {
+        Self { defaults, reading: Semaphore::new(1) }
+    }
+}
+
+/// Returns the overridden options among the metadata of an image or a pool, by name; values that are no text are left out.
+pub(super) fn overrides(metadata: Vec<(String, Vec<u8>)>) -> BTreeMap<String, String> {
+    let option = |(key, value): (String, Vec<u8>)| {
+        Some((key.strip_prefix(METADATA_PREFIX)?.to_owned(), String::from_utf8(value).ok()?))
+    };
+    metadata.into_iter().filter_map(option).collect()
+}
+
+/// Reads the options of an image: its own before those of its pool before the daemon's.
+async fn read_options(image: &Image, defaults: &DefaultOptions) -> forebay_block::Result<BTreeMap<String, String>> {
+    let mut options = (**defaults).clone();
+    options.extend(overrides(image.pool_metadata(METADATA_PREFIX).await?));
+    options.extend(overrides(image.metadata_with_prefix(METADATA_PREFIX).await?));
+    Ok(options)
+}
+
+impl Volume {
+    /// Reads the limits again and applies them. If that fails, those before stay in force.
+    pub async fn reload_limits(&self) {
+        let _turn = self.limits.reading.acquire(1).await;
+        let options = match read_options(&self.image, &self.limits.defaults).await {
+            Ok(options) => options,
+            Err(error) => {
+                tracing::warn!(image = self.image.name(), %error, "cannot read the limits of an image; they are unchanged");
+                return;
+            }
+        };
+        let (limits, ignored) = QosLimits::from_options(|name| options.get(name).map(String::as_str));
+        if limits == self.qos.limits() {
+            return;
+        }
+        for why in ignored {
+            tracing::warn!(image = self.image.name(), "a limit is ignored: {why}");
+        }
+        let in_force = limits.named().into_iter().filter(|(_, limit)| limit.rate > 0);
+        let shown: Vec<_> = in_force.map(|(name, limit)| format!("{name} {}", limit.rate)).collect();
+        tracing::info!(image = self.image.name(), limits = shown.join(", "), "the limits of an image have changed");
+        self.qos.set_limits(limits);
+    }
+
+    /// Keeps the limits up to date from now on, until the volume is closed.
+    pub(super) fn follow_limits(self: &Rc<Self>) {
+        let weak = Rc::downgrade(self);
+        self.image.set_header_hook(Rc::new(move || {
+            if let Some(volume) = weak.upgrade() {
+                drop(try_spawn(async move { volume.reload_limits().await }));
+            }
+        }));
+        if self.image.client().is_some() {
+            drop(try_spawn(reload_regularly(Rc::downgrade(self))));
+        }
+    }
+
+    /// Submits a request to the volume when its limits and its share of the core admit it. One that need not wait for
+    /// them takes no memory, and returns the share that it uses until it completes.
+    pub(super) fn submit_limited(
+        self: &Rc<Self>,
+        request: BlockRequest,
+    ) -> (LocalFuture<forebay_block::Result<BlockReply>>, Option<SharedRequest>) {
+        match self.qos.admit(&request) {
+            None => self.submit_shared(request),
+            Some(wait) => {
+                let volume = self.clone();
+                let submitted = async move {
+                    wait.await;
+                    let (submitted, share) = volume.submit_shared(request);
+                    let result = submitted.await;
+                    drop(share);
+                    result
+                };
+                (Box::pin(submitted), None)
+            }
+        }
+    }
+
+    fn submit_shared(
+        self: &Rc<Self>,
+        request: BlockRequest,
+    ) -> (LocalFuture<forebay_block::Result<BlockReply>>, Option<SharedRequest>) {
+        let Some(share) = &self.share else { return (self.top().submit(request), None) };
+        match share.admit(&request) {
+            ShareAdmission::Now(share) => (self.top().submit(request), share),
+            ShareAdmission::Wait(wait) => {
+                let volume = self.clone();
+                let submitted = async move {
+                    let share = wait.await;
+                    // Looked up only now: the image may have got a write log meanwhile, or lost it.
+                    let result = volume.top().submit(request).await;
+                    drop(share);
+                    result
+                };
+                (Box::pin(submitted), None)
+            }
+        }
+    }
+
+    /// Returns whether it has limits.
+    pub fn has_limits(&self) -> bool {
+        self.qos.limits().has_any()
+    }
+
+    /// Returns the counters of its limits.
+    pub fn qos_stats(&self) -> QosStats {
+        self.qos.stats()
+    }
+
+    /// Describes its limits; `None` if it has none.
+    pub fn describe_limits(&self) -> Option<QosInfo> {
+        let (limits, stats) = (self.qos.limits(), self.qos.stats());
+        let mut shown = BTreeMap::new();
+        for (name, limit) in limits.named().into_iter().filter(|(_, limit)| limit.rate > 0) {
+            shown.insert(format!("rbd_qos_{name}_limit"), limit.rate);
+            if limit.burst > 0 {
+                shown.insert(format!("rbd_qos_{name}_burst"), limit.burst);
+                shown.insert(format!("rbd_qos_{name}_burst_seconds"), limit.burst_seconds);
+            }
+        }
+        let QosStats { throttled, throttled_time, waiting } = stats;
+        let throttled_ms = u64::try_from(throttled_time.as_millis()).unwrap_or(u64::MAX);
+        (!shown.is_empty()).then_some(QosInfo { limits: shown, throttled, throttled_ms, waiting })
+    }
+}
+
+/// Reads the limits of a volume in a shared pool from time to time.
+async fn reload_regularly(volume: Weak<Volume>) {
+    loop {
+        sleep(READ_AGAIN).await;
+        let Some(volume) = volume.upgrade() else { return };
+        volume.reload_limits().await;
+    }
+}
