@@ -226,9 +226,13 @@ fn refusals(image: &mut LoggedImage<'_>) -> Result<()> {
     ] {
         image.refused(replica, command, &["is served by peer", "forebay log takeover"])?;
     }
-    let rbd = image.rbd(&["snap", "create", "--no-progress", "rbd/commands@refused"]);
-    let said = rbd.err().map(|error| format!("{error:#}")).context("Ceph's client made a snapshot past the log")?;
+    // The primary makes a snapshot for another client, which has what the log has; what needs the lock is refused.
+    image.rbd(&["snap", "create", "--no-progress", "rbd/commands@asked"])?;
+    same(&image.exported("rbd/commands@asked")?, &image.content).context("a snapshot that rbd has asked for")?;
+    let rbd = image.rbd(&["snap", "rollback", "--no-progress", "rbd/commands@asked"]);
+    let said = rbd.err().map(|error| format!("{error:#}")).context("Ceph's client wrote past the log")?;
     ensure!(said.contains("Read-only file system"), "{said}");
+    image.rbd(&["snap", "rm", "--no-progress", "rbd/commands@asked"])?;
     let flushed = image.host().command(&["--format", "json", "log", "flush", IMAGE])?;
     let flushed: Value = serde_json::from_str(&flushed)?;
     ensure!(flushed["dirty_entries"] == 0 && flushed["state"] == "on", "{flushed}");
