@@ -23,11 +23,33 @@ fn status_has_its_shape() {
         "name": "string", "kind": "string", "capacity": "number", "used": "number", "available": "number",
         "objects": "number",
     });
+    let numbers = [
+        "disk_capacity",
+        "disk_errors",
+        "disk_used",
+        "dropped",
+        "evicted_disk",
+        "evicted_memory",
+        "fetched_bytes",
+        "hits_disk",
+        "hits_memory",
+        "hits_shared",
+        "hits_zero",
+        "memory_capacity",
+        "memory_used",
+        "misses",
+        "read_bytes",
+        "written",
+        "zeroes",
+    ];
+    let mut cache: serde_json::Map<String, Value> =
+        numbers.map(|name| (name.to_owned(), json!("number"))).into_iter().collect();
+    cache.insert("disk".into(), json!("string"));
     let want = json!({
         "ready": "bool", "version": "string", "pid": "number", "uptime_s": "number", "cores": "number",
         "driver": "string", "data": "string", "control": "string", "http": "string", "nbd": ["string"],
         "nvme": ["string"], "nvme_nqn": "string", "iscsi": [], "iscsi_name": "string", "peer": [], "peers": [],
-        "pools": [pool], "targets": "number", "unserved": "number", "connections": "number",
+        "pools": [pool], "targets": "number", "unserved": "number", "connections": "number", "read_cache": cache,
     });
     assert_eq!(shape(&status), want);
     let pools: Vec<&Value> = status["pools"].as_array().expect("a list").iter().map(|pool| &pool["name"]).collect();
