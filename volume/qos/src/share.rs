@@ -56,7 +56,7 @@ struct LightVolume {
 
 /// Shares of the volumes of a core. It does no I/O and has no clock.
 ///
-/// A volume is *heavy* while the requests that it has in flight or waiting cost more than [`LIGHT_MAX`], and otherwise
+/// A volume is *heavy* while the requests that it has in flight or waiting cost more than `LIGHT_MAX`, and otherwise
 /// *light*. While a light volume is active, the heavy ones divide a budget of requests in flight, so that a request of the
 /// light one finds a short queue in front of the store.
 ///
