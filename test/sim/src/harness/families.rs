@@ -227,13 +227,9 @@ struct Member {
     origin: Option<(usize, String)>,
     /// Set while its head reads the parent.
     attached: bool,
+    /// Names of snapshots that were removed, and may be in the trash for clones, and read the parent.
+    removed: Vec<String>,
     gone: bool,
-}
-
-impl Member {
-    fn depends(&self) -> bool {
-        !self.gone && (self.attached || self.snapshots.iter().any(|known| known.uses_parent))
-    }
 }
 
 /// Operation, of the member of that number.
@@ -365,28 +361,38 @@ impl Family {
         };
         // A protected snapshot with clones of version 1 keeps its protection.
         match step {
-            Step::Protect { name, protected: false } if self.clones(number, &name).next().is_some() => {
+            Step::Protect { name, protected: false } if !self.clones(number, &name).is_empty() => {
                 (number, Step::Snapshot { name: self.fresh("s") })
             }
             step => (number, step),
         }
     }
 
+    /// Returns whether an image, or a snapshot of it, needs its parent.
+    fn depends(&self, number: usize) -> bool {
+        let member = &self.members[number];
+        let by_snapshots = member.snapshots.iter().any(|known| known.uses_parent);
+        let by_trash = || member.removed.iter().any(|name| !self.clones(number, name).is_empty());
+        !member.gone && (member.attached || by_snapshots || by_trash())
+    }
+
     /// Returns the clones of a snapshot.
-    fn clones<'a>(&'a self, number: usize, name: &'a str) -> impl Iterator<Item = &'a Member> {
-        let is_of = move |member: &&Member| {
-            member.depends() && member.origin.as_ref().is_some_and(|(of, at)| *of == number && at == name)
+    fn clones(&self, number: usize, name: &str) -> Vec<&Member> {
+        let is_of = |&other: &usize| {
+            let origin = self.members[other].origin.as_ref();
+            origin.is_some_and(|(of, at)| *of == number && at == name) && self.depends(other)
         };
-        self.members.iter().filter(is_of)
+        (0..self.members.len()).filter(is_of).map(|other| &self.members[other]).collect()
     }
 
     /// Returns whether clones need snapshots of this image that have been removed.
     fn has_trash(&self, number: usize) -> bool {
         let is_known = |name: &String| self.members[number].snapshots.iter().any(|known| known.name == *name);
-        let waits = |member: &Member| {
-            member.depends() && member.origin.as_ref().is_some_and(|(of, at)| *of == number && !is_known(at))
+        let waits = |other: usize| {
+            let origin = self.members[other].origin.as_ref();
+            origin.is_some_and(|(of, at)| *of == number && !is_known(at)) && self.depends(other)
         };
-        self.members.iter().any(waits)
+        (0..self.members.len()).any(waits)
     }
 
     async fn perform(&mut self, images: &Rc<Images>, number: usize, step: &Step) -> Result<()> {
@@ -433,13 +439,13 @@ impl Family {
     /// Does in the model what an operation has done.
     fn apply(&mut self, number: usize, step: Step) {
         let trashes = match &step {
-            Step::RemoveSnapshot { name } => self.clones(number, name).next().is_some(),
+            Step::RemoveSnapshot { name } => !self.clones(number, name).is_empty(),
             _ => false,
         };
         let is_deep = self.features.has(ImageFeatures::DEEP_FLATTEN);
         let new = |name: String, content, origin: Option<(usize, String)>| {
             let attached = origin.is_some();
-            Member { name, content, snapshots: Vec::new(), origin, attached, gone: false }
+            Member { name, content, snapshots: Vec::new(), origin, attached, removed: Vec::new(), gone: false }
         };
         match step {
             Step::Create => self.members.push(new(format!("base{number}"), vec![0; SIZE as usize], None)),
@@ -462,6 +468,8 @@ impl Family {
                         member.snapshots.push(Known { name, content, protected: false, uses_parent });
                     }
                     Step::RemoveSnapshot { name } => {
+                        let used = member.snapshots.iter().any(|known| known.name == name && known.uses_parent);
+                        member.removed.extend(used.then(|| name.clone()));
                         member.snapshots.retain(|known| known.name != name);
                         self.tally.trashed += u64::from(trashes);
                     }
@@ -477,6 +485,7 @@ impl Family {
                         member.attached = false;
                         if is_deep {
                             member.snapshots.iter_mut().for_each(|known| known.uses_parent = false);
+                            member.removed.clear();
                         }
                         self.tally.flattened += 1;
                     }

@@ -29,13 +29,9 @@ struct Member {
     origin: Option<(usize, String)>,
     /// Set while its head reads the parent.
     attached: bool,
+    /// Names of snapshots that were removed, and may be in the trash for clones, and read the parent.
+    removed: Vec<String>,
     gone: bool,
-}
-
-impl Member {
-    fn depends(&self) -> bool {
-        !self.gone && (self.attached || self.snapshots.iter().any(|known| known.uses_parent))
-    }
 }
 
 struct Random(u64);
@@ -70,6 +66,7 @@ impl Family {
             snapshots: Vec::new(),
             origin: None,
             attached: false,
+            removed: Vec::new(),
             gone: false,
         };
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -81,12 +78,21 @@ impl Family {
         format!("s{}", self.names)
     }
 
-    /// Returns whether images depend on a snapshot.
+    /// Returns whether an image, or a snapshot of it, needs its parent.
+    fn depends(&self, number: usize) -> bool {
+        let member = &self.members[number];
+        let by_snapshots = member.snapshots.iter().any(|known| known.uses_parent);
+        let by_trash = || member.removed.iter().any(|name| !self.clones(number, name).is_empty());
+        !member.gone && (member.attached || by_snapshots || by_trash())
+    }
+
+    /// Returns the images that depend on a snapshot.
     fn clones(&self, image: usize, snapshot: &str) -> Vec<&str> {
-        let of = |member: &&Member| {
-            member.depends() && member.origin.as_ref().is_some_and(|origin| *origin == (image, snapshot.to_owned()))
+        let of = |&other: &usize| {
+            let origin = self.members[other].origin.as_ref();
+            origin.is_some_and(|(number, name)| *number == image && name == snapshot) && self.depends(other)
         };
-        self.members.iter().filter(of).map(|member| &member.name[..]).collect()
+        (0..self.members.len()).filter(of).map(|other| &self.members[other].name[..]).collect()
     }
 
     async fn step(&mut self, at: &str) {
@@ -137,7 +143,8 @@ impl Family {
                     // With clones it goes to the trash.
                     false => {
                         removed.unwrap_or_else(|error| panic!("{at}: {error}"));
-                        self.members[number].snapshots.remove(pick);
+                        let known = self.members[number].snapshots.remove(pick);
+                        self.members[number].removed.extend(known.uses_parent.then_some(known.name));
                     }
                 }
             }
@@ -159,6 +166,7 @@ impl Family {
                 }
                 if self.features.has(ImageFeatures::DEEP_FLATTEN) {
                     member.snapshots.iter_mut().for_each(|known| known.uses_parent = false);
+                    member.removed.clear();
                 }
                 member.attached = false;
             }
@@ -203,6 +211,7 @@ impl Family {
             snapshots: Vec::new(),
             origin: Some((number, known.name.clone())),
             attached: true,
+            removed: Vec::new(),
             gone: false,
         });
     }
@@ -233,11 +242,11 @@ impl Family {
             let removed = |origin: &(usize, String)| {
                 origin.0 == number && !member.snapshots.iter().any(|known| known.name == origin.1)
             };
-            let waits =
-                self.members.iter().filter(|other| other.depends() && other.origin.as_ref().is_some_and(removed));
+            let waits = (0..self.members.len())
+                .filter(|&other| self.members[other].origin.as_ref().is_some_and(removed) && self.depends(other));
             assert_eq!(in_trash, waits.count(), "{at}: clones of snapshots in the trash of {}", member.name);
             let info = forebay_image::info(backend, &member.name).await.expect("info");
-            assert_eq!(info.has_parent, member.depends(), "{at}: {}", member.name);
+            assert_eq!(info.has_parent, self.depends(number), "{at}: {}", member.name);
             if self.features.has(ImageFeatures::OBJECT_MAP) {
                 check_map(&**backend, &info.id).await;
             }
