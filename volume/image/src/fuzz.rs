@@ -29,7 +29,9 @@ pub fn object_map(data: &[u8]) {
 /// Fuzzes notifications between clients, and lock information of the object class.
 pub fn messages(data: &[u8]) {
     if let Some(message) = NotifyMessage::decode(data) {
-        assert_eq!(NotifyMessage::decode(&message.encode()), Some(message));
+        // Requests for other operations than these are never sent.
+        let is_sent = !matches!(&message, NotifyMessage::Operation(request) if request.operation.is_none());
+        assert!(!is_sent || NotifyMessage::decode(&message.encode()) == Some(message));
     }
     decode_response(data);
     if let Some(info) = decode_info(data) {
@@ -178,7 +180,9 @@ pub fn header(data: &[u8]) {
         assert_eq!(Snapshot::decode(&flagged).map(|flagged| (flagged.flags, flagged.name)), Some((3, snapshot.name)));
     }
     if let Some(entry) = TrashEntry::decode(rest) {
-        assert_eq!(TrashEntry::decode(&entry.encode()), Some(entry));
+        // Times past 2106 are stored as the last one that fits.
+        let again = TrashEntry::decode(&entry.encode()).expect("an entry");
+        assert_eq!(again.encode(), entry.encode());
     }
     let mut values: Vec<Option<Vec<u8>>> = Vec::new();
     let mut rest = rest;

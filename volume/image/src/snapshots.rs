@@ -121,8 +121,14 @@ impl Image {
             for _ in 0..TRIES {
                 let _alone = self.begin_change().await?;
                 let snapshot = find()?;
-                if snapshot.protection != Protection::None {
-                    return Err(Error::new(ErrorKind::Busy, "it is protected"));
+                match snapshot.protection {
+                    Protection::None => {}
+                    Protection::Full => return Err(Error::new(ErrorKind::Busy, "it is protected")),
+                    // Its end was cut short: it is completed, unless there are clones.
+                    Protection::Ending => {
+                        unprotect(shared, &snapshot).await?;
+                        continue;
+                    }
                 }
                 let done = match snapshot.children {
                     0 => remove(shared, &snapshot).await?,
