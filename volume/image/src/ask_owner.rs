@@ -12,8 +12,10 @@ use forebay_reactor::timeout;
 use crate::image::Image;
 use crate::info::ObjectProgress;
 use crate::owner::{OwnerOperation, UNSUPPORTED};
+use crate::snapshots::find;
 use crate::watcher::HeaderWatcher;
 use crate::wire::notify::{NotifyMessage, OwnerRequest, RequestId, decode_response};
+use crate::wire::snapshot::Protection;
 
 /// Silence of the owner after which it is asked again, as librbd does.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -96,22 +98,26 @@ impl Image {
             return Ok(false);
         }
         let Some(watcher) = shared.watcher() else { return Ok(false) };
+        shared.refresh().await?;
+        let was_so = self.is_carried_out(&operation);
         let (number, asked) = shared.owner().asked.begin();
         let mut silent = false;
         let mut answered = Ok(Answer::Silence);
         for _ in 0..TRIES {
             answered = ask(&watcher, &operation, number, &asked, progress).await;
-            match &answered {
-                Ok(Answer::Silence) => silent = true,
-                // It was carried out when the owner was silent.
-                Err(error) if silent && is_repeated(&operation, error.kind()) => answered = Ok(Answer::Done),
-                _ => {}
-            }
+            silent |= matches!(answered, Ok(Answer::Silence));
             if !matches!(answered, Ok(Answer::Silence)) || !shared.has_other_owner().await? {
                 break;
             }
         }
         shared.owner().asked.running.borrow_mut().remove(&number);
+        // The owner may have carried it out in silence; repeated, it fails then.
+        if silent && !was_so && !matches!(answered, Ok(Answer::Done)) {
+            shared.refresh().await?;
+            if self.is_carried_out(&operation) {
+                answered = Ok(Answer::Done);
+            }
+        }
         match answered? {
             Answer::Done => {
                 shared.refresh().await?;
@@ -121,15 +127,25 @@ impl Image {
             Answer::Refused | Answer::Silence => Ok(false),
         }
     }
-}
 
-/// Returns whether an error means that an operation has been carried out before.
-fn is_repeated(operation: &OwnerOperation, kind: ErrorKind) -> bool {
-    match operation {
-        OwnerOperation::CreateSnapshot { .. } => kind == ErrorKind::Exists,
-        OwnerOperation::RemoveSnapshot { .. } => kind == ErrorKind::NotFound,
-        OwnerOperation::Flatten => kind == ErrorKind::Invalid,
-        _ => false,
+    /// Returns whether the image is as it is after an operation; false where the header does not show that.
+    fn is_carried_out(&self, operation: &OwnerOperation) -> bool {
+        let shared = self.shared();
+        let header = shared.header();
+        match operation {
+            OwnerOperation::Flatten => header.parent.is_none(),
+            OwnerOperation::Resize { size, .. } => shared.size() == *size,
+            OwnerOperation::CreateSnapshot { name } => find(shared, name).is_ok(),
+            OwnerOperation::RemoveSnapshot { name, in_trash: false } => find(shared, name).is_err(),
+            OwnerOperation::RenameSnapshot { id, to } => {
+                header.snapshots.iter().any(|snapshot| snapshot.id.0 == *id && snapshot.name == *to)
+            }
+            OwnerOperation::ProtectSnapshot { name, protected } => {
+                let wanted = if *protected { Protection::Full } else { Protection::None };
+                find(shared, name).is_ok_and(|snapshot| snapshot.protection == wanted)
+            }
+            _ => false,
+        }
     }
 }
 

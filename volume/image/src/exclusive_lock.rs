@@ -8,7 +8,7 @@ use forebay_block::{
     ClientIdentity, Error, ErrorKind, ExclusiveRange, Method, ObjectBackend, ObjectOp, Result, SnapId, Transaction,
 };
 use forebay_reactor::sync::{Notify, Permit, Semaphore};
-use forebay_reactor::{spawn, timeout};
+use forebay_reactor::{spawn, timeout, yield_now};
 
 use crate::lock::{LockVerdict, Phase, Then, judge, owner_name, react};
 use crate::objectmap::ObjectMap;
@@ -80,6 +80,8 @@ pub(crate) struct ExclusiveLock {
     fenced: RefCell<Option<Error>>,
     /// Set while the image is closing; the lock is not waited for any more.
     closing: Cell<bool>,
+    /// Set when this client's watch was re-established: those of other clients may have been lost with it.
+    watches_broke: Cell<bool>,
 }
 
 /// Owner from which an exclusive lock is taken over.
@@ -122,6 +124,7 @@ impl ExclusiveLock {
             keepers: Cell::new(0),
             fenced: RefCell::default(),
             closing: Cell::new(false),
+            watches_broke: Cell::new(false),
         })
     }
 
@@ -154,7 +157,8 @@ impl ExclusiveLock {
         KeptLock(Some(self.clone()))
     }
 
-    fn is_kept(&self) -> bool {
+    /// Returns whether a guard keeps the lock from being released on request.
+    pub(crate) fn is_kept(&self) -> bool {
         self.keepers.get() > 0
     }
 
@@ -300,6 +304,14 @@ impl ExclusiveLock {
                 if self.info().await?.lockers.first() != Some(&locker) {
                     return Ok(());
                 }
+                // What has broken this client's watch may have broken that of a living owner, which re-establishes it.
+                let me = self.watcher.client();
+                let is_watching =
+                    watchers.iter().any(|watcher| watcher.cookie == me.watch && watcher.client == me.number);
+                if self.watches_broke.replace(false) || !is_watching {
+                    let _ = timeout(WATCH_AGAIN, self.may_be_free.wait()).await;
+                    return Ok(());
+                }
                 if locker.client() == Some(objects.identity().number) {
                     // The lock of an earlier watch of this client: it must not fence itself.
                     tracing::debug!(header = %self.watcher.header(), "breaking an earlier lock of this client");
@@ -382,7 +394,11 @@ impl ExclusiveLock {
         if let Some(ClientId { number, .. }) = asked {
             tracing::info!(image = image.name(), new_owner = %format_args!("client.{number}"), "exclusive lock handed over");
         }
-        self.watcher.tell(NotifyMessage::ReleasedLock(self.watcher.client())).await;
+        // Not waited for: a client that has died takes the whole timeout to respond.
+        let (watcher, released) = (self.watcher.clone(), NotifyMessage::ReleasedLock(self.watcher.client()));
+        drop(spawn(async move { watcher.tell(released).await }));
+        // It is on its way before the watch ends.
+        yield_now().await;
     }
 
     async fn unlock(&self) {
@@ -406,6 +422,7 @@ impl ExclusiveLock {
     /// Rebinds the lock to a re-established watch, or gives it up if another client has taken it. Returns whether the
     /// image can still be used.
     pub(crate) async fn on_watch_restored(&self, image: &impl LockedImage) -> bool {
+        self.watches_broke.set(true);
         self.may_be_free.notify_all();
         let turn = self.turn.acquire(1).await;
         if self.phase.get() != Phase::Locked {

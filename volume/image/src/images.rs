@@ -3,10 +3,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
 use forebay_reactor::sync::{KeyedLock, WeakMap};
-use forebay_reactor::{random, wall_clock};
+use forebay_reactor::{random, timeout, wall_clock};
 
 use crate::create_clone::CloneSource;
 use crate::directory::{Added, ImageDirectory};
@@ -82,13 +83,34 @@ impl Images {
         })
     }
 
-    /// Waits until all images without handles are closed, so that other clients can acquire their locks.
-    pub async fn settle(&self) {
-        loop {
-            let is_closing = |image: &Rc<OpenImage>| image.lifecycle().is_closing() && !image.lifecycle().is_closed();
-            let closing = self.open.values().into_iter().find(is_closing);
-            let Some(image) = closing else { return };
-            image.lifecycle().closed().await;
+    /// Closes all open images of a shared backend, those of its namespaces included, so that other clients can acquire their
+    /// locks. Waits `patience` for the handles that are still in use; the lock and watch of an image that keeps one are
+    /// released then, and writes through it fail with [`ErrorKind::ShuttingDown`]. A lock that is to be kept
+    /// ([`Image::keep_lock`]) stays.
+    pub async fn close_all(backend: &Rc<dyn ObjectBackend>, patience: Duration) {
+        let registries: Vec<_> = ALL.with_borrow(|all| {
+            let same = |images: &Rc<Images>| std::ptr::addr_eq(Rc::as_ptr(&images.backend), Rc::as_ptr(backend));
+            all.iter().filter_map(Weak::upgrade).filter(same).collect()
+        });
+        let open = || {
+            let images = registries.iter().flat_map(|images| images.open.values());
+            images.filter(|image| image.is_shared()).collect::<Vec<_>>()
+        };
+        let unused = async {
+            while let Some(image) = open().into_iter().find(|image| !image.lifecycle().is_closed()) {
+                image.lifecycle().closed().await;
+            }
+        };
+        if timeout(patience, unused).await.is_ok() {
+            return;
+        }
+        for image in open() {
+            if image.lifecycle().is_closing() {
+                image.lifecycle().closed().await;
+            } else if !image.exclusive_lock().is_some_and(|lock| lock.is_kept()) {
+                tracing::debug!(image = image.name(), "closing an image that is in use");
+                image.end_coordination().await;
+            }
         }
     }
 

@@ -24,8 +24,10 @@ use crate::spec::RADOS_PREFIX;
 /// Timeout for querying the usage of a cluster.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Wait for what still uses images on close; their locks are released all the same.
+const CLOSING_USED: Duration = Duration::from_secs(2);
 /// Timeout for releasing locks on close; after it they are left for other clients to break.
-const CLOSING: Duration = Duration::from_secs(5);
+const CLOSING: Duration = Duration::from_secs(7);
 
 /// System environment for resolving a cluster's configuration.
 struct SystemEnvironment;
@@ -187,7 +189,7 @@ impl CephPools {
         let mut settled = true;
         for (name, pool) in pools {
             let backend: Rc<dyn ObjectBackend> = pool;
-            if timeout(CLOSING, Images::of(&backend).settle()).await.is_err() {
+            if timeout(CLOSING, Images::close_all(&backend, CLOSING_USED)).await.is_err() {
                 tracing::warn!(pool = name, "no response from the cluster; image locks are not released");
                 settled = false;
             }

@@ -461,7 +461,7 @@ impl Run {
             }
             then.close().await;
         }
-        Images::of(&backend).settle().await;
+        Images::close_all(&backend, Duration::from_secs(60)).await;
         if self.kept.len() < 3 && self.rng.coin() {
             let name = format!("s{}", self.kept.len());
             closed_image(&backend, NAME, self.overlap).await?.take_snapshot(&*backend, &name).await?;

@@ -12,10 +12,13 @@ use crate::common::cluster::{
 use crate::common::{bytes, pattern, run};
 use forebay_block::{BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, Transaction};
 use forebay_image::{Image, Images, RemoveOptions};
-use forebay_reactor::{spawn, yield_now};
+use forebay_reactor::{sleep, spawn, yield_now};
 use tracing::Dispatch;
 use tracing::subscriber::NoSubscriber;
 use tracing_subscriber::fmt::MakeWriter;
+
+/// Wait for handles in use.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 #[test]
 fn the_lock_goes_to_whoever_writes() {
@@ -51,15 +54,28 @@ fn the_lock_goes_to_whoever_writes() {
 }
 
 #[test]
-fn dropped_images_are_given_up_when_their_pool_has_settled() {
+fn images_are_given_up_when_all_of_a_pool_are_closed() {
     for seed in 0..4 {
         run(async {
             let cluster = cluster(seed * 13 + 5, 3 * seed);
             let (a, b) = (cluster.client().pool(POOL), cluster.client().pool(POOL));
             let image = create_and_open(&a, "vm", 4 * OBJECT).await;
             write(&image, 0, b"held").await;
-            drop(image);
-            Images::of(&a).settle().await;
+            let mut kept = None;
+            // Dropped before, meanwhile, or not at all.
+            match seed {
+                0 => drop(image),
+                1 => drop(spawn(async move {
+                    sleep(PATIENCE / 2).await;
+                    drop(image);
+                })),
+                _ => kept = Some(image),
+            }
+            Images::close_all(&a, PATIENCE).await;
+            if let Some(image) = &kept {
+                let write = BlockRequest::Write { offset: 0, data: bytes(b"late"), fua: false };
+                assert_eq!(kind(image.submit(write).await), Some(ErrorKind::ShuttingDown));
+            }
             // Neither a watch nor a lock is left, which would prevent the removal.
             forebay_image::remove(&b, "vm", |_| {}).await.expect("removed");
             assert_eq!(cluster.blocklisted(), [""; 0]);

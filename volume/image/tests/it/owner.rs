@@ -55,6 +55,26 @@ fn the_lock_stays_where_it_is() {
     });
 }
 
+/// A client that died without ending its watch delays every notification, and so the owner's response, for as long as its
+/// watch lasts: the request is repeated after it was carried out.
+#[test]
+fn an_operation_that_was_carried_out_in_silence_is_complete() {
+    run(async {
+        let cluster = cluster(3, 1);
+        let (backends, [owner, other]) = two_clients(&cluster, 4 * OBJECT).await;
+        write(&owner, 0, b"held").await;
+        owner.create_snapshot("one").await.expect("a snapshot");
+        let lock = lock_of(&backends[0], &owner).await;
+        let third = cluster.client();
+        let _watching = open(&third.pool(POOL), "vm").await;
+        third.die();
+        other.rename_snapshot("one", "two").await.expect("renamed");
+        cluster.expire_watches();
+        assert_eq!(kind(other.rename_snapshot("two", "two").await), Some(ErrorKind::Exists));
+        assert_eq!(lock_of(&backends[0], &owner).await, lock, "the lock has changed hands");
+    });
+}
+
 #[test]
 fn a_clone_is_flattened_by_its_owner() {
     run(async {
