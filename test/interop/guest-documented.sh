@@ -107,6 +107,7 @@ given() {
     'Images') serve "forebay serve --data $DATA"; head -c 4M /dev/urandom >debian.raw; truncate -s 64M debian.raw ;;
     'The shapes of rbd' | 'Snapshots') serve "forebay serve --data $DATA"; create local/disk1 ;;
     'Clones') serve "forebay serve --data $DATA"; create local/golden ;;
+    'Space') serve "forebay serve --data $DATA"; create local/vm1 ;;
     'Write logs')
       mkfs.ext4 -q -F /dev/pmem0; mkdir -p /mnt/pmem; mountpoint -q /mnt/pmem || mount -o dax /dev/pmem0 /mnt/pmem
       serve "forebay serve --data $DATA"; create local/disk local/db ;;
@@ -154,6 +155,8 @@ holds() {
     'Clones')
       [[ $(forebay snap ls --all local/golden --format json) == '[]' ]] || fail "no snapshot is left"
       [[ $(forebay info local/vm1 --format json | jq .parent) == null ]] || fail "what was flattened has no parent" ;;
+    'Space')
+      [[ $(forebay du local/vm1 --format json | jq '.images[0].used_size') == 0 ]] || fail "nothing is stored" ;;
     'The shapes of rbd')
       [[ $(forebay info disk2 --format json | jq .order) == 22 ]] || fail "the order of disk2" ;;
   esac

@@ -50,6 +50,11 @@ start_cluster
 start_daemon
 ok "a cluster, and a daemon beside it"
 
+# The page that lists the commands of rbd is true.
+here=$(dirname "$0")
+"$here/rbd-commands.py" "$FOREBAY" "$here/../../docs/rbd-commands.md" >"$WORK/out" 2>&1 || fail "docs/rbd-commands.md"
+ok "commands and options of rbd: $(<"$WORK/out")"
+
 # The trash.
 trash() { # MODE
   local id
@@ -244,6 +249,26 @@ features() { # MODE
 }
 in_both_ways features
 ok "features and object maps: changed, checked and rebuilt by either"
+
+# Zeroes that are stored: whoever frees them, both read the same, and the map is true.
+sparsify() { # MODE
+  local by
+  ask rbd create --size 16M --object-size 1M rbd/sparse
+  for by in ours ask\ rbd; do
+    ask qemu-io -f raw "rbd:rbd/sparse:conf=$CEPH_CONF" -c 'write -P 0 0 4M' -c 'write -P 5 4M 1M' -c 'write -P 0 4160K 128K'
+    ask rbd export --no-progress rbd/sparse "$WORK/sparse.before"
+    $by sparsify --no-progress rbd/sparse
+    ask rbd export --no-progress rbd/sparse "$WORK/sparse.after"
+    cmp "$WORK/sparse.before" "$WORK/sparse.after" >"$WORK/out" 2>&1 || fail "an image sparsified by $by"
+    [[ $(rados -p rbd ls 2>/dev/null | grep -c "rbd_data.$(id_of sparse)\.") == 1 ]] || fail "the objects that $by leaves"
+    true_map rbd/sparse
+  done
+  fails_with 2 'power of two' sparsify rbd/sparse --sparse-size 5000
+  fails_with 2 'power of two' sparsify rbd/sparse --sparse-size 2M
+  ask rbd rm --no-progress rbd/sparse
+}
+in_both_ways sparsify
+ok "zeroes freed by either"
 
 # While a host writes through the daemon.
 ask rbd create --size 16M --object-size 512K rbd/busy

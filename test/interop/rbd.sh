@@ -210,6 +210,7 @@ before=$(owner shared)
 [[ $before == client.* ]] || fail "who has the lock"
 ask "$FOREBAY" snap create rbd/shared@asked --data "$WORK/nothing"
 ask "$FOREBAY" snap rename rbd/shared@asked rbd/shared@renamed --data "$WORK/nothing"
+ask "$FOREBAY" sparsify rbd/shared --data "$WORK/nothing"
 ask "$FOREBAY" snap protect rbd/shared@renamed --data "$WORK/nothing"
 ask "$FOREBAY" snap unprotect rbd/shared@renamed --data "$WORK/nothing"
 ask "$FOREBAY" snap rm rbd/shared@renamed --data "$WORK/nothing"
@@ -680,6 +681,7 @@ ask rbd snap rename rbd/asked@one rbd/asked@two
 ask rbd resize --no-progress --size 12M rbd/asked
 ask rbd resize --no-progress --size 6M --allow-shrink rbd/asked
 [[ $(nbdinfo --size "$uri") == $((6 << 20)) ]] || fail "a resize that rbd has asked for"
+ask rbd sparsify --no-progress rbd/asked
 ask rbd snap rm --no-progress rbd/asked@two
 [[ $(owner asked) == "$before" ]] || fail "the lock of an image with a log has changed hands"
 ask "$FOREBAY" detach rbd/asked

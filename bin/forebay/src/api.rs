@@ -255,7 +255,8 @@ pub use snapshot::{
 };
 
 pub use manage::{
-    AddLockRequest, ListedLock, LockListing, MetadataValue, ObjectMapCheck, UpdateFeaturesRequest, WrongMapEntry,
+    AddLockRequest, ListedLock, LockListing, MetadataValue, ObjectMapCheck, SparsifyRequest, UpdateFeaturesRequest,
+    WrongMapEntry,
 };
 
 pub use trash::{MoveToTrashRequest, RestoreRequest, TrashListing};

@@ -12,6 +12,7 @@ mod manage;
 pub mod many;
 mod names;
 mod perf;
+mod rbd_only;
 mod serve;
 mod snapshots;
 mod store;
@@ -31,11 +32,12 @@ pub use config::{ConfigCommand, ConfigImageCommand, ConfigPoolCommand};
 pub use diffs::{ChangesArgs, CopyArgs, DeepCommand, DiffArgs, ExportDiffArgs, ImportDiffArgs, MergeDiffArgs};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
 pub use images::{
-    BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs,
+    BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs, SparsifyArgs,
 };
 pub use manage::{FeatureCommand, FeatureNames, ImageMetaCommand, LockCommand, ObjectMapCommand};
 pub use names::{DuTarget, MaybeImage, OneImage, RenameOperands};
 pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, PerfMessenger};
+pub use rbd_only::refusal;
 pub use serve::{DriverKind, ServeArgs};
 pub use snapshots::{OneSource, RemovedSnapshot, SnapCommand, SnapLimitCommand, SnapRenameArgs};
 pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs};
@@ -237,6 +239,13 @@ pub enum CliCommand {
     /// The image can be in use meanwhile.
     #[command(after_help = "Example:\n  forebay flatten local/vm1")]
     Flatten(OneImage),
+
+    /// Free the space of zeroes that an image stores
+    ///
+    /// The image can be in use meanwhile, and reads as before. Snapshots keep what they share with it.
+    #[command(after_help = "Examples:\n  forebay sparsify local/vm1\n  forebay sparsify rbd/vm1 --sparse-size 64K")]
+    Sparsify(SparsifyArgs),
+
     /// Move images to the trash, restore them, and remove them for good
     #[command(subcommand)]
     Trash(TrashCommand),

@@ -28,7 +28,17 @@ use crate::cli::Cli;
 use crate::output::Output;
 
 fn main() -> ExitCode {
-    let mut cli = Cli::parse();
+    let mut cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // A command that is none may be one of rbd.
+        Err(error) => match cli::refusal(std::env::args()).filter(|_| error.exit_code() != 0) {
+            Some(failure) => {
+                Output::of_arguments(std::env::args()).complain(&failure);
+                return ExitCode::from(failure.kind.exit_code());
+            }
+            None => error.exit(),
+        },
+    };
     cli.global = cli.global.with_environment();
     let output = Output::new(&cli.global);
     let done = commands::run(cli, output);

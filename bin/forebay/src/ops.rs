@@ -29,7 +29,7 @@ pub use clones::{CloneSnapshot, Flatten, ListChildren};
 pub use config::{ChangeOption, ConfigTarget, GetOption, ListOptions};
 pub use logs::{DiscardLog, FlushLog, GetLog, ListLogs, TakeOverLog};
 pub use manage::{
-    AddLock, CheckObjectMap, GetMetadata, ListLocks, ListMetadata, RebuildObjectMap, RemoveLock, SetMetadata,
+    AddLock, CheckObjectMap, GetMetadata, ListLocks, ListMetadata, RebuildObjectMap, RemoveLock, SetMetadata, Sparsify,
     UpdateFeatures,
 };
 pub use snapshots::{

@@ -22,6 +22,12 @@ impl Output {
         Self { format: global.format, pretty: global.pretty_format }
     }
 
+    /// Creates it for a command line that could not be read.
+    pub fn of_arguments(mut arguments: impl Iterator<Item = String>) -> Self {
+        let is_json = arguments.any(|argument| argument == "json" || argument == "--format=json");
+        Self { format: if is_json { Format::Json } else { Format::Plain }, pretty: false }
+    }
+
     /// Returns whether JSON is requested.
     pub fn is_json(&self) -> bool {
         self.format == Format::Json

@@ -159,7 +159,10 @@ async fn ask(
     // Older clients answer the others only when they are complete.
     let has_id = matches!(
         operation,
-        OwnerOperation::Flatten | OwnerOperation::Resize { .. } | OwnerOperation::CreateSnapshot { .. }
+        OwnerOperation::Flatten
+            | OwnerOperation::Resize { .. }
+            | OwnerOperation::CreateSnapshot { .. }
+            | OwnerOperation::Sparsify { .. }
     );
     let id = has_id.then(|| RequestId { client: watcher.client(), number });
     let request = OwnerRequest { id, operation: Some(operation.clone()) };

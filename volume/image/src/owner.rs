@@ -73,6 +73,11 @@ pub enum OwnerOperation {
         /// New name.
         to: String,
     },
+    /// Deallocates zeroes that the image stores.
+    Sparsify {
+        /// Size in bytes of the blocks that are deallocated.
+        sparse_size: u64,
+    },
     /// Rebuilds the object map of the image.
     RebuildObjectMap,
     /// Enables or disables features.
@@ -247,6 +252,7 @@ impl Image {
                 self.set_snapshot_protection(&name, protected).await.map(drop)
             }
             OwnerOperation::Rename { to } => shared.images().rename(&self.name(), &to).await,
+            OwnerOperation::Sparsify { sparse_size } => self.sparsify(sparse_size, |now| progress(now)).await,
             OwnerOperation::RebuildObjectMap => self.rebuild_object_map(None, |now| progress(now)).await,
             OwnerOperation::UpdateFeatures { features, enabled } => {
                 self.set_features(ImageFeatures(features), enabled).await.map(drop)

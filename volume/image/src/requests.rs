@@ -407,7 +407,12 @@ fn compare_and_write_piece(
 // ---- With a parent, or an object map ----
 
 /// Changes an object together with its object map state, before and after, and the copy-up from the parent.
-async fn change_managed(shared: Rc<OpenImage>, object: u64, mut ops: Vec<ObjectOp>, flags: WriteFlags) -> Result<u64> {
+pub(crate) async fn change_managed(
+    shared: Rc<OpenImage>,
+    object: u64,
+    mut ops: Vec<ObjectOp>,
+    flags: WriteFlags,
+) -> Result<u64> {
     let overlap = shared.overlap_in(shared.head(), object);
     let snapc = shared.snapc();
     let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());

@@ -84,3 +84,18 @@ pub struct WrongMapEntry {
     /// Actual state.
     pub actual: u8,
 }
+
+/// Request to deallocate zeroes that an image stores.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Sparsify)]
+pub struct SparsifyRequest {
+    /// Size in bytes of the blocks that are deallocated if all their bytes are zero: a power of two from 4096 to the size
+    /// of the image's objects.
+    #[serde(default = "sparse_size")]
+    pub sparse_size: u64,
+}
+
+fn sparse_size() -> u64 {
+    forebay_image::SPARSE_SIZE_MIN
+}

@@ -111,6 +111,18 @@ pub struct ResizeArgs {
     pub allow_shrink: bool,
 }
 
+/// Options of `sparsify`.
+#[derive(Debug, Args)]
+pub struct SparsifyArgs {
+    /// The image.
+    #[command(flatten)]
+    pub name: OneImage,
+
+    /// Size of the blocks whose bytes are all zero, a power of two from 4K to the size of the image's objects
+    #[arg(long, value_name = "SIZE", default_value = "4K")]
+    pub sparse_size: Size,
+}
+
 /// Options of `mv`.
 #[derive(Debug, Args)]
 pub struct MvArgs {

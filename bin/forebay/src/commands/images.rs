@@ -1,4 +1,4 @@
-//! `create`, `ls`, `info`, `resize`, `rm`, `mv`, `du`.
+//! `create`, `ls`, `info`, `resize`, `sparsify`, `rm`, `mv`, `du`.
 
 use super::shapes::{self, Info};
 use super::with_session;
@@ -6,10 +6,11 @@ use crate::api;
 use crate::cli::many::each;
 use crate::cli::{
     CreateArgs, DuArgs, DuTarget, GlobalArgs, LsArgs, MvArgs, OneImage, OneSource, RenameOperands, ResizeArgs,
+    SparsifyArgs,
 };
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::failure::{Failure, FailureKind, Result};
-use crate::ops::{CreateImage, GetImage, GetUsage, ListImages, ListImagesLong, RemoveImage, UpdateImage};
+use crate::ops::{CreateImage, GetImage, GetUsage, ListImages, ListImagesLong, RemoveImage, Sparsify, UpdateImage};
 use crate::output::Output;
 use crate::spec::{ImageSpec, LOCAL_POOL};
 
@@ -61,6 +62,18 @@ pub fn resize(global: &GlobalArgs, output: Output, options: ResizeArgs) -> Resul
     let info = with_session(global, |session| session.call(operation, |now| bar.show(now)))?;
     drop(bar);
     output.print(&Info::from(&info), |_| String::new())
+}
+
+/// Frees the space of zeroes.
+pub fn sparsify(global: &GlobalArgs, output: Output, options: SparsifyArgs) -> Result<()> {
+    let SparsifyArgs { name: OneImage { image }, sparse_size } = options;
+    let bar = Bar::new(global, "Sparsifying", ProgressUnit::Steps);
+    let request = api::SparsifyRequest { sparse_size: sparse_size.0 };
+    with_session(global, |session| {
+        session.call(Sparsify { spec: image.clone(), request: request.clone() }, |now| bar.show(now))
+    })?;
+    drop(bar);
+    output.print(&image, |_| String::new())
 }
 
 /// Removes an image.

@@ -61,6 +61,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Clone(options) => clones::clone(global, output, options),
         CliCommand::Children(options) => clones::children(global, output, options),
         CliCommand::Flatten(options) => clones::flatten(global, output, options),
+        CliCommand::Sparsify(options) => images::sparsify(global, output, options),
         CliCommand::Trash(command) => trash::run(global, output, command),
         CliCommand::ImageMeta(command) => manage::image_meta(global, output, command),
         CliCommand::Lock(command) => manage::lock(global, output, command),

@@ -217,6 +217,7 @@ async fn no_such_path(request: Request) -> Failure {
         manage::add_lock,
         manage::remove_lock,
         manage::update_features,
+        manage::sparsify,
         manage::check_object_map,
         manage::rebuild_object_map,
         trash::list_trash,

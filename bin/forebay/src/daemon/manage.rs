@@ -21,6 +21,7 @@ pub fn routes() -> Router<App> {
         .route(&format!("{image}/locks"), get(list_locks).post(add_lock))
         .route(&format!("{image}/locks/{{id}}"), delete(remove_lock))
         .route(&format!("{image}/features"), patch(update_features))
+        .route(&format!("{image}/sparsify"), post(sparsify))
         .route(&format!("{image}/object-map/check"), post(check_object_map))
         .route(&format!("{image}/object-map/rebuild"), post(rebuild_object_map))
 }
@@ -178,6 +179,23 @@ pub async fn rebuild_object_map(
 ) -> Response {
     match source_spec(&pool, &image, snapshot.as_deref()) {
         Ok(source) => app.run(streamed, ops::RebuildObjectMap(source)).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Free the space of zeroes that an image stores
+#[utoipa::path(post, path = "/v1/images/{pool}/{image}/sparsify",
+    params(("pool" = String, Path), ("image" = String, Path)),
+    request_body = api::SparsifyRequest,
+    responses((status = 200), (status = 403, body = ErrorBody), (status = 404, body = ErrorBody)))]
+pub async fn sparsify(
+    State(app): State<App>,
+    streamed: Streamed,
+    Path(names): Path<(String, String)>,
+    body: Bytes,
+) -> Response {
+    match parse(&body) {
+        Ok(request) => on_image(names, |spec| app.run(streamed, ops::Sparsify { spec, request })).await,
         Err(failure) => failure.into_response(),
     }
 }

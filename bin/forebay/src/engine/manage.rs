@@ -17,6 +17,16 @@ use crate::spec::{ImageSpec, SourceSpec};
 const OWN_KEYS: &str = "forebay.";
 
 impl Engine {
+    /// Deallocates blocks of zeroes that an image stores.
+    pub async fn sparsify(self: &Rc<Self>, spec: &ImageSpec, sparse_size: u64, progress: ProgressSink) -> Result<()> {
+        let volume = self.open_volume(spec).await?;
+        let sparsified = volume.image.sparsify(sparse_size, |now| progress.report(now.done, now.total)).await;
+        sparsified.map_err(|error| self.image_failure(error, spec))?;
+        self.flush_pool(spec).await?;
+        tracing::info!(image = %spec, sparse_size, "an image was sparsified");
+        Ok(())
+    }
+
     async fn images(&self, spec: &ImageSpec) -> Result<Rc<Images>> {
         Ok(Images::of(&self.pool(&spec.pool).await?))
     }

@@ -50,6 +50,7 @@ impl OwnerOperations for VolumeOperations {
             let snapshot = |name: String| SnapshotSpec { image: spec.clone(), snapshot: name };
             let done = match operation {
                 OwnerOperation::Flatten => engine.flatten(&spec, sink).await,
+                OwnerOperation::Sparsify { sparse_size } => engine.sparsify(&spec, sparse_size, sink).await,
                 OwnerOperation::Resize { size, allow_shrink } => {
                     engine.resize_image(&spec, size, allow_shrink, sink).await
                 }

@@ -181,3 +181,23 @@ impl Operation for RebuildObjectMap {
         engine.rebuild_object_map(&self.0, progress).await
     }
 }
+
+/// Deallocates zeroes that an image stores.
+pub struct Sparsify {
+    /// Image to sparsify.
+    pub spec: ImageSpec,
+    /// Blocks to deallocate.
+    pub request: api::SparsifyRequest,
+}
+
+impl Operation for Sparsify {
+    type Reply = ();
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", image_path(&self.spec) + "/sparsify").json(&self.request)
+    }
+
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<()> {
+        engine.sparsify(&self.spec, self.request.sparse_size, progress).await
+    }
+}

@@ -71,6 +71,7 @@ const SNAP_PROTECT: u32 = 12;
 const SNAP_UNPROTECT: u32 = 13;
 const RENAME: u32 = 14;
 const UPDATE_FEATURES: u32 = 15;
+const MIGRATE: u32 = 16;
 const SPARSIFY: u32 = 17;
 const METADATA_UPDATE: u32 = 20;
 /// Operation number far from librbd's, which count up from 0.
@@ -153,7 +154,11 @@ impl OwnerRequest {
                 let (features, enabled) = (body.u64()?, body.u8()? != 0);
                 request(RequestId::read_if_there(body)?, OwnerOperation::UpdateFeatures { features, enabled })
             }
-            // Migrate, sparsify.
+            SPARSIFY => {
+                let id = RequestId::read(body)?;
+                request(Some(id), OwnerOperation::Sparsify { sparse_size: body.u64()? })
+            }
+            // Migrate.
             _ => Some(Self { id: Some(RequestId::read(body)?), operation: None }),
         }
     }
@@ -167,7 +172,7 @@ impl OwnerRequest {
         let out = |op: u32| CephWriter::new().u32(op);
         let user = |out: CephWriter| out.append(SnapshotKind::encode_user());
         match &self.operation {
-            None => out(SPARSIFY),
+            None => out(MIGRATE),
             Some(OwnerOperation::Flatten) => id(out(FLATTEN)),
             Some(OwnerOperation::Resize { size, allow_shrink }) => {
                 id(out(RESIZE).u64(*size)).u8((*allow_shrink).into())
@@ -183,6 +188,7 @@ impl OwnerRequest {
             }
             Some(OwnerOperation::Rename { to }) => id(out(RENAME).string(to)),
             Some(OwnerOperation::RebuildObjectMap) => id(out(REBUILD_MAP)),
+            Some(OwnerOperation::Sparsify { sparse_size }) => id(out(SPARSIFY)).u64(*sparse_size),
             Some(OwnerOperation::UpdateFeatures { features, enabled }) => {
                 id(out(UPDATE_FEATURES).u64(*features).u8((*enabled).into()))
             }
@@ -319,6 +325,7 @@ mod tests {
             (id, OwnerOperation::ProtectSnapshot { name: name(), protected: false }),
             (None, OwnerOperation::Rename { to: name() }),
             (id, OwnerOperation::RebuildObjectMap),
+            (id, OwnerOperation::Sparsify { sparse_size: 8192 }),
             (None, OwnerOperation::UpdateFeatures { features: 24, enabled: true }),
             (None, OwnerOperation::SetMetadata { key: name(), value: Some(b"x".to_vec()) }),
             (id, OwnerOperation::SetMetadata { key: name(), value: None }),

@@ -19,4 +19,5 @@ mod owner;
 mod reserved;
 mod shared;
 mod snapshots;
+mod sparsify;
 mod trash;

@@ -14,7 +14,7 @@ use crate::common::cluster::{OBJECT, POOL, cluster, create_and_open, kind, open,
 use crate::common::{bytes, pattern, run};
 
 /// Returns the stored lock of an image, which names its owner.
-async fn lock_of(backend: &Rc<dyn ObjectBackend>, image: &Image) -> Vec<u8> {
+pub async fn lock_of(backend: &Rc<dyn ObjectBackend>, image: &Image) -> Vec<u8> {
     let header = ObjectName::new(format!("rbd_header.{}", image.id()));
     let input = [&[1, 1, 12, 0, 0, 0, 8, 0, 0, 0][..], b"rbd_lock"].concat();
     let shared = backend.shared().expect("shared");

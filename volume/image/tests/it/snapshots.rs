@@ -56,7 +56,7 @@ async fn program(random: &mut Random, images: &[Rc<Image>], model: &mut Model, s
         let image = &images[random.below(images.len() as u64) as usize];
         let size = model.content.len() as u64;
         let pick = random.below(model.snapshots.len() as u64) as usize;
-        let op = random.below(14);
+        let op = random.below(16);
         match op {
             0..4 if size > 0 => {
                 let (offset, len) = random.range(size);
@@ -110,6 +110,19 @@ async fn program(random: &mut Random, images: &[Rc<Image>], model: &mut Model, s
                 let to = random.below(SIZE_MAX);
                 image.resize(to, true, |_| {}).await.expect("resized");
                 model.content.resize(to as usize, 0);
+            }
+            14 if size > 0 => {
+                let (offset, len) = random.range(size);
+                let extent = Extent::new(offset, len);
+                let zeroes = BlockRequest::WriteZeroes { extent, no_unmap: true, fua: false };
+                image.submit(zeroes).await.expect("zeroes");
+                model.content[offset as usize..][..len as usize].fill(0);
+            }
+            15 => {
+                let mut told = Vec::new();
+                let sparsified = image.sparsify(4096 << random.below(5), |now| told.push((now.done, now.total)));
+                sparsified.await.expect("sparsified");
+                assert!(told.is_sorted() && told.last().is_some_and(|last| last.0 == last.1), "{told:?}");
             }
             _ => {}
         }
