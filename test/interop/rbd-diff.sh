@@ -224,4 +224,19 @@ ask "$FOREBAY" cp rbd/child local/child
 rm -f "$WORK/local"
 ask "$FOREBAY" export local/child "$WORK/local"
 cmp "$(content rbd/child)" "$WORK/local" >"$WORK/out" 2>&1 || fail "a clone's copy in the store"
+# Features and the data pool of a copy are the source's, or those that are asked for.
+ask ceph osd pool create data 8
+properties() { rbd info "$1" --format json 2>/dev/null | jq -c '[.features, .data_pool]'; }
+expected() { [[ $(properties "$1") == "$2" ]] || { properties "$1" >"$WORK/out"; fail "the features and the data pool of $1"; }; }
+ask "$FOREBAY" cp rbd/disk rbd/other --image-feature layering,exclusive-lock --data-pool data
+expected rbd/other '[["layering","exclusive-lock","data-pool"],"data"]'
+same rbd/disk rbd/other "a copy with its data in another pool"
+alone deep cp rbd/disk rbd/shared --image-shared
+expected rbd/shared '[["layering","deep-flatten"],null]'
+whole rbd/shared
+ask "$FOREBAY" import --export-format 2 --data-pool data "$WORK/v2.theirs" rbd/v2-data
+whole rbd/v2-data
+alone import --image-feature layering --data-pool data "$(content rbd/disk)" rbd/raw
+expected rbd/raw '[["layering","data-pool"],"data"]'
+same rbd/disk rbd/raw "an import with its data in another pool"
 ok "copies, deep copies, and clones with what their parents have"

@@ -246,6 +246,7 @@ pub use clone::{CloneRequest, CloneVersion, ImageChild};
 pub use diff::{AppliedDiff, CopyImageRequest};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
+    NewImageOptions,
 };
 
 pub use config::{ConfigOption, ConfigValue, QosInfo};

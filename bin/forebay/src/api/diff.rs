@@ -34,4 +34,10 @@ pub struct CopyImageRequest {
     /// Object size in bytes; that of the source if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_size: Option<u64>,
+    /// Names of its features; those of the source if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub features: Option<Vec<String>>,
+    /// Another pool for its data, if the pool is a Ceph cluster's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_pool: Option<String>,
 }

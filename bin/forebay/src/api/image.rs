@@ -5,7 +5,29 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::ImageExport;
+use crate::spec::uri_encode;
 use crate::timestamp::Timestamp;
+
+/// Layout and features of a new image; what is left out is as in the image or stream that it is made of, or the default.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NewImageOptions {
+    /// Object size in bytes.
+    pub object_size: Option<u64>,
+    /// Names of its features.
+    pub features: Option<Vec<String>>,
+    /// Another pool for its data, if the pool is a Ceph cluster's.
+    pub data_pool: Option<String>,
+}
+
+impl NewImageOptions {
+    /// Returns them as parts of a query, each after an `&`.
+    pub fn query(&self) -> String {
+        let size = self.object_size.map(|size| format!("&object_size={size}"));
+        let features = self.features.as_ref().map(|names| format!("&features={}", uri_encode(&names.join(","), false)));
+        let pool = self.data_pool.as_ref().map(|pool| format!("&data_pool={}", uri_encode(pool, false)));
+        [size, features, pool].into_iter().flatten().collect()
+    }
+}
 
 /// Image and its properties.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand, ValueHint};
 
-use super::images::ObjectSizeArgs;
+use super::images::NewImageArgs;
 use super::names::{ExportOperands, ImportOperands, in_pool, read_by_way_of};
 use super::snapshots::{OneSource, SourceArgs};
 use crate::spec::{ImageSpec, SourceSpec};
@@ -145,9 +145,9 @@ pub struct CopyArgs {
     #[command(flatten)]
     pub names: CopyOperands,
 
-    /// The objects of the copy.
+    /// The options of the copy.
     #[command(flatten)]
-    pub objects: ObjectSizeArgs,
+    pub made: NewImageArgs,
 }
 
 /// Commands on images with all their snapshots.
@@ -170,9 +170,9 @@ pub struct DeepCopyArgs {
     #[command(flatten)]
     pub names: CopyOperands,
 
-    /// The objects of the copy.
+    /// The options of the copy.
     #[command(flatten)]
-    pub objects: ObjectSizeArgs,
+    pub made: NewImageArgs,
 
     /// Copy the data of a clone's parent too, so that the copy is independent of it
     #[arg(long)]

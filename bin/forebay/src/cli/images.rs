@@ -4,6 +4,7 @@ use clap::{Args, ValueEnum};
 
 use super::many::ManyImages;
 use super::names::{DuTarget, ExportOperands, ImportOperands, OneImage, OnePool, RenameOperands};
+use crate::api::NewImageOptions;
 use crate::units::Size;
 
 /// Size of the objects of a new image.
@@ -63,6 +64,29 @@ impl FeatureArgs {
     }
 }
 
+/// Options of a new image that is made of something.
+#[derive(Debug, Args)]
+pub struct NewImageArgs {
+    /// Its objects.
+    #[command(flatten)]
+    objects: ObjectSizeArgs,
+
+    /// Its features.
+    #[command(flatten)]
+    features: FeatureArgs,
+}
+
+impl NewImageArgs {
+    /// Returns the options. Prints a warning on standard error for an option that is deprecated in `rbd`.
+    pub fn options(&self) -> NewImageOptions {
+        NewImageOptions {
+            object_size: self.objects.given(),
+            features: self.features.names(),
+            data_pool: self.features.data_pool.clone(),
+        }
+    }
+}
+
 /// Options of `create`.
 #[derive(Debug, Args)]
 pub struct CreateArgs {
@@ -81,6 +105,10 @@ pub struct CreateArgs {
     /// Its features.
     #[command(flatten)]
     pub features: FeatureArgs,
+
+    /// Format of the image, as for rbd: only 2
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=2))]
+    image_format: Option<u8>,
 }
 
 /// Options of `ls`.
@@ -138,9 +166,13 @@ pub struct ImportArgs {
     #[command(flatten)]
     pub names: ImportOperands,
 
-    /// Its objects.
+    /// Its options.
     #[command(flatten)]
-    pub objects: ObjectSizeArgs,
+    pub made: NewImageArgs,
+
+    /// Format of the image, as for rbd: only 2
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=2))]
+    image_format: Option<u8>,
 
     /// Import the bytes unchanged, even if they look like another disk format (qcow2, VMDK, ...) or compressed data
     #[arg(long)]

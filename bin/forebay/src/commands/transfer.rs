@@ -13,7 +13,7 @@ use super::diffs::{StreamWriter, goes_to_stdout};
 use super::shapes::Info;
 use super::streams::{receive, send};
 use super::with_session;
-use crate::api::{ExportResult, ImportResult, Progress};
+use crate::api::{ExportResult, ImportResult, NewImageOptions, Progress};
 use crate::cli::{self, GlobalArgs};
 use crate::client::direct::Direct;
 use crate::client::http::{Begun, Response, SentRequest, Upload};
@@ -48,13 +48,13 @@ pub fn import(global: &GlobalArgs, output: Output, options: cli::ImportArgs) -> 
         None => default_image(pool.as_deref().unwrap_or(LOCAL_POOL), &path)?,
     };
     if options.format.has_snapshots() {
-        return import_image(global, output, spec, &path, options.objects.given());
+        return import_image(global, output, spec, &path, options.made.options());
     }
     let mut source = Source::open(&path)?;
     if !options.raw {
         check_raw(&mut source, &path)?;
     }
-    let import = ImportParameters { spec, object_size: options.objects.bytes(), size: source.len() };
+    let import = ImportParameters { spec, options: options.made.options(), size: source.len() };
     let bar = Bar::new(global, "Importing", ProgressUnit::Bytes);
     let imported = with_session(global, |session| match session {
         CommandSession::Daemon(client) => import_through(client, import, source, &path, &bar),
@@ -71,16 +71,13 @@ fn import_image(
     output: Output,
     spec: ImageSpec,
     path: &Path,
-    object_size: Option<u64>,
+    options: NewImageOptions,
 ) -> Result<()> {
     let source = StreamSource::open(path)?;
     let total = source.len.unwrap_or(0);
-    let mut target = format!("{}/data?format=2", image_path(&spec));
-    if let Some(size) = object_size {
-        target.push_str(&format!("&object_size={size}"));
-    }
+    let target = format!("{}/data?format=2{}", image_path(&spec), options.query());
     let bar = Bar::new(global, "Importing", ProgressUnit::Bytes);
-    let import = ImageImport { spec, object_size };
+    let import = ImageImport { spec, options };
     let imported: ImportResult = with_session(global, |session| {
         let work = |engine: Rc<Engine>, chunks, begun| engine.import_image(import, chunks, begun);
         send(session, &target, StreamFormat::Image, source, work, |done| bar.show(Progress { done, total }))
@@ -157,7 +154,7 @@ fn import_through(
     path: &Path,
     bar: &Bar,
 ) -> Result<ImportResult> {
-    let mut target = format!("{}/data?object_size={}", image_path(&import.spec), import.object_size);
+    let mut target = format!("{}/data?format=1{}", image_path(&import.spec), import.options.query());
     if let Some(size) = import.size {
         target.push_str(&format!("&size={size}"));
     }

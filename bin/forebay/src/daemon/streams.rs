@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use super::control::{App, ChannelBody};
-use crate::api::{self, ErrorBody, StreamLine};
+use crate::api::{self, ErrorBody, NewImageOptions, StreamLine};
 use crate::engine::Engine;
 use crate::engine::apply::ImageImport;
 use crate::engine::diffs::DiffParameters;
@@ -170,6 +170,10 @@ pub struct ImportQuery {
     size: Option<u64>,
     /// Object size in bytes; the default, or in format 2 that of the stream, if omitted.
     object_size: Option<u64>,
+    /// Names of its features, separated by commas; the default, or in format 2 those of the stream, if omitted.
+    features: Option<String>,
+    /// Another pool for its data, if the pool is a Ceph cluster's.
+    data_pool: Option<String>,
     /// 2 for an image with its snapshots.
     #[serde(default = "content_alone")]
     format: u8,
@@ -178,7 +182,8 @@ pub struct ImportQuery {
 /// Create an image with the content of an `rbd diff v1` stream, or with snapshots of an `rbd image v2` stream
 #[utoipa::path(put, path = "/v1/images/{pool}/{image}/data",
     params(("pool" = String, Path), ("image" = String, Path), ("size" = Option<u64>, Query),
-        ("object_size" = Option<u64>, Query), ("format" = Option<u8>, Query)),
+        ("object_size" = Option<u64>, Query), ("features" = Option<String>, Query),
+        ("data_pool" = Option<String>, Query), ("format" = Option<u8>, Query)),
     request_body(content_type = "application/vnd.forebay.diff"),
     responses((status = 200, body = api::ImportResult), (status = 409, body = ErrorBody)))]
 pub async fn import(
@@ -187,15 +192,16 @@ pub async fn import(
     Query(query): Query<ImportQuery>,
     request: Request,
 ) -> Response {
-    let ImportQuery { size, object_size, format } = query;
+    let ImportQuery { size, object_size, features, data_pool, format } = query;
+    let features = features.map(|names| names.split(',').map(str::to_owned).collect());
+    let options = NewImageOptions { object_size, features, data_pool };
     match image_spec(&pool, &image).and_then(|spec| Ok((spec, stream_format(format)?))) {
         Ok((spec, StreamFormat::Diff)) => {
-            let object_size = object_size.unwrap_or(forebay_image::OBJECT_SIZE_DEFAULT);
-            let import = ImportParameters { spec, object_size, size };
+            let import = ImportParameters { spec, options, size };
             upload(app, request, StreamFormat::Diff, |engine, chunks, begun| engine.import(import, chunks, begun)).await
         }
         Ok((spec, StreamFormat::Image)) => {
-            let import = ImageImport { spec, object_size };
+            let import = ImageImport { spec, options };
             let work = |engine: Rc<Engine>, chunks, begun| engine.import_image(import, chunks, begun);
             upload(app, request, StreamFormat::Image, work).await
         }

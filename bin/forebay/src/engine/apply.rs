@@ -11,10 +11,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Engine;
 use super::diffs::OWN_METADATA;
+use super::images::features;
 use super::logs::log_failure;
 use super::transfer::{Chunk, IN_FLIGHT, ImageProperties};
 use super::volumes::Volume;
-use crate::api::{AppliedDiff, ImportResult};
+use crate::api::{AppliedDiff, ImportResult, NewImageOptions};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
 use crate::spec::{ImageSpec, SnapshotSpec};
@@ -28,8 +29,8 @@ const ZERO_LEN_MAX: u64 = 1 << 30;
 pub struct ImageImport {
     /// Name of the new image.
     pub spec: ImageSpec,
-    /// Object size in bytes; that of the stream if left out.
-    pub object_size: Option<u64>,
+    /// Its options.
+    pub options: NewImageOptions,
 }
 
 impl Engine {
@@ -201,7 +202,8 @@ fn create_options(properties: &ImageProperties, import: &ImageImport, shared: bo
             .hint("export it without --export-format 2: its data can be imported without its snapshots"));
     }
     let order = properties.order.map(|order| 1u64.checked_shl(u32::try_from(order).unwrap_or(64)).unwrap_or(0));
-    let object_size = import.object_size.or(order).unwrap_or(image::OBJECT_SIZE_DEFAULT);
+    let NewImageOptions { object_size, features: wanted, data_pool } = import.options.clone();
+    let object_size = object_size.or(order).unwrap_or(image::OBJECT_SIZE_DEFAULT);
     if !image::OBJECT_SIZES.contains(&object_size) {
         return Err(Failure::new(
             FailureKind::Unsupported,
@@ -214,8 +216,9 @@ fn create_options(properties: &ImageProperties, import: &ImageImport, shared: bo
         true => ImageFeatures::RBD_DEFAULT.0,
         false => ImageFeatures::LAYERING.0 | ImageFeatures::DEEP_FLATTEN.0,
     };
-    let features = properties.features.map(|features| ImageFeatures(features & kept));
-    Ok(image::CreateOptions { object_size, features, ..Default::default() })
+    let of_stream = properties.features.map(|features| ImageFeatures(features & kept));
+    let features = features(wanted.as_deref())?.or(of_stream);
+    Ok(image::CreateOptions { object_size, features, data_pool, ..Default::default() })
 }
 
 /// Returns the failure of a stream without its end.

@@ -11,8 +11,9 @@ use forebay_reactor::{Buf, JoinHandle, spawn};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Engine;
+use super::images::features;
 use super::volumes::Volume;
-use crate::api::ImportResult;
+use crate::api::{ImportResult, NewImageOptions};
 use crate::failure::{Failure, Result};
 use crate::ops::ProgressSink;
 use crate::spec::{ImageSpec, SourceSpec};
@@ -79,8 +80,8 @@ pub enum Chunk {
 pub struct ImportParameters {
     /// Name of the new image.
     pub spec: ImageSpec,
-    /// Object size in bytes.
-    pub object_size: u64,
+    /// Its options.
+    pub options: NewImageOptions,
     /// Image size, if known at the start.
     pub size: Option<u64>,
 }
@@ -98,10 +99,12 @@ impl Engine {
         spec.check_new()?;
         let backend = self.pool(&spec.pool).await?;
         let reserved = self.reserve_unexported(&spec)?;
+        let NewImageOptions { object_size, features: wanted, data_pool } = import.options;
         let options = image::CreateOptions {
             size: import.size.unwrap_or(0),
-            object_size: import.object_size,
-            ..Default::default()
+            object_size: object_size.unwrap_or(image::OBJECT_SIZE_DEFAULT),
+            features: features(wanted.as_deref())?,
+            data_pool,
         };
         let created = image::create(&backend, &spec.image, options).await;
         created.map_err(|error| self.image_failure(error, &spec))?;

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::Site;
+use crate::common::{Nbd, Site};
 
 #[test]
 fn metadata_is_listed_set_and_removed() {
@@ -80,6 +80,46 @@ fn what_only_a_cluster_has_is_refused() {
 }
 
 #[test]
+fn stored_zeroes_are_freed() {
+    const MIB: u64 = 1 << 20;
+    let site = Site::serving(&[]);
+    site.run(&["create", "disk", "--size", "16M", "--object-size", "1M"]).ok();
+    site.run(&["attach", "disk", "--nbd"]).ok();
+    let mut client = Nbd::connect(&site.data().join("nbd.sock"), "disk").expect("connects");
+    client.write(0, &vec![0; 2 << 20]);
+    client.write(2 * MIB, &vec![7; 1 << 20]);
+    client.write(2 * MIB + 8192, &[0; 4096]);
+    let used = || site.json(&["du", "disk", "--exact"])["total_used_size"].as_u64().expect("a number");
+    let before = site.export("disk");
+    assert_eq!(used(), 3 * MIB);
+    // While it is in use.
+    assert_eq!(site.run(&["sparsify", "disk", "--sparse-size", "8K"]).ok(), "");
+    assert_eq!(used(), MIB);
+    assert_eq!(site.http("POST /v1/images/local/disk/sparsify\ncontent-length: 2\n\n{}").0, 200);
+    assert_eq!(used(), MIB - 4096);
+    assert!(site.export("disk") == before);
+    for size in ["3000", "5000", "2M"] {
+        let said = site.run(&["sparsify", "disk", "--sparse-size", size]).fails(2);
+        assert!(said.contains("power of two"), "{said}");
+    }
+    let said = site.run(&["sparsify", "none"]).fails(3);
+    assert!(said.contains("there is no image local/none"), "{said}");
+    drop(client);
+}
+
+#[test]
+fn commands_of_rbd_alone_are_refused_by_name() {
+    let site = Site::new();
+    for line in ["journal status a/b", "trash purge schedule add -p a 1d", "map a/b", "group create a/b"] {
+        let words: Vec<&str> = line.split(' ').collect();
+        let said = site.run(&words).fails(9);
+        assert!(said.contains(&format!("'rbd {}", words[0])), "{line}: {said}");
+    }
+    let said = site.run(&["nothing", "here"]).fails(2);
+    assert!(said.contains("unrecognized subcommand"), "{said}");
+}
+
+#[test]
 fn the_control_api() {
     let site = Site::serving(&[]);
     site.run(&["create", "disk", "--size", "4M"]).ok();
@@ -99,9 +139,16 @@ fn the_control_api() {
     assert_eq!(site.http(&format!("POST {image}/object-map/check")).0, 400);
     assert_eq!(site.http(&format!("POST {image}/object-map/rebuild?snap=s")).0, 400);
     let described: Value = json(site.http("GET /openapi.json"));
-    for path in
-        ["metadata", "metadata/{key}", "locks", "locks/{id}", "features", "object-map/check", "object-map/rebuild"]
-    {
+    for path in [
+        "metadata",
+        "metadata/{key}",
+        "sparsify",
+        "locks",
+        "locks/{id}",
+        "features",
+        "object-map/check",
+        "object-map/rebuild",
+    ] {
         let path = format!("/v1/images/{{pool}}/{{image}}/{path}");
         assert!(described["paths"][&path].is_object(), "{path} is not described");
     }
