@@ -17,6 +17,7 @@ mod rados;
 mod replication;
 mod report;
 mod scale;
+mod snapshot;
 mod stalls;
 mod store;
 mod writelog;
@@ -124,6 +125,8 @@ enum Name {
     /// A volume held at 1,000 requests per second, against librbd with the same limit (CEPH_CONF: on that cluster), and a
     /// quiet volume beside a busy one, against itself alone
     Qos,
+    /// Snapshots of a volume with writes at full speed, and the writers with and without them
+    Snapshot,
     /// 10,000 volumes, exports and connections on one daemon, beside tgt (--volumes N)
     Scale,
     /// The embedded store in process, against fio on the raw file
@@ -175,6 +178,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::ReplicationDrbd => drbd::run(&effort, arguments.dry_run),
         Name::Stalls => stalls::run(&effort),
         Name::Qos => qos::run(&effort, arguments.dry_run),
+        Name::Snapshot => snapshot::run(&effort, arguments.dry_run),
         Name::Scale => scale::run(&effort, arguments.volumes, arguments.dry_run),
         Name::Store => store::run(&effort, arguments.dry_run),
         Name::Writelog => writelog::run(&effort, arguments.dry_run),
