@@ -256,6 +256,7 @@ sparsify() { # MODE
   ask rbd create --size 16M --object-size 1M rbd/sparse
   for by in ours ask\ rbd; do
     ask qemu-io -f raw "rbd:rbd/sparse:conf=$CEPH_CONF" -c 'write -P 0 0 4M' -c 'write -P 5 4M 1M' -c 'write -P 0 4160K 128K'
+    rm -f "$WORK"/sparse.{before,after}
     ask rbd export --no-progress rbd/sparse "$WORK/sparse.before"
     $by sparsify --no-progress rbd/sparse
     ask rbd export --no-progress rbd/sparse "$WORK/sparse.after"
