@@ -133,8 +133,8 @@ impl Image {
         let shared = self.shared();
         let header = shared.header();
         match operation {
-            OwnerOperation::Flatten => header.parent.is_none(),
-            OwnerOperation::Resize { size, .. } => shared.size() == *size,
+            OwnerOperation::Flatten => header.parent.as_ref().is_none_or(|(_, parent)| parent.overlap.is_none()),
+            OwnerOperation::Resize { size, .. } => header.size == *size,
             OwnerOperation::CreateSnapshot { name } => find(shared, name).is_ok(),
             OwnerOperation::RemoveSnapshot { name, in_trash: false } => find(shared, name).is_err(),
             OwnerOperation::RenameSnapshot { id, to } => {

@@ -100,6 +100,19 @@ impl<'a> ImageDirectory<'a> {
         }
     }
 
+    /// Gives the name of an image to another, of an id that is not in use; returns whether it had that name.
+    pub(crate) async fn replace(&self, name: &str, from: &str, to: &str) -> Result<bool> {
+        let mut ops = holds(name, from);
+        ops.push(ObjectOp::KvCompare { key: id_key(to), value: None });
+        ops.push(ObjectOp::KvRemove { keys: vec![id_key(from)] });
+        ops.push(ObjectOp::KvSet { pairs: entries(name, to) });
+        match self.backend.submit(&self.object(), Transaction::new(ops).durable()).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Guard => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn check_namespace(&self) -> Result<()> {
         if self.get(NAMESPACE_STATE.to_vec()).await?.as_deref() == Some(NAMESPACE_READY) {
             return Ok(());
@@ -114,7 +127,8 @@ impl<'a> ImageDirectory<'a> {
         match self.backend.submit(&self.object(), Transaction::new(ops).durable()).await {
             Ok(_) => Ok(()),
             Err(error) if matches!(error.kind(), ErrorKind::Guard | ErrorKind::NotFound) => {
-                if self.id_of(name).await?.is_none() && self.name_of(id).await?.is_none() {
+                // A new image may have been given the name.
+                if self.name_of(id).await?.is_none() {
                     return Ok(());
                 }
                 Err(Error::new(ErrorKind::Busy, format!("image {name} was renamed meanwhile")))

@@ -8,7 +8,7 @@ use forebay_block::{
     ClientIdentity, Error, ErrorKind, ExclusiveRange, Method, ObjectBackend, ObjectOp, Result, SnapId, Transaction,
 };
 use forebay_reactor::sync::{Notify, Permit, Semaphore};
-use forebay_reactor::{spawn, timeout, yield_now};
+use forebay_reactor::{Instant, now, spawn, timeout, yield_now};
 
 use crate::lock::{LockVerdict, Phase, Then, judge, owner_name, react};
 use crate::objectmap::ObjectMap;
@@ -26,6 +26,8 @@ const ASSERT_LOCKED: Method = Method::new("lock", "assert_locked");
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// Retry interval while there is no watch to bind the lock to.
 const WATCH_AGAIN: Duration = Duration::from_secs(1);
+/// Time in which every client notices that its watch broke, and establishes it again: twice the interval of pings.
+const WATCH_NOTICED: Duration = Duration::from_secs(10);
 
 /// Actions of an image before its exclusive lock is released, and after it was acquired.
 pub(crate) trait LockedImage {
@@ -81,7 +83,7 @@ pub(crate) struct ExclusiveLock {
     /// Set while the image is closing; the lock is not waited for any more.
     closing: Cell<bool>,
     /// Set when this client's watch was re-established: those of other clients may have been lost with it.
-    watches_broke: Cell<bool>,
+    watches_broke: Cell<Option<Instant>>,
 }
 
 /// Owner from which an exclusive lock is taken over.
@@ -124,7 +126,7 @@ impl ExclusiveLock {
             keepers: Cell::new(0),
             fenced: RefCell::default(),
             closing: Cell::new(false),
-            watches_broke: Cell::new(false),
+            watches_broke: Cell::default(),
         })
     }
 
@@ -308,7 +310,7 @@ impl ExclusiveLock {
                 let me = self.watcher.client();
                 let is_watching =
                     watchers.iter().any(|watcher| watcher.cookie == me.watch && watcher.client == me.number);
-                if self.watches_broke.replace(false) || !is_watching {
+                if !is_watching || self.watches_broke.get().is_some_and(|then| then.elapsed() < WATCH_NOTICED) {
                     let _ = timeout(WATCH_AGAIN, self.may_be_free.wait()).await;
                     return Ok(());
                 }
@@ -422,7 +424,7 @@ impl ExclusiveLock {
     /// Rebinds the lock to a re-established watch, or gives it up if another client has taken it. Returns whether the
     /// image can still be used.
     pub(crate) async fn on_watch_restored(&self, image: &impl LockedImage) -> bool {
-        self.watches_broke.set(true);
+        self.watches_broke.set(Some(now()));
         self.may_be_free.notify_all();
         let turn = self.turn.acquire(1).await;
         if self.phase.get() != Phase::Locked {

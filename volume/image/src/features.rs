@@ -208,6 +208,10 @@ pub(crate) async fn store(
     }
     let key = b"features".to_vec();
     let mut ops = guards;
+    if header.flags & !changed.flags != 0 {
+        // A write may mark the map as invalid meanwhile. A header without flags may lack the key.
+        ops.push(ObjectOp::KvCompare { key: b"flags".to_vec(), value: Some(header.flags.to_le_bytes().to_vec()) });
+    }
     ops.push(ObjectOp::KvCompare { key, value: Some(before.0.to_le_bytes().to_vec()) });
     for snapshot in &mut changed.snapshots {
         let wanted = flags(Some(snapshot.id), snapshot.flags);

@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
-use forebay_reactor::sync::{KeyedLock, WeakMap};
+use forebay_reactor::sync::{KeyedLock, WeakMap, join_all};
 use forebay_reactor::{random, timeout, wall_clock};
 
 use crate::create_clone::CloneSource;
@@ -104,14 +104,15 @@ impl Images {
         if timeout(patience, unused).await.is_ok() {
             return;
         }
-        for image in open() {
+        let close = async |image: Rc<OpenImage>| {
             if image.lifecycle().is_closing() {
                 image.lifecycle().closed().await;
             } else if !image.exclusive_lock().is_some_and(|lock| lock.is_kept()) {
                 tracing::debug!(image = image.name(), "closing an image that is in use");
                 image.end_coordination().await;
             }
-        }
+        };
+        join_all(open().into_iter().map(|image| Box::pin(close(image)))).await;
     }
 
     /// Returns the backend.
@@ -161,31 +162,48 @@ impl Images {
         check_options(name, &options, self.backend.shared().is_some())?;
         let _changing = self.change(name)?;
         let directory = self.directory();
-        let (id, is_new) = self.claim(&directory, name).await?;
+        let id = self.claim(&directory, name).await?;
         let finished = self.finish_create(&directory, name, &id, &options, source).await;
-        if let (Err(error), true) = (&finished, is_new) {
+        if let Err(error) = &finished {
             // A header that existed already belongs to another image.
             let with_header = error.kind() != ErrorKind::Exists;
             self.undo_create(&directory, name, &id, with_header, source).await;
         }
+        let finished = match finished {
+            Ok(()) if directory.id_of(name).await?.as_deref() != Some(&id) => {
+                // Another client has taken the creation for one that was interrupted.
+                self.undo_create(&directory, name, &id, true, source).await;
+                Err(Error::new(ErrorKind::Exists, format!("image {name}")))
+            }
+            finished => finished,
+        };
         finished.map_err(|error| error.within(format_args!("creating image {name}")))
     }
 
-    /// Adds the name to the directory; returns the id, and whether the entry is new.
-    async fn claim(&self, directory: &ImageDirectory<'_>, name: &str) -> Result<(String, bool)> {
+    /// Adds the name to the directory; returns the id.
+    async fn claim(&self, directory: &ImageDirectory<'_>, name: &str) -> Result<String> {
+        let exists = || Error::new(ErrorKind::Exists, format!("image {name}"));
         for _ in 0..ID_TRIES {
             let id = format!("{:014x}", random() >> 8);
-            match directory.add(name, &id).await? {
-                Added::New => return Ok((id, true)),
+            let left = match directory.add(name, &id).await? {
+                Added::New => return Ok(id),
                 Added::IdTaken => continue,
-                Added::NameTaken(id) => {
-                    if self.header_exists(&id).await? {
-                        return Err(Error::new(ErrorKind::Exists, format!("image {name}")));
-                    }
-                    // An entry without a header was left by an interrupted creation or removal.
-                    return Ok((id, false));
-                }
+                Added::NameTaken(left) => left,
+            };
+            if self.header_exists(&left).await? {
+                return Err(exists());
             }
+            // An entry without a header was left by an interrupted creation or removal, or is that of another client's
+            // creation or removal, which does not find it under another id.
+            if !directory.replace(name, &left, &id).await? {
+                continue;
+            }
+            if !self.header_exists(&left).await? {
+                return Ok(id);
+            }
+            // A creation that has just been completed.
+            directory.replace(name, &id, &left).await?;
+            return Err(exists());
         }
         Err(Error::new(ErrorKind::Busy, format!("image {name}: no free id in {ID_TRIES} tries")))
     }

@@ -155,6 +155,11 @@ pub(crate) async fn answer_request(shared: &Rc<OpenImage>, request: OwnerRequest
     };
     let known = shared.owner().known.borrow().get(&id).copied();
     match known {
+        Some(Some(0)) => {
+            // The client waits for the result, which it has missed.
+            drop(spawn(send_result(shared.clone(), id, 0)));
+            return Some(encode_response(0));
+        }
         Some(Some(result)) => return Some(encode_response(result)),
         Some(None) => return Some(encode_response(0)),
         None => {}
@@ -174,17 +179,22 @@ pub(crate) async fn answer_request(shared: &Rc<OpenImage>, request: OwnerRequest
             }
         });
         let result = perform(&image, operation, Rc::new(move |progress| now.set(progress))).await;
-        drop(ticking);
+        ticking.abort();
         shared.owner().finish(id, result);
-        for _ in 0..SEND_TRIES {
-            let Some(watcher) = shared.watcher() else { return };
-            match watcher.notify(NotifyMessage::Completed { id, result }).await {
-                Err(error) if error.kind() == ErrorKind::TimedOut => {}
-                _ => return,
-            }
-        }
+        send_result(shared, id, result).await;
     }));
     Some(encode_response(0))
+}
+
+/// Sends the result of a request to the client that waits for it.
+async fn send_result(shared: Rc<OpenImage>, id: RequestId, result: i32) {
+    for _ in 0..SEND_TRIES {
+        let Some(watcher) = shared.watcher() else { return };
+        match watcher.notify(NotifyMessage::Completed { id, result }).await {
+            Err(error) if error.kind() == ErrorKind::TimedOut => {}
+            _ => return,
+        }
+    }
 }
 
 /// Carries out an operation; returns 0, or a negative errno.

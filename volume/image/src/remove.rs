@@ -1,5 +1,6 @@
 //! Removal of images.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, Extent, ObjectOp, Result, Transaction};
@@ -29,7 +30,9 @@ impl Images {
         let removed = async {
             let id = images.id_of(name).await?;
             match images.header(&id).await {
-                Ok(header) => images.remove_content(name, &id, &header, options, &mut progress).await?,
+                Ok(header) => {
+                    images.remove_content(name, &id, &header, options, &Cell::new(false), &mut progress).await?
+                }
                 // Left by an interrupted creation or removal.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -40,13 +43,15 @@ impl Images {
         removed.await.map_err(|error| error.within(format_args!("removing image {name}")))
     }
 
-    /// Removes the data, then the header: as long as there is data, the header locates it.
+    /// Removes the data, then the header: as long as there is data, the header locates it. Sets `begun` before the first data
+    /// is removed.
     pub(crate) async fn remove_content(
         self: &Rc<Self>,
         name: &str,
         id: &str,
         header: &ImageHeader,
         options: RemoveOptions,
+        begun: &Cell<bool>,
         progress: &mut impl FnMut(ObjectProgress),
     ) -> Result<()> {
         // A crash may have left snapshots in the trash.
@@ -85,6 +90,7 @@ impl Images {
             let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;
             // The parent's data needs no copy-up and no masking, since the header is removed too.
             shared.reduce_overlap(0);
+            begun.set(true);
             trim(&shared, 0..header.size, progress).await?;
             shared.data().flush().await?;
             free_removed(&shared).await?;

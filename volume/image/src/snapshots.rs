@@ -415,6 +415,8 @@ async fn remove_map(shared: &OpenImage, id: SnapId) -> Result<()> {
 async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
     // While this guard is held, the exclusive lock is not released.
     let pass = shared.enter(Extent::new(0, 1)).await?;
+    // From here on no refresh is applied that this change would undo.
+    let refresh = shared.begin_refresh().await;
     let header = shared.header();
     merge_map(shared, &header, snapshot).await?;
     // It was freed before; if another client has added one meanwhile, that is freed first.
@@ -434,7 +436,6 @@ async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
     }
     change.push(ObjectOp::KvRemove { keys });
     change.push(ObjectOp::KvSet { pairs: vec![(REMOVED_KEY.to_vec(), snapshot.id.0.to_le_bytes().to_vec())] });
-    let refresh = shared.begin_refresh().await;
     if !unless_changed(shared.store_header(change).await)? {
         return Ok(false);
     }
@@ -515,6 +516,22 @@ pub(crate) async fn free_removed(shared: &OpenImage) -> Result<()> {
     let key = || REMOVED_KEY.to_vec();
     let mut values = shared.backend().kv_get(&shared.header_object(), vec![key()]).await?;
     let Some(stored) = values.pop().flatten() else { return Ok(()) };
+    // Claimed with a byte more, before the numbers are freed: a creation that has reserved one cannot be completed any more.
+    let claimed = match stored.len().is_multiple_of(8) {
+        true => {
+            let claimed = [&stored[..], &[1]].concat();
+            let claim = vec![
+                ObjectOp::KvCompare { key: key(), value: Some(stored.clone()) },
+                ObjectOp::KvSet { pairs: vec![(key(), claimed.clone())] },
+            ];
+            if !unless_changed(shared.store_header(claim).await)? {
+                // Created meanwhile, or claimed by another client, which frees them.
+                return Ok(());
+            }
+            claimed
+        }
+        false => stored.clone(),
+    };
     for id in stored.as_chunks::<8>().0 {
         remove_map(shared, SnapId(u64::from_le_bytes(*id))).await?;
         match shared.data().snap_remove(SnapId(u64::from_le_bytes(*id))).await {
@@ -523,7 +540,7 @@ pub(crate) async fn free_removed(shared: &OpenImage) -> Result<()> {
         }
     }
     let change =
-        vec![ObjectOp::KvCompare { key: key(), value: Some(stored) }, ObjectOp::KvRemove { keys: vec![key()] }];
+        vec![ObjectOp::KvCompare { key: key(), value: Some(claimed) }, ObjectOp::KvRemove { keys: vec![key()] }];
     // Another client that was first has removed them, or more.
     unless_changed(shared.store_header(change).await).map(drop)
 }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, Extent, LocalFuture, ObjectOp, ObjectRead, Result, SnapId, SparseData};
 
+use crate::format::ImageFeatures;
 use crate::image::Image;
 use crate::info::ObjectProgress;
 use crate::open_image::OpenImage;
@@ -24,7 +25,7 @@ impl Image {
     ///
     /// # Errors
     /// `Invalid` unless `sparse_size` is a power of two from [`SPARSE_SIZE_MIN`] to the size of an object; `ReadOnly`; `Busy`
-    /// if another client keeps the lock; errors of the backend: it can be called again then.
+    /// if another client keeps the lock; `Unsupported` for an image of a shared pool without an exclusive lock; errors of the backend: it can be called again then.
     pub async fn sparsify(&self, sparse_size: u64, mut progress: impl FnMut(ObjectProgress)) -> Result<()> {
         let shared = self.shared();
         let sparsified = async {
@@ -33,6 +34,10 @@ impl Image {
                 let what =
                     format!("blocks of {sparse_size} bytes: a power of two from 4096 to {object_size} is needed");
                 return Err(Error::new(ErrorKind::Invalid, what));
+            }
+            if shared.is_shared() && !shared.header().features.has(ImageFeatures::EXCLUSIVE_LOCK) {
+                // A write of another client between the read and the change would be lost.
+                return Err(Error::new(ErrorKind::Unsupported, "it has no exclusive lock"));
             }
             if self.ask_owner(OwnerOperation::Sparsify { sparse_size }, &mut progress).await? {
                 return Ok(());

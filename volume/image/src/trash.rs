@@ -12,6 +12,7 @@
 //! An entry is written before the name is removed, and removed after the name or the last of the data: as long as an
 //! image has data, a name or an entry leads to it.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -355,8 +356,13 @@ impl Images {
             let removing = self.trash().set_state(id, &stored, &entry, TrashState::Removing).await?;
             if let Some(header) = &header {
                 // Removal from the trash is never forced on open images.
-                let content = self.remove_content(&entry.name, id, header, RemoveOptions::default(), &mut progress);
+                let (options, begun) = (RemoveOptions::default(), Cell::new(false));
+                let content = self.remove_content(&entry.name, id, header, options, &begun, &mut progress);
                 if let Err(error) = content.await {
+                    // What is partly removed, by this or another attempt, must not be restored.
+                    if begun.get() || entry.state == TrashState::Removing {
+                        return Err(error);
+                    }
                     let back = self.trash().set_state(id, &removing, &entry, TrashState::Normal).await;
                     back.map(drop).unwrap_or_else(|error| {
                         tracing::warn!(id, %error, "an image in the trash stays marked as being removed; remove it again");

@@ -70,8 +70,8 @@ impl TokenBucket {
 
     /// Returns the tokens of a request that was admitted and not executed.
     pub fn give_back(&mut self, cost: u64) {
-        self.reserve = (self.reserve + tokens(cost)).min(capacity(self.limit));
-        self.ready = (self.ready + tokens(cost)).min(ready_max(self.limit)).min(self.reserve);
+        self.reserve = self.reserve.saturating_add(tokens(cost)).min(capacity(self.limit));
+        self.ready = self.ready.saturating_add(tokens(cost)).min(ready_max(self.limit)).min(self.reserve);
     }
 
     /// Returns when a request of that many tokens is admitted, if no other takes tokens; saturates in the far future.

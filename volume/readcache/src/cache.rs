@@ -19,7 +19,7 @@ use crate::disk::{Disk, DiskPart};
 use crate::flags::ZeroFlags;
 use crate::flight::PartFlight;
 use crate::format::{CacheGeometry, PART_LEN, PARTS_MAX};
-use crate::part::{ABSENT, ABSENT_INHERITING, Part, PartKey, SnapshotSource, SnapshotSources};
+use crate::part::{ABSENT, Part, PartKey, SnapshotSource, SnapshotSources};
 use crate::s3fifo::S3Fifo;
 use crate::stats::{CacheDiskCounters, DiskState, ReadCacheCounters, ReadCacheStats};
 use crate::writer::write_queued;
@@ -86,7 +86,11 @@ enum DiskSlot {
 /// Result of a lookup.
 enum Lookup {
     Found(Part),
-    Wait(Rc<PartFlight>),
+    /// Being read, for another reader if it was joined.
+    Wait {
+        flight: Rc<PartFlight>,
+        joined: bool,
+    },
 }
 
 /// Adjacent parts that are missing, and are read from the backend at once.
@@ -237,18 +241,19 @@ impl SnapshotCache for ReadCache {
         }
         let now_ms = shared.now_ms();
         let source = shared.sources.intern(&read.snapshot);
-        let absent = absence_of(&source, &read);
-        if shared.flags.is_set(&absent, now_ms) {
+        let absent = absence_of(&source, read.object);
+        if !read.inherits && shared.flags.is_set(&absent, now_ms) {
             shared.counters.hits_zero.add(1);
             return Box::pin(ready(Err(not_found(&absent))));
         }
         let lookups = shared.look_up_all(&source, &read, &fetch, now_ms);
         let done = lookups.iter().all(|lookup| matches!(lookup, Lookup::Found(_)));
+        let inherits = read.inherits;
         let (shared, finish) = (shared.clone(), move |parts: Vec<Part>| assemble(extent, &parts, &absent));
         if done {
             let parts = lookups.into_iter().filter_map(|lookup| match lookup {
                 Lookup::Found(part) => Some(part),
-                Lookup::Wait(_) => None,
+                Lookup::Wait { .. } => None,
             });
             shared.counters.read_bytes.add(extent.len);
             return Box::pin(ready(finish(parts.collect())));
@@ -258,7 +263,13 @@ impl SnapshotCache for ReadCache {
             for lookup in lookups {
                 parts.push(match lookup {
                     Lookup::Found(part) => part,
-                    Lookup::Wait(flight) => flight.wait().await?,
+                    Lookup::Wait { flight, joined } => {
+                        let part = flight.wait().await;
+                        if joined && !flight.holds_for(&part, inherits) {
+                            return fetch(extent).await;
+                        }
+                        part?
+                    }
                 });
             }
             shared.counters.read_bytes.add(extent.len);
@@ -321,8 +332,8 @@ impl CacheShared {
                 continue;
             }
             self.counters.misses.add(1);
-            let flight = self.new_flight(&key);
-            lookups.push(Lookup::Wait(flight.clone()));
+            let flight = self.new_flight(&key, read);
+            lookups.push(Lookup::Wait { flight: flight.clone(), joined: false });
             run.parts.push((key, flight));
             if run.parts.len() == RUN_MAX {
                 self.begin(&mut run, read, fetch);
@@ -354,7 +365,7 @@ impl CacheShared {
         }
         if let Some(flight) = self.flights.borrow().get(key) {
             self.counters.hits_joined.add(1);
-            return Some(Lookup::Wait(flight.clone()));
+            return Some(Lookup::Wait { flight: flight.clone(), joined: true });
         }
         let disk = disk?;
         match disk.find(key, now_ms)? {
@@ -363,17 +374,17 @@ impl CacheShared {
                 Some(Lookup::Found(Part::Data(data)))
             }
             DiskPart::Stored(row) => {
-                let flight = self.new_flight(key);
+                let flight = self.new_flight(key, read);
                 let (shared, key, read, fetch) = (self.clone(), key.clone(), read.clone(), fetch.clone());
-                let lookup = Lookup::Wait(flight.clone());
+                let lookup = Lookup::Wait { flight: flight.clone(), joined: false };
                 drop(spawn(shared.read_stored(disk, row, key, flight, read, fetch)));
                 Some(lookup)
             }
         }
     }
 
-    fn new_flight(&self, key: &PartKey) -> Rc<PartFlight> {
-        let flight = Rc::new(PartFlight::default());
+    fn new_flight(&self, key: &PartKey, read: &SnapshotRead) -> Rc<PartFlight> {
+        let flight = PartFlight::new(read.inherits);
         self.flights.borrow_mut().insert(key.clone(), flight.clone());
         flight
     }
@@ -437,8 +448,11 @@ impl CacheShared {
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let absent = absence_of(&first.source, &read);
-                self.flags.set(absent, self.disk().as_deref(), self.now_ms());
+                // One that inherits data may be copied up at any time.
+                if !read.inherits {
+                    let absent = absence_of(&first.source, read.object);
+                    self.flags.set(absent, self.disk().as_deref(), self.now_ms());
+                }
                 parts.iter().for_each(|(key, flight)| self.land(key, flight, Ok(Part::Absent)));
             }
             Err(error) => {
@@ -487,9 +501,8 @@ fn parts_of(extent: Extent) -> RangeInclusive<u32> {
 }
 
 /// Returns the key of the absence of an object.
-fn absence_of(source: &SnapshotSource, read: &SnapshotRead) -> PartKey {
-    let part = if read.inherits { ABSENT_INHERITING } else { ABSENT };
-    PartKey { source: source.clone(), object: read.object, part }
+fn absence_of(source: &SnapshotSource, object: u64) -> PartKey {
+    PartKey { source: source.clone(), object, part: ABSENT }
 }
 
 fn not_found(key: &PartKey) -> Error {

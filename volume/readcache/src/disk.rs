@@ -15,7 +15,7 @@ use crate::format::{
     BLOCK_LEN, CacheFormatError, CacheGeometry, IMAGE_LEN_MAX, Incarnation, PART_LEN, ROWS_PER_BLOCK, Row, RowKind,
     Superblock, TABLE_AT, TableBlock, part_crc,
 };
-use crate::part::{ABSENT, ABSENT_INHERITING, PartKey, SnapshotSources};
+use crate::part::{ABSENT, PartKey, SnapshotSources};
 use crate::s3fifo::S3Fifo;
 use crate::stats::CacheDiskCounters;
 use crate::table::{Table, TableRow};
@@ -207,7 +207,6 @@ impl Disk {
             }
             let part = match kind {
                 RowKind::Absent => ABSENT,
-                RowKind::AbsentInheriting => ABSENT_INHERITING,
                 RowKind::Data | RowKind::Zero => part,
             };
             let key = PartKey { source: sources.intern(&identity), object, part };
@@ -332,7 +331,6 @@ impl Disk {
         }
         let kind = match key.part {
             ABSENT => RowKind::Absent,
-            ABSENT_INHERITING => RowKind::AbsentInheriting,
             _ => RowKind::Zero,
         };
         let mut table = self.table.borrow_mut();

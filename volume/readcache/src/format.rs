@@ -166,8 +166,6 @@ pub(crate) enum RowKind {
     Zero = 2,
     /// The object does not exist.
     Absent = 3,
-    /// The object does not exist and reads as data of the parent's own parent.
-    AbsentInheriting = 4,
 }
 
 /// Row of the table: what is known of one part, or of one object.
@@ -197,7 +195,6 @@ impl Row {
             1 => RowKind::Data,
             2 => RowKind::Zero,
             3 => RowKind::Absent,
-            4 => RowKind::AbsentInheriting,
             _ => return None,
         };
         let image_len = usize::from(bytes[12]);

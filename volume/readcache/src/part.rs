@@ -8,8 +8,6 @@ use forebay_reactor::sync::WeakMap;
 
 /// Part number of an object whose absence is final.
 pub(crate) const ABSENT: u32 = u32::MAX;
-/// Part number of an object that is absent, and reads as data of the parent's own parent.
-pub(crate) const ABSENT_INHERITING: u32 = u32::MAX - 1;
 
 /// Image at a snapshot, interned: equal if and only if it is the same allocation.
 #[derive(Debug, Clone)]
@@ -50,7 +48,7 @@ impl SnapshotSources {
 pub(crate) struct PartKey {
     pub(crate) source: SnapshotSource,
     pub(crate) object: u64,
-    /// Number of the part within the object, [`ABSENT`] or [`ABSENT_INHERITING`].
+    /// Number of the part within the object, or [`ABSENT`].
     pub(crate) part: u32,
 }
 

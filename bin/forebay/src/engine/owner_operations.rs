@@ -59,12 +59,12 @@ impl OwnerOperations for VolumeOperations {
                     engine.remove_snapshot(&snapshot(name), false, sink).await
                 }
                 other => {
+                    telling.abort();
                     let volume = engine.open_volume(&spec).await.map_err(error_of)?;
-                    drop(telling);
                     return volume.image.perform(other, progress).await;
                 }
             };
-            drop(telling);
+            telling.abort();
             done.map_err(error_of)
         })
     }

@@ -8,6 +8,7 @@ use forebay_reactor::Buf;
 
 use crate::engine::transfer::{Chunk, ImageProperties};
 use crate::failure::{Failure, Result};
+use crate::units::Size;
 
 /// Format of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +18,11 @@ pub enum StreamFormat {
     /// Image with its snapshots: `rbd image v2`.
     Image,
 }
+
+/// Longest metadata of an image in bytes: it is kept until the image is created.
+const METADATA_LEN_MAX: usize = 64 << 20;
+/// Memory of a pair of metadata beside its bytes.
+const METADATA_PAIR_COST: usize = 64;
 
 enum Decoder {
     Diff(DiffDecoder),
@@ -28,6 +34,8 @@ pub struct ChunkDecoder {
     decoder: Decoder,
     /// Properties so far.
     properties: ImageProperties,
+    /// Bytes that their metadata takes.
+    metadata_len: usize,
     /// Number of diffs left.
     left: u64,
     /// Set once the end of the last diff was returned, but not that of the stream.
@@ -43,7 +51,7 @@ impl ChunkDecoder {
             StreamFormat::Diff => Decoder::Diff(DiffDecoder::new()),
             StreamFormat::Image => Decoder::Image(ImageStreamDecoder::new()),
         };
-        Self { decoder, properties: ImageProperties::default(), left: 0, ending: false, position: 0 }
+        Self { decoder, properties: ImageProperties::default(), metadata_len: 0, left: 0, ending: false, position: 0 }
     }
 
     /// Decodes the next chunk and advances `input` past it; `None` once `input` is consumed.
@@ -66,6 +74,10 @@ impl ChunkDecoder {
                         Failure::failed(format!("the sender aborted: {}", String::from_utf8_lossy(&reason)))
                     }));
                 }
+                Some(Decoded::Nothing) if self.metadata_len > METADATA_LEN_MAX => {
+                    let what = format!("the stream has more than {} of metadata", Size(METADATA_LEN_MAX as u64));
+                    return Err(Failure::invalid(what));
+                }
                 Some(Decoded::Nothing) => {}
                 None => return Ok(None),
             }
@@ -85,7 +97,10 @@ impl ChunkDecoder {
                     ImageProperty::Features(features) => self.properties.features = Some(features),
                     ImageProperty::StripeUnit(bytes) => self.properties.stripe_unit = Some(bytes),
                     ImageProperty::StripeCount(count) => self.properties.stripe_count = Some(count),
-                    ImageProperty::Meta(key, value) => self.properties.metadata.push((key, value)),
+                    ImageProperty::Meta(key, value) => {
+                        self.metadata_len += key.len() + value.len() + METADATA_PAIR_COST;
+                        self.properties.metadata.push((key, value));
+                    }
                 }
                 Decoded::Nothing
             }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FallocateFlags;
 
 use super::source::nonzero_runs;
+use super::stream_file::Replacement;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::units::Size;
 
@@ -19,6 +20,8 @@ pub enum ImageSink {
         file: File,
         /// Path of the file.
         path: PathBuf,
+        /// Existing file that it replaces when the export is complete.
+        replaces: Option<PathBuf>,
         /// Set once the export is complete.
         finished: bool,
     },
@@ -55,8 +58,8 @@ impl ImageSink {
                 Ok(ImageSink::Stream { writer, at: 0 })
             }
             Ok(kind) if kind.is_file() && force => {
-                let file = OpenOptions::new().write(true).truncate(true).open(path).map_err(fail)?;
-                Ok(ImageSink::File { file, path: path.into(), finished: false })
+                let Replacement { file, path, old } = Replacement::open(path)?;
+                Ok(ImageSink::File { file, path, replaces: Some(old), finished: false })
             }
             Ok(_) => {
                 let what = format!("{} is there already", path.display());
@@ -64,7 +67,7 @@ impl ImageSink {
             }
             Err(_) => {
                 let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(fail)?;
-                Ok(ImageSink::File { file, path: path.into(), finished: false })
+                Ok(ImageSink::File { file, path: path.into(), replaces: None, finished: false })
             }
         }
     }
@@ -113,8 +116,11 @@ impl ImageSink {
     /// Everything has come; makes it durable.
     pub fn finish(&mut self, size: u64) -> io::Result<()> {
         match self {
-            ImageSink::File { file, finished, .. } => {
+            ImageSink::File { file, path, replaces, finished } => {
                 file.sync_all()?;
+                if let Some(old) = replaces {
+                    std::fs::rename(path, old)?;
+                }
                 *finished = true;
                 Ok(())
             }

@@ -9,8 +9,10 @@ use crate::failure::{Failure, FailureKind, Result};
 /// New file with a stream, or standard output.  Removed again unless it is finished.
 pub struct StreamFile {
     writer: Box<dyn Write>,
-    /// File to make durable, and its path to remove.
+    /// File to make durable, and its path.
     file: Option<(File, PathBuf)>,
+    /// Existing file that the new one replaces when it is finished.
+    replaces: Option<PathBuf>,
     /// Name for messages.
     shown: String,
 }
@@ -20,27 +22,34 @@ impl StreamFile {
     pub fn create(path: &Path, force: bool) -> Result<Self> {
         if path.as_os_str() == "-" {
             let writer = Box::new(BufWriter::new(io::stdout()));
-            return Ok(Self { writer, file: None, shown: "standard output".into() });
+            return Ok(Self { writer, file: None, replaces: None, shown: "standard output".into() });
         }
         let shown = path.display().to_string();
-        let mut options = OpenOptions::new();
-        options.write(true);
         // A device or a pipe is there already, and stays.
-        let special = std::fs::metadata(path).is_ok_and(|meta| !meta.is_file());
-        match force || special {
-            true => options.create(true).truncate(true),
-            false => options.create_new(true),
+        let kind = std::fs::metadata(path).map(|meta| meta.is_file());
+        let special = kind.as_ref().is_ok_and(|is_file| !is_file);
+        let (file, path, replaces) = match kind {
+            Ok(true) if force => {
+                let Replacement { file, path, old } = Replacement::open(path)?;
+                (file, path, Some(old))
+            }
+            _ => {
+                let opened = OpenOptions::new().write(true).create_new(!special).open(path);
+                let file = opened.map_err(|error| match error.kind() {
+                    io::ErrorKind::AlreadyExists => {
+                        Failure::new(FailureKind::Exists, format!("{shown} is there already"))
+                            .hint("name another file, or replace it with --force")
+                    }
+                    _ => Failure::io(error, format_args!("opening {shown}")),
+                })?;
+                (file, path.to_owned(), None)
+            }
         };
-        let file = options.open(path).map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => Failure::new(FailureKind::Exists, format!("{shown} is there already"))
-                .hint("name another file, or replace it with --force"),
-            _ => Failure::io(error, format_args!("opening {shown}")),
-        })?;
         let own = match special {
             true => None,
-            false => Some((file.try_clone().map_err(|error| Failure::io(error, &shown))?, path.to_owned())),
+            false => Some((file.try_clone().map_err(|error| Failure::io(error, &shown))?, path)),
         };
-        Ok(Self { writer: Box::new(BufWriter::with_capacity(1 << 20, file)), file: own, shown })
+        Ok(Self { writer: Box::new(BufWriter::with_capacity(1 << 20, file)), file: own, replaces, shown })
     }
 
     /// Appends bytes.
@@ -51,7 +60,10 @@ impl StreamFile {
     /// Ends the stream, and makes it durable.
     pub fn finish(mut self) -> Result<()> {
         let synced = self.writer.flush().and_then(|()| match &self.file {
-            Some((file, _)) => file.sync_all(),
+            Some((file, path)) => file.sync_all().and_then(|()| match &self.replaces {
+                Some(old) => std::fs::rename(path, old),
+                None => Ok(()),
+            }),
             None => Ok(()),
         });
         synced.map_err(|error| Failure::io(error, format_args!("writing {}", self.shown)))?;
@@ -66,6 +78,29 @@ impl Drop for StreamFile {
             // Part of a stream under the name of a whole one would be taken for it.
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+/// New file beside an existing one, which it replaces when it is complete. Until then the old content stays: it may be an input
+/// of the same command, and is the only copy if that fails.
+pub(super) struct Replacement {
+    pub(super) file: File,
+    /// Path of the new file.
+    pub(super) path: PathBuf,
+    /// Path of the existing one: that which a symbolic link leads to.
+    pub(super) old: PathBuf,
+}
+
+impl Replacement {
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let opened = std::fs::canonicalize(path).and_then(|old| {
+            let name = old.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let path = old.with_file_name(format!(".{name}.{}.new", std::process::id()));
+            let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+            file.set_permissions(std::fs::metadata(&old)?.permissions())?;
+            Ok(Self { file, path, old })
+        });
+        opened.map_err(|error| Failure::io(error, format_args!("replacing {}", path.display())))
     }
 }
 

@@ -187,6 +187,17 @@ fn merged_changes_are_those_of_both() {
         let said = site.run(&["merge-diff", "two.diff", "one.diff", "wrong.diff"]).fails(2);
         assert!(said.contains("leads to 'two', and the second begins at no snapshot"), "{mode}: {said}");
         site.run(&["merge-diff", "one.diff", "two.diff", "both.diff"]).fails(5);
+        // The result replaces an input once it is complete; after a failure that is as it was.
+        let read = |name: &str| std::fs::read(site.path(name)).expect("a file");
+        std::fs::copy(site.path("one.diff"), site.path("again.diff")).expect("a copy");
+        std::fs::write(site.path("short.diff"), &read("two.diff")[..read("two.diff").len() - 1]).expect("a file");
+        site.run(&["merge-diff", "again.diff", "short.diff", "again.diff", "--force"]).fails(2);
+        assert!(read("again.diff") == read("one.diff"));
+        site.run(&["merge-diff", "again.diff", "two.diff", "again.diff", "--force"]).ok();
+        assert!(read("again.diff") == read("both.diff"));
+        let left = std::fs::read_dir(site.path("again.diff").parent().expect("a directory")).expect("listed");
+        let left: Vec<_> = left.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+        assert!(!left.iter().any(|name| name.ends_with(".new")), "{left:?}");
         site.run(&["merge-diff", "one.diff", "none.diff", "wrong.diff"]).fails(3);
         site.run(&["merge-diff", "one.diff", "-", "wrong.diff"]).fails(2);
         assert!(!site.path("wrong.diff").exists(), "{mode}");

@@ -86,3 +86,49 @@ fn namespaces_and_data_pools() {
         assert_eq!(names(&*cluster.bare(data)).await, [""; 0]);
     });
 }
+
+/// One client removes an image while others create one of that name: an image that was created can be used.
+#[test]
+fn a_name_given_anew_while_it_is_removed() {
+    let (mut created, mut refused) = (0, 0);
+    for seed in 0..400_u64 {
+        run(async {
+            let cluster = cluster(seed * 7 + 1, 1 + seed % 7);
+            let backends: Vec<_> = (0..3).map(|_| cluster.client().pool(POOL)).collect();
+            forebay_image::create(&backends[0], "vm", of_size(OBJECT)).await.expect("created");
+            let remover = backends[0].clone();
+            let removing = spawn(async move { forebay_image::remove(&remover, "vm", |_| {}).await });
+            let creating = backends[1..].iter().cloned().map(|backend| {
+                spawn(async move {
+                    for _ in 0..seed % 50 {
+                        yield_now().await;
+                    }
+                    forebay_image::create(&backend, "vm", of_size(2 * OBJECT)).await
+                })
+            });
+            let creating: Vec<_> = creating.collect();
+            let removed = removing.await;
+            let mut made = 0;
+            for creating in creating {
+                match creating.await {
+                    Ok(()) => made += 1,
+                    Err(error) => assert!(matches!(error.kind(), ErrorKind::Exists | ErrorKind::Busy), "{error}"),
+                }
+            }
+            removed.expect("removed");
+            assert!(made <= 1, "seed {seed}: two have the name");
+            let info = forebay_image::info(&backends[0], "vm").await;
+            assert_eq!(info.map(|info| info.size).ok(), (made == 1).then_some(2 * OBJECT), "seed {seed}");
+            created += made;
+            refused += 1 - made;
+            // The name can be used again, and nothing is left of the others.
+            if made == 1 {
+                forebay_image::remove(&backends[1], "vm", |_| {}).await.expect("removed");
+            }
+            forebay_image::create(&backends[2], "vm", of_size(OBJECT)).await.expect("created");
+            forebay_image::remove(&backends[2], "vm", |_| {}).await.expect("removed");
+            assert_eq!(names(&*cluster.bare(POOL)).await, ["rbd_directory"], "seed {seed}");
+        });
+    }
+    assert!(created > 0 && refused > 0, "both happen: {created}, {refused}");
+}

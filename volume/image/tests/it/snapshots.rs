@@ -448,11 +448,12 @@ fn snapshots_of_other_clients() {
 /// An image without an exclusive lock: two clients change its snapshots at the same time.
 #[test]
 fn clients_without_a_lock() {
-    for seed in 1..30 {
+    for seed in 1..60 {
         run(async {
-            let cluster = cluster(seed, 3);
+            let cluster = cluster(seed, 1 + seed % 6);
             let backends = [cluster.client().pool(POOL), cluster.client().pool(POOL)];
-            let options = forebay_image::CreateOptions { features: Some(ImageFeatures::LAYERING), ..of_size(OBJECT) };
+            let options =
+                forebay_image::CreateOptions { features: Some(ImageFeatures::LAYERING), ..of_size(2 * OBJECT) };
             forebay_image::create(&backends[0], "vm", options).await.expect("created");
             let images = [open(&backends[0], "vm").await, open(&backends[1], "vm").await];
             let tasks = images.clone().into_iter().enumerate().map(|(client, image)| {
@@ -460,6 +461,7 @@ fn clients_without_a_lock() {
                     let mut made = Vec::new();
                     for number in 0..4 {
                         let name = format!("{client}-{number}");
+                        write(&image, client as u64 * OBJECT, &pattern(number, 1000)).await;
                         match image.create_snapshot(&name).await {
                             Ok(_) => made.push(name),
                             Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
@@ -483,6 +485,17 @@ fn clients_without_a_lock() {
             found.sort();
             made.sort();
             assert_eq!(found, made, "seed {seed}");
+            // Their numbers are not among those that are removed from the pool.
+            for (client, image) in (0..).zip(&images) {
+                write(image, client * OBJECT, &pattern(100, 1000)).await;
+            }
+            for name in &made {
+                let (client, number) = name.split_once('-').expect("a name");
+                let (client, number): (u64, u8) = (client.parse().expect("it"), number.parse().expect("it"));
+                let then = open(&backends[0], &format!("vm@{name}")).await;
+                assert!(read(&then, client * OBJECT, 1000).await == pattern(number, 1000), "seed {seed}: {name}");
+                then.close().await;
+            }
         });
     }
 }

@@ -12,6 +12,8 @@ use crate::common::cluster::{
     write,
 };
 use crate::common::{objects, pattern, run};
+use forebay_reactor::{spawn, yield_now};
+
 use crate::crash::{SIZE, at_every_point, fill, open, read_all};
 use forebay_ram::RamBackend;
 
@@ -328,4 +330,33 @@ fn random_programs_of_two_clients() {
             assert!(left.is_empty(), "seed {seed}: {left:?}");
         });
     }
+}
+
+/// A client dies while it removes an image; before its watch has expired, another one tries, and fails.
+#[test]
+fn what_is_partly_removed_is_not_restored() {
+    run(async {
+        let cluster = cluster(9, 3);
+        let (dying, other) = (cluster.client(), cluster.client());
+        let (a, b) = (dying.pool(POOL), other.pool(POOL));
+        let image = create_and_open(&a, "vm", SIZE).await;
+        write(&image, 0, &pattern(6, SIZE as usize)).await;
+        image.close().await;
+        let id = mv(&a, "vm").await.expect("moved");
+        let all = names(&*cluster.bare(POOL)).await.len();
+        let removing = spawn({
+            let (a, id) = (a.clone(), id.clone());
+            async move { drop(remove(&a, &id).await) }
+        });
+        while names(&*cluster.bare(POOL)).await.len() == all {
+            yield_now().await;
+        }
+        dying.die();
+        drop(removing);
+        assert_eq!(kind(remove(&b, &id).await), Some(ErrorKind::Busy), "the watch of the dead client");
+        assert_eq!(kind(restore(&b, &id).await), Some(ErrorKind::Busy), "its data is gone in part");
+        cluster.expire_watches();
+        remove(&b, &id).await.expect("removed");
+        assert_eq!(trashed(&b).await, []);
+    });
 }

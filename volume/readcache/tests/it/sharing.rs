@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use forebay_block::{ErrorKind, Extent};
+use forebay_block::{ErrorKind, Extent, SnapshotCache, SnapshotRead};
 use forebay_reactor::sync::join_all;
-use forebay_reactor::{now, sleep, spawn};
+use forebay_reactor::{now, sleep, spawn, yield_now};
 use forebay_readcache::{CacheOptions, PART_LEN, ReadCache};
 
 use crate::common::{Backend, OBJECT, a_part_with_data, content, live, options, world, written};
@@ -66,7 +66,7 @@ fn adjacent_missing_parts_are_read_at_once() {
 }
 
 #[test]
-fn all_who_wait_get_the_error_and_the_next_one_reads_again() {
+fn after_an_error_those_who_wait_and_the_next_one_read_again() {
     let world = world(3);
     live(&world, async {
         let (cache, backend) = (ReadCache::open(options(8 << 20)).await, Backend::new());
@@ -80,10 +80,11 @@ fn all_who_wait_get_the_error_and_the_next_one_reads_again() {
         });
         let kinds = join_all(readers).await.into_iter().map(|read| read.expect_err("fails").kind());
         assert!(kinds.collect::<Vec<_>>() == [ErrorKind::TimedOut; 10]);
-        assert_eq!((backend.fetches.get(), cache.stats().fetch_errors), (1, 1));
+        // The nine that have joined ask once more each: their clients may be other ones.
+        assert_eq!((backend.fetches.get(), cache.stats().fetch_errors), (10, 1));
         backend.fail(None);
         backend.check_part(&cache, SNAP, (object, part)).await;
-        assert_eq!(backend.fetches.get(), 2);
+        assert_eq!(backend.fetches.get(), 11);
         cache.close().await;
     });
 }
@@ -117,28 +118,68 @@ fn a_reader_that_gives_up_takes_nothing_from_the_others() {
     });
 }
 
+/// Returns a read of an object that does not exist.
+async fn read_absent(cache: &ReadCache, backend: &Rc<Backend>, object: u64, inherits: bool) {
+    let (snapshot, extent) = (crate::common::snapshot(SNAP), Extent::new(0, 4096));
+    let read = SnapshotRead { snapshot, object, object_size: OBJECT, extent, inherits };
+    let read = cache.read(read, backend.fetch(SNAP, object)).await;
+    assert_eq!(read.expect_err("absent").kind(), ErrorKind::NotFound);
+}
+
 #[test]
-fn absent_objects_are_asked_for_once_and_by_what_they_read_as() {
+fn absent_objects_are_asked_for_once_unless_they_inherit_data() {
     let world = world(5);
     live(&world, async {
         let (cache, backend) = (ReadCache::open(options(8 << 20)).await, Backend::new());
-        let absent = (0..).find(|&object| content(SNAP, object, Extent::new(0, 1)).is_none()).expect("one");
+        let mut absent = (0..).filter(|&object| content(SNAP, object, Extent::new(0, 1)).is_none());
+        let [once, inheriting] = [absent.next().expect("one"), absent.next().expect("two")];
         for part in 0..64 {
-            backend.check_part(&cache, SNAP, (absent, part)).await;
+            backend.check_part(&cache, SNAP, (once, part)).await;
         }
         assert_eq!(backend.fetches.get(), 1);
-        // Its parent was detached meanwhile: it may have been copied up.
-        let read = |inherits| forebay_block::SnapshotRead {
-            snapshot: crate::common::snapshot(SNAP),
-            object: absent,
-            object_size: OBJECT,
-            extent: Extent::new(0, 4096),
-            inherits,
-        };
-        use forebay_block::SnapshotCache;
-        let again = cache.read(read(true), backend.fetch(SNAP, absent)).await;
-        assert_eq!(again.expect_err("absent").kind(), ErrorKind::NotFound);
-        assert_eq!(backend.fetches.get(), 2);
+        // It may be copied up between two reads, and its parent's parent removed, which this reader does not know.
+        for asked in 2..5 {
+            read_absent(&cache, &backend, inheriting, true).await;
+            assert_eq!(backend.fetches.get(), asked);
+        }
+        // Nothing is inherited any more.
+        read_absent(&cache, &backend, inheriting, false).await;
+        read_absent(&cache, &backend, inheriting, false).await;
+        assert_eq!(backend.fetches.get(), 5);
+        // A reader to which it is final does not take the word of one that inherits.
+        let other = absent.next().expect("three");
+        backend.delay.set(Duration::from_millis(5));
+        let first = spawn({
+            let (cache, backend) = (cache.clone(), backend.clone());
+            async move { read_absent(&cache, &backend, other, true).await }
+        });
+        yield_now().await;
+        read_absent(&cache, &backend, other, false).await;
+        first.await;
+        assert_eq!(backend.fetches.get(), 7);
+        cache.close().await;
+    });
+}
+
+/// The client of the reader that is first may be fenced, and that of the others is not.
+#[test]
+fn the_error_of_one_reader_is_not_that_of_another() {
+    let world = world(7);
+    live(&world, async {
+        let (cache, backend) = (ReadCache::open(options(8 << 20)).await, Backend::new());
+        let fenced = Backend::new();
+        fenced.fail(Some(ErrorKind::Fenced));
+        fenced.delay.set(Duration::from_millis(5));
+        let (object, part) = a_part_with_data(SNAP);
+        let extent = Extent::new(part * PART_LEN, PART_LEN);
+        let first = spawn({
+            let (cache, fenced) = (cache.clone(), fenced.clone());
+            async move { fenced.read(&cache, SNAP, object, extent).await }
+        });
+        yield_now().await;
+        backend.check_part(&cache, SNAP, (object, part)).await;
+        assert_eq!(first.await.expect_err("fenced").kind(), ErrorKind::Fenced);
+        assert_eq!((fenced.fetches.get(), backend.fetches.get()), (1, 1));
         cache.close().await;
     });
 }

@@ -58,8 +58,8 @@ pub(super) const LIST: &[Mutant] = &[
         "readcache-absence-outlives-parent",
         "An object that inherits its parent's data is remembered as absent for good",
         CACHE,
-        "let part = if read.inherits { ABSENT_INHERITING } else { ABSENT };",
-        "let part = if read.inherits { ABSENT } else { ABSENT };",
+        "if !read.inherits {",
+        "if !read.inherits || read.object_size > 0 {",
         &[SHARING],
     ),
     Mutant::new(
