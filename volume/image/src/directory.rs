@@ -189,6 +189,16 @@ impl<'a> ImageDirectory<'a> {
         }
     }
 
+    /// Removes `rbd_id.NAME` if it names `id`, or an image that has no longer that name, left by an interrupted creation. In the
+    /// directory the name must be that of `id`, so that nobody else gives it to an image.
+    pub(crate) async fn remove_ids(&self, name: &str, id: &str) -> Result<()> {
+        self.remove_id(name, id).await?;
+        match self.read_id(name).await? {
+            Some(found) if self.name_of(&found).await?.as_deref() != Some(name) => self.remove_id(name, &found).await,
+            _ => Ok(()),
+        }
+    }
+
     /// Removes `rbd_id.NAME` if it names `id`; succeeds if it does not, or does not exist.
     pub(crate) async fn remove_id(&self, name: &str, id: &str) -> Result<()> {
         let content = Buf::copy_of(&encode_string(id)).into();

@@ -272,7 +272,7 @@ impl Images {
             if let Some(source) = source {
                 source.forget(self, id).await?;
             }
-            directory.remove_id(name, id).await?;
+            directory.remove_ids(name, id).await?;
             directory.remove(name, id).await
         };
         if let Err(error) = undo.await {

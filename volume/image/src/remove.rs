@@ -37,7 +37,7 @@ impl Images {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
-            directory.remove_id(name, &id).await?;
+            directory.remove_ids(name, &id).await?;
             directory.remove(name, &id).await
         };
         removed.await.map_err(|error| error.within(format_args!("removing image {name}")))

@@ -19,6 +19,7 @@ const CHANGES: Stage = Stage::Test("forebay-image", "changes");
 const CRASH_SNAPSHOTS: Stage = Stage::Test("forebay-image", "crash_snapshots");
 const TRASH: Stage = Stage::Test("forebay-image", "trash");
 const FEATURES: Stage = Stage::Test("forebay-image", "features");
+const SPARSE: Stage = Stage::Test("forebay-image", "sparsify");
 const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
 const SIM: Stage = Stage::Sim(&[], 1000);
 const SIM_SHARED: Stage = Stage::Sim(&["--shared"], 400);
@@ -39,6 +40,8 @@ const OBJECT_MAP: &str = "volume/image/src/objectmap.rs";
 const TRASH_OPS: &str = "volume/image/src/trash.rs";
 const FEATURE_OPS: &str = "volume/image/src/features.rs";
 const REBUILD: &str = "volume/image/src/rebuild.rs";
+const IMAGES: &str = "volume/image/src/images.rs";
+const SPARSIFY: &str = "volume/image/src/sparsify.rs";
 const ADMISSION: &str = "volume/image/src/admission.rs";
 const IN_FLIGHT: &str = "base/block/src/in_flight.rs";
 const RANGE_LOCK: &str = "base/block/src/range_lock.rs";
@@ -483,5 +486,69 @@ pub(super) const LIST: &[Mutant] = &[
         "before if before == seen => ObjectMapState::Clean,",
         "before if before.is_some() => ObjectMapState::Clean,",
         &[FEATURES],
+    ),
+    Mutant::new(
+        "snapshot-number-freed-unclaimed",
+        "A number is removed from the pool while another client is about to create its snapshot",
+        SNAPSHOT_OPS,
+        "let claimed = [&stored[..], &[1]].concat();",
+        "let claimed = stored.clone();",
+        &[SNAPSHOTS],
+    ),
+    Mutant::new(
+        "image-trash-partly-removed-is-restored",
+        "An image in the trash whose removal was cut short counts as whole",
+        TRASH_OPS,
+        "if begun.get() || entry.state == TrashState::Removing {",
+        "if begun.get() && entry.state == TrashState::Moving {",
+        &[TRASH],
+    ),
+    Mutant::new(
+        "image-created-under-a-removed-id",
+        "An image that is created while another client removes one of its name takes over the id",
+        IMAGES,
+        "if !directory.replace(name, &left, &id).await? {",
+        "return Ok(left);\n            #[allow(unreachable_code)]\n            if !directory.replace(name, &left, &id).await? {",
+        &[SHARED],
+    ),
+    Mutant::new(
+        "image-sparsify-lets-writes-in",
+        "Writes are admitted between the read of an object and the deallocation of its zeroes",
+        SPARSIFY,
+        "let _hold = shared.enter_alone(Extent::new(object * size, size)).await?;",
+        "drop(shared.enter_alone(Extent::new(object * size, size)).await?);",
+        &[SPARSE],
+    ),
+    Mutant::new(
+        "image-sparsify-shows-the-parent",
+        "An object of a clone that stores only zeroes is removed",
+        REQUESTS,
+        "if overlap > 0 && matches!(ops[..], [ObjectOp::Remove]) {",
+        "if overlap > object && matches!(ops[..], [ObjectOp::Remove]) && object > 0 {",
+        &[SPARSE, CLONES],
+    ),
+    Mutant::new(
+        "lock-broken-after-a-cut",
+        "A lock is broken at once although what broke this client's watch may have broken that of the owner",
+        LOCK,
+        "then.elapsed() < WATCH_NOTICED",
+        "then.elapsed() > WATCH_NOTICED",
+        &[Stage::Test("forebay-image", "reserved")],
+    ),
+    Mutant::new(
+        "image-closed-with-its-watch",
+        "An image that is in use when its pool is closed keeps its lock and its watch",
+        IMAGES,
+        "image.end_coordination().await;",
+        "drop(image);",
+        &[LOCKS],
+    ),
+    Mutant::new(
+        "asker-forgets-silence",
+        "A request that was carried out in silence fails when it is repeated",
+        ASK_OWNER,
+        "if silent && !was_so && !matches!(answered, Ok(Answer::Done)) {",
+        "if silent && was_so && !matches!(answered, Ok(Answer::Done)) {",
+        &[OWNER],
     ),
 ];
