@@ -189,8 +189,8 @@ impl<'a> ImageDirectory<'a> {
         }
     }
 
-    /// Removes `rbd_id.NAME` if it names `id`, or an image that has no longer that name, left by an interrupted creation. In the
-    /// directory the name must be that of `id`, so that nobody else gives it to an image.
+    /// Removes `rbd_id.NAME` if it names `id`, or an image that has no longer that name, left by an interrupted creation. The
+    /// directory must still have the name for `id`: meanwhile no client gives it to an image.
     pub(crate) async fn remove_ids(&self, name: &str, id: &str) -> Result<()> {
         self.remove_id(name, id).await?;
         match self.read_id(name).await? {
