@@ -430,9 +430,9 @@ impl CacheShared {
         let Some(first) = parts.first().map(|(key, _)| key.clone()) else { return };
         let extent = Extent::new(u64::from(first.part) * PART_LEN, parts.len() as u64 * PART_LEN);
         self.counters.fetches.add(1);
-        self.counters.fetched_bytes.add(extent.len);
         match fetch(extent).await {
             Ok(data) => {
+                self.counters.fetched_bytes.add(extent.len);
                 for (key, flight) in parts {
                     let part = match cut(&data, u64::from(key.part) * PART_LEN) {
                         Some(data) => {
