@@ -113,6 +113,11 @@ impl<'a> ImageDirectory<'a> {
         }
     }
 
+    /// Returns whether another image has the name, and this one has none: it was not renamed, or moved to the trash.
+    pub(crate) async fn is_replaced(&self, name: &str, id: &str) -> Result<bool> {
+        Ok(self.id_of(name).await?.is_some_and(|other| other != id) && self.name_of(id).await?.is_none())
+    }
+
     async fn check_namespace(&self) -> Result<()> {
         if self.get(NAMESPACE_STATE.to_vec()).await?.as_deref() == Some(NAMESPACE_READY) {
             return Ok(());

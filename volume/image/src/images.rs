@@ -170,7 +170,7 @@ impl Images {
             self.undo_create(&directory, name, &id, with_header, source).await;
         }
         let finished = match finished {
-            Ok(()) if directory.id_of(name).await?.as_deref() != Some(&id) => {
+            Ok(()) if directory.is_replaced(name, &id).await? => {
                 // Another client has taken the creation for one that was interrupted.
                 self.undo_create(&directory, name, &id, true, source).await;
                 Err(Error::new(ErrorKind::Exists, format!("image {name}")))
