@@ -1,5 +1,7 @@
 //! Metadata by prefix, of images and of their pool: where librbd's options are overridden (`conf_rbd_...`).
 
+use std::rc::Rc;
+
 use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
 
 use crate::format::{METADATA_PREFIX, metadata_key};
@@ -14,17 +16,33 @@ const POOL_INFO: &str = "rbd_info";
 /// Pairs read in one request.
 const PAGE: usize = 64;
 
-impl Image {
-    /// Returns the metadata whose keys start with `prefix`, by key.
-    pub async fn metadata_with_prefix(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>> {
-        let shared = self.shared();
-        shared.check_there()?;
-        list(&**shared.backend(), &shared.header_object(), prefix).await
+/// Reader of the metadata of an image and of its pool. It does not keep the image open.
+#[derive(Clone)]
+pub struct MetadataReader {
+    images: Rc<Images>,
+    header: ObjectName,
+}
+
+impl MetadataReader {
+    /// Returns the image's metadata whose keys start with `prefix`, by key.
+    ///
+    /// # Errors
+    /// `NotFound` once the image has been removed; errors of the backend.
+    pub async fn image_metadata(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>> {
+        list(&*self.images.backend, &self.header, prefix).await
     }
 
     /// Returns the metadata of the image's pool whose keys start with `prefix`, by key.
     pub async fn pool_metadata(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>> {
-        self.shared().images().pool_metadata(prefix).await
+        self.images.pool_metadata(prefix).await
+    }
+}
+
+impl Image {
+    /// Returns a reader of the image's metadata, which outlives the handle.
+    pub fn metadata_reader(&self) -> MetadataReader {
+        let shared = self.shared();
+        MetadataReader { images: shared.images().clone(), header: shared.header_object() }
     }
 }
 

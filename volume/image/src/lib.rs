@@ -61,6 +61,7 @@ use std::rc::Rc;
 use forebay_block::{ObjectBackend, Result};
 
 pub use changes::{ChangedRange, ImageChanges};
+pub use config::MetadataReader;
 pub use exclusive_lock::KeptLock;
 pub use format::ImageFeatures;
 pub use image::{Image, ImageOpenOptions, SpaceUsage};

@@ -115,7 +115,7 @@ impl RamCluster {
         self.0.pools.borrow()[&pool].1.clone()
     }
 
-    /// Stalls transactions on the objects of a pool whose names begin with `prefix`.
+    /// Stalls transactions and lists of keys of the objects of a pool whose names begin with `prefix`.
     pub fn stall(&self, pool: i64, prefix: &str) -> Stall {
         Stall::new(&self.0.stalls, pool, prefix)
     }

@@ -115,7 +115,12 @@ impl ObjectBackend for ClientPool {
     }
 
     fn kv_list(&self, object: &ObjectName, prefix: &[u8], after: &[u8], max: usize) -> LocalFuture<Result<KvPage>> {
-        self.act(|this| this.ram.kv_list(object, prefix, after, max))
+        let listed = self.act(|this| this.ram.kv_list(object, prefix, after, max));
+        let (cluster, place) = (self.client.cluster.clone(), (self.id, object.clone()));
+        Box::pin(async move {
+            cluster.stalls.wait_out(&place).await;
+            listed.await
+        })
     }
 
     fn snap_set(&self, object: &ObjectName) -> LocalFuture<Result<SnapSet>> {

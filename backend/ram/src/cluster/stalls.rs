@@ -1,4 +1,4 @@
-//! Stalls: transactions that have arrived and do not take effect yet.
+//! Stalls: requests that have arrived and are not carried out yet.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use forebay_reactor::sync::Notify;
 
 use super::PoolObject;
 
-/// Stalls of a cluster, and the transactions that wait for their ends.
+/// Stalls of a cluster, and the requests that wait for their ends.
 ///
 /// Invariant: an entry exists exactly as long as its [`Stall`].
 #[derive(Default)]
@@ -15,19 +15,19 @@ pub(super) struct Stalls {
     /// Stalled object names: pool, name prefix, number of the [`Stall`].
     active: RefCell<Vec<(i64, String, u64)>>,
     last: Cell<u64>,
-    /// Number of transactions that wait for a stall to end.
+    /// Number of requests that wait for a stall to end.
     waiting: Cell<usize>,
     ended: Notify,
 }
 
 impl Stalls {
-    /// Returns true if transactions on an object are stalled.
+    /// Returns true if requests to an object are stalled.
     pub(super) fn is_stalled(&self, object: &PoolObject) -> bool {
         let active = self.active.borrow();
         active.iter().any(|(pool, prefix, _)| *pool == object.0 && object.1.name().starts_with(prefix))
     }
 
-    /// Waits until transactions on an object are not stalled.
+    /// Waits until requests to an object are not stalled.
     pub(super) async fn wait_out(&self, object: &PoolObject) {
         if self.is_stalled(object) {
             self.waiting.set(self.waiting.get() + 1);
@@ -37,14 +37,14 @@ impl Stalls {
     }
 }
 
-/// Guard that stalls transactions on some objects of a pool: they have arrived, and take effect once it is dropped.
+/// Guard that stalls transactions and lists of keys of some objects of a pool: they are carried out once it is dropped.
 pub struct Stall {
     stalls: Rc<Stalls>,
     number: u64,
 }
 
 impl Stall {
-    /// Stalls transactions on the objects of a pool whose names begin with `prefix`.
+    /// Stalls requests to the objects of a pool whose names begin with `prefix`.
     pub(super) fn new(stalls: &Rc<Stalls>, pool: i64, prefix: &str) -> Self {
         let number = stalls.last.get() + 1;
         stalls.last.set(number);
@@ -52,7 +52,7 @@ impl Stall {
         Self { stalls: stalls.clone(), number }
     }
 
-    /// Returns the number of transactions that wait for the end of a stall, of this one or another.
+    /// Returns the number of requests that wait for the end of a stall, of this one or another.
     pub fn waiting(&self) -> usize {
         self.stalls.waiting.get()
     }

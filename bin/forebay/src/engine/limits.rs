@@ -5,7 +5,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use forebay_block::{BlockReply, BlockRequest, LocalFuture};
-use forebay_image::Image;
+use forebay_image::{Image, MetadataReader};
 use forebay_qos::{QosLimits, QosStats, ShareAdmission, SharedRequest};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{sleep, try_spawn};
@@ -20,16 +20,53 @@ const READ_AGAIN: Duration = Duration::from_secs(30);
 /// Options of a daemon that images and pools override, by name.
 pub type DefaultOptions = Rc<BTreeMap<String, String>>;
 
-/// Source of a volume's limits.
+/// Source of a volume's limits. Reading it does not keep the image open: readers are no users of the volume, whose last user
+/// lets others reserve the image.
 pub(super) struct LimitSource {
     defaults: DefaultOptions,
+    metadata: MetadataReader,
     /// Serializes reading, so that what was read last is applied last.
     reading: Semaphore,
 }
 
 impl LimitSource {
-    pub(super) fn new(defaults: DefaultOptions) -> Self {
-        Self { defaults, reading: Semaphore::new(1) }
+    pub(super) fn new(image: &Image, defaults: DefaultOptions) -> Self {
+        Self { defaults, metadata: image.metadata_reader(), reading: Semaphore::new(1) }
+    }
+
+    /// Reads the options of the image: its own before those of its pool before the daemon's.
+    async fn read_options(&self) -> forebay_block::Result<BTreeMap<String, String>> {
+        let mut options = (*self.defaults).clone();
+        options.extend(overrides(self.metadata.pool_metadata(METADATA_PREFIX).await?));
+        options.extend(overrides(self.metadata.image_metadata(METADATA_PREFIX).await?));
+        Ok(options)
+    }
+
+    /// Reads the limits again and applies them, unless the volume is closed meanwhile. If that fails, those before stay in
+    /// force.
+    async fn reload(self: Rc<Self>, volume: Weak<Volume>) {
+        let _turn = self.reading.acquire(1).await;
+        let options = self.read_options().await;
+        let Some(volume) = volume.upgrade() else { return };
+        let image = volume.image.name();
+        let options = match options {
+            Ok(options) => options,
+            Err(error) => {
+                tracing::warn!(image, %error, "cannot read the limits of an image; they are unchanged");
+                return;
+            }
+        };
+        let (limits, ignored) = QosLimits::from_options(|name| options.get(name).map(String::as_str));
+        if limits == volume.qos.limits() {
+            return;
+        }
+        for why in ignored {
+            tracing::warn!(image, "a limit is ignored: {why}");
+        }
+        let in_force = limits.named().into_iter().filter(|(_, limit)| limit.rate > 0);
+        let shown: Vec<_> = in_force.map(|(name, limit)| format!("{name} {}", limit.rate)).collect();
+        tracing::info!(image, limits = shown.join(", "), "the limits of an image have changed");
+        volume.qos.set_limits(limits);
     }
 }
 
@@ -41,36 +78,10 @@ pub(super) fn overrides(metadata: Vec<(String, Vec<u8>)>) -> BTreeMap<String, St
     metadata.into_iter().filter_map(option).collect()
 }
 
-/// Reads the options of an image: its own before those of its pool before the daemon's.
-async fn read_options(image: &Image, defaults: &DefaultOptions) -> forebay_block::Result<BTreeMap<String, String>> {
-    let mut options = (**defaults).clone();
-    options.extend(overrides(image.pool_metadata(METADATA_PREFIX).await?));
-    options.extend(overrides(image.metadata_with_prefix(METADATA_PREFIX).await?));
-    Ok(options)
-}
-
 impl Volume {
     /// Reads the limits again and applies them. If that fails, those before stay in force.
-    pub async fn reload_limits(&self) {
-        let _turn = self.limits.reading.acquire(1).await;
-        let options = match read_options(&self.image, &self.limits.defaults).await {
-            Ok(options) => options,
-            Err(error) => {
-                tracing::warn!(image = self.image.name(), %error, "cannot read the limits of an image; they are unchanged");
-                return;
-            }
-        };
-        let (limits, ignored) = QosLimits::from_options(|name| options.get(name).map(String::as_str));
-        if limits == self.qos.limits() {
-            return;
-        }
-        for why in ignored {
-            tracing::warn!(image = self.image.name(), "a limit is ignored: {why}");
-        }
-        let in_force = limits.named().into_iter().filter(|(_, limit)| limit.rate > 0);
-        let shown: Vec<_> = in_force.map(|(name, limit)| format!("{name} {}", limit.rate)).collect();
-        tracing::info!(image = self.image.name(), limits = shown.join(", "), "the limits of an image have changed");
-        self.qos.set_limits(limits);
+    pub async fn reload_limits(self: &Rc<Self>) {
+        self.limits.clone().reload(Rc::downgrade(self)).await;
     }
 
     /// Keeps the limits up to date from now on, until the volume is closed.
@@ -78,11 +89,11 @@ impl Volume {
         let weak = Rc::downgrade(self);
         self.image.set_header_hook(Rc::new(move || {
             if let Some(volume) = weak.upgrade() {
-                drop(try_spawn(async move { volume.reload_limits().await }));
+                drop(try_spawn(volume.limits.clone().reload(weak.clone())));
             }
         }));
         if self.image.client().is_some() {
-            drop(try_spawn(reload_regularly(Rc::downgrade(self))));
+            drop(try_spawn(reload_regularly(self.limits.clone(), Rc::downgrade(self))));
         }
     }
 
@@ -157,10 +168,9 @@ impl Volume {
 }
 
 /// Reads the limits of a volume in a shared pool from time to time.
-async fn reload_regularly(volume: Weak<Volume>) {
-    loop {
+async fn reload_regularly(limits: Rc<LimitSource>, volume: Weak<Volume>) {
+    while volume.strong_count() > 0 {
         sleep(READ_AGAIN).await;
-        let Some(volume) = volume.upgrade() else { return };
-        volume.reload_limits().await;
+        limits.clone().reload(volume.clone()).await;
     }
 }

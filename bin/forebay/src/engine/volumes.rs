@@ -40,7 +40,7 @@ pub struct Volume {
     /// Share of the core, except in a pool of a cluster, whose own queues are elsewhere.
     pub(super) share: Option<Rc<VolumeShare>>,
     /// Source of the limits.
-    pub(super) limits: LimitSource,
+    pub(super) limits: Rc<LimitSource>,
     /// Image as a device, with its write log in front if it has one.
     pub attachment: Rc<LogAttachment<ImageLog>>,
     spec: ImageSpec,
@@ -604,13 +604,14 @@ impl Engine {
         }));
         image.set_operations(Rc::new(VolumeOperations::new(self.this.borrow().clone(), spec)));
         let (spec, closing) = (spec.clone(), self.volumes.closing.clone());
+        let limits = Rc::new(LimitSource::new(&image, self.default_options()));
         let volume = Rc::new(Volume {
             image,
             reservations: RefCell::new(reservations),
             changes,
             qos,
             share: (!shared).then(|| VolumeShare::new(self.volumes.shares.clone())),
-            limits: LimitSource::new(self.default_options()),
+            limits,
             attachment,
             spec: spec.clone(),
             closing,

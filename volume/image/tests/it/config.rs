@@ -31,7 +31,7 @@ fn metadata_is_listed_by_prefix_and_others_are_told_of_changes() {
         one.set_metadata("other", Some(b"1".to_vec())).await.expect("set");
         let found = Images::of(&a).image_metadata("vm", "conf_").await.expect("listed");
         assert_eq!((found.len(), text(&found)[149]), (150, ("conf_rbd_149", "7")));
-        assert_eq!(one.metadata_with_prefix("conf_").await.expect("listed"), found);
+        assert_eq!(one.metadata_reader().image_metadata("conf_").await.expect("listed"), found);
         // The bytes are those of the class: the plain value under `metadata_KEY` in the header.
         let key = b"metadata_conf_rbd_000".to_vec();
         let stored = a.kv_get(&ObjectName::new(format!("rbd_header.{}", one.id())), vec![key]).await;
