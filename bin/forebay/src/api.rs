@@ -6,6 +6,7 @@ mod cache;
 mod clone;
 mod config;
 mod diff;
+mod group;
 mod image;
 mod log;
 mod manage;
@@ -244,6 +245,7 @@ pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
 pub use clone::{CloneRequest, CloneVersion, ImageChild};
 pub use diff::{AppliedDiff, CopyImageRequest};
+pub use group::{AddToGroupRequest, GroupImage, GroupName, GroupSnapshot};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
     NewImageOptions,

@@ -7,6 +7,7 @@ mod complete;
 mod config;
 mod diffs;
 mod exports;
+mod groups;
 mod images;
 mod manage;
 pub mod many;
@@ -31,6 +32,7 @@ pub use complete::{CompleteArgs, Quoting};
 pub use config::{ConfigCommand, ConfigImageCommand, ConfigPoolCommand};
 pub use diffs::{ChangesArgs, CopyArgs, DeepCommand, DiffArgs, ExportDiffArgs, ImportDiffArgs, MergeDiffArgs};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
+pub use groups::{GroupCommand, GroupImageCommand, GroupSnapCommand};
 pub use images::{
     BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs, SparsifyArgs,
 };
@@ -245,6 +247,10 @@ pub enum CliCommand {
     /// The image can be in use meanwhile, and reads as before. Snapshots keep what they share with it.
     #[command(after_help = "Examples:\n  forebay sparsify local/vm1\n  forebay sparsify rbd/vm1 --sparse-size 64K")]
     Sparsify(SparsifyArgs),
+
+    /// Group images, and snapshot all of a group at one moment
+    #[command(subcommand)]
+    Group(GroupCommand),
 
     /// Move images to the trash, restore them, and remove them for good
     #[command(subcommand)]

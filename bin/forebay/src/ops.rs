@@ -6,6 +6,7 @@
 mod cache;
 mod clones;
 mod config;
+mod groups;
 mod logs;
 mod manage;
 mod snapshots;
@@ -27,6 +28,10 @@ use crate::spec::{ImageSpec, SourceSpec, source_spec, uri_encode};
 pub use cache::{ClearReadCache, GetReadCache};
 pub use clones::{CloneSnapshot, Flatten, ListChildren};
 pub use config::{ChangeOption, ConfigTarget, GetOption, ListOptions};
+pub use groups::{
+    AddToGroup, CreateGroup, CreateGroupSnapshot, ListGroupImages, ListGroupSnapshots, ListGroups, RemoveFromGroup,
+    RemoveGroup, RemoveGroupSnapshot, RenameGroup, RenameGroupSnapshot, RollBackGroup,
+};
 pub use logs::{DiscardLog, FlushLog, GetLog, ListLogs, TakeOverLog};
 pub use manage::{
     AddLock, CheckObjectMap, GetMetadata, ListLocks, ListMetadata, RebuildObjectMap, RemoveLock, SetMetadata, Sparsify,

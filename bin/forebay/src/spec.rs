@@ -119,26 +119,112 @@ impl SnapshotSpec {
 
     /// Refuses what no new snapshot may be called, although others may have made such a snapshot.
     pub fn check_new(&self) -> Result<(), Failure> {
-        let name = &self.snapshot;
-        if let Some(bad) = name.chars().find(|&c| is_invisible(c)) {
-            let what = format!("the snapshot's name '{}' contains {}", visible(name), escaped(bad));
-            return Err(Failure::invalid(format!("{what}, which is invisible")));
-        }
-        if name.len() > NAME_LEN_MAX {
-            let what = format!("the snapshot's name has {} bytes; {NAME_LEN_MAX} is the most", name.len());
-            return Err(Failure::invalid(what));
-        }
-        // Clients of the control API would take such a path segment for a directory.
-        if name == "." || name == ".." {
-            return Err(Failure::invalid(format!("'{name}' cannot be the snapshot's name")));
-        }
-        Ok(())
+        check_new_snapshot(&self.snapshot)
     }
+}
+
+/// Refuses what no new snapshot may be called.
+fn check_new_snapshot(name: &str) -> Result<(), Failure> {
+    if let Some(bad) = name.chars().find(|&c| is_invisible(c)) {
+        let what = format!("the snapshot's name '{}' contains {}", visible(name), escaped(bad));
+        return Err(Failure::invalid(format!("{what}, which is invisible")));
+    }
+    if name.len() > NAME_LEN_MAX {
+        let what = format!("the snapshot's name has {} bytes; {NAME_LEN_MAX} is the most", name.len());
+        return Err(Failure::invalid(what));
+    }
+    // Clients of the control API would take such a path segment for a directory.
+    if name == "." || name == ".." {
+        return Err(Failure::invalid(format!("'{name}' cannot be the snapshot's name")));
+    }
+    Ok(())
 }
 
 impl fmt::Display for SnapshotSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.image, self.snapshot)
+    }
+}
+
+/// A group of images.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupSpec {
+    /// The pool's name.
+    pub pool: String,
+    /// The group's name.
+    pub group: String,
+}
+
+impl GroupSpec {
+    /// Creates a spec from the names of a pool and a group, and validates both.
+    pub fn new(pool: &str, group: &str) -> Result<Self, String> {
+        check_name("group", group)?;
+        Ok(Self { pool: pool_name(pool)?, group: group.into() })
+    }
+
+    /// Refuses what no new group may be called, although others may have made such a group.
+    pub fn check_new(&self) -> Result<(), Failure> {
+        match self.group.chars().find(|&c| is_invisible(c)) {
+            Some(bad) => Err(Failure::invalid(format!(
+                "the group's name '{}' contains {}, which is invisible",
+                visible(&self.group),
+                escaped(bad)
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for GroupSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.pool, self.group)
+    }
+}
+
+impl FromStr for GroupSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((_, snap)) = text.split_once('@') {
+            return Err(format!(
+                "'{text}' names the snapshot '{snap}', and a group is wanted here; name the group alone"
+            ));
+        }
+        match text.split('/').collect::<Vec<_>>()[..] {
+            [group] => Self::new(LOCAL_POOL, group),
+            [pool, group] => Self::new(pool, group),
+            [_, _, _] => Err(format!("'{text}' names a namespace; this build has none yet, write POOL/GROUP")),
+            _ => Err(format!("'{text}' is not a group spec; write POOL/GROUP, for example {LOCAL_POOL}/database")),
+        }
+    }
+}
+
+/// A snapshot of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupSnapshotSpec {
+    /// The group.
+    #[serde(flatten)]
+    pub group: GroupSpec,
+    /// The snapshot's name.
+    pub snapshot: String,
+}
+
+impl GroupSnapshotSpec {
+    /// Creates a spec from a group and the name of a snapshot, and validates the name.
+    pub fn new(group: GroupSpec, snapshot: &str) -> Result<Self, String> {
+        check_snapshot(snapshot)?;
+        Ok(Self { group, snapshot: snapshot.into() })
+    }
+
+    /// Refuses what no new snapshot may be called, although others may have made such a snapshot.
+    pub fn check_new(&self) -> Result<(), Failure> {
+        check_new_snapshot(&self.snapshot)
+    }
+}
+
+impl fmt::Display for GroupSnapshotSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.group, self.snapshot)
     }
 }
 
@@ -286,6 +372,16 @@ pub fn snapshot_spec(pool: &str, image: &str, snapshot: &str) -> Result<Snapshot
 /// Creates the spec of an image or snapshot from names that come over the control socket.
 pub fn source_spec(pool: &str, image: &str, snapshot: Option<&str>) -> Result<SourceSpec, Failure> {
     SourceSpec::new(image_spec(pool, image)?, snapshot).map_err(Failure::invalid)
+}
+
+/// Creates the spec of a group from names that come over the control socket.
+pub fn group_spec(pool: &str, group: &str) -> Result<GroupSpec, Failure> {
+    GroupSpec::new(pool, group).map_err(Failure::invalid)
+}
+
+/// Creates the spec of a snapshot of a group from names that come over the control socket.
+pub fn group_snapshot_spec(pool: &str, group: &str, snapshot: &str) -> Result<GroupSnapshotSpec, Failure> {
+    GroupSnapshotSpec::new(group_spec(pool, group)?, snapshot).map_err(Failure::invalid)
 }
 
 /// Reads the spec of an image in the trash from the parts of a request.

@@ -22,6 +22,8 @@ use crate::wire::snapshot::{Parent, Snapshot};
 pub(crate) const CLONE_PARENT: u64 = 1;
 /// Bit of `op_features` for a clone that its parent's header lists.
 pub(crate) const CLONE_CHILD: u64 = 2;
+/// Bit of `op_features` for an image in a group.
+pub(crate) const GROUP_MEMBER: u64 = 4;
 /// Bit of `op_features` for an image with snapshots in the trash.
 pub(crate) const SNAPSHOT_TRASH: u64 = 8;
 /// Attempts to change a header or a list that other clients change at the same time.

@@ -4,16 +4,17 @@ use std::rc::Rc;
 
 use forebay_block::{ErrorKind, ObjectBackend, ObjectName, Result, SnapId, Watcher};
 
-use crate::directory::ImageDirectory;
+use crate::directory::Directory;
 use crate::exclusive_lock::GET_INFO;
-use crate::format::{ImageHeader, decode_string, id_key};
+use crate::format::{GROUP_DIRECTORY, ImageHeader, decode_string, id_key};
 use crate::images::Images;
 use crate::info::{ImageDetails, LockKind, ParentInfo, SnapshotDetails};
+use crate::wire::group::decode_group;
 use crate::wire::lock::{decode_info, encode_get_info};
-use crate::wire::snapshot::{Parent, decode_group};
+use crate::wire::snapshot::Parent;
 
 /// Header key of the group that an image belongs to.
-const GROUP_KEY: &[u8] = b"rbd_group_ref";
+pub(crate) const GROUP_KEY: &[u8] = b"rbd_group_ref";
 /// Header key of the snapshot limit of an image.
 pub(crate) const LIMIT_KEY: &[u8] = b"snap_limit";
 
@@ -76,9 +77,14 @@ impl Images {
         Ok((group, limit.filter(|&limit| limit < u64::MAX)))
     }
 
+    /// Returns the group of an image as `POOL/NAME`; one that is gone does not count.
+    pub(crate) async fn group_of(&self, id: &str) -> Result<Option<String>> {
+        Ok(self.group_and_limit(id).await?.0)
+    }
+
     async fn group_name(&self, pool: i64, id: &str) -> Result<Option<String>> {
         let Some(backend) = self.pool_of(pool).await? else { return Ok(None) };
-        let groups = ObjectName::in_namespace(self.namespace.clone(), "rbd_group_directory");
+        let groups = ObjectName::in_namespace(self.namespace.clone(), GROUP_DIRECTORY);
         let name = match backend.kv_get(&groups, vec![id_key(id)]).await {
             Ok(mut values) => values.pop().flatten().and_then(|value| decode_string(&value)),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -129,7 +135,7 @@ impl Images {
         let Some(backend) = self.pool_of(spec.pool).await? else { return Ok(info) };
         let images = Images::in_namespace(&backend, &spec.namespace);
         info.pool = backend.info().pool;
-        match ImageDirectory::of(&images.backend, &images.namespace).name_of(&spec.image).await? {
+        match Directory::of_images(&images.backend, &images.namespace).name_of(&spec.image).await? {
             Some(name) => info.image = name,
             None => {
                 if let Some(trashed) = images.trash().entry(&spec.image).await? {

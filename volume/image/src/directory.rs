@@ -1,6 +1,6 @@
-//! Image directory of a pool, and the objects that map a name to an id.
+//! Directories of a pool's images and of its groups, and the objects that map the name of an image to an id.
 //!
-//! The directory (`rbd_directory`) is authoritative: an `rbd_id.NAME` object that disagrees with it was left by a
+//! The directory of images (`rbd_directory`) is authoritative: an `rbd_id.NAME` object that disagrees with it was left by a
 //! crash, and is overwritten when its name is needed.
 
 use std::rc::Rc;
@@ -11,8 +11,8 @@ use forebay_block::{
 use forebay_reactor::Buf;
 
 use crate::format::{
-    DIRECTORY, ID_LEN_MAX, NAMESPACE_READY, NAMESPACE_STATE, decode_string, encode_string, id_key, id_object,
-    is_valid_id, name_key, name_keys, name_of_key,
+    DIRECTORY, GROUP_DIRECTORY, ID_LEN_MAX, NAMESPACE_READY, NAMESPACE_STATE, decode_string, encode_string, id_key,
+    id_object, is_valid_group_id, is_valid_id, name_key, name_keys, name_of_key,
 };
 
 /// Outcome of adding an entry.
@@ -25,34 +25,46 @@ pub(crate) enum Added {
     IdTaken,
 }
 
-/// Image directory of a backend.
-pub(crate) struct ImageDirectory<'a> {
+/// Directory of the images of a backend, or of its groups.
+pub(crate) struct Directory<'a> {
     backend: &'a Rc<dyn ObjectBackend>,
     namespace: &'a Rc<str>,
+    /// Name of the object.
+    object: &'static str,
+    /// Word for an entry, for error messages.
+    what: &'static str,
+    /// Returns whether an id is well-formed.
+    is_valid_id: fn(&str) -> bool,
 }
 
-impl<'a> ImageDirectory<'a> {
-    pub(crate) fn of(backend: &'a Rc<dyn ObjectBackend>, namespace: &'a Rc<str>) -> Self {
-        Self { backend, namespace }
+impl<'a> Directory<'a> {
+    /// Returns the directory of the images.
+    pub(crate) fn of_images(backend: &'a Rc<dyn ObjectBackend>, namespace: &'a Rc<str>) -> Self {
+        Self { backend, namespace, object: DIRECTORY, what: "image", is_valid_id }
+    }
+
+    /// Returns the directory of the groups.
+    pub(crate) fn of_groups(backend: &'a Rc<dyn ObjectBackend>, namespace: &'a Rc<str>) -> Self {
+        Self { backend, namespace, object: GROUP_DIRECTORY, what: "group", is_valid_id: is_valid_group_id }
     }
 
     fn object(&self) -> ObjectName {
-        ObjectName::in_namespace(self.namespace.clone(), DIRECTORY)
+        ObjectName::in_namespace(self.namespace.clone(), self.object)
     }
 
     /// Returns the id of the image of that name. `Corrupt` if the entry is malformed.
     pub(crate) async fn id_of(&self, name: &str) -> Result<Option<String>> {
         let Some(value) = self.get(name_key(name)).await? else { return Ok(None) };
         match decode_string(&value) {
-            Some(id) if is_valid_id(&id) => Ok(Some(id)),
-            _ => Err(Error::new(ErrorKind::Corrupt, format!("directory entry of image {name}"))),
+            Some(id) if (self.is_valid_id)(&id) => Ok(Some(id)),
+            _ => Err(Error::new(ErrorKind::Corrupt, format!("directory entry of {} {name}", self.what))),
         }
     }
 
     /// Returns the name of the image of that id. `Corrupt` if the entry is malformed.
     pub(crate) async fn name_of(&self, id: &str) -> Result<Option<String>> {
         let Some(value) = self.get(id_key(id)).await? else { return Ok(None) };
-        let malformed = || Error::new(ErrorKind::Corrupt, format!("directory entry of image id {id}"));
+        let malformed = || Error::new(ErrorKind::Corrupt, format!("directory entry of {} id {id}", self.what));
         decode_string(&value).map(Some).ok_or_else(malformed)
     }
 
@@ -86,7 +98,7 @@ impl<'a> ImageDirectory<'a> {
             ObjectOp::KvCompare { key: id_key(id), value: None },
             ObjectOp::KvSet { pairs: entries(name, id) },
         ];
-        if !self.namespace.is_empty() {
+        if !self.namespace.is_empty() && self.object == DIRECTORY {
             // Namespaces have a directory from their creation on; one that is being removed admits no new images.
             self.check_namespace().await?;
             ops[0] = ObjectOp::KvCompare { key: NAMESPACE_STATE.to_vec(), value: Some(NAMESPACE_READY.to_vec()) };
@@ -136,7 +148,7 @@ impl<'a> ImageDirectory<'a> {
                 if self.name_of(id).await?.is_none() {
                     return Ok(());
                 }
-                Err(Error::new(ErrorKind::Busy, format!("image {name} was renamed meanwhile")))
+                Err(Error::new(ErrorKind::Busy, format!("{} {name} was renamed meanwhile", self.what)))
             }
             Err(error) => Err(error),
         }
@@ -153,7 +165,7 @@ impl<'a> ImageDirectory<'a> {
             Err(error) if error.kind() == ErrorKind::Guard => {
                 let kind = if self.id_of(to).await?.is_some() { ErrorKind::Exists } else { ErrorKind::NotFound };
                 let name = if kind == ErrorKind::Exists { to } else { from };
-                Err(Error::new(kind, format!("image {name}")))
+                Err(Error::new(kind, format!("{} {name}", self.what)))
             }
             Err(error) => Err(error),
         }

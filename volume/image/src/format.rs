@@ -11,8 +11,12 @@ use crate::wire::{CephReader, CephWriter};
 
 /// Object that lists the images of a pool.
 pub(crate) const DIRECTORY: &str = "rbd_directory";
+/// Object that lists the groups of a pool.
+pub(crate) const GROUP_DIRECTORY: &str = "rbd_group_directory";
 /// Longest image id in bytes; a longer one would not fit the data objects' prefix.
 pub(crate) const ID_LEN_MAX: usize = 14;
+/// Longest id of a group in bytes: librbd's are the number of a client and a random one, in hexadecimal digits.
+pub(crate) const GROUP_ID_LEN_MAX: usize = 32;
 /// Orders (binary logarithms of the object size) that RBD supports.
 pub(crate) const ORDERS: std::ops::RangeInclusive<u8> = 12..=25;
 
@@ -117,6 +121,11 @@ pub(crate) fn snapshot_key(id: SnapId) -> Vec<u8> {
 /// Returns whether an id is 1 to [`ID_LEN_MAX`] ASCII letters and digits.
 pub(crate) fn is_valid_id(id: &str) -> bool {
     (1..=ID_LEN_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+/// Returns whether the id of a group, or of a snapshot of one, is 1 to [`GROUP_ID_LEN_MAX`] ASCII letters and digits.
+pub(crate) fn is_valid_group_id(id: &str) -> bool {
+    (1..=GROUP_ID_LEN_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
 /// Encodes a string as Ceph does: its length as little-endian `u32`, then its bytes.

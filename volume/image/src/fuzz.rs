@@ -3,6 +3,7 @@
 use crate::format::ImageHeader;
 use crate::wire::bitmap::Bitmap;
 use crate::wire::diff::{DiffDecoder, DiffError, DiffEvent, DiffVersion};
+use crate::wire::group::{GroupSnapshot, decode_group, member_of_key};
 use crate::wire::image_stream::{
     IMAGE_MAGIC, ImageProperty, ImageStreamDecoder, ImageStreamEvent, put_diffs_head, put_property,
 };
@@ -184,6 +185,10 @@ pub fn header(data: &[u8]) {
         let again = TrashEntry::decode(&entry.encode()).expect("an entry");
         assert_eq!(again.encode(), entry.encode());
     }
+    if let Some(snapshot) = GroupSnapshot::decode(rest) {
+        assert_eq!(GroupSnapshot::decode(&snapshot.encode()), Some(snapshot));
+    }
+    let _ = (decode_group(rest), member_of_key(rest));
     let mut values: Vec<Option<Vec<u8>>> = Vec::new();
     let mut rest = rest;
     while let Some((&len, after)) = rest.split_first() {

@@ -10,7 +10,7 @@ use forebay_reactor::sync::{KeyedLock, WeakMap, join_all};
 use forebay_reactor::{random, timeout, wall_clock};
 
 use crate::create_clone::CloneSource;
-use crate::directory::{Added, ImageDirectory};
+use crate::directory::{Added, Directory};
 use crate::format::{ImageFeatures, ImageHeader, SNAPSHOT_PREFIX, header_object, map_object, object_prefix_elsewhere};
 use crate::image::{Image, ImageOpenOptions};
 use crate::info::{CreateOptions, ImageDescription, SnapshotInfo};
@@ -42,7 +42,7 @@ pub struct Images {
     pub(crate) namespace: Rc<str>,
     /// Open images by id. An entry without handles is closing.
     pub(crate) open: WeakMap<String, OpenImage>,
-    /// Names of images being created, renamed, moved or removed; `trash/ID` for one in the trash.
+    /// Names of images being created, renamed, moved or removed; `trash/ID` for one in the trash, `group/NAME` for a group.
     changing: RefCell<BTreeSet<String>>,
     /// Locks by id: one open at a time, so that an image is never open twice.
     opening: KeyedLock<String>,
@@ -124,8 +124,8 @@ impl Images {
         &self.namespace
     }
 
-    pub(crate) fn directory(&self) -> ImageDirectory<'_> {
-        ImageDirectory::of(&self.backend, &self.namespace)
+    pub(crate) fn directory(&self) -> Directory<'_> {
+        Directory::of_images(&self.backend, &self.namespace)
     }
 
     /// Resolves a name of the form `NAMESPACE/IMAGE` to the registry of the namespace and the name in it; `None` for
@@ -181,7 +181,7 @@ impl Images {
     }
 
     /// Adds the name to the directory; returns the id.
-    async fn claim(&self, directory: &ImageDirectory<'_>, name: &str) -> Result<String> {
+    async fn claim(&self, directory: &Directory<'_>, name: &str) -> Result<String> {
         let exists = || Error::new(ErrorKind::Exists, format!("image {name}"));
         for _ in 0..ID_TRIES {
             let id = format!("{:014x}", random() >> 8);
@@ -210,7 +210,7 @@ impl Images {
 
     async fn finish_create(
         &self,
-        directory: &ImageDirectory<'_>,
+        directory: &Directory<'_>,
         name: &str,
         id: &str,
         options: &CreateOptions,
@@ -257,7 +257,7 @@ impl Images {
     /// removed.
     async fn undo_create(
         &self,
-        directory: &ImageDirectory<'_>,
+        directory: &Directory<'_>,
         name: &str,
         id: &str,
         with_header: bool,
@@ -512,9 +512,19 @@ impl Images {
         Ok(())
     }
 
+    /// Marks a name as being changed; returns `false` if it is already.
+    pub(crate) fn begin_changing(&self, name: &str) -> bool {
+        self.changing.borrow_mut().insert(name.to_owned())
+    }
+
+    /// Ends that.
+    pub(crate) fn end_changing(&self, name: &str) {
+        self.changing.borrow_mut().remove(name);
+    }
+
     pub(crate) fn change(&self, name: &str) -> Result<Changing<'_>> {
         self.check_unchanging(name)?;
-        self.changing.borrow_mut().insert(name.to_owned());
+        self.begin_changing(name);
         Ok(Changing { images: self, name: name.to_owned() })
     }
 }
@@ -527,7 +537,7 @@ pub(crate) struct Changing<'a> {
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        self.images.changing.borrow_mut().remove(&self.name);
+        self.images.end_changing(&self.name);
     }
 }
 

@@ -24,6 +24,7 @@ mod flatten;
 mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
+mod groups;
 mod header_state;
 mod image;
 mod images;
@@ -64,6 +65,7 @@ pub use changes::{ChangedRange, ImageChanges};
 pub use config::MetadataReader;
 pub use exclusive_lock::KeptLock;
 pub use format::ImageFeatures;
+pub use groups::{CreatedPart, GroupMember, GroupSnapshotInfo, GroupSnapshotPart, PendingGroupSnapshot, PendingPart};
 pub use image::{Image, ImageOpenOptions, SpaceUsage};
 pub use images::{Images, NAME_LEN_MAX, OBJECT_SIZES, SIZE_MAX};
 pub use info::{

@@ -16,7 +16,7 @@ impl Images {
     /// is removed.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` if it is open (unless forced), has snapshots, or is being changed.
+    /// `NotFound`; `Busy` if it is open (unless forced), has snapshots, belongs to a group, or is being changed.
     pub async fn remove(
         self: &Rc<Self>,
         name: &str,
@@ -59,6 +59,10 @@ impl Images {
         let header = &self.header(id).await?;
         if !header.snapshots.is_empty() {
             return Err(Error::new(ErrorKind::Busy, format!("image {name} has snapshots")));
+        }
+        if let Some(group) = self.group_of(id).await? {
+            let what = format!("image {name} belongs to the group {group}; remove it from the group first");
+            return Err(Error::new(ErrorKind::Busy, what));
         }
         check_openable(name, header)?;
         let unsupported = header.features.unsupported(false, self.backend.shared().is_some());

@@ -26,12 +26,36 @@ impl Image {
     /// # Errors
     /// `NotFound`; `ReadOnly`; errors of the backend: part of the image is rolled back then, and rolling it back again
     /// completes that.
-    pub async fn rollback(&self, name: &str, mut progress: impl FnMut(ObjectProgress)) -> Result<()> {
+    pub async fn rollback(&self, name: &str, progress: impl FnMut(ObjectProgress)) -> Result<()> {
+        let shared = self.shared();
+        let rolled_back = self.rollback_found(|| find(shared, name), progress).await;
+        rolled_back.map_err(|error| error.within(format_args!("rolling image {} back to {name}", shared.name())))
+    }
+
+    /// Rolls the image back to the snapshot of a number, of whatever kind, as [`rollback`](Self::rollback) does.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn rollback_number(&self, id: SnapId, progress: impl FnMut(ObjectProgress)) -> Result<()> {
+        let shared = self.shared();
+        let find = || {
+            let found = shared.header().snapshots.iter().find(|snapshot| snapshot.id == id).cloned();
+            found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("snapshot {}", id.0)))
+        };
+        let rolled_back = self.rollback_found(find, progress).await;
+        rolled_back.map_err(|error| error.within(format_args!("rolling image {} back", shared.name())))
+    }
+
+    async fn rollback_found(
+        &self,
+        find: impl Fn() -> Result<Snapshot>,
+        mut progress: impl FnMut(ObjectProgress),
+    ) -> Result<()> {
         let shared = self.shared();
         let rolled_back = async {
             let _alone = self.begin_change().await?;
             shared.note_rollback();
-            let snapshot = find(shared, name)?;
+            let snapshot = find()?;
             resize_to(shared, snapshot.size, &mut |_| {}).await?;
             let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;
             let gone = || Error::new(ErrorKind::Busy, "another client has removed it meanwhile");
@@ -45,7 +69,7 @@ impl Image {
         if let Some(watcher) = shared.watcher() {
             watcher.header_changed().await;
         }
-        rolled_back.map_err(|error| error.within(format_args!("rolling image {} back to {name}", shared.name())))
+        rolled_back
     }
 }
 

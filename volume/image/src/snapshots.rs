@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, Extent, ObjectOp, Result, SnapId, Transaction};
+use forebay_block::{Error, ErrorKind, ExclusiveRange, Extent, ObjectOp, Result, SnapId, Transaction};
 use forebay_reactor::sync::Permit;
 use forebay_reactor::{random, wall_clock};
 
@@ -18,7 +18,7 @@ use crate::open_image::OpenImage;
 use crate::owner::OwnerOperation;
 use crate::resize::unless_absent;
 use crate::wire::bitmap::Bitmap;
-use crate::wire::snapshot::{Parent, Protection, Snapshot};
+use crate::wire::snapshot::{NewSnapshot, Parent, Protection, Snapshot};
 
 /// Header key of the snapshot numbers that are still to be removed from the pool: their snapshots are gone, or are not created
 /// yet.  Ceph's clients ignore it.
@@ -56,18 +56,9 @@ impl Image {
                 return find(shared, name).map(|snapshot| snapshot.info());
             }
             for _ in 0..TRIES {
-                let _alone = self.begin_change().await?;
-                let header = shared.header();
-                if header.snapshots.iter().any(|snapshot| snapshot.is_user() && snapshot.name == name) {
-                    return Err(Error::new(ErrorKind::Exists, format!("snapshot {name}")));
-                }
-                check_limit(shared, &header).await?;
-                let id = shared.data().snap_allocate().await?;
-                if !reserve(shared, id).await? {
-                    free(shared, id).await;
-                    continue;
-                }
-                if let Some(info) = add(shared, name, id).await? {
+                let Some(pending) = self.begin_snapshot(name, SnapshotKind::User).await? else { continue };
+                let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;
+                if let Some(info) = pending.create(shared, hold).await? {
                     return Ok(info);
                 }
             }
@@ -113,6 +104,16 @@ impl Image {
             }
         };
         self.remove_found(find).await.map_err(|error| error.within(what))
+    }
+
+    /// Removes the part of a group's snapshot that is this image's. `NotFound` if there is none.
+    pub(crate) async fn remove_group_part(&self, kind: &SnapshotKind) -> Result<()> {
+        let shared = self.shared();
+        let find = || {
+            let found = shared.header().snapshots.iter().find(|snapshot| snapshot.kind == *kind).cloned();
+            found.ok_or_else(|| Error::new(ErrorKind::NotFound, "a part of the group's snapshot"))
+        };
+        self.remove_found(find).await.map_err(|error| error.within(format_args!("image {}", shared.name())))
     }
 
     async fn remove_found(&self, find: impl Fn() -> Result<Snapshot>) -> Result<()> {
@@ -248,6 +249,24 @@ impl Image {
         announce(shared, limited.map_err(|error| error.within(what))).await
     }
 
+    /// Begins to create a snapshot: checks that there may be one more of that name and kind, and reserves a number; `None` if
+    /// another client changes the snapshots at the same time.
+    pub(crate) async fn begin_snapshot(&self, name: &str, kind: SnapshotKind) -> Result<Option<PendingSnapshot>> {
+        let shared = self.shared();
+        let alone = self.begin_change().await?;
+        let header = shared.header();
+        if header.snapshots.iter().any(|snapshot| snapshot.kind == kind && snapshot.name == name) {
+            return Err(Error::new(ErrorKind::Exists, format!("snapshot {name}")));
+        }
+        check_limit(shared, &header).await?;
+        let id = shared.data().snap_allocate().await?;
+        if !reserve(shared, id).await? {
+            free(shared, id).await;
+            return Ok(None);
+        }
+        Ok(Some(PendingSnapshot { name: name.to_owned(), kind, id, _alone: alone }))
+    }
+
     /// Prepares a change of the header: acquires the exclusive lock, if there is one, re-reads the header if it may have
     /// changed, and acquires the permit to change size and snapshots.
     pub(crate) async fn begin_change(&self) -> Result<Permit> {
@@ -266,8 +285,25 @@ impl Image {
     }
 }
 
+/// Snapshot that is being created, whose number is reserved. No other change of the header begins meanwhile; what is dropped
+/// before it is created is freed by the next one.
+pub(crate) struct PendingSnapshot {
+    name: String,
+    kind: SnapshotKind,
+    id: SnapId,
+    _alone: Permit,
+}
+
+impl PendingSnapshot {
+    /// Creates the snapshot: of the image as it is under `hold`, which blocks its writes. `None` if another client has changed
+    /// the header meanwhile.
+    pub(crate) async fn create(self, shared: &Rc<OpenImage>, hold: ExclusiveRange) -> Result<Option<SnapshotInfo>> {
+        add(shared, &self, hold).await
+    }
+}
+
 /// Notifies the other clients of a changed header, if there was a change.
-async fn announce<T>(shared: &OpenImage, changed: Result<T>) -> Result<T> {
+pub(crate) async fn announce<T>(shared: &OpenImage, changed: Result<T>) -> Result<T> {
     if changed.is_ok()
         && let Some(watcher) = shared.watcher()
     {
@@ -303,7 +339,7 @@ async fn check_limit(shared: &OpenImage, header: &ImageHeader) -> Result<()> {
     }
 }
 
-fn contended() -> Error {
+pub(crate) fn contended() -> Error {
     Error::new(ErrorKind::Busy, format!("other clients have changed the image {TRIES} times meanwhile; try again"))
 }
 
@@ -329,8 +365,12 @@ fn holds(snapshot: &Snapshot) -> ObjectOp {
 ///
 /// Invariant: whenever the header has the snapshot, or may have it, every write carries it in its snapshot context. So writes
 /// wait until the outcome is known; and if it is not, the snapshot stays in the context, which preserves too much at worst.
-async fn add(shared: &Rc<OpenImage>, name: &str, id: SnapId) -> Result<Option<SnapshotInfo>> {
-    let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;
+async fn add(
+    shared: &Rc<OpenImage>,
+    PendingSnapshot { name, kind, id, .. }: &PendingSnapshot,
+    hold: ExclusiveRange,
+) -> Result<Option<SnapshotInfo>> {
+    let id = *id;
     shared.check_there()?;
     // The snapshot must not be more durable than the writes before it.
     shared.data().flush().await?;
@@ -342,7 +382,8 @@ async fn add(shared: &Rc<OpenImage>, name: &str, id: SnapId) -> Result<Option<Sn
     }
     let size = shared.size();
     let overlap = header.parent.as_ref().and_then(|(_, parent)| parent.overlap);
-    let snapshot = Snapshot::new(id, name, size, header.flags, overlap, wall_clock());
+    let new = NewSnapshot { name: name.clone(), kind: kind.clone(), size, flags: header.flags, overlap };
+    let snapshot = Snapshot::new(id, &new, wall_clock());
     let map = map_object(shared.namespace(), shared.id(), Some(id));
     // Stored first: a map without a snapshot harms nobody.
     if let Some(own) = shared.map() {

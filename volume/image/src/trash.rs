@@ -19,7 +19,7 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
 use forebay_reactor::wall_clock;
 
-use crate::directory::{Added, ImageDirectory};
+use crate::directory::{Added, Directory};
 use crate::format::{id_key, id_keys, id_of_key, is_valid_id};
 use crate::images::{Images, check_name};
 use crate::info::{ObjectProgress, ParentInfo, RemoveOptions};
@@ -241,7 +241,7 @@ impl Images {
     }
 
     /// Removes the name of an image whose entry is stored, and completes the move.
-    async fn finish_move(&self, directory: &ImageDirectory<'_>, id: &str, entry: &TrashEntry) -> Result<()> {
+    async fn finish_move(&self, directory: &Directory<'_>, id: &str, entry: &TrashEntry) -> Result<()> {
         directory.remove_id(&entry.name, id).await?;
         directory.remove(&entry.name, id).await?;
         let moving = TrashEntry { state: TrashState::Moving, ..entry.clone() };

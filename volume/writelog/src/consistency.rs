@@ -142,19 +142,32 @@ impl WriteLog {
     /// # Errors
     /// If the log has failed or is closed, or the backend fails a flush.
     pub async fn cut(&self) -> Result<Cut> {
+        let cut = self.begin_cut().await;
+        self.complete_cut(&cut).await?;
+        Ok(cut)
+    }
+
+    /// Chooses the moment of a cut: the backend will have all writes acknowledged before this call, and none submitted after
+    /// it returned, which stay in the log until the guard is dropped. Does not wait for the backend.
+    pub async fn begin_cut(&self) -> Cut {
         let shared = &self.shared;
         shared.state.borrow_mut().barrier();
         self.settle().await;
-        let head = {
-            let mut state = shared.state.borrow_mut();
-            let head = state.dirty.head();
-            state.points.hold(head);
-            head
-        };
-        let cut = Cut { shared: shared.clone(), head };
+        let mut state = shared.state.borrow_mut();
+        let head = state.dirty.head();
+        state.points.hold(head);
+        Cut { shared: shared.clone(), head }
+    }
+
+    /// Waits until the backend is at the moment of a cut, and holds it there until the guard is dropped.
+    ///
+    /// # Errors
+    /// As for [`cut`](Self::cut).
+    pub async fn complete_cut(&self, cut: &Cut) -> Result<()> {
+        let shared = &self.shared;
+        debug_assert!(Rc::ptr_eq(shared, &cut.shared), "the cut of another log");
         shared.settled.wait_until(|| shared.state.borrow().bypassed.is_idle()).await;
-        self.drain_to(head).await?;
-        Ok(cut)
+        self.drain_to(cut.head).await
     }
 
     /// Prepares the volume for a shrink to `size` bytes: requests past it are refused until the returned guard is

@@ -27,7 +27,7 @@ pub struct ImageSnapshot {
 }
 
 /// Owner of a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SnapshotNamespace {
     /// `user`, `group`, `mirror` or `trash`.
     #[serde(rename = "type")]
@@ -35,6 +35,15 @@ pub struct SnapshotNamespace {
     /// Name before the snapshot moved to the trash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original_name: Option<String>,
+    /// Pool of the group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// Name of the group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Name of the group's snapshot.
+    #[serde(rename = "group snap", default, skip_serializing_if = "Option::is_none")]
+    pub group_snapshot: Option<String>,
 }
 
 /// Request for a new snapshot.

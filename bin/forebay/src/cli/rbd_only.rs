@@ -3,7 +3,7 @@
 use crate::failure::{Failure, FailureKind};
 
 /// Commands, by their first words, with the reason and what to do instead.
-const COMMANDS: [(&[&str], &str, &str); 16] = [
+const COMMANDS: [(&[&str], &str, &str); 15] = [
     (&["config", "global"], "the daemon takes limits of all volumes from its configuration", "set them under [qos]"),
     (&["device"], "images are not mapped to block devices of this machine", ATTACH),
     (&["map"], "images are not mapped to block devices of this machine", ATTACH),
@@ -14,7 +14,6 @@ const COMMANDS: [(&[&str], &str, &str); 16] = [
         "images are not encrypted by RBD's own format here",
         "encrypt on the host, for example with LUKS",
     ),
-    (&["group"], "there are no groups of images yet", USE_RBD),
     (&["journal"], "images with journals are not written", USE_RBD),
     (&["migration"], "images that are being migrated are not opened", USE_RBD),
     (&["mirror"], "images are not mirrored between clusters", USE_RBD),

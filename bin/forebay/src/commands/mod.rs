@@ -9,6 +9,7 @@ mod complete;
 mod config;
 mod copy;
 mod diffs;
+mod groups;
 mod images;
 mod logs;
 mod manage;
@@ -62,6 +63,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Children(options) => clones::children(global, output, options),
         CliCommand::Flatten(options) => clones::flatten(global, output, options),
         CliCommand::Sparsify(options) => images::sparsify(global, output, options),
+        CliCommand::Group(command) => groups::run(global, output, command),
         CliCommand::Trash(command) => trash::run(global, output, command),
         CliCommand::ImageMeta(command) => manage::image_meta(global, output, command),
         CliCommand::Lock(command) => manage::lock(global, output, command),

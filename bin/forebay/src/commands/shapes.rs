@@ -193,9 +193,13 @@ pub fn snapshots(snapshots: &[SnapshotRow<'_>], all: bool) -> String {
     let [id, name, size, protected, time] = TITLES;
     let rows = snapshots.iter().map(|snapshot| {
         let [id, name, size, protected, time] = cells(snapshot);
-        let owner = snapshot.namespace.map(|namespace| match &namespace.original_name {
-            Some(name) => format!("{} ({name})", namespace.kind),
-            None => namespace.kind.clone(),
+        let owner = snapshot.namespace.map(|namespace| {
+            let SnapshotNamespace { kind, original_name, pool, group, group_snapshot } = namespace;
+            match (original_name, pool, group, group_snapshot) {
+                (Some(name), ..) => format!("{kind} ({name})"),
+                (None, Some(pool), Some(group), Some(snapshot)) => format!("{kind} ({pool}/{group}@{snapshot})"),
+                _ => kind.clone(),
+            }
         });
         let owner = owner.unwrap_or_default();
         [id, name, size, protected, time, owner]
@@ -448,7 +452,7 @@ mod tests {
         let json = serde_json::to_string(&all[0]).expect("JSON");
         let want = r#"{"id":4,"name":"s1","size":104857600,"protected":"true","timestamp":"Mon Nov 23 19:41:42 2026"}"#;
         assert_eq!(json, want);
-        let user = SnapshotNamespace { kind: "user".into(), original_name: None };
+        let user = SnapshotNamespace { kind: "user".into(), ..SnapshotNamespace::default() };
         let owned = [SnapshotRow { namespace: Some(&user), ..snapshot(4, "s1", "false") }];
         let want = [
             "SNAPID  NAME  SIZE     PROTECTED  TIMESTAMP                 NAMESPACE",

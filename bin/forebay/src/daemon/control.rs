@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, cache, clones, manage, metrics, options, page, snapshots, streams, trash};
+use super::{access, cache, clones, groups, manage, metrics, options, page, snapshots, streams, trash};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -136,6 +136,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .merge(snapshots::routes())
         .merge(clones::routes())
         .merge(trash::routes())
+        .merge(groups::routes())
         .merge(manage::routes())
         .merge(options::routes())
         .route("/v1/reload", post(reload))
@@ -220,6 +221,18 @@ async fn no_such_path(request: Request) -> Failure {
         manage::sparsify,
         manage::check_object_map,
         manage::rebuild_object_map,
+        groups::list_groups,
+        groups::create_group,
+        groups::rename_group,
+        groups::remove_group,
+        groups::list_group_images,
+        groups::add_to_group,
+        groups::remove_from_group,
+        groups::list_group_snapshots,
+        groups::create_group_snapshot,
+        groups::rename_group_snapshot,
+        groups::remove_group_snapshot,
+        groups::roll_back_group,
         trash::list_trash,
         trash::move_to_trash,
         trash::purge_trash,

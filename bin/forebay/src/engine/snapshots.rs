@@ -25,10 +25,17 @@ impl Engine {
         let backend = self.pool(&spec.pool).await?;
         let snapshots = image::Images::of(&backend).snapshots(&spec.image).await;
         let snapshots = snapshots.map_err(|error| self.image_failure(error, spec))?;
-        let shown = snapshots.iter().filter(|snapshot| all || snapshot.is_user());
-        Ok(shown
-            .map(|snapshot| ImageSnapshot { namespace: all.then(|| namespace(snapshot)), ..describe(snapshot) })
-            .collect())
+        let mut listed = Vec::new();
+        for snapshot in snapshots.iter().filter(|snapshot| all || snapshot.is_user()) {
+            let mut owner = all.then(|| namespace(snapshot));
+            if let (Some(owner), SnapshotKind::Group { pool, group, snapshot }) = (&mut owner, &snapshot.kind) {
+                let names = image::Images::of(&backend).group_names(*pool, group, snapshot).await;
+                let names = names.map_err(|error| self.image_failure(error, spec))?;
+                (owner.pool, owner.group, owner.group_snapshot) = names;
+            }
+            listed.push(ImageSnapshot { namespace: owner, ..describe(snapshot) });
+        }
+        Ok(listed)
     }
 
     /// Creates a snapshot, which has every write acknowledged before, and none submitted after it returns.
@@ -328,7 +335,7 @@ impl Engine {
         self.snapshot_failure(error, spec).await
     }
 
-    async fn image_is_missing(&self, spec: &ImageSpec) -> bool {
+    pub(super) async fn image_is_missing(&self, spec: &ImageSpec) -> bool {
         let Ok(backend) = self.pool(&spec.pool).await else { return false };
         image::info(&backend, &spec.image).await.is_err_and(|error| error.kind() == ErrorKind::NotFound)
     }
@@ -374,5 +381,5 @@ fn namespace(snapshot: &SnapshotInfo) -> SnapshotNamespace {
         SnapshotKind::Other(3) => ("mirror", None),
         SnapshotKind::Other(_) => ("unknown", None),
     };
-    SnapshotNamespace { kind: kind.into(), original_name }
+    SnapshotNamespace { kind: kind.into(), original_name, ..SnapshotNamespace::default() }
 }

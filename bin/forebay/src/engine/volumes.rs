@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use forebay_block::reservation::{Keep, ReservationTable, Reservations};
 use forebay_block::{
-    BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, Geometry, InFlightTracker, LocalFuture,
-    SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, Geometry, InFlightGuard, InFlightTracker,
+    LocalFuture, SizeWatch,
 };
 use forebay_export::{Delayed, MeasuredRequest, Meter};
 use forebay_image::{Image, ImageOpenOptions, LUKS_HEADER_LEN, LuksHeader};
@@ -20,6 +20,7 @@ use forebay_reactor::{now, timeout, try_spawn};
 use forebay_writelog::{LogAttachment, WriteLog};
 
 use super::Engine;
+use super::held_writes::{HeldWrites, WriteGate};
 use super::limits::LimitSource;
 use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
@@ -35,6 +36,8 @@ pub struct Volume {
     reservations: RefCell<forebay_block::Result<Option<Reservations>>>,
     /// Changes that have not been acknowledged.
     changes: Rc<InFlightTracker>,
+    /// Gate of the writes from hosts.
+    pub(super) gate: Rc<WriteGate>,
     /// Limits of the requests from hosts.
     pub(super) qos: Rc<VolumeQos>,
     /// Share of the core, except in a pool of a cluster, whose own queues are elsewhere.
@@ -158,6 +161,14 @@ impl Volume {
         Ok(())
     }
 
+    /// Holds the writes of hosts from now on, until the guard is dropped; the future waits for those in flight. Writes that
+    /// wait for a limit are in flight, and do not wait any longer.
+    pub(super) fn hold_writes(&self) -> (HeldWrites, impl Future<Output = ()> + 'static) {
+        let held = self.gate.hold();
+        self.qos.release_all();
+        held
+    }
+
     /// Returns the device that requests go to: the log, or the image if there is none.
     pub fn top(&self) -> Rc<dyn BlockDevice> {
         self.attachment.device()
@@ -229,13 +240,13 @@ impl BlockDevice for ExportDevice {
             return Box::pin(std::future::ready(Err(error)));
         }
         let is_write = request.is_write();
-        let mut share = None;
+        let (mut share, mut passed) = (None, None);
         let measured = self.meter.measure(request, |request| {
-            let (submitted, used) = self.volume.submit_limited(request);
-            share = used;
-            submitted
+            let submitted = self.volume.submit_limited(request);
+            (share, passed) = (submitted.share, submitted.passed);
+            submitted.reply
         });
-        let request = ExportRequest { measured, share, volume: self.volume.clone() };
+        let request = ExportRequest { measured, share, passed, volume: self.volume.clone() };
         match is_write {
             true => Box::pin(self.volume.changes.track(request)),
             false => Box::pin(request),
@@ -260,6 +271,8 @@ struct ExportRequest {
     measured: MeasuredRequest,
     /// Share of the core that it uses, unless it had to wait for one.
     share: Option<SharedRequest>,
+    /// Count of a write, unless it was held.
+    passed: Option<InFlightGuard>,
     volume: Rc<Volume>,
 }
 
@@ -268,7 +281,7 @@ impl Future for ExportRequest {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Poll::Ready(result) = Pin::new(&mut self.measured).poll(cx) else { return Poll::Pending };
-        self.share = None;
+        (self.share, self.passed) = (None, None);
         if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced) && !self.volume.fenced.replace(true) {
             let image = self.volume.image.name();
             tracing::error!(
@@ -609,6 +622,7 @@ impl Engine {
             image,
             reservations: RefCell::new(reservations),
             changes,
+            gate: Rc::default(),
             qos,
             share: (!shared).then(|| VolumeShare::new(self.volumes.shares.clone())),
             limits,

@@ -10,6 +10,7 @@ mod config;
 mod daemon;
 mod diffs;
 mod exports;
+mod groups;
 mod hosts;
 mod images;
 mod logs;

@@ -5,6 +5,7 @@
 pub(crate) mod bitmap;
 pub(crate) mod children;
 pub mod diff;
+pub(crate) mod group;
 pub mod image_stream;
 pub(crate) mod lock;
 pub(crate) mod notify;

@@ -170,7 +170,7 @@ impl OwnerRequest {
             None => out,
         };
         let out = |op: u32| CephWriter::new().u32(op);
-        let user = |out: CephWriter| out.append(SnapshotKind::encode_user());
+        let user = |out: CephWriter| out.append(SnapshotKind::User.encode_new());
         match &self.operation {
             None => out(MIGRATE),
             Some(OwnerOperation::Flatten) => id(out(FLATTEN)),

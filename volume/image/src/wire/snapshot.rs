@@ -95,6 +95,20 @@ pub(crate) struct Snapshot {
     pub(crate) stored: Vec<u8>,
 }
 
+/// Properties of a snapshot that is being created.
+#[derive(Debug, Clone)]
+pub(crate) struct NewSnapshot {
+    pub(crate) name: String,
+    /// A user's, or a group's.
+    pub(crate) kind: SnapshotKind,
+    /// Size of the image in bytes.
+    pub(crate) size: u64,
+    /// Flags of the image.
+    pub(crate) flags: u64,
+    /// Overlap with the parent in bytes.
+    pub(crate) overlap: Option<u64>,
+}
+
 /// Protection of a snapshot against removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protection {
@@ -120,9 +134,15 @@ impl SnapshotKind {
         })
     }
 
-    /// Encodes the namespace of a snapshot of a user.
-    pub(super) fn encode_user() -> CephWriter {
-        CephWriter::new().versioned(1, 1, CephWriter::new().u32(USER))
+    /// Encodes the namespace of a new snapshot: of a user, or of a group.
+    pub(super) fn encode_new(&self) -> CephWriter {
+        let body = match self {
+            Self::Group { pool, group, snapshot } => {
+                CephWriter::new().u32(GROUP).i64(*pool).string(group).string(snapshot)
+            }
+            _ => CephWriter::new().u32(USER),
+        };
+        CephWriter::new().versioned(1, 1, body)
     }
 
     /// Encodes the namespace of a snapshot in the trash, which had a name of a user.
@@ -147,16 +167,17 @@ struct FieldRanges {
 const PREFIX: usize = 6;
 
 impl Snapshot {
-    /// Returns a new snapshot made by a user, in the newest format.
-    pub(crate) fn new(id: SnapId, name: &str, size: u64, flags: u64, overlap: Option<u64>, now: Duration) -> Self {
-        let body = CephWriter::new().u64(id.0).string(name).u64(size).u8(Protection::None as u8).u64(flags);
-        let body = body.append(SnapshotKind::encode_user()).time(now).u32(0);
+    /// Returns a new snapshot, in the newest format.
+    pub(crate) fn new(id: SnapId, new: &NewSnapshot, now: Duration) -> Self {
+        let NewSnapshot { name, kind, size, flags, overlap } = new.clone();
+        let body = CephWriter::new().u64(id.0).string(&name).u64(size).u8(Protection::None as u8).u64(flags);
+        let body = body.append(kind.encode_new()).time(now).u32(0);
         let body = match overlap {
             Some(overlap) => body.u8(1).u64(overlap),
             None => body.u8(0),
         };
         let stored = CephWriter::new().versioned(8, 8, body).done();
-        let (name, created) = (name.to_owned(), Some(now));
+        let created = Some(now);
         Self {
             id,
             name,
@@ -164,7 +185,7 @@ impl Snapshot {
             parent: None,
             protection: Protection::None,
             flags,
-            kind: SnapshotKind::User,
+            kind,
             created,
             children: 0,
             overlap,
@@ -305,12 +326,6 @@ impl Snapshot {
     }
 }
 
-/// Decodes the group in an image's header: its pool and id; `None` if it is malformed.
-pub(crate) fn decode_group(bytes: &[u8]) -> Option<(i64, String)> {
-    let mut body = CephReader::new(bytes).versioned(1)?.body;
-    Some((body.i64()?, body.string()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::unhex;
@@ -368,16 +383,6 @@ mod tests {
         }
     }
 
-    /// Golden bytes stored by `rbd group image add` 16.2.
-    #[test]
-    fn a_group_of_rbd() {
-        let bytes = unhex("0101 18000000 0100000000000000 0c000000 313139353662386234353637");
-        assert_eq!(decode_group(&bytes), Some((1, "11956b8b4567".into())));
-        for at in 0..bytes.len() {
-            assert_eq!(decode_group(&bytes[..at]), None);
-        }
-    }
-
     #[test]
     fn a_new_snapshot_byte_for_byte_and_its_changes() {
         let bytes = unhex(
@@ -385,7 +390,9 @@ mod tests {
              3fb9016b 4a40191f 00000000 01 0000a00000000000",
         );
         let then = Duration::new(0x6b01_b93f, 0x1f19_404a);
-        let new = Snapshot::new(SnapId(6), "cs", 10 << 20, 0, Some(10 << 20), then);
+        let (name, kind) = ("cs".to_owned(), SnapshotKind::User);
+        let new = NewSnapshot { name, kind, size: 10 << 20, flags: 0, overlap: Some(10 << 20) };
+        let new = Snapshot::new(SnapId(6), &new, then);
         assert_eq!(new.stored, bytes, "what rbd stores");
         assert_eq!(Snapshot::decode(&bytes), Some(new.clone()));
         let renamed = new.renamed("another").and_then(|bytes| Snapshot::decode(&bytes)).expect("readable");

@@ -11,6 +11,7 @@ mod device;
 mod families;
 mod faults;
 mod features;
+mod groups;
 mod images;
 mod locks;
 mod manage;
