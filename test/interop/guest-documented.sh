@@ -107,6 +107,7 @@ given() {
     'Images') serve "forebay serve --data $DATA"; head -c 4M /dev/urandom >debian.raw; truncate -s 64M debian.raw ;;
     'The shapes of rbd' | 'Snapshots') serve "forebay serve --data $DATA"; create local/disk1 ;;
     'Clones') serve "forebay serve --data $DATA"; create local/golden ;;
+    'Groups') serve "forebay serve --data $DATA"; create local/tables local/journal ;;
     'Space') serve "forebay serve --data $DATA"; create local/vm1 ;;
     'Write logs')
       mkfs.ext4 -q -F /dev/pmem0; mkdir -p /mnt/pmem; mountpoint -q /mnt/pmem || mount -o dax /dev/pmem0 /mnt/pmem
@@ -152,6 +153,9 @@ holds() {
     'Snapshots')
       [[ $(forebay snap ls local/disk1 --format json) == '[]' ]] || fail "all snapshots are gone"
       [[ -e monday.raw ]] || fail "what was exported" ;;
+    'Groups')
+      [[ $(forebay group ls local --format json) == '[]' ]] || fail "the group is gone"
+      [[ $(forebay snap ls --all local/tables --format json) == '[]' ]] || fail "no part of a snapshot is left" ;;
     'Clones')
       [[ $(forebay snap ls --all local/golden --format json) == '[]' ]] || fail "no snapshot is left"
       [[ $(forebay info local/vm1 --format json | jq .parent) == null ]] || fail "what was flattened has no parent" ;;

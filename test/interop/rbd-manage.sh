@@ -250,6 +250,75 @@ features() { # MODE
 in_both_ways features
 ok "features and object maps: changed, checked and rebuilt by either"
 
+# Groups: their images and snapshots, made, removed and rolled back to by either.
+groups() { # MODE
+  local image
+  shape group ls rbd
+  for image in a b; do
+    ask rbd create --size 4M "rbd/$image"
+    ask qemu-io -f raw "rbd:rbd/$image:conf=$CEPH_CONF" -c 'write -P 1 0 64K'
+  done
+  ours group create rbd/mine
+  ask rbd group create rbd/theirs
+  fails_with 5 'exists already' group create rbd/theirs
+  they_refuse group create rbd/mine
+  ours group image add rbd/theirs rbd/a
+  ask rbd group image add rbd/theirs rbd/b
+  fails_with 5 'belongs to the group rbd/theirs' group image add rbd/mine rbd/b
+  they_refuse group image add rbd/mine rbd/a
+  for image in a b; do shape info "rbd/$image"; done
+  shape group ls rbd; shape group image ls rbd/theirs; shape group image ls rbd/mine
+  ours group snap create rbd/theirs@ours
+  ask rbd group snap create rbd/theirs@rbds
+  fails_with 5 'exists already' group snap create rbd/theirs@rbds
+  they_refuse group snap create rbd/theirs@ours
+  shape group snap ls rbd/theirs
+  for image in a b; do shape snap ls --all "rbd/$image"; done
+  # Each is rolled back to by the other.
+  for image in a b; do ask qemu-io -f raw "rbd:rbd/$image:conf=$CEPH_CONF" -c 'write -P 2 0 128K'; done
+  ask rbd group snap rollback --no-progress rbd/theirs@ours
+  for image in a b; do
+    ask qemu-io -f raw "rbd:rbd/$image:conf=$CEPH_CONF" -c 'read -P 1 0 64K' -c 'read -P 0 64K 64K' -c 'write -P 3 0 128K'
+    grep -q 'Pattern verification failed' "$WORK/out" && fail "rbd rolls $image back to our snapshot"
+  done
+  ours group snap rollback --no-progress rbd/theirs@rbds
+  for image in a b; do
+    ask qemu-io -f raw "rbd:rbd/$image:conf=$CEPH_CONF" -c 'read -P 1 0 64K' -c 'read -P 0 64K 64K'
+    grep -q 'Pattern verification failed' "$WORK/out" && fail "we roll $image back to a snapshot of rbd"
+    true_map "rbd/$image"
+  done
+  ask rbd group snap rename rbd/theirs@ours renamed
+  ours group snap rename rbd/theirs@rbds others
+  shape group snap ls rbd/theirs
+  fails_with 6 'has snapshots' rm rbd/a
+  ours group snap rm rbd/theirs@others
+  ask rbd group snap rm rbd/theirs@renamed
+  for image in a b; do shape snap ls --all "rbd/$image"; done
+  fails_with 6 'belongs to the group rbd/theirs' rm rbd/a
+  they_refuse rm --no-progress rbd/b
+  fails_with 6 'belongs to the group rbd/theirs' trash mv rbd/a
+  # Removed by the other, with a snapshot.
+  ours group snap create rbd/theirs@last
+  ask rbd group image rm rbd/theirs rbd/a
+  ours group rename rbd/theirs rbd/renamed
+  shape group image ls rbd/renamed
+  case $1 in
+    daemon) ask rbd group rm rbd/renamed ;;
+    *) ours group rm rbd/renamed ;;
+  esac
+  ask rbd group create rbd/renamed
+  ask rbd group image add rbd/renamed rbd/a
+  ask rbd group snap create rbd/renamed@last
+  ours group image rm rbd/renamed rbd/a
+  ours group rm rbd/renamed
+  ask rbd group rm rbd/mine
+  shape group ls rbd
+  for image in a b; do shape info "rbd/$image"; ours rm "rbd/$image"; done
+  rados -p rbd ls 2>/dev/null | grep -E 'rbd_(data|header|object_map|id|group_header)' >"$WORK/out" && fail "objects that are left"
+}
+in_both_ways groups
+ok "groups: images, snapshots of one moment, rollbacks, made and removed by either"
+
 # Zeroes that are stored: whoever frees them, both read the same, and the map is true.
 sparsify() { # MODE
   local by

@@ -173,7 +173,7 @@ struct TypedGroupAndImage {
     image_pool: Option<String>,
 
     /// The image, instead of the positional one
-    #[arg(long, alias = "image-id", value_name = "IMAGE")]
+    #[arg(long, visible_alias = "image-id", value_name = "IMAGE")]
     image: Option<String>,
 }
 

@@ -1,6 +1,5 @@
 //! Operations on groups of images, and on their snapshots: `docs/design/image.md`, "Groups".
 
-use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -131,9 +130,9 @@ impl Engine {
         Ok(listed.map(|found| GroupSnapshot { snapshot: found.name, state: state(found.is_complete).into() }).collect())
     }
 
-    /// Creates a snapshot of a group: all its images as they were at one moment, at which no write was in flight.
+    /// Creates a snapshot of a group: all its images as they were at one moment.
     ///
-    /// Writes of hosts wait until the moment is chosen; those to an image without a write log until its snapshot is created.
+    /// Writes of hosts wait until the moment is chosen; those to an image without a write log until its part is created.
     pub async fn create_group_snapshot(self: &Rc<Self>, spec: &GroupSnapshotSpec) -> Result<()> {
         spec.check_new()?;
         let groups = self.groups_of(&spec.group.pool).await?;
@@ -167,26 +166,14 @@ impl Engine {
 
     /// Creates the parts of a group's snapshot, all of one moment.
     async fn create_parts(&self, volumes: &[Rc<Volume>], parts: Vec<PendingPart>) -> Result<Vec<CreatedPart>> {
-        let (held, drained): (Vec<_>, Vec<_>) = volumes.iter().map(|volume| volume.hold_writes()).unzip();
-        if timeout(HOLD_MAX, join_all(drained.into_iter().map(|drained| Box::pin(drained)))).await.is_err() {
+        // What a host submits from here on waits until every part's moment is chosen. So a write that waits for the answer
+        // to another one, which a part has not, is in no part.
+        let held: Vec<_> = volumes.iter().map(|volume| volume.hold_writes()).collect();
+        let Ok(chosen) = timeout(HOLD_MAX, choose_moments(volumes, parts)).await else {
             let what = format!("writes to its images have not completed in {} s", HOLD_MAX.as_secs());
             return Err(Failure::new(FailureKind::Busy, what).hint("try again when the cluster has recovered"));
-        }
-        // No write of a host is in flight to any image now: this is the moment.
-        let mut creations: Vec<Pin<Box<dyn Future<Output = Result<CreatedPart>>>>> = Vec::new();
-        for mut part in parts {
-            let spec = volumes.iter().find(|volume| Rc::ptr_eq(&volume.image, part.image()));
-            match spec.and_then(|volume| volume.log()) {
-                Some(log) => {
-                    let cut = log.begin_cut().await;
-                    creations.push(Box::pin(create_behind_log(log, cut, part)));
-                }
-                None => {
-                    part.hold().await.map_err(Failure::from)?;
-                    creations.push(Box::pin(async move { part.create().await.map_err(Failure::from) }));
-                }
-            }
-        }
+        };
+        let creations = chosen?.into_iter().map(|(part, cut)| Box::pin(create_part(part, cut)));
         // Later writes stay in the log, or wait for the image.
         drop(held);
         join_all(creations).await.into_iter().collect()
@@ -331,10 +318,36 @@ impl Engine {
     }
 }
 
-/// Creates a part whose image is behind a write log, once the image is at the moment of the cut.
-async fn create_behind_log(log: Rc<WriteLog>, cut: Cut, part: PendingPart) -> Result<CreatedPart> {
+/// Cut of a write log, which chooses the moment of a part.
+type LogCut = (Rc<WriteLog>, Cut);
+
+/// Chooses the moment of each part: the cut of its image's write log, or of an image without one, a hold of its writes.
+async fn choose_moments(volumes: &[Rc<Volume>], parts: Vec<PendingPart>) -> Result<Vec<(PendingPart, Option<LogCut>)>> {
+    let mut chosen = Vec::new();
+    for mut part in parts {
+        let volume = volumes.iter().find(|volume| Rc::ptr_eq(&volume.image, part.image()));
+        let cut = match volume.and_then(|volume| volume.log()) {
+            Some(log) => {
+                let cut = log.begin_cut().await;
+                Some((log, cut))
+            }
+            None => {
+                part.hold().await?;
+                None
+            }
+        };
+        chosen.push((part, cut));
+    }
+    Ok(chosen)
+}
+
+/// Creates a part; one behind a write log once the image is at the moment of the cut.
+async fn create_part(part: PendingPart, cut: Option<LogCut>) -> Result<CreatedPart> {
+    let Some((log, cut)) = cut else { return Ok(part.create().await?) };
     let image = part.image().name();
     let completed = log.complete_cut(&cut).await;
     completed.map_err(|error| Failure::from(error).context(format_args!("the write log of {image}")))?;
-    part.create().await.map_err(Failure::from)
+    let created = part.create().await;
+    drop(cut);
+    Ok(created?)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use forebay_block::{BlockReply, BlockRequest, InFlightGuard, LocalFuture};
+use forebay_block::{BlockReply, BlockRequest, LocalFuture};
 use forebay_image::{Image, MetadataReader};
 use forebay_qos::{QosLimits, QosStats, ShareAdmission, SharedRequest};
 use forebay_reactor::sync::Semaphore;
@@ -78,15 +78,6 @@ pub(super) fn overrides(metadata: Vec<(String, Vec<u8>)>) -> BTreeMap<String, St
     metadata.into_iter().filter_map(option).collect()
 }
 
-/// Request of a host that was submitted to a volume.
-pub(super) struct SubmittedRequest {
-    pub(super) reply: LocalFuture<forebay_block::Result<BlockReply>>,
-    /// Share of the core that it uses until it completes, unless it had to wait for one.
-    pub(super) share: Option<SharedRequest>,
-    /// Count of a write until it completes, unless it was held.
-    pub(super) passed: Option<InFlightGuard>,
-}
-
 impl Volume {
     /// Reads the limits again and applies them. If that fails, those before stay in force.
     pub async fn reload_limits(self: &Rc<Self>) {
@@ -107,25 +98,23 @@ impl Volume {
     }
 
     /// Submits a request of a host to the volume when writes are not held, and its limits and its share of the core admit it.
-    /// One that need not wait for them takes no memory.
-    pub(super) fn submit_limited(self: &Rc<Self>, request: BlockRequest) -> SubmittedRequest {
-        let mut passed = None;
-        if request.is_write() {
-            passed = self.gate.try_pass();
-            if passed.is_none() {
-                let volume = self.clone();
-                let reply = async move {
-                    let passed = volume.gate.pass().await;
-                    let (reply, share) = volume.submit_passed(request);
-                    let result = reply.await;
-                    drop((share, passed));
-                    result
-                };
-                return SubmittedRequest { reply: Box::pin(reply), share: None, passed: None };
-            }
+    /// One that need not wait for them takes no memory, and returns the share that it uses until it completes.
+    pub(super) fn submit_limited(
+        self: &Rc<Self>,
+        request: BlockRequest,
+    ) -> (LocalFuture<forebay_block::Result<BlockReply>>, Option<SharedRequest>) {
+        if !self.gate.is_held() || !request.is_write() {
+            return self.submit_passed(request);
         }
-        let (reply, share) = self.submit_passed(request);
-        SubmittedRequest { reply, share, passed }
+        let volume = self.clone();
+        let submitted = async move {
+            volume.gate.pass().await;
+            let (submitted, share) = volume.submit_passed(request);
+            let result = submitted.await;
+            drop(share);
+            result
+        };
+        (Box::pin(submitted), None)
     }
 
     fn submit_passed(

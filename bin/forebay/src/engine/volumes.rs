@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use forebay_block::reservation::{Keep, ReservationTable, Reservations};
 use forebay_block::{
-    BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, Geometry, InFlightGuard, InFlightTracker,
-    LocalFuture, SizeWatch,
+    BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, Geometry, InFlightTracker, LocalFuture,
+    SizeWatch,
 };
 use forebay_export::{Delayed, MeasuredRequest, Meter};
 use forebay_image::{Image, ImageOpenOptions, LUKS_HEADER_LEN, LuksHeader};
@@ -161,12 +161,9 @@ impl Volume {
         Ok(())
     }
 
-    /// Holds the writes of hosts from now on, until the guard is dropped; the future waits for those in flight. Writes that
-    /// wait for a limit are in flight, and do not wait any longer.
-    pub(super) fn hold_writes(&self) -> (HeldWrites, impl Future<Output = ()> + 'static) {
-        let held = self.gate.hold();
-        self.qos.release_all();
-        held
+    /// Holds the writes that hosts submit from now on, until the guard is dropped.
+    pub(super) fn hold_writes(&self) -> HeldWrites {
+        self.gate.hold()
     }
 
     /// Returns the device that requests go to: the log, or the image if there is none.
@@ -240,13 +237,13 @@ impl BlockDevice for ExportDevice {
             return Box::pin(std::future::ready(Err(error)));
         }
         let is_write = request.is_write();
-        let (mut share, mut passed) = (None, None);
+        let mut share = None;
         let measured = self.meter.measure(request, |request| {
-            let submitted = self.volume.submit_limited(request);
-            (share, passed) = (submitted.share, submitted.passed);
-            submitted.reply
+            let (submitted, used) = self.volume.submit_limited(request);
+            share = used;
+            submitted
         });
-        let request = ExportRequest { measured, share, passed, volume: self.volume.clone() };
+        let request = ExportRequest { measured, share, volume: self.volume.clone() };
         match is_write {
             true => Box::pin(self.volume.changes.track(request)),
             false => Box::pin(request),
@@ -271,8 +268,6 @@ struct ExportRequest {
     measured: MeasuredRequest,
     /// Share of the core that it uses, unless it had to wait for one.
     share: Option<SharedRequest>,
-    /// Count of a write, unless it was held.
-    passed: Option<InFlightGuard>,
     volume: Rc<Volume>,
 }
 
@@ -281,7 +276,7 @@ impl Future for ExportRequest {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Poll::Ready(result) = Pin::new(&mut self.measured).poll(cx) else { return Poll::Pending };
-        (self.share, self.passed) = (None, None);
+        self.share = None;
         if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced) && !self.volume.fenced.replace(true) {
             let image = self.volume.image.name();
             tracing::error!(

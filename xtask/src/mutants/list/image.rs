@@ -21,6 +21,8 @@ const TRASH: Stage = Stage::Test("forebay-image", "trash");
 const FEATURES: Stage = Stage::Test("forebay-image", "features");
 const SPARSE: Stage = Stage::Test("forebay-image", "sparsify");
 const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
+const GROUPS: Stage = Stage::Test("forebay-image", "groups");
+const HOSTED_GROUPS: Stage = Stage::Test("forebay", "groups");
 const SIM: Stage = Stage::Sim(&[], 1000);
 const SIM_SHARED: Stage = Stage::Sim(&["--shared"], 400);
 const SIM_FAMILIES: Stage = Stage::Sim(&["--families"], 1000);
@@ -550,5 +552,69 @@ pub(super) const LIST: &[Mutant] = &[
         "if silent && !was_so && !matches!(answered, Ok(Answer::Done)) {",
         "if silent && was_so && !matches!(answered, Ok(Answer::Done)) {",
         &[OWNER],
+    ),
+    Mutant::new(
+        "group-writes-not-held",
+        "Hosts submit writes while the moments of a group's parts are chosen",
+        "bin/forebay/src/engine/held_writes.rs",
+        "        self.holds.get() > 0\n",
+        "        false\n",
+        &[HOSTED_GROUPS],
+    ),
+    Mutant::new(
+        "group-log-cut-late",
+        "The write log of an image in a group is cut after the hosts' writes were let go",
+        "bin/forebay/src/engine/groups.rs",
+        "    let completed = log.complete_cut(&cut).await;",
+        "    drop(cut);\n    let cut = log.begin_cut().await;\n    let completed = log.complete_cut(&cut).await;",
+        &[HOSTED_GROUPS],
+    ),
+    Mutant::new(
+        "group-parts-not-held",
+        "Writes go on while the parts of a group's snapshot are created",
+        "volume/image/src/groups/parts.rs",
+        "        if self.hold.is_none() {",
+        "        if false {",
+        &[GROUPS],
+    ),
+    Mutant::new(
+        "group-complete-early",
+        "A snapshot of a group is complete before its first part is created",
+        "volume/image/src/groups/snapshots.rs",
+        "is_complete: false, parts: Vec::new() };",
+        "is_complete: true, parts: Vec::new() };",
+        &[GROUPS],
+    ),
+    Mutant::new(
+        "group-complete-while-removed",
+        "A snapshot of a group stays complete while its parts are removed",
+        "volume/image/src/groups/snapshots.rs",
+        "        if snapshot.is_complete {\n            self.replace",
+        "        if false {\n            self.replace",
+        &[GROUPS],
+    ),
+    Mutant::new(
+        "group-unlisted-parts-stay",
+        "Parts of an interrupted snapshot of a group stay when it is removed",
+        "volume/image/src/groups/snapshots.rs",
+        "        places.extend(self.member_ids(group).await?.into_keys());\n",
+        "",
+        &[GROUPS],
+    ),
+    Mutant::new(
+        "group-member-removed",
+        "An image is removed while it belongs to a group",
+        "volume/image/src/remove.rs",
+        "if let Some(group) = self.group_of(id).await? {",
+        "if let Some(group) = self.group_of(id).await?.filter(|_| false) {",
+        &[GROUPS],
+    ),
+    Mutant::new(
+        "group-reference-first",
+        "A group that is to have an image does not list it before the image's header names it",
+        "volume/image/src/groups/members.rs",
+        "            self.set_link(&id, pool, &image, LinkState::Incomplete).await?;\n            if let Err",
+        "            if let Err",
+        &[GROUPS],
     ),
 ];
