@@ -251,6 +251,11 @@ in_both_ways features
 ok "features and object maps: changed, checked and rebuilt by either"
 
 # Groups: their images and snapshots, made, removed and rolled back to by either.
+same_group() { # IMAGE: both say the same of its group
+  local words='[.group, .features, .op_features]'
+  rbd info "rbd/$1" --format json 2>/dev/null | jq -S "$words" >"$WORK/theirs"
+  "$FOREBAY" info "rbd/$1" --format json | jq -S "$words" | diff "$WORK/theirs" - >"$WORK/out" 2>&1 || fail "the group of $1"
+}
 groups() { # MODE
   local image
   shape group ls rbd
@@ -266,7 +271,7 @@ groups() { # MODE
   ask rbd group image add rbd/theirs rbd/b
   fails_with 5 'belongs to the group rbd/theirs' group image add rbd/mine rbd/b
   they_refuse group image add rbd/mine rbd/a
-  for image in a b; do shape info "rbd/$image"; done
+  for image in a b; do same_group "$image"; done
   shape group ls rbd; shape group image ls rbd/theirs; shape group image ls rbd/mine
   ours group snap create rbd/theirs@ours
   ask rbd group snap create rbd/theirs@rbds
@@ -290,7 +295,7 @@ groups() { # MODE
   ask rbd group snap rename rbd/theirs@ours renamed
   ours group snap rename rbd/theirs@rbds others
   shape group snap ls rbd/theirs
-  fails_with 6 'has snapshots' rm rbd/a
+  fails_with 6 'has 2 snapshots' rm rbd/a
   ours group snap rm rbd/theirs@others
   ask rbd group snap rm rbd/theirs@renamed
   for image in a b; do shape snap ls --all "rbd/$image"; done
@@ -313,7 +318,10 @@ groups() { # MODE
   ours group rm rbd/renamed
   ask rbd group rm rbd/mine
   shape group ls rbd
-  for image in a b; do shape info "rbd/$image"; ours rm "rbd/$image"; done
+  for image in a b; do
+    same_group "$image"
+    ours rm "rbd/$image"
+  done
   rados -p rbd ls 2>/dev/null | grep -E 'rbd_(data|header|object_map|id|group_header)' >"$WORK/out" && fail "objects that are left"
 }
 in_both_ways groups

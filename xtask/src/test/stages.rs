@@ -149,7 +149,7 @@ fn clusters() -> Vec<Stage> {
             &["build-programs"],
             |_| Ok(script("rbd-manage.sh")),
         )
-        .takes(120)
+        .takes(145)
         .busy(0.45),
         Stage::tests(
             "rbd-qos",

@@ -285,8 +285,8 @@ impl Engine {
             true => format!("remove them first: forebay snap purge {spec}"),
             false => format!(
                 "'forebay snap purge {spec}' removes those of users; those in the trash are removed with their last clone: \
-                 'forebay children --all {spec}' lists the clones; 'forebay snap ls --all {spec}' lists all, also those of \
-                 groups and of mirroring, which rbd removes"
+                 'forebay children --all {spec}' lists the clones; those of groups with 'forebay group snap rm'; 'forebay \
+                 snap ls --all {spec}' lists all, also those of mirroring, which rbd removes"
             ),
         };
         Err(Failure::new(FailureKind::Busy, what).hint(hint))
