@@ -123,15 +123,23 @@ where
     // Ends early, without an end chunk, when the source fails or the receiver is gone.
     let fed = (|| {
         let mut decoder = ChunkDecoder::new(format);
+        let mut end = None;
         loop {
             let got = source.read(&mut buf)?;
             progress(source.position);
             if got == 0 {
-                return decoder.finish();
+                decoder.finish()?;
+                if let Some(end) = end {
+                    let _ = chunks.blocking_send(end);
+                }
+                return Ok(());
             }
             let mut input = &buf[..got];
             while let Some(chunk) = decoder.next(&mut input)? {
-                if chunks.blocking_send(chunk).is_err() {
+                if matches!(chunk, Chunk::End) {
+                    // Sent once nothing has followed it.
+                    end = Some(chunk);
+                } else if chunks.blocking_send(chunk).is_err() {
                     return Ok(());
                 }
             }

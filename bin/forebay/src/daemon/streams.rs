@@ -272,19 +272,27 @@ fn answer<T: Serialize>(result: Result<T>, lines: bool) -> Response {
     }
 }
 
-/// Decodes a body into chunks.  Dropping `chunks` without an end makes the import fail.
+/// Decodes a body into chunks.  Dropping `chunks` without an end makes the import fail; so the end is sent last, once nothing
+/// has followed it.
 async fn feed(body: Body, format: StreamFormat, chunks: mpsc::Sender<Chunk>) -> Result<()> {
     let mut body = body.into_data_stream();
     let mut decoder = ChunkDecoder::new(format);
+    let mut end = None;
     while let Some(part) = poll_fn(|cx| Pin::new(&mut body).poll_next(cx)).await {
         let part = part.map_err(|error| Failure::failed(format!("the upload was interrupted: {error}")))?;
         let mut input = &part[..];
         while let Some(chunk) = decoder.next(&mut input)? {
-            if chunks.send(chunk).await.is_err() {
+            if matches!(chunk, Chunk::End) {
+                end = Some(chunk);
+            } else if chunks.send(chunk).await.is_err() {
                 // The import has ended; its result has the reason.
                 return Ok(());
             }
         }
     }
-    decoder.finish()
+    decoder.finish()?;
+    if let Some(end) = end {
+        let _ = chunks.send(end).await;
+    }
+    Ok(())
 }

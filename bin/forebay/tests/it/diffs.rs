@@ -165,6 +165,10 @@ fn exported_changes_are_imported_once() {
             let said = site.run_with_input(&["import-diff", "-", "copy"], &bytes).fails(2);
             assert!(said.contains(says), "{mode}: {said}");
         }
+        // The snapshot is not created although its changes are whole.
+        let more = [diff(None, Some("extra"), MIB, &[]), b"more".to_vec()].concat();
+        site.run_with_input(&["import-diff", "-", "copy"], &more).fails(2);
+        assert_eq!(names(&site, "copy"), ["one", "two"], "{mode}");
         site.run(&["import-diff", "two.diff"]).fails(2);
         site.run(&["import-diff", "two.diff", "nope"]).fails(3);
         // Changes are not the content of an image.
