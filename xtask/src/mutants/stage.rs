@@ -28,6 +28,8 @@ const MEMORY_MAX_KIB: u64 = 8_000_000;
 pub(super) enum Stage {
     /// The unit tests of a crate.
     Lib(&'static str),
+    /// The unit tests of a crate that is a program.
+    Bin(&'static str),
     /// One subject of a crate's integration tests: crate, module of its program `it`, or program.
     Test(&'static str, &'static str),
     /// The simulator: its options, and how many seeds.
@@ -37,7 +39,7 @@ pub(super) enum Stage {
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Stage::Lib(package) => write!(f, "unit tests of {package}"),
+            Stage::Lib(package) | Stage::Bin(package) => write!(f, "unit tests of {package}"),
             Stage::Test(package, subject) => write!(f, "{package}, tests of {subject}"),
             Stage::Sim(options, runs) => {
                 f.write_str("sim")?;
@@ -76,6 +78,7 @@ impl Stage {
         let mut cargo = cargo(tree);
         match self {
             Stage::Lib(package) => cargo.args(["test", "--no-run", "--message-format=json", "-p", package, "--lib"]),
+            Stage::Bin(package) => cargo.args(["test", "--no-run", "--message-format=json", "-p", package, "--bins"]),
             // Which program has the subject shows in what is built.
             Stage::Test(package, _) => {
                 cargo.args(["test", "--no-run", "--message-format=json", "-p", package, "--test", "*"])
@@ -120,6 +123,7 @@ impl Stage {
             let package = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
             let ours = match self {
                 Stage::Lib(_) => test && kinds.iter().any(|kind| kind == "lib"),
+                Stage::Bin(_) => test && kinds.iter().any(|kind| kind == "bin"),
                 Stage::Test(_, subject) if module(&package, subject).exists() => test && target["name"] == "it",
                 Stage::Test(_, subject) => test && target["name"] == *subject,
                 Stage::Sim(..) => target["name"] == "sim",

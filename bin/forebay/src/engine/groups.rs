@@ -351,3 +351,71 @@ async fn create_part(part: PendingPart, cut: Option<LogCut>) -> Result<CreatedPa
     drop(cut);
     Ok(created?)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use forebay_block::{BlockRequest, Buf};
+    use forebay_image::CreateOptions;
+    use forebay_reactor::{DriverChoice, Reactor, spawn, yield_now};
+
+    use super::*;
+    use crate::engine::testing::{POOL, engine_with_cluster, until};
+
+    fn write() -> BlockRequest {
+        BlockRequest::Write { offset: 0, data: Buf::copy_of(&[7; 4096]).into(), fua: false }
+    }
+
+    /// While the moment of one image waits for a write in flight, hosts' writes to the others wait as well.
+    #[test]
+    fn writes_to_all_images_wait_for_the_moment_of_each() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        let dir = tempfile::tempdir().expect("a directory");
+        reactor.block_on(async {
+            let (engine, cluster, client, _) = engine_with_cluster(dir.path()).await;
+            let group: GroupSpec = "rbd/g".parse().expect("a spec");
+            engine.create_group(&group).await.expect("a group");
+            let mut volumes = Vec::new();
+            for name in ["y", "z"] {
+                let options = CreateOptions { size: 8 << 20, ..CreateOptions::default() };
+                image::create(&client.pool(POOL), name, options).await.expect("an image");
+                let spec = format!("rbd/{name}").parse().expect("a spec");
+                engine.add_to_group(&group, &spec).await.expect("added");
+                volumes.push(engine.open_volume(&spec).await.expect("open"));
+            }
+            // The moments are chosen in the order of the ids.
+            volumes.sort_by_key(|volume| volume.image.id().to_owned());
+            let device = |volume: &Rc<Volume>| {
+                let spec = format!("rbd/{}", volume.image.name()).parse().expect("a spec");
+                volume.device(false, engine.meter(&spec, None)).expect("a device")
+            };
+            let devices: Vec<_> = volumes.iter().map(device).collect();
+            for device in &devices {
+                device.submit(write()).await.expect("written");
+            }
+            let stall = cluster.stall(POOL, &format!("rbd_data.{}", volumes[0].image.id()));
+            let slow = spawn(devices[0].submit(write()));
+            until(|| stall.waiting() > 0).await;
+            let (own, snapshot) = (engine.clone(), GroupSnapshotSpec::new(group, "s").expect("a spec"));
+            let taken = spawn(async move { own.create_group_snapshot(&snapshot).await });
+            until(|| volumes[1].gate.holds.get() > 0).await;
+            let (is_done, waiting) = (Rc::new(Cell::new(false)), devices[1].clone());
+            let own = is_done.clone();
+            let later = spawn(async move {
+                waiting.submit(write()).await.expect("written");
+                own.set(true);
+            });
+            for _ in 0..100 {
+                yield_now().await;
+            }
+            assert!(!is_done.get(), "a write passed while a moment was to be chosen");
+            drop(stall);
+            slow.await.expect("written");
+            taken.await.expect("a snapshot");
+            later.await;
+            drop((devices, volumes));
+            engine.close().await.expect("closed");
+        });
+    }
+}

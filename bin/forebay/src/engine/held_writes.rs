@@ -8,7 +8,7 @@ use forebay_reactor::sync::Notify;
 /// Gate that the hosts' writes to a volume pass. While there is a [`HeldWrites`], none does.
 #[derive(Default)]
 pub(super) struct WriteGate {
-    holds: Cell<usize>,
+    pub(super) holds: Cell<usize>,
     released: Notify,
 }
 

@@ -192,3 +192,30 @@ async fn reload_regularly(limits: Rc<LimitSource>, volume: Weak<Volume>) {
         limits.clone().reload(volume.clone()).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_image as image;
+    use forebay_reactor::{DriverChoice, Reactor};
+
+    use crate::engine::testing::{POOL, engine_with_cluster, until};
+
+    /// A change by another client has the limits read again, and the next command finds the image free nevertheless.
+    #[test]
+    fn readers_of_limits_are_no_users_of_an_image() {
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        let dir = tempfile::tempdir().expect("a directory");
+        reactor.block_on(async {
+            let (engine, cluster, _, spec) = engine_with_cluster(dir.path()).await;
+            let volume = engine.open_volume(&spec).await.expect("open");
+            let other = image::Images::of(&cluster.client().pool(POOL));
+            let stall = cluster.stall(POOL, "rbd_info");
+            other.change_image_metadata("x", "key", Some(b"1".to_vec())).await.expect("changed");
+            until(|| stall.waiting() > 0).await;
+            drop(volume);
+            assert!(!engine.volumes.is_open(&spec), "it is used by what reads its limits");
+            drop(stall);
+            engine.close().await.expect("closed");
+        });
+    }
+}

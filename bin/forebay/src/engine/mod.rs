@@ -38,6 +38,8 @@ pub mod small_files;
 mod snapshots;
 pub mod store;
 pub mod targets;
+#[cfg(test)]
+mod testing;
 pub mod transfer;
 mod trash;
 pub mod volumes;

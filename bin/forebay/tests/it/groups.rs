@@ -78,6 +78,14 @@ fn write_in_turn(site: &Site, images: &[&str], turn: &AtomicU64, stop: &AtomicBo
     }
 }
 
+/// Overwrites the second half of an image again and again, so that there is always a write that takes a while.
+fn write_noise(site: &Site, image: &str, stop: &AtomicBool) {
+    let mut client = Nbd::connect(&site.data().join("nbd.sock"), image).expect("connects");
+    while !stop.load(Ordering::SeqCst) {
+        client.write(MIB as u64 / 2, &content(MIB / 2, 9));
+    }
+}
+
 #[test]
 fn snapshots_of_groups_have_one_moment_with_write_logs_and_without() {
     for logged in [[false; 3], [false, true, false], [true, false, true]] {
@@ -98,6 +106,9 @@ fn snapshots_of_groups_have_one_moment_with_write_logs_and_without() {
         const ROUNDS: usize = 8;
         std::thread::scope(|scope| {
             scope.spawn(|| write_in_turn(&site, &images, &turn, &stop));
+            for image in images {
+                scope.spawn(|| write_noise(&site, image, &stop));
+            }
             // Also when a check fails, so that the scope ends.
             struct Stop<'a>(&'a AtomicBool);
             impl Drop for Stop<'_> {

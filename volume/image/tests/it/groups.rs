@@ -338,6 +338,9 @@ fn power_failures_while_a_group_is_made() {
                 let images = Images::of(backend);
                 let there = images.groups().await.expect("groups") == ["g"];
                 assert!(!done || members(&images, "g").await == ["a"], "{at}: added, but lost");
+                let named = images.details("a").await.expect("details").group.is_some();
+                let listed = there && !images.group_images("g").await.expect("images").is_empty();
+                assert!(!named || listed, "{at}: the image names a group that does not list it");
                 // What was interrupted can be repeated.
                 if !there {
                     images.create_group("g").await.unwrap_or_else(|error| panic!("{at}: {error}"));
@@ -373,7 +376,9 @@ fn power_failures_while_a_snapshot_is_made() {
                 let found = snapshots(&images, "g").await;
                 assert!(!done || found == [("s".to_owned(), true)], "{at}: created, but lost");
                 if found == [("s".to_owned(), true)] {
-                    for part in images.group_snapshot_parts("g", "s").await.expect("parts") {
+                    let parts = images.group_snapshot_parts("g", "s").await.expect("parts");
+                    assert_eq!(parts.len(), 2, "{at}: complete without its parts");
+                    for part in parts {
                         let image = open(backend, &part.image).await;
                         image
                             .submit(BlockRequest::Discard(forebay_block::Extent::new(0, OBJECT)))

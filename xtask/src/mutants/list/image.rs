@@ -22,7 +22,7 @@ const FEATURES: Stage = Stage::Test("forebay-image", "features");
 const SPARSE: Stage = Stage::Test("forebay-image", "sparsify");
 const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
 const GROUPS: Stage = Stage::Test("forebay-image", "groups");
-const HOSTED_GROUPS: Stage = Stage::Test("forebay", "groups");
+const ENGINE: Stage = Stage::Bin("forebay");
 const SIM: Stage = Stage::Sim(&[], 1000);
 const SIM_SHARED: Stage = Stage::Sim(&["--shared"], 400);
 const SIM_FAMILIES: Stage = Stage::Sim(&["--families"], 1000);
@@ -559,15 +559,7 @@ pub(super) const LIST: &[Mutant] = &[
         "bin/forebay/src/engine/held_writes.rs",
         "        self.holds.get() > 0\n",
         "        false\n",
-        &[HOSTED_GROUPS],
-    ),
-    Mutant::new(
-        "group-log-cut-late",
-        "The write log of an image in a group is cut after the hosts' writes were let go",
-        "bin/forebay/src/engine/groups.rs",
-        "    let completed = log.complete_cut(&cut).await;",
-        "    drop(cut);\n    let cut = log.begin_cut().await;\n    let completed = log.complete_cut(&cut).await;",
-        &[HOSTED_GROUPS],
+        &[ENGINE],
     ),
     Mutant::new(
         "group-parts-not-held",

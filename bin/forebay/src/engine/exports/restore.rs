@@ -214,33 +214,15 @@ mod tests {
     use forebay_block::{
         BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, Transaction,
     };
-    use forebay_image::{self as image, CreateOptions, Image};
-    use forebay_ram::cluster::{RamClient, RamCluster};
+    use forebay_image::{self as image, Image};
     use forebay_reactor::sync::Permit;
-    use forebay_reactor::{Buf, DriverChoice, JoinHandle, Reactor, yield_now};
-    use forebay_store::InitOptions;
+    use forebay_reactor::{Buf, DriverChoice, JoinHandle, Reactor};
     use serde_json::json;
 
     use super::super::{Export, Lifecycle};
     use super::*;
-    use crate::engine::{EngineOptions, store};
+    use crate::engine::testing::{POOL, engine, engine_with_cluster, until};
     use crate::failure::FailureKind;
-    use crate::ops::ProgressSink;
-
-    async fn engine(dir: &Path) -> Rc<Engine> {
-        let path = dir.join("store.img");
-        let options = InitOptions { size: 64 << 20, ..InitOptions::default() };
-        store::init(&path, options, ProgressSink::channel().0).await.expect("a store");
-        let options = EngineOptions {
-            data: dir.into(),
-            store: path,
-            opens_store: true,
-            ceph: Default::default(),
-            controls: Vec::new(),
-            daemon: None,
-        };
-        Engine::open(options).await.expect("an engine")
-    }
 
     /// Creates an engine with an image in its store.
     async fn engine_with_image(dir: &Path) -> (Rc<Engine>, ImageSpec) {
@@ -248,25 +230,6 @@ mod tests {
         let create = serde_json::from_value(json!({ "pool": "local", "image": "x", "size": 8 << 20 }));
         engine.clone().create_image(create.expect("a request")).await.expect("an image");
         (engine, "local/x".parse().expect("a spec"))
-    }
-
-    /// Id of the pool `rbd` of [`engine_with_cluster`]; `data` has the next id.
-    const POOL: i64 = 1;
-
-    /// Creates an engine with the pools of a cluster, one of its clients, and an image in the pool `rbd` whose data
-    /// is in `data`.
-    async fn engine_with_cluster(dir: &Path) -> (Rc<Engine>, RamCluster, RamClient, ImageSpec) {
-        let cluster = RamCluster::new(1, 0);
-        assert_eq!((cluster.add_pool("rbd"), cluster.add_pool("data")), (POOL, POOL + 1));
-        let client = cluster.client();
-        let pool = client.pool(POOL);
-        let options = CreateOptions { size: 8 << 20, data_pool: Some("data".into()), ..CreateOptions::default() };
-        image::create(&pool, "x", options).await.expect("an image");
-        let mut engine = engine(dir).await;
-        engine.this.take();
-        Rc::get_mut(&mut engine).expect("nobody else has it").pools.insert("rbd", pool);
-        *engine.this.borrow_mut() = Rc::downgrade(&engine);
-        (engine, cluster, client, "rbd/x".parse().expect("a spec"))
     }
 
     /// Lists an export whose image is being opened, and detaches it while the file of exports cannot be written, as
@@ -295,13 +258,6 @@ mod tests {
         let detached = spawn(async move { detaching.detach(&own, Front::Nbd, false, false).await });
         until(|| engine.exports.with(key, |export| export.life.is_detaching()) == Some(true)).await;
         (saving, detached)
-    }
-
-    /// Waits until a condition holds that only this reactor can bring about.
-    async fn until(holds: impl Fn() -> bool) {
-        while !holds() {
-            yield_now().await;
-        }
     }
 
     /// An export that cannot be removed from the file while its image is being opened is served, or reports the
@@ -423,25 +379,6 @@ mod tests {
             let attach = serde_json::from_value(attach).expect("a request");
             engine.clone().attach(attach).await.expect("attached");
             assert_eq!(client.pools_in_use(), [POOL, POOL + 1]);
-            engine.close().await.expect("closed");
-        });
-    }
-
-    /// A change by another client has the limits read again, and the next command finds the image free nevertheless.
-    #[test]
-    fn readers_of_limits_are_no_users_of_an_image() {
-        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
-        let dir = tempfile::tempdir().expect("a directory");
-        reactor.block_on(async {
-            let (engine, cluster, _, spec) = engine_with_cluster(dir.path()).await;
-            let volume = engine.open_volume(&spec).await.expect("open");
-            let other = image::Images::of(&cluster.client().pool(POOL));
-            let stall = cluster.stall(POOL, "rbd_info");
-            other.change_image_metadata("x", "key", Some(b"1".to_vec())).await.expect("changed");
-            until(|| stall.waiting() > 0).await;
-            drop(volume);
-            assert!(!engine.volumes.is_open(&spec), "it is used by what reads its limits");
-            drop(stall);
             engine.close().await.expect("closed");
         });
     }

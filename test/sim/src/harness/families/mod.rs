@@ -1,8 +1,11 @@
 //! Families of clones under power failures and dying clients: images are written, resized, cloned, flattened and removed, their
-//! snapshots created, removed, protected and rolled back to, one operation at a time, against a plain model.
+//! snapshots created, removed, protected and rolled back to, alone and as a group, one operation at a time, against a plain model.
 //!
 //! Half of the runs are on the embedded store, which loses power at any persistence point. The others are on the model of what
 //! RADOS shares, where a client dies at any transaction, and another one goes on.
+
+mod group;
+mod step;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -20,6 +23,8 @@ use forebay_ram::cluster::{RamClient, RamCluster};
 use forebay_reactor::sync::Notify;
 use forebay_store::{InitOptions, Store, StoreOptions};
 
+use self::group::KnownGroup;
+use self::step::{Step, describe};
 use super::{Failure, guarded};
 use crate::faults::{CrashPolicy, Faults};
 use crate::rng::Rng;
@@ -59,6 +64,8 @@ pub struct FamilyTally {
     pub trashed: u64,
     /// Images that were removed.
     pub removed: u64,
+    /// Snapshots of the group that were created.
+    pub group_snapshots: u64,
 }
 
 impl FamilyTally {
@@ -75,6 +82,7 @@ impl FamilyTally {
         add(&mut self.flattened, other.flattened);
         add(&mut self.trashed, other.trashed);
         add(&mut self.removed, other.removed);
+        add(&mut self.group_snapshots, other.group_snapshots);
     }
 }
 
@@ -107,6 +115,7 @@ fn run(world: &World, seed: u64) -> std::result::Result<FamilyTally, String> {
         rng,
         features,
         members: Vec::new(),
+        group: KnownGroup::default(),
         names: 0,
         pending: None,
         left: STEPS,
@@ -234,26 +243,11 @@ struct Member {
     gone: bool,
 }
 
-/// Operation, of the member of that number.
-#[derive(Clone)]
-enum Step {
-    Create,
-    Write { offset: u64, data: Vec<u8> },
-    Discard { offset: u64, len: u64 },
-    Resize { to: u64 },
-    Snapshot { name: String },
-    RemoveSnapshot { name: String },
-    Protect { name: String, protected: bool },
-    RollBack { name: String },
-    Clone { name: String, to: String, format: CloneFormat },
-    Flatten,
-    Remove,
-}
-
 struct Family {
     rng: Rng,
     features: ImageFeatures,
     members: Vec<Member>,
+    group: KnownGroup,
     names: u64,
     /// Operation in flight when the last life ended.
     pending: Option<(usize, Step)>,
@@ -334,7 +328,7 @@ impl Family {
             let known = &self.members[number].snapshots[self.rng.below(snapshots) as usize];
             (known.name.clone(), known.protected)
         });
-        let op = self.rng.below(20);
+        let op = self.rng.below(24);
         let step = match (op, known) {
             (0..6, _) if size > 0 => {
                 let offset = self.rng.below(size);
@@ -358,7 +352,10 @@ impl Family {
                 Step::Clone { name, to: self.fresh("m"), format }
             }
             (16 | 17, _) if self.members[number].attached => Step::Flatten,
-            (18, _) if there.len() > 1 && snapshots == 0 && !self.has_trash(number) => Step::Remove,
+            (18, _) if there.len() > 1 && snapshots == 0 && !self.has_trash(number) && !self.group.needs(number) => {
+                Step::Remove
+            }
+            (20.., _) => Step::Group(self.draw_group_step(number)),
             _ => Step::Snapshot { name: self.fresh("s") },
         };
         // A protected snapshot with clones of version 1 keeps its protection.
@@ -375,7 +372,7 @@ impl Family {
         let member = &self.members[number];
         let by_snapshots = member.snapshots.iter().any(|known| known.uses_parent);
         let by_trash = || member.removed.iter().any(|name| !self.clones(number, name).is_empty());
-        !member.gone && (member.attached || by_snapshots || by_trash())
+        !member.gone && (member.attached || by_snapshots || self.group.uses_parent(number) || by_trash())
     }
 
     /// Returns the clones of a snapshot.
@@ -415,6 +412,7 @@ impl Family {
                 return images.clone_from(images, &format!("{name}@{at}"), to, &options).await;
             }
             Step::Remove => return images.remove(&name, RemoveOptions::default(), |_| {}).await,
+            Step::Group(step) => return self.perform_group_step(images, number, step).await,
             _ => {}
         }
         let image = open(images, &name).await?;
@@ -432,7 +430,7 @@ impl Family {
             Step::Protect { name, protected } => image.set_snapshot_protection(name, *protected).await.map(drop),
             Step::RollBack { name } => image.rollback(name, |_| {}).await,
             Step::Flatten => image.flatten(|_| {}).await,
-            Step::Create | Step::Clone { .. } | Step::Remove => Ok(()),
+            Step::Create | Step::Clone { .. } | Step::Remove | Step::Group(_) => Ok(()),
         };
         image.close().await;
         done
@@ -461,6 +459,7 @@ impl Family {
             }
         };
         match step {
+            Step::Group(step) => self.apply_group_step(number, step),
             Step::Create => self.members.push(new(format!("base{number}"), vec![0; SIZE as usize], None)),
             Step::Clone { name, to, .. } => {
                 let known = self.members[number].snapshots.iter().find(|known| known.name == name);
@@ -499,6 +498,7 @@ impl Family {
                         if is_deep {
                             member.snapshots.iter_mut().for_each(|known| known.uses_parent = false);
                             member.removed.clear();
+                            self.group.detach(number);
                         }
                         self.tally.flattened += 1;
                     }
@@ -506,7 +506,7 @@ impl Family {
                         member.gone = true;
                         self.tally.removed += 1;
                     }
-                    Step::Create | Step::Clone { .. } => {}
+                    Step::Create | Step::Clone { .. } | Step::Group(_) => {}
                 }
             }
         }
@@ -561,6 +561,7 @@ impl Family {
                     self.apply(number, step);
                 }
             }
+            Step::Group(step) => self.settle_group_step(images, number, step.clone()).await?,
             Step::RollBack { .. } => {
                 self.perform(images, number, &step).await?;
                 self.apply(number, step);
@@ -604,6 +605,7 @@ impl Family {
 
     /// Compares everything with the model.
     async fn check(&self, images: &Rc<Images>) -> Result<()> {
+        self.check_group(images).await?;
         let listed = images.list().await?;
         let there = self.members.iter().filter(|member| !member.gone);
         let mut names: Vec<_> = there.map(|member| member.name.clone()).collect();
@@ -651,6 +653,7 @@ impl Family {
 
     /// Removes everything, clones before their parents, and looks for remains.
     async fn remove_all(&mut self, images: &Rc<Images>) -> Result<()> {
+        group::remove(images).await?;
         for member in self.members.iter().rev().filter(|member| !member.gone) {
             let image = open(images, &member.name).await?;
             for known in &member.snapshots {
@@ -667,6 +670,13 @@ impl Family {
         let backend = images.backend();
         let mut left = backend.list(None, None, 1000).await?.names;
         left.retain(|name| !["rbd_directory", "rbd_children"].contains(&name.name()));
+        let mut remains = Vec::new();
+        for name in left {
+            if !group::may_be_left(images, &name).await? {
+                remains.push(name);
+            }
+        }
+        let left = remains;
         if !left.is_empty() {
             return Err(wrong(format!("{left:?} are left")));
         }
@@ -675,21 +685,5 @@ impl Family {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
-    }
-}
-
-fn describe(step: &Step) -> String {
-    match step {
-        Step::Create => "create".into(),
-        Step::Write { offset, data } => format!("write {} at {offset}", data.len()),
-        Step::Discard { offset, len } => format!("discard {len} at {offset}"),
-        Step::Resize { to } => format!("resize to {to}"),
-        Step::Snapshot { name } => format!("snapshot {name}"),
-        Step::RemoveSnapshot { name } => format!("remove snapshot {name}"),
-        Step::Protect { name, protected } => format!("protect {name}: {protected}"),
-        Step::RollBack { name } => format!("roll back to {name}"),
-        Step::Clone { name, to, format } => format!("clone {name} as {to}, {format:?}"),
-        Step::Flatten => "flatten".into(),
-        Step::Remove => "remove".into(),
     }
 }
