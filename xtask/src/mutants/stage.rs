@@ -213,7 +213,7 @@ fn failure(output: &str) -> Option<String> {
 /// Refuses a list that names a stage which does not exist.
 pub(super) fn check(stage: &Stage) -> Result<()> {
     let (package, file) = match stage {
-        Stage::Lib(package) => (package, None),
+        Stage::Lib(package) | Stage::Bin(package) => (package, None),
         Stage::Test(package, file) => (package, Some(file)),
         Stage::Sim(..) => return Ok(()),
     };
