@@ -10,7 +10,7 @@ use forebay_block::{
 use forebay_reactor::sync::{Notify, Permit, Semaphore};
 use forebay_reactor::{Instant, now, spawn, timeout, yield_now};
 
-use crate::lock::{LockVerdict, Phase, Then, judge, owner_name, react};
+use crate::lock::{Keeping, LockVerdict, Phase, Then, is_brief, judge, owner_name, react};
 use crate::objectmap::ObjectMap;
 use crate::watcher::HeaderWatcher;
 use crate::wire::lock::{self as wire, Locker, TAG};
@@ -76,8 +76,10 @@ pub(crate) struct ExclusiveLock {
     /// Signaled when the lock may be free.
     may_be_free: Notify,
     map: RefCell<Option<Rc<ObjectMap>>>,
-    /// Number of [`KeptLock`] guards.
+    /// Number of [`KeptLock`] guards that last.
     keepers: Cell<usize>,
+    /// Number of those for a moment.
+    brief_keepers: Cell<usize>,
     /// Set once this client is blocklisted or the image cannot be used any more.
     fenced: RefCell<Option<Error>>,
     /// Set while the image is closing; the lock is not waited for any more.
@@ -94,7 +96,7 @@ struct FormerOwner {
 }
 
 /// Guard that keeps an exclusive lock held by this client from being released on request.
-pub struct KeptLock(Option<Rc<ExclusiveLock>>);
+pub struct KeptLock(Option<(Rc<ExclusiveLock>, Keeping)>);
 
 impl KeptLock {
     /// Returns the guard of an image that has no lock.
@@ -105,8 +107,9 @@ impl KeptLock {
 
 impl Drop for KeptLock {
     fn drop(&mut self) {
-        if let Some(lock) = &self.0 {
-            lock.keepers.set(lock.keepers.get() - 1);
+        if let Some((lock, keeping)) = &self.0 {
+            let keepers = lock.keepers_for(*keeping);
+            keepers.set(keepers.get() - 1);
         }
     }
 }
@@ -124,6 +127,7 @@ impl ExclusiveLock {
             may_be_free: Notify::new(),
             map: RefCell::default(),
             keepers: Cell::new(0),
+            brief_keepers: Cell::new(0),
             fenced: RefCell::default(),
             closing: Cell::new(false),
             watches_broke: Cell::default(),
@@ -154,19 +158,36 @@ impl ExclusiveLock {
     }
 
     /// Returns a guard that keeps the lock, while this client holds it, from being released on request.
-    pub(crate) fn keep(self: &Rc<Self>) -> KeptLock {
-        self.keepers.set(self.keepers.get() + 1);
-        KeptLock(Some(self.clone()))
+    pub(crate) fn keep(self: &Rc<Self>, keeping: Keeping) -> KeptLock {
+        let keepers = self.keepers_for(keeping);
+        keepers.set(keepers.get() + 1);
+        KeptLock(Some((self.clone(), keeping)))
     }
 
-    /// Returns whether a guard keeps the lock from being released on request.
+    fn keepers_for(&self, keeping: Keeping) -> &Cell<usize> {
+        match keeping {
+            Keeping::Lasting => &self.keepers,
+            Keeping::Brief => &self.brief_keepers,
+        }
+    }
+
+    /// Returns whether a guard that lasts keeps the lock from being released on request.
     pub(crate) fn is_kept(&self) -> bool {
         self.keepers.get() > 0
     }
 
+    /// Returns for how long a guard keeps the lock, if one does.
+    fn kept(&self) -> Option<Keeping> {
+        match (self.is_kept(), self.brief_keepers.get()) {
+            (true, _) => Some(Keeping::Lasting),
+            (false, 0) => None,
+            (false, _) => Some(Keeping::Brief),
+        }
+    }
+
     /// Returns the response to a notification, and the action that follows.
     pub(crate) fn react(&self, me: ClientId, message: Option<&NotifyMessage>) -> (Vec<u8>, Then) {
-        react(self.phase.get(), self.is_kept(), me, message)
+        react(self.phase.get(), self.kept(), me, message)
     }
 
     fn set_phase(&self, phase: Phase) {
@@ -353,6 +374,8 @@ impl ExclusiveLock {
         };
         for answer in &told.answers {
             match decode_response(&answer.payload) {
+                // It is asked again after a while.
+                Some(refused) if is_brief(refused) => {}
                 Some(refused) if refused < 0 => {
                     let owner = owner.map_or_else(|| format!("client.{}", answer.client), owner_name);
                     let what = format!("held by {owner}, which refuses to release it ({refused})");
@@ -378,7 +401,7 @@ impl ExclusiveLock {
     /// `asked`.
     pub(crate) async fn release(&self, image: &impl LockedImage, asked: Option<ClientId>) {
         let _turn = self.turn.acquire(1).await;
-        if self.phase.get() != Phase::Locked || (asked.is_some() && self.is_kept()) {
+        if self.phase.get() != Phase::Locked || (asked.is_some() && self.kept().is_some()) {
             return;
         }
         self.set_phase(Phase::Releasing);

@@ -36,11 +36,17 @@ impl Image {
                 let rollbacks = shared.rollbacks();
                 copy_all(shared, &mut progress).await?;
                 shared.data().flush().await?;
-                let _alone = self.begin_change().await?;
+                let alone = self.begin_change().await?;
                 let pass = shared.enter(Extent::new(0, 1)).await?;
                 // A rollback may have removed an object that was there.
-                if shared.rollbacks() == rollbacks && end_dependence(shared).await? {
-                    drop(pass);
+                if shared.rollbacks() == rollbacks
+                    && let Some(former) = end_dependence(shared).await?
+                {
+                    // The parent's header may be changed next, and those who change that may wait for this one's.
+                    drop((pass, alone));
+                    if let FormerParent::Unneeded(header) = former {
+                        shared.images().forget_child(shared.id(), &header).await?;
+                    }
                     return Ok(());
                 }
             }
@@ -97,16 +103,24 @@ async fn copy_one(shared: Rc<OpenImage>, object: u64) -> Result<()> {
     copy_data_up(&shared, object, overlap).await
 }
 
-/// Removes the parent from the header: the image's, and with the feature deep-flatten that of its snapshots. Returns `false` if
+/// Parent of an image that was flattened.
+enum FormerParent {
+    /// Snapshots of the image still read it.
+    Needed,
+    /// Its record of the clone is to be removed: in this header of the image, it is still the parent.
+    Unneeded(Rc<ImageHeader>),
+}
+
+/// Removes the parent from the header: the image's, and with the feature deep-flatten that of its snapshots. Returns `None` if
 /// another client has changed the header meanwhile. The caller holds the permit to resize, and the exclusive lock.
 ///
 /// The parent's record of the clone is removed last, when no client reads the parent any more for this image: the parent's
 /// snapshot may be removed then.
-async fn end_dependence(shared: &Rc<OpenImage>) -> Result<bool> {
+async fn end_dependence(shared: &Rc<OpenImage>) -> Result<Option<FormerParent>> {
     let refresh = shared.begin_refresh().await;
     let header = shared.header();
     check_parent(&header)?;
-    let Some((stored, parent)) = header.parent.clone() else { return Ok(false) };
+    let Some((stored, parent)) = header.parent.clone() else { return Ok(None) };
     let is_deep = header.features.has(ImageFeatures::DEEP_FLATTEN);
     let has_parent = |snapshot: &Snapshot| snapshot.overlap.is_some() || snapshot.parent.is_some();
     let keeps = !is_deep && header.snapshots.iter().any(has_parent);
@@ -137,7 +151,7 @@ async fn end_dependence(shared: &Rc<OpenImage>) -> Result<bool> {
         change.push(ObjectOp::KvSet { pairs });
     }
     match shared.store_header(change).await {
-        Err(error) if error.kind() == ErrorKind::Guard => return Ok(false),
+        Err(error) if error.kind() == ErrorKind::Guard => return Ok(None),
         stored => stored?,
     }
     shared.reduce_overlap(0);
@@ -152,8 +166,5 @@ async fn end_dependence(shared: &Rc<OpenImage>) -> Result<bool> {
     if let Some(watcher) = shared.watcher() {
         watcher.header_changed().await;
     }
-    if !keeps {
-        shared.images().forget_child(shared.id(), &header).await?;
-    }
-    Ok(true)
+    Ok(Some(if keeps { FormerParent::Needed } else { FormerParent::Unneeded(header) }))
 }

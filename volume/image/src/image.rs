@@ -14,6 +14,7 @@ use forebay_reactor::spawn;
 use crate::exclusive_lock::KeptLock;
 use crate::images::Images;
 use crate::info::ObjectProgress;
+use crate::lock::Keeping;
 use crate::open_image::{HeaderHook, ImageView, LockCheck, OpenImage};
 use crate::owner::OwnerOperations;
 use crate::{read, requests};
@@ -116,7 +117,12 @@ impl Image {
     /// Keeps the image's exclusive lock, once acquired, from being released on request until the returned guard is
     /// dropped. For a write-back layer that acknowledges writes before they reach the image.
     pub fn keep_lock(&self) -> KeptLock {
-        self.shared.exclusive_lock().map_or_else(KeptLock::none, |lock| lock.keep())
+        self.shared.exclusive_lock().map_or_else(KeptLock::none, |lock| lock.keep(Keeping::Lasting))
+    }
+
+    /// Keeps the lock for a moment: clients that request it meanwhile ask again.
+    pub(crate) fn keep_lock_briefly(&self) -> KeptLock {
+        self.shared.exclusive_lock().map_or_else(KeptLock::none, |lock| lock.keep(Keeping::Brief))
     }
 
     /// Sets a callback that runs whenever the image's lock was acquired, before any write is admitted: this client's

@@ -65,7 +65,9 @@ pub use changes::{ChangedRange, ImageChanges};
 pub use config::MetadataReader;
 pub use exclusive_lock::KeptLock;
 pub use format::ImageFeatures;
-pub use groups::{CreatedPart, GroupMember, GroupSnapshotInfo, GroupSnapshotPart, PendingGroupSnapshot, PendingPart};
+pub use groups::{
+    CreatedPart, GroupGuard, GroupMember, GroupSnapshotInfo, GroupSnapshotPart, PendingGroupSnapshot, PendingPart,
+};
 pub use image::{Image, ImageOpenOptions, SpaceUsage};
 pub use images::{Images, NAME_LEN_MAX, OBJECT_SIZES, SIZE_MAX};
 pub use info::{

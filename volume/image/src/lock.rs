@@ -17,6 +17,22 @@ use crate::wire::notify::{ClientId, NotifyMessage, encode_response};
 
 /// Response "not released" (EROFS): the same as that of a librbd client configured to keep its lock.
 const KEPT: i32 = -30;
+/// Response "not now" (EBUSY): the client asks again. To EROFS it would fail its write.
+const KEPT_BRIEFLY: i32 = -16;
+
+/// Refusal to release a lock on request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    /// As long as this client uses the image.
+    Lasting,
+    /// For a moment.
+    Brief,
+}
+
+/// Returns whether a client that was refused with this response may ask again.
+pub(crate) fn is_brief(refusal: i32) -> bool {
+    matches!(refusal, KEPT_BRIEFLY | -11)
+}
 
 /// Phase of this client's exclusive lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,15 +70,23 @@ pub(crate) enum Then {
 
 /// Returns the response to a notification, and the action that follows. With `kept`, the lock is not released on
 /// request.
-pub(crate) fn react(phase: Phase, kept: bool, me: ClientId, message: Option<&NotifyMessage>) -> (Vec<u8>, Then) {
+pub(crate) fn react(
+    phase: Phase,
+    kept: Option<Keeping>,
+    me: ClientId,
+    message: Option<&NotifyMessage>,
+) -> (Vec<u8>, Then) {
     let silent = (Vec::new(), Then::Nothing);
     match message {
         Some(NotifyMessage::HeaderUpdate) => (Vec::new(), Then::Refresh),
         Some(NotifyMessage::Reservations(client)) if *client != me => (Vec::new(), Then::Reservations),
         Some(NotifyMessage::ReleasedLock(client)) if *client != me => (Vec::new(), Then::Retry),
         Some(NotifyMessage::RequestLock { client, .. }) if *client != me => match phase {
-            Phase::Opening | Phase::Locked if kept => (encode_response(KEPT), Then::Nothing),
-            Phase::Opening | Phase::Locked => (encode_response(0), Then::Release),
+            Phase::Opening | Phase::Locked => match kept {
+                Some(Keeping::Lasting) => (encode_response(KEPT), Then::Nothing),
+                Some(Keeping::Brief) => (encode_response(KEPT_BRIEFLY), Then::Nothing),
+                None => (encode_response(0), Then::Release),
+            },
             Phase::Releasing => (encode_response(0), Then::Nothing),
             Phase::Unlocked | Phase::Acquiring => silent,
         },
@@ -144,13 +168,16 @@ mod tests {
             (Phase::Locked, Some(0), Then::Release),
             (Phase::Releasing, Some(0), Then::Nothing),
         ] {
-            let (answered, next) = react(phase, false, ME, Some(&request));
+            let (answered, next) = react(phase, None, ME, Some(&request));
             assert_eq!((decode_response(&answered), next), (answer, then), "{phase:?}");
         }
-        let (answered, next) = react(Phase::Locked, true, ME, Some(&request));
+        let (answered, next) = react(Phase::Locked, Some(Keeping::Lasting), ME, Some(&request));
         assert_eq!((decode_response(&answered), next), (Some(-30), Then::Nothing), "it is kept");
         let own = NotifyMessage::RequestLock { client: ME, force: false };
-        assert_eq!(react(Phase::Locked, false, ME, Some(&own)), (Vec::new(), Then::Nothing));
+        let (answered, next) = react(Phase::Locked, Some(Keeping::Brief), ME, Some(&request));
+        let refusal = decode_response(&answered).expect("a response");
+        assert!(next == Then::Nothing && refusal < 0 && is_brief(refusal) && !is_brief(KEPT), "it may be asked again");
+        assert_eq!(react(Phase::Locked, None, ME, Some(&own)), (Vec::new(), Then::Nothing));
         let operation = NotifyMessage::Operation(OwnerRequest { id: None, operation: Some(OwnerOperation::Flatten) });
         for (phase, next) in [
             (Phase::Unlocked, Then::Nothing),
@@ -159,13 +186,13 @@ mod tests {
             (Phase::Locked, Then::Operate),
             (Phase::Releasing, Then::Nothing),
         ] {
-            assert_eq!(react(phase, false, ME, Some(&operation)), (Vec::new(), next), "{phase:?}");
+            assert_eq!(react(phase, None, ME, Some(&operation)), (Vec::new(), next), "{phase:?}");
         }
-        assert_eq!(react(Phase::Unlocked, false, ME, Some(&NotifyMessage::ReleasedLock(OTHER))).1, Then::Retry);
-        assert_eq!(react(Phase::Locked, false, ME, Some(&NotifyMessage::HeaderUpdate)).1, Then::Refresh);
-        assert_eq!(react(Phase::Unlocked, false, ME, Some(&NotifyMessage::Reservations(OTHER))).1, Then::Reservations);
-        assert_eq!(react(Phase::Unlocked, false, ME, Some(&NotifyMessage::Reservations(ME))).1, Then::Nothing);
-        assert_eq!(react(Phase::Locked, false, ME, None), (Vec::new(), Then::Nothing), "what cannot be read");
+        assert_eq!(react(Phase::Unlocked, None, ME, Some(&NotifyMessage::ReleasedLock(OTHER))).1, Then::Retry);
+        assert_eq!(react(Phase::Locked, None, ME, Some(&NotifyMessage::HeaderUpdate)).1, Then::Refresh);
+        assert_eq!(react(Phase::Unlocked, None, ME, Some(&NotifyMessage::Reservations(OTHER))).1, Then::Reservations);
+        assert_eq!(react(Phase::Unlocked, None, ME, Some(&NotifyMessage::Reservations(ME))).1, Then::Nothing);
+        assert_eq!(react(Phase::Locked, None, ME, None), (Vec::new(), Then::Nothing), "what cannot be read");
     }
 
     #[test]

@@ -94,12 +94,21 @@ impl Image {
     pub async fn remove_snapshot_number(&self, id: SnapId) -> Result<()> {
         let shared = self.shared();
         let what = format!("removing snapshot {} of image {}", id.0, shared.name());
+        let kind = shared.header().snapshots.iter().find(|snapshot| snapshot.id == id).map(|found| found.kind.clone());
+        let is_orphan = match kind {
+            // Its group's snapshot is gone: nothing else removes it.
+            Some(SnapshotKind::Group { pool, group, snapshot }) => {
+                shared.images().group_names(pool, &group, &snapshot).await?.2.is_none()
+            }
+            _ => false,
+        };
         let find = || {
             let header = shared.header();
             let found = header.snapshots.iter().find(|snapshot| snapshot.id == id);
             let found = found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("snapshot {}", id.0)))?;
             match found.kind {
                 SnapshotKind::User | SnapshotKind::Trash { .. } => Ok(found.clone()),
+                SnapshotKind::Group { .. } if is_orphan => Ok(found.clone()),
                 _ => Err(Error::new(ErrorKind::Unsupported, "it belongs to a group, or to mirroring")),
             }
         };
@@ -120,7 +129,7 @@ impl Image {
         let shared = self.shared();
         let removed = async {
             for _ in 0..TRIES {
-                let _alone = self.begin_change().await?;
+                let alone = self.begin_change().await?;
                 let snapshot = find()?;
                 match snapshot.protection {
                     Protection::None => {}
@@ -134,12 +143,19 @@ impl Image {
                 let done = match snapshot.children {
                     0 => remove(shared, &snapshot).await?,
                     _ => match prune(shared.images(), shared.id(), snapshot.id).await?.len() {
-                        0 => false,
-                        clones => move_to_trash(shared, &snapshot, clones).await?,
+                        0 => Removal::Contended,
+                        clones if move_to_trash(shared, &snapshot, clones).await? => Removal::Done,
+                        _ => Removal::Contended,
                     },
                 };
-                if done {
-                    return Ok(());
+                match done {
+                    Removal::Contended => {}
+                    Removal::Done => return Ok(()),
+                    Removal::Orphaned(header) => {
+                        // The parent's header may be changed next, and those who change that may wait for this one's.
+                        drop(alone);
+                        return shared.images().forget_child(shared.id(), &header).await;
+                    }
                 }
             }
             Err(contended())
@@ -449,11 +465,21 @@ async fn remove_map(shared: &OpenImage, id: SnapId) -> Result<()> {
     unless_absent(shared.backend().submit(&map, Transaction::of(ObjectOp::Remove).durable())).await.map(drop)
 }
 
-/// Removes a snapshot; returns `false` if another client has changed it meanwhile.
+/// Result of the removal of a snapshot.
+enum Removal {
+    /// Another client has changed it meanwhile.
+    Contended,
+    Done,
+    /// Done, and it was the last that needed the parent, whose record of the clone is to be removed: in this header of the image,
+    /// it is still the parent.
+    Orphaned(Rc<ImageHeader>),
+}
+
+/// Removes a snapshot.
 ///
 /// The header forgets the snapshot first, and remembers in the same transaction that its number is still to be removed from
 /// the pool: a clone that another client makes at the same time either prevents the removal, or does not find the snapshot.
-async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
+async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<Removal> {
     // While this guard is held, the exclusive lock is not released.
     let pass = shared.enter(Extent::new(0, 1)).await?;
     // From here on no refresh is applied that this change would undo.
@@ -478,7 +504,7 @@ async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
     change.push(ObjectOp::KvRemove { keys });
     change.push(ObjectOp::KvSet { pairs: vec![(REMOVED_KEY.to_vec(), snapshot.id.0.to_le_bytes().to_vec())] });
     if !unless_changed(shared.store_header(change).await)? {
-        return Ok(false);
+        return Ok(Removal::Contended);
     }
     let snapshots = header.snapshots.iter().filter(|other| other.id != snapshot.id).cloned().collect();
     let parent = header.parent.clone().filter(|_| orphaned.is_none());
@@ -495,11 +521,10 @@ async fn remove(shared: &Rc<OpenImage>, snapshot: &Snapshot) -> Result<bool> {
         if let Some(watcher) = shared.watcher() {
             watcher.header_changed().await;
         }
-        shared.images().forget_child(shared.id(), &header).await?;
     }
     remove_map(shared, snapshot.id).await?;
     free_removed(shared).await?;
-    Ok(true)
+    Ok(if orphaned.is_some() { Removal::Orphaned(header) } else { Removal::Done })
 }
 
 /// Moves a snapshot to the trash, since clones need it; returns `false` if another client has changed it meanwhile.

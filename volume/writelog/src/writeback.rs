@@ -232,7 +232,7 @@ impl LogState {
         if tail >= limit {
             // The end of a held consistency point is waited for; otherwise the log would be released with entries not
             // written back.
-            let ends = self.life.is_disabling() && tail >= self.there(shared);
+            let ends = self.life.is_disabling() && tail >= self.there(shared) && !self.points.is_held();
             return if ends { Ok(()) } else { Err(None) };
         }
         match throttle::write_back_delay(shared, self) {
@@ -581,7 +581,8 @@ async fn finish_disabling(shared: &Rc<LogShared>) -> bool {
     };
     {
         let state = shared.state.borrow();
-        if state.dirty.tail() < state.there(shared) {
+        // While a consistency point is held, later requests must not go to the backend.
+        if state.dirty.tail() < state.there(shared) || state.points.is_held() {
             return false;
         }
     }

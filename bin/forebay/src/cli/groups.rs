@@ -361,8 +361,8 @@ pub enum GroupImageCommand {
 pub enum GroupSnapCommand {
     /// Create a snapshot of all images of a group at one moment, while they are in use too
     ///
-    /// Writes of hosts wait for a few milliseconds.  A write that the snapshot of one image has not is in none that was
-    /// acknowledged later.
+    /// Writes of hosts wait for a few milliseconds.  If the snapshot has a write to one image, it has every write to any image
+    /// that was acknowledged before that one was submitted.
     #[command(
         visible_alias = "add",
         after_help = "Examples:\n  forebay group snap create local/database@monday\n  forebay group snap create -p rbd --group database --snap monday"

@@ -389,6 +389,7 @@ impl DiffWriter<'_> {
         self.applied.size = self.size;
         let Some(name) = self.to.take() else { return Ok(()) };
         let to = SnapshotSpec { image: spec.clone(), snapshot: name };
+        let _turn = volume.snapshotting.acquire(1).await;
         let cut = match volume.log() {
             Some(log) => Some(log.cut().await.map_err(|error| log_failure(error, spec))?),
             None => None,

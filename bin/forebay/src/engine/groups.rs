@@ -7,7 +7,7 @@ use forebay_block::ErrorKind;
 use forebay_image::{self as image, CreatedPart, GroupMember, PendingPart};
 use forebay_reactor::sync::join_all;
 use forebay_reactor::timeout;
-use forebay_writelog::{Cut, WriteLog};
+use forebay_writelog::{Cut, Mode, WriteLog};
 
 use super::Engine;
 use super::logs::log_failure;
@@ -139,14 +139,23 @@ impl Engine {
         let (mut images, mut volumes) = (Vec::new(), Vec::new());
         for member in self.group_members(&spec.group).await? {
             let image = self.named_member(&member, &spec.group)?;
-            volumes.push(self.open_volume(&image).await?);
+            let volume = self.open_volume(&image).await?;
+            if let Some(log) = volume.log() {
+                // Hosts of all images would wait for it.
+                log.acquired().await.map_err(|error| log_failure(error, &image))?;
+            }
+            volumes.push(volume);
             images.push(image);
+        }
+        let mut turns = Vec::new();
+        for volume in &volumes {
+            turns.push(volume.snapshotting.acquire(1).await);
         }
         let members = volumes.iter().map(|volume| volume.image.clone()).collect();
         let begun = groups.begin_group_snapshot(&spec.group.group, &spec.snapshot, members).await;
         let (pending, parts) = match begun {
             Ok(begun) => begun,
-            Err(error) => return Err(self.group_snapshot_failure(error, spec).await),
+            Err(error) => return Err(self.group_creation_failure(error, spec).await),
         };
         let completed = match self.create_parts(&volumes, parts).await {
             Ok(created) => pending.complete(created).await.map_err(|error| self.group_failure(error, &spec.group)),
@@ -155,11 +164,11 @@ impl Engine {
                 Err(failure.context(format_args!("creating the snapshot {spec}")))
             }
         };
+        completed?;
         self.flush_group(&spec.group).await?;
         for image in &images {
             self.flush_pool(image).await?;
         }
-        completed?;
         tracing::info!(snapshot = %spec, images = volumes.len(), "a snapshot of a group was created");
         Ok(())
     }
@@ -210,6 +219,8 @@ impl Engine {
     /// Rolls the images of a group back to a snapshot of it. None may be exported.
     pub async fn roll_back_group(self: &Rc<Self>, spec: &GroupSnapshotSpec, progress: ProgressSink) -> Result<()> {
         let groups = self.groups_of(&spec.group.pool).await?;
+        // Its snapshots are not removed meanwhile.
+        let _guard = groups.guard_group(&spec.group.group).map_err(|error| self.group_failure(error, &spec.group))?;
         let parts = match groups.group_snapshot_parts(&spec.group.group, &spec.snapshot).await {
             Ok(parts) => parts,
             Err(error) => return Err(self.group_snapshot_failure(error, spec).await),
@@ -221,6 +232,14 @@ impl Engine {
                 return Err(Failure::new(FailureKind::NotFound, what).hint("restore it from the trash first"));
             }
             let image = self.member_spec(&spec.group, &part.pool, &part.image)?;
+            let snapshots = image::Images::of(&self.pool(&image.pool).await?).snapshots(&image.image).await;
+            let snapshots = snapshots.map_err(|error| self.image_failure(error, &image))?;
+            if !snapshots.iter().any(|snapshot| snapshot.id == part.snapshot.0) {
+                let what = format!("{image} has no part of the snapshot {spec} any more; no image was rolled back");
+                return Err(Failure::new(FailureKind::NotFound, what).hint(format!(
+                    "another client has removed it; what is left goes with 'forebay group snap rm {spec}'"
+                )));
+            }
             reserved.push((self.reserve_unused(&image).await?, image, part.snapshot));
         }
         let count = reserved.len() as u64;
@@ -239,8 +258,9 @@ impl Engine {
                 progress.report(done * IMAGE_UNITS + part, count * IMAGE_UNITS);
             };
             if let Err(error) = volume.image.rollback_number(*snapshot, shown).await {
-                let failure = self.image_failure(error, image).context(format_args!("after {done} of {count} images"));
-                return Err(failure.hint("some images are rolled back and others are not: roll the group back again"));
+                let failure =
+                    Failure::from(error).context(image).context(format_args!("after {done} of {count} images"));
+                return Err(failure.hint("images may be rolled back in part: roll the group back again"));
             }
             self.flush_pool(image).await?;
         }
@@ -304,6 +324,17 @@ impl Engine {
         }
     }
 
+    /// Explains why a snapshot of a group cannot be created.
+    async fn group_creation_failure(&self, error: forebay_block::Error, spec: &GroupSnapshotSpec) -> Failure {
+        match error.kind() {
+            ErrorKind::Exists => self.group_snapshot_failure(error, spec).await,
+            ErrorKind::NotFound if !self.has_group(&spec.group).await => self.group_failure(error, &spec.group),
+            ErrorKind::NoSpace => Failure::from(error)
+                .hint("'forebay snap ls --all' lists its snapshots; 'forebay snap limit clear' ends the limit"),
+            _ => Failure::from(error),
+        }
+    }
+
     /// Explains an error about a snapshot of a group.
     async fn group_snapshot_failure(&self, error: forebay_block::Error, spec: &GroupSnapshotSpec) -> Failure {
         match error.kind() {
@@ -329,13 +360,14 @@ async fn choose_moments(volumes: &[Rc<Volume>], parts: Vec<PendingPart>) -> Resu
         let cut = match volume.and_then(|volume| volume.log()) {
             Some(log) => {
                 let cut = log.begin_cut().await;
-                Some((log, cut))
+                // A log that is off passes requests on, and its cut holds none of them.
+                (!matches!(log.mode(), Mode::Off(_))).then_some((log, cut))
             }
-            None => {
-                part.hold().await?;
-                None
-            }
+            None => None,
         };
+        if cut.is_none() {
+            part.hold().await?;
+        }
         chosen.push((part, cut));
     }
     Ok(chosen)

@@ -42,6 +42,7 @@ impl Engine {
     pub async fn create_snapshot(self: &Rc<Self>, spec: &SnapshotSpec) -> Result<ImageSnapshot> {
         spec.check_new()?;
         let volume = self.open_volume(&spec.image).await?;
+        let _turn = volume.snapshotting.acquire(1).await;
         let cut = match volume.log() {
             Some(log) => Some(log.cut().await.map_err(|error| log_failure(error, &spec.image))?),
             None => None,

@@ -15,7 +15,7 @@ use forebay_block::{
 use forebay_export::{Delayed, MeasuredRequest, Meter};
 use forebay_image::{Image, ImageOpenOptions, LUKS_HEADER_LEN, LuksHeader};
 use forebay_qos::{CoreShare, QosLimits, QosStats, SharedRequest, VolumeQos, VolumeShare};
-use forebay_reactor::sync::{KeyedLock, Notify, WeakMap};
+use forebay_reactor::sync::{KeyedLock, Notify, Semaphore, WeakMap};
 use forebay_reactor::{now, timeout, try_spawn};
 use forebay_writelog::{LogAttachment, WriteLog};
 
@@ -36,6 +36,9 @@ pub struct Volume {
     reservations: RefCell<forebay_block::Result<Option<Reservations>>>,
     /// Changes that have not been acknowledged.
     changes: Rc<InFlightTracker>,
+    /// Turn to create a snapshot, of the image or of its group. Acquired before a cut of the write log and before any change of
+    /// the image's header: those who wait for one of these hold the other.
+    pub(super) snapshotting: Semaphore,
     /// Gate of the writes from hosts.
     pub(super) gate: Rc<WriteGate>,
     /// Limits of the requests from hosts.
@@ -617,6 +620,7 @@ impl Engine {
             image,
             reservations: RefCell::new(reservations),
             changes,
+            snapshotting: Semaphore::new(1),
             gate: Rc::default(),
             qos,
             share: (!shared).then(|| VolumeShare::new(self.volumes.shares.clone())),

@@ -103,7 +103,7 @@ fn snapshots_of_groups_have_one_moment_with_write_logs_and_without() {
             site.run(&attach).ok();
         }
         let (turn, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-        const ROUNDS: usize = 8;
+        const ROUNDS: usize = 5;
         std::thread::scope(|scope| {
             scope.spawn(|| write_in_turn(&site, &images, &turn, &stop));
             for image in images {
@@ -120,6 +120,12 @@ fn snapshots_of_groups_have_one_moment_with_write_logs_and_without() {
             for round in 0..ROUNDS {
                 let begun = turn.load(Ordering::SeqCst);
                 wait_until("writes go on", || turn.load(Ordering::SeqCst) > begun + 20);
+                // Snapshots of the images alone, at the same time, wait for it or it for them.
+                for image in images {
+                    let snapshot = format!("{image}@{round}");
+                    let site = &site;
+                    scope.spawn(move || site.run(&["snap", "create", &snapshot]).ok());
+                }
                 site.run(&["group", "snap", "create", &format!("g@{round}")]).ok();
             }
         });

@@ -15,13 +15,13 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, ObjectOp, Result, Transaction};
+use forebay_block::{Error, ErrorKind, ObjectOp, Result, SnapId, Transaction};
 
 use super::{GroupChange, PAGE, TRIES};
 use crate::children::{GROUP_MEMBER, announce, operations_change};
 use crate::details::GROUP_KEY;
 use crate::images::Images;
-use crate::wire::group::{IMAGE_KEYS, LinkState, encode_group, member_key, member_of_key};
+use crate::wire::group::{IMAGE_KEYS, LinkState, decode_group, encode_group, member_key, member_of_key};
 
 /// Image in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl Images {
     /// named by its id then.
     ///
     /// # Errors
-    /// `NotFound`; errors of the backend.
+    /// `NotFound`; `Busy` while the group has an incomplete snapshot; errors of the backend.
     pub async fn remove_from_group(self: &Rc<Self>, group: &str, images: &Rc<Images>, image: &str) -> Result<()> {
         if let (Some((groups, group)), Some((images, image))) = (self.route(group), images.route(image)) {
             return Box::pin(groups.remove_from_group(group, &images, image)).await;
@@ -108,6 +108,12 @@ impl Images {
             if !members.contains_key(&(pool, image_id.clone())) {
                 return Err(Error::new(ErrorKind::NotFound, format!("image {image} in the group")));
             }
+            // The entry does not list its parts, and finds them as long as the image is in the group.
+            let snapshots = self.stored_group_snapshots(&id).await?;
+            if let Some(incomplete) = snapshots.iter().find(|snapshot| !snapshot.is_complete) {
+                let what = format!("the group has the incomplete snapshot {}; remove that first", incomplete.name);
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
             self.detach_member(&id, pool, &image_id).await
         };
         removed.await.map_err(|error: Error| error.within(format_args!("removing image {image} from group {group}")))
@@ -123,13 +129,12 @@ impl Images {
                 page => page?,
             };
             for (key, value) in &page.pairs {
-                match member_of_key(key) {
-                    Some(member) => drop(members.insert(member, LinkState::decode(value))),
-                    None => {
-                        let key = String::from_utf8_lossy(key);
-                        tracing::warn!(%key, group, "a malformed entry of a group is ignored");
-                    }
-                }
+                // A snapshot of the group would miss the image.
+                let malformed = || {
+                    let what = format!("key '{}' of the header of group {group}", String::from_utf8_lossy(key));
+                    Error::new(ErrorKind::Corrupt, what)
+                };
+                members.insert(member_of_key(key).ok_or_else(malformed)?, LinkState::decode(value));
             }
             match page.pairs.into_iter().next_back().filter(|_| page.more) {
                 Some((last, _)) => after = last,
@@ -160,6 +165,9 @@ impl Images {
     /// Refuses an image that belongs to a group.
     async fn check_joinable(&self, images: &Rc<Images>, group: &str, image: &str) -> Result<()> {
         let Some(stored) = self.reference(images, image).await? else { return Ok(()) };
+        if self.is_gone(&stored).await? {
+            return Ok(());
+        }
         if stored == encode_group(self.pool_id(), group) {
             let state = self.member_ids(group).await?.remove(&(images.pool_id(), image.to_owned()));
             return match state {
@@ -169,6 +177,17 @@ impl Images {
             };
         }
         Err(self.belongs_elsewhere(images, image).await)
+    }
+
+    /// Returns whether a reference names a group that is gone: another client has removed it while the image was added.
+    async fn is_gone(&self, reference: &[u8]) -> Result<bool> {
+        let Some((pool, group)) = decode_group(reference) else { return Ok(false) };
+        let Some(images) = self.images_of_member(pool).await? else { return Ok(true) };
+        match images.backend.stat(&images.group_object(&group), SnapId::HEAD).await {
+            Ok(_) => Ok(false),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     async fn belongs_elsewhere(&self, images: &Images, image: &str) -> Error {
@@ -192,13 +211,16 @@ impl Images {
     async fn refer(&self, images: &Rc<Images>, group: &str, image: &str) -> Result<()> {
         let reference = encode_group(self.pool_id(), group);
         for _ in 0..TRIES {
-            match self.reference(images, image).await? {
-                Some(stored) if stored == reference => return Ok(()),
-                Some(_) => return Err(self.belongs_elsewhere(images, image).await),
-                None => {}
+            let stored = self.reference(images, image).await?;
+            match &stored {
+                Some(stored) if *stored == reference => return Ok(()),
+                Some(stored) if !self.is_gone(stored).await? => {
+                    return Err(self.belongs_elsewhere(images, image).await);
+                }
+                _ => {}
             }
             let store = ObjectOp::KvSet { pairs: vec![(GROUP_KEY.to_vec(), reference.clone())] };
-            if self.store_reference(images, image, None, store, (GROUP_MEMBER, 0)).await? {
+            if self.store_reference(images, image, stored, store, (GROUP_MEMBER, 0)).await? {
                 return Ok(());
             }
         }

@@ -15,7 +15,7 @@ use crate::images::{Images, check_name};
 use crate::resize::unless_absent;
 pub use members::GroupMember;
 pub use parts::{CreatedPart, PendingPart};
-pub use snapshots::{GroupSnapshotInfo, GroupSnapshotPart, PendingGroupSnapshot};
+pub use snapshots::{GroupGuard, GroupSnapshotInfo, GroupSnapshotPart, PendingGroupSnapshot};
 
 /// Names and keys read in one request.
 const PAGE: usize = 1000;
@@ -136,7 +136,7 @@ impl Images {
             let change = GroupChange::begin(self, name)?;
             let id = self.group_id(name).await?;
             for snapshot in self.stored_group_snapshots(&id).await? {
-                self.remove_stored_group_snapshot(&id, &snapshot).await?;
+                self.remove_stored_group_snapshot(&id, &snapshot, &[]).await?;
             }
             for (pool, image) in self.member_ids(&id).await?.into_keys() {
                 self.detach_member(&id, pool, &image).await?;

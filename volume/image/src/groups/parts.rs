@@ -12,12 +12,13 @@ use crate::info::SnapshotKind;
 use crate::snapshots::{PendingSnapshot, announce, contended};
 use crate::wire::group::SnapshotPart;
 
-/// Snapshot of an image that is to be created as part of a group's. Its number is reserved, and the exclusive lock is kept.
+/// Snapshot of an image that is to be created as part of a group's. Its number is reserved. The exclusive lock is kept once its
+/// writes are blocked.
 pub struct PendingPart {
     image: Rc<Image>,
     pending: PendingSnapshot,
     hold: Option<ExclusiveRange>,
-    kept: KeptLock,
+    kept: Option<KeptLock>,
 }
 
 /// Snapshot of an image that was created as part of a group's.
@@ -25,13 +26,17 @@ pub struct CreatedPart(pub(super) SnapshotPart);
 
 impl PendingPart {
     pub(super) async fn begin(image: Rc<Image>, name: &str, kind: &SnapshotKind) -> Result<Self> {
-        for _ in 0..TRIES {
-            if let Some(pending) = image.begin_snapshot(name, kind.clone()).await? {
-                let kept = image.keep_lock();
-                return Ok(Self { image, pending, hold: None, kept });
+        let begun = async {
+            for _ in 0..TRIES {
+                if let Some(pending) = image.begin_snapshot(name, kind.clone()).await? {
+                    return Ok(pending);
+                }
             }
-        }
-        Err(contended())
+            Err(contended())
+        };
+        let begun: Result<PendingSnapshot> = begun.await;
+        let pending = begun.map_err(|error| error.within(format_args!("image {}", image.name())))?;
+        Ok(Self { image, pending, hold: None, kept: None })
     }
 
     /// Returns the image.
@@ -45,6 +50,7 @@ impl PendingPart {
     /// If the exclusive lock was lost.
     pub async fn hold(&mut self) -> Result<()> {
         if self.hold.is_none() {
+            self.kept = Some(self.image.keep_lock_briefly());
             self.hold = Some(self.image.shared().enter_alone(Extent::new(0, SIZE_MAX)).await?);
         }
         Ok(())

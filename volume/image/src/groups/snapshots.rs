@@ -24,6 +24,9 @@ use crate::images::Images;
 use crate::info::SnapshotKind;
 use crate::wire::group::{GroupSnapshot, LinkState, SNAPSHOT_KEYS, order_key, snapshot_key};
 
+/// Reason for which a snapshot of a group is not created.
+const MEMBERS_CHANGED: &str = "the group has got or lost images meanwhile; try again";
+
 /// Snapshot of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupSnapshotInfo {
@@ -51,6 +54,11 @@ pub struct GroupSnapshotPart {
     pub snapshot: SnapId,
 }
 
+/// Guard of a group: no other command of this process changes it, or its snapshots.
+pub struct GroupGuard {
+    _change: GroupChange,
+}
+
 /// Snapshot of a group that is being created.
 pub struct PendingGroupSnapshot {
     images: Rc<Images>,
@@ -76,6 +84,17 @@ impl Images {
             Ok(stored.into_iter().map(info).collect())
         };
         listed.await.map_err(|error: Error| error.within(format_args!("snapshots of group {group}")))
+    }
+
+    /// Keeps a group from being changed by other commands of this process, until the guard is dropped.
+    ///
+    /// # Errors
+    /// `Busy` if it is being changed.
+    pub fn guard_group(self: &Rc<Self>, group: &str) -> Result<GroupGuard> {
+        match self.route(group) {
+            Some((images, group)) => Ok(GroupGuard { _change: GroupChange::begin(&images, group)? }),
+            None => Ok(GroupGuard { _change: GroupChange::begin(self, group)? }),
+        }
     }
 
     /// Returns the parts of a complete snapshot of a group.
@@ -160,7 +179,7 @@ impl Images {
             let change = GroupChange::begin(self, group)?;
             let id = self.group_id(group).await?;
             let stored = self.find_group_snapshot(&id, name).await?;
-            self.remove_stored_group_snapshot(&id, &stored).await?;
+            self.remove_stored_group_snapshot(&id, &stored, &[]).await?;
             drop(change);
             Ok(())
         };
@@ -192,7 +211,10 @@ impl Images {
         renamed.await.map_err(|error: Error| error.within(format_args!("renaming snapshot {from} of group {group}")))
     }
 
-    /// Returns the stored snapshots of a group. Malformed ones are left out, with a warning.
+    /// Returns the stored snapshots of a group.
+    ///
+    /// # Errors
+    /// `Corrupt` for a malformed one: its parts would be forgotten.
     pub(super) async fn stored_group_snapshots(&self, group: &str) -> Result<Vec<GroupSnapshot>> {
         let (mut all, mut after) = (Vec::new(), Vec::new());
         loop {
@@ -201,13 +223,11 @@ impl Images {
                 page => page?,
             };
             for (key, value) in &page.pairs {
-                match GroupSnapshot::decode(value) {
-                    Some(snapshot) => all.push(snapshot),
-                    None => {
-                        let key = String::from_utf8_lossy(key);
-                        tracing::warn!(%key, group, "a malformed snapshot of a group is ignored");
-                    }
-                }
+                let malformed = || {
+                    let what = format!("key '{}' of the header of group {group}", String::from_utf8_lossy(key));
+                    Error::new(ErrorKind::Corrupt, what)
+                };
+                all.push(GroupSnapshot::decode(value).ok_or_else(malformed)?);
             }
             match page.pairs.into_iter().next_back().filter(|_| page.more) {
                 Some((last, _)) => after = last,
@@ -249,7 +269,7 @@ impl Images {
         members.sort_by_key(place);
         let now = self.member_ids(group).await?;
         if !members.iter().map(place).eq(now.keys().cloned()) {
-            return Err(Error::new(ErrorKind::Busy, "the group has got or lost images meanwhile; try again"));
+            return Err(Error::new(ErrorKind::Busy, MEMBERS_CHANGED));
         }
         if now.values().any(|&state| state != LinkState::Attached) {
             let what = "an image is being added or removed, or was left so; add it again, or remove it";
@@ -262,7 +282,7 @@ impl Images {
     async fn store_new_snapshot(&self, group: &str, name: &str) -> Result<GroupSnapshot> {
         self.refuse_second(group, name).await?;
         let id = format!("{:014x}", random() >> 8);
-        let stored = GroupSnapshot { id, name: name.to_owned(), is_complete: false, parts: Vec::new() };
+        let stored = GroupSnapshot::new(id, name);
         let key = snapshot_key(&stored.id);
         let ops = vec![
             ObjectOp::AssertExists,
@@ -304,11 +324,13 @@ impl Images {
         self.backend.submit(&self.group_object(group), Transaction::new(ops).durable()).await.map(drop)
     }
 
-    /// Removes the parts of a snapshot, and then its entry.
+    /// Removes the parts of a snapshot, and then its entry. Besides the images that the entry and the group list, others may have
+    /// parts, by pool and id.
     pub(super) async fn remove_stored_group_snapshot(
         self: &Rc<Self>,
         group: &str,
         snapshot: &GroupSnapshot,
+        others: &[(i64, String)],
     ) -> Result<()> {
         let removing = GroupSnapshot { is_complete: false, ..snapshot.clone() };
         if snapshot.is_complete {
@@ -316,15 +338,12 @@ impl Images {
         }
         // An interrupted creation has parts that the entry does not list.
         let listed = removing.parts.iter().map(|part| (part.pool, part.image.clone()));
-        let mut places: BTreeSet<_> = listed.collect();
+        let mut places: BTreeSet<_> = listed.chain(others.iter().cloned()).collect();
         places.extend(self.member_ids(group).await?.into_keys());
         let kind = self.part_kind(group, &removing.id);
         for (pool, id) in places {
             let Some(images) = self.images_of_member(pool).await? else { continue };
-            match remove_part(&images, &id, &kind).await {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            remove_part(&images, &id, &kind).await?;
         }
         self.remove_group_entry(group, &removing.id).await
     }
@@ -334,12 +353,16 @@ impl Images {
     }
 }
 
-/// Removes the part of a group's snapshot that an image has. `NotFound` if it has none, or is gone.
+/// Removes the part of a group's snapshot that an image has; succeeds if it has none, or is gone.
 async fn remove_part(images: &Rc<Images>, id: &str, kind: &SnapshotKind) -> Result<()> {
-    let header = images.header(id).await?;
+    let header = match images.header(id).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        header => header?,
+    };
     if !header.snapshots.iter().any(|snapshot| snapshot.kind == *kind) {
-        return Err(Error::new(ErrorKind::NotFound, "a part of the group's snapshot"));
+        return Ok(());
     }
+    // What is not found from here on is something else, such as the parent.
     let image = images.open_id(id).await?;
     let removed = Box::pin(image.remove_group_part(kind)).await;
     image.close().await;
@@ -351,6 +374,12 @@ fn info(stored: GroupSnapshot) -> GroupSnapshotInfo {
 }
 
 impl PendingGroupSnapshot {
+    /// Returns pool and id of the images, in order.
+    fn places(&self) -> Vec<(i64, String)> {
+        let place = |image: &Rc<Image>| (image.shared().images().pool_id(), image.shared().id().to_owned());
+        self.members.iter().map(place).collect()
+    }
+
     async fn begin_parts(&self) -> Result<Vec<PendingPart>> {
         let kind = self.images.part_kind(&self.group, &self.stored.id);
         let name = format!(".group.{:x}_{}_{}", self.images.pool_id(), self.group, self.stored.id);
@@ -370,7 +399,14 @@ impl PendingGroupSnapshot {
         parts.sort();
         debug_assert_eq!(parts.len(), self.members.len(), "a part for each image");
         let complete = GroupSnapshot { is_complete: true, parts, ..self.stored.clone() };
-        match self.images.replace_group_snapshot(&self.group, &self.stored, &complete).await {
+        let completed = async {
+            // Another client may have added one.
+            if !self.places().into_iter().eq(self.images.member_ids(&self.group).await?.into_keys()) {
+                return Err(Error::new(ErrorKind::Busy, MEMBERS_CHANGED));
+            }
+            self.images.replace_group_snapshot(&self.group, &self.stored, &complete).await
+        };
+        match completed.await {
             Ok(()) => Ok(info(complete)),
             Err(error) => {
                 self.undo().await;
@@ -384,7 +420,9 @@ impl PendingGroupSnapshot {
     pub async fn undo(self) {
         let name = &self.stored.name;
         let incomplete = GroupSnapshot { is_complete: false, ..self.stored.clone() };
-        if let Err(error) = self.images.remove_stored_group_snapshot(&self.group, &incomplete).await {
+        // An image may have left the group meanwhile.
+        let removed = self.images.remove_stored_group_snapshot(&self.group, &incomplete, &self.places()).await;
+        if let Err(error) = removed {
             let hint = "remove it with 'forebay group snap rm'";
             tracing::warn!(snapshot = name, %error, hint, "an incomplete snapshot of a group stays");
         }

@@ -75,6 +75,9 @@ pub(crate) struct SnapshotPart {
     pub(crate) snap: SnapId,
 }
 
+/// Version of the encoding of a group's snapshot.
+const VERSION: u8 = 1;
+
 /// Stored snapshot of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GroupSnapshot {
@@ -83,9 +86,19 @@ pub(crate) struct GroupSnapshot {
     /// Set once all images have their snapshots, until the first is removed.
     pub(crate) is_complete: bool,
     pub(crate) parts: Vec<SnapshotPart>,
+    /// Version of the encoding.
+    pub(crate) version: u8,
+    /// Fields of newer versions.
+    pub(crate) rest: Vec<u8>,
 }
 
 impl GroupSnapshot {
+    /// Returns an incomplete snapshot without parts.
+    pub(crate) fn new(id: String, name: &str) -> Self {
+        let (name, version) = (name.to_owned(), VERSION);
+        Self { id, name, is_complete: false, parts: Vec::new(), version, rest: Vec::new() }
+    }
+
     /// Encodes the value of the snapshot's key.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut body = CephWriter::new().string(&self.id).string(&self.name).u8(self.is_complete.into());
@@ -94,19 +107,20 @@ impl GroupSnapshot {
             let spec = CephWriter::new().i64(part.pool).string(&part.image).u64(part.snap.0);
             body = body.append(CephWriter::new().versioned(1, 1, spec));
         }
-        CephWriter::new().versioned(1, 1, body).done()
+        CephWriter::new().versioned(self.version, VERSION, body.raw(&self.rest)).done()
     }
 
     /// Decodes the value of the snapshot's key; `None` if it is malformed.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut body = CephReader::new(bytes).versioned(1)?.body;
+        let value = CephReader::new(bytes).versioned(VERSION)?;
+        let (version, mut body) = (value.version, value.body);
         let (id, name, state, count) = (body.string()?, body.string()?, body.u8()?, body.u32()?);
         let mut parts = Vec::new();
         for _ in 0..count {
             let mut part = body.versioned(1)?.body;
             parts.push(SnapshotPart { pool: part.i64()?, image: part.string()?, snap: SnapId(part.u64()?) });
         }
-        Some(Self { id, name, is_complete: state == 1, parts })
+        Some(Self { id, name, is_complete: state == 1, parts, version, rest: body.rest().to_vec() })
     }
 }
 
@@ -129,6 +143,8 @@ mod tests {
             name: "s1".into(),
             is_complete: true,
             parts: vec![part("102198fbd84a", 4), part("102387e974ed", 5)],
+            version: 1,
+            rest: Vec::new(),
         };
         assert_eq!(GroupSnapshot::decode(&bytes), Some(expected.clone()));
         assert_eq!(expected.encode(), bytes);
@@ -143,12 +159,10 @@ mod tests {
 
     #[test]
     fn malformed_groups_are_none() {
-        let snapshot = GroupSnapshot {
-            id: "1".into(),
-            name: "s".into(),
-            is_complete: false,
-            parts: vec![SnapshotPart { pool: 1, image: "a".into(), snap: SnapId(7) }],
-        };
+        let parts = vec![SnapshotPart { pool: 1, image: "a".into(), snap: SnapId(7) }];
+        let snapshot = GroupSnapshot { parts, ..GroupSnapshot::new("1".into(), "s") };
+        let newer = GroupSnapshot { version: 2, rest: vec![1, 2, 3], ..snapshot.clone() };
+        assert_eq!(GroupSnapshot::decode(&newer.encode()), Some(newer), "fields of newer versions are kept");
         let bytes = snapshot.encode();
         assert_eq!(GroupSnapshot::decode(&bytes), Some(snapshot));
         for len in 0..bytes.len() {

@@ -255,6 +255,67 @@ fn a_snapshot_that_one_image_refuses_leaves_nothing() {
     });
 }
 
+/// As `rbd` does it, which does not know of this client.
+#[test]
+fn a_snapshot_whose_group_another_client_changes_leaves_nothing() {
+    run(async {
+        let cluster = cluster(8, 1);
+        let backend = cluster.client().pool(POOL);
+        let images = Images::of(&backend);
+        images.create_group("g").await.expect("created");
+        let mut all = Vec::new();
+        for name in ["a", "b"] {
+            all.push(create_and_open(&backend, name, OBJECT).await);
+            images.add_to_group("g", &images, name).await.expect("added");
+        }
+        let stranger = create_and_open(&backend, "c", OBJECT).await;
+        let directory = keys(&*backend, "rbd_group_directory").await;
+        let group = String::from_utf8(directory["name_g"][4..].to_vec()).expect("an id");
+        let header = ObjectName::new(format!("rbd_group_header.{group}"));
+        let link = |image: &Image| format!("image_{POOL:016x}_{}", image.id());
+        let change = async |op| {
+            let changed = backend.submit(&header, forebay_block::Transaction::of(op)).await;
+            changed.expect("changed");
+        };
+        // An image leaves the group when its part is there.
+        let (pending, mut parts) = images.begin_group_snapshot("g", "s", all.clone()).await.expect("begun");
+        let part = parts.remove(0);
+        let left = part.image().clone();
+        let created = part.create().await.expect("a part");
+        change(forebay_block::ObjectOp::KvRemove { keys: vec![link(&left).into_bytes()] }).await;
+        drop((created, parts));
+        pending.undo().await;
+        assert_eq!((parts_of(&images).await, snapshots(&images, "g").await), ([0; 3], vec![]));
+        let back = vec![(link(&left).into_bytes(), vec![0])];
+        change(forebay_block::ObjectOp::KvSet { pairs: back }).await;
+        // Another image joins it, and would be missed.
+        let (pending, parts) = images.begin_group_snapshot("g", "s", all.clone()).await.expect("begun");
+        let mut created = Vec::new();
+        for part in parts {
+            created.push(part.create().await.expect("a part"));
+        }
+        let joined = vec![(link(&stranger).into_bytes(), vec![0])];
+        change(forebay_block::ObjectOp::KvSet { pairs: joined }).await;
+        assert_eq!(kind(pending.complete(created).await), Some(ErrorKind::Busy));
+        assert_eq!((parts_of(&images).await, snapshots(&images, "g").await), ([0; 3], vec![]));
+        // A group that is gone, with its entry, leaves parts that are removed by their numbers.
+        change(forebay_block::ObjectOp::KvRemove { keys: vec![link(&stranger).into_bytes()] }).await;
+        take(&images, "g", "s").await.expect("a snapshot");
+        let number = images.snapshots("a").await.expect("snapshots")[0].id;
+        change(forebay_block::ObjectOp::Remove).await;
+        all[0].remove_snapshot_number(forebay_block::SnapId(number)).await.expect("removed");
+        assert_eq!(parts_of(&images).await, [0, 1, 0]);
+        // And so is the reference to it.
+        images.create_group("h").await.expect("created");
+        images.add_to_group("h", &images, "a").await.expect("added");
+        assert_eq!(members(&images, "h").await, ["a"]);
+    });
+}
+
+async fn parts_of(images: &Images) -> [usize; 3] {
+    [parts(images, "a").await, parts(images, "b").await, parts(images, "c").await]
+}
+
 #[test]
 fn an_image_that_is_gone_is_removed_by_its_id() {
     run(async {

@@ -215,6 +215,28 @@ fn a_log_that_fails_under_a_cut_is_not_given_up_with_what_the_cut_holds_back() {
 }
 
 #[test]
+fn a_log_that_is_disabled_under_a_cut_lets_no_write_past_it() {
+    on_a_shelf(async |_, shelf| {
+        let inner = Memory::new(1 << 20);
+        let log = fresh(&shelf, &inner, Rc::new(Nobody), LogOptions::default()).await;
+        log.submit(write(0, 1, 4096)).await.expect("written");
+        // The log has nothing past it.
+        let cut = log.cut().await.expect("a cut");
+        let own = log.clone();
+        let disabled = spawn(async move { own.disable(forebay_block::Error::new(ErrorKind::Io, "on purpose")).await });
+        let waiting = spawn(log.submit(write(0, 2, 4096)));
+        // Longer than any background operation.
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(inner.bytes.borrow()[0], 1, "the backend is where the cut holds it");
+        assert!(matches!(log.mode(), Mode::TurningOff(_)));
+        drop(cut);
+        disabled.await.expect("disabled");
+        waiting.await.expect("written without the log");
+        assert_eq!(inner.bytes.borrow()[0], 2);
+    });
+}
+
+#[test]
 fn a_cut_that_ends_leaves_others_held() {
     on_a_shelf(async |_, shelf| {
         let inner = Memory::new(1 << 20);

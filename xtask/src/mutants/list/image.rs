@@ -572,9 +572,9 @@ pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
         "group-complete-early",
         "A snapshot of a group is complete before its first part is created",
-        "volume/image/src/groups/snapshots.rs",
-        "is_complete: false, parts: Vec::new() };",
-        "is_complete: true, parts: Vec::new() };",
+        "volume/image/src/wire/group.rs",
+        "Self { id, name, is_complete: false,",
+        "Self { id, name, is_complete: true,",
         &[GROUPS],
     ),
     Mutant::new(
