@@ -157,6 +157,22 @@ impl Default for NbdServerOptions {
     }
 }
 
+/// Settings of a listening address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NbdListenerOptions {
+    /// TLS mode.
+    pub tls: Tls,
+    /// Set if clients reconnect and send requests without a reply again, as the kernel's does for mapped images.  When
+    /// the server ends such a connection, it closes it after the requests in flight, and refuses none.
+    pub resumes: bool,
+}
+
+impl From<Tls> for NbdListenerOptions {
+    fn from(tls: Tls) -> Self {
+        Self { tls, resumes: false }
+    }
+}
+
 /// Remote control of a connection by its server.
 pub(crate) struct NbdConnectionControl {
     /// Canonical name of its export, once it has one.
@@ -165,16 +181,19 @@ pub(crate) struct NbdConnectionControl {
     host: RefCell<NbdHost>,
     /// Set once TLS is in force.
     secure: Cell<bool>,
+    /// Set if the client sends requests without a reply again over a new connection.
+    resumes: bool,
     stop_signal: ConnectionStopSignal,
 }
 
 impl NbdConnectionControl {
-    fn new(addr: Addr) -> Self {
+    fn new(addr: Addr, resumes: bool) -> Self {
         let host = RefCell::new(NbdHost { addr, name: None });
         Self {
             export: RefCell::default(),
             host,
             secure: Cell::new(false),
+            resumes,
             stop_signal: ConnectionStopSignal::default(),
         }
     }
@@ -243,14 +262,16 @@ impl NbdServer {
     }
 
     /// Accepts connections until [`stop`](Self::stop).  Each connection runs as a task of its own.
-    pub async fn serve(self: Rc<Self>, listener: Listener, tls: Tls) {
-        tracing::info!(addr = %listener.local_addr(), ?tls, "serving NBD");
-        self.connections.accept(&listener, |stream, peer| self.adopt(stream, peer, tls)).await;
+    pub async fn serve(self: Rc<Self>, listener: Listener, options: impl Into<NbdListenerOptions>) {
+        let options = options.into();
+        tracing::info!(addr = %listener.local_addr(), tls = ?options.tls, "serving NBD");
+        self.connections.accept(&listener, |stream, peer| self.adopt(stream, peer, options)).await;
     }
 
     /// Serves a connection that was accepted elsewhere.  Drops it if the address is refused, the server is stopping
     /// or the connection limit is reached.
-    pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr, tls: Tls) {
+    pub fn adopt(self: &Rc<Self>, stream: Stream, peer: Addr, options: impl Into<NbdListenerOptions>) {
+        let NbdListenerOptions { tls, resumes } = options.into();
         self.stats.count(|counts| counts.accepted += 1);
         if let Some(reason) = self.access.get().refuses_address(&peer) {
             return self.host_refused(&NbdHost { addr: peer, name: None }, None, reason);
@@ -260,7 +281,7 @@ impl NbdServer {
             tracing::warn!(front = "nbd", %peer, max = self.options.connections_max, "connection rejected: too many connections");
             return;
         }
-        let control = Rc::new(NbdConnectionControl::new(peer.clone()));
+        let control = Rc::new(NbdConnectionControl::new(peer.clone(), resumes));
         let place = self.connections.enter(control.clone());
         let server = self.clone();
         drop(spawn(async move {

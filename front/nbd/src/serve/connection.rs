@@ -158,8 +158,11 @@ impl ConnectionHandler for Transmission<'_> {
         self.now = now();
         self.work.set_task(cx.waker());
         self.control.stop_signal.set_task(cx.waker());
-        if self.control.stop_signal.stopping() {
-            self.ending.drain();
+        match self.control.stop_signal.stopping() {
+            // An error would reach the application; a request without a reply is sent again.
+            true if self.control.resumes => self.stop_receiving(NbdEndReason::Stopped),
+            true => self.ending.drain(),
+            false => {}
         }
         let (outbox, counters, now) = (&mut self.outbox, self.counters, self.now);
         self.work.poll(|result, pending| outbox.answer(counters, now, result, pending));

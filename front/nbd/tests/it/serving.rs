@@ -12,7 +12,7 @@ use forebay_block::{
     SizeWatch,
 };
 use forebay_nbd::stats::NbdRequestKind;
-use forebay_nbd::{NbdExport, NbdServer, NbdServerOptions, NbdStats, Tls};
+use forebay_nbd::{NbdExport, NbdListenerOptions, NbdServer, NbdServerOptions, NbdStats, Tls};
 use forebay_reactor::{Listener, random, sleep, spawn};
 use proptest::prelude::*;
 
@@ -505,6 +505,37 @@ fn a_stopping_server_finishes_answers_and_closes() {
         assert_eq!(haggling.take(1).await, Err(vec![]));
         stopping.await;
         assert_eq!(server.connections(), 0);
+    });
+}
+
+#[test]
+fn a_client_that_resumes_is_never_refused() {
+    simulate(|| async {
+        let model = Model::new(1 << 20);
+        let exports = TestExports::with("disk", &model);
+        let server = NbdServer::new(exports, NbdServerOptions::default(), NbdStats::new());
+        let listener = Listener::bind(&addr()).expect("binds");
+        drop(spawn(server.clone().serve(listener, NbdListenerOptions { tls: Tls::None, resumes: true })));
+        let (mut client, _) = Client::open(&addr(), "disk", Style::Simple).await;
+        model.held.set(true);
+        client.request(1, 1, 0, 0, 4, b"data").await;
+        while model.in_flight.get() == 0 {
+            sleep(Duration::from_micros(100)).await;
+        }
+        let stopping = spawn({
+            let server = server.clone();
+            async move { server.stop().await }
+        });
+        sleep(Duration::from_millis(1)).await;
+        client.request(2, 1, 0, 4, 4, b"late").await;
+        sleep(Duration::from_millis(200)).await;
+        assert!(!stopping.is_finished(), "a write is in flight");
+        model.release();
+        let first = client.answer().await.expect("an answer");
+        assert_eq!((first.cookie, first.error), (1, 0));
+        assert_eq!(client.answer().await, None, "the other one is sent again, over another connection");
+        stopping.await;
+        assert_eq!(&model.bytes.borrow()[..8], b"data\0\0\0\0");
     });
 }
 
