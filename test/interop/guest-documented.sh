@@ -105,6 +105,7 @@ given() {
       head -c 8M /dev/urandom >content; truncate -s 64M content
       qemu-img convert -f raw -O qcow2 content debian.qcow2 ;;
     'Images') serve "forebay serve --data $DATA"; head -c 4M /dev/urandom >debian.raw; truncate -s 64M debian.raw ;;
+    'A block device of this machine') serve "forebay serve --data $DATA"; create local/disk1 ;;
     'The shapes of rbd' | 'Snapshots') serve "forebay serve --data $DATA"; create local/disk1 ;;
     'Clones') serve "forebay serve --data $DATA"; create local/golden ;;
     'Groups') serve "forebay serve --data $DATA"; create local/tables local/journal ;;
@@ -150,6 +151,8 @@ holds() {
     'Images')
       [[ $(forebay ls) == disk2 ]] || fail "disk1 is gone, disk2 is there"
       [[ $(zstd -dc disk1.zst | head -c 1048576 | wc -c) == 1048576 ]] || fail "what was exported" ;;
+    'A block device of this machine')
+      [[ $(forebay showmapped --format json)$(forebay targets --format json) == '[][]' ]] || fail "nothing is mapped any more" ;;
     'Snapshots')
       [[ $(forebay snap ls local/disk1 --format json) == '[]' ]] || fail "all snapshots are gone"
       [[ -e monday.raw ]] || fail "what was exported" ;;

@@ -10,6 +10,7 @@ mod group;
 mod image;
 mod log;
 mod manage;
+mod map;
 mod snapshot;
 mod trash;
 
@@ -261,6 +262,8 @@ pub use manage::{
     AddLockRequest, ListedLock, LockListing, MetadataValue, ObjectMapCheck, SparsifyRequest, UpdateFeaturesRequest,
     WrongMapEntry,
 };
+
+pub use map::{MapRequest, MappedImage};
 
 pub use trash::{MoveToTrashRequest, RestoreRequest, TrashListing};
 

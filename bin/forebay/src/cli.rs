@@ -11,6 +11,7 @@ mod groups;
 mod images;
 mod manage;
 pub mod many;
+mod map;
 mod names;
 mod perf;
 mod rbd_only;
@@ -37,6 +38,7 @@ pub use images::{
     BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs, SparsifyArgs,
 };
 pub use manage::{FeatureCommand, FeatureNames, ImageMetaCommand, LockCommand, ObjectMapCommand};
+pub use map::{DeviceTypeArgs, MapArgs, MappedDeviceCommand, UnmapArgs};
 pub use names::{DuTarget, MaybeImage, OneImage, RenameOperands};
 pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, PerfMessenger};
 pub use rbd_only::refusal;
@@ -369,6 +371,28 @@ pub enum CliCommand {
     /// List what is exported
     #[command(after_help = "Example:\n  forebay targets --format json")]
     Targets,
+
+    /// Map an image to a block device of this machine, and print the device
+    ///
+    /// The device is one of the kernel's NBD client, and the daemon serves it: the image is exported over NBD, to this
+    /// machine only, unless it is exported already.  Requests wait while the daemon restarts.  Needs a daemon that runs as
+    /// root (CAP_SYS_ADMIN).  A device does not outlive a reboot of the machine.
+    #[command(after_help = "Examples:\n  mkfs.ext4 $(forebay map local/disk1)\n  forebay map --read-only rbd/disk1")]
+    Map(MapArgs),
+
+    /// End the block device of a mapped image, and the export that was created for it
+    ///
+    /// Dirty pages are written first.  A device that is in use is refused.
+    #[command(after_help = "Examples:\n  forebay unmap local/disk1\n  forebay unmap /dev/nbd0")]
+    Unmap(UnmapArgs),
+
+    /// List the mapped images, in the output format of 'rbd showmapped'
+    #[command(after_help = "Example:\n  forebay showmapped --format json")]
+    Showmapped(DeviceTypeArgs),
+
+    /// Map and unmap images, with rbd's longer names
+    #[command(subcommand)]
+    Device(MappedDeviceCommand),
 
     /// Show or set ANA states of NVMe namespaces, so that hosts use another path
     #[command(subcommand)]

@@ -9,6 +9,7 @@ mod config;
 mod groups;
 mod logs;
 mod manage;
+mod map;
 mod snapshots;
 mod trash;
 
@@ -37,6 +38,7 @@ pub use manage::{
     AddLock, CheckObjectMap, GetMetadata, ListLocks, ListMetadata, RebuildObjectMap, RemoveLock, SetMetadata, Sparsify,
     UpdateFeatures,
 };
+pub use map::{ListMapped, MapImage, MappedTarget, UnmapImage};
 pub use snapshots::{
     CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RemoveSnapshotById, RollBack, SetSnapshotLimit,
     UpdateSnapshot,

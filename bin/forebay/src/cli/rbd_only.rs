@@ -3,12 +3,10 @@
 use crate::failure::{Failure, FailureKind};
 
 /// Commands, by their first words, with the reason and what to do instead.
-const COMMANDS: [(&[&str], &str, &str); 15] = [
+const COMMANDS: [(&[&str], &str, &str); 13] = [
     (&["config", "global"], "the daemon takes limits of all volumes from its configuration", "set them under [qos]"),
-    (&["device"], "images are not mapped to block devices of this machine", ATTACH),
-    (&["map"], "images are not mapped to block devices of this machine", ATTACH),
-    (&["unmap"], "images are not mapped to block devices of this machine", ATTACH),
-    (&["showmapped"], "images are not mapped to block devices of this machine", "see 'forebay targets'"),
+    (&["device", "attach"], "a mapped image keeps its device until it is unmapped", MAP),
+    (&["device", "detach"], "a mapped image keeps its device until it is unmapped", MAP),
     (
         &["encryption"],
         "images are not encrypted by RBD's own format here",
@@ -30,7 +28,7 @@ const COMMANDS: [(&[&str], &str, &str); 15] = [
 ];
 
 const USE_RBD: &str = "use rbd";
-const ATTACH: &str = "use 'forebay attach IMAGE --nbd' or '--nvme', and connect to the URI";
+const MAP: &str = "use 'forebay map' and 'forebay unmap'; the daemon reconnects devices by itself";
 
 /// Returns the failure of a command line that is one of `rbd` only.
 pub fn refusal(arguments: impl IntoIterator<Item = String>) -> Option<Failure> {

@@ -13,6 +13,7 @@ mod groups;
 mod images;
 mod logs;
 mod manage;
+mod map;
 mod pages;
 pub mod perf;
 mod perf_messenger;
@@ -83,6 +84,10 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Attach(options) => targets::attach(global, output, options),
         CliCommand::Detach(options) => targets::detach(global, output, options),
         CliCommand::Targets => targets::list(global, output),
+        CliCommand::Map(options) => map::map(global, output, options),
+        CliCommand::Unmap(options) => map::unmap(global, output, options),
+        CliCommand::Showmapped(_) => map::list(global, output),
+        CliCommand::Device(command) => map::device(global, output, command),
         CliCommand::Ana(command) => ana::run(global, output, command),
         CliCommand::NvmeSubsystem(command) => access::nvme_subsystem(global, output, command),
         CliCommand::IscsiTarget(command) => access::iscsi_target(global, output, command),

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, cache, clones, groups, manage, metrics, options, page, snapshots, streams, trash};
+use super::{access, cache, clones, groups, manage, map, metrics, options, page, snapshots, streams, trash};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -138,6 +138,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .merge(trash::routes())
         .merge(groups::routes())
         .merge(manage::routes())
+        .merge(map::routes())
         .merge(options::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
@@ -249,6 +250,9 @@ async fn no_such_path(request: Request) -> Failure {
         list_targets,
         attach,
         detach,
+        map::list_mapped,
+        map::map,
+        map::unmap,
         list_ana,
         set_ana,
         access::list_nvme_subsystems,

@@ -7,6 +7,7 @@ pub mod control;
 mod groups;
 mod listen;
 mod manage;
+mod map;
 mod metrics;
 mod notify;
 mod options;

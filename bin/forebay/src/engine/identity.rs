@@ -78,6 +78,11 @@ fn stamp(mut uuid: Uuid) -> Uuid {
     uuid
 }
 
+/// Returns 64 random bits in hexadecimal digits.
+pub fn random_hex() -> Result<String> {
+    Ok(random()?[8..].iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 fn random() -> Result<Uuid> {
     let mut uuid = [0; 16];
     aws_lc_rs::rand::fill(&mut uuid).map_err(|_| Failure::failed("the system gives no random numbers"))?;

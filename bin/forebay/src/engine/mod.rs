@@ -24,6 +24,7 @@ mod limits;
 mod log_keeper;
 mod logs;
 mod manage;
+pub mod mappings;
 mod numbers;
 mod offload;
 mod options;
@@ -115,6 +116,7 @@ pub struct Engine {
     volumes: Volumes,
     meters: Arc<Meters<ImageSpec, RequestPath>>,
     exports: Exports,
+    mappings: mappings::Mappings,
     fronts: Fronts,
     ana: ana::AnaFileLock,
     access: AccessLists,
@@ -246,8 +248,10 @@ impl Engine {
         if let Some(daemon) = &options.daemon {
             pools.insert(RAM_POOL, RamBackend::with_capacity(RAM_POOL, daemon.config.ram_size));
         }
-        let loaded = Exports::load(&options.data).and_then(|exports| Ok((exports, AccessLists::load(&options.data)?)));
-        let (exports, access) = match loaded {
+        let data = &options.data;
+        let loaded = Exports::load(data)
+            .and_then(|exports| Ok((exports, AccessLists::load(data)?, mappings::Mappings::load(data)?)));
+        let (exports, access, mappings) = match loaded {
             Ok(loaded) => loaded,
             Err(failure) => {
                 if let Some(store) = store {
@@ -277,6 +281,7 @@ impl Engine {
             volumes: Volumes::new(),
             meters: Arc::default(),
             exports,
+            mappings,
             fronts,
             ana: ana::AnaFileLock::default(),
             access,

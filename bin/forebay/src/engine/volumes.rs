@@ -24,6 +24,7 @@ use super::held_writes::{HeldWrites, WriteGate};
 use super::limits::LimitSource;
 use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
+use super::mappings::MappedWrites;
 use super::owner_operations::VolumeOperations;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
@@ -58,6 +59,8 @@ pub struct Volume {
     encrypted: Cell<Option<LuksHeader>>,
     /// Set if a request was refused because the cluster has fenced this image's client.
     fenced: Cell<bool>,
+    /// Rules of writes, once the image is mapped.
+    pub(super) mapped_writes: MappedWrites,
 }
 
 /// Way in which a volume is opened.
@@ -242,7 +245,7 @@ impl BlockDevice for ExportDevice {
         let is_write = request.is_write();
         let mut share = None;
         let measured = self.meter.measure(request, |request| {
-            let (submitted, used) = self.volume.submit_limited(request);
+            let (submitted, used) = self.volume.submit_mapped(request);
             share = used;
             submitted
         });
@@ -630,6 +633,7 @@ impl Engine {
             closing,
             unwritable: Cell::new(unwritable),
             encrypted: Cell::new(None),
+            mapped_writes: MappedWrites::default(),
             fenced: Cell::new(false),
         });
         if !is_reserved && self.volumes.reserved.borrow().contains(&spec) {

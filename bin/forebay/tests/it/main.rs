@@ -15,6 +15,7 @@ mod hosts;
 mod images;
 mod logs;
 mod manage;
+mod map;
 mod memory;
 mod packaging;
 mod page;

@@ -622,6 +622,9 @@ impl Engine {
     /// export of an image its write log is written back and discarded, unless `keep_log` is set.  The log of an image
     /// that was not opened since startup is always kept: writing it back may never finish.
     pub async fn detach(&self, spec: &ImageSpec, front: Front, force: bool, keep_log: bool) -> Result<()> {
+        if !force {
+            self.mappings.refuse_detach(spec, front)?;
+        }
         let key = (front, spec.clone());
         if self.exports.is_opening(&key) {
             // The task that is opening the image finds the export gone, however long that takes.

@@ -2,7 +2,7 @@
 
 use forebay_export::ExportState;
 
-use super::{Engine, Export};
+use super::{Engine, Export, Exports};
 use crate::api::{Front, ImageExport};
 use crate::engine::overview::OverviewPage;
 use crate::spec::ImageSpec;
@@ -15,6 +15,15 @@ impl Export {
             ExportState::Opening(_) | ExportState::Failed(_) | ExportState::Broken(_) => true,
             ExportState::Idle => false,
         }
+    }
+}
+
+impl Exports {
+    /// Returns whether the export of an image over NBD is read-only; `None` without such an export.
+    pub fn nbd_access(&self, spec: &ImageSpec) -> Option<bool> {
+        let exports = self.exports.borrow();
+        let export = exports.get(&(Front::Nbd, spec.clone())).filter(|export| !export.life.is_detaching())?;
+        Some(export.request.read_only)
     }
 }
 

@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 use forebay_block::BlockDevice;
 use forebay_messenger::Address;
-use forebay_reactor::{Addr, CoreHandle, Listener};
+use forebay_reactor::{Addr, CoreHandle, Listener, spawn};
 
 use super::identity::{DataDirIdentity, Uuid};
 use super::{Engine, failover};
@@ -189,7 +189,8 @@ impl Engine {
         self.restore_access();
         // A daemon that was just killed may still hold its sockets.
         let peers = daemon.config.peers.listen.iter().filter_map(Address::unix);
-        for addr in daemon.config.nbd.iter().cloned().chain(peers) {
+        let kernel = Addr::Unix(nbd::kernel_socket_in(&daemon.config.data));
+        for addr in daemon.config.nbd.iter().cloned().chain(peers).chain([kernel]) {
             Listener::settle(&addr).await;
         }
         for front in self.fronts.all() {
@@ -204,6 +205,7 @@ impl Engine {
             front.serve(self, self.cores()).await?;
         }
         failover::watch(self);
+        drop(spawn(self.clone().resume_mappings()));
         Ok(())
     }
 

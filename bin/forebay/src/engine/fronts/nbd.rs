@@ -3,13 +3,15 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::ready;
+use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use forebay_block::{BlockDevice, DeviceHandle, Error, ErrorKind, LocalFuture, Unnamed};
 use forebay_nbd::access::{HostPattern, NbdAccessControl, NbdHost, SharedAccess};
-use forebay_nbd::{ExportSummary, NbdExport, NbdServer, NbdServerOptions, NbdStats, Tls};
+use forebay_nbd::{ExportSummary, NbdExport, NbdListenerOptions, NbdServer, NbdServerOptions, NbdStats, Tls};
 use forebay_reactor::{Addr, CoreHandle, Listener, spawn};
+use rustix::thread::CapabilitySet;
 
 use super::cores::{Listening, on_each_server, serve_on_cores};
 use super::published::Published;
@@ -48,8 +50,10 @@ struct NbdShared {
 
 /// The NBD front.
 pub struct NbdFront {
-    listeners: RefCell<Vec<Listening<Tls>>>,
+    listeners: RefCell<Vec<Listening<NbdListenerOptions>>>,
     addrs: RefCell<Vec<(Addr, Tls)>>,
+    /// Socket for the kernel's client on this machine.
+    kernel_socket: RefCell<Option<PathBuf>>,
     shared: NbdShared,
 }
 
@@ -60,6 +64,7 @@ impl NbdFront {
         Self {
             listeners: RefCell::default(),
             addrs: RefCell::default(),
+            kernel_socket: RefCell::default(),
             shared: NbdShared { stats, access, published },
         }
     }
@@ -88,6 +93,29 @@ impl NbdFront {
         self.addrs.borrow().iter().map(told).collect()
     }
 
+    /// Returns the socket to which connections for the kernel's client are made; `None` if this process may not
+    /// configure that client.
+    pub fn kernel_socket(&self) -> Option<PathBuf> {
+        self.kernel_socket.borrow().clone()
+    }
+
+    /// Listens for connections of the kernel's client, on a socket in the data directory.
+    fn listen_for_kernel(&self, data: &Path) {
+        let effective = rustix::thread::capabilities(None).map(|sets| sets.effective);
+        if !effective.is_ok_and(|effective| effective.contains(CapabilitySet::SYS_ADMIN)) {
+            return;
+        }
+        let path = kernel_socket_in(data);
+        match bind(&Addr::Unix(path.clone())) {
+            Ok(listener) => {
+                let options = NbdListenerOptions { tls: Tls::None, resumes: true };
+                self.listeners.borrow_mut().push((listener, options));
+                *self.kernel_socket.borrow_mut() = Some(path);
+            }
+            Err(failure) => tracing::warn!(error = %failure.message, "images cannot be mapped to block devices"),
+        }
+    }
+
     /// Returns the server counters.
     pub fn stats(&self) -> &NbdStats {
         &self.shared.stats
@@ -103,8 +131,9 @@ impl HostFront for NbdFront {
             }
             let listener = bind(addr)?;
             self.addrs.borrow_mut().push((listener.local_addr().clone(), *tls));
-            self.listeners.borrow_mut().push((listener, *tls));
+            self.listeners.borrow_mut().push((listener, (*tls).into()));
         }
+        self.listen_for_kernel(&config.data);
         Ok(())
     }
 
@@ -124,6 +153,10 @@ impl HostFront for NbdFront {
         Box::pin(async move {
             on_each_server(cores, &SERVER, |server| async move { server.stop().await }).await;
             self.shared.published.clear();
+            if let Some(path) = self.kernel_socket.take() {
+                // A socket path left behind would be replaced at the next start.
+                let _ = forebay_reactor::fs::remove_file(path);
+            }
         })
     }
 
@@ -180,6 +213,11 @@ impl HostFront for NbdFront {
             self.shared.stats.forget(&name);
         })
     }
+}
+
+/// Returns the path of the socket for the kernel's client in a data directory.
+pub fn kernel_socket_in(data: &Path) -> PathBuf {
+    data.join("map.sock")
 }
 
 /// Returns the URI of an NBD export, as the NBD project defines it.
@@ -255,12 +293,12 @@ fn bind(addr: &Addr) -> Result<Listener> {
 }
 
 /// Starts the server of this core.
-fn start_server(shared: &NbdShared, engine: Option<Weak<Engine>>, listeners: Vec<Listening<Tls>>) {
+fn start_server(shared: &NbdShared, engine: Option<Weak<Engine>>, listeners: Vec<Listening<NbdListenerOptions>>) {
     let NbdShared { stats, access, published } = shared.clone();
     let exports = NbdExports { published, engine };
     let server = NbdServer::with_access(Rc::new(exports), NbdServerOptions::default(), stats, access);
-    for (listener, tls) in listeners {
-        drop(spawn(server.clone().serve(listener, tls)));
+    for (listener, options) in listeners {
+        drop(spawn(server.clone().serve(listener, options)));
     }
     SERVER.set(Some(server));
 }

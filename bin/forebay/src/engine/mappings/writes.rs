@@ -1,0 +1,133 @@
+//! Writes to a mapped image, whose client outlives the daemon.
+//!
+//! The kernel sends a request again whose reply takes too long, over another connection.  If both were in flight in the
+//! volume, the first could be carried out last, after a later write to the same range that was acknowledged.
+//!
+//! And it goes on after a `kill -9` of the daemon: it does not write again what was acknowledged before, and a flush that it
+//! sends later must cover that too.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use forebay_block::{BlockReply, BlockRequest, CompleteOnDrop, Extent, LocalFuture, RangeLock};
+use forebay_qos::SharedRequest;
+
+use crate::engine::volumes::Volume;
+
+/// State of the writes of a volume.  Disabled until the image is mapped, then enabled for as long as the volume is open.
+///
+/// Invariants:
+/// 1. Of two writes that overlap, the second is submitted only when the first has completed, also if nobody waits for the
+///    first any more.
+/// 2. A write is durable before it is acknowledged. Discards are excepted: a range whose discard is lost has its old
+///    content, which no reader may rely on.
+#[derive(Default)]
+pub struct MappedWrites {
+    is_enabled: Cell<bool>,
+    ranges: RangeLock,
+}
+
+impl MappedWrites {
+    /// Applies the invariants to writes from now on.
+    pub fn enable(&self) {
+        self.is_enabled.set(true);
+    }
+
+    /// Submits a write to a range when those before it that overlap it have completed.  `keep` is dropped when it has
+    /// completed, and so is what `submit` returns with it, unless it is submitted at once: that is returned then.
+    fn submit<T: 'static, S: 'static>(
+        &self,
+        extent: Extent,
+        keep: impl Sized + 'static,
+        submit: impl FnOnce() -> (LocalFuture<T>, Option<S>) + 'static,
+    ) -> (LocalFuture<T>, Option<S>) {
+        if let Some(range) = self.ranges.try_exclusive(extent) {
+            let (submitted, share) = submit();
+            return (Box::pin(CompleteOnDrop::new(submitted, (range, keep))), share);
+        }
+        let ranges = self.ranges.clone();
+        let submitted = async move {
+            let range = ranges.exclusive(extent).await;
+            let (submitted, share) = submit();
+            CompleteOnDrop::new(submitted, (range, keep, share)).await
+        };
+        (Box::pin(submitted), None)
+    }
+}
+
+impl Volume {
+    /// Submits a request as [`submit_limited`](Self::submit_limited) does, under the invariants of [`MappedWrites`].
+    pub(in crate::engine) fn submit_mapped(
+        self: &Rc<Self>,
+        request: BlockRequest,
+    ) -> (LocalFuture<forebay_block::Result<BlockReply>>, Option<SharedRequest>) {
+        let is_mapped = self.mapped_writes.is_enabled.get() && request.is_write();
+        let Some(extent) = request.extent().filter(|_| is_mapped) else { return self.submit_limited(request) };
+        let (volume, request) = (self.clone(), made_durable(request));
+        self.mapped_writes.submit(extent, self.clone(), move || volume.submit_limited(request))
+    }
+}
+
+/// Returns a write that is durable before it is acknowledged.
+fn made_durable(request: BlockRequest) -> BlockRequest {
+    match request {
+        BlockRequest::Write { offset, data, .. } => BlockRequest::Write { offset, data, fua: true },
+        BlockRequest::WriteZeroes { extent, no_unmap, .. } => BlockRequest::WriteZeroes { extent, no_unmap, fua: true },
+        BlockRequest::CompareAndWrite { offset, expect, data, .. } => {
+            BlockRequest::CompareAndWrite { offset, expect, data, fua: true }
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_reactor::sync::oneshot;
+    use forebay_reactor::{DriverChoice, JoinHandle, Reactor, spawn, yield_now};
+
+    use super::*;
+
+    /// A write that completes when the sender is used.
+    fn write(writes: &MappedWrites, offset: u64, begun: &Rc<Cell<u32>>) -> (oneshot::Sender<()>, LocalFuture<()>) {
+        let (done, waiting) = oneshot::channel();
+        let begun = begun.clone();
+        let submit = move || -> (LocalFuture<()>, Option<()>) {
+            begun.set(begun.get() + 1);
+            let completes = async move {
+                waiting.await;
+            };
+            (Box::pin(completes), None)
+        };
+        (done, writes.submit(Extent::new(offset, 10), (), submit).0)
+    }
+
+    async fn settle() {
+        for _ in 0..10 {
+            yield_now().await;
+        }
+    }
+
+    #[test]
+    fn a_write_that_is_sent_again_waits_for_the_first_though_nobody_waits_for_that() {
+        Reactor::system(DriverChoice::Auto).expect("a reactor").block_on(async {
+            let (writes, begun) = (MappedWrites::default(), Rc::new(Cell::new(0)));
+            let (first_done, first) = write(&writes, 0, &begun);
+            let (_beside_done, _beside) = write(&writes, 10, &begun);
+            assert_eq!(begun.get(), 2, "they do not overlap");
+            let (again_done, again) = write(&writes, 0, &begun);
+            let (_later_done, later) = write(&writes, 5, &begun);
+            let (again, later): (JoinHandle<()>, JoinHandle<()>) = (spawn(again), spawn(later));
+            drop(first);
+            settle().await;
+            assert_eq!(begun.get(), 2, "the first is in flight");
+            first_done.send(());
+            settle().await;
+            assert_eq!(begun.get(), 3, "in their order");
+            again_done.send(());
+            again.await;
+            settle().await;
+            assert!(!later.is_finished(), "it overlaps the one beside, too");
+            assert_eq!(begun.get(), 3);
+        });
+    }
+}
