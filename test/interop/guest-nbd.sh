@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs inside the guest (test/lab/guest): the kernel's NBD client with ext4 on top, over TCP to the host.
 #
-#   guest-nbd.sh PORT EXPORT      prints a line `ok ...` for each thing that holds; ends at the first that does not
+#   guest-nbd.sh PORT EXPORT PROGRAM      prints a line `ok ...` for each thing that holds; ends at the first that does not.
+#                                         Goes on with guest-map.sh, which spares a boot
 set -euo pipefail
-PORT=$1 EXPORT=$2 HOST=10.0.2.2 DEVICE=/dev/nbd0 MOUNT=/run/volume
+PORT=$1 EXPORT=$2 PROGRAM=$3 HOST=10.0.2.2 DEVICE=/dev/nbd0 MOUNT=/run/volume
 
 ok() { echo "ok guest: $*"; }
 fail() { echo "not ok guest: $*"; dmesg | tail -n 20; exit 1; }
@@ -55,3 +56,5 @@ ok "every file is the same over four connections"
 umount "$MOUNT"
 disconnect
 ok "disconnected"
+
+exec bash "$(dirname "$0")/guest-map.sh" "$PROGRAM"

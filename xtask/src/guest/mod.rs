@@ -18,7 +18,7 @@ use crate::shell::{self, Process, Scratch};
 /// Polling interval for requests of the guest.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Serves a volume over TCP and runs test/interop/guest-nbd.sh in the guest.
+/// Serves a volume over TCP and runs test/interop/guest-nbd.sh in the guest, which runs a daemon of its own with a disk.
 pub fn nbd() -> Result<()> {
     shell::build(&mut daemon::build_command())?;
     let scratch = Scratch::within(&shell::target(), "guest")?;
@@ -27,6 +27,9 @@ pub fn nbd() -> Result<()> {
     daemon.volume("local/guest", "256M")?;
     let mut guest = shell::command(shell::root().join("test/lab/guest"));
     guest.arg(shell::root().join("test/interop/guest-nbd.sh")).args([&port.to_string(), "local/guest"]);
+    let disk = scratch.path().join("disk");
+    fs::File::create(&disk)?.set_len(4 << 30)?;
+    guest.arg(daemon::program()).env("DISKS", &disk).env("TIMEOUT", "600");
     shell::run(&mut guest)?;
     daemon.stop()
 }

@@ -273,7 +273,10 @@ fn guests() -> Vec<Stage> {
         .takes(235),
         Stage::tests("guest-iscsi", "the kernel's iSCSI initiator, ext4, restarts", GUEST, |_| own(&["guest-iscsi"]))
             .takes(120),
-        Stage::tests("guest", "the kernel's NBD client, ext4 on top", GUEST, |_| own(&["guest-nbd"])).takes(110),
+        Stage::tests("guest", "the kernel's NBD client, ext4 on top; images mapped to it", GUEST, |_| {
+            own(&["guest-nbd"])
+        })
+        .takes(240),
         Stage::tests(
             "rbd-kernel",
             "images shared with the kernel's rbd client, in a guest",
