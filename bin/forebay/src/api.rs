@@ -246,7 +246,7 @@ pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
 pub use clone::{CloneRequest, CloneVersion, ImageChild};
 pub use diff::{AppliedDiff, CopyImageRequest};
-pub use group::{AddToGroupRequest, GroupImage, GroupName, GroupSnapshot};
+pub use group::{AddToGroupRequest, GroupImage, GroupName, GroupSnapshotListing};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,
     NewImageOptions,

@@ -23,9 +23,9 @@ const KEPT_BRIEFLY: i32 = -16;
 /// Refusal to release a lock on request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keeping {
-    /// As long as this client uses the image.
+    /// Lasts as long as this client uses the image.
     Lasting,
-    /// For a moment.
+    /// Ends soon.
     Brief,
 }
 

@@ -230,8 +230,8 @@ impl LogState {
             false => self.limit(shared),
         };
         if tail >= limit {
-            // The end of a held consistency point is waited for; otherwise the log would be released with entries not
-            // written back.
+            // The end of a held consistency point is waited for: otherwise the log would be released with entries not
+            // written back, and later requests would go to the backend.
             let ends = self.life.is_disabling() && tail >= self.there(shared) && !self.points.is_held();
             return if ends { Ok(()) } else { Err(None) };
         }
@@ -581,8 +581,7 @@ async fn finish_disabling(shared: &Rc<LogShared>) -> bool {
     };
     {
         let state = shared.state.borrow();
-        // While a consistency point is held, later requests must not go to the backend.
-        if state.dirty.tail() < state.there(shared) || state.points.is_held() {
+        if state.dirty.tail() < state.there(shared) {
             return false;
         }
     }

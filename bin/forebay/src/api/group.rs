@@ -38,7 +38,7 @@ pub struct AddToGroupRequest {
 
 /// Snapshot of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct GroupSnapshot {
+pub struct GroupSnapshotListing {
     /// Snapshot name.
     pub snapshot: String,
     /// `ok`, or `incomplete` while it is created or removed, and after either was interrupted.

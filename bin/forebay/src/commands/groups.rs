@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::shapes;
 use super::with_session;
-use crate::api::{GroupImage, GroupSnapshot};
+use crate::api::{GroupImage, GroupSnapshotListing};
 use crate::cli::{GlobalArgs, GroupCommand, GroupImageCommand, GroupSnapCommand};
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::failure::Result;
@@ -96,7 +96,7 @@ fn snapshots(global: &GlobalArgs, output: Output, command: GroupSnapCommand) -> 
 }
 
 /// Writes snapshots as `rbd group snap ls` does.
-fn snapshot_table(all: &[GroupSnapshot]) -> String {
+fn snapshot_table(all: &[GroupSnapshotListing]) -> String {
     let rows = all.iter().map(|snapshot| [snapshot.snapshot.clone(), snapshot.state.clone()]);
     shapes::table(["NAME", "STATUS"], &[1], rows)
 }
@@ -108,7 +108,7 @@ mod tests {
     /// Output of `rbd group` 16.2.
     #[test]
     fn lists_byte_for_byte() {
-        let snapshot = |name: &str| GroupSnapshot { snapshot: name.into(), state: "ok".into() };
+        let snapshot = |name: &str| GroupSnapshotListing { snapshot: name.into(), state: "ok".into() };
         assert_eq!(snapshot_table(&[snapshot("s1")]), "NAME  STATUS\ns1        ok\n");
         assert_eq!(snapshot_table(&[snapshot("empty")]), "NAME   STATUS\nempty      ok\n");
         assert_eq!(snapshot_table(&[]), "");

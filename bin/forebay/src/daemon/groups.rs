@@ -138,7 +138,7 @@ pub async fn remove_from_group(
 /// List the snapshots of a group
 #[utoipa::path(get, path = "/v1/groups/{pool}/{group}/snapshots",
     params(("pool" = String, Path), ("group" = String, Path)),
-    responses((status = 200, body = Vec<api::GroupSnapshot>), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = Vec<api::GroupSnapshotListing>), (status = 404, body = ErrorBody)))]
 pub async fn list_group_snapshots(
     State(app): State<App>,
     streamed: Streamed,

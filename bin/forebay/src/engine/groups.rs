@@ -12,7 +12,7 @@ use forebay_writelog::{Cut, Mode, WriteLog};
 use super::Engine;
 use super::logs::log_failure;
 use super::volumes::Volume;
-use crate::api::{GroupImage, GroupSnapshot};
+use crate::api::{GroupImage, GroupSnapshotListing};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
 use crate::spec::{GroupSnapshotSpec, GroupSpec, ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
@@ -122,12 +122,14 @@ impl Engine {
     }
 
     /// Lists the snapshots of a group.
-    pub async fn list_group_snapshots(&self, spec: &GroupSpec) -> Result<Vec<GroupSnapshot>> {
+    pub async fn list_group_snapshots(&self, spec: &GroupSpec) -> Result<Vec<GroupSnapshotListing>> {
         let snapshots = self.groups_of(&spec.pool).await?.group_snapshots(&spec.group).await;
         let snapshots = snapshots.map_err(|error| self.group_failure(error, spec))?;
         let state = |is_complete| if is_complete { "ok" } else { "incomplete" };
         let listed = snapshots.into_iter();
-        Ok(listed.map(|found| GroupSnapshot { snapshot: found.name, state: state(found.is_complete).into() }).collect())
+        Ok(listed
+            .map(|found| GroupSnapshotListing { snapshot: found.name, state: state(found.is_complete).into() })
+            .collect())
     }
 
     /// Creates a snapshot of a group: all its images as they were at one moment.

@@ -55,7 +55,7 @@ impl Operation for CreateGroup {
 
 /// Renames a group.
 pub struct RenameGroup {
-    /// Group.
+    /// Group to rename.
     pub spec: GroupSpec,
     /// New name.
     pub name: String,
@@ -105,7 +105,7 @@ impl Operation for ListGroupImages {
 
 /// Adds an image to a group.
 pub struct AddToGroup {
-    /// Group.
+    /// Group that gets the image.
     pub spec: GroupSpec,
     /// Image to add.
     pub image: ImageSpec,
@@ -126,7 +126,7 @@ impl Operation for AddToGroup {
 
 /// Removes an image from a group.
 pub struct RemoveFromGroup {
-    /// Group.
+    /// Group that has the image.
     pub spec: GroupSpec,
     /// Image to remove; one that is gone is named by its id.
     pub image: ImageSpec,
@@ -149,7 +149,7 @@ impl Operation for RemoveFromGroup {
 pub struct ListGroupSnapshots(pub GroupSpec);
 
 impl Operation for ListGroupSnapshots {
-    type Reply = Vec<api::GroupSnapshot>;
+    type Reply = Vec<api::GroupSnapshotListing>;
 
     fn route(&self) -> HttpRoute {
         HttpRoute::new("GET", group_path(&self.0) + "/snapshots")
@@ -178,7 +178,7 @@ impl Operation for CreateGroupSnapshot {
 
 /// Renames a snapshot of a group.
 pub struct RenameGroupSnapshot {
-    /// Snapshot.
+    /// Snapshot to rename.
     pub spec: GroupSnapshotSpec,
     /// New name.
     pub name: String,

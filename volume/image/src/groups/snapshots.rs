@@ -32,7 +32,7 @@ const MEMBERS_CHANGED: &str = "the group has got or lost images meanwhile; try a
 pub struct GroupSnapshotInfo {
     /// Id within the group.
     pub id: String,
-    /// Name.
+    /// Name within the group.
     pub name: String,
     /// Set if all images of the group at that time have their part; unset while it is created or removed, and after either was
     /// interrupted.

@@ -329,6 +329,34 @@ fn writes_in_flight_survive_every_change() {
     }
 }
 
+/// A write that has marked its object in the map may still be in flight: the map must not go before.
+#[test]
+fn a_change_waits_for_the_writes_before_it() {
+    run(async {
+        let cluster = cluster(14, 1);
+        let backend = cluster.client().pool(POOL);
+        let image = create_and_open(&backend, "vm", SIZE).await;
+        write(&image, 0, b"before").await;
+        let stall = cluster.stall(POOL, "rbd_data.");
+        let writing = image.clone();
+        let slow = spawn(async move { write(&writing, OBJECT, b"slow").await });
+        while stall.waiting() == 0 {
+            yield_now().await;
+        }
+        let changing = image.clone();
+        let changed = spawn(async move { changing.set_features(MAPS, false).await });
+        // Longer than the change takes.
+        for _ in 0..500 {
+            yield_now().await;
+        }
+        assert!(features(&backend).await.0.has(MAP), "the map went under a write");
+        drop(stall);
+        slow.await;
+        changed.await.expect("changed");
+        assert!(!features(&backend).await.0.has(MAP));
+    });
+}
+
 /// Asserts that the head's map, if the stored header calls it valid, covers all objects.
 async fn no_lie(bare: &Rc<dyn ObjectBackend>, seed: u64) {
     let (features, flags) = features(bare).await;

@@ -255,7 +255,7 @@ fn a_snapshot_that_one_image_refuses_leaves_nothing() {
     });
 }
 
-/// As `rbd` does it, which does not know of this client.
+/// Changes the group as `rbd` does, which does not know of this client.
 #[test]
 fn a_snapshot_whose_group_another_client_changes_leaves_nothing() {
     run(async {

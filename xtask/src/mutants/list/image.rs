@@ -349,8 +349,8 @@ pub(super) const LIST: &[Mutant] = &[
         "flatten-ignores-rollback",
         "Flattening does not copy again what a rollback has removed",
         FLATTEN,
-        "if shared.rollbacks() == rollbacks && end_dependence(shared).await? {",
-        "if end_dependence(shared).await? {",
+        "if shared.rollbacks() == rollbacks\n                    && let Some(former)",
+        "if let Some(former)",
         &[FAMILIES],
     ),
     Mutant::new(
@@ -592,6 +592,22 @@ pub(super) const LIST: &[Mutant] = &[
         "        places.extend(self.member_ids(group).await?.into_keys());\n",
         "",
         &[GROUPS],
+    ),
+    Mutant::new(
+        "group-undo-forgets",
+        "A part of an image that has left the group meanwhile stays when the snapshot is undone",
+        "volume/image/src/groups/snapshots.rs",
+        "listed.chain(others.iter().cloned()).collect();",
+        "listed.collect();\n        let _ = others;",
+        &[GROUPS],
+    ),
+    Mutant::new(
+        "group-lock-kept-for-good",
+        "Clients that request the lock while a group is snapshotted are refused for good",
+        "volume/image/src/lock.rs",
+        "Some(Keeping::Brief) => (encode_response(KEPT_BRIEFLY)",
+        "Some(Keeping::Brief) => (encode_response(KEPT)",
+        &[UNIT],
     ),
     Mutant::new(
         "group-member-removed",

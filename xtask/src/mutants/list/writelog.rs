@@ -311,4 +311,12 @@ pub(super) const LIST: &[Mutant] = &[
     .equivalent(
         "a log in use has not been released, and no wait lies between the look at that and the turn of the record",
     ),
+    Mutant::new(
+        "log-off-under-a-cut",
+        "A log that is disabled while a cut is held lets later writes go to the backend",
+        "volume/writelog/src/writeback.rs",
+        "tail >= self.there(shared) && !self.points.is_held();",
+        "tail >= self.there(shared);",
+        &[LOG],
+    ),
 ];
