@@ -2,14 +2,16 @@
 
 use std::rc::Rc;
 
-use forebay_block::{BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend};
+use forebay_block::{
+    BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, SnapContext, SnapId, Transaction,
+};
 use forebay_image::{CloneFormat, CloneOptions, CreateOptions, Image, ImageFeatures, Images};
 use forebay_reactor::{spawn, yield_now};
 
 use crate::common::cluster::{
     OBJECT, POOL, check_map, cluster, create_and_open, kind, of_size, open, read, until, write,
 };
-use crate::common::{Stormy, objects, pattern, run};
+use crate::common::{Stormy, bytes, objects, pattern, run};
 
 /// Snapshot as the model has it.
 struct Known {
@@ -422,8 +424,16 @@ fn a_flatten_and_rollbacks() {
             let options = CloneOptions { features: Some(ImageFeatures(0b101)), ..CloneOptions::default() };
             images.clone_from(&images, "base@gold", "vm", &options).await.expect("cloned");
             let handles = [open(&clients[0], "vm").await, open(&clients[1], "vm").await];
-            handles[0].create_snapshot("then").await.expect("a snapshot");
-            write(&handles[0], 0, &pattern(7, 3 * OBJECT as usize)).await;
+            let then = SnapId(handles[0].create_snapshot("then").await.expect("a snapshot").id);
+            // As librbd writes whole objects: the snapshot goes on reading the parent, and a rollback removes them.
+            let prefix = images.info("vm").await.expect("info").block_name_prefix;
+            for object in 0..3 {
+                let data = bytes(&pattern(7, OBJECT as usize));
+                let snapc = Some(Rc::new(SnapContext { seq: then.0, snaps: vec![then] }));
+                let write = Transaction { snapc, ..Transaction::of(ObjectOp::WriteFull { data }) };
+                let name = ObjectName::new(format!("{prefix}.{object:016x}"));
+                clients[0].submit(&name, write).await.expect("written");
+            }
             let flattening = handles[0].clone();
             let flattening = spawn(async move { flattening.flatten(|_| {}).await });
             for _ in 0..turns {
