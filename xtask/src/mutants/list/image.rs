@@ -214,7 +214,7 @@ pub(super) const LIST: &[Mutant] = &[
         "Writes go on while a snapshot is created",
         SNAPSHOT_OPS,
         "let hold = shared.enter_alone(Extent::new(0, SIZE_MAX)).await?;",
-        "let hold = shared.enter(Extent::new(0, 1)).await?;",
+        "let hold = shared.enter_alone(Extent::new(SIZE_MAX - 1, 1)).await?;",
         &[SNAPSHOTS],
     ),
     Mutant::new(
