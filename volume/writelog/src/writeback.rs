@@ -232,7 +232,9 @@ impl LogState {
         if tail >= limit {
             // The end of a held consistency point is waited for: otherwise the log would be released with entries not
             // written back, and later requests would go to the backend.
-            let ends = self.life.is_disabling() && tail >= self.there(shared) && !self.points.is_held();
+            // A point past the tail waits for entries that cannot be synced: they are written back once the log is released.
+            let at_point = self.points.held().is_some_and(|hold| hold <= tail);
+            let ends = self.life.is_disabling() && tail >= self.there(shared) && !at_point;
             return if ends { Ok(()) } else { Err(None) };
         }
         match throttle::write_back_delay(shared, self) {

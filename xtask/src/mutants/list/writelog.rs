@@ -315,7 +315,7 @@ pub(super) const LIST: &[Mutant] = &[
         "log-off-under-a-cut",
         "A log that is disabled while a cut is held lets later writes go to the backend",
         "volume/writelog/src/writeback.rs",
-        "tail >= self.there(shared) && !self.points.is_held();",
+        "tail >= self.there(shared) && !at_point;",
         "tail >= self.there(shared);",
         &[LOG],
     ),
