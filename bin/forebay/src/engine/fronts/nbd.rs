@@ -2,7 +2,9 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fs::Permissions;
 use std::future::ready;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -106,7 +108,13 @@ impl NbdFront {
             return;
         }
         let path = kernel_socket_in(data);
-        match bind(&Addr::Unix(path.clone())) {
+        let bound = bind(&Addr::Unix(path.clone())).and_then(|listener| {
+            // Neither TLS nor lists of hosts apply to it: it is its owner's, whatever the umask.
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600))
+                .map_err(|error| Failure::io(error, format!("restricting {}", path.display())))?;
+            Ok(listener)
+        });
+        match bound {
             Ok(listener) => {
                 let options = NbdListenerOptions { tls: Tls::None, resumes: true };
                 self.listeners.borrow_mut().push((listener, options));
