@@ -335,7 +335,7 @@ pub(crate) fn find(shared: &OpenImage, name: &str) -> Result<Snapshot> {
     found.cloned().ok_or_else(|| Error::new(ErrorKind::NotFound, format!("snapshot {name}")))
 }
 
-fn check_name(name: &str) -> Result<()> {
+pub(crate) fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.contains(['/', '@']) {
         let what = format!("'{name}' is no name of a snapshot: it must not be empty, or contain / or @");
         return Err(Error::new(ErrorKind::Invalid, what));

@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, ObjectOp, Result, SnapId, Transaction};
 
-use super::{GroupChange, PAGE, TRIES};
+use super::{GroupGuard, TRIES, malformed};
 use crate::children::{GROUP_MEMBER, announce, operations_change};
 use crate::details::GROUP_KEY;
 use crate::images::Images;
@@ -70,7 +70,7 @@ impl Images {
             return Box::pin(groups.add_to_group(group, &images, image)).await;
         }
         let added = async {
-            let _change = GroupChange::begin(self, group)?;
+            let _change = GroupGuard::begin(self, group)?;
             let id = self.group_id(group).await?;
             let (pool, image) = (images.pool_id(), images.id_of(image).await?);
             // Before anything is stored.
@@ -97,7 +97,7 @@ impl Images {
             return Box::pin(groups.remove_from_group(group, &images, image)).await;
         }
         let removed = async {
-            let _change = GroupChange::begin(self, group)?;
+            let _change = GroupGuard::begin(self, group)?;
             let id = self.group_id(group).await?;
             let pool = images.pool_id();
             let members = self.member_ids(&id).await?;
@@ -121,26 +121,11 @@ impl Images {
 
     /// Returns pool and id of the images of a group, and the states of their links.
     pub(super) async fn member_ids(&self, group: &str) -> Result<BTreeMap<(i64, String), LinkState>> {
-        let (mut members, mut after) = (BTreeMap::new(), Vec::new());
-        loop {
-            let page = match self.backend.kv_list(&self.group_object(group), IMAGE_KEYS, &after, PAGE).await {
-                // What an interrupted creation or removal has left.
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(members),
-                page => page?,
-            };
-            for (key, value) in &page.pairs {
-                // A snapshot of the group would miss the image.
-                let malformed = || {
-                    let what = format!("key '{}' of the header of group {group}", String::from_utf8_lossy(key));
-                    Error::new(ErrorKind::Corrupt, what)
-                };
-                members.insert(member_of_key(key).ok_or_else(malformed)?, LinkState::decode(value));
-            }
-            match page.pairs.into_iter().next_back().filter(|_| page.more) {
-                Some((last, _)) => after = last,
-                None => return Ok(members),
-            }
+        let mut members = BTreeMap::new();
+        for (key, value) in self.group_pairs(group, IMAGE_KEYS).await? {
+            members.insert(member_of_key(&key).ok_or_else(|| malformed(group, &key))?, LinkState::decode(&value));
         }
+        Ok(members)
     }
 
     /// Returns the registry of a member's pool; `None` if the pool is gone.

@@ -15,20 +15,20 @@ use crate::images::{Images, check_name};
 use crate::resize::unless_absent;
 pub use members::GroupMember;
 pub use parts::{CreatedPart, PendingPart};
-pub use snapshots::{GroupGuard, GroupSnapshotInfo, GroupSnapshotPart, PendingGroupSnapshot};
+pub use snapshots::{GroupSnapshotInfo, GroupSnapshotPart, PendingGroupSnapshot};
 
 /// Names and keys read in one request.
 const PAGE: usize = 1000;
 /// Attempts to change a header that other clients change at the same time.
 const TRIES: usize = 16;
 
-/// Guard of a group that this client is changing.
-struct GroupChange {
+/// Guard of a group: no other command of this process changes it, or its snapshots.
+pub struct GroupGuard {
     images: Rc<Images>,
     name: String,
 }
 
-impl GroupChange {
+impl GroupGuard {
     fn begin(images: &Rc<Images>, group: &str) -> Result<Self> {
         let name = format!("group/{group}");
         if !images.begin_changing(&name) {
@@ -38,10 +38,16 @@ impl GroupChange {
     }
 }
 
-impl Drop for GroupChange {
+impl Drop for GroupGuard {
     fn drop(&mut self) {
         self.images.end_changing(&self.name);
     }
+}
+
+/// Returns the error of a pair of a group's header that is malformed: what it names would be forgotten.
+fn malformed(group: &str, key: &[u8]) -> Error {
+    let what = format!("key '{}' of the header of group {group}", String::from_utf8_lossy(key));
+    Error::new(ErrorKind::Corrupt, what)
 }
 
 impl Images {
@@ -52,6 +58,23 @@ impl Images {
     /// Returns the header object of a group.
     fn group_object(&self, id: &str) -> ObjectName {
         ObjectName::in_namespace(self.namespace.clone(), format!("rbd_group_header.{id}"))
+    }
+
+    /// Returns the pairs of a group's header whose keys have a prefix; none if it does not exist, as after an interrupted removal.
+    async fn group_pairs(&self, group: &str, prefix: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let (mut pairs, mut after) = (Vec::new(), Vec::new());
+        loop {
+            let page = match self.backend.kv_list(&self.group_object(group), prefix, &after, PAGE).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(pairs),
+                page => page?,
+            };
+            let last = page.pairs.last().filter(|_| page.more).map(|(key, _)| key.clone());
+            pairs.extend(page.pairs);
+            match last {
+                Some(last) => after = last,
+                None => return Ok(pairs),
+            }
+        }
     }
 
     async fn group_id(&self, name: &str) -> Result<String> {
@@ -83,7 +106,7 @@ impl Images {
         }
         check_name(name)?;
         let created = async {
-            let _change = GroupChange::begin(self, name)?;
+            let _change = GroupGuard::begin(self, name)?;
             for _ in 0..TRIES {
                 let id = format!("{:014x}", random() >> 8);
                 let header = Transaction::of(ObjectOp::Create { exclusive: true }).durable();
@@ -117,7 +140,7 @@ impl Images {
         }
         check_name(to)?;
         let renamed = async {
-            let _change = GroupChange::begin(self, from)?;
+            let _change = GroupGuard::begin(self, from)?;
             let id = self.group_id(from).await?;
             self.group_directory().rename(&id, from, to).await
         };
@@ -133,7 +156,7 @@ impl Images {
             return Box::pin(images.remove_group(name)).await;
         }
         let removed = async {
-            let change = GroupChange::begin(self, name)?;
+            let change = GroupGuard::begin(self, name)?;
             let id = self.group_id(name).await?;
             for snapshot in self.stored_group_snapshots(&id).await? {
                 self.remove_stored_group_snapshot(&id, &snapshot, &[]).await?;

@@ -18,10 +18,11 @@ use forebay_block::{Error, ErrorKind, ObjectOp, Result, SnapId, Transaction};
 use forebay_reactor::random;
 
 use super::parts::{CreatedPart, PendingPart};
-use super::{GroupChange, PAGE};
+use super::{GroupGuard, malformed};
 use crate::image::Image;
 use crate::images::Images;
 use crate::info::SnapshotKind;
+use crate::snapshots::check_name;
 use crate::wire::group::{GroupSnapshot, LinkState, SNAPSHOT_KEYS, order_key, snapshot_key};
 
 /// Reason for which a snapshot of a group is not created.
@@ -54,11 +55,6 @@ pub struct GroupSnapshotPart {
     pub snapshot: SnapId,
 }
 
-/// Guard of a group: no other command of this process changes it, or its snapshots.
-pub struct GroupGuard {
-    _change: GroupChange,
-}
-
 /// Snapshot of a group that is being created.
 pub struct PendingGroupSnapshot {
     images: Rc<Images>,
@@ -66,7 +62,7 @@ pub struct PendingGroupSnapshot {
     group: String,
     stored: GroupSnapshot,
     members: Vec<Rc<Image>>,
-    _change: GroupChange,
+    _change: GroupGuard,
 }
 
 impl Images {
@@ -92,8 +88,8 @@ impl Images {
     /// `Busy` if it is being changed.
     pub fn guard_group(self: &Rc<Self>, group: &str) -> Result<GroupGuard> {
         match self.route(group) {
-            Some((images, group)) => Ok(GroupGuard { _change: GroupChange::begin(&images, group)? }),
-            None => Ok(GroupGuard { _change: GroupChange::begin(self, group)? }),
+            Some((images, group)) => GroupGuard::begin(&images, group),
+            None => GroupGuard::begin(self, group),
         }
     }
 
@@ -147,11 +143,8 @@ impl Images {
             return Box::pin(images.begin_group_snapshot(group, name, members)).await;
         }
         let begun = async {
-            if name.is_empty() || name.contains(['/', '@']) {
-                let what = format!("'{name}' is no name of a snapshot: it must not be empty, or contain / or @");
-                return Err(Error::new(ErrorKind::Invalid, what));
-            }
-            let change = GroupChange::begin(self, group)?;
+            check_name(name)?;
+            let change = GroupGuard::begin(self, group)?;
             let id = self.group_id(group).await?;
             let members = self.check_members(&id, members).await?;
             let stored = self.store_new_snapshot(&id, name).await?;
@@ -176,7 +169,7 @@ impl Images {
             return Box::pin(images.remove_group_snapshot(group, name)).await;
         }
         let removed = async {
-            let change = GroupChange::begin(self, group)?;
+            let change = GroupGuard::begin(self, group)?;
             let id = self.group_id(group).await?;
             let stored = self.find_group_snapshot(&id, name).await?;
             self.remove_stored_group_snapshot(&id, &stored, &[]).await?;
@@ -195,11 +188,8 @@ impl Images {
             return Box::pin(images.rename_group_snapshot(group, from, to)).await;
         }
         let renamed = async {
-            if to.is_empty() || to.contains(['/', '@']) {
-                let what = format!("'{to}' is no name of a snapshot: it must not be empty, or contain / or @");
-                return Err(Error::new(ErrorKind::Invalid, what));
-            }
-            let change = GroupChange::begin(self, group)?;
+            check_name(to)?;
+            let change = GroupGuard::begin(self, group)?;
             let id = self.group_id(group).await?;
             let stored = self.find_group_snapshot(&id, from).await?;
             self.refuse_second(&id, to).await?;
@@ -216,24 +206,8 @@ impl Images {
     /// # Errors
     /// `Corrupt` for a malformed one: its parts would be forgotten.
     pub(super) async fn stored_group_snapshots(&self, group: &str) -> Result<Vec<GroupSnapshot>> {
-        let (mut all, mut after) = (Vec::new(), Vec::new());
-        loop {
-            let page = match self.backend.kv_list(&self.group_object(group), SNAPSHOT_KEYS, &after, PAGE).await {
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(all),
-                page => page?,
-            };
-            for (key, value) in &page.pairs {
-                let malformed = || {
-                    let what = format!("key '{}' of the header of group {group}", String::from_utf8_lossy(key));
-                    Error::new(ErrorKind::Corrupt, what)
-                };
-                all.push(GroupSnapshot::decode(value).ok_or_else(malformed)?);
-            }
-            match page.pairs.into_iter().next_back().filter(|_| page.more) {
-                Some((last, _)) => after = last,
-                None => return Ok(all),
-            }
-        }
+        let pairs = self.group_pairs(group, SNAPSHOT_KEYS).await?.into_iter();
+        pairs.map(|(key, value)| GroupSnapshot::decode(&value).ok_or_else(|| malformed(group, &key))).collect()
     }
 
     /// Returns the stored snapshot of an id, with its value.
@@ -265,7 +239,6 @@ impl Images {
 
     /// Returns the members in the order of pools and ids: that in which all clients take their locks.
     async fn check_members(&self, group: &str, mut members: Vec<Rc<Image>>) -> Result<Vec<Rc<Image>>> {
-        let place = |image: &Rc<Image>| (image.shared().images().pool_id(), image.shared().id().to_owned());
         members.sort_by_key(place);
         let now = self.member_ids(group).await?;
         if !members.iter().map(place).eq(now.keys().cloned()) {
@@ -369,6 +342,11 @@ async fn remove_part(images: &Rc<Images>, id: &str, kind: &SnapshotKind) -> Resu
     removed
 }
 
+/// Returns pool and id of an image.
+fn place(image: &Rc<Image>) -> (i64, String) {
+    (image.shared().images().pool_id(), image.shared().id().to_owned())
+}
+
 fn info(stored: GroupSnapshot) -> GroupSnapshotInfo {
     GroupSnapshotInfo { id: stored.id, name: stored.name, is_complete: stored.is_complete }
 }
@@ -376,7 +354,6 @@ fn info(stored: GroupSnapshot) -> GroupSnapshotInfo {
 impl PendingGroupSnapshot {
     /// Returns pool and id of the images, in order.
     fn places(&self) -> Vec<(i64, String)> {
-        let place = |image: &Rc<Image>| (image.shared().images().pool_id(), image.shared().id().to_owned());
         self.members.iter().map(place).collect()
     }
 
