@@ -387,6 +387,24 @@ pub struct AttachRequest {
 }
 
 impl AttachRequest {
+    /// Returns a request without options: for all hosts, in the default subsystem or target, without a write log.
+    pub fn new(pool: &str, image: &str, front: Front) -> Self {
+        Self {
+            pool: pool.into(),
+            image: image.into(),
+            front,
+            read_only: false,
+            unit: None,
+            hosts: Vec::new(),
+            subsystem: None,
+            target: None,
+            ana_group: None,
+            uuid: None,
+            log: None,
+            replicas: None,
+        }
+    }
+
     /// Returns the name of the subsystem or target that the export is in, if not the default one.
     pub fn within(&self) -> Option<&str> {
         match self.front {

@@ -39,14 +39,18 @@ impl ImageSpec {
     /// Refuses what no new image may be called, although others may have made such an image: what people cannot see, or
     /// see somewhere else than it is.
     pub fn check_new(&self) -> Result<(), Failure> {
-        match self.image.chars().find(|&c| is_invisible(c)) {
-            Some(bad) => Err(Failure::invalid(format!(
-                "the image's name '{}' contains {}, which is invisible",
-                visible(&self.image),
-                escaped(bad)
-            ))),
-            None => Ok(()),
+        check_visible("image", &self.image)
+    }
+}
+
+/// Refuses a name with characters that people cannot see, or see somewhere else than they are.
+fn check_visible(what: &str, name: &str) -> Result<(), Failure> {
+    match name.chars().find(|&c| is_invisible(c)) {
+        Some(bad) => {
+            let (name, bad) = (visible(name), escaped(bad));
+            Err(Failure::invalid(format!("the {what}'s name '{name}' contains {bad}, which is invisible")))
         }
+        None => Ok(()),
     }
 }
 
@@ -125,10 +129,7 @@ impl SnapshotSpec {
 
 /// Refuses what no new snapshot may be called.
 fn check_new_snapshot(name: &str) -> Result<(), Failure> {
-    if let Some(bad) = name.chars().find(|&c| is_invisible(c)) {
-        let what = format!("the snapshot's name '{}' contains {}", visible(name), escaped(bad));
-        return Err(Failure::invalid(format!("{what}, which is invisible")));
-    }
+    check_visible("snapshot", name)?;
     if name.len() > NAME_LEN_MAX {
         let what = format!("the snapshot's name has {} bytes; {NAME_LEN_MAX} is the most", name.len());
         return Err(Failure::invalid(what));
@@ -164,14 +165,7 @@ impl GroupSpec {
 
     /// Refuses what no new group may be called, although others may have made such a group.
     pub fn check_new(&self) -> Result<(), Failure> {
-        match self.group.chars().find(|&c| is_invisible(c)) {
-            Some(bad) => Err(Failure::invalid(format!(
-                "the group's name '{}' contains {}, which is invisible",
-                visible(&self.group),
-                escaped(bad)
-            ))),
-            None => Ok(()),
-        }
+        check_visible("group", &self.group)
     }
 }
 

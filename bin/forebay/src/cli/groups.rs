@@ -2,25 +2,16 @@
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-use super::names::{OnePool, in_pool, read_by_way_of};
+use super::names::{OnePool, in_pool, read_by_way_of, spec_in_pool};
 use super::snapshots::{one_snapshot, split};
-use crate::spec::{GroupSnapshotSpec, GroupSpec, ImageSpec, LOCAL_POOL, PoolSpec};
+use crate::spec::{GroupSnapshotSpec, GroupSpec, ImageSpec, LOCAL_POOL};
 
 /// Reads the spec of a group; one without a pool is in `pool`, or else in the default one.
 ///
 /// # Errors
 /// When it names another pool than `pool`.
 fn group_in_pool(pool: Option<&str>, text: &str) -> Result<GroupSpec, String> {
-    let Some(pool) = pool else { return text.parse() };
-    let PoolSpec(pool) = pool.parse()?;
-    if !text.contains('/') {
-        return format!("{pool}/{text}").parse();
-    }
-    let spec: GroupSpec = text.parse()?;
-    if spec.pool != pool {
-        return Err(format!("'{text}' and '--pool {pool}' name different pools; leave one of them out"));
-    }
-    Ok(spec)
+    spec_in_pool(pool, text, |spec: &GroupSpec| &spec.pool)
 }
 
 /// Returns the text that names a group, which must be named once.

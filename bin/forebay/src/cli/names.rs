@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
 
@@ -73,13 +74,25 @@ impl NameArgs {
 /// # Errors
 /// When it names another pool than `pool`.
 pub(super) fn in_pool(pool: Option<&str>, text: &str) -> Result<ImageSpec, String> {
+    spec_in_pool(pool, text, |spec: &ImageSpec| &spec.pool)
+}
+
+/// Reads any spec of the form `POOL/NAME`, of which `pool_of` returns the pool, as [`in_pool`] does.
+///
+/// # Errors
+/// As there.
+pub(super) fn spec_in_pool<T: FromStr<Err = String>>(
+    pool: Option<&str>,
+    text: &str,
+    pool_of: impl Fn(&T) -> &str,
+) -> Result<T, String> {
     let Some(pool) = pool else { return text.parse() };
     let PoolSpec(pool) = pool.parse()?;
     if !text.contains('/') {
         return format!("{pool}/{text}").parse();
     }
-    let spec: ImageSpec = text.parse()?;
-    if spec.pool != pool {
+    let spec: T = text.parse()?;
+    if pool_of(&spec) != pool {
         return Err(format!("'{text}' and '--pool {pool}' name different pools; leave one of them out"));
     }
     Ok(spec)

@@ -58,20 +58,7 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
         }
         Err(error) => {
             let EntryName { pool, image, front } = name;
-            let request = api::AttachRequest {
-                pool,
-                image,
-                front,
-                read_only: true,
-                unit: None,
-                hosts: Vec::new(),
-                subsystem: None,
-                target: None,
-                ana_group: None,
-                uuid: None,
-                log: None,
-                replicas: None,
-            };
+            let request = api::AttachRequest { read_only: true, ..api::AttachRequest::new(&pool, &image, front) };
             let life = Lifecycle::broken(wrong(error.to_string()).hint(hint));
             Ok((key, Export::listed(request, Some(entry.clone()), life)))
         }

@@ -237,19 +237,10 @@ impl Engine {
         let (spec, owns_export) = (&mapping.spec, mapping.record.borrow().owns_export);
         if owns_export {
             let attach = AttachRequest {
-                pool: spec.pool.clone(),
-                image: spec.image.clone(),
-                front: Front::Nbd,
                 read_only: request.read_only,
-                unit: None,
                 // Only this machine.
                 hosts: vec!["unix".into()],
-                subsystem: None,
-                target: None,
-                ana_group: None,
-                uuid: None,
-                log: None,
-                replicas: None,
+                ..AttachRequest::new(&spec.pool, &spec.image, Front::Nbd)
             };
             if let Err(failure) = self.clone().attach(attach).await {
                 // Not this mapping's: another request may have created it meanwhile.

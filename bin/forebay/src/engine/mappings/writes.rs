@@ -61,8 +61,10 @@ impl Volume {
         self: &Rc<Self>,
         request: BlockRequest,
     ) -> (LocalFuture<forebay_block::Result<BlockReply>>, Option<SharedRequest>) {
-        let is_mapped = self.mapped_writes.is_enabled.get() && request.is_write();
-        let Some(extent) = request.extent().filter(|_| is_mapped) else { return self.submit_limited(request) };
+        if !self.mapped_writes.is_enabled.get() || !request.is_write() {
+            return self.submit_limited(request);
+        }
+        let Some(extent) = request.extent() else { return self.submit_limited(request) };
         let (volume, request) = (self.clone(), made_durable(request));
         self.mapped_writes.submit(extent, self.clone(), move || volume.submit_limited(request))
     }
