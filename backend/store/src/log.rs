@@ -1,9 +1,10 @@
 //! Log: entries and blocks are appended in memory, written in batches, and made durable by group commit.
 //!
 //! Appending never blocks and never fails: callers have passed admission control for space and memory before.  A batch
-//! is written when it is full, when a task waits for it, or when it has been open for `BATCH_OPEN_MAX`.  Its blocks are
-//! readable from memory until they are on the device.
+//! is written when it is full, when a task waits for it and few writes are in flight, or when it has been open for
+//! `BATCH_OPEN_MAX`.  Its blocks are readable from memory until they are on the device.
 
+mod acks;
 mod batch;
 mod head;
 mod health;
@@ -293,6 +294,15 @@ impl StoreLog {
         self.writer.wait_written().await
     }
 
+    /// Waits until all batches up to `seq` are written to the device (not yet durable): the kernel has them, and a kill of
+    /// this process does not lose them. Closes the open batch as soon as few writes are in flight, so that concurrent
+    /// transactions share a batch.
+    ///
+    /// Errors: the device has failed.
+    pub fn wait_written_to(&self, seq: u64) -> impl Future<Output = Result<()>> + use<> {
+        self.writer.clone().wait_written_to(seq)
+    }
+
     /// Waits until all batches up to `seq` are durable.
     pub async fn sync(&self, seq: u64) -> Result<()> {
         loop {
@@ -335,6 +345,22 @@ impl StoreLog {
         }
     }
 
+    /// Closes batches early for which tasks wait; runs until the log is dropped.
+    pub async fn close_early(log: Weak<StoreLog>) {
+        loop {
+            let Some(this) = log.upgrade() else { return };
+            let early = this.writer.early();
+            let next = early.wait();
+            let open = this.open.borrow().as_ref().map(|batch| batch.seq());
+            if open.is_some_and(|seq| this.writer.wants_early(seq)) && !this.transaction.is_in_progress() {
+                this.close();
+            }
+            // Awaited without a reference to the log, which would keep it alive indefinitely.
+            drop(this);
+            next.await;
+        }
+    }
+
     /// Closes the open batch and returns the position of the next one.
     pub fn position(&self) -> LogPosition {
         self.close();
@@ -363,7 +389,8 @@ fn encoded(entry: &StoreEntry) -> Vec<u8> {
 
 impl Drop for StoreLog {
     fn drop(&mut self) {
-        // Wakes the ticker, which waits for the next batch, so that it ends.
+        // Wakes the tasks that close batches, so that they end.
         self.opened.notify_all();
+        self.writer.early().notify_all();
     }
 }

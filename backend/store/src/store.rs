@@ -26,6 +26,8 @@ const GENERATIONS_SKIPPED: u64 = 1 << 32;
 /// Batch numbers skipped after durable data was discarded. More than can have been discarded, so that no discarded
 /// batch implies the loss of a later one.
 const BATCHES_SKIPPED: u64 = 1 << 40;
+/// Number of tasks of the log, which are the first ones of a store.
+const LOG_TASKS: usize = 2;
 
 /// Options for opening a store.
 #[derive(Debug, Clone)]
@@ -238,6 +240,7 @@ impl Store {
         core.checkpoint(false).await?;
         let mut tasks = self.tasks.borrow_mut();
         tasks.push(spawn(StoreLog::tick(Rc::downgrade(&log))));
+        tasks.push(spawn(StoreLog::close_early(Rc::downgrade(&log))));
         // Space that was preallocated on purpose stays allocated.
         let punch = options.punch_free && !host.is_some_and(|host| host.is_whole());
         tasks.push(spawn(maintain(core.clone(), punch)));
@@ -270,11 +273,9 @@ impl Store {
     async fn close_once(&self) -> Result<()> {
         let core = &self.core;
         let tasks = self.tasks.take();
-        for (i, task) in tasks.into_iter().enumerate() {
-            // The ticker (the first task) ends with the log; the others check that the store is closing.
-            if i > 0 {
-                task.await;
-            }
+        // Those of the log end with it; the others check that the store is closing.
+        for task in tasks.into_iter().skip(LOG_TASKS) {
+            task.await;
         }
         core.queues.wait_idle().await;
         core.checkpoint(true).await

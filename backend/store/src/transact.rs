@@ -23,14 +23,8 @@ const DELAY_MAX: Duration = Duration::from_millis(4);
 /// Submits a transaction.
 pub fn submit(core: &Rc<Core>, name: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
     if let Some(done) = core.write_immediately(name, &transaction) {
-        return match done {
-            Ok((version, seq)) if transaction.durable => {
-                let core = core.clone();
-                Box::pin(async move { core.log().sync(seq).await.map(|()| version) })
-            }
-            Ok((version, _)) => Box::pin(std::future::ready(Ok(version))),
-            Err(error) => Box::pin(std::future::ready(Err(error))),
-        };
+        let (core, durable) = (core.clone(), transaction.durable);
+        return Box::pin(async move { core.acknowledge(done, durable).await });
     }
     let ticket = core.queues.take_ticket(name);
     let (sender, receiver) = oneshot::channel();
@@ -44,16 +38,23 @@ pub fn submit(core: &Rc<Core>, name: &ObjectName, transaction: Transaction) -> L
             None => core.transact(&name, transaction).await,
         };
         drop(guard);
-        let result = match done {
-            Ok((version, seq)) if durable => core.log().sync(seq).await.map(|()| version),
-            other => other.map(|(version, _)| version),
-        };
-        sender.send(result);
+        sender.send(core.acknowledge(done, durable).await);
     });
     Box::pin(async move { receiver.await.unwrap_or_else(|| Err(ErrorKind::ShuttingDown.into())) })
 }
 
 impl Core {
+    /// Waits until a transaction may be acknowledged: it is durable, or at least written, so that it survives a kill of
+    /// this process. Returns the object version.
+    async fn acknowledge(&self, done: Result<(u64, u64)>, durable: bool) -> Result<u64> {
+        let (version, seq) = done?;
+        match durable {
+            true => self.log().sync(seq).await?,
+            false => self.log().wait_written_to(seq).await?,
+        }
+        Ok(version)
+    }
+
     /// Returns an error if the store currently rejects writes.
     pub fn refuse_writes(&self) -> Result<()> {
         if self.read_only {

@@ -194,8 +194,9 @@ pub struct Transaction {
     pub snapc: Option<Rc<SnapContext>>,
     /// Steps, in order.
     pub ops: Vec<ObjectOp>,
-    /// Durable before it is acknowledged.  Otherwise it is readable when acknowledged and durable after the next
-    /// [`ObjectBackend::flush`] (a backend may be durable at once; RADOS is).
+    /// Durable before it is acknowledged.  Otherwise it survives a kill of this process when acknowledged (but for a
+    /// backend in memory), and is durable after the next [`ObjectBackend::flush`] (a backend may be durable at once;
+    /// RADOS is).
     pub durable: bool,
     /// Access advice for the bytes that it stores.
     pub advice: Advice,

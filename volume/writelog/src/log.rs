@@ -120,6 +120,12 @@ impl WriteLog {
         Rc::new(Self { shared })
     }
 
+    /// Returns whether writes are acknowledged before the log's medium has them, in the mode `on-flush`: a kill of this
+    /// process loses them.
+    pub fn acknowledges_early(&self) -> bool {
+        self.shared.is_write_back_ack()
+    }
+
     /// Returns the current mode.
     pub fn mode(&self) -> Mode {
         self.shared.state.borrow().life.mode().clone()

@@ -9,6 +9,7 @@ use forebay_block::{BufList, Error, ErrorKind, Result};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{File, sleep, spawn};
 
+use super::acks::PendingAcks;
 use super::batch::Batch;
 use super::health::DeviceHealth;
 use crate::format::{BLOCK, BLOCK64};
@@ -16,6 +17,9 @@ use crate::host::HostFileSystem;
 
 /// Maximum number of writes in flight.
 pub const WRITES_MAX: usize = 8;
+/// Number of writes in flight below which a batch is closed early, because a task waits for it. With more, batches would
+/// be smaller, and each has a header block of its own.
+const EARLY_WRITES_MAX: usize = 2;
 /// Bytes appended but not yet written, above which appending tasks are throttled.
 const PENDING_BYTES_MAX: usize = 32 << 20;
 /// Delay before a failed write is retried.
@@ -46,6 +50,9 @@ pub struct BatchWriter {
     health: DeviceHealth,
     /// Signals that a batch was written, that a flush ended, or that the device failed.
     progress: Notify,
+    acks: PendingAcks,
+    /// Signals that the open batch may have to be closed early: see [`wants_early`](Self::wants_early).
+    early: Rc<Notify>,
 }
 
 impl BatchWriter {
@@ -63,6 +70,8 @@ impl BatchWriter {
             syncing: Cell::new(false),
             health: DeviceHealth::default(),
             progress: Notify::new(),
+            acks: PendingAcks::default(),
+            early: Rc::default(),
         })
     }
 
@@ -170,7 +179,9 @@ impl BatchWriter {
         drop(closed);
         debug_assert!(self.pending_bytes.get() >= payload, "more bytes were written than appended");
         self.pending_bytes.set(self.pending_bytes.get().saturating_sub(payload));
+        self.acks.written(self.written_seq.get());
         self.progress.notify_all();
+        self.early.notify_all();
         self.start_writes();
     }
 
@@ -179,20 +190,26 @@ impl BatchWriter {
         if self.health.fail_permanently(error.clone()) {
             self.report(&error);
         }
-        self.progress.notify_all();
+        self.note_failure();
     }
 
     /// Abandons writes that the device rejects when the store is dropped. They are no longer retried, so that the
     /// device is released.
     pub fn abandon(&self) {
         self.health.fail_permanently(Error::new(ErrorKind::ShuttingDown, "the store was closed"));
-        self.progress.notify_all();
+        self.note_failure();
     }
 
     fn fail(&self, error: Error) {
         if self.health.fail(error.clone()) {
             self.report(&error);
         }
+        self.note_failure();
+    }
+
+    /// Ends the waits of tasks after a failure.
+    fn note_failure(&self) {
+        self.acks.failed();
         self.progress.notify_all();
     }
 
@@ -206,6 +223,36 @@ impl BatchWriter {
         let seq = self.closed.borrow().back().map_or(0, |batch| batch.seq());
         self.progress.wait_until(|| self.written_seq.get() >= seq || self.health.is_failed()).await;
         if self.written_seq.get() >= seq { Ok(()) } else { Err(self.failure().expect("it has failed")) }
+    }
+
+    /// Waits until all batches up to `seq` are written to the device (not yet durable).
+    ///
+    /// Errors: the device has failed. The batches are written when it recovers, unless the store is reopened before.
+    pub async fn wait_written_to(self: Rc<Self>, seq: u64) -> Result<()> {
+        loop {
+            if self.written_seq.get() >= seq {
+                return Ok(());
+            }
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
+            let written = self.acks.add(seq);
+            if self.in_flight.get() < EARLY_WRITES_MAX {
+                self.early.notify_all();
+            }
+            written.await;
+        }
+    }
+
+    /// Returns the signal that the open batch may have to be closed early.
+    pub fn early(&self) -> Rc<Notify> {
+        self.early.clone()
+    }
+
+    /// Returns whether batch `seq`, which is open, is closed early: a task waits until it is written, and few writes are
+    /// in flight.
+    pub fn wants_early(&self, seq: u64) -> bool {
+        self.in_flight.get() < EARLY_WRITES_MAX && self.acks.is_awaited(seq)
     }
 
     /// Starts a group commit for batch `seq`, which is closed, unless one is in progress, and waits for progress.

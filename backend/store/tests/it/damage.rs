@@ -80,6 +80,7 @@ fn a_checkpoint_that_fails_leaves_the_counts_right() {
             let failing =
                 Faults { disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }, ..Faults::none() };
             world.set_faults(failing);
+            store.submit(&ObjectName::new("o0"), write(0, round, 4096)).await.expect_err("the device fails");
             sleep(Duration::from_secs(3)).await;
             store.flush().await.expect_err("the device fails");
             world.set_faults(Faults::none());

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::*;
-use forebay_reactor::{File, OpenOptions, sleep};
-use forebay_sim::{DiskFaults, Faults, World};
+use forebay_reactor::{File, OpenOptions, sleep, spawn};
+use forebay_sim::{CrashKind, DiskFaults, Faults, World};
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
 
 use crate::common::{DISK, machine, run};
@@ -47,7 +47,7 @@ fn a_device_that_fails_is_let_go_of() {
                 disk: DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() },
                 ..Faults::none()
             });
-            store.submit(&name, write(0, 2, 4096)).await.expect("it is not on the device yet");
+            store.submit(&name, write(0, 2, 4096)).await.expect_err("the device fails");
             store.flush().await.expect_err("the device fails");
             assert!(store.refuses_writes().is_some(), "operators are told");
             if closes {
@@ -192,6 +192,45 @@ fn the_cleaner_works_in_short_rounds() {
         // One round, and the part of the next one done before the check.
         let round = (segments / 64 + 2) * SEGMENT * 7 / 8;
         assert!(longest <= 2 * round, "{longest} bytes between two checkpoints, and a round has {round}");
+        store.close().await.expect("close");
+    });
+}
+
+#[test]
+fn what_is_acknowledged_survives_a_kill_of_the_process() {
+    const WRITES: u8 = 20;
+    let world = world(64 * MIB);
+    run(&world, async { fresh(64 * MIB).await.close().await.expect("close") });
+    let name = ObjectName::new("o");
+    for byte in 1..WRITES {
+        let reactor = world.reactor();
+        let written = world.run(&reactor, async {
+            let store = open().await;
+            if byte > 1 {
+                let data = store.read(&name, ObjectRead::head(0, 4096)).await.expect("read");
+                assert_eq!(data.runs[0].1.to_vec(), [byte - 1; 4096], "acknowledged before the process was killed");
+            }
+            store.submit(&name, write(0, byte, 4096)).await
+        });
+        written.expect("the world goes on").expect("write");
+        world.crash(reactor, CrashKind::Kill);
+    }
+}
+
+#[test]
+fn concurrent_writes_share_batches() {
+    const WRITES: u64 = 64;
+    let world = world(64 * MIB);
+    run(&world, async {
+        let store = fresh(64 * MIB).await;
+        let before = store.stats().device_bytes;
+        let writes = (0..WRITES).map(|i| store.submit(&ObjectName::new("o"), write(i * 4096, 1, 4096)));
+        let tasks: Vec<_> = writes.map(spawn).collect();
+        for task in tasks {
+            task.await.expect("write");
+        }
+        let headers = (store.stats().device_bytes - before) / 4096 - WRITES;
+        assert!(headers <= 3, "{WRITES} writes have {headers} batches");
         store.close().await.expect("close");
     });
 }

@@ -219,10 +219,10 @@ impl ImageLoad {
         }
     }
 
-    pub(super) fn crash(&mut self) {
+    pub(super) fn crash(&mut self, kind: CrashKind) {
         for slot in &self.slots {
             let mut slot = slot.borrow_mut();
-            slot.oracle.borrow_mut().crash();
+            slot.oracle.borrow_mut().crash(kind);
             slot.live = None;
         }
     }

@@ -103,10 +103,10 @@ impl Load {
         }
     }
 
-    pub(super) fn crash(&mut self) {
+    pub(super) fn crash(&mut self, kind: CrashKind) {
         match self {
-            Load::Objects(load) => load.oracle.borrow_mut().crash(),
-            Load::Images(load) => load.crash(),
+            Load::Objects(load) => load.oracle.borrow_mut().crash(kind),
+            Load::Images(load) => load.crash(kind),
         }
     }
 }

@@ -440,7 +440,7 @@ impl Run {
             let mut oracle = self.oracle.borrow_mut();
             let token = oracle.submit(&BlockRequest::Flush);
             oracle.complete(token, &Ok(BlockReply::Done));
-            oracle.crash();
+            oracle.crash(CrashKind::Power);
             oracle.set_size(self.size, self.size);
         }
         let backend = self.cluster.client().pool(POOL);

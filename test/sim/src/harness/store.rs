@@ -160,7 +160,9 @@ impl Run {
     }
 
     fn expected(&self, failing: bool) -> Expected {
-        Expected { io: failing, no_space: true, corrupt: self.damaged, shut_down: failing }
+        // Others may take the last space of the file system while a write to the store's file is in flight.
+        let no_space_late = self.scenario.others;
+        Expected { io: failing, no_space: true, no_space_late, corrupt: self.damaged, shut_down: failing }
     }
 
     /// One life; false when the store is damaged beyond opening, and the run is over.
@@ -218,7 +220,7 @@ impl Run {
             End::Crash(kind) => kind,
         };
         self.world.crash(reactor, kind);
-        self.load.crash();
+        self.load.crash(kind);
         // A process that was killed left what it wrote readable, but at risk until something is synced; and so it
         // stays if the next one is killed too.
         self.before = kind;

@@ -1,10 +1,12 @@
 //! Oracle for block devices.
 //!
-//! For every 4 KiB block it keeps two sets of contents: what a read may return now (`live`) and what may be there after
-//! a crash (`crash`).  Each state carries a mask of the requests in flight that it includes.  A request that is
-//! submitted may take effect on a block at any time until it completes; once it has completed every live state includes
-//! it; once it is durable - by FUA, or by a flush that was submitted after its completion - every crash state does.
-//! Blocks are independent: a request may have reached some of its blocks and not others.
+//! For every 4 KiB block it keeps three sets of contents: what a read may return now (`live`), what may be there after
+//! the process was killed (`killed`: what a read has seen of a request in flight may be gone again then) and what may be
+//! there after a power failure (`crash`).  Each state carries a mask of the requests in flight that it includes.  A
+//! request that is submitted may take effect on a block at any time until it completes; once it has completed every live
+//! state includes it, and every state after a kill; once it is durable - by FUA, or by a flush that was submitted after
+//! its completion - every crash state does.  Blocks are independent: a request may have reached some of its blocks and
+//! not others.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -169,6 +171,7 @@ fn blocks_of(extent: Extent) -> std::ops::Range<u64> {
 
 struct Block {
     live: States,
+    killed: States,
     crash: States,
     in_flight: Vec<InFlight>,
     /// Its bytes may be of different crash states.
@@ -178,7 +181,7 @@ struct Block {
 impl Block {
     fn new() -> Self {
         let zeroes = || States::only(Content::ZERO);
-        Self { live: zeroes(), crash: zeroes(), in_flight: Vec::new(), mixed: false }
+        Self { live: zeroes(), killed: zeroes(), crash: zeroes(), in_flight: Vec::new(), mixed: false }
     }
 }
 
@@ -267,7 +270,7 @@ impl BlockOracle {
                 Open::Flush { blocks } => blocks.get_mut(&number),
                 _ => None,
             });
-            for states in [&mut block.live, &mut block.crash].into_iter().chain(flushes) {
+            for states in [&mut block.live, &mut block.killed, &mut block.crash].into_iter().chain(flushes) {
                 states.0.iter_mut().for_each(|state| state.content = state.content.zeroed(from, to - from));
                 states.clear_masks(0);
                 states.close(number, &block.in_flight);
@@ -367,6 +370,7 @@ impl BlockOracle {
         assert!(slot < 64, "more than 64 requests at once on block {number}");
         block.in_flight.push(InFlight { slot, change: change.clone(), whole: change.whole(number) });
         block.live.close(number, &block.in_flight);
+        block.killed.close(number, &block.in_flight);
         block.crash.close(number, &block.in_flight);
         for open in open.values_mut() {
             match open {
@@ -392,6 +396,7 @@ impl BlockOracle {
         let block = blocks.entry(number).or_insert_with(Block::new);
         block.in_flight.retain(|flight| flight.slot != slot);
         block.live.settle(slot, done);
+        block.killed.settle(slot, done);
         // A change that is known not to have happened will not be there after a crash either.
         let after_crash = if durable || done == Some(false) { done } else { None };
         block.crash.settle(slot, after_crash);
@@ -404,6 +409,7 @@ impl BlockOracle {
         }
         if block.live.0.is_empty() {
             block.live = block.crash.clone();
+            block.killed = block.crash.clone();
             self.violated(|| format!("block {number}: a compare-and-write succeeded that cannot have"));
         }
         self.settle_windows(number);
@@ -487,15 +493,17 @@ impl BlockOracle {
     fn flushed(&mut self, mut changed: BTreeMap<u64, States>) {
         for (number, block) in &mut self.blocks {
             let settled = changed.remove(number).unwrap_or_else(|| block.live.clone());
-            if block.crash.0.len() == 1 && settled.0.len() == 1 {
-                block.crash = settled;
-                continue;
+            for states in [&mut block.crash, &mut block.killed] {
+                if states.0.len() == 1 && settled.0.len() == 1 {
+                    *states = settled.clone();
+                    continue;
+                }
+                // Another flush may already have ruled out some of them.
+                states.0.retain(|state| {
+                    settled.0.iter().any(|other| other.mask == state.mask && other.content == state.content)
+                });
+                debug_assert!(!states.0.is_empty(), "block {number}: a flush left nothing possible");
             }
-            // Another flush may already have ruled out some of them.
-            block.crash.0.retain(|state| {
-                settled.0.iter().any(|other| other.mask == state.mask && other.content == state.content)
-            });
-            debug_assert!(!block.crash.0.is_empty(), "block {number}: a flush left nothing possible");
         }
     }
 
@@ -540,15 +548,19 @@ impl BlockOracle {
         )
     }
 
-    /// The machine has crashed: nothing is in flight any more, and each block holds one of its crash states (or,
-    /// when only the process was killed, one of its live ones too, which are among them).
-    pub fn crash(&mut self) {
+    /// The machine has crashed: nothing is in flight any more, and each block holds one of its crash states; if only the
+    /// process was killed, one that includes everything that was acknowledged.
+    pub fn crash(&mut self, kind: CrashKind) {
         self.open.clear();
         self.sizes.forget();
         for block in self.blocks.values_mut() {
             block.in_flight.clear();
             block.crash.clear_masks(u64::MAX);
-            block.live = block.crash.clone();
+            block.killed.clear_masks(u64::MAX);
+            if kind == CrashKind::Power {
+                block.killed = block.crash.clone();
+            }
+            block.live = block.killed.clone();
         }
     }
 
@@ -568,17 +580,18 @@ impl BlockOracle {
             return;
         };
         let found = Content::of(bytes);
-        let of_one = block.crash.contents().any(|content| *content == found);
+        let of_one = block.live.contents().any(|content| *content == found);
         let of_several = || {
             let known = |(at, &byte)| block.crash.contents().any(|content| content.byte(at) == byte);
             block.mixed && bytes.iter().enumerate().all(known)
         };
         if !of_one && !of_several() {
-            let allowed: Vec<Content> = block.crash.contents().cloned().collect();
+            let allowed: Vec<Content> = block.live.contents().cloned().collect();
             let text = self.explain(number, 0, bytes, allowed.iter());
-            return self.violated(|| format!("after the crash: {text}"));
+            return self.violated(|| format!("after the crash ({kind:?}): {text}"));
         }
         block.live = States::only(found.clone());
+        block.killed = block.live.clone();
         match kind {
             CrashKind::Power => {
                 block.crash = States::only(found);

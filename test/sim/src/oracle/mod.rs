@@ -22,6 +22,8 @@ pub struct Expected {
     pub io: bool,
     /// The medium may be full.
     pub no_space: bool,
+    /// A change may find that the medium is full when it is already on its way: it may still take effect.
+    pub no_space_late: bool,
     /// Stored bytes may be damaged.
     pub corrupt: bool,
     /// Backend may be shutting down, or fenced after a failure.
@@ -31,7 +33,7 @@ pub struct Expected {
 impl Expected {
     /// Returns a set without errors.
     pub const fn nothing() -> Self {
-        Self { io: false, no_space: false, corrupt: false, shut_down: false }
+        Self { io: false, no_space: false, no_space_late: false, corrupt: false, shut_down: false }
     }
 
     /// Returns true if a request may fail through no fault of its own.

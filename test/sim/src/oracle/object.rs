@@ -134,9 +134,17 @@ impl History {
         }
     }
 
-    fn after_crash(&self) -> impl Iterator<Item = &Rc<ObjectState>> {
+    /// The states that a failure of power leaves.
+    fn after_power_failure(&self) -> impl Iterator<Item = &Rc<ObjectState>> {
         let positions = (self.durable..=self.entries.len()).flat_map(|count| self.position(count));
         self.older.iter().chain(positions)
+    }
+
+    /// The states that a kill of the process leaves: all transactions that were acknowledged are in them.
+    fn after_kill(&self) -> impl Iterator<Item = &Rc<ObjectState>> {
+        let done = |entry: &Entry| matches!(entry.answer, Some((_, Outcome::Done(_))));
+        let from = self.entries.iter().rposition(done).map_or(0, |index| index + 1);
+        (from.max(self.durable)..=self.entries.len()).flat_map(|count| self.position(count))
     }
 }
 
@@ -252,7 +260,8 @@ impl ObjectOracle {
             Ok(version) => Outcome::Done(*version),
             Err(error) if expected.allows(error.kind()) => match error.kind() {
                 // Refused for want of space, or because what it needed to read is damaged: nothing was done.
-                ErrorKind::NoSpace | ErrorKind::Corrupt => Outcome::Undone,
+                ErrorKind::NoSpace if !expected.no_space_late => Outcome::Undone,
+                ErrorKind::Corrupt => Outcome::Undone,
                 _ => Outcome::Unknown,
             },
             Err(error) => Outcome::Refused(error.kind()),
@@ -370,17 +379,16 @@ impl ObjectOracle {
         self.snap_last = self.snap_last.max(snap.0);
     }
 
-    /// The machine has crashed: nothing is in flight any more.
-    pub fn crash(&mut self) {
+    /// The machine has crashed, or only the process was killed: nothing is in flight any more.
+    pub fn crash(&mut self, kind: CrashKind) {
         self.snap_last = self.snap_durable;
         for history in self.objects.values_mut() {
-            let mut states: States = Vec::new();
-            for state in history.after_crash() {
-                if !states.iter().any(|known| Rc::ptr_eq(known, state) || known == state) {
-                    states.push(state.clone());
-                }
-            }
-            *history = History { base: states.clone(), older: states, ..History::new() };
+            let older = distinct(history.after_power_failure());
+            let base = match kind {
+                CrashKind::Power => older.clone(),
+                CrashKind::Kill => distinct(history.after_kill()),
+            };
+            *history = History { base, older, ..History::new() };
         }
     }
 
@@ -398,7 +406,7 @@ impl ObjectOracle {
             });
             let allowed: Vec<String> = history.base.iter().map(|state| state.describe()).collect();
             return self.violated(|| {
-                format!("{object} after the crash: {head:?} is none of the {count} allowed: {allowed:#?}")
+                format!("{object} after the crash ({kind:?}): {head:?} is none of the {count} allowed: {allowed:#?}")
             });
         }
         history.base = fitting;
@@ -406,6 +414,17 @@ impl ObjectOracle {
             history.older.clear();
         }
     }
+}
+
+/// Returns the states, each once.
+fn distinct<'a>(states: impl Iterator<Item = &'a Rc<ObjectState>>) -> States {
+    let mut out: States = Vec::new();
+    for state in states {
+        if !out.iter().any(|known| Rc::ptr_eq(known, state) || known == state) {
+            out.push(state.clone());
+        }
+    }
+    out
 }
 
 fn describe(ops: &[forebay_block::ObjectOp]) -> String {

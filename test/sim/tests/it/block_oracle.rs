@@ -42,6 +42,8 @@ enum Broken {
     NoDiscard,
     /// After a crash a write that was flushed is undone by an older one.
     OldWriteReturns,
+    /// A process that is killed takes writes with it that it has acknowledged.
+    LostWithProcess,
 }
 
 type Data = Rc<Vec<u8>>;
@@ -193,7 +195,7 @@ impl Toy {
         let mut old = self.disk.borrow_mut();
         let mut rng = self.rng.borrow_mut().fork();
         let mut disk = Disk { durable: old.durable.clone(), ..Disk::default() };
-        if kind == CrashKind::Kill {
+        if kind == CrashKind::Kill && self.broken != Broken::LostWithProcess {
             disk.live = old.live.clone();
             disk.since = std::mem::take(&mut old.since);
         } else {
@@ -275,7 +277,7 @@ fn run(seed: u64, broken: Broken) -> Option<String> {
             .expect("the toy is done");
         let kind = if rng.coin() { CrashKind::Power } else { CrashKind::Kill };
         world.crash(reactor, kind);
-        oracle.borrow_mut().crash();
+        oracle.borrow_mut().crash(kind);
         toy = toy.crash(kind);
         let reactor = world.reactor();
         let verified =
@@ -312,6 +314,7 @@ fn each_broken_device_is_found_out() {
         CompareLate,
         NoDiscard,
         OldWriteReturns,
+        LostWithProcess,
     ] {
         let found = (0..100).filter(|&seed| run(seed, broken).is_some()).take(3).count();
         assert_eq!(found, 3, "{broken:?} was found in {found} of 100 runs only");
@@ -327,7 +330,7 @@ fn said_of_half_a_block(found: impl Fn(usize) -> u8, mixed: bool) -> Option<Stri
         let token = oracle.submit(&write(byte));
         oracle.complete(token, &Ok(BlockReply::Done));
     }
-    oracle.crash();
+    oracle.crash(CrashKind::Power);
     if mixed {
         oracle.mix();
     }

@@ -95,7 +95,7 @@ fn what_was_cut_off_does_not_come_back() {
             if !answered_before {
                 oracle.complete(under_way, &Ok(BlockReply::Done));
             }
-            oracle.crash();
+            oracle.crash(CrashKind::Power);
             oracle.recovered(3, &again, CrashKind::Power);
             // One that was answered only after the cut may have waited for the size to grow again.
             let allowed = again == ZEROES || (!answered_before && again == version(3, 2));
@@ -114,7 +114,7 @@ fn a_cut_that_failed_may_have_reached_any_part() {
         serve(&mut oracle, BlockRequest::Flush, Ok(BlockReply::Done));
         let token = oracle.cut_begins(cut);
         oracle.cut_ends(token, cut, &Err(ErrorKind::Io.into()));
-        oracle.crash();
+        oracle.crash(CrashKind::Power);
         oracle.recovered(2, &third, CrashKind::Power);
         oracle.recovered(3, &fourth, CrashKind::Power);
         assert_eq!(oracle.violation(), None);

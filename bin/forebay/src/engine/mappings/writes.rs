@@ -4,7 +4,7 @@
 //! volume, the first could be carried out last, after a later write to the same range that was acknowledged.
 //!
 //! And it goes on after a `kill -9` of the daemon: it does not write again what was acknowledged before, and a flush that it
-//! sends later must cover that too.
+//! sends later must cover that too.  A write log in the mode `on-flush` acknowledges a write while only this process has it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,8 +19,8 @@ use crate::engine::volumes::Volume;
 /// Invariants:
 /// 1. Of two writes that overlap, the second is submitted only when the first has completed, also if nobody waits for the
 ///    first any more.
-/// 2. A write is durable before it is acknowledged. Discards are excepted: a range whose discard is lost has its old
-///    content, which no reader may rely on.
+/// 2. A write survives a kill of this process when it is acknowledged. Discards to a write log in the mode `on-flush` are
+///    excepted: a range whose discard is lost has its old content, which no reader may rely on.
 #[derive(Default)]
 pub struct MappedWrites {
     is_enabled: Cell<bool>,
@@ -65,7 +65,8 @@ impl Volume {
             return self.submit_limited(request);
         }
         let Some(extent) = request.extent() else { return self.submit_limited(request) };
-        let (volume, request) = (self.clone(), made_durable(request));
+        let early = self.attachment.log().is_some_and(|log| log.acknowledges_early());
+        let (volume, request) = (self.clone(), if early { made_durable(request) } else { request });
         self.mapped_writes.submit(extent, self.clone(), move || volume.submit_limited(request))
     }
 }

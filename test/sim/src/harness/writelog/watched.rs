@@ -49,7 +49,7 @@ impl Oracles {
     /// Ends a life; `unprotected`: what a log acknowledged early and had not yet made last was on its way to the
     /// backend, and no log is there any more that makes it whole again.
     pub(in crate::harness) fn crash(&self, kind: CrashKind, unprotected: bool) {
-        self.blocks.borrow_mut().crash();
+        self.blocks.borrow_mut().crash(CrashKind::Power);
         if unprotected {
             self.blocks.borrow_mut().mix();
         }
