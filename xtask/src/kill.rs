@@ -3,7 +3,7 @@
 //! Two writers run at once.  fio writes 4 KiB blocks with its checksummed header to one volume, so that after each
 //! restart every block must verify: it is a whole block that fio wrote at this place.  Our own client writes numbered
 //! blocks to another volume and remembers what it was promised, so that after each restart every block must be no
-//! older than the last flush (or FUA write) that was answered, and one that was really written.
+//! older than the last write that was answered, flushed or not, and one that was really written.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::ceph::Cluster;
 use crate::daemon::Daemon;
 use crate::fio;
 use crate::nbd::Client;
-use crate::numbered::{BLOCK, Ending, Promise, Random, Writer, unix_nanoseconds};
+use crate::numbered::{BLOCK, Ending, Random, Writer, unix_nanoseconds};
 use crate::shell::{self, Process, Scratch};
 
 /// Blocks of the numbered volume; each connection has a half to itself.
@@ -76,9 +76,8 @@ fn rounds(folder: &Path, arguments: &KillArguments, seed: u64) -> Result<String>
     let fio_uri = daemon.volume_with(&volume, &format!("{FIO_MIB}M"), log)?;
     shell::output(fio_command(&fio_uri, "write").args(["--iodepth=32", "--do_verify=0", "--end_fsync=1"]))?;
     let per_connection = BLOCKS / CONNECTIONS;
-    let mut writers: Vec<Writer> = (0..CONNECTIONS)
-        .map(|number| Writer::new(number * per_connection, per_connection, random.next(), Promise::Flushed))
-        .collect();
+    let mut writers: Vec<Writer> =
+        (0..CONNECTIONS).map(|number| Writer::new(number * per_connection, per_connection, random.next())).collect();
     let (mut written, mut slowest) = (0, Duration::ZERO);
     for round in 1..=rounds {
         let context = || format!("round {round} of seed {seed}");

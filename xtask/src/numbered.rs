@@ -33,16 +33,6 @@ pub struct Writer {
     allowed: Vec<Vec<Content>>,
     random: Random,
     number: u64,
-    promise: Promise,
-}
-
-/// Writes that must be there after a crash.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Promise {
-    /// Writes that an answered flush has covered, and those with FUA.
-    Flushed,
-    /// Writes that were answered, all of them.
-    Answered,
 }
 
 /// Permission to end, given to writers by another thread.
@@ -55,22 +45,15 @@ pub struct Ending {
 }
 
 enum Sent {
-    Write {
-        block: u64,
-        content: Content,
-        fua: bool,
-    },
-    /// A flush, with the writes that had been answered when it was sent.
-    Flush {
-        answered: BTreeMap<u64, Content>,
-    },
+    Write { block: u64, content: Content },
+    Flush,
 }
 
 impl Writer {
     /// Writes to these blocks of a new volume.
-    pub fn new(first: u64, blocks: u64, seed: u64, promise: Promise) -> Self {
+    pub fn new(first: u64, blocks: u64, seed: u64) -> Self {
         let allowed = vec![vec![Content::Zeroes]; blocks as usize];
-        Self { first, allowed, random: Random(seed | 1), number: 0, promise }
+        Self { first, allowed, random: Random(seed | 1), number: 0 }
     }
 
     /// Writes with several requests in flight until the server is gone or the end is asked for; returns how many writes
@@ -81,7 +64,6 @@ impl Writer {
     pub fn write_until(&mut self, socket: &Path, export: &str, ending: &Ending) -> Result<u64> {
         let mut client = Client::connect(socket, export)?;
         let mut flying: BTreeMap<u64, Sent> = BTreeMap::new();
-        let mut answered: BTreeMap<u64, Content> = BTreeMap::new();
         let mut count = 0;
         loop {
             let is_stopped = ending.stopped.load(Ordering::SeqCst);
@@ -89,14 +71,14 @@ impl Writer {
                 return Ok(count);
             }
             let step = if flying.len() < DEPTH && !is_stopped {
-                self.send(&mut client, &mut flying, &answered)
+                self.send(&mut client, &mut flying)
             } else {
-                self.receive(&mut client, &mut flying, &mut answered).map(|writes| count += writes)
+                self.receive(&mut client, &mut flying).map(|writes| count += writes)
             };
             match step {
                 Ok(()) => {}
                 Err(_) if ending.killed.load(Ordering::SeqCst) => {
-                    return Ok(count + self.receive_rest(&mut client, &mut flying, &mut answered));
+                    return Ok(count + self.receive_rest(&mut client, &mut flying));
                 }
                 Err(error) => return Err(error.context("the daemon failed a request before it was killed")),
             }
@@ -104,16 +86,11 @@ impl Writer {
     }
 
     /// Receives the answers that still arrive after a failure: a write that is answered now is promised like any other.
-    fn receive_rest(
-        &mut self,
-        client: &mut Client,
-        flying: &mut BTreeMap<u64, Sent>,
-        answered: &mut BTreeMap<u64, Content>,
-    ) -> u64 {
+    fn receive_rest(&mut self, client: &mut Client, flying: &mut BTreeMap<u64, Sent>) -> u64 {
         let mut count = 0;
         while !flying.is_empty() {
             let before = flying.len();
-            match self.receive(client, flying, answered) {
+            match self.receive(client, flying) {
                 Ok(writes) => count += writes,
                 // A request that failed is no longer in flight; without one that is, the connection has ended.
                 Err(_) if flying.len() < before => {}
@@ -146,14 +123,9 @@ impl Writer {
         Ok(())
     }
 
-    fn send(
-        &mut self,
-        client: &mut Client,
-        flying: &mut BTreeMap<u64, Sent>,
-        answered: &BTreeMap<u64, Content>,
-    ) -> Result<()> {
+    fn send(&mut self, client: &mut Client, flying: &mut BTreeMap<u64, Sent>) -> Result<()> {
         if self.random.next().is_multiple_of(24) {
-            flying.insert(client.flush()?, Sent::Flush { answered: answered.clone() });
+            flying.insert(client.flush()?, Sent::Flush);
             return Ok(());
         }
         // Writes to one block that are in flight together have no order: a block in flight is left alone.
@@ -174,40 +146,22 @@ impl Writer {
             Content::Zeroes => client.write_zeroes(offset, BLOCK)?,
             Content::Number(number) => client.write(offset, &pattern(self.first + block, number), fua)?,
         };
-        flying.insert(handle, Sent::Write { block, content, fua });
+        flying.insert(handle, Sent::Write { block, content });
         Ok(())
     }
 
-    fn receive(
-        &mut self,
-        client: &mut Client,
-        flying: &mut BTreeMap<u64, Sent>,
-        answered: &mut BTreeMap<u64, Content>,
-    ) -> Result<u64> {
+    fn receive(&mut self, client: &mut Client, flying: &mut BTreeMap<u64, Sent>) -> Result<u64> {
         let answer = client.answer()?;
         let sent = flying.remove(&answer.handle).context("an answer to nothing")?;
         if answer.error != 0 {
             bail!("a request failed with error {}", answer.error);
         }
         match sent {
-            Sent::Write { block, content, fua } => {
-                if fua || self.promise == Promise::Answered {
-                    self.promise(block, content);
-                    answered.remove(&block);
-                } else {
-                    answered.insert(block, content);
-                }
+            Sent::Write { block, content } => {
+                self.promise(block, content);
                 Ok(1)
             }
-            Sent::Flush { answered: promised } => {
-                for (block, content) in promised {
-                    if answered.get(&block) == Some(&content) {
-                        answered.remove(&block);
-                    }
-                    self.promise(block, content);
-                }
-                Ok(0)
-            }
+            Sent::Flush => Ok(0),
         }
     }
 
@@ -297,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_promise_forbids_what_is_older() {
-        let mut writer = Writer::new(0, 1, 1, Promise::Flushed);
+        let mut writer = Writer::new(0, 1, 1);
         writer.allowed[0].extend([Content::Number(1), Content::Number(2), Content::Number(3)]);
         writer.promise(0, Content::Number(2));
         assert_eq!(writer.allowed[0], [Content::Number(2), Content::Number(3)]);

@@ -1,7 +1,7 @@
 //! Log: entries and blocks are appended in memory, written in batches, and made durable by group commit.
 //!
 //! Appending never blocks and never fails: callers have passed admission control for space and memory before.  A batch
-//! is written when it is full, when a task waits for it and few writes are in flight, or when it has been open for
+//! is written when it is full, when a task waits for it and no write is in flight, or when it has been open for
 //! `BATCH_OPEN_MAX`.  Its blocks are readable from memory until they are on the device.
 
 mod acks;
@@ -295,7 +295,7 @@ impl StoreLog {
     }
 
     /// Waits until all batches up to `seq` are written to the device (not yet durable): the kernel has them, and a kill of
-    /// this process does not lose them. Closes the open batch as soon as few writes are in flight, so that concurrent
+    /// this process does not lose them. Closes the open batch as soon as no write is in flight, so that concurrent
     /// transactions share a batch.
     ///
     /// Errors: the device has failed.

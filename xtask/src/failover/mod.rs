@@ -24,7 +24,7 @@ use self::losses::{Deck, Loss};
 use self::network::{End, Network};
 use self::round::{Round, Writers, fio_command};
 use crate::ceph::Cluster;
-use crate::numbered::{BLOCK, Promise, Random, Writer, unix_nanoseconds};
+use crate::numbered::{BLOCK, Random, Writer, unix_nanoseconds};
 use crate::shell::{self, Scratch};
 
 /// Blocks of the numbered volume that are written until a loss; each connection has a half to itself.
@@ -83,7 +83,7 @@ fn rounds(folder: &Path, arguments: &FailoverArguments, seed: u64) -> Result<Str
     hosts.filled()?;
     shell::output(fio_command(&uri, "write").args(["--iodepth=32", "--do_verify=0", "--end_fsync=1"]))?;
     let per_connection = BLOCKS / CONNECTIONS;
-    let mut writer = |first, blocks| Writer::new(first, blocks, random.next(), Promise::Answered);
+    let mut writer = |first, blocks| Writer::new(first, blocks, random.next());
     let all = (0..CONNECTIONS).map(|number| writer(number * per_connection, per_connection)).collect();
     let mut writers = Writers { all, contested: writer(BLOCKS, CONTESTED), written: 0 };
     let (mut deck, mut times) = (Deck::default(), BTreeMap::<(Loss, bool), Vec<Duration>>::new());

@@ -17,9 +17,6 @@ use crate::host::HostFileSystem;
 
 /// Maximum number of writes in flight.
 pub const WRITES_MAX: usize = 8;
-/// Number of writes in flight below which a batch is closed early, because a task waits for it. With more, batches would
-/// be smaller, and each has a header block of its own.
-const EARLY_WRITES_MAX: usize = 2;
 /// Bytes appended but not yet written, above which appending tasks are throttled.
 const PENDING_BYTES_MAX: usize = 32 << 20;
 /// Delay before a failed write is retried.
@@ -237,7 +234,7 @@ impl BatchWriter {
                 return Err(error);
             }
             let written = self.acks.add(seq);
-            if self.in_flight.get() < EARLY_WRITES_MAX {
+            if self.in_flight.get() == 0 {
                 self.early.notify_all();
             }
             written.await;
@@ -249,10 +246,10 @@ impl BatchWriter {
         self.early.clone()
     }
 
-    /// Returns whether batch `seq`, which is open, is closed early: a task waits until it is written, and few writes are
-    /// in flight.
+    /// Returns whether batch `seq`, which is open, is closed early: a task waits until it is written, and no write is in
+    /// flight. With some in flight, batches would be smaller, and each has a header block of its own.
     pub fn wants_early(&self, seq: u64) -> bool {
-        self.in_flight.get() < EARLY_WRITES_MAX && self.acks.is_awaited(seq)
+        self.in_flight.get() == 0 && self.acks.is_awaited(seq)
     }
 
     /// Starts a group commit for batch `seq`, which is closed, unless one is in progress, and waits for progress.

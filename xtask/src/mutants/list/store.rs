@@ -41,6 +41,14 @@ pub(super) const LIST: &[Mutant] = &[
         &[UNIT, SIM],
     ),
     Mutant::new(
+        "store-acknowledged-in-memory",
+        "A write is acknowledged before the kernel has it",
+        "backend/store/src/transact.rs",
+        "false => self.log().wait_written_to(seq).await?,",
+        "false => {}",
+        &[UPKEEP, SIM],
+    ),
+    Mutant::new(
         "store-version-ignored",
         "A transaction is done although the object has not the version that it asserts",
         "backend/store/src/plan.rs",
