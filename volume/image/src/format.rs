@@ -13,6 +13,10 @@ use crate::wire::{CephReader, CephWriter};
 pub(crate) const DIRECTORY: &str = "rbd_directory";
 /// Object that lists the groups of a pool.
 pub(crate) const GROUP_DIRECTORY: &str = "rbd_group_directory";
+/// Name of the object that lists the images in the trash.
+pub(crate) const TRASH: &str = "rbd_trash";
+/// Name of the object that lists a pool's namespaces.
+pub(crate) const NAMESPACES: &str = "rbd_namespace";
 /// Longest image id in bytes; a longer one would not fit the data objects' prefix.
 pub(crate) const ID_LEN_MAX: usize = 14;
 /// Longest id of a group in bytes: librbd's are the number of a client and a random one, in hexadecimal digits.

@@ -129,10 +129,10 @@ impl Images {
     }
 
     /// Resolves a name of the form `NAMESPACE/IMAGE` to the registry of the namespace and the name in it; `None` for
-    /// any other name. Namespaces exist only in shared pools.
+    /// any other name.
     pub(crate) fn route<'a>(&self, name: &'a str) -> Option<(Rc<Self>, &'a str)> {
         let (namespace, image) = name.split_once('/')?;
-        let here = self.namespace.is_empty() && !namespace.is_empty() && self.backend.shared().is_some();
+        let here = self.namespace.is_empty() && !namespace.is_empty();
         here.then(|| (Self::in_namespace(&self.backend, namespace), image))
     }
 

@@ -35,6 +35,7 @@ mod lock;
 mod locks;
 mod luks;
 mod metadata;
+mod namespaces;
 mod notifications;
 mod objectmap;
 mod open_image;

@@ -20,7 +20,7 @@ use forebay_block::{Error, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Resul
 use forebay_reactor::wall_clock;
 
 use crate::directory::{Added, Directory};
-use crate::format::{id_key, id_keys, id_of_key, is_valid_id};
+use crate::format::{TRASH, id_key, id_keys, id_of_key, is_valid_id};
 use crate::images::{Images, check_name};
 use crate::info::{ObjectProgress, ParentInfo, RemoveOptions};
 pub use crate::wire::trash::TrashSource;
@@ -64,7 +64,7 @@ pub(crate) struct TrashDirectory<'a> {
 
 impl TrashDirectory<'_> {
     fn object(&self) -> ObjectName {
-        ObjectName::in_namespace(self.namespace.clone(), "rbd_trash")
+        ObjectName::in_namespace(self.namespace.clone(), TRASH)
     }
 
     /// Returns the entry of the image of that id. `Corrupt` if it is malformed.

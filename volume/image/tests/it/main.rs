@@ -15,6 +15,7 @@ mod groups;
 mod images;
 mod locks;
 mod manage;
+mod namespaces;
 mod object_map;
 mod owner;
 mod reserved;
