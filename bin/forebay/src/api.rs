@@ -11,6 +11,7 @@ mod image;
 mod log;
 mod manage;
 mod map;
+mod namespace;
 mod snapshot;
 mod trash;
 
@@ -264,6 +265,7 @@ pub use manage::{
 };
 
 pub use map::{MapRequest, MappedImage};
+pub use namespace::NamespaceName;
 
 pub use trash::{MoveToTrashRequest, RestoreRequest, TrashListing};
 

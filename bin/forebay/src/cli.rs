@@ -13,7 +13,9 @@ mod manage;
 pub mod many;
 mod map;
 mod names;
+mod namespaces;
 mod perf;
+mod places;
 mod rbd_only;
 mod serve;
 mod snapshots;
@@ -40,6 +42,7 @@ pub use images::{
 pub use manage::{FeatureCommand, FeatureNames, ImageMetaCommand, LockCommand, ObjectMapCommand};
 pub use map::{DeviceTypeArgs, MapArgs, MappedDeviceCommand, UnmapArgs};
 pub use names::{DuTarget, MaybeImage, OneImage, RenameOperands};
+pub use namespaces::NamespaceCommand;
 pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, PerfMessenger};
 pub use rbd_only::refusal;
 pub use serve::{DriverKind, ServeArgs};
@@ -51,6 +54,7 @@ pub use trash::TrashCommand;
 ///
 /// Commands go to the running daemon over its control socket; when none runs, they open the store themselves.
 /// Image specs are written POOL/IMAGE; the pool `local`, the embedded store, may be left out.
+/// Images in a namespace are written POOL/NAMESPACE/IMAGE.
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, propagate_version = true, after_long_help = EXIT_CODES)]
 pub struct Cli {
@@ -253,6 +257,10 @@ pub enum CliCommand {
     /// Group images, and snapshot all of a group at one moment
     #[command(subcommand)]
     Group(GroupCommand),
+
+    /// Divide a pool into namespaces, with images, groups and a trash of their own
+    #[command(subcommand)]
+    Namespace(NamespaceCommand),
 
     /// Move images to the trash, restore them, and remove them for good
     #[command(subcommand)]

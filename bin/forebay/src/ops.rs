@@ -10,6 +10,7 @@ mod groups;
 mod logs;
 mod manage;
 mod map;
+mod namespaces;
 mod snapshots;
 mod trash;
 
@@ -39,6 +40,7 @@ pub use manage::{
     UpdateFeatures,
 };
 pub use map::{ListMapped, MapImage, MappedTarget, UnmapImage};
+pub use namespaces::{CreateNamespace, ListNamespaces, RemoveNamespace};
 pub use snapshots::{
     CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RemoveSnapshotById, RollBack, SetSnapshotLimit,
     UpdateSnapshot,

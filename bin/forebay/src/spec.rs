@@ -1,4 +1,4 @@
-//! Image specs as `rbd` writes them: `[pool/]image[@snap]`.
+//! Image specs as `rbd` writes them: `[pool/[namespace/]]image[@snap]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,27 +20,76 @@ pub const RADOS_PREFIX: &str = "rados:";
 /// Longest pool or image name in bytes.
 const NAME_LEN_MAX: usize = forebay_image::NAME_LEN_MAX;
 
-/// An image in a pool.
+/// An image in a pool, or in a namespace of it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub struct ImageSpec {
     /// The pool's name.
     pub pool: String,
-    /// The image's name.
+    /// The image's name, in a namespace `NAMESPACE/NAME`.
     pub image: String,
 }
 
 impl ImageSpec {
-    /// Creates a spec from the names of a pool and an image, and validates both.
+    /// Creates a spec and validates the names. The namespace may stand with the pool (`POOL/NAMESPACE`) or with the image
+    /// (`NAMESPACE/NAME`).
     pub fn new(pool: &str, image: &str) -> Result<Self, String> {
-        check_name("image", image)?;
-        Ok(Self { pool: pool_name(pool)?, image: image.into() })
+        let (pool, namespace) = split_pool(pool);
+        let (own, name) = image.rsplit_once('/').unwrap_or(("", image));
+        check_name("image", name)?;
+        let image = match (namespace, own) {
+            ("", "") if image.contains('/') => return Err(format!("the namespace of the image '{image}' is empty")),
+            ("", "") => name.to_owned(),
+            ("", namespace) | (namespace, "") => {
+                check_name("namespace", namespace)?;
+                format!("{namespace}/{name}")
+            }
+            _ => return Err(format!("'{pool}/{namespace}/{image}' names two namespaces; write POOL/NAMESPACE/IMAGE")),
+        };
+        Ok(Self { pool: pool_name(pool)?, image })
+    }
+
+    /// Returns the image's name without its namespace.
+    pub fn name(&self) -> &str {
+        self.image.rsplit_once('/').map_or(&self.image, |(_, name)| name)
+    }
+
+    /// Returns the image's namespace, empty for the default one.
+    pub fn namespace(&self) -> &str {
+        self.image.rsplit_once('/').map_or("", |(namespace, _)| namespace)
+    }
+
+    /// Returns where the image is: `POOL` or `POOL/NAMESPACE`.
+    pub fn place(&self) -> String {
+        place_text(&self.pool, self.namespace())
     }
 
     /// Refuses what no new image may be called, although others may have made such an image: what people cannot see, or
     /// see somewhere else than it is.
     pub fn check_new(&self) -> Result<(), Failure> {
-        check_visible("image", &self.image)
+        check_visible("image", self.name())
     }
+}
+
+/// Splits `POOL[/NAMESPACE]`; the namespace is empty for the default one.
+pub fn split_pool(place: &str) -> (&str, &str) {
+    place.split_once('/').unwrap_or((place, ""))
+}
+
+/// Joins a pool and a namespace, which is empty for the default one.
+pub fn place_text(pool: &str, namespace: &str) -> String {
+    match namespace {
+        "" => pool.into(),
+        _ => format!("{pool}/{namespace}"),
+    }
+}
+
+/// Validates `POOL[/NAMESPACE]`; returns it with the pool's one name.
+fn place_name(place: &str) -> Result<String, String> {
+    let (pool, namespace) = split_pool(place);
+    if place.contains('/') {
+        check_name("namespace", namespace)?;
+    }
+    Ok(place_text(&pool_name(pool)?, namespace))
 }
 
 /// Refuses a name with characters that people cannot see, or see somewhere else than they are.
@@ -98,7 +147,8 @@ impl FromStr for ImageSpec {
         match text.split('/').collect::<Vec<_>>()[..] {
             [image] => Self::new(LOCAL_POOL, image),
             [pool, image] => Self::new(pool, image),
-            [_, _, _] => Err(format!("'{text}' names a namespace; this build has none yet, write POOL/IMAGE")),
+            [pool, "", _] => Err(format!("'{text}' has an empty namespace; write {pool}/IMAGE")),
+            [pool, namespace, image] => Self::new(&format!("{pool}/{namespace}"), image),
             _ => Err(format!("'{text}' is not an image spec; write POOL/IMAGE, for example {LOCAL_POOL}/disk1")),
         }
     }
@@ -150,7 +200,7 @@ impl fmt::Display for SnapshotSpec {
 /// A group of images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GroupSpec {
-    /// The pool's name.
+    /// The pool's name, in a namespace `POOL/NAMESPACE`.
     pub pool: String,
     /// The group's name.
     pub group: String,
@@ -160,7 +210,7 @@ impl GroupSpec {
     /// Creates a spec from the names of a pool and a group, and validates both.
     pub fn new(pool: &str, group: &str) -> Result<Self, String> {
         check_name("group", group)?;
-        Ok(Self { pool: pool_name(pool)?, group: group.into() })
+        Ok(Self { pool: place_name(pool)?, group: group.into() })
     }
 
     /// Refuses what no new group may be called, although others may have made such a group.
@@ -187,7 +237,7 @@ impl FromStr for GroupSpec {
         match text.split('/').collect::<Vec<_>>()[..] {
             [group] => Self::new(LOCAL_POOL, group),
             [pool, group] => Self::new(pool, group),
-            [_, _, _] => Err(format!("'{text}' names a namespace; this build has none yet, write POOL/GROUP")),
+            [pool, namespace, group] => Self::new(&format!("{pool}/{namespace}"), group),
             _ => Err(format!("'{text}' is not a group spec; write POOL/GROUP, for example {LOCAL_POOL}/database")),
         }
     }
@@ -225,27 +275,27 @@ impl fmt::Display for GroupSnapshotSpec {
 /// An image in the trash of a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TrashSpec {
-    /// The pool's name.
+    /// The pool's name, in a namespace `POOL/NAMESPACE`.
     pub pool: String,
     /// The image's id.
     pub id: String,
 }
 
 impl TrashSpec {
-    /// Reads `[POOL/]ID`; an id without a pool is in `pool`, or else in the default one.
+    /// Reads `[POOL/[NAMESPACE/]]ID`; an id without a pool is in `pool`, or else in the default one.
     ///
     /// # Errors
     /// When it names another pool than `pool`, or what can be no id.
     pub fn parse(pool: Option<&str>, text: &str) -> Result<Self, String> {
         let (named, id) = match text.rsplit_once('/') {
-            Some((named, id)) => (Some(pool_name(named)).transpose(), id),
+            Some((named, id)) => (Some(place_name(named)).transpose(), id),
             None => (Ok(None), text),
         };
         let wrong = || format!("'{text}' is not the id of an image; write [POOL/]ID, as 'forebay trash ls' shows it");
         if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return Err(wrong());
         }
-        let pool = match (named.map_err(|_| wrong())?, pool.map(pool_name).transpose()?) {
+        let pool = match (named.map_err(|_| wrong())?, pool.map(place_name).transpose()?) {
             (Some(one), Some(other)) if one != other => {
                 return Err(format!("'{text}' and '--pool {other}' name different pools; leave one of them out"));
             }
@@ -322,6 +372,58 @@ impl FromStr for PoolSpec {
     }
 }
 
+/// A pool or a namespace of it: `POOL[/NAMESPACE][/]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlaceSpec(pub String);
+
+impl FromStr for PlaceSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Self(place_name(text.strip_suffix('/').unwrap_or(text))?))
+    }
+}
+
+/// A namespace of a pool, `POOL/NAMESPACE`; one without a pool is in the default one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NamespaceSpec {
+    /// The pool's name.
+    pub pool: String,
+    /// The namespace's name.
+    pub namespace: String,
+}
+
+impl NamespaceSpec {
+    /// Creates a spec from the names of a pool and a namespace, and validates both.
+    pub fn new(pool: &str, namespace: &str) -> Result<Self, String> {
+        check_name("namespace", namespace)?;
+        Ok(Self { pool: pool_name(pool)?, namespace: namespace.into() })
+    }
+
+    /// Refuses what no new namespace may be called, although others may have made such a namespace.
+    pub fn check_new(&self) -> Result<(), Failure> {
+        check_visible("namespace", &self.namespace)
+    }
+}
+
+impl fmt::Display for NamespaceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.pool, self.namespace)
+    }
+}
+
+impl FromStr for NamespaceSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split('/').collect::<Vec<_>>()[..] {
+            [namespace] => Self::new(LOCAL_POOL, namespace),
+            [pool, namespace] => Self::new(pool, namespace),
+            _ => Err(format!("'{text}' is not a namespace; write POOL/NAMESPACE, for example {LOCAL_POOL}/tenant1")),
+        }
+    }
+}
+
 /// A pool's name, one for each pool: `rados:rbd` and `rbd` are the same, `rados:local` and `local` are not.
 fn pool_name(name: &str) -> Result<String, String> {
     let bare = name.strip_prefix(RADOS_PREFIX).unwrap_or(name);
@@ -356,6 +458,11 @@ impl From<ImageSpec> for String {
 /// Turns a spec's complaint into a failure, for specs that come over the control socket.
 pub fn image_spec(pool: &str, image: &str) -> Result<ImageSpec, Failure> {
     ImageSpec::new(pool, image).map_err(Failure::invalid)
+}
+
+/// Creates the spec of a namespace from names that come over the control socket.
+pub fn namespace_spec(pool: &str, namespace: &str) -> Result<NamespaceSpec, Failure> {
+    NamespaceSpec::new(pool, namespace).map_err(Failure::invalid)
 }
 
 /// Creates the spec of a snapshot from names that come over the control socket.
@@ -406,6 +513,12 @@ mod tests {
         assert_eq!(spec.to_string(), "local/disk1");
         let spec: ImageSpec = "ram/disk1".parse().expect("pool and image");
         assert_eq!((spec.pool.as_str(), spec.image.as_str()), ("ram", "disk1"));
+        let spec: ImageSpec = "rbd/ns/x".parse().expect("a namespace");
+        assert_eq!((spec.pool.as_str(), spec.namespace(), spec.name()), ("rbd", "ns", "x"));
+        assert_eq!((spec.to_string(), spec.place()), ("rbd/ns/x".into(), "rbd/ns".into()));
+        assert_eq!(ImageSpec::new("rbd/ns", "x"), Ok(spec.clone()));
+        assert_eq!(ImageSpec::new("rados:rbd", "ns/x"), Ok(spec));
+        assert_eq!("rados:local/ns/x".parse::<ImageSpec>().expect("a spec").place(), "rados:local/ns");
         for (text, pool) in [("rados:rbd/x", "rbd"), ("rbd/x", "rbd"), ("rados:local/x", "rados:local")] {
             assert_eq!(text.parse::<ImageSpec>().expect("a spec").pool, pool);
         }
@@ -418,7 +531,9 @@ mod tests {
             ("local/", "empty"),
             ("rados:/x", "empty"),
             ("/x", "empty"),
-            ("a/b/c", "namespace"),
+            ("a//c", "namespace"),
+            ("a/b/", "empty"),
+            ("a/-b/c", "namespace"),
             ("a/b/c/d", "not an image spec"),
             ("local/x@snap", "snapshot"),
             ("local/a b", "' '"),
@@ -430,6 +545,9 @@ mod tests {
             assert!(error.contains(says), "{text}: {error}");
         }
         assert!(format!("local/{}", "x".repeat(NAME_LEN_MAX + 1)).parse::<ImageSpec>().is_err());
+        for (pool, image) in [("a/b", "c/d"), ("a", "/c"), ("a/", "c/d/e"), ("a/b/c", "d")] {
+            assert!(ImageSpec::new(pool, image).is_err(), "{pool} {image}");
+        }
     }
 
     #[test]

@@ -36,7 +36,8 @@ impl Images {
         }
     }
 
-    async fn has_namespace(&self, name: &str) -> Result<bool> {
+    /// Returns whether the pool lists a namespace of that name.
+    pub async fn has_namespace(&self, name: &str) -> Result<bool> {
         match self.backend.kv_get(&self.namespaces_object(), vec![name_key(name)]).await {
             Ok(values) => Ok(values.first().is_some_and(Option::is_some)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),

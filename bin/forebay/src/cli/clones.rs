@@ -3,7 +3,8 @@
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use super::images::FeatureArgs;
-use super::names::{in_pool, read_by_way_of};
+use super::names::read_by_way_of;
+use super::places::{in_pool, place};
 use super::snapshots::SourceArgs;
 use crate::api::CloneVersion;
 use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec};
@@ -53,6 +54,10 @@ struct TypedClone {
     #[arg(long, value_name = "POOL")]
     dest_pool: Option<String>,
 
+    /// The new image's namespace, where its spec does not say it
+    #[arg(long, value_name = "NAMESPACE")]
+    dest_namespace: Option<String>,
+
     /// The new image, instead of the positional one
     #[arg(long, value_name = "IMAGE", conflicts_with = "second")]
     dest: Option<String>,
@@ -64,7 +69,7 @@ impl TryFrom<TypedClone> for CloneArgs {
     type Error = String;
 
     fn try_from(typed: TypedClone) -> Result<Self, String> {
-        let TypedClone { first, second, source, dest_pool, dest, options } = typed;
+        let TypedClone { first, second, source, dest_pool, dest_namespace, dest, options } = typed;
         // With --image, the only positional argument is the new image.
         let (from, to) = match (source.names.has_image(), second) {
             (true, None) => (None, first),
@@ -77,7 +82,8 @@ impl TryFrom<TypedClone> for CloneArgs {
         let Some(to) = to.or(dest) else {
             return Err("the new image is not named; write POOL/IMAGE after the snapshot, or --dest".into());
         };
-        Ok(Self { from, to: in_pool(dest_pool.as_deref(), &to)?, options })
+        let place = place(dest_pool.as_deref(), dest_namespace.as_deref());
+        Ok(Self { from, to: in_pool(place.as_deref(), &to)?, options })
     }
 }
 

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand, ValueHint};
 
 use super::images::NewImageArgs;
-use super::names::{ExportOperands, ImportOperands, in_pool, read_by_way_of};
+use super::names::{ExportOperands, ImportOperands, read_by_way_of};
+use super::places::{in_pool, place};
 use super::snapshots::{OneSource, SourceArgs};
 use crate::spec::{ImageSpec, SourceSpec};
 
@@ -110,13 +111,17 @@ struct TypedCopied {
     /// The pool of the new image, where its spec does not say it [default: that of the source]
     #[arg(long, value_name = "POOL")]
     dest_pool: Option<String>,
+
+    /// The namespace of the new image, where its spec does not say it
+    #[arg(long, value_name = "NAMESPACE")]
+    dest_namespace: Option<String>,
 }
 
 impl TryFrom<TypedCopied> for CopyOperands {
     type Error = String;
 
     fn try_from(typed: TypedCopied) -> Result<Self, String> {
-        let TypedCopied { first, second, options, dest, dest_pool } = typed;
+        let TypedCopied { first, second, options, dest, dest_pool, dest_namespace } = typed;
         // With --image, the only positional argument is the new image.
         let (source, to) = match (options.names.has_image(), second) {
             (true, None) => (None, first),
@@ -131,8 +136,12 @@ impl TryFrom<TypedCopied> for CopyOperands {
                 to.or(dest).ok_or("the new image is missing: write it after the source, or as --dest NAME")?
             }
         };
-        let own = Some(source.image.pool.as_str()).filter(|_| !to.contains('/'));
-        Ok(Self { to: in_pool(dest_pool.as_deref().or(own), &to)?, source })
+        let to_place = match (place(dest_pool.as_deref(), dest_namespace.as_deref()), to.contains('/')) {
+            (None, false) => Some(source.image.place()),
+            (Some(namespace), false) if namespace.starts_with('/') => Some(format!("{}{namespace}", source.image.pool)),
+            (place, _) => place,
+        };
+        Ok(Self { to: in_pool(to_place.as_deref(), &to)?, source })
     }
 }
 

@@ -2,16 +2,17 @@
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-use super::names::{OnePool, in_pool, read_by_way_of, spec_in_pool};
+use super::names::read_by_way_of;
+use super::places::{OnePool, in_pool, place, spec_in_pool};
 use super::snapshots::{one_snapshot, split};
-use crate::spec::{GroupSnapshotSpec, GroupSpec, ImageSpec, LOCAL_POOL};
+use crate::spec::{GroupSnapshotSpec, GroupSpec, ImageSpec, LOCAL_POOL, split_pool};
 
-/// Reads the spec of a group; one without a pool is in `pool`, or else in the default one.
+/// Reads the spec of a group; what it leaves out is said by `place`, or else the default pool is meant.
 ///
 /// # Errors
-/// When it names another pool than `pool`.
-fn group_in_pool(pool: Option<&str>, text: &str) -> Result<GroupSpec, String> {
-    spec_in_pool(pool, text, |spec: &GroupSpec| &spec.pool)
+/// When it names another pool or namespace than `place`.
+fn group_in_pool(place: Option<&str>, text: &str) -> Result<GroupSpec, String> {
+    spec_in_pool(place, text, |spec: &GroupSpec| spec.pool.clone())
 }
 
 /// Returns the text that names a group, which must be named once.
@@ -33,14 +34,22 @@ struct GroupArgs {
     #[arg(short, long, value_name = "POOL")]
     pool: Option<String>,
 
+    /// The group's namespace, where its spec does not say it
+    #[arg(long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+
     /// The group, instead of the positional one
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
 }
 
 impl GroupArgs {
+    fn place(&self) -> Option<String> {
+        place(self.pool.as_deref(), self.namespace.as_deref())
+    }
+
     fn required(&self, positional: Option<&str>) -> Result<GroupSpec, String> {
-        group_in_pool(self.pool.as_deref(), one_group(positional, self.group.as_deref())?)
+        group_in_pool(self.place().as_deref(), one_group(positional, self.group.as_deref())?)
     }
 }
 
@@ -97,6 +106,10 @@ struct TypedRenamedGroup {
     #[arg(long, value_name = "POOL")]
     dest_pool: Option<String>,
 
+    /// The namespace of the new name, which is the same
+    #[arg(long, value_name = "NAMESPACE")]
+    dest_namespace: Option<String>,
+
     /// The new name, instead of the positional one
     #[arg(long, value_name = "GROUP", conflicts_with = "second")]
     dest_group: Option<String>,
@@ -106,7 +119,7 @@ impl TryFrom<TypedRenamedGroup> for RenamedGroup {
     type Error = String;
 
     fn try_from(typed: TypedRenamedGroup) -> Result<Self, String> {
-        let TypedRenamedGroup { first, second, options, dest_pool, dest_group } = typed;
+        let TypedRenamedGroup { first, second, options, dest_pool, dest_namespace, dest_group } = typed;
         // With --group, the only positional argument is the new name.
         let (from, to) = match (options.group.is_some(), second) {
             (true, None) => (None, first),
@@ -114,12 +127,15 @@ impl TryFrom<TypedRenamedGroup> for RenamedGroup {
         };
         let group = options.required(from.as_deref())?;
         let to = to.or(dest_group).ok_or("the new name is missing: write it after the group, or --dest-group")?;
-        let to = match (to.contains('/'), dest_pool) {
+        let to = match (to.contains('/'), place(dest_pool.as_deref(), dest_namespace.as_deref())) {
             (false, None) => format!("{}/{to}", group.pool).parse()?,
-            (_, pool) => group_in_pool(pool.as_deref(), &to)?,
+            (false, Some(namespace)) if namespace.starts_with('/') => {
+                group_in_pool(Some(&format!("{}{namespace}", split_pool(&group.pool).0)), &to)?
+            }
+            (_, place) => group_in_pool(place.as_deref(), &to)?,
         };
         if to.pool != group.pool {
-            return Err(format!("{group} cannot become {to}: a group stays in its pool"));
+            return Err(format!("{group} cannot become {to}: a group stays in its pool and namespace"));
         }
         Ok(Self { group, to: to.group })
     }
@@ -155,6 +171,10 @@ struct TypedGroupAndImage {
     #[arg(long, value_name = "POOL")]
     group_pool: Option<String>,
 
+    /// The group's namespace, where its spec does not say it
+    #[arg(long, value_name = "NAMESPACE")]
+    group_namespace: Option<String>,
+
     /// The group, instead of the positional one
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
@@ -162,6 +182,10 @@ struct TypedGroupAndImage {
     /// The image's pool, where its spec does not say it
     #[arg(long, value_name = "POOL")]
     image_pool: Option<String>,
+
+    /// The image's namespace, where its spec does not say it
+    #[arg(long, value_name = "NAMESPACE")]
+    image_namespace: Option<String>,
 
     /// The image, instead of the positional one
     #[arg(long, visible_alias = "image-id", value_name = "IMAGE")]
@@ -172,29 +196,36 @@ impl TryFrom<TypedGroupAndImage> for GroupAndImage {
     type Error = String;
 
     fn try_from(typed: TypedGroupAndImage) -> Result<Self, String> {
-        let TypedGroupAndImage { first, second, pool, group_pool, group, image_pool, image } = typed;
+        let TypedGroupAndImage {
+            first,
+            second,
+            pool,
+            group_pool,
+            group_namespace,
+            group,
+            image_pool,
+            image_namespace,
+            image,
+        } = typed;
         // With --group, the only positional argument is the image.
         let (named, member) = match (group.is_some(), second) {
             (true, None) => (None, first),
             (_, second) => (first, second),
         };
-        let both = |own: Option<String>| own.or_else(|| pool.clone());
-        let group_text = one_group(named.as_deref(), group.as_deref())?;
-        let group = match (group_pool, &pool, group_text.contains('/')) {
-            // The pool of both is the default only.
-            (None, Some(_), true) => group_text.parse()?,
-            (own, ..) => group_in_pool(both(own).as_deref(), group_text)?,
+        // The pool of both is the default only.
+        let place_of = |own: Option<String>, namespace: Option<String>, is_full: bool| {
+            place(own.or_else(|| pool.clone().filter(|_| !is_full)).as_deref(), namespace.as_deref())
         };
+        let group_text = one_group(named.as_deref(), group.as_deref())?;
+        let group_place = place_of(group_pool, group_namespace, group_text.contains('/'));
+        let group = group_in_pool(group_place.as_deref(), group_text)?;
         let member = match (member, image) {
             (Some(one), Some(other)) => {
                 return Err(format!("'{one}' and '--image {other}' both name the image; leave one of them out"));
             }
             (one, other) => one.or(other).ok_or("no image is named; write POOL/IMAGE after the group, or --image")?,
         };
-        let image = match (image_pool, &pool, member.contains('/')) {
-            (None, Some(_), true) => member.parse()?,
-            (own, ..) => in_pool(both(own).as_deref(), &member)?,
-        };
+        let image = in_pool(place_of(image_pool, image_namespace, member.contains('/')).as_deref(), &member)?;
         Ok(Self { group, image })
     }
 }
@@ -233,7 +264,7 @@ fn snapshot(spec: Option<&str>, options: &GroupArgs, snap: Option<&str>) -> Resu
         }
     };
     let option = split(options.group.as_deref()).0;
-    let group = group_in_pool(options.pool.as_deref(), one_group(group, option)?)?;
+    let group = group_in_pool(options.place().as_deref(), one_group(group, option)?)?;
     let name = one_snapshot(own, snap, "--snap")?
         .ok_or_else(|| format!("no snapshot of {group} is named; write {group}@SNAP, or --snap SNAP"))?;
     GroupSnapshotSpec::new(group, name)
@@ -306,7 +337,7 @@ pub enum GroupCommand {
     #[command(after_help = "Example:\n  forebay group create local/database")]
     Create(OneGroup),
 
-    /// List the groups of a pool
+    /// List the groups of a pool or namespace
     #[command(visible_alias = "list", after_help = "Example:\n  forebay group ls rbd")]
     Ls(OnePool),
 
@@ -412,13 +443,16 @@ mod tests {
             (&["-p", "rbd", "g"], "rbd/g"),
             (&["-p", "rbd", "--group", "g"], "rbd/g"),
             (&["--group", "rbd/g"], "rbd/g"),
+            (&["rbd/ns/g"], "rbd/ns/g"),
+            (&["-p", "rbd", "--namespace", "ns", "g"], "rbd/ns/g"),
+            (&["--namespace", "ns", "--group", "g"], "local/ns/g"),
         ] {
             assert_eq!(group(arguments).as_deref(), Ok(want), "{arguments:?}");
         }
         for (arguments, says) in [
             (&[][..], "no group is named"),
             (&["g", "--group", "h"], "both name the group"),
-            (&["rbd/ns/g"], "namespace"),
+            (&["rbd/ns/g", "--namespace", "x"], "different namespaces"),
             (&["g@s"], "names the snapshot"),
             (&["-p", "x", "rbd/g"], "different pools"),
         ] {
@@ -437,6 +471,8 @@ mod tests {
             (&["-p", "rbd", "g", "data/a"], "rbd/g data/a"),
             (&["--group", "g", "a"], "local/g local/a"),
             (&["--group-pool", "x", "--group", "g", "--image-pool", "y", "--image", "a"], "x/g y/a"),
+            (&["-p", "x", "--group-namespace", "n", "--image-namespace", "n", "g", "a"], "x/n/g x/n/a"),
+            (&["x/n/g", "x/n/a"], "x/n/g x/n/a"),
         ] {
             assert_eq!(both(arguments).as_deref(), Ok(want), "{arguments:?}");
         }
@@ -450,9 +486,13 @@ mod tests {
             (&["-p", "rbd", "--group", "g", "h"], "rbd/g h"),
             (&["rbd/g", "--dest-group", "h"], "rbd/g h"),
             (&["rbd/g", "--dest-pool", "rbd", "--dest-group", "h"], "rbd/g h"),
+            (&["rbd/n/g", "h"], "rbd/n/g h"),
+            (&["rbd/n/g", "rbd/n/h"], "rbd/n/g h"),
+            (&["rbd/n/g", "--dest-namespace", "n", "--dest-group", "h"], "rbd/n/g h"),
         ] {
             assert_eq!(renamed(arguments).as_deref(), Ok(want), "{arguments:?}");
         }
+        assert!(renamed(&["rbd/n/g", "rbd/h"]).expect_err("wrong").contains("stays in its pool"));
         assert!(renamed(&["rbd/g", "x/h"]).expect_err("wrong").contains("stays in its pool"));
         assert!(renamed(&["rbd/g"]).expect_err("wrong").contains("new name is missing"));
     }

@@ -3,7 +3,8 @@
 use clap::{Args, ValueEnum};
 
 use super::many::ManyImages;
-use super::names::{DuTarget, ExportOperands, ImportOperands, OneImage, OnePool, RenameOperands};
+use super::names::{DuTarget, ExportOperands, ImportOperands, OneImage, RenameOperands};
+use super::places::OnePool;
 use crate::api::NewImageOptions;
 use crate::units::Size;
 

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
 
-use super::names::{NameArgs, in_pool, read_by_way_of};
+use super::names::{NameArgs, read_by_way_of};
+use super::places::in_pool;
 use crate::failure::{Failure, Result};
 use crate::spec::ImageSpec;
 
@@ -17,7 +18,7 @@ pub struct ManyImages {
     named: Vec<ImageSpec>,
     /// A file that names more.
     from: Option<PathBuf>,
-    /// The pool of names without one.
+    /// The pool and namespace of names without them.
     pool: Option<String>,
 }
 
@@ -40,7 +41,7 @@ impl TryFrom<TypedImages> for ManyImages {
 
     fn try_from(typed: TypedImages) -> std::result::Result<Self, String> {
         let TypedImages { specs, options, images_from: from } = typed;
-        let pool = options.pool()?;
+        let pool = options.place();
         let named = match specs.as_slice() {
             [] if from.is_some() => options.image(None)?.into_iter().collect(),
             [] => vec![options.required(None)?],

@@ -2,10 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
 
+use super::places::{in_pool, one_place, place};
 use super::snapshots::SourceArgs;
 use crate::spec::{ImageSpec, LOCAL_POOL, PoolSpec, SourceSpec};
 
@@ -15,6 +15,10 @@ pub(super) struct NameArgs {
     /// The image's pool, where its spec does not say it
     #[arg(short, long, value_name = "POOL")]
     pool: Option<String>,
+
+    /// The image's namespace, where its spec does not say it
+    #[arg(long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
 
     /// The image, instead of the positional one
     #[arg(long = "image", value_name = "IMAGE")]
@@ -27,7 +31,7 @@ impl NameArgs {
     /// # Errors
     /// When it is named twice, in two pools, or by what can be no name.
     pub(super) fn image(&self, positional: Option<&str>) -> Result<Option<ImageSpec>, String> {
-        self.text(positional)?.map(|text| in_pool(self.pool.as_deref(), text)).transpose()
+        self.text(positional)?.map(|text| in_pool(self.place().as_deref(), text)).transpose()
     }
 
     /// Returns the text that names the image, if one does.
@@ -48,9 +52,9 @@ impl NameArgs {
         self.image.is_some()
     }
 
-    /// Returns the pool as it is typed.
-    pub(super) fn pool_text(&self) -> Option<&str> {
-        self.pool.as_deref()
+    /// Returns the pool and namespace as they are typed, for [`in_pool`].
+    pub(super) fn place(&self) -> Option<String> {
+        place(self.pool.as_deref(), self.namespace.as_deref())
     }
 
     /// Returns the image that must be named.
@@ -63,49 +67,9 @@ impl NameArgs {
         })
     }
 
-    /// Returns the pool of an image that is not named.
+    /// Returns the place, `POOL[/NAMESPACE]`, of an image that is not named.
     pub(super) fn pool(&self) -> Result<Option<String>, String> {
-        self.pool.as_ref().map(|pool| pool.parse::<PoolSpec>().map(|PoolSpec(pool)| pool)).transpose()
-    }
-}
-
-/// Reads an image spec; one without a pool is in `pool`, or else in the default one.
-///
-/// # Errors
-/// When it names another pool than `pool`.
-pub(super) fn in_pool(pool: Option<&str>, text: &str) -> Result<ImageSpec, String> {
-    spec_in_pool(pool, text, |spec: &ImageSpec| &spec.pool)
-}
-
-/// Reads any spec of the form `POOL/NAME`, of which `pool_of` returns the pool, as [`in_pool`] does.
-///
-/// # Errors
-/// As there.
-pub(super) fn spec_in_pool<T: FromStr<Err = String>>(
-    pool: Option<&str>,
-    text: &str,
-    pool_of: impl Fn(&T) -> &str,
-) -> Result<T, String> {
-    let Some(pool) = pool else { return text.parse() };
-    let PoolSpec(pool) = pool.parse()?;
-    if !text.contains('/') {
-        return format!("{pool}/{text}").parse();
-    }
-    let spec: T = text.parse()?;
-    if pool_of(&spec) != pool {
-        return Err(format!("'{text}' and '--pool {pool}' name different pools; leave one of them out"));
-    }
-    Ok(spec)
-}
-
-/// The pool that a positional argument and `--pool` name, which must agree.
-fn one_pool(positional: Option<&str>, option: Option<&str>) -> Result<Option<String>, String> {
-    let parse = |text: &str| text.parse::<PoolSpec>().map(|PoolSpec(pool)| pool);
-    match (positional.map(parse).transpose()?, option.map(parse).transpose()?) {
-        (Some(one), Some(other)) if one != other => {
-            Err(format!("'{one}' and '--pool {other}' name different pools; leave one of them out"))
-        }
-        (one, other) => Ok(one.or(other)),
+        one_place(None, self.pool.as_deref(), self.namespace.as_deref())
     }
 }
 
@@ -185,7 +149,7 @@ impl TryFrom<TypedMaybe> for MaybeImage {
     type Error = String;
 
     fn try_from(TypedMaybe { spec, options }: TypedMaybe) -> Result<Self, String> {
-        let image = match options.pool.is_some() {
+        let image = match options.place().is_some() {
             true => Some(options.required(spec.as_deref())?),
             false => options.image(spec.as_deref())?,
         };
@@ -194,36 +158,6 @@ impl TryFrom<TypedMaybe> for MaybeImage {
 }
 
 read_by_way_of!(TypedMaybe => MaybeImage);
-
-/// A pool.
-#[derive(Debug, Clone)]
-pub struct OnePool {
-    /// Its name.
-    pub pool: String,
-}
-
-/// Arguments before validation.
-#[derive(Debug, Args)]
-struct TypedPool {
-    /// The pool [default: local]
-    #[arg(value_name = "POOL")]
-    name: Option<String>,
-
-    /// The pool, instead of the positional one, as rbd takes it
-    #[arg(short, long, value_name = "POOL")]
-    pool: Option<String>,
-}
-
-impl TryFrom<TypedPool> for OnePool {
-    type Error = String;
-
-    fn try_from(typed: TypedPool) -> Result<Self, String> {
-        let pool = one_pool(typed.name.as_deref(), typed.pool.as_deref())?;
-        Ok(Self { pool: pool.unwrap_or_else(|| LOCAL_POOL.into()) })
-    }
-}
-
-read_by_way_of!(TypedPool => OnePool);
 
 /// Pool or image that `du` counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -259,10 +193,10 @@ impl TryFrom<TypedDuTarget> for DuTarget {
             return Ok(DuTarget::Pool(names.pool()?.unwrap_or_else(|| LOCAL_POOL.into())));
         };
         if text.ends_with('/') {
-            let pool = one_pool(Some(text), names.pool_text())?;
+            let pool = one_place(Some(text), names.pool.as_deref(), names.namespace.as_deref())?;
             return Ok(DuTarget::Pool(pool.unwrap_or_else(|| LOCAL_POOL.into())));
         }
-        if text.contains(['/', '@']) || names.pool_text().is_some() {
+        if text.contains(['/', '@']) || names.place().is_some() {
             return options.required(Some(text)).map(DuTarget::Image);
         }
         let PoolSpec(name) = text.parse()?;
@@ -297,12 +231,16 @@ struct TypedRenamed {
     /// Its new name, instead of the positional one
     #[arg(long, value_name = "TO")]
     dest: Option<String>,
+
+    /// The namespace of the new name, which is the same
+    #[arg(long, value_name = "NAMESPACE")]
+    dest_namespace: Option<String>,
 }
 
 impl TryFrom<TypedRenamed> for RenameOperands {
     type Error = String;
 
-    fn try_from(TypedRenamed { first, second, options, dest }: TypedRenamed) -> Result<Self, String> {
+    fn try_from(TypedRenamed { first, second, options, dest, dest_namespace }: TypedRenamed) -> Result<Self, String> {
         // With --image, the only positional argument is the new name.
         let (image, to) = match (options.image.is_some(), second) {
             (true, None) => (None, first),
@@ -315,7 +253,15 @@ impl TryFrom<TypedRenamed> for RenameOperands {
             }
             (to, dest) => to.or(dest).ok_or("the new name is missing: write it after the image, or as --dest NAME")?,
         };
-        Ok(Self { image, to: in_pool(options.pool.as_deref().filter(|_| !to.contains('/')), &to)? })
+        let own = place(Some(&image.pool), Some(image.namespace()).filter(|namespace| !namespace.is_empty()));
+        let to = match (to.contains('/'), dest_namespace) {
+            (false, None) => in_pool(own.as_deref().filter(|_| options.place().is_some()), &to)?,
+            (is_full, namespace) => {
+                let pool = options.pool.as_deref().filter(|_| !is_full);
+                in_pool(place(pool, namespace.as_deref()).as_deref(), &to)?
+            }
+        };
+        Ok(Self { image, to })
     }
 }
 
@@ -356,14 +302,22 @@ struct TypedImported {
     /// The image's pool, as --pool
     #[arg(long, value_name = "POOL", conflicts_with = "pool")]
     dest_pool: Option<String>,
+
+    /// The image's namespace, as --namespace
+    #[arg(long, value_name = "NAMESPACE", conflicts_with = "namespace")]
+    dest_namespace: Option<String>,
 }
 
 impl TryFrom<TypedImported> for ImportOperands {
     type Error = String;
 
     fn try_from(typed: TypedImported) -> Result<Self, String> {
-        let TypedImported { first, second, options, named, dest, dest_pool } = typed;
-        let options = NameArgs { pool: options.pool.or(dest_pool), image: options.image.or(dest) };
+        let TypedImported { first, second, options, named, dest, dest_pool, dest_namespace } = typed;
+        let options = NameArgs {
+            pool: options.pool.or(dest_pool),
+            namespace: options.namespace.or(dest_namespace),
+            image: options.image.or(dest),
+        };
         let (path, image) = match (named, first, second) {
             (Some(named), Some(first), Some(_)) => {
                 let (first, named) = (first.display(), named.display());
@@ -466,6 +420,12 @@ pub(super) mod tests {
             (&["-p", "rbd", "--image", "a"], "rbd/a"),
             (&["-p", "rados:rbd", "--image", "a"], "rbd/a"),
             (&["-p", "rados:local", "--image", "a"], "rados:local/a"),
+            (&["rbd/ns/a"], "rbd/ns/a"),
+            (&["-p", "rbd", "--namespace", "ns", "a"], "rbd/ns/a"),
+            (&["--namespace", "ns", "--image", "a"], "local/ns/a"),
+            (&["--namespace", "ns", "rbd/a"], "rbd/ns/a"),
+            (&["-p", "rbd", "--namespace", "ns", "rbd/ns/a"], "rbd/ns/a"),
+            (&["-p", "rbd", "rbd/ns/a"], "rbd/ns/a"),
         ] {
             let read: OneImage = read(arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
             assert_eq!(read.image.to_string(), want, "{arguments:?}");
@@ -476,8 +436,11 @@ pub(super) mod tests {
             (&["a", "--image", "b"], "both name the image"),
             (&["a", "--image", "a"], "both name the image"),
             (&["-p", "other", "rbd/a"], "different pools"),
-            (&["-p", "a/b", "x"], "no name may"),
+            (&["-p", "a/b/c", "x"], "not an image spec"),
             (&["-p", "", "x"], "empty"),
+            (&["--namespace", "x", "rbd/ns/a"], "different namespaces"),
+            (&["--namespace", "a/b", "x"], "not an image spec"),
+            (&["-p", "other", "--namespace", "ns", "rbd/a"], "different pools"),
             (&["-p", "rbd", "--image", "a@s"], "snapshot"),
         ] {
             let said = read::<OneImage>(arguments).expect_err("wrong");
@@ -495,21 +458,6 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_pool_in_every_way() {
-        let pool = |arguments| read::<OnePool>(arguments).map(|read| read.pool);
-        for (arguments, want) in [
-            (&[][..], "local"),
-            (&["rbd"], "rbd"),
-            (&["rbd/"], "rbd"),
-            (&["-p", "rbd"], "rbd"),
-            (&["-p", "x", "x"], "x"),
-        ] {
-            assert_eq!(pool(arguments).as_deref(), Ok(want), "{arguments:?}");
-        }
-        assert!(pool(&["-p", "x", "y"]).expect_err("two").contains("different pools"));
-    }
-
-    #[test]
     fn what_du_is_asked_about() {
         let source = |text: &str, snap| SourceSpec::new(text.parse().expect("a spec"), snap).expect("a spec");
         let image = |text| DuTarget::Image(source(text, None));
@@ -523,6 +471,9 @@ pub(super) mod tests {
             (&["--image", "x"], image("local/x")),
             (&["-p", "ram", "--image", "x"], image("ram/x")),
             (&["x@y"], DuTarget::Image(source("local/x", Some("y")))),
+            (&["ram/ns/"], DuTarget::Pool("ram/ns".into())),
+            (&["-p", "ram", "--namespace", "ns"], DuTarget::Pool("ram/ns".into())),
+            (&["-p", "ram", "--namespace", "ns", "x"], image("ram/ns/x")),
             (&["-p", "ram", "x", "--snap", "y"], DuTarget::Image(source("ram/x", Some("y")))),
         ] {
             assert_eq!(read::<DuTarget>(arguments).as_ref(), Ok(&want), "{arguments:?}");
@@ -544,6 +495,14 @@ pub(super) mod tests {
             &["-p", "rbd", "--image", "a", "b"],
             &["-p", "rbd", "--image", "a", "--dest", "b"],
             &["rbd/a", "--dest", "rbd/b"],
+        ] {
+            assert_eq!(renamed(arguments), want, "{arguments:?}");
+        }
+        let want = Ok(("rbd/n/a".to_owned(), "rbd/n/b".to_owned()));
+        for arguments in [
+            &["rbd/n/a", "rbd/n/b"][..],
+            &["-p", "rbd", "--namespace", "n", "a", "b"],
+            &["rbd/n/a", "rbd/b", "--dest-namespace", "n"],
         ] {
             assert_eq!(renamed(arguments), want, "{arguments:?}");
         }

@@ -3,7 +3,7 @@
 use crate::failure::{Failure, FailureKind};
 
 /// Commands, by their first words, with the reason and what to do instead.
-const COMMANDS: [(&[&str], &str, &str); 13] = [
+const COMMANDS: [(&[&str], &str, &str); 12] = [
     (&["config", "global"], "the daemon takes limits of all volumes from its configuration", "set them under [qos]"),
     (&["device", "attach"], "a mapped image keeps its device until it is unmapped", MAP),
     (&["device", "detach"], "a mapped image keeps its device until it is unmapped", MAP),
@@ -15,7 +15,6 @@ const COMMANDS: [(&[&str], &str, &str); 13] = [
     (&["journal"], "images with journals are not written", USE_RBD),
     (&["migration"], "images that are being migrated are not opened", USE_RBD),
     (&["mirror"], "images are not mirrored between clusters", USE_RBD),
-    (&["namespace"], "RBD namespaces are not reached yet", USE_RBD),
     (
         &["perf", "image"],
         "the daemon has the figures of its volumes",

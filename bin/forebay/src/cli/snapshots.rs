@@ -2,7 +2,8 @@
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-use super::names::{NameArgs, OneImage, in_pool, read_by_way_of};
+use super::names::{NameArgs, OneImage, read_by_way_of};
+use super::places::{in_pool, place};
 use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec};
 
 /// Options of every command on images and snapshots beside the positional `POOL/IMAGE@SNAP`.
@@ -25,7 +26,7 @@ impl SourceArgs {
         let text = self.names.text(positional)?;
         let (image, snapshot) = split(text);
         let image = match image {
-            Some(image) => in_pool(self.names.pool_text(), image)?,
+            Some(image) => in_pool(self.names.place().as_deref(), image)?,
             None => self.names.required(None)?,
         };
         SourceSpec::new(image, one_snapshot(snapshot, self.snap.as_deref(), "--snap")?)
@@ -150,6 +151,10 @@ struct TypedRenamed {
     #[arg(long, value_name = "POOL")]
     dest_pool: Option<String>,
 
+    /// The namespace of the new name, which is the same
+    #[arg(long, value_name = "NAMESPACE")]
+    dest_namespace: Option<String>,
+
     /// The image of the new name, which is the same
     #[arg(long, value_name = "IMAGE", conflicts_with = "second")]
     dest: Option<String>,
@@ -163,7 +168,7 @@ impl TryFrom<TypedRenamed> for SnapRenameArgs {
     type Error = String;
 
     fn try_from(typed: TypedRenamed) -> Result<Self, String> {
-        let TypedRenamed { first, second, options, dest_pool, dest, dest_snap } = typed;
+        let TypedRenamed { first, second, options, dest_pool, dest_namespace, dest, dest_snap } = typed;
         // With --image, the only positional argument is the new name.
         let (from, to) = match (options.names.has_image(), second) {
             (true, None) => (None, first),
@@ -176,8 +181,9 @@ impl TryFrom<TypedRenamed> for SnapRenameArgs {
         let text = to.or(dest);
         let (image, name) = split(text.as_deref());
         if let Some(image) = image {
-            let pool = dest_pool.as_deref().or(options.names.pool_text().filter(|_| !image.contains('/')));
-            let image = in_pool(pool, image)?;
+            let dest = place(dest_pool.as_deref(), dest_namespace.as_deref());
+            let place = dest.or(options.names.place().filter(|_| !image.contains('/')));
+            let image = in_pool(place.as_deref(), image)?;
             if image != snapshot.image {
                 return Err(format!("a snapshot of {} cannot become one of {image}", snapshot.image));
             }

@@ -2,7 +2,8 @@
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-use super::names::{OneImage, OnePool, read_by_way_of};
+use super::names::{OneImage, read_by_way_of};
+use super::places::{OnePool, one_place};
 use crate::spec::TrashSpec;
 
 /// An image in the trash.
@@ -15,13 +16,17 @@ pub struct OneTrashed {
 /// Arguments before validation.
 #[derive(Debug, Args)]
 struct TypedTrashed {
-    /// The id of the image, [POOL/]ID, as 'trash ls' shows it
+    /// The id of the image, [POOL/[NAMESPACE/]]ID, as 'trash ls' shows it
     #[arg(value_name = "ID")]
     trashed: Option<String>,
 
     /// The image's pool, where the id does not say it
     #[arg(short, long, value_name = "POOL")]
     pool: Option<String>,
+
+    /// The image's namespace, where the id does not say it
+    #[arg(long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
 
     /// The id, instead of the positional one
     #[arg(long, value_name = "ID")]
@@ -31,14 +36,17 @@ struct TypedTrashed {
 impl TryFrom<TypedTrashed> for OneTrashed {
     type Error = String;
 
-    fn try_from(TypedTrashed { trashed, pool, image_id }: TypedTrashed) -> Result<Self, String> {
+    fn try_from(TypedTrashed { trashed, pool, namespace, image_id }: TypedTrashed) -> Result<Self, String> {
         let text = match (trashed, image_id) {
             (Some(one), Some(other)) => {
                 return Err(format!("'{one}' and '--image-id {other}' both name the image; leave one of them out"));
             }
             (one, other) => one.or(other).ok_or("no image is named; write its id, which 'forebay trash ls' shows")?,
         };
-        Ok(Self { spec: TrashSpec::parse(pool.as_deref(), &text)? })
+        // The place before the id, if it has one.
+        let (typed, id) = text.rsplit_once('/').map_or((None, text.as_str()), |(typed, id)| (Some(typed), id));
+        let place = one_place(typed, pool.as_deref(), namespace.as_deref())?;
+        Ok(Self { spec: TrashSpec::parse(place.as_deref(), id)? })
     }
 }
 
@@ -165,6 +173,8 @@ mod tests {
             (&["rbd/1015fdba71ed"], "rbd/1015fdba71ed"),
             (&["-p", "rbd", "1015fdba71ed"], "rbd/1015fdba71ed"),
             (&["-p", "rbd", "--image-id", "1015fdba71ed"], "rbd/1015fdba71ed"),
+            (&["rbd/ns/1015fdba71ed"], "rbd/ns/1015fdba71ed"),
+            (&["-p", "rbd", "--namespace", "ns", "1015fdba71ed"], "rbd/ns/1015fdba71ed"),
         ] {
             let read: OneTrashed = read(arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
             assert_eq!(read.spec.to_string(), want, "{arguments:?}");
@@ -174,7 +184,6 @@ mod tests {
             (&["-p", "rbd"], "no image is named"),
             (&["a", "--image-id", "b"], "both name the image"),
             (&["-p", "other", "rbd/a"], "different pools"),
-            (&["rbd/ns/a"], "not the id of an image"),
             (&["a b"], "not the id of an image"),
             (&["rbd/"], "not the id of an image"),
         ] {

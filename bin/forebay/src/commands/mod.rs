@@ -14,6 +14,7 @@ mod images;
 mod logs;
 mod manage;
 mod map;
+mod namespaces;
 mod pages;
 pub mod perf;
 mod perf_messenger;
@@ -65,6 +66,7 @@ pub fn run(cli: Cli, output: Output) -> Result<()> {
         CliCommand::Flatten(options) => clones::flatten(global, output, options),
         CliCommand::Sparsify(options) => images::sparsify(global, output, options),
         CliCommand::Group(command) => groups::run(global, output, command),
+        CliCommand::Namespace(command) => namespaces::run(global, output, command),
         CliCommand::Trash(command) => trash::run(global, output, command),
         CliCommand::ImageMeta(command) => manage::image_meta(global, output, command),
         CliCommand::Lock(command) => manage::lock(global, output, command),

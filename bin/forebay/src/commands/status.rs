@@ -24,7 +24,7 @@ fn image_status(global: &GlobalArgs, output: Output, spec: &ImageSpec) -> Result
     let status = found.map_err(|failure| match failure.kind {
         // Scripts look for these words.
         FailureKind::NotFound => {
-            failure.context(format_args!("error opening image {}: (2) No such file or directory", spec.image))
+            failure.context(format_args!("error opening image {}: (2) No such file or directory", spec.name()))
         }
         _ => failure,
     })?;

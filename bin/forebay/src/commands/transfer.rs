@@ -238,8 +238,8 @@ fn import_here(
 pub fn export(global: &GlobalArgs, output: Output, options: cli::ExportArgs) -> Result<()> {
     let source = options.names.source;
     let path = options.names.path.unwrap_or_else(|| match &source.snapshot {
-        Some(snapshot) => PathBuf::from(format!("{}@{snapshot}", source.image.image)),
-        None => PathBuf::from(&source.image.image),
+        Some(snapshot) => PathBuf::from(format!("{}@{snapshot}", source.image.name())),
+        None => PathBuf::from(source.image.name()),
     });
     if options.format.has_snapshots() {
         return export_image(global, output, source, &path, options.force);

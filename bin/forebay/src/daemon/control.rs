@@ -21,7 +21,9 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
-use super::{access, cache, clones, groups, manage, map, metrics, options, page, snapshots, streams, trash};
+use super::{
+    access, cache, clones, groups, manage, map, metrics, namespaces, options, page, snapshots, streams, trash,
+};
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
 use crate::failure::{Failure, FailureKind};
@@ -137,6 +139,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .merge(clones::routes())
         .merge(trash::routes())
         .merge(groups::routes())
+        .merge(namespaces::routes())
         .merge(manage::routes())
         .merge(map::routes())
         .merge(options::routes())
@@ -222,6 +225,9 @@ async fn no_such_path(request: Request) -> Failure {
         manage::sparsify,
         manage::check_object_map,
         manage::rebuild_object_map,
+        namespaces::list_namespaces,
+        namespaces::create_namespace,
+        namespaces::remove_namespace,
         groups::list_groups,
         groups::create_group,
         groups::rename_group,

@@ -9,6 +9,7 @@ mod listen;
 mod manage;
 mod map;
 mod metrics;
+mod namespaces;
 mod notify;
 mod options;
 mod page;

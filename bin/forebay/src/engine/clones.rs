@@ -9,7 +9,7 @@ use super::images::features;
 use crate::api::{self, ImageChild};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
-use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec, image_spec};
+use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec, image_spec, place_text};
 
 impl Engine {
     /// Makes a clone of a snapshot.
@@ -82,15 +82,15 @@ impl Engine {
     /// Flattens the clones of a snapshot.
     ///
     /// # Errors
-    /// `Busy` for clones in the trash, or in namespaces.
+    /// `Busy` for clones in the trash.
     pub(super) async fn flatten_clones(self: &Rc<Self>, spec: &SnapshotSpec, progress: ProgressSink) -> Result<()> {
         let source = SourceSpec { image: spec.image.clone(), snapshot: Some(spec.snapshot.clone()) };
         for child in self.list_children(&source, false).await? {
-            if child.trash || !child.pool_namespace.is_empty() {
+            if child.trash {
                 let what = format!("{spec} has the clone {}, which cannot be flattened there", child.line());
-                return Err(Failure::new(FailureKind::Busy, what).hint("flatten it with 'rbd flatten', or remove it"));
+                return Err(Failure::new(FailureKind::Busy, what).hint("restore it from the trash, or remove it"));
             }
-            let child = image_spec(&child.pool, &child.image)?;
+            let child = image_spec(&place_text(&child.pool, &child.pool_namespace), &child.image)?;
             self.flatten(&child, progress.clone()).await?;
         }
         Ok(())

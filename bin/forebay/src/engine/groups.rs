@@ -15,7 +15,9 @@ use super::volumes::Volume;
 use crate::api::{GroupImage, GroupSnapshotListing};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
-use crate::spec::{GroupSnapshotSpec, GroupSpec, ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
+use crate::spec::{
+    GroupSnapshotSpec, GroupSpec, ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL, place_text, split_pool,
+};
 
 /// Maximum wait for the writes in flight to all images of a group, while new ones are held.
 const HOLD_MAX: Duration = Duration::from_secs(10);
@@ -23,20 +25,16 @@ const HOLD_MAX: Duration = Duration::from_secs(10);
 const IMAGE_UNITS: u64 = 1000;
 
 impl Engine {
-    async fn groups_of(&self, pool: &str) -> Result<Rc<image::Images>> {
-        Ok(image::Images::of(&self.pool(pool).await?))
-    }
-
-    /// Lists the names of the groups of a pool, in order.
+    /// Lists the names of the groups of a pool or namespace, in order.
     pub async fn list_groups(&self, pool: &str) -> Result<Vec<String>> {
-        let listed = self.groups_of(pool).await?.groups().await;
+        let listed = self.images_in(pool).await?.groups().await;
         listed.map_err(|error| self.pool_failure(error, pool))
     }
 
     /// Creates a group without images.
     pub async fn create_group(&self, spec: &GroupSpec) -> Result<()> {
         spec.check_new()?;
-        let created = self.groups_of(&spec.pool).await?.create_group(&spec.group).await;
+        let created = self.images_in(&spec.pool).await?.create_group(&spec.group).await;
         created.map_err(|error| self.group_failure(error, spec))?;
         self.flush_group(spec).await?;
         tracing::info!(group = %spec, "a group was created");
@@ -50,7 +48,7 @@ impl Engine {
         if *spec == to {
             return Err(Failure::new(FailureKind::Exists, format!("{spec} has that name already")));
         }
-        let renamed = self.groups_of(&spec.pool).await?.rename_group(&spec.group, &to.group).await;
+        let renamed = self.images_in(&spec.pool).await?.rename_group(&spec.group, &to.group).await;
         renamed.map_err(|error| match error.kind() {
             ErrorKind::Exists => self.group_failure(error, &to),
             _ => self.group_failure(error, spec),
@@ -62,7 +60,7 @@ impl Engine {
 
     /// Removes a group with its snapshots; its images stay.
     pub async fn remove_group(&self, spec: &GroupSpec) -> Result<()> {
-        let removed = self.groups_of(&spec.pool).await?.remove_group(&spec.group).await;
+        let removed = self.images_in(&spec.pool).await?.remove_group(&spec.group).await;
         removed.map_err(|error| self.group_failure(error, spec))?;
         self.flush_group(spec).await?;
         tracing::info!(group = %spec, "a group was removed");
@@ -82,14 +80,14 @@ impl Engine {
     }
 
     async fn group_members(&self, spec: &GroupSpec) -> Result<Vec<GroupMember>> {
-        let members = self.groups_of(&spec.pool).await?.group_images(&spec.group).await;
+        let members = self.images_in(&spec.pool).await?.group_images(&spec.group).await;
         members.map_err(|error| self.group_failure(error, spec))
     }
 
     /// Adds an image to a group.
     pub async fn add_to_group(&self, spec: &GroupSpec, member: &ImageSpec) -> Result<()> {
         let (groups, images) = self.registries(spec, member).await?;
-        if let Err(error) = groups.add_to_group(&spec.group, &images, &member.image).await {
+        if let Err(error) = groups.add_to_group(&spec.group, &images, member.name()).await {
             return Err(self.member_failure(error, spec, member).await);
         }
         self.flush_group(spec).await?;
@@ -101,7 +99,7 @@ impl Engine {
     /// Removes an image from a group; one that is gone is named by its id.
     pub async fn remove_from_group(&self, spec: &GroupSpec, member: &ImageSpec) -> Result<()> {
         let (groups, images) = self.registries(spec, member).await?;
-        if let Err(error) = groups.remove_from_group(&spec.group, &images, &member.image).await {
+        if let Err(error) = groups.remove_from_group(&spec.group, &images, member.name()).await {
             return Err(self.member_failure(error, spec, member).await);
         }
         self.flush_group(spec).await?;
@@ -112,9 +110,13 @@ impl Engine {
 
     /// Returns the registries of a group and of an image, which must be of one cluster or store.
     async fn registries(&self, spec: &GroupSpec, member: &ImageSpec) -> Result<(Rc<image::Images>, Rc<image::Images>)> {
-        let (groups, images) = (self.groups_of(&spec.pool).await?, self.groups_of(&member.pool).await?);
+        let (groups, images) = (self.images_in(&spec.pool).await?, self.images_in(&member.place()).await?);
         let is_shared = |images: &image::Images| images.backend().shared().is_some();
-        if spec.pool != member.pool && !(is_shared(&groups) && is_shared(&images)) {
+        if split_pool(&spec.pool).1 != member.namespace() {
+            let what = format!("{member} cannot be in the group {spec}: they are in different namespaces");
+            return Err(Failure::invalid(what));
+        }
+        if split_pool(&spec.pool).0 != member.pool && !(is_shared(&groups) && is_shared(&images)) {
             let what = format!("{member} cannot be in the group {spec}: they are in different stores");
             return Err(Failure::invalid(what).hint(format!("create a group in the pool {}", member.pool)));
         }
@@ -123,7 +125,7 @@ impl Engine {
 
     /// Lists the snapshots of a group.
     pub async fn list_group_snapshots(&self, spec: &GroupSpec) -> Result<Vec<GroupSnapshotListing>> {
-        let snapshots = self.groups_of(&spec.pool).await?.group_snapshots(&spec.group).await;
+        let snapshots = self.images_in(&spec.pool).await?.group_snapshots(&spec.group).await;
         let snapshots = snapshots.map_err(|error| self.group_failure(error, spec))?;
         let state = |is_complete| if is_complete { "ok" } else { "incomplete" };
         let listed = snapshots.into_iter();
@@ -137,7 +139,7 @@ impl Engine {
     /// Writes of hosts wait until the moment is chosen; those to an image without a write log until its part is created.
     pub async fn create_group_snapshot(self: &Rc<Self>, spec: &GroupSnapshotSpec) -> Result<()> {
         spec.check_new()?;
-        let groups = self.groups_of(&spec.group.pool).await?;
+        let groups = self.images_in(&spec.group.pool).await?;
         let (mut images, mut volumes) = (Vec::new(), Vec::new());
         for member in self.group_members(&spec.group).await? {
             let image = self.named_member(&member, &spec.group)?;
@@ -197,7 +199,7 @@ impl Engine {
         if *spec == to {
             return Err(Failure::new(FailureKind::Exists, format!("{spec} has that name already")));
         }
-        let groups = self.groups_of(&spec.group.pool).await?;
+        let groups = self.images_in(&spec.group.pool).await?;
         if let Err(error) = groups.rename_group_snapshot(&spec.group.group, &spec.snapshot, &to.snapshot).await {
             let about = if error.kind() == ErrorKind::Exists { &to } else { spec };
             return Err(self.group_snapshot_failure(error, about).await);
@@ -209,7 +211,7 @@ impl Engine {
 
     /// Removes a snapshot of a group, from all images.
     pub async fn remove_group_snapshot(&self, spec: &GroupSnapshotSpec) -> Result<()> {
-        let groups = self.groups_of(&spec.group.pool).await?;
+        let groups = self.images_in(&spec.group.pool).await?;
         if let Err(error) = groups.remove_group_snapshot(&spec.group.group, &spec.snapshot).await {
             return Err(self.group_snapshot_failure(error, spec).await);
         }
@@ -220,7 +222,7 @@ impl Engine {
 
     /// Rolls the images of a group back to a snapshot of it. None may be exported.
     pub async fn roll_back_group(self: &Rc<Self>, spec: &GroupSnapshotSpec, progress: ProgressSink) -> Result<()> {
-        let groups = self.groups_of(&spec.group.pool).await?;
+        let groups = self.images_in(&spec.group.pool).await?;
         // Its snapshots are not removed meanwhile.
         let _guard = groups.guard_group(&spec.group.group).map_err(|error| self.group_failure(error, &spec.group))?;
         let parts = match groups.group_snapshot_parts(&spec.group.group, &spec.snapshot).await {
@@ -234,7 +236,7 @@ impl Engine {
                 return Err(Failure::new(FailureKind::NotFound, what).hint("restore it from the trash first"));
             }
             let image = self.member_spec(&spec.group, &part.pool, &part.image)?;
-            let snapshots = image::Images::of(&self.pool(&image.pool).await?).snapshots(&image.image).await;
+            let snapshots = self.images_in(&image.place()).await?.snapshots(image.name()).await;
             let snapshots = snapshots.map_err(|error| self.image_failure(error, &image))?;
             if !snapshots.iter().any(|snapshot| snapshot.id == part.snapshot.0) {
                 let what = format!("{image} has no part of the snapshot {spec} any more; no image was rolled back");
@@ -287,12 +289,15 @@ impl Engine {
     fn member_spec(&self, group: &GroupSpec, pool: &str, name: &str) -> Result<ImageSpec> {
         // Pools of a cluster may be called like ours.
         let is_ours = pool == LOCAL_POOL || pool == RAM_POOL;
-        let prefix = if is_ours && self.is_in_ceph(&group.pool) { RADOS_PREFIX } else { "" };
-        ImageSpec::new(&format!("{prefix}{pool}"), name).map_err(Failure::invalid)
+        let (group_pool, namespace) = split_pool(&group.pool);
+        let prefix = if is_ours && self.is_in_ceph(group_pool) { RADOS_PREFIX } else { "" };
+        // Images of a group are in its namespace.
+        ImageSpec::new(&place_text(&format!("{prefix}{pool}"), namespace), name).map_err(Failure::invalid)
     }
 
     async fn flush_group(&self, spec: &GroupSpec) -> Result<()> {
-        self.pool(&spec.pool).await?.flush().await.map_err(|error| self.group_failure(error, spec))
+        let backend = self.pool(split_pool(&spec.pool).0).await?;
+        backend.flush().await.map_err(|error| self.group_failure(error, spec))
     }
 
     /// Explains an error about a group to the user.

@@ -39,21 +39,21 @@ impl Engine {
         own.chain(self.ceph.pool_names()).collect()
     }
 
-    /// Returns the names of a pool's images, in order.
+    /// Returns the names of the images of a pool or namespace, in order.
     pub async fn image_names(&self, pool: &str) -> Result<Vec<String>> {
-        let backend = self.pool(pool).await?;
-        let mut names = image::list(&backend).await.map_err(|error| self.pool_failure(error, pool))?;
+        let images = self.images_in(pool).await?;
+        let mut names = images.list().await.map_err(|error| self.pool_failure(error, pool))?;
         names.sort_unstable();
         Ok(names)
     }
 
-    /// Lists the images of a pool by name.
+    /// Lists the images of a pool or namespace by name.
     pub async fn list_images(&self, pool: &str) -> Result<Vec<ImageSummary>> {
-        let backend = self.pool(pool).await?;
+        let there = self.images_in(pool).await?;
         let names = self.image_names(pool).await?;
         let mut images = Vec::with_capacity(names.len());
         for name in names {
-            match image::info(&backend, &name).await {
+            match there.info(&name).await {
                 Ok(info) => images.push(ImageSummary { image: name, size: info.size, format: 2 }),
                 Err(error) => self.leave_out(error, pool, &name)?,
             }
@@ -63,10 +63,9 @@ impl Engine {
         Ok(images)
     }
 
-    /// Lists the images of a pool by name, each followed by its snapshots.
+    /// Lists the images of a pool or namespace by name, each followed by its snapshots.
     pub async fn list_images_long(&self, pool: &str) -> Result<Vec<ImageListing>> {
-        let backend = self.pool(pool).await?;
-        let images = image::Images::of(&backend);
+        let images = self.images_in(pool).await?;
         let mut names = images.list().await.map_err(|error| self.pool_failure(error, pool))?;
         names.sort_unstable();
         let mut listed = Vec::with_capacity(names.len());
@@ -201,8 +200,13 @@ impl Engine {
     }
 
     async fn rename_image(self: &Rc<Self>, spec: &ImageSpec, name: &str) -> Result<api::ImageInfo> {
-        let to = image_spec(&spec.pool, name)?;
+        // A name without a namespace is in that of the image.
+        let to = image_spec(&if name.contains('/') { spec.pool.clone() } else { spec.place() }, name)?;
         to.check_new()?;
+        if to.namespace() != spec.namespace() {
+            return Err(Failure::invalid(format!("{spec} cannot become {to}: an image stays in its namespace"))
+                .hint(format!("copy it, and remove it then: forebay deep cp {spec} {to}")));
+        }
         let backend = self.pool(&spec.pool).await?;
         if *spec == to {
             return Err(Failure::new(FailureKind::Exists, format!("{spec} has that name already")));
@@ -266,12 +270,12 @@ impl Engine {
         exact: bool,
         progress: ProgressSink,
     ) -> Result<DiskUsage> {
-        let ImageSpec { pool, image } = &source.image;
+        let (place, name) = (source.image.place(), source.image.name());
         if exact && source.snapshot.is_some() {
             return Err(Failure::invalid(format!("{source}: the space of a snapshot is counted in whole objects"))
                 .hint("leave out --exact"));
         }
-        let mut images = self.usage_of(pool, vec![image.clone()], exact, progress).await?;
+        let mut images = self.usage_of(&place, vec![name.into()], exact, progress).await?;
         if let Some(snapshot) = source.snapshot() {
             let found = images.iter().position(|part| part.snapshot.as_ref() == Some(&snapshot.snapshot));
             images.truncate(found.ok_or_else(|| no_snapshot(&snapshot))? + 1);
@@ -290,7 +294,8 @@ impl Engine {
         exact: bool,
         progress: ProgressSink,
     ) -> Result<Vec<ImageUsage>> {
-        let backend = self.pool(pool).await?;
+        let there = self.images_in(pool).await?;
+        let is_shared = there.backend().shared().is_some();
         let count = names.len() as u64;
         let mut images = Vec::with_capacity(names.len());
         for (done, name) in names.into_iter().enumerate() {
@@ -302,9 +307,8 @@ impl Engine {
             let spec = image_spec(pool, &name)?;
             let volume = self.open_volume_to_read(&spec).await?;
             let (id, image) = (volume.image.id().to_owned(), &volume.image);
-            let has_snapshots =
-                async || image::Images::of(&backend).snapshots(&name).await.is_ok_and(|found| !found.is_empty());
-            let parts = match !exact && (backend.shared().is_some() || has_snapshots().await) {
+            let has_snapshots = async || there.snapshots(&name).await.is_ok_and(|found| !found.is_empty());
+            let parts = match !exact && (is_shared || has_snapshots().await) {
                 true => image.usage_by_snapshot(report).await,
                 false => {
                     let usage = image.usage_with_progress(report).await;
@@ -373,7 +377,7 @@ fn describe(spec: &ImageSpec, details: &image::ImageDetails) -> api::ImageInfo {
     let info = &details.info;
     api::ImageInfo {
         pool: spec.pool.clone(),
-        name: spec.image.clone(),
+        name: spec.name().into(),
         id: info.id.clone(),
         size: info.size,
         objects: info.objects(),

@@ -25,6 +25,7 @@ mod log_keeper;
 mod logs;
 mod manage;
 pub mod mappings;
+mod namespaces;
 mod numbers;
 mod offload;
 mod options;
@@ -53,6 +54,7 @@ use std::sync::Arc;
 
 use forebay_block::{ObjectBackend, Usage};
 use forebay_export::{Meter, Meters};
+use forebay_image::Images;
 use forebay_nbd::stats::ServerCounts;
 use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
@@ -64,7 +66,7 @@ use crate::api::{DaemonStatus, Front, PoolInfo, StoreSpace};
 use crate::config::DaemonConfig;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::running;
-use crate::spec::{ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL};
+use crate::spec::{ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL, split_pool};
 use crate::units::Size;
 use access::AccessLists;
 use ceph::CephPools;
@@ -303,8 +305,28 @@ impl Engine {
         Ok(engine)
     }
 
+    /// Returns the images of a pool, or of a namespace of it: `POOL[/NAMESPACE]`.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such pool or namespace.
+    pub async fn images_in(&self, place: &str) -> Result<Rc<Images>> {
+        let (pool, namespace) = split_pool(place);
+        let backend = self.pool(pool).await?;
+        if !namespace.is_empty() {
+            let there = Images::of(&backend).has_namespace(namespace).await;
+            if !there.map_err(|error| self.pool_failure(error, pool))? {
+                return Err(Failure::new(FailureKind::NotFound, format!("there is no namespace {place}"))
+                    .hint(format!("'forebay namespace ls {pool}' lists those that there are")));
+            }
+        }
+        Ok(Images::in_namespace(&backend, namespace))
+    }
+
     /// Returns a pool by name: a local pool, or one of the Ceph cluster.
     pub async fn pool(&self, name: &str) -> Result<Rc<dyn ObjectBackend>> {
+        if name.contains('/') {
+            return Err(Failure::invalid(format!("'{name}' names a namespace, and a pool is wanted here")));
+        }
         if let Some(pool) = self.pools.get(name) {
             return Ok(pool.clone());
         }

@@ -45,8 +45,7 @@ impl Engine {
 
     /// Lists the images in the trash of a pool: those of users, or all that `rbd` lists.
     pub async fn list_trash(&self, pool: &str, all: bool) -> Result<Vec<TrashListing>> {
-        let backend = self.pool(pool).await?;
-        let images = Images::of(&backend);
+        let images = self.images_in(pool).await?;
         let trashed = images.trashed().await.map_err(|error| self.pool_failure(error, pool))?;
         let mut listed = Vec::new();
         for image in trashed.iter().filter(|image| all || image.source == TrashSource::User) {
@@ -72,7 +71,7 @@ impl Engine {
 
     /// Restores an image from the trash, with its former name or another one.
     pub async fn restore_from_trash(self: &Rc<Self>, spec: &TrashSpec, name: Option<&str>) -> Result<ImageInfo> {
-        let backend = self.pool(&spec.pool).await?;
+        let images = self.images_in(&spec.pool).await?;
         let _reserved = match name {
             Some(name) => {
                 let to = image_spec(&spec.pool, name)?;
@@ -81,7 +80,7 @@ impl Engine {
             }
             None => None,
         };
-        let restored = Images::of(&backend).restore(&spec.id, name).await;
+        let restored = images.restore(&spec.id, name).await;
         let name = restored.map_err(|error| match error.kind() {
             ErrorKind::Exists => {
                 let what = format!("an image of the name of {spec} exists already");
@@ -98,8 +97,7 @@ impl Engine {
 
     /// Removes an image in the trash and its data; `force` removes it before its time.
     pub async fn remove_from_trash(&self, spec: &TrashSpec, force: bool, progress: ProgressSink) -> Result<()> {
-        let backend = self.pool(&spec.pool).await?;
-        let images = Images::of(&backend);
+        let images = self.images_in(&spec.pool).await?;
         let report = |now: forebay_image::ObjectProgress| progress.report(now.done, now.total);
         if let Err(error) = images.remove_trashed(&spec.id, RemoveOptions { force }, report).await {
             let snapshots = match error.kind() {
@@ -119,7 +117,7 @@ impl Engine {
                 }
             });
         }
-        backend.flush().await.map_err(|error| self.pool_failure(error, &spec.pool))?;
+        images.backend().flush().await.map_err(|error| self.pool_failure(error, &spec.pool))?;
         tracing::info!(pool = spec.pool, id = spec.id, "an image in the trash was removed");
         Ok(())
     }
@@ -135,9 +133,9 @@ impl Engine {
         expired_before: Option<Timestamp>,
         progress: ProgressSink,
     ) -> Result<Vec<String>> {
-        let backend = self.pool(pool).await?;
+        let images = self.images_in(pool).await?;
         let before = expired_before.map_or(wall_clock().as_secs(), |time| time.0);
-        let trashed = Images::of(&backend).trashed().await.map_err(|error| self.pool_failure(error, pool))?;
+        let trashed = images.trashed().await.map_err(|error| self.pool_failure(error, pool))?;
         let of_users = |source| matches!(source, TrashSource::User | TrashSource::UserParent);
         let mut left: Vec<_> = trashed.into_iter().filter(|image| of_users(image.source)).collect();
         left.retain(|image| image.deferred_until.as_secs() <= before);

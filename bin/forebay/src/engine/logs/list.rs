@@ -1,8 +1,10 @@
 //! List of write logs, and descriptions of single ones.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::path::PathBuf;
 
+use forebay_image::Images;
 use forebay_reactor::wall_clock;
 use forebay_writelog::replication::{LogMembers, MemberReport, MemberState, PeerId, ReplicaPolicy, ReplicaShelf};
 use forebay_writelog::{LogInfo, LogRecord, LogSurvey, MediumKind, Membership, RecordedLog, Shelf, WriteLog, id_text};
@@ -13,7 +15,7 @@ use super::super::volumes::Volume;
 use super::{log_failure, no_log};
 use crate::api;
 use crate::failure::{Failure, FailureKind, Result};
-use crate::spec::{ImageSpec, RAM_POOL, image_spec};
+use crate::spec::{ImageSpec, RAM_POOL, image_spec, place_text};
 
 /// Survey of logs, by the text of their ids; their groups are pools.
 type Survey = LogSurvey<String, String, api::WriteLogInfo, Failure>;
@@ -75,11 +77,19 @@ impl Engine {
         Ok(logs.map(|log| self.with_settings(log)).collect())
     }
 
-    /// Returns the images of a pool.
+    /// Returns the images of a pool, those of its namespaces included.
     pub(in crate::engine) async fn images_of(&self, pool: &str) -> Result<Vec<ImageSpec>> {
         let backend = self.pool(pool).await?;
-        let images = forebay_image::list(&backend).await.map_err(|error| self.pool_failure(error, pool))?;
-        images.iter().map(|image| image_spec(pool, image)).collect()
+        let namespaces = Images::of(&backend).namespaces().await.map_err(|error| self.pool_failure(error, pool))?;
+        let mut found = Vec::new();
+        for namespace in iter::once(String::new()).chain(namespaces) {
+            let images = Images::in_namespace(&backend, &namespace).list().await;
+            let place = place_text(pool, &namespace);
+            for name in images.map_err(|error| self.pool_failure(error, &place))? {
+                found.push(image_spec(&place, &name)?);
+            }
+        }
+        Ok(found)
     }
 
     /// Returns the log of an image, if it has one.  An image that cannot be read is skipped.
