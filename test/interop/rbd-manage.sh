@@ -327,6 +327,75 @@ groups() { # MODE
 in_both_ways groups
 ok "groups: images, snapshots of one moment, rollbacks, made and removed by either"
 
+# Namespaces.
+same_info() { # IMAGE: both say the same of it
+  rbd info "$1" --format json 2>/dev/null | jq -S 'del(.access_timestamp, .modify_timestamp)' >"$WORK/theirs"
+  "$FOREBAY" info "$1" --format json | jq -S 'del(.pool, .access_timestamp, .modify_timestamp)' |
+    diff "$WORK/theirs" - >"$WORK/out" 2>&1 || fail "what both say of $1"
+}
+namespaces() { # MODE
+  shape namespace ls rbd
+  ours namespace create rbd/mine
+  ask rbd namespace create rbd/theirs
+  fails_with 5 'exists already' namespace create rbd/theirs
+  they_refuse namespace create rbd/mine
+  fails_with 3 'no namespace rbd/none' ls rbd/none
+  shape namespace ls rbd
+  [[ $(rados -p rbd listomapkeys rbd_namespace 2>/dev/null | tr '\n' ' ') == "name_mine name_theirs " ]] || fail "our entry"
+  rados -p rbd -N mine getomapval rbd_directory state "$WORK/value" >"$WORK/out" 2>&1 || fail "the state of the directory"
+  [[ $(xxd -p "$WORK/value") == 00 ]] || fail "the state of the directory to the byte"
+  for place in mine theirs; do
+    ours create --size 8M "rbd/$place/ours"
+    ask rbd create --size 8M "rbd/$place/rbds"
+    ask rbd bench --io-type write --io-size 64K --io-total 1M "rbd/$place/ours"
+    limit 60 "$FOREBAY" bench --no-progress --io-type write --io-size 64K --seconds 1 "rbd/$place/rbds" >"$WORK/out" 2>&1 || fail "bench"
+    for image in ours rbds; do
+      ask rbd export --no-progress "rbd/$place/$image" "$WORK/$place.$image.theirs.$1"
+      ours export --no-progress "rbd/$place/$image" "$WORK/$place.$image.ours.$1"
+      cmp "$WORK/$place.$image.theirs.$1" "$WORK/$place.$image.ours.$1" >"$WORK/out" 2>&1 || fail "rbd/$place/$image"
+      same_info "rbd/$place/$image"
+      true_map "rbd/$place/$image"
+    done
+    shape ls "rbd/$place"; shape ls --long "rbd/$place"
+  done
+  shape ls --namespace mine rbd
+  # Clones between them, and groups and the trash in them.
+  ours snap create --no-progress rbd/mine/ours@s
+  ask rbd clone --rbd-default-clone-format 2 rbd/mine/ours@s rbd/theirs/clone
+  ours clone rbd/mine/ours@s rbd/clone
+  shape children rbd/mine/ours; same_info rbd/clone; same_info rbd/theirs/clone
+  ask rbd export --no-progress rbd/clone "$WORK/of-namespace.$1"
+  cmp "$WORK/mine.ours.ours.$1" "$WORK/of-namespace.$1" >"$WORK/out" 2>&1 || fail "a clone of an image in a namespace"
+  ours flatten --no-progress rbd/theirs/clone
+  ask rbd flatten --no-progress rbd/clone
+  ours rm --no-progress rbd/theirs/clone; ours rm --no-progress rbd/clone
+  ask rbd snap rm --no-progress rbd/mine/ours@s
+  ours group create rbd/mine/g
+  ask rbd group image add rbd/mine/g rbd/mine/ours
+  ours group image add rbd/mine/g rbd/mine/rbds
+  shape group ls rbd/mine; shape group image ls rbd/mine/g
+  ours group snap create rbd/mine/g@1
+  ask rbd group snap create rbd/mine/g@2
+  shape group snap ls rbd/mine/g
+  ask rbd group rm rbd/mine/g
+  ours trash mv rbd/mine/ours
+  ask rbd trash mv rbd/mine/rbds
+  shape trash ls rbd/mine
+  fails_with 6 'images in its trash' namespace rm rbd/mine
+  fails_with 6 'has images' namespace rm rbd/theirs
+  they_refuse namespace remove rbd/mine
+  for id in $(rbd trash ls rbd/mine --format json 2>/dev/null | jq -r '.[].id'); do ours trash rm --no-progress "rbd/mine/$id"; done
+  for image in ours rbds; do ask rbd rm --no-progress "rbd/theirs/$image"; done
+  ask rbd namespace remove rbd/mine
+  ours namespace rm rbd/theirs
+  shape namespace ls rbd
+  for place in mine theirs; do
+    [[ -z $(rados -p rbd -N "$place" ls 2>/dev/null) ]] || fail "objects that are left in $place"
+  done
+}
+in_both_ways namespaces
+ok "namespaces: made and removed by either, images, clones, groups and the trash in them"
+
 # Zeroes that are stored: whoever frees them, both read the same, and the map is true.
 sparsify() { # MODE
   local by

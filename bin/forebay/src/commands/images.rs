@@ -88,9 +88,9 @@ pub fn rm(global: &GlobalArgs, output: Output, options: OneImage) -> Result<()> 
 /// Gives an image another name.
 pub fn mv(global: &GlobalArgs, output: Output, options: MvArgs) -> Result<()> {
     let RenameOperands { image, to } = options.names;
-    if image.pool != to.pool {
-        let what = format!("{image} and {to} are in different pools");
-        return Err(Failure::invalid(what).hint("export the image from one pool and import it into the other"));
+    if image.place() != to.place() {
+        let what = format!("{image} cannot become {to}: an image stays in its pool and namespace");
+        return Err(Failure::invalid(what).hint(format!("copy it, and remove it then: forebay deep cp {image} {to}")));
     }
     let update = api::UpdateImageRequest { name: Some(to.image), ..api::UpdateImageRequest::default() };
     let operation = UpdateImage { spec: image, update };

@@ -1,10 +1,11 @@
 //! Command `namespace`.
 
+use super::shapes::table;
 use super::with_session;
 use crate::cli::{GlobalArgs, NamespaceCommand};
 use crate::failure::Result;
 use crate::ops::{CreateNamespace, ListNamespaces, RemoveNamespace};
-use crate::output::{Output, table};
+use crate::output::Output;
 
 /// Manages namespaces.
 pub fn run(global: &GlobalArgs, output: Output, command: NamespaceCommand) -> Result<()> {
@@ -15,10 +16,7 @@ pub fn run(global: &GlobalArgs, output: Output, command: NamespaceCommand) -> Re
         }
         NamespaceCommand::Ls(named) => {
             let listed = with_session(global, |session| session.call(ListNamespaces { pool: named.pool }, |_| {}))?;
-            output.print(&listed, |listed| match listed.is_empty() {
-                true => String::new(),
-                false => table(&["NAME"], &[], listed.iter().map(|each| vec![each.name.clone()])),
-            })
+            output.print(&listed, |listed| table(["NAME"], &[], listed.iter().map(|each| [each.name.clone()])))
         }
         NamespaceCommand::Rm(named) => {
             with_session(global, |session| session.call(RemoveNamespace(named.spec.clone()), |_| {}))?;

@@ -17,6 +17,7 @@ mod logs;
 mod manage;
 mod map;
 mod memory;
+mod namespaces;
 mod packaging;
 mod page;
 mod peers;
