@@ -193,7 +193,8 @@ pub(crate) fn disable(shared: &Rc<LogShared>, reason: Error) {
 /// Resubmits a request to the backend, once the log is bypassed.
 async fn again(shared: Rc<LogShared>, request: BlockRequest, pending: Rc<PendingWrite>) {
     // Submitted before any other request: its range is still locked, and a comparison may have preceded it.
-    let released = |state: &LogState| state.life.is_released() && state.dirty.is_empty();
+    // Not while a consistency point is held, which it would pass.
+    let released = |state: &LogState| state.life.is_released() && state.dirty.is_empty() && !state.points.is_held();
     let over = || {
         let state = shared.state.borrow();
         released(&state) || state.life.is_closing() || state.life.failure().is_some()

@@ -214,6 +214,8 @@ impl Drop for Cut {
     fn drop(&mut self) {
         self.shared.state.borrow_mut().points.unhold(self.head);
         self.shared.write_back.notify_all();
+        // Requests to a log that is being disabled wait for the end of the point.
+        self.shared.settled.notify_all();
     }
 }
 

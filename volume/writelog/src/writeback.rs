@@ -620,8 +620,13 @@ async fn finish_disabling(shared: &Rc<LogShared>) -> bool {
         }
     }
     shared.settled.notify_all();
-    // Changes with a locked range, comparisons included, end before others are admitted.
-    shared.settled.wait_until(|| shared.ranges.is_free()).await;
+    // Changes with a locked range, comparisons included, end before others are admitted. A consistency point that was
+    // chosen meanwhile ends before, too: later requests would pass it.
+    let over = || {
+        let state = shared.state.borrow();
+        shared.ranges.is_free() && (!state.points.is_held() || state.life.is_closing())
+    };
+    shared.settled.wait_until(over).await;
     {
         let mut state = shared.state.borrow_mut();
         tracing::warn!(%reason, "write log disabled: all its contents are at the backend");

@@ -6,6 +6,6 @@ use utoipa::ToSchema;
 /// Name of a namespace, as `rbd namespace ls` writes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NamespaceName {
-    /// Name.
+    /// Name of the namespace.
     pub name: String,
 }

@@ -94,7 +94,7 @@ pub(super) fn one_place(
 /// A pool, or a namespace of it.
 #[derive(Debug, Clone)]
 pub struct OnePool {
-    /// `POOL[/NAMESPACE]`.
+    /// Place, `POOL[/NAMESPACE]`.
     pub pool: String,
 }
 

@@ -76,7 +76,10 @@ impl Engine {
             namespace: member.namespace,
             state: (!member.is_attached).into(),
         };
-        Ok(members.map(listed).collect())
+        let mut listed: Vec<_> = members.map(listed).collect();
+        // The order of rbd.
+        listed.sort_by(|one, other| (&one.pool, &one.image).cmp(&(&other.pool, &other.image)));
+        Ok(listed)
     }
 
     async fn group_members(&self, spec: &GroupSpec) -> Result<Vec<GroupMember>> {

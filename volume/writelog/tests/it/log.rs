@@ -236,6 +236,56 @@ fn a_log_that_is_disabled_under_a_cut_lets_no_write_past_it() {
     });
 }
 
+/// Owner whose record takes until the gate opens to state that the log is released.
+#[derive(Default)]
+struct SlowRelease {
+    begun: Cell<bool>,
+    opened: Rc<Cell<bool>>,
+}
+
+impl LogOwner for SlowRelease {
+    fn release(&self) -> LocalFuture<Result<()>> {
+        self.begun.set(true);
+        let opened = self.opened.clone();
+        Box::pin(async move {
+            while !opened.get() {
+                sleep(Duration::from_millis(1)).await;
+            }
+            Ok(())
+        })
+    }
+}
+
+#[test]
+fn a_cut_of_a_log_that_is_being_released_lets_no_write_past_it() {
+    on_a_shelf(async |_, shelf| {
+        let (inner, owner) = (Memory::new(1 << 20), Rc::new(SlowRelease::default()));
+        let log = fresh(&shelf, &inner, owner.clone(), LogOptions::default()).await;
+        log.submit(write(0, 1, 4096)).await.expect("written");
+        let own = log.clone();
+        let disabled = spawn(async move { own.disable(forebay_block::Error::new(ErrorKind::Io, "on purpose")).await });
+        while !owner.begun.get() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        // All is written back, and the record is being changed.
+        let early = spawn(log.submit(write(4096, 2, 4096)));
+        let cut = log.begin_cut().await;
+        let later = spawn(log.submit(write(0, 2, 4096)));
+        owner.opened.set(true);
+        log.complete_cut(&cut).await.expect("a cut");
+        // Longer than any background operation.
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(inner.bytes.borrow()[0], 1, "the backend is where the cut holds it");
+        assert!(!early.is_finished() && !later.is_finished());
+        drop(cut);
+        disabled.await.expect("disabled");
+        for waiting in [early, later] {
+            waiting.await.expect("written without the log");
+        }
+        assert_eq!((inner.bytes.borrow()[0], inner.bytes.borrow()[4096]), (2, 2));
+    });
+}
+
 #[test]
 fn a_cut_that_ends_leaves_others_held() {
     on_a_shelf(async |_, shelf| {
