@@ -23,10 +23,11 @@ pub struct MapRequest {
     #[serde(default = "connections")]
     pub connections: u32,
     /// Seconds after which the kernel sends a request again over another or a new connection.  With 0, the default, and
-    /// one connection it does so only once the connection has ended, and looks every 30 s.
+    /// one connection it does so only once the connection has ended, and looks every 30 s.  At most 86,400.
     #[serde(default)]
     pub timeout_s: u64,
-    /// Seconds for which requests wait for the daemon while it does not run; then they fail.  600 if omitted.
+    /// Seconds for which requests wait for the daemon while it does not run; then they fail.  600 if omitted, at most
+    /// 2,592,000.
     #[serde(default = "reconnect_timeout")]
     pub reconnect_timeout_s: u64,
 }

@@ -37,11 +37,11 @@ pub struct MapArgs {
     pub nbd_connections: u32,
 
     /// Seconds after which the kernel sends a request without a reply again, over another connection or a new one.  With
-    /// 0 it never gives a single connection up, and looks every 30 s whether that was replaced
+    /// 0 it never gives a single connection up, and looks every 30 s whether that was replaced.  At most 86400
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub timeout: u64,
 
-    /// Seconds for which requests wait while the daemon does not run; then they fail
+    /// Seconds for which requests wait while the daemon does not run; then they fail.  At most 2592000
     #[arg(long, alias = "reattach-timeout", value_name = "SECONDS", default_value_t = 600)]
     pub reconnect_timeout: u64,
 

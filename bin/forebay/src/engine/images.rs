@@ -247,8 +247,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Reserves an image exclusively; fails if it is exported.
+    /// Reserves an image exclusively; fails if it is mapped or exported.
     pub fn reserve_unexported(&self, spec: &ImageSpec) -> Result<ReservedImage> {
+        self.mappings.refuse_mapped(spec)?;
         if self.is_exported(spec) {
             return Err(Failure::new(FailureKind::Busy, format!("the image {spec} is exported"))
                 .hint(format!("end that first: forebay detach {spec}")));

@@ -262,6 +262,9 @@ impl Engine {
                 return Err(failure);
             }
         };
+        if options.daemon.is_none() {
+            mappings.mark_stale();
+        }
         let fronts = Fronts::new(&identity, options.daemon.as_ref().map(|daemon| &daemon.config));
         let ceph =
             CephPools::new(options.ceph.clone(), options.daemon.as_ref().map(|_| CephClients::of(&options.data)));

@@ -242,8 +242,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Reserves an image that is neither exported nor in use. A volume that only its log keeps open is closed first.
+    /// Reserves an image that is neither mapped, exported nor in use. A volume that only its log keeps open is closed first.
     pub(super) async fn reserve_unused(&self, spec: &ImageSpec) -> Result<ReservedImage> {
+        self.mappings.refuse_mapped(spec)?;
         let kept = !self.is_exported(spec) && self.has_open_log(spec);
         if kept {
             self.let_go_of_log(spec);

@@ -195,6 +195,18 @@ pub enum LinkEvent {
     Lost,
 }
 
+/// Source of the events.
+pub trait LinkEventSource: Send {
+    /// Waits until the next event, or for a second.
+    ///
+    /// # Errors
+    /// Errors of the socket, after which it receives nothing more.
+    fn next(&mut self) -> io::Result<Option<LinkEvent>>;
+}
+
+/// Subscribes to the events.  `None`: the kernel has numbered the group so that it cannot be joined.
+pub type Subscribe = fn() -> Result<Option<Box<dyn LinkEventSource>>>;
+
 /// Socket that receives the events.
 pub struct LinkEvents {
     socket: NetlinkSocket,
@@ -203,24 +215,22 @@ pub struct LinkEvents {
 }
 
 impl LinkEvents {
-    /// Subscribes to the events.  `None`: the kernel has numbered the group so that it cannot be joined.
+    /// Subscribes as [`Subscribe`] says.
     ///
     /// # Errors
     /// Errors of the kernel.
-    pub fn subscribe() -> Result<Option<Self>> {
+    pub fn subscribe() -> Result<Option<Box<dyn LinkEventSource>>> {
         let family = NbdControl::open()?.family;
         let Some(group) = family.group.filter(|group| (1..=GROUP_MAX).contains(group)) else { return Ok(None) };
         let failed = |error| failure(error, "subscribing to its events");
         let socket = NetlinkSocket::open(1 << (group - 1)).map_err(failed)?;
         socket.set_timeout(Duration::from_secs(1)).map_err(failed)?;
-        Ok(Some(Self { socket, family, buf: Vec::new() }))
+        Ok(Some(Box::new(Self { socket, family, buf: Vec::new() })))
     }
+}
 
-    /// Waits for an event, for a second at most.
-    ///
-    /// # Errors
-    /// Errors of the socket.
-    pub fn next(&mut self) -> io::Result<Option<LinkEvent>> {
+impl LinkEventSource for LinkEvents {
+    fn next(&mut self) -> io::Result<Option<LinkEvent>> {
         match self.socket.receive(&mut self.buf) {
             Ok(()) => {
                 let found =

@@ -6,6 +6,8 @@ mod device;
 mod kernel;
 mod record;
 mod supervise;
+#[cfg(test)]
+mod tests;
 mod writes;
 
 use std::cell::{Cell, RefCell};
@@ -25,12 +27,16 @@ use super::offload::offload;
 use crate::api::{AttachRequest, Front, MapRequest, MappedImage};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, image_spec};
-use kernel::{NbdControl, NegotiatedSockets};
+use kernel::{LinkEvents, NbdControl, NegotiatedSockets, Subscribe};
 use record::MappingRecord;
 pub use writes::MappedWrites;
 
 /// Maximum number of connections of a device.
 pub const CONNECTIONS_MAX: u32 = 16;
+/// Maximum seconds after which a request is sent again: the kernel counts them in an `unsigned int` of jiffies.
+pub const TIMEOUT_MAX_S: u64 = 24 * 60 * 60;
+/// Maximum seconds for which requests wait for a connection.
+pub const RECONNECT_TIMEOUT_MAX_S: u64 = 30 * TIMEOUT_MAX_S;
 /// Logical block size of devices in bytes, as the kernel's rbd client has it: partition tables count in it.
 const BLOCK_SIZE: u64 = 512;
 /// Maximum time for the kernel to create or to end a device.
@@ -52,6 +58,8 @@ struct Mapping {
     is_resized: Cell<bool>,
     /// Set from the beginning of `unmap` on.
     is_ending: Cell<bool>,
+    /// Set if this process does not serve it, and the kernel had no device of it when it was loaded.
+    is_stale: Cell<bool>,
     /// Last failure to reconnect, until one succeeds.
     failure: RefCell<Option<Failure>>,
     /// Task that watches the size of the image.
@@ -67,6 +75,7 @@ impl Mapping {
             is_dead: Cell::new(false),
             is_resized: Cell::new(false),
             is_ending: Cell::new(false),
+            is_stale: Cell::new(false),
             failure: RefCell::default(),
             size_watch: RefCell::default(),
         })
@@ -85,6 +94,36 @@ impl Mapping {
     fn mark_dead(&self) {
         self.is_dead.set(true);
         self.wake.notify_all();
+    }
+
+    /// Returns the failure of what an image cannot undergo while it is mapped.
+    fn in_use(&self) -> Failure {
+        let device = self.record.borrow().device.map(device::path).unwrap_or_default();
+        let what = format!("the image {} is mapped to {}", self.spec, device.display());
+        Failure::new(FailureKind::Busy, what).hint(format!("end that first: forebay unmap {}", self.spec))
+    }
+
+    /// Checks that an image is the mapped one.
+    ///
+    /// # Errors
+    /// If it has another id.  The kernel keeps the writes to a device without connections, and they are not for it.
+    fn check_image(&self, id: &str) -> Result<()> {
+        let record = self.record.borrow();
+        match record.image_id.as_deref() {
+            Some(mapped) if mapped != id => {
+                let spec = &self.spec;
+                let device = record.device.map(device::path).unwrap_or_default();
+                let what = format!(
+                    "{} is mapped to the image with the id {mapped}, and {spec} is another one now, with the id {id}",
+                    device.display()
+                );
+                Err(Failure::failed(what).hint(format!(
+                    "give the mapped image its name back, or end the device with 'forebay unmap --force {spec}': requests \
+                     that wait fail then"
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn describe(&self, is_connected: bool, is_exported: bool, is_served: bool) -> MappedImage {
@@ -118,6 +157,8 @@ pub struct Mappings {
     saving: Semaphore,
     /// Set once the events of the kernel are received.
     is_watching: Cell<bool>,
+    /// Subscribes to the events of the kernel.
+    subscribe: Cell<Subscribe>,
 }
 
 impl Mappings {
@@ -137,6 +178,7 @@ impl Mappings {
             turns: KeyedLock::new(),
             saving: Semaphore::new(1),
             is_watching: Cell::new(false),
+            subscribe: Cell::new(LinkEvents::subscribe),
         })
     }
 
@@ -156,17 +198,34 @@ impl Mappings {
         offload(move || record::save(&data, &records)).await
     }
 
+    /// Marks the mappings whose device is gone, as after a reboot.  For a process that does not serve them: with the
+    /// daemon, `unmap` removes them.  Reads `/sys`.
+    pub fn mark_stale(&self) {
+        for mapping in self.mappings.borrow().values() {
+            let record = mapping.record.borrow();
+            let found = device::connected(&record).or_else(|| device::find(&record.backend));
+            mapping.is_stale.set(found.is_none());
+        }
+    }
+
+    /// Refuses what would give the writes that the kernel keeps to another image, or to older content.
+    ///
+    /// # Errors
+    /// `Busy` if the image is mapped.
+    pub fn refuse_mapped(&self, spec: &ImageSpec) -> Result<()> {
+        match self.get(spec).filter(|mapping| !mapping.is_stale.get()) {
+            Some(mapping) => Err(mapping.in_use()),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses to end the export of an image that is mapped.
     ///
     /// # Errors
     /// `Busy` if it is.
     pub fn refuse_detach(&self, spec: &ImageSpec, front: Front) -> Result<()> {
         match self.get(spec).filter(|mapping| front == Front::Nbd && !mapping.is_ending.get()) {
-            Some(mapping) => {
-                let device = mapping.record.borrow().device.map(device::path).unwrap_or_default();
-                let what = format!("the image {spec} is mapped to {}", device.display());
-                Err(Failure::new(FailureKind::Busy, what).hint(format!("forebay unmap {spec}")))
-            }
+            Some(mapping) => Err(mapping.in_use()),
             None => Ok(()),
         }
     }
@@ -180,6 +239,7 @@ impl Engine {
     /// read-only and the mapping is not; `Unsupported` if the kernel has no NBD client; those of an export.
     pub async fn map(self: Rc<Self>, request: MapRequest) -> Result<MappedImage> {
         let spec = image_spec(&request.pool, &request.image)?;
+        check_timeouts(&request)?;
         if !(1..=CONNECTIONS_MAX).contains(&request.connections) {
             return Err(Failure::invalid(format!("a device has from 1 to {CONNECTIONS_MAX} connections")));
         }
@@ -202,6 +262,7 @@ impl Engine {
         let record = MappingRecord {
             pool: spec.pool.clone(),
             image: spec.image.clone(),
+            image_id: None,
             backend: format!("forebay:{spec}:{}", random_hex()?),
             boot: device::boot(),
             device: None,
@@ -219,7 +280,9 @@ impl Engine {
                 Ok(mapped)
             }
             Err(failure) => {
-                self.remove_mapping(&mapping, true).await;
+                if let Err(left) = self.remove_mapping(&mapping, true).await {
+                    tracing::warn!(image = %spec, error = %left.message, "a mapping that failed was not ended");
+                }
                 Err(failure)
             }
         }
@@ -248,11 +311,10 @@ impl Engine {
                 return Err(failure);
             }
         }
-        self.prepare_writes(spec)?;
-        let (name, backend) = (spec.to_string(), mapping.record.borrow().backend.clone());
-        let MapRequest { read_only, connections, timeout_s, reconnect_timeout_s, .. } = *request;
-        let (index, size) = offload(move || {
-            let sockets = NegotiatedSockets::connect(&socket, &name, connections)?;
+        let sockets = self.negotiate(mapping, socket).await?;
+        let (size, backend) = (sockets.export.size, mapping.record.borrow().backend.clone());
+        let MapRequest { read_only, timeout_s, reconnect_timeout_s, .. } = *request;
+        let index = offload(move || {
             let export = sockets.export;
             let read_only = if read_only { transmission::READ_ONLY } else { 0 };
             let device = NewNbdDevice {
@@ -264,7 +326,7 @@ impl Engine {
                 sockets: sockets.fds(),
                 backend,
             };
-            Ok((NbdControl::open()?.connect(&device)?, export.size))
+            NbdControl::open()?.connect(&device)
         })
         .await?;
         mapping.record.borrow_mut().device = Some(index);
@@ -279,14 +341,40 @@ impl Engine {
         }
     }
 
-    /// Prepares an open image for a client that outlives connections and the daemon.
+    /// Makes connections to the image of a mapping, for the kernel.
     ///
     /// # Errors
-    /// `NotFound` if the image is not open.
-    fn prepare_writes(&self, spec: &ImageSpec) -> Result<()> {
+    /// `NotFound` if the image is not exported; those of [`Mapping::check_image`].
+    async fn negotiate(&self, mapping: &Rc<Mapping>, socket: PathBuf) -> Result<NegotiatedSockets> {
+        self.bind_image(mapping).await?;
+        let (name, connections) = (mapping.spec.to_string(), mapping.record.borrow().connections);
+        let sockets = offload(move || NegotiatedSockets::connect(&socket, &name, connections)).await?;
+        // Another image may have been exported by the name meanwhile.  Then either this sees it, or the connections are of
+        // the export before, and end with it.
+        self.bind_image(mapping).await?;
+        Ok(sockets)
+    }
+
+    /// Checks that the open image is the one of a mapping, which takes its id if it has none yet, and prepares it for a
+    /// client that outlives connections and the daemon.
+    ///
+    /// # Errors
+    /// `NotFound` if the image is not open; those of [`Mapping::check_image`]; if the id cannot be recorded.
+    async fn bind_image(&self, mapping: &Rc<Mapping>) -> Result<()> {
+        let spec = &mapping.spec;
         let volume = self.volumes.find(spec);
         let volume = volume.ok_or_else(|| Failure::new(FailureKind::NotFound, format!("{spec} is not open")))?;
+        let id = volume.image.id();
+        mapping.check_image(id)?;
         volume.mapped_writes.enable();
+        if mapping.record.borrow().image_id.is_none() {
+            mapping.record.borrow_mut().image_id = Some(id.to_owned());
+            // Durable before the kernel can send anything to it.
+            if let Err(failure) = self.mappings.save().await {
+                mapping.record.borrow_mut().image_id = None;
+                return Err(failure);
+            }
+        }
         Ok(())
     }
 
@@ -308,7 +396,7 @@ impl Engine {
                 false => self.end_device(&mapping, index).await?,
             }
         }
-        self.remove_mapping(&mapping, force).await;
+        self.remove_mapping(&mapping, force).await?;
         tracing::info!(image = %spec, force, "an image was unmapped");
         Ok(())
     }
@@ -345,7 +433,11 @@ impl Engine {
     }
 
     /// Removes a mapping with what is left of it: its export, and its device if `force` is set or it was not recorded.
-    async fn remove_mapping(&self, mapping: &Rc<Mapping>, force: bool) {
+    ///
+    /// # Errors
+    /// If the device cannot be ended, or the removal cannot be recorded.  The mapping is kept then, so that it can be
+    /// unmapped again: a number in the file that the kernel has given to another device must not count as ours.
+    async fn remove_mapping(&self, mapping: &Rc<Mapping>, force: bool) -> Result<()> {
         let spec = &mapping.spec;
         mapping.end();
         let record = mapping.record.borrow().clone();
@@ -358,15 +450,22 @@ impl Engine {
                 None => Ok(()),
             }
         });
-        let ended = ended.await;
-        let ended = match owns_export {
-            true => ended.and(self.end_own_export(spec, force).await),
-            false => ended,
-        };
-        self.mappings.mappings.borrow_mut().remove(spec);
-        if let Err(failure) = ended.and(self.mappings.save().await) {
-            tracing::warn!(image = %spec, error = %failure.message, "a mapping was not ended cleanly");
+        ended.await?;
+        // An export of another image by the name is not the mapping's.
+        let is_own = self.volumes.find(spec).is_none_or(|volume| mapping.check_image(volume.image.id()).is_ok());
+        if owns_export
+            && is_own
+            && let Err(failure) = self.end_own_export(spec, force).await
+        {
+            tracing::warn!(image = %spec, error = %failure.message, "the export of an unmapped image was not ended");
         }
+        self.mappings.mappings.borrow_mut().remove(spec);
+        let saved = self.mappings.save().await;
+        saved.map_err(|failure| {
+            self.mappings.mappings.borrow_mut().insert(spec.clone(), mapping.clone());
+            let what = format_args!("the device of {spec} has ended, but its mapping cannot be removed");
+            failure.context(what).hint(format!("once that is mended, say it again: forebay unmap {spec}"))
+        })
     }
 
     /// Ends the export that a mapping created, once the connections of the device have ended.  An export that other
@@ -416,6 +515,25 @@ impl Engine {
                 .hint("'forebay showmapped' lists what is mapped")),
         }
     }
+}
+
+/// Checks the timeouts of a request.
+///
+/// # Errors
+/// `Invalid` if one is too long.
+fn check_timeouts(request: &MapRequest) -> Result<()> {
+    for (option, given, max) in [
+        ("--timeout", request.timeout_s, TIMEOUT_MAX_S),
+        ("--reconnect-timeout", request.reconnect_timeout_s, RECONNECT_TIMEOUT_MAX_S),
+    ] {
+        if given > max {
+            return Err(Failure::invalid(format!(
+                "{option} {given}: at most {max} seconds, {} days",
+                max / (24 * 60 * 60)
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Waits until a condition of the kernel holds; returns whether it does.

@@ -19,6 +19,10 @@ pub struct MappingRecord {
     pub pool: String,
     /// Image name.
     pub image: String,
+    /// Id of the image, to which alone its device is connected; absent until it was connected once, and in records of
+    /// builds that did not store it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_id: Option<String>,
     /// Identifier that the kernel keeps with the device (`/sys/block/nbdN/backend`).
     pub backend: String,
     /// Boot of the machine in which it was mapped; devices do not outlive it.
@@ -46,14 +50,11 @@ pub fn path_in(data: &Path) -> PathBuf {
 /// Reads the file.  No file means no mappings.
 ///
 /// # Errors
-/// A file that cannot be read, is damaged, or has another version.
+/// `Unsupported` for a file of another version; `Corrupt` for a damaged one; errors of the file system.
 pub fn load(data: &Path) -> Result<Vec<MappingRecord>> {
     let path = path_in(data);
     match fs::read(&path) {
-        Ok(bytes) => decode(&bytes).map_err(|why| {
-            Failure::new(FailureKind::Corrupt, format!("the mappings in {}: {why}", path.display()))
-                .hint("move the file away; end its devices with 'nbd-client -d /dev/nbdN'")
-        }),
+        Ok(bytes) => decode(&bytes).map_err(|error| error.describe(&path)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(Failure::io(error, format_args!("reading the mappings from {}", path.display()))),
     }
@@ -71,13 +72,42 @@ pub fn save(data: &Path, records: &[MappingRecord]) -> Result<()> {
         .map_err(|error| Failure::io(error, format_args!("writing the mappings to {}", path.display())))
 }
 
-fn decode(bytes: &[u8]) -> std::result::Result<Vec<MappingRecord>, String> {
-    let stored: StoredMappings<Vec<MappingRecord>> =
-        serde_json::from_slice(bytes).map_err(|error| format!("cannot be parsed: {error}"))?;
-    match stored.version {
-        VERSION => Ok(stored.mappings),
-        other => Err(format!("version {other}, this build has version {VERSION}")),
+/// Reason why the file cannot be used.
+#[derive(Debug)]
+enum MappingsFileError {
+    /// It is not the JSON of mappings.
+    Damaged(serde_json::Error),
+    /// It has a version that this build does not know.
+    Version(u64),
+}
+
+impl MappingsFileError {
+    fn describe(self, path: &Path) -> Failure {
+        let path = path.display();
+        match self {
+            Self::Damaged(error) => {
+                Failure::new(FailureKind::Corrupt, format!("the mappings in {path} cannot be parsed: {error}"))
+                    .hint("move the file away; end its devices with 'nbd-client -d /dev/nbdN'")
+            }
+            Self::Version(version) => {
+                let what = format!("the mappings in {path} have version {version}, this build knows {VERSION}");
+                Failure::new(FailureKind::Unsupported, what)
+                    .hint("use the build of forebay that wrote the file, or a later one")
+            }
+        }
     }
+}
+
+fn decode(bytes: &[u8]) -> std::result::Result<Vec<MappingRecord>, MappingsFileError> {
+    let any: serde_json::Value = serde_json::from_slice(bytes).map_err(MappingsFileError::Damaged)?;
+    // Another version may have other fields.
+    if let Some(version) = any.get("version").and_then(serde_json::Value::as_u64)
+        && version != u64::from(VERSION)
+    {
+        return Err(MappingsFileError::Version(version));
+    }
+    let stored: StoredMappings<Vec<MappingRecord>> = serde_json::from_value(any).map_err(MappingsFileError::Damaged)?;
+    Ok(stored.mappings)
 }
 
 #[cfg(test)]
@@ -90,6 +120,7 @@ mod tests {
         MappingRecord {
             pool: "local".into(),
             image: "disk1".into(),
+            image_id: Some("1234".into()),
             backend: "forebay:local/disk1:1".into(),
             boot: "b".into(),
             device,
@@ -108,12 +139,27 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_refused() {
+    fn a_record_without_an_id_is_loaded() {
         let dir = tempfile::tempdir().expect("a directory");
-        fs::write(path_in(dir.path()), r#"{"version":2,"mappings":[]}"#).expect("written");
-        let failure = load(dir.path()).expect_err("another version");
-        assert_eq!(failure.kind, FailureKind::Corrupt);
-        assert!(failure.message.contains("version 2"), "{failure}");
+        let text = r#"{"version":1,"mappings":[{"pool":"local","image":"disk1","backend":"forebay:local/disk1:1",
+            "boot":"b","device":3,"connections":1,"owns_export":true}]}"#;
+        fs::write(path_in(dir.path()), text).expect("written");
+        assert_eq!(load(dir.path()).expect("loaded"), [MappingRecord { image_id: None, ..record(Some(3)) }]);
+    }
+
+    #[test]
+    fn another_version_is_refused_by_its_number_whatever_it_holds() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for text in [r#"{"version":2,"mappings":[]}"#, r#"{"version":2,"mappings":[{"what":1}]}"#, r#"{"version":2}"#] {
+            fs::write(path_in(dir.path()), text).expect("written");
+            let failure = load(dir.path()).expect_err("another version");
+            assert_eq!(failure.kind, FailureKind::Unsupported);
+            assert!(failure.message.contains("version 2, this build knows 1"), "{failure}");
+        }
+        for text in ["{", r#"{"version":1}"#, r#"{"mappings":[]}"#] {
+            fs::write(path_in(dir.path()), text).expect("written");
+            assert_eq!(load(dir.path()).expect_err("damaged").kind, FailureKind::Corrupt, "{text}");
+        }
     }
 
     proptest! {

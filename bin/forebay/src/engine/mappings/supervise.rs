@@ -7,42 +7,49 @@ use forebay_reactor::{sleep, spawn};
 use tokio::sync::mpsc;
 
 use super::device;
-use super::kernel::{self, LinkEvent, LinkEvents, NbdControl, NegotiatedSockets};
+use super::kernel::{self, LinkEvent, LinkEventSource, NbdControl};
 use super::{Engine, Mapping};
 use crate::api::Front;
 use crate::engine::offload::offload;
 use crate::failure::{Failure, FailureKind, Result};
 
-/// Retry delays of a connection: the first, and the limit up to which it doubles.
+/// Retry delays of a connection, a resize and the subscription to events: the first, and the limit up to which it doubles.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// Interval of attempts to replace connections where the kernel's events cannot be received.
 const POLL: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Reconnects the devices that were mapped before the daemon was started.  Mappings whose device is gone, as after a
-    /// reboot, are removed with the exports that they created.
+    /// Reconnects the devices that were mapped before the daemon was started, all at once: one that waits holds up no other.
+    /// Mappings whose device is gone, as after a reboot, are removed with the exports that they created.
     pub async fn resume_mappings(self: Rc<Self>) {
-        for mapping in self.mappings.all() {
-            let _turn = self.mappings.turns.lock(&mapping.spec).await;
-            if mapping.is_ending.get() {
-                continue;
+        let resumed = self.mappings.all().into_iter().map(|mapping| spawn(self.clone().resume_mapping(mapping)));
+        for each in resumed.collect::<Vec<_>>() {
+            each.await;
+        }
+    }
+
+    async fn resume_mapping(self: Rc<Self>, mapping: Rc<Mapping>) {
+        let _turn = self.mappings.turns.lock(&mapping.spec).await;
+        if mapping.is_ending.get() {
+            return;
+        }
+        let record = mapping.record.borrow().clone();
+        let removed = match offload(move || Ok(device::connected(&record))).await {
+            Ok(Some(_)) => {
+                // Before it is connected, so that no later event is lost.
+                self.watch_links_for_ever().await;
+                mapping.mark_dead();
+                self.supervise(&mapping);
+                Ok(())
             }
-            let record = mapping.record.borrow().clone();
-            match offload(move || Ok(device::connected(&record))).await {
-                Ok(Some(_)) => {
-                    // Before it is connected, so that no later event is lost.
-                    if let Err(failure) = self.watch_links().await {
-                        tracing::warn!(error = %failure.message, "lost connections of mapped images go unnoticed");
-                    }
-                    mapping.mark_dead();
-                    self.supervise(&mapping);
-                }
-                Ok(None) => {
-                    tracing::info!(image = %mapping.spec, "the device of a mapped image is gone");
-                    self.remove_mapping(&mapping, false).await;
-                }
-                Err(failure) => tracing::warn!(image = %mapping.spec, error = %failure.message, "a mapped image"),
+            Ok(None) => {
+                tracing::info!(image = %mapping.spec, "the device of a mapped image is gone");
+                self.remove_mapping(&mapping, false).await
             }
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = removed {
+            tracing::warn!(image = %mapping.spec, error = %failure.message, "a mapped image");
         }
     }
 
@@ -51,7 +58,8 @@ impl Engine {
         if !mapping.is_dead.get() {
             self.watch_size(mapping);
         }
-        drop(spawn(supervise(Rc::downgrade(self), mapping.clone())));
+        let engine: Weak<Self> = Rc::downgrade(self);
+        drop(spawn(supervise(engine, mapping.clone())));
     }
 
     /// Watches the size of the image, starting with the present one.
@@ -71,26 +79,78 @@ impl Engine {
         }
     }
 
-    /// Replaces the connections of a device that have ended.  Returns false if the kernel has ended the device.
+    /// Receives the kernel's events, from now until the engine ends.
+    ///
+    /// # Errors
+    /// As of [`NbdControl::open`].
+    pub(super) async fn watch_links(self: &Rc<Self>) -> Result<()> {
+        if self.mappings.is_watching.get() {
+            return Ok(());
+        }
+        let subscribe = self.mappings.subscribe.get();
+        match offload(subscribe).await? {
+            _ if self.mappings.is_watching.get() => {}
+            Some(events) => {
+                let (sender, receiver) = mpsc::unbounded_channel();
+                let receiving = move || receive(events, &sender);
+                let spawned = std::thread::Builder::new().name("nbd-events".into()).spawn(receiving);
+                spawned.map_err(|error| Failure::io(error, "starting a thread"))?;
+                self.mappings.is_watching.set(true);
+                drop(spawn(distribute(Rc::downgrade(self), receiver)));
+            }
+            None => {
+                tracing::warn!("the kernel's NBD events cannot be received; connections are checked every {POLL:?}");
+                self.mappings.is_watching.set(true);
+                drop(spawn(poll(Rc::downgrade(self))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives the kernel's events, and tries again in the background if that fails.
+    async fn watch_links_for_ever(self: &Rc<Self>) {
+        if let Err(failure) = self.watch_links().await {
+            tracing::warn!(error = %failure.message, "lost connections of mapped images go unnoticed; retrying");
+            drop(spawn(subscribe_again(Rc::downgrade(self))));
+        }
+    }
+}
+
+impl MappingUpkeep for Engine {
+    fn is_closing(&self) -> bool {
+        self.closing.get()
+    }
+
     async fn reconnect(&self, mapping: &Rc<Mapping>) -> Result<bool> {
         if !self.fronts.is_serving() {
             return Err(Failure::failed("the daemon is stopping"));
         }
         let socket = self.fronts.nbd().kernel_socket().ok_or_else(kernel::not_permitted)?;
-        self.prepare_writes(&mapping.spec)?;
-        let (record, name) = (mapping.record.borrow().clone(), mapping.spec.to_string());
-        offload(move || {
+        let record = mapping.record.borrow().clone();
+        if offload(move || Ok(device::connected(&record))).await?.is_none() {
+            return Ok(false);
+        }
+        let sockets = self.negotiate(mapping, socket).await?;
+        let record = mapping.record.borrow().clone();
+        let reconnected = offload(move || {
             let Some(index) = device::connected(&record) else { return Ok(false) };
-            let sockets = NegotiatedSockets::connect(&socket, &name, record.connections)?;
             NbdControl::open()?.reconnect(index, &record.backend, &sockets.fds())?;
             Ok(true)
-        })
-        .await
+        });
+        let is_there = reconnected.await?;
+        if is_there && !mapping.is_ending.get() {
+            self.watch_size(mapping);
+        }
+        Ok(is_there)
     }
 
-    /// Gives a device the size of its image, if that has changed.
-    async fn resize_device(&self, mapping: &Rc<Mapping>) -> Result<()> {
+    async fn resize(&self, mapping: &Rc<Mapping>) -> Result<()> {
         let Some(served) = self.exports.device(Front::Nbd, &mapping.spec.to_string()) else { return Ok(()) };
+        // Not the size of another image.
+        let volume = self.volumes.find(&mapping.spec);
+        if volume.is_none_or(|volume| mapping.check_image(volume.image.id()).is_err()) {
+            return Ok(());
+        }
         let (size, record) = (served.geometry().size, mapping.record.borrow().clone());
         let changed = offload(move || {
             let Some(index) = device::connected(&record).filter(|&index| !device::is_usable(index, size)) else {
@@ -104,35 +164,22 @@ impl Engine {
         }
         Ok(())
     }
+}
 
-    /// Receives the kernel's events, from now until the engine ends.
-    ///
-    /// # Errors
-    /// As of [`NbdControl::open`].
-    pub(super) async fn watch_links(self: &Rc<Self>) -> Result<()> {
-        if self.mappings.is_watching.get() {
-            return Ok(());
-        }
-        match offload(LinkEvents::subscribe).await? {
-            _ if self.mappings.is_watching.replace(true) => {}
-            Some(events) => {
-                let (sender, receiver) = mpsc::unbounded_channel();
-                let receiving = move || receive(events, &sender);
-                let spawned = std::thread::Builder::new().name("nbd-events".into()).spawn(receiving);
-                spawned.map_err(|error| Failure::io(error, "starting a thread"))?;
-                drop(spawn(distribute(Rc::downgrade(self), receiver)));
-            }
-            None => {
-                tracing::warn!("the kernel's NBD events cannot be received; connections are checked every {POLL:?}");
-                drop(spawn(poll(Rc::downgrade(self))));
-            }
-        }
-        Ok(())
-    }
+/// What the supervisor of a mapping does with its device.
+pub(super) trait MappingUpkeep {
+    /// Returns whether the engine is closing, which ends the supervisors.
+    fn is_closing(&self) -> bool;
+
+    /// Replaces the connections of a device that have ended.  Returns false if the kernel has ended the device.
+    async fn reconnect(&self, mapping: &Rc<Mapping>) -> Result<bool>;
+
+    /// Gives a device the size of its image, if that has changed.
+    async fn resize(&self, mapping: &Rc<Mapping>) -> Result<()>;
 }
 
 /// Passes events on until nobody receives them.
-fn receive(mut events: LinkEvents, sender: &mpsc::UnboundedSender<LinkEvent>) {
+fn receive(mut events: Box<dyn LinkEventSource>, sender: &mpsc::UnboundedSender<LinkEvent>) {
     while !sender.is_closed() {
         match events.next() {
             Ok(Some(event)) => {
@@ -141,14 +188,14 @@ fn receive(mut events: LinkEvents, sender: &mpsc::UnboundedSender<LinkEvent>) {
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::error!(%error, "cannot receive the kernel's NBD events; mapped images are not reconnected");
+                tracing::warn!(%error, "cannot receive the kernel's NBD events; subscribing again");
                 return;
             }
         }
     }
 }
 
-/// Marks devices whose connections have ended.
+/// Marks devices whose connections have ended.  Subscribes again when the receiver has ended.
 async fn distribute(engine: Weak<Engine>, mut events: mpsc::UnboundedReceiver<LinkEvent>) {
     while let Some(event) = events.recv().await {
         let Some(engine) = engine.upgrade().filter(|engine| !engine.closing.get()) else { return };
@@ -157,6 +204,32 @@ async fn distribute(engine: Weak<Engine>, mut events: mpsc::UnboundedReceiver<Li
             if event == LinkEvent::Lost || device.is_some_and(|device| event == LinkEvent::Dead(device)) {
                 mapping.mark_dead();
             }
+        }
+    }
+    if let Some(engine) = engine.upgrade() {
+        engine.mappings.is_watching.set(false);
+    }
+    subscribe_again(engine).await;
+}
+
+/// Subscribes to the kernel's events until that succeeds, and marks all devices then: events were lost.
+async fn subscribe_again(engine: Weak<Engine>) {
+    let mut wait = RETRY.0;
+    let mut warned = false;
+    loop {
+        sleep(wait).await;
+        wait = (wait * 2).min(RETRY.1);
+        let Some(engine) = engine.upgrade().filter(|engine| !engine.closing.get()) else { return };
+        match engine.watch_links().await {
+            Ok(()) => {
+                engine.mappings.all().iter().for_each(|mapping| mapping.mark_dead());
+                return;
+            }
+            Err(failure) if !warned => {
+                warned = true;
+                tracing::warn!(error = %failure.message, "cannot subscribe to the kernel's NBD events; retrying");
+            }
+            Err(_) => {}
         }
     }
 }
@@ -170,24 +243,23 @@ async fn poll(engine: Weak<Engine>) {
     }
 }
 
-async fn supervise(engine: Weak<Engine>, mapping: Rc<Mapping>) {
+/// Keeps a device connected, and of the size of its image, until the mapping or the engine ends.
+pub(super) async fn supervise<U: MappingUpkeep>(engine: Weak<U>, mapping: Rc<Mapping>) {
     let mut wait = RETRY.0;
+    let mut last_resize = None;
     loop {
         let due = || mapping.is_ending.get() || mapping.is_dead.get() || mapping.is_resized.get();
         mapping.wake.wait_until(due).await;
-        let Some(engine) = engine.upgrade().filter(|engine| !engine.closing.get()) else { return };
+        let Some(engine) = engine.upgrade().filter(|engine| !engine.is_closing()) else { return };
         if mapping.is_ending.get() {
             return;
         }
+        let mut is_failed = false;
         if mapping.is_dead.replace(false) {
             match engine.reconnect(&mapping).await {
                 Ok(true) => {
                     tracing::info!(image = %mapping.spec, "a mapped image is connected again");
                     *mapping.failure.borrow_mut() = None;
-                    wait = RETRY.0;
-                    if !mapping.is_ending.get() {
-                        engine.watch_size(&mapping);
-                    }
                 }
                 Ok(false) => {
                     tracing::warn!(image = %mapping.spec, "the kernel has ended the device of a mapped image");
@@ -196,17 +268,25 @@ async fn supervise(engine: Weak<Engine>, mapping: Rc<Mapping>) {
                 Err(failure) => {
                     mapping.is_dead.set(true);
                     note(&mapping, failure);
-                    drop(engine);
-                    sleep(wait).await;
-                    wait = (wait * 2).min(RETRY.1);
-                    continue;
+                    is_failed = true;
                 }
             }
         }
-        if mapping.is_resized.replace(false)
-            && let Err(failure) = engine.resize_device(&mapping).await
-        {
-            tracing::warn!(image = %mapping.spec, error = %failure.message, "a device has not the size of its image");
+        if !is_failed && mapping.is_resized.replace(false) {
+            let failed = engine.resize(&mapping).await.err().map(|failure| failure.message);
+            if let Some(error) = failed.as_ref().filter(|_| failed != last_resize) {
+                tracing::warn!(image = %mapping.spec, error, "cannot resize the device of a mapped image; retrying");
+            }
+            is_failed = failed.is_some();
+            mapping.is_resized.set(is_failed || mapping.is_resized.get());
+            last_resize = failed;
+        }
+        drop(engine);
+        if is_failed {
+            sleep(wait).await;
+            wait = (wait * 2).min(RETRY.1);
+        } else {
+            wait = RETRY.0;
         }
     }
 }
