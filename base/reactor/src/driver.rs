@@ -308,6 +308,10 @@ pub trait Driver: FileDriver {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this driver cannot pass file descriptors"))
     }
 
+    /// Returns whether the peer of a connection has closed it or shut its sending direction down, also while bytes that it
+    /// sent before are still to be received.  Never blocks.
+    fn is_peer_closed(&mut self, sock: Handle) -> bool;
+
     /// Shuts down both directions of a connection; operations in flight on it complete.
     fn shutdown(&mut self, sock: Handle);
 

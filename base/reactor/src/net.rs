@@ -268,6 +268,13 @@ impl Stream {
         }
     }
 
+    /// Returns whether the peer has closed the connection or shut its sending direction down, also while bytes that it sent
+    /// before are still to be received.  For a Unix socket that is known as soon as the peer's call has returned; over
+    /// TCP, when its last segment has arrived.
+    pub fn is_peer_closed(&self) -> bool {
+        self.socket.inner.with_driver(|driver| driver.is_peer_closed(self.socket.handle))
+    }
+
     /// Shuts down both directions: the peer sees the end of the stream, pending receives and sends return.
     pub fn shutdown(&self) {
         self.socket.inner.with_driver(|driver| driver.shutdown(self.socket.handle));

@@ -163,7 +163,9 @@ pub struct NbdListenerOptions {
     /// TLS mode.
     pub tls: Tls,
     /// Set if clients reconnect and send requests without a reply again, as the kernel's does for mapped images.  When
-    /// the server ends such a connection, it closes it after the requests in flight, and refuses none.
+    /// the server ends such a connection, it closes it after the requests in flight, and refuses none.  And it carries out
+    /// no write, write of zeroes or trim that it has not begun when the client closes the connection.  For that all
+    /// connections of a client are to be served by one core, and that of the device.
     pub resumes: bool,
 }
 
@@ -381,7 +383,7 @@ impl NbdServer {
         };
         let context = (control, &self.options, entered.counters());
         let device = ready.export.device.clone();
-        let transmission = Transmission::new(context, &self.pools, device, rules, &ready.received);
+        let transmission = Transmission::new(context, &self.pools, device, rules, &ready.received, &stream);
         let end = transmission.run(channel).await;
         stream.shutdown();
         match end {

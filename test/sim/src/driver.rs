@@ -224,6 +224,10 @@ impl Driver for SimDriver {
         })
     }
 
+    fn is_peer_closed(&mut self, sock: Handle) -> bool {
+        self.alive(|state| state.net.is_peer_closed(sock)).unwrap_or(true)
+    }
+
     fn shutdown(&mut self, sock: Handle) {
         self.alive(|state| state.net.shutdown(&mut state.core, sock));
     }

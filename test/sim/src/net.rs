@@ -318,6 +318,13 @@ impl Net {
         live.map(|(index, _)| index).filter(|_| core.rng.ppm(ppm)).collect()
     }
 
+    /// Returns whether the last byte of the other end, or a reset, has arrived.
+    pub(crate) fn is_peer_closed(&self, handle: Handle) -> bool {
+        let Some(&(conn, side)) = self.socks.get(&handle) else { return true };
+        let end = &self.conns[conn].ends[side];
+        end.fin || end.reset || end.ended
+    }
+
     /// Ends an end: what it sent before still arrives, then the other end sees the end of the stream.
     pub(crate) fn shutdown(&mut self, core: &mut Core, handle: Handle) {
         let Some(&(conn, side)) = self.socks.get(&handle) else { return };

@@ -423,6 +423,20 @@ pub(crate) fn set_nonblocking(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }).map(drop)
 }
 
+/// Returns whether the peer of a connection has closed it or shut its sending direction down.
+pub(crate) fn is_peer_closed(fd: RawFd) -> bool {
+    let mut watched = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    loop {
+        // SAFETY: one descriptor, and it lives through the call.
+        match check(unsafe { libc::poll(&raw mut watched, 1, 0) }) {
+            Ok(_) => return watched.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Unknown: what must not happen on a closed connection does not happen then either.
+            Err(_) => return true,
+        }
+    }
+}
+
 /// Shuts down both directions of a connection.
 pub(crate) fn shutdown(fd: RawFd) {
     // Fails harmlessly on a socket whose peer is gone already.

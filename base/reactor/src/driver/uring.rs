@@ -531,6 +531,10 @@ impl Driver for UringDriver {
         os::recv_fd(self.handles.open_fd(sock)?)
     }
 
+    fn is_peer_closed(&mut self, sock: Handle) -> bool {
+        self.handles.open_fd(sock).map_or(true, os::is_peer_closed)
+    }
+
     fn shutdown(&mut self, sock: Handle) {
         let fd = os::fd_of(sock);
         if self.handles.get(fd).is_some() {

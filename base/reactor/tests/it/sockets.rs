@@ -11,6 +11,7 @@ crate::on_each_driver!(
     bytes_go_both_ways,
     long_sends_and_exact_receives,
     the_end_of_a_stream,
+    a_closed_peer_is_known_before_its_last_bytes_are_received,
     a_receive_is_cancelled_and_the_stream_lives,
     an_accept_is_cancelled_and_the_listener_lives,
     connections_that_nobody_takes_are_closed,
@@ -96,6 +97,28 @@ async fn the_end_of_a_stream() {
     assert_eq!(result.expect_err("ends").kind(), std::io::ErrorKind::UnexpectedEof);
     assert_eq!(&buf[..], b"abc");
     assert_eq!(server.recv(buf).await.0.expect("receives"), 0);
+}
+
+async fn a_closed_peer_is_known_before_its_last_bytes_are_received() {
+    let dir = TempDir::new();
+    for addr in addresses(&dir) {
+        let listener = Listener::bind(&addr).expect("binds");
+        let client = Stream::connect(listener.local_addr()).await.expect("connects");
+        let (server, _) = listener.accept().await.expect("accepts");
+        client.send(Buf::copy_of(b"last")).await.expect("sent");
+        assert!(!server.is_peer_closed());
+        client.shutdown();
+        if !server.is_unix() {
+            // Its last segment is on its way.
+            while !server.is_peer_closed() {
+                yield_now().await;
+            }
+        }
+        assert!(server.is_peer_closed());
+        let (result, _) = server.recv(BufMut::with_capacity(16)).await;
+        assert_eq!(result.expect("received"), 4);
+        assert!(server.is_peer_closed());
+    }
 }
 
 async fn a_receive_is_cancelled_and_the_stream_lives() {

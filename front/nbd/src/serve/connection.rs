@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use forebay_block::{BlockDevice, BlockRequest, BufList, BufMut, Extent};
 use forebay_reactor::sync::InFlight;
-use forebay_reactor::{Instant, now};
+use forebay_reactor::{Instant, Stream, now};
 use forebay_serve::{ConnectionHandler, Intake, ReceiveRequest, exchange};
 
 use super::ending::NbdTeardown;
@@ -51,6 +51,8 @@ pub(super) struct Transmission<'a> {
     stalled: Option<(NbdCommand, Payload)>,
     ending: NbdTeardown,
     now: Instant,
+    /// Socket of a client that sends requests again over another connection.
+    resuming: Option<Stream>,
 }
 
 impl<'a> Transmission<'a> {
@@ -61,6 +63,7 @@ impl<'a> Transmission<'a> {
         device: Rc<dyn BlockDevice>,
         rules: NbdRules,
         received: &[u8],
+        stream: &Stream,
     ) -> Self {
         Self {
             control,
@@ -75,6 +78,7 @@ impl<'a> Transmission<'a> {
             stalled: None,
             ending: NbdTeardown::new(options.drain_timeout),
             now: now(),
+            resuming: control.resumes.then(|| stream.clone()),
         }
     }
 
@@ -104,11 +108,26 @@ impl<'a> Transmission<'a> {
         }
     }
 
+    /// Returns whether the client may have sent a command again already: it ends a connection before it does so.
+    ///
+    /// A command that was received before that must not be carried out after one that the client has sent later.  If the
+    /// connection is not closed yet, the command is submitted in this turn, and so before any that the client sends
+    /// again, provided that the same core serves the client's other connections.
+    fn is_abandoned(&self, command: &NbdCommand) -> bool {
+        let is_change =
+            matches!(command.action, NbdAction::Write { .. } | NbdAction::WriteZeroes { .. } | NbdAction::Trim { .. });
+        is_change && self.resuming.as_ref().is_some_and(Stream::is_peer_closed)
+    }
+
     fn begin(&mut self, command: &NbdCommand, payload: Payload, bytes: usize) {
         let origin = Origin::from(command);
         let kind = NbdRequestKind::of(command.kind);
         if command.action == NbdAction::Disconnect {
             return self.stop_receiving(NbdEndReason::Disconnected);
+        }
+        if self.is_abandoned(command) {
+            // Nobody reads a reply.
+            return self.stop_receiving(NbdEndReason::Closed);
         }
         self.outbox.admit(bytes);
         if self.ending.is_draining() {

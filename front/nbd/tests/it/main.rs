@@ -2,5 +2,6 @@
 
 mod common;
 mod malformed;
+mod resuming;
 mod serving;
 mod tls;

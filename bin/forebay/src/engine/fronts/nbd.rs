@@ -54,6 +54,8 @@ struct NbdShared {
 pub struct NbdFront {
     listeners: RefCell<Vec<Listening<NbdListenerOptions>>>,
     addrs: RefCell<Vec<(Addr, Tls)>>,
+    /// Listening socket for the kernel's client.
+    kernel_listener: RefCell<Option<Listening<NbdListenerOptions>>>,
     /// Socket for the kernel's client on this machine.
     kernel_socket: RefCell<Option<PathBuf>>,
     shared: NbdShared,
@@ -66,6 +68,7 @@ impl NbdFront {
         Self {
             listeners: RefCell::default(),
             addrs: RefCell::default(),
+            kernel_listener: RefCell::default(),
             kernel_socket: RefCell::default(),
             shared: NbdShared { stats, access, published },
         }
@@ -117,7 +120,7 @@ impl NbdFront {
         match bound {
             Ok(listener) => {
                 let options = NbdListenerOptions { tls: Tls::None, resumes: true };
-                self.listeners.borrow_mut().push((listener, options));
+                *self.kernel_listener.borrow_mut() = Some((listener, options));
                 *self.kernel_socket.borrow_mut() = Some(path);
             }
             Err(failure) => tracing::warn!(error = %failure.message, "images cannot be mapped to block devices"),
@@ -150,7 +153,11 @@ impl HostFront for NbdFront {
             let (there, here) = (self.shared.clone(), self.shared.clone());
             let engine = Rc::downgrade(engine);
             let start_there = move |listeners| start_server(&there, None, listeners);
-            serve_on_cores(cores, self.listeners.take(), start_there, |listeners| {
+            let kernel_listener = self.kernel_listener.take();
+            serve_on_cores(cores, self.listeners.take(), start_there, |mut listeners| {
+                // On the core of the images only.  The kernel sends a request again over another connection: were that
+                // served by another core, the first could still be on its way between cores, and overtake it.
+                listeners.extend(kernel_listener);
                 start_server(&here, Some(engine), listeners);
             })
             .await

@@ -6,11 +6,13 @@
 //! And it goes on after a `kill -9` of the daemon: it does not write again what was acknowledged before, and a flush that it
 //! sends later must cover that too.  A write log in the mode `on-flush` acknowledges a write while only this process has it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_block::{BlockReply, BlockRequest, CompleteOnDrop, Extent, LocalFuture, RangeLock};
+use forebay_block::{BlockReply, BlockRequest, CompleteOnDrop, Extent, LocalFuture};
 use forebay_qos::SharedRequest;
+use forebay_reactor::sync::Notify;
 
 use crate::engine::volumes::Volume;
 
@@ -18,13 +20,58 @@ use crate::engine::volumes::Volume;
 ///
 /// Invariants:
 /// 1. Of two writes that overlap, the second is submitted only when the first has completed, also if nobody waits for the
-///    first any more.
+///    first any more, or when the first was dropped while it waited.  The order is that in which they arrive.
 /// 2. A write survives a kill of this process when it is acknowledged. Discards to a write log in the mode `on-flush` are
 ///    excepted: a range whose discard is lost has its old content, which no reader may rely on.
 #[derive(Default)]
 pub struct MappedWrites {
     is_enabled: Cell<bool>,
-    ranges: RangeLock,
+    queue: Rc<WriteQueue>,
+}
+
+/// Writes that wait or are in flight, in the order of their arrival.  A range lock would not keep that order: a write
+/// could take a part of the range for which an earlier one waits.
+#[derive(Default)]
+struct WriteQueue {
+    next: Cell<u64>,
+    extents: RefCell<BTreeMap<u64, Extent>>,
+    /// Signaled when a write has left the queue.
+    changed: Notify,
+}
+
+/// Place of a write in the queue; leaves it when dropped.
+struct QueuedWrite {
+    queue: Rc<WriteQueue>,
+    number: u64,
+    extent: Extent,
+}
+
+impl QueuedWrite {
+    /// Enters a write as the last one.
+    fn enter(queue: &Rc<WriteQueue>, extent: Extent) -> Self {
+        let number = queue.next.get();
+        queue.next.set(number + 1);
+        queue.extents.borrow_mut().insert(number, extent);
+        Self { queue: queue.clone(), number, extent }
+    }
+
+    /// Returns whether no write before it overlaps it.
+    fn is_first(&self) -> bool {
+        let (start, end) = (self.extent.offset, self.extent.end());
+        let overlaps = |before: &Extent| before.offset < end && start < before.end();
+        !self.queue.extents.borrow().range(..self.number).any(|(_, before)| overlaps(before))
+    }
+
+    async fn wait(&self) {
+        self.queue.changed.wait_until(|| self.is_first()).await;
+    }
+}
+
+impl Drop for QueuedWrite {
+    fn drop(&mut self) {
+        self.queue.extents.borrow_mut().remove(&self.number);
+        self.queue.changed.notify_all();
+    }
 }
 
 impl MappedWrites {
@@ -41,15 +88,15 @@ impl MappedWrites {
         keep: impl Sized + 'static,
         submit: impl FnOnce() -> (LocalFuture<T>, Option<S>) + 'static,
     ) -> (LocalFuture<T>, Option<S>) {
-        if let Some(range) = self.ranges.try_exclusive(extent) {
+        let place = QueuedWrite::enter(&self.queue, extent);
+        if place.is_first() {
             let (submitted, share) = submit();
-            return (Box::pin(CompleteOnDrop::new(submitted, (range, keep))), share);
+            return (Box::pin(CompleteOnDrop::new(submitted, (place, keep))), share);
         }
-        let ranges = self.ranges.clone();
         let submitted = async move {
-            let range = ranges.exclusive(extent).await;
+            place.wait().await;
             let (submitted, share) = submit();
-            CompleteOnDrop::new(submitted, (range, keep, share)).await
+            CompleteOnDrop::new(submitted, (place, keep, share)).await
         };
         (Box::pin(submitted), None)
     }
@@ -131,6 +178,43 @@ mod tests {
             settle().await;
             assert!(!later.is_finished(), "it overlaps the one beside, too");
             assert_eq!(begun.get(), 3);
+        });
+    }
+
+    #[test]
+    fn a_write_that_waits_is_not_overtaken_by_one_that_overlaps_a_free_part_of_it() {
+        Reactor::system(DriverChoice::Auto).expect("a reactor").block_on(async {
+            let (writes, begun) = (MappedWrites::default(), Rc::new(Cell::new(0)));
+            let (first_done, first) = write(&writes, 0, &begun);
+            let (second_done, second) = write(&writes, 5, &begun);
+            let (_third_done, third) = write(&writes, 12, &begun);
+            assert_eq!(begun.get(), 1, "the third does not overlap the first, but the second, which waits");
+            let (second, third): (JoinHandle<()>, JoinHandle<()>) = (spawn(second), spawn(third));
+            first_done.send(());
+            first.await;
+            settle().await;
+            assert_eq!(begun.get(), 2);
+            second_done.send(());
+            second.await;
+            settle().await;
+            assert_eq!(begun.get(), 3);
+            third.abort();
+        });
+    }
+
+    #[test]
+    fn a_write_that_is_dropped_while_it_waits_holds_up_no_other() {
+        Reactor::system(DriverChoice::Auto).expect("a reactor").block_on(async {
+            let (writes, begun) = (MappedWrites::default(), Rc::new(Cell::new(0)));
+            let (_first_done, _first) = write(&writes, 0, &begun);
+            let (_, second) = write(&writes, 5, &begun);
+            let (third_done, third) = write(&writes, 12, &begun);
+            let third: JoinHandle<()> = spawn(third);
+            settle().await;
+            drop(second);
+            third_done.send(());
+            third.await;
+            assert_eq!(begun.get(), 2, "the first and the third");
         });
     }
 }
