@@ -150,6 +150,101 @@ exec 5<&-
 await "the device is free" test ! -e /sys/block/nbd0/pid
 ok "a device without its export is shown, and comes back with it; --force ends one in use"
 
+# The kernel keeps a write of the image that was mapped, and another image takes the name.
+forebay detach local/disk 2>/dev/null || true
+forebay snap create --no-progress local/disk@before >/dev/null
+DEVICE=$(forebay map local/disk) || fail "map for the exchange"
+for refusal in "snap rollback --no-progress local/disk@before" "mv local/disk local/other" "trash mv local/disk"; do
+  # shellcheck disable=SC2086
+  refused 6 "forebay unmap local/disk" forebay $refusal
+done
+forebay detach local/disk --force
+refused 6 "forebay unmap local/disk" forebay mv local/disk local/other
+forebay create local/victim --size 640M
+head -c 4096 /dev/urandom >/run/pending
+dd if=/run/pending of="$DEVICE" bs=4k count=1 oflag=direct status=none &
+WRITER=$!
+in_flight() { grep -q '^State:.*D' "/proc/$WRITER/status"; }
+await "the write that waits" in_flight
+crash
+# As another client of a cluster renames: without looking at mappings.
+mv /run/disk/data/mappings.json /run/mappings.json
+forebay mv local/disk local/other >/dev/null
+forebay mv local/victim local/disk >/dev/null
+mv /run/mappings.json /run/disk/data/mappings.json
+start
+forebay attach local/disk --nbd >/dev/null
+await "a device of another image" errors_are '["failed"]'
+forebay showmapped 2>&1 | grep -q "is another one now" || fail "the reason is not shown"
+grep -q "is another one now" /run/serve.log || fail "no warning"
+in_flight || fail "the write reached another image"
+forebay detach local/disk --force
+crash
+mv /run/disk/data/mappings.json /run/mappings.json
+forebay mv local/disk local/victim >/dev/null
+forebay mv local/other local/disk >/dev/null
+mv /run/mappings.json /run/disk/data/mappings.json
+start
+forebay attach local/disk --nbd >/dev/null
+await "connected to its image again" errors_are '["none"]'
+wait $WRITER || fail "the write that waited failed"
+cmp -n 4096 /run/pending "$DEVICE" || fail "the write that waited did not reach its image"
+forebay export --no-progress local/victim /run/disk/victim >/dev/null
+cmp -n 4096 /run/disk/victim /dev/zero || fail "another image was written"
+forebay unmap local/disk || fail "unmap after the exchange"
+forebay detach local/disk 2>/dev/null || true
+forebay snap rollback --no-progress local/disk@before
+ok "a device stays with the image that was mapped, by its id"
+
+DEVICE=$(forebay map local/disk) || fail "map for partitions"
+# A partition of 128 MiB from sector 2048 on.
+printf '\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x00\x04\x00' | dd of="$DEVICE" bs=1 seek=446 status=none
+printf '\x55\xaa' | dd of="$DEVICE" bs=1 seek=510 status=none
+blockdev --rereadpt "$DEVICE" || fail "blockdev --rereadpt"
+await "the partition" test -b "${DEVICE}p1"
+exec 5<"${DEVICE}p1"
+refused 6 "nbd0p1 is open in process" forebay unmap local/disk
+exec 5<&-
+mkdir -p /run/node && mknod /run/node/other b "$(($(stat -c 0x%t "${DEVICE}p1")))" "$(($(stat -c 0x%T "${DEVICE}p1")))"
+exec 5</run/node/other
+refused 6 "nbd0p1 is open in process" forebay unmap local/disk
+exec 5<&-
+modprobe loop
+LOOP=$(losetup --show -f "${DEVICE}p1") || fail "losetup"
+refused 6 "nbd0p1 is behind the loop device $LOOP" forebay unmap local/disk
+losetup -d "$LOOP"
+mkfs.ext4 -q "${DEVICE}p1"
+unshare -m --propagation private sh -c "mount ${DEVICE}p1 $MOUNT && touch /run/is-mounted && exec sleep 1000" &
+HIDDEN=$!
+await "the mount in another namespace" test -e /run/is-mounted
+! mountpoint -q "$MOUNT" || fail "the mount is not hidden"
+refused 6 "nbd0p1 is mounted at $MOUNT, as process" forebay unmap local/disk
+kill $HIDDEN; wait $HIDDEN 2>/dev/null || true
+# Dirty pages of the partition's own, of a process that has ended.
+dd if=/run/pending of="${DEVICE}p1" bs=4k seek=100 conv=notrunc status=none
+forebay unmap local/disk || fail "unmap with partitions"
+DEVICE=$(forebay map local/disk) || fail "map to compare"
+await "the partition again" test -b "${DEVICE}p1"
+dd if="${DEVICE}p1" bs=4k skip=100 count=1 status=none | cmp - /run/pending || fail "dirty pages of a partition were lost"
+forebay unmap local/disk || fail "unmap to compare"
+ok "users of partitions, loop devices and other mount namespaces are seen, and partitions flushed"
+
+# A daemon that stands still while the kernel gives connections up with requests in them.
+DEVICE=$(forebay map --timeout 2 --nbd-connections 2 local/disk) || fail "map with a timeout"
+ended() { (($(dmesg | grep -c "nbd0.*timed out, retrying") > $1)); }
+timeouts=$(dmesg | grep -c "nbd0.*timed out, retrying" || true)
+kill -STOP "$DAEMON"
+dd if=/dev/zero of="$DEVICE" bs=4k count=64 oflag=direct status=none &
+WRITER=$!
+await "a connection that is given up" ended "$timeouts"
+kill -CONT "$DAEMON"
+wait $WRITER || fail "writes failed while the daemon stood still"
+dd if=/run/pending of="$DEVICE" bs=4k count=1 oflag=direct status=none
+await "both connections after that" connections_are 2
+cmp -n 4096 /run/pending "$DEVICE" || fail "an abandoned write was carried out"
+forebay unmap local/disk || fail "unmap after the timeout"
+ok "a daemon that stood still carries out nothing that was sent again"
+
 forebay detach local/disk 2>/dev/null || true
 DEVICE=$(forebay map local/disk) || fail "map once more"
 crash

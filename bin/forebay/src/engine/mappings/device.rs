@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::record::MappingRecord;
+use super::users::SystemView;
 use crate::failure::{Failure, FailureKind, Result};
 
 /// Unit of sizes in `/sys/block`, in bytes.
@@ -61,45 +62,57 @@ pub fn is_usable(index: u32, bytes: u64) -> bool {
         && fs::metadata(path(index)).is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
-/// Claims a device, so that nobody mounts it, after its dirty pages are written.
+/// Claim of a device, which keeps others from mounting or claiming it or its partitions.
+pub struct ClaimedDevice {
+    _device: File,
+}
+
+/// Claims a device, and writes its dirty pages and those of its partitions.
 ///
 /// # Errors
-/// `Busy` if it is mounted, claimed, or open in another process.
-pub fn claim(index: u32) -> Result<File> {
+/// `Busy` if it or a partition is mounted, claimed, part of another device, or open in another process.
+pub fn claim(index: u32) -> Result<ClaimedDevice> {
     let path = path(index);
     let busy = |how: String| {
         Failure::new(FailureKind::Busy, format!("{} is in use: {how}", path.display())).hint(
             "unmount it and end the processes that have it open, or say --force: what they have not flushed is lost",
         )
     };
-    if let Some(user) = user(&path) {
-        return Err(busy(format!("open in {user}")));
+    let system = SystemView::default();
+    if let Some(user) = system.user(&system.nodes(index), None) {
+        return Err(busy(user));
     }
     let opened = OpenOptions::new().read(true).custom_flags(EXCLUSIVE).open(&path);
     let claimed = opened.map_err(|error| match error.kind() {
         io::ErrorKind::ResourceBusy => busy("mounted, or part of another device".into()),
         _ => Failure::io(error, format_args!("opening {}", path.display())),
     })?;
+    // After the claim: opening the device may have found partitions.
+    let nodes = system.nodes(index);
+    // A partition has a page cache of its own.
+    for partition in nodes.iter().skip(1) {
+        flush(&Path::new("/dev").join(&partition.name))?;
+    }
     claimed.sync_all().map_err(|error| Failure::io(error, format_args!("flushing {}", path.display())))?;
-    Ok(claimed)
+    // The claim keeps nobody from opening it without one, and writing while it was flushed.
+    match system.user(&nodes, Some(std::process::id())) {
+        Some(user) => Err(busy(user)),
+        None => Ok(ClaimedDevice { _device: claimed }),
+    }
+}
+
+/// Writes the dirty pages of a partition.
+fn flush(path: &Path) -> Result<()> {
+    let flushed = File::open(path).and_then(|file| file.sync_all());
+    match flushed {
+        // The kernel has read the partition table again, and nobody has it open.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        flushed => flushed.map_err(|error| Failure::io(error, format_args!("flushing {}", path.display()))),
+    }
 }
 
 /// `O_EXCL`: opening a block device fails if it is mounted or claimed.
 const EXCLUSIVE: i32 = rustix::fs::OFlags::EXCL.bits() as i32;
-
-/// Returns a process that has a device open.
-fn user(device: &Path) -> Option<String> {
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    for process in processes {
-        let Some(id) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
-        if files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|target| target == device)) {
-            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some(format!("process {id} ({})", name.trim()));
-        }
-    }
-    None
-}
 
 /// Loads the kernel module.
 ///
@@ -128,13 +141,5 @@ mod tests {
         assert_eq!(index_of("/dev/nbd1p1"), None);
         assert_eq!(index_of("local/nbd1"), None);
         assert_eq!(path(3), Path::new("/dev/nbd3"));
-    }
-
-    #[test]
-    fn the_process_that_has_a_file_open_is_found() {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        let found = user(&file.path().canonicalize().expect("its path")).expect("this process");
-        assert!(found.starts_with(&format!("process {} ", std::process::id())), "{found}");
-        assert_eq!(user(Path::new("/dev/nbd1048577")), None);
     }
 }

@@ -8,6 +8,7 @@ mod record;
 mod supervise;
 #[cfg(test)]
 mod tests;
+mod users;
 mod writes;
 
 use std::cell::{Cell, RefCell};

@@ -75,9 +75,9 @@ pub fn save(data: &Path, records: &[MappingRecord]) -> Result<()> {
 /// Reason why the file cannot be used.
 #[derive(Debug)]
 enum MappingsFileError {
-    /// It is not the JSON of mappings.
+    /// The file is not the JSON of mappings.
     Damaged(serde_json::Error),
-    /// It has a version that this build does not know.
+    /// The file has a version that this build does not know.
     Version(u64),
 }
 

@@ -37,7 +37,7 @@ impl Engine {
         let removed = match offload(move || Ok(device::connected(&record))).await {
             Ok(Some(_)) => {
                 // Before it is connected, so that no later event is lost.
-                self.watch_links_for_ever().await;
+                self.watch_links_or_retry().await;
                 mapping.mark_dead();
                 self.supervise(&mapping);
                 Ok(())
@@ -49,7 +49,7 @@ impl Engine {
             Err(failure) => Err(failure),
         };
         if let Err(failure) = removed {
-            tracing::warn!(image = %mapping.spec, error = %failure.message, "a mapped image");
+            tracing::warn!(image = %mapping.spec, error = %failure.message, "cannot resume a mapped image");
         }
     }
 
@@ -108,7 +108,7 @@ impl Engine {
     }
 
     /// Receives the kernel's events, and tries again in the background if that fails.
-    async fn watch_links_for_ever(self: &Rc<Self>) {
+    async fn watch_links_or_retry(self: &Rc<Self>) {
         if let Err(failure) = self.watch_links().await {
             tracing::warn!(error = %failure.message, "lost connections of mapped images go unnoticed; retrying");
             drop(spawn(subscribe_again(Rc::downgrade(self))));
@@ -166,7 +166,7 @@ impl MappingUpkeep for Engine {
     }
 }
 
-/// What the supervisor of a mapping does with its device.
+/// Operations of the supervisor of a mapping on its device.
 pub(super) trait MappingUpkeep {
     /// Returns whether the engine is closing, which ends the supervisors.
     fn is_closing(&self) -> bool;
