@@ -48,6 +48,12 @@ impl ImageSpec {
         Ok(Self { pool: pool_name(pool)?, image })
     }
 
+    /// Creates the spec of an image that a pool or namespace, `place`, lists: a `/` in its name is not that of a namespace.
+    pub fn listed(place: &str, name: &str) -> Result<Self, String> {
+        check_name("image", name)?;
+        Self::new(place, name)
+    }
+
     /// Returns the image's name without its namespace.
     pub fn name(&self) -> &str {
         self.image.rsplit_once('/').map_or(&self.image, |(_, name)| name)
@@ -545,6 +551,8 @@ mod tests {
             assert!(error.contains(says), "{text}: {error}");
         }
         assert!(format!("local/{}", "x".repeat(NAME_LEN_MAX + 1)).parse::<ImageSpec>().is_err());
+        assert!(ImageSpec::listed("a", "b/c").is_err(), "it is not in the namespace b");
+        assert_eq!(ImageSpec::listed("a/b", "c"), ImageSpec::new("a", "b/c"));
         for (pool, image) in [("a/b", "c/d"), ("a", "/c"), ("a/", "c/d/e"), ("a/b/c", "d")] {
             assert!(ImageSpec::new(pool, image).is_err(), "{pool} {image}");
         }

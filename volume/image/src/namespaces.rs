@@ -63,10 +63,16 @@ impl Images {
                 Err(error) if error.kind() == ErrorKind::Guard && there.admits_images().await? => {
                     return Err(Error::new(ErrorKind::Exists, format!("namespace {name}")));
                 }
-                Err(error) if error.kind() == ErrorKind::Guard => {}
-                listed => drop(listed?),
+                Err(error) if error.kind() == ErrorKind::Guard => {
+                    there.admit_images().await?;
+                    // A removal by another client that is about to end either finds the list changed, or is undone by this.
+                    self.list_namespace(name).await
+                }
+                listed => {
+                    listed?;
+                    there.admit_images().await
+                }
             }
-            there.admit_images().await
         };
         created.await.map_err(|error| error.within(format_args!("creating namespace {name}")))
     }
@@ -82,28 +88,69 @@ impl Images {
             if name.is_empty() || !self.has_namespace(name).await? {
                 return Err(Error::new(ErrorKind::NotFound, format!("namespace {name}")));
             }
+            let mut seen = Vec::new();
+            for object in OBJECTS {
+                seen.push((object, there.version_of(object).await?));
+            }
             there.check_groups_and_trash().await?;
             there.remove_empty_directory().await?;
-            // An image may have been moved to the trash, or a group created, before the directory was gone.
-            if let Err(error) = there.check_groups_and_trash().await {
-                there.admit_images().await?;
-                return Err(error);
+            // Another client may have moved an image to the trash or made a group before the directory was gone, or have
+            // created the namespace again.
+            for (object, version) in seen {
+                if !there.remove_unchanged(object, version).await? {
+                    there.admit_images().await?;
+                    return Err(there.in_use());
+                }
             }
-            for object in OBJECTS {
-                there.remove_object(object, None).await?;
-            }
-            let unlisted = Transaction::of(ObjectOp::KvRemove { keys: vec![name_key(name)] }).durable();
-            self.backend.submit(&self.namespaces_object(), unlisted).await.map(drop)
+            self.unlist_namespace(name, &there).await
         };
         removed.await.map_err(|error| error.within(format_args!("removing namespace {name}")))
+    }
+
+    /// Lists a namespace, again if it is listed.
+    async fn list_namespace(&self, name: &str) -> Result<()> {
+        let listed = ObjectOp::KvSet { pairs: vec![(name_key(name), Vec::new())] };
+        self.backend.submit(&self.namespaces_object(), Transaction::of(listed).durable()).await.map(drop)
+    }
+
+    /// Removes a namespace from the list, unless another client has created it again.
+    async fn unlist_namespace(&self, name: &str, there: &Images) -> Result<()> {
+        loop {
+            let Some(version) = self.version(&self.namespaces_object()).await? else { return Ok(()) };
+            if there.admits_images().await? {
+                return Err(there.in_use());
+            }
+            let ops = vec![ObjectOp::AssertVersion(version), ObjectOp::KvRemove { keys: vec![name_key(name)] }];
+            match self.backend.submit(&self.namespaces_object(), Transaction::new(ops).durable()).await {
+                Err(error) if error.kind() == ErrorKind::Guard => {}
+                unlisted => return unlisted.map(drop),
+            }
+        }
+    }
+
+    fn in_use(&self) -> Error {
+        Error::new(ErrorKind::Busy, format!("another client uses namespace {}", self.namespace))
+    }
+
+    /// Returns the version of an object; `None` if it does not exist.
+    async fn version(&self, object: &ObjectName) -> Result<Option<u64>> {
+        match self.backend.stat(object, SnapId::HEAD).await {
+            Ok(stat) => Ok(Some(stat.version)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn version_of(&self, object: &str) -> Result<Option<u64>> {
+        self.version(&ObjectName::in_namespace(self.namespace.clone(), object)).await
     }
 
     fn directory_object(&self) -> ObjectName {
         ObjectName::in_namespace(self.namespace.clone(), DIRECTORY)
     }
 
-    /// Returns whether this namespace admits new images.
-    async fn admits_images(&self) -> Result<bool> {
+    /// Returns whether this namespace admits new images: it was created, and is not being removed.
+    pub async fn admits_images(&self) -> Result<bool> {
         match self.backend.kv_get(&self.directory_object(), vec![NAMESPACE_STATE.to_vec()]).await {
             Ok(values) => Ok(values.first().is_some_and(|state| state.as_deref() == Some(NAMESPACE_READY))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
@@ -140,31 +187,26 @@ impl Images {
     /// Removes the directory of images, if it has none; from then on the namespace admits no new images.
     async fn remove_empty_directory(&self) -> Result<()> {
         loop {
-            let version = match self.backend.stat(&self.directory_object(), SnapId::HEAD).await {
-                Ok(stat) => stat.version,
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-                Err(error) => return Err(error),
-            };
+            let Some(version) = self.version(&self.directory_object()).await? else { return Ok(()) };
             if self.has_entries(DIRECTORY).await? {
                 return Err(Error::new(ErrorKind::Busy, format!("namespace {} has images", self.namespace)));
             }
-            match self.remove_object(DIRECTORY, Some(version)).await {
-                // Another client has changed it since.
-                Err(error) if error.kind() == ErrorKind::Guard => {}
-                removed => return removed,
+            if self.remove_unchanged(DIRECTORY, Some(version)).await? {
+                return Ok(());
             }
         }
     }
 
-    /// Removes an object of this namespace, of that version if one is given; succeeds if it does not exist.
-    async fn remove_object(&self, object: &str, version: Option<u64>) -> Result<()> {
+    /// Removes an object of this namespace that has this version, or does not exist; returns false if it has changed.
+    async fn remove_unchanged(&self, object: &str, version: Option<u64>) -> Result<bool> {
+        let Some(version) = version else { return Ok(self.version_of(object).await?.is_none()) };
         let object = ObjectName::in_namespace(self.namespace.clone(), object);
-        let mut ops = vec![ObjectOp::AssertExists];
-        ops.extend(version.map(ObjectOp::AssertVersion));
-        ops.push(ObjectOp::Remove);
+        let ops = vec![ObjectOp::AssertVersion(version), ObjectOp::Remove];
         match self.backend.submit(&object, Transaction::new(ops).durable()).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            removed => removed.map(drop),
+            // A removal by another client has ended before.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Guard => Ok(self.version(&object).await?.is_none()),
+            removed => removed.map(|_| true),
         }
     }
 }

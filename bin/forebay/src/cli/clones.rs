@@ -4,7 +4,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use super::images::FeatureArgs;
 use super::names::read_by_way_of;
-use super::places::{in_pool, place};
+use super::places::{in_pool, place, pool_text};
 use super::snapshots::SourceArgs;
 use crate::api::CloneVersion;
 use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec};
@@ -51,7 +51,7 @@ struct TypedClone {
     source: SourceArgs,
 
     /// The new image's pool, where its spec does not say it [default: local]
-    #[arg(long, value_name = "POOL")]
+    #[arg(long, value_name = "POOL", value_parser = pool_text)]
     dest_pool: Option<String>,
 
     /// The new image's namespace, where its spec does not say it

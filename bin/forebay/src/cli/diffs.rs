@@ -6,7 +6,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand, ValueHint};
 
 use super::images::NewImageArgs;
 use super::names::{ExportOperands, ImportOperands, read_by_way_of};
-use super::places::{in_pool, place};
+use super::places::{in_pool, place, pool_text};
 use super::snapshots::{OneSource, SourceArgs};
 use crate::spec::{ImageSpec, SourceSpec};
 
@@ -109,7 +109,7 @@ struct TypedCopied {
     dest: Option<String>,
 
     /// The pool of the new image, where its spec does not say it [default: that of the source]
-    #[arg(long, value_name = "POOL")]
+    #[arg(long, value_name = "POOL", value_parser = pool_text)]
     dest_pool: Option<String>,
 
     /// The namespace of the new image, where its spec does not say it

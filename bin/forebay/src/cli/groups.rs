@@ -3,7 +3,7 @@
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use super::names::read_by_way_of;
-use super::places::{OnePool, in_pool, place, spec_in_pool};
+use super::places::{OnePool, in_pool, place, pool_text, spec_in_pool};
 use super::snapshots::{one_snapshot, split};
 use crate::spec::{GroupSnapshotSpec, GroupSpec, ImageSpec, LOCAL_POOL, split_pool};
 
@@ -31,7 +31,7 @@ fn one_group<'a>(positional: Option<&'a str>, option: Option<&'a str>) -> Result
 #[derive(Debug, Args)]
 struct GroupArgs {
     /// The group's pool, where its spec does not say it
-    #[arg(short, long, value_name = "POOL")]
+    #[arg(short, long, value_name = "POOL", value_parser = pool_text)]
     pool: Option<String>,
 
     /// The group's namespace, where its spec does not say it
@@ -103,7 +103,7 @@ struct TypedRenamedGroup {
     options: GroupArgs,
 
     /// The pool of the new name, which is the same
-    #[arg(long, value_name = "POOL")]
+    #[arg(long, value_name = "POOL", value_parser = pool_text)]
     dest_pool: Option<String>,
 
     /// The namespace of the new name, which is the same
@@ -164,11 +164,11 @@ struct TypedGroupAndImage {
     second: Option<String>,
 
     /// The pool of the group and of the image, where they do not say it
-    #[arg(short, long, value_name = "POOL")]
+    #[arg(short, long, value_name = "POOL", value_parser = pool_text)]
     pool: Option<String>,
 
     /// The group's pool, where its spec does not say it
-    #[arg(long, value_name = "POOL")]
+    #[arg(long, value_name = "POOL", value_parser = pool_text)]
     group_pool: Option<String>,
 
     /// The group's namespace, where its spec does not say it
@@ -180,7 +180,7 @@ struct TypedGroupAndImage {
     group: Option<String>,
 
     /// The image's pool, where its spec does not say it
-    #[arg(long, value_name = "POOL")]
+    #[arg(long, value_name = "POOL", value_parser = pool_text)]
     image_pool: Option<String>,
 
     /// The image's namespace, where its spec does not say it

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 use super::many::ManyImages;
 use super::names::{DuTarget, ExportOperands, ImportOperands, OneImage, RenameOperands};
-use super::places::OnePool;
+use super::places::{OnePool, pool_text};
 use crate::api::NewImageOptions;
 use crate::units::Size;
 
@@ -51,7 +51,7 @@ pub struct FeatureArgs {
     image_shared: bool,
 
     /// Another pool of the cluster for the data
-    #[arg(long, value_name = "POOL")]
+    #[arg(long, value_name = "POOL", value_parser = pool_text)]
     pub data_pool: Option<String>,
 }
 

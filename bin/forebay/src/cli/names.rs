@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
 
-use super::places::{in_pool, one_place, place};
+use super::places::{in_pool, one_place, place, pool_text};
 use super::snapshots::SourceArgs;
 use crate::spec::{ImageSpec, LOCAL_POOL, PoolSpec, SourceSpec};
 
@@ -13,7 +13,7 @@ use crate::spec::{ImageSpec, LOCAL_POOL, PoolSpec, SourceSpec};
 #[derive(Debug, Clone, Default, Args)]
 pub(super) struct NameArgs {
     /// The image's pool, where its spec does not say it
-    #[arg(short, long, value_name = "POOL")]
+    #[arg(short, long, value_name = "POOL", value_parser = pool_text)]
     pool: Option<String>,
 
     /// The image's namespace, where its spec does not say it
@@ -300,7 +300,7 @@ struct TypedImported {
     dest: Option<String>,
 
     /// The image's pool, as --pool
-    #[arg(long, value_name = "POOL", conflicts_with = "pool")]
+    #[arg(long, value_name = "POOL", value_parser = pool_text, conflicts_with = "pool")]
     dest_pool: Option<String>,
 
     /// The image's namespace, as --namespace
@@ -438,6 +438,7 @@ pub(super) mod tests {
             (&["-p", "other", "rbd/a"], "different pools"),
             (&["-p", "a/b/c", "x"], "not an image spec"),
             (&["-p", "", "x"], "empty"),
+            (&["-p", "", "--namespace", "n", "x"], "empty"),
             (&["--namespace", "x", "rbd/ns/a"], "different namespaces"),
             (&["--namespace", "a/b", "x"], "not an image spec"),
             (&["-p", "other", "--namespace", "ns", "rbd/a"], "different pools"),

@@ -3,7 +3,7 @@
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use super::names::read_by_way_of;
-use super::places::PoolOnly;
+use super::places::{PoolOnly, pool_text};
 use crate::spec::{LOCAL_POOL, NamespaceSpec};
 
 /// A namespace.
@@ -21,7 +21,7 @@ struct TypedNamespace {
     named: Option<String>,
 
     /// The namespace's pool [default: local]
-    #[arg(short, long, value_name = "POOL")]
+    #[arg(short, long, value_name = "POOL", value_parser = pool_text)]
     pool: Option<String>,
 
     /// The namespace, instead of the positional one, as rbd takes it

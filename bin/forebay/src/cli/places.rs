@@ -8,6 +8,14 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use super::names::read_by_way_of;
 use crate::spec::{ImageSpec, LOCAL_POOL, PlaceSpec, PoolSpec, place_text, split_pool};
 
+/// Reads the value of `--pool`, which is not empty: what a script left out must not select the default pool.
+pub(super) fn pool_text(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("the pool's name is empty".into()),
+        _ => Ok(text.into()),
+    }
+}
+
 /// Joins the values of `--pool` and `--namespace` for [`in_pool`]: `[POOL][/NAMESPACE]`.
 pub(super) fn place(pool: Option<&str>, namespace: Option<&str>) -> Option<String> {
     match (pool, namespace) {
@@ -106,7 +114,7 @@ struct TypedPool {
     name: Option<String>,
 
     /// The pool, instead of the positional one, as rbd takes it
-    #[arg(short, long, value_name = "POOL")]
+    #[arg(short, long, value_name = "POOL", value_parser = pool_text)]
     pool: Option<String>,
 
     /// The namespace, where the positional argument does not say it

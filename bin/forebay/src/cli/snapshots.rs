@@ -3,7 +3,7 @@
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use super::names::{NameArgs, OneImage, read_by_way_of};
-use super::places::{in_pool, place};
+use super::places::{in_pool, place, pool_text};
 use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec};
 
 /// Options of every command on images and snapshots beside the positional `POOL/IMAGE@SNAP`.
@@ -148,7 +148,7 @@ struct TypedRenamed {
     options: SourceArgs,
 
     /// The pool of the new name, which is the same
-    #[arg(long, value_name = "POOL")]
+    #[arg(long, value_name = "POOL", value_parser = pool_text)]
     dest_pool: Option<String>,
 
     /// The namespace of the new name, which is the same

@@ -3,7 +3,7 @@
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use super::names::{OneImage, read_by_way_of};
-use super::places::{OnePool, one_place};
+use super::places::{OnePool, one_place, pool_text};
 use crate::spec::TrashSpec;
 
 /// An image in the trash.
@@ -21,7 +21,7 @@ struct TypedTrashed {
     trashed: Option<String>,
 
     /// The image's pool, where the id does not say it
-    #[arg(short, long, value_name = "POOL")]
+    #[arg(short, long, value_name = "POOL", value_parser = pool_text)]
     pool: Option<String>,
 
     /// The image's namespace, where the id does not say it

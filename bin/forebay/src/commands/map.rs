@@ -7,6 +7,7 @@ use crate::client::session::CommandSession;
 use crate::failure::Result;
 use crate::ops::{ListMapped, MapImage, UnmapImage};
 use crate::output::{Output, table};
+use crate::spec::place_text;
 
 /// Runs a command on mapped images by its longer name.
 pub fn device(global: &GlobalArgs, output: Output, command: MappedDeviceCommand) -> Result<()> {
@@ -46,7 +47,8 @@ pub fn list(global: &GlobalArgs, output: Output) -> Result<()> {
         for each in &mapped {
             if let Some(failure) = &each.error {
                 let device = each.device.display();
-                eprintln!("forebay: warning: {device} ({}/{}): {}", each.pool, each.name, failure.message);
+                let place = place_text(&each.pool, &each.namespace);
+                eprintln!("forebay: warning: {device} ({place}/{}): {}", each.name, failure.message);
             }
         }
     }

@@ -72,7 +72,7 @@ impl Engine {
     ) -> Result<ImportResult> {
         let spec = import.spec.clone();
         spec.check_new()?;
-        let backend = self.pool(&spec.pool).await?;
+        let backend = self.pool_of_new(&spec).await?;
         let reserved = self.reserve_unexported(&spec)?;
         match image::info(&backend, &spec.image).await {
             Err(error) if error.kind() == ErrorKind::NotFound => {}

@@ -9,7 +9,7 @@ use super::images::features;
 use crate::api::{self, ImageChild};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
-use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec, image_spec, place_text};
+use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec, image_spec};
 
 impl Engine {
     /// Makes a clone of a snapshot.
@@ -30,7 +30,7 @@ impl Engine {
             features: features(request.features.as_deref())?,
             data_pool: request.data_pool,
         };
-        let (parents, clones) = (self.pool(&from.image.pool).await?, self.pool(&to.pool).await?);
+        let (parents, clones) = (self.pool(&from.image.pool).await?, self.pool_of_new(&to).await?);
         let _reserved = self.reserve_unexported(&to)?;
         let source = format!("{}@{}", from.image.image, from.snapshot);
         let (parents, clones) = (image::Images::of(&parents), image::Images::of(&clones));
@@ -90,7 +90,7 @@ impl Engine {
                 let what = format!("{spec} has the clone {}, which cannot be flattened there", child.line());
                 return Err(Failure::new(FailureKind::Busy, what).hint("restore it from the trash, or remove it"));
             }
-            let child = image_spec(&place_text(&child.pool, &child.pool_namespace), &child.image)?;
+            let child = self.spec_beside(&spec.image.pool, &child.pool, &child.pool_namespace, &child.image)?;
             self.flatten(&child, progress.clone()).await?;
         }
         Ok(())

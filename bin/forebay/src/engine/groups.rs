@@ -15,9 +15,7 @@ use super::volumes::Volume;
 use crate::api::{GroupImage, GroupSnapshotListing};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
-use crate::spec::{
-    GroupSnapshotSpec, GroupSpec, ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL, place_text, split_pool,
-};
+use crate::spec::{GroupSnapshotSpec, GroupSpec, ImageSpec, place_text, split_pool};
 
 /// Maximum wait for the writes in flight to all images of a group, while new ones are held.
 const HOLD_MAX: Duration = Duration::from_secs(10);
@@ -279,10 +277,11 @@ impl Engine {
     /// Returns the spec of an image of a group that has a name.
     fn named_member(&self, member: &GroupMember, group: &GroupSpec) -> Result<ImageSpec> {
         if !member.has_name {
-            let what = format!("{}/{} of the group {group} is gone, or in the trash", member.pool, member.image);
+            let place = place_text(&member.pool, &member.namespace);
+            let what = format!("{place}/{} of the group {group} is gone, or in the trash", member.image);
             return Err(Failure::new(FailureKind::Busy, what).hint(format!(
-                "restore it, or remove it from the group: forebay group image rm {group} {}/{}",
-                member.pool, member.id
+                "restore it, or remove it from the group: forebay group image rm {group} {place}/{}",
+                member.id
             )));
         }
         self.member_spec(group, &member.pool, &member.image)
@@ -290,12 +289,9 @@ impl Engine {
 
     /// Returns the spec of an image of a group, whose pool is named as its store names it.
     fn member_spec(&self, group: &GroupSpec, pool: &str, name: &str) -> Result<ImageSpec> {
-        // Pools of a cluster may be called like ours.
-        let is_ours = pool == LOCAL_POOL || pool == RAM_POOL;
         let (group_pool, namespace) = split_pool(&group.pool);
-        let prefix = if is_ours && self.is_in_ceph(group_pool) { RADOS_PREFIX } else { "" };
         // Images of a group are in its namespace.
-        ImageSpec::new(&place_text(&format!("{prefix}{pool}"), namespace), name).map_err(Failure::invalid)
+        self.spec_beside(group_pool, pool, namespace, name)
     }
 
     async fn flush_group(&self, spec: &GroupSpec) -> Result<()> {

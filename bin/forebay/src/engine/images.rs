@@ -116,7 +116,7 @@ impl Engine {
     pub async fn create_image(self: Rc<Self>, request: api::CreateImageRequest) -> Result<api::ImageInfo> {
         let spec = image_spec(&request.pool, &request.image)?;
         spec.check_new()?;
-        let backend = self.pool(&spec.pool).await?;
+        let backend = self.pool_of_new(&spec).await?;
         let _reserved = self.reserve_unexported(&spec)?;
         let options = image::CreateOptions {
             size: request.size,
@@ -305,7 +305,7 @@ impl Engine {
                 let share = now.done * USAGE_STEPS / now.total.max(1);
                 progress.report(done as u64 * USAGE_STEPS + share, count * USAGE_STEPS);
             };
-            let spec = image_spec(pool, &name)?;
+            let spec = ImageSpec::listed(pool, &name).map_err(Failure::invalid)?;
             let volume = self.open_volume_to_read(&spec).await?;
             let (id, image) = (volume.image.id().to_owned(), &volume.image);
             let has_snapshots = async || there.snapshots(&name).await.is_ok_and(|found| !found.is_empty());
@@ -335,7 +335,7 @@ impl Engine {
         let failure = Failure::from(error);
         match failure.kind {
             FailureKind::NotFound => Failure::new(FailureKind::NotFound, format!("there is no image {spec}"))
-                .hint(format!("'forebay ls {}' lists the images", spec.pool)),
+                .hint(format!("'forebay ls {}' lists the images", spec.place())),
             FailureKind::Exists => Failure::new(FailureKind::Exists, format!("the image {spec} exists already"))
                 .hint(format!("choose another name, or remove that one: forebay rm {spec}")),
             FailureKind::NoSpace if spec.pool == LOCAL_POOL && self.store_limit().is_some() => {

@@ -66,7 +66,7 @@ use crate::api::{DaemonStatus, Front, PoolInfo, StoreSpace};
 use crate::config::DaemonConfig;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::running;
-use crate::spec::{ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL, split_pool};
+use crate::spec::{ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL, place_text, split_pool};
 use crate::units::Size;
 use access::AccessLists;
 use ceph::CephPools;
@@ -315,14 +315,32 @@ impl Engine {
     pub async fn images_in(&self, place: &str) -> Result<Rc<Images>> {
         let (pool, namespace) = split_pool(place);
         let backend = self.pool(pool).await?;
+        let images = Images::in_namespace(&backend, namespace);
+        // Asked in the namespace itself: a client of Ceph may be restricted to it.
         if !namespace.is_empty() {
-            let there = Images::of(&backend).has_namespace(namespace).await;
-            if !there.map_err(|error| self.pool_failure(error, pool))? {
+            let is_there = images.admits_images().await;
+            if !is_there.map_err(|error| self.pool_failure(error, place))? {
                 return Err(Failure::new(FailureKind::NotFound, format!("there is no namespace {place}"))
                     .hint(format!("'forebay namespace ls {pool}' lists those that there are")));
             }
         }
-        Ok(Images::in_namespace(&backend, namespace))
+        Ok(images)
+    }
+
+    /// Returns the backend of the pool of an image that is to be created.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such pool or namespace.
+    pub async fn pool_of_new(&self, spec: &ImageSpec) -> Result<Rc<dyn ObjectBackend>> {
+        Ok(self.images_in(&spec.place()).await?.backend().clone())
+    }
+
+    /// Returns the spec of an image that another image or a group of the pool `beside` names.
+    fn spec_beside(&self, beside: &str, pool: &str, namespace: &str, name: &str) -> Result<ImageSpec> {
+        // Pools of a cluster may be called like ours.
+        let is_ours = pool == LOCAL_POOL || pool == RAM_POOL;
+        let prefix = if is_ours && self.is_in_ceph(beside) { RADOS_PREFIX } else { "" };
+        ImageSpec::listed(&place_text(&format!("{prefix}{pool}"), namespace), name).map_err(Failure::invalid)
     }
 
     /// Returns a pool by name: a local pool, or one of the Ceph cluster.

@@ -29,7 +29,9 @@ impl Engine {
         for snapshot in snapshots.iter().filter(|snapshot| all || snapshot.is_user()) {
             let mut owner = all.then(|| namespace(snapshot));
             if let (Some(owner), SnapshotKind::Group { pool, group, snapshot }) = (&mut owner, &snapshot.kind) {
-                let names = image::Images::of(&backend).group_names(*pool, group, snapshot).await;
+                // Groups are in the namespace of their images.
+                let there = image::Images::in_namespace(&backend, spec.namespace());
+                let names = there.group_names(*pool, group, snapshot).await;
                 let names = names.map_err(|error| self.image_failure(error, spec))?;
                 (owner.pool, owner.group, owner.group_snapshot) = names;
             }

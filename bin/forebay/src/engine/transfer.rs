@@ -97,7 +97,7 @@ impl Engine {
     ) -> Result<ImportResult> {
         let spec = import.spec.clone();
         spec.check_new()?;
-        let backend = self.pool(&spec.pool).await?;
+        let backend = self.pool_of_new(&spec).await?;
         let reserved = self.reserve_unexported(&spec)?;
         let NewImageOptions { object_size, features: wanted, data_pool } = import.options;
         let options = image::CreateOptions {

@@ -13,7 +13,7 @@ fn life_of_a_namespace() {
         assert_eq!(run(&["namespace", "ls"]).ok(), "", "{mode}");
         assert_eq!(site.json(&["namespace", "ls", "local"]), json!([]), "{mode}");
         let said = run(&["create", "local/ns/a", "--size", "1M"]).fails(3);
-        assert!(said.contains("local/ns"), "{mode}: {said}");
+        assert!(said.contains("no namespace local/ns"), "{mode}: {said}");
         assert!(run(&["ls", "local/ns"]).fails(3).contains("no namespace local/ns"), "{mode}");
         run(&["namespace", "create", "local/ns"]).ok();
         run(&["namespace", "create", "-p", "local", "--namespace", "other"]).ok();
@@ -47,6 +47,8 @@ fn life_of_a_namespace() {
         assert_eq!(site.json(&["info", "local/other/clone"])["parent"]["pool_namespace"], json!("ns"), "{mode}");
         assert_eq!(site.export("local/other/clone"), content(MIB, 1), "{mode}");
         run(&["rm", "--no-progress", "local/ns/a"]).fails(6);
+        let said = run(&["clone", "local/ns/a@s", "local/none/clone"]).fails(3);
+        assert!(said.contains("no namespace local/none"), "{mode}: {said}");
         run(&["flatten", "--no-progress", "local/other/clone"]).ok();
         run(&["cp", "--no-progress", "local/ns/a@s", "--dest-namespace", "other", "--dest", "copy"]).ok();
         assert_eq!(site.export("local/other/copy"), content(MIB, 1), "{mode}");
@@ -68,6 +70,14 @@ fn life_of_a_namespace() {
         let member = json!([{"image": "b", "pool": "local", "namespace": "ns", "state": 0}]);
         assert_eq!(site.json(&["group", "image", "ls", "local/ns/g"]), member, "{mode}");
         run(&["group", "snap", "create", "local/ns/g@1"]).ok();
+        let listed = site.json(&["snap", "ls", "--all", "local/ns/b"]);
+        let owner = &listed[0]["namespace"];
+        let expected = (json!("local"), json!("g"), json!("1"));
+        assert_eq!(
+            (owner["pool"].clone(), owner["group"].clone(), owner["group snap"].clone()),
+            expected,
+            "{mode}: {listed}"
+        );
         run(&["group", "snap", "rollback", "--no-progress", "local/ns/g@1"]).ok();
         run(&["group", "rm", "local/ns/g"]).ok();
         run(&["trash", "mv", "local/ns/b"]).ok();

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use forebay_block::{ErrorKind, ObjectBackend, ObjectName, ObjectOp, Transaction};
+use forebay_block::{ErrorKind, ObjectBackend, ObjectName, ObjectOp, Result, Transaction};
 use forebay_image::{Images, RemoveOptions};
 use forebay_ram::RamBackend;
 use forebay_reactor::{spawn, yield_now};
@@ -153,5 +153,54 @@ fn power_failures_while_a_namespace_is_removed() {
             },
         )
         .await;
+    });
+}
+
+/// Creates the namespace again, and an image in its trash and a group.
+async fn create_and_use(images: &Rc<Images>, there: &Rc<Images>) -> Result<()> {
+    images.create_namespace("ns").await?;
+    images.create("ns/vm", of_size(OBJECT)).await?;
+    images.move_to_trash("ns/vm", Default::default()).await?;
+    there.create_group("g").await
+}
+
+#[test]
+fn one_client_creates_a_namespace_again_while_others_remove_it() {
+    run(async {
+        let mut ends = BTreeSet::new();
+        for seed in 0..400 {
+            let cluster = cluster(seed, 1);
+            let [a, b, c] = [(); 3].map(|()| cluster.client().pool(POOL));
+            let [one, two, three] = [&a, &b, &c].map(Images::of);
+            one.create_namespace("ns").await.expect("created");
+            let (removing, creating) = {
+                let (three, there) = (three.clone(), Images::in_namespace(&c, "ns"));
+                let two = two.clone();
+                let removing = spawn(async move {
+                    for _ in 0..seed % 20 {
+                        yield_now().await;
+                    }
+                    two.remove_namespace("ns").await
+                });
+                let creating = spawn(async move {
+                    for _ in 0..seed {
+                        yield_now().await;
+                    }
+                    create_and_use(&three, &there).await
+                });
+                (removing, creating)
+            };
+            let first = one.remove_namespace("ns").await;
+            let (second, used) = (removing.await, creating.await);
+            ends.insert((first.is_ok() || second.is_ok(), used.is_ok()));
+            let there = Images::in_namespace(&a, "ns");
+            if used.is_ok() {
+                assert_eq!(one.namespaces().await.expect("namespaces"), ["ns"], "seed {seed}: it is in use");
+                assert!(there.admits_images().await.expect("a state"), "seed {seed}");
+                assert_eq!(there.trashed().await.expect("trash").len(), 1, "seed {seed}: an image is lost");
+                assert_eq!(there.groups().await.expect("groups"), ["g"], "seed {seed}: a group is lost");
+            }
+        }
+        assert!(ends.contains(&(true, true)) && ends.contains(&(true, false)), "{ends:?}");
     });
 }

@@ -86,7 +86,11 @@ impl Engine {
             let images = Images::in_namespace(&backend, &namespace).list().await;
             let place = place_text(pool, &namespace);
             for name in images.map_err(|error| self.pool_failure(error, &place))? {
-                found.push(image_spec(&place, &name)?);
+                match ImageSpec::listed(&place, &name) {
+                    Ok(spec) => found.push(spec),
+                    // It was made by another program, and cannot be attached with a log.
+                    Err(error) => tracing::debug!(pool = place, image = name, error, "an image cannot be named here"),
+                }
             }
         }
         Ok(found)

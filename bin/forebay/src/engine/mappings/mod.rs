@@ -139,8 +139,8 @@ impl Mapping {
         MappedImage {
             id: record.device.map(|index| index.to_string()).unwrap_or_default(),
             pool: record.pool.clone(),
-            namespace: String::new(),
-            name: record.image.clone(),
+            namespace: self.spec.namespace().into(),
+            name: self.spec.name().into(),
             snap: "-".into(),
             device: record.device.map(device::path).unwrap_or_default(),
             error,

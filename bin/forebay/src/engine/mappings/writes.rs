@@ -112,9 +112,11 @@ impl Volume {
             return self.submit_limited(request);
         }
         let Some(extent) = request.extent() else { return self.submit_limited(request) };
-        let early = self.attachment.log().is_some_and(|log| log.acknowledges_early());
-        let (volume, request) = (self.clone(), if early { made_durable(request) } else { request });
-        self.mapped_writes.submit(extent, self.clone(), move || volume.submit_limited(request))
+        let volume = self.clone();
+        self.mapped_writes.submit(extent, self.clone(), move || {
+            let early = volume.attachment.log().is_some_and(|log| log.acknowledges_early());
+            volume.submit_limited(if early { made_durable(request) } else { request })
+        })
     }
 }
 
