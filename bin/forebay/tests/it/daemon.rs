@@ -393,7 +393,7 @@ fn the_api_over_the_control_socket() {
     assert_eq!(status, 404);
     assert_eq!(serde_json::from_str::<Value>(&body).expect("JSON")["error"]["kind"], json!("not_found"));
     assert_eq!(site.http("GET /v1/nope").0, 404);
-    assert_eq!(site.http("GET /v1/images/local/a%2Fb").0, 400);
+    assert_eq!(site.http("GET /v1/images/local/a%2Fb%2Fc").0, 400);
     assert_eq!(site.http("POST /v1/images\ncontent-length: 2\n\n{}").0, 400);
     let (status, body) = site.http("GET /openapi.json");
     assert_eq!(status, 200);

@@ -120,7 +120,7 @@ fn a_file_with_entries_that_make_no_sense_serves_the_others() {
     let entry = |image: &str, front: &str, unit: Value| json!({ "pool": "local", "image": image, "front": front, "unit": unit });
     let nbd = |image: &str| json!({ "pool": "local", "image": image, "front": "nbd" });
     let strange = json!({ "no": "export" });
-    let bad_name = json!({ "pool": "local", "image": "a/b", "front": "nbd" });
+    let bad_name = json!({ "pool": "local", "image": "a/b/c", "front": "nbd" });
     let mut read_only = nbd("twice");
     read_only["read_only"] = json!(true);
     let mut bad_group = entry("low", "nvme", json!(7));
@@ -167,7 +167,7 @@ fn a_file_with_entries_that_make_no_sense_serves_the_others() {
         });
         assert!(line.is_some_and(|line| line.contains(why)), "{image} over {front} in\n{log}");
     }
-    assert!(log.contains("a/b") && log.contains("\"no\""), "{log}");
+    assert!(log.contains("a/b/c") && log.contains("\"no\""), "{log}");
 
     // Nothing is guessed: each is ended, and attached as it should be.
     let said = site.run(&["attach", "twice", "--nbd"]).fails(5);

@@ -110,8 +110,7 @@ fn stored_zeroes_are_freed() {
 #[test]
 fn commands_of_rbd_alone_are_refused_by_name() {
     let site = Site::new();
-    for line in ["journal status a/b", "trash purge schedule add -p a 1d", "device attach a/b", "namespace create a/b"]
-    {
+    for line in ["journal status a/b", "trash purge schedule add -p a 1d", "device attach a/b"] {
         let words: Vec<&str> = line.split(' ').collect();
         let said = site.run(&words).fails(9);
         assert!(said.contains(&format!("'rbd {}", words[0])), "{line}: {said}");
