@@ -81,7 +81,7 @@ fn names_sizes_and_object_sizes_that_cannot_be() {
     run(async {
         let backend = ram();
         let long = "n".repeat(96);
-        for name in ["", "a/b", "a@b", "a\nb", "a\0b", &long] {
+        for name in ["", "a/b/c", "a/", "a@b", "a\nb", "a\0b", &long] {
             assert_eq!(
                 kind(forebay_image::create(&backend, name, of_size(1)).await),
                 Some(ErrorKind::Invalid),
