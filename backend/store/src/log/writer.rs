@@ -216,10 +216,9 @@ impl BatchWriter {
     }
 
     /// Waits until all closed batches are written to the device (not yet durable).
-    pub async fn wait_written(&self) -> Result<()> {
+    pub fn wait_written(self: &Rc<Self>) -> impl Future<Output = Result<()>> + use<> {
         let seq = self.closed.borrow().back().map_or(0, |batch| batch.seq());
-        self.progress.wait_until(|| self.written_seq.get() >= seq || self.health.is_failed()).await;
-        if self.written_seq.get() >= seq { Ok(()) } else { Err(self.failure().expect("it has failed")) }
+        self.clone().wait_written_to(seq)
     }
 
     /// Waits until all batches up to `seq` are written to the device (not yet durable).
