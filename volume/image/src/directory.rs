@@ -11,9 +11,12 @@ use forebay_block::{
 use forebay_reactor::Buf;
 
 use crate::format::{
-    DIRECTORY, GROUP_DIRECTORY, ID_LEN_MAX, NAMESPACE_READY, NAMESPACE_STATE, decode_string, encode_string, id_key,
-    id_object, is_valid_group_id, is_valid_id, name_key, name_keys, name_of_key,
+    DIRECTORY, GROUP_DIRECTORY, ID_LEN_MAX, NAMESPACE_READY, NAMESPACE_STATE, NAMESPACES, decode_string, encode_string,
+    id_key, id_object, is_valid_group_id, is_valid_id, name_key, name_keys, name_of_key,
 };
+
+/// Names read in one request.
+const PAGE: usize = 1000;
 
 /// Outcome of adding an entry.
 pub(crate) enum Added {
@@ -48,7 +51,13 @@ impl<'a> Directory<'a> {
         Self { backend, namespace, object: GROUP_DIRECTORY, what: "group", is_valid_id: is_valid_group_id }
     }
 
-    fn object(&self) -> ObjectName {
+    /// Returns the list of a pool's namespaces, which have no ids.
+    pub(crate) fn of_namespaces(backend: &'a Rc<dyn ObjectBackend>, namespace: &'a Rc<str>) -> Self {
+        debug_assert!(namespace.is_empty(), "the list is in the default namespace");
+        Self { backend, namespace, object: NAMESPACES, what: "namespace", is_valid_id: |_| false }
+    }
+
+    pub(crate) fn object(&self) -> ObjectName {
         ObjectName::in_namespace(self.namespace.clone(), self.object)
     }
 
@@ -68,7 +77,7 @@ impl<'a> Directory<'a> {
         decode_string(&value).map(Some).ok_or_else(malformed)
     }
 
-    async fn get(&self, key: Vec<u8>) -> Result<Option<Vec<u8>>> {
+    pub(crate) async fn get(&self, key: Vec<u8>) -> Result<Option<Vec<u8>>> {
         match self.backend.kv_get(&self.object(), vec![key]).await {
             Ok(mut values) => Ok(values.pop().flatten()),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -87,6 +96,19 @@ impl<'a> Directory<'a> {
             }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok((Vec::new(), None)),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Returns all names, in order.
+    pub(crate) async fn all_names(&self) -> Result<Vec<String>> {
+        let (mut all, mut cursor) = (Vec::new(), None);
+        loop {
+            let (names, next) = self.names(cursor, PAGE).await?;
+            all.extend(names);
+            cursor = next;
+            if cursor.is_none() {
+                return Ok(all);
+            }
         }
     }
 
@@ -130,8 +152,13 @@ impl<'a> Directory<'a> {
         Ok(self.id_of(name).await?.is_some_and(|other| other != id) && self.name_of(id).await?.is_none())
     }
 
+    /// Returns whether the namespace of this directory of images admits new ones: it was created, and is not being removed.
+    pub(crate) async fn admits_images(&self) -> Result<bool> {
+        Ok(self.get(NAMESPACE_STATE.to_vec()).await?.as_deref() == Some(NAMESPACE_READY))
+    }
+
     async fn check_namespace(&self) -> Result<()> {
-        if self.get(NAMESPACE_STATE.to_vec()).await?.as_deref() == Some(NAMESPACE_READY) {
+        if self.admits_images().await? {
             return Ok(());
         }
         Err(Error::new(ErrorKind::NotFound, format!("namespace {}, or it is being removed", self.namespace)))

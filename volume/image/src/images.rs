@@ -291,16 +291,7 @@ impl Images {
     /// Returns all names, in order. Includes images whose creation or removal was interrupted by a crash; excludes
     /// names that are not UTF-8, which only other clients create.
     pub async fn list(&self) -> Result<Vec<String>> {
-        let mut all = Vec::new();
-        let mut cursor = None;
-        loop {
-            let (names, next) = self.list_page(cursor, PAGE).await?;
-            all.extend(names);
-            cursor = next;
-            if cursor.is_none() {
-                return Ok(all);
-            }
-        }
+        self.directory().all_names().await.map_err(|error| error.within("listing images"))
     }
 
     /// Returns up to `max` names in order, from the first or from `cursor`, and the cursor of the next page, if there

@@ -5,44 +5,21 @@
 
 use forebay_block::{Error, ErrorKind, ObjectName, ObjectOp, Result, SnapId, Transaction};
 
-use crate::format::{
-    DIRECTORY, GROUP_DIRECTORY, NAMESPACE_READY, NAMESPACE_STATE, NAMESPACES, TRASH, name_key, name_keys, name_of_key,
-};
+use crate::directory::Directory;
+use crate::format::{DIRECTORY, GROUP_DIRECTORY, NAMESPACE_READY, NAMESPACE_STATE, TRASH, name_key};
 use crate::images::{Images, NAME_LEN_MAX};
 
-const PAGE: usize = 1000;
 /// Objects of a namespace without images, but for its directory of images.
 const OBJECTS: [&str; 6] = ["rbd_children", GROUP_DIRECTORY, "rbd_info", "rbd_mirroring", "rbd_task", TRASH];
 
 impl Images {
-    fn namespaces_object(&self) -> ObjectName {
-        ObjectName::new(NAMESPACES)
+    fn namespace_list(&self) -> Directory<'_> {
+        Directory::of_namespaces(&self.backend, &self.namespace)
     }
 
     /// Returns the names of the pool's namespaces, in order.
     pub async fn namespaces(&self) -> Result<Vec<String>> {
-        let (mut all, mut after) = (Vec::new(), Vec::new());
-        loop {
-            let page = match self.backend.kv_list(&self.namespaces_object(), name_keys(), &after, PAGE).await {
-                Ok(page) => page,
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(all),
-                Err(error) => return Err(error.within("listing namespaces")),
-            };
-            all.extend(page.pairs.iter().filter_map(|(key, _)| name_of_key(key)));
-            match page.pairs.last() {
-                Some((last, _)) if page.more => after.clone_from(last),
-                _ => return Ok(all),
-            }
-        }
-    }
-
-    /// Returns whether the pool lists a namespace of that name.
-    pub async fn has_namespace(&self, name: &str) -> Result<bool> {
-        match self.backend.kv_get(&self.namespaces_object(), vec![name_key(name)]).await {
-            Ok(values) => Ok(values.first().is_some_and(Option::is_some)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.namespace_list().all_names().await.map_err(|error| error.within("listing namespaces"))
     }
 
     /// Creates a namespace, durably. A creation or removal that was interrupted is completed or reverted.
@@ -59,7 +36,7 @@ impl Images {
                 ObjectOp::KvCompare { key: name_key(name), value: None },
                 ObjectOp::KvSet { pairs: vec![(name_key(name), Vec::new())] },
             ];
-            match self.backend.submit(&self.namespaces_object(), Transaction::new(ops).durable()).await {
+            match self.backend.submit(&self.namespace_list().object(), Transaction::new(ops).durable()).await {
                 Err(error) if error.kind() == ErrorKind::Guard && there.admits_images().await? => {
                     return Err(Error::new(ErrorKind::Exists, format!("namespace {name}")));
                 }
@@ -85,7 +62,7 @@ impl Images {
         let _changing = self.change(&format!("namespace/{name}"))?;
         let there = Self::in_namespace(&self.backend, name);
         let removed = async {
-            if name.is_empty() || !self.has_namespace(name).await? {
+            if name.is_empty() || self.namespace_list().get(name_key(name)).await?.is_none() {
                 return Err(Error::new(ErrorKind::NotFound, format!("namespace {name}")));
             }
             let mut seen = Vec::new();
@@ -110,18 +87,18 @@ impl Images {
     /// Lists a namespace, again if it is listed.
     async fn list_namespace(&self, name: &str) -> Result<()> {
         let listed = ObjectOp::KvSet { pairs: vec![(name_key(name), Vec::new())] };
-        self.backend.submit(&self.namespaces_object(), Transaction::of(listed).durable()).await.map(drop)
+        self.backend.submit(&self.namespace_list().object(), Transaction::of(listed).durable()).await.map(drop)
     }
 
     /// Removes a namespace from the list, unless another client has created it again.
     async fn unlist_namespace(&self, name: &str, there: &Images) -> Result<()> {
         loop {
-            let Some(version) = self.version(&self.namespaces_object()).await? else { return Ok(()) };
+            let Some(version) = self.version(&self.namespace_list().object()).await? else { return Ok(()) };
             if there.admits_images().await? {
                 return Err(there.in_use());
             }
             let ops = vec![ObjectOp::AssertVersion(version), ObjectOp::KvRemove { keys: vec![name_key(name)] }];
-            match self.backend.submit(&self.namespaces_object(), Transaction::new(ops).durable()).await {
+            match self.backend.submit(&self.namespace_list().object(), Transaction::new(ops).durable()).await {
                 Err(error) if error.kind() == ErrorKind::Guard => {}
                 unlisted => return unlisted.map(drop),
             }
@@ -145,23 +122,15 @@ impl Images {
         self.version(&ObjectName::in_namespace(self.namespace.clone(), object)).await
     }
 
-    fn directory_object(&self) -> ObjectName {
-        ObjectName::in_namespace(self.namespace.clone(), DIRECTORY)
-    }
-
     /// Returns whether this namespace admits new images: it was created, and is not being removed.
     pub async fn admits_images(&self) -> Result<bool> {
-        match self.backend.kv_get(&self.directory_object(), vec![NAMESPACE_STATE.to_vec()]).await {
-            Ok(values) => Ok(values.first().is_some_and(|state| state.as_deref() == Some(NAMESPACE_READY))),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.directory().admits_images().await
     }
 
     /// Lets this namespace admit new images.
     async fn admit_images(&self) -> Result<()> {
         let ready = ObjectOp::KvSet { pairs: vec![(NAMESPACE_STATE.to_vec(), NAMESPACE_READY.to_vec())] };
-        self.backend.submit(&self.directory_object(), Transaction::of(ready).durable()).await.map(drop)
+        self.backend.submit(&self.directory().object(), Transaction::of(ready).durable()).await.map(drop)
     }
 
     /// Fails with `Busy` if this namespace has groups, or images in its trash.
@@ -187,7 +156,7 @@ impl Images {
     /// Removes the directory of images, if it has none; from then on the namespace admits no new images.
     async fn remove_empty_directory(&self) -> Result<()> {
         loop {
-            let Some(version) = self.version(&self.directory_object()).await? else { return Ok(()) };
+            let Some(version) = self.version(&self.directory().object()).await? else { return Ok(()) };
             if self.has_entries(DIRECTORY).await? {
                 return Err(Error::new(ErrorKind::Busy, format!("namespace {} has images", self.namespace)));
             }

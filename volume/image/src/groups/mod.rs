@@ -84,16 +84,7 @@ impl Images {
 
     /// Returns the names of all groups, in order.
     pub async fn groups(&self) -> Result<Vec<String>> {
-        let (mut all, mut cursor) = (Vec::new(), None);
-        loop {
-            let listed = self.group_directory().names(cursor, PAGE).await;
-            let (names, next) = listed.map_err(|error| error.within("listing groups"))?;
-            all.extend(names);
-            cursor = next;
-            if cursor.is_none() {
-                return Ok(all);
-            }
-        }
+        self.group_directory().all_names().await.map_err(|error| error.within("listing groups"))
     }
 
     /// Creates a group without images, durably.
