@@ -145,23 +145,20 @@ pub struct PoolOnly {
 struct TypedPoolOnly {
     /// The pool [default: local]
     #[arg(value_name = "POOL")]
-    name: Option<PoolSpec>,
+    name: Option<String>,
 
     /// The pool, instead of the positional one, as rbd takes it
-    #[arg(short, long, value_name = "POOL")]
-    pool: Option<PoolSpec>,
+    #[arg(short, long, value_name = "POOL", value_parser = pool_text)]
+    pool: Option<String>,
 }
 
 impl TryFrom<TypedPoolOnly> for PoolOnly {
     type Error = String;
 
     fn try_from(TypedPoolOnly { name, pool }: TypedPoolOnly) -> Result<Self, String> {
-        match (name, pool) {
-            (Some(PoolSpec(one)), Some(PoolSpec(other))) if one != other => {
-                Err(format!("'{one}' and '--pool {other}' name different pools; leave one of them out"))
-            }
-            (one, other) => Ok(Self { pool: one.or(other).map_or_else(|| LOCAL_POOL.into(), |PoolSpec(pool)| pool) }),
-        }
+        let place = one_place(name.as_deref(), pool.as_deref(), None)?;
+        let PoolSpec(pool) = place.as_deref().unwrap_or(LOCAL_POOL).parse()?;
+        Ok(Self { pool })
     }
 }
 
