@@ -38,7 +38,7 @@ impl Images {
             ];
             match self.backend.submit(&self.namespace_list().object(), Transaction::new(ops).durable()).await {
                 Err(error) if error.kind() == ErrorKind::Guard && there.admits_images().await? => {
-                    return Err(Error::new(ErrorKind::Exists, format!("namespace {name}")));
+                    Err(Error::new(ErrorKind::Exists, format!("namespace {name}")))
                 }
                 Err(error) if error.kind() == ErrorKind::Guard => {
                     there.admit_images().await?;
