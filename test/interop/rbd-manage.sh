@@ -396,6 +396,80 @@ namespaces() { # MODE
 in_both_ways namespaces
 ok "namespaces: made and removed by either, images, clones, groups and the trash in them"
 
+# Striped images: either makes them, writes, copies, clones and shrinks them, and both read the same.
+same_bytes() { # IMAGE WHAT: rbd and forebay read the same
+  rm -f "$WORK"/bytes.{theirs,ours}
+  ask rbd export --no-progress "$1" "$WORK/bytes.theirs"
+  ours export --no-progress "$1" "$WORK/bytes.ours"
+  cmp "$WORK/bytes.theirs" "$WORK/bytes.ours" >"$WORK/out" 2>&1 || fail "$2"
+}
+striping() { # MODE
+  local image
+  fails_with 2 'stripe unit' create --size 8M --object-size 256K --stripe-unit 3000 --stripe-count 3 rbd/s.ours
+  fails_with 2 'stripe-count' create --size 8M --stripe-unit 64K rbd/s.ours
+  they_refuse create --size 8M --object-size 256K --stripe-unit 3000 --stripe-count 3 rbd/s.ours
+  ours create --size 9M --object-size 256K --stripe-unit 65536 --stripe-count 3 rbd/s.ours
+  ask rbd create --size 9M --object-size 256K --stripe-unit 65536 --stripe-count 3 rbd/s.rbds
+  ask qemu-io -f raw "rbd:rbd/s.ours:conf=$CEPH_CONF" -c 'write -P 1 0 1000K' -c 'write -P 2 5M 300K' -c 'discard 100K 300K'
+  limit 60 "$FOREBAY" bench --no-progress --io-type write --io-size 96K --io-pattern rand --seconds 1 rbd/s.rbds >"$WORK/out" 2>&1 || fail "bench"
+  for image in s.ours s.rbds; do
+    same_bytes "rbd/$image" "the bytes of $image"; same_info "rbd/$image"; true_map "rbd/$image"
+    diff <(rbd info "rbd/$image" 2>/dev/null </dev/null) <("$FOREBAY" info "rbd/$image" 2>&1) >"$WORK/out" || fail "info as text"
+    # Shrunk into a set by one, grown by the other: nothing that was cut comes back.
+    ours snap create --no-progress "rbd/$image@before"
+    ours resize --no-progress --allow-shrink --size 5300K "rbd/$image"
+    ask rbd resize --no-progress --size 9M "rbd/$image"
+    same_bytes "rbd/$image" "$image, shrunk by forebay"
+    ask rbd resize --no-progress --allow-shrink --size 4900K "rbd/$image"
+    ours resize --no-progress --size 9M "rbd/$image"
+    same_bytes "rbd/$image" "$image, shrunk by rbd"; true_map "rbd/$image"
+    same_bytes "rbd/$image@before" "the snapshot of $image"
+    # The ranges that have changed, in whatever order; forebay joins those that adjoin.
+    rbd diff --from-snap before "rbd/$image" --format json 2>/dev/null >"$WORK/theirs" </dev/null || fail "rbd diff"
+    limit 60 "$FOREBAY" diff --from-snap before "rbd/$image" --format json >"$WORK/ours" 2>"$WORK/out" || fail "forebay diff"
+    covered "$WORK/theirs" "$WORK/ours" >"$WORK/out" 2>&1 || fail "changes of $image"
+    # Streams both ways.
+    rm -f "$WORK"/stream
+    ours export --no-progress --export-format 2 "rbd/$image" "$WORK/stream"
+    ask rbd import --no-progress --export-format 2 "$WORK/stream" rbd/s.copy
+    same_bytes rbd/s.copy "$image, exported by forebay"; same_bytes rbd/s.copy@before "its snapshot"
+    rbd info rbd/s.copy --format json 2>/dev/null | jq -e '.stripe_unit == 65536 and .stripe_count == 3' >"$WORK/out" || fail "striping of a stream by forebay"
+    ask rbd snap purge --no-progress rbd/s.copy; ours rm --no-progress rbd/s.copy
+    rm -f "$WORK"/stream
+    ask rbd export --no-progress --export-format 2 "rbd/$image" "$WORK/stream"
+    ours import --no-progress --export-format 2 "$WORK/stream" rbd/s.copy
+    same_bytes rbd/s.copy "$image, exported by rbd"; same_info rbd/s.copy
+    ours snap purge --no-progress rbd/s.copy; ask rbd rm --no-progress rbd/s.copy
+    # Clones of other striping, copied up by either.
+    ours clone "rbd/$image@before" rbd/s.clone --stripe-unit 16K --stripe-count 2
+    ask qemu-io -f raw "rbd:rbd/s.clone:conf=$CEPH_CONF" -c 'write -P 7 90K 20K' -c 'write -P 8 4M 1K'
+    limit 60 "$FOREBAY" bench --no-progress --io-type write --io-size 4K --io-pattern rand --seconds 1 rbd/s.clone >"$WORK/out" 2>&1 || fail "bench"
+    same_bytes rbd/s.clone "a clone of $image"; true_map rbd/s.clone; same_info rbd/s.clone
+    ours flatten --no-progress rbd/s.clone
+    same_bytes rbd/s.clone "a flattened clone of $image"; true_map rbd/s.clone
+    ask rbd rm --no-progress rbd/s.clone
+    ask rbd clone --rbd-default-clone-format 2 "rbd/$image@before" rbd/s.clone
+    ours deep cp --no-progress --flatten rbd/s.clone rbd/s.copy
+    same_bytes rbd/s.copy "a copy of a clone by rbd"
+    ours rm --no-progress rbd/s.copy; ours rm --no-progress rbd/s.clone
+    ours snap rollback --no-progress "rbd/$image@before"
+    same_bytes "rbd/$image" "$image, rolled back"
+    true_map "rbd/$image"
+    ours snap purge --no-progress "rbd/$image"
+  done
+  ours rm --no-progress rbd/s.rbds; ask rbd rm --no-progress rbd/s.ours
+  [[ -z $(rados -p rbd ls 2>/dev/null | grep rbd_data) ]] || fail "objects that are left"
+}
+# All that forebay calls changed, rbd does too: rbd counts what was written, forebay what differs.
+covered() { # THEIRS OURS
+  jq -e -n --slurpfile theirs "$1" --slurpfile ours "$2" '
+    def joined: sort_by(.offset) | reduce .[] as $r ([];
+      if length > 0 and .[-1].end == $r.offset then .[-1].end = $r.offset + $r.length else . + [{start: $r.offset, end: ($r.offset + $r.length)}] end);
+    ($theirs[0] | joined) as $all | $ours[0] | length > 0 and all(.[]; . as $r | any($all[]; .start <= $r.offset and $r.offset + $r.length <= .end))'
+}
+in_both_ways striping
+ok "striped images: made, written, copied, cloned and shrunk by either"
+
 # Zeroes that are stored: whoever frees them, both read the same, and the map is true.
 sparsify() { # MODE
   local by

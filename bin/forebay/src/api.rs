@@ -316,6 +316,12 @@ pub struct CreateImageRequest {
     /// Object size in bytes, a power of two from 64 KiB to 32 MiB; 4 MiB if omitted.
     #[serde(default = "default_object_size")]
     pub object_size: u64,
+    /// Stripe unit in bytes, a power of two from 512 to the object size; with `stripe_count`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_unit: Option<u64>,
+    /// Number of objects over which stripes go, up to 1024; with `stripe_unit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_count: Option<u64>,
     /// Names of its features; the pool's default if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub features: Option<Vec<String>>,

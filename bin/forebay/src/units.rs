@@ -14,6 +14,17 @@ const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
+/// Parses a size of which a bare number counts bytes, as in `rbd`'s options for parts of an image.
+///
+/// # Errors
+/// The reason for which it is no size.
+pub fn byte_size(text: &str) -> Result<Size, String> {
+    match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => format!("{text}B").parse(),
+        false => text.parse(),
+    }
+}
+
 impl FromStr for Size {
     type Err = String;
 

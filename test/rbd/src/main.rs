@@ -96,6 +96,7 @@ async fn create(lab: &Lab, words: &[String]) -> Result<()> {
     let options = CreateOptions {
         size: size.parse()?,
         object_size: object_size.parse()?,
+        striping: None,
         features: None,
         data_pool: data_pool.first().cloned(),
     };

@@ -14,10 +14,11 @@ use forebay_reactor::{stand_back, yield_now};
 use crate::format::{ImageFeatures, ImageHeader, map_object};
 use crate::image::Image;
 use crate::info::ObjectProgress;
+use crate::layout::ObjectExtent;
 use crate::objectmap::{SCAN, load};
 use crate::open_image::{ImageView, OpenImage};
 use crate::present;
-use crate::read::{self, read_all};
+use crate::read::{map_piece, read_piece};
 use crate::snapshots::find;
 use crate::usage::version_at;
 use crate::window::{WALK_WINDOW, after_others, windowed};
@@ -57,6 +58,8 @@ pub struct ImageChanges {
     parents: Range<u64>,
     at: u64,
     total: u64,
+    /// Changes of objects whose set is not complete yet; others of the set may have changes before them.
+    held: Vec<ChangedRange>,
     checked: bool,
 }
 
@@ -93,7 +96,6 @@ impl Image {
             return Err(Error::new(ErrorKind::Invalid, what));
         }
         let marked = marked_objects(shared, from, to).await?;
-        let object_size = shared.layout().object_size();
         let (least, most) = match from {
             Some(from) => (from.overlap.min(to.overlap), from.overlap.max(to.overlap)),
             None => (0, to.overlap),
@@ -102,10 +104,10 @@ impl Image {
             true => 0,
             false => shared.layout().objects(to.size),
         };
-        let parents = (least / object_size..shared.layout().objects(most)).start.min(total)
-            ..shared.layout().objects(most).min(total);
-        let parents = if least == most { 0..0 } else { parents };
-        Ok(ImageChanges { image: self.clone(), from, to, whole_object, marked, parents, at: 0, total, checked: false })
+        let parents = shared.layout().objects_of(Extent::new(least, most - least));
+        let parents = if least == most { 0..0 } else { parents.start.min(total)..parents.end.min(total) };
+        let (image, held) = (self.clone(), Vec::new());
+        Ok(ImageChanges { image, from, to, whole_object, marked, parents, at: 0, total, held, checked: false })
     }
 }
 
@@ -147,7 +149,34 @@ impl ImageChanges {
         self.at = upto;
         yield_now().await;
         stand_back().await;
-        Ok(Some(found.concat()))
+        Ok(Some(self.in_order(found.concat())))
+    }
+
+    /// Brings changes that were found object by object into the order of the image. Those that others may still precede
+    /// are held back.
+    fn in_order(&mut self, found: Vec<ChangedRange>) -> Vec<ChangedRange> {
+        let shared = self.image.shared();
+        let layout = shared.layout();
+        if !layout.is_striped() {
+            return found;
+        }
+        self.held.extend(found);
+        self.held.sort_unstable_by_key(|range| range.extent.offset);
+        let complete = match self.at == self.total {
+            true => u64::MAX,
+            false => self.at / layout.set_objects() * layout.set_size(),
+        };
+        let upto = self.held.partition_point(|range| range.extent.offset < complete);
+        let mut ranges: Vec<ChangedRange> = Vec::new();
+        for range in self.held.drain(..upto) {
+            match ranges.last_mut() {
+                Some(last) if last.extent.end() == range.extent.offset && last.exists == range.exists => {
+                    last.extent.len += range.extent.len;
+                }
+                _ => ranges.push(range),
+            }
+        }
+        ranges
     }
 
     /// Returns the view at the end of the changes, as it is by now: the head may have shrunk.
@@ -203,16 +232,17 @@ impl ImageChanges {
         let (shared, from, to, whole) = (self.image.shared().clone(), self.from, self.to(), self.whole_object);
         let known = self.marked.is_some() || self.parents.contains(&object);
         Box::pin(async move {
-            let object_size = shared.layout().object_size();
-            let start = object * object_size;
-            let extent = Extent::new(start, object_size.min(to.size.saturating_sub(start)));
-            if extent.len == 0 {
+            let piece = shared.layout().piece_of(object, to.size);
+            if piece.extent.len == 0 {
                 return Ok(Vec::new());
             }
             let Some(from) = from else {
                 return match whole {
-                    true => stored_objects(&shared, to, extent).await,
-                    false => stored(&shared, to, extent).await,
+                    true => stored_in_piece(shared, to, piece).await,
+                    false => {
+                        let stored = stored(&shared, to, piece).await?;
+                        Ok(in_image(&shared, object, stored.into_iter().map(|range| (range, true))))
+                    }
                 };
             };
             if !known && is_unchanged(&shared, object, from.snap, to.snap).await? {
@@ -226,12 +256,15 @@ impl ImageChanges {
                     };
                     let exists = sees(to).await?;
                     match exists || sees(from).await? {
-                        true => Ok(vec![ChangedRange { extent, exists }]),
+                        true => Ok(in_image(&shared, object, [(piece.extent.range(), exists)])),
                         // It came and went in between.
                         false => Ok(Vec::new()),
                     }
                 }
-                false => compare(&shared, from, to, extent).await,
+                false => {
+                    let found = compare(&shared, from, to, piece).await?;
+                    Ok(in_image(&shared, object, found))
+                }
             }
         })
     }
@@ -352,45 +385,74 @@ async fn exists(shared: &OpenImage, view: ImageView, object: u64) -> Result<bool
     }
 }
 
-/// Returns the data of a range, in the parent too.
-async fn stored(shared: &Rc<OpenImage>, view: ImageView, extent: Extent) -> Result<Vec<ChangedRange>> {
-    let map = read::map(shared, view, extent).await?;
+/// Returns the ranges of the image that are ranges of an object.
+fn in_image(
+    shared: &OpenImage,
+    object: u64,
+    ranges: impl IntoIterator<Item = (Range<u64>, bool)>,
+) -> Vec<ChangedRange> {
+    let layout = shared.layout();
+    let found = ranges.into_iter().flat_map(|(range, exists)| {
+        let extents = layout.image_extents(object, Extent::new(range.start, range.end - range.start));
+        extents.map(move |extent| ChangedRange { extent, exists })
+    });
+    found.collect()
+}
+
+/// Returns the data of a piece, in the parent too, as ranges of its object.
+async fn stored(shared: &Rc<OpenImage>, view: ImageView, piece: ObjectExtent) -> Result<Vec<Range<u64>>> {
+    let map = map_piece(shared, view, piece, true).await?;
     let data = map.runs().iter().filter(|run| run.state == ExtentState::Data);
-    Ok(data.map(|run| ChangedRange { extent: run.extent, exists: true }).collect())
+    Ok(data.map(|run| run.extent.range()).collect())
 }
 
 /// Returns the parts of a range that are in existing objects, of the parent too.
-fn stored_objects(shared: &Rc<OpenImage>, view: ImageView, extent: Extent) -> LocalFuture<Result<Vec<ChangedRange>>> {
-    let shared = shared.clone();
+async fn stored_objects(shared: &Rc<OpenImage>, view: ImageView, extent: Extent) -> Result<Vec<ChangedRange>> {
+    let mut found = Vec::new();
+    for piece in shared.layout().pieces(extent) {
+        found.extend(stored_in_piece(shared.clone(), view, piece).await?);
+    }
+    Ok(found)
+}
+
+/// Returns the parts of a piece that are in existing objects: all of it, or what is in those of the parent.
+fn stored_in_piece(
+    shared: Rc<OpenImage>,
+    view: ImageView,
+    piece: ObjectExtent,
+) -> LocalFuture<Result<Vec<ChangedRange>>> {
     Box::pin(async move {
+        if exists(&shared, view, piece.object).await? {
+            return Ok(in_image(&shared, piece.object, [(piece.extent.range(), true)]));
+        }
+        let overlap = shared.overlap_in(view, piece.object).saturating_sub(piece.extent.offset).min(piece.extent.len);
+        let Some(parent) = shared.parent().filter(|_| overlap > 0) else { return Ok(Vec::new()) };
         let mut found = Vec::new();
-        let object_size = shared.layout().object_size();
-        for piece in shared.layout().pieces(extent) {
-            let at = piece.object * object_size + piece.extent.offset;
-            if exists(&shared, view, piece.object).await? {
-                found.push(ChangedRange { extent: Extent::new(at, piece.extent.len), exists: true });
-                continue;
-            }
-            let overlap = shared.overlap_in(view, piece.object).saturating_sub(piece.extent.offset);
-            let Some(parent) = shared.parent().filter(|_| overlap > 0) else { continue };
-            let len = overlap.min(piece.extent.len).min(parent.view.size.saturating_sub(at));
-            found.extend(stored_objects(&parent.shared, parent.view, Extent::new(at, len)).await?);
+        for extent in shared.layout().image_extents(piece.object, Extent::new(piece.extent.offset, overlap)) {
+            let len = extent.len.min(parent.view.size.saturating_sub(extent.offset));
+            found.extend(stored_objects(&parent.shared, parent.view, Extent::new(extent.offset, len)).await?);
         }
         Ok(found)
     })
 }
 
-/// Compares the content of a range, within one object, at two views.
-async fn compare(shared: &Rc<OpenImage>, from: ImageView, to: ImageView, extent: Extent) -> Result<Vec<ChangedRange>> {
-    let mut found: Vec<ChangedRange> = Vec::new();
-    for run in data_at_either(shared, from, to, extent).await? {
+/// Compares the content of an object at two views, as far as the piece reaches; returns what differs, as ranges of the
+/// object, and whether it has data.
+async fn compare(
+    shared: &Rc<OpenImage>,
+    from: ImageView,
+    to: ImageView,
+    piece: ObjectExtent,
+) -> Result<Vec<(Range<u64>, bool)>> {
+    let mut found: Vec<(Range<u64>, bool)> = Vec::new();
+    for run in data_at_either(shared, from, to, piece).await? {
         let mut at = run.start;
         while at < run.end {
             // Up to the end of a block, so that blocks are whole.
             let end = run.end.min((at + COMPARED) / BLOCK * BLOCK);
-            let part = Extent::new(at, end - at);
-            let was = read_all(shared, from, part, Advice::ONE_PASS).await?.to_vec();
-            let is = read_all(shared, to, part, Advice::ONE_PASS).await?.to_vec();
+            let part = ObjectExtent { extent: Extent::new(at, end - at), ..piece };
+            let was = read_within(shared, from, part).await?;
+            let is = read_within(shared, to, part).await?;
             let mut done = 0;
             while done < is.len() {
                 let offset = at + done as u64;
@@ -399,8 +461,8 @@ async fn compare(shared: &Rc<OpenImage>, from: ImageView, to: ImageView, extent:
                 if was[bytes.clone()] != is[bytes.clone()] {
                     let exists = !is_zero(&is[bytes]);
                     match found.last_mut() {
-                        Some(last) if last.extent.end() == offset && last.exists == exists => last.extent.len += len,
-                        _ => found.push(ChangedRange { extent: Extent::new(offset, len), exists }),
+                        Some((last, state)) if last.end == offset && *state == exists => last.end += len,
+                        _ => found.push((offset..offset + len, exists)),
                     }
                 }
                 done += len as usize;
@@ -411,19 +473,36 @@ async fn compare(shared: &Rc<OpenImage>, from: ImageView, to: ImageView, extent:
     Ok(found)
 }
 
-/// Returns the parts of a range that have data at one of two views; the rest reads as zeroes at both.
+/// Cuts a piece at the end of a view.
+fn within(shared: &OpenImage, view: ImageView, piece: ObjectExtent) -> ObjectExtent {
+    let Extent { offset, len } = piece.extent;
+    let len = len.min(shared.layout().bytes_below(piece.object, view.size).saturating_sub(offset));
+    ObjectExtent { extent: Extent::new(offset, len), ..piece }
+}
+
+/// Reads a piece at a view; bytes past its end read as zeroes.
+async fn read_within(shared: &Rc<OpenImage>, view: ImageView, piece: ObjectExtent) -> Result<Vec<u8>> {
+    let inner = within(shared, view, piece);
+    let mut data = match inner.extent.len {
+        0 => Vec::new(),
+        _ => read_piece(shared, view, inner, Advice::ONE_PASS).await?.to_vec(),
+    };
+    data.resize(piece.extent.len as usize, 0);
+    Ok(data)
+}
+
+/// Returns the parts of a piece that have data at one of two views; the rest reads as zeroes at both.
 async fn data_at_either(
     shared: &Rc<OpenImage>,
     from: ImageView,
     to: ImageView,
-    extent: Extent,
+    piece: ObjectExtent,
 ) -> Result<Vec<Range<u64>>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for view in [from, to] {
-        let len = extent.len.min(view.size.saturating_sub(extent.offset));
-        if len > 0 {
-            let data = stored(shared, view, Extent::new(extent.offset, len)).await?;
-            runs.extend(data.iter().map(|range| range.extent.range()));
+        let inner = within(shared, view, piece);
+        if inner.extent.len > 0 {
+            runs.extend(stored(shared, view, inner).await?);
         }
     }
     runs.sort_unstable_by_key(|run| run.start);

@@ -11,7 +11,7 @@ use crate::images::Images;
 use crate::objectmap::mark_in_snapshot;
 use crate::open_image::{ImageView, OpenImage};
 use crate::pools::mark_in_use;
-use crate::read::read_all;
+use crate::read::read_parent;
 use crate::requests::WriteFlags;
 use crate::wire::bitmap::ObjectMapState;
 use crate::wire::snapshot::Parent;
@@ -118,11 +118,10 @@ pub(crate) async fn copy_data_up(shared: &Rc<OpenImage>, object: u64, overlap: u
 }
 
 /// Reads what the parent has of an object, as writes of the blocks that are not zero; `None` without a parent.
-async fn parent_data(shared: &OpenImage, object: u64, overlap: u64) -> Result<Option<Vec<ObjectOp>>> {
+async fn parent_data(shared: &Rc<OpenImage>, object: u64, overlap: u64) -> Result<Option<Vec<ObjectOp>>> {
     let Some(parent) = shared.parent() else { return Ok(None) };
-    let from = Extent::new(object * shared.layout().object_size(), overlap);
     // The parent has other children, which may read the same soon.
-    let data = read_all(&parent.shared, parent.view, from, Advice::NONE).await?;
+    let data = read_parent(shared, &parent, object, Extent::new(0, overlap), Advice::NONE).await?;
     Ok(Some(stored_runs(&data)))
 }
 

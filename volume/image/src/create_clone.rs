@@ -115,6 +115,7 @@ impl Images {
         let create = CreateOptions {
             size: found.size,
             object_size: options.object_size.unwrap_or(header.object_size()),
+            striping: options.striping,
             features: options.features,
             data_pool: options.data_pool.clone(),
         };

@@ -85,8 +85,7 @@ async fn copy_all(shared: &Rc<OpenImage>, progress: &mut impl FnMut(ObjectProgre
 
 async fn copy_one(shared: Rc<OpenImage>, object: u64) -> Result<()> {
     // While the object's range is held, the exclusive lock is not released.
-    let size = shared.layout().object_size();
-    let _pass = shared.enter(Extent::new(object * size, size)).await?;
+    let _pass = shared.enter(shared.layout().span_of(&(object..object + 1))).await?;
     shared.check_there()?;
     let overlap = shared.overlap_in(shared.head(), object);
     if overlap == 0 {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use forebay_block::{Error, ErrorKind, ObjectName, Result, SnapContext, SnapId};
 
+use crate::info::Striping;
 use crate::wire::snapshot::{Parent, Snapshot};
 use crate::wire::{CephReader, CephWriter};
 
@@ -157,6 +158,8 @@ pub struct ImageFeatures(pub u64);
 impl ImageFeatures {
     /// Clones of the image are supported, and it may be a clone.
     pub const LAYERING: ImageFeatures = ImageFeatures(1);
+    /// The header says how bytes go round several objects.
+    pub const STRIPING: ImageFeatures = ImageFeatures(1 << 1);
     /// Bits and their names, lowest first.
     const NAMES: [&str; 12] = [
         "layering",
@@ -187,9 +190,9 @@ impl ImageFeatures {
     /// Default features of RBD: layering, exclusive-lock, object-map, fast-diff, deep-flatten. Used for new images in
     /// a shared pool.
     pub const RBD_DEFAULT: ImageFeatures = ImageFeatures(0b11_1101);
-    /// Features supported for writing in an unshared pool: layering, deep-flatten, and operations, which flags newer
-    /// entries in the header.
-    const WRITABLE: u64 = 0b1_0010_0001;
+    /// Features supported for writing in an unshared pool: layering, striping, deep-flatten, and operations, which flags
+    /// newer entries in the header.
+    const WRITABLE: u64 = 0b1_0010_0011;
     /// Features supported for writing in a shared pool: additionally exclusive-lock, object-map, fast-diff,
     /// data-pool.
     const WRITABLE_SHARED: u64 = Self::WRITABLE | 0b1001_1100;
@@ -247,6 +250,8 @@ impl fmt::Display for ImageFeatures {
 pub(crate) struct ImageHeader {
     pub(crate) size: u64,
     pub(crate) order: u8,
+    /// Striping; `None` without that feature.
+    pub(crate) striping: Option<Striping>,
     pub(crate) features: ImageFeatures,
     pub(crate) object_prefix: String,
     pub(crate) snap_seq: u64,
@@ -265,7 +270,7 @@ pub(crate) struct ImageHeader {
 
 impl ImageHeader {
     /// Header keys that [`decode`](Self::decode) takes, in its order.
-    pub(crate) const KEYS: [&str; 12] = [
+    pub(crate) const KEYS: [&str; 14] = [
         "size",
         "order",
         "features",
@@ -278,6 +283,8 @@ impl ImageHeader {
         "modify_timestamp",
         "parent",
         "data_pool_id",
+        "stripe_unit",
+        "stripe_count",
     ];
 
     /// Returns the header of an image created at `now` (since 1970-01-01T00:00:00Z).
@@ -285,6 +292,7 @@ impl ImageHeader {
         Self {
             size,
             order,
+            striping: None,
             features,
             object_prefix: object_prefix(id),
             snap_seq: 0,
@@ -314,6 +322,9 @@ impl ImageHeader {
         keys.push(("order", vec![self.order]));
         keys.extend(self.parent.iter().map(|(stored, _)| ("parent", stored.clone())));
         keys.extend([("size", self.size.to_le_bytes().to_vec()), ("snap_seq", self.snap_seq.to_le_bytes().to_vec())]);
+        if let Some(Striping { unit, count }) = self.striping {
+            keys.extend([("stripe_count", count.to_le_bytes().to_vec()), ("stripe_unit", unit.to_le_bytes().to_vec())]);
+        }
         keys.into_iter().map(|(key, value)| (key.as_bytes().to_vec(), value)).collect()
     }
 
@@ -349,10 +360,19 @@ impl ImageHeader {
             None => None,
         };
         let data_pool = value(11).map(|bytes| decode_u64(bytes).ok_or_else(|| bad(11))).transpose()?;
+        let features = ImageFeatures(number(2)?);
+        let striping = match features.has(ImageFeatures::STRIPING) {
+            true => Some(Striping { unit: number(12)?, count: number(13)? }),
+            false => None,
+        };
+        if striping.is_some_and(|striping| !striping.is_consistent(1 << order)) {
+            return Err(bad(12));
+        }
         let header = Self {
             size: number(0)?,
             order,
-            features: ImageFeatures(number(2)?),
+            striping,
+            features,
             object_prefix,
             snap_seq: number(4)?,
             flags: optional(5)?,
@@ -400,6 +420,11 @@ impl ImageHeader {
     /// Returns the object size in bytes.
     pub(crate) fn object_size(&self) -> u64 {
         1 << self.order
+    }
+
+    /// Returns the striping, that of an image without the feature too.
+    pub(crate) fn striping_or_none(&self) -> Striping {
+        self.striping.unwrap_or(Striping::none(self.object_size()))
     }
 }
 
@@ -531,10 +556,10 @@ mod tests {
         assert_eq!(ImageFeatures(0b1101).unsupported(false, false), ImageFeatures(0b1100));
         assert_eq!(ImageFeatures(0b1101).unsupported(true, false), ImageFeatures(0));
         assert_eq!(ImageFeatures::RBD_DEFAULT.unsupported(false, true), ImageFeatures(0));
+        assert_eq!(ImageFeatures::STRIPING.unsupported(false, false), ImageFeatures(0));
         assert_eq!(ImageFeatures::DATA_POOL.unsupported(true, false), ImageFeatures::DATA_POOL);
-        // Striping, migration and a dirty cache change the location of data; only journaling clients may write a
-        // journal.
-        for bit in [1, 9, 11, 12, 63] {
+        // Migration and a dirty cache change the location of data; only journaling clients may write a journal.
+        for bit in [9, 11, 12, 63] {
             assert_eq!(ImageFeatures(1 << bit).unsupported(true, true), ImageFeatures(1 << bit));
         }
         assert_eq!(ImageFeatures(1 << 6).unsupported(false, true), ImageFeatures(1 << 6));

@@ -13,7 +13,7 @@ use forebay_reactor::spawn;
 
 use crate::exclusive_lock::KeptLock;
 use crate::images::Images;
-use crate::info::ObjectProgress;
+use crate::info::{ObjectProgress, Striping};
 use crate::lock::Keeping;
 use crate::open_image::{HeaderHook, ImageView, LockCheck, OpenImage};
 use crate::owner::OwnerOperations;
@@ -207,6 +207,16 @@ impl Image {
         self.shared.layout().object_size()
     }
 
+    /// Returns the striping, if the image has that feature.
+    pub fn striping(&self) -> Option<Striping> {
+        self.shared.header().striping
+    }
+
+    /// Returns the number of objects of a state of the image with this size, in bytes.
+    pub fn objects(&self, size: u64) -> u64 {
+        self.shared.layout().objects(size)
+    }
+
     /// Returns whether the handle is read-only.
     pub fn is_read_only(&self) -> bool {
         self.read_only.get()
@@ -273,7 +283,7 @@ impl BlockDevice for Image {
     }
 
     fn unit(&self) -> Option<u64> {
-        Some(self.object_size())
+        Some(self.shared.layout().set_size())
     }
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {

@@ -13,7 +13,7 @@ use crate::create_clone::CloneSource;
 use crate::directory::{Added, Directory};
 use crate::format::{ImageFeatures, ImageHeader, SNAPSHOT_PREFIX, header_object, map_object, object_prefix_elsewhere};
 use crate::image::{Image, ImageOpenOptions};
-use crate::info::{CreateOptions, ImageDescription, SnapshotInfo};
+use crate::info::{CreateOptions, ImageDescription, STRIPE_COUNT_MAX, STRIPE_UNIT_MIN, SnapshotInfo, Striping};
 use crate::objectmap;
 use crate::open_image::{ImageView, OpenImage};
 use crate::resize::unless_absent;
@@ -158,7 +158,12 @@ impl Images {
         check_name(name)?;
         let features = options.features.unwrap_or_else(|| self.default_features(&options));
         let elsewhere = if options.data_pool.is_some() { ImageFeatures::DATA_POOL } else { ImageFeatures::default() };
-        options.features = Some(ImageFeatures(features.0 & !ImageFeatures::DATA_POOL.0 | elsewhere.0));
+        let striped = match options.striping {
+            Some(striping) if striping != Striping::none(options.object_size) => ImageFeatures::STRIPING,
+            _ => ImageFeatures::default(),
+        };
+        let by_options = ImageFeatures::DATA_POOL.0 | ImageFeatures::STRIPING.0;
+        options.features = Some(ImageFeatures(features.0 & !by_options | elsewhere.0 | striped.0));
         check_options(name, &options, self.backend.shared().is_some())?;
         let _changing = self.change(name)?;
         let directory = self.directory();
@@ -217,8 +222,10 @@ impl Images {
         source: Option<&CloneSource>,
     ) -> Result<()> {
         let order = options.object_size.trailing_zeros() as u8;
+        let striping =
+            options.striping.filter(|_| options.features.is_some_and(|set| set.has(ImageFeatures::STRIPING)));
         let features = options.features.unwrap_or_default();
-        let mut header = ImageHeader::new(id, options.size, order, features, wall_clock());
+        let mut header = ImageHeader { striping, ..ImageHeader::new(id, options.size, order, features, wall_clock()) };
         if let (Some(pool), Some(shared)) = (&options.data_pool, self.backend.shared()) {
             header.data_pool = Some(shared.pool_id_of(pool).await?);
             header.object_prefix = object_prefix_elsewhere(shared.pool_id(), id);
@@ -234,7 +241,7 @@ impl Images {
         let ops = vec![ObjectOp::Create { exclusive: true }, ObjectOp::KvSet { pairs }];
         self.backend.submit(&self.header_object(id), Transaction::new(ops).durable()).await?;
         if features.has(ImageFeatures::OBJECT_MAP) {
-            let objects = options.size.div_ceil(options.object_size);
+            let objects = header.striping_or_none().objects(options.object_size, options.size);
             objectmap::create(&self.backend, &map_object(&self.namespace, id, None), objects).await?;
         }
         Ok(())
@@ -244,7 +251,7 @@ impl Images {
         if self.backend.shared().is_none() {
             return ImageFeatures(ImageFeatures::LAYERING.0 | ImageFeatures::DEEP_FLATTEN.0);
         }
-        let objects = options.size.div_ceil(options.object_size.max(1));
+        let objects = options.objects();
         let without = if objects > OBJECTS_MAX { ImageFeatures::OBJECT_MAP.0 | ImageFeatures::FAST_DIFF.0 } else { 0 };
         ImageFeatures(ImageFeatures::RBD_DEFAULT.0 & !without)
     }
@@ -318,6 +325,7 @@ impl Images {
             id,
             size,
             object_size: header.object_size(),
+            striping: header.striping,
             features: header.features,
             flags: header.flags,
             snapshots: header.snapshots.len(),
@@ -551,6 +559,11 @@ pub(crate) fn check_openable(name: &str, header: &ImageHeader) -> Result<()> {
     if header.size > SIZE_MAX {
         return Err(Error::new(ErrorKind::Unsupported, format!("image {name}: a size of {} bytes", header.size)));
     }
+    if let Some(Striping { unit, count }) = header.striping.filter(|striping| !striping.is_valid(header.object_size()))
+    {
+        let what = format!("image {name}: a stripe unit of {unit} bytes and a stripe count of {count}");
+        return Err(Error::new(ErrorKind::Unsupported, what));
+    }
     Ok(())
 }
 
@@ -572,6 +585,14 @@ fn check_options(name: &str, options: &CreateOptions, shared: bool) -> Result<()
             options.object_size
         ));
     }
+    if let Some(Striping { unit, count }) = options.striping.filter(|striping| !striping.is_valid(options.object_size))
+    {
+        let (object_size, most) = (options.object_size, STRIPE_COUNT_MAX);
+        return refuse(format!(
+            "a stripe unit of {unit} bytes and a stripe count of {count}: the unit is a power of two from \
+             {STRIPE_UNIT_MIN} to the object size of {object_size}, and the count 1 to {most}"
+        ));
+    }
     let features = options.features.unwrap_or_default();
     // The feature `operations` is set when the header needs it, not on creation.
     let unsupported =
@@ -584,7 +605,7 @@ fn check_options(name: &str, options: &CreateOptions, shared: bool) -> Result<()
     {
         return refuse("the feature fast-diff requires object-map, and object-map requires exclusive-lock".to_owned());
     }
-    if features.has(ImageFeatures::OBJECT_MAP) && options.size.div_ceil(options.object_size) > OBJECTS_MAX {
+    if features.has(ImageFeatures::OBJECT_MAP) && options.objects() > OBJECTS_MAX {
         return refuse(format!("more than {OBJECTS_MAX} objects are too many for an object map"));
     }
     Ok(())

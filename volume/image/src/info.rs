@@ -5,6 +5,52 @@ use std::time::Duration;
 use crate::OBJECT_SIZE_DEFAULT;
 use crate::format::ImageFeatures;
 
+/// Most objects over which an image is striped.
+pub const STRIPE_COUNT_MAX: u64 = 1024;
+/// Smallest stripe unit in bytes.
+pub const STRIPE_UNIT_MIN: u64 = 512;
+
+/// Striping of an image: its bytes go to `count` objects in turn, `unit` bytes each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Striping {
+    /// Stripe unit in bytes.
+    pub unit: u64,
+    /// Number of objects that take turns.
+    pub count: u64,
+}
+
+impl Striping {
+    /// Returns the striping of an image that stores its bytes in one object after the other.
+    pub fn none(object_size: u64) -> Self {
+        Self { unit: object_size, count: 1 }
+    }
+
+    /// Returns whether the image's bytes are in one object after the other: with one object, or one unit an object.
+    pub fn is_simple(self, object_size: u64) -> bool {
+        self.count == 1 || self.unit == object_size
+    }
+
+    /// Returns whether the objects, of a power of two in bytes, are made of units.
+    pub(crate) fn is_consistent(self, object_size: u64) -> bool {
+        self.unit > 0 && self.count > 0 && object_size.is_multiple_of(self.unit)
+    }
+
+    /// Returns whether the striping is supported: units of [`STRIPE_UNIT_MIN`] bytes and more, up to
+    /// [`STRIPE_COUNT_MAX`] objects.
+    pub fn is_valid(self, object_size: u64) -> bool {
+        self.is_consistent(object_size) && self.unit >= STRIPE_UNIT_MIN && self.count <= STRIPE_COUNT_MAX
+    }
+
+    /// Returns the number of objects of an image of `size` bytes.
+    pub fn objects(self, object_size: u64, size: u64) -> u64 {
+        if self.is_simple(object_size) {
+            return size.div_ceil(object_size);
+        }
+        let set = self.count * object_size;
+        size / set * self.count + (size % set).div_ceil(self.unit).min(self.count)
+    }
+}
+
 /// Options of creating an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreateOptions {
@@ -12,6 +58,8 @@ pub struct CreateOptions {
     pub size: u64,
     /// Object size in bytes, a power of two from 64 KiB to 32 MiB.
     pub object_size: u64,
+    /// Striping; `None`: one object after the other.
+    pub striping: Option<Striping>,
     /// Features. `None`: RBD's default in a shared pool ([`ImageFeatures::RBD_DEFAULT`], without an object map for an
     /// image that is too large for one), layering and deep-flatten elsewhere.
     pub features: Option<ImageFeatures>,
@@ -21,7 +69,18 @@ pub struct CreateOptions {
 
 impl Default for CreateOptions {
     fn default() -> Self {
-        Self { size: 0, object_size: OBJECT_SIZE_DEFAULT, features: None, data_pool: None }
+        Self { size: 0, object_size: OBJECT_SIZE_DEFAULT, striping: None, features: None, data_pool: None }
+    }
+}
+
+impl CreateOptions {
+    /// Returns the number of objects of the image.
+    pub(crate) fn objects(&self) -> u64 {
+        let object_size = self.object_size.max(1);
+        self.striping
+            .filter(|striping| striping.is_valid(object_size))
+            .unwrap_or(Striping::none(object_size))
+            .objects(object_size, self.size)
     }
 }
 
@@ -53,6 +112,8 @@ pub struct ImageDescription {
     pub size: u64,
     /// Object size in bytes.
     pub object_size: u64,
+    /// Striping, if the image has that feature.
+    pub striping: Option<Striping>,
     /// Name prefix of the data objects.
     pub block_name_prefix: String,
     /// Feature bits.
@@ -74,7 +135,12 @@ pub struct ImageDescription {
 impl ImageDescription {
     /// Returns the number of objects, whether they exist or not.
     pub fn objects(&self) -> u64 {
-        self.size.div_ceil(self.object_size)
+        self.objects_of(self.size)
+    }
+
+    /// Returns the number of objects of a state of the image with this size, in bytes.
+    pub fn objects_of(&self, size: u64) -> u64 {
+        self.striping.unwrap_or(Striping::none(self.object_size)).objects(self.object_size, size)
     }
 
     /// Returns the binary logarithm of the object size.
@@ -168,6 +234,8 @@ pub struct CloneOptions {
     pub format: CloneFormat,
     /// Object size in bytes, a power of two from 64 KiB to 32 MiB; `None`: that of the parent.
     pub object_size: Option<u64>,
+    /// Striping; `None`: one object after the other.
+    pub striping: Option<Striping>,
     /// Features; `None`: those of a new image. Layering is required.
     pub features: Option<ImageFeatures>,
     /// Name of another pool for the data.

@@ -73,7 +73,8 @@ pub use image::{Image, ImageOpenOptions, SpaceUsage};
 pub use images::{Images, NAME_LEN_MAX, OBJECT_SIZES, SIZE_MAX};
 pub use info::{
     ChildInfo, CloneFormat, CloneOptions, CreateOptions, ImageDescription, ImageDetails, LockKind, ObjectProgress,
-    ParentInfo, RemoveOptions, SnapshotDetails, SnapshotInfo, SnapshotKind,
+    ParentInfo, RemoveOptions, STRIPE_COUNT_MAX, STRIPE_UNIT_MIN, SnapshotDetails, SnapshotInfo, SnapshotKind,
+    Striping,
 };
 pub use locks::{ImageLock, ImageLocks};
 pub use luks::{LUKS_HEADER_LEN, LuksHeader};

@@ -114,7 +114,12 @@ impl OpenImage {
         parent: Option<Rc<ParentImage>>,
         ignores_parent: bool,
     ) -> Rc<Self> {
-        let layout = StripeLayout::new(header.order, &header.object_prefix, pools.images().namespace());
+        let layout = StripeLayout::new(
+            header.order,
+            header.striping_or_none(),
+            &header.object_prefix,
+            pools.images().namespace(),
+        );
         Rc::new(Self {
             preferred_io: pools.data().info().preferred_io,
             pools,
@@ -314,10 +319,9 @@ impl OpenImage {
         self.state.view_of(snap)
     }
 
-    /// Returns the overlap of an object with the parent, in bytes.
+    /// Returns how many bytes of an object, its first ones, overlap with the parent.
     pub(crate) fn overlap_in(&self, view: ImageView, object: u64) -> u64 {
-        let start = object.saturating_mul(self.layout.object_size());
-        view.overlap.saturating_sub(start).min(self.layout.object_size())
+        self.layout.bytes_below(object, view.overlap)
     }
 
     // ---- Other clients ----

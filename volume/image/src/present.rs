@@ -19,7 +19,7 @@ const STEP: usize = 64;
 const UNKNOWN: u64 = 1024;
 
 /// Maximum number of objects to look up one by one; for more, the candidates are searched first.
-const LOOK_UP_MAX: u64 = 8;
+const LOOK_UP_MAX: usize = 8;
 
 /// First objects of a range that may exist.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -118,10 +118,10 @@ impl Present {
 
     /// Finds the objects of `extent` that may exist, where that is cheaper than a lookup of each.
     pub(crate) async fn within(shared: &OpenImage, view: ImageView, extent: Extent) -> Result<Self> {
-        let mut range = extent.offset / shared.layout().object_size()..shared.layout().objects(extent.end());
-        if range.end - range.start < LOOK_UP_MAX {
+        if shared.layout().pieces(extent).nth(LOOK_UP_MAX - 1).is_none() {
             return Ok(Present::All);
         }
+        let mut range = shared.layout().objects_of(extent);
         let mut objects = Vec::new();
         while !range.is_empty() {
             let found = find(shared, view, range.clone()).await?;

@@ -7,6 +7,7 @@ use forebay_block::{
     Advice, BlockReply, BufList, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectRead, Result, SnapId,
 };
 
+use crate::clone::ParentImage;
 use crate::image::SpaceUsage;
 use crate::info::ObjectProgress;
 use crate::layout::ObjectExtent;
@@ -52,8 +53,32 @@ fn is_absent(shared: &OpenImage, view: ImageView, object: u64) -> bool {
     view.snap == SnapId::HEAD && shared.map().is_some_and(|map| !map.may_exist(object))
 }
 
+/// Reads what the parent has of a range of an object.
+pub(crate) async fn read_parent(
+    shared: &Rc<OpenImage>,
+    parent: &ParentImage,
+    object: u64,
+    extent: Extent,
+    advice: Advice,
+) -> Result<BufList> {
+    let mut extents = shared.layout().image_extents(object, extent);
+    let mut parts: Vec<BufList> = Vec::new();
+    let next = || -> Option<LocalFuture<Result<BufList>>> {
+        let (parent, view, extent) = (parent.shared.clone(), parent.view, extents.next()?);
+        Some(Box::pin(async move { read_all(&parent, view, extent, advice).await }))
+    };
+    let put = |number: usize, data| {
+        parts.resize_with(parts.len().max(number + 1), BufList::new);
+        parts[number] = data;
+    };
+    windowed(REQUEST_WINDOW, next, put).await?;
+    let mut whole = BufList::new();
+    parts.into_iter().for_each(|part| whole.append(part));
+    Ok(whole)
+}
+
 /// Reads exactly the bytes of a piece; an absent object reads as the parent's data, or zeroes.
-fn read_piece(
+pub(crate) fn read_piece(
     shared: &Rc<OpenImage>,
     view: ImageView,
     piece: ObjectExtent,
@@ -63,7 +88,7 @@ fn read_piece(
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
     let stored = (!is_absent(shared, view, piece.object)).then(|| read_object(shared, view, piece, advice));
     let parent = (from_parent > 0).then(|| shared.parent()).flatten();
-    let at = piece.object * shared.layout().object_size() + offset;
+    let shared = shared.clone();
     Box::pin(async move {
         if let Some(stored) = stored {
             match stored.await {
@@ -73,7 +98,7 @@ fn read_piece(
             }
         }
         let Some(parent) = parent else { return Ok(BufList::zeroes(len as usize)) };
-        let mut data = read_all(&parent.shared, parent.view, Extent::new(at, from_parent), advice).await?;
+        let mut data = read_parent(&shared, &parent, piece.object, Extent::new(offset, from_parent), advice).await?;
         data.append(BufList::zeroes((len - from_parent) as usize));
         Ok(data)
     })
@@ -86,21 +111,10 @@ pub(crate) async fn read_pieces(
     advice: Advice,
 ) -> Result<BufList> {
     let mut pieces = shared.layout().pieces(extent);
-    let mut parts: Vec<BufList> = vec![BufList::new(); pieces_of(shared, extent)];
+    let mut parts: Vec<BufList> = vec![BufList::new(); shared.layout().pieces(extent).count()];
     let next = || Some(read_piece(shared, view, pieces.next()?, advice));
     windowed(REQUEST_WINDOW, next, |number, data| parts[number] = data).await?;
-    let mut whole = BufList::new();
-    parts.into_iter().for_each(|part| whole.append(part));
-    Ok(whole)
-}
-
-/// Returns the number of objects that `extent` touches.
-fn pieces_of(shared: &OpenImage, extent: Extent) -> usize {
-    if extent.len == 0 {
-        return 0;
-    }
-    let object_size = shared.layout().object_size();
-    ((extent.end() - 1) / object_size - extent.offset / object_size + 1) as usize
+    Ok(shared.layout().join(extent, parts))
 }
 
 // ---- Allocation map ----
@@ -114,23 +128,28 @@ pub(crate) fn map(shared: &Rc<OpenImage>, view: ImageView, extent: Extent) -> Lo
     Box::pin(async move {
         let present = Present::within(&shared, view, extent).await?;
         let mut pieces = shared.layout().pieces(extent);
-        let mut parts: Vec<Option<ExtentMap>> = vec![None; pieces_of(&shared, extent)];
+        let mut parts: Vec<Option<ExtentMap>> = vec![None; shared.layout().pieces(extent).count()];
         let next = || {
             let piece = pieces.next()?;
             Some(map_piece(&shared, view, piece, present.may_have(piece.object)))
         };
         windowed(REQUEST_WINDOW, next, |number, map| parts[number] = Some(map)).await?;
-        let mut whole = ExtentMap::new();
-        let mut at = extent.offset;
-        for run in parts.iter().flatten().flat_map(ExtentMap::runs) {
-            whole.push(at, run.extent.len, run.state);
-            at += run.extent.len;
+        let mut runs = Vec::new();
+        for (piece, map) in shared.layout().pieces(extent).zip(parts.iter().flatten()) {
+            for run in map.runs() {
+                runs.extend(shared.layout().image_extents(piece.object, run.extent).map(|extent| (extent, run.state)));
+            }
         }
+        // The pieces are in the order of the objects.
+        runs.sort_unstable_by_key(|(extent, _)| extent.offset);
+        let mut whole = ExtentMap::new();
+        runs.into_iter().for_each(|(extent, state)| whole.push(extent.offset, extent.len, state));
         Ok(whole)
     })
 }
 
-fn map_piece(
+/// Returns the allocation map of a piece, by its bytes in the object, including data in the parent.
+pub(crate) fn map_piece(
     shared: &Rc<OpenImage>,
     view: ImageView,
     piece: ObjectExtent,
@@ -140,7 +159,7 @@ fn map_piece(
     let from_parent = shared.overlap_in(view, piece.object).saturating_sub(offset).min(len);
     let parent = (from_parent > 0).then(|| shared.parent()).flatten();
     let own = present.then(|| map_own(shared, view, piece));
-    let at = piece.object * shared.layout().object_size() + offset;
+    let shared = shared.clone();
     Box::pin(async move {
         if let Some(own) = own
             && let Some(map) = own.await?
@@ -150,11 +169,18 @@ fn map_piece(
         let mut whole = ExtentMap::new();
         let mut covered = 0;
         if let Some(parent) = parent {
-            let within = from_parent.min(parent.view.size.saturating_sub(at));
-            let map = map(&parent.shared, parent.view, Extent::new(at.min(parent.view.size), within)).await?;
-            for run in map.runs() {
-                whole.push(offset + covered, run.extent.len, run.state);
-                covered += run.extent.len;
+            for part in shared.layout().image_extents(piece.object, Extent::new(offset, from_parent)) {
+                let within = part.len.min(parent.view.size.saturating_sub(part.offset));
+                if within > 0 {
+                    let map = map(&parent.shared, parent.view, Extent::new(part.offset, within)).await?;
+                    for run in map.runs() {
+                        whole.push(offset + covered, run.extent.len, run.state);
+                        covered += run.extent.len;
+                    }
+                }
+                if within < part.len {
+                    break;
+                }
             }
         }
         whole.push(offset + covered, len - covered, ExtentState::Hole);

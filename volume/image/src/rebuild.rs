@@ -130,11 +130,6 @@ fn misleads(marked: ObjectMapState, actual: ObjectMapState) -> bool {
     marked != actual && !(may_exist && actual == ObjectMapState::Nonexistent)
 }
 
-fn extent_of(shared: &OpenImage, objects: &Range<u64>) -> Extent {
-    let size = shared.layout().object_size();
-    Extent::new(objects.start * size, (objects.end - objects.start) * size)
-}
-
 /// Returns the map of the head, which is there while this client holds the lock.
 fn head_map(shared: &OpenImage) -> Result<Rc<ObjectMap>> {
     shared.map().ok_or_else(|| Error::new(ErrorKind::Busy, "the exclusive lock was lost; try again"))
@@ -163,7 +158,7 @@ impl Image {
                     break;
                 }
                 let range = check.objects..owner.objects.min(check.objects + STEP);
-                let _hold = shared.enter_alone(extent_of(shared, &range)).await?;
+                let _hold = shared.enter_alone(shared.layout().span_of(&range)).await?;
                 let states = owner.states(shared, range.clone()).await?;
                 for (object, actual) in range.clone().zip(states) {
                     let marked = marked(shared, &owner, &mut stored, object, actual).await?;
@@ -273,7 +268,7 @@ impl Image {
                 return owner.set_flags(shared, |flags| flags & !INVALID).await;
             }
             let range = done..owner.objects.min(done + STEP);
-            let _hold = shared.enter_alone(extent_of(shared, &range)).await?;
+            let _hold = shared.enter_alone(shared.layout().span_of(&range)).await?;
             let states = owner.states(shared, range.clone()).await?;
             for (run, state) in runs(range.start, &states) {
                 match owner.snapshot() {

@@ -223,7 +223,7 @@ fn change_piece(
     let op = match change {
         Change::Write(data) => {
             let whole = piece.at == 0 && data.len() as u64 == extent.len;
-            let data = if whole { data.clone() } else { part(data, piece) };
+            let data = if whole { data.clone() } else { shared.layout().part(data, piece) };
             ObjectOp::Write { offset: extent.offset, data }
         }
         Change::Clear => clear_op(shared, piece),
@@ -258,7 +258,7 @@ pub(crate) fn write_many(shared: &Rc<OpenImage>, writes: Vec<WriteExtent>, fua: 
             return failed(error);
         }
         for piece in shared.layout().pieces(extent) {
-            let op = ObjectOp::Write { offset: piece.extent.offset, data: part(&data, piece) };
+            let op = ObjectOp::Write { offset: piece.extent.offset, data: shared.layout().part(&data, piece) };
             objects.entry(piece.object).or_default().push(op);
         }
     }
@@ -277,14 +277,13 @@ pub(crate) fn write_many(shared: &Rc<OpenImage>, writes: Vec<WriteExtent>, fua: 
 
 /// Submits the writes to one object as one transaction.
 fn write_object(shared: &Rc<OpenImage>, object: u64, ops: Vec<ObjectOp>, flags: WriteFlags) -> LocalFuture<Result<()>> {
-    let at = object * shared.layout().object_size();
     let ends = ops.iter().map(|op| match op {
         ObjectOp::Write { offset, data } => (*offset, offset + data.len() as u64),
         _ => (0, 0),
     });
     let (from, to) = ends.fold((u64::MAX, 0), |(from, to), (start, end)| (from.min(start), to.max(end)));
     // Span of all writes: a range lock on any part of it blocks them.
-    let extent = Extent::new(at + from, to.saturating_sub(from));
+    let extent = shared.layout().span(object, Extent::new(from, to - from));
     let range = try_enter(shared, extent);
     if is_plain(shared, object, &Change::Write(BufList::new()))
         && let Some(range) = range
@@ -307,19 +306,14 @@ fn write_object(shared: &Rc<OpenImage>, object: u64, ops: Vec<ObjectOp>, flags: 
     Box::pin(task)
 }
 
-/// Returns the part of a request's data for a piece, without copying.
-fn part(data: &BufList, piece: ObjectExtent) -> BufList {
-    data.slice(piece.at as usize..(piece.at + piece.extent.len) as usize)
-}
-
 /// Returns the operation that deallocates a piece: removing the object if the piece covers it, truncating it if the
 /// piece reaches its end, zeroing otherwise.
 fn clear_op(shared: &OpenImage, piece: ObjectExtent) -> ObjectOp {
     let Extent { offset, len } = piece.extent;
     let object_size = shared.layout().object_size();
-    // The last object may be shorter. Its length is computed now, not when the request came, since the image may have
+    // The last objects may be shorter. Their length is computed now, not when the request came, since the image may have
     // grown.
-    let used = object_size.min(shared.size().saturating_sub(piece.object * object_size));
+    let used = shared.layout().bytes_below(piece.object, shared.size());
     if offset == 0 && len >= used {
         return ObjectOp::Remove;
     }

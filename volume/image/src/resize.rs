@@ -19,7 +19,7 @@ use crate::requests::WriteFlags;
 use crate::window::{WALK_WINDOW, after_others, windowed};
 use crate::wire::bitmap::ObjectMapState;
 
-/// Removes the objects wholly within `range`, and truncates the one in which it begins. Updates the object map, if
+/// Removes the objects wholly within `range`, and truncates those in which it begins. Updates the object map, if
 /// there is one, before and after; objects marked nonexistent are skipped, unless snapshots still need the parent's
 /// bytes.
 ///
@@ -32,20 +32,28 @@ pub(crate) async fn trim(
     let layout = shared.layout();
     let first_whole = layout.objects(range.start);
     let end = layout.objects(range.end);
-    let cut = (!range.start.is_multiple_of(layout.object_size())).then(|| range.start / layout.object_size());
-    let total = cut.iter().count() as u64 + end.saturating_sub(first_whole);
-    let cut_at = range.start % layout.object_size();
+    // Objects that keep a part: of the set in which the range begins.
+    let kept = |object| layout.bytes_below(object, range.start);
+    let cut = (range.start / layout.set_size() * layout.set_objects()..first_whole)
+        .filter(|&object| kept(object) < layout.object_size())
+        .collect::<Vec<_>>();
+    let total = cut.len() as u64 + end.saturating_sub(first_whole);
     let map = shared.map();
     if let Some(map) = &map {
         map.update_range(first_whole..end, ObjectMapState::Pending, Some(ObjectMapState::Exists)).await?;
     }
     progress(ObjectProgress { done: 0, total });
     let mut before = 0;
-    if let Some(cut) = cut {
-        trim_object(shared, cut, ObjectOp::Truncate { size: cut_at }).await?;
-        before = 1;
+    let mut cut = cut.into_iter();
+    let cut_next = || {
+        let object = cut.next()?;
+        Some(after_others(trim_object(shared, object, ObjectOp::Truncate { size: kept(object) })))
+    };
+    windowed(WALK_WINDOW, cut_next, |_, _| {
+        before += 1;
         progress(ObjectProgress { done: before, total });
-    }
+    })
+    .await?;
     let remove = |object| trim_object(shared, object, ObjectOp::Remove);
     // Snapshots may need the parent's data: absent objects are created by copy-up.
     let copied = match shared.snapc().is_some_and(|snapc| !snapc.snaps.is_empty()) {
@@ -235,7 +243,7 @@ async fn shrink(
     // A write to the kept part of an object copies up the parent's data for all of it, so it waits until the overlap
     // has been reduced to the kept part.
     let from = match shared.head().overlap > new_size {
-        true => new_size - new_size % shared.layout().object_size(),
+        true => new_size - new_size % shared.layout().set_size(),
         false => new_size,
     };
     let hold = shared.enter_alone(Extent::new(from, size - from)).await?;

@@ -12,7 +12,7 @@ use crate::info::ObjectProgress;
 use crate::objectmap::{SCAN, load};
 use crate::open_image::{ImageView, OpenImage};
 use crate::present::walk;
-use crate::read::read_all;
+use crate::read::read_piece;
 use crate::resize::{resize_to, unless_absent};
 use crate::snapshots::find;
 use crate::window::{WALK_WINDOW, after_others, windowed};
@@ -131,9 +131,8 @@ async fn roll_back_object(shared: Rc<OpenImage>, object: u64, view: ImageView, t
     let op = match shared.overlap_in(view, object) > shared.overlap_in(shared.head(), object) {
         // The head does not see the parent any more where the snapshot does.
         true => {
-            let start = object * shared.layout().object_size();
-            let extent = Extent::new(start, shared.layout().object_size().min(view.size - start));
-            ObjectOp::WriteFull { data: read_all(&shared, view, extent, Advice::NONE).await? }
+            let piece = shared.layout().piece_of(object, view.size);
+            ObjectOp::WriteFull { data: read_piece(&shared, view, piece, Advice::NONE).await? }
         }
         false => ObjectOp::Rollback { snap: view.snap },
     };

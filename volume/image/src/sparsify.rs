@@ -68,7 +68,7 @@ impl Image {
 async fn sparsify_one(shared: Rc<OpenImage>, object: u64, sparse_size: u64) -> Result<()> {
     let size = shared.layout().object_size();
     // Writes to the object wait: one between the read and the change would be lost.
-    let _hold = shared.enter_alone(Extent::new(object * size, size)).await?;
+    let _hold = shared.enter_alone(shared.layout().span_of(&(object..object + 1))).await?;
     shared.check_there()?;
     if shared.map().is_some_and(|map| !map.may_exist(object)) {
         return Ok(());

@@ -76,8 +76,7 @@ fn steps(header: &ImageHeader, size: u64) -> Vec<Step> {
 
 /// Returns the bytes of an object within a size.
 fn bytes_within(shared: &OpenImage, object: u64, size: u64) -> u64 {
-    let start = object.saturating_mul(shared.layout().object_size());
-    size.saturating_sub(start).min(shared.layout().object_size())
+    shared.layout().bytes_below(object, size)
 }
 
 /// Counts the bytes of each step from the object maps; `None` if they are missing, invalid or lack fast-diff.

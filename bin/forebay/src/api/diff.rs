@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::NewImageOptions;
+
 /// Result of an import of changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AppliedDiff {
@@ -34,10 +36,36 @@ pub struct CopyImageRequest {
     /// Object size in bytes; that of the source if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_size: Option<u64>,
+    /// Stripe unit in bytes, with `stripe_count`; that of the source if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_unit: Option<u64>,
+    /// Number of objects over which stripes go, with `stripe_unit`; that of the source if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_count: Option<u64>,
     /// Names of its features; those of the source if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub features: Option<Vec<String>>,
     /// Another pool for its data, if the pool is a Ceph cluster's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_pool: Option<String>,
+}
+
+impl CopyImageRequest {
+    /// Returns a request for an image with these options, still without a name.
+    pub fn with(options: NewImageOptions) -> Self {
+        let NewImageOptions { object_size, stripe_unit, stripe_count, features, data_pool } = options;
+        let (pool, image, deep, flatten) = (String::new(), String::new(), false, false);
+        Self { pool, image, deep, flatten, object_size, stripe_unit, stripe_count, features, data_pool }
+    }
+
+    /// Returns the options of the new image.
+    pub fn options(&self) -> NewImageOptions {
+        NewImageOptions {
+            object_size: self.object_size,
+            stripe_unit: self.stripe_unit,
+            stripe_count: self.stripe_count,
+            features: self.features.clone(),
+            data_pool: self.data_pool.clone(),
+        }
+    }
 }

@@ -13,6 +13,10 @@ use crate::timestamp::Timestamp;
 pub struct NewImageOptions {
     /// Object size in bytes.
     pub object_size: Option<u64>,
+    /// Stripe unit in bytes.
+    pub stripe_unit: Option<u64>,
+    /// Number of objects over which stripes go.
+    pub stripe_count: Option<u64>,
     /// Names of its features.
     pub features: Option<Vec<String>>,
     /// Another pool for its data, if the pool is a Ceph cluster's.
@@ -23,9 +27,11 @@ impl NewImageOptions {
     /// Returns them as parts of a query, each after an `&`.
     pub fn query(&self) -> String {
         let size = self.object_size.map(|size| format!("&object_size={size}"));
+        let unit = self.stripe_unit.map(|unit| format!("&stripe_unit={unit}"));
+        let count = self.stripe_count.map(|count| format!("&stripe_count={count}"));
         let features = self.features.as_ref().map(|names| format!("&features={}", uri_encode(&names.join(","), false)));
         let pool = self.data_pool.as_ref().map(|pool| format!("&data_pool={}", uri_encode(pool, false)));
-        [size, features, pool].into_iter().flatten().collect()
+        [size, unit, count, features, pool].into_iter().flatten().collect()
     }
 }
 
@@ -82,6 +88,12 @@ pub struct ImageInfo {
     /// Snapshot from which the image was cloned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ImageParent>,
+    /// Stripe unit in bytes, if the image has the feature striping.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_unit: Option<u64>,
+    /// Number of objects over which stripes go, if the image has the feature striping.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_count: Option<u64>,
 }
 
 /// Snapshot from which an image was cloned.

@@ -2,13 +2,13 @@
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use super::images::FeatureArgs;
+use super::images::{FeatureArgs, StripeArgs};
 use super::names::read_by_way_of;
 use super::places::{in_pool, place, pool_text};
 use super::snapshots::SourceArgs;
 use crate::api::CloneVersion;
 use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec};
-use crate::units::Size;
+use crate::units::{Size, byte_size};
 
 /// Options of `clone`.
 #[derive(Debug)]
@@ -25,8 +25,12 @@ pub struct CloneArgs {
 #[derive(Debug, Args)]
 pub struct NewCloneArgs {
     /// Bytes an object, a power of two from 64K to 32M [default: that of the parent]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = byte_size)]
     pub object_size: Option<Size>,
+
+    /// Its striping; that of the parent is not inherited.
+    #[command(flatten)]
+    pub stripes: StripeArgs,
 
     /// Its features.
     #[command(flatten)]

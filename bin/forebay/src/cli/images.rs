@@ -6,13 +6,13 @@ use super::many::ManyImages;
 use super::names::{DuTarget, ExportOperands, ImportOperands, OneImage, RenameOperands};
 use super::places::{OnePool, pool_text};
 use crate::api::NewImageOptions;
-use crate::units::Size;
+use crate::units::{Size, byte_size};
 
 /// Size of the objects of a new image.
 #[derive(Debug, Args)]
 pub struct ObjectSizeArgs {
     /// Bytes an object, a power of two from 64K to 32M [default: 4M, or in a copy that of the source]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = byte_size)]
     object_size: Option<Size>,
 
     /// The same as a power of two, 22 for 4M; deprecated in rbd
@@ -36,6 +36,25 @@ impl ObjectSizeArgs {
             }
             None => self.object_size.map(|size| size.0),
         }
+    }
+}
+
+/// Striping of a new image.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct StripeArgs {
+    /// Bytes that go to an object before it is the turn of the next one, a power of two from 512 to the object size
+    #[arg(long, value_name = "SIZE", requires = "stripe_count", value_parser = byte_size)]
+    stripe_unit: Option<Size>,
+
+    /// Objects that take turns, from 1 to 1024
+    #[arg(long, value_name = "N", requires = "stripe_unit")]
+    pub stripe_count: Option<u64>,
+}
+
+impl StripeArgs {
+    /// Returns the stripe unit in bytes.
+    pub fn unit(self) -> Option<u64> {
+        self.stripe_unit.map(|size| size.0)
     }
 }
 
@@ -72,6 +91,10 @@ pub struct NewImageArgs {
     #[command(flatten)]
     objects: ObjectSizeArgs,
 
+    /// Its striping.
+    #[command(flatten)]
+    stripes: StripeArgs,
+
     /// Its features.
     #[command(flatten)]
     features: FeatureArgs,
@@ -82,6 +105,8 @@ impl NewImageArgs {
     pub fn options(&self) -> NewImageOptions {
         NewImageOptions {
             object_size: self.objects.given(),
+            stripe_unit: self.stripes.unit(),
+            stripe_count: self.stripes.stripe_count,
             features: self.features.names(),
             data_pool: self.features.data_pool.clone(),
         }
@@ -102,6 +127,10 @@ pub struct CreateArgs {
     /// Its objects.
     #[command(flatten)]
     pub objects: ObjectSizeArgs,
+
+    /// Its striping.
+    #[command(flatten)]
+    pub stripes: StripeArgs,
 
     /// Its features.
     #[command(flatten)]
@@ -148,7 +177,7 @@ pub struct SparsifyArgs {
     pub name: OneImage,
 
     /// Size of the blocks whose bytes are all zero, a power of two from 4K to the size of the image's objects
-    #[arg(long, value_name = "SIZE", default_value = "4K")]
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = byte_size)]
     pub sparse_size: Size,
 }
 

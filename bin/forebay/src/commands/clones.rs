@@ -15,6 +15,8 @@ pub fn clone(global: &GlobalArgs, output: Output, CloneArgs { from, to, options 
         pool: to.pool,
         image: to.image,
         object_size: options.object_size.map(|size| size.0),
+        stripe_unit: options.stripes.unit(),
+        stripe_count: options.stripes.stripe_count,
         features: options.features.names(),
         data_pool: options.features.data_pool,
         format: options.clone_format,

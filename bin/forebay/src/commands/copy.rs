@@ -2,7 +2,7 @@
 
 use super::shapes::Info;
 use super::with_session;
-use crate::api::{CopyImageRequest, NewImageOptions};
+use crate::api::CopyImageRequest;
 use crate::cli::{CopyArgs, DeepCommand, GlobalArgs};
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::failure::Result;
@@ -13,8 +13,7 @@ use crate::output::Output;
 pub fn copy(global: &GlobalArgs, output: Output, options: CopyArgs) -> Result<()> {
     let CopyArgs { names, made } = options;
     let (pool, image) = (names.to.pool, names.to.image);
-    let NewImageOptions { object_size, features, data_pool } = made.options();
-    let request = CopyImageRequest { pool, image, deep: false, flatten: false, object_size, features, data_pool };
+    let request = CopyImageRequest { pool, image, ..CopyImageRequest::with(made.options()) };
     run(global, output, CopyImage { source: names.source, request })
 }
 
@@ -22,9 +21,8 @@ pub fn copy(global: &GlobalArgs, output: Output, options: CopyArgs) -> Result<()
 pub fn deep(global: &GlobalArgs, output: Output, command: DeepCommand) -> Result<()> {
     let DeepCommand::Cp(options) = command;
     let (pool, image) = (options.names.to.pool, options.names.to.image);
-    let NewImageOptions { object_size, features, data_pool } = options.made.options();
-    let flatten = options.flatten;
-    let request = CopyImageRequest { pool, image, deep: true, flatten, object_size, features, data_pool };
+    let made = CopyImageRequest::with(options.made.options());
+    let request = CopyImageRequest { pool, image, deep: true, flatten: options.flatten, ..made };
     run(global, output, CopyImage { source: options.names.source, request })
 }
 

@@ -21,7 +21,17 @@ pub fn create(global: &GlobalArgs, output: Output, options: CreateArgs) -> Resul
     let made = with_session(global, |session| {
         each(images, |ImageSpec { pool, image }| {
             let (features, data_pool) = (options.features.names(), options.features.data_pool.clone());
-            let request = api::CreateImageRequest { pool, image, size, object_size, features, data_pool };
+            let (stripe_unit, stripe_count) = (options.stripes.unit(), options.stripes.stripe_count);
+            let request = api::CreateImageRequest {
+                pool,
+                image,
+                size,
+                object_size,
+                stripe_unit,
+                stripe_count,
+                features,
+                data_pool,
+            };
             session.call(CreateImage(request), |_| {})
         })
     })?;

@@ -40,6 +40,10 @@ pub struct Info<'a> {
     snapshot_limit: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<&'a ImageParent>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stripe_unit: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stripe_count: Option<u64>,
     pool: &'a str,
 }
 
@@ -67,6 +71,8 @@ impl<'a> From<&'a ImageInfo> for Info<'a> {
             protected: info.protected.as_deref(),
             snapshot_limit: info.snapshot_limit,
             parent: info.parent.as_ref(),
+            stripe_unit: info.stripe_unit,
+            stripe_count: info.stripe_count,
             pool: &info.pool,
         }
     }
@@ -102,6 +108,8 @@ impl Info<'_> {
             rows.push(format!("parent: {}{trash}", crate::api::ListedParent::from(parent).spec()));
             rows.push(format!("overlap: {}", rbd_size(parent.overlap)));
         }
+        rows.extend(self.stripe_unit.map(|unit| format!("stripe unit: {}", rbd_size(unit))));
+        rows.extend(self.stripe_count.map(|count| format!("stripe count: {count}")));
         let rows: String = rows.iter().map(|row| format!("\t{row}\n")).collect();
         format!("rbd image '{}':\n{rows}", self.name)
     }
@@ -506,6 +514,8 @@ mod tests {
                 trash: false,
                 overlap: 100 << 20,
             }),
+            stripe_unit: Some(64 << 10),
+            stripe_count: Some(16),
         };
         let time = format!("\tmodify_timestamp: {}", Timestamp(0).local_text());
         let want = [
@@ -525,6 +535,8 @@ mod tests {
             "\tsnapshot_limit: 9",
             "\tparent: rbd/a@s1",
             "\toverlap: 100 MiB",
+            "\tstripe unit: 64 KiB",
+            "\tstripe count: 16",
             "",
         ];
         assert_eq!(Info::from(&info).text(), want.join("\n"));

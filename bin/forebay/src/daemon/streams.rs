@@ -170,6 +170,10 @@ pub struct ImportQuery {
     size: Option<u64>,
     /// Object size in bytes; the default, or in format 2 that of the stream, if omitted.
     object_size: Option<u64>,
+    /// Stripe unit in bytes, with `stripe_count`; none, or in format 2 that of the stream, if omitted.
+    stripe_unit: Option<u64>,
+    /// Number of objects over which stripes go, with `stripe_unit`.
+    stripe_count: Option<u64>,
     /// Names of its features, separated by commas; the default, or in format 2 those of the stream, if omitted.
     features: Option<String>,
     /// Another pool for its data, if the pool is a Ceph cluster's.
@@ -182,7 +186,8 @@ pub struct ImportQuery {
 /// Create an image with the content of an `rbd diff v1` stream, or with snapshots of an `rbd image v2` stream
 #[utoipa::path(put, path = "/v1/images/{pool}/{image}/data",
     params(("pool" = String, Path), ("image" = String, Path), ("size" = Option<u64>, Query),
-        ("object_size" = Option<u64>, Query), ("features" = Option<String>, Query),
+        ("object_size" = Option<u64>, Query), ("stripe_unit" = Option<u64>, Query),
+        ("stripe_count" = Option<u64>, Query), ("features" = Option<String>, Query),
         ("data_pool" = Option<String>, Query), ("format" = Option<u8>, Query)),
     request_body(content_type = "application/vnd.forebay.diff"),
     responses((status = 200, body = api::ImportResult), (status = 409, body = ErrorBody)))]
@@ -192,9 +197,9 @@ pub async fn import(
     Query(query): Query<ImportQuery>,
     request: Request,
 ) -> Response {
-    let ImportQuery { size, object_size, features, data_pool, format } = query;
+    let ImportQuery { size, object_size, stripe_unit, stripe_count, features, data_pool, format } = query;
     let features = features.map(|names| names.split(',').map(str::to_owned).collect());
-    let options = NewImageOptions { object_size, features, data_pool };
+    let options = NewImageOptions { object_size, stripe_unit, stripe_count, features, data_pool };
     match image_spec(&pool, &image).and_then(|spec| Ok((spec, stream_format(format)?))) {
         Ok((spec, StreamFormat::Diff)) => {
             let import = ImportParameters { spec, options, size };

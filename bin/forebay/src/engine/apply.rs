@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Engine;
 use super::diffs::OWN_METADATA;
-use super::images::features;
+use super::images::{features, striping};
 use super::logs::log_failure;
 use super::transfer::{Chunk, IN_FLIGHT, ImageProperties};
 use super::volumes::Volume;
@@ -196,13 +196,9 @@ impl Engine {
 
 /// Returns the options of a new image with the properties of a stream.
 fn create_options(properties: &ImageProperties, import: &ImageImport, shared: bool) -> Result<image::CreateOptions> {
-    if properties.stripe_count.is_some_and(|count| count > 1) {
-        let what = "the image of the stream is striped, which is not supported here";
-        return Err(Failure::new(FailureKind::Unsupported, what)
-            .hint("export it without --export-format 2: its data can be imported without its snapshots"));
-    }
     let order = properties.order.map(|order| 1u64.checked_shl(u32::try_from(order).unwrap_or(64)).unwrap_or(0));
-    let NewImageOptions { object_size, features: wanted, data_pool } = import.options.clone();
+    let NewImageOptions { object_size, stripe_unit, stripe_count, features: wanted, data_pool } =
+        import.options.clone();
     let object_size = object_size.or(order).unwrap_or(image::OBJECT_SIZE_DEFAULT);
     if !image::OBJECT_SIZES.contains(&object_size) {
         return Err(Failure::new(
@@ -211,6 +207,12 @@ fn create_options(properties: &ImageProperties, import: &ImageImport, shared: bo
         )
         .hint("choose another size, from 64K to 32M, with --object-size"));
     }
+    let of_stream = match (properties.stripe_unit, properties.stripe_count) {
+        // One object after the other, whatever their size is.
+        (_, Some(0 | 1) | None) | (None, _) => None,
+        (Some(unit), Some(count)) => Some(image::Striping { unit, count }),
+    };
+    let striping = striping(stripe_unit, stripe_count)?.or(of_stream);
     // What else an image may have there describes its place, or is not supported here: journaling, mirroring.
     let kept = match shared {
         true => ImageFeatures::RBD_DEFAULT.0,
@@ -218,7 +220,7 @@ fn create_options(properties: &ImageProperties, import: &ImageImport, shared: bo
     };
     let of_stream = properties.features.map(|features| ImageFeatures(features & kept));
     let features = features(wanted.as_deref())?.or(of_stream);
-    Ok(image::CreateOptions { object_size, features, data_pool, ..Default::default() })
+    Ok(image::CreateOptions { object_size, striping, features, data_pool, ..Default::default() })
 }
 
 /// Returns the failure of a stream without its end.

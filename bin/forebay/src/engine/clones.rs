@@ -5,7 +5,7 @@ use std::rc::Rc;
 use forebay_image as image;
 
 use super::Engine;
-use super::images::features;
+use super::images::{features, striping};
 use crate::api::{self, ImageChild};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
@@ -27,6 +27,7 @@ impl Engine {
                 api::CloneVersion::V2 => image::CloneFormat::V2,
             },
             object_size: request.object_size,
+            striping: striping(request.stripe_unit, request.stripe_count)?,
             features: features(request.features.as_deref())?,
             data_pool: request.data_pool,
         };

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::Engine;
 use super::apply::ImageImport;
 use super::transfer::CHUNKS_QUEUED;
-use crate::api::{CopyImageRequest, ImageInfo, NewImageOptions};
+use crate::api::{CopyImageRequest, ImageInfo};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
 use crate::spec::{SourceSpec, image_spec};
@@ -41,12 +41,7 @@ impl Engine {
             // If the receiver has failed, that is the cause.
             sent.map_err(|failure| (failure, sender.is_closed()))
         });
-        let options = NewImageOptions {
-            object_size: request.object_size,
-            features: request.features,
-            data_pool: request.data_pool,
-        };
-        let import = ImageImport { spec: to.clone(), options };
+        let import = ImageImport { spec: to.clone(), options: request.options() };
         let received = self.clone().import_image(import, receiver, begun).await;
         let copied = match (sending.await, received) {
             (Err((failure, false)), _) => Err(failure),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use forebay_block::{Advice, BlockDevice, BlockRequest, Extent, is_zero};
-use forebay_image::{Image, ObjectProgress, SnapshotInfo};
+use forebay_image::{Image, ObjectProgress, SnapshotInfo, Striping};
 use forebay_reactor::{JoinHandle, spawn};
 use tokio::sync::mpsc;
 
@@ -112,17 +112,18 @@ impl Engine {
             sent.truncate(at + 1);
         }
         let metadata = image.metadata_pairs().await.map_err(|error| self.image_failure(error, spec))?;
+        let striping = image.striping().unwrap_or(Striping::none(image.object_size()));
         let properties = ImageProperties {
             order: Some(image.object_size().trailing_zeros().into()),
             // Those of an image that is not shared mean nothing elsewhere.
             features: image.is_shared().then(|| image.features().0),
-            stripe_unit: Some(image.object_size()),
-            stripe_count: Some(1),
+            stripe_unit: Some(striping.unit),
+            stripe_count: Some(striping.count),
             metadata: metadata.into_iter().filter(|(key, _)| !key.starts_with(OWN_METADATA)).collect(),
             diffs: sent.len() as u64 + 1,
         };
         send(chunks, Chunk::Image(Box::new(properties))).await?;
-        let objects = |size: u64| size.div_ceil(image.object_size());
+        let objects = |size: u64| image.objects(size);
         let total = sent.iter().map(|snapshot| snapshot.size).chain([image.size()]).map(objects).sum();
         let mut done = 0;
         let mut before: Option<&str> = None;

@@ -32,6 +32,15 @@ pub(super) fn features(names: Option<&[String]>) -> Result<Option<image::ImageFe
     })
 }
 
+/// Returns the striping of this unit and count.
+pub(super) fn striping(unit: Option<u64>, count: Option<u64>) -> Result<Option<image::Striping>> {
+    match (unit, count) {
+        (None, None) => Ok(None),
+        (Some(unit), Some(count)) => Ok(Some(image::Striping { unit, count })),
+        _ => Err(Failure::invalid("a stripe unit and a stripe count belong together: one of them is missing")),
+    }
+}
+
 impl Engine {
     /// Returns the names of the pools: those of this daemon, and those of the Ceph cluster that were requested.
     pub fn pool_names(&self) -> Vec<String> {
@@ -121,6 +130,7 @@ impl Engine {
         let options = image::CreateOptions {
             size: request.size,
             object_size: request.object_size,
+            striping: striping(request.stripe_unit, request.stripe_count)?,
             features: features(request.features.as_deref())?,
             data_pool: request.data_pool,
         };
@@ -150,7 +160,7 @@ impl Engine {
         let found = found.ok_or_else(|| no_snapshot(&snapshot))?;
         Ok(api::ImageInfo {
             size: found.info.size,
-            objects: found.info.size.div_ceil(details.info.object_size),
+            objects: details.info.objects_of(found.info.size),
             protected: Some(found.info.protected.to_string()),
             parent: found.parent.as_ref().map(parent),
             ..describe(spec, &details)
@@ -398,6 +408,8 @@ fn describe(spec: &ImageSpec, details: &image::ImageDetails) -> api::ImageInfo {
         protected: None,
         snapshot_limit: details.snapshot_limit,
         parent: details.parent.as_ref().map(parent),
+        stripe_unit: info.striping.map(|striping| striping.unit),
+        stripe_count: info.striping.map(|striping| striping.count),
     }
 }
 

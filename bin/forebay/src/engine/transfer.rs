@@ -11,7 +11,7 @@ use forebay_reactor::{Buf, JoinHandle, spawn};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Engine;
-use super::images::features;
+use super::images::{features, striping};
 use super::volumes::Volume;
 use crate::api::{ImportResult, NewImageOptions};
 use crate::failure::{Failure, Result};
@@ -99,10 +99,11 @@ impl Engine {
         spec.check_new()?;
         let backend = self.pool_of_new(&spec).await?;
         let reserved = self.reserve_unexported(&spec)?;
-        let NewImageOptions { object_size, features: wanted, data_pool } = import.options;
+        let NewImageOptions { object_size, stripe_unit, stripe_count, features: wanted, data_pool } = import.options;
         let options = image::CreateOptions {
             size: import.size.unwrap_or(0),
             object_size: object_size.unwrap_or(image::OBJECT_SIZE_DEFAULT),
+            striping: striping(stripe_unit, stripe_count)?,
             features: features(wanted.as_deref())?,
             data_pool,
         };

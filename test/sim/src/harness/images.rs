@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent, ObjectBackend, ObjectName, Result};
-use forebay_image::{CreateOptions, Image, ImageOpenOptions, Images, RemoveOptions};
+use forebay_image::{CreateOptions, Image, ImageOpenOptions, Images, RemoveOptions, Striping};
 use forebay_reactor::{sleep, spawn};
 
 use super::scenario::Scenario;
+use super::striping::draw_striping;
 use crate::oracle::{BLOCK, BlockOracle, CheckedDevice, Expected, Token};
 use crate::rng::Rng;
 use crate::workload::{BlockLoad, Seen, verify_blocks};
@@ -25,6 +26,7 @@ const ROUNDS_MAX: u64 = 3;
 struct Slot {
     name: String,
     object_size: u64,
+    striping: Option<Striping>,
     /// Sizes are drawn up to this.
     size_max: u64,
     /// Oracle of the content of the image that exists, or existed last.
@@ -93,16 +95,20 @@ impl ImageLoad {
             world: world.clone(),
             crowded: scenario.crowded,
         });
-        let slot = |index| Slot {
-            name: format!("vm{index}"),
-            object_size: *rng.pick(&[64 << 10, 64 << 10, 128 << 10, 1 << 20]),
-            size_max: share.clamp(16 * BLOCK, 1 << 20),
-            oracle: Rc::new(RefCell::new(BlockOracle::new(Expected::nothing()))),
-            live: Some(None),
-            crash: vec![None],
-            listed: false,
-            removed: None,
-            lost: false,
+        let slot = |index| {
+            let object_size = *rng.pick(&[64 << 10, 64 << 10, 128 << 10, 1 << 20]);
+            Slot {
+                name: format!("vm{index}"),
+                object_size,
+                striping: draw_striping(rng, object_size),
+                size_max: share.clamp(16 * BLOCK, 1 << 20),
+                oracle: Rc::new(RefCell::new(BlockOracle::new(Expected::nothing()))),
+                live: Some(None),
+                crash: vec![None],
+                listed: false,
+                removed: None,
+                lost: false,
+            }
         };
         let slots = (0..count).map(slot).map(|slot| Rc::new(RefCell::new(slot))).collect();
         Self { slots, common, requests: None, closing: Vec::new() }
@@ -352,7 +358,7 @@ impl User {
 
     async fn create(&mut self) -> bool {
         let size = self.draw_size();
-        let (name, object_size) = {
+        let (name, object_size, striping) = {
             let mut slot = self.slot.borrow_mut();
             let mut oracle = BlockOracle::new(self.common.expected.get());
             oracle.set_size(size, size);
@@ -360,9 +366,9 @@ impl User {
             slot.crash.push(Some(size));
             slot.live = None;
             slot.listed = true;
-            (slot.name.clone(), slot.object_size)
+            (slot.name.clone(), slot.object_size, slot.striping)
         };
-        let options = CreateOptions { size, object_size, ..CreateOptions::default() };
+        let options = CreateOptions { size, object_size, striping, ..CreateOptions::default() };
         let created = self.images.create(&name, options).await;
         let what = || format!("creating image {name} of {size} bytes");
         if self.common.answer(what, created).is_some() {

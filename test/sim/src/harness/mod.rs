@@ -10,6 +10,7 @@ mod replication;
 mod scenario;
 mod shared;
 mod store;
+mod striping;
 mod writelog;
 
 pub use families::{FamilyTally, run_families};

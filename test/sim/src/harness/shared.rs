@@ -22,6 +22,7 @@ use forebay_ram::cluster::rbd::ClosedImage;
 use forebay_ram::cluster::{RamClient, RamCluster};
 use forebay_reactor::{sleep, spawn, timeout};
 
+use super::striping::draw_striping;
 use super::{Failure, guarded};
 use crate::faults::Faults;
 use crate::oracle::{BLOCK, BlockOracle, Expected};
@@ -271,6 +272,7 @@ impl Run {
         let options = CreateOptions {
             size: self.size,
             object_size: OBJECT,
+            striping: draw_striping(&mut self.rng, OBJECT),
             features: Some(self.features),
             ..CreateOptions::default()
         };
@@ -279,7 +281,8 @@ impl Run {
         if self.rng.coin() {
             self.tally.clones = 1;
             let size = self.rng.range(1..OBJECTS_MAX + 1) * OBJECT;
-            forebay_image::create(&backend, "base", CreateOptions { size, ..options }).await?;
+            let striping = draw_striping(&mut self.rng, OBJECT);
+            forebay_image::create(&backend, "base", CreateOptions { size, striping, ..options }).await?;
             let base = Image::open(backend.clone(), "base", ImageOpenOptions::default()).await?;
             let overlap = size.min(self.size) - self.rng.below(2) * self.rng.below(OBJECT);
             self.parent = vec![0; size as usize];
@@ -527,7 +530,8 @@ fn lie_of_map(bare: &Rc<RamBackend>, id: &str, object: &ObjectName) -> Option<St
     let is_missing = |object: usize| object >= count || state(object) == 0;
     let candidates = match changed {
         Some(object) => object..object + 1,
-        None => 0..OBJECTS_MAX as usize,
+        // The last set of objects may have more of them, each with less.
+        None => 0..2 * OBJECTS_MAX as usize + 8,
     };
     candidates.filter(|object| is_missing(*object)).find_map(|object| {
         let name = ObjectName::new(format!("{data}{object:016x}"));
@@ -540,6 +544,6 @@ fn lie_of_map(bare: &Rc<RamBackend>, id: &str, object: &ObjectName) -> Option<St
 /// Finds what `rbd` must know of an image that no client has open.
 async fn closed_image(backend: &Rc<dyn ObjectBackend>, image: &str, overlap: Option<u64>) -> Result<ClosedImage> {
     let info = forebay_image::info(backend, image).await?;
-    let mapped = info.features.has(ImageFeatures::OBJECT_MAP).then(|| info.size.div_ceil(info.object_size));
+    let mapped = info.features.has(ImageFeatures::OBJECT_MAP).then(|| info.objects());
     Ok(ClosedImage { id: info.id, size: info.size, mapped, overlap })
 }

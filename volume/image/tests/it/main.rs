@@ -22,4 +22,5 @@ mod reserved;
 mod shared;
 mod snapshots;
 mod sparsify;
+mod striping;
 mod trash;

@@ -22,6 +22,7 @@ const FEATURES: Stage = Stage::Test("forebay-image", "features");
 const SPARSE: Stage = Stage::Test("forebay-image", "sparsify");
 const RESERVED: Stage = Stage::Test("forebay-image", "reserved");
 const GROUPS: Stage = Stage::Test("forebay-image", "groups");
+const STRIPING: Stage = Stage::Test("forebay-image", "striping");
 const ENGINE: Stage = Stage::Bin("forebay");
 const SIM: Stage = Stage::Sim(&[], 1000);
 const SIM_SHARED: Stage = Stage::Sim(&["--shared"], 400);
@@ -85,7 +86,7 @@ pub(super) const LIST: &[Mutant] = &[
         "image-shrink-lets-writes-in",
         "While a clone shrinks, a write to what stays of its last object copies up what is being cut off",
         RESIZE,
-        "true => new_size - new_size % shared.layout().object_size(),",
+        "true => new_size - new_size % shared.layout().set_size(),",
         "true => new_size,",
         &[CLONES, SIM_SHARED],
     ),
@@ -205,8 +206,8 @@ pub(super) const LIST: &[Mutant] = &[
         "image-parent-past-overlap",
         "Bytes of the parent past the overlap are read",
         OPEN_IMAGE,
-        "view.overlap.saturating_sub(start).min(self.layout.object_size())",
-        "view.overlap.min(self.layout.object_size())",
+        "self.layout.bytes_below(object, view.overlap)",
+        "view.overlap.min(self.layout.object_size()).max(self.layout.bytes_below(object, view.overlap))",
         &[CLONES, SIM_SHARED],
     ),
     Mutant::new(
@@ -624,5 +625,29 @@ pub(super) const LIST: &[Mutant] = &[
         "            self.set_link(&id, pool, &image, LinkState::Incomplete).await?;\n            if let Err",
         "            if let Err",
         &[GROUPS],
+    ),
+    Mutant::new(
+        "striped-shrink-keeps-ends",
+        "A striped image that shrinks keeps the ends of all objects of its last set",
+        RESIZE,
+        ".filter(|&object| kept(object) < layout.object_size())",
+        ".filter(|&object| kept(object) < layout.object_size() && !layout.is_striped())",
+        &[STRIPING, SIM_FAMILIES],
+    ),
+    Mutant::new(
+        "striped-changes-out-of-order",
+        "Changes of a striped image are returned object by object",
+        CHANGES_OPS,
+        "if !layout.is_striped() {\n            return found;",
+        "if layout.object_size() > 0 {\n            return found;",
+        &[CHANGES, SIM_FAMILIES],
+    ),
+    Mutant::new(
+        "striped-lock-of-one-unit",
+        "Who locks an object of a striped image locks as many bytes as it has, from its first one on",
+        "volume/image/src/layout.rs",
+        "Extent::new(sets.start * self.set_size(), (sets.end - sets.start) * self.set_size())",
+        "Extent::new(sets.start * self.set_size(), (objects.end - objects.start) * self.object_size())",
+        &[UNIT, STRIPING],
     ),
 ];

@@ -54,6 +54,8 @@ async fn create(engine: &Rc<Engine>, name: &str) {
         image: name.into(),
         size: 1 << 20,
         object_size: 1 << 20,
+        stripe_unit: None,
+        stripe_count: None,
         features: None,
         data_pool: None,
     };

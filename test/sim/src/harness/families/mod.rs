@@ -4,6 +4,7 @@
 //! Half of the runs are on the embedded store, which loses power at any persistence point. The others are on the model of what
 //! RADOS shares, where a client dies at any transaction, and another one goes on.
 
+mod changes;
 mod group;
 mod step;
 
@@ -17,14 +18,16 @@ use forebay_block::{
     BlockDevice, BlockRequest, Buf, BufList, Error, ErrorKind, Extent, ObjectBackend, ObjectName, Result, SnapId,
 };
 use forebay_image::{
-    CloneFormat, CloneOptions, CreateOptions, Image, ImageFeatures, ImageOpenOptions, Images, RemoveOptions,
+    CloneFormat, CloneOptions, CreateOptions, Image, ImageFeatures, ImageOpenOptions, Images, RemoveOptions, Striping,
 };
 use forebay_ram::cluster::{RamClient, RamCluster};
 use forebay_reactor::sync::Notify;
 use forebay_store::{InitOptions, Store, StoreOptions};
 
+use self::changes::check_changes;
 use self::group::KnownGroup;
 use self::step::{Step, describe};
+use super::striping::draw_striping;
 use super::{Failure, guarded};
 use crate::faults::{CrashPolicy, Faults};
 use crate::rng::Rng;
@@ -111,8 +114,10 @@ fn run(world: &World, seed: u64) -> std::result::Result<FamilyTally, String> {
         (_, false) => ImageFeatures::LAYERING,
     };
     let tally = FamilyTally { runs: 1, on_store: on_store.into(), ..FamilyTally::default() };
+    let striping = [draw_striping(&mut rng, OBJECT), draw_striping(&mut rng, OBJECT)];
     let family = Family {
         rng,
+        striping,
         features,
         members: Vec::new(),
         group: KnownGroup::default(),
@@ -245,6 +250,8 @@ struct Member {
 
 struct Family {
     rng: Rng,
+    /// Striping of images, and of clones.
+    striping: [Option<Striping>; 2],
     features: ImageFeatures,
     members: Vec<Member>,
     group: KnownGroup,
@@ -401,14 +408,15 @@ impl Family {
                 let options = CreateOptions {
                     size: SIZE,
                     object_size: OBJECT,
+                    striping: self.striping[0],
                     features: Some(self.features),
                     ..CreateOptions::default()
                 };
                 return images.create(&format!("base{number}"), options).await;
             }
             Step::Clone { name: at, to, format } => {
-                let options =
-                    CloneOptions { format: *format, features: Some(self.features), ..CloneOptions::default() };
+                let (striping, features) = (self.striping[1], Some(self.features));
+                let options = CloneOptions { format: *format, striping, features, ..CloneOptions::default() };
                 return images.clone_from(images, &format!("{name}@{at}"), to, &options).await;
             }
             Step::Remove => return images.remove(&name, RemoveOptions::default(), |_| {}).await,
@@ -616,8 +624,9 @@ impl Family {
         for (number, member) in self.members.iter().enumerate().filter(|(_, member)| !member.gone) {
             let image = open(images, &member.name).await?;
             let found = content_of(&image).await?;
-            image.close().await;
             self.compare(&member.name, &found, &member.content)?;
+            check_changes(&image, member.snapshots.last(), &member.content).await?;
+            image.close().await;
             let snapshots = images.snapshots(&member.name).await?;
             let users: Vec<_> = snapshots.iter().filter(|one| one.is_user()).map(|one| &one.name).collect();
             let known: Vec<_> = member.snapshots.iter().map(|known| &known.name).collect();
