@@ -1,5 +1,6 @@
 //! fio: one measured run, and what it says of it.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -69,7 +70,21 @@ pub fn measure(job: &Job, target: &[String], seconds: f64) -> Result<Outcome> {
 
 /// Runs `job` like [`measure`], with variables in fio's environment.
 pub fn measure_with(job: &Job, target: &[String], seconds: f64, environment: &[(&str, &Path)]) -> Result<Outcome> {
-    let mut fio = shell::command(program());
+    measure_under(&[], job, target, seconds, environment)
+}
+
+/// Runs `job` like [`measure_with`], started by another program, such as `taskset`.
+pub fn measure_under(
+    wrapper: &[&str],
+    job: &Job,
+    target: &[String],
+    seconds: f64,
+    environment: &[(&str, &Path)],
+) -> Result<Outcome> {
+    let program = program();
+    let mut words = wrapper.iter().map(OsStr::new).chain([program.as_ref()]);
+    let mut fio = shell::command(words.next().expect("a program"));
+    fio.args(words);
     fio.envs(environment.iter().copied());
     fio.args(target);
     fio.args([

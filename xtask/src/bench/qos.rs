@@ -46,7 +46,9 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
     let wanted = |name: &str| effort.case.as_ref().is_none_or(|part| name.contains(part.as_str()));
     let mut text = String::new();
     {
-        let daemon = Daemon::start(&scratch.path().join("store"), &["--store-size", "4G"])?;
+        // A processor of its own, as on a machine without hosts.
+        let first = ["taskset", "--cpu-list", "0"];
+        let daemon = Daemon::start_under(&first, &scratch.path().join("store"), &["--store-size", "4G"])?;
         if wanted("rate") {
             rate(&daemon, effort, &mut lines, &mut text)?;
         }
@@ -123,6 +125,21 @@ fn rate(daemon: &Daemon, effort: &Effort, lines: &mut Vec<String>, text: &mut St
     Ok(())
 }
 
+/// The programs under which the quiet host runs, and the busy one: neither on the daemon's processor. The quiet one goes
+/// first where it shares one with the busy host, which would be on another machine; otherwise the scheduler of this one
+/// would be measured.
+fn hosts() -> Result<[Vec<String>; 2]> {
+    let last = std::thread::available_parallelism()?.get() - 1;
+    let busy: Vec<String> = ["taskset", "--cpu-list", &last.to_string()].map(str::to_owned).into();
+    let first = ["chrt", "--fifo", "10"];
+    let may_go_first = shell::output(shell::command(first[0]).args(&first[1..]).arg("true")).is_ok();
+    if !may_go_first {
+        println!("remark: no real-time priority here, so the quiet host waits for the processor of the busy one");
+    }
+    let first = first.iter().filter(|_| may_go_first).map(|&word| word.to_owned());
+    Ok([first.chain(busy.iter().cloned()).collect(), busy])
+}
+
 fn held(target: &[String], seconds: f64) -> Result<Outcome> {
     fio::measure(&HELD, &settled(target), seconds)
 }
@@ -155,17 +172,21 @@ fn beside(
     let _ = writeln!(text, "| busy volume, 128 in flight | quiet alone, p99 | beside, p99 | busy alone | beside |");
     let _ = writeln!(text, "|---|---|---|---|---|");
     let seconds = (effort.seconds / 3.0).max(1.0);
+    let hosts = hosts()?;
+    let [quiet_host, busy_host] = hosts.each_ref().map(|words| words.iter().map(String::as_str).collect::<Vec<_>>());
     for (name, job, pattern) in cases {
         let host = Job { pattern, ..QUIET };
         let [mut alone, mut beside, mut busy_alone, mut busy_beside] = [const { Vec::new() }; 4];
         for _ in 0..effort.rounds {
-            alone.push(fio::measure(&host, &quiet, seconds)?.latency_ns[1] as f64 / 1e3);
-            busy_alone.push(fio::measure(job, &busy, seconds)?.iops);
+            let as_quiet = || fio::measure_under(&quiet_host, &host, &quiet, seconds, &[]);
+            let as_busy = |seconds| fio::measure_under(&busy_host, job, &busy, seconds, &[]);
+            alone.push(as_quiet()?.latency_ns[1] as f64 / 1e3);
+            busy_alone.push(as_busy(seconds)?.iops);
             let (loaded, host) = std::thread::scope(|scope| {
                 // Longer, so that the quiet host is never alone.
-                let load = scope.spawn(|| fio::measure(job, &busy, seconds + 2.0));
+                let load = scope.spawn(|| as_busy(seconds + 2.0));
                 std::thread::sleep(Duration::from_secs(1));
-                let host = fio::measure(&host, &quiet, seconds);
+                let host = as_quiet();
                 (load.join().expect("the load"), host)
             });
             beside.push(host?.latency_ns[1] as f64 / 1e3);
@@ -185,7 +206,8 @@ fn beside(
 
 fn write(text: &str, lines: &[String]) -> Result<()> {
     let path = shell::root().join("docs/benchmarks/qos.md");
-    let method = "Medians of rounds, with fio over NBD to one daemon with one core, on a shared machine. The 99th \
+    let method = "Medians of rounds, with fio over NBD to one daemon with one core, on a shared machine. The daemon has a \
+                  processor of its own; the quiet host has priority over the busy one on theirs. The 99th \
                   percentile of a host with one request in flight is compared with that of the same host alone. \
                   `cargo xtask bench qos` measures it again.";
     let lines = lines.join("\n");

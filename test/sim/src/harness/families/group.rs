@@ -6,6 +6,7 @@ use std::rc::Rc;
 use forebay_block::{Error, ErrorKind, Result};
 use forebay_image::{Images, SnapshotKind};
 
+use super::logs::{FamilyLogs, LoggedMember};
 use super::{Family, open, wrong};
 
 /// Name of the group.
@@ -94,12 +95,17 @@ impl Family {
                 images.add_to_group(GROUP, images, member).await
             }
             GroupStep::Leave => images.remove_from_group(GROUP, images, member).await,
-            GroupStep::Snapshot { name } => take_snapshot(images, name).await,
+            GroupStep::Snapshot { name } => take_snapshot(images, self.logs.as_ref(), name).await,
             GroupStep::RemoveSnapshot { name } => images.remove_group_snapshot(GROUP, name).await,
             GroupStep::RollBack { name } => {
                 for part in images.group_snapshot_parts(GROUP, name).await? {
                     let image = open(images, &part.image).await?;
+                    let closed = match self.logs.as_ref().and_then(|logs| logs.of_name(&part.image)) {
+                        Some(LoggedMember { log, .. }) => Some(log.shrink(0).await?),
+                        None => None,
+                    };
                     let rolled_back = image.rollback_number(part.snapshot, |_| {}).await;
+                    drop(closed);
                     image.close().await;
                     rolled_back?;
                 }
@@ -205,7 +211,7 @@ impl Family {
 }
 
 /// Creates a snapshot of the group.
-async fn take_snapshot(images: &Rc<Images>, name: &str) -> Result<()> {
+async fn take_snapshot(images: &Rc<Images>, logs: Option<&FamilyLogs>, name: &str) -> Result<()> {
     let mut members = Vec::new();
     for member in images.group_images(GROUP).await? {
         members.push(open(images, &member.image).await?);
@@ -213,11 +219,22 @@ async fn take_snapshot(images: &Rc<Images>, name: &str) -> Result<()> {
     let handles = members.clone();
     let taken = async {
         let (pending, mut parts) = images.begin_group_snapshot(GROUP, name, members).await?;
+        // Of an image with a log, its cut chooses the moment; the writes to others are held.
+        let mut cuts = Vec::new();
         for part in &mut parts {
-            part.hold().await?;
+            match logs.and_then(|logs| logs.of_name(&part.image().name())) {
+                Some(LoggedMember { log, .. }) => cuts.push(Some((log.begin_cut().await, log))),
+                None => {
+                    part.hold().await?;
+                    cuts.push(None);
+                }
+            }
         }
         let mut created = Vec::new();
-        for part in parts {
+        for (part, cut) in parts.into_iter().zip(cuts) {
+            if let Some((cut, log)) = &cut {
+                log.complete_cut(cut).await?;
+            }
             created.push(part.create().await?);
         }
         pending.complete(created).await.map(drop)

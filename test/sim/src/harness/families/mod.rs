@@ -5,7 +5,9 @@
 //! RADOS shares, where a client dies at any transaction, and another one goes on.
 
 mod changes;
+mod check;
 mod group;
+mod logs;
 mod step;
 
 use std::cell::{Cell, RefCell};
@@ -14,9 +16,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use forebay_block::{
-    BlockDevice, BlockRequest, Buf, BufList, Error, ErrorKind, Extent, ObjectBackend, ObjectName, Result, SnapId,
-};
+use forebay_block::{BlockDevice, BlockRequest, Buf, BufList, Error, ErrorKind, Extent, ObjectBackend, Result};
 use forebay_image::{
     CloneFormat, CloneOptions, CreateOptions, Image, ImageFeatures, ImageOpenOptions, Images, RemoveOptions, Striping,
 };
@@ -24,8 +24,8 @@ use forebay_ram::cluster::{RamClient, RamCluster};
 use forebay_reactor::sync::Notify;
 use forebay_store::{InitOptions, Store, StoreOptions};
 
-use self::changes::check_changes;
 use self::group::KnownGroup;
+use self::logs::{FamilyLogs, LoggedMember};
 use self::step::{Step, describe};
 use super::striping::draw_striping;
 use super::{Failure, guarded};
@@ -51,6 +51,8 @@ pub struct FamilyTally {
     pub runs: u64,
     /// Runs on the store.
     pub on_store: u64,
+    /// Runs with write logs in front of some images.
+    pub logged: u64,
     /// Operations that were completed.
     pub operations: u64,
     /// Power failures.
@@ -77,6 +79,7 @@ impl FamilyTally {
         let add = |mine: &mut u64, theirs: u64| *mine += theirs;
         add(&mut self.runs, other.runs);
         add(&mut self.on_store, other.on_store);
+        add(&mut self.logged, other.logged);
         add(&mut self.operations, other.operations);
         add(&mut self.crashes, other.crashes);
         add(&mut self.deaths, other.deaths);
@@ -113,7 +116,9 @@ fn run(world: &World, seed: u64) -> std::result::Result<FamilyTally, String> {
         (false, true) => ImageFeatures::RBD_DEFAULT,
         (_, false) => ImageFeatures::LAYERING,
     };
-    let tally = FamilyTally { runs: 1, on_store: on_store.into(), ..FamilyTally::default() };
+    let logs = (on_store && rng.coin()).then(|| FamilyLogs::draw(world, &mut rng));
+    let tally =
+        FamilyTally { runs: 1, logged: logs.is_some().into(), on_store: on_store.into(), ..FamilyTally::default() };
     let striping = [draw_striping(&mut rng, OBJECT), draw_striping(&mut rng, OBJECT)];
     let family = Family {
         rng,
@@ -121,6 +126,7 @@ fn run(world: &World, seed: u64) -> std::result::Result<FamilyTally, String> {
         features,
         members: Vec::new(),
         group: KnownGroup::default(),
+        logs,
         names: 0,
         pending: None,
         left: STEPS,
@@ -152,9 +158,11 @@ fn on_the_store(world: &World, mut family: Family) -> std::result::Result<Family
                 let backend: Rc<dyn ObjectBackend> = store.clone();
                 family.remove_all(&Images::of(&backend)).await?;
             }
+            family.close_logs().await?;
             store.close().await
         });
         world.crash_at_point(None);
+        family.logs.as_mut().into_iter().for_each(FamilyLogs::forget);
         world.crash(reactor, CrashKind::Power);
         match ran {
             Ok(Ok(())) if cut => {}
@@ -255,6 +263,8 @@ struct Family {
     features: ImageFeatures,
     members: Vec<Member>,
     group: KnownGroup,
+    /// Write logs, if images have some.
+    logs: Option<FamilyLogs>,
     names: u64,
     /// Operation in flight when the last life ended.
     pending: Option<(usize, Step)>,
@@ -268,10 +278,10 @@ fn wrong(what: String) -> Error {
     Error::new(ErrorKind::Io, what)
 }
 
-async fn content_of(image: &Image) -> Result<Vec<u8>> {
-    match image.size() {
+async fn content_of(device: &dyn BlockDevice) -> Result<Vec<u8>> {
+    match device.geometry().size {
         0 => Ok(Vec::new()),
-        size => Ok(image.submit(BlockRequest::Read(Extent::new(0, size))).await?.into_data().to_vec()),
+        size => Ok(device.submit(BlockRequest::Read(Extent::new(0, size))).await?.into_data().to_vec()),
     }
 }
 
@@ -296,6 +306,10 @@ impl Family {
     }
 
     async fn go_on(&mut self, images: &Rc<Images>) -> Result<()> {
+        let names = self.members.iter().map(|member| (!member.gone).then(|| member.name.clone())).collect::<Vec<_>>();
+        if let Some(logs) = &mut self.logs {
+            logs.begin(images, |number| names.get(number).cloned().flatten()).await?;
+        }
         if let Some((number, step)) = self.pending.clone() {
             self.settle(images, number, step).await?;
             self.pending = None;
@@ -307,7 +321,7 @@ impl Family {
             self.pending = Some((number, step.clone()));
             self.world.note(|| format!("{}: {}", number, describe(&step)));
             self.perform(images, number, &step).await?;
-            images.backend().flush().await?;
+            self.flush(images).await?;
             self.apply(number, step);
             self.pending = None;
             self.tally.operations += 1;
@@ -316,6 +330,28 @@ impl Family {
             }
         }
         self.check(images).await
+    }
+
+    /// Makes everything durable.
+    async fn flush(&self, images: &Rc<Images>) -> Result<()> {
+        if let Some(logs) = &self.logs {
+            logs.flush().await?;
+        }
+        images.backend().flush().await
+    }
+
+    /// Closes the logs at the end of a life, written back or not.
+    async fn close_logs(&mut self) -> Result<()> {
+        let write_back = self.rng.coin();
+        match &mut self.logs {
+            Some(logs) => logs.close(write_back).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the log of a member, if it has one.
+    fn logged(&self, number: usize) -> Option<LoggedMember> {
+        self.logs.as_ref()?.of(number)
     }
 
     fn fresh(&mut self, prefix: &str) -> String {
@@ -419,24 +455,65 @@ impl Family {
                 let options = CloneOptions { format: *format, striping, features, ..CloneOptions::default() };
                 return images.clone_from(images, &format!("{name}@{at}"), to, &options).await;
             }
-            Step::Remove => return images.remove(&name, RemoveOptions::default(), |_| {}).await,
+            Step::Remove => {
+                if let Some(logs) = &mut self.logs {
+                    logs.end(number).await?;
+                }
+                return images.remove(&name, RemoveOptions::default(), |_| {}).await;
+            }
             Step::Group(step) => return self.perform_group_step(images, number, step).await,
+            Step::Write { .. } => {
+                if self.logged(number).is_none()
+                    && self.rng.one_in(3)
+                    && let Some(logs) = &mut self.logs
+                {
+                    logs.create(&self.world, images, number, &name).await?;
+                }
+            }
             _ => {}
         }
         let image = open(images, &name).await?;
+        let log = self.logged(number).map(|logged| logged.log);
+        let device: Rc<dyn BlockDevice> = log.clone().map_or(image.clone(), |log| log);
         let done = match step {
             Step::Write { offset, data } => {
                 let data: BufList = Buf::copy_of(data).into();
-                image.submit(BlockRequest::Write { offset: *offset, data, fua: false }).await.map(drop)
+                device.submit(BlockRequest::Write { offset: *offset, data, fua: false }).await.map(drop)
             }
             Step::Discard { offset, len } => {
-                image.submit(BlockRequest::Discard(Extent::new(*offset, *len))).await.map(drop)
+                device.submit(BlockRequest::Discard(Extent::new(*offset, *len))).await.map(drop)
             }
-            Step::Resize { to } => image.resize(*to, true, |_| {}).await,
-            Step::Snapshot { name } => image.create_snapshot(name).await.map(drop),
+            Step::Resize { to } => {
+                // The log holds nothing past the new end before the image loses it.
+                let shrinking = match log.filter(|_| *to < image.size()) {
+                    Some(log) => Some(log.shrink(*to).await?),
+                    None => None,
+                };
+                let resized = image.resize(*to, true, |_| {}).await;
+                drop(shrinking);
+                resized
+            }
+            Step::Snapshot { name } => {
+                let cut = match log {
+                    Some(log) => Some(log.cut().await?),
+                    None => None,
+                };
+                let created = image.create_snapshot(name).await;
+                drop(cut);
+                created.map(drop)
+            }
             Step::RemoveSnapshot { name } => image.remove_snapshot(name).await,
             Step::Protect { name, protected } => image.set_snapshot_protection(name, *protected).await.map(drop),
-            Step::RollBack { name } => image.rollback(name, |_| {}).await,
+            Step::RollBack { name } => {
+                // An empty log replays nothing over the older data.
+                let closed = match log {
+                    Some(log) => Some(log.shrink(0).await?),
+                    None => None,
+                };
+                let rolled_back = image.rollback(name, |_| {}).await;
+                drop(closed);
+                rolled_back
+            }
             Step::Flatten => image.flatten(|_| {}).await,
             Step::Create | Step::Clone { .. } | Step::Remove | Step::Group(_) => Ok(()),
         };
@@ -532,7 +609,10 @@ impl Family {
         match &step {
             Step::Write { .. } | Step::Discard { .. } | Step::Resize { .. } => {
                 let image = open(images, &name).await?;
-                let found = content_of(&image).await?;
+                let log = self.logged(number).map(|logged| logged.log);
+                let device: Rc<dyn BlockDevice> = log.map_or(image.clone(), |log| log);
+                let found = content_of(&*device).await?;
+                drop(device);
                 image.close().await;
                 let before = self.members[number].content.clone();
                 self.apply(number, step.clone());
@@ -608,91 +688,6 @@ impl Family {
                 self.apply(number, step);
             }
         }
-        images.backend().flush().await
-    }
-
-    /// Compares everything with the model.
-    async fn check(&self, images: &Rc<Images>) -> Result<()> {
-        self.check_group(images).await?;
-        let listed = images.list().await?;
-        let there = self.members.iter().filter(|member| !member.gone);
-        let mut names: Vec<_> = there.map(|member| member.name.clone()).collect();
-        names.sort();
-        if listed != names {
-            return Err(wrong(format!("{listed:?} are listed, not {names:?}")));
-        }
-        for (number, member) in self.members.iter().enumerate().filter(|(_, member)| !member.gone) {
-            let image = open(images, &member.name).await?;
-            let found = content_of(&image).await?;
-            self.compare(&member.name, &found, &member.content)?;
-            check_changes(&image, member.snapshots.last(), &member.content).await?;
-            image.close().await;
-            let snapshots = images.snapshots(&member.name).await?;
-            let users: Vec<_> = snapshots.iter().filter(|one| one.is_user()).map(|one| &one.name).collect();
-            let known: Vec<_> = member.snapshots.iter().map(|known| &known.name).collect();
-            if users != known {
-                return Err(wrong(format!("{} has the snapshots {users:?}, not {known:?}", member.name)));
-            }
-            for known in &member.snapshots {
-                let name = format!("{}@{}", member.name, known.name);
-                let snapshot = open(images, &name).await?;
-                let found = content_of(&snapshot).await?;
-                snapshot.close().await;
-                self.compare(&name, &found, &known.content)?;
-                let recorded = images.children(&member.name, Some(&known.name), false).await?;
-                for clone in self.clones(number, &known.name) {
-                    if !recorded.iter().any(|child| child.image == clone.name) {
-                        return Err(wrong(format!("{} is not recorded as a clone of {name}", clone.name)));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn compare(&self, name: &str, found: &[u8], wanted: &[u8]) -> Result<()> {
-        if found.len() != wanted.len() {
-            return Err(wrong(format!("{name} has {} bytes, not {}", found.len(), wanted.len())));
-        }
-        match found.iter().zip(wanted).position(|(found, wanted)| found != wanted) {
-            Some(at) => Err(wrong(format!("{name} has {} at {at}, not {}", found[at], wanted[at]))),
-            None => Ok(()),
-        }
-    }
-
-    /// Removes everything, clones before their parents, and looks for remains.
-    async fn remove_all(&mut self, images: &Rc<Images>) -> Result<()> {
-        group::remove(images).await?;
-        for member in self.members.iter().rev().filter(|member| !member.gone) {
-            let image = open(images, &member.name).await?;
-            for known in &member.snapshots {
-                image.set_snapshot_protection(&known.name, false).await?;
-                image.remove_snapshot(&known.name).await?;
-            }
-            // Kept for a clone whose creation was cut short.
-            for snapshot in images.snapshots(&member.name).await? {
-                image.remove_snapshot_number(SnapId(snapshot.id)).await?;
-            }
-            image.close().await;
-            images.remove(&member.name, RemoveOptions::default(), |_| {}).await?;
-        }
-        let backend = images.backend();
-        let mut left = backend.list(None, None, 1000).await?.names;
-        left.retain(|name| !["rbd_directory", "rbd_children"].contains(&name.name()));
-        let mut remains = Vec::new();
-        for name in left {
-            if !group::may_be_left(images, &name).await? {
-                remains.push(name);
-            }
-        }
-        let left = remains;
-        if !left.is_empty() {
-            return Err(wrong(format!("{left:?} are left")));
-        }
-        match backend.kv_list(&ObjectName::new("rbd_children"), b"", b"", 9).await {
-            Ok(page) if !page.pairs.is_empty() => Err(wrong(format!("{:?} are left in rbd_children", page.pairs))),
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        self.flush(images).await
     }
 }
