@@ -215,8 +215,21 @@ ask rbd create --size 1M rbd/child-copy
 for part in first head; do ask rbd import-diff --no-progress "$WORK/child.$part" rbd/child-copy; done
 same rbd/child@first rbd/child-copy@first "a clone's snapshot, with what its parent has"
 same rbd/child rbd/child-copy "a clone, with what its parent has"
-limit 60 "$FOREBAY" deep cp rbd/child rbd/flat >"$WORK/out" 2>&1
-[[ $? == 9 ]] || fail "a deep copy of a clone that stays one"
+# A deep copy of a clone is a clone of the same parent, with its own objects alone.
+copies=0
+own() { rados -p rbd ls 2>/dev/null | grep -c "$(rbd info "$1" --format json 2>/dev/null | jq -r .block_name_prefix)"; }
+for by in alone "ask $FOREBAY" "ask rbd"; do
+  sister=rbd/sister$((++copies))
+  $by deep cp rbd/child $sister
+  same rbd/child@first $sister@first "the snapshot of a clone's deep copy by $by"
+  same rbd/child $sister "a clone's deep copy by $by"
+  rbd children rbd/disk@two 2>/dev/null | grep -q ${sister#*/} || fail "the child by $by"
+  (($(own $sister) <= $(own rbd/child))) || { echo "$(own $sister) of $(own rbd/child)" >"$WORK/out"; fail "objects by $by"; }
+  ask rbd snap purge --no-progress $sister
+  ask "$FOREBAY" rm $sister
+done
+limit 60 "$FOREBAY" deep cp rbd/child local/sister >"$WORK/out" 2>&1
+[[ $? == 2 ]] || fail "a clone whose parent is in another place"
 grep -q -- '--flatten' "$WORK/out" || fail "what to do about it"
 ask "$FOREBAY" deep cp --flatten rbd/child rbd/flat
 same rbd/child@first rbd/flat@first "the snapshot of a clone's deep copy"

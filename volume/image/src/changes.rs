@@ -11,6 +11,7 @@ use std::rc::Rc;
 use forebay_block::{Advice, Error, ErrorKind, Extent, ExtentState, LocalFuture, Result, SnapId, SnapSet, is_zero};
 use forebay_reactor::{stand_back, yield_now};
 
+use crate::clone::ParentImage;
 use crate::format::{ImageFeatures, ImageHeader, map_object};
 use crate::image::Image;
 use crate::info::ObjectProgress;
@@ -18,7 +19,7 @@ use crate::layout::ObjectExtent;
 use crate::objectmap::{SCAN, load};
 use crate::open_image::{ImageView, OpenImage};
 use crate::present;
-use crate::read::{map_piece, read_piece};
+use crate::read::{map_piece, read_parent, read_piece};
 use crate::snapshots::find;
 use crate::usage::version_at;
 use crate::window::{WALK_WINDOW, after_others, windowed};
@@ -50,6 +51,8 @@ pub struct ImageChanges {
     image: Rc<Image>,
     /// Snapshot that the changes begin at; `None`: the beginning, when the image was empty.
     from: Option<ImageView>,
+    /// Parent whose content the changes begin at, in place of an empty image.
+    parent: Option<Rc<ParentImage>>,
     to: ImageView,
     whole_object: bool,
     /// Objects that may have changed, if the object maps tell; otherwise each is queried.
@@ -106,8 +109,43 @@ impl Image {
         };
         let parents = shared.layout().objects_of(Extent::new(least, most - least));
         let parents = if least == most { 0..0 } else { parents.start.min(total)..parents.end.min(total) };
-        let (image, held) = (self.clone(), Vec::new());
-        Ok(ImageChanges { image, from, to, whole_object, marked, parents, at: 0, total, held, checked: false })
+        let (image, parent, held) = (self.clone(), None, Vec::new());
+        Ok(ImageChanges { image, from, parent, to, whole_object, marked, parents, at: 0, total, held, checked: false })
+    }
+
+    /// Returns the changes that lead from a new clone of the image's parent, of the size of this state, to the state that
+    /// this handle shows.
+    ///
+    /// # Errors
+    /// `Invalid` if the image has no parent; errors of the backend.
+    pub async fn changes_since_parent(self: &Rc<Self>) -> Result<ImageChanges> {
+        let shared = self.shared();
+        shared.check_there()?;
+        match shared.is_shared() {
+            true => shared.refresh().await?,
+            false => shared.refresh_stale().await?,
+        }
+        let what = || Error::new(ErrorKind::Invalid, format!("image {}: it has no parent", self.name()));
+        let parent = shared.parent().ok_or_else(what)?;
+        let to = self.view();
+        let total = shared.layout().objects(to.size);
+        // What the clone reads of the parent, and this image does not any more.
+        let hidden = to.overlap.min(parent.view.size)..parent.view.size;
+        let objects = shared.layout().objects_of(Extent::new(hidden.start, hidden.end - hidden.start));
+        let parents = if hidden.is_empty() { 0..0 } else { objects.start.min(total)..objects.end.min(total) };
+        Ok(ImageChanges {
+            image: self.clone(),
+            from: None,
+            parent: Some(parent),
+            to,
+            whole_object: false,
+            marked: None,
+            parents,
+            at: 0,
+            total,
+            held: Vec::new(),
+            checked: false,
+        })
     }
 }
 
@@ -231,10 +269,16 @@ impl ImageChanges {
     fn examine(&self, object: u64) -> LocalFuture<Result<Vec<ChangedRange>>> {
         let (shared, from, to, whole) = (self.image.shared().clone(), self.from, self.to(), self.whole_object);
         let known = self.marked.is_some() || self.parents.contains(&object);
+        let parent = self.parent.clone();
         Box::pin(async move {
             let piece = shared.layout().piece_of(object, to.size);
             if piece.extent.len == 0 {
                 return Ok(Vec::new());
+            }
+            if let Some(parent) = parent {
+                let was = async |part| read_of_parent(&shared, &parent, part).await;
+                let found = compare(&shared, [piece.extent.range()], was, to, piece).await?;
+                return Ok(in_image(&shared, object, found));
             }
             let Some(from) = from else {
                 return match whole {
@@ -262,7 +306,9 @@ impl ImageChanges {
                     }
                 }
                 false => {
-                    let found = compare(&shared, from, to, piece).await?;
+                    let runs = data_at_either(&shared, from, to, piece).await?;
+                    let was = async |part| read_within(&shared, from, part).await;
+                    let found = compare(&shared, runs, was, to, piece).await?;
                     Ok(in_image(&shared, object, found))
                 }
             }
@@ -436,22 +482,23 @@ fn stored_in_piece(
     })
 }
 
-/// Compares the content of an object at two views, as far as the piece reaches; returns what differs, as ranges of the
-/// object, and whether it has data.
+/// Compares ranges of an object at a view with what `was` returns for them; returns what differs, as ranges of the object,
+/// and whether it has data.
 async fn compare(
     shared: &Rc<OpenImage>,
-    from: ImageView,
+    runs: impl IntoIterator<Item = Range<u64>>,
+    was: impl AsyncFn(ObjectExtent) -> Result<Vec<u8>>,
     to: ImageView,
     piece: ObjectExtent,
 ) -> Result<Vec<(Range<u64>, bool)>> {
     let mut found: Vec<(Range<u64>, bool)> = Vec::new();
-    for run in data_at_either(shared, from, to, piece).await? {
+    for run in runs {
         let mut at = run.start;
         while at < run.end {
             // Up to the end of a block, so that blocks are whole.
             let end = run.end.min((at + COMPARED) / BLOCK * BLOCK);
             let part = ObjectExtent { extent: Extent::new(at, end - at), ..piece };
-            let was = read_within(shared, from, part).await?;
+            let was = was(part).await?;
             let is = read_within(shared, to, part).await?;
             let mut done = 0;
             while done < is.len() {
@@ -488,6 +535,18 @@ async fn read_within(shared: &Rc<OpenImage>, view: ImageView, piece: ObjectExten
         _ => read_piece(shared, view, inner, Advice::ONE_PASS).await?.to_vec(),
     };
     data.resize(piece.extent.len as usize, 0);
+    Ok(data)
+}
+
+/// Reads what a new clone of the parent shows of a piece.
+async fn read_of_parent(shared: &Rc<OpenImage>, parent: &ParentImage, piece: ObjectExtent) -> Result<Vec<u8>> {
+    let Extent { offset, len } = piece.extent;
+    let inner = len.min(shared.layout().bytes_below(piece.object, parent.view.size).saturating_sub(offset));
+    let mut data = match inner {
+        0 => Vec::new(),
+        _ => read_parent(shared, parent, piece.object, Extent::new(offset, inner), Advice::ONE_PASS).await?.to_vec(),
+    };
+    data.resize(len as usize, 0);
     Ok(data)
 }
 

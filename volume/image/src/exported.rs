@@ -4,6 +4,7 @@ use forebay_block::Result;
 
 use crate::format::{ImageFeatures, metadata_key};
 use crate::image::Image;
+use crate::info::ParentInfo;
 
 /// Metadata values that are read in one request.
 const PAGE: usize = 64;
@@ -21,6 +22,18 @@ impl Image {
     pub fn reads_parent(&self) -> bool {
         let header = self.shared().header();
         header.parent.is_some() || header.snapshots.iter().any(|snapshot| snapshot.overlap.is_some_and(|len| len > 0))
+    }
+
+    /// Returns the parent of the image itself, not that of its snapshots alone.
+    ///
+    /// # Errors
+    /// Errors of the backend.
+    pub async fn parent(&self) -> Result<Option<ParentInfo>> {
+        let header = self.shared().header();
+        match header.parent.as_ref().filter(|(_, parent)| parent.overlap.is_some()) {
+            Some((_, parent)) => self.shared().images().parent_info(parent).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Returns all metadata values of the image.

@@ -77,7 +77,7 @@ fn import_image(
     let total = source.len.unwrap_or(0);
     let target = format!("{}/data?format=2{}", image_path(&spec), options.query());
     let bar = Bar::new(global, "Importing", ProgressUnit::Bytes);
-    let import = ImageImport { spec, options };
+    let import = ImageImport { spec, options, parent: None };
     let imported: ImportResult = with_session(global, |session| {
         let work = |engine: Rc<Engine>, chunks, begun| engine.import_image(import, chunks, begun);
         send(session, &target, StreamFormat::Image, source, work, |done| bar.show(Progress { done, total }))

@@ -206,7 +206,7 @@ pub async fn import(
             upload(app, request, StreamFormat::Diff, |engine, chunks, begun| engine.import(import, chunks, begun)).await
         }
         Ok((spec, StreamFormat::Image)) => {
-            let import = ImageImport { spec, options };
+            let import = ImageImport { spec, options, parent: None };
             let work = |engine: Rc<Engine>, chunks, begun| engine.import_image(import, chunks, begun);
             upload(app, request, StreamFormat::Image, work).await
         }

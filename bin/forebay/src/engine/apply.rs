@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use forebay_block::{Advice, BlockRequest, BufList, ErrorKind, Extent, is_zero};
+use forebay_block::{Advice, BlockRequest, BufList, ErrorKind, Extent, ObjectBackend, is_zero};
 use forebay_image::{self as image, ImageFeatures};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{Buf, spawn};
@@ -31,6 +31,8 @@ pub struct ImageImport {
     pub spec: ImageSpec,
     /// Its options.
     pub options: NewImageOptions,
+    /// Snapshot of which it is a clone; the stream has the changes since that.
+    pub parent: Option<SnapshotSpec>,
 }
 
 impl Engine {
@@ -90,8 +92,13 @@ impl Engine {
             None => return Err(importing(incomplete())),
         };
         let options = create_options(&properties, &import, backend.shared().is_some()).map_err(importing)?;
-        let created = image::create(&backend, &spec.image, options).await;
-        created.map_err(|error| self.image_failure(error, &spec))?;
+        match &import.parent {
+            Some(parent) => self.create_copied_clone(&backend, &spec, parent, options).await?,
+            None => {
+                let created = image::create(&backend, &spec.image, options).await;
+                created.map_err(|error| self.image_failure(error, &spec))?;
+            }
+        }
         let filled = match self.open_reserved(&reserved).await {
             Ok(volume) => {
                 let filled = self.fill_image(&volume, &spec, &properties, &mut chunks).await;
@@ -112,6 +119,33 @@ impl Engine {
                 Err(importing(failure))
             }
         }
+    }
+
+    /// Creates a clone that a stream is to fill.
+    async fn create_copied_clone(
+        &self,
+        backend: &Rc<dyn ObjectBackend>,
+        spec: &ImageSpec,
+        parent: &SnapshotSpec,
+        options: image::CreateOptions,
+    ) -> Result<()> {
+        let image::CreateOptions { object_size, striping, features, data_pool, .. } = options;
+        let object_size = Some(object_size);
+        let options = image::CloneOptions { object_size, striping, features, data_pool, ..Default::default() };
+        let parents = image::Images::of(&self.pool(&parent.image.pool).await?);
+        let source = format!("{}@{}", parent.image.image, parent.snapshot);
+        let cloned = image::Images::of(backend).clone_from(&parents, &source, &spec.image, &options).await;
+        cloned.map_err(|error| {
+            let cannot_share =
+                matches!(error.kind(), ErrorKind::Invalid | ErrorKind::NotFound | ErrorKind::Unsupported);
+            let failure = self.image_failure(error, spec);
+            match cannot_share {
+                true => failure.hint(format!(
+                    "a copy of a clone shares its parent {parent}; add --flatten for one with the parent's data in it"
+                )),
+                false => failure,
+            }
+        })
     }
 
     /// Fills a new image; returns the number of bytes written.

@@ -2,16 +2,18 @@
 
 use std::rc::Rc;
 
+use forebay_image::ParentInfo;
 use forebay_reactor::spawn;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Engine;
 use super::apply::ImageImport;
+use super::diffs::SentContent;
 use super::transfer::CHUNKS_QUEUED;
 use crate::api::{CopyImageRequest, ImageInfo};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
-use crate::spec::{SourceSpec, image_spec};
+use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec, image_spec};
 
 impl Engine {
     /// Copies an image or snapshot to a new image: its data and metadata; a deep copy also has the snapshots up to it.
@@ -27,21 +29,22 @@ impl Engine {
             return Err(self.image_failure(exists, &to));
         }
         let opened = self.open_source(source).await?;
-        if request.deep && !request.flatten && opened.image.reads_parent() {
-            let what = format!("{source} is a clone; a deep copy of it that shares its parent is not supported");
-            return Err(Failure::new(FailureKind::Unsupported, what)
-                .hint("add --flatten for a copy with the parent's data in it"));
-        }
+        let parent = match request.deep && !request.flatten {
+            true => opened.image.parent().await.map_err(|error| self.image_failure(error, &source.image))?,
+            false => None,
+        };
+        let parent = parent.map(|parent| shared_parent(source, &parent)).transpose()?;
+        let content = SentContent { snapshots: request.deep, since_parent: parent.is_some() };
         let (sender, receiver) = mpsc::channel(CHUNKS_QUEUED);
         let (begun, _) = oneshot::channel();
         let (engine, from) = (self.clone(), source.clone());
         let sending = spawn(async move {
             let report = |done, total| progress.report(done, total);
-            let sent = engine.send_image(&opened, &from, request.deep, &sender, report).await;
+            let sent = engine.send_image(&opened, &from, content, &sender, report).await;
             // If the receiver has failed, that is the cause.
             sent.map_err(|failure| (failure, sender.is_closed()))
         });
-        let import = ImageImport { spec: to.clone(), options: request.options() };
+        let import = ImageImport { spec: to.clone(), options: request.options(), parent };
         let received = self.clone().import_image(import, receiver, begun).await;
         let copied = match (sending.await, received) {
             (Err((failure, false)), _) => Err(failure),
@@ -50,5 +53,21 @@ impl Engine {
         let copied = copied.map_err(|failure| failure.context(format_args!("copying {source}")))?;
         tracing::info!(image = %source, %to, deep = request.deep, "an image was copied");
         Ok(copied.image)
+    }
+}
+
+/// Returns the parent that a copy shares with its source.
+fn shared_parent(source: &SourceSpec, parent: &ParentInfo) -> Result<SnapshotSpec> {
+    let ParentInfo { pool, namespace, image, snapshot, trash, .. } = parent;
+    let image = if namespace.is_empty() { image.clone() } else { format!("{namespace}/{image}") };
+    let image = ImageSpec { pool: pool.clone(), image };
+    let spec = SnapshotSpec { image, snapshot: snapshot.clone() };
+    match trash {
+        false => Ok(spec),
+        true => {
+            let what = format!("the parent of {source}, {spec}, is in the trash, and gets no more clones");
+            Err(Failure::new(FailureKind::Busy, what)
+                .hint("restore it, or add --flatten for a copy with the parent's data in it"))
+        }
     }
 }

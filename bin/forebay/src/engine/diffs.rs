@@ -38,11 +38,22 @@ pub(super) struct OpenSource {
     _volume: Option<Rc<Volume>>,
 }
 
+/// What is sent of an image.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SentContent {
+    /// Set for that of each snapshot before, up to the source.
+    pub(super) snapshots: bool,
+    /// Set for the changes since the parent, in place of all data.
+    pub(super) since_parent: bool,
+}
+
 /// One diff of a stream.
 struct DiffPart<'a> {
     image: &'a Rc<Image>,
     spec: &'a ImageSpec,
     from: Option<&'a str>,
+    /// Set for the changes since the parent, in place of an empty image.
+    since_parent: bool,
     /// Snapshot at the end.
     to: Option<&'a str>,
     /// Protection of that snapshot, if it is said.
@@ -67,6 +78,7 @@ impl Engine {
             image: &opened.image,
             spec: &source.image,
             from: from.as_deref(),
+            since_parent: false,
             to: source.snapshot.as_deref(),
             protected: None,
             whole_object: *whole_object,
@@ -79,7 +91,8 @@ impl Engine {
     /// Sends an image with all its snapshots to `chunks`.
     pub async fn export_image(self: Rc<Self>, spec: ImageSpec, chunks: mpsc::Sender<Chunk>) -> Result<()> {
         let opened = self.open_source(&spec.clone().into()).await?;
-        self.send_image(&opened, &spec.into(), true, &chunks, |_, _| {}).await
+        let content = SentContent { snapshots: true, since_parent: false };
+        self.send_image(&opened, &spec.into(), content, &chunks, |_, _| {}).await
     }
 
     /// Opens an image or snapshot for reading its changes. What only a write log has is brought to the image first.
@@ -94,18 +107,18 @@ impl Engine {
         Ok(OpenSource { image: volume.image.clone(), _volume: Some(volume) })
     }
 
-    /// Sends the properties of an image, and its content; with `snapshots`, that of each snapshot up to `source` before.
+    /// Sends the properties of an image, and its content.
     /// `progress` is called with the objects that are done, and all.
     pub(super) async fn send_image(
         &self,
         opened: &OpenSource,
         source: &SourceSpec,
-        snapshots: bool,
+        content: SentContent,
         chunks: &mpsc::Sender<Chunk>,
         progress: impl Fn(u64, u64),
     ) -> Result<()> {
         let (image, spec) = (&opened.image, &source.image);
-        let mut sent: Vec<SnapshotInfo> = if snapshots { image.snapshots() } else { Vec::new() };
+        let mut sent: Vec<SnapshotInfo> = if content.snapshots { image.snapshots() } else { Vec::new() };
         if let Some(last) = source.snapshot.as_ref()
             && let Some(at) = sent.iter().position(|snapshot| snapshot.name == *last)
         {
@@ -127,6 +140,7 @@ impl Engine {
         let total = sent.iter().map(|snapshot| snapshot.size).chain([image.size()]).map(objects).sum();
         let mut done = 0;
         let mut before: Option<&str> = None;
+        let since_parent = |before: Option<&str>| content.since_parent && before.is_none();
         for snapshot in &sent {
             let name = SnapshotSpec { image: spec.clone(), snapshot: snapshot.name.clone() };
             let at = self.open_snapshot(&name).await?;
@@ -134,6 +148,7 @@ impl Engine {
                 image: &at,
                 spec,
                 from: before,
+                since_parent: since_parent(before),
                 to: Some(&snapshot.name),
                 protected: Some(snapshot.protected),
                 whole_object: false,
@@ -144,7 +159,16 @@ impl Engine {
             done += objects(snapshot.size);
             before = Some(&snapshot.name);
         }
-        let part = DiffPart { image, spec, from: before, to: None, protected: None, whole_object: false, data: true };
+        let part = DiffPart {
+            image,
+            spec,
+            from: before,
+            since_parent: since_parent(before),
+            to: None,
+            protected: None,
+            whole_object: false,
+            data: true,
+        };
         self.send_changes(part, chunks, |now| progress(done + now.done, total)).await?;
         progress(total, total);
         send(chunks, Chunk::DiffEnd).await?;
@@ -158,7 +182,11 @@ impl Engine {
         chunks: &mpsc::Sender<Chunk>,
         mut progress: impl FnMut(ObjectProgress),
     ) -> Result<()> {
-        let mut changes = match part.image.changes(part.from, part.whole_object).await {
+        let changes = match part.since_parent {
+            true => part.image.changes_since_parent().await,
+            false => part.image.changes(part.from, part.whole_object).await,
+        };
+        let mut changes = match changes {
             Ok(changes) => changes,
             Err(error) => return Err(self.changes_failure(error, &part).await),
         };

@@ -177,6 +177,23 @@ async fn check_all(backend: &Rc<dyn ObjectBackend>, name: &str, model: &Model, a
     }
 }
 
+/// Checks the changes that lead from a new clone of the parent to any point.
+async fn check_since_parent(backend: &Rc<dyn ObjectBackend>, name: &str, model: &Model, parent: &[u8], at: &str) {
+    let snapshots = model.snapshots.iter().map(|(snapshot, content)| (format!("{name}@{snapshot}"), content));
+    for (spec, is) in snapshots.chain([(name.to_owned(), &model.content)]) {
+        let image = open(backend, &spec).await;
+        let mut changes = image.changes_since_parent().await.expect("changes");
+        let mut found = Vec::new();
+        while let Some(ranges) = changes.next().await.expect("changes") {
+            found.extend(ranges);
+        }
+        // A clone of that size: what the parent has past it is cut off.
+        let was = &parent[..parent.len().min(is.len())];
+        check(was, is, &found, [false, image.striping().is_some()], &format!("{at}: {spec} since the parent"));
+        image.close().await;
+    }
+}
+
 fn seeded(seed: u64) -> Random {
     Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
@@ -261,12 +278,15 @@ fn programs_on_clones() {
             make_clone(&backend, "vm", "base", gold.id, size).await;
             let image = open(&backend, "vm").await;
             assert!(image.reads_parent());
+            let parent = content.clone();
             let mut model = Model { content, snapshots: Vec::new() };
             let mut random = seeded(seed);
             // At first the parent has most objects.
             for steps in [0, 2, 38] {
                 program(&mut random, std::slice::from_ref(&image), &mut model, steps).await;
-                check_all(&backend, "vm", &model, &format!("seed {seed}, {steps} steps")).await;
+                let at = format!("seed {seed}, {steps} steps");
+                check_all(&backend, "vm", &model, &at).await;
+                check_since_parent(&backend, "vm", &model, &parent, &at).await;
             }
             image.close().await;
         });
