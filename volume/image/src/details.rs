@@ -11,7 +11,7 @@ use crate::images::Images;
 use crate::info::{ImageDetails, LockKind, ParentInfo, SnapshotDetails};
 use crate::wire::group::decode_group;
 use crate::wire::lock::{decode_info, encode_get_info};
-use crate::wire::snapshot::Parent;
+use crate::wire::snapshot::{Parent, Snapshot};
 
 /// Header key of the group that an image belongs to.
 pub(crate) const GROUP_KEY: &[u8] = b"rbd_group_ref";
@@ -130,6 +130,7 @@ impl Images {
             id: spec.image.clone(),
             snapshot: spec.snap.0.to_string(),
             trash: false,
+            is_clonable: false,
             overlap: spec.overlap.unwrap_or(0),
         };
         let Some(backend) = self.pool_of(spec.pool).await? else { return Ok(info) };
@@ -146,6 +147,7 @@ impl Images {
         match images.header(&spec.image).await {
             Ok(header) => {
                 let snapshot = header.snapshots.into_iter().find(|snapshot| snapshot.id == spec.snap);
+                info.is_clonable = !info.trash && snapshot.as_ref().is_some_and(Snapshot::is_user);
                 info.snapshot = snapshot.map_or(info.snapshot, |snapshot| snapshot.name);
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}

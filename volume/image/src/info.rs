@@ -288,6 +288,8 @@ pub struct ParentInfo {
     pub snapshot: String,
     /// Set if the parent is in the trash.
     pub trash: bool,
+    /// Set if the snapshot gets new clones: neither it nor the parent has been removed.
+    pub is_clonable: bool,
     /// Overlap in bytes, from the start of the image.
     pub overlap: u64,
 }

@@ -58,16 +58,15 @@ impl Engine {
 
 /// Returns the parent that a copy shares with its source.
 fn shared_parent(source: &SourceSpec, parent: &ParentInfo) -> Result<SnapshotSpec> {
-    let ParentInfo { pool, namespace, image, snapshot, trash, .. } = parent;
+    let ParentInfo { pool, namespace, image, snapshot, is_clonable, .. } = parent;
     let image = if namespace.is_empty() { image.clone() } else { format!("{namespace}/{image}") };
     let image = ImageSpec { pool: pool.clone(), image };
     let spec = SnapshotSpec { image, snapshot: snapshot.clone() };
-    match trash {
-        false => Ok(spec),
-        true => {
-            let what = format!("the parent of {source}, {spec}, is in the trash, and gets no more clones");
-            Err(Failure::new(FailureKind::Busy, what)
-                .hint("restore it, or add --flatten for a copy with the parent's data in it"))
+    match is_clonable {
+        true => Ok(spec),
+        false => {
+            let what = format!("{source} is a clone of {spec}, which is in the trash and gets no more clones");
+            Err(Failure::new(FailureKind::Busy, what).hint("add --flatten for a copy with the parent's data in it"))
         }
     }
 }

@@ -78,6 +78,42 @@ fn a_clone_shares_data_until_it_changes_it() {
 }
 
 #[test]
+fn a_deep_copy_of_a_clone_shares_the_parent() {
+    for (mode, site) in Site::each() {
+        let data = content(9 * MIB, 2);
+        site.run_with_input(&["import", "-", "gold"], &data).ok();
+        site.run(&["snap", "create", "gold@v1"]).ok();
+        site.run(&["clone", "gold@v1", "vm", "--stripe-unit", "64K", "--stripe-count", "2"]).ok();
+        site.run(&["snap", "create", "vm@first"]).ok();
+        site.run(&["resize", "vm", "--size", "5M", "--allow-shrink"]).ok();
+        site.run(&["resize", "vm", "--size", "6M"]).ok();
+        let now = site.export("vm");
+        assert!(now[..5 * MIB] == data[..5 * MIB] && now[5 * MIB..].iter().all(|byte| *byte == 0), "{mode}");
+
+        let copy = site.json(&["deep", "cp", "vm", "copy"]);
+        assert_eq!((&copy["parent"]["image"], &copy["stripe_count"]), (&json!("gold"), &json!(2)), "{mode}: {copy}");
+        assert_eq!(children(&site, "gold@v1", &[]), ["copy", "vm"].map(str::to_owned), "{mode}");
+        assert!(site.export("copy") == now && site.export("copy@first") == data, "{mode}");
+        let used = |image: &str| site.json(&["du", image, "--exact"])["total_used_size"].as_u64().expect("bytes");
+        assert!(used("copy") <= used("vm"), "{mode}: {} and {}", used("copy"), used("vm"));
+
+        site.run(&["deep", "cp", "vm", "own", "--flatten"]).ok();
+        assert!(site.json(&["info", "own"]).get("parent").is_none_or(Value::is_null), "{mode}");
+        assert!(site.export("own") == now && site.export("own@first") == data, "{mode}");
+
+        // A parent that gets no more clones.
+        site.run(&["snap", "rm", "gold@v1"]).ok();
+        let said = site.run(&["deep", "cp", "vm", "late"]).fails(6);
+        assert!(said.contains("trash") && said.contains("--flatten"), "{mode}: {said}");
+        assert_eq!(site.json(&["ls"]), json!(["copy", "gold", "own", "vm"]), "{mode}: nothing is left");
+        site.run(&["deep", "cp", "vm", "late", "--flatten"]).ok();
+        assert!(site.export("late@first") == data, "{mode}");
+        let said = site.run(&["deep", "cp", "vm", "ram/late"]).fails(6);
+        assert!(said.contains("--flatten"), "{mode}: {said}");
+    }
+}
+
+#[test]
 fn clones_of_version_1_need_a_protected_snapshot() {
     for (mode, site) in Site::each() {
         site.run(&["create", "gold", "--size", "5M"]).ok();

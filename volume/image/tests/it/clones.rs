@@ -30,6 +30,7 @@ fn where_a_clone_comes_from_and_who_has_it_open() {
             id: images.info("base").await.expect("info").id,
             snapshot: "gold".into(),
             trash: false,
+            is_clonable: true,
             overlap: 5 * OBJECT,
         };
         assert_eq!(details.parent.as_ref(), Some(&parent));
