@@ -276,12 +276,16 @@ pub struct BenchArgs {
     pub io_size: u64,
 
     /// Requests in flight
-    #[arg(long, alias = "io-threads", value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, visible_alias = "io-threads", value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(1..))]
     pub depth: u16,
 
-    /// Duration of the measurement
-    #[arg(long, value_name = "S", default_value = "5", allow_hyphen_values = true, value_parser = parse_seconds)]
-    pub seconds: f64,
+    /// End after this many bytes: 64M, 1G
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub io_total: Option<u64>,
+
+    /// Duration of the measurement [default: 5, or as long as --io-total takes]
+    #[arg(long, value_name = "S", allow_hyphen_values = true, value_parser = parse_seconds)]
+    pub seconds: Option<f64>,
 
     /// Percentage of reads, with readwrite
     #[arg(long, value_name = "PERCENT", default_value = "50", value_parser = clap::value_parser!(u8).range(0..=100))]
@@ -344,8 +348,5 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 
 /// A size whose bare number counts bytes.
 fn parse_bytes(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(bytes) => Ok(bytes),
-        Err(_) => text.parse::<Size>().map(|size| size.0),
-    }
+    byte_size(text).map(|size| size.0)
 }

@@ -11,6 +11,9 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::output::Output;
 use crate::spec::{ImageSpec, LOCAL_POOL, RAM_POOL};
 
+/// Seconds of a measurement without a total.
+const SECONDS: f64 = 5.0;
+
 /// Output of `bench`.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -48,8 +51,18 @@ pub fn run(global: &GlobalArgs, output: Output, options: BenchArgs) -> Result<()
         random: options.io_pattern == IoPattern::Rand,
         size: options.io_size,
         depth: options.depth.into(),
-        time: Duration::try_from_secs_f64(options.seconds).map_err(|error| invalid(format!("--seconds: {error}")))?,
+        time: match (options.seconds, options.io_total) {
+            (None, Some(_)) => None,
+            (seconds, _) => Some(
+                Duration::try_from_secs_f64(seconds.unwrap_or(SECONDS))
+                    .map_err(|error| invalid(format!("--seconds: {error}")))?,
+            ),
+        },
+        total: options.io_total,
     };
+    if options.io_total == Some(0) {
+        return Err(invalid("--io-total: nothing would be measured".into()));
+    }
     if options.name.image.pool == RAM_POOL {
         return Err(invalid("the pool 'ram' lives in the daemon".into())
             .hint("attach the image, and measure through a protocol: fio, qemu-img bench"));

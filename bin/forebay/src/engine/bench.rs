@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_block::{BlockDevice, BlockRequest, BufList, Extent};
 use forebay_messenger::perf::Measurement;
-use forebay_reactor::{Buf, now, random, sleep, spawn, stand_back};
+use forebay_reactor::{Buf, Instant, now, random, sleep, spawn, stand_back};
 
 use super::Engine;
 use super::peers::cpu_nanos;
@@ -30,8 +30,10 @@ pub struct BenchLoad {
     pub size: u64,
     /// Queue depth.
     pub depth: usize,
-    /// Measured time.
-    pub time: Duration,
+    /// Measured time, the longest one if there is a total; `None`: until the total is reached.
+    pub time: Option<Duration>,
+    /// Bytes after which the benchmark ends; the first request is measured then.
+    pub total: Option<u64>,
 }
 
 /// Result of a benchmark.
@@ -54,6 +56,12 @@ struct BenchState {
     state: Cell<u64>,
     measuring: Cell<bool>,
     stop: Cell<bool>,
+    /// Requests that are left to be issued, if there is a total.
+    left: Cell<Option<u64>>,
+    /// Lanes that have not ended.
+    running: Cell<usize>,
+    /// Time at which the last request was completed.
+    ended: Cell<Instant>,
     outcome: RefCell<Measurement>,
 }
 
@@ -76,19 +84,27 @@ impl Engine {
             state: Cell::new(random() | 1),
             measuring: Cell::new(false),
             stop: Cell::new(false),
+            left: Cell::new(load.total.map(|bytes| bytes.div_ceil(load.size))),
+            running: Cell::new(load.depth.max(1)),
+            ended: Cell::new(now()),
             outcome: RefCell::default(),
             load,
         });
+        shared.measuring.set(shared.load.total.is_some());
+        let (mut begun, mut used) = (now(), cpu_nanos());
         let lanes: Vec<_> = (0..shared.load.depth.max(1)).map(|_| spawn(lane(shared.clone()))).collect();
-        sleep(WARM_UP).await;
-        let (begun, used) = (now(), cpu_nanos());
-        shared.measuring.set(true);
-        let end = begun + shared.load.time;
-        while now() < end && !shared.stop.get() {
-            sleep(end.since(now()).min(Duration::from_millis(100))).await;
+        if shared.load.total.is_none() {
+            sleep(WARM_UP).await;
+            (begun, used) = (now(), cpu_nanos());
+            shared.measuring.set(true);
+        }
+        let longest = shared.load.time.unwrap_or(Duration::MAX);
+        while begun.elapsed() < longest && !shared.stop.get() && shared.running.get() > 0 {
+            sleep(longest.saturating_sub(begun.elapsed()).min(Duration::from_millis(100))).await;
         }
         shared.measuring.set(false);
-        let (seconds, cpu_nanos) = (begun.elapsed().as_secs_f64(), cpu_nanos() - used);
+        let ended = if shared.running.get() == 0 { shared.ended.get() } else { now() };
+        let (seconds, cpu_nanos) = (ended.since(begun).as_secs_f64(), cpu_nanos() - used);
         shared.stop.set(true);
         for lane in lanes {
             lane.await.map_err(|error| self.image_failure(error, &spec))?;
@@ -99,13 +115,20 @@ impl Engine {
     }
 }
 
-/// Issues one request after another, until the time is over or one fails.
+/// Issues one request after another, until the time is over, no requests are left, or one fails.
 async fn lane(shared: Rc<BenchState>) -> forebay_block::Result<()> {
+    let result = issue_all(&shared).await;
+    shared.ended.set(now());
+    shared.running.set(shared.running.get() - 1);
+    result
+}
+
+async fn issue_all(shared: &BenchState) -> forebay_block::Result<()> {
     let size = shared.load.size;
     let bytes: Vec<u8> = (0..size).map(|_| shared.chance() as u8).collect();
     let data: BufList = Buf::copy_of(&bytes).into();
     let mut begun = now();
-    while !shared.stop.get() {
+    while !shared.stop.get() && shared.take() {
         let offset = shared.block() * size;
         let request = if shared.writes() {
             BlockRequest::Write { offset, data: data.clone(), fua: false }
@@ -129,6 +152,18 @@ async fn lane(shared: Rc<BenchState>) -> forebay_block::Result<()> {
 }
 
 impl BenchState {
+    /// Takes one of the requests that are left; `false` if there is none.
+    fn take(&self) -> bool {
+        match self.left.get() {
+            Some(0) => false,
+            Some(left) => {
+                self.left.set(Some(left - 1));
+                true
+            }
+            None => true,
+        }
+    }
+
     fn chance(&self) -> u64 {
         let mut x = self.state.get();
         x ^= x << 13;

@@ -113,6 +113,12 @@ fn a_load_is_measured() {
         let report = ["0.05", "0.5"].into_iter().map(load).find(some).unwrap_or_else(|| load("5"));
         assert!(report["requests"].as_u64() > Some(0) && report["latency_us_p50"].as_f64() > Some(0.0), "{report}");
     }
+    // So many bytes, whatever the time.
+    let args = ["bench", "local/x", "--io-type", "write", "--io-size", "64K", "--io-threads", "3", "--io-total", "1M"];
+    let report = site.run(&[&args[..], &["--format", "json"]].concat()).json();
+    assert_eq!((&report["requests"], &report["depth"]), (&serde_json::json!(16), &serde_json::json!(3)), "{report}");
+    let said = site.run(&["bench", "local/x", "--io-type", "read", "--io-total", "0"]).fails(2);
+    assert!(said.contains("--io-total"), "{said}");
     let said = site.run(&["bench", "local/x", "--io-type", "read", "--io-size", "16M"]).fails(2);
     assert!(said.contains("--io-size"), "{said}");
 }
