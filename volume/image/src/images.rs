@@ -559,11 +559,6 @@ pub(crate) fn check_openable(name: &str, header: &ImageHeader) -> Result<()> {
     if header.size > SIZE_MAX {
         return Err(Error::new(ErrorKind::Unsupported, format!("image {name}: a size of {} bytes", header.size)));
     }
-    if let Some(Striping { unit, count }) = header.striping.filter(|striping| !striping.is_valid(header.object_size()))
-    {
-        let what = format!("image {name}: a stripe unit of {unit} bytes and a stripe count of {count}");
-        return Err(Error::new(ErrorKind::Unsupported, what));
-    }
     Ok(())
 }
 

@@ -46,8 +46,9 @@ impl Striping {
         if self.is_simple(object_size) {
             return size.div_ceil(object_size);
         }
-        let set = self.count * object_size;
-        size / set * self.count + (size % set).div_ceil(self.unit).min(self.count)
+        // That of a damaged header may be any number.
+        let set = self.count.saturating_mul(object_size);
+        (size / set * self.count).saturating_add((size % set).div_ceil(self.unit).min(self.count))
     }
 }
 

@@ -17,6 +17,7 @@ use crate::exclusive_lock::ExclusiveLock;
 use crate::format::{ImageFeatures, ImageHeader, header_object};
 use crate::header_state::{HeaderState, Refresh};
 use crate::images::Images;
+use crate::info::Striping;
 use crate::layout::StripeLayout;
 use crate::lifecycle::ImageLifecycle;
 use crate::objectmap::ObjectMap;
@@ -321,6 +322,9 @@ impl OpenImage {
 
     /// Returns how many bytes of an object, its first ones, overlap with the parent.
     pub(crate) fn overlap_in(&self, view: ImageView, object: u64) -> u64 {
+        if view.overlap == 0 {
+            return 0;
+        }
         self.layout.bytes_below(object, view.overlap)
     }
 
@@ -478,9 +482,13 @@ impl OpenImage {
         }
     }
 
-    /// Refuses an image with unsupported features.
+    /// Refuses an image with unsupported features, or striping.
     pub(crate) fn check_features(&self, read_only: bool) -> Result<()> {
         let header = self.header();
+        if let Some(Striping { unit, count }) = header.striping.filter(|one| !one.is_valid(header.object_size())) {
+            let what = format!("image {}: a stripe unit of {unit} bytes and a stripe count of {count}", self.name());
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
         let unsupported = header.features.unsupported(read_only, self.backend().shared().is_some());
         if unsupported == ImageFeatures::default() {
             let unknown = header.op_features & !ImageFeatures::OPERATIONS;

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_block::{BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectRead};
-use forebay_image::{CloneOptions, CreateOptions, Image, ImageFeatures, Images, Striping};
+use forebay_block::{
+    BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Transaction,
+};
+use forebay_image::{CloneOptions, CreateOptions, Image, ImageFeatures, ImageOpenOptions, Images, Striping};
 
 use crate::common::cluster::{OBJECT, POOL, cluster, kind, of_size, open, read, take_snapshot, write};
 use crate::common::{pattern, run};
@@ -150,6 +152,22 @@ fn what_is_refused_as_striping() {
         };
         for (unit, count) in [(0, 4), (256, 4), (3 << 10, 2), (2 * OBJECT, 2), (UNIT, 0), (UNIT, 1025)] {
             assert_eq!(create(unit, count).await, Some(ErrorKind::Invalid), "{unit} and {count}");
+        }
+        // A header of another client, with more than that, is shown, but not opened.
+        forebay_image::create(&backend, "odd", striped(SET)).await.expect("created");
+        let id = forebay_image::info(&backend, "odd").await.expect("info").id;
+        let header = ObjectName::new(format!("rbd_header.{id}"));
+        let open = async || kind(Image::open(backend.clone(), "odd", ImageOpenOptions::default()).await);
+        for (key, value, want) in [
+            ("stripe_count", u64::MAX, ErrorKind::Unsupported),
+            ("stripe_count", 0, ErrorKind::Corrupt),
+            ("stripe_unit", 3000, ErrorKind::Corrupt),
+            ("stripe_unit", 0, ErrorKind::Corrupt),
+        ] {
+            let pairs = vec![(key.as_bytes().to_vec(), value.to_le_bytes().to_vec())];
+            backend.submit(&header, Transaction::of(ObjectOp::KvSet { pairs })).await.expect("set");
+            assert_eq!(open().await, Some(want), "{key} = {value}");
+            assert_eq!(forebay_image::info(&backend, "odd").await.is_ok(), want == ErrorKind::Unsupported, "{key}");
         }
         // Whole objects, one after the other, are no striping.
         assert_eq!(create(OBJECT, 1).await, None);

@@ -206,8 +206,8 @@ pub(super) const LIST: &[Mutant] = &[
         "image-parent-past-overlap",
         "Bytes of the parent past the overlap are read",
         OPEN_IMAGE,
-        "self.layout.bytes_below(object, view.overlap)",
-        "view.overlap.min(self.layout.object_size()).max(self.layout.bytes_below(object, view.overlap))",
+        "        self.layout.bytes_below(object, view.overlap)\n",
+        "        view.overlap.min(self.layout.object_size()).max(self.layout.bytes_below(object, view.overlap))\n",
         &[CLONES, SIM_SHARED],
     ),
     Mutant::new(
