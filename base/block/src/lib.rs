@@ -8,6 +8,7 @@ mod advice;
 mod device;
 mod error;
 mod extent;
+mod head_cache;
 mod in_flight;
 mod locked_ranges;
 mod object;
@@ -25,6 +26,7 @@ pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch, WriteExtent};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentMap, ExtentState, Mapped};
 pub use forebay_reactor::{Buf, BufList, BufMut, is_zero};
+pub use head_cache::{HeadGeneration, HeadRead};
 pub use in_flight::{CompleteOnDrop, InFlightGuard, InFlightTracker};
 pub use object::{
     BackendInfo, KvPage, ListPage, ObjectBackend, ObjectName, ObjectOp, ObjectRead, ObjectStat, SnapClone, SnapContext,
@@ -34,7 +36,8 @@ pub use range_lock::{ExclusiveRange, RangeLock, SharedRange};
 pub use remote::{DeviceHandle, RemoteDevice};
 pub use request::{BlockReply, BlockRequest};
 pub use shared::{
-    ClientIdentity, Method, Notification, Notified, NotifyAnswer, SharedObjects, Watch, WatchHandler, Watcher,
+    ClientIdentity, Method, Notification, Notified, NotifyAnswer, SharedObjects, WATCH_LIFE_MIN, Watch, WatchHandler,
+    Watcher,
 };
 pub use snapshot_cache::{PoolIdentity, SnapshotCache, SnapshotFetch, SnapshotIdentity, SnapshotRead};
 pub use unnamed::Unnamed;

@@ -7,6 +7,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_reactor::Instant;
+
 use crate::device::LocalFuture;
 use crate::error::{Error, Result};
 use crate::object::{ObjectBackend, ObjectName, SnapId};
@@ -58,11 +60,18 @@ pub trait WatchHandler {
     fn broken(&self, error: Error);
 }
 
+/// Time for which a pool keeps a watch whose client is silent, at least.
+pub const WATCH_LIFE_MIN: Duration = Duration::from_secs(30);
+
 /// Active watch.  Dropping it without [`end`](Self::end) ends it in the background.
 pub trait Watch {
     /// Returns the number of this watch among those of its client, never 0.  Other clients see it in
     /// [`SharedObjects::watchers`].  It stays the same when a session breaks and is re-established without a loss.
     fn cookie(&self) -> u64;
+
+    /// Returns the time at which the last request was sent whose answer has confirmed the watch.  Unless this client is put
+    /// on the blocklist, others see the watch for at least [`WATCH_LIFE_MIN`] from then on.
+    fn confirmed(&self) -> Instant;
 
     /// Ends the watch.  When this completes, its handler receives nothing more, and other clients do not see it any
     /// more.

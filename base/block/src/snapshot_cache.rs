@@ -5,6 +5,7 @@ use std::rc::Rc;
 use crate::device::LocalFuture;
 use crate::error::Result;
 use crate::extent::Extent;
+use crate::head_cache::HeadGeneration;
 use crate::object::{SnapId, SparseData};
 
 /// Identity of a pool across clusters and stores; it is never given to another pool.
@@ -53,4 +54,9 @@ pub trait SnapshotCache {
     /// Reads a range, from the cache or by `fetch`, which may be called for a larger range of the object.  Returns what
     /// [`ObjectBackend::read`](crate::ObjectBackend::read) would: stored extents, or `NotFound`.
     fn read(&self, read: SnapshotRead, fetch: SnapshotFetch) -> LocalFuture<Result<SparseData>>;
+
+    /// Begins a generation of blocks of an image's head; `None` if the cache keeps snapshots only.
+    fn begin_generation(&self, _image: &str) -> Option<Rc<dyn HeadGeneration>> {
+        None
+    }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, Notification, ObjectName, Result, WatchHandler};
 use forebay_messenger::wire::{MalformedPayload, PayloadReader, PayloadWriter};
 use forebay_reactor::sync::{Notify, oneshot};
-use forebay_reactor::{Buf, BufList, random, spawn, timeout};
+use forebay_reactor::{Buf, BufList, Instant, now as time_now, random, spawn, timeout};
 
 use super::placement::PgTarget;
 use super::wire::{OsdOp, OsdReply, SNAP_HEAD, flag, watch};
@@ -36,7 +36,16 @@ pub(crate) struct ObjectWatch {
     generation: Cell<u32>,
     /// Session serial and target with which the watch is registered.
     registered: RefCell<Option<(u64, Rc<PgTarget>)>>,
+    /// Time at which the last request was sent that its OSD has answered with the watch in place.
+    confirmed: Cell<Instant>,
     ended: Cell<bool>,
+}
+
+impl ObjectWatch {
+    /// Returns the time at which the last request was sent that its OSD has answered with the watch in place.
+    pub(crate) fn confirmed(&self) -> Instant {
+        self.confirmed.get()
+    }
 }
 
 /// Result of a notification: a status, and the encoded acknowledgements.
@@ -187,6 +196,7 @@ impl Objecter {
             handler,
             generation: Cell::new(1),
             registered: RefCell::default(),
+            confirmed: Cell::new(time_now()),
             ended: Cell::new(false),
         });
         // Registered first: events may arrive before the reply.
@@ -312,9 +322,13 @@ async fn keep(objecter: Weak<Objecter>, watched: Rc<ObjectWatch>) {
             watched.generation.set(watched.generation.get() + 1);
             watch::RECONNECT
         };
+        let sent = time_now();
         let answered = now.watch_op(&watched, op).await.unwrap_or_else(|| Err(closed()));
         let error = match answered {
-            Ok(reply) if reply.result >= 0 => None,
+            Ok(reply) if reply.result >= 0 => {
+                watched.confirmed.set(sent);
+                None
+            }
             // A ping in flight when its session was lost was resent on another one, where the watch is not
             // re-established yet.
             Ok(_) if op == watch::PING && !now.is_registered(&watched) => continue,

@@ -8,7 +8,7 @@ use forebay_block::{
     SharedObjects, SnapId, Watch, WatchHandler, Watcher,
 };
 use forebay_messenger::wire::{EntityAddr, MalformedPayload, PayloadReader, PayloadWriter};
-use forebay_reactor::{Buf, spawn};
+use forebay_reactor::{Buf, Instant, spawn};
 
 use super::{RadosPool, answer, check_name, ended, output, ready};
 use crate::denc::ReaderExt;
@@ -27,6 +27,10 @@ struct Held {
 impl Watch for Held {
     fn cookie(&self) -> u64 {
         self.watched.cookie
+    }
+
+    fn confirmed(&self) -> Instant {
+        self.watched.confirmed()
     }
 
     fn end(&self) -> LocalFuture<Result<()>> {

@@ -1,5 +1,6 @@
 //! Pool as seen by one client of the cluster.
 
+use std::cell::Cell;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use forebay_block::{
     Notified, NotifyAnswer, ObjectBackend, ObjectName, ObjectRead, ObjectStat, PoolIdentity, Result, SharedObjects,
     SnapId, SnapSet, SparseData, Transaction, Usage, Watch, WatchHandler, Watcher,
 };
-use forebay_reactor::{sleep, spawn, timeout};
+use forebay_reactor::{Instant, now, sleep, spawn, timeout};
 
 use super::watches::WatchEntry;
 use super::{ClientModel, classes};
@@ -160,7 +161,11 @@ impl ObjectBackend for ClientPool {
 struct ModelWatch {
     client: Rc<ClientModel>,
     cookie: u64,
+    confirmed: Cell<Instant>,
 }
+
+/// Interval at which a watch is confirmed.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
 
 impl ModelWatch {
     fn forget(&self) {
@@ -172,6 +177,18 @@ impl ModelWatch {
 impl Watch for ModelWatch {
     fn cookie(&self) -> u64 {
         self.cookie
+    }
+
+    /// Returns the time of the last ping.  The model has no pings: one counts as sent when the time is asked for, as
+    /// long as it would be answered.
+    fn confirmed(&self) -> Instant {
+        let client = &self.client;
+        let is_due = self.confirmed.get().elapsed() >= PING_INTERVAL;
+        let is_answered = || !client.dead.get() && client.check().is_ok();
+        if is_due && is_answered() && client.cluster.watches.has(client.number, self.cookie) {
+            self.confirmed.set(now());
+        }
+        self.confirmed.get()
     }
 
     fn end(&self) -> LocalFuture<Result<()>> {
@@ -214,7 +231,7 @@ impl SharedObjects for ClientPool {
                 let watcher = Watcher { client: client.number, cookie, address: client.address.clone() };
                 let entry = WatchEntry { object: place, client: Rc::downgrade(&client), watcher, handler };
                 client.cluster.watches.add(entry);
-                Ok(Box::new(ModelWatch { client, cookie }) as Box<dyn Watch>)
+                Ok(Box::new(ModelWatch { client, cookie, confirmed: Cell::new(now()) }) as Box<dyn Watch>)
             })
         })
     }

@@ -55,6 +55,12 @@ impl RamWatches {
         self.0.borrow().iter().filter(|entry| entry.object == *object).cloned().collect()
     }
 
+    /// Returns whether a client has a watch.
+    pub(super) fn has(&self, client: u64, cookie: u64) -> bool {
+        let is_it = |entry: &WatchEntry| (entry.watcher.client, entry.watcher.cookie) == (client, cookie);
+        self.0.borrow().iter().any(is_it)
+    }
+
     /// Returns the number of watches.
     pub(super) fn len(&self) -> usize {
         self.0.borrow().len()
