@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::{
-    Buf, BufList, BufMut, Error, ErrorKind, Extent, LocalFuture, Result, SnapshotCache, SnapshotFetch, SnapshotRead,
-    SparseData, is_zero,
+    Buf, BufList, BufMut, Error, ErrorKind, Extent, HeadGeneration, LocalFuture, Result, SnapshotCache, SnapshotFetch,
+    SnapshotRead, SparseData, is_zero,
 };
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{Instant, JoinHandle, now, spawn, timeout};
@@ -19,6 +19,7 @@ use crate::disk::{Disk, DiskPart};
 use crate::flags::ZeroFlags;
 use crate::flight::PartFlight;
 use crate::format::{CacheGeometry, PART_LEN, PARTS_MAX};
+use crate::own_blocks::OwnBlocks;
 use crate::part::{ABSENT, Part, PartKey, SnapshotSource, SnapshotSources};
 use crate::s3fifo::S3Fifo;
 use crate::stats::{CacheDiskCounters, DiskState, ReadCacheCounters, ReadCacheStats};
@@ -49,13 +50,13 @@ pub struct CacheOptions {
     pub disk: Option<DiskOptions>,
 }
 
-/// Read cache of snapshot parents. It belongs to one core, that of the images.
+/// Read cache of snapshot parents, and of own blocks of images that ask for it. It belongs to one core, that of the images.
 pub struct ReadCache {
     shared: Rc<CacheShared>,
 }
 
-/// State that reads in flight share with the cache.
-struct CacheShared {
+/// State that reads in flight and generations of own blocks share with the cache.
+pub(crate) struct CacheShared {
     options: CacheOptions,
     begun: Instant,
     sources: SnapshotSources,
@@ -68,7 +69,7 @@ struct CacheShared {
     reading: Semaphore,
     /// Permit to clear.
     clearing: Semaphore,
-    counters: ReadCacheCounters,
+    pub(crate) counters: ReadCacheCounters,
     disk_counters: Rc<CacheDiskCounters>,
 }
 
@@ -129,16 +130,10 @@ impl ReadCache {
             memory_bytes: memory.len() as u64 * PART_LEN,
             flags: shared.flags.len() as u64,
             path: shared.options.disk.as_ref().map(|disk| disk.path.clone()),
-            hits_memory: counters.hits_memory.get(),
-            hits_disk: counters.hits_disk.get(),
-            hits_zero: counters.hits_zero.get(),
-            hits_joined: counters.hits_joined.get(),
-            misses: counters.misses.get(),
-            fetches: counters.fetches.get(),
-            fetched_bytes: counters.fetched_bytes.get(),
-            read_bytes: counters.read_bytes.get(),
+            parents: counters.parents.stats(),
+            own: counters.own.stats(),
+            invalidated: counters.invalidated.get(),
             fetch_errors: counters.fetch_errors.get(),
-            bypassed: counters.bypassed.get(),
             evicted_memory: counters.evicted_memory.get(),
             evicted_disk: on_disk.evicted.get(),
             written: on_disk.written.get(),
@@ -231,33 +226,49 @@ impl Drop for ReadCache {
 
 impl SnapshotCache for ReadCache {
     fn read(&self, read: SnapshotRead, fetch: SnapshotFetch) -> LocalFuture<Result<SparseData>> {
-        let (shared, extent) = (&self.shared, read.extent);
+        let source = self.shared.sources.intern(&read.snapshot);
+        self.shared.read(&source, read, fetch)
+    }
+
+    fn begin_generation(&self, image: &str) -> Option<Rc<dyn HeadGeneration>> {
+        Some(Rc::new(OwnBlocks::new(self.shared.clone(), image)))
+    }
+}
+
+impl CacheShared {
+    /// Reads a range of an object of a source.
+    pub(crate) fn read(
+        self: &Rc<Self>,
+        source: &SnapshotSource,
+        read: SnapshotRead,
+        fetch: SnapshotFetch,
+    ) -> LocalFuture<Result<SparseData>> {
+        let (extent, counters) = (read.extent, self.counters.of(source));
         if !is_cacheable(&read) {
-            shared.counters.bypassed.add(1);
+            counters.bypassed.add(1);
             return fetch(extent);
         }
         if extent.len == 0 {
             return Box::pin(ready(Ok(SparseData::default())));
         }
-        let now_ms = shared.now_ms();
-        let source = shared.sources.intern(&read.snapshot);
-        let absent = absence_of(&source, read.object);
-        if !read.inherits && shared.flags.is_set(&absent, now_ms) {
-            shared.counters.hits_zero.add(1);
+        let now_ms = self.now_ms();
+        let absent = absence_of(source, read.object);
+        if !read.inherits && self.flags.is_set(&absent, now_ms) {
+            counters.hits_zero.add(1);
             return Box::pin(ready(Err(not_found(&absent))));
         }
-        let lookups = shared.look_up_all(&source, &read, &fetch, now_ms);
+        let lookups = self.look_up_all(source, &read, &fetch, now_ms);
         let done = lookups.iter().all(|lookup| matches!(lookup, Lookup::Found(_)));
         let inherits = read.inherits;
-        let (shared, finish) = (shared.clone(), move |parts: Vec<Part>| assemble(extent, &parts, &absent));
         if done {
             let parts = lookups.into_iter().filter_map(|lookup| match lookup {
                 Lookup::Found(part) => Some(part),
                 Lookup::Wait { .. } => None,
             });
-            shared.counters.read_bytes.add(extent.len);
-            return Box::pin(ready(finish(parts.collect())));
+            counters.read_bytes.add(extent.len);
+            return Box::pin(ready(assemble(extent, &parts.collect::<Vec<_>>(), &absent)));
         }
+        let shared = self.clone();
         Box::pin(async move {
             let mut parts = Vec::with_capacity(lookups.len());
             for lookup in lookups {
@@ -272,13 +283,30 @@ impl SnapshotCache for ReadCache {
                     }
                 });
             }
-            shared.counters.read_bytes.add(extent.len);
-            finish(parts)
+            shared.counters.of(&absent.source).read_bytes.add(extent.len);
+            assemble(extent, &parts, &absent)
         })
     }
-}
 
-impl CacheShared {
+    /// Removes parts of an object of a source. Reads of them that are in flight are completed for those who wait, and nobody
+    /// else: what they bring is not kept.
+    pub(crate) fn invalidate(&self, source: &SnapshotSource, object: u64, parts: RangeInclusive<u32>) {
+        let disk = self.disk();
+        for part in parts {
+            let key = PartKey { source: source.clone(), object, part };
+            let in_memory = self.memory.borrow_mut().remove(&key).is_some();
+            let was_zero = self.flags.remove(&key);
+            self.flights.borrow_mut().remove(&key);
+            let on_disk = disk.as_ref().is_some_and(|disk| disk.invalidate(&key));
+            self.counters.invalidated.add((in_memory || was_zero || on_disk).into());
+        }
+    }
+
+    /// Returns whether what a flight brings may be kept: not if its part was invalidated since it began.
+    fn is_current(&self, key: &PartKey, flight: &Rc<PartFlight>) -> bool {
+        self.flights.borrow().get(key).is_some_and(|current| Rc::ptr_eq(current, flight))
+    }
+
     fn now_ms(&self) -> u32 {
         self.begun.elapsed().as_millis() as u32
     }
@@ -331,7 +359,7 @@ impl CacheShared {
                 lookups.push(lookup);
                 continue;
             }
-            self.counters.misses.add(1);
+            self.counters.of(source).misses.add(1);
             let flight = self.new_flight(&key, read);
             lookups.push(Lookup::Wait { flight: flight.clone(), joined: false });
             run.parts.push((key, flight));
@@ -351,26 +379,26 @@ impl CacheShared {
         fetch: &SnapshotFetch,
         now_ms: u32,
     ) -> Option<Lookup> {
-        let disk = self.disk();
+        let (disk, counters) = (self.disk(), self.counters.of(&key.source));
         if let Some(data) = self.memory.borrow_mut().get(key, now_ms) {
-            self.counters.hits_memory.add(1);
+            counters.hits_memory.add(1);
             if let Some(disk) = disk {
                 disk.touch(key, now_ms);
             }
             return Some(Lookup::Found(Part::Data(data.clone())));
         }
         if self.flags.is_set(key, now_ms) {
-            self.counters.hits_zero.add(1);
+            counters.hits_zero.add(1);
             return Some(Lookup::Found(Part::Zero));
         }
         if let Some(flight) = self.flights.borrow().get(key) {
-            self.counters.hits_joined.add(1);
+            counters.hits_joined.add(1);
             return Some(Lookup::Wait { flight: flight.clone(), joined: true });
         }
         let disk = disk?;
         match disk.find(key, now_ms)? {
             DiskPart::Queued(data) => {
-                self.counters.hits_memory.add(1);
+                counters.hits_memory.add(1);
                 Some(Lookup::Found(Part::Data(data)))
             }
             DiskPart::Stored(row) => {
@@ -404,12 +432,14 @@ impl CacheShared {
         drop((permit, disk));
         match stored {
             Some(data) => {
-                self.counters.hits_disk.add(1);
-                self.remember(&key, &data);
+                self.counters.of(&key.source).hits_disk.add(1);
+                if self.is_current(&key, &flight) {
+                    self.remember(&key, &data);
+                }
                 self.land(&key, &flight, Ok(Part::Data(data)));
             }
             None => {
-                self.counters.misses.add(1);
+                self.counters.of(&key.source).misses.add(1);
                 self.fetch(vec![(key, flight)], read, fetch).await;
             }
         }
@@ -429,21 +459,16 @@ impl CacheShared {
         let _permit = self.reading.acquire(parts.len()).await;
         let Some(first) = parts.first().map(|(key, _)| key.clone()) else { return };
         let extent = Extent::new(u64::from(first.part) * PART_LEN, parts.len() as u64 * PART_LEN);
-        self.counters.fetches.add(1);
+        let counters = self.counters.of(&first.source);
+        counters.fetches.add(1);
         match fetch(extent).await {
             Ok(data) => {
-                self.counters.fetched_bytes.add(extent.len);
+                counters.fetched_bytes.add(extent.len);
                 for (key, flight) in parts {
-                    let part = match cut(&data, u64::from(key.part) * PART_LEN) {
-                        Some(data) => {
-                            self.add(&key, &data);
-                            Part::Data(data)
-                        }
-                        None => {
-                            self.flags.set(key.clone(), self.disk().as_deref(), self.now_ms());
-                            Part::Zero
-                        }
-                    };
+                    let part = cut(&data, u64::from(key.part) * PART_LEN).map_or(Part::Zero, Part::Data);
+                    if self.is_current(&key, &flight) {
+                        self.add(&key, &part);
+                    }
                     self.land(&key, &flight, Ok(part));
                 }
             }
@@ -464,15 +489,24 @@ impl CacheShared {
 
     /// Completes a flight. What it brought is in the cache by now, so that nobody reads it a second time.
     fn land(&self, key: &PartKey, flight: &Rc<PartFlight>, result: Result<Part>) {
-        self.flights.borrow_mut().remove(key);
+        if self.is_current(key, flight) {
+            self.flights.borrow_mut().remove(key);
+        }
         flight.land(result);
     }
 
     /// Adds a part to both layers.
-    fn add(&self, key: &PartKey, data: &Buf) {
-        self.remember(key, data);
-        if let Some(disk) = self.disk() {
-            disk.store(key, data);
+    fn add(&self, key: &PartKey, part: &Part) {
+        let disk = self.disk();
+        match part {
+            Part::Data(data) => {
+                self.remember(key, data);
+                if let Some(disk) = disk {
+                    disk.store(key, data);
+                }
+            }
+            Part::Zero => self.flags.set(key.clone(), disk.as_deref(), self.now_ms()),
+            Part::Absent => {}
         }
     }
 
@@ -496,7 +530,7 @@ fn is_cacheable(read: &SnapshotRead) -> bool {
         && read.object_size / PART_LEN <= u64::from(PARTS_MAX)
 }
 
-fn parts_of(extent: Extent) -> RangeInclusive<u32> {
+pub(crate) fn parts_of(extent: Extent) -> RangeInclusive<u32> {
     (extent.offset / PART_LEN) as u32..=((extent.end() - 1) / PART_LEN) as u32
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use forebay_block::Buf;
+use forebay_block::{Buf, SnapId};
 use forebay_reactor::sync::{Notify, Semaphore, join_all};
 use forebay_reactor::{File, OpenOptions, random, wall_clock};
 
@@ -202,7 +202,8 @@ impl Disk {
             let at = number * ROWS_PER_BLOCK + at;
             let Some(Row { kind, identity, object, part, crc }) = row else { continue };
             let is_data = kind == RowKind::Data;
-            if at >= self.geometry.rows() || is_data != (at < self.geometry.data_rows) {
+            if at >= self.geometry.rows() || is_data != (at < self.geometry.data_rows) || identity.snap == SnapId::HEAD
+            {
                 continue;
             }
             let part = match kind {
@@ -322,6 +323,25 @@ impl Disk {
         self.pending.borrow_mut().insert(key.clone(), data.clone());
         self.queue.borrow_mut().push_back(key.clone());
         self.changed.notify_all();
+    }
+
+    /// Removes a part, stored or queued; returns whether there was one. A read of its slot that is in flight returns what it
+    /// held.
+    pub(crate) fn invalidate(&self, key: &PartKey) -> bool {
+        let queued = self.pending.borrow_mut().remove(key).is_some();
+        let row = self.index.borrow_mut().remove(key);
+        if let Some(row) = row {
+            self.table.borrow_mut().release(row);
+        }
+        queued || row.is_some()
+    }
+
+    /// Takes a part that has been written out of those that wait; `false` if it was invalidated meanwhile.
+    pub(crate) fn take_pending(&self, key: &PartKey, data: &Buf) -> bool {
+        let mut pending = self.pending.borrow_mut();
+        // Another buffer is a later content of the part, which is still to be written.
+        let is_same = pending.get(key).is_some_and(|queued| std::ptr::eq(&**queued, &**data));
+        is_same && pending.remove(key).is_some()
     }
 
     /// Gives a flag a row; `None` if there is none.

@@ -39,7 +39,8 @@ impl ZeroFlags {
         {
             disk.release_flag(row);
         }
-        let row = disk.and_then(|disk| disk.set_flag(&key));
+        // Own blocks are of no use after a restart, so their flags take no rows.
+        let row = disk.filter(|_| !key.source.is_own()).and_then(|disk| disk.set_flag(&key));
         flags.insert(key, row, now_ms);
     }
 
@@ -53,9 +54,9 @@ impl ZeroFlags {
         self.0.borrow().peek(key).copied().flatten()
     }
 
-    /// Removes a flag.
-    pub(crate) fn remove(&self, key: &PartKey) {
-        self.0.borrow_mut().remove(key);
+    /// Removes a flag, but not its row; returns whether it was set.
+    pub(crate) fn remove(&self, key: &PartKey) -> bool {
+        self.0.borrow_mut().remove(key).is_some()
     }
 
     pub(crate) fn clear(&self) {

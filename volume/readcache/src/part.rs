@@ -3,15 +3,32 @@
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-use forebay_block::{Buf, SnapshotIdentity};
+use forebay_block::{Buf, PoolIdentity, SnapId, SnapshotIdentity};
+use forebay_reactor::random;
 use forebay_reactor::sync::WeakMap;
 
 /// Part number of an object whose absence is final.
 pub(crate) const ABSENT: u32 = u32::MAX;
 
-/// Image at a snapshot, interned: equal if and only if it is the same allocation.
+/// Image at a snapshot, interned, or a generation of own blocks of an image: equal if and only if it is the same
+/// allocation.
 #[derive(Debug, Clone)]
 pub(crate) struct SnapshotSource(pub(crate) Rc<SnapshotIdentity>);
+
+impl SnapshotSource {
+    /// Creates the source of a generation of own blocks, which equals no other one.  Its random identity is in the checksums
+    /// of its parts on disk.
+    pub(crate) fn generation(image: &str) -> Self {
+        let store = (u128::from(random()) << 64 | u128::from(random())).to_le_bytes();
+        let pool = PoolIdentity { store, pool: -1 };
+        Self(Rc::new(SnapshotIdentity { pool, image: image.into(), snap: SnapId::HEAD }))
+    }
+
+    /// Returns whether it is a generation of own blocks, which change.
+    pub(crate) fn is_own(&self) -> bool {
+        self.0.snap == SnapId::HEAD
+    }
+}
 
 impl PartialEq for SnapshotSource {
     fn eq(&self, other: &Self) -> bool {

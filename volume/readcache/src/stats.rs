@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::path::PathBuf;
 
+use crate::part::SnapshotSource;
+
 /// State of the layer on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum DiskState {
@@ -13,6 +15,36 @@ pub enum DiskState {
     On,
     /// Turned off, for this reason; reads go on from memory and the backend.
     Off(String),
+}
+
+/// Counters of the reads of one kind of data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SourceStats {
+    /// Parts read from memory.
+    pub hits_memory: u64,
+    /// Parts read from disk.
+    pub hits_disk: u64,
+    /// Zero parts and absent objects that needed no data.
+    pub hits_zero: u64,
+    /// Parts that another request was reading from the backend already.
+    pub hits_joined: u64,
+    /// Parts read from the backend.
+    pub misses: u64,
+    /// Reads from the backend.
+    pub fetches: u64,
+    /// Bytes requested from the backend.
+    pub fetched_bytes: u64,
+    /// Bytes returned.
+    pub read_bytes: u64,
+    /// Reads that bypass the cache: of images whose objects are too small, and of own blocks that are being changed.
+    pub bypassed: u64,
+}
+
+impl SourceStats {
+    /// Returns the number of parts that were not read from the backend.
+    pub fn hits(&self) -> u64 {
+        self.hits_memory + self.hits_disk + self.hits_zero + self.hits_joined
+    }
 }
 
 /// ReadCacheCounters since the start, and gauges.
@@ -34,26 +66,14 @@ pub struct ReadCacheStats {
     pub disk_bytes: u64,
     /// Bytes of parts that wait to be written to disk.
     pub queued_bytes: u64,
-    /// Parts read from memory.
-    pub hits_memory: u64,
-    /// Parts read from disk.
-    pub hits_disk: u64,
-    /// Zero parts and absent objects that needed no data.
-    pub hits_zero: u64,
-    /// Parts that another request was reading from the backend already.
-    pub hits_joined: u64,
-    /// Parts read from the backend.
-    pub misses: u64,
-    /// Reads from the backend.
-    pub fetches: u64,
-    /// Bytes requested from the backend.
-    pub fetched_bytes: u64,
-    /// Bytes returned to clones.
-    pub read_bytes: u64,
+    /// Reads of snapshot parents by clones.
+    pub parents: SourceStats,
+    /// Reads of own blocks.
+    pub own: SourceStats,
+    /// Parts of own blocks that were removed because they were about to change.
+    pub invalidated: u64,
     /// Reads from the backend that failed.
     pub fetch_errors: u64,
-    /// Reads of images whose objects are too small, which bypass the cache.
-    pub bypassed: u64,
     /// Parts evicted from memory.
     pub evicted_memory: u64,
     /// Parts evicted from disk.
@@ -84,9 +104,9 @@ impl CoreCounter {
     }
 }
 
-/// ReadCacheCounters of the cache, other than those of the disk.
+/// Counters of the reads of one kind of data.
 #[derive(Debug, Default)]
-pub(crate) struct ReadCacheCounters {
+pub(crate) struct SourceCounters {
     pub(crate) hits_memory: CoreCounter,
     pub(crate) hits_disk: CoreCounter,
     pub(crate) hits_zero: CoreCounter,
@@ -95,9 +115,40 @@ pub(crate) struct ReadCacheCounters {
     pub(crate) fetches: CoreCounter,
     pub(crate) fetched_bytes: CoreCounter,
     pub(crate) read_bytes: CoreCounter,
-    pub(crate) fetch_errors: CoreCounter,
     pub(crate) bypassed: CoreCounter,
+}
+
+impl SourceCounters {
+    pub(crate) fn stats(&self) -> SourceStats {
+        SourceStats {
+            hits_memory: self.hits_memory.get(),
+            hits_disk: self.hits_disk.get(),
+            hits_zero: self.hits_zero.get(),
+            hits_joined: self.hits_joined.get(),
+            misses: self.misses.get(),
+            fetches: self.fetches.get(),
+            fetched_bytes: self.fetched_bytes.get(),
+            read_bytes: self.read_bytes.get(),
+            bypassed: self.bypassed.get(),
+        }
+    }
+}
+
+/// ReadCacheCounters of the cache, other than those of the disk.
+#[derive(Debug, Default)]
+pub(crate) struct ReadCacheCounters {
+    pub(crate) parents: SourceCounters,
+    pub(crate) own: SourceCounters,
+    pub(crate) invalidated: CoreCounter,
+    pub(crate) fetch_errors: CoreCounter,
     pub(crate) evicted_memory: CoreCounter,
+}
+
+impl ReadCacheCounters {
+    /// Returns the counters for reads of a source.
+    pub(crate) fn of(&self, source: &SnapshotSource) -> &SourceCounters {
+        if source.is_own() { &self.own } else { &self.parents }
+    }
 }
 
 /// ReadCacheCounters of the disk; they survive a file that is opened again.

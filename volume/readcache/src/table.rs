@@ -155,6 +155,10 @@ impl Table {
         self.serial += 1;
         let stored = |row: u32| {
             let TableRow { key, kind, crc, .. } = self.rows.get(row as usize)?.clone()?;
+            if key.source.is_own() {
+                // Of no use after a restart: the row is free then.
+                return None;
+            }
             let part = if matches!(kind, RowKind::Data | RowKind::Zero) { key.part } else { 0 };
             Some(Row { kind, identity: (*key.source.0).clone(), object: key.object, part, crc })
         };

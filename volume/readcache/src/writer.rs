@@ -57,13 +57,17 @@ async fn write_parts(disk: &Rc<Disk>, now_ms: u32) {
         Box::pin(async move { file.write_at(data, at).await })
     };
     let results = join_all(writes.iter().map(each)).await;
-    for (SlotWrite { key, row, crc, .. }, result) in writes.into_iter().zip(results) {
+    for (SlotWrite { key, row, crc, data }, result) in writes.into_iter().zip(results) {
         // Turned off meanwhile: there is no index any more.
         if !disk.is_on() {
             return;
         }
-        disk.pending.borrow_mut().remove(&key);
+        let is_wanted = disk.take_pending(&key, &data);
         match result {
+            Ok(()) if !is_wanted => {
+                disk.table.borrow_mut().release(row);
+                disk.succeeded();
+            }
             Ok(()) => {
                 let content = TableRow { key: key.clone(), kind: RowKind::Data, crc, verified: true };
                 disk.table.borrow_mut().set(row, content);

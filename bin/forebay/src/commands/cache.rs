@@ -57,6 +57,15 @@ fn show(info: &ReadCacheInfo) -> String {
         ("misses", info.misses.to_string()),
         ("read by clones", Size(info.read_bytes).to_string()),
         ("read from pools", Size(info.fetched_bytes).to_string()),
+    ]);
+    if let Some(hits) = info.own.hit_percent() {
+        let own = &info.own;
+        rows.extend([
+            ("own blocks", format!("{hits:.1} % hits, {} misses, {} bypassed", own.misses, own.bypassed)),
+            ("own invalidated", own.invalidated.to_string()),
+        ]);
+    }
+    rows.extend([
         ("evicted", format!("{} from memory, {} from disk", info.evicted_memory, info.evicted_disk)),
         ("written to disk", format!("{} ({} left out, since the disk was behind)", info.written, info.dropped)),
         ("disk errors", info.disk_errors.to_string()),
@@ -66,7 +75,7 @@ fn show(info: &ReadCacheInfo) -> String {
 
 #[cfg(test)]
 mod tests {
-    use forebay_readcache::{DiskState, ReadCacheStats};
+    use forebay_readcache::{DiskState, ReadCacheStats, SourceStats};
 
     use super::*;
 
@@ -78,12 +87,13 @@ mod tests {
             disk: DiskState::On,
             disk_capacity: 1 << 30,
             disk_bytes: 1 << 29,
-            hits_memory: 2,
-            hits_joined: 1,
-            misses: 1,
+            parents: SourceStats { hits_memory: 2, hits_joined: 1, misses: 1, ..SourceStats::default() },
             ..stats.clone()
         };
         assert_eq!(summary(&on.into()), "1 MiB of 64 MiB in memory, 512 MiB of 1 GiB on disk, 75.0 % hits");
+        let own = SourceStats { hits_disk: 3, misses: 1, ..SourceStats::default() };
+        let shown = show(&ReadCacheStats { own, invalidated: 7, ..stats.clone() }.into());
+        assert!(shown.contains("75.0 % hits, 1 misses, 0 bypassed") && shown.contains("own invalidated"), "{shown}");
         let off = ReadCacheStats { disk: DiskState::Off("8 errors".into()), ..stats };
         assert_eq!(summary(&off.clone().into()), "1 MiB of 64 MiB in memory, the disk is off (8 errors)");
         let shown = show(&off.into());

@@ -45,6 +45,12 @@ fn status_has_its_shape() {
     let mut cache: serde_json::Map<String, Value> =
         numbers.map(|name| (name.to_owned(), json!("number"))).into_iter().collect();
     cache.insert("disk".into(), json!("string"));
+    let own = json!({
+        "hits_memory": "number", "hits_disk": "number", "hits_zero": "number", "hits_shared": "number",
+        "misses": "number", "invalidated": "number", "bypassed": "number", "fetched_bytes": "number",
+        "read_bytes": "number",
+    });
+    cache.insert("own".into(), own);
     let want = json!({
         "ready": "bool", "version": "string", "pid": "number", "uptime_s": "number", "cores": "number",
         "driver": "string", "data": "string", "control": "string", "http": "string", "nbd": ["string"],

@@ -93,11 +93,11 @@ async fn measure(size: u64, clones: u64, options: Option<CacheOptions>) -> Resul
     }
     let stats: Option<ReadCacheStats> = cache.as_ref().map(|cache: &Rc<ReadCache>| cache.stats());
     let parent_bytes = match &stats {
-        Some(stats) => stats.fetched_bytes,
+        Some(stats) => stats.parents.fetched_bytes,
         None => clones * size,
     };
     let dropped = stats.as_ref().map_or(0, |stats| stats.dropped);
-    let on_disk = stats.as_ref().map_or(0, |stats| stats.hits_disk);
+    let on_disk = stats.as_ref().map_or(0, |stats| stats.parents.hits_disk);
     let mib = (clones * size) as f64 / f64::from(1 << 20);
     println!(
         "{{\"mib_per_second\":{:.1},\"parent_bytes\":{parent_bytes},\"seconds\":{seconds:.3},\"dropped\":{dropped},\

@@ -115,12 +115,19 @@ fn fifty_clones_that_boot_read_each_byte_of_their_parent_once() {
             join_all(boots).await;
             let stats = cache.stats();
             // Reads of the clones' own objects find none; they ask for bytes, too.
-            let own = pool.pool.counts().1 - stats.fetched_bytes;
+            let own = pool.pool.counts().1 - stats.parents.fetched_bytes;
             assert_eq!(own % (4 << 10), 0);
             let limit = if life == 0 { SIZE * 105 / 100 } else { 0 };
-            assert!(stats.fetched_bytes <= limit, "life {life}: {} bytes of {SIZE}", stats.fetched_bytes);
+            assert!(
+                stats.parents.fetched_bytes <= limit,
+                "life {life}: {} bytes of {SIZE}",
+                stats.parents.fetched_bytes
+            );
             if life == 1 {
-                assert!(stats.hits_disk > 0 && stats.misses == 0, "a restart keeps what was read: {stats:?}");
+                assert!(
+                    stats.parents.hits_disk > 0 && stats.parents.misses == 0,
+                    "a restart keeps what was read: {stats:?}"
+                );
             }
             close_all(images).await;
             drop(installed);
@@ -172,7 +179,7 @@ fn copies_up_and_snapshots_of_clones_have_the_bytes_of_the_parent() {
                 assert!(pool.read(image, Extent::new(0, SIZE)).await.expect("a read") == *wanted);
             }
             let stats = cache.stats();
-            assert!(stats.hits_memory + stats.hits_disk + stats.hits_zero > 100, "{stats:?}");
+            assert!(stats.parents.hits_memory + stats.parents.hits_disk + stats.parents.hits_zero > 100, "{stats:?}");
             close_all(images).await;
             cache.close().await;
         });
@@ -199,9 +206,9 @@ fn chains_of_clones_share_their_oldest_parent() {
         let _installed = install_snapshot_cache(cache.clone());
         for number in 0..2 {
             let leaf = pool.open(&format!("leaf{number}")).await.expect("opened");
-            let before = cache.stats().fetched_bytes;
+            let before = cache.stats().parents.fetched_bytes;
             assert!(pool.read(&leaf, Extent::new(0, SIZE)).await.expect("a read") == wanted, "leaf {number}");
-            let fetched = cache.stats().fetched_bytes - before;
+            let fetched = cache.stats().parents.fetched_bytes - before;
             // Once each object of the middle, which has one, and each of the base.
             let limit = if number == 0 { 2 * SIZE } else { 0 };
             assert!(fetched <= limit, "leaf {number}: {fetched} bytes");
@@ -232,7 +239,7 @@ fn without_a_cache_nothing_is_different() {
             assert!(pool.read(&image, Extent::new(0, SIZE)).await.expect("a read") == content);
             assert!(pool.pool.counts().1 >= SIZE, "read from the pool");
         }
-        assert_eq!(cache.stats().misses, 0);
+        assert_eq!(cache.stats().parents.misses, 0);
         image.close().await;
         cache.close().await;
     });

@@ -61,7 +61,7 @@ fn a_crash_at_any_point_costs_reads_only() {
             }
             let stats = cache.stats();
             assert_eq!(stats.checksum_errors, 0, "point {point}: what a crash leaves is no error of the disk");
-            survived += stats.hits_disk * PART_LEN;
+            survived += stats.parents.hits_disk * PART_LEN;
             cache.close().await;
         });
     }

@@ -50,9 +50,9 @@ fn after_a_restart_nothing_is_read_from_the_backend() {
             let (cache, backend) = (ReadCache::open(options(1 << 20)).await, Backend::new());
             check_all(&cache, &backend).await;
             let stats = cache.stats();
-            assert_eq!((backend.fetches.get(), stats.misses, stats.stale), (0, 0, 0));
-            assert_eq!(stats.hits_disk, count_of(true), "{stats:?}");
-            assert!(stats.hits_zero >= count_of(false), "{stats:?}");
+            assert_eq!((backend.fetches.get(), stats.parents.misses, stats.stale), (0, 0, 0));
+            assert_eq!(stats.parents.hits_disk, count_of(true), "{stats:?}");
+            assert!(stats.parents.hits_zero >= count_of(false), "{stats:?}");
             cache.close().await;
         });
     }
@@ -86,7 +86,10 @@ fn flipped_bits_cost_a_read_and_give_no_wrong_byte() {
             check_all(&cache, &backend).await;
             let stats = cache.stats();
             assert!(stats.disk != DiskState::None, "{stats:?}");
-            assert!(stats.misses > 0 && stats.misses <= parts().count() as u64 * 2, "{flipped:?}: {stats:?}");
+            assert!(
+                stats.parents.misses > 0 && stats.parents.misses <= parts().count() as u64 * 2,
+                "{flipped:?}: {stats:?}"
+            );
             cache.close().await;
         });
     }

@@ -4,4 +4,5 @@ mod common;
 mod crash;
 mod disk;
 mod model;
+mod own_blocks;
 mod sharing;

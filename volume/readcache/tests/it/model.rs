@@ -81,7 +81,7 @@ fn life(world: &World, rng: &mut Rng, memory: u64) -> (u64, u64) {
             }
         }
         let stats = cache.stats();
-        counts = (stats.hits_memory + stats.hits_disk + stats.hits_zero, stats.misses);
+        counts = (stats.parents.hits_memory + stats.parents.hits_disk + stats.parents.hits_zero, stats.parents.misses);
         if rng.coin() {
             cache.close().await;
         }

@@ -40,8 +40,8 @@ fn fifty_readers_read_each_byte_of_the_parent_once() {
             let bytes = backend.bytes.get();
             assert!(bytes <= 2 * OBJECT * 105 / 100, "{bytes} bytes of {} were read", 2 * OBJECT);
             let stats = cache.stats();
-            assert_eq!(stats.fetched_bytes, bytes);
-            assert!(stats.hits_joined > 0 && stats.misses * PART_LEN == bytes, "{stats:?}");
+            assert_eq!(stats.parents.fetched_bytes, bytes);
+            assert!(stats.parents.hits_joined > 0 && stats.parents.misses * PART_LEN == bytes, "{stats:?}");
             cache.close().await;
         });
     }
@@ -217,7 +217,7 @@ fn images_with_small_objects_bypass_the_cache() {
             let data = cache.read(read, backend.fetch(SNAP, object)).await.expect("a read");
             assert!(Some(data.fill(extent).to_vec()) == content(SNAP, object, extent));
         }
-        assert_eq!((backend.bytes.get(), cache.stats().bypassed), (8192, 2));
+        assert_eq!((backend.bytes.get(), cache.stats().parents.bypassed), (8192, 2));
         written(&cache).await;
         cache.close().await;
     });
