@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, BlockRequest, Buf, Extent, ObjectBackend, Result};
 use forebay_image::{CreateOptions, Image, ImageFeatures, ImageOpenOptions};
 use forebay_load::counted::CountedBackend;
-use forebay_ram::cluster::RamCluster;
 use forebay_ram::cluster::rbd::ClosedImage;
+use forebay_ram::cluster::{RamClient, RamCluster};
 
 /// Number of the pool.
 pub const POOL: i64 = 1;
@@ -23,7 +23,12 @@ pub struct ClonePool {
 impl ClonePool {
     /// Opens the pool of a cluster as a new client, whose reads take `delay`.
     pub fn of(cluster: &RamCluster, object_size: u64, delay: Duration) -> Self {
-        let pool = CountedBackend::new(cluster.client().pool(POOL), delay);
+        Self::of_client(&cluster.client(), object_size, delay)
+    }
+
+    /// Opens the pool as a client, whose reads take `delay`.
+    pub fn of_client(client: &RamClient, object_size: u64, delay: Duration) -> Self {
+        let pool = CountedBackend::new(client.pool(POOL), delay);
         Self { backend: pool.clone(), pool, object_size }
     }
 
@@ -47,6 +52,11 @@ impl ClonePool {
     /// Reads from an image.
     pub async fn read(&self, image: &Image, extent: Extent) -> Result<Vec<u8>> {
         Ok(image.submit(BlockRequest::Read(extent)).await?.into_data().to_vec())
+    }
+
+    /// Returns the pool as a backend.
+    pub fn backend(&self) -> &Rc<dyn ObjectBackend> {
+        &self.backend
     }
 
     async fn closed(&self, name: &str, overlap: Option<u64>) -> Result<ClosedImage> {

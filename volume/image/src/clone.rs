@@ -133,7 +133,6 @@ async fn store_copy(
     flags: WriteFlags,
 ) -> Result<CopiedUp> {
     let WriteFlags { durable, advice } = flags;
-    let name = shared.object_name(object);
     let snapc = shared.snapc();
     let keeps = snapc.as_ref().is_some_and(|snapc| !snapc.snaps.is_empty());
     let compares = change.iter().any(|op| matches!(op, ObjectOp::Compare { .. }));
@@ -151,7 +150,7 @@ async fn store_copy(
         ops.extend_from_slice(change);
         Transaction { snapc, ops, durable, advice }
     };
-    match shared.data().submit(&name, transaction).await {
+    match shared.change_data(object, transaction).await {
         Ok(_) => Ok(if alone { CopiedUp::Only } else { CopiedUp::WithChange }),
         // Lost the race: another writer created the object first.
         Err(error) if error.kind() == ErrorKind::Exists => Ok(CopiedUp::Only),

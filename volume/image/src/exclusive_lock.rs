@@ -12,6 +12,7 @@ use forebay_reactor::{Instant, now, spawn, timeout, yield_now};
 
 use crate::lock::{Keeping, LockVerdict, Phase, Then, is_brief, judge, owner_name, react};
 use crate::objectmap::ObjectMap;
+use crate::own_blocks::{READ_LEASE, outlast_fenced_reads};
 use crate::watcher::HeaderWatcher;
 use crate::wire::lock::{self as wire, Locker, TAG};
 use crate::wire::notify::{ClientId, NotifyMessage, decode_response};
@@ -69,6 +70,8 @@ pub(crate) struct ExclusiveLock {
     phase: Cell<Phase>,
     /// Watch that the lock's cookie names, while this client holds it; 0 otherwise.
     locked_by: Cell<u64>,
+    /// Number of the present acquisition of the lock, or of the next one, from 1.
+    acquisition: Cell<u64>,
     /// Serializes acquiring, releasing and reacquiring the lock.
     turn: Semaphore,
     /// Owner of the lock when this client began to acquire it, if it was another client.
@@ -122,6 +125,7 @@ impl ExclusiveLock {
             pool,
             phase: Cell::new(Phase::Unlocked),
             locked_by: Cell::new(0),
+            acquisition: Cell::new(1),
             turn: Semaphore::new(1),
             former: RefCell::default(),
             may_be_free: Notify::new(),
@@ -137,6 +141,19 @@ impl ExclusiveLock {
     /// Returns whether this client holds the lock and is not releasing it.
     pub(crate) fn is_locked(&self) -> bool {
         self.phase.get() == Phase::Locked
+    }
+
+    /// Returns the number of the present acquisition of the lock, or of the next one: it changes when the lock is not held any
+    /// more.
+    pub(crate) fn acquisition(&self) -> u64 {
+        self.acquisition.get()
+    }
+
+    /// Returns the number of the present acquisition, if no other client can have acquired the lock since: others see the
+    /// watch that the lock names, and have not broken the lock for want of it.
+    pub(crate) fn certain_acquisition(&self) -> Option<u64> {
+        let is_certain = self.is_locked() && self.watcher.is_confirmed(self.locked_by.get(), READ_LEASE);
+        is_certain.then(|| self.acquisition.get())
     }
 
     /// Returns the object map, while this client holds the lock.
@@ -194,7 +211,9 @@ impl ExclusiveLock {
         debug_assert!(phase != Phase::Locked || self.locked_by.get() != 0, "locked without a stored lock");
         debug_assert!(phase != Phase::Locked || self.check().is_ok(), "locked by a fenced client");
         debug_assert!(phase != Phase::Unlocked || self.map.borrow().is_none(), "an object map without the lock");
-        self.phase.set(phase);
+        if self.phase.replace(phase) == Phase::Locked && phase != Phase::Locked {
+            self.acquisition.set(self.acquisition.get() + 1);
+        }
     }
 
     // ---- Acquiring ----
@@ -340,6 +359,7 @@ impl ExclusiveLock {
                     tracing::debug!(header = %self.watcher.header(), "breaking an earlier lock of this client");
                 } else {
                     objects.blocklist(&locker.address, None).await?;
+                    outlast_fenced_reads(&self.pool, self.watcher.header()).await?;
                     self.note_former(Some(&locker), true);
                 }
                 match self.submit(ObjectOp::Call { method: BREAK, input: wire::encode_break(&locker) }).await {
@@ -478,12 +498,14 @@ impl ExclusiveLock {
     pub(crate) async fn fence(&self, client: &ClientIdentity, expire: Duration) -> Result<()> {
         let objects = self.watcher.objects();
         objects.blocklist(&client.address, Some(expire)).await?;
+        outlast_fenced_reads(&self.pool, self.watcher.header()).await?;
         let info = self.info().await?;
         let holds = |locker: &&Locker| locker.client() == Some(client.number) || locker.address == client.address;
         let Some(locker) = info.lockers.first().filter(holds) else { return Ok(()) };
         if locker.address != client.address {
             // Servers may see a client at another address than monitors do.
             objects.blocklist(&locker.address, Some(expire)).await?;
+            outlast_fenced_reads(&self.pool, self.watcher.header()).await?;
         }
         self.note_former(Some(locker), true);
         match self.submit(ObjectOp::Call { method: BREAK, input: wire::encode_break(locker) }).await {

@@ -10,6 +10,7 @@ use forebay_block::{Error, ErrorKind, Method, ObjectOp, Result, SharedObjects, S
 use crate::exclusive_lock::GET_INFO;
 use crate::images::Images;
 use crate::lock::kind_name;
+use crate::own_blocks::outlast_fenced_reads;
 use crate::wire::lock::{self as wire, LockInfo, Locker};
 
 const LOCK: Method = Method::new("lock", "lock");
@@ -120,6 +121,7 @@ impl Images {
                     return Err(Error::new(ErrorKind::Unsupported, format!("{locker} has no address to be fenced by")));
                 }
                 shared.blocklist(&held.address, None).await?;
+                outlast_fenced_reads(self.backend(), &self.header_object(&id)).await?;
             } else if wire::watch_of(&held.cookie).is_some() && self.find_open(&id).is_some() {
                 let what = "this client holds the lock itself, and releases it when another client needs it";
                 return Err(Error::new(ErrorKind::Busy, what));

@@ -21,8 +21,9 @@ use crate::info::Striping;
 use crate::layout::StripeLayout;
 use crate::lifecycle::ImageLifecycle;
 use crate::objectmap::ObjectMap;
+use crate::own_blocks::OwnBlockCache;
 use crate::owner::OwnerRequests;
-use crate::pools::ImagePools;
+use crate::pools::{DataPool, ImagePools};
 use crate::reserved::ImageReservations;
 use crate::watcher::{HeaderWatcher, ImageEvents};
 
@@ -68,6 +69,7 @@ pub(crate) struct OpenImage {
     ignores_parent: bool,
     /// Number of rollbacks by this client, and of acquisitions of the lock, before which other clients may have rolled back.
     rollbacks: Cell<u64>,
+    own_blocks: OwnBlockCache,
 }
 
 /// Coordination with the other clients of a shared pool.
@@ -130,6 +132,7 @@ impl OpenImage {
             state: HeaderState::new(header, parent),
             ignores_parent,
             rollbacks: Cell::new(0),
+            own_blocks: OwnBlockCache::default(),
             admission: Admission::new(),
             lifecycle: ImageLifecycle::default(),
             coordination: RefCell::default(),
@@ -165,8 +168,22 @@ impl OpenImage {
     }
 
     /// Returns the pool of the data.
-    pub(crate) fn data(&self) -> &Rc<dyn ObjectBackend> {
+    pub(crate) fn data(&self) -> &DataPool {
         self.pools.data()
+    }
+
+    /// Submits a change of a data object of the head. All of them go through here.
+    pub(crate) fn change_data(&self, object: u64, transaction: Transaction) -> LocalFuture<Result<u64>> {
+        let change = self.own_blocks.begin_change(self, object, &transaction);
+        let submitted = self.data().submit_uncached(&self.object_name(object), transaction);
+        match change {
+            Some(change) => change.until(submitted),
+            None => submitted,
+        }
+    }
+
+    pub(crate) fn own_blocks(&self) -> &OwnBlockCache {
+        &self.own_blocks
     }
 
     pub(crate) fn namespace(&self) -> &Rc<str> {
@@ -379,6 +396,19 @@ impl OpenImage {
         match &*self.coordination.borrow() {
             None => true,
             Some(coordination) => coordination.lock.is_locked() || !self.needs_lock(),
+        }
+    }
+
+    /// Returns the number of the present acquisition of the exclusive lock, or of the next one; 0 in an unshared pool.
+    pub(crate) fn acquisition(&self) -> u64 {
+        self.coordination.borrow().as_ref().map_or(0, |coordination| coordination.lock.acquisition())
+    }
+
+    /// Returns [`acquisition`](Self::acquisition) if it is certain that no other client can change the image.
+    pub(crate) fn certain_acquisition(&self) -> Option<u64> {
+        match &*self.coordination.borrow() {
+            None => Some(0),
+            Some(coordination) => coordination.lock.certain_acquisition().filter(|_| self.needs_lock()),
         }
     }
 

@@ -1,10 +1,12 @@
-//! Reads of stored objects, those of a parent through the snapshot cache of this core, if it has one.
+//! Reads of stored objects, those of a parent, and own blocks of an image that asks for it, through the cache of this core,
+//! if it has one.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use forebay_block::{
-    Advice, LocalFuture, ObjectRead, Result, SnapId, SnapshotCache, SnapshotIdentity, SnapshotRead, SparseData,
+    Advice, HeadRead, LocalFuture, ObjectRead, Result, SnapId, SnapshotCache, SnapshotIdentity, SnapshotRead,
+    SparseData,
 };
 
 use crate::layout::ObjectExtent;
@@ -36,6 +38,11 @@ impl Drop for InstalledSnapshotCache {
     }
 }
 
+/// Returns the snapshot cache of this core.
+pub(crate) fn installed() -> Option<Rc<dyn SnapshotCache>> {
+    INSTALLED.with_borrow(Clone::clone)
+}
+
 /// Reads stored extents of a piece; `NotFound` if its object does not exist in the view.
 pub(crate) fn read_object(
     shared: &Rc<OpenImage>,
@@ -46,7 +53,7 @@ pub(crate) fn read_object(
     let (data, name) = (shared.data(), shared.object_name(piece.object));
     if view.is_parent
         && view.snap != SnapId::HEAD
-        && let Some(cache) = INSTALLED.with_borrow(Clone::clone)
+        && let Some(cache) = installed()
         && let Some(pool) = data.identity()
     {
         let read = SnapshotRead {
@@ -59,6 +66,18 @@ pub(crate) fn read_object(
         let data = data.clone();
         // Without advice: the parent has other children, which may read the same soon.
         return cache.read(read, Rc::new(move |extent| data.read(&name, ObjectRead::new(view.snap, extent))));
+    }
+    if view.snap == SnapId::HEAD
+        && !advice.has(Advice::NO_CACHE)
+        && let Some(own) = shared.own_blocks().for_read(shared)
+    {
+        let object_size = shared.layout().object_size();
+        let read = HeadRead { object: piece.object, object_size, extent: piece.extent };
+        let data = data.clone();
+        return own.read(
+            read,
+            Rc::new(move |extent| data.read(&name, ObjectRead::new(SnapId::HEAD, extent).advised(advice))),
+        );
     }
     data.read(&name, ObjectRead::new(view.snap, piece.extent).advised(advice))
 }

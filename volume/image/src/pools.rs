@@ -1,9 +1,13 @@
 //! Pools of an open image: of its metadata, and of its data.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::rc::Rc;
 
-use forebay_block::{ObjectBackend, Result};
+use forebay_block::{
+    BackendInfo, ExtentMap, LocalFuture, ObjectBackend, ObjectName, ObjectRead, ObjectStat, PoolIdentity, Result,
+    SnapId, SnapSet, SparseData, Transaction,
+};
 
 use crate::format::ImageHeader;
 use crate::images::Images;
@@ -14,8 +18,66 @@ use crate::images::Images;
 pub(crate) struct ImagePools {
     /// Registry of open images that lists this one, kept alive.
     images: Rc<Images>,
-    data: Rc<dyn ObjectBackend>,
+    data: DataPool,
     in_use: Cell<bool>,
+}
+
+/// Pool of an image's data objects.
+///
+/// It has no `submit`: every change of a data object goes through
+/// [`OpenImage::change_data`](crate::open_image::OpenImage::change_data), which keeps the cache of own blocks true.
+#[derive(Clone)]
+pub(crate) struct DataPool(Rc<dyn ObjectBackend>);
+
+impl DataPool {
+    /// Submits a change of an object, past the cache of own blocks.
+    pub(crate) fn submit_uncached(&self, object: &ObjectName, transaction: Transaction) -> LocalFuture<Result<u64>> {
+        self.0.submit(object, transaction)
+    }
+
+    pub(crate) fn info(&self) -> BackendInfo {
+        self.0.info()
+    }
+
+    pub(crate) fn identity(&self) -> Option<PoolIdentity> {
+        self.0.identity()
+    }
+
+    pub(crate) fn read(&self, object: &ObjectName, read: ObjectRead) -> LocalFuture<Result<SparseData>> {
+        self.0.read(object, read)
+    }
+
+    pub(crate) fn map(&self, object: &ObjectName, read: ObjectRead) -> LocalFuture<Result<ExtentMap>> {
+        self.0.map(object, read)
+    }
+
+    pub(crate) fn stat(&self, object: &ObjectName, snap: SnapId) -> LocalFuture<Result<ObjectStat>> {
+        self.0.stat(object, snap)
+    }
+
+    pub(crate) fn snap_set(&self, object: &ObjectName) -> LocalFuture<Result<SnapSet>> {
+        self.0.snap_set(object)
+    }
+
+    pub(crate) fn snap_allocate(&self) -> LocalFuture<Result<SnapId>> {
+        self.0.snap_allocate()
+    }
+
+    pub(crate) fn snap_remove(&self, snap: SnapId) -> LocalFuture<Result<()>> {
+        self.0.snap_remove(snap)
+    }
+
+    pub(crate) fn list_between(
+        &self,
+        names: Range<ObjectName>,
+        max: usize,
+    ) -> Option<LocalFuture<Result<Vec<ObjectName>>>> {
+        self.0.list_between(names, max)
+    }
+
+    pub(crate) fn flush(&self) -> LocalFuture<Result<()>> {
+        self.0.flush()
+    }
 }
 
 impl ImagePools {
@@ -29,7 +91,7 @@ impl ImagePools {
         if in_use {
             mark_in_use(&data);
         }
-        Ok(Self { images: images.clone(), data, in_use: Cell::new(in_use) })
+        Ok(Self { images: images.clone(), data: DataPool(data), in_use: Cell::new(in_use) })
     }
 
     pub(crate) fn images(&self) -> &Rc<Images> {
@@ -42,7 +104,7 @@ impl ImagePools {
     }
 
     /// Returns the pool of the data.
-    pub(crate) fn data(&self) -> &Rc<dyn ObjectBackend> {
+    pub(crate) fn data(&self) -> &DataPool {
         &self.data
     }
 
@@ -50,7 +112,7 @@ impl ImagePools {
     pub(crate) fn mark_in_use(&self) {
         self.in_use.set(true);
         mark_in_use(self.metadata());
-        mark_in_use(&self.data);
+        mark_in_use(&self.data.0);
     }
 
     pub(crate) fn is_in_use(&self) -> bool {
@@ -60,7 +122,7 @@ impl ImagePools {
     /// Makes completed changes durable: those of the data, and those of the metadata if they are in another pool.
     pub(crate) async fn flush(&self) -> Result<()> {
         let data = self.data.flush().await;
-        if std::ptr::addr_eq(Rc::as_ptr(&self.data), Rc::as_ptr(self.metadata())) {
+        if std::ptr::addr_eq(Rc::as_ptr(&self.data.0), Rc::as_ptr(self.metadata())) {
             return data;
         }
         // Both are tried: a data pool that is full does not keep changes of the metadata from becoming durable.

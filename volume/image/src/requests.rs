@@ -235,7 +235,7 @@ fn change_piece(
         return store(shared, piece.object, vec![op], flags);
     }
     let may_be_absent = matches!(op, ObjectOp::Remove);
-    let work = shared.data().submit(&shared.object_name(piece.object), flags.transaction(shared, vec![op]));
+    let work = shared.change_data(piece.object, flags.transaction(shared, vec![op]));
     if may_be_absent { removed(shared, work, flags) } else { work }
 }
 
@@ -245,7 +245,7 @@ fn store(shared: &OpenImage, object: u64, mut ops: Vec<ObjectOp>, flags: WriteFl
     if let Some(expect) = shared.expectation().filter(|_| shared.map().is_none()) {
         ops.insert(0, expect);
     }
-    shared.data().submit(&shared.object_name(object), flags.transaction(shared, ops))
+    shared.change_data(object, flags.transaction(shared, ops))
 }
 
 /// Submits non-overlapping writes; those to one object are one transaction.
@@ -395,7 +395,7 @@ fn compare_and_write_piece(
     if !is_plain(shared, piece.object, &Change::Write(BufList::new())) {
         return Box::pin(change_managed(shared.clone(), piece.object, ops, flags));
     }
-    shared.data().submit(&shared.object_name(piece.object), flags.transaction(shared, ops))
+    shared.change_data(piece.object, flags.transaction(shared, ops))
 }
 
 // ---- With a parent, or an object map ----
@@ -434,7 +434,6 @@ pub(crate) async fn change_managed(
     if let Some(map) = &map {
         map.update(object, if removes { ObjectMapState::Pending } else { ObjectMapState::Exists }, None).await?;
     }
-    let name = shared.object_name(object);
     let mut known_absent = absent;
     let version = loop {
         if guarded && known_absent && copy_up(&shared, object, overlap, &ops, flags).await? == CopiedUp::WithChange {
@@ -444,8 +443,8 @@ pub(crate) async fn change_managed(
         all.extend(guarded.then_some(ObjectOp::AssertExists));
         all.extend(expect.clone());
         all.extend(ops.iter().cloned());
-        match shared.data().submit(&name, Transaction { snapc: snapc.clone(), ..flags.transaction(&shared, all) }).await
-        {
+        let change = Transaction { snapc: snapc.clone(), ..flags.transaction(&shared, all) };
+        match shared.change_data(object, change).await {
             Ok(version) => break version,
             Err(error) if error.kind() == ErrorKind::NotFound && removes => {
                 break cleared_nothing(&shared, flags).await?;

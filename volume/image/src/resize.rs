@@ -91,10 +91,9 @@ fn trim_object(shared: &Rc<OpenImage>, object: u64, op: ObjectOp) -> LocalFuture
     let state = if matches!(op, ObjectOp::Remove) { ObjectMapState::Pending } else { ObjectMapState::Exists };
     // A truncated object differs from its state at the last snapshot.
     let marks = copies || state == ObjectMapState::Exists && shared.map().is_some_and(|map| !map.is_marked(object));
-    let name = shared.object_name(object);
     let transaction = Transaction { snapc, ops: vec![op.clone()], durable: false, advice: Advice::NONE };
     if !marks {
-        return unless_absent(shared.data().submit(&name, transaction));
+        return unless_absent(shared.change_data(object, transaction));
     }
     let shared = shared.clone();
     Box::pin(async move {
@@ -105,7 +104,7 @@ fn trim_object(shared: &Rc<OpenImage>, object: u64, op: ObjectOp) -> LocalFuture
         if copies {
             copy_up(&shared, object, overlap, &[], WriteFlags::default()).await?;
         }
-        unless_absent(shared.data().submit(&name, transaction)).await
+        unless_absent(shared.change_data(object, transaction)).await
     })
 }
 

@@ -139,7 +139,7 @@ async fn roll_back_object(shared: Rc<OpenImage>, object: u64, view: ImageView, t
     let full = matches!(op, ObjectOp::WriteFull { .. });
     let name = shared.object_name(object);
     let transaction = Transaction { snapc: shared.snapc(), ..Transaction::of(op) };
-    unless_absent(shared.data().submit(&name, transaction)).await?;
+    unless_absent(shared.change_data(object, transaction)).await?;
     let Some(map) = shared.map() else { return Ok(()) };
     let exists = full
         || match then {

@@ -65,22 +65,33 @@ pub(crate) struct HeaderWatcher {
     objects: Rc<dyn SharedObjects>,
     header: ObjectName,
     image: Weak<dyn ImageEvents>,
-    watch: RefCell<Option<Box<dyn Watch>>>,
+    watch: RefCell<Option<CurrentWatch>>,
     ended: Cell<bool>,
 }
 
+/// Watch, until its loss was handled.
+struct CurrentWatch {
+    watch: Box<dyn Watch>,
+    is_broken: Rc<Cell<bool>>,
+}
+
 /// Handler of the watch, which the pool keeps.
-struct Handler(Weak<HeaderWatcher>);
+struct Handler {
+    watcher: Weak<HeaderWatcher>,
+    is_broken: Rc<Cell<bool>>,
+}
 
 impl WatchHandler for Handler {
     fn notified(&self, notification: Notification) {
-        if let Some(watcher) = self.0.upgrade() {
+        if let Some(watcher) = self.watcher.upgrade() {
             drop(spawn(async move { watcher.notified(notification).await }));
         }
     }
 
     fn broken(&self, error: Error) {
-        if let Some(watcher) = self.0.upgrade() {
+        // Known at once; what follows from it takes its time.
+        self.is_broken.set(true);
+        if let Some(watcher) = self.watcher.upgrade() {
             drop(spawn(async move { watcher.broken(error).await }));
         }
     }
@@ -94,9 +105,11 @@ impl HeaderWatcher {
 
     /// Establishes the watch.
     pub(crate) async fn begin(self: &Rc<Self>) -> Result<()> {
-        let watch = self.objects.watch(&self.header, Rc::new(Handler(Rc::downgrade(self)))).await?;
+        let is_broken = Rc::new(Cell::new(false));
+        let handler = Rc::new(Handler { watcher: Rc::downgrade(self), is_broken: is_broken.clone() });
+        let watch = self.objects.watch(&self.header, handler).await?;
         // A watch may break before it is stored here; such a one is replaced.
-        drop(self.watch.replace(Some(watch)));
+        drop(self.watch.replace(Some(CurrentWatch { watch, is_broken })));
         Ok(())
     }
 
@@ -104,7 +117,7 @@ impl HeaderWatcher {
     pub(crate) async fn end(&self) {
         self.ended.set(true);
         let watch = self.watch.take();
-        if let Some(watch) = watch
+        if let Some(CurrentWatch { watch, .. }) = watch
             && let Err(error) = watch.end().await
         {
             tracing::debug!(header = %self.header, %error, "cannot end a watch; it expires");
@@ -127,8 +140,15 @@ impl HeaderWatcher {
 
     /// Returns this client as the others see it; its watch is 0 while there is none.
     pub(crate) fn client(&self) -> ClientId {
-        let watch = self.watch.borrow().as_ref().map_or(0, |watch| watch.cookie());
+        let watch = self.watch.borrow().as_ref().map_or(0, |current| current.watch.cookie());
         ClientId { number: self.objects.identity().number, watch }
+    }
+
+    /// Returns whether the watch with this cookie was confirmed at most `age` ago, and has not broken since.
+    pub(crate) fn is_confirmed(&self, cookie: u64, age: Duration) -> bool {
+        self.watch.borrow().as_ref().is_some_and(|CurrentWatch { watch, is_broken }| {
+            !is_broken.get() && watch.cookie() == cookie && watch.confirmed().elapsed() < age
+        })
     }
 
     // ---- Notifying others ----

@@ -157,6 +157,9 @@ fn copies_up_and_snapshots_of_clones_have_the_bytes_of_the_parent() {
             let cache = cache(1 << 20).await;
             let _installed = install_snapshot_cache(cache.clone());
             let images = open_all(&pool, 3).await;
+            if seed % 2 == 1 {
+                images.iter().for_each(|image| image.cache_own_blocks(true));
+            }
             let mut wanted = vec![content; 3];
             let mut rng = Rng::new(seed);
             for step in 0..150 {
@@ -179,6 +182,7 @@ fn copies_up_and_snapshots_of_clones_have_the_bytes_of_the_parent() {
                 assert!(pool.read(image, Extent::new(0, SIZE)).await.expect("a read") == *wanted);
             }
             let stats = cache.stats();
+            assert_eq!(stats.own.hits() > 0, seed % 2 == 1);
             assert!(stats.parents.hits_memory + stats.parents.hits_disk + stats.parents.hits_zero > 100, "{stats:?}");
             close_all(images).await;
             cache.close().await;

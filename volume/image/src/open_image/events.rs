@@ -47,10 +47,11 @@ impl LockedImage for OpenImage {
             self.admission.supersede();
         }
         let check = self.lock_check.borrow().clone();
-        match check {
-            Some(check) => check().await,
-            None => Ok(()),
+        if let Some(check) = check {
+            check().await?;
         }
+        self.own_blocks.begin(self).await;
+        Ok(())
     }
 
     async fn block_writes(&self) -> ExclusiveRange {
