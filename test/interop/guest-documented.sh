@@ -110,6 +110,7 @@ given() {
     'Clones') serve "forebay serve --data $DATA"; create local/golden ;;
     'Groups') serve "forebay serve --data $DATA"; create local/tables local/journal ;;
     'Space') serve "forebay serve --data $DATA"; create local/vm1 ;;
+    'Own blocks') serve "forebay serve --data $DATA"; create local/disk ;;
     'Write logs')
       mkfs.ext4 -q -F /dev/pmem0; mkdir -p /mnt/pmem; mountpoint -q /mnt/pmem || mount -o dax /dev/pmem0 /mnt/pmem
       serve "forebay serve --data $DATA"; create local/disk local/db ;;

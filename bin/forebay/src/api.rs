@@ -233,6 +233,10 @@ pub struct ImageExport {
     /// Limits of the image and what waits for them, while it is served and has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<QosInfo>,
+    /// Cache of the image's own blocks, if it asks for that: `active`; `idle`, while the exclusive lock is not held, or may
+    /// be lost; `unavailable`, without a read cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_blocks: Option<String>,
     /// Reason why it is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
@@ -242,7 +246,7 @@ pub struct ImageExport {
 }
 
 pub use crate::log_place::{LogMedium, LogPlace, TakeoverMode};
-pub use cache::ReadCacheInfo;
+pub use cache::{ReadCacheInfo, own_block_state};
 pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
 pub use clone::{CloneRequest, CloneVersion, ImageChild};

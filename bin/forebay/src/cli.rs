@@ -429,7 +429,7 @@ pub enum CliCommand {
     #[command(subcommand)]
     Log(LogCommand),
 
-    /// Show or empty the read cache of snapshot parents, which all clones share
+    /// Show or empty the read cache of snapshot parents, which all clones share, and of own blocks
     #[command(subcommand)]
     Cache(CacheCommand),
 

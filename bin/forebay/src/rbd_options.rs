@@ -1,5 +1,7 @@
-//! Options of librbd that can be overridden for an image or a pool: names, defaults, and values, as `rbd config` has them.
+//! Options of librbd that can be overridden for an image or a pool: names, defaults, and values, as `rbd config` has them;
+//! and Forebay's own.
 
+use forebay_image::OWN_BLOCKS_KEY;
 use forebay_qos::{parse_count, parse_operations};
 
 use crate::failure::{Failure, Result};
@@ -178,14 +180,17 @@ static OPTIONS: [RbdOption; 109] = [
 /// Option that only newer versions of Ceph have; it is listed where it is set.
 static NEWER: RbdOption = option("rbd_qos_exclude_ops", "0", Operations, Image);
 
+/// Option of Forebay, for images only: caches own blocks of the image in the read cache. librbd does not see its key.
+pub static OWN_BLOCKS: RbdOption = option("forebay_cache_own_blocks", "false", Switch, Image);
+
 /// Returns the options that `ls` lists of an image or of a pool, by name.
 pub fn listed(scope: OptionScope) -> impl Iterator<Item = &'static RbdOption> {
-    OPTIONS.iter().chain([&NEWER]).filter(move |option| option.scope <= scope)
+    OPTIONS.iter().chain([&NEWER, &OWN_BLOCKS]).filter(move |option| option.scope <= scope)
 }
 
 /// Returns whether an option is listed only where it is set.
 pub fn is_newer(option: &RbdOption) -> bool {
-    option.name == NEWER.name
+    [NEWER.name, OWN_BLOCKS.name].contains(&option.name)
 }
 
 /// Returns the option of that name.
@@ -193,17 +198,34 @@ pub fn is_newer(option: &RbdOption) -> bool {
 /// # Errors
 /// [`Invalid`](crate::failure::FailureKind::Invalid) if there is none.
 pub fn find(key: &str) -> Result<&'static RbdOption> {
-    if !key.starts_with("rbd_") {
-        return Err(Failure::invalid(format!("not an rbd option: '{key}'"))
-            .hint("options are named rbd_..., for example rbd_qos_iops_limit"));
+    if !key.starts_with("rbd_") && key != OWN_BLOCKS.name {
+        return Err(Failure::invalid(format!("not an rbd option: '{key}'")).hint(format!(
+            "options are named rbd_..., for example rbd_qos_iops_limit; Forebay's own is {}",
+            OWN_BLOCKS.name
+        )));
     }
-    let found = OPTIONS.iter().chain([&NEWER]).find(|option| option.name == key);
+    let found = OPTIONS.iter().chain([&NEWER, &OWN_BLOCKS]).find(|option| option.name == key);
     found.ok_or_else(|| {
         Failure::invalid(format!("invalid config key: '{key}'")).hint("'forebay config pool ls' lists the options")
     })
 }
 
+/// Returns the name of the option that a metadata key of an image or a pool overrides.
+pub fn overridden_by(key: &str) -> Option<&str> {
+    if key == OWN_BLOCKS_KEY { Some(OWN_BLOCKS.name) } else { key.strip_prefix(METADATA_PREFIX) }
+}
+
+/// Returns whether a value switches an option on, as librbd reads it.
+pub fn is_on(value: &str) -> bool {
+    value.eq_ignore_ascii_case("true") || value.parse::<i32>().is_ok_and(|number| number != 0)
+}
+
 impl RbdOption {
+    /// Returns the metadata key that overrides it.
+    pub fn metadata_key(&self) -> String {
+        if self.name == OWN_BLOCKS.name { OWN_BLOCKS_KEY.into() } else { format!("{METADATA_PREFIX}{}", self.name) }
+    }
+
     /// Checks a value for an image or a pool.
     ///
     /// # Errors
@@ -213,6 +235,10 @@ impl RbdOption {
         if self.scope > scope {
             return Err(Failure::invalid(format!("{name} cannot be set for an image"))
                 .hint(format!("set it for the pool: forebay config pool set POOL {name} {value}")));
+        }
+        if name == OWN_BLOCKS.name && scope == Pool {
+            return Err(Failure::invalid(format!("{name} cannot be set for a pool"))
+                .hint(format!("set it for an image: forebay config image set POOL/IMAGE {name} {value}")));
         }
         let invalid = |why: String| Err(Failure::invalid(format!("invalid value of {name}: {why}")));
         if value.is_empty() {
@@ -284,13 +310,20 @@ mod tests {
     #[test]
     fn options_are_those_that_rbd_lists() {
         assert!(OPTIONS.is_sorted_by_key(|option| option.name));
-        assert_eq!((listed(Pool).count(), listed(Image).count()), (OPTIONS.len() + 1, 77 + 1));
+        assert_eq!((listed(Pool).count(), listed(Image).count()), (OPTIONS.len() + 2, 77 + 2));
         for option in &OPTIONS {
             let is_text = matches!(option.values, Text | OneOf(_));
             assert!(is_text || option.check(option.default, Pool).is_ok(), "{}", option.name);
         }
+        assert!(OWN_BLOCKS.check("true", Image).is_ok() && OWN_BLOCKS.check("true", Pool).is_err());
+        assert!(
+            OWN_BLOCKS.check("maybe", Image).is_err() && is_on("True") && is_on("1") && !is_on("0") && !is_on("on")
+        );
+        for option in listed(Pool) {
+            assert_eq!(overridden_by(&option.metadata_key()), Some(option.name));
+        }
         assert_eq!(find("rbd_qos_iops_limit").expect("known").default, "0");
-        for key in ["rbd_nosuch", "osd_max", "", "conf_rbd_cache"] {
+        for key in ["rbd_nosuch", "forebay_nosuch", "osd_max", "", "conf_rbd_cache"] {
             assert!(find(key).is_err(), "{key}");
         }
     }

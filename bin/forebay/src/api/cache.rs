@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use forebay_image::OwnBlockState;
 use forebay_readcache::{DiskState, ReadCacheStats, SourceStats};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -80,6 +81,17 @@ pub struct OwnBlocksInfo {
     pub fetched_bytes: u64,
     /// Bytes returned to hosts.
     pub read_bytes: u64,
+}
+
+/// Returns the name of a state of the cache of own blocks; `None` if the image does not ask for it.
+pub fn own_block_state(state: OwnBlockState) -> Option<String> {
+    let name = match state {
+        OwnBlockState::Disabled => return None,
+        OwnBlockState::Unavailable => "unavailable",
+        OwnBlockState::Idle => "idle",
+        OwnBlockState::Active => "active",
+    };
+    Some(name.to_owned())
 }
 
 impl OwnBlocksInfo {

@@ -5,7 +5,7 @@ use clap::Subcommand;
 /// Commands on the read cache.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// Show how full the read cache is, and how many reads of clones it has answered
+    /// Show how full the read cache is, and how many reads of clones and of own blocks it has answered
     #[command(after_help = "Examples:\n  forebay cache status\n  forebay cache status --format json")]
     Status,
 

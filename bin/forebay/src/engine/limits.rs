@@ -1,18 +1,23 @@
-//! Limits of open volumes: read from the options of image, pool and daemon, and again when those may have changed.
+//! Limits of open volumes, and whether their own blocks are cached: read from the options of image, pool and daemon, and
+//! again when those may have changed.
 
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use forebay_block::{BlockReply, BlockRequest, LocalFuture};
-use forebay_image::{Image, MetadataReader};
+use forebay_image::{Image, MetadataReader, OWN_BLOCKS_KEY, OwnBlockState};
 use forebay_qos::{QosLimits, QosStats, ShareAdmission, SharedRequest};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{sleep, try_spawn};
 
 use super::volumes::Volume;
 use crate::api::QosInfo;
-use crate::rbd_options::METADATA_PREFIX;
+use crate::rbd_options::{METADATA_PREFIX, OWN_BLOCKS, is_on, overridden_by};
+
+/// Reason why own blocks are not cached although an image asks for it.
+pub(super) const NO_OWN_BLOCKS: &str = "this daemon has no read cache ([read-cache] in its configuration), or the pool is in \
+                                        memory";
 
 /// Interval at which the options of a shared pool are read again: nothing announces changes of them.
 const READ_AGAIN: Duration = Duration::from_secs(30);
@@ -39,6 +44,7 @@ impl LimitSource {
         let mut options = (*self.defaults).clone();
         options.extend(overrides(self.metadata.pool_metadata(METADATA_PREFIX).await?));
         options.extend(overrides(self.metadata.image_metadata(METADATA_PREFIX).await?));
+        options.extend(overrides(self.metadata.image_metadata(OWN_BLOCKS_KEY).await?));
         Ok(options)
     }
 
@@ -56,6 +62,7 @@ impl LimitSource {
                 return;
             }
         };
+        volume.cache_own_blocks(options.get(OWN_BLOCKS.name).is_some_and(|value| is_on(value)));
         let (limits, ignored) = QosLimits::from_options(|name| options.get(name).map(String::as_str));
         if limits == volume.qos.limits() {
             return;
@@ -72,9 +79,8 @@ impl LimitSource {
 
 /// Returns the overridden options among the metadata of an image or a pool, by name; values that are no text are left out.
 pub(super) fn overrides(metadata: Vec<(String, Vec<u8>)>) -> BTreeMap<String, String> {
-    let option = |(key, value): (String, Vec<u8>)| {
-        Some((key.strip_prefix(METADATA_PREFIX)?.to_owned(), String::from_utf8(value).ok()?))
-    };
+    let option =
+        |(key, value): (String, Vec<u8>)| Some((overridden_by(&key)?.to_owned(), String::from_utf8(value).ok()?));
     metadata.into_iter().filter_map(option).collect()
 }
 
@@ -82,6 +88,25 @@ impl Volume {
     /// Reads the limits again and applies them. If that fails, those before stay in force.
     pub async fn reload_limits(self: &Rc<Self>) {
         self.limits.clone().reload(Rc::downgrade(self)).await;
+    }
+
+    /// Enables or disables the cache of the image's own blocks.
+    fn cache_own_blocks(&self, wanted: bool) {
+        let (before, image) = (self.image.own_block_state(), self.image.name());
+        self.image.cache_own_blocks(wanted);
+        match (before == OwnBlockState::Disabled, wanted) {
+            (true, true) if self.image.own_block_state() == OwnBlockState::Unavailable => {
+                tracing::warn!(image, "own blocks of the image are not cached: {NO_OWN_BLOCKS}");
+            }
+            (true, true) => tracing::info!(image, "own blocks of the image are cached"),
+            (false, false) => tracing::info!(image, "own blocks of the image are not cached any more"),
+            _ => {}
+        }
+    }
+
+    /// Returns the state of the cache of the image's own blocks.
+    pub fn own_block_state(&self) -> OwnBlockState {
+        self.image.own_block_state()
     }
 
     /// Keeps the limits up to date from now on, until the volume is closed.

@@ -50,7 +50,7 @@ impl Engine {
         if key.starts_with(OWN_KEYS) {
             let what = format!("the metadata keys that begin with '{OWN_KEYS}' are Forebay's own, and '{key}' is one");
             return Err(Failure::new(FailureKind::Denied, what)
-                .hint("'forebay reservations' and 'forebay log' change what they hold"));
+                .hint("'forebay reservations', 'forebay log' and 'forebay config image' change what they hold"));
         }
         let images = self.images(spec).await?;
         let is_set = value.is_some();

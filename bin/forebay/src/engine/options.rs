@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_image::Images;
+use forebay_image::{Images, OWN_BLOCKS_KEY};
 use forebay_reactor::yield_now;
 
 use super::Engine;
@@ -79,7 +79,7 @@ impl Engine {
         }
         let backend = self.pool(target.pool()).await?;
         let images = Images::of(&backend);
-        let (stored, bytes) = (format!("{METADATA_PREFIX}{}", option.name), value.clone().map(String::into_bytes));
+        let (stored, bytes) = (option.metadata_key(), value.clone().map(String::into_bytes));
         let changed = match target {
             ConfigTarget::Image(spec) => images.change_image_metadata(&spec.image, &stored, bytes).await,
             ConfigTarget::Pool(_) => images.change_pool_metadata(&stored, bytes).await,
@@ -104,10 +104,17 @@ impl Engine {
 
     async fn overrides_of(&self, target: &ConfigTarget) -> Result<BTreeMap<String, String>> {
         let images = Images::of(&self.pool(target.pool()).await?);
-        let metadata = match target {
-            ConfigTarget::Image(spec) => images.image_metadata(&spec.image, METADATA_PREFIX).await,
-            ConfigTarget::Pool(_) => images.pool_metadata(METADATA_PREFIX).await,
+        let metadata = async {
+            match target {
+                ConfigTarget::Image(spec) => {
+                    let mut found = images.image_metadata(&spec.image, METADATA_PREFIX).await?;
+                    found.extend(images.image_metadata(&spec.image, OWN_BLOCKS_KEY).await?);
+                    Ok(found)
+                }
+                ConfigTarget::Pool(_) => images.pool_metadata(METADATA_PREFIX).await,
+            }
         };
+        let metadata: forebay_block::Result<_> = metadata.await;
         metadata.map(overrides).map_err(|error| self.target_failure(error, target))
     }
 

@@ -13,7 +13,7 @@ use forebay_block::{
     SizeWatch,
 };
 use forebay_export::{Delayed, MeasuredRequest, Meter};
-use forebay_image::{Image, ImageOpenOptions, LUKS_HEADER_LEN, LuksHeader};
+use forebay_image::{Image, ImageOpenOptions, LUKS_HEADER_LEN, LuksHeader, OwnBlockState};
 use forebay_qos::{CoreShare, QosLimits, QosStats, SharedRequest, VolumeQos, VolumeShare};
 use forebay_reactor::sync::{KeyedLock, Notify, Semaphore, WeakMap};
 use forebay_reactor::{now, timeout, try_spawn};
@@ -21,7 +21,7 @@ use forebay_writelog::{LogAttachment, WriteLog};
 
 use super::Engine;
 use super::held_writes::{HeldWrites, WriteGate};
-use super::limits::LimitSource;
+use super::limits::{LimitSource, NO_OWN_BLOCKS};
 use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
 use super::mappings::MappedWrites;
@@ -209,7 +209,9 @@ impl Volume {
                 self.spec
             )
         });
-        encrypted.into_iter().collect()
+        let uncached = (self.own_block_state() == OwnBlockState::Unavailable)
+            .then(|| format!("own blocks of {} are not cached: {NO_OWN_BLOCKS}", self.spec));
+        encrypted.into_iter().chain(uncached).collect()
     }
 
     /// Clears all reservations, whatever is stored, which admits every host.

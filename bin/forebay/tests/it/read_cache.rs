@@ -10,7 +10,7 @@ use forebay_reactor::{DriverChoice, Reactor};
 use forebay_store::{Store, StoreOptions};
 use serde_json::{Value, json};
 
-use crate::common::{Site, content, shape, wait_until};
+use crate::common::{Nbd, Site, content, shape, wait_until};
 
 const SIZE: u64 = 8 << 20;
 const PART: u64 = 64 << 10;
@@ -203,5 +203,91 @@ fn without_a_cache_the_commands_say_so() {
     // By default it has a layer in memory.
     site.start_with_flags(&[]);
     assert_eq!(site.json(&["cache", "status"])["memory_capacity"], 64 << 20);
+    site.stop();
+}
+
+/// Returns what `targets` says of an image.
+fn target(site: &Site, image: &str) -> Value {
+    let targets = site.json(&["targets"]);
+    let found = targets.as_array().expect("a list").iter().find(|target| target["image"] == image).cloned();
+    found.unwrap_or_else(|| panic!("{image} is not exported: {targets}"))
+}
+
+#[test]
+fn own_blocks_are_cached_for_images_that_ask_for_it() {
+    const OPTION: &str = "forebay_cache_own_blocks";
+    let mut site = Site::serving(&[]);
+    site.stop();
+    start(&mut site, "16M");
+    let data = content(SIZE as usize, 3);
+    for image in ["disk", "other"] {
+        site.run_with_input(&["import", "-", image], &data).ok();
+        site.run(&["attach", image, "--nbd"]).ok();
+    }
+    let connect = |site: &Site, image| Nbd::connect(&site.data().join("nbd.sock"), image).expect("connects");
+    let own = |site: &Site, name: &str| status(site)["own"][name].as_u64().expect("a number");
+    let (mut disk, mut other) = (connect(&site, "disk"), connect(&site, "other"));
+    let read = |nbd: &mut Nbd| (0..SIZE).step_by(1 << 20).flat_map(|at| nbd.read(at, 1 << 20)).collect::<Vec<u8>>();
+    assert!(read(&mut disk) == data && own(&site, "misses") == 0, "it is off by default");
+    assert_eq!(target(&site, "disk")["own_blocks"], Value::Null);
+
+    // At once, while hosts use the image.
+    site.run(&["config", "image", "set", "disk", OPTION, "true"]).ok();
+    wait_until("own blocks are cached", || target(&site, "disk")["own_blocks"] == "active");
+    assert!(read(&mut disk) == data && read(&mut other) == data);
+    let misses = own(&site, "misses");
+    assert!((DATA_PARTS..=SIZE / PART).contains(&misses), "{}", status(&site));
+    assert!(read(&mut disk) == data);
+    assert_eq!((own(&site, "misses"), own(&site, "read_bytes")), (misses, 2 * SIZE));
+    disk.write(PART + 17, b"changed");
+    let mut changed = data.clone();
+    changed[PART as usize + 17..][..7].copy_from_slice(b"changed");
+    assert!(read(&mut disk) == changed && site.export("disk") == changed);
+    assert_eq!((own(&site, "misses"), own(&site, "invalidated") > 0), (misses + 1, true), "{}", status(&site));
+    let (_, metrics) = site.http("GET /metrics");
+    let wanted = format!("forebay_read_cache_own_misses_total {}\n", misses + 1);
+    assert!(metrics.contains(&wanted) && metrics.contains("forebay_read_cache_own_hits_total{layer=\"memory\"} "));
+    let text = site.run(&["cache", "status"]).ok();
+    assert!(text.contains("own blocks:") && text.contains(" 0 bypassed"), "{text}");
+    let listed = site.json(&["config", "image", "ls", "disk"]);
+    let option = listed.as_array().expect("a list").iter().find(|option| option["name"] == OPTION);
+    assert_eq!(option, Some(&json!({"name": OPTION, "value": "true", "source": "image"})));
+
+    // Nothing of it is left after a restart, in order or not.
+    for kill in [false, true] {
+        wait_until("the parts are written", || count(&site, "disk_used") >= DATA_PARTS * PART / 2);
+        if kill {
+            site.kill()
+        } else {
+            site.stop()
+        }
+        start(&mut site, "16M");
+        assert_eq!(count(&site, "disk_used"), 0, "{}", status(&site));
+        wait_until("own blocks are cached", || target(&site, "disk")["own_blocks"] == "active");
+        assert!(read(&mut connect(&site, "disk")) == changed && own(&site, "misses") > 0);
+    }
+    site.run(&["config", "image", "rm", "disk", OPTION]).ok();
+    assert_eq!(target(&site, "disk")["own_blocks"], Value::Null);
+    let before = status(&site);
+    assert!(read(&mut connect(&site, "disk")) == changed);
+    assert_eq!(status(&site)["own"], before["own"]);
+    let said = site.run(&["config", "pool", "set", "local", OPTION, "true"]).fails(2);
+    assert!(said.contains("cannot be set for a pool"), "{said}");
+    site.stop();
+
+    // Without a cache it says so, and serves.
+    std::fs::write(site.path("forebay.toml"), "[read-cache]\nmemory = '0'\n").expect("a configuration");
+    let config = site.path("forebay.toml").display().to_string();
+    site.start_with_flags(&["--config", &config]);
+    site.run(&["config", "image", "set", "disk", OPTION, "1"]).ok();
+    let found = target(&site, "disk");
+    assert_eq!(found["own_blocks"], "unavailable");
+    assert!(found["warnings"][0].as_str().is_some_and(|text| text.contains("no read cache")), "{found}");
+    assert!(
+        site.log().contains("own blocks of the image are not cached: this daemon has no read cache"),
+        "{}",
+        site.log()
+    );
+    assert!(read(&mut connect(&site, "disk")) == changed);
     site.stop();
 }

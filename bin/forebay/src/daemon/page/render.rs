@@ -355,6 +355,7 @@ mod tests {
             log: None,
             error: None,
             qos: None,
+            own_blocks: None,
             warnings: Vec::new(),
         };
         let typical: Vec<ImageRow> = (0..10_000).map(|at| image(&format!("volume-{at:08}"))).collect();

@@ -445,6 +445,7 @@ impl Engine {
             read_only: export.request.read_only,
             log: if serving { self.running_log(spec) } else { None },
             qos: export.life.served().and_then(|served| served.volume.describe_limits()),
+            own_blocks: export.life.served().and_then(|served| api::own_block_state(served.volume.own_block_state())),
             uri: uris.first().cloned(),
             uris,
             connections: if serving { connections } else { 0 },
