@@ -9,6 +9,7 @@ use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent, ObjectB
 use forebay_image::{CreateOptions, Image, ImageOpenOptions, Images, RemoveOptions, Striping};
 use forebay_reactor::{sleep, spawn};
 
+use super::own_blocks::{LifeCache, is_cached};
 use super::scenario::Scenario;
 use super::striping::draw_striping;
 use crate::oracle::{BLOCK, BlockOracle, CheckedDevice, Expected, Token};
@@ -179,6 +180,7 @@ impl ImageLoad {
 
     pub(super) async fn run(&mut self, backend: Rc<dyn ObjectBackend>, rng: &mut Rng, requests: Option<usize>) {
         self.requests = requests.or(self.requests);
+        let _cache = LifeCache::open(&self.common.world, false).await;
         let rounds = if requests.is_some() { 1 } else { rng.range(1..ROUNDS_MAX + 1) };
         let tasks: Vec<_> = (self.slots.iter())
             .map(|slot| {
@@ -393,6 +395,7 @@ impl User {
         };
         let opened = self.images.open(&name, ImageOpenOptions::default()).await;
         let Some(image) = self.common.answer(|| format!("opening image {name}"), opened) else { return false };
+        image.cache_own_blocks(is_cached(self.common.world.seed()));
         // It reaches past the end now and then.
         let mut load = BlockLoad::draw(&mut self.rng, size_max);
         load.seen = self.common.seen.clone();

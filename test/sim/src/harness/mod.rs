@@ -6,6 +6,7 @@ mod families;
 mod images;
 mod load;
 mod messenger;
+mod own_blocks;
 mod replication;
 mod scenario;
 mod shared;

@@ -16,12 +16,13 @@ use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, Buf, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture,
     ObjectBackend, ObjectName, ObjectRead, Result, SizeWatch, SnapId,
 };
-use forebay_image::{CreateOptions, Image, ImageFeatures, ImageOpenOptions, Images};
+use forebay_image::{CreateOptions, Image, ImageFeatures, ImageOpenOptions, Images, OWN_BLOCKS_KEY};
 use forebay_ram::RamBackend;
 use forebay_ram::cluster::rbd::ClosedImage;
 use forebay_ram::cluster::{RamClient, RamCluster};
 use forebay_reactor::{sleep, spawn, timeout};
 
+use super::own_blocks::{CACHE_PATH, LifeCache};
 use super::striping::draw_striping;
 use super::{Failure, guarded};
 use crate::faults::Faults;
@@ -66,6 +67,10 @@ pub struct SharedTally {
     pub grown: u64,
     /// Number of snapshots.
     pub snapshots: u64,
+    /// Parts of own blocks that were found in the read cache.
+    pub own_hits: u64,
+    /// Parts of own blocks that were removed from it because they were about to change.
+    pub own_invalidated: u64,
 }
 
 impl SharedTally {
@@ -83,6 +88,8 @@ impl SharedTally {
         add(&mut self.shrunk, other.shrunk);
         add(&mut self.grown, other.grown);
         add(&mut self.snapshots, other.snapshots);
+        add(&mut self.own_hits, other.own_hits);
+        add(&mut self.own_invalidated, other.own_invalidated);
     }
 }
 
@@ -208,6 +215,7 @@ fn text(what: &str) -> impl Fn(Error) -> String + '_ {
 impl Run {
     fn new(world: &World, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
+        world.add_file(CACHE_PATH, 0, 512);
         let cluster = RamCluster::new(seed, *rng.pick(&[0, 1, 3, 8]));
         cluster.add_pool("rbd");
         cluster.delay_transactions();
@@ -307,6 +315,10 @@ impl Run {
             child.set_parent(&*backend, POOL, &parent.id, snap, overlap).await?;
             self.overlap = Some(overlap);
         }
+        if self.world.seed().is_multiple_of(3) {
+            // Who fences a client waits until that reads nothing from its cache any more.
+            Images::of(&backend).set_metadata(NAME, OWN_BLOCKS_KEY, b"true".to_vec()).await?;
+        }
         *self.watched.id.borrow_mut() = Some(forebay_image::info(&backend, NAME).await?.id);
         Ok(())
     }
@@ -333,6 +345,7 @@ impl Run {
         self.watched.turn.set(0);
         self.watched.dead.set(false);
         self.watched.broken.set(false);
+        let cache = LifeCache::open(&self.world, true).await;
         let over: Vec<Rc<Cell<bool>>> = clients.iter().map(|_| Rc::default()).collect();
         let mut images = Vec::new();
         for (number, client) in clients.iter().enumerate() {
@@ -346,6 +359,9 @@ impl Run {
                 }
                 Err(_) => return Err(Error::new(ErrorKind::TimedOut, "an image is not opened")),
             };
+            if cache.is_some() {
+                image.cache_own_blocks(true);
+            }
             let host = Host {
                 image: image.clone(),
                 oracle: self.oracle.clone(),
@@ -393,6 +409,9 @@ impl Run {
         if timeout(PATIENCE, all).await.is_err() {
             return Err(Error::new(ErrorKind::TimedOut, format!("the load is not over after {PATIENCE:?}")));
         }
+        let (hits, invalidated) = cache.as_ref().map(LifeCache::counts).unwrap_or_default();
+        (self.tally.own_hits, self.tally.own_invalidated) =
+            (self.tally.own_hits + hits, self.tally.own_invalidated + invalidated);
         self.tally.deaths += u64::from(self.watched.dead.get());
         self.tally.breaks += u64::from(self.watched.broken.get());
         if self.rng.coin() && !self.watched.broken.get() {
