@@ -219,7 +219,7 @@ pub(super) fn check(stage: &Stage) -> Result<()> {
     };
     let room = ["backend", "base", "bin", "front", "volume", "test"];
     let short = package.strip_prefix("forebay-").unwrap_or(package);
-    let short = short.strip_suffix("-host").unwrap_or(short);
+    let short = short.strip_suffix("-host").or(short.strip_suffix("-lab")).unwrap_or(short);
     // The crates of the fronts' initiators have the names of the fronts.
     let host = package.ends_with("-host");
     let folders = room.iter().filter(|room| !host || **room == "test").map(|room| shell::root().join(room).join(short));
