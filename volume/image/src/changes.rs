@@ -11,7 +11,7 @@ use std::rc::Rc;
 use forebay_block::{Advice, Error, ErrorKind, Extent, ExtentState, LocalFuture, Result, SnapId, SnapSet, is_zero};
 use forebay_reactor::{stand_back, yield_now};
 
-use crate::clone::ParentImage;
+use crate::clone::{ParentImage, open_parent};
 use crate::format::{ImageFeatures, ImageHeader, map_object};
 use crate::image::Image;
 use crate::info::ObjectProgress;
@@ -126,8 +126,11 @@ impl Image {
             false => shared.refresh_stale().await?,
         }
         let what = || Error::new(ErrorKind::Invalid, format!("image {}: it has no parent", self.name()));
-        let parent = shared.parent().ok_or_else(what)?;
+        let spec = shared.parent().ok_or_else(what)?.spec.clone();
+        // A handle of its own: that of the image is used for single reads only, which a flatten waits for.
+        let parent = open_parent(shared.images(), &spec, 0, false).await?;
         let to = self.view();
+        let marked = marked_objects(shared, None, to).await?;
         let total = shared.layout().objects(to.size);
         // What the clone reads of the parent, and this image does not any more.
         let hidden = to.overlap.min(parent.view.size)..parent.view.size;
@@ -139,7 +142,7 @@ impl Image {
             parent: Some(parent),
             to,
             whole_object: false,
-            marked: None,
+            marked,
             parents,
             at: 0,
             total,
@@ -199,22 +202,16 @@ impl ImageChanges {
             return found;
         }
         self.held.extend(found);
-        self.held.sort_unstable_by_key(|range| range.extent.offset);
         let complete = match self.at == self.total {
             true => u64::MAX,
             false => self.at / layout.set_objects() * layout.set_size(),
         };
-        let upto = self.held.partition_point(|range| range.extent.offset < complete);
-        let mut ranges: Vec<ChangedRange> = Vec::new();
-        for range in self.held.drain(..upto) {
-            match ranges.last_mut() {
-                Some(last) if last.extent.end() == range.extent.offset && last.exists == range.exists => {
-                    last.extent.len += range.extent.len;
-                }
-                _ => ranges.push(range),
-            }
+        if self.held.iter().all(|range| range.extent.offset >= complete) {
+            return Vec::new();
         }
-        ranges
+        self.held.sort_unstable_by_key(|range| range.extent.offset);
+        let upto = self.held.partition_point(|range| range.extent.offset < complete);
+        merged(self.held.drain(..upto))
     }
 
     /// Returns the view at the end of the changes, as it is by now: the head may have shrunk.
@@ -269,13 +266,17 @@ impl ImageChanges {
     fn examine(&self, object: u64) -> LocalFuture<Result<Vec<ChangedRange>>> {
         let (shared, from, to, whole) = (self.image.shared().clone(), self.from, self.to(), self.whole_object);
         let known = self.marked.is_some() || self.parents.contains(&object);
-        let parent = self.parent.clone();
+        let (parent, sees_less) = (self.parent.clone(), self.parents.contains(&object));
         Box::pin(async move {
             let piece = shared.layout().piece_of(object, to.size);
             if piece.extent.len == 0 {
                 return Ok(Vec::new());
             }
             if let Some(parent) = parent {
+                if !sees_less && !exists(&shared, to, object).await? {
+                    // Both show the parent's bytes.
+                    return Ok(Vec::new());
+                }
                 let was = async |part| read_of_parent(&shared, &parent, part).await;
                 let found = compare(&shared, [piece.extent.range()], was, to, piece).await?;
                 return Ok(in_image(&shared, object, found));
@@ -431,6 +432,20 @@ async fn exists(shared: &OpenImage, view: ImageView, object: u64) -> Result<bool
     }
 }
 
+/// Merges adjacent ranges of one state, which are in order.
+fn merged(ranges: impl IntoIterator<Item = ChangedRange>) -> Vec<ChangedRange> {
+    let mut merged: Vec<ChangedRange> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if last.extent.end() == range.extent.offset && last.exists == range.exists => {
+                last.extent.len += range.extent.len;
+            }
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
 /// Returns the ranges of the image that are ranges of an object.
 fn in_image(
     shared: &OpenImage,
@@ -477,6 +492,10 @@ fn stored_in_piece(
         for extent in shared.layout().image_extents(piece.object, Extent::new(piece.extent.offset, overlap)) {
             let len = extent.len.min(parent.view.size.saturating_sub(extent.offset));
             found.extend(stored_objects(&parent.shared, parent.view, Extent::new(extent.offset, len)).await?);
+        }
+        if parent.shared.layout().is_striped() {
+            found.sort_unstable_by_key(|range: &ChangedRange| range.extent.offset);
+            found = merged(found);
         }
         Ok(found)
     })

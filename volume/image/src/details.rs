@@ -131,6 +131,7 @@ impl Images {
             snapshot: spec.snap.0.to_string(),
             trash: false,
             is_clonable: false,
+            snapshot_id: spec.snap.0,
             overlap: spec.overlap.unwrap_or(0),
         };
         let Some(backend) = self.pool_of(spec.pool).await? else { return Ok(info) };

@@ -158,7 +158,7 @@ pub struct ImageFeatures(pub u64);
 impl ImageFeatures {
     /// Clones of the image are supported, and it may be a clone.
     pub const LAYERING: ImageFeatures = ImageFeatures(1);
-    /// The header says how bytes go round several objects.
+    /// Bytes may be distributed over several objects, as the header says.
     pub const STRIPING: ImageFeatures = ImageFeatures(1 << 1);
     /// Bits and their names, lowest first.
     const NAMES: [&str; 12] = [
@@ -362,7 +362,11 @@ impl ImageHeader {
         let data_pool = value(11).map(|bytes| decode_u64(bytes).ok_or_else(|| bad(11))).transpose()?;
         let features = ImageFeatures(number(2)?);
         let striping = match features.has(ImageFeatures::STRIPING) {
-            true => Some(Striping { unit: number(12)?, count: number(13)? }),
+            // Old clients set the feature without the keys, for objects one after the other.
+            true => {
+                let given = |at: usize, default: u64| if value(at).is_some() { number(at) } else { Ok(default) };
+                Some(Striping { unit: given(12, 1 << order)?, count: given(13, 1)? })
+            }
             false => None,
         };
         if striping.is_some_and(|striping| !striping.is_consistent(1 << order)) {

@@ -287,6 +287,8 @@ pub struct ParentInfo {
     pub id: String,
     /// Snapshot name; its id if the snapshot is gone.
     pub snapshot: String,
+    /// Snapshot id.
+    pub snapshot_id: u64,
     /// Set if the parent is in the trash.
     pub trash: bool,
     /// Set if the snapshot gets new clones: neither it nor the parent has been removed.

@@ -1,7 +1,7 @@
 //! Mapping of byte ranges of an image to objects.
 //!
-//! The bytes go round the objects of a set, one stripe unit each in turn; the set is full when its objects are, and the
-//! next one follows (Ceph's file layout, `docs/formats/rbd-image.md`). So in one object the image's bytes are in order:
+//! The bytes are distributed over the objects of a set, one stripe unit each in turn; the set is full when its objects
+//! are, and the next one follows (Ceph's file layout, `docs/formats/rbd-image.md`). So in one object the image's bytes are in order:
 //! what is below some offset of the image is a prefix of each object. With a count of 1 an object is one range of the image.
 
 use std::cell::RefCell;
@@ -86,6 +86,9 @@ impl StripeLayout {
 
     /// Returns how many bytes of an object are below an offset of the image: its first ones.
     pub(crate) fn bytes_below(&self, object: u64, offset: u64) -> u64 {
+        if self.count == 1 {
+            return offset.saturating_sub(object.saturating_mul(self.object_size())).min(self.object_size());
+        }
         let set_start = (object / self.count).saturating_mul(self.set_size());
         self.below_in_set(object % self.count, offset.saturating_sub(set_start).min(self.set_size()))
     }
@@ -148,27 +151,36 @@ impl StripeLayout {
         Some(ObjectExtent { object: set * self.count + position, extent: Extent::new(offset, extent.len), at: 0 })
     }
 
-    /// Returns the pieces of `extent`, one an object, in the order of the objects.
+    /// Returns the pieces of `extent`, one an object, in the order of their first bytes.
     pub(crate) fn pieces(&self, extent: Extent) -> impl Iterator<Item = ObjectExtent> + '_ {
         let mut at = 0;
-        // Next object of the set.
-        let mut position = 0;
+        // Pieces of the set so far.
+        let mut number = 0;
         std::iter::from_fn(move || {
             while at < extent.len {
                 let from = extent.offset + at;
+                if self.count == 1 {
+                    let offset = from & (self.object_size() - 1);
+                    let len = (extent.len - at).min(self.object_size() - offset);
+                    let piece = ObjectExtent { object: from >> self.order, extent: Extent::new(offset, len), at };
+                    at += len;
+                    return Some(piece);
+                }
                 let (set, start) = (from / self.set_size(), from % self.set_size());
                 let end = self.set_size().min(start + extent.len - at);
-                while position < self.count {
+                let units = (start >> self.unit_order)..((end - 1) >> self.unit_order) + 1;
+                while number < self.count.min(units.end - units.start) {
+                    let position = (units.start + number) % self.count;
                     let bytes = self.below_in_set(position, start)..self.below_in_set(position, end);
                     let object = set * self.count + position;
-                    position += 1;
+                    number += 1;
                     if !bytes.is_empty() {
                         let at = self.image_offset(object, bytes.start) - extent.offset;
                         let extent = Extent::new(bytes.start, bytes.end - bytes.start);
                         return Some(ObjectExtent { object, extent, at });
                     }
                 }
-                position = 0;
+                number = 0;
                 at += end - start;
             }
             None

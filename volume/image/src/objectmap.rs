@@ -56,7 +56,7 @@ impl ObjectMap {
         header: &ImageHeader,
     ) -> Result<Rc<Self>> {
         take_lock(backend, shared, &object).await?;
-        let objects = header.size.div_ceil(header.object_size());
+        let objects = header.striping_or_none().objects(header.object_size(), header.size);
         let loaded = load(backend, &object).await;
         let map = Self {
             backend: backend.clone(),

@@ -99,8 +99,9 @@ impl Drop for OwnBlockChange {
 
 /// Returns whether a change that has failed in this way does not happen later.
 fn is_definite(error: &Error) -> bool {
-    use ErrorKind::{Exists, Guard, Invalid, Mismatch, NoSpace, NotFound, OutOfRange, ReadOnly};
-    matches!(error.kind(), NotFound | Exists | Mismatch(_) | Guard | NoSpace | Invalid | OutOfRange | ReadOnly)
+    use ErrorKind::{Exists, Guard, Invalid, Mismatch, NotFound, OutOfRange, ReadOnly};
+    // Not without space: what the store has applied may take effect when there is space again.
+    matches!(error.kind(), NotFound | Exists | Mismatch(_) | Guard | Invalid | OutOfRange | ReadOnly)
 }
 
 /// Returns the ranges of an object that a transaction changes.

@@ -134,18 +134,30 @@ pub(crate) fn map(shared: &Rc<OpenImage>, view: ImageView, extent: Extent) -> Lo
             Some(map_piece(&shared, view, piece, present.may_have(piece.object)))
         };
         windowed(REQUEST_WINDOW, next, |number, map| parts[number] = Some(map)).await?;
+        if let Some(state) = only_state(parts.iter().flatten()) {
+            let mut whole = ExtentMap::new();
+            whole.push(extent.offset, extent.len, state);
+            return Ok(whole);
+        }
         let mut runs = Vec::new();
         for (piece, map) in shared.layout().pieces(extent).zip(parts.iter().flatten()) {
             for run in map.runs() {
                 runs.extend(shared.layout().image_extents(piece.object, run.extent).map(|extent| (extent, run.state)));
             }
         }
-        // The pieces are in the order of the objects.
+        // Those of one piece are not next to each other in a striped image.
         runs.sort_unstable_by_key(|(extent, _)| extent.offset);
         let mut whole = ExtentMap::new();
         runs.into_iter().for_each(|(extent, state)| whole.push(extent.offset, extent.len, state));
         Ok(whole)
     })
+}
+
+/// Returns the state of all runs, if it is one.
+fn only_state<'a>(maps: impl Iterator<Item = &'a ExtentMap>) -> Option<ExtentState> {
+    let mut states = maps.flat_map(ExtentMap::runs).map(|run| run.state);
+    let first = states.next()?;
+    states.all(|state| state == first).then_some(first)
 }
 
 /// Returns the allocation map of a piece, by its bytes in the object, including data in the parent.
@@ -169,18 +181,20 @@ pub(crate) fn map_piece(
         let mut whole = ExtentMap::new();
         let mut covered = 0;
         if let Some(parent) = parent {
-            for part in shared.layout().image_extents(piece.object, Extent::new(offset, from_parent)) {
-                let within = part.len.min(parent.view.size.saturating_sub(part.offset));
-                if within > 0 {
-                    let map = map(&parent.shared, parent.view, Extent::new(part.offset, within)).await?;
-                    for run in map.runs() {
-                        whole.push(offset + covered, run.extent.len, run.state);
-                        covered += run.extent.len;
-                    }
-                }
-                if within < part.len {
-                    break;
-                }
+            let there = shared
+                .layout()
+                .image_extents(piece.object, Extent::new(offset, from_parent))
+                .map(|part| Extent::new(part.offset, part.len.min(parent.view.size.saturating_sub(part.offset))));
+            let mut there = there.filter(|part| part.len > 0);
+            let mut maps: Vec<ExtentMap> = Vec::new();
+            let put = |number: usize, map| {
+                maps.resize_with(maps.len().max(number + 1), ExtentMap::new);
+                maps[number] = map;
+            };
+            windowed(REQUEST_WINDOW, || Some(map(&parent.shared, parent.view, there.next()?)), put).await?;
+            for run in maps.iter().flat_map(ExtentMap::runs) {
+                whole.push(offset + covered, run.extent.len, run.state);
+                covered += run.extent.len;
             }
         }
         whole.push(offset + covered, len - covered, ExtentState::Hole);

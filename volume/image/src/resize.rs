@@ -218,8 +218,10 @@ async fn grow(
     progress: &mut impl FnMut(ObjectProgress),
 ) -> Result<()> {
     if new_size > size {
+        // A discard up to the old end removes or cuts off all that its object has; new bytes of the object must come after it.
         // While this guard is held, the exclusive lock is not released.
-        let _pass = shared.enter(Extent::new(size, new_size - size)).await?;
+        let from = size - size % shared.layout().set_size();
+        let _hold = shared.enter_alone(Extent::new(from, new_size - from)).await?;
         check_stored(shared, size)?;
         if let Some(map) = shared.map() {
             map.resize(shared.layout().objects(new_size)).await?;

@@ -31,8 +31,19 @@ pub struct ImageImport {
     pub spec: ImageSpec,
     /// Its options.
     pub options: NewImageOptions,
-    /// Snapshot of which it is a clone; the stream has the changes since that.
-    pub parent: Option<SnapshotSpec>,
+    /// Parent, if it is a clone; the stream has the changes since that.
+    pub parent: Option<CopiedParent>,
+}
+
+/// Snapshot of which a copy is a clone, as its source is.
+#[derive(Debug, Clone)]
+pub struct CopiedParent {
+    /// Its name.
+    pub spec: SnapshotSpec,
+    /// Id of its image.
+    pub image: String,
+    /// Its number.
+    pub snapshot: u64,
 }
 
 impl Engine {
@@ -126,15 +137,17 @@ impl Engine {
         &self,
         backend: &Rc<dyn ObjectBackend>,
         spec: &ImageSpec,
-        parent: &SnapshotSpec,
+        parent: &CopiedParent,
         options: image::CreateOptions,
     ) -> Result<()> {
+        let CopiedParent { spec: parent, image: parent_image, snapshot } = parent;
         let image::CreateOptions { object_size, striping, features, data_pool, .. } = options;
         let object_size = Some(object_size);
         let options = image::CloneOptions { object_size, striping, features, data_pool, ..Default::default() };
         let parents = image::Images::of(&self.pool(&parent.image.pool).await?);
         let source = format!("{}@{}", parent.image.image, parent.snapshot);
-        let cloned = image::Images::of(backend).clone_from(&parents, &source, &spec.image, &options).await;
+        let images = image::Images::of(backend);
+        let cloned = images.clone_from(&parents, &source, &spec.image, &options).await;
         cloned.map_err(|error| {
             let cannot_share =
                 matches!(error.kind(), ErrorKind::Invalid | ErrorKind::NotFound | ErrorKind::Unsupported);
@@ -145,7 +158,15 @@ impl Engine {
                 )),
                 false => failure,
             }
-        })
+        })?;
+        // The name may have become that of another snapshot.
+        let made = images.details(&spec.image).await.map_err(|error| self.image_failure(error, spec))?.parent;
+        if made.is_some_and(|made| made.id == *parent_image && made.snapshot_id == *snapshot) {
+            return Ok(());
+        }
+        image::remove(backend, &spec.image, |_| {}).await.map_err(|error| self.image_failure(error, spec))?;
+        Err(Failure::new(FailureKind::Busy, format!("the parent {parent} has been replaced meanwhile"))
+            .hint("run the command again"))
     }
 
     /// Fills a new image; returns the number of bytes written.

@@ -60,8 +60,8 @@ struct BenchState {
     left: Cell<Option<u64>>,
     /// Lanes that have not ended.
     running: Cell<usize>,
-    /// Time at which the last request was completed.
-    ended: Cell<Instant>,
+    /// Time at which the last request was completed, and the CPU time of the process until then.
+    ended: Cell<(Instant, u64)>,
     outcome: RefCell<Measurement>,
 }
 
@@ -86,7 +86,7 @@ impl Engine {
             stop: Cell::new(false),
             left: Cell::new(load.total.map(|bytes| bytes.div_ceil(load.size))),
             running: Cell::new(load.depth.max(1)),
-            ended: Cell::new(now()),
+            ended: Cell::new((now(), 0)),
             outcome: RefCell::default(),
             load,
         });
@@ -103,8 +103,8 @@ impl Engine {
             sleep(longest.saturating_sub(begun.elapsed()).min(Duration::from_millis(100))).await;
         }
         shared.measuring.set(false);
-        let ended = if shared.running.get() == 0 { shared.ended.get() } else { now() };
-        let (seconds, cpu_nanos) = (ended.since(begun).as_secs_f64(), cpu_nanos() - used);
+        let (ended, cpu) = if shared.running.get() == 0 { shared.ended.get() } else { (now(), cpu_nanos()) };
+        let (seconds, cpu_nanos) = (ended.since(begun).as_secs_f64(), cpu.saturating_sub(used));
         shared.stop.set(true);
         for lane in lanes {
             lane.await.map_err(|error| self.image_failure(error, &spec))?;
@@ -118,8 +118,10 @@ impl Engine {
 /// Issues one request after another, until the time is over, no requests are left, or one fails.
 async fn lane(shared: Rc<BenchState>) -> forebay_block::Result<()> {
     let result = issue_all(&shared).await;
-    shared.ended.set(now());
     shared.running.set(shared.running.get() - 1);
+    if shared.running.get() == 0 {
+        shared.ended.set((now(), cpu_nanos()));
+    }
     result
 }
 

@@ -7,7 +7,7 @@ use forebay_reactor::spawn;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Engine;
-use super::apply::ImageImport;
+use super::apply::{CopiedParent, ImageImport};
 use super::diffs::SentContent;
 use super::transfer::CHUNKS_QUEUED;
 use crate::api::{CopyImageRequest, ImageInfo};
@@ -57,15 +57,15 @@ impl Engine {
 }
 
 /// Returns the parent that a copy shares with its source.
-fn shared_parent(source: &SourceSpec, parent: &ParentInfo) -> Result<SnapshotSpec> {
-    let ParentInfo { pool, namespace, image, snapshot, is_clonable, .. } = parent;
+fn shared_parent(source: &SourceSpec, parent: &ParentInfo) -> Result<CopiedParent> {
+    let ParentInfo { pool, namespace, image, id, snapshot, snapshot_id, is_clonable, .. } = parent;
     let image = if namespace.is_empty() { image.clone() } else { format!("{namespace}/{image}") };
     let image = ImageSpec { pool: pool.clone(), image };
     let spec = SnapshotSpec { image, snapshot: snapshot.clone() };
     match is_clonable {
-        true => Ok(spec),
+        true => Ok(CopiedParent { spec, image: id.clone(), snapshot: *snapshot_id }),
         false => {
-            let what = format!("{source} is a clone of {spec}, which is in the trash and gets no more clones");
+            let what = format!("{source} is a clone of {spec}, which is in the trash or gone, and gets no more clones");
             Err(Failure::new(FailureKind::Busy, what).hint("add --flatten for a copy with the parent's data in it"))
         }
     }

@@ -31,6 +31,7 @@ fn where_a_clone_comes_from_and_who_has_it_open() {
             snapshot: "gold".into(),
             trash: false,
             is_clonable: true,
+            snapshot_id: snap,
             overlap: 5 * OBJECT,
         };
         assert_eq!(details.parent.as_ref(), Some(&parent));

@@ -1,12 +1,13 @@
 //! Families of clones: random programs of clones, snapshots, flattens and removals against a plain model.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_block::{
     BlockDevice, BlockRequest, ErrorKind, Extent, ObjectBackend, ObjectName, ObjectOp, SnapContext, SnapId, Transaction,
 };
 use forebay_image::{CloneFormat, CloneOptions, CreateOptions, Image, ImageFeatures, Images};
-use forebay_reactor::{spawn, yield_now};
+use forebay_reactor::{spawn, timeout, yield_now};
 
 use crate::common::cluster::{
     OBJECT, POOL, check_map, cluster, create_and_open, kind, of_size, open, read, until, write,
@@ -410,6 +411,40 @@ fn a_read_of_the_parent_holds_the_end_of_a_flatten_up() {
 }
 
 /// The copy of an object that a rollback has removed meanwhile is made again.
+#[test]
+fn a_flatten_does_not_wait_for_a_walk_over_the_changes_since_the_parent() {
+    run(async {
+        for by_other in [false, true] {
+            let cluster = cluster(1, 2);
+            let [here, there] = [cluster.client().pool(POOL), cluster.client().pool(POOL)];
+            let base = gold(&here).await;
+            clone(&here, "base@gold", "vm").await.expect("cloned");
+            let image = open(&here, "vm").await;
+            write(&image, OBJECT / 2, b"own").await;
+            let mut content = base.clone();
+            content[OBJECT as usize / 2..][..3].copy_from_slice(b"own");
+            let mut changes = image.changes_since_parent().await.expect("changes");
+            let flattening = if by_other { open(&there, "vm").await } else { image.clone() };
+            let flattened = timeout(Duration::from_secs(20), flattening.flatten(|_| {})).await;
+            flattened.expect("in time").expect("flattened");
+            let mut copy = base;
+            while let Some(ranges) =
+                timeout(Duration::from_secs(20), changes.next()).await.expect("in time").expect("changes")
+            {
+                for range in ranges {
+                    let bytes = range.extent.offset as usize..range.extent.end() as usize;
+                    copy[bytes.clone()].copy_from_slice(&content[bytes]);
+                }
+            }
+            assert!(copy == content, "by another client: {by_other}");
+            if by_other {
+                flattening.close().await;
+            }
+            image.close().await;
+        }
+    });
+}
+
 #[test]
 fn a_flatten_and_rollbacks() {
     // By the client that flattens, at each of its first turns, and by both in turn.

@@ -175,3 +175,52 @@ fn what_is_refused_as_striping() {
         assert_eq!((info.striping, info.features.has(ImageFeatures::STRIPING)), (None, false));
     });
 }
+
+/// Clients before Ceph 12 set the feature as it was asked for, and stored the striping only where it was not the default.
+#[test]
+fn the_feature_without_its_keys_means_objects_one_after_the_other() {
+    run(async {
+        let backend = cluster(5, 0).client().pool(POOL);
+        forebay_image::create(&backend, "vm", of_size(3 * OBJECT)).await.expect("created");
+        let id = forebay_image::info(&backend, "vm").await.expect("info").id;
+        let pairs = vec![(b"features".to_vec(), 3u64.to_le_bytes().to_vec())];
+        let header = ObjectName::new(format!("rbd_header.{id}"));
+        backend.submit(&header, Transaction::of(ObjectOp::KvSet { pairs })).await.expect("set");
+        let info = forebay_image::info(&backend, "vm").await.expect("info");
+        assert_eq!((info.objects(), info.striping), (3, Some(Striping { unit: OBJECT, count: 1 })));
+        let image = open(&backend, "vm").await;
+        let content = pattern(2, 2 * OBJECT as usize);
+        write(&image, 5000, &content).await;
+        assert!(read(&image, 5000, 2 * OBJECT).await == content);
+        image.close().await;
+        assert_eq!(stored(&backend, "vm").await[&2].len(), 5000);
+    });
+}
+
+#[test]
+fn changes_of_a_clone_are_in_order_whatever_its_parent_is() {
+    run(async {
+        let backend = cluster(6, 0).client().pool(POOL);
+        let size = 2 * SET;
+        forebay_image::create(&backend, "base", striped(size)).await.expect("created");
+        let base = open(&backend, "base").await;
+        write(&base, 0, &pattern(6, size as usize)).await;
+        base.close().await;
+        take_snapshot(&backend, "base", "gold", None).await;
+        let images = Images::of(&backend);
+        images.clone_from(&images, "base@gold", "vm", &CloneOptions::default()).await.expect("cloned");
+        let image = open(&backend, "vm").await;
+        for whole in [false, true] {
+            let mut changes = image.changes(None, whole).await.expect("changes");
+            let mut end = 0;
+            while let Some(ranges) = changes.next().await.expect("changes") {
+                for range in ranges {
+                    assert_eq!(range.extent.offset, end, "whole: {whole}");
+                    end = range.extent.end();
+                }
+            }
+            assert_eq!(end, size, "whole: {whole}");
+        }
+        image.close().await;
+    });
+}
