@@ -38,7 +38,7 @@ pub(super) struct OpenSource {
     _volume: Option<Rc<Volume>>,
 }
 
-/// What is sent of an image.
+/// Content of an image that is sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SentContent {
     /// Set for that of each snapshot before, up to the source.
