@@ -212,7 +212,11 @@ pub fn find(key: &str) -> Result<&'static RbdOption> {
 
 /// Returns the name of the option that a metadata key of an image or a pool overrides.
 pub fn overridden_by(key: &str) -> Option<&str> {
-    if key == OWN_BLOCKS_KEY { Some(OWN_BLOCKS.name) } else { key.strip_prefix(METADATA_PREFIX) }
+    if key == OWN_BLOCKS_KEY {
+        return Some(OWN_BLOCKS.name);
+    }
+    // Who fences an owner looks for the key alone.
+    key.strip_prefix(METADATA_PREFIX).filter(|name| *name != OWN_BLOCKS.name)
 }
 
 /// Returns whether a value switches an option on, as librbd reads it.

@@ -307,6 +307,14 @@ impl ExclusiveLock {
         Ok(is_other && judge(&info, &watchers) == LockVerdict::Ask)
     }
 
+    /// Returns whether the stored lock is the one that this client holds.
+    pub(crate) async fn is_stored(&self) -> Result<bool> {
+        let (me, watch) = (self.watcher.objects().identity().number, self.locked_by.get());
+        let info = self.info().await?;
+        let is_mine = |locker: &Locker| locker.client() == Some(me) && wire::watch_of(&locker.cookie) == Some(watch);
+        Ok(watch != 0 && info.lockers.first().is_some_and(is_mine))
+    }
+
     /// Waits until the lock is neither being acquired nor released, and keeps it so until the guard is dropped.
     pub(crate) async fn begin_turn(&self) -> Permit {
         self.turn.acquire(1).await

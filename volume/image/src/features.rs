@@ -178,6 +178,10 @@ async fn disable(shared: &Rc<OpenImage>, before: ImageFeatures, after: ImageFeat
         }
     }
     let flags = |_, flags| if maps { flags & !INVALID } else { flags };
+    if !after.has(ImageFeatures::EXCLUSIVE_LOCK) {
+        // Others may write as soon as this is stored.
+        shared.own_blocks().end();
+    }
     if !store(shared, before, after, Vec::new(), &flags).await? {
         return Ok(false);
     }

@@ -63,6 +63,8 @@ pub(crate) struct OwnBlockCache {
     wanted: Cell<bool>,
     generation: RefCell<Option<CurrentGeneration>>,
     uncertain: Rc<Cell<bool>>,
+    /// Number of reasons to doubt the lock that are being looked into: nothing is read from the cache meanwhile.
+    doubts: Cell<u32>,
 }
 
 /// Change of a data object in flight. Dropped before it has ended, its outcome is unknown.
@@ -148,7 +150,7 @@ impl OwnBlockCache {
         let current = self.generation.borrow();
         let CurrentGeneration { acquisition, blocks } = current.as_ref()?;
         let is_alone = || image.certain_acquisition() == Some(*acquisition);
-        (!self.uncertain.get() && is_alone()).then(|| blocks.clone())
+        (!self.uncertain.get() && self.doubts.get() == 0 && is_alone()).then(|| blocks.clone())
     }
 
     /// Begins a generation, if own blocks are to be cached. The caller sees to it that the lock is neither acquired nor
@@ -166,6 +168,24 @@ impl OwnBlockCache {
         if let Some(cache) = installed().filter(|_| can()) {
             let begun = cache.begin_generation(image.id());
             *self.generation.borrow_mut() = begun.map(|blocks| CurrentGeneration { acquisition, blocks });
+        }
+    }
+
+    /// Ends the generation: another client may change the image from now on.
+    pub(crate) fn end(&self) {
+        self.generation.take();
+    }
+
+    /// Looks whether the lock is still this client's, after the header may have been changed by another one: a lock can be
+    /// broken although its owner is alive. Nothing is read from the cache until then.
+    pub(crate) async fn check_lock(&self, image: &OpenImage) {
+        let Some(lock) = image.exclusive_lock().filter(|_| self.generation.borrow().is_some()) else { return };
+        let acquisition = image.acquisition();
+        self.doubts.set(self.doubts.get() + 1);
+        let is_stored = lock.is_stored().await;
+        self.doubts.set(self.doubts.get() - 1);
+        if !matches!(is_stored, Ok(true)) && image.acquisition() == acquisition {
+            self.end();
         }
     }
 

@@ -268,7 +268,7 @@ impl CacheShared {
             counters.read_bytes.add(extent.len);
             return Box::pin(ready(assemble(extent, &parts.collect::<Vec<_>>(), &absent)));
         }
-        let shared = self.clone();
+        let (shared, is_own) = (self.clone(), source.is_own());
         Box::pin(async move {
             let mut parts = Vec::with_capacity(lookups.len());
             for lookup in lookups {
@@ -276,7 +276,9 @@ impl CacheShared {
                     Lookup::Found(part) => part,
                     Lookup::Wait { flight, joined } => {
                         let part = flight.wait().await;
-                        if joined && !flight.holds_for(&part, inherits) {
+                        // A write of another part, begun since, may have created the object.
+                        let is_stale = is_own && matches!(part, Ok(Part::Absent));
+                        if joined && (is_stale || !flight.holds_for(&part, inherits)) {
                             return fetch(extent).await;
                         }
                         part?

@@ -65,12 +65,19 @@ impl LockedImage for OpenImage {
 
 impl ImageEvents for OpenImage {
     fn react(&self, me: ClientId, message: Option<&NotifyMessage>) -> (Vec<u8>, Then) {
+        if let Some(NotifyMessage::AcquiredLock(client)) = message
+            && *client != me
+        {
+            // Whatever this client believes.
+            self.own_blocks.end();
+        }
         self.exclusive_lock().map_or((Vec::new(), Then::Nothing), |lock| lock.react(me, message))
     }
 
     fn on_header_update(self: Rc<Self>) -> LocalFuture<Result<()>> {
         Box::pin(async move {
             let had_lock = self.state.has_exclusive_lock();
+            self.own_blocks.check_lock(&self).await;
             let refreshed = self.refresh().await;
             self.header_may_have_changed();
             refreshed?;

@@ -346,6 +346,33 @@ fn nobody_joins_a_read_that_began_before_a_change() {
     });
 }
 
+/// Absence is that of an object, and a change removes parts.
+#[test]
+fn absence_that_is_being_read_hides_no_write_of_another_part() {
+    let world = world(3);
+    live(&world, async {
+        let cache = ReadCache::open(options(8 << 20)).await;
+        let own = cache.begin_generation("own").expect("it caches own blocks");
+        let absent: SnapshotFetch = Rc::new(|_| {
+            Box::pin(async {
+                sleep(Duration::from_millis(10)).await;
+                Err(Error::new(ErrorKind::NotFound, "absent"))
+            })
+        });
+        let read = |extent| HeadRead { object: 0, object_size: OBJECT, extent };
+        let early = own.read(read(Extent::new(PART_LEN, 1)), absent);
+        let early = spawn(async move { early.await.map(drop) });
+        sleep(Duration::from_millis(2)).await;
+        own.begin_change(0, Extent::new(0, BLOCK));
+        own.end_change(0, Extent::new(0, BLOCK));
+        let both = Extent::new(0, 2 * PART_LEN);
+        let found = own.read(read(both), constant(Rc::new(Cell::new(7)), Duration::ZERO)).await;
+        assert_eq!(found.expect("the object is there").fill(both).to_vec()[0], 7);
+        assert_eq!(early.await.expect_err("it was not there").kind(), ErrorKind::NotFound);
+        cache.close().await;
+    });
+}
+
 #[test]
 fn nothing_is_found_in_another_generation_or_after_a_restart() {
     let world = world(3);
