@@ -62,6 +62,9 @@ impl LimitSource {
                 return;
             }
         };
+        if !volume.image.is_read_only() {
+            volume.times.set_options(&options);
+        }
         volume.cache_own_blocks(options.get(OWN_BLOCKS.name).is_some_and(|value| is_on(value)));
         let (limits, ignored) = QosLimits::from_options(|name| options.get(name).map(String::as_str));
         if limits == volume.qos.limits() {
@@ -128,6 +131,7 @@ impl Volume {
         self: &Rc<Self>,
         request: BlockRequest,
     ) -> (LocalFuture<forebay_block::Result<BlockReply>>, Option<SharedRequest>) {
+        self.times.note(&request);
         if !self.gate.is_held() || !request.is_write() {
             return self.submit_passed(request);
         }

@@ -42,6 +42,7 @@ pub mod store;
 pub mod targets;
 #[cfg(test)]
 mod testing;
+mod times;
 pub mod transfer;
 mod trash;
 pub mod volumes;

@@ -26,6 +26,7 @@ use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
 use super::mappings::MappedWrites;
 use super::owner_operations::VolumeOperations;
+use super::times::UseTimes;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
@@ -48,6 +49,8 @@ pub struct Volume {
     pub(super) share: Option<Rc<VolumeShare>>,
     /// Source of the limits.
     pub(super) limits: Rc<LimitSource>,
+    /// Times of the last read and the last write by hosts.
+    pub(super) times: Rc<UseTimes>,
     /// Image as a device, with its write log in front if it has one.
     pub attachment: Rc<LogAttachment<ImageLog>>,
     spec: ImageSpec,
@@ -621,6 +624,7 @@ impl Engine {
         image.set_operations(Rc::new(VolumeOperations::new(self.this.borrow().clone(), spec)));
         let (spec, closing) = (spec.clone(), self.volumes.closing.clone());
         let limits = Rc::new(LimitSource::new(&image, self.default_options()));
+        let times = UseTimes::new(&image);
         let volume = Rc::new(Volume {
             image,
             reservations: RefCell::new(reservations),
@@ -630,6 +634,7 @@ impl Engine {
             qos,
             share: (!shared).then(|| VolumeShare::new(self.volumes.shares.clone())),
             limits,
+            times,
             attachment,
             spec: spec.clone(),
             closing,

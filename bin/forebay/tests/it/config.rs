@@ -194,3 +194,40 @@ fn nothing_hangs_behind_a_limit() {
     site.run(&["config", "image", "rm", "disk", "rbd_qos_write_bps_limit"]).ok();
     assert_eq!(connect(&site, "disk").read(BLOCK as u64, BLOCK), [2; BLOCK]);
 }
+
+#[test]
+fn the_times_of_use_by_hosts_are_recorded_at_intervals() {
+    let site = Site::serving(&[]);
+    site.run(&["create", "disk", "--size", "8M"]).ok();
+    site.run(&["config", "image", "set", "disk", "rbd_mtime_update_interval", "1"]).ok();
+    site.run(&["config", "image", "set", "disk", "rbd_atime_update_interval", "0"]).ok();
+    site.run(&["attach", "disk", "--nbd"]).ok();
+    let times = || {
+        let info = site.json(&["info", "disk"]);
+        ["create_timestamp", "access_timestamp", "modify_timestamp"].map(|name| info[name].to_string())
+    };
+    let [created, accessed, modified] = times();
+    let mut host = connect(&site, "disk");
+    let mut write = || {
+        host.write(0, &[1; BLOCK]);
+        host.read(0, BLOCK);
+    };
+    wait_until("the time of the write is recorded", || {
+        write();
+        times()[2] != modified
+    });
+    assert_eq!(times()[1], accessed, "disabled");
+    // It goes on, and reads are recorded when that is asked for.
+    let [_, _, modified] = times();
+    site.run(&["config", "image", "set", "disk", "rbd_atime_update_interval", "1"]).ok();
+    wait_until("both times are recorded", || {
+        write();
+        let [_, a, m] = times();
+        a != accessed && m != modified
+    });
+    let info = times();
+    assert_eq!(info[0], created);
+    drop(host);
+    site.run(&["detach", "disk", "--nbd"]).ok();
+    site.run(&["rm", "disk"]).ok();
+}
