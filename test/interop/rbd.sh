@@ -352,7 +352,7 @@ refused() { # TEXT ARGUMENTS...
 }
 ask rbd create --size 8M --image-feature layering,exclusive-lock,journaling rbd/journaled
 ask rbd bench --io-type write --io-size 4096 --io-threads 1 --io-total 65536 rbd/journaled
-ask rbd create --size 8M --stripe-unit 256 --stripe-count 4 rbd/striped
+ask rbd create --size 8M --stripe-unit 64K --stripe-count 2000 rbd/striped
 ask rbd create --size 8M rbd/old
 ask rbd migration prepare rbd/old rbd/moved
 refused "rbd/moved: image moved: reading an image with the features migrating" export rbd/moved "$WORK/none"
@@ -360,7 +360,7 @@ refused "rbd/moved: image moved: reading an image with the features migrating" a
 refused "rbd/moved: image moved: writing an image with the features migrating" attach rbd/moved --nbd
 refused "rbd/moved: removing image moved: it has the features migrating" rm rbd/moved
 for command in "export rbd/striped $WORK/none" "attach rbd/striped --nbd" "attach rbd/striped --nbd --read-only"; do
-  refused "rbd/striped: image striped: a stripe unit of 256 bytes and a stripe count of 4" $command
+  refused "rbd/striped: image striped: a stripe unit of 65536 bytes and a stripe count of 2000" $command
 done
 rm -f "$WORK/export.ours"
 ask "$FOREBAY" export --no-progress rbd/journaled "$WORK/export.ours"
@@ -373,7 +373,7 @@ ask "$FOREBAY" detach rbd/journaled
 ask rbd migration execute --no-progress rbd/moved
 ask rbd migration commit --no-progress rbd/moved
 for image in journaled striped moved; do ask rbd rm --no-progress rbd/$image; done
-ok "stripe units below 512 bytes, migration and journaling are refused once, for reading and for writing; a journaled image is read"
+ok "stripe counts above 1024, migration and journaling are refused once, for reading and for writing; a journaled image is read"
 
 # An image that rbd has encrypted is attached unchanged, with a warning.
 echo secret >"$WORK/passphrase"
