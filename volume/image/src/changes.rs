@@ -22,7 +22,7 @@ use crate::present;
 use crate::read::{map_piece, read_parent, read_piece};
 use crate::snapshots::find;
 use crate::usage::version_at;
-use crate::window::{WALK_WINDOW, after_others, windowed};
+use crate::window::{WALK_WINDOW, after_others, windowed_in_order};
 use crate::wire::bitmap::{Bitmap, ObjectMapState};
 
 /// Granularity of comparisons in bytes, from the beginning of an object.
@@ -179,14 +179,12 @@ impl ImageChanges {
             return Ok(None);
         }
         let (objects, upto) = self.candidates().await?;
-        let count = objects.len();
         let mut objects = objects.into_iter();
         let next = || {
             let object = objects.next()?;
             Some(after_others(self.examine(object)))
         };
-        let mut found: Vec<Vec<ChangedRange>> = vec![Vec::new(); count];
-        windowed(WALK_WINDOW, next, |number, ranges| found[number] = ranges).await?;
+        let found = windowed_in_order(WALK_WINDOW, next).await?;
         self.at = upto;
         yield_now().await;
         stand_back().await;

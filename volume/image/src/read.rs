@@ -15,7 +15,7 @@ use crate::open_image::{ImageView, OpenImage};
 use crate::parent_cache::read_object;
 use crate::present::{Present, walk};
 use crate::requests::failed;
-use crate::window::{REQUEST_WINDOW, windowed};
+use crate::window::{REQUEST_WINDOW, windowed_in_order};
 
 pub(crate) fn read(
     shared: &Rc<OpenImage>,
@@ -62,18 +62,12 @@ pub(crate) async fn read_parent(
     advice: Advice,
 ) -> Result<BufList> {
     let mut extents = shared.layout().image_extents(object, extent);
-    let mut parts: Vec<BufList> = Vec::new();
     let next = || -> Option<LocalFuture<Result<BufList>>> {
         let (parent, view, extent) = (parent.shared.clone(), parent.view, extents.next()?);
         Some(Box::pin(async move { read_all(&parent, view, extent, advice).await }))
     };
-    let put = |number: usize, data| {
-        parts.resize_with(parts.len().max(number + 1), BufList::new);
-        parts[number] = data;
-    };
-    windowed(REQUEST_WINDOW, next, put).await?;
     let mut whole = BufList::new();
-    parts.into_iter().for_each(|part| whole.append(part));
+    windowed_in_order(REQUEST_WINDOW, next).await?.into_iter().for_each(|part| whole.append(part));
     Ok(whole)
 }
 
@@ -111,9 +105,7 @@ pub(crate) async fn read_pieces(
     advice: Advice,
 ) -> Result<BufList> {
     let mut pieces = shared.layout().pieces(extent);
-    let mut parts: Vec<BufList> = vec![BufList::new(); shared.layout().pieces(extent).count()];
-    let next = || Some(read_piece(shared, view, pieces.next()?, advice));
-    windowed(REQUEST_WINDOW, next, |number, data| parts[number] = data).await?;
+    let parts = windowed_in_order(REQUEST_WINDOW, || Some(read_piece(shared, view, pieces.next()?, advice))).await?;
     Ok(shared.layout().join(extent, parts))
 }
 
@@ -128,19 +120,18 @@ pub(crate) fn map(shared: &Rc<OpenImage>, view: ImageView, extent: Extent) -> Lo
     Box::pin(async move {
         let present = Present::within(&shared, view, extent).await?;
         let mut pieces = shared.layout().pieces(extent);
-        let mut parts: Vec<Option<ExtentMap>> = vec![None; shared.layout().pieces(extent).count()];
         let next = || {
             let piece = pieces.next()?;
             Some(map_piece(&shared, view, piece, present.may_have(piece.object)))
         };
-        windowed(REQUEST_WINDOW, next, |number, map| parts[number] = Some(map)).await?;
-        if let Some(state) = only_state(parts.iter().flatten()) {
+        let parts = windowed_in_order(REQUEST_WINDOW, next).await?;
+        if let Some(state) = only_state(&parts) {
             let mut whole = ExtentMap::new();
             whole.push(extent.offset, extent.len, state);
             return Ok(whole);
         }
         let mut runs = Vec::new();
-        for (piece, map) in shared.layout().pieces(extent).zip(parts.iter().flatten()) {
+        for (piece, map) in shared.layout().pieces(extent).zip(&parts) {
             for run in map.runs() {
                 runs.extend(shared.layout().image_extents(piece.object, run.extent).map(|extent| (extent, run.state)));
             }
@@ -154,8 +145,8 @@ pub(crate) fn map(shared: &Rc<OpenImage>, view: ImageView, extent: Extent) -> Lo
 }
 
 /// Returns the state of all runs, if it is one.
-fn only_state<'a>(maps: impl Iterator<Item = &'a ExtentMap>) -> Option<ExtentState> {
-    let mut states = maps.flat_map(ExtentMap::runs).map(|run| run.state);
+fn only_state(maps: &[ExtentMap]) -> Option<ExtentState> {
+    let mut states = maps.iter().flat_map(ExtentMap::runs).map(|run| run.state);
     let first = states.next()?;
     states.all(|state| state == first).then_some(first)
 }
@@ -186,12 +177,8 @@ pub(crate) fn map_piece(
                 .image_extents(piece.object, Extent::new(offset, from_parent))
                 .map(|part| Extent::new(part.offset, part.len.min(parent.view.size.saturating_sub(part.offset))));
             let mut there = there.filter(|part| part.len > 0);
-            let mut maps: Vec<ExtentMap> = Vec::new();
-            let put = |number: usize, map| {
-                maps.resize_with(maps.len().max(number + 1), ExtentMap::new);
-                maps[number] = map;
-            };
-            windowed(REQUEST_WINDOW, || Some(map(&parent.shared, parent.view, there.next()?)), put).await?;
+            let next = || Some(map(&parent.shared, parent.view, there.next()?));
+            let maps = windowed_in_order(REQUEST_WINDOW, next).await?;
             for run in maps.iter().flat_map(ExtentMap::runs) {
                 whole.push(offset + covered, run.extent.len, run.state);
                 covered += run.extent.len;

@@ -20,6 +20,21 @@ pub(crate) fn after_others<T: 'static>(work: LocalFuture<T>) -> LocalFuture<T> {
     })
 }
 
+/// Runs the futures that `next` returns, at most `max` at once, and returns their results in the order in which they were
+/// started; after an error as [`windowed`] does.
+pub(crate) async fn windowed_in_order<T: 'static>(
+    max: usize,
+    next: impl FnMut() -> Option<LocalFuture<Result<T>>>,
+) -> Result<Vec<T>> {
+    let mut results: Vec<Option<T>> = Vec::new();
+    let put = |number: usize, result| {
+        results.resize_with(results.len().max(number + 1), || None);
+        results[number] = Some(result);
+    };
+    windowed(max, next, put).await?;
+    Ok(results.into_iter().flatten().collect())
+}
+
 /// Runs the futures that `next` returns, at most `max` at once, and passes each result with its number to `done`.
 ///
 /// After an error no more are started; those in flight are waited for, so that none is left when the first error is
