@@ -11,7 +11,7 @@ use forebay_block::{
 };
 use forebay_reactor::sleep;
 use forebay_readcache::{CacheOptions, DiskOptions, PART_LEN, ReadCache};
-use forebay_sim::{Faults, World};
+use forebay_sim::{CrashPolicy, DiskFaults, Faults, Rng, World};
 
 pub const OBJECT: u64 = 4 << 20;
 pub const PATH: &str = "/srv/cache";
@@ -173,4 +173,19 @@ pub async fn written(cache: &ReadCache) {
     }
     // The table is written behind the parts.
     sleep(Duration::from_millis(20)).await;
+}
+
+/// Returns a world with an empty file for the cache, on a disk with faults that are drawn.
+pub fn faulty_world(seed: u64, rng: &mut Rng) -> World {
+    let disk = match rng.below(5) {
+        0 => DiskFaults { misdirected_write_ppm: 20_000, ..DiskFaults::none() },
+        1 => DiskFaults { lost_write_ppm: 50_000, write_flip_ppm: 20_000, ..DiskFaults::none() },
+        2 => DiskFaults { read_flip_ppm: 5_000, ..DiskFaults::failing(5_000) },
+        3 => DiskFaults::stalling(),
+        _ => DiskFaults::none(),
+    };
+    let crash = CrashPolicy::Mixed { keep_ppm: 400_000, tear_ppm: 400_000 };
+    let world = World::new(seed, Faults { disk, crash, ..Faults::none() });
+    world.add_file(PATH, 0, 512);
+    world
 }

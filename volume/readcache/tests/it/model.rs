@@ -6,23 +6,14 @@ use forebay_block::{ErrorKind, Extent};
 use forebay_reactor::sleep;
 use forebay_reactor::sync::join_all;
 use forebay_readcache::ReadCache;
-use forebay_sim::{CrashKind, CrashPolicy, DiskFaults, Faults, Rng, World};
+use forebay_sim::{CrashKind, Rng, World};
 
-use crate::common::{Backend, OBJECT, PATH, content, options};
+use crate::common::{Backend, OBJECT, PATH, content, faulty_world, options};
 
 /// Several lives of a process on one file, which is damaged in between and by its disk.
 fn run(seed: u64) -> (u64, u64) {
     let mut rng = Rng::new(seed);
-    let disk = match rng.below(5) {
-        0 => DiskFaults { misdirected_write_ppm: 20_000, ..DiskFaults::none() },
-        1 => DiskFaults { lost_write_ppm: 50_000, write_flip_ppm: 20_000, ..DiskFaults::none() },
-        2 => DiskFaults { read_flip_ppm: 5_000, ..DiskFaults::failing(5_000) },
-        3 => DiskFaults::stalling(),
-        _ => DiskFaults::none(),
-    };
-    let crash = CrashPolicy::Mixed { keep_ppm: 400_000, tear_ppm: 400_000 };
-    let world = World::new(seed, Faults { disk, crash, ..Faults::none() });
-    world.add_file(PATH, 0, 512);
+    let world = faulty_world(seed, &mut rng);
     let (mut hits, mut misses) = (0, 0);
     for _ in 0..rng.range(2..6) {
         let memory = *rng.pick(&[0, 4 << 16, 8 << 20]);

@@ -9,9 +9,9 @@ use forebay_block::{
 };
 use forebay_reactor::{now, sleep, spawn, timeout};
 use forebay_readcache::{PART_LEN, ReadCache};
-use forebay_sim::{CrashKind, CrashPolicy, DiskFaults, Faults, Rng, World};
+use forebay_sim::{CrashKind, Rng};
 
-use crate::common::{Backend, PATH, live, options, world, written};
+use crate::common::{Backend, faulty_world, live, options, world, written};
 
 const BLOCK: u64 = 4 << 10;
 const OBJECT: u64 = 256 << 10;
@@ -189,16 +189,7 @@ impl OwnImage {
 /// parts.
 fn run(seed: u64) -> [u64; 4] {
     let mut rng = Rng::new(seed);
-    let disk = match rng.below(5) {
-        0 => DiskFaults { misdirected_write_ppm: 20_000, ..DiskFaults::none() },
-        1 => DiskFaults { lost_write_ppm: 50_000, write_flip_ppm: 20_000, ..DiskFaults::none() },
-        2 => DiskFaults { read_flip_ppm: 5_000, ..DiskFaults::failing(5_000) },
-        3 => DiskFaults::stalling(),
-        _ => DiskFaults::none(),
-    };
-    let crash = CrashPolicy::Mixed { keep_ppm: 400_000, tear_ppm: 400_000 };
-    let world = World::new(seed, Faults { disk, crash, ..Faults::none() });
-    world.add_file(PATH, 0, 512);
+    let world = faulty_world(seed, &mut rng);
     let image = OwnImage::new(seed);
     let mut counts = [0; 4];
     for _ in 0..rng.range(1..4) {
