@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::NewImageOptions;
+use crate::spec::ImageSpec;
 
 /// Result of an import of changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -51,10 +52,11 @@ pub struct CopyImageRequest {
 }
 
 impl CopyImageRequest {
-    /// Returns a request for an image with these options, still without a name.
-    pub fn with(options: NewImageOptions) -> Self {
+    /// Returns a request for a copy without snapshots, with these options.
+    pub fn new(to: ImageSpec, options: NewImageOptions) -> Self {
+        let ImageSpec { pool, image } = to;
         let NewImageOptions { object_size, stripe_unit, stripe_count, features, data_pool } = options;
-        let (pool, image, deep, flatten) = (String::new(), String::new(), false, false);
+        let (deep, flatten) = (false, false);
         Self { pool, image, deep, flatten, object_size, stripe_unit, stripe_count, features, data_pool }
     }
 

@@ -12,17 +12,15 @@ use crate::output::Output;
 /// Copies an image or snapshot.
 pub fn copy(global: &GlobalArgs, output: Output, options: CopyArgs) -> Result<()> {
     let CopyArgs { names, made } = options;
-    let (pool, image) = (names.to.pool, names.to.image);
-    let request = CopyImageRequest { pool, image, ..CopyImageRequest::with(made.options()) };
+    let request = CopyImageRequest::new(names.to, made.options());
     run(global, output, CopyImage { source: names.source, request })
 }
 
 /// Copies an image with its snapshots.
 pub fn deep(global: &GlobalArgs, output: Output, command: DeepCommand) -> Result<()> {
     let DeepCommand::Cp(options) = command;
-    let (pool, image) = (options.names.to.pool, options.names.to.image);
-    let made = CopyImageRequest::with(options.made.options());
-    let request = CopyImageRequest { pool, image, deep: true, flatten: options.flatten, ..made };
+    let request = CopyImageRequest::new(options.names.to, options.made.options());
+    let request = CopyImageRequest { deep: true, flatten: options.flatten, ..request };
     run(global, output, CopyImage { source: options.names.source, request })
 }
 

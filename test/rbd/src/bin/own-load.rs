@@ -21,7 +21,7 @@ const READ_LEN: u64 = 16 << 10;
 const OBJECT: u64 = 4 << 20;
 /// Reads at a time.
 const READERS: u64 = 4;
-/// Part of the image that is hot: one in so many bytes.
+/// Size of the image, divided by that of its hot set.
 const HOT_SHARE: u64 = 8;
 /// One request in so many is elsewhere than in the hot set.
 const COLD_ONE_IN: u64 = 10;
