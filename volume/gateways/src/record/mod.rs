@@ -1,0 +1,282 @@
+//! Group record: who is a member, who owns which volume, what is exported.  `docs/formats/gateways.md`.
+//!
+//! Kept in one object of a pool, and changed by compare-and-set of its epoch only.  [`GroupRecord::apply`] has the rules
+//! that every change obeys; nothing here does I/O.
+
+mod change;
+mod encode;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{GatewayGroupId, MemberId, StartId, VolumeName};
+
+pub use change::{ChangeRefusal, GroupChange};
+pub use encode::{GROUP_KEY, KeyChange, MEMBER_PREFIX, MalformedGroup, RecordKeys, VOLUME_PREFIX};
+
+/// Maximum number of members: slots are from 0 to this, exclusive.
+pub const GROUP_MEMBERS_MAX: u16 = 128;
+/// Maximum number of volumes of a group.
+pub const GROUP_VOLUMES_MAX: usize = 65_536;
+
+/// Policy of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupPolicy {
+    /// Time for which a member may be silent, in milliseconds.
+    pub lease_ms: u32,
+    /// Set if volumes are moved by themselves where members' loads differ.
+    #[serde(default)]
+    pub rebalance: bool,
+}
+
+impl GroupPolicy {
+    /// Limits of a lease in milliseconds.
+    pub const LEASE_MS: std::ops::RangeInclusive<u32> = 200..=60_000;
+
+    /// Returns the lease.
+    pub fn lease(&self) -> Duration {
+        Duration::from_millis(u64::from(self.lease_ms))
+    }
+}
+
+impl Default for GroupPolicy {
+    fn default() -> Self {
+        Self { lease_ms: 1000, rebalance: false }
+    }
+}
+
+/// What a group is, apart from its members and volumes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupIdentity {
+    /// Id, drawn when the group was created.
+    pub id: GatewayGroupId,
+    /// Policy.
+    pub policy: GroupPolicy,
+    /// Settings that all members share, such as names of targets, which this crate does not interpret.
+    #[serde(default)]
+    pub settings: serde_json::Value,
+}
+
+/// State of a member in the record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "state", content = "by")]
+pub enum GatewayState {
+    /// Serves its volumes, and may be given others.
+    Active,
+    /// Serves its volumes until they are moved away.
+    Draining,
+    /// Its start is being fenced, by this member.
+    Fencing(MemberId),
+    /// Its start was fenced, by this member.
+    Out(MemberId),
+}
+
+impl GatewayState {
+    /// Returns whether the member may have volumes open.
+    pub fn serves(self) -> bool {
+        matches!(self, Self::Active | Self::Draining)
+    }
+}
+
+/// Member of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatewayMember {
+    /// Number of the member among those of its group: see [`GROUP_MEMBERS_MAX`].
+    pub slot: u16,
+    /// Host name, for people.
+    pub host: String,
+    /// Version of its software.
+    pub version: String,
+    /// State.
+    #[serde(flatten)]
+    pub state: GatewayState,
+    /// Current or last start.
+    pub start: StartId,
+    /// Clients of the cluster of that start: what fencing puts on the blocklist.
+    pub clients: Vec<String>,
+    /// Addresses of its messenger.
+    pub peer_addrs: Vec<String>,
+    /// Share of the volumes that it is to have, compared with others; 100 is the default.
+    pub weight: u32,
+    /// Ports and other settings, which this crate does not interpret.
+    #[serde(default)]
+    pub settings: serde_json::Value,
+}
+
+/// Owner of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeOwner {
+    /// Member.
+    pub member: MemberId,
+    /// Epoch in which it became the owner.
+    pub term: u64,
+    /// Member that is to be the next owner, if the volume is being moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<MemberId>,
+}
+
+/// Volume of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatewayVolume {
+    /// Owner.
+    pub owner: VolumeOwner,
+    /// Members with a complete copy of its write log, as its owner last said; `None` if it has no log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<BTreeSet<MemberId>>,
+    /// Exports of the volume, which this crate does not interpret.
+    #[serde(default)]
+    pub settings: serde_json::Value,
+}
+
+/// Group record.
+///
+/// | invariant | |
+/// |---|---|
+/// | R1 | no two members share a slot |
+/// | R2 | the owner of a volume is a member |
+/// | R3 | the next owner of a volume is another member than its owner |
+#[derive(Debug, Clone)]
+pub struct GroupRecord {
+    epoch: u64,
+    identity: GroupIdentity,
+    members: BTreeMap<MemberId, GatewayMember>,
+    volumes: BTreeMap<VolumeName, GatewayVolume>,
+    /// Volumes by owner.
+    owned: BTreeMap<MemberId, BTreeSet<VolumeName>>,
+    /// Volumes by next owner.
+    coming: BTreeMap<MemberId, BTreeSet<VolumeName>>,
+    /// Slots of members that have left, and when, in seconds since 1970: they are not given out again soon.
+    left: BTreeMap<u16, u64>,
+}
+
+impl PartialEq for GroupRecord {
+    fn eq(&self, other: &Self) -> bool {
+        // `owned` and `coming` follow from the volumes.
+        (self.epoch, &self.identity, &self.members, &self.volumes, &self.left)
+            == (other.epoch, &other.identity, &other.members, &other.volumes, &other.left)
+    }
+}
+
+impl GroupRecord {
+    /// Creates the record of a new group.
+    pub fn created(identity: GroupIdentity) -> Self {
+        Self {
+            epoch: 1,
+            identity,
+            members: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            owned: BTreeMap::new(),
+            coming: BTreeMap::new(),
+            left: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the epoch: the number of changes since the group was created, and 1.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns what the group is.
+    pub fn identity(&self) -> &GroupIdentity {
+        &self.identity
+    }
+
+    /// Returns the policy.
+    pub fn policy(&self) -> GroupPolicy {
+        self.identity.policy
+    }
+
+    /// Returns all members.
+    pub fn members(&self) -> &BTreeMap<MemberId, GatewayMember> {
+        &self.members
+    }
+
+    /// Returns a member.
+    pub fn member(&self, id: MemberId) -> Option<&GatewayMember> {
+        self.members.get(&id)
+    }
+
+    /// Returns whether a member serves in this start.
+    pub fn serves(&self, id: MemberId, start: StartId) -> bool {
+        self.member(id).is_some_and(|member| member.start == start && member.state.serves())
+    }
+
+    /// Returns the members that may be given volumes.
+    pub fn active(&self) -> impl Iterator<Item = MemberId> + '_ {
+        self.members.iter().filter(|(_, member)| member.state == GatewayState::Active).map(|(id, _)| *id)
+    }
+
+    /// Returns all volumes.
+    pub fn volumes(&self) -> &BTreeMap<VolumeName, GatewayVolume> {
+        &self.volumes
+    }
+
+    /// Returns a volume.
+    pub fn volume(&self, name: &VolumeName) -> Option<&GatewayVolume> {
+        self.volumes.get(name)
+    }
+
+    /// Returns the names of the volumes that a member owns.
+    pub fn owned_by(&self, member: MemberId) -> impl Iterator<Item = &VolumeName> + '_ {
+        self.owned.get(&member).into_iter().flatten()
+    }
+
+    /// Returns the names of the volumes that are being moved to a member.
+    pub fn coming_to(&self, member: MemberId) -> impl Iterator<Item = &VolumeName> + '_ {
+        self.coming.get(&member).into_iter().flatten()
+    }
+
+    /// Returns the number of volumes that a member owns.
+    pub fn owned_count(&self, member: MemberId) -> usize {
+        self.owned.get(&member).map_or(0, BTreeSet::len)
+    }
+
+    /// Returns the lowest slot that is not taken, and was not for the last 24 h before `now` (seconds since 1970).
+    pub fn free_slot(&self, now: u64) -> Option<u16> {
+        let taken: BTreeSet<u16> = self.members.values().map(|member| member.slot).collect();
+        let recent =
+            |slot: &u16| self.left.get(slot).is_some_and(|left| now.saturating_sub(*left) < change::SLOT_REST_SECONDS);
+        let free = || (0..GROUP_MEMBERS_MAX).filter(|slot| !taken.contains(slot));
+        // A group in which all were taken within a day takes the one that has been free for the longest time.
+        free().find(|slot| !recent(slot)).or_else(|| free().min_by_key(|slot| self.left.get(slot).copied()))
+    }
+
+    fn index(&mut self, name: &VolumeName, before: Option<VolumeOwner>, after: Option<VolumeOwner>) {
+        fn change(
+            index: &mut BTreeMap<MemberId, BTreeSet<VolumeName>>,
+            member: MemberId,
+            name: &VolumeName,
+            add: bool,
+        ) {
+            let names = index.entry(member).or_default();
+            if add {
+                names.insert(name.clone());
+            } else {
+                names.remove(name);
+            }
+            if names.is_empty() {
+                index.remove(&member);
+            }
+        }
+        for (owner, add) in [(before, false), (after, true)] {
+            let Some(VolumeOwner { member, next, .. }) = owner else { continue };
+            change(&mut self.owned, member, name, add);
+            if let Some(next) = next {
+                change(&mut self.coming, next, name, add);
+            }
+        }
+    }
+
+    fn set_volume(&mut self, name: &VolumeName, volume: Option<GatewayVolume>) {
+        let after = volume.as_ref().map(|volume| volume.owner);
+        let before = match volume {
+            Some(volume) => self.volumes.insert(name.clone(), volume),
+            None => self.volumes.remove(name),
+        };
+        self.index(name, before.map(|volume| volume.owner), after);
+    }
+}

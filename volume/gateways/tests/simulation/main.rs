@@ -1,0 +1,217 @@
+//! Groups in virtual time: large ones that lose members, and small ones to which everything happens.
+
+mod world;
+
+use std::time::Duration;
+
+use forebay_gateways::{GatewayState, GroupChange, VolumeName};
+use world::{Latencies, RandomFaults, World};
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Goal: longest time for which a volume is not served after a failure.
+const UNSERVED_MAX: u64 = 5 * SECOND;
+
+fn settled(seed: u64, members: usize, volumes: usize, latencies: Latencies) -> World {
+    let mut world = World::new(seed, members, volumes, latencies);
+    let limit = world.now + 30 * SECOND;
+    while world.complaint().is_some() {
+        assert!(world.now < limit, "seed {seed}: {:?}", world.complaint());
+        world.run_until(world.now + SECOND / 10);
+    }
+    world.unserved_max = 0;
+    world
+}
+
+/// Kills some members at once, and returns the longest time for which a volume was not served, in milliseconds.
+fn lose(world: &mut World, killed: &[usize]) -> u64 {
+    world.unserved_max = 0;
+    let fenced = world.fenced.len();
+    for at in killed {
+        world.kill(*at);
+    }
+    let limit = world.now + 2 * UNSERVED_MAX;
+    while world.complaint().is_some() && world.now < limit {
+        world.run_until(world.now + SECOND / 20);
+    }
+    assert_eq!(world.complaint(), None, "after {} members were killed", killed.len());
+    assert!(world.unserved_max <= UNSERVED_MAX, "volumes were not served for {} ms", world.unserved_max / 1_000_000);
+    // One fencing call a dead member, and none for any other.
+    assert_eq!(world.fenced.len() - fenced, killed.len());
+    assert!(world.fencings.values().all(|count| *count == 1), "{:?}", world.fencings);
+    world.unserved_max / 1_000_000
+}
+
+fn hundred_members(seed: u64, latencies: Latencies) -> String {
+    let mut world = settled(seed, 100, 10_000, latencies);
+    let mut singly = 0;
+    for _ in 0..3 {
+        let at = world.random.below(100) as usize;
+        if world.daemons[at].machine.is_some() {
+            singly = singly.max(lose(&mut world, &[at]));
+            world.run_until(world.now + 3 * SECOND);
+        }
+    }
+    let rack: Vec<usize> = (0..100).filter(|at| at % 10 == 3 && world.daemons[*at].machine.is_some()).collect();
+    let by_rack = lose(&mut world, &rack);
+    // Messages while nothing happens.
+    world.run_until(world.now + 5 * SECOND);
+    let sent = |world: &World| world.daemons.iter().map(|daemon| daemon.sent).collect::<Vec<_>>();
+    let before = sent(&world);
+    world.run_until(world.now + 10 * SECOND);
+    let most = sent(&world).iter().zip(&before).map(|(after, before)| after - before).max().unwrap();
+    assert!(most <= 10 * 24 + 24, "a member has sent {most} messages in 10 leases");
+    let (changes, conflicts) = (world.record_changes, world.conflicts);
+    format!(
+        "seed {seed}: not served for {singly} ms after a kill, {by_rack} ms after that of {} members; {changes} changes, {conflicts} conflicts; {most} messages in 10 leases",
+        rack.len()
+    )
+}
+
+#[test]
+fn a_hundred_members_lose_some_singly_and_by_the_rack() {
+    println!("{}", hundred_members(1, Latencies::USUAL));
+    println!("{}", hundred_members(2, Latencies::SLOW_RECORD));
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name, or| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(or);
+    let first = number("FOREBAY_SEED", 0);
+    first..first + number("FOREBAY_SEEDS", 300)
+}
+
+/// Everything happens to a small group, and then nothing any more: all is served again.
+fn chaos(seed: u64) {
+    let members = 2 + (seed % 5) as usize;
+    let latencies = if seed.is_multiple_of(3) { Latencies::SLOW_RECORD } else { Latencies::USUAL };
+    let mut world = settled(seed, members, 20, latencies);
+    world.faults = RandomFaults { lost_answers: 10, lost_messages: 50, failed_opens: 10, failed_fences: 4 };
+    for _ in 0..30 {
+        let at = world.random.below(members as u64) as usize;
+        let other = world.random.below(members as u64) as usize;
+        let (id, to) = (world.daemons[at].id, world.daemons[other].id);
+        let volume = VolumeName::new(format!("rbd/v{:05}", world.random.below(20)));
+        match world.random.below(12) {
+            0 => world.kill(at),
+            1 => world.stop(at),
+            2 => {
+                let time = Duration::from_millis(100 + world.random.below(5000));
+                world.suspend(at, time);
+            }
+            3 => world.daemons[at].cut_from_pool = true,
+            4 => world.daemons[at].part = (1 + world.random.below(2)) as u8,
+            5 => world.daemons.iter_mut().for_each(|daemon| (daemon.cut_from_pool, daemon.part) = (false, 0)),
+            6 => drop(world.command(&[GroupChange::Drain { member: id, drain: true }])),
+            7 => drop(world.command(&[GroupChange::Drain { member: id, drain: false }])),
+            8 => drop(world.command(&[GroupChange::CancelMove { volume }])),
+            9 | 10 => drop(world.command(&[GroupChange::ProposeMove { volume, to }])),
+            _ => (0..members).for_each(|at| world.restart(at)),
+        }
+        let time = world.random.below(3 * SECOND / 2);
+        world.run_until(world.now + time);
+    }
+    world.faults = RandomFaults::default();
+    world.daemons.iter_mut().for_each(|daemon| (daemon.cut_from_pool, daemon.part) = (false, 0));
+    let limit = world.now + 60 * SECOND;
+    loop {
+        for at in 0..members {
+            world.restart(at);
+            let id = world.daemons[at].id;
+            if world.state(at) == Some(GatewayState::Draining) {
+                world.command(&[GroupChange::Drain { member: id, drain: false }]);
+            }
+        }
+        world.run_until(world.now + SECOND);
+        let complaint = world.complaint();
+        if complaint.is_none() && world.serving() == members {
+            return;
+        }
+        assert!(world.now < limit, "{complaint:?}, {} of {members} serve", world.serving());
+    }
+}
+
+#[test]
+fn small_groups_recover_from_everything() {
+    for seed in seeds() {
+        if let Err(panic) = std::panic::catch_unwind(|| chaos(seed)) {
+            println!("FOREBAY_SEED={seed} FOREBAY_SEEDS=1 repeats it");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn a_member_is_drained_and_stopped_without_a_fencing() {
+    for seed in 0..20 {
+        let mut world = settled(seed, 4, 100, Latencies::USUAL);
+        let id = world.daemons[1].id;
+        assert!(world.command(&[GroupChange::Drain { member: id, drain: true }]));
+        let limit = world.now + 60 * SECOND;
+        while world.record.owned_count(id) > 0 {
+            assert!(world.now < limit, "seed {seed}: {} volumes are left", world.record.owned_count(id));
+            world.run_until(world.now + SECOND / 10);
+        }
+        world.stop(1);
+        world.stop(2);
+        world.run_until(world.now + 3 * SECOND);
+        assert_eq!(world.complaint(), None, "seed {seed}");
+        assert_eq!(world.fenced.len(), 0, "seed {seed}");
+        assert!([1, 2].iter().all(|at| world.daemons[*at].machine.is_none()), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_member_that_is_started_again_at_once_keeps_its_volumes() {
+    for seed in 0..20 {
+        let mut world = settled(seed, 3, 30, Latencies::USUAL);
+        world.kill(0);
+        world.run_until(world.now + SECOND / 5);
+        world.restart(0);
+        world.run_until(world.now + 4 * SECOND);
+        assert_eq!(world.complaint(), None, "seed {seed}");
+        assert_eq!(world.record.owned_count(world.daemons[0].id), 10, "seed {seed}");
+        assert_eq!(world.fenced.len(), 1, "seed {seed}: its own former start");
+    }
+}
+
+#[test]
+fn a_pool_that_is_away_for_all_costs_nobody_anything() {
+    let mut world = settled(1, 4, 40, Latencies::USUAL);
+    world.daemons.iter_mut().for_each(|daemon| daemon.cut_from_pool = true);
+    world.run_until(world.now + 20 * SECOND);
+    assert!(world.daemons.iter().all(|daemon| daemon.hosts), "hosts wait, rather than lose their paths");
+    world.daemons.iter_mut().for_each(|daemon| daemon.cut_from_pool = false);
+    world.run_until(world.now + 3 * SECOND);
+    assert_eq!(world.complaint(), None);
+    assert_eq!((world.fenced.len(), world.unserved_max), (0, 0));
+}
+
+#[test]
+fn a_member_without_the_pool_gives_its_hosts_up_and_is_fenced() {
+    let mut world = settled(2, 3, 30, Latencies::USUAL);
+    world.daemons[0].cut_from_pool = true;
+    world.run_until(world.now + 3 * SECOND / 2);
+    assert!(!world.daemons[0].hosts);
+    world.run_until(world.now + 5 * SECOND);
+    assert!(matches!(world.state(0), Some(GatewayState::Out(_))));
+    assert!(world.unserved_max <= UNSERVED_MAX && world.unserved.is_empty());
+    world.daemons[0].cut_from_pool = false;
+    world.run_until(world.now + 5 * SECOND);
+    assert_eq!(world.state(0), Some(GatewayState::Active));
+    assert_eq!(world.complaint(), None);
+}
+
+#[test]
+fn of_two_members_that_do_not_hear_each_other_one_goes_on() {
+    for seed in 0..30 {
+        let mut world = settled(seed, 2, 20, Latencies::USUAL);
+        world.daemons[1].part = 1;
+        world.run_until(world.now + 6 * SECOND);
+        assert_eq!(world.fenced.len() % 2, 1, "seed {seed}: {} fencings", world.fenced.len());
+        let fenced = world.fenced.len();
+        world.daemons[1].part = 0;
+        world.run_until(world.now + 6 * SECOND);
+        assert_eq!(world.complaint(), None, "seed {seed}");
+        assert!(world.fenced.len() <= fenced + 1, "seed {seed}");
+    }
+}

@@ -1,0 +1,651 @@
+//! Members of one group, their network and their pool, in virtual time.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_gateways::wire::GatewayMessage;
+use forebay_gateways::{
+    ChangeOutcome, EndReason, GatewayAction, GatewayEvent, GatewayGroupId, GatewayMachine, GatewayMember, GatewayState,
+    GroupChange, GroupIdentity, GroupPolicy, GroupRecord, MemberId, MemberStanding, OpenFailure, StartId, VolumeName,
+};
+use forebay_reactor::Instant;
+
+/// Random numbers from a seed (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut hash = self.0;
+        hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        hash ^ (hash >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
+
+    pub fn one_in(&mut self, of: u64) -> bool {
+        self.below(of) == 0
+    }
+
+    fn between(&mut self, (low, high): (Duration, Duration)) -> Duration {
+        low + Duration::from_nanos(self.below((high - low).as_nanos() as u64 + 1))
+    }
+}
+
+/// Times of a world, from and to.
+#[derive(Clone, Copy)]
+pub struct Latencies {
+    pub message: (Duration, Duration),
+    /// One way of a request to the record's object.
+    pub record: (Duration, Duration),
+    pub notify: (Duration, Duration),
+    pub fence: (Duration, Duration),
+    pub open: (Duration, Duration),
+    pub close: (Duration, Duration),
+    pub prepare: (Duration, Duration),
+}
+
+const fn ms(low: u64, high: u64) -> (Duration, Duration) {
+    (Duration::from_millis(low), Duration::from_millis(high))
+}
+
+impl Latencies {
+    pub const USUAL: Self = Self {
+        message: ms(0, 2),
+        record: ms(1, 10),
+        notify: ms(1, 20),
+        fence: ms(50, 700),
+        open: ms(10, 200),
+        close: ms(2, 50),
+        prepare: ms(5, 50),
+    };
+    /// The record's object answers late.
+    pub const SLOW_RECORD: Self = Self { record: ms(20, 60), notify: ms(20, 200), ..Self::USUAL };
+}
+
+/// Faults that come at random.
+#[derive(Clone, Copy, Default)]
+pub struct RandomFaults {
+    /// One in so many answers of the pool to a change is lost; 0: none.
+    pub lost_answers: u64,
+    /// One in so many messages is lost; 0: none.
+    pub lost_messages: u64,
+    /// One in so many attempts to open a volume fails; 0: none.
+    pub failed_opens: u64,
+    /// One in so many fencing requests fails; 0: none.
+    pub failed_fences: u64,
+}
+
+enum WorldEvent {
+    Tick,
+    Deliver(GatewayMessage),
+    /// A read arrives at the pool, sent at this time.
+    ReadArrives(Instant),
+    FindArrives,
+    RecordComes(Rc<GroupRecord>, Instant),
+    /// A change whose record was read in this epoch arrives at the pool, for the so-manieth time.
+    ChangeArrives(Vec<GroupChange>, u64),
+    ChangeAnswered(ChangeOutcome, Rc<GroupRecord>, Instant),
+    FenceArrives(MemberId, StartId),
+    FenceAnswered(MemberId, StartId, bool),
+    OpenDone(VolumeName, u64),
+    CloseDone(VolumeName, u64),
+    Prepared(VolumeName, u64),
+    Refused,
+    Rejoin,
+}
+
+/// Daemon of a member.
+pub struct Daemon {
+    pub id: MemberId,
+    pub machine: Option<GatewayMachine>,
+    /// Incremented with each start; events of former ones are dropped.
+    life: u64,
+    start: StartId,
+    pub suspended_until: u64,
+    held: Vec<(u64, WorldEvent)>,
+    pub cut_from_pool: bool,
+    /// When the pool has lost its client, if that was not in order.
+    pool_lost: Option<u64>,
+    /// Members of different parts do not hear each other.
+    pub part: u8,
+    pub hosts: bool,
+    pub sent: u64,
+    pub stops: bool,
+}
+
+/// World of one group.
+pub struct World {
+    pub now: u64,
+    number: u64,
+    events: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    waiting: BTreeMap<u64, (u64, WorldEvent)>,
+    pub random: Random,
+    pub latencies: Latencies,
+    pub faults: RandomFaults,
+    pub record: Rc<GroupRecord>,
+    pub fenced: BTreeSet<StartId>,
+    /// Number of times that each start was fenced.
+    pub fencings: BTreeMap<StartId, u32>,
+    pub daemons: Vec<Daemon>,
+    /// Starts that have a volume open in fact, whether they live or not.
+    pub open: BTreeMap<VolumeName, BTreeMap<StartId, u64>>,
+    /// Since when volumes are not served; those that are missing are.
+    pub unserved: BTreeMap<VolumeName, u64>,
+    /// Longest time for which a volume was not served.
+    pub unserved_max: u64,
+    pub record_changes: u64,
+    pub conflicts: u64,
+    pub moves: u64,
+    starts: u64,
+}
+
+fn wall_clock() -> u64 {
+    1_800_000_000
+}
+
+impl World {
+    /// Creates a group whose members have joined, and whose volumes are owned in turn.
+    pub fn new(seed: u64, members: usize, volumes: usize, latencies: Latencies) -> Self {
+        let identity = GroupIdentity {
+            id: GatewayGroupId([7; 16]),
+            policy: GroupPolicy::default(),
+            settings: serde_json::Value::Null,
+        };
+        let mut world = Self {
+            now: 1_000_000_000,
+            number: 0,
+            events: BinaryHeap::new(),
+            waiting: BTreeMap::new(),
+            random: Random(seed),
+            latencies,
+            faults: RandomFaults::default(),
+            record: Rc::new(GroupRecord::created(identity)),
+            fenced: BTreeSet::new(),
+            fencings: BTreeMap::new(),
+            daemons: Vec::new(),
+            open: BTreeMap::new(),
+            unserved: BTreeMap::new(),
+            unserved_max: 0,
+            record_changes: 0,
+            conflicts: 0,
+            moves: 0,
+            starts: 0,
+        };
+        let mut record = (*world.record).clone();
+        for slot in 0..members {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&world.random.next().to_le_bytes());
+            id[8..].copy_from_slice(&(slot as u64).to_le_bytes());
+            let (id, start) = (MemberId(id), world.next_start());
+            let entry = GatewayMember { slot: slot as u16, ..entry_of(start) };
+            record.apply(&[GroupChange::Join { member: id, entry }]).expect("a new member");
+            world.daemons.push(Daemon {
+                id,
+                machine: None,
+                life: 0,
+                start,
+                suspended_until: 0,
+                held: Vec::new(),
+                cut_from_pool: false,
+                pool_lost: None,
+                part: 0,
+                hosts: false,
+                sent: 0,
+                stops: false,
+            });
+        }
+        let ids: Vec<MemberId> = world.daemons.iter().map(|daemon| daemon.id).collect();
+        let add = |number: usize| GroupChange::AddVolume {
+            volume: VolumeName::new(format!("rbd/v{number:05}")),
+            owner: ids[number % ids.len()],
+            settings: serde_json::Value::Null,
+        };
+        record.apply(&(0..volumes).map(add).collect::<Vec<_>>()).expect("new volumes");
+        world.record = Rc::new(record);
+        world.unserved = world.record.volumes().keys().map(|name| (name.clone(), world.now)).collect();
+        for at in 0..members {
+            world.begin(at);
+        }
+        world
+    }
+
+    fn next_start(&mut self) -> StartId {
+        self.starts += 1;
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&self.starts.to_le_bytes());
+        StartId(id)
+    }
+
+    fn time(&self) -> Instant {
+        Instant::from_nanos(self.now)
+    }
+
+    /// Begins a start of a daemon, which has read the record.
+    fn begin(&mut self, at: usize) {
+        let (id, start) = (self.daemons[at].id, self.daemons[at].start);
+        let machine = GatewayMachine::new(id, entry_of(start), self.record.clone(), self.time(), wall_clock);
+        self.daemons[at].machine = Some(machine);
+        // Not all at the same moment.
+        let delay = Duration::from_micros(self.random.below(125_000));
+        self.after(at, delay, WorldEvent::Tick);
+        let now = self.time();
+        self.after(at, Duration::ZERO, WorldEvent::ReadArrives(now));
+    }
+
+    fn after(&mut self, at: usize, delay: Duration, event: WorldEvent) {
+        self.number += 1;
+        let time = self.now + delay.as_nanos() as u64;
+        self.events.push(Reverse((time, self.number, at)));
+        self.waiting.insert(self.number, (self.daemons[at].life, event));
+    }
+
+    /// Runs until this time.
+    pub fn run_until(&mut self, until: u64) {
+        while let Some(Reverse((time, number, at))) = self.events.peek().copied() {
+            if time > until {
+                break;
+            }
+            self.events.pop();
+            self.now = self.now.max(time);
+            let Some((life, event)) = self.waiting.remove(&number) else { continue };
+            let daemon = &mut self.daemons[at];
+            // What is at the pool already takes effect there, whoever has sent it.
+            let at_pool = matches!(event, WorldEvent::ChangeArrives(..) | WorldEvent::FenceArrives(..));
+            if life != daemon.life && !at_pool {
+                continue;
+            }
+            if self.now < daemon.suspended_until && !at_pool {
+                daemon.held.push((life, event));
+                continue;
+            }
+            self.handle(at, life, event);
+        }
+        self.now = self.now.max(until);
+    }
+
+    /// Suspends a daemon's process: it does nothing until then.
+    pub fn suspend(&mut self, at: usize, duration: Duration) {
+        self.daemons[at].suspended_until = self.now + duration.as_nanos() as u64;
+        // What was held is delivered when it goes on.
+        self.number += 1;
+        self.events.push(Reverse((self.daemons[at].suspended_until, self.number, at)));
+        self.waiting.insert(self.number, (self.daemons[at].life, WorldEvent::Refused));
+    }
+
+    /// Kills a daemon.
+    pub fn kill(&mut self, at: usize) {
+        let daemon = &mut self.daemons[at];
+        (daemon.machine, daemon.hosts, daemon.stops) = (None, false, false);
+        daemon.life += 1;
+        daemon.pool_lost = Some(self.now);
+        daemon.held.clear();
+        daemon.suspended_until = 0;
+        self.count_unserved();
+    }
+
+    /// Starts a daemon again that is not running.
+    pub fn restart(&mut self, at: usize) {
+        if self.daemons[at].machine.is_none() {
+            self.daemons[at].start = self.next_start();
+            self.daemons[at].pool_lost = None;
+            self.begin(at);
+        }
+    }
+
+    /// Lets a daemon stop in order.
+    pub fn stop(&mut self, at: usize) {
+        if self.daemons[at].machine.as_ref().is_some_and(|machine| machine.standing() == MemberStanding::Serving) {
+            self.daemons[at].stops = true;
+            self.step(at, GatewayEvent::Stop);
+        }
+    }
+
+    /// Changes the record as an operator's command does.
+    pub fn command(&mut self, changes: &[GroupChange]) -> bool {
+        let mut record = (*self.record).clone();
+        let made = record.apply(changes).is_ok();
+        if made {
+            self.publish(record);
+        }
+        made
+    }
+
+    fn publish(&mut self, record: GroupRecord) {
+        for (name, volume) in record.volumes() {
+            if self.record.volume(name).is_some_and(|before| before.owner.term != volume.owner.term) {
+                self.moves += 1;
+            }
+        }
+        self.record = Rc::new(record);
+        self.record_changes += 1;
+        for at in 0..self.daemons.len() {
+            if self.daemons[at].machine.is_some() && !self.daemons[at].cut_from_pool {
+                let delay = self.random.between(self.latencies.notify);
+                // An announcement says nothing about when the pool was reached.
+                self.after(at, delay, WorldEvent::RecordComes(self.record.clone(), Instant::from_nanos(0)));
+            }
+        }
+    }
+
+    fn is_fenced(&self, at: usize) -> bool {
+        self.fenced.contains(&self.daemons[at].start)
+    }
+
+    fn handle(&mut self, at: usize, life: u64, event: WorldEvent) {
+        match event {
+            WorldEvent::Tick => {
+                let Some(machine) = &self.daemons[at].machine else { return };
+                let interval = machine.tick_interval();
+                self.after(at, interval, WorldEvent::Tick);
+                // A daemon reads the group's entry now and then.
+                if self.random.one_in(2) {
+                    self.read(at);
+                }
+                self.step(at, GatewayEvent::Tick);
+            }
+            WorldEvent::Deliver(message) => self.step(at, GatewayEvent::Message(message)),
+            WorldEvent::ReadArrives(asked) => {
+                if self.daemons[at].cut_from_pool {
+                    return;
+                }
+                let delay = self.random.between(self.latencies.record);
+                if self.is_fenced(at) {
+                    return self.after(at, delay, WorldEvent::Refused);
+                }
+                self.after(at, delay, WorldEvent::RecordComes(self.record.clone(), asked));
+            }
+            WorldEvent::FindArrives => {
+                if self.daemons[at].cut_from_pool || self.is_fenced(at) {
+                    return;
+                }
+                // A watch outlives its client by up to 30 s.
+                let (now, lost) = (self.now, 30_000_000_000);
+                let watches = self.daemons.iter().filter(|daemon| match daemon.pool_lost {
+                    None => daemon.machine.is_some(),
+                    Some(since) => now - since < lost,
+                });
+                let present = watches
+                    .filter(|daemon| !self.fenced.contains(&daemon.start))
+                    .map(|daemon| (daemon.id, daemon.start));
+                self.step(at, GatewayEvent::Present(present.collect()));
+            }
+            WorldEvent::RecordComes(record, asked) => self.step(at, GatewayEvent::Record(record, asked)),
+            WorldEvent::ChangeArrives(changes, epoch) => self.change_arrives(at, life, changes, epoch),
+            WorldEvent::ChangeAnswered(outcome, record, asked) => {
+                self.step(at, GatewayEvent::Record(record, asked));
+                self.step(at, GatewayEvent::Changed(outcome));
+            }
+            WorldEvent::FenceArrives(member, start) => {
+                let fails = self.daemons[at].cut_from_pool
+                    || self.is_fenced(at)
+                    || (self.faults.failed_fences > 0 && self.random.one_in(self.faults.failed_fences));
+                if !fails {
+                    self.fenced.insert(start);
+                    *self.fencings.entry(start).or_default() += 1;
+                    self.count_unserved();
+                }
+                let delay = self.random.between(self.latencies.record);
+                if life == self.daemons[at].life {
+                    self.after(at, delay, WorldEvent::FenceAnswered(member, start, !fails));
+                }
+            }
+            WorldEvent::FenceAnswered(member, start, done) => {
+                self.step(at, GatewayEvent::FenceEnded(member, start, done))
+            }
+            WorldEvent::OpenDone(name, term) => self.open_done(at, name, term),
+            WorldEvent::CloseDone(name, term) => {
+                let start = self.daemons[at].start;
+                if let Some(open) = self.open.get_mut(&name) {
+                    open.remove(&start);
+                }
+                self.count_unserved_of(&name);
+                self.step(at, GatewayEvent::Closed(name, term));
+            }
+            WorldEvent::Prepared(name, term) => self.step(at, GatewayEvent::Prepared(name, term)),
+            WorldEvent::Refused => {
+                let held = std::mem::take(&mut self.daemons[at].held);
+                for (life, event) in held {
+                    if life == self.daemons[at].life {
+                        self.handle(at, life, event);
+                    }
+                }
+                if self.is_fenced(at) && !self.daemons[at].cut_from_pool {
+                    self.step(at, GatewayEvent::ClientFenced);
+                }
+            }
+            WorldEvent::Rejoin => self.restart(at),
+        }
+    }
+
+    fn read(&mut self, at: usize) {
+        let (now, delay) = (self.time(), self.random.between(self.latencies.record));
+        self.after(at, delay, WorldEvent::ReadArrives(now));
+    }
+
+    fn change_arrives(&mut self, at: usize, life: u64, changes: Vec<GroupChange>, epoch: u64) {
+        let there_and_back = self.random.between(self.latencies.record);
+        if self.daemons[at].cut_from_pool {
+            if life == self.daemons[at].life {
+                let (record, zero) =
+                    (self.daemons[at].machine.as_ref().expect("alive").record().clone(), Instant::from_nanos(0));
+                self.after(
+                    at,
+                    Duration::from_millis(500),
+                    WorldEvent::ChangeAnswered(ChangeOutcome::Failed, record, zero),
+                );
+            }
+            return;
+        }
+        if self.is_fenced(at) {
+            if life == self.daemons[at].life {
+                self.after(at, there_and_back, WorldEvent::Refused);
+            }
+            return;
+        }
+        let mut outcome = ChangeOutcome::Made;
+        if epoch != self.record.epoch() {
+            // Compare-and-set fails: the daemon reads the record, and tries again if the change is still allowed.
+            self.conflicts += 1;
+            if life != self.daemons[at].life {
+                return;
+            }
+            let mut trial = (*self.record).clone();
+            match trial.apply(&changes) {
+                Ok(_) => {
+                    let both = there_and_back
+                        + self.random.between(self.latencies.record)
+                        + self.random.between(self.latencies.record);
+                    let epoch = self.record.epoch();
+                    return self.after(at, both, WorldEvent::ChangeArrives(changes, epoch));
+                }
+                Err(refusal) => outcome = ChangeOutcome::Refused(refusal),
+            }
+        } else {
+            let mut record = (*self.record).clone();
+            match record.apply(&changes) {
+                Ok(_) => self.publish(record),
+                Err(refusal) => outcome = ChangeOutcome::Refused(refusal),
+            }
+        }
+        if outcome == ChangeOutcome::Made
+            && self.faults.lost_answers > 0
+            && self.random.one_in(self.faults.lost_answers)
+        {
+            outcome = ChangeOutcome::Failed;
+        }
+        if life == self.daemons[at].life {
+            let now = self.time();
+            self.after(at, there_and_back, WorldEvent::ChangeAnswered(outcome, self.record.clone(), now));
+        }
+    }
+
+    fn open_done(&mut self, at: usize, name: VolumeName, term: u64) {
+        let start = self.daemons[at].start;
+        let failed = self.faults.failed_opens > 0 && self.random.one_in(self.faults.failed_opens);
+        if self.is_fenced(at) || self.daemons[at].cut_from_pool || failed {
+            return self.step(at, GatewayEvent::OpenFailed(name, term, OpenFailure::Later));
+        }
+        let fenced = &self.fenced;
+        let open = self.open.entry(name.clone()).or_default();
+        // What a fenced start has open, nothing comes of.
+        open.retain(|other, _| !fenced.contains(other));
+        let others: Vec<_> = open.keys().filter(|other| **other != start).collect();
+        assert!(others.is_empty(), "{name} is opened in term {term} by {start}, and {others:?} have it open");
+        open.insert(start, term);
+        self.count_unserved_of(&name);
+        self.step(at, GatewayEvent::Opened(name, term));
+    }
+
+    fn step(&mut self, at: usize, event: GatewayEvent) {
+        let now = self.time();
+        let Some(machine) = &mut self.daemons[at].machine else { return };
+        let actions = machine.step(now, event);
+        for action in actions {
+            self.act(at, action);
+        }
+    }
+
+    fn act(&mut self, at: usize, action: GatewayAction) {
+        let now = self.time();
+        match action {
+            GatewayAction::Send(to, body) => {
+                self.daemons[at].sent += 1;
+                let Some(machine) = &self.daemons[at].machine else { return };
+                let message = machine.message(now, body);
+                let Some(other) = self.daemons.iter().position(|daemon| daemon.id == to) else { return };
+                let lost = self.faults.lost_messages > 0 && self.random.one_in(self.faults.lost_messages);
+                if self.daemons[other].part == self.daemons[at].part && !lost {
+                    let delay = self.random.between(self.latencies.message);
+                    self.after(other, delay, WorldEvent::Deliver(message));
+                }
+            }
+            GatewayAction::Refresh => self.read(at),
+            GatewayAction::FindPresent => {
+                let delay = self.random.between(self.latencies.record);
+                self.after(at, delay, WorldEvent::FindArrives);
+            }
+            GatewayAction::Change(changes) => {
+                let delay = self.random.between(self.latencies.record);
+                let epoch = self.daemons[at].machine.as_ref().expect("alive").record().epoch();
+                self.after(at, delay, WorldEvent::ChangeArrives(changes, epoch));
+            }
+            GatewayAction::Fence { member, start, .. } => {
+                let delay = self.random.between(self.latencies.fence);
+                self.after(at, delay, WorldEvent::FenceArrives(member, start));
+            }
+            GatewayAction::Open(name, term) => {
+                let delay = self.random.between(self.latencies.open);
+                self.after(at, delay, WorldEvent::OpenDone(name, term));
+            }
+            GatewayAction::Prepare(name, term) => {
+                let delay = self.random.between(self.latencies.prepare);
+                self.after(at, delay, WorldEvent::Prepared(name, term));
+            }
+            GatewayAction::Unprepare(_) => {}
+            GatewayAction::Close(name, term, _) => {
+                let delay = self.random.between(self.latencies.close);
+                self.after(at, delay, WorldEvent::CloseDone(name, term));
+            }
+            GatewayAction::AdmitHosts(admitted) => self.daemons[at].hosts = admitted,
+            GatewayAction::End(reason) => {
+                let start = self.daemons[at].start;
+                if reason == EndReason::Stopped {
+                    let open: Vec<_> = self.open.iter().filter(|(_, open)| open.contains_key(&start)).collect();
+                    assert!(open.is_empty(), "a member has stopped with {} volumes open", open.len());
+                }
+                let stops = self.daemons[at].stops;
+                self.kill(at);
+                if reason == EndReason::Fenced && !stops {
+                    self.after(at, Duration::from_millis(100), WorldEvent::Rejoin);
+                }
+            }
+        }
+    }
+
+    fn is_served(&self, name: &VolumeName) -> bool {
+        self.open.get(name).is_some_and(|open| {
+            open.keys().any(|start| {
+                !self.fenced.contains(start)
+                    && self.daemons.iter().any(|daemon| daemon.start == *start && daemon.machine.is_some())
+            })
+        })
+    }
+
+    fn count_unserved_of(&mut self, name: &VolumeName) {
+        if !self.is_served(name) {
+            self.unserved.entry(name.clone()).or_insert(self.now);
+        } else if let Some(since) = self.unserved.remove(name) {
+            self.unserved_max = self.unserved_max.max(self.now - since);
+        }
+    }
+
+    fn count_unserved(&mut self) {
+        let names: Vec<VolumeName> = self.record.volumes().keys().cloned().collect();
+        let living: BTreeSet<StartId> =
+            self.daemons.iter().filter(|daemon| daemon.machine.is_some()).map(|daemon| daemon.start).collect();
+        for name in names {
+            let served = self
+                .open
+                .get(&name)
+                .is_some_and(|open| open.keys().any(|start| living.contains(start) && !self.fenced.contains(start)));
+            if !served {
+                self.unserved.entry(name).or_insert(self.now);
+            }
+        }
+    }
+
+    /// Returns members that serve in the record.
+    pub fn serving(&self) -> usize {
+        self.record.members().values().filter(|member| member.state.serves()).count()
+    }
+
+    /// Returns what is wrong where all must be well: every volume is served by its owner.
+    pub fn complaint(&self) -> Option<String> {
+        if let Some((name, since)) = self.unserved.first_key_value() {
+            let owner = self.record.volume(name).map(|volume| volume.owner);
+            return Some(format!(
+                "{} volumes are not served, {name} since {} ms: {owner:?}",
+                self.unserved.len(),
+                (self.now - since) / 1_000_000
+            ));
+        }
+        let of = |id: MemberId| self.daemons.iter().find(|daemon| daemon.id == id);
+        for (name, volume) in self.record.volumes() {
+            let daemon = of(volume.owner.member)?;
+            let term = daemon.machine.as_ref().and_then(|machine| machine.open_term(name));
+            if term.is_none() {
+                return Some(format!("{name} is not open at its owner"));
+            }
+            if volume.owner.next.is_some() {
+                return Some(format!("{name} is still being moved"));
+            }
+        }
+        let without = self.daemons.iter().find(|daemon| daemon.machine.is_some() && !daemon.hosts);
+        without.map(|daemon| format!("member {} admits no hosts", daemon.id))
+    }
+
+    /// Returns the state of a member in the record.
+    pub fn state(&self, at: usize) -> Option<GatewayState> {
+        self.record.member(self.daemons[at].id).map(|member| member.state)
+    }
+}
+
+fn entry_of(start: StartId) -> GatewayMember {
+    GatewayMember {
+        slot: 0,
+        host: "gateway".into(),
+        version: "0.1.0".into(),
+        state: GatewayState::Active,
+        start,
+        clients: vec![start.to_string()],
+        peer_addrs: Vec::new(),
+        weight: 100,
+        settings: serde_json::Value::Null,
+    }
+}
