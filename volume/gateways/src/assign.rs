@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::ids::{MemberId, VolumeName};
-use crate::record::{GatewayState, GroupChange, GroupRecord};
+use crate::record::{GatewayState, GatewayVolume, GroupChange, GroupRecord};
 
 /// Load of a member, as it measures it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -63,9 +63,9 @@ impl<'a> LoadPlan<'a> {
     /// Returns up to `max` changes that assign volumes of members that are out.
     pub fn assign_lost(&mut self, of: MemberId, max: usize) -> Vec<GroupChange> {
         let record = self.record;
-        let assigned = record
-            .owned_by(of)
-            .filter_map(|name| Some(GroupChange::Assign { volume: name.clone(), to: self.choose(Some(name))? }));
+        let staying = record.owned_by(of).filter(|name| !record.volumes()[*name].leaving);
+        let assigned =
+            staying.filter_map(|name| Some(GroupChange::Assign { volume: name.clone(), to: self.choose(Some(name))? }));
         assigned.take(max).collect()
     }
 
@@ -78,8 +78,8 @@ impl<'a> LoadPlan<'a> {
             let highest = self.loads.keys().copied().max_by_key(|id| (self.score(*id, 0), *id));
             let Some(from) = highest else { break };
             let free = |name: &&VolumeName| {
-                let owner = self.record.volumes()[*name].owner;
-                owner.next.is_none() && !moved.contains(*name)
+                let entry = &self.record.volumes()[*name];
+                entry.owner.next.is_none() && !entry.leaving && !moved.contains(*name)
             };
             let candidates: Vec<&VolumeName> = self.record.owned_by(from).filter(free).collect();
             let mut best: Option<(u64, &VolumeName, MemberId)> = None;
@@ -122,7 +122,8 @@ pub fn drain_moves(
         return Vec::new();
     }
     let mut plan = LoadPlan::new(record, said);
-    let staying = record.owned_by(member).filter(|name| record.volumes()[*name].owner.next.is_none());
+    let stays = |entry: &GatewayVolume| entry.owner.next.is_none() && !entry.leaving;
+    let staying = record.owned_by(member).filter(|name| stays(&record.volumes()[*name]));
     let moves = staying
         .filter_map(|name| Some(GroupChange::ProposeMove { volume: name.clone(), to: plan.choose(Some(name))? }));
     moves.take(max).collect()

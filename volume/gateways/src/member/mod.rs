@@ -423,10 +423,28 @@ impl GatewayMachine {
             MemberStanding::Stopping => self.stopping_changes(),
             MemberStanding::Ended(_) => Vec::new(),
         };
+        let changes = self.allowed(changes);
         if !changes.is_empty() {
             self.change_in_flight = true;
             self.actions.push(GatewayAction::Change(changes));
         }
+    }
+
+    /// Returns those of the changes that the record allows, one after the other: one that is refused must not keep the
+    /// others back.
+    fn allowed(&self, changes: Vec<GroupChange>) -> Vec<GroupChange> {
+        if changes.len() < 2 {
+            return changes;
+        }
+        let mut record = (*self.record).clone();
+        let allowed = changes.into_iter().filter(|change| match record.apply(std::slice::from_ref(change)) {
+            Ok(_) => true,
+            Err(refusal) => {
+                tracing::warn!(%refusal, ?change, "a change of a gateway group would be refused");
+                false
+            }
+        });
+        allowed.collect()
     }
 
     /// Returns whether this start may join: it hears most of those that would observe it, or the pool says that no other

@@ -244,6 +244,10 @@ impl GatewayMachine {
         let mut plan = LoadPlan::new(record, &self.said_loads());
         let mut all = Vec::new();
         for member in lost {
+            let leaving =
+                record.owned_by(member).filter(|name| record.volumes()[*name].leaving).take(ASSIGN_MAX - all.len());
+            let (by, start) = (self.own, self.start);
+            all.extend(leaving.map(|name| GroupChange::ForgetVolume { volume: name.clone(), by, start }));
             all.extend(plan.assign_lost(member, ASSIGN_MAX - all.len()));
         }
         all

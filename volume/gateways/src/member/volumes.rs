@@ -5,10 +5,10 @@
 //!      -------> Opening(term) ---------> Open(term) ------------------> Closing(term, move)
 //!                  |   ^                    |                                  | closed
 //!           failed |   | later              | record: another owner,           v
-//!                  v   |                    | or no volume                 Closed(term) -- record: another owner --> gone
-//!               Failed(until)               v                                  | move cancelled
-//!                                     Closing(term, removed) --> gone          v
-//!                                                                          Opening(term)
+//!                  v   |                    | or it is leaving              Closed(term) -- record: another owner --> gone
+//!               Failed(until)               v                                  | move cancelled; record: another term
+//!                                     Closing(term, gone) --> gone             v
+//!                                                                          Opening(next term)
 //! ```
 
 use std::collections::BTreeSet;
@@ -195,6 +195,9 @@ impl GatewayMachine {
     }
 
     fn reconcile_owned(&mut self, now: Instant, name: &VolumeName, owner: VolumeOwner, opening: &mut usize) {
+        if self.record.volume(name).is_some_and(|entry| entry.leaving) {
+            return self.reconcile_gone(name);
+        }
         let stopping = self.standing == MemberStanding::Stopping;
         let Some(volume) = self.volumes.get_mut(name) else {
             return self.open(name, owner.term, opening);
@@ -203,8 +206,8 @@ impl GatewayMachine {
             // Prepared in the term of the former owner; what was prepared is used by the opening.
             Phase::Preparing | Phase::Prepared => self.open(name, owner.term, opening),
             Phase::Failed(at) if now >= at => self.open(name, owner.term, opening),
+            // Handed over and given back, or opened again (`volume_changes`).
             Phase::Closed if !stopping && owner.term != volume.term => self.open(name, owner.term, opening),
-            Phase::Closed if !stopping && owner.next.is_none() => self.open(name, owner.term, opening),
             Phase::Open if stopping => self.close(name, CloseReason::Stop),
             Phase::Open => {
                 let since = volume.moving_since.filter(|(next, _)| owner.next == Some(*next));
@@ -233,7 +236,9 @@ impl GatewayMachine {
     /// The volume is not owned here, nor coming.
     fn reconcile_gone(&mut self, name: &VolumeName) {
         match self.volumes.get(name).map(|volume| volume.phase) {
-            Some(Phase::Open | Phase::Opening) => self.close(name, CloseReason::Gone),
+            Some(Phase::Open) => self.close(name, CloseReason::Gone),
+            // Closed once that has ended.
+            Some(Phase::Opening) => {}
             Some(Phase::Preparing | Phase::Prepared) => {
                 self.volumes.remove(name);
                 self.actions.push(GatewayAction::Unprepare(name.clone()));
@@ -254,6 +259,10 @@ impl GatewayMachine {
         let record = &self.record;
         let mut plan = None;
         let mut changes = Vec::new();
+        let (by, start) = (self.own, self.start);
+        let closed = record.owned_by(self.own).filter(|name| !self.volumes.contains_key(*name));
+        let left = closed.filter(|name| record.volumes()[*name].leaving);
+        changes.extend(left.map(|name| GroupChange::ForgetVolume { volume: name.clone(), by, start }));
         for (name, volume) in &self.volumes {
             let Some(entry) = record.volume(name).filter(|entry| entry.owner.member == self.own) else { continue };
             let (from, start, term) = (self.own, self.start, entry.owner.term);
@@ -266,6 +275,9 @@ impl GatewayMachine {
                     } else {
                         GroupChange::CancelMove { volume: name.clone() }
                     });
+                }
+                (Phase::Closed, None) if term == volume.term => {
+                    changes.push(GroupChange::Reopen { volume: name.clone(), by, start, term });
                 }
                 (Phase::Failed(_), _) => {
                     let Some(copies) = &volume.copies else { continue };

@@ -84,10 +84,31 @@ pub enum GroupChange {
         /// Exports.
         settings: serde_json::Value,
     },
-    /// A volume leaves the group.  Its owner closes it.
+    /// A volume is to leave the group.  Its owner closes it.
     RemoveVolume {
         /// Volume.
         volume: VolumeName,
+    },
+    /// A volume that was to leave is closed, and leaves.
+    ForgetVolume {
+        /// Volume.
+        volume: VolumeName,
+        /// Owner, unless that is *out*.
+        by: MemberId,
+        /// Start of that member.
+        start: StartId,
+    },
+    /// The owner opens a volume again that it had closed to hand it over.  The term is another one, so that the handover
+    /// cannot be made any more, wherever it is on its way.
+    Reopen {
+        /// Volume.
+        volume: VolumeName,
+        /// Owner.
+        by: MemberId,
+        /// Start of the owner.
+        start: StartId,
+        /// Term of the owner.
+        term: u64,
     },
     /// A volume whose owner is *out* gets another one.
     Assign {
@@ -173,6 +194,9 @@ pub enum ChangeRefusal {
     /// The member has no complete copy of the volume's log.
     #[error("the member has no complete copy of the volume's write log")]
     NoCopy,
+    /// The volume is not to leave.
+    #[error("the volume is not being removed")]
+    NotLeaving,
     /// The move leads nowhere else.
     #[error("the volume is, or is being moved, there already")]
     SameOwner,
@@ -204,6 +228,9 @@ impl GroupRecord {
 
     /// Returns whether a member may become the owner of a volume (G6).
     fn may_own(&self, volume: &GatewayVolume, to: MemberId) -> Result<(), ChangeRefusal> {
+        if volume.leaving {
+            return Err(ChangeRefusal::NoVolume);
+        }
         if self.must_member(to)?.state != GatewayState::Active {
             return Err(ChangeRefusal::NotActive);
         }
@@ -373,7 +400,7 @@ impl Undo<'_> {
                     return Err(Refused::Full);
                 }
                 let owner = VolumeOwner { member: *owner, term: new_term, next: None };
-                let entry = GatewayVolume { owner, copies: None, settings: settings.clone() };
+                let entry = GatewayVolume { owner, copies: None, leaving: false, settings: settings.clone() };
                 record.may_own(&entry, owner.member)?;
                 self.set_volume(volume, Some(entry));
             }
@@ -382,8 +409,27 @@ impl Undo<'_> {
                 self.set_volume(volume, Some(entry));
             }
             GroupChange::RemoveVolume { volume } => {
-                record.must_volume(volume)?;
+                let entry = record.must_volume(volume)?.clone();
+                let owner = VolumeOwner { next: None, ..entry.owner };
+                self.set_volume(volume, Some(GatewayVolume { leaving: true, owner, ..entry }));
+            }
+            GroupChange::ForgetVolume { volume, by, start } => {
+                let entry = record.must_volume(volume)?;
+                if !entry.leaving {
+                    return Err(Refused::NotLeaving);
+                }
+                let owner_is_out = matches!(record.must_member(entry.owner.member)?.state, GatewayState::Out(_));
+                if !record.serves(*by, *start) || (entry.owner.member != *by && !owner_is_out) {
+                    return Err(Refused::NotOwner);
+                }
                 self.set_volume(volume, None);
+            }
+            GroupChange::Reopen { volume, by, start, term } => {
+                let owner = record.must_volume(volume)?.owner;
+                if (owner.member, owner.term) != (*by, *term) || !record.serves(*by, *start) {
+                    return Err(Refused::NotOwner);
+                }
+                self.set_owner(volume, VolumeOwner { term: new_term, ..owner });
             }
             GroupChange::Assign { volume, to } => {
                 let entry = record.must_volume(volume)?;

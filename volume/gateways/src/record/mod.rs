@@ -127,6 +127,9 @@ pub struct GatewayVolume {
     /// Members with a complete copy of its write log, as its owner last said; `None` if it has no log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<BTreeSet<MemberId>>,
+    /// Set once the volume is to leave the group: its owner closes it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
     /// Exports of the volume, which this crate does not interpret.
     #[serde(default)]
     pub settings: serde_json::Value,

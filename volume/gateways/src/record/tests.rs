@@ -120,6 +120,17 @@ fn a_volume_is_handed_over_by_its_owner_in_its_term() {
 }
 
 #[test]
+fn a_volume_that_is_opened_again_is_not_handed_over_any_more() {
+    let (mut record, name) = with_volume(1);
+    let term = record.volume(&name).unwrap().owner.term;
+    let reopen = GroupChange::Reopen { volume: name.clone(), by: id(1), start: start(1), term };
+    record.apply(std::slice::from_ref(&reopen)).unwrap();
+    let late = GroupChange::HandOver { volume: name.clone(), from: id(1), start: start(1), term, to: id(2) };
+    assert_eq!(record.apply(&[late]), Err(ChangeRefusal::NotOwner));
+    assert_eq!(record.apply(&[reopen]), Err(ChangeRefusal::NotOwner), "again");
+}
+
+#[test]
 fn a_log_goes_where_its_copies_are() {
     let (mut record, name) = with_volume(1);
     let copies = Some(BTreeSet::from([id(1), id(2)]));
@@ -148,7 +159,10 @@ fn members_that_own_volumes_stay() {
     let (mut record, name) = with_volume(1);
     let leave = GroupChange::Leave { member: id(1), now: 0 };
     assert_eq!(record.apply(std::slice::from_ref(&leave)), Err(ChangeRefusal::OwnsVolumes));
-    record.apply(&[GroupChange::RemoveVolume { volume: name }, leave]).unwrap();
+    record.apply(&[GroupChange::RemoveVolume { volume: name.clone() }]).unwrap();
+    let forget = |by: u8| GroupChange::ForgetVolume { volume: name.clone(), by: id(by), start: start(by) };
+    assert_eq!(record.apply(&[forget(2)]), Err(ChangeRefusal::NotOwner), "its owner may have it open");
+    record.apply(&[forget(1), leave]).unwrap();
     assert_eq!(record.member(id(1)), None);
 }
 
@@ -206,10 +220,15 @@ fn drawn((kind, member, other, volume): (u8, u8, u8, u8), record: &GroupRecord) 
         3 => GroupChange::BeginFencing { member, start: start_now, by: other },
         4 => GroupChange::Fenced { member, start: start_now, by: other },
         5 => GroupChange::AddVolume { volume: name, owner: member, settings: Value::Null },
-        6 => GroupChange::RemoveVolume { volume: name },
+        6 if other.0[0] % 2 == 0 => GroupChange::RemoveVolume { volume: name },
+        6 => GroupChange::ForgetVolume { volume: name, by: member, start: start_now },
         7 => GroupChange::Assign { volume: name, to: member },
         8 => GroupChange::ProposeMove { volume: name, to: member },
-        9 => GroupChange::CancelMove { volume: name },
+        9 if other.0[0] % 2 == 0 => GroupChange::CancelMove { volume: name },
+        9 => {
+            let term = record.volume(&name).map_or(0, |entry| entry.owner.term);
+            GroupChange::Reopen { volume: name, by: member, start: start_now, term }
+        }
         10 => {
             let term = record.volume(&name).map_or(0, |entry| entry.owner.term);
             GroupChange::HandOver { volume: name, from: member, start: start_now, term, to: other }
@@ -244,7 +263,7 @@ proptest! {
                         let Some(after) = record.volume(name).filter(|after| after.owner.member != owner) else { continue };
                         let out = |record: &GroupRecord| matches!(record.member(owner).map(|m| m.state), Some(GatewayState::Out(_)) | None);
                         let given = changes.iter().any(|change| matches!(change, GroupChange::HandOver { volume, from, .. } if volume == name && *from == owner));
-                        let replaced = changes.iter().any(|change| matches!(change, GroupChange::RemoveVolume { volume } if volume == name));
+                        let replaced = changes.iter().any(|change| matches!(change, GroupChange::ForgetVolume { volume, by, .. } if volume == name && *by == owner));
                         prop_assert!(out(&before) || out(&record) || given || replaced, "{:?} to {:?}", volume, after);
                     }
                 }

@@ -3,7 +3,7 @@ use std::rc::Rc;
 use forebay_block::{ErrorKind, ObjectName, ObjectOp, Transaction};
 use forebay_gateways::record::GROUP_KEY;
 use forebay_gateways::store::{GroupStore, OBJECT_PREFIX};
-use forebay_gateways::{ChangeRefusal, GroupChange, VolumeName};
+use forebay_gateways::{ChangeRefusal, GroupChange, StartId, VolumeName};
 use forebay_ram::RamBackend;
 use forebay_ram::cluster::RamCluster;
 use forebay_reactor::sync::join_all;
@@ -77,8 +77,10 @@ fn a_large_record_is_read_in_pages_while_it_changes() {
         let changing = one.clone();
         let changes = forebay_reactor::spawn(async move {
             for number in 0..5 {
-                let gone = GroupChange::RemoveVolume { volume: volume(number) };
-                changing.change(&[gone, add(10_000 - number, 1)]).await.unwrap().unwrap();
+                let (by, start) = (member(1), StartId([1; 16]));
+                let leaves = GroupChange::RemoveVolume { volume: volume(number) };
+                let gone = GroupChange::ForgetVolume { volume: volume(number), by, start };
+                changing.change(&[leaves, gone, add(10_000 - number, 1)]).await.unwrap().unwrap();
             }
         });
         // Never parts of two epochs: each has as many volumes.
@@ -130,7 +132,9 @@ fn an_entry_that_was_written_with_other_fields_is_changed_all_the_same() {
         store.change(&[add(1, 1)]).await.unwrap().unwrap();
         assert_eq!(store.remove().await.unwrap_err().kind(), ErrorKind::Busy);
         let leave = GroupChange::Leave { member: member(1), now: 0 };
-        store.change(&[GroupChange::RemoveVolume { volume: volume(1) }, leave]).await.unwrap().unwrap();
+        let leaves = GroupChange::RemoveVolume { volume: volume(1) };
+        let gone = GroupChange::ForgetVolume { volume: volume(1), by: member(1), start: StartId([1; 16]) };
+        store.change(&[leaves, gone, leave]).await.unwrap().unwrap();
         store.remove().await.unwrap();
         assert_eq!(store.remove().await.unwrap_err().kind(), ErrorKind::NotFound);
     });

@@ -77,7 +77,7 @@ fn a_hundred_members_lose_some_singly_and_by_the_rack() {
 fn seeds() -> std::ops::Range<u64> {
     let number = |name, or| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(or);
     let first = number("FOREBAY_SEED", 0);
-    first..first + number("FOREBAY_SEEDS", 300)
+    first..first + number("FOREBAY_SEEDS", 2000)
 }
 
 /// Everything happens to a small group, and then nothing any more: all is served again.
@@ -91,7 +91,7 @@ fn chaos(seed: u64) {
         let other = world.random.below(members as u64) as usize;
         let (id, to) = (world.daemons[at].id, world.daemons[other].id);
         let volume = VolumeName::new(format!("rbd/v{:05}", world.random.below(20)));
-        match world.random.below(12) {
+        match world.random.below(14) {
             0 => world.kill(at),
             1 => world.stop(at),
             2 => {
@@ -101,10 +101,24 @@ fn chaos(seed: u64) {
             3 => world.daemons[at].cut_from_pool = true,
             4 => world.daemons[at].part = (1 + world.random.below(2)) as u8,
             5 => world.daemons.iter_mut().for_each(|daemon| (daemon.cut_from_pool, daemon.part) = (false, 0)),
-            6 => drop(world.command(&[GroupChange::Drain { member: id, drain: true }])),
-            7 => drop(world.command(&[GroupChange::Drain { member: id, drain: false }])),
-            8 => drop(world.command(&[GroupChange::CancelMove { volume }])),
-            9 | 10 => drop(world.command(&[GroupChange::ProposeMove { volume, to }])),
+            6 => {
+                world.command(&[GroupChange::Drain { member: id, drain: true }]);
+            }
+            7 => {
+                world.command(&[GroupChange::Drain { member: id, drain: false }]);
+            }
+            8 => {
+                world.command(&[GroupChange::CancelMove { volume }]);
+            }
+            11 => {
+                world.command(&[GroupChange::RemoveVolume { volume }]);
+            }
+            12 => {
+                world.command(&[GroupChange::AddVolume { volume, owner: to, settings: serde_json::Value::Null }]);
+            }
+            9 | 10 => {
+                world.command(&[GroupChange::ProposeMove { volume, to }]);
+            }
             _ => (0..members).for_each(|at| world.restart(at)),
         }
         let time = world.random.below(3 * SECOND / 2);
@@ -126,7 +140,7 @@ fn chaos(seed: u64) {
         if complaint.is_none() && world.serving() == members {
             return;
         }
-        assert!(world.now < limit, "{complaint:?}, {} of {members} serve", world.serving());
+        assert!(world.now < limit, "{complaint:?}, {} of {members} serve: {}", world.serving(), world.describe());
     }
 }
 

@@ -322,6 +322,11 @@ impl World {
                 self.moves += 1;
             }
         }
+        // Volumes that have left are not counted; new ones are.
+        self.unserved.retain(|name, _| record.volume(name).is_some());
+        let now = self.now;
+        let new = record.volumes().keys().filter(|name| self.record.volume(name).is_none());
+        self.unserved.extend(new.map(|name| (name.clone(), now)));
         self.record = Rc::new(record);
         self.record_changes += 1;
         for at in 0..self.daemons.len() {
@@ -578,7 +583,9 @@ impl World {
     }
 
     fn count_unserved_of(&mut self, name: &VolumeName) {
-        if !self.is_served(name) {
+        if self.record.volume(name).is_none() {
+            self.unserved.remove(name);
+        } else if !self.is_served(name) {
             self.unserved.entry(name.clone()).or_insert(self.now);
         } else if let Some(since) = self.unserved.remove(name) {
             self.unserved_max = self.unserved_max.max(self.now - since);
@@ -619,6 +626,9 @@ impl World {
         for (name, volume) in self.record.volumes() {
             let daemon = of(volume.owner.member)?;
             let term = daemon.machine.as_ref().and_then(|machine| machine.open_term(name));
+            if volume.leaving {
+                return Some(format!("{name} has not left yet"));
+            }
             if term.is_none() {
                 return Some(format!("{name} is not open at its owner"));
             }
@@ -628,6 +638,18 @@ impl World {
         }
         let without = self.daemons.iter().find(|daemon| daemon.machine.is_some() && !daemon.hosts);
         without.map(|daemon| format!("member {} admits no hosts", daemon.id))
+    }
+
+    /// Describes all members, for messages.
+    pub fn describe(&self) -> String {
+        let describe = |daemon: &Daemon| {
+            let standing = daemon.machine.as_ref().map(|machine| (machine.standing(), machine.record().epoch()));
+            let entry = self.record.member(daemon.id).map(|entry| (entry.state, entry.start));
+            let fenced = self.fenced.contains(&daemon.start);
+            format!("{} start {} fenced {fenced} {standing:?} {entry:?}", daemon.id, daemon.start)
+        };
+        let members: Vec<String> = self.daemons.iter().map(describe).collect();
+        format!("epoch {}; {}", self.record.epoch(), members.join("; "))
     }
 
     /// Returns the state of a member in the record.
