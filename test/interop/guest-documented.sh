@@ -170,7 +170,8 @@ holds() {
   esac
 }
 
-modprobe -a ext4 nvme-tcp iscsi_tcp sd_mod
+# Loaded early: a device that udev looks at while the first image is mapped is not the one that the text names.
+modprobe -a ext4 nbd nvme-tcp iscsi_tcp sd_mod
 mkfs.ext4 -q -F /dev/vda; mkdir -p /run/files; mount /dev/vda /run/files; mkdir -p /run/files/{data,srv} $DATA /srv
 mount --bind /run/files/data $DATA; mount --bind /run/files/srv /srv
 # shellcheck disable=SC2046
