@@ -1,0 +1,103 @@
+//! Forwarder's side of a daemon: all volumes that it forwards.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+
+use forebay_block::{LocalFuture, Result};
+use forebay_messenger::{Connection, Message};
+
+use crate::device::{ForwardedVolume, VolumeForwarder};
+use crate::session::ForwarderLimits;
+use crate::wire::{self, ForwardEvent, KIND_EVENT, StartId};
+
+/// Owner of a volume, as far as a forwarder knows.
+#[derive(Debug, Clone)]
+pub struct VolumeOwner {
+    /// Connection to it.
+    pub connection: Connection,
+    /// Term in which it owns the volume, if known: sessions of lower terms are not used any more.
+    pub term: Option<u64>,
+}
+
+/// Source of the owner of a volume.
+pub trait OwnerLocator {
+    /// Returns the current owner; `None` while there is none that is known.
+    ///
+    /// A daemon is returned only after the former owner has drained the volume or was fenced.
+    fn owner(&self) -> Option<VolumeOwner>;
+
+    /// Completes when [`owner`](Self::owner) may have changed since this was called.
+    fn changed(&self) -> LocalFuture<()>;
+
+    /// Handles the name of the next owner, as the former one knows it.
+    fn hint(&self, _owner: &str) {}
+}
+
+/// All volumes that a daemon forwards, in one life of it.
+pub struct ForwardClient {
+    start: StartId,
+    limits: ForwarderLimits,
+    next_session: Cell<u64>,
+    volumes: RefCell<Vec<Weak<VolumeForwarder>>>,
+}
+
+impl ForwardClient {
+    /// Creates the forwarder of a life of a daemon, with bounds for each volume.
+    pub fn new(start: StartId, limits: ForwarderLimits) -> Rc<Self> {
+        Rc::new(Self { start, limits, next_session: Cell::new(1), volumes: RefCell::default() })
+    }
+
+    /// Opens a volume at its owner.
+    ///
+    /// # Errors
+    /// `TimedOut` when no owner has opened it in time, `Fenced` when the group has declared this start dead.
+    pub async fn open(self: &Rc<Self>, volume: &str, locator: Rc<dyn OwnerLocator>) -> Result<ForwardedVolume> {
+        let forwarder = VolumeForwarder::begin(self.clone(), volume, locator, self.limits);
+        {
+            let mut volumes = self.volumes.borrow_mut();
+            volumes.retain(|volume| volume.strong_count() > 0);
+            volumes.push(Rc::downgrade(&forwarder));
+        }
+        // Dropped on an error, it ends.
+        let volume = ForwardedVolume::new(forwarder);
+        volume.opened().await?;
+        Ok(volume)
+    }
+
+    /// Handles a message that is an event of an owner; returns false if it is something else.
+    pub fn handle(&self, connection: &Connection, message: &Message) -> bool {
+        if message.kind != KIND_EVENT {
+            return false;
+        }
+        match wire::front(message).and_then(|front| ForwardEvent::decode(&front)) {
+            Ok(event) => self.of_connection(connection).into_iter().for_each(|volume| volume.event(&event)),
+            Err(error) => {
+                let peer = connection.address();
+                tracing::warn!(%peer, %error, "forwarded volumes: protocol violation; sessions with the owner end");
+                self.reset(connection);
+            }
+        }
+        true
+    }
+
+    /// Opens the sessions over a connection again: the connection has ended, or the peer has dropped the messenger's session.
+    pub fn reset(&self, connection: &Connection) {
+        self.of_connection(connection).into_iter().for_each(|volume| volume.connection_lost());
+    }
+
+    /// Returns the id of this life of the daemon.
+    pub fn start(&self) -> &StartId {
+        &self.start
+    }
+
+    pub(crate) fn next_session(&self) -> u64 {
+        let session = self.next_session.get();
+        self.next_session.set(session + 1);
+        session
+    }
+
+    fn of_connection(&self, connection: &Connection) -> Vec<Rc<VolumeForwarder>> {
+        let volumes: Vec<_> = self.volumes.borrow().iter().filter_map(Weak::upgrade).collect();
+        volumes.into_iter().filter(|volume| volume.is_over(connection)).collect()
+    }
+}

@@ -1,0 +1,522 @@
+//! Forwarder's side of one volume: a block device whose requests its owner executes.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+use forebay_block::{
+    Advice, BlockDevice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry,
+    InFlightGuard, InFlightTracker, LocalFuture, Result, SizeWatch,
+};
+use forebay_messenger::{Connection, Message, SendError};
+use forebay_reactor::sync::{Notify, join_all, oneshot};
+use forebay_reactor::{now, sleep_until, spawn};
+
+use crate::client::{ForwardClient, OwnerLocator};
+use crate::session::{AttemptEnd, ForwarderLimits, ForwarderState, OpenFailure, Resolution};
+use crate::wire::{
+    self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, KIND_REQUEST, TRANSFER_MAX, VolumeRequest,
+};
+
+/// Parts of a long read or write begin at multiples of this, so that no block is written in two parts.
+const PART_ALIGN: u64 = 4096;
+
+/// Request of a host, until it is over.
+struct HostRequest {
+    request: VolumeRequest,
+    answer: oneshot::Sender<Result<ForwardAnswer>>,
+    /// In flight for those who drain the volume.
+    _in_flight: InFlightGuard,
+}
+
+/// Forwarder of a volume: its state, and the task that keeps a session open.
+pub(crate) struct VolumeForwarder {
+    client: Rc<ForwardClient>,
+    volume: String,
+    locator: Rc<dyn OwnerLocator>,
+    limits: ForwarderLimits,
+    state: RefCell<ForwarderState<HostRequest>>,
+    /// Connections to owners are numbered, so that the state machine can tell one from the next.
+    owner: RefCell<Option<(u64, Connection)>>,
+    /// Connection of the session that is open or being opened.
+    connection: RefCell<Option<Connection>>,
+    geometry: Cell<Option<Geometry>>,
+    /// Newest event about the size, with its session: it may be seen before the session is.
+    size_event: Cell<Option<(u64, Geometry)>>,
+    watch: Rc<SizeWatch>,
+    in_flight: InFlightTracker,
+    /// Reason why there is no session.
+    trouble: RefCell<String>,
+    closing: Cell<bool>,
+    over: Cell<bool>,
+    /// Signaled when the task has something to do, or has done it.
+    changed: Notify,
+}
+
+impl VolumeForwarder {
+    pub(crate) fn begin(
+        client: Rc<ForwardClient>,
+        volume: &str,
+        locator: Rc<dyn OwnerLocator>,
+        limits: ForwarderLimits,
+    ) -> Rc<Self> {
+        let forwarder = Rc::new(Self {
+            client,
+            volume: volume.to_owned(),
+            locator,
+            limits,
+            state: RefCell::new(ForwarderState::new(limits, now())),
+            owner: RefCell::default(),
+            connection: RefCell::default(),
+            geometry: Cell::default(),
+            size_event: Cell::default(),
+            watch: Rc::default(),
+            in_flight: InFlightTracker::default(),
+            trouble: RefCell::new("no owner is known".into()),
+            closing: Cell::new(false),
+            over: Cell::new(false),
+            changed: Notify::new(),
+        });
+        drop(spawn(forwarder.clone().run()));
+        forwarder
+    }
+
+    /// Keeps a session open until the volume is closed and nothing is in flight.
+    async fn run(self: Rc<Self>) {
+        loop {
+            // Both count from here on, so that no change is missed.
+            let moved = self.locator.changed();
+            let notified = self.changed.wait();
+            if self.step() {
+                break;
+            }
+            let deadline = self.state.borrow().deadline();
+            first_of(moved, notified, deadline).await;
+        }
+        self.over.set(true);
+        self.changed.notify_all();
+    }
+
+    /// Does what is due; returns whether the volume is closed.
+    fn step(self: &Rc<Self>) -> bool {
+        let time = now();
+        self.follow_owner();
+        let expired = self.state.borrow_mut().expired(time);
+        self.resolve(expired);
+        if self.state.borrow().is_dead() {
+            let all = self.state.borrow_mut().take_all();
+            all.into_iter().for_each(|request| request.answer.send(Err(self.dead())));
+        }
+        if self.closing.get() && self.state.borrow().is_idle() {
+            self.close_session();
+            return true;
+        }
+        let asks = self.state.borrow().owner_to_ask(time);
+        let owner = self.owner.borrow().clone();
+        if let (Some(asked), Some((number, connection))) = (asks, owner) {
+            debug_assert_eq!(asked, number);
+            let session = self.client.next_session();
+            self.state.borrow_mut().begin_open(session);
+            *self.connection.borrow_mut() = Some(connection.clone());
+            drop(spawn(self.clone().ask_for_session(connection, session)));
+        }
+        self.send_waiting();
+        false
+    }
+
+    fn follow_owner(&self) {
+        let found = self.locator.owner();
+        let mut owner = self.owner.borrow_mut();
+        let Some(found) = found else {
+            // A session that is open goes on: the group may not know its state at the moment.
+            return self.state.borrow_mut().set_owner(None, None, now());
+        };
+        let number = match &*owner {
+            Some((number, connection)) if *connection == found.connection => *number,
+            before => before.as_ref().map_or(0, |(number, _)| number + 1),
+        };
+        *owner = Some((number, found.connection));
+        self.state.borrow_mut().set_owner(Some(number), found.term, now());
+    }
+
+    async fn ask_for_session(self: Rc<Self>, connection: Connection, session: u64) {
+        let (volume, start) = (self.volume.clone(), *self.client.start());
+        let open = ForwardRequest::Open { volume, start, session };
+        let answer = connection.request(wire::message(KIND_REQUEST, open.encode())).await;
+        let mut failure = OpenFailure::Retry;
+        let why = match answer.map_err(|error| error.to_string()).and_then(decoded) {
+            Ok(ForwardAnswer::Opened { term, geometry }) => {
+                self.session_opened(session, term, geometry);
+                return self.changed.notify_all();
+            }
+            Ok(ForwardAnswer::Refused(refusal)) => {
+                match &refusal {
+                    ForwardRefusal::StartEnded => failure = OpenFailure::Final,
+                    ForwardRefusal::NotOwner { hint } if !hint.is_empty() => self.locator.hint(hint),
+                    _ => {}
+                }
+                refusal.to_string()
+            }
+            Ok(_) => "unexpected answer to a request to open a session".into(),
+            Err(why) => why,
+        };
+        tracing::debug!(volume = self.volume, peer = %connection.address(), why, "no session with the owner of a volume");
+        *self.trouble.borrow_mut() = why;
+        self.state.borrow_mut().open_failed(session, failure, now());
+        self.changed.notify_all();
+    }
+
+    fn session_opened(&self, session: u64, term: u64, geometry: Geometry) {
+        let opened = self.state.borrow_mut().opened(session, term, now());
+        let Some(over) = opened else { return };
+        self.resolve(over);
+        // An event of this session is newer than the answer.
+        let newer = self.size_event.get().filter(|(of, _)| *of == session);
+        self.set_geometry(newer.map_or(geometry, |(_, geometry)| geometry));
+    }
+
+    fn set_geometry(&self, geometry: Geometry) {
+        let geometry = Geometry { transfer_max: geometry.transfer_max.min(TRANSFER_MAX), ..geometry };
+        let before = self.geometry.replace(Some(geometry));
+        if before.is_some_and(|before| before.size != geometry.size) {
+            self.watch.announce();
+        }
+    }
+
+    /// Sends what waits, as far as the bounds allow.
+    fn send_waiting(self: &Rc<Self>) {
+        let Some(connection) = self.connection.borrow().clone() else { return };
+        let mut state = self.state.borrow_mut();
+        while let Some(next) = state.next_to_send() {
+            let message = wire::message(KIND_REQUEST, next.request.request.encode(next.session));
+            drop(spawn(self.clone().attempt(connection.clone(), next.session, next.id, message)));
+        }
+    }
+
+    /// Sends a request in a session, and handles its answer.
+    async fn attempt(self: Rc<Self>, connection: Connection, session: u64, id: u64, message: Message) {
+        let (end, result) = match connection.request(message).await {
+            Err(SendError::Ended(reason)) => {
+                *self.trouble.borrow_mut() = format!("connection to the owner lost: {reason}");
+                self.state.borrow_mut().lost(session, now());
+                return self.changed.notify_all();
+            }
+            Err(error) => (AttemptEnd::Answered, Err(self.failed(error))),
+            Ok(reply) => match decoded(reply) {
+                Ok(ForwardAnswer::Refused(refusal)) => {
+                    *self.trouble.borrow_mut() = refusal.to_string();
+                    (AttemptEnd::NotExecuted, Err(self.failed(refusal)))
+                }
+                Ok(ForwardAnswer::Failed(error))
+                    if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::ShuttingDown) =>
+                {
+                    *self.trouble.borrow_mut() = format!("the owner has stopped: {error}");
+                    (AttemptEnd::OwnerStopped, Err(error))
+                }
+                Ok(ForwardAnswer::Failed(error)) => (AttemptEnd::Answered, Err(error)),
+                Ok(answer) => (AttemptEnd::Answered, Ok(answer)),
+                Err(why) => (AttemptEnd::Answered, Err(self.failed(why))),
+            },
+        };
+        let over = self.state.borrow_mut().answered(session, id, end, now());
+        match (over, end) {
+            (Some(request), AttemptEnd::Answered) => request.answer.send(result),
+            (Some(request), _) => self.resolve(vec![Resolution::OutcomeUnknown(request)]),
+            (None, _) => {}
+        }
+        match end {
+            AttemptEnd::Answered if !self.closing.get() && self.state.borrow().is_open() => self.send_waiting(),
+            _ => self.changed.notify_all(),
+        }
+    }
+
+    fn resolve(&self, over: Vec<Resolution<HostRequest>>) {
+        for one in over {
+            match one {
+                Resolution::TimedOut(request) => {
+                    let (volume, patience, why) = (&self.volume, self.limits.patience, self.trouble.borrow());
+                    let text = format!("volume {volume}: waiting {patience:?} for its owner to execute a request: {why}");
+                    request.answer.send(Err(Error::new(ErrorKind::TimedOut, text)));
+                }
+                Resolution::OutcomeUnknown(request) => {
+                    let text = "the session with the owner ended before the answer; a compare-and-write may have been executed";
+                    request.answer.send(Err(self.failed(text)));
+                }
+            }
+        }
+    }
+
+    fn failed(&self, why: impl std::fmt::Display) -> Error {
+        Error::new(ErrorKind::Io, format!("volume {}, forwarded to its owner: {why}", self.volume))
+    }
+
+    fn dead(&self) -> Error {
+        let why = ForwardRefusal::StartEnded;
+        Error::new(ErrorKind::Fenced, format!("volume {}, forwarded to its owner: {why}", self.volume))
+    }
+
+    /// Handles an event of the owner.
+    pub(crate) fn event(&self, event: &ForwardEvent) {
+        if self.state.borrow().session() != Some(event.session()) {
+            return;
+        }
+        match event {
+            ForwardEvent::Size { session, geometry } => {
+                self.size_event.set(Some((*session, *geometry)));
+                if self.state.borrow().is_open() {
+                    self.set_geometry(*geometry);
+                }
+            }
+            ForwardEvent::Ended { session, why } => {
+                *self.trouble.borrow_mut() = why.to_string();
+                self.state.borrow_mut().ended(*session, now());
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// Returns whether the session is over this connection.
+    pub(crate) fn is_over(&self, connection: &Connection) -> bool {
+        self.connection.borrow().as_ref() == Some(connection)
+    }
+
+    pub(crate) fn connection_lost(&self) {
+        let session = self.state.borrow().session();
+        if let Some(session) = session {
+            self.state.borrow_mut().lost(session, now());
+            self.changed.notify_all();
+        }
+    }
+
+    fn close_session(&self) {
+        let session = self.state.borrow().session();
+        if let (Some(session), Some(connection)) = (session, self.connection.take()) {
+            let message = wire::message(KIND_REQUEST, ForwardRequest::Close { session }.encode());
+            drop(spawn(async move {
+                // The owner ends the session with the connection otherwise.
+                let _ = connection.request(message).await;
+            }));
+        }
+    }
+
+    fn push(self: &Rc<Self>, request: VolumeRequest) -> LocalFuture<Result<ForwardAnswer>> {
+        let (answer, answered) = oneshot::channel();
+        let refused = if self.closing.get() {
+            Some(Error::new(ErrorKind::ShuttingDown, format!("volume {} is being closed", self.volume)))
+        } else {
+            self.state.borrow().is_dead().then(|| self.dead())
+        };
+        if let Some(error) = refused {
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        let (cost, once_only) = (request.cost(), request.is_once_only());
+        let request = HostRequest { request, answer, _in_flight: self.in_flight.begin() };
+        self.state.borrow_mut().push(request, cost, once_only, now());
+        if self.state.borrow().is_open() { self.send_waiting() } else { self.changed.notify_all() }
+        let volume = self.volume.clone();
+        Box::pin(async move {
+            let gone = || Err(Error::new(ErrorKind::ShuttingDown, format!("volume {volume} was closed")));
+            answered.await.unwrap_or_else(gone)
+        })
+    }
+}
+
+fn decoded(mut reply: Message) -> std::result::Result<ForwardAnswer, String> {
+    let data = std::mem::take(&mut reply.data);
+    let front = wire::front(&reply);
+    front.and_then(|front| ForwardAnswer::decode(&front, data)).map_err(|error| error.to_string())
+}
+
+/// Waits for the first of three events.
+async fn first_of(
+    mut moved: LocalFuture<()>,
+    notified: impl Future<Output = ()>,
+    deadline: Option<forebay_reactor::Instant>,
+) {
+    let mut notified = pin!(notified);
+    let mut late = deadline.map(|deadline| Box::pin(sleep_until(deadline)));
+    poll_fn(|cx| {
+        let is_late = late.as_mut().is_some_and(|late| late.as_mut().poll(cx).is_ready());
+        if is_late || moved.as_mut().poll(cx).is_ready() || notified.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Volume that another daemon owns.
+///
+/// Requests wait while no owner executes them, for [`ForwarderLimits::patience`] at most; a request that an owner may still
+/// execute waits until that is known.  Dropping the volume ends its session when nothing is in flight any more.
+pub struct ForwardedVolume {
+    forwarder: Rc<VolumeForwarder>,
+}
+
+impl ForwardedVolume {
+    pub(crate) fn new(forwarder: Rc<VolumeForwarder>) -> Self {
+        Self { forwarder }
+    }
+
+    /// Waits for the first session.
+    pub(crate) async fn opened(&self) -> Result<()> {
+        let forwarder = &self.forwarder;
+        let settled = || forwarder.geometry.get().is_some() || forwarder.state.borrow().is_dead();
+        let waited = forebay_reactor::timeout(forwarder.limits.patience, forwarder.changed.wait_until(settled)).await;
+        if forwarder.state.borrow().is_dead() {
+            return Err(forwarder.dead());
+        }
+        if waited.is_err() {
+            let (volume, patience, why) = (&forwarder.volume, forwarder.limits.patience, forwarder.trouble.borrow());
+            let text = format!("volume {volume}: waiting {patience:?} for its owner: {why}");
+            return Err(Error::new(ErrorKind::TimedOut, text));
+        }
+        Ok(())
+    }
+
+    /// Waits until every request that was submitted before has been answered.
+    pub async fn drain(&self) {
+        self.forwarder.in_flight.drain().await;
+    }
+
+    /// Refuses further requests, waits until all are answered, and ends the session.
+    pub async fn close(&self) {
+        let forwarder = &self.forwarder;
+        forwarder.closing.set(true);
+        forwarder.changed.notify_all();
+        forwarder.changed.wait_until(|| forwarder.over.get()).await;
+    }
+
+    /// Returns whether a session is open.
+    pub fn is_connected(&self) -> bool {
+        self.forwarder.state.borrow().is_open()
+    }
+
+    fn submit_part(&self, request: BlockRequest, advice: Advice) -> LocalFuture<Result<BlockReply>> {
+        let wanted = match &request {
+            BlockRequest::Read(extent) => Some(extent.len as usize),
+            _ => None,
+        };
+        let (answer, forwarder) =
+            (self.forwarder.push(VolumeRequest::Submit(request, advice)), self.forwarder.clone());
+        Box::pin(async move {
+            match (answer.await?, wanted) {
+                (ForwardAnswer::Data(data), Some(wanted)) if data.len() == wanted => Ok(BlockReply::Data(data)),
+                (ForwardAnswer::Done, None) => Ok(BlockReply::Done),
+                _ => Err(forwarder.failed("an answer that does not belong to the request")),
+            }
+        })
+    }
+}
+
+/// Splits an extent into parts of at most [`TRANSFER_MAX`] bytes.
+fn parts_of(extent: Extent) -> Vec<Extent> {
+    let mut parts = Vec::new();
+    let (mut at, end) = (extent.offset, extent.end());
+    while at < end {
+        let next = (at + u64::from(TRANSFER_MAX)) / PART_ALIGN * PART_ALIGN;
+        let next = next.min(end);
+        parts.push(Extent::new(at, next - at));
+        at = next;
+    }
+    parts
+}
+
+impl BlockDevice for ForwardedVolume {
+    fn geometry(&self) -> Geometry {
+        self.forwarder.geometry.get().expect("a forwarded volume is returned when it is open")
+    }
+
+    fn submit(&self, request: BlockRequest) -> LocalFuture<Result<BlockReply>> {
+        self.submit_advised(request, Advice::NONE)
+    }
+
+    fn submit_advised(&self, request: BlockRequest, advice: Advice) -> LocalFuture<Result<BlockReply>> {
+        let invalid = |text: &str| -> LocalFuture<Result<BlockReply>> {
+            let error = Error::new(ErrorKind::Invalid, format!("volume {}: {text}", self.forwarder.volume));
+            Box::pin(std::future::ready(Err(error)))
+        };
+        let extent = match &request {
+            BlockRequest::Write { offset, data, .. } | BlockRequest::CompareAndWrite { offset, data, .. } => {
+                Some((*offset, data.len() as u64))
+            }
+            BlockRequest::Read(extent) | BlockRequest::Discard(extent) | BlockRequest::WriteZeroes { extent, .. } => {
+                Some((extent.offset, extent.len))
+            }
+            BlockRequest::Flush => None,
+        };
+        if extent.is_some_and(|(offset, len)| offset.checked_add(len).is_none()) {
+            return invalid("a request past 2^64");
+        }
+        let long = |len: u64| len > u64::from(TRANSFER_MAX);
+        match request {
+            BlockRequest::Read(extent) if long(extent.len) => {
+                let read = |part| self.submit_part(BlockRequest::Read(part), advice);
+                let reads: Vec<_> = parts_of(extent).into_iter().map(read).collect();
+                Box::pin(async move {
+                    let mut all = BufList::new();
+                    for part in join_all(reads).await {
+                        all.append(part?.into_data());
+                    }
+                    Ok(BlockReply::Data(all))
+                })
+            }
+            BlockRequest::Write { offset, data, fua } if long(data.len() as u64) => {
+                let write = |part: Extent| {
+                    let from = (part.offset - offset) as usize;
+                    let data = data.slice(from..from + part.len as usize);
+                    self.submit_part(BlockRequest::Write { offset: part.offset, data, fua }, advice)
+                };
+                let writes: Vec<_> = parts_of(Extent::new(offset, data.len() as u64)).into_iter().map(write).collect();
+                Box::pin(async move {
+                    join_all(writes).await.into_iter().find(Result::is_err).unwrap_or(Ok(BlockReply::Done))
+                })
+            }
+            BlockRequest::CompareAndWrite { expect, data, .. } if expect.len() != data.len() => {
+                invalid("a compare-and-write whose parts differ in length")
+            }
+            BlockRequest::CompareAndWrite { data, .. } if long(2 * data.len() as u64) => {
+                invalid("a compare-and-write that is too long to be forwarded")
+            }
+            request => self.submit_part(request, advice),
+        }
+    }
+
+    fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
+        let forwarder = self.forwarder.clone();
+        Box::pin(async move {
+            let mut map = ExtentMap::new();
+            let Some(end) = extent.checked_end() else {
+                return Err(Error::new(ErrorKind::OutOfRange, format!("mapping {extent:?}")));
+            };
+            let mut at = extent.offset;
+            while at < end {
+                let answer = forwarder.push(VolumeRequest::Map(Extent::new(at, end - at))).await?;
+                let malformed = || forwarder.failed("an extent map that does not belong to the request");
+                let ForwardAnswer::Mapped(part) = answer else { return Err(malformed()) };
+                let fits = part.runs().first().is_some_and(|run| run.extent.offset == at);
+                if !fits || part.runs().last().is_some_and(|run| run.extent.end() > end) {
+                    return Err(malformed());
+                }
+                for run in part.runs() {
+                    map.push(run.extent.offset, run.extent.len, run.state);
+                    at = run.extent.end();
+                }
+            }
+            Ok(map)
+        })
+    }
+
+    fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        Some(self.forwarder.watch.clone())
+    }
+}
+
+impl Drop for ForwardedVolume {
+    fn drop(&mut self) {
+        self.forwarder.closing.set(true);
+        self.forwarder.changed.notify_all();
+    }
+}

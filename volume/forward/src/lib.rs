@@ -1,0 +1,24 @@
+//! Volumes that another daemon has open: block requests over the messenger.
+//!
+//! In a group of daemons each volume is open at one of them, its *owner*.  [`ForwardHost`] is the owner's side: it offers
+//! open volumes to the others.  [`ForwardedVolume`] is the side of a *forwarder*: a
+//! [`BlockDevice`](forebay_block::BlockDevice) whose requests the owner executes.  The design, with its numbered
+//! invariants, is in `docs/design/forward.md`; the wire format in `docs/formats/forward.md`.
+
+mod client;
+mod device;
+#[cfg(any(fuzzing, test))]
+pub mod fuzz;
+mod host;
+mod offer;
+pub mod session;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+pub use client::{ForwardClient, OwnerLocator, VolumeOwner};
+pub use device::ForwardedVolume;
+pub use host::ForwardHost;
+pub use offer::VolumeOffer;
+pub use session::ForwarderLimits;
+pub use wire::StartId;

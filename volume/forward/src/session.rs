@@ -1,0 +1,7 @@
+//! State machines of both sides, without I/O: [`OwnerSessions`] and [`ForwarderState`].
+
+mod forwarder;
+mod owner;
+
+pub use forwarder::{AttemptEnd, ForwarderLimits, ForwarderState, OpenFailure, RequestToSend, Resolution};
+pub use owner::{AdmitRefused, OpenStep, OwnerSessions, PeerNumber, SessionKey};

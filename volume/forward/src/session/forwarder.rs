@@ -1,0 +1,399 @@
+//! State machine of a forwarded volume: its session, and the requests that wait or are in flight.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use forebay_reactor::Instant;
+
+/// Bounds of a forwarded volume.
+#[derive(Debug, Clone, Copy)]
+pub struct ForwarderLimits {
+    /// Maximum number of requests in flight; further ones wait in order.
+    pub requests_max: usize,
+    /// Maximum bytes of payload of the requests in flight; one request may exceed it.
+    pub bytes_max: usize,
+    /// Time for which a request waits for an owner before it fails.
+    pub patience: Duration,
+    /// First delay before an owner that did not open a session is asked again ...
+    pub backoff_min: Duration,
+    /// ... and the longest; the delay doubles with each attempt.
+    pub backoff_max: Duration,
+}
+
+impl Default for ForwarderLimits {
+    fn default() -> Self {
+        Self {
+            requests_max: 128,
+            bytes_max: 8 << 20,
+            patience: Duration::from_secs(30),
+            backoff_min: Duration::from_millis(10),
+            backoff_max: Duration::from_secs(1),
+        }
+    }
+}
+
+/// End of one attempt to have a request executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttemptEnd {
+    /// Answered with a result: it is over.
+    Answered,
+    /// Not executed: the volume is being moved, or the session has ended.
+    NotExecuted,
+    /// Executed by an owner that is fenced or stops: the outcome is unknown.
+    OwnerStopped,
+}
+
+/// Failure to open a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenFailure {
+    /// May work later.
+    Retry,
+    /// Never works again for this start of the daemon.
+    Final,
+}
+
+/// End of a request that is due to something else than an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Resolution<R> {
+    /// No owner has taken the request in time.  Nothing of it is in flight.
+    TimedOut(R),
+    /// The request may or may not have been executed, and must not be repeated.
+    OutcomeUnknown(R),
+}
+
+/// Request to send now.
+#[derive(Debug)]
+pub struct RequestToSend<'a, R> {
+    /// Number of the session.
+    pub session: u64,
+    /// Number of the request.
+    pub id: u64,
+    /// Request.
+    pub request: &'a R,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ForwarderPhase {
+    /// No session.
+    Suspended,
+    /// An owner was asked for a session, which may have ended before the answer is seen.
+    Opening { session: u64, owner: u64, ended: bool },
+    /// A session is open; if `ending`, nothing more is sent in it.  `stopped`: its owner is fenced or stops.
+    Open { session: u64, owner: u64, ending: bool, stopped: bool },
+    /// Refused for good.
+    Dead,
+}
+
+/// Knowledge of former attempts of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FormerAttempts {
+    /// None has been executed.
+    None,
+    /// One may have been executed, and none will be.
+    Over,
+    /// One may be executed until the next session opens.
+    InDoubt,
+}
+
+#[derive(Debug)]
+struct ForwardedEntry<R> {
+    request: R,
+    cost: usize,
+    once_only: bool,
+    since: Instant,
+    former: FormerAttempts,
+}
+
+/// Session and requests of a forwarded volume.
+///
+/// Invariants, with the numbers of `docs/design/forward.md`:
+/// - F2: a request is sent again only in a session that has opened after the session of its former attempt has ended.
+/// - F5: a request that fails with `TimedOut` is not in flight anywhere.
+/// - F6: a request that must not be repeated is sent again only if no former attempt can have been executed.
+/// - F7: terms of sessions do not decrease.
+#[derive(Debug)]
+pub struct ForwarderState<R> {
+    limits: ForwarderLimits,
+    phase: ForwarderPhase,
+    /// Connection to the owner, as far as that is known.
+    owner: Option<u64>,
+    /// Highest term of a session, or that the owner is known to have.
+    term: u64,
+    waiting: BTreeMap<u64, ForwardedEntry<R>>,
+    sent: BTreeMap<u64, ForwardedEntry<R>>,
+    sent_bytes: usize,
+    next_id: u64,
+    suspended_since: Instant,
+    retry_at: Instant,
+    backoff: Duration,
+}
+
+impl<R> ForwarderState<R> {
+    /// Creates the state of a volume without a session.
+    pub fn new(limits: ForwarderLimits, now: Instant) -> Self {
+        Self {
+            limits,
+            phase: ForwarderPhase::Suspended,
+            owner: None,
+            term: 0,
+            waiting: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            sent_bytes: 0,
+            next_id: 0,
+            suspended_since: now,
+            retry_at: now,
+            backoff: limits.backoff_min,
+        }
+    }
+
+    /// Adds a request behind all others.
+    pub fn push(&mut self, request: R, cost: usize, once_only: bool, now: Instant) {
+        let entry = ForwardedEntry { request, cost, once_only, since: now, former: FormerAttempts::None };
+        self.waiting.insert(self.next_id, entry);
+        self.next_id += 1;
+    }
+
+    /// Notes who owns the volume: a connection to the owner, and the term if it is known.  A session with another owner is
+    /// given up: the group names a next owner only after the former one has drained or was fenced.
+    pub fn set_owner(&mut self, owner: Option<u64>, term: Option<u64>, now: Instant) {
+        self.term = self.term.max(term.unwrap_or(0));
+        if owner == self.owner {
+            return;
+        }
+        self.owner = owner;
+        let Some(owner) = owner else { return };
+        match self.phase {
+            ForwarderPhase::Opening { owner: other, .. } | ForwarderPhase::Open { owner: other, .. } if other != owner => {
+                self.abandon(now);
+            }
+            _ => {}
+        }
+        self.retry_at = now;
+        self.backoff = self.limits.backoff_min;
+    }
+
+    /// Returns the owner to ask for a session now, if there is one to ask.
+    pub fn owner_to_ask(&self, now: Instant) -> Option<u64> {
+        self.owner.filter(|_| self.phase == ForwarderPhase::Suspended && now >= self.retry_at)
+    }
+
+    /// Notes that the owner was asked for a session, with a number higher than any before.
+    pub fn begin_open(&mut self, session: u64) {
+        let owner = self.owner.expect("an owner that is asked");
+        self.phase = ForwarderPhase::Opening { session, owner, ended: false };
+    }
+
+    /// Notes that a session is open.  Returns the requests that end by that: all former sessions have ended, so their
+    /// outcomes are final.  `None`: the session is of no use.
+    pub fn opened(&mut self, session: u64, term: u64, now: Instant) -> Option<Vec<Resolution<R>>> {
+        let ForwarderPhase::Opening { session: asked, owner, ended } = self.phase else { return None };
+        if asked != session {
+            return None;
+        }
+        if term < self.term {
+            // An owner that does not know yet that it is not.
+            self.open_failed(session, OpenFailure::Retry, now);
+            return None;
+        }
+        self.term = term;
+        for entry in self.waiting.values_mut().filter(|entry| entry.former == FormerAttempts::InDoubt) {
+            entry.former = FormerAttempts::Over;
+        }
+        self.phase = ForwarderPhase::Open { session, owner, ending: false, stopped: false };
+        if ended {
+            self.suspend_after(self.limits.backoff_min, now);
+        }
+        Some(self.take_unrepeatable())
+    }
+
+    /// Takes out the requests that may have been executed and must not be repeated.
+    fn take_unrepeatable(&mut self) -> Vec<Resolution<R>> {
+        let unrepeatable = |entry: &ForwardedEntry<R>| entry.once_only && entry.former == FormerAttempts::Over;
+        let taken = self.waiting.extract_if(.., |_, entry| unrepeatable(entry));
+        taken.map(|(_, entry)| Resolution::OutcomeUnknown(entry.request)).collect()
+    }
+
+    /// Notes that a session could not be opened.  After [`OpenFailure::Final`] all requests must be
+    /// [taken](Self::take_all) and failed.
+    pub fn open_failed(&mut self, session: u64, failure: OpenFailure, now: Instant) {
+        if !matches!(self.phase, ForwarderPhase::Opening { session: asked, .. } if asked == session) {
+            return;
+        }
+        self.phase = match failure {
+            OpenFailure::Retry => ForwarderPhase::Suspended,
+            OpenFailure::Final => ForwarderPhase::Dead,
+        };
+        self.retry_at = now + self.backoff;
+        self.backoff = (self.backoff * 2).min(self.limits.backoff_max);
+    }
+
+    /// Returns the next request to send, which is in flight from then on.
+    pub fn next_to_send(&mut self) -> Option<RequestToSend<'_, R>> {
+        let ForwarderPhase::Open { session, ending: false, .. } = self.phase else { return None };
+        let (&id, entry) = self.waiting.first_key_value()?;
+        let full = self.sent.len() >= self.limits.requests_max || self.sent_bytes + entry.cost > self.limits.bytes_max;
+        if full && !self.sent.is_empty() {
+            return None;
+        }
+        let (_, entry) = self.waiting.pop_first()?;
+        self.sent_bytes += entry.cost;
+        let entry = self.sent.entry(id).or_insert(entry);
+        Some(RequestToSend { session, id, request: &entry.request })
+    }
+
+    /// Notes the end of an attempt.  Returns the request if it is over: with [`AttemptEnd::Answered`] the caller has its
+    /// result, otherwise the outcome is unknown.
+    pub fn answered(&mut self, session: u64, id: u64, end: AttemptEnd, now: Instant) -> Option<R> {
+        if !self.is_current(session) {
+            // The request is in a later session or over.
+            return None;
+        }
+        let mut entry = self.sent.remove(&id)?;
+        self.sent_bytes -= entry.cost;
+        if end == AttemptEnd::Answered {
+            self.backoff = self.limits.backoff_min;
+            self.suspend_if_drained(now);
+            return Some(entry.request);
+        }
+        if let ForwarderPhase::Open { ending, stopped, .. } = &mut self.phase {
+            *ending = true;
+            *stopped |= end == AttemptEnd::OwnerStopped;
+        }
+        let mut over = None;
+        if end == AttemptEnd::OwnerStopped {
+            entry.former = FormerAttempts::Over;
+        }
+        if entry.once_only && entry.former != FormerAttempts::None {
+            over = Some(entry.request);
+        } else {
+            self.waiting.insert(id, entry);
+        }
+        self.suspend_if_drained(now);
+        over
+    }
+
+    /// Notes that the owner has ended a session: what was not answered was not executed.
+    pub fn ended(&mut self, session: u64, now: Instant) {
+        match &mut self.phase {
+            ForwarderPhase::Opening { session: asked, ended, .. } if *asked == session => *ended = true,
+            ForwarderPhase::Open { session: open, .. } if *open == session => {
+                self.requeue(FormerAttempts::None);
+                self.suspend_after(self.limits.backoff_min, now);
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes that the connection of a session has been lost: what was not answered may still be executed.
+    pub fn lost(&mut self, session: u64, now: Instant) {
+        if self.is_current(session) {
+            self.abandon(now);
+            self.retry_at = now + self.backoff;
+            self.backoff = (self.backoff * 2).min(self.limits.backoff_max);
+        }
+    }
+
+    fn is_current(&self, session: u64) -> bool {
+        matches!(self.phase,
+            ForwarderPhase::Opening { session: current, .. } | ForwarderPhase::Open { session: current, .. }
+            if current == session)
+    }
+
+    fn abandon(&mut self, now: Instant) {
+        self.requeue(FormerAttempts::InDoubt);
+        self.suspend_after(Duration::ZERO, now);
+    }
+
+    /// Puts what is in flight back in its place.
+    fn requeue(&mut self, former: FormerAttempts) {
+        for (id, mut entry) in std::mem::take(&mut self.sent) {
+            if former == FormerAttempts::InDoubt {
+                entry.former = former;
+            }
+            self.waiting.insert(id, entry);
+        }
+        self.sent_bytes = 0;
+    }
+
+    fn suspend_if_drained(&mut self, now: Instant) {
+        if matches!(self.phase, ForwarderPhase::Open { ending: true, .. }) && self.sent.is_empty() {
+            self.suspend_after(self.backoff, now);
+            self.backoff = (self.backoff * 2).min(self.limits.backoff_max);
+        }
+    }
+
+    fn suspend_after(&mut self, pause: Duration, now: Instant) {
+        // An owner that opens sessions and executes nothing must not renew patience.
+        if matches!(self.phase, ForwarderPhase::Open { stopped: false, .. }) {
+            self.suspended_since = now;
+        }
+        self.phase = ForwarderPhase::Suspended;
+        self.retry_at = now + pause;
+    }
+
+    /// Takes out the requests that have waited for an owner for too long.
+    pub fn expired(&mut self, now: Instant) -> Vec<Resolution<R>> {
+        if matches!(self.phase, ForwarderPhase::Open { .. }) {
+            return Vec::new();
+        }
+        if self.patience_ends().is_none_or(|end| now < end) {
+            return Vec::new();
+        }
+        let (since, patience) = (self.suspended_since, self.limits.patience);
+        let due = |entry: &ForwardedEntry<R>| {
+            entry.former != FormerAttempts::InDoubt && now >= entry.since.max(since) + patience
+        };
+        let taken = self.waiting.extract_if(.., |_, entry| due(entry));
+        taken.map(|(_, entry)| Resolution::TimedOut(entry.request)).collect()
+    }
+
+    /// Returns the time at which something is to be done without an event, if any.
+    pub fn deadline(&self) -> Option<Instant> {
+        if matches!(self.phase, ForwarderPhase::Open { .. } | ForwarderPhase::Dead) {
+            return None;
+        }
+        let retry = self.owner.filter(|_| self.phase == ForwarderPhase::Suspended).map(|_| self.retry_at);
+        self.patience_ends().into_iter().chain(retry).min()
+    }
+
+    /// Returns the time at which the first request has waited for too long.  Requests are in the order of their beginnings.
+    fn patience_ends(&self) -> Option<Instant> {
+        let first = self.waiting.values().find(|entry| entry.former != FormerAttempts::InDoubt);
+        first.map(|entry| entry.since.max(self.suspended_since) + self.limits.patience)
+    }
+
+    /// Takes out all requests.
+    pub fn take_all(&mut self) -> Vec<R> {
+        self.sent_bytes = 0;
+        let all = std::mem::take(&mut self.sent).into_values().chain(std::mem::take(&mut self.waiting).into_values());
+        all.map(|entry| entry.request).collect()
+    }
+
+    /// Returns whether no request waits or is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.sent.is_empty()
+    }
+
+    /// Returns whether the start of the daemon was refused for good.
+    pub fn is_dead(&self) -> bool {
+        self.phase == ForwarderPhase::Dead
+    }
+
+    /// Returns the number of the session that is open or being opened.
+    pub fn session(&self) -> Option<u64> {
+        match self.phase {
+            ForwarderPhase::Opening { session, .. } | ForwarderPhase::Open { session, .. } => Some(session),
+            ForwarderPhase::Suspended | ForwarderPhase::Dead => None,
+        }
+    }
+
+    /// Returns whether a session is open.
+    pub fn is_open(&self) -> bool {
+        matches!(self.phase, ForwarderPhase::Open { .. })
+    }
+
+    /// Returns the numbers of requests that wait and that are in flight.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.waiting.len(), self.sent.len())
+    }
+}

@@ -1,0 +1,326 @@
+//! Sessions of forwarders at the owner of volumes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::wire::{ForwardRefusal, StartId};
+
+/// Number of a connection, never given twice.
+pub type PeerNumber = u64;
+
+/// Session: the connection that it was opened on, and the number that the forwarder has drawn.
+pub type SessionKey = (PeerNumber, u64);
+
+/// Maximum number of requests of a session that have not been answered.
+pub const SESSION_REQUESTS_MAX: usize = 256;
+/// Bytes of payload of unanswered requests of a session from which on no other may come; one request always may.
+pub const SESSION_BYTES_MAX: usize = 16 << 20;
+/// Maximum number of sessions of one connection.
+pub const PEER_SESSIONS_MAX: usize = 4096;
+
+/// Decision about a request to open a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenStep {
+    /// Open: no request of a former session is being executed.
+    Open {
+        /// Term of the volume.
+        term: u64,
+    },
+    /// Requests of a former session are being executed; decide again when one has completed.
+    Wait,
+    /// Refused.
+    Refuse(ForwardRefusal),
+}
+
+/// Reason for which a request is not admitted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AdmitRefused {
+    /// Not executed; the forwarder is answered so.
+    Refusal(ForwardRefusal),
+    /// More requests or bytes than a session may have: the forwarder violates the protocol.
+    TooMany,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SessionPhase {
+    /// Waits for the end of former sessions.
+    Opening,
+    Open,
+    /// Admits nothing; its requests complete.
+    Ended,
+}
+
+#[derive(Debug)]
+struct OwnerSession {
+    volume: String,
+    start: StartId,
+    phase: SessionPhase,
+    /// Requests that the device is executing.
+    executing: usize,
+    /// Requests that have not been answered, and their bytes.
+    unanswered: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct OfferedVolume {
+    term: u64,
+    suspended: bool,
+}
+
+/// Sessions of all volumes that a daemon owns.
+///
+/// Invariants, with the numbers of `docs/design/forward.md`:
+/// - F1: only an open session admits requests.
+/// - F2: a session opens only when nothing of former sessions of the same start and volume is being executed, and those
+///   have ended.
+/// - F3: an ended start has no open session, and opens none.
+/// - F4: a suspended volume admits nothing.
+#[derive(Debug, Default)]
+pub struct OwnerSessions {
+    volumes: BTreeMap<String, OfferedVolume>,
+    /// Volumes that another daemon owns by now, and its name.
+    moved: BTreeMap<String, String>,
+    sessions: BTreeMap<SessionKey, OwnerSession>,
+    /// Highest number of a session that each start has asked for, by volume.
+    newest: BTreeMap<StartId, BTreeMap<String, u64>>,
+    ended: BTreeSet<StartId>,
+    /// Start that each connection belongs to.
+    starts: BTreeMap<PeerNumber, StartId>,
+}
+
+impl OwnerSessions {
+    /// Offers a volume to forwarders; false if it is offered already.
+    pub fn offer(&mut self, volume: &str, term: u64) -> bool {
+        if self.volumes.contains_key(volume) {
+            return false;
+        }
+        self.moved.remove(volume);
+        self.volumes.insert(volume.to_owned(), OfferedVolume { term, suspended: false });
+        true
+    }
+
+    /// Ends the offer of a volume and its sessions; returns the sessions that were open.  Requests to it are answered with
+    /// `hint`, the name of the next owner, from now on.
+    pub fn withdraw(&mut self, volume: &str, hint: Option<String>) -> Vec<SessionKey> {
+        self.volumes.remove(volume);
+        if let Some(hint) = hint {
+            self.moved.insert(volume.to_owned(), hint);
+        }
+        self.end_volume(volume)
+    }
+
+    /// Stops admitting requests to a volume.
+    pub fn suspend(&mut self, volume: &str) {
+        if let Some(offered) = self.volumes.get_mut(volume) {
+            offered.suspended = true;
+        }
+    }
+
+    /// Admits requests to a volume again, in new sessions.
+    pub fn resume(&mut self, volume: &str) {
+        if let Some(offered) = self.volumes.get_mut(volume) {
+            offered.suspended = false;
+        }
+    }
+
+    /// Returns whether the device of a volume is executing a request of a forwarder.
+    pub fn is_executing(&self, volume: &str) -> bool {
+        self.sessions.values().any(|session| session.volume == volume && session.executing > 0)
+    }
+
+    /// Returns whether any device is executing a request of a start.
+    pub fn is_executing_for(&self, start: &StartId) -> bool {
+        self.sessions.values().any(|session| session.start == *start && session.executing > 0)
+    }
+
+    /// Returns the volume of an open session.
+    pub fn volume_of(&self, key: SessionKey) -> Option<&str> {
+        self.sessions.get(&key).filter(|session| session.phase == SessionPhase::Open).map(|session| &session.volume[..])
+    }
+
+    /// Returns the open sessions of a volume.
+    pub fn open_sessions(&self, volume: &str) -> Vec<SessionKey> {
+        let open = |(_, session): &(&SessionKey, &OwnerSession)| {
+            session.volume == volume && session.phase == SessionPhase::Open
+        };
+        self.sessions.iter().filter(open).map(|(key, _)| *key).collect()
+    }
+
+    /// Begins to open a session: ends the former ones of this start and volume at once.  Then [`open_step`](Self::open_step)
+    /// decides.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub fn begin_open(&mut self, key: SessionKey, volume: &str, start: StartId) -> Result<(), ForwardRefusal> {
+        self.check_open(key, volume, &start)?;
+        let newest = self.newest.entry(start).or_default();
+        // A number names a session of a connection, whatever its volume.
+        if self.sessions.contains_key(&key) || newest.get(volume).is_some_and(|number| *number >= key.1) {
+            return Err(ForwardRefusal::NoSession);
+        }
+        newest.insert(volume.to_owned(), key.1);
+        self.starts.insert(key.0, start);
+        self.end_where(|session, _| session.start == start && session.volume == volume);
+        let phase = SessionPhase::Opening;
+        let session = OwnerSession { volume: volume.to_owned(), start, phase, executing: 0, unanswered: 0, bytes: 0 };
+        self.sessions.insert(key, session);
+        Ok(())
+    }
+
+    fn check_open(&self, key: SessionKey, volume: &str, start: &StartId) -> Result<(), ForwardRefusal> {
+        if self.ended.contains(start) {
+            return Err(ForwardRefusal::StartEnded);
+        }
+        if self.starts.get(&key.0).is_some_and(|known| known != start) {
+            return Err(ForwardRefusal::Other("a connection belongs to one start of a daemon".into()));
+        }
+        match self.volumes.get(volume) {
+            Some(offered) if offered.suspended => return Err(ForwardRefusal::Moving),
+            Some(_) => {}
+            None => {
+                return Err(match self.moved.get(volume) {
+                    Some(hint) => ForwardRefusal::NotOwner { hint: hint.clone() },
+                    None => ForwardRefusal::Unknown,
+                });
+            }
+        }
+        if self.sessions.range((key.0, 0)..=(key.0, u64::MAX)).count() >= PEER_SESSIONS_MAX {
+            return Err(ForwardRefusal::Busy);
+        }
+        Ok(())
+    }
+
+    /// Opens a session that has begun to open if nothing of the former ones is being executed any more.
+    pub fn open_step(&mut self, key: SessionKey) -> OpenStep {
+        let Some(session) = self.sessions.get(&key).filter(|session| session.phase == SessionPhase::Opening) else {
+            return OpenStep::Refuse(ForwardRefusal::NoSession);
+        };
+        let (volume, start) = (session.volume.clone(), session.start);
+        let refusal = match self.volumes.get(&volume) {
+            _ if self.ended.contains(&start) => ForwardRefusal::StartEnded,
+            None => ForwardRefusal::Unknown,
+            Some(offered) if offered.suspended => ForwardRefusal::Moving,
+            Some(offered) => {
+                let term = offered.term;
+                let former = |other: &OwnerSession| {
+                    other.start == start && other.volume == volume && other.executing > 0
+                };
+                if self.sessions.values().any(former) {
+                    return OpenStep::Wait;
+                }
+                if let Some(session) = self.sessions.get_mut(&key) {
+                    session.phase = SessionPhase::Open;
+                }
+                return OpenStep::Open { term };
+            }
+        };
+        self.sessions.remove(&key);
+        OpenStep::Refuse(refusal)
+    }
+
+    /// Admits a request that has `cost` bytes of payload; it must be [completed](Self::executed) and
+    /// [answered](Self::answered).
+    ///
+    /// # Errors
+    /// The reason for which it must not be executed.
+    pub fn admit(&mut self, key: SessionKey, cost: usize) -> Result<(), AdmitRefused> {
+        let refused = |refusal| Err(AdmitRefused::Refusal(refusal));
+        let Some(session) = self.sessions.get_mut(&key).filter(|session| session.phase == SessionPhase::Open) else {
+            return refused(ForwardRefusal::NoSession);
+        };
+        match self.volumes.get(&session.volume) {
+            None => return refused(ForwardRefusal::NoSession),
+            Some(offered) if offered.suspended => return refused(ForwardRefusal::Moving),
+            Some(_) => {}
+        }
+        let too_many = session.unanswered >= SESSION_REQUESTS_MAX;
+        if too_many || (session.unanswered > 0 && session.bytes + cost > SESSION_BYTES_MAX) {
+            return Err(AdmitRefused::TooMany);
+        }
+        session.executing += 1;
+        session.unanswered += 1;
+        session.bytes += cost;
+        Ok(())
+    }
+
+    /// Notes that the device has executed an admitted request.
+    pub fn executed(&mut self, key: SessionKey) {
+        let session = self.sessions.get_mut(&key).expect("a session stays while it has requests");
+        session.executing -= 1;
+    }
+
+    /// Notes that the answer to an executed request has been queued, or cannot be sent any more.
+    pub fn answered(&mut self, key: SessionKey, cost: usize) {
+        let session = self.sessions.get_mut(&key).expect("a session stays while it has requests");
+        session.unanswered -= 1;
+        session.bytes -= cost;
+        self.remove_if_over(key);
+    }
+
+    /// Returns whether a session has requests that have not been answered.
+    pub fn is_answering(&self, key: SessionKey) -> bool {
+        self.sessions.get(&key).is_some_and(|session| session.unanswered > 0)
+    }
+
+    /// Ends the sessions of a volume; returns those that were open.
+    pub fn end_volume(&mut self, volume: &str) -> Vec<SessionKey> {
+        self.end_where(|session, _| session.volume == volume)
+    }
+
+    /// Ends a session.
+    pub fn end_session(&mut self, key: SessionKey) {
+        self.end_where(|_, other| other == key);
+    }
+
+    /// Ends the sessions of a connection; returns those that were open.
+    pub fn end_peer(&mut self, peer: PeerNumber) -> Vec<SessionKey> {
+        self.end_where(|_, key| key.0 == peer)
+    }
+
+    /// Forgets a connection that has ended.
+    pub fn forget_peer(&mut self, peer: PeerNumber) {
+        self.end_peer(peer);
+        self.starts.remove(&peer);
+    }
+
+    /// Ends the sessions of a start and refuses it from now on; returns the sessions that were open.
+    pub fn end_start(&mut self, start: StartId) -> Vec<SessionKey> {
+        self.ended.insert(start);
+        self.newest.remove(&start);
+        self.end_where(|session, _| session.start == start)
+    }
+
+    /// Returns the number of sessions that are open or have requests.
+    pub fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Returns whether there is no session.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
+    fn end_where(&mut self, which: impl Fn(&OwnerSession, SessionKey) -> bool) -> Vec<SessionKey> {
+        let mut open = Vec::new();
+        let mut all = Vec::new();
+        for (key, session) in &mut self.sessions {
+            if which(session, *key) {
+                if session.phase == SessionPhase::Open {
+                    open.push(*key);
+                }
+                session.phase = SessionPhase::Ended;
+                all.push(*key);
+            }
+        }
+        all.into_iter().for_each(|key| self.remove_if_over(key));
+        open
+    }
+
+    /// Removes a session that has ended and has no requests.
+    fn remove_if_over(&mut self, key: SessionKey) {
+        let over = |session: &OwnerSession| session.phase == SessionPhase::Ended && session.unanswered == 0;
+        if self.sessions.get(&key).is_some_and(over) {
+            self.sessions.remove(&key);
+        }
+    }
+}
