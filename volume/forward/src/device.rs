@@ -199,9 +199,9 @@ impl VolumeForwarder {
     async fn attempt(self: Rc<Self>, connection: Connection, session: u64, id: u64, message: Message) {
         let (end, result) = match connection.request(message).await {
             Err(SendError::Ended(reason)) => {
-                *self.trouble.borrow_mut() = format!("connection to the owner lost: {reason}");
-                self.state.borrow_mut().lost(session, now());
-                return self.changed.notify_all();
+                let why = format!("connection to the owner lost: {reason}");
+                *self.trouble.borrow_mut() = why.clone();
+                (AttemptEnd::Lost, Err(self.failed(why)))
             }
             Err(error) => (AttemptEnd::Answered, Err(self.failed(error))),
             Ok(reply) => match decoded(reply) {
@@ -237,7 +237,8 @@ impl VolumeForwarder {
             match one {
                 Resolution::TimedOut(request) => {
                     let (volume, patience, why) = (&self.volume, self.limits.patience, self.trouble.borrow());
-                    let text = format!("volume {volume}: waiting {patience:?} for its owner to execute a request: {why}");
+                    let text =
+                        format!("volume {volume}: waiting {patience:?} for its owner to execute a request: {why}");
                     request.answer.send(Err(Error::new(ErrorKind::TimedOut, text)));
                 }
                 Resolution::OutcomeUnknown(request) => {
@@ -271,7 +272,7 @@ impl VolumeForwarder {
             }
             ForwardEvent::Ended { session, why } => {
                 *self.trouble.borrow_mut() = why.to_string();
-                self.state.borrow_mut().ended(*session, now());
+                self.state.borrow_mut().end(*session, now());
                 self.changed.notify_all();
             }
         }
@@ -285,7 +286,7 @@ impl VolumeForwarder {
     pub(crate) fn connection_lost(&self) {
         let session = self.state.borrow().session();
         if let Some(session) = session {
-            self.state.borrow_mut().lost(session, now());
+            self.state.borrow_mut().end(session, now());
             self.changed.notify_all();
         }
     }
@@ -314,7 +315,11 @@ impl VolumeForwarder {
         let (cost, once_only) = (request.cost(), request.is_once_only());
         let request = HostRequest { request, answer, _in_flight: self.in_flight.begin() };
         self.state.borrow_mut().push(request, cost, once_only, now());
-        if self.state.borrow().is_open() { self.send_waiting() } else { self.changed.notify_all() }
+        if self.state.borrow().is_open() {
+            self.send_waiting()
+        } else {
+            self.changed.notify_all()
+        }
         let volume = self.volume.clone();
         Box::pin(async move {
             let gone = || Err(Error::new(ErrorKind::ShuttingDown, format!("volume {volume} was closed")));
@@ -399,8 +404,7 @@ impl ForwardedVolume {
             BlockRequest::Read(extent) => Some(extent.len as usize),
             _ => None,
         };
-        let (answer, forwarder) =
-            (self.forwarder.push(VolumeRequest::Submit(request, advice)), self.forwarder.clone());
+        let (answer, forwarder) = (self.forwarder.push(VolumeRequest::Submit(request, advice)), self.forwarder.clone());
         Box::pin(async move {
             match (answer.await?, wanted) {
                 (ForwardAnswer::Data(data), Some(wanted)) if data.len() == wanted => Ok(BlockReply::Data(data)),

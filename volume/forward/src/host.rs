@@ -54,7 +54,9 @@ impl ForwardHost {
         let decoded = wire::front(&message).and_then(|front| ForwardRequest::decode(&front, data));
         let peer = self.peer(connection);
         match decoded {
-            _ if message.role != MessageRole::Request => self.violated(connection, &message, "a request without a reply"),
+            _ if message.role != MessageRole::Request => {
+                self.violated(connection, &message, "a request without a reply")
+            }
             Err(error) => self.violated(connection, &message, &error.to_string()),
             Ok(ForwardRequest::Open { volume, start, session }) => {
                 self.open(connection, message, (peer, session), &volume, start);
@@ -145,18 +147,14 @@ impl ForwardHost {
         tracing::warn!(%peer, name = connection.name(), why, "forwarded volumes: protocol violation; sessions of the peer end");
         let ended = self.sessions.borrow_mut().end_peer(self.peer(connection));
         self.announce_end(ended, &SessionEndReason::Other(why.to_owned()));
+        if message.role != MessageRole::Request {
+            return;
+        }
         let refusal = ForwardAnswer::Refused(ForwardRefusal::Other(why.to_owned()));
         post(connection, wire::reply(message, refusal.encode()));
     }
 
-    fn open(
-        self: &Rc<Self>,
-        connection: &Connection,
-        message: Message,
-        key: SessionKey,
-        volume: &str,
-        start: StartId,
-    ) {
+    fn open(self: &Rc<Self>, connection: &Connection, message: Message, key: SessionKey, volume: &str, start: StartId) {
         let begun = self.sessions.borrow_mut().begin_open(key, volume, start);
         // Sessions may have ended.
         self.changed.notify_all();

@@ -41,6 +41,8 @@ pub enum AttemptEnd {
     NotExecuted,
     /// Executed by an owner that is fenced or stops: the outcome is unknown.
     OwnerStopped,
+    /// Not answered, as the connection was lost: it may still be executed.
+    Lost,
 }
 
 /// Failure to open a session.
@@ -163,7 +165,9 @@ impl<R> ForwarderState<R> {
         self.owner = owner;
         let Some(owner) = owner else { return };
         match self.phase {
-            ForwarderPhase::Opening { owner: other, .. } | ForwarderPhase::Open { owner: other, .. } if other != owner => {
+            ForwarderPhase::Opening { owner: other, .. } | ForwarderPhase::Open { owner: other, .. }
+                if other != owner =>
+            {
                 self.abandon(now);
             }
             _ => {}
@@ -260,10 +264,12 @@ impl<R> ForwarderState<R> {
             *stopped |= end == AttemptEnd::OwnerStopped;
         }
         let mut over = None;
-        if end == AttemptEnd::OwnerStopped {
-            entry.former = FormerAttempts::Over;
+        match end {
+            AttemptEnd::Answered | AttemptEnd::NotExecuted => {}
+            AttemptEnd::OwnerStopped => entry.former = FormerAttempts::Over,
+            AttemptEnd::Lost => entry.former = FormerAttempts::InDoubt,
         }
-        if entry.once_only && entry.former != FormerAttempts::None {
+        if entry.once_only && entry.former == FormerAttempts::Over {
             over = Some(entry.request);
         } else {
             self.waiting.insert(id, entry);
@@ -272,25 +278,15 @@ impl<R> ForwarderState<R> {
         over
     }
 
-    /// Notes that the owner has ended a session: what was not answered was not executed.
-    pub fn ended(&mut self, session: u64, now: Instant) {
+    /// Notes that a session has ended or is of no use: nothing more is sent in it, and the next one is opened when all that was
+    /// sent has been answered or lost.
+    pub fn end(&mut self, session: u64, now: Instant) {
         match &mut self.phase {
             ForwarderPhase::Opening { session: asked, ended, .. } if *asked == session => *ended = true,
-            ForwarderPhase::Open { session: open, .. } if *open == session => {
-                self.requeue(FormerAttempts::None);
-                self.suspend_after(self.limits.backoff_min, now);
-            }
+            ForwarderPhase::Open { session: open, ending, .. } if *open == session => *ending = true,
             _ => {}
         }
-    }
-
-    /// Notes that the connection of a session has been lost: what was not answered may still be executed.
-    pub fn lost(&mut self, session: u64, now: Instant) {
-        if self.is_current(session) {
-            self.abandon(now);
-            self.retry_at = now + self.backoff;
-            self.backoff = (self.backoff * 2).min(self.limits.backoff_max);
-        }
+        self.suspend_if_drained(now);
     }
 
     fn is_current(&self, session: u64) -> bool {
@@ -299,20 +295,14 @@ impl<R> ForwarderState<R> {
             if current == session)
     }
 
+    /// Gives a session up at once: what is in flight may still be executed.
     fn abandon(&mut self, now: Instant) {
-        self.requeue(FormerAttempts::InDoubt);
-        self.suspend_after(Duration::ZERO, now);
-    }
-
-    /// Puts what is in flight back in its place.
-    fn requeue(&mut self, former: FormerAttempts) {
         for (id, mut entry) in std::mem::take(&mut self.sent) {
-            if former == FormerAttempts::InDoubt {
-                entry.former = former;
-            }
+            entry.former = FormerAttempts::InDoubt;
             self.waiting.insert(id, entry);
         }
         self.sent_bytes = 0;
+        self.suspend_after(Duration::ZERO, now);
     }
 
     fn suspend_if_drained(&mut self, now: Instant) {
@@ -397,3 +387,6 @@ impl<R> ForwarderState<R> {
         (self.waiting.len(), self.sent.len())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -84,8 +84,8 @@ pub struct OwnerSessions {
     /// Highest number of a session that each start has asked for, by volume.
     newest: BTreeMap<StartId, BTreeMap<String, u64>>,
     ended: BTreeSet<StartId>,
-    /// Start that each connection belongs to.
-    starts: BTreeMap<PeerNumber, StartId>,
+    /// Start that each connection belongs to, and the highest number of a session that was asked for over it.
+    peers: BTreeMap<PeerNumber, (StartId, u64)>,
 }
 
 impl OwnerSessions {
@@ -154,12 +154,13 @@ impl OwnerSessions {
     pub fn begin_open(&mut self, key: SessionKey, volume: &str, start: StartId) -> Result<(), ForwardRefusal> {
         self.check_open(key, volume, &start)?;
         let newest = self.newest.entry(start).or_default();
-        // A number names a session of a connection, whatever its volume.
-        if self.sessions.contains_key(&key) || newest.get(volume).is_some_and(|number| *number >= key.1) {
+        // A number names a session of a connection, whatever its volume, and is not used again.
+        let used = self.peers.get(&key.0).is_some_and(|(_, highest)| *highest >= key.1);
+        if used || newest.get(volume).is_some_and(|number| *number >= key.1) {
             return Err(ForwardRefusal::NoSession);
         }
         newest.insert(volume.to_owned(), key.1);
-        self.starts.insert(key.0, start);
+        self.peers.insert(key.0, (start, key.1));
         self.end_where(|session, _| session.start == start && session.volume == volume);
         let phase = SessionPhase::Opening;
         let session = OwnerSession { volume: volume.to_owned(), start, phase, executing: 0, unanswered: 0, bytes: 0 };
@@ -171,7 +172,7 @@ impl OwnerSessions {
         if self.ended.contains(start) {
             return Err(ForwardRefusal::StartEnded);
         }
-        if self.starts.get(&key.0).is_some_and(|known| known != start) {
+        if self.peers.get(&key.0).is_some_and(|(known, _)| known != start) {
             return Err(ForwardRefusal::Other("a connection belongs to one start of a daemon".into()));
         }
         match self.volumes.get(volume) {
@@ -202,9 +203,8 @@ impl OwnerSessions {
             Some(offered) if offered.suspended => ForwardRefusal::Moving,
             Some(offered) => {
                 let term = offered.term;
-                let former = |other: &OwnerSession| {
-                    other.start == start && other.volume == volume && other.executing > 0
-                };
+                let former =
+                    |other: &OwnerSession| other.start == start && other.volume == volume && other.executing > 0;
                 if self.sessions.values().any(former) {
                     return OpenStep::Wait;
                 }
@@ -280,7 +280,7 @@ impl OwnerSessions {
     /// Forgets a connection that has ended.
     pub fn forget_peer(&mut self, peer: PeerNumber) {
         self.end_peer(peer);
-        self.starts.remove(&peer);
+        self.peers.remove(&peer);
     }
 
     /// Ends the sessions of a start and refuses it from now on; returns the sessions that were open.
@@ -324,3 +324,6 @@ impl OwnerSessions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,8 +3,8 @@
 use forebay_block::{BufList, Error, ExtentMap, ExtentState, Geometry};
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
-use super::fields::{read_end, read_geometry, read_text, write_geometry, write_text};
 use super::failure::{read_error, write_error};
+use super::fields::{read_end, read_geometry, read_text, write_geometry, write_text};
 use super::{MAP_RUNS_MAX, MessageParts, TEXT_MAX, TRANSFER_MAX, VERSION};
 
 /// Answer of the owner of a volume.

@@ -3,9 +3,7 @@
 use forebay_block::{Advice, BlockRequest, BufList, Extent};
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
-use super::fields::{
-    read_advice, read_end, read_extent, read_flag, read_text, write_advice, write_extent, write_text,
-};
+use super::fields::{read_advice, read_end, read_extent, read_flag, read_text, write_advice, write_extent, write_text};
 use super::{MessageParts, StartId, TRANSFER_MAX, VERSION, VOLUME_MAX};
 
 /// Request of a forwarder to the owner of a volume.
@@ -114,9 +112,7 @@ impl ForwardRequest {
                 Self::Open { volume, start, session }
             }
             2 => Self::Close { session: reader.u64()? },
-            3 => {
-                Self::Volume { session: reader.u64()?, request: VolumeRequest::Map(read_extent(&mut reader)?) }
-            }
+            3 => Self::Volume { session: reader.u64()?, request: VolumeRequest::Map(read_extent(&mut reader)?) },
             4 => {
                 let (session, advice) = (reader.u64()?, read_advice(&mut reader)?);
                 let request = read_block(&mut reader, payload.take())?;
