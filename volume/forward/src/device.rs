@@ -17,7 +17,8 @@ use forebay_reactor::{now, sleep_until, spawn};
 use crate::client::{ForwardClient, OwnerLocator};
 use crate::session::{AttemptEnd, ForwarderLimits, ForwarderState, OpenFailure, Resolution};
 use crate::wire::{
-    self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, KIND_REQUEST, TRANSFER_MAX, VolumeRequest,
+    self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, KIND_REQUEST, StartId, TRANSFER_MAX,
+    VolumeRequest,
 };
 
 /// Parts of a long read or write begin at multiples of this, so that no block is written in two parts.
@@ -392,6 +393,11 @@ impl ForwardedVolume {
         forwarder.closing.set(true);
         forwarder.changed.notify_all();
         forwarder.changed.wait_until(|| forwarder.over.get()).await;
+    }
+
+    /// Returns the id of the life of the daemon that forwards it.
+    pub fn start(&self) -> &StartId {
+        self.forwarder.client.start()
     }
 
     /// Returns whether a session is open.

@@ -3,7 +3,7 @@
 //! The subject is the store and images on it; or, with `--messenger`, messengers; with `--writelog`, write logs; with
 //! `--attachment`, volumes that get and lose write logs under load; with `--replication`, write logs with members on several
 //! gateways; with `--shared`, images of a pool that several clients
-//! use at once; with `--families`, clones and snapshots of images.  `--everywhere` crashes each seed's scenario at every persistence point of its first life in turn.
+//! use at once; with `--families`, clones and snapshots of images; with `--forward`, volumes that other daemons have open.  `--everywhere` crashes each seed's scenario at every persistence point of its first life in turn.
 //!
 //! A failure prints its seed, its trace and how to replay it, and ends with exit code 1.
 
@@ -11,12 +11,12 @@ use std::fmt::Debug;
 use std::process::ExitCode;
 
 use forebay_sim::harness::{
-    AttachmentTally, Failure, FamilyTally, LogTally, MessengerTally, ReplicationTally, SharedTally, Tally,
-    run_attachment, run_families, run_messenger, run_replication, run_shared, run_writelog, soak, sweep,
-    sweep_writelog,
+    AttachmentTally, Failure, FamilyTally, ForwardTally, LogTally, MessengerTally, ReplicationTally, SharedTally,
+    Tally, run_attachment, run_families, run_forward, run_messenger, run_replication, run_shared, run_writelog, soak,
+    sweep, sweep_writelog,
 };
 
-const USAGE: &str = "sim [--messenger | --writelog | --attachment | --replication | --shared | --families] [--everywhere] [--seed N] [--steps M] [--runs R]";
+const USAGE: &str = "sim [--messenger | --writelog | --attachment | --replication | --shared | --families | --forward] [--everywhere] [--seed N] [--steps M] [--runs R]";
 
 /// Subject of the runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,7 @@ enum Subject {
     Replication,
     Shared,
     Families,
+    Forward,
 }
 
 struct Args {
@@ -54,6 +55,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--attachment" => args.subject = Subject::Attachment,
             "--replication" => args.subject = Subject::Replication,
             "--families" => args.subject = Subject::Families,
+            "--forward" => args.subject = Subject::Forward,
             "--shared" => args.subject = Subject::Shared,
             "--everywhere" => args.everywhere = true,
             _ => return Err(format!("{word}: unknown; usage: {USAGE}")),
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
         (Subject::Attachment, _) => run(&args, "--attachment", run_attachment, AttachmentTally::add),
         (Subject::Replication, _) => run(&args, "--replication", run_replication, ReplicationTally::add),
         (Subject::Families, _) => run(&args, "--families", run_families, FamilyTally::add),
+        (Subject::Forward, _) => run(&args, "--forward", run_forward, ForwardTally::add),
         (Subject::Shared, _) => run(&args, "--shared", run_shared, SharedTally::add),
     }
 }

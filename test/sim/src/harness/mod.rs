@@ -3,6 +3,7 @@
 //! Everything about a run follows from its seed: the shape of the store, the faults, the load, and where it crashes.
 
 mod families;
+mod forward;
 mod images;
 mod load;
 mod messenger;
@@ -15,6 +16,7 @@ mod striping;
 mod writelog;
 
 pub use families::{FamilyTally, run_families};
+pub use forward::{ForwardTally, run_forward};
 pub use messenger::{MessengerTally, run_messenger};
 pub use replication::{ReplicationTally, run_replication};
 pub use scenario::{Damage, Scenario, Subject};

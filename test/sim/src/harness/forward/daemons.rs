@@ -1,0 +1,408 @@
+//! Daemons of the group: owners, forwarders, and who is the owner.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use forebay_block::{BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, LocalFuture, Result};
+use forebay_forward::{
+    ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, OwnerLocator, StartId, VolumeOffer, VolumeOwner,
+};
+use forebay_messenger::{
+    Address, Connection, DisconnectReason, Handler, Message, Messenger, MessengerCore, MessengerOptions, Policy,
+};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{sleep, spawn, timeout};
+
+use super::device::{OpenedState, OpenedVolume, VolumeContent};
+use super::{ForwardScenario, OWNERS, VOLUME};
+use crate::oracle::BLOCK;
+use crate::rng::Rng;
+
+/// Longest time that anything of the group may take, with a network that works or does not.
+const LONGEST: Duration = Duration::from_secs(300);
+
+struct OwnerSide(Rc<ForwardHost>);
+
+impl Handler for OwnerSide {
+    fn message(&self, connection: &Connection, message: Message) {
+        assert!(self.0.handle(connection, message), "an owner gets requests only");
+    }
+
+    fn lost(&self, connection: &Connection, _reason: &DisconnectReason) {
+        self.0.forget(connection);
+    }
+}
+
+struct ForwarderSide(Rc<ForwardClient>);
+
+impl Handler for ForwarderSide {
+    fn message(&self, connection: &Connection, message: Message) {
+        assert!(self.0.handle(connection, &message), "a forwarder gets events only");
+    }
+
+    fn reset(&self, connection: &Connection) {
+        self.0.reset(connection);
+    }
+
+    fn lost(&self, connection: &Connection, _reason: &DisconnectReason) {
+        self.0.reset(connection);
+    }
+}
+
+/// Daemon that owns the volume at times.
+struct OwnerNode {
+    messenger: Messenger,
+    host: Rc<ForwardHost>,
+    offer: Option<VolumeOffer>,
+    opened: Option<Rc<OpenedState>>,
+}
+
+/// One life of a forwarder.
+struct ForwarderLife {
+    messenger: Messenger,
+    volume: ForwardedVolume,
+    view: Rc<OwnerView>,
+    /// Set when nothing of it is executed any more.
+    over: Cell<bool>,
+    ended: Notify,
+}
+
+/// Daemon that forwards requests.
+pub(super) struct ForwarderNode {
+    number: usize,
+    life: RefCell<Rc<ForwarderLife>>,
+}
+
+impl ForwarderNode {
+    /// Sends a request.  It fails when the daemon has ended, and nothing of it is executed any more.
+    pub(super) async fn submit(&self, request: BlockRequest) -> Result<BlockReply> {
+        let life = self.life.borrow().clone();
+        let mut answer = life.volume.submit(request);
+        let mut ended = pin!(life.ended.wait_until(|| life.over.get()));
+        poll_fn(move |cx| {
+            if ended.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Err(Error::new(ErrorKind::Io, "the daemon has ended")));
+            }
+            answer.as_mut().poll(cx)
+        })
+        .await
+    }
+}
+
+/// Owner as a forwarder sees it.
+#[derive(Default)]
+struct OwnerView {
+    owner: Cell<Option<(usize, u64)>>,
+    connections: RefCell<Vec<Connection>>,
+    changed: Rc<Notify>,
+}
+
+struct ViewLocator(Rc<OwnerView>);
+
+impl OwnerLocator for ViewLocator {
+    fn owner(&self) -> Option<VolumeOwner> {
+        let (owner, term) = self.0.owner.get()?;
+        Some(VolumeOwner { connection: self.0.connections.borrow()[owner].clone(), term: Some(term) })
+    }
+
+    fn changed(&self) -> LocalFuture<()> {
+        let (changed, seen) = (self.0.changed.clone(), Cell::new(false));
+        let mut waiting = Box::pin(async move {
+            // The first look registers, the second one comes after a change.
+            changed.wait_until(|| seen.replace(true)).await;
+        });
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let _ = waiting.as_mut().poll(&mut context);
+        waiting
+    }
+}
+
+/// The group, and what it knows.
+pub(super) struct Group {
+    scenario: ForwardScenario,
+    core: MessengerCore,
+    content: VolumeContent,
+    owners: RefCell<Vec<OwnerNode>>,
+    forwarders: Vec<Rc<ForwarderNode>>,
+    owner: Cell<usize>,
+    term: Cell<u64>,
+    starts: Cell<u8>,
+    dead: RefCell<Vec<StartId>>,
+    executed: Cell<u64>,
+    wrong: RefCell<Option<String>>,
+}
+
+fn address(owner: usize) -> Address {
+    format!("127.0.0.1:{}", 3300 + owner).parse().expect("an address")
+}
+
+impl Group {
+    pub(super) async fn start(scenario: &ForwardScenario, rng: &mut Rng) -> std::result::Result<Self, String> {
+        let core = MessengerCore::default();
+        let mut owners = Vec::new();
+        for number in 0..OWNERS {
+            owners.push(start_owner(&core, number).await);
+        }
+        let content = Rc::new(RefCell::new(vec![0; (scenario.blocks * BLOCK) as usize]));
+        let mut group = Self {
+            scenario: scenario.clone(),
+            core,
+            content,
+            owners: RefCell::new(owners),
+            forwarders: Vec::new(),
+            owner: Cell::new(0),
+            term: Cell::new(0),
+            starts: Cell::new(0),
+            dead: RefCell::default(),
+            executed: Cell::new(0),
+            wrong: RefCell::default(),
+        };
+        group.open_at(0, rng);
+        for number in 0..scenario.forwarders {
+            let life = RefCell::new(group.start_forwarder().await?);
+            group.forwarders.push(Rc::new(ForwarderNode { number, life }));
+        }
+        Ok(group)
+    }
+
+    pub(super) fn forwarders(&self) -> &[Rc<ForwarderNode>] {
+        &self.forwarders
+    }
+
+    /// Returns the first violation.
+    pub(super) fn wrong(&self) -> Option<String> {
+        let executes = |node: &OwnerNode| node.opened.as_ref().is_some_and(|opened| opened.wrong.get());
+        if self.owners.borrow().iter().any(executes) {
+            return Some("an owner has executed a request after it gave the volume up".into());
+        }
+        self.wrong.borrow().clone()
+    }
+
+    /// Returns the number of requests that all owners executed.
+    pub(super) fn executed(&self) -> u64 {
+        let opened: u64 = self
+            .owners
+            .borrow()
+            .iter()
+            .filter_map(|node| node.opened.as_ref())
+            .map(|opened| opened.executed.get())
+            .sum();
+        self.executed.get() + opened
+    }
+
+    /// Opens the volume at an owner, in a new term.
+    fn open_at(&self, owner: usize, rng: &mut Rng) {
+        self.term.set(self.term.get() + 1);
+        let (device, opened) = OpenedVolume::new(&self.content, self.scenario.delay, rng.fork());
+        let mut owners = self.owners.borrow_mut();
+        let node = &mut owners[owner];
+        // An offer of a former term, which it did not know to be over.
+        drop(node.offer.take());
+        if let Some(before) = node.opened.replace(opened) {
+            self.executed.set(self.executed.get() + before.executed.get());
+        }
+        node.offer = Some(node.host.offer(VOLUME, self.term.get(), device).expect("it is not offered"));
+        drop(owners);
+        self.owner.set(owner);
+    }
+
+    /// Tells forwarders of the owner, one later than the other.
+    fn announce(&self, rng: &mut Rng) {
+        for node in &self.forwarders {
+            let (view, now) = (node.life.borrow().view.clone(), (self.owner.get(), self.term.get()));
+            let delay = Duration::from_micros(if rng.coin() { 0 } else { rng.below(100_000) });
+            drop(spawn(async move {
+                sleep(delay).await;
+                if view.owner.get().is_none_or(|(_, term)| term < now.1) {
+                    view.owner.set(Some(now));
+                    view.changed.notify_all();
+                }
+            }));
+        }
+    }
+
+    /// Moves the volume to the other owner, as planned; or not, after all.
+    pub(super) async fn move_volume(&self, cancels: bool, rng: &mut Rng) -> std::result::Result<(), String> {
+        let from = self.owner.get();
+        let (offer, opened) = {
+            let mut owners = self.owners.borrow_mut();
+            let node = &mut owners[from];
+            (node.offer.take().expect("the owner offers it"), node.opened.clone().expect("and has it open"))
+        };
+        let suspended = timeout(LONGEST, offer.suspend()).await;
+        suspended.map_err(|_| "a volume does not come to rest".to_owned())?;
+        if opened.executing.get() > 0 {
+            self.wrong.borrow_mut().get_or_insert("a suspended volume executes requests".into());
+        }
+        if !cancels {
+            opened.closed.set(true);
+        }
+        sleep(Duration::from_micros(rng.below(20_000))).await;
+        if cancels {
+            offer.resume();
+            self.owners.borrow_mut()[from].offer = Some(offer);
+            return Ok(());
+        }
+        offer.set_next_owner("the other");
+        drop(offer);
+        self.open_at((from + 1) % OWNERS, rng);
+        self.announce(rng);
+        Ok(())
+    }
+
+    /// Fences the owner, which does not know; the other one opens the volume.
+    pub(super) async fn fence_owner(&self, rng: &mut Rng) -> std::result::Result<(), String> {
+        let from = self.owner.get();
+        let opened = self.owners.borrow()[from].opened.clone().expect("it has it open");
+        opened.fenced.set(true);
+        sleep(Duration::from_micros(rng.below(50_000))).await;
+        self.open_at((from + 1) % OWNERS, rng);
+        self.announce(rng);
+        Ok(())
+    }
+
+    /// Starts the owner's daemon again: it is fenced, and the other one opens the volume.
+    pub(super) async fn restart_owner(&self, rng: &mut Rng) -> std::result::Result<(), String> {
+        let from = self.owner.get();
+        let messenger = {
+            let owners = self.owners.borrow();
+            owners[from].opened.as_ref().expect("it has it open").fenced.set(true);
+            owners[from].messenger.clone()
+        };
+        messenger.shutdown();
+        sleep(Duration::from_micros(rng.below(50_000))).await;
+        let again = start_owner(&self.core, from).await;
+        for start in self.dead.borrow().iter() {
+            again.host.end_start(*start).await;
+        }
+        let before = std::mem::replace(&mut self.owners.borrow_mut()[from], again);
+        let executed = before.opened.as_ref().map_or(0, |opened| opened.executed.get());
+        self.executed.set(self.executed.get() + executed);
+        drop(before);
+        self.open_at((from + 1) % OWNERS, rng);
+        self.announce(rng);
+        Ok(())
+    }
+
+    /// Replaces the connection of a forwarder to an owner.
+    pub(super) fn reconnect(&self, rng: &mut Rng) {
+        let life = rng.pick(&self.forwarders).life.borrow().clone();
+        let owner = if rng.one_in(4) { rng.below(OWNERS as u64) as usize } else { self.owner.get() };
+        let connection = life.messenger.connect(&address(owner), Policy::LosslessPeer);
+        let before = std::mem::replace(&mut life.view.connections.borrow_mut()[owner], connection);
+        if rng.coin() {
+            before.close();
+        } else {
+            // Both are there for a while.
+            let delay = Duration::from_micros(rng.below(300_000));
+            drop(spawn(async move {
+                sleep(delay).await;
+                before.close();
+            }));
+        }
+        life.view.changed.notify_all();
+    }
+
+    async fn start_forwarder(&self) -> std::result::Result<Rc<ForwarderLife>, String> {
+        let start = self.starts.get() + 1;
+        self.starts.set(start);
+        let limits = ForwarderLimits {
+            patience: self.scenario.patience,
+            requests_max: 1 + usize::from(start % 3) * 8,
+            ..ForwarderLimits::default()
+        };
+        let client = ForwardClient::new([start; 16], limits);
+        let messenger = Messenger::new(&self.core, options(), ForwarderSide(client.clone()));
+        let connect = |owner| messenger.connect(&address(owner), Policy::LosslessPeer);
+        let view = Rc::new(OwnerView::default());
+        *view.connections.borrow_mut() = (0..OWNERS).map(connect).collect();
+        view.owner.set(Some((self.owner.get(), self.term.get())));
+        let volume = loop {
+            match timeout(LONGEST, client.open(VOLUME, Rc::new(ViewLocator(view.clone())))).await {
+                Ok(Ok(volume)) => break volume,
+                Ok(Err(error)) if error.kind() == ErrorKind::TimedOut => {}
+                Ok(Err(error)) => return Err(format!("a volume cannot be opened: {error}")),
+                Err(_) => return Err("a volume is not opened".into()),
+            }
+        };
+        Ok(Rc::new(ForwarderLife { messenger, volume, view, over: Cell::new(false), ended: Notify::new() }))
+    }
+
+    /// Starts a forwarder again.  The owners are told that its former life is over.
+    pub(super) async fn restart_forwarder(&self, rng: &mut Rng) -> std::result::Result<(), String> {
+        let node = rng.pick(&self.forwarders).clone();
+        let before = node.life.borrow().clone();
+        let start = self.start_of(&before);
+        if rng.coin() {
+            before.messenger.shutdown();
+        }
+        let hosts: Vec<_> = self.owners.borrow().iter().map(|node| node.host.clone()).collect();
+        self.dead.borrow_mut().push(start);
+        for host in hosts {
+            timeout(LONGEST, host.end_start(start)).await.map_err(|_| "a start does not end".to_owned())?;
+        }
+        before.over.set(true);
+        before.ended.notify_all();
+        // It may go on for a while, and not know that it was declared dead.
+        drop(spawn({
+            let delay = Duration::from_micros(rng.below(50_000));
+            async move {
+                sleep(delay).await;
+                before.messenger.shutdown();
+            }
+        }));
+        let life = self.start_forwarder().await?;
+        *node.life.borrow_mut() = life;
+        Ok(())
+    }
+
+    fn start_of(&self, life: &ForwarderLife) -> StartId {
+        *life.volume.start()
+    }
+
+    /// Closes everything.
+    pub(super) async fn close(&self) -> std::result::Result<(), String> {
+        for node in &self.forwarders {
+            let life = node.life.borrow().clone();
+            let number = node.number;
+            let closed = timeout(LONGEST, life.volume.close()).await;
+            closed.map_err(|_| format!("the volume of forwarder {number} is not closed"))?;
+        }
+        sleep(Duration::from_secs(60)).await;
+        let current = self.owners.borrow()[self.owner.get()].host.sessions();
+        if current > 0 {
+            return Err(format!("{current} sessions are left"));
+        }
+        for node in &self.forwarders {
+            node.life.borrow().messenger.shutdown();
+        }
+        self.owners.borrow().iter().for_each(|node| node.messenger.shutdown());
+        Ok(())
+    }
+}
+
+fn options() -> MessengerOptions {
+    MessengerOptions {
+        handshake_timeout: Duration::from_secs(5),
+        keepalive_interval: Duration::from_secs(1),
+        keepalive_timeout: Duration::from_secs(3),
+        frame_timeout: Duration::from_secs(10),
+        backoff_min: Duration::from_millis(10),
+        backoff_max: Duration::from_millis(500),
+        session_timeout: Duration::from_secs(20),
+        ..MessengerOptions::default()
+    }
+}
+
+async fn start_owner(core: &MessengerCore, number: usize) -> OwnerNode {
+    let host = ForwardHost::new();
+    let messenger = Messenger::new(core, options(), OwnerSide(host.clone()));
+    while messenger.bind(&address(number)).is_err() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    OwnerNode { messenger, host, offer: None, opened: None }
+}
