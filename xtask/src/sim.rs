@@ -39,6 +39,9 @@ pub struct SimArguments {
     /// Clones and snapshots of images under power failures and dying clients, in place of stores
     #[arg(long, conflicts_with_all = ["messenger", "writelog", "attachment", "replication", "shared", "everywhere", "sweeps"])]
     families: bool,
+    /// Volumes that other daemons have open, under moves and failures of these, in place of stores
+    #[arg(long, conflicts_with_all = ["messenger", "writelog", "attachment", "replication", "shared", "families", "everywhere", "sweeps"])]
+    forward: bool,
     /// Crash each seed's scenario at every persistence point of its first life in turn: a run a point
     #[arg(long)]
     everywhere: bool,
@@ -57,6 +60,7 @@ impl SimArguments {
             (self.replication, "--replication"),
             (self.shared, "--shared"),
             (self.families, "--families"),
+            (self.forward, "--forward"),
             (everywhere, "--everywhere"),
         ];
         all.into_iter().filter_map(|(asked, option)| asked.then_some(option)).collect()

@@ -98,6 +98,11 @@ fn data_path() -> Vec<Stage> {
             own(&["sim", "--families", "--jobs", "1", "--runs", &runs])
         })
         .long(6, 40, 1500),
+        Stage::tests("sim-forward", "volumes that other daemons have open", &["build-programs"], |length| {
+            let runs = length.of(300, 2000, 20_000).to_string();
+            own(&["sim", "--forward", "--jobs", "1", "--runs", &runs])
+        })
+        .long(3, 20, 200),
         Stage::tests(
             "replication-model",
             "replicated write logs, every order of events",

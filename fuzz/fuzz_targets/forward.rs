@@ -1,0 +1,5 @@
+#![no_main]
+
+forebay_fuzz::targets! {
+    "forward_messages" => forebay_forward::fuzz::decode_messages,
+}
