@@ -7,14 +7,15 @@ use forebay_block::{LocalFuture, Result};
 use forebay_messenger::{Connection, Message};
 
 use crate::device::{ForwardedVolume, VolumeForwarder};
+use crate::route::OwnerRoute;
 use crate::session::ForwarderLimits;
 use crate::wire::{self, ForwardEvent, KIND_EVENT, StartId};
 
 /// Owner of a volume, as far as a forwarder knows.
 #[derive(Debug, Clone)]
 pub struct VolumeOwner {
-    /// Connection to it.
-    pub connection: Connection,
+    /// Way to it.
+    pub route: OwnerRoute,
     /// Term in which it owns the volume, if known: sessions of lower terms are not used any more.
     pub term: Option<u64>,
 }
@@ -70,7 +71,7 @@ impl ForwardClient {
             return false;
         }
         match wire::front(message).and_then(|front| ForwardEvent::decode(&front)) {
-            Ok(event) => self.of_connection(connection).into_iter().for_each(|volume| volume.event(&event)),
+            Ok(event) => self.event(&OwnerRoute::Remote(connection.clone()), &event),
             Err(error) => {
                 let peer = connection.address();
                 tracing::warn!(%peer, %error, "forwarded volumes: protocol violation; sessions with the owner end");
@@ -82,7 +83,13 @@ impl ForwardClient {
 
     /// Opens the sessions over a connection again: the connection has ended, or the peer has dropped the messenger's session.
     pub fn reset(&self, connection: &Connection) {
-        self.of_connection(connection).into_iter().for_each(|volume| volume.connection_lost());
+        let route = OwnerRoute::Remote(connection.clone());
+        self.over_route(&route).into_iter().for_each(|volume| volume.connection_lost());
+    }
+
+    /// Handles an event of an owner.
+    pub(crate) fn event(&self, route: &OwnerRoute, event: &ForwardEvent) {
+        self.over_route(route).into_iter().for_each(|volume| volume.event(event));
     }
 
     /// Returns the id of this life of the daemon.
@@ -96,8 +103,8 @@ impl ForwardClient {
         session
     }
 
-    fn of_connection(&self, connection: &Connection) -> Vec<Rc<VolumeForwarder>> {
+    fn over_route(&self, route: &OwnerRoute) -> Vec<Rc<VolumeForwarder>> {
         let volumes: Vec<_> = self.volumes.borrow().iter().filter_map(Weak::upgrade).collect();
-        volumes.into_iter().filter(|volume| volume.is_over(connection)).collect()
+        volumes.into_iter().filter(|volume| volume.is_over(route)).collect()
     }
 }

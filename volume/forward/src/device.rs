@@ -10,16 +10,13 @@ use forebay_block::{
     Advice, BlockDevice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry,
     InFlightGuard, InFlightTracker, LocalFuture, Result, SizeWatch,
 };
-use forebay_messenger::{Connection, Message, SendError};
 use forebay_reactor::sync::{Notify, join_all, oneshot};
 use forebay_reactor::{now, sleep_until, spawn};
 
 use crate::client::{ForwardClient, OwnerLocator};
+use crate::route::{OwnerRoute, PreparedRequest, RouteError};
 use crate::session::{AttemptEnd, ForwarderLimits, ForwarderState, OpenFailure, Resolution};
-use crate::wire::{
-    self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, KIND_REQUEST, StartId, TRANSFER_MAX,
-    VolumeRequest,
-};
+use crate::wire::{ForwardAnswer, ForwardEvent, ForwardRefusal, StartId, TRANSFER_MAX, VolumeRequest};
 
 /// Parts of a long read or write begin at multiples of this, so that no block is written in two parts.
 const PART_ALIGN: u64 = 4096;
@@ -39,10 +36,10 @@ pub(crate) struct VolumeForwarder {
     locator: Rc<dyn OwnerLocator>,
     limits: ForwarderLimits,
     state: RefCell<ForwarderState<HostRequest>>,
-    /// Connections to owners are numbered, so that the state machine can tell one from the next.
-    owner: RefCell<Option<(u64, Connection)>>,
-    /// Connection of the session that is open or being opened.
-    connection: RefCell<Option<Connection>>,
+    /// Routes to owners are numbered, so that the state machine can tell one from the next.
+    owner: RefCell<Option<(u64, OwnerRoute)>>,
+    /// Route of the session that is open or being opened.
+    route: RefCell<Option<OwnerRoute>>,
     geometry: Cell<Option<Geometry>>,
     /// Newest event about the size, with its session: it may be seen before the session is.
     size_event: Cell<Option<(u64, Geometry)>>,
@@ -70,7 +67,7 @@ impl VolumeForwarder {
             limits,
             state: RefCell::new(ForwarderState::new(limits, now())),
             owner: RefCell::default(),
-            connection: RefCell::default(),
+            route: RefCell::default(),
             geometry: Cell::default(),
             size_event: Cell::default(),
             watch: Rc::default(),
@@ -114,42 +111,44 @@ impl VolumeForwarder {
             self.close_session();
             return true;
         }
-        let asks = self.state.borrow().owner_to_ask(time);
+        let asked = self.state.borrow().owner_to_ask(time);
         let owner = self.owner.borrow().clone();
-        if let (Some(asked), Some((number, connection))) = (asks, owner) {
+        if let (Some(asked), Some((number, route))) = (asked, owner) {
             debug_assert_eq!(asked, number);
             let session = self.client.next_session();
             self.state.borrow_mut().begin_open(session);
-            *self.connection.borrow_mut() = Some(connection.clone());
-            drop(spawn(self.clone().ask_for_session(connection, session)));
+            *self.route.borrow_mut() = Some(route.clone());
+            drop(spawn(self.clone().ask_for_session(route, session)));
         }
         self.send_waiting();
         false
     }
 
     fn follow_owner(&self) {
-        let found = self.locator.owner();
-        let mut owner = self.owner.borrow_mut();
-        let Some(found) = found else {
+        let mut state = self.state.borrow_mut();
+        let Some(found) = self.locator.owner() else {
             // A session that is open goes on: the group may not know its state at the moment.
-            return self.state.borrow_mut().set_owner(None, None, now());
+            state.set_owner(None, None, now());
+            return;
         };
+        let mut owner = self.owner.borrow_mut();
         let number = match &*owner {
-            Some((number, connection)) if *connection == found.connection => *number,
+            Some((number, route)) if *route == found.route => *number,
             before => before.as_ref().map_or(0, |(number, _)| number + 1),
         };
-        *owner = Some((number, found.connection));
-        self.state.borrow_mut().set_owner(Some(number), found.term, now());
+        if state.set_owner(Some(number), found.term, now()) {
+            *owner = Some((number, found.route));
+        }
     }
 
-    async fn ask_for_session(self: Rc<Self>, connection: Connection, session: u64) {
-        let (volume, start) = (self.volume.clone(), *self.client.start());
-        let open = ForwardRequest::Open { volume, start, session };
-        let answer = connection.request(wire::message(KIND_REQUEST, open.encode())).await;
+    async fn ask_for_session(self: Rc<Self>, route: OwnerRoute, session: u64) {
         let mut failure = OpenFailure::Retry;
-        let why = match answer.map_err(|error| error.to_string()).and_then(decoded) {
+        let why = match route.open(&self.client, &self.volume, session).await.map_err(RouteError::into_text) {
             Ok(ForwardAnswer::Opened { term, geometry }) => {
-                self.session_opened(session, term, geometry);
+                if !self.session_opened(session, term, geometry) {
+                    // Opened too late, or by a former owner.
+                    route.close(&self.client, session).await;
+                }
                 return self.changed.notify_all();
             }
             Ok(ForwardAnswer::Refused(refusal)) => {
@@ -163,19 +162,21 @@ impl VolumeForwarder {
             Ok(_) => "unexpected answer to a request to open a session".into(),
             Err(why) => why,
         };
-        tracing::debug!(volume = self.volume, peer = %connection.address(), why, "no session with the owner of a volume");
+        tracing::debug!(volume = self.volume, ?route, why, "no session with the owner of a volume");
         *self.trouble.borrow_mut() = why;
         self.state.borrow_mut().open_failed(session, failure, now());
         self.changed.notify_all();
     }
 
-    fn session_opened(&self, session: u64, term: u64, geometry: Geometry) {
+    /// Notes that a session is open; returns whether it is of use.
+    fn session_opened(&self, session: u64, term: u64, geometry: Geometry) -> bool {
         let opened = self.state.borrow_mut().opened(session, term, now());
-        let Some(over) = opened else { return };
+        let Some(over) = opened else { return false };
         self.resolve(over);
         // An event of this session is newer than the answer.
         let newer = self.size_event.get().filter(|(of, _)| *of == session);
         self.set_geometry(newer.map_or(geometry, |(_, geometry)| geometry));
+        true
     }
 
     fn set_geometry(&self, geometry: Geometry) {
@@ -188,38 +189,32 @@ impl VolumeForwarder {
 
     /// Sends what waits, as far as the bounds allow.
     fn send_waiting(self: &Rc<Self>) {
-        let Some(connection) = self.connection.borrow().clone() else { return };
+        let Some(route) = self.route.borrow().clone() else { return };
         let mut state = self.state.borrow_mut();
         while let Some(next) = state.next_to_send() {
-            let message = wire::message(KIND_REQUEST, next.request.request.encode(next.session));
-            drop(spawn(self.clone().attempt(connection.clone(), next.session, next.id, message)));
+            let prepared = route.prepare(next.session, &next.request.request);
+            drop(spawn(self.clone().attempt(route.clone(), next.session, next.id, prepared)));
         }
     }
 
     /// Sends a request in a session, and handles its answer.
-    async fn attempt(self: Rc<Self>, connection: Connection, session: u64, id: u64, message: Message) {
-        let (end, result) = match connection.request(message).await {
-            Err(SendError::Ended(reason)) => {
-                let why = format!("connection to the owner lost: {reason}");
+    async fn attempt(self: Rc<Self>, route: OwnerRoute, session: u64, id: u64, prepared: PreparedRequest) {
+        let (end, result) = match route.execute(&self.client, session, prepared).await {
+            Err(RouteError::Lost(why)) => {
                 *self.trouble.borrow_mut() = why.clone();
                 (AttemptEnd::Lost, Err(self.failed(why)))
             }
-            Err(error) => (AttemptEnd::Answered, Err(self.failed(error))),
-            Ok(reply) => match decoded(reply) {
-                Ok(ForwardAnswer::Refused(refusal)) => {
-                    *self.trouble.borrow_mut() = refusal.to_string();
-                    (AttemptEnd::NotExecuted, Err(self.failed(refusal)))
-                }
-                Ok(ForwardAnswer::Failed(error))
-                    if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::ShuttingDown) =>
-                {
-                    *self.trouble.borrow_mut() = format!("the owner has stopped: {error}");
-                    (AttemptEnd::OwnerStopped, Err(error))
-                }
-                Ok(ForwardAnswer::Failed(error)) => (AttemptEnd::Answered, Err(error)),
-                Ok(answer) => (AttemptEnd::Answered, Ok(answer)),
-                Err(why) => (AttemptEnd::Answered, Err(self.failed(why))),
-            },
+            Err(RouteError::Failed(why)) => (AttemptEnd::Answered, Err(self.failed(why))),
+            Ok(ForwardAnswer::Refused(refusal)) => {
+                *self.trouble.borrow_mut() = refusal.to_string();
+                (AttemptEnd::NotExecuted, Err(self.failed(refusal)))
+            }
+            Ok(ForwardAnswer::Failed(error)) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::ShuttingDown) => {
+                *self.trouble.borrow_mut() = format!("the owner has stopped: {error}");
+                (AttemptEnd::OwnerStopped, Err(error))
+            }
+            Ok(ForwardAnswer::Failed(error)) => (AttemptEnd::Answered, Err(error)),
+            Ok(answer) => (AttemptEnd::Answered, Ok(answer)),
         };
         let over = self.state.borrow_mut().answered(session, id, end, now());
         match (over, end) {
@@ -279,9 +274,9 @@ impl VolumeForwarder {
         }
     }
 
-    /// Returns whether the session is over this connection.
-    pub(crate) fn is_over(&self, connection: &Connection) -> bool {
-        self.connection.borrow().as_ref() == Some(connection)
+    /// Returns whether the session is over this route.
+    pub(crate) fn is_over(&self, route: &OwnerRoute) -> bool {
+        self.route.borrow().as_ref() == Some(route)
     }
 
     pub(crate) fn connection_lost(&self) {
@@ -294,12 +289,9 @@ impl VolumeForwarder {
 
     fn close_session(&self) {
         let session = self.state.borrow().session();
-        if let (Some(session), Some(connection)) = (session, self.connection.take()) {
-            let message = wire::message(KIND_REQUEST, ForwardRequest::Close { session }.encode());
-            drop(spawn(async move {
-                // The owner ends the session with the connection otherwise.
-                let _ = connection.request(message).await;
-            }));
+        if let (Some(session), Some(route)) = (session, self.route.take()) {
+            let client = self.client.clone();
+            drop(spawn(async move { route.close(&client, session).await }));
         }
     }
 
@@ -327,12 +319,6 @@ impl VolumeForwarder {
             answered.await.unwrap_or_else(gone)
         })
     }
-}
-
-fn decoded(mut reply: Message) -> std::result::Result<ForwardAnswer, String> {
-    let data = std::mem::take(&mut reply.data);
-    let front = wire::front(&reply);
-    front.and_then(|front| ForwardAnswer::decode(&front, data)).map_err(|error| error.to_string())
 }
 
 /// Waits for the first of three events.

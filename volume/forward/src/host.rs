@@ -2,26 +2,36 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use forebay_block::{BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, Geometry, Result};
 use forebay_messenger::{Connection, Message, MessageRole};
 use forebay_reactor::spawn;
 use forebay_reactor::sync::Notify;
 
+use crate::client::ForwardClient;
 use crate::offer::VolumeOffer;
+use crate::route::OwnerRoute;
 use crate::session::{AdmitRefused, OpenStep, OwnerSessions, PeerNumber, SessionKey};
 use crate::wire::{
     self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, KIND_REQUEST, SessionEndReason, StartId,
     VolumeRequest,
 };
 
+/// Forwarder that has sessions here.
+#[derive(Clone)]
+enum SessionPeer {
+    Remote(Connection),
+    /// Forwarder of this daemon.
+    Local(Weak<ForwardClient>),
+}
+
 /// Owner's side of all forwarded volumes of a daemon.
 #[derive(Default)]
 pub struct ForwardHost {
     sessions: RefCell<OwnerSessions>,
     devices: RefCell<BTreeMap<String, Rc<dyn BlockDevice>>>,
-    peers: RefCell<Vec<(PeerNumber, Connection)>>,
+    peers: RefCell<Vec<(PeerNumber, SessionPeer)>>,
     next_peer: Cell<PeerNumber>,
     /// Signaled when a request has completed or a session has ended.
     changed: Notify,
@@ -76,7 +86,8 @@ impl ForwardHost {
     /// Ends the sessions of a connection that has ended or whose peer has begun again.
     pub fn forget(&self, connection: &Connection) {
         let mut peers = self.peers.borrow_mut();
-        let Some(at) = peers.iter().position(|(_, known)| known == connection) else { return };
+        let is_it = |peer: &SessionPeer| matches!(peer, SessionPeer::Remote(known) if known == connection);
+        let Some(at) = peers.iter().position(|(_, peer)| is_it(peer)) else { return };
         let (peer, _) = peers.swap_remove(at);
         self.sessions.borrow_mut().forget_peer(peer);
         self.changed.notify_all();
@@ -116,13 +127,21 @@ impl ForwardHost {
     }
 
     /// Tells the forwarders of a volume its geometry.
-    pub(crate) fn announce_size(&self, volume: &str, geometry: Geometry) {
+    pub(crate) fn announce_size(self: &Rc<Self>, volume: &str, geometry: Geometry) {
         let open = self.sessions.borrow().open_sessions(volume);
         for (peer, session) in open {
-            if let Some(connection) = self.connection(peer) {
-                let event = ForwardEvent::Size { session, geometry };
-                post(&connection, wire::message(wire::KIND_EVENT, (event.encode(), Default::default())));
+            let event = ForwardEvent::Size { session, geometry };
+            match self.session_peer(peer) {
+                Some(SessionPeer::Remote(connection)) => post(&connection, event_message(&event)),
+                Some(SessionPeer::Local(client)) => self.tell_local(&client, &event),
+                None => {}
             }
+        }
+    }
+
+    fn tell_local(self: &Rc<Self>, client: &Weak<ForwardClient>, event: &ForwardEvent) {
+        if let Some(client) = client.upgrade() {
+            client.event(&OwnerRoute::Local(self.clone()), event);
         }
     }
 
@@ -130,13 +149,15 @@ impl ForwardHost {
     fn announce_end(self: &Rc<Self>, ended: Vec<SessionKey>, why: &SessionEndReason) {
         self.changed.notify_all();
         for key in ended {
-            let Some(connection) = self.connection(key.0) else { continue };
+            let Some(peer) = self.session_peer(key.0) else { continue };
             let (host, event) = (self.clone(), ForwardEvent::Ended { session: key.1, why: why.clone() });
             drop(spawn(async move {
                 host.changed.wait_until(|| !host.sessions.borrow().is_answering(key)).await;
-                let message = wire::message(wire::KIND_EVENT, (event.encode(), Default::default()));
-                // A connection that has ended needs none.
-                let _ = connection.send(message).await;
+                match peer {
+                    // A connection that has ended needs none.
+                    SessionPeer::Remote(connection) => drop(connection.send(event_message(&event)).await),
+                    SessionPeer::Local(client) => host.tell_local(&client, &event),
+                }
             }));
         }
     }
@@ -189,27 +210,18 @@ impl ForwardHost {
     /// Executes a request, unless it is refused.
     fn execute(self: &Rc<Self>, connection: &Connection, message: Message, key: SessionKey, request: VolumeRequest) {
         let cost = request.cost();
-        let admitted = self.sessions.borrow_mut().admit(key, cost);
-        match admitted {
-            Ok(()) => {}
+        let device = match self.admit(key, cost) {
+            Ok(device) => device,
             Err(AdmitRefused::TooMany) => {
                 return self.violated(connection, &message, "more requests in flight than a session may have");
             }
             Err(AdmitRefused::Refusal(refusal)) => {
                 return post(connection, wire::reply(&message, ForwardAnswer::Refused(refusal).encode()));
             }
-        }
-        let device = {
-            let (sessions, devices) = (self.sessions.borrow(), self.devices.borrow());
-            let volume = sessions.volume_of(key).expect("an open session");
-            devices.get(volume).expect("an offered volume has a device").clone()
         };
         let (host, connection) = (self.clone(), connection.clone());
         drop(spawn(async move {
-            let answer = match check(&device.geometry(), &request) {
-                Ok(()) => executed(&*device, request).await,
-                Err(error) => ForwardAnswer::Failed(error),
-            };
+            let answer = executed(&*device, request).await;
             host.sessions.borrow_mut().executed(key);
             host.changed.notify_all();
             // The forwarder asks again if the connection has ended.
@@ -219,20 +231,83 @@ impl ForwardHost {
         }));
     }
 
-    fn peer(&self, connection: &Connection) -> PeerNumber {
-        let mut peers = self.peers.borrow_mut();
-        if let Some((peer, _)) = peers.iter().find(|(_, known)| known == connection) {
-            return *peer;
-        }
-        let peer = self.next_peer.get();
-        self.next_peer.set(peer + 1);
-        peers.push((peer, connection.clone()));
-        peer
+    /// Admits a request; returns the device that executes it.
+    fn admit(&self, key: SessionKey, cost: usize) -> std::result::Result<Rc<dyn BlockDevice>, AdmitRefused> {
+        let mut sessions = self.sessions.borrow_mut();
+        sessions.admit(key, cost)?;
+        let volume = sessions.volume_of(key).expect("an open session");
+        Ok(self.devices.borrow().get(volume).expect("an offered volume has a device").clone())
     }
 
-    fn connection(&self, peer: PeerNumber) -> Option<Connection> {
-        self.peers.borrow().iter().find(|(known, _)| *known == peer).map(|(_, connection)| connection.clone())
+    /// Opens a session of a forwarder of this daemon.
+    pub(crate) async fn open_local(&self, client: &Rc<ForwardClient>, volume: &str, session: u64) -> ForwardAnswer {
+        let key = (self.local_peer(client), session);
+        let begun = self.sessions.borrow_mut().begin_open(key, volume, *client.start());
+        self.changed.notify_all();
+        match begun {
+            Err(refusal) => ForwardAnswer::Refused(refusal),
+            Ok(()) => self.opened(key, volume).await,
+        }
     }
+
+    /// Executes a request of a forwarder of this daemon, in a session.  Must not be dropped before it has completed.
+    pub(crate) async fn execute_local(
+        &self,
+        client: &Rc<ForwardClient>,
+        session: u64,
+        request: VolumeRequest,
+    ) -> ForwardAnswer {
+        let (key, cost) = ((self.local_peer(client), session), request.cost());
+        let device = match self.admit(key, cost) {
+            Ok(device) => device,
+            Err(AdmitRefused::Refusal(refusal)) => return ForwardAnswer::Refused(refusal),
+            Err(AdmitRefused::TooMany) => {
+                return ForwardAnswer::Refused(ForwardRefusal::Other("too many requests in flight".into()));
+            }
+        };
+        let answer = executed(&*device, request).await;
+        self.sessions.borrow_mut().executed(key);
+        self.sessions.borrow_mut().answered(key, cost);
+        self.changed.notify_all();
+        answer
+    }
+
+    /// Ends a session of a forwarder of this daemon.
+    pub(crate) fn close_local(&self, client: &Rc<ForwardClient>, session: u64) {
+        self.sessions.borrow_mut().end_session((self.local_peer(client), session));
+        self.changed.notify_all();
+    }
+
+    fn peer(&self, connection: &Connection) -> PeerNumber {
+        let is_it = |peer: &SessionPeer| matches!(peer, SessionPeer::Remote(known) if known == connection);
+        self.number_of(is_it, || SessionPeer::Remote(connection.clone()))
+    }
+
+    fn local_peer(&self, client: &Rc<ForwardClient>) -> PeerNumber {
+        let is_it =
+            |peer: &SessionPeer| matches!(peer, SessionPeer::Local(known) if known.as_ptr() == Rc::as_ptr(client));
+        self.number_of(is_it, || SessionPeer::Local(Rc::downgrade(client)))
+    }
+
+    /// Returns the number of a peer, which gets one if it has none yet.
+    fn number_of(&self, is_it: impl Fn(&SessionPeer) -> bool, peer: impl FnOnce() -> SessionPeer) -> PeerNumber {
+        let mut peers = self.peers.borrow_mut();
+        if let Some((number, _)) = peers.iter().find(|(_, known)| is_it(known)) {
+            return *number;
+        }
+        let number = self.next_peer.get();
+        self.next_peer.set(number + 1);
+        peers.push((number, peer()));
+        number
+    }
+
+    fn session_peer(&self, number: PeerNumber) -> Option<SessionPeer> {
+        self.peers.borrow().iter().find(|(known, _)| *known == number).map(|(_, peer)| peer.clone())
+    }
+}
+
+fn event_message(event: &ForwardEvent) -> Message {
+    wire::message(wire::KIND_EVENT, (event.encode(), Default::default()))
 }
 
 /// Sends a message, as soon as there is room for it.
@@ -266,7 +341,11 @@ fn check(geometry: &Geometry, request: &VolumeRequest) -> Result<()> {
     Ok(())
 }
 
+/// Has a device execute a request.
 async fn executed(device: &dyn BlockDevice, request: VolumeRequest) -> ForwardAnswer {
+    if let Err(error) = check(&device.geometry(), &request) {
+        return ForwardAnswer::Failed(error);
+    }
     let answer = match request {
         VolumeRequest::Map(extent) => device.map(extent).await.map(ForwardAnswer::Mapped),
         VolumeRequest::Submit(request, advice) => {

@@ -11,6 +11,7 @@ mod device;
 pub mod fuzz;
 mod host;
 mod offer;
+mod route;
 pub mod session;
 #[cfg(test)]
 mod tests;
@@ -20,5 +21,6 @@ pub use client::{ForwardClient, OwnerLocator, VolumeOwner};
 pub use device::ForwardedVolume;
 pub use host::ForwardHost;
 pub use offer::VolumeOffer;
+pub use route::OwnerRoute;
 pub use session::ForwarderLimits;
 pub use wire::StartId;

@@ -16,7 +16,7 @@ use forebay_reactor::{Buf, JoinHandle, sleep, spawn, timeout};
 use forebay_sim::{Faults, World};
 
 use crate::wire::{self, ForwardRequest, KIND_REQUEST, StartId, VolumeRequest};
-use crate::{ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, OwnerLocator, VolumeOwner};
+use crate::{ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, OwnerLocator, OwnerRoute, VolumeOwner};
 
 const SIZE: u64 = 16 << 20;
 const VOLUME: &str = "rbd/disk";
@@ -194,7 +194,8 @@ struct Located {
 
 impl Located {
     fn set(&self, connection: Option<&Connection>, term: u64) {
-        let owner = |connection: &Connection| VolumeOwner { connection: connection.clone(), term: Some(term) };
+        let owner =
+            |connection: &Connection| VolumeOwner { route: OwnerRoute::Remote(connection.clone()), term: Some(term) };
         *self.owner.borrow_mut() = connection.map(owner);
         self.changed.notify_all();
     }
@@ -565,5 +566,60 @@ fn a_forwarder_that_sends_too_much_loses_its_sessions() {
         sleep(Duration::from_secs(1)).await;
         volume.submit(write(0, 2)).await.expect("in a session that is new");
         assert_eq!(owner.host.sessions(), 1);
+    });
+}
+
+#[test]
+fn a_forwarder_may_be_in_the_daemon_of_the_owner() {
+    run(async |_| {
+        let scene = pair().await;
+        let Pair { volume, device, owner, offer, located, core, forwarder, .. } = &scene;
+        // The volume is moved to the daemon of its forwarder ...
+        device.held.set(true);
+        let (expect, data) = (Buf::zeroed(512).into(), Buf::copy_of(&[1; 512]).into());
+        let compare = BlockRequest::CompareAndWrite { offset: 0, expect, data, fua: false };
+        let before = submit(volume, compare);
+        device.until_executing(1).await;
+        let suspending = spawn({
+            let offer = offer.clone();
+            async move { offer.suspend().await }
+        });
+        let during = submit(volume, write(4096, 2));
+        sleep(Duration::from_millis(10)).await;
+        device.release();
+        suspending.await;
+        let (here, other) = (HeldDevice::new(), HeldDevice::new());
+        *here.bytes.borrow_mut() = device.bytes.borrow().clone();
+        let local = forwarder.host.offer(VOLUME, 2, Rc::new(Shared(here.clone()))).expect("offered");
+        let route = OwnerRoute::Local(forwarder.host.clone());
+        *located.owner.borrow_mut() = Some(VolumeOwner { route, term: Some(2) });
+        located.changed.notify_all();
+        // The answer of the former owner comes later than the session with the next one.
+        before.await.expect("it was admitted");
+        during.await.expect("it waited");
+        assert_eq!((first_byte(volume, 0).await, first_byte(volume, 4096).await), (1, 2));
+        assert_eq!((forwarder.host.sessions(), here.executed.get()), (1, 3));
+        here.size.set(SIZE / 2);
+        here.watch.announce();
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(volume.geometry().size, SIZE / 2);
+        // ... and away from it: what its own hosts have in flight is waited for as well.
+        here.held.set(true);
+        let last = submit(volume, write(0, 3));
+        here.until_executing(1).await;
+        let suspending = spawn(async move { local.suspend().await });
+        sleep(Duration::from_millis(10)).await;
+        assert!(!suspending.is_finished());
+        here.release();
+        suspending.await;
+        last.await.expect("it was admitted");
+        let third = daemon(core, 3);
+        let _offer = third.host.offer(VOLUME, 3, Rc::new(Shared(other.clone()))).expect("offered");
+        located.set(Some(&forwarder.messenger.connect(&address(3), Policy::LosslessPeer)), 3);
+        volume.submit(write(0, 4)).await.expect("a write");
+        assert_eq!((other.executed.get(), owner.host.sessions()), (1, 0));
+        volume.close().await;
+        sleep(Duration::from_millis(100)).await;
+        assert_eq!(third.host.sessions(), 0);
     });
 }

@@ -14,6 +14,9 @@ pub struct ForwarderLimits {
     pub bytes_max: usize,
     /// Time for which a request waits for an owner before it fails.
     pub patience: Duration,
+    /// Time for which a compare-and-write that a former owner may have executed waits for its answer, after the next session
+    /// has opened.
+    pub answer_grace: Duration,
     /// First delay before an owner that did not open a session is asked again ...
     pub backoff_min: Duration,
     /// ... and the longest; the delay doubles with each attempt.
@@ -26,6 +29,7 @@ impl Default for ForwarderLimits {
             requests_max: 128,
             bytes_max: 8 << 20,
             patience: Duration::from_secs(30),
+            answer_grace: Duration::from_secs(1),
             backoff_min: Duration::from_millis(10),
             backoff_max: Duration::from_secs(1),
         }
@@ -104,6 +108,8 @@ struct ForwardedEntry<R> {
     once_only: bool,
     since: Instant,
     former: FormerAttempts,
+    /// Session of the last attempt, if its answer may still arrive.
+    attempt: Option<u64>,
 }
 
 /// Session and requests of a forwarded volume.
@@ -124,6 +130,9 @@ pub struct ForwarderState<R> {
     waiting: BTreeMap<u64, ForwardedEntry<R>>,
     sent: BTreeMap<u64, ForwardedEntry<R>>,
     sent_bytes: usize,
+    /// Requests that must not be repeated and whose outcome is final, but not known yet; and until when their answers are
+    /// waited for.
+    unresolved: BTreeMap<u64, (ForwardedEntry<R>, Instant)>,
     next_id: u64,
     suspended_since: Instant,
     retry_at: Instant,
@@ -141,6 +150,7 @@ impl<R> ForwarderState<R> {
             waiting: BTreeMap::new(),
             sent: BTreeMap::new(),
             sent_bytes: 0,
+            unresolved: BTreeMap::new(),
             next_id: 0,
             suspended_since: now,
             retry_at: now,
@@ -150,20 +160,25 @@ impl<R> ForwarderState<R> {
 
     /// Adds a request behind all others.
     pub fn push(&mut self, request: R, cost: usize, once_only: bool, now: Instant) {
-        let entry = ForwardedEntry { request, cost, once_only, since: now, former: FormerAttempts::None };
+        let entry =
+            ForwardedEntry { request, cost, once_only, since: now, former: FormerAttempts::None, attempt: None };
         self.waiting.insert(self.next_id, entry);
         self.next_id += 1;
     }
 
     /// Notes who owns the volume: a connection to the owner, and the term if it is known.  A session with another owner is
-    /// given up: the group names a next owner only after the former one has drained or was fenced.
-    pub fn set_owner(&mut self, owner: Option<u64>, term: Option<u64>, now: Instant) {
+    /// given up: the group names a next owner only after the former one has drained or was fenced.  Returns false for an owner
+    /// of a former term, which is ignored.
+    pub fn set_owner(&mut self, owner: Option<u64>, term: Option<u64>, now: Instant) -> bool {
+        if term.is_some_and(|term| term < self.term) {
+            return false;
+        }
         self.term = self.term.max(term.unwrap_or(0));
         if owner == self.owner {
-            return;
+            return true;
         }
         self.owner = owner;
-        let Some(owner) = owner else { return };
+        let Some(owner) = owner else { return true };
         match self.phase {
             ForwarderPhase::Opening { owner: other, .. } | ForwarderPhase::Open { owner: other, .. }
                 if other != owner =>
@@ -174,6 +189,7 @@ impl<R> ForwarderState<R> {
         }
         self.retry_at = now;
         self.backoff = self.limits.backoff_min;
+        true
     }
 
     /// Returns the owner to ask for a session now, if there is one to ask.
@@ -207,14 +223,21 @@ impl<R> ForwarderState<R> {
         if ended {
             self.suspend_after(self.limits.backoff_min, now);
         }
-        Some(self.take_unrepeatable())
+        Some(self.take_unrepeatable(now))
     }
 
-    /// Takes out the requests that may have been executed and must not be repeated.
-    fn take_unrepeatable(&mut self) -> Vec<Resolution<R>> {
+    /// Takes out the requests that may have been executed and must not be repeated; those whose answers may still arrive wait
+    /// for them.
+    fn take_unrepeatable(&mut self, now: Instant) -> Vec<Resolution<R>> {
         let unrepeatable = |entry: &ForwardedEntry<R>| entry.once_only && entry.former == FormerAttempts::Over;
-        let taken = self.waiting.extract_if(.., |_, entry| unrepeatable(entry));
-        taken.map(|(_, entry)| Resolution::OutcomeUnknown(entry.request)).collect()
+        let mut over = Vec::new();
+        for (id, entry) in self.waiting.extract_if(.., |_, entry| unrepeatable(entry)) {
+            match entry.attempt {
+                None => over.push(Resolution::OutcomeUnknown(entry.request)),
+                Some(_) => drop(self.unresolved.insert(id, (entry, now + self.limits.answer_grace))),
+            }
+        }
+        over
     }
 
     /// Notes that a session could not be opened.  After [`OpenFailure::Final`] all requests must be
@@ -242,6 +265,7 @@ impl<R> ForwarderState<R> {
         let (_, entry) = self.waiting.pop_first()?;
         self.sent_bytes += entry.cost;
         let entry = self.sent.entry(id).or_insert(entry);
+        entry.attempt = Some(session);
         Some(RequestToSend { session, id, request: &entry.request })
     }
 
@@ -249,8 +273,7 @@ impl<R> ForwarderState<R> {
     /// result, otherwise the outcome is unknown.
     pub fn answered(&mut self, session: u64, id: u64, end: AttemptEnd, now: Instant) -> Option<R> {
         if !self.is_current(session) {
-            // The request is in a later session or over.
-            return None;
+            return self.answered_late(session, id, end);
         }
         let mut entry = self.sent.remove(&id)?;
         self.sent_bytes -= entry.cost;
@@ -269,6 +292,7 @@ impl<R> ForwarderState<R> {
             AttemptEnd::OwnerStopped => entry.former = FormerAttempts::Over,
             AttemptEnd::Lost => entry.former = FormerAttempts::InDoubt,
         }
+        entry.attempt = None;
         if entry.once_only && entry.former == FormerAttempts::Over {
             over = Some(entry.request);
         } else {
@@ -276,6 +300,31 @@ impl<R> ForwarderState<R> {
         }
         self.suspend_if_drained(now);
         over
+    }
+
+    /// Notes the end of an attempt in a session that was given up.  It counts unless the request was sent again.
+    fn answered_late(&mut self, session: u64, id: u64, end: AttemptEnd) -> Option<R> {
+        let of_attempt = |entry: &ForwardedEntry<R>| entry.attempt == Some(session);
+        if let Some(entry) = self.waiting.get_mut(&id).filter(|entry| of_attempt(entry)) {
+            entry.attempt = None;
+            match end {
+                AttemptEnd::Answered => return self.waiting.remove(&id).map(|entry| entry.request),
+                AttemptEnd::NotExecuted => entry.former = FormerAttempts::None,
+                AttemptEnd::OwnerStopped if entry.once_only => {
+                    return self.waiting.remove(&id).map(|entry| entry.request);
+                }
+                AttemptEnd::OwnerStopped => entry.former = FormerAttempts::Over,
+                AttemptEnd::Lost => {}
+            }
+        } else if self.unresolved.get(&id).is_some_and(|(entry, _)| of_attempt(entry)) {
+            let (mut entry, _) = self.unresolved.remove(&id)?;
+            if end != AttemptEnd::NotExecuted {
+                return Some(entry.request);
+            }
+            (entry.former, entry.attempt) = (FormerAttempts::None, None);
+            self.waiting.insert(id, entry);
+        }
+        None
     }
 
     /// Notes that a session has ended or is of no use: nothing more is sent in it, and the next one is opened when all that was
@@ -321,29 +370,30 @@ impl<R> ForwarderState<R> {
         self.retry_at = now + pause;
     }
 
-    /// Takes out the requests that have waited for an owner for too long.
+    /// Takes out the requests that have waited for too long, for an owner or for the answer of a former one.
     pub fn expired(&mut self, now: Instant) -> Vec<Resolution<R>> {
-        if matches!(self.phase, ForwarderPhase::Open { .. }) {
-            return Vec::new();
-        }
-        if self.patience_ends().is_none_or(|end| now < end) {
-            return Vec::new();
+        let unknown = self.unresolved.extract_if(.., |_, (_, until)| now >= *until);
+        let mut over: Vec<_> = unknown.map(|(_, (entry, _))| Resolution::OutcomeUnknown(entry.request)).collect();
+        if matches!(self.phase, ForwarderPhase::Open { .. }) || self.patience_ends().is_none_or(|end| now < end) {
+            return over;
         }
         let (since, patience) = (self.suspended_since, self.limits.patience);
         let due = |entry: &ForwardedEntry<R>| {
             entry.former != FormerAttempts::InDoubt && now >= entry.since.max(since) + patience
         };
         let taken = self.waiting.extract_if(.., |_, entry| due(entry));
-        taken.map(|(_, entry)| Resolution::TimedOut(entry.request)).collect()
+        over.extend(taken.map(|(_, entry)| Resolution::TimedOut(entry.request)));
+        over
     }
 
     /// Returns the time at which something is to be done without an event, if any.
     pub fn deadline(&self) -> Option<Instant> {
+        let unresolved = self.unresolved.values().map(|(_, until)| *until).min();
         if matches!(self.phase, ForwarderPhase::Open { .. } | ForwarderPhase::Dead) {
-            return None;
+            return unresolved;
         }
         let retry = self.owner.filter(|_| self.phase == ForwarderPhase::Suspended).map(|_| self.retry_at);
-        self.patience_ends().into_iter().chain(retry).min()
+        self.patience_ends().into_iter().chain(retry).chain(unresolved).min()
     }
 
     /// Returns the time at which the first request has waited for too long.  Requests are in the order of their beginnings.
@@ -355,13 +405,14 @@ impl<R> ForwarderState<R> {
     /// Takes out all requests.
     pub fn take_all(&mut self) -> Vec<R> {
         self.sent_bytes = 0;
+        let unresolved = std::mem::take(&mut self.unresolved).into_values().map(|(entry, _)| entry);
         let all = std::mem::take(&mut self.sent).into_values().chain(std::mem::take(&mut self.waiting).into_values());
-        all.map(|entry| entry.request).collect()
+        all.chain(unresolved).map(|entry| entry.request).collect()
     }
 
     /// Returns whether no request waits or is in flight.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.sent.is_empty()
+        self.waiting.is_empty() && self.sent.is_empty() && self.unresolved.is_empty()
     }
 
     /// Returns whether the start of the daemon was refused for good.
@@ -384,7 +435,7 @@ impl<R> ForwarderState<R> {
 
     /// Returns the numbers of requests that wait and that are in flight.
     pub fn counts(&self) -> (usize, usize) {
-        (self.waiting.len(), self.sent.len())
+        (self.waiting.len() + self.unresolved.len(), self.sent.len())
     }
 }
 

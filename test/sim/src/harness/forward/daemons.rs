@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use forebay_block::{BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_forward::{
-    ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, OwnerLocator, StartId, VolumeOffer, VolumeOwner,
+    ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, OwnerLocator, OwnerRoute, StartId, VolumeOffer,
+    VolumeOwner,
 };
 use forebay_messenger::{
     Address, Connection, DisconnectReason, Handler, Message, Messenger, MessengerCore, MessengerOptions, Policy,
@@ -98,6 +99,8 @@ impl ForwarderNode {
 struct OwnerView {
     owner: Cell<Option<(usize, u64)>>,
     connections: RefCell<Vec<Connection>>,
+    /// Owner that runs in the same daemon.
+    local: RefCell<Option<(usize, Rc<ForwardHost>)>>,
     changed: Rc<Notify>,
 }
 
@@ -106,7 +109,11 @@ struct ViewLocator(Rc<OwnerView>);
 impl OwnerLocator for ViewLocator {
     fn owner(&self) -> Option<VolumeOwner> {
         let (owner, term) = self.0.owner.get()?;
-        Some(VolumeOwner { connection: self.0.connections.borrow()[owner].clone(), term: Some(term) })
+        let route = match &*self.0.local.borrow() {
+            Some((local, host)) if *local == owner => OwnerRoute::Local(host.clone()),
+            _ => OwnerRoute::Remote(self.0.connections.borrow()[owner].clone()),
+        };
+        Some(VolumeOwner { route, term: Some(term) })
     }
 
     fn changed(&self) -> LocalFuture<()> {
@@ -163,7 +170,7 @@ impl Group {
         };
         group.open_at(0, rng);
         for number in 0..scenario.forwarders {
-            let life = RefCell::new(group.start_forwarder().await?);
+            let life = RefCell::new(group.start_forwarder(number).await?);
             group.forwarders.push(Rc::new(ForwarderNode { number, life }));
         }
         Ok(group)
@@ -275,6 +282,11 @@ impl Group {
         };
         messenger.shutdown();
         sleep(Duration::from_micros(rng.below(50_000))).await;
+        // A forwarder of the same daemon ends with it.
+        let with_it = self.forwarders.iter().find(|node| self.scenario.local && node.number == from);
+        if let Some(node) = with_it {
+            self.end_forwarder(node, rng).await?;
+        }
         let again = start_owner(&self.core, from).await;
         for start in self.dead.borrow().iter() {
             again.host.end_start(*start).await;
@@ -284,6 +296,10 @@ impl Group {
         self.executed.set(self.executed.get() + executed);
         drop(before);
         self.open_at((from + 1) % OWNERS, rng);
+        if let Some(node) = with_it {
+            let life = self.start_forwarder(from).await?;
+            *node.life.borrow_mut() = life;
+        }
         self.announce(rng);
         Ok(())
     }
@@ -307,7 +323,7 @@ impl Group {
         life.view.changed.notify_all();
     }
 
-    async fn start_forwarder(&self) -> std::result::Result<Rc<ForwarderLife>, String> {
+    async fn start_forwarder(&self, number: usize) -> std::result::Result<Rc<ForwarderLife>, String> {
         let start = self.starts.get() + 1;
         self.starts.set(start);
         let limits = ForwarderLimits {
@@ -321,6 +337,9 @@ impl Group {
         let view = Rc::new(OwnerView::default());
         *view.connections.borrow_mut() = (0..OWNERS).map(connect).collect();
         view.owner.set(Some((self.owner.get(), self.term.get())));
+        if self.scenario.local && number < OWNERS {
+            *view.local.borrow_mut() = Some((number, self.owners.borrow()[number].host.clone()));
+        }
         let volume = loop {
             match timeout(LONGEST, client.open(VOLUME, Rc::new(ViewLocator(view.clone())))).await {
                 Ok(Ok(volume)) => break volume,
@@ -335,8 +354,16 @@ impl Group {
     /// Starts a forwarder again.  The owners are told that its former life is over.
     pub(super) async fn restart_forwarder(&self, rng: &mut Rng) -> std::result::Result<(), String> {
         let node = rng.pick(&self.forwarders).clone();
+        self.end_forwarder(&node, rng).await?;
+        let life = self.start_forwarder(node.number).await?;
+        *node.life.borrow_mut() = life;
+        Ok(())
+    }
+
+    /// Declares the life of a forwarder dead.
+    async fn end_forwarder(&self, node: &ForwarderNode, rng: &mut Rng) -> std::result::Result<(), String> {
         let before = node.life.borrow().clone();
-        let start = self.start_of(&before);
+        let start = *before.volume.start();
         if rng.coin() {
             before.messenger.shutdown();
         }
@@ -348,20 +375,12 @@ impl Group {
         before.over.set(true);
         before.ended.notify_all();
         // It may go on for a while, and not know that it was declared dead.
-        drop(spawn({
-            let delay = Duration::from_micros(rng.below(50_000));
-            async move {
-                sleep(delay).await;
-                before.messenger.shutdown();
-            }
+        let delay = Duration::from_micros(rng.below(50_000));
+        drop(spawn(async move {
+            sleep(delay).await;
+            before.messenger.shutdown();
         }));
-        let life = self.start_forwarder().await?;
-        *node.life.borrow_mut() = life;
         Ok(())
-    }
-
-    fn start_of(&self, life: &ForwarderLife) -> StartId {
-        *life.volume.start()
     }
 
     /// Closes everything.

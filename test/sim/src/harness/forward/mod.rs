@@ -83,6 +83,8 @@ impl ForwardTally {
 struct ForwardScenario {
     seed: u64,
     forwarders: usize,
+    /// The first forwarders run in the daemons of the owners.
+    local: bool,
     blocks: u64,
     tasks: usize,
     requests: usize,
@@ -113,13 +115,14 @@ impl ForwardScenario {
         Self {
             seed,
             forwarders: 1 + rng.below(3) as usize,
+            local: rng.coin(),
             blocks: 1 << rng.below(5),
             tasks: *rng.pick(&[1, 2, 4, 8]),
             requests: rng.range(40..250) as usize,
-            delay: Duration::from_micros(*rng.pick(&[100, 2_000, 30_000, 200_000])),
+            delay: Duration::from_micros(*rng.pick(&[100, 2_000, 30_000, 200_000, 200_000])),
             pause: Duration::from_millis(*rng.pick(&[5, 50, 300])),
             events: rng.below(20),
-            patience: Duration::from_millis(*rng.pick(&[20, 500, 3_600_000])),
+            patience: Duration::from_millis(*rng.pick(&[20, 20, 500, 3_600_000])),
             net,
         }
     }

@@ -69,6 +69,8 @@ struct Attempt {
 #[derive(Default)]
 struct Model {
     attempts: Vec<Attempt>,
+    /// Attempts in former sessions whose answers may still arrive.
+    late: Vec<Attempt>,
     executions: BTreeMap<u64, u32>,
     once_only: BTreeSet<u64>,
     over: BTreeSet<u64>,
@@ -112,6 +114,7 @@ proptest! {
             requests_max: 3,
             bytes_max: 100,
             patience: Duration::from_nanos(100),
+            answer_grace: Duration::from_nanos(30),
             backoff_min: Duration::from_nanos(5),
             backoff_max: Duration::from_nanos(20),
         };
@@ -128,7 +131,9 @@ proptest! {
                     state.push(Known { number: model.pushed, once_only }, cost, once_only, time);
                     model.pushed += 1;
                 }
-                Event::Owner(owner) => state.set_owner(owner, None, time),
+                Event::Owner(owner) => {
+                    state.set_owner(owner, None, time);
+                }
                 Event::Ask => {
                     if state.owner_to_ask(time).is_some() {
                         model.session += 1;
@@ -138,7 +143,7 @@ proptest! {
                 Event::Opened { term } => {
                     if state.session() == Some(model.session) && !state.is_open() {
                         // What an owner guarantees: former attempts are executed by now, or never.
-                        model.attempts.clear();
+                        model.late.append(&mut model.attempts);
                         model.sent_last = None;
                         let higher = term >= model.term;
                         let opened = state.opened(model.session, term, time);
@@ -171,32 +176,24 @@ proptest! {
                         *model.executions.entry(attempt.request).or_default() += 1;
                     }
                 }
-                Event::Answer(index) | Event::Stopped(index) if !model.attempts.is_empty() => {
+                Event::Answer(index) | Event::Stopped(index) | Event::Refuse(index)
+                    if model.attempts.len() + model.late.len() > 0 =>
+                {
+                    let (at, now) = (index.index(model.attempts.len() + model.late.len()), model.attempts.len());
+                    let attempt = model.attempts.get(at).or_else(|| model.late.get(at - now)).expect("one of both").clone();
                     let end = match event {
                         Event::Answer(_) => AttemptEnd::Answered,
-                        _ => AttemptEnd::OwnerStopped,
+                        Event::Stopped(_) => AttemptEnd::OwnerStopped,
+                        _ => AttemptEnd::NotExecuted,
                     };
-                    let at = index.index(model.attempts.len());
-                    if model.attempts[at].executed {
-                        let attempt = model.attempts.swap_remove(at);
+                    if attempt.executed == (end != AttemptEnd::NotExecuted) {
+                        if at < now { model.attempts.swap_remove(at) } else { model.late.swap_remove(at - now) };
                         if let Some(request) = state.answered(attempt.session, attempt.id, end, time) {
                             prop_assert_eq!(request.number, attempt.request);
+                            prop_assert!(end == AttemptEnd::Answered || request.once_only);
                             model.finish(&request)?;
                         } else if end == AttemptEnd::Answered {
                             prop_assert!(state.session() != Some(attempt.session), "a lost answer");
-                            // Executed, and the forwarder does not know.
-                        }
-                        model.sent_last = None;
-                    }
-                }
-                Event::Refuse(index) if !model.attempts.is_empty() => {
-                    let at = index.index(model.attempts.len());
-                    if !model.attempts[at].executed {
-                        let attempt = model.attempts.swap_remove(at);
-                        let over = state.answered(attempt.session, attempt.id, AttemptEnd::NotExecuted, time);
-                        if let Some(request) = over {
-                            prop_assert!(request.once_only);
-                            model.finish(&request)?;
                         }
                         model.sent_last = None;
                     }
@@ -208,9 +205,13 @@ proptest! {
                 }
                 Event::Lost => {
                     // The connection fails all requests that have no answer; the owner may still execute them.
-                    for attempt in &model.attempts {
+                    let attempts = model.attempts.iter().cloned().chain(std::mem::take(&mut model.late));
+                    for attempt in attempts.collect::<Vec<_>>() {
                         let over = state.answered(attempt.session, attempt.id, AttemptEnd::Lost, time);
-                        prop_assert_eq!(over, None);
+                        if let Some(request) = over {
+                            prop_assert!(request.once_only && attempt.session != model.session);
+                            model.finish(&request)?;
+                        }
                     }
                     state.end(model.session, time);
                     prop_assert!(!state.is_open());
@@ -240,6 +241,8 @@ proptest! {
             let request = state.answered(session, id, AttemptEnd::Answered, at(model.time)).expect("over");
             model.finish(&request)?;
         }
+        let expired = state.expired(at(model.time + 1000));
+        model.timed_out(expired)?;
         prop_assert!(state.is_idle());
         prop_assert_eq!(model.over.len() as u64, model.pushed);
     }
@@ -291,6 +294,11 @@ fn former_owners_are_not_used() {
     state.begin_open(1);
     assert_eq!(state.opened(1, 4, start), None);
     assert_eq!(state.session(), None);
+    // Nor are those that the group names late.
+    state.begin_open(2);
+    assert_eq!(state.opened(2, 7, start), Some(Vec::new()));
+    assert!(!state.set_owner(Some(2), Some(6), start) && state.is_open());
+    assert!(state.set_owner(Some(2), Some(8), start) && !state.is_open());
 }
 
 #[test]
@@ -303,4 +311,28 @@ fn an_owner_that_executes_nothing_does_not_renew_patience() {
     let id = state.next_to_send().map(|next| next.id).expect("sent");
     assert_eq!(state.answered(1, id, AttemptEnd::OwnerStopped, at(20)), None);
     assert_eq!(state.expired(at(20)), [Resolution::TimedOut(10)]);
+}
+
+#[test]
+fn an_answer_of_a_former_owner_counts_until_the_request_is_sent_again() {
+    let start = Instant::from_nanos(0);
+    let mut state = ForwarderState::new(ForwarderLimits::default(), start);
+    open(&mut state, 1);
+    for request in 10..16 {
+        state.push(request, 0, request >= 13, start);
+        assert!(state.next_to_send().is_some());
+    }
+    state.set_owner(Some(2), None, start);
+    assert_eq!(state.answered(1, 0, AttemptEnd::Answered, start), Some(10));
+    state.begin_open(2);
+    assert_eq!(state.opened(2, 1, start), Some(Vec::new()), "answers may still arrive");
+    assert_eq!(state.answered(1, 3, AttemptEnd::Answered, start), Some(13));
+    assert_eq!(state.answered(1, 4, AttemptEnd::NotExecuted, start), None);
+    let next: Vec<u32> = std::iter::from_fn(|| state.next_to_send().map(|next| *next.request)).collect();
+    assert_eq!(next, [11, 12, 14]);
+    assert_eq!(state.answered(1, 1, AttemptEnd::Answered, start), None, "it was sent again");
+    let later = start + ForwarderLimits::default().answer_grace;
+    assert_eq!(state.deadline(), Some(later));
+    assert_eq!(state.expired(later), [Resolution::OutcomeUnknown(15)]);
+    assert_eq!(state.answered(1, 5, AttemptEnd::Answered, later), None);
 }

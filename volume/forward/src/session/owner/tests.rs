@@ -59,6 +59,8 @@ struct Facts {
     executing: Vec<(SessionKey, u8, usize)>,
     answering: Vec<SessionKey>,
     number: u64,
+    /// Connections that each of the four has had; their numbers are not used again.
+    connections: [u64; 4],
 }
 
 impl Facts {
@@ -101,7 +103,8 @@ proptest! {
                 }
                 Event::Open { start, peer, volume, late } => {
                     facts.number += 1;
-                    let key = (2 * u64::from(start) + peer, facts.number.saturating_sub(late).max(1));
+                    let peer = 2 * u64::from(start) + peer;
+                    let key = (peer + 4 * facts.connections[peer as usize], facts.number.saturating_sub(late).max(1));
                     let begun = sessions.begin_open(key, VOLUMES[volume], start_id(start));
                     let newest = facts.asked.iter().filter(|one| one.1 == start && one.2 == volume).map(|one| one.0.1).max();
                     if begun.is_ok() {
@@ -153,8 +156,10 @@ proptest! {
                     sessions.answered(facts.answering.swap_remove(at), 1);
                 }
                 Event::ForgetPeer(peer) => {
-                    sessions.forget_peer(peer);
-                    facts.end(|one| one.0.0 == peer);
+                    let number = peer + 4 * facts.connections[peer as usize];
+                    facts.connections[peer as usize] += 1;
+                    sessions.forget_peer(number);
+                    facts.end(|one| one.0.0 == number);
                 }
                 Event::EndStart(start) => {
                     sessions.end_start(start_id(start));
@@ -182,7 +187,7 @@ proptest! {
             facts.answering.push(key);
         }
         facts.answering.into_iter().for_each(|key| sessions.answered(key, 1));
-        (0..4).for_each(|peer| sessions.forget_peer(peer));
+        (0..4 * 121).for_each(|peer| sessions.forget_peer(peer));
         prop_assert!(sessions.is_empty());
         prop_assert!(sessions.peers.is_empty());
     }
