@@ -12,7 +12,7 @@ use forebay_reactor::sync::Notify;
 use crate::client::ForwardClient;
 use crate::offer::VolumeOffer;
 use crate::route::OwnerRoute;
-use crate::session::{AdmitRefused, OpenStep, OwnerSessions, PeerNumber, SessionKey};
+use crate::session::{AdmitRefused, ForwardSessionKey, OpenStep, OwnerSessions, PeerNumber};
 use crate::wire::{
     self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, KIND_REQUEST, SessionEndReason, StartId,
     VolumeRequest,
@@ -146,7 +146,7 @@ impl ForwardHost {
     }
 
     /// Tells forwarders that sessions have ended, each after the answers to its requests.
-    fn announce_end(self: &Rc<Self>, ended: Vec<SessionKey>, why: &SessionEndReason) {
+    fn announce_end(self: &Rc<Self>, ended: Vec<ForwardSessionKey>, why: &SessionEndReason) {
         self.changed.notify_all();
         for key in ended {
             let Some(peer) = self.session_peer(key.0) else { continue };
@@ -175,7 +175,14 @@ impl ForwardHost {
         post(connection, wire::reply(message, refusal.encode()));
     }
 
-    fn open(self: &Rc<Self>, connection: &Connection, message: Message, key: SessionKey, volume: &str, start: StartId) {
+    fn open(
+        self: &Rc<Self>,
+        connection: &Connection,
+        message: Message,
+        key: ForwardSessionKey,
+        volume: &str,
+        start: StartId,
+    ) {
         let begun = self.sessions.borrow_mut().begin_open(key, volume, start);
         // Sessions may have ended.
         self.changed.notify_all();
@@ -191,7 +198,7 @@ impl ForwardHost {
     }
 
     /// Waits until a session is open or refused.
-    async fn opened(&self, key: SessionKey, volume: &str) -> ForwardAnswer {
+    async fn opened(&self, key: ForwardSessionKey, volume: &str) -> ForwardAnswer {
         loop {
             let changed = self.changed.wait();
             let step = self.sessions.borrow_mut().open_step(key);
@@ -208,7 +215,13 @@ impl ForwardHost {
     }
 
     /// Executes a request, unless it is refused.
-    fn execute(self: &Rc<Self>, connection: &Connection, message: Message, key: SessionKey, request: VolumeRequest) {
+    fn execute(
+        self: &Rc<Self>,
+        connection: &Connection,
+        message: Message,
+        key: ForwardSessionKey,
+        request: VolumeRequest,
+    ) {
         let cost = request.cost();
         let device = match self.admit(key, cost) {
             Ok(device) => device,
@@ -232,7 +245,7 @@ impl ForwardHost {
     }
 
     /// Admits a request; returns the device that executes it.
-    fn admit(&self, key: SessionKey, cost: usize) -> std::result::Result<Rc<dyn BlockDevice>, AdmitRefused> {
+    fn admit(&self, key: ForwardSessionKey, cost: usize) -> std::result::Result<Rc<dyn BlockDevice>, AdmitRefused> {
         let mut sessions = self.sessions.borrow_mut();
         sessions.admit(key, cost)?;
         let volume = sessions.volume_of(key).expect("an open session");
@@ -341,7 +354,7 @@ fn check(geometry: &Geometry, request: &VolumeRequest) -> Result<()> {
     Ok(())
 }
 
-/// Has a device execute a request.
+/// Executes a request on a device.
 async fn executed(device: &dyn BlockDevice, request: VolumeRequest) -> ForwardAnswer {
     if let Err(error) = check(&device.geometry(), &request) {
         return ForwardAnswer::Failed(error);

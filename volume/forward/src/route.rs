@@ -14,7 +14,7 @@ use crate::wire::{self, ForwardAnswer, ForwardRequest, KIND_REQUEST, VolumeReque
 pub enum OwnerRoute {
     /// Another daemon, over a connection of the messenger.
     Remote(Connection),
-    /// This daemon: requests are executed without a message, under the same rules.
+    /// Owner in the same daemon: requests are executed without a message, under the same rules.
     Local(Rc<ForwardHost>),
 }
 

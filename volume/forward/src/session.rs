@@ -4,4 +4,4 @@ mod forwarder;
 mod owner;
 
 pub use forwarder::{AttemptEnd, ForwarderLimits, ForwarderState, OpenFailure, RequestToSend, Resolution};
-pub use owner::{AdmitRefused, OpenStep, OwnerSessions, PeerNumber, SessionKey};
+pub use owner::{AdmitRefused, ForwardSessionKey, OpenStep, OwnerSessions, PeerNumber};

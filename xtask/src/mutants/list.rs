@@ -1,6 +1,7 @@
 //! The faults that are planted, by area.
 
 mod access;
+mod forward;
 mod fronts;
 mod image;
 mod leases;
@@ -16,8 +17,8 @@ use anyhow::{Result, bail};
 use super::stage::Stage;
 
 /// The areas of the list.
-pub(super) const AREAS: [&str; 9] =
-    ["writelog", "replication", "store", "image", "rados", "fronts", "access", "readcache", "qos"];
+pub(super) const AREAS: [&str; 10] =
+    ["writelog", "replication", "store", "image", "rados", "fronts", "access", "readcache", "qos", "forward"];
 
 /// Fault, and the stages that should notice it.
 #[derive(Clone)]
@@ -88,7 +89,7 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas: [(&str, &[Mutant]); 10] = [
+    let areas: [(&str, &[Mutant]); 11] = [
         ("writelog", writelog::LIST),
         ("replication", replication::LIST),
         ("replication", leases::LIST),
@@ -99,6 +100,7 @@ pub(super) fn all() -> Vec<Mutant> {
         ("access", access::LIST),
         ("readcache", readcache::LIST),
         ("qos", qos::LIST),
+        ("forward", forward::LIST),
     ];
     areas.iter().flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
 }

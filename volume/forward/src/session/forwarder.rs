@@ -74,7 +74,7 @@ pub struct RequestToSend<'a, R> {
     pub session: u64,
     /// Number of the request.
     pub id: u64,
-    /// Request.
+    /// Request as it was pushed.
     pub request: &'a R,
 }
 

@@ -8,7 +8,7 @@ use crate::wire::{ForwardRefusal, StartId};
 pub type PeerNumber = u64;
 
 /// Session: the connection that it was opened on, and the number that the forwarder has drawn.
-pub type SessionKey = (PeerNumber, u64);
+pub type ForwardSessionKey = (PeerNumber, u64);
 
 /// Maximum number of requests of a session that have not been answered.
 pub const SESSION_REQUESTS_MAX: usize = 256;
@@ -27,7 +27,7 @@ pub enum OpenStep {
     },
     /// Requests of a former session are being executed; decide again when one has completed.
     Wait,
-    /// Refused.
+    /// Refused, for this reason.
     Refuse(ForwardRefusal),
 }
 
@@ -80,7 +80,7 @@ pub struct OwnerSessions {
     volumes: BTreeMap<String, OfferedVolume>,
     /// Volumes that another daemon owns by now, and its name.
     moved: BTreeMap<String, String>,
-    sessions: BTreeMap<SessionKey, OwnerSession>,
+    sessions: BTreeMap<ForwardSessionKey, OwnerSession>,
     /// Highest number of a session that each start has asked for, by volume.
     newest: BTreeMap<StartId, BTreeMap<String, u64>>,
     ended: BTreeSet<StartId>,
@@ -101,7 +101,7 @@ impl OwnerSessions {
 
     /// Ends the offer of a volume and its sessions; returns the sessions that were open.  Requests to it are answered with
     /// `hint`, the name of the next owner, from now on.
-    pub fn withdraw(&mut self, volume: &str, hint: Option<String>) -> Vec<SessionKey> {
+    pub fn withdraw(&mut self, volume: &str, hint: Option<String>) -> Vec<ForwardSessionKey> {
         self.volumes.remove(volume);
         if let Some(hint) = hint {
             self.moved.insert(volume.to_owned(), hint);
@@ -134,13 +134,13 @@ impl OwnerSessions {
     }
 
     /// Returns the volume of an open session.
-    pub fn volume_of(&self, key: SessionKey) -> Option<&str> {
+    pub fn volume_of(&self, key: ForwardSessionKey) -> Option<&str> {
         self.sessions.get(&key).filter(|session| session.phase == SessionPhase::Open).map(|session| &session.volume[..])
     }
 
     /// Returns the open sessions of a volume.
-    pub fn open_sessions(&self, volume: &str) -> Vec<SessionKey> {
-        let open = |(_, session): &(&SessionKey, &OwnerSession)| {
+    pub fn open_sessions(&self, volume: &str) -> Vec<ForwardSessionKey> {
+        let open = |(_, session): &(&ForwardSessionKey, &OwnerSession)| {
             session.volume == volume && session.phase == SessionPhase::Open
         };
         self.sessions.iter().filter(open).map(|(key, _)| *key).collect()
@@ -151,7 +151,7 @@ impl OwnerSessions {
     ///
     /// # Errors
     /// The refusal.
-    pub fn begin_open(&mut self, key: SessionKey, volume: &str, start: StartId) -> Result<(), ForwardRefusal> {
+    pub fn begin_open(&mut self, key: ForwardSessionKey, volume: &str, start: StartId) -> Result<(), ForwardRefusal> {
         self.check_open(key, volume, &start)?;
         let newest = self.newest.entry(start).or_default();
         // A number names a session of a connection, whatever its volume, and is not used again.
@@ -168,7 +168,7 @@ impl OwnerSessions {
         Ok(())
     }
 
-    fn check_open(&self, key: SessionKey, volume: &str, start: &StartId) -> Result<(), ForwardRefusal> {
+    fn check_open(&self, key: ForwardSessionKey, volume: &str, start: &StartId) -> Result<(), ForwardRefusal> {
         if self.ended.contains(start) {
             return Err(ForwardRefusal::StartEnded);
         }
@@ -192,7 +192,7 @@ impl OwnerSessions {
     }
 
     /// Opens a session that has begun to open if nothing of the former ones is being executed any more.
-    pub fn open_step(&mut self, key: SessionKey) -> OpenStep {
+    pub fn open_step(&mut self, key: ForwardSessionKey) -> OpenStep {
         let Some(session) = self.sessions.get(&key).filter(|session| session.phase == SessionPhase::Opening) else {
             return OpenStep::Refuse(ForwardRefusal::NoSession);
         };
@@ -223,7 +223,7 @@ impl OwnerSessions {
     ///
     /// # Errors
     /// The reason for which it must not be executed.
-    pub fn admit(&mut self, key: SessionKey, cost: usize) -> Result<(), AdmitRefused> {
+    pub fn admit(&mut self, key: ForwardSessionKey, cost: usize) -> Result<(), AdmitRefused> {
         let refused = |refusal| Err(AdmitRefused::Refusal(refusal));
         let Some(session) = self.sessions.get_mut(&key).filter(|session| session.phase == SessionPhase::Open) else {
             return refused(ForwardRefusal::NoSession);
@@ -244,13 +244,13 @@ impl OwnerSessions {
     }
 
     /// Notes that the device has executed an admitted request.
-    pub fn executed(&mut self, key: SessionKey) {
+    pub fn executed(&mut self, key: ForwardSessionKey) {
         let session = self.sessions.get_mut(&key).expect("a session stays while it has requests");
         session.executing -= 1;
     }
 
     /// Notes that the answer to an executed request has been queued, or cannot be sent any more.
-    pub fn answered(&mut self, key: SessionKey, cost: usize) {
+    pub fn answered(&mut self, key: ForwardSessionKey, cost: usize) {
         let session = self.sessions.get_mut(&key).expect("a session stays while it has requests");
         session.unanswered -= 1;
         session.bytes -= cost;
@@ -258,22 +258,22 @@ impl OwnerSessions {
     }
 
     /// Returns whether a session has requests that have not been answered.
-    pub fn is_answering(&self, key: SessionKey) -> bool {
+    pub fn is_answering(&self, key: ForwardSessionKey) -> bool {
         self.sessions.get(&key).is_some_and(|session| session.unanswered > 0)
     }
 
     /// Ends the sessions of a volume; returns those that were open.
-    pub fn end_volume(&mut self, volume: &str) -> Vec<SessionKey> {
+    pub fn end_volume(&mut self, volume: &str) -> Vec<ForwardSessionKey> {
         self.end_where(|session, _| session.volume == volume)
     }
 
     /// Ends a session.
-    pub fn end_session(&mut self, key: SessionKey) {
+    pub fn end_session(&mut self, key: ForwardSessionKey) {
         self.end_where(|_, other| other == key);
     }
 
     /// Ends the sessions of a connection; returns those that were open.
-    pub fn end_peer(&mut self, peer: PeerNumber) -> Vec<SessionKey> {
+    pub fn end_peer(&mut self, peer: PeerNumber) -> Vec<ForwardSessionKey> {
         self.end_where(|_, key| key.0 == peer)
     }
 
@@ -284,7 +284,7 @@ impl OwnerSessions {
     }
 
     /// Ends the sessions of a start and refuses it from now on; returns the sessions that were open.
-    pub fn end_start(&mut self, start: StartId) -> Vec<SessionKey> {
+    pub fn end_start(&mut self, start: StartId) -> Vec<ForwardSessionKey> {
         self.ended.insert(start);
         self.newest.remove(&start);
         self.end_where(|session, _| session.start == start)
@@ -300,7 +300,7 @@ impl OwnerSessions {
         self.sessions.is_empty()
     }
 
-    fn end_where(&mut self, which: impl Fn(&OwnerSession, SessionKey) -> bool) -> Vec<SessionKey> {
+    fn end_where(&mut self, which: impl Fn(&OwnerSession, ForwardSessionKey) -> bool) -> Vec<ForwardSessionKey> {
         let mut open = Vec::new();
         let mut all = Vec::new();
         for (key, session) in &mut self.sessions {
@@ -317,7 +317,7 @@ impl OwnerSessions {
     }
 
     /// Removes a session that has ended and has no requests.
-    fn remove_if_over(&mut self, key: SessionKey) {
+    fn remove_if_over(&mut self, key: ForwardSessionKey) {
         let over = |session: &OwnerSession| session.phase == SessionPhase::Ended && session.unanswered == 0;
         if self.sessions.get(&key).is_some_and(over) {
             self.sessions.remove(&key);

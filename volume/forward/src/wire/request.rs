@@ -182,7 +182,7 @@ fn read_block(reader: &mut PayloadReader<'_>, payload: Option<BufList>) -> Resul
         },
         5 => {
             let (offset, fua, half) = (reader.u64()?, read_flag(reader)?, payload.len() / 2);
-            if payload.len() % 2 != 0 {
+            if !payload.len().is_multiple_of(2) {
                 return Err(malformed);
             }
             let (expect, data) = (payload.slice(0..half), payload.slice(half..2 * half));

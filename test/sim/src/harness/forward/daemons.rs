@@ -288,8 +288,9 @@ impl Group {
             self.end_forwarder(node, rng).await?;
         }
         let again = start_owner(&self.core, from).await;
-        for start in self.dead.borrow().iter() {
-            again.host.end_start(*start).await;
+        let dead = self.dead.borrow().clone();
+        for start in dead {
+            again.host.end_start(start).await;
         }
         let before = std::mem::replace(&mut self.owners.borrow_mut()[from], again);
         let executed = before.opened.as_ref().map_or(0, |opened| opened.executed.get());

@@ -26,7 +26,7 @@ pub(super) struct OpenedState {
     rng: RefCell<Rng>,
     /// The pool takes nothing more from this owner.
     pub(super) fenced: Cell<bool>,
-    /// Nothing may be executed: the owner has given the volume up.
+    /// Set when the owner has given the volume up: a request that is executed then is a violation.
     pub(super) closed: Cell<bool>,
     pub(super) executing: Cell<usize>,
     pub(super) executed: Cell<u64>,

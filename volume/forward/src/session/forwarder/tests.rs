@@ -134,14 +134,11 @@ proptest! {
                 Event::Owner(owner) => {
                     state.set_owner(owner, None, time);
                 }
-                Event::Ask => {
-                    if state.owner_to_ask(time).is_some() {
-                        model.session += 1;
-                        state.begin_open(model.session);
-                    }
+                Event::Ask if state.owner_to_ask(time).is_some() => {
+                    model.session += 1;
+                    state.begin_open(model.session);
                 }
-                Event::Opened { term } => {
-                    if state.session() == Some(model.session) && !state.is_open() {
+                Event::Opened { term } if state.session() == Some(model.session) && !state.is_open() => {
                         // What an owner guarantees: former attempts are executed by now, or never.
                         model.late.append(&mut model.attempts);
                         model.sent_last = None;
@@ -150,7 +147,6 @@ proptest! {
                         prop_assert_eq!(opened.is_some(), higher);
                         model.timed_out(opened.unwrap_or_default())?;
                         model.term = model.term.max(term);
-                    }
                 }
                 Event::OpenFailed => state.open_failed(model.session, OpenFailure::Retry, time),
                 Event::Send => {

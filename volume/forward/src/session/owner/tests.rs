@@ -52,20 +52,20 @@ fn event() -> impl Strategy<Value = Event> {
 struct Facts {
     offered: BTreeMap<usize, bool>,
     /// All keys that were asked for, with start and volume, in order.
-    asked: Vec<(SessionKey, u8, usize)>,
-    opened: BTreeSet<SessionKey>,
-    ended: BTreeSet<SessionKey>,
+    asked: Vec<(ForwardSessionKey, u8, usize)>,
+    opened: BTreeSet<ForwardSessionKey>,
+    ended: BTreeSet<ForwardSessionKey>,
     dead: BTreeSet<u8>,
-    executing: Vec<(SessionKey, u8, usize)>,
-    answering: Vec<SessionKey>,
+    executing: Vec<(ForwardSessionKey, u8, usize)>,
+    answering: Vec<ForwardSessionKey>,
     number: u64,
     /// Connections that each of the four has had; their numbers are not used again.
     connections: [u64; 4],
 }
 
 impl Facts {
-    fn end(&mut self, which: impl Fn(&(SessionKey, u8, usize)) -> bool) {
-        let ended: Vec<SessionKey> = self.asked.iter().filter(|one| which(one)).map(|(key, ..)| *key).collect();
+    fn end(&mut self, which: impl Fn(&(ForwardSessionKey, u8, usize)) -> bool) {
+        let ended: Vec<ForwardSessionKey> = self.asked.iter().filter(|one| which(one)).map(|(key, ..)| *key).collect();
         self.ended.extend(ended);
     }
 }
@@ -193,7 +193,7 @@ proptest! {
     }
 }
 
-fn opened(sessions: &mut OwnerSessions, key: SessionKey, start: u8) {
+fn opened(sessions: &mut OwnerSessions, key: ForwardSessionKey, start: u8) {
     sessions.begin_open(key, VOLUMES[0], start_id(start)).expect("it may open");
     assert_eq!(sessions.open_step(key), OpenStep::Open { term: 7 });
 }

@@ -1,0 +1,78 @@
+//! Forwarded volumes.
+
+use super::Mutant;
+use crate::mutants::stage::Stage;
+
+const UNIT: Stage = Stage::Lib("forebay-forward");
+const SIM: Stage = Stage::Sim(&["--forward"], 3000);
+
+const OWNER: &str = "volume/forward/src/session/owner.rs";
+const FORWARDER: &str = "volume/forward/src/session/forwarder.rs";
+const HOST: &str = "volume/forward/src/host.rs";
+
+pub(super) const LIST: &[Mutant] = &[
+    Mutant::new(
+        "forward-opens-undrained",
+        "A session opens while requests of the former one are being executed",
+        OWNER,
+        "if self.sessions.values().any(former) {",
+        "if self.sessions.is_empty() && self.sessions.values().any(former) {",
+        &[SIM],
+    ),
+    Mutant::new(
+        "forward-former-session-open",
+        "A session does not end the former one, whose late requests are executed",
+        OWNER,
+        "self.end_where(|session, _| session.start == start && session.volume == volume);\n        let phase",
+        "let phase",
+        &[UNIT],
+    ),
+    Mutant::new(
+        "forward-number-used-again",
+        "A number names a second session of a connection, of another volume",
+        OWNER,
+        "if used || newest",
+        "if used && newest",
+        &[UNIT],
+    ),
+    Mutant::new(
+        "forward-suspends-early",
+        "A volume counts as suspended while requests are being executed",
+        HOST,
+        "self.changed.wait_until(|| !self.sessions.borrow().is_executing(volume)).await;",
+        "self.changed.wait_until(|| true).await;",
+        &[SIM],
+    ),
+    Mutant::new(
+        "forward-start-ends-early",
+        "A start counts as ended while its requests are being executed",
+        HOST,
+        "self.changed.wait_until(|| !self.sessions.borrow().is_executing_for(&start)).await;",
+        "self.changed.wait_until(|| !self.sessions.borrow().is_executing_for(&[0; 16])).await;",
+        &[SIM],
+    ),
+    Mutant::new(
+        "forward-doubt-times-out",
+        "A request that an owner may still execute times out",
+        FORWARDER,
+        "AttemptEnd::Lost => entry.former = FormerAttempts::InDoubt,",
+        "AttemptEnd::Lost => entry.former = FormerAttempts::Over,",
+        &[SIM],
+    ),
+    Mutant::new(
+        "forward-compares-again",
+        "A compare-and-write that may have been executed is sent again",
+        FORWARDER,
+        "entry.former = FormerAttempts::Over;\n        }\n        self.phase",
+        "entry.former = FormerAttempts::None;\n        }\n        self.phase",
+        &[SIM],
+    ),
+    Mutant::new(
+        "forward-former-owner",
+        "A session of a former term is used",
+        FORWARDER,
+        "if term < self.term {",
+        "if term + 1 < self.term {",
+        &[UNIT],
+    ),
+];
