@@ -125,8 +125,9 @@ impl VolumeForwarder {
     }
 
     fn follow_owner(&self) {
+        let found = self.locator.owner();
         let mut state = self.state.borrow_mut();
-        let Some(found) = self.locator.owner() else {
+        let Some(found) = found else {
             // A session that is open goes on: the group may not know its state at the moment.
             state.set_owner(None, None, now());
             return;

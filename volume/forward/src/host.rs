@@ -83,7 +83,8 @@ impl ForwardHost {
         true
     }
 
-    /// Ends the sessions of a connection that has ended or whose peer has begun again.
+    /// Ends the sessions of a connection that has ended or whose peer has begun again; also of one that this daemon has closed,
+    /// of which the messenger does not tell.
     pub fn forget(&self, connection: &Connection) {
         let mut peers = self.peers.borrow_mut();
         let is_it = |peer: &SessionPeer| matches!(peer, SessionPeer::Remote(known) if known == connection);

@@ -326,6 +326,30 @@ fn long_requests_are_split_between_blocks() {
 }
 
 #[test]
+fn requests_are_executed_whether_their_futures_are_polled_or_not() {
+    run(async |_| {
+        let scene = pair().await;
+        let Pair { volume, device, .. } = &scene;
+        device.held.set(true);
+        drop(volume.submit(write(0, 1)));
+        device.until_executing(1).await;
+        let (other, drained) = (volume.clone(), Rc::new(Cell::new(false)));
+        let draining = spawn({
+            let drained = drained.clone();
+            async move {
+                other.drain().await;
+                drained.set(true);
+            }
+        });
+        sleep(Duration::from_millis(10)).await;
+        assert!(!drained.get());
+        device.release();
+        draining.await;
+        assert_eq!(first_byte(volume, 0).await, 1);
+    });
+}
+
+#[test]
 fn a_planned_move_loses_nothing_and_fails_nothing() {
     run(async |_| {
         let Pair { volume, device, owner, offer, located, core, forwarder, connection: _connection } = pair().await;
