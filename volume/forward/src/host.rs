@@ -189,17 +189,32 @@ impl ForwardHost {
         self.changed.notify_all();
         let (host, connection, volume) = (self.clone(), connection.clone(), volume.to_owned());
         drop(spawn(async move {
-            let answer = match begun {
-                Err(refusal) => ForwardAnswer::Refused(refusal),
-                Ok(()) => host.opened(key, &volume).await,
-            };
+            let answer = host.opened(begun, key, &volume, start).await;
             // No other task has run since the session is open, so that no event of it is sent before.
             let _ = connection.send(wire::reply(&message, answer.encode())).await;
         }));
     }
 
-    /// Waits until a session is open or refused.
-    async fn opened(&self, key: ForwardSessionKey, volume: &str) -> ForwardAnswer {
+    /// Waits until a session that has begun to open is open or refused.  A start that was declared dead is told so when nothing
+    /// of it is being executed any more, as it fails its requests then.
+    async fn opened(
+        &self,
+        begun: std::result::Result<(), ForwardRefusal>,
+        key: ForwardSessionKey,
+        volume: &str,
+        start: StartId,
+    ) -> ForwardAnswer {
+        let answer = match begun {
+            Err(refusal) => ForwardAnswer::Refused(refusal),
+            Ok(()) => self.open_or_refused(key, volume).await,
+        };
+        if matches!(answer, ForwardAnswer::Refused(ForwardRefusal::StartEnded)) {
+            self.changed.wait_until(|| !self.sessions.borrow().is_executing_for(&start)).await;
+        }
+        answer
+    }
+
+    async fn open_or_refused(&self, key: ForwardSessionKey, volume: &str) -> ForwardAnswer {
         loop {
             let changed = self.changed.wait();
             let step = self.sessions.borrow_mut().open_step(key);
@@ -258,10 +273,7 @@ impl ForwardHost {
         let key = (self.local_peer(client), session);
         let begun = self.sessions.borrow_mut().begin_open(key, volume, *client.start());
         self.changed.notify_all();
-        match begun {
-            Err(refusal) => ForwardAnswer::Refused(refusal),
-            Ok(()) => self.opened(key, volume).await,
-        }
+        self.opened(begun, key, volume, *client.start()).await
     }
 
     /// Executes a request of a forwarder of this daemon, in a session.  Must not be dropped before it has completed.

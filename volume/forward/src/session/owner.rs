@@ -169,13 +169,12 @@ impl OwnerSessions {
     }
 
     fn check_open(&self, key: ForwardSessionKey, volume: &str, start: &StartId) -> Result<(), ForwardRefusal> {
-        if self.ended.contains(start) {
-            return Err(ForwardRefusal::StartEnded);
-        }
         if self.peers.get(&key.0).is_some_and(|(known, _)| known != start) {
             return Err(ForwardRefusal::Other("a connection belongs to one start of a daemon".into()));
         }
         match self.volumes.get(volume) {
+            // Only by the owner, which knows whether requests of the start are being executed.
+            Some(_) if self.ended.contains(start) => return Err(ForwardRefusal::StartEnded),
             Some(offered) if offered.suspended => return Err(ForwardRefusal::Moving),
             Some(_) => {}
             None => {
@@ -198,8 +197,8 @@ impl OwnerSessions {
         };
         let (volume, start) = (session.volume.clone(), session.start);
         let refusal = match self.volumes.get(&volume) {
-            _ if self.ended.contains(&start) => ForwardRefusal::StartEnded,
             None => ForwardRefusal::Unknown,
+            Some(_) if self.ended.contains(&start) => ForwardRefusal::StartEnded,
             Some(offered) if offered.suspended => ForwardRefusal::Moving,
             Some(offered) => {
                 let term = offered.term;

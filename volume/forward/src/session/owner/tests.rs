@@ -234,6 +234,7 @@ fn refusals_say_why() {
     assert_eq!(sessions.end_start(start_id(1)), [(1, 2)]);
     assert_eq!(open(&mut sessions, (1, 4), 1), Err(ForwardRefusal::StartEnded));
     sessions.withdraw(VOLUMES[0], Some("next".into()));
+    assert_eq!(open(&mut sessions, (1, 4), 1), Err(ForwardRefusal::NotOwner { hint: "next".into() }));
     let next = ForwardRefusal::NotOwner { hint: "next".into() };
     assert_eq!(open(&mut sessions, (2, 4), 3), Err(next));
 }
