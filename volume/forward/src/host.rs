@@ -94,6 +94,16 @@ impl ForwardHost {
         self.changed.notify_all();
     }
 
+    /// Ends all sessions and forgets all connections, for a daemon that stops.  Until then the host and the messenger whose handler
+    /// has it keep each other in memory.
+    pub fn shut_down(&self) {
+        let peers = self.peers.take();
+        for (peer, _) in &peers {
+            self.sessions.borrow_mut().forget_peer(*peer);
+        }
+        self.changed.notify_all();
+    }
+
     /// Ends all sessions of a start that the group has declared dead.  When this returns, nothing of it is being executed, and
     /// nothing ever will be.
     pub async fn end_start(self: &Rc<Self>, start: StartId) {

@@ -293,6 +293,7 @@ impl Group {
             again.host.end_start(start).await;
         }
         let before = std::mem::replace(&mut self.owners.borrow_mut()[from], again);
+        before.host.shut_down();
         let executed = before.opened.as_ref().map_or(0, |opened| opened.executed.get());
         self.executed.set(self.executed.get() + executed);
         drop(before);
@@ -400,7 +401,10 @@ impl Group {
         for node in &self.forwarders {
             node.life.borrow().messenger.shutdown();
         }
-        self.owners.borrow().iter().for_each(|node| node.messenger.shutdown());
+        for node in self.owners.borrow().iter() {
+            node.messenger.shutdown();
+            node.host.shut_down();
+        }
         Ok(())
     }
 }
