@@ -50,6 +50,15 @@ pub(super) const LIST: &[Mutant] = &[
         "self.changed.wait_until(|| !self.sessions.borrow().is_executing_for(&start)).await;",
         "self.changed.wait_until(|| !self.sessions.borrow().is_executing_for(&[0; 16])).await;",
         &[SIM],
+    )
+    .nth(0),
+    Mutant::new(
+        "forward-dead-start-told-early",
+        "A start that was declared dead fails its requests while one is being executed",
+        HOST,
+        "if matches!(answer, ForwardAnswer::Refused(ForwardRefusal::StartEnded)) {",
+        "if matches!(answer, ForwardAnswer::Refused(ForwardRefusal::Moving)) {",
+        &[UNIT],
     ),
     Mutant::new(
         "forward-doubt-times-out",
