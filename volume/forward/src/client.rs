@@ -9,11 +9,11 @@ use forebay_messenger::{Connection, Message};
 use crate::device::{ForwardedVolume, VolumeForwarder};
 use crate::route::OwnerRoute;
 use crate::session::ForwarderLimits;
-use crate::wire::{self, ForwardEvent, KIND_EVENT, StartId};
+use crate::wire::{self, ForwardEvent, ForwarderStart, KIND_EVENT};
 
 /// Owner of a volume, as far as a forwarder knows.
 #[derive(Debug, Clone)]
-pub struct VolumeOwner {
+pub struct ReachableOwner {
     /// Way to it.
     pub route: OwnerRoute,
     /// Term in which it owns the volume, if known: sessions of lower terms are not used any more.
@@ -25,7 +25,7 @@ pub trait OwnerLocator {
     /// Returns the current owner; `None` while there is none that is known.
     ///
     /// A daemon is returned only after the former owner has drained the volume or was fenced.
-    fn owner(&self) -> Option<VolumeOwner>;
+    fn owner(&self) -> Option<ReachableOwner>;
 
     /// Completes when [`owner`](Self::owner) may have changed since this was called.
     fn changed(&self) -> LocalFuture<()>;
@@ -36,7 +36,7 @@ pub trait OwnerLocator {
 
 /// All volumes that a daemon forwards, in one life of it.
 pub struct ForwardClient {
-    start: StartId,
+    start: ForwarderStart,
     limits: ForwarderLimits,
     next_session: Cell<u64>,
     volumes: RefCell<Vec<Weak<VolumeForwarder>>>,
@@ -44,7 +44,7 @@ pub struct ForwardClient {
 
 impl ForwardClient {
     /// Creates the forwarder of a life of a daemon, with bounds for each volume.
-    pub fn new(start: StartId, limits: ForwarderLimits) -> Rc<Self> {
+    pub fn new(start: ForwarderStart, limits: ForwarderLimits) -> Rc<Self> {
         Rc::new(Self { start, limits, next_session: Cell::new(1), volumes: RefCell::default() })
     }
 
@@ -93,7 +93,7 @@ impl ForwardClient {
     }
 
     /// Returns the id of this life of the daemon.
-    pub fn start(&self) -> &StartId {
+    pub fn start(&self) -> &ForwarderStart {
         &self.start
     }
 

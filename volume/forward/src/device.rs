@@ -15,8 +15,8 @@ use forebay_reactor::{now, sleep_until, spawn};
 
 use crate::client::{ForwardClient, OwnerLocator};
 use crate::route::{OwnerRoute, PreparedRequest, RouteError};
-use crate::session::{AttemptEnd, ForwarderLimits, ForwarderState, OpenFailure, Resolution};
-use crate::wire::{ForwardAnswer, ForwardEvent, ForwardRefusal, StartId, TRANSFER_MAX, VolumeRequest};
+use crate::session::{AttemptEnd, ForwarderLimits, ForwarderState, Resolution, SessionFailure};
+use crate::wire::{ForwardAnswer, ForwardEvent, ForwardRefusal, ForwarderStart, TRANSFER_MAX, VolumeRequest};
 
 /// Parts of a long read or write begin at multiples of this, so that no block is written in two parts.
 const PART_ALIGN: u64 = 4096;
@@ -143,7 +143,7 @@ impl VolumeForwarder {
     }
 
     async fn ask_for_session(self: Rc<Self>, route: OwnerRoute, session: u64) {
-        let mut failure = OpenFailure::Retry;
+        let mut failure = SessionFailure::Retry;
         let why = match route.open(&self.client, &self.volume, session).await.map_err(RouteError::into_text) {
             Ok(ForwardAnswer::Opened { term, geometry }) => {
                 if !self.session_opened(session, term, geometry) {
@@ -154,7 +154,7 @@ impl VolumeForwarder {
             }
             Ok(ForwardAnswer::Refused(refusal)) => {
                 match &refusal {
-                    ForwardRefusal::StartEnded => failure = OpenFailure::Final,
+                    ForwardRefusal::StartEnded => failure = SessionFailure::Final,
                     ForwardRefusal::NotOwner { hint } if !hint.is_empty() => self.locator.hint(hint),
                     _ => {}
                 }
@@ -383,7 +383,7 @@ impl ForwardedVolume {
     }
 
     /// Returns the id of the life of the daemon that forwards it.
-    pub fn start(&self) -> &StartId {
+    pub fn start(&self) -> &ForwarderStart {
         self.forwarder.client.start()
     }
 

@@ -14,7 +14,7 @@ use crate::offer::VolumeOffer;
 use crate::route::OwnerRoute;
 use crate::session::{AdmitRefused, ForwardSessionKey, OpenStep, OwnerSessions, PeerNumber};
 use crate::wire::{
-    self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, KIND_REQUEST, SessionEndReason, StartId,
+    self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, ForwarderStart, KIND_REQUEST, SessionEndReason,
     VolumeRequest,
 };
 
@@ -106,7 +106,7 @@ impl ForwardHost {
 
     /// Ends all sessions of a start that the group has declared dead.  When this returns, nothing of it is being executed, and
     /// nothing ever will be.
-    pub async fn end_start(self: &Rc<Self>, start: StartId) {
+    pub async fn end_start(self: &Rc<Self>, start: ForwarderStart) {
         let ended = self.sessions.borrow_mut().end_start(start);
         self.announce_end(ended, &SessionEndReason::StartEnded);
         self.changed.wait_until(|| !self.sessions.borrow().is_executing_for(&start)).await;
@@ -192,7 +192,7 @@ impl ForwardHost {
         message: Message,
         key: ForwardSessionKey,
         volume: &str,
-        start: StartId,
+        start: ForwarderStart,
     ) {
         let begun = self.sessions.borrow_mut().begin_open(key, volume, start);
         // Sessions may have ended.
@@ -212,7 +212,7 @@ impl ForwardHost {
         begun: std::result::Result<(), ForwardRefusal>,
         key: ForwardSessionKey,
         volume: &str,
-        start: StartId,
+        start: ForwarderStart,
     ) -> ForwardAnswer {
         let answer = match begun {
             Err(refusal) => ForwardAnswer::Refused(refusal),

@@ -17,10 +17,10 @@ pub mod session;
 mod tests;
 pub mod wire;
 
-pub use client::{ForwardClient, OwnerLocator, VolumeOwner};
+pub use client::{ForwardClient, OwnerLocator, ReachableOwner};
 pub use device::ForwardedVolume;
 pub use host::ForwardHost;
 pub use offer::VolumeOffer;
 pub use route::OwnerRoute;
 pub use session::ForwarderLimits;
-pub use wire::StartId;
+pub use wire::ForwarderStart;

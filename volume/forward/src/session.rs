@@ -3,5 +3,5 @@
 mod forwarder;
 mod owner;
 
-pub use forwarder::{AttemptEnd, ForwarderLimits, ForwarderState, OpenFailure, RequestToSend, Resolution};
+pub use forwarder::{AttemptEnd, ForwarderLimits, ForwarderState, RequestToSend, Resolution, SessionFailure};
 pub use owner::{AdmitRefused, ForwardSessionKey, OpenStep, OwnerSessions, PeerNumber};

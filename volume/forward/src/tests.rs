@@ -15,8 +15,8 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, JoinHandle, sleep, spawn, timeout};
 use forebay_sim::{Faults, World};
 
-use crate::wire::{self, ForwardRequest, KIND_REQUEST, StartId, VolumeRequest};
-use crate::{ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, OwnerLocator, OwnerRoute, VolumeOwner};
+use crate::wire::{self, ForwardRequest, ForwarderStart, KIND_REQUEST, VolumeRequest};
+use crate::{ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, OwnerLocator, OwnerRoute, ReachableOwner};
 
 const SIZE: u64 = 16 << 20;
 const VOLUME: &str = "rbd/disk";
@@ -167,7 +167,7 @@ impl Handler for Dispatch {
     }
 }
 
-fn start_id(number: u8) -> StartId {
+fn start_id(number: u8) -> ForwarderStart {
     [number; 16]
 }
 
@@ -187,15 +187,17 @@ fn address(number: u8) -> Address {
 /// Owner as the group knows it.
 #[derive(Default)]
 struct Located {
-    owner: RefCell<Option<VolumeOwner>>,
+    owner: RefCell<Option<ReachableOwner>>,
     hint: RefCell<String>,
     changed: Rc<Notify>,
 }
 
 impl Located {
     fn set(&self, connection: Option<&Connection>, term: u64) {
-        let owner =
-            |connection: &Connection| VolumeOwner { route: OwnerRoute::Remote(connection.clone()), term: Some(term) };
+        let owner = |connection: &Connection| ReachableOwner {
+            route: OwnerRoute::Remote(connection.clone()),
+            term: Some(term),
+        };
         *self.owner.borrow_mut() = connection.map(owner);
         self.changed.notify_all();
     }
@@ -204,7 +206,7 @@ impl Located {
 struct Locator(Rc<Located>);
 
 impl OwnerLocator for Locator {
-    fn owner(&self) -> Option<VolumeOwner> {
+    fn owner(&self) -> Option<ReachableOwner> {
         self.0.owner.borrow().clone()
     }
 
@@ -621,7 +623,7 @@ fn a_forwarder_may_be_in_the_daemon_of_the_owner() {
         *here.bytes.borrow_mut() = device.bytes.borrow().clone();
         let local = forwarder.host.offer(VOLUME, 2, Rc::new(Shared(here.clone()))).expect("offered");
         let route = OwnerRoute::Local(forwarder.host.clone());
-        *located.owner.borrow_mut() = Some(VolumeOwner { route, term: Some(2) });
+        *located.owner.borrow_mut() = Some(ReachableOwner { route, term: Some(2) });
         located.changed.notify_all();
         // The answer of the former owner comes later than the session with the next one.
         before.await.expect("it was admitted");

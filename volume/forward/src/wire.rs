@@ -42,7 +42,7 @@ pub const TEXT_MAX: usize = 1024;
 pub const MAP_RUNS_MAX: usize = 4096;
 
 /// Id of one life of a forwarding daemon, drawn by it.
-pub type StartId = [u8; 16];
+pub type ForwarderStart = [u8; 16];
 
 /// Front segment and data segment of a message.
 pub type MessageParts = (Vec<u8>, BufList);

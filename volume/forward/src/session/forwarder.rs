@@ -51,7 +51,7 @@ pub enum AttemptEnd {
 
 /// Failure to open a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OpenFailure {
+pub enum SessionFailure {
     /// May work later.
     Retry,
     /// Never works again for this start of the daemon.
@@ -212,7 +212,7 @@ impl<R> ForwarderState<R> {
         }
         if term < self.term {
             // An owner that does not know yet that it is not.
-            self.open_failed(session, OpenFailure::Retry, now);
+            self.open_failed(session, SessionFailure::Retry, now);
             return None;
         }
         self.term = term;
@@ -240,15 +240,15 @@ impl<R> ForwarderState<R> {
         over
     }
 
-    /// Notes that a session could not be opened.  After [`OpenFailure::Final`] all requests must be
+    /// Notes that a session could not be opened.  After [`SessionFailure::Final`] all requests must be
     /// [taken](Self::take_all) and failed.
-    pub fn open_failed(&mut self, session: u64, failure: OpenFailure, now: Instant) {
+    pub fn open_failed(&mut self, session: u64, failure: SessionFailure, now: Instant) {
         if !matches!(self.phase, ForwarderPhase::Opening { session: asked, .. } if asked == session) {
             return;
         }
         self.phase = match failure {
-            OpenFailure::Retry => ForwarderPhase::Suspended,
-            OpenFailure::Final => ForwarderPhase::Dead,
+            SessionFailure::Retry => ForwarderPhase::Suspended,
+            SessionFailure::Final => ForwarderPhase::Dead,
         };
         self.retry_at = now + self.backoff;
         self.backoff = (self.backoff * 2).min(self.limits.backoff_max);

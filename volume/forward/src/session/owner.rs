@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::wire::{ForwardRefusal, StartId};
+use crate::wire::{ForwardRefusal, ForwarderStart};
 
 /// Number of a connection, never given twice.
 pub type PeerNumber = u64;
@@ -52,7 +52,7 @@ enum SessionPhase {
 #[derive(Debug)]
 struct OwnerSession {
     volume: String,
-    start: StartId,
+    start: ForwarderStart,
     phase: SessionPhase,
     /// Requests that the device is executing.
     executing: usize,
@@ -82,10 +82,10 @@ pub struct OwnerSessions {
     moved: BTreeMap<String, String>,
     sessions: BTreeMap<ForwardSessionKey, OwnerSession>,
     /// Highest number of a session that each start has asked for, by volume.
-    newest: BTreeMap<StartId, BTreeMap<String, u64>>,
-    ended: BTreeSet<StartId>,
+    newest: BTreeMap<ForwarderStart, BTreeMap<String, u64>>,
+    ended: BTreeSet<ForwarderStart>,
     /// Start that each connection belongs to, and the highest number of a session that was asked for over it.
-    peers: BTreeMap<PeerNumber, (StartId, u64)>,
+    peers: BTreeMap<PeerNumber, (ForwarderStart, u64)>,
 }
 
 impl OwnerSessions {
@@ -129,7 +129,7 @@ impl OwnerSessions {
     }
 
     /// Returns whether any device is executing a request of a start.
-    pub fn is_executing_for(&self, start: &StartId) -> bool {
+    pub fn is_executing_for(&self, start: &ForwarderStart) -> bool {
         self.sessions.values().any(|session| session.start == *start && session.executing > 0)
     }
 
@@ -151,7 +151,12 @@ impl OwnerSessions {
     ///
     /// # Errors
     /// The refusal.
-    pub fn begin_open(&mut self, key: ForwardSessionKey, volume: &str, start: StartId) -> Result<(), ForwardRefusal> {
+    pub fn begin_open(
+        &mut self,
+        key: ForwardSessionKey,
+        volume: &str,
+        start: ForwarderStart,
+    ) -> Result<(), ForwardRefusal> {
         self.check_open(key, volume, &start)?;
         let newest = self.newest.entry(start).or_default();
         // A number names a session of a connection, whatever its volume, and is not used again.
@@ -168,7 +173,7 @@ impl OwnerSessions {
         Ok(())
     }
 
-    fn check_open(&self, key: ForwardSessionKey, volume: &str, start: &StartId) -> Result<(), ForwardRefusal> {
+    fn check_open(&self, key: ForwardSessionKey, volume: &str, start: &ForwarderStart) -> Result<(), ForwardRefusal> {
         if self.peers.get(&key.0).is_some_and(|(known, _)| known != start) {
             return Err(ForwardRefusal::Other("a connection belongs to one start of a daemon".into()));
         }
@@ -283,7 +288,7 @@ impl OwnerSessions {
     }
 
     /// Ends the sessions of a start and refuses it from now on; returns the sessions that were open.
-    pub fn end_start(&mut self, start: StartId) -> Vec<ForwardSessionKey> {
+    pub fn end_start(&mut self, start: ForwarderStart) -> Vec<ForwardSessionKey> {
         self.ended.insert(start);
         self.newest.remove(&start);
         self.end_where(|session, _| session.start == start)

@@ -4,7 +4,7 @@ use forebay_block::{Advice, BlockRequest, BufList, Extent};
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
 use super::fields::{read_advice, read_end, read_extent, read_flag, read_text, write_advice, write_extent, write_text};
-use super::{MessageParts, StartId, TRANSFER_MAX, VERSION, VOLUME_MAX};
+use super::{ForwarderStart, MessageParts, TRANSFER_MAX, VERSION, VOLUME_MAX};
 
 /// Request of a forwarder to the owner of a volume.
 #[derive(Debug, Clone)]
@@ -14,7 +14,7 @@ pub enum ForwardRequest {
         /// Identity of the volume, the same at all daemons.
         volume: String,
         /// Life of the forwarding daemon.
-        start: StartId,
+        start: ForwarderStart,
         /// Number of the session, higher than all that this life has opened before.
         session: u64,
     },

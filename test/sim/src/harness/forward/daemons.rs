@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use forebay_block::{BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_forward::{
-    ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, OwnerLocator, OwnerRoute, StartId, VolumeOffer,
-    VolumeOwner,
+    ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, ForwarderStart, OwnerLocator, OwnerRoute,
+    ReachableOwner, VolumeOffer,
 };
 use forebay_messenger::{
     Address, Connection, DisconnectReason, Handler, Message, Messenger, MessengerCore, MessengerOptions, Policy,
@@ -107,13 +107,13 @@ struct OwnerView {
 struct ViewLocator(Rc<OwnerView>);
 
 impl OwnerLocator for ViewLocator {
-    fn owner(&self) -> Option<VolumeOwner> {
+    fn owner(&self) -> Option<ReachableOwner> {
         let (owner, term) = self.0.owner.get()?;
         let route = match &*self.0.local.borrow() {
             Some((local, host)) if *local == owner => OwnerRoute::Local(host.clone()),
             _ => OwnerRoute::Remote(self.0.connections.borrow()[owner].clone()),
         };
-        Some(VolumeOwner { route, term: Some(term) })
+        Some(ReachableOwner { route, term: Some(term) })
     }
 
     fn changed(&self) -> LocalFuture<()> {
@@ -138,7 +138,7 @@ pub(super) struct Group {
     owner: Cell<usize>,
     term: Cell<u64>,
     starts: Cell<u8>,
-    dead: RefCell<Vec<StartId>>,
+    dead: RefCell<Vec<ForwarderStart>>,
     executed: Cell<u64>,
     wrong: RefCell<Option<String>>,
 }

@@ -148,7 +148,7 @@ proptest! {
                         model.timed_out(opened.unwrap_or_default())?;
                         model.term = model.term.max(term);
                 }
-                Event::OpenFailed => state.open_failed(model.session, OpenFailure::Retry, time),
+                Event::OpenFailed => state.open_failed(model.session, SessionFailure::Retry, time),
                 Event::Send => {
                     if let Some(next) = state.next_to_send() {
                         let (session, id, request) = (next.session, next.id, next.request.number);

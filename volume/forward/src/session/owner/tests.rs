@@ -70,7 +70,7 @@ impl Facts {
     }
 }
 
-fn start_id(start: u8) -> StartId {
+fn start_id(start: u8) -> ForwarderStart {
     [start; 16]
 }
 
