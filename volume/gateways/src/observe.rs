@@ -1,4 +1,4 @@
-//! Who observes whom: members in a ring, each observed by its successors.
+//! Observation of members: a ring, in which each is observed by its successors.
 
 use crate::ids::MemberId;
 use crate::record::GroupRecord;

@@ -21,7 +21,7 @@ const FENCED: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Number of times in a lease that a member looks whether the record has changed.
 const LOOKS_PER_LEASE: u32 = 4;
 
-/// What a member of a group needs from its daemon.
+/// Daemon of a member, as its start needs it.
 pub trait GatewayHost {
     /// Sends a message to a member, or drops it if there is no connection yet.
     fn send(&self, to: MemberId, entry: Option<&GatewayMember>, message: &GatewayMessage);

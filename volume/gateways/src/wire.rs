@@ -18,9 +18,9 @@ const NAME_MAX: usize = 4096;
 /// Message from one member to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayMessage {
-    /// Group.
+    /// Id of the group.
     pub group: GatewayGroupId,
-    /// Sender.
+    /// Id of the sender.
     pub from: MemberId,
     /// Start of the sender.
     pub start: StartId,
@@ -28,11 +28,11 @@ pub struct GatewayMessage {
     pub epoch: u64,
     /// Time for which the sender has not reached the pool, in milliseconds.
     pub pool_silence_ms: u32,
-    /// What it says.
+    /// Body of the message.
     pub body: GatewayMessageBody,
 }
 
-/// What a message says.
+/// Body of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GatewayMessageBody {
     /// The sender lives: to those that observe it, or would if it joined.
@@ -41,7 +41,7 @@ pub enum GatewayMessageBody {
     HeartbeatAnswer(HeartbeatReport),
     /// The sender has prepared a volume that is being moved to it: to its owner.
     Prepared {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
         /// Term of the owner.
         term: u64,
@@ -55,23 +55,23 @@ impl GatewayMessageBody {
     }
 }
 
-/// What a member says of itself and of others.
+/// Report of a member about itself and others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HeartbeatReport {
     /// Members that it observes, and for how many milliseconds it has not heard them.
     pub silences: Vec<(MemberId, u32)>,
-    /// Loads.
+    /// Loads of members.
     pub loads: Vec<LoadReport>,
 }
 
 /// Load of a member, which others pass on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadReport {
-    /// Member.
+    /// Id of the member.
     pub member: MemberId,
     /// Number of the report among those of this start of the member.
     pub number: u64,
-    /// Load.
+    /// Load of the member.
     pub load: MemberLoad,
 }
 

@@ -3,6 +3,7 @@
 mod access;
 mod forward;
 mod fronts;
+mod gateways;
 mod image;
 mod leases;
 mod qos;
@@ -17,8 +18,19 @@ use anyhow::{Result, bail};
 use super::stage::Stage;
 
 /// The areas of the list.
-pub(super) const AREAS: [&str; 10] =
-    ["writelog", "replication", "store", "image", "rados", "fronts", "access", "readcache", "qos", "forward"];
+pub(super) const AREAS: [&str; 11] = [
+    "writelog",
+    "replication",
+    "store",
+    "image",
+    "rados",
+    "fronts",
+    "access",
+    "readcache",
+    "qos",
+    "forward",
+    "gateways",
+];
 
 /// Fault, and the stages that should notice it.
 #[derive(Clone)]
@@ -89,7 +101,7 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas: [(&str, &[Mutant]); 11] = [
+    let areas: [(&str, &[Mutant]); 12] = [
         ("writelog", writelog::LIST),
         ("replication", replication::LIST),
         ("replication", leases::LIST),
@@ -101,6 +113,7 @@ pub(super) fn all() -> Vec<Mutant> {
         ("readcache", readcache::LIST),
         ("qos", qos::LIST),
         ("forward", forward::LIST),
+        ("gateways", gateways::LIST),
     ];
     areas.iter().flat_map(|(area, list)| list.iter().map(|mutant| Mutant { area, ..*mutant })).collect()
 }

@@ -48,20 +48,20 @@ pub enum GatewayEvent {
     Closed(VolumeName, u64),
     /// The volume, which is being moved to this member in this term of its owner, is prepared.
     Prepared(VolumeName, u64),
-    /// These starts have the record open: the pool sees their clients watch it.
+    /// Starts that have the record open: the pool sees their clients watch it.
     Present(BTreeSet<(MemberId, StartId)>),
     /// The load of this member.
     Load(MemberLoad),
     /// The pool refuses this member's client: it is on the blocklist.
     ClientFenced,
-    /// This daemon is to stop in order: its volumes are closed, and others get them.
+    /// Request to stop in order: volumes are closed, and others get them.
     Stop,
 }
 
 /// Outcome of a change of the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeOutcome {
-    /// Made.
+    /// Change made.
     Made,
     /// Refused: the record is another one by now.
     Refused(ChangeRefusal),
@@ -82,7 +82,7 @@ pub enum GatewayAction {
     Change(Vec<GroupChange>),
     /// Put clients on the blocklist ([`GatewayEvent::FenceEnded`]).
     Fence {
-        /// Member.
+        /// Id of the member.
         member: MemberId,
         /// Its start.
         start: StartId,
@@ -106,24 +106,24 @@ pub enum GatewayAction {
 /// Reason for which a start of a member has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndReason {
-    /// The record says that it is fenced, or its client was.  The member joins again with another start.
+    /// Record that says that it is fenced, or a client that was.  The member joins again with another start.
     Fenced,
-    /// It has left the group, or was removed.
+    /// Departure from the group, by itself or by others.
     Left,
-    /// It has stopped in order.
+    /// Orderly stop.
     Stopped,
 }
 
-/// What a member is doing in the group.
+/// Standing of a member in the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemberStanding {
-    /// It is not a member in this start yet.
+    /// Not a member in this start yet.
     Joining,
-    /// It serves.
+    /// Serves its volumes.
     Serving,
-    /// It closes its volumes, to stop in order.
+    /// Closes its volumes, to stop in order.
     Stopping,
-    /// It has ended in this start.
+    /// Ended in this start.
     Ended(EndReason),
 }
 

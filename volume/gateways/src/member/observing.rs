@@ -18,13 +18,13 @@ const MOVES_MAX: usize = 8;
 /// Time between attempts to fence a start.
 const FENCE_RETRY: Duration = Duration::from_millis(500);
 
-/// What this member has heard of another one.
+/// Observation of another member.
 #[derive(Debug, Clone)]
 pub(super) struct HeardMember {
     start: StartId,
-    /// When it was last heard, or began to be observed.
+    /// Time at which it was last heard, or began to be observed.
     last: Instant,
-    /// Since when it has said that it does not reach the pool.
+    /// Time for which it has not reached the pool, as it has said last.
     pool_silence: Duration,
     /// Set once it was heard.
     was_heard: bool,
@@ -37,7 +37,7 @@ pub(super) struct HeardMember {
 pub(super) enum FencingProgress {
     /// The pool was asked.
     Asked,
-    /// It failed, and is tried again at this time.
+    /// Failed; tried again at this time.
     Failed(Instant),
     /// The clients are on the blocklist.
     Done,

@@ -32,20 +32,20 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// Reason for which a volume could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpenFailure {
-    /// It may succeed later.
+    /// Failure that may be gone later.
     Later,
-    /// This member has no complete copy of the volume's log: these have one.
+    /// No complete copy of the volume's log here: these members have one.
     CopiesElsewhere(BTreeSet<MemberId>),
 }
 
 /// Reason for which a volume is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseReason {
-    /// It is handed over: requests wait until it has another owner.
+    /// Handover: requests wait until it has another owner.
     Move,
-    /// It has left the group, or has another owner already.
+    /// Removal from the group, or another owner already.
     Gone,
-    /// The daemon stops.
+    /// Orderly stop of the daemon.
     Stop,
 }
 

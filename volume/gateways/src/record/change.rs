@@ -15,30 +15,32 @@ pub(super) const SLOT_REST_SECONDS: u64 = 24 * 3600;
 /// Change of a group record.  Several are made in one step, or none.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GroupChange {
+    /// Condition: the record has this epoch before the changes, which were decided on it.
+    Expect(u64),
     /// The member joins, or rejoins with another start after its former one was fenced.
     Join {
-        /// Member.
+        /// Id of the member.
         member: MemberId,
         /// Its entry, which is *active*.  A member that rejoins keeps its slot.
         entry: GatewayMember,
     },
     /// The member says what has changed of its own entry: addresses, ports, clients, version, weight.
     Describe {
-        /// Member.
+        /// Id of the member.
         member: MemberId,
         /// Its entry; slot, state and start are those that it has.
         entry: GatewayMember,
     },
     /// A member that owns nothing leaves.
     Leave {
-        /// Member.
+        /// Id of the member.
         member: MemberId,
         /// Time in seconds since 1970.
         now: u64,
     },
     /// The member takes no more volumes, and those that it has are moved away; or it does again.
     Drain {
-        /// Member.
+        /// Id of the member.
         member: MemberId,
         /// Set to drain it, unset to end that.
         drain: bool,
@@ -63,35 +65,35 @@ pub enum GroupChange {
     },
     /// A member has closed all that it had open, and stops.  It is *out* without having been fenced.
     Stop {
-        /// Member.
+        /// Id of the member.
         member: MemberId,
         /// Its start.
         start: StartId,
     },
     /// A new volume gets its first owner.
     AddVolume {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
-        /// Owner.
+        /// Id of the owner.
         owner: MemberId,
-        /// Exports.
+        /// Exports of the volume.
         settings: serde_json::Value,
     },
     /// The exports of a volume change.
     SetVolume {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
-        /// Exports.
+        /// Exports of the volume.
         settings: serde_json::Value,
     },
     /// A volume is to leave the group.  Its owner closes it.
     RemoveVolume {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
     },
     /// A volume that was to leave is closed, and leaves.
     ForgetVolume {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
         /// Owner, unless that is *out*.
         by: MemberId,
@@ -101,9 +103,9 @@ pub enum GroupChange {
     /// The owner opens a volume again that it had closed to hand it over.  The term is another one, so that the handover
     /// cannot be made any more, wherever it is on its way.
     Reopen {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
-        /// Owner.
+        /// Id of the owner.
         by: MemberId,
         /// Start of the owner.
         start: StartId,
@@ -112,28 +114,28 @@ pub enum GroupChange {
     },
     /// A volume whose owner is *out* gets another one.
     Assign {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
         /// Next owner.
         to: MemberId,
     },
     /// A volume is to be moved.
     ProposeMove {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
         /// Next owner.
         to: MemberId,
     },
     /// A volume stays with its owner.
     CancelMove {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
     },
     /// The owner has closed the volume, and gives it to another member.
     HandOver {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
-        /// Owner.
+        /// Id of the owner.
         from: MemberId,
         /// Start of the owner.
         start: StartId,
@@ -144,9 +146,9 @@ pub enum GroupChange {
     },
     /// The owner says which members have complete copies of the volume's log.
     SetCopies {
-        /// Volume.
+        /// Name of the volume.
         volume: VolumeName,
-        /// Owner.
+        /// Id of the owner.
         owner: MemberId,
         /// Members with a complete copy; `None` if the volume has no log.
         copies: Option<BTreeSet<MemberId>>,
@@ -158,13 +160,13 @@ pub enum GroupChange {
 /// Reason for which a change is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeRefusal {
-    /// There is no such member.
+    /// No such member.
     #[error("the group has no such member")]
     NoMember,
-    /// There is no such volume.
+    /// No such volume.
     #[error("the group has no such volume")]
     NoVolume,
-    /// There is such a volume already.
+    /// Volume that the group has already.
     #[error("the group has this volume already")]
     VolumeExists,
     /// The member is in another state, or in another start.
@@ -194,6 +196,9 @@ pub enum ChangeRefusal {
     /// The member has no complete copy of the volume's log.
     #[error("the member has no complete copy of the volume's write log")]
     NoCopy,
+    /// The record has another epoch by now.
+    #[error("the record of the group was changed meanwhile")]
+    Epoch,
     /// The volume is not to leave.
     #[error("the volume is not being removed")]
     NotLeaving,
@@ -328,6 +333,8 @@ impl Undo<'_> {
         let record = &*self.record;
         let new_term = record.epoch + 1;
         match change {
+            GroupChange::Expect(epoch) if *epoch != record.epoch => return Err(Refused::Epoch),
+            GroupChange::Expect(_) => {}
             GroupChange::Join { member, entry } => {
                 let entry = record.joined(*member, entry)?;
                 self.record.left.remove(&entry.slot);

@@ -17,24 +17,24 @@ pub const VOLUME_PREFIX: &str = "volume.";
 /// Version of the format.
 const FORMAT_VERSION: u32 = 1;
 
-/// What is wrong with a stored record.
+/// Fault of a stored record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedGroup {
-    /// There is no entry of the group.
+    /// No entry of the group.
     #[error("the object has no record of a gateway group")]
     None,
     /// A later version has written it.
     #[error("the record of the gateway group has version {0}; this program knows version {FORMAT_VERSION}")]
     Version(u32),
-    /// It uses features that this version does not know.
+    /// Features that this version does not know.
     #[error("the record of the gateway group uses features that this program does not know: {0}")]
     Features(String),
     /// An entry cannot be read.
     #[error("the entry '{key}' of the gateway group is malformed: {why}")]
     Entry {
-        /// Key.
+        /// Name of the key.
         key: String,
-        /// What is wrong with it.
+        /// Fault of its value.
         why: String,
     },
     /// Entries contradict each other.
@@ -45,9 +45,9 @@ pub enum MalformedGroup {
 /// Keys that a change has written or removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecordKeys {
-    /// Members.
+    /// Members that were changed.
     pub members: BTreeSet<MemberId>,
-    /// Volumes.
+    /// Volumes that were changed.
     pub volumes: BTreeSet<VolumeName>,
 }
 

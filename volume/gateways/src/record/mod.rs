@@ -49,12 +49,12 @@ impl Default for GroupPolicy {
     }
 }
 
-/// What a group is, apart from its members and volumes.
+/// Identity of a group: all of it but its members and volumes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupIdentity {
     /// Id, drawn when the group was created.
     pub id: GatewayGroupId,
-    /// Policy.
+    /// Policy of the group.
     pub policy: GroupPolicy,
     /// Settings that all members share, such as names of targets, which this crate does not interpret.
     #[serde(default)]
@@ -91,7 +91,7 @@ pub struct GatewayMember {
     pub host: String,
     /// Version of its software.
     pub version: String,
-    /// State.
+    /// State of the member.
     #[serde(flatten)]
     pub state: GatewayState,
     /// Current or last start.
@@ -110,7 +110,7 @@ pub struct GatewayMember {
 /// Owner of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeOwner {
-    /// Member.
+    /// Id of the member.
     pub member: MemberId,
     /// Epoch in which it became the owner.
     pub term: u64,
@@ -122,7 +122,7 @@ pub struct VolumeOwner {
 /// Volume of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GatewayVolume {
-    /// Owner.
+    /// Owner of the volume.
     pub owner: VolumeOwner,
     /// Members with a complete copy of its write log, as its owner last said; `None` if it has no log.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -110,7 +110,7 @@ pub struct Daemon {
     pub suspended_until: u64,
     held: Vec<(u64, WorldEvent)>,
     pub cut_from_pool: bool,
-    /// When the pool has lost its client, if that was not in order.
+    /// Time at which the pool has lost its client, if that was not in order.
     pool_lost: Option<u64>,
     /// Members of different parts do not hear each other.
     pub part: u8,
@@ -133,6 +133,8 @@ pub struct World {
     /// Number of times that each start was fenced.
     pub fencings: BTreeMap<StartId, u32>,
     pub daemons: Vec<Daemon>,
+    /// Pairs of daemons that do not hear each other.
+    pub cut_links: BTreeSet<(usize, usize)>,
     /// Starts that have a volume open in fact, whether they live or not.
     pub open: BTreeMap<VolumeName, BTreeMap<StartId, u64>>,
     /// Since when volumes are not served; those that are missing are.
@@ -169,6 +171,7 @@ impl World {
             fenced: BTreeSet::new(),
             fencings: BTreeMap::new(),
             daemons: Vec::new(),
+            cut_links: BTreeSet::new(),
             open: BTreeMap::new(),
             unserved: BTreeMap::new(),
             unserved_max: 0,
@@ -255,7 +258,7 @@ impl World {
             self.now = self.now.max(time);
             let Some((life, event)) = self.waiting.remove(&number) else { continue };
             let daemon = &mut self.daemons[at];
-            // What is at the pool already takes effect there, whoever has sent it.
+            // What is at the pool already takes effect there, even if its sender is dead.
             let at_pool = matches!(event, WorldEvent::ChangeArrives(..) | WorldEvent::FenceArrives(..));
             if life != daemon.life && !at_pool {
                 continue;
@@ -524,7 +527,8 @@ impl World {
                 let Some(machine) = &self.daemons[at].machine else { return };
                 let message = machine.message(now, body);
                 let Some(other) = self.daemons.iter().position(|daemon| daemon.id == to) else { return };
-                let lost = self.faults.lost_messages > 0 && self.random.one_in(self.faults.lost_messages);
+                let is_cut = self.cut_links.contains(&(at.min(other), at.max(other)));
+                let lost = is_cut || self.faults.lost_messages > 0 && self.random.one_in(self.faults.lost_messages);
                 if self.daemons[other].part == self.daemons[at].part && !lost {
                     let delay = self.random.between(self.latencies.message);
                     self.after(other, delay, WorldEvent::Deliver(message));

@@ -1,5 +1,6 @@
 //! Groups in virtual time: large ones that lose members, and small ones to which everything happens.
 
+#[path = "simulation/world.rs"]
 mod world;
 
 use std::time::Duration;
@@ -227,5 +228,20 @@ fn of_two_members_that_do_not_hear_each_other_one_goes_on() {
         world.run_until(world.now + 6 * SECOND);
         assert_eq!(world.complaint(), None, "seed {seed}");
         assert!(world.fenced.len() <= fenced + 1, "seed {seed}");
+    }
+}
+
+#[test]
+fn members_that_a_third_one_hears_stay() {
+    for seed in 0..10 {
+        let mut world = settled(seed, 4, 20, Latencies::USUAL);
+        world.cut_links.extend([(0, 1), (2, 3)]);
+        world.run_until(world.now + 20 * SECOND);
+        assert_eq!(world.fenced.len(), 0, "seed {seed}");
+        assert_eq!(world.complaint(), None, "seed {seed}");
+        // A member that dies is fenced all the same.
+        world.kill(0);
+        world.run_until(world.now + 5 * SECOND);
+        assert_eq!((world.fenced.len(), world.unserved.len()), (1, 0), "seed {seed}");
     }
 }
