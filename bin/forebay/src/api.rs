@@ -6,6 +6,7 @@ mod cache;
 mod clone;
 mod config;
 mod diff;
+mod gateway;
 mod group;
 mod image;
 mod log;
@@ -251,6 +252,10 @@ pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
 pub use clone::{CloneRequest, CloneVersion, ImageChild};
 pub use diff::{AppliedDiff, CopyImageRequest};
+pub use gateway::{
+    DrainGateway, GatewayGroupName, GatewayGroupStatus, GatewayMemberStatus, GatewayMove, GatewayVolumeStatus,
+    NewGatewayGroup,
+};
 pub use group::{AddToGroupRequest, GroupImage, GroupName, GroupSnapshotListing};
 pub use image::{
     DiskUsage, ImageInfo, ImageListing, ImageParent, ImageStatus, ImageSummary, ImageUsage, ImageWatcher, ListedParent,

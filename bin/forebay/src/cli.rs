@@ -7,6 +7,7 @@ mod complete;
 mod config;
 mod diffs;
 mod exports;
+mod gateways;
 mod groups;
 mod images;
 mod manage;
@@ -35,6 +36,7 @@ pub use complete::{CompleteArgs, Quoting};
 pub use config::{ConfigCommand, ConfigImageCommand, ConfigPoolCommand};
 pub use diffs::{ChangesArgs, CopyArgs, DeepCommand, DiffArgs, ExportDiffArgs, ImportDiffArgs, MergeDiffArgs};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
+pub use gateways::{CreateGroupArgs, DrainGroupArgs, GroupStatusArgs, JoinGroupArgs, RemoveGroupArgs};
 pub use groups::{GroupCommand, GroupImageCommand, GroupSnapCommand};
 pub use images::{
     BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs, SparsifyArgs,
@@ -254,7 +256,7 @@ pub enum CliCommand {
     #[command(after_help = "Examples:\n  forebay sparsify local/vm1\n  forebay sparsify rbd/vm1 --sparse-size 64K")]
     Sparsify(SparsifyArgs),
 
-    /// Group images, and snapshot all of a group at one moment
+    /// Group images, and snapshot all of a group at one moment; group daemons that serve the same volumes
     #[command(subcommand)]
     Group(GroupCommand),
 

@@ -23,6 +23,7 @@ use serde::Deserialize;
 
 use crate::cli::{CephArgs, DriverKind, GlobalArgs, LogFormat, ServeArgs};
 use crate::failure::{Failure, Result};
+use crate::spec::GroupSpec;
 use crate::units::{Size, Span};
 use iscsi::IscsiSection;
 pub use iscsi::{IscsiAccess, IscsiTargetSettings, check_iqn, parse_chap};
@@ -71,6 +72,7 @@ struct ConfigFile {
     peer_key: Option<PathBuf>,
     peer_allow: Option<Vec<String>>,
     peer_secure: Option<bool>,
+    group: Option<String>,
     #[serde(default)]
     store: StoreSection,
     #[serde(default)]
@@ -199,6 +201,8 @@ pub struct DaemonConfig {
     pub ceph: forebay_rados::Flags,
     /// Peer messenger settings.
     pub peers: PeerSettings,
+    /// Gateway group that it is a member of.
+    pub group: Option<GroupSpec>,
     /// Log device for copies of other daemons' write logs, if it holds some.
     pub replicas: Option<ReplicaSettings>,
 }
@@ -295,6 +299,10 @@ impl DaemonConfig {
                 cluster: file.ceph.cluster,
             }),
             peers,
+            group: match serve.group.clone().or(file.group) {
+                Some(text) => Some(text.parse::<GroupSpec>().map_err(Failure::invalid)?),
+                None => None,
+            },
             replicas: file.replicas.resolve()?,
             data,
         })

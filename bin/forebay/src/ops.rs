@@ -6,6 +6,7 @@
 mod cache;
 mod clones;
 mod config;
+mod gateways;
 mod groups;
 mod logs;
 mod manage;
@@ -30,6 +31,10 @@ use crate::spec::{ImageSpec, SourceSpec, source_spec, uri_encode};
 pub use cache::{ClearReadCache, GetReadCache};
 pub use clones::{CloneSnapshot, Flatten, ListChildren};
 pub use config::{ChangeOption, ConfigTarget, GetOption, ListOptions};
+pub use gateways::{
+    CreateGatewayGroup, DrainGatewayMember, GetGatewayGroup, JoinGatewayGroup, LeaveGatewayGroup, RebalanceGateways,
+    RemoveGatewayGroup,
+};
 pub use groups::{
     AddToGroup, CreateGroup, CreateGroupSnapshot, ListGroupImages, ListGroupSnapshots, ListGroups, RemoveFromGroup,
     RemoveGroup, RemoveGroupSnapshot, RenameGroup, RenameGroupSnapshot, RollBackGroup,

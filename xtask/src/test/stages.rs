@@ -221,6 +221,18 @@ fn clusters() -> Vec<Stage> {
         )
         .long(60, 72, 105)
         .busy(0.3),
+        Stage::tests(
+            "gateways",
+            "a gateway group whose members are killed, drained and suspended",
+            &["build"],
+            |length| {
+                let mut script = script("gateways.sh");
+                script.env("ROUNDS", length.of(1, 2, 20).to_string());
+                Ok(script)
+            },
+        )
+        .long(75, 95, 420)
+        .busy(0.3),
         Stage::tests("rados-thrash", "an image in a Ceph cluster whose OSDs are killed", &["build"], |length| {
             let mut script = script("rados-thrash.sh");
             script.arg(length.of(20, 30, 360).to_string());

@@ -2,6 +2,7 @@
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
+use super::gateways::{CreateGroupArgs, DrainGroupArgs, GroupStatusArgs, JoinGroupArgs, RemoveGroupArgs};
 use super::names::read_by_way_of;
 use super::places::{OnePool, in_pool, place, pool_text, spec_in_pool};
 use super::snapshots::{one_snapshot, split};
@@ -333,9 +334,11 @@ read_by_way_of!(TypedRenamedSnapshot => RenamedGroupSnapshot);
 /// Commands on groups.
 #[derive(Debug, Subcommand)]
 pub enum GroupCommand {
-    /// Create a group
-    #[command(after_help = "Example:\n  forebay group create local/database")]
-    Create(OneGroup),
+    /// Create a group of images, or with --gateways one of daemons
+    #[command(
+        after_help = "Examples:\n  forebay group create local/database\n  forebay group create rbd/gw --gateways"
+    )]
+    Create(CreateGroupArgs),
 
     /// List the groups of a pool or namespace
     #[command(visible_alias = "list", after_help = "Example:\n  forebay group ls rbd")]
@@ -347,7 +350,7 @@ pub enum GroupCommand {
 
     /// Remove a group and its snapshots; its images stay
     #[command(visible_alias = "remove", after_help = "Example:\n  forebay group rm local/database")]
-    Rm(OneGroup),
+    Rm(RemoveGroupArgs),
 
     /// Add images to groups, and remove them
     #[command(subcommand)]
@@ -356,6 +359,26 @@ pub enum GroupCommand {
     /// Create, list and remove snapshots of groups, and roll groups back to them
     #[command(subcommand)]
     Snap(GroupSnapCommand),
+
+    /// Make the daemon a member of a group of gateways, now and after each restart
+    #[command(after_help = "Example:\n  forebay group join rbd/gw")]
+    Join(JoinGroupArgs),
+
+    /// Let the daemon leave its group of gateways; other members get its volumes
+    #[command(after_help = "Example:\n  forebay group leave")]
+    Leave,
+
+    /// Show members and volumes of a group of gateways
+    #[command(after_help = "Example:\n  forebay group status --format json")]
+    Status(GroupStatusArgs),
+
+    /// Move all volumes of a member of a group of gateways to others, before its machine is worked on
+    #[command(after_help = "Examples:\n  forebay group drain\n  forebay group drain gateway2 --undo")]
+    Drain(DrainGroupArgs),
+
+    /// Spread the volumes of a group of gateways over its members, a few at a time
+    #[command(after_help = "Example:\n  forebay group rebalance")]
+    Rebalance,
 }
 
 /// Commands on the images of a group.

@@ -158,6 +158,17 @@ pub struct ServeArgs {
     /// A network from which daemons may connect, ADDRESS/BITS; may be repeated [default: everywhere]
     #[arg(long, value_name = "NETWORK")]
     pub peer_allow: Vec<String>,
+
+    /// Gateway group.
+    #[arg(
+        long,
+        value_name = "POOL/GROUP",
+        help = "Be a member of this gateway group, which 'forebay group create --gateways' makes",
+        long_help = "Be a member of this gateway group, which 'forebay group create --gateways' makes.\n\
+            Its members serve the same volumes of a Ceph cluster; --peer says where they reach each other.\n\
+            Example: --group rbd/gateways --peer 10.0.0.1:7000 --peer-key /etc/forebay/peer.key"
+    )]
+    pub group: Option<String>,
 }
 
 /// I/O driver of a reactor.

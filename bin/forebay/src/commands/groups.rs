@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::shapes;
 use super::with_session;
+use super::{gateways, shapes};
 use crate::api::{GroupImage, GroupSnapshotListing};
 use crate::cli::{GlobalArgs, GroupCommand, GroupImageCommand, GroupSnapCommand};
 use crate::client::progress::{Bar, ProgressUnit};
@@ -18,7 +18,11 @@ use crate::spec::{GroupSnapshotSpec, GroupSpec};
 /// Manages groups.
 pub fn run(global: &GlobalArgs, output: Output, command: GroupCommand) -> Result<()> {
     match command {
-        GroupCommand::Create(options) => change(global, output, CreateGroup(options.group.clone()), &options.group),
+        GroupCommand::Create(options) if options.gateways => gateways::create(global, output, options),
+        GroupCommand::Create(options) => {
+            let group = options.of.group;
+            change(global, output, CreateGroup(group.clone()), &group)
+        }
         GroupCommand::Ls(options) => {
             let groups = with_session(global, |session| session.call(ListGroups { pool: options.pool }, |_| {}))?;
             output.print(&groups, |groups| groups.iter().map(|name| format!("{name}\n")).collect())
@@ -27,9 +31,18 @@ pub fn run(global: &GlobalArgs, output: Output, command: GroupCommand) -> Result
             let renamed = GroupSpec { pool: options.group.pool.clone(), group: options.to.clone() };
             change(global, output, RenameGroup { spec: options.group, name: options.to }, &renamed)
         }
-        GroupCommand::Rm(options) => change(global, output, RemoveGroup(options.group.clone()), &options.group),
+        GroupCommand::Rm(options) if options.gateways => gateways::remove(global, output, options),
+        GroupCommand::Rm(options) => {
+            let group = options.of.group;
+            change(global, output, RemoveGroup(group.clone()), &group)
+        }
         GroupCommand::Image(command) => images(global, output, command),
         GroupCommand::Snap(command) => snapshots(global, output, command),
+        GroupCommand::Join(options) => gateways::join(global, output, options),
+        GroupCommand::Leave => gateways::leave(global),
+        GroupCommand::Status(options) => gateways::status(global, output, options),
+        GroupCommand::Drain(options) => gateways::drain(global, options),
+        GroupCommand::Rebalance => gateways::rebalance(global, output),
     }
 }
 

@@ -9,6 +9,7 @@ mod complete;
 mod config;
 mod copy;
 mod diffs;
+mod gateways;
 mod groups;
 mod images;
 mod logs;

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
 use super::{
-    access, cache, clones, groups, manage, map, metrics, namespaces, options, page, snapshots, streams, trash,
+    access, cache, clones, gateways, groups, manage, map, metrics, namespaces, options, page, snapshots, streams, trash,
 };
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
@@ -138,6 +138,7 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .merge(snapshots::routes())
         .merge(clones::routes())
         .merge(trash::routes())
+        .merge(gateways::routes())
         .merge(groups::routes())
         .merge(namespaces::routes())
         .merge(manage::routes())
@@ -240,6 +241,14 @@ async fn no_such_path(request: Request) -> Failure {
         groups::rename_group_snapshot,
         groups::remove_group_snapshot,
         groups::roll_back_group,
+        gateways::create_gateway_group,
+        gateways::get_gateway_group,
+        gateways::remove_gateway_group,
+        gateways::get_own_gateway_group,
+        gateways::join_gateway_group,
+        gateways::leave_gateway_group,
+        gateways::drain_gateway,
+        gateways::rebalance_gateways,
         trash::list_trash,
         trash::move_to_trash,
         trash::purge_trash,

@@ -4,6 +4,7 @@ mod access;
 mod cache;
 mod clones;
 pub mod control;
+mod gateways;
 mod groups;
 mod listen;
 mod manage;

@@ -183,6 +183,14 @@ impl CephPools {
         }
     }
 
+    /// Makes pools that are requested from now on use another client: others have fenced this one, or are about to.
+    pub fn renew_client(&self) {
+        self.pools.borrow_mut().clear();
+        let former = self.cluster.borrow_mut().take();
+        // Volumes that are still open through it keep it until they fail.
+        drop(former);
+    }
+
     /// Ends the sessions, after releasing images that have no users.
     pub async fn close(&self) {
         let pools = std::mem::take(&mut *self.pools.borrow_mut());

@@ -15,6 +15,7 @@ mod dns;
 mod exports;
 pub mod failover;
 pub mod fronts;
+mod gateways;
 mod groups;
 pub mod handle;
 mod held_writes;
@@ -120,6 +121,7 @@ pub struct Engine {
     meters: Arc<Meters<ImageSpec, RequestPath>>,
     exports: Exports,
     mappings: mappings::Mappings,
+    gateways: gateways::Gateways,
     fronts: Fronts,
     ana: ana::AnaFileLock,
     access: AccessLists,
@@ -278,6 +280,7 @@ impl Engine {
             Some(cache) => Some(EngineReadCache::open(cache).await),
             None => None,
         };
+        let data_dir = options.data.clone();
         let engine = Self {
             options,
             started: now(),
@@ -288,6 +291,7 @@ impl Engine {
             meters: Arc::default(),
             exports,
             mappings,
+            gateways: gateways::Gateways::new(&data_dir),
             fronts,
             ana: ana::AnaFileLock::default(),
             access,
@@ -383,6 +387,7 @@ impl Engine {
         if self.closing.replace(true) {
             return Ok(());
         }
+        self.stop_membership().await;
         self.exports.let_go();
         if self.options.daemon.is_some()
             && let Err(failure) = self.exports.settle().await

@@ -8,6 +8,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_forward::wire::{KIND_EVENT as KIND_FORWARD_EVENT, KIND_REQUEST as KIND_FORWARD_REQUEST};
+use forebay_gateways::wire::KIND_GATEWAY;
 use forebay_messenger::{
     Address, Auth, Connection, ConnectionState, DisconnectReason, Handler, Keyring, Message, MessageBudget, Messenger,
     MessengerCore, MessengerOptions, Network, Policy, perf,
@@ -56,9 +58,25 @@ impl Counts {
     }
 }
 
+/// Handler of the messages of a gateway group, and of connections to its members.
+pub trait GroupMessages {
+    /// Handles a message; returns false if it is none of the group.
+    fn message(&self, connection: &Connection, message: Message) -> bool;
+
+    /// Handles a connection that has opened.
+    fn connected(&self, connection: &Connection);
+
+    /// Handles a connection that has ended, or whose peer has dropped the session.
+    fn lost(&self, connection: &Connection);
+}
+
+/// Gateway group of this daemon, if it is in one.
+type GroupSlot = Rc<RefCell<Option<Rc<dyn GroupMessages>>>>;
+
 /// Messenger of the daemon and its peers.
 pub struct Peers {
     counts: Rc<Counts>,
+    group: GroupSlot,
     daemon: Rc<OwnDaemon>,
     messenger: RefCell<Option<Messenger>>,
     addrs: RefCell<Vec<Address>>,
@@ -104,6 +122,13 @@ impl OwnDaemon {
 struct Answers {
     counts: Rc<Counts>,
     daemon: Rc<OwnDaemon>,
+    group: GroupSlot,
+}
+
+impl Answers {
+    fn group(&self) -> Option<Rc<dyn GroupMessages>> {
+        self.group.borrow().clone()
+    }
 }
 
 impl Handler for Answers {
@@ -120,6 +145,10 @@ impl Handler for Answers {
                 }
                 None => self.daemon.replicas.handle(connection, message),
             },
+            KIND_GATEWAY | KIND_FORWARD_REQUEST | KIND_FORWARD_EVENT => {
+                // Without a group, the sender is a member that does not know yet that this daemon has left.
+                self.group().is_some_and(|group| group.message(connection, message))
+            }
             kind => {
                 let answered = perf::answer(connection, &message, cpu_nanos);
                 if !answered {
@@ -137,6 +166,15 @@ impl Handler for Answers {
         let (peer, transport) = (connection.address(), connection.transport());
         tracing::info!(%peer, name = connection.name(), transport, "peer connected");
         self.daemon.known.opened(connection, &self.daemon.hello(connection));
+        if let Some(group) = self.group() {
+            group.connected(connection);
+        }
+    }
+
+    fn reset(&self, connection: &Connection) {
+        if let Some(group) = self.group() {
+            group.lost(connection);
+        }
     }
 
     fn interrupted(&self, connection: &Connection, reason: &DisconnectReason) {
@@ -155,6 +193,9 @@ impl Handler for Answers {
     fn lost(&self, connection: &Connection, reason: &DisconnectReason) {
         tracing::info!(peer = %connection.address(), name = connection.name(), %reason, "session of a peer ended");
         self.daemon.known.forget(connection);
+        if let Some(group) = self.group() {
+            group.lost(connection);
+        }
     }
 }
 
@@ -167,6 +208,7 @@ impl Peers {
         let daemon = Rc::new(OwnDaemon { boot, known, replicas: ReplicaHost::new(shelves), allowed });
         Self {
             counts: Rc::default(),
+            group: Rc::default(),
             daemon,
             messenger: RefCell::default(),
             addrs: RefCell::default(),
@@ -217,7 +259,7 @@ impl Peers {
             rdma_local: peers.rdma_local,
             ..MessengerOptions::default()
         };
-        let answers = Answers { counts: self.counts.clone(), daemon: self.daemon.clone() };
+        let answers = Answers { counts: self.counts.clone(), daemon: self.daemon.clone(), group: self.group.clone() };
         let messenger = Messenger::new(&MessengerCore::new(BUDGET), options, answers);
         // From here on, `stop` has work to do.
         *self.messenger.borrow_mut() = Some(messenger.clone());
@@ -236,8 +278,40 @@ impl Peers {
         Ok(())
     }
 
+    /// Sets the gateway group, whose messages are handled from now on.
+    pub fn set_group(&self, group: Option<Rc<dyn GroupMessages>>) {
+        let former = self.group.replace(group);
+        drop(former);
+    }
+
+    /// Keeps a connection to another daemon, unless there is one to this address.
+    pub fn connect(&self, address: &Address) {
+        let Some(messenger) = self.messenger.borrow().clone() else { return };
+        let mut outgoing = self.outgoing.borrow_mut();
+        outgoing.retain(|connection| connection.state() != ConnectionState::Closed);
+        if !outgoing.iter().any(|connection| connection.address() == address) {
+            outgoing.push(messenger.connect(address, Policy::LosslessPeer));
+        }
+    }
+
+    /// Ends all connections, and makes those again that this daemon has begun: to its peers it is another start.
+    pub fn reconnect(&self) {
+        let Some(messenger) = self.messenger.borrow().clone() else { return };
+        for connection in messenger.connections() {
+            connection.close();
+            self.daemon.known.forget(&connection);
+            if let Some(group) = self.group.borrow().clone() {
+                group.lost(&connection);
+            }
+        }
+        let former = self.outgoing.take();
+        let again = former.iter().map(|connection| messenger.connect(connection.address(), Policy::LosslessPeer));
+        *self.outgoing.borrow_mut() = again.collect();
+    }
+
     /// Stops accepting peers, and ends all connections.
     pub fn stop(&self) {
+        self.set_group(None);
         let messenger = self.messenger.take();
         if let Some(messenger) = messenger {
             messenger.shutdown();
@@ -307,7 +381,7 @@ fn describe(connection: &Connection, outgoing: bool) -> Peer {
 }
 
 /// Returns the host name of this machine, which peers see.
-fn host_name() -> String {
+pub fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name: String = name.trim().chars().take(200).collect();
     if name.is_empty() { "forebay".into() } else { name }

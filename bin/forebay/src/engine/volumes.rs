@@ -513,7 +513,7 @@ impl Engine {
     /// Closes a volume that nobody uses and whose client the cluster has fenced: it is opened again as another client.
     async fn close_fenced(&self, spec: &ImageSpec) {
         let is_fenced = self.volumes.find(spec).is_some_and(|volume| volume.is_fenced());
-        if is_fenced && !self.is_exported(spec) {
+        if is_fenced && !self.is_exported_alone(spec) {
             tracing::info!(image = %spec, "the cluster has fenced the client of an open image; opening it again as another one");
             self.let_go_of_log(spec);
             // A transfer may still use it; it fails soon.

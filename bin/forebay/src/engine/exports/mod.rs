@@ -1,6 +1,8 @@
 //! Exports of images, persisted in a file across restarts.
 
 mod entries;
+mod failures;
+mod grouped;
 mod index;
 mod pages;
 mod restore;
@@ -30,6 +32,7 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
 pub use entries::check_initiators;
 use entries::{Listed, Unserved, check_hosts, check_nvme};
+use failures::{detaching, fenced, not_running, opening};
 use index::ExportIndex;
 use saves::{Saves, lock};
 
@@ -120,6 +123,8 @@ impl Connections {
 pub struct Exports {
     exports: RefCell<ExportIndex>,
     unserved: RefCell<Vec<Unserved>>,
+    /// Devices of the gateway group's exports, which its record lists.
+    grouped: RefCell<BTreeMap<ExportKey, Rc<dyn BlockDevice>>>,
     /// Numbers reserved for images that are no longer exported.
     numbers: RefCell<ExportNumbers<Front>>,
     /// Per-image locks under which exports change; an image that hangs blocks only requests for that image.
@@ -135,6 +140,7 @@ impl Exports {
         Ok(Self {
             exports: RefCell::new(ExportIndex::new(exports)),
             unserved: RefCell::new(unserved),
+            grouped: RefCell::default(),
             numbers: RefCell::new(ExportNumbers::new(retired)),
             turns: KeyedLock::new(),
             saves: Saves::new(files),
@@ -165,8 +171,9 @@ impl Exports {
     /// Returns the device of an export by its name.
     pub fn device(&self, front: Front, name: &str) -> Option<Rc<dyn BlockDevice>> {
         let spec: ImageSpec = name.parse().ok()?;
-        let exports = self.exports.borrow();
-        exports.get(&(front, spec))?.life.served().map(|served| served.device.clone())
+        let (key, exports) = ((front, spec), self.exports.borrow());
+        let own = exports.get(&key).and_then(|export| export.life.served()).map(|served| served.device.clone());
+        own.or_else(|| self.grouped.borrow().get(&key).cloned())
     }
 
     /// Chooses the number of an export within its front.  The caller must insert the export, which takes the number,
@@ -359,29 +366,14 @@ fn exported<'a>(spec: &'a ImageSpec, request: &'a api::AttachRequest, identity: 
     ExportedImage { spec, unit, identity, ana_group, read_only, within: request.within(), hosts: &request.hosts }
 }
 
-/// Returns the failure of an export whose client is fenced: hosts reach the volume, but every request fails.
-fn fenced(spec: &ImageSpec) -> Failure {
-    let what = format!("the cluster has fenced this client (blocklist): all requests to {spec} fail");
-    Failure::new(FailureKind::Denied, what).hint(format!(
-        "when no other client uses the image, and hosts have unmounted it: forebay detach {spec}, and attach it again"
-    ))
-}
-
-/// Returns the failure of an export that hosts cannot reach yet.
-fn opening(spec: &ImageSpec) -> Failure {
-    Failure::new(FailureKind::Unreachable, format!("the image {spec} is still being opened"))
-        .hint("it is served as soon as it is open; the daemon's log says why if that fails")
-}
-
-/// Returns the failure to attach an export that is being detached.
-fn detaching((front, spec): &ExportKey) -> Failure {
-    Failure::new(FailureKind::Busy, format!("the export of {spec} over {} is being detached", front.name()))
-        .hint("try again when that is done")
-}
-
 impl Engine {
-    /// Returns whether the image is exported over any front.
+    /// Returns whether the image is exported over any front, by this daemon alone or by its gateway group.
     pub fn is_exported(&self, spec: &ImageSpec) -> bool {
+        self.is_exported_alone(spec) || self.gateways.joined().is_some_and(|group| group.has(spec))
+    }
+
+    /// Returns whether this daemon alone exports the image over any front.
+    pub fn is_exported_alone(&self, spec: &ImageSpec) -> bool {
         let exports = self.exports.exports.borrow();
         Front::ALL.into_iter().any(|front| exports.contains_key(&(front, spec.clone())))
     }
@@ -391,7 +383,9 @@ impl Engine {
         let connections = self.connections();
         let exports = self.exports.exports.borrow();
         let there = exports.iter().filter(|(_, export)| !export.life.is_detaching());
-        there.map(|(key, export)| self.describe_target(&key.1, export, connections.of(key))).collect()
+        let own = there.map(|(key, export)| self.describe_target(&key.1, export, connections.of(key)));
+        let grouped = self.gateways.joined().map(|group| group.exports(self)).unwrap_or_default();
+        own.chain(grouped).collect()
     }
 
     fn connections(&self) -> Connections {
@@ -467,6 +461,10 @@ impl Engine {
             request.front.check_unit(unit)?;
         }
         let _turn = self.exports.turns.lock(&spec).await;
+        let is_own = self.exports.exports.borrow().contains_key(&(request.front, spec.clone()));
+        if let Some(group) = self.group_of(&spec).filter(|_| !is_own) {
+            return group.attach(self.clone(), request, spec).await;
+        }
         let key = (request.front, spec.clone());
         if self.exports.with(&key, |export| export.life.is_detaching()) == Some(true) {
             return Err(detaching(&key));
@@ -627,6 +625,12 @@ impl Engine {
             self.mappings.refuse_detach(spec, front)?;
         }
         let key = (front, spec.clone());
+        if let Some(group) = self.group_of(spec)
+            && !self.exports.exports.borrow().contains_key(&key)
+        {
+            let engine = self.this.borrow().upgrade().ok_or_else(not_running)?;
+            return group.detach(engine, spec, front, force).await;
+        }
         if self.exports.is_opening(&key) {
             // The task that is opening the image finds the export gone, however long that takes.
             if let Err(failure) = self.exports.unlist(&key).await {

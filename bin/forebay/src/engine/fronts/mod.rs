@@ -172,6 +172,15 @@ impl Fronts {
         Ok((name != default).then_some(name))
     }
 
+    /// Returns the TCP addresses of a front, as URIs have them, for hosts elsewhere.
+    pub fn uri_addrs(&self, front: Front) -> Vec<String> {
+        let elsewhere = |addr: Addr| match addr {
+            Addr::Tcp(addr) if !addr.ip().is_unspecified() => Some(addr.to_string()),
+            _ => None,
+        };
+        self.addrs(front).into_iter().filter_map(elsewhere).collect()
+    }
+
     /// Returns the URIs of an export for clients, one for each address.
     pub fn uris(&self, front: Front, spec: &ImageSpec) -> Vec<String> {
         self.of(front).uris(spec)
@@ -205,6 +214,7 @@ impl Engine {
             front.serve(self, self.cores()).await?;
         }
         failover::watch(self);
+        self.resume_membership(daemon.config.group.as_ref())?;
         drop(spawn(self.clone().resume_mappings()));
         Ok(())
     }

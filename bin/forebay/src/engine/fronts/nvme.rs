@@ -133,11 +133,19 @@ impl NvmeFront {
     /// # Errors
     /// If a subsystem of that NQN exists.
     pub fn create(&self, nqn: &str, access: &NvmeAccess) -> Result<Subsystem> {
+        self.create_with(nqn, access, self.cntlids.clone())
+    }
+
+    /// Creates a subsystem that admits the given hosts, and gives their controllers ids of this range.
+    ///
+    /// # Errors
+    /// If a subsystem of that NQN exists.
+    pub fn create_with(&self, nqn: &str, access: &NvmeAccess, cntlids: RangeInclusive<u16>) -> Result<Subsystem> {
         // Subsystems of one NQN are one subsystem to hosts, on whichever daemon, so they need the same serial number.
         let identity = identity_of(nqn.to_owned(), serial_of(nqn));
         let created = self
             .subsystems
-            .create_with(identity, self.cntlids.clone(), |subsystem| set_hosts(subsystem, access))
+            .create_with(identity, cntlids, |subsystem| set_hosts(subsystem, access))
             .map_err(|error| Failure::new(FailureKind::Exists, error.to_string()))?;
         self.access.borrow_mut().insert(nqn.to_owned(), access.clone());
         Ok(created)

@@ -88,7 +88,7 @@ impl Engine {
     }
 
     /// Returns the identity of an image in a Ceph cluster that all daemons have for it.
-    fn shared_id(&self, spec: &ImageSpec, image_id: &str) -> Option<String> {
+    pub(super) fn shared_id(&self, spec: &ImageSpec, image_id: &str) -> Option<String> {
         let (fsid, pool) = self.is_in_ceph(&spec.pool).then(|| self.ceph.pool_identity(&spec.pool))??;
         Some(format_uuid(&DataDirIdentity::shared_volume(&fsid, pool, image_id)))
     }

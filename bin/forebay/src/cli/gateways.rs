@@ -1,0 +1,63 @@
+//! Options of `group` for groups of gateways.
+
+use clap::Args;
+
+use super::groups::OneGroup;
+use crate::spec::GroupSpec;
+use crate::units::Span;
+
+/// Options of `group create`.
+#[derive(Debug, Args)]
+pub struct CreateGroupArgs {
+    /// Spec of the group.
+    #[command(flatten)]
+    pub of: OneGroup,
+
+    /// Create a group of gateways: daemons that serve the same volumes, and take over from each other
+    #[arg(long)]
+    pub gateways: bool,
+
+    /// Time for which a gateway may be silent before the others take its volumes over: 500ms, 2s [default: 1s]
+    #[arg(long, value_name = "TIME", requires = "gateways")]
+    pub lease: Option<Span>,
+}
+
+/// Options of `group rm`.
+#[derive(Debug, Args)]
+pub struct RemoveGroupArgs {
+    /// Spec of the group.
+    #[command(flatten)]
+    pub of: OneGroup,
+
+    /// Remove a group of gateways, which has no members and no volumes
+    #[arg(long)]
+    pub gateways: bool,
+}
+
+/// Options of `group join`.
+#[derive(Debug, Args)]
+pub struct JoinGroupArgs {
+    /// The group of gateways, POOL/GROUP
+    #[arg(value_name = "GROUP")]
+    pub group: GroupSpec,
+}
+
+/// Options of `group status`.
+#[derive(Debug, Args)]
+pub struct GroupStatusArgs {
+    /// The group of gateways, POOL/GROUP [default: that of the daemon]
+    #[arg(value_name = "GROUP")]
+    pub group: Option<GroupSpec>,
+}
+
+/// Options of `group drain`.
+#[derive(Debug, Args)]
+pub struct DrainGroupArgs {
+    /// Host name or id of the member [default: this daemon]
+    #[arg(value_name = "MEMBER")]
+    pub member: Option<String>,
+
+    /// Let the member take volumes again
+    #[arg(long)]
+    pub undo: bool,
+}

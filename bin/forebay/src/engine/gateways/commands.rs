@@ -1,0 +1,483 @@
+//! Commands on gateway groups, and exports of their volumes.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_gateways::store::GroupStore;
+use forebay_gateways::{
+    ChangeRefusal, GatewayGroupId, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupIdentity, GroupPolicy,
+    GroupRecord, MemberId, VolumeName,
+};
+use forebay_reactor::{spawn, timeout, wall_clock};
+
+use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings};
+use super::{JoinedGroup, new_start};
+use crate::api::{
+    AttachRequest, DrainGateway, Front, GatewayGroupStatus, GatewayMemberStatus, GatewayMove, GatewayVolumeStatus,
+    ImageExport,
+};
+use crate::engine::Engine;
+use crate::engine::identity::format_uuid;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::{GroupSpec, ImageSpec, uri_encode};
+
+/// Time that `attach` waits until hosts reach the volume here.
+const ATTACHED: Duration = Duration::from_secs(30);
+/// Time that `detach` waits until the owner has closed the volume.
+const DETACHED: Duration = Duration::from_secs(30);
+/// Time that `join` waits until this daemon is a member.
+const JOINED: Duration = Duration::from_secs(30);
+/// Number of volumes that one `rebalance` moves.
+const REBALANCED: usize = 16;
+/// Number of attempts to change exports that others change as well.
+const ATTEMPTS: u32 = 20;
+
+/// Explains a refusal to the user.
+fn refused(refusal: ChangeRefusal) -> Failure {
+    let kind = match refusal {
+        ChangeRefusal::NoMember | ChangeRefusal::NoVolume => FailureKind::NotFound,
+        ChangeRefusal::VolumeExists => FailureKind::Exists,
+        ChangeRefusal::Full => FailureKind::NoSpace,
+        ChangeRefusal::Policy => FailureKind::Invalid,
+        _ => FailureKind::Busy,
+    };
+    Failure::new(kind, refusal.to_string())
+}
+
+fn not_joined() -> Failure {
+    Failure::new(FailureKind::NotFound, "this daemon is in no gateway group")
+        .hint("join one: forebay group join POOL/GROUP; or start the daemon with --group POOL/GROUP")
+}
+
+fn find_member(record: &GroupRecord, name: &str) -> Result<MemberId> {
+    let named = |(id, member): &(&MemberId, &GatewayMember)| {
+        member.host == name || name.len() >= 8 && id.to_string().starts_with(name)
+    };
+    let found: Vec<MemberId> = record.members().iter().filter(named).map(|(id, _)| *id).collect();
+    match &found[..] {
+        [one] => Ok(*one),
+        [] => Err(Failure::new(FailureKind::NotFound, format!("the group has no member '{name}'"))
+            .hint("'forebay group status' lists them by host name and id")),
+        _ => Err(Failure::invalid(format!("several members are called '{name}'")).hint("name it by its id")),
+    }
+}
+
+impl JoinedGroup {
+    /// Makes changes of the record that `plan` chooses, again where others have changed it meanwhile.
+    async fn change(&self, plan: impl Fn(&GroupRecord) -> Result<Vec<GroupChange>>) -> Result<()> {
+        let running = self.must_run()?;
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            let record = running.runner.store().refresh().await.map_err(Failure::from)?;
+            let mut changes = plan(&record)?;
+            if changes.is_empty() {
+                return Ok(());
+            }
+            // Refused if the record is another one: exports must not be chosen by an old one.
+            changes.insert(0, GroupChange::Expect(record.epoch()));
+            match running.runner.change(&changes).await.map_err(Failure::from)? {
+                Ok(()) => return Ok(()),
+                Err(ChangeRefusal::Epoch) => last = Some(ChangeRefusal::Epoch),
+                Err(refusal) => return Err(refused(refusal)),
+            }
+        }
+        Err(refused(last.unwrap_or(ChangeRefusal::Epoch)))
+    }
+
+    /// Waits until something is so; returns whether it is.
+    async fn wait_until(&self, time: Duration, is_so: impl FnMut() -> bool) -> bool {
+        timeout(time, self.changed.wait_until(is_so)).await.is_ok()
+    }
+
+    /// Returns the URIs of an export at all members, those of this one first.
+    fn uris(&self, engine: &Engine, record: &GroupRecord, spec: &ImageSpec, export: &AttachRequest) -> Vec<String> {
+        let mut uris = engine.fronts.uris(export.front, spec);
+        let GroupSettings { nqn } = settings::read(&record.identity().settings);
+        for (_, member) in record.members().iter().filter(|(id, member)| **id != self.own && member.state.serves()) {
+            let MemberSettings { nbd, nvme } = settings::read(&member.settings);
+            match export.front {
+                Front::Nbd => {
+                    let name = uri_encode(&spec.to_string(), true);
+                    uris.extend(nbd.iter().map(|addr| format!("nbd://{addr}/{name}")));
+                }
+                Front::Nvme => {
+                    let unit = export.unit.unwrap_or_default();
+                    uris.extend(nvme.iter().map(|addr| format!("nvme+tcp://{addr}/{nqn}#{unit}")));
+                }
+                Front::Iscsi => {}
+            }
+        }
+        uris
+    }
+
+    fn describe(&self, engine: &Engine, record: &GroupRecord, spec: &ImageSpec, export: &AttachRequest) -> ImageExport {
+        let name = VolumeName::new(spec.to_string());
+        let served = self.exports.is_published(&name, export.front);
+        let uris = if served { self.uris(engine, record, spec, export) } else { Vec::new() };
+        let error = (!served).then(|| {
+            let what = format!("{spec} is not served here yet: its owner has not opened it, or is not reached");
+            Failure::new(FailureKind::Unreachable, what).hint("'forebay group status' shows members and owners")
+        });
+        ImageExport {
+            pool: spec.pool.clone(),
+            image: spec.image.clone(),
+            front: export.front,
+            read_only: export.read_only,
+            uri: uris.first().cloned(),
+            uris,
+            connections: if served { engine.fronts.connections_of(export.front, spec) } else { 0 },
+            log: None,
+            qos: None,
+            own_blocks: None,
+            error,
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Lists the exports of the group.
+    pub fn exports(&self, engine: &Engine) -> Vec<ImageExport> {
+        let Some(record) = self.record() else { return Vec::new() };
+        let mut all = Vec::new();
+        for (name, volume) in record.volumes().iter().filter(|(_, volume)| !volume.leaving) {
+            let Ok(spec) = name.as_str().parse::<ImageSpec>() else { continue };
+            let VolumeSettings { exports, .. } = settings::read(&volume.settings);
+            all.extend(exports.iter().map(|export| self.describe(engine, &record, &spec, export)));
+        }
+        all
+    }
+
+    /// Returns whether a volume is one of the group.
+    pub fn has(&self, spec: &ImageSpec) -> bool {
+        self.record().is_some_and(|record| record.volume(&VolumeName::new(spec.to_string())).is_some())
+    }
+
+    /// Exports an image at all members.
+    pub async fn attach(
+        self: Rc<Self>,
+        engine: Rc<Engine>,
+        mut request: AttachRequest,
+        spec: ImageSpec,
+    ) -> Result<ImageExport> {
+        let unsupported =
+            |what: &str| Err(Failure::new(FailureKind::Unsupported, format!("{what} in a gateway group yet")));
+        if request.front == Front::Iscsi {
+            return unsupported("exports over iSCSI are not possible");
+        }
+        if request.log.is_some() || request.replicas.is_some() {
+            return unsupported("write logs are not possible");
+        }
+        if request.within().is_some() || request.uuid.is_some() || request.ana_group.is_some() {
+            return unsupported("subsystems, UUIDs and ANA groups cannot be chosen");
+        }
+        let volume = engine.open_volume_to_read(&spec).await?;
+        if volume.image.size() == 0 {
+            return Err(Failure::invalid(format!("the image {spec} has 0 bytes, which no host can use")));
+        }
+        let identity = engine.shared_id(&spec, volume.image.id()).ok_or_else(|| {
+            Failure::invalid(format!("{spec} is not in a Ceph cluster: other members cannot reach it"))
+        })?;
+        drop(volume);
+        let name = VolumeName::new(spec.to_string());
+        let nqn = settings::read::<GroupSettings>(&self.must_run()?.runner.record().identity().settings).nqn;
+        if request.front == Front::Nvme {
+            request.subsystem = Some(nqn);
+        }
+        self.change(|record| plan_export(record, &name, &request, &identity, self.own)).await?;
+        self.wait_until(ATTACHED, || self.exports.is_published(&name, request.front)).await;
+        let record = self.record().ok_or_else(not_joined)?;
+        let entry = record.volume(&name).ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;
+        let VolumeSettings { exports, .. } = settings::read(&entry.settings);
+        let export = exports.iter().find(|export| export.front == request.front);
+        let export = export.ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;
+        Ok(self.describe(&engine, &record, &spec, export))
+    }
+
+    /// Ends an export at all members.
+    pub async fn detach(self: Rc<Self>, engine: Rc<Engine>, spec: &ImageSpec, front: Front, force: bool) -> Result<()> {
+        let name = VolumeName::new(spec.to_string());
+        let connections = engine.fronts.connections_of(front, spec);
+        if connections > 0 && !force {
+            let what = format!("{connections} connection(s) to {spec} are open at this member alone");
+            let hint = "disconnect the hosts first, or say --force to do it from here";
+            return Err(Failure::new(FailureKind::Busy, what).hint(hint));
+        }
+        self.change(|record| {
+            let entry = record.volume(&name).filter(|entry| !entry.leaving);
+            let mut settings: VolumeSettings = entry.map(|entry| settings::read(&entry.settings)).unwrap_or_default();
+            if settings.export(front).is_none() {
+                let what = format!("the image {spec} is not exported over {}", front.name());
+                return Err(Failure::new(FailureKind::NotFound, what).hint("'forebay targets' lists what is exported"));
+            }
+            settings.exports.retain(|export| export.front != front);
+            let volume = name.clone();
+            Ok(vec![match settings.exports.is_empty() {
+                true => GroupChange::RemoveVolume { volume },
+                false => GroupChange::SetVolume { volume, settings: settings::write(&settings) },
+            }])
+        })
+        .await?;
+        let is_gone = || {
+            let record = self.record();
+            let entry = record.as_ref().and_then(|record| record.volume(&name));
+            entry.is_none_or(|entry| !entry.leaving) && !self.exports.is_published(&name, front)
+        };
+        if !self.wait_until(DETACHED, is_gone).await {
+            let what = format!("the export of {spec} has ended, but its owner has not closed the image yet");
+            return Err(Failure::new(FailureKind::Unreachable, what).hint("'forebay group status' shows its owner"));
+        }
+        Ok(())
+    }
+}
+
+/// Chooses the changes that add an export to the record.
+fn plan_export(
+    record: &GroupRecord,
+    name: &VolumeName,
+    request: &AttachRequest,
+    identity: &str,
+    own: MemberId,
+) -> Result<Vec<GroupChange>> {
+    let entry = record.volume(name);
+    if entry.is_some_and(|entry| entry.leaving) {
+        return Err(Failure::new(FailureKind::Busy, format!("the image {name} is being removed from the group"))
+            .hint("try again when its owner has closed it"));
+    }
+    let mut settings: VolumeSettings = entry.map(|entry| settings::read(&entry.settings)).unwrap_or_default();
+    if let Some(before) = settings.export(request.front) {
+        let same = AttachRequest { unit: request.unit.or(before.unit), ..request.clone() };
+        return match same == *before {
+            true => Ok(Vec::new()),
+            false => Err(Failure::new(FailureKind::Exists, format!("the image {name} is exported already"))
+                .hint(format!("end that first: forebay detach {name}"))),
+        };
+    }
+    let mut export = request.clone();
+    if let Some(units) = request.front.units() {
+        let all = record.volumes().iter().filter(|(other, _)| *other != name);
+        let taken: Vec<u32> = all
+            .filter_map(|(_, volume)| settings::read::<VolumeSettings>(&volume.settings).export(request.front)?.unit)
+            .collect();
+        let chosen = match request.unit {
+            Some(unit) if taken.contains(&unit) => {
+                return Err(Failure::new(FailureKind::Exists, format!("number {unit} is taken in the group")));
+            }
+            Some(unit) => Some(unit),
+            None => units.clone().find(|unit| !taken.contains(unit)),
+        };
+        export.unit =
+            Some(chosen.ok_or_else(|| Failure::new(FailureKind::NoSpace, "all numbers of the group are taken"))?);
+    }
+    settings.identity = identity.to_owned();
+    settings.exports.push(export);
+    let (volume, settings) = (name.clone(), settings::write(&settings));
+    Ok(vec![match entry {
+        Some(_) => GroupChange::SetVolume { volume, settings },
+        None => GroupChange::AddVolume { volume, owner: own, settings },
+    }])
+}
+
+impl Engine {
+    /// Returns the group that this daemon is in, if an image is of its cluster.
+    pub fn group_of(&self, spec: &ImageSpec) -> Option<Rc<JoinedGroup>> {
+        self.gateways.joined().filter(|_| self.is_in_ceph(&spec.pool))
+    }
+
+    async fn group_store(&self, spec: &GroupSpec) -> Result<Rc<GroupStore>> {
+        let backend = self.pool(&spec.pool).await?;
+        GroupStore::new(&backend, &spec.group).map_err(Failure::from)
+    }
+
+    /// Creates a gateway group without members.
+    pub async fn create_gateway_group(&self, spec: &GroupSpec, lease_ms: Option<u32>) -> Result<()> {
+        let policy =
+            GroupPolicy { lease_ms: lease_ms.unwrap_or(GroupPolicy::default().lease_ms), ..Default::default() };
+        if !GroupPolicy::LEASE_MS.contains(&policy.lease_ms) {
+            let (least, most) = (GroupPolicy::LEASE_MS.start(), GroupPolicy::LEASE_MS.end());
+            return Err(Failure::invalid(format!("a lease of {} ms: from {least} to {most}", policy.lease_ms)));
+        }
+        let id = GatewayGroupId(new_start().0);
+        let nqn = format!("nqn.2014-08.org.nvmexpress:uuid:{}", format_uuid(&id.0));
+        let identity = GroupIdentity { id, policy, settings: settings::write(&GroupSettings { nqn }) };
+        self.group_store(spec).await?.create(identity).await.map_err(Failure::from)
+    }
+
+    /// Removes a gateway group that has no members and no volumes.
+    pub async fn remove_gateway_group(&self, spec: &GroupSpec) -> Result<()> {
+        self.group_store(spec).await?.remove().await.map_err(Failure::from)
+    }
+
+    /// Makes this daemon a member of a group, now and after each restart.
+    pub async fn join_gateway_group(self: &Rc<Self>, spec: &GroupSpec) -> Result<()> {
+        if let Some(joined) = self.gateways.joined() {
+            return match joined.spec == *spec {
+                true => Ok(()),
+                false => Err(Failure::new(
+                    FailureKind::Exists,
+                    format!("this daemon is in the gateway group {}", joined.spec),
+                )
+                .hint("leave it first: forebay group leave")),
+            };
+        }
+        if self.peers.addrs().is_empty() {
+            return Err(Failure::invalid(
+                "members of a group reach each other over the peer protocol: this daemon does not listen for it",
+            )
+            .hint("start it with --peer HOST:PORT and --peer-key FILE"));
+        }
+        // Says at once what is wrong with the name.
+        self.group_store(spec).await?.load().await.map_err(Failure::from)?;
+        self.gateways.store(Some(spec))?;
+        let joined = self.begin_membership(spec);
+        let serves =
+            || joined.record().is_some_and(|record| record.member(joined.own).is_some_and(|own| own.state.serves()));
+        if !joined.wait_until(JOINED, || serves() && joined.running().is_some()).await {
+            let why = joined.last_error.borrow().clone().unwrap_or_else(|| "the other members do not answer".into());
+            return Err(Failure::new(FailureKind::Unreachable, format!("not a member of {spec} yet: {why}"))
+                .hint("the daemon keeps trying; 'forebay group status' shows the group"));
+        }
+        Ok(())
+    }
+
+    fn begin_membership(self: &Rc<Self>, spec: &GroupSpec) -> Rc<JoinedGroup> {
+        let joined = JoinedGroup::new(self, spec.clone());
+        *self.gateways.group.borrow_mut() = Some(joined.clone());
+        self.peers.set_group(Some(joined.clone()));
+        drop(spawn(joined.clone().run()));
+        joined
+    }
+
+    /// Begins the membership that the configuration or the data directory names.
+    pub fn resume_membership(self: &Rc<Self>, configured: Option<&GroupSpec>) -> Result<()> {
+        let stored = self.gateways.stored()?;
+        let spec = match (configured, stored) {
+            (Some(spec), _) => spec.clone(),
+            (None, Some(text)) => text.parse::<GroupSpec>().map_err(Failure::invalid)?,
+            (None, None) => return Ok(()),
+        };
+        if self.peers.addrs().is_empty() {
+            return Err(Failure::invalid(format!("a member of the gateway group {spec} must listen for the others"))
+                .hint("start the daemon with --peer HOST:PORT and --peer-key FILE"));
+        }
+        drop(self.begin_membership(&spec));
+        Ok(())
+    }
+
+    /// Stops taking part in the group, so that others serve its volumes at once.
+    pub async fn stop_membership(&self) {
+        if let Some(joined) = self.gateways.joined() {
+            joined.stop().await;
+        }
+    }
+
+    /// Leaves the group; volumes move to other members first.
+    pub async fn leave_gateway_group(&self) -> Result<()> {
+        let joined = self.gateways.joined().ok_or_else(not_joined)?;
+        let record = joined.must_run()?.runner.record();
+        let others = record.active().any(|member| member != joined.own);
+        if record.owned_count(joined.own) > 0 && !others {
+            return Err(Failure::new(FailureKind::Busy, "this daemon is the only active member, and owns volumes")
+                .hint("end their exports first: forebay detach"));
+        }
+        joined.stop().await;
+        let store = self.group_store(&joined.spec).await?;
+        let leave = GroupChange::Leave { member: joined.own, now: wall_clock().as_secs() };
+        store.change(&[leave]).await.map_err(Failure::from)?.map_err(refused)?;
+        self.gateways.store(None)?;
+        self.peers.set_group(None);
+        self.gateways.group.borrow_mut().take();
+        self.fronts.nvme().remove(&settings::read::<GroupSettings>(&record.identity().settings).nqn);
+        Ok(())
+    }
+
+    /// Begins or ends draining a member.
+    pub async fn drain_gateway(&self, request: &DrainGateway) -> Result<()> {
+        let joined = self.gateways.joined().ok_or_else(not_joined)?;
+        let drain = !request.undo;
+        joined
+            .change(|record| {
+                let member = match &request.member {
+                    Some(name) => find_member(record, name)?,
+                    None => joined.own,
+                };
+                let wanted = if drain { GatewayState::Draining } else { GatewayState::Active };
+                let is_so = record.member(member).is_some_and(|entry| entry.state == wanted);
+                Ok(if is_so { Vec::new() } else { vec![GroupChange::Drain { member, drain }] })
+            })
+            .await
+    }
+
+    /// Proposes moves that spread the volumes over the members.
+    pub async fn rebalance_gateways(&self) -> Result<Vec<GatewayMove>> {
+        let joined = self.gateways.joined().ok_or_else(not_joined)?;
+        let running = joined.must_run()?;
+        let changes = running.runner.inspect(|machine| machine.rebalance(REBALANCED));
+        let record = running.runner.record();
+        if !changes.is_empty() {
+            running.runner.change(&changes).await.map_err(Failure::from)?.map_err(refused)?;
+        }
+        let host = |id: MemberId| record.member(id).map_or_else(|| id.to_string(), |member| member.host.clone());
+        let moves = changes.iter().filter_map(|change| match change {
+            GroupChange::ProposeMove { volume, to } => {
+                let from = host(record.volume(volume)?.owner.member);
+                Some(GatewayMove { volume: volume.to_string(), from, to: host(*to) })
+            }
+            _ => None,
+        });
+        Ok(moves.collect())
+    }
+
+    /// Returns the state of a group: the one that this daemon is in, or another one.
+    pub async fn gateway_group_status(&self, spec: Option<&GroupSpec>) -> Result<GatewayGroupStatus> {
+        let joined = self.gateways.joined().filter(|joined| spec.is_none_or(|spec| joined.spec == *spec));
+        let spec = match (&joined, spec) {
+            (Some(joined), _) => joined.spec.clone(),
+            (None, Some(spec)) => spec.clone(),
+            (None, None) => return Err(not_joined()),
+        };
+        let known = joined.as_ref().and_then(|joined| joined.record());
+        let record = match known {
+            Some(record) => record,
+            None => self.group_store(&spec).await?.load().await.map_err(Failure::from)?,
+        };
+        let member = |(id, entry): (&MemberId, &GatewayMember)| GatewayMemberStatus {
+            id: id.to_string(),
+            host: entry.host.clone(),
+            version: entry.version.clone(),
+            state: match entry.state {
+                GatewayState::Active => "active",
+                GatewayState::Draining => "draining",
+                GatewayState::Fencing(_) => "fencing",
+                GatewayState::Out(_) => "out",
+            }
+            .into(),
+            own: joined.as_ref().is_some_and(|joined| joined.own == *id),
+            connected: joined.as_ref().is_some_and(|joined| joined.connection(*id).is_some()),
+            volumes: record.owned_count(*id),
+            peer: entry.peer_addrs.clone(),
+        };
+        let host = |id: MemberId| record.member(id).map_or_else(|| id.to_string(), |member| member.host.clone());
+        let volume = |(name, entry): (&VolumeName, &GatewayVolume)| {
+            let VolumeSettings { exports, .. } = settings::read(&entry.settings);
+            let owned = joined.as_ref().filter(|joined| joined.own == entry.owner.member);
+            GatewayVolumeStatus {
+                image: name.to_string(),
+                fronts: exports.iter().map(|export| export.front.name().to_owned()).collect(),
+                owner: host(entry.owner.member),
+                next: entry.owner.next.map(host),
+                leaving: entry.leaving,
+                open_here: joined.as_ref().is_some_and(|joined| joined.owned.is_open(name)),
+                error: owned.and_then(|joined| joined.owned.failure(name)),
+            }
+        };
+        Ok(GatewayGroupStatus {
+            group: spec.to_string(),
+            id: record.identity().id.to_string(),
+            epoch: record.epoch(),
+            lease_ms: record.policy().lease_ms,
+            nqn: settings::read::<GroupSettings>(&record.identity().settings).nqn,
+            error: joined.as_ref().and_then(|joined| joined.last_error.borrow().clone()),
+            members: record.members().iter().map(member).collect(),
+            volumes: record.volumes().iter().map(volume).collect(),
+        })
+    }
+}

@@ -1,0 +1,242 @@
+//! Exports of the group's volumes at this member, which may own them or not.
+
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+
+use forebay_block::{BlockDevice, LocalFuture};
+use forebay_forward::{ForwardedVolume, OwnerLocator, OwnerRoute, ReachableOwner};
+use forebay_gateways::{GatewayVolume, VolumeName};
+use forebay_reactor::sync::Semaphore;
+use forebay_reactor::{sleep, spawn};
+
+use super::settings::{self, GroupSettings, VolumeSettings};
+use super::{ByVolume, JoinedGroup, REJOIN};
+use crate::api::{AttachRequest, Front};
+use crate::engine::Engine;
+use crate::engine::fronts::ExportedImage;
+use crate::engine::identity::parse_uuid;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::ImageSpec;
+
+/// Number of NVMe controller ids of each member.
+const CNTLIDS: u16 = 500;
+
+/// Volume as hosts of this member see it.
+enum PublishedVolume {
+    /// Being opened at its owner.
+    Opening,
+    /// Hosts reach it.
+    Open {
+        device: Rc<ForwardedVolume>,
+        /// Exports that are published.
+        exports: BTreeMap<Front, AttachRequest>,
+    },
+}
+
+/// Volumes of the group at this member.
+pub(super) struct GroupExports {
+    volumes: ByVolume<PublishedVolume>,
+    /// Turn to publish and withdraw.
+    turn: Semaphore,
+}
+
+impl Default for GroupExports {
+    fn default() -> Self {
+        Self { volumes: ByVolume::default(), turn: Semaphore::new(1) }
+    }
+}
+
+/// Finds the owner of a volume by the record.
+struct RecordLocator {
+    group: Weak<JoinedGroup>,
+    volume: VolumeName,
+}
+
+impl OwnerLocator for RecordLocator {
+    fn owner(&self) -> Option<ReachableOwner> {
+        let group = self.group.upgrade()?;
+        let owner = group.record()?.volume(&self.volume)?.owner;
+        let route = match owner.member == group.own {
+            true if group.owned.is_open(&self.volume) => OwnerRoute::Local(group.forward_host.clone()),
+            true => return None,
+            false => OwnerRoute::Remote(group.connection(owner.member)?),
+        };
+        Some(ReachableOwner { route, term: Some(owner.term) })
+    }
+
+    fn changed(&self) -> LocalFuture<()> {
+        let Some(group) = self.group.upgrade() else { return Box::pin(std::future::pending()) };
+        let changed = group.changed.clone();
+        drop(group);
+        Box::pin(async move { changed.wait().await })
+    }
+}
+
+impl GroupExports {
+    /// Brings what hosts reach here nearer to what the record says.
+    pub(super) fn reconcile(&self, group: &JoinedGroup) {
+        let Some(group) = group.this.upgrade() else { return };
+        drop(spawn(async move { group.reconcile_exports().await }));
+    }
+
+    /// Returns whether hosts reach a volume over a front.
+    pub(super) fn is_published(&self, name: &VolumeName, front: Front) -> bool {
+        match self.volumes.borrow().get(name) {
+            Some(PublishedVolume::Open { exports, .. }) => exports.contains_key(&front),
+            _ => false,
+        }
+    }
+}
+
+impl JoinedGroup {
+    /// Returns the exports that hosts are to reach here.
+    fn wanted_exports(&self) -> BTreeMap<VolumeName, VolumeSettings> {
+        let Some(record) = self.record().filter(|_| self.hosts_admitted.get() && self.running().is_some()) else {
+            return BTreeMap::new();
+        };
+        let stays = |volume: &GatewayVolume| !volume.leaving;
+        let volumes = record.volumes().iter().filter(|(_, volume)| stays(volume));
+        volumes.map(|(name, volume)| (name.clone(), settings::read(&volume.settings))).collect()
+    }
+
+    async fn reconcile_exports(self: Rc<Self>) {
+        let _turn = self.exports.turn.acquire(1).await;
+        let Some(engine) = self.engine() else { return };
+        let wanted = self.wanted_exports();
+        // What was opened in a former start of this member is refused by the others for good.
+        let start = self.running().map(|running| *running.client.start());
+        let is_stale = |(name, volume): (&VolumeName, &PublishedVolume)| match volume {
+            PublishedVolume::Open { device, .. } => !wanted.contains_key(name) || Some(*device.start()) != start,
+            PublishedVolume::Opening => false,
+        };
+        let stale = |volumes: &BTreeMap<VolumeName, PublishedVolume>| {
+            let stale = volumes.iter().filter(|(name, volume)| is_stale((name, volume)));
+            stale.map(|(name, _)| name.clone()).collect::<Vec<_>>()
+        };
+        let gone = stale(&self.exports.volumes.borrow());
+        for name in gone {
+            self.withdraw(&engine, &name).await;
+        }
+        for (name, settings) in wanted {
+            let is_new = !self.exports.volumes.borrow().contains_key(&name);
+            if is_new {
+                self.exports.volumes.borrow_mut().insert(name.clone(), PublishedVolume::Opening);
+                drop(spawn(self.clone().open_forwarded(name, settings)));
+            } else {
+                self.publish_changes(&engine, &name, &settings).await;
+            }
+        }
+    }
+
+    /// Opens a volume at its owner, and publishes it.
+    async fn open_forwarded(self: Rc<Self>, name: VolumeName, settings: VolumeSettings) {
+        let mut wait = REJOIN.0;
+        loop {
+            let is_wanted = || self.wanted_exports().contains_key(&name);
+            let running = self.running().filter(|_| is_wanted());
+            let Some(running) = running else {
+                self.exports.volumes.borrow_mut().remove(&name);
+                return;
+            };
+            let locator = Rc::new(RecordLocator { group: self.this.clone(), volume: name.clone() });
+            match running.client.open(&settings.identity, locator).await {
+                Ok(device) if is_wanted() => {
+                    let open = PublishedVolume::Open { device: Rc::new(device), exports: BTreeMap::new() };
+                    self.exports.volumes.borrow_mut().insert(name.clone(), open);
+                    return self.exports.reconcile(&self);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::debug!(group = %self.spec, volume = %name, %error, "cannot forward a volume yet")
+                }
+            }
+            sleep(wait).await;
+            wait = (wait * 2).min(REJOIN.1);
+        }
+    }
+
+    /// Publishes the exports of an open volume that are new, and withdraws those that have ended or changed.
+    async fn publish_changes(&self, engine: &Rc<Engine>, name: &VolumeName, settings: &VolumeSettings) {
+        let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
+        let mut withdrawn = Vec::new();
+        {
+            let mut volumes = self.exports.volumes.borrow_mut();
+            let Some(PublishedVolume::Open { device, exports }) = volumes.get_mut(name) else { return };
+            let is_other = |front: &Front, export: &AttachRequest| settings.export(*front) != Some(export);
+            withdrawn.extend(exports.extract_if(.., |front, export| is_other(front, export)).map(|(front, _)| front));
+            for front in &withdrawn {
+                engine.withdraw_group_export(*front, &spec);
+            }
+            for export in &settings.exports {
+                if exports.contains_key(&export.front) {
+                    continue;
+                }
+                match self.publish(engine, &spec, export, &settings.identity, device) {
+                    Ok(()) => drop(exports.insert(export.front, export.clone())),
+                    Err(failure) => tracing::error!(
+                        group = %self.spec, volume = %name, front = export.front.name(), error = %failure,
+                        "an export of the group is not served here"
+                    ),
+                }
+            }
+        }
+        for front in withdrawn {
+            engine.disconnect(front, &spec).await;
+        }
+        self.changed.notify_all();
+    }
+
+    fn publish(
+        &self,
+        engine: &Rc<Engine>,
+        spec: &ImageSpec,
+        export: &AttachRequest,
+        identity: &str,
+        device: &Rc<ForwardedVolume>,
+    ) -> Result<()> {
+        let uuid = parse_uuid(identity).ok_or_else(|| {
+            Failure::new(FailureKind::Corrupt, format!("'{identity}' is not the identity of a volume"))
+        })?;
+        if export.front == Front::Nvme {
+            self.ensure_subsystem(engine)?;
+        }
+        let exported = ExportedImage {
+            spec,
+            unit: export.unit,
+            identity: &uuid,
+            ana_group: 1,
+            read_only: export.read_only,
+            within: export.within(),
+            hosts: &export.hosts,
+        };
+        let device: Rc<dyn BlockDevice> = device.clone();
+        engine.publish_group_export(export, &exported, &device)
+    }
+
+    /// Creates the NVMe subsystem of the group here, with the controller ids of this member.
+    fn ensure_subsystem(&self, engine: &Engine) -> Result<()> {
+        let record = self.record().ok_or_else(|| Failure::failed("the record of the group is not known"))?;
+        let GroupSettings { nqn } = settings::read(&record.identity().settings);
+        if engine.fronts.nvme().subsystem(Some(&nqn)).is_ok() {
+            return Ok(());
+        }
+        let slot = record.member(self.own).map_or(0, |member| member.slot);
+        let cntlids = slot * CNTLIDS + 1..=(slot + 1) * CNTLIDS;
+        engine.fronts.nvme().create_with(&nqn, &engine.fronts.nvme().configured(), cntlids).map(drop)
+    }
+
+    /// Withdraws a volume from hosts, and ends their connections.
+    async fn withdraw(&self, engine: &Rc<Engine>, name: &VolumeName) {
+        let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
+        let Some(PublishedVolume::Open { exports, .. }) = self.exports.volumes.borrow_mut().remove(name) else {
+            return;
+        };
+        for front in exports.keys() {
+            engine.withdraw_group_export(*front, &spec);
+        }
+        for front in exports.keys() {
+            engine.disconnect(*front, &spec).await;
+        }
+        self.changed.notify_all();
+    }
+}

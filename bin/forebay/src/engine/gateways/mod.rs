@@ -1,0 +1,370 @@
+//! Gateway groups: this daemon as a member of one (`docs/design/gateways.md`).
+//!
+//! The record of the group says what is exported and who owns each volume.  Here, the owner's volumes are opened and offered
+//! to the others (`owner.rs`), and every volume is published to hosts of this daemon, its own or not (`exports.rs`).
+
+mod commands;
+mod exports;
+mod owner;
+mod settings;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use forebay_block::LocalFuture;
+use forebay_forward::wire::{KIND_EVENT, KIND_REQUEST};
+use forebay_forward::{ForwardClient, ForwardHost, ForwarderLimits};
+use forebay_gateways::runner::{GatewayHost, GatewayRunner};
+use forebay_gateways::store::GroupStore;
+use forebay_gateways::wire::{GatewayMessage, KIND_GATEWAY};
+use forebay_gateways::{
+    CloseReason, EndReason, GatewayMember, GatewayState, GatewayVolume, GroupRecord, MemberId, MemberLoad, OpenFailure,
+    StartId, VolumeName,
+};
+use forebay_messenger::{Address, Connection, Message};
+use forebay_reactor::sync::Notify;
+use forebay_reactor::{random, sleep, spawn};
+use forebay_writelog::replication::PeerId;
+use serde::{Deserialize, Serialize};
+
+use super::Engine;
+use super::peers::GroupMessages;
+use super::small_files::replace_file;
+use crate::api::Front;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::spec::GroupSpec;
+use exports::GroupExports;
+use owner::OwnedVolumes;
+use settings::MemberSettings;
+
+/// Time between attempts to join a group, from the first to the longest.
+const REJOIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+/// Time that an orderly stop may take until the others fence this daemon instead.
+const STOPPING: Duration = Duration::from_secs(10);
+
+/// Content of the file that names the group of a data directory.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct StoredMembership {
+    #[serde(default)]
+    group: Option<String>,
+}
+
+/// Membership of this daemon in a gateway group, if it has one.
+pub struct Gateways {
+    file: PathBuf,
+    group: RefCell<Option<Rc<JoinedGroup>>>,
+}
+
+impl Gateways {
+    /// Creates it for a data directory; nothing is joined yet.
+    pub fn new(data: &std::path::Path) -> Self {
+        Self { file: data.join("gateway-group.json"), group: RefCell::default() }
+    }
+
+    /// Returns the group that this daemon is in.
+    pub fn joined(&self) -> Option<Rc<JoinedGroup>> {
+        self.group.borrow().clone()
+    }
+
+    fn stored(&self) -> Result<Option<String>> {
+        let text = match std::fs::read(&self.file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Failure::io(error, format_args!("reading {}", self.file.display()))),
+        };
+        let stored: StoredMembership = serde_json::from_slice(&text).map_err(|error| {
+            Failure::new(FailureKind::Corrupt, format!("reading {}: {error}", self.file.display()))
+                .hint("remove it, and join the group again: forebay group join POOL/GROUP")
+        })?;
+        Ok(stored.group)
+    }
+
+    fn store(&self, group: Option<&GroupSpec>) -> Result<()> {
+        let text = serde_json::to_vec(&StoredMembership { group: group.map(ToString::to_string) });
+        let text = text.map_err(|error| Failure::failed(error.to_string()))?;
+        replace_file(&self.file, &text)
+            .map_err(|error| Failure::io(error, format_args!("writing {}", self.file.display())))
+    }
+}
+
+/// Group that this daemon is a member of, across its starts.
+pub struct JoinedGroup {
+    spec: GroupSpec,
+    own: MemberId,
+    engine: Weak<Engine>,
+    this: Weak<JoinedGroup>,
+    forward_host: Rc<ForwardHost>,
+    /// Start that is running.
+    running: RefCell<Option<Rc<RunningStart>>>,
+    record: RefCell<Option<Rc<GroupRecord>>>,
+    /// Signaled when the record, a connection, or what is offered here has changed.
+    changed: Rc<Notify>,
+    owned: OwnedVolumes,
+    exports: GroupExports,
+    hosts_admitted: Cell<bool>,
+    /// Set once this daemon leaves the group or stops: it does not join again.
+    leaving: Cell<bool>,
+    last_error: RefCell<Option<String>>,
+}
+
+/// One start of this member.
+struct RunningStart {
+    runner: Rc<GatewayRunner>,
+    client: Rc<ForwardClient>,
+}
+
+impl JoinedGroup {
+    fn new(engine: &Rc<Engine>, spec: GroupSpec) -> Rc<Self> {
+        Rc::new_cyclic(|this| Self {
+            spec,
+            own: MemberId(engine.peers.known().own().0),
+            engine: Rc::downgrade(engine),
+            this: this.clone(),
+            forward_host: ForwardHost::new(),
+            running: RefCell::default(),
+            record: RefCell::default(),
+            changed: Rc::new(Notify::new()),
+            owned: OwnedVolumes::default(),
+            exports: GroupExports::default(),
+            hosts_admitted: Cell::new(false),
+            leaving: Cell::new(false),
+            last_error: RefCell::default(),
+        })
+    }
+
+    fn engine(&self) -> Option<Rc<Engine>> {
+        self.engine.upgrade()
+    }
+
+    /// Returns the record as this member knows it.
+    fn record(&self) -> Option<Rc<GroupRecord>> {
+        self.record.borrow().clone()
+    }
+
+    fn running(&self) -> Option<Rc<RunningStart>> {
+        self.running.borrow().clone()
+    }
+
+    /// Returns the running start, or why there is none.
+    fn must_run(&self) -> Result<Rc<RunningStart>> {
+        self.running().ok_or_else(|| {
+            let why = self.last_error.borrow().clone().unwrap_or_else(|| "it has not joined yet".into());
+            Failure::new(
+                FailureKind::Unreachable,
+                format!("this daemon cannot take part in group {}: {why}", self.spec),
+            )
+        })
+    }
+
+    /// Returns an open connection to a member.
+    fn connection(&self, member: MemberId) -> Option<Connection> {
+        self.engine()?.peers.known().connection(PeerId(member.0))
+    }
+
+    /// Keeps connections to the other members, at the addresses that the record has.
+    fn connect(&self, record: &GroupRecord) {
+        let Some(engine) = self.engine() else { return };
+        for (member, entry) in record.members() {
+            if *member == self.own || self.connection(*member).is_some() {
+                continue;
+            }
+            for address in entry.peer_addrs.iter().filter_map(|text| text.parse::<Address>().ok()) {
+                engine.peers.connect(&address);
+            }
+        }
+    }
+
+    /// Begins starts of this member, one after the other, until it leaves.
+    async fn run(self: Rc<Self>) {
+        let mut wait = REJOIN.0;
+        while !self.leaving.get() {
+            match self.start().await {
+                Ok(runner) => {
+                    self.last_error.take();
+                    wait = REJOIN.0;
+                    let reason = runner.ended().await;
+                    tracing::warn!(group = %self.spec, ?reason, "this daemon's membership has ended in this start");
+                    if reason != EndReason::Fenced {
+                        break;
+                    }
+                    // The client of that start is on the blocklist, or will be in a moment.
+                    if let Some(engine) = self.engine() {
+                        engine.ceph.renew_client();
+                        // The other members take a connection for that of one start.
+                        engine.peers.reconnect();
+                    }
+                }
+                Err(failure) => {
+                    let text = failure.to_string();
+                    if self.last_error.replace(Some(text.clone())).as_ref() != Some(&text) {
+                        tracing::warn!(group = %self.spec, error = text, "cannot join a gateway group yet; trying again");
+                    }
+                }
+            }
+            sleep(wait).await;
+            wait = (wait * 2).min(REJOIN.1);
+        }
+    }
+
+    async fn start(self: &Rc<Self>) -> Result<Rc<GatewayRunner>> {
+        let engine = self.engine().ok_or_else(|| Failure::failed("the daemon has stopped"))?;
+        let backend = engine.pool(&self.spec.pool).await?;
+        let store = GroupStore::new(&backend, &self.spec.group)?;
+        let start = new_start();
+        let entry = GatewayMember {
+            slot: 0,
+            host: super::peers::host_name(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            state: GatewayState::Active,
+            start,
+            clients: vec![store.shared().identity().address],
+            peer_addrs: engine.peers.addrs(),
+            weight: 100,
+            settings: settings::write(&MemberSettings {
+                nbd: engine.fronts.uri_addrs(Front::Nbd),
+                nvme: engine.fronts.uri_addrs(Front::Nvme),
+            }),
+        };
+        let client = ForwardClient::new(start.0, ForwarderLimits::default());
+        let host = Rc::new(MemberHost { group: self.clone() });
+        let runner = GatewayRunner::start(store, host, self.own, entry).await?;
+        *self.running.borrow_mut() = Some(Rc::new(RunningStart { runner: runner.clone(), client }));
+        if let Some(record) = self.record() {
+            self.connect(&record);
+        }
+        self.exports.reconcile(self);
+        Ok(runner)
+    }
+
+    /// Stops in order, so that others serve the volumes at once.
+    async fn stop(&self) {
+        self.leaving.set(true);
+        if let Some(running) = self.running()
+            && forebay_reactor::timeout(STOPPING, running.runner.stop()).await.is_err()
+        {
+            tracing::warn!(group = %self.spec, "this daemon could not stop in order; the others fence it");
+        }
+    }
+}
+
+/// Draws the id of a start.
+fn new_start() -> StartId {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&random().to_le_bytes());
+    id[8..].copy_from_slice(&random().to_le_bytes());
+    StartId(id)
+}
+
+impl GroupMessages for JoinedGroup {
+    fn message(&self, connection: &Connection, message: Message) -> bool {
+        let Some(running) = self.running() else { return false };
+        match message.kind {
+            KIND_GATEWAY => {
+                match GatewayMessage::decode(&message.front.to_vec()) {
+                    Ok(message) => running.runner.message(message),
+                    Err(error) => tracing::warn!(peer = %connection.address(), %error, "malformed message of a peer"),
+                }
+                true
+            }
+            KIND_REQUEST => self.forward_host.handle(connection, message),
+            KIND_EVENT => running.client.handle(connection, &message),
+            _ => false,
+        }
+    }
+
+    fn connected(&self, _: &Connection) {
+        self.changed.notify_all();
+    }
+
+    fn lost(&self, connection: &Connection) {
+        self.forward_host.forget(connection);
+        if let Some(running) = self.running() {
+            running.client.reset(connection);
+        }
+        self.changed.notify_all();
+    }
+}
+
+/// Daemon of a member, as its state machine sees it.
+struct MemberHost {
+    group: Rc<JoinedGroup>,
+}
+
+impl GatewayHost for MemberHost {
+    fn send(&self, to: MemberId, _: Option<&GatewayMember>, message: &GatewayMessage) {
+        if let Some(connection) = self.group.connection(to) {
+            // One that is lost is repeated.
+            let _ = connection.post(
+                Message::new(KIND_GATEWAY)
+                    .front(forebay_block::BufList::from(forebay_block::Buf::copy_of(&message.encode()))),
+            );
+        }
+    }
+
+    fn open(
+        &self,
+        volume: &VolumeName,
+        term: u64,
+        entry: &GatewayVolume,
+    ) -> LocalFuture<std::result::Result<(), OpenFailure>> {
+        owner::open(&self.group, volume, term, entry)
+    }
+
+    fn prepare(&self, volume: &VolumeName, _: &GatewayVolume) -> LocalFuture<()> {
+        owner::prepare(&self.group, volume)
+    }
+
+    fn unprepare(&self, volume: &VolumeName) {
+        self.group.owned.unprepare(volume);
+    }
+
+    fn close(&self, volume: &VolumeName, _: CloseReason) -> LocalFuture<()> {
+        owner::close(&self.group, volume)
+    }
+
+    fn admit_hosts(&self, admitted: bool) {
+        if self.group.hosts_admitted.replace(admitted) != admitted {
+            tracing::info!(group = %self.group.spec, admitted, "hosts of group volumes are admitted or not");
+            self.group.exports.reconcile(&self.group);
+        }
+    }
+
+    fn load(&self) -> MemberLoad {
+        MemberLoad::default()
+    }
+
+    fn record_changed(&self, record: &Rc<GroupRecord>) {
+        let former = self.group.record.replace(Some(record.clone()));
+        self.group.connect(record);
+        self.end_fenced_starts(former.as_deref(), record);
+        self.group.changed.notify_all();
+        self.group.exports.reconcile(&self.group);
+    }
+
+    fn ended(&self, _: EndReason) {
+        self.group.running.take();
+        self.group.owned.abandon();
+        self.group.hosts_admitted.set(false);
+        self.group.exports.reconcile(&self.group);
+        self.group.changed.notify_all();
+    }
+}
+
+impl MemberHost {
+    /// Ends the forwarding sessions of starts that the record no longer names: what they have sent is not executed late.
+    fn end_fenced_starts(&self, former: Option<&GroupRecord>, record: &GroupRecord) {
+        let Some(former) = former else { return };
+        for (member, entry) in former.members().iter().filter(|(_, entry)| entry.state.serves()) {
+            if *member != self.group.own && !record.serves(*member, entry.start) {
+                let (host, start) = (self.group.forward_host.clone(), entry.start.0);
+                drop(spawn(async move { host.end_start(start).await }));
+            }
+        }
+    }
+}
+
+/// Volumes by name.
+type ByVolume<T> = RefCell<BTreeMap<VolumeName, T>>;

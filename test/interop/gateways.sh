@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# A gateway group of three daemons in front of a Ceph cluster: volumes that are attached once and served by all, members
+# that are killed, drained, stopped and cut off under a verifying load.
+#
+#   FOREBAY=.../forebay gateways.sh
+#
+# Prints a line for each check.  ROUNDS: kills under load.
+set -uo pipefail
+
+NAME=gateways; source "$(dirname "$0")/../lab/cluster.sh"
+
+declare -A PIDS
+# Each daemon has a host name of its own, by which the group shows it.
+start() { # NAME [OPTION...]
+  local name=$1; shift
+  mkdir -p "$WORK/$name"
+  unshare --uts bash -c 'hostname "$1"; shift; exec "$@"' _ "$name" "$FOREBAY" serve --data "$WORK/$name" --store-size 64M \
+    --nbd "127.0.0.1:$((21000 + ${name#g}))" --nvme "127.0.0.1:$((22000 + ${name#g}))" --peer "127.0.0.1:$((23000 + ${name#g}))" \
+    "$@" >>"$WORK/$name.log" 2>&1 &
+  PIDS[$name]=$!
+  await 60 "the daemon $name is ready" "$FOREBAY" --control "$WORK/$name/control.sock" status
+}
+control() { local name=$1; shift; limit 90 "$FOREBAY" --control "$WORK/$name/control.sock" "$@"; }
+at() { local name=$1; shift; ask "$FOREBAY" --control "$WORK/$name/control.sock" "$@"; }
+ask_not() { limit 90 "$@" >"$WORK/out" 2>&1 </dev/null && fail "$* must be refused"; }
+at_not() { local name=$1; shift; ask_not "$FOREBAY" --control "$WORK/$name/control.sock" "$@"; }
+status() { control "$1" --format json group status >"$WORK/status.json" 2>"$WORK/out"; }
+of_status() { jq -r "$1" "$WORK/status.json"; }
+# members NAME COUNT: that many serve, as NAME sees it, and all volumes have owners among them.
+members() { status "$1" && [[ $(of_status '[.members[] | select(.state == "active")] | length') == "$2" ]]; }
+connected() { status "$1" && [[ $(of_status '[.members[] | select(.connected)] | length') == "$2" ]]; }
+owner() { status "$1" && of_status ".volumes[] | select(.image == \"$2\") | .owner"; }
+owned_elsewhere() { local is; is=$(owner "$1" "$2") && [[ -n $is && $is != "$3" ]]; }
+owns_nothing() { status "$1" && [[ $(of_status ".members[] | select(.host == \"$2\") | .volumes") == 0 ]]; }
+served() { [[ $(control "$1" --format json targets 2>/dev/null | jq "[.[] | select(.uri != null)] | length") == "$2" ]]; }
+nbd() { echo "nbd://127.0.0.1:$((21000 + ${1#g}))/rbd/$2"; }
+io() { ask qemu-io -f raw "$@"; }
+
+# The end of each daemon's log, if a check fails.
+logs() {
+  local log
+  [[ $status == 0 ]] && return
+  for log in "$WORK"/g*.log; do echo "$log:"; tail -n 12 "$log"; done | sed 's/^/  /'
+}
+AT_END+=(logs)
+
+start_cluster
+for image in a b c; do ask "$FOREBAY" create rbd/$image --size 64M; done
+ask "$FOREBAY" group create rbd/gw --gateways --lease 1s
+ask "$FOREBAY" --format json group status rbd/gw
+[[ $(jq -c '[.lease_ms, .members, .volumes]' "$WORK/out") == '[1000,[],[]]' ]] || fail "a new group is empty"
+ask_not "$FOREBAY" group create rbd/gw --gateways
+ok "a group is made without a daemon, once"
+
+for name in g1 g2 g3; do start $name --group rbd/gw; done
+for name in g1 g2 g3; do
+  await 30 "three members" members $name 3
+  await 30 "$name reaches the others" connected $name 2
+done
+ok "three daemons are members, and know each other"
+
+at g1 attach rbd/a --nbd; at g2 attach rbd/b --nbd; at g3 attach rbd/c --nvme
+for name in g1 g2 g3; do await 30 "all volumes at $name" served $name 3; done
+at_not g1 attach rbd/a --iscsi
+ok "what one member attaches, all serve"
+
+io -c 'write -P 1 0 1M' "$(nbd g1 a)"
+io -c 'read -P 1 0 1M' -c 'write -P 2 512k 1M' "$(nbd g2 a)"
+io -c 'read -P 1 0 512k' -c 'read -P 2 512k 1M' -c 'discard 0 64k' -c 'read -P 0 0 64k' "$(nbd g3 a)"
+at g2 resize rbd/a --size 96M
+grown() { [[ $(limit 20 qemu-img info --output json "$(nbd "$1" a)" | jq '."virtual-size"') == $((96 << 20)) ]]; }
+for name in g1 g2 g3; do await 20 "the new size at $name" grown $name; done
+ok "every path reads and writes the same volume, and sees its size"
+
+load() { # IMAGE MEMBER SECONDS
+  limit 120 fio --name load --ioengine nbd --uri "$(nbd "$2" "$1")" --rw randwrite --bs 4k --iodepth 8 --size 32M --time_based \
+    --runtime "$3" --verify crc32c --verify_fatal 1 --verify_backlog 256 --verify_state_save 0 --output-format json \
+    >"$WORK/load.json" 2>"$WORK/load.err"
+}
+# longest: longest latency of a request in ms.
+longest() { sed -n '/^{/,$p' "$WORK/load.json" | jq '[.jobs[] | .write, .read | .clat_ns.max] | max / 1e6 | floor'; }
+
+for ((round = 1; round <= ${ROUNDS:-3}; round++)); do
+  victim=$(owner g1 rbd/a) || fail "the owner of rbd/a"
+  path=g1; [[ $victim == g1 ]] && path=g2
+  load a $path 8 & loading=$!
+  sleep 2
+  kill -9 "${PIDS[$victim]}"; wait "${PIDS[$victim]}" 2>/dev/null
+  await 20 "rbd/a has another owner" owned_elsewhere $path rbd/a "$victim"
+  wait $loading || { cat "$WORK/load.err" "$WORK/load.json" >"$WORK/out"; fail "the load goes on at $path after $victim was killed"; }
+  printf 'pause %s ms after the kill of an owner\n' "$(longest)" >>"$WORK/pauses"
+  start "$victim" --group rbd/gw
+  await 60 "$victim is a member again" members $path 3
+  for name in g1 g2 g3; do await 30 "all volumes at $name" served $name 3; done
+done
+ok "owners that are killed under load: $(sort -V "$WORK/pauses" | tr '\n' ';')"
+
+victim=$(owner g1 rbd/a); path=g1; [[ $victim == g1 ]] && path=g2
+load a $path 8 & loading=$!
+sleep 2
+at $path group drain "$victim"
+await 30 "$victim has no volumes" owns_nothing $path "$victim"
+wait $loading || { cat "$WORK/load.err" "$WORK/load.json" >"$WORK/out"; fail "the load goes on while $victim is drained"; }
+ok "a member is drained under load: a pause of $(longest) ms"
+at $path group drain "$victim" --undo
+await 20 "it takes volumes again" members $path 3
+at $path group rebalance
+
+load a $path 8 & loading=$!
+sleep 2
+victim=$(owner $path rbd/a)
+if [[ $victim != "$path" ]]; then
+  kill -TERM "${PIDS[$victim]}"; wait "${PIDS[$victim]}"
+  await 10 "another one has rbd/a" owned_elsewhere $path rbd/a "$victim"
+fi
+wait $loading || { cat "$WORK/load.err" "$WORK/load.json" >"$WORK/out"; fail "the load goes on while $victim stops"; }
+ok "a member is stopped in order under load: a pause of $(longest) ms"
+[[ $victim != "$path" ]] && start "$victim" --group rbd/gw
+await 30 "three members" members $path 3
+
+victim=$(owner $path rbd/a); kill -STOP "${PIDS[$victim]}"
+path=g1; [[ $victim == g1 ]] && path=g2
+await 20 "a suspended owner loses rbd/a" owned_elsewhere $path rbd/a "$victim"
+io -c 'write -P 9 0 1M' "$(nbd $path a)"
+kill -CONT "${PIDS[$victim]}"
+await 30 "it joins again as another client" members "$victim" 3
+await 30 "and serves again" served "$victim" 3
+io -c 'read -P 9 0 1M' "$(nbd "$victim" a)"
+ok "a suspended member is fenced, and joins again by itself"
+
+at g1 detach rbd/a --nbd; at g2 detach rbd/b --nbd; at g3 detach rbd/c --nvme
+for name in g1 g2 g3; do await 20 "nothing at $name" served $name 0; done
+at g1 group leave; at g2 group leave
+await 20 "one member is left" members g3 1
+ask_not "$FOREBAY" group rm rbd/gw --gateways
+at g3 group leave
+ask "$FOREBAY" group rm rbd/gw --gateways
+ask_not "$FOREBAY" group status rbd/gw
+ask "$FOREBAY" rm rbd/a
+ok "exports end everywhere, and a group ends when all have left"
