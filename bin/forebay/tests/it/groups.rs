@@ -168,3 +168,58 @@ fn a_rollback_restores_content_and_sizes() {
         assert_eq!(site.json(&["info", "a"])["snapshot_count"], json!(0), "{mode}");
     }
 }
+
+#[test]
+fn groups_of_gateways_are_refused_with_a_reason_where_there_can_be_none() {
+    for (mode, site) in Site::each() {
+        let said = site.run(&["group", "create", "local/gw", "--gateways"]).fails(9);
+        assert!(said.contains("not in a Ceph cluster"), "{mode}: {said}");
+        site.run(&["group", "status", "local/gw"]).fails(9);
+        site.run(&["group", "rm", "local/gw", "--gateways"]).fails(9);
+        site.run(&["group", "create", "local/gw", "--lease", "1s"]).fails(2);
+    }
+    let site = Site::serving(&[]);
+    for command in ["status", "leave", "drain", "rebalance"] {
+        let said = site.run(&["group", command]).fails(3);
+        assert!(said.contains("in no gateway group") && said.contains("group join"), "{command}: {said}");
+    }
+    let said = site.run(&["group", "join", "local/gw"]).fails(2);
+    assert!(said.contains("--peer"), "{said}");
+    let listening = Site::serving(&["--peer", "127.0.0.1:0"]);
+    let said = listening.run(&["group", "join", "local/gw"]).fails(9);
+    assert!(said.contains("not in a Ceph cluster"), "{said}");
+    listening.run(&["group", "status"]).fails(3);
+}
+
+#[test]
+fn a_member_that_others_cannot_reach_does_not_start() {
+    let mut site = Site::with_store();
+    let refused = |flags: &[&str]| {
+        let mut command = crate::common::forebay();
+        command.arg("--data").arg(site.data()).arg("serve").args(flags);
+        let done = command.output().expect("it runs");
+        assert_eq!(done.status.code(), Some(2), "{flags:?}");
+        String::from_utf8_lossy(&done.stderr).into_owned()
+    };
+    assert!(refused(&["--group", "rbd/gw"]).contains("--peer"));
+    assert!(refused(&["--group", "gw/a/b/c"]).contains("gw/a/b/c"));
+    let said = refused(&["--group", "rbd/gw", "--peer", "0.0.0.0:0", "--peer-key", &key(&site)]);
+    assert!(said.contains("0.0.0.0"), "{said}");
+    // Without its pool, a member starts, serves what else it has, and says why it is none yet.
+    site.start_with_flags(&["--group", "rbd/gw", "--peer", "127.0.0.1:0"]);
+    wait_until("the reason", || {
+        let status = site.run(&["group", "status"]);
+        status.stdout().contains("cannot") || status.stderr().contains("no Ceph cluster")
+    });
+    site.run(&["create", "a", "--size", "1M"]).ok();
+    site.stop();
+}
+
+/// Writes a key of peers; returns its path.
+fn key(site: &Site) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let path = site.path("peer.key");
+    std::fs::write(&path, "ab".repeat(32)).expect("written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("its mode");
+    path.to_string_lossy().into_owned()
+}

@@ -8,6 +8,7 @@ use forebay_gateways::{
     ChangeRefusal, GatewayGroupId, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupIdentity, GroupPolicy,
     GroupRecord, MemberId, VolumeName,
 };
+use forebay_messenger::Address;
 use forebay_reactor::{spawn, timeout, wall_clock};
 
 use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings};
@@ -318,12 +319,7 @@ impl Engine {
                 .hint("leave it first: forebay group leave")),
             };
         }
-        if self.peers.addrs().is_empty() {
-            return Err(Failure::invalid(
-                "members of a group reach each other over the peer protocol: this daemon does not listen for it",
-            )
-            .hint("start it with --peer HOST:PORT and --peer-key FILE"));
-        }
+        self.check_peer_addrs()?;
         // Says at once what is wrong with the name.
         self.group_store(spec).await?.load().await.map_err(Failure::from)?;
         self.gateways.store(Some(spec))?;
@@ -336,6 +332,27 @@ impl Engine {
                 .hint("the daemon keeps trying; 'forebay group status' shows the group"));
         }
         Ok(())
+    }
+
+    /// Checks that other members can reach this daemon.
+    fn check_peer_addrs(&self) -> Result<()> {
+        let addrs = self.peers.addrs();
+        let hint = "start the daemon with --peer HOST:PORT and --peer-key FILE";
+        if addrs.is_empty() {
+            let what = "members of a gateway group reach each other over the peer protocol: this daemon does not listen for it";
+            return Err(Failure::invalid(what).hint(hint));
+        }
+        let is_wildcard = |text: &&String| match text.parse::<Address>() {
+            Ok(Address::Tcp(addr) | Address::Rdma(addr)) => addr.ip().is_unspecified(),
+            _ => false,
+        };
+        match addrs.iter().find(is_wildcard) {
+            Some(addr) => Err(Failure::invalid(format!(
+                "other members cannot reach this daemon at {addr}, which is no address of it"
+            ))
+            .hint(hint)),
+            None => Ok(()),
+        }
     }
 
     fn begin_membership(self: &Rc<Self>, spec: &GroupSpec) -> Rc<JoinedGroup> {
@@ -354,10 +371,7 @@ impl Engine {
             (None, Some(text)) => text.parse::<GroupSpec>().map_err(Failure::invalid)?,
             (None, None) => return Ok(()),
         };
-        if self.peers.addrs().is_empty() {
-            return Err(Failure::invalid(format!("a member of the gateway group {spec} must listen for the others"))
-                .hint("start the daemon with --peer HOST:PORT and --peer-key FILE"));
-        }
+        self.check_peer_addrs()?;
         drop(self.begin_membership(&spec));
         Ok(())
     }

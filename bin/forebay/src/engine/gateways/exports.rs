@@ -66,9 +66,7 @@ impl OwnerLocator for RecordLocator {
 
     fn changed(&self) -> LocalFuture<()> {
         let Some(group) = self.group.upgrade() else { return Box::pin(std::future::pending()) };
-        let changed = group.changed.clone();
-        drop(group);
-        Box::pin(async move { changed.wait().await })
+        group.changed.next()
     }
 }
 
@@ -183,7 +181,7 @@ impl JoinedGroup {
         for front in withdrawn {
             engine.disconnect(front, &spec).await;
         }
-        self.changed.notify_all();
+        self.changed.announce();
     }
 
     fn publish(
@@ -237,6 +235,6 @@ impl JoinedGroup {
         for front in exports.keys() {
             engine.disconnect(*front, &spec).await;
         }
-        self.changed.notify_all();
+        self.changed.announce();
     }
 }

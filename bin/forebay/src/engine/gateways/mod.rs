@@ -101,13 +101,38 @@ pub struct JoinedGroup {
     running: RefCell<Option<Rc<RunningStart>>>,
     record: RefCell<Option<Rc<GroupRecord>>>,
     /// Signaled when the record, a connection, or what is offered here has changed.
-    changed: Rc<Notify>,
+    changed: Rc<GroupChanges>,
     owned: OwnedVolumes,
     exports: GroupExports,
     hosts_admitted: Cell<bool>,
     /// Set once this daemon leaves the group or stops: it does not join again.
     leaving: Cell<bool>,
     last_error: RefCell<Option<String>>,
+}
+
+/// Announcements of changes of the group, as this member sees it.
+#[derive(Default)]
+struct GroupChanges {
+    count: Cell<u64>,
+    notify: Notify,
+}
+
+impl GroupChanges {
+    fn announce(&self) {
+        self.count.set(self.count.get() + 1);
+        self.notify.notify_all();
+    }
+
+    /// Waits for the next announcement after this call.
+    fn next(self: &Rc<Self>) -> LocalFuture<()> {
+        let (changes, seen) = (self.clone(), self.count.get());
+        Box::pin(async move { changes.notify.wait_until(|| changes.count.get() != seen).await })
+    }
+
+    /// Waits until something is so, which is announced.
+    async fn wait_until(&self, is_so: impl FnMut() -> bool) {
+        self.notify.wait_until(is_so).await;
+    }
 }
 
 /// One start of this member.
@@ -126,7 +151,7 @@ impl JoinedGroup {
             forward_host: ForwardHost::new(),
             running: RefCell::default(),
             record: RefCell::default(),
-            changed: Rc::new(Notify::new()),
+            changed: Rc::default(),
             owned: OwnedVolumes::default(),
             exports: GroupExports::default(),
             hosts_admitted: Cell::new(false),
@@ -276,7 +301,7 @@ impl GroupMessages for JoinedGroup {
     }
 
     fn connected(&self, _: &Connection) {
-        self.changed.notify_all();
+        self.changed.announce();
     }
 
     fn lost(&self, connection: &Connection) {
@@ -284,7 +309,7 @@ impl GroupMessages for JoinedGroup {
         if let Some(running) = self.running() {
             running.client.reset(connection);
         }
-        self.changed.notify_all();
+        self.changed.announce();
     }
 }
 
@@ -340,7 +365,7 @@ impl GatewayHost for MemberHost {
         let former = self.group.record.replace(Some(record.clone()));
         self.group.connect(record);
         self.end_fenced_starts(former.as_deref(), record);
-        self.group.changed.notify_all();
+        self.group.changed.announce();
         self.group.exports.reconcile(&self.group);
     }
 
@@ -349,7 +374,7 @@ impl GatewayHost for MemberHost {
         self.group.owned.abandon();
         self.group.hosts_admitted.set(false);
         self.group.exports.reconcile(&self.group);
-        self.group.changed.notify_all();
+        self.group.changed.announce();
     }
 }
 

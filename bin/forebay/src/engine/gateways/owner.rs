@@ -94,7 +94,7 @@ pub(super) fn open(
             Ok(()) => {
                 group.owned.failures.borrow_mut().remove(&name);
                 tracing::info!(group = %group.spec, volume = %name, term, "a volume of the group is open here");
-                group.changed.notify_all();
+                group.changed.announce();
                 Ok(())
             }
             Err(failure) => {
@@ -140,6 +140,6 @@ pub(super) fn close(group: &Rc<JoinedGroup>, name: &VolumeName) -> LocalFuture<(
         }
         image.close().await;
         tracing::info!(group = %group.spec, volume = %name, "a volume of the group is closed here");
-        group.changed.notify_all();
+        group.changed.announce();
     })
 }
