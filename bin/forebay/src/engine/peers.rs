@@ -8,6 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_forward::ForwardHost;
 use forebay_forward::wire::{KIND_EVENT as KIND_FORWARD_EVENT, KIND_REQUEST as KIND_FORWARD_REQUEST};
 use forebay_gateways::wire::KIND_GATEWAY;
 use forebay_messenger::{
@@ -123,6 +124,8 @@ struct Answers {
     counts: Rc<Counts>,
     daemon: Rc<OwnDaemon>,
     group: GroupSlot,
+    /// Answers to requests of forwarders while this daemon is in no group.
+    no_volumes: Rc<ForwardHost>,
 }
 
 impl Answers {
@@ -136,6 +139,10 @@ impl Handler for Answers {
         let answered = match message.kind {
             KIND_HELLO => {
                 self.daemon.known.answer(connection, &message, &self.daemon.hello(connection));
+                // Only now is it known whose connection it is.
+                if let Some(group) = self.group() {
+                    group.connected(connection);
+                }
                 true
             }
             KIND_REQUEST | KIND_GROUP => match self.daemon.refusal(connection) {
@@ -145,10 +152,12 @@ impl Handler for Answers {
                 }
                 None => self.daemon.replicas.handle(connection, message),
             },
-            KIND_GATEWAY | KIND_FORWARD_REQUEST | KIND_FORWARD_EVENT => {
-                // Without a group, the sender is a member that does not know yet that this daemon has left.
-                self.group().is_some_and(|group| group.message(connection, message))
-            }
+            KIND_GATEWAY | KIND_FORWARD_REQUEST | KIND_FORWARD_EVENT => match self.group() {
+                Some(group) => group.message(connection, message),
+                // The sender is a member that does not know yet that this daemon has left, or has been started again.
+                None if message.kind == KIND_FORWARD_REQUEST => self.no_volumes.handle(connection, message),
+                None => false,
+            },
             kind => {
                 let answered = perf::answer(connection, &message, cpu_nanos);
                 if !answered {
@@ -259,7 +268,12 @@ impl Peers {
             rdma_local: peers.rdma_local,
             ..MessengerOptions::default()
         };
-        let answers = Answers { counts: self.counts.clone(), daemon: self.daemon.clone(), group: self.group.clone() };
+        let answers = Answers {
+            counts: self.counts.clone(),
+            daemon: self.daemon.clone(),
+            group: self.group.clone(),
+            no_volumes: ForwardHost::new(),
+        };
         let messenger = Messenger::new(&MessengerCore::new(BUDGET), options, answers);
         // From here on, `stop` has work to do.
         *self.messenger.borrow_mut() = Some(messenger.clone());

@@ -279,6 +279,15 @@ impl GatewayMachine {
                 (Phase::Closed, None) if term == volume.term => {
                     changes.push(GroupChange::Reopen { volume: name.clone(), by, start, term });
                 }
+                // It is closed here, and may be opened there.
+                (Phase::Failed(_), Some(next)) if volume.copies.is_none() => {
+                    let active = record.member(next).is_some_and(|member| member.state == GatewayState::Active);
+                    changes.push(if active {
+                        hand_over(next)
+                    } else {
+                        GroupChange::CancelMove { volume: name.clone() }
+                    });
+                }
                 (Phase::Failed(_), _) => {
                     let Some(copies) = &volume.copies else { continue };
                     let plan = plan.get_or_insert_with(|| LoadPlan::new(record, &Default::default()));

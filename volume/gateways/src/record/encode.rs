@@ -178,6 +178,9 @@ impl GroupRecord {
         if slots.last().is_some_and(|slot| *slot >= super::GROUP_MEMBERS_MAX) {
             return Err(MalformedGroup::Contradiction("a slot is too large"));
         }
+        if !super::GroupPolicy::LEASE_MS.contains(&self.identity.policy.lease_ms) {
+            return Err(MalformedGroup::Contradiction("the lease is out of range"));
+        }
         if self.owned.keys().any(|owner| !self.members.contains_key(owner)) {
             return Err(MalformedGroup::Contradiction("a volume is owned by no member (R2)"));
         }

@@ -8,6 +8,7 @@ use forebay_gateways::{
     ChangeRefusal, GatewayGroupId, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupIdentity, GroupPolicy,
     GroupRecord, MemberId, VolumeName,
 };
+use forebay_image::ImageFeatures;
 use forebay_messenger::Address;
 use forebay_reactor::{spawn, timeout, wall_clock};
 
@@ -170,9 +171,19 @@ impl JoinedGroup {
         if request.within().is_some() || request.uuid.is_some() || request.ana_group.is_some() {
             return unsupported("subsystems, UUIDs and ANA groups cannot be chosen");
         }
+        if engine.is_exported_alone(&spec) {
+            let what = format!("{spec} is exported by this daemon alone, over another front");
+            return Err(Failure::new(FailureKind::Exists, what).hint(format!("end that first: forebay detach {spec}")));
+        }
         let volume = engine.open_volume_to_read(&spec).await?;
         if volume.image.size() == 0 {
             return Err(Failure::invalid(format!("the image {spec} has 0 bytes, which no host can use")));
+        }
+        if !volume.image.features().has(ImageFeatures::EXCLUSIVE_LOCK) {
+            let what =
+                format!("{spec} lacks the feature exclusive-lock, by which members keep former owners from writing");
+            return Err(Failure::new(FailureKind::Unsupported, what)
+                .hint(format!("forebay feature enable {spec} exclusive-lock")));
         }
         let identity = engine.shared_id(&spec, volume.image.id()).ok_or_else(|| {
             Failure::invalid(format!("{spec} is not in a Ceph cluster: other members cannot reach it"))
@@ -334,6 +345,13 @@ impl Engine {
         Ok(())
     }
 
+    fn check_peer_addrs_of(&self, spec: Option<GroupSpec>) -> Result<Option<GroupSpec>> {
+        if spec.is_some() {
+            self.check_peer_addrs()?;
+        }
+        Ok(spec)
+    }
+
     /// Checks that other members can reach this daemon.
     fn check_peer_addrs(&self) -> Result<()> {
         let addrs = self.peers.addrs();
@@ -365,13 +383,25 @@ impl Engine {
 
     /// Begins the membership that the configuration or the data directory names.
     pub fn resume_membership(self: &Rc<Self>, configured: Option<&GroupSpec>) -> Result<()> {
-        let stored = self.gateways.stored()?;
-        let spec = match (configured, stored) {
-            (Some(spec), _) => spec.clone(),
-            (None, Some(text)) => text.parse::<GroupSpec>().map_err(Failure::invalid)?,
-            (None, None) => return Ok(()),
+        let stored = || match self.gateways.stored()? {
+            Some(text) => text.parse::<GroupSpec>().map(Some).map_err(Failure::invalid),
+            None => Ok(None),
         };
-        self.check_peer_addrs()?;
+        let spec = match configured {
+            Some(spec) => {
+                self.check_peer_addrs()?;
+                spec.clone()
+            }
+            // What this daemon serves alone is served all the same.
+            None => match stored().and_then(|spec| self.check_peer_addrs_of(spec)) {
+                Ok(Some(spec)) => spec,
+                Ok(None) => return Ok(()),
+                Err(failure) => {
+                    tracing::error!(error = %failure, "this daemon does not take part in its gateway group");
+                    return Ok(());
+                }
+            },
+        };
         drop(self.begin_membership(&spec));
         Ok(())
     }
@@ -386,16 +416,23 @@ impl Engine {
     /// Leaves the group; volumes move to other members first.
     pub async fn leave_gateway_group(&self) -> Result<()> {
         let joined = self.gateways.joined().ok_or_else(not_joined)?;
-        let record = joined.must_run()?.runner.record();
+        let store = self.group_store(&joined.spec).await?;
+        let record = store.load().await.map_err(Failure::from)?;
         let others = record.active().any(|member| member != joined.own);
         if record.owned_count(joined.own) > 0 && !others {
             return Err(Failure::new(FailureKind::Busy, "this daemon is the only active member, and owns volumes")
                 .hint("end their exports first: forebay detach"));
         }
         joined.stop().await;
-        let store = self.group_store(&joined.spec).await?;
+        if joined.running().is_some() {
+            return Err(Failure::new(FailureKind::Busy, "this daemon has not closed all of its volumes yet")
+                .hint("try again in a moment; 'forebay group status' shows what it has open"));
+        }
         let leave = GroupChange::Leave { member: joined.own, now: wall_clock().as_secs() };
-        store.change(&[leave]).await.map_err(Failure::from)?.map_err(refused)?;
+        match store.change(&[leave]).await.map_err(Failure::from)? {
+            Ok(_) | Err(ChangeRefusal::NoMember) => {}
+            Err(refusal) => return Err(refused(refusal)),
+        }
         self.gateways.store(None)?;
         self.peers.set_group(None);
         self.gateways.group.borrow_mut().take();

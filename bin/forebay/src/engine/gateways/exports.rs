@@ -28,9 +28,12 @@ enum PublishedVolume {
     /// Hosts reach it.
     Open {
         device: Rc<ForwardedVolume>,
+        identity: String,
         /// Exports that are published.
         exports: BTreeMap<Front, AttachRequest>,
     },
+    /// Withdrawn; connections of hosts are being ended.
+    Closing,
 }
 
 /// Volumes of the group at this member.
@@ -104,8 +107,10 @@ impl JoinedGroup {
         // What was opened in a former start of this member is refused by the others for good.
         let start = self.running().map(|running| *running.client.start());
         let is_stale = |(name, volume): (&VolumeName, &PublishedVolume)| match volume {
-            PublishedVolume::Open { device, .. } => !wanted.contains_key(name) || Some(*device.start()) != start,
-            PublishedVolume::Opening => false,
+            PublishedVolume::Open { device, identity, .. } => {
+                wanted.get(name).is_none_or(|settings| settings.identity != *identity) || Some(*device.start()) != start
+            }
+            PublishedVolume::Opening | PublishedVolume::Closing => false,
         };
         let stale = |volumes: &BTreeMap<VolumeName, PublishedVolume>| {
             let stale = volumes.iter().filter(|(name, volume)| is_stale((name, volume)));
@@ -113,33 +118,33 @@ impl JoinedGroup {
         };
         let gone = stale(&self.exports.volumes.borrow());
         for name in gone {
-            self.withdraw(&engine, &name).await;
+            self.withdraw(&engine, &name);
         }
         for (name, settings) in wanted {
             let is_new = !self.exports.volumes.borrow().contains_key(&name);
             if is_new {
                 self.exports.volumes.borrow_mut().insert(name.clone(), PublishedVolume::Opening);
-                drop(spawn(self.clone().open_forwarded(name, settings)));
+                drop(spawn(self.clone().open_forwarded(name)));
             } else {
-                self.publish_changes(&engine, &name, &settings).await;
+                self.publish_changes(&engine, &name, &settings);
             }
         }
     }
 
     /// Opens a volume at its owner, and publishes it.
-    async fn open_forwarded(self: Rc<Self>, name: VolumeName, settings: VolumeSettings) {
+    async fn open_forwarded(self: Rc<Self>, name: VolumeName) {
         let mut wait = REJOIN.0;
         loop {
-            let is_wanted = || self.wanted_exports().contains_key(&name);
-            let running = self.running().filter(|_| is_wanted());
-            let Some(running) = running else {
+            let identity = || self.wanted_exports().remove(&name).map(|settings| settings.identity);
+            let (Some(running), Some(wanted)) = (self.running(), identity()) else {
                 self.exports.volumes.borrow_mut().remove(&name);
                 return;
             };
             let locator = Rc::new(RecordLocator { group: self.this.clone(), volume: name.clone() });
-            match running.client.open(&settings.identity, locator).await {
-                Ok(device) if is_wanted() => {
-                    let open = PublishedVolume::Open { device: Rc::new(device), exports: BTreeMap::new() };
+            match running.client.open(&wanted, locator).await {
+                Ok(device) if identity().as_ref() == Some(&wanted) => {
+                    let (device, exports) = (Rc::new(device), BTreeMap::new());
+                    let open = PublishedVolume::Open { device, identity: wanted, exports };
                     self.exports.volumes.borrow_mut().insert(name.clone(), open);
                     return self.exports.reconcile(&self);
                 }
@@ -154,12 +159,12 @@ impl JoinedGroup {
     }
 
     /// Publishes the exports of an open volume that are new, and withdraws those that have ended or changed.
-    async fn publish_changes(&self, engine: &Rc<Engine>, name: &VolumeName, settings: &VolumeSettings) {
+    fn publish_changes(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName, settings: &VolumeSettings) {
         let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
         let mut withdrawn = Vec::new();
         {
             let mut volumes = self.exports.volumes.borrow_mut();
-            let Some(PublishedVolume::Open { device, exports }) = volumes.get_mut(name) else { return };
+            let Some(PublishedVolume::Open { device, exports, .. }) = volumes.get_mut(name) else { return };
             let is_other = |front: &Front, export: &AttachRequest| settings.export(*front) != Some(export);
             withdrawn.extend(exports.extract_if(.., |front, export| is_other(front, export)).map(|(front, _)| front));
             for front in &withdrawn {
@@ -178,8 +183,13 @@ impl JoinedGroup {
                 }
             }
         }
-        for front in withdrawn {
-            engine.disconnect(front, &spec).await;
+        if !withdrawn.is_empty() {
+            let engine = engine.clone();
+            drop(spawn(async move {
+                for front in withdrawn {
+                    engine.disconnect(front, &spec).await;
+                }
+            }));
         }
         self.changed.announce();
     }
@@ -224,17 +234,23 @@ impl JoinedGroup {
     }
 
     /// Withdraws a volume from hosts, and ends their connections.
-    async fn withdraw(&self, engine: &Rc<Engine>, name: &VolumeName) {
+    ///
+    /// Requests in flight complete first, which may take as long as their owner does not answer; other volumes do not wait.
+    fn withdraw(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName) {
         let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
-        let Some(PublishedVolume::Open { exports, .. }) = self.exports.volumes.borrow_mut().remove(name) else {
-            return;
-        };
+        let former = self.exports.volumes.borrow_mut().insert(name.clone(), PublishedVolume::Closing);
+        let Some(PublishedVolume::Open { exports, .. }) = former else { return };
         for front in exports.keys() {
             engine.withdraw_group_export(*front, &spec);
         }
-        for front in exports.keys() {
-            engine.disconnect(*front, &spec).await;
-        }
-        self.changed.announce();
+        let (group, engine, name) = (self.clone(), engine.clone(), name.clone());
+        drop(spawn(async move {
+            for front in exports.keys() {
+                engine.disconnect(*front, &spec).await;
+            }
+            group.exports.volumes.borrow_mut().remove(&name);
+            group.changed.announce();
+            group.exports.reconcile(&group);
+        }));
     }
 }

@@ -207,6 +207,11 @@ impl JoinedGroup {
         let mut wait = REJOIN.0;
         while !self.leaving.get() {
             match self.start().await {
+                Ok(runner) if self.leaving.get() => {
+                    // It was to leave while it was joining.
+                    runner.stop().await;
+                    break;
+                }
                 Ok(runner) => {
                     self.last_error.take();
                     wait = REJOIN.0;
@@ -285,6 +290,10 @@ fn new_start() -> StartId {
 
 impl GroupMessages for JoinedGroup {
     fn message(&self, connection: &Connection, message: Message) -> bool {
+        if message.kind == KIND_REQUEST {
+            // Answered without a running start too: a request that gets no answer is waited for.
+            return self.forward_host.handle(connection, message);
+        }
         let Some(running) = self.running() else { return false };
         match message.kind {
             KIND_GATEWAY => {
@@ -294,7 +303,6 @@ impl GroupMessages for JoinedGroup {
                 }
                 true
             }
-            KIND_REQUEST => self.forward_host.handle(connection, message),
             KIND_EVENT => running.client.handle(connection, &message),
             _ => false,
         }
@@ -370,7 +378,11 @@ impl GatewayHost for MemberHost {
     }
 
     fn ended(&self, _: EndReason) {
-        self.group.running.take();
+        if let Some(former) = self.group.running.take() {
+            // What hosts of this member have sent in that start is not executed late by a later one.
+            let (host, start) = (self.group.forward_host.clone(), *former.client.start());
+            drop(spawn(async move { host.end_start(start).await }));
+        }
         self.group.owned.abandon();
         self.group.hosts_admitted.set(false);
         self.group.exports.reconcile(&self.group);

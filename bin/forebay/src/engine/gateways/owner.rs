@@ -9,7 +9,7 @@ use forebay_gateways::{GatewayVolume, OpenFailure, VolumeName};
 use super::settings::{self, VolumeSettings};
 use super::{ByVolume, JoinedGroup};
 use crate::engine::volumes::Volume;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
 
 /// Volume that is open here, and offered to all members.
@@ -22,8 +22,8 @@ struct OwnedVolume {
 #[derive(Default)]
 pub(super) struct OwnedVolumes {
     open: ByVolume<OwnedVolume>,
-    /// Volumes that are being moved here, open without their lock.
-    prepared: ByVolume<Rc<Volume>>,
+    /// Volumes that are being moved here, open without their lock; `None` until they are.
+    prepared: ByVolume<Option<Rc<Volume>>>,
     /// Failure of the last attempt to open a volume.
     failures: ByVolume<String>,
 }
@@ -66,12 +66,23 @@ async fn open_now(group: &Rc<JoinedGroup>, name: &VolumeName, term: u64, identit
     let engine = group.engine().ok_or_else(|| Failure::failed("the daemon has stopped"))?;
     let spec: ImageSpec = name.as_str().parse().map_err(Failure::invalid)?;
     let volume = engine.open_volume(&spec).await?;
+    let owns = || {
+        let owner = group.record().and_then(|record| record.volume(name).map(|entry| entry.owner));
+        is_running() && owner.is_some_and(|owner| owner.member == group.own && owner.term == term)
+    };
+    if !owns() {
+        return Err(Failure::failed("the volume has another owner by now, or this start of the member has ended"));
+    }
+    if engine.shared_id(&spec, volume.image.id()).as_deref() != Some(identity) {
+        let what = format!("{spec} is another image than the one that was attached");
+        return Err(Failure::new(FailureKind::Denied, what).hint(format!("forebay detach {spec}, and attach it again")));
+    }
     // Breaks the lock of an owner that was fenced.
     volume.image.take_lock().await.map_err(|error| engine.image_failure(error, &spec))?;
     volume.image.mark_in_use();
     let device = volume.device(false, engine.meter(&spec, None)).map_err(|error| engine.image_failure(error, &spec))?;
-    if !is_running() {
-        return Err(Failure::failed("this start of the member has ended"));
+    if !owns() {
+        return Err(Failure::failed("the volume has another owner by now, or this start of the member has ended"));
     }
     let offer = group.forward_host.offer(identity, term, device).map_err(Failure::from)?;
     group.owned.open.borrow_mut().insert(name.clone(), OwnedVolume { volume, offer });
@@ -112,6 +123,7 @@ pub(super) fn open(
 /// Opens the image of a volume that is being moved here, without its lock.
 pub(super) fn prepare(group: &Rc<JoinedGroup>, name: &VolumeName) -> LocalFuture<()> {
     let (group, name) = (group.clone(), name.clone());
+    group.owned.prepared.borrow_mut().insert(name.clone(), None);
     Box::pin(async move {
         let Some(engine) = group.engine() else { return };
         let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
@@ -119,7 +131,10 @@ pub(super) fn prepare(group: &Rc<JoinedGroup>, name: &VolumeName) -> LocalFuture
         if let Ok(volume) = engine.open_volume(&spec).await
             && is_running()
         {
-            group.owned.prepared.borrow_mut().insert(name, volume);
+            // Unless the move was cancelled meanwhile.
+            if let Some(prepared) = group.owned.prepared.borrow_mut().get_mut(&name) {
+                *prepared = Some(volume);
+            }
         }
     })
 }
