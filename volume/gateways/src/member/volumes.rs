@@ -194,17 +194,30 @@ impl GatewayMachine {
         }
     }
 
+    fn is_active(&self, member: MemberId) -> bool {
+        self.record.member(member).is_some_and(|entry| entry.state == GatewayState::Active)
+    }
+
+    /// Returns the complete copies of a volume's log that an attempt to open it has found, if another active member has one.
+    fn copies_elsewhere<'a>(&self, volume: &'a LocalVolume) -> Option<&'a BTreeSet<MemberId>> {
+        let copies = volume.copies.as_ref()?;
+        copies.iter().any(|id| *id != self.own && self.is_active(*id)).then_some(copies)
+    }
+
     fn reconcile_owned(&mut self, now: Instant, name: &VolumeName, owner: VolumeOwner, opening: &mut usize) {
         if self.record.volume(name).is_some_and(|entry| entry.leaving) {
             return self.reconcile_gone(name);
         }
         let stopping = self.standing == MemberStanding::Stopping;
+        let is_elsewhere = self.volumes.get(name).is_some_and(|volume| self.copies_elsewhere(volume).is_some());
         let Some(volume) = self.volumes.get_mut(name) else {
             return self.open(name, owner.term, opening);
         };
         match volume.phase {
             // Prepared in the term of the former owner; what was prepared is used by the opening.
             Phase::Preparing | Phase::Prepared => self.open(name, owner.term, opening),
+            // Not open here, and from now on only in another term: it may be handed over.
+            Phase::Failed(_) if owner.next.is_some() || is_elsewhere => volume.phase = Phase::Closed,
             Phase::Failed(at) if now >= at => self.open(name, owner.term, opening),
             // Handed over and given back, or opened again (`volume_changes`).
             Phase::Closed if !stopping && owner.term != volume.term => self.open(name, owner.term, opening),
@@ -276,31 +289,19 @@ impl GatewayMachine {
                         GroupChange::CancelMove { volume: name.clone() }
                     });
                 }
-                (Phase::Closed, None) if term == volume.term => {
-                    changes.push(GroupChange::Reopen { volume: name.clone(), by, start, term });
-                }
-                // It is closed here, and may be opened there.
-                (Phase::Failed(_), Some(next)) if volume.copies.is_none() => {
-                    let active = record.member(next).is_some_and(|member| member.state == GatewayState::Active);
-                    changes.push(if active {
-                        hand_over(next)
-                    } else {
-                        GroupChange::CancelMove { volume: name.clone() }
-                    });
-                }
-                (Phase::Failed(_), _) => {
-                    let Some(copies) = &volume.copies else { continue };
-                    let plan = plan.get_or_insert_with(|| LoadPlan::new(record, &Default::default()));
-                    let to = copies.iter().copied().find(|id| record.active().any(|active| active == *id));
-                    let set =
-                        GroupChange::SetCopies { volume: name.clone(), owner: self.own, copies: Some(copies.clone()) };
-                    let known = entry.copies.as_ref() == Some(copies);
-                    let to = if known { plan.choose(Some(name)) } else { to };
-                    if let Some(to) = to.filter(|to| *to != self.own) {
+                (Phase::Closed, None) if term == volume.term => match self.copies_elsewhere(volume) {
+                    Some(copies) => {
+                        let known = entry.copies.as_ref() == Some(copies);
+                        let plan = plan.get_or_insert_with(|| LoadPlan::new(record, &Default::default()));
+                        let first = copies.iter().copied().find(|id| *id != self.own && self.is_active(*id));
+                        let to = if known { plan.choose(Some(name)) } else { first };
+                        let (volume, owner) = (name.clone(), self.own);
+                        let set = GroupChange::SetCopies { volume, owner, copies: Some(copies.clone()) };
                         changes.extend((!known).then_some(set));
-                        changes.push(hand_over(to));
+                        changes.extend(to.map(hand_over));
                     }
-                }
+                    None => changes.push(GroupChange::Reopen { volume: name.clone(), by, start, term }),
+                },
                 (Phase::Open, Some(next)) => {
                     let active = record.member(next).is_some_and(|member| member.state == GatewayState::Active);
                     let late = volume.moving_since.is_some_and(|(_, since)| now.since(since) > PREPARE_MAX);

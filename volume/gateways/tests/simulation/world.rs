@@ -497,7 +497,14 @@ impl World {
         let start = self.daemons[at].start;
         let failed = self.faults.failed_opens > 0 && self.random.one_in(self.faults.failed_opens);
         if self.is_fenced(at) || self.daemons[at].cut_from_pool || failed {
-            return self.step(at, GatewayEvent::OpenFailed(name, term, OpenFailure::Later));
+            // Some find that others have the copies of the volume's log.
+            let copies: BTreeSet<MemberId> = self.daemons.iter().map(|daemon| daemon.id).filter(|_| failed).collect();
+            let copies: BTreeSet<MemberId> = copies.into_iter().filter(|_| self.random.one_in(2)).collect();
+            let why = match self.random.one_in(4) && !copies.is_empty() {
+                true => OpenFailure::CopiesElsewhere(copies),
+                false => OpenFailure::Later,
+            };
+            return self.step(at, GatewayEvent::OpenFailed(name, term, why));
         }
         let fenced = &self.fenced;
         let open = self.open.entry(name.clone()).or_default();
