@@ -175,6 +175,9 @@ impl JoinedGroup {
             let what = format!("{spec} is exported by this daemon alone, over another front");
             return Err(Failure::new(FailureKind::Exists, what).hint(format!("end that first: forebay detach {spec}")));
         }
+        if request.read_only {
+            return unsupported("read-only exports are not possible");
+        }
         let volume = engine.open_volume_to_read(&spec).await?;
         if volume.image.size() == 0 {
             return Err(Failure::invalid(format!("the image {spec} has 0 bytes, which no host can use")));
