@@ -1,4 +1,4 @@
-//! Which member gets a volume: the one with the least load for its weight, of those that may own it.
+//! Assignment of volumes: to the member with the least load for its weight, of those that may own them.
 
 use std::collections::BTreeMap;
 

@@ -122,7 +122,7 @@ impl GatewayMachine {
     }
 
     /// A member that does not reach the pool gives hosts up if it is the only one: others reach it, or it hears nobody.
-    /// Where all have lost the pool, hosts wait.
+    /// Hosts wait where all members have lost the pool.
     pub(super) fn decide_hosts(&mut self, now: Instant) {
         let lease = self.lease();
         let reached = self.pool_silence(now) < lease * 3 / 2;

@@ -103,7 +103,7 @@ impl GroupRecord {
     /// Decodes a stored record.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`MalformedGroup`] where it is no record.
     pub fn decode(pairs: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<Self, MalformedGroup> {
         let mut pairs: BTreeMap<Vec<u8>, Vec<u8>> = pairs.into_iter().collect();
         let group = pairs.remove(GROUP_KEY).ok_or(MalformedGroup::None)?;
@@ -118,7 +118,7 @@ impl GroupRecord {
     /// Applies changes of keys that were announced, if they follow this record: `Ok(false)` if they do not.
     ///
     /// # Errors
-    /// What is wrong with them; the record must be read again.
+    /// [`MalformedGroup`] where they leave no record; it must be read again.
     pub fn follow(&mut self, changes: &[KeyChange]) -> Result<bool, MalformedGroup> {
         let group = changes.iter().find(|(key, _)| key == GROUP_KEY).and_then(|(_, value)| value.as_deref());
         let next = Self::decode_group(group.ok_or(MalformedGroup::None)?)?;

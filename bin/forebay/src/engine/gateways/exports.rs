@@ -6,7 +6,6 @@ use std::rc::{Rc, Weak};
 use forebay_block::{BlockDevice, LocalFuture};
 use forebay_forward::{ForwardedVolume, OwnerLocator, OwnerRoute, ReachableOwner};
 use forebay_gateways::{GatewayVolume, VolumeName};
-use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{sleep, spawn};
 
 use super::settings::{self, GroupSettings, VolumeSettings};
@@ -37,16 +36,9 @@ enum PublishedVolume {
 }
 
 /// Volumes of the group at this member.
+#[derive(Default)]
 pub(super) struct GroupExports {
     volumes: ByVolume<PublishedVolume>,
-    /// Turn to publish and withdraw.
-    turn: Semaphore,
-}
-
-impl Default for GroupExports {
-    fn default() -> Self {
-        Self { volumes: ByVolume::default(), turn: Semaphore::new(1) }
-    }
 }
 
 /// Finds the owner of a volume by the record.
@@ -77,7 +69,8 @@ impl GroupExports {
     /// Brings what hosts reach here nearer to what the record says.
     pub(super) fn reconcile(&self, group: &JoinedGroup) {
         let Some(group) = group.this.upgrade() else { return };
-        drop(spawn(async move { group.reconcile_exports().await }));
+        // In a task of its own: the caller may be in the middle of a change.
+        drop(spawn(async move { group.reconcile_exports() }));
     }
 
     /// Returns whether hosts reach a volume over a front.
@@ -100,8 +93,7 @@ impl JoinedGroup {
         volumes.map(|(name, volume)| (name.clone(), settings::read(&volume.settings))).collect()
     }
 
-    async fn reconcile_exports(self: Rc<Self>) {
-        let _turn = self.exports.turn.acquire(1).await;
+    fn reconcile_exports(self: Rc<Self>) {
         let Some(engine) = self.engine() else { return };
         let wanted = self.wanted_exports();
         // What was opened in a former start of this member is refused by the others for good.
