@@ -146,6 +146,10 @@ impl ControllerView for Outside {
     fn ana(&self) -> (u64, Vec<AnaGroup>) {
         (3, vec![AnaGroup { id: 1, state: AnaState::Optimized, namespaces: vec![1, 7, 4000] }])
     }
+    fn ana_groups_max(&self) -> u32 {
+        crate::session::admin::ANA_GROUPS_MAX
+    }
+
     fn discovery(&self) -> (u64, Vec<DiscoveryEntry>) {
         (1, Vec::new())
     }

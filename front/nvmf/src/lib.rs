@@ -17,5 +17,6 @@ pub mod wire;
 pub use serve::{NamespaceDevices, NvmeServer};
 pub use stats::NvmeStats;
 pub use subsystem::{
-    HostAccess, HostLimits, Namespace, NamespaceError, Port, PortAddress, Subsystem, SubsystemExists, Subsystems,
+    AnaGrouping, HostAccess, HostLimits, MemberPort, Namespace, NamespaceError, Port, PortAddress, Subsystem,
+    SubsystemExists, Subsystems,
 };

@@ -4,6 +4,7 @@
 //! The path of an I/O command touches only two values here: the count of withdrawn namespaces, and the ANA state
 //! of a group.  The locks are taken to attach volumes, when a host connects, and by the admin queue.
 
+mod ana;
 mod association;
 mod limits;
 mod namespace;
@@ -19,19 +20,21 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use forebay_block::reservation::ReservationEvent;
 use forebay_reactor::cross;
 
-use crate::session::admin::{ANA_GROUPS_MAX, NAMESPACES_MAX, SubsystemIdentity};
+use crate::session::admin::{NAMESPACES_MAX, SubsystemIdentity};
 use crate::session::auth::AuthSecrets;
 use crate::session::psk::{TlsKey, TlsKeys};
 use crate::session::{AsyncEvent, ControllerType};
 use crate::wire::fabrics::{CNTLID_ANY, Connect, Wrong, connect_field};
-use crate::wire::log::AnaGroup;
 use crate::wire::{NvmeStatus, reservation};
+pub use ana::AnaGrouping;
+use ana::NamespaceStates;
 use association::StaleNamespaceIds;
 pub(crate) use association::{Association, HostPath, Notice, NvmeConnectionControl, watcher};
 pub use limits::HostLimits;
 pub(crate) use namespace::describe;
 pub use namespace::{BLOCK_SHIFT, Namespace, NamespaceError};
-pub use port::{Port, PortAddress};
+use port::SubsystemPorts;
+pub use port::{MemberPort, Port, PortAddress};
 use registry::{Controllers, RegistryState};
 pub use registry::{SubsystemExists, Subsystems};
 
@@ -86,6 +89,10 @@ struct SubsystemState {
     kind: ControllerType,
     identity: SubsystemIdentity,
     cntlids: RangeInclusive<u16>,
+    /// States of the namespaces' own ANA groups, where each has one.
+    states: Option<NamespaceStates>,
+    /// Ports in discovery, apart from the process's own.
+    ports: RwLock<SubsystemPorts>,
     /// Id of the most recently created controller.
     last_cntlid: AtomicU16,
     namespaces: RwLock<BTreeMap<u32, Arc<Namespace>>>,
@@ -124,6 +131,7 @@ impl Subsystem {
         kind: ControllerType,
         identity: SubsystemIdentity,
         cntlids: RangeInclusive<u16>,
+        grouping: AnaGrouping,
         shared: Arc<RegistryState>,
     ) -> Self {
         Self(Arc::new(SubsystemState {
@@ -131,6 +139,11 @@ impl Subsystem {
             kind,
             identity,
             cntlids,
+            states: match grouping {
+                AnaGrouping::ByPort => None,
+                AnaGrouping::ByNamespace => Some(NamespaceStates::new()),
+            },
+            ports: RwLock::default(),
             last_cntlid: AtomicU16::new(0),
             namespaces: RwLock::default(),
             volumes: Mutex::default(),
@@ -176,8 +189,9 @@ impl Subsystem {
         if !(1..=NAMESPACES_MAX).contains(&nsid) {
             return Err(NamespaceError::Nsid(nsid));
         }
-        if !(1..=ANA_GROUPS_MAX).contains(&namespace.ana_group) {
-            return Err(NamespaceError::AnaGroup(namespace.ana_group));
+        let (group, max) = (namespace.ana_group, self.ana_groups_max());
+        if !(1..=max).contains(&group) || self.0.states.is_some() && group != nsid {
+            return Err(NamespaceError::AnaGroup { group, max });
         }
         let mut volumes = self.0.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         if volumes.insert(nsid, namespace.uuid).is_some_and(|before| before != namespace.uuid) {
@@ -191,10 +205,21 @@ impl Subsystem {
         Ok(())
     }
 
+    /// Has the device of a namespace opened again by every core, before the next command.  Hosts notice nothing.
+    pub fn reopen_namespace(&self, nsid: u32) {
+        if let Some(namespace) = write(&self.0.namespaces).get_mut(&nsid) {
+            *namespace = Arc::new(Namespace::clone(namespace));
+            self.0.shared.withdrawals.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     /// Withdraws a namespace.  Commands that have begun continue; see
     /// [`NvmeServer::let_go`](crate::NvmeServer::let_go).
     pub fn remove_namespace(&self, nsid: u32) {
         if write(&self.0.namespaces).remove(&nsid).is_some() {
+            if let Some(states) = &self.0.states {
+                states.unset(nsid);
+            }
             self.namespaces_changed(nsid, true);
         }
     }
@@ -226,18 +251,6 @@ impl Subsystem {
     /// Returns the number of namespaces.
     pub fn namespace_count(&self) -> usize {
         read(&self.0.namespaces).len()
-    }
-
-    /// Returns the ANA change count, and all groups with namespaces, with their states as reached through `port`.
-    pub fn ana_groups(&self, port: &Port) -> (u64, Vec<AnaGroup>) {
-        let change = self.0.shared.ana_changes.load(Ordering::Acquire);
-        let group = |id| AnaGroup { id, state: port.ana(id), namespaces: Vec::new() };
-        let mut groups: Vec<AnaGroup> = (1..=ANA_GROUPS_MAX).map(group).collect();
-        for namespace in read(&self.0.namespaces).values() {
-            groups[namespace.ana_group as usize - 1].namespaces.push(namespace.nsid);
-        }
-        groups.retain(|group| !group.namespaces.is_empty());
-        (change, groups)
     }
 
     // ---- Hosts and controllers ----

@@ -1,6 +1,6 @@
 //! ANA states of NVMe namespaces, set by a failover manager and persisted in a file across restarts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -116,26 +116,27 @@ impl Engine {
         let mut states = Vec::new();
         for port in subsystems.ports() {
             let address = addrs.get(usize::from(port.id) - 1).map(ToString::to_string).unwrap_or_default();
-            // Subsystems' groups, by group and then by name.
-            let mut used: BTreeMap<(u32, String), Vec<u32>> = BTreeMap::new();
+            // By group, and then by the subsystem's name.
+            let mut rows: BTreeMap<(u32, String), (AnaState, Vec<u32>)> = BTreeMap::new();
+            let mut used = BTreeSet::new();
             for subsystem in subsystems.all() {
                 for group in subsystem.ana_groups(&port).1 {
-                    used.insert((group.id, subsystem.nqn().to_owned()), group.namespaces);
+                    if subsystem.namespace_state(group.id).is_none() {
+                        used.insert(group.id);
+                    }
+                    rows.insert((group.id, subsystem.nqn().to_owned()), (group.state, group.namespaces));
                 }
             }
-            for group in 1..=ANA_GROUPS_MAX {
-                let state = port.ana(group);
-                let row = |subsystem: String, namespaces: Vec<u32>| {
-                    let (port, address, state) = (port.id, address.clone(), state.name().into());
-                    Ana { port, address, group, state, subsystem, namespaces }
-                };
-                let before = states.len();
-                let of_group = used.range((group, String::new())..(group + 1, String::new()));
-                states.extend(of_group.map(|((_, nqn), namespaces)| row(nqn.clone(), namespaces.clone())));
-                if states.len() == before && state != AnaState::Optimized {
-                    states.push(row(self.fronts.nvme().default_subsystem().nqn().to_owned(), Vec::new()));
+            for group in (1..=ANA_GROUPS_MAX).filter(|group| !used.contains(group)) {
+                let (state, nqn) = (port.ana(group), self.fronts.nvme().default_subsystem().nqn());
+                if state != AnaState::Optimized {
+                    rows.insert((group, nqn.to_owned()), (state, Vec::new()));
                 }
             }
+            states.extend(rows.into_iter().map(|((group, subsystem), (state, namespaces))| {
+                let (port, address, state) = (port.id, address.clone(), state.name().into());
+                Ana { port, address, group, state, subsystem, namespaces }
+            }));
         }
         states
     }

@@ -15,7 +15,7 @@ use crate::session::io::{self, Data, NvmeAction, NvmeCommand};
 use crate::stats::NvmeCommandKind;
 use crate::subsystem::Notice;
 use crate::wire::command::{Fuse, NSID_ALL, Sgl, nvm};
-use crate::wire::log::ErrorEntry;
+use crate::wire::log::{AnaState, ErrorEntry};
 use crate::wire::{NvmeStatus, Sqe, reservation};
 
 /// Validated command that is not submitted to the device yet.  It may wait for its host indefinitely, so that it
@@ -123,6 +123,7 @@ impl NvmeConnection {
     /// Invalid Namespace if it does not exist or the host may know another volume by this id; an ANA status if it is
     /// not accessible through this port.
     fn find(&mut self, nsid: u32) -> Result<Rc<OpenNamespace>, NvmeStatus> {
+        self.reachable(nsid)?;
         let withdrawals = self.server.subsystems.withdrawals();
         let namespace = match self.namespaces.last(withdrawals, nsid) {
             Some(last) => last,
@@ -148,12 +149,21 @@ impl NvmeConnection {
         Ok(found)
     }
 
+    /// Checks that a namespace that has an ANA state of its own is accessible now.  Its device may be gone otherwise.
+    ///
+    /// # Errors
+    /// An ANA status.
+    fn reachable(&self, nsid: u32) -> Result<(), NvmeStatus> {
+        let state = self.queue.as_ref().and_then(|queue| queue.association.subsystem.namespace_state(nsid));
+        state.and_then(AnaState::refuses).map_or(Ok(()), Err)
+    }
+
     /// Checks that a namespace is accessible through this port now.
     ///
     /// # Errors
     /// An ANA status.
     fn accessible(&self, namespace: &OpenNamespace) -> Result<(), NvmeStatus> {
-        self.port.ana(namespace.info.ana_group).refuses().map_or(Ok(()), Err)
+        namespace.subsystem.ana(&self.port, &namespace.info).refuses().map_or(Ok(()), Err)
     }
 
     /// Returns the namespace of a command that has waited, if it is still accessible through this port.

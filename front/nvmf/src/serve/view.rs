@@ -45,6 +45,10 @@ impl ControllerView for AdminView<'_> {
         self.association.subsystem.ana_groups(self.port)
     }
 
+    fn ana_groups_max(&self) -> u32 {
+        self.association.subsystem.ana_groups_max()
+    }
+
     fn discovery(&self) -> (u64, Vec<DiscoveryEntry>) {
         self.server.subsystems.discovery(self.port, &self.association.host)
     }

@@ -9,14 +9,20 @@ use crate::wire::{DataStructure, NvmeStatus, PAGE, Sqe};
 
 /// Largest namespace id, and the maximum number of namespaces; ids begin at 1.
 pub const NAMESPACES_MAX: u32 = 8192;
-/// Largest ANA group id, and the number of groups; ids begin at 1.
+/// Largest ANA group id, and the number of groups, of a subsystem whose groups have states by port; ids begin at 1.
 pub const ANA_GROUPS_MAX: u32 = 16;
 /// Maximum number of I/O queues of a controller.
 pub const QUEUES_MAX: u16 = 64;
 /// Maximum duration of an ANA transition, in seconds (ANATT).
 const ANA_TRANSITION_S: u8 = 10;
-/// Bytes of the ANA log page with every group and every namespace.
-pub(super) const ANA_LOG_MAX: usize = 16 + ANA_GROUPS_MAX as usize * 32 + NAMESPACES_MAX as usize * 4;
+/// Returns the bytes of the ANA log page with `groups` groups and every namespace.
+pub(super) const fn ana_log_max(groups: u32) -> usize {
+    16 + groups as usize * 32 + NAMESPACES_MAX as usize * 4
+}
+
+// Hosts read the page with one command; Linux does without ANA if that is longer than a transfer.
+const _: () = assert!(ana_log_max(NAMESPACES_MAX) <= TRANSFER_MAX);
+
 /// Granularity of the keep-alive timer: a second, in units of 100 ms.
 const KEEP_ALIVE_UNIT: u16 = 10;
 
@@ -45,6 +51,8 @@ pub trait ControllerView {
     fn controllers(&self) -> Vec<u16>;
     /// Returns the ANA change count, and the ANA groups as reached through this controller.
     fn ana(&self) -> (u64, Vec<AnaGroup>);
+    /// Returns the largest ANA group id, which is the number of groups as well.
+    fn ana_groups_max(&self) -> u32;
     /// Returns the generation counter and the entries of the discovery log page.
     fn discovery(&self) -> (u64, Vec<DiscoveryEntry>);
     /// Returns the counters of the SMART / Health Information log page: those of the whole process, of all
@@ -174,8 +182,8 @@ fn identify_controller(controller: &Controller, view: &impl ControllerView) -> V
         event_requests_max: EVENT_REQUESTS_MAX as u8 - 1,
         keep_alive_unit: KEEP_ALIVE_UNIT,
         namespaces_max: NAMESPACES_MAX,
-        ana_group_max: ANA_GROUPS_MAX,
-        ana_groups: ANA_GROUPS_MAX,
+        ana_group_max: view.ana_groups_max(),
+        ana_groups: view.ana_groups_max(),
         ana_transition_s: ANA_TRANSITION_S,
         commands_max: if discovery { ADMIN_ENTRIES_MAX as u16 } else { QUEUE_ENTRIES_MAX as u16 },
         in_capsule: if discovery { 0 } else { IN_CAPSULE as u32 },

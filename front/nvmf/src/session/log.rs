@@ -1,6 +1,6 @@
 //! Log pages of a controller: one table of the supported pages, and Get Log Page.
 
-use super::admin::{self, ANA_LOG_MAX, ControllerView};
+use super::admin::{self, ControllerView, ana_log_max};
 use super::{Controller, ControllerType, TRANSFER_MAX};
 use crate::wire::command::NSID_ALL;
 use crate::wire::log::{self, Health, id};
@@ -97,7 +97,7 @@ fn ana(source: &Source<'_>) -> Result<Vec<u8>, NvmeStatus> {
     let groups_only = source.sqe.cdw(10) >> 8 & 1 != 0;
     let mut page = log::ana(change, &groups, groups_only);
     // Hosts read the maximum length of this page, part by part.
-    page.resize(page.len().max(ANA_LOG_MAX), 0);
+    page.resize(page.len().max(ana_log_max(source.view.ana_groups_max())), 0);
     Ok(page)
 }
 

@@ -1,6 +1,6 @@
 //! Namespaces: the volumes of a subsystem.
 
-use crate::session::admin::{ANA_GROUPS_MAX, NAMESPACES_MAX};
+use crate::session::admin::NAMESPACES_MAX;
 use crate::wire::identify;
 
 /// Logical block size in bytes, as a power of two: 512 bytes, which every host supports, ESXi included.
@@ -16,7 +16,8 @@ pub struct Namespace {
     pub name: String,
     /// UUID, which identifies the volume globally and permanently.  NGUID and EUI64 are derived from it.
     pub uuid: [u8; 16],
-    /// ANA group id, from 1 to [`ANA_GROUPS_MAX`].
+    /// ANA group id, from 1 to [`Subsystem::ana_groups_max`](super::Subsystem::ana_groups_max); the namespace id where each
+    /// namespace has a group of its own.
     pub ana_group: u32,
     /// Writes are rejected.
     pub read_only: bool,
@@ -29,8 +30,13 @@ pub enum NamespaceError {
     #[error("namespace id {0} is out of range: a subsystem has ids from 1 to {NAMESPACES_MAX}")]
     Nsid(u32),
     /// ANA group id out of range.
-    #[error("ANA group {0} is out of range: a subsystem has groups from 1 to {ANA_GROUPS_MAX}")]
-    AnaGroup(u32),
+    #[error("ANA group {group} is out of range: the subsystem has groups from 1 to {max}, or one for each namespace")]
+    AnaGroup {
+        /// ANA group id.
+        group: u32,
+        /// Largest ANA group id of the subsystem.
+        max: u32,
+    },
 }
 
 impl Namespace {

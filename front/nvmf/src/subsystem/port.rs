@@ -1,6 +1,6 @@
 //! Ports: the addresses through which hosts reach the subsystems, each with its ANA states.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -14,6 +14,26 @@ pub enum PortAddress {
     Tcp(IpAddr, u16),
     /// Unix socket, which discovery cannot express.
     Unix,
+}
+
+/// Port of another process that serves the same subsystem, for discovery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberPort {
+    /// Port id, which no other port of the subsystem has.
+    pub id: u16,
+    /// Address at which hosts reach it.
+    pub address: SocketAddr,
+    /// TLS required for hosts.
+    pub tls: bool,
+}
+
+/// Ports of a subsystem in discovery, besides those of the process under their own ids.
+#[derive(Debug, Default)]
+pub(super) struct SubsystemPorts {
+    /// Number that is added to the ids of the process's own ports, which other processes number alike.
+    pub(super) offset: u16,
+    /// Ports of other processes.
+    pub(super) others: Vec<MemberPort>,
 }
 
 /// Port: an address on which the target listens.

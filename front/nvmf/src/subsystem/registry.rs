@@ -11,8 +11,8 @@ use forebay_reactor::cross;
 use forebay_tls::Psk;
 
 use super::{
-    Association, ConnectRefusal, HostLimits, HostPath, Notice, NvmeConnectionControl, Port, PortAddress, Subsystem,
-    read, watcher, write,
+    AnaGrouping, Association, ConnectRefusal, HostLimits, HostPath, Notice, NvmeConnectionControl, Port, PortAddress,
+    Subsystem, read, watcher, write,
 };
 use crate::session::admin::SubsystemIdentity;
 use crate::session::{AsyncEvent, ControllerType, psk};
@@ -110,8 +110,8 @@ impl Subsystems {
             model: "Forebay".into(),
             firmware: env!("CARGO_PKG_VERSION").into(),
         };
-        let discovery =
-            Subsystem::new(DISCOVERY_ID, ControllerType::Discovery, identity, DISCOVERY_CNTLIDS, shared.clone());
+        let (kind, grouping) = (ControllerType::Discovery, AnaGrouping::ByPort);
+        let discovery = Subsystem::new(DISCOVERY_ID, kind, identity, DISCOVERY_CNTLIDS, grouping, shared.clone());
         Self { shared, by_name: Arc::default(), next_id: Arc::new(AtomicU32::new(DISCOVERY_ID + 1)), discovery }
     }
 
@@ -125,10 +125,10 @@ impl Subsystems {
         identity: SubsystemIdentity,
         cntlids: RangeInclusive<u16>,
     ) -> Result<Subsystem, SubsystemExists> {
-        self.create_with(identity, cntlids, |_| {})
+        self.create_with(identity, cntlids, AnaGrouping::ByPort, |_| {})
     }
 
-    /// Adds a subsystem as [`create`](Self::create) does, after `set_up` has configured it and before the first host
+    /// Adds a subsystem as [`create`](Self::create) does, with ANA groups by port or by namespace, after `set_up` has configured it and before the first host
     /// can connect.
     ///
     /// # Errors
@@ -137,11 +137,12 @@ impl Subsystems {
         &self,
         identity: SubsystemIdentity,
         cntlids: RangeInclusive<u16>,
+        grouping: AnaGrouping,
         set_up: impl FnOnce(&Subsystem),
     ) -> Result<Subsystem, SubsystemExists> {
         let nqn = identity.nqn.clone();
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let subsystem = Subsystem::new(id, ControllerType::Io, identity, cntlids, self.shared.clone());
+        let subsystem = Subsystem::new(id, ControllerType::Io, identity, cntlids, grouping, self.shared.clone());
         set_up(&subsystem);
         let mut by_name = write(&self.by_name);
         if nqn == DISCOVERY_NQN || by_name.contains_key(&nqn) {
@@ -209,7 +210,8 @@ impl Subsystems {
         read(&self.shared.ports).clone()
     }
 
-    /// Sets the ANA state of a group through a port, for every subsystem, and reports it to the hosts.
+    /// Sets the ANA state of a group through a port, for every subsystem whose groups have states by port, and reports it
+    /// to the hosts.
     pub fn set_ana(&self, port: &Port, group: u32, state: AnaState) {
         if port.set_ana(group, state) {
             self.shared.ana_changes.fetch_add(1, Ordering::AcqRel);
@@ -218,29 +220,43 @@ impl Subsystems {
     }
 
     /// Returns the discovery generation counter, which grows with each change, and the entries for a host that has
-    /// connected through `port`: the subsystems that admit it, on each TCP address of each port, and discovery itself
-    /// on those of `port`.
+    /// connected through `port`: the subsystems that admit it, on each TCP address of each port, their own ports and
+    /// those of other processes, and discovery itself on those of `port`.
     pub fn discovery(&self, port: &Port, host: &str) -> (u64, Vec<DiscoveryEntry>) {
         let change = self.shared.discovery_changes.load(Ordering::Acquire);
         let admitting: Vec<Subsystem> = self.all().into_iter().filter(|each| each.admits(host)).collect();
+        let offsets: Vec<u16> = admitting.iter().map(|each| read(&each.0.ports).offset).collect();
         let mut entries = Vec::new();
         for each in self.ports() {
             for address in &each.addresses {
                 let PortAddress::Tcp(address, service) = address else { continue };
-                let of = |nqn: &str, discovery| DiscoveryEntry {
+                let of = |nqn: &str, offset, discovery| DiscoveryEntry {
                     address: address.to_string(),
                     v6: address.is_ipv6(),
                     service: *service,
-                    port: each.id,
+                    port: each.id.saturating_add(offset),
                     nqn: nqn.to_owned(),
                     discovery,
                     tls: each.tls,
                 };
                 if each.id == port.id {
-                    entries.push(of(DISCOVERY_NQN, true));
+                    entries.push(of(DISCOVERY_NQN, 0, true));
                 }
-                entries.extend(admitting.iter().map(|subsystem| of(subsystem.nqn(), false)));
+                let offered = admitting.iter().zip(&offsets);
+                entries.extend(offered.map(|(subsystem, offset)| of(subsystem.nqn(), *offset, false)));
             }
+        }
+        for subsystem in &admitting {
+            let others = read(&subsystem.0.ports);
+            entries.extend(others.others.iter().map(|other| DiscoveryEntry {
+                address: other.address.ip().to_string(),
+                v6: other.address.is_ipv6(),
+                service: other.address.port(),
+                port: other.id,
+                nqn: subsystem.nqn().to_owned(),
+                discovery: false,
+                tls: other.tls,
+            }));
         }
         (change, entries)
     }

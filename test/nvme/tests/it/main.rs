@@ -6,6 +6,7 @@ mod endings;
 mod limits;
 mod malformed;
 mod refused;
+mod namespace_states;
 mod serving;
 mod subsystems;
 mod tls;

@@ -360,7 +360,7 @@ fn ids_out_of_range_are_refused() {
             assert!(error.to_string().contains("8192"), "{error}");
         }
         for group in [0, ANA_GROUPS_MAX + 1, u32::MAX] {
-            assert_eq!(add(1, group), Err(NamespaceError::AnaGroup(group)));
+            assert_eq!(add(1, group), Err(NamespaceError::AnaGroup { group, max: ANA_GROUPS_MAX }));
         }
         assert_eq!(site.subsystem.namespace_ids(), [] as [u32; 0]);
         assert_eq!((add(1, 1), add(NAMESPACES_MAX, ANA_GROUPS_MAX)), (Ok(()), Ok(())));

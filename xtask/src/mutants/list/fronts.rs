@@ -142,8 +142,8 @@ pub(super) const LIST: &[Mutant] = &[
         "nvme-ana-ignored",
         "NVMe: a namespace is served through a port whose ANA state forbids it",
         SERVE_IO,
-        "self.port.ana(namespace.info.ana_group).refuses().map_or(Ok(()), Err)",
-        "Ok(drop(self.port.ana(namespace.info.ana_group).refuses()))",
+        "namespace.subsystem.ana(&self.port, &namespace.info).refuses().map_or(Ok(()), Err)",
+        "Ok(drop(namespace.subsystem.ana(&self.port, &namespace.info).refuses()))",
         &[NVME_ENDINGS],
     ),
     Mutant::new(

@@ -60,6 +60,10 @@ pub trait HostFront {
     /// Stops hosts from opening a device; hosts that have it open keep it.
     fn unpublish(&self, spec: &ImageSpec);
 
+    /// Gives a published device's export another device, without hosts noticing; requests in flight stay with the former
+    /// one.  Only fronts whose hosts use other paths meanwhile have to.
+    fn replace_device(&self, _spec: &ImageSpec, _device: &Rc<dyn BlockDevice>) {}
+
     /// Ends the connections to an export after their requests in flight complete.
     fn disconnect<'a>(&'a self, spec: &'a ImageSpec, cores: &'a [CoreHandle]) -> FrontFuture<'a, ()>;
 }
@@ -127,6 +131,11 @@ impl Fronts {
     /// Returns the addresses on which a front is served.
     pub fn addrs(&self, front: Front) -> Vec<Addr> {
         self.of(front).addrs()
+    }
+
+    /// Gives a published export another device; requests in flight stay with the former one.
+    pub fn replace_device(&self, front: Front, spec: &ImageSpec, device: &Rc<dyn BlockDevice>) {
+        self.of(front).replace_device(spec, device);
     }
 
     /// Returns the NBD front.

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use forebay_block::{BlockDevice, DeviceHandle};
 use forebay_nvmf::session::admin::SubsystemIdentity;
 use forebay_nvmf::{
-    HostAccess, Namespace, NamespaceDevices, NvmeServer, NvmeStats, Port, PortAddress, Subsystem, Subsystems,
+    AnaGrouping, HostAccess, MemberPort, Namespace, NamespaceDevices, NvmeServer, NvmeStats, Port, PortAddress,
+    Subsystem, Subsystems,
 };
 use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, spawn};
 
@@ -72,7 +73,7 @@ impl NvmeFront {
         let subsystems = Subsystems::new(config.limits.clone());
         let admit = |subsystem: &Subsystem| set_hosts(subsystem, &config.access);
         let default = subsystems
-            .create_with(identity_of(nqn, serial), config.cntlids.clone(), admit)
+            .create_with(identity_of(nqn, serial), config.cntlids.clone(), AnaGrouping::ByPort, admit)
             .expect("the first subsystem's name is its own: the name of discovery is refused in the configuration");
         Self {
             subsystems,
@@ -133,19 +134,25 @@ impl NvmeFront {
     /// # Errors
     /// If a subsystem of that NQN exists.
     pub fn create(&self, nqn: &str, access: &NvmeAccess) -> Result<Subsystem> {
-        self.create_with(nqn, access, self.cntlids.clone())
+        self.create_with(nqn, access, self.cntlids.clone(), AnaGrouping::ByPort)
     }
 
     /// Creates a subsystem that admits the given hosts, and gives their controllers ids of this range.
     ///
     /// # Errors
     /// If a subsystem of that NQN exists.
-    pub fn create_with(&self, nqn: &str, access: &NvmeAccess, cntlids: RangeInclusive<u16>) -> Result<Subsystem> {
+    pub fn create_with(
+        &self,
+        nqn: &str,
+        access: &NvmeAccess,
+        cntlids: RangeInclusive<u16>,
+        grouping: AnaGrouping,
+    ) -> Result<Subsystem> {
         // Subsystems of one NQN are one subsystem to hosts, on whichever daemon, so they need the same serial number.
         let identity = identity_of(nqn.to_owned(), serial_of(nqn));
         let created = self
             .subsystems
-            .create_with(identity, cntlids, |subsystem| set_hosts(subsystem, access))
+            .create_with(identity, cntlids, grouping, |subsystem| set_hosts(subsystem, access))
             .map_err(|error| Failure::new(FailureKind::Exists, error.to_string()))?;
         self.access.borrow_mut().insert(nqn.to_owned(), access.clone());
         Ok(created)
@@ -185,6 +192,21 @@ impl NvmeFront {
     pub fn listeners(&self) -> Vec<String> {
         let told = |(addr, port): (&Addr, &Arc<Port>)| format!("{addr}{}", if port.tls { ",tls=required" } else { "" });
         self.addrs.borrow().iter().zip(&self.subsystems.ports()).map(told).collect()
+    }
+
+    /// Returns the ports that hosts elsewhere reach by TCP, one entry an address.
+    pub fn reachable_ports(&self) -> Vec<MemberPort> {
+        let ports = self.subsystems.ports();
+        let addresses = |port: &Arc<Port>| {
+            let of = |address: &PortAddress| match address {
+                PortAddress::Tcp(ip, number) if !ip.is_unspecified() => Some(SocketAddr::new(*ip, *number)),
+                _ => None,
+            };
+            let (id, tls) = (port.id, port.tls);
+            let found: Vec<SocketAddr> = port.addresses.iter().filter_map(of).collect();
+            found.into_iter().map(move |address| MemberPort { id, address, tls })
+        };
+        ports.iter().flat_map(addresses).collect()
     }
 
     /// Returns the server counters.
@@ -385,15 +407,7 @@ impl HostFront for NvmeFront {
             return Err(Failure::new(FailureKind::Exists, what));
         }
         self.published.insert(name.clone(), DeviceHandle::new(device.clone()));
-        let resizing = device.size_watch().map(|watch| {
-            let subsystem = subsystem.clone();
-            spawn(async move {
-                loop {
-                    watch.changed().await;
-                    subsystem.namespace_resized(nsid);
-                }
-            })
-        });
+        let resizing = watch_size(device, &subsystem, nsid);
         self.offers.borrow_mut().insert(name.clone(), Offer { subsystem: subsystem.clone(), nsid, resizing });
         let added = subsystem.add_namespace(Namespace {
             nsid,
@@ -406,6 +420,20 @@ impl HostFront for NvmeFront {
             self.withdraw(exported.spec);
             Failure::invalid(error.to_string())
         })
+    }
+
+    fn replace_device(&self, spec: &ImageSpec, device: &Rc<dyn BlockDevice>) {
+        let name = spec.to_string();
+        let mut offers = self.offers.borrow_mut();
+        let Some(offer) = offers.get_mut(&name) else { return };
+        self.published.insert(name, DeviceHandle::new(device.clone()));
+        if let Some(resizing) = offer.resizing.take() {
+            resizing.abort();
+        }
+        offer.resizing = watch_size(device, &offer.subsystem, offer.nsid);
+        offer.subsystem.reopen_namespace(offer.nsid);
+        // It may have been resized meanwhile.
+        offer.subsystem.namespace_resized(offer.nsid);
     }
 
     fn unpublish(&self, spec: &ImageSpec) {
@@ -426,6 +454,17 @@ impl HostFront for NvmeFront {
             .await;
         })
     }
+}
+
+/// Reports each new size of a device to hosts.
+fn watch_size(device: &Rc<dyn BlockDevice>, subsystem: &Subsystem, nsid: u32) -> Option<JoinHandle<()>> {
+    let (watch, subsystem) = (device.size_watch()?, subsystem.clone());
+    Some(spawn(async move {
+        loop {
+            watch.changed().await;
+            subsystem.namespace_resized(nsid);
+        }
+    }))
 }
 
 /// Devices on the engine's core: requests are not forwarded.

@@ -104,7 +104,7 @@ impl JoinedGroup {
                 }
                 Front::Nvme => {
                     let unit = export.unit.unwrap_or_default();
-                    uris.extend(nvme.iter().map(|addr| format!("nvme+tcp://{addr}/{nqn}#{unit}")));
+                    uris.extend(nvme.iter().map(|port| format!("nvme+tcp://{}/{nqn}#{unit}", port.addr)));
                 }
                 Front::Iscsi => {}
             }
@@ -437,6 +437,7 @@ impl Engine {
             Err(refusal) => return Err(refused(refusal)),
         }
         self.gateways.store(None)?;
+        joined.forget_exports();
         self.peers.set_group(None);
         self.gateways.group.borrow_mut().take();
         self.fronts.nvme().remove(&settings::read::<GroupSettings>(&record.identity().settings).nqn);

@@ -5,7 +5,8 @@ use std::rc::{Rc, Weak};
 
 use forebay_block::{BlockDevice, LocalFuture};
 use forebay_forward::{ForwardedVolume, OwnerLocator, OwnerRoute, ReachableOwner};
-use forebay_gateways::{GatewayVolume, VolumeName};
+use forebay_gateways::VolumeName;
+use forebay_nvmf::AnaGrouping;
 use forebay_reactor::{sleep, spawn};
 
 use super::settings::{self, GroupSettings, VolumeSettings};
@@ -39,6 +40,19 @@ enum PublishedVolume {
 #[derive(Default)]
 pub(super) struct GroupExports {
     volumes: ByVolume<PublishedVolume>,
+    /// Exports that this member keeps while it must not serve them: hosts keep their paths, and use others.
+    suspended: ByVolume<SuspendedExports>,
+}
+
+/// Exports of a volume that hosts see as inaccessible, by front.
+struct SuspendedExports {
+    identity: String,
+    exports: BTreeMap<Front, AttachRequest>,
+}
+
+/// Returns whether a front can tell hosts that a path is inaccessible for now.  Others end their connections.
+fn has_paths(front: Front) -> bool {
+    front == Front::Nvme
 }
 
 /// Finds the owner of a volume by the record.
@@ -73,6 +87,11 @@ impl GroupExports {
         drop(spawn(async move { group.reconcile_exports() }));
     }
 
+    /// Returns whether an export is kept while this member must not serve it.
+    pub(super) fn is_suspended(&self, name: &VolumeName, front: Front) -> bool {
+        self.suspended.borrow().get(name).is_some_and(|suspended| suspended.exports.contains_key(&front))
+    }
+
     /// Returns whether hosts reach a volume over a front.
     pub(super) fn is_published(&self, name: &VolumeName, front: Front) -> bool {
         match self.volumes.borrow().get(name) {
@@ -83,24 +102,19 @@ impl GroupExports {
 }
 
 impl JoinedGroup {
-    /// Returns the exports that hosts are to reach here.
-    fn wanted_exports(&self) -> BTreeMap<VolumeName, VolumeSettings> {
-        let Some(record) = self.record().filter(|_| self.hosts_admitted.get() && self.running().is_some()) else {
-            return BTreeMap::new();
-        };
-        let stays = |volume: &GatewayVolume| !volume.leaving;
-        let volumes = record.volumes().iter().filter(|(_, volume)| stays(volume));
-        volumes.map(|(name, volume)| (name.clone(), settings::read(&volume.settings))).collect()
+    /// Returns the settings of a volume that hosts are to reach here.
+    fn wanted(&self, name: &VolumeName) -> Option<Rc<VolumeSettings>> {
+        self.settings.get(name).filter(|_| self.hosts_admitted.get() && self.running().is_some())
     }
 
     fn reconcile_exports(self: Rc<Self>) {
         let Some(engine) = self.engine() else { return };
-        let wanted = self.wanted_exports();
         // What was opened in a former start of this member is refused by the others for good.
         let start = self.running().map(|running| *running.client.start());
         let is_stale = |(name, volume): (&VolumeName, &PublishedVolume)| match volume {
             PublishedVolume::Open { device, identity, .. } => {
-                wanted.get(name).is_none_or(|settings| settings.identity != *identity) || Some(*device.start()) != start
+                let wanted = self.wanted(name);
+                wanted.is_none_or(|settings| settings.identity != *identity) || Some(*device.start()) != start
             }
             PublishedVolume::Opening | PublishedVolume::Closing => false,
         };
@@ -112,7 +126,11 @@ impl JoinedGroup {
         for name in gone {
             self.withdraw(&engine, &name);
         }
-        for (name, settings) in wanted {
+        self.drop_suspended(&engine);
+        for (name, settings) in self.settings.all() {
+            if self.wanted(&name).is_none() {
+                continue;
+            }
             let is_new = !self.exports.volumes.borrow().contains_key(&name);
             if is_new {
                 self.exports.volumes.borrow_mut().insert(name.clone(), PublishedVolume::Opening);
@@ -123,11 +141,43 @@ impl JoinedGroup {
         }
     }
 
+    /// Withdraws suspended exports that the record no longer has.
+    fn drop_suspended(&self, engine: &Rc<Engine>) {
+        let mut gone = Vec::new();
+        self.exports.suspended.borrow_mut().retain(|name, suspended| {
+            let settings = self.settings.get(name).filter(|settings| settings.identity == suspended.identity);
+            let recorded = |front: &Front, export: &AttachRequest| {
+                settings.as_ref().is_some_and(|settings| settings.export(*front) == Some(export))
+            };
+            let ended = suspended.exports.extract_if(.., |front, export| !recorded(front, export));
+            gone.extend(ended.map(|(front, _)| (front, name.clone())));
+            !suspended.exports.is_empty()
+        });
+        for (front, name) in gone {
+            if let Ok(spec) = name.as_str().parse::<ImageSpec>() {
+                engine.withdraw_group_export(front, &spec);
+                let engine = engine.clone();
+                drop(spawn(async move { engine.disconnect(front, &spec).await }));
+            }
+        }
+    }
+
+    /// Withdraws everything: this daemon is no longer a member.
+    pub(super) fn forget_exports(self: &Rc<Self>) {
+        let Some(engine) = self.engine() else { return };
+        self.settings.clear();
+        let names: Vec<VolumeName> = self.exports.volumes.borrow().keys().cloned().collect();
+        for name in names {
+            self.withdraw(&engine, &name);
+        }
+        self.drop_suspended(&engine);
+    }
+
     /// Opens a volume at its owner, and publishes it.
     async fn open_forwarded(self: Rc<Self>, name: VolumeName) {
         let mut wait = REJOIN.0;
         loop {
-            let identity = || self.wanted_exports().remove(&name).map(|settings| settings.identity);
+            let identity = || self.wanted(&name).map(|settings| settings.identity.clone());
             let (Some(running), Some(wanted)) = (self.running(), identity()) else {
                 self.exports.volumes.borrow_mut().remove(&name);
                 return;
@@ -166,7 +216,11 @@ impl JoinedGroup {
                 if exports.contains_key(&export.front) {
                     continue;
                 }
-                match self.publish(engine, &spec, export, &settings.identity, device) {
+                let published = match self.take_suspended(name, export, &settings.identity) {
+                    true => engine.resume_group_export(export.front, &spec, &(device.clone() as Rc<dyn BlockDevice>)),
+                    false => self.publish(engine, &spec, export, &settings.identity, device),
+                };
+                match published {
                     Ok(()) => drop(exports.insert(export.front, export.clone())),
                     Err(failure) => tracing::error!(
                         group = %self.spec, volume = %name, front = export.front.name(), error = %failure,
@@ -183,7 +237,24 @@ impl JoinedGroup {
                 }
             }));
         }
+        self.update_paths();
         self.changed.announce();
+    }
+
+    /// Takes an export out of those that are suspended; returns whether it was one.
+    fn take_suspended(&self, name: &VolumeName, export: &AttachRequest, identity: &str) -> bool {
+        let mut all = self.exports.suspended.borrow_mut();
+        let Some(suspended) = all.get_mut(name).filter(|suspended| suspended.identity == identity) else {
+            return false;
+        };
+        let is_it = suspended.exports.get(&export.front) == Some(export);
+        if is_it {
+            suspended.exports.remove(&export.front);
+            if suspended.exports.is_empty() {
+                all.remove(name);
+            }
+        }
+        is_it
     }
 
     fn publish(
@@ -204,7 +275,8 @@ impl JoinedGroup {
             spec,
             unit: export.unit,
             identity: &uuid,
-            ana_group: 1,
+            // A group of its own: its owner changes alone.
+            ana_group: export.unit.unwrap_or(1),
             read_only: export.read_only,
             within: export.within(),
             hosts: &export.hosts,
@@ -222,22 +294,42 @@ impl JoinedGroup {
         }
         let slot = record.member(self.own).map_or(0, |member| member.slot);
         let cntlids = slot * CNTLIDS + 1..=(slot + 1) * CNTLIDS;
-        engine.fronts.nvme().create_with(&nqn, &engine.fronts.nvme().configured(), cntlids).map(drop)
+        engine.fronts.nvme().create_with(
+            &nqn,
+            &engine.fronts.nvme().configured(),
+            cntlids,
+            AnaGrouping::ByNamespace,
+        )?;
+        self.update_paths();
+        Ok(())
     }
 
-    /// Withdraws a volume from hosts, and ends their connections.
+    /// Withdraws a volume from hosts.  Paths that can be inaccessible stay; the other connections are ended.
     ///
     /// Requests in flight complete first, which may take as long as their owner does not answer; other volumes do not wait.
     fn withdraw(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName) {
         let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
         let former = self.exports.volumes.borrow_mut().insert(name.clone(), PublishedVolume::Closing);
-        let Some(PublishedVolume::Open { exports, .. }) = former else { return };
-        for front in exports.keys() {
+        let Some(PublishedVolume::Open { exports, identity, .. }) = former else { return };
+        let settings = self.settings.get(name).filter(|settings| settings.identity == identity);
+        let stays = |front: &Front, export: &AttachRequest| {
+            has_paths(*front) && settings.as_ref().is_some_and(|settings| settings.export(*front) == Some(export))
+        };
+        let (kept, ended): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            exports.into_iter().partition(|(front, export)| stays(front, export));
+        if !kept.is_empty() {
+            let mut all = self.exports.suspended.borrow_mut();
+            let nothing = || SuspendedExports { identity, exports: BTreeMap::new() };
+            all.entry(name.clone()).or_insert_with(nothing).exports.extend(kept);
+            drop(all);
+            self.update_paths();
+        }
+        for front in ended.keys() {
             engine.withdraw_group_export(*front, &spec);
         }
         let (group, engine, name) = (self.clone(), engine.clone(), name.clone());
         drop(spawn(async move {
-            for front in exports.keys() {
+            for front in ended.keys() {
                 engine.disconnect(*front, &spec).await;
             }
             group.exports.volumes.borrow_mut().remove(&name);

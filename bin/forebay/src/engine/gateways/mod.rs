@@ -1,11 +1,13 @@
 //! Gateway groups: this daemon as a member of one (`docs/design/gateways.md`).
 //!
 //! The record of the group says what is exported and who owns each volume.  Here, the owner's volumes are opened and offered
-//! to the others (`owner.rs`), and every volume is published to hosts of this daemon, its own or not (`exports.rs`).
+//! to the others (`owner.rs`), and every volume is published to hosts of this daemon, its own or not (`exports.rs`), with a
+//! state that tells them which paths to prefer (`paths.rs`).
 
 mod commands;
 mod exports;
 mod owner;
+mod paths;
 mod settings;
 
 use std::cell::{Cell, RefCell};
@@ -38,7 +40,7 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::GroupSpec;
 use exports::GroupExports;
 use owner::OwnedVolumes;
-use settings::MemberSettings;
+use settings::{MemberSettings, VolumesSettings};
 
 /// Time between attempts to join a group, from the first to the longest.
 const REJOIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
@@ -100,6 +102,8 @@ pub struct JoinedGroup {
     /// Start that is running.
     running: RefCell<Option<Rc<RunningStart>>>,
     record: RefCell<Option<Rc<GroupRecord>>>,
+    /// Settings of the volumes in the record.
+    settings: VolumesSettings,
     /// Signaled when the record, a connection, or what is offered here has changed.
     changed: Rc<GroupChanges>,
     owned: OwnedVolumes,
@@ -151,6 +155,7 @@ impl JoinedGroup {
             forward_host: ForwardHost::new(),
             running: RefCell::default(),
             record: RefCell::default(),
+            settings: VolumesSettings::default(),
             changed: Rc::default(),
             owned: OwnedVolumes::default(),
             exports: GroupExports::default(),
@@ -255,7 +260,7 @@ impl JoinedGroup {
             weight: 100,
             settings: settings::write(&MemberSettings {
                 nbd: engine.fronts.uri_addrs(Front::Nbd),
-                nvme: engine.fronts.uri_addrs(Front::Nvme),
+                nvme: paths::own_nvme_ports(&engine),
             }),
         };
         let client = ForwardClient::new(start.0, ForwarderLimits::default());
@@ -265,6 +270,7 @@ impl JoinedGroup {
         if let Some(record) = self.record() {
             self.connect(&record);
         }
+        self.update_paths();
         self.exports.reconcile(self);
         Ok(runner)
     }
@@ -361,6 +367,8 @@ impl GatewayHost for MemberHost {
     fn admit_hosts(&self, admitted: bool) {
         if self.group.hosts_admitted.replace(admitted) != admitted {
             tracing::info!(group = %self.group.spec, admitted, "hosts of group volumes are admitted or not");
+            // At once: hosts must not take this path any more.
+            self.group.update_paths();
             self.group.exports.reconcile(&self.group);
         }
     }
@@ -371,8 +379,10 @@ impl GatewayHost for MemberHost {
 
     fn record_changed(&self, record: &Rc<GroupRecord>) {
         let former = self.group.record.replace(Some(record.clone()));
+        self.group.settings.update(record);
         self.group.connect(record);
         self.end_fenced_starts(former.as_deref(), record);
+        self.group.update_paths();
         self.group.changed.announce();
         self.group.exports.reconcile(&self.group);
     }
@@ -385,6 +395,7 @@ impl GatewayHost for MemberHost {
         }
         self.group.owned.abandon();
         self.group.hosts_admitted.set(false);
+        self.group.update_paths();
         self.group.exports.reconcile(&self.group);
         self.group.changed.announce();
     }

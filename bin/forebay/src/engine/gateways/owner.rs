@@ -105,6 +105,7 @@ pub(super) fn open(
             Ok(()) => {
                 group.owned.failures.borrow_mut().remove(&name);
                 tracing::info!(group = %group.spec, volume = %name, term, "a volume of the group is open here");
+                group.update_paths();
                 group.changed.announce();
                 Ok(())
             }
@@ -144,6 +145,7 @@ pub(super) fn close(group: &Rc<JoinedGroup>, name: &VolumeName) -> LocalFuture<(
     let (group, name) = (group.clone(), name.clone());
     Box::pin(async move {
         let Some(OwnedVolume { volume, offer }) = group.owned.open.borrow_mut().remove(&name) else { return };
+        group.update_paths();
         offer.suspend().await;
         drop(offer);
         let image = volume.image.clone();

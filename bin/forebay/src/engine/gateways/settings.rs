@@ -1,5 +1,10 @@
 //! Settings that the daemon keeps in the record of a gateway group.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use forebay_gateways::{GroupRecord, VolumeName};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -19,9 +24,21 @@ pub struct MemberSettings {
     /// Addresses of NBD, as a URI has them: `HOST:PORT`.
     #[serde(default)]
     pub nbd: Vec<String>,
-    /// Addresses of NVMe/TCP.
+    /// Ports of NVMe/TCP.
     #[serde(default)]
-    pub nvme: Vec<String>,
+    pub nvme: Vec<MemberNvmePort>,
+}
+
+/// NVMe/TCP port of a member, as its hosts reach it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberNvmePort {
+    /// Address: `IP:PORT`.
+    pub addr: String,
+    /// Port id within the member, from 1.
+    pub id: u16,
+    /// TLS required.
+    #[serde(default)]
+    pub tls: bool,
 }
 
 /// Settings of a volume.
@@ -39,6 +56,42 @@ impl VolumeSettings {
     /// Returns the export over a front.
     pub fn export(&self, front: Front) -> Option<&AttachRequest> {
         self.exports.iter().find(|export| export.front == front)
+    }
+}
+
+/// Settings of the volumes of a record, read once for each change of them.
+#[derive(Default)]
+pub struct VolumesSettings {
+    read: RefCell<BTreeMap<VolumeName, (Value, Rc<VolumeSettings>)>>,
+}
+
+impl VolumesSettings {
+    /// Follows a change of the record.
+    pub fn update(&self, record: &GroupRecord) {
+        let mut before = self.read.take();
+        let staying = record.volumes().iter().filter(|(_, volume)| !volume.leaving);
+        let read_again = staying.map(|(name, volume)| {
+            let same = before.remove(name).filter(|(text, _)| *text == volume.settings);
+            let entry = same.unwrap_or_else(|| (volume.settings.clone(), Rc::new(read(&volume.settings))));
+            (name.clone(), entry)
+        });
+        let now: BTreeMap<_, _> = read_again.collect();
+        self.read.replace(now);
+    }
+
+    /// Forgets all volumes.
+    pub fn clear(&self) {
+        self.read.take();
+    }
+
+    /// Returns the settings of a volume; `None` if it is not in the record, or is to leave it.
+    pub fn get(&self, name: &VolumeName) -> Option<Rc<VolumeSettings>> {
+        self.read.borrow().get(name).map(|(_, settings)| settings.clone())
+    }
+
+    /// Returns the settings of all volumes that stay.
+    pub fn all(&self) -> Vec<(VolumeName, Rc<VolumeSettings>)> {
+        self.read.borrow().iter().map(|(name, (_, settings))| (name.clone(), settings.clone())).collect()
     }
 }
 
