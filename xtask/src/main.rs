@@ -18,6 +18,7 @@ mod malformed;
 mod mutants;
 mod names;
 mod nbd;
+mod network;
 mod numbered;
 mod policy;
 mod quiet;
@@ -62,6 +63,8 @@ enum Chore {
     GuestNvmeTls,
     /// One namespace of two daemons: the kernel's NVMe/TCP initiator in the guest, an image of a lab cluster
     GuestNvmeTwo,
+    /// A gateway group of three daemons, whose members fail: the kernel's initiators with several paths in the guest
+    GuestGateways(guest::gateways::GatewaysArguments),
     /// open-iscsi and the kernel's iSCSI initiator in the guest, against a daemon here
     GuestIscsi,
     /// Real failovers of write logs with replicas: daemons that serve images of a lab cluster are lost under writers
@@ -135,6 +138,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::GuestNvmeAuth => guest::nvme::auth(),
         Chore::GuestNvmeTls => guest::nvme::tls(),
         Chore::GuestNvmeTwo => guest::nvme::two(),
+        Chore::GuestGateways(arguments) => guest::gateways::run(&arguments),
         Chore::GuestIscsi => guest::iscsi::run(),
         Chore::Failover(arguments) => failover::run(&arguments),
         Chore::Kill(arguments) => kill::run(&arguments),

@@ -107,6 +107,11 @@ impl GatewayRunner {
         self.step(GatewayEvent::Message(message));
     }
 
+    /// Takes note that no process of this start of a member is left: its machine refuses connections to it.
+    pub fn refused(&self, member: MemberId, start: StartId) {
+        self.step(GatewayEvent::Refused(member, start));
+    }
+
     /// Takes note that the pool refuses this member's client.
     pub fn client_fenced(&self) {
         self.step(GatewayEvent::ClientFenced);

@@ -7,9 +7,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::commands::ISCSI_PORT;
-use super::network::{End, Network};
 use super::{FIO, HOSTS, NUMBERED, PATIENCE};
 use crate::daemon::{Crashed, Daemon};
+use crate::network::{End, Network};
 use crate::shell;
 
 /// Port on which each daemon listens for its peers.

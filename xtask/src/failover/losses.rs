@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::hosts::Hosts;
-use super::network::{End, NetworkCut};
 use super::{FIO, NUMBERED};
+use crate::network::{End, NetworkCut};
 use crate::numbered::Random;
 use crate::shell;
 

@@ -9,7 +9,7 @@ mod commands;
 mod hosts;
 mod losses;
 mod memory;
-mod network;
+
 mod round;
 
 use std::collections::BTreeMap;
@@ -21,9 +21,9 @@ use serde_json::Value;
 
 use self::hosts::{Host, Hosts};
 use self::losses::{Deck, Loss};
-use self::network::{End, Network};
 use self::round::{Round, Writers, fio_command};
 use crate::ceph::Cluster;
+use crate::network::{End, Network};
 use crate::numbered::{BLOCK, Random, Writer, unix_nanoseconds};
 use crate::shell::{self, Scratch};
 

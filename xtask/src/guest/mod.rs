@@ -1,13 +1,14 @@
 //! The kernel's clients, in a guest with its own kernel, against a daemon on this machine.
 
 pub mod documented;
+pub mod gateways;
 pub mod iscsi;
 pub mod nvme;
 
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -42,23 +43,38 @@ fn converse(
     daemon: Daemon,
     mut serve: impl FnMut(&[&str], &mut Option<Daemon>) -> Result<String>,
 ) -> Result<()> {
+    let mut daemon = Some(daemon);
+    let status = attend(guest, scratch, share, |words| serve(words, &mut daemon))?;
+    let daemon = daemon.context("the daemon did not restart")?;
+    if !status.success() {
+        bail!("the guest ended with {status}; the daemon's log:\n{}", daemon.log_tail());
+    }
+    daemon.stop()
+}
+
+/// Runs a guest and does what its script asks for, until it has ended.
+fn attend(
+    guest: &mut Command,
+    scratch: &Scratch,
+    share: &Path,
+    mut serve: impl FnMut(&[&str]) -> Result<String>,
+) -> Result<ExitStatus> {
     let log = scratch.path().join("console");
     let mut guest = Process::start(guest, &log)?;
-    let mut daemon = Some(daemon);
     let mut shown = 0;
-    let status = loop {
+    loop {
         let ended = guest.ended();
         let text = fs::read_to_string(&log).unwrap_or_default();
         print!("{}", text.get(shown..).unwrap_or_default());
         std::io::stdout().flush()?;
         shown = text.len();
         if let Some(status) = ended {
-            break status;
+            return Ok(status);
         }
         if let Ok(asked) = fs::read_to_string(share.join("ask")) {
             fs::remove_file(share.join("ask"))?;
             let words: Vec<&str> = asked.lines().collect();
-            let answer = match serve(&words, &mut daemon) {
+            let answer = match serve(&words) {
                 Ok(text) => format!("0\n{text}"),
                 Err(error) => {
                     eprintln!("{error:#}");
@@ -68,12 +84,7 @@ fn converse(
             put(share, &answer)?;
         }
         std::thread::sleep(LOOK);
-    };
-    let daemon = daemon.context("the daemon did not restart")?;
-    if !status.success() {
-        bail!("the guest ended with {status}; the daemon's log:\n{}", daemon.log_tail());
     }
-    daemon.stop()
 }
 
 /// Makes an answer appear as a whole.

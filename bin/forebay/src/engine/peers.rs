@@ -67,6 +67,9 @@ pub trait GroupMessages {
     /// Handles a connection that has opened.
     fn connected(&self, connection: &Connection);
 
+    /// Handles a connection that was interrupted, and may be resumed.
+    fn interrupted(&self, connection: &Connection);
+
     /// Handles a connection that has ended, or whose peer has dropped the session.
     fn lost(&self, connection: &Connection);
 }
@@ -192,6 +195,9 @@ impl Handler for Answers {
             peer = %connection.address(), name = connection.name(), %reason,
             "connection to a peer lost; its session waits for a new one"
         );
+        if let Some(group) = self.group() {
+            group.interrupted(connection);
+        }
     }
 
     fn refused(&self, _peer: &Address, _reason: &DisconnectReason) {

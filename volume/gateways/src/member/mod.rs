@@ -50,6 +50,8 @@ pub enum GatewayEvent {
     Prepared(VolumeName, u64),
     /// Starts that have the record open: the pool sees their clients watch it.
     Present(BTreeSet<(MemberId, StartId)>),
+    /// No process of this start of a member is left: its machine refuses connections to it.
+    Refused(MemberId, StartId),
     /// The load of this member.
     Load(MemberLoad),
     /// The pool refuses this member's client: it is on the blocklist.
@@ -336,6 +338,7 @@ impl GatewayMachine {
             }
             GatewayEvent::FenceEnded(member, start, done) => self.fence_ended(now, (member, start), done),
             GatewayEvent::Present(present) => self.present = Some((present, now)),
+            GatewayEvent::Refused(member, start) => self.take_refused(now, member, start),
             GatewayEvent::Load(load) => {
                 self.load = load;
                 self.load_number += 1;

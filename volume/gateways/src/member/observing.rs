@@ -28,6 +28,8 @@ pub(super) struct HeardMember {
     pool_silence: Duration,
     /// Set once it was heard.
     was_heard: bool,
+    /// Since when its machine refuses connections to it.
+    refused_since: Option<Instant>,
     /// For how long it has not heard those that it observes.
     silences: Vec<(MemberId, Duration)>,
 }
@@ -50,8 +52,14 @@ impl GatewayMachine {
         let observed = self.ring.observed_by(self.own).map(|(member, _)| member);
         for member in observed.chain(self.ring.observers_of(self.own)) {
             let start = self.record.members()[&member].start;
-            let fresh =
-                HeardMember { start, last: now, pool_silence: Duration::ZERO, was_heard: false, silences: Vec::new() };
+            let fresh = HeardMember {
+                start,
+                last: now,
+                pool_silence: Duration::ZERO,
+                was_heard: false,
+                refused_since: None,
+                silences: Vec::new(),
+            };
             let known = self.heard.get(&member).cloned().filter(|known| known.start == start);
             heard.insert(member, known.unwrap_or(fresh));
         }
@@ -76,6 +84,7 @@ impl GatewayMachine {
         if let Some(heard) = self.heard.get_mut(&member) {
             heard.last = now;
             heard.was_heard = true;
+            heard.refused_since = None;
             heard.pool_silence = time(pool_silence_ms);
             heard.silences = report.silences.into_iter().map(|(member, silence)| (member, time(silence))).collect();
         }
@@ -87,10 +96,27 @@ impl GatewayMachine {
         }
     }
 
+    /// Takes note that a member's machine refuses connections to it, and says so to the others at once: none of them
+    /// accuses a member that another one has heard.
+    pub(super) fn take_refused(&mut self, now: Instant, member: MemberId, start: StartId) {
+        if let Some(heard) = self.heard.get_mut(&member).filter(|heard| heard.start == start && heard.was_heard) {
+            heard.refused_since.get_or_insert(now);
+            self.heartbeat_at = now;
+        }
+    }
+
+    /// Returns since when a member has certainly failed, as far as this one can tell: connections to it are refused, while
+    /// others are heard, so that it is not this machine that refuses them.
+    fn refused_since(&self, now: Instant, heard: &HeardMember) -> Option<Instant> {
+        let others = || self.heard.values().any(|other| other.refused_since.is_none() && self.hears(now, other));
+        heard.refused_since.filter(|_| self.heard.len() == 1 || others())
+    }
+
     /// Returns what this member says in heartbeats: whom it hears, its load, and loads of others, other ones each time.
     pub(super) fn report(&self, now: Instant) -> HeartbeatReport {
         let silence = |member| {
-            let silence = self.heard.get(&member).map_or(Duration::MAX, |heard| now.since(heard.last));
+            let heard = self.heard.get(&member).filter(|heard| heard.refused_since.is_none());
+            let silence = heard.map_or(Duration::MAX, |heard| now.since(heard.last));
             (member, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX))
         };
         let silences = self.ring.observed_by(self.own).map(|(member, _)| silence(member)).collect();
@@ -147,14 +173,16 @@ impl GatewayMachine {
         let failed = self.ring.observed_by(self.own).filter_map(|(member, rank)| {
             let heard = self.heard.get(&member)?;
             // The first observer acts first; one that hears nobody may be the one that is cut off.
-            let patience = lease + lease / 2 * rank as u32 + if is_isolated { lease } else { Duration::ZERO };
+            let turn = lease / 2 * rank as u32;
+            let patience = lease + turn + if is_isolated { lease } else { Duration::ZERO };
             let heard_by_others = self
                 .heard
                 .values()
                 .filter(|other| self.hears(now, other))
                 .any(|other| other.silences.iter().any(|(silent, silence)| *silent == member && *silence < lease));
-            let silent = now.since(heard.last) >= patience && !heard_by_others;
-            let without_pool = pool_reached && heard.pool_silence >= 2 * lease + lease / 2 * rank as u32;
+            let is_refused = self.refused_since(now, heard).is_some_and(|since| now.since(since) >= turn);
+            let silent = (is_refused || now.since(heard.last) >= patience) && !heard_by_others;
+            let without_pool = pool_reached && heard.pool_silence >= 2 * lease + turn;
             (silent || without_pool).then_some((member, heard.start))
         });
         failed.collect()

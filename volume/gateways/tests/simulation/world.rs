@@ -96,6 +96,8 @@ enum WorldEvent {
     OpenDone(VolumeName, u64),
     CloseDone(VolumeName, u64),
     Prepared(VolumeName, u64),
+    /// Connections to this start of a member are refused.
+    ConnectionRefused(MemberId, StartId),
     Refused,
     Rejoin,
 }
@@ -116,6 +118,7 @@ pub struct Daemon {
     pub part: u8,
     pub hosts: bool,
     pub sent: u64,
+    ticks: u64,
     pub stops: bool,
 }
 
@@ -200,6 +203,7 @@ impl World {
                 part: 0,
                 hosts: false,
                 sent: 0,
+                ticks: 0,
                 stops: false,
             });
         }
@@ -292,6 +296,31 @@ impl World {
         self.count_unserved();
     }
 
+    /// Kills the process of a daemon, whose machine lives: it refuses connections.
+    pub fn kill_process(&mut self, at: usize) {
+        self.kill(at);
+        self.refuse(at);
+    }
+
+    /// Has connections to a daemon refused, whether it runs or not.
+    pub fn refuse(&mut self, at: usize) {
+        let (id, start) = (self.daemons[at].id, self.daemons[at].start);
+        for other in 0..self.daemons.len() {
+            let reached = self.daemons[other].part == self.daemons[at].part;
+            if other != at && reached && !self.cut_links.contains(&(at.min(other), at.max(other))) {
+                // Twice, as messages of the former connection may be on their way.
+                let delay = Duration::from_millis(1 + self.random.below(30));
+                self.after(other, delay, WorldEvent::ConnectionRefused(id, start));
+                self.after(other, delay + Duration::from_millis(20), WorldEvent::ConnectionRefused(id, start));
+            }
+        }
+    }
+
+    /// Tells a daemon that connections to a start of another one are refused.
+    pub fn refused_at(&mut self, at: usize, member: MemberId, start: StartId) {
+        self.after(at, Duration::ZERO, WorldEvent::ConnectionRefused(member, start));
+    }
+
     /// Starts a daemon again that is not running.
     pub fn restart(&mut self, at: usize) {
         if self.daemons[at].machine.is_none() {
@@ -351,8 +380,9 @@ impl World {
                 let Some(machine) = &self.daemons[at].machine else { return };
                 let interval = machine.tick_interval();
                 self.after(at, interval, WorldEvent::Tick);
-                // A daemon reads the group's entry now and then.
-                if self.random.one_in(2) {
+                // A daemon reads the group's entry four times in a lease, at most two ticks apart.
+                self.daemons[at].ticks += 1;
+                if self.daemons[at].ticks % 2 == 0 || self.random.one_in(4) {
                     self.read(at);
                 }
                 self.step(at, GatewayEvent::Tick);
@@ -427,6 +457,7 @@ impl World {
                     self.step(at, GatewayEvent::ClientFenced);
                 }
             }
+            WorldEvent::ConnectionRefused(member, start) => self.step(at, GatewayEvent::Refused(member, start)),
             WorldEvent::Rejoin => self.restart(at),
         }
     }

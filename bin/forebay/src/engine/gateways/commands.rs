@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_gateways::store::GroupStore;
 use forebay_gateways::{
     ChangeRefusal, GatewayGroupId, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupIdentity, GroupPolicy,
-    GroupRecord, MemberId, VolumeName,
+    GroupRecord, MemberId, StartId, VolumeName,
 };
 use forebay_image::ImageFeatures;
 use forebay_messenger::Address;
@@ -84,6 +84,21 @@ impl JoinedGroup {
             }
         }
         Err(refused(last.unwrap_or(ChangeRefusal::Epoch)))
+    }
+
+    /// Waits until this daemon serves in the group: one that has just started has not joined yet.
+    async fn wait_to_serve(&self) -> Result<()> {
+        let serves = || {
+            let start = self.running().map(|running| StartId(*running.client.start()));
+            start.zip(self.record()).is_some_and(|(start, record)| record.serves(self.own, start))
+        };
+        match self.wait_until(JOINED, serves).await {
+            true => Ok(()),
+            false => self.must_run().and_then(|_| {
+                let what = format!("this daemon is not a member of {} yet", self.spec);
+                Err(Failure::new(FailureKind::Unreachable, what).hint("'forebay group status' shows why"))
+            }),
+        }
     }
 
     /// Waits until something is so; returns whether it is.
@@ -192,6 +207,7 @@ impl JoinedGroup {
             Failure::invalid(format!("{spec} is not in a Ceph cluster: other members cannot reach it"))
         })?;
         drop(volume);
+        self.wait_to_serve().await?;
         let name = VolumeName::new(spec.to_string());
         let nqn = settings::read::<GroupSettings>(&self.must_run()?.runner.record().identity().settings).nqn;
         if request.front == Front::Nvme {

@@ -8,6 +8,7 @@ mod commands;
 mod exports;
 mod owner;
 mod paths;
+mod refusals;
 mod settings;
 
 use std::cell::{Cell, RefCell};
@@ -316,6 +317,12 @@ impl GroupMessages for JoinedGroup {
 
     fn connected(&self, _: &Connection) {
         self.changed.announce();
+    }
+
+    fn interrupted(&self, connection: &Connection) {
+        if let Some(group) = self.this.upgrade() {
+            drop(spawn(group.probe(connection.clone())));
+        }
     }
 
     fn lost(&self, connection: &Connection) {

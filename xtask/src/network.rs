@@ -19,7 +19,9 @@ const BRIDGES: &str = "fbfail";
 /// Prefix of the bridge's ports; the process id of the run, `p` and the number of the host follow.
 const PORTS: &str = "fbf";
 /// Largest number of hosts of any run.
-const HOSTS_MAX: usize = 13;
+const HOSTS_MAX: usize = 12;
+/// Number of the address of clients, after those of all hosts.
+const CLIENTS: u32 = 15 - 1;
 /// Address of the hardware that nobody has: packets to it are lost.
 const NOBODY: &str = "02:00:00:00:00:01";
 /// Number of networks of 16 addresses in 198.18.0.0/15, which RFC 2544 reserves for tests.
@@ -100,6 +102,14 @@ impl Network {
             End::Host(host) => host as u32 + 2,
         };
         address(self.subnet, number)
+    }
+
+    /// Lets clients on this machine reach the hosts from an address of their own, which a path that is lost between a host
+    /// and the cluster does not concern.
+    pub fn separate_clients(&self) -> Result<()> {
+        let (bridge, own) = (bridge(self.run), address(self.subnet, CLIENTS));
+        ip(&["address", "add", &format!("{own}/28"), "dev", &bridge])?;
+        ip(&["route", "replace", &format!("{}/28", address(self.subnet, 0)), "dev", &bridge, "src", &own])
     }
 
     /// Returns the words before a command that run it in a host's namespace.

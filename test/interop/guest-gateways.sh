@@ -1,0 +1,66 @@
+# What the guests of gateway groups share: sourced, not run.
+#
+# Failures of members under verified writes to all disks.  The script that sources this sets DISKS, and says how paths are
+# seen: `paths_live COUNT`, `best_path DISK`.
+
+source "$(dirname "${BASH_SOURCE[0]}")/guest.sh"
+PATIENCE=60
+IMAGES=(rbd/one rbd/two)
+FAULTS=(kill drain isolate stop suspend)
+declare -A PAUSES
+
+# Writes to all disks and verifies what was written before, for some seconds.
+load() { # SECONDS
+  local disk jobs=()
+  for disk in "${DISKS[@]}"; do jobs+=(--name="${disk##*/}" --filename="$disk"); done
+  without_sigpipe fio --rw=randwrite --bs=4k --direct=1 --ioengine=libaio --iodepth=4 --serialize_overlap=1 --eta=never \
+    --verify=crc32c --verify_fatal=1 --verify_backlog=64 --verify_state_save=0 --randseed=7 --size=8M --time_based \
+    --runtime="$1" --output-format=json --output=/run/load.json "${jobs[@]}" >/run/load.err 2>&1
+}
+# The longest latency of a request, in ms.
+longest() { sed -n '/^{/,$p' /run/load.json | jq '[.jobs[] | .write, .read | .clat_ns.max] | max / 1e6 | floor'; }
+# Requests that a disk has completed.
+completed() { awk '{print $1 + $5}' "/sys/block/${1##*/}/stat"; }
+# Each disk completes requests from now on.
+all_go_on() { # WHAT
+  local disk before
+  for disk in "${DISKS[@]}"; do
+    before=$(completed "$disk")
+    grown() { (($(completed "$disk") > before)); }
+    await "$1: $disk" grown
+  done
+}
+
+# One failure of the owner of the first disk, under load.
+round() { # FAULT
+  local fault=$1 victim loading
+  host settle >/dev/null
+  await "all paths" paths_live 3
+  victim=$(host owner "${IMAGES[0]}")
+  load 8 & loading=$!
+  all_go_on "the load begins"
+  sleep 1
+  host "$fault" "$victim" >/dev/null
+  wait $loading || { cat /run/load.err /run/load.json; fail "fio goes on while $victim fails: $fault"; }
+  [[ $(host owner "${IMAGES[0]}") != "$victim" ]] || fail "another member owns ${IMAGES[0]} after $fault"
+  case $fault in
+    kill | stop) host start "$victim" >/dev/null ;;
+    drain) host undrain "$victim" >/dev/null ;;
+    isolate) host restore >/dev/null ;;
+    suspend) host resume "$victim" >/dev/null ;;
+  esac
+  PAUSES[$fault]+=" $(longest)"
+}
+
+rounds() { # COUNT
+  local number fault
+  for ((number = 0; number < $1; number++)); do
+    fault=${FAULTS[number % ${#FAULTS[@]}]}
+    round "$fault"
+    echo "round $((number + 1)): $fault, longest request $(longest) ms"
+  done
+  for fault in "${FAULTS[@]}"; do
+    [[ -n ${PAUSES[$fault]:-} ]] && ok "$fault under load: longest requests of${PAUSES[$fault]} ms, no error"
+  done
+  host settle >/dev/null
+}
