@@ -6,6 +6,7 @@ use forebay_serve::ReceiveRequest;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::scsi::cdb::{self, PrOut, Transfer};
+use crate::scsi::ports::{PortGroupStates, TargetPort};
 use crate::scsi::{BLOCK, copy, inquiry, mode, opcodes, reserve};
 use crate::session::chap::{Chap, Credential};
 use crate::session::login::{Denied, Login, LoginAccess, LoginAction, LoginDirectory, SEED_LEN};
@@ -26,7 +27,7 @@ impl LoginDirectory for Place {
         let credential = |name: &str| Credential { name: name.into(), secret: name.as_bytes().to_vec() };
         let chap = Chap { initiator: credential("initiator"), target: Some(credential("target")) };
         match target {
-            TARGET => Ok(LoginAccess { target_id: 1, chap: self.chap.then_some(chap) }),
+            TARGET => Ok(LoginAccess { target_id: 1, portal_group: 1, chap: self.chap.then_some(chap) }),
             _ => Err(Denied::NotFound),
         }
     }
@@ -165,10 +166,15 @@ pub fn commands(data: &[u8]) {
         assert!(copy.segments.iter().all(|segment| usize::from(segment.from.max(segment.to)) < copy.targets.len()));
     }
     let _ = inquiry::unmap_list(list).map(Iterator::count);
-    let _ = inquiry::set_port_groups(list);
+    let ports = [TargetPort::SINGLE, TargetPort { group: 2, relative_id: 2 }];
+    let states = PortGroupStates::of(&ports, Some(2));
+    if states.check_request(list).is_ok() {
+        let requested = list.get(4..).unwrap_or_default().chunks_exact(4);
+        assert!(requested.into_iter().all(|one| [[1, 1], [0, 2]].contains(&[one[0] & 0x0f, one[3]])), "a change");
+    }
     let _ = opcodes::report(cdb[2] & 0x80 != 0, cdb[2] & 7, cdb[3], u16::from(cdb[5]));
     for action in [PrOut::Register, PrOut::Reserve, PrOut::Preempt, PrOut::RegisterAndMove] {
-        let _ = reserve::action(action, cdb[2], list);
+        let _ = reserve::action(action, cdb[2], list, &ports);
     }
 }
 

@@ -9,6 +9,7 @@
 pub mod fuzz;
 mod locks;
 mod memory;
+pub mod port_groups;
 pub mod scsi;
 pub mod serve;
 pub mod session;
@@ -20,6 +21,8 @@ pub mod targets;
 pub mod unit;
 pub mod wire;
 
+pub use port_groups::{PortGroups, PortGroupsError, RemotePortGroup};
+pub use scsi::ports::{AccessState, TargetPort};
 pub use serve::{IscsiServer, IscsiServerOptions, UnitDevices};
 pub use session::chap::{Chap, Credential};
 pub use target::{AccessControl, AddError, LunOutOfRange, Target, TargetSpec, TargetTeardown};

@@ -6,6 +6,7 @@ pub mod inquiry;
 pub mod log;
 pub mod mode;
 pub mod opcodes;
+pub mod ports;
 pub mod reserve;
 pub mod sense;
 

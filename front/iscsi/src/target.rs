@@ -10,6 +10,8 @@ use std::task::{Context, Poll};
 use forebay_reactor::cross::OneshotReceiver;
 
 use crate::locks::{read, write};
+use crate::port_groups::PortGroups;
+use crate::scsi::ports::TargetPort;
 use crate::session::chap::Chap;
 use crate::sessions::{IscsiSession, SessionSnapshot, Sessions};
 use crate::signal::Stop;
@@ -33,6 +35,8 @@ pub struct TargetSpec {
     pub name: String,
     /// Login ACL and CHAP settings.
     pub access: AccessControl,
+    /// Target port groups; `None` for one group, number 1.
+    pub port_groups: Option<PortGroups>,
 }
 
 /// LUN that exceeds the maximum.
@@ -79,6 +83,7 @@ struct TargetState {
     id: u64,
     name: Arc<str>,
     access: RwLock<AccessControl>,
+    port_groups: RwLock<Option<Arc<PortGroups>>>,
     units: RwLock<BTreeMap<u16, Arc<Unit>>>,
     /// Generation of the list of units, incremented by each change.
     generation: AtomicU32,
@@ -148,6 +153,7 @@ impl Target {
             id,
             name: spec.name.to_ascii_lowercase().into(),
             access: RwLock::new(spec.access),
+            port_groups: RwLock::new(spec.port_groups.map(Arc::new)),
             units: RwLock::default(),
             generation: AtomicU32::new(0),
             removed: AtomicBool::new(false),
@@ -200,6 +206,34 @@ impl Target {
     fn end_sessions(&self, first: impl FnOnce(), whose: impl Fn(&IscsiSession) -> bool) -> TargetTeardown {
         let answers = self.0.catalog.sessions.end(self.0.id, Stop::Logout, first, whose);
         TargetTeardown { sessions: answers.len(), answers }
+    }
+
+    // ---- Ports ----
+
+    /// Returns the target port groups; `None` for one group, number 1.
+    pub fn port_groups(&self) -> Option<Arc<PortGroups>> {
+        read(&self.0.port_groups).clone()
+    }
+
+    /// Returns the target port of this daemon.
+    pub fn own_port(&self) -> TargetPort {
+        read(&self.0.port_groups).as_ref().map_or(TargetPort::SINGLE, |groups| groups.own())
+    }
+
+    /// Replaces the target port groups.  Sessions continue, also if the own group has another number: only new logins
+    /// are told of it as portal group tag.
+    ///
+    /// If a group or a port has changed, all sessions get a unit attention for each unit that they use; portals concern
+    /// discovery only.
+    pub fn set_port_groups(&self, groups: Option<PortGroups>) {
+        let after = groups.map(Arc::new);
+        let before = std::mem::replace(&mut *write(&self.0.port_groups), after.clone());
+        let own = |groups: &Option<Arc<PortGroups>>| groups.as_ref().map(|groups| groups.own());
+        let ports = |groups: &Option<Arc<PortGroups>>| groups.as_ref().map(|groups| groups.ports().to_vec());
+        let inquiry = own(&before) != own(&after);
+        if inquiry || ports(&before) != ports(&after) {
+            read(&self.0.units).values().for_each(|unit| unit.port_groups_changed(inquiry));
+        }
     }
 
     // ---- Units ----

@@ -151,7 +151,8 @@ impl Targets {
         *write(&self.0.discovery_chap) = chap;
     }
 
-    /// Sets the addresses that discovery returns.
+    /// Sets the addresses that discovery returns, for the own target port group of each target.  Unspecified addresses
+    /// are omitted, so that a target with [port groups](crate::PortGroups) requires others.
     pub fn set_portals(&self, portals: Vec<Addr>) {
         *write(&self.0.portals) = portals;
     }
@@ -231,7 +232,7 @@ impl LoginDirectory for Targets {
         if !target.admits(initiator) {
             return Err(Denied::Forbidden);
         }
-        Ok(LoginAccess { target_id: target.id(), chap: target.chap() })
+        Ok(LoginAccess { target_id: target.id(), portal_group: target.own_port().group, chap: target.chap() })
     }
 
     fn discovery(&self, initiator: &str) -> Result<LoginAccess, Denied> {
@@ -239,7 +240,7 @@ impl LoginDirectory for Targets {
             return Err(Denied::Unlisted);
         }
         let chap = read(&self.0.discovery_chap).clone();
-        Ok(LoginAccess { target_id: 0, chap })
+        Ok(LoginAccess { chap, ..LoginAccess::default() })
     }
 
     fn has_session(&self, tsih: u16) -> bool {

@@ -13,6 +13,7 @@
 //! examined.  Locks are taken when a session first uses a unit, when it ends, and by unit resets.
 
 mod attentions;
+mod changes;
 pub(crate) mod commands;
 pub(crate) mod execute;
 mod failure;
@@ -26,7 +27,7 @@ mod spec;
 mod third_party_copy;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_block::reservation::HostId;
@@ -36,6 +37,7 @@ use crate::locks::lock;
 use crate::scsi::mode::Modes;
 use crate::signal::Signal;
 use crate::stats::ScsiCounters;
+use changes::{ChangeCounters, ChangeCounts, UnitChange};
 pub(crate) use failure::ScsiFailure;
 pub use logical_unit::UnitDevices;
 pub(crate) use logical_unit::{LogicalUnit, LogicalUnits};
@@ -47,7 +49,7 @@ pub use spec::{UnitSpec, is_listed};
 
 /// Logical unit, shared by all cores.
 ///
-/// 1. `change_count` is incremented after whatever it announces, so that a session that sees the new count sees the change.
+/// 1. A change is counted in `changes` after it is made, so that a session that sees the count sees the change.
 /// 2. Once `gone` is set, no session registers any more: `remove` reaches every session that uses it.
 /// 3. No two registered sessions have the same host id.
 #[derive(Debug)]
@@ -58,10 +60,9 @@ pub struct Unit {
     lun: u16,
     spec: UnitSpec,
     modes: AtomicU8,
-    /// Change counter of everything that sessions have to examine.
-    change_count: AtomicU32,
-    modes_changed: AtomicU32,
-    resets: AtomicU32,
+    /// Preferred target port group; 0 for none.
+    preferred_group: AtomicU16,
+    changes: ChangeCounters,
     gone: AtomicBool,
     nexuses: Mutex<BTreeMap<u64, Arc<Nexus>>>,
     counters: ScsiCounters,
@@ -77,9 +78,8 @@ impl Unit {
             lun,
             spec,
             modes: AtomicU8::new(Modes::DEFAULT.0),
-            change_count: AtomicU32::new(0),
-            modes_changed: AtomicU32::new(0),
-            resets: AtomicU32::new(0),
+            preferred_group: AtomicU16::new(0),
+            changes: ChangeCounters::default(),
             gone: AtomicBool::new(false),
             nexuses: Mutex::default(),
             counters: ScsiCounters::default(),
@@ -129,9 +129,35 @@ impl Unit {
     /// Changes the mode settings; other sessions get a unit attention.
     pub fn set_modes(&self, modes: Modes) {
         if self.modes.swap(modes.0, Ordering::Relaxed) != modes.0 {
-            self.modes_changed.fetch_add(1, Ordering::Release);
-            self.change_count.fetch_add(1, Ordering::Release);
+            self.changes.count(UnitChange::Modes);
         }
+    }
+
+    /// Returns the preferred target port group, if one is set.
+    pub fn preferred_group(&self) -> Option<u16> {
+        Some(self.preferred_group.load(Ordering::Acquire)).filter(|&group| group != 0)
+    }
+
+    /// Sets the preferred target port group, which is active/optimized for the unit; all others are
+    /// active/non-optimized.  Without one, or with one that is not among the target's
+    /// [port groups](crate::PortGroups), all are non-optimized.
+    ///
+    /// If this is a change, all sessions get a unit attention.  A new unit has no preferred group.  A target without port
+    /// groups does not report the setting.
+    pub fn set_preferred_group(&self, group: Option<u16>) {
+        let group = group.unwrap_or(0);
+        if self.preferred_group.swap(group, Ordering::AcqRel) != group {
+            self.changes.count(UnitChange::AccessStates);
+        }
+    }
+
+    /// Tells all sessions by a unit attention that the target's port groups have changed; `inquiry` is set if the own
+    /// port has.
+    pub(crate) fn port_groups_changed(&self, inquiry: bool) {
+        if inquiry {
+            self.changes.count(UnitChange::Inquiry);
+        }
+        self.changes.count(UnitChange::AccessStates);
     }
 
     /// Returns true once the unit has been removed.
@@ -142,12 +168,12 @@ impl Unit {
     /// Returns the change counter of everything that sessions have to examine.
     #[inline]
     pub fn change_count(&self) -> u32 {
-        self.change_count.load(Ordering::Acquire)
+        self.changes.total()
     }
 
-    /// Returns the counts of mode changes and of resets.
-    pub fn mode_and_reset_counts(&self) -> (u32, u32) {
-        (self.modes_changed.load(Ordering::Acquire), self.resets.load(Ordering::Acquire))
+    /// Returns the number of changes of each kind.
+    fn change_counts(&self) -> ChangeCounts {
+        self.changes.counts()
     }
 
     /// Returns the number of sessions that use it.
@@ -189,8 +215,7 @@ impl Unit {
     /// when no task is left.
     pub(crate) fn reset(&self) -> OneshotReceiver<()> {
         self.modes.store(Modes::DEFAULT.0, Ordering::Relaxed);
-        self.resets.fetch_add(1, Ordering::Release);
-        self.change_count.fetch_add(1, Ordering::Release);
+        self.changes.count(UnitChange::Reset);
         self.order(Order::Abort, |_| true)
     }
 
@@ -203,7 +228,7 @@ impl Unit {
     /// uses it.
     pub(crate) fn remove(&self) -> OneshotReceiver<()> {
         self.gone.store(true, Ordering::Release);
-        self.change_count.fetch_add(1, Ordering::Release);
+        self.changes.count(UnitChange::Removal);
         self.order(Order::Leave, |_| true)
     }
 

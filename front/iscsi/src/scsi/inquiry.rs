@@ -1,6 +1,6 @@
-//! Unit identification and description: INQUIRY and its vital product data, READ CAPACITY, REPORT LUNS, target port
-//! groups.
+//! Unit identification and description: INQUIRY and its vital product data, READ CAPACITY and REPORT LUNS.
 
+use super::ports::TargetPort;
 use super::{BLOCK, PHYSICAL_EXPONENT, be16, be32, pad};
 
 /// Peripheral device type of a direct access block device.
@@ -8,11 +8,6 @@ const DISK: u8 = 0x00;
 const WELL_KNOWN: u8 = 0x1e;
 /// Peripheral qualifier 011b and device type 1Fh: no device at this LUN.
 const NOTHING: u8 = 0x7f;
-
-/// The only target port group; every portal is this group and its one target port.
-pub const PORT_GROUP: u16 = 1;
-/// Relative target port identifier.
-pub const PORT: u16 = 1;
 
 /// Maximum transfer length in blocks: 32 MiB.
 pub const TRANSFER_BLOCKS_MAX: u32 = 65_536;
@@ -69,11 +64,22 @@ pub const VENDOR: &str = "FOREBAY";
 /// volume.
 pub const PRODUCT: &str = "Forebay volume";
 
+/// Asymmetric access that the standard INQUIRY data reports (TPGS field).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum TargetPortGroupSupport {
+    /// Implicit: states change without a request of a host.
+    Implicit = 0x10,
+    /// Implicit and explicit; for a single group, whose state never changes.
+    Both = 0x30,
+}
+
+/// Third-party copy (3PC field).
+const THIRD_PARTY_COPY: u8 = 0x08;
+
 /// Builds the standard INQUIRY data.
-pub fn standard(identity: &UnitIdentity) -> Vec<u8> {
-    // Third-party copy; target port groups, implicit and explicit.
-    let flags = 0x08 | 0x30;
-    let mut out = vec![DISK, 0, 0x06, 0x12, 0, flags, 0, 0x02];
+pub fn standard(identity: &UnitIdentity, groups: TargetPortGroupSupport) -> Vec<u8> {
+    let mut out = vec![DISK, 0, 0x06, 0x12, 0, THIRD_PARTY_COPY | groups as u8, 0, 0x02];
     field(&mut out, VENDOR, 8);
     field(&mut out, PRODUCT, 16);
     field(&mut out, &identity.revision, 4);
@@ -111,6 +117,8 @@ pub struct VpdParameters<'a> {
     pub name: &'a str,
     /// iSCSI name of the target.
     pub target: &'a str,
+    /// Target port through which the page is requested.
+    pub port: TargetPort,
     /// Rotational medium.
     pub rotational: bool,
     /// Threshold set size exponent: thresholds count in 2^n blocks.
@@ -186,9 +194,10 @@ fn designators(out: &mut Vec<u8>, unit: &VpdParameters<'_>) {
     field(&mut vendor, VENDOR, 8);
     vendor.extend(unit.identity.serial().bytes());
     designator(out, 2, 0, 1, &vendor);
-    designator(out, 1, 1, 4, &[0, 0, (PORT >> 8) as u8, PORT as u8]);
-    designator(out, 1, 1, 5, &[0, 0, (PORT_GROUP >> 8) as u8, PORT_GROUP as u8]);
-    designator(out, 3, 1, 8, &scsi_name(format!("{},t,0x{PORT_GROUP:04x}", unit.target)));
+    let TargetPort { group, relative_id } = unit.port;
+    designator(out, 1, 1, 4, &u32::from(relative_id).to_be_bytes());
+    designator(out, 1, 1, 5, &u32::from(group).to_be_bytes());
+    designator(out, 3, 1, 8, &scsi_name(format!("{},t,0x{group:04x}", unit.target)));
     designator(out, 3, 2, 8, &scsi_name(unit.target.to_owned()));
     // The volume name is a vendor-specific designator: identifiers that hosts rely on must not change when it does.
     let name = &unit.name[..unit.name.floor_char_boundary(DESIGNATOR_MAX)];
@@ -264,34 +273,6 @@ pub fn report_luns(luns: impl Iterator<Item = [u8; 8]>) -> Vec<u8> {
     out
 }
 
-/// Builds the REPORT TARGET PORT GROUPS data: one group, always active/optimized.
-pub fn port_groups(extended: bool) -> Vec<u8> {
-    let mut out = vec![0; 4];
-    if extended {
-        out.extend([0x10, 0, 0, 0]);
-    }
-    // Preference bit and state active/optimized; the only supported state; status; one port.
-    out.extend([0x80, 0x01, (PORT_GROUP >> 8) as u8, PORT_GROUP as u8, 0, 0x02, 0, 1]);
-    out.extend([0, 0, (PORT >> 8) as u8, PORT as u8]);
-    let len = (out.len() - 4) as u32;
-    out[..4].copy_from_slice(&len.to_be_bytes());
-    out
-}
-
-/// Checks a SET TARGET PORT GROUPS list. Fails with the offset of the byte that requests an unsupported state.
-pub fn set_port_groups(list: &[u8]) -> Result<(), u16> {
-    for (index, descriptor) in list.get(4..).unwrap_or_default().chunks_exact(4).enumerate() {
-        let at = (4 + index * 4) as u16;
-        if be16(descriptor, 2) != PORT_GROUP {
-            return Err(at + 2);
-        }
-        if descriptor[0] & 0x0f != 0 {
-            return Err(at);
-        }
-    }
-    Ok(())
-}
-
 /// Parses the parameter list of UNMAP into descriptors of first block and count; `None` when it is truncated.
 pub fn unmap_list(list: &[u8]) -> Option<impl Iterator<Item = (u64, u32)> + '_> {
     let len = usize::from(be16(list, 2)) / 16 * 16;
@@ -308,7 +289,14 @@ mod tests {
     }
 
     fn unit(identity: &UnitIdentity) -> VpdParameters<'_> {
-        VpdParameters { identity, name: "local/disk", target: "iqn.x:y", rotational: false, threshold_exponent: 11 }
+        VpdParameters {
+            identity,
+            name: "local/disk",
+            target: "iqn.x:y",
+            port: TargetPort::SINGLE,
+            rotational: false,
+            threshold_exponent: 11,
+        }
     }
 
     #[test]
@@ -323,8 +311,13 @@ mod tests {
         assert_eq!(page(0xb0, &unit).expect("a page").len(), 64);
         assert_eq!(page(0xb1, &unit).expect("a page").len(), 64);
         assert!(page(0xb5, &unit).is_none());
-        assert_eq!(standard(&identity).len(), usize::from(standard(&identity)[4]) + 5);
-        assert_eq!(&standard(&identity)[8..32], b"FOREBAY Forebay volume  ", "the same for every volume");
+        let standard = standard(&identity, TargetPortGroupSupport::Both);
+        assert_eq!(standard.len(), usize::from(standard[4]) + 5);
+        assert_eq!(
+            (standard[5], &standard[8..32]),
+            (0x38, &b"FOREBAY Forebay volume  "[..]),
+            "the same for every volume"
+        );
     }
 
     #[test]
@@ -359,6 +352,18 @@ mod tests {
     }
 
     #[test]
+    fn pages_name_the_port_of_the_session() {
+        let identity = identity();
+        assert_eq!(standard(&identity, TargetPortGroupSupport::Implicit)[5], 0x18);
+        let port = TargetPort { group: 0x1234, relative_id: 0x56 };
+        let page = page(0x83, &VpdParameters { port, ..unit(&identity) }).expect("a page");
+        let contains = |wanted: &[u8]| page.windows(wanted.len()).any(|window| window == wanted);
+        assert!(contains(&[0x51, 0x94, 0, 4, 0, 0, 0, 0x56]), "relative target port: {page:x?}");
+        assert!(contains(&[0x51, 0x95, 0, 4, 0, 0, 0x12, 0x34]), "target port group: {page:x?}");
+        assert!(contains(b"iqn.x:y,t,0x1234\0"), "target port name: {page:x?}");
+    }
+
+    #[test]
     fn large_units_say_that_they_are() {
         assert_eq!(capacity10(1 << 32), [0xff, 0xff, 0xff, 0xff, 0, 0, 2, 0]);
         assert_eq!(capacity10((1 << 32) + 1)[..4], [0xff; 4]);
@@ -373,12 +378,5 @@ mod tests {
         assert_eq!(unmap_list(&list).expect("whole").collect::<Vec<_>>(), [(5, 6)]);
         assert!(unmap_list(&list[..20]).is_none());
         assert_eq!(unmap_list(&[]).map(Iterator::count), None);
-    }
-
-    #[test]
-    fn groups_are_set_to_what_they_are() {
-        assert_eq!(set_port_groups(&[0, 0, 0, 0, 0, 0, 0, 1]), Ok(()));
-        assert_eq!(set_port_groups(&[0, 0, 0, 0, 2, 0, 0, 1]), Err(4));
-        assert_eq!(set_port_groups(&[0, 0, 0, 0, 0, 0, 0, 2]), Err(6));
     }
 }

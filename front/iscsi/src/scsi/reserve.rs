@@ -4,6 +4,7 @@
 use forebay_block::reservation::{HostId, Refusal, ReservationAction, ReservationTable, ReservationType};
 
 use super::cdb::{PrIn, PrOut};
+use super::ports::TargetPort;
 use super::sense::{Sense, code};
 use super::{be16, be32, be64, pad};
 
@@ -101,9 +102,12 @@ pub fn report(action: PrIn, table: &ReservationTable) -> Vec<u8> {
 
 /// Converts PERSISTENT RESERVE OUT to an action on the reservation table.
 ///
+/// REGISTER AND MOVE may name any of `ports`, those of all target port groups.  The port has no effect: a registration
+/// applies to an initiator port through all target ports (ALL_TG_PT).
+///
 /// # Errors
 /// When its list has a wrong length, or its fields are invalid.
-pub fn action(action: PrOut, scope_type: u8, list: &[u8]) -> Result<ReservationAction, Sense> {
+pub fn action(action: PrOut, scope_type: u8, list: &[u8], ports: &[TargetPort]) -> Result<ReservationAction, Sense> {
     let length = Sense::illegal(code::PARAMETER_LIST_LENGTH);
     if (list.len() as u32) < LIST_LEN || (action != PrOut::RegisterAndMove && list.len() as u32 != LIST_LEN) {
         return Err(length);
@@ -135,7 +139,7 @@ pub fn action(action: PrOut, scope_type: u8, list: &[u8]) -> Result<ReservationA
             let id_len = be32(list, 20) as usize;
             let id = list.get(24..).filter(|id| id.len() == id_len).ok_or(length)?;
             let port = be16(list, 18);
-            if port != super::inquiry::PORT {
+            if ports.iter().all(|known| known.relative_id != port) {
                 return Err(Sense::list(18));
             }
             let (to, used) = parse_transport_id(id).ok_or(Sense::list(24))?;
@@ -162,6 +166,7 @@ pub fn refusal(refusal: Refusal) -> Option<Sense> {
 mod tests {
     use super::*;
 
+    const PORTS: &[TargetPort] = &[TargetPort::SINGLE, TargetPort { group: 2, relative_id: 0x102 }];
     const ISID: [u8; 6] = [0x80, 1, 2, 3, 4, 5];
 
     #[test]
@@ -183,20 +188,39 @@ mod tests {
         let mut list = [0; 24];
         list[15] = 7;
         list[20] = 1;
-        let register = action(PrOut::Register, 0, &list).expect("an action");
+        let register = action(PrOut::Register, 0, &list, PORTS).expect("an action");
         table.apply(&host, &register).expect("registered");
         list[7] = 7;
-        let reserve = action(PrOut::Reserve, 3, &list).expect("an action");
+        let reserve = action(PrOut::Reserve, 3, &list, PORTS).expect("an action");
         table.apply(&host, &reserve).expect("reserved");
         assert_eq!(report(PrIn::Keys, &table), [0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 7]);
         assert_eq!(report(PrIn::Reservation, &table)[8..], [0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 3, 0, 0]);
         assert_eq!(report(PrIn::Capabilities, &table)[3] & 1, 1);
         let status = report(PrIn::FullStatus, &table);
         assert_eq!((be32(&status, 4) as usize + 8, status[20], status[21]), (status.len(), 3, 3));
-        assert_eq!(action(PrOut::Reserve, 2, &list), Err(Sense::cdb_bit(2, 3)));
-        assert_eq!(action(PrOut::Reserve, 0x13, &list), Err(Sense::cdb_bit(2, 7)));
-        assert_eq!(action(PrOut::Clear, 0, &list[..23]).unwrap_err().code, code::PARAMETER_LIST_LENGTH);
+        assert_eq!(action(PrOut::Reserve, 2, &list, PORTS), Err(Sense::cdb_bit(2, 3)));
+        assert_eq!(action(PrOut::Reserve, 0x13, &list, PORTS), Err(Sense::cdb_bit(2, 7)));
+        assert_eq!(action(PrOut::Clear, 0, &list[..23], PORTS).unwrap_err().code, code::PARAMETER_LIST_LENGTH);
         list[20] = 8;
-        assert_eq!(action(PrOut::Register, 0, &list), Err(Sense::list(20)));
+        assert_eq!(action(PrOut::Register, 0, &list, PORTS), Err(Sense::list(20)));
+    }
+
+    #[test]
+    fn registrations_move_through_every_target_port() {
+        let host = host("iqn.a:b", ISID).expect("a host");
+        let id = transport_id(&host);
+        let mut list = vec![0; 24];
+        list[7] = 1;
+        list[15] = 2;
+        list[20..].copy_from_slice(&(id.len() as u32).to_be_bytes());
+        list.extend(id);
+        for port in [1_u16, 0x102, 2, 0] {
+            list[18..20].copy_from_slice(&port.to_be_bytes());
+            let moved =
+                ReservationAction::Move { key: 1, new: 2, to: host.clone(), unregister: false, persist: Some(false) };
+            let known = PORTS.iter().any(|known| known.relative_id == port);
+            let expected = if known { Ok(moved) } else { Err(Sense::list(18)) };
+            assert_eq!(action(PrOut::RegisterAndMove, 0, &list, PORTS), expected, "port {port}");
+        }
     }
 }

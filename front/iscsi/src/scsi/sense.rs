@@ -88,6 +88,8 @@ pub mod code {
     pub const RELEASED: u16 = 0x2a04;
     /// Registrations preempted.
     pub const REGISTRATION_PREEMPTED: u16 = 0x2a05;
+    /// Asymmetric access state changed.
+    pub const ACCESS_STATE_CHANGED: u16 = 0x2a06;
     /// Capacity data has changed.
     pub const CAPACITY_CHANGED: u16 = 0x2a09;
     /// Commands cleared by another initiator.
@@ -96,6 +98,8 @@ pub mod code {
     pub const SOFT_THRESHOLD: u16 = 0x3807;
     /// Saving parameters not supported.
     pub const SAVING: u16 = 0x3900;
+    /// INQUIRY data has changed.
+    pub const INQUIRY_CHANGED: u16 = 0x3f03;
     /// Target operating conditions have changed.
     pub const REPORTED_LUNS: u16 = 0x3f0e;
     /// Internal target failure.

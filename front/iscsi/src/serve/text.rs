@@ -3,7 +3,7 @@
 use forebay_reactor::Addr;
 
 use super::connection::IscsiConnection;
-use crate::session::login::PORTAL_GROUP;
+use crate::scsi::ports::TargetPort;
 use crate::session::params::renegotiate;
 use crate::session::receive::IscsiPdu;
 use crate::session::text;
@@ -121,12 +121,21 @@ impl IscsiConnection<'_> {
 
     fn list_target(&self, target: &Target, out: &mut Vec<u8>) {
         text::push(out, "TargetName", target.name());
-        for portal in self.units.targets().portals() {
+        let groups = target.port_groups();
+        let own = groups.as_ref().map_or(TargetPort::SINGLE, |groups| groups.own());
+        let portals = self.units.targets().portals();
+        for portal in &portals {
             // An unspecified listen address is omitted: hosts know the address that they connected to.
             if let Addr::Tcp(addr) = portal
                 && !addr.ip().is_unspecified()
             {
-                text::push(out, "TargetAddress", &format!("{addr},{PORTAL_GROUP}"));
+                text::push(out, "TargetAddress", &format!("{addr},{}", own.group));
+            }
+        }
+        for group in groups.iter().flat_map(|groups| groups.remote()) {
+            // A portal belongs to one group (RFC 7143, section 4.4.1).
+            for portal in group.portals.iter().filter(|portal| !portals.contains(&Addr::Tcp(**portal))) {
+                text::push(out, "TargetAddress", &format!("{portal},{}", group.port.group));
             }
         }
     }

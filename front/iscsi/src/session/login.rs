@@ -9,8 +9,6 @@ use crate::wire::{self, CONTINUE, FINAL, LoginRequest, LoginResponse, login_stat
 
 /// Maximum number of requests in one login.
 const REQUESTS_MAX: u32 = 64;
-/// The only portal group tag: every portal leads to every target.
-pub const PORTAL_GROUP: u16 = 1;
 
 /// Length in bytes of the random seed of a login.
 pub const SEED_LEN: usize = 1 + chap::CHALLENGE_LEN;
@@ -32,6 +30,8 @@ pub trait LoginDirectory {
 pub struct LoginAccess {
     /// Target id, unique among all targets past and future; 0 for discovery.
     pub target_id: u64,
+    /// Target portal group tag of the target; 0 for discovery.
+    pub portal_group: u16,
     /// CHAP settings; without them no authentication is required.
     pub chap: Option<Chap>,
 }
@@ -320,7 +320,7 @@ impl Login {
         self.settle(&pairs, directory)?;
         if !self.group_said && !self.discovery {
             self.group_said = true;
-            text::push(out, "TargetPortalGroupTag", &PORTAL_GROUP.to_string());
+            text::push(out, "TargetPortalGroupTag", &self.access.portal_group.to_string());
         }
         match current {
             SECURITY => self.security(&pairs, out)?,

@@ -29,7 +29,7 @@ fn access(bits: u8) -> AccessControl {
 }
 
 fn spec(number: u8, bits: u8) -> TargetSpec {
-    TargetSpec { name: name(number), access: access(bits) }
+    TargetSpec { name: name(number), access: access(bits), port_groups: None }
 }
 
 fn unit(number: u8) -> UnitSpec {

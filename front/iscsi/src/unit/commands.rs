@@ -6,10 +6,11 @@ use forebay_block::reservation::ReservationAction;
 use forebay_block::{BufList, BufMut};
 
 use super::execute::{self, CommandFuture, ScsiResult};
-use super::{LogicalUnit, NexusError, NexusState, ScsiFailure, SessionUnits};
+use super::{LogicalUnit, NexusError, NexusState, ScsiFailure, SessionUnits, Unit};
 use crate::scsi::cdb::{CopyResults, LbaRange, ScsiCommand, Transfer};
-use crate::scsi::inquiry::{self, COMPARE_BLOCKS_MAX, SAME_BLOCKS_MAX, TRANSFER_BLOCKS_MAX};
+use crate::scsi::inquiry::{self, COMPARE_BLOCKS_MAX, SAME_BLOCKS_MAX, TRANSFER_BLOCKS_MAX, TargetPortGroupSupport};
 use crate::scsi::mode::{self, Ask, ModePages};
+use crate::scsi::ports::{PortGroupStates, TargetPort};
 use crate::scsi::sense::{Sense, code, key};
 use crate::scsi::{BLOCK, copy, log, opcodes, reserve};
 use crate::wire::Lun;
@@ -164,12 +165,19 @@ impl SessionUnits {
                 let sense = attention.map_or(Sense::new(key::NO_SENSE, code::NONE), Sense::attention);
                 reply(sense.to_bytes(descriptor), alloc_len)
             }
-            ScsiCommand::Inquiry { page: None, alloc_len } => reply(inquiry::standard(&spec.identity), alloc_len),
+            ScsiCommand::Inquiry { page: None, alloc_len } => {
+                let support = match self.port_groups() {
+                    Some(_) => TargetPortGroupSupport::Implicit,
+                    None => TargetPortGroupSupport::Both,
+                };
+                reply(inquiry::standard(&spec.identity, support), alloc_len)
+            }
             ScsiCommand::Inquiry { page: Some(page), alloc_len } => {
                 let about = inquiry::VpdParameters {
                     identity: &spec.identity,
                     name: &spec.name,
                     target: shared.target(),
+                    port: self.port_groups().map_or(TargetPort::SINGLE, |groups| groups.own()),
                     rotational: spec.rotational,
                     threshold_exponent: log::THRESHOLD_EXPONENT,
                 };
@@ -270,7 +278,9 @@ impl SessionUnits {
                 if unit.device().reservations().is_none() {
                     return Err(Sense::illegal(code::INVALID_OPCODE).into());
                 }
-                let action = reserve::action(action, scope_type, &whole(len)?)?;
+                let groups = self.port_groups();
+                let ports = groups.as_ref().map_or(&[TargetPort::SINGLE][..], |groups| groups.ports());
+                let action = reserve::action(action, scope_type, &whole(len)?, ports)?;
                 self.reserve(unit, action)?
             }
             ScsiCommand::ReportLuns { select, alloc_len } => self.report_luns(select, alloc_len)?,
@@ -278,9 +288,11 @@ impl SessionUnits {
                 reply(opcodes::report(timeouts, options, opcode, action)?, alloc_len)
             }
             ScsiCommand::ReportFunctions { long, alloc_len } => reply(opcodes::functions(long), alloc_len),
-            ScsiCommand::ReportGroups { extended, alloc_len } => reply(inquiry::port_groups(extended), alloc_len),
+            ScsiCommand::ReportGroups { extended, alloc_len } => {
+                reply(self.access_states(shared).to_bytes(extended), alloc_len)
+            }
             ScsiCommand::SetGroups { len } => {
-                inquiry::set_port_groups(&whole(len)?).map_err(Sense::list)?;
+                self.access_states(shared).check_request(&whole(len)?).map_err(Sense::list)?;
                 good()
             }
             ScsiCommand::ExtendedCopy { len } => {
@@ -312,6 +324,14 @@ impl SessionUnits {
             read_only: spec.read_only || unit.device().geometry().read_only,
             blocks: unit.blocks(),
             threshold: spec.space.threshold().map(log::in_units),
+        }
+    }
+
+    /// Returns the access states of a unit through all target port groups.
+    fn access_states(&self, unit: &Unit) -> PortGroupStates {
+        match self.port_groups() {
+            Some(groups) => PortGroupStates::of(groups.ports(), unit.preferred_group()),
+            None => PortGroupStates::single(),
         }
     }
 

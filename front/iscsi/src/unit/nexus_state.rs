@@ -6,6 +6,7 @@ use std::sync::Arc;
 use forebay_block::reservation::{EventKind, ReservationAction};
 
 use super::attentions::UnitAttentions;
+use super::changes::ChangeCounts;
 use super::{DrainGuard, LogicalUnit, Nexus, Order};
 use crate::scsi::sense::code;
 
@@ -21,8 +22,7 @@ pub(crate) struct NexusState {
 /// Changes of a unit for which unit attentions are established already.
 struct Seen {
     change_count: u32,
-    modes: u32,
-    resets: u32,
+    counts: ChangeCounts,
     blocks: u64,
     event: u64,
     passed: u32,
@@ -32,11 +32,10 @@ impl NexusState {
     /// Creates the state when a session begins to use the unit; `first` is its first unit attention.
     pub(super) fn new(unit: Rc<LogicalUnit>, nexus: Arc<Nexus>, first: u16) -> Self {
         let shared = unit.shared();
-        let (modes, resets) = shared.mode_and_reset_counts();
         let seen = Seen {
+            // Read before the counts: a change that they miss changes it once more.
             change_count: shared.change_count(),
-            modes,
-            resets,
+            counts: shared.change_counts(),
             blocks: unit.blocks(),
             event: unit.last_event(),
             passed: shared.spec().space.passed(),
@@ -89,13 +88,20 @@ impl NexusState {
         let shared = unit.shared();
         // Read before what it announces: a change that is missed now changes it once more.
         seen.change_count = shared.change_count();
-        let (modes, resets) = shared.mode_and_reset_counts();
-        if std::mem::replace(&mut seen.resets, resets) != resets {
+        let counts = shared.change_counts();
+        let before = std::mem::replace(&mut seen.counts, counts);
+        if before.resets != counts.resets {
             // Every nexus is told of a reset, including its originator (SAM-5, section 6.3.3).
             attentions.reset();
         }
-        if std::mem::replace(&mut seen.modes, modes) != modes {
+        if before.modes != counts.modes {
             attentions.establish(code::MODE_CHANGED);
+        }
+        if before.inquiry != counts.inquiry {
+            attentions.establish(code::INQUIRY_CHANGED);
+        }
+        if before.access_states != counts.access_states {
+            attentions.establish(code::ACCESS_STATE_CHANGED);
         }
         let blocks = unit.blocks();
         if std::mem::replace(&mut seen.blocks, blocks) != blocks {

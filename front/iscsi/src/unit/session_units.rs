@@ -8,6 +8,7 @@ use forebay_block::reservation::HostId;
 
 use super::third_party_copy::CopyOutcomes;
 use super::{LogicalUnit, LogicalUnits, NexusError, NexusState, Unit};
+use crate::port_groups::PortGroups;
 use crate::scsi::sense::code;
 use crate::sessions::IscsiSession;
 use crate::target::Target;
@@ -46,6 +47,11 @@ impl SessionUnits {
     /// Returns the session's target; `None` in a discovery session.
     pub(crate) fn target(&self) -> Option<&Target> {
         self.session.target.as_ref()
+    }
+
+    /// Returns the target's port groups, if it has a list of them.
+    pub(super) fn port_groups(&self) -> Option<Arc<PortGroups>> {
+        self.target().and_then(Target::port_groups)
     }
 
     /// Returns the id of the session.

@@ -66,7 +66,7 @@ impl IscsiFront {
         let targets = Targets::new(limits);
         let name = settings.name.clone().unwrap_or_else(name);
         let default = targets
-            .create(TargetSpec { name, access: access_control(&settings.access) })
+            .create(TargetSpec { name, access: access_control(&settings.access), port_groups: None })
             .expect("the first target of a registry");
         targets.set_discovery_chap(settings.discovery_chap.clone());
         Self {
@@ -135,7 +135,7 @@ impl IscsiFront {
     /// # Errors
     /// If a target of that name exists.
     pub fn create(&self, name: &str, access: &IscsiAccess) -> Result<Target> {
-        let spec = TargetSpec { name: name.to_owned(), access: access_control(access) };
+        let spec = TargetSpec { name: name.to_owned(), access: access_control(access), port_groups: None };
         self.targets.create(spec).map_err(|error| Failure::new(FailureKind::Exists, error.to_string()))
     }
 

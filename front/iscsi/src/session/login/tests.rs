@@ -12,14 +12,16 @@ struct Place {
 impl LoginDirectory for Place {
     fn target(&self, target: &str, initiator: &str) -> Result<LoginAccess, Denied> {
         match target {
-            "iqn.t" if initiator == INITIATOR => Ok(LoginAccess { target_id: 1, chap: self.chap.clone() }),
+            "iqn.t" if initiator == INITIATOR => {
+                Ok(LoginAccess { target_id: 1, portal_group: 3, chap: self.chap.clone() })
+            }
             "iqn.t" => Err(Denied::Forbidden),
             _ => Err(Denied::NotFound),
         }
     }
 
     fn discovery(&self, _initiator: &str) -> Result<LoginAccess, Denied> {
-        Ok(LoginAccess { target_id: 1, chap: self.chap.clone() })
+        Ok(LoginAccess { target_id: 1, portal_group: 3, chap: self.chap.clone() })
     }
 
     fn has_session(&self, tsih: u16) -> bool {
@@ -68,7 +70,7 @@ fn one_request_is_enough_where_nobody_asks_who_it_is() {
     let step = login().request(&request(0x80 | 1 << 2 | 3), &said(&NAMES), &Place { chap: None });
     assert_eq!((step.response.status.get(), step.response.flags), (0, 0x87));
     assert_eq!(step.response.stat_sn.get(), 100);
-    assert_eq!(value(&step, "TargetPortalGroupTag"), "1");
+    assert_eq!(value(&step, "TargetPortalGroupTag"), "3");
     let LoginAction::Session(session) = &step.action else { panic!("{:?}", step.action) };
     assert_eq!((session.stat_sn, session.cmd_sn), (101, 5));
     assert_eq!(session.target.as_deref(), Some("iqn.t"));

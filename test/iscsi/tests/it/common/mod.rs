@@ -86,7 +86,7 @@ impl Place {
 /// Builds the configuration of a target, for some initiators or for all.
 pub fn spec(name: &str, initiators: &[&str]) -> TargetSpec {
     let initiators = initiators.iter().map(|&name| name.to_owned()).collect();
-    TargetSpec { name: name.into(), access: AccessControl { initiators, chap: None } }
+    TargetSpec { name: name.into(), access: AccessControl { initiators, chap: None }, port_groups: None }
 }
 
 /// Returns the login options of a host, by its name and session number.
