@@ -90,6 +90,20 @@ pub fn report_luns() -> Cdb {
     cdb(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 4, 0])
 }
 
+/// Builds REPORT TARGET PORT GROUPS with an allocation length, with the extended header if asked for.
+pub fn report_port_groups(extended: bool, alloc_len: u32) -> Cdb {
+    let mut cdb = cdb(&[0xa3, u8::from(extended) << 5 | 0x0a]);
+    cdb[6..10].copy_from_slice(&alloc_len.to_be_bytes());
+    cdb
+}
+
+/// Builds SET TARGET PORT GROUPS with a parameter list of `len` bytes.
+pub fn set_port_groups(len: u32) -> Cdb {
+    let mut cdb = cdb(&[0xa4, 0x0a]);
+    cdb[6..10].copy_from_slice(&len.to_be_bytes());
+    cdb
+}
+
 /// Builds RESERVE(6) of the whole unit.
 pub fn reserve6() -> Cdb {
     cdb(&[0x16])

@@ -105,6 +105,8 @@ pub struct Client {
     done: VecDeque<Done>,
     /// Target session identifying handle (TSIH).
     pub tsih: u16,
+    /// Target portal group tag of the session; `None` in a discovery session.
+    pub portal_group: Option<u16>,
     /// Responses other than command completions, and unsolicited PDUs.
     pub others: VecDeque<(Response, Vec<u8>)>,
 }
@@ -128,6 +130,7 @@ impl Client {
             reading: BTreeMap::new(),
             done: VecDeque::new(),
             tsih: 0,
+            portal_group: None,
             others: VecDeque::new(),
         };
         let digest = |on: bool| if on { "CRC32C" } else { "None" };
@@ -196,7 +199,13 @@ impl Client {
     /// Waits for a Login Response; fails if it is a refusal.
     async fn login_response(&mut self) -> io::Result<(LoginResponse, Vec<u8>)> {
         match self.pdu().await? {
-            Some(Pdu::Login(header, text)) if header.status.get() == 0 => Ok((header, text)),
+            Some(Pdu::Login(header, text)) if header.status.get() == 0 => {
+                let pairs = text::parse(&text).map_err(io::Error::other)?;
+                if let Some(tag) = pairs.iter().find(|pair| pair.key == "TargetPortalGroupTag") {
+                    self.portal_group = Some(tag.value.parse().map_err(io::Error::other)?);
+                }
+                Ok((header, text))
+            }
             Some(Pdu::Login(header, _)) => {
                 Err(io::Error::other(format!("the login is refused: {:#06x}", header.status.get())))
             }

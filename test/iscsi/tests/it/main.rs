@@ -4,6 +4,7 @@ mod common;
 mod fencing;
 mod hostile;
 mod lengths;
+mod port_groups;
 mod serving;
 mod targets;
 mod units;
