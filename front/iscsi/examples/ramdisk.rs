@@ -1,7 +1,8 @@
 //! Serves disks of RAM over iSCSI, to try initiators against the front alone and to measure what it costs.
 //!
 //! ```text
-//! cargo run --release -p forebay-iscsi --example ramdisk -- 127.0.0.1:3260 1G [--units N] [--cores N] [--read-only]
+//! cargo run --release -p forebay-iscsi --example ramdisk -- 127.0.0.1:3260 1G [--units N] [--cores N] [--read-only] \
+//!     [--groups N]
 //! iscsi-ls iscsi://127.0.0.1:3260
 //! ```
 
@@ -18,7 +19,8 @@ use forebay_block::{
 use forebay_iscsi::scsi::inquiry::UnitIdentity;
 use forebay_iscsi::unit::Unit;
 use forebay_iscsi::{
-    IscsiServer, IscsiServerOptions, PoolSpace, TargetLimits, TargetSpec, Targets, UnitDevices, UnitSpec,
+    IscsiServer, IscsiServerOptions, PoolSpace, PortGroups, RemotePortGroup, TargetLimits, TargetPort, TargetSpec,
+    Targets, UnitDevices, UnitSpec,
 };
 use forebay_reactor::{Addr, BufPool, Cores, CoresOptions, DriverChoice, Listener, Reactor};
 
@@ -183,6 +185,8 @@ struct Arguments {
     units: u16,
     cores: usize,
     read_only: bool,
+    /// Target port groups; 0 for a target without a list.  The others than group 1 have no portals.
+    groups: u16,
     driver: DriverChoice,
 }
 
@@ -195,10 +199,12 @@ fn arguments() -> std::result::Result<Arguments, String> {
         None => (size.strip_suffix('M').unwrap_or(&size), 1 << 20),
     };
     let size = digits.parse::<u64>().map_err(|error| format!("{size}: {error}"))? * unit;
-    let mut arguments = Arguments { addr, size, units: 1, cores: 1, read_only: false, driver: DriverChoice::Auto };
+    let mut arguments =
+        Arguments { addr, size, units: 1, cores: 1, read_only: false, groups: 0, driver: DriverChoice::Auto };
     while let Some(word) = words.next() {
         let mut number = || words.next().and_then(|word| word.parse().ok()).ok_or(format!("{word}: how many?"));
         match word.as_str() {
+            "--groups" => arguments.groups = number()?,
             "--units" => arguments.units = number()?,
             "--cores" => arguments.cores = number()?.into(),
             "--read-only" => arguments.read_only = true,
@@ -210,13 +216,19 @@ fn arguments() -> std::result::Result<Arguments, String> {
 }
 
 fn run(arguments: Arguments) -> std::io::Result<()> {
-    let Arguments { addr, size, units, cores, read_only, driver } = arguments;
+    let Arguments { addr, size, units, cores, read_only, groups, driver } = arguments;
     let reactor = Reactor::system(driver)?;
     let options = CoresOptions { count: cores.max(2) - 1, driver, pin: false, ..CoresOptions::default() };
     let others = (cores > 1).then(|| Cores::start(&options)).transpose()?;
     reactor.block_on(async {
         let targets = Targets::new(TargetLimits::default());
-        let spec = TargetSpec { name: "iqn.2026-11.io.forebay:ramdisk".into(), ..TargetSpec::default() };
+        let mut spec = TargetSpec { name: "iqn.2026-11.io.forebay:ramdisk".into(), ..TargetSpec::default() };
+        if groups > 0 {
+            let port = |group| TargetPort { group, relative_id: group };
+            let remote = (2..=groups).map(|group| RemotePortGroup { port: port(group), portals: Vec::new() });
+            let groups = PortGroups::new(port(1), remote.collect()).map_err(std::io::Error::other)?;
+            spec.port_groups = Some(groups);
+        }
         let target = targets.create(spec).map_err(std::io::Error::other)?;
         let disks: Vec<Rc<RamDisk>> = (0..units).map(|_| Rc::new(RamDisk::new(size))).collect();
         for lun in 0..units {
@@ -230,7 +242,8 @@ fn run(arguments: Arguments) -> std::io::Result<()> {
                 space: Arc::new(PoolSpace::new(0)),
                 initiators: Vec::new(),
             };
-            target.add(lun.into(), spec).map_err(std::io::Error::other)?;
+            let unit = target.add(lun.into(), spec).map_err(std::io::Error::other)?;
+            unit.set_preferred_group((groups > 0).then_some(1));
         }
         let listener = Listener::bind(&addr)?;
         targets.set_portals(vec![listener.local_addr().clone()]);
@@ -257,7 +270,7 @@ fn main() -> ExitCode {
     match arguments().and_then(|arguments| run(arguments).map_err(|error| error.to_string())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}\nusage: ramdisk ADDR SIZE [--units N] [--cores N] [--read-only] [--poll]");
+            eprintln!("{error}\nusage: ramdisk ADDR SIZE [--units N] [--cores N] [--read-only] [--groups N] [--poll]");
             ExitCode::from(2)
         }
     }
