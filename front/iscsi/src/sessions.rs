@@ -161,6 +161,9 @@ impl Sessions {
             if target.is_removed() {
                 return Err(RegisterError::Refused(login_status::NOT_FOUND, "the target has been removed"));
             }
+            if target.is_suspended() {
+                return Err(RegisterError::Refused(login_status::UNAVAILABLE, "the target is suspended"));
+            }
             if !target.admits(&login.initiator) {
                 return Err(RegisterError::Refused(
                     login_status::FORBIDDEN,

@@ -88,6 +88,8 @@ struct TargetState {
     /// Generation of the list of units, incremented by each change.
     generation: AtomicU32,
     removed: AtomicBool,
+    /// Set while no host may log in.
+    suspended: AtomicBool,
     catalog: Arc<Catalog>,
 }
 
@@ -157,6 +159,7 @@ impl Target {
             units: RwLock::default(),
             generation: AtomicU32::new(0),
             removed: AtomicBool::new(false),
+            suspended: AtomicBool::new(false),
             catalog,
         }))
     }
@@ -353,6 +356,24 @@ impl Target {
         let users: BTreeSet<u64> = self.units_of(initiator).iter().flat_map(|unit| unit.users()).collect();
         let meant = |session: &IscsiSession| session.initiator == initiator || users.contains(&session.id);
         drop(self.0.catalog.sessions.end(self.0.id, Stop::Reset, || {}, meant));
+    }
+
+    // ---- Suspension ----
+
+    /// Returns true if no host may log in at the moment.
+    pub fn is_suspended(&self) -> bool {
+        self.0.suspended.load(Ordering::Acquire)
+    }
+
+    /// Ends all sessions, after their commands in flight, and refuses logins as unavailable until
+    /// [`resume`](Self::resume): hosts use other paths meanwhile, and try again.  Units stay.
+    pub fn suspend(&self) -> TargetTeardown {
+        self.end_sessions(|| self.0.suspended.store(true, Ordering::Release), |_| true)
+    }
+
+    /// Admits logins again.
+    pub fn resume(&self) {
+        self.0.suspended.store(false, Ordering::Release);
     }
 
     // ---- Removal ----

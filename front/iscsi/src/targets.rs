@@ -232,6 +232,9 @@ impl LoginDirectory for Targets {
         if !target.admits(initiator) {
             return Err(Denied::Forbidden);
         }
+        if target.is_suspended() {
+            return Err(Denied::Suspended);
+        }
         Ok(LoginAccess { target_id: target.id(), portal_group: target.own_port().group, chap: target.chap() })
     }
 

@@ -62,6 +62,9 @@ pub struct GatewayGroupStatus {
     pub lease_ms: u32,
     /// NQN of the group's NVMe subsystem.
     pub nqn: String,
+    /// Name of the group's iSCSI target.
+    #[serde(default)]
+    pub target: String,
     /// Reason why this daemon does not take part, if it is a member and does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

@@ -69,8 +69,9 @@ fn show_moves(moves: &[GatewayMove]) -> String {
 }
 
 fn show(status: &GatewayGroupStatus) -> String {
-    let GatewayGroupStatus { group, epoch, lease_ms, nqn, .. } = status;
-    let mut text = format!("group {group}, epoch {epoch}, lease {lease_ms} ms\nNVMe subsystem {nqn}\n");
+    let GatewayGroupStatus { group, epoch, lease_ms, nqn, target, .. } = status;
+    let mut text =
+        format!("group {group}, epoch {epoch}, lease {lease_ms} ms\nNVMe subsystem {nqn}\niSCSI target {target}\n");
     if let Some(error) = &status.error {
         text.push_str(&format!("this daemon does not take part: {error}\n"));
     }

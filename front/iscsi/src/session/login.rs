@@ -45,6 +45,9 @@ pub enum Denied {
     /// Initiator is not in the target's list.
     #[error("the initiator is not in the target's list")]
     Forbidden,
+    /// Target serves no host at the moment.
+    #[error("the target is suspended")]
+    Suspended,
     /// Initiator is in no target's list, and requests discovery.
     #[error("the initiator is in no target's list")]
     Unlisted,
@@ -55,6 +58,8 @@ impl Denied {
         match self {
             Denied::NotFound => status::NOT_FOUND,
             Denied::Forbidden | Denied::Unlisted => status::FORBIDDEN,
+            // Initiators try again after this one, while they take those above for final.
+            Denied::Suspended => status::UNAVAILABLE,
         }
     }
 }

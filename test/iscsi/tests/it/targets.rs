@@ -366,6 +366,28 @@ fn access_changes_for_new_logins_and_ends_sessions_when_asked() {
 }
 
 #[test]
+fn a_suspended_target_ends_its_sessions_and_tells_hosts_to_come_later() {
+    simulate(2, |seed, place| async move {
+        let second = place.targets.create(spec(SECOND, &[])).expect("another name");
+        place.add(0, &Model::new(1 << 20, false));
+        place.add_to(&second, 0, &Model::new(1 << 20, false), &[]);
+        let (mut mine, mut elsewhere) = (login(TARGET, HOST, 1).await, login(SECOND, HOST, 1).await);
+        let ending = place.target.suspend();
+        assert_eq!(ending.sessions(), 1, "seed {seed}");
+        assert_eq!(mine.event().await.expect("an event").0, async_event::LOGOUT, "seed {seed}");
+        mine.logout().await.expect("logs out");
+        ending.await;
+        // Service unavailable: initiators try again, which they do not after an initiator error.
+        assert_eq!(refused(&host_of(TARGET, HOST, 1)).await, "0x0301", "seed {seed}");
+        elsewhere.settle(0, cdb::write(1, 1), &[2; 512], 0).await.expect("goes on").ok();
+        assert_eq!(place.target.unit_count(), 1, "seed {seed}");
+        place.target.resume();
+        let mut again = login(TARGET, HOST, 1).await;
+        again.settle(0, cdb::write(0, 1), &[1; 512], 0).await.expect("goes on").ok();
+    });
+}
+
+#[test]
 fn hosts_are_told_of_units_of_their_target_only() {
     simulate(2, |seed, place| async move {
         let second = place.targets.create(spec(SECOND, &[])).expect("another name");

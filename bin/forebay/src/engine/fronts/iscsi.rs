@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +11,12 @@ use forebay_block::{BlockDevice, DeviceHandle};
 use forebay_iscsi::scsi::inquiry::UnitIdentity;
 use forebay_iscsi::unit::Unit;
 use forebay_iscsi::{
-    AccessControl, IscsiServer, IscsiServerOptions, PoolSpace, Target, TargetLimits, TargetSpec, Targets, UnitDevices,
-    UnitSpec,
+    AccessControl, IscsiServer, IscsiServerOptions, PoolSpace, PortGroups, Target, TargetLimits, TargetSpec, Targets,
+    UnitDevices, UnitSpec,
 };
 use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, sleep, spawn};
 
+use super::addresses::own_addresses;
 use super::cores::{Listening, on_each_server, serve_on_cores};
 use super::published::Published;
 use super::{Engine, ExportedImage, FrontFuture, HostFront};
@@ -135,7 +137,15 @@ impl IscsiFront {
     /// # Errors
     /// If a target of that name exists.
     pub fn create(&self, name: &str, access: &IscsiAccess) -> Result<Target> {
-        let spec = TargetSpec { name: name.to_owned(), access: access_control(access), port_groups: None };
+        self.create_with(name, access, None)
+    }
+
+    /// Creates a target that other daemons serve as well, as these port groups.
+    ///
+    /// # Errors
+    /// If a target of that name exists.
+    pub fn create_with(&self, name: &str, access: &IscsiAccess, port_groups: Option<PortGroups>) -> Result<Target> {
+        let spec = TargetSpec { name: name.to_owned(), access: access_control(access), port_groups };
         self.targets.create(spec).map_err(|error| Failure::new(FailureKind::Exists, error.to_string()))
     }
 
@@ -144,6 +154,31 @@ impl IscsiFront {
         if let Some(ending) = self.targets.remove(name) {
             ending.await;
         }
+    }
+
+    /// Returns the addresses at which hosts elsewhere reach the targets by TCP.
+    pub fn reachable_portals(&self) -> Result<Vec<SocketAddr>> {
+        let mut portals = Vec::new();
+        for portal in self.targets.portals() {
+            match portal {
+                Addr::Tcp(addr) if addr.ip().is_unspecified() => {
+                    portals
+                        .extend(own_addresses(addr.is_ipv6())?.into_iter().map(|ip| SocketAddr::new(ip, addr.port())));
+                }
+                Addr::Tcp(addr) => portals.push(addr),
+                Addr::Unix(_) => {}
+            }
+        }
+        Ok(portals)
+    }
+
+    /// Lists the portals by their addresses, as needed beside portals of other daemons: hosts that learn of those do not
+    /// take the address that they asked for another one.
+    pub fn name_portals(&self) -> Result<()> {
+        let unix = self.targets.portals().into_iter().filter(|portal| matches!(portal, Addr::Unix(_)));
+        let named = self.reachable_portals()?.into_iter().map(Addr::Tcp).chain(unix).collect();
+        self.targets.set_portals(named);
+        Ok(())
     }
 
     /// Hides a target from exports until the guard is dropped.
@@ -313,6 +348,17 @@ impl HostFront for IscsiFront {
                 self.published.remove(&name);
                 Err(Failure::invalid(error.to_string()))
             }
+        }
+    }
+
+    fn replace_device(&self, spec: &ImageSpec, device: &Rc<dyn BlockDevice>) {
+        let name = spec.to_string();
+        let Some((target, lun)) = self.luns.borrow().get(&name).cloned() else { return };
+        let Some(unit) = target.unit_at(lun) else { return };
+        self.published.insert(name.clone(), DeviceHandle::new(device.clone()));
+        // Another unit: sessions that still end keep the former device.
+        if let Err(error) = target.add(lun.into(), unit.spec().clone()) {
+            tracing::error!(image = name, %error, "cannot serve an export again");
         }
     }
 

@@ -4,6 +4,7 @@
 //! sockets, so a connection stays on the core that took it.  Volumes live on the engine's core; the other cores reach
 //! them through device handles, which the engine publishes.
 
+mod addresses;
 mod cores;
 mod iscsi;
 mod nbd;

@@ -19,7 +19,6 @@ use crate::api::{
     ImageExport,
 };
 use crate::engine::Engine;
-use crate::engine::identity::format_uuid;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{GroupSpec, ImageSpec, uri_encode};
 
@@ -109,9 +108,9 @@ impl JoinedGroup {
     /// Returns the URIs of an export at all members, those of this one first.
     fn uris(&self, engine: &Engine, record: &GroupRecord, spec: &ImageSpec, export: &AttachRequest) -> Vec<String> {
         let mut uris = engine.fronts.uris(export.front, spec);
-        let GroupSettings { nqn } = settings::read(&record.identity().settings);
+        let GroupSettings { nqn, target } = GroupSettings::of(record.identity());
         for (_, member) in record.members().iter().filter(|(id, member)| **id != self.own && member.state.serves()) {
-            let MemberSettings { nbd, nvme } = settings::read(&member.settings);
+            let MemberSettings { nbd, nvme, iscsi } = settings::read(&member.settings);
             match export.front {
                 Front::Nbd => {
                     let name = uri_encode(&spec.to_string(), true);
@@ -121,7 +120,10 @@ impl JoinedGroup {
                     let unit = export.unit.unwrap_or_default();
                     uris.extend(nvme.iter().map(|port| format!("nvme+tcp://{}/{nqn}#{unit}", port.addr)));
                 }
-                Front::Iscsi => {}
+                Front::Iscsi => {
+                    let unit = export.unit.unwrap_or_default();
+                    uris.extend(iscsi.iter().map(|addr| format!("iscsi://{addr}/{target}/{unit}")));
+                }
             }
         }
         uris
@@ -177,14 +179,11 @@ impl JoinedGroup {
     ) -> Result<ImageExport> {
         let unsupported =
             |what: &str| Err(Failure::new(FailureKind::Unsupported, format!("{what} in a gateway group yet")));
-        if request.front == Front::Iscsi {
-            return unsupported("exports over iSCSI are not possible");
-        }
         if request.log.is_some() || request.replicas.is_some() {
             return unsupported("write logs are not possible");
         }
         if request.within().is_some() || request.uuid.is_some() || request.ana_group.is_some() {
-            return unsupported("subsystems, UUIDs and ANA groups cannot be chosen");
+            return unsupported("subsystems, targets, UUIDs and ANA groups cannot be chosen");
         }
         if engine.is_exported_alone(&spec) {
             let what = format!("{spec} is exported by this daemon alone, over another front");
@@ -209,9 +208,11 @@ impl JoinedGroup {
         drop(volume);
         self.wait_to_serve().await?;
         let name = VolumeName::new(spec.to_string());
-        let nqn = settings::read::<GroupSettings>(&self.must_run()?.runner.record().identity().settings).nqn;
-        if request.front == Front::Nvme {
-            request.subsystem = Some(nqn);
+        let GroupSettings { nqn, target } = GroupSettings::of(self.must_run()?.runner.record().identity());
+        match request.front {
+            Front::Nbd => {}
+            Front::Nvme => request.subsystem = Some(nqn),
+            Front::Iscsi => request.target = Some(target),
         }
         self.change(|record| plan_export(record, &name, &request, &identity, self.own)).await?;
         self.wait_until(ATTACHED, || self.exports.is_published(&name, request.front)).await;
@@ -327,8 +328,7 @@ impl Engine {
             return Err(Failure::invalid(format!("a lease of {} ms: from {least} to {most}", policy.lease_ms)));
         }
         let id = GatewayGroupId(new_start().0);
-        let nqn = format!("nqn.2014-08.org.nvmexpress:uuid:{}", format_uuid(&id.0));
-        let identity = GroupIdentity { id, policy, settings: settings::write(&GroupSettings { nqn }) };
+        let identity = GroupIdentity { id, policy, settings: settings::write(&GroupSettings::new(id)) };
         self.group_store(spec).await?.create(identity).await.map_err(Failure::from)
     }
 
@@ -456,7 +456,9 @@ impl Engine {
         joined.forget_exports();
         self.peers.set_group(None);
         self.gateways.group.borrow_mut().take();
-        self.fronts.nvme().remove(&settings::read::<GroupSettings>(&record.identity().settings).nqn);
+        let GroupSettings { nqn, target } = GroupSettings::of(record.identity());
+        self.fronts.nvme().remove(&nqn);
+        self.fronts.iscsi().remove(&target).await;
         Ok(())
     }
 
@@ -540,12 +542,14 @@ impl Engine {
                 error: owned.and_then(|joined| joined.owned.failure(name)),
             }
         };
+        let GroupSettings { nqn, target } = GroupSettings::of(record.identity());
         Ok(GatewayGroupStatus {
             group: spec.to_string(),
             id: record.identity().id.to_string(),
             epoch: record.epoch(),
             lease_ms: record.policy().lease_ms,
-            nqn: settings::read::<GroupSettings>(&record.identity().settings).nqn,
+            nqn,
+            target,
             error: joined.as_ref().and_then(|joined| joined.last_error.borrow().clone()),
             members: record.members().iter().map(member).collect(),
             volumes: record.volumes().iter().map(volume).collect(),

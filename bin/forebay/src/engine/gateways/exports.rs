@@ -9,7 +9,7 @@ use forebay_gateways::VolumeName;
 use forebay_nvmf::AnaGrouping;
 use forebay_reactor::{sleep, spawn};
 
-use super::settings::{self, GroupSettings, VolumeSettings};
+use super::settings::{GroupSettings, VolumeSettings};
 use super::{ByVolume, JoinedGroup, REJOIN};
 use crate::api::{AttachRequest, Front};
 use crate::engine::Engine;
@@ -52,7 +52,7 @@ struct SuspendedExports {
 
 /// Returns whether a front can tell hosts that a path is inaccessible for now.  Others end their connections.
 fn has_paths(front: Front) -> bool {
-    front == Front::Nvme
+    front != Front::Nbd
 }
 
 /// Finds the owner of a volume by the record.
@@ -268,8 +268,10 @@ impl JoinedGroup {
         let uuid = parse_uuid(identity).ok_or_else(|| {
             Failure::new(FailureKind::Corrupt, format!("'{identity}' is not the identity of a volume"))
         })?;
-        if export.front == Front::Nvme {
-            self.ensure_subsystem(engine)?;
+        match export.front {
+            Front::Nbd => {}
+            Front::Nvme => self.ensure_subsystem(engine)?,
+            Front::Iscsi => self.ensure_target(engine)?,
         }
         let exported = ExportedImage {
             spec,
@@ -288,7 +290,7 @@ impl JoinedGroup {
     /// Creates the NVMe subsystem of the group here, with the controller ids of this member.
     fn ensure_subsystem(&self, engine: &Engine) -> Result<()> {
         let record = self.record().ok_or_else(|| Failure::failed("the record of the group is not known"))?;
-        let GroupSettings { nqn } = settings::read(&record.identity().settings);
+        let GroupSettings { nqn, .. } = GroupSettings::of(record.identity());
         if engine.fronts.nvme().subsystem(Some(&nqn)).is_ok() {
             return Ok(());
         }
@@ -300,6 +302,20 @@ impl JoinedGroup {
             cntlids,
             AnaGrouping::ByNamespace,
         )?;
+        self.update_paths();
+        Ok(())
+    }
+
+    /// Creates the iSCSI target of the group here, as the port group of this member.
+    fn ensure_target(&self, engine: &Engine) -> Result<()> {
+        let record = self.record().ok_or_else(|| Failure::failed("the record of the group is not known"))?;
+        let GroupSettings { target, .. } = GroupSettings::of(record.identity());
+        if engine.fronts.iscsi().target(Some(&target)).is_ok() {
+            return Ok(());
+        }
+        engine.fronts.iscsi().name_portals()?;
+        let groups = self.port_groups(&record)?;
+        engine.fronts.iscsi().create_with(&target, &engine.fronts.iscsi().configured(), Some(groups))?;
         self.update_paths();
         Ok(())
     }

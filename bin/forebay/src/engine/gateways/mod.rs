@@ -262,6 +262,7 @@ impl JoinedGroup {
             settings: settings::write(&MemberSettings {
                 nbd: engine.fronts.uri_addrs(Front::Nbd),
                 nvme: paths::own_nvme_ports(&engine),
+                iscsi: paths::own_portals(&engine)?,
             }),
         };
         let client = ForwardClient::new(start.0, ForwarderLimits::default());

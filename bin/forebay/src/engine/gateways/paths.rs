@@ -3,13 +3,17 @@
 use std::net::SocketAddr;
 
 use forebay_gateways::{GatewayVolume, GroupRecord, VolumeName};
+use forebay_iscsi::scsi::ports::TargetPort;
+use forebay_iscsi::{PortGroups, RemotePortGroup, Target};
 use forebay_nvmf::wire::log::AnaState;
 use forebay_nvmf::{MemberPort, Subsystem};
+use forebay_reactor::spawn;
 
 use super::JoinedGroup;
 use super::settings::{self, GroupSettings, MemberNvmePort, MemberSettings};
 use crate::api::Front;
 use crate::engine::Engine;
+use crate::failure::{Failure, Result};
 
 /// Number of NVMe port ids of each member.
 const PORT_IDS: u16 = 64;
@@ -34,10 +38,32 @@ fn ports_of(slot: u16, settings: &MemberSettings) -> Vec<MemberPort> {
     settings.nvme.iter().filter_map(port).collect()
 }
 
+/// Returns the iSCSI portals of this daemon, for the record.
+pub(super) fn own_portals(engine: &Engine) -> Result<Vec<String>> {
+    Ok(engine.fronts.iscsi().reachable_portals()?.iter().map(ToString::to_string).collect())
+}
+
+/// Returns the iSCSI target port of a member, in a group of its own.
+fn target_port(slot: u16) -> TargetPort {
+    TargetPort { group: slot + 1, relative_id: slot + 1 }
+}
+
 impl JoinedGroup {
+    /// Returns the iSCSI target port groups, one for each member; portals are listed of those that serve.
+    pub(super) fn port_groups(&self, record: &GroupRecord) -> Result<PortGroups> {
+        let own = target_port(record.member(self.own).map_or(0, |member| member.slot));
+        let remote = record.members().iter().filter(|(id, _)| **id != self.own).map(|(_, member)| {
+            let MemberSettings { iscsi, .. } = settings::read(&member.settings);
+            let listed = iscsi.iter().filter(|_| member.state.serves());
+            let portals = listed.filter_map(|portal| portal.parse().ok()).collect();
+            RemotePortGroup { port: target_port(member.slot), portals }
+        });
+        PortGroups::new(own, remote.collect()).map_err(|error| Failure::invalid(error.to_string()))
+    }
+
     /// Returns the NVMe subsystem of the group here, if it has one by now.
     pub(super) fn subsystem(&self, engine: &Engine, record: &GroupRecord) -> Option<Subsystem> {
-        let GroupSettings { nqn } = settings::read(&record.identity().settings);
+        let GroupSettings { nqn, .. } = GroupSettings::of(record.identity());
         engine.fronts.nvme().subsystem(Some(&nqn)).ok()
     }
 
@@ -47,7 +73,16 @@ impl JoinedGroup {
     /// they use others then, and keep this one.
     pub(super) fn update_paths(&self) {
         let (Some(engine), Some(record)) = (self.engine(), self.record()) else { return };
-        let Some(subsystem) = self.subsystem(&engine, &record) else { return };
+        if let Some(subsystem) = self.subsystem(&engine, &record) {
+            self.update_nvme(&subsystem, &record);
+        }
+        let GroupSettings { target, .. } = GroupSettings::of(record.identity());
+        if let Ok(target) = engine.fronts.iscsi().target(Some(&target)) {
+            self.update_iscsi(&target, &record);
+        }
+    }
+
+    fn update_nvme(&self, subsystem: &Subsystem, record: &GroupRecord) {
         let others = record.members().iter().filter(|(id, member)| **id != self.own && member.state.serves());
         let others = others.flat_map(|(_, member)| ports_of(member.slot, &settings::read(&member.settings))).collect();
         let slot = record.member(self.own).map_or(0, |member| member.slot);
@@ -59,9 +94,36 @@ impl JoinedGroup {
         subsystem.set_namespace_states(states);
     }
 
+    fn update_iscsi(&self, target: &Target, record: &GroupRecord) {
+        match self.port_groups(record) {
+            Ok(groups) if target.port_groups().as_deref() != Some(&groups) => target.set_port_groups(Some(groups)),
+            Ok(_) => {}
+            Err(error) => tracing::error!(group = %self.spec, %error, "hosts cannot be told of all members over iSCSI"),
+        }
+        for (name, settings) in self.settings.all() {
+            let Some(lun) = settings.export(Front::Iscsi).and_then(|export| export.unit) else { continue };
+            let (Ok(lun), Some(volume)) = (u16::try_from(lun), record.volume(&name)) else { continue };
+            let Some(unit) = target.unit_at(lun) else { continue };
+            let owner = record.member(volume.owner.member).map(|member| target_port(member.slot).group);
+            // While this member moves it to another one, hosts learn of the new owner when it is one.
+            if unit.preferred_group() != owner {
+                unit.set_preferred_group(owner);
+            }
+        }
+        // Requests of sessions that have ended may still be in flight; they are not waited for.
+        match self.serves_hosts() {
+            true if target.is_suspended() => target.resume(),
+            false if !target.is_suspended() => drop(spawn(target.suspend())),
+            _ => {}
+        }
+    }
+
+    fn serves_hosts(&self) -> bool {
+        self.hosts_admitted.get() && self.running().is_some()
+    }
+
     fn ana_state(&self, name: &VolumeName, volume: &GatewayVolume) -> AnaState {
-        let admitted = self.hosts_admitted.get() && self.running().is_some();
-        if !admitted || self.exports.is_suspended(name, Front::Nvme) {
+        if !self.serves_hosts() || self.exports.is_suspended(name, Front::Nvme) {
             AnaState::Inaccessible
         } else if volume.owner.member == self.own && self.owned.is_open(name) {
             AnaState::Optimized
@@ -82,6 +144,6 @@ mod tests {
         let found = ports_of(3, &MemberSettings { nvme, ..MemberSettings::default() });
         let ids: Vec<(u16, bool)> = found.iter().map(|port| (port.id, port.tls)).collect();
         assert_eq!(ids, [(193, false), (194, true)], "neither a name nor an id of the next member");
-        assert!(port_id(forebay_gateways::GROUP_MEMBERS_MAX - 1, PORT_IDS - 1).is_some_and(|id| id < 0x8000));
+        assert!(port_id(forebay_gateways::record::GROUP_MEMBERS_MAX - 1, PORT_IDS - 1).is_some_and(|id| id < 0x8000));
     }
 }

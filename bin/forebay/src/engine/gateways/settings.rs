@@ -4,18 +4,36 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_gateways::{GroupRecord, VolumeName};
+use forebay_gateways::{GatewayGroupId, GroupIdentity, GroupRecord, VolumeName};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::api::{AttachRequest, Front};
+use crate::engine::identity::format_uuid;
 
 /// Settings of a group.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupSettings {
     /// NQN of the NVMe subsystem of the group.
-    #[serde(default)]
     pub nqn: String,
+    /// Name of the iSCSI target of the group.
+    pub target: String,
+}
+
+impl GroupSettings {
+    /// Returns the settings of a new group: names that its id makes unique.
+    pub fn new(id: GatewayGroupId) -> Self {
+        let uuid = format_uuid(&id.0);
+        Self {
+            nqn: format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}"),
+            target: format!("iqn.2026-11.io.forebay:{uuid}"),
+        }
+    }
+
+    /// Returns the settings of a group.
+    pub fn of(identity: &GroupIdentity) -> Self {
+        Self::deserialize(&identity.settings).unwrap_or_else(|_| Self::new(identity.id))
+    }
 }
 
 /// Settings of a member.
@@ -27,6 +45,9 @@ pub struct MemberSettings {
     /// Ports of NVMe/TCP.
     #[serde(default)]
     pub nvme: Vec<MemberNvmePort>,
+    /// Portals of iSCSI: `IP:PORT`.
+    #[serde(default)]
+    pub iscsi: Vec<String>,
 }
 
 /// NVMe/TCP port of a member, as its hosts reach it.
