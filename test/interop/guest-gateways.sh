@@ -1,12 +1,11 @@
 # What the guests of gateway groups share: sourced, not run.
 #
 # Failures of members under verified writes to all disks.  The script that sources this sets DISKS, and says how paths are
-# seen: `paths_live COUNT`, `best_path DISK`.
+# seen: `paths_live COUNT`; FAULTS are the kinds of failures.
 
 source "$(dirname "${BASH_SOURCE[0]}")/guest.sh"
 PATIENCE=60
 IMAGES=(rbd/one rbd/two)
-FAULTS=(kill drain isolate stop suspend)
 declare -A PAUSES
 
 # Writes to all disks and verifies what was written before, for some seconds.

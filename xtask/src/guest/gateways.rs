@@ -30,6 +30,9 @@ pub struct GatewaysArguments {
     /// Number of failures
     #[arg(long, default_value_t = 10)]
     rounds: u32,
+    /// Kinds of failures, one after the other: kill, drain, isolate, stop, suspend
+    #[arg(long, default_value = "kill,drain,isolate,stop,suspend")]
+    faults: String,
     /// Lease of the members
     #[arg(long, default_value = "1s")]
     lease: String,
@@ -137,6 +140,17 @@ impl GatewayGroup {
         all.iter().max_by_key(most).cloned().with_context(|| format!("the owner of {image}"))
     }
 
+    /// Keeps the members' logs, for a look at what happened.
+    fn keep_logs(&self) -> Result<()> {
+        let folder = shell::target().join("guest-gateways");
+        fs::create_dir_all(&folder)?;
+        for member in &self.members {
+            let log = member.daemon.as_ref().map(Daemon::log).or(member.crashed.as_ref().map(Crashed::log));
+            fs::write(folder.join(format!("{}.log", member.name)), log.unwrap_or_default())?;
+        }
+        Ok(())
+    }
+
     /// Does what the guest asks for.
     fn serve(&mut self, words: &[&str]) -> Result<String> {
         match words {
@@ -171,9 +185,12 @@ impl GatewayGroup {
             // From the cluster and the other members; hosts still reach it.
             ["isolate", name] => {
                 let number = self.members.iter().position(|member| member.name == *name).context("no such member")?;
+                // What this machine sends would be lost for its clients as well.
                 for other in self.network.others(number) {
                     self.network.lose(End::Host(number), other)?;
-                    self.network.lose(other, End::Host(number))?;
+                    if other != End::Cluster {
+                        self.network.lose(other, End::Host(number))?;
+                    }
                 }
             }
             ["restore"] => self.network.restore()?,
@@ -206,10 +223,13 @@ pub fn run(arguments: &GatewaysArguments) -> Result<()> {
     fs::create_dir(&share)?;
     let mut guest = shell::command(shell::root().join("test/lab/guest"));
     guest.arg(shell::root().join(format!("test/interop/guest-gateways-{}.sh", arguments.front)));
-    guest.arg(arguments.rounds.to_string()).args(group.members.iter().map(|member| &member.address));
+    guest
+        .args([&arguments.rounds.to_string(), &arguments.faults])
+        .args(group.members.iter().map(|member| &member.address));
     let limit = 180 + 60 * arguments.rounds;
     guest.env("SHARE", &share).env("TIMEOUT", limit.to_string());
     let status = super::attend(&mut guest, &scratch, &share, |words| group.serve(words))?;
+    group.keep_logs()?;
     if !status.success() {
         let logs: Vec<String> = group.members.iter().filter_map(|one| Some(one.daemon.as_ref()?.log_tail())).collect();
         bail!("the guest ended with {status}; the members' logs:\n{}", logs.join("\n"));
