@@ -54,12 +54,31 @@ impl ReservationTable {
     }
 }
 
+/// Incarnation in tables that daemons send to each other, where it has no meaning.
+const SENT_INCARNATION: u64 = 1;
+
+impl ReservationTable {
+    /// Encodes everything that hosts can see of the table, for other daemons: version 2 of the stored form.
+    pub fn encode_whole(&self) -> Vec<u8> {
+        Stored { table: self.clone(), incarnation: SENT_INCARNATION }.encode()
+    }
+
+    /// Decodes a table of another daemon.
+    ///
+    /// # Errors
+    /// As for [`decode`](Self::decode).
+    pub fn decode_whole(bytes: &[u8]) -> Result<Self> {
+        Ok(Stored::decode(bytes)?.table)
+    }
+}
+
 impl Stored {
     /// Encodes the stored form, version 2.
     pub(super) fn encode(&self) -> Vec<u8> {
         let table = &self.table;
         let mut text = format!("{HEADER} 2\nincarnation {:016x}\n", self.incarnation);
         text += &format!("generation {}\npersist {}\ntold {}\n", table.generation, u8::from(table.persist), table.told);
+        text += &format!("revision {}\n", table.revision);
         text += &table.lines();
         // Newest events, as far as there is space.
         let events: Vec<String> = table.events.iter().map(event_line).collect();
@@ -92,6 +111,12 @@ impl Stored {
                 table.generation = number(field("generation")?)?;
                 table.persist = number::<u8>(field("persist")?)? != 0;
                 table.told = number(field("told")?)?;
+                // Absent where an earlier version of this program stored the table.
+                let mut after = lines.clone();
+                if let Some(revision) = after.next().and_then(|line| line.strip_prefix("revision ")) {
+                    table.revision = number(revision)?;
+                    lines = after;
+                }
             }
             Some(other) => {
                 let what = format!("the stored reservations are of a newer version ({other})");

@@ -6,11 +6,13 @@
 //! translate their commands into [`ReservationAction`]s, so a volume exported over both protocols has one table.
 //! [`Reservations`] keeps the table of an open volume on the core that owns the volume, durable where hosts requested
 //! it, and readable from every core without a lock.  Daemons that serve the same volume share one stored table:
-//! [`ReservationPeers`].
+//! [`ReservationPeers`].  A daemon that reaches the volume through another one has a copy of that one's table:
+//! [`ReservationMirror`].
 //!
 //! The stored form is described in `docs/formats/reservations.md`.
 
 mod format;
+mod mirror;
 mod owner;
 mod peers;
 mod shared;
@@ -18,6 +20,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use mirror::{ReservationAuthority, ReservationMirror};
 pub use peers::{Joint, ReservationPeers};
 pub use shared::{Changes, Keep, ReservationView, Reservations};
 pub use table::{

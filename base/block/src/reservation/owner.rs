@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use forebay_reactor::cross::{self, OneshotSender};
 use forebay_reactor::spawn;
 
+use super::mirror::ReservationAuthority;
 use super::peers::{ReservationPeers, StoredTable};
 use super::shared::{Keep, ReservationMessage, ReservationShared};
 use super::table::{HostId, Refusal, ReservationAction, ReservationChange, ReservationTable};
@@ -26,6 +27,8 @@ pub(super) struct ReservationOwner {
     gates: RefCell<Vec<Weak<remote::DeviceShared>>>,
     /// State shared with other daemons, where there can be any.
     pub(super) joint: Option<StoredTable>,
+    /// Daemon that changes the table, where it is not this one.
+    authority: Option<Rc<dyn ReservationAuthority>>,
 }
 
 /// Executes actions one after the other.
@@ -39,6 +42,13 @@ pub(super) async fn own(mut messages: cross::Receiver<ReservationMessage>, owner
                 let mut gates = owner.gates.borrow_mut();
                 gates.retain(|gate| gate.strong_count() > 0);
                 gates.push(gate);
+            }
+            ReservationMessage::Apply(host, action, answer) if owner.authority.is_some() => {
+                owner.forward(host, action, answer);
+            }
+            ReservationMessage::ClearAll(answer) if owner.authority.is_some() => {
+                let what = "reservations are cleared at the daemon that has the volume open";
+                answer.send(Err(Error::new(ErrorKind::Unsupported, what)));
             }
             ReservationMessage::Apply(host, action, answer) => match owner.apply(&shared, &host, &action).await {
                 Err(error) => answer.send(Err(error)),
@@ -82,7 +92,12 @@ impl ReservationOwner {
         peers: Option<Rc<dyn ReservationPeers>>,
     ) -> Self {
         let joint = peers.map(StoredTable::new);
-        Self { shared, keep, listeners: RefCell::default(), gates: RefCell::default(), joint }
+        Self { shared, keep, listeners: RefCell::default(), gates: RefCell::default(), joint, authority: None }
+    }
+
+    /// Leaves changes of the table to another daemon.
+    pub(super) fn with_authority(self, authority: Rc<dyn ReservationAuthority>) -> Self {
+        Self { authority: Some(authority), ..self }
     }
 
     pub(super) fn shared(&self) -> Option<Arc<ReservationShared>> {
@@ -96,17 +111,22 @@ impl ReservationOwner {
         host: &HostId,
         action: &ReservationAction,
     ) -> Result<std::result::Result<(ReservationChange, bool), Refusal>> {
-        if self.joint.is_some() {
-            match action {
-                // Refused: it ends with the host's session, and a daemon that has died cannot tell the others.
-                ReservationAction::HoldWhole => return Ok(Err(Refusal::Unsupported)),
-                ReservationAction::LetGoWhole | ReservationAction::Reset => {
-                    return Ok(Ok((ReservationChange::default(), false)));
-                }
-                _ => {}
-            }
+        if self.joint.is_some()
+            && let Some(result) = of_one_daemon(action)
+        {
+            return Ok(result.map(|change| (change, false)));
         }
         self.change(shared, |table| table.apply(host, action)).await
+    }
+
+    /// Has the authority execute an action.  Called in the order of the actions; the authority decides on theirs.
+    fn forward(&self, host: HostId, action: ReservationAction, answer: OneshotSender<Result<ReservationResult>>) {
+        let Some(authority) = &self.authority else { return };
+        if let Some(result) = of_one_daemon(&action) {
+            return answer.send(Ok(result));
+        }
+        let applied = authority.apply(host, action);
+        drop(spawn(async move { answer.send(applied.await) }));
     }
 
     async fn change(
@@ -126,6 +146,7 @@ impl ReservationOwner {
         if table == *before {
             return Ok(Ok((change, false)));
         }
+        table.revision += 1;
         let stored = table.encode();
         if stored != before.encode() {
             self.keep.save(stored).await?;
@@ -177,6 +198,16 @@ impl ReservationOwner {
     /// Waits until the changes in flight in the device have completed.
     pub(super) async fn drain(&self) {
         self.keep.drain().await;
+    }
+}
+
+/// Returns the result of an action of SPC-2, where several daemons serve the volume; `None` for all others.
+pub(super) fn of_one_daemon(action: &ReservationAction) -> Option<ReservationResult> {
+    match action {
+        // Refused: it ends with the host's session, and a daemon that has died cannot tell the others.
+        ReservationAction::HoldWhole => Some(Err(Refusal::Unsupported)),
+        ReservationAction::LetGoWhole | ReservationAction::Reset => Some(Ok(ReservationChange::default())),
+        _ => None,
     }
 }
 

@@ -100,6 +100,7 @@ impl StoredTable {
                 Err(refusal) => return Ok(Err(refusal)),
                 Ok(change) => change,
             };
+            table.revision += 1;
             let stored = Stored { table, incarnation: self.incarnation.get() };
             let after = stored.encode();
             let before = self.known.borrow().clone();
@@ -177,7 +178,14 @@ impl Joint {
             let keeps = stored.table.persists();
             state.incarnation.set(if lost { random().max(1) } else { stored.incarnation });
             *state.known.borrow_mut() = bytes;
-            self.0.publish(&shared, if lost && !keeps { ReservationTable::new() } else { stored.table });
+            let mut table = stored.table;
+            if lost && !keeps {
+                // Another revision than the stored one, as it is another table.
+                let revision = table.revision + 1;
+                table = ReservationTable::new();
+                table.revision = revision;
+            }
+            self.0.publish(&shared, table);
             state.begun.set(true);
             return Ok(());
         }

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use forebay_reactor::cross::{self, OneshotSender};
 use forebay_reactor::spawn;
 
+use super::mirror::{KeptElsewhere, ReservationAuthority, ReservationMirror};
 use super::owner::{ReservationOwner, own};
 use super::peers::{Joint, ReservationPeers};
 use super::table::{HostId, Refusal, ReservationAccess, ReservationAction, ReservationChange, ReservationTable};
@@ -65,15 +66,33 @@ impl Reservations {
         (reservations, Joint::of(owner))
     }
 
+    /// Starts a copy of a table that another daemon changes.  Its first table is `table`; later ones come through the
+    /// [`ReservationMirror`].
+    ///
+    /// # Panics
+    /// When no reactor runs on this thread.
+    pub fn mirror(table: ReservationTable, authority: Rc<dyn ReservationAuthority>) -> (Self, ReservationMirror) {
+        let new = |shared| ReservationOwner::new(shared, Rc::new(KeptElsewhere), None).with_authority(authority);
+        let (reservations, owner) = Self::begin_with(table, new);
+        (reservations, ReservationMirror::of(owner))
+    }
+
     fn begin(
         table: ReservationTable,
         keep: Rc<dyn Keep>,
         peers: Option<Rc<dyn ReservationPeers>>,
     ) -> (Self, Rc<ReservationOwner>) {
+        Self::begin_with(table, |shared| ReservationOwner::new(shared, keep, peers))
+    }
+
+    fn begin_with(
+        table: ReservationTable,
+        owner: impl FnOnce(Weak<ReservationShared>) -> ReservationOwner,
+    ) -> (Self, Rc<ReservationOwner>) {
         let (messages, receiver) = cross::channel();
         let shared = ReservationShared { version: AtomicU64::new(0), table: RwLock::new(Arc::new(table)), messages };
         let shared = Arc::new(shared);
-        let owner = Rc::new(ReservationOwner::new(Arc::downgrade(&shared), keep, peers));
+        let owner = Rc::new(owner(Arc::downgrade(&shared)));
         drop(spawn(own(receiver, owner.clone())));
         (Self(shared), owner)
     }

@@ -274,6 +274,7 @@ pub struct ReservationTable {
     whole: Option<HostId>,
     pub(super) events: VecDeque<ReservationEvent>,
     pub(super) told: u64,
+    pub(super) revision: u64,
 }
 
 impl ReservationTable {
@@ -301,6 +302,12 @@ impl ReservationTable {
     /// first of several that serve the volume.
     pub fn generation(&self) -> u32 {
         self.generation
+    }
+
+    /// Returns the number of changes that the table has had.  Tables that several daemons share keep it in their stored form,
+    /// so that two tables of a volume with the same revision are the same.
+    pub fn revision(&self) -> u64 {
+        self.revision
     }
 
     /// Returns whether registrations and reservation survive a restart (APTPL, PTPLS).

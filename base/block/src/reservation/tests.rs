@@ -266,8 +266,9 @@ fn what_several_daemons_store_is_pinned() {
     let preempt =
         ReservationAction::Preempt { key: 10, victim: 20, kind: ReservationType::WriteExclusive, abort: false };
     table.apply(&host(1), &preempt).expect("preempted");
+    table.revision = 9;
     let stored = Stored { table, incarnation: 0xfeed };
-    let text = "forebay-reservations 2\nincarnation 000000000000feed\ngeneration 4\npersist 0\ntold 1\n\
+    let text = "forebay-reservations 2\nincarnation 000000000000feed\ngeneration 4\npersist 0\ntold 1\nrevision 9\n\
         registrant 000000000000000a 6801\nregistrant 000000000000001e 6803\nreservation 5 6801\n\
         event 1 preempted 6802\nend\n";
     assert_eq!(String::from_utf8_lossy(&stored.encode()), text);
@@ -280,7 +281,10 @@ fn what_several_daemons_store_is_pinned() {
     for cut in 0..text.len() - 1 {
         assert!(Stored::decode(&text.as_bytes()[..cut]).is_err(), "cut at {cut}");
     }
+    let earlier = Stored::decode(text.replacen("revision 9\n", "", 1).as_bytes()).expect("of an earlier version");
+    assert_eq!((earlier.table.revision(), earlier.table.generation()), (0, 4));
     for (from, to) in [
+        ("revision 9", "revision x"),
         ("feed", "0000"),
         ("generation", "persist"),
         ("told 1", "told 0"),
@@ -450,6 +454,43 @@ fn every_view_sees_a_change_that_was_answered() {
         reservations.apply(&host(3), ReservationAction::HoldWhole).await.expect("the medium").expect("held");
         reservations.clear_all().await.expect("cleared");
         assert!(view.allows(None, ReservationAccess::Write));
+    });
+}
+
+/// Table that a mirror is a copy of.
+struct Elsewhere(Reservations);
+
+impl ReservationAuthority for Elsewhere {
+    fn apply(
+        &self,
+        host: HostId,
+        action: ReservationAction,
+    ) -> LocalFuture<Result<std::result::Result<ReservationChange, Refusal>>> {
+        self.0.apply(&host, action)
+    }
+}
+
+#[test]
+fn a_mirror_forwards_actions_and_shows_what_is_published() {
+    let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+    reactor.block_on(async {
+        let authority = Reservations::new(ReservationTable::new(), Rc::new(Memory::default()));
+        let (copy, mirror) = Reservations::mirror(ReservationTable::new(), Rc::new(Elsewhere(authority.clone())));
+        let (mut view, mut changes) = (copy.view(), copy.changes());
+        let add = ReservationAction::Add { key: 1, persist: None };
+        copy.apply(&host(1), add).await.expect("the medium").expect("registered");
+        let table = ReservationTable::clone(authority.view().table());
+        assert_eq!((table.revision(), table.key_of(&host(1))), (1, Some(1)));
+        assert_eq!(view.table().registrants(), [], "it is not told yet");
+        let sent = ReservationTable::decode_whole(&table.encode_whole()).expect("readable");
+        assert_eq!(sent, table);
+        mirror.publish(sent);
+        mirror.fence().await;
+        assert!(changes.next().await && **view.table() == table);
+        let (held, reset) = (ReservationAction::HoldWhole, ReservationAction::Reset);
+        assert_eq!(copy.apply(&host(1), held).await.expect("the medium"), Err(Refusal::Unsupported));
+        copy.apply(&host(1), reset).await.expect("the medium").expect("nothing to do");
+        assert_eq!(copy.clear_all().await.expect_err("not here").kind(), ErrorKind::Unsupported);
     });
 }
 
