@@ -70,7 +70,7 @@ impl ForwardClient {
         if message.kind != KIND_EVENT {
             return false;
         }
-        match wire::front(message).and_then(|front| ForwardEvent::decode(&front)) {
+        match wire::front(message).and_then(|front| ForwardEvent::decode(&front, message.data.clone())) {
             Ok(event) => self.event(&OwnerRoute::Remote(connection.clone()), &event),
             Err(error) => {
                 let peer = connection.address();

@@ -1,11 +1,12 @@
 //! Forwarder's side of one volume: a block device whose requests its owner executes.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
+use forebay_block::reservation::Reservations;
 use forebay_block::{
     Advice, BlockDevice, BlockReply, BlockRequest, BufList, Error, ErrorKind, Extent, ExtentMap, Geometry,
     InFlightGuard, InFlightTracker, LocalFuture, Result, SizeWatch,
@@ -14,15 +15,18 @@ use forebay_reactor::sync::{Notify, join_all, oneshot};
 use forebay_reactor::{now, sleep_until, spawn};
 
 use crate::client::{ForwardClient, OwnerLocator};
+use crate::reserve::ForwardedReservations;
 use crate::route::{OwnerRoute, PreparedRequest, RouteError};
 use crate::session::{AttemptEnd, ForwarderLimits, ForwarderState, Resolution, SessionFailure};
-use crate::wire::{ForwardAnswer, ForwardEvent, ForwardRefusal, ForwarderStart, TRANSFER_MAX, VolumeRequest};
+use crate::wire::{
+    ForwardAnswer, ForwardEvent, ForwardRefusal, ForwarderStart, NumberedTable, TRANSFER_MAX, VolumeRequest,
+};
 
 /// Parts of a long read or write begin at multiples of this, so that no block is written in two parts.
 const PART_ALIGN: u64 = 4096;
 
 /// Request of a host, until it is over.
-struct HostRequest {
+pub(crate) struct HostRequest {
     request: VolumeRequest,
     answer: oneshot::Sender<Result<ForwardAnswer>>,
     /// In flight for those who drain the volume.
@@ -31,18 +35,24 @@ struct HostRequest {
 
 /// Forwarder of a volume: its state, and the task that keeps a session open.
 pub(crate) struct VolumeForwarder {
-    client: Rc<ForwardClient>,
+    pub(crate) client: Rc<ForwardClient>,
     volume: String,
     locator: Rc<dyn OwnerLocator>,
     limits: ForwarderLimits,
-    state: RefCell<ForwarderState<HostRequest>>,
+    pub(crate) state: RefCell<ForwarderState<HostRequest>>,
     /// Routes to owners are numbered, so that the state machine can tell one from the next.
     owner: RefCell<Option<(u64, OwnerRoute)>>,
     /// Route of the session that is open or being opened.
-    route: RefCell<Option<OwnerRoute>>,
+    pub(crate) route: RefCell<Option<OwnerRoute>>,
     geometry: Cell<Option<Geometry>>,
     /// Newest event about the size, with its session: it may be seen before the session is.
     size_event: Cell<Option<(u64, Geometry)>>,
+    /// Reservations, known since the first session; `None` if the volume has none.
+    pub(crate) reserved: OnceCell<Option<ForwardedReservations>>,
+    /// Newest event about the reservations before its session is open, with the session.
+    table_event: RefCell<Option<(u64, NumberedTable)>>,
+    /// Number of tables that are being adopted.
+    pub(crate) adopting: Cell<usize>,
     watch: Rc<SizeWatch>,
     in_flight: InFlightTracker,
     /// Reason why there is no session.
@@ -50,7 +60,7 @@ pub(crate) struct VolumeForwarder {
     closing: Cell<bool>,
     over: Cell<bool>,
     /// Signaled when the task has something to do, or has done it.
-    changed: Notify,
+    pub(crate) changed: Notify,
 }
 
 impl VolumeForwarder {
@@ -70,6 +80,9 @@ impl VolumeForwarder {
             route: RefCell::default(),
             geometry: Cell::default(),
             size_event: Cell::default(),
+            reserved: OnceCell::new(),
+            table_event: RefCell::default(),
+            adopting: Cell::new(0),
             watch: Rc::default(),
             in_flight: InFlightTracker::default(),
             trouble: RefCell::new("no owner is known".into()),
@@ -145,12 +158,19 @@ impl VolumeForwarder {
     async fn ask_for_session(self: Rc<Self>, route: OwnerRoute, session: u64) {
         let mut failure = SessionFailure::Retry;
         let why = match route.open(&self.client, &self.volume, session).await.map_err(RouteError::into_text) {
-            Ok(ForwardAnswer::Opened { term, geometry }) => {
-                if !self.session_opened(session, term, geometry) {
+            Ok(ForwardAnswer::Opened { term, geometry, reservations }) => {
+                match self.session_opened(session, term, geometry, reservations).await {
+                    Ok(true) => return self.changed.notify_all(),
                     // Opened too late, or by a former owner.
-                    route.close(&self.client, session).await;
+                    Ok(false) => {
+                        route.close(&self.client, session).await;
+                        return self.changed.notify_all();
+                    }
+                    Err(why) => {
+                        route.close(&self.client, session).await;
+                        why
+                    }
                 }
-                return self.changed.notify_all();
             }
             Ok(ForwardAnswer::Refused(refusal)) => {
                 match &refusal {
@@ -169,15 +189,27 @@ impl VolumeForwarder {
         self.changed.notify_all();
     }
 
-    /// Notes that a session is open; returns whether it is of use.
-    fn session_opened(&self, session: u64, term: u64, geometry: Geometry) -> bool {
-        let opened = self.state.borrow_mut().opened(session, term, now());
-        let Some(over) = opened else { return false };
+    /// Adopts the reservations of a session that the owner has opened, and notes that it is open; returns whether it is of use.
+    async fn session_opened(
+        self: &Rc<Self>,
+        session: u64,
+        term: u64,
+        geometry: Geometry,
+        reservations: Option<NumberedTable>,
+    ) -> std::result::Result<bool, String> {
+        // Tables of a former owner are not adopted.
+        let is_awaited = self.state.borrow().is_awaited(session, term);
+        let table = if is_awaited { self.adopt_opened(session, reservations.as_ref()).await? } else { 0 };
+        let opened = self.state.borrow_mut().opened(session, term, table, now());
+        let Some(over) = opened else { return Ok(false) };
         self.resolve(over);
-        // An event of this session is newer than the answer.
+        // Events of this session are newer than the answer.
         let newer = self.size_event.get().filter(|(of, _)| *of == session);
         self.set_geometry(newer.map_or(geometry, |(_, geometry)| geometry));
-        true
+        if let Some((_, table)) = self.table_event.take().filter(|(of, _)| *of == session) {
+            self.table_changed(session, &table);
+        }
+        Ok(true)
     }
 
     fn set_geometry(&self, geometry: Geometry) {
@@ -223,6 +255,9 @@ impl VolumeForwarder {
             (Some(request), _) => self.resolve(vec![Resolution::OutcomeUnknown(request)]),
             (None, _) => {}
         }
+        if self.adopting.get() > 0 {
+            self.changed.notify_all();
+        }
         match end {
             AttemptEnd::Answered if !self.closing.get() && self.state.borrow().is_open() => self.send_waiting(),
             _ => self.changed.notify_all(),
@@ -239,15 +274,24 @@ impl VolumeForwarder {
                     request.answer.send(Err(Error::new(ErrorKind::TimedOut, text)));
                 }
                 Resolution::OutcomeUnknown(request) => {
-                    let text = "the session with the owner ended before the answer; a compare-and-write may have been executed";
+                    let text = "the session with the owner ended before the answer; the request may have been executed";
                     request.answer.send(Err(self.failed(text)));
+                }
+                Resolution::Outdated(request) => {
+                    request.answer.send(Err(self.outdated()));
                 }
             }
         }
     }
 
-    fn failed(&self, why: impl std::fmt::Display) -> Error {
+    pub(crate) fn failed(&self, why: impl std::fmt::Display) -> Error {
         Error::new(ErrorKind::Io, format!("volume {}, forwarded to its owner: {why}", self.volume))
+    }
+
+    /// Returns the error of a request that a superseded table has admitted.  Hosts send it again, and are checked anew.
+    fn outdated(&self) -> Error {
+        let text = format!("volume {}: reservations have changed since this was allowed", self.volume);
+        Error::new(ErrorKind::Busy, text)
     }
 
     fn dead(&self) -> Error {
@@ -256,7 +300,7 @@ impl VolumeForwarder {
     }
 
     /// Handles an event of the owner.
-    pub(crate) fn event(&self, event: &ForwardEvent) {
+    pub(crate) fn event(self: &Rc<Self>, event: &ForwardEvent) {
         if self.state.borrow().session() != Some(event.session()) {
             return;
         }
@@ -265,6 +309,15 @@ impl VolumeForwarder {
                 self.size_event.set(Some((*session, *geometry)));
                 if self.state.borrow().is_open() {
                     self.set_geometry(*geometry);
+                }
+            }
+            ForwardEvent::Reservations { session, table } => {
+                if self.state.borrow().is_open() {
+                    return self.table_changed(*session, table);
+                }
+                let mut kept = self.table_event.borrow_mut();
+                if kept.as_ref().is_none_or(|(of, kept)| of != session || kept.number < table.number) {
+                    *kept = Some((*session, table.clone()));
                 }
             }
             ForwardEvent::Ended { session, why } => {
@@ -296,7 +349,7 @@ impl VolumeForwarder {
         }
     }
 
-    fn push(self: &Rc<Self>, request: VolumeRequest) -> LocalFuture<Result<ForwardAnswer>> {
+    pub(crate) fn push(self: &Rc<Self>, request: VolumeRequest) -> LocalFuture<Result<ForwardAnswer>> {
         let (answer, answered) = oneshot::channel();
         let refused = if self.closing.get() {
             Some(Error::new(ErrorKind::ShuttingDown, format!("volume {} is being closed", self.volume)))
@@ -306,9 +359,9 @@ impl VolumeForwarder {
         if let Some(error) = refused {
             return Box::pin(std::future::ready(Err(error)));
         }
-        let (cost, once_only) = (request.cost(), request.is_once_only());
+        let (cost, class) = (request.cost(), request.class());
         let request = HostRequest { request, answer, _in_flight: self.in_flight.begin() };
-        self.state.borrow_mut().push(request, cost, once_only, now());
+        self.state.borrow_mut().push(request, cost, class, now());
         if self.state.borrow().is_open() {
             self.send_waiting()
         } else {
@@ -483,6 +536,7 @@ impl BlockDevice for ForwardedVolume {
 
     fn map(&self, extent: Extent) -> LocalFuture<Result<ExtentMap>> {
         let forwarder = self.forwarder.clone();
+        let table = forwarder.state.borrow().table();
         Box::pin(async move {
             let mut map = ExtentMap::new();
             let Some(end) = extent.checked_end() else {
@@ -490,6 +544,9 @@ impl BlockDevice for ForwardedVolume {
             };
             let mut at = extent.offset;
             while at < end {
+                if forwarder.state.borrow().table() != table {
+                    return Err(forwarder.outdated());
+                }
                 let answer = forwarder.push(VolumeRequest::Map(Extent::new(at, end - at))).await?;
                 let malformed = || forwarder.failed("an extent map that does not belong to the request");
                 let ForwardAnswer::Mapped(part) = answer else { return Err(malformed()) };
@@ -508,6 +565,10 @@ impl BlockDevice for ForwardedVolume {
 
     fn size_watch(&self) -> Option<Rc<SizeWatch>> {
         Some(self.forwarder.watch.clone())
+    }
+
+    fn reservations(&self) -> Option<Reservations> {
+        self.forwarder.reserved().map(ForwardedReservations::handle)
     }
 }
 

@@ -18,12 +18,13 @@ pub fn decode_messages(bytes: &[u8]) {
         let again = ForwardRequest::decode(&encoded, payload).expect("an encoded request is readable");
         assert_eq!(format!("{again:?}"), format!("{request:?}"));
     }
-    if let Ok(answer) = ForwardAnswer::decode(front, data) {
+    if let Ok(answer) = ForwardAnswer::decode(front, data.clone()) {
         let (encoded, payload) = answer.encode();
         let again = ForwardAnswer::decode(&encoded, payload).expect("an encoded answer is readable");
         assert_eq!(format!("{again:?}"), format!("{answer:?}"));
     }
-    if let Ok(event) = ForwardEvent::decode(front) {
-        assert_eq!(ForwardEvent::decode(&event.encode()), Ok(event));
+    if let Ok(event) = ForwardEvent::decode(front, data) {
+        let (encoded, payload) = event.encode();
+        assert_eq!(ForwardEvent::decode(&encoded, payload), Ok(event));
     }
 }

@@ -9,13 +9,14 @@ use forebay_messenger::{Connection, Message, MessageRole};
 use forebay_reactor::spawn;
 use forebay_reactor::sync::Notify;
 
+use crate::authority::OfferedDevice;
 use crate::client::ForwardClient;
 use crate::offer::VolumeOffer;
 use crate::route::OwnerRoute;
 use crate::session::{AdmitRefused, ForwardSessionKey, OpenStep, OwnerSessions, PeerNumber};
 use crate::wire::{
-    self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, ForwarderStart, KIND_REQUEST, SessionEndReason,
-    VolumeRequest,
+    self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, ForwarderStart, KIND_REQUEST, RequestClass,
+    SessionEndReason, VolumeRequest,
 };
 
 /// Forwarder that has sessions here.
@@ -29,12 +30,12 @@ enum SessionPeer {
 /// Owner's side of all forwarded volumes of a daemon.
 #[derive(Default)]
 pub struct ForwardHost {
-    sessions: RefCell<OwnerSessions>,
-    devices: RefCell<BTreeMap<String, Rc<dyn BlockDevice>>>,
+    pub(crate) sessions: RefCell<OwnerSessions>,
+    pub(crate) devices: RefCell<BTreeMap<String, OfferedDevice>>,
     peers: RefCell<Vec<(PeerNumber, SessionPeer)>>,
     next_peer: Cell<PeerNumber>,
     /// Signaled when a request has completed or a session has ended.
-    changed: Notify,
+    pub(crate) changed: Notify,
 }
 
 impl ForwardHost {
@@ -48,10 +49,12 @@ impl ForwardHost {
     /// # Errors
     /// `Exists` if it is offered already.
     pub fn offer(self: &Rc<Self>, volume: &str, term: u64, device: Rc<dyn BlockDevice>) -> Result<VolumeOffer> {
-        if !self.sessions.borrow_mut().offer(volume, term) {
+        let is_new = self.sessions.borrow_mut().offer(volume, term);
+        let table = self.sessions.borrow().table(volume).filter(|_| is_new);
+        let Some(table) = table else {
             return Err(Error::new(ErrorKind::Exists, format!("offering volume {volume} to other daemons")));
-        }
-        self.devices.borrow_mut().insert(volume.to_owned(), device.clone());
+        };
+        self.devices.borrow_mut().insert(volume.to_owned(), OfferedDevice::new(device.clone(), table));
         Ok(VolumeOffer::new(self.clone(), volume, device))
     }
 
@@ -74,6 +77,10 @@ impl ForwardHost {
             Ok(ForwardRequest::Close { session }) => {
                 self.sessions.borrow_mut().end_session((peer, session));
                 self.changed.notify_all();
+                post(connection, wire::reply(&message, ForwardAnswer::Done.encode()));
+            }
+            Ok(ForwardRequest::Adopted { session, number }) => {
+                self.adopted((peer, session), number);
                 post(connection, wire::reply(&message, ForwardAnswer::Done.encode()));
             }
             Ok(ForwardRequest::Volume { session, request }) => {
@@ -141,12 +148,16 @@ impl ForwardHost {
     pub(crate) fn announce_size(self: &Rc<Self>, volume: &str, geometry: Geometry) {
         let open = self.sessions.borrow().open_sessions(volume);
         for (peer, session) in open {
-            let event = ForwardEvent::Size { session, geometry };
-            match self.session_peer(peer) {
-                Some(SessionPeer::Remote(connection)) => post(&connection, event_message(&event)),
-                Some(SessionPeer::Local(client)) => self.tell_local(&client, &event),
-                None => {}
-            }
+            self.tell(peer, &ForwardEvent::Size { session, geometry });
+        }
+    }
+
+    /// Sends an event to a forwarder.
+    pub(crate) fn tell(self: &Rc<Self>, peer: PeerNumber, event: &ForwardEvent) {
+        match self.session_peer(peer) {
+            Some(SessionPeer::Remote(connection)) => post(&connection, event_message(event)),
+            Some(SessionPeer::Local(client)) => self.tell_local(&client, event),
+            None => {}
         }
     }
 
@@ -157,7 +168,7 @@ impl ForwardHost {
     }
 
     /// Tells forwarders that sessions have ended, each after the answers to its requests.
-    fn announce_end(self: &Rc<Self>, ended: Vec<ForwardSessionKey>, why: &SessionEndReason) {
+    pub(crate) fn announce_end(self: &Rc<Self>, ended: Vec<ForwardSessionKey>, why: &SessionEndReason) {
         self.changed.notify_all();
         for key in ended {
             let Some(peer) = self.session_peer(key.0) else { continue };
@@ -208,7 +219,7 @@ impl ForwardHost {
     /// Waits until a session that has begun to open is open or refused.  A start that was declared dead is told so when nothing
     /// of it is being executed any more, as it fails its requests then.
     async fn opened(
-        &self,
+        self: &Rc<Self>,
         begun: std::result::Result<(), ForwardRefusal>,
         key: ForwardSessionKey,
         volume: &str,
@@ -224,17 +235,19 @@ impl ForwardHost {
         answer
     }
 
-    async fn open_or_refused(&self, key: ForwardSessionKey, volume: &str) -> ForwardAnswer {
+    async fn open_or_refused(self: &Rc<Self>, key: ForwardSessionKey, volume: &str) -> ForwardAnswer {
         loop {
             let changed = self.changed.wait();
+            // The session counts as having adopted this table.
+            let reservations = self.current_table(volume);
             let step = self.sessions.borrow_mut().open_step(key);
             match step {
                 OpenStep::Wait => changed.await,
                 OpenStep::Refuse(refusal) => return ForwardAnswer::Refused(refusal),
                 OpenStep::Open { term } => {
                     let devices = self.devices.borrow();
-                    let device = devices.get(volume).expect("an offered volume has a device");
-                    return ForwardAnswer::Opened { term, geometry: device.geometry() };
+                    let offered = devices.get(volume).expect("an offered volume has a device");
+                    return ForwardAnswer::Opened { term, geometry: offered.device.geometry(), reservations };
                 }
             }
         }
@@ -248,9 +261,9 @@ impl ForwardHost {
         key: ForwardSessionKey,
         request: VolumeRequest,
     ) {
-        let cost = request.cost();
-        let device = match self.admit(key, cost) {
-            Ok(device) => device,
+        let (class, cost) = (request.class(), request.cost());
+        let admitted = match self.admit(key, class, cost) {
+            Ok(admitted) => admitted,
             Err(AdmitRefused::TooMany) => {
                 return self.violated(connection, &message, "more requests in flight than a session may have");
             }
@@ -260,8 +273,8 @@ impl ForwardHost {
         };
         let (host, connection) = (self.clone(), connection.clone());
         drop(spawn(async move {
-            let answer = executed(&*device, request).await;
-            host.sessions.borrow_mut().executed(key);
+            let answer = host.perform(admitted, request).await;
+            host.sessions.borrow_mut().executed(key, class);
             host.changed.notify_all();
             // The forwarder asks again if the connection has ended.
             let _ = connection.send(wire::reply(&message, answer.encode())).await;
@@ -270,16 +283,39 @@ impl ForwardHost {
         }));
     }
 
-    /// Admits a request; returns the device that executes it.
-    fn admit(&self, key: ForwardSessionKey, cost: usize) -> std::result::Result<Rc<dyn BlockDevice>, AdmitRefused> {
+    /// Admits a request; returns the device that executes it, and the volume.
+    fn admit(
+        &self,
+        key: ForwardSessionKey,
+        class: RequestClass,
+        cost: usize,
+    ) -> std::result::Result<(Rc<dyn BlockDevice>, String), AdmitRefused> {
         let mut sessions = self.sessions.borrow_mut();
-        sessions.admit(key, cost)?;
-        let volume = sessions.volume_of(key).expect("an open session");
-        Ok(self.devices.borrow().get(volume).expect("an offered volume has a device").clone())
+        sessions.admit(key, class, cost)?;
+        let volume = sessions.volume_of(key).expect("an open session").to_owned();
+        let device = self.devices.borrow().get(&volume).expect("an offered volume has a device").device.clone();
+        Ok((device, volume))
+    }
+
+    /// Executes an admitted request.
+    async fn perform(
+        self: &Rc<Self>,
+        (device, volume): (Rc<dyn BlockDevice>, String),
+        request: VolumeRequest,
+    ) -> ForwardAnswer {
+        match request {
+            VolumeRequest::Reserve(host, action) => self.reserve(&volume, device.reservations(), &host, action).await,
+            access => executed(&*device, access).await,
+        }
     }
 
     /// Opens a session of a forwarder of this daemon.
-    pub(crate) async fn open_local(&self, client: &Rc<ForwardClient>, volume: &str, session: u64) -> ForwardAnswer {
+    pub(crate) async fn open_local(
+        self: &Rc<Self>,
+        client: &Rc<ForwardClient>,
+        volume: &str,
+        session: u64,
+    ) -> ForwardAnswer {
         let key = (self.local_peer(client), session);
         let begun = self.sessions.borrow_mut().begin_open(key, volume, *client.start());
         self.changed.notify_all();
@@ -288,21 +324,21 @@ impl ForwardHost {
 
     /// Executes a request of a forwarder of this daemon, in a session.  Must not be dropped before it has completed.
     pub(crate) async fn execute_local(
-        &self,
+        self: &Rc<Self>,
         client: &Rc<ForwardClient>,
         session: u64,
         request: VolumeRequest,
     ) -> ForwardAnswer {
-        let (key, cost) = ((self.local_peer(client), session), request.cost());
-        let device = match self.admit(key, cost) {
-            Ok(device) => device,
+        let (key, class, cost) = ((self.local_peer(client), session), request.class(), request.cost());
+        let admitted = match self.admit(key, class, cost) {
+            Ok(admitted) => admitted,
             Err(AdmitRefused::Refusal(refusal)) => return ForwardAnswer::Refused(refusal),
             Err(AdmitRefused::TooMany) => {
                 return ForwardAnswer::Refused(ForwardRefusal::Other("too many requests in flight".into()));
             }
         };
-        let answer = executed(&*device, request).await;
-        self.sessions.borrow_mut().executed(key);
+        let answer = self.perform(admitted, request).await;
+        self.sessions.borrow_mut().executed(key, class);
         self.sessions.borrow_mut().answered(key, cost);
         self.changed.notify_all();
         answer
@@ -319,7 +355,7 @@ impl ForwardHost {
         self.number_of(is_it, || SessionPeer::Remote(connection.clone()))
     }
 
-    fn local_peer(&self, client: &Rc<ForwardClient>) -> PeerNumber {
+    pub(crate) fn local_peer(&self, client: &Rc<ForwardClient>) -> PeerNumber {
         let is_it =
             |peer: &SessionPeer| matches!(peer, SessionPeer::Local(known) if known.as_ptr() == Rc::as_ptr(client));
         self.number_of(is_it, || SessionPeer::Local(Rc::downgrade(client)))
@@ -343,7 +379,7 @@ impl ForwardHost {
 }
 
 fn event_message(event: &ForwardEvent) -> Message {
-    wire::message(wire::KIND_EVENT, (event.encode(), Default::default()))
+    wire::message(wire::KIND_EVENT, event.encode())
 }
 
 /// Sends a message, as soon as there is room for it.
@@ -359,6 +395,7 @@ fn post(connection: &Connection, message: Message) {
 fn check(geometry: &Geometry, request: &VolumeRequest) -> Result<()> {
     let (extent, changes) = match request {
         VolumeRequest::Map(extent) => (Some(*extent), false),
+        VolumeRequest::Reserve(..) => return Err(Error::new(ErrorKind::Unsupported, "not an access to the device")),
         VolumeRequest::Submit(request, _) => (request.extent(), request.is_write()),
     };
     if changes && geometry.read_only {
@@ -384,6 +421,7 @@ async fn executed(device: &dyn BlockDevice, request: VolumeRequest) -> ForwardAn
     }
     let answer = match request {
         VolumeRequest::Map(extent) => device.map(extent).await.map(ForwardAnswer::Mapped),
+        VolumeRequest::Reserve(..) => Ok(ForwardAnswer::Done),
         VolumeRequest::Submit(request, advice) => {
             let reads = matches!(request, BlockRequest::Read(_));
             device.submit_advised(request, advice).await.map(|reply| match reply {

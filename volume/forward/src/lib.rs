@@ -5,12 +5,14 @@
 //! [`BlockDevice`](forebay_block::BlockDevice) whose requests the owner executes.  The design, with its numbered
 //! invariants, is in `docs/design/forward.md`; the wire format in `docs/formats/forward.md`.
 
+mod authority;
 mod client;
 mod device;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;
 mod host;
 mod offer;
+mod reserve;
 mod route;
 pub mod session;
 #[cfg(test)]

@@ -14,14 +14,23 @@ pub struct VolumeOffer {
     host: Rc<ForwardHost>,
     volume: String,
     next_owner: RefCell<Option<String>>,
-    /// Task that follows the size of the device.
-    following: Option<JoinHandle<()>>,
+    /// Tasks that follow the size and the reservations of the device.
+    following: Vec<JoinHandle<()>>,
 }
 
 impl VolumeOffer {
     pub(crate) fn new(host: Rc<ForwardHost>, volume: &str, device: Rc<dyn BlockDevice>) -> Self {
         let volume = volume.to_owned();
-        let following = device.size_watch().map(|watch| {
+        let reservations = device.reservations().map(|reservations| {
+            let (host, volume, mut changes) = (Rc::downgrade(&host), volume.clone(), reservations.changes());
+            spawn(async move {
+                while changes.next().await {
+                    let Some(host) = host.upgrade() else { return };
+                    host.current_table(&volume);
+                }
+            })
+        });
+        let size = device.size_watch().map(|watch| {
             let (host, volume) = (Rc::downgrade(&host), volume.clone());
             spawn(async move {
                 loop {
@@ -31,6 +40,7 @@ impl VolumeOffer {
                 }
             })
         });
+        let following = size.into_iter().chain(reservations).collect();
         Self { host, volume, next_owner: RefCell::default(), following }
     }
 
@@ -58,7 +68,7 @@ impl VolumeOffer {
 
 impl Drop for VolumeOffer {
     fn drop(&mut self) {
-        if let Some(following) = self.following.take() {
+        for following in self.following.drain(..) {
             following.abort();
         }
         self.host.withdraw(&self.volume, self.next_owner.take());

@@ -100,6 +100,18 @@ impl OwnerRoute {
         }
     }
 
+    /// Tells the owner that this forwarder has adopted a reservation table.
+    pub(crate) async fn adopted(&self, client: &Rc<ForwardClient>, session: u64, number: u64) {
+        match self {
+            Self::Local(host) => host.adopted_local(client, session, number),
+            Self::Remote(connection) => {
+                let adopted = ForwardRequest::Adopted { session, number };
+                // Without the connection there is no session.
+                let _ = connection.request(wire::message(KIND_REQUEST, adopted.encode())).await;
+            }
+        }
+    }
+
     /// Ends a session.
     pub(crate) async fn close(&self, client: &Rc<ForwardClient>, session: u64) {
         match self {

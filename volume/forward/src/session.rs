@@ -1,7 +1,10 @@
-//! State machines of both sides, without I/O: [`OwnerSessions`] and [`ForwarderState`].
+//! State machines of both sides, without I/O: [`OwnerSessions`], [`ForwarderState`] and
+//! [`ReceivedTables`].
 
 mod forwarder;
 mod owner;
+mod tables;
 
 pub use forwarder::{AttemptEnd, ForwarderLimits, ForwarderState, RequestToSend, Resolution, SessionFailure};
 pub use owner::{AdmitRefused, ForwardSessionKey, OpenStep, OwnerSessions, PeerNumber};
+pub use tables::{ReceivedTable, ReceivedTables};

@@ -560,7 +560,7 @@ fn malformed_messages_end_sessions_and_nothing_else() {
         let event = |front: &[u8]| Message::new(wire::KIND_EVENT).front(Buf::copy_of(front));
         owners[0].post(event(b"\x02nothing")).expect("sent");
         let nobody = wire::ForwardEvent::Ended { session: 999, why: wire::SessionEndReason::Moved };
-        owners[0].post(event(&nobody.encode())).expect("sent");
+        owners[0].post(event(&nobody.encode().0)).expect("sent");
         sleep(Duration::from_millis(100)).await;
         volume.submit(write(0, 2)).await.expect("in a session that is new");
         // A request without a reply.

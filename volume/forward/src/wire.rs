@@ -8,6 +8,7 @@ mod event;
 mod failure;
 mod fields;
 mod request;
+mod reservation;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +20,8 @@ use forebay_reactor::Buf;
 pub use answer::{ForwardAnswer, ForwardRefusal};
 pub use event::{ForwardEvent, SessionEndReason};
 pub use failure::RemoteCause;
-pub use request::{ForwardRequest, VolumeRequest};
+pub use request::{ForwardRequest, RequestClass, VolumeRequest};
+pub use reservation::{NumberedTable, ReservationOutcome};
 
 /// Message type of requests to an owner.
 pub const KIND_REQUEST: u16 = 0x0201;
@@ -40,6 +42,9 @@ pub const VOLUME_MAX: usize = 1024;
 pub const TEXT_MAX: usize = 1024;
 /// Maximum number of extents in one answer to a map request.
 pub const MAP_RUNS_MAX: usize = 4096;
+
+/// Maximum length of a reservation table, and of the hosts in an answer to an action, in bytes.
+pub const RESERVATIONS_MAX: usize = 2 << 20;
 
 /// Id of one life of a forwarding daemon, drawn by it.
 pub type ForwarderStart = [u8; 16];

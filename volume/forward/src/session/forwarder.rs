@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use forebay_reactor::Instant;
 
+use crate::wire::RequestClass;
+
 /// Bounds of a forwarded volume.
 #[derive(Debug, Clone, Copy)]
 pub struct ForwarderLimits {
@@ -65,6 +67,9 @@ pub enum Resolution<R> {
     TimedOut(R),
     /// The request may or may not have been executed, and must not be repeated.
     OutcomeUnknown(R),
+    /// The reservations have changed since the request was admitted.  Nothing of it is in flight; a former owner may have
+    /// executed it.
+    Outdated(R),
 }
 
 /// Request to send now.
@@ -105,11 +110,20 @@ enum FormerAttempts {
 struct ForwardedEntry<R> {
     request: R,
     cost: usize,
-    once_only: bool,
+    class: RequestClass,
+    /// Number of the reservation table that had been adopted when the request came.
+    table: u64,
     since: Instant,
     former: FormerAttempts,
     /// Session of the last attempt, if its answer may still arrive.
     attempt: Option<u64>,
+}
+
+impl<R> ForwardedEntry<R> {
+    /// Returns whether a table before this one has admitted the request.
+    fn is_older_than(&self, table: u64) -> bool {
+        self.class.is_access() && self.table < table
+    }
 }
 
 /// Session and requests of a forwarded volume.
@@ -119,6 +133,7 @@ struct ForwardedEntry<R> {
 /// - F5: a request that fails with `TimedOut` is not in flight anywhere.
 /// - F6: a request that must not be repeated is sent again only if no former attempt can have been executed.
 /// - F7: terms of sessions do not decrease.
+/// - R5: a session that was opened with a reservation table gets no access that an older table has admitted.
 #[derive(Debug)]
 pub struct ForwarderState<R> {
     limits: ForwarderLimits,
@@ -130,10 +145,14 @@ pub struct ForwarderState<R> {
     waiting: BTreeMap<u64, ForwardedEntry<R>>,
     sent: BTreeMap<u64, ForwardedEntry<R>>,
     sent_bytes: usize,
+    /// Reservation actions that are in flight.  They are not bounded here, as they may wait for accesses.
+    sent_actions: usize,
     /// Requests that must not be repeated and whose outcome is final, but not known yet; and until when their answers are
     /// waited for.
     unresolved: BTreeMap<u64, (ForwardedEntry<R>, Instant)>,
     next_id: u64,
+    /// Number of the newest reservation table of which it is certain that older ones admit no further request.
+    table: u64,
     suspended_since: Instant,
     retry_at: Instant,
     backoff: Duration,
@@ -150,8 +169,10 @@ impl<R> ForwarderState<R> {
             waiting: BTreeMap::new(),
             sent: BTreeMap::new(),
             sent_bytes: 0,
+            sent_actions: 0,
             unresolved: BTreeMap::new(),
             next_id: 0,
+            table: 0,
             suspended_since: now,
             retry_at: now,
             backoff: limits.backoff_min,
@@ -159,9 +180,9 @@ impl<R> ForwarderState<R> {
     }
 
     /// Adds a request behind all others.
-    pub fn push(&mut self, request: R, cost: usize, once_only: bool, now: Instant) {
-        let entry =
-            ForwardedEntry { request, cost, once_only, since: now, former: FormerAttempts::None, attempt: None };
+    pub fn push(&mut self, request: R, cost: usize, class: RequestClass, now: Instant) {
+        let (table, former) = (self.table, FormerAttempts::None);
+        let entry = ForwardedEntry { request, cost, class, table, since: now, former, attempt: None };
         self.waiting.insert(self.next_id, entry);
         self.next_id += 1;
     }
@@ -203,9 +224,15 @@ impl<R> ForwarderState<R> {
         self.phase = ForwarderPhase::Opening { session, owner, ended: false };
     }
 
-    /// Notes that a session is open.  Returns the requests that end by that: all former sessions have ended, so their
-    /// outcomes are final.  `None`: the session is of no use.
-    pub fn opened(&mut self, session: u64, term: u64, now: Instant) -> Option<Vec<Resolution<R>>> {
+    /// Returns whether a session that an owner of a term has opened is of use.
+    pub fn is_awaited(&self, session: u64, term: u64) -> bool {
+        matches!(self.phase, ForwarderPhase::Opening { session: asked, .. } if asked == session) && term >= self.term
+    }
+
+    /// Notes that a session is open, whose reservation table has been [adopted](Self::adopt) with this number.  Returns the
+    /// requests that end by that: all former sessions have ended, so their outcomes are final, and what an older table has
+    /// admitted is not sent.  `None`: the session is of no use.
+    pub fn opened(&mut self, session: u64, term: u64, table: u64, now: Instant) -> Option<Vec<Resolution<R>>> {
         let ForwarderPhase::Opening { session: asked, owner, ended } = self.phase else { return None };
         if asked != session {
             return None;
@@ -216,6 +243,7 @@ impl<R> ForwarderState<R> {
             return None;
         }
         self.term = term;
+        self.adopt(table);
         for entry in self.waiting.values_mut().filter(|entry| entry.former == FormerAttempts::InDoubt) {
             entry.former = FormerAttempts::Over;
         }
@@ -223,13 +251,34 @@ impl<R> ForwarderState<R> {
         if ended {
             self.suspend_after(self.limits.backoff_min, now);
         }
-        Some(self.take_unrepeatable(now))
+        let mut over = self.take_unrepeatable(now);
+        let table = self.table;
+        let outdated = self.waiting.extract_if(.., |_, entry| entry.is_older_than(table));
+        over.extend(outdated.map(|(_, entry)| Resolution::Outdated(entry.request)));
+        Some(over)
+    }
+
+    /// Notes that all accesses that tables before this one have admitted have been pushed.
+    pub fn adopt(&mut self, table: u64) {
+        self.table = self.table.max(table);
+    }
+
+    /// Returns the number of the table that the next request counts as admitted by.
+    pub fn table(&self) -> u64 {
+        self.table
+    }
+
+    /// Returns whether no access that a table before this one has admitted waits or is in flight.  In a session that has ended
+    /// that may take until the next one.
+    pub fn has_drained(&self, table: u64) -> bool {
+        !self.waiting.values().chain(self.sent.values()).any(|entry| entry.is_older_than(table))
     }
 
     /// Takes out the requests that may have been executed and must not be repeated; those whose answers may still arrive wait
     /// for them.
     fn take_unrepeatable(&mut self, now: Instant) -> Vec<Resolution<R>> {
-        let unrepeatable = |entry: &ForwardedEntry<R>| entry.once_only && entry.former == FormerAttempts::Over;
+        let unrepeatable =
+            |entry: &ForwardedEntry<R>| entry.class.is_once_only() && entry.former == FormerAttempts::Over;
         let mut over = Vec::new();
         for (id, entry) in self.waiting.extract_if(.., |_, entry| unrepeatable(entry)) {
             match entry.attempt {
@@ -258,12 +307,14 @@ impl<R> ForwarderState<R> {
     pub fn next_to_send(&mut self) -> Option<RequestToSend<'_, R>> {
         let ForwarderPhase::Open { session, ending: false, .. } = self.phase else { return None };
         let (&id, entry) = self.waiting.first_key_value()?;
-        let full = self.sent.len() >= self.limits.requests_max || self.sent_bytes + entry.cost > self.limits.bytes_max;
-        if full && !self.sent.is_empty() {
+        let accesses = self.sent.len() - self.sent_actions;
+        let full = accesses >= self.limits.requests_max || self.sent_bytes + entry.cost > self.limits.bytes_max;
+        if full && accesses > 0 && entry.class.is_access() {
             return None;
         }
         let (_, entry) = self.waiting.pop_first()?;
         self.sent_bytes += entry.cost;
+        self.sent_actions += usize::from(!entry.class.is_access());
         let entry = self.sent.entry(id).or_insert(entry);
         entry.attempt = Some(session);
         Some(RequestToSend { session, id, request: &entry.request })
@@ -277,6 +328,7 @@ impl<R> ForwarderState<R> {
         }
         let mut entry = self.sent.remove(&id)?;
         self.sent_bytes -= entry.cost;
+        self.sent_actions -= usize::from(!entry.class.is_access());
         if end == AttemptEnd::Answered {
             self.backoff = self.limits.backoff_min;
             self.suspend_if_drained(now);
@@ -293,7 +345,7 @@ impl<R> ForwarderState<R> {
             AttemptEnd::Lost => entry.former = FormerAttempts::InDoubt,
         }
         entry.attempt = None;
-        if entry.once_only && entry.former == FormerAttempts::Over {
+        if entry.class.is_once_only() && entry.former == FormerAttempts::Over {
             over = Some(entry.request);
         } else {
             self.waiting.insert(id, entry);
@@ -310,7 +362,7 @@ impl<R> ForwarderState<R> {
             match end {
                 AttemptEnd::Answered => return self.waiting.remove(&id).map(|entry| entry.request),
                 AttemptEnd::NotExecuted => entry.former = FormerAttempts::None,
-                AttemptEnd::OwnerStopped if entry.once_only => {
+                AttemptEnd::OwnerStopped if entry.class.is_once_only() => {
                     return self.waiting.remove(&id).map(|entry| entry.request);
                 }
                 AttemptEnd::OwnerStopped => entry.former = FormerAttempts::Over,
@@ -318,7 +370,8 @@ impl<R> ForwarderState<R> {
             }
         } else if self.unresolved.get(&id).is_some_and(|(entry, _)| of_attempt(entry)) {
             let (mut entry, _) = self.unresolved.remove(&id)?;
-            if end != AttemptEnd::NotExecuted {
+            // One that may not be sent any more fails as if its outcome were unknown.
+            if end != AttemptEnd::NotExecuted || entry.is_older_than(self.table) {
                 return Some(entry.request);
             }
             (entry.former, entry.attempt) = (FormerAttempts::None, None);
@@ -350,7 +403,7 @@ impl<R> ForwarderState<R> {
             entry.former = FormerAttempts::InDoubt;
             self.waiting.insert(id, entry);
         }
-        self.sent_bytes = 0;
+        (self.sent_bytes, self.sent_actions) = (0, 0);
         self.suspend_after(Duration::ZERO, now);
     }
 
@@ -404,7 +457,7 @@ impl<R> ForwarderState<R> {
 
     /// Takes out all requests.
     pub fn take_all(&mut self) -> Vec<R> {
-        self.sent_bytes = 0;
+        (self.sent_bytes, self.sent_actions) = (0, 0);
         let unresolved = std::mem::take(&mut self.unresolved).into_values().map(|(entry, _)| entry);
         let all = std::mem::take(&mut self.sent).into_values().chain(std::mem::take(&mut self.waiting).into_values());
         all.chain(unresolved).map(|entry| entry.request).collect()

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::wire::{ForwardRefusal, ForwarderStart};
+use crate::wire::{ForwardRefusal, ForwarderStart, RequestClass};
 
 /// Number of a connection, never given twice.
 pub type PeerNumber = u64;
@@ -54,8 +54,12 @@ struct OwnerSession {
     volume: String,
     start: ForwarderStart,
     phase: SessionPhase,
-    /// Requests that the device is executing.
-    executing: usize,
+    /// Accesses that the device is executing.
+    accesses: usize,
+    /// Reservation actions that are being executed.
+    actions: usize,
+    /// Number of the newest reservation table that the forwarder has adopted.
+    adopted: u64,
     /// Requests that have not been answered, and their bytes.
     unanswered: usize,
     bytes: usize,
@@ -65,6 +69,18 @@ struct OwnerSession {
 struct OfferedVolume {
     term: u64,
     suspended: bool,
+    /// Number of the reservation table; a volume without reservations has one number all the time.
+    table: u64,
+}
+
+impl OwnerSession {
+    fn is_executing(&self) -> bool {
+        self.accesses + self.actions > 0
+    }
+
+    fn executing_of(&mut self, class: RequestClass) -> &mut usize {
+        if class.is_access() { &mut self.accesses } else { &mut self.actions }
+    }
 }
 
 /// Sessions of all volumes that a daemon owns.
@@ -75,6 +91,8 @@ struct OfferedVolume {
 ///   have ended.
 /// - F3: an ended start has no open session, and opens none.
 /// - F4: a suspended volume admits nothing.
+/// - R1, R5: once [`is_adopted`](Self::is_adopted) is true of a table, no access that an older one has admitted is being
+///   executed or will be: each open session has adopted the table or was opened with it, and ended ones have drained.
 #[derive(Debug, Default)]
 pub struct OwnerSessions {
     volumes: BTreeMap<String, OfferedVolume>,
@@ -86,6 +104,8 @@ pub struct OwnerSessions {
     ended: BTreeSet<ForwarderStart>,
     /// Start that each connection belongs to, and the highest number of a session that was asked for over it.
     peers: BTreeMap<PeerNumber, (ForwarderStart, u64)>,
+    /// Number of the newest reservation table of any volume.
+    newest_table: u64,
 }
 
 impl OwnerSessions {
@@ -95,7 +115,8 @@ impl OwnerSessions {
             return false;
         }
         self.moved.remove(volume);
-        self.volumes.insert(volume.to_owned(), OfferedVolume { term, suspended: false });
+        self.volumes.insert(volume.to_owned(), OfferedVolume { term, suspended: false, table: 0 });
+        self.change_table(volume);
         true
     }
 
@@ -125,12 +146,12 @@ impl OwnerSessions {
 
     /// Returns whether the device of a volume is executing a request of a forwarder.
     pub fn is_executing(&self, volume: &str) -> bool {
-        self.sessions.values().any(|session| session.volume == volume && session.executing > 0)
+        self.sessions.values().any(|session| session.volume == volume && session.is_executing())
     }
 
     /// Returns whether any device is executing a request of a start.
     pub fn is_executing_for(&self, start: &ForwarderStart) -> bool {
-        self.sessions.values().any(|session| session.start == *start && session.executing > 0)
+        self.sessions.values().any(|session| session.start == *start && session.is_executing())
     }
 
     /// Returns the volume of an open session.
@@ -168,7 +189,16 @@ impl OwnerSessions {
         self.peers.insert(key.0, (start, key.1));
         self.end_where(|session, _| session.start == start && session.volume == volume);
         let phase = SessionPhase::Opening;
-        let session = OwnerSession { volume: volume.to_owned(), start, phase, executing: 0, unanswered: 0, bytes: 0 };
+        let session = OwnerSession {
+            volume: volume.to_owned(),
+            start,
+            phase,
+            accesses: 0,
+            actions: 0,
+            adopted: 0,
+            unanswered: 0,
+            bytes: 0,
+        };
         self.sessions.insert(key, session);
         Ok(())
     }
@@ -206,14 +236,15 @@ impl OwnerSessions {
             Some(_) if self.ended.contains(&start) => ForwardRefusal::StartEnded,
             Some(offered) if offered.suspended => ForwardRefusal::Moving,
             Some(offered) => {
-                let term = offered.term;
+                let (term, table) = (offered.term, offered.table);
                 let former =
-                    |other: &OwnerSession| other.start == start && other.volume == volume && other.executing > 0;
+                    |other: &OwnerSession| other.start == start && other.volume == volume && other.is_executing();
                 if self.sessions.values().any(former) {
                     return OpenStep::Wait;
                 }
                 if let Some(session) = self.sessions.get_mut(&key) {
                     session.phase = SessionPhase::Open;
+                    session.adopted = table;
                 }
                 return OpenStep::Open { term };
             }
@@ -227,7 +258,7 @@ impl OwnerSessions {
     ///
     /// # Errors
     /// The reason for which it must not be executed.
-    pub fn admit(&mut self, key: ForwardSessionKey, cost: usize) -> Result<(), AdmitRefused> {
+    pub fn admit(&mut self, key: ForwardSessionKey, class: RequestClass, cost: usize) -> Result<(), AdmitRefused> {
         let refused = |refusal| Err(AdmitRefused::Refusal(refusal));
         let Some(session) = self.sessions.get_mut(&key).filter(|session| session.phase == SessionPhase::Open) else {
             return refused(ForwardRefusal::NoSession);
@@ -241,16 +272,16 @@ impl OwnerSessions {
         if too_many || (session.unanswered > 0 && session.bytes + cost > SESSION_BYTES_MAX) {
             return Err(AdmitRefused::TooMany);
         }
-        session.executing += 1;
+        *session.executing_of(class) += 1;
         session.unanswered += 1;
         session.bytes += cost;
         Ok(())
     }
 
     /// Notes that the device has executed an admitted request.
-    pub fn executed(&mut self, key: ForwardSessionKey) {
+    pub fn executed(&mut self, key: ForwardSessionKey, class: RequestClass) {
         let session = self.sessions.get_mut(&key).expect("a session stays while it has requests");
-        session.executing -= 1;
+        *session.executing_of(class) -= 1;
     }
 
     /// Notes that the answer to an executed request has been queued, or cannot be sent any more.
@@ -259,6 +290,55 @@ impl OwnerSessions {
         session.unanswered -= 1;
         session.bytes -= cost;
         self.remove_if_over(key);
+    }
+
+    /// Notes that the reservation table of a volume is another one; returns its number, which is higher than any before.
+    pub fn change_table(&mut self, volume: &str) -> u64 {
+        self.newest_table += 1;
+        if let Some(offered) = self.volumes.get_mut(volume) {
+            offered.table = self.newest_table;
+        }
+        self.newest_table
+    }
+
+    /// Returns the number of the reservation table of a volume that is offered.
+    pub fn table(&self, volume: &str) -> Option<u64> {
+        self.volumes.get(volume).map(|offered| offered.table)
+    }
+
+    /// Notes that the forwarder of a session has adopted the reservation table with a number.
+    pub fn adopted(&mut self, key: ForwardSessionKey, number: u64) {
+        let Some(session) = self.sessions.get_mut(&key).filter(|session| session.phase == SessionPhase::Open) else {
+            return;
+        };
+        let newest = self.volumes.get(&session.volume).map_or(0, |offered| offered.table);
+        session.adopted = session.adopted.max(number.min(newest));
+    }
+
+    /// Ends the open sessions of a volume that have not adopted the table with a number, if they have had their time or the
+    /// volume is suspended, so that they cannot drain; returns those.
+    pub fn end_unadopted(&mut self, volume: &str, number: u64, late: bool) -> Vec<ForwardSessionKey> {
+        if !late && !self.is_suspended(volume) {
+            return Vec::new();
+        }
+        self.end_where(|session, _| {
+            session.volume == volume && session.adopted < number && session.phase == SessionPhase::Open
+        })
+    }
+
+    /// Returns whether a volume that is offered is suspended.
+    pub fn is_suspended(&self, volume: &str) -> bool {
+        self.volumes.get(volume).is_some_and(|offered| offered.suspended)
+    }
+
+    /// Returns whether no access that a table before the one with this number has admitted is being executed or will be.
+    pub fn is_adopted(&self, volume: &str, number: u64) -> bool {
+        self.sessions.values().all(|session| match session.phase {
+            _ if session.volume != volume || session.adopted >= number => true,
+            SessionPhase::Opening => true,
+            SessionPhase::Open => false,
+            SessionPhase::Ended => session.accesses == 0,
+        })
     }
 
     /// Returns whether a session has requests that have not been answered.

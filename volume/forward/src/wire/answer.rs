@@ -5,6 +5,7 @@ use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWri
 
 use super::failure::{read_error, write_error};
 use super::fields::{read_end, read_geometry, read_text, write_geometry, write_text};
+use super::reservation::{NumberedTable, ReservationOutcome, read_outcome, write_outcome};
 use super::{MAP_RUNS_MAX, MessageParts, TEXT_MAX, TRANSFER_MAX, VERSION};
 
 /// Answer of the owner of a volume.
@@ -16,6 +17,9 @@ pub enum ForwardAnswer {
         term: u64,
         /// Geometry of the volume.
         geometry: Geometry,
+        /// Reservations of the volume, which the forwarder adopts before it sends anything in the session; `None` if the
+        /// volume cannot be reserved.
+        reservations: Option<NumberedTable>,
     },
     /// The request was not executed, and never will be.
     Refused(ForwardRefusal),
@@ -25,6 +29,8 @@ pub enum ForwardAnswer {
     Data(BufList),
     /// The request failed with an error of the owner's device.
     Failed(Error),
+    /// The reservation action was executed or refused, and all forwarders have adopted the table.
+    Reserved(ReservationOutcome),
     /// Map of a beginning of the extent that was asked for.
     Mapped(ExtentMap),
 }
@@ -94,9 +100,11 @@ impl ForwardAnswer {
         let mut writer = PayloadWriter::with_capacity(64);
         let mut payload = BufList::new();
         match self {
-            Self::Opened { term, geometry } => {
+            Self::Opened { term, geometry, reservations } => {
                 writer.u8(1).u16(VERSION).u64(*term);
                 write_geometry(&mut writer, geometry);
+                writer.u64(reservations.as_ref().map_or(0, |reservations| reservations.number));
+                payload = reservations.as_ref().map(NumberedTable::payload).unwrap_or_default();
             }
             Self::Refused(refusal) => {
                 writer.u8(2);
@@ -112,6 +120,10 @@ impl ForwardAnswer {
             Self::Failed(error) => {
                 writer.u8(5);
                 write_error(&mut writer, error);
+            }
+            Self::Reserved(outcome) => {
+                writer.u8(7);
+                payload = write_outcome(&mut writer, outcome);
             }
             Self::Mapped(map) => {
                 let runs = &map.runs()[..map.runs().len().min(MAP_RUNS_MAX)];
@@ -136,7 +148,7 @@ impl ForwardAnswer {
     pub fn decode(front: &[u8], data: BufList) -> Result<Self, MalformedPayload> {
         let mut reader = PayloadReader::new(front, "an answer of the owner of a volume");
         let code = reader.u8()?;
-        if (code != 4 && !data.is_empty()) || data.len() > TRANSFER_MAX as usize {
+        if (!matches!(code, 1 | 4 | 7) && !data.is_empty()) || data.len() > TRANSFER_MAX as usize {
             return Err(reader.malformed());
         }
         let answer = match code {
@@ -146,13 +158,15 @@ impl ForwardAnswer {
                 if version == 0 {
                     return Err(reader.malformed());
                 }
-                Self::Opened { term, geometry }
+                let reservations = NumberedTable::read(reader.u64()?, &data, &reader)?;
+                Self::Opened { term, geometry, reservations }
             }
             2 => Self::Refused(ForwardRefusal::read(&mut reader)?),
             3 => Self::Done,
             4 => Self::Data(data),
             5 => Self::Failed(read_error(&mut reader)?),
             6 => Self::Mapped(read_map(&mut reader)?),
+            7 => Self::Reserved(read_outcome(&mut reader, &data)?),
             _ => return Err(reader.malformed()),
         };
         read_end(&reader)?;

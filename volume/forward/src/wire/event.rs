@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use forebay_block::Geometry;
+use forebay_block::{BufList, Geometry};
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
-use super::TEXT_MAX;
 use super::fields::{read_end, read_geometry, read_text, write_geometry, write_text};
+use super::reservation::NumberedTable;
+use super::{MessageParts, TEXT_MAX};
 
 /// Event of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +18,13 @@ pub enum ForwardEvent {
         session: u64,
         /// Geometry from now on.
         geometry: Geometry,
+    },
+    /// The reservations of the volume have changed; the forwarder tells the owner when it has adopted them.
+    Reservations {
+        /// Number of the session.
+        session: u64,
+        /// Table from now on.
+        table: NumberedTable,
     },
     /// The session has ended: every request that was executed in it has been answered before this.
     Ended {
@@ -55,17 +63,22 @@ impl ForwardEvent {
     /// Returns the number of the session.
     pub fn session(&self) -> u64 {
         match self {
-            Self::Size { session, .. } | Self::Ended { session, .. } => *session,
+            Self::Size { session, .. } | Self::Reservations { session, .. } | Self::Ended { session, .. } => *session,
         }
     }
 
     /// Encodes the event.
-    pub fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self) -> MessageParts {
         let mut writer = PayloadWriter::new();
+        let mut payload = BufList::new();
         match self {
             Self::Size { session, geometry } => {
                 writer.u8(1).u64(*session);
                 write_geometry(&mut writer, geometry);
+            }
+            Self::Reservations { session, table } => {
+                writer.u8(3).u64(*session).u64(table.number);
+                payload = table.payload();
             }
             Self::Ended { session, why } => {
                 let (code, text) = match why {
@@ -78,16 +91,20 @@ impl ForwardEvent {
                 write_text(&mut writer, text, TEXT_MAX);
             }
         }
-        writer.finish()
+        (writer.finish(), payload)
     }
 
-    /// Decodes an event.
+    /// Decodes an event, which owns the data segment from then on.
     ///
     /// # Errors
     /// If it is malformed.
-    pub fn decode(front: &[u8]) -> Result<Self, MalformedPayload> {
+    pub fn decode(front: &[u8], data: BufList) -> Result<Self, MalformedPayload> {
         let mut reader = PayloadReader::new(front, "an event of the owner of a volume");
-        let event = match reader.u8()? {
+        let code = reader.u8()?;
+        if code != 3 && !data.is_empty() {
+            return Err(reader.malformed());
+        }
+        let event = match code {
             1 => Self::Size { session: reader.u64()?, geometry: read_geometry(&mut reader)? },
             2 => {
                 let (session, code) = (reader.u64()?, reader.u8()?);
@@ -99,6 +116,11 @@ impl ForwardEvent {
                     _ => SessionEndReason::Other(text),
                 };
                 Self::Ended { session, why }
+            }
+            3 => {
+                let (session, number) = (reader.u64()?, reader.u64()?);
+                let table = NumberedTable::read(number, &data, &reader)?.ok_or(reader.malformed())?;
+                Self::Reservations { session, table }
             }
             _ => return Err(reader.malformed()),
         };

@@ -1,9 +1,11 @@
 //! Requests of a forwarder.
 
+use forebay_block::reservation::{HostId, ReservationAction};
 use forebay_block::{Advice, BlockRequest, BufList, Extent};
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
 use super::fields::{read_advice, read_end, read_extent, read_flag, read_text, write_advice, write_extent, write_text};
+use super::reservation::{read_action, read_host, write_action, write_host};
 use super::{ForwarderStart, MessageParts, TRANSFER_MAX, VERSION, VOLUME_MAX};
 
 /// Request of a forwarder to the owner of a volume.
@@ -25,11 +27,41 @@ pub enum ForwardRequest {
         /// Request to execute.
         request: VolumeRequest,
     },
+    /// Tells that the forwarder has adopted a reservation table: all requests that an earlier one has admitted have completed.
+    Adopted {
+        /// Number of the session.
+        session: u64,
+        /// Number of the table.
+        number: u64,
+    },
     /// Ends a session.
     Close {
         /// Number of the session.
         session: u64,
     },
+}
+
+/// Class of a request to a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestClass {
+    /// Access of a host, which has the same result if it is executed twice.
+    Repeatable,
+    /// Access of a host that is not executed twice.
+    OnceOnly,
+    /// Reservation action, which is not executed twice, and which no reservation table admits or forbids.
+    Reservation,
+}
+
+impl RequestClass {
+    /// Returns whether executing the request twice may have another result than executing it once.
+    pub fn is_once_only(self) -> bool {
+        self != Self::Repeatable
+    }
+
+    /// Returns whether a reservation table decides whether the request is allowed.
+    pub fn is_access(self) -> bool {
+        self != Self::Reservation
+    }
 }
 
 /// Request to a volume.
@@ -39,6 +71,8 @@ pub enum VolumeRequest {
     Submit(BlockRequest, Advice),
     /// Maps the stored extents, as many as fit into an answer.
     Map(Extent),
+    /// Executes a reservation action of a host.
+    Reserve(HostId, ReservationAction),
 }
 
 impl VolumeRequest {
@@ -61,6 +95,11 @@ impl VolumeRequest {
                 writer.u8(3).u64(session);
                 write_extent(&mut writer, *extent);
             }
+            Self::Reserve(host, action) => {
+                writer.u8(6).u64(session);
+                write_host(&mut writer, host);
+                write_action(&mut writer, action);
+            }
             Self::Submit(request, advice) => {
                 writer.u8(4).u64(session);
                 write_advice(&mut writer, *advice);
@@ -70,9 +109,13 @@ impl VolumeRequest {
         (writer.finish(), payload)
     }
 
-    /// Returns whether executing the request twice may have another result than executing it once.
-    pub fn is_once_only(&self) -> bool {
-        matches!(self, Self::Submit(BlockRequest::CompareAndWrite { .. }, _))
+    /// Returns what a forwarder and an owner have to know of the request.
+    pub fn class(&self) -> RequestClass {
+        match self {
+            Self::Submit(BlockRequest::CompareAndWrite { .. }, _) => RequestClass::OnceOnly,
+            Self::Submit(..) | Self::Map(_) => RequestClass::Repeatable,
+            Self::Reserve(..) => RequestClass::Reservation,
+        }
     }
 }
 
@@ -87,6 +130,9 @@ impl ForwardRequest {
             }
             Self::Close { session } => {
                 writer.u8(2).u64(*session);
+            }
+            Self::Adopted { session, number } => {
+                writer.u8(5).u64(*session).u64(*number);
             }
             Self::Volume { session, request } => return request.encode(*session),
         }
@@ -117,6 +163,12 @@ impl ForwardRequest {
                 let (session, advice) = (reader.u64()?, read_advice(&mut reader)?);
                 let request = read_block(&mut reader, payload.take())?;
                 Self::Volume { session, request: VolumeRequest::Submit(request, advice) }
+            }
+            5 => Self::Adopted { session: reader.u64()?, number: reader.u64()? },
+            6 => {
+                let (session, host) = (reader.u64()?, read_host(&mut reader)?);
+                let action = read_action(&mut reader)?;
+                Self::Volume { session, request: VolumeRequest::Reserve(host, action) }
             }
             _ => return Err(reader.malformed()),
         };

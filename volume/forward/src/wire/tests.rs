@@ -1,3 +1,7 @@
+use forebay_block::reservation::{
+    EventKind, HOST_ID_LEN_MAX, HostId, REGISTRANTS_MAX, Refusal, ReservationAction, ReservationChange,
+    ReservationTable, ReservationType,
+};
 use forebay_block::{Advice, BlockRequest, BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry};
 use forebay_reactor::Buf;
 use proptest::prelude::*;
@@ -42,6 +46,80 @@ fn advice() -> impl Strategy<Value = Advice> {
     })
 }
 
+fn host() -> impl Strategy<Value = HostId> {
+    prop::collection::vec(any::<u8>(), 1..HOST_ID_LEN_MAX).prop_map(|bytes| HostId::new(&bytes).expect("a host"))
+}
+
+fn action() -> impl Strategy<Value = ReservationAction> {
+    let (key, known, persist) = (any::<u64>, any::<Option<u64>>, any::<Option<bool>>);
+    let kind = || prop::sample::select(ReservationType::ALL.to_vec());
+    prop_oneof![
+        (known(), key(), persist()).prop_map(|(current, new, persist)| ReservationAction::Register {
+            current,
+            new,
+            persist
+        }),
+        (key(), persist()).prop_map(|(key, persist)| ReservationAction::Add { key, persist }),
+        (known(), key(), persist()).prop_map(|(current, new, persist)| ReservationAction::Replace {
+            current,
+            new,
+            persist
+        }),
+        (known(), persist()).prop_map(|(current, persist)| ReservationAction::Remove { current, persist }),
+        (key(), key(), host(), any::<bool>(), persist()).prop_map(|(key, new, to, unregister, persist)| {
+            ReservationAction::Move { key, new, to, unregister, persist }
+        }),
+        (key(), kind()).prop_map(|(key, kind)| ReservationAction::Reserve { key, kind }),
+        (known(), kind()).prop_map(|(key, kind)| ReservationAction::Release { key, kind }),
+        known().prop_map(|key| ReservationAction::Clear { key }),
+        (key(), key(), kind(), any::<bool>()).prop_map(|(key, victim, kind, abort)| ReservationAction::Preempt {
+            key,
+            victim,
+            kind,
+            abort
+        }),
+        prop::sample::select(vec![
+            ReservationAction::HoldWhole,
+            ReservationAction::LetGoWhole,
+            ReservationAction::Reset
+        ]),
+    ]
+}
+
+/// Tables as actions of few hosts leave them.
+fn table() -> impl Strategy<Value = NumberedTable> {
+    let step = (0..4_u8, 1..4_u64, 1..4_u64, 0..5_usize);
+    (1..u64::MAX, prop::collection::vec(step, 0..20)).prop_map(|(number, steps)| {
+        let mut table = ReservationTable::new();
+        for (host, key, victim, step) in steps {
+            let host = HostId::new(&[host]).expect("a host");
+            let kind = ReservationType::WriteExclusiveRegistrants;
+            let action = match step {
+                0 | 1 => ReservationAction::Register { current: None, new: key, persist: Some(true) },
+                2 => ReservationAction::Reserve { key, kind },
+                3 => ReservationAction::Preempt { key, victim, kind, abort: false },
+                _ => ReservationAction::Release { key: None, kind },
+            };
+            let _ = table.apply(&host, &action);
+        }
+        NumberedTable { number, table: table.into() }
+    })
+}
+
+fn outcome() -> impl Strategy<Value = ReservationOutcome> {
+    prop_oneof![
+        prop::collection::vec(host(), 0..5).prop_map(|abort| Ok(ReservationChange { abort })),
+        prop::sample::select(vec![
+            Refusal::Conflict,
+            Refusal::Invalid,
+            Refusal::WrongKind,
+            Refusal::TooMany,
+            Refusal::Unsupported
+        ])
+        .prop_map(Err),
+    ]
+}
+
 fn request() -> impl Strategy<Value = ForwardRequest> {
     prop_oneof![
         ("[a-zß/]{0,40}", any::<[u8; 16]>(), 1..u64::MAX).prop_map(|(volume, start, session)| ForwardRequest::Open {
@@ -50,6 +128,11 @@ fn request() -> impl Strategy<Value = ForwardRequest> {
             session
         }),
         any::<u64>().prop_map(|session| ForwardRequest::Close { session }),
+        (any::<u64>(), any::<u64>()).prop_map(|(session, number)| ForwardRequest::Adopted { session, number }),
+        (any::<u64>(), host(), action()).prop_map(|(session, host, action)| ForwardRequest::Volume {
+            session,
+            request: VolumeRequest::Reserve(host, action)
+        }),
         (any::<u64>(), extent())
             .prop_map(|(session, extent)| ForwardRequest::Volume { session, request: VolumeRequest::Map(extent) }),
         (any::<u64>(), block(), advice()).prop_map(|(session, block, advice)| ForwardRequest::Volume {
@@ -125,7 +208,9 @@ fn refusal() -> impl Strategy<Value = ForwardRefusal> {
 
 fn answer() -> impl Strategy<Value = ForwardAnswer> {
     prop_oneof![
-        (any::<u64>(), geometry()).prop_map(|(term, geometry)| ForwardAnswer::Opened { term, geometry }),
+        (any::<u64>(), geometry(), prop::option::of(table()))
+            .prop_map(|(term, geometry, reservations)| { ForwardAnswer::Opened { term, geometry, reservations } }),
+        outcome().prop_map(ForwardAnswer::Reserved),
         refusal().prop_map(ForwardAnswer::Refused),
         Just(ForwardAnswer::Done),
         bytes().prop_map(ForwardAnswer::Data),
@@ -144,6 +229,7 @@ fn event() -> impl Strategy<Value = ForwardEvent> {
     prop_oneof![
         (any::<u64>(), geometry()).prop_map(|(session, geometry)| ForwardEvent::Size { session, geometry }),
         (any::<u64>(), why).prop_map(|(session, why)| ForwardEvent::Ended { session, why }),
+        (any::<u64>(), table()).prop_map(|(session, table)| ForwardEvent::Reservations { session, table }),
     ]
 }
 
@@ -195,10 +281,13 @@ proptest! {
 
     #[test]
     fn events_round_trip_and_no_truncation_is_accepted(event in event()) {
-        let front = event.encode();
-        prop_assert_eq!(ForwardEvent::decode(&front), Ok(event));
+        let (front, data) = event.encode();
+        prop_assert_eq!(ForwardEvent::decode(&front, data.clone()), Ok(event));
         for len in 0..front.len() {
-            prop_assert!(ForwardEvent::decode(&front[..len]).is_err());
+            prop_assert!(ForwardEvent::decode(&front[..len], data.clone()).is_err());
+        }
+        if !data.is_empty() {
+            prop_assert!(ForwardEvent::decode(&front, data.slice(0..data.len() - 2)).is_err());
         }
     }
 
@@ -238,6 +327,36 @@ fn impossible_requests_are_refused() {
     // Data behind a request that has none.
     let (front, _) = submit(BlockRequest::Flush).encode(1);
     assert!(ForwardRequest::decode(&front, zeroes(1)).is_err());
+}
+
+#[test]
+fn the_largest_table_fits() {
+    let mut table = ReservationTable::new();
+    let host = |number: u64| {
+        let mut bytes = [7; HOST_ID_LEN_MAX];
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        HostId::new(&bytes).expect("a host")
+    };
+    let kind = ReservationType::WriteExclusiveRegistrants;
+    for number in 0..REGISTRANTS_MAX as u64 {
+        table.apply(&host(number), &ReservationAction::Add { key: 1, persist: None }).expect("registered");
+    }
+    // Events that all hosts are told.
+    for _ in 0..3 {
+        table.apply(&host(0), &ReservationAction::Reserve { key: 1, kind }).expect("reserved");
+        table.apply(&host(0), &ReservationAction::Release { key: None, kind }).expect("released");
+    }
+    assert_eq!(table.events_after(0).next().map(|event| event.kind), Some(EventKind::Released));
+    table.apply(&host(0), &ReservationAction::Reserve { key: 1, kind }).expect("reserved");
+    let event = ForwardEvent::Reservations { session: 1, table: NumberedTable { number: 1, table: table.into() } };
+    let (front, data) = event.encode();
+    assert!(data.len() < RESERVATIONS_MAX, "{}", data.len());
+    let Ok(ForwardEvent::Reservations { table, .. }) = ForwardEvent::decode(&front, data) else { panic!("a table") };
+    assert_eq!(table.table.registrants().len(), REGISTRANTS_MAX);
+    let abort: Vec<HostId> = (0..REGISTRANTS_MAX as u64).map(host).collect();
+    let (front, data) = ForwardAnswer::Reserved(Ok(ReservationChange { abort: abort.clone() })).encode();
+    let Ok(ForwardAnswer::Reserved(Ok(change))) = ForwardAnswer::decode(&front, data) else { panic!("an outcome") };
+    assert_eq!(change.abort, abort);
 }
 
 #[test]

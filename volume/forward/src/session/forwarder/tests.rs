@@ -7,15 +7,18 @@ use super::*;
 #[derive(Debug, Clone)]
 enum Event {
     Push {
-        once_only: bool,
+        class: RequestClass,
         cost: usize,
     },
+    /// Another table is adopted in the session, or without one.
+    Adopt,
     Owner(Option<u64>),
     /// The forwarder asks for a session, if it would.
     Ask,
     /// The owner ends former sessions and opens the one that was asked for.
     Opened {
         term: u64,
+        new_table: bool,
     },
     OpenFailed,
     Send,
@@ -31,13 +34,18 @@ enum Event {
     Late(u64),
 }
 
+fn class() -> impl Strategy<Value = RequestClass> {
+    prop::sample::select(vec![RequestClass::Repeatable, RequestClass::OnceOnly, RequestClass::Reservation])
+}
+
 fn event() -> impl Strategy<Value = Event> {
     let index = any::<prop::sample::Index>;
     prop_oneof![
-        8 => (any::<bool>(), 0..50_usize).prop_map(|(once_only, cost)| Event::Push { once_only, cost }),
+        8 => (class(), 0..50_usize).prop_map(|(class, cost)| Event::Push { class, cost }),
+        2 => Just(Event::Adopt),
         2 => prop::option::of(0..3_u64).prop_map(Event::Owner),
         6 => Just(Event::Ask),
-        6 => (0..3_u64).prop_map(|term| Event::Opened { term }),
+        6 => (0..3_u64, prop::bool::weighted(0.3)).prop_map(|(term, new_table)| Event::Opened { term, new_table }),
         1 => Just(Event::OpenFailed),
         12 => Just(Event::Send),
         8 => index().prop_map(Event::Execute),
@@ -54,7 +62,9 @@ fn event() -> impl Strategy<Value = Event> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Known {
     number: u64,
-    once_only: bool,
+    class: RequestClass,
+    /// Table that has admitted it, at the latest.
+    table: u64,
 }
 
 /// Attempt that an owner may still execute.
@@ -62,7 +72,7 @@ struct Known {
 struct Attempt {
     session: u64,
     id: u64,
-    request: u64,
+    request: Known,
     executed: bool,
 }
 
@@ -72,13 +82,15 @@ struct Model {
     /// Attempts in former sessions whose answers may still arrive.
     late: Vec<Attempt>,
     executions: BTreeMap<u64, u32>,
-    once_only: BTreeSet<u64>,
     over: BTreeSet<u64>,
     pushed: u64,
     sent_last: Option<u64>,
     /// Newest session and the term of the newest one that was opened.
     session: u64,
     term: u64,
+    /// Newest table, and the one that the session was opened with.
+    table: u64,
+    opened_with: u64,
     time: u64,
 }
 
@@ -92,11 +104,16 @@ impl Model {
         for one in over {
             let request = match one {
                 Resolution::TimedOut(request) => {
-                    prop_assert!(!self.attempts.iter().any(|attempt| attempt.request == request.number));
+                    prop_assert!(!self.attempts.iter().any(|attempt| attempt.request == request));
+                    request
+                }
+                Resolution::Outdated(request) => {
+                    prop_assert!(request.class.is_access() && request.table < self.table);
+                    prop_assert!(!self.attempts.iter().any(|attempt| attempt.request == request));
                     request
                 }
                 Resolution::OutcomeUnknown(request) => {
-                    prop_assert!(request.once_only);
+                    prop_assert!(request.class.is_once_only());
                     request
                 }
             };
@@ -124,12 +141,14 @@ proptest! {
         for event in events {
             let time = at(model.time);
             match event {
-                Event::Push { once_only, cost } => {
-                    if once_only {
-                        model.once_only.insert(model.pushed);
-                    }
-                    state.push(Known { number: model.pushed, once_only }, cost, once_only, time);
+                Event::Push { class, cost } => {
+                    let request = Known { number: model.pushed, class, table: model.table };
+                    state.push(request, if class.is_access() { cost } else { 0 }, class, time);
                     model.pushed += 1;
+                }
+                Event::Adopt => {
+                    model.table += 1;
+                    state.adopt(model.table);
                 }
                 Event::Owner(owner) => {
                     state.set_owner(owner, None, time);
@@ -138,30 +157,36 @@ proptest! {
                     model.session += 1;
                     state.begin_open(model.session);
                 }
-                Event::Opened { term } if state.session() == Some(model.session) && !state.is_open() => {
+                Event::Opened { term, new_table } if state.session() == Some(model.session) && !state.is_open() => {
                         // What an owner guarantees: former attempts are executed by now, or never.
                         model.late.append(&mut model.attempts);
                         model.sent_last = None;
                         let higher = term >= model.term;
-                        let opened = state.opened(model.session, term, time);
+                        prop_assert_eq!(state.is_awaited(model.session, term), higher);
+                        model.table += u64::from(higher && new_table);
+                        let opened = state.opened(model.session, term, model.table, time);
                         prop_assert_eq!(opened.is_some(), higher);
+                        if higher {
+                            model.opened_with = model.table;
+                        }
                         model.timed_out(opened.unwrap_or_default())?;
                         model.term = model.term.max(term);
                 }
                 Event::OpenFailed => state.open_failed(model.session, SessionFailure::Retry, time),
                 Event::Send => {
                     if let Some(next) = state.next_to_send() {
-                        let (session, id, request) = (next.session, next.id, next.request.number);
+                        let (session, id, request) = (next.session, next.id, next.request.clone());
                         prop_assert_eq!(session, model.session);
                         prop_assert!(!model.attempts.iter().any(|attempt| attempt.request == request), "two attempts");
-                        prop_assert!(!model.over.contains(&request));
-                        let former = model.executions.get(&request).copied().unwrap_or(0);
-                        prop_assert!(former == 0 || !model.once_only.contains(&request), "executed again");
+                        prop_assert!(!model.over.contains(&request.number));
+                        prop_assert!(!request.class.is_access() || request.table >= model.opened_with, "outdated");
+                        let former = model.executions.get(&request.number).copied().unwrap_or(0);
+                        prop_assert!(former == 0 || !request.class.is_once_only(), "executed again");
                         prop_assert!(model.sent_last < Some(id), "out of order");
                         model.sent_last = Some(id);
                         model.attempts.push(Attempt { session, id, request, executed: false });
-                        let (_, sent) = state.counts();
-                        prop_assert!(sent <= 3);
+                        let accesses = |attempt: &&Attempt| attempt.session == session && attempt.request.class.is_access();
+                        prop_assert!(model.attempts.iter().filter(accesses).count() <= 3);
                     }
                 }
                 Event::Execute(index) if !model.attempts.is_empty() => {
@@ -169,7 +194,7 @@ proptest! {
                     let attempt = &mut model.attempts[at];
                     if !attempt.executed {
                         attempt.executed = true;
-                        *model.executions.entry(attempt.request).or_default() += 1;
+                        *model.executions.entry(attempt.request.number).or_default() += 1;
                     }
                 }
                 Event::Answer(index) | Event::Stopped(index) | Event::Refuse(index)
@@ -185,8 +210,8 @@ proptest! {
                     if attempt.executed == (end != AttemptEnd::NotExecuted) {
                         if at < now { model.attempts.swap_remove(at) } else { model.late.swap_remove(at - now) };
                         if let Some(request) = state.answered(attempt.session, attempt.id, end, time) {
-                            prop_assert_eq!(request.number, attempt.request);
-                            prop_assert!(end == AttemptEnd::Answered || request.once_only);
+                            prop_assert_eq!(&request, &attempt.request);
+                            prop_assert!(end == AttemptEnd::Answered || request.class.is_once_only());
                             model.finish(&request)?;
                         } else if end == AttemptEnd::Answered {
                             prop_assert!(state.session() != Some(attempt.session), "a lost answer");
@@ -205,7 +230,7 @@ proptest! {
                     for attempt in attempts.collect::<Vec<_>>() {
                         let over = state.answered(attempt.session, attempt.id, AttemptEnd::Lost, time);
                         if let Some(request) = over {
-                            prop_assert!(request.once_only && attempt.session != model.session);
+                            prop_assert!(request.class.is_once_only() && attempt.session != model.session);
                             model.finish(&request)?;
                         }
                     }
@@ -220,6 +245,11 @@ proptest! {
                 }
                 _ => {}
             }
+            if state.has_drained(model.table) {
+                // R1: nothing that an older table has admitted may be executed.
+                let older = |attempt: &&Attempt| attempt.request.class.is_access() && attempt.request.table < model.table;
+                prop_assert_eq!(model.attempts.iter().filter(older).count(), 0);
+            }
             let (waiting, sent) = state.counts();
             prop_assert_eq!((waiting + sent) as u64 + model.over.len() as u64, model.pushed, "a request is lost");
         }
@@ -230,7 +260,8 @@ proptest! {
             model.session += 1;
             prop_assert_eq!(state.owner_to_ask(at(model.time)), Some(77));
             state.begin_open(model.session);
-            model.timed_out(state.opened(model.session, 9, at(model.time)).expect("opened"))?;
+            model.late.append(&mut model.attempts);
+            model.timed_out(state.opened(model.session, 9, model.table, at(model.time)).expect("opened"))?;
         }
         while let Some(next) = state.next_to_send() {
             let (session, id) = (next.session, next.id);
@@ -247,7 +278,7 @@ proptest! {
 fn open(state: &mut ForwarderState<u32>, session: u64) -> Vec<Resolution<u32>> {
     state.set_owner(Some(1), None, Instant::from_nanos(0));
     state.begin_open(session);
-    state.opened(session, 1, Instant::from_nanos(0)).expect("it opens")
+    state.opened(session, 1, 0, Instant::from_nanos(0)).expect("it opens")
 }
 
 #[test]
@@ -255,18 +286,18 @@ fn what_is_in_doubt_does_not_time_out() {
     let (start, later) = (Instant::from_nanos(0), Instant::from_nanos(0) + Duration::from_secs(1000));
     let mut state = ForwarderState::new(ForwarderLimits::default(), start);
     open(&mut state, 1);
-    state.push(10, 0, false, start);
-    state.push(11, 0, true, start);
+    state.push(10, 0, RequestClass::Repeatable, start);
+    state.push(11, 0, RequestClass::OnceOnly, start);
     assert_eq!(state.next_to_send().map(|next| *next.request), Some(10));
     assert_eq!(state.next_to_send().map(|next| *next.request), Some(11));
-    state.push(12, 0, false, start);
+    state.push(12, 0, RequestClass::Repeatable, start);
     assert_eq!(state.answered(1, 0, AttemptEnd::Lost, start), None);
     assert!(state.is_open() && state.next_to_send().is_none());
     assert_eq!(state.answered(1, 1, AttemptEnd::Lost, start), None);
     assert_eq!(state.expired(later), [Resolution::TimedOut(12)]);
     assert_eq!(state.deadline(), Some(start + ForwarderLimits::default().backoff_min));
     state.begin_open(2);
-    assert_eq!(state.opened(2, 1, later), Some(vec![Resolution::OutcomeUnknown(11)]));
+    assert_eq!(state.opened(2, 1, 0, later), Some(vec![Resolution::OutcomeUnknown(11)]));
     assert_eq!(state.next_to_send().map(|next| *next.request), Some(10));
 }
 
@@ -277,8 +308,8 @@ fn an_event_may_be_seen_before_the_answer() {
     state.set_owner(Some(1), None, start);
     state.begin_open(1);
     state.end(1, start);
-    state.push(10, 0, false, start);
-    assert_eq!(state.opened(1, 1, start), Some(Vec::new()));
+    state.push(10, 0, RequestClass::Repeatable, start);
+    assert_eq!(state.opened(1, 1, 0, start), Some(Vec::new()));
     assert!(!state.is_open() && state.next_to_send().is_none());
 }
 
@@ -288,11 +319,11 @@ fn former_owners_are_not_used() {
     let mut state: ForwarderState<u32> = ForwarderState::new(ForwarderLimits::default(), start);
     state.set_owner(Some(1), Some(5), start);
     state.begin_open(1);
-    assert_eq!(state.opened(1, 4, start), None);
+    assert_eq!(state.opened(1, 4, 0, start), None);
     assert_eq!(state.session(), None);
     // Nor are those that the group names late.
     state.begin_open(2);
-    assert_eq!(state.opened(2, 7, start), Some(Vec::new()));
+    assert_eq!(state.opened(2, 7, 0, start), Some(Vec::new()));
     assert!(!state.set_owner(Some(2), Some(6), start) && state.is_open());
     assert!(state.set_owner(Some(2), Some(8), start) && !state.is_open());
 }
@@ -303,7 +334,7 @@ fn an_owner_that_executes_nothing_does_not_renew_patience() {
     let at = Instant::from_nanos;
     let mut state = ForwarderState::new(limits, at(0));
     open(&mut state, 1);
-    state.push(10, 0, false, at(0));
+    state.push(10, 0, RequestClass::Repeatable, at(0));
     let id = state.next_to_send().map(|next| next.id).expect("sent");
     assert_eq!(state.answered(1, id, AttemptEnd::OwnerStopped, at(20)), None);
     assert_eq!(state.expired(at(20)), [Resolution::TimedOut(10)]);
@@ -315,13 +346,14 @@ fn an_answer_of_a_former_owner_counts_until_the_request_is_sent_again() {
     let mut state = ForwarderState::new(ForwarderLimits::default(), start);
     open(&mut state, 1);
     for request in 10..16 {
-        state.push(request, 0, request >= 13, start);
+        let class = if request >= 13 { RequestClass::OnceOnly } else { RequestClass::Repeatable };
+        state.push(request, 0, class, start);
         assert!(state.next_to_send().is_some());
     }
     state.set_owner(Some(2), None, start);
     assert_eq!(state.answered(1, 0, AttemptEnd::Answered, start), Some(10));
     state.begin_open(2);
-    assert_eq!(state.opened(2, 1, start), Some(Vec::new()), "answers may still arrive");
+    assert_eq!(state.opened(2, 1, 0, start), Some(Vec::new()), "answers may still arrive");
     assert_eq!(state.answered(1, 3, AttemptEnd::Answered, start), Some(13));
     assert_eq!(state.answered(1, 4, AttemptEnd::NotExecuted, start), None);
     let next: Vec<u32> = std::iter::from_fn(|| state.next_to_send().map(|next| *next.request)).collect();
@@ -331,4 +363,64 @@ fn an_answer_of_a_former_owner_counts_until_the_request_is_sent_again() {
     assert_eq!(state.deadline(), Some(later));
     assert_eq!(state.expired(later), [Resolution::OutcomeUnknown(15)]);
     assert_eq!(state.answered(1, 5, AttemptEnd::Answered, later), None);
+}
+
+#[test]
+fn what_an_older_table_has_admitted_is_not_sent_in_the_next_session() {
+    let start = Instant::from_nanos(0);
+    let mut state = ForwarderState::new(ForwarderLimits::default(), start);
+    open(&mut state, 1);
+    state.adopt(4);
+    let classes = [RequestClass::Repeatable, RequestClass::Reservation, RequestClass::OnceOnly, RequestClass::OnceOnly];
+    for (request, class) in (10..).zip(classes) {
+        state.push(request, 0, class, start);
+    }
+    assert_eq!(state.next_to_send().map(|next| *next.request), Some(10));
+    assert_eq!(state.answered(1, 0, AttemptEnd::Lost, start), None);
+    // Newer than the table that the owner announces while the session ends.
+    state.adopt(5);
+    state.push(20, 0, RequestClass::Repeatable, start);
+    assert!(!state.has_drained(5) && state.has_drained(4));
+    state.begin_open(2);
+    let outdated = [10, 12, 13].map(Resolution::Outdated);
+    assert_eq!(state.opened(2, 1, 5, start), Some(outdated.into()));
+    assert!(state.has_drained(5));
+    let next: Vec<u32> = std::iter::from_fn(|| state.next_to_send().map(|next| *next.request)).collect();
+    assert_eq!(next, [11, 20], "actions are not subject to a table");
+}
+
+#[test]
+fn a_compare_and_write_that_a_former_owner_refuses_late_is_not_sent_by_a_newer_table() {
+    let start = Instant::from_nanos(0);
+    let mut state = ForwarderState::new(ForwarderLimits::default(), start);
+    open(&mut state, 1);
+    state.push(10, 0, RequestClass::OnceOnly, start);
+    assert!(state.next_to_send().is_some());
+    state.set_owner(Some(2), None, start);
+    state.begin_open(2);
+    assert_eq!(state.opened(2, 1, 1, start), Some(Vec::new()), "its answer may still arrive");
+    assert_eq!(state.answered(1, 0, AttemptEnd::NotExecuted, start), Some(10));
+    assert!(state.is_idle());
+}
+
+#[test]
+fn actions_do_not_use_up_what_may_be_in_flight() {
+    let start = Instant::from_nanos(0);
+    let limits = ForwarderLimits { requests_max: 1, ..ForwarderLimits::default() };
+    let mut state = ForwarderState::new(limits, start);
+    open(&mut state, 1);
+    for (request, class) in [
+        (10, RequestClass::Reservation),
+        (11, RequestClass::Repeatable),
+        (12, RequestClass::Reservation),
+        (13, RequestClass::OnceOnly),
+    ] {
+        state.push(request, 0, class, start);
+    }
+    let next: Vec<u32> = std::iter::from_fn(|| state.next_to_send().map(|next| *next.request)).collect();
+    assert_eq!(next, [10, 11, 12]);
+    assert_eq!(state.answered(1, 0, AttemptEnd::Answered, start), Some(10));
+    assert!(state.next_to_send().is_none());
+    assert_eq!(state.answered(1, 1, AttemptEnd::Answered, start), Some(11));
+    assert_eq!(state.next_to_send().map(|next| *next.request), Some(13));
 }

@@ -20,7 +20,10 @@ enum Event {
         late: u64,
     },
     Step(prop::sample::Index),
-    Admit(prop::sample::Index),
+    Admit(prop::sample::Index, RequestClass),
+    ChangeTable(usize),
+    Adopted(prop::sample::Index, u64),
+    EndUnadopted(usize, bool),
     Executed(prop::sample::Index),
     Answered(prop::sample::Index),
     ForgetPeer(u64),
@@ -35,10 +38,14 @@ fn event() -> impl Strategy<Value = Event> {
         1 => volume.clone().prop_map(Event::Suspend),
         2 => volume.clone().prop_map(Event::Resume),
         1 => volume.clone().prop_map(Event::Withdraw),
-        6 => (0..2_u8, 0..2_u64, volume, 0..3_u64)
+        6 => (0..2_u8, 0..2_u64, volume.clone(), 0..3_u64)
             .prop_map(|(start, peer, volume, late)| Event::Open { start, peer, volume, late }),
         6 => index().prop_map(Event::Step),
-        12 => index().prop_map(Event::Admit),
+        12 => (index(), prop::sample::select(vec![RequestClass::Repeatable, RequestClass::Reservation]))
+            .prop_map(|(index, class)| Event::Admit(index, class)),
+        3 => volume.clone().prop_map(Event::ChangeTable),
+        4 => (index(), 0..4_u64).prop_map(|(index, back)| Event::Adopted(index, back)),
+        2 => (volume.clone(), any::<bool>()).prop_map(|(volume, late)| Event::EndUnadopted(volume, late)),
         8 => index().prop_map(Event::Executed),
         8 => index().prop_map(Event::Answered),
         1 => (0..4_u64).prop_map(Event::ForgetPeer),
@@ -46,6 +53,9 @@ fn event() -> impl Strategy<Value = Event> {
         1 => index().prop_map(Event::Close),
     ]
 }
+
+/// Request that is being executed: its session, start and volume, and the tables that may have admitted it.
+type Executing = (ForwardSessionKey, u8, usize, RequestClass, u64);
 
 /// Facts that the events establish, beside the state machine.
 #[derive(Default)]
@@ -56,7 +66,12 @@ struct Facts {
     opened: BTreeSet<ForwardSessionKey>,
     ended: BTreeSet<ForwardSessionKey>,
     dead: BTreeSet<u8>,
-    executing: Vec<(ForwardSessionKey, u8, usize)>,
+    executing: Vec<Executing>,
+    /// Newest table of each volume, and of any.
+    tables: [u64; 2],
+    newest_table: u64,
+    /// Newest table that each session was opened with or has adopted.
+    adopted: BTreeMap<ForwardSessionKey, u64>,
     answering: Vec<ForwardSessionKey>,
     number: u64,
     /// Connections that each of the four has had; their numbers are not used again.
@@ -84,7 +99,11 @@ proptest! {
             match event {
                 Event::Offer(volume) => {
                     prop_assert_eq!(sessions.offer(VOLUMES[volume], 1), !facts.offered.contains_key(&volume));
-                    facts.offered.entry(volume).or_insert(false);
+                    facts.offered.entry(volume).or_insert_with(|| {
+                        facts.newest_table += 1;
+                        facts.tables[volume] = facts.newest_table;
+                        false
+                    });
                 }
                 Event::Suspend(volume) => {
                     sessions.suspend(VOLUMES[volume]);
@@ -128,6 +147,7 @@ proptest! {
                             prop_assert!(!facts.ended.contains(&key) && !facts.dead.contains(&start));
                             prop_assert_eq!(facts.offered.get(&volume), Some(&false));
                             prop_assert!(facts.opened.insert(key), "opened twice");
+                            facts.adopted.insert(key, facts.tables[volume]);
                         }
                         OpenStep::Wait => prop_assert!(others),
                         OpenStep::Refuse(_) => {
@@ -135,25 +155,58 @@ proptest! {
                         }
                     }
                 }
-                Event::Admit(index) if !facts.asked.is_empty() => {
+                Event::Admit(index, class) if !facts.asked.is_empty() => {
                     let (key, start, volume) = facts.asked[index.index(facts.asked.len())];
                     let open = facts.opened.contains(&key) && !facts.ended.contains(&key);
                     let admits = open && !facts.dead.contains(&start) && facts.offered.get(&volume) == Some(&false);
-                    let admitted = sessions.admit(key, 1);
+                    let admitted = sessions.admit(key, class, 1);
                     prop_assert_eq!(admitted.is_ok(), admits, "{:?}", admitted);
                     if admits {
-                        facts.executing.push((key, start, volume));
+                        // Admitted by the table that the forwarder has adopted, or by a later one.
+                        facts.executing.push((key, start, volume, class, facts.adopted[&key]));
                     }
                 }
                 Event::Executed(index) if !facts.executing.is_empty() => {
                     let at = index.index(facts.executing.len());
-                    let (key, ..) = facts.executing.swap_remove(at);
-                    sessions.executed(key);
+                    let (key, _, _, class, _) = facts.executing.swap_remove(at);
+                    sessions.executed(key, class);
                     facts.answering.push(key);
                 }
                 Event::Answered(index) if !facts.answering.is_empty() => {
                     let at = index.index(facts.answering.len());
                     sessions.answered(facts.answering.swap_remove(at), 1);
+                }
+                Event::ChangeTable(volume) => {
+                    let number = sessions.change_table(VOLUMES[volume]);
+                    prop_assert!(number > facts.newest_table);
+                    facts.newest_table = number;
+                    if facts.offered.contains_key(&volume) {
+                        facts.tables[volume] = number;
+                    }
+                }
+                Event::Adopted(index, back) if !facts.asked.is_empty() => {
+                    // A forwarder tells this when what older tables have admitted has completed.
+                    let (key, _, volume) = facts.asked[index.index(facts.asked.len())];
+                    let number = facts.tables[volume].saturating_sub(back);
+                    let older = |one: &Executing| one.0 == key && one.3.is_access() && one.4 < number;
+                    if facts.opened.contains(&key) && !facts.ended.contains(&key) && !facts.executing.iter().any(older) {
+                        sessions.adopted(key, number);
+                        facts.adopted.entry(key).and_modify(|adopted| *adopted = number.max(*adopted));
+                    }
+                }
+                Event::EndUnadopted(volume, late) => {
+                    let number = facts.tables[volume];
+                    let ended = sessions.end_unadopted(VOLUMES[volume], number, late);
+                    let suspended = facts.offered.get(&volume) == Some(&true);
+                    for key in ended {
+                        prop_assert!((late || suspended) && facts.adopted[&key] < number && !facts.ended.contains(&key));
+                        facts.ended.insert(key);
+                    }
+                    if late || suspended {
+                        let accesses = |one: &Executing| one.2 == volume && one.3.is_access() && one.4 < number;
+                        let drained = !facts.executing.iter().any(accesses);
+                        prop_assert_eq!(sessions.is_adopted(VOLUMES[volume], number), drained);
+                    }
                 }
                 Event::ForgetPeer(peer) => {
                     let number = peer + 4 * facts.connections[peer as usize];
@@ -174,6 +227,15 @@ proptest! {
                 _ => {}
             }
             for (volume, name) in VOLUMES.iter().enumerate() {
+                let number = facts.tables[volume];
+                if sessions.is_adopted(name, number) {
+                    // R1: nothing that an older table has admitted is being executed, or will be in a session that is open.
+                    let older = |one: &&Executing| one.2 == volume && one.3.is_access() && one.4 < number;
+                    prop_assert_eq!(facts.executing.iter().filter(older).count(), 0);
+                    for key in sessions.open_sessions(name) {
+                        prop_assert!(facts.adopted[&key] >= number);
+                    }
+                }
                 prop_assert_eq!(sessions.is_executing(name), facts.executing.iter().any(|one| one.2 == volume));
             }
             for start in 0..2 {
@@ -182,8 +244,8 @@ proptest! {
             }
         }
         // Nothing is left once all have ended and are answered.
-        for (key, ..) in std::mem::take(&mut facts.executing) {
-            sessions.executed(key);
+        for (key, _, _, class, _) in std::mem::take(&mut facts.executing) {
+            sessions.executed(key, class);
             facts.answering.push(key);
         }
         facts.answering.into_iter().for_each(|key| sessions.answered(key, 1));
@@ -203,19 +265,25 @@ fn a_session_opens_when_the_former_one_has_drained() {
     let mut sessions = OwnerSessions::default();
     sessions.offer(VOLUMES[0], 7);
     opened(&mut sessions, (1, 1), 9);
-    sessions.admit((1, 1), 5).expect("open");
+    sessions.admit((1, 1), RequestClass::Repeatable, 5).expect("open");
     // Over another connection.
     sessions.begin_open((2, 2), VOLUMES[0], start_id(9)).expect("it may open");
-    assert_eq!(sessions.admit((1, 1), 5), Err(AdmitRefused::Refusal(ForwardRefusal::NoSession)));
+    assert_eq!(
+        sessions.admit((1, 1), RequestClass::Repeatable, 5),
+        Err(AdmitRefused::Refusal(ForwardRefusal::NoSession))
+    );
     assert_eq!(sessions.open_step((2, 2)), OpenStep::Wait);
-    assert_eq!(sessions.admit((2, 2), 5), Err(AdmitRefused::Refusal(ForwardRefusal::NoSession)));
-    sessions.executed((1, 1));
+    assert_eq!(
+        sessions.admit((2, 2), RequestClass::Repeatable, 5),
+        Err(AdmitRefused::Refusal(ForwardRefusal::NoSession))
+    );
+    sessions.executed((1, 1), RequestClass::Repeatable);
     assert_eq!(sessions.open_step((2, 2)), OpenStep::Open { term: 7 });
     sessions.answered((1, 1), 5);
     assert_eq!(sessions.len(), 1);
     // Other starts are not concerned.
     opened(&mut sessions, (3, 1), 8);
-    assert_eq!(sessions.admit((2, 2), 5), Ok(()));
+    assert_eq!(sessions.admit((2, 2), RequestClass::Repeatable, 5), Ok(()));
 }
 
 #[test]
@@ -230,7 +298,7 @@ fn refusals_say_why() {
     assert!(matches!(open(&mut sessions, (1, 3), 2), Err(ForwardRefusal::Other(_))), "another start");
     sessions.suspend(VOLUMES[0]);
     assert_eq!(open(&mut sessions, (1, 3), 1), Err(ForwardRefusal::Moving));
-    assert_eq!(sessions.admit((1, 2), 0), Err(AdmitRefused::Refusal(ForwardRefusal::Moving)));
+    assert_eq!(sessions.admit((1, 2), RequestClass::Repeatable, 0), Err(AdmitRefused::Refusal(ForwardRefusal::Moving)));
     assert_eq!(sessions.end_start(start_id(1)), [(1, 2)]);
     assert_eq!(open(&mut sessions, (1, 4), 1), Err(ForwardRefusal::StartEnded));
     sessions.withdraw(VOLUMES[0], Some("next".into()));
@@ -244,15 +312,49 @@ fn a_session_is_bounded() {
     let mut sessions = OwnerSessions::default();
     sessions.offer(VOLUMES[0], 7);
     opened(&mut sessions, (1, 1), 1);
-    assert_eq!(sessions.admit((1, 1), SESSION_BYTES_MAX + 1), Ok(()), "one request is always allowed");
-    assert_eq!(sessions.admit((1, 1), 1), Err(AdmitRefused::TooMany));
-    sessions.executed((1, 1));
-    assert_eq!(sessions.admit((1, 1), 1), Err(AdmitRefused::TooMany), "its answer is not sent");
+    assert_eq!(
+        sessions.admit((1, 1), RequestClass::Repeatable, SESSION_BYTES_MAX + 1),
+        Ok(()),
+        "one request is always allowed"
+    );
+    assert_eq!(sessions.admit((1, 1), RequestClass::Repeatable, 1), Err(AdmitRefused::TooMany));
+    sessions.executed((1, 1), RequestClass::Repeatable);
+    assert_eq!(
+        sessions.admit((1, 1), RequestClass::Repeatable, 1),
+        Err(AdmitRefused::TooMany),
+        "its answer is not sent"
+    );
     sessions.answered((1, 1), SESSION_BYTES_MAX + 1);
     for _ in 0..SESSION_REQUESTS_MAX {
-        assert_eq!(sessions.admit((1, 1), 1), Ok(()));
+        assert_eq!(sessions.admit((1, 1), RequestClass::Repeatable, 1), Ok(()));
     }
-    assert_eq!(sessions.admit((1, 1), 0), Err(AdmitRefused::TooMany));
+    assert_eq!(sessions.admit((1, 1), RequestClass::Repeatable, 0), Err(AdmitRefused::TooMany));
     assert_eq!(sessions.end_peer(1), [(1, 1)]);
     assert_eq!(sessions.len(), 1, "it stays until its requests are answered");
+}
+
+#[test]
+fn a_table_is_adopted_when_all_sessions_have_or_have_ended_and_drained() {
+    let mut sessions = OwnerSessions::default();
+    sessions.offer(VOLUMES[0], 7);
+    let first = sessions.table(VOLUMES[0]).expect("offered");
+    (1..=3).for_each(|peer| opened(&mut sessions, (peer, 1), peer as u8));
+    assert!(sessions.is_adopted(VOLUMES[0], first));
+    let second = sessions.change_table(VOLUMES[0]);
+    sessions.admit((1, 1), RequestClass::Reservation, 0).expect("open");
+    sessions.admit((2, 1), RequestClass::Repeatable, 0).expect("open");
+    sessions.adopted((3, 1), second);
+    sessions.adopted((1, 1), second + 9);
+    assert!(!sessions.is_adopted(VOLUMES[0], second));
+    assert_eq!(sessions.end_unadopted(VOLUMES[0], second, false), []);
+    assert_eq!(sessions.end_unadopted(VOLUMES[0], second, true), [(2, 1)]);
+    assert!(!sessions.is_adopted(VOLUMES[0], second), "it has not drained");
+    sessions.executed((2, 1), RequestClass::Repeatable);
+    assert!(sessions.is_adopted(VOLUMES[0], second), "an action does not wait for itself");
+    // No forwarder adopts what is not there yet.
+    let third = sessions.change_table(VOLUMES[0]);
+    assert!(!sessions.is_adopted(VOLUMES[0], third));
+    sessions.suspend(VOLUMES[0]);
+    assert_eq!(sessions.end_unadopted(VOLUMES[0], third, false), [(1, 1), (3, 1)]);
+    assert!(sessions.is_adopted(VOLUMES[0], third) && sessions.is_executing(VOLUMES[0]));
 }
