@@ -4,9 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use forebay_block::reservation::{
+    HostId, Refusal, ReservationAccess, ReservationAction, ReservationChange, ReservationTable,
+};
 use forebay_block::{BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, LocalFuture, Result};
 use forebay_forward::{
     ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, ForwarderStart, OwnerLocator, OwnerRoute,
@@ -20,7 +24,6 @@ use forebay_reactor::{sleep, spawn, timeout};
 
 use super::device::{OpenedState, OpenedVolume, VolumeContent};
 use super::{ForwardScenario, OWNERS, VOLUME};
-use crate::oracle::BLOCK;
 use crate::rng::Rng;
 
 /// Longest time that anything of the group may take, with a network that works or does not.
@@ -38,19 +41,33 @@ impl Handler for OwnerSide {
     }
 }
 
-struct ForwarderSide(Rc<ForwardClient>);
+/// Handler of a forwarder, whose events may be kept back as if the daemon did not run, while its hosts go on.
+struct ForwarderSide {
+    client: Rc<ForwardClient>,
+    kept: Rc<KeptEvents>,
+}
+
+/// Events that a forwarder has received and not handled.
+#[derive(Default)]
+struct KeptEvents {
+    keeps: Cell<bool>,
+    events: RefCell<Vec<(Connection, Message)>>,
+}
 
 impl Handler for ForwarderSide {
     fn message(&self, connection: &Connection, message: Message) {
-        assert!(self.0.handle(connection, &message), "a forwarder gets events only");
+        if self.kept.keeps.get() {
+            return self.kept.events.borrow_mut().push((connection.clone(), message));
+        }
+        assert!(self.client.handle(connection, &message), "a forwarder gets events only");
     }
 
     fn reset(&self, connection: &Connection) {
-        self.0.reset(connection);
+        self.client.reset(connection);
     }
 
     fn lost(&self, connection: &Connection, _reason: &DisconnectReason) {
-        self.0.reset(connection);
+        self.client.reset(connection);
     }
 }
 
@@ -67,6 +84,8 @@ struct ForwarderLife {
     messenger: Messenger,
     volume: ForwardedVolume,
     view: Rc<OwnerView>,
+    client: Rc<ForwardClient>,
+    kept: Rc<KeptEvents>,
     /// Set when nothing of it is executed any more.
     over: Cell<bool>,
     ended: Notify,
@@ -82,7 +101,48 @@ impl ForwarderNode {
     /// Sends a request.  It fails when the daemon has ended, and nothing of it is executed any more.
     pub(super) async fn submit(&self, request: BlockRequest) -> Result<BlockReply> {
         let life = self.life.borrow().clone();
-        let mut answer = life.volume.submit(request);
+        let answer = life.volume.submit(request);
+        life.until_ended(answer).await
+    }
+
+    /// Sends a write of a host that has registered with a key, if its reservation table allows it.
+    pub(super) fn fenced_write(
+        &self,
+        host: &HostId,
+        request: BlockRequest,
+    ) -> Option<impl Future<Output = Result<BlockReply>> + use<>> {
+        let life = self.life.borrow().clone();
+        let reservations = life.volume.reservations().expect("the volume has reservations");
+        if !reservations.view().allows(Some(host), ReservationAccess::Write) {
+            return None;
+        }
+        // As fronts do: nothing else runs between the decision and the request.
+        let answer = life.volume.submit(request);
+        Some(async move { life.until_ended(answer).await })
+    }
+
+    /// Returns the reservation table.
+    pub(super) fn table(&self) -> Arc<ReservationTable> {
+        let life = self.life.borrow().clone();
+        life.volume.reservations().expect("the volume has reservations").view().table().clone()
+    }
+
+    /// Executes a reservation action of a host.
+    pub(super) async fn reserve(
+        &self,
+        host: &HostId,
+        action: ReservationAction,
+    ) -> Result<std::result::Result<ReservationChange, Refusal>> {
+        let life = self.life.borrow().clone();
+        let applied = life.volume.reservations().expect("the volume has reservations").apply(host, action);
+        life.until_ended(applied).await
+    }
+}
+
+impl ForwarderLife {
+    /// Waits for an answer, or for the end of the daemon.
+    async fn until_ended<T>(&self, mut answer: LocalFuture<Result<T>>) -> Result<T> {
+        let life = self;
         let mut ended = pin!(life.ended.wait_until(|| life.over.get()));
         poll_fn(move |cx| {
             if ended.as_mut().poll(cx).is_ready() {
@@ -132,7 +192,7 @@ impl OwnerLocator for ViewLocator {
 pub(super) struct Group {
     scenario: ForwardScenario,
     core: MessengerCore,
-    content: VolumeContent,
+    pub(super) content: Rc<VolumeContent>,
     owners: RefCell<Vec<OwnerNode>>,
     forwarders: Vec<Rc<ForwarderNode>>,
     owner: Cell<usize>,
@@ -154,7 +214,7 @@ impl Group {
         for number in 0..OWNERS {
             owners.push(start_owner(&core, number).await);
         }
-        let content = Rc::new(RefCell::new(vec![0; (scenario.blocks * BLOCK) as usize]));
+        let content = VolumeContent::new(scenario.blocks);
         let mut group = Self {
             scenario: scenario.clone(),
             core,
@@ -168,7 +228,7 @@ impl Group {
             executed: Cell::new(0),
             wrong: RefCell::default(),
         };
-        group.open_at(0, rng);
+        group.open_at(0, rng).await?;
         for number in 0..scenario.forwarders {
             let life = RefCell::new(group.start_forwarder(number).await?);
             group.forwarders.push(Rc::new(ForwarderNode { number, life }));
@@ -186,6 +246,9 @@ impl Group {
         if self.owners.borrow().iter().any(executes) {
             return Some("an owner has executed a request after it gave the volume up".into());
         }
+        if let Some(key) = self.content.stale.get() {
+            return Some(format!("a write of the registration {key:#x} landed after its preemption was acknowledged"));
+        }
         self.wrong.borrow().clone()
     }
 
@@ -202,9 +265,10 @@ impl Group {
     }
 
     /// Opens the volume at an owner, in a new term.
-    fn open_at(&self, owner: usize, rng: &mut Rng) {
+    async fn open_at(&self, owner: usize, rng: &mut Rng) -> std::result::Result<(), String> {
         self.term.set(self.term.get() + 1);
-        let (device, opened) = OpenedVolume::new(&self.content, self.scenario.delay, rng.fork());
+        let opening = OpenedVolume::open(&self.content, self.scenario.delay, rng.fork());
+        let (device, opened) = opening.await.map_err(|error| format!("the volume is not opened: {error}"))?;
         let mut owners = self.owners.borrow_mut();
         let node = &mut owners[owner];
         // An offer of a former term, which it did not know to be over.
@@ -215,6 +279,7 @@ impl Group {
         node.offer = Some(node.host.offer(VOLUME, self.term.get(), device).expect("it is not offered"));
         drop(owners);
         self.owner.set(owner);
+        Ok(())
     }
 
     /// Tells forwarders of the owner, one later than the other.
@@ -256,7 +321,7 @@ impl Group {
         }
         offer.set_next_owner("the other");
         drop(offer);
-        self.open_at((from + 1) % OWNERS, rng);
+        self.open_at((from + 1) % OWNERS, rng).await?;
         self.announce(rng);
         Ok(())
     }
@@ -267,7 +332,7 @@ impl Group {
         let opened = self.owners.borrow()[from].opened.clone().expect("it has it open");
         opened.fenced.set(true);
         sleep(Duration::from_micros(rng.below(50_000))).await;
-        self.open_at((from + 1) % OWNERS, rng);
+        self.open_at((from + 1) % OWNERS, rng).await?;
         self.announce(rng);
         Ok(())
     }
@@ -297,7 +362,7 @@ impl Group {
         let executed = before.opened.as_ref().map_or(0, |opened| opened.executed.get());
         self.executed.set(self.executed.get() + executed);
         drop(before);
-        self.open_at((from + 1) % OWNERS, rng);
+        self.open_at((from + 1) % OWNERS, rng).await?;
         if let Some(node) = with_it {
             let life = self.start_forwarder(from).await?;
             *node.life.borrow_mut() = life;
@@ -325,6 +390,23 @@ impl Group {
         life.view.changed.notify_all();
     }
 
+    /// Keeps events from a forwarder for a while, which may be longer than it has for adopting a table.
+    pub(super) fn keep_events(&self, rng: &mut Rng) {
+        let life = rng.pick(&self.forwarders).life.borrow().clone();
+        if life.kept.keeps.replace(true) {
+            return;
+        }
+        let longest = if rng.coin() { 100 } else { 6_000 };
+        let delay = Duration::from_millis(rng.below(longest));
+        drop(spawn(async move {
+            sleep(delay).await;
+            life.kept.keeps.set(false);
+            for (connection, message) in life.kept.events.take() {
+                assert!(life.client.handle(&connection, &message), "a forwarder gets events only");
+            }
+        }));
+    }
+
     async fn start_forwarder(&self, number: usize) -> std::result::Result<Rc<ForwarderLife>, String> {
         let start = self.starts.get() + 1;
         self.starts.set(start);
@@ -334,7 +416,9 @@ impl Group {
             ..ForwarderLimits::default()
         };
         let client = ForwardClient::new([start; 16], limits);
-        let messenger = Messenger::new(&self.core, options(), ForwarderSide(client.clone()));
+        let kept = Rc::new(KeptEvents::default());
+        let side = ForwarderSide { client: client.clone(), kept: kept.clone() };
+        let messenger = Messenger::new(&self.core, options(), side);
         let connect = |owner| messenger.connect(&address(owner), Policy::LosslessPeer);
         let view = Rc::new(OwnerView::default());
         *view.connections.borrow_mut() = (0..OWNERS).map(connect).collect();
@@ -350,7 +434,8 @@ impl Group {
                 Err(_) => return Err("a volume is not opened".into()),
             }
         };
-        Ok(Rc::new(ForwarderLife { messenger, volume, view, over: Cell::new(false), ended: Notify::new() }))
+        let (over, ended) = (Cell::new(false), Notify::new());
+        Ok(Rc::new(ForwarderLife { messenger, volume, view, client, kept, over, ended }))
     }
 
     /// Starts a forwarder again.  The owners are told that its former life is over.

@@ -8,11 +8,15 @@
 //! - a read returns the content of the last change that was acknowledged, or of one that is in flight;
 //! - a change that failed has been done or not, once it has failed, and is not done later;
 //! - a compare-and-write that succeeds has found what it compared;
+//! - no write of a host lands after the preemption of its registration was acknowledged, through whichever forwarder, until
+//!   it has registered again; and then none that it sent before;
+//! - in the end all forwarders have the table that is stored;
 //! - nothing is executed on a suspended volume, nor for a start that was declared dead;
 //! - in the end all requests are answered.
 
 mod daemons;
 mod device;
+mod fencing;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -59,6 +63,14 @@ pub struct ForwardTally {
     pub timed_out: u64,
     /// Compare-and-writes whose outcome is unknown.
     pub unknown: u64,
+    /// Preemptions that were acknowledged.
+    pub preempted: u64,
+    /// Writes of hosts that fence each other, ...
+    pub fenced_writes: u64,
+    /// ... and those that a table had admitted which was superseded.
+    pub outdated: u64,
+    /// Reservation actions that failed with an error.
+    pub actions_failed: u64,
 }
 
 impl ForwardTally {
@@ -76,6 +88,10 @@ impl ForwardTally {
         self.owner_restarts += other.owner_restarts;
         self.timed_out += other.timed_out;
         self.unknown += other.unknown;
+        self.preempted += other.preempted;
+        self.fenced_writes += other.fenced_writes;
+        self.outdated += other.outdated;
+        self.actions_failed += other.actions_failed;
     }
 }
 
@@ -94,6 +110,8 @@ struct ForwardScenario {
     pause: Duration,
     events: u64,
     patience: Duration,
+    /// Hosts that fence each other.
+    fencing: u64,
     net: NetFaults,
 }
 
@@ -123,6 +141,7 @@ impl ForwardScenario {
             pause: Duration::from_millis(*rng.pick(&[5, 50, 300])),
             events: rng.below(20),
             patience: Duration::from_millis(*rng.pick(&[20, 20, 500, 3_600_000])),
+            fencing: rng.below(5),
             net,
         }
     }
@@ -157,7 +176,10 @@ impl Scene {
                 _ => {}
             }
             // All of these are over, done or not.
-            let unknown = matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Fenced | ErrorKind::ShuttingDown);
+            let unknown = matches!(
+                error.kind(),
+                ErrorKind::TimedOut | ErrorKind::Fenced | ErrorKind::ShuttingDown | ErrorKind::Busy
+            );
             if unknown { Error::new(ErrorKind::Io, error.to_string()) } else { error }
         });
         self.oracle.borrow_mut().complete(token, &result);
@@ -243,7 +265,7 @@ impl Scene {
             if self.is_wrong() {
                 return Ok(());
             }
-            match rng.below(12) {
+            match rng.below(14) {
                 0..=2 => {
                     let cancels = rng.one_in(4);
                     group.move_volume(cancels, rng).await?;
@@ -261,7 +283,8 @@ impl Scene {
                     group.restart_forwarder(rng).await?;
                     self.count(|tally| tally.restarts += 1);
                 }
-                10 => {
+                10 | 11 => group.keep_events(rng),
+                12 => {
                     group.restart_owner(rng).await?;
                     self.count(|tally| tally.owner_restarts += 1);
                 }
@@ -286,7 +309,10 @@ async fn play(world: &World, scenario: &ForwardScenario) -> std::result::Result<
         left: Cell::new(scenario.requests),
         tally: RefCell::default(),
     });
-    let hosts: Vec<_> = (0..scenario.tasks).map(|_| spawn(scene.clone().host(rng.fork()))).collect();
+    let mut hosts: Vec<_> = (0..scenario.tasks).map(|_| spawn(scene.clone().host(rng.fork()))).collect();
+    if scenario.fencing > 0 {
+        hosts.push(spawn(scene.clone().fence_each_other(rng.fork())));
+    }
     scene.storm(world, &mut rng).await?;
     // What the storm has broken must heal.
     world.set_faults(Faults::none());
@@ -305,6 +331,7 @@ async fn play(world: &World, scenario: &ForwardScenario) -> std::result::Result<
             read.map_err(|_| "a last read does not come to its end".to_owned())?;
         }
     }
+    scene.compare_tables().await?;
     let violation = scene.oracle.borrow().violation().map(str::to_owned);
     if let Some(wrong) = violation.or_else(|| scene.group.wrong()) {
         return Err(wrong);
