@@ -1,9 +1,12 @@
 //! Both sides over the messenger, on a simulated network.
 
+mod reservations;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_block::reservation::Reservations;
 use forebay_block::{
     Advice, BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, ExtentState, Geometry,
     LocalFuture, Result, SizeWatch,
@@ -32,6 +35,7 @@ struct HeldDevice {
     executing: Cell<usize>,
     executed: Cell<usize>,
     advice: Cell<Advice>,
+    reservations: RefCell<Option<Reservations>>,
     changed: Notify,
 }
 
@@ -46,6 +50,7 @@ impl HeldDevice {
             executing: Cell::default(),
             executed: Cell::default(),
             advice: Cell::default(),
+            reservations: RefCell::default(),
             changed: Notify::new(),
         })
     }
@@ -137,6 +142,10 @@ impl BlockDevice for Shared {
     fn size_watch(&self) -> Option<Rc<SizeWatch>> {
         Some(self.0.watch.clone())
     }
+
+    fn reservations(&self) -> Option<Reservations> {
+        self.0.reservations.borrow().clone()
+    }
 }
 
 /// Daemon with both sides.
@@ -144,15 +153,21 @@ struct Daemon {
     messenger: Messenger,
     host: Rc<ForwardHost>,
     client: Rc<ForwardClient>,
+    is_deaf: Rc<Cell<bool>>,
 }
 
 struct Dispatch {
     host: Rc<ForwardHost>,
     client: Rc<ForwardClient>,
+    /// Drops events, as if the daemon did not run.
+    is_deaf: Rc<Cell<bool>>,
 }
 
 impl Handler for Dispatch {
     fn message(&self, connection: &Connection, message: Message) {
+        if self.is_deaf.get() && message.kind == wire::KIND_EVENT {
+            return;
+        }
         let known = self.client.handle(connection, &message) || self.host.handle(connection, message);
         assert!(known, "an unknown message");
     }
@@ -175,9 +190,11 @@ fn daemon(core: &MessengerCore, number: u8) -> Daemon {
     let limits = ForwarderLimits { patience: Duration::from_secs(5), ..ForwarderLimits::default() };
     let (host, client) = (ForwardHost::new(), ForwardClient::new(start_id(number), limits));
     let options = MessengerOptions { session_timeout: Duration::from_secs(30), ..MessengerOptions::default() };
-    let messenger = Messenger::new(core, options, Dispatch { host: host.clone(), client: client.clone() });
+    let is_deaf = Rc::new(Cell::new(false));
+    let dispatch = Dispatch { host: host.clone(), client: client.clone(), is_deaf: is_deaf.clone() };
+    let messenger = Messenger::new(core, options, dispatch);
     messenger.bind(&address(number)).expect("an address");
-    Daemon { messenger, host, client }
+    Daemon { messenger, host, client, is_deaf }
 }
 
 fn address(number: u8) -> Address {
