@@ -119,7 +119,7 @@ impl ReservationOwner {
         self.change(shared, |table| table.apply(host, action)).await
     }
 
-    /// Has the authority execute an action.  Called in the order of the actions; the authority decides on theirs.
+    /// Sends an action to the authority.  Called in the order of the actions; the authority decides on theirs.
     fn forward(&self, host: HostId, action: ReservationAction, answer: OneshotSender<Result<ReservationResult>>) {
         let Some(authority) = &self.authority else { return };
         if let Some(result) = of_one_daemon(&action) {

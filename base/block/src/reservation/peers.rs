@@ -179,7 +179,7 @@ impl Joint {
             state.incarnation.set(if lost { random().max(1) } else { stored.incarnation });
             *state.known.borrow_mut() = bytes;
             let mut table = stored.table;
-            if lost && !keeps {
+            if lost && !keeps && state.known.borrow().is_some() {
                 // Another revision than the stored one, as it is another table.
                 let revision = table.revision + 1;
                 table = ReservationTable::new();

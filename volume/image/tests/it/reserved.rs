@@ -377,6 +377,10 @@ fn who_was_not_told_looks_before_it_writes() {
     });
 }
 
+fn is_empty(table: &ReservationTable) -> bool {
+    table.registrants().is_empty() && !table.restricts() && table.last_event() == 0
+}
+
 #[test]
 fn what_is_not_persistent_lives_as_long_as_a_daemon_that_knows_it() {
     run(async {
@@ -401,11 +405,11 @@ fn what_is_not_persistent_lives_as_long_as_a_daemon_that_knows_it() {
         two.close().await;
         let one = Daemon::open(&a).await;
         assert!(one.image.metadata(KEY).await.expect("metadata").is_some());
-        assert_eq!(one.table(), ReservationTable::new());
+        assert!(is_empty(&one.table()));
         one.try_write(2, 1).await.expect("allowed").expect("written");
         // A daemon that opens now does not adopt the stored ones either.
         let two = Daemon::open(&b).await;
-        assert_eq!(two.table(), ReservationTable::new());
+        assert!(is_empty(&two.table()) && one.table() == two.table());
         two.register(2, 20).await;
         assert_eq!((one.table().registrants().len(), one.table().key_of(&host(2))), (1, Some(20)));
         // Persistent reservations stay when a host closes.
