@@ -288,7 +288,7 @@ impl VolumeForwarder {
         Error::new(ErrorKind::Io, format!("volume {}, forwarded to its owner: {why}", self.volume))
     }
 
-    /// Returns the error of a request that a superseded table has admitted.  Hosts send it again, and are checked anew.
+    /// Returns the error of a request that a superseded table has admitted.  Hosts send it again, and the current table decides.
     fn outdated(&self) -> Error {
         let text = format!("volume {}: reservations have changed since this was allowed", self.volume);
         Error::new(ErrorKind::Busy, text)

@@ -11,9 +11,9 @@ use crate::wire::NumberedTable;
 pub struct ReceivedTable {
     /// Number of the newest table at this forwarder, by which it marks requests.
     pub number: u64,
-    /// Whether the table is to be published: it differs from the one before.
+    /// True if the table differs from the one before, and is to be published.
     pub is_new: bool,
-    /// Whether the owner has sent a newer table in the same session before, so that this one is superseded.
+    /// True if a newer table was received in the same session before.
     pub is_superseded: bool,
 }
 
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(tables.receive(2, &table(8, 3)), received(2, true, false));
         assert_eq!(tables.receive(2, &table(7, 2)), received(2, false, true));
         assert_eq!(tables.receive(2, &table(8, 3)), received(2, false, false));
-        // Another owner counts anew.
+        // Another owner has its own numbers.
         assert_eq!(tables.receive(3, &table(1, 3)), received(2, false, false), "the same table");
         assert_eq!(tables.receive(3, &table(2, 4)), received(3, true, false));
         assert_eq!(tables.receive(4, &table(2, 3)), received(4, true, false), "not the one before");

@@ -105,7 +105,7 @@ struct Trio {
     owner: Daemon,
     device: Rc<HeldDevice>,
     stored: StoredTable,
-    /// Of the first, the other and the owner.
+    /// Volume as the first, the other and the owner forward it.
     volumes: [Rc<ForwardedVolume>; 3],
     located: [Rc<Located>; 2],
     offer: crate::VolumeOffer,
@@ -162,7 +162,8 @@ fn all_forwarders_see_what_hosts_do_to_reservations() {
         assert_eq!(apply(first, 1, preempt(1, 2)).await, Err(Refusal::Conflict), "it is gone");
         assert_eq!(apply(first, 1, ReservationAction::HoldWhole).await, Err(Refusal::Unsupported));
         // An administrator at the owner.
-        device.reservations.borrow().as_ref().expect("it has some").clear_all().await.expect("cleared");
+        let at_owner = device.reservations.borrow().clone().expect("it has some");
+        at_owner.clear_all().await.expect("cleared");
         sleep(Duration::from_millis(100)).await;
         assert!(volumes.iter().all(|volume| may_write(volume, 4) && table(volume).registrants().is_empty()));
         assert_eq!(owner.host.sessions(), 3);

@@ -9,6 +9,8 @@ const SIM: Stage = Stage::Sim(&["--forward"], 3000);
 const OWNER: &str = "volume/forward/src/session/owner.rs";
 const FORWARDER: &str = "volume/forward/src/session/forwarder.rs";
 const HOST: &str = "volume/forward/src/host.rs";
+const AUTHORITY: &str = "volume/forward/src/authority.rs";
+const RESERVE: &str = "volume/forward/src/reserve.rs";
 
 pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
@@ -83,5 +85,45 @@ pub(super) const LIST: &[Mutant] = &[
         "if term < self.term {",
         "if term + 1 < self.term {",
         &[UNIT],
+    ),
+    Mutant::new(
+        "forward-reservation-unadopted",
+        "A reservation action is acknowledged before forwarders have adopted the table",
+        AUTHORITY,
+        "if self.sessions.borrow().is_adopted(volume, number) {",
+        "if true {",
+        &[SIM],
+    ),
+    Mutant::new(
+        "forward-reservation-undrained",
+        "A session that has ended counts as drained while its accesses are being executed",
+        OWNER,
+        "SessionPhase::Ended => session.accesses == 0,",
+        "SessionPhase::Ended => true,",
+        &[UNIT],
+    ),
+    Mutant::new(
+        "forward-reservation-outdated",
+        "An access that an older table has admitted is sent in the next session",
+        FORWARDER,
+        "self.class.is_access() && self.table < table",
+        "self.class.is_access() && self.table + 1 < table",
+        &[UNIT],
+    ),
+    Mutant::new(
+        "forward-reservation-adopts-early",
+        "A forwarder has adopted a table while older ones' accesses are in flight",
+        RESERVE,
+        "state.session() != Some(session) || state.has_drained(number)",
+        "state.session() != Some(session) || state.table() >= number",
+        &[SIM],
+    ),
+    Mutant::new(
+        "forward-reservation-lost",
+        "Registrations that are not persistent are lost with their owner",
+        AUTHORITY,
+        "*persist = Some(true),",
+        "*persist = persist.or(Some(false)),",
+        &[SIM],
     ),
 ];

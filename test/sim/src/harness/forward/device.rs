@@ -15,7 +15,7 @@ use forebay_reactor::{Buf, sleep};
 use crate::oracle::BLOCK;
 use crate::rng::Rng;
 
-/// What the pool has of the volume, for all owners.
+/// Stored volume, which all owners share.
 pub(super) struct VolumeContent {
     /// The blocks of hosts that coordinate, and a last one, to which hosts write that fence each other.
     bytes: RefCell<Vec<u8>>,
