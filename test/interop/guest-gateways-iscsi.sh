@@ -61,8 +61,9 @@ await "two maps" maps
 DISKS=()
 for lun in 0 1; do
   first=$(paths $lun | head -n 1)
-  holder=$(ls "$first/holders" | head -n 1) || fail "no map of unit $lun"
-  DISKS+=("/dev/mapper/$(cat "/sys/block/$holder/dm/name")")
+  held() { ls "$first"/holders/* >/dev/null; }
+  await "a map of unit $lun" held
+  DISKS+=("/dev/mapper/$(cat "$first"/holders/*/dm/name)")
 done
 # Statistics are of the map, whose name in /sys is another one.
 completed() { awk '{print $1 + $5}' "/sys/block/$(basename "$(readlink -f "$1")")/stat"; }
