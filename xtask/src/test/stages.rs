@@ -305,6 +305,14 @@ fn guests() -> Vec<Stage> {
             own(&["guest-nvme-two"])
         })
         .takes(100),
+        Stage::tests(
+            "guest-gateways",
+            "a gateway group whose members fail, with native NVMe multipath",
+            GUEST,
+            |length| own(&["guest-gateways", "--rounds", &length.of(3, 5, 20).to_string()]),
+        )
+        .long(100, 190, 700)
+        .busy(0.6),
         Stage::tests("guest-nvme-tls", "the kernel's NVMe/TCP initiator, through TLS", GUEST, |_| {
             own(&["guest-nvme-tls"])
         })
