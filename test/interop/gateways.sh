@@ -2,7 +2,7 @@
 # A gateway group of three daemons in front of a Ceph cluster: volumes that are attached once and served by all, members
 # that are killed, drained, stopped and cut off under a verifying load.
 #
-#   FOREBAY=.../forebay gateways.sh
+#   FOREBAY=.../forebay PROGRAM=.../nvme-two gateways.sh
 #
 # Prints a line for each check.  ROUNDS: kills under load.
 set -uo pipefail
@@ -16,6 +16,7 @@ start() { # NAME [OPTION...]
   mkdir -p "$WORK/$name"
   unshare --uts bash -c 'hostname "$1"; shift; exec "$@"' _ "$name" "$FOREBAY" serve --data "$WORK/$name" --store-size 64M \
     --nbd "127.0.0.1:$((21000 + ${name#g}))" --nvme "127.0.0.1:$((22000 + ${name#g}))" --peer "127.0.0.1:$((23000 + ${name#g}))" \
+    --iscsi "127.0.0.1:$((24000 + ${name#g}))" \
     "$@" >>"$WORK/$name.log" 2>&1 &
   PIDS[$name]=$!
   await 60 "the daemon $name is ready" "$FOREBAY" --control "$WORK/$name/control.sock" status
@@ -59,9 +60,9 @@ for name in g1 g2 g3; do
 done
 ok "three daemons are members, and know each other"
 
-at g1 attach rbd/a --nbd; at g2 attach rbd/b --nbd; at g3 attach rbd/c --nvme
-for name in g1 g2 g3; do await 30 "all volumes at $name" served $name 3; done
-at_not g1 attach rbd/a --iscsi
+at g1 attach rbd/a --nbd; at g2 attach rbd/b --nbd; at g3 attach rbd/c --nvme; at g1 attach rbd/b --iscsi
+for name in g1 g2 g3; do await 30 "all volumes at $name" served $name 4; done
+at_not g1 attach rbd/a --nvme --log "ssd:$WORK/log:16M"
 ok "what one member attaches, all serve"
 
 io -c 'write -P 1 0 1M' "$(nbd g1 a)"
@@ -70,7 +71,18 @@ io -c 'read -P 1 0 512k' -c 'read -P 2 512k 1M' -c 'discard 0 64k' -c 'read -P 0
 at g2 resize rbd/a --size 96M
 grown() { [[ $(limit 20 qemu-img info --output json "$(nbd "$1" a)" | jq '."virtual-size"') == $((96 << 20)) ]]; }
 for name in g1 g2 g3; do await 20 "the new size at $name" grown $name; done
+uri() { control "$1" --format json targets | jq -r ".[] | select(.front == \"$2\") | .uri"; }
+for name in g1 g2 g3; do
+  await 20 "the LUN at $name" limit 20 iscsi-inq "$(uri $name iscsi)"
+done
+status g1; ask iscsi-ls iscsi://127.0.0.1:24002
+[[ $(grep "^Target:$(of_status .target) " "$WORK/out" | cut -d, -f2 | sort | xargs) == "1 2 3" ]] || fail "SendTargets lists three portals, each in a group of its own"
 ok "every path reads and writes the same volume, and sees its size"
+
+ask "$PROGRAM" take "$(uri g1 nvme)" "$(uri g2 nvme)" --rounds 3
+ask "$PROGRAM" held "$(uri g1 nvme)"; ask "$PROGRAM" held "$(uri g3 nvme)"
+at g3 reservations clear rbd/c || fail "reservations clear"
+ok "reservations apply at all members, whichever owns the volume"
 
 load() { # IMAGE MEMBER SECONDS
   limit 120 fio --name load --ioengine nbd --uri "$(nbd "$2" "$1")" --rw randwrite --bs 4k --iodepth 8 --size 32M --time_based \
@@ -91,7 +103,7 @@ for ((round = 1; round <= ${ROUNDS:-3}; round++)); do
   printf 'pause %s ms after the kill of an owner\n' "$(longest)" >>"$WORK/pauses"
   start "$victim" --group rbd/gw
   await 60 "$victim is a member again" members $path 3
-  for name in g1 g2 g3; do await 30 "all volumes at $name" served $name 3; done
+  for name in g1 g2 g3; do await 30 "all volumes at $name" served $name 4; done
 done
 ok "owners that are killed under load: $(sort -V "$WORK/pauses" | tr '\n' ';')"
 
@@ -124,11 +136,11 @@ await 20 "a suspended owner loses rbd/a" owned_elsewhere $path rbd/a "$victim"
 io -c 'write -P 9 0 1M' "$(nbd $path a)"
 kill -CONT "${PIDS[$victim]}"
 await 30 "it joins again as another client" members "$victim" 3
-await 30 "and serves again" served "$victim" 3
+await 30 "and serves again" served "$victim" 4
 io -c 'read -P 9 0 1M' "$(nbd "$victim" a)"
 ok "a suspended member is fenced, and joins again by itself"
 
-at g1 detach rbd/a --nbd; at g2 detach rbd/b --nbd; at g3 detach rbd/c --nvme
+at g1 detach rbd/a --nbd; at g2 detach rbd/b --nbd; at g3 detach rbd/c --nvme; at g3 detach rbd/b --iscsi
 for name in g1 g2 g3; do await 20 "nothing at $name" served $name 0; done
 at g1 group leave; at g2 group leave
 await 20 "one member is left" members g3 1

@@ -224,9 +224,9 @@ fn clusters() -> Vec<Stage> {
         Stage::tests(
             "gateways",
             "a gateway group whose members are killed, drained and suspended",
-            &["build"],
+            &["build-programs"],
             |length| {
-                let mut script = script("gateways.sh");
+                let mut script = script_with("gateways.sh", "nvme-two");
                 script.env("ROUNDS", length.of(1, 2, 20).to_string());
                 Ok(script)
             },
