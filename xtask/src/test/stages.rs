@@ -313,6 +313,14 @@ fn guests() -> Vec<Stage> {
         )
         .long(100, 190, 700)
         .busy(0.6),
+        Stage::tests(
+            "guest-gateways-iscsi",
+            "a gateway group whose members fail, with dm-multipath",
+            GUEST,
+            |length| own(&["guest-gateways", "--front", "iscsi", "--rounds", &length.of(2, 5, 20).to_string()]),
+        )
+        .long(70, 140, 500)
+        .busy(0.6),
         Stage::tests("guest-nvme-tls", "the kernel's NVMe/TCP initiator, through TLS", GUEST, |_| {
             own(&["guest-nvme-tls"])
         })
