@@ -205,7 +205,7 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Has the device of a namespace opened again by every core, before the next command.  Hosts notice nothing.
+    /// Opens the device of a namespace again on every core, before the next command.  Hosts notice nothing.
     pub fn reopen_namespace(&self, nsid: u32) {
         if let Some(namespace) = write(&self.0.namespaces).get_mut(&nsid) {
             *namespace = Arc::new(Namespace::clone(namespace));

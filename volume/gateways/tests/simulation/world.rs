@@ -302,7 +302,7 @@ impl World {
         self.refuse(at);
     }
 
-    /// Has connections to a daemon refused, whether it runs or not.
+    /// Refuses connections to a daemon, whether it runs or not.
     pub fn refuse(&mut self, at: usize) {
         let (id, start) = (self.daemons[at].id, self.daemons[at].start);
         for other in 0..self.daemons.len() {
@@ -382,7 +382,7 @@ impl World {
                 self.after(at, interval, WorldEvent::Tick);
                 // A daemon reads the group's entry four times in a lease, at most two ticks apart.
                 self.daemons[at].ticks += 1;
-                if self.daemons[at].ticks % 2 == 0 || self.random.one_in(4) {
+                if self.daemons[at].ticks.is_multiple_of(2) || self.random.one_in(4) {
                     self.read(at);
                 }
                 self.step(at, GatewayEvent::Tick);

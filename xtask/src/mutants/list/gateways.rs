@@ -39,8 +39,8 @@ pub(super) const LIST: &[Mutant] = &[
         "gateway-accuses-alone",
         "A member is fenced although another observer hears it",
         OBSERVING,
-        "let silent = now.since(heard.last) >= patience && !heard_by_others;",
-        "let silent = now.since(heard.last) >= patience && (heard_by_others || !heard_by_others);",
+        "let silent = (is_refused || now.since(heard.last) >= patience) && !heard_by_others;",
+        "let silent = (is_refused || now.since(heard.last) >= patience) && (heard_by_others || !heard_by_others);",
         &[SIM],
     ),
     Mutant::new(
