@@ -203,7 +203,7 @@ impl JoinedGroup {
     /// Publishes the exports of an open volume that are new, and withdraws those that have ended or changed.
     fn publish_changes(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName, settings: &VolumeSettings) {
         let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
-        let mut withdrawn = Vec::new();
+        let (mut withdrawn, mut published_any) = (Vec::new(), false);
         {
             let mut volumes = self.exports.volumes.borrow_mut();
             let Some(PublishedVolume::Open { device, exports, .. }) = volumes.get_mut(name) else { return };
@@ -221,13 +221,20 @@ impl JoinedGroup {
                     false => self.publish(engine, &spec, export, &settings.identity, device),
                 };
                 match published {
-                    Ok(()) => drop(exports.insert(export.front, export.clone())),
+                    Ok(()) => {
+                        published_any = true;
+                        exports.insert(export.front, export.clone());
+                    }
                     Err(failure) => tracing::error!(
                         group = %self.spec, volume = %name, front = export.front.name(), error = %failure,
                         "an export of the group is not served here"
                     ),
                 }
             }
+        }
+        if withdrawn.is_empty() && !published_any {
+            // Called for every volume with each change of the record.
+            return;
         }
         if !withdrawn.is_empty() {
             let engine = engine.clone();
