@@ -106,7 +106,7 @@ impl NvmeConnection {
         let action = NvmeAction::Write { extent: fused.extent, fua: fused.fua };
         // The data may have taken long, and another host may hold the reservation now.
         let allowed = intact.and_then(|()| {
-            let namespace = self.still(&fused.namespace)?;
+            let namespace = self.still(&fused.namespace, fused.first.nsid())?;
             self.admit(&namespace, &action).map(|()| namespace)
         });
         let namespace = match allowed {

@@ -13,7 +13,7 @@ use super::data::DataOwner;
 use super::submit::{self, DeviceCommand, NvmeCommandData};
 use crate::session::io::{self, Data, NvmeAction, NvmeCommand};
 use crate::stats::NvmeCommandKind;
-use crate::subsystem::Notice;
+use crate::subsystem::{Notice, Subsystem};
 use crate::wire::command::{Fuse, NSID_ALL, Sgl, nvm};
 use crate::wire::log::{AnaState, ErrorEntry};
 use crate::wire::{NvmeStatus, Sqe, reservation};
@@ -170,8 +170,18 @@ impl NvmeConnection {
     ///
     /// # Errors
     /// Invalid Namespace if it was withdrawn; an ANA status if it is not accessible.
-    pub(super) fn still(&self, namespace: &Weak<OpenNamespace>) -> Result<Rc<OpenNamespace>, NvmeStatus> {
-        let namespace = namespace.upgrade().ok_or(NvmeStatus::INVALID_NAMESPACE.final_())?;
+    pub(super) fn still(&self, namespace: &Weak<OpenNamespace>, nsid: u32) -> Result<Rc<OpenNamespace>, NvmeStatus> {
+        let namespace = namespace.upgrade().ok_or_else(|| {
+            // Where only its device was replaced, the host sends the command again.
+            let subsystem = self.queue.as_ref().map(|queue| &queue.association.subsystem);
+            let stays = |subsystem: &Subsystem| {
+                subsystem.namespace_state(nsid).is_some() && subsystem.namespace(nsid).is_some()
+            };
+            match subsystem.is_some_and(stays) {
+                true => NvmeStatus::ANA_TRANSITION,
+                false => NvmeStatus::INVALID_NAMESPACE.final_(),
+            }
+        })?;
         self.accessible(&namespace)?;
         Ok(namespace)
     }
@@ -231,7 +241,7 @@ impl NvmeConnection {
 
     /// Submits a command to the device, with its data from the host.
     pub(super) fn start(&mut self, ready: ReadyNvmeCommand, data: BufList) {
-        let namespace = match self.still(&ready.namespace) {
+        let namespace = match self.still(&ready.namespace, ready.sqe.nsid()) {
             Ok(namespace) => namespace,
             Err(status) => return self.fail_ready(&ready, status),
         };

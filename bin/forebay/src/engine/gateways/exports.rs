@@ -87,6 +87,11 @@ impl GroupExports {
         drop(spawn(async move { group.reconcile_exports() }));
     }
 
+    /// Returns whether any export over a front is kept while this member must not serve it.
+    pub(super) fn any_suspended(&self, front: Front) -> bool {
+        self.suspended.borrow().values().any(|suspended| suspended.exports.contains_key(&front))
+    }
+
     /// Returns whether an export is kept while this member must not serve it.
     pub(super) fn is_suspended(&self, name: &VolumeName, front: Front) -> bool {
         self.suspended.borrow().get(name).is_some_and(|suspended| suspended.exports.contains_key(&front))

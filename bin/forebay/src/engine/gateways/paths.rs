@@ -1,8 +1,9 @@
 //! Paths of hosts to the group's volumes: which of them are best, and at which addresses the other members are.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use forebay_gateways::{GatewayVolume, GroupRecord, VolumeName};
+use forebay_gateways::{GatewayMember, GatewayVolume, GroupRecord, VolumeName};
 use forebay_iscsi::scsi::ports::TargetPort;
 use forebay_iscsi::{PortGroups, RemotePortGroup, Target};
 use forebay_nvmf::wire::log::AnaState;
@@ -43,6 +44,13 @@ pub(super) fn own_portals(engine: &Engine) -> Result<Vec<String>> {
     Ok(engine.fronts.iscsi().reachable_portals()?.iter().map(ToString::to_string).collect())
 }
 
+/// Returns the iSCSI portals of a member, each once; none of one that does not serve.
+fn portals_of(member: &GatewayMember) -> BTreeSet<SocketAddr> {
+    let MemberSettings { iscsi, .. } = settings::read(&member.settings);
+    let listed = iscsi.iter().filter(|_| member.state.serves());
+    listed.filter_map(|portal| portal.parse().ok()).collect()
+}
+
 /// Returns the iSCSI target port of a member, in a group of its own.
 fn target_port(slot: u16) -> TargetPort {
     TargetPort { group: slot + 1, relative_id: slot + 1 }
@@ -52,11 +60,14 @@ impl JoinedGroup {
     /// Returns the iSCSI target port groups, one for each member; portals are listed of those that serve.
     pub(super) fn port_groups(&self, record: &GroupRecord) -> Result<PortGroups> {
         let own = target_port(record.member(self.own).map_or(0, |member| member.slot));
-        let remote = record.members().iter().filter(|(id, _)| **id != self.own).map(|(_, member)| {
-            let MemberSettings { iscsi, .. } = settings::read(&member.settings);
-            let listed = iscsi.iter().filter(|_| member.state.serves());
-            let portals = listed.filter_map(|portal| portal.parse().ok()).collect();
-            RemotePortGroup { port: target_port(member.slot), portals }
+        let others = || record.members().iter().filter(|(id, _)| **id != self.own).map(|(_, member)| member);
+        let mut listings: BTreeMap<SocketAddr, usize> = BTreeMap::new();
+        others().flat_map(portals_of).for_each(|portal| *listings.entry(portal).or_default() += 1);
+        // An address that several machines have, such as that of a bridge for containers, leads hosts to neither.
+        let is_own = |portal: &SocketAddr| listings.get(portal) == Some(&1);
+        let remote = others().map(|member| RemotePortGroup {
+            port: target_port(member.slot),
+            portals: portals_of(member).into_iter().filter(is_own).collect(),
         });
         PortGroups::new(own, remote.collect()).map_err(|error| Failure::invalid(error.to_string()))
     }
@@ -111,7 +122,8 @@ impl JoinedGroup {
             }
         }
         // Requests of sessions that have ended may still be in flight; they are not waited for.
-        match self.serves_hosts() {
+        // Units lead to devices of the former start until then.
+        match self.serves_hosts() && !self.exports.any_suspended(Front::Iscsi) {
             true if target.is_suspended() => target.resume(),
             false if !target.is_suspended() => drop(spawn(target.suspend())),
             _ => {}
