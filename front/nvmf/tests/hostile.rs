@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use common::*;
 use forebay_block::{Buf, BufMut};
-use forebay_nvmf::HostLimits;
 use forebay_nvmf::session::Transfers;
 use forebay_nvmf::stats::NvmeCommandKind;
 use forebay_nvmf::wire::command::{FABRICS, Sgl};
 use forebay_nvmf::wire::fabrics::fctype;
 use forebay_nvmf::wire::pdu::{DataHeader, kind};
 use forebay_nvmf::wire::{NvmeStatus, Sqe, u16_at, u64_at};
+use forebay_nvmf::{AnaGrouping, HostLimits};
 
 /// Sends `count` commands without reading the responses; returns `None` if that takes more than a minute.
 async fn flood(host: &Host, count: u16, command: impl Fn(u16) -> Sqe) -> Option<()> {
@@ -104,6 +104,26 @@ fn a_namespace_can_go_although_a_host_owes_data_for_it() {
         let (cid, status) = host.pdu().await.expect("an answer").response();
         assert_eq!((cid, status.code()), (3, NvmeStatus::INVALID_NAMESPACE.code()));
         assert_eq!(disk.begun.get(), begun, "nothing was written");
+    });
+}
+
+#[test]
+fn a_command_that_waits_while_the_device_is_replaced_is_sent_again() {
+    simulate_grouped(AnaGrouping::ByNamespace, HostLimits::default(), |server, disk, _| async move {
+        let (_admin, cntlid) = Host::admin().await;
+        let mut host = Host::io(cntlid, 1, 128).await;
+        let write = blocks(nvm::WRITE, 3, 0, 256).with_sgl(Sgl::Transport { len: 128 << 10 });
+        host.send(&capsule(&write, &[])).await;
+        let asked = host.pdu().await.expect("R2T");
+        subsystem(&server).reopen_namespace(NSID);
+        soon(server.let_go(&subsystem(&server), NSID)).await.expect("nothing waits for the host");
+        let begun = disk.begun.get();
+        host.send(&h2c_data(3, asked.data_header().tag, 0, &[1; 128 << 10], true)).await;
+        // A matter of the path: an invalid namespace would be an error of the request to the host.
+        assert_eq!(host.pdu().await.expect("an answer").response(), (3, NvmeStatus::ANA_TRANSITION));
+        assert_eq!(disk.begun.get(), begun, "nothing was written");
+        host.send(&capsule(&Sqe::new(nvm::FLUSH, 4, NSID), &[])).await;
+        assert!(host.pdu().await.expect("an answer").response().1.is_success());
     });
 }
 

@@ -123,11 +123,13 @@ impl NvmeConnection {
     /// Invalid Namespace if it does not exist or the host may know another volume by this id; an ANA status if it is
     /// not accessible through this port.
     fn find(&mut self, nsid: u32) -> Result<Rc<OpenNamespace>, NvmeStatus> {
-        self.reachable(nsid)?;
         let withdrawals = self.server.subsystems.withdrawals();
         let namespace = match self.namespaces.last(withdrawals, nsid) {
             Some(last) => last,
-            None => self.look_up(nsid, withdrawals)?,
+            None => {
+                self.reachable(nsid)?;
+                self.look_up(nsid, withdrawals)?
+            }
         };
         self.accessible(&namespace)?;
         Ok(namespace)

@@ -128,8 +128,8 @@ impl Subsystems {
         self.create_with(identity, cntlids, AnaGrouping::ByPort, |_| {})
     }
 
-    /// Adds a subsystem as [`create`](Self::create) does, with ANA groups by port or by namespace, after `set_up` has configured it and before the first host
-    /// can connect.
+    /// Adds a subsystem as [`create`](Self::create) does, with ANA groups by port or by namespace.  `set_up` configures it
+    /// before the first host can connect.
     ///
     /// # Errors
     /// When there is one of that name; nothing has changed then.
@@ -210,8 +210,8 @@ impl Subsystems {
         read(&self.shared.ports).clone()
     }
 
-    /// Sets the ANA state of a group through a port, for every subsystem whose groups have states by port, and reports it
-    /// to the hosts.
+    /// Sets the ANA state of a group through a port, for all subsystems with [`AnaGrouping::ByPort`], and reports it to the
+    /// hosts.
     pub fn set_ana(&self, port: &Port, group: u32, state: AnaState) {
         if port.set_ana(group, state) {
             self.shared.ana_changes.fetch_add(1, Ordering::AcqRel);

@@ -16,7 +16,9 @@ use forebay_nvmf::wire::command::{FABRICS, Sgl};
 use forebay_nvmf::wire::fabrics::{CNTLID_ANY, Connect, fctype, property};
 use forebay_nvmf::wire::pdu::{self, Common, DataHeader, IcReq, flag, kind};
 use forebay_nvmf::wire::{NvmeStatus, Sqe, u16_at, u64_at};
-use forebay_nvmf::{HostLimits, Namespace, NamespaceDevices, NvmeServer, Port, PortAddress, Subsystem, Subsystems};
+use forebay_nvmf::{
+    AnaGrouping, HostLimits, Namespace, NamespaceDevices, NvmeServer, Port, PortAddress, Subsystem, Subsystems,
+};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Addr, Listener, Stream, spawn};
 use forebay_sim::{Faults, World};
@@ -131,13 +133,22 @@ pub fn subsystem(server: &NvmeServer) -> Subsystem {
 
 /// Runs `test` in simulation, with a subsystem that has one namespace.
 pub fn simulate<F: Future<Output = ()>>(limits: HostLimits, test: impl Fn(Rc<NvmeServer>, Rc<Disk>, Arc<Port>) -> F) {
+    simulate_grouped(AnaGrouping::ByPort, limits, test);
+}
+
+/// Runs `test` as [`simulate`] does, with ANA groups of this kind.
+pub fn simulate_grouped<F: Future<Output = ()>>(
+    grouping: AnaGrouping,
+    limits: HostLimits,
+    test: impl Fn(Rc<NvmeServer>, Rc<Disk>, Arc<Port>) -> F,
+) {
     let world = World::new(1, Faults::none());
     let reactor = world.reactor();
     let run = world.run(&reactor, async {
         let identity =
             SubsystemIdentity { nqn: NQN.into(), serial: "1".into(), model: "m".into(), firmware: "1".into() };
         let subsystems = Subsystems::new(limits.clone());
-        let subsystem = subsystems.create(identity, 1..=100).expect("the first");
+        let subsystem = subsystems.create_with(identity, 1..=100, grouping, |_| {}).expect("the first");
         let port = Port::new(1, vec![PortAddress::Unix]);
         subsystems.add_port(port.clone());
         subsystem.add_namespace(namespace()).expect("in range");
