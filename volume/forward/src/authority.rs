@@ -1,16 +1,13 @@
 //! Owner's side of reservations: executes actions of hosts, and has forwarders adopt the table.
 
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use forebay_block::reservation::{HostId, Refusal, ReservationAction, ReservationView, Reservations};
 use forebay_block::{BlockDevice, Error, ErrorKind};
-use forebay_reactor::{Instant, now, sleep_until};
+use forebay_reactor::{now, timeout};
 
 use crate::client::ForwardClient;
 use crate::host::ForwardHost;
@@ -119,7 +116,11 @@ impl ForwardHost {
             if self.sessions.borrow().is_adopted(volume, number) {
                 return;
             }
-            until(changed, Some(deadline).filter(|_| !late)).await;
+            match late {
+                true => changed.await,
+                // Late or not is looked at anew.
+                false => drop(timeout(deadline.since(now()), changed).await),
+            }
         }
     }
 
@@ -150,15 +151,4 @@ fn surviving(mut action: ReservationAction) -> Option<ReservationAction> {
         ReservationAction::HoldWhole | ReservationAction::LetGoWhole | ReservationAction::Reset => return None,
     }
     Some(action)
-}
-
-/// Waits for an event, until a deadline at most.
-async fn until(event: impl Future<Output = ()>, deadline: Option<Instant>) {
-    let mut event = pin!(event);
-    let mut late = deadline.map(|deadline| Box::pin(sleep_until(deadline)));
-    poll_fn(|cx| {
-        let is_late = late.as_mut().is_some_and(|late| late.as_mut().poll(cx).is_ready());
-        if is_late || event.as_mut().poll(cx).is_ready() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
 }
