@@ -33,11 +33,10 @@ impl Engine {
     }
 
     /// Gives an export that hosts have kept another device: the former one belongs to an ended start of this member.
-    pub fn resume_group_export(&self, front: Front, spec: &ImageSpec, device: &Rc<dyn BlockDevice>) -> Result<()> {
+    pub fn resume_group_export(&self, front: Front, spec: &ImageSpec, device: &Rc<dyn BlockDevice>) {
         let before = self.exports.grouped.borrow_mut().insert((front, spec.clone()), device.clone());
         self.fronts.replace_device(front, spec, device);
         drop(before);
-        Ok(())
     }
 
     /// Withdraws an export of the gateway group from hosts; those that have it open keep it until they are disconnected.

@@ -222,7 +222,11 @@ impl JoinedGroup {
                     continue;
                 }
                 let published = match self.take_suspended(name, export, &settings.identity) {
-                    true => engine.resume_group_export(export.front, &spec, &(device.clone() as Rc<dyn BlockDevice>)),
+                    true => {
+                        let device: Rc<dyn BlockDevice> = device.clone();
+                        engine.resume_group_export(export.front, &spec, &device);
+                        Ok(())
+                    }
                     false => self.publish(engine, &spec, export, &settings.identity, device),
                 };
                 match published {
@@ -238,7 +242,7 @@ impl JoinedGroup {
             }
         }
         if withdrawn.is_empty() && !published_any {
-            // Called for every volume with each change of the record.
+            // This runs for each volume whenever the record changes.
             return;
         }
         if !withdrawn.is_empty() {

@@ -41,7 +41,7 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::GroupSpec;
 use exports::GroupExports;
 use owner::OwnedVolumes;
-use settings::{MemberSettings, VolumesSettings};
+use settings::{MemberSettings, SettingsByVolume};
 
 /// Time between attempts to join a group, from the first to the longest.
 const REJOIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
@@ -104,7 +104,7 @@ pub struct JoinedGroup {
     running: RefCell<Option<Rc<RunningStart>>>,
     record: RefCell<Option<Rc<GroupRecord>>>,
     /// Settings of the volumes in the record.
-    settings: VolumesSettings,
+    settings: SettingsByVolume,
     /// Signaled when the record, a connection, or what is offered here has changed.
     changed: Rc<GroupChanges>,
     owned: OwnedVolumes,
@@ -156,7 +156,7 @@ impl JoinedGroup {
             forward_host: ForwardHost::new(),
             running: RefCell::default(),
             record: RefCell::default(),
-            settings: VolumesSettings::default(),
+            settings: SettingsByVolume::default(),
             changed: Rc::default(),
             owned: OwnedVolumes::default(),
             exports: GroupExports::default(),

@@ -1,6 +1,6 @@
 //! Paths of hosts to the group's volumes: which of them are best, and at which addresses the other members are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use forebay_gateways::{GatewayMember, GatewayVolume, GroupRecord, VolumeName};
@@ -51,6 +51,13 @@ fn portals_of(member: &GatewayMember) -> BTreeSet<SocketAddr> {
     listed.filter_map(|portal| portal.parse().ok()).collect()
 }
 
+/// Returns the addresses that several members list, such as that of a bridge for containers: each host would reach another
+/// machine there, or none.
+fn ambiguous(listed: impl Iterator<Item = BTreeSet<SocketAddr>>) -> BTreeSet<SocketAddr> {
+    let mut seen = BTreeSet::new();
+    listed.flatten().filter(|address| !seen.insert(*address)).collect()
+}
+
 /// Returns the iSCSI target port of a member, in a group of its own.
 fn target_port(slot: u16) -> TargetPort {
     TargetPort { group: slot + 1, relative_id: slot + 1 }
@@ -60,14 +67,11 @@ impl JoinedGroup {
     /// Returns the iSCSI target port groups, one for each member; portals are listed of those that serve.
     pub(super) fn port_groups(&self, record: &GroupRecord) -> Result<PortGroups> {
         let own = target_port(record.member(self.own).map_or(0, |member| member.slot));
-        let others = || record.members().iter().filter(|(id, _)| **id != self.own).map(|(_, member)| member);
-        let mut listings: BTreeMap<SocketAddr, usize> = BTreeMap::new();
-        others().flat_map(portals_of).for_each(|portal| *listings.entry(portal).or_default() += 1);
-        // An address that several machines have, such as that of a bridge for containers, leads hosts to neither.
-        let is_own = |portal: &SocketAddr| listings.get(portal) == Some(&1);
-        let remote = others().map(|member| RemotePortGroup {
+        let ambiguous = ambiguous(record.members().values().map(portals_of));
+        let others = record.members().iter().filter(|(id, _)| **id != self.own);
+        let remote = others.map(|(_, member)| RemotePortGroup {
             port: target_port(member.slot),
-            portals: portals_of(member).into_iter().filter(is_own).collect(),
+            portals: portals_of(member).difference(&ambiguous).copied().collect(),
         });
         PortGroups::new(own, remote.collect()).map_err(|error| Failure::invalid(error.to_string()))
     }
@@ -148,6 +152,31 @@ impl JoinedGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_that_several_members_list_are_ambiguous() {
+        let portals = |iscsi: &[&str]| {
+            let iscsi = iscsi.iter().map(|portal| (*portal).to_owned()).collect();
+            let settings = settings::write(&MemberSettings { iscsi, ..MemberSettings::default() });
+            let state = forebay_gateways::GatewayState::Active;
+            portals_of(&GatewayMember {
+                slot: 0,
+                host: "gateway".into(),
+                version: "1".into(),
+                state,
+                start: forebay_gateways::StartId([1; 16]),
+                clients: Vec::new(),
+                peer_addrs: Vec::new(),
+                weight: 100,
+                settings,
+            })
+        };
+        let first = portals(&["10.0.0.1:3260", "172.17.0.1:3260", "172.17.0.1:3260", "gateway:3260"]);
+        let second = portals(&["10.0.0.2:3260", "172.17.0.1:3260"]);
+        assert_eq!((first.len(), second.len()), (2, 2), "each once, and no names");
+        let shared = BTreeSet::from([SocketAddr::from(([172, 17, 0, 1], 3260))]);
+        assert_eq!(ambiguous([first, second].into_iter()), shared);
+    }
 
     #[test]
     fn port_ids_are_unique_in_the_group() {

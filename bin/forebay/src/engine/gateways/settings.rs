@@ -82,11 +82,11 @@ impl VolumeSettings {
 
 /// Settings of the volumes of a record, read once for each change of them.
 #[derive(Default)]
-pub struct VolumesSettings {
+pub struct SettingsByVolume {
     read: RefCell<BTreeMap<VolumeName, (Value, Rc<VolumeSettings>)>>,
 }
 
-impl VolumesSettings {
+impl SettingsByVolume {
     /// Follows a change of the record.
     pub fn update(&self, record: &GroupRecord) {
         let mut before = self.read.take();
