@@ -1,12 +1,15 @@
 //! Groups in virtual time: large ones that lose members, and small ones to which everything happens.
 
+#[path = "simulation/conditions.rs"]
+mod conditions;
 #[path = "simulation/world.rs"]
 mod world;
 
 use std::time::Duration;
 
+use conditions::{Latencies, RandomFaults};
 use forebay_gateways::{GatewayState, GroupChange, VolumeName};
-use world::{Latencies, RandomFaults, World};
+use world::World;
 
 const SECOND: u64 = 1_000_000_000;
 
