@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::common::{HOST, Model, OTHER, TARGET, addr, host, simulate, spec, until};
+use crate::common::{HOST, Model, OTHER, Place, TARGET, addr, host, simulate, spec, until};
 use forebay_iscsi::wire::async_event;
-use forebay_iscsi::{AccessControl, AddError, Chap, Credential, Exists};
+use forebay_iscsi::{AccessControl, AddError, Chap, Credential, Exists, Target};
 use forebay_iscsi_host::cdb;
 use forebay_iscsi_host::client::{Client, Options};
 use forebay_load::log::Lines;
@@ -341,12 +341,18 @@ fn a_host_that_does_not_log_out_when_asked_is_left() {
     });
 }
 
+/// Creates a second target; both have a unit with LUN 0.
+fn second_target(place: &Place) -> Target {
+    let second = place.targets.create(spec(SECOND, &[])).expect("another name");
+    place.add(0, &Model::new(1 << 20, false));
+    place.add_to(&second, 0, &Model::new(1 << 20, false), &[]);
+    second
+}
+
 #[test]
 fn access_changes_for_new_logins_and_ends_sessions_when_asked() {
     simulate(2, |seed, place| async move {
-        let second = place.targets.create(spec(SECOND, &[])).expect("another name");
-        place.add(0, &Model::new(1 << 20, false));
-        place.add_to(&second, 0, &Model::new(1 << 20, false), &[]);
+        let second = second_target(&place);
         let (mut mine, mut others) = (login(TARGET, HOST, 1).await, login(TARGET, OTHER, 1).await);
         let mut elsewhere = login(SECOND, HOST, 1).await;
         place.target.set_access(AccessControl { initiators: vec!["IQN.2026-11.io.forebay:OTHER".into()], chap: None });
@@ -368,9 +374,7 @@ fn access_changes_for_new_logins_and_ends_sessions_when_asked() {
 #[test]
 fn a_suspended_target_ends_its_sessions_and_tells_hosts_to_come_later() {
     simulate(2, |seed, place| async move {
-        let second = place.targets.create(spec(SECOND, &[])).expect("another name");
-        place.add(0, &Model::new(1 << 20, false));
-        place.add_to(&second, 0, &Model::new(1 << 20, false), &[]);
+        let second = second_target(&place);
         let (mut mine, mut elsewhere) = (login(TARGET, HOST, 1).await, login(SECOND, HOST, 1).await);
         let ending = place.target.suspend();
         assert_eq!(ending.sessions(), 1, "seed {seed}");
@@ -390,9 +394,7 @@ fn a_suspended_target_ends_its_sessions_and_tells_hosts_to_come_later() {
 #[test]
 fn hosts_are_told_of_units_of_their_target_only() {
     simulate(2, |seed, place| async move {
-        let second = place.targets.create(spec(SECOND, &[])).expect("another name");
-        place.add(0, &Model::new(1 << 20, false));
-        place.add_to(&second, 0, &Model::new(1 << 20, false), &[]);
+        let second = second_target(&place);
         let (mut first, mut other) = (login(TARGET, HOST, 1).await, login(SECOND, HOST, 1).await);
         for client in [&mut first, &mut other] {
             client.settle(0, cdb::test_unit_ready(), &[], 0).await.expect("answers").ok();
