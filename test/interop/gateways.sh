@@ -77,6 +77,9 @@ for name in g1 g2 g3; do
 done
 status g1; ask iscsi-ls iscsi://127.0.0.1:24002
 [[ $(grep "^Target:$(of_status .target) " "$WORK/out" | cut -d, -f2 | sort | xargs) == "1 2 3" ]] || fail "SendTargets lists three portals, each in a group of its own"
+io -c 'write -P 5 0 1M' "$(uri g1 iscsi)"
+io -c 'read -P 5 0 1M' "$(uri g3 iscsi)"
+io -c 'read -P 5 0 1M' "$(nbd g2 b)"
 ok "every path reads and writes the same volume, and sees its size"
 
 ask "$PROGRAM" take "$(uri g1 nvme)" "$(uri g2 nvme)" --rounds 3

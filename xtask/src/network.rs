@@ -21,7 +21,7 @@ const PORTS: &str = "fbf";
 /// Largest number of hosts of any run.
 const HOSTS_MAX: usize = 12;
 /// Number of the address of clients, after those of all hosts.
-const CLIENTS: u32 = 15 - 1;
+const CLIENTS: u32 = 14;
 /// Address of the hardware that nobody has: packets to it are lost.
 const NOBODY: &str = "02:00:00:00:00:01";
 /// Number of networks of 16 addresses in 198.18.0.0/15, which RFC 2544 reserves for tests.

@@ -200,7 +200,7 @@ impl GatewayGroup {
     }
 }
 
-/// Serves images by a gateway group and runs test/interop/guest-gateways.sh in the guest.
+/// Serves images by a gateway group and runs test/interop/guest-gateways-FRONT.sh in the guest.
 pub fn run(arguments: &GatewaysArguments) -> Result<()> {
     ensure!(["nvme", "iscsi"].contains(&&*arguments.front), "--front nvme or iscsi, not {}", arguments.front);
     shell::build(&mut daemon::build_command())?;
