@@ -352,7 +352,7 @@ fn second_target(place: &Place) -> Target {
 #[test]
 fn access_changes_for_new_logins_and_ends_sessions_when_asked() {
     simulate(2, |seed, place| async move {
-        let second = second_target(&place);
+        drop(second_target(&place));
         let (mut mine, mut others) = (login(TARGET, HOST, 1).await, login(TARGET, OTHER, 1).await);
         let mut elsewhere = login(SECOND, HOST, 1).await;
         place.target.set_access(AccessControl { initiators: vec!["IQN.2026-11.io.forebay:OTHER".into()], chap: None });
@@ -374,7 +374,7 @@ fn access_changes_for_new_logins_and_ends_sessions_when_asked() {
 #[test]
 fn a_suspended_target_ends_its_sessions_and_tells_hosts_to_come_later() {
     simulate(2, |seed, place| async move {
-        let second = second_target(&place);
+        drop(second_target(&place));
         let (mut mine, mut elsewhere) = (login(TARGET, HOST, 1).await, login(SECOND, HOST, 1).await);
         let ending = place.target.suspend();
         assert_eq!(ending.sessions(), 1, "seed {seed}");
