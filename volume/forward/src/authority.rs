@@ -118,7 +118,7 @@ impl ForwardHost {
             }
             match late {
                 true => changed.await,
-                // Late or not is looked at anew.
+                // The next turn finds out whether it was too late.
                 false => drop(timeout(deadline.since(now()), changed).await),
             }
         }
