@@ -33,12 +33,15 @@ fio --name=plain --filename="/dev/$DISK" --rw=randwrite --bsrange=512-64k --dire
   --size=16M --io_size=16M --verify=crc32c --verify_fatal=1 --eta=never --output=/run/fio || { cat /run/fio; fail "fio"; }
 ok "fio verifies what it wrote over authenticated queues"
 CTRL=$(basename "$(ls -d /sys/class/nvme/nvme* | head -n 1)")
+authentications() { [[ $(dmesg | grep -c "qid 0: authenticated with hash") -ge $1 ]]; }
 dmesg -C
-# A secret that is set again makes the kernel authenticate again.
+# A secret that is set makes the kernel authenticate again, even if it is the same.
 cat "$KEYS/one.key" >"/sys/class/nvme/$CTRL/dhchap_secret" || fail "set the same secret"
-cat "$KEYS/wrong.key" >"/sys/class/nvme/$CTRL/dhchap_secret" 2>/dev/null || true
-cat "$KEYS/one.key" >"/sys/class/nvme/$CTRL/dhchap_secret" 2>/dev/null || true
-nvme disconnect-all; await "it is disconnected" live 0
+await "it has authenticated again" authentications 1
+live 1 || fail "a controller that has authenticated again"
+cat "$KEYS/wrong.key" >"/sys/class/nvme/$CTRL/dhchap_secret" || fail "set another secret"
+await "the controller of a host with another secret ends" live 0
+nvme disconnect-all
 ok "authenticates again while it is connected"
 
 connect two --dhchap-secret="$(<"$KEYS/two.key")" --dhchap-ctrl-secret="$(<"$KEYS/wrong.key")" &&

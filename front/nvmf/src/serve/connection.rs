@@ -208,8 +208,11 @@ impl NvmeConnection {
             self.outbox.conclude(&fatal.encode());
         }
         if let (ConnectionRole::Admin(_), Some(queue)) = (&self.role, &self.queue) {
-            // A controller ends with its admin queue, even while this connection still has responses to send.
-            queue.association.end_queues(true);
+            // A controller ends with its admin queue, even while this connection still has responses to send.  A host
+            // that has failed to authenticate reads so first: its I/O queues end with this connection.
+            if !matches!(end, NvmeEndReason::Unauthenticated) {
+                queue.association.end_queues(true);
+            }
         }
         self.ending.begin(end, self.server.subsystems.limits().drain_timeout);
         self.handshake.abort();

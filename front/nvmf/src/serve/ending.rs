@@ -10,7 +10,8 @@ use forebay_reactor::time::Sleep;
 
 use crate::session::Fatal;
 
-/// Time that a connection stays open after a protocol error, so that the host can read the reason.
+/// Time that a connection stays open after a protocol error or failed authentication, so that the host can read the
+/// reason.
 pub(super) const LINGER: Duration = Duration::from_millis(500);
 
 /// Time in which a host has to close its end of a connection when the server stops.  Linux sends commands from the
@@ -50,12 +51,13 @@ pub(super) enum NvmeEndReason {
 ///
 /// ```text
 /// handshake --established--> open --begin--> draining --all sent--> ended
-///     |                                         |  (after a protocol error: discarding --all sent--> lingering --> ended)
+///     |                                         |  (if the host is told: discarding --all sent--> lingering --> ended)
 ///     +-----------------begin-------------------+
 /// ```
 ///
 /// 1. The first reason to end stays the reason.
-/// 2. Received bytes are discarded only after a protocol error, as long as the host keeps the connection open.
+/// 2. Received bytes are discarded only if the host is told a reason to end that it has to read first: after a protocol
+///    error or failed authentication, as long as the host keeps the connection open.
 /// 3. The connection lingers only while it discards.
 /// 4. A timer runs during the handshake and from the reason on, so that neither takes indefinitely.
 pub(super) struct NvmeTeardown {
@@ -79,10 +81,12 @@ impl NvmeTeardown {
     }
 
     /// Sets the reason to end, after which commands in flight have `drain_timeout` to complete.  Received bytes are
-    /// discarded after a protocol error.  Must not be called again.
+    /// discarded from then on if the host has to read the reason first.  Must not be called again.
     pub(super) fn begin(&mut self, reason: NvmeEndReason, drain_timeout: Duration) {
         debug_assert!(self.reason.is_none(), "the first reason stays");
-        self.discarding = matches!(reason, NvmeEndReason::Fatal(_));
+        // Linux 6.9 and later repeat an Authentication Receive whose response a closed connection has overtaken, and
+        // then recover neither the request nor the connection.
+        self.discarding = matches!(reason, NvmeEndReason::Fatal(_) | NvmeEndReason::Unauthenticated);
         self.reason = Some(reason);
         self.timer = Some(sleep(drain_timeout));
         self.check();

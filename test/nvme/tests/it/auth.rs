@@ -154,8 +154,13 @@ fn a_failure_of_a_later_authentication_ends_the_controller() {
         let (mut io, _) = queue(1, cntlid).await;
         io.authenticate(&identity(false)).await.expect("answered");
         let wrong = Identity { key: vec![1; 64], ..identity(false) };
+        let before = now();
         assert_eq!(admin.authenticate(&wrong).await.expect("answered"), Outcome::Refused(1));
+        // The host has the time to read so before any of its connections is closed.
+        let refused = now();
+        assert!(refused - before >= Duration::from_secs(1), "guesses are limited");
         until(|| site.subsystem.controller_ids().is_empty()).await;
+        assert!(now() - refused >= Duration::from_millis(400), "closed {:?} after the answer", now() - refused);
         assert!(io.run(blocks(2, 1, 0, 1), &[], 512).await.is_err(), "its queues have gone, too");
     });
 }
