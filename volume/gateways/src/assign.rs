@@ -149,19 +149,22 @@ mod tests {
             id: GatewayGroupId([1; 16]),
             policy: GroupPolicy::default(),
             settings: serde_json::Value::Null,
+            later: Default::default(),
         };
-        let mut record = GroupRecord::created(identity);
+        let mut record = GroupRecord::created(identity, 1);
         for (at, weight) in weights.iter().enumerate() {
             let entry = GatewayMember {
                 slot: at as u16,
                 host: String::new(),
                 version: String::new(),
+                versions: Default::default(),
                 state: GatewayState::Active,
                 start: StartId([1; 16]),
                 clients: Vec::new(),
                 peer_addrs: Vec::new(),
                 weight: *weight,
                 settings: serde_json::Value::Null,
+                later: Default::default(),
             };
             record.apply(&[GroupChange::Join { member: id(at as u8), entry }]).unwrap();
         }

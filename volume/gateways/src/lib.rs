@@ -20,5 +20,5 @@ pub use member::{
 };
 pub use record::{
     ChangeRefusal, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupIdentity, GroupPolicy, GroupRecord,
-    MalformedGroup, VolumeOwner,
+    GroupVersions, LaterFields, MalformedGroup, VolumeOwner,
 };

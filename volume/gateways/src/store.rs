@@ -12,7 +12,9 @@ use forebay_reactor::spawn;
 use forebay_reactor::sync::Semaphore;
 use serde::{Deserialize, Serialize};
 
-use crate::record::{ChangeRefusal, GROUP_KEY, GroupChange, GroupIdentity, GroupRecord, KeyChange, MalformedGroup};
+use crate::record::{
+    ChangeRefusal, GROUP_KEY, GroupChange, GroupIdentity, GroupRecord, GroupVersions, KeyChange, MalformedGroup,
+};
 
 /// Beginning of the name of a group's object; the name of the group follows.
 pub const OBJECT_PREFIX: &str = "forebay_gateways.";
@@ -52,6 +54,8 @@ pub struct GroupStore {
     object: ObjectName,
     name: String,
     known: RefCell<Option<KnownRecord>>,
+    /// Versions of the record that this program works with.
+    versions: GroupVersions,
     /// Serializes changes of this process.
     turn: Semaphore,
 }
@@ -62,6 +66,14 @@ impl GroupStore {
     /// # Errors
     /// `Unsupported` if several clients cannot use the pool at once; `Invalid` for a name that a group cannot have.
     pub fn new(backend: &Rc<dyn ObjectBackend>, name: &str) -> Result<Rc<Self>> {
+        Self::with_versions(backend, name, GroupVersions::OWN)
+    }
+
+    /// Creates the access to a record for a program that works with these versions of it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_versions(backend: &Rc<dyn ObjectBackend>, name: &str, versions: GroupVersions) -> Result<Rc<Self>> {
         let Some(shared) = backend.shared() else {
             let text = format!(
                 "pool '{}' is not in a Ceph cluster: only there can several daemons share volumes",
@@ -82,6 +94,7 @@ impl GroupStore {
             object: ObjectName::new(format!("{OBJECT_PREFIX}{name}")),
             name: name.to_owned(),
             known: RefCell::default(),
+            versions,
             turn: Semaphore::new(1),
         }))
     }
@@ -104,7 +117,7 @@ impl GroupStore {
     fn malformed(&self, error: &MalformedGroup) -> Error {
         let kind = match error {
             MalformedGroup::None => ErrorKind::NotFound,
-            MalformedGroup::Version(_) | MalformedGroup::Features(_) => ErrorKind::Unsupported,
+            MalformedGroup::Version { .. } | MalformedGroup::Features(_) => ErrorKind::Unsupported,
             MalformedGroup::Entry { .. } | MalformedGroup::Contradiction(_) => ErrorKind::Corrupt,
         };
         Error::new(kind, format!("gateway group '{}': {error}", self.name))
@@ -124,7 +137,7 @@ impl GroupStore {
     /// # Errors
     /// `Exists` if there is one of this name.
     pub async fn create(&self, identity: GroupIdentity) -> Result<()> {
-        let record = GroupRecord::created(identity);
+        let record = GroupRecord::created(identity, self.versions.newest);
         let pairs = vec![(GROUP_KEY.to_vec(), record.encode_group())];
         let steps = vec![ObjectOp::Create { exclusive: true }, ObjectOp::KvSet { pairs }];
         let created = self.backend.submit(&self.object, Transaction::new(steps).durable()).await;
@@ -185,7 +198,7 @@ impl GroupStore {
             // Pages of different epochs are no record.
             let again = self.group_entry().await?;
             if again == group && pairs.iter().any(|(key, value)| key == GROUP_KEY && *value == group) {
-                let record = GroupRecord::decode(pairs).map_err(|error| self.malformed(&error))?;
+                let record = GroupRecord::decode(pairs, self.versions).map_err(|error| self.malformed(&error))?;
                 return Ok(self.learn(record, group));
             }
             group = again;
@@ -301,7 +314,7 @@ impl GroupStore {
             keys.into_iter().map(|(key, value)| (key.into_bytes(), value.map(String::into_bytes))).collect();
         let mut record = (*known.record).clone();
         let group = keys.iter().find(|(key, _)| key == GROUP_KEY).and_then(|(_, value)| value.clone());
-        match (record.follow(&keys), group) {
+        match (record.follow(&keys, self.versions), group) {
             (Ok(true), Some(group)) => {
                 known.group = group;
                 known.record = Rc::new(record);

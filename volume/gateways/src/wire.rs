@@ -121,11 +121,12 @@ impl GatewayMessage {
         writer.finish()
     }
 
-    /// Decodes a message; bytes after those that this version knows are ignored.
+    /// Decodes a message; bytes after those that this version knows are ignored.  `None` for a kind that a later version
+    /// sends.
     ///
     /// # Errors
     /// If it is malformed.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedPayload> {
+    pub fn decode(bytes: &[u8]) -> Result<Option<Self>, MalformedPayload> {
         let mut reader = PayloadReader::new(bytes, "a message of a member of a gateway group");
         let (group, from, start) =
             (GatewayGroupId(reader.array()?), MemberId(reader.array()?), StartId(reader.array()?));
@@ -138,9 +139,10 @@ impl GatewayMessage {
                 let name = std::str::from_utf8(name).ok().filter(|name| name.len() <= NAME_MAX);
                 GatewayMessageBody::Prepared { volume: VolumeName::new(name.ok_or(reader.malformed())?), term }
             }
-            _ => return Err(reader.malformed()),
+            0 => return Err(reader.malformed()),
+            _ => return Ok(None),
         };
-        Ok(Self { group, from, start, epoch, pool_silence_ms, body })
+        Ok(Some(Self { group, from, start, epoch, pool_silence_ms, body }))
     }
 }
 
@@ -177,7 +179,7 @@ mod tests {
             };
             let bytes = message.encode();
             prop_assert!((0..bytes.len()).all(|end| GatewayMessage::decode(&bytes[..end]).is_err()));
-            prop_assert_eq!(GatewayMessage::decode(&bytes), Ok(message));
+            prop_assert_eq!(GatewayMessage::decode(&bytes), Ok(Some(message)));
         }
 
         #[test]

@@ -58,6 +58,9 @@ pub struct GatewayGroupStatus {
     pub id: String,
     /// Epoch of the record.
     pub epoch: u64,
+    /// Version in which the record is stored.
+    #[serde(default)]
+    pub record_version: u32,
     /// Time for which a member may be silent, in milliseconds.
     pub lease_ms: u32,
     /// NQN of the group's NVMe subsystem.
@@ -83,6 +86,9 @@ pub struct GatewayMemberStatus {
     pub host: String,
     /// Version of its software.
     pub version: String,
+    /// Oldest and newest version of the record that it works with.
+    #[serde(default)]
+    pub record_versions: [u32; 2],
     /// `active`, `draining`, `fencing` or `out`.
     pub state: String,
     /// Set for this daemon.

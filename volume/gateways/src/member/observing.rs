@@ -246,11 +246,18 @@ impl GatewayMachine {
         }
         changes.extend(self.assignments(&changes));
         changes.extend(self.volume_changes(now));
+        changes.extend(self.version_change());
         if record.member(self.own).is_some_and(|own| own.state == GatewayState::Draining) {
             let moves = MOVES_MAX.saturating_sub(moving_from(&record, self.own));
             changes.extend(drain_moves(&record, &self.said_loads(), self.own, moves));
         }
         changes
+    }
+
+    /// Returns the change to the next version of the record.  One member asks for it: all would at the same time.
+    fn version_change(&self) -> Option<GroupChange> {
+        let is_first = self.record.active().next() == Some(self.own);
+        self.record.next_version().filter(|_| is_first).map(GroupChange::RaiseVersion)
     }
 
     /// Returns assignments of the volumes of members that are out, or will be by these changes.

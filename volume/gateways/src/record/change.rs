@@ -155,6 +155,8 @@ pub enum GroupChange {
     },
     /// The policy changes.
     SetPolicy(GroupPolicy),
+    /// The record is stored in the next version from now on, with which every member works.
+    RaiseVersion(u32),
 }
 
 /// Reason for which a change is refused.
@@ -211,6 +213,9 @@ pub enum ChangeRefusal {
     /// The policy is out of bounds.
     #[error("the lease is out of range")]
     Policy,
+    /// A member does not work with the version of the record.
+    #[error("a member does not work with this version of the group's record")]
+    Version,
 }
 
 impl GroupRecord {
@@ -253,6 +258,9 @@ impl GroupRecord {
         if entry.slot >= GROUP_MEMBERS_MAX {
             return Err(ChangeRefusal::Slot);
         }
+        if !entry.versions.contains(self.version) {
+            return Err(ChangeRefusal::Version);
+        }
         match self.members.get(&member) {
             Some(former) if !matches!(former.state, GatewayState::Out(_)) => Err(ChangeRefusal::NotFenced),
             Some(former) if former.start == entry.start => Err(ChangeRefusal::MemberState),
@@ -291,10 +299,10 @@ impl Drop for Undo<'_> {
 
 impl Undo<'_> {
     fn apply(&mut self, changes: &[GroupChange]) -> Result<RecordKeys, ChangeRefusal> {
-        let (identity, left) = (self.record.identity.clone(), self.record.left.clone());
+        let (version, identity, left) = (self.record.version, self.record.identity.clone(), self.record.left.clone());
         for change in changes {
             if let Err(refusal) = self.apply_one(change) {
-                (self.record.identity, self.record.left) = (identity, left);
+                (self.record.version, self.record.identity, self.record.left) = (version, identity, left);
                 return Err(refusal);
             }
         }
@@ -407,7 +415,13 @@ impl Undo<'_> {
                     return Err(Refused::Full);
                 }
                 let owner = VolumeOwner { member: *owner, term: new_term, next: None };
-                let entry = GatewayVolume { owner, copies: None, leaving: false, settings: settings.clone() };
+                let entry = GatewayVolume {
+                    owner,
+                    copies: None,
+                    leaving: false,
+                    settings: settings.clone(),
+                    later: Default::default(),
+                };
                 record.may_own(&entry, owner.member)?;
                 self.set_volume(volume, Some(entry));
             }
@@ -490,6 +504,12 @@ impl Undo<'_> {
                     return Err(Refused::Policy);
                 }
                 self.record.identity.policy = *policy;
+            }
+            GroupChange::RaiseVersion(version) => {
+                if record.next_version() != Some(*version) {
+                    return Err(Refused::Version);
+                }
+                self.record.version = *version;
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{GatewayMember, GatewayVolume, GroupIdentity, GroupRecord, VolumeOwner};
+use super::{GatewayMember, GatewayVolume, GroupIdentity, GroupRecord, GroupVersions, VolumeOwner};
 use crate::ids::{MemberId, VolumeName};
 
 /// Key of the entry of the group.
@@ -14,18 +14,20 @@ pub const MEMBER_PREFIX: &str = "member.";
 /// Beginning of the keys of volumes; their name follows.
 pub const VOLUME_PREFIX: &str = "volume.";
 
-/// Version of the format.
-const FORMAT_VERSION: u32 = 1;
-
 /// Fault of a stored record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedGroup {
     /// No entry of the group.
     #[error("the object has no record of a gateway group")]
     None,
-    /// A later version has written it.
-    #[error("the record of the gateway group has version {0}; this program knows version {FORMAT_VERSION}")]
-    Version(u32),
+    /// A version that this program does not work with.
+    #[error("the record of the gateway group has version {version}; this program works with {works_with}")]
+    Version {
+        /// Version of the record.
+        version: u32,
+        /// Versions of the program.
+        works_with: GroupVersions,
+    },
     /// Features that this version does not know.
     #[error("the record of the gateway group uses features that this program does not know: {0}")]
     Features(String),
@@ -59,10 +61,11 @@ struct StoredGroup {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     features: Vec<String>,
     epoch: u64,
-    #[serde(flatten)]
-    identity: GroupIdentity,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     left: BTreeMap<u16, u64>,
+    /// Last: it takes the fields that are not known.
+    #[serde(flatten)]
+    identity: GroupIdentity,
 }
 
 fn malformed(key: &[u8], why: impl ToString) -> MalformedGroup {
@@ -84,7 +87,7 @@ impl GroupRecord {
     /// Returns the value of [`GROUP_KEY`].
     pub fn encode_group(&self) -> Vec<u8> {
         let (epoch, identity, left) = (self.epoch, self.identity.clone(), self.left.clone());
-        write(&StoredGroup { version: FORMAT_VERSION, features: Vec::new(), epoch, identity, left })
+        write(&StoredGroup { version: self.version, features: Vec::new(), epoch, left, identity })
     }
 
     /// Returns what is stored under these keys, and the group's entry.
@@ -100,14 +103,17 @@ impl GroupRecord {
         RecordKeys { members: self.members.keys().copied().collect(), volumes: self.volumes.keys().cloned().collect() }
     }
 
-    /// Decodes a stored record.
+    /// Decodes a stored record for a program that works with these versions.
     ///
     /// # Errors
-    /// [`MalformedGroup`] where it is no record.
-    pub fn decode(pairs: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<Self, MalformedGroup> {
+    /// [`MalformedGroup`] where it is no record, or of another version.
+    pub fn decode(
+        pairs: impl IntoIterator<Item = (Vec<u8>, Vec<u8>)>,
+        works_with: GroupVersions,
+    ) -> Result<Self, MalformedGroup> {
         let mut pairs: BTreeMap<Vec<u8>, Vec<u8>> = pairs.into_iter().collect();
         let group = pairs.remove(GROUP_KEY).ok_or(MalformedGroup::None)?;
-        let mut record = Self::decode_group(&group)?;
+        let mut record = Self::decode_group(&group, works_with)?;
         for (key, value) in pairs {
             record.decode_entry(&key, Some(&value))?;
         }
@@ -119,28 +125,28 @@ impl GroupRecord {
     ///
     /// # Errors
     /// [`MalformedGroup`] where they leave no record; it must be read again.
-    pub fn follow(&mut self, changes: &[KeyChange]) -> Result<bool, MalformedGroup> {
+    pub fn follow(&mut self, changes: &[KeyChange], works_with: GroupVersions) -> Result<bool, MalformedGroup> {
         let group = changes.iter().find(|(key, _)| key == GROUP_KEY).and_then(|(_, value)| value.as_deref());
-        let next = Self::decode_group(group.ok_or(MalformedGroup::None)?)?;
+        let next = Self::decode_group(group.ok_or(MalformedGroup::None)?, works_with)?;
         if next.epoch != self.epoch + 1 || next.identity.id != self.identity.id {
             return Ok(false);
         }
         for (key, value) in changes.iter().filter(|(key, _)| key != GROUP_KEY) {
             self.decode_entry(key, value.as_deref())?;
         }
-        (self.epoch, self.identity, self.left) = (next.epoch, next.identity, next.left);
+        (self.epoch, self.version, self.identity, self.left) = (next.epoch, next.version, next.identity, next.left);
         self.check()?;
         Ok(true)
     }
 
-    fn decode_group(value: &[u8]) -> Result<Self, MalformedGroup> {
+    fn decode_group(value: &[u8], works_with: GroupVersions) -> Result<Self, MalformedGroup> {
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
         }
         let Versioned { version } = read(GROUP_KEY, value)?;
-        if version != FORMAT_VERSION {
-            return Err(MalformedGroup::Version(version));
+        if !works_with.contains(version) {
+            return Err(MalformedGroup::Version { version, works_with });
         }
         let StoredGroup { features, epoch, identity, left, .. } = read(GROUP_KEY, value)?;
         if !features.is_empty() {
@@ -149,7 +155,7 @@ impl GroupRecord {
         if epoch == 0 || epoch >= u64::MAX >> 1 {
             return Err(malformed(GROUP_KEY, format!("no record has the epoch {epoch}")));
         }
-        Ok(Self { epoch, left, ..Self::created(identity) })
+        Ok(Self { epoch, left, ..Self::created(identity, version) })
     }
 
     /// Applies one key; those of later versions are ignored.

@@ -7,6 +7,7 @@ mod change;
 mod encode;
 #[cfg(test)]
 mod tests;
+mod versions;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use crate::ids::{GatewayGroupId, MemberId, StartId, VolumeName};
 
 pub use change::{ChangeRefusal, GroupChange};
 pub use encode::{GROUP_KEY, KeyChange, MEMBER_PREFIX, MalformedGroup, RecordKeys, VOLUME_PREFIX};
+pub use versions::GroupVersions;
 
 /// Maximum number of members: slots are from 0 to this, exclusive.
 pub const GROUP_MEMBERS_MAX: u16 = 128;
@@ -49,6 +51,9 @@ impl Default for GroupPolicy {
     }
 }
 
+/// Fields that a later version has added, kept as they are.
+pub type LaterFields = serde_json::Map<String, serde_json::Value>;
+
 /// Identity of a group: all of it but its members and volumes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupIdentity {
@@ -59,6 +64,9 @@ pub struct GroupIdentity {
     /// Settings that all members share, such as names of targets, which this crate does not interpret.
     #[serde(default)]
     pub settings: serde_json::Value,
+    /// Fields that this version does not know.
+    #[serde(flatten)]
+    pub later: LaterFields,
 }
 
 /// State of a member in the record.
@@ -91,6 +99,9 @@ pub struct GatewayMember {
     pub host: String,
     /// Version of its software.
     pub version: String,
+    /// Versions of the record that it works with.
+    #[serde(default)]
+    pub versions: GroupVersions,
     /// State of the member.
     #[serde(flatten)]
     pub state: GatewayState,
@@ -105,6 +116,9 @@ pub struct GatewayMember {
     /// Ports and other settings, which this crate does not interpret.
     #[serde(default)]
     pub settings: serde_json::Value,
+    /// Fields that this version does not know.
+    #[serde(flatten)]
+    pub later: LaterFields,
 }
 
 /// Owner of a volume.
@@ -133,6 +147,9 @@ pub struct GatewayVolume {
     /// Exports of the volume, which this crate does not interpret.
     #[serde(default)]
     pub settings: serde_json::Value,
+    /// Fields that this version does not know.
+    #[serde(flatten)]
+    pub later: LaterFields,
 }
 
 /// Group record.
@@ -142,9 +159,11 @@ pub struct GatewayVolume {
 /// | R1 | no two members share a slot |
 /// | R2 | the owner of a volume is a member |
 /// | R3 | the next owner of a volume is another member than its owner |
+/// | R4 | every member works with the version of the record |
 #[derive(Debug, Clone)]
 pub struct GroupRecord {
     epoch: u64,
+    version: u32,
     identity: GroupIdentity,
     members: BTreeMap<MemberId, GatewayMember>,
     volumes: BTreeMap<VolumeName, GatewayVolume>,
@@ -159,16 +178,17 @@ pub struct GroupRecord {
 impl PartialEq for GroupRecord {
     fn eq(&self, other: &Self) -> bool {
         // `owned` and `coming` follow from the volumes.
-        (self.epoch, &self.identity, &self.members, &self.volumes, &self.left)
-            == (other.epoch, &other.identity, &other.members, &other.volumes, &other.left)
+        (self.epoch, self.version, &self.identity, &self.members, &self.volumes, &self.left)
+            == (other.epoch, other.version, &other.identity, &other.members, &other.volumes, &other.left)
     }
 }
 
 impl GroupRecord {
-    /// Creates the record of a new group.
-    pub fn created(identity: GroupIdentity) -> Self {
+    /// Creates the record of a new group, of this version.
+    pub fn created(identity: GroupIdentity, version: u32) -> Self {
         Self {
             epoch: 1,
+            version,
             identity,
             members: BTreeMap::new(),
             volumes: BTreeMap::new(),
@@ -181,6 +201,18 @@ impl GroupRecord {
     /// Returns the epoch: the number of changes since the group was created, and 1.
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Returns the version in which the record is stored.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Returns the next version, if every member works with it.
+    pub fn next_version(&self) -> Option<u32> {
+        let next = self.version + 1;
+        let mut members = self.members.values().peekable();
+        (members.peek().is_some() && members.all(|member| member.versions.contains(next))).then_some(next)
     }
 
     /// Returns what the group is.

@@ -9,6 +9,9 @@ fn id(number: u8) -> MemberId {
     MemberId([number; 16])
 }
 
+/// Versions of a program that knows one more than this one.
+const BOTH: GroupVersions = GroupVersions { oldest: 1, newest: 2 };
+
 fn start(number: u8) -> StartId {
     StartId([number; 16])
 }
@@ -18,18 +21,25 @@ fn entry(slot: u16, number: u8) -> GatewayMember {
         slot,
         host: format!("gateway{slot}"),
         version: "0.1.0".into(),
+        versions: GroupVersions { oldest: 1, newest: 2 },
         state: GatewayState::Active,
         start: start(number),
         clients: vec![format!("10.0.0.{slot}:0/{number}")],
         peer_addrs: vec![format!("tcp:10.0.0.{slot}:7000")],
         weight: 100,
         settings: Value::Null,
+        later: LaterFields::new(),
     }
 }
 
 fn group() -> GroupRecord {
-    let identity = GroupIdentity { id: GatewayGroupId([9; 16]), policy: GroupPolicy::default(), settings: Value::Null };
-    let mut record = GroupRecord::created(identity);
+    let identity = GroupIdentity {
+        id: GatewayGroupId([9; 16]),
+        policy: GroupPolicy::default(),
+        settings: Value::Null,
+        later: LaterFields::new(),
+    };
+    let mut record = GroupRecord::created(identity, 1);
     for number in 1..=3 {
         record.apply(&[GroupChange::Join { member: id(number), entry: entry(number.into(), number) }]).unwrap();
     }
@@ -175,15 +185,15 @@ fn a_golden_record_is_read() {
         ),
         (
             "member.000102030405060708090a0b0c0d0e0f",
-            r#"{"slot":2,"host":"g2","version":"0.1.0","state":"fencing","by":"ffffffffffffffffffffffffffffffff","start":"0f0e0d0c0b0a09080706050403020100","clients":["10.0.0.2:0/17"],"peer_addrs":["tcp:10.0.0.2:7000"],"weight":100,"settings":{}}"#,
+            r#"{"slot":2,"host":"g2","version":"0.1.0","versions":[1,1],"state":"fencing","by":"ffffffffffffffffffffffffffffffff","start":"0f0e0d0c0b0a09080706050403020100","clients":["10.0.0.2:0/17"],"peer_addrs":["tcp:10.0.0.2:7000"],"weight":100,"settings":{}}"#,
         ),
         (
             "volume.rbd/ns/disk",
             r#"{"owner":{"member":"000102030405060708090a0b0c0d0e0f","term":5},"copies":["000102030405060708090a0b0c0d0e0f"],"settings":{"exports":[]}}"#,
         ),
     ];
-    let record = GroupRecord::decode(pairs.map(|(key, value)| (key.into(), value.into()))).unwrap();
-    assert_eq!(record.epoch(), 7);
+    let record = GroupRecord::decode(pairs.map(|(key, value)| (key.into(), value.into())), GroupVersions::OWN).unwrap();
+    assert_eq!((record.epoch(), record.version()), (7, 1));
     let (member, entry) = record.members().first_key_value().unwrap();
     assert_eq!(entry.state, GatewayState::Fencing(MemberId([0xff; 16])));
     assert_eq!(record.owned_by(*member).map(VolumeName::as_str).collect::<Vec<_>>(), ["rbd/ns/disk"]);
@@ -196,11 +206,85 @@ fn a_golden_record_is_read() {
 
 #[test]
 fn later_formats_are_refused_by_name() {
-    let decode = |value: &str| GroupRecord::decode([(GROUP_KEY.to_vec(), value.into())]);
-    assert_eq!(decode(r#"{"version":2}"#), Err(MalformedGroup::Version(2)));
+    let decode = |value: &str| GroupRecord::decode([(GROUP_KEY.to_vec(), value.into())], GroupVersions::OWN);
+    assert_eq!(decode(r#"{"version":2}"#), Err(MalformedGroup::Version { version: 2, works_with: GroupVersions::OWN }));
     let with = r#"{"version":1,"features":["shards"],"epoch":7,"id":"00112233445566778899aabbccddeeff","policy":{"lease_ms":1000}}"#;
     assert_eq!(decode(with), Err(MalformedGroup::Features("shards".into())));
-    assert_eq!(GroupRecord::decode([]), Err(MalformedGroup::None));
+    assert_eq!(GroupRecord::decode([], GroupVersions::OWN), Err(MalformedGroup::None));
+}
+
+#[test]
+fn an_entry_without_versions_is_of_the_first() {
+    let entry: GatewayMember = serde_json::from_str(
+        r#"{"slot":2,"host":"g2","version":"0.1.0","state":"active","start":"0f0e0d0c0b0a09080706050403020100","clients":[],"peer_addrs":[],"weight":100}"#,
+    )
+    .unwrap();
+    assert_eq!(entry.versions, GroupVersions { oldest: 1, newest: 1 });
+    assert!(entry.later.is_empty());
+}
+
+#[test]
+fn fields_of_later_versions_are_kept() {
+    let pairs = [
+        (
+            "group",
+            r#"{"version":1,"epoch":7,"id":"00112233445566778899aabbccddeeff","policy":{"lease_ms":1000,"rebalance":false},"settings":null,"zone":"a"}"#,
+        ),
+        (
+            "member.000102030405060708090a0b0c0d0e0f",
+            r#"{"slot":2,"host":"g2","version":"9.1.0","versions":[1,3],"state":"active","start":"0f0e0d0c0b0a09080706050403020100","clients":[],"peer_addrs":[],"weight":100,"settings":null,"rack":{"row":7}}"#,
+        ),
+        (
+            "volume.rbd/disk",
+            r#"{"owner":{"member":"000102030405060708090a0b0c0d0e0f","term":5},"settings":null,"tier":"fast"}"#,
+        ),
+    ];
+    let mut record =
+        GroupRecord::decode(pairs.map(|(key, value)| (key.into(), value.into())), GroupVersions::OWN).unwrap();
+    let member = *record.members().first_key_value().unwrap().0;
+    let keys = record
+        .apply(&[
+            GroupChange::Drain { member, drain: true },
+            GroupChange::SetVolume { volume: VolumeName::new("rbd/disk"), settings: Value::from(1) },
+        ])
+        .unwrap();
+    let written: Vec<Value> = record
+        .encode_keys(&keys)
+        .into_iter()
+        .map(|(_, value)| serde_json::from_slice(&value.unwrap()).unwrap())
+        .collect();
+    assert_eq!((&written[0]["zone"], &written[0]["epoch"]), (&Value::from("a"), &Value::from(8)));
+    assert_eq!((&written[1]["rack"]["row"], &written[1]["state"]), (&Value::from(7), &Value::from("draining")));
+    assert_eq!((&written[2]["tier"], &written[2]["settings"]), (&Value::from("fast"), &Value::from(1)));
+}
+
+#[test]
+fn the_version_is_raised_when_every_member_works_with_the_next_one() {
+    let mut record = group();
+    let versions = |oldest, newest| GroupVersions { oldest, newest };
+    let join = |number: u8, versions| {
+        let entry = GatewayMember { versions, ..entry(number.into(), number) };
+        GroupChange::Join { member: id(number), entry }
+    };
+    record.apply(&[join(4, versions(1, 1))]).unwrap();
+    assert_eq!(record.next_version(), None, "one member works with the first version only");
+    assert_eq!(record.apply(&[GroupChange::RaiseVersion(2)]), Err(ChangeRefusal::Version));
+    assert_eq!(record.apply(&[join(5, versions(2, 3))]), Err(ChangeRefusal::Version), "two versions apart");
+    record.apply(&[GroupChange::Leave { member: id(4), now: 0 }]).unwrap();
+    assert_eq!(record.apply(&[GroupChange::RaiseVersion(3)]), Err(ChangeRefusal::Version), "one at a time");
+    let mut follower = record.clone();
+    let keys = record.apply(&[GroupChange::RaiseVersion(2)]).unwrap();
+    assert_eq!(record.version(), 2);
+    let stored = record.encode_keys(&keys);
+    assert_eq!(follower.clone().follow(&stored, BOTH), Ok(true));
+    let refused = MalformedGroup::Version { version: 2, works_with: GroupVersions::OWN };
+    assert_eq!(refused.to_string(), "the record of the gateway group has version 2; this program works with version 1");
+    assert_eq!(follower.follow(&stored, GroupVersions::OWN), Err(refused));
+    assert_eq!(record.apply(&[join(6, versions(1, 1))]), Err(ChangeRefusal::Version));
+    record.apply(&[join(6, versions(2, 3))]).unwrap();
+    let before = record.clone();
+    let refused = record.apply(&[GroupChange::Drain { member: id(1), drain: true }, GroupChange::RaiseVersion(3)]);
+    assert_eq!((refused, &record), (Err(ChangeRefusal::Version), &before));
 }
 
 /// Change by numbers, for programs of changes.
@@ -233,6 +317,7 @@ fn drawn((kind, member, other, volume): (u8, u8, u8, u8), record: &GroupRecord) 
             let term = record.volume(&name).map_or(0, |entry| entry.owner.term);
             GroupChange::HandOver { volume: name, from: member, start: start_now, term, to: other }
         }
+        11 => GroupChange::RaiseVersion(record.version() + 1),
         _ => {
             let copies = (volume % 3 > 0).then(|| BTreeSet::from([member, other]));
             GroupChange::SetCopies { volume: name, owner: member, copies }
@@ -244,7 +329,7 @@ proptest! {
     /// Any program of changes leaves a record that is read as it was written, and that others follow.
     #[test]
     fn records_are_followed_and_read_as_they_were_written(
-        program in prop::collection::vec(prop::collection::vec((0..12_u8, 0..5_u8, 0..5_u8, 0..6_u8), 1..4), 1..60),
+        program in prop::collection::vec(prop::collection::vec((0..13_u8, 0..5_u8, 0..5_u8, 0..6_u8), 1..4), 1..60),
     ) {
         let mut record = group();
         let mut follower = record.clone();
@@ -255,8 +340,8 @@ proptest! {
                 Ok(keys) => {
                     prop_assert_eq!(record.epoch(), before.epoch() + 1);
                     let stored = record.encode_keys(&keys);
-                    prop_assert_eq!(follower.follow(&stored), Ok(true));
-                    prop_assert_eq!(follower.follow(&stored), Ok(false));
+                    prop_assert_eq!(follower.follow(&stored, BOTH), Ok(true));
+                    prop_assert_eq!(follower.follow(&stored, BOTH), Ok(false));
                     // G3: an owner that serves loses a volume by handing it over only.
                     for (name, volume) in before.volumes() {
                         let owner = volume.owner.member;
@@ -272,7 +357,7 @@ proptest! {
             prop_assert_eq!(&follower, &record);
             prop_assert_eq!((&follower.owned, &follower.coming), (&record.owned, &record.coming));
             let all = record.encode_keys(&record.all_keys()).into_iter().map(|(key, value)| (key, value.unwrap()));
-            let read = GroupRecord::decode(all).expect("a record");
+            let read = GroupRecord::decode(all, BOTH).expect("a record");
             prop_assert_eq!(&read, &record);
             prop_assert_eq!((&read.owned, &read.coming), (&record.owned, &record.coming));
         }
@@ -282,6 +367,6 @@ proptest! {
     fn any_bytes_are_a_record_or_malformed(
         pairs in prop::collection::vec(("(group|member\\.[0-9a-f]{0,33}|volume\\..{0,5}|.{0,4})", prop::collection::vec(any::<u8>(), 0..40)), 0..6),
     ) {
-        let _ = GroupRecord::decode(pairs.into_iter().map(|(key, value)| (key.into_bytes(), value)));
+        let _ = GroupRecord::decode(pairs.into_iter().map(|(key, value)| (key.into_bytes(), value)), BOTH);
     }
 }

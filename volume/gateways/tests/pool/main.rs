@@ -26,7 +26,12 @@ async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 fn identity() -> GroupIdentity {
     let policy = GroupPolicy { lease_ms: 1000, ..GroupPolicy::default() };
-    GroupIdentity { id: GatewayGroupId([3; 16]), policy, settings: serde_json::json!({"nqn": "nqn.2026-01.test"}) }
+    GroupIdentity {
+        id: GatewayGroupId([3; 16]),
+        policy,
+        settings: serde_json::json!({"nqn": "nqn.2026-01.test"}),
+        later: Default::default(),
+    }
 }
 
 fn member(number: u8) -> MemberId {
@@ -38,11 +43,13 @@ fn entry(slot: u16, start: u8, client: String) -> GatewayMember {
         slot,
         host: format!("gateway{slot}"),
         version: "0.1.0".into(),
+        versions: Default::default(),
         state: GatewayState::Active,
         start: StartId([start; 16]),
         clients: vec![client],
         peer_addrs: Vec::new(),
         weight: 100,
         settings: serde_json::Value::Null,
+        later: Default::default(),
     }
 }

@@ -3,13 +3,13 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use forebay_block::LocalFuture;
+use forebay_block::{ErrorKind, LocalFuture};
 use forebay_gateways::runner::{GatewayHost, GatewayRunner};
 use forebay_gateways::store::GroupStore;
 use forebay_gateways::wire::GatewayMessage;
 use forebay_gateways::{
-    CloseReason, EndReason, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupRecord, MemberId, MemberLoad,
-    OpenFailure, VolumeName,
+    CloseReason, EndReason, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupRecord, GroupVersions,
+    MemberId, MemberLoad, OpenFailure, VolumeName,
 };
 use forebay_ram::cluster::{RamClient, RamCluster};
 use forebay_reactor::{sleep, spawn};
@@ -47,7 +47,9 @@ impl GatewayHost for TestHost {
         let other = group.running.borrow().get(&to).map(|running| running.runner.clone());
         if let Some(other) = other.filter(|_| !cut) {
             let bytes = message.encode();
-            drop(spawn(async move { other.message(GatewayMessage::decode(&bytes).expect("a message")) }));
+            drop(spawn(async move {
+                other.message(GatewayMessage::decode(&bytes).expect("a message").expect("of this version"))
+            }));
         }
     }
 
@@ -115,10 +117,16 @@ impl Group {
     }
 
     async fn start(self: &Rc<Self>, number: u8) {
+        self.start_program(number, GroupVersions::OWN).await.expect("a start");
+    }
+
+    /// Starts a member whose program works with these versions of the record.
+    async fn start_program(self: &Rc<Self>, number: u8, versions: GroupVersions) -> forebay_block::Result<()> {
         let client = self.cluster.client();
-        let store = GroupStore::new(&client.pool(self.pool), "g").expect("a shared pool");
+        let store = GroupStore::with_versions(&client.pool(self.pool), "g", versions).expect("a shared pool");
         self.starts.set(self.starts.get() + 1);
-        let (own, entry) = (member(number), entry(0, self.starts.get(), client.address()));
+        let entry = GatewayMember { versions, ..entry(0, self.starts.get(), client.address()) };
+        let own = member(number);
         let host = Rc::new(TestHost {
             own,
             group: Rc::downgrade(self),
@@ -126,8 +134,17 @@ impl Group {
             admits: Cell::new(false),
             ended: Cell::default(),
         });
-        let runner = GatewayRunner::start(store, host.clone(), own, entry).await.expect("a start");
+        let runner = GatewayRunner::start(store, host.clone(), own, entry).await?;
         self.running.borrow_mut().insert(own, Running { runner, host, client });
+        Ok(())
+    }
+
+    /// Stops a member in order, and starts another program.
+    async fn upgrade(self: &Rc<Self>, number: u8, versions: GroupVersions) {
+        let runner = self.running.borrow()[&member(number)].runner.clone();
+        runner.stop().await;
+        self.kill(number);
+        self.start_program(number, versions).await.expect("a start");
     }
 
     /// Kills a member: it does nothing any more, and its client is gone.
@@ -214,5 +231,31 @@ fn a_member_that_is_started_again_fences_its_former_client_and_keeps_its_volumes
         eventually("it serves again", || group.served() == 6).await;
         assert_eq!(group.cluster.blocklisted(), [former]);
         assert_eq!(group.running.borrow()[&member(1)].host.open.borrow().len(), 3);
+    });
+}
+
+#[test]
+fn members_are_upgraded_one_after_the_other() {
+    run(async {
+        let group = Group::of(3, 12).await;
+        let version =
+            || group.running.borrow().values().map(|running| running.runner.record().version()).collect::<Vec<_>>();
+        let next = GroupVersions { oldest: 1, newest: 2 };
+        for number in 1..=2 {
+            group.upgrade(number, next).await;
+            eventually("it is back", || group.serving() == 3 && group.served() == 12).await;
+            assert_eq!(version(), [1; 3], "a member of the former version is left");
+        }
+        group.upgrade(3, next).await;
+        eventually("all work with the next version", || group.served() == 12 && version() == [2; 3]).await;
+        assert!(group.cluster.blocklisted().is_empty(), "nobody was fenced");
+        // Programs of the former version know no way back.
+        group.kill(3);
+        let refused = group.start_program(3, GroupVersions::OWN).await.expect_err("refused");
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        assert!(refused.to_string().contains("has version 2; this program works with version 1"), "{refused}");
+        group.start_program(3, GroupVersions { oldest: 2, newest: 3 }).await.expect("one version apart");
+        eventually("all is served again", || group.serving() == 3 && group.served() == 12).await;
+        assert_eq!(version(), [2; 3]);
     });
 }

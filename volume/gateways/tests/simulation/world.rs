@@ -94,6 +94,7 @@ impl World {
             id: GatewayGroupId([7; 16]),
             policy: GroupPolicy::default(),
             settings: serde_json::Value::Null,
+            later: Default::default(),
         };
         let mut world = Self {
             now: 1_000_000_000,
@@ -103,7 +104,7 @@ impl World {
             random: Random(seed),
             latencies,
             faults: RandomFaults::default(),
-            record: Rc::new(GroupRecord::created(identity)),
+            record: Rc::new(GroupRecord::created(identity, 1)),
             fenced: BTreeSet::new(),
             fencings: BTreeMap::new(),
             daemons: Vec::new(),
@@ -638,11 +639,13 @@ fn entry_of(start: StartId) -> GatewayMember {
         slot: 0,
         host: "gateway".into(),
         version: "0.1.0".into(),
+        versions: Default::default(),
         state: GatewayState::Active,
         start,
         clients: vec![start.to_string()],
         peer_addrs: Vec::new(),
         weight: 100,
         settings: serde_json::Value::Null,
+        later: Default::default(),
     }
 }

@@ -328,7 +328,8 @@ impl Engine {
             return Err(Failure::invalid(format!("a lease of {} ms: from {least} to {most}", policy.lease_ms)));
         }
         let id = GatewayGroupId(new_start().0);
-        let identity = GroupIdentity { id, policy, settings: settings::write(&GroupSettings::new(id)) };
+        let identity =
+            GroupIdentity { id, policy, settings: settings::write(&GroupSettings::new(id)), later: Default::default() };
         self.group_store(spec).await?.create(identity).await.map_err(Failure::from)
     }
 
@@ -516,6 +517,7 @@ impl Engine {
             id: id.to_string(),
             host: entry.host.clone(),
             version: entry.version.clone(),
+            record_versions: entry.versions.into(),
             state: match entry.state {
                 GatewayState::Active => "active",
                 GatewayState::Draining => "draining",
@@ -547,6 +549,7 @@ impl Engine {
             group: spec.to_string(),
             id: record.identity().id.to_string(),
             epoch: record.epoch(),
+            record_version: record.version(),
             lease_ms: record.policy().lease_ms,
             nqn,
             target,

@@ -24,8 +24,8 @@ use forebay_gateways::runner::{GatewayHost, GatewayRunner};
 use forebay_gateways::store::GroupStore;
 use forebay_gateways::wire::{GatewayMessage, KIND_GATEWAY};
 use forebay_gateways::{
-    CloseReason, EndReason, GatewayMember, GatewayState, GatewayVolume, GroupRecord, MemberId, MemberLoad, OpenFailure,
-    StartId, VolumeName,
+    CloseReason, EndReason, GatewayMember, GatewayState, GatewayVolume, GroupRecord, GroupVersions, LaterFields,
+    MemberId, MemberLoad, OpenFailure, StartId, VolumeName,
 };
 use forebay_messenger::{Address, Connection, Message};
 use forebay_reactor::sync::Notify;
@@ -254,6 +254,7 @@ impl JoinedGroup {
             slot: 0,
             host: super::peers::host_name(),
             version: env!("CARGO_PKG_VERSION").into(),
+            versions: GroupVersions::OWN,
             state: GatewayState::Active,
             start,
             clients: vec![store.shared().identity().address],
@@ -264,6 +265,7 @@ impl JoinedGroup {
                 nvme: paths::own_nvme_ports(&engine),
                 iscsi: paths::own_portals(&engine)?,
             }),
+            later: LaterFields::new(),
         };
         let client = ForwardClient::new(start.0, ForwarderLimits::default());
         let host = Rc::new(MemberHost { group: self.clone() });
@@ -306,7 +308,8 @@ impl GroupMessages for JoinedGroup {
         match message.kind {
             KIND_GATEWAY => {
                 match GatewayMessage::decode(&message.front.to_vec()) {
-                    Ok(message) => running.runner.message(message),
+                    Ok(Some(message)) => running.runner.message(message),
+                    Ok(None) => {}
                     Err(error) => tracing::warn!(peer = %connection.address(), %error, "malformed message of a peer"),
                 }
                 true

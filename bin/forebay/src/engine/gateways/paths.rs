@@ -163,12 +163,14 @@ mod tests {
                 slot: 0,
                 host: "gateway".into(),
                 version: "1".into(),
+                versions: Default::default(),
                 state,
                 start: forebay_gateways::StartId([1; 16]),
                 clients: Vec::new(),
                 peer_addrs: Vec::new(),
                 weight: 100,
                 settings,
+                later: Default::default(),
             })
         };
         let first = portals(&["10.0.0.1:3260", "172.17.0.1:3260", "172.17.0.1:3260", "gateway:3260"]);
