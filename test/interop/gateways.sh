@@ -4,7 +4,7 @@
 #
 #   FOREBAY=.../forebay PROGRAM=.../nvme-two gateways.sh
 #
-# Prints a line for each check.  ROUNDS: kills under load.
+# Prints a line for each check.  ROUNDS: kills under load.  VOLUMES: number of volumes of a member that is killed at the end.
 set -uo pipefail
 
 NAME=gateways; source "$(dirname "$0")/../lab/cluster.sh"
@@ -145,6 +145,28 @@ ok "a suspended member is fenced, and joins again by itself"
 
 at g1 detach rbd/a --nbd; at g2 detach rbd/b --nbd; at g3 detach rbd/c --nvme; at g3 detach rbd/b --iscsi
 for name in g1 g2 g3; do await 20 "nothing at $name" served $name 0; done
+# A member with many volumes is killed.
+count=${VOLUMES:-20}
+for ((number = 1; number <= count; number++)); do ask "$FOREBAY" create "rbd/v$number" --size 16M; done
+at g2 group drain; at g3 group drain
+for ((number = 1; number <= count; number++)); do at g1 attach "rbd/v$number" --nbd; done
+at g2 group drain --undo; at g3 group drain --undo
+await 30 "three members" members g1 3
+open_at() { status "$1" && of_status '[.volumes[] | select(.open_here)] | length'; }
+open_at_both() { local two three; two=$(open_at g2) && three=$(open_at g3) && ((two + three == count)); }
+all_open_at_g1() { [[ $(open_at g1) == "$count" ]]; }
+await 60 "all volumes are open at one member" all_open_at_g1
+for name in g2 g3; do await 60 "all volumes at $name" served $name $count; done
+kill -9 "${PIDS[g1]}"; killed=${EPOCHREALTIME/./}; wait "${PIDS[g1]}" 2>/dev/null
+await 30 "all volumes are open elsewhere" open_at_both
+took=$(((${EPOCHREALTIME/./} - killed) / 1000))
+io -c 'write -P 3 0 1M' "$(nbd g2 v1)"; io -c 'read -P 3 0 1M' "$(nbd g3 v1)"; io -c 'read -P 0 0 1M' "$(nbd g3 v$count)"
+ok "a member with $count volumes is killed: all are open elsewhere after $took ms"
+start g1 --group rbd/gw
+await 60 "it is a member again" members g2 3
+for ((number = 1; number <= count; number++)); do at g2 detach "rbd/v$number" --nbd; done
+for name in g1 g2 g3; do await 30 "nothing at $name" served $name 0; done
+
 at g1 group leave; at g2 group leave
 await 20 "one member is left" members g3 1
 ask_not "$FOREBAY" group rm rbd/gw --gateways

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs inside the guest (test/lab/guest): open-iscsi with dm-multipath, before a gateway group whose members fail.
 #
-#   guest-gateways-iscsi.sh ROUNDS FAULT,... ADDRESS...      prints a line `ok ...` for each thing that holds; ends at the first that does not
+#   guest-gateways-iscsi.sh ROUNDS FAULT,... DRILL ADDRESS...      prints a line `ok ...` for each thing that holds; ends at the first that does not
 #
-# What has to happen on the host is asked for through files in /share: see xtask/src/guest/gateways.rs.
+# DRILL is not used.  What has to happen on the host is asked for through files in /share: see xtask/src/guest/gateways.rs.
 set -euo pipefail
-ROUNDS=$1; IFS=, read -r -a FAULTS <<<"$2"; shift 2
+ROUNDS=$1 DRILL=$3; IFS=, read -r -a FAULTS <<<"$2"; shift 3
 LOGS="/run/*.log"
 source "$(dirname "$0")/guest-gateways.sh"
 

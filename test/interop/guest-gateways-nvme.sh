@@ -2,11 +2,12 @@
 # Runs inside the guest (test/lab/guest): the kernel's NVMe/TCP initiator with native multipath, before a gateway group whose
 # members fail.
 #
-#   guest-gateways-nvme.sh ROUNDS FAULT,... ADDRESS...      prints a line `ok ...` for each thing that holds; ends at the first that does not
+#   guest-gateways-nvme.sh ROUNDS FAULT,... DRILL ADDRESS...      prints a line `ok ...` for each thing that holds; ends at the first that does not
 #
+# DRILL is the page with the operators' drill, which is run at the end, or "-".
 # What has to happen on the host is asked for through files in /share: see xtask/src/guest/gateways.rs.
 set -euo pipefail
-ROUNDS=$1; IFS=, read -r -a FAULTS <<<"$2"; shift 2
+ROUNDS=$1 DRILL=$3; IFS=, read -r -a FAULTS <<<"$2"; shift 3
 source "$(dirname "$0")/guest-gateways.sh"
 
 # Controllers of the group's subsystem; each member has another one besides.
@@ -44,3 +45,4 @@ await "all paths" paths_live 3
 await "one path is optimized, two are not" have_states "non-optimized non-optimized optimized"
 ok "all paths are back, with one that is optimized"
 nvme disconnect-all >/dev/null
+[[ $DRILL == - ]] || drill "$DRILL" "$1"

@@ -1,6 +1,6 @@
 # What the guests of gateway groups share: sourced, not run.
 #
-# Failures of members under verified writes to all disks.  The script that sources this sets DISKS, and says how paths are
+# Failures of members under verified writes to all disks; the operators' drill.  The script that sources this sets DISKS, and says how paths are
 # seen: `paths_live COUNT`; FAULTS are the kinds of failures.
 
 source "$(dirname "${BASH_SOURCE[0]}")/guest.sh"
@@ -36,7 +36,7 @@ round() { # FAULT
   host settle >/dev/null
   await "all paths" paths_live 3
   victim=$(host owner "${IMAGES[0]}")
-  load 8 & loading=$!
+  load "$([[ $fault == upgrade ]] && echo 8 || echo 5)" & loading=$!
   all_go_on "the load begins"
   sleep 1
   host "$fault" "$victim" >/dev/null
@@ -62,4 +62,40 @@ rounds() { # COUNT
     [[ -n ${PAUSES[$fault]:-} ]] && ok "$fault under load: longest requests of${PAUSES[$fault]} ms, no error"
   done
   host settle >/dev/null
+}
+
+gateway1() { try_host at gateway1 "$@"; }
+gateway2() { try_host at gateway2 "$@"; }
+gateway3() { try_host at gateway3 "$@"; }
+
+# Runs the blocks of the drill as they are printed.
+drill() { # PAGE ADDRESS
+  local page=$1 ADDRESS=$2 POOL=rbd DISK='' heading='' block='' line inside=
+  mkdir -p /run/drill && cd /run/drill
+  trap 'echo "not ok guest: the drill, $heading: $BASH_COMMAND"' ERR
+  while IFS= read -r line; do
+    case $line in
+      '```sh') inside=1 block='' ;;
+      '```')
+        # What the page prints has to fail the script, too: not in a condition, which would let errors pass.
+        if [[ -n $inside ]]; then
+          eval "$block"
+          inside=
+          [[ $block != *connect-all* ]] || await "the drill's disk" find_disk
+          [[ ! -s pauses ]] || PAUSED=$(tr '\n' ' ' <pauses)
+        fi ;;
+      '## '*) [[ -z $heading ]] || ok "the drill, $heading"; heading=${line#'## '} ;;
+      *) [[ -z $inside ]] || block+=$line$'\n' ;;
+    esac
+  done <"$page"
+  ok "the drill, $heading; longest requests, in ms: $PAUSED"
+  trap - ERR
+}
+# Sets DISK to the disk of the drill, which is larger than the others, once it is there.
+find_disk() {
+  local disk
+  for disk in $(disks); do
+    if [[ $(<"$disk/size") == $((64 << 11)) ]]; then DISK=/dev/${disk##*/}; fi
+  done
+  [[ -n $DISK ]]
 }

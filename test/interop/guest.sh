@@ -9,20 +9,22 @@ fail() {
   dmesg | tail -n 30
   exit 1
 }
-# Has the host do something, which is asked for through files in /share (xtask/src/guest/mod.rs); prints what it says.
-host() {
+# Has the host do something, which is asked for through files in /share (xtask/src/guest/mod.rs); prints what it says, and
+# fails if the host does.
+try_host() {
   rm -f /share/answer
   printf '%s\n' "$@" >/share/ask.new && mv /share/ask.new /share/ask
   for _ in {1..1200}; do
     if [[ -e /share/answer ]]; then
       local status; status=$(head -n 1 /share/answer); tail -n +2 /share/answer
-      [[ $status == 0 ]] || fail "host $*"
-      return
+      return "$status"
     fi
     sleep 0.05
   done
   fail "the host does not answer: $*"
 }
+# Has the host do something, which must succeed.
+host() { try_host "$@" || fail "host $*"; }
 # Runs a command that ignores SIGPIPE.  The NVMe/TCP initiator of Linux 6.1 sends commands from the process that submits
 # them, without MSG_NOSIGNAL: a connection that is reset kills that process, although another path takes the command.
 without_sigpipe() { (trap '' PIPE; exec "$@"); }

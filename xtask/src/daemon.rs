@@ -27,6 +27,18 @@ pub fn build_beside_command(programs: &[&str]) -> Command {
     build
 }
 
+/// The command that builds the daemon as tests have it: another build than the one in release.
+pub fn build_debug_command() -> Command {
+    let mut build = shell::cargo();
+    build.args(["build", "--quiet", "-p", "forebay"]);
+    build
+}
+
+/// The daemon's program as tests have it.
+pub fn debug_program() -> PathBuf {
+    shell::target().join("debug/forebay")
+}
+
 /// The command that builds the daemon as it is shipped, for comparisons with what distributions ship.
 pub fn build_shipped_command() -> Command {
     let mut build = shell::cargo();
@@ -214,5 +226,15 @@ impl Crashed {
     /// Starts it again where it was.
     pub fn restart(self) -> Result<Daemon> {
         Daemon::launch(self.program, self.words, self.sockets)
+    }
+
+    /// Starts another build of it where it was.
+    pub fn restart_as(self, program: &Path) -> Result<Daemon> {
+        let Self { program: former, sockets, mut words } = self;
+        let former = former.display().to_string();
+        for word in words.iter_mut().filter(|word| **word == former) {
+            *word = program.display().to_string();
+        }
+        Daemon::launch(program.to_path_buf(), words, sockets)
     }
 }

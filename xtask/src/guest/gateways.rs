@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -30,9 +31,12 @@ pub struct GatewaysArguments {
     /// Number of failures
     #[arg(long, default_value_t = 10)]
     rounds: u32,
-    /// Kinds of failures, one after the other: kill, drain, isolate, stop, suspend
-    #[arg(long, default_value = "kill,drain,isolate,stop,suspend")]
+    /// Kinds of failures, one after the other: kill, drain, isolate, stop, suspend, upgrade
+    #[arg(long, default_value = "kill,drain,isolate,stop,suspend,upgrade")]
     faults: String,
+    /// Run the operators' drill, docs/drill.md, after the failures (nvme only)
+    #[arg(long)]
+    drill: bool,
     /// Lease of the members
     #[arg(long, default_value = "1s")]
     lease: String,
@@ -42,6 +46,8 @@ pub struct GatewaysArguments {
 struct Member {
     name: String,
     address: String,
+    /// Build that it runs.
+    program: PathBuf,
     daemon: Option<Daemon>,
     crashed: Option<Crashed>,
     suspended: bool,
@@ -50,6 +56,24 @@ struct Member {
 impl Member {
     fn daemon(&self) -> Result<&Daemon> {
         self.daemon.as_ref().with_context(|| format!("{} does not run", self.name))
+    }
+
+    fn take_daemon(&mut self) -> Result<Daemon> {
+        self.daemon.take().with_context(|| format!("{} does not run", self.name))
+    }
+
+    fn start(&mut self) -> Result<()> {
+        self.daemon = Some(self.crashed.take().with_context(|| format!("{} runs", self.name))?.restart()?);
+        Ok(())
+    }
+
+    /// Returns the number of volumes that it owns, as it says.
+    fn owned(&self) -> Result<u64> {
+        let text = shell::output(self.daemon()?.command().args(["--format", "json", "group", "status"]))?;
+        let status: Value = serde_json::from_str(&text)?;
+        let members = status["members"].as_array().context("members")?;
+        let own = members.iter().find(|one| one["own"] == true).context("it is a member")?;
+        own["volumes"].as_u64().context("a number of volumes")
     }
 }
 
@@ -67,7 +91,7 @@ impl GatewayGroup {
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
         let mut members = Vec::new();
         for number in 0..MEMBERS {
-            let (name, address) = (format!("g{number}"), network.address(End::Host(number)));
+            let (name, address) = (format!("gateway{}", number + 1), network.address(End::Host(number)));
             let folder = scratch.path().join(&name);
             fs::create_dir_all(&folder)?;
             let config = folder.join("forebay.toml");
@@ -85,7 +109,8 @@ impl GatewayGroup {
             let config = config.display().to_string();
             let words = ["--config", &config, "--store-size", "64M"];
             let daemon = Daemon::start_under(&wrapper, &folder.join("data"), &words)?;
-            members.push(Member { name, address, daemon: Some(daemon), crashed: None, suspended: false });
+            let program = daemon::program();
+            members.push(Member { name, address, program, daemon: Some(daemon), crashed: None, suspended: false });
         }
         Ok(Self { members, network, front: arguments.front.clone() })
     }
@@ -151,6 +176,21 @@ impl GatewayGroup {
         Ok(())
     }
 
+    /// Does with the daemon of a member what systemctl does with a unit.
+    fn systemctl(&mut self, name: &str, words: &[&str]) -> Result<String> {
+        let runs = self.member(name)?.daemon.is_some();
+        match words {
+            ["kill", "-s", "KILL"] => self.serve(&["kill", name]),
+            ["kill", "-s", "STOP"] => self.serve(&["suspend", name]),
+            ["kill", "-s", "CONT"] => self.serve(&["resume", name]),
+            ["start"] if runs => Ok(String::new()),
+            ["start"] => self.serve(&["start", name]),
+            ["stop"] => self.serve(&["stop", name]),
+            ["restart"] => self.serve(&["upgrade", name]),
+            words => bail!("the drill asks for systemctl {words:?}"),
+        }
+    }
+
     /// Does what the guest asks for.
     fn serve(&mut self, words: &[&str]) -> Result<String> {
         match words {
@@ -158,16 +198,27 @@ impl GatewayGroup {
             ["settle"] => self.settle()?,
             ["kill", name] => {
                 let member = self.member(name)?;
-                member.crashed = Some(member.daemon.take().context("it does not run")?.crash()?);
+                member.crashed = Some(member.take_daemon()?.crash()?);
             }
             ["stop", name] => {
                 let member = self.member(name)?;
-                member.crashed = Some(member.daemon.take().context("it does not run")?.halt()?);
+                member.crashed = Some(member.take_daemon()?.halt()?);
             }
-            ["start", name] => {
+            // Drained, and restarted as another build.
+            ["upgrade", name] => {
                 let member = self.member(name)?;
-                member.daemon = Some(member.crashed.take().context("it runs")?.restart()?);
+                shell::output(member.daemon()?.command().args(["group", "drain"]))?;
+                let is_drained = || member.owned().ok().filter(|owned| *owned == 0);
+                shell::wait_for(PATIENCE, is_drained).with_context(|| format!("{name} is not drained"))?;
+                let halted = member.take_daemon()?.halt()?;
+                member.program = if member.program == daemon::program() { daemon::debug_program() } else { daemon::program() };
+                member.daemon = Some(halted.restart_as(&member.program)?);
             }
+            ["at", name, "forebay", words @ ..] => {
+                return shell::output(self.member(name)?.daemon()?.command().args(words));
+            }
+            ["at", name, "systemctl", words @ .., "forebay"] => return self.systemctl(name, words),
+            ["start", name] => self.member(name)?.start()?,
             ["drain", name] => drop(shell::output(self.member(name)?.daemon()?.command().args(["group", "drain"]))?),
             ["undrain", name] => {
                 drop(shell::output(self.member(name)?.daemon()?.command().args(["group", "drain", "--undo"]))?);
@@ -203,7 +254,9 @@ impl GatewayGroup {
 /// Serves images by a gateway group and runs test/interop/guest-gateways-FRONT.sh in the guest.
 pub fn run(arguments: &GatewaysArguments) -> Result<()> {
     ensure!(["nvme", "iscsi"].contains(&&*arguments.front), "--front nvme or iscsi, not {}", arguments.front);
+    ensure!(!arguments.drill || arguments.front == "nvme", "the drill needs --front nvme");
     shell::build(&mut daemon::build_command())?;
+    shell::build(&mut daemon::build_debug_command())?;
     let network = Network::create(MEMBERS)?;
     network.separate_clients()?;
     let cluster = Cluster::start_at(3, &network.address(End::Cluster))?;
@@ -225,6 +278,7 @@ pub fn run(arguments: &GatewaysArguments) -> Result<()> {
     guest.arg(shell::root().join(format!("test/interop/guest-gateways-{}.sh", arguments.front)));
     guest
         .args([&arguments.rounds.to_string(), &arguments.faults])
+        .arg(if arguments.drill { shell::root().join("docs/drill.md") } else { PathBuf::from("-") })
         .args(group.members.iter().map(|member| &member.address));
     let limit = 180 + 60 * arguments.rounds;
     guest.env("SHARE", &share).env("TIMEOUT", limit.to_string());

@@ -228,10 +228,11 @@ fn clusters() -> Vec<Stage> {
             |length| {
                 let mut script = script_with("gateways.sh", "nvme-two");
                 script.env("ROUNDS", length.of(1, 2, 20).to_string());
+                script.env("VOLUMES", length.of(20, 100, 100).to_string());
                 Ok(script)
             },
         )
-        .long(75, 95, 420)
+        .long(85, 130, 450)
         .busy(0.3),
         Stage::tests("rados-thrash", "an image in a Ceph cluster whose OSDs are killed", &["build"], |length| {
             let mut script = script("rados-thrash.sh");
@@ -263,6 +264,8 @@ fn clusters() -> Vec<Stage> {
 /// Returns the stages that need a guest with its own kernel, or another host.
 fn guests() -> Vec<Stage> {
     const GUEST: &[&str] = &["build", "guest-kernel"];
+    // Members are upgraded from one build to another: that of the tests.
+    const GUEST_AND_TESTS: &[&str] = &["build", "build-tests", "guest-kernel"];
     vec![
         Stage::tests("messenger-netns", "messengers with the link cut", &["build"], |length| {
             let cuts = ["1", "10", "60"].into_iter().take(length.of(1, 3, 3) as usize);
@@ -308,18 +311,18 @@ fn guests() -> Vec<Stage> {
         Stage::tests(
             "guest-gateways",
             "a gateway group whose members fail, with native NVMe multipath",
-            GUEST,
-            |length| own(&["guest-gateways", "--rounds", &length.of(3, 5, 20).to_string()]),
+            GUEST_AND_TESTS,
+            |length| own(&["guest-gateways", "--drill", "--rounds", &length.of(3, 10, 40).to_string()]),
         )
-        .long(100, 190, 700)
+        .long(150, 260, 900)
         .busy(0.6),
         Stage::tests(
             "guest-gateways-iscsi",
             "a gateway group whose members fail, with dm-multipath",
-            GUEST,
-            |length| own(&["guest-gateways", "--front", "iscsi", "--rounds", &length.of(2, 5, 20).to_string()]),
+            GUEST_AND_TESTS,
+            |length| own(&["guest-gateways", "--front", "iscsi", "--rounds", &length.of(2, 10, 40).to_string()]),
         )
-        .long(70, 140, 500)
+        .long(70, 210, 700)
         .busy(0.6),
         Stage::tests("guest-nvme-tls", "the kernel's NVMe/TCP initiator, through TLS", GUEST, |_| {
             own(&["guest-nvme-tls"])
