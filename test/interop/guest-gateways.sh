@@ -72,14 +72,14 @@ gateway3() { try_host at gateway3 "$@"; }
 drill() { # PAGE ADDRESS
   local page=$1 ADDRESS=$2 POOL=rbd DISK='' heading='' block='' line inside=
   mkdir -p /run/drill && cd /run/drill
-  trap 'echo "not ok guest: the drill, $heading: $BASH_COMMAND"' ERR
+  trap 'echo "not ok guest: the drill, $heading: $BASH_COMMAND"; tail -n 20 drill.log' ERR
   while IFS= read -r line; do
     case $line in
       '```sh') inside=1 block='' ;;
       '```')
         # What the page prints has to fail the script, too: not in a condition, which would let errors pass.
         if [[ -n $inside ]]; then
-          eval "$block"
+          eval "$block" >>drill.log 2>&1
           inside=
           [[ $block != *connect-all* ]] || await "the drill's disk" find_disk
           [[ ! -s pauses ]] || PAUSED=$(tr '\n' ' ' <pauses)
