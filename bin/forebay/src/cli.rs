@@ -36,7 +36,10 @@ pub use complete::{CompleteArgs, Quoting};
 pub use config::{ConfigCommand, ConfigImageCommand, ConfigPoolCommand};
 pub use diffs::{ChangesArgs, CopyArgs, DeepCommand, DiffArgs, ExportDiffArgs, ImportDiffArgs, MergeDiffArgs};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
-pub use gateways::{CreateGroupArgs, DrainGroupArgs, GroupStatusArgs, JoinGroupArgs, RemoveGroupArgs};
+pub use gateways::{
+    CreateGroupArgs, DrainGroupArgs, GroupStatusArgs, JoinGroupArgs, OnOff, RebalanceGroupArgs, RemoveGroupArgs,
+    SetGroupArgs, SetWeightArgs,
+};
 pub use groups::{GroupCommand, GroupImageCommand, GroupSnapCommand};
 pub use images::{
     BenchArgs, CreateArgs, DuArgs, ExportArgs, ImportArgs, IoPattern, IoType, LsArgs, MvArgs, ResizeArgs, SparsifyArgs,

@@ -33,7 +33,7 @@ pub use clones::{CloneSnapshot, Flatten, ListChildren};
 pub use config::{ChangeOption, ConfigTarget, GetOption, ListOptions};
 pub use gateways::{
     CreateGatewayGroup, DrainGatewayMember, GetGatewayGroup, JoinGatewayGroup, LeaveGatewayGroup, RebalanceGateways,
-    RemoveGatewayGroup,
+    RemoveGatewayGroup, SetGatewayPolicy, SetGatewayWeight,
 };
 pub use groups::{
     AddToGroup, CreateGroup, CreateGroupSnapshot, ListGroupImages, ListGroupSnapshots, ListGroups, RemoveFromGroup,

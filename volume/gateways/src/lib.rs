@@ -6,6 +6,7 @@
 
 pub mod assign;
 mod ids;
+pub mod load;
 pub mod member;
 pub mod observe;
 pub mod record;
@@ -13,12 +14,12 @@ pub mod runner;
 pub mod store;
 pub mod wire;
 
-pub use assign::MemberLoad;
 pub use ids::{GatewayGroupId, MalformedId, MemberId, StartId, VolumeName};
+pub use load::{LoadSampler, RequestLoad, RequestTotals, VolumeLoads};
 pub use member::{
     ChangeOutcome, CloseReason, EndReason, GatewayAction, GatewayEvent, GatewayMachine, MemberStanding, OpenFailure,
 };
 pub use record::{
     ChangeRefusal, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupIdentity, GroupPolicy, GroupRecord,
-    GroupVersions, LaterFields, MalformedGroup, VolumeOwner,
+    GroupVersions, LaterFields, MalformedGroup, VolumeOwner, WEIGHT_MAX,
 };

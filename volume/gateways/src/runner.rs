@@ -9,8 +9,8 @@ use forebay_block::{ErrorKind, LocalFuture, Result};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{now, sleep, spawn, wall_clock};
 
-use crate::assign::MemberLoad;
 use crate::ids::{MemberId, StartId, VolumeName};
+use crate::load::VolumeLoads;
 use crate::member::{ChangeOutcome, CloseReason, EndReason, GatewayAction, GatewayEvent, GatewayMachine, OpenFailure};
 use crate::record::{ChangeRefusal, GatewayMember, GatewayVolume, GroupChange, GroupRecord};
 use crate::store::{GroupStore, RecordWatch};
@@ -46,8 +46,8 @@ pub trait GatewayHost {
     /// Admits the connections of hosts, or closes them and refuses new ones.
     fn admit_hosts(&self, admitted: bool);
 
-    /// Returns the load of this member.
-    fn load(&self) -> MemberLoad;
+    /// Returns the loads of the volumes that are open here.  Called several times in a lease.
+    fn loads(&self) -> Rc<VolumeLoads>;
 
     /// Takes note of the record, which has changed.
     fn record_changed(&self, record: &Rc<GroupRecord>);
@@ -115,6 +115,11 @@ impl GatewayRunner {
     /// Takes note that the pool refuses this member's client.
     pub fn client_fenced(&self) {
         self.step(GatewayEvent::ClientFenced);
+    }
+
+    /// Asks the other members for the loads of their volumes.
+    pub fn ask_loads(&self) {
+        self.step(GatewayEvent::AskLoads);
     }
 
     /// Returns the record as this member knows it.
@@ -331,7 +336,7 @@ async fn tick(this: Weak<GatewayRunner>) {
         let Some(interval) = this.upgrade().map(|runner| runner.machine.borrow().tick_interval()) else { return };
         sleep(interval).await;
         let Some(runner) = this.upgrade().filter(|runner| runner.ended.get().is_none()) else { return };
-        runner.step(GatewayEvent::Load(runner.host.load()));
+        runner.step(GatewayEvent::Load(runner.host.loads()));
     }
 }
 

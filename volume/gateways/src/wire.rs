@@ -2,8 +2,8 @@
 
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
-use crate::assign::MemberLoad;
 use crate::ids::{GatewayGroupId, MemberId, StartId, VolumeName};
+use crate::load::{RequestLoad, VolumeLoads};
 
 /// Message type of [`GatewayMessage`].
 pub const KIND_GATEWAY: u16 = 0x0301;
@@ -12,6 +12,10 @@ pub const KIND_GATEWAY: u16 = 0x0301;
 pub const LOADS_MAX: usize = 16;
 /// Maximum number of members whose silence is in a heartbeat.
 pub const SILENCES_MAX: usize = 16;
+/// Maximum number of volumes whose loads are told.
+pub const TOLD_MAX: usize = 4096;
+/// Maximum length of the names of these volumes in bytes, all together.
+const TOLD_NAMES_MAX: usize = 256 << 10;
 /// Maximum length of a volume's name in bytes.
 const NAME_MAX: usize = 4096;
 
@@ -46,6 +50,10 @@ pub enum GatewayMessageBody {
         /// Term of the owner.
         term: u64,
     },
+    /// The sender is to be told the loads of the receiver's volumes.
+    AskLoads,
+    /// Loads of the sender's volumes, the highest ones where there are more than [`TOLD_MAX`]: to one that has asked.
+    TellLoads(VolumeLoads),
 }
 
 impl GatewayMessageBody {
@@ -69,10 +77,10 @@ pub struct HeartbeatReport {
 pub struct LoadReport {
     /// Id of the member.
     pub member: MemberId,
-    /// Number of the report among those of this start of the member.
+    /// Number of the report, higher than those of all earlier ones of the member.
     pub number: u64,
     /// Load of the member.
-    pub load: MemberLoad,
+    pub load: RequestLoad,
 }
 
 fn write_report(writer: &mut PayloadWriter, report: &HeartbeatReport) {
@@ -84,7 +92,8 @@ fn write_report(writer: &mut PayloadWriter, report: &HeartbeatReport) {
     let loads = &report.loads[..report.loads.len().min(LOADS_MAX)];
     writer.u8(loads.len() as u8);
     for LoadReport { member, number, load } in loads {
-        writer.raw(&member.0).u64(*number).u32(load.busy).u32(load.requests).u32(load.kib);
+        // The first number was meant for the use of cores, which nobody has measured.
+        writer.raw(&member.0).u64(*number).u32(0).u32(load.requests).u32(load.kib);
     }
 }
 
@@ -95,10 +104,42 @@ fn read_report(reader: &mut PayloadReader<'_>) -> Result<HeartbeatReport, Malfor
     }
     for _ in 0..count(reader, LOADS_MAX)? {
         let (member, number) = (MemberId(reader.array()?), reader.u64()?);
-        let load = MemberLoad { busy: reader.u32()?, requests: reader.u32()?, kib: reader.u32()? };
+        let _reserved = reader.u32()?;
+        let load = RequestLoad { requests: reader.u32()?, kib: reader.u32()? };
         report.loads.push(LoadReport { member, number, load });
     }
     Ok(report)
+}
+
+/// Returns the loads that fit into a message: the highest ones.
+pub fn told_loads(loads: &VolumeLoads) -> VolumeLoads {
+    let mut highest: Vec<_> = loads.iter().filter(|(name, _)| name.as_str().len() <= NAME_MAX).collect();
+    highest.sort_by_key(|(name, load)| (std::cmp::Reverse(load.cost()), *name));
+    let mut names = 0;
+    let fitting = highest.into_iter().take(TOLD_MAX).take_while(|(name, _)| {
+        names += name.as_str().len();
+        names <= TOLD_NAMES_MAX
+    });
+    fitting.map(|(name, load)| (name.clone(), *load)).collect()
+}
+
+fn read_name(reader: &mut PayloadReader<'_>) -> Result<VolumeName, MalformedPayload> {
+    let name = reader.blob()?;
+    let name = std::str::from_utf8(name).ok().filter(|name| name.len() <= NAME_MAX);
+    Ok(VolumeName::new(name.ok_or(reader.malformed())?))
+}
+
+fn read_told(reader: &mut PayloadReader<'_>) -> Result<VolumeLoads, MalformedPayload> {
+    let count = reader.u32()?;
+    if count as usize > TOLD_MAX {
+        return Err(reader.malformed());
+    }
+    let mut loads = VolumeLoads::new();
+    for _ in 0..count {
+        let (name, load) = (read_name(reader)?, RequestLoad { requests: reader.u32()?, kib: reader.u32()? });
+        loads.insert(name, load);
+    }
+    Ok(loads)
 }
 
 fn count(reader: &mut PayloadReader<'_>, max: usize) -> Result<usize, MalformedPayload> {
@@ -116,6 +157,15 @@ impl GatewayMessage {
             GatewayMessageBody::HeartbeatAnswer(report) => write_report(writer.u8(2), report),
             GatewayMessageBody::Prepared { volume, term } => {
                 writer.u8(3).u64(*term).blob(volume.as_str().as_bytes());
+            }
+            GatewayMessageBody::AskLoads => {
+                writer.u8(4);
+            }
+            GatewayMessageBody::TellLoads(loads) => {
+                writer.u8(5).u32(loads.len() as u32);
+                for (name, load) in loads {
+                    writer.blob(name.as_str().as_bytes()).u32(load.requests).u32(load.kib);
+                }
             }
         }
         writer.finish()
@@ -135,10 +185,11 @@ impl GatewayMessage {
             1 => GatewayMessageBody::Heartbeat(read_report(&mut reader)?),
             2 => GatewayMessageBody::HeartbeatAnswer(read_report(&mut reader)?),
             3 => {
-                let (term, name) = (reader.u64()?, reader.blob()?);
-                let name = std::str::from_utf8(name).ok().filter(|name| name.len() <= NAME_MAX);
-                GatewayMessageBody::Prepared { volume: VolumeName::new(name.ok_or(reader.malformed())?), term }
+                let term = reader.u64()?;
+                GatewayMessageBody::Prepared { volume: read_name(&mut reader)?, term }
             }
+            4 => GatewayMessageBody::AskLoads,
+            5 => GatewayMessageBody::TellLoads(read_told(&mut reader)?),
             0 => return Err(reader.malformed()),
             _ => return Ok(None),
         };
@@ -157,19 +208,23 @@ mod tests {
         fn messages_are_read_as_they_were_written(
             ids: [[u8; 16]; 3],
             numbers: [u64; 2],
-            kind in 0..3,
+            kind in 0..5,
             name in "\\PC{0,40}",
             silences in prop::collection::vec((any::<[u8; 16]>(), any::<u32>()), 0..SILENCES_MAX),
-            loads in prop::collection::vec((any::<[u8; 16]>(), any::<u64>(), any::<[u32; 3]>()), 0..LOADS_MAX),
+            loads in prop::collection::vec((any::<[u8; 16]>(), any::<u64>(), any::<[u32; 2]>()), 0..LOADS_MAX),
+            told in prop::collection::btree_map("\\PC{0,9}", any::<[u32; 2]>(), 0..9),
         ) {
-            let loads = loads.into_iter().map(|(id, number, [busy, requests, kib])| LoadReport {
-                member: MemberId(id), number, load: MemberLoad { busy, requests, kib },
+            let loads = loads.into_iter().map(|(id, number, [requests, kib])| LoadReport {
+                member: MemberId(id), number, load: RequestLoad { requests, kib },
             }).collect();
+            let told = told.into_iter().map(|(name, [requests, kib])| (VolumeName::new(name), RequestLoad { requests, kib }));
             let silences = silences.into_iter().map(|(id, silence)| (MemberId(id), silence)).collect();
             let report = HeartbeatReport { silences, loads };
             let body = match kind {
                 0 => GatewayMessageBody::Heartbeat(report),
                 1 => GatewayMessageBody::HeartbeatAnswer(report),
+                2 => GatewayMessageBody::AskLoads,
+                3 => GatewayMessageBody::TellLoads(told.collect()),
                 _ => GatewayMessageBody::Prepared { volume: VolumeName::new(name), term: numbers[1] },
             };
             let [group, from, start] = ids;
@@ -180,6 +235,19 @@ mod tests {
             let bytes = message.encode();
             prop_assert!((0..bytes.len()).all(|end| GatewayMessage::decode(&bytes[..end]).is_err()));
             prop_assert_eq!(GatewayMessage::decode(&bytes), Ok(Some(message)));
+        }
+
+        #[test]
+        fn the_highest_loads_are_told(requests in prop::collection::vec(any::<u32>(), 0..50), long in 0..3000_usize) {
+            let name = |at| VolumeName::new(format!("{at:04}{}", "x".repeat(long)));
+            let all: VolumeLoads = (0..TOLD_MAX + requests.len())
+                .map(|at| (name(at), RequestLoad { requests: requests.get(at).copied().unwrap_or(0), kib: 0 }))
+                .collect();
+            let told = told_loads(&all);
+            prop_assert!(told.len() <= TOLD_MAX && told.keys().map(|name| name.as_str().len()).sum::<usize>() <= TOLD_NAMES_MAX);
+            prop_assert!(told.len() == TOLD_MAX || (told.len() + 1) * (long + 4) > TOLD_NAMES_MAX);
+            let least = told.values().map(RequestLoad::cost).min().unwrap();
+            prop_assert!(all.iter().all(|(name, load)| told.contains_key(name) || load.cost() <= least));
         }
 
         #[test]

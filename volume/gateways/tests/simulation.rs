@@ -2,6 +2,8 @@
 
 #[path = "simulation/conditions.rs"]
 mod conditions;
+#[path = "simulation/rebalancing.rs"]
+mod rebalancing;
 #[path = "simulation/world.rs"]
 mod world;
 
@@ -89,16 +91,18 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 /// Everything happens to a small group, and then nothing any more: all is served again.
-fn chaos(seed: u64) {
+fn chaos(seed: u64, prepare: impl Fn(&mut World)) {
     let members = 2 + (seed % 5) as usize;
     let latencies = if seed.is_multiple_of(3) { Latencies::SLOW_RECORD } else { Latencies::USUAL };
     let mut world = settled(seed, members, 20, latencies);
+    prepare(&mut world);
     world.faults = RandomFaults { lost_answers: 10, lost_messages: 50, failed_opens: 10, failed_fences: 4 };
     for _ in 0..30 {
         let at = world.random.below(members as u64) as usize;
         let other = world.random.below(members as u64) as usize;
         let (id, to) = (world.daemons[at].id, world.daemons[other].id);
         let volume = VolumeName::new(format!("rbd/v{:05}", world.random.below(20)));
+        world.change_a_load();
         match world.random.below(16) {
             0 => world.kill(at),
             13 => world.kill_process(at),
@@ -155,14 +159,18 @@ fn chaos(seed: u64) {
     }
 }
 
-#[test]
-fn small_groups_recover_from_everything() {
-    for seed in seeds() {
-        if let Err(panic) = std::panic::catch_unwind(|| chaos(seed)) {
+fn chaos_of_seeds(seeds: std::ops::Range<u64>, prepare: impl Fn(&mut World) + std::panic::RefUnwindSafe) {
+    for seed in seeds {
+        if let Err(panic) = std::panic::catch_unwind(|| chaos(seed, &prepare)) {
             println!("FOREBAY_SEED={seed} FOREBAY_SEEDS=1 repeats it");
             std::panic::resume_unwind(panic);
         }
     }
+}
+
+#[test]
+fn small_groups_recover_from_everything() {
+    chaos_of_seeds(seeds(), |_| {});
 }
 
 #[test]

@@ -14,6 +14,9 @@ pub struct NewGatewayGroup {
     /// Time for which a member may be silent, in milliseconds; 1000 if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u32>,
+    /// Set if volumes are moved by themselves where members' loads differ.
+    #[serde(default)]
+    pub rebalance: bool,
 }
 
 /// Gateway group that this daemon is to join.
@@ -38,7 +41,59 @@ pub struct DrainGateway {
     pub undo: bool,
 }
 
-/// Moves of volumes to other members.
+/// Weight that a member is to have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GatewayWeight {
+    /// Host name or id of the member; this daemon if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<String>,
+    /// Share of the load, compared with others: 100 is usual, 10000 the most; 0 takes no volumes.
+    pub weight: u32,
+}
+
+/// Policy that a group is to have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GatewayGroupPolicy {
+    /// Set if volumes are moved by themselves where members' loads differ.
+    pub rebalance: bool,
+}
+
+/// Request to move volumes so that members are loaded alike.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RebalanceGatewaysRequest {
+    /// Set to plan moves only.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// Load of a volume, or of all volumes of a member, smoothed over a minute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GatewayLoad {
+    /// Requests a second.
+    pub requests_per_s: u32,
+    /// KiB a second that are read and written.
+    pub kib_per_s: u32,
+}
+
+/// State of a move.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum GatewayMoveState {
+    /// Planned only.
+    #[default]
+    Planned,
+    /// On its way for longer than the command waits.
+    Moving,
+    /// Made.
+    Moved,
+    /// Refused or cancelled: the volume has the owner that it had, or another one.
+    Stayed,
+}
+
+/// Move of a volume to another member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GatewayMove {
     /// Name of the volume.
@@ -47,6 +102,15 @@ pub struct GatewayMove {
     pub from: String,
     /// Next owner, by host name.
     pub to: String,
+    /// Load of the volume, if its owner has told it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<GatewayLoad>,
+    /// State of the move.
+    #[serde(default)]
+    pub state: GatewayMoveState,
+    /// Reason why the move was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// State of a gateway group.
@@ -63,6 +127,9 @@ pub struct GatewayGroupStatus {
     pub record_version: u32,
     /// Time for which a member may be silent, in milliseconds.
     pub lease_ms: u32,
+    /// Set if volumes are moved by themselves where members' loads differ.
+    #[serde(default)]
+    pub rebalance: bool,
     /// NQN of the group's NVMe subsystem.
     pub nqn: String,
     /// Name of the group's iSCSI target.
@@ -97,6 +164,12 @@ pub struct GatewayMemberStatus {
     pub connected: bool,
     /// Number of volumes that it owns.
     pub volumes: usize,
+    /// Share of the load that it is to have, compared with others.
+    #[serde(default)]
+    pub weight: u32,
+    /// Load of its volumes, as it has said last; omitted if this daemon is no member, or has not heard of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<GatewayLoad>,
     /// Addresses for other members.
     pub peer: Vec<String>,
 }
@@ -118,6 +191,9 @@ pub struct GatewayVolumeStatus {
     pub leaving: bool,
     /// Set if this daemon has it open.
     pub open_here: bool,
+    /// Load of the volume, at its owner only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<GatewayLoad>,
     /// Reason why this daemon, its owner, cannot open it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

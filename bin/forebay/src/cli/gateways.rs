@@ -1,6 +1,6 @@
 //! Options of `group` for groups of gateways.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::groups::OneGroup;
 use crate::spec::GroupSpec;
@@ -20,6 +20,10 @@ pub struct CreateGroupArgs {
     /// Time for which a gateway may be silent before the others take its volumes over: 500ms, 2s [default: 1s]
     #[arg(long, value_name = "TIME", requires = "gateways")]
     pub lease: Option<Span>,
+
+    /// Move volumes automatically where the loads of gateways differ
+    #[arg(long, requires = "gateways")]
+    pub rebalance: bool,
 }
 
 /// Options of `group rm`.
@@ -60,4 +64,41 @@ pub struct DrainGroupArgs {
     /// Let the member take volumes again
     #[arg(long)]
     pub undo: bool,
+}
+
+/// Setting that is on or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnOff {
+    /// Enabled.
+    On,
+    /// Disabled.
+    Off,
+}
+
+/// Options of `group set`.
+#[derive(Debug, Args)]
+pub struct SetGroupArgs {
+    /// Move volumes automatically where the loads of gateways differ
+    #[arg(long, value_enum, value_name = "on|off")]
+    pub rebalance: OnOff,
+}
+
+/// Options of `group set-weight`.
+#[derive(Debug, Args)]
+pub struct SetWeightArgs {
+    /// The weight: 100 is usual, 200 is twice the load, 0 takes no volumes; at most 10000
+    #[arg(value_name = "WEIGHT")]
+    pub weight: u32,
+
+    /// Host name or id of the member [default: this daemon]
+    #[arg(value_name = "MEMBER")]
+    pub member: Option<String>,
+}
+
+/// Options of `group rebalance`.
+#[derive(Debug, Args)]
+pub struct RebalanceGroupArgs {
+    /// Show what would be moved, and move nothing
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
 }

@@ -2,7 +2,10 @@
 
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-use super::gateways::{CreateGroupArgs, DrainGroupArgs, GroupStatusArgs, JoinGroupArgs, RemoveGroupArgs};
+use super::gateways::{
+    CreateGroupArgs, DrainGroupArgs, GroupStatusArgs, JoinGroupArgs, RebalanceGroupArgs, RemoveGroupArgs, SetGroupArgs,
+    SetWeightArgs,
+};
 use super::names::read_by_way_of;
 use super::places::{OnePool, in_pool, place, pool_text, spec_in_pool};
 use super::snapshots::{one_snapshot, split};
@@ -376,9 +379,22 @@ pub enum GroupCommand {
     #[command(after_help = "Examples:\n  forebay group drain\n  forebay group drain gateway2 --undo")]
     Drain(DrainGroupArgs),
 
-    /// Spread the volumes of a group of gateways over its members, a few at a time
-    #[command(after_help = "Example:\n  forebay group rebalance")]
-    Rebalance,
+    /// Change the policy of the daemon's group of gateways
+    #[command(after_help = "Example:\n  forebay group set --rebalance on")]
+    Set(SetGroupArgs),
+
+    /// Set the share of the load that a member of a group of gateways has
+    ///
+    /// Volumes that the member has stay with it until they are rebalanced.
+    #[command(after_help = "Examples:\n  forebay group set-weight 200\n  forebay group set-weight 0 gateway2")]
+    SetWeight(SetWeightArgs),
+
+    /// Move volumes so that the members of a group of gateways are loaded alike, a few at a time
+    ///
+    /// Loads are requests and bytes, smoothed over a minute.  A volume is moved only if that lowers the load of its owner,
+    /// and leaves the next one with at least a tenth less.
+    #[command(after_help = "Examples:\n  forebay group rebalance --dry-run\n  forebay group rebalance")]
+    Rebalance(RebalanceGroupArgs),
 }
 
 /// Commands on the images of a group.

@@ -1,12 +1,19 @@
 //! Command `group`, for groups of gateways.
 
 use super::{CommandSession, with_session};
-use crate::api::{DrainGateway, GatewayGroupStatus, GatewayMove};
-use crate::cli::{CreateGroupArgs, DrainGroupArgs, GlobalArgs, GroupStatusArgs, JoinGroupArgs, RemoveGroupArgs};
+use crate::api::{
+    DrainGateway, GatewayGroupPolicy, GatewayGroupStatus, GatewayLoad, GatewayMove, GatewayMoveState, GatewayWeight,
+    RebalanceGatewaysRequest,
+};
+use crate::cli::{
+    CreateGroupArgs, DrainGroupArgs, GlobalArgs, GroupStatusArgs, JoinGroupArgs, OnOff, RebalanceGroupArgs,
+    RemoveGroupArgs, SetGroupArgs, SetWeightArgs,
+};
+use crate::client::progress::{Bar, ProgressUnit};
 use crate::failure::{Failure, Result};
 use crate::ops::{
     CreateGatewayGroup, DrainGatewayMember, GetGatewayGroup, JoinGatewayGroup, LeaveGatewayGroup, RebalanceGateways,
-    RemoveGatewayGroup,
+    RemoveGatewayGroup, SetGatewayPolicy, SetGatewayWeight,
 };
 use crate::output::{Output, table};
 
@@ -17,7 +24,8 @@ pub fn create(global: &GlobalArgs, output: Output, options: CreateGroupArgs) -> 
         Some(lease) => Some(u32::try_from(lease.0.as_millis()).map_err(|_| Failure::invalid("the lease is too long"))?),
         None => None,
     };
-    with_session(global, |session| session.call(CreateGatewayGroup { spec: spec.clone(), lease_ms }, |_| {}))?;
+    let operation = CreateGatewayGroup { spec: spec.clone(), lease_ms, rebalance: options.rebalance };
+    with_session(global, |session| session.call(operation, |_| {}))?;
     output.print(&spec, |_| String::new())
 }
 
@@ -54,24 +62,67 @@ pub fn drain(global: &GlobalArgs, options: DrainGroupArgs) -> Result<()> {
     CommandSession::daemon(global)?.call(&DrainGatewayMember(request), None, |_| {})
 }
 
-/// Spreads the volumes over the members.
-pub fn rebalance(global: &GlobalArgs, output: Output) -> Result<()> {
-    let moves = CommandSession::daemon(global)?.call(&RebalanceGateways, None, |_| {})?;
-    output.print(&moves, |moves| show_moves(moves))
+/// Changes the policy of the group.
+pub fn set(global: &GlobalArgs, options: &SetGroupArgs) -> Result<()> {
+    let request = GatewayGroupPolicy { rebalance: options.rebalance == OnOff::On };
+    CommandSession::daemon(global)?.call(&SetGatewayPolicy(request), None, |_| {})
+}
+
+/// Sets the weight of a member.
+pub fn set_weight(global: &GlobalArgs, options: SetWeightArgs) -> Result<()> {
+    let request = GatewayWeight { member: options.member, weight: options.weight };
+    CommandSession::daemon(global)?.call(&SetGatewayWeight(request), None, |_| {})
+}
+
+/// Moves volumes so that members are loaded alike.
+pub fn rebalance(global: &GlobalArgs, output: Output, options: &RebalanceGroupArgs) -> Result<()> {
+    let request = RebalanceGatewaysRequest { dry_run: options.dry_run };
+    let bar = Bar::new(global, "Moving", ProgressUnit::Steps);
+    let moves = CommandSession::daemon(global)?.call(&RebalanceGateways(request), None, |now| bar.show(now))?;
+    drop(bar);
+    output.print(&moves, |moves| show_moves(moves))?;
+    let (moved, all) = (moves.iter().filter(|one| one.state == GatewayMoveState::Moved).count(), moves.len());
+    if options.dry_run || moved == all {
+        return Ok(());
+    }
+    Err(Failure::failed(format!("{} of {all} volumes were not moved", all - moved))
+        .hint("'forebay group status' shows their owners; the logs of the members say why"))
 }
 
 fn show_moves(moves: &[GatewayMove]) -> String {
     if moves.is_empty() {
-        return "the volumes are spread evenly\n".into();
+        return "no move would make the loads of the members more alike\n".into();
     }
-    let rows = moves.iter().map(|one| vec![one.volume.clone(), one.from.clone(), one.to.clone()]);
-    table(&["VOLUME", "FROM", "TO"], &[], rows)
+    let rows = moves.iter().map(|one| {
+        let state = match (one.state, &one.error) {
+            (_, Some(error)) => error.clone(),
+            (GatewayMoveState::Planned, None) => "planned".into(),
+            (GatewayMoveState::Moving, None) => "still moving".into(),
+            (GatewayMoveState::Moved, None) => "moved".into(),
+            (GatewayMoveState::Stayed, None) => "not moved".into(),
+        };
+        let [requests, mib] = show_load(one.load);
+        vec![one.volume.clone(), one.from.clone(), one.to.clone(), requests, mib, state]
+    });
+    table(&["VOLUME", "FROM", "TO", "REQ/S", "MIB/S", "STATE"], &[3, 4], rows)
+}
+
+/// Writes a load as requests and MiB a second.
+fn show_load(load: Option<GatewayLoad>) -> [String; 2] {
+    match load {
+        Some(GatewayLoad { requests_per_s, kib_per_s }) => {
+            [requests_per_s.to_string(), format!("{:.1}", f64::from(kib_per_s) / 1024.0)]
+        }
+        None => ["-".into(), "-".into()],
+    }
 }
 
 fn show(status: &GatewayGroupStatus) -> String {
     let GatewayGroupStatus { group, epoch, lease_ms, nqn, target, .. } = status;
-    let mut text =
-        format!("group {group}, epoch {epoch}, lease {lease_ms} ms\nNVMe subsystem {nqn}\niSCSI target {target}\n");
+    let rebalance = if status.rebalance { "on" } else { "off" };
+    let mut text = format!(
+        "group {group}, epoch {epoch}, lease {lease_ms} ms, automatic rebalancing {rebalance}\nNVMe subsystem {nqn}\niSCSI target {target}\n"
+    );
     if let Some(error) = &status.error {
         text.push_str(&format!("this daemon does not take part: {error}\n"));
     }
@@ -82,10 +133,16 @@ fn show(status: &GatewayGroupStatus) -> String {
             (false, false) => "-",
         };
         let volumes = member.volumes.to_string();
-        vec![member.host.clone(), member.id.clone(), member.state.clone(), volumes, link.into(), member.peer.join(" ")]
+        let (weight, [requests, mib]) = (member.weight.to_string(), show_load(member.load));
+        let (host, id, state) = (member.host.clone(), member.id.clone(), member.state.clone());
+        vec![host, id, state, volumes, weight, requests, mib, link.into(), member.peer.join(" ")]
     });
     text.push('\n');
-    text.push_str(&table(&["HOST", "ID", "STATE", "VOLUMES", "CONNECTION", "PEER"], &[3], members));
+    text.push_str(&table(
+        &["HOST", "ID", "STATE", "VOLUMES", "WEIGHT", "REQ/S", "MIB/S", "CONNECTION", "PEER"],
+        &[3, 4, 5, 6],
+        members,
+    ));
     if !status.volumes.is_empty() {
         let volumes = status.volumes.iter().map(|volume| {
             let state = match (&volume.next, volume.leaving, &volume.error) {
@@ -95,10 +152,11 @@ fn show(status: &GatewayGroupStatus) -> String {
                 (None, false, None) if volume.open_here => "open here".to_owned(),
                 _ => String::new(),
             };
-            vec![volume.image.clone(), volume.fronts.join(","), volume.owner.clone(), state]
+            let [requests, mib] = show_load(volume.load);
+            vec![volume.image.clone(), volume.fronts.join(","), volume.owner.clone(), requests, mib, state]
         });
         text.push('\n');
-        text.push_str(&table(&["VOLUME", "FRONTS", "OWNER", "STATE"], &[], volumes));
+        text.push_str(&table(&["VOLUME", "FRONTS", "OWNER", "REQ/S", "MIB/S", "STATE"], &[3, 4], volumes));
     }
     text
 }

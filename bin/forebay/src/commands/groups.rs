@@ -42,7 +42,9 @@ pub fn run(global: &GlobalArgs, output: Output, command: GroupCommand) -> Result
         GroupCommand::Leave => gateways::leave(global),
         GroupCommand::Status(options) => gateways::status(global, output, options),
         GroupCommand::Drain(options) => gateways::drain(global, options),
-        GroupCommand::Rebalance => gateways::rebalance(global, output),
+        GroupCommand::Set(options) => gateways::set(global, &options),
+        GroupCommand::SetWeight(options) => gateways::set_weight(global, options),
+        GroupCommand::Rebalance(options) => gateways::rebalance(global, output, &options),
     }
 }
 

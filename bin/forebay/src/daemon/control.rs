@@ -248,6 +248,8 @@ async fn no_such_path(request: Request) -> Failure {
         gateways::join_gateway_group,
         gateways::leave_gateway_group,
         gateways::drain_gateway,
+        gateways::set_gateway_weight,
+        gateways::set_gateway_policy,
         gateways::rebalance_gateways,
         trash::list_trash,
         trash::move_to_trash,

@@ -4,7 +4,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 
 use super::control::{App, Streamed, parse};
 use crate::api::{self, ErrorBody};
@@ -18,6 +18,8 @@ pub fn routes() -> Router<App> {
         .route("/v1/gateway-groups/{pool}/{name}", get(get_gateway_group).delete(remove_gateway_group))
         .route("/v1/gateway-group", get(get_own_gateway_group).put(join_gateway_group).delete(leave_gateway_group))
         .route("/v1/gateway-group/drain", post(drain_gateway))
+        .route("/v1/gateway-group/weight", put(set_gateway_weight))
+        .route("/v1/gateway-group/policy", put(set_gateway_policy))
         .route("/v1/gateway-group/rebalance", post(rebalance_gateways))
 }
 
@@ -26,8 +28,11 @@ pub fn routes() -> Router<App> {
     responses((status = 200), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub async fn create_gateway_group(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
     let parsed = parse::<api::NewGatewayGroup>(&body);
-    match parsed.and_then(|request| Ok((group_spec(&request.pool, &request.name)?, request.lease_ms))) {
-        Ok((spec, lease_ms)) => app.run(streamed, ops::CreateGatewayGroup { spec, lease_ms }).await,
+    let operation = parsed.and_then(|api::NewGatewayGroup { pool, name, lease_ms, rebalance }| {
+        Ok(ops::CreateGatewayGroup { spec: group_spec(&pool, &name)?, lease_ms, rebalance })
+    });
+    match operation {
+        Ok(operation) => app.run(streamed, operation).await,
         Err(failure) => failure.into_response(),
     }
 }
@@ -94,9 +99,33 @@ pub async fn drain_gateway(State(app): State<App>, streamed: Streamed, body: Byt
     }
 }
 
-/// Spread the volumes of the group over its members, a few at a time
-#[utoipa::path(post, path = "/v1/gateway-group/rebalance",
+/// Set the weight of a member: its share of the load
+#[utoipa::path(put, path = "/v1/gateway-group/weight", request_body = api::GatewayWeight,
+    responses((status = 200), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
+pub async fn set_gateway_weight(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => app.run(streamed, ops::SetGatewayWeight(request)).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Change the policy of the group
+#[utoipa::path(put, path = "/v1/gateway-group/policy", request_body = api::GatewayGroupPolicy,
+    responses((status = 200), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
+pub async fn set_gateway_policy(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => app.run(streamed, ops::SetGatewayPolicy(request)).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Move volumes so that members are loaded alike, a few at a time; returns when they are moved
+#[utoipa::path(post, path = "/v1/gateway-group/rebalance", request_body = api::RebalanceGatewaysRequest,
     responses((status = 200, body = Vec<api::GatewayMove>), (status = 404, body = ErrorBody)))]
-pub async fn rebalance_gateways(State(app): State<App>, streamed: Streamed) -> Response {
-    app.run(streamed, ops::RebalanceGateways).await
+pub async fn rebalance_gateways(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    let parsed = if body.is_empty() { Ok(api::RebalanceGatewaysRequest::default()) } else { parse(&body) };
+    match parsed {
+        Ok(request) => app.run(streamed, ops::RebalanceGateways(request)).await,
+        Err(failure) => failure.into_response(),
+    }
 }

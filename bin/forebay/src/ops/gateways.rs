@@ -21,6 +21,8 @@ pub struct CreateGatewayGroup {
     pub spec: GroupSpec,
     /// Lease in milliseconds.
     pub lease_ms: Option<u32>,
+    /// Set if volumes are moved by themselves.
+    pub rebalance: bool,
 }
 
 impl Operation for CreateGatewayGroup {
@@ -28,12 +30,12 @@ impl Operation for CreateGatewayGroup {
 
     fn route(&self) -> HttpRoute {
         let GroupSpec { pool, group } = self.spec.clone();
-        let body = api::NewGatewayGroup { pool, name: group, lease_ms: self.lease_ms };
+        let body = api::NewGatewayGroup { pool, name: group, lease_ms: self.lease_ms, rebalance: self.rebalance };
         HttpRoute::new("POST", "/v1/gateway-groups").json(&body)
     }
 
     async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
-        engine.create_gateway_group(&self.spec, self.lease_ms).await
+        engine.create_gateway_group(&self.spec, self.lease_ms, self.rebalance).await
     }
 }
 
@@ -113,17 +115,47 @@ impl Operation for DrainGatewayMember {
     }
 }
 
-/// Spreads the volumes of a group over its members.
-pub struct RebalanceGateways;
+/// Sets the weight of a member.
+pub struct SetGatewayWeight(pub api::GatewayWeight);
+
+impl Operation for SetGatewayWeight {
+    type Reply = ();
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("PUT", format!("{OWN}/weight")).json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
+        engine.set_gateway_weight(&self.0).await
+    }
+}
+
+/// Changes the policy of the daemon's group.
+pub struct SetGatewayPolicy(pub api::GatewayGroupPolicy);
+
+impl Operation for SetGatewayPolicy {
+    type Reply = ();
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("PUT", format!("{OWN}/policy")).json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<()> {
+        engine.set_gateway_policy(&self.0).await
+    }
+}
+
+/// Moves volumes of a group so that its members are loaded alike.
+pub struct RebalanceGateways(pub api::RebalanceGatewaysRequest);
 
 impl Operation for RebalanceGateways {
     type Reply = Vec<api::GatewayMove>;
 
     fn route(&self) -> HttpRoute {
-        HttpRoute::new("POST", format!("{OWN}/rebalance"))
+        HttpRoute::new("POST", format!("{OWN}/rebalance")).json(&self.0)
     }
 
-    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
-        engine.rebalance_gateways().await
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<Self::Reply> {
+        engine.rebalance_gateways(self.0.dry_run, |done, total| progress.report(done, total)).await
     }
 }

@@ -29,6 +29,11 @@ pub struct Meter {
 }
 
 impl Meter {
+    /// Returns the counters of the volume, through all paths.
+    pub fn volume(&self) -> &Arc<CountersByKind> {
+        &self.volume
+    }
+
     /// Counts a completed request.
     pub fn count(&self, kind: RequestKind, bytes: u64, took: Duration, failed: bool) {
         let (nanos, bucket) = (u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), bucket_of(took));

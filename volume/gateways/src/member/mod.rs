@@ -4,6 +4,7 @@
 //! answered by an event; nothing else is assumed about when, or whether, actions take effect.
 
 mod observing;
+mod rebalancing;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,13 +13,14 @@ use std::time::Duration;
 
 use forebay_reactor::Instant;
 
-use crate::assign::MemberLoad;
 use crate::ids::{MemberId, StartId, VolumeName};
+use crate::load::{RequestLoad, VolumeLoads};
 use crate::observe::ObserverRing;
 use crate::record::{ChangeRefusal, GatewayMember, GatewayState, GroupChange, GroupRecord};
-use crate::wire::{GatewayMessage, GatewayMessageBody};
+use crate::wire::{GatewayMessage, GatewayMessageBody, told_loads};
 
 use observing::{FencingProgress, HeardMember};
+use rebalancing::Rebalancing;
 use volumes::LocalVolume;
 pub use volumes::{CloseReason, OpenFailure};
 
@@ -52,8 +54,10 @@ pub enum GatewayEvent {
     Present(BTreeSet<(MemberId, StartId)>),
     /// No process of this start of a member is left: its machine refuses connections to it.
     Refused(MemberId, StartId),
-    /// The load of this member.
-    Load(MemberLoad),
+    /// Loads of the volumes that this member has open, as far as they are measured.
+    Load(Rc<VolumeLoads>),
+    /// Request to ask the other members for the loads of their volumes ([`GatewayMachine::has_told_loads`]).
+    AskLoads,
     /// The pool refuses this member's client: it is on the blocklist.
     ClientFenced,
     /// Request to stop in order: volumes are closed, and others get them.
@@ -148,9 +152,14 @@ pub struct GatewayMachine {
     ring: ObserverRing,
     standing: MemberStanding,
     heard: BTreeMap<MemberId, HeardMember>,
-    loads: BTreeMap<MemberId, (u64, MemberLoad)>,
-    load: MemberLoad,
+    loads: BTreeMap<MemberId, (u64, RequestLoad)>,
+    volume_loads: Rc<VolumeLoads>,
+    /// Sum of these, which is said to others.
+    load: RequestLoad,
+    /// Loads of their volumes that others have told since they were asked last.
+    told: BTreeMap<MemberId, Rc<VolumeLoads>>,
     load_number: u64,
+    rebalancing: Rebalancing,
     /// Time at which the last request was sent that the pool has answered.
     pool_confirmed: Instant,
     /// Since when it was reached without a gap of a lease.
@@ -194,8 +203,12 @@ impl GatewayMachine {
             standing: MemberStanding::Joining,
             heard: BTreeMap::new(),
             loads: BTreeMap::new(),
-            load: MemberLoad::default(),
-            load_number: 0,
+            volume_loads: Rc::default(),
+            load: RequestLoad::default(),
+            told: BTreeMap::new(),
+            // Higher than those of former starts, which others may have: there are less than 1024 in a second.
+            load_number: wall_clock() << 10,
+            rebalancing: Rebalancing::new(now),
             pool_confirmed: now,
             pool_reached_since: now,
             heartbeat_at: now,
@@ -249,6 +262,16 @@ impl GatewayMachine {
     /// Returns the term in which a volume is open here.
     pub fn open_term(&self, volume: &VolumeName) -> Option<u64> {
         self.volumes.get(volume).and_then(LocalVolume::open_term)
+    }
+
+    /// Returns whether a member has told the loads of its volumes since it was asked last.
+    pub fn has_told_loads(&self, member: MemberId) -> bool {
+        self.told.contains_key(&member)
+    }
+
+    /// Sets the time without a change after which volumes are moved by themselves, for simulations of short times.
+    pub fn set_settle_time(&mut self, settle: Duration) {
+        self.rebalancing.settle = settle;
     }
 
     /// Returns the longest time until the next [`GatewayEvent::Tick`].
@@ -339,9 +362,17 @@ impl GatewayMachine {
             GatewayEvent::FenceEnded(member, start, done) => self.fence_ended(now, (member, start), done),
             GatewayEvent::Present(present) => self.present = Some((present, now)),
             GatewayEvent::Refused(member, start) => self.take_refused(now, member, start),
-            GatewayEvent::Load(load) => {
-                self.load = load;
+            GatewayEvent::Load(loads) => {
                 self.load_number += 1;
+                if !Rc::ptr_eq(&loads, &self.volume_loads) {
+                    self.volume_loads = loads;
+                    self.load = self.own_load();
+                }
+            }
+            GatewayEvent::AskLoads => {
+                self.told.clear();
+                let others = self.ring.after(self.own).map(|to| GatewayAction::Send(to, GatewayMessageBody::AskLoads));
+                self.actions.extend(others);
             }
             GatewayEvent::ClientFenced => self.end(EndReason::Fenced),
             GatewayEvent::Stop if self.standing == MemberStanding::Serving => self.standing = MemberStanding::Stopping,
@@ -373,7 +404,12 @@ impl GatewayMachine {
                     self.hear(now, message.from, message.pool_silence_ms, report);
                 }
             }
-            GatewayMessageBody::Prepared { .. } if !is_known => {}
+            _ if !is_known => {}
+            GatewayMessageBody::AskLoads => {
+                let told = GatewayMessageBody::TellLoads(told_loads(&self.volume_loads));
+                self.actions.push(GatewayAction::Send(message.from, told));
+            }
+            GatewayMessageBody::TellLoads(loads) => drop(self.told.insert(message.from, Rc::new(loads))),
             GatewayMessageBody::Prepared { volume, term } => self.next_owner_prepared(&volume, term, message.from),
         }
     }

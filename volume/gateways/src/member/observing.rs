@@ -6,8 +6,9 @@ use std::time::Duration;
 use forebay_reactor::Instant;
 
 use super::{GatewayAction, GatewayMachine, HEARTBEATS_PER_LEASE, MemberStanding};
-use crate::assign::{LoadPlan, MemberLoad, drain_moves, moving_from};
+use crate::assign::{LoadPlan, drain_moves, moving_from};
 use crate::ids::{MemberId, StartId};
+use crate::load::{GroupLoads, RequestLoad};
 use crate::record::{GatewayState, GroupChange};
 use crate::wire::{GatewayMessageBody, HeartbeatReport, LOADS_MAX, LoadReport};
 
@@ -122,7 +123,7 @@ impl GatewayMachine {
         let silences = self.ring.observed_by(self.own).map(|(member, _)| silence(member)).collect();
         let own = LoadReport { member: self.own, number: self.load_number, load: self.load };
         let skip = (now.as_nanos() >> 20) as usize % self.loads.len().max(1);
-        let report = |(member, (number, load)): (&MemberId, &(u64, MemberLoad))| LoadReport {
+        let report = |(member, (number, load)): (&MemberId, &(u64, RequestLoad))| LoadReport {
             member: *member,
             number: *number,
             load: *load,
@@ -249,7 +250,11 @@ impl GatewayMachine {
         changes.extend(self.version_change());
         if record.member(self.own).is_some_and(|own| own.state == GatewayState::Draining) {
             let moves = MOVES_MAX.saturating_sub(moving_from(&record, self.own));
-            changes.extend(drain_moves(&record, &self.said_loads(), self.own, moves));
+            changes.extend(drain_moves(&record, &self.group_loads(), self.own, moves));
+        }
+        if changes.is_empty() {
+            // Alone: it is refused where the record has changed.
+            changes = self.rebalancing_changes(now);
         }
         changes
     }
@@ -276,7 +281,8 @@ impl GatewayMachine {
         if lost.is_empty() {
             return Vec::new();
         }
-        let mut plan = LoadPlan::new(record, &self.said_loads());
+        let loads = self.group_loads();
+        let mut plan = LoadPlan::new(record, &loads);
         let mut all = Vec::new();
         for member in lost {
             let leaving =
@@ -288,13 +294,21 @@ impl GatewayMachine {
         all
     }
 
-    fn said_loads(&self) -> BTreeMap<MemberId, MemberLoad> {
-        let others = self.loads.iter().map(|(member, (_, load))| (*member, *load));
-        others.chain([(self.own, self.load)]).collect()
+    /// Returns the load of this member: that of the volumes that it owns.
+    pub(super) fn own_load(&self) -> RequestLoad {
+        let owns = |name| self.record.volume(name).is_some_and(|entry| entry.owner.member == self.own);
+        let mut sum = RequestLoad::default();
+        self.volume_loads.iter().filter(|(name, _)| owns(name)).for_each(|(_, load)| sum.add(*load));
+        sum
     }
 
-    /// Returns the moves that bring the members of the group nearer to the average load.
-    pub fn rebalance(&self, max: usize) -> Vec<GroupChange> {
-        LoadPlan::new(&self.record, &self.said_loads()).rebalance(max)
+    /// Returns the loads that this member knows: those that others have said, and its own.
+    pub fn group_loads(&self) -> GroupLoads {
+        let others = self.loads.iter().map(|(member, (_, load))| (*member, *load));
+        let told = self.told.iter().map(|(member, loads)| (*member, loads.clone()));
+        GroupLoads {
+            members: others.chain([(self.own, self.own_load())]).collect(),
+            volumes: told.chain([(self.own, self.volume_loads.clone())]).collect(),
+        }
     }
 }

@@ -11,6 +11,7 @@
 //!                                                                          Opening(next term)
 //! ```
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -270,7 +271,7 @@ impl GatewayMachine {
     /// Returns the changes of the record that this member's volumes need.
     pub(super) fn volume_changes(&self, now: Instant) -> Vec<GroupChange> {
         let record = &self.record;
-        let mut plan = None;
+        let (loads, mut plan) = (OnceCell::new(), None);
         let mut changes = Vec::new();
         let (by, start) = (self.own, self.start);
         let closed = record.owned_by(self.own).filter(|name| !self.volumes.contains_key(*name));
@@ -292,9 +293,10 @@ impl GatewayMachine {
                 (Phase::Closed, None) if term == volume.term => match self.copies_elsewhere(volume) {
                     Some(copies) => {
                         let known = entry.copies.as_ref() == Some(copies);
-                        let plan = plan.get_or_insert_with(|| LoadPlan::new(record, &Default::default()));
+                        let plan =
+                            plan.get_or_insert_with(|| LoadPlan::new(record, loads.get_or_init(|| self.group_loads())));
                         let first = copies.iter().copied().find(|id| *id != self.own && self.is_active(*id));
-                        let to = if known { plan.choose(Some(name)) } else { first };
+                        let to = if known { plan.choose(Some(name), None) } else { first };
                         let (volume, owner) = (name.clone(), self.own);
                         let set = GroupChange::SetCopies { volume, owner, copies: Some(copies.clone()) };
                         changes.extend((!known).then_some(set));
@@ -323,7 +325,8 @@ impl GatewayMachine {
         if !self.volumes.values().all(closed) {
             return Vec::new();
         }
-        let mut plan = LoadPlan::new(&self.record, &Default::default());
+        let loads = self.group_loads();
+        let mut plan = LoadPlan::new(&self.record, &loads);
         let stop = GroupChange::Stop { member: self.own, start: self.start };
         std::iter::once(stop).chain(plan.assign_lost(self.own, usize::MAX)).collect()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     GROUP_MEMBERS_MAX, GROUP_VOLUMES_MAX, GatewayMember, GatewayState, GatewayVolume, GroupPolicy, GroupRecord,
-    RecordKeys, VolumeOwner,
+    RecordKeys, VolumeOwner, WEIGHT_MAX,
 };
 use crate::ids::{MemberId, StartId, VolumeName};
 
@@ -21,15 +21,15 @@ pub enum GroupChange {
     Join {
         /// Id of the member.
         member: MemberId,
-        /// Its entry, which is *active*.  A member that rejoins keeps its slot.
+        /// Its entry, which is *active*.  A member that rejoins keeps its slot and its weight.
         entry: GatewayMember,
     },
-    /// The member says what has changed of its own entry: addresses, ports, clients, version, weight.
-    Describe {
+    /// The member is to have another share of the load.
+    SetWeight {
         /// Id of the member.
         member: MemberId,
-        /// Its entry; slot, state and start are those that it has.
-        entry: GatewayMember,
+        /// Its weight.
+        weight: u32,
     },
     /// A member that owns nothing leaves.
     Leave {
@@ -210,6 +210,9 @@ pub enum ChangeRefusal {
     /// The group is full.
     #[error("the group has as many volumes as it may have")]
     Full,
+    /// The weight is out of bounds.
+    #[error("the weight is out of range: from 0 to {WEIGHT_MAX}")]
+    Weight,
     /// The policy is out of bounds.
     #[error("the lease is out of range")]
     Policy,
@@ -265,7 +268,7 @@ impl GroupRecord {
             Some(former) if !matches!(former.state, GatewayState::Out(_)) => Err(ChangeRefusal::NotFenced),
             Some(former) if former.start == entry.start => Err(ChangeRefusal::MemberState),
             Some(former) if former.slot != entry.slot => Err(ChangeRefusal::Slot),
-            Some(_) => Ok(entry.clone()),
+            Some(former) => Ok(GatewayMember { weight: former.weight, ..entry.clone() }),
             None if self.members.values().any(|other| other.slot == entry.slot) => Err(ChangeRefusal::Slot),
             None => Ok(entry.clone()),
         }
@@ -348,12 +351,12 @@ impl Undo<'_> {
                 self.record.left.remove(&entry.slot);
                 self.set_member(*member, Some(entry));
             }
-            GroupChange::Describe { member, entry } => {
-                let GatewayMember { slot, state, start, .. } = *record.must_member(*member)?;
-                if entry.start != start || !state.serves() {
-                    return Err(Refused::MemberState);
+            GroupChange::SetWeight { member, weight } => {
+                if *weight > WEIGHT_MAX {
+                    return Err(Refused::Weight);
                 }
-                self.set_member(*member, Some(GatewayMember { slot, state, start, ..entry.clone() }));
+                let entry = GatewayMember { weight: *weight, ..record.must_member(*member)?.clone() };
+                self.set_member(*member, Some(entry));
             }
             GroupChange::Leave { member, now } => {
                 let slot = record.must_member(*member)?.slot;

@@ -25,6 +25,9 @@ pub const GROUP_MEMBERS_MAX: u16 = 128;
 /// Maximum number of volumes of a group.
 pub const GROUP_VOLUMES_MAX: usize = 65_536;
 
+/// Maximum weight of a member.
+pub const WEIGHT_MAX: u32 = 10_000;
+
 /// Policy of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupPolicy {
@@ -111,7 +114,8 @@ pub struct GatewayMember {
     pub clients: Vec<String>,
     /// Addresses of its messenger.
     pub peer_addrs: Vec<String>,
-    /// Share of the volumes that it is to have, compared with others; 100 is the default.
+    /// Share of the load that it is to have, compared with others; 100 unless an operator has set it, and up to
+    /// [`WEIGHT_MAX`].  A member with 0 is given volumes only if no other one is left.
     pub weight: u32,
     /// Ports and other settings, which this crate does not interpret.
     #[serde(default)]
@@ -263,6 +267,11 @@ impl GroupRecord {
     /// Returns the names of the volumes that are being moved to a member.
     pub fn coming_to(&self, member: MemberId) -> impl Iterator<Item = &VolumeName> + '_ {
         self.coming.get(&member).into_iter().flatten()
+    }
+
+    /// Returns the number of volumes that are being moved.
+    pub fn moving_count(&self) -> usize {
+        self.coming.values().map(BTreeSet::len).sum()
     }
 
     /// Returns the number of volumes that a member owns.

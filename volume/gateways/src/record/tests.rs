@@ -109,6 +109,30 @@ fn a_member_rejoins_with_another_start_only() {
 }
 
 #[test]
+fn a_weight_stays_with_a_member_that_rejoins() {
+    let mut record = group();
+    record.apply(&[GroupChange::SetWeight { member: id(1), weight: 0 }]).unwrap();
+    record.apply(&[begin(1, 2), fenced(1, 2)]).unwrap();
+    record.apply(&[GroupChange::Join { member: id(1), entry: entry(1, 7) }]).unwrap();
+    assert_eq!(record.member(id(1)).unwrap().weight, 0);
+    let too_high = GroupChange::SetWeight { member: id(1), weight: WEIGHT_MAX + 1 };
+    assert_eq!(record.apply(&[too_high]), Err(ChangeRefusal::Weight));
+    let unknown = GroupChange::SetWeight { member: id(9), weight: 1 };
+    assert_eq!(record.apply(&[unknown]), Err(ChangeRefusal::NoMember));
+}
+
+#[test]
+fn a_policy_is_changed_within_its_bounds() {
+    let mut record = group();
+    let policy = GroupPolicy { rebalance: true, ..record.policy() };
+    record.apply(&[GroupChange::SetPolicy(policy)]).unwrap();
+    assert!(record.policy().rebalance);
+    let short = GroupPolicy { lease_ms: 1, rebalance: false };
+    assert_eq!(record.apply(&[GroupChange::SetPolicy(short)]), Err(ChangeRefusal::Policy));
+    assert_eq!(record.policy(), policy);
+}
+
+#[test]
 fn a_volume_is_handed_over_by_its_owner_in_its_term() {
     let (mut record, name) = with_volume(1);
     let term = record.volume(&name).unwrap().owner.term;
@@ -317,7 +341,9 @@ fn drawn((kind, member, other, volume): (u8, u8, u8, u8), record: &GroupRecord) 
             let term = record.volume(&name).map_or(0, |entry| entry.owner.term);
             GroupChange::HandOver { volume: name, from: member, start: start_now, term, to: other }
         }
-        11 => GroupChange::RaiseVersion(record.version() + 1),
+        11 => GroupChange::SetWeight { member, weight: u32::from(volume) * 50 },
+        12 => GroupChange::SetPolicy(GroupPolicy { rebalance: volume % 2 == 0, ..record.policy() }),
+        13 => GroupChange::RaiseVersion(record.version() + 1),
         _ => {
             let copies = (volume % 3 > 0).then(|| BTreeSet::from([member, other]));
             GroupChange::SetCopies { volume: name, owner: member, copies }
@@ -329,7 +355,7 @@ proptest! {
     /// Any program of changes leaves a record that is read as it was written, and that others follow.
     #[test]
     fn records_are_followed_and_read_as_they_were_written(
-        program in prop::collection::vec(prop::collection::vec((0..13_u8, 0..5_u8, 0..5_u8, 0..6_u8), 1..4), 1..60),
+        program in prop::collection::vec(prop::collection::vec((0..15_u8, 0..5_u8, 0..5_u8, 0..6_u8), 1..4), 1..60),
     ) {
         let mut record = group();
         let mut follower = record.clone();

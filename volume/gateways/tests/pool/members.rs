@@ -9,7 +9,7 @@ use forebay_gateways::store::GroupStore;
 use forebay_gateways::wire::GatewayMessage;
 use forebay_gateways::{
     CloseReason, EndReason, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupRecord, GroupVersions,
-    MemberId, MemberLoad, OpenFailure, VolumeName,
+    MemberId, OpenFailure, VolumeLoads, VolumeName,
 };
 use forebay_ram::cluster::{RamClient, RamCluster};
 use forebay_reactor::{sleep, spawn};
@@ -79,8 +79,8 @@ impl GatewayHost for TestHost {
         self.admits.set(admitted);
     }
 
-    fn load(&self) -> MemberLoad {
-        MemberLoad::default()
+    fn loads(&self) -> Rc<VolumeLoads> {
+        Rc::default()
     }
 
     fn record_changed(&self, _: &Rc<GroupRecord>) {}

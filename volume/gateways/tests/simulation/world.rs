@@ -1,5 +1,6 @@
 //! Members of one group, their network and their pool, in virtual time.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::rc::Rc;
@@ -8,7 +9,8 @@ use std::time::Duration;
 use forebay_gateways::wire::GatewayMessage;
 use forebay_gateways::{
     ChangeOutcome, EndReason, GatewayAction, GatewayEvent, GatewayGroupId, GatewayMachine, GatewayMember, GatewayState,
-    GroupChange, GroupIdentity, GroupPolicy, GroupRecord, MemberId, MemberStanding, OpenFailure, StartId, VolumeName,
+    GroupChange, GroupIdentity, GroupPolicy, GroupRecord, MemberId, MemberStanding, OpenFailure, RequestLoad, StartId,
+    VolumeLoads, VolumeName,
 };
 use forebay_reactor::Instant;
 
@@ -80,11 +82,26 @@ pub struct World {
     pub record_changes: u64,
     pub conflicts: u64,
     pub moves: u64,
+    /// Loads of volumes, wherever they are; those that are missing have none.
+    pub loads: VolumeLoads,
+    /// Loads are measured with an error of up to this many per cent.
+    pub load_noise: u64,
+    /// Time without a change after which volumes are moved by themselves, if it is not the usual one.
+    pub settle: Option<Duration>,
+    /// Most volumes that were on their way at the same time.
+    pub moving_max: usize,
     starts: u64,
 }
 
+/// Ticks between two measurements of loads: a second with the usual lease.
+const TICKS_PER_LOAD: u64 = 8;
+
+thread_local! {
+    static SECONDS: Cell<u64> = const { Cell::new(0) };
+}
+
 fn wall_clock() -> u64 {
-    1_800_000_000
+    1_800_000_000 + SECONDS.get()
 }
 
 impl World {
@@ -115,6 +132,10 @@ impl World {
             record_changes: 0,
             conflicts: 0,
             moves: 0,
+            loads: VolumeLoads::new(),
+            load_noise: 0,
+            settle: None,
+            moving_max: 0,
             starts: 0,
         };
         let mut record = (*world.record).clone();
@@ -170,7 +191,11 @@ impl World {
     /// Begins a start of a daemon, which has read the record.
     fn begin(&mut self, at: usize) {
         let (id, start) = (self.daemons[at].id, self.daemons[at].start);
-        let machine = GatewayMachine::new(id, entry_of(start), self.record.clone(), self.time(), wall_clock);
+        SECONDS.set(self.now / 1_000_000_000);
+        let mut machine = GatewayMachine::new(id, entry_of(start), self.record.clone(), self.time(), wall_clock);
+        if let Some(settle) = self.settle {
+            machine.set_settle_time(settle);
+        }
         self.daemons[at].machine = Some(machine);
         // Not all at the same moment.
         let delay = Duration::from_micros(self.random.below(125_000));
@@ -293,6 +318,7 @@ impl World {
         let now = self.now;
         let new = record.volumes().keys().filter(|name| self.record.volume(name).is_none());
         self.unserved.extend(new.map(|name| (name.clone(), now)));
+        self.moving_max = self.moving_max.max(record.moving_count());
         self.record = Rc::new(record);
         self.record_changes += 1;
         for at in 0..self.daemons.len() {
@@ -318,6 +344,10 @@ impl World {
                 self.daemons[at].ticks += 1;
                 if self.daemons[at].ticks.is_multiple_of(2) || self.random.one_in(4) {
                     self.read(at);
+                }
+                if self.daemons[at].ticks.is_multiple_of(TICKS_PER_LOAD) {
+                    let loads = self.measured(at);
+                    return self.step(at, GatewayEvent::Load(Rc::new(loads)));
                 }
                 self.step(at, GatewayEvent::Tick);
             }
@@ -394,6 +424,31 @@ impl World {
             WorldEvent::ConnectionRefused(member, start) => self.step(at, GatewayEvent::Refused(member, start)),
             WorldEvent::Rejoin => self.restart(at),
         }
+    }
+
+    /// Measures the volumes that a daemon has open.
+    fn measured(&mut self, at: usize) -> VolumeLoads {
+        let start = self.daemons[at].start;
+        let is_open = |name: &VolumeName| self.open.get(name).is_some_and(|open| open.contains_key(&start));
+        let mut loads: VolumeLoads =
+            self.loads.iter().filter(|(name, _)| is_open(name)).map(|(name, load)| (name.clone(), *load)).collect();
+        if self.load_noise > 0 {
+            for load in loads.values_mut() {
+                let per_cent = 100 - self.load_noise + self.random.below(2 * self.load_noise + 1);
+                load.requests = (u64::from(load.requests) * per_cent / 100) as u32;
+            }
+        }
+        loads
+    }
+
+    /// Returns the load of each member's volumes, with 10 requests a second for each one, for each 100 of its weight.
+    pub fn scores(&self) -> Vec<u64> {
+        let of = |id: MemberId| {
+            let loads = self.record.owned_by(id).map(|name| self.loads.get(name).copied().unwrap_or_default());
+            let cost: u64 = loads.map(|load: RequestLoad| load.cost() / 32 + 10).sum();
+            cost * 100 / u64::from(self.record.member(id).map_or(100, |member| member.weight.max(1)))
+        };
+        self.daemons.iter().map(|daemon| of(daemon.id)).collect()
     }
 
     fn read(&mut self, at: usize) {

@@ -3,6 +3,8 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_gateways::assign::LoadPlan;
+use forebay_gateways::load::GroupLoads;
 use forebay_gateways::store::GroupStore;
 use forebay_gateways::{
     ChangeRefusal, GatewayGroupId, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupIdentity, GroupPolicy,
@@ -15,8 +17,7 @@ use forebay_reactor::{spawn, timeout, wall_clock};
 use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings};
 use super::{JoinedGroup, new_start};
 use crate::api::{
-    AttachRequest, DrainGateway, Front, GatewayGroupStatus, GatewayMemberStatus, GatewayMove, GatewayVolumeStatus,
-    ImageExport,
+    AttachRequest, DrainGateway, Front, GatewayGroupStatus, GatewayMemberStatus, GatewayVolumeStatus, ImageExport,
 };
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureKind, Result};
@@ -28,8 +29,6 @@ const ATTACHED: Duration = Duration::from_secs(30);
 const DETACHED: Duration = Duration::from_secs(30);
 /// Time that `join` waits until this daemon is a member.
 const JOINED: Duration = Duration::from_secs(30);
-/// Number of volumes that one `rebalance` moves.
-const REBALANCED: usize = 16;
 /// Number of attempts to change exports that others change as well.
 const ATTEMPTS: u32 = 20;
 
@@ -45,12 +44,12 @@ fn refused(refusal: ChangeRefusal) -> Failure {
     Failure::new(kind, refusal.to_string())
 }
 
-fn not_joined() -> Failure {
+pub(super) fn not_joined() -> Failure {
     Failure::new(FailureKind::NotFound, "this daemon is in no gateway group")
         .hint("join one: forebay group join POOL/GROUP; or start the daemon with --group POOL/GROUP")
 }
 
-fn find_member(record: &GroupRecord, name: &str) -> Result<MemberId> {
+pub(super) fn find_member(record: &GroupRecord, name: &str) -> Result<MemberId> {
     let named = |(id, member): &(&MemberId, &GatewayMember)| {
         member.host == name || name.len() >= 8 && id.to_string().starts_with(name)
     };
@@ -65,7 +64,7 @@ fn find_member(record: &GroupRecord, name: &str) -> Result<MemberId> {
 
 impl JoinedGroup {
     /// Makes changes of the record that `plan` chooses, again where others have changed it meanwhile.
-    async fn change(&self, plan: impl Fn(&GroupRecord) -> Result<Vec<GroupChange>>) -> Result<()> {
+    pub(super) async fn change(&self, plan: impl Fn(&GroupRecord) -> Result<Vec<GroupChange>>) -> Result<()> {
         let running = self.must_run()?;
         let mut last = None;
         for _ in 0..ATTEMPTS {
@@ -86,7 +85,7 @@ impl JoinedGroup {
     }
 
     /// Waits until this daemon serves in the group: one that has just started has not joined yet.
-    async fn wait_to_serve(&self) -> Result<()> {
+    pub(super) async fn wait_to_serve(&self) -> Result<()> {
         let serves = || {
             let start = self.running().map(|running| StartId(*running.client.start()));
             start.zip(self.record()).is_some_and(|(start, record)| record.serves(self.own, start))
@@ -214,7 +213,9 @@ impl JoinedGroup {
             Front::Nvme => request.subsystem = Some(nqn),
             Front::Iscsi => request.target = Some(target),
         }
-        self.change(|record| plan_export(record, &name, &request, &identity, self.own)).await?;
+        let loads = self.must_run()?.runner.inspect(|machine| machine.group_loads());
+        let owner = |record: &GroupRecord| first_owner(record, &loads, self.own);
+        self.change(|record| plan_export(record, &name, &request, &identity, owner(record)?)).await?;
         self.wait_until(ATTACHED, || self.exports.is_published(&name, request.front)).await;
         let record = self.record().ok_or_else(not_joined)?;
         let entry = record.volume(&name).ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;
@@ -261,13 +262,21 @@ impl JoinedGroup {
     }
 }
 
+/// Chooses the owner of a new volume: the member that is loaded least, this one if there are several.
+fn first_owner(record: &GroupRecord, loads: &GroupLoads, own: MemberId) -> Result<MemberId> {
+    LoadPlan::new(record, loads).choose(None, Some(own)).ok_or_else(|| {
+        Failure::new(FailureKind::Busy, "no member of the group takes volumes: all are drained or out")
+            .hint("'forebay group status' shows them; forebay group drain MEMBER --undo")
+    })
+}
+
 /// Chooses the changes that add an export to the record.
 fn plan_export(
     record: &GroupRecord,
     name: &VolumeName,
     request: &AttachRequest,
     identity: &str,
-    own: MemberId,
+    owner: MemberId,
 ) -> Result<Vec<GroupChange>> {
     let entry = record.volume(name);
     if entry.is_some_and(|entry| entry.leaving) {
@@ -304,7 +313,7 @@ fn plan_export(
     let (volume, settings) = (name.clone(), settings::write(&settings));
     Ok(vec![match entry {
         Some(_) => GroupChange::SetVolume { volume, settings },
-        None => GroupChange::AddVolume { volume, owner: own, settings },
+        None => GroupChange::AddVolume { volume, owner, settings },
     }])
 }
 
@@ -320,9 +329,8 @@ impl Engine {
     }
 
     /// Creates a gateway group without members.
-    pub async fn create_gateway_group(&self, spec: &GroupSpec, lease_ms: Option<u32>) -> Result<()> {
-        let policy =
-            GroupPolicy { lease_ms: lease_ms.unwrap_or(GroupPolicy::default().lease_ms), ..Default::default() };
+    pub async fn create_gateway_group(&self, spec: &GroupSpec, lease_ms: Option<u32>, rebalance: bool) -> Result<()> {
+        let policy = GroupPolicy { lease_ms: lease_ms.unwrap_or(GroupPolicy::default().lease_ms), rebalance };
         if !GroupPolicy::LEASE_MS.contains(&policy.lease_ms) {
             let (least, most) = (GroupPolicy::LEASE_MS.start(), GroupPolicy::LEASE_MS.end());
             return Err(Failure::invalid(format!("a lease of {} ms: from {least} to {most}", policy.lease_ms)));
@@ -480,26 +488,6 @@ impl Engine {
             .await
     }
 
-    /// Proposes moves that spread the volumes over the members.
-    pub async fn rebalance_gateways(&self) -> Result<Vec<GatewayMove>> {
-        let joined = self.gateways.joined().ok_or_else(not_joined)?;
-        let running = joined.must_run()?;
-        let changes = running.runner.inspect(|machine| machine.rebalance(REBALANCED));
-        let record = running.runner.record();
-        if !changes.is_empty() {
-            running.runner.change(&changes).await.map_err(Failure::from)?.map_err(refused)?;
-        }
-        let host = |id: MemberId| record.member(id).map_or_else(|| id.to_string(), |member| member.host.clone());
-        let moves = changes.iter().filter_map(|change| match change {
-            GroupChange::ProposeMove { volume, to } => {
-                let from = host(record.volume(volume)?.owner.member);
-                Some(GatewayMove { volume: volume.to_string(), from, to: host(*to) })
-            }
-            _ => None,
-        });
-        Ok(moves.collect())
-    }
-
     /// Returns the state of a group: the one that this daemon is in, or another one.
     pub async fn gateway_group_status(&self, spec: Option<&GroupSpec>) -> Result<GatewayGroupStatus> {
         let joined = self.gateways.joined().filter(|joined| spec.is_none_or(|spec| joined.spec == *spec));
@@ -513,6 +501,8 @@ impl Engine {
             Some(record) => record,
             None => self.group_store(&spec).await?.load().await.map_err(Failure::from)?,
         };
+        let running = joined.as_ref().and_then(|joined| joined.running());
+        let loads = running.map(|running| running.runner.inspect(|machine| machine.group_loads())).unwrap_or_default();
         let member = |(id, entry): (&MemberId, &GatewayMember)| GatewayMemberStatus {
             id: id.to_string(),
             host: entry.host.clone(),
@@ -528,6 +518,8 @@ impl Engine {
             own: joined.as_ref().is_some_and(|joined| joined.own == *id),
             connected: joined.as_ref().is_some_and(|joined| joined.connection(*id).is_some()),
             volumes: record.owned_count(*id),
+            weight: entry.weight,
+            load: loads.members.get(id).map(|load| (*load).into()),
             peer: entry.peer_addrs.clone(),
         };
         let host = |id: MemberId| record.member(id).map_or_else(|| id.to_string(), |member| member.host.clone());
@@ -541,6 +533,7 @@ impl Engine {
                 next: entry.owner.next.map(host),
                 leaving: entry.leaving,
                 open_here: joined.as_ref().is_some_and(|joined| joined.owned.is_open(name)),
+                load: owned.and_then(|joined| joined.owned.loads().get(name).map(|load| (*load).into())),
                 error: owned.and_then(|joined| joined.owned.failure(name)),
             }
         };
@@ -551,6 +544,7 @@ impl Engine {
             epoch: record.epoch(),
             record_version: record.version(),
             lease_ms: record.policy().lease_ms,
+            rebalance: record.policy().rebalance,
             nqn,
             target,
             error: joined.as_ref().and_then(|joined| joined.last_error.borrow().clone()),

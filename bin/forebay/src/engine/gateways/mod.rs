@@ -6,6 +6,7 @@
 
 mod commands;
 mod exports;
+mod loads;
 mod owner;
 mod paths;
 mod refusals;
@@ -25,7 +26,7 @@ use forebay_gateways::store::GroupStore;
 use forebay_gateways::wire::{GatewayMessage, KIND_GATEWAY};
 use forebay_gateways::{
     CloseReason, EndReason, GatewayMember, GatewayState, GatewayVolume, GroupRecord, GroupVersions, LaterFields,
-    MemberId, MemberLoad, OpenFailure, StartId, VolumeName,
+    MemberId, OpenFailure, StartId, VolumeLoads, VolumeName,
 };
 use forebay_messenger::{Address, Connection, Message};
 use forebay_reactor::sync::Notify;
@@ -384,8 +385,8 @@ impl GatewayHost for MemberHost {
         }
     }
 
-    fn load(&self) -> MemberLoad {
-        MemberLoad::default()
+    fn loads(&self) -> Rc<VolumeLoads> {
+        self.group.owned.loads()
     }
 
     fn record_changed(&self, record: &Rc<GroupRecord>) {

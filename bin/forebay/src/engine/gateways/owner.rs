@@ -1,11 +1,16 @@
 //! Volumes that this member owns: opened, offered to the other members, and closed.
 
+use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_block::LocalFuture;
+use forebay_export::meter::CountersByKind;
 use forebay_forward::VolumeOffer;
-use forebay_gateways::{GatewayVolume, OpenFailure, VolumeName};
+use forebay_gateways::{GatewayVolume, LoadSampler, OpenFailure, VolumeLoads, VolumeName};
+use forebay_reactor::now;
 
+use super::loads::totals;
 use super::settings::{self, VolumeSettings};
 use super::{ByVolume, JoinedGroup};
 use crate::engine::volumes::Volume;
@@ -16,6 +21,8 @@ use crate::spec::ImageSpec;
 struct OwnedVolume {
     volume: Rc<Volume>,
     offer: VolumeOffer,
+    /// Counters of the requests of all members, which its device executes.
+    counters: Arc<CountersByKind>,
 }
 
 /// Volumes that this member owns.
@@ -26,6 +33,7 @@ pub(super) struct OwnedVolumes {
     prepared: ByVolume<Option<Rc<Volume>>>,
     /// Failure of the last attempt to open a volume.
     failures: ByVolume<String>,
+    sampler: RefCell<LoadSampler>,
 }
 
 impl OwnedVolumes {
@@ -41,6 +49,13 @@ impl OwnedVolumes {
         let prepared = std::mem::take(&mut *self.prepared.borrow_mut());
         self.failures.take();
         drop((open, prepared));
+    }
+
+    /// Returns the loads of the volumes that are open here.
+    pub(super) fn loads(&self) -> Rc<VolumeLoads> {
+        let open = self.open.borrow();
+        let totals = || open.iter().map(|(name, owned)| (name.clone(), totals(&owned.counters)));
+        self.sampler.borrow_mut().loads(now(), totals)
     }
 
     /// Returns whether a volume is open here.
@@ -80,12 +95,14 @@ async fn open_now(group: &Rc<JoinedGroup>, name: &VolumeName, term: u64, identit
     // Breaks the lock of an owner that was fenced.
     volume.image.take_lock().await.map_err(|error| engine.image_failure(error, &spec))?;
     volume.image.mark_in_use();
-    let device = volume.device(false, engine.meter(&spec, None)).map_err(|error| engine.image_failure(error, &spec))?;
+    let meter = engine.meter(&spec, None);
+    let counters = meter.volume().clone();
+    let device = volume.device(false, meter).map_err(|error| engine.image_failure(error, &spec))?;
     if !owns() {
         return Err(Failure::failed("the volume has another owner by now, or this start of the member has ended"));
     }
     let offer = group.forward_host.offer(identity, term, device).map_err(Failure::from)?;
-    group.owned.open.borrow_mut().insert(name.clone(), OwnedVolume { volume, offer });
+    group.owned.open.borrow_mut().insert(name.clone(), OwnedVolume { volume, offer, counters });
     Ok(())
 }
 
@@ -144,7 +161,7 @@ pub(super) fn prepare(group: &Rc<JoinedGroup>, name: &VolumeName) -> LocalFuture
 pub(super) fn close(group: &Rc<JoinedGroup>, name: &VolumeName) -> LocalFuture<()> {
     let (group, name) = (group.clone(), name.clone());
     Box::pin(async move {
-        let Some(OwnedVolume { volume, offer }) = group.owned.open.borrow_mut().remove(&name) else { return };
+        let Some(OwnedVolume { volume, offer, .. }) = group.owned.open.borrow_mut().remove(&name) else { return };
         group.update_paths();
         offer.suspend().await;
         drop(offer);
