@@ -121,6 +121,27 @@ at $path group drain "$victim" --undo
 await 20 "it takes volumes again" members $path 3
 at $path group rebalance
 
+# A member that is to have nothing gives its volumes away under load, and gets some again when it is to have most.
+victim=$(owner $path rbd/a); path=g1; [[ $victim == g1 ]] && path=g2
+load a $path 6 & loading=$!
+sleep 3
+measured() { status "$1" && [[ $(of_status ".members[] | select(.host == \"$2\") | .load.requests_per_s > 10") == true ]]; }
+await 20 "the load of $victim is known at $path" measured $path "$victim"
+at $path group set-weight 0 "$victim"
+at $path --format json group rebalance --dry-run
+[[ $(jq -c "[.[] | select(.volume == \"rbd/a\") | .from, .state, (.load.requests_per_s > 10)]" "$WORK/out") == "[\"$victim\",\"planned\",true]" ]] || fail "rebalance --dry-run plans to move rbd/a with its load"
+[[ $(owner $path rbd/a) == "$victim" ]] || fail "rebalance --dry-run moves nothing"
+at $path --format json group rebalance
+[[ $(jq -c '[.[].state] | unique' "$WORK/out") == '["moved"]' ]] || fail "rebalance moves the volumes of $victim"
+owns_nothing $path "$victim" || fail "$victim gives all volumes away"
+wait $loading || { cat "$WORK/load.err" "$WORK/load.json" >"$WORK/out"; fail "the load goes on while volumes are rebalanced"; }
+ok "volumes are rebalanced under load: a pause of $(longest) ms"
+at $path group set-weight 100 "$victim"
+at $path group set --rebalance on
+status $path; [[ $(of_status '[.rebalance, ([.members[].weight] | unique)] | tostring') == '[true,[100]]' ]] || fail "policy and weights in the status"
+at $path group set --rebalance off
+path=g1; [[ $(owner g1 rbd/a) == g1 ]] && path=g2
+
 load a $path 8 & loading=$!
 sleep 2
 victim=$(owner $path rbd/a)

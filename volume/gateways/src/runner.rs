@@ -122,6 +122,11 @@ impl GatewayRunner {
         self.step(GatewayEvent::AskLoads);
     }
 
+    /// Sets the time without a change after which volumes are moved by themselves, for tests.
+    pub fn set_settle_time(&self, settle: Duration) {
+        self.machine.borrow_mut().set_settle_time(settle);
+    }
+
     /// Returns the record as this member knows it.
     pub fn record(&self) -> Rc<GroupRecord> {
         self.machine.borrow().record().clone()

@@ -160,3 +160,55 @@ fn show(status: &GatewayGroupStatus) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn moves_are_shown_with_their_loads_and_states() {
+        assert!(show_moves(&[]).starts_with("no move would"));
+        let read = |value| serde_json::from_value::<GatewayMove>(value).expect("a move");
+        let moves = [
+            read(json!({"volume": "rbd/a", "from": "g1", "to": "g2", "state": "moved",
+                "load": {"requests_per_s": 1200, "kib_per_s": 5120}})),
+            read(json!({"volume": "rbd/b", "from": "g1", "to": "g3", "state": "stayed", "error": "it is gone"})),
+            // Of a daemon that knows no states.
+            read(json!({"volume": "rbd/c", "from": "g1", "to": "g3"})),
+        ];
+        let lines: Vec<Vec<String>> =
+            show_moves(&moves).lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect();
+        assert_eq!(lines[1], ["rbd/a", "g1", "g2", "1200", "5.0", "moved"]);
+        assert_eq!(lines[2], ["rbd/b", "g1", "g3", "-", "-", "it", "is", "gone"]);
+        assert_eq!(lines[3], ["rbd/c", "g1", "g3", "-", "-", "planned"]);
+    }
+
+    #[test]
+    fn a_status_shows_weights_and_loads() {
+        let status: GatewayGroupStatus = serde_json::from_value(json!({
+            "group": "rbd/gw", "id": "00", "epoch": 7, "lease_ms": 1000, "rebalance": true, "nqn": "nqn.x",
+            "members": [
+                {"id": "01", "host": "g1", "version": "0", "state": "active", "own": true, "connected": false, "volumes": 1,
+                    "weight": 200, "load": {"requests_per_s": 10, "kib_per_s": 512}, "peer": ["tcp:10.0.0.1:1"]},
+                {"id": "02", "host": "g2", "version": "0", "state": "out", "own": false, "connected": false, "volumes": 0,
+                    "weight": 100, "peer": []},
+            ],
+            "volumes": [
+                {"image": "rbd/a", "fronts": ["nbd"], "owner": "g1", "open_here": true,
+                    "load": {"requests_per_s": 10, "kib_per_s": 512}},
+            ],
+        }))
+        .expect("a status");
+        let text = show(&status);
+        assert!(text.contains("automatic rebalancing on"), "{text}");
+        let line = |begins: &str| {
+            let line = text.lines().find(|line| line.starts_with(begins)).expect("a line");
+            line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(line("g1 ")[3..7], ["1", "200", "10", "0.5"]);
+        assert_eq!(line("g2 ")[3..7], ["0", "100", "-", "-"]);
+        assert_eq!(line("rbd/a")[2..5], ["g1", "10", "0.5"]);
+    }
+}

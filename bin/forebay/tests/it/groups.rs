@@ -177,11 +177,25 @@ fn groups_of_gateways_are_refused_with_a_reason_where_there_can_be_none() {
         site.run(&["group", "status", "local/gw"]).fails(9);
         site.run(&["group", "rm", "local/gw", "--gateways"]).fails(9);
         site.run(&["group", "create", "local/gw", "--lease", "1s"]).fails(2);
+        site.run(&["group", "create", "local/gw", "--rebalance"]).fails(2);
+        site.run(&["group", "create", "local/gw", "--gateways", "--rebalance"]).fails(9);
     }
     let site = Site::serving(&[]);
-    for command in ["status", "leave", "drain", "rebalance"] {
-        let said = site.run(&["group", command]).fails(3);
-        assert!(said.contains("in no gateway group") && said.contains("group join"), "{command}: {said}");
+    for command in [
+        &["status"][..],
+        &["leave"],
+        &["drain"],
+        &["rebalance"],
+        &["rebalance", "--dry-run"],
+        &["set", "--rebalance", "on"],
+        &["set-weight", "50"],
+        &["set-weight", "0", "gateway2"],
+    ] {
+        let said = site.run(&[&["group"], command].concat()).fails(3);
+        assert!(said.contains("in no gateway group") && said.contains("group join"), "{command:?}: {said}");
+    }
+    for wrong in [&["set"][..], &["set", "--rebalance", "maybe"], &["set-weight"], &["set-weight", "-1"]] {
+        site.run(&[&["group"], wrong].concat()).fails(2);
     }
     let said = site.run(&["group", "join", "local/gw"]).fails(2);
     assert!(said.contains("--peer"), "{said}");

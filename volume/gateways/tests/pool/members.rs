@@ -8,8 +8,8 @@ use forebay_gateways::runner::{GatewayHost, GatewayRunner};
 use forebay_gateways::store::GroupStore;
 use forebay_gateways::wire::GatewayMessage;
 use forebay_gateways::{
-    CloseReason, EndReason, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupRecord, GroupVersions,
-    MemberId, OpenFailure, VolumeLoads, VolumeName,
+    CloseReason, EndReason, GatewayMember, GatewayState, GatewayVolume, GroupChange, GroupPolicy, GroupRecord,
+    GroupVersions, MemberId, OpenFailure, RequestLoad, VolumeLoads, VolumeName,
 };
 use forebay_ram::cluster::{RamClient, RamCluster};
 use forebay_reactor::{sleep, spawn};
@@ -36,6 +36,7 @@ struct TestHost {
     own: MemberId,
     group: Weak<Group>,
     open: RefCell<BTreeMap<VolumeName, u64>>,
+    loads: RefCell<Rc<VolumeLoads>>,
     admits: Cell<bool>,
     ended: Cell<Option<EndReason>>,
 }
@@ -80,7 +81,7 @@ impl GatewayHost for TestHost {
     }
 
     fn loads(&self) -> Rc<VolumeLoads> {
-        Rc::default()
+        self.loads.borrow().clone()
     }
 
     fn record_changed(&self, _: &Rc<GroupRecord>) {}
@@ -131,6 +132,7 @@ impl Group {
             own,
             group: Rc::downgrade(self),
             open: RefCell::default(),
+            loads: RefCell::default(),
             admits: Cell::new(false),
             ended: Cell::default(),
         });
@@ -218,6 +220,52 @@ fn a_member_is_drained_and_stops() {
         assert!(group.cluster.blocklisted().is_empty(), "nobody was fenced");
         let record = store.load().await.unwrap();
         assert_eq!(record.member(member(2)).unwrap().state, GatewayState::Out(member(2)));
+    });
+}
+
+#[test]
+fn loads_of_volumes_are_told_and_asked_for() {
+    run(async {
+        let group = Group::of(2, 6).await;
+        let runner = group.running.borrow()[&member(1)].runner.clone();
+        let loads = |id: u8| -> Rc<VolumeLoads> {
+            let running = group.running.borrow();
+            let names: Vec<VolumeName> = running[&member(id)].host.open.borrow().keys().cloned().collect();
+            Rc::new(names.into_iter().map(|name| (name, RequestLoad { requests: 100, kib: 10 })).collect())
+        };
+        let told = loads(2);
+        assert_eq!(told.len(), 3);
+        group.running.borrow()[&member(2)].host.loads.replace(told.clone());
+        let said = |id: u8| runner.inspect(|machine| machine.group_loads().members.get(&member(id)).copied());
+        eventually("the sum is said in heartbeats", || said(2) == Some(RequestLoad { requests: 300, kib: 30 })).await;
+        assert!(!runner.inspect(|machine| machine.has_told_loads(member(2))));
+        runner.ask_loads();
+        eventually("it has told", || runner.inspect(|machine| machine.has_told_loads(member(2)))).await;
+        assert_eq!(runner.inspect(|machine| machine.group_loads().volumes[&member(2)].clone()), told);
+        // A start that follows says other loads, which count at once.
+        group.kill(2);
+        group.start(2).await;
+        eventually("it has its volumes again", || group.served() == 6 && said(2) == Some(RequestLoad::default())).await;
+    });
+}
+
+#[test]
+fn volumes_move_by_themselves_where_the_policy_says_so() {
+    run(async {
+        let group = Group::of(2, 6).await;
+        for running in group.running.borrow().values() {
+            running.runner.set_settle_time(Duration::from_secs(1));
+        }
+        let busy = group.running.borrow()[&member(1)].host.clone();
+        let names: Vec<VolumeName> = busy.open.borrow().keys().cloned().collect();
+        let load = |requests| RequestLoad { requests, kib: 0 };
+        busy.loads.replace(Rc::new(names.iter().map(|name| (name.clone(), load(1000))).collect()));
+        let store = group.store();
+        let policy = GroupPolicy { rebalance: true, ..store.load().await.unwrap().policy() };
+        store.change(&[GroupChange::SetPolicy(policy)]).await.unwrap().unwrap();
+        eventually("the other one has more", || group.running.borrow()[&member(2)].host.open.borrow().len() > 3).await;
+        eventually("all is served", || group.served() == 6).await;
+        assert!(group.cluster.blocklisted().is_empty());
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_gateways::{GroupChange, GroupPolicy, RequestLoad, VolumeName};
+use forebay_gateways::{GroupChange, GroupPolicy, MemberId, RequestLoad, VolumeLoads, VolumeName};
 
 use crate::conditions::Latencies;
 use crate::world::World;
@@ -24,6 +24,31 @@ impl World {
             let (name, load) = (volume(self.random.below(20)), self.random.below(4) * self.random.below(1000));
             self.loads.insert(name, RequestLoad { requests: load as u32, kib: 0 });
         }
+    }
+
+    /// Measures the volumes that a daemon has open.
+    pub fn measured(&mut self, at: usize) -> VolumeLoads {
+        let start = self.daemons[at].start;
+        let is_open = |name: &VolumeName| self.open.get(name).is_some_and(|open| open.contains_key(&start));
+        let mut loads: VolumeLoads =
+            self.loads.iter().filter(|(name, _)| is_open(name)).map(|(name, load)| (name.clone(), *load)).collect();
+        if self.load_noise > 0 {
+            for load in loads.values_mut() {
+                let per_cent = 100 - self.load_noise + self.random.below(2 * self.load_noise + 1);
+                load.requests = (u64::from(load.requests) * per_cent / 100) as u32;
+            }
+        }
+        loads
+    }
+
+    /// Returns the load of each member's volumes, with 10 requests a second for each one, for each 100 of its weight.
+    fn scores(&self) -> Vec<u64> {
+        let of = |id: MemberId| {
+            let loads = self.record.owned_by(id).map(|name| self.loads.get(name).copied().unwrap_or_default());
+            let cost: u64 = loads.map(|load: RequestLoad| load.cost() / 32 + 10).sum();
+            cost * 100 / u64::from(self.record.member(id).map_or(100, |member| member.weight.max(1)))
+        };
+        self.daemons.iter().map(|daemon| of(daemon.id)).collect()
     }
 
     /// Runs until nothing was moved for this many seconds; returns the number of moves and the seconds until the last one.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use forebay_gateways::wire::GatewayMessage;
 use forebay_gateways::{
     ChangeOutcome, EndReason, GatewayAction, GatewayEvent, GatewayGroupId, GatewayMachine, GatewayMember, GatewayState,
-    GroupChange, GroupIdentity, GroupPolicy, GroupRecord, MemberId, MemberStanding, OpenFailure, RequestLoad, StartId,
-    VolumeLoads, VolumeName,
+    GroupChange, GroupIdentity, GroupPolicy, GroupRecord, MemberId, MemberStanding, OpenFailure, StartId, VolumeLoads,
+    VolumeName,
 };
 use forebay_reactor::Instant;
 
@@ -43,7 +43,7 @@ pub struct Daemon {
     pub machine: Option<GatewayMachine>,
     /// Incremented with each start; events of former ones are dropped.
     life: u64,
-    start: StartId,
+    pub start: StartId,
     pub suspended_until: u64,
     held: Vec<(u64, WorldEvent)>,
     pub cut_from_pool: bool,
@@ -424,31 +424,6 @@ impl World {
             WorldEvent::ConnectionRefused(member, start) => self.step(at, GatewayEvent::Refused(member, start)),
             WorldEvent::Rejoin => self.restart(at),
         }
-    }
-
-    /// Measures the volumes that a daemon has open.
-    fn measured(&mut self, at: usize) -> VolumeLoads {
-        let start = self.daemons[at].start;
-        let is_open = |name: &VolumeName| self.open.get(name).is_some_and(|open| open.contains_key(&start));
-        let mut loads: VolumeLoads =
-            self.loads.iter().filter(|(name, _)| is_open(name)).map(|(name, load)| (name.clone(), *load)).collect();
-        if self.load_noise > 0 {
-            for load in loads.values_mut() {
-                let per_cent = 100 - self.load_noise + self.random.below(2 * self.load_noise + 1);
-                load.requests = (u64::from(load.requests) * per_cent / 100) as u32;
-            }
-        }
-        loads
-    }
-
-    /// Returns the load of each member's volumes, with 10 requests a second for each one, for each 100 of its weight.
-    pub fn scores(&self) -> Vec<u64> {
-        let of = |id: MemberId| {
-            let loads = self.record.owned_by(id).map(|name| self.loads.get(name).copied().unwrap_or_default());
-            let cost: u64 = loads.map(|load: RequestLoad| load.cost() / 32 + 10).sum();
-            cost * 100 / u64::from(self.record.member(id).map_or(100, |member| member.weight.max(1)))
-        };
-        self.daemons.iter().map(|daemon| of(daemon.id)).collect()
     }
 
     fn read(&mut self, at: usize) {
