@@ -191,11 +191,11 @@ fn groups_of_gateways_are_refused_with_a_reason_where_there_can_be_none() {
         &["set-weight", "50"],
         &["set-weight", "0", "gateway2"],
     ] {
-        let said = site.run(&[&["group"], command].concat()).fails(3);
+        let said = site.run(&[&["group"][..], command].concat()).fails(3);
         assert!(said.contains("in no gateway group") && said.contains("group join"), "{command:?}: {said}");
     }
     for wrong in [&["set"][..], &["set", "--rebalance", "maybe"], &["set-weight"], &["set-weight", "-1"]] {
-        site.run(&[&["group"], wrong].concat()).fails(2);
+        site.run(&[&["group"][..], wrong].concat()).fails(2);
     }
     let said = site.run(&["group", "join", "local/gw"]).fails(2);
     assert!(said.contains("--peer"), "{said}");

@@ -9,6 +9,8 @@ const SIM: Stage = Stage::Test("forebay-gateways", "simulation");
 const CHANGE: &str = "volume/gateways/src/record/change.rs";
 const MEMBER: &str = "volume/gateways/src/member/mod.rs";
 const OBSERVING: &str = "volume/gateways/src/member/observing.rs";
+const LOAD: &str = "volume/gateways/src/load.rs";
+const REBALANCING: &str = "volume/gateways/src/member/rebalancing.rs";
 
 pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
@@ -57,6 +59,46 @@ pub(super) const LIST: &[Mutant] = &[
         OBSERVING,
         "let pool_reached = self.pool_silence(now) <= lease / 2 && now.since(self.pool_reached_since) >= 2 * lease;",
         "let pool_reached = self.pool_silence(now) <= lease / 2;",
+        &[SIM],
+    ),
+    Mutant::new(
+        "gateway-load-begins-low",
+        "The load of a volume that was just opened counts as a small part of it",
+        LOAD,
+        "let whole = |rate: f64| (rate / self.measured).round() as u32;",
+        "let whole = |rate: f64| (rate / self.measured.max(1.0)).round() as u32;",
+        &[UNIT],
+    ),
+    Mutant::new(
+        "gateway-load-number-begins-again",
+        "Others keep the load that a former start of a member has said",
+        MEMBER,
+        "load_number: wall_clock() << 10,",
+        "load_number: 0,",
+        &[SIM],
+    ),
+    Mutant::new(
+        "gateway-weight-forgotten",
+        "A member that was fenced has the usual weight again",
+        CHANGE,
+        "Some(former) => Ok(GatewayMember { weight: former.weight, ..entry.clone() }),",
+        "Some(_) => Ok(entry.clone()),",
+        &[UNIT],
+    ),
+    Mutant::new(
+        "gateway-moves-unsettled",
+        "A member moves volumes while loads still change",
+        REBALANCING,
+        "let patience = self.rebalancing.settle + LOOK_INTERVAL * rank.min(RANK_MAX) as u32;",
+        "let patience = LOOK_INTERVAL * rank.min(RANK_MAX) as u32;",
+        &[SIM],
+    ),
+    Mutant::new(
+        "gateway-moves-beside-others",
+        "Members that begin to move volumes at the same time all do",
+        REBALANCING,
+        "let mut changes = vec![GroupChange::Expect(record.epoch())];",
+        "let mut changes = vec![GroupChange::SetPolicy(record.policy())];",
         &[SIM],
     ),
 ];
