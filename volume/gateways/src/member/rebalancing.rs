@@ -1,16 +1,15 @@
 //! Automatic rebalancing: the most loaded member moves some of its volumes away, one member at a time.
 //!
 //! ```text
-//!  Quiet ---- overloaded, nothing has changed for a while ----> Turn ---- nothing is worth a move, a move has failed,
-//!    ^                                                           |        or another owner has changed
-//!    +-----------------------------------------------------------+
+//!            overloaded for a while,                nothing is worth a move, a move has failed,
+//!  Waiting ---- nothing has changed ----> Turn ----- or another owner has changed ----> Waiting
 //! ```
 //!
 //! | invariant | |
 //! |---|---|
 //! | B1 | a member moves its own volumes only, at most two at the same time, and none while others are moved |
 //! | B2 | of members that begin a turn at the same time, the record lets one: moves are refused if it has changed |
-//! | B3 | a turn begins when no owner and no membership has changed for [`SETTLE`], in which what was moved is measured anew |
+//! | B3 | a turn begins when the member was overloaded for [`SETTLE`], and no owner and no membership has changed: what was moved is measured anew |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,7 +21,7 @@ use crate::assign::{LoadPlan, moving_from};
 use crate::ids::{MemberId, VolumeName};
 use crate::record::{GatewayState, GroupChange};
 
-/// Time without a change after which a member may begin a turn.
+/// Time for which a member is overloaded without a change before it begins a turn.
 pub(super) const SETTLE: Duration = Duration::from_secs(30);
 /// Number of volumes that are on their way at the same time.
 const MOVES_MAX: usize = 2;
@@ -56,7 +55,8 @@ pub(super) struct Rebalancing {
     newest_term: u64,
     /// Members that were active when it was looked at last.
     active: Vec<MemberId>,
-    quiet_since: Instant,
+    /// Since when this member is overloaded, and nothing has changed.
+    overloaded_since: Instant,
     in_turn: bool,
     moves: BTreeMap<VolumeName, OwnMove>,
     /// Volumes whose moves have failed, and when.
@@ -71,15 +71,16 @@ impl Rebalancing {
             epoch: 0,
             newest_term: 0,
             active: Vec::new(),
-            quiet_since: now,
+            overloaded_since: now,
             in_turn: false,
             moves: BTreeMap::new(),
             failed: BTreeMap::new(),
         }
     }
 
+    /// Ends the turn, if it is one, and begins to wait.
     fn end_turn(&mut self, now: Instant) {
-        (self.in_turn, self.quiet_since) = (false, now);
+        (self.in_turn, self.overloaded_since) = (false, now);
     }
 }
 
@@ -112,9 +113,12 @@ impl GatewayMachine {
             }
         }
         if !self.rebalancing.in_turn {
-            let Some(rank) = plan.overload_rank(self.own) else { return Vec::new() };
+            let Some(rank) = plan.overload_rank(self.own) else {
+                self.rebalancing.end_turn(now);
+                return Vec::new();
+            };
             let patience = self.rebalancing.settle + LOOK_INTERVAL * rank.min(RANK_MAX) as u32;
-            if now.since(self.rebalancing.quiet_since) < patience {
+            if now.since(self.rebalancing.overloaded_since) < patience {
                 return Vec::new();
             }
         }

@@ -84,7 +84,12 @@ fn a_hundred_members_with_skewed_loads_become_alike_and_stay_still() {
     world.load_noise = 5;
     let before = world.spread();
     world.moving_max = 0;
-    world.run_until(world.now + 60 * SECOND);
+    world.run_until(world.now + 30 * SECOND);
+    for daemon in &world.daemons {
+        let known = daemon.machine.as_ref().expect("runs").group_loads().members;
+        assert!(known.len() == 100 && known.values().all(|load| load.requests > 0), "all know all loads in 30 s");
+    }
+    world.run_until(world.now + 30 * SECOND);
     assert_eq!(world.moves, 0, "the policy is off");
     turn_on(&mut world);
     let (moves, seconds) = world.run_until_still(150, 3600);
@@ -116,9 +121,8 @@ fn a_new_member_gets_its_share_and_one_with_the_weight_0_gives_all() {
     }
 }
 
-/// A load that comes and goes is followed, but not more often than volumes have settled.
 #[test]
-fn a_load_that_comes_and_goes_moves_few_volumes() {
+fn a_load_that_comes_and_goes_moves_nothing() {
     for seed in 0..5 {
         let mut world = settled(seed, 3, 30, Latencies::USUAL);
         turn_on(&mut world);
@@ -128,9 +132,10 @@ fn a_load_that_comes_and_goes_moves_few_volumes() {
             }
             world.run_until(world.now + 10 * SECOND);
         }
-        // 200 s have room for six turns, of six moves at most.
-        assert!(world.moves <= 36, "seed {seed}: {} moves", world.moves);
-        assert_eq!((world.complaint(), world.fenced.len()), (None, 0), "seed {seed}");
+        assert_eq!((world.moves, world.complaint(), world.fenced.len()), (0, None, 0), "seed {seed}");
+        // The same load moves volumes once it stays.
+        let (moves, _) = world.run_until_still(70, 400);
+        assert!((1..=10).contains(&moves), "seed {seed}: {moves} moves");
     }
 }
 

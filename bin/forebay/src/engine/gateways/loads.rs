@@ -192,3 +192,68 @@ impl Engine {
             .await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_export::Meters;
+    use forebay_gateways::{GatewayGroupId, GatewayMember, GatewayState, GroupIdentity, StartId};
+
+    use super::*;
+
+    #[test]
+    fn requests_of_all_kinds_and_bytes_that_are_moved_are_loads() {
+        let meters = Meters::default();
+        let meter = meters.meter(&"rbd/a", &"nbd");
+        for (kind, bytes) in [
+            (RequestKind::Read, 4096),
+            (RequestKind::Write, 512),
+            (RequestKind::Discard, 1 << 30),
+            (RequestKind::WriteZeroes, 1 << 30),
+            (RequestKind::Flush, 0),
+        ] {
+            meter.count(kind, bytes, Duration::from_micros(10), false);
+        }
+        assert_eq!(totals(meter.volume()), RequestTotals { requests: 5, bytes: 4608 });
+    }
+
+    #[test]
+    fn a_move_is_on_its_way_until_the_record_has_another_owner_or_none() {
+        let id = |number| MemberId([number; 16]);
+        let identity = GroupIdentity {
+            id: GatewayGroupId([1; 16]),
+            policy: GroupPolicy::default(),
+            settings: serde_json::Value::Null,
+        };
+        let mut record = GroupRecord::created(identity);
+        for slot in 0..2 {
+            let entry = GatewayMember {
+                slot: u16::from(slot),
+                host: String::new(),
+                version: String::new(),
+                state: GatewayState::Active,
+                start: StartId([slot; 16]),
+                clients: Vec::new(),
+                peer_addrs: Vec::new(),
+                weight: 100,
+                settings: serde_json::Value::Null,
+            };
+            record.apply(&[GroupChange::Join { member: id(slot), entry }]).expect("a new member");
+        }
+        let volume = VolumeName::new("rbd/a");
+        let add = GroupChange::AddVolume { volume: volume.clone(), owner: id(0), settings: serde_json::Value::Null };
+        record.apply(&[add]).expect("a new volume");
+        let planned = PlannedMove { volume: volume.clone(), to: id(1), at: 0, until: Instant::default() };
+        assert_eq!(outcome(&record, &planned), Some(GatewayMoveState::Stayed));
+        record.apply(&[GroupChange::ProposeMove { volume: volume.clone(), to: id(1) }]).expect("a move");
+        assert_eq!(outcome(&record, &planned), None);
+        let cancelled = {
+            let mut record = record.clone();
+            record.apply(&[GroupChange::CancelMove { volume: volume.clone() }]).expect("cancelled");
+            record
+        };
+        assert_eq!(outcome(&cancelled, &planned), Some(GatewayMoveState::Stayed));
+        let (start, term) = (StartId([0; 16]), record.volume(&volume).expect("it is there").owner.term);
+        record.apply(&[GroupChange::HandOver { volume, from: id(0), start, term, to: id(1) }]).expect("a handover");
+        assert_eq!(outcome(&record, &planned), Some(GatewayMoveState::Moved));
+    }
+}
