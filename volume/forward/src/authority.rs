@@ -101,6 +101,7 @@ impl ForwardHost {
         loop {
             let changed = self.changed.wait();
             let late = now() >= deadline;
+            self.end_lapsed();
             let ended = self.sessions.borrow_mut().end_unadopted(volume, number, late);
             if !ended.is_empty() {
                 let why = match late {
@@ -118,8 +119,12 @@ impl ForwardHost {
             }
             match late {
                 true => changed.await,
-                // The next turn finds out whether it was too late.
-                false => drop(timeout(deadline.since(now()), changed).await),
+                // The next turn finds out whether it was too late, and which leases have run out.
+                false => {
+                    let lease_ends = self.sessions.borrow().next_lease_end();
+                    let until = lease_ends.map_or(deadline, |ends| ends.min(deadline));
+                    let _ = timeout(until.since(now()), changed).await;
+                }
             }
         }
     }

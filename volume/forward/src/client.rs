@@ -2,11 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use forebay_block::{LocalFuture, Result};
 use forebay_messenger::{Connection, Message};
+use forebay_reactor::Instant;
 
 use crate::device::{ForwardedVolume, VolumeForwarder};
+use crate::renewal::LeaseRenewal;
 use crate::route::OwnerRoute;
 use crate::session::ForwarderLimits;
 use crate::wire::{self, ForwardEvent, ForwarderStart, KIND_EVENT};
@@ -40,12 +43,43 @@ pub struct ForwardClient {
     limits: ForwarderLimits,
     next_session: Cell<u64>,
     volumes: RefCell<Vec<Weak<VolumeForwarder>>>,
+    lease: Cell<Duration>,
+    pub(crate) renewal: LeaseRenewal,
 }
 
 impl ForwardClient {
     /// Creates the forwarder of a life of a daemon, with bounds for each volume.
     pub fn new(start: ForwarderStart, limits: ForwarderLimits) -> Rc<Self> {
-        Rc::new(Self { start, limits, next_session: Cell::new(1), volumes: RefCell::default() })
+        let (lease, renewal) = (Cell::new(limits.lease), LeaseRenewal::default());
+        Rc::new(Self { start, limits, next_session: Cell::new(1), volumes: RefCell::default(), lease, renewal })
+    }
+
+    /// Sets the lease of sessions that are opened from now on.
+    pub fn set_lease(&self, lease: Duration) {
+        self.lease.set(lease);
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease.get()
+    }
+
+    /// Returns when the newest grant was received that any owner was told.
+    pub(crate) fn newest_grant_named(&self) -> Option<Instant> {
+        self.renewal.newest_named()
+    }
+
+    /// Returns the connections that volumes have a session over that they have not given up.
+    pub(crate) fn connections_in_use(&self) -> Vec<Connection> {
+        let mut connections = Vec::new();
+        for volume in self.volumes.borrow().iter().filter_map(Weak::upgrade) {
+            let is_in_use = volume.state.borrow().is_open() && !volume.state.borrow().is_given_up();
+            if let Some(OwnerRoute::Remote(connection)) = volume.route.borrow().as_ref().filter(|_| is_in_use)
+                && !connections.contains(connection)
+            {
+                connections.push(connection.clone());
+            }
+        }
+        connections
     }
 
     /// Opens a volume at its owner.
@@ -83,6 +117,7 @@ impl ForwardClient {
 
     /// Opens the sessions over a connection again: the connection has ended, or the peer has dropped the messenger's session.
     pub fn reset(&self, connection: &Connection) {
+        self.renewal.forget(connection);
         let route = OwnerRoute::Remote(connection.clone());
         self.over_route(&route).into_iter().for_each(|volume| volume.connection_lost());
     }

@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
 use forebay_block::reservation::Reservations;
 use forebay_block::{
@@ -44,6 +45,8 @@ pub(crate) struct VolumeForwarder {
     owner: RefCell<Option<(u64, OwnerRoute)>>,
     /// Route of the session that is open or being opened.
     pub(crate) route: RefCell<Option<OwnerRoute>>,
+    /// Longest lease of any session.
+    pub(crate) lease: Cell<Duration>,
     geometry: Cell<Option<Geometry>>,
     /// Newest event about the size, with its session: it may be seen before the session is.
     size_event: Cell<Option<(u64, Geometry)>>,
@@ -57,7 +60,7 @@ pub(crate) struct VolumeForwarder {
     in_flight: InFlightTracker,
     /// Reason why there is no session.
     trouble: RefCell<String>,
-    closing: Cell<bool>,
+    pub(crate) closing: Cell<bool>,
     over: Cell<bool>,
     /// Signaled when the task has something to do, or has done it.
     pub(crate) changed: Notify,
@@ -78,6 +81,7 @@ impl VolumeForwarder {
             state: RefCell::new(ForwarderState::new(limits, now())),
             owner: RefCell::default(),
             route: RefCell::default(),
+            lease: Cell::default(),
             geometry: Cell::default(),
             size_event: Cell::default(),
             reserved: OnceCell::new(),
@@ -114,6 +118,7 @@ impl VolumeForwarder {
     fn step(self: &Rc<Self>) -> bool {
         let time = now();
         self.follow_owner();
+        self.note_renewals();
         let expired = self.state.borrow_mut().expired(time);
         self.resolve(expired);
         if self.state.borrow().is_dead() {
@@ -158,7 +163,8 @@ impl VolumeForwarder {
     async fn ask_for_session(self: Rc<Self>, route: OwnerRoute, session: u64) {
         let mut failure = SessionFailure::Retry;
         let why = match route.open(&self.client, &self.volume, session).await.map_err(RouteError::into_text) {
-            Ok(ForwardAnswer::Opened { term, geometry, reservations }) => {
+            Ok(ForwardAnswer::Opened { term, geometry, reservations, lease }) => {
+                self.lease_begins(&route, lease);
                 match self.session_opened(session, term, geometry, reservations).await {
                     Ok(true) => return self.changed.notify_all(),
                     // Opened too late, or by a former owner.
@@ -202,6 +208,7 @@ impl VolumeForwarder {
         let table = if is_awaited { self.adopt_opened(session, reservations.as_ref()).await? } else { 0 };
         let opened = self.state.borrow_mut().opened(session, term, table, now());
         let Some(over) = opened else { return Ok(false) };
+        self.client.keep_leases();
         self.resolve(over);
         // Events of this session are newer than the answer.
         let newer = self.size_event.get().filter(|(of, _)| *of == session);
@@ -264,7 +271,7 @@ impl VolumeForwarder {
         }
     }
 
-    fn resolve(&self, over: Vec<Resolution<HostRequest>>) {
+    pub(crate) fn resolve(&self, over: Vec<Resolution<HostRequest>>) {
         for one in over {
             match one {
                 Resolution::TimedOut(request) => {
@@ -280,8 +287,15 @@ impl VolumeForwarder {
                 Resolution::Outdated(request) => {
                     request.answer.send(Err(self.outdated()));
                 }
+                Resolution::GivenUp(request) => {
+                    request.answer.send(Err(self.given_up()));
+                }
             }
         }
+    }
+
+    pub(crate) fn volume(&self) -> &str {
+        &self.volume
     }
 
     pub(crate) fn failed(&self, why: impl std::fmt::Display) -> Error {
@@ -351,7 +365,9 @@ impl VolumeForwarder {
 
     pub(crate) fn push(self: &Rc<Self>, request: VolumeRequest) -> LocalFuture<Result<ForwardAnswer>> {
         let (answer, answered) = oneshot::channel();
-        let refused = if self.closing.get() {
+        let refused = if self.state.borrow().is_given_up() {
+            Some(self.given_up())
+        } else if self.closing.get() {
             Some(Error::new(ErrorKind::ShuttingDown, format!("volume {} is being closed", self.volume)))
         } else {
             self.state.borrow().is_dead().then(|| self.dead())
@@ -433,6 +449,14 @@ impl ForwardedVolume {
         forwarder.closing.set(true);
         forwarder.changed.notify_all();
         forwarder.changed.wait_until(|| forwarder.over.get()).await;
+    }
+
+    /// Ends its requests, as hosts are to use other paths: with an error that makes them do so, as soon as none of them begins
+    /// to be executed any more, which the owner says or the end of a lease.  Further requests fail at once.
+    ///
+    /// A request that was executed or may be, and that must not be executed twice, fails with an I/O error.
+    pub fn give_up(&self) {
+        self.forwarder.give_up();
     }
 
     /// Returns the id of the life of the daemon that forwards it.

@@ -3,11 +3,12 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use forebay_block::{BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, Geometry, Result};
 use forebay_messenger::{Connection, Message, MessageRole};
-use forebay_reactor::spawn;
 use forebay_reactor::sync::Notify;
+use forebay_reactor::{now, random, spawn};
 
 use crate::authority::OfferedDevice;
 use crate::client::ForwardClient;
@@ -15,7 +16,7 @@ use crate::offer::VolumeOffer;
 use crate::route::OwnerRoute;
 use crate::session::{AdmitRefused, ForwardSessionKey, OpenStep, OwnerSessions, PeerNumber};
 use crate::wire::{
-    self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, ForwarderStart, KIND_REQUEST, RequestClass,
+    self, ForwardAnswer, ForwardEvent, ForwardRefusal, ForwardRequest, ForwarderStart, KIND_REQUEST, LEASES,
     SessionEndReason, VolumeRequest,
 };
 
@@ -25,6 +26,13 @@ enum SessionPeer {
     Remote(Connection),
     /// Forwarder of this daemon.
     Local(Weak<ForwardClient>),
+}
+
+/// Request that has been admitted, and what executes it.
+struct AdmittedAccess {
+    ticket: u64,
+    device: Rc<dyn BlockDevice>,
+    volume: String,
 }
 
 /// Owner's side of all forwarded volumes of a daemon.
@@ -71,8 +79,16 @@ impl ForwardHost {
                 self.violated(connection, &message, "a request without a reply")
             }
             Err(error) => self.violated(connection, &message, &error.to_string()),
-            Ok(ForwardRequest::Open { volume, start, session }) => {
-                self.open(connection, message, (peer, session), &volume, start);
+            Ok(ForwardRequest::Open { volume, start, session, lease }) => {
+                self.open(connection, message, (peer, session), &volume, (start, lease));
+            }
+            Ok(ForwardRequest::Renew { grant }) => {
+                // 0 stands for none.
+                let next = random() | 1;
+                self.sessions.borrow_mut().renew(peer, grant, next, now());
+                self.end_lapsed();
+                let answer = ForwardAnswer::Renewed { grant: next };
+                post(connection, wire::urgent(wire::reply(&message, answer.encode())));
             }
             Ok(ForwardRequest::Close { session }) => {
                 self.sessions.borrow_mut().end_session((peer, session));
@@ -203,9 +219,9 @@ impl ForwardHost {
         message: Message,
         key: ForwardSessionKey,
         volume: &str,
-        start: ForwarderStart,
+        (start, lease): (ForwarderStart, Duration),
     ) {
-        let begun = self.sessions.borrow_mut().begin_open(key, volume, start);
+        let begun = self.sessions.borrow_mut().begin_open(key, volume, start, Some(lease));
         // Sessions may have ended.
         self.changed.notify_all();
         let (host, connection, volume) = (self.clone(), connection.clone(), volume.to_owned());
@@ -240,14 +256,15 @@ impl ForwardHost {
             let changed = self.changed.wait();
             // The session counts as having adopted this table.
             let reservations = self.current_table(volume);
-            let step = self.sessions.borrow_mut().open_step(key);
+            let step = self.sessions.borrow_mut().open_step(key, now());
             match step {
                 OpenStep::Wait => changed.await,
                 OpenStep::Refuse(refusal) => return ForwardAnswer::Refused(refusal),
-                OpenStep::Open { term } => {
+                OpenStep::Open { term, lease } => {
                     let devices = self.devices.borrow();
-                    let offered = devices.get(volume).expect("an offered volume has a device");
-                    return ForwardAnswer::Opened { term, geometry: offered.device.geometry(), reservations };
+                    let geometry = devices.get(volume).expect("an offered volume has a device").device.geometry();
+                    let lease = lease.unwrap_or(*LEASES.end());
+                    return ForwardAnswer::Opened { term, geometry, reservations, lease };
                 }
             }
         }
@@ -261,8 +278,8 @@ impl ForwardHost {
         key: ForwardSessionKey,
         request: VolumeRequest,
     ) {
-        let (class, cost) = (request.class(), request.cost());
-        let admitted = match self.admit(key, class, cost) {
+        let cost = request.cost();
+        let admitted = match self.admit(key, &request) {
             Ok(admitted) => admitted,
             Err(AdmitRefused::TooMany) => {
                 return self.violated(connection, &message, "more requests in flight than a session may have");
@@ -273,9 +290,7 @@ impl ForwardHost {
         };
         let (host, connection) = (self.clone(), connection.clone());
         drop(spawn(async move {
-            let answer = host.perform(admitted, request).await;
-            host.sessions.borrow_mut().executed(key, class);
-            host.changed.notify_all();
+            let answer = host.perform(key, admitted, request).await;
             // The forwarder asks again if the connection has ended.
             let _ = connection.send(wire::reply(&message, answer.encode())).await;
             host.sessions.borrow_mut().answered(key, cost);
@@ -283,29 +298,51 @@ impl ForwardHost {
         }));
     }
 
-    /// Admits a request; returns the device that executes it, and the volume.
+    /// Admits a request.
     fn admit(
-        &self,
+        self: &Rc<Self>,
         key: ForwardSessionKey,
-        class: RequestClass,
-        cost: usize,
-    ) -> std::result::Result<(Rc<dyn BlockDevice>, String), AdmitRefused> {
-        let mut sessions = self.sessions.borrow_mut();
-        sessions.admit(key, class, cost)?;
-        let volume = sessions.volume_of(key).expect("an open session").to_owned();
+        request: &VolumeRequest,
+    ) -> std::result::Result<AdmittedAccess, AdmitRefused> {
+        let kind = (request.class(), request.footprint());
+        let admitted = self.sessions.borrow_mut().admit(key, kind, request.cost(), now());
+        self.end_lapsed();
+        let ticket = admitted?;
+        let volume = self.sessions.borrow().volume_of(key).expect("an open session").to_owned();
         let device = self.devices.borrow().get(&volume).expect("an offered volume has a device").device.clone();
-        Ok((device, volume))
+        Ok(AdmittedAccess { ticket, device, volume })
     }
 
-    /// Executes an admitted request.
+    /// Executes an admitted request.  One that had to wait is refused if its session has ended meanwhile.
     async fn perform(
         self: &Rc<Self>,
-        (device, volume): (Rc<dyn BlockDevice>, String),
+        key: ForwardSessionKey,
+        admitted: AdmittedAccess,
         request: VolumeRequest,
     ) -> ForwardAnswer {
-        match request {
+        let AdmittedAccess { ticket, device, volume } = admitted;
+        let had_to_wait = self.sessions.borrow().must_wait(ticket);
+        if had_to_wait {
+            self.changed.wait_until(|| !self.sessions.borrow().must_wait(ticket)).await;
+            self.end_lapsed();
+        }
+        let is_refused = had_to_wait && !self.sessions.borrow().is_open(key);
+        let answer = match request {
+            _ if is_refused => ForwardAnswer::Refused(ForwardRefusal::NoSession),
             VolumeRequest::Reserve(host, action) => self.reserve(&volume, device.reservations(), &host, action).await,
             access => executed(&*device, access).await,
+        };
+        self.sessions.borrow_mut().executed(ticket);
+        self.changed.notify_all();
+        answer
+    }
+
+    /// Ends the sessions whose leases have run out.
+    pub(crate) fn end_lapsed(self: &Rc<Self>) {
+        let lapsed = self.sessions.borrow_mut().take_lapsed(now());
+        if !lapsed.is_empty() {
+            tracing::info!(sessions = lapsed.len(), "sessions of forwarded volumes end: the forwarder was not heard of");
+            self.announce_end(lapsed, &SessionEndReason::Other("the lease of the session has run out".into()));
         }
     }
 
@@ -317,7 +354,7 @@ impl ForwardHost {
         session: u64,
     ) -> ForwardAnswer {
         let key = (self.local_peer(client), session);
-        let begun = self.sessions.borrow_mut().begin_open(key, volume, *client.start());
+        let begun = self.sessions.borrow_mut().begin_open(key, volume, *client.start(), None);
         self.changed.notify_all();
         self.opened(begun, key, volume, *client.start()).await
     }
@@ -329,16 +366,15 @@ impl ForwardHost {
         session: u64,
         request: VolumeRequest,
     ) -> ForwardAnswer {
-        let (key, class, cost) = ((self.local_peer(client), session), request.class(), request.cost());
-        let admitted = match self.admit(key, class, cost) {
+        let (key, cost) = ((self.local_peer(client), session), request.cost());
+        let admitted = match self.admit(key, &request) {
             Ok(admitted) => admitted,
             Err(AdmitRefused::Refusal(refusal)) => return ForwardAnswer::Refused(refusal),
             Err(AdmitRefused::TooMany) => {
                 return ForwardAnswer::Refused(ForwardRefusal::Other("too many requests in flight".into()));
             }
         };
-        let answer = self.perform(admitted, request).await;
-        self.sessions.borrow_mut().executed(key, class);
+        let answer = self.perform(key, admitted, request).await;
         self.sessions.borrow_mut().answered(key, cost);
         self.changed.notify_all();
         answer

@@ -10,8 +10,10 @@ mod client;
 mod device;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;
+mod give_up;
 mod host;
 mod offer;
+mod renewal;
 mod reserve;
 mod route;
 pub mod session;

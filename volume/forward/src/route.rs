@@ -70,7 +70,8 @@ impl OwnerRoute {
         match self {
             Self::Local(host) => Ok(host.open_local(client, volume, session).await),
             Self::Remote(connection) => {
-                let open = ForwardRequest::Open { volume: volume.to_owned(), start: *client.start(), session };
+                let (volume, start, lease) = (volume.to_owned(), *client.start(), client.lease());
+                let open = ForwardRequest::Open { volume, start, session, lease };
                 request(connection, wire::message(KIND_REQUEST, open.encode())).await
             }
         }
@@ -112,20 +113,23 @@ impl OwnerRoute {
         }
     }
 
-    /// Ends a session.
-    pub(crate) async fn close(&self, client: &Rc<ForwardClient>, session: u64) {
+    /// Ends a session; returns whether the owner has confirmed it.  Without the connection it ends later.
+    pub(crate) async fn close(&self, client: &Rc<ForwardClient>, session: u64) -> bool {
         match self {
-            Self::Local(host) => host.close_local(client, session),
+            Self::Local(host) => {
+                host.close_local(client, session);
+                true
+            }
             Self::Remote(connection) => {
                 let close = ForwardRequest::Close { session };
-                // The owner ends the session with the connection otherwise.
-                let _ = connection.request(wire::message(KIND_REQUEST, close.encode())).await;
+                let answer = request(connection, wire::message(KIND_REQUEST, close.encode())).await;
+                matches!(answer, Ok(ForwardAnswer::Done))
             }
         }
     }
 }
 
-async fn request(connection: &Connection, message: Message) -> Result<ForwardAnswer, RouteError> {
+pub(crate) async fn request(connection: &Connection, message: Message) -> Result<ForwardAnswer, RouteError> {
     let mut reply = match connection.request(message).await {
         Ok(reply) => reply,
         Err(SendError::Ended(reason)) => {

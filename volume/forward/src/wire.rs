@@ -12,6 +12,9 @@ mod reservation;
 #[cfg(test)]
 mod tests;
 
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
 use forebay_block::BufList;
 use forebay_messenger::wire::codec::MalformedPayload;
 use forebay_messenger::{Message, message_priority};
@@ -20,7 +23,7 @@ use forebay_reactor::Buf;
 pub use answer::{ForwardAnswer, ForwardRefusal};
 pub use event::{ForwardEvent, SessionEndReason};
 pub use failure::RemoteCause;
-pub use request::{ForwardRequest, RequestClass, VolumeRequest};
+pub use request::{ForwardRequest, RequestClass, RequestFootprint, VolumeRequest};
 pub use reservation::{NumberedTable, ReservationOutcome};
 
 /// Message type of requests to an owner.
@@ -46,6 +49,9 @@ pub const MAP_RUNS_MAX: usize = 4096;
 /// Maximum length of a reservation table, and of the hosts in an answer to an action, in bytes.
 pub const RESERVATIONS_MAX: usize = 2 << 20;
 
+/// Limits of the lease of a session.
+pub const LEASES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
+
 /// Id of one life of a forwarding daemon, drawn by it.
 pub type ForwarderStart = [u8; 16];
 
@@ -55,6 +61,11 @@ pub type MessageParts = (Vec<u8>, BufList);
 /// Returns a message of these parts.  All messages have one priority, so that they stay in order.
 pub fn message(kind: u16, (front, data): MessageParts) -> Message {
     Message::new(kind).front(Buf::copy_of(&front)).data(data).priority(message_priority::DEFAULT)
+}
+
+/// Returns a message that overtakes the others, as it concerns a time and not their order.
+pub fn urgent(message: Message) -> Message {
+    message.priority(message_priority::HIGH)
 }
 
 /// Returns a reply of these parts.

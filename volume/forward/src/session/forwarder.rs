@@ -23,6 +23,8 @@ pub struct ForwarderLimits {
     pub backoff_min: Duration,
     /// ... and the longest; the delay doubles with each attempt.
     pub backoff_max: Duration,
+    /// Lease that sessions are opened with.
+    pub lease: Duration,
 }
 
 impl Default for ForwarderLimits {
@@ -34,8 +36,15 @@ impl Default for ForwarderLimits {
             answer_grace: Duration::from_secs(1),
             backoff_min: Duration::from_millis(10),
             backoff_max: Duration::from_secs(1),
+            lease: Duration::from_secs(2),
         }
     }
+}
+
+/// Returns the time at which a lease has run out at the owner, if it counts there from a grant that was received at `received`
+/// or earlier.  Clocks may differ in speed by one part in 16.
+pub fn lease_is_over(received: Instant, lease: Duration) -> Instant {
+    received + lease + lease / 16
 }
 
 /// End of one attempt to have a request executed.
@@ -70,6 +79,9 @@ pub enum Resolution<R> {
     /// The reservations have changed since the request was admitted.  Nothing of it is in flight; a former owner may have
     /// executed it.
     Outdated(R),
+    /// The volume was given up.  No attempt of the request begins any more, and one that is being executed is executed before
+    /// any later request that depends on it: hosts may send it again over another path.
+    GivenUp(R),
 }
 
 /// Request to send now.
@@ -132,6 +144,7 @@ impl<R> ForwardedEntry<R> {
 /// - F2: a request is sent again only in a session that has opened after the session of its former attempt has ended.
 /// - F5: a request that fails with `TimedOut` is not in flight anywhere.
 /// - F6: a request that must not be repeated is sent again only if no former attempt can have been executed.
+/// - F12: a request that was sent ends as given up only when no attempt of it begins any more.
 /// - F7: terms of sessions do not decrease.
 /// - R5: a session that was opened with a reservation table gets no access that an older table has admitted.
 #[derive(Debug)]
@@ -156,6 +169,10 @@ pub struct ForwarderState<R> {
     suspended_since: Instant,
     retry_at: Instant,
     backoff: Duration,
+    /// Set once hosts are to use other paths: nothing more is sent.
+    given_up: bool,
+    /// Time from which no owner begins to execute a request of any session, unless a lease is renewed.
+    leases_over: Option<Instant>,
 }
 
 impl<R> ForwarderState<R> {
@@ -176,6 +193,8 @@ impl<R> ForwarderState<R> {
             suspended_since: now,
             retry_at: now,
             backoff: limits.backoff_min,
+            given_up: false,
+            leases_over: None,
         }
     }
 
@@ -215,7 +234,8 @@ impl<R> ForwarderState<R> {
 
     /// Returns the owner to ask for a session now, if there is one to ask.
     pub fn owner_to_ask(&self, now: Instant) -> Option<u64> {
-        self.owner.filter(|_| self.phase == ForwarderPhase::Suspended && now >= self.retry_at)
+        let may_ask = self.phase == ForwarderPhase::Suspended && now >= self.retry_at && !self.given_up;
+        self.owner.filter(|_| may_ask)
     }
 
     /// Notes that the owner was asked for a session, with a number higher than any before.
@@ -235,6 +255,10 @@ impl<R> ForwarderState<R> {
     pub fn opened(&mut self, session: u64, term: u64, table: u64, now: Instant) -> Option<Vec<Resolution<R>>> {
         let ForwarderPhase::Opening { session: asked, owner, ended } = self.phase else { return None };
         if asked != session {
+            return None;
+        }
+        if self.given_up {
+            self.phase = ForwarderPhase::Suspended;
             return None;
         }
         if term < self.term {
@@ -306,6 +330,9 @@ impl<R> ForwarderState<R> {
     /// Returns the next request to send, which is in flight from then on.
     pub fn next_to_send(&mut self) -> Option<RequestToSend<'_, R>> {
         let ForwarderPhase::Open { session, ending: false, .. } = self.phase else { return None };
+        if self.given_up {
+            return None;
+        }
         let (&id, entry) = self.waiting.first_key_value()?;
         let accesses = self.sent.len() - self.sent_actions;
         let full = accesses >= self.limits.requests_max || self.sent_bytes + entry.cost > self.limits.bytes_max;
@@ -423,10 +450,62 @@ impl<R> ForwarderState<R> {
         self.retry_at = now + pause;
     }
 
-    /// Takes out the requests that have waited for too long, for an owner or for the answer of a former one.
+    /// Notes that leases of sessions count until this time at the latest, unless they are renewed again.
+    pub fn leases_until(&mut self, over: Instant) {
+        self.leases_over = self.leases_over.max(Some(over));
+    }
+
+    /// Gives the volume up: nothing more is sent.  Requests that may still be executed end when their sessions have
+    /// [been closed](Self::closed), or their leases are over; see [`expired`](Self::expired).
+    pub fn give_up(&mut self) {
+        self.given_up = true;
+    }
+
+    /// Returns whether the volume was given up.
+    pub fn is_given_up(&self) -> bool {
+        self.given_up
+    }
+
+    /// Notes that the owner has ended a session, so that none of its requests begins any more.  Former sessions of the volume
+    /// have ended before it was opened.
+    pub fn closed(&mut self, session: u64) {
+        let is_open = matches!(self.phase, ForwarderPhase::Open { session: open, .. } if open == session);
+        if self.given_up && is_open {
+            self.leases_over = None;
+        }
+    }
+
+    /// Takes out the requests that may end as the volume was given up.
+    fn take_given_up(&mut self, now: Instant) -> Vec<Resolution<R>> {
+        let are_over = self.leases_over.is_none_or(|over| now >= over);
+        let ends = |entry: &ForwardedEntry<R>| are_over || entry.former != FormerAttempts::InDoubt;
+        let mut taken: Vec<_> =
+            self.waiting.extract_if(.., |_, entry| ends(entry)).map(|(_, entry)| (entry, false)).collect();
+        if are_over {
+            (self.sent_bytes, self.sent_actions) = (0, 0);
+            taken.extend(std::mem::take(&mut self.sent).into_values().map(|entry| (entry, true)));
+            if matches!(self.phase, ForwarderPhase::Open { .. }) {
+                self.phase = ForwarderPhase::Suspended;
+            }
+        }
+        let ended = taken.into_iter().map(|(entry, was_sent)| {
+            let executed = was_sent || entry.former != FormerAttempts::None;
+            match executed && entry.class.is_once_only() {
+                true => Resolution::OutcomeUnknown(entry.request),
+                false => Resolution::GivenUp(entry.request),
+            }
+        });
+        ended.collect()
+    }
+
+    /// Takes out the requests that have waited for too long, for an owner or for the answer of a former one, and those that may
+    /// end as the volume was given up.
     pub fn expired(&mut self, now: Instant) -> Vec<Resolution<R>> {
         let unknown = self.unresolved.extract_if(.., |_, (_, until)| now >= *until);
         let mut over: Vec<_> = unknown.map(|(_, (entry, _))| Resolution::OutcomeUnknown(entry.request)).collect();
+        if self.given_up {
+            over.extend(self.take_given_up(now));
+        }
         if matches!(self.phase, ForwarderPhase::Open { .. }) || self.patience_ends().is_none_or(|end| now < end) {
             return over;
         }
@@ -442,6 +521,9 @@ impl<R> ForwarderState<R> {
     /// Returns the time at which something is to be done without an event, if any.
     pub fn deadline(&self) -> Option<Instant> {
         let unresolved = self.unresolved.values().map(|(_, until)| *until).min();
+        if self.given_up {
+            return self.leases_over.filter(|_| !self.is_idle()).into_iter().chain(unresolved).min();
+        }
         if matches!(self.phase, ForwarderPhase::Open { .. } | ForwarderPhase::Dead) {
             return unresolved;
         }

@@ -1,8 +1,11 @@
 //! Sessions of forwarders at the owner of volumes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
-use crate::wire::{ForwardRefusal, ForwarderStart, RequestClass};
+use forebay_reactor::Instant;
+
+use crate::wire::{ForwardRefusal, ForwarderStart, LEASES, RequestClass, RequestFootprint};
 
 /// Number of a connection, never given twice.
 pub type PeerNumber = u64;
@@ -17,6 +20,9 @@ pub const SESSION_BYTES_MAX: usize = 16 << 20;
 /// Maximum number of sessions of one connection.
 pub const PEER_SESSIONS_MAX: usize = 4096;
 
+/// Number of grants of a connection that may be named.
+const GRANTS_MAX: usize = 4;
+
 /// Decision about a request to open a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpenStep {
@@ -24,6 +30,8 @@ pub enum OpenStep {
     Open {
         /// Term of the volume.
         term: u64,
+        /// Lease of the session, if it has one.
+        lease: Option<Duration>,
     },
     /// Requests of a former session are being executed; decide again when one has completed.
     Wait,
@@ -54,6 +62,12 @@ struct OwnerSession {
     volume: String,
     start: ForwarderStart,
     phase: SessionPhase,
+    /// Lease; `None` for a forwarder of this daemon, which does without.
+    lease: Option<Duration>,
+    /// Time at which it was opened, from which the lease counts at least.
+    opened: Instant,
+    /// Term in which the volume was offered then.
+    term: u64,
     /// Accesses that the device is executing.
     accesses: usize,
     /// Reservation actions that are being executed.
@@ -71,6 +85,26 @@ struct OfferedVolume {
     suspended: bool,
     /// Number of the reservation table; a volume without reservations has one number all the time.
     table: u64,
+}
+
+/// Connection of a forwarder.
+#[derive(Debug)]
+struct ForwarderPeer {
+    start: ForwarderStart,
+    /// Highest number of a session that was asked for over it.
+    highest: u64,
+    /// Grants that the forwarder may name, by their numbers, and when they were given; the newest is the last.
+    grants: VecDeque<(u64, Instant)>,
+    /// Time of the newest grant that the forwarder has named, from which the leases of its sessions count.
+    granted: Option<Instant>,
+}
+
+/// Request that has been admitted, until the device has executed it.
+#[derive(Debug)]
+struct AdmittedRequest {
+    key: ForwardSessionKey,
+    class: RequestClass,
+    footprint: RequestFootprint,
 }
 
 impl OwnerSession {
@@ -91,6 +125,9 @@ impl OwnerSession {
 ///   have ended.
 /// - F3: an ended start has no open session, and opens none.
 /// - F4: a suspended volume admits nothing.
+/// - F10: a session whose lease has run out admits nothing and never will.
+/// - F11: no request is executed before a change that it depends on, was admitted earlier in a session that has ended since,
+///   and is still being executed.
 /// - R1, R5: once [`is_adopted`](Self::is_adopted) is true of a table, no access that an older one has admitted is being
 ///   executed or will be: each open session has adopted the table or was opened with it, and ended ones have drained.
 #[derive(Debug, Default)]
@@ -102,8 +139,16 @@ pub struct OwnerSessions {
     /// Highest number of a session that each start has asked for, by volume.
     newest: BTreeMap<ForwarderStart, BTreeMap<String, u64>>,
     ended: BTreeSet<ForwarderStart>,
-    /// Start that each connection belongs to, and the highest number of a session that was asked for over it.
-    peers: BTreeMap<PeerNumber, (ForwarderStart, u64)>,
+    peers: BTreeMap<PeerNumber, ForwarderPeer>,
+    /// Requests that are being executed, by their tickets, which are in the order of admission.
+    admitted: BTreeMap<u64, AdmittedRequest>,
+    next_ticket: u64,
+    /// Tickets of those that change something, and whose session has ended.
+    left_over: BTreeSet<u64>,
+    /// No lease runs out before this.
+    lease_ends: Option<Instant>,
+    /// Sessions whose lease has run out, until they are taken.
+    lapsed: Vec<ForwardSessionKey>,
     /// Number of the newest reservation table of any volume.
     newest_table: u64,
 }
@@ -168,7 +213,7 @@ impl OwnerSessions {
     }
 
     /// Begins to open a session: ends the former ones of this start and volume at once.  Then [`open_step`](Self::open_step)
-    /// decides.
+    /// decides.  The lease is one of [`LEASES`], or none for a forwarder of this daemon.
     ///
     /// # Errors
     /// The refusal.
@@ -177,22 +222,27 @@ impl OwnerSessions {
         key: ForwardSessionKey,
         volume: &str,
         start: ForwarderStart,
+        lease: Option<Duration>,
     ) -> Result<(), ForwardRefusal> {
         self.check_open(key, volume, &start)?;
         let newest = self.newest.entry(start).or_default();
         // A number names a session of a connection, whatever its volume, and is not used again.
-        let used = self.peers.get(&key.0).is_some_and(|(_, highest)| *highest >= key.1);
+        let used = self.peers.get(&key.0).is_some_and(|peer| peer.highest >= key.1);
         if used || newest.get(volume).is_some_and(|number| *number >= key.1) {
             return Err(ForwardRefusal::NoSession);
         }
         newest.insert(volume.to_owned(), key.1);
-        self.peers.insert(key.0, (start, key.1));
+        let new = || ForwarderPeer { start, highest: 0, grants: VecDeque::new(), granted: None };
+        self.peers.entry(key.0).or_insert_with(new).highest = key.1;
         self.end_where(|session, _| session.start == start && session.volume == volume);
         let phase = SessionPhase::Opening;
         let session = OwnerSession {
             volume: volume.to_owned(),
             start,
             phase,
+            lease: lease.map(|lease| lease.clamp(*LEASES.start(), *LEASES.end())),
+            opened: Instant::default(),
+            term: 0,
             accesses: 0,
             actions: 0,
             adopted: 0,
@@ -204,7 +254,7 @@ impl OwnerSessions {
     }
 
     fn check_open(&self, key: ForwardSessionKey, volume: &str, start: &ForwarderStart) -> Result<(), ForwardRefusal> {
-        if self.peers.get(&key.0).is_some_and(|(known, _)| known != start) {
+        if self.peers.get(&key.0).is_some_and(|peer| peer.start != *start) {
             return Err(ForwardRefusal::Other("a connection belongs to one start of a daemon".into()));
         }
         match self.volumes.get(volume) {
@@ -226,7 +276,7 @@ impl OwnerSessions {
     }
 
     /// Opens a session that has begun to open if nothing of the former ones is being executed any more.
-    pub fn open_step(&mut self, key: ForwardSessionKey) -> OpenStep {
+    pub fn open_step(&mut self, key: ForwardSessionKey, now: Instant) -> OpenStep {
         let Some(session) = self.sessions.get(&key).filter(|session| session.phase == SessionPhase::Opening) else {
             return OpenStep::Refuse(ForwardRefusal::NoSession);
         };
@@ -242,23 +292,32 @@ impl OwnerSessions {
                 if self.sessions.values().any(former) {
                     return OpenStep::Wait;
                 }
-                if let Some(session) = self.sessions.get_mut(&key) {
-                    session.phase = SessionPhase::Open;
-                    session.adopted = table;
-                }
-                return OpenStep::Open { term };
+                let session = self.sessions.get_mut(&key).expect("it was found above");
+                session.phase = SessionPhase::Open;
+                session.adopted = table;
+                (session.opened, session.term) = (now, term);
+                let lease = session.lease;
+                self.lease_ends = self.lease_ends.into_iter().chain(lease.map(|lease| now + lease)).min();
+                return OpenStep::Open { term, lease };
             }
         };
         self.sessions.remove(&key);
         OpenStep::Refuse(refusal)
     }
 
-    /// Admits a request that has `cost` bytes of payload; it must be [completed](Self::executed) and
-    /// [answered](Self::answered).
+    /// Admits a request that has `cost` bytes of payload, and returns its ticket.  It is executed when it does not
+    /// [have to wait](Self::must_wait), and must be [completed](Self::executed) and [answered](Self::answered).
     ///
     /// # Errors
     /// The reason for which it must not be executed.
-    pub fn admit(&mut self, key: ForwardSessionKey, class: RequestClass, cost: usize) -> Result<(), AdmitRefused> {
+    pub fn admit(
+        &mut self,
+        key: ForwardSessionKey,
+        (class, footprint): (RequestClass, RequestFootprint),
+        cost: usize,
+        now: Instant,
+    ) -> Result<u64, AdmitRefused> {
+        self.end_lapsed(now);
         let refused = |refusal| Err(AdmitRefused::Refusal(refusal));
         let Some(session) = self.sessions.get_mut(&key).filter(|session| session.phase == SessionPhase::Open) else {
             return refused(ForwardRefusal::NoSession);
@@ -275,13 +334,80 @@ impl OwnerSessions {
         *session.executing_of(class) += 1;
         session.unanswered += 1;
         session.bytes += cost;
-        Ok(())
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.admitted.insert(ticket, AdmittedRequest { key, class, footprint });
+        Ok(ticket)
     }
 
-    /// Notes that the device has executed an admitted request.
-    pub fn executed(&mut self, key: ForwardSessionKey, class: RequestClass) {
+    /// Returns whether an admitted request must not be given to the device yet: a change that it depends on, from a session that
+    /// has ended, is being executed.  The host may have sent that change again since, and another one after it.
+    ///
+    /// What a former term has left over is not waited for: its owner was fenced, or has drained the volume.
+    pub fn must_wait(&self, ticket: u64) -> bool {
+        let Some(request) = self.admitted.get(&ticket).filter(|_| !self.left_over.is_empty()) else { return false };
+        let of = |request: &AdmittedRequest| {
+            let session = self.sessions.get(&request.key).expect("a session stays while it has requests");
+            (&session.volume[..], session.term)
+        };
+        let mut earlier = self.left_over.range(..ticket).filter_map(|other| self.admitted.get(other));
+        earlier.any(|other| of(other) == of(request) && request.footprint.depends_on(&other.footprint))
+    }
+
+    /// Notes that an admitted request is not being executed any more.
+    pub fn executed(&mut self, ticket: u64) {
+        let AdmittedRequest { key, class, .. } = self.admitted.remove(&ticket).expect("an admitted request");
+        self.left_over.remove(&ticket);
         let session = self.sessions.get_mut(&key).expect("a session stays while it has requests");
         *session.executing_of(class) -= 1;
+    }
+
+    /// Notes that a forwarder has named a grant: leases of its sessions count from when that was given.  Gives it another one,
+    /// with a number that has not been drawn before.
+    pub fn renew(&mut self, peer: PeerNumber, named: u64, next: u64, now: Instant) {
+        self.end_lapsed(now);
+        let Some(peer) = self.peers.get_mut(&peer) else { return };
+        let given = peer.grants.iter().find(|(number, _)| *number == named).map(|(_, given)| *given);
+        peer.granted = peer.granted.max(given);
+        peer.grants.push_back((next, now));
+        if peer.grants.len() > GRANTS_MAX {
+            peer.grants.pop_front();
+        }
+    }
+
+    /// Takes the sessions that have ended because their lease has run out.
+    pub fn take_lapsed(&mut self, now: Instant) -> Vec<ForwardSessionKey> {
+        self.end_lapsed(now);
+        std::mem::take(&mut self.lapsed)
+    }
+
+    /// Returns a time before which no lease runs out; `None` if there is no lease.
+    pub fn next_lease_end(&self) -> Option<Instant> {
+        self.lease_ends
+    }
+
+    fn end_lapsed(&mut self, now: Instant) {
+        // Renewals are not noted there, so that a request costs a comparison.
+        if self.lease_ends.is_none_or(|ends| now < ends) {
+            return;
+        }
+        let open = self.sessions.iter().filter(|(_, session)| session.phase == SessionPhase::Open);
+        let ends: Vec<_> =
+            open.filter_map(|(key, session)| Some((*key, self.lease_end_of(*key, session)?))).collect();
+        let lapsed: BTreeSet<_> = ends.iter().filter(|(_, end)| now >= *end).map(|(key, _)| *key).collect();
+        self.lease_ends = ends.iter().map(|(_, end)| *end).filter(|end| now < *end).min();
+        let ended = self.end_where(|_, key| lapsed.contains(&key));
+        self.lapsed.extend(ended);
+    }
+
+    fn lease_end_of(&self, key: ForwardSessionKey, session: &OwnerSession) -> Option<Instant> {
+        let granted = self.peers.get(&key.0).and_then(|peer| peer.granted);
+        Some(session.opened.max(granted.unwrap_or_default()) + session.lease?)
+    }
+
+    /// Returns whether a session is open, without looking at its lease.
+    pub fn is_open(&self, key: ForwardSessionKey) -> bool {
+        self.sessions.get(&key).is_some_and(|session| session.phase == SessionPhase::Open)
     }
 
     /// Notes that the answer to an executed request has been queued, or cannot be sent any more.
@@ -396,6 +522,11 @@ impl OwnerSessions {
                 all.push(*key);
             }
         }
+        let ended: BTreeSet<_> = all.iter().copied().collect();
+        let changes = |(_, request): &(&u64, &AdmittedRequest)| {
+            request.footprint.is_change() && ended.contains(&request.key)
+        };
+        self.left_over.extend(self.admitted.iter().filter(changes).map(|(ticket, _)| *ticket));
         all.into_iter().for_each(|key| self.remove_if_over(key));
         open
     }

@@ -1,10 +1,12 @@
 //! Answers of an owner.
 
+use std::time::Duration;
+
 use forebay_block::{BufList, Error, ExtentMap, ExtentState, Geometry};
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
 use super::failure::{read_error, write_error};
-use super::fields::{read_end, read_geometry, read_text, write_geometry, write_text};
+use super::fields::{read_end, read_geometry, read_lease, read_text, write_geometry, write_lease, write_text};
 use super::reservation::{NumberedTable, ReservationOutcome, read_outcome, write_outcome};
 use super::{MAP_RUNS_MAX, MessageParts, TEXT_MAX, TRANSFER_MAX, VERSION};
 
@@ -20,6 +22,8 @@ pub enum ForwardAnswer {
         /// Reservations of the volume, which the forwarder adopts before it sends anything in the session; `None` if the
         /// volume cannot be reserved.
         reservations: Option<NumberedTable>,
+        /// Lease of the session.
+        lease: Duration,
     },
     /// The request was not executed, and never will be.
     Refused(ForwardRefusal),
@@ -33,6 +37,11 @@ pub enum ForwardAnswer {
     Reserved(ReservationOutcome),
     /// Map of a beginning of the extent that was asked for.
     Mapped(ExtentMap),
+    /// The leases of all sessions of the connection count from the grant that the request has named.
+    Renewed {
+        /// Grant to name next.
+        grant: u64,
+    },
 }
 
 /// Reason for which an owner does not execute a request or open a session.
@@ -100,10 +109,11 @@ impl ForwardAnswer {
         let mut writer = PayloadWriter::with_capacity(64);
         let mut payload = BufList::new();
         match self {
-            Self::Opened { term, geometry, reservations } => {
+            Self::Opened { term, geometry, reservations, lease } => {
                 writer.u8(1).u16(VERSION).u64(*term);
                 write_geometry(&mut writer, geometry);
                 writer.u64(reservations.as_ref().map_or(0, |reservations| reservations.number));
+                write_lease(&mut writer, *lease);
                 payload = reservations.as_ref().map(NumberedTable::payload).unwrap_or_default();
             }
             Self::Refused(refusal) => {
@@ -120,6 +130,9 @@ impl ForwardAnswer {
             Self::Failed(error) => {
                 writer.u8(5);
                 write_error(&mut writer, error);
+            }
+            Self::Renewed { grant } => {
+                writer.u8(8).u64(*grant);
             }
             Self::Reserved(outcome) => {
                 writer.u8(7);
@@ -158,8 +171,9 @@ impl ForwardAnswer {
                 if version == 0 {
                     return Err(reader.malformed());
                 }
-                let reservations = NumberedTable::read(reader.u64()?, &data, &reader)?;
-                Self::Opened { term, geometry, reservations }
+                let (number, lease) = (reader.u64()?, read_lease(&mut reader)?);
+                let reservations = NumberedTable::read(number, &data, &reader)?;
+                Self::Opened { term, geometry, reservations, lease }
             }
             2 => Self::Refused(ForwardRefusal::read(&mut reader)?),
             3 => Self::Done,
@@ -167,6 +181,7 @@ impl ForwardAnswer {
             5 => Self::Failed(read_error(&mut reader)?),
             6 => Self::Mapped(read_map(&mut reader)?),
             7 => Self::Reserved(read_outcome(&mut reader, &data)?),
+            8 => Self::Renewed { grant: reader.u64()? },
             _ => return Err(reader.malformed()),
         };
         read_end(&reader)?;

@@ -1,7 +1,11 @@
 //! Fields that several messages have.
 
+use std::time::Duration;
+
 use forebay_block::{Advice, Extent, Geometry};
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
+
+use super::LEASES;
 
 /// Advice flags in the order of their bits on the wire.
 const ADVICE: [Advice; 5] =
@@ -65,6 +69,17 @@ pub(super) fn read_advice(reader: &mut PayloadReader<'_>) -> Result<Advice, Malf
 pub(super) fn write_advice(writer: &mut PayloadWriter, advice: Advice) {
     let set = ADVICE.iter().enumerate().filter(|(_, flag)| advice.has(**flag));
     writer.u8(set.fold(0, |bits, (bit, _)| bits | 1 << bit));
+}
+
+/// Reads a lease, which must be one that sessions may have.
+pub(super) fn read_lease(reader: &mut PayloadReader<'_>) -> Result<Duration, MalformedPayload> {
+    let lease = Duration::from_millis(u64::from(reader.u32()?));
+    if LEASES.contains(&lease) { Ok(lease) } else { Err(reader.malformed()) }
+}
+
+/// Writes a lease, in milliseconds.
+pub(super) fn write_lease(writer: &mut PayloadWriter, lease: Duration) {
+    writer.u32(lease.clamp(*LEASES.start(), *LEASES.end()).as_millis() as u32);
 }
 
 /// Requires that all bytes have been read.

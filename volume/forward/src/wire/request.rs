@@ -1,10 +1,15 @@
 //! Requests of a forwarder.
 
+use std::time::Duration;
+
 use forebay_block::reservation::{HostId, ReservationAction};
 use forebay_block::{Advice, BlockRequest, BufList, Extent};
 use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWriter};
 
-use super::fields::{read_advice, read_end, read_extent, read_flag, read_text, write_advice, write_extent, write_text};
+use super::fields::{
+    read_advice, read_end, read_extent, read_flag, read_lease, read_text, write_advice, write_extent, write_lease,
+    write_text,
+};
 use super::reservation::{read_action, read_host, write_action, write_host};
 use super::{ForwarderStart, MessageParts, TRANSFER_MAX, VERSION, VOLUME_MAX};
 
@@ -19,6 +24,8 @@ pub enum ForwardRequest {
         start: ForwarderStart,
         /// Number of the session, higher than all that this life has opened before.
         session: u64,
+        /// Lease that the session is to have; the owner's answer has the one that counts.
+        lease: Duration,
     },
     /// Executes a request to the volume in a session.
     Volume {
@@ -38,6 +45,11 @@ pub enum ForwardRequest {
     Close {
         /// Number of the session.
         session: u64,
+    },
+    /// Renews the leases of all sessions of the connection.
+    Renew {
+        /// Newest grant that the forwarder has received over the connection; 0 if none.
+        grant: u64,
     },
 }
 
@@ -64,6 +76,36 @@ impl RequestClass {
     }
 }
 
+/// Part of a volume that a request reads or changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestFootprint {
+    /// Nothing.
+    Nothing,
+    /// Reads an extent.
+    Reads(Extent),
+    /// Changes an extent, and may read it.
+    Changes(Extent),
+    /// Changes the reservations.
+    Reservations,
+}
+
+impl RequestFootprint {
+    /// Returns whether the request changes something.
+    pub fn is_change(&self) -> bool {
+        matches!(self, Self::Changes(_) | Self::Reservations)
+    }
+
+    /// Returns whether the result of this request depends on whether a change is made before or after it, or the other way
+    /// round.
+    pub fn depends_on(&self, change: &Self) -> bool {
+        match (self, change) {
+            (Self::Reads(extent) | Self::Changes(extent), Self::Changes(changed)) => extent.overlaps(*changed),
+            (Self::Reservations, Self::Reservations) => true,
+            _ => false,
+        }
+    }
+}
+
 /// Request to a volume.
 #[derive(Debug, Clone)]
 pub enum VolumeRequest {
@@ -83,6 +125,19 @@ impl VolumeRequest {
             Self::Submit(BlockRequest::Write { data, .. }, _) => data.len(),
             Self::Submit(BlockRequest::CompareAndWrite { expect, data, .. }, _) => expect.len() + data.len(),
             _ => 0,
+        }
+    }
+
+    /// Returns the part of the volume that the request concerns.
+    pub fn footprint(&self) -> RequestFootprint {
+        match self {
+            Self::Reserve(..) => RequestFootprint::Reservations,
+            Self::Map(extent) => RequestFootprint::Reads(*extent),
+            Self::Submit(request, _) => match request.extent() {
+                None => RequestFootprint::Nothing,
+                Some(extent) if request.is_write() => RequestFootprint::Changes(extent),
+                Some(extent) => RequestFootprint::Reads(extent),
+            },
         }
     }
 
@@ -124,15 +179,19 @@ impl ForwardRequest {
     pub fn encode(&self) -> MessageParts {
         let mut writer = PayloadWriter::with_capacity(64);
         match self {
-            Self::Open { volume, start, session } => {
+            Self::Open { volume, start, session, lease } => {
                 writer.u8(1).u16(VERSION).u64(*session).raw(start);
                 write_text(&mut writer, volume, VOLUME_MAX);
+                write_lease(&mut writer, *lease);
             }
             Self::Close { session } => {
                 writer.u8(2).u64(*session);
             }
             Self::Adopted { session, number } => {
                 writer.u8(5).u64(*session).u64(*number);
+            }
+            Self::Renew { grant } => {
+                writer.u8(7).u64(*grant);
             }
             Self::Volume { session, request } => return request.encode(*session),
         }
@@ -152,10 +211,11 @@ impl ForwardRequest {
                 let version = reader.u16()?;
                 let (session, start) = (reader.u64()?, reader.array()?);
                 let volume = read_text(&mut reader, VOLUME_MAX)?;
+                let lease = read_lease(&mut reader)?;
                 if version == 0 || session == 0 {
                     return Err(reader.malformed());
                 }
-                Self::Open { volume, start, session }
+                Self::Open { volume, start, session, lease }
             }
             2 => Self::Close { session: reader.u64()? },
             3 => Self::Volume { session: reader.u64()?, request: VolumeRequest::Map(read_extent(&mut reader)?) },
@@ -170,6 +230,7 @@ impl ForwardRequest {
                 let action = read_action(&mut reader)?;
                 Self::Volume { session, request: VolumeRequest::Reserve(host, action) }
             }
+            7 => Self::Renew { grant: reader.u64()? },
             _ => return Err(reader.malformed()),
         };
         if payload.is_some() {

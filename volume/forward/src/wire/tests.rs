@@ -120,13 +120,15 @@ fn outcome() -> impl Strategy<Value = ReservationOutcome> {
     ]
 }
 
+fn lease() -> impl Strategy<Value = Duration> {
+    (100..=60_000_u64).prop_map(Duration::from_millis)
+}
+
 fn request() -> impl Strategy<Value = ForwardRequest> {
     prop_oneof![
-        ("[a-zß/]{0,40}", any::<[u8; 16]>(), 1..u64::MAX).prop_map(|(volume, start, session)| ForwardRequest::Open {
-            volume,
-            start,
-            session
-        }),
+        ("[a-zß/]{0,40}", any::<[u8; 16]>(), 1..u64::MAX, lease())
+            .prop_map(|(volume, start, session, lease)| ForwardRequest::Open { volume, start, session, lease }),
+        any::<u64>().prop_map(|grant| ForwardRequest::Renew { grant }),
         any::<u64>().prop_map(|session| ForwardRequest::Close { session }),
         (any::<u64>(), any::<u64>()).prop_map(|(session, number)| ForwardRequest::Adopted { session, number }),
         (any::<u64>(), host(), action()).prop_map(|(session, host, action)| ForwardRequest::Volume {
@@ -208,8 +210,10 @@ fn refusal() -> impl Strategy<Value = ForwardRefusal> {
 
 fn answer() -> impl Strategy<Value = ForwardAnswer> {
     prop_oneof![
-        (any::<u64>(), geometry(), prop::option::of(table()))
-            .prop_map(|(term, geometry, reservations)| { ForwardAnswer::Opened { term, geometry, reservations } }),
+        (any::<u64>(), geometry(), prop::option::of(table()), lease()).prop_map(
+            |(term, geometry, reservations, lease)| ForwardAnswer::Opened { term, geometry, reservations, lease }
+        ),
+        any::<u64>().prop_map(|grant| ForwardAnswer::Renewed { grant }),
         outcome().prop_map(ForwardAnswer::Reserved),
         refusal().prop_map(ForwardAnswer::Refused),
         Just(ForwardAnswer::Done),
@@ -327,6 +331,18 @@ fn impossible_requests_are_refused() {
     // Data behind a request that has none.
     let (front, _) = submit(BlockRequest::Flush).encode(1);
     assert!(ForwardRequest::decode(&front, zeroes(1)).is_err());
+}
+
+#[test]
+fn leases_are_bounded() {
+    let open = |lease| ForwardRequest::Open { volume: "v".into(), start: [1; 16], session: 1, lease };
+    let (mut front, _) = open(Duration::from_secs(60)).encode();
+    assert!(ForwardRequest::decode(&front, BufList::new()).is_ok());
+    let at = front.len() - 4;
+    for millis in [0, 99, 60_001, u32::MAX] {
+        front[at..].copy_from_slice(&millis.to_le_bytes());
+        assert!(ForwardRequest::decode(&front, BufList::new()).is_err(), "{millis} ms");
+    }
 }
 
 #[test]

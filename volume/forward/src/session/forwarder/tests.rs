@@ -31,8 +31,16 @@ enum Event {
     /// The owner ends the session.
     Ended,
     Lost,
+    /// The forwarder names a grant that it has just received, to an owner that has this session or a former one.
+    Renewed(u64),
+    GiveUp,
+    /// The owner confirms that it has ended the session.
+    Closed,
     Late(u64),
 }
+
+/// Lease of sessions in nanoseconds.
+const LEASE: u64 = 64;
 
 fn class() -> impl Strategy<Value = RequestClass> {
     prop::sample::select(vec![RequestClass::Repeatable, RequestClass::OnceOnly, RequestClass::Reservation])
@@ -54,6 +62,9 @@ fn event() -> impl Strategy<Value = Event> {
         1 => index().prop_map(Event::Stopped),
         1 => Just(Event::Ended),
         1 => Just(Event::Lost),
+        3 => (0..3_u64).prop_map(Event::Renewed),
+        1 => prop::bool::weighted(0.3).prop_map(|gives_up| if gives_up { Event::GiveUp } else { Event::Send }),
+        1 => Just(Event::Closed),
         3 => (0..40_u64).prop_map(Event::Late),
     ]
 }
@@ -92,12 +103,25 @@ struct Model {
     table: u64,
     opened_with: u64,
     time: u64,
+    /// Times from which the leases of sessions count.
+    leases: BTreeMap<u64, u64>,
+    given_up: bool,
 }
 
 impl Model {
     fn finish(&mut self, request: &Known) -> Result<(), TestCaseError> {
         prop_assert!(self.over.insert(request.number), "a request ended twice");
         Ok(())
+    }
+
+    /// Takes the attempts that no owner begins to execute any more, in sessions that have ended or whose lease is over.
+    fn lapse(&mut self, ended: Option<u64>) {
+        let (leases, time) = (&self.leases, self.time);
+        let is_over = |attempt: &mut Attempt| {
+            let lapsed = leases.get(&attempt.session).is_none_or(|from| time >= from + LEASE);
+            !attempt.executed && (lapsed || ended == Some(attempt.session))
+        };
+        self.late.extend(self.attempts.extract_if(.., is_over));
     }
 
     fn timed_out(&mut self, over: Vec<Resolution<Known>>) -> Result<(), TestCaseError> {
@@ -110,6 +134,14 @@ impl Model {
                 Resolution::Outdated(request) => {
                     prop_assert!(request.class.is_access() && request.table < self.table);
                     prop_assert!(!self.attempts.iter().any(|attempt| attempt.request == request));
+                    request
+                }
+                Resolution::GivenUp(request) => {
+                    // F12: what has begun may be executed still.
+                    let begins = |attempt: &Attempt| attempt.request == request && !attempt.executed;
+                    prop_assert!(self.given_up && !self.attempts.iter().any(begins));
+                    let executed = self.executions.contains_key(&request.number);
+                    prop_assert!(!executed || !request.class.is_once_only());
                     request
                 }
                 Resolution::OutcomeUnknown(request) => {
@@ -134,14 +166,16 @@ proptest! {
             answer_grace: Duration::from_nanos(30),
             backoff_min: Duration::from_nanos(5),
             backoff_max: Duration::from_nanos(20),
+            lease: Duration::from_nanos(64),
         };
         let at = Instant::from_nanos;
         let mut state: ForwarderState<Known> = ForwarderState::new(limits, at(0));
         let mut model = Model::default();
         for event in events {
             let time = at(model.time);
+            model.lapse(None);
             match event {
-                Event::Push { class, cost } => {
+                Event::Push { class, cost } if !model.given_up => {
                     let request = Known { number: model.pushed, class, table: model.table };
                     state.push(request, if class.is_access() { cost } else { 0 }, class, time);
                     model.pushed += 1;
@@ -164,8 +198,10 @@ proptest! {
                         let higher = term >= model.term;
                         prop_assert_eq!(state.is_awaited(model.session, term), higher);
                         model.table += u64::from(higher && new_table);
+                        model.leases.insert(model.session, model.time);
+                        state.leases_until(lease_is_over(time, limits.lease));
                         let opened = state.opened(model.session, term, model.table, time);
-                        prop_assert_eq!(opened.is_some(), higher);
+                        prop_assert_eq!(opened.is_some(), higher && !model.given_up);
                         if higher {
                             model.opened_with = model.table;
                         }
@@ -238,14 +274,34 @@ proptest! {
                     prop_assert!(!state.is_open());
                     model.sent_last = None;
                 }
+                Event::Renewed(back) => {
+                    let session = model.session.saturating_sub(back);
+                    if let Some(from) = model.leases.get_mut(&session).filter(|from| model.time < **from + LEASE) {
+                        *from = model.time;
+                        state.leases_until(lease_is_over(time, limits.lease));
+                    }
+                }
+                Event::GiveUp => {
+                    model.given_up = true;
+                    state.give_up();
+                    prop_assert!(state.next_to_send().is_none());
+                }
+                Event::Closed if model.given_up && state.is_open() => {
+                    model.lapse(Some(model.session));
+                    state.closed(model.session);
+                    let over = state.expired(time);
+                    model.timed_out(over)?;
+                    prop_assert_eq!(state.counts().1, 0);
+                }
                 Event::Late(by) => {
                     model.time += by;
+                    model.lapse(None);
                     let expired = state.expired(at(model.time));
                     model.timed_out(expired)?;
                 }
                 _ => {}
             }
-            if state.has_drained(model.table) {
+            if state.has_drained(model.table) && !model.given_up {
                 // R1: nothing that an older table has admitted may be executed.
                 let older = |attempt: &&Attempt| attempt.request.class.is_access() && attempt.request.table < model.table;
                 prop_assert_eq!(model.attempts.iter().filter(older).count(), 0);
@@ -253,8 +309,16 @@ proptest! {
             let (waiting, sent) = state.counts();
             prop_assert_eq!((waiting + sent) as u64 + model.over.len() as u64, model.pushed, "a request is lost");
         }
-        // With an owner that answers, everything comes to its end.
+        // With an owner that answers, or without leases, everything comes to its end.
         model.time += 1000;
+        model.lapse(None);
+        if model.given_up {
+            let expired = state.expired(at(model.time));
+            model.timed_out(expired)?;
+            prop_assert!(state.is_idle() && state.owner_to_ask(at(model.time)).is_none());
+            prop_assert_eq!(model.over.len() as u64, model.pushed);
+            return Ok(());
+        }
         state.set_owner(Some(77), None, at(model.time));
         {
             model.session += 1;
@@ -423,4 +487,47 @@ fn actions_do_not_use_up_what_may_be_in_flight() {
     assert!(state.next_to_send().is_none());
     assert_eq!(state.answered(1, 1, AttemptEnd::Answered, start), Some(11));
     assert_eq!(state.next_to_send().map(|next| *next.request), Some(13));
+}
+
+#[test]
+fn what_was_sent_ends_as_given_up_when_the_lease_is_over() {
+    let (start, lease) = (Instant::from_nanos(0), Duration::from_secs(2));
+    let mut state = ForwarderState::new(ForwarderLimits::default(), start);
+    state.leases_until(lease_is_over(start, lease));
+    open(&mut state, 1);
+    for (request, class) in [(10, RequestClass::Repeatable), (11, RequestClass::OnceOnly)] {
+        state.push(request, 0, class, start);
+        state.next_to_send().expect("open");
+    }
+    state.push(12, 0, RequestClass::OnceOnly, start);
+    state.give_up();
+    assert_eq!(state.expired(start), [Resolution::GivenUp(12)], "it was not sent");
+    // Renewed meanwhile, for another volume.
+    let renewed = start + Duration::from_secs(1);
+    state.leases_until(lease_is_over(renewed, lease));
+    let over = renewed + Duration::from_millis(2125);
+    assert_eq!(state.deadline(), Some(over));
+    assert_eq!(state.expired(lease_is_over(start, lease)), []);
+    assert_eq!(state.expired(over), [Resolution::GivenUp(10), Resolution::OutcomeUnknown(11)]);
+    assert!(state.is_idle() && state.deadline().is_none());
+    // An answer that comes late counts no more, and no other session is opened.
+    assert_eq!(state.answered(1, 0, AttemptEnd::Answered, over), None);
+    assert_eq!(state.owner_to_ask(over + lease), None);
+}
+
+#[test]
+fn what_was_sent_ends_as_given_up_when_the_owner_has_ended_the_session() {
+    let start = Instant::from_nanos(0);
+    let mut state = ForwarderState::new(ForwarderLimits::default(), start);
+    state.leases_until(lease_is_over(start, Duration::from_secs(2)));
+    open(&mut state, 1);
+    state.push(10, 0, RequestClass::Repeatable, start);
+    state.push(11, 0, RequestClass::Repeatable, start);
+    assert!(state.next_to_send().is_some() && state.next_to_send().is_some());
+    state.closed(1);
+    assert_eq!(state.expired(start), [], "not given up");
+    state.give_up();
+    assert_eq!(state.answered(1, 0, AttemptEnd::Answered, start), Some(10));
+    state.closed(1);
+    assert_eq!(state.expired(start), [Resolution::GivenUp(11)]);
 }
