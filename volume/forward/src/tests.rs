@@ -1,5 +1,6 @@
 //! Both sides over the messenger, on a simulated network.
 
+mod leases;
 mod reservations;
 
 use std::cell::{Cell, RefCell};
@@ -17,6 +18,8 @@ use forebay_messenger::{
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, JoinHandle, sleep, spawn, timeout};
 use forebay_sim::{Faults, World};
+
+use leases::LateRequests;
 
 use crate::wire::{self, ForwardRequest, ForwarderStart, KIND_REQUEST, VolumeRequest};
 use crate::{ForwardClient, ForwardHost, ForwardedVolume, ForwarderLimits, OwnerLocator, OwnerRoute, ReachableOwner};
@@ -154,6 +157,7 @@ struct Daemon {
     host: Rc<ForwardHost>,
     client: Rc<ForwardClient>,
     is_deaf: Rc<Cell<bool>>,
+    late: Rc<LateRequests>,
 }
 
 struct Dispatch {
@@ -161,6 +165,7 @@ struct Dispatch {
     client: Rc<ForwardClient>,
     /// Drops events, as if the daemon did not run.
     is_deaf: Rc<Cell<bool>>,
+    late: Rc<LateRequests>,
 }
 
 impl Handler for Dispatch {
@@ -168,7 +173,10 @@ impl Handler for Dispatch {
         if self.is_deaf.get() && message.kind == wire::KIND_EVENT {
             return;
         }
-        let known = self.client.handle(connection, &message) || self.host.handle(connection, message);
+        if self.client.handle(connection, &message) {
+            return;
+        }
+        let known = self.late.keep(connection, message).is_none_or(|message| self.host.handle(connection, message));
         assert!(known, "an unknown message");
     }
 
@@ -191,10 +199,11 @@ fn daemon(core: &MessengerCore, number: u8) -> Daemon {
     let (host, client) = (ForwardHost::new(), ForwardClient::new(start_id(number), limits));
     let options = MessengerOptions { session_timeout: Duration::from_secs(30), ..MessengerOptions::default() };
     let is_deaf = Rc::new(Cell::new(false));
-    let dispatch = Dispatch { host: host.clone(), client: client.clone(), is_deaf: is_deaf.clone() };
+    let late = Rc::new(LateRequests::default());
+    let dispatch = Dispatch { host: host.clone(), client: client.clone(), is_deaf: is_deaf.clone(), late: late.clone() };
     let messenger = Messenger::new(core, options, dispatch);
     messenger.bind(&address(number)).expect("an address");
-    Daemon { messenger, host, client, is_deaf }
+    Daemon { messenger, host, client, is_deaf, late }
 }
 
 fn address(number: u8) -> Address {

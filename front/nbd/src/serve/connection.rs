@@ -4,7 +4,7 @@ use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use forebay_block::{BlockDevice, BlockRequest, BufList, BufMut, Extent};
+use forebay_block::{BlockDevice, BlockRequest, BufList, BufMut, ErrorKind, Extent};
 use forebay_reactor::sync::InFlight;
 use forebay_reactor::{Instant, Stream, now};
 use forebay_serve::{ConnectionHandler, Intake, ReceiveRequest, exchange};
@@ -177,14 +177,26 @@ impl ConnectionHandler for Transmission<'_> {
         self.now = now();
         self.work.set_task(cx.waker());
         self.control.stop_signal.set_task(cx.waker());
-        match self.control.stop_signal.stopping() {
+        let stopping = self.control.stop_signal.stopping();
+        match stopping {
             // An error would reach the application; a request without a reply is sent again.
             true if self.control.resumes => self.stop_receiving(NbdEndReason::Stopped),
             true => self.ending.drain(),
             false => {}
         }
         let (outbox, counters, now) = (&mut self.outbox, self.counters, self.now);
-        self.work.poll(|result, pending| outbox.answer(counters, now, result, pending));
+        let mut given_up = false;
+        self.work.poll(|result, pending| match result {
+            // Other paths are to be used: an error would reach the application, which a lost connection need not.
+            Err(failure) if stopping && failure.error.kind() == ErrorKind::Fenced => {
+                given_up = true;
+                outbox.leave_unanswered(counters, now, &pending);
+            }
+            result => outbox.answer(counters, now, result, pending),
+        });
+        if given_up {
+            self.stop_receiving(NbdEndReason::Stopped);
+        }
     }
 
     fn want(&mut self) -> ReceiveRequest {

@@ -52,7 +52,7 @@ impl Usage {
 /// Outgoing replies, and the requests and bytes that they hold until they are sent.
 ///
 /// 1. `total` is what requests in flight hold, plus `unsent`, `batches` and `sending`.
-/// 2. Each admitted request is answered exactly once, with the bytes with which it was admitted.
+/// 2. Each admitted request is answered or left unanswered exactly once, with the bytes with which it was admitted.
 /// 3. Once output is discarded, nothing is queued: `total` is what requests in flight and `sending` hold.
 pub(super) struct NbdOutbox {
     replies: NbdReplies,
@@ -115,6 +115,12 @@ impl NbdOutbox {
             _ => self.replies.done(origin),
         }
         self.replied(bytes);
+    }
+
+    /// Counts a request as failed that gets no reply, as the connection ends.
+    pub(super) fn leave_unanswered(&mut self, counters: &NbdCounters, now: Instant, pending: &Pending) {
+        counters.answered(pending.kind, pending.extent.len, now.since(pending.began), true);
+        self.total.subtract(Usage { requests: 1, bytes: pending.bytes });
     }
 
     /// Queues the reply to a request that the device has completed.

@@ -1,12 +1,14 @@
 //! Exports of the group's volumes at this member, which may own them or not.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::rc::{Rc, Weak};
 
 use forebay_block::{BlockDevice, LocalFuture};
-use forebay_forward::{ForwardedVolume, OwnerLocator, OwnerRoute, ReachableOwner};
+use forebay_forward::{ForwardedVolume, ForwarderStart, OwnerLocator, OwnerRoute, ReachableOwner};
 use forebay_gateways::VolumeName;
 use forebay_nvmf::AnaGrouping;
+use forebay_reactor::sync::join_all;
 use forebay_reactor::{sleep, spawn};
 
 use super::settings::{GroupSettings, VolumeSettings};
@@ -110,6 +112,11 @@ impl JoinedGroup {
     /// Returns the settings of a volume that hosts are to reach here.
     fn wanted(&self, name: &VolumeName) -> Option<Rc<VolumeSettings>> {
         self.settings.get(name).filter(|_| self.hosts_admitted.get() && self.running().is_some())
+    }
+
+    /// Returns the start whose volumes hosts are to reach here.
+    fn wanted_start(&self) -> Option<ForwarderStart> {
+        self.running().filter(|_| self.hosts_admitted.get()).map(|running| *running.client.start())
     }
 
     fn reconcile_exports(self: Rc<Self>) {
@@ -338,11 +345,14 @@ impl JoinedGroup {
 
     /// Withdraws a volume from hosts.  Paths that can be inaccessible stay; the other connections are ended.
     ///
-    /// Requests in flight complete first, which may take as long as their owner does not answer; other volumes do not wait.
+    /// Requests in flight complete first.  If this member gives its hosts up, they end when it is certain that they are not
+    /// executed after the hosts have sent them again; otherwise that may take as long as their owner does not answer, and other
+    /// volumes do not wait.
     fn withdraw(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName) {
         let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
         let former = self.exports.volumes.borrow_mut().insert(name.clone(), PublishedVolume::Closing);
-        let Some(PublishedVolume::Open { exports, identity, .. }) = former else { return };
+        let Some(PublishedVolume::Open { device, exports, identity }) = former else { return };
+        let gives_up = !self.leaving.get() && self.wanted_start() != Some(*device.start());
         let settings = self.settings.get(name).filter(|settings| settings.identity == identity);
         let stays = |front: &Front, export: &AttachRequest| {
             has_paths(*front) && settings.as_ref().is_some_and(|settings| settings.export(*front) == Some(export))
@@ -361,9 +371,20 @@ impl JoinedGroup {
         }
         let (group, engine, name) = (self.clone(), engine.clone(), name.clone());
         drop(spawn(async move {
-            for front in ended.keys() {
-                engine.disconnect(*front, &spec).await;
-            }
+            // Connections are told to end before requests do: hosts repeat those that get no answer.
+            let disconnected = async {
+                for front in ended.keys() {
+                    engine.disconnect(*front, &spec).await;
+                }
+            };
+            let given_up = async {
+                if gives_up {
+                    device.give_up();
+                }
+                drop(device);
+            };
+            let both: [Pin<Box<dyn Future<Output = ()> + '_>>; 2] = [Box::pin(disconnected), Box::pin(given_up)];
+            join_all(both).await;
             group.exports.volumes.borrow_mut().remove(&name);
             group.changed.announce();
             group.exports.reconcile(&group);

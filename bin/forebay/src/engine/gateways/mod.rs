@@ -271,6 +271,9 @@ impl JoinedGroup {
         let client = ForwardClient::new(start.0, ForwarderLimits::default());
         let host = Rc::new(MemberHost { group: self.clone() });
         let runner = GatewayRunner::start(store, host, self.own, entry).await?;
+        if let Some(record) = self.record() {
+            client.set_lease(session_lease(&record));
+        }
         *self.running.borrow_mut() = Some(Rc::new(RunningStart { runner: runner.clone(), client }));
         if let Some(record) = self.record() {
             self.connect(&record);
@@ -289,6 +292,12 @@ impl JoinedGroup {
             tracing::warn!(group = %self.spec, "this daemon could not stop in order; the others fence it");
         }
     }
+}
+
+/// Returns the lease of sessions at owners.  It runs out soon after a member that is cut off gives its hosts up, and not while
+/// an owner is replaced that has failed.
+fn session_lease(record: &GroupRecord) -> Duration {
+    2 * record.policy().lease()
 }
 
 /// Draws the id of a start.
@@ -392,6 +401,9 @@ impl GatewayHost for MemberHost {
     fn record_changed(&self, record: &Rc<GroupRecord>) {
         let former = self.group.record.replace(Some(record.clone()));
         self.group.settings.update(record);
+        if let Some(running) = self.group.running() {
+            running.client.set_lease(session_lease(record));
+        }
         self.group.connect(record);
         self.end_fenced_starts(former.as_deref(), record);
         self.group.update_paths();

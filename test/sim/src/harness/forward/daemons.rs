@@ -22,6 +22,7 @@ use forebay_messenger::{
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{sleep, spawn, timeout};
 
+use super::cuts::LateMessages;
 use super::device::{OpenedState, OpenedVolume, VolumeContent};
 use super::{ForwardScenario, OWNERS, VOLUME};
 use crate::rng::Rng;
@@ -29,15 +30,21 @@ use crate::rng::Rng;
 /// Longest time that anything of the group may take, with a network that works or does not.
 const LONGEST: Duration = Duration::from_secs(300);
 
-struct OwnerSide(Rc<ForwardHost>);
+struct OwnerSide {
+    host: Rc<ForwardHost>,
+    late: Rc<LateMessages>,
+}
 
 impl Handler for OwnerSide {
     fn message(&self, connection: &Connection, message: Message) {
-        assert!(self.0.handle(connection, message), "an owner gets requests only");
+        if let Some(message) = self.late.keep(connection, message) {
+            assert!(self.host.handle(connection, message), "an owner gets requests only");
+        }
     }
 
     fn lost(&self, connection: &Connection, _reason: &DisconnectReason) {
-        self.0.forget(connection);
+        self.late.forget(connection);
+        self.host.forget(connection);
     }
 }
 
@@ -75,33 +82,35 @@ impl Handler for ForwarderSide {
 struct OwnerNode {
     messenger: Messenger,
     host: Rc<ForwardHost>,
+    late: Rc<LateMessages>,
     offer: Option<VolumeOffer>,
     opened: Option<Rc<OpenedState>>,
 }
 
 /// One life of a forwarder.
-struct ForwarderLife {
+pub(super) struct ForwarderLife {
     messenger: Messenger,
-    volume: ForwardedVolume,
+    /// Replaced after it was given up.
+    pub(super) volume: RefCell<Rc<ForwardedVolume>>,
     view: Rc<OwnerView>,
-    client: Rc<ForwardClient>,
+    pub(super) client: Rc<ForwardClient>,
     kept: Rc<KeptEvents>,
     /// Set when nothing of it is executed any more.
-    over: Cell<bool>,
+    pub(super) over: Cell<bool>,
     ended: Notify,
 }
 
 /// Daemon that forwards requests.
 pub(super) struct ForwarderNode {
     number: usize,
-    life: RefCell<Rc<ForwarderLife>>,
+    pub(super) life: RefCell<Rc<ForwarderLife>>,
 }
 
 impl ForwarderNode {
     /// Sends a request.  It fails when the daemon has ended, and nothing of it is executed any more.
     pub(super) async fn submit(&self, request: BlockRequest) -> Result<BlockReply> {
         let life = self.life.borrow().clone();
-        let answer = life.volume.submit(request);
+        let answer = life.volume.borrow().submit(request);
         life.until_ended(answer).await
     }
 
@@ -112,19 +121,21 @@ impl ForwarderNode {
         request: BlockRequest,
     ) -> Option<impl Future<Output = Result<BlockReply>> + use<>> {
         let life = self.life.borrow().clone();
-        let reservations = life.volume.reservations().expect("the volume has reservations");
+        let volume = life.volume.borrow().clone();
+        let reservations = volume.reservations().expect("the volume has reservations");
         if !reservations.view().allows(Some(host), ReservationAccess::Write) {
             return None;
         }
         // As fronts do: nothing else runs between the decision and the request.
-        let answer = life.volume.submit(request);
+        let answer = volume.submit(request);
         Some(async move { life.until_ended(answer).await })
     }
 
     /// Returns the reservation table.
     pub(super) fn table(&self) -> Arc<ReservationTable> {
         let life = self.life.borrow().clone();
-        life.volume.reservations().expect("the volume has reservations").view().table().clone()
+        let volume = life.volume.borrow().clone();
+        volume.reservations().expect("the volume has reservations").view().table().clone()
     }
 
     /// Executes a reservation action of a host.
@@ -134,7 +145,8 @@ impl ForwarderNode {
         action: ReservationAction,
     ) -> Result<std::result::Result<ReservationChange, Refusal>> {
         let life = self.life.borrow().clone();
-        let applied = life.volume.reservations().expect("the volume has reservations").apply(host, action);
+        let reservations = life.volume.borrow().reservations().expect("the volume has reservations");
+        let applied = reservations.apply(host, action);
         life.until_ended(applied).await
     }
 }
@@ -164,7 +176,7 @@ struct OwnerView {
     changed: Rc<Notify>,
 }
 
-struct ViewLocator(Rc<OwnerView>);
+pub(super) struct ViewLocator(Rc<OwnerView>);
 
 impl OwnerLocator for ViewLocator {
     fn owner(&self) -> Option<ReachableOwner> {
@@ -199,6 +211,8 @@ pub(super) struct Group {
     term: Cell<u64>,
     starts: Cell<u8>,
     dead: RefCell<Vec<ForwarderStart>>,
+    /// Forwarders that have given the volume up, and do not have it open again yet.
+    pub(super) reopening: Rc<Cell<usize>>,
     executed: Cell<u64>,
     wrong: RefCell<Option<String>>,
 }
@@ -225,6 +239,7 @@ impl Group {
             term: Cell::new(0),
             starts: Cell::new(0),
             dead: RefCell::default(),
+            reopening: Rc::default(),
             executed: Cell::new(0),
             wrong: RefCell::default(),
         };
@@ -390,6 +405,21 @@ impl Group {
         life.view.changed.notify_all();
     }
 
+    /// Has an owner, or both, handle messages late, those of some forwarders or of all: they were late in the network, or the
+    /// owner did not run.
+    pub(super) fn delay_messages(&self, longest: Duration, rng: &mut Rng) {
+        for node in self.owners.borrow().iter() {
+            if !rng.one_in(4) {
+                node.late.begin(&node.host, longest, rng);
+            }
+        }
+    }
+
+    /// Returns what finds the owner for a forwarder.
+    pub(super) fn locator(life: &ForwarderLife) -> Rc<ViewLocator> {
+        Rc::new(ViewLocator(life.view.clone()))
+    }
+
     /// Keeps events from a forwarder for a while, which may be longer than it has for adopting a table.
     pub(super) fn keep_events(&self, rng: &mut Rng) {
         let life = rng.pick(&self.forwarders).life.borrow().clone();
@@ -412,6 +442,7 @@ impl Group {
         self.starts.set(start);
         let limits = ForwarderLimits {
             patience: self.scenario.patience,
+            lease: self.scenario.lease,
             requests_max: 1 + usize::from(start % 3) * 8,
             ..ForwarderLimits::default()
         };
@@ -428,7 +459,7 @@ impl Group {
         }
         let volume = loop {
             match timeout(LONGEST, client.open(VOLUME, Rc::new(ViewLocator(view.clone())))).await {
-                Ok(Ok(volume)) => break volume,
+                Ok(Ok(volume)) => break RefCell::new(Rc::new(volume)),
                 Ok(Err(error)) if error.kind() == ErrorKind::TimedOut => {}
                 Ok(Err(error)) => return Err(format!("a volume cannot be opened: {error}")),
                 Err(_) => return Err("a volume is not opened".into()),
@@ -450,7 +481,7 @@ impl Group {
     /// Declares the life of a forwarder dead.
     async fn end_forwarder(&self, node: &ForwarderNode, rng: &mut Rng) -> std::result::Result<(), String> {
         let before = node.life.borrow().clone();
-        let start = *before.volume.start();
+        let start = *before.volume.borrow().start();
         if rng.coin() {
             before.messenger.shutdown();
         }
@@ -472,10 +503,14 @@ impl Group {
 
     /// Closes everything.
     pub(super) async fn close(&self) -> std::result::Result<(), String> {
+        while self.reopening.get() > 0 {
+            sleep(Duration::from_millis(10)).await;
+        }
         for node in &self.forwarders {
             let life = node.life.borrow().clone();
             let number = node.number;
-            let closed = timeout(LONGEST, life.volume.close()).await;
+            let volume = life.volume.borrow().clone();
+            let closed = timeout(LONGEST, volume.close()).await;
             closed.map_err(|_| format!("the volume of forwarder {number} is not closed"))?;
         }
         sleep(Duration::from_secs(60)).await;
@@ -508,10 +543,11 @@ fn options() -> MessengerOptions {
 }
 
 async fn start_owner(core: &MessengerCore, number: usize) -> OwnerNode {
-    let host = ForwardHost::new();
-    let messenger = Messenger::new(core, options(), OwnerSide(host.clone()));
+    let (host, late) = (ForwardHost::new(), Rc::new(LateMessages::default()));
+    let side = OwnerSide { host: host.clone(), late: late.clone() };
+    let messenger = Messenger::new(core, options(), side);
     while messenger.bind(&address(number)).is_err() {
         sleep(Duration::from_millis(1)).await;
     }
-    OwnerNode { messenger, host, offer: None, opened: None }
+    OwnerNode { messenger, host, late, offer: None, opened: None }
 }

@@ -3,10 +3,13 @@
 //! Two daemons take turns as the owner of a volume in memory, whose requests take time.  Others forward requests of hosts to
 //! the owner.  Hosts coordinate as those of a cluster do: changes of one block are not in flight at the same time, whichever
 //! forwarders they use.  Streams are cut and reset, connections replaced, owners move the volume, are fenced and start again,
-//! forwarders start again.  What the oracle demands:
+//! forwarders start again.  Messages reach owners late, by more than the lease of a session, and forwarders give the volume
+//! up.  What the oracle demands:
 //!
 //! - a read returns the content of the last change that was acknowledged, or of one that is in flight;
 //! - a change that failed has been done or not, once it has failed, and is not done later;
+//! - nor is one that has ended as its forwarder has given the volume up, and that the host has sent again over another one:
+//!   what the host writes after that stays;
 //! - a compare-and-write that succeeds has found what it compared;
 //! - no write of a host lands after the preemption of its registration was acknowledged, through whichever forwarder, until
 //!   it has registered again; and then none that it sent before;
@@ -14,6 +17,7 @@
 //! - nothing is executed on a suspended volume, nor for a start that was declared dead;
 //! - in the end all requests are answered.
 
+mod cuts;
 mod daemons;
 mod device;
 mod fencing;
@@ -71,6 +75,12 @@ pub struct ForwardTally {
     pub outdated: u64,
     /// Reservation actions that failed with an error.
     pub actions_failed: u64,
+    /// Times that owners handled messages late, ...
+    pub delayed: u64,
+    /// ... and that a forwarder gave the volume up.
+    pub given_up: u64,
+    /// Requests that hosts sent again after that.
+    pub repeated: u64,
 }
 
 impl ForwardTally {
@@ -92,6 +102,9 @@ impl ForwardTally {
         self.fenced_writes += other.fenced_writes;
         self.outdated += other.outdated;
         self.actions_failed += other.actions_failed;
+        self.delayed += other.delayed;
+        self.given_up += other.given_up;
+        self.repeated += other.repeated;
     }
 }
 
@@ -110,6 +123,9 @@ struct ForwardScenario {
     pause: Duration,
     events: u64,
     patience: Duration,
+    lease: Duration,
+    /// Forwarders give the volume up.
+    gives_up: bool,
     /// Hosts that fence each other.
     fencing: u64,
     net: NetFaults,
@@ -141,6 +157,8 @@ impl ForwardScenario {
             pause: Duration::from_millis(*rng.pick(&[5, 50, 300])),
             events: rng.below(20),
             patience: Duration::from_millis(*rng.pick(&[20, 20, 500, 3_600_000])),
+            lease: Duration::from_millis(*rng.pick(&[100, 200, 2_000])),
+            gives_up: rng.coin(),
             fencing: rng.below(5),
             net,
         }
@@ -164,12 +182,26 @@ impl Scene {
         change(&mut self.tally.borrow_mut());
     }
 
+    /// Sends a request by a forwarder, and by others as long as they tell that they are no path.
+    async fn send(&self, node: &ForwarderNode, request: BlockRequest, rng: &mut Rng) -> Result<BlockReply> {
+        let mut result = node.submit(request.clone()).await;
+        while result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Fenced) && !self.is_wrong() {
+            self.count(|tally| tally.repeated += 1);
+            if rng.coin() {
+                sleep(Duration::from_micros(rng.below(5_000))).await;
+            }
+            let other = rng.pick(self.group.forwarders()).clone();
+            result = other.submit(request.clone()).await;
+        }
+        result
+    }
+
     /// Sends a request by a forwarder, and tells the oracle of its end.
-    async fn issue(&self, node: &ForwarderNode, request: BlockRequest) -> Result<BlockReply> {
+    async fn issue(&self, node: &ForwarderNode, request: BlockRequest, rng: &mut Rng) -> Result<BlockReply> {
         let token = self.oracle.borrow_mut().submit(&request);
         self.count(|tally| tally.requests += 1);
         let compares = matches!(request, BlockRequest::CompareAndWrite { .. });
-        let result = node.submit(request).await.map_err(|error| {
+        let result = self.send(node, request, rng).await.map_err(|error| {
             match error.kind() {
                 ErrorKind::TimedOut => self.count(|tally| tally.timed_out += 1),
                 ErrorKind::Io if compares => self.count(|tally| tally.unknown += 1),
@@ -225,8 +257,8 @@ impl Scene {
     }
 
     /// Sends a request of a host, which waits a little after an error.
-    async fn submit(&self, node: &ForwarderNode, request: BlockRequest) {
-        if self.issue(node, request).await.is_err_and(|error| !matches!(error.kind(), ErrorKind::Mismatch(_))) {
+    async fn submit(&self, node: &ForwarderNode, request: BlockRequest, rng: &mut Rng) {
+        if self.issue(node, request, rng).await.is_err_and(|error| !matches!(error.kind(), ErrorKind::Mismatch(_))) {
             sleep(Duration::from_millis(2)).await;
         }
     }
@@ -237,13 +269,13 @@ impl Scene {
             self.left.set(self.left.get() - 1);
             let node = rng.pick(self.group.forwarders()).clone();
             if self.oracle.borrow().is_crowded() || rng.one_in(12) {
-                self.submit(&node, BlockRequest::Flush).await;
+                self.submit(&node, BlockRequest::Flush, &mut rng).await;
             } else if let Some((request, lock)) = (!rng.one_in(3)).then(|| self.draw_change(&mut rng)).flatten() {
-                self.submit(&node, request).await;
+                self.submit(&node, request, &mut rng).await;
                 self.locked.borrow_mut().retain(|other| *other != lock);
             } else {
                 let read = self.draw_read(&mut rng);
-                self.submit(&node, read).await;
+                self.submit(&node, read, &mut rng).await;
             }
             if rng.one_in(8) {
                 sleep(Duration::from_micros(rng.below(10_000))).await;
@@ -264,6 +296,16 @@ impl Scene {
             sleep(Duration::from_micros(rng.below(self.scenario.pause.as_micros() as u64))).await;
             if self.is_wrong() {
                 return Ok(());
+            }
+            if self.scenario.gives_up && rng.coin() {
+                let longest = 2 * self.scenario.lease;
+                if rng.coin() {
+                    group.delay_messages(2 * longest, rng);
+                    self.count(|tally| tally.delayed += 1);
+                }
+                group.give_up(longest, rng);
+                self.count(|tally| tally.given_up += 1);
+                continue;
             }
             match rng.below(14) {
                 0..=2 => {
@@ -323,7 +365,7 @@ async fn play(world: &World, scenario: &ForwardScenario) -> std::result::Result<
         for block in 0..scenario.blocks {
             // With little patience it fails until all has healed.
             let read = async {
-                while scene.issue(node, BlockRequest::Read(Extent::new(block * BLOCK, BLOCK))).await.is_err() {
+                while scene.issue(node, BlockRequest::Read(Extent::new(block * BLOCK, BLOCK)), &mut rng).await.is_err() {
                     sleep(Duration::from_millis(10)).await;
                 }
             };
