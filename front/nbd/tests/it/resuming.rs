@@ -3,7 +3,9 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
+use crate::common::world::{addr, simulate};
 use crate::common::*;
+use forebay_block::ErrorKind;
 use forebay_nbd::kernel::handshake::{ClientHandshake, HandshakeStep};
 use forebay_nbd::{NbdListenerOptions, NbdServer, NbdServerOptions, NbdStats, Tls};
 use forebay_reactor::{Addr, DriverChoice, Listener, Reactor, sleep, spawn};
@@ -70,4 +72,34 @@ fn abandoned_write_is_carried_out(resumes: bool) -> bool {
 fn a_write_of_a_connection_that_a_client_which_resumes_has_given_up_is_not_carried_out() {
     assert!(!abandoned_write_is_carried_out(true), "the client has sent it again, and may have sent later ones");
     assert!(abandoned_write_is_carried_out(false), "others may send their last write without waiting for the reply");
+}
+
+#[test]
+fn a_request_whose_path_is_given_up_gets_no_answer() {
+    simulate(|| async {
+        let model = Model::new(1 << 20);
+        let server = NbdServer::new(TestExports::with("disk", &model), NbdServerOptions::default(), NbdStats::new());
+        let listener = Listener::bind(&addr()).expect("binds");
+        drop(spawn(server.clone().serve(listener, NbdListenerOptions::from(Tls::None))));
+        let (mut client, _) = Client::open(&addr(), "disk", Style::Simple).await;
+        // A connection that goes on is told of the error.
+        model.fail(&[ErrorKind::Fenced]);
+        assert_eq!(client.ask(0, 0, 0, 4, &[]).await.error, 108);
+        model.held.set(true);
+        model.fail(&[ErrorKind::Fenced]);
+        client.request(1, 1, 0, 0, 4, b"data").await;
+        while model.in_flight.get() == 0 {
+            sleep(Duration::from_micros(100)).await;
+        }
+        let detaching = spawn({
+            let server = server.clone();
+            async move { server.detach("disk").await }
+        });
+        sleep(Duration::from_millis(1)).await;
+        model.release();
+        assert_eq!(client.answer().await, None, "the client sends it again");
+        assert_eq!(detaching.await, 1);
+        assert_eq!((server.connections(), model.in_flight.get()), (0, 0));
+        server.stop().await;
+    });
 }
