@@ -341,7 +341,10 @@ impl ForwardHost {
     pub(crate) fn end_lapsed(self: &Rc<Self>) {
         let lapsed = self.sessions.borrow_mut().take_lapsed(now());
         if !lapsed.is_empty() {
-            tracing::info!(sessions = lapsed.len(), "sessions of forwarded volumes end: the forwarder was not heard of");
+            tracing::info!(
+                sessions = lapsed.len(),
+                "sessions of forwarded volumes end: the forwarder was not heard of"
+            );
             self.announce_end(lapsed, &SessionEndReason::Other("the lease of the session has run out".into()));
         }
     }

@@ -200,7 +200,8 @@ fn daemon(core: &MessengerCore, number: u8) -> Daemon {
     let options = MessengerOptions { session_timeout: Duration::from_secs(30), ..MessengerOptions::default() };
     let is_deaf = Rc::new(Cell::new(false));
     let late = Rc::new(LateRequests::default());
-    let dispatch = Dispatch { host: host.clone(), client: client.clone(), is_deaf: is_deaf.clone(), late: late.clone() };
+    let dispatch =
+        Dispatch { host: host.clone(), client: client.clone(), is_deaf: is_deaf.clone(), late: late.clone() };
     let messenger = Messenger::new(core, options, dispatch);
     messenger.bind(&address(number)).expect("an address");
     Daemon { messenger, host, client, is_deaf, late }

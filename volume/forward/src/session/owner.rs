@@ -392,8 +392,7 @@ impl OwnerSessions {
             return;
         }
         let open = self.sessions.iter().filter(|(_, session)| session.phase == SessionPhase::Open);
-        let ends: Vec<_> =
-            open.filter_map(|(key, session)| Some((*key, self.lease_end_of(*key, session)?))).collect();
+        let ends: Vec<_> = open.filter_map(|(key, session)| Some((*key, self.lease_end_of(*key, session)?))).collect();
         let lapsed: BTreeSet<_> = ends.iter().filter(|(_, end)| now >= *end).map(|(key, _)| *key).collect();
         self.lease_ends = ends.iter().map(|(_, end)| *end).filter(|end| now < *end).min();
         let ended = self.end_where(|_, key| lapsed.contains(&key));
@@ -523,9 +522,8 @@ impl OwnerSessions {
             }
         }
         let ended: BTreeSet<_> = all.iter().copied().collect();
-        let changes = |(_, request): &(&u64, &AdmittedRequest)| {
-            request.footprint.is_change() && ended.contains(&request.key)
-        };
+        let changes =
+            |(_, request): &(&u64, &AdmittedRequest)| request.footprint.is_change() && ended.contains(&request.key);
         self.left_over.extend(self.admitted.iter().filter(changes).map(|(ticket, _)| *ticket));
         all.into_iter().for_each(|key| self.remove_if_over(key));
         open

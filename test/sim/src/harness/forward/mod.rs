@@ -365,7 +365,8 @@ async fn play(world: &World, scenario: &ForwardScenario) -> std::result::Result<
         for block in 0..scenario.blocks {
             // With little patience it fails until all has healed.
             let read = async {
-                while scene.issue(node, BlockRequest::Read(Extent::new(block * BLOCK, BLOCK)), &mut rng).await.is_err() {
+                while scene.issue(node, BlockRequest::Read(Extent::new(block * BLOCK, BLOCK)), &mut rng).await.is_err()
+                {
                     sleep(Duration::from_millis(10)).await;
                 }
             };

@@ -425,7 +425,10 @@ fn refusals_say_why() {
     assert!(matches!(open(&mut sessions, (1, 3), 2), Err(ForwardRefusal::Other(_))), "another start");
     sessions.suspend(VOLUMES[0]);
     assert_eq!(open(&mut sessions, (1, 3), 1), Err(ForwardRefusal::Moving));
-    assert_eq!(admit(&mut sessions, (1, 2), RequestClass::Repeatable, 0), Err(AdmitRefused::Refusal(ForwardRefusal::Moving)));
+    assert_eq!(
+        admit(&mut sessions, (1, 2), RequestClass::Repeatable, 0),
+        Err(AdmitRefused::Refusal(ForwardRefusal::Moving))
+    );
     assert_eq!(sessions.end_start(start_id(1)), [(1, 2)]);
     assert_eq!(open(&mut sessions, (1, 4), 1), Err(ForwardRefusal::StartEnded));
     sessions.withdraw(VOLUMES[0], Some("next".into()));
@@ -521,10 +524,8 @@ fn what_a_session_has_left_over_is_executed_before_what_depends_on_it() {
     let read_before = sessions.admit((1, 1), read(0, 4), 0, at(0)).expect("open");
     assert!(!sessions.must_wait(beside), "hosts have both in flight");
     sessions.end_session((1, 1));
-    let [again, elsewhere, read_after, over_read] =
-        [change(15, 1), change(16, 4), read(0, 9), change(0, 4)].map(|kind| {
-            sessions.admit((2, 1), kind, 0, at(0)).expect("open")
-        });
+    let [again, elsewhere, read_after, over_read] = [change(15, 1), change(16, 4), read(0, 9), change(0, 4)]
+        .map(|kind| sessions.admit((2, 1), kind, 0, at(0)).expect("open"));
     assert!(sessions.must_wait(again) && sessions.must_wait(read_after));
     assert!(!sessions.must_wait(elsewhere) && !sessions.must_wait(over_read));
     sessions.executed(read_before);
