@@ -306,9 +306,10 @@ impl ForwardHost {
     ) -> std::result::Result<AdmittedAccess, AdmitRefused> {
         let kind = (request.class(), request.footprint());
         let admitted = self.sessions.borrow_mut().admit(key, kind, request.cost(), now());
+        // Before leases are looked at once more, as this one may run out just now.
+        let volume = self.sessions.borrow().volume_of(key).map(str::to_owned);
         self.end_lapsed();
-        let ticket = admitted?;
-        let volume = self.sessions.borrow().volume_of(key).expect("an open session").to_owned();
+        let (ticket, volume) = (admitted?, volume.expect("an open session"));
         let device = self.devices.borrow().get(&volume).expect("an offered volume has a device").device.clone();
         Ok(AdmittedAccess { ticket, device, volume })
     }
