@@ -501,7 +501,8 @@ impl<R> ForwarderState<R> {
     /// Takes out the requests that have waited for too long, for an owner or for the answer of a former one, and those that may
     /// end as the volume was given up.
     pub fn expired(&mut self, now: Instant) -> Vec<Resolution<R>> {
-        let unknown = self.unresolved.extract_if(.., |_, (_, until)| now >= *until);
+        let given_up = self.given_up;
+        let unknown = self.unresolved.extract_if(.., |_, (_, until)| given_up || now >= *until);
         let mut over: Vec<_> = unknown.map(|(_, (entry, _))| Resolution::OutcomeUnknown(entry.request)).collect();
         if self.given_up {
             over.extend(self.take_given_up(now));
@@ -522,7 +523,7 @@ impl<R> ForwarderState<R> {
     pub fn deadline(&self) -> Option<Instant> {
         let unresolved = self.unresolved.values().map(|(_, until)| *until).min();
         if self.given_up {
-            return self.leases_over.filter(|_| !self.is_idle()).into_iter().chain(unresolved).min();
+            return self.leases_over.filter(|_| !self.waiting.is_empty() || !self.sent.is_empty()).or(unresolved);
         }
         if matches!(self.phase, ForwarderPhase::Open { .. } | ForwarderPhase::Dead) {
             return unresolved;

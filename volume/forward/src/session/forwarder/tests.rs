@@ -298,6 +298,9 @@ proptest! {
                     model.lapse(None);
                     let expired = state.expired(at(model.time));
                     model.timed_out(expired)?;
+                    if model.given_up {
+                        prop_assert!(state.deadline().is_none_or(|deadline| deadline > at(model.time)));
+                    }
                 }
                 _ => {}
             }
@@ -530,4 +533,20 @@ fn what_was_sent_ends_as_given_up_when_the_owner_has_ended_the_session() {
     assert_eq!(state.answered(1, 0, AttemptEnd::Answered, start), Some(10));
     state.closed(1);
     assert_eq!(state.expired(start), [Resolution::GivenUp(11)]);
+}
+
+#[test]
+fn a_volume_that_is_given_up_waits_for_no_answer_of_a_former_owner() {
+    let start = Instant::from_nanos(0);
+    let mut state = ForwarderState::new(ForwarderLimits::default(), start);
+    state.leases_until(lease_is_over(start, Duration::from_secs(2)));
+    open(&mut state, 1);
+    state.push(10, 0, RequestClass::OnceOnly, start);
+    state.next_to_send().expect("open");
+    state.set_owner(Some(2), Some(2), start);
+    state.begin_open(2);
+    assert_eq!(state.opened(2, 2, 0, start), Some(Vec::new()), "its answer may still arrive");
+    state.give_up();
+    assert_eq!(state.expired(start), [Resolution::OutcomeUnknown(10)]);
+    assert_eq!(state.deadline(), None);
 }
