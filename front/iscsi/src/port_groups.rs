@@ -55,7 +55,7 @@ pub struct PortGroups {
 
 impl PortGroups {
     /// Maximum number of groups, with the own one.
-    pub const GROUPS_MAX: usize = 64;
+    pub const GROUPS_MAX: usize = 128;
     /// Maximum number of portals of other daemons, so that a response with all of them is not truncated.
     pub const PORTALS_MAX: usize = 1024;
 
@@ -146,8 +146,8 @@ mod tests {
         let twice = vec![remote(2, 2, &[portal]), remote(3, 3, &[portal])];
         assert_eq!(error(port(1, 1), twice), PortGroupsError::DuplicatePortal(portal.parse().expect("an address")));
         let groups = |count: u16| (2..=count).map(|group| remote(group, group, &[])).collect::<Vec<_>>();
-        assert_eq!(PortGroups::new(port(1, 1), groups(64)).expect("valid").ports().len(), PortGroups::GROUPS_MAX);
-        assert_eq!(error(port(1, 1), groups(65)), PortGroupsError::TooManyGroups(65));
+        assert_eq!(PortGroups::new(port(1, 1), groups(128)).expect("valid").ports().len(), PortGroups::GROUPS_MAX);
+        assert_eq!(error(port(1, 1), groups(129)), PortGroupsError::TooManyGroups(129));
         let portals = |count: u16| RemotePortGroup {
             port: port(2, 2),
             portals: (1..=count).map(|number| SocketAddr::from(([10, 0, 0, 2], number))).collect(),

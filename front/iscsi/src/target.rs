@@ -90,6 +90,8 @@ struct TargetState {
     removed: AtomicBool,
     /// Set while no host may log in.
     suspended: AtomicBool,
+    /// Set while it is hidden from discovery if it has no units.
+    hides_empty: AtomicBool,
     catalog: Arc<Catalog>,
 }
 
@@ -160,6 +162,7 @@ impl Target {
             generation: AtomicU32::new(0),
             removed: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
+            hides_empty: AtomicBool::new(false),
             catalog,
         }))
     }
@@ -190,6 +193,16 @@ impl Target {
     /// Returns true if the login ACL admits an initiator.
     pub fn admits(&self, initiator: &str) -> bool {
         is_listed(&read(&self.0.access).initiators, initiator)
+    }
+
+    /// Sets whether SendTargets omits it while it has no units.
+    pub fn hide_empty(&self, hides_empty: bool) {
+        self.0.hides_empty.store(hides_empty, Ordering::Release);
+    }
+
+    /// Returns true if SendTargets omits it.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.0.hides_empty.load(Ordering::Acquire) && self.unit_count() == 0
     }
 
     pub(crate) fn chap(&self) -> Option<Chap> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -53,6 +53,8 @@ struct Registry {
     limits: TargetLimits,
     targets: RwLock<BTreeMap<String, Target>>,
     last_target: AtomicU64,
+    /// Set while targets are expected whose names are not known yet.
+    expects_more: AtomicBool,
     catalog: Arc<Catalog>,
     discovery_chap: RwLock<Option<Chap>>,
     portals: RwLock<Vec<Addr>>,
@@ -74,6 +76,7 @@ impl Targets {
             limits,
             targets: RwLock::default(),
             last_target: AtomicU64::new(0),
+            expects_more: AtomicBool::new(false),
             catalog: Arc::default(),
             discovery_chap: RwLock::default(),
             portals: RwLock::default(),
@@ -92,6 +95,19 @@ impl Targets {
     /// # Errors
     /// [`Exists`] when there is one of the same name.
     pub fn create(&self, spec: TargetSpec) -> Result<Target, Exists> {
+        self.create_with(spec, |_| {})
+    }
+
+    /// Creates a target that is suspended: logins are refused as unavailable until [`Target::resume`].
+    ///
+    /// # Errors
+    /// [`Exists`] when there is one of the same name.
+    pub fn create_suspended(&self, spec: TargetSpec) -> Result<Target, Exists> {
+        // Without sessions nothing has to end.
+        self.create_with(spec, |target| drop(target.suspend()))
+    }
+
+    fn create_with(&self, spec: TargetSpec, set_up: impl FnOnce(&Target)) -> Result<Target, Exists> {
         let name = spec.name.to_ascii_lowercase();
         let mut targets = write(&self.0.targets);
         if targets.contains_key(&name) {
@@ -99,8 +115,15 @@ impl Targets {
         }
         let id = self.0.last_target.fetch_add(1, Ordering::Relaxed) + 1;
         let target = Target::new(id, spec, self.0.catalog.clone());
+        set_up(&target);
         targets.insert(name, target.clone());
         Ok(target)
+    }
+
+    /// Sets whether targets are expected whose names are not known yet.  Meanwhile a login to an unknown target is refused as
+    /// unavailable, which initiators repeat; otherwise as not found.
+    pub fn set_expecting(&self, expects_more: bool) {
+        self.0.expects_more.store(expects_more, Ordering::Release);
     }
 
     /// Returns a target by its name.
@@ -120,12 +143,12 @@ impl Targets {
         self.read().values().cloned().collect()
     }
 
-    /// Returns the first target after `after`, by name, that an initiator may log in to.
+    /// Returns the first target after `after`, by name, that an initiator may log in to, and that is not hidden.
     pub(crate) fn next_visible(&self, after: Option<&str>, initiator: &str) -> Option<Target> {
         let after = after.map_or(Bound::Unbounded, Bound::Excluded);
         let targets = self.read();
         let mut following = targets.range::<str, _>((after, Bound::Unbounded)).map(|(_, target)| target);
-        following.find(|target| target.admits(initiator)).cloned()
+        following.find(|target| target.admits(initiator) && !target.is_hidden()).cloned()
     }
 
     /// Ends all sessions of an initiator with a target: commands in flight are completed, and the host is asked to log
@@ -228,7 +251,10 @@ impl Targets {
 
 impl LoginDirectory for Targets {
     fn target(&self, target: &str, initiator: &str) -> Result<LoginAccess, Denied> {
-        let target = self.get(target).ok_or(Denied::NotFound)?;
+        let target = self.get(target).ok_or_else(|| match self.0.expects_more.load(Ordering::Acquire) {
+            true => Denied::Expected,
+            false => Denied::NotFound,
+        })?;
         if !target.admits(initiator) {
             return Err(Denied::Forbidden);
         }
@@ -239,7 +265,7 @@ impl LoginDirectory for Targets {
     }
 
     fn discovery(&self, initiator: &str) -> Result<LoginAccess, Denied> {
-        if self.next_visible(None, initiator).is_none() {
+        if !self.read().values().any(|target| target.admits(initiator)) {
             return Err(Denied::Unlisted);
         }
         let chap = read(&self.0.discovery_chap).clone();

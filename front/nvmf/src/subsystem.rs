@@ -103,6 +103,10 @@ struct SubsystemState {
     reported: ReportedEvents,
     /// Set on removal: no host can connect any more.
     removed: AtomicBool,
+    /// Set while Connects are refused as busy.
+    held: AtomicBool,
+    /// Set while it is hidden from discovery if it has no namespaces.
+    hides_empty: AtomicBool,
     shared: Arc<RegistryState>,
 }
 
@@ -151,6 +155,8 @@ impl Subsystem {
             tls_keys: RwLock::default(),
             reported: ReportedEvents::default(),
             removed: AtomicBool::new(false),
+            held: AtomicBool::new(false),
+            hides_empty: AtomicBool::new(false),
             shared,
         }))
     }
@@ -235,6 +241,10 @@ impl Subsystem {
             self.0.shared.withdrawals.fetch_add(1, Ordering::AcqRel);
         }
         self.0.shared.ana_changes.fetch_add(1, Ordering::AcqRel);
+        if self.0.hides_empty.load(Ordering::Acquire) && self.namespace_count() < 2 {
+            // Perhaps the first one, or the last one.
+            self.0.shared.discovery_changed();
+        }
         self.announce(AsyncEvent::Namespace(nsid));
     }
 
@@ -275,6 +285,29 @@ impl Subsystem {
     /// Returns the TLS keys.
     pub(crate) fn tls_keys(&self) -> Arc<TlsKeys> {
         read(&self.0.tls_keys).clone()
+    }
+
+    /// Sets whether Connects are refused as busy, which hosts repeat: its namespaces are not complete yet.  A host that finds
+    /// none drops the volumes that it has had.
+    pub fn set_held(&self, held: bool) {
+        self.0.held.store(held, Ordering::Release);
+    }
+
+    /// Returns whether Connects are refused as busy.
+    pub fn is_held(&self) -> bool {
+        self.0.held.load(Ordering::Acquire)
+    }
+
+    /// Sets whether discovery omits it while it has no namespaces.
+    pub fn hide_empty(&self, hides_empty: bool) {
+        if self.0.hides_empty.swap(hides_empty, Ordering::AcqRel) != hides_empty {
+            self.0.shared.discovery_changed();
+        }
+    }
+
+    /// Returns whether discovery omits it.
+    fn is_hidden(&self) -> bool {
+        self.0.hides_empty.load(Ordering::Acquire) && self.namespace_count() == 0
     }
 
     /// Returns whether a host may connect.
@@ -337,6 +370,9 @@ impl Subsystem {
         };
         if self.0.removed.load(Ordering::Acquire) {
             return Err(ConnectRefusal::parameter(connect_field::SUBSYSTEM));
+        }
+        if self.is_held() {
+            return Err(ConnectRefusal::status(NvmeStatus::CONNECT_BUSY));
         }
         // Unauthenticated controllers do not count, so that an impostor cannot use up the limit of a host.
         let counts = |each: &&Arc<Association>| each.host == connect.host && each.counts();

@@ -48,6 +48,9 @@ pub enum Denied {
     /// Target serves no host at the moment.
     #[error("the target is suspended")]
     Suspended,
+    /// Target unknown, while targets are expected whose names are not known yet.
+    #[error("the target is not served yet")]
+    Expected,
     /// Initiator is in no target's list, and requests discovery.
     #[error("the initiator is in no target's list")]
     Unlisted,
@@ -59,7 +62,7 @@ impl Denied {
             Denied::NotFound => status::NOT_FOUND,
             Denied::Forbidden | Denied::Unlisted => status::FORBIDDEN,
             // Initiators try again after this one, while they take those above for final.
-            Denied::Suspended => status::UNAVAILABLE,
+            Denied::Suspended | Denied::Expected => status::UNAVAILABLE,
         }
     }
 }

@@ -370,6 +370,40 @@ fn session_numbers_go_round_without_meeting() {
 }
 
 #[test]
+fn a_target_that_is_expected_or_not_ready_yet_is_unavailable_for_now() {
+    let targets = Targets::new(TargetLimits::default());
+    let (other, wanted) = (initiator(0), name(1));
+    let login = |targets: &Targets| status(targets, &[("InitiatorName", &other), ("TargetName", &wanted)]).0;
+    assert_eq!(login(&targets), login_status::NOT_FOUND);
+    targets.set_expecting(true);
+    assert_eq!(login(&targets), login_status::UNAVAILABLE);
+    let target = targets.create_suspended(spec(1, 0)).expect("a new name");
+    targets.set_expecting(false);
+    assert_eq!(login(&targets), login_status::UNAVAILABLE);
+    target.resume();
+    assert_eq!(login(&targets), login_status::SUCCESS);
+    assert!(targets.remove(&wanted).is_some());
+    assert_eq!(login(&targets), login_status::NOT_FOUND);
+}
+
+#[test]
+fn an_empty_target_is_hidden_from_discovery_on_request() {
+    let targets = Targets::new(TargetLimits::default());
+    let target = targets.create(spec(1, 0)).expect("a new name");
+    let listed = || targets.next_visible(None, &initiator(0)).is_some();
+    assert!(listed());
+    target.hide_empty(true);
+    assert!(!listed());
+    assert!(targets.discovery(&initiator(0)).is_ok(), "discovery itself is as before");
+    drop(target.add(0, unit(1)).expect("added"));
+    assert!(listed());
+    drop(target.remove(0));
+    assert!(!listed());
+    target.hide_empty(false);
+    assert!(listed());
+}
+
+#[test]
 fn a_login_that_outlives_its_target_comes_to_nothing() {
     use forebay_sim::{Faults, World};
     let world = World::new(1, Faults::none());

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use forebay_reactor::cross;
@@ -51,6 +51,8 @@ pub(super) struct RegistryState {
     pub(super) withdrawals: AtomicU64,
     pub(super) ana_changes: AtomicU64,
     discovery_changes: AtomicU64,
+    /// Set while subsystems are expected whose names are not known yet.
+    expects_more: AtomicBool,
     controllers: Mutex<Controllers>,
 }
 
@@ -102,6 +104,7 @@ impl Subsystems {
             withdrawals: AtomicU64::new(1),
             ana_changes: AtomicU64::new(1),
             discovery_changes: AtomicU64::new(1),
+            expects_more: AtomicBool::new(false),
             controllers: Mutex::default(),
         });
         let identity = SubsystemIdentity {
@@ -167,6 +170,12 @@ impl Subsystems {
         Some(removed)
     }
 
+    /// Sets whether subsystems are expected whose names are not known yet.  Meanwhile a Connect to an unknown subsystem is
+    /// refused as busy, which hosts repeat; otherwise for good.
+    pub fn set_expecting(&self, expects_more: bool) {
+        self.shared.expects_more.store(expects_more, Ordering::Release);
+    }
+
     /// Returns a subsystem by name.
     pub fn get(&self, nqn: &str) -> Option<Subsystem> {
         read(&self.by_name).get(nqn).cloned()
@@ -220,11 +229,11 @@ impl Subsystems {
     }
 
     /// Returns the discovery generation counter, which grows with each change, and the entries for a host that has
-    /// connected through `port`: the subsystems that admit it, on each TCP address of each port, their own ports and
-    /// those of other processes, and discovery itself on those of `port`.
+    /// connected through `port`: the subsystems that admit it and are not hidden, on each TCP address of each port, their
+    /// own ports and those of other processes, and discovery itself on those of `port`.
     pub fn discovery(&self, port: &Port, host: &str) -> (u64, Vec<DiscoveryEntry>) {
         let change = self.shared.discovery_changes.load(Ordering::Acquire);
-        let admitting: Vec<Subsystem> = self.all().into_iter().filter(|each| each.admits(host)).collect();
+        let admitting: Vec<Subsystem> = self.all().into_iter().filter(|each| each.admits(host) && !each.is_hidden()).collect();
         let offsets: Vec<u16> = admitting.iter().map(|each| read(&each.0.ports).offset).collect();
         let mut entries = Vec::new();
         for each in self.ports() {
@@ -285,9 +294,12 @@ impl Subsystems {
     /// Returns the subsystem that a Connect names.
     ///
     /// # Errors
-    /// Connect Invalid Parameters if there is none.
+    /// Connect Invalid Parameters if there is none; Controller Busy if it may be one of those that are expected.
     fn named(&self, nqn: &str) -> Result<Subsystem, ConnectRefusal> {
-        self.get(nqn).ok_or(ConnectRefusal::parameter(connect_field::SUBSYSTEM))
+        self.get(nqn).ok_or_else(|| match self.shared.expects_more.load(Ordering::Acquire) {
+            true => ConnectRefusal::status(NvmeStatus::CONNECT_BUSY),
+            false => ConnectRefusal::parameter(connect_field::SUBSYSTEM),
+        })
     }
 
     /// Creates a controller for a host that connects its admin queue, in the subsystem that the Connect names.

@@ -204,3 +204,54 @@ fn subsystems_come_and_go_under_load() {
         assert_eq!((site.server.bytes_held(), model.in_flight.get()), (0, 0));
     });
 }
+
+/// A host gives a path up for good if a Connect is refused with Do Not Retry.
+#[test]
+fn a_subsystem_that_is_expected_or_held_is_busy_for_now() {
+    simulate(1, |_, site| async move {
+        let connect = async |nqn: &str| {
+            let mut client = Client::connect(&addr(), NONE).await.expect("connected");
+            let done = client.connect_queue(0, 32, nqn, HOST, 0xFFFF, false).await.expect("answered").completion;
+            (done.status, done.final_)
+        };
+        assert_eq!(connect(SECOND).await, (0x182, true));
+        site.subsystems.set_expecting(true);
+        assert_eq!((connect(SECOND).await, connect(NQN).await), ((0x181, false), (0, false)));
+        let second = site.add_subsystem(SECOND, 7, &Model::new(1 << 20, false));
+        second.set_held(true);
+        site.subsystems.set_expecting(false);
+        assert_eq!((connect(SECOND).await, connect(THIRD).await), ((0x181, false), (0x182, true)));
+        assert!(discovered(HOST).await.contains(SECOND), "hosts may learn of it");
+        second.set_held(false);
+        assert_eq!(connect(SECOND).await, (0, false));
+        site.subsystems.remove(SECOND);
+        assert_eq!(connect(SECOND).await, (0x182, true));
+    });
+}
+
+#[test]
+fn an_empty_subsystem_is_hidden_from_discovery_on_request() {
+    simulate(1, |_, site| async move {
+        let (mut admin, _) = Client::admin(&addr(), NONE, DISCOVERY, HOST).await.expect("discovery");
+        let second = site.add_subsystem(SECOND, 7, &Model::new(1 << 20, false));
+        let nsid = second.namespace_ids()[0];
+        let namespace = second.namespace(nsid).expect("added");
+        let mut last = 0;
+        let mut changed = async || {
+            let page = admin.run(with(sqe(0x02, 0), 10, 0x70 | 3 << 16), &[], 16).await.expect("log").ok();
+            let before = std::mem::replace(&mut last, page[0]);
+            before != page[0]
+        };
+        assert!(changed().await);
+        second.hide_empty(true);
+        assert!(changed().await && discovered(HOST).await.contains(SECOND), "it has a namespace");
+        second.remove_namespace(nsid);
+        assert!(changed().await && !discovered(HOST).await.contains(SECOND));
+        drop(Client::admin(&addr(), NONE, SECOND, HOST).await.expect("hosts that know it connect"));
+        second.add_namespace(namespace.as_ref().clone()).expect("in range");
+        assert!(changed().await && discovered(HOST).await.contains(SECOND));
+        second.remove_namespace(nsid);
+        second.hide_empty(false);
+        assert!(changed().await && discovered(HOST).await.contains(SECOND));
+    });
+}
