@@ -226,6 +226,31 @@ fn a_process_that_is_killed_is_fenced_at_once_and_a_member_that_others_hear_is_n
 }
 
 #[test]
+fn in_a_group_of_two_a_process_is_gone_only_after_several_refusals() {
+    for seed in 0..20 {
+        let mut world = settled(seed, 2, 20, Latencies::USUAL);
+        let (id, start) = (world.daemons[0].id, world.daemons[0].machine.as_ref().expect("runs").start());
+        // In two bursts, while the connection is interrupted.
+        world.cut_links.insert((0, 1));
+        for pause in [SECOND / 40, SECOND / 10] {
+            for _ in 0..5 {
+                world.refused_at(1, id, start);
+            }
+            world.run_until(world.now + pause);
+        }
+        assert!(world.state(0).is_some_and(GatewayState::serves), "seed {seed}: two refusals fence nobody");
+        world.cut_links.clear();
+        world.run_until(world.now + 3 * SECOND);
+        assert_eq!((world.complaint(), world.fenced.len()), (None, 0), "seed {seed}");
+        world.kill_process(0);
+        world.run_until(world.now + 2 * SECOND / 5);
+        assert!(!world.state(0).is_some_and(GatewayState::serves), "seed {seed}: within less than half a lease");
+        world.run_until(world.now + 3 * SECOND / 2);
+        assert_eq!((world.complaint(), world.fenced.len()), (None, 1), "seed {seed}");
+    }
+}
+
+#[test]
 fn a_machine_that_is_refused_everywhere_accuses_nobody_at_once() {
     for seed in 0..20 {
         let mut world = settled(seed, 3, 30, Latencies::USUAL);

@@ -19,6 +19,19 @@ const MOVES_MAX: usize = 8;
 /// Time between attempts to fence a start.
 const FENCE_RETRY: Duration = Duration::from_millis(500);
 
+/// Number of attempts to connect that must be refused where no other member is heard that could contradict.
+const REFUSALS_ALONE: u32 = 3;
+/// Least time between attempts that count as several.
+const REFUSAL_SPACING: Duration = Duration::from_millis(20);
+
+/// Refusals of connections to a member by its machine.
+#[derive(Debug, Clone, Copy)]
+struct ConnectionRefusals {
+    since: Instant,
+    last: Instant,
+    count: u32,
+}
+
 /// Observation of another member.
 #[derive(Debug, Clone)]
 pub(super) struct HeardMember {
@@ -29,8 +42,8 @@ pub(super) struct HeardMember {
     pool_silence: Duration,
     /// Set once it was heard.
     was_heard: bool,
-    /// Since when its machine refuses connections to it.
-    refused_since: Option<Instant>,
+    /// Refusals since it was last heard.
+    refusals: Option<ConnectionRefusals>,
     /// For how long it has not heard those that it observes.
     silences: Vec<(MemberId, Duration)>,
 }
@@ -58,7 +71,7 @@ impl GatewayMachine {
                 last: now,
                 pool_silence: Duration::ZERO,
                 was_heard: false,
-                refused_since: None,
+                refusals: None,
                 silences: Vec::new(),
             };
             let known = self.heard.get(&member).cloned().filter(|known| known.start == start);
@@ -85,7 +98,7 @@ impl GatewayMachine {
         if let Some(heard) = self.heard.get_mut(&member) {
             heard.last = now;
             heard.was_heard = true;
-            heard.refused_since = None;
+            heard.refusals = None;
             heard.pool_silence = time(pool_silence_ms);
             heard.silences = report.silences.into_iter().map(|(member, silence)| (member, time(silence))).collect();
         }
@@ -101,22 +114,31 @@ impl GatewayMachine {
     /// accuses a member that another one has heard.
     pub(super) fn take_refused(&mut self, now: Instant, member: MemberId, start: StartId) {
         if let Some(heard) = self.heard.get_mut(&member).filter(|heard| heard.start == start && heard.was_heard) {
-            heard.refused_since.get_or_insert(now);
+            let first = ConnectionRefusals { since: now, last: now, count: 1 };
+            let refusals = heard.refusals.get_or_insert(first);
+            if now.since(refusals.last) >= REFUSAL_SPACING {
+                (refusals.last, refusals.count) = (now, refusals.count + 1);
+            }
             self.heartbeat_at = now;
         }
     }
 
     /// Returns since when a member has certainly failed, as far as this one can tell: connections to it are refused, while
-    /// others are heard, so that it is not this machine that refuses them.
+    /// others are heard, so that it is not this machine that refuses them.  Where there is no other one, several attempts must
+    /// have been refused.
     fn refused_since(&self, now: Instant, heard: &HeardMember) -> Option<Instant> {
-        let others = || self.heard.values().any(|other| other.refused_since.is_none() && self.hears(now, other));
-        heard.refused_since.filter(|_| self.heard.len() == 1 || others())
+        let others = || self.heard.values().any(|other| other.refusals.is_none() && self.hears(now, other));
+        let is_certain = |refusals: &ConnectionRefusals| match self.heard.len() {
+            1 => refusals.count >= REFUSALS_ALONE,
+            _ => others(),
+        };
+        heard.refusals.filter(is_certain).map(|refusals| refusals.since)
     }
 
     /// Returns what this member says in heartbeats: whom it hears, its load, and loads of others, other ones each time.
     pub(super) fn report(&self, now: Instant) -> HeartbeatReport {
         let silence = |member| {
-            let heard = self.heard.get(&member).filter(|heard| heard.refused_since.is_none());
+            let heard = self.heard.get(&member).filter(|heard| heard.refusals.is_none());
             let silence = heard.map_or(Duration::MAX, |heard| now.since(heard.last));
             (member, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX))
         };

@@ -16,6 +16,10 @@ use forebay_reactor::Instant;
 
 use crate::conditions::{Latencies, Random, RandomFaults};
 
+/// Attempts of a daemon to connect to one whose connection was interrupted, and the time between them.
+const PROBES: u32 = 8;
+const PROBE_PAUSE: Duration = Duration::from_millis(25);
+
 enum WorldEvent {
     Tick,
     Deliver(GatewayMessage),
@@ -267,10 +271,11 @@ impl World {
         for other in 0..self.daemons.len() {
             let reached = self.daemons[other].part == self.daemons[at].part;
             if other != at && reached && !self.cut_links.contains(&(at.min(other), at.max(other))) {
-                // Twice, as messages of the former connection may be on their way.
-                let delay = Duration::from_millis(1 + self.random.below(30));
-                self.after(other, delay, WorldEvent::ConnectionRefused(id, start));
-                self.after(other, delay + Duration::from_millis(20), WorldEvent::ConnectionRefused(id, start));
+                // Several attempts, as daemons make them.
+                let first = Duration::from_millis(1 + self.random.below(30));
+                for attempt in 0..PROBES {
+                    self.after(other, first + PROBE_PAUSE * attempt, WorldEvent::ConnectionRefused(id, start));
+                }
             }
         }
     }
