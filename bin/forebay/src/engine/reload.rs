@@ -25,6 +25,9 @@ impl Engine {
         self.fronts.nbd().expel(self.cores()).await;
         self.apply_nvme_access(nvme);
         self.apply_iscsi_access(iscsi);
+        if let Some(joined) = self.gateways.joined() {
+            joined.admit_configured_hosts(self);
+        }
         let restart = !same_but_for_hosts(&daemon.config, config);
         match restart {
             false => tracing::info!("hosts and secrets have been read again"),

@@ -137,16 +137,18 @@ impl IscsiFront {
     /// # Errors
     /// If a target of that name exists.
     pub fn create(&self, name: &str, access: &IscsiAccess) -> Result<Target> {
-        self.create_with(name, access, None)
+        let spec = TargetSpec { name: name.to_owned(), access: access_control(access), port_groups: None };
+        self.targets.create(spec).map_err(|error| Failure::new(FailureKind::Exists, error.to_string()))
     }
 
-    /// Creates a target that other daemons serve as well, as these port groups.
+    /// Creates a target that other daemons serve as well, as these port groups.  It is suspended.
     ///
     /// # Errors
     /// If a target of that name exists.
-    pub fn create_with(&self, name: &str, access: &IscsiAccess, port_groups: Option<PortGroups>) -> Result<Target> {
+    pub fn create_shared(&self, name: &str, access: &IscsiAccess, port_groups: PortGroups) -> Result<Target> {
+        let port_groups = Some(port_groups);
         let spec = TargetSpec { name: name.to_owned(), access: access_control(access), port_groups };
-        self.targets.create(spec).map_err(|error| Failure::new(FailureKind::Exists, error.to_string()))
+        self.targets.create_suspended(spec).map_err(|error| Failure::new(FailureKind::Exists, error.to_string()))
     }
 
     /// Removes a target, and waits until its sessions have ended.

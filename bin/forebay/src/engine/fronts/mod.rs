@@ -154,6 +154,19 @@ impl Fronts {
         &self.iscsi
     }
 
+    /// Sets whether subsystems and targets are expected whose names are not known yet: hosts that ask for unknown ones are
+    /// told to try again.
+    pub fn set_expecting(&self, expects_more: bool) {
+        self.nvme.subsystems().set_expecting(expects_more);
+        self.iscsi.targets().set_expecting(expects_more);
+    }
+
+    /// Sets whether discovery omits the default subsystem and the default target while they have no exports.
+    pub fn hide_empty_defaults(&self, hides_empty: bool) {
+        self.nvme.default_subsystem().hide_empty(hides_empty);
+        self.iscsi.default_target().hide_empty(hides_empty);
+    }
+
     /// Returns the number of connections to an export.
     pub fn connections_of(&self, front: Front, spec: &ImageSpec) -> usize {
         self.of(front).connections_of(spec)
@@ -220,11 +233,15 @@ impl Engine {
         // From here on, `stop_fronts` has work to do.
         self.fronts.serving.set(true);
         self.restore_exports().await;
+        // Hosts that come back find the subsystem and the target of the group.
+        let membership = self.prepare_membership(daemon.config.group.as_ref())?;
         for front in self.fronts.all() {
             front.serve(self, self.cores()).await?;
         }
         failover::watch(self);
-        self.resume_membership(daemon.config.group.as_ref())?;
+        if let Some(joined) = membership {
+            joined.begin();
+        }
         drop(spawn(self.clone().resume_mappings()));
         Ok(())
     }

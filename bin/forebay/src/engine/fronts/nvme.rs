@@ -134,10 +134,11 @@ impl NvmeFront {
     /// # Errors
     /// If a subsystem of that NQN exists.
     pub fn create(&self, nqn: &str, access: &NvmeAccess) -> Result<Subsystem> {
-        self.create_with(nqn, access, self.cntlids.clone(), AnaGrouping::ByPort)
+        self.create_with(nqn, access, self.cntlids.clone(), AnaGrouping::ByPort, |_| {})
     }
 
-    /// Creates a subsystem that admits the given hosts, and gives their controllers ids of this range.
+    /// Creates a subsystem that admits the given hosts, and gives their controllers ids of this range.  `set_up` configures it
+    /// further before the first host can connect.
     ///
     /// # Errors
     /// If a subsystem of that NQN exists.
@@ -147,12 +148,16 @@ impl NvmeFront {
         access: &NvmeAccess,
         cntlids: RangeInclusive<u16>,
         grouping: AnaGrouping,
+        set_up: impl FnOnce(&Subsystem),
     ) -> Result<Subsystem> {
         // Subsystems of one NQN are one subsystem to hosts, on whichever daemon, so they need the same serial number.
         let identity = identity_of(nqn.to_owned(), serial_of(nqn));
         let created = self
             .subsystems
-            .create_with(identity, cntlids, grouping, |subsystem| set_hosts(subsystem, access))
+            .create_with(identity, cntlids, grouping, |subsystem| {
+                set_hosts(subsystem, access);
+                set_up(subsystem);
+            })
             .map_err(|error| Failure::new(FailureKind::Exists, error.to_string()))?;
         self.access.borrow_mut().insert(nqn.to_owned(), access.clone());
         Ok(created)

@@ -12,10 +12,11 @@ use forebay_gateways::{
 };
 use forebay_image::ImageFeatures;
 use forebay_messenger::Address;
-use forebay_reactor::{spawn, timeout, wall_clock};
+use forebay_reactor::{timeout, wall_clock};
 
 use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings};
-use super::{JoinedGroup, new_start};
+use super::names::GroupNames;
+use super::{JoinedGroup, StoredMembership, new_start};
 use crate::api::{
     AttachRequest, DrainGateway, Front, GatewayGroupStatus, GatewayMemberStatus, GatewayVolumeStatus, ImageExport,
 };
@@ -84,19 +85,31 @@ impl JoinedGroup {
         Err(refused(last.unwrap_or(ChangeRefusal::Epoch)))
     }
 
+    /// Returns whether the running start serves in the group.
+    fn serves(&self) -> bool {
+        let start = self.running().map(|running| StartId(*running.client.start()));
+        start.zip(self.record()).is_some_and(|(start, record)| record.serves(self.own, start))
+    }
+
     /// Waits until this daemon serves in the group: one that has just started has not joined yet.
     pub(super) async fn wait_to_serve(&self) -> Result<()> {
-        let serves = || {
-            let start = self.running().map(|running| StartId(*running.client.start()));
-            start.zip(self.record()).is_some_and(|(start, record)| record.serves(self.own, start))
-        };
-        match self.wait_until(JOINED, serves).await {
+        match self.wait_until(JOINED, || self.serves()).await {
             true => Ok(()),
             false => self.must_run().and_then(|_| {
                 let what = format!("this daemon is not a member of {} yet", self.spec);
                 Err(Failure::new(FailureKind::Unreachable, what).hint("'forebay group status' shows why"))
             }),
         }
+    }
+
+    /// Waits until this daemon is a member of the group.
+    async fn wait_to_join(&self) -> Result<()> {
+        if !self.wait_until(JOINED, || self.serves()).await {
+            let why = self.last_error.borrow().clone().unwrap_or_else(|| "the other members do not answer".into());
+            return Err(Failure::new(FailureKind::Unreachable, format!("not a member of {} yet: {why}", self.spec))
+                .hint("the daemon keeps trying; 'forebay group status' shows the group"));
+        }
+        Ok(())
     }
 
     /// Waits until something is so; returns whether it is.
@@ -107,9 +120,10 @@ impl JoinedGroup {
     /// Returns the URIs of an export at all members, those of this one first.
     fn uris(&self, engine: &Engine, record: &GroupRecord, spec: &ImageSpec, export: &AttachRequest) -> Vec<String> {
         let mut uris = engine.fronts.uris(export.front, spec);
-        let GroupSettings { nqn, target } = GroupSettings::of(record.identity());
-        for (_, member) in record.members().iter().filter(|(id, member)| **id != self.own && member.state.serves()) {
-            let MemberSettings { nbd, nvme, iscsi } = settings::read(&member.settings);
+        let Some(GroupNames { nqn, target, .. }) = self.host_paths.names() else { return uris };
+        for (id, _) in record.members().iter().filter(|(id, member)| **id != self.own && member.state.serves()) {
+            let member = self.member_settings.get(*id);
+            let MemberSettings { nbd, nvme, iscsi } = &*member;
             match export.front {
                 Front::Nbd => {
                     let name = uri_encode(&spec.to_string(), true);
@@ -133,6 +147,9 @@ impl JoinedGroup {
         let served = self.exports.is_published(&name, export.front);
         let uris = if served { self.uris(engine, record, spec, export) } else { Vec::new() };
         let error = (!served).then(|| {
+            if let Some(failure) = self.exports.failure(&name, export.front) {
+                return failure;
+            }
             let what = format!("{spec} is not served here yet: its owner has not opened it, or is not reached");
             Failure::new(FailureKind::Unreachable, what).hint("'forebay group status' shows members and owners")
         });
@@ -156,10 +173,9 @@ impl JoinedGroup {
     pub fn exports(&self, engine: &Engine) -> Vec<ImageExport> {
         let Some(record) = self.record() else { return Vec::new() };
         let mut all = Vec::new();
-        for (name, volume) in record.volumes().iter().filter(|(_, volume)| !volume.leaving) {
+        for (name, settings) in self.settings.all() {
             let Ok(spec) = name.as_str().parse::<ImageSpec>() else { continue };
-            let VolumeSettings { exports, .. } = settings::read(&volume.settings);
-            all.extend(exports.iter().map(|export| self.describe(engine, &record, &spec, export)));
+            all.extend(settings.exports.iter().map(|export| self.describe(engine, &record, &spec, export)));
         }
         all
     }
@@ -207,20 +223,23 @@ impl JoinedGroup {
         drop(volume);
         self.wait_to_serve().await?;
         let name = VolumeName::new(spec.to_string());
-        let GroupSettings { nqn, target } = GroupSettings::of(self.must_run()?.runner.record().identity());
+        let GroupSettings { nqn, target } = GroupSettings::of(self.must_run()?.runner.record().identity())?;
         match request.front {
             Front::Nbd => {}
             Front::Nvme => request.subsystem = Some(nqn),
-            Front::Iscsi => request.target = Some(target),
+            Front::Iscsi => {
+                // Says at once what no member could serve.
+                self.port_groups(&self.must_run()?.runner.record())?;
+                request.target = Some(target);
+            }
         }
         let loads = self.must_run()?.runner.inspect(|machine| machine.group_loads());
         let owner = |record: &GroupRecord| first_owner(record, &loads, self.own);
         self.change(|record| plan_export(record, &name, &request, &identity, owner(record)?)).await?;
         self.wait_until(ATTACHED, || self.exports.is_published(&name, request.front)).await;
         let record = self.record().ok_or_else(not_joined)?;
-        let entry = record.volume(&name).ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;
-        let VolumeSettings { exports, .. } = settings::read(&entry.settings);
-        let export = exports.iter().find(|export| export.front == request.front);
+        let settings = self.settings.get(&name);
+        let export = settings.as_ref().and_then(|settings| settings.export(request.front));
         let export = export.ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;
         Ok(self.describe(&engine, &record, &spec, export))
     }
@@ -236,7 +255,7 @@ impl JoinedGroup {
         }
         self.change(|record| {
             let entry = record.volume(&name).filter(|entry| !entry.leaving);
-            let mut settings: VolumeSettings = entry.map(|entry| settings::read(&entry.settings)).unwrap_or_default();
+            let mut settings = entry.map_or_else(|| Ok(VolumeSettings::default()), |entry| to_change(&name, entry))?;
             if settings.export(front).is_none() {
                 let what = format!("the image {spec} is not exported over {}", front.name());
                 return Err(Failure::new(FailureKind::NotFound, what).hint("'forebay targets' lists what is exported"));
@@ -270,6 +289,11 @@ fn first_owner(record: &GroupRecord, loads: &GroupLoads, own: MemberId) -> Resul
     })
 }
 
+/// Reads the settings of a volume that are to be changed.
+fn to_change(name: &VolumeName, entry: &GatewayVolume) -> Result<VolumeSettings> {
+    settings::read_to_change(&format!("the settings of {name}"), &entry.settings)
+}
+
 /// Chooses the changes that add an export to the record.
 fn plan_export(
     record: &GroupRecord,
@@ -283,7 +307,7 @@ fn plan_export(
         return Err(Failure::new(FailureKind::Busy, format!("the image {name} is being removed from the group"))
             .hint("try again when its owner has closed it"));
     }
-    let mut settings: VolumeSettings = entry.map(|entry| settings::read(&entry.settings)).unwrap_or_default();
+    let mut settings = entry.map_or_else(|| Ok(VolumeSettings::default()), |entry| to_change(name, entry))?;
     if let Some(before) = settings.export(request.front) {
         let same = AttachRequest { unit: request.unit.or(before.unit), ..request.clone() };
         return match same == *before {
@@ -295,9 +319,8 @@ fn plan_export(
     let mut export = request.clone();
     if let Some(units) = request.front.units() {
         let all = record.volumes().iter().filter(|(other, _)| *other != name);
-        let taken: Vec<u32> = all
-            .filter_map(|(_, volume)| settings::read::<VolumeSettings>(&volume.settings).export(request.front)?.unit)
-            .collect();
+        let taken: Vec<u32> =
+            all.flat_map(|(_, volume)| settings::taken_units(&volume.settings, request.front)).collect();
         let chosen = match request.unit {
             Some(unit) if taken.contains(&unit) => {
                 return Err(Failure::new(FailureKind::Exists, format!("number {unit} is taken in the group")));
@@ -349,28 +372,24 @@ impl Engine {
     /// Makes this daemon a member of a group, now and after each restart.
     pub async fn join_gateway_group(self: &Rc<Self>, spec: &GroupSpec) -> Result<()> {
         if let Some(joined) = self.gateways.joined() {
-            return match joined.spec == *spec {
-                true => Ok(()),
-                false => Err(Failure::new(
-                    FailureKind::Exists,
-                    format!("this daemon is in the gateway group {}", joined.spec),
-                )
-                .hint("leave it first: forebay group leave")),
-            };
+            if joined.spec != *spec {
+                let what = format!("this daemon is in the gateway group {}", joined.spec);
+                return Err(
+                    Failure::new(FailureKind::Exists, what).hint("leave it first: forebay group leave")
+                );
+            }
+            // Others may have made it leave.
+            joined.begin();
+            return joined.wait_to_join().await;
         }
         self.check_peer_addrs()?;
         // Says at once what is wrong with the name.
         self.group_store(spec).await?.load().await.map_err(Failure::from)?;
-        self.gateways.store(Some(spec))?;
-        let joined = self.begin_membership(spec);
-        let serves =
-            || joined.record().is_some_and(|record| record.member(joined.own).is_some_and(|own| own.state.serves()));
-        if !joined.wait_until(JOINED, || serves() && joined.running().is_some()).await {
-            let why = joined.last_error.borrow().clone().unwrap_or_else(|| "the other members do not answer".into());
-            return Err(Failure::new(FailureKind::Unreachable, format!("not a member of {spec} yet: {why}"))
-                .hint("the daemon keeps trying; 'forebay group status' shows the group"));
-        }
-        Ok(())
+        let names = self.gateways.stored().ok().and_then(|stored| stored.names);
+        self.gateways.store(&StoredMembership { group: Some(spec.to_string()), names })?;
+        let joined = self.enter_group(spec);
+        joined.begin();
+        joined.wait_to_join().await
     }
 
     fn check_peer_addrs_of(&self, spec: Option<GroupSpec>) -> Result<Option<GroupSpec>> {
@@ -401,17 +420,18 @@ impl Engine {
         }
     }
 
-    fn begin_membership(self: &Rc<Self>, spec: &GroupSpec) -> Rc<JoinedGroup> {
+    /// Makes a group the one that this daemon is in.  Hosts that ask for it are told to try again until it has begun.
+    pub(super) fn enter_group(self: &Rc<Self>, spec: &GroupSpec) -> Rc<JoinedGroup> {
         let joined = JoinedGroup::new(self, spec.clone());
         *self.gateways.group.borrow_mut() = Some(joined.clone());
         self.peers.set_group(Some(joined.clone()));
-        drop(spawn(joined.clone().run()));
+        joined.prepare_paths(self);
         joined
     }
 
-    /// Begins the membership that the configuration or the data directory names.
-    pub fn resume_membership(self: &Rc<Self>, configured: Option<&GroupSpec>) -> Result<()> {
-        let stored = || match self.gateways.stored()? {
+    /// Prepares the membership that the configuration or the data directory names, if any.
+    pub fn prepare_membership(self: &Rc<Self>, configured: Option<&GroupSpec>) -> Result<Option<Rc<JoinedGroup>>> {
+        let stored = || match self.gateways.stored()?.group {
             Some(text) => text.parse::<GroupSpec>().map(Some).map_err(Failure::invalid),
             None => Ok(None),
         };
@@ -423,27 +443,43 @@ impl Engine {
             // What this daemon serves alone is served all the same.
             None => match stored().and_then(|spec| self.check_peer_addrs_of(spec)) {
                 Ok(Some(spec)) => spec,
-                Ok(None) => return Ok(()),
+                Ok(None) => return Ok(None),
                 Err(failure) => {
                     tracing::error!(error = %failure, "this daemon does not take part in its gateway group");
-                    return Ok(());
+                    return Ok(None);
                 }
             },
         };
-        drop(self.begin_membership(&spec));
-        Ok(())
+        Ok(Some(self.enter_group(&spec)))
     }
 
     /// Stops taking part in the group, so that others serve its volumes at once.
     pub async fn stop_membership(&self) {
+        self.gateways.closing.set(true);
         if let Some(joined) = self.gateways.joined() {
             joined.stop().await;
         }
     }
 
-    /// Leaves the group; volumes move to other members first.
+    /// Leaves the group; volumes move to other members first.  If that fails, this daemon goes on as a member.
     pub async fn leave_gateway_group(&self) -> Result<()> {
         let joined = self.gateways.joined().ok_or_else(not_joined)?;
+        let left = self.leave_record(&joined).await;
+        if let Err(failure) = left {
+            if !self.gateways.closing.get() {
+                joined.begin();
+            }
+            return Err(failure);
+        }
+        joined.forget_exports();
+        joined.forget_paths(self).await;
+        self.peers.set_group(None);
+        self.gateways.group.borrow_mut().take();
+        self.gateways.store(&StoredMembership::default())
+    }
+
+    /// Stops as a member, and removes its entry from the record.
+    async fn leave_record(&self, joined: &Rc<JoinedGroup>) -> Result<()> {
         let store = self.group_store(&joined.spec).await?;
         let record = store.load().await.map_err(Failure::from)?;
         let others = record.active().any(|member| member != joined.own);
@@ -458,17 +494,9 @@ impl Engine {
         }
         let leave = GroupChange::Leave { member: joined.own, now: wall_clock().as_secs() };
         match store.change(&[leave]).await.map_err(Failure::from)? {
-            Ok(_) | Err(ChangeRefusal::NoMember) => {}
-            Err(refusal) => return Err(refused(refusal)),
+            Ok(_) | Err(ChangeRefusal::NoMember) => Ok(()),
+            Err(refusal) => Err(refused(refusal)),
         }
-        self.gateways.store(None)?;
-        joined.forget_exports();
-        self.peers.set_group(None);
-        self.gateways.group.borrow_mut().take();
-        let GroupSettings { nqn, target } = GroupSettings::of(record.identity());
-        self.fronts.nvme().remove(&nqn);
-        self.fronts.iscsi().remove(&target).await;
-        Ok(())
     }
 
     /// Begins or ends draining a member.
@@ -537,7 +565,11 @@ impl Engine {
                 error: owned.and_then(|joined| joined.owned.failure(name)),
             }
         };
-        let GroupSettings { nqn, target } = GroupSettings::of(record.identity());
+        let names = joined.as_ref().and_then(|joined| joined.host_paths.names());
+        let (nqn, target) = match names {
+            Some(names) => (names.nqn, names.target),
+            None => GroupSettings::of(record.identity()).map(|names| (names.nqn, names.target))?,
+        };
         Ok(GatewayGroupStatus {
             group: spec.to_string(),
             id: record.identity().id.to_string(),

@@ -1,17 +1,15 @@
 //! Exports of the group's volumes at this member, which may own them or not.
 
-use std::collections::BTreeMap;
-use std::pin::Pin;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 
 use forebay_block::{BlockDevice, LocalFuture};
 use forebay_forward::{ForwardedVolume, ForwarderStart, OwnerLocator, OwnerRoute, ReachableOwner};
 use forebay_gateways::VolumeName;
-use forebay_nvmf::AnaGrouping;
-use forebay_reactor::sync::join_all;
 use forebay_reactor::{sleep, spawn};
 
-use super::settings::{GroupSettings, VolumeSettings};
+use super::settings::VolumeSettings;
 use super::{ByVolume, JoinedGroup, REJOIN};
 use crate::api::{AttachRequest, Front};
 use crate::engine::Engine;
@@ -19,9 +17,6 @@ use crate::engine::fronts::ExportedImage;
 use crate::engine::identity::parse_uuid;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
-
-/// Number of NVMe controller ids of each member.
-const CNTLIDS: u16 = 500;
 
 /// Volume as hosts of this member see it.
 enum PublishedVolume {
@@ -34,8 +29,6 @@ enum PublishedVolume {
         /// Exports that are published.
         exports: BTreeMap<Front, AttachRequest>,
     },
-    /// Withdrawn; connections of hosts are being ended.
-    Closing,
 }
 
 /// Volumes of the group at this member.
@@ -44,6 +37,10 @@ pub(super) struct GroupExports {
     volumes: ByVolume<PublishedVolume>,
     /// Exports that this member keeps while it must not serve them: hosts keep their paths, and use others.
     suspended: ByVolume<SuspendedExports>,
+    /// Exports that were withdrawn, and whose connections are being ended.
+    ending: RefCell<BTreeSet<(VolumeName, Front)>>,
+    /// Failures of the last attempts to publish exports.
+    failures: RefCell<BTreeMap<(VolumeName, Front), Failure>>,
 }
 
 /// Exports of a volume that hosts see as inaccessible, by front.
@@ -99,6 +96,31 @@ impl GroupExports {
         self.suspended.borrow().get(name).is_some_and(|suspended| suspended.exports.contains_key(&front))
     }
 
+    /// Returns why an export could not be published.
+    pub(super) fn failure(&self, name: &VolumeName, front: Front) -> Option<Failure> {
+        self.failures.borrow().get(&(name.clone(), front)).cloned()
+    }
+
+    /// Notes the outcome of an attempt to publish an export; logs a failure unless it is the one before.
+    fn published(&self, name: &VolumeName, front: Front, outcome: Result<()>) -> bool {
+        let (key, mut failures) = ((name.clone(), front), self.failures.borrow_mut());
+        match outcome {
+            Ok(()) => {
+                failures.remove(&key);
+                true
+            }
+            Err(failure) => {
+                let text = failure.to_string();
+                let before = failures.insert(key, failure);
+                if before.is_none_or(|before| before.to_string() != text) {
+                    let front = front.name();
+                    tracing::error!(volume = %name, front, error = text, "an export of the group is not served here");
+                }
+                false
+            }
+        }
+    }
+
     /// Returns whether hosts reach a volume over a front.
     pub(super) fn is_published(&self, name: &VolumeName, front: Front) -> bool {
         match self.volumes.borrow().get(name) {
@@ -120,7 +142,7 @@ impl JoinedGroup {
     }
 
     fn reconcile_exports(self: Rc<Self>) {
-        let Some(engine) = self.engine() else { return };
+        let Some(engine) = self.current_engine() else { return };
         // What was opened in a former start of this member is refused by the others for good.
         let start = self.running().map(|running| *running.client.start());
         let is_stale = |(name, volume): (&VolumeName, &PublishedVolume)| match volume {
@@ -128,7 +150,7 @@ impl JoinedGroup {
                 let wanted = self.wanted(name);
                 wanted.is_none_or(|settings| settings.identity != *identity) || Some(*device.start()) != start
             }
-            PublishedVolume::Opening | PublishedVolume::Closing => false,
+            PublishedVolume::Opening => false,
         };
         let stale = |volumes: &BTreeMap<VolumeName, PublishedVolume>| {
             let stale = volumes.iter().filter(|(name, volume)| is_stale((name, volume)));
@@ -139,22 +161,27 @@ impl JoinedGroup {
             self.withdraw(&engine, &name);
         }
         self.drop_suspended(&engine);
-        for (name, settings) in self.settings.all() {
-            if self.wanted(&name).is_none() {
-                continue;
-            }
+        let wanted: Vec<_> = self.settings.all().into_iter().filter(|(name, _)| self.wanted(name).is_some()).collect();
+        let is_wanted = |name: &VolumeName, front| self.settings.get(name).is_some_and(|all| all.export(front).is_some());
+        self.exports.failures.borrow_mut().retain(|(name, front), _| is_wanted(name, *front));
+        // Numbers that others give up are free before any is taken.
+        for (name, settings) in &wanted {
+            self.withdraw_changes(&engine, name, settings);
+        }
+        for (name, settings) in wanted {
             let is_new = !self.exports.volumes.borrow().contains_key(&name);
             if is_new {
                 self.exports.volumes.borrow_mut().insert(name.clone(), PublishedVolume::Opening);
                 drop(spawn(self.clone().open_forwarded(name)));
             } else {
-                self.publish_changes(&engine, &name, &settings);
+                self.publish_new(&engine, &name, &settings);
             }
         }
+        self.open_paths(false);
     }
 
     /// Withdraws suspended exports that the record no longer has.
-    fn drop_suspended(&self, engine: &Rc<Engine>) {
+    fn drop_suspended(self: &Rc<Self>, engine: &Rc<Engine>) {
         let mut gone = Vec::new();
         self.exports.suspended.borrow_mut().retain(|name, suspended| {
             let settings = self.settings.get(name).filter(|settings| settings.identity == suspended.identity);
@@ -166,11 +193,7 @@ impl JoinedGroup {
             !suspended.exports.is_empty()
         });
         for (front, name) in gone {
-            if let Ok(spec) = name.as_str().parse::<ImageSpec>() {
-                engine.withdraw_group_export(front, &spec);
-                let engine = engine.clone();
-                drop(spawn(async move { engine.disconnect(front, &spec).await }));
-            }
+            self.end_exports(engine, &name, [front]);
         }
     }
 
@@ -178,6 +201,7 @@ impl JoinedGroup {
     pub(super) fn forget_exports(self: &Rc<Self>) {
         let Some(engine) = self.engine() else { return };
         self.settings.clear();
+        self.exports.failures.take();
         let names: Vec<VolumeName> = self.exports.volumes.borrow().keys().cloned().collect();
         for name in names {
             self.withdraw(&engine, &name);
@@ -212,20 +236,32 @@ impl JoinedGroup {
         }
     }
 
-    /// Publishes the exports of an open volume that are new, and withdraws those that have ended or changed.
-    fn publish_changes(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName, settings: &VolumeSettings) {
+    /// Withdraws the exports of an open volume that have ended or changed.
+    fn withdraw_changes(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName, settings: &VolumeSettings) {
+        let withdrawn: Vec<Front> = match self.exports.volumes.borrow_mut().get_mut(name) {
+            Some(PublishedVolume::Open { exports, .. }) => {
+                let is_other = |front: &Front, export: &mut AttachRequest| settings.export(*front) != Some(export);
+                exports.extract_if(.., is_other).map(|(front, _)| front).collect()
+            }
+            _ => return,
+        };
+        if !withdrawn.is_empty() {
+            self.end_exports(engine, name, withdrawn);
+            self.update_paths();
+            self.changed.announce();
+        }
+    }
+
+    /// Publishes the exports of an open volume that are new.
+    fn publish_new(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName, settings: &VolumeSettings) {
         let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
-        let (mut withdrawn, mut published_any) = (Vec::new(), false);
+        let mut published_any = false;
         {
             let mut volumes = self.exports.volumes.borrow_mut();
             let Some(PublishedVolume::Open { device, exports, .. }) = volumes.get_mut(name) else { return };
-            let is_other = |front: &Front, export: &AttachRequest| settings.export(*front) != Some(export);
-            withdrawn.extend(exports.extract_if(.., |front, export| is_other(front, export)).map(|(front, _)| front));
-            for front in &withdrawn {
-                engine.withdraw_group_export(*front, &spec);
-            }
             for export in &settings.exports {
-                if exports.contains_key(&export.front) {
+                let is_ending = self.exports.ending.borrow().contains(&(name.clone(), export.front));
+                if is_ending || exports.contains_key(&export.front) {
                     continue;
                 }
                 let published = match self.take_suspended(name, export, &settings.identity) {
@@ -236,32 +272,17 @@ impl JoinedGroup {
                     }
                     false => self.publish(engine, &spec, export, &settings.identity, device),
                 };
-                match published {
-                    Ok(()) => {
-                        published_any = true;
-                        exports.insert(export.front, export.clone());
-                    }
-                    Err(failure) => tracing::error!(
-                        group = %self.spec, volume = %name, front = export.front.name(), error = %failure,
-                        "an export of the group is not served here"
-                    ),
+                if self.exports.published(name, export.front, published) {
+                    published_any = true;
+                    exports.insert(export.front, export.clone());
                 }
             }
         }
-        if withdrawn.is_empty() && !published_any {
+        if published_any {
             // This runs for each volume whenever the record changes.
-            return;
+            self.update_paths();
+            self.changed.announce();
         }
-        if !withdrawn.is_empty() {
-            let engine = engine.clone();
-            drop(spawn(async move {
-                for front in withdrawn {
-                    engine.disconnect(front, &spec).await;
-                }
-            }));
-        }
-        self.update_paths();
-        self.changed.announce();
     }
 
     /// Takes an export out of those that are suspended; returns whether it was one.
@@ -294,7 +315,11 @@ impl JoinedGroup {
         match export.front {
             Front::Nbd => {}
             Front::Nvme => self.ensure_subsystem(engine)?,
-            Front::Iscsi => self.ensure_target(engine)?,
+            Front::Iscsi => {
+                self.ensure_target(engine)?;
+                let record = self.record().ok_or_else(|| Failure::failed("the record of the group is not known"))?;
+                self.port_groups(&record)?;
+            }
         }
         let exported = ExportedImage {
             spec,
@@ -310,47 +335,12 @@ impl JoinedGroup {
         engine.publish_group_export(export, &exported, &device)
     }
 
-    /// Creates the NVMe subsystem of the group here, with the controller ids of this member.
-    fn ensure_subsystem(&self, engine: &Engine) -> Result<()> {
-        let record = self.record().ok_or_else(|| Failure::failed("the record of the group is not known"))?;
-        let GroupSettings { nqn, .. } = GroupSettings::of(record.identity());
-        if engine.fronts.nvme().subsystem(Some(&nqn)).is_ok() {
-            return Ok(());
-        }
-        let slot = record.member(self.own).map_or(0, |member| member.slot);
-        let cntlids = slot * CNTLIDS + 1..=(slot + 1) * CNTLIDS;
-        engine.fronts.nvme().create_with(
-            &nqn,
-            &engine.fronts.nvme().configured(),
-            cntlids,
-            AnaGrouping::ByNamespace,
-        )?;
-        self.update_paths();
-        Ok(())
-    }
-
-    /// Creates the iSCSI target of the group here, as the port group of this member.
-    fn ensure_target(&self, engine: &Engine) -> Result<()> {
-        let record = self.record().ok_or_else(|| Failure::failed("the record of the group is not known"))?;
-        let GroupSettings { target, .. } = GroupSettings::of(record.identity());
-        if engine.fronts.iscsi().target(Some(&target)).is_ok() {
-            return Ok(());
-        }
-        engine.fronts.iscsi().name_portals()?;
-        let groups = self.port_groups(&record)?;
-        engine.fronts.iscsi().create_with(&target, &engine.fronts.iscsi().configured(), Some(groups))?;
-        self.update_paths();
-        Ok(())
-    }
-
     /// Withdraws a volume from hosts.  Paths that can be inaccessible stay; the other connections are ended.
     ///
     /// Requests in flight complete first.  If this member gives its hosts up, they end when it is certain that they are not
-    /// executed after the hosts have sent them again; otherwise that may take as long as their owner does not answer, and other
-    /// volumes do not wait.
+    /// executed after the hosts have sent them again.
     fn withdraw(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName) {
-        let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
-        let former = self.exports.volumes.borrow_mut().insert(name.clone(), PublishedVolume::Closing);
+        let former = self.exports.volumes.borrow_mut().remove(name);
         let Some(PublishedVolume::Open { device, exports, identity }) = former else { return };
         let gives_up = !self.leaving.get() && self.wanted_start() != Some(*device.start());
         let settings = self.settings.get(name).filter(|settings| settings.identity == identity);
@@ -366,28 +356,51 @@ impl JoinedGroup {
             drop(all);
             self.update_paths();
         }
-        for front in ended.keys() {
-            engine.withdraw_group_export(*front, &spec);
+        self.end_exports(engine, name, ended.into_keys());
+        if gives_up {
+            // After its connections are told to end, which `end_exports` has begun: hosts repeat requests that get no answer.
+            drop(spawn(async move { device.give_up() }));
         }
-        let (group, engine, name) = (self.clone(), engine.clone(), name.clone());
-        drop(spawn(async move {
-            // Connections are told to end before requests do: hosts repeat those that get no answer.
-            let disconnected = async {
-                for front in ended.keys() {
-                    engine.disconnect(*front, &spec).await;
-                }
-            };
-            let given_up = async {
-                if gives_up {
-                    device.give_up();
-                }
-                drop(device);
-            };
-            let both: [Pin<Box<dyn Future<Output = ()> + '_>>; 2] = [Box::pin(disconnected), Box::pin(given_up)];
-            join_all(both).await;
-            group.exports.volumes.borrow_mut().remove(&name);
-            group.changed.announce();
-            group.exports.reconcile(&group);
-        }));
+    }
+
+    /// Withdraws exports of a volume, and ends the connections to them.  They are published again only when that is done; the
+    /// volume's other exports do not wait.
+    ///
+    /// Requests in flight complete first, which may take as long as their owner does not answer.
+    fn end_exports(self: &Rc<Self>, engine: &Rc<Engine>, name: &VolumeName, fronts: impl IntoIterator<Item = Front>) {
+        let Ok(spec) = name.as_str().parse::<ImageSpec>() else { return };
+        for front in fronts {
+            engine.withdraw_group_export(front, &spec);
+            let ending = (name.clone(), front);
+            self.exports.ending.borrow_mut().insert(ending.clone());
+            let (group, engine, spec) = (self.clone(), engine.clone(), spec.clone());
+            drop(spawn(async move {
+                engine.disconnect(front, &spec).await;
+                group.exports.ending.borrow_mut().remove(&ending);
+                group.changed.announce();
+                group.exports.reconcile(&group);
+            }));
+        }
+    }
+
+    /// Ends the exports of all volumes over a front, those that are kept as well.
+    pub(super) fn end_all_exports(self: &Rc<Self>, engine: &Rc<Engine>, front: Front) {
+        let mut ended: BTreeSet<VolumeName> = BTreeSet::new();
+        self.exports.suspended.borrow_mut().retain(|name, suspended| {
+            if suspended.exports.remove(&front).is_some() {
+                ended.insert(name.clone());
+            }
+            !suspended.exports.is_empty()
+        });
+        for (name, volume) in self.exports.volumes.borrow_mut().iter_mut() {
+            if let PublishedVolume::Open { exports, .. } = volume
+                && exports.remove(&front).is_some()
+            {
+                ended.insert(name.clone());
+            }
+        }
+        for name in ended {
+            self.end_exports(engine, &name, [front]);
+        }
     }
 }

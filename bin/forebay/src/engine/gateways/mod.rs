@@ -7,13 +7,15 @@
 mod commands;
 mod exports;
 mod loads;
+mod names;
 mod owner;
 mod paths;
 mod refusals;
 mod settings;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -41,8 +43,9 @@ use crate::api::Front;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::GroupSpec;
 use exports::GroupExports;
+use names::{GroupNames, HostPaths};
 use owner::OwnedVolumes;
-use settings::{MemberSettings, SettingsByVolume};
+use settings::{MemberSettings, SettingsByMember, SettingsByVolume};
 
 /// Time between attempts to join a group, from the first to the longest.
 const REJOIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
@@ -54,18 +57,23 @@ const STOPPING: Duration = Duration::from_secs(10);
 struct StoredMembership {
     #[serde(default)]
     group: Option<String>,
+    /// Names of the group that this daemon was last a member of, by its configuration or by `group`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    names: Option<GroupNames>,
 }
 
 /// Membership of this daemon in a gateway group, if it has one.
 pub struct Gateways {
     file: PathBuf,
     group: RefCell<Option<Rc<JoinedGroup>>>,
+    /// Set once the daemon stops.
+    closing: Cell<bool>,
 }
 
 impl Gateways {
     /// Creates it for a data directory; nothing is joined yet.
     pub fn new(data: &std::path::Path) -> Self {
-        Self { file: data.join("gateway-group.json"), group: RefCell::default() }
+        Self { file: data.join("gateway-group.json"), group: RefCell::default(), closing: Cell::new(false) }
     }
 
     /// Returns the group that this daemon is in.
@@ -73,22 +81,20 @@ impl Gateways {
         self.group.borrow().clone()
     }
 
-    fn stored(&self) -> Result<Option<String>> {
+    fn stored(&self) -> Result<StoredMembership> {
         let text = match std::fs::read(&self.file) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(StoredMembership::default()),
             Err(error) => return Err(Failure::io(error, format_args!("reading {}", self.file.display()))),
         };
-        let stored: StoredMembership = serde_json::from_slice(&text).map_err(|error| {
+        serde_json::from_slice(&text).map_err(|error| {
             Failure::new(FailureKind::Corrupt, format!("reading {}: {error}", self.file.display()))
                 .hint("remove it, and join the group again: forebay group join POOL/GROUP")
-        })?;
-        Ok(stored.group)
+        })
     }
 
-    fn store(&self, group: Option<&GroupSpec>) -> Result<()> {
-        let text = serde_json::to_vec(&StoredMembership { group: group.map(ToString::to_string) });
-        let text = text.map_err(|error| Failure::failed(error.to_string()))?;
+    fn store(&self, stored: &StoredMembership) -> Result<()> {
+        let text = serde_json::to_vec(stored).map_err(|error| Failure::failed(error.to_string()))?;
         replace_file(&self.file, &text)
             .map_err(|error| Failure::io(error, format_args!("writing {}", self.file.display())))
     }
@@ -106,11 +112,18 @@ pub struct JoinedGroup {
     record: RefCell<Option<Rc<GroupRecord>>>,
     /// Settings of the volumes in the record.
     settings: SettingsByVolume,
+    /// Settings of the members in the record.
+    member_settings: SettingsByMember,
+    host_paths: HostPaths,
+    /// Addresses that several members list, of which was warned.
+    ambiguous: RefCell<BTreeMap<Front, BTreeSet<SocketAddr>>>,
     /// Signaled when the record, a connection, or what is offered here has changed.
     changed: Rc<GroupChanges>,
     owned: OwnedVolumes,
     exports: GroupExports,
     hosts_admitted: Cell<bool>,
+    /// Set while starts of this member follow each other.
+    is_running: Cell<bool>,
     /// Set once this daemon leaves the group or stops: it does not join again.
     leaving: Cell<bool>,
     last_error: RefCell<Option<String>>,
@@ -158,10 +171,14 @@ impl JoinedGroup {
             running: RefCell::default(),
             record: RefCell::default(),
             settings: SettingsByVolume::default(),
+            member_settings: SettingsByMember::default(),
+            host_paths: HostPaths::default(),
+            ambiguous: RefCell::default(),
             changed: Rc::default(),
             owned: OwnedVolumes::default(),
             exports: GroupExports::default(),
             hosts_admitted: Cell::new(false),
+            is_running: Cell::new(false),
             leaving: Cell::new(false),
             last_error: RefCell::default(),
         })
@@ -169,6 +186,14 @@ impl JoinedGroup {
 
     fn engine(&self) -> Option<Rc<Engine>> {
         self.engine.upgrade()
+    }
+
+    /// Returns the engine while this is the group that the daemon is in: the former one must not change what hosts of the
+    /// present one see.
+    fn current_engine(&self) -> Option<Rc<Engine>> {
+        let engine = self.engine()?;
+        let is_current = engine.gateways.joined().is_some_and(|joined| std::ptr::eq(&*joined, self));
+        is_current.then_some(engine)
     }
 
     /// Returns the record as this member knows it.
@@ -209,8 +234,20 @@ impl JoinedGroup {
         }
     }
 
+    /// Takes part in the group, from now on or still.
+    pub fn begin(self: &Rc<Self>) {
+        self.leaving.set(false);
+        if !self.is_running.replace(true) {
+            let group = self.clone();
+            drop(spawn(async move {
+                group.run().await;
+                group.is_running.set(false);
+            }));
+        }
+    }
+
     /// Begins starts of this member, one after the other, until it leaves.
-    async fn run(self: Rc<Self>) {
+    async fn run(self: &Rc<Self>) {
         let mut wait = REJOIN.0;
         while !self.leaving.get() {
             match self.start().await {
@@ -224,12 +261,14 @@ impl JoinedGroup {
                     wait = REJOIN.0;
                     let reason = runner.ended().await;
                     tracing::warn!(group = %self.spec, ?reason, "this daemon's membership has ended in this start");
-                    if reason != EndReason::Fenced {
+                    if self.leaving.get() || reason == EndReason::Left {
                         break;
                     }
-                    // The client of that start is on the blocklist, or will be in a moment.
                     if let Some(engine) = self.engine() {
-                        engine.ceph.renew_client();
+                        if reason == EndReason::Fenced {
+                            // The client of that start is on the blocklist, or will be in a moment.
+                            engine.ceph.renew_client();
+                        }
                         // The other members take a connection for that of one start.
                         engine.peers.reconnect();
                     }
@@ -391,6 +430,9 @@ impl GatewayHost for MemberHost {
             // At once: hosts must not take this path any more.
             self.group.update_paths();
             self.group.exports.reconcile(&self.group);
+            if admitted {
+                self.group.open_paths_in(names::PUBLISHING);
+            }
         }
     }
 
@@ -404,6 +446,8 @@ impl GatewayHost for MemberHost {
         if let Some(running) = self.group.running() {
             running.client.set_lease(session_lease(record));
         }
+        self.group.member_settings.update(record);
+        self.group.follow_names(record);
         self.group.connect(record);
         self.end_fenced_starts(former.as_deref(), record);
         self.group.update_paths();

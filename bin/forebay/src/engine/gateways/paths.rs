@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use forebay_gateways::{GatewayMember, GatewayVolume, GroupRecord, VolumeName};
+use forebay_gateways::{GatewayMember, GatewayVolume, GroupRecord, MemberId, VolumeName};
 use forebay_iscsi::scsi::ports::TargetPort;
 use forebay_iscsi::{PortGroups, RemotePortGroup, Target};
 use forebay_nvmf::wire::log::AnaState;
@@ -11,10 +11,10 @@ use forebay_nvmf::{MemberPort, Subsystem};
 use forebay_reactor::spawn;
 
 use super::JoinedGroup;
-use super::settings::{self, GroupSettings, MemberNvmePort, MemberSettings};
+use super::settings::{MemberNvmePort, MemberSettings};
 use crate::api::Front;
 use crate::engine::Engine;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureKind, Result};
 
 /// Number of NVMe port ids of each member.
 const PORT_IDS: u16 = 64;
@@ -44,11 +44,9 @@ pub(super) fn own_portals(engine: &Engine) -> Result<Vec<String>> {
     Ok(engine.fronts.iscsi().reachable_portals()?.iter().map(ToString::to_string).collect())
 }
 
-/// Returns the iSCSI portals of a member, each once; none of one that does not serve.
-fn portals_of(member: &GatewayMember) -> BTreeSet<SocketAddr> {
-    let MemberSettings { iscsi, .. } = settings::read(&member.settings);
-    let listed = iscsi.iter().filter(|_| member.state.serves());
-    listed.filter_map(|portal| portal.parse().ok()).collect()
+/// Returns the iSCSI portals of a member, each once.
+fn portals_of(settings: &MemberSettings) -> BTreeSet<SocketAddr> {
+    settings.iscsi.iter().filter_map(|portal| portal.parse().ok()).collect()
 }
 
 /// Returns the addresses that several members list, such as that of a bridge for containers: each host would reach another
@@ -59,27 +57,49 @@ fn ambiguous(listed: impl Iterator<Item = BTreeSet<SocketAddr>>) -> BTreeSet<Soc
 }
 
 /// Returns the iSCSI target port of a member, in a group of its own.
-fn target_port(slot: u16) -> TargetPort {
+pub(super) fn target_port(slot: u16) -> TargetPort {
     TargetPort { group: slot + 1, relative_id: slot + 1 }
 }
 
 impl JoinedGroup {
     /// Returns the iSCSI target port groups, one for each member; portals are listed of those that serve.
     pub(super) fn port_groups(&self, record: &GroupRecord) -> Result<PortGroups> {
-        let own = target_port(record.member(self.own).map_or(0, |member| member.slot));
-        let ambiguous = ambiguous(record.members().values().map(portals_of));
+        let own = target_port(self.must_have_names()?.slot);
+        let portals = |(id, member): (&MemberId, &GatewayMember)| match member.state.serves() {
+            true => portals_of(&self.member_settings.get(*id)),
+            // Its group stays, so that hosts need not learn of all groups again when it comes back.
+            false => BTreeSet::new(),
+        };
+        let ambiguous = ambiguous(record.members().iter().map(portals));
+        self.report_ambiguous(Front::Iscsi, &ambiguous);
         let others = record.members().iter().filter(|(id, _)| **id != self.own);
-        let remote = others.map(|(_, member)| RemotePortGroup {
+        let remote = others.map(|(id, member)| RemotePortGroup {
             port: target_port(member.slot),
-            portals: portals_of(member).difference(&ambiguous).copied().collect(),
+            portals: portals((id, member)).difference(&ambiguous).copied().collect(),
         });
-        PortGroups::new(own, remote.collect()).map_err(|error| Failure::invalid(error.to_string()))
+        PortGroups::new(own, remote.collect()).map_err(|error| {
+            let what = format!("hosts cannot be told of all members of {} over iSCSI: {error}", self.spec);
+            Failure::new(FailureKind::NoSpace, what)
+                .hint("let each member advertise fewer portals, or have fewer members; NVMe and NBD are not concerned")
+        })
+    }
+
+    /// Warns of addresses that several members list, once.
+    fn report_ambiguous(&self, front: Front, ambiguous: &BTreeSet<SocketAddr>) {
+        let before = self.ambiguous.borrow_mut().insert(front, ambiguous.clone()).unwrap_or_default();
+        let new: Vec<&SocketAddr> = ambiguous.difference(&before).collect();
+        if !new.is_empty() {
+            tracing::warn!(
+                group = %self.spec, front = front.name(), addresses = ?new,
+                "several members list the same addresses: hosts are not told of them; let members advertise their own"
+            );
+        }
     }
 
     /// Returns the NVMe subsystem of the group here, if it has one by now.
-    pub(super) fn subsystem(&self, engine: &Engine, record: &GroupRecord) -> Option<Subsystem> {
-        let GroupSettings { nqn, .. } = GroupSettings::of(record.identity());
-        engine.fronts.nvme().subsystem(Some(&nqn)).ok()
+    pub(super) fn subsystem(&self, engine: &Engine) -> Option<Subsystem> {
+        let names = self.host_paths.names()?;
+        engine.fronts.nvme().subsystem(Some(&names.nqn)).ok()
     }
 
     /// Tells hosts which volumes they reach best through this member, and where the other members are.
@@ -87,20 +107,24 @@ impl JoinedGroup {
     /// A path is optimized at the owner that has the volume open, and inaccessible at a member that must not serve hosts:
     /// they use others then, and keep this one.
     pub(super) fn update_paths(&self) {
-        let (Some(engine), Some(record)) = (self.engine(), self.record()) else { return };
-        if let Some(subsystem) = self.subsystem(&engine, &record) {
-            self.update_nvme(&subsystem, &record);
+        let (Some(engine), Some(record)) = (self.current_engine(), self.record()) else { return };
+        let Some(names) = self.host_paths.names() else { return };
+        if let Some(subsystem) = self.subsystem(&engine) {
+            self.update_nvme(&subsystem, &record, names.slot);
         }
-        let GroupSettings { target, .. } = GroupSettings::of(record.identity());
-        if let Ok(target) = engine.fronts.iscsi().target(Some(&target)) {
+        if let Ok(target) = engine.fronts.iscsi().target(Some(&names.target)) {
             self.update_iscsi(&target, &record);
         }
     }
 
-    fn update_nvme(&self, subsystem: &Subsystem, record: &GroupRecord) {
-        let others = record.members().iter().filter(|(id, member)| **id != self.own && member.state.serves());
-        let others = others.flat_map(|(_, member)| ports_of(member.slot, &settings::read(&member.settings))).collect();
-        let slot = record.member(self.own).map_or(0, |member| member.slot);
+    fn update_nvme(&self, subsystem: &Subsystem, record: &GroupRecord, slot: u16) {
+        let serving = record.members().iter().filter(|(_, member)| member.state.serves());
+        let all: Vec<(MemberId, Vec<MemberPort>)> =
+            serving.map(|(id, member)| (*id, ports_of(member.slot, &self.member_settings.get(*id)))).collect();
+        let ambiguous = ambiguous(all.iter().map(|(_, ports)| ports.iter().map(|port| port.address).collect()));
+        self.report_ambiguous(Front::Nvme, &ambiguous);
+        let others = all.into_iter().filter(|(id, _)| *id != self.own).flat_map(|(_, ports)| ports);
+        let others = others.filter(|port| !ambiguous.contains(&port.address)).collect();
         subsystem.set_ports(slot * PORT_IDS, others);
         let states = self.settings.all().into_iter().filter_map(|(name, settings)| {
             let nsid = settings.export(Front::Nvme)?.unit?;
@@ -113,7 +137,7 @@ impl JoinedGroup {
         match self.port_groups(record) {
             Ok(groups) if target.port_groups().as_deref() != Some(&groups) => target.set_port_groups(Some(groups)),
             Ok(_) => {}
-            Err(error) => tracing::error!(group = %self.spec, %error, "hosts cannot be told of all members over iSCSI"),
+            Err(failure) => self.host_paths.report(&failure),
         }
         for (name, settings) in self.settings.all() {
             let Some(lun) = settings.export(Front::Iscsi).and_then(|export| export.unit) else { continue };
@@ -127,14 +151,14 @@ impl JoinedGroup {
         }
         // Requests of sessions that have ended may still be in flight; they are not waited for.
         // Units lead to devices of the former start until then.
-        match self.serves_hosts() && !self.exports.any_suspended(Front::Iscsi) {
+        match self.serves_hosts() && self.host_paths.are_open() && !self.exports.any_suspended(Front::Iscsi) {
             true if target.is_suspended() => target.resume(),
             false if !target.is_suspended() => drop(spawn(target.suspend())),
             _ => {}
         }
     }
 
-    fn serves_hosts(&self) -> bool {
+    pub(super) fn serves_hosts(&self) -> bool {
         self.hosts_admitted.get() && self.running().is_some()
     }
 
@@ -157,21 +181,7 @@ mod tests {
     fn addresses_that_several_members_list_are_ambiguous() {
         let portals = |iscsi: &[&str]| {
             let iscsi = iscsi.iter().map(|portal| (*portal).to_owned()).collect();
-            let settings = settings::write(&MemberSettings { iscsi, ..MemberSettings::default() });
-            let state = forebay_gateways::GatewayState::Active;
-            portals_of(&GatewayMember {
-                slot: 0,
-                host: "gateway".into(),
-                version: "1".into(),
-                versions: Default::default(),
-                state,
-                start: forebay_gateways::StartId([1; 16]),
-                clients: Vec::new(),
-                peer_addrs: Vec::new(),
-                weight: 100,
-                settings,
-                later: Default::default(),
-            })
+            portals_of(&MemberSettings { iscsi, ..MemberSettings::default() })
         };
         let first = portals(&["10.0.0.1:3260", "172.17.0.1:3260", "172.17.0.1:3260", "gateway:3260"]);
         let second = portals(&["10.0.0.2:3260", "172.17.0.1:3260"]);

@@ -4,12 +4,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_gateways::{GatewayGroupId, GroupIdentity, GroupRecord, VolumeName};
-use serde::{Deserialize, Serialize};
+use forebay_gateways::{GatewayGroupId, GroupIdentity, GroupRecord, MemberId, VolumeName};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::api::{AttachRequest, Front};
 use crate::engine::identity::format_uuid;
+use crate::failure::{Failure, FailureKind, Result};
 
 /// Settings of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +32,14 @@ impl GroupSettings {
     }
 
     /// Returns the settings of a group.
-    pub fn of(identity: &GroupIdentity) -> Self {
-        Self::deserialize(&identity.settings).unwrap_or_else(|_| Self::new(identity.id))
+    ///
+    /// # Errors
+    /// If a later version has written them.
+    pub fn of(identity: &GroupIdentity) -> Result<Self> {
+        match &identity.settings {
+            Value::Null => Ok(Self::new(identity.id)),
+            settings => Self::deserialize(settings).map_err(|error| later_version("the group's names", &error)),
+        }
     }
 }
 
@@ -68,9 +75,14 @@ pub struct VolumeSettings {
     /// UUID of the image, the same for all daemons: by it hosts recognize the volume, and members name it to each other.
     #[serde(default)]
     pub identity: String,
-    /// Exports, one a front.
-    #[serde(default)]
+    /// Exports, one a front.  Those that a later version has written are left out.
+    #[serde(default, deserialize_with = "known_exports")]
     pub exports: Vec<AttachRequest>,
+}
+
+fn known_exports<'de, D: Deserializer<'de>>(exports: D) -> std::result::Result<Vec<AttachRequest>, D::Error> {
+    let all = Vec::<Value>::deserialize(exports)?;
+    Ok(all.iter().filter_map(|export| AttachRequest::deserialize(export).ok()).collect())
 }
 
 impl VolumeSettings {
@@ -89,11 +101,16 @@ pub struct SettingsByVolume {
 impl SettingsByVolume {
     /// Follows a change of the record.
     pub fn update(&self, record: &GroupRecord) {
-        let mut before = self.read.take();
+        let before = self.read.take();
         let staying = record.volumes().iter().filter(|(_, volume)| !volume.leaving);
         let read_again = staying.map(|(name, volume)| {
-            let same = before.remove(name).filter(|(text, _)| *text == volume.settings);
-            let entry = same.unwrap_or_else(|| (volume.settings.clone(), Rc::new(read(&volume.settings))));
+            let entry = match before.get(name) {
+                Some(same) if same.0 == volume.settings => same.clone(),
+                other => {
+                    let former = other.map(|(_, settings)| &**settings);
+                    (volume.settings.clone(), Rc::new(follow(name, &volume.settings, former)))
+                }
+            };
             (name.clone(), entry)
         });
         let now: BTreeMap<_, _> = read_again.collect();
@@ -116,12 +133,182 @@ impl SettingsByVolume {
     }
 }
 
-/// Reads settings of the record; those that a later version has written count as empty.
+/// Reads the settings of a volume that have changed.  What a later version has written stays as it was.
+fn follow(name: &VolumeName, settings: &Value, former: Option<&VolumeSettings>) -> VolumeSettings {
+    let mut read = match VolumeSettings::deserialize(settings) {
+        Ok(read) => read,
+        Err(error) => {
+            tracing::error!(volume = %name, %error, "settings in the record of a gateway group are of a later version");
+            return former.cloned().unwrap_or_default();
+        }
+    };
+    let former = former.filter(|former| former.identity == read.identity);
+    for export in raw_exports(settings) {
+        let Err(error) = AttachRequest::deserialize(export) else { continue };
+        tracing::error!(volume = %name, %error, "an export in the record of a gateway group is of a later version");
+        let same = |kept: &&AttachRequest| export.get("front").and_then(Value::as_str) == Some(kept.front.name());
+        let kept = former.and_then(|former| former.exports.iter().find(same)).cloned();
+        read.exports.extend(kept);
+    }
+    read
+}
+
+fn raw_exports(settings: &Value) -> impl Iterator<Item = &Value> {
+    settings.get("exports").and_then(Value::as_array).into_iter().flatten()
+}
+
+/// Returns the numbers over a front that a volume's settings take, exports of a later version included.
+pub fn taken_units(settings: &Value, front: Front) -> impl Iterator<Item = u32> {
+    let of_front = move |export: &&Value| export.get("front").and_then(Value::as_str) == Some(front.name());
+    let unit = |export: &Value| u32::try_from(export.get("unit")?.as_u64()?).ok();
+    raw_exports(settings).filter(of_front).filter_map(unit)
+}
+
+/// Settings of the members of a record, read once for each change of them.
+#[derive(Default)]
+pub struct SettingsByMember {
+    read: RefCell<BTreeMap<MemberId, (Value, Rc<MemberSettings>)>>,
+}
+
+impl SettingsByMember {
+    /// Follows a change of the record.  What a later version has written stays as it was.
+    pub fn update(&self, record: &GroupRecord) {
+        let before = self.read.take();
+        let read_again = record.members().iter().map(|(id, member)| {
+            let (value, settings) = (&member.settings, before.get(id));
+            let entry = match (settings, MemberSettings::deserialize(value)) {
+                (Some(same), _) if same.0 == *value => same.clone(),
+                (_, Ok(read)) => (value.clone(), Rc::new(read)),
+                (former, Err(error)) => {
+                    tracing::error!(
+                        member = %id, host = member.host, %error,
+                        "settings of a member of a gateway group are of a later version"
+                    );
+                    (value.clone(), former.map(|(_, settings)| settings.clone()).unwrap_or_default())
+                }
+            };
+            (*id, entry)
+        });
+        let now: BTreeMap<_, _> = read_again.collect();
+        self.read.replace(now);
+    }
+
+    /// Returns the settings of a member.
+    pub fn get(&self, member: MemberId) -> Rc<MemberSettings> {
+        self.read.borrow().get(&member).map(|(_, settings)| settings.clone()).unwrap_or_default()
+    }
+}
+
+fn later_version(what: &str, error: &dyn std::fmt::Display) -> Failure {
+    let what = format!("{what} in the record of the gateway group are of a later version: {error}");
+    Failure::new(FailureKind::Unsupported, what).hint("run the command at a member with that version, or upgrade this one")
+}
+
+/// Reads settings of the record that are to be shown.
 pub fn read<T: Default + for<'de> Deserialize<'de>>(settings: &Value) -> T {
     T::deserialize(settings).unwrap_or_default()
+}
+
+/// Reads settings of the record that are to be changed.
+///
+/// # Errors
+/// If a later version has written them: something of them would be lost.
+pub fn read_to_change<T: Serialize + for<'de> Deserialize<'de>>(what: &str, settings: &Value) -> Result<T> {
+    let read = T::deserialize(settings).map_err(|error| later_version(what, &error))?;
+    match lost(settings, Some(&write(&read)), "") {
+        None => Ok(read),
+        Some(field) => Err(later_version(what, &format_args!("unknown setting{field}"))),
+    }
+}
+
+/// Returns the first field that is not in `after`.
+fn lost(before: &Value, after: Option<&Value>, path: &str) -> Option<String> {
+    match (before, after) {
+        (Value::Null, _) => None,
+        (Value::Array(before), None) if before.is_empty() => None,
+        (Value::Object(before), Some(Value::Object(after))) => {
+            let each = |(key, value): (&String, &Value)| lost(value, after.get(key), &format!("{path} {key}"));
+            before.iter().find_map(each)
+        }
+        (Value::Array(before), Some(Value::Array(after))) if before.len() == after.len() => {
+            before.iter().zip(after).find_map(|(before, after)| lost(before, Some(after), path))
+        }
+        (Value::Object(_) | Value::Array(_), _) | (_, None) => Some(path.to_owned()),
+        _ => None,
+    }
 }
 
 /// Writes settings for the record.
 pub fn write<T: Serialize>(settings: &T) -> Value {
     serde_json::to_value(settings).expect("plain data becomes JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn export(front: &str) -> Value {
+        json!({"pool": "rbd", "image": "a", "front": front, "read_only": false})
+    }
+
+    #[test]
+    fn exports_of_a_later_version_stay_as_they_were() {
+        let name = VolumeName::new("rbd/a".to_owned());
+        let first = json!({"identity": "i", "exports": [export("nbd"), export("nvme")]});
+        let former = follow(&name, &first, None);
+        assert_eq!(former.exports.len(), 2);
+        let mut later = first.clone();
+        later["exports"][1]["compression"] = json!("zstd");
+        later["exports"][1]["unit"] = json!(7);
+        let kept = follow(&name, &later, Some(&former));
+        assert_eq!(kept, former, "the export of the later version is the former one");
+        assert_eq!(follow(&name, &later, None).exports.len(), 1, "without one it is not served");
+        assert_eq!(follow(&name, &later, None).identity, "i");
+        assert_eq!(taken_units(&later, Front::Nvme).collect::<Vec<_>>(), [7]);
+        assert_eq!(taken_units(&later, Front::Nbd).count(), 0);
+        later["exports"].as_array_mut().expect("a list").remove(1);
+        assert_eq!(follow(&name, &later, Some(&kept)).exports.len(), 1, "it ends when the record says so");
+        later["identity"] = json!(5);
+        assert_eq!(follow(&name, &later, Some(&kept)), kept);
+        // Another image of that name has nothing of the former one.
+        later = json!({"identity": "other", "exports": [{"front": "nvme", "compression": 1}]});
+        assert_eq!(follow(&name, &later, Some(&kept)).exports.len(), 0);
+    }
+
+    #[test]
+    fn what_a_later_version_has_written_is_not_overwritten() {
+        let read = |value: &Value| read_to_change::<VolumeSettings>("the settings of rbd/a", value);
+        let plain = json!({"identity": "i", "exports": [export("nbd")]});
+        assert_eq!(read(&plain).expect("of this version").exports.len(), 1);
+        let mut written = write(&read(&plain).expect("of this version"));
+        assert!(read(&written).is_ok());
+        // What is absent here by default may be there by name.
+        written["exports"][0]["hosts"] = json!([]);
+        written["exports"][0]["unit"] = Value::Null;
+        assert!(read(&written).is_ok());
+        for (field, value) in [("tier", json!("fast")), ("identity", json!(5)), ("exports", json!({}))] {
+            let mut later = plain.clone();
+            later[field] = value;
+            let failure = read(&later).expect_err(field);
+            assert_eq!(failure.kind, FailureKind::Unsupported, "{field}");
+        }
+        for (field, value) in [("compression", json!("zstd")), ("front", json!("vhost")), ("read_only", json!("maybe"))] {
+            let mut later = plain.clone();
+            later["exports"][0][field] = value;
+            assert_eq!(read(&later).expect_err(field).kind, FailureKind::Unsupported, "{field}");
+        }
+    }
+
+    #[test]
+    fn names_of_a_group_are_not_guessed() {
+        let id = GatewayGroupId([7; 16]);
+        let of = |settings| GroupSettings::of(&GroupIdentity { id, policy: Default::default(), settings });
+        let usual = GroupSettings::new(id);
+        assert_eq!(of(Value::Null).expect("of this version"), usual);
+        assert_eq!(of(write(&usual)).expect("of this version"), usual);
+        let later = of(json!({"nqn": ["nqn.a", "nqn.b"], "target": "iqn.a"}));
+        assert_eq!(later.expect_err("two names").kind, FailureKind::Unsupported);
+    }
 }
