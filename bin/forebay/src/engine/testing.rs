@@ -15,11 +15,13 @@ use crate::spec::ImageSpec;
 /// Id of the pool `rbd` of [`engine_with_cluster`]; `data` has the next id.
 pub(super) const POOL: i64 = 1;
 
-/// Creates an engine with an empty store.
+/// Creates an engine with an empty store, or opens it again.
 pub(super) async fn engine(dir: &Path) -> Rc<Engine> {
     let path = dir.join("store.img");
-    let options = InitOptions { size: 64 << 20, ..InitOptions::default() };
-    store::init(&path, options, ProgressSink::channel().0).await.expect("a store");
+    if !path.exists() {
+        let options = InitOptions { size: 64 << 20, ..InitOptions::default() };
+        store::init(&path, options, ProgressSink::channel().0).await.expect("a store");
+    }
     let options = EngineOptions {
         data: dir.into(),
         store: path,
@@ -40,11 +42,16 @@ pub(super) async fn engine_with_cluster(dir: &Path) -> (Rc<Engine>, RamCluster, 
     let pool = client.pool(POOL);
     let options = CreateOptions { size: 8 << 20, data_pool: Some("data".into()), ..CreateOptions::default() };
     image::create(&pool, "x", options).await.expect("an image");
+    (engine_of_client(dir, &client).await, cluster, client, "rbd/x".parse().expect("a spec"))
+}
+
+/// Creates an engine, or opens it again, that reaches the pool `rbd` of a cluster as this client.
+pub(super) async fn engine_of_client(dir: &Path, client: &RamClient) -> Rc<Engine> {
     let mut engine = engine(dir).await;
     engine.this.take();
-    Rc::get_mut(&mut engine).expect("the only handle").pools.insert("rbd", pool);
+    Rc::get_mut(&mut engine).expect("the only handle").pools.insert("rbd", client.pool(POOL));
     *engine.this.borrow_mut() = Rc::downgrade(&engine);
-    (engine, cluster, client, "rbd/x".parse().expect("a spec"))
+    engine
 }
 
 /// Waits until a condition holds that only this reactor can bring about.

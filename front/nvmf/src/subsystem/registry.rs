@@ -176,6 +176,11 @@ impl Subsystems {
         self.shared.expects_more.store(expects_more, Ordering::Release);
     }
 
+    /// Returns whether subsystems are expected.
+    pub fn is_expecting(&self) -> bool {
+        self.shared.expects_more.load(Ordering::Acquire)
+    }
+
     /// Returns a subsystem by name.
     pub fn get(&self, nqn: &str) -> Option<Subsystem> {
         read(&self.by_name).get(nqn).cloned()
@@ -296,7 +301,7 @@ impl Subsystems {
     /// # Errors
     /// Connect Invalid Parameters if there is none; Controller Busy if it may be one of those that are expected.
     fn named(&self, nqn: &str) -> Result<Subsystem, ConnectRefusal> {
-        self.get(nqn).ok_or_else(|| match self.shared.expects_more.load(Ordering::Acquire) {
+        self.get(nqn).ok_or_else(|| match self.is_expecting() {
             true => ConnectRefusal::status(NvmeStatus::CONNECT_BUSY),
             false => ConnectRefusal::parameter(connect_field::SUBSYSTEM),
         })

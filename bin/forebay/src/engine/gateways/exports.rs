@@ -38,7 +38,7 @@ pub(super) struct GroupExports {
     /// Exports that this member keeps while it must not serve them: hosts keep their paths, and use others.
     suspended: ByVolume<SuspendedExports>,
     /// Exports that were withdrawn, and whose connections are being ended.
-    ending: RefCell<BTreeSet<(VolumeName, Front)>>,
+    pub(super) ending: RefCell<BTreeSet<(VolumeName, Front)>>,
     /// Failures of the last attempts to publish exports.
     failures: RefCell<BTreeMap<(VolumeName, Front), Failure>>,
 }

@@ -12,6 +12,8 @@ mod owner;
 mod paths;
 mod refusals;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

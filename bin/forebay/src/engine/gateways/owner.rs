@@ -63,6 +63,12 @@ impl OwnedVolumes {
         self.open.borrow().contains_key(name)
     }
 
+    /// Takes a volume for one that is open here.
+    #[cfg(test)]
+    pub(super) fn insert(&self, name: &VolumeName, volume: Rc<Volume>, offer: VolumeOffer) {
+        self.open.borrow_mut().insert(name.clone(), OwnedVolume { volume, offer });
+    }
+
     /// Returns why a volume could not be opened.
     pub(super) fn failure(&self, name: &VolumeName) -> Option<String> {
         self.failures.borrow().get(name).cloned()
