@@ -77,6 +77,7 @@ for name in g1 g2 g3; do
 done
 status g1; ask iscsi-ls iscsi://127.0.0.1:24002
 [[ $(grep "^Target:$(of_status .target) " "$WORK/out" | cut -d, -f2 | sort | xargs) == "1 2 3" ]] || fail "SendTargets lists three portals, each in a group of its own"
+[[ $(grep '^Target:' "$WORK/out" | cut -d' ' -f1 | sort -u | wc -l) == 1 ]] || fail "the daemon's own empty target is not listed"
 io -c 'write -P 5 0 1M' "$(uri g1 iscsi)"
 io -c 'read -P 5 0 1M' "$(uri g3 iscsi)"
 io -c 'read -P 5 0 1M' "$(nbd g2 b)"
@@ -105,6 +106,9 @@ for ((round = 1; round <= ${ROUNDS:-3}; round++)); do
   wait $loading || { cat "$WORK/load.err" "$WORK/load.json" >"$WORK/out"; fail "the load goes on at $path after $victim was killed"; }
   printf 'pause %s ms after the kill of an owner\n' "$(longest)" >>"$WORK/pauses"
   start "$victim" --group rbd/gw
+  # Before it is a member again, or has opened a volume.
+  status $path; ask iscsi-ls "iscsi://127.0.0.1:$((24000 + ${victim#g}))"
+  grep -q "^Target:$(of_status .target) " "$WORK/out" || fail "hosts find the target at $victim as soon as it listens"
   await 60 "$victim is a member again" members $path 3
   for name in g1 g2 g3; do await 30 "all volumes at $name" served $name 4; done
 done

@@ -238,7 +238,8 @@ impl Subsystems {
     /// own ports and those of other processes, and discovery itself on those of `port`.
     pub fn discovery(&self, port: &Port, host: &str) -> (u64, Vec<DiscoveryEntry>) {
         let change = self.shared.discovery_changes.load(Ordering::Acquire);
-        let admitting: Vec<Subsystem> = self.all().into_iter().filter(|each| each.admits(host) && !each.is_hidden()).collect();
+        let admitting: Vec<Subsystem> =
+            self.all().into_iter().filter(|each| each.admits(host) && !each.is_hidden()).collect();
         let offsets: Vec<u16> = admitting.iter().map(|each| read(&each.0.ports).offset).collect();
         let mut entries = Vec::new();
         for each in self.ports() {

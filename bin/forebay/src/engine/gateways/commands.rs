@@ -14,8 +14,8 @@ use forebay_image::ImageFeatures;
 use forebay_messenger::Address;
 use forebay_reactor::{timeout, wall_clock};
 
-use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings};
 use super::names::GroupNames;
+use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings};
 use super::{JoinedGroup, StoredMembership, new_start};
 use crate::api::{
     AttachRequest, DrainGateway, Front, GatewayGroupStatus, GatewayMemberStatus, GatewayVolumeStatus, ImageExport,
@@ -374,9 +374,7 @@ impl Engine {
         if let Some(joined) = self.gateways.joined() {
             if joined.spec != *spec {
                 let what = format!("this daemon is in the gateway group {}", joined.spec);
-                return Err(
-                    Failure::new(FailureKind::Exists, what).hint("leave it first: forebay group leave")
-                );
+                return Err(Failure::new(FailureKind::Exists, what).hint("leave it first: forebay group leave"));
             }
             // Others may have made it leave.
             joined.begin();

@@ -162,7 +162,8 @@ impl JoinedGroup {
         }
         self.drop_suspended(&engine);
         let wanted: Vec<_> = self.settings.all().into_iter().filter(|(name, _)| self.wanted(name).is_some()).collect();
-        let is_wanted = |name: &VolumeName, front| self.settings.get(name).is_some_and(|all| all.export(front).is_some());
+        let is_wanted =
+            |name: &VolumeName, front| self.settings.get(name).is_some_and(|all| all.export(front).is_some());
         self.exports.failures.borrow_mut().retain(|(name, front), _| is_wanted(name, *front));
         // Numbers that others give up are free before any is taken.
         for (name, settings) in &wanted {

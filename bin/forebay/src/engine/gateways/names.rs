@@ -99,7 +99,6 @@ impl JoinedGroup {
             Some(names) => self.create_paths(engine, names),
             None => engine.fronts.set_expecting(true),
         }
-        self.open_paths_in(HELD);
     }
 
     fn create_paths(&self, engine: &Engine, names: GroupNames) {
@@ -110,6 +109,9 @@ impl JoinedGroup {
             }
         }
         engine.fronts.set_expecting(false);
+        if !self.host_paths.are_open() {
+            self.open_paths_in(HELD);
+        }
     }
 
     /// Returns the names, or why they are not known.
@@ -148,7 +150,6 @@ impl JoinedGroup {
     /// Removes what has another name now, with its exports; those are published again.
     fn remove_paths(self: &Rc<Self>, engine: &Rc<Engine>, former: &GroupNames, names: &GroupNames) {
         self.host_paths.open.set(false);
-        self.open_paths_in(HELD);
         if self.hosts_admitted.get() {
             self.open_paths_in(PUBLISHING);
         }
@@ -218,13 +219,18 @@ impl JoinedGroup {
 
     /// Lets hosts come, once all exports that they may have had here are published; or now, if they must not wait longer.
     pub(super) fn open_paths(&self, overdue: bool) {
-        if self.host_paths.are_open() || self.current_engine().is_none() {
+        let (Some(engine), Some(_)) = (self.current_engine(), self.host_paths.names()) else { return };
+        if self.host_paths.are_open() {
             return;
         }
         let is_published = || {
             let all = self.settings.all();
             let mut exports = all.iter().flat_map(|(name, settings)| {
-                settings.exports.iter().filter(|export| export.front != Front::Nbd).map(move |export| (name, export.front))
+                settings
+                    .exports
+                    .iter()
+                    .filter(|export| export.front != Front::Nbd)
+                    .map(move |export| (name, export.front))
             });
             exports.all(|(name, front)| self.exports.is_published(name, front))
         };
@@ -233,7 +239,7 @@ impl JoinedGroup {
         }
         self.host_paths.open.set(true);
         self.update_paths();
-        if let Some(subsystem) = self.current_engine().and_then(|engine| self.subsystem(&engine)) {
+        if let Some(subsystem) = self.subsystem(&engine) {
             subsystem.set_held(false);
         }
     }

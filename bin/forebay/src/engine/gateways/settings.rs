@@ -201,7 +201,8 @@ impl SettingsByMember {
 
 fn later_version(what: &str, error: &dyn std::fmt::Display) -> Failure {
     let what = format!("{what} in the record of the gateway group are of a later version: {error}");
-    Failure::new(FailureKind::Unsupported, what).hint("run the command at a member with that version, or upgrade this one")
+    Failure::new(FailureKind::Unsupported, what)
+        .hint("run the command at a member with that version, or upgrade this one")
 }
 
 /// Reads settings of the record that are to be shown.
@@ -294,7 +295,8 @@ mod tests {
             let failure = read(&later).expect_err(field);
             assert_eq!(failure.kind, FailureKind::Unsupported, "{field}");
         }
-        for (field, value) in [("compression", json!("zstd")), ("front", json!("vhost")), ("read_only", json!("maybe"))] {
+        for (field, value) in [("compression", json!("zstd")), ("front", json!("vhost")), ("read_only", json!("maybe"))]
+        {
             let mut later = plain.clone();
             later["exports"][0][field] = value;
             assert_eq!(read(&later).expect_err(field).kind, FailureKind::Unsupported, "{field}");

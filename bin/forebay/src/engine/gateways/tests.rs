@@ -12,7 +12,7 @@ use forebay_reactor::{DriverChoice, Reactor, timeout};
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::settings::{GroupSettings, VolumeSettings};
+use super::settings::{GroupSettings, MemberNvmePort, VolumeSettings};
 use super::*;
 use crate::api::AttachRequest;
 use crate::engine::testing::{POOL, engine_of_client};
@@ -49,6 +49,10 @@ struct World {
 
 impl World {
     async fn new(images: &[&str]) -> Self {
+        Self::with_lease(1000, images).await
+    }
+
+    async fn with_lease(lease_ms: u32, images: &[&str]) -> Self {
         let cluster = RamCluster::new(1, 0);
         assert_eq!(cluster.add_pool("rbd"), POOL);
         let client = cluster.client();
@@ -56,7 +60,7 @@ impl World {
             let options = CreateOptions { size: 1 << 20, ..CreateOptions::default() };
             image::create(&client.pool(POOL), name, options).await.expect("an image");
         }
-        let (id, policy) = (GatewayGroupId([3; 16]), GroupPolicy { lease_ms: 1000, ..GroupPolicy::default() });
+        let (id, policy) = (GatewayGroupId([3; 16]), GroupPolicy { lease_ms, ..GroupPolicy::default() });
         let names = GroupSettings::new(id);
         let identity = GroupIdentity { id, policy, settings: settings::write(&names) };
         Self::store(&client).create(identity).await.expect("a new group");
@@ -106,6 +110,19 @@ impl Member {
         self.group.changed.announce();
     }
 
+    /// Returns the change by which another member joins, in slot 1, with these settings.
+    fn join_other(&self, settings: &MemberSettings) -> GroupChange {
+        let record = self.group.record().expect("known");
+        let entry = GatewayMember {
+            slot: 1,
+            start: StartId([9; 16]),
+            clients: Vec::new(),
+            settings: settings::write(settings),
+            ..record.member(self.group.own).expect("a member").clone()
+        };
+        GroupChange::Join { member: MemberId([9; 16]), entry }
+    }
+
     fn published(&self, image: &str) -> Vec<Front> {
         Front::ALL.into_iter().filter(|front| self.group.exports.is_published(&volume(image), *front)).collect()
     }
@@ -121,12 +138,18 @@ impl Member {
 
     /// Returns the NQNs of the subsystems that discovery shows.
     fn discovered(&self) -> BTreeSet<String> {
+        self.discovery().into_iter().map(|(nqn, _, _)| nqn).collect()
+    }
+
+    /// Returns what discovery shows: NQNs, addresses, and port ids.
+    fn discovery(&self) -> BTreeSet<(String, String, u16)> {
         let subsystems = self.engine.fronts.nvme().subsystems();
         if subsystems.ports().is_empty() {
             subsystems.add_port(Port::new(1, vec![PortAddress::Tcp([10, 0, 0, 1].into(), 4420)]));
         }
         let (_, entries) = subsystems.discovery(&subsystems.ports()[0], "a host");
-        entries.into_iter().filter(|entry| !entry.discovery).map(|entry| entry.nqn).collect()
+        let entries = entries.into_iter().filter(|entry| !entry.discovery);
+        entries.map(|entry| (entry.nqn, entry.address, entry.port)).collect()
     }
 
     async fn kill(self) {
@@ -217,7 +240,8 @@ fn names_that_the_record_no_longer_has_are_replaced() {
         std::fs::write(world.dir.path().join("gateway-group.json"), r#"{"group":"rbd/gw"}"#).expect("written");
         assert_eq!(stored(world.dir.path()).group.as_deref(), Some("rbd/gw"));
         let cached = |slot| {
-            let names = json!({"group": "rbd/gw", "nqn": "nqn.2000-01.org.old", "target": "iqn.2000-01.org:old", "slot": slot});
+            let names =
+                json!({"group": "rbd/gw", "nqn": "nqn.2000-01.org.old", "target": "iqn.2000-01.org:old", "slot": slot});
             let content = json!({"group": "rbd/gw", "names": names}).to_string();
             std::fs::write(world.dir.path().join("gateway-group.json"), content).expect("written");
         };
@@ -279,7 +303,8 @@ fn numbers_may_be_exchanged_in_one_change() {
         member.join().await;
         let owner = member.group.own;
         let settings = |image, nsid| exported(&world.names, image, &[(Front::Nvme, Some(nsid))]);
-        let add = |image, nsid| GroupChange::AddVolume { volume: volume(image), owner, settings: settings(image, nsid) };
+        let add =
+            |image, nsid| GroupChange::AddVolume { volume: volume(image), owner, settings: settings(image, nsid) };
         world.change(&[add("a", 1), add("b", 2)]).await;
         eventually("the record is read", || member.group.settings.all().len() == 2).await;
         member.open("a").await;
@@ -304,18 +329,12 @@ fn a_member_that_cannot_leave_goes_on() {
         let own = member.group.own;
         let first = member.group.running().expect("it runs").runner.inspect(|machine| machine.start());
         // Nobody else could have the volume: the only copy of its log is here.
-        let other = GatewayMember {
-            slot: 1,
-            start: StartId([9; 16]),
-            clients: Vec::new(),
-            ..member.group.record().expect("known").member(own).expect("a member").clone()
-        };
         let settings = exported(&world.names, "a", &[(Front::Nvme, Some(1))]);
         world
             .change(&[
                 GroupChange::AddVolume { volume: volume("a"), owner: own, settings },
                 GroupChange::SetCopies { volume: volume("a"), owner: own, copies: Some(BTreeSet::from([own])) },
-                GroupChange::Join { member: MemberId([9; 16]), entry: other },
+                member.join_other(&MemberSettings::default()),
             ])
             .await;
         let failure = member.engine.leave_gateway_group().await.expect_err("it owns a volume");
@@ -323,6 +342,33 @@ fn a_member_that_cannot_leave_goes_on() {
         let start = || member.group.running().map(|running| running.runner.inspect(|machine| machine.start()));
         eventually("it is a member again", || member.serves() && start() != Some(first)).await;
         member.engine.join_gateway_group(&spec()).await.expect("it is one already");
+        member.kill().await;
+    });
+}
+
+#[test]
+fn hosts_are_told_only_of_addresses_that_lead_to_one_member() {
+    run(async {
+        // Nobody is fenced meanwhile.
+        let world = World::with_lease(60_000, &["a"]).await;
+        let member = world.start().await;
+        assert!(member.discovered().is_empty(), "and the port 10.0.0.1:4420 is there from now on");
+        member.join().await;
+        let port = |addr: &str, id| MemberNvmePort { addr: addr.into(), id, tls: false };
+        let nvme = vec![port("10.0.0.1:4420", 1), port("10.0.0.9:4420", 2)];
+        let iscsi = (1..=1025).map(|number| format!("10.0.0.9:{number}")).collect();
+        let (owner, settings) = (member.group.own, exported(&world.names, "a", &ALL));
+        let join = member.join_other(&MemberSettings { nvme, iscsi, ..MemberSettings::default() });
+        world.change(&[join, GroupChange::AddVolume { volume: volume("a"), owner, settings }]).await;
+        eventually("the record is read", || !member.group.settings.all().is_empty()).await;
+        member.open("a").await;
+        // More portals than hosts can be told of: the other fronts go on.
+        eventually("NBD and NVMe", || member.published("a") == [Front::Nbd, Front::Nvme]).await;
+        let failure = member.group.exports.failure(&volume("a"), Front::Iscsi).expect("the reason");
+        assert_eq!(failure.kind, FailureKind::NoSpace);
+        assert!(failure.message.contains("1025 portals") && failure.message.contains("1024"), "{failure}");
+        let entry = |address: &str, port| (world.names.nqn.clone(), address.to_owned(), port);
+        assert_eq!(member.discovery(), BTreeSet::from([entry("10.0.0.1", 1), entry("10.0.0.9", 66)]));
         member.kill().await;
     });
 }
