@@ -175,7 +175,7 @@ impl GatewayMachine {
         let (mut newest, mut by_others) = (rebalancing.newest_term, false);
         for (name, entry) in record.volumes().iter().filter(|(_, entry)| entry.owner.term > rebalancing.newest_term) {
             newest = newest.max(entry.owner.term);
-            by_others |= !rebalancing.moves.get(name).is_some_and(|moved| moved.to == entry.owner.member);
+            by_others |= rebalancing.moves.get(name).is_none_or(|moved| moved.to != entry.owner.member);
         }
         rebalancing.newest_term = newest;
         let active: Vec<MemberId> = record.active().collect();

@@ -127,7 +127,7 @@ fn a_load_that_comes_and_goes_moves_nothing() {
         let mut world = settled(seed, 3, 30, Latencies::USUAL);
         turn_on(&mut world);
         for round in 0..20 {
-            for number in (0..30).filter(|number| number % 3 == 0) {
+            for number in (0..30).step_by(3) {
                 world.loads.insert(volume(number), RequestLoad { requests: 1000 * (round % 2), kib: 0 });
             }
             world.run_until(world.now + 10 * SECOND);
