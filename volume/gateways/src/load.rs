@@ -98,7 +98,7 @@ pub struct LoadSampler {
 }
 
 impl LoadSampler {
-    /// Returns the loads at time `now`, measured anew if the last sample is a second old.  `totals` returns the volumes
+    /// Returns the loads at time `now`, measured again if the last sample is a second old.  `totals` returns the volumes
     /// that are open; one that was closed meanwhile is measured from the beginning when it is opened again.
     pub fn loads<I>(&mut self, now: Instant, totals: impl FnOnce() -> I) -> Rc<VolumeLoads>
     where

@@ -87,7 +87,7 @@ pub enum GatewayMoveState {
     Planned,
     /// On its way for longer than the command waits.
     Moving,
-    /// Made.
+    /// Made: the volume has its next owner.
     Moved,
     /// Refused or cancelled: the volume has the owner that it had, or another one.
     Stayed,

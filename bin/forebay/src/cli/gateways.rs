@@ -69,9 +69,9 @@ pub struct DrainGroupArgs {
 /// Setting that is on or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OnOff {
-    /// Enabled.
+    /// Enables the setting.
     On,
-    /// Disabled.
+    /// Disables the setting.
     Off,
 }
 

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | B1 | a member moves its own volumes only, at most two at the same time, and none while others are moved |
 //! | B2 | of members that begin a turn at the same time, the record lets one: moves are refused if it has changed |
-//! | B3 | a turn begins when the member was overloaded for [`SETTLE`], and no owner and no membership has changed: what was moved is measured anew |
+//! | B3 | a turn begins when the member was overloaded for [`SETTLE`], and no owner and no membership has changed: what was moved is measured again |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
