@@ -211,7 +211,8 @@ impl GatewayGroup {
                 let is_drained = || member.owned().ok().filter(|owned| *owned == 0);
                 shell::wait_for(PATIENCE, is_drained).with_context(|| format!("{name} is not drained"))?;
                 let halted = member.take_daemon()?.halt()?;
-                member.program = if member.program == daemon::program() { daemon::debug_program() } else { daemon::program() };
+                member.program =
+                    if member.program == daemon::program() { daemon::debug_program() } else { daemon::program() };
                 member.daemon = Some(halted.restart_as(&member.program)?);
             }
             ["at", name, "forebay", words @ ..] => {

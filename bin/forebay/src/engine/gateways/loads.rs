@@ -223,19 +223,22 @@ mod tests {
             id: GatewayGroupId([1; 16]),
             policy: GroupPolicy::default(),
             settings: serde_json::Value::Null,
+            later: Default::default(),
         };
-        let mut record = GroupRecord::created(identity);
+        let mut record = GroupRecord::created(identity, 1);
         for slot in 0..2 {
             let entry = GatewayMember {
                 slot: u16::from(slot),
                 host: String::new(),
                 version: String::new(),
+                versions: Default::default(),
                 state: GatewayState::Active,
                 start: StartId([slot; 16]),
                 clients: Vec::new(),
                 peer_addrs: Vec::new(),
                 weight: 100,
                 settings: serde_json::Value::Null,
+                later: Default::default(),
             };
             record.apply(&[GroupChange::Join { member: id(slot), entry }]).expect("a new member");
         }

@@ -66,7 +66,7 @@ impl OwnedVolumes {
     /// Takes a volume for one that is open here.
     #[cfg(test)]
     pub(super) fn insert(&self, name: &VolumeName, volume: Rc<Volume>, offer: VolumeOffer) {
-        self.open.borrow_mut().insert(name.clone(), OwnedVolume { volume, offer });
+        self.open.borrow_mut().insert(name.clone(), OwnedVolume { volume, offer, counters: Arc::default() });
     }
 
     /// Returns why a volume could not be opened.
