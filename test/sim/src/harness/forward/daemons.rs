@@ -405,13 +405,10 @@ impl Group {
         life.view.changed.notify_all();
     }
 
-    /// Has an owner, or both, handle messages late, those of some forwarders or of all: they were late in the network, or the
-    /// owner did not run.
-    pub(super) fn delay_messages(&self, longest: Duration, rng: &mut Rng) {
+    /// Has the owners handle messages late, those of a start or all: they were late in the network, or the owner did not run.
+    pub(super) fn delay_messages(&self, of: Option<ForwarderStart>, delay: Duration) {
         for node in self.owners.borrow().iter() {
-            if !rng.one_in(4) {
-                node.late.begin(&node.host, longest, rng);
-            }
+            node.late.begin(&node.host, of, delay);
         }
     }
 

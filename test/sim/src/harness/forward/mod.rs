@@ -298,13 +298,16 @@ impl Scene {
                 return Ok(());
             }
             if self.scenario.gives_up && rng.coin() {
-                let longest = 2 * self.scenario.lease;
-                if rng.coin() {
-                    group.delay_messages(2 * longest, rng);
+                let lease = self.scenario.lease;
+                if rng.one_in(4) {
+                    group.delay_messages(None, Duration::from_micros(rng.below(3 * lease.as_micros() as u64)));
                     self.count(|tally| tally.delayed += 1);
                 }
-                group.give_up(longest, rng);
-                self.count(|tally| tally.given_up += 1);
+                let are_late = group.give_up(lease, rng);
+                self.count(|tally| {
+                    tally.given_up += 1;
+                    tally.delayed += u64::from(are_late);
+                });
                 continue;
             }
             match rng.below(14) {
