@@ -343,7 +343,7 @@ impl OwnerSessions {
     /// Returns whether an admitted request must not be given to the device yet: a change that it depends on, from a session that
     /// has ended, is being executed.  The host may have sent that change again since, and another one after it.
     ///
-    /// What a former term has left over is not waited for: its owner was fenced, or has drained the volume.
+    /// Changes that a former term has left over are not waited for: its owner was fenced, or has drained the volume.
     pub fn must_wait(&self, ticket: u64) -> bool {
         let Some(request) = self.admitted.get(&ticket).filter(|_| !self.left_over.is_empty()) else { return false };
         let of = |request: &AdmittedRequest| {

@@ -79,7 +79,7 @@ impl RequestClass {
 /// Part of a volume that a request reads or changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestFootprint {
-    /// Nothing.
+    /// No part, as for a flush.
     Nothing,
     /// Reads an extent.
     Reads(Extent),

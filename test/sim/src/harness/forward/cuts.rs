@@ -64,7 +64,7 @@ impl LateMessages {
 }
 
 impl Group {
-    /// Has a forwarder give the volume up, and open it again after a while.  Its messages to owners may be late until then, or
+    /// Makes a forwarder give the volume up, and open it again after a while.  Its messages to owners may be late until then, or
     /// longer, of which it knows nothing.  Returns whether they are.
     pub(super) fn give_up(&self, lease: Duration, rng: &mut Rng) -> bool {
         let node: Rc<ForwarderNode> = rng.pick(self.forwarders()).clone();

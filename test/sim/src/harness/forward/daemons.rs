@@ -405,7 +405,7 @@ impl Group {
         life.view.changed.notify_all();
     }
 
-    /// Has the owners handle messages late, those of a start or all: they were late in the network, or the owner did not run.
+    /// Makes the owners handle messages late, those of a start or all: they were late in the network, or the owner did not run.
     pub(super) fn delay_messages(&self, of: Option<ForwarderStart>, delay: Duration) {
         for node in self.owners.borrow().iter() {
             node.late.begin(&node.host, of, delay);
