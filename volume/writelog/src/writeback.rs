@@ -560,6 +560,10 @@ fn note_error(shared: &Rc<LogShared>, error: Error) {
 
 /// Fails the log: its contents cannot be written back.
 pub(crate) fn fail(shared: &Rc<LogShared>, error: Error) {
+    if shared.state.borrow().life.is_over() {
+        // An append and a batch in flight may both learn that this client was fenced.
+        return;
+    }
     tracing::error!(%error, "write log failed: its contents are not at the backend; requests of the volume fail");
     let mut pending_writes = Vec::new();
     {

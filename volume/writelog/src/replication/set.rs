@@ -178,7 +178,7 @@ impl PrimarySet {
     }
 
     /// Stops for good: nothing is acknowledged or sent any more.
-    pub(crate) fn stop(&self, error: Error) {
+    pub fn stop(&self, error: Error) {
         if error.kind() == ErrorKind::Fenced && self.over.borrow().is_none() {
             tracing::warn!(image = %self.identity.name, %error, "this daemon is no longer the primary of a write log");
         }

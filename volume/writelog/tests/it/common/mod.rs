@@ -56,6 +56,8 @@ pub struct Gate {
     pub closed: Cell<bool>,
     pub waiting: Cell<usize>,
     pub opened: Notify,
+    /// Error of the writes that have waited.
+    pub error: Cell<Option<ErrorKind>>,
 }
 
 impl Gate {
@@ -111,6 +113,9 @@ impl BlockDevice for Memory {
             return Box::pin(async move {
                 gate.waiting.set(gate.waiting.get() + 1);
                 gate.opened.wait_until(|| !gate.closed.get()).await;
+                if let Some(kind) = gate.error.get() {
+                    return Err(Error::from(kind));
+                }
                 bytes.borrow_mut()[offset as usize..][..data.len()].copy_from_slice(&data.to_vec());
                 events.borrow_mut().push(Event::Change { fua });
                 Ok(BlockReply::Done)

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_block::{BlockDevice, BlockRequest, Extent};
+use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent};
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_sim::DiskFaults;
 use forebay_writelog::Mode;
@@ -51,6 +51,34 @@ fn writes_in_flight_succeed_when_the_own_medium_fails() {
         }
         primary.write(0, 3).await.expect("written");
         assert_eq!(first_byte(&primary, 0).await, 3);
+    });
+}
+
+#[test]
+fn a_primary_that_is_stopped_and_whose_write_back_is_refused_fails_once() {
+    with_hosts(2, async |_, hosts| {
+        let [one, two] = &hosts[..] else { unreachable!("two hosts") };
+        let primary = mirrored(one, two).await;
+        primary.write(0, 1).await.expect("written");
+        let gate = one.image.base.gate.clone();
+        gate.closed.set(true);
+        let log = primary.log.clone();
+        let draining = spawn(async move { log.drain().await });
+        while gate.waiting.get() == 0 {
+            sleep(MILLISECOND).await;
+        }
+        primary.set.stop(Error::new(ErrorKind::Fenced, "another start"));
+        let failed = timeout(LONG, primary.log.submit(write(8192, 2, 4096))).await.expect("in time");
+        assert_eq!(failed.expect_err("stopped").kind(), ErrorKind::Fenced);
+        assert!(matches!(primary.log.mode(), Mode::Failed(_)));
+        // The backend refuses what was in flight, too.
+        gate.error.set(Some(ErrorKind::Fenced));
+        gate.open();
+        let drained = timeout(LONG, draining).await.expect("in time");
+        assert_eq!(drained.expect_err("nothing is written back").kind(), ErrorKind::Fenced);
+        let reason = primary.log.mode().reason().expect("failed").to_string();
+        assert!(reason.contains("another start"), "{reason}");
+        let _ = timeout(LONG, primary.log.close(false)).await.expect("it ends");
     });
 }
 
