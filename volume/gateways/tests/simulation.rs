@@ -125,6 +125,8 @@ fn chaos(seed: u64, prepare: impl Fn(&mut World)) {
             8 => {
                 world.command(&[GroupChange::CancelMove { volume }]);
             }
+            // A log is ended before its volume is removed.
+            11 | 12 if with_logs => {}
             11 => {
                 world.command(&[GroupChange::RemoveVolume { volume }]);
             }
@@ -171,6 +173,68 @@ fn chaos_of_seeds(seeds: std::ops::Range<u64>, prepare: impl Fn(&mut World) + st
 #[test]
 fn small_groups_recover_from_everything() {
     chaos_of_seeds(seeds(), |_| {});
+}
+
+#[test]
+fn small_groups_whose_volumes_have_logs_recover_from_everything() {
+    chaos_of_seeds(seeds(), World::give_logs);
+}
+
+/// Returns a group whose volumes have logs with two complete copies each.
+fn settled_with_logs(seed: u64, members: usize) -> World {
+    let mut world = settled(seed, members, 30, Latencies::USUAL);
+    world.give_logs();
+    let limit = world.now + 30 * SECOND;
+    while !world.logs_are_complete(2) {
+        assert!(world.now < limit, "seed {seed}: no copies are made");
+        world.run_until(world.now + SECOND / 10);
+    }
+    world
+}
+
+#[test]
+fn volumes_with_logs_go_to_the_members_that_have_copies() {
+    for seed in 0..20 {
+        let mut world = settled_with_logs(seed, 4);
+        let killed = world.daemons[0].id;
+        let owned: Vec<VolumeName> = world.record.owned_by(killed).cloned().collect();
+        let copies: Vec<_> = owned.iter().map(|name| world.record.volumes()[name].copies.clone().unwrap()).collect();
+        lose(&mut world, &[0], World::kill);
+        for (name, copies) in owned.iter().zip(&copies) {
+            let owner = world.record.volumes()[name].owner.member;
+            assert!(owner != killed && copies.contains(&owner), "seed {seed}: {name}");
+        }
+        // Lost copies are made elsewhere, so that the next owner can be lost as well.
+        let limit = world.now + 30 * SECOND;
+        while !world.logs_are_complete(2) {
+            assert!(world.now < limit, "seed {seed}: lost copies are not replaced");
+            world.run_until(world.now + SECOND / 10);
+        }
+        let id = world.daemons[1].id;
+        assert!(world.command(&[GroupChange::Drain { member: id, drain: true }]));
+        while world.record.owned_count(id) > 0 {
+            assert!(world.now < limit + 30 * SECOND, "seed {seed}: {} are left", world.record.owned_count(id));
+            world.run_until(world.now + SECOND / 10);
+        }
+    }
+}
+
+#[test]
+fn a_volume_waits_for_the_only_complete_copy_of_its_log() {
+    for seed in 0..20 {
+        let mut world = settled_with_logs(seed, 2);
+        world.kill(1);
+        // The copies at the member that is lost are dropped, and nobody else is there.
+        world.run_until(world.now + 5 * SECOND);
+        assert_eq!((world.complaint(), world.record.owned_count(world.daemons[0].id)), (None, 30), "seed {seed}");
+        world.kill(0);
+        world.restart(1);
+        world.run_until(world.now + 20 * SECOND);
+        assert_eq!(world.unserved.len(), 30, "seed {seed}: it has no copy that is complete");
+        world.restart(0);
+        world.run_until(world.now + 10 * SECOND);
+        assert_eq!(world.complaint(), None, "seed {seed}");
+    }
 }
 
 #[test]

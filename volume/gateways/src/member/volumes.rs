@@ -20,7 +20,7 @@ use forebay_reactor::Instant;
 use super::{GatewayAction, GatewayEvent, GatewayMachine, MemberStanding};
 use crate::assign::LoadPlan;
 use crate::ids::{MemberId, VolumeName};
-use crate::record::{GatewayState, GroupChange, VolumeOwner};
+use crate::record::{GatewayState, GatewayVolume, GroupChange, VolumeOwner};
 use crate::wire::GatewayMessageBody;
 
 /// Maximum number of volumes that a member opens at the same time.
@@ -199,6 +199,11 @@ impl GatewayMachine {
         self.record.member(member).is_some_and(|entry| entry.state == GatewayState::Active)
     }
 
+    /// Returns whether a volume may be handed over to a member: its copy of the log may have been lost since the move began.
+    fn may_be_next(&self, entry: &GatewayVolume, next: MemberId) -> bool {
+        self.is_active(next) && entry.copies.as_ref().is_none_or(|copies| copies.contains(&next))
+    }
+
     /// Returns the complete copies of a volume's log that an attempt to open it has found, if another active member has one.
     fn copies_elsewhere<'a>(&self, volume: &'a LocalVolume) -> Option<&'a BTreeSet<MemberId>> {
         let copies = volume.copies.as_ref()?;
@@ -283,8 +288,7 @@ impl GatewayMachine {
             let hand_over = |to| GroupChange::HandOver { volume: name.clone(), from, start, term, to };
             match (volume.phase, entry.owner.next) {
                 (Phase::Closed, Some(next)) if term == volume.term => {
-                    let active = record.member(next).is_some_and(|member| member.state == GatewayState::Active);
-                    changes.push(if active {
+                    changes.push(if self.may_be_next(entry, next) {
                         hand_over(next)
                     } else {
                         GroupChange::CancelMove { volume: name.clone() }
@@ -305,9 +309,8 @@ impl GatewayMachine {
                     None => changes.push(GroupChange::Reopen { volume: name.clone(), by, start, term }),
                 },
                 (Phase::Open, Some(next)) => {
-                    let active = record.member(next).is_some_and(|member| member.state == GatewayState::Active);
                     let late = volume.moving_since.is_some_and(|(_, since)| now.since(since) > PREPARE_MAX);
-                    if !active || late {
+                    if !self.may_be_next(entry, next) || late {
                         changes.push(GroupChange::CancelMove { volume: name.clone() });
                     }
                 }

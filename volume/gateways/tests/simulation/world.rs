@@ -15,6 +15,10 @@ use forebay_gateways::{
 use forebay_reactor::Instant;
 
 use crate::conditions::{Latencies, Random, RandomFaults};
+use logs::LogModel;
+
+#[path = "logs.rs"]
+mod logs;
 
 /// Attempts of a daemon to connect to one whose connection was interrupted, and the time between them.
 const PROBES: u32 = 8;
@@ -35,6 +39,8 @@ enum WorldEvent {
     OpenDone(VolumeName, u64),
     CloseDone(VolumeName, u64),
     Prepared(VolumeName, u64),
+    /// An owner notes the members with complete copies of logs.
+    CopiesArrive(Vec<GroupChange>),
     /// Connections to this start of a member are refused.
     ConnectionRefused(MemberId, StartId),
     Refused,
@@ -94,6 +100,8 @@ pub struct World {
     pub settle: Option<Duration>,
     /// Most volumes that were on their way at the same time.
     pub moving_max: usize,
+    /// Write logs of volumes, as the records of their images have them.
+    pub logs: BTreeMap<VolumeName, LogModel>,
     starts: u64,
 }
 
@@ -140,6 +148,7 @@ impl World {
             load_noise: 0,
             settle: None,
             moving_max: 0,
+            logs: BTreeMap::new(),
             starts: 0,
         };
         let mut record = (*world.record).clone();
@@ -355,7 +364,9 @@ impl World {
                     return self.step(at, GatewayEvent::Load(Rc::new(loads)));
                 }
                 self.step(at, GatewayEvent::Tick);
+                self.keep_logs(at);
             }
+            WorldEvent::CopiesArrive(changes) => self.copies_arrive(at, &changes),
             WorldEvent::Deliver(message) => self.step(at, GatewayEvent::Message(message)),
             WorldEvent::ReadArrives(asked) => {
                 if self.daemons[at].cut_from_pool {
@@ -496,7 +507,12 @@ impl World {
     fn open_done(&mut self, at: usize, name: VolumeName, term: u64) {
         let start = self.daemons[at].start;
         let failed = self.faults.failed_opens > 0 && self.random.one_in(self.faults.failed_opens);
-        if self.is_fenced(at) || self.daemons[at].cut_from_pool || failed {
+        let elsewhere = self.copies_elsewhere(at, &name);
+        if self.is_fenced(at) || self.daemons[at].cut_from_pool || failed || elsewhere.is_some() {
+            if !self.logs.is_empty() {
+                let why = elsewhere.map_or(OpenFailure::Later, OpenFailure::CopiesElsewhere);
+                return self.step(at, GatewayEvent::OpenFailed(name, term, why));
+            }
             // Some find that others have the copies of the volume's log.
             let copies: BTreeSet<MemberId> = self.daemons.iter().map(|daemon| daemon.id).filter(|_| failed).collect();
             let copies: BTreeSet<MemberId> = copies.into_iter().filter(|_| self.random.one_in(2)).collect();
@@ -513,6 +529,7 @@ impl World {
         let others: Vec<_> = open.keys().filter(|other| **other != start).collect();
         assert!(others.is_empty(), "{name} is opened in term {term} by {start}, and {others:?} have it open");
         open.insert(start, term);
+        self.take_log(at, &name);
         self.count_unserved_of(&name);
         self.step(at, GatewayEvent::Opened(name, term));
     }
