@@ -130,6 +130,9 @@ pub struct LogPlace {
     /// name, address or id; in the record by id. If omitted, a new log has none, and an existing one those it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<Vec<String>>,
+    /// Gateway group of the log, which only the volume's owner in that group opens; set by the group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 /// Returns whether a path is that of a log in the daemon's memory.
@@ -147,7 +150,23 @@ impl LogPlace {
     pub fn refusal(&self) -> Option<&'static str> {
         match (self.is_in_memory(), is_no_path(&self.path)) {
             (true, false) => Some("a log in memory has no path"),
-            (false, true) => Some("no path"),
+            (false, true) => Some("no path, which only a log in a gateway group lacks"),
+            _ => None,
+        }
+    }
+
+    /// Returns why a gateway group cannot have such a log, if so: its members choose the device, the peers and the primary.
+    pub fn refusal_in_group(&self) -> Option<&'static str> {
+        match self {
+            _ if self.is_in_memory() => Some("logs in memory are not possible yet"),
+            _ if !is_no_path(&self.path) => Some(
+                "each member keeps its copy in the space of its [replicas] section: leave out the path, as in ssd:1G",
+            ),
+            _ if self.replicas.as_ref().is_some_and(|names| !names.is_empty()) => {
+                Some("the group chooses the members that have copies: give their number with --replicas")
+            }
+            _ if self.takeover.is_some() => Some("the group assigns owners: leave out takeover="),
+            _ if self.force => Some("the [replicas] section of each member says what memory it takes: leave out force"),
             _ => None,
         }
     }
@@ -225,7 +244,7 @@ impl LogPlace {
 
 impl fmt::Display for LogPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.is_in_memory() {
+        match is_no_path(&self.path) {
             true => write!(f, "{}:{}", self.medium.name(), Size(self.size)),
             false => write!(f, "{}:{}:{}", self.medium.name(), self.path.display(), Size(self.size)),
         }
@@ -246,8 +265,12 @@ impl FromStr for LogPlace {
             _ => return Err(wrong("the medium is ssd, pmem or dram")),
         };
         let in_memory = medium == LogMedium::Dram;
+        let is_size = |text: &str| text.parse::<Size>().is_ok();
+        let mut parts = rest.split(':');
+        // A log in a gateway group has no path either.
+        let has_no_path = in_memory || parts.next().is_some_and(is_size) && !parts.any(is_size);
         // As if there were an empty path.
-        let with_path = if in_memory { format!(":{rest}") } else { rest.to_owned() };
+        let with_path = if has_no_path { format!(":{rest}") } else { rest.to_owned() };
         let mut rest = &with_path[..];
         let (mut on_flush, mut force, mut dirty_max, mut dirty_age_ms) = (false, false, None, None);
         let (mut takeover, mut replicas_min, mut lease_ms) = (None, None, None);
@@ -295,7 +318,7 @@ impl FromStr for LogPlace {
                     if size < SIZE_MIN {
                         return Err(wrong("a log has 16M at least"));
                     }
-                    let path = match (in_memory, before.is_empty()) {
+                    let path = match (has_no_path, before.is_empty()) {
                         (true, true) => PathBuf::new(),
                         (true, false) => return Err(wrong("a log in memory has no path, as in dram:1G")),
                         (false, true) => return Err(wrong("no path")),
@@ -315,6 +338,7 @@ impl FromStr for LogPlace {
                         replicas_min,
                         lease_ms,
                         replicas: None,
+                        group: None,
                     });
                 }
             }
@@ -370,6 +394,19 @@ mod tests {
             assert_eq!(LogMedium::Dram.takes_copies_of(log), expected, "{log:?}");
         }
         assert!(LogMedium::Pmem.takes_copies_of(LogMedium::Dram) && !LogMedium::Ssd.takes_copies_of(LogMedium::Dram));
+    }
+
+    #[test]
+    fn a_log_in_a_group_has_no_path_and_only_such_a_log() {
+        let place: LogPlace = "ssd:1G:on-flush:min-replicas=1".parse().expect("a place");
+        assert_eq!((place.medium, place.size, place.to_string().as_str()), (LogMedium::Ssd, 1 << 30, "ssd:1 GiB"));
+        assert!(place.on_flush && place.refusal().is_some() && place.refusal_in_group().is_none());
+        // A relative path may look like a size.
+        let place: LogPlace = "ssd:1G:2G".parse().expect("a place");
+        assert_eq!((place.size, place.path.ends_with("1G")), (2 << 30, true));
+        for refused in ["ssd:/srv:1G", "dram:1G", "ssd:1G:takeover=auto", "pmem:1G:force"] {
+            assert!(refused.parse::<LogPlace>().expect("a place").refusal_in_group().is_some(), "{refused}");
+        }
     }
 
     #[test]

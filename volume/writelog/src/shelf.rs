@@ -454,6 +454,14 @@ impl Shelf {
         self.describe(id, true).await
     }
 
+    /// Describes a log by its superblock alone: without what it holds.
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect).
+    pub async fn inspect_superblock(&self, id: &LogId) -> Result<LogInfo> {
+        self.describe(id, false).await
+    }
+
     async fn describe(&self, id: &LogId, scans: bool) -> Result<LogInfo> {
         let entry = self.entry(id)?;
         let NewestSuperblock { superblock, one_lost, .. } = self.superblock(&entry).await?;

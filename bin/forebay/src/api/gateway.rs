@@ -194,7 +194,21 @@ pub struct GatewayVolumeStatus {
     /// Load of the volume, at its owner only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<GatewayLoad>,
-    /// Reason why this daemon, its owner, cannot open it.
+    /// Write log, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<GatewayLogStatus>,
+    /// Reason why this daemon, its owner, cannot open it or keep its write log, or why it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// Write log of a volume of a gateway group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GatewayLogStatus {
+    /// Medium and size; empty while it is being ended.
+    pub place: String,
+    /// Members with a complete copy, by host name, as the owner last said.
+    pub copies: Vec<String>,
+    /// Number of copies that there should be.
+    pub copies_wanted: u32,
 }

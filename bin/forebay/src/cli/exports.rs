@@ -75,7 +75,8 @@ pub struct AttachArgs {
 
     /// Put a write log in front of it: on a file or device (ssd:PATH:SIZE), in a file on a DAX file system
     /// (pmem:PATH:SIZE), or in memory (dram:SIZE).  One in memory needs a replica: writes are answered only while another
-    /// peer has them, and if all of these lose power at once, those not written back are lost.  Several logs may share a path.  Options follow the size, each after a colon: 'dirty=SIZE' and
+    /// peer has them, and if all of these lose power at once, those not written back are lost.  Several logs may share a path.
+    /// In a gateway group it has no path (ssd:SIZE or pmem:SIZE): members offer space by their configuration.  Options follow the size, each after a colon: 'dirty=SIZE' and
     /// 'age=TIME' limit how much, and for how long, the image may lack what the log holds (as in
     /// ssd:/srv/logs:1G:dirty=64M:age=500ms), 'on-flush' answers writes before they are durable, 'force' takes memory
     /// that is not persistent.  Of a log with replicas, 'takeover=auto' lets one take over by itself when the primary is

@@ -152,11 +152,22 @@ fn show(status: &GatewayGroupStatus) -> String {
                 (None, false, None) if volume.open_here => "open here".to_owned(),
                 _ => String::new(),
             };
+            let copies = volume.log.as_ref().map_or_else(
+                || "-".to_owned(),
+                |log| match log.copies_wanted {
+                    0 => "log ends".to_owned(),
+                    wanted => format!("{} of {wanted}: {}", log.copies.len(), log.copies.join(",")),
+                },
+            );
             let [requests, mib] = show_load(volume.load);
-            vec![volume.image.clone(), volume.fronts.join(","), volume.owner.clone(), requests, mib, state]
+            vec![volume.image.clone(), volume.fronts.join(","), volume.owner.clone(), requests, mib, copies, state]
         });
         text.push('\n');
-        text.push_str(&table(&["VOLUME", "FRONTS", "OWNER", "REQ/S", "MIB/S", "STATE"], &[3, 4], volumes));
+        text.push_str(&table(
+            &["VOLUME", "FRONTS", "OWNER", "REQ/S", "MIB/S", "LOG COPIES", "STATE"],
+            &[3, 4],
+            volumes,
+        ));
     }
     text
 }

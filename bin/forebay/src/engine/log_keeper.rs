@@ -195,12 +195,12 @@ impl LogDevices {
 }
 
 /// Returns the name of a client of a cluster in the record of a log.
-fn client_name(client: &ClientIdentity) -> String {
+pub fn client_name(client: &ClientIdentity) -> String {
     format!("client.{} {}", client.number, client.address)
 }
 
 /// Reads the name of a client from the record of a log.
-fn parse_client(name: &str) -> Option<ClientIdentity> {
+pub fn parse_client(name: &str) -> Option<ClientIdentity> {
     let (number, address) = name.strip_prefix("client.")?.split_once(' ')?;
     Some(ClientIdentity { number: number.parse().ok()?, address: address.to_owned() })
 }
@@ -233,6 +233,8 @@ pub struct ImageLog {
     pub devices: Rc<LogDevices>,
     /// Changes from hosts that are in flight.
     pub changes: Rc<InFlightTracker>,
+    /// Client that was fenced last for this image: once is enough.
+    pub fenced: Rc<RefCell<Option<String>>>,
 }
 
 impl LogKeeper for ImageLog {
@@ -353,14 +355,18 @@ impl LogKeeper for ImageLog {
     }
 
     fn fence(&self, client: &str) -> LocalFuture<Result<()>> {
-        let (image, name) = (self.image.clone(), client.to_owned());
+        let (image, name, fenced) = (self.image.clone(), client.to_owned(), self.fenced.clone());
         Box::pin(async move {
+            if fenced.borrow().as_ref() == Some(&name) {
+                return Ok(());
+            }
             let Some(client) = parse_client(&name) else {
                 let text = format!("the record of the write log names the client '{name}', which cannot be fenced");
                 return Err(Error::new(ErrorKind::Corrupt, text));
             };
             image.fence(&client, FENCED).await?;
             tracing::warn!(image = image.name(), client = name, "fenced the client of a write log's former primary");
+            fenced.replace(Some(name));
             Ok(())
         })
     }

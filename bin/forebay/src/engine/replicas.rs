@@ -275,6 +275,7 @@ impl Engine {
     pub async fn take_over_log(&self, spec: &ImageSpec, request: TakeoverRequest) -> Result<api::WriteLogInfo> {
         let begin = now();
         let TakeoverRequest { flush_only, force, silent } = request;
+        self.refuse_group_volume(spec, "taken over by its owner there, which the group assigns")?;
         let _export = self.exports.turn(spec).await;
         {
             let _turn = self.volumes.opening.lock(spec).await;

@@ -1,13 +1,63 @@
 //! Persistent reservations of an image: shown, and cleared when a host is permanently gone.
 
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use forebay_block::reservation::{ReservationTable, ReservationType};
+use forebay_block::reservation::{Keep, ReservationTable, ReservationType, Reservations};
+use forebay_block::{InFlightTracker, LocalFuture};
+use forebay_image::Image;
+use forebay_qos::VolumeQos;
 
 use super::Engine;
 use crate::api;
 use crate::failure::Result;
 use crate::spec::ImageSpec;
+
+/// Metadata key of an image's reservations.
+pub(super) const RESERVATIONS_KEY: &str = "forebay.reservations";
+
+/// Reservation store in the metadata of the image.
+struct WithImage {
+    image: Weak<Image>,
+    changes: Rc<InFlightTracker>,
+    qos: Rc<VolumeQos>,
+}
+
+impl Keep for WithImage {
+    fn save(&self, table: Option<Vec<u8>>) -> LocalFuture<forebay_block::Result<()>> {
+        let image = self.image.upgrade();
+        Box::pin(async move {
+            let closed = || forebay_block::Error::new(forebay_block::ErrorKind::ShuttingDown, "the volume is closed");
+            image.ok_or_else(closed)?.set_metadata(RESERVATIONS_KEY, table).await
+        })
+    }
+
+    fn drain(&self) -> LocalFuture<()> {
+        let (changes, qos) = (self.changes.clone(), self.qos.clone());
+        Box::pin(async move {
+            // Writes that wait for a limit were allowed already, and a host waits for the reservation.
+            qos.release_all();
+            changes.drain().await;
+        })
+    }
+}
+
+/// Loads the reservations of an image.
+pub(super) async fn reservations_of(
+    image: &Rc<Image>,
+    changes: &Rc<InFlightTracker>,
+    qos: &Rc<VolumeQos>,
+) -> forebay_block::Result<Option<Reservations>> {
+    let keep = Rc::new(WithImage { image: Rc::downgrade(image), changes: changes.clone(), qos: qos.clone() });
+    if image.is_shared() {
+        return image.joint_reservations(RESERVATIONS_KEY, keep).await;
+    }
+    let table = match image.metadata(RESERVATIONS_KEY).await? {
+        Some(stored) => ReservationTable::decode(&stored)?,
+        None => ReservationTable::new(),
+    };
+    Ok(Some(Reservations::new(table, keep)))
+}
 
 impl Engine {
     /// Returns the registrants and the reservation of an image.

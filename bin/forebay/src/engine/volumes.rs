@@ -7,7 +7,7 @@ use std::rc::{Rc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_block::reservation::{Keep, ReservationTable, Reservations};
+use forebay_block::reservation::Reservations;
 use forebay_block::{
     BlockDevice, BlockReply, BlockRequest, ErrorKind, Extent, ExtentMap, Geometry, InFlightTracker, LocalFuture,
     SizeWatch,
@@ -26,6 +26,7 @@ use super::log_keeper::{ImageLog, load_record};
 use super::logs::log_failure;
 use super::mappings::MappedWrites;
 use super::owner_operations::VolumeOperations;
+use super::reservations::{RESERVATIONS_KEY, reservations_of};
 use super::times::UseTimes;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
@@ -71,61 +72,17 @@ pub struct Volume {
 pub(super) enum VolumeOpening {
     /// Opens it with the log that its record names, if this daemon may.
     Usual,
+    /// Opens it as its owner in a gateway group, with the log that it has there as its primary.
+    AsOwner,
     /// Takes its log over from the primary of this term.
     TakeOver(u64),
 }
-
-/// Metadata key of an image's reservations.
-pub(super) const RESERVATIONS_KEY: &str = "forebay.reservations";
 
 /// Maximum wait for the first bytes of an image when it is exported.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
 /// Maximum wait for the last user of an image whose client was fenced.
 const REOPEN_MAX: Duration = Duration::from_secs(2);
-
-/// Reservation store in the metadata of the image.
-struct WithImage {
-    image: Weak<Image>,
-    changes: Rc<InFlightTracker>,
-    qos: Rc<VolumeQos>,
-}
-
-impl Keep for WithImage {
-    fn save(&self, table: Option<Vec<u8>>) -> LocalFuture<forebay_block::Result<()>> {
-        let image = self.image.upgrade();
-        Box::pin(async move {
-            let closed = || forebay_block::Error::new(forebay_block::ErrorKind::ShuttingDown, "the volume is closed");
-            image.ok_or_else(closed)?.set_metadata(RESERVATIONS_KEY, table).await
-        })
-    }
-
-    fn drain(&self) -> LocalFuture<()> {
-        let (changes, qos) = (self.changes.clone(), self.qos.clone());
-        Box::pin(async move {
-            // Writes that wait for a limit were allowed already, and a host waits for the reservation.
-            qos.release_all();
-            changes.drain().await;
-        })
-    }
-}
-
-/// Loads the reservations of an image.
-async fn reservations_of(
-    image: &Rc<Image>,
-    changes: &Rc<InFlightTracker>,
-    qos: &Rc<VolumeQos>,
-) -> forebay_block::Result<Option<Reservations>> {
-    let keep = Rc::new(WithImage { image: Rc::downgrade(image), changes: changes.clone(), qos: qos.clone() });
-    if image.is_shared() {
-        return image.joint_reservations(RESERVATIONS_KEY, keep).await;
-    }
-    let table = match image.metadata(RESERVATIONS_KEY).await? {
-        Some(stored) => ReservationTable::decode(&stored)?,
-        None => ReservationTable::new(),
-    };
-    Ok(Some(Reservations::new(table, keep)))
-}
 
 /// Environment variable that delays every request to an image by a number of microseconds.
 const DELAY_VARIABLE: &str = "FOREBAY_DEBUG_BACKEND_DELAY_US";
@@ -521,6 +478,13 @@ impl Engine {
         }
     }
 
+    /// Opens an image as its owner in a gateway group, or takes its log over.
+    pub(super) async fn open_owned(&self, spec: &ImageSpec, opening: VolumeOpening) -> Result<Rc<Volume>> {
+        let _turn = self.volumes.opening.lock(spec).await;
+        self.close_fenced(spec).await;
+        self.open_as(spec, opening).await
+    }
+
     /// Opens an image, and the log that it has as `opening` says.  The caller has the turn of opening it.
     pub(super) async fn open_as(&self, spec: &ImageSpec, opening: VolumeOpening) -> Result<Rc<Volume>> {
         if self.volumes.reserved.borrow().contains(spec) {
@@ -591,13 +555,16 @@ impl Engine {
             }
         }
         let image = opened.map_err(|error| self.image_failure(error, spec))?;
+        if opening == VolumeOpening::Usual {
+            self.refuse_grouped_log(spec, &image).await?;
+        }
         let changes = Rc::new(InFlightTracker::default());
         let (shared, qos) = (image.client().is_some(), VolumeQos::new(QosLimits::default()));
         let reservations = reservations_of(&image, &changes, &qos).await;
         let keeper = self.image_log(spec, &image, &changes);
         let device = delayed(image.clone());
         let attachment = match opening {
-            VolumeOpening::Usual => LogAttachment::open(keeper, device).await,
+            VolumeOpening::Usual | VolumeOpening::AsOwner => LogAttachment::open(keeper, device).await,
             VolumeOpening::TakeOver(term) => LogAttachment::take_over(keeper, device, term).await,
         };
         let attachment = match attachment {

@@ -338,6 +338,22 @@ impl ReplicaHost {
         shelf.discard(log).await
     }
 
+    /// Discards this peer's copy of a log that the log's record names no more, unless it is another copy by now, or this peer
+    /// opens the log.  Returns whether it was discarded.
+    ///
+    /// # Errors
+    /// Errors of the log device.
+    pub async fn discard_unnamed(&self, log: &LogId, copy: LogId) -> Result<bool> {
+        let _turn = self.turns.lock(log).await;
+        let Some(shelf) = self.shelf_of(log).filter(|_| !self.is_given_up(log)) else { return Ok(false) };
+        if shelf.copy_of(log).await?.0 != copy {
+            return Ok(false);
+        }
+        self.release(log).await;
+        self.promises.forget(log);
+        shelf.discard(log).await.map(|()| true)
+    }
+
     /// Waits until this peer has kept its promise to the primary of a log not to take over.  Nothing is taken from that one
     /// any more ([`give_up`](Self::give_up)), or the promise may be extended meanwhile.
     pub async fn promise_over(&self, log: &LogId, lease: Duration) {

@@ -628,6 +628,9 @@ impl Engine {
         if let Some(group) = self.group_of(spec)
             && !self.exports.exports.borrow().contains_key(&key)
         {
+            if keep_log && group.has_log(spec) {
+                self.refuse_group_volume(spec, "written back and ended with its last export: leave out --keep-log")?;
+            }
             let engine = self.this.borrow().upgrade().ok_or_else(not_running)?;
             return group.detach(engine, spec, front, force).await;
         }

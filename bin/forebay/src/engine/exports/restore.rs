@@ -521,7 +521,7 @@ mod tests {
 
             set_features(&other, &id, JOURNALED & !(1 << 6)).await;
             let second = Image::open(other.clone(), "x", Default::default()).await.expect("opened");
-            let key = crate::engine::volumes::RESERVATIONS_KEY;
+            let key = crate::engine::reservations::RESERVATIONS_KEY;
             second.set_metadata(key, Some(b"no table".to_vec())).await.expect("metadata");
             second.resize(16 << 20, false, |_| {}).await.expect("resized");
             until(|| reader.geometry().size == 16 << 20).await;

@@ -12,11 +12,12 @@ use forebay_gateways::{
 };
 use forebay_image::ImageFeatures;
 use forebay_messenger::Address;
-use forebay_reactor::{timeout, wall_clock};
+use forebay_reactor::{spawn, timeout, wall_clock};
 
+use super::logs::{PlannedLog, wanted_log};
 use super::names::GroupNames;
 use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings};
-use super::{JoinedGroup, StoredMembership, new_start};
+use super::{JoinedGroup, StoredMembership, logs, new_start, stale_copies};
 use crate::api::{
     AttachRequest, DrainGateway, Front, GatewayGroupStatus, GatewayMemberStatus, GatewayVolumeStatus, ImageExport,
 };
@@ -194,9 +195,6 @@ impl JoinedGroup {
     ) -> Result<ImageExport> {
         let unsupported =
             |what: &str| Err(Failure::new(FailureKind::Unsupported, format!("{what} in a gateway group yet")));
-        if request.log.is_some() || request.replicas.is_some() {
-            return unsupported("write logs are not possible");
-        }
         if request.within().is_some() || request.uuid.is_some() || request.ana_group.is_some() {
             return unsupported("subsystems, targets, UUIDs and ANA groups cannot be chosen");
         }
@@ -207,21 +205,23 @@ impl JoinedGroup {
         if request.read_only {
             return unsupported("read-only exports are not possible");
         }
-        let volume = engine.open_volume_to_read(&spec).await?;
-        if volume.image.size() == 0 {
+        // Without its log, which only its owner opens.
+        let image = engine.open_image(&spec).await?;
+        if image.size() == 0 {
             return Err(Failure::invalid(format!("the image {spec} has 0 bytes, which no host can use")));
         }
-        if !volume.image.features().has(ImageFeatures::EXCLUSIVE_LOCK) {
+        if !image.features().has(ImageFeatures::EXCLUSIVE_LOCK) {
             let what =
                 format!("{spec} lacks the feature exclusive-lock, by which members keep former owners from writing");
             return Err(Failure::new(FailureKind::Unsupported, what)
                 .hint(format!("forebay feature enable {spec} exclusive-lock")));
         }
-        let identity = engine.shared_id(&spec, volume.image.id()).ok_or_else(|| {
+        let identity = engine.shared_id(&spec, image.id()).ok_or_else(|| {
             Failure::invalid(format!("{spec} is not in a Ceph cluster: other members cannot reach it"))
         })?;
-        drop(volume);
         self.wait_to_serve().await?;
+        let planned = self.plan_log(&engine, &spec, &image, &mut request).await?;
+        drop(image);
         let name = VolumeName::new(spec.to_string());
         let GroupSettings { nqn, target } = GroupSettings::of(self.must_run()?.runner.record().identity())?;
         match request.front {
@@ -234,9 +234,17 @@ impl JoinedGroup {
             }
         }
         let loads = self.must_run()?.runner.inspect(|machine| machine.group_loads());
-        let owner = |record: &GroupRecord| first_owner(record, &loads, self.own);
-        self.change(|record| plan_export(record, &name, &request, &identity, owner(record)?)).await?;
-        self.wait_until(ATTACHED, || self.exports.is_published(&name, request.front)).await;
+        let owner = |record: &GroupRecord| planned_owner(record, &loads, self.own, &planned);
+        self.change(|record| plan_export(record, &name, &request, &identity, &planned, owner)).await?;
+        let has_log = || self.record().is_some_and(|record| record.volume(&name).is_some_and(|it| it.copies.is_some()));
+        let is_there = || self.exports.is_published(&name, request.front) && (planned.log.is_none() || has_log());
+        self.wait_until(ATTACHED, is_there).await;
+        if planned.log.is_some() && !has_log() {
+            let what = format!("{spec} is attached, and its owner has not created its write log yet");
+            return Err(
+                Failure::new(FailureKind::Unreachable, what).hint("'forebay group status' at its owner shows why")
+            );
+        }
         let record = self.record().ok_or_else(not_joined)?;
         let settings = self.settings.get(&name);
         let export = settings.as_ref().and_then(|settings| settings.export(request.front));
@@ -255,6 +263,7 @@ impl JoinedGroup {
         }
         self.change(|record| {
             let entry = record.volume(&name).filter(|entry| !entry.leaving);
+            let has_log = entry.is_some_and(|entry| entry.copies.is_some());
             let mut settings = entry.map_or_else(|| Ok(VolumeSettings::default()), |entry| to_change(&name, entry))?;
             if settings.export(front).is_none() {
                 let what = format!("the image {spec} is not exported over {}", front.name());
@@ -262,7 +271,12 @@ impl JoinedGroup {
             }
             settings.exports.retain(|export| export.front != front);
             let volume = name.clone();
-            Ok(vec![match settings.exports.is_empty() {
+            let has_log = has_log || settings.log.is_some();
+            if settings.exports.is_empty() {
+                // With a log, its owner removes the volume when that has ended.
+                settings.log = None;
+            }
+            Ok(vec![match settings.exports.is_empty() && !has_log {
                 true => GroupChange::RemoveVolume { volume },
                 false => GroupChange::SetVolume { volume, settings: settings::write(&settings) },
             }])
@@ -271,10 +285,14 @@ impl JoinedGroup {
         let is_gone = || {
             let record = self.record();
             let entry = record.as_ref().and_then(|record| record.volume(&name));
-            entry.is_none_or(|entry| !entry.leaving) && !self.exports.is_published(&name, front)
+            let ends = |entry: &GatewayVolume| {
+                entry.leaving || settings::read::<VolumeSettings>(&entry.settings).exports.is_empty()
+            };
+            entry.is_none_or(|entry| !ends(entry)) && !self.exports.is_published(&name, front)
         };
         if !self.wait_until(DETACHED, is_gone).await {
-            let what = format!("the export of {spec} has ended, but its owner has not closed the image yet");
+            let what =
+                format!("the export of {spec} has ended, but its owner has not closed the image and its log yet");
             return Err(Failure::new(FailureKind::Unreachable, what).hint("'forebay group status' shows its owner"));
         }
         Ok(())
@@ -289,6 +307,16 @@ fn first_owner(record: &GroupRecord, loads: &GroupLoads, own: MemberId) -> Resul
     })
 }
 
+/// Chooses the owner of a new volume: where its log can be, if it is to have one.
+fn planned_owner(record: &GroupRecord, loads: &GroupLoads, own: MemberId, planned: &PlannedLog) -> Result<MemberId> {
+    if planned.copies.is_some() {
+        return Ok(planned.owner);
+    }
+    let first = first_owner(record, loads, own)?;
+    let takes_log = planned.log.is_none() || planned.primaries.contains(&first);
+    Ok(if takes_log { first } else { planned.owner })
+}
+
 /// Reads the settings of a volume that are to be changed.
 fn to_change(name: &VolumeName, entry: &GatewayVolume) -> Result<VolumeSettings> {
     settings::read_to_change(&format!("the settings of {name}"), &entry.settings)
@@ -300,7 +328,8 @@ fn plan_export(
     name: &VolumeName,
     request: &AttachRequest,
     identity: &str,
-    owner: MemberId,
+    planned: &PlannedLog,
+    owner: impl FnOnce(&GroupRecord) -> Result<MemberId>,
 ) -> Result<Vec<GroupChange>> {
     let entry = record.volume(name);
     if entry.is_some_and(|entry| entry.leaving) {
@@ -308,10 +337,13 @@ fn plan_export(
             .hint("try again when its owner has closed it"));
     }
     let mut settings = entry.map_or_else(|| Ok(VolumeSettings::default()), |entry| to_change(name, entry))?;
+    let log_before = settings.log.clone();
+    settings.log = wanted_log(name, entry, log_before.as_ref(), planned)?;
     if let Some(before) = settings.export(request.front) {
         let same = AttachRequest { unit: request.unit.or(before.unit), ..request.clone() };
         return match same == *before {
-            true => Ok(Vec::new()),
+            true if settings.log == log_before => Ok(Vec::new()),
+            true => Ok(vec![GroupChange::SetVolume { volume: name.clone(), settings: settings::write(&settings) }]),
             false => Err(Failure::new(FailureKind::Exists, format!("the image {name} is exported already"))
                 .hint(format!("end that first: forebay detach {name}"))),
         };
@@ -334,10 +366,15 @@ fn plan_export(
     settings.identity = identity.to_owned();
     settings.exports.push(export);
     let (volume, settings) = (name.clone(), settings::write(&settings));
-    Ok(vec![match entry {
-        Some(_) => GroupChange::SetVolume { volume, settings },
-        None => GroupChange::AddVolume { volume, owner, settings },
-    }])
+    if entry.is_some() {
+        return Ok(vec![GroupChange::SetVolume { volume, settings }]);
+    }
+    let owner = owner(record)?;
+    let copies = planned.copies.clone().map(|copies| {
+        let volume = volume.clone();
+        GroupChange::SetCopies { volume, owner, copies: Some(copies) }
+    });
+    Ok(std::iter::once(GroupChange::AddVolume { volume, owner, settings }).chain(copies).collect())
 }
 
 impl Engine {
@@ -424,6 +461,8 @@ impl Engine {
         *self.gateways.group.borrow_mut() = Some(joined.clone());
         self.peers.set_group(Some(joined.clone()));
         joined.prepare_paths(self);
+        drop(spawn(logs::keep(Rc::downgrade(&joined))));
+        drop(spawn(stale_copies::look(Rc::downgrade(&joined))));
         joined
     }
 
@@ -550,17 +589,20 @@ impl Engine {
         };
         let host = |id: MemberId| record.member(id).map_or_else(|| id.to_string(), |member| member.host.clone());
         let volume = |(name, entry): (&VolumeName, &GatewayVolume)| {
-            let VolumeSettings { exports, .. } = settings::read(&entry.settings);
+            let settings: VolumeSettings = settings::read(&entry.settings);
             let owned = joined.as_ref().filter(|joined| joined.own == entry.owner.member);
             GatewayVolumeStatus {
                 image: name.to_string(),
-                fronts: exports.iter().map(|export| export.front.name().to_owned()).collect(),
+                fronts: settings.exports.iter().map(|export| export.front.name().to_owned()).collect(),
                 owner: host(entry.owner.member),
                 next: entry.owner.next.map(host),
                 leaving: entry.leaving,
                 open_here: joined.as_ref().is_some_and(|joined| joined.owned.is_open(name)),
                 load: owned.and_then(|joined| joined.owned.loads().get(name).map(|load| (*load).into())),
-                error: owned.and_then(|joined| joined.owned.failure(name)),
+                log: logs::describe(entry, &settings, host),
+                error: owned
+                    .and_then(|joined| joined.owned.failure(name).or_else(|| joined.logs.failure(name)))
+                    .or_else(|| logs::waits(&record, entry, host)),
             }
         };
         let names = joined.as_ref().and_then(|joined| joined.host_paths.names());

@@ -133,7 +133,8 @@ impl GroupExports {
 impl JoinedGroup {
     /// Returns the settings of a volume that hosts are to reach here.
     fn wanted(&self, name: &VolumeName) -> Option<Rc<VolumeSettings>> {
-        self.settings.get(name).filter(|_| self.hosts_admitted.get() && self.running().is_some())
+        let wanted = self.settings.get(name).filter(|settings| !settings.exports.is_empty());
+        wanted.filter(|_| self.hosts_admitted.get() && self.running().is_some())
     }
 
     /// Returns the start whose volumes hosts are to reach here.

@@ -5,13 +5,16 @@
 //! state that tells them which paths to prefer (`paths.rs`).
 
 mod commands;
+mod copies;
 mod exports;
 mod loads;
+mod logs;
 mod names;
 mod owner;
 mod paths;
 mod refusals;
 mod settings;
+mod stale_copies;
 #[cfg(test)]
 mod tests;
 
@@ -45,6 +48,7 @@ use crate::api::Front;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::GroupSpec;
 use exports::GroupExports;
+use logs::OwnedLogs;
 use names::{GroupNames, HostPaths};
 use owner::OwnedVolumes;
 use settings::{MemberSettings, SettingsByMember, SettingsByVolume};
@@ -122,6 +126,7 @@ pub struct JoinedGroup {
     /// Signaled when the record, a connection, or what is offered here has changed.
     changed: Rc<GroupChanges>,
     owned: OwnedVolumes,
+    logs: OwnedLogs,
     exports: GroupExports,
     hosts_admitted: Cell<bool>,
     /// Set while starts of this member follow each other.
@@ -178,6 +183,7 @@ impl JoinedGroup {
             ambiguous: RefCell::default(),
             changed: Rc::default(),
             owned: OwnedVolumes::default(),
+            logs: OwnedLogs::default(),
             exports: GroupExports::default(),
             hosts_admitted: Cell::new(false),
             is_running: Cell::new(false),
@@ -414,8 +420,8 @@ impl GatewayHost for MemberHost {
         owner::open(&self.group, volume, term, entry)
     }
 
-    fn prepare(&self, volume: &VolumeName, _: &GatewayVolume) -> LocalFuture<()> {
-        owner::prepare(&self.group, volume)
+    fn prepare(&self, volume: &VolumeName, entry: &GatewayVolume) -> LocalFuture<()> {
+        owner::prepare(&self.group, volume, entry)
     }
 
     fn unprepare(&self, volume: &VolumeName) {
@@ -463,7 +469,7 @@ impl GatewayHost for MemberHost {
             let (host, start) = (self.group.forward_host.clone(), *former.client.start());
             drop(spawn(async move { host.end_start(start).await }));
         }
-        self.group.owned.abandon();
+        self.group.owned.abandon(&self.group);
         self.group.hosts_admitted.set(false);
         self.group.update_paths();
         self.group.exports.reconcile(&self.group);

@@ -8,7 +8,7 @@ use forebay_gateways::{GatewayGroupId, GroupIdentity, GroupRecord, MemberId, Vol
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use crate::api::{AttachRequest, Front};
+use crate::api::{AttachRequest, Front, LogPlace};
 use crate::engine::identity::format_uuid;
 use crate::failure::{Failure, FailureKind, Result};
 
@@ -78,6 +78,18 @@ pub struct VolumeSettings {
     /// Exports, one a front.  Those that a later version has written are left out.
     #[serde(default, deserialize_with = "known_exports")]
     pub exports: Vec<AttachRequest>,
+    /// Write log that it is to have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<VolumeLog>,
+}
+
+/// Write log of a volume, wherever its members are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeLog {
+    /// Medium, size and limits; without a path or peers.
+    pub place: LogPlace,
+    /// Number of members that have copies beside the owner.
+    pub replicas: u32,
 }
 
 fn known_exports<'de, D: Deserializer<'de>>(exports: D) -> std::result::Result<Vec<AttachRequest>, D::Error> {

@@ -172,7 +172,11 @@ fn exported(names: &GroupSettings, image: &str, fronts: &[(Front, Option<u32>)])
         }
         export
     };
-    settings::write(&VolumeSettings { identity: identity(image), exports: fronts.iter().map(export).collect() })
+    settings::write(&VolumeSettings {
+        identity: identity(image),
+        exports: fronts.iter().map(export).collect(),
+        log: None,
+    })
 }
 
 const ALL: [(Front, Option<u32>); 3] = [(Front::Nbd, None), (Front::Nvme, Some(1)), (Front::Iscsi, Some(0))];

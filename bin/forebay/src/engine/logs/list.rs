@@ -264,6 +264,7 @@ fn copy_place(medium: api::LogMedium, path: PathBuf, size: u64) -> api::LogPlace
         replicas_min: None,
         lease_ms: None,
         replicas: None,
+        group: None,
     }
 }
 

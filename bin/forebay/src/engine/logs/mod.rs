@@ -84,6 +84,7 @@ impl Engine {
             configured: self.configured_limits(),
             devices: self.logs.devices.clone(),
             changes: changes.clone(),
+            fenced: Rc::default(),
         })
     }
 
@@ -238,6 +239,9 @@ impl Engine {
 
     /// Discards an image's log with its content.
     pub async fn discard_log(&self, spec: &ImageSpec, force: bool) -> Result<()> {
+        if !force {
+            self.refuse_group_volume(spec, "discarded by --force only: to write it back and end it, detach the image")?;
+        }
         // The image is reserved, so it cannot be opened meanwhile.
         let _turn = self.volumes.opening.lock(spec).await;
         if self.is_exported(spec) && self.volumes.find(spec).is_some() {
