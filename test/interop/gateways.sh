@@ -14,9 +14,10 @@ declare -A PIDS
 start() { # NAME [OPTION...]
   local name=$1; shift
   mkdir -p "$WORK/$name"
+  printf "[replicas]\npath = '%s'\nquota = '96M'\n" "$WORK/$name/replicas" >"$WORK/$name/forebay.toml"
   unshare --uts bash -c 'hostname "$1"; shift; exec "$@"' _ "$name" "$FOREBAY" serve --data "$WORK/$name" --store-size 64M \
     --nbd "127.0.0.1:$((21000 + ${name#g}))" --nvme "127.0.0.1:$((22000 + ${name#g}))" --peer "127.0.0.1:$((23000 + ${name#g}))" \
-    --iscsi "127.0.0.1:$((24000 + ${name#g}))" \
+    --iscsi "127.0.0.1:$((24000 + ${name#g}))" --config "$WORK/$name/forebay.toml" \
     "$@" >>"$WORK/$name.log" 2>&1 &
   PIDS[$name]=$!
   await 60 "the daemon $name is ready" "$FOREBAY" --control "$WORK/$name/control.sock" status
@@ -62,7 +63,6 @@ ok "three daemons are members, and know each other"
 
 at g1 attach rbd/a --nbd; at g2 attach rbd/b --nbd; at g3 attach rbd/c --nvme; at g1 attach rbd/b --iscsi
 for name in g1 g2 g3; do await 30 "all volumes at $name" served $name 4; done
-at_not g1 attach rbd/a --nvme --log "ssd:$WORK/log:16M"
 ok "what one member attaches, all serve"
 
 io -c 'write -P 1 0 1M' "$(nbd g1 a)"
@@ -167,6 +167,66 @@ await 30 "it joins again as another client" members "$victim" 3
 await 30 "and serves again" served "$victim" 4
 io -c 'read -P 9 0 1M' "$(nbd "$victim" a)"
 ok "a suspended member is fenced, and joins again by itself"
+
+# A volume with a write log: what its owner has acknowledged is at another member as well.
+ask "$FOREBAY" create rbd/d --size 64M
+at_not g1 attach rbd/d --nbd --log "ssd:$WORK/log:16M"
+at_not g1 attach rbd/d --nbd --log ssd:1G
+at_not g1 attach rbd/d --nbd --log ssd:32M --replicas 3
+at g1 attach rbd/d --nbd --log ssd:32M --replicas 1
+of_d() { status "$1" && of_status ".volumes[] | select(.image == \"rbd/d\") | $2"; }
+copies() { [[ $(of_d "$1" '.log.copies | length') == "$2" && -n $(owner "$1" rbd/d) ]]; }
+for name in g1 g2 g3; do await 20 "rbd/d at $name" served $name 5; done
+await 20 "two complete copies" copies g1 2
+holder() { of_d "$1" '.owner as $owner | .log.copies[] | select(. != $owner)' | head -n 1; }
+at_not "$(holder g1)" log takeover rbd/d --force; at_not "$(holder g1)" log discard rbd/d
+ok "a volume gets a write log with two copies, at members with space, and commands leave it to the group"
+
+beside() { local name; for name in g1 g2 g3; do [[ $name == "$1" || $name == "$2" ]] || break; done; echo "$name"; }
+verified() { wait "$1" || { cat "$WORK/load.err" "$WORK/load.json" >"$WORK/out"; fail "the load of rbd/d goes on: $2"; }; }
+victim=$(owner g1 rbd/d); next=$(holder g1); path=$(beside "$victim" "$next")
+load d "$path" 6 & loading=$!
+sleep 2
+kill -9 "${PIDS[$victim]}"; wait "${PIDS[$victim]}" 2>/dev/null
+await 20 "rbd/d has another owner" owned_elsewhere "$path" rbd/d "$victim"
+verified $loading "its owner $victim was killed"
+[[ $(owner "$path" rbd/d) == "$next" ]] || fail "$next has the copy, and is the owner"
+pauses="$(longest) ms after the kill of its owner"
+start "$victim" --group rbd/gw
+await 60 "$victim is a member again" members "$path" 3
+await 30 "two copies again" copies "$path" 2
+
+victim=$(owner g1 rbd/d); path=$(beside "$victim" "$(holder g1)")
+load d "$path" 6 & loading=$!
+sleep 2
+at "$path" group drain "$victim"
+await 30 "$victim does not own rbd/d" owned_elsewhere "$path" rbd/d "$victim"
+verified $loading "$victim is drained"
+pauses+=", $(longest) ms as it moves"
+at "$path" group drain "$victim" --undo
+await 30 "two copies again" copies "$path" 2
+
+victim=$(holder g1); path=$(beside "$victim" "$victim")
+load d "$path" 6 & loading=$!
+sleep 2
+kill -9 "${PIDS[$victim]}"; wait "${PIDS[$victim]}" 2>/dev/null
+verified $loading "its copy at $victim is lost"
+pauses+=", $(longest) ms after the kill of a copy"
+copied_elsewhere() { copies "$1" 2 && [[ $(holder "$1") != "$2" ]]; }
+await 30 "a copy at another member" copied_elsewhere "$path" "$victim"
+start "$victim" --group rbd/gw
+await 60 "$victim is a member again" members "$path" 3
+ok "a volume with a write log goes on: $pauses"
+
+io -c 'write -P 7 0 1M' "$(nbd g2 d)"
+at g1 detach rbd/d --nbd
+at g2 attach rbd/d --nbd
+[[ $(of_d g2 .log) == null ]] || fail "rbd/d has no log any more"
+io -c 'read -P 7 0 1M' "$(nbd g3 d)"
+at g3 detach rbd/d --nbd
+no_copies() { control "$1" --format json log ls >"$WORK/out" && [[ $(jq length "$WORK/out") == 0 ]]; }
+for name in g1 g2 g3; do await 40 "no copy of its log at $name" no_copies $name; done
+ok "its log is written back and discarded with its last export"
 
 at g1 detach rbd/a --nbd; at g2 detach rbd/b --nbd; at g3 detach rbd/c --nvme; at g3 detach rbd/b --iscsi
 for name in g1 g2 g3; do await 20 "nothing at $name" served $name 0; done
