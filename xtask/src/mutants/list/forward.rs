@@ -92,7 +92,7 @@ pub(super) const LIST: &[Mutant] = &[
         OWNER,
         "self.end_lapsed(now);\n        let refused",
         "let refused",
-        &[SIM],
+        &[UNIT, SIM],
     ),
     Mutant::new(
         "forward-lease-from-arrival",
@@ -100,7 +100,7 @@ pub(super) const LIST: &[Mutant] = &[
         OWNER,
         "peer.granted = peer.granted.max(given);",
         "peer.granted = peer.granted.max(given.and(Some(now)));",
-        &[SIM],
+        &[UNIT, SIM],
     ),
     Mutant::new(
         "forward-left-over-overtaken",
@@ -108,7 +108,7 @@ pub(super) const LIST: &[Mutant] = &[
         OWNER,
         "earlier.any(|other| of(other) == of(request) &&",
         "earlier.any(|other| of(other) != of(request) &&",
-        &[SIM],
+        &[UNIT, SIM],
     ),
     Mutant::new(
         "forward-given-up-early",
@@ -116,7 +116,7 @@ pub(super) const LIST: &[Mutant] = &[
         FORWARDER,
         "let are_over = self.leases_over.is_none_or(|over| now >= over);",
         "let are_over = self.leases_over.is_none_or(|over| over > Instant::default());",
-        &[SIM],
+        &[UNIT, SIM],
     ),
     Mutant::new(
         "forward-reservation-unadopted",
