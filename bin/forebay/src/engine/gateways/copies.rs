@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(choose_copies(1, peer(1), &[], None, &all), peers(&[3]));
         let chosen = choose_copies(1, peer(1), &peers(&[2]), Some(&complete), &[away.clone(), candidate(3, 5)]);
         assert_eq!(chosen, peers(&[3]));
-        assert_eq!(choose_copies(1, peer(1), &peers(&[2]), Some(&complete), &[away.clone()]), peers(&[2]));
+        assert_eq!(choose_copies(1, peer(1), &peers(&[2]), Some(&complete), std::slice::from_ref(&away)), peers(&[2]));
         assert_eq!(choose_copies(1, peer(1), &peers(&[2]), Some(&complete), &[]), peers(&[2]), "it may come back");
         let both = choose_copies(2, peer(1), &peers(&[2, 3]), Some(&log(&[3], &[])), &[away, candidate(3, 5)]);
         assert_eq!(both, peers(&[2, 3]), "in the order as it was");
