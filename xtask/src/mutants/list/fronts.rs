@@ -222,7 +222,7 @@ pub(super) const LIST: &[Mutant] = &[
         "iscsi-discovers-all",
         "iSCSI: discovery lists targets that the initiator may not log in to",
         "front/iscsi/src/targets.rs",
-        "following.find(|target| target.admits(initiator)).cloned()",
+        "following.find(|target| target.admits(initiator) && !target.is_hidden()).cloned()",
         "following.find(|target| target.admits(initiator) || after != Bound::Unbounded).cloned()",
         &[ISCSI, ISCSI_TARGETS],
     ),

@@ -332,7 +332,7 @@ fn a_member_that_cannot_leave_goes_on() {
         member.join().await;
         let own = member.group.own;
         let first = member.group.running().expect("it runs").runner.inspect(|machine| machine.start());
-        // Nobody else could have the volume: the only copy of its log is here.
+        // No other member could have the volume: the only copy of its log is here.
         let settings = exported(&world.names, "a", &[(Front::Nvme, Some(1))]);
         world
             .change(&[
