@@ -15,7 +15,7 @@ const LIGHTEST: usize = 4;
 
 /// Loads of members, by which volumes are spread.
 ///
-/// The *cost* of a volume is its load as one number ([`RequestLoad::cost`]) and [`VOLUME_COST`].  A member's *score* is the
+/// The *cost* of a volume is its load as one number ([`RequestLoad::cost`]) and a share for each volume.  A member's *score* is the
 /// cost of its volumes for each 100 of its weight; the highest there is if its weight is 0 and it has volumes.
 #[derive(Debug)]
 pub struct LoadPlan<'a> {

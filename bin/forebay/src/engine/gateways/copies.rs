@@ -65,9 +65,9 @@ pub(super) fn choose_copies(
 /// Way in which the owner of a volume opens its log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LogOpeningPlan {
-    /// As the primary that the log's record names.
+    /// Opened as the primary that the log's record names.
     AsPrimary,
-    /// By taking it over from the primary of this term.
+    /// Taken over from the primary of this term.
     TakeOver(u64),
     /// Not here: these members have complete copies.
     Elsewhere(BTreeSet<MemberId>),

@@ -234,7 +234,8 @@ impl JoinedGroup {
             });
             exports.all(|(name, front)| self.exports.is_published(name, front))
         };
-        if !overdue && !(self.serves_hosts() && is_published()) {
+        let is_due = overdue || (self.serves_hosts() && is_published());
+        if !is_due {
             return;
         }
         self.host_paths.open.set(true);

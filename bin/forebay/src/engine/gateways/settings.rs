@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn exports_of_a_later_version_stay_as_they_were() {
-        let name = VolumeName::new("rbd/a".to_owned());
+        let name = VolumeName::new("rbd/a");
         let first = json!({"identity": "i", "exports": [export("nbd"), export("nvme")]});
         let former = follow(&name, &first, None);
         assert_eq!(former.exports.len(), 2);
