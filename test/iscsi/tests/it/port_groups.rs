@@ -54,9 +54,9 @@ async fn told(client: &mut Client, lun: u16) -> Option<(u8, u16)> {
 
 /// Returns group number, port id, state with preference bit, and supported states of each group.
 async fn states(client: &mut Client, lun: u16) -> Vec<(u16, u16, u8, u8)> {
-    let bytes = client.run(lun, cdb::report_port_groups(false, 1024), &[], 1024).await.expect("answers").ok();
+    let bytes = client.run(lun, cdb::report_port_groups(false, 4096), &[], 4096).await.expect("answers").ok();
     assert_eq!(bytes[..4], (bytes.len() as u32 - 4).to_be_bytes());
-    let long = client.run(lun, cdb::report_port_groups(true, 1024), &[], 1024).await.expect("answers").ok();
+    let long = client.run(lun, cdb::report_port_groups(true, 4096), &[], 4096).await.expect("answers").ok();
     assert_eq!((&long[..4], &long[4..8]), (&(long.len() as u32 - 4).to_be_bytes()[..], &[0x10, 0, 0, 0][..]));
     assert_eq!(long[8..], bytes[4..]);
     let be16 = |bytes: &[u8]| u16::from_be_bytes([bytes[0], bytes[1]]);
@@ -248,7 +248,7 @@ fn reports_are_truncated_and_requests_checked() {
         place.target.set_port_groups(Some(three(5)));
         unit.set_preferred_group(Some(9));
         let mut client = settled(HOST, 1, &[0]).await;
-        let all = client.run(0, cdb::report_port_groups(false, 1024), &[], 1024).await.expect("answers").ok();
+        let all = client.run(0, cdb::report_port_groups(false, 4096), &[], 4096).await.expect("answers").ok();
         assert_eq!((all.len(), &all[..4]), (40, &[0, 0, 0, 36][..]), "seed {seed}");
         for len in [0, 4, 10, 39] {
             let report = cdb::report_port_groups(false, len);
