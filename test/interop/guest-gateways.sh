@@ -30,18 +30,22 @@ all_go_on() { # WHAT
   done
 }
 
+owned_elsewhere() { [[ $(host owner "${IMAGES[0]}") != "$1" ]]; } # MEMBER
+
 # One failure of the owner of the first disk, under load.
 round() { # FAULT
-  local fault=$1 victim loading
+  local fault=$1 victim loading seconds
   host settle >/dev/null
   await "all paths" paths_live 3
   victim=$(host owner "${IMAGES[0]}")
-  load "$([[ $fault == upgrade ]] && echo 8 || echo 5)" & loading=$!
+  # Longer than it takes until another member owns the volume.
+  case $fault in upgrade | isolate | suspend) seconds=9 ;; *) seconds=5 ;; esac
+  load "$seconds" & loading=$!
   all_go_on "the load begins"
   sleep 1
   host "$fault" "$victim" >/dev/null
   wait $loading || { cat /run/load.err /run/load.json; fail "fio goes on while $victim fails: $fault"; }
-  [[ $(host owner "${IMAGES[0]}") != "$victim" ]] || fail "another member owns ${IMAGES[0]} after $fault"
+  await "another member owns ${IMAGES[0]} after $fault" owned_elsewhere "$victim"
   case $fault in
     kill | stop) host start "$victim" >/dev/null ;;
     drain) host undrain "$victim" >/dev/null ;;
@@ -72,23 +76,25 @@ gateway3() { try_host at gateway3 "$@"; }
 drill() { # PAGE ADDRESS
   local page=$1 ADDRESS=$2 POOL=rbd DISK='' heading='' block='' line inside=
   mkdir -p /run/drill && cd /run/drill
-  trap 'echo "not ok guest: the drill, $heading: $BASH_COMMAND"; tail -n 20 drill.log' ERR
+  trap 'echo "not ok guest: the drill, $heading: $BASH_COMMAND"; tail -n 20 /run/block.log drill.log' ERR
   while IFS= read -r line; do
     case $line in
       '```sh') inside=1 block='' ;;
       '```')
         # What the page prints has to fail the script, too: not in a condition, which would let errors pass.
         if [[ -n $inside ]]; then
-          eval "$block" >>drill.log 2>&1
+          eval "$block" >/run/block.log 2>&1
+          cat /run/block.log >>drill.log
+          [[ $block != *drill_clat* ]] || cp /run/block.log noticed
           inside=
           [[ $block != *connect-all* ]] || await "the drill's disk" find_disk
-          [[ ! -s pauses ]] || PAUSED=$(tr '\n' ' ' <pauses)
         fi ;;
       '## '*) [[ -z $heading ]] || ok "the drill, $heading"; heading=${line#'## '} ;;
       *) [[ -z $inside ]] || block+=$line$'\n' ;;
     esac
   done <"$page"
-  ok "the drill, $heading; longest requests, in ms: $PAUSED"
+  ok "the drill, $heading"
+  sed 's/^/the drill: /' noticed
   trap - ERR
 }
 # Sets DISK to the disk of the drill, which is larger than the others, once it is there.
