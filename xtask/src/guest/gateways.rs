@@ -281,7 +281,7 @@ pub fn run(arguments: &GatewaysArguments) -> Result<()> {
         .args([&arguments.rounds.to_string(), &arguments.faults])
         .arg(if arguments.drill { shell::root().join("docs/drill.md") } else { PathBuf::from("-") })
         .args(group.members.iter().map(|member| &member.address));
-    let limit = 180 + 60 * arguments.rounds;
+    let limit = 180 + 60 * arguments.rounds + if arguments.drill { 420 } else { 0 };
     guest.env("SHARE", &share).env("TIMEOUT", limit.to_string());
     let status = super::attend(&mut guest, &scratch, &share, |words| group.serve(words))?;
     group.keep_logs()?;
