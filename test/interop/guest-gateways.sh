@@ -8,13 +8,21 @@ PATIENCE=60
 IMAGES=(rbd/one rbd/two)
 declare -A PAUSES
 
-# Writes to all disks and verifies what was written before, for some seconds.
-load() { # SECONDS
+# Writes to all disks and verifies what was written before, until it is told to end.  To be run in the background.
+load() {
   local disk jobs=()
   for disk in "${DISKS[@]}"; do jobs+=(--name="${disk##*/}" --filename="$disk"); done
-  without_sigpipe fio --rw=randwrite --bs=4k --direct=1 --ioengine=libaio --iodepth=4 --serialize_overlap=1 --eta=never \
+  trap '' PIPE    # see without_sigpipe
+  exec fio --rw=randwrite --bs=4k --direct=1 --ioengine=libaio --iodepth=4 --serialize_overlap=1 --eta=never \
     --verify=crc32c --verify_fatal=1 --verify_backlog=64 --verify_state_save=0 --randseed=7 --size=8M --time_based \
-    --runtime="$1" --output-format=json --output=/run/load.json "${jobs[@]}" >/run/load.err 2>&1
+    --runtime=3600 --output-format=json --output=/run/load.json "${jobs[@]}" >/run/load.err 2>&1
+}
+# Ends the load when its requests have; it must not have failed.  fio ends with 128 if it was told to.
+end_load() { # PID
+  local status=0
+  kill "$1"
+  wait "$1" || status=$?
+  [[ $status == 128 ]] && sed -n '/^{/,$p' /run/load.json | jq -e 'all(.jobs[]; .error == 0)' >/dev/null
 }
 # The longest latency of a request, in ms.
 longest() { sed -n '/^{/,$p' /run/load.json | jq '[.jobs[] | .write, .read | .clat_ns.max] | max / 1e6 | floor'; }
@@ -34,18 +42,17 @@ owned_elsewhere() { [[ $(host owner "${IMAGES[0]}") != "$1" ]]; } # MEMBER
 
 # One failure of the owner of the first disk, under load.
 round() { # FAULT
-  local fault=$1 victim loading seconds
+  local fault=$1 victim loading
   host settle >/dev/null
   await "all paths" paths_live 3
   victim=$(host owner "${IMAGES[0]}")
-  # Longer than it takes until another member owns the volume.
-  case $fault in upgrade | isolate | suspend) seconds=9 ;; *) seconds=5 ;; esac
-  load "$seconds" & loading=$!
+  load & loading=$!
   all_go_on "the load begins"
   sleep 1
   host "$fault" "$victim" >/dev/null
-  wait $loading || { cat /run/load.err /run/load.json; fail "fio goes on while $victim fails: $fault"; }
   await "another member owns ${IMAGES[0]} after $fault" owned_elsewhere "$victim"
+  all_go_on "requests after $fault"
+  end_load $loading || { cat /run/load.err /run/load.json; fail "fio goes on while $victim fails: $fault"; }
   case $fault in
     kill | stop) host start "$victim" >/dev/null ;;
     drain) host undrain "$victim" >/dev/null ;;
