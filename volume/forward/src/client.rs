@@ -68,6 +68,11 @@ impl ForwardClient {
         self.renewal.newest_named()
     }
 
+    /// Returns whether a volume that was given up waits for the end of leases.
+    pub(crate) fn waits_for_leases(&self) -> bool {
+        self.volumes.borrow().iter().filter_map(Weak::upgrade).any(|volume| volume.state.borrow().waits_for_leases())
+    }
+
     /// Returns the connections that volumes have a session over that they have not given up.
     pub(crate) fn connections_in_use(&self) -> Vec<Connection> {
         let mut connections = Vec::new();

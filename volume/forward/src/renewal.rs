@@ -67,7 +67,10 @@ impl ForwardClient {
                 leases.push(ConnectionLease { connection: connection.clone(), grant: None, asked: false });
             }
         }
-        for lease in leases.iter_mut().filter(|lease| !lease.asked) {
+        // Leases are those of connections: as long as they are renewed for other volumes, those of a volume that was given up,
+        // and whose sessions its owner does not say to have ended, would not run out.
+        let pauses = self.waits_for_leases();
+        for lease in leases.iter_mut().filter(|lease| !lease.asked && !pauses) {
             lease.asked = true;
             let (grant, received) = lease.grant.unzip();
             // Counts from here on, whether the message arrives or not.

@@ -466,6 +466,11 @@ impl<R> ForwarderState<R> {
         self.given_up
     }
 
+    /// Returns whether the volume was given up, and requests of it wait for the end of leases.
+    pub fn waits_for_leases(&self) -> bool {
+        self.given_up && self.leases_over.is_some() && !(self.waiting.is_empty() && self.sent.is_empty())
+    }
+
     /// Notes that the owner has ended a session, so that none of its requests begins any more.  Former sessions of the volume
     /// have ended before it was opened.
     pub fn closed(&mut self, session: u64) {
