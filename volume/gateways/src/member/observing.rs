@@ -284,7 +284,7 @@ impl GatewayMachine {
     /// Returns the change to the next version of the record.  One member asks for it: all would at the same time.
     fn version_change(&self) -> Option<GroupChange> {
         let is_first = self.record.active().next() == Some(self.own);
-        self.record.next_version().filter(|_| is_first).map(GroupChange::RaiseVersion)
+        is_first.then(|| self.record.next_version())?.map(GroupChange::RaiseVersion)
     }
 
     /// Returns assignments of the volumes of members that are out, or will be by these changes.

@@ -12,7 +12,7 @@ use forebay_image::Image;
 use forebay_reactor::{Instant, now, sleep, spawn};
 use forebay_writelog::replication::hello::ReplicaOffer;
 use forebay_writelog::replication::{LogMembers, PeerId};
-use forebay_writelog::{LogRecord, Mode};
+use forebay_writelog::{LogRecord, Mode, RecordedLog};
 
 use super::JoinedGroup;
 use super::copies::{CandidatePresence, CopyCandidate, LogOpeningPlan, choose_copies, plan_opening};
@@ -81,12 +81,16 @@ fn free_for(offers: &[ReplicaOffer], place: &LogPlace) -> Option<u64> {
     offers.iter().filter(takes).map(|offer| offer.free).max()
 }
 
+/// Returns whether the first copy of a log, which decides on the unit of all, can be in a space that is offered.
+fn takes_first(offer: &ReplicaOffer, place: &LogPlace) -> bool {
+    LogMedium::from(offer.medium) == place.medium && offer.free >= place.size
+}
+
 /// Returns the log device of this daemon that has space for the first copy of a log.
 fn own_device(engine: &Engine, place: &LogPlace) -> Option<PathBuf> {
     let replicas = engine.peers.replicas();
     let mut offers = replicas.offers().into_iter().zip(replicas.shelves());
-    let fits = |offer: &ReplicaOffer| LogMedium::from(offer.medium) == place.medium && offer.free >= place.size;
-    offers.find(|(offer, _)| fits(offer)).map(|(_, replicas)| replicas.shelf.path().into())
+    offers.find(|(offer, _)| takes_first(offer, place)).map(|(_, replicas)| replicas.shelf.path().into())
 }
 
 impl JoinedGroup {
@@ -127,12 +131,7 @@ impl JoinedGroup {
         if known.is_none()
             && let Some(log) = load_record(image).await.map_err(|error| log_failure(error, spec))?.log
         {
-            let members = log.members.filter(|_| log.place.group.as_deref() == Some(&*self.spec.to_string()));
-            let Some(members) = members else {
-                let what = format!("{spec} has a write log at {}, which is none of this group", log.place);
-                return Err(Failure::new(FailureKind::Busy, what)
-                    .hint("end it first: 'forebay detach' where it is served, or 'forebay log discard'"));
-            };
+            let members = self.members_of(spec, log)?;
             let copies = complete(&members);
             let is_active =
                 |id: &&MemberId| record.member(**id).is_some_and(|member| member.state == GatewayState::Active);
@@ -179,10 +178,8 @@ impl JoinedGroup {
         let offers = self.offers(engine, record);
         let with_space: Vec<MemberId> =
             offers.iter().filter(|(_, offers)| free_for(offers, place).is_some()).map(|(id, _)| *id).collect();
-        // The first primary decides on the unit of all copies.
-        let same = |offer: &&ReplicaOffer| LogMedium::from(offer.medium) == place.medium && offer.free >= place.size;
-        planned.primaries =
-            with_space.iter().copied().filter(|id| offers[id].iter().any(|offer| same(&offer))).collect();
+        let is_first = |id: &MemberId| offers[id].iter().any(|offer| takes_first(offer, place));
+        planned.primaries = with_space.iter().copied().filter(is_first).collect();
         let needed = *replicas as usize + 1;
         if with_space.len() < needed || planned.primaries.is_empty() {
             let hosts: Vec<String> = with_space.iter().map(|id| self.host_of(*id)).collect();
@@ -197,6 +194,15 @@ impl JoinedGroup {
             planned.owner = *planned.primaries.first().expect("not empty");
         }
         Ok(())
+    }
+
+    /// Returns the members of a log, which must be one of this group.
+    fn members_of(&self, spec: &ImageSpec, log: RecordedLog<LogPlace>) -> Result<LogMembers> {
+        log.members.filter(|_| log.place.group.as_deref() == Some(&*self.spec.to_string())).ok_or_else(|| {
+            let what = format!("{spec} has a write log at {}, which is none of this group", log.place);
+            Failure::new(FailureKind::Busy, what)
+                .hint("end it first: 'forebay detach' where it is served, or 'forebay log discard'")
+        })
     }
 
     /// Returns whether a client of the cluster, as a log's record names it, is that of another member that serves.
@@ -216,12 +222,10 @@ impl JoinedGroup {
     ) -> std::result::Result<VolumeOpening, NotOpened> {
         let record = load_record(image).await.map_err(|error| log_failure(error, spec))?;
         let LogRecord { log: Some(log), .. } = record else { return Ok(VolumeOpening::AsOwner) };
-        let Some(members) = log.members.filter(|_| log.place.group.as_deref() == Some(&*self.spec.to_string())) else {
-            let what = format!("{spec} has a write log at {}, which is none of this group", log.place);
-            return Err(Failure::new(FailureKind::Busy, what).hint("end it where the image was served before").into());
-        };
-        let own_copy = match engine.peers.replicas().shelf_of(&log.id) {
-            Some(shelf) => Some(shelf.copy_of(&log.id).await.map_err(|error| log_failure(error, spec))?.0),
+        let id = log.id;
+        let members = self.members_of(spec, log)?;
+        let own_copy = match engine.peers.replicas().shelf_of(&id) {
+            Some(shelf) => Some(shelf.copy_of(&id).await.map_err(|error| log_failure(error, spec))?.0),
             None => None,
         };
         match plan_opening(&members, PeerId(self.own.0), own_copy, |client| self.serves_with(client)) {
@@ -254,7 +258,7 @@ impl JoinedGroup {
             return;
         };
         self.note_away(&engine, &record);
-        let mut changes = Vec::new();
+        let (offers, mut changes) = (self.offers(&engine, &record), Vec::new());
         for (name, volume) in self.owned.open_volumes() {
             let Some(entry) = record.volume(&name).filter(|entry| entry.owner.member == self.own && !entry.leaving)
             else {
@@ -262,7 +266,7 @@ impl JoinedGroup {
             };
             let Some(settings) = self.settings.get(&name) else { continue };
             let is_busy = self.logs.busy.borrow().contains(&name);
-            if !is_busy && let Some(work) = self.work_on_log(&engine, &record, &volume, &settings) {
+            if !is_busy && let Some(work) = self.work_on_log(&engine, (&record, &offers), &volume, &settings) {
                 self.begin_work(&engine, &name, volume.clone(), work);
             }
             match copies_change(self.own, &name, entry, &settings, &volume) {
@@ -305,8 +309,12 @@ impl JoinedGroup {
     }
 
     /// Returns the members that may have copies of a log, as this one sees them.
-    fn candidates(&self, engine: &Engine, record: &GroupRecord, place: &LogPlace) -> Vec<CopyCandidate> {
-        let offers = self.offers(engine, record);
+    fn candidates(
+        &self,
+        record: &GroupRecord,
+        offers: &BTreeMap<MemberId, Vec<ReplicaOffer>>,
+        place: &LogPlace,
+    ) -> Vec<CopyCandidate> {
         let away = self.logs.away.borrow();
         let candidate = |(id, member): (&MemberId, &forebay_gateways::GatewayMember)| {
             let peer = PeerId(id.0);
@@ -325,7 +333,7 @@ impl JoinedGroup {
     fn work_on_log(
         self: &Rc<Self>,
         engine: &Engine,
-        record: &GroupRecord,
+        (record, offers): (&GroupRecord, &BTreeMap<MemberId, Vec<ReplicaOffer>>),
         volume: &Volume,
         settings: &VolumeSettings,
     ) -> Option<LogWork> {
@@ -339,7 +347,7 @@ impl JoinedGroup {
         let recorded = set.as_ref().and_then(|_| volume.attachment.recorded()).map(|recorded| recorded.place);
         let wanted = recorded.as_ref().map(LogPlace::replica_ids).unwrap_or_default();
         let members = set.map(|set| set.record());
-        let candidates = self.candidates(engine, record, place);
+        let candidates = self.candidates(record, offers, place);
         let chosen = choose_copies(*replicas as usize, PeerId(self.own.0), &wanted, members.as_ref(), &candidates);
         let (medium, path) = match &recorded {
             Some(recorded) => (recorded.medium, recorded.path.clone()),
