@@ -16,27 +16,10 @@ fn volume(number: usize) -> VolumeName {
 
 /// Returns a group with members of these weights, the first of which owns all volumes.
 fn group(weights: &[u32], volumes: usize) -> GroupRecord {
-    let identity = GroupIdentity {
-        id: GatewayGroupId([1; 16]),
-        policy: GroupPolicy::default(),
-        settings: serde_json::Value::Null,
-        later: Default::default(),
-    };
+    let identity = GroupIdentity::new(GatewayGroupId([1; 16]), GroupPolicy::default(), serde_json::Value::Null);
     let mut record = GroupRecord::created(identity, 1);
     for (at, weight) in weights.iter().enumerate() {
-        let entry = GatewayMember {
-            slot: at as u16,
-            host: String::new(),
-            version: String::new(),
-            versions: Default::default(),
-            state: GatewayState::Active,
-            start: StartId([1; 16]),
-            clients: Vec::new(),
-            peer_addrs: Vec::new(),
-            weight: *weight,
-            settings: serde_json::Value::Null,
-            later: Default::default(),
-        };
+        let entry = GatewayMember { slot: at as u16, weight: *weight, ..GatewayMember::new(StartId([1; 16])) };
         record.apply(&[GroupChange::Join { member: id(at as u8), entry }]).unwrap();
     }
     let add =

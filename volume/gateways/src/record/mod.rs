@@ -25,6 +25,8 @@ pub const GROUP_MEMBERS_MAX: u16 = 128;
 /// Maximum number of volumes of a group.
 pub const GROUP_VOLUMES_MAX: usize = 65_536;
 
+/// Weight of a member that was given none.
+const WEIGHT: u32 = 100;
 /// Maximum weight of a member.
 pub const WEIGHT_MAX: u32 = 10_000;
 
@@ -70,6 +72,13 @@ pub struct GroupIdentity {
     /// Fields that this version does not know.
     #[serde(flatten)]
     pub later: LaterFields,
+}
+
+impl GroupIdentity {
+    /// Returns the identity of a new group.
+    pub fn new(id: GatewayGroupId, policy: GroupPolicy, settings: serde_json::Value) -> Self {
+        Self { id, policy, settings, later: LaterFields::new() }
+    }
 }
 
 /// State of a member in the record.
@@ -123,6 +132,25 @@ pub struct GatewayMember {
     /// Fields that this version does not know.
     #[serde(flatten)]
     pub later: LaterFields,
+}
+
+impl GatewayMember {
+    /// Returns the entry of an active member with the usual weight, and nothing else that is known of it.
+    pub fn new(start: StartId) -> Self {
+        Self {
+            slot: 0,
+            host: String::new(),
+            version: String::new(),
+            versions: GroupVersions::OWN,
+            state: GatewayState::Active,
+            start,
+            clients: Vec::new(),
+            peer_addrs: Vec::new(),
+            weight: WEIGHT,
+            settings: serde_json::Value::Null,
+            later: LaterFields::new(),
+        }
+    }
 }
 
 /// Owner of a volume.

@@ -22,23 +22,14 @@ fn entry(slot: u16, number: u8) -> GatewayMember {
         host: format!("gateway{slot}"),
         version: "0.1.0".into(),
         versions: GroupVersions { oldest: 1, newest: 2 },
-        state: GatewayState::Active,
-        start: start(number),
         clients: vec![format!("10.0.0.{slot}:0/{number}")],
         peer_addrs: vec![format!("tcp:10.0.0.{slot}:7000")],
-        weight: 100,
-        settings: Value::Null,
-        later: LaterFields::new(),
+        ..GatewayMember::new(start(number))
     }
 }
 
 fn group() -> GroupRecord {
-    let identity = GroupIdentity {
-        id: GatewayGroupId([9; 16]),
-        policy: GroupPolicy::default(),
-        settings: Value::Null,
-        later: LaterFields::new(),
-    };
+    let identity = GroupIdentity::new(GatewayGroupId([9; 16]), GroupPolicy::default(), Value::Null);
     let mut record = GroupRecord::created(identity, 1);
     for number in 1..=3 {
         record.apply(&[GroupChange::Join { member: id(number), entry: entry(number.into(), number) }]).unwrap();

@@ -6,7 +6,7 @@ mod record;
 use std::future::Future;
 use std::time::Duration;
 
-use forebay_gateways::{GatewayGroupId, GatewayMember, GatewayState, GroupIdentity, GroupPolicy, MemberId, StartId};
+use forebay_gateways::{GatewayGroupId, GatewayMember, GroupIdentity, GroupPolicy, MemberId, StartId};
 use forebay_reactor::{DriverChoice, Reactor, sleep, timeout};
 
 /// Runs a test on a reactor of the operating system.
@@ -26,12 +26,7 @@ async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 fn identity() -> GroupIdentity {
     let policy = GroupPolicy { lease_ms: 1000, ..GroupPolicy::default() };
-    GroupIdentity {
-        id: GatewayGroupId([3; 16]),
-        policy,
-        settings: serde_json::json!({"nqn": "nqn.2026-01.test"}),
-        later: Default::default(),
-    }
+    GroupIdentity::new(GatewayGroupId([3; 16]), policy, serde_json::json!({"nqn": "nqn.2026-01.test"}))
 }
 
 fn member(number: u8) -> MemberId {
@@ -43,13 +38,7 @@ fn entry(slot: u16, start: u8, client: String) -> GatewayMember {
         slot,
         host: format!("gateway{slot}"),
         version: "0.1.0".into(),
-        versions: Default::default(),
-        state: GatewayState::Active,
-        start: StartId([start; 16]),
         clients: vec![client],
-        peer_addrs: Vec::new(),
-        weight: 100,
-        settings: serde_json::Value::Null,
-        later: Default::default(),
+        ..GatewayMember::new(StartId([start; 16]))
     }
 }

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use forebay_gateways::wire::GatewayMessage;
 use forebay_gateways::{
-    ChangeOutcome, EndReason, GatewayAction, GatewayEvent, GatewayGroupId, GatewayMachine, GatewayMember, GatewayState,
-    GroupChange, GroupIdentity, GroupPolicy, GroupRecord, MemberId, MemberStanding, OpenFailure, StartId, VolumeLoads,
-    VolumeName,
+    ChangeOutcome, EndReason, GatewayAction, GatewayEvent, GatewayGroupId, GatewayMachine, GatewayMember, GroupChange,
+    GroupIdentity, GroupPolicy, GroupRecord, MemberId, MemberStanding, OpenFailure, StartId, VolumeLoads, VolumeName,
 };
 use forebay_reactor::Instant;
 
@@ -121,12 +120,7 @@ fn wall_clock() -> u64 {
 impl World {
     /// Creates a group whose members have joined, and whose volumes are owned in turn.
     pub fn new(seed: u64, members: usize, volumes: usize, latencies: Latencies) -> Self {
-        let identity = GroupIdentity {
-            id: GatewayGroupId([7; 16]),
-            policy: GroupPolicy::default(),
-            settings: serde_json::Value::Null,
-            later: Default::default(),
-        };
+        let identity = GroupIdentity::new(GatewayGroupId([7; 16]), GroupPolicy::default(), serde_json::Value::Null);
         let mut world = Self {
             now: 1_000_000_000,
             number: 0,
@@ -640,16 +634,9 @@ impl World {
 
 fn entry_of(start: StartId) -> GatewayMember {
     GatewayMember {
-        slot: 0,
         host: "gateway".into(),
         version: "0.1.0".into(),
-        versions: Default::default(),
-        state: GatewayState::Active,
-        start,
         clients: vec![start.to_string()],
-        peer_addrs: Vec::new(),
-        weight: 100,
-        settings: serde_json::Value::Null,
-        later: Default::default(),
+        ..GatewayMember::new(start)
     }
 }

@@ -396,8 +396,7 @@ impl Engine {
             return Err(Failure::invalid(format!("a lease of {} ms: from {least} to {most}", policy.lease_ms)));
         }
         let id = GatewayGroupId(new_start().0);
-        let identity =
-            GroupIdentity { id, policy, settings: settings::write(&GroupSettings::new(id)), later: Default::default() };
+        let identity = GroupIdentity::new(id, policy, settings::write(&GroupSettings::new(id)));
         self.group_store(spec).await?.create(identity).await.map_err(Failure::from)
     }
 

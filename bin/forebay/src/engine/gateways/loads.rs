@@ -196,7 +196,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use forebay_export::Meters;
-    use forebay_gateways::{GatewayGroupId, GatewayMember, GatewayState, GroupIdentity, StartId};
+    use forebay_gateways::{GatewayGroupId, GatewayMember, GroupIdentity, StartId};
 
     use super::*;
 
@@ -219,27 +219,10 @@ mod tests {
     #[test]
     fn a_move_is_on_its_way_until_the_record_has_another_owner_or_none() {
         let id = |number| MemberId([number; 16]);
-        let identity = GroupIdentity {
-            id: GatewayGroupId([1; 16]),
-            policy: GroupPolicy::default(),
-            settings: serde_json::Value::Null,
-            later: Default::default(),
-        };
+        let identity = GroupIdentity::new(GatewayGroupId([1; 16]), GroupPolicy::default(), serde_json::Value::Null);
         let mut record = GroupRecord::created(identity, 1);
         for slot in 0..2 {
-            let entry = GatewayMember {
-                slot: u16::from(slot),
-                host: String::new(),
-                version: String::new(),
-                versions: Default::default(),
-                state: GatewayState::Active,
-                start: StartId([slot; 16]),
-                clients: Vec::new(),
-                peer_addrs: Vec::new(),
-                weight: 100,
-                settings: serde_json::Value::Null,
-                later: Default::default(),
-            };
+            let entry = GatewayMember { slot: u16::from(slot), ..GatewayMember::new(StartId([slot; 16])) };
             record.apply(&[GroupChange::Join { member: id(slot), entry }]).expect("a new member");
         }
         let volume = VolumeName::new("rbd/a");

@@ -579,26 +579,13 @@ mod tests {
     /// Returns a group of three members, the first of which owns a volume whose log has complete copies at these.
     fn group(copies: &[u8]) -> GroupRecord {
         let policy = GroupPolicy::default();
-        let identity = GroupIdentity {
-            id: GatewayGroupId([1; 16]),
-            policy,
-            settings: serde_json::Value::Null,
-            later: Default::default(),
-        };
+        let identity = GroupIdentity::new(GatewayGroupId([1; 16]), policy, serde_json::Value::Null);
         let mut record = GroupRecord::created(identity, 1);
         for number in 1..=3 {
             let entry = GatewayMember {
                 slot: number.into(),
                 host: format!("gateway{number}"),
-                version: String::new(),
-                versions: Default::default(),
-                state: GatewayState::Active,
-                start: StartId([number; 16]),
-                clients: Vec::new(),
-                peer_addrs: Vec::new(),
-                weight: 100,
-                settings: serde_json::Value::Null,
-                later: Default::default(),
+                ..GatewayMember::new(StartId([number; 16]))
             };
             record.apply(&[GroupChange::Join { member: id(number), entry }]).expect("a member");
         }

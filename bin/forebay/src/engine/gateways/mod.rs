@@ -32,8 +32,8 @@ use forebay_gateways::runner::{GatewayHost, GatewayRunner};
 use forebay_gateways::store::GroupStore;
 use forebay_gateways::wire::{GatewayMessage, KIND_GATEWAY};
 use forebay_gateways::{
-    CloseReason, EndReason, GatewayMember, GatewayState, GatewayVolume, GroupRecord, GroupVersions, LaterFields,
-    MemberId, OpenFailure, StartId, VolumeLoads, VolumeName,
+    CloseReason, EndReason, GatewayMember, GatewayVolume, GroupRecord, MemberId, OpenFailure, StartId, VolumeLoads,
+    VolumeName,
 };
 use forebay_messenger::{Address, Connection, Message};
 use forebay_reactor::sync::Notify;
@@ -299,21 +299,16 @@ impl JoinedGroup {
         let store = GroupStore::new(&backend, &self.spec.group)?;
         let start = new_start();
         let entry = GatewayMember {
-            slot: 0,
             host: super::peers::host_name(),
             version: env!("CARGO_PKG_VERSION").into(),
-            versions: GroupVersions::OWN,
-            state: GatewayState::Active,
-            start,
             clients: vec![store.shared().identity().address],
             peer_addrs: engine.peers.addrs(),
-            weight: 100,
             settings: settings::write(&MemberSettings {
                 nbd: engine.fronts.uri_addrs(Front::Nbd),
                 nvme: paths::own_nvme_ports(&engine),
                 iscsi: paths::own_portals(&engine)?,
             }),
-            later: LaterFields::new(),
+            ..GatewayMember::new(start)
         };
         let client = ForwardClient::new(start.0, ForwarderLimits::default());
         let host = Rc::new(MemberHost { group: self.clone() });

@@ -318,9 +318,7 @@ mod tests {
     #[test]
     fn names_of_a_group_are_not_guessed() {
         let id = GatewayGroupId([7; 16]);
-        let of = |settings| {
-            GroupSettings::of(&GroupIdentity { id, policy: Default::default(), settings, later: Default::default() })
-        };
+        let of = |settings| GroupSettings::of(&GroupIdentity::new(id, Default::default(), settings));
         let usual = GroupSettings::new(id);
         assert_eq!(of(Value::Null).expect("of this version"), usual);
         assert_eq!(of(write(&usual)).expect("of this version"), usual);

@@ -62,7 +62,7 @@ impl World {
         }
         let (id, policy) = (GatewayGroupId([3; 16]), GroupPolicy { lease_ms, ..GroupPolicy::default() });
         let names = GroupSettings::new(id);
-        let identity = GroupIdentity { id, policy, settings: settings::write(&names), later: Default::default() };
+        let identity = GroupIdentity::new(id, policy, settings::write(&names));
         Self::store(&client).create(identity).await.expect("a new group");
         Self { cluster, dir: tempfile::tempdir().expect("a directory"), names }
     }
