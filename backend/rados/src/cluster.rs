@@ -9,7 +9,7 @@ use forebay_block::{ClientIdentity, Error, ErrorKind, Result};
 use forebay_messenger::MessengerCore;
 use forebay_messenger::session::cephx::TicketStore;
 use forebay_reactor::sync::KeyedLock;
-use forebay_reactor::{Instant, now, random, timeout};
+use forebay_reactor::{random, timeout, wall_clock};
 
 use crate::config::{CephConfig, Settings};
 use crate::error::failure;
@@ -54,18 +54,18 @@ pub struct RadosCluster {
     nonce: u32,
     /// Open pools, by pool id, so that each exists only once.
     pools: RefCell<HashMap<i64, Weak<RadosPool>>>,
-    /// Clients that this one has blocklisted, by address: when, and for how long.
-    blocklisted: RefCell<HashMap<String, (Instant, Duration)>>,
     /// Clients that are being blocklisted, by address.
     fencing: KeyedLock<String>,
 }
 
-/// Time for which a client that this one has blocklisted is taken to be so still.  Each change of the blocklist takes the
-/// monitors up to a second; a daemon that takes several images over fences the same client for each.
-const BLOCKLISTED: Duration = Duration::from_secs(10);
-
 /// Time for which the cluster keeps an entry of its blocklist by default (`mon_osd_blocklist_default_expire`).
 const DEFAULT_EXPIRE: Duration = Duration::from_secs(3600);
+
+/// Least time for which an entry of the blocklist must last to be relied on: clocks may differ.
+const LASTS_MIN: Duration = Duration::from_secs(30);
+
+/// Time within which monitors remove an entry from the blocklist after [`LASTS_MIN`]: they look every few seconds.
+const REMOVED: Duration = Duration::from_secs(60);
 
 struct Maps(Weak<Objecter>);
 
@@ -116,7 +116,6 @@ impl RadosCluster {
             objecter,
             nonce,
             pools: RefCell::default(),
-            blocklisted: RefCell::default(),
             fencing: KeyedLock::default(),
         });
         cluster.monitors.connected().await?;
@@ -214,20 +213,31 @@ impl RadosCluster {
     /// waits until the local OSD map includes that.  From then on, every OSD that this client writes to rejects
     /// requests of the blocklisted client; its watches end.
     ///
+    /// A client that is on the blocklist stays as it is: monitors keep the time of an entry that exists, and a change of
+    /// the map would take them up to a second, for each image that is taken over.
+    ///
     /// # Errors
     /// Errors of the monitors: `Denied` if the key's capabilities do not allow it.
     pub async fn blocklist(&self, address: &str, expire: Option<Duration>) -> Result<()> {
         // One at a time for each client: several takeovers of its images at once fence it once.
         let _turn = self.fencing.lock(address).await;
-        let known = self.blocklisted.borrow().get(address).copied();
-        let wanted = expire.unwrap_or(Duration::ZERO);
-        if known.is_some_and(|(at, expires)| at.elapsed() < BLOCKLISTED && wanted <= expires) {
-            return Ok(());
+        // An entry may have been removed since the map that this client has.
+        self.reach_newest().await?;
+        if let Some(left) = self.blocklisted_for(address) {
+            if left >= LASTS_MIN {
+                if left < expire.unwrap_or(DEFAULT_EXPIRE) / 2 {
+                    tracing::warn!(
+                        address,
+                        left_secs = left.as_secs(),
+                        "the client is on the blocklist, for less time than it should be; monitors cannot prolong that: \
+                         make sure that its process ends"
+                    );
+                }
+                return Ok(());
+            }
+            let removed = self.objecter.changed.wait_until(|| self.map().blocklisted_until(address).is_none());
+            let _ = timeout(REMOVED, removed).await;
         }
-        // The monitors take the last request: an entry that is to last longer is not shortened.
-        let left = known.map_or(Duration::ZERO, |(at, expires)| expires.saturating_sub(at.elapsed()));
-        let expire = expire.map(|expire| expire.max(left)).or((!left.is_zero()).then_some(left.max(DEFAULT_EXPIRE)));
-        let wanted = expire.unwrap_or(Duration::ZERO);
         let mut fields = vec![
             ("prefix", wire::quote("osd blocklist")),
             ("blocklistop", wire::quote("add")),
@@ -237,13 +247,21 @@ impl RadosCluster {
             fields.push(("expire", format!("{:.3}", expire.as_secs_f64())));
         }
         self.monitors.command(&fields).await?;
+        self.reach_newest().await
+    }
+
+    /// Returns for how long the client at `address` is on the blocklist still, by this machine's clock; `None` if the
+    /// current map does not have it.
+    fn blocklisted_for(&self, address: &str) -> Option<Duration> {
+        self.map().blocklisted_until(address).map(|until| until.saturating_sub(wall_clock()))
+    }
+
+    /// Waits until this client has the newest OSD map that the monitors have now.
+    async fn reach_newest(&self) -> Result<()> {
         let reply =
             self.monitors.request(kind::GET_VERSION, (1, 1), &wire::version("osdmap"), Default::default()).await?;
         let newest = wire::version_reply(&reply.front.to_vec()).map_err(malformed)?;
         self.reached(u32::try_from(newest).unwrap_or(Epoch::MAX)).await;
-        let mut blocklisted = self.blocklisted.borrow_mut();
-        blocklisted.retain(|_, (at, expires)| at.elapsed() < BLOCKLISTED.max(*expires));
-        blocklisted.insert(address.to_owned(), (now(), wanted));
         Ok(())
     }
 

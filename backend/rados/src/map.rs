@@ -1,5 +1,6 @@
 //! Cluster maps, as distributed by the monitors: monitor addresses, OSDs, pools, and placement of placement groups.
 
+mod blocklist;
 mod incremental;
 mod monmap;
 mod osdmap;

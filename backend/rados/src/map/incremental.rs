@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_messenger::wire::{EntityAddr, PayloadReader};
 
-use super::osdmap::{OSDS_MAX, OsdMap, pg_list, pg_osd, pg_pairs, state, unwrap, verify};
+use super::blocklist::BlocklistChange;
+use super::osdmap::{MapParts, OSDS_MAX, OsdMap, pg_list, pg_osd, pg_pairs, split, state, verify};
 use super::place::PgId;
 use super::pool::PgPool;
 use super::{Epoch, Fsid, MapError};
@@ -39,6 +40,8 @@ pub struct Incremental {
     upmap_items_gone: Vec<PgId>,
     upmap_primaries: Vec<(PgId, i32)>,
     upmap_primaries_gone: Vec<PgId>,
+    /// `None` if it could not be read.
+    blocklist: Option<BlocklistChange>,
 }
 
 impl Incremental {
@@ -56,8 +59,8 @@ impl Incremental {
     }
 
     fn read(bytes: &[u8]) -> Result<(Self, Option<(u32, u32)>), MapError> {
-        let (version, mut part, checksum) = unwrap(bytes, WHAT)?;
-        let from = &mut part;
+        let MapParts { version, mut client, osds: blocklist, checksum } = split(bytes, WHAT, BlocklistChange::decode)?;
+        let from = &mut client;
         let (fsid, epoch) = (from.array()?, from.u32()?);
         if version < 7 {
             return Err(from.malformed().into());
@@ -94,6 +97,7 @@ impl Incremental {
             upmap_items_gone: Vec::new(),
             upmap_primaries: Vec::new(),
             upmap_primaries_gone: Vec::new(),
+            blocklist,
         };
         // Erasure code profiles: new ones by name, and names of removed ones.
         from.map(|from| Ok((from.blob()?, from.map(|from| Ok((from.blob()?, from.blob()?)), |_| ())?)), |_| ())?;
@@ -202,6 +206,7 @@ impl OsdMap {
         change.upmap_gone.iter().for_each(|pg| drop(self.upmap.remove(pg)));
         change.upmap_items_gone.iter().for_each(|pg| drop(self.upmap_items.remove(pg)));
         self.upmap_primaries.retain(|pg, _| !change.upmap_primaries_gone.contains(pg));
+        self.blocklist.apply(change.blocklist);
         Ok(())
     }
 }

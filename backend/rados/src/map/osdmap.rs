@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use forebay_accel::crc32c;
 use forebay_messenger::wire::{EntityAddr, MalformedPayload, PayloadReader};
 
+use super::blocklist::Blocklist;
 use super::place::PgId;
 use super::pool::PgPool;
 use super::{Epoch, Fsid, MapError};
@@ -58,27 +59,39 @@ pub struct OsdMap {
     pub(super) upmap_items: BTreeMap<PgId, Vec<(i32, i32)>>,
     pub(super) upmap_primaries: BTreeMap<PgId, i32>,
     pub(super) crush: CrushMap,
+    pub(super) blocklist: Blocklist,
 }
 
 /// Newest version of the client section whose fields are known here; fields that later versions append are skipped.
 const VERSION: u8 = 10;
 
-/// Splits a full or incremental map into its client section, and computes its checksum.  Returns the version of the
-/// client section, its content, and the computed and stored checksums, if the map has one; `verify` compares them. The
-/// checksum covers everything but itself.
-pub(super) fn unwrap<'a>(
+/// Parts of a full or incremental map.
+pub(super) struct MapParts<'a, T> {
+    /// Version of the client section.
+    pub(super) version: u8,
+    /// Content of the client section.
+    pub(super) client: PayloadReader<'a>,
+    /// What was read from the OSDs' section.
+    pub(super) osds: T,
+    /// Computed and stored checksums, if the map has one; `verify` compares them.
+    pub(super) checksum: Option<(u32, u32)>,
+}
+
+/// Splits a full or incremental map into its sections, of which `osds` reads that of the OSDs, and computes its checksum,
+/// which covers everything but itself.
+pub(super) fn split<'a, T>(
     bytes: &'a [u8],
     what: &'static str,
-) -> Result<(u8, PayloadReader<'a>, Option<(u32, u32)>), MalformedPayload> {
+    osds: impl FnOnce(&mut PayloadReader<'_>) -> Result<T, MalformedPayload>,
+) -> Result<MapParts<'a, T>, MalformedPayload> {
     let mut whole = PayloadReader::new(bytes, what);
     let (version, mut inner) = whole.part(8)?;
     if version < 7 {
         return Err(whole.malformed());
     }
     let end = bytes.len() - whole.rest().len();
-    let (part_version, part) = inner.part(VERSION)?;
-    // OSD-only section.
-    inner.part(u8::MAX)?;
+    let (part_version, client) = inner.part(VERSION)?;
+    let osds = osds(&mut inner)?;
     let mut checksum = None;
     if version >= 8 {
         let at = end - inner.rest().len();
@@ -87,7 +100,7 @@ pub(super) fn unwrap<'a>(
         let found = !crc32c::crc32c_parts([&bytes[..at], &bytes[at + 4..end]]);
         checksum = Some((found, said));
     }
-    Ok((part_version, part, checksum))
+    Ok(MapParts { version: part_version, client, osds, checksum })
 }
 
 pub(super) fn verify(checksum: Option<(u32, u32)>, epoch: Epoch) -> Result<(), MapError> {
@@ -124,9 +137,9 @@ impl OsdMap {
     }
 
     fn read(bytes: &[u8]) -> Result<(Self, Option<(u32, u32)>), MapError> {
-        let (version, mut part, checksum) = unwrap(bytes, WHAT)?;
-        let from = &mut part;
-        let mut map = Self { fsid: from.array()?, epoch: from.u32()?, ..Self::default() };
+        let MapParts { version, mut client, osds: blocklist, checksum } = split(bytes, WHAT, Blocklist::decode)?;
+        let from = &mut client;
+        let mut map = Self { fsid: from.array()?, epoch: from.u32()?, blocklist, ..Self::default() };
         if version < 7 {
             return Err(from.malformed().into());
         }

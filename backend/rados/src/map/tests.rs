@@ -2,9 +2,10 @@
 //! skipped, incompatible encodings are rejected.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use forebay_accel::crc32c;
-use forebay_messenger::wire::{EntityAddr, NewerEncoding, PayloadReader, PayloadWriter};
+use forebay_messenger::wire::{AddrKind, EntityAddr, NewerEncoding, PayloadReader, PayloadWriter};
 
 use super::osdmap::state;
 use super::pool::VERSION;
@@ -131,7 +132,16 @@ pub(crate) fn osd_map_of(epoch: Epoch, part: (u8, u8)) -> Vec<u8> {
     encoded(epoch, 8, part, 0)
 }
 
-fn encoded(epoch: Epoch, whole: u8, (part, compat): (u8, u8), flags: u64) -> Vec<u8> {
+fn encoded(epoch: Epoch, whole: u8, part: (u8, u8), flags: u64) -> Vec<u8> {
+    let mut later = PayloadWriter::new();
+    later.versioned(200, 200, |out| {
+        out.text("for OSDs only");
+    });
+    encoded_with(epoch, whole, part, flags, &later.finish())
+}
+
+/// Encodes an OSD map with the OSDs' section `osds`.
+fn encoded_with(epoch: Epoch, whole: u8, (part, compat): (u8, u8), flags: u64, osds: &[u8]) -> Vec<u8> {
     let mut out = PayloadWriter::new();
     out.versioned(whole, 7, |out| {
         out.versioned(part, compat, |out| {
@@ -151,9 +161,7 @@ fn encoded(epoch: Epoch, whole: u8, (part, compat): (u8, u8), flags: u64) -> Vec
                 out.text("something new");
             }
         });
-        out.versioned(200, 200, |out| {
-            out.text("for OSDs only");
-        });
+        out.raw(osds);
         out.u32(0);
     });
     let mut bytes = out.finish();
@@ -224,7 +232,16 @@ fn change(part: u8, compat: u8) -> Vec<u8> {
 }
 
 /// Encodes an incremental map to any epoch.
-pub(crate) fn change_to(epoch: Epoch, (part, compat): (u8, u8)) -> Vec<u8> {
+pub(crate) fn change_to(epoch: Epoch, part: (u8, u8)) -> Vec<u8> {
+    let mut later = PayloadWriter::new();
+    later.versioned(200, 200, |out| {
+        out.text("for OSDs only");
+    });
+    change_with(epoch, part, &later.finish())
+}
+
+/// Encodes an incremental map with the OSDs' section `osds`.
+fn change_with(epoch: Epoch, (part, compat): (u8, u8), osds: &[u8]) -> Vec<u8> {
     let mut out = PayloadWriter::new();
     out.versioned(8, 7, |out| {
         out.versioned(part, compat, |out| {
@@ -244,9 +261,7 @@ pub(crate) fn change_to(epoch: Epoch, (part, compat): (u8, u8)) -> Vec<u8> {
                 out.text("something new");
             }
         });
-        out.versioned(200, 200, |out| {
-            out.text("for OSDs only");
-        });
+        out.raw(osds);
         out.u32(0).u32(0);
     });
     out.finish()
@@ -262,4 +277,93 @@ fn changes_of_later_versions() {
         assert_eq!((map.epoch, map.flags), (13, 0x40), "version {part}");
     }
     assert!(Incremental::decode_unverified(&change(14, 11)).is_err(), "for later clients only");
+}
+
+/// Address of a client, as monitors keep it: of any protocol.
+fn client(text: &str, nonce: u32) -> EntityAddr {
+    EntityAddr { kind: AddrKind::Any, nonce, socket: Some(text.parse().expect("an address")) }
+}
+
+fn entries(out: &mut PayloadWriter, entries: &[(EntityAddr, u32)]) {
+    out.u32(entries.len() as u32);
+    for (addr, until) in entries {
+        addr.encode(out);
+        out.u32(*until).u32(500_000_000);
+    }
+}
+
+/// Encodes the OSDs' section of a full map with two OSDs and a blocklist.
+fn osds(version: u8, compat: u8, blocklist: &[(EntityAddr, u32)]) -> Vec<u8> {
+    let mut out = PayloadWriter::new();
+    out.versioned(version, compat, |out| {
+        out.u32(2);
+        for nonce in [1, 2] {
+            // A vector of addresses: its marker, and its length.
+            out.u8(2).u32(1);
+            client("10.0.0.1:6804", nonce).encode(out);
+        }
+        out.u32(2);
+        for _ in 0..2 {
+            out.u8(1).u32(0).u32(0).u32(5).u32(6).u32(0).u32(0);
+        }
+        entries(out, blocklist);
+        out.text("further fields");
+    });
+    out.finish()
+}
+
+/// Encodes the OSDs' section of an incremental map that changes the blocklist.
+fn osds_change(version: u8, compat: u8, added: &[(EntityAddr, u32)], removed: &[EntityAddr]) -> Vec<u8> {
+    let mut out = PayloadWriter::new();
+    out.versioned(version, compat, |out| {
+        out.u32(1).u32(0).u8(2).u32(1);
+        client("10.0.0.1:6804", 3).encode(out);
+        // The epoch until which an OSD was up, an interval in which it was clean, one that was lost.
+        out.u32(1).u32(0).u32(9).u32(1).u32(0).u32(7).u32(8).u32(1).u32(1).u32(4);
+        entries(out, added);
+        out.u32(removed.len() as u32);
+        removed.iter().for_each(|addr| addr.encode(out));
+        out.text("further fields");
+    });
+    out.finish()
+}
+
+#[test]
+fn the_blocklist_is_read_and_changed() {
+    let (a, b, six) = (client("10.0.0.1:0", 7), client("10.0.0.1:0", 8), client("[fd00::1]:5", 9));
+    let map = |version, compat, list: &[(EntityAddr, u32)]| {
+        OsdMap::decode(&encoded_with(12, 8, (10, 1), 0, &osds(version, compat, list))).expect("a map")
+    };
+    let until = |secs: u64| Some(Duration::from_millis(secs * 1000 + 500));
+    for version in [9, 12, 15] {
+        let mut map = map(version, 1, &[(a.clone(), 100), (six.clone(), 200)]);
+        assert_eq!(map.blocklisted_until("10.0.0.1:0/7"), until(100), "version {version}");
+        assert_eq!(map.blocklisted_until("[fd00::1]:5/9"), until(200));
+        for other in ["10.0.0.1:0/8", "10.0.0.1:1/7", "10.0.0.2:0/7", "10.0.0.1:0", "", ":/7", "v2:10.0.0.1:0/7"] {
+            assert_eq!(map.blocklisted_until(other), None, "{other}");
+        }
+        // An entry keeps its time; one that is added and removed at once is removed.
+        let bytes =
+            change_with(13, (9, 1), &osds_change(version, 1, &[(a.clone(), 900), (b.clone(), 300)], &[six.clone()]));
+        map.apply(Incremental::decode_unverified(&bytes).expect("a change")).expect("it follows");
+        assert_eq!(map.blocklisted_until("10.0.0.1:0/7"), until(100));
+        assert_eq!(map.blocklisted_until("10.0.0.1:0/8"), until(300));
+        assert_eq!(map.blocklisted_until("[fd00::1]:5/9"), None);
+        let bytes = change_with(14, (9, 1), &osds_change(version, 1, &[(six.clone(), 1)], &[a.clone(), six.clone()]));
+        map.apply(Incremental::decode_unverified(&bytes).expect("a change")).expect("it follows");
+        assert_eq!(
+            ["10.0.0.1:0/7", "10.0.0.1:0/8", "[fd00::1]:5/9"].map(|addr| map.blocklisted_until(addr)),
+            [None, until(300), None]
+        );
+    }
+    // What cannot be read is not known: neither a section of a full map, nor what was known before a change.
+    assert_eq!(map(15, 13, &[(a.clone(), 100)]).blocklisted_until("10.0.0.1:0/7"), None);
+    let mut known = map(12, 1, &[(a.clone(), 100)]);
+    known.apply(Incremental::decode_unverified(&change_to(13, (9, 1))).expect("a change")).expect("it follows");
+    assert_eq!((known.epoch, known.blocklisted_until("10.0.0.1:0/7")), (13, None));
+    // A section that ends early is rejected.
+    let mut short = osds(12, 1, &[(a, 100)]);
+    short.truncate(6 + 40);
+    short[2..6].copy_from_slice(&40u32.to_le_bytes());
+    assert!(matches!(OsdMap::decode(&encoded_with(12, 8, (10, 1), 0, &short)), Err(MapError::Malformed(_))));
 }

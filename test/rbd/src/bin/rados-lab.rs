@@ -33,7 +33,7 @@ use forebay_rados::{AttrOp, CephConfig, Environment, Flags, RadosCluster};
 use forebay_ram::RamBackend;
 use forebay_ram::conformance::{CASES, Guard, RandomStep, StepOp, compare, steps_from_seed};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{Buf, DriverChoice, Reactor, sleep, spawn};
+use forebay_reactor::{Buf, DriverChoice, Reactor, sleep, spawn, wall_clock};
 
 struct ProcessEnvironment;
 
@@ -280,11 +280,38 @@ async fn shared(hook: Option<&str>) -> Outcome {
     while sa.watchers(&object).await?.len() > 1 {
         sleep(Duration::from_millis(50)).await;
     }
-    sa.blocklist(&sb.identity().address, Some(Duration::from_secs(60))).await?;
+    sa.blocklist(&sb.identity().address, Some(Duration::from_secs(600))).await?;
     let write = Transaction::of(ObjectOp::Write { offset: 0, data: Buf::copy_of(b"x").into() });
     let fenced = b.submit(&object, write).await.map_err(|error| error.kind());
     assert_eq!(fenced, Err(ErrorKind::Fenced), "who is on the blocklist writes no more");
     println!("ok blocklist");
+
+    // Another client learns of the entry from the map, and does not change the blocklist again.  Something else may change
+    // the map meanwhile, but not each time.
+    let three = connect().await?;
+    let address = sb.identity().address;
+    let mut unchanged = 0;
+    for _ in 0..10 {
+        let before = three.status().epoch;
+        three.blocklist(&address, Some(Duration::from_secs(900))).await?;
+        one.blocklist(&address, None).await?;
+        unchanged += u32::from((one.status().epoch, three.status().epoch) == (before, before));
+    }
+    assert!(unchanged > 0, "each change of the blocklist has a map of its own");
+    // An entry that was removed is added again, by a client whose map may still have it.
+    let left = |cluster: &RadosCluster, address: &str| {
+        cluster.map().blocklisted_until(address).map(|until| until.saturating_sub(wall_clock()).as_secs())
+    };
+    three.command(&[("prefix", "osd blocklist"), ("blocklistop", "rm"), ("addr", &address)]).await?;
+    one.blocklist(&address, None).await?;
+    assert!(left(&one, &address).is_some_and(|secs| secs > 3000), "{:?}", left(&one, &address));
+    // One that ends in a moment is replaced when it has ended: monitors do not prolong an entry.
+    let passing = "10.255.255.1:0/77";
+    one.blocklist(passing, Some(Duration::from_secs(2))).await?;
+    three.blocklist(passing, Some(Duration::from_secs(900))).await?;
+    assert!(left(&three, passing).is_some_and(|secs| secs > 800), "{:?}", left(&three, passing));
+    three.close();
+    println!("ok the blocklist is changed only if it must be");
 
     a.submit(&object, Transaction::of(ObjectOp::Remove)).await?;
     heard_a.changed.wait_until(|| heard_a.broken.borrow().is_some()).await;
