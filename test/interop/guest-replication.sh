@@ -75,7 +75,7 @@ start two
 await "peers over RDMA" over_rdma one
 ok "two daemons, connected over RDMA"
 
-of one attach rbd/disk --nbd --log pmem:/run/one/logs:16M:force --replica "rdma:$IP:7102" >/run/attach 2>&1 || { cat /run/attach; fail "attach"; }
+of one attach rbd/disk --nbd --log pmem:/run/one/logs:16M:force --replica "rdma:$IP:7102" >/run/attach 2>&1 || fail "attach: $(cat /run/attach)"
 await "two complete copies" complete one
 write_at one first 500
 placed=$(metric one forebay_log_one_sided_blocks_total)
@@ -83,6 +83,6 @@ here=$(metric two forebay_replica_one_sided_blocks_total)
 ((placed >= 400 && here >= 400)) || fail "$placed blocks were written one-sided, and $here arrived"
 crash one first
 await "a takeover" took_over two
-of two attach rbd/disk --nbd >/run/attach 2>&1 || { cat /run/attach; fail "attach at the other daemon"; }
+of two attach rbd/disk --nbd >/run/attach 2>&1 || fail "attach at the other daemon: $(cat /run/attach)"
 write_at two second 50
 ok "all that was acknowledged is there, after $placed blocks were written into a DAX device one-sided"

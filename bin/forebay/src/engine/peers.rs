@@ -18,7 +18,7 @@ use forebay_messenger::{
 use forebay_reactor::timeout;
 use forebay_writelog::replication::hello::{KIND_HELLO, PeerHello};
 use forebay_writelog::replication::wire::{KIND_GROUP, KIND_REQUEST};
-use forebay_writelog::replication::{KnownPeers, PeerId, ReplicaHost, ReplicaShelf};
+use forebay_writelog::replication::{KnownPeers, PeerId, PeerUnknown, ReplicaHost, ReplicaShelf};
 
 use super::identity::DataDirIdentity;
 use crate::api::{self, Peer};
@@ -47,6 +47,9 @@ pub struct PeerCounts {
 
 /// Time that a peer has to say again what it offers.
 const REFRESH: Duration = Duration::from_millis(500);
+
+/// Time that a peer gets to describe itself when it is named by its address.
+const DESCRIBED: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 struct Counts(Cell<PeerCounts>);
@@ -302,6 +305,23 @@ impl Peers {
     pub fn set_group(&self, group: Option<Rc<dyn GroupMessages>>) {
         let former = self.group.replace(group);
         drop(former);
+    }
+
+    /// Finds a peer as [`KnownPeers::find`] does.  A connection to the address that `name` is may be opening, or have been
+    /// lost for a moment: waits a bounded time for its peer to describe itself.
+    ///
+    /// # Errors
+    /// [`PeerUnknown`].
+    pub async fn find(&self, name: &str) -> std::result::Result<PeerId, PeerUnknown> {
+        let addressed = |connection: &&Connection| {
+            let address = connection.address().to_string();
+            address == name || address.strip_prefix("tcp:") == Some(name)
+        };
+        let outgoing = self.outgoing.borrow().iter().find(addressed).cloned();
+        if let Some(connection) = outgoing {
+            let _ = timeout(DESCRIBED, self.known().until_described(&connection)).await;
+        }
+        self.known().find(name)
     }
 
     /// Keeps a connection to another daemon, unless there is one to this address.

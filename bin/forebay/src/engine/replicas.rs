@@ -168,7 +168,10 @@ impl Engine {
             }
             (None, None) => {}
             (None, Some(names)) => {
-                let ids = names.iter().map(|name| self.replica_id(name)).collect::<Result<Vec<_>>>()?;
+                let mut ids = Vec::with_capacity(names.len());
+                for name in names.iter() {
+                    ids.push(self.replica_id(name).await?);
+                }
                 ids.iter().zip(names).try_for_each(|(id, name)| self.require_medium(id, name, place))?;
                 place.replicas = Some(ids);
             }
@@ -212,11 +215,11 @@ impl Engine {
     }
 
     /// Returns the id of the peer with a name.  An id is taken as it is, since its peer may be away.
-    fn replica_id(&self, name: &str) -> Result<String> {
+    async fn replica_id(&self, name: &str) -> Result<String> {
         if parse_id(name).is_some() {
             return Ok(name.to_owned());
         }
-        match self.peers.known().find(name) {
+        match self.peers.find(name).await {
             Ok(peer) => Ok(peer.to_string()),
             Err(error) => Err(Failure::new(FailureKind::NotFound, error.to_string())
                 .hint("'forebay status' lists the peers: name one by host name, address or id")),

@@ -1,6 +1,8 @@
 //! Replicas of write logs: what daemons offer each other, and what is refused.  Takeovers need a Ceph cluster:
 //! `cargo xtask failover`.
 
+use std::time::{Duration, Instant};
+
 use crate::common::{Site, wait_until};
 use serde_json::{Value, json};
 
@@ -33,6 +35,36 @@ fn daemons_describe_themselves_and_what_they_offer() {
     let text = asker.run(&["status"]).ok();
     assert!(text.contains("ssd 64 MiB free"), "{text}");
     assert!(replicas.exists(), "it is there before the first copy is");
+}
+
+#[test]
+fn a_peer_that_is_being_connected_to_is_waited_for() {
+    let holder = Site::new();
+    let (socket, config) = (holder.path("peer.sock"), holder.path("config.toml"));
+    let address = format!("unix:{}", socket.display());
+    let replicas = holder.path("replicas");
+    let text = format!("peer = ['{address}']\n[replicas]\npath = '{}'\nquota = '64M'\n", replicas.display());
+    std::fs::write(&config, text).expect("written");
+    let asker = daemon(&format!("peers = ['{address}']\n"));
+    asker.run(&["create", "a", "--size", "8M"]).ok();
+    let place = format!("ssd:{}:16M", asker.path("logs").display());
+    std::thread::scope(|scope| {
+        let attached = scope.spawn(|| {
+            loop {
+                let began = Instant::now();
+                let done = asker.run(&["attach", "a", "--nbd", "--log", &place, "--replica", &address]);
+                if done.0.status.code() != Some(3) {
+                    return done;
+                }
+                assert!(began.elapsed() >= Duration::from_secs(10), "given up at once: {:?}", done.0);
+            }
+        });
+        let mut holder = holder;
+        holder.start_with_flags(&["--config", config.to_str().expect("text")]);
+        // The peer is known; nobody could take over a log of an image in the daemon's own store.
+        let said = attached.join().expect("attached").fails(9);
+        assert!(said.contains("the pool 'local' is this daemon's own"), "{said}");
+    });
 }
 
 #[test]

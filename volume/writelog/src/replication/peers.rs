@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use forebay_block::LocalFuture;
 use forebay_messenger::{Connection, ConnectionState, Message};
+use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, now, spawn};
 
 use super::hello::{KIND_HELLO, KIND_HELLO_ANSWER, PeerHello};
@@ -28,6 +29,7 @@ pub struct KnownPeers {
     boot: [u8; 16],
     known: RefCell<Vec<(Connection, KnownPeer)>>,
     groups: Rc<RequestGroups>,
+    noted: Notify,
 }
 
 /// Reason for which a name stands for no peer.
@@ -47,7 +49,7 @@ pub enum PeerUnknown {
 impl KnownPeers {
     /// Knows nobody yet.  `own` and `boot` are those of this peer.
     pub fn new(own: PeerId, boot: [u8; 16]) -> Self {
-        Self { own, boot, known: RefCell::default(), groups: Rc::default() }
+        Self { own, boot, known: RefCell::default(), groups: Rc::default(), noted: Notify::new() }
     }
 
     /// Returns this peer.
@@ -110,6 +112,7 @@ impl KnownPeers {
             Some(at) => known[at] = entry,
             None => known.push(entry),
         }
+        self.noted.notify_all();
         if self.is_copied(&known, peer) {
             tracing::error!(
                 %peer, host, address = %connection.address(),
@@ -196,6 +199,11 @@ impl KnownPeers {
                 Err(PeerUnknown::Several(name.into(), all.join(", ")))
             }
         }
+    }
+
+    /// Waits until the peer behind a connection has described itself.
+    pub async fn until_described(&self, connection: &Connection) {
+        self.noted.wait_until(|| self.described(connection).is_some()).await;
     }
 
     /// Returns the host name of a peer, if it is known.
