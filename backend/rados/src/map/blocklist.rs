@@ -53,7 +53,7 @@ fn section<T>(
     from: &mut PayloadReader<'_>,
     read: impl FnOnce(&mut PayloadReader<'_>) -> Result<T, MalformedPayload>,
 ) -> Result<Option<T>, MalformedPayload> {
-    let mut ahead = from.clone();
+    let mut ahead = *from;
     from.part(u8::MAX)?;
     match ahead.part(VERSION) {
         Ok((_, mut part)) => read(&mut part).map(Some),

@@ -336,20 +336,19 @@ fn the_blocklist_is_read_and_changed() {
     };
     let until = |secs: u64| Some(Duration::from_millis(secs * 1000 + 500));
     for version in [9, 12, 15] {
-        let mut map = map(version, 1, &[(a.clone(), 100), (six.clone(), 200)]);
+        let mut map = map(version, 1, &[(a, 100), (six, 200)]);
         assert_eq!(map.blocklisted_until("10.0.0.1:0/7"), until(100), "version {version}");
         assert_eq!(map.blocklisted_until("[fd00::1]:5/9"), until(200));
         for other in ["10.0.0.1:0/8", "10.0.0.1:1/7", "10.0.0.2:0/7", "10.0.0.1:0", "", ":/7", "v2:10.0.0.1:0/7"] {
             assert_eq!(map.blocklisted_until(other), None, "{other}");
         }
         // An entry keeps its time; one that is added and removed at once is removed.
-        let bytes =
-            change_with(13, (9, 1), &osds_change(version, 1, &[(a.clone(), 900), (b.clone(), 300)], &[six.clone()]));
+        let bytes = change_with(13, (9, 1), &osds_change(version, 1, &[(a, 900), (b, 300)], &[six]));
         map.apply(Incremental::decode_unverified(&bytes).expect("a change")).expect("it follows");
         assert_eq!(map.blocklisted_until("10.0.0.1:0/7"), until(100));
         assert_eq!(map.blocklisted_until("10.0.0.1:0/8"), until(300));
         assert_eq!(map.blocklisted_until("[fd00::1]:5/9"), None);
-        let bytes = change_with(14, (9, 1), &osds_change(version, 1, &[(six.clone(), 1)], &[a.clone(), six.clone()]));
+        let bytes = change_with(14, (9, 1), &osds_change(version, 1, &[(six, 1)], &[a, six]));
         map.apply(Incremental::decode_unverified(&bytes).expect("a change")).expect("it follows");
         assert_eq!(
             ["10.0.0.1:0/7", "10.0.0.1:0/8", "[fd00::1]:5/9"].map(|addr| map.blocklisted_until(addr)),
@@ -357,8 +356,8 @@ fn the_blocklist_is_read_and_changed() {
         );
     }
     // What cannot be read is not known: neither a section of a full map, nor what was known before a change.
-    assert_eq!(map(15, 13, &[(a.clone(), 100)]).blocklisted_until("10.0.0.1:0/7"), None);
-    let mut known = map(12, 1, &[(a.clone(), 100)]);
+    assert_eq!(map(15, 13, &[(a, 100)]).blocklisted_until("10.0.0.1:0/7"), None);
+    let mut known = map(12, 1, &[(a, 100)]);
     known.apply(Incremental::decode_unverified(&change_to(13, (9, 1))).expect("a change")).expect("it follows");
     assert_eq!((known.epoch, known.blocklisted_until("10.0.0.1:0/7")), (13, None));
     // A section that ends early is rejected.
