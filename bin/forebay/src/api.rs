@@ -253,9 +253,9 @@ pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 pub use clone::{CloneRequest, CloneVersion, ImageChild};
 pub use diff::{AppliedDiff, CopyImageRequest};
 pub use gateway::{
-    DrainGateway, GatewayGroupName, GatewayGroupPolicy, GatewayGroupStatus, GatewayLoad, GatewayLogStatus,
-    GatewayMemberStatus, GatewayMove, GatewayMoveState, GatewayVolumeStatus, GatewayWeight, NewGatewayGroup,
-    RebalanceGatewaysRequest,
+    DrainGateway, GatewayGroupName, GatewayGroupPolicy, GatewayGroupStatus, GatewayHostSource, GatewayLoad,
+    GatewayLogStatus, GatewayMemberStatus, GatewayMove, GatewayMoveState, GatewayVolumeStatus, GatewayWeight,
+    NewGatewayGroup, RebalanceGatewaysRequest,
 };
 pub use group::{AddToGroupRequest, GroupImage, GroupName, GroupSnapshotListing};
 pub use image::{

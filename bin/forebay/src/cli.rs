@@ -37,8 +37,8 @@ pub use config::{ConfigCommand, ConfigImageCommand, ConfigPoolCommand};
 pub use diffs::{ChangesArgs, CopyArgs, DeepCommand, DiffArgs, ExportDiffArgs, ImportDiffArgs, MergeDiffArgs};
 pub use exports::{AnaCommand, AttachArgs, DetachArgs, LogCommand, ReservationsCommand};
 pub use gateways::{
-    CreateGroupArgs, DrainGroupArgs, GroupStatusArgs, JoinGroupArgs, OnOff, RebalanceGroupArgs, RemoveGroupArgs,
-    SetGroupArgs, SetWeightArgs,
+    CreateGroupArgs, DrainGroupArgs, GroupStatusArgs, HostSource, JoinGroupArgs, OnOff, RebalanceGroupArgs,
+    RemoveGroupArgs, SetGroupArgs, SetWeightArgs,
 };
 pub use groups::{GroupCommand, GroupImageCommand, GroupSnapCommand};
 pub use images::{

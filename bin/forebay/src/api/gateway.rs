@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::NvmeHost;
+
 /// Gateway group that is to be created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -56,8 +58,23 @@ pub struct GatewayWeight {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GatewayGroupPolicy {
-    /// Set if volumes are moved by themselves where members' loads differ.
-    pub rebalance: bool,
+    /// Set if volumes are moved by themselves where members' loads differ; as before if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebalance: Option<bool>,
+    /// Whose hosts the members admit; as before if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<GatewayHostSource>,
+}
+
+/// Origin of the hosts that may use the NVMe subsystem and the iSCSI target of a group.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum GatewayHostSource {
+    /// Each member admits the hosts of its own configuration.
+    #[default]
+    Members,
+    /// All members admit the hosts that the group lists.
+    Group,
 }
 
 /// Request to move volumes so that members are loaded alike.
@@ -135,6 +152,15 @@ pub struct GatewayGroupStatus {
     /// Name of the group's iSCSI target.
     #[serde(default)]
     pub target: String,
+    /// Whose hosts the members admit.
+    #[serde(default)]
+    pub hosts: GatewayHostSource,
+    /// NVMe hosts that the group lists.
+    #[serde(default)]
+    pub nvme_hosts: Vec<NvmeHost>,
+    /// Initiators that the group lists.
+    #[serde(default)]
+    pub initiators: Vec<String>,
     /// Reason why this daemon does not take part, if it is a member and does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

@@ -79,8 +79,23 @@ pub enum OnOff {
 #[derive(Debug, Args)]
 pub struct SetGroupArgs {
     /// Move volumes automatically where the loads of gateways differ
-    #[arg(long, value_enum, value_name = "on|off")]
-    pub rebalance: OnOff,
+    #[arg(long, value_enum, value_name = "on|off", required_unless_present = "hosts")]
+    pub rebalance: Option<OnOff>,
+
+    /// Admit the hosts that the group lists, or those of each member's configuration
+    ///
+    /// The lists are changed by `nvme-subsystem allow` and `iscsi-target allow` with the group's subsystem and target.
+    #[arg(long, value_enum, value_name = "group|members")]
+    pub hosts: Option<HostSource>,
+}
+
+/// Origin of the hosts that a group of gateways admits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HostSource {
+    /// Lists of the group.
+    Group,
+    /// Configuration of each member.
+    Members,
 }
 
 /// Options of `group set-weight`.

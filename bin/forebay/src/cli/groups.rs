@@ -380,7 +380,7 @@ pub enum GroupCommand {
     Drain(DrainGroupArgs),
 
     /// Change the policy of the daemon's group of gateways
-    #[command(after_help = "Example:\n  forebay group set --rebalance on")]
+    #[command(after_help = "Examples:\n  forebay group set --rebalance on\n  forebay group set --hosts group")]
     Set(SetGroupArgs),
 
     /// Set the share of the load that a member of a group of gateways has

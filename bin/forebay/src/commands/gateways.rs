@@ -2,11 +2,11 @@
 
 use super::{CommandSession, with_session};
 use crate::api::{
-    DrainGateway, GatewayGroupPolicy, GatewayGroupStatus, GatewayLoad, GatewayMove, GatewayMoveState, GatewayWeight,
-    RebalanceGatewaysRequest,
+    DrainGateway, GatewayGroupPolicy, GatewayGroupStatus, GatewayHostSource, GatewayLoad, GatewayMove,
+    GatewayMoveState, GatewayWeight, RebalanceGatewaysRequest,
 };
 use crate::cli::{
-    CreateGroupArgs, DrainGroupArgs, GlobalArgs, GroupStatusArgs, JoinGroupArgs, OnOff, RebalanceGroupArgs,
+    CreateGroupArgs, DrainGroupArgs, GlobalArgs, GroupStatusArgs, HostSource, JoinGroupArgs, OnOff, RebalanceGroupArgs,
     RemoveGroupArgs, SetGroupArgs, SetWeightArgs,
 };
 use crate::client::progress::{Bar, ProgressUnit};
@@ -64,7 +64,11 @@ pub fn drain(global: &GlobalArgs, options: DrainGroupArgs) -> Result<()> {
 
 /// Changes the policy of the group.
 pub fn set(global: &GlobalArgs, options: &SetGroupArgs) -> Result<()> {
-    let request = GatewayGroupPolicy { rebalance: options.rebalance == OnOff::On };
+    let hosts = options.hosts.map(|source| match source {
+        HostSource::Group => GatewayHostSource::Group,
+        HostSource::Members => GatewayHostSource::Members,
+    });
+    let request = GatewayGroupPolicy { rebalance: options.rebalance.map(|rebalance| rebalance == OnOff::On), hosts };
     CommandSession::daemon(global)?.call(&SetGatewayPolicy(request), None, |_| {})
 }
 
@@ -117,12 +121,30 @@ fn show_load(load: Option<GatewayLoad>) -> [String; 2] {
     }
 }
 
+/// Writes whose hosts are admitted, and which are listed.
+fn show_hosts(status: &GatewayGroupStatus) -> String {
+    let nvme = status.nvme_hosts.iter().map(|host| host.nqn.as_str());
+    let listed: Vec<&str> = nvme.chain(status.initiators.iter().map(String::as_str)).collect();
+    match (status.hosts, listed.is_empty()) {
+        (GatewayHostSource::Members, true) => String::new(),
+        (GatewayHostSource::Members, false) => {
+            format!(
+                "hosts of each member's configuration; listed for 'group set --hosts group': {}\n",
+                listed.join(", ")
+            )
+        }
+        (GatewayHostSource::Group, true) => "hosts none\n".into(),
+        (GatewayHostSource::Group, false) => format!("hosts {}\n", listed.join(", ")),
+    }
+}
+
 fn show(status: &GatewayGroupStatus) -> String {
     let GatewayGroupStatus { group, epoch, lease_ms, nqn, target, .. } = status;
     let rebalance = if status.rebalance { "on" } else { "off" };
     let mut text = format!(
         "group {group}, epoch {epoch}, lease {lease_ms} ms, automatic rebalancing {rebalance}\nNVMe subsystem {nqn}\niSCSI target {target}\n"
     );
+    text.push_str(&show_hosts(status));
     if let Some(error) = &status.error {
         text.push_str(&format!("this daemon does not take part: {error}\n"));
     }

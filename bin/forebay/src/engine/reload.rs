@@ -26,7 +26,7 @@ impl Engine {
         self.apply_nvme_access(nvme);
         self.apply_iscsi_access(iscsi);
         if let Some(joined) = self.gateways.joined() {
-            joined.admit_configured_hosts(self);
+            joined.reload_hosts(self);
         }
         let restart = !same_but_for_hosts(&daemon.config, config);
         match restart {

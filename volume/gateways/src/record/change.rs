@@ -155,6 +155,8 @@ pub enum GroupChange {
     },
     /// The policy changes.
     SetPolicy(GroupPolicy),
+    /// The settings of the group change, which this crate does not interpret.
+    SetSettings(serde_json::Value),
     /// The record is stored in the next version from now on, with which every member works.
     RaiseVersion(u32),
 }
@@ -508,6 +510,7 @@ impl Undo<'_> {
                 }
                 self.record.identity.policy = *policy;
             }
+            GroupChange::SetSettings(settings) => self.record.identity.settings.clone_from(settings),
             GroupChange::RaiseVersion(version) => {
                 if record.next_version() != Some(*version) {
                     return Err(Refused::Version);

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -121,6 +121,11 @@ fn a_policy_is_changed_within_its_bounds() {
     let short = GroupPolicy { lease_ms: 1, rebalance: false };
     assert_eq!(record.apply(&[GroupChange::SetPolicy(short)]), Err(ChangeRefusal::Policy));
     assert_eq!(record.policy(), policy);
+    record.apply(&[GroupChange::SetSettings(json!({"nqn": "nqn.y"}))]).unwrap();
+    assert_eq!((record.identity().settings["nqn"].as_str(), record.policy()), (Some("nqn.y"), policy));
+    let with_another = [GroupChange::SetSettings(Value::Null), GroupChange::SetPolicy(short)];
+    assert_eq!(record.apply(&with_another), Err(ChangeRefusal::Policy));
+    assert_eq!(record.identity().settings["nqn"].as_str(), Some("nqn.y"), "all or none");
 }
 
 #[test]
@@ -334,6 +339,7 @@ fn drawn((kind, member, other, volume): (u8, u8, u8, u8), record: &GroupRecord) 
         }
         11 => GroupChange::SetWeight { member, weight: u32::from(volume) * 50 },
         12 => GroupChange::SetPolicy(GroupPolicy { rebalance: volume % 2 == 0, ..record.policy() }),
+        13 if volume % 2 == 0 => GroupChange::SetSettings(json!({ "volume": volume })),
         13 => GroupChange::RaiseVersion(record.version() + 1),
         _ => {
             let copies = (volume % 3 > 0).then(|| BTreeSet::from([member, other]));

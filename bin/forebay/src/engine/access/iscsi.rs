@@ -9,6 +9,7 @@ use crate::api::{self, CreateIscsiTargetRequest, Front};
 use crate::config::{IscsiAccess, IscsiTargetSettings, check_iqn};
 use crate::engine::Engine;
 use crate::engine::exports::check_initiators;
+use crate::engine::gateways::of_group;
 use crate::engine::offload::offload;
 use crate::failure::{Failure, FailureKind, Result};
 
@@ -91,6 +92,9 @@ impl Engine {
         let added = self.access.file.borrow();
         let added = added.iscsi_targets.iter().filter_map(|entry| front.targets().get(&entry.name));
         all.extend(added.map(|target| self.describe_iscsi_target(&target)));
+        let of_group =
+            front.targets().all().into_iter().filter(|each| self.gateways.with_target(Some(each.name())).is_some());
+        all.extend(of_group.map(|target| self.describe_iscsi_target(&target)));
         all
     }
 
@@ -103,7 +107,7 @@ impl Engine {
         };
         let chap = target.access().chap;
         let name = |name: &str| name.to_owned();
-        api::IscsiTarget {
+        let described = api::IscsiTarget {
             name: target.name().to_owned(),
             is_default: entry.is_none(),
             any_initiator: initiators.is_none(),
@@ -112,6 +116,10 @@ impl Engine {
             mutual_chap: chap.as_ref().and_then(|chap| Some(name(&chap.target.as_ref()?.name))),
             exports: self.exports_within(Front::Iscsi, self.added_iqn(Some(target.name())).as_deref()),
             sessions: target.session_count(),
+        };
+        match self.gateways.with_target(Some(target.name())) {
+            Some(group) => group.describe_target(described),
+            None => described,
         }
     }
 
@@ -156,6 +164,9 @@ impl Engine {
     pub async fn remove_iscsi_target(&self, name: &str) -> Result<()> {
         let front = self.fronts.iscsi();
         front.target(Some(name))?;
+        if self.gateways.with_target(Some(name)).is_some() {
+            return Err(of_group("target", name));
+        }
         let Some(name) = self.added_iqn(Some(name)) else { return Err(of_configuration("target", name)) };
         // From here on no new export finds it; exports that found it before are seen.
         let turn = self.access_turn().await;
@@ -179,6 +190,10 @@ impl Engine {
     pub async fn allow_initiator(&self, name: Option<&str>, initiator: &str) -> Result<api::IscsiTarget> {
         let target = self.fronts.iscsi().target(name)?;
         check_initiators(&[initiator.to_owned()])?;
+        if let Some(group) = self.gateways.with_target(name) {
+            group.admit_initiator(initiator, true).await?;
+            return Ok(self.describe_iscsi_target(&target));
+        }
         let added = self.added_iqn(name);
         if self.describe_iscsi_target(&target).any_initiator {
             let what = format!(
@@ -211,6 +226,10 @@ impl Engine {
     /// If it is not listed, or is listed in the configuration.
     pub async fn deny_initiator(&self, name: Option<&str>, initiator: &str) -> Result<api::IscsiTarget> {
         let target = self.fronts.iscsi().target(name)?;
+        if let Some(group) = self.gateways.with_target(name) {
+            group.admit_initiator(initiator, false).await?;
+            return Ok(self.describe_iscsi_target(&target));
+        }
         let added = self.added_iqn(name);
         let turn = self.access_turn().await;
         let listed = self.fronts.iscsi().configured().initiators;

@@ -18,6 +18,7 @@ use super::offload::offload;
 use crate::api::Front;
 use crate::failure::{Failure, FailureKind, Result};
 use file::AccessFile;
+pub use nvme::read_readable;
 
 /// Owner of the added subsystems, targets and hosts; the file has the same content.
 pub struct AccessLists {

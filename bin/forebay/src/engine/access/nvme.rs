@@ -7,6 +7,7 @@ use super::{last_of_default, of_configuration};
 use crate::api::{self, CreateNvmeSubsystemRequest, Front, NvmeHost};
 use crate::config::{NvmeAccess, NvmeSubsystemSettings, check_nqn};
 use crate::engine::Engine;
+use crate::engine::gateways::of_group;
 use crate::engine::offload::offload;
 use crate::failure::{Failure, FailureKind, Result};
 
@@ -20,7 +21,7 @@ fn read_hosts(mut access: NvmeAccess, hosts: &[NvmeHost]) -> Result<NvmeAccess> 
 }
 
 /// Reads the secrets and keys of hosts that were added; hosts whose files cannot be read are omitted and logged.
-fn read_readable(mut access: NvmeAccess, hosts: &[NvmeHost], subsystem: &str) -> NvmeAccess {
+pub fn read_readable(mut access: NvmeAccess, hosts: &[NvmeHost], subsystem: &str) -> NvmeAccess {
     for host in hosts {
         // Access restricted to some hosts must not become open if its only host cannot be read.
         access.hosts.get_or_insert_default();
@@ -107,6 +108,12 @@ impl Engine {
         let added = self.access.file.borrow();
         let added = added.nvme_subsystems.iter().filter_map(|entry| front.subsystems().get(&entry.nqn));
         all.extend(added.map(|subsystem| self.describe_nvme_subsystem(&subsystem)));
+        let of_group = front
+            .subsystems()
+            .all()
+            .into_iter()
+            .filter(|each| self.gateways.with_subsystem(Some(each.nqn())).is_some());
+        all.extend(of_group.map(|subsystem| self.describe_nvme_subsystem(&subsystem)));
         all
     }
 
@@ -125,13 +132,17 @@ impl Engine {
                 (any, hosts)
             }
         };
-        api::NvmeSubsystem {
+        let described = api::NvmeSubsystem {
             nqn: nqn.to_owned(),
             is_default: entry.is_none(),
             any_host,
             hosts,
             exports: self.exports_within(Front::Nvme, self.added_nqn(Some(nqn))),
             controllers: subsystem.controller_count(),
+        };
+        match self.gateways.with_subsystem(Some(nqn)) {
+            Some(group) => group.describe_subsystem(described),
+            None => described,
         }
     }
 
@@ -183,6 +194,9 @@ impl Engine {
     pub async fn remove_nvme_subsystem(&self, nqn: &str) -> Result<()> {
         let front = self.fronts.nvme();
         front.subsystem(Some(nqn))?;
+        if self.gateways.with_subsystem(Some(nqn)).is_some() {
+            return Err(of_group("subsystem", nqn));
+        }
         if self.added_nqn(Some(nqn)).is_none() {
             return Err(of_configuration("subsystem", nqn));
         }
@@ -208,6 +222,13 @@ impl Engine {
     pub async fn allow_nvme_host(&self, nqn: Option<&str>, host: NvmeHost) -> Result<api::NvmeSubsystem> {
         let front = self.fronts.nvme();
         let subsystem = front.subsystem(nqn)?;
+        if let Some(group) = self.gateways.with_subsystem(nqn) {
+            let single = host.clone();
+            let read = offload(move || read_hosts(NvmeAccess::nobody(), &[single])).await?;
+            self.check_nvme_tls(&read)?;
+            group.allow_nvme_host(&host).await?;
+            return Ok(self.describe_nvme_subsystem(&subsystem));
+        }
         let nqn = self.added_nqn(nqn);
         let described = self.describe_nvme_subsystem(&subsystem);
         if described.any_host {
@@ -243,6 +264,10 @@ impl Engine {
     /// If it is not listed, or is listed in the configuration.
     pub async fn deny_nvme_host(&self, nqn: Option<&str>, host: &str) -> Result<api::NvmeSubsystem> {
         let subsystem = self.fronts.nvme().subsystem(nqn)?;
+        if let Some(group) = self.gateways.with_subsystem(nqn) {
+            group.deny_nvme_host(host).await?;
+            return Ok(self.describe_nvme_subsystem(&subsystem));
+        }
         let nqn = self.added_nqn(nqn);
         let turn = self.access_turn().await;
         let listed = self.configured_nvme_hosts();

@@ -223,7 +223,7 @@ impl JoinedGroup {
         let planned = self.plan_log(&engine, &spec, &image, &mut request).await?;
         drop(image);
         let name = VolumeName::new(spec.to_string());
-        let GroupSettings { nqn, target } = GroupSettings::of(self.must_run()?.runner.record().identity())?;
+        let GroupSettings { nqn, target, .. } = GroupSettings::of(self.must_run()?.runner.record().identity())?;
         match request.front {
             Front::Nbd => {}
             Front::Nvme => request.subsystem = Some(nqn),
@@ -419,8 +419,8 @@ impl Engine {
         self.check_peer_addrs()?;
         // Says at once what is wrong with the name.
         self.group_store(spec).await?.load().await.map_err(Failure::from)?;
-        let names = self.gateways.stored().ok().and_then(|stored| stored.names);
-        self.gateways.store(&StoredMembership { group: Some(spec.to_string()), names })?;
+        let stored = self.gateways.stored().unwrap_or_default();
+        self.gateways.store(&StoredMembership { group: Some(spec.to_string()), ..stored })?;
         let joined = self.enter_group(spec);
         joined.begin();
         joined.wait_to_join().await
@@ -605,9 +605,11 @@ impl Engine {
             }
         };
         let names = joined.as_ref().and_then(|joined| joined.host_paths.names());
+        let listed = GroupSettings::of(record.identity());
+        let hosts = listed.as_ref().map(|settings| settings.hosts.clone()).unwrap_or_default();
         let (nqn, target) = match names {
             Some(names) => (names.nqn, names.target),
-            None => GroupSettings::of(record.identity()).map(|names| (names.nqn, names.target))?,
+            None => listed.map(|names| (names.nqn, names.target))?,
         };
         Ok(GatewayGroupStatus {
             group: spec.to_string(),
@@ -618,6 +620,9 @@ impl Engine {
             rebalance: record.policy().rebalance,
             nqn,
             target,
+            hosts: hosts.source,
+            nvme_hosts: hosts.nvme,
+            initiators: hosts.initiators,
             error: joined.as_ref().and_then(|joined| joined.last_error.borrow().clone()),
             members: record.members().iter().map(member).collect(),
             volumes: record.volumes().iter().map(volume).collect(),

@@ -5,14 +5,12 @@ use std::time::Duration;
 
 use forebay_export::meter::{CountersByKind, RequestKind};
 use forebay_gateways::assign::LoadPlan;
-use forebay_gateways::{
-    GroupChange, GroupPolicy, GroupRecord, MemberId, RequestLoad, RequestTotals, VolumeName, WEIGHT_MAX,
-};
+use forebay_gateways::{GroupChange, GroupRecord, MemberId, RequestLoad, RequestTotals, VolumeName, WEIGHT_MAX};
 use forebay_reactor::{Instant, now, sleep, timeout};
 
 use super::commands::{find_member, not_joined};
 use super::{JoinedGroup, RunningStart};
-use crate::api::{GatewayGroupPolicy, GatewayLoad, GatewayMove, GatewayMoveState, GatewayWeight};
+use crate::api::{GatewayLoad, GatewayMove, GatewayMoveState, GatewayWeight};
 use crate::engine::Engine;
 use crate::failure::{Failure, Result};
 
@@ -179,24 +177,12 @@ impl Engine {
             })
             .await
     }
-
-    /// Changes the policy of the group.
-    pub async fn set_gateway_policy(&self, request: &GatewayGroupPolicy) -> Result<()> {
-        let joined = self.gateways.joined().ok_or_else(not_joined)?;
-        joined
-            .change(|record| {
-                let policy = GroupPolicy { rebalance: request.rebalance, ..record.policy() };
-                let is_so = policy == record.policy();
-                Ok(if is_so { Vec::new() } else { vec![GroupChange::SetPolicy(policy)] })
-            })
-            .await
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use forebay_export::Meters;
-    use forebay_gateways::{GatewayGroupId, GatewayMember, GroupIdentity, StartId};
+    use forebay_gateways::{GatewayGroupId, GatewayMember, GroupIdentity, GroupPolicy, StartId};
 
     use super::*;
 

@@ -7,6 +7,7 @@
 mod commands;
 mod copies;
 mod exports;
+mod hosts;
 mod loads;
 mod logs;
 mod names;
@@ -48,6 +49,8 @@ use crate::api::Front;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::GroupSpec;
 use exports::GroupExports;
+pub use hosts::of_group;
+use hosts::{AdmittedHosts, GroupHosts};
 use logs::OwnedLogs;
 use names::{GroupNames, HostPaths};
 use owner::OwnedVolumes;
@@ -66,6 +69,9 @@ struct StoredMembership {
     /// Names of the group that this daemon was last a member of, by its configuration or by `group`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     names: Option<GroupNames>,
+    /// Hosts that its members admit.
+    #[serde(default, skip_serializing_if = "GroupHosts::is_default")]
+    hosts: GroupHosts,
 }
 
 /// Membership of this daemon in a gateway group, if it has one.
@@ -121,6 +127,7 @@ pub struct JoinedGroup {
     /// Settings of the members in the record.
     member_settings: SettingsByMember,
     host_paths: HostPaths,
+    hosts: AdmittedHosts,
     /// Addresses that several members list, of which was warned.
     ambiguous: RefCell<BTreeMap<Front, BTreeSet<SocketAddr>>>,
     /// Signaled when the record, a connection, or what is offered here has changed.
@@ -180,6 +187,7 @@ impl JoinedGroup {
             settings: SettingsByVolume::default(),
             member_settings: SettingsByMember::default(),
             host_paths: HostPaths::default(),
+            hosts: AdmittedHosts::default(),
             ambiguous: RefCell::default(),
             changed: Rc::default(),
             owned: OwnedVolumes::default(),

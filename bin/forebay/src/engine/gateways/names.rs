@@ -13,6 +13,7 @@ use forebay_nvmf::AnaGrouping;
 use forebay_reactor::{sleep, spawn};
 use serde::{Deserialize, Serialize};
 
+use super::hosts::GroupHosts;
 use super::settings::GroupSettings;
 use super::{Gateways, JoinedGroup, paths};
 use crate::api::Front;
@@ -80,12 +81,14 @@ impl Gateways {
         (names.group == group && names.slot < GROUP_MEMBERS_MAX).then_some(names)
     }
 
-    fn cache_names(&self, names: &GroupNames) -> Result<()> {
+    /// Keeps the names of a group, and its hosts.
+    fn cache_names(&self, names: &GroupNames, hosts: &GroupHosts) -> Result<()> {
         let mut stored = self.stored()?;
         if stored.names.as_ref() == Some(names) {
             return Ok(());
         }
         stored.names = Some(names.clone());
+        stored.hosts.clone_from(hosts);
         self.store(&stored)
     }
 }
@@ -96,7 +99,10 @@ impl JoinedGroup {
     pub(super) fn prepare_paths(&self, engine: &Engine) {
         engine.fronts.hide_empty_defaults(true);
         match engine.gateways.cached_names(&self.spec.to_string()) {
-            Some(names) => self.create_paths(engine, names),
+            Some(names) => {
+                self.restore_hosts(engine);
+                self.create_paths(engine, names);
+            }
             None => engine.fronts.set_expecting(true),
         }
     }
@@ -127,11 +133,12 @@ impl JoinedGroup {
     /// are replaced.
     pub(super) fn follow_names(self: &Rc<Self>, record: &GroupRecord) {
         let (Some(engine), Some(own)) = (self.current_engine(), record.member(self.own)) else { return };
-        let GroupSettings { nqn, target } = match GroupSettings::of(record.identity()) {
+        let GroupSettings { nqn, target, hosts } = match GroupSettings::of(record.identity()) {
             Ok(settings) => settings,
             // The former names stay.
             Err(failure) => return self.host_paths.report(&failure),
         };
+        self.follow_hosts(&engine, &hosts);
         let names = GroupNames { group: self.spec.to_string(), nqn, target, slot: own.slot };
         let former = self.host_paths.names();
         if former.as_ref() == Some(&names) {
@@ -141,7 +148,7 @@ impl JoinedGroup {
             tracing::warn!(group = %self.spec, ?former, ?names, "the group has other names than before: hosts see others");
             self.remove_paths(&engine, &former, &names);
         }
-        if let Err(failure) = engine.gateways.cache_names(&names) {
+        if let Err(failure) = engine.gateways.cache_names(&names, &hosts) {
             tracing::warn!(group = %self.spec, error = %failure, "cannot keep the names of a gateway group");
         }
         self.create_paths(&engine, names);
@@ -174,25 +181,13 @@ impl JoinedGroup {
         }
     }
 
-    /// Applies the hosts of this daemon's configuration, which may have changed, to the group's subsystem and target.
-    pub fn admit_configured_hosts(&self, engine: &Engine) {
-        let Some(names) = self.host_paths.names() else { return };
-        let (nvme, iscsi) = (engine.fronts.nvme(), engine.fronts.iscsi());
-        if let Some(subsystem) = nvme.subsystems().get(&names.nqn) {
-            nvme.admit(&subsystem, &nvme.configured());
-        }
-        if let Some(target) = iscsi.targets().get(&names.target) {
-            iscsi.admit(&target, &iscsi.configured());
-        }
-    }
-
     /// Creates the NVMe subsystem of the group here, with the controller ids of this member.
     pub(super) fn ensure_subsystem(&self, engine: &Engine) -> Result<()> {
         let names = self.must_have_names()?;
         if engine.fronts.nvme().subsystem(Some(&names.nqn)).is_ok() {
             return Ok(());
         }
-        let (access, grouping) = (engine.fronts.nvme().configured(), AnaGrouping::ByNamespace);
+        let (access, grouping) = (self.nvme_access(engine), AnaGrouping::ByNamespace);
         let held = !self.host_paths.are_open();
         engine
             .fronts
@@ -212,7 +207,7 @@ impl JoinedGroup {
         front.name_portals()?;
         let own = PortGroups::new(paths::target_port(names.slot), Vec::new());
         let own = own.map_err(|error| Failure::invalid(error.to_string()))?;
-        front.create_shared(&names.target, &front.configured(), own)?;
+        front.create_shared(&names.target, &self.iscsi_access(engine), own)?;
         self.update_paths();
         Ok(())
     }

@@ -8,6 +8,7 @@ use forebay_gateways::{GatewayGroupId, GroupIdentity, GroupRecord, MemberId, Vol
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use super::hosts::GroupHosts;
 use crate::api::{AttachRequest, Front, LogPlace};
 use crate::engine::identity::format_uuid;
 use crate::failure::{Failure, FailureKind, Result};
@@ -19,6 +20,9 @@ pub struct GroupSettings {
     pub nqn: String,
     /// Name of the iSCSI target of the group.
     pub target: String,
+    /// Hosts that may use them.
+    #[serde(default, skip_serializing_if = "GroupHosts::is_default")]
+    pub hosts: GroupHosts,
 }
 
 impl GroupSettings {
@@ -28,6 +32,7 @@ impl GroupSettings {
         Self {
             nqn: format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}"),
             target: format!("iqn.2026-11.io.forebay:{uuid}"),
+            hosts: GroupHosts::default(),
         }
     }
 

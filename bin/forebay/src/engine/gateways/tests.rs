@@ -14,8 +14,9 @@ use tempfile::TempDir;
 
 use super::settings::{GroupSettings, MemberNvmePort, VolumeSettings};
 use super::*;
-use crate::api::AttachRequest;
+use crate::api::{AttachRequest, GatewayGroupPolicy, GatewayHostSource, NvmeHost};
 use crate::engine::testing::{POOL, engine_of_client};
+use crate::failure::FailureKind;
 use crate::spec::ImageSpec;
 
 /// Waits until something is so.
@@ -141,13 +142,17 @@ impl Member {
         self.discovery().into_iter().map(|(nqn, _, _)| nqn).collect()
     }
 
-    /// Returns what discovery shows: NQNs, addresses, and port ids.
+    /// Returns what discovery shows to a host: NQNs, addresses, and port ids.
     fn discovery(&self) -> BTreeSet<(String, String, u16)> {
+        self.discovery_of("a host")
+    }
+
+    fn discovery_of(&self, host: &str) -> BTreeSet<(String, String, u16)> {
         let subsystems = self.engine.fronts.nvme().subsystems();
         if subsystems.ports().is_empty() {
             subsystems.add_port(Port::new(1, vec![PortAddress::Tcp([10, 0, 0, 1].into(), 4420)]));
         }
-        let (_, entries) = subsystems.discovery(&subsystems.ports()[0], "a host");
+        let (_, entries) = subsystems.discovery(&subsystems.ports()[0], host);
         let entries = entries.into_iter().filter(|entry| !entry.discovery);
         entries.map(|entry| (entry.nqn, entry.address, entry.port)).collect()
     }
@@ -193,7 +198,7 @@ fn stored(dir: &Path) -> StoredMembership {
 fn hosts_find_the_group_before_it_has_been_joined_again() {
     run(async {
         let world = World::new(&["a"]).await;
-        let GroupSettings { nqn, target } = &world.names;
+        let GroupSettings { nqn, target, .. } = &world.names;
         let member = world.start().await;
         assert_eq!((member.is_held(nqn), member.login(target)), (None, Err(Denied::Expected)), "the first join");
         assert!(member.engine.fronts.nvme().subsystems().is_expecting());
@@ -239,7 +244,7 @@ fn hosts_find_the_group_before_it_has_been_joined_again() {
 fn names_that_the_record_no_longer_has_are_replaced() {
     run(async {
         let world = World::new(&[]).await;
-        let GroupSettings { nqn, target } = &world.names;
+        let GroupSettings { nqn, target, .. } = &world.names;
         // Files of versions that kept no names are read.
         std::fs::write(world.dir.path().join("gateway-group.json"), r#"{"group":"rbd/gw"}"#).expect("written");
         assert_eq!(stored(world.dir.path()).group.as_deref(), Some("rbd/gw"));
@@ -266,6 +271,72 @@ fn names_that_the_record_no_longer_has_are_replaced() {
         member.engine.leave_gateway_group().await.expect("the only member");
         assert_eq!((member.is_held(nqn), member.login(target)), (None, Err(Denied::NotFound)));
         assert!(stored(world.dir.path()).names.is_none() && !member.discovered().is_empty());
+        member.kill().await;
+    });
+}
+
+#[test]
+fn hosts_that_the_record_lists_are_admitted() {
+    run(async {
+        let world = World::new(&[]).await;
+        let GroupSettings { nqn, target, .. } = &world.names;
+        let member = world.start().await;
+        member.join().await;
+        eventually("hosts are admitted", || member.is_held(nqn) == Some(false)).await;
+        let host = |name: &str| NvmeHost { nqn: format!("nqn.2000-01.org.host:{name}"), ..NvmeHost::default() };
+        let finds = |member: &Member, name: &str| {
+            member.discovery_of(&host(name).nqn).into_iter().any(|(found, _, _)| found == *nqn)
+        };
+        let policy = |source| GatewayGroupPolicy { rebalance: None, hosts: Some(source) };
+        let engine = &member.engine;
+        let listed = |member: &Member| {
+            let all = member.engine.list_nvme_subsystems();
+            let own = all.into_iter().find(|each| each.nqn == *nqn).expect("the group's");
+            own.hosts.into_iter().map(|host| host.nqn).collect::<Vec<_>>()
+        };
+
+        let refused = engine.set_gateway_policy(&policy(GatewayHostSource::Group)).await.expect_err("no host");
+        assert_eq!(refused.kind, FailureKind::Invalid, "{refused}");
+        let unreadable = NvmeHost { secret: Some("/nowhere/secret".into()), ..host("c") };
+        engine.allow_nvme_host(Some(nqn), unreadable.clone()).await.expect_err("no such file here");
+        assert_eq!(
+            engine.deny_nvme_host(Some(nqn), &host("a").nqn).await.expect_err("not listed").kind,
+            FailureKind::NotFound
+        );
+        engine.allow_nvme_host(Some(nqn), host("a")).await.expect("listed");
+        engine.allow_initiator(Some(target), "iqn.2000-01.org.host:2").await.expect("listed");
+        assert!(finds(&member, "b") && member.login(target) == Ok(()), "lists that do not count yet");
+
+        engine.set_gateway_policy(&policy(GatewayHostSource::Group)).await.expect("they count");
+        eventually("the others are not admitted", || !finds(&member, "b")).await;
+        assert!(finds(&member, "a"));
+        assert_eq!((listed(&member), member.login(target)), (vec![host("a").nqn], Err(Denied::Forbidden)));
+        engine.allow_initiator(Some(&target.to_ascii_uppercase()), "iqn.2000-01.org.host:1").await.expect("listed");
+        eventually("the initiator is admitted", || member.login(target) == Ok(())).await;
+        let refused = [engine.remove_nvme_subsystem(nqn).await, engine.remove_iscsi_target(target).await];
+        assert_eq!(refused.map(|each| each.expect_err("the group's own").kind), [FailureKind::Invalid; 2]);
+
+        // Another member lists hosts, one of which has a secret that is not here.
+        let record = member.group.record().expect("known");
+        let mut settings = GroupSettings::of(record.identity()).expect("of this version");
+        settings.hosts.nvme = vec![unreadable, host("d")];
+        world.change(&[GroupChange::SetSettings(settings::write(&settings))]).await;
+        eventually("the list is followed", || finds(&member, "d")).await;
+        assert!(!finds(&member, "a") && !finds(&member, "c"));
+        assert_eq!(listed(&member), [host("c").nqn, host("d").nqn]);
+        member.kill().await;
+
+        // A member that starts knows them before it has read the record.
+        let member = world.start().await;
+        assert!(finds(&member, "d") && !finds(&member, "a") && !finds(&member, "c"));
+        assert_eq!(member.is_held(nqn), Some(true));
+        member.join().await;
+        eventually("hosts are admitted", || member.is_held(nqn) == Some(false)).await;
+        member.engine.deny_nvme_host(Some(nqn), &host("d").nqn).await.expect("it was listed");
+        eventually("it is not admitted any more", || !finds(&member, "d")).await;
+        member.engine.set_gateway_policy(&policy(GatewayHostSource::Members)).await.expect("as before");
+        eventually("the configuration counts", || finds(&member, "a")).await;
+        assert_eq!(member.login(target), Ok(()));
         member.kill().await;
     });
 }
