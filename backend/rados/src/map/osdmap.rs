@@ -71,7 +71,7 @@ pub(super) struct MapParts<'a, T> {
     pub(super) version: u8,
     /// Content of the client section.
     pub(super) client: PayloadReader<'a>,
-    /// What was read from the OSDs' section.
+    /// Result of reading the OSDs' section.
     pub(super) osds: T,
     /// Computed and stored checksums, if the map has one; `verify` compares them.
     pub(super) checksum: Option<(u32, u32)>,
