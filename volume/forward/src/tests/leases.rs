@@ -14,6 +14,8 @@ pub(super) struct LateRequests {
     /// Connections that forwarders have opened sessions over.
     from: RefCell<Vec<(Connection, ForwarderStart)>>,
     pub(super) keeps: Cell<Option<ForwarderStart>>,
+    /// Renewals of leases are handled in time.
+    renews: Cell<bool>,
     messages: RefCell<Vec<(Connection, Message)>>,
 }
 
@@ -23,6 +25,9 @@ impl LateRequests {
         let decoded = wire::front(&message).and_then(|front| ForwardRequest::decode(&front, message.data.clone()));
         if let Ok(ForwardRequest::Open { start, .. }) = decoded {
             self.from.borrow_mut().push((connection.clone(), start));
+        }
+        if self.renews.get() && matches!(decoded, Ok(ForwardRequest::Renew { .. })) {
+            return Some(message);
         }
         let is_late = |from: &(Connection, ForwarderStart)| from.0 == *connection && Some(from.1) == self.keeps.get();
         if !self.from.borrow().iter().any(is_late) {
@@ -136,6 +141,41 @@ fn with_an_owner_that_is_not_reached_the_lease_decides() {
         late.handle(&pair.owner.host);
         sleep(LEASE).await;
         assert_eq!(first_byte(&pair.path).await, 2);
+        pair.end();
+    });
+}
+
+#[test]
+fn renewals_for_another_volume_do_not_keep_the_lease_of_one_that_is_given_up() {
+    run(async |_| {
+        let pair = pair().await;
+        let (device, located) = (HeldDevice::new(), Rc::new(Located::default()));
+        let _offer = pair.owner.host.offer("rbd/other", 1, Rc::new(Shared(device.clone()))).expect("an offer");
+        // Over the same connection.
+        let used = pair.forwarder.client.connections_in_use();
+        located.set(used.first(), 1);
+        let opened = pair.forwarder.client.open("rbd/other", Rc::new(Locator(located))).await.expect("it opens");
+        let other = Rc::new(opened);
+        assert_eq!(pair.forwarder.client.connections_in_use().len(), 1);
+        sleep(LEASE).await;
+        let late = &pair.owner.late;
+        late.renews.set(true);
+        late.keeps.set(Some(start_id(1)));
+        let first = submit(&pair.volume, write(0, 9));
+        let unanswered = submit(&other, write(0, 1));
+        sleep(Duration::from_millis(100)).await;
+        let began = now();
+        pair.volume.give_up();
+        assert_eq!(kind(timeout(3 * LEASE, first).await.expect("its lease runs out")), ErrorKind::Fenced);
+        let waited = began.elapsed();
+        assert!(waited > LEASE / 2 && waited < LEASE + LEASE / 8, "{waited:?}");
+        // The other one has lost its lease with it, and goes on in another session.
+        late.handle(&pair.owner.host);
+        unanswered.await.expect("written");
+        other.submit(write(512, 2)).await.expect("written");
+        assert_eq!(device.executed.get(), 2);
+        sleep(2 * LEASE).await;
+        assert_eq!(pair.owner.host.sessions(), 2, "leases are renewed again");
         pair.end();
     });
 }
