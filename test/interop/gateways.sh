@@ -268,6 +268,11 @@ await 30 "all volumes are open elsewhere" open_at_both
 took=$(((${EPOCHREALTIME/./} - killed) / 1000))
 io -c 'write -P 3 0 1M' "$(nbd g2 v1)"; io -c 'read -P 3 0 1M' "$(nbd g3 v1)"; io -c 'read -P 0 0 1M' "$(nbd g3 v$count)"
 ok "a member with $count volumes is killed: all are open elsewhere after $took ms"
+# Whatever a member had open: monitors take up to a second for each change of the blocklist.
+fenced() { ceph log last 2000 debug audit 2>/dev/null | grep -F '"osd blocklist"' | grep -F ': dispatch' | grep -oP '"addr": "\K[^"]+' >"$WORK/fenced"; [[ -s $WORK/fenced ]]; }
+await 20 "the log of the cluster has those that were fenced" fenced
+[[ -z $(sort "$WORK/fenced" | uniq -d) ]] || { cp "$WORK/fenced" "$WORK/out"; fail "every client is fenced once"; }
+ok "$(wc -l <"$WORK/fenced") clients were fenced, each once"
 start g1 --group rbd/gw
 await 60 "it is a member again" members g2 3
 for ((number = 1; number <= count; number++)); do at g2 detach "rbd/v$number" --nbd; done
