@@ -157,7 +157,7 @@ impl JoinedGroup {
         }
     }
 
-    /// Changes the lists in the record; `change` returns whether it has changed anything.
+    /// Changes the lists in the record.
     async fn change_hosts(&self, change: impl Fn(&mut GroupHosts) -> Result<()>) -> Result<()> {
         self.change(|record| {
             let before = settings_to_change(record.identity())?;
