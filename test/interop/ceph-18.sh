@@ -49,12 +49,19 @@ choose() { # POOL GROUP...
     awk -v group="$pool.$group" '$1 == group { gsub(/[][]/, "", $2); n = split($2, osd, ","); print "osd pg-upmap-primary", group, osd[n] }' "$WORK/groups"
   done
 }
-await 60 "the cluster is clean" is_clean
-compare_placement "a fresh cluster"
-cp "$WORK/map" "$WORK/before"
-lab groups "$WORK/before" "$maps" && cp "$WORK/out" "$WORK/placed"
-# Some groups get another primary than they have.
-choose "$maps" 0 5 a 11 1f | batch
+for attempt in 1 2 3; do
+  await 60 "the cluster is clean" is_clean
+  compare_placement "a fresh cluster"
+  cp "$WORK/map" "$WORK/before"
+  lab groups "$WORK/before" "$maps" && cp "$WORK/out" "$WORK/placed"
+  # Some groups get another primary than they have.
+  choose "$maps" 0 5 a 11 1f >"$WORK/chosen"
+  limit 90 ceph <"$WORK/chosen" >"$WORK/out" 2>&1
+  grep -q 'already primary' "$WORK/out" || break
+  # On a busy machine an OSD may have been down for a moment, with its groups elsewhere in that map.
+  sed 's/pg-upmap-primary \([^ ]*\).*/rm-pg-upmap-primary \1/' "$WORK/chosen" | limit 90 ceph >/dev/null 2>&1
+done
+grep -Eq '^Error|invalid command' "$WORK/out" && fail "a command"
 compare_placement "chosen primaries"
 diff "$WORK/placed" <("$PROGRAM" groups "$WORK/map" "$maps") >"$WORK/out"
 [[ $(grep -c '^>' "$WORK/out") == 5 ]] || fail "five groups have another primary"
