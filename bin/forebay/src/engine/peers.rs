@@ -18,7 +18,7 @@ use forebay_messenger::{
 use forebay_reactor::timeout;
 use forebay_writelog::replication::hello::{KIND_HELLO, PeerHello};
 use forebay_writelog::replication::wire::{KIND_GROUP, KIND_REQUEST};
-use forebay_writelog::replication::{KnownPeers, PeerId, PeerUnknown, ReplicaHost, ReplicaShelf};
+use forebay_writelog::replication::{KnownPeers, PeerId, PeerUnknown, ReplicaHost, ReplicaShelf, is_at};
 
 use super::identity::DataDirIdentity;
 use crate::api::{self, Peer};
@@ -313,11 +313,7 @@ impl Peers {
     /// # Errors
     /// [`PeerUnknown`].
     pub async fn find(&self, name: &str) -> std::result::Result<PeerId, PeerUnknown> {
-        let addressed = |connection: &&Connection| {
-            let address = connection.address().to_string();
-            address == name || address.strip_prefix("tcp:") == Some(name)
-        };
-        let outgoing = self.outgoing.borrow().iter().find(addressed).cloned();
+        let outgoing = self.outgoing.borrow().iter().find(|connection| is_at(connection, name)).cloned();
         if let Some(connection) = outgoing {
             let _ = timeout(DESCRIBED, self.known().until_described(&connection)).await;
         }

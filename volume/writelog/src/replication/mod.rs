@@ -32,7 +32,7 @@ pub use host::{ReplicaHost, ReplicaShelf};
 pub use keeper::{LogIdentity, LogMembers, MemberKeeper, PeerId, RecordChange, ReplicaPolicy, ReplicationOptions};
 pub use lease::{LeasePromise, PrimaryLease};
 pub use open::{LogOpening, OpenedMembers, open_members, open_primary};
-pub use peers::{KnownPeer, KnownPeers, PeerUnknown};
+pub use peers::{KnownPeer, KnownPeers, PeerUnknown, is_at};
 pub use primary::PrimaryProgress;
 pub use promises::LeaseClock;
 pub use raw::{AppendCursor, CopyStart, RawAppend};

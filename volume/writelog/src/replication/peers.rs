@@ -46,6 +46,12 @@ pub enum PeerUnknown {
     Own(String),
 }
 
+/// Returns whether a connection leads to the address that `name` is; `tcp:` may be left out.
+pub fn is_at(connection: &Connection, name: &str) -> bool {
+    let address = connection.address().to_string();
+    address == name || address.strip_prefix("tcp:") == Some(name)
+}
+
 impl KnownPeers {
     /// Knows nobody yet.  `own` and `boot` are those of this peer.
     pub fn new(own: PeerId, boot: [u8; 16]) -> Self {
@@ -184,8 +190,7 @@ impl KnownPeers {
         let mut found: Vec<(PeerId, String)> = Vec::new();
         for (connection, KnownPeer { hello, .. }) in &*self.known.borrow() {
             let (id, address) = (hello.peer.to_string(), connection.address().to_string());
-            let by_address = address == name || address.strip_prefix("tcp:") == Some(name);
-            let named = hello.host == name || by_address || name.len() >= 8 && id.starts_with(name);
+            let named = hello.host == name || is_at(connection, name) || name.len() >= 8 && id.starts_with(name);
             if named && !found.iter().any(|(peer, _)| *peer == hello.peer) {
                 found.push((hello.peer, format!("{id} at {address}")));
             }
