@@ -101,25 +101,26 @@ impl Engine {
     fn describe_iscsi_target(&self, target: &Target) -> api::IscsiTarget {
         let file = self.access.file.borrow();
         let entry = file.iscsi_targets.iter().find(|entry| entry.name == target.name());
-        let initiators = match entry {
-            Some(entry) => (!entry.any_initiator).then(|| entry.initiators.clone()),
-            None => with_added(self.fronts.iscsi().configured(), &file.default_initiators).initiators,
+        let group = self.gateways.with_target(Some(target.name()));
+        let initiators = match (entry, &group) {
+            (Some(entry), _) => (!entry.any_initiator).then(|| entry.initiators.clone()),
+            (None, Some(group)) => group.iscsi_access(self).initiators,
+            (None, None) => with_added(self.fronts.iscsi().configured(), &file.default_initiators).initiators,
         };
         let chap = target.access().chap;
         let name = |name: &str| name.to_owned();
-        let described = api::IscsiTarget {
+        api::IscsiTarget {
             name: target.name().to_owned(),
-            is_default: entry.is_none(),
+            is_default: entry.is_none() && group.is_none(),
             any_initiator: initiators.is_none(),
             initiators: initiators.unwrap_or_default(),
             chap: chap.as_ref().map(|chap| name(&chap.initiator.name)),
             mutual_chap: chap.as_ref().and_then(|chap| Some(name(&chap.target.as_ref()?.name))),
-            exports: self.exports_within(Front::Iscsi, self.added_iqn(Some(target.name())).as_deref()),
+            exports: match &group {
+                Some(group) => group.exports_over(Front::Iscsi),
+                None => self.exports_within(Front::Iscsi, self.added_iqn(Some(target.name())).as_deref()),
+            },
             sessions: target.session_count(),
-        };
-        match self.gateways.with_target(Some(target.name())) {
-            Some(group) => group.describe_target(described),
-            None => described,
         }
     }
 

@@ -121,9 +121,14 @@ impl Engine {
         let nqn = subsystem.nqn();
         let added = self.access.file.borrow();
         let entry = added.nvme_subsystems.iter().find(|entry| entry.nqn == nqn);
-        let (any_host, hosts) = match entry {
-            Some(entry) => (entry.any_host, entry.hosts.clone()),
-            None => {
+        let group = self.gateways.with_subsystem(Some(nqn));
+        let (any_host, hosts) = match (entry, &group) {
+            (Some(entry), _) => (entry.any_host, entry.hosts.clone()),
+            (None, Some(group)) => {
+                let hosts = group.listed_nvme_hosts().or_else(|| self.configured_nvme_hosts());
+                (hosts.is_none(), hosts.unwrap_or_default())
+            }
+            (None, None) => {
                 let configured = self.configured_nvme_hosts();
                 let any = configured.is_none() && added.default_nvme_hosts.is_empty();
                 let mut hosts = configured.unwrap_or_default();
@@ -132,17 +137,16 @@ impl Engine {
                 (any, hosts)
             }
         };
-        let described = api::NvmeSubsystem {
+        api::NvmeSubsystem {
             nqn: nqn.to_owned(),
-            is_default: entry.is_none(),
+            is_default: entry.is_none() && group.is_none(),
             any_host,
             hosts,
-            exports: self.exports_within(Front::Nvme, self.added_nqn(Some(nqn))),
+            exports: match &group {
+                Some(group) => group.exports_over(Front::Nvme),
+                None => self.exports_within(Front::Nvme, self.added_nqn(Some(nqn))),
+            },
             controllers: subsystem.controller_count(),
-        };
-        match self.gateways.with_subsystem(Some(nqn)) {
-            Some(group) => group.describe_subsystem(described),
-            None => described,
         }
     }
 

@@ -14,12 +14,13 @@ use forebay_image::ImageFeatures;
 use forebay_messenger::Address;
 use forebay_reactor::{spawn, timeout, wall_clock};
 
+use super::hosts::{GroupHosts, settings_to_change};
 use super::logs::{PlannedLog, wanted_log};
 use super::names::GroupNames;
 use super::settings::{self, GroupSettings, MemberSettings, VolumeSettings};
 use super::{JoinedGroup, StoredMembership, logs, new_start, stale_copies};
 use crate::api::{
-    AttachRequest, DrainGateway, Front, GatewayGroupStatus, GatewayMemberStatus, GatewayVolumeStatus, ImageExport,
+    self, AttachRequest, DrainGateway, Front, GatewayGroupStatus, GatewayMemberStatus, GatewayVolumeStatus, ImageExport,
 };
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureKind, Result};
@@ -386,6 +387,39 @@ impl Engine {
     async fn group_store(&self, spec: &GroupSpec) -> Result<Rc<GroupStore>> {
         let backend = self.pool(&spec.pool).await?;
         GroupStore::new(&backend, &spec.group).map_err(Failure::from)
+    }
+
+    /// Changes the policy of the group, and whose hosts its members admit.
+    ///
+    /// # Errors
+    /// If the lists of the group are to count, and have no host.
+    pub async fn set_gateway_policy(&self, request: &api::GatewayGroupPolicy) -> Result<()> {
+        let joined = self.gateways.joined().ok_or_else(not_joined)?;
+        joined
+            .change(|record| {
+                let former = record.policy();
+                let policy = GroupPolicy { rebalance: request.rebalance.unwrap_or(former.rebalance), ..former };
+                let mut changes = Vec::new();
+                if policy != former {
+                    changes.push(GroupChange::SetPolicy(policy));
+                }
+                let before = settings_to_change(record.identity())?;
+                let mut after = before.clone();
+                after.hosts.source = request.hosts.unwrap_or(before.hosts.source);
+                if after != before {
+                    let GroupHosts { source, nvme, initiators } = &after.hosts;
+                    if *source == api::GatewayHostSource::Group && nvme.is_empty() && initiators.is_empty() {
+                        return Err(Failure::invalid("the group lists no host: none could connect to any member").hint(format!(
+                            "list hosts first: forebay nvme-subsystem allow HOSTNQN --subsystem {}, or forebay iscsi-target allow \
+                             IQN --target {}",
+                            after.nqn, after.target
+                        )));
+                    }
+                    changes.push(GroupChange::SetSettings(settings::write(&after)));
+                }
+                Ok(changes)
+            })
+            .await
     }
 
     /// Creates a gateway group without members.

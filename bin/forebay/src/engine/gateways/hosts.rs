@@ -4,15 +4,14 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use forebay_gateways::GroupIdentity;
 use forebay_gateways::record::GroupChange;
-use forebay_gateways::{GroupIdentity, GroupPolicy};
 use forebay_reactor::spawn;
 use serde::{Deserialize, Serialize};
 
-use super::commands::not_joined;
 use super::settings::{self, GroupSettings};
 use super::{Gateways, JoinedGroup};
-use crate::api::{self, GatewayGroupPolicy, GatewayHostSource, NvmeHost};
+use crate::api::{Front, GatewayHostSource, NvmeHost};
 use crate::config::{IscsiAccess, NvmeAccess};
 use crate::engine::Engine;
 use crate::engine::access::read_readable;
@@ -90,7 +89,7 @@ impl JoinedGroup {
     }
 
     /// Returns the access to the group's iSCSI target here.  CHAP is that of the configuration.
-    pub(super) fn iscsi_access(&self, engine: &Engine) -> IscsiAccess {
+    pub fn iscsi_access(&self, engine: &Engine) -> IscsiAccess {
         let configured = engine.fronts.iscsi().configured();
         match self.hosts.are_listed() {
             true => IscsiAccess { initiators: Some(self.hosts.lists.borrow().initiators.clone()), ..configured },
@@ -222,37 +221,19 @@ impl JoinedGroup {
             .hint("'forebay group status' shows the lists")
     }
 
-    /// Describes the group's subsystem as others are described.
-    pub fn describe_subsystem(&self, described: api::NvmeSubsystem) -> api::NvmeSubsystem {
-        let exports = self.exports_over(api::Front::Nvme);
-        match self.hosts.are_listed() {
-            true => {
-                let hosts = self.hosts.lists.borrow().nvme.clone();
-                api::NvmeSubsystem { is_default: false, any_host: false, hosts, exports, ..described }
-            }
-            false => api::NvmeSubsystem { is_default: false, exports, ..described },
-        }
+    /// Returns the NVMe hosts that the group lists, if its lists count.
+    pub fn listed_nvme_hosts(&self) -> Option<Vec<NvmeHost>> {
+        self.hosts.are_listed().then(|| self.hosts.lists.borrow().nvme.clone())
     }
 
-    /// Describes the group's target as others are described.
-    pub fn describe_target(&self, described: api::IscsiTarget) -> api::IscsiTarget {
-        let exports = self.exports_over(api::Front::Iscsi);
-        match self.hosts.are_listed() {
-            true => {
-                let initiators = self.hosts.lists.borrow().initiators.clone();
-                api::IscsiTarget { is_default: false, any_initiator: false, initiators, exports, ..described }
-            }
-            false => api::IscsiTarget { is_default: false, exports, ..described },
-        }
-    }
-
-    fn exports_over(&self, front: api::Front) -> usize {
+    /// Returns the number of volumes that are exported over a front.
+    pub fn exports_over(&self, front: Front) -> usize {
         self.settings.all().iter().filter(|(_, settings)| settings.export(front).is_some()).count()
     }
 }
 
 /// Reads the settings of a group that are to be changed.
-fn settings_to_change(identity: &GroupIdentity) -> Result<GroupSettings> {
+pub(super) fn settings_to_change(identity: &GroupIdentity) -> Result<GroupSettings> {
     match identity.settings.is_null() {
         true => Ok(GroupSettings::new(identity.id)),
         false => settings::read_to_change("the settings of the group", &identity.settings),
@@ -262,39 +243,4 @@ fn settings_to_change(identity: &GroupIdentity) -> Result<GroupSettings> {
 /// Returns the failure of a change of the group's own subsystem or target.
 pub fn of_group(what: &str, name: &str) -> Failure {
     Failure::invalid(format!("{name} is the {what} of the gateway group")).hint("leave the group: forebay group leave")
-}
-
-impl Engine {
-    /// Changes the policy of the group, and whose hosts its members admit.
-    ///
-    /// # Errors
-    /// If the lists of the group are to count, and have no host.
-    pub async fn set_gateway_policy(&self, request: &GatewayGroupPolicy) -> Result<()> {
-        let joined = self.gateways.joined().ok_or_else(not_joined)?;
-        joined
-            .change(|record| {
-                let former = record.policy();
-                let policy = GroupPolicy { rebalance: request.rebalance.unwrap_or(former.rebalance), ..former };
-                let mut changes = Vec::new();
-                if policy != former {
-                    changes.push(GroupChange::SetPolicy(policy));
-                }
-                let before = settings_to_change(record.identity())?;
-                let mut after = before.clone();
-                after.hosts.source = request.hosts.unwrap_or(before.hosts.source);
-                if after != before {
-                    let GroupHosts { source, nvme, initiators } = &after.hosts;
-                    if *source == GatewayHostSource::Group && nvme.is_empty() && initiators.is_empty() {
-                        return Err(Failure::invalid("the group lists no host: none could connect to any member").hint(format!(
-                            "list hosts first: forebay nvme-subsystem allow HOSTNQN --subsystem {}, or forebay iscsi-target allow \
-                             IQN --target {}",
-                            after.nqn, after.target
-                        )));
-                    }
-                    changes.push(GroupChange::SetSettings(settings::write(&after)));
-                }
-                Ok(changes)
-            })
-            .await
-    }
 }

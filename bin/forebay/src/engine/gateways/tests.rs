@@ -306,6 +306,10 @@ fn hosts_that_the_record_lists_are_admitted() {
         engine.allow_nvme_host(Some(nqn), host("a")).await.expect("listed");
         engine.allow_initiator(Some(target), "iqn.2000-01.org.host:2").await.expect("listed");
         assert!(finds(&member, "b") && member.login(target) == Ok(()), "lists that do not count yet");
+        // Neither the list of the group nor that of the daemon's own subsystem is shown before it counts.
+        let shown = engine.list_nvme_subsystems();
+        let shown: Vec<_> = shown.iter().map(|each| (each.nqn == *nqn, each.is_default, each.any_host)).collect();
+        assert_eq!((shown, listed(&member)), (vec![(false, true, true), (true, false, true)], Vec::new()));
 
         engine.set_gateway_policy(&policy(GatewayHostSource::Group)).await.expect("they count");
         eventually("the others are not admitted", || !finds(&member, "b")).await;
