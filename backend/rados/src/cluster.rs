@@ -224,7 +224,8 @@ impl RadosCluster {
         // An entry may have been removed since the map that this client has.
         self.reach_newest().await?;
         if let Some(left) = self.blocklisted_for(address) {
-            if left >= LASTS_MIN {
+            let removed = self.objecter.changed.wait_until(|| self.map().blocklisted_until(address).is_none());
+            if left >= LASTS_MIN || timeout(REMOVED, removed).await.is_err() {
                 if left < expire.unwrap_or(DEFAULT_EXPIRE) / 2 {
                     tracing::warn!(
                         address,
@@ -235,8 +236,6 @@ impl RadosCluster {
                 }
                 return Ok(());
             }
-            let removed = self.objecter.changed.wait_until(|| self.map().blocklisted_until(address).is_none());
-            let _ = timeout(REMOVED, removed).await;
         }
         let mut fields = vec![
             ("prefix", wire::quote("osd blocklist")),
