@@ -1,18 +1,17 @@
 //! Consistency check of a store: every structure, every reference, and on request every stored byte.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use forebay_block::{Buf, BufMut, Error, ErrorKind, ObjectName, Result};
 use forebay_reactor::{File, OpenOptions, random, wall_clock};
 
+use crate::columns::check_devices;
 use crate::core::Core;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::node::Node;
-use crate::format::superblock::{
-    COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, SEGMENTS_START, StoreSuperblock, SuperblockError,
-};
+use crate::format::superblock::{COPIES, SEGMENTS_START, StoreSuperblock, SuperblockError};
 use crate::format::{BLOCK, BlobPtr};
 use crate::keys;
 use crate::object::{HEAD, StoreObject};
@@ -38,6 +37,8 @@ pub struct CheckOptions {
     /// Set to rebuild lost superblocks or anchors from the checkpoint records in the log.  If that loses data, the loss
     /// is reported and the store left unchanged, unless `roll_back` is set too.
     pub rebuild: bool,
+    /// Set to check a store on several devices although those that are missing may have continued without the others.
+    pub accept_missing: bool,
 }
 
 /// Inconsistency found by a check.
@@ -78,7 +79,7 @@ impl CheckReport {
         self.findings.iter().all(|finding| finding.repaired)
     }
 
-    fn add(&mut self, place: impl Into<String>, problem: impl Into<String>) {
+    pub(crate) fn add(&mut self, place: impl Into<String>, problem: impl Into<String>) {
         self.findings.push(Finding { place: place.into(), problem: problem.into(), repaired: false });
     }
 }
@@ -152,6 +153,19 @@ impl Store {
         report.replayed = store.stats().replay.batches;
         store.check_structures(&options, &mut report, &mut progress).await?;
         Ok(report)
+    }
+
+    /// Checks the store on the devices at `paths` like [`check`](Self::check). `uuid` is that of the store, if known.
+    ///
+    /// # Errors
+    /// When the store cannot be opened at all; `Unsupported` for a rebuild.
+    pub async fn check_devices(
+        paths: &[PathBuf],
+        uuid: Option<[u8; 16]>,
+        options: CheckOptions,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<CheckReport> {
+        check_devices(paths, uuid, &options, progress).await
     }
 
     /// Checks the structures of an open store.
@@ -267,14 +281,15 @@ async fn rebuild_superblock(file: &File, options: &CheckOptions) -> Result<Optio
     uuid[..8].copy_from_slice(&anchor.store.to_le_bytes());
     uuid[8..].copy_from_slice(&random().to_le_bytes());
     let superblock = StoreSuperblock {
-        features: FEATURES_KNOWN,
-        features_compatible: FEATURES_COMPATIBLE_KNOWN,
+        features: 0,
+        features_compatible: 0,
         uuid,
         created_s: wall_clock().as_secs(),
         segment_size: segment_size as u32,
         segment_count: segments,
         data_devices: 1,
         parity_devices: 0,
+        device: None,
     };
     Ok(Some(superblock))
 }

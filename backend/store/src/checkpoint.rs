@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 
-use forebay_block::{Buf, Error, Result};
+use forebay_block::{Buf, Result};
 use forebay_reactor::{wall_clock, yield_now};
 
 use crate::core::Core;
@@ -154,7 +154,7 @@ impl Core {
             }
         };
         if let Err(error) = finished {
-            tracing::error!(?error, "checkpoint {} of {} failed", anchor.generation, self.media.file.path().display());
+            tracing::error!(?error, "checkpoint {} of {} failed", anchor.generation, self.media.device.name());
             return Err(error);
         }
         self.index.commit(anchor.root);
@@ -190,17 +190,8 @@ impl Core {
     /// two unreadable copies are evidence of damage.
     pub async fn write_anchor(&self, anchor: &Anchor) -> Result<()> {
         let block = Buf::copy_of(&anchor.encode());
-        let failed =
-            |error| Error::from_io(error, format!("writing an anchor of {}", self.media.file.path().display()));
-        for at in SLOTS[(anchor.generation % 2) as usize] {
-            self.media.file.write_at(block.clone(), at).await.map_err(failed)?;
-            self.media.file.sync_data().await.map_err(|error| {
-                let error = failed(error);
-                self.log().flush_failed(error.clone());
-                error
-            })?;
-        }
-        Ok(())
+        let places = SLOTS[(anchor.generation % 2) as usize];
+        self.media.device.write_anchor(&block, places, |error| self.log().flush_failed(error)).await
     }
 
     /// Returns the store number that batches and anchors carry.

@@ -85,7 +85,7 @@ impl Core {
             for &segment in group {
                 if before.contains(&segment) {
                     // A checkpoint since then should have freed the segment: some of its live data cannot be found.
-                    let path = self.media.file.path().display();
+                    let path = self.media.device.name();
                     tracing::error!(
                         "cannot clean segment {segment} of {path}: some of its live data was not found; run `forebay store check`"
                     );
@@ -103,7 +103,7 @@ impl Core {
                     return Err(error);
                 }
                 // Unreadable data prevents cleaning of this segment; other segments are unaffected.
-                let path = self.media.file.path().display();
+                let path = self.media.device.name();
                 tracing::error!(
                     ?error,
                     "cannot clean segment {segment} of {path}; its space is not reused while it has live data"
@@ -121,13 +121,8 @@ impl Core {
         let mut before: Option<(u64, u64)> = None;
         let mut found = 0;
         while at < end {
-            let block = self.media.read_raw(at * BLOCK64, BLOCK).await?;
-            let Ok(header) = BatchHeader::decode(&block) else { break };
-            let follows = before.is_none_or(|(epoch, seq)| header.epoch == epoch && header.seq == seq + 1);
+            let Some(header) = self.next_header(at, end, before).await? else { break };
             let next = at + 1 + u64::from(header.payload_blocks);
-            if header.store != self.store_id() || header.block != at || !follows || next > end {
-                break;
-            }
             before = Some((header.epoch, header.seq));
             found += 1;
             self.clean_batch(&header).await?;
@@ -135,7 +130,7 @@ impl Core {
         }
         let left = self.live_data_left(segment);
         if found == 0 && left {
-            let path = self.media.file.path().display();
+            let path = self.media.device.name();
             tracing::error!(
                 "cannot clean segment {segment} of {path}: it has live data but no readable batch; its space is not \
                  reused until that is overwritten"
@@ -143,6 +138,21 @@ impl Core {
             self.segments.borrow_mut().mark_damaged(segment);
         }
         Ok(())
+    }
+
+    /// Reads the header at block `at` of the batch that follows batch `before` (epoch, number), if any, and ends before
+    /// block `end`; `None` if there is none.
+    pub(crate) async fn next_header(
+        &self,
+        at: u64,
+        end: u64,
+        before: Option<(u64, u64)>,
+    ) -> Result<Option<BatchHeader>> {
+        let is_next = |header: &BatchHeader| {
+            let follows = before.is_none_or(|(epoch, seq)| header.epoch == epoch && header.seq == seq + 1);
+            follows && header.store == self.store_id() && at + 1 + u64::from(header.payload_blocks) <= end
+        };
+        self.media.read_header(at, is_next).await
     }
 
     fn live_data_left(&self, segment: u32) -> bool {
@@ -225,6 +235,7 @@ impl Core {
         for (object, run) in live {
             let at = (run.first - start) as usize * BLOCK;
             let data = data.slice(at..at + run.crcs.len() * BLOCK);
+            let data = self.verified(&object, &run, data).await;
             // Pages may have been evicted, and blocks overwritten, during the read.
             self.load_pages(&object, HEAD, true, run.start, run.crcs.len() as u32).await?;
             for (from, count) in Self::live_runs(&object, &run) {
@@ -233,6 +244,27 @@ impl Core {
         }
         yield_now().await;
         Ok(())
+    }
+
+    /// Returns the data of a run with damaged blocks reconstructed from other devices, where that is possible.
+    async fn verified(&self, object: &StoreObject, run: &Candidate, data: BufList) -> BufList {
+        if self.media.device.columns().is_none() {
+            return data;
+        }
+        let found = block_crcs(data.parts());
+        if found == run.crcs {
+            return data;
+        }
+        let mut verified = BufList::new();
+        for (i, (found, stored)) in found.iter().zip(&run.crcs).enumerate() {
+            let what = || format!("{} at byte {}", object.name, (u64::from(run.start) + i as u64) * BLOCK64);
+            let block = data.slice(i * BLOCK..(i + 1) * BLOCK);
+            verified.append(match found == stored {
+                true => block,
+                false => self.media.read_blocks(run.first + i as u64, &[*stored], what).await.unwrap_or(block),
+            });
+        }
+        verified
     }
 
     fn move_run(&self, object: &Rc<StoreObject>, run: &Candidate, data: BufList) {
@@ -246,7 +278,7 @@ impl Core {
             "object {} has a damaged block near byte {} of {}; it is not moved",
             object.name,
             run.first * BLOCK64,
-            self.media.file.path().display()
+            self.media.device.name()
         );
         self.media.count_checksum_error();
         let segment = self.segments.borrow().geometry.segment_of(run.first);

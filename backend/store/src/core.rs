@@ -24,6 +24,7 @@ use crate::map::Map;
 use crate::media::Media;
 use crate::object::{HEAD, ObjectCache, StoreObject};
 use crate::queue::TransactionQueues;
+use crate::scrub::ScrubState;
 use crate::segments::Segments;
 use crate::space::SegmentSpace;
 use crate::tree::Tree;
@@ -44,6 +45,7 @@ pub struct Core {
     pub gc: GcState,
     pub queues: Rc<TransactionQueues>,
     pub maintenance: Maintenance,
+    pub scrub: ScrubState,
     pub read_only: bool,
 }
 
@@ -63,7 +65,8 @@ impl Core {
         read_only: bool,
     ) -> Self {
         let geometry = segments.borrow().geometry;
-        let host = if read_only { None } else { HostFileSystem::new(&media.file, superblock.device_size()) };
+        let file = media.device.file().filter(|_| !read_only);
+        let host = file.and_then(|file| HostFileSystem::new(file, superblock.device_size()));
         Self {
             index: MetadataIndex::new(Tree::new(media.clone(), metadata_cache / 6), anchor.root),
             objects: ObjectCache::new(metadata_cache / 2),
@@ -77,6 +80,7 @@ impl Core {
             gc: GcState::default(),
             queues: Rc::default(),
             maintenance: Maintenance::default(),
+            scrub: ScrubState::default(),
             read_only,
             superblock,
         }

@@ -6,6 +6,7 @@
 
 pub mod anchor;
 pub mod batch;
+pub mod devices;
 pub mod entry;
 #[cfg(test)]
 mod golden;

@@ -9,13 +9,13 @@ use forebay_reactor::{File, OpenOptions, fs, random, wall_clock, yield_now};
 
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, LogPosition, SLOTS};
-use crate::format::superblock::{COPIES, FEATURES_COMPATIBLE_KNOWN, FEATURES_KNOWN, SEGMENTS_START, StoreSuperblock};
+use crate::format::superblock::{COPIES, SEGMENTS_START, StoreSuperblock};
 use crate::host::RESERVE_MAX;
 use crate::occupant::{self, Occupant};
 use crate::store::{Store, open_file};
 
 /// Minimum number of segments of a store.
-const SEGMENTS_MIN: u32 = 24;
+pub(crate) const SEGMENTS_MIN: u32 = 24;
 /// Bytes allocated at a time.
 const ALLOCATE_STEP: u64 = 64 << 20;
 /// Maximum space in bytes that preallocation leaves free in the file system for other users; the actual value is a
@@ -77,7 +77,7 @@ impl Store {
 
 /// Opens a file, or creates it if it does not exist.  Returns true if this call created it, so that it may be removed
 /// again.
-async fn open_or_create(path: &Path, how: OpenOptions) -> Result<(File, bool)> {
+pub(crate) async fn open_or_create(path: &Path, how: OpenOptions) -> Result<(File, bool)> {
     let absent = match open_file(path, how).await {
         Err(error) if error.kind() == ErrorKind::NotFound => error,
         opened => return Ok((opened?, false)),
@@ -100,27 +100,44 @@ async fn open_or_create(path: &Path, how: OpenOptions) -> Result<(File, bool)> {
     }
 }
 
+/// Returns a description of what a file or device holds, which may be overwritten; `None` if it holds nothing.
+///
+/// # Errors
+/// `Exists` or `Corrupt` if it holds something, unless `force`.
+pub(crate) async fn reject_occupied(file: &File, force: bool) -> Result<Option<String>> {
+    let (kind, found) = match occupant::look(file).await? {
+        Occupant::Nothing => return Ok(None),
+        Occupant::Store => (ErrorKind::Exists, "a Forebay store".to_owned()),
+        Occupant::DamagedStore(why) => (ErrorKind::Corrupt, format!("a damaged Forebay store ({why})")),
+        Occupant::Foreign(found) => (ErrorKind::Exists, found.join(", ")),
+    };
+    if force { Ok(Some(found)) } else { Err(Error::new(kind, format!("{} holds {found}", file.path().display()))) }
+}
+
+/// Erases old signatures at the beginning and the end of a file or device of `end` bytes, most of which are in areas that
+/// a store does not write soon.
+pub(crate) async fn erase_signatures(file: &File, end: u64) -> Result<()> {
+    let failed = |error| Error::from_io(error, format!("making a store on {}", file.path().display()));
+    let tail = end.saturating_sub(SEGMENTS_START) / BLOCK64 * BLOCK64;
+    for (at, len) in [(0, SEGMENTS_START), (tail, end - tail)] {
+        file.write_at(Buf::zeroed(len as usize), at).await.map_err(failed)?;
+    }
+    Ok(())
+}
+
 async fn make(file: &File, options: &InitOptions, progress: &mut impl FnMut(u64, u64)) -> Result<()> {
     let path = file.path();
     let shown = path.display();
     let failed = |error| Error::from_io(error, format!("making a store on {shown}"));
     let device = file.info().block_device;
-    let (kind, found) = match occupant::look(file).await? {
-        Occupant::Nothing => (None, String::new()),
-        Occupant::Store => (Some(ErrorKind::Exists), "a Forebay store".to_owned()),
-        Occupant::DamagedStore(why) => (Some(ErrorKind::Corrupt), format!("a damaged Forebay store ({why})")),
-        Occupant::Foreign(found) => (Some(ErrorKind::Exists), found.join(", ")),
-    };
-    if let Some(kind) = kind.filter(|_| !options.force) {
-        return Err(Error::new(kind, format!("{shown} holds {found}")));
-    }
+    let occupied = reject_occupied(file, options.force).await?;
     let superblock = superblock(file, options)?;
     let size = superblock.device_size();
     if options.preallocate {
         preallocate(file, size, progress).await?;
     }
     // The existing content is unchanged up to here.
-    if kind.is_some() {
+    if let Some(found) = &occupied {
         tracing::warn!("overwriting {shown}, which holds {found}");
     }
     if !device {
@@ -130,13 +147,8 @@ async fn make(file: &File, options: &InitOptions, progress: &mut impl FnMut(u64,
         }
         file.set_size(size).map_err(failed)?;
     }
-    if kind.is_some() && (device || options.preallocate) {
-        // Erase old signatures, most of which are in areas that a store does not write soon.
-        let end = if device { file.info().size } else { size };
-        let tail = end.saturating_sub(SEGMENTS_START) / BLOCK64 * BLOCK64;
-        for (at, len) in [(0, SEGMENTS_START), (tail, end - tail)] {
-            file.write_at(Buf::zeroed(len as usize), at).await.map_err(failed)?;
-        }
+    if occupied.is_some() && (device || options.preallocate) {
+        erase_signatures(file, if device { file.info().size } else { size }).await?;
     }
     let anchor = Anchor {
         store: superblock.store_number(),
@@ -174,14 +186,15 @@ fn superblock(file: &File, options: &InitOptions) -> Result<StoreSuperblock> {
     let segment_size = if options.segment_size == 0 { segment_size_for(size) } else { options.segment_size };
     let segment_count = size.saturating_sub(SEGMENTS_START) / u64::from(segment_size.max(1));
     let superblock = StoreSuperblock {
-        features: FEATURES_KNOWN,
-        features_compatible: FEATURES_COMPATIBLE_KNOWN,
+        features: 0,
+        features_compatible: 0,
         uuid: [random().to_le_bytes(), random().to_le_bytes()].concat().try_into().expect("16 bytes"),
         created_s: wall_clock().as_secs(),
         segment_size,
         segment_count: u32::try_from(segment_count).unwrap_or(u32::MAX),
         data_devices: 1,
         parity_devices: 0,
+        device: None,
     };
     if segment_count < u64::from(SEGMENTS_MIN) || StoreSuperblock::decode(&superblock.encode()).is_err() {
         let of = |segments: u64| SEGMENTS_START + segments * u64::from(segment_size);
@@ -200,7 +213,7 @@ fn segment_size_for(size: u64) -> u32 {
 
 /// Preallocates the first `size` bytes of a file without changing its content or length. On failure, the file length is
 /// restored, and its holes and the space beyond its end are deallocated.
-async fn preallocate(file: &File, size: u64, progress: &mut impl FnMut(u64, u64)) -> Result<()> {
+pub(crate) async fn preallocate(file: &File, size: u64, progress: &mut impl FnMut(u64, u64)) -> Result<()> {
     let shown = file.path().display();
     let failed = |error| Error::from_io(error, format!("allocating the space of {shown}"));
     let before = file.size().map_err(failed)?;

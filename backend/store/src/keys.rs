@@ -55,6 +55,11 @@ pub fn snap_removed(snap: u64) -> Vec<u8> {
     with_number(b'r', snap)
 }
 
+/// Returns the key of the progress of a scrub.
+pub fn scrub() -> Vec<u8> {
+    vec![b'z']
+}
+
 pub fn with_number(kind: u8, number: u64) -> Vec<u8> {
     let mut key = Vec::with_capacity(9 + 16);
     key.push(kind);

@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use forebay_block::{Buf, BufList, Error, Result};
 use forebay_reactor::sync::Notify;
-use forebay_reactor::{BufPool, File, sleep};
+use forebay_reactor::{BufPool, sleep};
 
+use crate::device::StoreDevice;
 use crate::format::anchor::LogPosition;
 use crate::format::batch::BatchHeader;
 use crate::format::entry::StoreEntry;
@@ -47,6 +48,7 @@ const BATCH_OPEN_MAX: Duration = Duration::from_millis(10);
 /// 2. A batch is closed as soon as it has `BATCH_BLOCKS` payload blocks and something is appended, and `BATCH_OPEN_MAX`
 ///    after it was opened, but for transactions in progress.
 /// 3. The position of an appended block or blob is final: its batch is written exactly there.
+/// 4. On several devices, a batch occupies whole lines.
 pub struct StoreLog {
     /// Store number that batches carry.
     store: u64,
@@ -57,6 +59,8 @@ pub struct StoreLog {
     opened: Rc<Notify>,
     transaction: OpenTransaction,
     staging: StagingBuffers,
+    /// Blocks of a line: batches, with their headers, have a multiple of it.
+    line_blocks: u32,
     header_pool: BufPool,
     bytes_appended: Cell<u64>,
     writer: Rc<BatchWriter>,
@@ -65,7 +69,7 @@ pub struct StoreLog {
 impl StoreLog {
     /// Creates a log that starts in a newly allocated segment with batch `next_seq`.
     pub fn new(
-        file: File,
+        device: StoreDevice,
         store: u64,
         epoch: u64,
         segments: Rc<RefCell<Segments>>,
@@ -80,9 +84,10 @@ impl StoreLog {
             opened: Rc::default(),
             transaction: OpenTransaction::default(),
             staging: StagingBuffers::new(),
+            line_blocks: device.line_blocks(),
             header_pool: BufPool::new(BLOCK, 64),
             bytes_appended: Cell::new(0),
-            writer: BatchWriter::new(file, host, next_seq),
+            writer: BatchWriter::new(device, host, next_seq),
         }))
     }
 
@@ -256,6 +261,7 @@ impl StoreLog {
     pub fn close(&self) {
         let Some(batch) = self.open.borrow_mut().take() else { return };
         self.pad_blobs(&batch);
+        self.writer.add_pending(batch.pad_to_lines(self.line_blocks));
         let payload_blocks = batch.payload_blocks();
         let (_, next_segment) = self.head.segment_and_next();
         let header = BatchHeader {

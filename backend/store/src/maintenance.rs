@@ -9,6 +9,7 @@ use forebay_reactor::sleep;
 use forebay_reactor::sync::Notify;
 
 use crate::core::Core;
+use crate::device::StoreDevice;
 use crate::format::BLOCK64;
 use crate::segments::SegmentState;
 
@@ -33,6 +34,8 @@ pub struct Maintenance {
     changed: Notify,
     /// Signals that a snapshot was removed, or that the store is closing.
     snaps_changed: Notify,
+    /// Signals that a device is to be filled, that a scrub is wanted, or that the store is closing.
+    repair_wanted: Notify,
 }
 
 impl Maintenance {
@@ -47,7 +50,18 @@ impl Maintenance {
         self.due.notify_all();
         self.changed.notify_all();
         self.snaps_changed.notify_all();
+        self.repair_wanted.notify_all();
         first
+    }
+
+    /// Wakes the tasks that fill devices and scrub.
+    pub fn want_repair(&self) {
+        self.repair_wanted.notify_all();
+    }
+
+    /// Waits for the next device to fill, scrub, or closing of the store, after this call.
+    pub fn next_repair(&self) -> impl Future<Output = ()> + '_ {
+        self.repair_wanted.wait()
     }
 
     /// Wakes the maintenance task.
@@ -103,7 +117,7 @@ pub async fn maintain(core: Rc<Core>, punch: bool) {
             continue;
         }
         if let Err(error) = maintain_once(&core).await {
-            let path = core.media.file.path().display();
+            let path = core.media.device.name();
             tracing::error!(?error, "a checkpoint or cleaning round of {path} failed; retrying in {RETRY_AFTER:?}");
             core.gc.forget_victims();
             maintenance.failed(error);
@@ -153,7 +167,10 @@ async fn punch_free(core: &Rc<Core>) {
         }
         core.segments.borrow_mut().begin_punch(segment);
         let at = geometry.first_block(segment) * BLOCK64;
-        let done = core.media.file.punch_hole(at, geometry.segment_size).await;
+        let done = match &core.media.device {
+            StoreDevice::Single(file) => file.punch_hole(at, geometry.segment_size).await,
+            StoreDevice::Columns(set) => set.punch(segment).await,
+        };
         core.segments.borrow_mut().end_punch(segment);
         if let Err(error) = done {
             tracing::debug!(%error, "cannot return free segments to the file system");

@@ -6,9 +6,11 @@ use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{BufList, BufMut, Error, ErrorKind, Result};
-use forebay_reactor::{BufPool, File};
+use forebay_reactor::BufPool;
 
 use crate::cache::Cache;
+use crate::device::StoreDevice;
+use crate::format::batch::BatchHeader;
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::log::StoreLog;
 use crate::segments::Segments;
@@ -18,7 +20,7 @@ pub const POOLED_BLOCKS: usize = 64;
 
 /// Device, with the data still in memory.
 pub struct Media {
-    pub file: File,
+    pub device: StoreDevice,
     pub segments: Rc<RefCell<Segments>>,
     log: RefCell<Option<Rc<StoreLog>>>,
     /// Data cache.
@@ -30,7 +32,7 @@ pub struct Media {
 }
 
 /// Guard that prevents reuse of a segment while it is read.
-struct Pin<'a> {
+pub struct Pin<'a> {
     segments: &'a RefCell<Segments>,
     segment: u32,
 }
@@ -42,9 +44,9 @@ impl Drop for Pin<'_> {
 }
 
 impl Media {
-    pub fn new(file: File, segments: Rc<RefCell<Segments>>, cache: Cache) -> Self {
+    pub fn new(device: StoreDevice, segments: Rc<RefCell<Segments>>, cache: Cache) -> Self {
         Self {
-            file,
+            device,
             segments,
             log: RefCell::default(),
             cache,
@@ -83,14 +85,34 @@ impl Media {
 
     /// Reads bytes of the device without verification; `addr` and `len` are multiples of the block size.
     pub async fn read_raw(&self, addr: u64, len: usize) -> Result<BufMut> {
-        // A pooled buffer may be larger than the read.
-        let (result, part) = self.file.read_at(self.buffer(len / BLOCK).limited(len), addr).await;
-        let what = || format!("reading {len} bytes at byte {addr} of {}", self.file.path().display());
-        let got = result.map_err(|error| Error::from_io(error, what()))?;
-        if got < len {
-            return Err(Error::new(ErrorKind::Corrupt, format!("{}: the device ends after {got}", what())));
+        self.device.read(addr, self.buffer(len / BLOCK), len).await
+    }
+
+    /// Returns the batch header at `block` that `is_wanted` accepts: as stored, or reconstructed from other devices; `None`
+    /// if something else is there.
+    pub async fn find_header(
+        &self,
+        stored: &[u8],
+        block: u64,
+        is_wanted: impl Fn(&BatchHeader) -> bool,
+    ) -> Option<BatchHeader> {
+        let decode =
+            |bytes: &[u8]| BatchHeader::decode(bytes).ok().filter(|header| header.block == block && is_wanted(header));
+        if let Some(header) = decode(stored) {
+            return Some(header);
         }
-        Ok(part)
+        let mended = self.device.mend_block(block, |bytes| decode(bytes).is_some()).await?;
+        decode(&mended)
+    }
+
+    /// Reads the batch header at `block` like [`find_header`](Self::find_header).
+    pub async fn read_header(
+        &self,
+        block: u64,
+        is_wanted: impl Fn(&BatchHeader) -> bool,
+    ) -> Result<Option<BatchHeader>> {
+        let stored = self.read_raw(block * BLOCK64, BLOCK).await?;
+        Ok(self.find_header(&stored, block, is_wanted).await)
     }
 
     /// Reads and verifies data blocks from `block` on, one for each of `crcs`; `what` describes them in error texts.
@@ -118,17 +140,18 @@ impl Media {
     /// Reads data blocks from the device and verifies them.
     async fn read_verified(&self, block: u64, crcs: &[u32], what: &impl Fn() -> String) -> Result<BufMut> {
         let _pin = self.pin(block * BLOCK64);
-        let buf = self.read_raw(block * BLOCK64, crcs.len() * BLOCK).await?;
+        let mut buf = self.read_raw(block * BLOCK64, crcs.len() * BLOCK).await?;
         for (i, crc) in crcs.iter().enumerate() {
             if crc32c(&buf[i * BLOCK..(i + 1) * BLOCK]) != *crc {
                 self.count_checksum_error();
+                let is_right = |bytes: &[u8]| crc32c(bytes) == *crc;
+                if let Some(mended) = self.device.mend_block(block + i as u64, is_right).await {
+                    buf[i * BLOCK..(i + 1) * BLOCK].copy_from_slice(&mended);
+                    continue;
+                }
                 let at = (block + i as u64) * BLOCK64;
-                let text = format!(
-                    "{}, block {i} of {}, stored at byte {at} of {}",
-                    what(),
-                    crcs.len(),
-                    self.file.path().display()
-                );
+                let text =
+                    format!("{}, block {i} of {}, stored at byte {at} of {}", what(), crcs.len(), self.device.name());
                 tracing::error!("{text}: checksum mismatch");
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }
@@ -148,7 +171,7 @@ impl Media {
             return Ok(found.to_vec());
         }
         let corrupt = |text: String| Error::new(ErrorKind::Corrupt, text);
-        let place = || format!("{what} of {} bytes at byte {} of {}", ptr.len, ptr.addr, self.file.path().display());
+        let place = || format!("{what} of {} bytes at byte {} of {}", ptr.len, ptr.addr, self.device.name());
         if !self.segments.borrow().geometry.contains_blob(ptr) {
             return Err(corrupt(format!("{}: outside the segments", place())));
         }
@@ -157,15 +180,20 @@ impl Media {
         let end = (ptr.addr + u64::from(ptr.len)).next_multiple_of(BLOCK64);
         let buf = self.read_raw(start, (end - start) as usize).await?;
         let at = (ptr.addr - start) as usize;
-        let bytes = buf[at..at + ptr.len as usize].to_vec();
-        if crc32c(&bytes) != ptr.crc {
-            self.count_checksum_error();
-            return Err(corrupt(place()));
+        let range = at..at + ptr.len as usize;
+        if crc32c(&buf[range.clone()]) == ptr.crc {
+            return Ok(buf[range].to_vec());
         }
-        Ok(bytes)
+        self.count_checksum_error();
+        let is_right = |bytes: &[u8]| crc32c(&bytes[range.clone()]) == ptr.crc;
+        match self.device.mend_blocks(start / BLOCK64, (end - start) / BLOCK64, is_right).await {
+            Some(mended) => Ok(mended[range.clone()].to_vec()),
+            None => Err(corrupt(place())),
+        }
     }
 
-    fn pin(&self, addr: u64) -> Option<Pin<'_>> {
+    /// Prevents the reuse of the segment that contains byte `addr` while the result exists.
+    pub fn pin(&self, addr: u64) -> Option<Pin<'_>> {
         let mut segments = self.segments.borrow_mut();
         let segment = segments.geometry.segment_of_byte(addr)?;
         segments.pin(segment);

@@ -15,6 +15,7 @@ use forebay_block::{Buf, Error, ErrorKind, Result};
 use forebay_reactor::{File, OpenOptions, sleep};
 
 use crate::check::{CheckOptions, CheckReport};
+use crate::device::StoreDevice;
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::batch::BatchHeader;
@@ -187,7 +188,8 @@ pub(crate) async fn rebuild(
         let options = StoreOptions { roll_back: true, ..StoreOptions::default() };
         // Opening takes a checkpoint, and closing takes another one in the other slot.  If data is discarded, the
         // anchor of the first one is decisive: its number is above all discarded ones, and it needs no replay.
-        let store = Store::open_at(file.clone(), candidate.superblock.clone(), from, options).await?;
+        let store =
+            Store::open_at(StoreDevice::Single(file.clone()), candidate.superblock.clone(), from, options).await?;
         store.close().await?;
         if given_up {
             write_superblocks(&file, &remains, &candidate.superblock).await?;
@@ -250,7 +252,8 @@ async fn open_to_read(file: &File, candidate: &Candidate) -> Result<Result<Rc<St
         // The scan itself detects newer checkpoints.
         let from = StartingPoint { anchor: candidate.anchor.clone(), anchor_lost: false, given_up: false };
         let options = StoreOptions { read_only: true, roll_back: true, data_cache: 0, ..StoreOptions::default() };
-        match Store::open_at(file.clone(), candidate.superblock.clone(), from, options).await {
+        let device = StoreDevice::Single(file.clone());
+        match Store::open_at(device, candidate.superblock.clone(), from, options).await {
             Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(Err(error)),
             Err(error) if !is_of_bad_sector(&error) => return Err(error),
             Err(error) if attempt == READ_ATTEMPTS => return Ok(Err(error)),

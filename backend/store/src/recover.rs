@@ -1,5 +1,6 @@
 //! Recovery: loads the state of the newest anchor, and replays the log after it up to the first incomplete batch.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
@@ -12,6 +13,7 @@ use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::batch::BatchHeader;
 use crate::format::entry::StoreEntry;
 use crate::format::onode::OBJECT_SIZE_MAX;
+use crate::format::record::CheckpointRecord;
 use crate::format::superblock::{COPIES, StoreSuperblock, SuperblockError};
 use crate::format::{BLOCK, BLOCK64};
 use crate::media::Media;
@@ -169,6 +171,61 @@ struct LogEnd {
     anchor_lost: bool,
 }
 
+/// Bytes of replayed batches that are kept in memory until it is known that they were durable.
+const TAIL_BYTES_MAX: usize = 64 << 20;
+
+/// Batches at the end of the log that may not have been durable: a crash may have left them on some devices only.
+#[derive(Default)]
+struct LogTail {
+    /// Block number, batch number and content.
+    batches: VecDeque<(u64, u64, Buf)>,
+    bytes: usize,
+    /// Highest batch number that was durable.
+    durable_seq: u64,
+}
+
+impl LogTail {
+    /// Adds a batch with header and payload, and what it says about others. Returns batches that are no longer kept.
+    fn add(
+        &mut self,
+        header: &BatchHeader,
+        entries: &[StoreEntry],
+        payload: &[u8],
+        anchor: &Anchor,
+    ) -> Vec<(u64, Buf)> {
+        let mut content = vec![0; BLOCK + payload.len()];
+        header.encode(&mut content[..BLOCK]);
+        content[BLOCK..].copy_from_slice(payload);
+        self.bytes += content.len();
+        self.batches.push_back((header.block, header.seq, Buf::copy_of(&content)));
+        self.durable_seq = self.durable_seq.max(header.durable_seq);
+        // The anchor was written when its record was durable.
+        let is_recorded = entries.iter().any(|entry| match entry {
+            StoreEntry::Checkpoint { record } => {
+                CheckpointRecord::decode(record).is_ok_and(|record| record.anchor.generation == anchor.generation)
+            }
+            _ => false,
+        });
+        if is_recorded {
+            self.durable_seq = self.durable_seq.max(header.seq);
+        }
+        while self.batches.front().is_some_and(|(_, seq, _)| *seq <= self.durable_seq) {
+            self.pop();
+        }
+        let mut out = Vec::new();
+        while self.bytes > TAIL_BYTES_MAX {
+            out.extend(self.pop());
+        }
+        out
+    }
+
+    fn pop(&mut self) -> Option<(u64, Buf)> {
+        let (block, _, content) = self.batches.pop_front()?;
+        self.bytes -= content.len();
+        Some((block, content))
+    }
+}
+
 /// Log entry with the location of its blocks and its value.
 type LocatedEntry = (StoreEntry, u64, Option<Vec<u8>>);
 
@@ -192,6 +249,7 @@ impl Core {
         let mut at = anchor.redo.block;
         let mut next_segment = anchor.redo_next_segment;
         let mut open: Vec<LocatedEntry> = Vec::new();
+        let mut tail = LogTail::default();
         if let Some(segment) = geometry.segment_of(at) {
             self.segments.borrow_mut().claim(segment);
         }
@@ -206,16 +264,16 @@ impl Core {
                 break self.find_gap(&mut window, &geometry, anchor, end).await?;
             };
             let count = u64::from(header.payload_blocks);
-            let payload = window.blocks(&geometry, header.block, count + 1).await?[BLOCK..].to_vec();
+            let mut payload = window.blocks(&geometry, header.block, count + 1).await?[BLOCK..].to_vec();
             let entries = StoreEntry::decode_all(&header.entries)
                 .map_err(|error| corrupt(format!("batch {} at block {}: {error}", header.seq, header.block)))?;
-            let whole = entries.iter().all(|entry| is_whole(entry, &payload));
+            let whole = self.verify_payload(&entries, header.block + 1, &mut payload).await;
             if !whole && !self.is_followed(&mut window, &geometry, anchor, &header).await? {
                 break anchor_lost.then(|| {
                     format!(
                         "{}: the anchor of a checkpoint is damaged, and so is batch {} of the log, at byte {}, which \
                          may have been durable before it",
-                        self.media.file.path().display(),
+                        self.media.device.name(),
                         header.seq,
                         header.block * BLOCK64
                     )
@@ -223,6 +281,11 @@ impl Core {
             }
             if let Some(segment) = geometry.segment_of(header.block) {
                 self.segments.borrow_mut().claim(segment);
+            }
+            if let Some(set) = self.media.device.columns().filter(|_| !self.read_only) {
+                for (block, content) in tail.add(&header, &entries, &payload, anchor) {
+                    set.settle(block, &content.into()).await?;
+                }
             }
             replay.batches += 1;
             replay.bytes += (count + 1) * BLOCK64;
@@ -248,7 +311,56 @@ impl Core {
                 }
             }
         };
+        if let Some(set) = self.media.device.columns().filter(|_| gap.is_none()) {
+            let mut settled = 0;
+            while let Some((block, content)) = tail.pop() {
+                settled += set.settle(block, &content.into()).await?;
+            }
+            if settled > 0 {
+                tracing::info!("{}: {settled} blocks at the end of the log were completed on all devices", set.name());
+            }
+        }
         Ok((replay, gap))
+    }
+
+    /// Verifies the payload of a batch whose first payload block is `base`, and reconstructs damaged blocks from other
+    /// devices. Returns whether it is intact.
+    async fn verify_payload(&self, entries: &[StoreEntry], base: u64, payload: &mut [u8]) -> bool {
+        let mut whole = true;
+        for entry in entries {
+            if is_whole(entry, payload) {
+                continue;
+            }
+            match entry {
+                StoreEntry::Write { payload: at, crcs, .. } | StoreEntry::Relocate { payload: at, crcs, .. } => {
+                    for (i, crc) in crcs.iter().enumerate() {
+                        let block = *at as usize + i;
+                        let Some(bytes) = payload.get_mut(block * BLOCK..(block + 1) * BLOCK) else { continue };
+                        if crc32c(bytes) != *crc
+                            && let Some(good) =
+                                self.media.device.mend_block(base + block as u64, |bytes| crc32c(bytes) == *crc).await
+                        {
+                            bytes.copy_from_slice(&good);
+                        }
+                    }
+                }
+                StoreEntry::KvSetLong { at, len, crc, .. } => {
+                    let (first, within) = (*at as usize / BLOCK, *at as usize % BLOCK);
+                    let end = within + *len as usize;
+                    let is_right = |bytes: &[u8]| bytes.get(within..end).is_some_and(|value| crc32c(value) == *crc);
+                    let bytes = first * BLOCK..(first * BLOCK + end).next_multiple_of(BLOCK);
+                    if let Some(bytes) = payload.get_mut(bytes) {
+                        let blocks = (bytes.len() / BLOCK) as u64;
+                        if let Some(good) = self.media.device.mend_blocks(base + first as u64, blocks, is_right).await {
+                            bytes.copy_from_slice(&good);
+                        }
+                    }
+                }
+                _ => {}
+            }
+            whole &= is_whole(entry, payload);
+        }
+        whole
     }
 
     /// Returns batch `seq` at `block`; `None` if something else is there.
@@ -263,10 +375,12 @@ impl Core {
         if geometry.segment_of(block).is_none() {
             return Ok(None);
         }
-        let Ok(header) = BatchHeader::decode(window.blocks(geometry, block, 1).await?) else { return Ok(None) };
-        let ours = header.store == anchor.store && header.epoch == anchor.epoch && header.block == block;
-        let fits = geometry.contains(block, u64::from(header.payload_blocks) + 1);
-        Ok((ours && fits && header.seq == seq).then_some(header))
+        let is_wanted = |header: &BatchHeader| {
+            let ours = header.store == anchor.store && header.epoch == anchor.epoch;
+            ours && header.seq == seq && geometry.contains(block, u64::from(header.payload_blocks) + 1)
+        };
+        let stored = window.blocks(geometry, block, 1).await?;
+        Ok(self.media.find_header(stored, block, is_wanted).await)
     }
 
     /// Determines whether the log really ends here.  If a later batch records that more of the log was durable, a
@@ -280,7 +394,7 @@ impl Core {
         end: LogEnd,
     ) -> Result<Option<String>> {
         let LogEnd { at, next_segment, seq, anchor_lost } = end;
-        let path = self.media.file.path().display();
+        let path = self.media.device.name();
         let segment_end = |segment| geometry.first_block(segment) + geometry.segment_blocks();
         let here = geometry.segment_of(at).map(|segment| at..segment_end(segment));
         let next = (next_segment < geometry.segment_count)

@@ -223,6 +223,13 @@ impl Segments {
         self.state[segment as usize]
     }
 
+    /// Returns whether a segment that the log has left holds anything that may be read again: live data, or batches that
+    /// would be replayed.
+    pub fn is_needed(&self, segment: u32) -> bool {
+        let is_left = matches!(self.state(segment), SegmentState::Used | SegmentState::Damaged);
+        is_left && (self.live.of(segment) > 0 || self.replay.contains(&segment))
+    }
+
     /// Counts a data block as live.
     pub fn add_block(&mut self, block: u64) {
         let segment = self.geometry.segment_of(block).expect("a block within the segments");

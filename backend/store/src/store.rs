@@ -1,7 +1,7 @@
 //! Store opening and closing, and the maintenance task.
 
 use std::cell::{Cell, RefCell};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use forebay_block::{BackendInfo, Error, ErrorKind, Result, Usage};
@@ -9,7 +9,9 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::{File, JoinHandle, OpenOptions, random, spawn};
 
 use crate::cache::{Cache, CacheStats};
+use crate::columns::{ColumnCounters, ColumnSet, DeviceSetOptions, DeviceStatus, fill_devices, init_devices};
 use crate::core::Core;
+use crate::device::StoreDevice;
 use crate::format::anchor::Anchor;
 use crate::format::superblock::StoreSuperblock;
 use crate::format::{BLOCK, BLOCK64};
@@ -18,6 +20,7 @@ use crate::maintenance::maintain;
 use crate::media::Media;
 use crate::occupant;
 use crate::recover::{FoundSuperblock, Replay, read_anchor, read_superblock, read_table};
+use crate::scrub::ScrubStatus;
 use crate::segments::{LiveTable, SegmentGeometry, Segments};
 
 /// Checkpoint numbers skipped after durable data was discarded. More than can have been discarded with it, and even, so
@@ -45,7 +48,14 @@ pub struct StoreOptions {
     /// Set to open the store even if its newest checkpoint is damaged and the previous one lacks durable data, or if
     /// the log is damaged before its end. Data acknowledged since then is lost.
     pub roll_back: bool,
+    /// Set to open a store on several devices although those that are missing may have continued without the others.
+    pub accept_missing: bool,
+    /// Bytes a second that filling a device and scrubbing may read; 0 for no limit.
+    pub repair_rate: u64,
 }
+
+/// Default of [`StoreOptions::repair_rate`].
+const REPAIR_RATE: u64 = 256 << 20;
 
 impl Default for StoreOptions {
     fn default() -> Self {
@@ -56,6 +66,8 @@ impl Default for StoreOptions {
             punch_free: true,
             read_only: false,
             roll_back: false,
+            accept_missing: false,
+            repair_rate: REPAIR_RATE,
         }
     }
 }
@@ -147,22 +159,55 @@ impl Store {
         };
         let (anchor, unreadable) = read_anchor(&file, superblock.store_number()).await?;
         let from = StartingPoint { anchor, anchor_lost: unreadable.is_some(), given_up: false };
-        let store = Self::open_at(file, superblock, from, options).await?;
+        if superblock.device.is_some() {
+            let text =
+                format!("{} is one device of a store on several; open the store with all of them", path.display());
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let store = Self::open_at(StoreDevice::Single(file), superblock, from, options).await?;
         store.one_superblock.set(one_damaged);
+        Ok(store)
+    }
+
+    /// Creates a store on several devices; calls `progress` with (bytes allocated, bytes in total). Returns its UUID.
+    ///
+    /// # Errors
+    /// Those of [`init`](Self::init); `Invalid` for columns, sizes, or a number of devices that no store has.
+    pub async fn init_devices(
+        paths: &[PathBuf],
+        options: &DeviceSetOptions,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<[u8; 16]> {
+        init_devices(paths, options, progress).await
+    }
+
+    /// Opens a store on several devices and recovers it. `uuid` is that of the store, if known.  Devices that are missing
+    /// are recorded as away; those that come back are filled with what they lack.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open); `Io` if more devices are gone than parity allows, or if those that are there may be
+    /// out of date.
+    pub async fn open_devices(paths: &[PathBuf], uuid: Option<[u8; 16]>, options: StoreOptions) -> Result<Rc<Self>> {
+        let opened = ColumnSet::open(paths, uuid, options.read_only, options.accept_missing).await?;
+        let from = StartingPoint { anchor: opened.anchor, anchor_lost: opened.anchor_lost, given_up: false };
+        let store = Self::open_at(StoreDevice::Columns(opened.set), opened.superblock, from, options).await?;
+        store.one_superblock.set(opened.one_superblock);
         Ok(store)
     }
 
     /// Opens a store from a given checkpoint.
     pub(crate) async fn open_at(
-        file: File,
+        device: StoreDevice,
         superblock: StoreSuperblock,
         from: StartingPoint,
         options: StoreOptions,
     ) -> Result<Rc<Self>> {
         let StartingPoint { anchor, anchor_lost, given_up } = from;
-        let shown = file.path().display().to_string();
-        reject_truncated(&file, &superblock)?;
-        let core = open_core(file, superblock, &anchor, &options).await?;
+        let shown = device.name();
+        if let Some(file) = device.file() {
+            reject_truncated(file, &superblock)?;
+        }
+        let core = open_core(device, superblock, &anchor, &options).await?;
         core.index.look_for_lost_keys().await;
         let (replay, gap) = core.replay(&anchor, anchor_lost).await?;
         if replay.batches > 0 {
@@ -226,7 +271,7 @@ impl Store {
         core.checkpoints.begin_epoch(epoch);
         let host = core.space.host().cloned();
         let log = StoreLog::new(
-            core.media.file.clone(),
+            core.media.device.clone(),
             core.store_id(),
             epoch,
             core.segments.clone(),
@@ -245,6 +290,10 @@ impl Store {
         let punch = options.punch_free && !host.is_some_and(|host| host.is_whole());
         tasks.push(spawn(maintain(core.clone(), punch)));
         tasks.push(spawn(crate::snaps::trim(core.clone())));
+        tasks.push(spawn(crate::scrub::scrub_when_wanted(core.clone(), options.repair_rate)));
+        if core.media.device.columns().is_some() {
+            tasks.push(spawn(fill_devices(core.clone(), options.repair_rate)));
+        }
         Ok(())
     }
 
@@ -305,6 +354,61 @@ impl Store {
             cache: core.media.cache.stats(),
             replay: self.replay,
         }
+    }
+
+    /// Returns the devices of a store on several devices; empty on one device.
+    pub fn devices(&self) -> Vec<DeviceStatus> {
+        self.core.media.device.columns().map(|set| set.status()).unwrap_or_default()
+    }
+
+    /// Returns data and parity columns of a store on several devices; `None` on one device.
+    pub fn columns(&self) -> Option<(usize, usize)> {
+        self.core.media.device.columns().map(|set| (set.data_columns(), set.parity_columns()))
+    }
+
+    /// Returns the counters of a store on several devices; zero on one device.
+    pub fn column_counters(&self) -> ColumnCounters {
+        self.core.media.device.columns().map(|set| set.counters()).unwrap_or_default()
+    }
+
+    /// Returns a sentence about devices that are away or being filled; `None` if there are none.
+    pub fn degraded(&self) -> Option<String> {
+        self.core.media.device.columns().and_then(|set| set.degraded())
+    }
+
+    /// Replaces device `number` with the file or device at `path`, which is filled in the background; the old one is used
+    /// until then, if it is there. A path that holds that very device, which was away, takes it back.  Returns the number
+    /// of the new device.
+    ///
+    /// # Errors
+    /// `Unsupported` on one device; `NotFound` without such a device; `Busy` if it is being replaced or filled; those of
+    /// creating a store on the new device.
+    pub async fn replace_device(&self, number: u16, path: &Path, force: bool) -> Result<u16> {
+        let set = self.core.media.device.columns().ok_or_else(|| {
+            let text = format!("{} is on one device, without redundancy", self.core.media.device.name());
+            Error::new(ErrorKind::Unsupported, text)
+        })?;
+        self.core.refuse_writes()?;
+        let new = set.replace(&self.core.superblock, number, path, force).await?;
+        self.core.maintenance.want_repair();
+        Ok(new)
+    }
+
+    /// Starts to read and verify everything that is stored, in the background, or goes on with that. Blocks that are wrong
+    /// are reconstructed and written again, as far as parity allows.
+    ///
+    /// # Errors
+    /// When the store rejects writes.
+    pub fn start_scrub(&self) -> Result<()> {
+        self.core.refuse_writes()?;
+        self.core.scrub.want();
+        self.core.maintenance.want_repair();
+        Ok(())
+    }
+
+    /// Returns the progress and the results of the current scrub, or of the last one.
+    pub fn scrub_status(&self) -> ScrubStatus {
+        self.core.scrub.status(&self.core)
     }
 
     /// Returns the UUID of the store.
@@ -390,7 +494,7 @@ pub(crate) fn reject_truncated(file: &File, superblock: &StoreSuperblock) -> Res
 }
 
 async fn open_core(
-    file: File,
+    device: StoreDevice,
     superblock: StoreSuperblock,
     anchor: &Anchor,
     options: &StoreOptions,
@@ -398,7 +502,7 @@ async fn open_core(
     let geometry = SegmentGeometry::of(&superblock);
     let empty = Segments::new(geometry, LiveTable::new(geometry.segment_count));
     let segments = Rc::new(RefCell::new(empty));
-    let media = Rc::new(Media::new(file, segments.clone(), Cache::new(options.data_cache)));
+    let media = Rc::new(Media::new(device, segments.clone(), Cache::new(options.data_cache)));
     let table = read_table(&media, anchor, &geometry).await?;
     *segments.borrow_mut() = Segments::new(geometry, table);
     if let Some(holder) = geometry.segment_of_byte(anchor.segments.addr).filter(|_| !anchor.segments.is_none()) {

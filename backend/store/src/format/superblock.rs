@@ -4,18 +4,29 @@ use super::{BLOCK, BLOCK64, MalformedStore, Put, StoreReader, is_sealed, malform
 
 /// Magic number: the first eight bytes of a store.
 pub const MAGIC: &[u8; 8] = b"FOREBAY\x01";
-/// Version of the format; newer versions are rejected.
-pub const VERSION: u32 = 1;
+/// Newest version of the format; newer ones are rejected. A store without features has version 1.
+pub const VERSION: u32 = 2;
 /// Byte addresses of the two copies.
 pub const COPIES: [u64; 2] = [0, 64 * 1024];
+/// Feature bit: the store is on several devices, which have a device table and identities.
+pub const FEATURE_DEVICES: u64 = 1 << 0;
 /// Feature bits that this version can read and write; unknown ones are rejected.
-pub const FEATURES_KNOWN: u64 = 0;
+pub const FEATURES_KNOWN: u64 = FEATURE_DEVICES;
 /// Compatible feature bits: readers that do not know them may ignore them.
 pub const FEATURES_COMPATIBLE_KNOWN: u64 = 0;
 /// Byte address of the first segment.
 pub const SEGMENTS_START: u64 = 1 << 20;
 
 const CRC_AT: usize = 12;
+
+/// Identity of one of the devices of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceIdentity {
+    /// Number of the device in the store.
+    pub number: u16,
+    /// UUID of the device; not zero.
+    pub id: [u8; 16],
+}
 
 /// Identity and geometry of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,14 +39,16 @@ pub struct StoreSuperblock {
     pub uuid: [u8; 16],
     /// Creation time in seconds since 1970.
     pub created_s: u64,
-    /// Segment size in bytes; a power of two.
+    /// Segment size in bytes: a power of two, times the data columns if the store is on several devices.
     pub segment_size: u32,
-    /// Number of segments.
+    /// Number of segments; on several devices, the number when the store was created.
     pub segment_count: u32,
-    /// Data devices per row (k); always 1.
+    /// Data columns of a segment (k); 1 on one device.
     pub data_devices: u16,
-    /// Parity devices per row (m); always 0.
+    /// Parity columns of a segment (m); 0 on one device.
     pub parity_devices: u16,
+    /// Identity of the device, if the store is on several; `None` in the log's copies.
+    pub device: Option<DeviceIdentity>,
 }
 
 /// Reason why a superblock was rejected.
@@ -60,11 +73,16 @@ impl StoreSuperblock {
         u64::from_le_bytes(self.uuid[..8].try_into().expect("eight bytes"))
     }
 
+    /// Returns the version of the format: 1 without features.
+    fn version(&self) -> u32 {
+        if self.features == 0 { 1 } else { VERSION }
+    }
+
     /// Encodes the superblock as one block.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(BLOCK);
         out.put(MAGIC);
-        out.put_u32(VERSION);
+        out.put_u32(self.version());
         out.put_u32(0);
         out.put_u64(self.features);
         out.put_u64(self.features_compatible);
@@ -75,6 +93,10 @@ impl StoreSuperblock {
         out.put_u32(self.segment_count);
         out.put_u16(self.data_devices);
         out.put_u16(self.parity_devices);
+        if let Some(device) = self.device {
+            out.put(&device.id);
+            out.put_u16(device.number);
+        }
         out.resize(BLOCK, 0);
         seal(&mut out, CRC_AT);
         out
@@ -97,7 +119,7 @@ impl StoreSuperblock {
             return Err(damaged(MalformedStore("superblock: the checksum is wrong".into())));
         }
         // An unknown version counts as newer only after the checksum has been verified.
-        if version != VERSION {
+        if version == 0 || version > VERSION {
             return Err(SuperblockError::Newer(format!("format version {version}, this program knows {VERSION}")));
         }
         let fields = |reader: &mut StoreReader<'_>| {
@@ -116,7 +138,15 @@ impl StoreSuperblock {
                 segment_count: reader.u32()?,
                 data_devices: reader.u16()?,
                 parity_devices: reader.u16()?,
+                device: {
+                    let id: [u8; 16] = reader.bytes(16)?.try_into().expect("16 bytes");
+                    let number = reader.u16()?;
+                    (id != [0; 16]).then_some(DeviceIdentity { number, id })
+                },
             };
+            if superblock.version() != version {
+                return malformed(format!("superblock: version {version} with features {features:#x}"));
+            }
             Ok((superblock, block_size))
         };
         let (superblock, block_size) = fields(&mut reader).map_err(damaged)?;
@@ -132,7 +162,19 @@ impl StoreSuperblock {
         if block_size != BLOCK as u32 {
             return malformed(format!("superblock: blocks of {block_size} bytes"));
         }
-        if !self.segment_size.is_power_of_two() || !(64 * 1024..=1 << 30).contains(&self.segment_size) {
+        let several = self.features & FEATURE_DEVICES != 0;
+        let (data, parity) = (u32::from(self.data_devices), u32::from(self.parity_devices));
+        let is_known = if several {
+            (1..=64).contains(&data) && (2..=64).contains(&(data + parity))
+        } else {
+            (data, parity) == (1, 0)
+        };
+        if !is_known || (!several && self.device.is_some()) {
+            return malformed(format!("superblock: segments of {data}+{parity} columns"));
+        }
+        let column = self.segment_size / data;
+        let whole = column.is_power_of_two() && column * data == self.segment_size;
+        if !whole || column < 64 * 1024 || self.segment_size > 1 << 30 {
             return malformed(format!("superblock: segments of {} bytes", self.segment_size));
         }
         if !(8..=1 << 20).contains(&self.segment_count) {
@@ -147,9 +189,6 @@ impl StoreSuperblock {
         }
         if self.device_size() / BLOCK64 >= 1 << 48 {
             return malformed("superblock: more blocks than 48 bits can number");
-        }
-        if (self.data_devices, self.parity_devices) != (1, 0) {
-            return malformed(format!("superblock: rows of {}+{}", self.data_devices, self.parity_devices));
         }
         Ok(())
     }
@@ -169,12 +208,37 @@ pub(super) mod tests {
             segment_count: 256,
             data_devices: 1,
             parity_devices: 0,
+            device: None,
+        }
+    }
+
+    pub(in crate::format) fn sample_of_several() -> StoreSuperblock {
+        StoreSuperblock {
+            features: FEATURE_DEVICES,
+            segment_size: 3 << 20,
+            data_devices: 3,
+            parity_devices: 2,
+            device: Some(DeviceIdentity { number: 4, id: *b"a device's UUID." }),
+            ..sample()
         }
     }
 
     #[test]
     fn round_trip() {
-        assert_eq!(StoreSuperblock::decode(&sample().encode()), Ok(sample()));
+        for superblock in [sample(), sample_of_several(), StoreSuperblock { device: None, ..sample_of_several() }] {
+            assert_eq!(StoreSuperblock::decode(&superblock.encode()), Ok(superblock));
+        }
+    }
+
+    #[test]
+    fn impossible_rows_are_rejected() {
+        let rejected = |superblock: StoreSuperblock| StoreSuperblock::decode(&superblock.encode()).is_err();
+        assert!(rejected(StoreSuperblock { data_devices: 2, ..sample() }));
+        assert!(rejected(StoreSuperblock { parity_devices: 1, ..sample() }));
+        assert!(rejected(StoreSuperblock { device: sample_of_several().device, ..sample() }));
+        assert!(rejected(StoreSuperblock { data_devices: 2, ..sample_of_several() }), "columns of no power of two");
+        assert!(rejected(StoreSuperblock { data_devices: 0, ..sample_of_several() }));
+        assert!(rejected(StoreSuperblock { data_devices: 1, parity_devices: 0, ..sample_of_several() }));
     }
 
     #[test]
@@ -206,7 +270,7 @@ pub(super) mod tests {
     #[test]
     fn newer_ones_are_told_from_damaged_ones() {
         let mut newer = sample().encode();
-        newer[8] = 2;
+        newer[8] = 3;
         seal(&mut newer, CRC_AT);
         assert!(matches!(StoreSuperblock::decode(&newer), Err(SuperblockError::Newer(_))));
         let featured = StoreSuperblock { features: 4, ..sample() }.encode();

@@ -125,6 +125,18 @@ impl Batch {
         padded
     }
 
+    /// Pads the batch, header included, to a multiple of `line_blocks` blocks, and returns the number of bytes that the
+    /// payload grows by.
+    pub fn pad_to_lines(&self, line_blocks: u32) -> usize {
+        debug_assert!(self.is_open() && self.blob_bytes() == 0);
+        let blocks = 1 + self.payload_blocks();
+        let missing = (blocks.next_multiple_of(line_blocks) - blocks) as usize * BLOCK;
+        if missing > 0 {
+            self.payload.borrow_mut().push(Buf::zeroed(missing));
+        }
+        missing
+    }
+
     /// Takes the encoded entries, for the header.
     pub fn take_entries(&self) -> Vec<u8> {
         debug_assert!(self.is_open());

@@ -12,6 +12,8 @@ use forebay_reactor::{File, sleep, spawn};
 use super::acks::PendingAcks;
 use super::batch::Batch;
 use super::health::DeviceHealth;
+use crate::columns::ColumnSet;
+use crate::device::StoreDevice;
 use crate::format::{BLOCK, BLOCK64};
 use crate::host::HostFileSystem;
 
@@ -31,7 +33,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// 3. At most [`WRITES_MAX`] writes are in flight, and at most one flush.
 /// 4. A batch is retried until it is written; it is never discarded while the store is open.
 pub struct BatchWriter {
-    file: File,
+    device: StoreDevice,
     /// File system that holds the store file; `None` unless the store is in a file.
     host: Option<Rc<HostFileSystem>>,
     /// Closed batches, oldest first. Written batches are removed from the front.
@@ -54,9 +56,9 @@ pub struct BatchWriter {
 
 impl BatchWriter {
     /// Creates a writer for batches from `next_seq` on.
-    pub fn new(file: File, host: Option<Rc<HostFileSystem>>, next_seq: u64) -> Rc<Self> {
+    pub fn new(device: StoreDevice, host: Option<Rc<HostFileSystem>>, next_seq: u64) -> Rc<Self> {
         Rc::new(Self {
-            file,
+            device,
             host,
             closed: RefCell::default(),
             waiting: RefCell::default(),
@@ -127,10 +129,37 @@ impl BatchWriter {
 
     async fn write(self: Rc<Self>, batch: Rc<Batch>) {
         let bufs = batch.to_bufs();
+        let is_written = match &self.device {
+            StoreDevice::Single(file) => self.write_to_file(file, &batch, &bufs).await,
+            StoreDevice::Columns(set) => self.write_to_columns(set, &batch, &bufs).await,
+        };
+        if is_written {
+            self.written(&batch, bufs.len() - BLOCK);
+        }
+    }
+
+    /// Writes a batch to several devices until they accept it. Returns false if writing has failed permanently.
+    async fn write_to_columns(&self, set: &ColumnSet, batch: &Batch, bufs: &BufList) -> bool {
+        let mut row = set.row(batch.block(), bufs);
+        while let Err(error) = set.write_row(&mut row).await {
+            self.fail(error);
+            if self.health.is_failed_permanently() {
+                return false;
+            }
+            sleep(RETRY_AFTER).await;
+            if self.health.is_failed_permanently() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Writes a batch to one file or device until it accepts it. Returns false if writing has failed permanently.
+    async fn write_to_file(&self, file: &File, batch: &Batch, bufs: &BufList) -> bool {
         loop {
             let released = self.host.as_ref().map_or(0, |host| host.times_released());
-            match self.file.write_at(bufs.clone(), batch.block() * BLOCK64).await {
-                Ok(()) => break,
+            match file.write_at(bufs.clone(), batch.block() * BLOCK64).await {
+                Ok(()) => return true,
                 Err(error) => {
                     // Retries the same write until the device accepts it: appended data is never discarded.
                     let no_space = error.kind() == std::io::ErrorKind::StorageFull;
@@ -141,23 +170,22 @@ impl BatchWriter {
                         self.fail(host.full());
                         sleep(RETRY_AFTER).await;
                         if self.health.is_failed_permanently() {
-                            return;
+                            return false;
                         }
                         continue;
                     }
                     let text = format!("writing {} bytes of the log at byte {}", bufs.len(), batch.block() * BLOCK64);
                     self.fail(Error::from_io(error, text));
                     if self.health.is_failed_permanently() {
-                        return;
+                        return false;
                     }
                     sleep(RETRY_AFTER).await;
                     if self.health.is_failed_permanently() {
-                        return;
+                        return false;
                     }
                 }
             }
         }
-        self.written(&batch, bufs.len() - BLOCK);
     }
 
     /// Records that a batch with `payload` bytes of payload is on the device.
@@ -211,7 +239,7 @@ impl BatchWriter {
     }
 
     fn report(&self, error: &Error) {
-        let path = self.file.path().display();
+        let path = self.device.name();
         tracing::error!(?error, "cannot write to the store's device {path}; writes and flushes fail until it recovers");
     }
 
@@ -266,15 +294,22 @@ impl BatchWriter {
         self.progress.wait_until(|| self.written_seq.get() >= seq || self.health.is_failed()).await;
         let target = self.written_seq.get();
         if target >= seq {
-            match self.file.sync_data().await {
-                Ok(()) => self.durable_seq.set(target.max(self.durable_seq.get())),
+            match self.device.sync().await {
+                Ok(()) => self.note_durable(target),
                 // The state of the device's cache is unknown now, and a later successful flush proves nothing about it.
-                Err(error) => self.fail_permanently(Error::from_io(error, "flushing the store's device")),
+                Err(error) => self.fail_permanently(error),
             }
         }
         debug_assert!(self.durable_seq.get() <= self.written_seq.get());
         self.syncing.set(false);
         self.progress.notify_all();
+    }
+
+    fn note_durable(&self, seq: u64) {
+        self.durable_seq.set(seq.max(self.durable_seq.get()));
+        if let Some(set) = self.device.columns() {
+            set.note_durable(seq);
+        }
     }
 
     /// Returns bytes of a closed batch that is still in memory; `None` unless all of them are.

@@ -3,7 +3,8 @@
 //! The subject is the store and images on it; or, with `--messenger`, messengers; with `--writelog`, write logs; with
 //! `--attachment`, volumes that get and lose write logs under load; with `--replication`, write logs with members on several
 //! gateways; with `--shared`, images of a pool that several clients
-//! use at once; with `--families`, clones and snapshots of images; with `--forward`, volumes that other daemons have open.  `--everywhere` crashes each seed's scenario at every persistence point of its first life in turn.
+//! use at once; with `--families`, clones and snapshots of images; with `--forward`, volumes that other daemons have open; with `--devices`, stores on
+//! several devices.  `--everywhere` crashes each seed's scenario at every persistence point of its first life in turn.
 //!
 //! A failure prints its seed, its trace and how to replay it, and ends with exit code 1.
 
@@ -11,12 +12,12 @@ use std::fmt::Debug;
 use std::process::ExitCode;
 
 use forebay_sim::harness::{
-    AttachmentTally, Failure, FamilyTally, ForwardTally, LogTally, MessengerTally, ReplicationTally, SharedTally,
-    Tally, run_attachment, run_families, run_forward, run_messenger, run_replication, run_shared, run_writelog, soak,
-    sweep, sweep_writelog,
+    AttachmentTally, DevicesTally, Failure, FamilyTally, ForwardTally, LogTally, MessengerTally, ReplicationTally,
+    SharedTally, Tally, run_attachment, run_devices, run_families, run_forward, run_messenger, run_replication,
+    run_shared, run_writelog, soak, sweep, sweep_writelog,
 };
 
-const USAGE: &str = "sim [--messenger | --writelog | --attachment | --replication | --shared | --families | --forward] [--everywhere] [--seed N] [--steps M] [--runs R]";
+const USAGE: &str = "sim [--messenger | --writelog | --attachment | --replication | --shared | --families | --forward | --devices] [--everywhere] [--seed N] [--steps M] [--runs R]";
 
 /// Subject of the runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,6 +30,7 @@ enum Subject {
     Shared,
     Families,
     Forward,
+    Devices,
 }
 
 struct Args {
@@ -56,6 +58,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--replication" => args.subject = Subject::Replication,
             "--families" => args.subject = Subject::Families,
             "--forward" => args.subject = Subject::Forward,
+            "--devices" => args.subject = Subject::Devices,
             "--shared" => args.subject = Subject::Shared,
             "--everywhere" => args.everywhere = true,
             _ => return Err(format!("{word}: unknown; usage: {USAGE}")),
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         (Subject::Replication, _) => run(&args, "--replication", run_replication, ReplicationTally::add),
         (Subject::Families, _) => run(&args, "--families", run_families, FamilyTally::add),
         (Subject::Forward, _) => run(&args, "--forward", run_forward, ForwardTally::add),
+        (Subject::Devices, _) => run(&args, "--devices", run_devices, DevicesTally::add),
         (Subject::Shared, _) => run(&args, "--shared", run_shared, SharedTally::add),
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Everything about a run follows from its seed: the shape of the store, the faults, the load, and where it crashes.
 
+mod devices;
 mod families;
 mod forward;
 mod images;
@@ -15,6 +16,7 @@ mod store;
 mod striping;
 mod writelog;
 
+pub use devices::{DevicesTally, run_devices};
 pub use families::{FamilyTally, run_families};
 pub use forward::{ForwardTally, run_forward};
 pub use messenger::{MessengerTally, run_messenger};

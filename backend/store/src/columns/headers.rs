@@ -1,0 +1,58 @@
+//! Verification of what every device has a copy of: superblocks and device tables.
+
+use forebay_block::{BufMut, Error, Result};
+
+use super::device::ColumnState;
+use super::init::write_superblock;
+use super::set::ColumnSet;
+use crate::format::BLOCK;
+use crate::format::devices::{DeviceTable, PLACES, TABLE_MAX};
+use crate::format::superblock::{COPIES, DeviceIdentity, StoreSuperblock};
+
+impl ColumnSet {
+    /// Verifies superblocks and device tables on every device that is used, and writes damaged ones again. Returns the
+    /// number of copies that were damaged.
+    ///
+    /// # Errors
+    /// Errors of more devices than parity allows.
+    pub async fn scrub_headers(&self, superblock: &StoreSuperblock) -> Result<u64> {
+        let mut damaged = 0;
+        let mut tables = 0;
+        for device in self.written_devices() {
+            let failed = |error| Error::from_io(error, format!("verifying the superblock of {}", device.describe()));
+            let identity = DeviceIdentity { number: device.number, id: device.id };
+            let mut wrong = 0;
+            for at in COPIES {
+                let read = device.read(BufMut::with_capacity(BLOCK), BLOCK, at).await;
+                let is_right =
+                    |block: &BufMut| StoreSuperblock::decode(block).is_ok_and(|found| found.device == Some(identity));
+                wrong += u64::from(!read.as_ref().is_ok_and(is_right));
+            }
+            if wrong > 0
+                && let Some(file) = device.file()
+            {
+                let superblock = StoreSuperblock { device: Some(identity), ..superblock.clone() };
+                write_superblock(&file, &superblock).await?;
+                tracing::warn!(
+                    "{wrong} copies of the superblock of {} were damaged, and were renewed",
+                    device.describe()
+                );
+            }
+            damaged += wrong;
+            if device.state() != ColumnState::Active {
+                continue;
+            }
+            for at in PLACES {
+                let table = device.read(BufMut::with_capacity(TABLE_MAX), TABLE_MAX, at).await.map_err(failed)?;
+                tables += u64::from(DeviceTable::decode(&table, superblock.store_number()).is_err());
+            }
+        }
+        if tables > 0 {
+            tracing::warn!("{tables} copies of the device table of {} were damaged, and were renewed", self.name());
+            for _ in PLACES {
+                self.change_table(|_| {}).await?;
+            }
+        }
+        Ok(damaged + tables)
+    }
+}
