@@ -42,6 +42,9 @@ pub struct SimArguments {
     /// Volumes that other daemons have open, under moves and failures of these, in place of stores
     #[arg(long, conflicts_with_all = ["messenger", "writelog", "attachment", "replication", "shared", "families", "everywhere", "sweeps"])]
     forward: bool,
+    /// Stores on several devices that fail, in place of stores on one
+    #[arg(long, conflicts_with_all = ["messenger", "writelog", "attachment", "replication", "shared", "families", "forward", "everywhere", "sweeps"])]
+    devices: bool,
     /// Crash each seed's scenario at every persistence point of its first life in turn: a run a point
     #[arg(long)]
     everywhere: bool,
@@ -61,6 +64,7 @@ impl SimArguments {
             (self.shared, "--shared"),
             (self.families, "--families"),
             (self.forward, "--forward"),
+            (self.devices, "--devices"),
             (everywhere, "--everywhere"),
         ];
         all.into_iter().filter_map(|(asked, option)| asked.then_some(option)).collect()

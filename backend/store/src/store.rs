@@ -427,7 +427,9 @@ impl Store {
     /// none.
     pub fn needs_repair(&self) -> Option<String> {
         let text = "one copy of the superblock is damaged; stop the daemon and run `forebay store check --repair`";
-        self.one_superblock.get().then(|| text.to_owned())
+        let superblock = self.one_superblock.get().then(|| text.to_owned());
+        let texts: Vec<String> = superblock.into_iter().chain(self.degraded()).collect();
+        (!texts.is_empty()).then(|| texts.join("; "))
     }
 
     /// Returns the reason why the store rejects writes, if it does: its device failed, it is read-only, or it is

@@ -14,6 +14,7 @@ mod manage;
 mod map;
 mod namespace;
 mod snapshot;
+mod store;
 mod trash;
 
 use std::ops::RangeInclusive;
@@ -276,6 +277,7 @@ pub use manage::{
 
 pub use map::{MapRequest, MappedImage};
 pub use namespace::NamespaceName;
+pub use store::{ReplaceDeviceRequest, ScrubInfo, StoreDeviceInfo, StoreDevices};
 
 pub use trash::{MoveToTrashRequest, RestoreRequest, TrashListing};
 

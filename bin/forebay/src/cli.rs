@@ -52,7 +52,7 @@ pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, P
 pub use rbd_only::refusal;
 pub use serve::{DriverKind, ServeArgs};
 pub use snapshots::{OneSource, RemovedSnapshot, SnapCommand, SnapLimitCommand, SnapRenameArgs};
-pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs};
+pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs, StoreReplaceArgs, StoreScrubArgs};
 pub use trash::TrashCommand;
 
 /// Fast block volumes: images on an embedded object store, served to hosts.

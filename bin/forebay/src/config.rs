@@ -22,6 +22,7 @@ use peers::{PeerSettings, PeerTransport};
 use serde::Deserialize;
 
 use crate::cli::{CephArgs, DriverKind, GlobalArgs, LogFormat, ServeArgs};
+use crate::engine::store::devices::DEVICE_LIST;
 use crate::failure::{Failure, Result};
 use crate::spec::GroupSpec;
 use crate::units::{Size, Span};
@@ -41,6 +42,8 @@ use replicas::ReplicasSection;
 pub const LINGER_US: u32 = 50;
 /// Maximum time a reactor busy-polls before it sleeps, in microseconds.
 const LINGER_US_MAX: u32 = 1000;
+/// Default rate of filling and scrubbing the store's devices, a second.
+const REPAIR_RATE: Size = Size(256 << 20);
 /// Default size of the store's data cache.
 pub const STORE_CACHE: Size = Size(256 << 20);
 /// Maximum number of reactors: more than any machine can provide cores for.
@@ -113,6 +116,7 @@ struct StoreSection {
     path: Option<PathBuf>,
     size: Option<Size>,
     cache: Option<Size>,
+    repair_rate: Option<Size>,
 }
 
 /// `[ram]` section.
@@ -185,6 +189,10 @@ pub struct DaemonConfig {
     pub store_size: Option<Size>,
     /// Bytes of memory for the store's data cache.
     pub store_cache: usize,
+    /// Bytes a second that filling and scrubbing the store's devices may read; 0 for no limit.
+    pub repair_rate: u64,
+    /// Set to open the store although missing devices may have continued without the others.
+    pub accept_missing_devices: bool,
     /// Read cache of snapshot parents, if there is one.
     pub read_cache: Option<CacheOptions>,
     /// Maximum bytes of the pool in memory.
@@ -287,6 +295,8 @@ impl DaemonConfig {
             store,
             store_size: serve.store_size.or(file.store.size),
             store_cache,
+            repair_rate: serve.repair_rate.or(file.store.repair_rate).unwrap_or(REPAIR_RATE).0,
+            accept_missing_devices: serve.accept_missing_devices,
             ram_size: file.ram.size.map_or_else(|| memory() / 2, |size| size.0),
             log_limits: file.write_log.resolve(serve)?,
             qos: file.qos.resolve()?,
@@ -335,9 +345,10 @@ pub fn follow_links(path: &Path) -> PathBuf {
     path
 }
 
-/// Returns the default path of the store.
+/// Returns the default path of the store: the list of its devices, if there is one, or a file.
 pub fn default_store(data: &Path) -> PathBuf {
-    data.join("store.img")
+    let list = data.join(DEVICE_LIST);
+    if list.exists() { list } else { data.join("store.img") }
 }
 
 /// Returns the default data directory.

@@ -13,6 +13,7 @@ mod manage;
 mod map;
 mod namespaces;
 mod snapshots;
+mod store;
 mod trash;
 
 use std::cell::Cell;
@@ -50,6 +51,7 @@ pub use snapshots::{
     CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RemoveSnapshotById, RollBack, SetSnapshotLimit,
     UpdateSnapshot,
 };
+pub use store::{GetScrub, ListStoreDevices, ReplaceStoreDevice, StartScrub};
 pub use trash::{ListTrash, MoveToTrash, PurgeTrash, RemoveFromTrash, RestoreFromTrash};
 
 /// HTTP request of an operation.

@@ -78,6 +78,16 @@ fn data_path() -> Vec<Stage> {
             own(&["sim", "--jobs", "1", "--runs", &runs, "--steps", "1", "--sweeps", &sweeps])
         })
         .long(10, 28, 210),
+        Stage::tests("store-devices", "a store on five files, two of them lost", &["build"], |_| {
+            Ok(script("store-devices.sh"))
+        })
+        .takes(60)
+        .busy(0.9),
+        Stage::tests("sim-devices", "stores on several devices that fail", &["build-programs"], |length| {
+            let runs = length.of(500, 5000, 50_000).to_string();
+            own(&["sim", "--devices", "--jobs", "1", "--runs", &runs])
+        })
+        .long(30, 300, 3000),
         Stage::tests("sim-attachment", "volumes that get and lose write logs", &["build-programs"], |length| {
             let runs = length.of(200, 2000, 40_000).to_string();
             own(&["sim", "--attachment", "--jobs", "1", "--runs", &runs])

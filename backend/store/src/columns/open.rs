@@ -353,6 +353,8 @@ impl ColumnSet {
         }
         if table != newest && !read_only {
             let _permit = set.changing.acquire(1).await;
+            // A crash may have left it on some devices only; a device lacks at most the newest table then.
+            set.spread_table(&newest).await;
             set.write_table(table, &[]).await?;
         }
         Ok(OpenedSet { set, superblock, anchor, anchor_lost, one_superblock })

@@ -132,12 +132,19 @@ impl ColumnSet {
     /// Copies the anchors of an active device, so that a new one is not taken for one from the past before the next
     /// checkpoint.
     async fn copy_anchors(&self, file: &File) -> Result<()> {
-        let active = self.all_devices().into_iter().find(|device| device.state() == ColumnState::Active);
-        let Some(active) = active else { return Ok(()) };
         let failed = |error| Error::from_io(error, format!("copying the anchors to {}", file.path().display()));
         for at in SLOTS.into_iter().flatten() {
-            let block: Buf = active.read(BufMut::with_capacity(BLOCK), BLOCK, at).await.map_err(failed)?.freeze();
-            file.write_at(block, at).await.map_err(failed)?;
+            let mut read = None;
+            for device in self.all_devices().into_iter().filter(|device| device.state() == ColumnState::Active) {
+                read = Some(device.read(BufMut::with_capacity(BLOCK), BLOCK, at).await);
+                if matches!(read, Some(Ok(_))) {
+                    break;
+                }
+            }
+            if let Some(block) = read {
+                let block: Buf = block.map_err(failed)?.freeze();
+                file.write_at(block, at).await.map_err(failed)?;
+            }
         }
         file.sync_data().await.map_err(failed)
     }

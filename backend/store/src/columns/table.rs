@@ -5,7 +5,7 @@ use std::rc::Rc;
 use forebay_block::{Buf, Error, ErrorKind, Result};
 use forebay_reactor::sync::join_all;
 
-use super::device::ColumnDevice;
+use super::device::{ColumnDevice, ColumnState};
 use super::geometry::RowGeometry;
 use super::set::ColumnSet;
 use crate::format::devices::{DeviceTable, PLACES, RecordedState};
@@ -117,6 +117,33 @@ impl ColumnSet {
                     tracing::error!("{}: {reason}", device.describe());
                 }
                 self.record_away(&mut table, failure.number, &reason)?;
+            }
+        }
+    }
+
+    /// Writes a table that is the newest on some device to all others that it uses. Devices that fail are left to the next
+    /// change of the table.
+    pub(super) async fn spread_table(&self, table: &DeviceTable) {
+        let Ok(bytes) = table.encode() else { return };
+        let place = PLACES[(table.generation % 2) as usize];
+        let bytes = Buf::copy_of(&bytes);
+        let is_used = |number| table.device(number).is_some_and(|record| record.state == RecordedState::Active);
+        // One from the past must not look as if it were not.
+        let is_current = |device: &Rc<ColumnDevice>| device.state() == ColumnState::Active && device.file().is_some();
+        let targets: Vec<Rc<ColumnDevice>> =
+            self.all_devices().into_iter().filter(|device| is_used(device.number) && is_current(device)).collect();
+        let writes = targets.iter().map(|device| {
+            let bytes = bytes.clone();
+            Box::pin(async move {
+                match device.write(bytes.into(), place).await {
+                    Ok(()) => device.sync().await,
+                    Err(error) => Err(error),
+                }
+            })
+        });
+        for (device, result) in targets.iter().zip(join_all(writes).await) {
+            if let Err(error) = result {
+                tracing::warn!(%error, "cannot write the device table of {}", device.describe());
             }
         }
     }

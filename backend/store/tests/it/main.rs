@@ -5,6 +5,7 @@ mod common;
 mod conformance;
 mod damage;
 mod damaged_index;
+mod devices;
 mod flip;
 mod host;
 mod memory;

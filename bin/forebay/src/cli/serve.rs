@@ -128,6 +128,14 @@ pub struct ServeArgs {
     )]
     pub store_cache: Option<Size>,
 
+    /// Rate, a second, at which devices of the store are filled and scrubbed; 0 for no limit [default: 256M]
+    #[arg(long, value_name = "SIZE")]
+    pub repair_rate: Option<Size>,
+
+    /// Open a store on several devices although those that are missing may have been used without the others
+    #[arg(long)]
+    pub accept_missing_devices: bool,
+
     /// Maximum of dirty data in a write log that specifies none [default: its capacity]
     #[arg(long, value_name = "SIZE")]
     pub log_dirty_max: Option<Size>,

@@ -10,7 +10,9 @@ use crate::units::Size;
 #[derive(Debug, Subcommand)]
 pub enum StoreCommand {
     /// Create a store, which `serve` otherwise does at its first start
-    #[command(after_help = "Example:\n  forebay store init --data /srv/forebay --size 100G")]
+    #[command(
+        after_help = "Examples:\n  forebay store init --data /srv/forebay --size 100G\n  forebay store init --data /srv/forebay --ec 3+2 /dev/sd{b,c,d,e,f}\n  forebay store init --data /srv/forebay --ec 1+1 /srv/a/store /srv/b/store --size 100G"
+    )]
     Init(StoreInitArgs),
 
     /// Verify everything the store holds; the daemon must not run
@@ -18,6 +20,20 @@ pub enum StoreCommand {
         after_help = "Examples:\n  forebay store check --data /srv/forebay\n  forebay store check --rebuild --format json"
     )]
     Check(StoreCheckArgs),
+
+    /// List the devices of a store on several, with their states
+    #[command(after_help = "Example:\n  forebay store devices --format json")]
+    Devices,
+
+    /// Replace a device of the store, or take back one that was away; it is filled in the background
+    #[command(
+        after_help = "Examples:\n  forebay store replace /dev/sdc /dev/sdf --wait\n  forebay store replace 2 /dev/sdc  # the same device again"
+    )]
+    Replace(StoreReplaceArgs),
+
+    /// Verify everything that is stored, while the daemon runs, and mend what is wrong
+    #[command(after_help = "Examples:\n  forebay store scrub --wait\n  forebay store scrub --status")]
+    Scrub(StoreScrubArgs),
 
     /// Show the store's space
     #[command(after_help = "Example:\n  forebay store df")]
@@ -27,12 +43,22 @@ pub enum StoreCommand {
 /// Options of `store init`.
 #[derive(Debug, Args)]
 pub struct StoreInitArgs {
-    /// Size of the store file [default: 80 % of the free space; a block device's own size]
+    /// Size of the store file, or of each file of a store on several [default: 80 % of the free space, on several that of
+    /// the existing files; a block device's own size]
     #[arg(short, long, value_name = "SIZE")]
     pub size: Option<Size>,
 
+    /// Keep data on several devices, K data and M parity columns wide: M devices may be lost; 1+M for mirrors, K+0 for
+    /// stripes without redundancy
+    #[arg(long, value_name = "K+M", value_parser = parse_columns, requires = "devices")]
+    pub ec: Option<(usize, usize)>,
+
+    /// Files or block devices of a store on several, K+M at least
+    #[arg(value_name = "DEV", value_hint = ValueHint::FilePath, requires = "ec")]
+    pub devices: Vec<PathBuf>,
+
     /// A file or a block device [default: DIR/store.img]
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, conflicts_with = "ec")]
     pub store: Option<PathBuf>,
 
     /// Overwrite what is there: a store, file systems and signatures of others, data
@@ -40,8 +66,8 @@ pub struct StoreInitArgs {
     pub force: bool,
 
     /// Allocate all of the file now, so that others cannot take its space (but on btrfs, or where the file is shared
-    /// with snapshots, a write may still need more); not for a block device
-    #[arg(long)]
+    /// with snapshots, a write may still need more); not for a block device; files of a store on several always are
+    #[arg(long, conflicts_with = "ec")]
     pub preallocate: bool,
 }
 
@@ -69,4 +95,54 @@ pub struct StoreCheckArgs {
     /// would be lost is reported and the store left as it is, unless --roll-back is given, too
     #[arg(long)]
     pub rebuild: bool,
+
+    /// Check a store on several devices although those that are missing may have been used without the others
+    #[arg(long)]
+    pub accept_missing_devices: bool,
+}
+
+/// Options of `store replace`.
+#[derive(Debug, Args)]
+pub struct StoreReplaceArgs {
+    /// Device to replace: its path or number, as `store devices` shows them
+    #[arg(value_name = "OLD")]
+    pub old: String,
+
+    /// File or block device that takes its place; the same path takes back a device that was away
+    #[arg(value_name = "NEW", value_hint = ValueHint::FilePath)]
+    pub new: PathBuf,
+
+    /// Overwrite what the new one holds
+    #[arg(long)]
+    pub force: bool,
+
+    /// Wait until it is filled
+    #[arg(long)]
+    pub wait: bool,
+}
+
+/// Options of `store scrub`.
+#[derive(Debug, Args)]
+pub struct StoreScrubArgs {
+    /// Wait until it is complete; fails if data is lost
+    #[arg(long, conflicts_with = "status")]
+    pub wait: bool,
+
+    /// Show the progress and the results of the current or last scrub, without starting one
+    #[arg(long)]
+    pub status: bool,
+}
+
+/// Parses `K+M`.
+fn parse_columns(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once('+').and_then(|(data, parity)| Some((data.parse().ok()?, parity.parse().ok()?)));
+    let columns: (usize, usize) = parts.ok_or_else(|| format!("'{text}' is not K+M, like 3+2"))?;
+    match columns {
+        (0, _) => Err("a store needs a data column at least, like 1+1".into()),
+        (1, 0) => Err("1+0 is one device; leave out --ec".into()),
+        (data, parity) if data > 32 || parity > 16 => {
+            Err(format!("{data}+{parity}: at most 32 data and 16 parity columns"))
+        }
+        columns => Ok(columns),
+    }
 }

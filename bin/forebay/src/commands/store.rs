@@ -1,27 +1,36 @@
-//! `store init`, `store check`, `store df`.
+//! `store init`, `store check`, `store devices`, `store replace`, `store scrub`, `store df`.
 
 use std::path::{Path, PathBuf};
 
 use forebay_reactor::{DriverChoice, Reactor};
-use forebay_store::{CheckOptions, InitOptions};
+use forebay_store::{CheckOptions, DeviceSetOptions, InitOptions};
 
 use super::with_session;
-use crate::api::StoreSpace;
-use crate::cli::{GlobalArgs, StoreCheckArgs, StoreCommand, StoreInitArgs};
+use crate::api::{ReplaceDeviceRequest, ScrubInfo, StoreDeviceInfo, StoreDevices, StoreSpace};
+use crate::cli::{GlobalArgs, StoreCheckArgs, StoreCommand, StoreInitArgs, StoreReplaceArgs, StoreScrubArgs};
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::client::session::CommandSession;
 use crate::config::{absolute, default_data_dir, default_store, follow_links, size_from_free_space};
 use crate::daemon::{link_store, prepare_dir};
 use crate::engine::store;
+use crate::engine::store::devices::{DEVICE_LIST, init_devices};
 use crate::failure::{Failure, FailureKind, Result};
-use crate::ops::{GetStoreSpace, ProgressSink};
-use crate::output::{Output, fields};
+use crate::ops::{GetScrub, GetStoreSpace, ListStoreDevices, ProgressSink, ReplaceStoreDevice, StartScrub};
+use crate::output::{Output, fields, table};
+use crate::timestamp::Timestamp;
 use crate::units::{Size, percent};
 
 /// Does what is asked with the store.
 pub fn run(global: &GlobalArgs, output: Output, command: StoreCommand) -> Result<()> {
     match command {
+        StoreCommand::Init(options) if options.ec.is_some() => init_several(global, output, &options),
         StoreCommand::Init(options) => init(global, output, options),
+        StoreCommand::Devices => {
+            let devices = with_session(global, |session| session.call(ListStoreDevices, |_| {}))?;
+            output.print(&devices, show_devices)
+        }
+        StoreCommand::Replace(options) => replace(global, output, options),
+        StoreCommand::Scrub(options) => scrub(global, output, &options),
         StoreCommand::Check(options) => check(global, output, options),
         StoreCommand::Df => {
             let space = with_session(global, |session| session.call(GetStoreSpace, |_| {}))?;
@@ -98,6 +107,113 @@ fn init(global: &GlobalArgs, output: Output, options: StoreInitArgs) -> Result<(
     output.print(&space, |space| format!("made {} with {}", space.path.display(), Size(space.capacity)))
 }
 
+/// Creates a store on several devices.
+fn init_several(global: &GlobalArgs, output: Output, options: &StoreInitArgs) -> Result<()> {
+    let (data, _) = places(global, None)?;
+    refuse_beside_daemon(global, "making a store")?;
+    prepare_dir(&data)?;
+    let list = data.join(DEVICE_LIST);
+    for there in [&list, &data.join("store.img")] {
+        if there.symlink_metadata().is_ok() && !(options.force && there == &list) {
+            return Err(Failure::new(FailureKind::Exists, format!("{} is there already", there.display())).hint(
+                "name another data directory with --data; --force makes a new store on the same or other devices",
+            ));
+        }
+    }
+    let paths = options.devices.iter().map(|path| absolute(path)).collect::<Result<Vec<PathBuf>>>()?;
+    let (columns, parity) = options.ec.unwrap_or_default();
+    let making = DeviceSetOptions {
+        data: columns,
+        parity,
+        size: options.size.map_or(0, |Size(size)| size),
+        force: options.force,
+        ..DeviceSetOptions::default()
+    };
+    let bar = Bar::new(global, "Allocating", ProgressUnit::Bytes);
+    on_reactor_with_bar(&bar, |sink| init_devices(&list, &paths, &making, sink))?;
+    drop(bar);
+    let space = on_reactor(store::space(&list))??;
+    output.print(&space, |space| format!("made a store on {} devices with {}", paths.len(), Size(space.capacity)))
+}
+
+fn replace(global: &GlobalArgs, output: Output, options: StoreReplaceArgs) -> Result<()> {
+    let StoreReplaceArgs { old, new, force, wait } = options;
+    // A path is named as it is listed; a number stays as it is.
+    let old = if old.parse::<u16>().is_ok() { old } else { absolute(Path::new(&old))?.display().to_string() };
+    let request = ReplaceDeviceRequest { old, new: absolute(&new)?, force, wait };
+    let bar = Bar::new(global, "Filling", ProgressUnit::Steps);
+    let devices =
+        with_session(global, |session| session.call(ReplaceStoreDevice(request), |progress| bar.show(progress)))?;
+    drop(bar);
+    output.print(&devices, show_devices)
+}
+
+fn scrub(global: &GlobalArgs, output: Output, options: &StoreScrubArgs) -> Result<()> {
+    let bar = Bar::new(global, "Scrubbing", ProgressUnit::Steps);
+    let status = with_session(global, |session| match options.status {
+        true => session.call(GetScrub, |_| {}),
+        false => session.call(StartScrub { wait: options.wait }, |progress| bar.show(progress)),
+    })?;
+    drop(bar);
+    output.print(&status, show_scrub)?;
+    match status.lost {
+        0 => Ok(()),
+        lost => Err(Failure::new(FailureKind::Corrupt, format!("the scrub found {lost} lost block(s)"))
+            .hint("the log and --status name them; restore these objects or images from elsewhere")),
+    }
+}
+
+fn show_scrub(status: &ScrubInfo) -> String {
+    let state = match (status.running, status.completed_s) {
+        (true, _) => format!("{} of segments", percent(status.segment.into(), status.segments.into())),
+        (false, 0) => "never".into(),
+        (false, at) => format!("completed {}", Timestamp(at)),
+    };
+    let mut text = fields(&[
+        ("scrub", state),
+        ("verified", Size(status.bytes).to_string()),
+        ("mended blocks", status.mended.to_string()),
+        ("lost blocks", status.lost.to_string()),
+    ]);
+    status.losses.iter().for_each(|what| text.push_str(&format!("  lost: {what}\n")));
+    text
+}
+
+fn show_devices(devices: &StoreDevices) -> String {
+    let row = |device: &StoreDeviceInfo| {
+        let state = match device.state.as_str() {
+            "filling" => format!("filling {}", percent(device.filled.into(), devices.segments.into())),
+            state if device.missing => format!("{state}, missing"),
+            state => state.to_owned(),
+        };
+        let note = match (device.replaces, &device.reason) {
+            (Some(old), _) => format!("replaces {old}"),
+            (None, Some(reason)) => reason.clone(),
+            (None, None) => String::new(),
+        };
+        vec![
+            device.number.to_string(),
+            device.path.display().to_string(),
+            Size(device.size).to_string(),
+            state,
+            device.read_errors.to_string(),
+            device.write_errors.to_string(),
+            device.wrong_blocks.to_string(),
+            note,
+        ]
+    };
+    let mut text = format!("{}+{} columns\n", devices.data, devices.parity);
+    let header = ["NUMBER", "PATH", "SIZE", "STATE", "READ ERRORS", "WRITE ERRORS", "WRONG BLOCKS", "NOTE"];
+    text.push_str(&table(&header, &[0, 2, 4, 5, 6], devices.devices.iter().map(row)));
+    text.push('\n');
+    text.push_str(&fields(&[
+        ("degraded reads", devices.degraded_reads.to_string()),
+        ("late reads", devices.late_reads.to_string()),
+        ("mended blocks", format!("{} of {} wrong", devices.mended_blocks, devices.reconstructed_blocks)),
+    ]));
+    text
+}
+
 fn make(global: &GlobalArgs, path: &Path, options: &StoreInitArgs) -> Result<()> {
     let size = match options.size {
         Some(Size(size)) => size,
@@ -117,8 +233,8 @@ fn check(global: &GlobalArgs, output: Output, options: StoreCheckArgs) -> Result
     let (_, path) = places(global, options.store.as_deref())?;
     refuse_beside_daemon(global, "checking")?;
     let bar = Bar::new(global, "Checking", ProgressUnit::Steps);
-    let StoreCheckArgs { quick, repair, roll_back, rebuild, .. } = options;
-    let checking = CheckOptions { data: !quick, repair, roll_back, rebuild };
+    let StoreCheckArgs { quick, repair, roll_back, rebuild, accept_missing_devices, .. } = options;
+    let checking = CheckOptions { data: !quick, repair, roll_back, rebuild, accept_missing: accept_missing_devices };
     let report = on_reactor_with_bar(&bar, |sink| store::check(&path, checking, sink))?;
     drop(bar);
     output.print(&report, store::Report::show)?;

@@ -22,7 +22,8 @@ use tokio::sync::mpsc;
 use utoipa::OpenApi;
 
 use super::{
-    access, cache, clones, gateways, groups, manage, map, metrics, namespaces, options, page, snapshots, streams, trash,
+    access, cache, clones, gateways, groups, manage, map, metrics, namespaces, options, page, snapshots, store,
+    streams, trash,
 };
 use crate::api::{self, ErrorBody, Front, StreamLine};
 use crate::engine::handle::EngineHandle;
@@ -144,13 +145,13 @@ pub fn router(app: App, token: Option<Arc<str>>) -> Router {
         .merge(manage::routes())
         .merge(map::routes())
         .merge(options::routes())
+        .merge(store::routes())
         .route("/v1/reload", post(reload))
         .route("/v1/reservations/{pool}/{image}", get(get_reservations).delete(clear_reservations))
         .route("/v1/logs", get(list_logs))
         .route("/v1/logs/{pool}/{image}", get(get_log).delete(discard_log))
         .route("/v1/logs/{pool}/{image}/flush", post(flush_log))
         .route("/v1/logs/{pool}/{image}/takeover", post(take_over_log))
-        .route("/v1/store", get(store_space))
         .layer(DefaultBodyLimit::max(JSON_LEN_MAX));
     let api = match token {
         None => api,
@@ -290,7 +291,11 @@ async fn no_such_path(request: Request) -> Failure {
         flush_log,
         take_over_log,
         discard_log,
-        store_space,
+        store::store_space,
+        store::list_store_devices,
+        store::replace_store_device,
+        store::get_scrub,
+        store::start_scrub,
         copy_image,
         cache::get_read_cache,
         cache::clear_read_cache,
@@ -637,12 +642,6 @@ async fn discard_log(
     Query(DiscardQuery { force }): Query<DiscardQuery>,
 ) -> Response {
     on_image(names, |spec| app.run(streamed, ops::DiscardLog { spec, force })).await
-}
-
-/// Show the space of the embedded store
-#[utoipa::path(get, path = "/v1/store", responses((status = 200, body = api::StoreSpace)))]
-async fn store_space(State(app): State<App>, streamed: Streamed) -> Response {
-    app.run(streamed, ops::GetStoreSpace).await
 }
 
 /// Validates the names of a pool and an image, and responds with what `then` makes of them.

@@ -15,6 +15,7 @@ mod notify;
 mod options;
 mod page;
 mod snapshots;
+mod store;
 mod streams;
 mod trash;
 
@@ -33,7 +34,7 @@ use crate::cli::{GlobalArgs, ServeArgs};
 use crate::config::{DaemonConfig, default_store, follow_links, size_from_free_space};
 use crate::engine::handle::{Jobs, jobs};
 use crate::engine::small_files::{keep_reserve, replace_file};
-use crate::engine::{DaemonOptions, Engine, EngineOptions, store};
+use crate::engine::{DaemonOptions, Engine, EngineOptions, store as engine_store};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::kernels;
 use crate::ops::ProgressSink;
@@ -156,7 +157,7 @@ async fn run(daemon: DaemonOptions, cores: &Cores, notifier: &Notifier) -> Resul
 /// Runs the engine on its reactor until it is closed.
 async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<DaemonStatus>) -> Result<()> {
     let config = daemon.config.clone();
-    if store::is_absent(&config.store)? {
+    if engine_store::is_absent(&config.store)? {
         let path = follow_links(&config.store);
         let size = match config.store_size {
             Some(Size(size)) => size,
@@ -164,7 +165,7 @@ async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<
         };
         tracing::info!(store = %path.display(), size = %Size(size), "first start: creating the store");
         let options = InitOptions { size, ..InitOptions::default() };
-        store::init(&path, options, ProgressSink::channel().0).await?;
+        engine_store::init(&path, options, ProgressSink::channel().0).await?;
     }
     let options = EngineOptions {
         data: config.data.clone(),

@@ -61,7 +61,7 @@ use forebay_nbd::stats::ServerCounts;
 use forebay_ram::RamBackend;
 use forebay_reactor::{CoreHandle, Instant, now};
 use forebay_readcache::ReadCacheStats;
-use forebay_store::Store;
+use forebay_store::{Store, StoreOptions};
 use forebay_writelog::replication::{MemberReport, PrimarySet};
 
 use crate::api::{DaemonStatus, Front, PoolInfo, StoreSpace};
@@ -246,7 +246,15 @@ impl Engine {
         let mut pools: BTreeMap<&'static str, Rc<dyn ObjectBackend>> = BTreeMap::new();
         let mut store = None;
         if options.opens_store {
-            let opened = store::open(&options.store, data_cache).await?;
+            let daemon = options.daemon.as_ref().map(|daemon| &daemon.config);
+            let defaults = StoreOptions::default();
+            let opening = StoreOptions {
+                data_cache,
+                accept_missing: daemon.is_some_and(|config| config.accept_missing_devices),
+                repair_rate: daemon.map_or(defaults.repair_rate, |config| config.repair_rate),
+                ..defaults
+            };
+            let opened = store::open(&options.store, opening).await?;
             pools.insert(LOCAL_POOL, opened.clone());
             store = Some(opened);
         }

@@ -1,13 +1,16 @@
 //! The embedded store as the engine and `forebay store` use it.
 
+pub mod devices;
+
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::rc::Rc;
 
 use forebay_block::{ErrorKind, ObjectBackend, Usage};
-use forebay_store::{CheckOptions, InitOptions, RebuildReport, Store, StoreOptions};
+use forebay_store::{CheckOptions, ColumnState, InitOptions, RebuildReport, Store, StoreOptions};
 use serde::Serialize;
 
+use self::devices::{DeviceList, update_list};
 use crate::api::StoreSpace;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
@@ -79,15 +82,28 @@ pub async fn init(path: &Path, options: InitOptions, progress: ProgressSink) -> 
     })
 }
 
-/// Opens a store for the engine, with `data_cache` bytes of data cache.
-pub async fn open(path: &Path, data_cache: usize) -> Result<Rc<Store>> {
-    let options = StoreOptions { pool: LOCAL_POOL.into(), data_cache, ..StoreOptions::default() };
-    Store::open(path, options).await.map_err(|error| failure(error, path))
+/// Opens a store for the engine: a file or device, or the devices that the list at `path` names.
+pub async fn open(path: &Path, options: StoreOptions) -> Result<Rc<Store>> {
+    let options = StoreOptions { pool: LOCAL_POOL.into(), ..options };
+    if !DeviceList::is_list(path) {
+        return Store::open(path, options).await.map_err(|error| failure(error, path));
+    }
+    let list = DeviceList::load(path)?;
+    let store = Store::open_devices(&list.devices, list.uuid(), options).await;
+    let store = store.map_err(|error| match error.kind() {
+        ErrorKind::Io | ErrorKind::NotFound | ErrorKind::Invalid => {
+            let hint = format!("{} names the devices; correct paths there", path.display());
+            Failure::from(error).context(format_args!("the store {}", path.display())).hint(hint)
+        }
+        _ => failure(error, path),
+    })?;
+    update_list(path, &store)?;
+    Ok(store)
 }
 
 /// Returns the space of a store that no process has open.
 pub async fn space(path: &Path) -> Result<StoreSpace> {
-    let store = open(path, 0).await?;
+    let store = open(path, StoreOptions { data_cache: 0, ..StoreOptions::default() }).await?;
     let usage = store.usage().await.map_err(|error| failure(error, path));
     store.close().await.map_err(|error| failure(error, path))?;
     Ok(describe(path, usage?))
@@ -235,7 +251,13 @@ impl Report {
 
 /// Verifies a store that no process has open: its structure and, with `data`, every stored block.
 pub async fn check(path: &Path, options: CheckOptions, progress: ProgressSink) -> Result<Report> {
-    let found = Store::check(path, options, |done, total| progress.report(done, total)).await;
+    let report = |done, total| progress.report(done, total);
+    let found = if DeviceList::is_list(path) {
+        let list = DeviceList::load(path)?;
+        Store::check_devices(&list.devices, list.uuid(), options, report).await
+    } else {
+        Store::check(path, options, report).await
+    };
     let found = found.map_err(|error| failure(error, path))?;
     let damage = found.findings.into_iter().map(|finding| Damage {
         place: finding.place,
@@ -272,5 +294,35 @@ pub fn counters(store: &Store) -> Vec<StoreCounter> {
         counter("store_checkpoints", "Checkpoints since the start", false, stats.checkpoints),
         counter("store_page_loads", "Map pages read since the start", false, stats.page_loads),
         counter("store_checksum_errors", "Checksum errors found since the start", false, stats.checksum_errors),
+    ]
+    .into_iter()
+    .chain(device_counters(store))
+    .collect()
+}
+
+/// Returns the counters of the devices of a store on several.
+fn device_counters(store: &Store) -> Vec<StoreCounter> {
+    let Some((_, parity)) = store.columns() else { return Vec::new() };
+    let gauge = |name, help, value| StoreCounter { name, help, bytes: false, grows: false, value };
+    let counter = |name, help, value| StoreCounter { name, help, bytes: false, grows: true, value };
+    let devices = store.devices();
+    let members = || devices.iter().filter(|device| device.replaces.is_none());
+    let in_state = |state| devices.iter().filter(|device| device.state == state).count() as u64;
+    let counters = store.column_counters();
+    let errors: u64 = devices.iter().map(|device| device.read_errors + device.write_errors).sum();
+    let wrong: u64 = devices.iter().map(|device| device.wrong_blocks).sum();
+    let scrub = store.scrub_status();
+    vec![
+        gauge("store_devices", "Devices of the store", members().count() as u64),
+        gauge("store_devices_away", "Devices of the store that are away", in_state(ColumnState::Away)),
+        gauge("store_devices_filling", "Devices of the store that are being filled", in_state(ColumnState::Filling)),
+        gauge("store_devices_may_fail", "Devices that may fail without loss, if all are complete", parity as u64),
+        counter("store_device_errors", "Failed requests to devices since the start", errors),
+        counter("store_wrong_blocks", "Blocks with wrong content found on devices since the start", wrong),
+        counter("store_degraded_reads", "Reads that were reconstructed since the start", counters.degraded_reads),
+        counter("store_late_reads", "Reads that devices answered late since the start", counters.late_reads),
+        counter("store_mended_blocks", "Wrong blocks that were mended since the start", counters.mended_blocks),
+        gauge("store_scrub_mended", "Blocks that the last scrub mended", scrub.mended),
+        gauge("store_scrub_lost", "Blocks in use that the last scrub found lost", scrub.lost),
     ]
 }

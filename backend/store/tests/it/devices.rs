@@ -1,0 +1,419 @@
+//! Tests of a store on several devices: identification at opening, refusals, replacement, and scrubs.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::*;
+use forebay_reactor::sleep;
+use forebay_sim::{DiskFaults, Faults, World};
+use forebay_store::{CheckOptions, ColumnState, DeviceSetOptions, Store, StoreOptions};
+
+use crate::common::run;
+
+const MIB: u64 = 1 << 20;
+/// Bytes of each disk.
+const DISK: u64 = 4 * MIB;
+
+fn path(number: usize) -> PathBuf {
+    PathBuf::from(format!("/disk{number}"))
+}
+
+fn paths(numbers: impl IntoIterator<Item = usize>) -> Vec<PathBuf> {
+    numbers.into_iter().map(path).collect()
+}
+
+/// Creates a machine with disks, and a store of `data` and `parity` columns on the first ones. Returns its UUID.
+fn machine(disks: usize, data: usize, parity: usize) -> (World, [u8; 16]) {
+    let world = World::new(1, Faults::none());
+    for number in 0..disks {
+        world.add_disk(path(number), DISK, 4096);
+    }
+    let uuid = run(&world, async { init(0..data + parity, data, parity).await.expect("init") });
+    (world, uuid)
+}
+
+async fn init(disks: impl IntoIterator<Item = usize>, data: usize, parity: usize) -> Result<[u8; 16]> {
+    let options = DeviceSetOptions { data, parity, column_size: 64 << 10, ..DeviceSetOptions::default() };
+    Store::init_devices(&paths(disks), &options, |_, _| {}).await
+}
+
+async fn open(disks: impl IntoIterator<Item = usize>) -> Result<Rc<Store>> {
+    Store::open_devices(&paths(disks), None, StoreOptions::default()).await
+}
+
+async fn refused(disks: impl IntoIterator<Item = usize>) -> String {
+    format!("{:?}", open(disks).await.err().expect("refused"))
+}
+
+async fn write(store: &Store, name: &str, byte: u8) {
+    let data = Buf::copy_of(&vec![byte; 100_000]).into();
+    let write = Transaction::of(ObjectOp::Write { offset: 0, data });
+    store.submit(&ObjectName::new(name), write).await.expect("write");
+    store.flush().await.expect("flush");
+}
+
+async fn has(store: &Store, name: &str, byte: u8) {
+    let read = ObjectRead::head(0, 100_000);
+    let found = store.read(&ObjectName::new(name), read).await.expect("read").fill(read.extent).to_vec();
+    assert!(found == vec![byte; 100_000], "{name}");
+}
+
+async fn all_active(store: &Store) {
+    while store.degraded().is_some() || store.devices().iter().any(|device| device.state != ColumnState::Active) {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn scrub(store: &Store) -> (u64, u64) {
+    store.start_scrub().expect("a scrub");
+    while store.scrub_status().running {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let status = store.scrub_status();
+    (status.mended, status.lost)
+}
+
+fn states(store: &Store) -> Vec<ColumnState> {
+    store.devices().iter().map(|device| device.state).collect()
+}
+
+#[test]
+fn devices_may_be_named_in_any_order_and_are_recognized() {
+    let (world, uuid) = machine(7, 2, 1);
+    run(&world, async {
+        let store = open([2, 0, 1]).await.expect("open");
+        assert_eq!((store.uuid(), store.columns()), (uuid, Some((2, 1))));
+        write(&store, "a", 1).await;
+        store.close().await.expect("close");
+        drop(store);
+        init(3..6, 2, 1).await.expect("another store");
+        let options = StoreOptions { read_only: true, ..StoreOptions::default() };
+        let store = Store::open_devices(&paths([6, 3, 1, 0]), Some(uuid), options).await.expect("one is missing");
+        assert!(store.degraded().is_some_and(|text| text.contains("device 2 (/disk2) is missing: no path has it")));
+        drop(store);
+        let store = Store::open_devices(&paths([3, 0, 1, 2]), Some(uuid), StoreOptions::default()).await;
+        let store = store.expect("a foreign device is left out");
+        has(&store, "a", 1).await;
+        assert!(store.degraded().is_none());
+        store.close().await.expect("close");
+    });
+}
+
+#[test]
+fn one_device_of_several_is_no_store_of_its_own() {
+    let (world, _) = machine(3, 2, 1);
+    run(&world, async {
+        let error = Store::open(path(0), StoreOptions::default()).await.err().expect("refused");
+        assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("one device of a store on several"));
+        world.add_disk("/alone", DISK, 4096);
+        let options = forebay_store::InitOptions { segment_size: 64 << 10, ..Default::default() };
+        Store::init("/alone", options).await.expect("init");
+        let alone = Store::open_devices(&["/alone".into()], None, StoreOptions::default()).await;
+        let error = alone.err().expect("refused");
+        assert!(error.to_string().contains("a store of its own"), "{error}");
+    });
+}
+
+#[test]
+fn a_copy_of_a_device_is_named() {
+    let (world, _) = machine(3, 2, 1);
+    let content = world.peek(path(1), 0, DISK as usize).expect("a disk");
+    world.add_disk("/copy", DISK, 4096);
+    run(&world, async {
+        let copy = forebay_reactor::File::open("/copy", forebay_reactor::OpenOptions::read_write()).expect("a disk");
+        copy.write_at(Buf::copy_of(&content), 0).await.expect("copied");
+        drop(copy);
+        let all = [path(0), path(1), path(2), "/copy".into()];
+        let error = Store::open_devices(&all, None, StoreOptions::default()).await.err().expect("refused");
+        let text = error.to_string();
+        assert!(text.contains("/disk1 and /copy are both device 1"), "{text}");
+    });
+}
+
+#[test]
+fn what_is_missing_is_named_and_too_much_is_refused() {
+    let (world, _) = machine(5, 3, 2);
+    run(&world, async {
+        let store = open(0..5).await.expect("open");
+        write(&store, "a", 1).await;
+        store.close().await.expect("close");
+        drop(store);
+        let text = refused([0, 2]).await;
+        assert!(text.contains("3 of 5 devices are gone, and parity allows 2"), "{text}");
+        for number in [1, 3, 4] {
+            assert!(text.contains(&format!("device {number} (/disk{number}) is missing")), "{text}");
+        }
+        let store = open([0, 2, 4]).await.expect("two may be missing");
+        let degraded = store.degraded().expect("degraded");
+        assert!(degraded.contains("device 1 (/disk1) is missing") && degraded.contains("device 3"), "{degraded}");
+        has(&store, "a", 1).await;
+        write(&store, "b", 2).await;
+        store.close().await.expect("close");
+        drop(store);
+        // They come back, and lack what was written meanwhile.
+        let store = open(0..5).await.expect("open");
+        assert_eq!(states(&store)[1], ColumnState::Filling);
+        all_active(&store).await;
+        store.close().await.expect("close");
+        drop(store);
+        let store = open([1, 3, 4]).await.expect("others may be missing now");
+        has(&store, "b", 2).await;
+    });
+}
+
+#[test]
+fn a_mirror_that_may_be_out_of_date_is_used_only_if_that_is_accepted() {
+    let (world, _) = machine(2, 1, 1);
+    run(&world, async {
+        let store = open([0, 1]).await.expect("open");
+        write(&store, "a", 1).await;
+        store.close().await.expect("close");
+        drop(store);
+        // Disk 1 may have been used without disk 0.
+        assert!(refused([0]).await.contains("--accept-missing-devices"));
+        let options = StoreOptions { accept_missing: true, ..StoreOptions::default() };
+        let store = Store::open_devices(&paths([0]), None, options).await.expect("accepted");
+        write(&store, "a", 2).await;
+        store.close().await.expect("close");
+        drop(store);
+        // Now disk 0 knows that disk 1 is away: nothing newer can be there.
+        let store = open([0]).await.expect("it is certain");
+        has(&store, "a", 2).await;
+        store.close().await.expect("close");
+        drop(store);
+        let store = open([0, 1]).await.expect("open");
+        all_active(&store).await;
+        has(&store, "a", 2).await;
+    });
+}
+
+#[test]
+fn content_from_the_past_is_not_trusted() {
+    let (world, _) = machine(3, 2, 1);
+    run(&world, async {
+        let store = open(0..3).await.expect("open");
+        write(&store, "a", 1).await;
+        store.close().await.expect("close");
+    });
+    let old = world.peek(path(2), 0, DISK as usize).expect("a disk");
+    for byte in 2..5 {
+        run(&world, async {
+            let store = open(0..3).await.expect("open");
+            write(&store, "a", byte).await;
+            store.close().await.expect("close");
+        });
+    }
+    run(&world, async {
+        let disk = forebay_reactor::File::open(path(2), forebay_reactor::OpenOptions::read_write()).expect("a disk");
+        disk.write_at(Buf::copy_of(&old), 0).await.expect("restored");
+        disk.sync_data().await.expect("durable");
+        drop(disk);
+        let store = open(0..3).await.expect("open");
+        assert_eq!(states(&store)[2], ColumnState::Filling);
+        let reason = store.devices()[2].reason.clone();
+        assert!(reason.contains("from the past"), "{reason}");
+        all_active(&store).await;
+        assert_eq!(scrub(&store).await, (0, 0), "it was filled completely");
+        store.close().await.expect("close");
+        drop(store);
+        let store = open([1, 2]).await.expect("without another one");
+        has(&store, "a", 4).await;
+    });
+}
+
+#[test]
+fn a_device_is_replaced_while_it_works_and_while_it_is_away() {
+    let (world, _) = machine(5, 2, 1);
+    run(&world, async {
+        let store = open(0..3).await.expect("open");
+        write(&store, "a", 1).await;
+        let missing = store.replace_device(7, &path(3), false).await.expect_err("no such device");
+        assert_eq!(missing.kind(), ErrorKind::NotFound);
+        let same = store.replace_device(1, &path(2), false).await.expect_err("a device of the store");
+        assert_eq!(same.kind(), ErrorKind::Busy, "{same}");
+        assert_eq!(store.replace_device(1, &path(3), false).await.expect("replaced"), 3);
+        let again = store.replace_device(1, &path(4), false).await.expect_err("it is being replaced");
+        assert_eq!(again.kind(), ErrorKind::Busy);
+        write(&store, "b", 2).await;
+        all_active(&store).await;
+        assert_eq!(store.devices().iter().map(|device| device.number).collect::<Vec<_>>(), [0, 2, 3]);
+        assert_eq!(scrub(&store).await, (0, 0));
+        store.close().await.expect("close");
+        drop(store);
+        // The one that was replaced is not used any more.
+        let store = open([0, 1, 2, 3]).await.expect("open");
+        assert_eq!((store.devices().len(), store.degraded()), (3, None));
+        store.close().await.expect("close");
+        drop(store);
+        let store = open([2, 3]).await.expect("without disk 0");
+        store.replace_device(0, &path(4), false).await.expect("replaced while it is missing");
+        all_active(&store).await;
+        store.close().await.expect("close");
+        drop(store);
+        let store = open([3, 4]).await.expect("without disk 2");
+        has(&store, "a", 1).await;
+        has(&store, "b", 2).await;
+    });
+}
+
+#[test]
+fn a_device_that_dies_under_load_is_dropped_and_taken_back() {
+    let (world, _) = machine(3, 2, 1);
+    run(&world, async {
+        let store = open(0..3).await.expect("open");
+        write(&store, "a", 1).await;
+        world.set_disk_faults(path(1), Some(DiskFaults { life: Some(0), ..DiskFaults::none() }));
+        write(&store, "a", 2).await;
+        has(&store, "a", 2).await;
+        assert_eq!(states(&store), [ColumnState::Active, ColumnState::Away, ColumnState::Active]);
+        let degraded = store.degraded().expect("degraded");
+        assert!(degraded.contains("device 1 (/disk1) is away: ") && degraded.contains("at most 1"), "{degraded}");
+        // A second one cannot be done without: writes fail, and go on when it works again.
+        world.set_disk_faults(path(2), Some(DiskFaults { write_error_ppm: 1_000_000, ..DiskFaults::none() }));
+        let data = Buf::copy_of(&vec![3; 4096]).into();
+        let failed = store.submit(&ObjectName::new("b"), Transaction::of(ObjectOp::Write { offset: 0, data })).await;
+        assert_eq!(failed.expect_err("two devices fail").kind(), ErrorKind::Io);
+        world.set_disk_faults(path(2), None);
+        while store.refuses_writes().is_some() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        world.set_disk_faults(path(1), None);
+        assert_eq!(store.replace_device(1, &path(1), false).await.expect("taken back"), 1);
+        all_active(&store).await;
+        assert_eq!(scrub(&store).await, (0, 0));
+        store.close().await.expect("close");
+        drop(store);
+        let store = open([1, 2]).await.expect("without disk 0");
+        has(&store, "a", 2).await;
+    });
+}
+
+#[test]
+fn rot_is_reconstructed_by_reads_and_mended_by_a_scrub() {
+    let (world, _) = machine(5, 3, 2);
+    run(&world, async {
+        let store = open(0..5).await.expect("open");
+        for (i, name) in ["a", "b", "c", "d"].into_iter().enumerate() {
+            write(&store, name, i as u8).await;
+        }
+        store.close().await.expect("close");
+    });
+    // Every page of two disks, superblocks and all but the first segments.
+    world.flip_bits_where(path(0), 4000, |offset| offset >= MIB);
+    world.flip_bits_where(path(3), 4000, |offset| offset >= MIB);
+    run(&world, async {
+        let options = StoreOptions { data_cache: 0, ..StoreOptions::default() };
+        let store = Store::open_devices(&paths(0..5), None, options).await.expect("open");
+        for (i, name) in ["a", "b", "c", "d"].into_iter().enumerate() {
+            has(&store, name, i as u8).await;
+        }
+        let counters = store.column_counters();
+        assert!(counters.reconstructed_blocks > 0 && counters.mended_blocks > 0, "{counters:?}");
+        let (mended, lost) = scrub(&store).await;
+        assert!(mended > 0 && lost == 0, "{mended} mended, {lost} lost");
+        assert_eq!(scrub(&store).await, (0, 0), "nothing is left");
+        store.close().await.expect("close");
+        drop(store);
+        let options = CheckOptions { data: true, ..CheckOptions::default() };
+        let report = Store::check_devices(&paths(0..5), None, options, |_, _| {}).await.expect("check");
+        assert!(report.is_clean(), "{report:#?}");
+        let store = open([1, 2, 4]).await.expect("without the two");
+        has(&store, "d", 3).await;
+    });
+}
+
+#[test]
+fn rot_beyond_parity_is_reported_and_makes_nothing_worse() {
+    let (world, _) = machine(3, 2, 1);
+    run(&world, async {
+        let store = open(0..3).await.expect("open");
+        write(&store, "a", 1).await;
+        store.close().await.expect("close");
+    });
+    for disk in 0..2 {
+        world.flip_bits_where(path(disk), 30_000, |offset| offset >= MIB);
+    }
+    let before: Vec<_> = (0..3).map(|disk| world.peek(path(disk), MIB, (DISK - MIB) as usize)).collect();
+    run(&world, async {
+        let options = StoreOptions { read_only: true, ..StoreOptions::default() };
+        match Store::open_devices(&paths(0..3), None, options).await {
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}"),
+            Ok(store) => {
+                let read = ObjectRead::head(0, 4096);
+                let error = store.read(&ObjectName::new("a"), read).await.expect_err("more than parity covers");
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            }
+        }
+        let options = CheckOptions { data: true, ..CheckOptions::default() };
+        match Store::check_devices(&paths(0..3), None, options, |_, _| {}).await {
+            Ok(report) => assert!(!report.is_clean()),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}"),
+        }
+    });
+    let after: Vec<_> = (0..3).map(|disk| world.peek(path(disk), MIB, (DISK - MIB) as usize)).collect();
+    assert!(before == after, "a read-only store writes nothing");
+}
+
+#[test]
+fn requests_that_no_store_fits_are_refused_and_change_nothing() {
+    let world = World::new(1, Faults::none());
+    for number in 0..4 {
+        world.add_disk(path(number), DISK, 4096);
+    }
+    world.add_disk("/small", MIB + (64 << 10), 4096);
+    run(&world, async {
+        let kind = |result: Result<[u8; 16]>| result.expect_err("refused").kind();
+        assert_eq!(kind(init(0..2, 2, 1).await), ErrorKind::Invalid, "too few devices");
+        assert_eq!(kind(init(0..1, 1, 0).await), ErrorKind::Invalid, "one device");
+        assert_eq!(kind(init(0..2, 0, 2).await), ErrorKind::Invalid, "no data");
+        let options = DeviceSetOptions { data: 2, parity: 1, column_size: 64 << 10, ..DeviceSetOptions::default() };
+        let small = [path(0), path(1), "/small".into()];
+        assert_eq!(kind(Store::init_devices(&small, &options, |_, _| {}).await), ErrorKind::Invalid, "too small");
+        init(0..3, 2, 1).await.expect("nothing was written before");
+        assert_eq!(kind(init(0..3, 2, 1).await), ErrorKind::Exists);
+        assert_eq!(kind(init([3, 0, 1], 2, 1).await), ErrorKind::Exists, "two of another store");
+        open(0..3).await.expect("open").close().await.expect("close");
+        let rebuild = CheckOptions { rebuild: true, ..CheckOptions::default() };
+        let refused = Store::check_devices(&paths(0..3), None, rebuild, |_, _| {}).await.expect_err("refused");
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    });
+}
+
+#[test]
+fn stripes_without_parity_work_and_fail_as_they_must() {
+    let (world, _) = machine(3, 3, 0);
+    run(&world, async {
+        let store = open(0..3).await.expect("open");
+        write(&store, "a", 1).await;
+        assert_eq!(scrub(&store).await, (0, 0));
+        store.close().await.expect("close");
+        drop(store);
+        assert!(refused([0, 1]).await.contains("1 of 3 devices are gone, and parity allows 0"));
+        has(&*open(0..3).await.expect("open"), "a", 1).await;
+    });
+}
+
+#[test]
+fn a_late_device_delays_no_read_for_long() {
+    let (world, _) = machine(3, 2, 1);
+    run(&world, async {
+        let options = StoreOptions { data_cache: 0, ..StoreOptions::default() };
+        let store = Store::open_devices(&paths(0..3), None, options).await.expect("open");
+        write(&store, "a", 1).await;
+        store.close().await.expect("close");
+        drop(store);
+        let options = StoreOptions { data_cache: 0, ..StoreOptions::default() };
+        let store = Store::open_devices(&paths(0..3), None, options).await.expect("open");
+        has(&store, "a", 1).await;
+        let second = 1_000_000_000;
+        let stalls = DiskFaults { stall_ppm: 1_000_000, stall: second..second + 1, ..DiskFaults::none() };
+        world.set_disk_faults(path(0), Some(stalls));
+        let began = world.now();
+        has(&store, "a", 1).await;
+        assert!(world.now() - began < second / 2, "{} ns", world.now() - began);
+        assert!(store.column_counters().late_reads > 0);
+        world.set_disk_faults(path(0), None);
+        store.close().await.expect("close");
+    });
+}

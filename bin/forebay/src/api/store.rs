@@ -1,0 +1,156 @@
+//! Control API types for the devices of the embedded store.
+
+use std::path::PathBuf;
+
+use forebay_store::{ColumnCounters, ColumnState, DeviceStatus, ScrubStatus};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Device of the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoreDeviceInfo {
+    /// Number in the store; never used again.
+    pub number: u16,
+    /// Identity, as hexadecimal digits.
+    pub id: String,
+    /// Path at which it was opened last.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// State: `active`, `away` or `filling`.
+    pub state: String,
+    /// Set if it cannot be opened.
+    pub missing: bool,
+    /// Reason why it is away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Number of the device that it replaces once it is filled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<u16>,
+    /// Bytes for data and parity.
+    pub size: u64,
+    /// Segments that are complete on it.
+    pub filled: u32,
+    /// Failed reads since the store was opened.
+    pub read_errors: u64,
+    /// Failed writes and flushes since the store was opened.
+    pub write_errors: u64,
+    /// Blocks with wrong content found since the store was opened.
+    pub wrong_blocks: u64,
+}
+
+impl From<DeviceStatus> for StoreDeviceInfo {
+    fn from(device: DeviceStatus) -> Self {
+        let state = match device.state {
+            ColumnState::Active => "active",
+            ColumnState::Away => "away",
+            ColumnState::Filling => "filling",
+        };
+        Self {
+            number: device.number,
+            id: device.id.iter().map(|byte| format!("{byte:02x}")).collect(),
+            path: device.path,
+            state: state.into(),
+            missing: device.missing,
+            reason: Some(device.reason).filter(|reason| !reason.is_empty()),
+            replaces: device.replaces,
+            size: device.size,
+            filled: device.filled,
+            read_errors: device.read_errors,
+            write_errors: device.write_errors,
+            wrong_blocks: device.wrong_blocks,
+        }
+    }
+}
+
+/// Devices of the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoreDevices {
+    /// Data columns (k).
+    pub data: usize,
+    /// Parity columns (m), or additional copies: devices that may be lost.
+    pub parity: usize,
+    /// Number of segments.
+    pub segments: u32,
+    /// Devices.
+    pub devices: Vec<StoreDeviceInfo>,
+    /// Sentence about devices that are away or being filled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub degraded: Option<String>,
+    /// Reads of a column that were reconstructed from others, since the store was opened.
+    pub degraded_reads: u64,
+    /// Reads that a device answered late, so that the column was also reconstructed.
+    pub late_reads: u64,
+    /// Blocks with wrong content that were reconstructed.
+    pub reconstructed_blocks: u64,
+    /// Blocks that were written again where they had been wrong.
+    pub mended_blocks: u64,
+}
+
+impl StoreDevices {
+    /// Describes the devices of a store with `columns` data and parity columns.
+    pub fn of(
+        columns: (usize, usize),
+        segments: u32,
+        devices: Vec<DeviceStatus>,
+        degraded: Option<String>,
+        counters: ColumnCounters,
+    ) -> Self {
+        Self {
+            data: columns.0,
+            parity: columns.1,
+            segments,
+            devices: devices.into_iter().map(StoreDeviceInfo::from).collect(),
+            degraded,
+            degraded_reads: counters.degraded_reads,
+            late_reads: counters.late_reads,
+            reconstructed_blocks: counters.reconstructed_blocks,
+            mended_blocks: counters.mended_blocks,
+        }
+    }
+}
+
+/// Request to replace a device of the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplaceDeviceRequest {
+    /// Device to replace: its path or number.
+    pub old: String,
+    /// File or device that replaces it; the same path takes back a device that was away.
+    #[schema(value_type = String)]
+    pub new: PathBuf,
+    /// Set to overwrite what the new one holds.
+    #[serde(default)]
+    pub force: bool,
+    /// Set to respond only once it is filled.
+    #[serde(default)]
+    pub wait: bool,
+}
+
+/// Progress and results of a scrub of the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScrubInfo {
+    /// Set while it runs.
+    pub running: bool,
+    /// Segments done.
+    pub segment: u32,
+    /// Segments in total.
+    pub segments: u32,
+    /// Bytes read and verified.
+    pub bytes: u64,
+    /// Blocks that were wrong, and were written again: data, metadata or parity.
+    pub mended: u64,
+    /// Blocks in use that are wrong and cannot be reconstructed.
+    pub lost: u64,
+    /// Descriptions of the first of them.
+    #[serde(default)]
+    pub losses: Vec<String>,
+    /// Time of the end of the last complete scrub: seconds since 1970; 0 if there was none.
+    pub completed_s: u64,
+}
+
+impl From<ScrubStatus> for ScrubInfo {
+    fn from(status: ScrubStatus) -> Self {
+        let ScrubStatus { running, segment, segments, bytes, mended, lost, losses, completed_s } = status;
+        Self { running, segment, segments, bytes, mended, lost, losses, completed_s }
+    }
+}

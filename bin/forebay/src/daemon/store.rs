@@ -1,0 +1,69 @@
+//! HTTP handlers for the devices of the embedded store.
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde::Deserialize;
+
+use super::control::{App, Streamed, parse};
+use crate::api::{self, ErrorBody};
+use crate::ops;
+
+/// Returns the routes.
+pub fn routes() -> Router<App> {
+    Router::new()
+        .route("/v1/store", get(store_space))
+        .route("/v1/store/devices", get(list_store_devices).post(replace_store_device))
+        .route("/v1/store/scrub", get(get_scrub).post(start_scrub))
+}
+
+/// Show the space of the embedded store
+#[utoipa::path(get, path = "/v1/store", responses((status = 200, body = api::StoreSpace)))]
+pub async fn store_space(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::GetStoreSpace).await
+}
+
+/// List the devices of the embedded store
+#[utoipa::path(get, path = "/v1/store/devices",
+    responses((status = 200, body = api::StoreDevices), (status = 501, body = ErrorBody)))]
+pub async fn list_store_devices(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::ListStoreDevices).await
+}
+
+/// Replace a device of the embedded store
+#[utoipa::path(post, path = "/v1/store/devices", request_body = api::ReplaceDeviceRequest,
+    responses((status = 200, body = api::StoreDevices), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub async fn replace_store_device(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => app.run(streamed, ops::ReplaceStoreDevice(request)).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Show the progress and the results of a scrub
+#[utoipa::path(get, path = "/v1/store/scrub", responses((status = 200, body = api::ScrubInfo)))]
+pub async fn get_scrub(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::GetScrub).await
+}
+
+/// Query for starting a scrub.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubQuery {
+    /// Set to respond only once it is complete.
+    #[serde(default)]
+    wait: bool,
+}
+
+/// Verify everything that is stored, and mend what is wrong
+#[utoipa::path(post, path = "/v1/store/scrub", params(("wait" = Option<bool>, Query)),
+    responses((status = 200, body = api::ScrubInfo)))]
+pub async fn start_scrub(
+    State(app): State<App>,
+    streamed: Streamed,
+    Query(ScrubQuery { wait }): Query<ScrubQuery>,
+) -> Response {
+    app.run(streamed, ops::StartScrub { wait }).await
+}

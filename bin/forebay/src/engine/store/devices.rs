@@ -1,0 +1,226 @@
+//! Devices of the embedded store: the file that lists them, and operations on them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use forebay_block::ErrorKind;
+use forebay_reactor::sleep;
+use forebay_store::{DeviceSetOptions, Store};
+use serde::{Deserialize, Serialize};
+
+use crate::api::{ReplaceDeviceRequest, ScrubInfo, StoreDevices};
+use crate::engine::Engine;
+use crate::engine::small_files::replace_file;
+use crate::failure::{Failure, FailureKind, Result};
+use crate::ops::ProgressSink;
+
+/// Name of the file that lists the devices of a store, in the data directory.
+pub const DEVICE_LIST: &str = "store-devices.json";
+/// Interval at which progress is looked at.
+const LOOK_AFTER: Duration = Duration::from_millis(200);
+
+/// Devices of a store: its UUID, and the paths where they were last.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceList {
+    /// UUID of the store, as hexadecimal digits.
+    store: String,
+    /// Paths of its devices, in any order.
+    pub devices: Vec<PathBuf>,
+}
+
+impl DeviceList {
+    /// Creates the list of a store.
+    pub fn new(uuid: [u8; 16], devices: Vec<PathBuf>) -> Self {
+        Self { store: uuid.iter().map(|byte| format!("{byte:02x}")).collect(), devices }
+    }
+
+    /// Returns whether a store's path is that of such a list.
+    pub fn is_list(path: &Path) -> bool {
+        path.extension().is_some_and(|extension| extension == "json")
+    }
+
+    /// Reads the list at a path.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is no such list.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::io(error, format_args!("reading the store's devices in {}", path.display())))?;
+        let list: Self = serde_json::from_str(&text).map_err(|error| {
+            Failure::invalid(format!("{} does not list the devices of a store: {error}", path.display()))
+                .hint(r#"it is {"store": "UUID", "devices": ["PATH", ...]}"#)
+        })?;
+        list.uuid().map(|_| list.clone()).ok_or_else(|| {
+            Failure::invalid(format!("{}: '{}' is no UUID of 32 hexadecimal digits", path.display(), list.store))
+        })
+    }
+
+    /// Writes the list.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).expect("plain data becomes JSON") + "\n";
+        replace_file(path, text.as_bytes())
+            .map_err(|error| Failure::io(error, format_args!("writing the store's devices to {}", path.display())))
+    }
+
+    /// Returns the UUID of the store.
+    pub fn uuid(&self) -> Option<[u8; 16]> {
+        let digits = self.store.as_bytes();
+        if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        let byte = |i: usize| u8::from_str_radix(&self.store[2 * i..2 * i + 2], 16).ok();
+        let bytes: Option<Vec<u8>> = (0..16).map(byte).collect();
+        bytes?.try_into().ok()
+    }
+}
+
+/// Creates a store on several devices, and the file that lists them at `list`.
+///
+/// # Errors
+/// Those of [`Store::init_devices`], and of writing the list.
+pub async fn init_devices(
+    list: &Path,
+    paths: &[PathBuf],
+    options: &DeviceSetOptions,
+    progress: ProgressSink,
+) -> Result<()> {
+    let made = Store::init_devices(paths, options, |done, total| progress.report(done, total)).await;
+    let uuid = made.map_err(|error| match error.kind() {
+        ErrorKind::Exists | ErrorKind::Corrupt => Failure::from(error).hint("--force overwrites all that is there"),
+        ErrorKind::Invalid if options.size == 0 => {
+            Failure::from(error).hint("say how large each file is to be with --size, for example --size 100G")
+        }
+        ErrorKind::Busy => Failure::from(error).hint("end that first; --force does not change it"),
+        _ => Failure::from(error),
+    })?;
+    DeviceList::new(uuid, paths.to_vec()).save(list)
+}
+
+/// Rewrites the list at `path` with the places where the devices of an open store are.
+pub fn update_list(path: &Path, store: &Store) -> Result<()> {
+    let list = DeviceList::new(store.uuid(), store.devices().into_iter().map(|device| device.path).collect());
+    if DeviceList::load(path)? == list {
+        return Ok(());
+    }
+    list.save(path)
+}
+
+impl Engine {
+    fn opened_store(&self) -> Result<&Store> {
+        self.store.as_deref().ok_or_else(|| self.no_store())
+    }
+
+    /// Lists the devices of the store.
+    pub fn store_devices(&self) -> Result<StoreDevices> {
+        let store = self.opened_store()?;
+        let columns = store.columns().ok_or_else(|| {
+            let path = self.options.store.display();
+            Failure::new(FailureKind::Unsupported, format!("the store {path} is on one file or device"))
+                .hint("'forebay store init --ec K+M DEV...' makes one on several")
+        })?;
+        let segments = store.stats().segments;
+        Ok(StoreDevices::of(columns, segments, store.devices(), store.degraded(), store.column_counters()))
+    }
+
+    /// Replaces a device of the store, or takes one back that was away; with `wait`, until it is filled.
+    pub async fn replace_store_device(
+        &self,
+        request: ReplaceDeviceRequest,
+        progress: ProgressSink,
+    ) -> Result<StoreDevices> {
+        let ReplaceDeviceRequest { old, new, force, wait } = request;
+        let devices = self.store_devices()?.devices;
+        let is_meant = |device: &&crate::api::StoreDeviceInfo| {
+            device.replaces.is_none() && (device.path == Path::new(&old) || device.number.to_string() == old)
+        };
+        let number = devices.iter().find(is_meant).map(|device| device.number).ok_or_else(|| {
+            Failure::new(FailureKind::NotFound, format!("the store has no device '{old}'"))
+                .hint("'forebay store devices' lists paths and numbers")
+        })?;
+        if !new.is_absolute() {
+            return Err(Failure::invalid(format!("'{}' is not an absolute path", new.display())));
+        }
+        let list = DeviceList::is_list(&self.options.store).then_some(&self.options.store);
+        if let Some(list) = list {
+            // Named before it is used: a crash must not leave a device that no list has.
+            let mut named = DeviceList::load(list)?;
+            if !named.devices.contains(&new) {
+                named.devices.push(new.clone());
+                named.save(list)?;
+            }
+        }
+        let store = self.opened_store()?;
+        let replaced = store.replace_device(number, &new, force).await;
+        if let (Err(_), Some(list)) = (&replaced, list) {
+            update_list(list, store)?;
+        }
+        let filled = replaced.map_err(|error| match error.kind() {
+            ErrorKind::Exists | ErrorKind::Corrupt => Failure::from(error).hint("--force overwrites all that is there"),
+            _ => Failure::from(error),
+        })?;
+        while wait {
+            let Some(device) = store.devices().into_iter().find(|device| device.number == filled) else {
+                return Err(Failure::failed(format!("{} was given up; see the log", new.display())));
+            };
+            let segments = store.stats().segments;
+            progress.report(device.filled.into(), segments.into());
+            match device.state {
+                forebay_store::ColumnState::Filling => sleep(LOOK_AFTER).await,
+                forebay_store::ColumnState::Active => break,
+                forebay_store::ColumnState::Away => {
+                    return Err(Failure::failed(format!("{} failed: {}", new.display(), device.reason)));
+                }
+            }
+        }
+        if let Some(list) = list.filter(|_| wait) {
+            update_list(list, store)?;
+        }
+        self.store_devices()
+    }
+
+    /// Returns the state of the scrub of the store.
+    pub fn scrub_status(&self) -> Result<ScrubInfo> {
+        Ok(self.opened_store()?.scrub_status().into())
+    }
+
+    /// Starts a scrub of the store, or goes on with one; with `wait`, until it is complete.
+    pub async fn start_scrub(&self, wait: bool, progress: ProgressSink) -> Result<ScrubInfo> {
+        let store = self.opened_store()?;
+        store.start_scrub().map_err(Failure::from)?;
+        loop {
+            let status = store.scrub_status();
+            progress.report(status.segment.into(), status.segments.into());
+            if !wait || !status.running {
+                return Ok(status.into());
+            }
+            if let Some(error) = store.refuses_writes() {
+                return Err(Failure::from(error));
+            }
+            sleep(LOOK_AFTER).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read_as_they_were_written_and_anything_else_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(DEVICE_LIST);
+        let list = DeviceList::new(*b"0123456789abcdef", vec!["/dev/a".into(), "/dev/b".into()]);
+        list.save(&path).expect("saved");
+        assert_eq!(DeviceList::load(&path).expect("loaded"), list);
+        assert_eq!(list.uuid(), Some(*b"0123456789abcdef"));
+        assert!(DeviceList::is_list(&path) && !DeviceList::is_list(Path::new("/srv/store.img")));
+        for wrong in ["", "{}", r#"{"store": "12", "devices": []}"#, r#"{"store": "zz", "devices": [], "more": 1}"#] {
+            std::fs::write(&path, wrong).expect("written");
+            assert_eq!(DeviceList::load(&path).expect_err(wrong).kind, FailureKind::Invalid, "{wrong}");
+        }
+    }
+}

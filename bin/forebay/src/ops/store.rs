@@ -1,0 +1,74 @@
+//! Operations on the devices of the embedded store.
+
+use std::rc::Rc;
+
+use super::{HttpRoute, Operation, ProgressSink};
+use crate::api;
+use crate::engine::Engine;
+use crate::failure::Result;
+
+const DEVICES: &str = "/v1/store/devices";
+const SCRUB: &str = "/v1/store/scrub";
+
+/// Lists the devices of the store.
+pub struct ListStoreDevices;
+
+impl Operation for ListStoreDevices {
+    type Reply = api::StoreDevices;
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", DEVICES)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.store_devices()
+    }
+}
+
+/// Replaces a device of the store.
+pub struct ReplaceStoreDevice(pub api::ReplaceDeviceRequest);
+
+impl Operation for ReplaceStoreDevice {
+    type Reply = api::StoreDevices;
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", DEVICES).json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<Self::Reply> {
+        engine.replace_store_device(self.0, progress).await
+    }
+}
+
+/// Returns the state of the scrub of the store.
+pub struct GetScrub;
+
+impl Operation for GetScrub {
+    type Reply = api::ScrubInfo;
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", SCRUB)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.scrub_status()
+    }
+}
+
+/// Starts a scrub of the store.
+pub struct StartScrub {
+    /// Set to respond only once it is complete.
+    pub wait: bool,
+}
+
+impl Operation for StartScrub {
+    type Reply = api::ScrubInfo;
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", if self.wait { format!("{SCRUB}?wait=true") } else { SCRUB.to_owned() })
+    }
+
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<Self::Reply> {
+        engine.start_scrub(self.wait, progress).await
+    }
+}
