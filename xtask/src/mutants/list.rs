@@ -1,6 +1,7 @@
 //! The faults that are planted, by area.
 
 mod access;
+mod columns;
 mod forward;
 mod fronts;
 mod gateways;
@@ -18,10 +19,11 @@ use anyhow::{Result, bail};
 use super::stage::Stage;
 
 /// The areas of the list.
-pub(super) const AREAS: [&str; 11] = [
+pub(super) const AREAS: [&str; 12] = [
     "writelog",
     "replication",
     "store",
+    "columns",
     "image",
     "rados",
     "fronts",
@@ -101,11 +103,12 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas: [(&str, &[Mutant]); 12] = [
+    let areas: [(&str, &[Mutant]); 13] = [
         ("writelog", writelog::LIST),
         ("replication", replication::LIST),
         ("replication", leases::LIST),
         ("store", store::LIST),
+        ("columns", columns::LIST),
         ("image", image::LIST),
         ("rados", rados::LIST),
         ("fronts", fronts::LIST),

@@ -1,0 +1,139 @@
+//! Stores on several devices.
+
+use super::Mutant;
+use crate::mutants::stage::Stage;
+
+const UNIT: Stage = Stage::Lib("forebay-store");
+const DEVICES: Stage = Stage::Test("forebay-store", "devices");
+const SIM: Stage = Stage::Sim(&["--devices"], 2000);
+
+const TABLE: &str = "backend/store/src/columns/table.rs";
+const OPEN: &str = "backend/store/src/columns/open.rs";
+const FILL: &str = "backend/store/src/columns/fill.rs";
+const ROW: &str = "backend/store/src/columns/row.rs";
+const DEVICE: &str = "backend/store/src/columns/device.rs";
+const RECOVER: &str = "backend/store/src/recover.rs";
+const SCRUB: &str = "backend/store/src/scrub.rs";
+
+pub(super) const LIST: &[Mutant] = &[
+    Mutant::new(
+        "columns-acknowledged-unrecorded",
+        "A batch counts without a device that failed, which is not recorded as away",
+        TABLE,
+        "self.write_table(table, &[]).await?;\n        device.set_reason(reason.to_owned());",
+        "self.apply_table(table, &[]);\n        device.set_reason(reason.to_owned());",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-one-too-many-away",
+        "One device more than parity allows may be away",
+        TABLE,
+        "if others + 1 > parity {",
+        "if others > parity {",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-away-since-too-late",
+        "A device that failed is not given the batches that were not durable when it did",
+        TABLE,
+        "let since = self.durable_seq.get() + 1;",
+        "let since = self.durable_seq.get() + 40;",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-missing-since-too-late",
+        "A device that is missing at opening is not given what was replayed then",
+        OPEN,
+        "(None, RecordedState::Active) => RecordedState::Away { since: anchor.redo.seq },",
+        "(None, RecordedState::Active) => RecordedState::Away { since: anchor.redo.seq + 8 },",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-returned-trusted",
+        "A device that was away is trusted when it is back",
+        OPEN,
+        "(Some(_), RecordedState::Away { since }) => RecordedState::Filling { since, below: 0 },",
+        "(Some(_), RecordedState::Away { .. }) => RecordedState::Active,",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-past-trusted",
+        "A device whose content is from the past is trusted",
+        OPEN,
+        "candidate.past = true;",
+        "candidate.past = false;",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-uncertain-opened",
+        "A store is opened although missing devices may have continued without the others",
+        OPEN,
+        "if unseen >= total - parity && !accept_missing {",
+        "if unseen > total - parity && !accept_missing {",
+        &[DEVICES],
+    ),
+    Mutant::new(
+        "columns-table-not-spread",
+        "A table that a crash left on some devices is not written to the others before the next one",
+        OPEN,
+        "set.spread_table(&newest).await;",
+        "",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-head-not-filled",
+        "What the log's current segment had before a device was filled is left out",
+        FILL,
+        "SegmentState::Open if segment != head_segment => return Ok(()),",
+        "SegmentState::Open if segment != head_segment || position.block > 0 => return Ok(()),",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-filled-from-old-batches",
+        "A device that was away is given only batches that came well after",
+        FILL,
+        "if header.seq >= since {",
+        "if header.seq > since + 8 {",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-filling-read",
+        "A device is read where it is not filled yet",
+        DEVICE,
+        "RecordedState::Filling { below, .. } => segment < below && self.replaces.get().is_none(),",
+        "RecordedState::Filling { .. } => self.replaces.get().is_none(),",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-replacement-not-written",
+        "Batches are not written to a device that replaces another one while it is filled",
+        ROW,
+        "let targets = [Some(device), replacing].into_iter().flatten()",
+        "let targets = [Some(device), replacing.filter(|_| false)].into_iter().flatten()",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-tail-not-settled",
+        "Batches at the end of the log that a crash left on some devices only stay so",
+        RECOVER,
+        "settled += set.settle(block, &content.into()).await?;",
+        "settled += content.len() as u64 & set.counters().mended_blocks & 1;",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-parity-not-scrubbed",
+        "A scrub does not compare parity",
+        SCRUB,
+        "let mended = set.settle(header.block, &Buf::copy_of(&batch.content).into()).await?;",
+        "let mended = set.counters().mended_blocks & 0 & batch.content.len() as u64 & u64::from(Buf::copy_of(&[]).is_empty());",
+        &[DEVICES, SIM],
+    ),
+    Mutant::new(
+        "columns-not-rotated",
+        "Columns are on distinct devices only in the first segment of a group",
+        "backend/store/src/columns/geometry.rs",
+        "let slot = u64::from(place.slot) + u64::from(segment - first);",
+        "let slot = u64::from(place.slot) + u64::from((segment - first) / 2);",
+        &[UNIT],
+    ),
+];
