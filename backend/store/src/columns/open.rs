@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use forebay_block::{BufMut, Error, ErrorKind, Result};
+use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
 use forebay_reactor::{File, OpenOptions};
 
 use super::device::ColumnDevice;
@@ -350,6 +350,17 @@ impl ColumnSet {
         let set = ColumnSet::new(table.clone(), devices.collect(), read_only)?;
         if let Some(text) = set.degraded() {
             tracing::error!("{}: {text}", set.name());
+        }
+        let lacks_anchor = |candidate: &Candidate<'_>| {
+            let newest = candidate.found.filter(|_| candidate.is_trusted()).map(|device| device.newest_anchor());
+            newest.is_some_and(|newest| newest != Some(anchor.generation))
+        };
+        if candidates.iter().any(lacks_anchor) && !read_only {
+            // As for the table: a device lacks at most the newest anchor.
+            let block = Buf::copy_of(&anchor.encode());
+            for at in SLOTS[(anchor.generation % 2) as usize] {
+                set.spread(&block, at, |_| true).await;
+            }
         }
         if table != newest && !read_only {
             let _permit = set.changing.acquire(1).await;

@@ -126,12 +126,16 @@ impl ColumnSet {
     pub(super) async fn spread_table(&self, table: &DeviceTable) {
         let Ok(bytes) = table.encode() else { return };
         let place = PLACES[(table.generation % 2) as usize];
-        let bytes = Buf::copy_of(&bytes);
         let is_used = |number| table.device(number).is_some_and(|record| record.state == RecordedState::Active);
-        // One from the past must not look as if it were not.
+        self.spread(&Buf::copy_of(&bytes), place, is_used).await;
+    }
+
+    /// Writes bytes durably to one place of the active devices that `is_target` selects by their numbers. One from the
+    /// past is not active: it must not look as if it were current.
+    pub(super) async fn spread(&self, bytes: &Buf, place: u64, is_target: impl Fn(u16) -> bool) {
         let is_current = |device: &Rc<ColumnDevice>| device.state() == ColumnState::Active && device.file().is_some();
         let targets: Vec<Rc<ColumnDevice>> =
-            self.all_devices().into_iter().filter(|device| is_used(device.number) && is_current(device)).collect();
+            self.all_devices().into_iter().filter(|device| is_target(device.number) && is_current(device)).collect();
         let writes = targets.iter().map(|device| {
             let bytes = bytes.clone();
             Box::pin(async move {
@@ -143,7 +147,7 @@ impl ColumnSet {
         });
         for (device, result) in targets.iter().zip(join_all(writes).await) {
             if let Err(error) = result {
-                tracing::warn!(%error, "cannot write the device table of {}", device.describe());
+                tracing::warn!(%error, "cannot write byte {place} of {}", device.describe());
             }
         }
     }

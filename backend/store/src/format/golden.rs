@@ -3,11 +3,12 @@
 
 use super::anchor::{Anchor, LogPosition, SLOTS};
 use super::batch::{BatchHeader, ENTRY_ROOM, FIXED};
+use super::devices::{DeviceTable, PLACES, TABLE_MAX};
 use super::entry::StoreEntry;
 use super::node::Node;
 use super::onode::{CloneRecord, Onode};
 use super::page::{self, MapSlot};
-use super::superblock::{COPIES, SEGMENTS_START};
+use super::superblock::{COPIES, SEGMENTS_START, StoreSuperblock};
 use super::{BLOCK, BlobPtr};
 
 /// Decodes hexadecimal digits, with spaces between fields.
@@ -28,8 +29,44 @@ fn block(begin: &str) -> Vec<u8> {
 fn places() {
     assert_eq!(COPIES, [0, 65536]);
     assert_eq!(SLOTS, [[131072, 196608], [262144, 327680]]);
+    assert_eq!((PLACES, TABLE_MAX), ([393216, 458752], 65536));
     assert_eq!(SEGMENTS_START, 1048576);
     assert_eq!((FIXED, ENTRY_ROOM), (72, 4024));
+}
+
+#[test]
+fn superblock_of_several_devices() {
+    let superblock = super::superblock::tests::sample_of_several();
+    let golden = block(
+        "464f5245 42415901 02000000 00000000 01000000 00000000 00000000 00000000
+         30313233 34353637 38396162 63646566 00f15365 00000000 00100000 00003000 00010000 0300 0200
+         61206465 76696365 27732055 5549442e 0400",
+    );
+    let encoded = superblock.encode();
+    let with_crc = [&golden[..12], &encoded[12..16], &golden[16..]].concat();
+    assert_eq!(encoded, with_crc);
+    assert_eq!(StoreSuperblock::decode(&encoded), Ok(superblock));
+}
+
+#[test]
+fn device_table() {
+    let table = super::devices::tests::sample();
+    let encoded = table.encode().expect("small");
+    let device = |number: u8, rest: &str| format!("0{number}00 {rest} 0700 2f737276 2f64 3{number}");
+    let golden = [
+        "46424445 56544142 00000000 18010000 4d000000 00000000 05000000 00000000 0200 0100 10000000 0400 0400 02000000",
+        &device(0, "00 00 0000 00000000 00000000 00000000 00000000 28000000 00000000 00000000 00000000"),
+        &device(1, "01 00 0000 01010101 01010101 01010101 01010101 28000000 09000000 00000000 00000000"),
+        &device(2, "00 00 0000 02020202 02020202 02020202 02020202 28000000 00000000 00000000 00000000"),
+        &device(3, "02 01 0100 03030303 03030303 03030303 03030303 28000000 00000000 00000000 07000000"),
+        "1e000000 0000 00000000 0100 00000000 0200 00000000",
+        "0a000000 0000 1e000000 0200 1e000000 0100 1e000000",
+    ]
+    .concat();
+    let golden = block(&golden);
+    let with_crc = [&golden[..8], &encoded[8..12], &golden[12..]].concat();
+    assert_eq!(encoded, with_crc);
+    assert_eq!(DeviceTable::decode(&encoded, 77), Ok(table));
 }
 
 #[test]
