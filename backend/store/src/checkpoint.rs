@@ -32,9 +32,9 @@ struct Nodes<'a> {
 }
 
 impl NodeSink for Nodes<'_> {
-    fn write(&self, node: &Node, bytes: &[u8]) -> BlobPtr {
+    fn write(&self, node: &Node, key: &[u8], bytes: &[u8]) -> BlobPtr {
         let len = bytes.len() as u32;
-        let entry = |at| StoreEntry::Node { level: node.level(), at, len, key: node.first_key().to_vec() };
+        let entry = |at| StoreEntry::Node { level: node.level(), at, len, key: key.to_vec() };
         let ptr = self.log.append_blob(bytes, entry);
         self.core.segments.borrow_mut().add_checkpoint_blob(ptr);
         self.added.borrow_mut().push(ptr);

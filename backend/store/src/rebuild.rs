@@ -3,7 +3,7 @@
 //! Writes only after the scan has completed, the checkpoint found has been opened and checked, and the losses are
 //! known.  `docs/design/store.md` has the argument why the selected record is the newest.
 
-mod bad_sectors;
+pub(crate) mod bad_sectors;
 mod remains;
 mod walk;
 

@@ -9,11 +9,17 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
+use forebay_accel::crc32c::crc32c;
 use forebay_block::{Error, ErrorKind, Result};
+use forebay_reactor::sleep;
 
-use crate::format::BlobPtr;
 use crate::format::node::{LEVEL_MAX, Node};
+use crate::format::{BLOCK, BlobPtr};
 use crate::media::Media;
+use crate::rebuild::bad_sectors::{READ_ATTEMPTS, READ_PAUSE, is_of_bad_sector};
+
+#[cfg(test)]
+mod tests;
 
 /// Node size in bytes above which a node is split.
 const NODE_BYTES: usize = 4000;
@@ -35,8 +41,9 @@ pub enum TreeChange {
 
 /// Storage for new nodes.
 pub trait NodeSink {
-    /// Stores a node and returns its location.
-    fn write(&self, node: &Node, bytes: &[u8]) -> BlobPtr;
+    /// Stores a node and returns its location. `key` leads to the node: its first key, or for a leaf without keys the
+    /// beginning of its range.
+    fn write(&self, node: &Node, key: &[u8], bytes: &[u8]) -> BlobPtr;
     /// Releases a node that is no longer part of the tree.
     fn release(&self, ptr: BlobPtr);
     /// Yields to other tasks.
@@ -52,6 +59,31 @@ struct Cached {
 
 /// Checksum used in references to nodes that are permanently lost.
 const LOST_CRC: u32 = 0x4C4F_5354;
+
+/// Encoded leaf without keys. Its length and checksum tell it from all other nodes, so that it is never read.
+const EMPTY_LEAF: [u8; 4] = [1, 0, 0, 0];
+
+fn is_empty_leaf(ptr: BlobPtr) -> bool {
+    ptr.len as usize == EMPTY_LEAF.len() && ptr.crc == crc32c(&EMPTY_LEAF)
+}
+
+/// Keys that lead to a node: from `low` on, and below `high` if there is one.
+#[derive(Clone, Copy)]
+struct KeyRange<'a> {
+    low: &'a [u8],
+    high: Option<&'a [u8]>,
+}
+
+impl KeyRange<'_> {
+    const ALL: Self = Self { low: &[], high: None };
+}
+
+/// Child of an inner node that is being rewritten.
+enum ChildSlot {
+    Node(BlobPtr),
+    /// Range without keys, and the leaf that says so if one is stored.
+    Empty(Option<BlobPtr>),
+}
 
 /// Node cache, bounded in memory.
 pub struct NodeCache {
@@ -133,6 +165,9 @@ impl Tree {
             return Some(None);
         }
         loop {
+            if is_empty_leaf(at) {
+                return Some(None);
+            }
             let node = self.cache.get(at)?;
             match &*node {
                 Node::Leaf(pairs) => return Some(find(pairs, key)),
@@ -181,7 +216,9 @@ impl Tree {
                 }
                 Node::Inner { level, children } => {
                     let first = child_of(children, from);
-                    let in_range = children[first..].iter().take_while(|(key, _)| &key[..] < to || key.is_empty());
+                    // The first child also has the keys below its own.
+                    let within = children[first + 1..].iter().take_while(|(key, _)| &key[..] < to);
+                    let in_range = std::iter::once(&children[first]).chain(within);
                     let mut next: Vec<_> = in_range.map(|(_, ptr)| (*ptr, Some(level - 1))).collect();
                     next.reverse();
                     stack.extend(next);
@@ -230,15 +267,61 @@ impl Tree {
         if let Some(node) = self.cache.get(ptr) {
             return Ok(node);
         }
-        let bytes = self.media.read_blob(ptr, "a tree node").await?;
+        if is_empty_leaf(ptr) && level.is_none_or(|level| level == 0) {
+            return Ok(Rc::new(Node::Leaf(Vec::new())));
+        }
         let corrupt =
             |what: String| Error::new(ErrorKind::Corrupt, format!("a tree node at byte {}: {what}", ptr.addr));
+        let bytes = match self.media.read_blob(ptr, "a tree node").await {
+            // A node that was given up is lost, whatever the device returns for its sectors.
+            Err(error) if ptr.crc == LOST_CRC && is_of_bad_sector(&error) => return Err(corrupt(error.to_string())),
+            read => read?,
+        };
         let node = Rc::new(Node::decode(&bytes).map_err(|error| corrupt(error.to_string()))?);
         if level.is_some_and(|level| level != node.level()) {
             return Err(corrupt(format!("level {} where {level:?} was expected", node.level())));
         }
         self.cache.insert(ptr, node.clone());
         Ok(node)
+    }
+
+    /// Loads a node that is about to be changed. Returns `None` if it is damaged for good: its checksum is wrong twice
+    /// in a row, or the device reports a bad sector for each of several attempts while it can read others.
+    ///
+    /// # Errors
+    /// Errors of the device that may be transient. The checkpoint is retried.
+    async fn load_unless_damaged(&self, ptr: BlobPtr, level: Option<u8>) -> Result<Option<Rc<Node>>> {
+        let (mut bad_sectors, mut mismatches) = (0, 0);
+        loop {
+            let error = match self.load(ptr, level).await {
+                Ok(node) => return Ok(Some(node)),
+                Err(error) => error,
+            };
+            if error.kind() == ErrorKind::Corrupt {
+                // Read again, in case of a transient bit flip. The following step is irreversible.
+                mismatches += 1;
+            } else if is_of_bad_sector(&error) {
+                mismatches = 0;
+                bad_sectors += 1;
+                if bad_sectors < READ_ATTEMPTS {
+                    sleep(READ_PAUSE).await;
+                } else {
+                    // A device that cannot read its first block either is failing as a whole, and may recover.
+                    self.media.read_raw(0, BLOCK).await?;
+                }
+            } else {
+                return Err(error);
+            }
+            if mismatches == 2 || bad_sectors == READ_ATTEMPTS {
+                if ptr.crc != LOST_CRC {
+                    tracing::error!(
+                        ?error,
+                        "a node of the metadata index is damaged; new records are stored beside it, `forebay store check` names the node"
+                    );
+                }
+                return Ok(None);
+            }
+        }
     }
 
     /// Applies `changes` (sorted by key) to the tree and returns the new root.
@@ -256,9 +339,19 @@ impl Tree {
         let mut nodes = if root.is_none() {
             self.emit_leaf(merge(&[], changes), sink)
         } else {
-            let node = self.load(root, None).await?;
-            level = node.level();
-            self.rewrite(root, node, changes, sink).await?
+            match self.load_unless_damaged(root, None).await? {
+                Some(node) => {
+                    level = node.level();
+                    self.rewrite((KeyRange::ALL, root), node, changes, sink).await?
+                }
+                None if is_only_touched(changes) => return Ok(root),
+                // The level of a damaged root is unknown, and does not matter: a read through its new references fails
+                // before levels are compared.
+                None => {
+                    let around = self.bypass_damaged((KeyRange::ALL, root), level, changes, sink);
+                    self.settle(around, level, sink).await
+                }
+            }
         };
         while nodes.len() > 1 {
             level += 1;
@@ -286,7 +379,7 @@ impl Tree {
     /// Rewrites the node at `ptr` with the changes, and returns its replacements.
     fn rewrite<'a>(
         &'a self,
-        ptr: BlobPtr,
+        (range, ptr): (KeyRange<'a>, BlobPtr),
         node: Rc<Node>,
         changes: &'a [(TreeKey, TreeChange)],
         sink: &'a dyn NodeSink,
@@ -295,49 +388,42 @@ impl Tree {
             let out = match &*node {
                 Node::Leaf(pairs) => self.emit_leaf(merge(pairs, changes), sink),
                 Node::Inner { level, children } => {
-                    let mut kept = Vec::with_capacity(children.len() + 1);
+                    let mut kept: Vec<(Box<[u8]>, ChildSlot)> = Vec::with_capacity(children.len() + 1);
                     let mut rest = changes;
                     for (i, (key, child)) in children.iter().enumerate() {
-                        let upto = match children.get(i + 1) {
-                            Some((next, _)) => rest.partition_point(|(key, _)| key[..] < next[..]),
-                            None => rest.len(),
-                        };
+                        let low = if i == 0 { range.low } else { &key[..] };
+                        let high = children.get(i + 1).map(|(next, _)| &next[..]);
+                        let upto = high.map_or(rest.len(), |high| rest.partition_point(|(key, _)| key[..] < *high));
+                        let within = KeyRange { low, high: high.or(range.high) };
                         let (mine, later) = rest.split_at(upto);
                         rest = later;
                         if mine.is_empty() {
-                            kept.push((key.clone(), *child));
+                            let slot = match is_empty_leaf(*child) {
+                                true => ChildSlot::Empty(Some(*child)),
+                                false => ChildSlot::Node(*child),
+                            };
+                            kept.push((low.into(), slot));
                             continue;
                         }
-                        let mut found = self.load(*child, Some(level - 1)).await;
-                        if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::Corrupt) {
-                            // Read again, in case of a transient bit flip. The following step is irreversible.
-                            found = self.load(*child, Some(level - 1)).await;
-                        }
-                        match found {
-                            Ok(node) => {
-                                let new = self.rewrite(*child, node, mine, sink).await?;
-                                if new.is_empty() && is_between_damaged(children, i, mine) {
-                                    // Without an entry of its own, its key would lead to the damaged node.
-                                    kept.push((key.clone(), self.emit_on(level - 1, key, Vec::new(), sink)));
+                        match self.load_unless_damaged(*child, Some(level - 1)).await? {
+                            Some(node) => {
+                                let mut new = self.rewrite((within, *child), node, mine, sink).await?;
+                                match new.first_mut() {
+                                    // Otherwise removed keys before the first one would lead to the child before.
+                                    Some(first) => first.0 = low.into(),
+                                    None => kept.push((low.into(), ChildSlot::Empty(None))),
                                 }
-                                kept.extend(new);
+                                kept.extend(new.into_iter().map(|(key, ptr)| (key, ChildSlot::Node(ptr))));
                             }
-                            // Other errors may be transient: the checkpoint is retried.
-                            Err(error) if error.kind() == ErrorKind::Corrupt => {
-                                tracing::error!(
-                                    ?error,
-                                    "a node of the metadata index is damaged; new records are stored beside it, `forebay store check` names the node"
-                                );
-                                kept.extend(self.bypass_damaged((key, *child), level - 1, mine, sink));
-                            }
-                            Err(error) => return Err(error),
+                            None if is_only_touched(mine) => kept.push((low.into(), ChildSlot::Node(*child))),
+                            None => kept.extend(self.bypass_damaged((within, *child), level - 1, mine, sink)),
                         }
-                    }
-                    if let Some(first) = kept.first_mut() {
-                        // Keys smaller than all existing ones also belong to the first child.
-                        first.0 = children[0].0.clone().min(first.0.clone());
                     }
                     sink.pause().await;
+                    let mut kept = self.settle(kept, level - 1, sink).await;
+                    if let Some(first) = kept.first_mut() {
+                        first.0 = range.low.into();
+                    }
                     self.emit_inner(*level, kept, sink)
                 }
             };
@@ -345,6 +431,61 @@ impl Tree {
             self.cache.forget(ptr);
             Ok(out)
         })
+    }
+
+    /// Decides which ranges without keys need a leaf that says so: those that would lead to a damaged node otherwise.
+    /// The others are merged into the child before them, or into the one after the first ones.
+    async fn settle(
+        &self,
+        slots: Vec<(Box<[u8]>, ChildSlot)>,
+        level: u8,
+        sink: &dyn NodeSink,
+    ) -> Vec<(Box<[u8]>, BlobPtr)> {
+        let first_node = slots.iter().find_map(|(_, slot)| match slot {
+            ChildSlot::Node(ptr) => Some(*ptr),
+            ChildSlot::Empty(_) => None,
+        });
+        let mut out: Vec<(Box<[u8]>, BlobPtr)> = Vec::with_capacity(slots.len());
+        let mut after_empty = false;
+        for (key, slot) in slots {
+            let stored = match slot {
+                ChildSlot::Node(ptr) => {
+                    out.push((key, ptr));
+                    after_empty = false;
+                    continue;
+                }
+                ChildSlot::Empty(stored) => stored,
+            };
+            let needed = match (out.last(), first_node) {
+                (Some(_), _) if after_empty => false,
+                (Some((_, before)), _) => !self.is_edge_intact(*before, level, |children| children.len() - 1).await,
+                (None, Some(after)) => !self.is_edge_intact(after, level, |_| 0).await,
+                // All of them are empty: the node above decides.
+                (None, None) => false,
+            };
+            match stored {
+                Some(ptr) if needed => out.push((key, ptr)),
+                Some(ptr) => sink.release(ptr),
+                None if needed => {
+                    let ptr = self.emit_on(level, &key, Vec::new(), sink);
+                    out.push((key, ptr));
+                }
+                None => {}
+            }
+            after_empty |= needed;
+        }
+        out
+    }
+
+    /// Returns whether all nodes along one edge of a subtree can be read; `side` selects the child at that edge.
+    async fn is_edge_intact(&self, top: BlobPtr, level: u8, side: impl Fn(&[(Box<[u8]>, BlobPtr)]) -> usize) -> bool {
+        let (mut at, mut level) = (top, level);
+        loop {
+            let Ok(node) = self.load(at, Some(level)).await else { return false };
+            let Node::Inner { children, .. } = &*node else { return true };
+            at = children[side(children)].1;
+            level -= 1;
+        }
     }
 
     /// Bypasses a damaged child: changed keys get nodes of their own, and all keys between them still lead to the
@@ -355,42 +496,38 @@ impl Tree {
     /// checksum that the node does not have.
     fn bypass_damaged(
         &self,
-        (first, damaged): (&[u8], BlobPtr),
+        (range, damaged): (KeyRange<'_>, BlobPtr),
         level: u8,
         changes: &[(TreeKey, TreeChange)],
         sink: &dyn NodeSink,
-    ) -> Vec<(Box<[u8]>, BlobPtr)> {
+    ) -> Vec<(Box<[u8]>, ChildSlot)> {
         let damaged = BlobPtr { crc: LOST_CRC, ..damaged };
-        let mut out: Vec<(Box<[u8]>, BlobPtr)> = vec![(first.into(), damaged)];
+        let mut out: Vec<(Box<[u8]>, ChildSlot)> = vec![(range.low.into(), ChildSlot::Node(damaged))];
         for (key, change) in changes {
-            let pairs = match change {
-                TreeChange::Put(value) => vec![(key[..].into(), value[..].into())],
-                // An empty leaf states that the key does not exist.
-                TreeChange::Delete => Vec::new(),
+            debug_assert!(key[..] >= *range.low, "keys of another node");
+            let slot = match change {
+                TreeChange::Put(value) => {
+                    ChildSlot::Node(self.emit_on(level, key, vec![(key[..].into(), value[..].into())], sink))
+                }
+                TreeChange::Delete => ChildSlot::Empty(None),
                 TreeChange::Touch => continue,
             };
-            let ptr = self.emit_on(level, key, pairs, sink);
-            match out.last() {
-                Some((last, _)) if last[..] == key[..] => {
-                    out.pop();
-                }
-                // Keys smaller than all existing ones belong to the first child, as before.
-                Some((last, _)) if last[..] > key[..] => out[0].0 = Box::default(),
-                _ => {}
-            }
-            out.push((key[..].into(), ptr));
+            out.pop_if(|(last, _)| last[..] == key[..]);
+            out.push((key[..].into(), slot));
             let mut next = key.clone();
             next.push(0);
-            out.push((next.into(), damaged));
+            if range.high.is_none_or(|high| next[..] < *high) {
+                out.push((next.into(), ChildSlot::Node(damaged)));
+            }
         }
         out
     }
 
-    /// Writes a leaf, and single-child nodes above it up to the given level; `key` is its first key.
+    /// Writes a leaf, and single-child nodes above it up to the given level; `key` leads to them.
     fn emit_on(&self, level: u8, key: &[u8], pairs: Vec<(Box<[u8]>, Box<[u8]>)>, sink: &dyn NodeSink) -> BlobPtr {
-        let mut ptr = self.emit(Node::Leaf(pairs), sink).1;
+        let mut ptr = self.emit(Node::Leaf(pairs), Some(key), sink).1;
         for level in 1..=level {
-            ptr = self.emit(Node::Inner { level, children: vec![(key.into(), ptr)] }, sink).1;
+            ptr = self.emit(Node::Inner { level, children: vec![(key.into(), ptr)] }, None, sink).1;
         }
         ptr
     }
@@ -399,7 +536,10 @@ impl Tree {
         let sizes: Vec<usize> = pairs.iter().map(|(key, value)| key.len() + value.len() + 6).collect();
         let mut pairs = pairs.into_iter();
         let groups = split(&sizes);
-        groups.into_iter().map(|count| self.emit(Node::Leaf(pairs.by_ref().take(count).collect()), sink)).collect()
+        groups
+            .into_iter()
+            .map(|count| self.emit(Node::Leaf(pairs.by_ref().take(count).collect()), None, sink))
+            .collect()
     }
 
     fn emit_inner(
@@ -412,24 +552,21 @@ impl Tree {
         let mut children = children.into_iter();
         let groups = split(&sizes);
         let node = |children| Node::Inner { level, children };
-        groups.into_iter().map(|count| self.emit(node(children.by_ref().take(count).collect()), sink)).collect()
+        groups.into_iter().map(|count| self.emit(node(children.by_ref().take(count).collect()), None, sink)).collect()
     }
 
-    fn emit(&self, node: Node, sink: &dyn NodeSink) -> (Box<[u8]>, BlobPtr) {
-        let ptr = sink.write(&node, &node.encode());
-        let key = node.first_key().into();
+    /// Writes a node; `key` leads to it, if not its first key.
+    fn emit(&self, node: Node, key: Option<&[u8]>, sink: &dyn NodeSink) -> (Box<[u8]>, BlobPtr) {
+        let key: Box<[u8]> = key.unwrap_or_else(|| node.first_key()).into();
+        let ptr = sink.write(&node, &key, &node.encode());
         self.cache.insert(ptr, Rc::new(node));
         (key, ptr)
     }
 }
 
-/// Returns whether a child that these changes emptied lies within a damaged range, or at an end may lie in one because
-/// its other neighbour is unknown.
-fn is_between_damaged(children: &[(Box<[u8]>, BlobPtr)], i: usize, changes: &[(TreeKey, TreeChange)]) -> bool {
-    match (i.checked_sub(1).map(|before| children[before].1), children.get(i + 1)) {
-        (Some(before), Some((_, after))) => before == *after,
-        _ => matches!(changes, [(key, _)] if key[..] == children[i].0[..]),
-    }
+/// Returns whether changes leave all keys as they are.
+fn is_only_touched(changes: &[(TreeKey, TreeChange)]) -> bool {
+    changes.iter().all(|(_, change)| *change == TreeChange::Touch)
 }
 
 /// Splits items into nodes: returns the number of items for each, with as few nodes as possible and about equal fill.

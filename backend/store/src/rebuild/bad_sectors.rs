@@ -7,9 +7,9 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind};
 
 /// Read attempts before a sector counts as bad, so that a transient error does not cost a checkpoint.
-pub(super) const READ_ATTEMPTS: u32 = 4;
+pub(crate) const READ_ATTEMPTS: u32 = 4;
 /// Pause between read attempts.
-pub(super) const READ_PAUSE: Duration = Duration::from_millis(250);
+pub(crate) const READ_PAUSE: Duration = Duration::from_millis(250);
 /// Error numbers of Linux for a sector that cannot be read: EIO, ENODATA (unrecovered medium error) and EILSEQ (wrong
 /// protection information).
 const BAD_SECTOR_ERRORS: [i32; 3] = [5, 61, 84];
@@ -20,7 +20,7 @@ pub(super) fn is_bad_sector(error: &io::Error) -> bool {
 }
 
 /// Returns whether an error was caused by a bad sector.
-pub(super) fn is_of_bad_sector(error: &Error) -> bool {
+pub(crate) fn is_of_bad_sector(error: &Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
     error.kind() == ErrorKind::Io && cause.is_some_and(is_bad_sector)
 }

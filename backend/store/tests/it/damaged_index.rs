@@ -7,6 +7,7 @@ use std::rc::Rc;
 use forebay_block::*;
 use forebay_reactor::{File, OpenOptions};
 use forebay_sim::{Faults, World};
+use forebay_store::format::anchor::{Anchor, SLOTS};
 use forebay_store::format::batch::BatchHeader;
 use forebay_store::format::entry::StoreEntry;
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
@@ -161,6 +162,56 @@ fn a_leaf_that_was_given_up_stays_so_when_it_reads_well_again() {
 #[test]
 fn an_inner_node_that_was_given_up_stays_so_when_it_reads_well_again() {
     checkpoints_go_on(1, true);
+}
+
+/// Returns the pointer to the root in the newest anchor.
+fn root(world: &World) -> u64 {
+    let superblock = world.peek(DISK, 0, 4096).expect("peek");
+    let number = u64::from_le_bytes(superblock[32..40].try_into().expect("8 bytes"));
+    let read =
+        |slot: [u64; 2]| Anchor::decode(&world.peek(DISK, slot[0], 4096).expect("peek"), number).expect("anchor");
+    SLOTS.map(read).into_iter().max_by_key(|anchor| anchor.generation).expect("an anchor").root.addr
+}
+
+#[test]
+fn a_damaged_root_stops_no_checkpoint() {
+    for bad_sector in [false, true] {
+        let world = world();
+        let removed = run(&world, async {
+            let options = InitOptions { size: SIZE, segment_size: 128 << 10, ..InitOptions::default() };
+            Store::init(Path::new(DISK), options).await.expect("init");
+            let store = open().await;
+            let pairs = (0..KEYS).map(|i| (key(i), b"old".to_vec())).collect();
+            store.submit(&ObjectName::new("o"), Transaction::of(ObjectOp::KvSet { pairs })).await.expect("set");
+            let snap = store.snap_allocate().await.expect("snapshot");
+            store.close().await.expect("close");
+            snap
+        });
+        match bad_sector {
+            true => assert!(world.set_bad_sector(DISK, root(&world) / 4096 * 4096)),
+            false => run(&world, damage(root(&world))),
+        }
+        let generation = run(&world, async {
+            let store = open().await;
+            // A record of the index that is neither read nor replaced.
+            store.snap_remove(removed).await.expect("remove");
+            let before = store.stats().checkpoints;
+            store.close().await.expect("the checkpoint succeeds");
+            assert!(store.stats().checkpoints > before);
+            before
+        });
+        assert!(generation > 0);
+        run(&world, async {
+            let store = open().await;
+            let error = store.stat(&ObjectName::new("o"), SnapId::HEAD).await.expect_err("it is lost");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "lost, and not absent: {error}");
+            assert!(store.snap_allocate().await.expect("snapshot") > removed);
+            store.close().await.expect("close");
+        });
+        let report = run(&world, Store::check(DISK, CheckOptions::default(), |_, _| {})).expect("check");
+        let damaged = report.findings.iter().filter(|finding| finding.place == "the tree").count();
+        assert_eq!(damaged, 1, "{:#?}", report.findings);
+    }
 }
 
 /// Long values are stored in the log until a checkpoint: one of them is damaged there.
