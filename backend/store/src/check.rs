@@ -12,13 +12,14 @@ use crate::core::Core;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::node::Node;
 use crate::format::superblock::{COPIES, SEGMENTS_START, StoreSuperblock, SuperblockError};
-use crate::format::{BLOCK, BlobPtr};
+use crate::format::{BLOCK, BlobPtr, PAGE_BLOCKS};
 use crate::keys;
 use crate::object::{HEAD, StoreObject};
 use crate::occupant::{self, Occupant};
 use crate::rebuild::{RebuildReport, rebuild};
 use crate::recover::{FoundSuperblock, read_superblock};
-use crate::store::{Store, StoreOptions, open_file};
+use crate::segments::SegmentGeometry;
+use crate::store::{Store, StoreOptions, StorePlace, open_file};
 
 /// Names looked up at a time.
 const PAGE: usize = 256;
@@ -39,6 +40,12 @@ pub struct CheckOptions {
     pub rebuild: bool,
     /// Set to check a store on several devices although those that are missing may have continued without the others.
     pub accept_missing: bool,
+    /// Set to drop what damaged parts of the index have lost, so that the space is freed: lost objects and keys are
+    /// absent afterwards.
+    pub drop_lost: bool,
+    /// Set to roll back although data of the older checkpoint was overwritten, and to drop what is lost. Without it, the
+    /// losses are reported and the store left unchanged.
+    pub force: bool,
 }
 
 /// Inconsistency found by a check.
@@ -71,6 +78,11 @@ pub struct CheckReport {
     pub findings: Vec<Finding>,
     /// Result of the rebuild, if one was performed.
     pub rebuild: Option<RebuildReport>,
+    /// Set if nothing was written and nothing else checked, because that would lose what the findings name, and `force`
+    /// is not set.
+    pub waits_for_force: bool,
+    /// Bytes in use that were freed, because nothing referred to them any more.
+    pub freed_bytes: u64,
 }
 
 impl CheckReport {
@@ -85,13 +97,19 @@ impl CheckReport {
 }
 
 /// Referenced blocks, and the live bytes that each segment should have.
-struct Ledger {
+pub(crate) struct Ledger {
     seen: Vec<u64>,
-    live: Vec<u64>,
+    pub live: Vec<u64>,
 }
 
 impl Ledger {
-    fn mark(&mut self, block: u64) -> bool {
+    pub fn new(geometry: &SegmentGeometry) -> Self {
+        let end = geometry.first_block(geometry.segment_count - 1) + geometry.segment_blocks();
+        Self { seen: vec![0; end as usize / 64 + 1], live: vec![0; geometry.segment_count as usize] }
+    }
+
+    /// Marks a block. Returns false if it was marked before.
+    pub fn mark(&mut self, block: u64) -> bool {
         let (word, bit) = ((block / 64) as usize, 1u64 << (block % 64));
         let new = self.seen[word] & bit == 0;
         self.seen[word] |= bit;
@@ -128,6 +146,11 @@ impl Store {
             options.roll_back = false;
         }
         check_copies(path, &options, &mut report).await?;
+        if options.roll_back
+            && !Self::verify_roll_back(StorePlace::One(path), &options, &mut report, &mut progress).await?
+        {
+            return Ok(report);
+        }
         if options.roll_back {
             // Opening takes a checkpoint, which then is the newest one.
             let store = Store::open(path, StoreOptions { roll_back: true, ..StoreOptions::default() }).await?;
@@ -141,6 +164,11 @@ impl Store {
                 report.findings.push(Finding { place: (*place).into(), problem, repaired: true });
             }
             store.close().await?;
+        }
+        if options.drop_lost
+            && !Self::drop_lost(StorePlace::One(path), options.force, &mut report, &mut progress).await?
+        {
+            return Ok(report);
         }
         let store = Store::open(
             path,
@@ -168,6 +196,33 @@ impl Store {
         check_devices(paths, uuid, &options, progress).await
     }
 
+    /// Verifies what a rollback would keep, before anything is written: segments that the lost checkpoint had freed may
+    /// have been used again since, so that data of the older checkpoint is overwritten. Every block is read.  Returns
+    /// false, with the damage in the report, if something is damaged and `force` is not set.
+    pub(crate) async fn verify_roll_back(
+        store: StorePlace<'_>,
+        options: &CheckOptions,
+        report: &mut CheckReport,
+        progress: &mut impl FnMut(u64, u64),
+    ) -> Result<bool> {
+        if options.force {
+            return Ok(true);
+        }
+        let reading = StoreOptions { read_only: true, roll_back: true, data_cache: 0, ..StoreOptions::default() };
+        let store = store.open(reading).await?;
+        let Some((place, lost)) = &store.lost else { return Ok(true) };
+        let mut found = CheckReport::default();
+        let reading = CheckOptions { data: true, ..CheckOptions::default() };
+        store.check_structures(&reading, &mut found, progress).await?;
+        if found.findings.is_empty() {
+            return Ok(true);
+        }
+        report.add(*place, lost.clone());
+        report.findings.extend(found.findings);
+        report.waits_for_force = true;
+        Ok(false)
+    }
+
     /// Checks the structures of an open store.
     pub(crate) async fn check_structures(
         &self,
@@ -176,10 +231,7 @@ impl Store {
         progress: &mut impl FnMut(u64, u64),
     ) -> Result<()> {
         let core = self.core.clone();
-        let geometry = core.segments.borrow().geometry;
-        let end = geometry.first_block(geometry.segment_count - 1) + geometry.segment_blocks();
-        let mut ledger =
-            Ledger { seen: vec![0; end as usize / 64 + 1], live: vec![0; geometry.segment_count as usize] };
+        let mut ledger = Ledger::new(&core.segments.borrow().geometry);
         let whole = core.check_tree(&mut ledger, report).await;
         match core.check_objects(options, &mut ledger, report, progress).await {
             Ok(()) if whole => core.check_live(&ledger, report),
@@ -435,31 +487,40 @@ impl Core {
         let mut mine: BTreeSet<u64> = BTreeSet::new();
         let mut to_read = Vec::new();
         for of in states {
-            if let Err(error) = self.load_pages(object, of, false, 0, u32::MAX / 2).await {
-                report.add(name.to_string(), format!("{error:?}"));
-                continue;
-            }
-            let state = object.state();
-            let Some(map) = state.map_of(of) else { continue };
-            for page in map.pages().iter().filter(|page| !page.ptr().is_none()) {
-                self.count_blob(page.ptr(), &name.to_string(), ledger, report);
-            }
-            for block in 0..map.blocks() {
-                let slot = map.get(block);
-                let at = slot.block;
-                if at == 0 || !mine.insert(at) {
+            let pages = object.state().map_of(of).map_or(0, |map| map.pages().len() as u32);
+            for index in 0..pages {
+                let first = index * PAGE_BLOCKS;
+                let loaded = self.load_pages(object, of, false, first, PAGE_BLOCKS).await;
+                let state = object.state();
+                let Some(map) = state.map_of(of) else { continue };
+                let ptr = map.pages()[index as usize].ptr();
+                if !ptr.is_none() {
+                    self.count_blob(ptr, &name.to_string(), ledger, report);
+                }
+                if let Err(error) = loaded {
+                    report.add(name.to_string(), format!("{error:?}"));
                     continue;
                 }
-                let Some(segment) = geometry.segment_of(at) else {
-                    report.add(name.to_string(), format!("block {block} lies at {at}, outside the segments"));
-                    continue;
-                };
-                if !ledger.mark(at) {
-                    report.add(name.to_string(), format!("block {block} lies at {at}, which another object uses too"));
+                for block in first..first + PAGE_BLOCKS {
+                    let slot = map.get(block);
+                    let at = slot.block;
+                    if at == 0 || !mine.insert(at) {
+                        continue;
+                    }
+                    let Some(segment) = geometry.segment_of(at) else {
+                        report.add(name.to_string(), format!("block {block} lies at {at}, outside the segments"));
+                        continue;
+                    };
+                    if !ledger.mark(at) {
+                        report.add(
+                            name.to_string(),
+                            format!("block {block} lies at {at}, which another object uses too"),
+                        );
+                    }
+                    ledger.live[segment as usize] += BLOCK as u64;
+                    report.blocks += 1;
+                    to_read.push((block, slot));
                 }
-                ledger.live[segment as usize] += BLOCK as u64;
-                report.blocks += 1;
-                to_read.push((block, slot));
             }
         }
         for (block, slot) in to_read.into_iter().filter(|_| options.data) {

@@ -70,6 +70,11 @@ impl StoreCounters {
         self.objects.get()
     }
 
+    /// Sets the number of objects with a head, after a recount.
+    pub fn set_objects(&self, objects: u64) {
+        self.objects.set(objects);
+    }
+
     /// Counts an object that got a head.
     pub fn add_object(&self) {
         self.objects.set(self.objects.get() + 1);

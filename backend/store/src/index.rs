@@ -8,7 +8,7 @@ use forebay_block::Result;
 use crate::format::BlobPtr;
 use crate::format::node::Node;
 use crate::merge::merged;
-use crate::tree::{NodeSink, Tree, TreeChange, TreeKey};
+use crate::tree::{NodeSink, Tree, TreeChange, TreeKey, TreeScan};
 
 /// Approximate memory overhead of a changed key, in bytes, in addition to the key and its value.
 const PAIR_WEIGHT: usize = 96;
@@ -103,6 +103,18 @@ impl MetadataIndex {
             return Some(value.clone());
         }
         self.tree.get_cached(self.root.get(), key)
+    }
+
+    /// Looks up a key as of the last durable checkpoint, from which a crash would recover.
+    pub async fn lookup_stored(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        loop {
+            let root = self.root.get();
+            match self.tree.get(root, key).await {
+                // A checkpoint may have completed meanwhile; the nodes of the old root may be freed.
+                _ if root != self.root.get() => {}
+                found => return found,
+            }
+        }
     }
 
     /// Looks up a key, including changes since the last checkpoint.
@@ -232,6 +244,24 @@ impl MetadataIndex {
     /// Makes the next checkpoint write the nodes on the path to `key` elsewhere.
     pub fn touch(&self, key: TreeKey) {
         self.touched.borrow_mut().insert(key);
+    }
+
+    /// Returns a scan of the stored tree, without the changes since the last checkpoint.
+    pub fn scan(&self) -> TreeScan<'_> {
+        TreeScan::new(&self.tree, self.root.get())
+    }
+
+    /// Returns the changes since the last checkpoint.
+    pub fn changes(&self) -> Vec<(TreeKey, Option<Vec<u8>>)> {
+        let mut changes = self.frozen.borrow().clone();
+        changes.extend(self.overlay.borrow().iter().map(|(key, value)| (key.clone(), value.clone())));
+        changes.into_iter().collect()
+    }
+
+    /// Drops the damaged nodes from the tree. The next checkpoint makes that durable.
+    pub async fn prune(&self, sink: &dyn NodeSink) -> Result<()> {
+        self.root.set(self.tree.prune(self.root.get(), sink).await?);
+        Ok(())
     }
 
     /// Visits every stored node with its location and its content or read error, parents before children.

@@ -21,6 +21,7 @@ mod core;
 mod counters;
 mod device;
 mod dirty;
+mod drop_lost;
 pub mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;

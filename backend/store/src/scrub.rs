@@ -14,6 +14,7 @@ use forebay_reactor::{sleep, wall_clock, yield_now};
 use crate::core::Core;
 use crate::format::batch::BatchHeader;
 use crate::format::entry::StoreEntry;
+use crate::format::onode::Onode;
 use crate::format::page::MapSlot;
 use crate::format::record::CheckpointRecord;
 use crate::format::{BLOCK, BLOCK64, BlobPtr, Put, StoreReader};
@@ -228,6 +229,23 @@ async fn scrub_batch(core: &Rc<Core>, header: &BatchHeader) -> Result<()> {
     Ok(())
 }
 
+/// Returns where a map page is stored: as of now, and as of the last checkpoint, from which a crash would recover.
+async fn page_locations(core: &Rc<Core>, oid: u64, of: u64, index: u32) -> Result<[Option<BlobPtr>; 2]> {
+    let now = core.by_oid(oid).await?.and_then(|object| {
+        let state = object.state();
+        state.map_of(of).and_then(|map| map.pages().get(index as usize)).map(|page| page.ptr())
+    });
+    let stored = core.index.lookup_stored(&keys::object(oid)).await?;
+    let stored = stored.and_then(|bytes| Onode::decode(&bytes).ok()).and_then(|onode| {
+        let pages = match of {
+            HEAD => Some(&onode.pages),
+            _ => onode.clones.iter().find(|clone| clone.id == of).map(|clone| &clone.pages),
+        };
+        pages.and_then(|pages| pages.get(index as usize).copied())
+    });
+    Ok([now, stored])
+}
+
 impl ScrubbedBatch<'_> {
     fn base(&self) -> u64 {
         self.header.block + 1
@@ -246,17 +264,13 @@ impl ScrubbedBatch<'_> {
             }
             StoreEntry::Page { oid, of, index, at, len } => {
                 let addr = self.base() * BLOCK64 + u64::from(*at);
-                let Some(object) = self.core.by_oid(*oid).await? else { return Ok(()) };
-                let ptr = {
-                    let state = object.state();
-                    state.map_of(*of).and_then(|map| map.pages().get(*index as usize)).map(|page| page.ptr())
-                };
-                let ptr = ptr.filter(|ptr| ptr.addr == addr && ptr.len == *len);
+                let ptrs = page_locations(self.core, *oid, *of, *index).await?;
+                let ptr = ptrs.into_iter().flatten().find(|ptr| ptr.addr == addr && ptr.len == *len);
                 if let Some(ptr) = ptr
                     && !self.verify_blob(ptr).await
                 {
                     self.lost = true;
-                    self.core.scrub.lose(format!("a map page of object {}, at byte {addr}", object.name));
+                    self.core.scrub.lose(format!("map page {index} of object {oid}, at byte {addr}"));
                 }
             }
             StoreEntry::Node { level, at, key, .. } => {

@@ -73,6 +73,19 @@ impl LiveTable {
         Self { live: vec![0; segments as usize], total: 0 }
     }
 
+    /// Creates a table of counted live bytes.
+    pub fn of_counts(counts: &[u64], geometry: &SegmentGeometry) -> Result<Self, MalformedStore> {
+        let mut table = Self::new(geometry.segment_count);
+        for (segment, (live, &count)) in table.live.iter_mut().zip(counts).enumerate() {
+            if count > geometry.segment_size {
+                return malformed(format!("segment {segment}: {count} live bytes are referenced"));
+            }
+            *live = count as u32;
+            table.total += count;
+        }
+        Ok(table)
+    }
+
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -270,6 +283,13 @@ impl Segments {
         if let Some(table) = &mut self.checkpoint {
             table.sub_blob(&geometry, ptr);
         }
+    }
+
+    /// Replaces the live counts after a recount. The next checkpoint frees the segments that hold
+    /// nothing any more.
+    pub fn recount(&mut self, live: LiveTable) {
+        debug_assert!(self.checkpoint.is_none(), "a checkpoint in progress has copied the counts");
+        self.live = live;
     }
 
     /// Begins a checkpoint. Its live counts are the current ones plus the checkpoint's own blobs.

@@ -72,6 +72,27 @@ impl Default for StoreOptions {
     }
 }
 
+/// Place of a store: a file or block device, or several.
+#[derive(Clone, Copy)]
+pub(crate) enum StorePlace<'a> {
+    /// File or block device.
+    One(&'a Path),
+    /// Several files or devices.
+    Several { paths: &'a [PathBuf], uuid: Option<[u8; 16]>, accept_missing: bool },
+}
+
+impl StorePlace<'_> {
+    /// Opens the store.
+    pub(crate) async fn open(self, options: StoreOptions) -> Result<Rc<Store>> {
+        match self {
+            Self::One(path) => Store::open(path, options).await,
+            Self::Several { paths, uuid, accept_missing } => {
+                Store::open_devices(paths, uuid, StoreOptions { accept_missing, ..options }).await
+            }
+        }
+    }
+}
+
 /// Store statistics: counters and gauges.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StoreStats {
@@ -319,15 +340,32 @@ impl Store {
         closed
     }
 
+    /// Closes the store like [`close`](Self::close), and does some work in between: after all tasks and transactions
+    /// have ended, and before the final checkpoint. If the work fails, the state stays that of a crash.
+    pub(crate) async fn close_after<T>(&self, work: impl AsyncFnOnce(&Rc<Core>) -> Result<T>) -> Result<T> {
+        let first = self.core.maintenance.begin_closing();
+        assert!(first && !self.core.read_only, "a store that is open for writing, and not closing");
+        let ended = EndOfClose(self);
+        self.end_tasks().await;
+        let done = work(&self.core).await?;
+        self.core.checkpoint(true).await?;
+        *self.closed.borrow_mut() = Some(Ok(()));
+        drop(ended);
+        Ok(done)
+    }
+
     async fn close_once(&self) -> Result<()> {
-        let core = &self.core;
+        self.end_tasks().await;
+        self.core.checkpoint(true).await
+    }
+
+    async fn end_tasks(&self) {
         let tasks = self.tasks.take();
         // Those of the log end with it; the others check that the store is closing.
         for task in tasks.into_iter().skip(LOG_TASKS) {
             task.await;
         }
-        core.queues.wait_idle().await;
-        core.checkpoint(true).await
+        self.core.queues.wait_idle().await;
     }
 
     /// Returns the statistics of the store.

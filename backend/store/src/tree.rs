@@ -11,15 +11,17 @@ use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
 use forebay_block::{Error, ErrorKind, Result};
-use forebay_reactor::sleep;
 
+use crate::format::BlobPtr;
 use crate::format::node::{LEVEL_MAX, Node};
-use crate::format::{BLOCK, BlobPtr};
 use crate::media::Media;
-use crate::rebuild::bad_sectors::{READ_ATTEMPTS, READ_PAUSE, is_of_bad_sector};
+use crate::rebuild::bad_sectors::{is_of_bad_sector, read_unless_damaged};
 
+mod prune;
 #[cfg(test)]
 mod tests;
+
+pub use prune::{ScannedNode, TreeScan};
 
 /// Node size in bytes above which a node is split.
 const NODE_BYTES: usize = 4000;
@@ -57,8 +59,8 @@ struct Cached {
     used: Cell<bool>,
 }
 
-/// Checksum used in references to nodes that are permanently lost.
-const LOST_CRC: u32 = 0x4C4F_5354;
+/// Checksum used in references to nodes and map pages that are permanently lost.
+pub const LOST_CRC: u32 = 0x4C4F_5354;
 
 /// Encoded leaf without keys. Its length and checksum tell it from all other nodes, so that it is never read.
 const EMPTY_LEAF: [u8; 4] = [1, 0, 0, 0];
@@ -285,41 +287,22 @@ impl Tree {
         Ok(node)
     }
 
-    /// Loads a node that is about to be changed. Returns `None` if it is damaged for good: its checksum is wrong twice
-    /// in a row, or the device reports a bad sector for each of several attempts while it can read others.
+    /// Loads a node that is about to be changed. Returns `None` if it is damaged for good. The following step is
+    /// irreversible then.
     ///
     /// # Errors
     /// Errors of the device that may be transient. The checkpoint is retried.
     async fn load_unless_damaged(&self, ptr: BlobPtr, level: Option<u8>) -> Result<Option<Rc<Node>>> {
-        let (mut bad_sectors, mut mismatches) = (0, 0);
-        loop {
-            let error = match self.load(ptr, level).await {
-                Ok(node) => return Ok(Some(node)),
-                Err(error) => error,
-            };
-            if error.kind() == ErrorKind::Corrupt {
-                // Read again, in case of a transient bit flip. The following step is irreversible.
-                mismatches += 1;
-            } else if is_of_bad_sector(&error) {
-                mismatches = 0;
-                bad_sectors += 1;
-                if bad_sectors < READ_ATTEMPTS {
-                    sleep(READ_PAUSE).await;
-                } else {
-                    // A device that cannot read its first block either is failing as a whole, and may recover.
-                    self.media.read_raw(0, BLOCK).await?;
-                }
-            } else {
-                return Err(error);
-            }
-            if mismatches == 2 || bad_sectors == READ_ATTEMPTS {
+        match read_unless_damaged(&self.media, async || self.load(ptr, level).await).await? {
+            Ok(node) => Ok(Some(node)),
+            Err(error) => {
                 if ptr.crc != LOST_CRC {
                     tracing::error!(
                         ?error,
                         "a node of the metadata index is damaged; new records are stored beside it, `forebay store check` names the node"
                     );
                 }
-                return Ok(None);
+                Ok(None)
             }
         }
     }
@@ -336,7 +319,7 @@ impl Tree {
         }
         debug_assert!(changes.windows(2).all(|pair| pair[0].0 < pair[1].0));
         let mut level = 0;
-        let mut nodes = if root.is_none() {
+        let nodes = if root.is_none() {
             self.emit_leaf(merge(&[], changes), sink)
         } else {
             match self.load_unless_damaged(root, None).await? {
@@ -353,6 +336,16 @@ impl Tree {
                 }
             }
         };
+        self.emit_top(level, nodes, sink).await
+    }
+
+    /// Writes the levels above `nodes`, which are of level `level`, and returns the root.
+    async fn emit_top(
+        &self,
+        mut level: u8,
+        mut nodes: Vec<(Box<[u8]>, BlobPtr)>,
+        sink: &dyn NodeSink,
+    ) -> Result<BlobPtr> {
         while nodes.len() > 1 {
             level += 1;
             assert!(level <= LEVEL_MAX, "a tree higher than any store can need");

@@ -10,7 +10,7 @@ use crate::check::{CheckOptions, CheckReport, Finding};
 use crate::format::BLOCK;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::superblock::{COPIES, StoreSuperblock};
-use crate::store::{Store, StoreOptions};
+use crate::store::{Store, StoreOptions, StorePlace};
 
 /// Checks the store on the devices at `paths`, which must not be open elsewhere. `uuid` is that of the store, if known.
 ///
@@ -30,18 +30,23 @@ pub(crate) async fn check_devices(
     let mut report = CheckReport::default();
     check_copies(paths, uuid, options, &mut report).await?;
     let accept_missing = options.accept_missing;
+    let place = StorePlace::Several { paths, uuid, accept_missing };
+    if options.roll_back && !Store::verify_roll_back(place, options, &mut report, &mut progress).await? {
+        return Ok(report);
+    }
     if options.roll_back {
-        let opening = StoreOptions { roll_back: true, accept_missing, ..StoreOptions::default() };
-        let store = Store::open_devices(paths, uuid, opening).await?;
+        let store = place.open(StoreOptions { roll_back: true, ..StoreOptions::default() }).await?;
         if let Some((place, lost)) = &store.lost {
             let problem = format!("{lost}; discarded");
             report.findings.push(Finding { place: (*place).into(), problem, repaired: true });
         }
         store.close().await?;
     }
-    let opening =
-        StoreOptions { read_only: true, roll_back: true, accept_missing, data_cache: 0, ..StoreOptions::default() };
-    let store = Store::open_devices(paths, uuid, opening).await?;
+    if options.drop_lost && !Store::drop_lost(place, options.force, &mut report, &mut progress).await? {
+        return Ok(report);
+    }
+    let opening = StoreOptions { read_only: true, roll_back: true, data_cache: 0, ..StoreOptions::default() };
+    let store = place.open(opening).await?;
     if let Some((place, lost)) = &store.lost {
         report.add(*place, lost.clone());
     }

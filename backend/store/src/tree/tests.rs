@@ -9,8 +9,9 @@ use forebay_sim::{DiskFaults, Faults, Rng, World};
 
 use super::*;
 use crate::cache::Cache;
-use crate::format::BLOCK64;
+use crate::device::StoreDevice;
 use crate::format::superblock::SEGMENTS_START;
+use crate::format::{BLOCK, BLOCK64};
 use crate::segments::{LiveTable, SegmentGeometry, Segments};
 
 const DISK: &str = "/disk";
@@ -36,7 +37,7 @@ impl NodeDisk {
         let geometry = SegmentGeometry { segment_size, segment_count: ((SIZE - SEGMENTS_START) / segment_size) as u32 };
         let segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
         Self {
-            media: Rc::new(Media::new(file, Rc::new(RefCell::new(segments)), Cache::new(0))),
+            media: Rc::new(Media::new(StoreDevice::Single(file), Rc::new(RefCell::new(segments)), Cache::new(0))),
             next: Cell::new(SEGMENTS_START),
             unwritten: RefCell::default(),
             live: RefCell::default(),
@@ -53,7 +54,7 @@ impl NodeDisk {
     async fn write_nodes(&self) {
         for (at, mut bytes) in self.unwritten.take() {
             bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
-            self.media.file.write_at(Buf::copy_of(&bytes), at).await.expect("write");
+            self.media.device.file().expect("one file").write_at(Buf::copy_of(&bytes), at).await.expect("write");
         }
     }
 
@@ -78,7 +79,7 @@ impl NodeDisk {
         }
         let mut block = self.media.read_raw(at, BLOCK).await.expect("read").to_vec();
         block[0] ^= 0xFF;
-        self.media.file.write_at(Buf::copy_of(&block), at).await.expect("write");
+        self.media.device.file().expect("one file").write_at(Buf::copy_of(&block), at).await.expect("write");
     }
 }
 
@@ -214,6 +215,17 @@ async fn damaged_nodes_lose_their_own_keys_only(world: &World, seed: u64) {
         }
         changes = some_changes(&mut rng);
     }
+    // Without the damaged nodes, what was lost is absent.
+    let pruned = disk.tree().prune(root, &disk).await.expect("prune");
+    disk.write_nodes().await;
+    for number in 0..KEYS {
+        let expected = match &expected[number as usize] {
+            Expected::Lost => Expected::Absent,
+            known => known.clone(),
+        };
+        assert_eq!(look(&disk.tree(), pruned, number).await, expected, "pruned, key {number}");
+    }
+    disk.tree().walk(pruned, |ptr, node| assert!(node.is_ok() && !is_empty_leaf(ptr))).await;
 }
 
 #[test]

@@ -283,6 +283,78 @@ fn a_log_that_was_reused_since_is_not_taken_for_its_beginning() {
     });
 }
 
+#[test]
+fn data_that_a_rollback_would_find_overwritten_is_told_before_anything_is_written() {
+    let world = world();
+    let put = async |store: &Store, name: String, byte: u8| {
+        let data = Buf::copy_of(&vec![byte; 64 << 10]).into();
+        let write = Transaction::of(ObjectOp::Write { offset: 0, data });
+        store.submit(&ObjectName::new(name), write).await.expect("write");
+    };
+    run(&world, async {
+        let store = open(false).await.expect("open");
+        for i in 0..32 {
+            put(&store, format!("o{i}"), 0).await;
+        }
+        for i in 0..16 {
+            put(&store, format!("cold{i}"), 0).await;
+        }
+        // In the same segments as the metadata of the checkpoints.
+        write(&store, "beside the first").await;
+        store.close().await.expect("close");
+        drop(store);
+        let store = open(false).await.expect("open");
+        write(&store, "beside the second").await;
+        let before = store.stats().checkpoints;
+        for byte in [1, 2] {
+            for i in 0..32 {
+                put(&store, format!("o{i}"), byte).await;
+            }
+        }
+        let mut more = 0;
+        while store.stats().checkpoints == before {
+            put(&store, format!("more{more}"), 3).await;
+            more += 1;
+            assert!(more < 60, "no checkpoint");
+        }
+        // The segments that this checkpoint freed are used again, first those of the objects as they were, and then some
+        // of the log since.
+        for i in 0..40 {
+            put(&store, format!("new{i}"), 3).await;
+        }
+        store.flush().await.expect("flush");
+        assert_eq!(store.stats().checkpoints, before + 1);
+    });
+    let disk = |world: &World| world.peek(DISK, 0, SIZE as usize).expect("peek");
+    let rolled_back = async |force| {
+        let options = CheckOptions { data: false, roll_back: true, force, ..CheckOptions::default() };
+        Store::check(DISK, options, |_, _| {}).await.expect("a report")
+    };
+    run(&world, spoil(true));
+    let before = disk(&world);
+    let report = run(&world, rolled_back(false));
+    assert!(report.waits_for_force, "{report:#?}");
+    let overwritten: Vec<&str> = report.findings.iter().map(|finding| &finding.place[..]).collect();
+    assert!(overwritten.iter().any(|place| place.starts_with('o')), "objects are named: {report:#?}");
+    assert!(disk(&world) == before, "nothing was written");
+    let report = run(&world, rolled_back(true));
+    assert!(!report.waits_for_force, "{report:#?}");
+    run(&world, async {
+        let store = open(false).await.expect("it was gone back for good");
+        let mut damaged = 0;
+        for name in (0..32).map(|i| format!("o{i}")).chain((0..16).map(|i| format!("cold{i}"))) {
+            let read = store.read(&ObjectName::new(&name), ObjectRead::head(0, 64 << 10)).await;
+            if let Err(error) = read {
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+                assert!(overwritten.contains(&&name[..]), "{name} was not named");
+                damaged += 1;
+            }
+        }
+        assert!(damaged > 0 && damaged <= 32, "{damaged} objects");
+        store.close().await.expect("close");
+    });
+}
+
 /// Batch numbers that an opening skips after a clean checkpoint.
 const LEFT_OUT: u64 = 1 << 20;
 

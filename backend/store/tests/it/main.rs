@@ -8,6 +8,7 @@ mod damaged_index;
 mod devices;
 mod flip;
 mod host;
+mod lost_records;
 mod memory;
 mod rebuild;
 mod store;

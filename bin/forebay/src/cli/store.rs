@@ -17,7 +17,7 @@ pub enum StoreCommand {
 
     /// Verify everything the store holds; the daemon must not run
     #[command(
-        after_help = "Examples:\n  forebay store check --data /srv/forebay\n  forebay store check --rebuild --format json"
+        after_help = "Examples:\n  forebay store check --data /srv/forebay\n  forebay store check --rebuild --format json\n  forebay store check --drop-lost"
     )]
     Check(StoreCheckArgs),
 
@@ -87,7 +87,8 @@ pub struct StoreCheckArgs {
     #[arg(long)]
     pub repair: bool,
 
-    /// If the newest checkpoint or the log is damaged, go back to before that for good: what was written since is lost
+    /// If the newest checkpoint or the log is damaged, go back to before that for good: what was written since is lost;
+    /// if data from before that is overwritten, too, it is named and nothing is written without --force
     #[arg(long)]
     pub roll_back: bool,
 
@@ -95,6 +96,14 @@ pub struct StoreCheckArgs {
     /// would be lost is reported and the store left as it is, unless --roll-back is given, too
     #[arg(long)]
     pub rebuild: bool,
+
+    /// Name the objects and keys that a damaged index has lost; with --force, remove them for good and free their space
+    #[arg(long)]
+    pub drop_lost: bool,
+
+    /// Write even if that loses what was named without it
+    #[arg(long)]
+    pub force: bool,
 
     /// Check a store on several devices although those that are missing may have been used without the others
     #[arg(long)]

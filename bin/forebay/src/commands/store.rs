@@ -233,8 +233,20 @@ fn check(global: &GlobalArgs, output: Output, options: StoreCheckArgs) -> Result
     let (_, path) = places(global, options.store.as_deref())?;
     refuse_beside_daemon(global, "checking")?;
     let bar = Bar::new(global, "Checking", ProgressUnit::Steps);
-    let StoreCheckArgs { quick, repair, roll_back, rebuild, accept_missing_devices, .. } = options;
-    let checking = CheckOptions { data: !quick, repair, roll_back, rebuild, accept_missing: accept_missing_devices };
+    let StoreCheckArgs { quick, repair, roll_back, rebuild, drop_lost, force, accept_missing_devices, .. } = options;
+    if force && !(drop_lost || roll_back) {
+        let message = "--force is for --drop-lost and --roll-back";
+        return Err(Failure::new(FailureKind::Invalid, message).hint("give one of them, too"));
+    }
+    let checking = CheckOptions {
+        data: !quick,
+        repair,
+        roll_back,
+        rebuild,
+        drop_lost,
+        force,
+        accept_missing: accept_missing_devices,
+    };
     let report = on_reactor_with_bar(&bar, |sink| store::check(&path, checking, sink))?;
     drop(bar);
     output.print(&report, store::Report::show)?;
@@ -242,11 +254,14 @@ fn check(global: &GlobalArgs, output: Output, options: StoreCheckArgs) -> Result
         0 => Ok(()),
         count => {
             let what = format!("the store {} is damaged in {count} place(s)", path.display());
-            let hint = match report.waits_for_roll_back() {
-                true => {
+            let hint = match (report.waits_for_roll_back(), report.waits_for_force()) {
+                (true, _) => {
                     "nothing was written; copy the file or device first, then --rebuild --roll-back gives up what is lost"
                 }
-                false => "export what can still be read, make a new store, and import that",
+                (_, true) => {
+                    "nothing was written; copy the file or device first, then the same with --force gives up what is named"
+                }
+                _ => "export what can still be read, make a new store, and import that",
             };
             Err(Failure::new(FailureKind::Corrupt, what).hint(hint))
         }

@@ -144,6 +144,10 @@ pub struct Report {
     damage: Vec<Damage>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rebuild: Option<Rebuild>,
+    /// Set if nothing was written, as that would lose what `damage` names.
+    waits_for_force: bool,
+    /// Bytes freed because nothing referred to them any more.
+    freed: u64,
 }
 
 /// Report of a rebuild.
@@ -222,6 +226,11 @@ impl Report {
         self.rebuild.as_ref().is_some_and(|rebuild| !rebuild.written)
     }
 
+    /// Returns whether losses were found and nothing was written because of them.
+    pub fn waits_for_force(&self) -> bool {
+        self.waits_for_force
+    }
+
     /// Returns the number of damages that were not repaired.
     pub fn damage_count(&self) -> usize {
         self.damage.iter().filter(|damage| !damage.repaired).count()
@@ -234,11 +243,17 @@ impl Report {
             return rebuilt.unwrap_or_default();
         }
         let mut text = rebuilt.unwrap_or_default();
+        if self.waits_for_force {
+            text.push_str("would be lost:\n");
+            self.damage.iter().for_each(|damage| text.push_str(&format!("  {}: {}\n", damage.place, damage.problem)));
+            return text;
+        }
         text += &fields(&[
             ("objects", self.objects.to_string()),
             ("blocks", format!("{} ({} read and compared)", self.blocks, self.blocks_read)),
             ("map nodes", self.nodes.to_string()),
             ("replayed batches", self.replayed.to_string()),
+            ("freed", Size(self.freed).to_string()),
             ("damage", self.damage_count().to_string()),
         ]);
         for damage in &self.damage {
@@ -272,6 +287,8 @@ pub async fn check(path: &Path, options: CheckOptions, progress: ProgressSink) -
         replayed: found.replayed,
         damage: damage.collect(),
         rebuild: found.rebuild.map(Rebuild::from),
+        waits_for_force: found.waits_for_force,
+        freed: found.freed_bytes,
     })
 }
 

@@ -384,3 +384,40 @@ fn a_mounted_device_is_refused_whatever_is_said() {
     }
     assert_eq!(std::fs::read(mount.path().join("file")).expect("the file"), b"still here");
 }
+
+#[test]
+fn what_a_damaged_index_has_lost_is_named_and_dropped_only_by_force() {
+    use forebay_store::format::anchor::{Anchor, SLOTS};
+
+    let site = Site::with_store();
+    std::fs::write(site.path("file"), content(4 << 20, 5)).expect("a file");
+    site.run(&["import", "file", "x"]).ok();
+    assert_eq!(site.json(&["store", "check", "--drop-lost"])["waits_for_force"], json!(false));
+    let said = site.run(&["store", "check", "--force"]).fails(2);
+    assert!(said.contains("--drop-lost"), "{said}");
+    let path = site.data().join("store.img");
+    let file = std::fs::File::options().read(true).write(true).open(&path).expect("the store");
+    let block = |at: u64| {
+        let mut block = vec![0; 4096];
+        file.read_exact_at(&mut block, at).expect("read");
+        block
+    };
+    let anchors = SLOTS.map(|slot| Anchor::decode_any(&block(slot[0])).expect("an anchor"));
+    let root = anchors.into_iter().max_by_key(|anchor| anchor.generation).expect("an anchor").root;
+    file.write_all_at(&[0xee; 4], root.addr).expect("damaged");
+    let before = std::fs::read(&path).expect("the store");
+    let done = site.run(&["store", "check", "--drop-lost"]);
+    assert_eq!(done.0.status.code(), Some(8), "{}", done.stderr());
+    assert!(
+        done.stdout().contains("would be lost:") && done.stdout().contains("together with their names"),
+        "{}",
+        done.stdout()
+    );
+    assert!(done.stderr().contains("--force"), "{}", done.stderr());
+    assert!(std::fs::read(&path).expect("the store") == before, "it was changed");
+    let report = site.json(&["store", "check", "--drop-lost", "--force"]);
+    assert!(report["freed"].as_u64().expect("a number") > 2 << 20, "{report}");
+    assert_eq!(site.json(&["store", "check"])["damage"], json!([]));
+    assert_eq!(site.json(&["ls"]), json!([]));
+    site.run(&["import", "file", "x"]).ok();
+}
