@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use forebay_block::*;
-use forebay_sim::{Faults, Rng, World};
+use forebay_sim::{CrashKind, Faults, Rng, World};
 use forebay_store::format::BlobPtr;
 use forebay_store::format::anchor::{Anchor, SLOTS};
 use forebay_store::format::node::Node;
@@ -230,4 +230,34 @@ fn a_store_that_lost_nothing_is_left_alone() {
         assert_eq!(report.objects, u64::from(OBJECTS));
     }
     assert!(world.peek(DISK, 0, SIZE as usize).expect("peek") == before, "nothing was written");
+}
+
+#[test]
+fn a_crash_while_losses_are_dropped_leaves_the_store_as_it_was_or_whole() {
+    let mut outcomes = [0, 0];
+    for point in 0..60 {
+        let (world, _) = filled();
+        let leaves = leaves(&world, b'o');
+        run(&world, flip(leaves[leaves.len() / 2].addr + 1));
+        let told = named(&drop_lost(&world, false));
+        let reactor = world.reactor();
+        world.crash_at_point(Some(world.points() + 1 + point));
+        let options = CheckOptions { data: false, drop_lost: true, force: true, ..CheckOptions::default() };
+        let done = world.run(&reactor, Store::check(DISK, options, |_, _| {}));
+        let stopped = done.is_err();
+        drop(done);
+        world.crash(reactor, CrashKind::Power);
+        let mut report = drop_lost(&world, false);
+        // A crash between the two copies of an anchor leaves them different.
+        report.findings.retain(|finding| !finding.place.starts_with("anchors"));
+        match report.waits_for_force {
+            true => assert_eq!(named(&report), told, "point {point}"),
+            false => assert!(report.is_clean(), "point {point}: {report:#?}"),
+        }
+        outcomes[usize::from(report.waits_for_force)] += 1;
+        if !stopped {
+            break;
+        }
+    }
+    assert!(outcomes.iter().all(|&count| count > 0), "whole, as it was: {outcomes:?}");
 }
