@@ -152,7 +152,10 @@ impl Core {
             let follows = before.is_none_or(|(epoch, seq)| header.epoch == epoch && header.seq == seq + 1);
             follows && header.store == self.store_id() && at + 1 + u64::from(header.payload_blocks) <= end
         };
-        self.media.read_header(at, is_next).await
+        match before {
+            Some(_) => self.media.read_header(at, is_next).await,
+            None => self.media.read_first_header(at, is_next).await,
+        }
     }
 
     fn live_data_left(&self, segment: u32) -> bool {

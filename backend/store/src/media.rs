@@ -105,6 +105,20 @@ impl Media {
         decode(&mended)
     }
 
+    /// Reads the first batch header of a segment, at `block`, that `is_wanted` accepts. If devices have different ones, it
+    /// is the newest: one that lost a write has that of an earlier use of the segment.
+    pub async fn read_first_header(
+        &self,
+        block: u64,
+        is_wanted: impl Fn(&BatchHeader) -> bool,
+    ) -> Result<Option<BatchHeader>> {
+        let Some(set) = self.device.columns() else { return self.read_header(block, is_wanted).await };
+        let decode =
+            |bytes: &[u8]| BatchHeader::decode(bytes).ok().filter(|header| header.block == block && is_wanted(header));
+        let newest = set.best_block(block, |bytes| decode(bytes).map(|header| header.seq)).await;
+        Ok(newest.and_then(|bytes| decode(&bytes)))
+    }
+
     /// Reads the batch header at `block` like [`find_header`](Self::find_header).
     pub async fn read_header(
         &self,

@@ -108,6 +108,17 @@ impl ColumnSet {
         Some(content)
     }
 
+    /// Returns the content of a block with the highest rank, of all that its line may decode to; mends it like
+    /// [`mend_block`](Self::mend_block). Content without a rank does not count.
+    pub async fn best_block(&self, block: u64, rank: impl Fn(&[u8]) -> Option<u64>) -> Option<Buf> {
+        let line = self.candidates(block).await;
+        let column = self.geometry.borrow().locate(block).column;
+        let ranked = line.candidates.iter().filter_map(|data| Some((rank(&data[column])?, &data[column])));
+        let content = ranked.max_by_key(|(rank, _)| *rank)?.1.clone();
+        self.mend_stored(&line, column, &content).await;
+        Some(content)
+    }
+
     /// Returns the content of consecutive blocks that `is_right` accepts, reconstructed from other columns of their lines.
     /// Lines are decoded independently of each other.
     pub async fn mend_blocks(&self, block: u64, count: u64, is_right: impl Fn(&[u8]) -> bool) -> Option<Buf> {
