@@ -116,7 +116,11 @@ impl Media {
         let decode =
             |bytes: &[u8]| BatchHeader::decode(bytes).ok().filter(|header| header.block == block && is_wanted(header));
         let newest = set.best_block(block, |bytes| decode(bytes).map(|header| header.seq)).await;
-        Ok(newest.and_then(|bytes| decode(&bytes)))
+        match newest {
+            Some(bytes) => Ok(decode(&bytes)),
+            // Nothing is there, or the line cannot be read.
+            None => self.read_header(block, is_wanted).await,
+        }
     }
 
     /// Reads the batch header at `block` like [`find_header`](Self::find_header).
