@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BufMut, Error, Result};
+use forebay_block::{Error, Result};
 use forebay_reactor::sleep;
 
 use super::device::{ColumnDevice, ColumnState};
@@ -172,7 +172,7 @@ async fn copy_lines(
         let count = LINES_AT_ONCE.min(lines.end - line);
         let len = count as usize * BLOCK;
         pacer.pace(len as u64).await;
-        let read = set.read_column(filled.segment, filled.column, line, BufMut::with_capacity(len), len).await?;
+        let read = set.read_column_to_copy(filled.segment, filled.column, line, len).await?;
         if let Err(error) = device.write(read.freeze().into(), filled.at.line(line)).await {
             let text = format!("writing to it fails: {error}");
             set.drop_device(device.number, &text).await?;

@@ -309,6 +309,15 @@ impl ColumnSet {
         }
     }
 
+    /// Reads lines of a column for a copy that is not verified: from its device however long that takes, and reconstructed
+    /// from other columns, of which one may be wrong, only if the device lacks it or fails.
+    pub(super) async fn read_column_to_copy(&self, segment: u32, column: usize, line: u64, len: usize) -> ReadColumn {
+        match self.read_stored(segment, column, line, BufMut::with_capacity(len), len).await {
+            Ok(buf) => Ok(buf),
+            Err(error) => self.reconstruct(segment, column, line, len).await.map_err(|_| error),
+        }
+    }
+
     fn can_reconstruct(&self, segment: u32, column: usize) -> bool {
         let readable = |other: &usize| *other != column && self.column(segment, *other).1.is_readable(segment);
         (0..self.columns()).filter(readable).count() >= self.data_columns() && self.parity_columns() > 0
