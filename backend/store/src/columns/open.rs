@@ -351,6 +351,14 @@ impl ColumnSet {
         if let Some(text) = set.degraded() {
             tracing::error!("{}: {text}", set.name());
         }
+        let lacks_table = |candidate: &Candidate<'_>| {
+            let table = candidate.found.filter(|_| candidate.is_trusted()).map(|device| device.table.as_ref());
+            table.is_some_and(|table| table.is_none_or(|table| table.generation != newest.generation))
+        };
+        if candidates.iter().any(lacks_table) && !read_only {
+            // A crash may have left it on some devices only. A device lacks at most the newest one then.
+            set.spread_table(&newest).await;
+        }
         let lacks_anchor = |candidate: &Candidate<'_>| {
             let newest = candidate.found.filter(|_| candidate.is_trusted()).map(|device| device.newest_anchor());
             newest.is_some_and(|newest| newest != Some(anchor.generation))
@@ -364,8 +372,6 @@ impl ColumnSet {
         }
         if table != newest && !read_only {
             let _permit = set.changing.acquire(1).await;
-            // A crash may have left it on some devices only; a device lacks at most the newest table then.
-            set.spread_table(&newest).await;
             set.write_table(table, &[]).await?;
         }
         Ok(OpenedSet { set, superblock, anchor, anchor_lost, one_superblock })
