@@ -12,6 +12,7 @@ mod head_cache;
 mod in_flight;
 mod locked_ranges;
 mod object;
+mod policy;
 mod range_lock;
 mod remote;
 mod request;
@@ -32,6 +33,7 @@ pub use object::{
     BackendInfo, KvPage, ListPage, ObjectBackend, ObjectName, ObjectOp, ObjectRead, ObjectStat, SnapClone, SnapContext,
     SnapId, SnapSet, SparseData, Transaction, Usage,
 };
+pub use policy::{Compression, DataPolicy, StoredBytes, UnknownCompression};
 pub use range_lock::{ExclusiveRange, RangeLock, SharedRange};
 pub use remote::{DeviceHandle, RemoteDevice};
 pub use request::{BlockReply, BlockRequest};

@@ -8,8 +8,9 @@ use forebay_reactor::BufList;
 
 use crate::advice::Advice;
 use crate::device::LocalFuture;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::extent::{Extent, ExtentMap};
+use crate::policy::{DataPolicy, StoredBytes};
 use crate::shared::{Method, SharedObjects};
 use crate::snapshot_cache::PoolIdentity;
 
@@ -420,6 +421,34 @@ pub trait ObjectBackend {
     /// beyond the life of this process, or in it.
     fn identity(&self) -> Option<PoolIdentity> {
         None
+    }
+
+    /// Returns the data policy that applies to objects whose names begin with `prefix` (an empty name: the default of all
+    /// objects); `None` where the backend has no policies.
+    fn data_policy(&self, prefix: &ObjectName) -> Option<DataPolicy> {
+        let _ = prefix;
+        None
+    }
+
+    /// Sets the data policy of objects whose names begin with `prefix`, durably: everything up to the last dot of their
+    /// names. An empty name sets the default of all other objects. `None` returns the objects to the default. Applies to
+    /// data written from then on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind) where the backend has no policies.
+    fn set_data_policy(&self, prefix: &ObjectName, policy: Option<DataPolicy>) -> LocalFuture<Result<()>> {
+        let _ = (prefix, policy);
+        let kind = self.info().kind;
+        Box::pin(async move {
+            let text = format!("a pool of kind `{kind}` has no data policies");
+            Err(Error::new(ErrorKind::Unsupported, text))
+        })
+    }
+
+    /// Returns the stored size of an object's data; `None` where the backend does not know it.
+    fn stored_bytes(&self, object: &ObjectName, snap: SnapId) -> LocalFuture<Result<Option<StoredBytes>>> {
+        let _ = (object, snap);
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     /// Returns the interface for pools that other clients use at the same time; `None` where there are none.
