@@ -5,6 +5,7 @@
 use std::rc::Rc;
 
 use crate::core::Core;
+use crate::format::blob::BlobSlot;
 use crate::format::entry::StoreEntry;
 use crate::format::page::MapSlot;
 use crate::keys;
@@ -16,6 +17,9 @@ pub fn needs(entry: &StoreEntry) -> Option<(u32, u32)> {
     match entry {
         StoreEntry::Write { start, crcs, .. } | StoreEntry::Relocate { start, crcs, .. } => {
             Some((*start, crcs.len() as u32))
+        }
+        StoreEntry::WriteBlob { blob, .. } | StoreEntry::RelocateBlob { blob, .. } => {
+            Some((blob.start, blob.blocks.into()))
         }
         StoreEntry::Unmap { start, count, .. } => Some((*start, *count)),
         StoreEntry::Remove { .. }
@@ -39,8 +43,10 @@ pub fn subject(entry: &StoreEntry) -> Option<u64> {
         | StoreEntry::KvSet { oid, .. }
         | StoreEntry::KvSetLong { oid, .. }
         | StoreEntry::KvRemove { oid, .. }
-        | StoreEntry::Relocate { oid, .. } => Some(*oid),
-        StoreEntry::SnapAllocate { .. } | StoreEntry::SnapRemove { .. } => None,
+        | StoreEntry::Relocate { oid, .. }
+        | StoreEntry::WriteBlob { oid, .. }
+        | StoreEntry::RelocateBlob { oid, .. } => Some(*oid),
+        StoreEntry::SnapAllocate { .. } | StoreEntry::SnapRemove { .. } | StoreEntry::Policy { .. } => None,
         // Metadata of a checkpoint, irrelevant to replay.
         StoreEntry::Page { .. }
         | StoreEntry::Node { .. }
@@ -59,8 +65,8 @@ impl Core {
         object
     }
 
-    /// Applies an entry for `object`. `first` is the device block number of the entry's blocks; `value` is the value of
-    /// a `KvSetLong`, or `None` if it is lost.
+    /// Applies an entry for `object`. `first` is the device block number of the entry's blocks, or the sector number of its
+    /// blob; `value` is the value of a `KvSetLong`, or `None` if it is lost.
     pub fn apply(&self, object: &Rc<StoreObject>, entry: &StoreEntry, first: u64, value: Option<Vec<u8>>) {
         self.mark_dirty(object);
         match entry {
@@ -99,6 +105,11 @@ impl Core {
                     self.apply_move(object, start + i as u32, old + i as u64, new);
                 }
             }
+            StoreEntry::WriteBlob { blob, size, version, .. } => {
+                self.apply_blob(object, blob, first);
+                self.set_shape(object, *size, *version);
+            }
+            StoreEntry::RelocateBlob { blob, old, .. } => self.apply_move_to_blob(object, blob, *old, first),
             _ => unreachable!("not about one object: {entry:?}"),
         }
         if !object.is_gone() {
@@ -114,6 +125,7 @@ impl Core {
                 self.index.put(keys::snap_in_removal(*snap), (!done).then(Vec::new));
                 self.index.put(keys::snap_removed(*snap), Some(Vec::new()));
             }
+            StoreEntry::Policy { namespace, prefix, policy } => self.apply_policy(namespace, prefix, policy),
             _ => {}
         }
     }
@@ -144,17 +156,15 @@ impl Core {
             Some(map) => std::mem::take(map),
             None => return,
         };
-        let mut segments = self.segments.borrow_mut();
         for block in 0..map.blocks() {
             let slot = map.get(block);
             if slot.block != 0 && !state.is_shared(of, block, slot) {
-                segments.sub_block(slot.block);
-                self.media.cache.forget(slot.block);
+                self.release(&state, block, slot, Some(&map));
             }
         }
         for page in map.pages() {
             if !page.ptr().is_none() {
-                segments.drop_blob(page.ptr());
+                self.segments.borrow_mut().drop_blob(page.ptr());
             }
             if page.is_dirty() {
                 self.dirty.sub_page();
@@ -244,24 +254,29 @@ impl Core {
         self.set_shape(object, size, version);
     }
 
-    fn apply_move(&self, object: &StoreObject, block: u32, old: u64, new: MapSlot) {
+    /// Moves a block in every state that has it at `old`. Returns whether one had. The caller has counted the blob of the
+    /// new location, if it is one.
+    pub fn apply_move(&self, object: &StoreObject, block: u32, old: u64, new: MapSlot) -> bool {
         let mut guard = object.state_mut();
         let state = &mut *guard;
         let mut moved = false;
         let mut dirtied = 0;
+        let mut old_crc = 0;
         let maps = std::iter::once(&mut state.head).chain(state.clones.iter_mut().map(|clone| &mut clone.map));
         for map in maps.filter(|map| map.get(block).block == old) {
             dirtied += usize::from(!map.is_dirty(block));
-            map.set(block, new);
+            old_crc = map.set(block, new).crc;
             moved = true;
         }
-        drop(guard);
         self.dirty.add_pages(dirtied);
         if moved {
-            let mut segments = self.segments.borrow_mut();
-            segments.add_block(new.block);
-            segments.sub_block(old);
+            match BlobSlot::of(new.block) {
+                Some(_) => self.blobs.add_blocks(1),
+                None => self.segments.borrow_mut().add_block(new.block),
+            }
             self.media.cache.moved(old, new.block);
+            self.release(state, block, MapSlot { block: old, crc: old_crc }, None);
         }
+        moved
     }
 }

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use forebay_block::{
-    BackendInfo, Error, ErrorKind, ExtentMap, KvPage, ListPage, LocalFuture, ObjectBackend, ObjectName, ObjectRead,
-    ObjectStat, PoolIdentity, Result, SnapId, SnapSet, SparseData, Transaction, Usage,
+    BackendInfo, DataPolicy, Error, ErrorKind, ExtentMap, KvPage, ListPage, LocalFuture, ObjectBackend, ObjectName,
+    ObjectRead, ObjectStat, PoolIdentity, Result, SnapId, SnapSet, SparseData, StoredBytes, Transaction, Usage,
 };
 
 use crate::core::Core;
@@ -182,6 +182,20 @@ impl ObjectBackend for Store {
 
     fn list_between(&self, names: Range<ObjectName>, max: usize) -> Option<LocalFuture<Result<Vec<ObjectName>>>> {
         Some(Box::pin(list_between(self.core.clone(), names, max)))
+    }
+
+    fn data_policy(&self, prefix: &ObjectName) -> Option<DataPolicy> {
+        Some(self.core.policies.of_prefix(prefix))
+    }
+
+    fn set_data_policy(&self, prefix: &ObjectName, policy: Option<DataPolicy>) -> LocalFuture<Result<()>> {
+        let (core, prefix) = (self.core.clone(), prefix.clone());
+        Box::pin(async move { core.set_policy(&prefix, policy).await })
+    }
+
+    fn stored_bytes(&self, object: &ObjectName, snap: SnapId) -> LocalFuture<Result<Option<StoredBytes>>> {
+        let (core, object) = (self.core.clone(), object.clone());
+        Box::pin(async move { core.stored_bytes(&object, snap).await.map(Some) })
     }
 
     fn flush(&self) -> LocalFuture<Result<()>> {

@@ -1,5 +1,7 @@
 //! Consistency check of a store: every structure, every reference, and on request every stored byte.
 
+mod ledger;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -10,6 +12,7 @@ use forebay_reactor::{File, OpenOptions, random, wall_clock};
 use crate::columns::check_devices;
 use crate::core::Core;
 use crate::format::anchor::{Anchor, SLOTS};
+use crate::format::blob::BlobSlot;
 use crate::format::node::Node;
 use crate::format::superblock::{COPIES, SEGMENTS_START, StoreSuperblock, SuperblockError};
 use crate::format::{BLOCK, BlobPtr, PAGE_BLOCKS};
@@ -18,8 +21,8 @@ use crate::object::{HEAD, StoreObject};
 use crate::occupant::{self, Occupant};
 use crate::rebuild::{RebuildReport, rebuild};
 use crate::recover::{FoundSuperblock, read_superblock};
-use crate::segments::SegmentGeometry;
 use crate::store::{Store, StoreOptions, StorePlace, open_file};
+pub(crate) use ledger::Ledger;
 
 /// Names looked up at a time.
 const PAGE: usize = 256;
@@ -93,27 +96,6 @@ impl CheckReport {
 
     pub(crate) fn add(&mut self, place: impl Into<String>, problem: impl Into<String>) {
         self.findings.push(Finding { place: place.into(), problem: problem.into(), repaired: false });
-    }
-}
-
-/// Referenced blocks, and the live bytes that each segment should have.
-pub(crate) struct Ledger {
-    seen: Vec<u64>,
-    pub live: Vec<u64>,
-}
-
-impl Ledger {
-    pub fn new(geometry: &SegmentGeometry) -> Self {
-        let end = geometry.first_block(geometry.segment_count - 1) + geometry.segment_blocks();
-        Self { seen: vec![0; end as usize / 64 + 1], live: vec![0; geometry.segment_count as usize] }
-    }
-
-    /// Marks a block. Returns false if it was marked before.
-    pub fn mark(&mut self, block: u64) -> bool {
-        let (word, bit) = ((block / 64) as usize, 1u64 << (block % 64));
-        let new = self.seen[word] & bit == 0;
-        self.seen[word] |= bit;
-        new
     }
 }
 
@@ -231,7 +213,7 @@ impl Store {
         progress: &mut impl FnMut(u64, u64),
     ) -> Result<()> {
         let core = self.core.clone();
-        let mut ledger = Ledger::new(&core.segments.borrow().geometry);
+        let mut ledger = Ledger::of(&core.segments.borrow().geometry);
         let whole = core.check_tree(&mut ledger, report).await;
         match core.check_objects(options, &mut ledger, report, progress).await {
             Ok(()) if whole => core.check_live(&ledger, report),
@@ -483,8 +465,9 @@ impl Core {
             state.clones.iter().map(|clone| clone.id).chain([HEAD]).collect()
         };
         let geometry = self.segments.borrow().geometry;
-        // Blocks shared by clones are counted once.
+        // Blocks and blobs shared by clones are counted once.
         let mut mine: BTreeSet<u64> = BTreeSet::new();
+        let mut my_blobs: BTreeSet<u64> = BTreeSet::new();
         let mut to_read = Vec::new();
         for of in states {
             let pages = object.state().map_of(of).map_or(0, |map| map.pages().len() as u32);
@@ -507,27 +490,46 @@ impl Core {
                     if at == 0 || !mine.insert(at) {
                         continue;
                     }
-                    let Some(segment) = geometry.segment_of(at) else {
-                        report.add(name.to_string(), format!("block {block} lies at {at}, outside the segments"));
-                        continue;
-                    };
-                    if !ledger.mark(at) {
-                        report.add(
-                            name.to_string(),
-                            format!("block {block} lies at {at}, which another object uses too"),
-                        );
-                    }
-                    ledger.live[segment as usize] += BLOCK as u64;
                     report.blocks += 1;
                     to_read.push((block, slot));
+                    let blob = BlobSlot::of(at);
+                    if let Some(blob) = blob {
+                        ledger.blob_logical += BLOCK as u64;
+                        if !my_blobs.insert(blob.at(0).location()) {
+                            continue;
+                        }
+                    }
+                    let data = blob.map_or(
+                        BlobPtr { addr: at.saturating_mul(BLOCK as u64), len: BLOCK as u32, crc: slot.crc },
+                        |blob| blob.ptr(slot.crc),
+                    );
+                    let inside = geometry.segment_of_byte(data.addr).filter(|_| geometry.contains_blob(data));
+                    let Some(segment) = inside else {
+                        let what = format!("block {block} lies at byte {}, outside the segments", data.addr);
+                        report.add(name.to_string(), what);
+                        continue;
+                    };
+                    if !ledger.mark(segment, geometry.segment_size, data) {
+                        let what = format!("block {block} lies at byte {}, which other data uses too", data.addr);
+                        report.add(name.to_string(), what);
+                    }
+                    ledger.live[segment as usize] += u64::from(data.len);
+                    ledger.blob_stored += blob.map_or(0, |_| u64::from(data.len));
                 }
             }
         }
+        let mut damaged: BTreeSet<u64> = BTreeSet::new();
         for (block, slot) in to_read.into_iter().filter(|_| options.data) {
             report.blocks_read += 1;
+            // A damaged blob is reported once, by its first block.
+            let blob = BlobSlot::of(slot.block).map(|blob| blob.at(0).location());
+            if blob.is_some_and(|blob| damaged.contains(&blob)) {
+                continue;
+            }
             let what = || format!("{name}, block {block}");
             if let Err(error) = self.media.read_blocks(slot.block, &[slot.crc], what).await {
                 report.add(name.to_string(), format!("{error:?}"));
+                damaged.extend(blob);
             }
         }
         // Bounds memory use: loaded pages can be evicted.
@@ -542,6 +544,11 @@ impl Core {
             if u64::from(counted) != found {
                 report.add(format!("segment {segment}"), format!("{counted} live bytes counted, {found} found"));
             }
+        }
+        let counted = (self.blobs.logical(), self.blobs.stored());
+        if counted != (ledger.blob_logical, ledger.blob_stored) {
+            let found = format!("{} bytes in {} found", ledger.blob_logical, ledger.blob_stored);
+            report.add("compressed data", format!("{} bytes in {} counted, {found}", counted.0, counted.1));
         }
     }
 }

@@ -117,6 +117,7 @@ impl Core {
             ..Anchor::default()
         };
         self.segments.borrow_mut().begin_checkpoint();
+        self.blobs.store(&self.index);
         self.index.freeze();
         let dirty = self.dirty.begin_round();
 
@@ -178,7 +179,7 @@ impl Core {
         let taken_s = wall_clock().as_secs();
         let record = |segments| {
             let anchor = Anchor { segments, ..anchor.clone() };
-            let record = CheckpointRecord { superblock: self.superblock.clone(), anchor, taken_s };
+            let record = CheckpointRecord { superblock: self.current_superblock(), anchor, taken_s };
             StoreEntry::Checkpoint { record: record.encode() }
         };
         anchor.segments = log.append_described_blob(&table, |at| StoreEntry::Segments { at, len }, record);

@@ -7,6 +7,7 @@ use forebay_block::{BufList, Result};
 use forebay_reactor::sync::join_all;
 use forebay_reactor::yield_now;
 
+use crate::clean_blobs::BlobCandidate;
 use crate::commit::block_crcs;
 use crate::core::Core;
 use crate::format::batch::BatchHeader;
@@ -18,15 +19,19 @@ use crate::object::{HEAD, StoreObject};
 /// Number of segments cleaned concurrently, so that the device is not idle while one of them is processed.
 const SEGMENTS_AT_ONCE: usize = 4;
 
-/// Run of blocks that may be live: object, its first block, block number on the device, checksums.
-struct Candidate {
-    oid: u64,
-    start: u32,
-    first: u64,
-    crcs: Vec<u32>,
+/// Run of blocks that may be live.
+pub struct CleaningCandidate {
+    /// Object number.
+    pub oid: u64,
+    /// First block within the object.
+    pub start: u32,
+    /// Location of the first block; those of the others follow.
+    pub first: u64,
+    /// CRC32C of each block.
+    pub crcs: Vec<u32>,
 }
 
-impl Candidate {
+impl CleaningCandidate {
     fn part(&self, from: usize, count: usize) -> Self {
         Self {
             oid: self.oid,
@@ -40,7 +45,8 @@ impl Candidate {
 /// Content of a batch, by how the cleaner handles it.
 #[derive(Default)]
 struct BatchContent {
-    data: Vec<Candidate>,
+    data: Vec<CleaningCandidate>,
+    blobs: Vec<BlobCandidate>,
     /// Map pages: object, state, page index, byte address.
     pages: Vec<(u64, u64, u32, u64)>,
     /// Tree nodes: level, first key, byte address.
@@ -166,6 +172,7 @@ impl Core {
         let Ok(entries) = StoreEntry::decode_all(&header.entries) else { return Ok(()) };
         let content = classify_entries(header, entries);
         self.move_data(content.data).await?;
+        self.move_blobs(content.blobs).await?;
         for (oid, of, index, addr) in content.pages {
             let Some(object) = self.by_oid(oid).await? else { continue };
             let is_there = |object: &StoreObject| {
@@ -199,7 +206,7 @@ impl Core {
     }
 
     /// Returns the parts of a run that some state still references, as (index of the first block, number of blocks).
-    fn live_runs(object: &StoreObject, candidate: &Candidate) -> Vec<(usize, usize)> {
+    fn live_runs(object: &StoreObject, candidate: &CleaningCandidate) -> Vec<(usize, usize)> {
         let state = object.state();
         let live = |i: usize| {
             let (block, at) = (candidate.start + i as u32, candidate.first + i as u64);
@@ -218,8 +225,8 @@ impl Core {
     }
 
     /// Moves the live blocks of one batch: looks them up, reads them together, and appends them again.
-    async fn move_data(self: &Rc<Self>, candidates: Vec<Candidate>) -> Result<()> {
-        let mut live: Vec<(Rc<StoreObject>, Candidate)> = Vec::new();
+    async fn move_data(self: &Rc<Self>, candidates: Vec<CleaningCandidate>) -> Result<()> {
+        let mut live: Vec<(Rc<StoreObject>, CleaningCandidate)> = Vec::new();
         for candidate in candidates {
             let Some(object) = self.by_oid(candidate.oid).await? else { continue };
             self.load_pages(&object, HEAD, true, candidate.start, candidate.crcs.len() as u32).await?;
@@ -250,7 +257,7 @@ impl Core {
     }
 
     /// Returns the data of a run with damaged blocks reconstructed from other devices, where that is possible.
-    async fn verified(&self, object: &StoreObject, run: &Candidate, data: BufList) -> BufList {
+    async fn verified(&self, object: &StoreObject, run: &CleaningCandidate, data: BufList) -> BufList {
         if self.media.device.columns().is_none() {
             return data;
         }
@@ -270,7 +277,7 @@ impl Core {
         verified
     }
 
-    fn move_run(&self, object: &Rc<StoreObject>, run: &Candidate, data: BufList) {
+    fn move_run(&self, object: &Rc<StoreObject>, run: &CleaningCandidate, data: BufList) {
         let found = block_crcs(data.parts());
         let damaged = found.iter().zip(&run.crcs).any(|(found, stored)| found != stored);
         if !damaged {
@@ -295,7 +302,8 @@ impl Core {
         }
     }
 
-    fn relocate(&self, object: &Rc<StoreObject>, run: &Candidate, data: BufList) {
+    /// Appends blocks again, and makes every state that has them at their old location refer to the new one.
+    pub fn relocate(&self, object: &Rc<StoreObject>, run: &CleaningCandidate, data: BufList) {
         self.mark_dirty(object);
         let log = self.log();
         self.gc.add_cleaned_bytes(data.len() as u64);
@@ -320,13 +328,16 @@ fn classify_entries(header: &BatchHeader, entries: Vec<StoreEntry>) -> BatchCont
     let base = header.block + 1;
     let mut content = BatchContent::default();
     // Sorted by location, so that adjacent runs are read together.
-    let mut data: BTreeMap<u64, Candidate> = BTreeMap::new();
+    let mut data: BTreeMap<u64, CleaningCandidate> = BTreeMap::new();
     for entry in entries {
         match entry {
             StoreEntry::Write { oid, start, payload, crcs, .. }
             | StoreEntry::Relocate { oid, start, payload, crcs, .. } => {
                 let first = base + u64::from(payload);
-                data.insert(first, Candidate { oid, start, first, crcs });
+                data.insert(first, CleaningCandidate { oid, start, first, crcs });
+            }
+            StoreEntry::WriteBlob { oid, blob, .. } | StoreEntry::RelocateBlob { oid, blob, .. } => {
+                content.blobs.push(BlobCandidate::new(oid, &blob, base));
             }
             StoreEntry::Page { oid, of, index, at, .. } => {
                 content.pages.push((oid, of, index, base * BLOCK64 + u64::from(at)));

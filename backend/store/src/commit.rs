@@ -7,10 +7,12 @@ use forebay_accel::crc32c::crc32c;
 use forebay_block::{Buf, BufList, Error, ErrorKind, ObjectName, Result, SnapContext};
 
 use crate::core::Core;
-use crate::format::entry::{StoreEntry, VALUE_INLINE_MAX};
+use crate::format::blob::{BlobSlot, SECTOR};
+use crate::format::entry::{StoreEntry, StoredBlob, VALUE_INLINE_MAX};
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::keys;
 use crate::object::{HEAD, StoreObject};
+use crate::pack::PackedBlob;
 use crate::plan::{Runs, TransactionPlan};
 
 impl Core {
@@ -101,7 +103,9 @@ impl Core {
         }
         if plan.exists {
             let size = plan.size;
-            self.commit_blocks(&object, plan.blocks, size, version);
+            let mut blocks = plan.blocks;
+            self.commit_blobs(&object, plan.blobs, &mut blocks, size, version);
+            self.commit_blocks(&object, blocks, size, version);
             let state = object.state();
             let settled = state.exists && state.size == size && state.version == version;
             drop(state);
@@ -126,13 +130,15 @@ impl Core {
                 let Some(object) = plan.object.as_ref().filter(|_| plan.base == Some(HEAD)) else { return false };
                 let state = object.state();
                 let slot = state.head.get(**block);
-                // A block preserved by a snapshot is not freed when it is overwritten.
-                slot.block != 0 && plan.kept_snaps.is_empty() && !state.is_shared(HEAD, **block, slot)
+                // A block preserved by a snapshot is not freed when it is overwritten, and neither is a part of a blob.
+                let plain = slot.block != 0 && BlobSlot::of(slot.block).is_none();
+                plain && plan.kept_snaps.is_empty() && !state.is_shared(HEAD, **block, slot)
             };
-            data.is_some() && !stored()
+            data.is_some() && !plan.blobs.iter().any(|blob| blob.contains(**block)) && !stored()
         });
+        let blobs: usize = plan.blobs.iter().map(|blob| blob.stored.len()).sum();
         let kept: usize = plan.kept_kv.iter().map(|(key, value)| key.len() + value.len()).sum();
-        (kv + kept) as u64 + blocks.count() as u64 * BLOCK64
+        (kv + kept + blobs) as u64 + blocks.count() as u64 * BLOCK64
     }
 
     /// Preserves the head as a clone if there are snapshots that it has not seen.
@@ -161,6 +167,33 @@ impl Core {
                 log.append_blob(&value, |at| StoreEntry::KvSetLong { oid, of, key: key.clone(), at, len, crc });
                 self.apply(object, &StoreEntry::KvSetLong { oid, of, key, at: 0, len, crc }, 0, Some(value));
             }
+        }
+    }
+
+    /// Writes the blobs, and removes their blocks from those that are still to be written.
+    fn commit_blobs(
+        &self,
+        object: &Rc<StoreObject>,
+        blobs: Vec<PackedBlob>,
+        blocks: &mut BTreeMap<u32, Option<BufList>>,
+        size: u64,
+        version: u64,
+    ) {
+        for PackedBlob { start, blocks: count, stored } in blobs {
+            let data: Vec<BufList> = (start..start + count).filter_map(|block| blocks.remove(&block)?).collect();
+            debug_assert!(data.len() == count as usize, "a blob of blocks that are not written");
+            self.mark_dirty(object);
+            let crc = crc32c(&stored);
+            self.log().append_data_blob(&stored, |payload, sector| {
+                let sectors = (stored.len() / SECTOR) as u8;
+                let first = BlobSlot { sector, sectors, index: 0 }.location();
+                let parts = data.iter().flat_map(|block| block.parts()).map(|part| &part[..]);
+                self.media.cache.put(first, &vec![crc; count as usize], parts);
+                let blob = StoredBlob { start, blocks: count as u8, payload, sectors, crc };
+                let entry = StoreEntry::WriteBlob { oid: object.oid, blob, size, version };
+                self.apply(object, &entry, sector, None);
+                entry
+            });
         }
     }
 

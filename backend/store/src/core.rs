@@ -5,11 +5,14 @@ use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, ObjectName, Result};
 
+use crate::blobs::BlobCounters;
 use crate::checkpoint_state::CheckpointState;
 use crate::counters::StoreCounters;
 use crate::dirty::DirtyObjects;
+use crate::features::StoreFeatures;
 use crate::format::BlobPtr;
 use crate::format::anchor::Anchor;
+use crate::format::blob::{BlobSlot, byte_of};
 use crate::format::entry::StoreEntry;
 use crate::format::onode::Onode;
 use crate::format::page::{self, MapSlot};
@@ -23,6 +26,7 @@ use crate::maintenance::Maintenance;
 use crate::map::Map;
 use crate::media::Media;
 use crate::object::{HEAD, ObjectCache, StoreObject};
+use crate::policies::DataPolicies;
 use crate::queue::TransactionQueues;
 use crate::scrub::ScrubState;
 use crate::segments::Segments;
@@ -40,6 +44,9 @@ pub struct Core {
     pub index: MetadataIndex,
     pub dirty: DirtyObjects,
     pub counters: StoreCounters,
+    pub blobs: BlobCounters,
+    pub policies: DataPolicies,
+    pub features: StoreFeatures,
     pub checkpoints: CheckpointState,
     pub space: SegmentSpace,
     pub gc: GcState,
@@ -74,6 +81,9 @@ impl Core {
             log: OnceCell::new(),
             dirty: DirtyObjects::default(),
             counters: StoreCounters::of(anchor),
+            blobs: BlobCounters::default(),
+            policies: DataPolicies::default(),
+            features: StoreFeatures::of(&superblock),
             checkpoints: CheckpointState::of(anchor, &geometry, metadata_cache * 2 / 5),
             space: SegmentSpace::new(segments.clone(), host),
             segments,
@@ -181,10 +191,13 @@ impl Core {
     /// Rejects slots that point to blocks outside the segments.
     fn check_slots(&self, object: &StoreObject, slots: &[MapSlot]) -> Result<()> {
         let geometry = self.segments.borrow().geometry;
-        let stray = slots.iter().find(|slot| slot.block != 0 && geometry.segment_of(slot.block).is_none());
-        stray.map_or(Ok(()), |slot| {
-            let block = slot.block;
-            Err(corrupt(format!("{}: a map page points to block {block}, outside the segments", object.name)))
+        let is_stray = |slot: &&MapSlot| match BlobSlot::of(slot.block) {
+            Some(blob) => !geometry.contains_blob(blob.ptr(slot.crc)),
+            None => slot.block != 0 && geometry.segment_of(slot.block).is_none(),
+        };
+        slots.iter().find(is_stray).map_or(Ok(()), |slot| {
+            let at = byte_of(slot.block);
+            Err(corrupt(format!("{}: a map page points to byte {at}, outside the segments", object.name)))
         })
     }
 
@@ -295,8 +308,7 @@ impl Core {
             self.dirty.add_pages(1);
         }
         if before.block != 0 && before.block != slot.block && !state.is_shared(HEAD, block, before) {
-            self.segments.borrow_mut().sub_block(before.block);
-            self.media.cache.forget(before.block);
+            self.release(&state, block, before, None);
         }
     }
 }

@@ -14,6 +14,7 @@ use forebay_reactor::yield_now;
 
 use crate::check::{CheckReport, Finding, Ledger};
 use crate::core::{Core, corrupt};
+use crate::format::blob::{BlobSlot, byte_of};
 use crate::format::entry::StoreEntry;
 use crate::format::node::Node;
 use crate::format::onode::Onode;
@@ -61,17 +62,28 @@ impl LossSurvey {
         self.losses.push((place.into(), problem.into()));
     }
 
-    /// Counts a block of an object. `mine` are the object's blocks so far, which its states share.
-    fn count_block(&mut self, core: &Core, block: u64, mine: &mut BTreeSet<u64>) -> Result<()> {
-        if !mine.insert(block) {
+    /// Counts a block of an object, by its location. `mine` are the object's blocks and blobs so far, which its states
+    /// share.
+    fn count_block(&mut self, core: &Core, location: u64, mine: &mut CountedLocations) -> Result<()> {
+        if !mine.blocks.insert(location) {
             return Ok(());
         }
-        let segment = core.segments.borrow().geometry.segment_of(block);
-        let segment = segment.ok_or_else(|| corrupt(format!("block {block} is outside the segments")))?;
-        if !self.left.mark(block) {
-            return Err(corrupt(format!("block {block} belongs to two objects")));
+        let mut data = BlobPtr { addr: byte_of(location), len: BLOCK as u32, crc: 0 };
+        if let Some(blob) = BlobSlot::of(location) {
+            self.left.blob_logical += BLOCK as u64;
+            if !mine.blobs.insert(blob.at(0).location()) {
+                return Ok(());
+            }
+            data = blob.ptr(0);
+            self.left.blob_stored += u64::from(data.len);
         }
-        self.left.live[segment as usize] += BLOCK as u64;
+        let geometry = core.segments.borrow().geometry;
+        let segment = geometry.segment_of_byte(data.addr).filter(|_| geometry.contains_blob(data));
+        let segment = segment.ok_or_else(|| corrupt(format!("data at byte {} is outside the segments", data.addr)))?;
+        if !self.left.mark(segment, geometry.segment_size, data) {
+            return Err(corrupt(format!("data at byte {} belongs to two objects", data.addr)));
+        }
+        self.left.live[segment as usize] += u64::from(data.len);
         Ok(())
     }
 
@@ -85,6 +97,13 @@ impl LossSurvey {
     fn is_empty(&self) -> bool {
         self.losses.is_empty() && self.changes.is_empty()
     }
+}
+
+/// Blocks and blobs of an object that were counted, by their locations.
+#[derive(Default)]
+struct CountedLocations {
+    blocks: BTreeSet<u64>,
+    blobs: BTreeSet<u64>,
 }
 
 fn count_blob(core: &Core, live: &mut [u64], ptr: BlobPtr) -> Result<()> {
@@ -143,7 +162,7 @@ impl Core {
             changes: BTreeMap::new(),
             objects: 0,
             names_lost: 0,
-            left: Ledger::new(&self.segments.borrow().geometry),
+            left: Ledger::of(&self.segments.borrow().geometry),
             nodes: Vec::new(),
             damaged: Vec::new(),
         };
@@ -229,7 +248,7 @@ impl Core {
             }
         };
         let name = ObjectName::in_namespace(onode.namespace.as_str().into(), &onode.name);
-        let mut mine = BTreeSet::new();
+        let mut mine = CountedLocations::default();
         let mut lost_pages = 0;
         let maps = onode.clones.iter_mut().map(|clone| &mut clone.pages).chain([&mut onode.pages]);
         for ptr in maps.flatten().filter(|ptr| !ptr.is_none()) {
@@ -358,6 +377,7 @@ impl Core {
         segments.recount(live);
         drop(segments);
         self.counters.set_objects(survey.objects);
+        self.blobs.recount(survey.left.blob_logical, survey.left.blob_stored);
         Ok((survey.losses, freed))
     }
 }

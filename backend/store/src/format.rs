@@ -6,6 +6,7 @@
 
 pub mod anchor;
 pub mod batch;
+pub mod blob;
 pub mod devices;
 pub mod entry;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod golden;
 pub mod node;
 pub mod onode;
 pub mod page;
+pub mod policy;
 pub mod record;
 pub mod superblock;
 

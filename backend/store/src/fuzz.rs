@@ -1,12 +1,15 @@
 //! Entry points for fuzzing: any bytes decode to a value or an error, and a decoded value survives re-encoding
 //! unchanged.
 
+use crate::blobs::BlobCodecs;
 use crate::format::anchor::Anchor;
 use crate::format::batch::BatchHeader;
+use crate::format::blob::{BLOB_BLOCKS_MAX, BLOB_HEADER, BlobHeader};
 use crate::format::entry::StoreEntry;
 use crate::format::node::Node;
 use crate::format::onode::Onode;
 use crate::format::page;
+use crate::format::policy;
 use crate::format::record::CheckpointRecord;
 use crate::format::superblock::StoreSuperblock;
 use crate::format::{BLOCK, seal};
@@ -56,7 +59,18 @@ fn entries(data: &[u8]) {
     }
 }
 
-/// Decodes anchors, tree nodes, object records and map pages.
+/// Expands compressed blobs.
+pub fn blob(data: &[u8]) {
+    if let Ok((header, packed)) = BlobHeader::decode(data) {
+        assert_eq!(header.encode(), data[..BLOB_HEADER]);
+        assert_eq!(packed.len(), header.length as usize);
+    }
+    if let Ok(blob) = BlobCodecs::default().expand(data) {
+        assert!(blob.data.len().is_multiple_of(BLOCK) && blob.data.len() <= BLOB_BLOCKS_MAX as usize * BLOCK);
+    }
+}
+
+/// Decodes anchors, tree nodes, data policies, object records and map pages.
 pub fn checkpoint(data: &[u8]) {
     let store = data.get(16..24).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
     for block in blocks(data, 8) {
@@ -70,9 +84,27 @@ pub fn checkpoint(data: &[u8]) {
     if let Ok(onode) = Onode::decode(data) {
         assert_eq!(Onode::decode(&onode.encode()), Ok(onode));
     }
+    if let Ok(policy) = policy::decode(data) {
+        assert_eq!(policy::decode(&policy::encode(&policy)), Ok(policy));
+    }
     if let Ok(slots) = page::decode(data) {
         let mut again = page::decode(&page::encode(&slots)).expect("what was encoded decodes");
         again.resize(slots.len(), page::MapSlot::default());
         assert_eq!(again, slots);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seeds_of_blobs_expand() {
+        for seed in ["0", "1"] {
+            let path = format!("{}/../../fuzz/seeds/store_blob/{seed}", env!("CARGO_MANIFEST_DIR"));
+            let bytes = std::fs::read(&path).expect(&path);
+            assert!(BlobCodecs::default().expand(&bytes).is_ok(), "{path}");
+            blob(&bytes);
+        }
     }
 }

@@ -60,6 +60,19 @@ pub fn scrub() -> Vec<u8> {
     vec![b'z']
 }
 
+/// Returns the key of the data policy of objects whose names begin with `prefix`.
+pub fn policy(namespace: &str, prefix: &str) -> Vec<u8> {
+    let mut key = name_space(namespace);
+    key[0] = b'p';
+    key.extend_from_slice(prefix.as_bytes());
+    key
+}
+
+/// Returns the key of the counters of compressed data.
+pub fn blob_counters() -> Vec<u8> {
+    vec![b'd']
+}
+
 pub fn with_number(kind: u8, number: u64) -> Vec<u8> {
     let mut key = Vec::with_capacity(9 + 16);
     key.push(kind);

@@ -10,11 +10,13 @@
 
 mod apply;
 mod backend;
+mod blobs;
 mod cache;
 mod check;
 mod checkpoint;
 mod checkpoint_state;
 mod clean;
+mod clean_blobs;
 mod columns;
 mod commit;
 mod core;
@@ -22,6 +24,7 @@ mod counters;
 mod device;
 mod dirty;
 mod drop_lost;
+mod features;
 pub mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
@@ -39,7 +42,9 @@ mod merge;
 mod object;
 mod occupant;
 mod pacer;
+mod pack;
 mod plan;
+mod policies;
 mod queue;
 mod read;
 mod rebuild;

@@ -6,6 +6,7 @@
 
 mod acks;
 mod batch;
+mod data_blobs;
 mod head;
 mod health;
 mod staging;

@@ -1,5 +1,6 @@
 //! Block maps: the locations of an object's blocks, in pages that are stored and loaded one by one.
 
+use crate::format::blob::{BLOB_BLOCKS_MAX, BlobSlot};
 use crate::format::page::{self, MapSlot};
 use crate::format::{BlobPtr, PAGE_BLOCKS};
 
@@ -135,6 +136,20 @@ impl Map {
                 MapSlot::default()
             }
         }
+    }
+
+    /// Returns whether a block from `from` on refers to the blob that has, or had, `block`.  The page of `block` must be in
+    /// memory.
+    pub fn refers_to(&self, blob: BlobSlot, block: u32, from: u32) -> bool {
+        let first = block / BLOB_BLOCKS_MAX * BLOB_BLOCKS_MAX;
+        (first.max(from)..first + BLOB_BLOCKS_MAX)
+            .any(|other| BlobSlot::of(self.get(other).block).is_some_and(|slot| slot.is_same_blob(blob)))
+    }
+
+    /// Returns whether a block before `block` refers to its blob.  Their page must be in memory.
+    pub fn has_earlier(&self, blob: BlobSlot, block: u32) -> bool {
+        let first = block / BLOB_BLOCKS_MAX * BLOB_BLOCKS_MAX;
+        (first..block).any(|other| BlobSlot::of(self.get(other).block).is_some_and(|slot| slot.is_same_blob(blob)))
     }
 
     /// Sets the location of a block and returns the previous one.  Its page must be in memory.

@@ -8,9 +8,11 @@ use forebay_accel::crc32c::crc32c;
 use forebay_block::{BufList, BufMut, Error, ErrorKind, Result};
 use forebay_reactor::BufPool;
 
+use crate::blobs::BlobCodecs;
 use crate::cache::Cache;
 use crate::device::StoreDevice;
 use crate::format::batch::BatchHeader;
+use crate::format::blob::BlobSlot;
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::log::StoreLog;
 use crate::segments::Segments;
@@ -25,6 +27,8 @@ pub struct Media {
     log: RefCell<Option<Rc<StoreLog>>>,
     /// Data cache.
     pub cache: Cache,
+    /// Codecs of compressed blobs.
+    pub codecs: BlobCodecs,
     single: BufPool,
     multi: BufPool,
     /// Checksum errors found since the store was opened.
@@ -50,6 +54,7 @@ impl Media {
             segments,
             log: RefCell::default(),
             cache,
+            codecs: BlobCodecs::default(),
             single: BufPool::new(BLOCK, 256),
             multi: BufPool::new(POOLED_BLOCKS * BLOCK, 32),
             checksum_errors: Cell::new(0),
@@ -133,8 +138,12 @@ impl Media {
         Ok(self.find_header(&stored, block, is_wanted).await)
     }
 
-    /// Reads and verifies data blocks from `block` on, one for each of `crcs`; `what` describes them in error texts.
+    /// Reads and verifies data blocks from location `block` on, one for each of `crcs`; `what` describes them in error
+    /// texts.
     pub async fn read_blocks(&self, block: u64, crcs: &[u32], what: impl Fn() -> String) -> Result<BufList> {
+        if let Some(slot) = BlobSlot::of(block) {
+            return self.read_from_blob(slot, crcs, what).await;
+        }
         if let Some(found) = self.pending(block * BLOCK64, crcs.len() * BLOCK) {
             return Ok(found);
         }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use forebay_block::ObjectName;
 
 use crate::format::BLOCK64;
+use crate::format::blob::BlobSlot;
 use crate::format::onode::{CloneRecord, Onode};
 use crate::format::page::MapSlot;
 use crate::map::Map;
@@ -60,6 +61,12 @@ impl ObjectState {
     pub fn is_shared(&self, of: u64, block: u32, slot: MapSlot) -> bool {
         let same = |map: &Map| map.get(block).block == slot.block;
         (of != HEAD && same(&self.head)) || self.clones.iter().any(|clone| clone.id != of && same(&clone.map))
+    }
+
+    /// Returns whether a state refers to the blob that has, or had, `block`.  The page of the block must be in memory in all
+    /// states.
+    pub fn refers_to(&self, blob: BlobSlot, block: u32) -> bool {
+        self.head.refers_to(blob, block, 0) || self.clones.iter().any(|clone| clone.map.refers_to(blob, block, 0))
     }
 
     /// Returns the approximate memory use, in bytes.

@@ -12,6 +12,7 @@ use crate::format::onode::OBJECT_SIZE_MAX;
 use crate::format::{BLOCK, BLOCK64};
 use crate::keys;
 use crate::object::{HEAD, StoreObject, blocks_of};
+use crate::pack::PackedBlob;
 
 /// Planned changes of a transaction.
 pub struct TransactionPlan {
@@ -22,6 +23,8 @@ pub struct TransactionPlan {
     pub base: Option<u64>,
     /// Changed blocks; `None` for a block that becomes a hole.
     pub blocks: BTreeMap<u32, Option<BufList>>,
+    /// Changed blocks that are stored compressed.
+    pub blobs: Vec<PackedBlob>,
     pub kv: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     /// Previous keys of the head, for the clone that the transaction creates.
     pub kept_kv: Vec<(Vec<u8>, Vec<u8>)>,
@@ -38,6 +41,7 @@ impl TransactionPlan {
             base: object.as_ref().map(|_| HEAD),
             object,
             blocks: BTreeMap::new(),
+            blobs: Vec::new(),
             kv: BTreeMap::new(),
             kept_kv: Vec::new(),
             kept_snaps: Vec::new(),
@@ -51,7 +55,10 @@ impl TransactionPlan {
 
     /// Returns the approximate number of bytes that the transaction appends to the log.
     pub fn bytes_appended(&self) -> u64 {
-        let blocks = self.blocks.values().flatten().count() as u64 * BLOCK64;
+        let packed: u32 = self.blobs.iter().map(|blob| blob.blocks).sum();
+        let blobs: usize = self.blobs.iter().map(|blob| blob.stored.len()).sum();
+        let plain = self.blocks.values().flatten().count() as u64 - u64::from(packed);
+        let blocks = plain * BLOCK64 + blobs as u64;
         let kept = self.kept_kv.iter().map(|(key, value)| key.len() + value.len() + 64);
         let kv = self.kv.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, Vec::len) + 64);
         // Counted twice: large values leave unused space at the ends of segments.

@@ -4,12 +4,13 @@ use std::rc::Rc;
 
 use forebay_block::{
     BufList, Error, ErrorKind, Extent, ExtentMap, ExtentState, LocalFuture, ObjectName, ObjectRead, ObjectStat, Result,
-    SnapClone, SnapId, SnapSet, SparseData,
+    SnapClone, SnapId, SnapSet, SparseData, StoredBytes,
 };
 use forebay_reactor::sync::join_all;
 
 use crate::core::Core;
 use crate::format::BLOCK64;
+use crate::format::blob::{BlobSlot, byte_of, follows};
 use crate::object::{HEAD, ObjectState, StoreObject};
 
 /// Maximum run read in one request, in blocks.  Devices accept a few hundred scattered pages per request (254 on
@@ -19,7 +20,7 @@ const RUN_BLOCKS_MAX: usize = crate::media::POOLED_BLOCKS;
 struct StoredRun {
     /// First block within the object.
     start: u32,
-    /// Block number on the device.
+    /// Location of the first block; the others follow it on the device, or in the same blob.
     block: u64,
     crcs: Vec<u32>,
 }
@@ -103,7 +104,7 @@ impl Core {
             }
             match runs.last_mut() {
                 Some(run)
-                    if run.block + run.crcs.len() as u64 == slot.block
+                    if follows(run.block, run.crcs.len() as u64, slot.block)
                         && run.start + run.crcs.len() as u32 == block
                         && run.crcs.len() < RUN_BLOCKS_MAX =>
                 {
@@ -115,7 +116,7 @@ impl Core {
         let mut pins = pins;
         let mut table = self.segments.borrow_mut();
         for run in &runs {
-            let segment = table.geometry.segment_of(run.block).expect("a mapped block lies in a segment");
+            let segment = table.geometry.segment_of_byte(byte_of(run.block)).expect("a mapped block lies in a segment");
             table.pin(segment);
             pins.segments.push(segment);
         }
@@ -189,6 +190,34 @@ impl Core {
             at = to;
         }
         out.push(at, end - at, ExtentState::Hole);
+        Ok(out)
+    }
+
+    /// Returns the size of an object's mapped blocks, and what they take on the device.
+    pub async fn stored_bytes(&self, name: &ObjectName, snap: SnapId) -> Result<StoredBytes> {
+        let object = self.find(name).await?.ok_or_else(|| not_found(name))?;
+        let (of, _) = resolve(&object.state(), snap).ok_or_else(|| not_found(name))?;
+        self.load_pages(&object, of, false, 0, u32::MAX / 2).await?;
+        let state = object.state();
+        let mut out = StoredBytes::default();
+        let Some(map) = state.map_of(of) else { return Ok(out) };
+        let mut counted = None;
+        for block in 0..map.blocks() {
+            let slot = map.get(block);
+            if slot.block == 0 {
+                continue;
+            }
+            out.logical += BLOCK64;
+            match BlobSlot::of(slot.block).map(|blob| blob.at(0)) {
+                None => out.stored += BLOCK64,
+                // The blocks of a blob that are left are close to each other, but others may lie between them.
+                Some(blob) if counted == Some(blob) || map.has_earlier(blob, block) => {}
+                Some(blob) => {
+                    counted = Some(blob);
+                    out.stored += u64::from(blob.ptr(0).len);
+                }
+            }
+        }
         Ok(out)
     }
 

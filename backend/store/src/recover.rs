@@ -11,7 +11,8 @@ use crate::apply::{needs, subject};
 use crate::core::{Core, corrupt};
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::batch::BatchHeader;
-use crate::format::entry::StoreEntry;
+use crate::format::blob::{SECTOR, SECTORS_A_BLOCK};
+use crate::format::entry::{StoreEntry, StoredBlob};
 use crate::format::onode::OBJECT_SIZE_MAX;
 use crate::format::record::CheckpointRecord;
 use crate::format::superblock::{COPIES, StoreSuperblock, SuperblockError};
@@ -45,6 +46,8 @@ pub struct FoundSuperblock {
     pub bytes: Buf,
     /// Set if the other copy is damaged.
     pub one_damaged: bool,
+    /// Set if the copies have different feature bits.
+    pub features_differ: bool,
 }
 
 /// Reads the superblock. One intact copy is sufficient; two intact copies that differ are an error.
@@ -62,7 +65,8 @@ pub async fn read_superblock(file: &forebay_reactor::File) -> Result<FoundSuperb
     }
     let superblock = agreed(&found, &path)?;
     let one_damaged = found.iter().any(|copy| copy.is_err());
-    Ok(FoundSuperblock { superblock, bytes: bytes.expect("a good copy has its bytes"), one_damaged })
+    let features_differ = found.iter().flatten().any(|copy| copy.features != superblock.features);
+    Ok(FoundSuperblock { superblock, bytes: bytes.expect("a good copy has its bytes"), one_damaged, features_differ })
 }
 
 /// Returns the superblock on which the copies agree.
@@ -77,6 +81,10 @@ fn agreed(
             Ok(one.clone())
         }
         [a, b] if a == b => Ok(a.clone()),
+        // A crash interrupted the setting of a feature bit, before anything that needs it was written.
+        [a, b] if (StoreSuperblock { features: b.features, ..a.clone() }) == *b => {
+            Ok(StoreSuperblock { features: a.features | b.features, ..a.clone() })
+        }
         [_, _] => Err(corrupt(format!("{path}: the two copies of the superblock differ"))),
         _ => {
             let newer = found.iter().find_map(|copy| match copy {
@@ -345,22 +353,30 @@ impl Core {
                     }
                 }
                 StoreEntry::KvSetLong { at, len, crc, .. } => {
-                    let (first, within) = (*at as usize / BLOCK, *at as usize % BLOCK);
-                    let end = within + *len as usize;
-                    let is_right = |bytes: &[u8]| bytes.get(within..end).is_some_and(|value| crc32c(value) == *crc);
-                    let bytes = first * BLOCK..(first * BLOCK + end).next_multiple_of(BLOCK);
-                    if let Some(bytes) = payload.get_mut(bytes) {
-                        let blocks = (bytes.len() / BLOCK) as u64;
-                        if let Some(good) = self.media.device.mend_blocks(base + first as u64, blocks, is_right).await {
-                            bytes.copy_from_slice(&good);
-                        }
-                    }
+                    self.mend_bytes(base, payload, *at as usize..(*at as usize).saturating_add(*len as usize), *crc)
+                        .await;
+                }
+                StoreEntry::WriteBlob { blob, .. } | StoreEntry::RelocateBlob { blob, .. } => {
+                    let at = (blob.payload as usize).saturating_mul(SECTOR);
+                    self.mend_bytes(base, payload, at..at + usize::from(blob.sectors) * SECTOR, blob.crc).await;
                 }
                 _ => {}
             }
             whole &= is_whole(entry, payload);
         }
         whole
+    }
+
+    /// Reconstructs bytes of a payload from other devices, if that yields their checksum.
+    async fn mend_bytes(&self, base: u64, payload: &mut [u8], range: std::ops::Range<usize>, crc: u32) {
+        let first = range.start / BLOCK;
+        let within = range.start - first * BLOCK..range.end.saturating_sub(first * BLOCK);
+        let is_right = |bytes: &[u8]| bytes.get(within.clone()).is_some_and(|value| crc32c(value) == crc);
+        let Some(bytes) = payload.get_mut(first * BLOCK..range.end.next_multiple_of(BLOCK)) else { return };
+        let blocks = (bytes.len() / BLOCK) as u64;
+        if let Some(good) = self.media.device.mend_blocks(base + first as u64, blocks, is_right).await {
+            bytes.copy_from_slice(&good);
+        }
     }
 
     /// Returns batch `seq` at `block`; `None` if something else is there.
@@ -532,6 +548,10 @@ fn check_bounds(entry: &StoreEntry) -> Result<()> {
             u64::from(*start) + crcs.len() as u64 <= blocks_max && *size <= OBJECT_SIZE_MAX
         }
         StoreEntry::Relocate { start, crcs, .. } => u64::from(*start) + crcs.len() as u64 <= blocks_max,
+        StoreEntry::WriteBlob { blob, size, .. } => {
+            u64::from(blob.start) + u64::from(blob.blocks) <= blocks_max && *size <= OBJECT_SIZE_MAX
+        }
+        StoreEntry::RelocateBlob { blob, .. } => u64::from(blob.start) + u64::from(blob.blocks) <= blocks_max,
         StoreEntry::Unmap { size, .. } => *size <= OBJECT_SIZE_MAX,
         _ => true,
     };
@@ -547,6 +567,9 @@ fn is_whole(entry: &StoreEntry, payload: &[u8]) -> bool {
                 payload.get(at..at + BLOCK).is_some_and(|block| crc32c(block) == crc)
             })
         }
+        StoreEntry::WriteBlob { blob, .. } | StoreEntry::RelocateBlob { blob, .. } => {
+            stored_of(blob, payload).is_some_and(|stored| crc32c(stored) == blob.crc)
+        }
         StoreEntry::KvSetLong { at, len, crc, .. } => {
             let end = (*at as usize).saturating_add(*len as usize);
             payload.get(*at as usize..end).is_some_and(|value| crc32c(value) == *crc)
@@ -556,7 +579,13 @@ fn is_whole(entry: &StoreEntry, payload: &[u8]) -> bool {
     }
 }
 
-/// Returns the location of an entry's blocks on the device, and its value.
+/// Returns the stored bytes of a blob.
+fn stored_of<'a>(blob: &StoredBlob, payload: &'a [u8]) -> Option<&'a [u8]> {
+    let at = (blob.payload as usize).checked_mul(SECTOR)?;
+    payload.get(at..at.checked_add(usize::from(blob.sectors) * SECTOR)?)
+}
+
+/// Returns the location of an entry's blocks or blob on the device, and its value.
 fn locate(entry: &StoreEntry, base: u64, payload: &[u8]) -> Result<(u64, Option<Vec<u8>>)> {
     match entry {
         StoreEntry::Write { payload: at, crcs, .. } | StoreEntry::Relocate { payload: at, crcs, .. } => {
@@ -565,6 +594,10 @@ fn locate(entry: &StoreEntry, base: u64, payload: &[u8]) -> Result<(u64, Option<
             }
             Ok((base + u64::from(*at), None))
         }
+        StoreEntry::WriteBlob { blob, .. } | StoreEntry::RelocateBlob { blob, .. } => match stored_of(blob, payload) {
+            Some(_) => Ok((base * SECTORS_A_BLOCK + u64::from(blob.payload), None)),
+            None => Err(corrupt("an entry of the log points past its batch")),
+        },
         StoreEntry::KvSetLong { at, len, crc, key, .. } => {
             let end = (*at as usize).saturating_add(*len as usize);
             let value = payload.get(*at as usize..end).filter(|value| crc32c(value) == *crc);

@@ -13,7 +13,8 @@ use forebay_reactor::{sleep, wall_clock, yield_now};
 
 use crate::core::Core;
 use crate::format::batch::BatchHeader;
-use crate::format::entry::StoreEntry;
+use crate::format::blob::{BlobSlot, SECTOR, SECTORS_A_BLOCK};
+use crate::format::entry::{StoreEntry, StoredBlob};
 use crate::format::onode::Onode;
 use crate::format::page::MapSlot;
 use crate::format::record::CheckpointRecord;
@@ -153,7 +154,7 @@ async fn scrub(core: &Rc<Core>, pacer: &mut RepairPacer) -> Result<()> {
     }
     let first = if first >= segments { 0 } else { first };
     if let Some(set) = core.media.device.columns() {
-        let damaged = set.scrub_headers(&core.superblock).await?;
+        let damaged = set.scrub_headers(&core.current_superblock()).await?;
         core.scrub.change(|status| status.mended += damaged);
     }
     for segment in first..segments {
@@ -258,8 +259,17 @@ impl ScrubbedBatch<'_> {
                 for (i, crc) in crcs.iter().enumerate() {
                     let at = *payload as usize + i;
                     if !self.verify_block(at, *crc).await && self.is_live(*oid, start + i as u32, at, *crc).await? {
-                        self.lose_block(*oid, start + i as u32, at).await;
+                        self.lose_data(*oid, start + i as u32, (self.base() + at as u64) * BLOCK64).await;
                     }
+                }
+            }
+            StoreEntry::WriteBlob { oid, blob, .. } | StoreEntry::RelocateBlob { oid, blob, .. } => {
+                let addr = self.base() * BLOCK64 + u64::from(blob.payload) * SECTOR as u64;
+                let len = u32::from(blob.sectors) * SECTOR as u32;
+                if !self.verify_blob(BlobPtr { addr, len, crc: blob.crc }).await
+                    && self.is_blob_live(*oid, blob).await?
+                {
+                    self.lose_data(*oid, blob.start, addr).await;
                 }
             }
             StoreEntry::Page { oid, of, index, at, len } => {
@@ -344,13 +354,25 @@ impl ScrubbedBatch<'_> {
         Ok(state.head.get(block) == there || state.clones.iter().any(|clone| clone.map.get(block) == there))
     }
 
-    async fn lose_block(&mut self, oid: u64, block: u32, at: usize) {
+    /// Returns whether an object refers to any block of a blob.
+    async fn is_blob_live(&self, oid: u64, blob: &StoredBlob) -> Result<bool> {
+        let Some(object) = self.core.by_oid(oid).await? else { return Ok(false) };
+        let blocks = blob.start..blob.start + u32::from(blob.blocks);
+        self.core.load_pages(&object, HEAD, true, blob.start, blob.blocks.into()).await?;
+        let sector = self.base() * SECTORS_A_BLOCK + u64::from(blob.payload);
+        let is_in = |slot: MapSlot| BlobSlot::of(slot.block).is_some_and(|slot| slot.sector == sector);
+        let state = object.state();
+        let maps = state.clones.iter().map(|clone| &clone.map).chain([&state.head]);
+        Ok(maps.into_iter().any(|map| blocks.clone().any(|block| is_in(map.get(block)))))
+    }
+
+    async fn lose_data(&mut self, oid: u64, block: u32, addr: u64) {
         self.lost = true;
         let name = match self.core.by_oid(oid).await {
             Ok(Some(object)) => object.name.to_string(),
             _ => format!("object {oid}"),
         };
-        let (offset, addr) = (u64::from(block) * BLOCK64, (self.base() + at as u64) * BLOCK64);
+        let offset = u64::from(block) * BLOCK64;
         self.core.scrub.lose(format!("{name} at byte {offset}, stored at byte {addr}"));
     }
 }

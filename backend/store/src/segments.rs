@@ -261,7 +261,13 @@ impl Segments {
         self.live.sub(segment, BLOCK as u32);
     }
 
-    /// Counts a metadata blob as dead, dropped by a change after the start of the checkpoint in progress.
+    /// Counts a compressed blob as live.
+    pub fn add_blob(&mut self, ptr: BlobPtr) {
+        let geometry = self.geometry;
+        self.live.add_blob(&geometry, ptr);
+    }
+
+    /// Counts a blob as dead, dropped by a change after the start of the checkpoint in progress.
     pub fn drop_blob(&mut self, ptr: BlobPtr) {
         let geometry = self.geometry;
         self.live.sub_blob(&geometry, ptr);

@@ -16,7 +16,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 const PAGE: usize = 64;
 
 impl Core {
-    fn append_global(&self, entry: &StoreEntry) -> u64 {
+    /// Appends an entry that concerns no single object, and applies it. Returns the batch number.
+    pub fn append_global(&self, entry: &StoreEntry) -> u64 {
         let log = self.log();
         log.begin_transaction();
         log.append(entry);

@@ -12,6 +12,7 @@ use crate::cache::{Cache, CacheStats};
 use crate::columns::{ColumnCounters, ColumnSet, DeviceSetOptions, DeviceStatus, fill_devices, init_devices};
 use crate::core::Core;
 use crate::device::StoreDevice;
+use crate::features::write_superblock;
 use crate::format::anchor::Anchor;
 use crate::format::superblock::StoreSuperblock;
 use crate::format::{BLOCK, BLOCK64};
@@ -126,6 +127,10 @@ pub struct StoreStats {
     pub pairs_looked_at: u64,
     /// Checksum errors found since the store was opened.
     pub checksum_errors: u64,
+    /// Bytes of mapped blocks that are stored compressed.
+    pub compressed_logical: u64,
+    /// Bytes that they take on the device, which `used` includes.
+    pub compressed_stored: u64,
     /// Data cache statistics.
     pub cache: CacheStats,
     /// Result of the log replay at opening.
@@ -168,7 +173,7 @@ impl Store {
         let path = path.as_ref();
         let how = if options.read_only { OpenOptions::read() } else { OpenOptions::read_write() };
         let file = open_file(path, how.direct().lock()).await?;
-        let FoundSuperblock { superblock, one_damaged, .. } = match read_superblock(&file).await {
+        let FoundSuperblock { superblock, one_damaged, features_differ, .. } = match read_superblock(&file).await {
             Ok(found) => found,
             Err(error) if error.kind() == ErrorKind::Invalid => {
                 return Err(match occupant::look(&file).await {
@@ -178,6 +183,9 @@ impl Store {
             }
             Err(error) => return Err(error),
         };
+        if features_differ && !options.read_only {
+            write_superblock(&file, &superblock).await?;
+        }
         let (anchor, unreadable) = read_anchor(&file, superblock.store_number()).await?;
         let from = StartingPoint { anchor, anchor_lost: unreadable.is_some(), given_up: false };
         if superblock.device.is_some() {
@@ -230,6 +238,7 @@ impl Store {
         }
         let core = open_core(device, superblock, &anchor, &options).await?;
         core.index.look_for_lost_keys().await;
+        core.load_policies().await?;
         let (replay, gap) = core.replay(&anchor, anchor_lost).await?;
         if replay.batches > 0 {
             tracing::info!("recovered {shown}: replayed {} batches, {} bytes", replay.batches, replay.bytes);
@@ -303,6 +312,7 @@ impl Store {
             host.start().await;
         }
         core.attach_log(log.clone());
+        core.store_features().await?;
         core.checkpoint(false).await?;
         let mut tasks = self.tasks.borrow_mut();
         tasks.push(spawn(StoreLog::tick(Rc::downgrade(&log))));
@@ -389,6 +399,8 @@ impl Store {
             page_loads: core.counters.page_loads(),
             pairs_looked_at: core.index.pairs_scanned(),
             checksum_errors: core.media.checksum_errors(),
+            compressed_logical: core.blobs.logical(),
+            compressed_stored: core.blobs.stored(),
             cache: core.media.cache.stats(),
             replay: self.replay,
         }
@@ -427,7 +439,7 @@ impl Store {
             Error::new(ErrorKind::Unsupported, text)
         })?;
         self.core.refuse_writes()?;
-        let new = set.replace(&self.core.superblock, number, path, force).await?;
+        let new = set.replace(&self.core.current_superblock(), number, path, force).await?;
         self.core.maintenance.want_repair();
         Ok(new)
     }

@@ -1,13 +1,13 @@
 //! Transactions and their order.
 //!
-//! The common case, a write of whole blocks to an object in memory, completes immediately without waiting.  All other
-//! transactions queue behind those on the same object, compute their changes (`plan`), wait for space, and are then
+//! The common case, a write of whole uncompressed blocks to an object in memory, completes immediately without waiting.  All other
+//! transactions queue behind those on the same object, compute their changes (`plan`, `pack`), wait for space, and are then
 //! applied atomically (`commit`).
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BufList, Error, ErrorKind, LocalFuture, ObjectName, ObjectOp, Result, Transaction};
+use forebay_block::{BufList, Compression, Error, ErrorKind, LocalFuture, ObjectName, ObjectOp, Result, Transaction};
 use forebay_reactor::sync::oneshot;
 use forebay_reactor::{sleep, spawn};
 
@@ -102,6 +102,9 @@ impl Core {
         if self.refuse_writes().is_err() || check_name(name).is_err() {
             return None;
         }
+        if self.policies.compression(name) != Compression::None {
+            return None;
+        }
         let object = self.find_cached(name)?;
         if let Some(object) = &object {
             let seen = object.state().snap_seq;
@@ -144,6 +147,7 @@ impl Core {
         if snapc.is_some_and(|snapc| !snapc.is_valid() || snapc.snaps.len() > CLONE_SNAPS_MAX) {
             return Err(Error::new(ErrorKind::Invalid, format!("invalid snapshot context of a write to {name}")));
         }
+        self.pack(name, &mut plan).await;
         self.load_for(&mut plan, snapc).await?;
         self.wait_for_space(plan.grows(), plan.bytes_appended()).await?;
         // No await from here on.

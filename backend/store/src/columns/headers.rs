@@ -3,13 +3,30 @@
 use forebay_block::{BufMut, Error, Result};
 
 use super::device::ColumnState;
-use super::init::write_superblock;
 use super::set::ColumnSet;
+use crate::features::write_superblock;
 use crate::format::BLOCK;
 use crate::format::devices::{DeviceTable, PLACES, TABLE_MAX};
 use crate::format::superblock::{COPIES, DeviceIdentity, StoreSuperblock};
 
 impl ColumnSet {
+    /// Writes the superblock of every device that is used, with its identity, durably. Devices that fail are dropped, as far
+    /// as parity allows.
+    ///
+    /// # Errors
+    /// Errors of more devices than parity allows.
+    pub async fn write_superblocks(&self, superblock: &StoreSuperblock) -> Result<()> {
+        for device in self.written_devices() {
+            let Some(file) = device.file() else { continue };
+            let identity = DeviceIdentity { number: device.number, id: device.id };
+            let superblock = StoreSuperblock { device: Some(identity), ..superblock.clone() };
+            if let Err(error) = write_superblock(&file, &superblock).await {
+                self.drop_device(device.number, &error.to_string()).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Verifies superblocks and device tables on every device that is used, and writes damaged ones again. Returns the
     /// number of copies that were damaged.
     ///

@@ -7,10 +7,11 @@ use forebay_reactor::{File, OpenOptions, fs, random, wall_clock};
 
 use super::code::RowCode;
 use super::places::plan_groups;
+use crate::features::write_superblock;
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, LogPosition, SLOTS};
 use crate::format::devices::{DEVICES_MAX, DeviceRecord, DeviceTable, PLACES, RecordedState};
-use crate::format::superblock::{COPIES, DeviceIdentity, FEATURE_DEVICES, SEGMENTS_START, StoreSuperblock};
+use crate::format::superblock::{DeviceIdentity, FEATURE_DEVICES, SEGMENTS_START, StoreSuperblock};
 use crate::init::{SEGMENTS_MIN, erase_signatures, open_or_create, preallocate, reject_occupied};
 
 /// Bounds of the length of a column in bytes.
@@ -233,13 +234,4 @@ async fn write(device: &NewDevice, bytes: &[u8], at: u64) -> Result<()> {
 async fn sync(device: &NewDevice) -> Result<()> {
     let failed = |error| Error::from_io(error, format!("making a store on {}", device.path.display()));
     device.file.sync_data().await.map_err(failed)
-}
-
-/// Writes both copies of a device's superblock, durably.
-pub(super) async fn write_superblock(file: &File, superblock: &StoreSuperblock) -> Result<()> {
-    let failed = |error| Error::from_io(error, format!("writing the superblock of {}", file.path().display()));
-    for at in COPIES {
-        file.write_at(Buf::copy_of(&superblock.encode()), at).await.map_err(failed)?;
-    }
-    file.sync_data().await.map_err(failed)
 }

@@ -40,6 +40,8 @@ pub(super) struct FoundDevice {
     pub anchors: Vec<Option<Anchor>>,
     /// Set if one copy of the superblock is damaged.
     pub one_damaged: bool,
+    /// Set if the copies of the superblock have different feature bits.
+    pub features_differ: bool,
 }
 
 impl FoundDevice {
@@ -116,7 +118,7 @@ fn most_frequent(devices: &[FoundDevice]) -> Option<[u8; 16]> {
 async fn look(path: PathBuf, how: OpenOptions) -> Result<FoundDevice> {
     let file = open_file(&path, how).await?;
     let found = read_superblock(&file).await?;
-    let (superblock, one_damaged) = (found.superblock, found.one_damaged);
+    let (superblock, one_damaged, features_differ) = (found.superblock, found.one_damaged, found.features_differ);
     if superblock.device.is_none() {
         let text = format!("{} is a store of its own, not a device of one on several devices", path.display());
         return Err(Error::new(ErrorKind::Invalid, text));
@@ -148,7 +150,7 @@ async fn look(path: PathBuf, how: OpenOptions) -> Result<FoundDevice> {
         }
         anchors.push(newest);
     }
-    Ok(FoundDevice { path, file, superblock, table, anchors, one_damaged })
+    Ok(FoundDevice { path, file, superblock, table, anchors, one_damaged, features_differ })
 }
 
 /// Device of the table, with what was found of it.
@@ -334,6 +336,10 @@ impl ColumnSet {
         let mut superblock = found.devices[0].superblock.clone();
         superblock.device = None;
         superblock.segment_count = table.segments();
+        // A crash may have set a feature bit on some devices only, or a device was away then.
+        superblock.features = found.devices.iter().fold(0, |all, device| all | device.superblock.features);
+        let lacks_features = |device: &FoundDevice| device.superblock.features != superblock.features;
+        let features_differ = found.devices.iter().any(|device| device.features_differ || lacks_features(device));
         let one_superblock = found.devices.iter().any(|device| device.one_damaged);
         let devices = table.devices.iter().map(|record| {
             let candidate = candidates.iter().find(|candidate| candidate.record.number == record.number);
@@ -373,6 +379,9 @@ impl ColumnSet {
         if table != newest && !read_only {
             let _permit = set.changing.acquire(1).await;
             set.write_table(table, &[]).await?;
+        }
+        if features_differ && !read_only {
+            set.write_superblocks(&superblock).await?;
         }
         Ok(OpenedSet { set, superblock, anchor, anchor_lost, one_superblock })
     }

@@ -7,8 +7,8 @@ use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
 use forebay_reactor::{File, OpenOptions, fs, random};
 
 use super::device::{ColumnDevice, ColumnState};
-use super::init::write_superblock;
 use super::set::ColumnSet;
+use crate::features::write_superblock;
 use crate::format::BLOCK;
 use crate::format::anchor::SLOTS;
 use crate::format::devices::{DeviceRecord, RecordedState};

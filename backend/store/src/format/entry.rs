@@ -1,8 +1,9 @@
 //! Log entries: the changes recorded by a batch.  Replaying them in order on top of a checkpoint restores the state.
 //!
-//! `payload` and `at` are positions within the batch's payload: in blocks for data, in bytes for metadata blobs, which
-//! are packed.
+//! `payload` and `at` are positions within the batch's payload: in blocks for plain data, in sectors for compressed data,
+//! in bytes for metadata blobs, which are packed.
 
+use super::blob::{check_location, is_blob_range};
 use super::{MalformedStore, Put, StoreReader, malformed};
 
 /// Maximum length of an object name and of a namespace, in bytes.
@@ -135,7 +136,7 @@ pub enum StoreEntry {
         start: u32,
         /// Position of the blocks in the payload, in blocks.
         payload: u32,
-        /// Block number of the first block's previous location on the device.
+        /// Previous location of the first block: block number on the device, or position within a blob.
         old: u64,
         /// CRC32C of each block.
         crcs: Vec<u32>,
@@ -183,6 +184,36 @@ pub enum StoreEntry {
         /// Length in bytes.
         len: u32,
     },
+    /// Write of blocks as a compressed blob.
+    WriteBlob {
+        /// Object number.
+        oid: u64,
+        /// Blocks and position of the blob.
+        blob: StoredBlob,
+        /// Object size after the change, in bytes.
+        size: u64,
+        /// Object version after the change.
+        version: u64,
+    },
+    /// Relocation of blocks to a compressed blob by the cleaner; all remaining references to an old location then refer to
+    /// the new one.
+    RelocateBlob {
+        /// Object number.
+        oid: u64,
+        /// Blocks and position of the blob.
+        blob: StoredBlob,
+        /// Previous location of the first block: block number on the device, or position within a blob.
+        old: u64,
+    },
+    /// Setting of the data policy of the objects whose names begin with a prefix.
+    Policy {
+        /// Namespace of the objects.
+        namespace: String,
+        /// Prefix of the names; empty for the store's default.
+        prefix: String,
+        /// Encoded policy; empty if it is removed.
+        policy: Vec<u8>,
+    },
     /// Checkpoint record, an encoded [`CheckpointRecord`](super::record::CheckpointRecord).
     ///
     /// Encoded as a node of a level that no tree has, so that programs that do not know it skip it.
@@ -190,6 +221,42 @@ pub enum StoreEntry {
         /// Encoded record.
         record: Vec<u8>,
     },
+}
+
+/// Compressed blob in the payload of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredBlob {
+    /// First block within the object.
+    pub start: u32,
+    /// Number of blocks.
+    pub blocks: u8,
+    /// Position in the payload, in sectors.
+    pub payload: u32,
+    /// Length in sectors.
+    pub sectors: u8,
+    /// CRC32C of the stored bytes.
+    pub crc: u32,
+}
+
+impl StoredBlob {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.put_u32(self.start);
+        out.put_u32(self.payload);
+        out.put_u32(self.crc);
+        out.put_u8(self.blocks);
+        out.put_u8(self.sectors);
+        out.put_u16(0);
+    }
+
+    fn decode(r: &mut StoreReader<'_>) -> Result<Self, MalformedStore> {
+        let (start, payload, crc) = (r.u32()?, r.u32()?, r.u32()?);
+        let (blocks, sectors, flags) = (r.u8()?, r.u8()?, r.u16()?);
+        if !is_blob_range(start, blocks.into()) || sectors == 0 || flags != 0 {
+            let what = format!("{blocks} blocks at {start}, {sectors} sectors, flags {flags:#x}");
+            return malformed(format!("entry: a blob of {what}"));
+        }
+        Ok(Self { start, blocks, payload, sectors, crc })
+    }
 }
 
 /// Node level that denotes a checkpoint record.
@@ -214,6 +281,9 @@ impl StoreEntry {
             StoreEntry::Page { .. } => 14,
             StoreEntry::Node { .. } | StoreEntry::Checkpoint { .. } => 15,
             StoreEntry::Segments { .. } => 16,
+            StoreEntry::WriteBlob { .. } => 17,
+            StoreEntry::RelocateBlob { .. } => 18,
+            StoreEntry::Policy { .. } => 19,
         }
     }
 
@@ -221,6 +291,9 @@ impl StoreEntry {
     pub const fn write_size(blocks: usize) -> usize {
         HEAD + 32 + 4 * blocks
     }
+
+    /// Encoded size in bytes of a `WriteBlob`; a `RelocateBlob` is shorter.
+    pub const BLOB_SIZE: usize = HEAD + 40;
 
     /// Appends the encoded entry to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
@@ -315,6 +388,24 @@ impl StoreEntry {
                 out.put_u32(*at);
                 out.put_u32(*len);
             }
+            StoreEntry::WriteBlob { oid, blob, size, version } => {
+                out.put_u64(*oid);
+                blob.encode(out);
+                out.put_u64(*size);
+                out.put_u64(*version);
+            }
+            StoreEntry::RelocateBlob { oid, blob, old } => {
+                out.put_u64(*oid);
+                blob.encode(out);
+                out.put_u64(*old);
+            }
+            StoreEntry::Policy { namespace, prefix, policy } => {
+                out.put_u16(namespace.len() as u16);
+                out.put_u16(prefix.len() as u16);
+                out.put(namespace.as_bytes());
+                out.put(prefix.as_bytes());
+                out.put(policy);
+            }
             StoreEntry::Checkpoint { record } => {
                 out.put_u8(CHECKPOINT_LEVEL);
                 out.put_u64(0);
@@ -380,7 +471,7 @@ impl StoreEntry {
             }
             10 => StoreEntry::KvRemove { oid: r.u64()?, of: r.u64()?, key: key_of(&rest(&mut r)?)? },
             11 => {
-                let (oid, start, payload, old) = (r.u64()?, r.u32()?, r.u32()?, r.u64()?);
+                let (oid, start, payload, old) = (r.u64()?, r.u32()?, r.u32()?, location(&mut r)?);
                 r.u64()?;
                 StoreEntry::Relocate { oid, start, payload, old, crcs: rest_u32(&mut r)? }
             }
@@ -392,6 +483,22 @@ impl StoreEntry {
                 (level, at, len) => StoreEntry::Node { level, at, len, key: rest(&mut r)? },
             },
             16 => StoreEntry::Segments { at: r.u32()?, len: r.u32()? },
+            17 => {
+                let (oid, blob) = (r.u64()?, StoredBlob::decode(&mut r)?);
+                StoreEntry::WriteBlob { oid, blob, size: r.u64()?, version: r.u64()? }
+            }
+            18 => {
+                let (oid, blob) = (r.u64()?, StoredBlob::decode(&mut r)?);
+                StoreEntry::RelocateBlob { oid, blob, old: location(&mut r)? }
+            }
+            19 => {
+                let (space, prefix) = (usize::from(r.u16()?), usize::from(r.u16()?));
+                if space > NAME_MAX || prefix > NAME_MAX {
+                    return malformed("entry: the prefix of a policy is too long");
+                }
+                let (namespace, prefix) = (r.text(space)?.into(), r.text(prefix)?.into());
+                StoreEntry::Policy { namespace, prefix, policy: rest(&mut r)? }
+            }
             other => return malformed(format!("entry: kind {other}, which this program does not know")),
         };
         r.end()?;
@@ -402,6 +509,11 @@ impl StoreEntry {
 fn rest(r: &mut StoreReader<'_>) -> Result<Vec<u8>, MalformedStore> {
     let left = r.left();
     Ok(r.bytes(left)?.to_vec())
+}
+
+fn location(r: &mut StoreReader<'_>) -> Result<u64, MalformedStore> {
+    let location = r.u64()?;
+    check_location(location).map(|()| location)
 }
 
 fn key_of(bytes: &[u8]) -> Result<Vec<u8>, MalformedStore> {
@@ -419,6 +531,8 @@ fn rest_u64(r: &mut StoreReader<'_>) -> Result<Vec<u64>, MalformedStore> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const BLOB: StoredBlob = StoredBlob { start: 33, blocks: 31, payload: 9, sectors: 255, crc: 7 };
 
     #[test]
     fn every_kind_round_trips() {
@@ -440,6 +554,9 @@ mod tests {
             StoreEntry::Node { level: 1, at: 2, len: 3, key: b"key".to_vec() },
             StoreEntry::Segments { at: 1, len: 2 },
             StoreEntry::Checkpoint { record: vec![1; 224] },
+            StoreEntry::WriteBlob { oid: 1, blob: BLOB, size: 4, version: 5 },
+            StoreEntry::RelocateBlob { oid: 1, blob: BLOB, old: 1 << 63 | 1 << 52 | 1 << 5 },
+            StoreEntry::Policy { namespace: "ns".into(), prefix: "rbd_data.1.".into(), policy: vec![1, 2] },
         ];
         let mut bytes = Vec::new();
         entries.iter().for_each(|entry| entry.encode(&mut bytes));
@@ -451,10 +568,26 @@ mod tests {
     }
 
     #[test]
+    fn malformed_blobs_are_rejected() {
+        let mut bytes = Vec::new();
+        StoreEntry::WriteBlob { oid: 1, blob: BLOB, size: 4, version: 5 }.encode(&mut bytes);
+        assert!(StoreEntry::decode_all(&bytes).is_ok());
+        // First block, blocks, sectors, flags.
+        for (at, value) in [(12, 34), (24, 0), (24, 32), (25, 0), (26, 1), (27, 1)] {
+            let mut bad = bytes.clone();
+            bad[at] = value;
+            assert!(StoreEntry::decode_all(&bad).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
     fn write_size_is_exact() {
         let entry = StoreEntry::Write { oid: 1, start: 2, payload: 3, size: 4, version: 5, crcs: vec![6; 9] };
         let mut bytes = Vec::new();
         entry.encode(&mut bytes);
         assert_eq!(bytes.len(), StoreEntry::write_size(9));
+        bytes.clear();
+        StoreEntry::WriteBlob { oid: 1, blob: BLOB, size: 4, version: 5 }.encode(&mut bytes);
+        assert_eq!(bytes.len(), StoreEntry::BLOB_SIZE);
     }
 }

@@ -3,11 +3,13 @@
 
 use super::anchor::{Anchor, LogPosition, SLOTS};
 use super::batch::{BatchHeader, ENTRY_ROOM, FIXED};
+use super::blob::{BlobCodec, BlobHeader, BlobSlot};
 use super::devices::{DeviceTable, PLACES, TABLE_MAX};
-use super::entry::StoreEntry;
+use super::entry::{StoreEntry, StoredBlob};
 use super::node::Node;
 use super::onode::{CloneRecord, Onode};
 use super::page::{self, MapSlot};
+use super::policy;
 use super::superblock::{COPIES, SEGMENTS_START, StoreSuperblock};
 use super::{BLOCK, BlobPtr};
 
@@ -120,6 +122,8 @@ fn batch_header() {
     assert_eq!(BatchHeader::decode(&expected), Ok(header));
 }
 
+const BLOB: StoredBlob = StoredBlob { start: 0x22, blocks: 0x1e, payload: 0x24, sectors: 0xfe, crc: 0x26 };
+
 #[test]
 fn entries() {
     let head = u64::MAX;
@@ -184,6 +188,28 @@ fn entries() {
         ),
         (StoreEntry::Segments { at: 0x22, len: 0x23 }, "10 00 0c00 22000000 23000000"),
         (StoreEntry::Checkpoint { record: b"record".to_vec() }, "0f 00 1300 ff 00000000 00000000 7265636f7264"),
+        (
+            StoreEntry::WriteBlob { oid: 0x21, blob: BLOB, size: 0x27, version: 0x28 },
+            "11 00 2c00 2100000000000000 22000000 24000000 26000000 1e fe 0000 2700000000000000 2800000000000000",
+        ),
+        (
+            StoreEntry::RelocateBlob { oid: 0x21, blob: BLOB, old: 0x8120_0000_0000_4061 },
+            "12 00 2400 2100000000000000 22000000 24000000 26000000 1e fe 0000 6140000000002081",
+        ),
+        (
+            StoreEntry::Relocate {
+                oid: 0x21,
+                start: 0x22,
+                payload: 0x23,
+                old: 0x8120_0000_0000_4061,
+                crcs: vec![0x25],
+            },
+            "0b 00 2800 2100000000000000 22000000 23000000 6140000000002081 0000000000000000 25000000",
+        ),
+        (
+            StoreEntry::Policy { namespace: "ns".into(), prefix: "abc.".into(), policy: vec![1, 2, 0, 0] },
+            "13 00 1200 0200 0400 6e73 6162632e 01020000",
+        ),
     ];
     for (entry, expected) in cases {
         let expected = hex(expected);
@@ -230,6 +256,39 @@ fn map_page() {
 }
 
 #[test]
+fn map_page_of_blobs() {
+    let blob = BlobSlot { sector: 0x203, sectors: 0x12, index: 1 };
+    assert_eq!(blob.location(), 0x8120_0000_0000_4061);
+    let at = |index| MapSlot { block: blob.at(index).location(), crc: 0x21 };
+    let slots = [MapSlot::default(), at(1), at(2), MapSlot { block: 0x31, crc: 0x23 }, at(4)];
+    let expected = hex("0300 01 01 01 6140000000002081 21000000 00 03 00 310000000000 23000000 \
+         01 04 00 6440000000002081 21000000");
+    assert_eq!(page::encode(&slots), expected);
+    assert_eq!(page::decode(&expected), Ok(slots.to_vec()));
+}
+
+#[test]
+fn blob_header() {
+    for (codec, byte) in [(BlobCodec::Deflate, "01"), (BlobCodec::Lz4, "02"), (BlobCodec::Zstd, "03")] {
+        let header = BlobHeader { codec, blocks: 0x1e, length: 3 };
+        let expected = hex(&format!("{byte} 1e 0000 03000000"));
+        assert_eq!(header.encode(), expected);
+        assert_eq!(BlobHeader::decode(&[&expected[..], b"abc\0"].concat()), Ok((header, &b"abc"[..])));
+    }
+}
+
+#[test]
+fn policies() {
+    let cases =
+        [("none", "01 00 00 00"), ("deflate:6", "01 01 06 00"), ("lz4", "01 02 00 00"), ("zstd:-7", "01 03 f9 00")];
+    for (setting, expected) in cases {
+        let policy = forebay_block::DataPolicy { compression: setting.parse().expect(setting) };
+        assert_eq!(policy::encode(&policy), hex(expected), "{setting}");
+        assert_eq!(policy::decode(&hex(expected)), Ok(policy));
+    }
+}
+
+#[test]
 fn tree_nodes() {
     let leaf = Node::Leaf(vec![(b"a"[..].into(), b"value"[..].into()), (b"bc"[..].into(), b""[..].into())]);
     let ptr = BlobPtr { addr: 0x31_0000, len: 0x32, crc: 0x33 };
@@ -263,4 +322,6 @@ fn tree_keys() {
     assert_eq!(keys::snap_object(9, 0x21), hex("6d 0000000000000009 0000000000000021"));
     assert_eq!(keys::snap_in_removal(9), hex("73 0000000000000009"));
     assert_eq!(keys::snap_removed(9), hex("72 0000000000000009"));
+    assert_eq!(keys::policy("ns", "abc."), hex("70 0002 6e73 6162632e"));
+    assert_eq!(keys::blob_counters(), hex("64"));
 }

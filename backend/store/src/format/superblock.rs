@@ -10,8 +10,10 @@ pub const VERSION: u32 = 2;
 pub const COPIES: [u64; 2] = [0, 64 * 1024];
 /// Feature bit: the store is on several devices, which have a device table and identities.
 pub const FEATURE_DEVICES: u64 = 1 << 0;
+/// Feature bit: the store may have compressed blobs and data policies. It is set before the first one is written.
+pub const FEATURE_BLOBS: u64 = 1 << 1;
 /// Feature bits that this version can read and write; unknown ones are rejected.
-pub const FEATURES_KNOWN: u64 = FEATURE_DEVICES;
+pub const FEATURES_KNOWN: u64 = FEATURE_DEVICES | FEATURE_BLOBS;
 /// Compatible feature bits: readers that do not know them may ignore them.
 pub const FEATURES_COMPATIBLE_KNOWN: u64 = 0;
 /// Byte address of the first segment.

@@ -21,7 +21,7 @@ pub struct Batch {
     /// Header block that precedes the payload; `None` while the batch is open.
     header: RefCell<Option<Buf>>,
     payload: RefCell<BufList>,
-    /// Metadata blobs after the payload, not yet padded to a block.
+    /// Blobs after the payload, not yet padded to a block.
     blobs: RefCell<Vec<u8>>,
     entries: RefCell<Vec<u8>>,
     written: Cell<bool>,
@@ -110,6 +110,13 @@ impl Batch {
         let at = self.payload_blocks() as usize * BLOCK + blobs.len();
         blobs.extend_from_slice(bytes);
         at
+    }
+
+    /// Adds a blob like [`add_blob`](Self::add_blob), at a multiple of `align` bytes.
+    pub fn add_aligned_blob(&self, bytes: &[u8], align: usize) -> usize {
+        let aligned = self.blob_bytes().next_multiple_of(align);
+        self.blobs.borrow_mut().resize(aligned, 0);
+        self.add_blob(bytes)
     }
 
     /// Pads the blobs to whole blocks of the payload, and returns the number of bytes that the payload grows by.

@@ -1,6 +1,7 @@
 //! Integration tests, one program: a module a subject.
 
 mod anchors;
+mod blobs;
 mod common;
 mod conformance;
 mod damage;

@@ -1,5 +1,7 @@
 //! Scenario of a run.
 
+use forebay_block::Compression;
+
 use crate::faults::{CrashPolicy, DiskFaults, Faults};
 use crate::rng::Rng;
 
@@ -67,6 +69,16 @@ pub struct Scenario {
     pub kill_ppm: u32,
     /// Objects or images are large for the store, so that it is full soon.
     pub crowded: bool,
+    /// Default compression of the store, in turn for each life; none: never set.
+    pub compression: Vec<Compression>,
+}
+
+/// Draws the compression of each life, in two of three scenarios none at all.
+fn draw_compression(rng: &mut Rng) -> Vec<Compression> {
+    const SETTINGS: [Compression; 4] =
+        [Compression::Lz4, Compression::Zstd { level: 1 }, Compression::Deflate { level: 1 }, Compression::None];
+    let lives = if rng.one_in(3) { rng.range(1..4) } else { 0 };
+    (0..lives).map(|_| *rng.pick(&SETTINGS)).collect()
 }
 
 impl Scenario {
@@ -122,6 +134,8 @@ impl Scenario {
             close_ppm: *rng.pick(&[0, 100_000, 300_000]),
             kill_ppm: *rng.pick(&[0, 0, 200_000, 1_000_000]),
             crowded: rng.one_in(3),
+            // From a stream of its own as well.
+            compression: draw_compression(&mut Rng::new(seed ^ 0x0b10_b5ed)),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, ObjectBackend};
+use forebay_block::{DataPolicy, Error, ErrorKind, ObjectBackend, ObjectName};
 use forebay_reactor::{File, OpenOptions, sleep, spawn, timeout};
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions, StoreStats};
 
@@ -195,7 +195,7 @@ impl Run {
         let reactor = self.world.reactor();
         let opened: Rc<RefCell<Option<Rc<Store>>>> = Rc::default();
         let world = self.world.clone();
-        let ran = world.run(&reactor, Life { run: self, end, opened: opened.clone(), failing }.live());
+        let ran = world.run(&reactor, Life { run: self, life, end, opened: opened.clone(), failing }.live());
         self.world.crash_at_point(None);
         let store = opened.borrow_mut().take();
         let was_opened = store.is_some();
@@ -325,6 +325,7 @@ async fn others(mut rng: Rng) {
 /// One life of a run.
 struct Life<'a> {
     run: &'a mut Run,
+    life: u32,
     end: End,
     opened: Rc<RefCell<Option<Rc<Store>>>>,
     failing: bool,
@@ -333,7 +334,7 @@ struct Life<'a> {
 impl Life<'_> {
     /// False when the store is damaged beyond opening.
     async fn live(self) -> Result<bool, Error> {
-        let Self { run, end, opened, failing } = self;
+        let Self { run, life, end, opened, failing } = self;
         if run.scenario.others {
             empty_others().await;
         }
@@ -353,6 +354,10 @@ impl Life<'_> {
                 return Ok(false);
             }
             return Err(error);
+        }
+        if let Some(&compression) = run.scenario.compression.iter().cycle().nth(life as usize) {
+            let policy = DataPolicy { compression };
+            store.set_data_policy(&ObjectName::new(""), Some(policy)).await?;
         }
         // On a disk that fails for good the store tries again and again, and its waiters keep waiting.
         const PATIENCE: Duration = Duration::from_secs(100);
