@@ -184,8 +184,8 @@ impl ObjectBackend for Store {
         Some(Box::pin(list_between(self.core.clone(), names, max)))
     }
 
-    fn data_policy(&self, prefix: &ObjectName) -> Option<DataPolicy> {
-        Some(self.core.policies.of_prefix(prefix))
+    fn data_policy(&self, prefix: &ObjectName) -> Result<Option<DataPolicy>> {
+        Ok(self.core.policies.get(prefix.namespace(), prefix.name()))
     }
 
     fn set_data_policy(&self, prefix: &ObjectName, policy: Option<DataPolicy>) -> LocalFuture<Result<()>> {

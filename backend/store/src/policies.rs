@@ -19,13 +19,9 @@ pub struct DataPolicies {
 }
 
 impl DataPolicies {
-    fn get(&self, namespace: &str, prefix: &str) -> Option<DataPolicy> {
+    /// Returns the policy that is set for a prefix.
+    pub fn get(&self, namespace: &str, prefix: &str) -> Option<DataPolicy> {
         self.by_prefix.borrow().get(namespace)?.get(prefix).copied()
-    }
-
-    /// Returns the policy of a prefix, or the default.
-    pub fn of_prefix(&self, prefix: &ObjectName) -> DataPolicy {
-        self.get(prefix.namespace(), prefix.name()).or_else(|| self.get("", "")).unwrap_or_default()
     }
 
     /// Returns the compression of data written to an object.

@@ -365,6 +365,10 @@ pub struct Usage {
     pub objects: u64,
 }
 
+fn no_policies(kind: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("a pool of kind `{kind}` has no data policies"))
+}
+
 /// Pool of named objects.
 ///
 /// Transactions on one object take effect in the order in which they were submitted.  A read sees every transaction
@@ -423,11 +427,14 @@ pub trait ObjectBackend {
         None
     }
 
-    /// Returns the data policy that applies to objects whose names begin with `prefix` (an empty name: the default of all
-    /// objects); `None` where the backend has no policies.
-    fn data_policy(&self, prefix: &ObjectName) -> Option<DataPolicy> {
+    /// Returns the data policy that is set for objects whose names begin with `prefix` (an empty name: the default of all
+    /// other objects); `None` where none is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind) where the backend has no policies.
+    fn data_policy(&self, prefix: &ObjectName) -> Result<Option<DataPolicy>> {
         let _ = prefix;
-        None
+        Err(no_policies(self.info().kind))
     }
 
     /// Sets the data policy of objects whose names begin with `prefix`, durably: everything up to the last dot of their
@@ -438,11 +445,7 @@ pub trait ObjectBackend {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind) where the backend has no policies.
     fn set_data_policy(&self, prefix: &ObjectName, policy: Option<DataPolicy>) -> LocalFuture<Result<()>> {
         let _ = (prefix, policy);
-        let kind = self.info().kind;
-        Box::pin(async move {
-            let text = format!("a pool of kind `{kind}` has no data policies");
-            Err(Error::new(ErrorKind::Unsupported, text))
-        })
+        Box::pin(std::future::ready(Err(no_policies(self.info().kind))))
     }
 
     /// Returns the stored size of an object's data; `None` where the backend does not know it.

@@ -147,6 +147,12 @@ pub struct PoolInfo {
     pub available: u64,
     /// Number of objects.
     pub objects: u64,
+    /// Bytes of live blocks that are stored compressed.
+    #[serde(default)]
+    pub compressed_logical: u64,
+    /// Bytes that these take on the device, which `used` includes.
+    #[serde(default)]
+    pub compressed_stored: u64,
     /// Limit outside the pool that leaves less space than its capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<String>,
@@ -340,6 +346,10 @@ pub struct CreateImageRequest {
     /// Another pool for its data, if the pool is a Ceph cluster's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_pool: Option<String>,
+    /// Compression in the embedded store: `none`, `lz4`, `zstd[:LEVEL]` or `deflate[:LEVEL]`; the store's default if
+    /// omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<String>,
 }
 
 /// Returns the default object size in bytes, as in `rbd`.
@@ -617,6 +627,12 @@ pub struct StoreSpace {
     pub available: u64,
     /// Number of objects.
     pub objects: u64,
+    /// Bytes of live blocks that are stored compressed.
+    #[serde(default)]
+    pub compressed_logical: u64,
+    /// Bytes that these take on the device, which `used` includes.
+    #[serde(default)]
+    pub compressed_stored: u64,
     /// Limit outside the store that leaves less space than its capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_by: Option<String>,

@@ -199,7 +199,7 @@ pub enum CliCommand {
 
     /// Create images
     #[command(
-        after_help = "Examples:\n  forebay create local/disk1 --size 10G\n  forebay create -p rbd --image disk1 --size 10G\n  seq -f disk%g 100 | forebay create --images-from - --size 10G"
+        after_help = "Examples:\n  forebay create local/disk1 --size 10G\n  forebay create -p rbd --image disk1 --size 10G\n  forebay create local/disk1 --size 10G --compression zstd:5\n  seq -f disk%g 100 | forebay create --images-from - --size 10G"
     )]
     Create(CreateArgs),
 

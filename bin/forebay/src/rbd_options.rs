@@ -50,12 +50,16 @@ enum OptionValues {
     Features,
     /// Kinds of requests.
     Operations,
+    /// Compression setting.
+    Compression,
     /// Any text.
     Text,
 }
 
 use OptionScope::{Image, Pool};
-use OptionValues::{Count, Features, Fraction, Granularity, Number, OneOf, Operations, Size, Switch, Text};
+use OptionValues::{
+    Compression, Count, Features, Fraction, Granularity, Number, OneOf, Operations, Size, Switch, Text,
+};
 
 const MAX: u64 = u64::MAX;
 
@@ -183,14 +187,18 @@ static NEWER: RbdOption = option("rbd_qos_exclude_ops", "0", Operations, Image);
 /// Option of Forebay, for images only: caches own blocks of the image in the read cache. librbd does not see its key.
 pub static OWN_BLOCKS: RbdOption = option("forebay_cache_own_blocks", "false", Switch, Image);
 
+/// Option of Forebay: compression of the data of an image, or of the embedded store by default. It is a data policy of the
+/// backend and no metadata of the image.
+pub static COMPRESSION: RbdOption = option("forebay_compression", "none", Compression, Image);
+
 /// Returns the options that `ls` lists of an image or of a pool, by name.
 pub fn listed(scope: OptionScope) -> impl Iterator<Item = &'static RbdOption> {
-    OPTIONS.iter().chain([&NEWER, &OWN_BLOCKS]).filter(move |option| option.scope <= scope)
+    OPTIONS.iter().chain([&NEWER, &OWN_BLOCKS, &COMPRESSION]).filter(move |option| option.scope <= scope)
 }
 
 /// Returns whether an option is listed only where it is set.
 pub fn is_newer(option: &RbdOption) -> bool {
-    [NEWER.name, OWN_BLOCKS.name].contains(&option.name)
+    [NEWER.name, OWN_BLOCKS.name, COMPRESSION.name].contains(&option.name)
 }
 
 /// Returns the option of that name.
@@ -198,13 +206,13 @@ pub fn is_newer(option: &RbdOption) -> bool {
 /// # Errors
 /// [`Invalid`](crate::failure::FailureKind::Invalid) if there is none.
 pub fn find(key: &str) -> Result<&'static RbdOption> {
-    if !key.starts_with("rbd_") && key != OWN_BLOCKS.name {
+    if !key.starts_with("rbd_") && key != OWN_BLOCKS.name && key != COMPRESSION.name {
         return Err(Failure::invalid(format!("not an rbd option: '{key}'")).hint(format!(
-            "options are named rbd_..., for example rbd_qos_iops_limit; Forebay's own is {}",
-            OWN_BLOCKS.name
+            "options are named rbd_..., for example rbd_qos_iops_limit; Forebay's own are {} and {}",
+            OWN_BLOCKS.name, COMPRESSION.name
         )));
     }
-    let found = OPTIONS.iter().chain([&NEWER, &OWN_BLOCKS]).find(|option| option.name == key);
+    let found = OPTIONS.iter().chain([&NEWER, &OWN_BLOCKS, &COMPRESSION]).find(|option| option.name == key);
     found.ok_or_else(|| {
         Failure::invalid(format!("invalid config key: '{key}'")).hint("'forebay config pool ls' lists the options")
     })
@@ -215,8 +223,8 @@ pub fn overridden_by(key: &str) -> Option<&str> {
     if key == OWN_BLOCKS_KEY {
         return Some(OWN_BLOCKS.name);
     }
-    // Who fences an owner looks for the key alone.
-    key.strip_prefix(METADATA_PREFIX).filter(|name| *name != OWN_BLOCKS.name)
+    // Who fences an owner looks for the key alone. Compression is no metadata.
+    key.strip_prefix(METADATA_PREFIX).filter(|name| ![OWN_BLOCKS.name, COMPRESSION.name].contains(name))
 }
 
 /// Returns whether a value switches an option on, as librbd reads it.
@@ -283,6 +291,7 @@ impl RbdOption {
                 _ => Err(wrong(format!("a sum of feature bits, or names out of {}", FEATURES.join(", ")))),
             },
             Operations => parse_operations(value).map(drop),
+            Compression => value.parse::<forebay_block::Compression>().map(drop).map_err(|error| error.to_string()),
             Text => Ok(()),
         };
         checked.or_else(invalid)
@@ -314,7 +323,7 @@ mod tests {
     #[test]
     fn options_are_those_that_rbd_lists() {
         assert!(OPTIONS.is_sorted_by_key(|option| option.name));
-        assert_eq!((listed(Pool).count(), listed(Image).count()), (OPTIONS.len() + 2, 77 + 2));
+        assert_eq!((listed(Pool).count(), listed(Image).count()), (OPTIONS.len() + 3, 77 + 3));
         for option in &OPTIONS {
             let is_text = matches!(option.values, Text | OneOf(_));
             assert!(is_text || option.check(option.default, Pool).is_ok(), "{}", option.name);
@@ -323,7 +332,13 @@ mod tests {
         assert!(
             OWN_BLOCKS.check("maybe", Image).is_err() && is_on("True") && is_on("1") && !is_on("0") && !is_on("on")
         );
-        for option in listed(Pool) {
+        for setting in ["none", "lz4", "zstd", "zstd:19", "deflate:1"] {
+            assert!(COMPRESSION.check(setting, Image).is_ok() && COMPRESSION.check(setting, Pool).is_ok());
+        }
+        let error = COMPRESSION.check("gzip", Image).expect_err("no setting");
+        assert!(error.message.contains("deflate[:LEVEL]"), "{}", error.message);
+        assert_eq!(overridden_by(&COMPRESSION.metadata_key()), None);
+        for option in listed(Pool).filter(|option| option.name != COMPRESSION.name) {
             assert_eq!(overridden_by(&option.metadata_key()), Some(option.name));
         }
         assert_eq!(find("rbd_qos_iops_limit").expect("known").default, "0");

@@ -15,6 +15,7 @@ mod children;
 mod clone;
 mod config;
 mod create_clone;
+mod data_policy;
 mod details;
 mod directory;
 mod exclusive_lock;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use forebay_block::{
     BackendInfo, ExtentMap, LocalFuture, ObjectBackend, ObjectName, ObjectRead, ObjectStat, PoolIdentity, Result,
-    SnapId, SnapSet, SparseData, Transaction,
+    SnapId, SnapSet, SparseData, StoredBytes, Transaction,
 };
 
 use crate::format::ImageHeader;
@@ -53,6 +53,15 @@ impl DataPool {
 
     pub(crate) fn stat(&self, object: &ObjectName, snap: SnapId) -> LocalFuture<Result<ObjectStat>> {
         self.0.stat(object, snap)
+    }
+
+    /// Returns whether the pool knows what an object's data takes on the device.
+    pub(crate) fn has_policies(&self) -> bool {
+        self.0.data_policy(&ObjectName::new("")).is_ok()
+    }
+
+    pub(crate) fn stored_bytes(&self, object: &ObjectName, snap: SnapId) -> LocalFuture<Result<Option<StoredBytes>>> {
+        self.0.stored_bytes(object, snap)
     }
 
     pub(crate) fn snap_set(&self, object: &ObjectName) -> LocalFuture<Result<SnapSet>> {

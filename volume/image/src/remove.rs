@@ -106,6 +106,7 @@ impl Images {
                 let map = map_object(&self.namespace, id, None);
                 unless_absent(self.backend.submit(&map, Transaction::of(ObjectOp::Remove).durable())).await?;
             }
+            self.forget_data_policy(&header.object_prefix).await?;
             self.backend.submit(&self.header_object(id), Transaction::of(ObjectOp::Remove).durable()).await
         };
         match removed.await {

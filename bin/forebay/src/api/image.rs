@@ -94,6 +94,9 @@ pub struct ImageInfo {
     /// Number of objects over which stripes go, if the image has the feature striping.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripe_count: Option<u64>,
+    /// Compression of data written from now on, if it is compressed by the embedded store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<String>,
 }
 
 /// Snapshot from which an image was cloned.
@@ -235,4 +238,10 @@ pub struct ImageUsage {
     pub provisioned_size: u64,
     /// Bytes in use.
     pub used_size: u64,
+    /// Bytes of the mapped blocks, if some of them are stored compressed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logical_size: Option<u64>,
+    /// Bytes that they take on the device, if some of them are stored compressed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_size: Option<u64>,
 }

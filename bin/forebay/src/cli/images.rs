@@ -1,6 +1,7 @@
 //! Options of the commands on images.
 
 use clap::{Args, ValueEnum};
+use forebay_block::Compression;
 
 use super::many::ManyImages;
 use super::names::{DuTarget, ExportOperands, ImportOperands, OneImage, RenameOperands};
@@ -135,6 +136,10 @@ pub struct CreateArgs {
     /// Its features.
     #[command(flatten)]
     pub features: FeatureArgs,
+
+    /// Compression in the embedded store: none, lz4, zstd[:LEVEL] or deflate[:LEVEL] [default: that of the store]
+    #[arg(long, value_name = "METHOD")]
+    pub compression: Option<Compression>,
 
     /// Format of the image, as for rbd: only 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=2))]

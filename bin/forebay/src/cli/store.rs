@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
+use forebay_block::Compression;
 
 use crate::units::Size;
 
@@ -11,7 +12,7 @@ use crate::units::Size;
 pub enum StoreCommand {
     /// Create a store, which `serve` otherwise does at its first start
     #[command(
-        after_help = "Examples:\n  forebay store init --data /srv/forebay --size 100G\n  forebay store init --data /srv/forebay --ec 3+2 /dev/sd{b,c,d,e,f}\n  forebay store init --data /srv/forebay --ec 1+1 /srv/a/store /srv/b/store --size 100G"
+        after_help = "Examples:\n  forebay store init --data /srv/forebay --size 100G\n  forebay store init --compression lz4 --size 100G\n  forebay store init --data /srv/forebay --ec 3+2 /dev/sd{b,c,d,e,f}\n  forebay store init --data /srv/forebay --ec 1+1 /srv/a/store /srv/b/store --size 100G"
     )]
     Init(StoreInitArgs),
 
@@ -64,6 +65,10 @@ pub struct StoreInitArgs {
     /// Overwrite what is there: a store, file systems and signatures of others, data
     #[arg(long)]
     pub force: bool,
+
+    /// Compression of images that have no setting of their own: none, lz4, zstd[:LEVEL] or deflate[:LEVEL]
+    #[arg(long, value_name = "METHOD")]
+    pub compression: Option<Compression>,
 
     /// Allocate all of the file now, so that others cannot take its space (but on btrfs, or where the file is shared
     /// with snapshots, a write may still need more); not for a block device; files of a store on several always are

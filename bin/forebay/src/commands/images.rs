@@ -31,6 +31,7 @@ pub fn create(global: &GlobalArgs, output: Output, options: CreateArgs) -> Resul
                 stripe_count,
                 features,
                 data_pool,
+                compression: options.compression.map(|setting| setting.to_string()),
             };
             session.call(CreateImage(request), |_| {})
         })

@@ -1,9 +1,10 @@
 //! The shapes of `rbd`: what it prints of images, key for key and column for column.
 
+use forebay_block::StoredBytes;
 use serde::Serialize;
 
 use crate::api::{
-    ConfigOption, DiskUsage, ImageChild, ImageInfo, ImageListing, ImageParent, ImageSnapshot, ImageStatus,
+    ConfigOption, DiskUsage, ImageChild, ImageInfo, ImageListing, ImageParent, ImageSnapshot, ImageStatus, ImageUsage,
     SnapshotNamespace,
 };
 use crate::timestamp::Timestamp;
@@ -44,6 +45,8 @@ pub struct Info<'a> {
     stripe_unit: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stripe_count: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compression: Option<&'a str>,
     pool: &'a str,
 }
 
@@ -73,6 +76,7 @@ impl<'a> From<&'a ImageInfo> for Info<'a> {
             parent: info.parent.as_ref(),
             stripe_unit: info.stripe_unit,
             stripe_count: info.stripe_count,
+            compression: info.compression.as_deref(),
             pool: &info.pool,
         }
     }
@@ -110,6 +114,7 @@ impl Info<'_> {
         }
         rows.extend(self.stripe_unit.map(|unit| format!("stripe unit: {}", rbd_size(unit))));
         rows.extend(self.stripe_count.map(|count| format!("stripe count: {count}")));
+        rows.extend(self.compression.map(|setting| format!("compression: {setting}")));
         let rows: String = rows.iter().map(|row| format!("\t{row}\n")).collect();
         format!("rbd image '{}':\n{rows}", self.name)
     }
@@ -152,7 +157,22 @@ pub fn usage(usage: &DiskUsage) -> String {
     if rows.len() > 1 {
         rows.push(row("<TOTAL>".into(), usage.total_provisioned_size, usage.total_used_size));
     }
-    table(["NAME", "PROVISIONED", "USED"], &[1, 2], rows)
+    if usage.images.iter().all(|image| image.stored_size.is_none()) {
+        return table(["NAME", "PROVISIONED", "USED"], &[1, 2], rows);
+    }
+    let compressed =
+        |image: Option<&ImageUsage>| match image.and_then(|image| image.logical_size.zip(image.stored_size)) {
+            Some((logical, stored)) => {
+                let ratio = StoredBytes { logical, stored }.ratio();
+                [rbd_size(logical), rbd_size(stored), format!("{ratio:.2}")]
+            }
+            None => [String::new(), String::new(), String::new()],
+        };
+    let rows = rows.into_iter().enumerate().map(|(at, [name, provisioned, used])| {
+        let [logical, stored, ratio] = compressed(usage.images.get(at));
+        [name, provisioned, used, logical, stored, ratio]
+    });
+    table(["NAME", "PROVISIONED", "USED", "LOGICAL", "STORED", "RATIO"], &[1, 2, 3, 4, 5], rows)
 }
 
 /// A snapshot as `rbd snap ls --format json` prints it.
@@ -392,6 +412,8 @@ mod tests {
             snapshot_id: None,
             provisioned_size,
             used_size,
+            logical_size: None,
+            stored_size: None,
         };
         let one =
             DiskUsage { images: vec![image("o", 5_120_000, 0)], total_provisioned_size: 5_120_000, total_used_size: 0 };
@@ -485,6 +507,7 @@ mod tests {
     #[test]
     fn an_image_line_for_line() {
         let info = ImageInfo {
+            compression: None,
             pool: "rbd".into(),
             name: "c".into(),
             id: "101f31f0f504".into(),

@@ -1,5 +1,7 @@
 //! `status` and `reload`.
 
+use forebay_block::StoredBytes;
+
 use super::{cache, shapes, with_session};
 use crate::api::DaemonStatus;
 use crate::cli::{GlobalArgs, MaybeImage};
@@ -96,6 +98,11 @@ fn render(status: &DaemonStatus) -> String {
     });
     let header = ["POOL", "KIND", "CAPACITY", "USED", "USED%", "AVAILABLE", "OBJECTS"];
     let mut text = format!("{}\n{}", fields(&rows), table(&header, &[2, 3, 4, 5, 6], pools));
+    for pool in status.pools.iter().filter(|pool| pool.compressed_stored > 0) {
+        let sizes = StoredBytes { logical: pool.compressed_logical, stored: pool.compressed_stored };
+        let (logical, stored) = (Size(sizes.logical), Size(sizes.stored));
+        text.push_str(&format!("{} keeps {logical} compressed in {stored} (ratio {:.2})\n", pool.name, sizes.ratio()));
+    }
     for (pool, limit) in status.pools.iter().filter_map(|pool| Some((&pool.name, pool.limited_by.as_ref()?))) {
         text.push_str(&format!("{pool} is limited by {limit}\n"));
     }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use forebay_block::StoredBytes;
 use forebay_reactor::{DriverChoice, Reactor};
 use forebay_store::{CheckOptions, DeviceSetOptions, InitOptions};
 
@@ -103,6 +104,9 @@ fn init(global: &GlobalArgs, output: Output, options: StoreInitArgs) -> Result<(
         }
     }
     made?;
+    if let Some(compression) = options.compression {
+        on_reactor(store::set_compression(&path, compression))??;
+    }
     let space = on_reactor(store::space(&path))??;
     output.print(&space, |space| format!("made {} with {}", space.path.display(), Size(space.capacity)))
 }
@@ -268,12 +272,22 @@ fn check(global: &GlobalArgs, output: Output, options: StoreCheckArgs) -> Result
     }
 }
 
+/// Describes what is stored compressed.
+fn compressed(space: &StoreSpace) -> String {
+    let sizes = StoredBytes { logical: space.compressed_logical, stored: space.compressed_stored };
+    match sizes.stored {
+        0 => "-".into(),
+        stored => format!("{} in {} (ratio {:.2})", Size(sizes.logical), Size(stored), sizes.ratio()),
+    }
+}
+
 fn show_space(space: &StoreSpace) -> String {
     fields(&[
         ("store", space.path.display().to_string()),
         ("capacity", Size(space.capacity).to_string()),
         ("used", format!("{} ({})", Size(space.used), percent(space.used, space.capacity))),
         ("available", Size(space.available).to_string()),
+        ("compressed", compressed(space)),
         ("objects", space.objects.to_string()),
         ("limited by", space.limited_by.clone().unwrap_or_else(|| "-".into())),
         ("writes", space.refuses_writes.as_ref().map_or_else(|| "taken".into(), |why| format!("refused: {why}"))),

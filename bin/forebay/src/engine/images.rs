@@ -3,11 +3,12 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::ErrorKind;
+use forebay_block::{Compression, DataPolicy, ErrorKind};
 use forebay_image as image;
 use forebay_reactor::yield_now;
 
 use super::Engine;
+use super::compression;
 use super::snapshots::no_snapshot;
 use super::volumes::ReservedImage;
 use crate::api::{
@@ -127,6 +128,10 @@ impl Engine {
         spec.check_new()?;
         let backend = self.pool_of_new(&spec).await?;
         let _reserved = self.reserve_unexported(&spec)?;
+        let compression = request.compression.as_deref().map(compression::setting).transpose()?;
+        if compression.is_some() {
+            self.check_compresses(&spec.pool).await?;
+        }
         let options = image::CreateOptions {
             size: request.size,
             object_size: request.object_size,
@@ -135,6 +140,11 @@ impl Engine {
             data_pool: request.data_pool,
         };
         image::create(&backend, &spec.image, options).await.map_err(|error| self.image_failure(error, &spec))?;
+        if let Some(compression) = compression {
+            let policy = Some(DataPolicy { compression });
+            let set = image::Images::of(&backend).set_data_policy(&spec.image, policy).await;
+            set.map_err(|error| self.image_failure(error, &spec))?;
+        }
         backend.flush().await.map_err(|error| self.image_failure(error, &spec))?;
         tracing::info!(image = %spec, size = %Size(request.size), "an image was created");
         self.image_info(&spec).await
@@ -145,7 +155,9 @@ impl Engine {
         let backend = self.pool(&spec.pool).await?;
         let details = image::Images::of(&backend).details(&spec.image).await;
         let details = details.map_err(|error| self.image_failure(error, spec))?;
-        Ok(describe(spec, &details))
+        let compression = self.compression_of(spec).await?;
+        let compression = (compression != Compression::None).then(|| compression.to_string());
+        Ok(api::ImageInfo { compression, ..describe(spec, &details) })
     }
 
     /// Returns the size and layout of an image, or of a snapshot: its size and parent, and whether it is protected.
@@ -327,10 +339,15 @@ impl Engine {
                 }
             };
             let parts = parts.map_err(|error| self.image_failure(error, &spec))?;
+            let stored = image.stored_bytes().await.map_err(|error| self.image_failure(error, &spec))?;
+            // Without compression both are alike, and say no more than what is used.
+            let stored = stored.filter(|stored| stored.logical != stored.stored);
             images.extend(parts.into_iter().map(|part| ImageUsage {
                 name: name.clone(),
                 id: id.clone(),
                 snapshot_id: part.snapshot.as_ref().map(|snapshot| snapshot.id),
+                logical_size: stored.filter(|_| part.snapshot.is_none()).map(|stored| stored.logical),
+                stored_size: stored.filter(|_| part.snapshot.is_none()).map(|stored| stored.stored),
                 snapshot: part.snapshot.map(|snapshot| snapshot.name),
                 provisioned_size: part.usage.provisioned,
                 used_size: part.usage.used,
@@ -410,6 +427,7 @@ fn describe(spec: &ImageSpec, details: &image::ImageDetails) -> api::ImageInfo {
         parent: details.parent.as_ref().map(parent),
         stripe_unit: info.striping.map(|striping| striping.unit),
         stripe_count: info.striping.map(|striping| striping.count),
+        compression: None,
     }
 }
 

@@ -9,6 +9,7 @@ pub mod bench;
 mod ceph;
 mod ceph_clients;
 mod clones;
+mod compression;
 mod copy;
 pub mod diffs;
 mod dns;
@@ -434,12 +435,18 @@ impl Engine {
             used: usage.used,
             available: usage.available,
             objects: usage.objects,
+            compressed_logical: 0,
+            compressed_stored: 0,
             limited_by: None,
             refuses_writes: None,
             needs_repair: None,
         };
+        let compressed = self.store.as_ref().map(|store| store.stats()).unwrap_or_default();
+        let compressed = (compressed.compressed_logical, compressed.compressed_stored);
         let with_limit = |pool: PoolInfo| match pool.name == LOCAL_POOL {
             true => PoolInfo {
+                compressed_logical: compressed.0,
+                compressed_stored: compressed.1,
                 limited_by: self.store_limit(),
                 refuses_writes: self.store_refusal(),
                 needs_repair: self.store.as_ref().and_then(|store| store.needs_repair()),
@@ -478,7 +485,7 @@ impl Engine {
         let store = self.store.as_ref().ok_or_else(|| self.no_store())?;
         let usage = store.usage().await.map_err(|error| self.pool_failure(error, LOCAL_POOL))?;
         let (limited_by, refuses_writes) = (self.store_limit(), self.store_refusal());
-        Ok(StoreSpace { limited_by, refuses_writes, ..store::describe(&self.options.store, usage) })
+        Ok(StoreSpace { limited_by, refuses_writes, ..store::describe(&self.options.store, usage, &store.stats()) })
     }
 
     /// Returns a message if the host's file system, not the store's own size, limits the space of the store.

@@ -11,7 +11,7 @@ use super::limits::{DefaultOptions, overrides};
 use crate::api::{ConfigOption, ConfigValue};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ConfigTarget;
-use crate::rbd_options::{self, METADATA_PREFIX, OptionScope};
+use crate::rbd_options::{self, COMPRESSION, METADATA_PREFIX, OptionScope};
 use crate::spec::ImageSpec;
 
 impl ConfigTarget {
@@ -22,7 +22,7 @@ impl ConfigTarget {
         }
     }
 
-    fn pool(&self) -> &str {
+    pub(super) fn pool(&self) -> &str {
         match self {
             ConfigTarget::Image(spec) => &spec.pool,
             ConfigTarget::Pool(pool) => pool,
@@ -54,7 +54,8 @@ impl Engine {
             };
             Some(ConfigOption { name: option.name.into(), value: value.into(), source: source.into() })
         });
-        Ok(options.collect())
+        let compression = self.compression_option(target).await?;
+        Ok(options.chain(compression).collect())
     }
 
     /// Returns the value that an image or a pool overrides an option with.
@@ -63,6 +64,9 @@ impl Engine {
     /// `NotFound` if it does not.
     pub async fn get_option(&self, target: &ConfigTarget, key: &str) -> Result<ConfigValue> {
         let option = rbd_options::find(key)?;
+        if option.name == COMPRESSION.name {
+            return self.get_compression(target).await;
+        }
         let value = self.overrides_of(target).await?.remove(option.name);
         value.map(|value| ConfigValue { value }).ok_or_else(|| not_set(key))
     }
@@ -76,6 +80,9 @@ impl Engine {
         let option = rbd_options::find(key)?;
         if let Some(value) = &value {
             option.check(value, target.scope())?;
+        }
+        if option.name == COMPRESSION.name {
+            return self.change_compression(target, value.as_deref()).await;
         }
         let backend = self.pool(target.pool()).await?;
         let images = Images::of(&backend);
@@ -128,7 +135,7 @@ impl Engine {
         }
     }
 
-    fn target_failure(&self, error: forebay_block::Error, target: &ConfigTarget) -> Failure {
+    pub(super) fn target_failure(&self, error: forebay_block::Error, target: &ConfigTarget) -> Failure {
         match target {
             ConfigTarget::Image(spec) => self.image_failure(error, spec),
             ConfigTarget::Pool(pool) => self.pool_failure(error, pool),
@@ -136,7 +143,7 @@ impl Engine {
     }
 }
 
-fn not_set(key: &str) -> Failure {
+pub(super) fn not_set(key: &str) -> Failure {
     Failure::new(FailureKind::NotFound, format!("{key} is not set"))
         .hint("'forebay config' has ls, which shows the values in force")
 }

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::rc::Rc;
 
-use forebay_block::{ErrorKind, ObjectBackend, Usage};
-use forebay_store::{CheckOptions, ColumnState, InitOptions, RebuildReport, Store, StoreOptions};
+use forebay_block::{Compression, DataPolicy, ErrorKind, ObjectBackend, ObjectName, Usage};
+use forebay_store::{CheckOptions, ColumnState, InitOptions, RebuildReport, Store, StoreOptions, StoreStats};
 use serde::Serialize;
 
 use self::devices::{DeviceList, update_list};
@@ -101,22 +101,33 @@ pub async fn open(path: &Path, options: StoreOptions) -> Result<Rc<Store>> {
     Ok(store)
 }
 
+/// Sets the default compression of a store that no process has open.
+pub async fn set_compression(path: &Path, compression: Compression) -> Result<()> {
+    let store = open(path, StoreOptions { data_cache: 0, ..StoreOptions::default() }).await?;
+    let set = store.set_data_policy(&ObjectName::new(""), Some(DataPolicy { compression })).await;
+    store.close().await.map_err(|error| failure(error, path))?;
+    set.map_err(|error| failure(error, path))
+}
+
 /// Returns the space of a store that no process has open.
 pub async fn space(path: &Path) -> Result<StoreSpace> {
     let store = open(path, StoreOptions { data_cache: 0, ..StoreOptions::default() }).await?;
     let usage = store.usage().await.map_err(|error| failure(error, path));
+    let stats = store.stats();
     store.close().await.map_err(|error| failure(error, path))?;
-    Ok(describe(path, usage?))
+    Ok(describe(path, usage?, &stats))
 }
 
 /// Describes a store's space.
-pub fn describe(path: &Path, usage: Usage) -> StoreSpace {
+pub fn describe(path: &Path, usage: Usage, stats: &StoreStats) -> StoreSpace {
     StoreSpace {
         path: path.into(),
         capacity: usage.capacity,
         used: usage.used,
         available: usage.available,
         objects: usage.objects,
+        compressed_logical: stats.compressed_logical,
+        compressed_stored: stats.compressed_stored,
         limited_by: None,
         refuses_writes: None,
     }
@@ -305,6 +316,8 @@ pub fn counters(store: &Store) -> Vec<StoreCounter> {
         counter("store_cache_hits", "Blocks that were in the cache when they were read", false, stats.cache.hits),
         counter("store_cache_misses", "Reads that had to go to the device", false, stats.cache.misses),
         gauge("store_metadata", "Memory that the store's metadata takes, about", true, stats.metadata_bytes),
+        gauge("store_compressed_logical", "Live blocks that are stored compressed", true, stats.compressed_logical),
+        gauge("store_compressed", "Space that these blocks take on the device", true, stats.compressed_stored),
         counter("store_user", "Written by users since the store was made", true, stats.user_bytes),
         counter("store_device", "Written to the device since the store was made", true, stats.device_bytes),
         counter("store_cleaned", "Moved by the cleaner since the start", true, stats.cleaned_bytes),

@@ -6,6 +6,7 @@ mod bad_input;
 mod clones;
 mod common;
 mod completions;
+mod compression;
 mod config;
 mod daemon;
 mod diffs;

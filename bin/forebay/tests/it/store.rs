@@ -12,6 +12,7 @@ fn init_check_and_df() {
     let made = site.json(&["store", "init", "--size", "128M"]);
     let want = json!({
         "path": "string", "capacity": "number", "used": "number", "available": "number", "objects": "number",
+        "compressed_logical": "number", "compressed_stored": "number",
     });
     assert_eq!(shape(&made), want);
     let said = site.run(&["store", "init", "--size", "128M"]).fails(5);

@@ -58,6 +58,7 @@ async fn create(engine: &Rc<Engine>, name: &str) {
         stripe_count: None,
         features: None,
         data_pool: None,
+        compression: None,
     };
     engine.clone().create_image(request).await.expect("an image");
 }
