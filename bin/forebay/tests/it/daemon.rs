@@ -21,7 +21,7 @@ fn status_has_its_shape() {
     assert_eq!(status["pid"], json!(site.pid()));
     let pool = json!({
         "name": "string", "kind": "string", "capacity": "number", "used": "number", "available": "number",
-        "objects": "number",
+        "objects": "number", "compressed_logical": "number", "compressed_stored": "number",
     });
     let numbers = [
         "disk_capacity",
