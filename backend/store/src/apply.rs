@@ -142,7 +142,7 @@ impl Core {
     }
 
     /// Records that space was freed, which ends a stall of garbage collection.
-    fn freed(&self) {
+    pub fn freed(&self) {
         if self.gc.resume(self.counters.user_bytes()) {
             self.maintenance.wake();
             self.maintenance.notify_writers();
@@ -159,7 +159,10 @@ impl Core {
         for block in 0..map.blocks() {
             let slot = map.get(block);
             if slot.block != 0 && !state.is_shared(of, block, slot) {
-                self.release(&state, block, slot, Some(&map));
+                let blob_left = self.release(&state, block, slot, Some(&map));
+                if blob_left {
+                    self.note_sparse(object.oid, &state, block, slot);
+                }
             }
         }
         for page in map.pages() {

@@ -86,19 +86,23 @@ impl BlobCounters {
 
 impl Core {
     /// Counts a block at `slot` as dead, which no state refers to any more, and its blob if that was the last reference to
-    /// it.  `dropped` is a map that is being dropped: its blocks after `block` still count as references.
-    pub fn release(&self, state: &ObjectState, block: u32, slot: MapSlot, dropped: Option<&Map>) {
+    /// it.  `dropped` is a map that is being dropped: its blocks after `block` still count as references.  Returns whether
+    /// the blob lives on without them.
+    pub fn release(&self, state: &ObjectState, block: u32, slot: MapSlot, dropped: Option<&Map>) -> bool {
         self.media.cache.forget(slot.block);
         let Some(blob) = BlobSlot::of(slot.block) else {
-            return self.segments.borrow_mut().sub_block(slot.block);
+            self.segments.borrow_mut().sub_block(slot.block);
+            return false;
         };
         self.blobs.sub_block();
         let later = dropped.is_some_and(|map| map.refers_to(blob, block, block + 1));
-        if !later && !state.refers_to(blob, block) {
+        let left = state.refers_to(blob, block);
+        if !later && !left {
             let ptr = blob.ptr(slot.crc);
             self.segments.borrow_mut().drop_blob(ptr);
             self.blobs.sub_blob(ptr.len);
         }
+        left
     }
 
     /// Applies the write of a blob that lies at a sector of the device.

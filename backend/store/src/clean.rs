@@ -65,9 +65,15 @@ impl Core {
         2 + (self.dirty_bytes() as u64).div_ceil(size) as u32
     }
 
+    /// Returns whether the cleaner may append more.
+    pub fn has_space_to_clean(&self) -> bool {
+        self.space.free_segments() > self.cleaning_floor()
+    }
+
     /// Moves live data out of the emptiest segments; the following checkpoint frees them.  Returns the expected gain in
     /// bytes.
     pub async fn clean_round(self: &Rc<Self>) -> Result<u64> {
+        let sparse_gain = self.rewrite_sparse_blobs().await?;
         let (victims, live) = {
             let segments = self.segments.borrow();
             let count = segments.geometry.segment_count;
@@ -84,7 +90,7 @@ impl Core {
         let gain = (victims.len() as u64 * size).saturating_sub(live);
         let before = self.gc.begin_round();
         for group in victims.chunks(SEGMENTS_AT_ONCE) {
-            if self.maintenance.is_closing() || self.space.free_segments() <= self.cleaning_floor() {
+            if self.maintenance.is_closing() || !self.has_space_to_clean() {
                 break;
             }
             let mut cleaning = Vec::new();
@@ -117,7 +123,7 @@ impl Core {
                 self.segments.borrow_mut().mark_damaged(segment);
             }
         }
-        Ok(gain)
+        Ok(gain + sparse_gain)
     }
 
     async fn clean_segment(self: &Rc<Self>, segment: u32) -> Result<()> {

@@ -10,14 +10,17 @@ use forebay_reactor::yield_now;
 use crate::clean::CleaningCandidate;
 use crate::commit::block_crcs;
 use crate::core::Core;
-use crate::format::blob::{BlobSlot, SECTOR, SECTORS_A_BLOCK};
+use crate::format::blob::{BLOB_BLOCKS_MAX, BlobSlot, SECTOR, SECTORS_A_BLOCK};
 use crate::format::entry::{StoreEntry, StoredBlob};
 use crate::format::{BLOCK, BLOCK64};
 use crate::object::{HEAD, StoreObject};
 use crate::plan::Runs;
+use crate::sparse::{SparseBlob, sparse_max};
 
 /// Share of a blob's blocks below which it is not moved as it is: one part in this many.
 const SPARSE_PART: usize = 4;
+/// Maximum number of mostly dead blobs compressed again before a round.
+const SPARSE_A_ROUND: usize = 256;
 
 /// Blob that may be live.
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +99,41 @@ impl Core {
         }
         yield_now().await;
         Ok(())
+    }
+
+    /// Compresses what is left of blobs that became mostly dead. Returns the bytes that are dead now.
+    pub async fn rewrite_sparse_blobs(self: &Rc<Self>) -> Result<u64> {
+        let mut gain = 0;
+        for _ in 0..SPARSE_A_ROUND {
+            if self.maintenance.is_closing() || !self.has_space_to_clean() {
+                break;
+            }
+            let Some(SparseBlob { oid, start, slot, crc }) = self.sparse.take() else { break };
+            let Some(object) = self.by_oid(oid).await? else { continue };
+            // Blocks past the end of the blob have no such location.
+            let mut blob = BlobCandidate { oid, start, blocks: BLOB_BLOCKS_MAX - start % BLOB_BLOCKS_MAX, slot, crc };
+            self.load_pages(&object, HEAD, true, start, blob.blocks).await?;
+            if blob.live(&object).is_empty() {
+                continue;
+            }
+            let ptr = slot.ptr(crc);
+            // A damaged blob stays in place, so that reads of it report the error.
+            let Ok(stored) = self.media.read_blob(ptr, "a compressed blob").await else { continue };
+            let Ok(expanded) = self.media.codecs.expand(&stored) else { continue };
+            blob.blocks = (expanded.data.len() / BLOCK) as u32;
+            if self.log().is_congested() {
+                self.log().wait_uncongested().await;
+            }
+            self.load_pages(&object, HEAD, true, start, blob.blocks).await?;
+            let live = blob.live(&object);
+            if live.is_empty() || live.len() > sparse_max(slot) {
+                continue;
+            }
+            gain += u64::from(ptr.len).saturating_sub(live.len() as u64 * BLOCK64);
+            self.rewrite_blob(&object, &blob, live, &stored);
+            yield_now().await;
+        }
+        Ok(gain)
     }
 
     /// Leaves a damaged blob in place, so that reads of it keep reporting the error.

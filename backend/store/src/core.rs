@@ -31,6 +31,7 @@ use crate::queue::TransactionQueues;
 use crate::scrub::ScrubState;
 use crate::segments::Segments;
 use crate::space::SegmentSpace;
+use crate::sparse::SparseBlobs;
 use crate::tree::Tree;
 
 /// State of an open store, except the tasks that serve it.  Each part owns the state that its invariants are about.
@@ -45,6 +46,7 @@ pub struct Core {
     pub dirty: DirtyObjects,
     pub counters: StoreCounters,
     pub blobs: BlobCounters,
+    pub sparse: SparseBlobs,
     pub policies: DataPolicies,
     pub features: StoreFeatures,
     pub checkpoints: CheckpointState,
@@ -82,6 +84,7 @@ impl Core {
             dirty: DirtyObjects::default(),
             counters: StoreCounters::of(anchor),
             blobs: BlobCounters::default(),
+            sparse: SparseBlobs::default(),
             policies: DataPolicies::default(),
             features: StoreFeatures::of(&superblock),
             checkpoints: CheckpointState::of(anchor, &geometry, metadata_cache * 2 / 5),
@@ -307,8 +310,12 @@ impl Core {
         if state.head.is_dirty(block) && !was_dirty {
             self.dirty.add_pages(1);
         }
-        if before.block != 0 && before.block != slot.block && !state.is_shared(HEAD, block, before) {
-            self.release(&state, block, before, None);
+        if before.block != 0
+            && before.block != slot.block
+            && !state.is_shared(HEAD, block, before)
+            && self.release(&state, block, before, None)
+        {
+            self.note_sparse(object.oid, &state, block, before);
         }
     }
 }

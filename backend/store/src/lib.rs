@@ -53,6 +53,7 @@ mod scrub;
 mod segments;
 mod snaps;
 mod space;
+mod sparse;
 mod store;
 mod transact;
 mod tree;

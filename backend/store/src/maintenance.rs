@@ -104,7 +104,9 @@ impl Maintenance {
 pub async fn maintain(core: Rc<Core>, punch: bool) {
     let maintenance = &core.maintenance;
     loop {
-        let due = || maintenance.is_closing() || core.wants_checkpoint() || core.wants_cleaning();
+        let due = || {
+            maintenance.is_closing() || core.wants_checkpoint() || core.wants_cleaning() || core.wants_sparse_rewrite()
+        };
         maintenance.due.wait_until(due).await;
         if maintenance.is_closing() {
             return;
@@ -133,7 +135,10 @@ pub async fn maintain(core: Rc<Core>, punch: bool) {
 
 async fn maintain_once(core: &Rc<Core>) -> Result<()> {
     if !core.wants_cleaning() {
-        return core.checkpoint(false).await;
+        if core.wants_sparse_rewrite() {
+            core.rewrite_sparse_blobs().await?;
+        }
+        return if core.wants_checkpoint() { core.checkpoint(false).await } else { Ok(()) };
     }
     let free_before = core.space.free_segments();
     let live_before = core.segments.borrow().live_bytes();

@@ -205,7 +205,7 @@ impl Core {
             let patience = 2 * self.segments.borrow().geometry.segment_size;
             self.gc.resume_after(patience, self.log().bytes_appended(), self.counters.user_bytes());
         }
-        if self.wants_checkpoint() || self.wants_cleaning() {
+        if self.wants_checkpoint() || self.wants_cleaning() || self.wants_sparse_rewrite() {
             self.maintenance.wake();
         }
     }

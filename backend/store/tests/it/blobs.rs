@@ -329,6 +329,47 @@ fn mostly_dead_blobs_are_compressed_again_by_the_cleaner() {
 }
 
 #[test]
+fn space_of_mostly_dead_blobs_is_found_when_it_is_needed() {
+    let world = machine(12 * MIB, Faults::none());
+    run(&world, async {
+        let store = fresh(12 * MIB, 256 << 10).await;
+        compress(&store, "rbd_data.a.", "lz4").await;
+        let kept = ObjectName::new("rbd_data.a.0");
+        // Of each blob of 32 blocks 4 are left, so that segments look full and hold little.
+        const BLOBS: u64 = 90;
+        let mut chance = Chance(8);
+        let mut expected = Vec::new();
+        for i in 0..BLOBS {
+            let data = chance.blocks(32, 1500);
+            store.submit(&kept, write(i * 32 * BLOCK as u64, &data)).await.expect("write");
+            expected.push(data[7 * BLOCK..11 * BLOCK].to_vec());
+        }
+        let whole = store.stats().compressed_stored;
+        assert!(whole > 4 * MIB, "{whole}");
+        for i in 0..BLOBS {
+            for (at, len) in [(0, 7), (11, 21)] {
+                let extent = Extent::new((i * 32 + at) * BLOCK as u64, len * BLOCK as u64);
+                store.submit(&kept, Transaction::of(ObjectOp::Zero { extent })).await.expect("zero");
+            }
+        }
+        let plain = ObjectName::new("rbd_data.b.0");
+        let data = chance.blocks(16, BLOCK);
+        for i in 0..64 {
+            store.submit(&plain, write(i * 16 * BLOCK as u64, &data)).await.expect("there is space");
+        }
+        let (left, capacity) = (store.stats().compressed_stored, store.stats().capacity);
+        assert!(capacity < whole + 64 * 16 * BLOCK as u64, "{capacity}: everything fits without it");
+        assert!(left < whole * 3 / 4, "{left} of {whole}");
+        for (i, blocks) in expected.iter().enumerate() {
+            let at = (i as u64 * 32 + 7) * BLOCK as u64;
+            let found = read(&store, &kept, SnapId::HEAD, at, blocks.len() as u64).await.expect("read");
+            assert!(found == *blocks, "blob {i}");
+        }
+        close_and_check(store).await;
+    });
+}
+
+#[test]
 fn a_damaged_blob_is_corrupt_for_its_blocks_only() {
     let world = machine(64 * MIB, Faults::none());
     run(&world, async {
