@@ -106,3 +106,42 @@ impl Engine {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_reactor::{DriverChoice, Reactor};
+
+    use super::*;
+    use crate::api::CreateImageRequest;
+    use crate::engine::testing::engine_with_cluster;
+    use crate::failure::FailureKind;
+
+    #[test]
+    fn a_pool_of_a_cluster_refuses_a_compression_before_it_makes_anything() {
+        let dir = tempfile::tempdir().expect("a directory");
+        Reactor::system(DriverChoice::Auto).expect("a reactor").block_on(async {
+            let (engine, _cluster, _client, spec) = engine_with_cluster(dir.path()).await;
+            let request = CreateImageRequest {
+                pool: "rbd".into(),
+                image: "new".into(),
+                size: 1 << 20,
+                object_size: 1 << 20,
+                stripe_unit: None,
+                stripe_count: None,
+                features: None,
+                data_pool: None,
+                compression: Some("lz4".into()),
+            };
+            let failure = engine.clone().create_image(request).await.expect_err("the cluster compresses by itself");
+            assert_eq!(failure.kind, FailureKind::Invalid, "{failure:?}");
+            assert!(failure.message.contains("the pool rbd"), "{failure:?}");
+            assert_eq!(engine.image_names("rbd").await.expect("a list"), ["x"]);
+            for target in [ConfigTarget::Image(spec), ConfigTarget::Pool("rbd".into())] {
+                let changed = engine.change_compression(&target, Some("lz4")).await;
+                assert_eq!(changed.expect_err("refused").kind, FailureKind::Invalid);
+                assert_eq!(engine.compression_option(&target).await.expect("none"), None);
+            }
+            engine.close().await.expect("close");
+        });
+    }
+}
