@@ -136,6 +136,9 @@ fn init_several(global: &GlobalArgs, output: Output, options: &StoreInitArgs) ->
     let bar = Bar::new(global, "Allocating", ProgressUnit::Bytes);
     on_reactor_with_bar(&bar, |sink| init_devices(&list, &paths, &making, sink))?;
     drop(bar);
+    if let Some(compression) = options.compression {
+        on_reactor(store::set_compression(&list, compression))??;
+    }
     let space = on_reactor(store::space(&list))??;
     output.print(&space, |space| format!("made a store on {} devices with {}", paths.len(), Size(space.capacity)))
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Error, ErrorKind, ObjectBackend};
+use forebay_block::{DataPolicy, Error, ErrorKind, ObjectBackend, ObjectName};
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_store::{CheckOptions, ColumnState, DeviceSetOptions, Store, StoreOptions};
 
@@ -506,6 +506,10 @@ impl DevicesLife<'_> {
         *opened.borrow_mut() = Some(store.clone());
         let backend: Rc<dyn ObjectBackend> = store.clone();
         run.load.verify(backend.clone(), run.before).await?;
+        if !run.scenario.compression.is_empty() {
+            let compression = *run.rng.pick(&run.scenario.compression);
+            store.set_data_policy(&ObjectName::new(""), Some(DataPolicy { compression })).await?;
+        }
         if run.rng.one_in(3) {
             store.start_scrub()?;
         }
