@@ -28,8 +28,7 @@ impl PackedBlob {
 impl Core {
     /// Returns the maximum number of blocks of a blob, which must fit in a small segment with others.
     pub fn blob_blocks_max(&self) -> u32 {
-        let quarter = self.superblock.segment_size as usize / BLOCK / 4;
-        BLOB_BLOCKS_MAX.min(quarter as u32)
+        blob_blocks_max(self.superblock.segment_size)
     }
 
     /// Compresses the changed blocks, if the object's data policy says so. Blocks of zeroes become holes; runs of blocks for
@@ -66,6 +65,13 @@ impl Core {
     }
 }
 
+/// Returns the maximum number of blocks of a blob for a segment size: a power of two, so that ranges aligned to it do not
+/// cross multiples of [`BLOB_BLOCKS_MAX`]. Segments on several devices may have any multiple of one.
+fn blob_blocks_max(segment_size: u32) -> u32 {
+    let quarter = (segment_size as usize / BLOCK / 4).max(1) as u32;
+    BLOB_BLOCKS_MAX.min(1 << quarter.ilog2())
+}
+
 /// Splits a run of blocks into ranges that can be one blob each: none crosses a multiple of `most` blocks.
 pub fn blob_ranges(start: u32, count: u32, most: u32) -> impl Iterator<Item = (u32, u32)> {
     let (mut at, end) = (start, start + count);
@@ -94,5 +100,13 @@ mod tests {
             assert_eq!(at, start + count, "{ranges:?}");
         }
         assert_eq!(blob_ranges(7, 0, 32).count(), 0);
+    }
+
+    #[test]
+    fn blobs_of_segments_of_any_size_are_aligned() {
+        for columns in 1..33 {
+            let most = blob_blocks_max(columns * (64 << 10));
+            assert!((4..=BLOB_BLOCKS_MAX).contains(&most) && BLOB_BLOCKS_MAX.is_multiple_of(most), "{columns}: {most}");
+        }
     }
 }

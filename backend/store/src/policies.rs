@@ -10,6 +10,7 @@ use crate::core::{Core, corrupt};
 use crate::format::entry::StoreEntry;
 use crate::format::policy;
 use crate::keys;
+use crate::rebuild::bad_sectors::is_of_bad_sector;
 
 /// Data policies of a store, in memory. All objects of a volume share one.
 #[derive(Default)]
@@ -93,7 +94,7 @@ impl Core {
     /// A damaged tree must not prevent opening: data is then written uncompressed, and `store check` reports the damage.
     pub async fn load_policies(&self) -> Result<()> {
         match self.try_load_policies().await {
-            Err(error) if error.kind() == ErrorKind::Corrupt => {
+            Err(error) if error.kind() == ErrorKind::Corrupt || is_of_bad_sector(&error) => {
                 tracing::error!(%error, "cannot read all data policies; the default applies where one is missing");
                 Ok(())
             }
