@@ -57,7 +57,7 @@ impl BlobCounters {
         self.stored.set(self.stored.get().saturating_sub(u64::from(bytes)));
     }
 
-    /// Sets the counters to what was counted anew.
+    /// Sets the counters to what was counted again.
     pub fn recount(&self, logical: u64, stored: u64) {
         self.logical.set(logical);
         self.stored.set(stored);

@@ -36,12 +36,12 @@ pub struct Media {
 }
 
 /// Guard that prevents reuse of a segment while it is read.
-pub struct Pin<'a> {
+pub struct SegmentPin<'a> {
     segments: &'a RefCell<Segments>,
     segment: u32,
 }
 
-impl Drop for Pin<'_> {
+impl Drop for SegmentPin<'_> {
     fn drop(&mut self) {
         self.segments.borrow_mut().unpin(self.segment);
     }
@@ -220,11 +220,11 @@ impl Media {
     }
 
     /// Prevents the reuse of the segment that contains byte `addr` while the result exists.
-    pub fn pin(&self, addr: u64) -> Option<Pin<'_>> {
+    pub fn pin(&self, addr: u64) -> Option<SegmentPin<'_>> {
         let mut segments = self.segments.borrow_mut();
         let segment = segments.geometry.segment_of_byte(addr)?;
         segments.pin(segment);
         drop(segments);
-        Some(Pin { segments: &self.segments, segment })
+        Some(SegmentPin { segments: &self.segments, segment })
     }
 }

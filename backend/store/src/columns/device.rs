@@ -34,7 +34,7 @@ pub enum ColumnState {
 pub struct ColumnDevice {
     /// Number in the store.
     pub number: u16,
-    /// Identity.
+    /// Identity, which is also in its superblock.
     pub id: [u8; 16],
     /// Number of slots.
     pub slots: u32,

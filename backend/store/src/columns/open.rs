@@ -186,7 +186,7 @@ fn match_devices<'a>(newest: &'a DeviceTable, found: &'a FoundDevices) -> Vec<Ca
                 size >= needed
             });
             if device.is_none() && reason.is_empty() {
-                let at_path = found.unusable.iter().find(|(path, _)| *path == PathBuf::from(&record.path));
+                let at_path = found.unusable.iter().find(|(path, _)| path.as_os_str() == record.path.as_str());
                 reason = at_path.map_or_else(|| "no path has it".into(), |(_, why)| why.clone());
             }
             Candidate { record, found: device, reason, past: false }

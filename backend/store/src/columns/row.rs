@@ -18,7 +18,7 @@ const ATTEMPTS: u32 = 3;
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// Batch as a row: its columns, encoded once.
-pub struct Row {
+pub struct BatchRow {
     first: LineBlock,
     /// Content of each column, data first.
     columns: Vec<BufList>,
@@ -61,10 +61,10 @@ pub(super) fn encode_columns(set: &ColumnSet, blocks: &BufList) -> Vec<BufList> 
 
 impl ColumnSet {
     /// Returns the row of a batch whose header is at `block`, with its payload behind it, padded to whole lines.
-    pub fn row(&self, block: u64, blocks: &BufList) -> Row {
+    pub fn row(&self, block: u64, blocks: &BufList) -> BatchRow {
         let first = self.geometry.borrow().locate(block);
         debug_assert_eq!(first.column, 0, "a batch begins at a line");
-        Row { first, columns: encode_columns(self, blocks), done: Vec::new() }
+        BatchRow { first, columns: encode_columns(self, blocks), done: Vec::new() }
     }
 
     /// Returns the devices to which the columns of a row are written: those that hold them, and those that replace them.
@@ -84,7 +84,7 @@ impl ColumnSet {
     ///
     /// # Errors
     /// When it cannot be written so that it is redundant as parity promises; it may be written again.
-    pub async fn write_row(&self, row: &mut Row) -> Result<()> {
+    pub async fn write_row(&self, row: &mut BatchRow) -> Result<()> {
         let mut attempt = 1;
         loop {
             let writes: Vec<ColumnWrite> = self

@@ -34,11 +34,11 @@ pub struct ColumnCounters {
 pub struct DeviceStatus {
     /// Number in the store.
     pub number: u16,
-    /// Identity.
+    /// Identity, which is also in its superblock.
     pub id: [u8; 16],
     /// Path at which it was opened last.
     pub path: std::path::PathBuf,
-    /// State.
+    /// State of the device.
     pub state: ColumnState,
     /// Set if it cannot be opened.
     pub missing: bool,

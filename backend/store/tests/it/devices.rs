@@ -390,7 +390,7 @@ fn stripes_without_parity_work_and_fail_as_they_must() {
         store.close().await.expect("close");
         drop(store);
         assert!(refused([0, 1]).await.contains("1 of 3 devices are gone, and parity allows 0"));
-        has(&*open(0..3).await.expect("open"), "a", 1).await;
+        has(&open(0..3).await.expect("open"), "a", 1).await;
     });
 }
 

@@ -71,7 +71,7 @@ pub struct StoreDevices {
     pub parity: usize,
     /// Number of segments.
     pub segments: u32,
-    /// Devices.
+    /// Devices, with those that are to replace others.
     pub devices: Vec<StoreDeviceInfo>,
     /// Sentence about devices that are away or being filled.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_block::ErrorKind;
 use forebay_reactor::sleep;
-use forebay_store::{DeviceSetOptions, Store};
+use forebay_store::{ColumnState, DeviceSetOptions, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::api::{ReplaceDeviceRequest, ScrubInfo, StoreDevices};
@@ -162,24 +162,30 @@ impl Engine {
             ErrorKind::Exists | ErrorKind::Corrupt => Failure::from(error).hint("--force overwrites all that is there"),
             _ => Failure::from(error),
         })?;
-        while wait {
-            let Some(device) = store.devices().into_iter().find(|device| device.number == filled) else {
-                return Err(Failure::failed(format!("{} was given up; see the log", new.display())));
-            };
-            let segments = store.stats().segments;
-            progress.report(device.filled.into(), segments.into());
-            match device.state {
-                forebay_store::ColumnState::Filling => sleep(LOOK_AFTER).await,
-                forebay_store::ColumnState::Active => break,
-                forebay_store::ColumnState::Away => {
-                    return Err(Failure::failed(format!("{} failed: {}", new.display(), device.reason)));
-                }
-            }
+        if wait {
+            self.wait_filled(store, filled, &new, &progress).await?;
         }
         if let Some(list) = list.filter(|_| wait) {
             update_list(list, store)?;
         }
         self.store_devices()
+    }
+
+    /// Waits until device `number`, at `path`, is filled.
+    async fn wait_filled(&self, store: &Store, number: u16, path: &Path, progress: &ProgressSink) -> Result<()> {
+        loop {
+            let Some(device) = store.devices().into_iter().find(|device| device.number == number) else {
+                return Err(Failure::failed(format!("{} was given up; see the log", path.display())));
+            };
+            progress.report(device.filled.into(), store.stats().segments.into());
+            match device.state {
+                ColumnState::Filling => sleep(LOOK_AFTER).await,
+                ColumnState::Active => return Ok(()),
+                ColumnState::Away => {
+                    return Err(Failure::failed(format!("{} failed: {}", path.display(), device.reason)));
+                }
+            }
+        }
     }
 
     /// Returns the state of the scrub of the store.
