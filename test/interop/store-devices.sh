@@ -99,7 +99,7 @@ ok "degraded writes"
 
 # Replaced; killed while they are filled.
 crash
-start --repair-rate 8M
+start --repair-rate 1M
 forebay store replace "$WORK/d0" n0 || fail "replace d0"
 forebay store replace "$WORK/d3" n3 || fail "replace d3"
 in_state filling 2 || fail "two devices are being filled: $(devices)"
@@ -110,7 +110,7 @@ ok "killed while filling: both replacements are complete"
 
 # Killed while it scrubs.
 crash
-start --repair-rate 16M
+start --repair-rate 1M
 forebay store scrub || fail "scrub"
 crash
 start --repair-rate 0

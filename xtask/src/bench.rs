@@ -17,6 +17,7 @@ mod rados;
 mod replication;
 mod report;
 mod scale;
+mod services;
 mod snapshot;
 mod stalls;
 mod store;
@@ -131,6 +132,8 @@ enum Name {
     Scale,
     /// The embedded store in process, against fio on the raw file
     Store,
+    /// Erasure coding, compression and degraded reads of the store in process, each on beside off; and BlueStore
+    StoreServices,
     /// Erasure coding, against ISA-L, jerasure and reed-solomon-erasure
     Ec,
     /// CRC32C, against ISA-L, crc-fast and crc32c
@@ -181,6 +184,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Snapshot => snapshot::run(&effort, arguments.dry_run),
         Name::Scale => scale::run(&effort, arguments.volumes, arguments.dry_run),
         Name::Store => store::run(&effort, arguments.dry_run),
+        Name::StoreServices => services::run(&effort, arguments.dry_run),
         Name::Writelog => writelog::run(&effort, arguments.dry_run),
         Name::Ec => race::ec(&effort, arguments.dry_run),
         Name::Crc32c => race::crc32c(&effort, arguments.dry_run),

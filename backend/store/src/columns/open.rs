@@ -72,6 +72,9 @@ pub(super) async fn find_devices(
         match look(path.clone(), how).await {
             Ok(device) => found.devices.push(device),
             Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::Unsupported) => return Err(error),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                found.unusable.push((path.clone(), format!("nothing is at {}", path.display())));
+            }
             Err(error) => found.unusable.push((path.clone(), error.to_string())),
         }
     }

@@ -14,7 +14,7 @@ use crate::client::session::CommandSession;
 use crate::config::{absolute, default_data_dir, default_store, follow_links, size_from_free_space};
 use crate::daemon::{link_store, prepare_dir};
 use crate::engine::store;
-use crate::engine::store::devices::{DEVICE_LIST, init_devices};
+use crate::engine::store::devices::{DEVICE_LIST, DeviceList, init_devices};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::{GetScrub, GetStoreSpace, ListStoreDevices, ProgressSink, ReplaceStoreDevice, StartScrub};
 use crate::output::{Output, fields, table};
@@ -267,6 +267,9 @@ fn check(global: &GlobalArgs, output: Output, options: StoreCheckArgs) -> Result
                 }
                 (_, true) => {
                     "nothing was written; copy the file or device first, then the same with --force gives up what is named"
+                }
+                _ if DeviceList::is_list(&path) => {
+                    "replace devices that are missing, then scrub; what is lost for good, restore from elsewhere"
                 }
                 _ => "export what can still be read, make a new store, and import that",
             };
