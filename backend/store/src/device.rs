@@ -108,11 +108,17 @@ impl StoreDevice {
         }
     }
 
-    /// Returns the content of consecutive blocks of one segment like [`mend_block`](Self::mend_block).
-    pub async fn mend_blocks(&self, block: u64, count: u64, is_right: impl Fn(&[u8]) -> bool) -> Option<Buf> {
+    /// Returns bytes `range`, counted from the beginning of a block, of consecutive blocks of one segment like
+    /// [`mend_block`](Self::mend_block).
+    pub async fn mend_range(
+        &self,
+        block: u64,
+        range: std::ops::Range<usize>,
+        is_right: impl Fn(&[u8]) -> bool,
+    ) -> Option<Vec<u8>> {
         match self {
             Self::Single(_) => None,
-            Self::Columns(set) => set.mend_blocks(block, count, is_right).await,
+            Self::Columns(set) => set.mend_range(block, range, is_right).await,
         }
     }
 }

@@ -212,11 +212,8 @@ impl Media {
             return Ok(buf[range].to_vec());
         }
         self.count_checksum_error();
-        let is_right = |bytes: &[u8]| crc32c(&bytes[range.clone()]) == ptr.crc;
-        match self.device.mend_blocks(start / BLOCK64, (end - start) / BLOCK64, is_right).await {
-            Some(mended) => Ok(mended[range.clone()].to_vec()),
-            None => Err(corrupt(place())),
-        }
+        let mended = self.device.mend_range(start / BLOCK64, range, |bytes| crc32c(bytes) == ptr.crc).await;
+        mended.ok_or_else(|| corrupt(place()))
     }
 
     /// Prevents the reuse of the segment that contains byte `addr` while the result exists.

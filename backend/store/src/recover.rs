@@ -371,10 +371,9 @@ impl Core {
     async fn mend_bytes(&self, base: u64, payload: &mut [u8], range: std::ops::Range<usize>, crc: u32) {
         let first = range.start / BLOCK;
         let within = range.start - first * BLOCK..range.end.saturating_sub(first * BLOCK);
-        let is_right = |bytes: &[u8]| bytes.get(within.clone()).is_some_and(|value| crc32c(value) == crc);
-        let Some(bytes) = payload.get_mut(first * BLOCK..range.end.next_multiple_of(BLOCK)) else { return };
-        let blocks = (bytes.len() / BLOCK) as u64;
-        if let Some(good) = self.media.device.mend_blocks(base + first as u64, blocks, is_right).await {
+        let Some(bytes) = payload.get_mut(range).filter(|bytes| !bytes.is_empty()) else { return };
+        let is_right = |bytes: &[u8]| crc32c(bytes) == crc;
+        if let Some(good) = self.media.device.mend_range(base + first as u64, within, is_right).await {
             bytes.copy_from_slice(&good);
         }
     }

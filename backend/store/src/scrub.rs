@@ -333,14 +333,12 @@ impl ScrubbedBatch<'_> {
             return true;
         }
         self.core.media.count_checksum_error();
-        let (first, end) = (at / BLOCK, (at + len).div_ceil(BLOCK));
-        let within = at - first * BLOCK..at + len - first * BLOCK;
-        let is_right = |bytes: &[u8]| bytes.get(within.clone()).is_some_and(|blob| crc32c(blob) == ptr.crc);
-        let block = self.header.block + first as u64;
-        let Some(good) = self.core.media.device.mend_blocks(block, (end - first) as u64, is_right).await else {
-            return false;
-        };
-        self.content[first * BLOCK..end * BLOCK].copy_from_slice(&good);
+        let first = at / BLOCK;
+        let (block, within) = (self.header.block + first as u64, at - first * BLOCK..at + len - first * BLOCK);
+        let is_right = |bytes: &[u8]| crc32c(bytes) == ptr.crc;
+        let Some(good) = self.core.media.device.mend_range(block, within, is_right).await else { return false };
+        // Only these bytes: its neighbours in the same block have checksums of their own.
+        self.content[at..at + len].copy_from_slice(&good);
         self.core.scrub.change(|status| status.mended += 1);
         true
     }

@@ -119,13 +119,19 @@ impl ColumnSet {
         Some(content)
     }
 
-    /// Returns the content of consecutive blocks that `is_right` accepts, reconstructed from other columns of their lines.
-    /// Lines are decoded independently of each other.
-    pub async fn mend_blocks(&self, block: u64, count: u64, is_right: impl Fn(&[u8]) -> bool) -> Option<Buf> {
+    /// Returns bytes `range` of consecutive blocks that `is_right` accepts, reconstructed from other columns of their lines,
+    /// which are decoded independently of each other; mends these bytes like [`mend_block`](Self::mend_block). Other bytes
+    /// of the blocks stay as they are: they have checksums of their own, and their best source may be another one.
+    pub async fn mend_range(
+        &self,
+        block: u64,
+        range: std::ops::Range<usize>,
+        is_right: impl Fn(&[u8]) -> bool,
+    ) -> Option<Vec<u8>> {
         if self.parity_columns() == 0 {
             return None;
         }
-        let data = self.data_columns() as u64;
+        let (data, count) = (self.data_columns() as u64, range.end.div_ceil(BLOCK) as u64);
         let mut lines = Vec::new();
         let mut at = block;
         while at < block + count {
@@ -144,14 +150,10 @@ impl ColumnSet {
             for ((line, columns), &choice) in lines.iter().zip(&chosen) {
                 line.candidates[choice][columns.clone()].iter().for_each(|block| bytes.extend_from_slice(block));
             }
-            if is_right(&bytes) {
+            if is_right(&bytes[range.clone()]) {
                 self.count(|counters| counters.reconstructed_blocks += 1);
-                for ((line, columns), &choice) in lines.iter().zip(&chosen) {
-                    for column in columns.clone() {
-                        self.mend_stored(line, column, &line.candidates[choice][column]).await;
-                    }
-                }
-                return Some(Buf::copy_of(&bytes));
+                self.mend_parts(&lines, &bytes, &range).await;
+                return Some(bytes[range].to_vec());
             }
             // The next combination, as a counter whose digits have the lines' numbers of candidates.
             let next = (0..chosen.len()).find(|&i| chosen[i] + 1 < lines[i].0.candidates.len())?;
@@ -159,6 +161,29 @@ impl ColumnSet {
             chosen[next] += 1;
         }
         None
+    }
+
+    /// Writes `range` of blocks, whose right content is in `bytes`, into the stored blocks.
+    async fn mend_parts(
+        &self,
+        lines: &[(LineCandidates, std::ops::Range<usize>)],
+        bytes: &[u8],
+        range: &std::ops::Range<usize>,
+    ) {
+        let mut start = 0;
+        for (line, columns) in lines {
+            for column in columns.clone() {
+                let mut content = bytes[start..start + BLOCK].to_vec();
+                if let Some(stored) = &line.stored[column] {
+                    let part = range.start.max(start)..range.end.min(start + BLOCK);
+                    let right = content[part.start - start..part.end - start].to_vec();
+                    content.copy_from_slice(stored);
+                    content[part.start - start..part.end - start].copy_from_slice(&right);
+                }
+                self.mend_stored(line, column, &Buf::copy_of(&content)).await;
+                start += BLOCK;
+            }
+        }
     }
 
     /// Writes a column's block where it is stored with other content, or cannot be read.

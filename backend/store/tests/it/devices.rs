@@ -7,6 +7,9 @@ use std::time::Duration;
 use forebay_block::*;
 use forebay_reactor::sleep;
 use forebay_sim::{DiskFaults, Faults, World};
+use forebay_store::format::batch::BatchHeader;
+use forebay_store::format::blob::SECTOR;
+use forebay_store::format::entry::StoreEntry;
 use forebay_store::{CheckOptions, ColumnState, DeviceSetOptions, Store, StoreOptions};
 
 use crate::common::run;
@@ -415,5 +418,81 @@ fn a_late_device_delays_no_read_for_long() {
         assert!(store.column_counters().late_reads > 0);
         world.set_disk_faults(path(0), None);
         store.close().await.expect("close");
+    });
+}
+
+/// Returns where compressed blobs are stored on every disk of a mirror: byte addresses and lengths.
+fn blobs(world: &World) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    for at in (MIB..DISK).step_by(4096) {
+        let Ok(header) = BatchHeader::decode(&world.peek(path(0), at, 4096).expect("a disk")) else { continue };
+        for entry in StoreEntry::decode_all(&header.entries).expect("entries") {
+            if let StoreEntry::WriteBlob { blob, .. } = entry {
+                let sector = SECTOR as u64;
+                found.push((at + 4096 + u64::from(blob.payload) * sector, u64::from(blob.sectors) * sector));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn blobs_in_one_block_are_reconstructed_from_different_devices() {
+    let world = World::new(1, Faults::none());
+    for number in 0..3 {
+        world.add_disk(path(number), DISK, 512);
+    }
+    let names: Vec<String> = (0..6).map(|i| format!("o{i}")).collect();
+    let content = |i: usize| -> Vec<u8> {
+        let random = (0..1500u32).map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(i as u32 * 977) >> 13) as u8);
+        random.chain(std::iter::repeat_n(i as u8, 4096 - 1500)).collect()
+    };
+    let verify = async |store: &Store| {
+        for (i, name) in names.iter().enumerate() {
+            let read = ObjectRead::head(0, 4096);
+            let found = store.read(&ObjectName::new(name), read).await.expect("read").fill(read.extent).to_vec();
+            assert!(found == content(i), "{name}");
+        }
+    };
+    run(&world, async {
+        init(0..3, 1, 2).await.expect("init");
+        let store = open(0..3).await.expect("open");
+        let policy = DataPolicy { compression: Compression::Lz4 };
+        store.set_data_policy(&ObjectName::new(""), Some(policy)).await.expect("compression");
+        let names = names.iter().enumerate().map(|(i, name)| (ObjectName::new(name), Buf::copy_of(&content(i)).into()));
+        let writes: Vec<_> = names
+            .map(|(name, data)| store.submit(&name, Transaction::of(ObjectOp::Write { offset: 0, data })))
+            .collect();
+        for write in writes {
+            write.await.expect("write");
+        }
+        store.close().await.expect("close");
+    });
+    let blobs = blobs(&world);
+    let two = blobs.windows(2).find(|two| {
+        // In one block, the second one behind the first.
+        two[0].0 / 4096 == (two[1].0 + two[1].1 - 1) / 4096
+    });
+    let [first, second] = two.expect("blobs share a block") else { unreachable!("two") };
+    for (disk, (at, len)) in [(0, first), (1, second)] {
+        run(&world, async {
+            let options = forebay_reactor::OpenOptions::read_write();
+            let file = forebay_reactor::File::open(path(disk), options).expect("a disk");
+            file.write_at(Buf::zeroed(*len as usize), *at).await.expect("damaged");
+            file.sync_data().await.expect("durable");
+        });
+    }
+    run(&world, async {
+        let options = StoreOptions { data_cache: 0, accept_missing: true, ..StoreOptions::default() };
+        let store = Store::open_devices(&paths([0, 1]), None, options).await.expect("without the intact one");
+        verify(&store).await;
+        let (mended, lost) = scrub(&store).await;
+        assert!(mended > 0 && lost == 0, "{mended} mended, {lost} lost");
+        verify(&store).await;
+        store.close().await.expect("close");
+        drop(store);
+        let options = StoreOptions { accept_missing: true, ..StoreOptions::default() };
+        let store = Store::open_devices(&paths([1]), None, options).await.expect("one alone");
+        verify(&store).await;
     });
 }
