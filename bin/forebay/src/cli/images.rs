@@ -137,7 +137,7 @@ pub struct CreateArgs {
     #[command(flatten)]
     pub features: FeatureArgs,
 
-    /// Compression in the embedded store: none, lz4, zstd[:LEVEL] or deflate[:LEVEL] [default: that of the store]
+    /// Compression in the embedded store: none, lz4, zstd, deflate, or with a level: zstd:5 [default: that of the store]
     #[arg(long, value_name = "METHOD")]
     pub compression: Option<Compression>,
 

@@ -66,7 +66,7 @@ pub struct StoreInitArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// Compression of images that have no setting of their own: none, lz4, zstd[:LEVEL] or deflate[:LEVEL]
+    /// Compression of images that have no setting of their own: none, lz4, zstd, deflate, or with a level: zstd:5
     #[arg(long, value_name = "METHOD")]
     pub compression: Option<Compression>,
 
