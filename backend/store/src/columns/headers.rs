@@ -1,8 +1,8 @@
 //! Verification of what every device has a copy of: superblocks and device tables.
 
-use forebay_block::{BufMut, Error, Result};
+use forebay_block::{BufMut, Result};
 
-use super::device::ColumnState;
+use super::device::{ColumnDevice, ColumnState};
 use super::set::ColumnSet;
 use crate::features::write_superblock;
 use crate::format::BLOCK;
@@ -17,14 +17,20 @@ impl ColumnSet {
     /// Errors of more devices than parity allows.
     pub async fn write_superblocks(&self, superblock: &StoreSuperblock) -> Result<()> {
         for device in self.written_devices() {
-            let Some(file) = device.file() else { continue };
-            let identity = DeviceIdentity { number: device.number, id: device.id };
-            let superblock = StoreSuperblock { device: Some(identity), ..superblock.clone() };
-            if let Err(error) = write_superblock(&file, &superblock).await {
-                self.drop_device(device.number, &error.to_string()).await?;
-            }
+            self.write_superblock_of(&device, superblock).await?;
         }
         Ok(())
+    }
+
+    /// Writes the superblock of one device like [`write_superblocks`](Self::write_superblocks).
+    async fn write_superblock_of(&self, device: &ColumnDevice, superblock: &StoreSuperblock) -> Result<()> {
+        let Some(file) = device.file() else { return Ok(()) };
+        let identity = DeviceIdentity { number: device.number, id: device.id };
+        let superblock = StoreSuperblock { device: Some(identity), ..superblock.clone() };
+        match write_superblock(&file, &superblock).await {
+            Ok(()) => Ok(()),
+            Err(error) => self.drop_device(device.number, &error.to_string()).await,
+        }
     }
 
     /// Verifies superblocks and device tables on every device that is used, and writes damaged ones again. Returns the
@@ -36,7 +42,6 @@ impl ColumnSet {
         let mut damaged = 0;
         let mut tables = 0;
         for device in self.written_devices() {
-            let failed = |error| Error::from_io(error, format!("verifying the superblock of {}", device.describe()));
             let identity = DeviceIdentity { number: device.number, id: device.id };
             let mut wrong = 0;
             for at in COPIES {
@@ -45,11 +50,8 @@ impl ColumnSet {
                     |block: &BufMut| StoreSuperblock::decode(block).is_ok_and(|found| found.device == Some(identity));
                 wrong += u64::from(!read.as_ref().is_ok_and(is_right));
             }
-            if wrong > 0
-                && let Some(file) = device.file()
-            {
-                let superblock = StoreSuperblock { device: Some(identity), ..superblock.clone() };
-                write_superblock(&file, &superblock).await?;
+            if wrong > 0 {
+                self.write_superblock_of(&device, superblock).await?;
                 tracing::warn!(
                     "{wrong} copies of the superblock of {} were damaged, and were renewed",
                     device.describe()
@@ -60,8 +62,10 @@ impl ColumnSet {
                 continue;
             }
             for at in PLACES {
-                let table = device.read(BufMut::with_capacity(TABLE_MAX), TABLE_MAX, at).await.map_err(failed)?;
-                tables += u64::from(DeviceTable::decode(&table, superblock.store_number()).is_err());
+                // What cannot be read is damaged: writing it again is what may help.
+                let table = device.read(BufMut::with_capacity(TABLE_MAX), TABLE_MAX, at).await.ok();
+                let is_right = |table: BufMut| DeviceTable::decode(&table, superblock.store_number()).is_ok();
+                tables += u64::from(!table.is_some_and(is_right));
             }
         }
         if tables > 0 {

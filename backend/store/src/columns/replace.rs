@@ -68,7 +68,7 @@ impl ColumnSet {
             record.path = path.display().to_string();
         }
         self.write_table(table, &[]).await?;
-        Ok(device.number)
+        self.check_joined(device.number, path)
     }
 
     /// Makes the file or device at `path` a device of the store, which is to replace `old`.
@@ -126,7 +126,20 @@ impl ColumnSet {
         });
         let device = ColumnDevice::new(number, id, old.slots, Some(old.number), path.into(), Some(file.clone()), state);
         self.write_table(table, &[Rc::new(device)]).await?;
-        Ok(number)
+        self.check_joined(number, path)
+    }
+
+    /// Returns the number of a device that is filled from now on.
+    ///
+    /// # Errors
+    /// `Io` if it failed while the table was written to it, which then took effect without it.
+    fn check_joined(&self, number: u16, path: &Path) -> Result<u16> {
+        match self.device(number).filter(|device| device.state() == ColumnState::Filling) {
+            Some(_) => Ok(number),
+            None => {
+                Err(Error::new(ErrorKind::Io, format!("{} fails: its device table cannot be written", path.display())))
+            }
+        }
     }
 
     /// Copies the anchors of an active device, so that a new one is not taken for one from the past before the next

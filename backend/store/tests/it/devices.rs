@@ -327,6 +327,42 @@ fn rot_is_reconstructed_by_reads_and_mended_by_a_scrub() {
 }
 
 #[test]
+fn bad_sectors_of_a_device_table_end_no_scrub_and_are_written_again() {
+    let (world, _) = machine(3, 2, 1);
+    run(&world, async {
+        let store = open(0..3).await.expect("open");
+        write(&store, "a", 1).await;
+        assert!(world.set_bad_sector(path(1), 384 << 10) && world.set_bad_sector(path(1), 0));
+        let (mended, lost) = scrub(&store).await;
+        assert!(mended > 0 && lost == 0, "{mended} mended, {lost} lost");
+        assert_eq!(scrub(&store).await, (0, 0), "they were written again");
+        store.close().await.expect("close");
+    });
+}
+
+#[test]
+fn a_replacement_that_fails_at_once_is_refused() {
+    let (world, _) = machine(4, 2, 1);
+    run(&world, async {
+        let store = open(0..3).await.expect("open");
+        write(&store, "a", 1).await;
+        // It dies at each of its operations in turn.
+        for life in 0..1000 {
+            world.set_disk_faults(path(3), Some(DiskFaults { life: Some(life), ..DiskFaults::none() }));
+            match store.replace_device(1, &path(3), true).await {
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Io, "{error}"),
+                Ok(number) => {
+                    assert!(store.devices().iter().any(|device| device.number == number), "after {life} operations");
+                    return has(&store, "a", 1).await;
+                }
+            }
+            assert_eq!((store.devices().len(), store.degraded()), (3, None), "after {life} operations");
+        }
+        panic!("it is never replaced");
+    });
+}
+
+#[test]
 fn rot_beyond_parity_is_reported_and_makes_nothing_worse() {
     let (world, _) = machine(3, 2, 1);
     run(&world, async {
