@@ -58,6 +58,9 @@ pub fn subject(entry: &StoreEntry) -> Option<u64> {
 impl Core {
     /// Registers a new object.
     pub fn apply_create(&self, object: StoreObject) -> Rc<StoreObject> {
+        if object.key != 0 {
+            self.features.note_encryption();
+        }
         self.counters.note_oid(object.oid);
         self.index.put(keys::name(&object.name), Some(object.oid.to_le_bytes().to_vec()));
         let object = self.objects.insert(object);
@@ -277,7 +280,7 @@ impl Core {
                 Some(_) => self.blobs.add_blocks(1),
                 None => self.segments.borrow_mut().add_block(new.block),
             }
-            self.media.cache.moved(old, new.block);
+            self.media.cache.moved(old, new.block, new.crc);
             self.release(state, block, MapSlot { block: old, crc: old_crc }, None);
         }
         moved

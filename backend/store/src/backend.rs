@@ -193,6 +193,20 @@ impl ObjectBackend for Store {
         Box::pin(async move { core.set_policy(&prefix, policy).await })
     }
 
+    fn is_encrypted(&self, prefix: &ObjectName) -> bool {
+        self.core.volume_keys.has(prefix)
+    }
+
+    fn encrypt(&self, prefix: &ObjectName) -> LocalFuture<Result<()>> {
+        let (core, prefix) = (self.core.clone(), prefix.clone());
+        Box::pin(async move { core.add_key(&prefix).await })
+    }
+
+    fn destroy_key(&self, prefix: &ObjectName) -> LocalFuture<Result<()>> {
+        let (core, prefix) = (self.core.clone(), prefix.clone());
+        Box::pin(async move { core.destroy_key(&prefix).await })
+    }
+
     fn stored_bytes(&self, object: &ObjectName, snap: SnapId) -> LocalFuture<Result<Option<StoredBytes>>> {
         let (core, object) = (self.core.clone(), object.clone());
         Box::pin(async move { core.stored_bytes(&object, snap).await.map(Some) })

@@ -6,7 +6,8 @@ use forebay_accel::compress::{Codec, Compressor, Decompressor, Framing, Level};
 use forebay_block::{Buf, BufList, BufMut, Compression, Error, ErrorKind, Result};
 
 use crate::core::{Core, corrupt};
-use crate::format::blob::{BLOB_HEADER, BlobCodec, BlobHeader, BlobSlot, SECTOR};
+use crate::crypt::{BlockCipher, UsePlace};
+use crate::format::blob::{BLOB_HEADER, BlobCodec, BlobHeader, BlobSlot, SECTOR, SECTORS_A_BLOCK};
 use crate::format::entry::StoredBlob;
 use crate::format::page::MapSlot;
 use crate::format::{BLOCK, BLOCK64};
@@ -210,9 +211,26 @@ impl BlobCodecs {
 }
 
 impl Media {
+    /// Decrypts the stored bytes of a blob, whose segment is pinned or has live data.
+    ///
+    /// # Errors
+    /// See [`use_place`](Self::use_place).
+    pub async fn open_blob(&self, slot: BlobSlot, cipher: &BlockCipher, stored: &mut [u8]) -> Result<()> {
+        let block = self.use_place(slot.sector / SECTORS_A_BLOCK).await?;
+        let at = block.at * SECTORS_A_BLOCK + slot.sector % SECTORS_A_BLOCK;
+        cipher.open_blob(UsePlace { at, ..block }, stored);
+        Ok(())
+    }
+
     /// Reads and verifies blocks of a blob, from `slot` on, one for each of `crcs`: in one read of the device, and with one
     /// decompression.
-    pub async fn read_from_blob(&self, slot: BlobSlot, crcs: &[u32], what: impl Fn() -> String) -> Result<BufList> {
+    pub async fn read_from_blob(
+        &self,
+        slot: BlobSlot,
+        crcs: &[u32],
+        cipher: Option<&BlockCipher>,
+        what: impl Fn() -> String,
+    ) -> Result<BufList> {
         let mut cached = BufList::new();
         if self.cache.take_front(slot.location(), crcs, &mut cached) == crcs.len() {
             return Ok(cached);
@@ -224,11 +242,15 @@ impl Media {
             tracing::error!("{text}");
             Error::new(ErrorKind::Corrupt, text)
         };
-        let stored = match self.read_blob(ptr, "a compressed blob").await {
+        let _pin = self.pin(ptr.addr);
+        let mut stored = match self.read_blob(ptr, "a compressed blob").await {
             Ok(stored) => stored,
             Err(error) if error.kind() == ErrorKind::Corrupt => return Err(damaged("checksum mismatch")),
             Err(error) => return Err(error),
         };
+        if let Some(cipher) = cipher {
+            self.open_blob(slot, cipher, &mut stored).await?;
+        }
         let blob = self.codecs.expand(&stored).map_err(|why| damaged(&why))?;
         let blocks = blob.data.len() / BLOCK;
         let from = usize::from(slot.index);

@@ -320,7 +320,7 @@ impl Cache {
     }
 
     /// Renames a block that was moved to another location.
-    pub fn moved(&self, from: u64, to: u64) {
+    pub fn moved(&self, from: u64, to: u64, crc: u32) {
         if self.is_off() {
             return;
         }
@@ -330,7 +330,8 @@ impl Cache {
         self.forget(to);
         let mut state = self.state.borrow_mut();
         if let Some(at) = state.index.remove(&from) {
-            state.entries[at as usize].block = to;
+            let entry = &mut state.entries[at as usize];
+            (entry.block, entry.crc) = (to, crc);
             state.index.insert(to, at);
         }
     }
@@ -407,11 +408,13 @@ mod tests {
                         model.remove(&block);
                     }
                     CacheOp::Move(from, to) => {
-                        cache.moved(from, to);
+                        // A block that is encrypted again where it was moved to has another checksum.
+                        let crc = model.get(&from).map_or(0, |(crc, _)| crc ^ u32::from(to % 2 == 0));
+                        cache.moved(from, to, crc);
                         let moved = (from != to).then(|| model.remove(&from)).flatten();
                         if from != to {
                             model.remove(&to);
-                            model.extend(moved.map(|moved| (to, moved)));
+                            model.extend(moved.map(|(_, content)| (to, (crc, content))));
                         }
                     }
                 }

@@ -118,6 +118,7 @@ impl Core {
         };
         self.segments.borrow_mut().begin_checkpoint();
         self.blobs.store(&self.index);
+        self.store_segment_uses();
         self.index.freeze();
         let dirty = self.dirty.begin_round();
 

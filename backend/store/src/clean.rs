@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_block::{BufList, Result};
+use forebay_block::{BufList, BufMut, Result};
 use forebay_reactor::sync::join_all;
 use forebay_reactor::yield_now;
 
 use crate::clean_blobs::BlobCandidate;
 use crate::commit::block_crcs;
 use crate::core::Core;
+use crate::crypt::{BlockCipher, UsePlace};
 use crate::format::batch::BatchHeader;
 use crate::format::entry::StoreEntry;
 use crate::format::page::MapSlot;
@@ -95,8 +96,10 @@ impl Core {
             }
             let mut cleaning = Vec::new();
             for &segment in group {
-                if before.contains(&segment) {
-                    // A checkpoint since then should have freed the segment: some of its live data cannot be found.
+                let segment_use = self.segments.borrow().uses.of(segment);
+                if before.get(&segment) == Some(&segment_use) {
+                    // A checkpoint since then should have freed the segment: some of its live data cannot be found. A
+                    // segment that the log has used again since is another matter.
                     let path = self.media.device.name();
                     tracing::error!(
                         "cannot clean segment {segment} of {path}: some of its live data was not found; run `forebay store check`"
@@ -104,7 +107,7 @@ impl Core {
                     self.segments.borrow_mut().mark_damaged(segment);
                     continue;
                 }
-                self.gc.add_victim(segment);
+                self.gc.add_victim(segment, segment_use);
                 if self.segments.borrow().live_table().of(segment) > 0 {
                     cleaning.push(Box::pin(async move { (segment, self.clean_segment(segment).await) }));
                 }
@@ -254,8 +257,15 @@ impl Core {
             let data = self.verified(&object, &run, data).await;
             // Pages may have been evicted, and blocks overwritten, during the read.
             self.load_pages(&object, HEAD, true, run.start, run.crcs.len() as u32).await?;
+            let cipher = self.cipher_to_move(&object)?;
+            let sealed = match &cipher {
+                Some(cipher) => Some((&**cipher, self.media.use_place(run.first).await?)),
+                None => None,
+            };
             for (from, count) in Self::live_runs(&object, &run) {
-                self.move_run(&object, &run.part(from, count), data.slice(from * BLOCK..(from + count) * BLOCK));
+                let data = data.slice(from * BLOCK..(from + count) * BLOCK);
+                let sealed = sealed.map(|(cipher, place)| (cipher, place.after(from)));
+                self.move_run(&object, &run.part(from, count), data, sealed);
             }
         }
         yield_now().await;
@@ -277,17 +287,24 @@ impl Core {
             let block = data.slice(i * BLOCK..(i + 1) * BLOCK);
             verified.append(match found == stored {
                 true => block,
-                false => self.media.read_blocks(run.first + i as u64, &[*stored], what).await.unwrap_or(block),
+                false => self.media.read_stored(run.first + i as u64, *stored, what).await.unwrap_or(block),
             });
         }
         verified
     }
 
-    fn move_run(&self, object: &Rc<StoreObject>, run: &CleaningCandidate, data: BufList) {
+    /// Moves a run of live blocks as they are stored: at `place`, with `cipher`, if they are encrypted.
+    fn move_run(
+        &self,
+        object: &Rc<StoreObject>,
+        run: &CleaningCandidate,
+        data: BufList,
+        sealed: Option<(&BlockCipher, UsePlace)>,
+    ) {
         let found = block_crcs(data.parts());
         let damaged = found.iter().zip(&run.crcs).any(|(found, stored)| found != stored);
         if !damaged {
-            return self.relocate(object, run, data);
+            return self.relocate_stored(object, run, data, sealed);
         }
         // A damaged block stays in place, so that reads of it keep reporting the error.
         tracing::error!(
@@ -303,28 +320,56 @@ impl Core {
         }
         for (i, (found, stored)) in found.iter().zip(&run.crcs).enumerate() {
             if found == stored {
-                self.relocate(object, &run.part(i, 1), data.slice(i * BLOCK..(i + 1) * BLOCK));
+                let sealed = sealed.map(|(cipher, place)| (cipher, place.after(i)));
+                self.relocate_stored(object, &run.part(i, 1), data.slice(i * BLOCK..(i + 1) * BLOCK), sealed);
             }
         }
     }
 
-    /// Appends blocks again, and makes every state that has them at their old location refer to the new one.
-    pub fn relocate(&self, object: &Rc<StoreObject>, run: &CleaningCandidate, data: BufList) {
+    /// Appends stored blocks again like [`relocate`](Self::relocate), after decrypting what is encrypted.
+    fn relocate_stored(
+        &self,
+        object: &Rc<StoreObject>,
+        run: &CleaningCandidate,
+        data: BufList,
+        sealed: Option<(&BlockCipher, UsePlace)>,
+    ) {
+        let Some((cipher, place)) = sealed else { return self.relocate(object, run, data, None) };
+        let mut plain = BufMut::zeroed(data.len());
+        data.copy_to(&mut plain);
+        cipher.open_blocks(place, &mut plain);
+        self.relocate(object, run, plain.into(), Some(cipher));
+    }
+
+    /// Appends blocks again, encrypted with `cipher` if there is one, and makes every state that has them at their old
+    /// location refer to the new one.
+    pub fn relocate(
+        &self,
+        object: &Rc<StoreObject>,
+        run: &CleaningCandidate,
+        data: BufList,
+        cipher: Option<&BlockCipher>,
+    ) {
         self.mark_dirty(object);
         let log = self.log();
         self.gc.add_cleaned_bytes(data.len() as u64);
-        log.append_blocks(&data, StoreEntry::write_size, |at, payload, block, stored| {
-            let count = stored.iter().map(|buf| buf.len()).sum::<usize>() / BLOCK;
+        log.append_blocks(&data, cipher, StoreEntry::write_size, |appended| {
+            let at = appended.done;
+            let count = appended.stored.iter().map(|buf| buf.len()).sum::<usize>() / BLOCK;
+            let crcs = match cipher {
+                // Keeps the stored checksums, which were verified after the read, so that later corruption in memory is
+                // detected.
+                None => run.crcs[at..at + count].to_vec(),
+                Some(_) => block_crcs(appended.stored),
+            };
             let entry = StoreEntry::Relocate {
                 oid: run.oid,
                 start: run.start + at as u32,
-                payload,
+                payload: appended.payload,
                 old: run.first + at as u64,
-                // Keeps the stored checksums, which were verified after the read, so that later corruption in memory is
-                // detected.
-                crcs: run.crcs[at..at + count].to_vec(),
+                crcs,
             };
-            self.apply(object, &entry, block, None);
+            self.apply(object, &entry, appended.block, None);
             entry
         });
     }

@@ -1,6 +1,7 @@
 //! Cleaner, for compressed blobs: moves live ones as they are stored, and compresses what is left of mostly dead ones
 //! again.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
@@ -10,6 +11,7 @@ use forebay_reactor::yield_now;
 use crate::clean::CleaningCandidate;
 use crate::commit::block_crcs;
 use crate::core::Core;
+use crate::crypt::BlockCipher;
 use crate::format::blob::{BLOB_BLOCKS_MAX, BlobSlot, SECTOR, SECTORS_A_BLOCK};
 use crate::format::entry::{StoreEntry, StoredBlob};
 use crate::format::{BLOCK, BLOCK64};
@@ -81,20 +83,28 @@ impl Core {
         }
         for (object, candidate) in live {
             let at = (candidate.byte() - start * BLOCK64) as usize;
-            let stored = data.slice(at..at + candidate.slot.ptr(0).len as usize).to_vec();
+            let mut stored = data.slice(at..at + candidate.slot.ptr(0).len as usize).to_vec();
+            let whole = crc32c(&stored) == candidate.crc;
+            let cipher = self.cipher_to_move(&object)?;
+            let cipher = cipher.as_deref();
+            if let Some(cipher) = cipher.filter(|_| whole) {
+                self.media.open_blob(candidate.slot, cipher, &mut stored).await?;
+            }
             // Pages may have been evicted, and blocks overwritten, during the read.
             self.load_pages(&object, HEAD, true, candidate.start, candidate.blocks).await?;
             let indexes = candidate.live(&object);
             if indexes.is_empty() {
                 continue;
             }
-            if crc32c(&stored) != candidate.crc {
+            // What is left of a volume whose key was destroyed cannot be expanded.
+            let sealed = object.key != 0 && cipher.is_none();
+            if !whole {
                 self.report_damaged(&object, &candidate, "checksum mismatch");
-            } else if indexes.len() * SPARSE_PART >= candidate.blocks as usize {
+            } else if sealed || indexes.len() * SPARSE_PART >= candidate.blocks as usize {
                 self.gc.add_cleaned_bytes(stored.len() as u64);
-                self.relocate_blob(&object, &candidate, 0, candidate.blocks, &stored);
+                self.relocate_blob(&object, &candidate, 0..candidate.blocks, &stored, cipher);
             } else {
-                self.rewrite_blob(&object, &candidate, indexes, &stored);
+                self.rewrite_blob(&object, &candidate, indexes, &stored, cipher);
             }
         }
         yield_now().await;
@@ -118,7 +128,14 @@ impl Core {
             }
             let ptr = slot.ptr(crc);
             // A damaged blob stays in place, so that reads of it report the error.
-            let Ok(stored) = self.media.read_blob(ptr, "a compressed blob").await else { continue };
+            let _pin = self.media.pin(ptr.addr);
+            let Ok(mut stored) = self.media.read_blob(ptr, "a compressed blob").await else { continue };
+            let Ok(cipher) = self.cipher_of(&object) else { continue };
+            if let Some(cipher) = &cipher
+                && self.media.open_blob(slot, cipher, &mut stored).await.is_err()
+            {
+                continue;
+            }
             let Ok(expanded) = self.media.codecs.expand(&stored) else { continue };
             blob.blocks = (expanded.data.len() / BLOCK) as u32;
             if self.log().is_congested() {
@@ -130,7 +147,7 @@ impl Core {
                 continue;
             }
             gain += u64::from(ptr.len).saturating_sub(live.len() as u64 * BLOCK64);
-            self.rewrite_blob(&object, &blob, live, &stored);
+            self.rewrite_blob(&object, &blob, live, &stored, cipher.as_deref());
             yield_now().await;
         }
         Ok(gain)
@@ -148,7 +165,14 @@ impl Core {
     }
 
     /// Compresses the live blocks of a mostly dead blob again, without the others.
-    fn rewrite_blob(&self, object: &Rc<StoreObject>, blob: &BlobCandidate, live: Vec<u32>, stored: &[u8]) {
+    fn rewrite_blob(
+        &self,
+        object: &Rc<StoreObject>,
+        blob: &BlobCandidate,
+        live: Vec<u32>,
+        stored: &[u8],
+        cipher: Option<&BlockCipher>,
+    ) {
         let expanded = match self.media.codecs.expand(stored) {
             Ok(expanded) if expanded.data.len() == blob.blocks as usize * BLOCK => expanded,
             Ok(_) => return self.report_damaged(object, blob, "another number of blocks"),
@@ -164,30 +188,45 @@ impl Core {
             match self.media.codecs.compress(compression, &data) {
                 Some(stored) => {
                     self.gc.add_cleaned_bytes(stored.len() as u64);
-                    self.relocate_blob(object, blob, from, count, &stored);
+                    self.relocate_blob(object, blob, from..from + count, &stored, cipher);
                 }
-                None => self.relocate_plain(object, blob, from, data),
+                None => self.relocate_plain(object, blob, from, data, cipher),
             }
         }
     }
 
-    /// Appends blocks `from..from + count` of a blob as a blob of their own.
-    fn relocate_blob(&self, object: &Rc<StoreObject>, old: &BlobCandidate, from: u32, count: u32, stored: &[u8]) {
+    /// Appends blocks of a blob, given by their indexes, as a blob of their own.
+    fn relocate_blob(
+        &self,
+        object: &Rc<StoreObject>,
+        old: &BlobCandidate,
+        blocks: Range<u32>,
+        stored: &[u8],
+        cipher: Option<&BlockCipher>,
+    ) {
         self.mark_dirty(object);
-        let crc = crc32c(stored);
-        self.log().append_data_blob(stored, |payload, sector| {
+        self.log().append_data_blob(stored, cipher, |payload, sector, crc| {
             let sectors = (stored.len() / SECTOR) as u8;
-            let blob = StoredBlob { start: old.start + from, blocks: count as u8, payload, sectors, crc };
-            let entry = StoreEntry::RelocateBlob { oid: old.oid, blob, old: old.slot.at(from).location() };
+            let (start, count) = (old.start + blocks.start, blocks.len() as u8);
+            let blob = StoredBlob { start, blocks: count, payload, sectors, crc };
+            let entry = StoreEntry::RelocateBlob { oid: old.oid, blob, old: old.slot.at(blocks.start).location() };
             self.apply(object, &entry, sector, None);
             entry
         });
     }
 
     /// Appends blocks of a blob, from index `from` on, as plain blocks.
-    fn relocate_plain(&self, object: &Rc<StoreObject>, old: &BlobCandidate, from: u32, data: Buf) {
+    fn relocate_plain(
+        &self,
+        object: &Rc<StoreObject>,
+        old: &BlobCandidate,
+        from: u32,
+        data: Buf,
+        cipher: Option<&BlockCipher>,
+    ) {
         let crcs = block_crcs(std::slice::from_ref(&data));
         let first = old.slot.at(from).location();
-        self.relocate(object, &CleaningCandidate { oid: old.oid, start: old.start + from, first, crcs }, data.into());
+        let run = CleaningCandidate { oid: old.oid, start: old.start + from, first, crcs };
+        self.relocate(object, &run, data.into(), cipher);
     }
 }

@@ -7,6 +7,7 @@ use forebay_accel::crc32c::crc32c;
 use forebay_block::{Buf, BufList, Error, ErrorKind, ObjectName, Result, SnapContext};
 
 use crate::core::Core;
+use crate::crypt::BlockCipher;
 use crate::format::blob::{BlobSlot, SECTOR};
 use crate::format::entry::{StoreEntry, StoredBlob, VALUE_INLINE_MAX};
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
@@ -16,24 +17,38 @@ use crate::pack::PackedBlob;
 use crate::plan::{Runs, TransactionPlan};
 
 impl Core {
-    /// Creates a new object, in the log and in memory.
-    pub fn create(&self, name: &ObjectName) -> Rc<StoreObject> {
+    /// Creates a new object, in the log and in memory, whose data is encrypted with key number `key`, or not (0).
+    pub fn create(&self, name: &ObjectName, key: u64) -> Rc<StoreObject> {
         let oid = self.counters.next_oid();
-        let entry = StoreEntry::Create { oid, namespace: name.namespace().into(), name: name.name().into() };
+        let entry = StoreEntry::Create { oid, key, namespace: name.namespace().into(), name: name.name().into() };
         self.log().append(&entry);
-        self.apply_create(StoreObject::new(oid, name.clone()))
+        self.apply_create(StoreObject::new(oid, key, name.clone()))
+    }
+
+    /// Returns the key number and the cipher of an object, or of a new one with that name.
+    ///
+    /// # Errors
+    /// See [`VolumeKeys::cipher`](crate::crypt::VolumeKeys::cipher).
+    pub fn encryption_of(
+        &self,
+        name: &ObjectName,
+        object: Option<&Rc<StoreObject>>,
+    ) -> Result<(u64, Option<Rc<BlockCipher>>)> {
+        let key = object.map_or_else(|| self.volume_keys.number_for(name), |object| object.key);
+        Ok((key, self.volume_keys.cipher(key)?))
     }
 
     /// Writes whole blocks of an object, starting at block `start`.
-    pub fn write_blocks(&self, object: &Rc<StoreObject>, start: u32, data: &BufList, size: u64, version: u64) {
+    pub fn write_blocks(&self, write: &ObjectWrite<'_>, start: u32, data: &BufList) {
+        let &ObjectWrite { object, cipher, size, version } = write;
         // Marking the object dirty may itself append to the log, so it comes first.
         self.mark_dirty(object);
         let log = self.log();
         let oid = object.oid;
-        log.append_blocks(data, StoreEntry::write_size, |done, payload, block, stored| {
-            let crcs = block_crcs(stored);
-            self.media.cache.put(block, &crcs, stored.iter().map(|buf| &buf[..]));
-            let entry = StoreEntry::Write { oid, start: start + done as u32, payload, size, version, crcs };
+        log.append_blocks(data, cipher, StoreEntry::write_size, |run| {
+            let (payload, block, crcs) = (run.payload, run.block, block_crcs(run.stored));
+            self.media.cache.put(block, &crcs, run.plain.iter().map(|buf| &buf[..]));
+            let entry = StoreEntry::Write { oid, start: start + run.done as u32, payload, size, version, crcs };
             self.apply(object, &entry, block, None);
             entry
         });
@@ -73,12 +88,17 @@ impl Core {
                 return Err(Error::new(ErrorKind::NoSpace, text));
             }
         }
+        let (key, cipher) = match plan.grows() {
+            true => self.encryption_of(name, plan.object.as_ref())?,
+            // Nothing is encrypted, so that volumes can be removed without their keys.
+            false => (self.volume_keys.number_for(name), None),
+        };
         let version = self.counters.version() + 1;
         let log = self.log();
         log.begin_transaction();
         let object = match plan.object {
             Some(object) => object,
-            None if plan.exists => self.create(name),
+            None if plan.exists => self.create(name, key),
             None => {
                 // No effect: the object never existed, or was created and removed again.
                 self.counters.note_version(version);
@@ -104,8 +124,9 @@ impl Core {
         if plan.exists {
             let size = plan.size;
             let mut blocks = plan.blocks;
-            self.commit_blobs(&object, plan.blobs, &mut blocks, size, version);
-            self.commit_blocks(&object, blocks, size, version);
+            let write = ObjectWrite { object: &object, cipher: cipher.as_deref(), size, version };
+            self.commit_blobs(&write, plan.blobs, &mut blocks);
+            self.commit_blocks(&write, blocks);
             let state = object.state();
             let settled = state.exists && state.size == size && state.version == version;
             drop(state);
@@ -173,18 +194,16 @@ impl Core {
     /// Writes the blobs, and removes their blocks from those that are still to be written.
     fn commit_blobs(
         &self,
-        object: &Rc<StoreObject>,
+        write: &ObjectWrite<'_>,
         blobs: Vec<PackedBlob>,
         blocks: &mut BTreeMap<u32, Option<BufList>>,
-        size: u64,
-        version: u64,
     ) {
+        let &ObjectWrite { object, cipher, size, version } = write;
         for PackedBlob { start, blocks: count, stored } in blobs {
             let data: Vec<BufList> = (start..start + count).filter_map(|block| blocks.remove(&block)?).collect();
             debug_assert!(data.len() == count as usize, "a blob of blocks that are not written");
             self.mark_dirty(object);
-            let crc = crc32c(&stored);
-            self.log().append_data_blob(&stored, |payload, sector| {
+            self.log().append_data_blob(&stored, cipher, |payload, sector, crc| {
                 let sectors = (stored.len() / SECTOR) as u8;
                 let first = BlobSlot { sector, sectors, index: 0 }.location();
                 let parts = data.iter().flat_map(|block| block.parts()).map(|part| &part[..]);
@@ -207,7 +226,8 @@ impl Core {
         self.after_write();
     }
 
-    fn commit_blocks(&self, object: &Rc<StoreObject>, blocks: BTreeMap<u32, Option<BufList>>, size: u64, version: u64) {
+    fn commit_blocks(&self, write: &ObjectWrite<'_>, blocks: BTreeMap<u32, Option<BufList>>) {
+        let &ObjectWrite { object, size, version, .. } = write;
         let oid = object.oid;
         let mut holes = Runs::new(blocks.iter().filter(|(_, data)| data.is_none()).map(|(&block, _)| block));
         while let Some((start, count)) = holes.next() {
@@ -222,15 +242,26 @@ impl Core {
                 Some((start, list)) if *start + (list.len() / BLOCK) as u32 == block => list.append(data),
                 _ => {
                     if let Some((start, list)) = run.replace((block, data)) {
-                        self.write_blocks(object, start, &list, size, version);
+                        self.write_blocks(write, start, &list);
                     }
                 }
             }
         }
         if let Some((start, list)) = run {
-            self.write_blocks(object, start, &list, size, version);
+            self.write_blocks(write, start, &list);
         }
     }
+}
+
+/// Write to one object: what is the same for all blocks of a transaction.
+pub struct ObjectWrite<'a> {
+    pub object: &'a Rc<StoreObject>,
+    /// Cipher of the object's data, if it is encrypted.
+    pub cipher: Option<&'a BlockCipher>,
+    /// Object size after the change, in bytes.
+    pub size: u64,
+    /// Object version after the change.
+    pub version: u64,
 }
 
 /// Returns the CRC32C of each block; the buffers together contain whole blocks.

@@ -8,6 +8,7 @@ use forebay_block::{Error, ErrorKind, ObjectName, Result};
 use crate::blobs::BlobCounters;
 use crate::checkpoint_state::CheckpointState;
 use crate::counters::StoreCounters;
+use crate::crypt::VolumeKeys;
 use crate::dirty::DirtyObjects;
 use crate::features::StoreFeatures;
 use crate::format::BlobPtr;
@@ -48,6 +49,7 @@ pub struct Core {
     pub blobs: BlobCounters,
     pub sparse: SparseBlobs,
     pub policies: DataPolicies,
+    pub volume_keys: VolumeKeys,
     pub features: StoreFeatures,
     pub checkpoints: CheckpointState,
     pub space: SegmentSpace,
@@ -86,6 +88,7 @@ impl Core {
             blobs: BlobCounters::default(),
             sparse: SparseBlobs::default(),
             policies: DataPolicies::default(),
+            volume_keys: VolumeKeys::new(&superblock),
             features: StoreFeatures::of(&superblock),
             checkpoints: CheckpointState::of(anchor, &geometry, metadata_cache * 2 / 5),
             space: SegmentSpace::new(segments.clone(), host),

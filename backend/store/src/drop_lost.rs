@@ -407,7 +407,7 @@ impl Store {
         let mut losses = survey.losses;
         drop((core, store));
         if force {
-            let options = StoreOptions { data_cache: 0, ..StoreOptions::default() };
+            let options = StoreOptions { data_cache: 0, without_master_key: true, ..StoreOptions::default() };
             let store = place.open(options).await?;
             (losses, report.freed_bytes) =
                 store.close_after(async |core: &Rc<Core>| core.drop_lost(progress).await).await?;

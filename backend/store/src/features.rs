@@ -7,7 +7,7 @@ use forebay_reactor::File;
 
 use crate::core::Core;
 use crate::device::StoreDevice;
-use crate::format::superblock::{COPIES, FEATURE_BLOBS, StoreSuperblock};
+use crate::format::superblock::{COPIES, FEATURE_BLOBS, FEATURE_ENCRYPTION, StoreSuperblock};
 
 /// Feature bits of an open store.
 ///
@@ -29,6 +29,16 @@ impl StoreFeatures {
     /// Records that the store has blobs. Only replay finds some that the superblock does not say, after a rebuild.
     pub fn note_blobs(&self) {
         self.used.set(self.used.get() | FEATURE_BLOBS);
+    }
+
+    /// Records that the store has encrypted objects, like [`note_blobs`](Self::note_blobs).
+    pub fn note_encryption(&self) {
+        self.used.set(self.used.get() | FEATURE_ENCRYPTION);
+    }
+
+    /// Returns whether the store may have encrypted objects.
+    pub fn has_encryption(&self) -> bool {
+        self.used.get() & FEATURE_ENCRYPTION != 0
     }
 }
 
@@ -54,6 +64,12 @@ impl Core {
     /// Allows blobs and data policies in the store, durably.
     pub async fn enable_blobs(&self) -> Result<()> {
         self.features.note_blobs();
+        self.store_features().await
+    }
+
+    /// Allows encrypted objects in the store, durably.
+    pub async fn enable_encryption(&self) -> Result<()> {
+        self.features.note_encryption();
         self.store_features().await
     }
 }

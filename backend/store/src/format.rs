@@ -11,6 +11,7 @@ pub mod devices;
 pub mod entry;
 #[cfg(test)]
 mod golden;
+pub mod key_table;
 pub mod node;
 pub mod onode;
 pub mod page;

@@ -6,6 +6,7 @@ use crate::format::anchor::Anchor;
 use crate::format::batch::BatchHeader;
 use crate::format::blob::{BLOB_BLOCKS_MAX, BLOB_HEADER, BlobHeader};
 use crate::format::entry::StoreEntry;
+use crate::format::key_table::KeyTable;
 use crate::format::node::Node;
 use crate::format::onode::Onode;
 use crate::format::page;
@@ -70,12 +71,23 @@ pub fn blob(data: &[u8]) {
     }
 }
 
-/// Decodes anchors, tree nodes, data policies, object records and map pages.
+/// Decodes anchors, key tables, tree nodes, data policies, object records and map pages.
 pub fn checkpoint(data: &[u8]) {
     let store = data.get(16..24).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
     for block in blocks(data, 8) {
         if let Ok(anchor) = Anchor::decode(&block, store) {
             assert_eq!(Anchor::decode(&anchor.encode(), store), Ok(anchor));
+        }
+    }
+    let mut sealed = data.to_vec();
+    if let Some(len) = data.get(12..16).map(|len| u32::from_le_bytes(len.try_into().expect("four bytes")) as usize)
+        && (16..=data.len()).contains(&len)
+    {
+        seal(&mut sealed[..len], 8);
+    }
+    for table in [data, &sealed] {
+        if let Ok(Some(table)) = KeyTable::decode(table, store) {
+            assert_eq!(KeyTable::decode(&table.encode(store), store), Ok(Some(table)));
         }
     }
     if let Ok(node) = Node::decode(data) {

@@ -1,7 +1,7 @@
 //! State of garbage collection between rounds of the cleaner.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// Number of rounds without progress, with space still needed, after which garbage collection is stalled.
 const ROUNDS_WITHOUT_PROGRESS_MAX: u32 = 8;
@@ -30,8 +30,8 @@ pub struct GcState {
     /// Bytes appended to the log when garbage collection stalled.
     stalled_at: Cell<u64>,
     progress: Cell<Progress>,
-    /// Segments that the cleaner emptied in its last round.
-    last_victims: RefCell<BTreeSet<u32>>,
+    /// Segments that the cleaner emptied in its last round, with the uses that they were in.
+    last_victims: RefCell<BTreeMap<u32, Option<u64>>>,
     cleaned_bytes: Cell<u64>,
 }
 
@@ -79,13 +79,13 @@ impl GcState {
     }
 
     /// Begins a round; returns the segments emptied in the last one.
-    pub fn begin_round(&self) -> BTreeSet<u32> {
+    pub fn begin_round(&self) -> BTreeMap<u32, Option<u64>> {
         self.last_victims.take()
     }
 
-    /// Records that the cleaner empties a segment in this round.
-    pub fn add_victim(&self, segment: u32) {
-        self.last_victims.borrow_mut().insert(segment);
+    /// Records that the cleaner empties a segment in this round, which is in that use.
+    pub fn add_victim(&self, segment: u32, segment_use: Option<u64>) {
+        self.last_victims.borrow_mut().insert(segment, segment_use);
     }
 
     /// Forgets the segments emptied in the last round, as no checkpoint may have freed them.

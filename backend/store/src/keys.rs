@@ -73,6 +73,13 @@ pub fn blob_counters() -> Vec<u8> {
     vec![b'd']
 }
 
+/// Returns the key of the current use of a segment.
+pub fn segment_use(segment: u32) -> Vec<u8> {
+    let mut key = vec![b'u'];
+    key.extend_from_slice(&segment.to_be_bytes());
+    key
+}
+
 pub fn with_number(kind: u8, number: u64) -> Vec<u8> {
     let mut key = Vec::with_capacity(9 + 16);
     key.push(kind);

@@ -21,6 +21,7 @@ use forebay_block::{Buf, BufList, Error, Result};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{BufPool, sleep};
 
+use crate::crypt::BlockCipher;
 use crate::device::StoreDevice;
 use crate::format::anchor::LogPosition;
 use crate::format::batch::BatchHeader;
@@ -186,18 +187,19 @@ impl StoreLog {
         self.add_encoded(&batch, &encoded);
     }
 
-    /// Appends blocks, split into runs as long as batches allow. For each run, calls `entry` with the number of blocks
-    /// before it, its position in the payload, its first block number on the device, and its data; `entry` returns the
-    /// entry that describes the run.  `size_of` returns the size of an entry in bytes for a number of blocks.
+    /// Appends blocks, encrypted with `cipher` if there is one, and split into runs as long as batches allow. For each run,
+    /// calls `entry`, which returns the entry that describes the run.  `size_of` returns the size of an entry in bytes for a
+    /// number of blocks.
     pub fn append_blocks(
         &self,
         data: &BufList,
+        cipher: Option<&BlockCipher>,
         size_of: fn(usize) -> usize,
-        mut entry: impl FnMut(usize, u32, u64, &[Buf]) -> StoreEntry,
+        mut entry: impl FnMut(AppendedRun<'_>) -> StoreEntry,
     ) {
         debug_assert!(data.len().is_multiple_of(BLOCK));
         let total = data.len() / BLOCK;
-        let direct = is_all_direct(data);
+        let direct = cipher.is_none() && is_all_direct(data);
         let mut done = 0;
         while done < total {
             let batch = self.batch_with(size_of(1), 1);
@@ -209,9 +211,17 @@ impl StoreLog {
             let run = data.slice(done * BLOCK..(done + count) * BLOCK);
             let at = batch.payload_blocks();
             self.writer.add_pending(run.len());
-            let stored = if direct { run.parts().to_vec() } else { self.staging.copy(run) };
+            let block = batch.first_block() + u64::from(at);
+            let stored = match cipher {
+                None if direct => run.parts().to_vec(),
+                None => self.staging.copy(run.clone(), |_, _| {}),
+                // The place is final here, and so the content that is stored.
+                Some(cipher) => self.staging.copy(run.clone(), |from, blocks| {
+                    cipher.seal_blocks(self.head.use_place(block + (from / BLOCK) as u64), blocks);
+                }),
+            };
             // The callback must not append, as that would change the position given to it.
-            let made = entry(done, at, batch.first_block() + u64::from(at), &stored);
+            let made = entry(AppendedRun { done, payload: at, block, stored: &stored, plain: run.parts() });
             assert!(
                 batch.payload_blocks() == at && batch.blob_bytes() == 0,
                 "the callback that describes appended blocks appended to the log"
@@ -385,6 +395,20 @@ impl StoreLog {
         // The log may have moved to a lower address than closed batches that still wait to be written.
         found.or_else(|| self.writer.read(addr, len))
     }
+}
+
+/// Run of blocks that was appended.
+pub struct AppendedRun<'a> {
+    /// Number of blocks before it.
+    pub done: usize,
+    /// Position in the payload, in blocks.
+    pub payload: u32,
+    /// First block number on the device.
+    pub block: u64,
+    /// Stored bytes: encrypted, if there was a cipher.
+    pub stored: &'a [Buf],
+    /// Bytes as they were written.
+    pub plain: &'a [Buf],
 }
 
 /// Returns the encoded entry.

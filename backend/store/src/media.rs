@@ -10,6 +10,8 @@ use forebay_reactor::BufPool;
 
 use crate::blobs::BlobCodecs;
 use crate::cache::Cache;
+use crate::core::corrupt;
+use crate::crypt::{BlockCipher, UsePlace};
 use crate::device::StoreDevice;
 use crate::format::batch::BatchHeader;
 use crate::format::blob::BlobSlot;
@@ -33,6 +35,8 @@ pub struct Media {
     multi: BufPool,
     /// Checksum errors found since the store was opened.
     checksum_errors: Cell<u64>,
+    /// Store number that batches carry.
+    store: u64,
 }
 
 /// Guard that prevents reuse of a segment while it is read.
@@ -48,7 +52,8 @@ impl Drop for SegmentPin<'_> {
 }
 
 impl Media {
-    pub fn new(device: StoreDevice, segments: Rc<RefCell<Segments>>, cache: Cache) -> Self {
+    /// Creates the media of the store with number `store`.
+    pub fn new(device: StoreDevice, store: u64, segments: Rc<RefCell<Segments>>, cache: Cache) -> Self {
         Self {
             device,
             segments,
@@ -58,6 +63,7 @@ impl Media {
             single: BufPool::new(BLOCK, 256),
             multi: BufPool::new(POOLED_BLOCKS * BLOCK, 32),
             checksum_errors: Cell::new(0),
+            store,
         }
     }
 
@@ -138,13 +144,22 @@ impl Media {
         Ok(self.find_header(&stored, block, is_wanted).await)
     }
 
-    /// Reads and verifies data blocks from location `block` on, one for each of `crcs`; `what` describes them in error
-    /// texts.
-    pub async fn read_blocks(&self, block: u64, crcs: &[u32], what: impl Fn() -> String) -> Result<BufList> {
+    /// Reads and verifies data blocks from location `block` on, one for each of `crcs`, and decrypts them with `cipher` if
+    /// there is one; `what` describes them in error texts.
+    pub async fn read_blocks(
+        &self,
+        block: u64,
+        crcs: &[u32],
+        cipher: Option<&BlockCipher>,
+        what: impl Fn() -> String,
+    ) -> Result<BufList> {
         if let Some(slot) = BlobSlot::of(block) {
-            return self.read_from_blob(slot, crcs, what).await;
+            return self.read_from_blob(slot, crcs, cipher, what).await;
         }
-        if let Some(found) = self.pending(block * BLOCK64, crcs.len() * BLOCK) {
+        // What is encrypted in the log's memory is likely to be in the cache as well.
+        if cipher.is_none()
+            && let Some(found) = self.pending(block * BLOCK64, crcs.len() * BLOCK)
+        {
             return Ok(found);
         }
         let mut data = BufList::new();
@@ -152,16 +167,101 @@ impl Media {
         if front < crcs.len() {
             // Cached blocks between missing ones are read along with them.
             let end = front + self.cache.missing(block + front as u64, &crcs[front..]);
-            let read = self.read_verified(block + front as u64, &crcs[front..end], &what).await?;
+            let read = self.read_plain(block + front as u64, &crcs[front..end], cipher, &what).await?;
             self.cache.put(block + front as u64, &crcs[front..end], std::iter::once(&read[..]));
             data.push(read.into());
             if self.cache.take_front(block + end as u64, &crcs[end..], &mut data) < crcs.len() - end {
                 // Evicted meanwhile.
                 let at = data.len() / BLOCK;
-                data.push(self.read_verified(block + at as u64, &crcs[at..], &what).await?.into());
+                data.push(self.read_plain(block + at as u64, &crcs[at..], cipher, &what).await?.into());
             }
         }
         Ok(data)
+    }
+
+    /// Reads data blocks, verifies and decrypts them.
+    async fn read_plain(
+        &self,
+        block: u64,
+        crcs: &[u32],
+        cipher: Option<&BlockCipher>,
+        what: &impl Fn() -> String,
+    ) -> Result<BufMut> {
+        let Some(cipher) = cipher else { return self.read_verified(block, crcs, what).await };
+        let _pin = self.pin(block * BLOCK64);
+        let place = self.use_place(block).await?;
+        let mut read = match self.pending(block * BLOCK64, crcs.len() * BLOCK) {
+            Some(found) => {
+                let mut copy = BufMut::zeroed(found.len());
+                found.copy_to(&mut copy);
+                copy
+            }
+            None => self.read_verified(block, crcs, what).await?,
+        };
+        cipher.open_blocks(place, &mut read);
+        Ok(read)
+    }
+
+    /// Reads and verifies a data block as it is stored, past the cache.
+    pub async fn read_stored(&self, block: u64, crc: u32, what: impl Fn() -> String) -> Result<BufList> {
+        Ok(self.read_verified(block, &[crc], &what).await?.into())
+    }
+
+    /// Reads and verifies data at a location of a map, without decrypting or expanding it, and past the cache.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is damaged.
+    pub async fn verify(&self, location: u64, crc: u32, what: impl Fn() -> String) -> Result<()> {
+        match BlobSlot::of(location) {
+            Some(slot) => self.read_blob(slot.ptr(crc), "a compressed blob").await.map(drop),
+            None => self.read_verified(location, &[crc], &what).await.map(drop),
+        }
+    }
+
+    /// Returns the place of a block within the current use of its segment, which must be pinned or have live data.
+    ///
+    /// # Errors
+    /// `Corrupt` if it cannot be found out which use that is; those of the device.
+    pub async fn use_place(&self, block: u64) -> Result<UsePlace> {
+        let (segment, first, known) = {
+            let segments = self.segments.borrow();
+            let segment = segments.geometry.segment_of(block).ok_or_else(|| corrupt(format!("block {block}")))?;
+            (segment, segments.geometry.first_block(segment), segments.uses.of(segment))
+        };
+        let segment_use = match known {
+            Some(known) => known,
+            // The record of it was in a damaged node of the tree.
+            None => {
+                let found = self.find_use(segment, first).await?;
+                self.segments.borrow_mut().uses.load(segment, found);
+                found
+            }
+        };
+        Ok(UsePlace { segment_use, at: block - first })
+    }
+
+    /// Returns the use of a segment according to its batches: the number of the first one, which the second one confirms.
+    async fn find_use(&self, segment: u32, first: u64) -> Result<u64> {
+        let unknown = || {
+            let at = first * BLOCK64;
+            let text = format!(
+                "{}: the first batch of segment {segment}, at byte {at}, is damaged, and so is the record of its number: data                  that is encrypted there is lost",
+                self.device.name()
+            );
+            Error::new(ErrorKind::Corrupt, text)
+        };
+        let store = self.store;
+        let header = self.read_first_header(first, |header| header.store == store).await?.ok_or_else(unknown)?;
+        let end = self.segments.borrow().geometry.segment_blocks() + first;
+        let next = first + 1 + u64::from(header.payload_blocks);
+        if next < end {
+            let is_later = |later: &BatchHeader| later.store == store && later.epoch == header.epoch;
+            let later = self.read_header(next, is_later).await?;
+            if later.is_some_and(|later| later.seq != header.seq + 1) {
+                return Err(unknown());
+            }
+        }
+        Ok(header.seq)
     }
 
     /// Reads data blocks from the device and verifies them.

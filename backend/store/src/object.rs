@@ -80,6 +80,8 @@ impl ObjectState {
 pub struct StoreObject {
     /// Object number; never reused.
     pub oid: u64,
+    /// Number of the key that its data is encrypted with; 0 for none.
+    pub key: u64,
     pub name: ObjectName,
     state: RefCell<ObjectState>,
     /// Checkpoint round that must store the object; 0 if it equals its stored version.
@@ -89,8 +91,8 @@ pub struct StoreObject {
 }
 
 impl StoreObject {
-    /// Creates an empty object.
-    pub fn new(oid: u64, name: ObjectName) -> Self {
+    /// Creates an empty object, whose data is encrypted with key number `key`, or not (0).
+    pub fn new(oid: u64, key: u64, name: ObjectName) -> Self {
         let state = ObjectState {
             exists: false,
             has_kv: false,
@@ -100,12 +102,13 @@ impl StoreObject {
             head: Map::default(),
             clones: Vec::new(),
         };
-        Self::with_state(oid, name, state)
+        Self::with_state(oid, key, name, state)
     }
 
-    fn with_state(oid: u64, name: ObjectName, state: ObjectState) -> Self {
+    fn with_state(oid: u64, key: u64, name: ObjectName, state: ObjectState) -> Self {
         Self {
             oid,
+            key,
             name,
             state: RefCell::new(state),
             dirty_round: Cell::new(0),
@@ -116,7 +119,7 @@ impl StoreObject {
 
     /// Creates an object from its stored record.
     pub fn from_onode(oid: u64, onode: Onode) -> Self {
-        let name = ObjectName::in_namespace(onode.namespace.into(), onode.name);
+        let (key, name) = (onode.key, ObjectName::in_namespace(onode.namespace.into(), onode.name));
         let state = ObjectState {
             exists: onode.exists,
             has_kv: onode.has_kv,
@@ -135,7 +138,7 @@ impl StoreObject {
                 })
                 .collect(),
         };
-        Self::with_state(oid, name, state)
+        Self::with_state(oid, key, name, state)
     }
 
     /// Returns the record of the object. Every page must have been stored.
@@ -144,6 +147,7 @@ impl StoreObject {
         Onode {
             namespace: self.name.namespace().into(),
             name: self.name.name().into(),
+            key: self.key,
             exists: state.exists,
             has_kv: state.has_kv,
             size: state.size,
@@ -337,9 +341,9 @@ mod tests {
     #[test]
     fn objects_that_come_and_go_leave_nothing_in_the_cache() {
         let cache = ObjectCache::new(1 << 20);
-        let kept = cache.insert(StoreObject::new(1, ObjectName::new("kept")));
+        let kept = cache.insert(StoreObject::new(1, 0, ObjectName::new("kept")));
         for oid in 2..100_000 {
-            let object = cache.insert(StoreObject::new(oid, ObjectName::new(format!("o{}", oid % 7))));
+            let object = cache.insert(StoreObject::new(oid, 0, ObjectName::new(format!("o{}", oid % 7))));
             cache.remove(&object);
         }
         assert!(cache.order.borrow().len() <= 2 * LOOKED_AT_MAX, "{} entries", cache.order.borrow().len());
@@ -351,11 +355,11 @@ mod tests {
     fn an_object_that_comes_back_again_and_again_can_still_go() {
         let cache = ObjectCache::new(0);
         for _ in 0..1000 {
-            let object = cache.insert(StoreObject::new(7, ObjectName::new("o")));
+            let object = cache.insert(StoreObject::new(7, 0, ObjectName::new("o")));
             cache.remove(&object);
         }
         assert!(cache.order.borrow().len() <= 2 * LOOKED_AT_MAX);
-        cache.insert(StoreObject::new(7, ObjectName::new("o")));
+        cache.insert(StoreObject::new(7, 0, ObjectName::new("o")));
         (0..4).for_each(|_| cache.shrink(0));
         assert_eq!(cache.weight(), 0);
     }

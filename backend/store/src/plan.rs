@@ -281,7 +281,10 @@ impl Core {
                     let slot = object.state().map_of(of).map(|map| map.get(block)).unwrap_or_default();
                     if slot.block != 0 {
                         let what = || format!("{} at byte {}", object.name, u64::from(block) * BLOCK64);
-                        self.media.read_blocks(slot.block, &[slot.crc], what).await?.copy_to(&mut out);
+                        self.media
+                            .read_blocks(slot.block, &[slot.crc], self.cipher_of(object)?.as_deref(), what)
+                            .await?
+                            .copy_to(&mut out);
                     }
                 }
             }

@@ -154,17 +154,22 @@ impl Core {
             let to = extent.end().min(offset + data.len() as u64);
             (from, data.slice((from - offset) as usize..(to - offset) as usize))
         };
+        let cipher = match runs.is_empty() {
+            true => None,
+            false => self.cipher_of(object)?,
+        };
+        let cipher = cipher.as_deref();
         let what = |run: &StoredRun| {
             let at = u64::from(run.start) * BLOCK64;
             move || format!("{} at byte {at}", object.name)
         };
         if let [run] = &runs[..] {
-            let data = self.media.read_blocks(run.block, &run.crcs, what(run)).await?;
+            let data = self.media.read_blocks(run.block, &run.crcs, cipher, what(run)).await?;
             return Ok(SparseData { runs: vec![whole(run, data)] });
         }
         let reads = runs.iter().map(|run| {
             Box::pin(async move {
-                let data = self.media.read_blocks(run.block, &run.crcs, what(run)).await?;
+                let data = self.media.read_blocks(run.block, &run.crcs, cipher, what(run)).await?;
                 Ok::<_, Error>(whole(run, data))
             })
         });

@@ -185,7 +185,7 @@ pub(crate) async fn rebuild(
             write_superblocks(&file, &remains, &candidate.superblock).await?;
         }
         let from = StartingPoint { anchor: candidate.anchor, anchor_lost: false, given_up };
-        let options = StoreOptions { roll_back: true, ..StoreOptions::default() };
+        let options = StoreOptions { roll_back: true, without_master_key: true, ..StoreOptions::default() };
         // Opening takes a checkpoint, and closing takes another one in the other slot.  If data is discarded, the
         // anchor of the first one is decisive: its number is above all discarded ones, and it needs no replay.
         let store =

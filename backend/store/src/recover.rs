@@ -288,7 +288,11 @@ impl Core {
                 });
             }
             if let Some(segment) = geometry.segment_of(header.block) {
-                self.segments.borrow_mut().claim(segment);
+                let mut segments = self.segments.borrow_mut();
+                segments.claim(segment);
+                if geometry.first_block(segment) == header.block {
+                    segments.uses.begin(segment, header.seq);
+                }
             }
             if let Some(set) = self.media.device.columns().filter(|_| !self.read_only) {
                 for (block, content) in tail.add(&header, &entries, &payload, anchor) {
@@ -460,8 +464,11 @@ impl Core {
                 let Ok(header) = BatchHeader::decode(&block) else { break };
                 let follows = before.as_ref().is_none_or(|b| header.epoch == b.epoch && header.seq == b.seq + 1);
                 // A later opening may have continued the numbering from a clean checkpoint without a gap.
-                let later =
-                    if anchor.clean && header.epoch != anchor.epoch { anchor.redo.seq } else { replay.next_seq };
+                let later = match header.epoch != anchor.epoch {
+                    true if anchor.clean => anchor.redo.seq,
+                    true => replay.next_seq + self.batches_in_flight_at_crash(anchor),
+                    false => replay.next_seq,
+                };
                 if header.store != store || header.block != at || header.seq < later || !follows {
                     break;
                 }
@@ -519,9 +526,9 @@ impl Core {
 
     async fn replay_entry(self: &Rc<Self>, (entry, first, value): LocatedEntry) -> Result<()> {
         check_bounds(&entry)?;
-        if let StoreEntry::Create { oid, namespace, name } = &entry {
+        if let StoreEntry::Create { oid, key, namespace, name } = &entry {
             let name = forebay_block::ObjectName::in_namespace(namespace.as_str().into(), name);
-            self.apply_create(StoreObject::new(*oid, name));
+            self.apply_create(StoreObject::new(*oid, *key, name));
             return Ok(());
         }
         let Some(oid) = subject(&entry) else {

@@ -157,6 +157,8 @@ async fn scrub(core: &Rc<Core>, pacer: &mut RepairPacer) -> Result<()> {
         let damaged = set.scrub_headers(&core.current_superblock()).await?;
         core.scrub.change(|status| status.mended += damaged);
     }
+    let renewed = core.renew_keys().await?;
+    core.scrub.change(|status| status.mended += renewed);
     for segment in first..segments {
         if core.maintenance.is_closing() {
             return Ok(());

@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::format::superblock::{SEGMENTS_START, StoreSuperblock};
 use crate::format::{BLOCK, BLOCK64, BlobPtr, MalformedStore, Put, StoreReader, malformed};
+use crate::segment_uses::SegmentUses;
 
 /// Layout of the segments on the device.
 #[derive(Debug, Clone, Copy)]
@@ -172,6 +173,8 @@ pub struct Segments {
     checkpoint: Option<LiveTable>,
     /// Free segments whose space has not yet been returned to the file system.
     to_punch: BTreeSet<u32>,
+    /// Uses of segments.
+    pub uses: SegmentUses,
 }
 
 impl Segments {
@@ -183,7 +186,8 @@ impl Segments {
         let pins = HashMap::new();
         let (replay, to_punch) = (VecDeque::new(), BTreeSet::new());
         let free_after_reads = BTreeSet::new();
-        Self { geometry, live, state, free, pins, free_after_reads, replay, checkpoint: None, to_punch }
+        let uses = SegmentUses::default();
+        Self { geometry, live, state, free, pins, free_after_reads, replay, checkpoint: None, to_punch, uses }
     }
 
     /// Removes a segment from the free list, when replay finds that the log used it.
@@ -203,9 +207,10 @@ impl Segments {
         Some(segment)
     }
 
-    /// Records that the log has entered an allocated segment.
-    pub fn entered(&mut self, segment: u32) {
+    /// Records that the log has entered an allocated segment with batch `seq`.
+    pub fn entered(&mut self, segment: u32, seq: u64) {
         self.replay.push_back(segment);
+        self.uses.begin(segment, seq);
     }
 
     /// Records that the log has left a segment.
@@ -412,7 +417,7 @@ mod tests {
         let geometry = SegmentGeometry { segment_size: 64 << 10, segment_count: 24 };
         let mut segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
         let log = [segments.allocate().expect("free"), segments.allocate().expect("free")];
-        log.iter().for_each(|&segment| segments.entered(segment));
+        log.iter().for_each(|&segment| segments.entered(segment, 1));
         let block = geometry.first_block(log[0]) + 1;
         segments.add_block(block);
         segments.leave(log[0]);
@@ -439,7 +444,7 @@ mod tests {
         let geometry = SegmentGeometry { segment_size: 64 << 10, segment_count: 24 };
         let mut segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
         let log: Vec<u32> = (0..3).map(|_| segments.allocate().expect("free")).collect();
-        log.iter().for_each(|&segment| segments.entered(segment));
+        log.iter().for_each(|&segment| segments.entered(segment, 1));
         let block = geometry.first_block(log[0]) + 1;
         let node = BlobPtr { addr: geometry.first_block(log[1]) * BLOCK64, len: 9, crc: 0 };
         segments.add_block(block);

@@ -11,6 +11,7 @@ use forebay_reactor::{File, JoinHandle, OpenOptions, random, spawn};
 use crate::cache::{Cache, CacheStats};
 use crate::columns::{ColumnCounters, ColumnSet, DeviceSetOptions, DeviceStatus, fill_devices, init_devices};
 use crate::core::Core;
+use crate::crypt::{KeyStatus, MasterKey};
 use crate::device::StoreDevice;
 use crate::features::write_superblock;
 use crate::format::anchor::Anchor;
@@ -53,6 +54,10 @@ pub struct StoreOptions {
     pub accept_missing: bool,
     /// Bytes a second that filling a device and scrubbing may read; 0 for no limit.
     pub repair_rate: u64,
+    /// Master key, which the keys of encrypted volumes are wrapped by.
+    pub master_key: Option<MasterKey>,
+    /// Set to open a store with encrypted volumes without its master key: they can be neither read nor written.
+    pub without_master_key: bool,
 }
 
 /// Default of [`StoreOptions::repair_rate`].
@@ -69,6 +74,8 @@ impl Default for StoreOptions {
             roll_back: false,
             accept_missing: false,
             repair_rate: REPAIR_RATE,
+            master_key: None,
+            without_master_key: false,
         }
     }
 }
@@ -237,8 +244,10 @@ impl Store {
             reject_truncated(file, &superblock)?;
         }
         let core = open_core(device, superblock, &anchor, &options).await?;
+        core.load_keys(options.master_key.as_ref(), options.without_master_key).await?;
         core.index.look_for_lost_keys().await;
         core.load_policies().await?;
+        core.load_segment_uses().await?;
         let (replay, gap) = core.replay(&anchor, anchor_lost).await?;
         if replay.batches > 0 {
             tracing::info!("recovered {shown}: replayed {} batches, {} bytes", replay.batches, replay.bytes);
@@ -264,7 +273,7 @@ impl Store {
             }
             tracing::error!("{text}; discarding it, because rolling back was requested");
         }
-        let mut first_seq = replay.next_seq.max(1);
+        let mut first_seq = replay.next_seq.max(1) + core.batches_in_flight_at_crash(&anchor);
         if lost.is_some() || given_up {
             // Discarded checkpoints and batches must not be taken for newer ones.
             core.checkpoints.skip_generations(GENERATIONS_SKIPPED);
@@ -440,6 +449,7 @@ impl Store {
         })?;
         self.core.refuse_writes()?;
         let new = set.replace(&self.core.current_superblock(), number, path, force).await?;
+        self.core.renew_keys().await?;
         self.core.maintenance.want_repair();
         Ok(new)
     }
@@ -459,6 +469,20 @@ impl Store {
     /// Returns the progress and the results of the current scrub, or of the last one.
     pub fn scrub_status(&self) -> ScrubStatus {
         self.core.scrub.status(&self.core)
+    }
+
+    /// Returns the state of the keys of encrypted volumes.
+    pub fn key_status(&self) -> KeyStatus {
+        self.core.volume_keys.status()
+    }
+
+    /// Wraps the keys of all encrypted volumes by another master key, durably; data is not written again. The store is
+    /// opened with that one from then on.
+    ///
+    /// # Errors
+    /// `Denied` if the store was opened without its current master key; errors of the device.
+    pub async fn rotate_master_key(&self, master: &MasterKey) -> Result<KeyStatus> {
+        self.core.rotate_master_key(master).await
     }
 
     /// Returns the UUID of the store.
@@ -554,7 +578,8 @@ async fn open_core(
     let geometry = SegmentGeometry::of(&superblock);
     let empty = Segments::new(geometry, LiveTable::new(geometry.segment_count));
     let segments = Rc::new(RefCell::new(empty));
-    let media = Rc::new(Media::new(device, segments.clone(), Cache::new(options.data_cache)));
+    let media =
+        Rc::new(Media::new(device, superblock.store_number(), segments.clone(), Cache::new(options.data_cache)));
     let table = read_table(&media, anchor, &geometry).await?;
     *segments.borrow_mut() = Segments::new(geometry, table);
     if let Some(holder) = geometry.segment_of_byte(anchor.segments.addr).filter(|_| !anchor.segments.is_none()) {

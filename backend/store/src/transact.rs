@@ -11,6 +11,7 @@ use forebay_block::{BufList, Compression, Error, ErrorKind, LocalFuture, ObjectN
 use forebay_reactor::sync::oneshot;
 use forebay_reactor::{sleep, spawn};
 
+use crate::commit::ObjectWrite;
 use crate::core::Core;
 use crate::format::BLOCK64;
 use crate::format::entry::CLONE_SNAPS_MAX;
@@ -119,14 +120,17 @@ impl Core {
         if self.space.available() < len {
             return None;
         }
+        // An error is returned by the transaction that is planned then.
+        let (key, cipher) = self.encryption_of(name, object.as_ref()).ok()?;
         let log = self.log();
         log.begin_transaction();
-        let object = object.unwrap_or_else(|| self.create(name));
+        let object = object.unwrap_or_else(|| self.create(name, key));
         let (size, version) = {
             let ends = writes(transaction).map(|(start, data)| u64::from(start) * BLOCK64 + data.len() as u64);
             (ends.fold(object.state().size, u64::max), self.counters.version() + 1)
         };
-        writes(transaction).for_each(|(start, data)| self.write_blocks(&object, start, data, size, version));
+        let write = ObjectWrite { object: &object, cipher: cipher.as_deref(), size, version };
+        writes(transaction).for_each(|(start, data)| self.write_blocks(&write, start, data));
         self.counters.add_user_bytes(len);
         let seq = log.end_transaction();
         self.after_write();

@@ -448,6 +448,30 @@ pub trait ObjectBackend {
         Box::pin(std::future::ready(Err(no_policies(self.info().kind))))
     }
 
+    /// Returns whether new objects whose names begin with `prefix` are encrypted.
+    fn is_encrypted(&self, prefix: &ObjectName) -> bool {
+        let _ = prefix;
+        false
+    }
+
+    /// Encrypts the objects whose names begin with `prefix`, up to the last dot of their names, of which there are none
+    /// yet, with a key of their own. Durable.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind) where the backend does not encrypt.
+    fn encrypt(&self, prefix: &ObjectName) -> LocalFuture<Result<()>> {
+        let _ = prefix;
+        let text = format!("a backend of kind {} does not encrypt volumes", self.info().kind);
+        Box::pin(std::future::ready(Err(Error::new(ErrorKind::Unsupported, text))))
+    }
+
+    /// Destroys the key of the objects whose names begin with `prefix`, durably: what is left of them cannot be read again.
+    /// No effect if they have none.
+    fn destroy_key(&self, prefix: &ObjectName) -> LocalFuture<Result<()>> {
+        let _ = prefix;
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Returns the stored size of an object's data; `None` where the backend does not know it.
     fn stored_bytes(&self, object: &ObjectName, snap: SnapId) -> LocalFuture<Result<Option<StoredBytes>>> {
         let _ = (object, snap);

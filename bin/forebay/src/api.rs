@@ -350,6 +350,9 @@ pub struct CreateImageRequest {
     /// omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<String>,
+    /// Set to encrypt its data in the embedded store, with a key of its own that the store's master key wraps.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypt: bool,
 }
 
 /// Returns the default object size in bytes, as in `rbd`.

@@ -90,6 +90,11 @@ pub struct GlobalArgs {
     #[arg(long, global = true, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub control: Option<PathBuf>,
 
+    /// Source of the embedded store's master key, which encrypted images need: file:PATH, command:COMMAND or env:NAME
+    /// [default: FOREBAY_MASTER_KEY]
+    #[arg(long, global = true, value_name = "SOURCE", env = "FOREBAY_MASTER_KEY", hide_env = true)]
+    pub master_key: Option<MasterKeySource>,
+
     /// Output format of results
     #[arg(long, global = true, value_name = "FORMAT", default_value = "plain")]
     pub format: Format,
@@ -199,7 +204,7 @@ pub enum CliCommand {
 
     /// Create images
     #[command(
-        after_help = "Examples:\n  forebay create local/disk1 --size 10G\n  forebay create -p rbd --image disk1 --size 10G\n  forebay create local/disk1 --size 10G --compression zstd:5\n  seq -f disk%g 100 | forebay create --images-from - --size 10G"
+        after_help = "Examples:\n  forebay create local/disk1 --size 10G\n  forebay create -p rbd --image disk1 --size 10G\n  forebay create local/disk1 --size 10G --compression zstd:5\n  forebay create local/disk1 --size 10G --encrypt\n  seq -f disk%g 100 | forebay create --images-from - --size 10G"
     )]
     Create(CreateArgs),
 
@@ -497,7 +502,8 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
-    use crate::api::Front;
+    use crate::master_key::MasterKeySource;
+use crate::api::Front;
     use crate::failure::FailureKind;
 
     #[test]

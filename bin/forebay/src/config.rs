@@ -21,6 +21,7 @@ use forebay_writelog::DirtyLimits;
 use peers::{PeerSettings, PeerTransport};
 use serde::Deserialize;
 
+use crate::master_key::MasterKeySource;
 use crate::cli::{CephArgs, DriverKind, GlobalArgs, LogFormat, ServeArgs};
 use crate::engine::store::devices::DEVICE_LIST;
 use crate::failure::{Failure, Result};
@@ -117,6 +118,7 @@ struct StoreSection {
     size: Option<Size>,
     cache: Option<Size>,
     repair_rate: Option<Size>,
+    master_key: Option<MasterKeySource>,
 }
 
 /// `[ram]` section.
@@ -193,6 +195,10 @@ pub struct DaemonConfig {
     pub repair_rate: u64,
     /// Set to open the store although missing devices may have continued without the others.
     pub accept_missing_devices: bool,
+    /// Source of the store's master key.
+    pub master_key: Option<MasterKeySource>,
+    /// Set to open the store without its master key.
+    pub without_master_key: bool,
     /// Read cache of snapshot parents, if there is one.
     pub read_cache: Option<CacheOptions>,
     /// Maximum bytes of the pool in memory.
@@ -297,6 +303,8 @@ impl DaemonConfig {
             store_cache,
             repair_rate: serve.repair_rate.or(file.store.repair_rate).unwrap_or(REPAIR_RATE).0,
             accept_missing_devices: serve.accept_missing_devices,
+            master_key: global.master_key.clone().or(file.store.master_key),
+            without_master_key: serve.without_master_key,
             ram_size: file.ram.size.map_or_else(|| memory() / 2, |size| size.0),
             log_limits: file.write_log.resolve(serve)?,
             qos: file.qos.resolve()?,

@@ -11,6 +11,7 @@ mod failure;
 mod kernels;
 mod log_place;
 mod logging;
+mod master_key;
 mod ops;
 mod output;
 mod rbd_options;

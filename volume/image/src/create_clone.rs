@@ -118,6 +118,8 @@ impl Images {
             striping: options.striping,
             features: options.features,
             data_pool: options.data_pool.clone(),
+            // What is copied up from an encrypted parent is not left in the plain.
+            encrypted: options.encrypted || from.backend().is_encrypted(&from.data_prefix(&header.object_prefix)),
         };
         let metadata = from.metadata_of(&parent.image).await?;
         Ok((CloneSource { images: from.clone(), parent, recorded_by_parent, metadata }, create))

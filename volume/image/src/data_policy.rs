@@ -4,11 +4,12 @@ use forebay_block::{DataPolicy, ErrorKind, LocalFuture, ObjectName, Result, Snap
 
 use crate::image::Image;
 use crate::images::Images;
+use crate::info::ImageDescription;
 use crate::present::walk;
 
 impl Images {
     /// Returns the prefix of the names of an image's data objects, up to the number of the object.
-    fn data_prefix(&self, block_name_prefix: &str) -> ObjectName {
+    pub(crate) fn data_prefix(&self, block_name_prefix: &str) -> ObjectName {
         ObjectName::in_namespace(self.namespace().clone(), format!("{block_name_prefix}."))
     }
 
@@ -36,9 +37,15 @@ impl Images {
         self.backend().set_data_policy(&self.data_prefix(&info.block_name_prefix), policy).await
     }
 
-    /// Removes the data policy of an image that is removed.
+    /// Returns whether an image's data is encrypted by the backend.
+    pub fn is_encrypted(&self, info: &ImageDescription) -> bool {
+        self.backend().is_encrypted(&self.data_prefix(&info.block_name_prefix))
+    }
+
+    /// Removes the data policy and the key of an image that is removed.
     pub(crate) async fn forget_data_policy(&self, block_name_prefix: &str) -> Result<()> {
         let prefix = self.data_prefix(block_name_prefix);
+        self.backend().destroy_key(&prefix).await?;
         match self.backend().data_policy(&prefix) {
             Ok(Some(_)) => self.backend().set_data_policy(&prefix, None).await,
             Ok(None) | Err(_) => Ok(()),
@@ -47,6 +54,14 @@ impl Images {
 }
 
 impl Image {
+    /// Returns whether the image's data is encrypted by the backend.
+    pub fn is_encrypted(&self) -> bool {
+        let shared = self.shared();
+        let object = shared.object_name(0);
+        let prefix = object.name().rfind('.').map_or("", |dot| &object.name()[..=dot]);
+        shared.data().is_encrypted(&ObjectName::in_namespace(object.namespace_shared(), prefix))
+    }
+
     /// Returns what the blocks of the image's own objects take on the device; `None` where the backend does not know it.
     ///
     /// # Errors

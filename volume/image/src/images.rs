@@ -11,7 +11,7 @@ use forebay_reactor::{random, timeout, wall_clock};
 
 use crate::create_clone::CloneSource;
 use crate::directory::{Added, Directory};
-use crate::format::{ImageFeatures, ImageHeader, SNAPSHOT_PREFIX, header_object, map_object, object_prefix_elsewhere};
+use crate::format::{ImageFeatures, ImageHeader, SNAPSHOT_PREFIX, header_object, map_object, object_prefix, object_prefix_elsewhere};
 use crate::image::{Image, ImageOpenOptions};
 use crate::info::{CreateOptions, ImageDescription, STRIPE_COUNT_MAX, STRIPE_UNIT_MIN, SnapshotInfo, Striping};
 use crate::objectmap;
@@ -230,6 +230,10 @@ impl Images {
             header.data_pool = Some(shared.pool_id_of(pool).await?);
             header.object_prefix = object_prefix_elsewhere(shared.pool_id(), id);
         }
+        if options.encrypted {
+            // Before there can be any data.
+            self.backend.encrypt(&self.data_prefix(&header.object_prefix)).await?;
+        }
         directory.write_id(name, id).await?;
         let mut pairs = Vec::new();
         if let Some(source) = source {
@@ -279,6 +283,7 @@ impl Images {
             if let Some(source) = source {
                 source.forget(self, id).await?;
             }
+            self.backend.destroy_key(&self.data_prefix(&object_prefix(id))).await?;
             directory.remove_ids(name, id).await?;
             directory.remove(name, id).await
         };

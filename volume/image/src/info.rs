@@ -66,11 +66,13 @@ pub struct CreateOptions {
     pub features: Option<ImageFeatures>,
     /// Name of another pool for the data.
     pub data_pool: Option<String>,
+    /// Set to encrypt the data, where the backend does that.
+    pub encrypted: bool,
 }
 
 impl Default for CreateOptions {
     fn default() -> Self {
-        Self { size: 0, object_size: OBJECT_SIZE_DEFAULT, striping: None, features: None, data_pool: None }
+        Self { size: 0, object_size: OBJECT_SIZE_DEFAULT, striping: None, features: None, data_pool: None, encrypted: false }
     }
 }
 
@@ -241,6 +243,8 @@ pub struct CloneOptions {
     pub features: Option<ImageFeatures>,
     /// Name of another pool for the data.
     pub data_pool: Option<String>,
+    /// Set to encrypt the data, where the backend does that. A clone of an encrypted image is encrypted anyway.
+    pub encrypted: bool,
 }
 
 /// Description of an image, with its parent, snapshots and locks.

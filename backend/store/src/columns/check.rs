@@ -35,7 +35,8 @@ pub(crate) async fn check_devices(
         return Ok(report);
     }
     if options.roll_back {
-        let store = place.open(StoreOptions { roll_back: true, ..StoreOptions::default() }).await?;
+        let store =
+            place.open(StoreOptions { roll_back: true, without_master_key: true, ..StoreOptions::default() }).await?;
         if let Some((place, lost)) = &store.lost {
             let problem = format!("{lost}; discarded");
             report.findings.push(Finding { place: (*place).into(), problem, repaired: true });

@@ -178,7 +178,7 @@ impl ColumnSet {
     }
 
     /// Returns the devices that are written to.
-    pub(super) fn written_devices(&self) -> Vec<Rc<ColumnDevice>> {
+    pub(crate) fn written_devices(&self) -> Vec<Rc<ColumnDevice>> {
         self.devices.borrow().iter().filter(|device| device.is_written()).cloned().collect()
     }
 

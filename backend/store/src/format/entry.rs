@@ -26,6 +26,8 @@ pub enum StoreEntry {
     Create {
         /// Object number.
         oid: u64,
+        /// Number of the key that its data is encrypted with; 0 for none.
+        key: u64,
         /// Namespace of the object.
         namespace: String,
         /// Name of the object.
@@ -265,7 +267,8 @@ const CHECKPOINT_LEVEL: u8 = u8::MAX;
 impl StoreEntry {
     fn kind(&self) -> u8 {
         match self {
-            StoreEntry::Create { .. } => 1,
+            StoreEntry::Create { key: 0, .. } => 1,
+            StoreEntry::Create { .. } => 20,
             StoreEntry::Write { .. } => 2,
             StoreEntry::Unmap { .. } => 3,
             StoreEntry::Remove { .. } => 4,
@@ -302,10 +305,13 @@ impl StoreEntry {
         out.put_u8(0);
         out.put_u16(0);
         match self {
-            StoreEntry::Create { oid, namespace, name } => {
+            StoreEntry::Create { oid, key, namespace, name } => {
                 out.put_u64(*oid);
                 out.put_u16(namespace.len() as u16);
                 out.put_u16(name.len() as u16);
+                if *key != 0 {
+                    out.put_u64(*key);
+                }
                 out.put(namespace.as_bytes());
                 out.put(name.as_bytes());
             }
@@ -436,13 +442,17 @@ impl StoreEntry {
     fn decode(kind: u8, bytes: &[u8]) -> Result<StoreEntry, MalformedStore> {
         let mut r = StoreReader::new(bytes, "entry");
         let entry = match kind {
-            1 => {
+            1 | 20 => {
                 let oid = r.u64()?;
                 let (space, name) = (usize::from(r.u16()?), usize::from(r.u16()?));
+                let key = if kind == 20 { r.u64()? } else { 0 };
+                if kind == 20 && key == 0 {
+                    return malformed("entry: an encrypted object without a key");
+                }
                 if space > NAME_MAX || name > NAME_MAX || name == 0 {
                     return malformed("entry: an object's name is too long or empty");
                 }
-                StoreEntry::Create { oid, namespace: r.text(space)?.into(), name: r.text(name)?.into() }
+                StoreEntry::Create { oid, key, namespace: r.text(space)?.into(), name: r.text(name)?.into() }
             }
             2 => {
                 let (oid, start, payload) = (r.u64()?, r.u32()?, r.u32()?);
@@ -537,7 +547,8 @@ mod tests {
     #[test]
     fn every_kind_round_trips() {
         let entries = vec![
-            StoreEntry::Create { oid: 1, namespace: "ns".into(), name: "rbd_data.1".into() },
+            StoreEntry::Create { oid: 1, key: 0, namespace: "ns".into(), name: "rbd_data.1".into() },
+            StoreEntry::Create { oid: 1, key: 3, namespace: "ns".into(), name: "rbd_data.1".into() },
             StoreEntry::Write { oid: 1, start: 2, payload: 3, size: 4, version: 5, crcs: vec![6, 7] },
             StoreEntry::Unmap { oid: 1, start: 2, count: 3, size: 4, version: 5 },
             StoreEntry::Remove { oid: 1, version: 9 },

@@ -6,6 +6,7 @@ use super::batch::{BatchHeader, ENTRY_ROOM, FIXED};
 use super::blob::{BlobCodec, BlobHeader, BlobSlot};
 use super::devices::{DeviceTable, PLACES, TABLE_MAX};
 use super::entry::{StoreEntry, StoredBlob};
+use super::key_table::{KEY_PLACES, KEY_TABLE_LEN, KeyTable};
 use super::node::Node;
 use super::onode::{CloneRecord, Onode};
 use super::page::{self, MapSlot};
@@ -32,6 +33,7 @@ fn places() {
     assert_eq!(COPIES, [0, 65536]);
     assert_eq!(SLOTS, [[131072, 196608], [262144, 327680]]);
     assert_eq!((PLACES, TABLE_MAX), ([393216, 458752], 65536));
+    assert_eq!((KEY_PLACES, KEY_TABLE_LEN), ([524288, 786432], 262144));
     assert_eq!(SEGMENTS_START, 1048576);
     assert_eq!((FIXED, ENTRY_ROOM), (72, 4024));
 }
@@ -129,8 +131,12 @@ fn entries() {
     let head = u64::MAX;
     let cases = [
         (
-            StoreEntry::Create { oid: 0x21, namespace: "ns".into(), name: "abc".into() },
+            StoreEntry::Create { oid: 0x21, key: 0, namespace: "ns".into(), name: "abc".into() },
             "01 00 1500 2100000000000000 0200 0300 6e73 616263",
+        ),
+        (
+            StoreEntry::Create { oid: 0x21, key: 0x22, namespace: "ns".into(), name: "abc".into() },
+            "14 00 1d00 2100000000000000 0200 0300 2200000000000000 6e73 616263",
         ),
         (
             StoreEntry::Write {
@@ -225,6 +231,7 @@ fn onode() {
     let onode = Onode {
         namespace: "ns".into(),
         name: "abc".into(),
+        key: 0,
         exists: true,
         has_kv: true,
         size: 0x21,
@@ -243,8 +250,38 @@ fn onode() {
          0900000000000000 2400000000000000 0200 0100 0900000000000000 0700000000000000 \
          0000410000000000 42000000 43000000");
     assert_eq!(onode.encode(), expected);
-    assert_eq!(Onode::decode(&expected), Ok(onode));
+    assert_eq!(Onode::decode(&expected), Ok(onode.clone()));
+    let encrypted = Onode { key: 0x25, pages: vec![], clones: vec![], ..onode };
+    let expected = hex("01 07 0200 0300 0000 00000000 2100000000000000 2200000000000000 2300000000000000 6e73 616263 \
+         2500000000000000");
+    assert_eq!(encrypted.encode(), expected);
+    assert_eq!(Onode::decode(&expected), Ok(encrypted));
 }
+
+#[test]
+fn key_table() {
+    let table = super::key_table::tests::sample();
+    let key = |number: u8, prefix: &str| {
+        format!("0{number}00000000000000 {prefix} {} 00000000", format!("0{number}").repeat(60))
+    };
+    let golden = [
+        "46424b4559544142 00000000 f0000000 4d00000000000000 0700000000000000 0100 0000 02000000 0500000000000000",
+        "30313233 34353637 38396162 63646566",
+        &key(1, PREFIX_1),
+        &key(4, PREFIX_4),
+    ];
+    let mut golden = hex(&golden.concat());
+    golden.resize(KEY_TABLE_LEN, 0);
+    let encoded = table.encode(77);
+    let with_crc = [&golden[..8], &encoded[8..12], &golden[12..]].concat();
+    assert_eq!(encoded, with_crc);
+    assert_eq!(KeyTable::decode(&encoded, 77), Ok(Some(table)));
+}
+
+/// Beginning of the SHA-256 of a zero byte and `rbd_data.1.`.
+const PREFIX_1: &str = "fc825961ff9b8e9c641399f898c61845";
+/// Beginning of the SHA-256 of a zero byte and `rbd_data.4.`.
+const PREFIX_4: &str = "ff1ba19628852a5497ab067018064bf2";
 
 #[test]
 fn map_page() {

@@ -31,6 +31,8 @@ pub struct Onode {
     pub namespace: String,
     /// Name of the object.
     pub name: String,
+    /// Number of the key that its data is encrypted with; 0 for none.
+    pub key: u64,
     /// Set if the head exists.
     pub exists: bool,
     /// Set if the object has, or once had, keys.
@@ -52,7 +54,7 @@ impl Onode {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 + self.name.len() + BlobPtr::SIZE * self.pages.len());
         out.put_u8(1);
-        out.put_u8(u8::from(self.exists) | u8::from(self.has_kv) << 1);
+        out.put_u8(u8::from(self.exists) | u8::from(self.has_kv) << 1 | u8::from(self.key != 0) << 2);
         out.put_u16(self.namespace.len() as u16);
         out.put_u16(self.name.len() as u16);
         out.put_u16(self.pages.len() as u16);
@@ -62,6 +64,9 @@ impl Onode {
         out.put_u64(self.snap_seq);
         out.put(self.namespace.as_bytes());
         out.put(self.name.as_bytes());
+        if self.key != 0 {
+            out.put_u64(self.key);
+        }
         self.pages.iter().for_each(|&ptr| out.put_ptr(ptr));
         for clone in &self.clones {
             out.put_u64(clone.id);
@@ -83,13 +88,17 @@ impl Onode {
         }
         let flags = r.u8()?;
         let (space, name) = (usize::from(r.u16()?), usize::from(r.u16()?));
-        if space > NAME_MAX || name > NAME_MAX || name == 0 || flags > 3 {
+        if space > NAME_MAX || name > NAME_MAX || name == 0 || flags > 7 {
             return malformed("object record: a name's length or the flags are wrong");
         }
         let pages = usize::from(r.u16()?);
         let clones = r.u32()? as usize;
         let (size, object_version, snap_seq) = (r.u64()?, r.u64()?, r.u64()?);
         let (namespace, name) = (r.text(space)?.to_owned(), r.text(name)?.to_owned());
+        let key = if flags & 4 != 0 { r.u64()? } else { 0 };
+        if flags & 4 != 0 && key == 0 {
+            return malformed("object record: an encrypted object without a key");
+        }
         let pages = ptrs(&mut r, pages)?;
         if clones > r.left() / 20 {
             return malformed(format!("object record: {clones} clones"));
@@ -109,7 +118,7 @@ impl Onode {
         check_size(size)?;
         r.end()?;
         let (exists, has_kv) = (flags & 1 != 0, flags & 2 != 0);
-        Ok(Self { namespace, name, exists, has_kv, size, version: object_version, snap_seq, pages, clones })
+        Ok(Self { namespace, name, key, exists, has_kv, size, version: object_version, snap_seq, pages, clones })
     }
 }
 
@@ -134,6 +143,7 @@ mod tests {
         let onode = Onode {
             namespace: "n".into(),
             name: "rbd_header.1".into(),
+            key: 0,
             exists: true,
             has_kv: true,
             size: 4 << 20,
@@ -145,10 +155,12 @@ mod tests {
                 CloneRecord { id: 4, snaps: vec![4], size: 5, pages: vec![] },
             ],
         };
-        let bytes = onode.encode();
-        assert_eq!(Onode::decode(&bytes), Ok(onode));
-        for len in 0..bytes.len() {
-            assert!(Onode::decode(&bytes[..len]).is_err());
+        for onode in [Onode { key: 5, ..onode.clone() }, onode] {
+            let bytes = onode.encode();
+            assert_eq!(Onode::decode(&bytes), Ok(onode));
+            for len in 0..bytes.len() {
+                assert!(Onode::decode(&bytes[..len]).is_err());
+            }
         }
     }
 }

@@ -12,8 +12,10 @@ pub const COPIES: [u64; 2] = [0, 64 * 1024];
 pub const FEATURE_DEVICES: u64 = 1 << 0;
 /// Feature bit: the store may have compressed blobs and data policies. It is set before the first one is written.
 pub const FEATURE_BLOBS: u64 = 1 << 1;
+/// Feature bit: the store may have a key table and encrypted objects, and the tree records the uses of segments.
+pub const FEATURE_ENCRYPTION: u64 = 1 << 2;
 /// Feature bits that this version can read and write; unknown ones are rejected.
-pub const FEATURES_KNOWN: u64 = FEATURE_DEVICES | FEATURE_BLOBS;
+pub const FEATURES_KNOWN: u64 = FEATURE_DEVICES | FEATURE_BLOBS | FEATURE_ENCRYPTION;
 /// Compatible feature bits: readers that do not know them may ignore them.
 pub const FEATURES_COMPATIBLE_KNOWN: u64 = 0;
 /// Byte address of the first segment.
@@ -275,7 +277,7 @@ pub(super) mod tests {
         newer[8] = 3;
         seal(&mut newer, CRC_AT);
         assert!(matches!(StoreSuperblock::decode(&newer), Err(SuperblockError::Newer(_))));
-        let featured = StoreSuperblock { features: 4, ..sample() }.encode();
+        let featured = StoreSuperblock { features: FEATURES_KNOWN + 1, ..sample() }.encode();
         assert!(matches!(StoreSuperblock::decode(&featured), Err(SuperblockError::Newer(_))));
         assert_eq!(StoreSuperblock::decode(&[0; BLOCK]), Err(SuperblockError::NotAStore));
         assert!(matches!(StoreSuperblock::decode(b"FOR"), Err(SuperblockError::Damaged(_))));

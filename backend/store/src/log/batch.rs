@@ -112,6 +112,11 @@ impl Batch {
         at
     }
 
+    /// Returns the byte position in the payload where [`add_aligned_blob`](Self::add_aligned_blob) adds the next blob.
+    pub fn next_blob_at(&self, align: usize) -> usize {
+        self.payload_blocks() as usize * BLOCK + self.blob_bytes().next_multiple_of(align)
+    }
+
     /// Adds a blob like [`add_blob`](Self::add_blob), at a multiple of `align` bytes.
     pub fn add_aligned_blob(&self, bytes: &[u8], align: usize) -> usize {
         let aligned = self.blob_bytes().next_multiple_of(align);

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use forebay_block::{Error, ErrorKind, Result};
 
 use super::batch::Batch;
+use crate::crypt::UsePlace;
 use crate::format::anchor::LogPosition;
 use crate::segments::Segments;
 
@@ -35,7 +36,7 @@ impl LogHead {
             let full = || Error::new(ErrorKind::NoSpace, "no free segment to continue the log");
             let segment = table.allocate().ok_or_else(full)?;
             let next = table.allocate().ok_or_else(full)?;
-            table.entered(segment);
+            table.entered(segment, next_seq);
             (segment, next, table.geometry.first_block(segment))
         };
         Ok(Self {
@@ -55,6 +56,14 @@ impl LogHead {
     /// Returns the current segment and the next one.
     pub fn segment_and_next(&self) -> (u32, u32) {
         (self.segment.get(), self.next_segment.get())
+    }
+
+    /// Returns the place of a block of the current segment within its current use.
+    pub fn use_place(&self, block: u64) -> UsePlace {
+        let segments = self.segments.borrow();
+        let segment = self.segment.get();
+        let segment_use = segments.uses.of(segment).expect("the log has entered its segment");
+        UsePlace { segment_use, at: block - segments.geometry.first_block(segment) }
     }
 
     /// Returns the position of the next batch.
@@ -89,7 +98,7 @@ impl LogHead {
         let mut segments = self.segments.borrow_mut();
         segments.leave(self.segment.get());
         let segment = self.next_segment.get();
-        segments.entered(segment);
+        segments.entered(segment, self.next_seq.get());
         self.segment.set(segment);
         self.next_block.set(segments.geometry.first_block(segment));
         // The reserve watermark keeps enough segments free, so a lack of them is a bug in the store.

@@ -34,13 +34,15 @@ impl StagingBuffers {
         Self { pool: BufPool::new(STAGING, 64), current: RefCell::default() }
     }
 
-    /// Copies data into staging buffers, packed with its neighbours.
-    pub fn copy(&self, data: BufList) -> Vec<Buf> {
+    /// Copies data into staging buffers, packed with its neighbours. Calls `finish` with the position and the copied bytes
+    /// of each part, whole blocks if the data is.
+    pub fn copy(&self, data: BufList, mut finish: impl FnMut(usize, &mut [u8])) -> Vec<Buf> {
         let mut out = Vec::with_capacity(data.parts().len());
         let mut current = self.current.borrow_mut();
         let mut parts = data.parts().iter();
         let mut part: &[u8] = &[];
-        let mut left = data.len();
+        let total = data.len();
+        let mut left = total;
         while left > 0 {
             let buf = match &mut *current {
                 Some(buf) if buf.spare() > 0 => buf,
@@ -57,6 +59,7 @@ impl StagingBuffers {
                 part = &part[n..];
                 filled += n;
             }
+            finish(total - left, &mut buf[..take]);
             out.push(buf.split_to(take));
             left -= take;
         }

@@ -7,6 +7,7 @@ mod conformance;
 mod damage;
 mod damaged_index;
 mod devices;
+mod encryption;
 mod flip;
 mod host;
 mod lost_records;

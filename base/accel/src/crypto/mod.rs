@@ -18,7 +18,7 @@ mod xts;
 pub use gcm::{Gcm, NONCE_LEN, TAG_LEN, TagMismatch};
 pub(crate) use perf::perf;
 pub(crate) use xts::shapes::contests;
-pub use xts::{SectorSize, Xts};
+pub use xts::{SectorNumber, SectorSize, Xts};
 
 /// Reason why a key cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -54,7 +54,7 @@ fn xts(key: &[u8], bits: u16, size: SectorSize, detail: Detail) -> Kernel {
             }
             let mut data = vec![0; LENGTH];
             variants.push(Variant::new(name, move || {
-                xts.encrypt_in_place(size, 1, &mut data);
+                xts.encrypt_in_place(size, 1u64, &mut data);
                 data.len()
             }));
         }

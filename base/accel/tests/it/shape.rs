@@ -30,7 +30,7 @@ fn work() -> String {
     let key: Vec<u8> = (0..64).collect();
     for size in [SectorSize::Bytes512, SectorSize::Bytes4096] {
         let mut sectors = data[..40_960].to_vec();
-        Xts::new(&key).unwrap().encrypt_in_place(size, 7, &mut sectors);
+        Xts::new(&key).unwrap().encrypt_in_place(size, 7u64, &mut sectors);
         all += &format!(" {:08x}", crc32c::crc32c(&sectors));
     }
     all

@@ -49,15 +49,18 @@ pub struct CopyImageRequest {
     /// Another pool for its data, if the pool is a Ceph cluster's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_pool: Option<String>,
+    /// Set to encrypt the copy in the embedded store. The copy of an encrypted image is encrypted there anyway.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypt: bool,
 }
 
 impl CopyImageRequest {
     /// Returns a request for a copy without snapshots, with these options.
     pub fn new(to: ImageSpec, options: NewImageOptions) -> Self {
         let ImageSpec { pool, image } = to;
-        let NewImageOptions { object_size, stripe_unit, stripe_count, features, data_pool } = options;
+        let NewImageOptions { object_size, stripe_unit, stripe_count, features, data_pool, encrypt } = options;
         let (deep, flatten) = (false, false);
-        Self { pool, image, deep, flatten, object_size, stripe_unit, stripe_count, features, data_pool }
+        Self { pool, image, deep, flatten, object_size, stripe_unit, stripe_count, features, data_pool, encrypt }
     }
 
     /// Returns the options of the new image.
@@ -68,6 +71,7 @@ impl CopyImageRequest {
             stripe_count: self.stripe_count,
             features: self.features.clone(),
             data_pool: self.data_pool.clone(),
+            encrypt: self.encrypt,
         }
     }
 }

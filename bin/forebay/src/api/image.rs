@@ -21,6 +21,8 @@ pub struct NewImageOptions {
     pub features: Option<Vec<String>>,
     /// Another pool for its data, if the pool is a Ceph cluster's.
     pub data_pool: Option<String>,
+    /// Set to encrypt its data.
+    pub encrypt: bool,
 }
 
 impl NewImageOptions {
@@ -31,7 +33,8 @@ impl NewImageOptions {
         let count = self.stripe_count.map(|count| format!("&stripe_count={count}"));
         let features = self.features.as_ref().map(|names| format!("&features={}", uri_encode(&names.join(","), false)));
         let pool = self.data_pool.as_ref().map(|pool| format!("&data_pool={}", uri_encode(pool, false)));
-        [size, unit, count, features, pool].into_iter().flatten().collect()
+        let encrypt = self.encrypt.then(|| "&encrypt=true".to_owned());
+        [size, unit, count, features, pool, encrypt].into_iter().flatten().collect()
     }
 }
 
@@ -97,6 +100,9 @@ pub struct ImageInfo {
     /// Compression of data written from now on, if it is compressed by the embedded store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<String>,
+    /// Set if its data is encrypted by the embedded store.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// Snapshot from which an image was cloned.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use forebay_store::{ColumnCounters, ColumnState, DeviceStatus, ScrubStatus};
+use forebay_store::{ColumnCounters, ColumnState, DeviceStatus, KeyStatus, ScrubStatus};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -153,4 +153,32 @@ impl From<ScrubStatus> for ScrubInfo {
         let ScrubStatus { running, segment, segments, bytes, mended, lost, losses, completed_s } = status;
         Self { running, segment, segments, bytes, mended, lost, losses, completed_s }
     }
+}
+
+/// Keys of encrypted images in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoreKeys {
+    /// Number of encrypted images.
+    pub images: usize,
+    /// First digits of the value by which the master key is recognized, if there are any keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub master_key: Option<String>,
+    /// Set if the store was opened without the master key: encrypted images can be neither read nor written.
+    pub locked: bool,
+}
+
+impl From<KeyStatus> for StoreKeys {
+    fn from(status: KeyStatus) -> Self {
+        let shown = |check: [u8; 16]| check[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+        Self { images: status.keys, master_key: status.master.map(shown), locked: status.locked }
+    }
+}
+
+/// Request to wrap the keys of encrypted images by another master key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = RotateMasterKey)]
+pub struct RotateKeyRequest {
+    /// Source of the new master key, which the daemon reads: `file:PATH` or `command:COMMAND`.
+    pub to: String,
 }

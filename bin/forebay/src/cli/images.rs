@@ -99,6 +99,10 @@ pub struct NewImageArgs {
     /// Its features.
     #[command(flatten)]
     features: FeatureArgs,
+
+    /// Encrypt its data in the embedded store; a copy of an encrypted image is encrypted there anyway
+    #[arg(long)]
+    encrypt: bool,
 }
 
 impl NewImageArgs {
@@ -110,6 +114,7 @@ impl NewImageArgs {
             stripe_count: self.stripes.stripe_count,
             features: self.features.names(),
             data_pool: self.features.data_pool.clone(),
+            encrypt: self.encrypt,
         }
     }
 }
@@ -140,6 +145,10 @@ pub struct CreateArgs {
     /// Compression in the embedded store: none, lz4, zstd, deflate, or with a level: zstd:5 [default: that of the store]
     #[arg(long, value_name = "METHOD")]
     pub compression: Option<Compression>,
+
+    /// Encrypt its data in the embedded store (AES-256-XTS), with a key of its own that the master key wraps
+    #[arg(long)]
+    pub encrypt: bool,
 
     /// Format of the image, as for rbd: only 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=2))]

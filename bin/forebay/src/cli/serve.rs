@@ -136,6 +136,10 @@ pub struct ServeArgs {
     #[arg(long)]
     pub accept_missing_devices: bool,
 
+    /// Open a store with encrypted images without their master key: they can be neither read nor written
+    #[arg(long)]
+    pub without_master_key: bool,
+
     /// Maximum of dirty data in a write log that specifies none [default: its capacity]
     #[arg(long, value_name = "SIZE")]
     pub log_dirty_max: Option<Size>,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueHint};
 use forebay_block::Compression;
 
+use crate::master_key::MasterKeySource;
 use crate::units::Size;
 
 /// Commands on the embedded store.
@@ -36,9 +37,41 @@ pub enum StoreCommand {
     #[command(after_help = "Examples:\n  forebay store scrub --wait\n  forebay store scrub --status")]
     Scrub(StoreScrubArgs),
 
+    /// Manage the master key, which the keys of encrypted images are wrapped by
+    #[command(subcommand)]
+    Key(StoreKeyCommand),
+
     /// Show the store's space
     #[command(after_help = "Example:\n  forebay store df")]
     Df,
+}
+
+/// Commands on the master key.
+#[derive(Debug, Subcommand)]
+pub enum StoreKeyCommand {
+    /// Create a file with a new random master key, readable by its owner only
+    #[command(
+        after_help = "Example:\n  forebay store key generate /etc/forebay/master.key\n  forebay serve --master-key file:/etc/forebay/master.key"
+    )]
+    Generate {
+        /// File to create
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
+
+    /// Show how many images are encrypted, and which master key their keys are wrapped by
+    #[command(after_help = "Example:\n  forebay store key status")]
+    Status,
+
+    /// Wrap the keys of all encrypted images by another master key; data is not written again
+    #[command(
+        after_help = "Example:\n  forebay store key generate /etc/forebay/new.key\n  forebay store key rotate file:/etc/forebay/new.key\n  # name it in `serve --master-key` or the configuration from the next start on"
+    )]
+    Rotate {
+        /// Source of the new master key: file:PATH or command:COMMAND
+        #[arg(value_name = "SOURCE")]
+        to: MasterKeySource,
+    },
 }
 
 /// Options of `store init`.

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::direct::Direct;
 use super::http::{Response, SentRequest};
+use crate::master_key::MasterKeySource;
 use crate::api::{ErrorBody, Progress, StreamLine};
 use crate::cli::{CephArgs, GlobalArgs};
 use crate::config::{absolute, default_data_dir, default_store};
@@ -38,6 +39,7 @@ struct Places {
     controls: Vec<PathBuf>,
     /// The data directory.
     data: PathBuf,
+    master_key: Option<MasterKeySource>,
     /// The store may be opened when no daemon answers.
     may_open: bool,
 }
@@ -57,13 +59,14 @@ impl Places {
         }
         // A control socket that is named, with no directory beside it, means: that daemon, nothing else.
         let may_open = global.control.is_none() || global.data.is_some();
-        Ok(Self { controls, data, may_open })
+        Ok(Self { controls, data, master_key: global.master_key.clone(), may_open })
     }
 
     /// Returns what an engine in this process is opened with.
     fn engine_options(&self, opens_store: bool, ceph: Flags) -> EngineOptions {
         let (data, controls) = (self.data.clone(), self.controls.clone());
-        EngineOptions { store: default_store(&data), data, opens_store, ceph, controls, daemon: None }
+        let master_key = self.master_key.clone();
+        EngineOptions { store: default_store(&data), data, opens_store, master_key, ceph, controls, daemon: None }
     }
 
     fn daemon(&self) -> Result<Option<DaemonClient>> {

@@ -32,6 +32,7 @@ pub fn create(global: &GlobalArgs, output: Output, options: CreateArgs) -> Resul
                 features,
                 data_pool,
                 compression: options.compression.map(|setting| setting.to_string()),
+                encrypt: options.encrypt,
             };
             session.call(CreateImage(request), |_| {})
         })

@@ -47,6 +47,8 @@ pub struct Info<'a> {
     stripe_count: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     compression: Option<&'a str>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    encrypted: bool,
     pool: &'a str,
 }
 
@@ -77,6 +79,7 @@ impl<'a> From<&'a ImageInfo> for Info<'a> {
             stripe_unit: info.stripe_unit,
             stripe_count: info.stripe_count,
             compression: info.compression.as_deref(),
+            encrypted: info.encrypted,
             pool: &info.pool,
         }
     }
@@ -115,6 +118,7 @@ impl Info<'_> {
         rows.extend(self.stripe_unit.map(|unit| format!("stripe unit: {}", rbd_size(unit))));
         rows.extend(self.stripe_count.map(|count| format!("stripe count: {count}")));
         rows.extend(self.compression.map(|setting| format!("compression: {setting}")));
+        rows.extend(self.encrypted.then(|| "encrypted: yes".to_owned()));
         let rows: String = rows.iter().map(|row| format!("\t{row}\n")).collect();
         format!("rbd image '{}':\n{rows}", self.name)
     }
@@ -508,6 +512,7 @@ mod tests {
     fn an_image_line_for_line() {
         let info = ImageInfo {
             compression: None,
+            encrypted: false,
             pool: "rbd".into(),
             name: "c".into(),
             id: "101f31f0f504".into(),

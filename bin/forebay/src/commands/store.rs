@@ -7,8 +7,8 @@ use forebay_reactor::{DriverChoice, Reactor};
 use forebay_store::{CheckOptions, DeviceSetOptions, InitOptions};
 
 use super::with_session;
-use crate::api::{ReplaceDeviceRequest, ScrubInfo, StoreDeviceInfo, StoreDevices, StoreSpace};
-use crate::cli::{GlobalArgs, StoreCheckArgs, StoreCommand, StoreInitArgs, StoreReplaceArgs, StoreScrubArgs};
+use crate::api::{ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo, StoreDevices, StoreSpace};
+use crate::cli::{GlobalArgs, StoreCheckArgs, StoreCommand, StoreInitArgs, StoreKeyCommand, StoreReplaceArgs, StoreScrubArgs};
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::client::session::CommandSession;
 use crate::config::{absolute, default_data_dir, default_store, follow_links, size_from_free_space};
@@ -16,7 +16,8 @@ use crate::daemon::{link_store, prepare_dir};
 use crate::engine::store;
 use crate::engine::store::devices::{DEVICE_LIST, DeviceList, init_devices};
 use crate::failure::{Failure, FailureKind, Result};
-use crate::ops::{GetScrub, GetStoreSpace, ListStoreDevices, ProgressSink, ReplaceStoreDevice, StartScrub};
+use crate::master_key;
+use crate::ops::{GetScrub, GetStoreKeys, GetStoreSpace, RotateMasterKey, ListStoreDevices, ProgressSink, ReplaceStoreDevice, StartScrub};
 use crate::output::{Output, fields, table};
 use crate::timestamp::Timestamp;
 use crate::units::{Size, percent};
@@ -33,6 +34,7 @@ pub fn run(global: &GlobalArgs, output: Output, command: StoreCommand) -> Result
         StoreCommand::Replace(options) => replace(global, output, options),
         StoreCommand::Scrub(options) => scrub(global, output, &options),
         StoreCommand::Check(options) => check(global, output, options),
+        StoreCommand::Key(command) => key(global, output, command),
         StoreCommand::Df => {
             let space = with_session(global, |session| session.call(GetStoreSpace, |_| {}))?;
             output.print(&space, show_space)
@@ -168,6 +170,35 @@ fn scrub(global: &GlobalArgs, output: Output, options: &StoreScrubArgs) -> Resul
         lost => Err(Failure::new(FailureKind::Corrupt, format!("the scrub found {lost} lost block(s)"))
             .hint("the log and --status name them; restore these objects or images from elsewhere")),
     }
+}
+
+fn key(global: &GlobalArgs, output: Output, command: StoreKeyCommand) -> Result<()> {
+    let keys = match command {
+        StoreKeyCommand::Generate { file } => {
+            let file = absolute(&file)?;
+            master_key::generate(&file)?;
+            return output.print(&serde_json::json!({ "file": file }), |_| {
+                format!("made {}; without it encrypted images are lost: keep a copy elsewhere", file.display())
+            });
+        }
+        StoreKeyCommand::Status => with_session(global, |session| session.call(GetStoreKeys, |_| {}))?,
+        StoreKeyCommand::Rotate { to } => {
+            let request = RotateKeyRequest { to: to.absolute()?.to_string() };
+            with_session(global, |session| session.call(RotateMasterKey(request), |_| {}))?
+        }
+    };
+    output.print(&keys, |keys| {
+        let state = match (keys.locked, keys.images) {
+            (true, _) => "locked: opened without the master key",
+            (false, 0) => "none",
+            (false, _) => "available",
+        };
+        fields(&[
+            ("encrypted images", keys.images.to_string()),
+            ("master key", keys.master_key.clone().unwrap_or_else(|| "-".into())),
+            ("state", state.to_owned()),
+        ])
+    })
 }
 
 fn show_scrub(status: &ScrubInfo) -> String {

@@ -296,6 +296,8 @@ async fn no_such_path(request: Request) -> Failure {
         store::replace_store_device,
         store::get_scrub,
         store::start_scrub,
+        store::get_store_keys,
+        store::rotate_master_key,
         copy_image,
         cache::get_read_cache,
         cache::clear_read_cache,

@@ -171,6 +171,7 @@ async fn run_engine(daemon: DaemonOptions, jobs: Jobs, started: oneshot::Sender<
         data: config.data.clone(),
         store: config.store.clone(),
         opens_store: true,
+        master_key: None,
         ceph: config.ceph.clone(),
         controls: Vec::new(),
         daemon: Some(daemon),

@@ -17,6 +17,7 @@ pub fn routes() -> Router<App> {
         .route("/v1/store", get(store_space))
         .route("/v1/store/devices", get(list_store_devices).post(replace_store_device))
         .route("/v1/store/scrub", get(get_scrub).post(start_scrub))
+        .route("/v1/store/keys", get(get_store_keys).post(rotate_master_key))
 }
 
 /// Show the space of the embedded store
@@ -66,4 +67,20 @@ pub async fn start_scrub(
     Query(ScrubQuery { wait }): Query<ScrubQuery>,
 ) -> Response {
     app.run(streamed, ops::StartScrub { wait }).await
+}
+
+/// Show the state of the keys of encrypted images
+#[utoipa::path(get, path = "/v1/store/keys", responses((status = 200, body = api::StoreKeys)))]
+pub async fn get_store_keys(State(app): State<App>, streamed: Streamed) -> Response {
+    app.run(streamed, ops::GetStoreKeys).await
+}
+
+/// Wrap the keys of encrypted images by another master key
+#[utoipa::path(post, path = "/v1/store/keys", request_body = api::RotateKeyRequest,
+    responses((status = 200, body = api::StoreKeys), (status = 400, body = ErrorBody), (status = 403, body = ErrorBody)))]
+pub async fn rotate_master_key(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => app.run(streamed, ops::RotateMasterKey(request)).await,
+        Err(failure) => failure.into_response(),
+    }
 }

@@ -178,6 +178,8 @@ pub struct ImportQuery {
     features: Option<String>,
     /// Another pool for its data, if the pool is a Ceph cluster's.
     data_pool: Option<String>,
+    #[serde(default)]
+    encrypt: bool,
     /// 2 for an image with its snapshots.
     #[serde(default = "content_alone")]
     format: u8,
@@ -188,7 +190,7 @@ pub struct ImportQuery {
     params(("pool" = String, Path), ("image" = String, Path), ("size" = Option<u64>, Query),
         ("object_size" = Option<u64>, Query), ("stripe_unit" = Option<u64>, Query),
         ("stripe_count" = Option<u64>, Query), ("features" = Option<String>, Query),
-        ("data_pool" = Option<String>, Query), ("format" = Option<u8>, Query)),
+        ("data_pool" = Option<String>, Query), ("encrypt" = Option<bool>, Query), ("format" = Option<u8>, Query)),
     request_body(content_type = "application/vnd.forebay.diff"),
     responses((status = 200, body = api::ImportResult), (status = 409, body = ErrorBody)))]
 pub async fn import(
@@ -197,9 +199,9 @@ pub async fn import(
     Query(query): Query<ImportQuery>,
     request: Request,
 ) -> Response {
-    let ImportQuery { size, object_size, stripe_unit, stripe_count, features, data_pool, format } = query;
+    let ImportQuery { size, object_size, stripe_unit, stripe_count, features, data_pool, encrypt, format } = query;
     let features = features.map(|names| names.split(',').map(str::to_owned).collect());
-    let options = NewImageOptions { object_size, stripe_unit, stripe_count, features, data_pool };
+    let options = NewImageOptions { object_size, stripe_unit, stripe_count, features, data_pool, encrypt };
     match image_spec(&pool, &image).and_then(|spec| Ok((spec, stream_format(format)?))) {
         Ok((spec, StreamFormat::Diff)) => {
             let import = ImportParameters { spec, options, size };

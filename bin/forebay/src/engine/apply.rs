@@ -141,9 +141,9 @@ impl Engine {
         options: image::CreateOptions,
     ) -> Result<()> {
         let CopiedParent { spec: parent, image: parent_image, snapshot } = parent;
-        let image::CreateOptions { object_size, striping, features, data_pool, .. } = options;
+        let image::CreateOptions { object_size, striping, features, data_pool, encrypted, .. } = options;
         let object_size = Some(object_size);
-        let options = image::CloneOptions { object_size, striping, features, data_pool, ..Default::default() };
+        let options = image::CloneOptions { object_size, striping, features, data_pool, encrypted, ..Default::default() };
         let parents = image::Images::of(&self.pool(&parent.image.pool).await?);
         let source = format!("{}@{}", parent.image.image, parent.snapshot);
         let images = image::Images::of(backend);
@@ -252,7 +252,7 @@ impl Engine {
 /// Returns the options of a new image with the properties of a stream.
 fn create_options(properties: &ImageProperties, import: &ImageImport, shared: bool) -> Result<image::CreateOptions> {
     let order = properties.order.map(|order| 1u64.checked_shl(u32::try_from(order).unwrap_or(64)).unwrap_or(0));
-    let NewImageOptions { object_size, stripe_unit, stripe_count, features: wanted, data_pool } =
+    let NewImageOptions { object_size, stripe_unit, stripe_count, features: wanted, data_pool, encrypt } =
         import.options.clone();
     let object_size = object_size.or(order).unwrap_or(image::OBJECT_SIZE_DEFAULT);
     if !image::OBJECT_SIZES.contains(&object_size) {
@@ -275,7 +275,7 @@ fn create_options(properties: &ImageProperties, import: &ImageImport, shared: bo
     };
     let of_stream = properties.features.map(|features| ImageFeatures(features & kept));
     let features = features(wanted.as_deref())?.or(of_stream);
-    Ok(image::CreateOptions { object_size, striping, features, data_pool, ..Default::default() })
+    Ok(image::CreateOptions { object_size, striping, features, data_pool, encrypted: encrypt, ..Default::default() })
 }
 
 /// Returns the failure of a stream without its end.

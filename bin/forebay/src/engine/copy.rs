@@ -10,10 +10,10 @@ use super::Engine;
 use super::apply::{CopiedParent, ImageImport};
 use super::diffs::SentContent;
 use super::transfer::CHUNKS_QUEUED;
-use crate::api::{CopyImageRequest, ImageInfo};
+use crate::api::{CopyImageRequest, ImageInfo, NewImageOptions};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
-use crate::spec::{ImageSpec, SnapshotSpec, SourceSpec, image_spec};
+use crate::spec::{ImageSpec, LOCAL_POOL, SnapshotSpec, SourceSpec, image_spec};
 
 impl Engine {
     /// Copies an image or snapshot to a new image: its data and metadata; a deep copy also has the snapshots up to it.
@@ -29,6 +29,8 @@ impl Engine {
             return Err(self.image_failure(exists, &to));
         }
         let opened = self.open_source(source).await?;
+        // The copy of an encrypted image is not left in the plain where it could be encrypted, too.
+        let encrypt = request.encrypt || opened.image.is_encrypted() && to.pool == LOCAL_POOL;
         let parent = match request.deep && !request.flatten {
             true => opened.image.parent().await.map_err(|error| self.image_failure(error, &source.image))?,
             false => None,
@@ -44,7 +46,7 @@ impl Engine {
             // If the receiver has failed, that is the cause.
             sent.map_err(|failure| (failure, sender.is_closed()))
         });
-        let import = ImageImport { spec: to.clone(), options: request.options(), parent };
+        let import = ImageImport { spec: to.clone(), options: NewImageOptions { encrypt, ..request.options() }, parent };
         let received = self.clone().import_image(import, receiver, begun).await;
         let copied = match (sending.await, received) {
             (Err((failure, false)), _) => Err(failure),

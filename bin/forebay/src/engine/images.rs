@@ -138,6 +138,7 @@ impl Engine {
             striping: striping(request.stripe_unit, request.stripe_count)?,
             features: features(request.features.as_deref())?,
             data_pool: request.data_pool,
+            encrypted: request.encrypt,
         };
         image::create(&backend, &spec.image, options).await.map_err(|error| self.image_failure(error, &spec))?;
         if let Some(compression) = compression {
@@ -157,7 +158,8 @@ impl Engine {
         let details = details.map_err(|error| self.image_failure(error, spec))?;
         let compression = self.compression_of(spec).await?;
         let compression = (compression != Compression::None).then(|| compression.to_string());
-        Ok(api::ImageInfo { compression, ..describe(spec, &details) })
+        let encrypted = image::Images::of(&backend).is_encrypted(&details.info);
+        Ok(api::ImageInfo { compression, encrypted, ..describe(spec, &details) })
     }
 
     /// Returns the size and layout of an image, or of a snapshot: its size and parent, and whether it is protected.
@@ -428,6 +430,7 @@ fn describe(spec: &ImageSpec, details: &image::ImageDetails) -> api::ImageInfo {
         stripe_unit: info.striping.map(|striping| striping.unit),
         stripe_count: info.striping.map(|striping| striping.count),
         compression: None,
+        encrypted: false,
     }
 }
 

@@ -65,6 +65,7 @@ use forebay_readcache::ReadCacheStats;
 use forebay_store::{Store, StoreOptions};
 use forebay_writelog::replication::{MemberReport, PrimarySet};
 
+use crate::master_key::MasterKeySource;
 use crate::api::{DaemonStatus, Front, PoolInfo, StoreSpace};
 use crate::config::DaemonConfig;
 use crate::failure::{Failure, FailureKind, Result};
@@ -93,6 +94,8 @@ pub struct EngineOptions {
     /// Set to open the embedded store.  If unset, there is no local pool, and nothing is written to the data
     /// directory.
     pub opens_store: bool,
+    /// Source of the store's master key; the daemon's is in its configuration.
+    pub master_key: Option<MasterKeySource>,
     /// Connection flags for a Ceph cluster.
     pub ceph: forebay_rados::Flags,
     /// Control sockets on which a command found no daemon.
@@ -249,7 +252,12 @@ impl Engine {
         if options.opens_store {
             let daemon = options.daemon.as_ref().map(|daemon| &daemon.config);
             let defaults = StoreOptions::default();
+            let source = daemon.map_or(options.master_key.as_ref(), |config| config.master_key.as_ref());
+            let master_key = source.map(MasterKeySource::load).transpose()?;
             let opening = StoreOptions {
+                // A command that needs none does not ask for it.
+                without_master_key: daemon.map_or(master_key.is_none(), |config| config.without_master_key),
+                master_key,
                 data_cache,
                 accept_missing: daemon.is_some_and(|config| config.accept_missing_devices),
                 repair_rate: daemon.map_or(defaults.repair_rate, |config| config.repair_rate),

@@ -1,6 +1,7 @@
 //! The embedded store as the engine and `forebay store` use it.
 
 pub mod devices;
+mod keys;
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;

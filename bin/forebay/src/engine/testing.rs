@@ -26,6 +26,7 @@ pub(super) async fn engine(dir: &Path) -> Rc<Engine> {
         data: dir.into(),
         store: path,
         opens_store: true,
+        master_key: None,
         ceph: Default::default(),
         controls: Vec::new(),
         daemon: None,

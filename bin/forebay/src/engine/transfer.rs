@@ -99,13 +99,15 @@ impl Engine {
         spec.check_new()?;
         let backend = self.pool_of_new(&spec).await?;
         let reserved = self.reserve_unexported(&spec)?;
-        let NewImageOptions { object_size, stripe_unit, stripe_count, features: wanted, data_pool } = import.options;
+        let NewImageOptions { object_size, stripe_unit, stripe_count, features: wanted, data_pool, encrypt } =
+            import.options;
         let options = image::CreateOptions {
             size: import.size.unwrap_or(0),
             object_size: object_size.unwrap_or(image::OBJECT_SIZE_DEFAULT),
             striping: striping(stripe_unit, stripe_count)?,
             features: features(wanted.as_deref())?,
             data_pool,
+            encrypted: encrypt,
         };
         let created = image::create(&backend, &spec.image, options).await;
         created.map_err(|error| self.image_failure(error, &spec))?;

@@ -9,6 +9,7 @@ use crate::failure::Result;
 
 const DEVICES: &str = "/v1/store/devices";
 const SCRUB: &str = "/v1/store/scrub";
+const KEYS: &str = "/v1/store/keys";
 
 /// Lists the devices of the store.
 pub struct ListStoreDevices;
@@ -70,5 +71,35 @@ impl Operation for StartScrub {
 
     async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<Self::Reply> {
         engine.start_scrub(self.wait, progress).await
+    }
+}
+
+/// Returns the state of the keys of encrypted images.
+pub struct GetStoreKeys;
+
+impl Operation for GetStoreKeys {
+    type Reply = api::StoreKeys;
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("GET", KEYS)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.store_keys()
+    }
+}
+
+/// Wraps the keys of encrypted images by another master key.
+pub struct RotateMasterKey(pub api::RotateKeyRequest);
+
+impl Operation for RotateMasterKey {
+    type Reply = api::StoreKeys;
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", KEYS).json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, _: ProgressSink) -> Result<Self::Reply> {
+        engine.rotate_master_key(&self.0).await
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use forebay_block::{DataPolicy, Error, ErrorKind, ObjectBackend, ObjectName};
 use forebay_reactor::{sleep, spawn, timeout};
-use forebay_store::{CheckOptions, ColumnState, DeviceSetOptions, Store, StoreOptions};
+use forebay_store::{CheckOptions, ColumnState, DeviceSetOptions, MasterKey, Store, StoreOptions};
 
 use super::load::Load;
 use super::scenario::{Damage, Scenario};
@@ -240,6 +240,7 @@ impl DevicesRun {
             // Only disks that may lack something are ever missing.
             accept_missing: true,
             repair_rate: 0,
+            master_key: Some(MasterKey::from_bytes([1; 32])),
             ..StoreOptions::default()
         }
     }
@@ -506,6 +507,7 @@ impl DevicesLife<'_> {
         *opened.borrow_mut() = Some(store.clone());
         let backend: Rc<dyn ObjectBackend> = store.clone();
         run.load.verify(backend.clone(), run.before).await?;
+        run.scenario.encrypt(&*store).await?;
         if !run.scenario.compression.is_empty() {
             let compression = *run.rng.pick(&run.scenario.compression);
             store.set_data_policy(&ObjectName::new(""), Some(DataPolicy { compression })).await?;

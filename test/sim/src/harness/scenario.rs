@@ -1,6 +1,6 @@
 //! Scenario of a run.
 
-use forebay_block::Compression;
+use forebay_block::{Compression, ErrorKind, ObjectBackend, ObjectName, Result};
 
 use crate::faults::{CrashPolicy, DiskFaults, Faults};
 use crate::rng::Rng;
@@ -82,6 +82,18 @@ fn draw_compression(rng: &mut Rng) -> Vec<Compression> {
 }
 
 impl Scenario {
+    /// Encrypts one of the two volumes of the load in a third of the scenarios, before there is any data.
+    pub async fn encrypt(&self, store: &dyn ObjectBackend) -> Result<()> {
+        if self.seed % 3 != 0 {
+            return Ok(());
+        }
+        match store.encrypt(&ObjectName::new("a.")).await {
+            // A crash came before the key was durable, and then data was written in the plain.
+            Err(error) if error.kind() == ErrorKind::Exists => Ok(()),
+            done => done,
+        }
+    }
+
     /// The scenario of a seed.
     pub fn draw(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x5ce0_a210);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_block::{DataPolicy, Error, ErrorKind, ObjectBackend, ObjectName};
 use forebay_reactor::{File, OpenOptions, sleep, spawn, timeout};
-use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions, StoreStats};
+use forebay_store::{CheckOptions, InitOptions, MasterKey, Store, StoreOptions, StoreStats};
 
 use super::load::Load;
 use super::scenario::{Damage, Scenario, Subject};
@@ -155,6 +155,7 @@ impl Run {
             metadata_cache: self.scenario.metadata_cache,
             data_cache: self.scenario.data_cache,
             punch_free: self.scenario.punch_free,
+            master_key: Some(MasterKey::from_bytes([1; 32])),
             ..StoreOptions::default()
         }
     }
@@ -355,6 +356,7 @@ impl Life<'_> {
             }
             return Err(error);
         }
+        run.scenario.encrypt(&*store).await?;
         if let Some(&compression) = run.scenario.compression.iter().cycle().nth(life as usize) {
             let policy = DataPolicy { compression };
             store.set_data_policy(&ObjectName::new(""), Some(policy)).await?;

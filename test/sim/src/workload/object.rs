@@ -287,7 +287,8 @@ fn object_name(index: u64) -> ObjectName {
     if index.is_multiple_of(3) {
         ObjectName::in_namespace("other".into(), format!("o{index}"))
     } else {
-        ObjectName::new(format!("o{index}"))
+        // Of two volumes, one of which may be encrypted.
+        ObjectName::new(format!("{}.{index}", if index.is_multiple_of(2) { "a" } else { "b" }))
     }
 }
 

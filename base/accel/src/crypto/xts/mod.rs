@@ -96,11 +96,28 @@ enum Direction {
     Decrypt,
 }
 
+/// Number of a sector, 128 bits: the tweak of IEEE 1619 section 5.1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct SectorNumber {
+    /// Lower half. It counts from one sector to the next, and must not pass 2^64.
+    pub low: u64,
+    /// Upper half, the same for all sectors of a call.
+    pub high: u64,
+}
+
+impl From<u64> for SectorNumber {
+    fn from(low: u64) -> Self {
+        Self { low, high: 0 }
+    }
+}
+
 /// Run of sectors: source, destination and numbers.
 #[derive(Clone, Copy)]
 struct Run {
     size: usize,
     first: u64,
+    /// Upper half of all numbers.
+    high: u64,
     from: *const u8,
     to: *mut u8,
     length: usize,
@@ -146,32 +163,32 @@ impl Xts {
     ///
     /// # Panics
     /// When the data is no whole number of sectors, or the numbers pass 2^64.
-    pub fn encrypt_in_place(&self, size: SectorSize, sector: u64, data: &mut [u8]) {
-        self.in_place(Direction::Encrypt, size, sector, data);
+    pub fn encrypt_in_place(&self, size: SectorSize, sector: impl Into<SectorNumber>, data: &mut [u8]) {
+        self.in_place(Direction::Encrypt, size, sector.into(), data);
     }
 
     /// Decrypts whole sectors in place.
     ///
     /// # Panics
     /// As [`encrypt_in_place`](Self::encrypt_in_place).
-    pub fn decrypt_in_place(&self, size: SectorSize, sector: u64, data: &mut [u8]) {
-        self.in_place(Direction::Decrypt, size, sector, data);
+    pub fn decrypt_in_place(&self, size: SectorSize, sector: impl Into<SectorNumber>, data: &mut [u8]) {
+        self.in_place(Direction::Decrypt, size, sector.into(), data);
     }
 
     /// Encrypts whole sectors from one place to another.
     ///
     /// # Panics
     /// As [`encrypt_in_place`](Self::encrypt_in_place), and when the lengths differ.
-    pub fn encrypt(&self, size: SectorSize, sector: u64, from: &[u8], to: &mut [u8]) {
-        self.across(Direction::Encrypt, size, sector, from, to);
+    pub fn encrypt(&self, size: SectorSize, sector: impl Into<SectorNumber>, from: &[u8], to: &mut [u8]) {
+        self.across(Direction::Encrypt, size, sector.into(), from, to);
     }
 
     /// Decrypts whole sectors from one place to another.
     ///
     /// # Panics
     /// As [`encrypt`](Self::encrypt).
-    pub fn decrypt(&self, size: SectorSize, sector: u64, from: &[u8], to: &mut [u8]) {
-        self.across(Direction::Decrypt, size, sector, from, to);
+    pub fn decrypt(&self, size: SectorSize, sector: impl Into<SectorNumber>, from: &[u8], to: &mut [u8]) {
+        self.across(Direction::Decrypt, size, sector.into(), from, to);
     }
 
     /// Returns the name of the implementation, for tables.
@@ -190,19 +207,21 @@ impl Xts {
         !matches!(self.keys, Keys::Plain(_))
     }
 
-    fn in_place(&self, direction: Direction, size: SectorSize, sector: u64, data: &mut [u8]) {
-        check(size, sector, data.len());
+    fn in_place(&self, direction: Direction, size: SectorSize, sector: SectorNumber, data: &mut [u8]) {
+        check(size, sector.low, data.len());
         let at = data.as_mut_ptr();
-        let run = Run { size: size.get(), first: sector, from: at, to: at, length: data.len() };
+        let SectorNumber { low: first, high } = sector;
+        let run = Run { size: size.get(), first, high, from: at, to: at, length: data.len() };
         // SAFETY: source and destination are the same memory, which is ours alone, and a whole number of sectors.
         unsafe { self.keys.run(direction, run, self.shapes.of(size)) };
     }
 
-    fn across(&self, direction: Direction, size: SectorSize, sector: u64, from: &[u8], to: &mut [u8]) {
+    fn across(&self, direction: Direction, size: SectorSize, sector: SectorNumber, from: &[u8], to: &mut [u8]) {
         assert_eq!(from.len(), to.len(), "source and destination must have the same length");
-        check(size, sector, from.len());
+        check(size, sector.low, from.len());
         let (from, length) = (from.as_ptr(), from.len());
-        let run = Run { size: size.get(), first: sector, from, to: to.as_mut_ptr(), length };
+        let SectorNumber { low: first, high } = sector;
+        let run = Run { size: size.get(), first, high, from, to: to.as_mut_ptr(), length };
         // SAFETY: two pieces of memory of the same length, which do not overlap, and a whole number of sectors.
         unsafe { self.keys.run(direction, run, self.shapes.of(size)) };
     }

@@ -61,7 +61,7 @@ pub(super) unsafe fn run(keys: &PlainKeys, direction: Direction, run: Run) {
         if at % run.size == 0 {
             // The sector's number, lowest byte first (section 5.1).
             let sector = run.first + (at / run.size) as u64;
-            tweak = block(aws::AES_encrypt, &keys.tweak, u128::from(sector));
+            tweak = block(aws::AES_encrypt, &keys.tweak, u128::from(run.high) << 64 | u128::from(sector));
         }
         // SAFETY: the block lies in the memory that the caller speaks for.
         unsafe {

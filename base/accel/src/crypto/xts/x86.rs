@@ -138,7 +138,7 @@ unsafe fn narrow<const ENCRYPT: bool, const ROUNDS: usize, const BLOCKS: usize>(
         _mm_xor_si128(_mm_add_epi64(tweak, tweak), _mm_and_si128(signs, reduction))
     };
     for (index, sector_at) in (0..run.length).step_by(run.size).enumerate() {
-        let mut tweak = _mm_set_epi64x(0, (run.first + index as u64) as i64);
+        let mut tweak = _mm_set_epi64x(run.high as i64, (run.first + index as u64) as i64);
         tweak = _mm_xor_si128(tweak, load(&keys.tweak[0]));
         for key in &keys.tweak[1..ROUNDS] {
             tweak = _mm_aesenc_si128(tweak, load(key));
@@ -194,7 +194,7 @@ unsafe fn wide<const ENCRYPT: bool, const ROUNDS: usize, const V: usize>(keys: &
     let sectors = run.length / run.size;
     for batch in (0..sectors).step_by(TWEAKS) {
         let number = TWEAKS.min(sectors - batch);
-        encrypt_tweaks::<ROUNDS>(keys, run.first + batch as u64, number, &mut tweaks);
+        encrypt_tweaks::<ROUNDS>(keys, (run.first + batch as u64, run.high), number, &mut tweaks);
         for (index, &tweak) in tweaks[..number].iter().enumerate() {
             let sector_at = (batch + index) * run.size;
             let mut powers = powers::<V>(tweak);
@@ -244,10 +244,16 @@ fn advance<const V: usize>(tweak: __m512i) -> __m512i {
     _mm512_xor_si512(moved, reduced)
 }
 
-/// Encrypts the numbers of up to [`TWEAKS`] sectors.
+/// Encrypts the numbers of up to [`TWEAKS`] sectors, of which the first is given as its lower and upper half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vaes")]
-fn encrypt_tweaks<const ROUNDS: usize>(keys: &Schedules, first: u64, number: usize, tweaks: &mut [__m128i; TWEAKS]) {
+fn encrypt_tweaks<const ROUNDS: usize>(
+    keys: &Schedules,
+    (first, high): (u64, u64),
+    number: usize,
+    tweaks: &mut [__m128i; TWEAKS],
+) {
+    let high = high as i64;
     // SAFETY: a round key has 64 bytes.
     let load = |key: &RoundKey| unsafe { _mm512_loadu_si512(key.as_ptr().cast()) };
     // Four at a time for a few sectors; the whole batch together for many.
@@ -257,7 +263,7 @@ fn encrypt_tweaks<const ROUNDS: usize>(keys: &Schedules, first: u64, number: usi
         // Numbers past the last sector may wrap; they are never used.
         let at = first.wrapping_add(4 * vector as u64) as i64;
         *block = _mm512_xor_si512(
-            _mm512_setr_epi64(at, 0, at.wrapping_add(1), 0, at.wrapping_add(2), 0, at.wrapping_add(3), 0),
+            _mm512_setr_epi64(at, high, at.wrapping_add(1), high, at.wrapping_add(2), high, at.wrapping_add(3), high),
             load(&keys.tweak[0]),
         );
     }

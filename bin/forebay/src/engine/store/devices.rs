@@ -110,7 +110,7 @@ pub fn update_list(path: &Path, store: &Store) -> Result<()> {
 }
 
 impl Engine {
-    fn opened_store(&self) -> Result<&Store> {
+    pub(super) fn opened_store(&self) -> Result<&Store> {
         self.store.as_deref().ok_or_else(|| self.no_store())
     }
 
