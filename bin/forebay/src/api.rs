@@ -283,7 +283,7 @@ pub use manage::{
 
 pub use map::{MapRequest, MappedImage};
 pub use namespace::NamespaceName;
-pub use store::{ReplaceDeviceRequest, ScrubInfo, StoreDeviceInfo, StoreDevices};
+pub use store::{ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo, StoreDevices, StoreKeys};
 
 pub use trash::{MoveToTrashRequest, RestoreRequest, TrashListing};
 

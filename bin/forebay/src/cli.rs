@@ -29,6 +29,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use serde::Deserialize;
 
+use crate::master_key::MasterKeySource;
+
 pub use access::{AdmitInitiatorArgs, IscsiTargetCommand, NvmeSubsystemCommand};
 pub use cache::CacheCommand;
 pub use clones::{ChildrenArgs, CloneArgs};
@@ -52,7 +54,7 @@ pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, P
 pub use rbd_only::refusal;
 pub use serve::{DriverKind, ServeArgs};
 pub use snapshots::{OneSource, RemovedSnapshot, SnapCommand, SnapLimitCommand, SnapRenameArgs};
-pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs, StoreReplaceArgs, StoreScrubArgs};
+pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs, StoreKeyCommand, StoreReplaceArgs, StoreScrubArgs};
 pub use trash::TrashCommand;
 
 /// Fast block volumes: images on an embedded object store, served to hosts.
@@ -502,8 +504,7 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
-    use crate::master_key::MasterKeySource;
-use crate::api::Front;
+    use crate::api::Front;
     use crate::failure::FailureKind;
 
     #[test]

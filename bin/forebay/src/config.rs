@@ -21,10 +21,10 @@ use forebay_writelog::DirtyLimits;
 use peers::{PeerSettings, PeerTransport};
 use serde::Deserialize;
 
-use crate::master_key::MasterKeySource;
 use crate::cli::{CephArgs, DriverKind, GlobalArgs, LogFormat, ServeArgs};
 use crate::engine::store::devices::DEVICE_LIST;
 use crate::failure::{Failure, Result};
+use crate::master_key::MasterKeySource;
 use crate::spec::GroupSpec;
 use crate::units::{Size, Span};
 use iscsi::IscsiSection;
@@ -398,6 +398,7 @@ mod tests {
 
     fn global(data: &str) -> GlobalArgs {
         GlobalArgs {
+            master_key: None,
             data: Some(data.into()),
             control: None,
             format: Format::Plain,

@@ -126,9 +126,11 @@ pub fn generate(path: &Path) -> Result<()> {
     let mut bytes = zeroize::Zeroizing::new([0u8; 32]);
     aws_lc_rs::rand::fill(&mut bytes[..]).map_err(|_| Failure::failed("the system has no random numbers"))?;
     let digits: zeroize::Zeroizing<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into();
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-    file.write_all(digits.as_bytes()).and_then(|()| file.write_all(b"\n")).and_then(|()| file.sync_all()).map_err(failed)
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+    file.write_all(digits.as_bytes())
+        .and_then(|()| file.write_all(b"\n"))
+        .and_then(|()| file.sync_all())
+        .map_err(failed)
 }
 
 #[cfg(test)]

@@ -11,7 +11,9 @@ use forebay_reactor::{random, timeout, wall_clock};
 
 use crate::create_clone::CloneSource;
 use crate::directory::{Added, Directory};
-use crate::format::{ImageFeatures, ImageHeader, SNAPSHOT_PREFIX, header_object, map_object, object_prefix, object_prefix_elsewhere};
+use crate::format::{
+    ImageFeatures, ImageHeader, SNAPSHOT_PREFIX, header_object, map_object, object_prefix, object_prefix_elsewhere,
+};
 use crate::image::{Image, ImageOpenOptions};
 use crate::info::{CreateOptions, ImageDescription, STRIPE_COUNT_MAX, STRIPE_UNIT_MIN, SnapshotInfo, Striping};
 use crate::objectmap;

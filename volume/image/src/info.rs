@@ -72,7 +72,14 @@ pub struct CreateOptions {
 
 impl Default for CreateOptions {
     fn default() -> Self {
-        Self { size: 0, object_size: OBJECT_SIZE_DEFAULT, striping: None, features: None, data_pool: None, encrypted: false }
+        Self {
+            size: 0,
+            object_size: OBJECT_SIZE_DEFAULT,
+            striping: None,
+            features: None,
+            data_pool: None,
+            encrypted: false,
+        }
     }
 }
 

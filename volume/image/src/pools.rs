@@ -55,6 +55,11 @@ impl DataPool {
         self.0.stat(object, snap)
     }
 
+    /// Returns whether objects whose names begin with `prefix` are encrypted.
+    pub(crate) fn is_encrypted(&self, prefix: &ObjectName) -> bool {
+        self.0.is_encrypted(prefix)
+    }
+
     /// Returns whether the pool knows what an object's data takes on the device.
     pub(crate) fn has_policies(&self) -> bool {
         self.0.data_policy(&ObjectName::new("")).is_ok()

@@ -10,12 +10,12 @@ use serde::de::DeserializeOwned;
 
 use super::direct::Direct;
 use super::http::{Response, SentRequest};
-use crate::master_key::MasterKeySource;
 use crate::api::{ErrorBody, Progress, StreamLine};
 use crate::cli::{CephArgs, GlobalArgs};
 use crate::config::{absolute, default_data_dir, default_store};
 use crate::engine::EngineOptions;
 use crate::failure::{Failure, FailureKind, Result};
+use crate::master_key::MasterKeySource;
 use crate::ops::Operation;
 use crate::running::{self, RunningDaemon};
 

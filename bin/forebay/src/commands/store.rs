@@ -8,7 +8,9 @@ use forebay_store::{CheckOptions, DeviceSetOptions, InitOptions};
 
 use super::with_session;
 use crate::api::{ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo, StoreDevices, StoreSpace};
-use crate::cli::{GlobalArgs, StoreCheckArgs, StoreCommand, StoreInitArgs, StoreKeyCommand, StoreReplaceArgs, StoreScrubArgs};
+use crate::cli::{
+    GlobalArgs, StoreCheckArgs, StoreCommand, StoreInitArgs, StoreKeyCommand, StoreReplaceArgs, StoreScrubArgs,
+};
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::client::session::CommandSession;
 use crate::config::{absolute, default_data_dir, default_store, follow_links, size_from_free_space};
@@ -17,7 +19,10 @@ use crate::engine::store;
 use crate::engine::store::devices::{DEVICE_LIST, DeviceList, init_devices};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::master_key;
-use crate::ops::{GetScrub, GetStoreKeys, GetStoreSpace, RotateMasterKey, ListStoreDevices, ProgressSink, ReplaceStoreDevice, StartScrub};
+use crate::ops::{
+    GetScrub, GetStoreKeys, GetStoreSpace, ListStoreDevices, ProgressSink, ReplaceStoreDevice, RotateMasterKey,
+    StartScrub,
+};
 use crate::output::{Output, fields, table};
 use crate::timestamp::Timestamp;
 use crate::units::{Size, percent};

@@ -143,7 +143,8 @@ impl Engine {
         let CopiedParent { spec: parent, image: parent_image, snapshot } = parent;
         let image::CreateOptions { object_size, striping, features, data_pool, encrypted, .. } = options;
         let object_size = Some(object_size);
-        let options = image::CloneOptions { object_size, striping, features, data_pool, encrypted, ..Default::default() };
+        let options =
+            image::CloneOptions { object_size, striping, features, data_pool, encrypted, ..Default::default() };
         let parents = image::Images::of(&self.pool(&parent.image.pool).await?);
         let source = format!("{}@{}", parent.image.image, parent.snapshot);
         let images = image::Images::of(backend);

@@ -30,6 +30,7 @@ impl Engine {
             striping: striping(request.stripe_unit, request.stripe_count)?,
             features: features(request.features.as_deref())?,
             data_pool: request.data_pool,
+            encrypted: false,
         };
         let (parents, clones) = (self.pool(&from.image.pool).await?, self.pool_of_new(&to).await?);
         let _reserved = self.reserve_unexported(&to)?;

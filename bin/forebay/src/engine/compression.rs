@@ -131,6 +131,7 @@ mod tests {
                 features: None,
                 data_pool: None,
                 compression: Some("lz4".into()),
+                encrypt: false,
             };
             let failure = engine.clone().create_image(request).await.expect_err("the cluster compresses by itself");
             assert_eq!(failure.kind, FailureKind::Invalid, "{failure:?}");

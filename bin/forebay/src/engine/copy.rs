@@ -46,7 +46,8 @@ impl Engine {
             // If the receiver has failed, that is the cause.
             sent.map_err(|failure| (failure, sender.is_closed()))
         });
-        let import = ImageImport { spec: to.clone(), options: NewImageOptions { encrypt, ..request.options() }, parent };
+        let import =
+            ImageImport { spec: to.clone(), options: NewImageOptions { encrypt, ..request.options() }, parent };
         let received = self.clone().import_image(import, receiver, begun).await;
         let copied = match (sending.await, received) {
             (Err((failure, false)), _) => Err(failure),

@@ -65,10 +65,10 @@ use forebay_readcache::ReadCacheStats;
 use forebay_store::{Store, StoreOptions};
 use forebay_writelog::replication::{MemberReport, PrimarySet};
 
-use crate::master_key::MasterKeySource;
 use crate::api::{DaemonStatus, Front, PoolInfo, StoreSpace};
 use crate::config::DaemonConfig;
 use crate::failure::{Failure, FailureKind, Result};
+use crate::master_key::MasterKeySource;
 use crate::running;
 use crate::spec::{ImageSpec, LOCAL_POOL, RADOS_PREFIX, RAM_POOL, place_text, split_pool};
 use crate::units::Size;

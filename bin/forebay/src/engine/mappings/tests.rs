@@ -59,6 +59,7 @@ async fn create(engine: &Rc<Engine>, name: &str) {
         features: None,
         data_pool: None,
         compression: None,
+        encrypt: false,
     };
     engine.clone().create_image(request).await.expect("an image");
 }
