@@ -2,6 +2,7 @@
 
 mod access;
 mod columns;
+mod encryption;
 mod forward;
 mod fronts;
 mod gateways;
@@ -19,11 +20,12 @@ use anyhow::{Result, bail};
 use super::stage::Stage;
 
 /// The areas of the list.
-pub(super) const AREAS: [&str; 12] = [
+pub(super) const AREAS: [&str; 13] = [
     "writelog",
     "replication",
     "store",
     "columns",
+    "encryption",
     "image",
     "rados",
     "fronts",
@@ -103,12 +105,13 @@ impl Mutant {
 
 /// Returns all faults.
 pub(super) fn all() -> Vec<Mutant> {
-    let areas: [(&str, &[Mutant]); 13] = [
+    let areas: [(&str, &[Mutant]); 14] = [
         ("writelog", writelog::LIST),
         ("replication", replication::LIST),
         ("replication", leases::LIST),
         ("store", store::LIST),
         ("columns", columns::LIST),
+        ("encryption", encryption::LIST),
         ("image", image::LIST),
         ("rados", rados::LIST),
         ("fronts", fronts::LIST),

@@ -83,6 +83,11 @@ fn data_path() -> Vec<Stage> {
         })
         .takes(60)
         .busy(0.9),
+        Stage::tests("store-encryption", "encrypted images, and their master key", &["build"], |_| {
+            Ok(script("store-encryption.sh"))
+        })
+        .takes(60)
+        .busy(0.9),
         Stage::tests("sim-devices", "stores on several devices that fail", &["build-programs"], |length| {
             let runs = length.of(500, 5000, 50_000).to_string();
             own(&["sim", "--devices", "--jobs", "1", "--runs", &runs])

@@ -10,7 +10,7 @@ use forebay_sim::{DiskFaults, Faults, World};
 use forebay_store::format::batch::BatchHeader;
 use forebay_store::format::blob::SECTOR;
 use forebay_store::format::entry::StoreEntry;
-use forebay_store::{CheckOptions, ColumnState, DeviceSetOptions, Store, StoreOptions};
+use forebay_store::{CheckOptions, ColumnState, DeviceSetOptions, MasterKey, Store, StoreOptions};
 
 use crate::common::run;
 
@@ -470,6 +470,43 @@ fn blobs(world: &World) -> Vec<(u64, u64)> {
         }
     }
     found
+}
+
+#[test]
+fn keys_are_on_every_device_also_on_one_that_joins() {
+    let world = World::new(1, Faults::none());
+    for number in 0..4 {
+        world.add_disk(path(number), DISK, 512);
+    }
+    let options = || StoreOptions {
+        accept_missing: true,
+        data_cache: 0,
+        master_key: Some(MasterKey::from_bytes([1; 32])),
+        ..StoreOptions::default()
+    };
+    let name = ObjectName::new("rbd_data.a.0");
+    let data: Vec<u8> = (0..64 << 10).map(|at: u32| (at >> 6) as u8).collect();
+    run(&world, async {
+        init(0..3, 1, 2).await.expect("init");
+        let store = Store::open_devices(&paths(0..3), None, options()).await.expect("open");
+        store.encrypt(&ObjectName::new("rbd_data.a.")).await.expect("a key");
+        let write = ObjectOp::Write { offset: 0, data: Buf::copy_of(&data).into() };
+        store.submit(&name, Transaction::of(write)).await.expect("write");
+        store.replace_device(0, &path(3), false).await.expect("replace");
+        while store.devices().iter().any(|device| device.state != ColumnState::Active) {
+            forebay_reactor::sleep(Duration::from_millis(100)).await;
+        }
+        store.close().await.expect("close");
+        drop(store);
+        // Each device alone has the keys: those of the beginning, and the one that came later.
+        for number in [1, 2, 3] {
+            let options = StoreOptions { read_only: true, ..options() };
+            let store = Store::open_devices(&paths([number]), None, options).await.expect("one device");
+            let read = ObjectRead::head(0, data.len() as u64);
+            let found = store.read(&name, read).await.expect("read").fill(read.extent).to_vec();
+            assert!(found == data, "device {number}");
+        }
+    });
 }
 
 #[test]

@@ -164,8 +164,8 @@ pub(super) const LIST: &[Mutant] = &[
         "store-cleaner-hides-damage",
         "The cleaner gives a damaged block a new checksum by moving it as if it were whole",
         "backend/store/src/clean.rs",
-        "                crcs: run.crcs[at..at + count].to_vec(),",
-        "                crcs: block_crcs(stored),",
+        "                None => run.crcs[at..at + count].to_vec(),",
+        "                None => block_crcs(appended.stored),",
         &[DAMAGE, SIM],
     )
     .equivalent(
