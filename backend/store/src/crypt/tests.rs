@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
-use forebay_block::{Buf, ErrorKind, ObjectBackend, ObjectName, ObjectOp, Transaction};
+use forebay_block::{Buf, ErrorKind, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Transaction};
 use forebay_sim::{CrashKind, CrashPolicy, Faults, World};
 
 use super::cipher::recorder;
 use super::master::MasterKey;
+use crate::format::batch::BatchHeader;
+use crate::segment_uses::SegmentUses;
 use crate::{CheckOptions, InitOptions, Store, StoreOptions};
 
 const DISK: &str = "/disk";
@@ -75,4 +77,69 @@ fn no_tweak_is_used_for_two_contents() {
         assert!(recorder::stop() > 100, "seed {seed}: nothing was encrypted");
         assert!(written > 0 || seed % 4 != 0);
     }
+}
+
+#[test]
+fn uses_of_segments_are_found_in_their_first_batches() {
+    let world = World::new(3, Faults::none());
+    world.add_file(DISK, 8 << 20, 4096);
+    let reactor = world.reactor();
+    let ran = world.run(&reactor, async {
+        let init = InitOptions { size: 8 << 20, segment_size: 128 << 10, ..InitOptions::default() };
+        Store::init(Path::new(DISK), init).await.expect("init");
+        let options = || StoreOptions { data_cache: 0, ..options() };
+        let store = Store::open(Path::new(DISK), options()).await.expect("open");
+        store.encrypt(&ObjectName::new("rbd_data.a.")).await.expect("a key");
+        let name = ObjectName::new("rbd_data.a.0");
+        let content = |block: u64| [block.to_le_bytes(); 512].concat();
+        for block in 0..300 {
+            let op = ObjectOp::Write { offset: block * 4096, data: Buf::copy_of(&content(block)).into() };
+            store.submit(&name, Transaction::of(op)).await.expect("write");
+        }
+        store.close().await.expect("close");
+        drop(store);
+        let store = Store::open(Path::new(DISK), options()).await.expect("open");
+        let read = async |block: u64| {
+            let read = ObjectRead::head(block * 4096, 4096);
+            store.read(&name, read).await.map(|found| found.fill(read.extent).to_vec())
+        };
+        let forget = || store.core.segments.borrow_mut().uses = SegmentUses::default();
+        // As if the nodes of the tree that have them were damaged.
+        forget();
+        for block in 0..300 {
+            assert!(read(block).await.expect("read") == content(block), "block {block}");
+        }
+        // What the two places say is the same.
+        let saved = store.core.index.lookup_range(b"u", b"v", 1000).await.expect("uses");
+        assert!(saved.len() > 10);
+        for (key, value) in saved {
+            let segment = u32::from_be_bytes(key[1..].try_into().expect("four bytes"));
+            let found = store.core.segments.borrow().uses.of(segment);
+            assert!(found.is_none_or(|found| found.to_le_bytes() == value[..]), "segment {segment}");
+        }
+        // A first batch that the second one does not follow is that of another use.
+        let geometry = store.core.segments.borrow().geometry;
+        let (one, other) = (geometry.first_block(1) * 4096, geometry.first_block(4) * 4096);
+        let disk = forebay_reactor::File::open(DISK, forebay_reactor::OpenOptions::read_write()).expect("the disk");
+        let header = disk.read_exact_at(one, 4096).await.expect("read");
+        let mut header = BatchHeader::decode(&header).expect("a header");
+        header.seq -= 1;
+        let mut block = vec![0; 4096];
+        header.encode(&mut block);
+        disk.write_at(Buf::copy_of(&block), one).await.expect("write");
+        disk.write_at(Buf::zeroed(4096), other).await.expect("write");
+        forget();
+        let mut lost = 0;
+        for block in 0..300 {
+            match read(block).await {
+                Ok(found) => assert!(found == content(block), "block {block}"),
+                Err(error) => {
+                    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("first batch"), "{error}");
+                    lost += 1;
+                }
+            }
+        }
+        assert!((2..100).contains(&lost), "{lost} lost");
+    });
+    ran.unwrap_or_else(|stop| panic!("{stop}"));
 }
