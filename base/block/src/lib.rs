@@ -5,6 +5,7 @@
 //! them can be left out.
 
 mod advice;
+mod data_key;
 mod device;
 mod error;
 mod extent;
@@ -23,6 +24,7 @@ mod unnamed;
 mod write_range_lock;
 
 pub use advice::Advice;
+pub use data_key::{DATA_KEY_LEN, DataKey};
 pub use device::{BlockDevice, Geometry, LocalFuture, SizeWatch, WriteExtent};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentMap, ExtentState, Mapped};

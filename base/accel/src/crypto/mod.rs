@@ -4,6 +4,8 @@
 //! a checksum over the plain data, as the store does, or a tag.  [`Gcm`] adds a tag of 16 bytes and rejects data that
 //! does not match it, and must never see a nonce twice under one key.
 //!
+//! [`hmac_sha256`] derives keys from others, and values that tell keys apart.
+//!
 //! [`base64`] reads keys that are passed on as text; [`dh`] has the finite-field groups that DH-HMAC-CHAP asks for.
 //!
 //! XTS is implemented here over the processor's AES instructions; GCM is aws-lc's, which selects its own implementation
@@ -12,10 +14,12 @@
 pub mod base64;
 pub mod dh;
 mod gcm;
+mod hmac;
 mod perf;
 mod xts;
 
 pub use gcm::{Gcm, NONCE_LEN, TAG_LEN, TagMismatch};
+pub use hmac::{HMAC_LEN, hmac_sha256};
 pub(crate) use perf::perf;
 pub(crate) use xts::shapes::contests;
 pub use xts::{SectorNumber, SectorSize, Xts};
