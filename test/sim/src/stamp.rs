@@ -31,6 +31,13 @@ pub fn stamp(offset: u64, len: usize, version: u64) -> Buf {
     buf.freeze()
 }
 
+/// Returns where the bytes, which begin at a multiple of 8, have the beginning of a stamped sector, if they do.
+pub fn find_stamp(bytes: &[u8]) -> Option<usize> {
+    // The number of a sector is in the other bytes.
+    let begins = |word: &[u8]| word[3..] == MAGIC.to_le_bytes()[3..];
+    bytes.chunks_exact(8).position(begins).map(|at| 8 * at)
+}
+
 /// Describes bytes that were found at `offset` (a multiple of 512), for people.
 pub fn describe(offset: u64, bytes: &[u8]) -> String {
     let mut runs: Vec<(String, u64)> = Vec::new();

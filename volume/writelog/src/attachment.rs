@@ -26,7 +26,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, Error, ErrorKind, LocalFuture, Result};
+use forebay_block::{BlockDevice, DataKey, Error, ErrorKind, LocalFuture, Result};
 use forebay_reactor::sync::Semaphore;
 use forebay_reactor::{spawn, timeout};
 
@@ -232,7 +232,8 @@ impl<K: LogKeeper> LogAttachment<K> {
             return self.open_with_members(recorded, LogOpening::Again, lock).await;
         }
         let shelf = self.keeper.shelf(&recorded.place, false).await?;
-        let opened = shelf.open_log(&recorded.id, &self.keeper.volume_id(), epoch).await?;
+        let (volume, key) = (self.keeper.volume_id(), self.keeper.key().await?);
+        let opened = shelf.open_log_with_key(&recorded.id, &volume, epoch, key.as_ref()).await?;
         let owner = self.owner(recorded.id, epoch, lock);
         let log = WriteLog::new(self.base.clone(), opened, owner, self.keeper.options(&recorded.place));
         Ok(Slot::With { log, recorded, shelf, members: None })
@@ -252,6 +253,11 @@ impl<K: LogKeeper> LogAttachment<K> {
             let primary = recorded.members.as_ref().map_or_else(String::new, |members| members.primary().to_string());
             let text = format!("the write log of {} is served by peer {primary}", keeper.volume_name());
             return Err(Error::new(ErrorKind::Busy, text));
+        }
+        let key = keeper.key().await?;
+        if let Some(shelf) = peers.find_copy(id) {
+            // Nobody is fenced for an attempt that cannot succeed.
+            shelf.check_key(&id, key.as_ref()).await?;
         }
         if let Some(members) = recorded.members.as_ref().filter(|_| !is_primary)
             && members.complete().any(|peer| peer == peers.own())
@@ -278,6 +284,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         let expected = term.filter(|_| opening == LogOpening::TakeOver);
         let record = self.record_members(peers, id, &recorded.place, &shelf, expected);
         let (shared, options) = (Rc::new(SharedRecord(record.clone())), ReplicationOptions::default());
+        let options = (key.as_ref(), options);
         let opened = open_primary(&shelf, &id, (&volume, &name), opening, shared, options).await?;
         let place = record.place.borrow().clone();
         let (log, set) = self.front(opened, id, &place, lock);
@@ -447,12 +454,14 @@ impl<K: LogKeeper> LogAttachment<K> {
             }
         }
         let (name, size, copy) = (keeper.volume_name(), keeper.log_size(place), draw_id());
+        let (names, key) = ((volume.as_str(), name.as_str()), keeper.key().await?);
+        let key = key.as_ref();
         let id = match with_members {
-            false => shelf.create(&volume, &name, size, epoch).await?,
-            true => shelf.create_with_members((&volume, &name), size, epoch, copy).await?,
+            false => shelf.create_with_key(names, size, epoch, key).await?,
+            true => shelf.create_with_members_and_key(names, size, epoch, copy, key).await?,
         };
         let opened = match with_members {
-            false => match shelf.open_log(&id, &volume, epoch).await {
+            false => match shelf.open_log_with_key(&id, &volume, epoch, key).await {
                 Ok(opened) => {
                     let owner = self.owner(id, epoch, Some(lock));
                     Ok((WriteLog::new(self.base.clone(), opened, owner, keeper.options(place)), None))
@@ -460,7 +469,7 @@ impl<K: LogKeeper> LogAttachment<K> {
                 Err(error) => Err(error),
             },
             true => {
-                let created = self.create_with_members(&shelf, (id, copy), epoch + 1, place, lock).await;
+                let created = self.create_with_members(&shelf, (id, copy), epoch + 1, place, (lock, key)).await;
                 created.map(|(log, members)| (log, Some(members)))
             }
         };
@@ -503,7 +512,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         (id, copy): (LogId, LogId),
         epoch: u64,
         place: &K::Place,
-        lock: K::Lock,
+        (lock, key): (K::Lock, Option<&DataKey>),
     ) -> Result<(Rc<WriteLog>, AttachedMembers<K>)> {
         let peers = self.peers()?;
         let (served, _) = ServedCopy::release(peers.clone(), id).await?;
@@ -511,7 +520,7 @@ impl<K: LogKeeper> LogAttachment<K> {
         let record = self.record_members(peers, id, place, shelf, None);
         let (shared, options) = (Rc::new(SharedRecord(record.clone())), ReplicationOptions::default());
         let (volume, name) = (self.keeper.shared_id(), self.keeper.volume_name());
-        let opened = open_members(shelf, &id, (&volume, &name), members, shared, options).await?;
+        let opened = open_members(shelf, &id, (&volume, &name), members, shared, (key, options)).await?;
         let (log, set) = self.front(opened, id, place, Some(lock));
         Ok((log, AttachedMembers::new(set, record, served)))
     }

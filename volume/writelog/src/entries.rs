@@ -64,7 +64,7 @@ pub struct LogEntry {
     len: u32,
     /// Location of the payload, in units of the medium.
     pub place: u32,
-    /// CRC32C of the payload.
+    /// CRC32C of the payload, as it is stored.
     pub crc: u32,
     /// State word: one bit of slack, three bits of kind, the dead flag, and the count of index segments.
     state: u32,
@@ -106,6 +106,11 @@ impl LogEntry {
         payload_len(self.kind(), self.len & !SLACK)
     }
 
+    /// Returns the length of the payload in bytes, as it is stored.
+    pub fn stored_len(&self, encrypted: bool) -> u32 {
+        stored_len(self.payload_len(), encrypted)
+    }
+
     /// Returns whether the entry is superseded: no index segment, and so no read, refers to it.
     pub fn is_superseded(&self) -> bool {
         self.state & SEGMENTS_MAX == 0
@@ -134,6 +139,14 @@ pub fn payload_len(kind: EntryKind, len: u32) -> u32 {
         EntryKind::Same => SAME_LEN,
         EntryKind::Zeroes | EntryKind::ZeroesKeep | EntryKind::Discard => 0,
     }
+}
+
+/// Block of the cipher in bytes: the stored length of encrypted payloads is a multiple of it.
+pub const CIPHER_BLOCK: u32 = 16;
+
+/// Returns the length in bytes that a payload of `len` bytes has where it is stored.
+pub fn stored_len(len: u32, encrypted: bool) -> u32 {
+    if encrypted { len.next_multiple_of(CIPHER_BLOCK) } else { len }
 }
 
 /// Entries per block of memory.

@@ -7,9 +7,9 @@ use forebay_block::Extent;
 
 mod superblock;
 
-pub use self::superblock::{CopyState, LogFormatError, LogSuperblock};
+pub use self::superblock::{CopyState, KeyCheck, LogFormatError, LogSuperblock};
 pub use crate::entries::EntryKind;
-use crate::entries::payload_len;
+use crate::entries::{payload_len, stored_len};
 
 /// First eight bytes of a superblock.
 pub const MAGIC: &[u8; 8] = b"FBYLOG\x00\x01";
@@ -25,6 +25,8 @@ pub const VERSION: u32 = 1;
 pub const VERSION_MEMBERS: u32 = 2;
 /// Feature bit of logs with members.
 pub const FEATURE_MEMBERS: u64 = 1;
+/// Feature bit of logs whose payloads are encrypted.
+pub const FEATURE_ENCRYPTED: u64 = 2;
 
 /// Length of a superblock in bytes.
 pub const SUPER_LEN: usize = 4096;
@@ -201,27 +203,39 @@ pub struct EntryRecord {
     /// Location of the payload, in units: in an append block, from the start of the ring; otherwise from the start of the
     /// buffers.
     pub place: u32,
-    /// CRC32C of the payload.
+    /// CRC32C of the payload, as it is stored.
     pub crc: u32,
     /// Time of the write in milliseconds since 1970.
     pub time_ms: u64,
-    /// Term in which the entry was appended; 0 in a log without members.
+    /// Term in which the entry was appended; 0 in a log without members. With a salt also there: the run.
     pub term: u32,
+    /// Salt that was drawn when the log was opened in which the entry was appended; `None` if the payload is not
+    /// encrypted. Run or term, salt and sequence number are never the same for two writes.
+    pub salt: Option<u32>,
 }
 
 const ENTRY_CRC_AT: usize = 60;
+/// Flag of an entry with a salt.
+const ENTRY_ENCRYPTED: u8 = 1;
 
 impl EntryRecord {
+    /// Returns the length of the payload in bytes, as it is stored.
+    pub fn stored_len(&self) -> u32 {
+        stored_len(payload_len(self.kind, self.extent.len as u32), self.salt.is_some())
+    }
+
     /// Encodes the entry as [`ENTRY_LEN`] bytes, with the log's tag.
     pub fn encode(&self, tag: u32) -> [u8; ENTRY_LEN] {
         let mut out = [0; ENTRY_LEN];
         out[0] = self.kind.code();
+        out[1] = if self.salt.is_some() { ENTRY_ENCRYPTED } else { 0 };
         out[4..8].copy_from_slice(&(self.extent.len as u32).to_le_bytes());
         out[8..16].copy_from_slice(&self.extent.offset.to_le_bytes());
         out[16..24].copy_from_slice(&self.seq.to_le_bytes());
         out[24..32].copy_from_slice(&self.generation.to_le_bytes());
         out[32..36].copy_from_slice(&self.place.to_le_bytes());
-        out[36..40].copy_from_slice(&payload_len(self.kind, self.extent.len as u32).to_le_bytes());
+        let payload = self.salt.unwrap_or_else(|| payload_len(self.kind, self.extent.len as u32));
+        out[36..40].copy_from_slice(&payload.to_le_bytes());
         out[40..44].copy_from_slice(&self.crc.to_le_bytes());
         out[44..52].copy_from_slice(&self.time_ms.to_le_bytes());
         out[52..56].copy_from_slice(&tag.to_le_bytes());
@@ -236,8 +250,8 @@ impl EntryRecord {
             return malformed(format!("entry {seq}: the checksum is wrong"));
         }
         let mut reader = Reader { bytes, what: "entry" };
-        let code = reader.u8()?;
-        reader.take(3)?;
+        let (code, flags) = (reader.u8()?, reader.u8()?);
+        reader.take(2)?;
         let len = reader.u32()?;
         let (offset, found, generation) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let (place, payload, crc) = (reader.u32()?, reader.u32()?, reader.u32()?);
@@ -251,13 +265,17 @@ impl EntryRecord {
                 "entry {seq}: it is number {found} of log {owner:#010x}, not of log {tag:#010x}"
             ));
         }
+        if flags & !ENTRY_ENCRYPTED != 0 {
+            return malformed(format!("entry {seq}: it has flags {flags:#x}"));
+        }
+        let salt = (flags == ENTRY_ENCRYPTED).then_some(payload);
         let longest = if kind == EntryKind::Write { u64::from(PAYLOAD_MAX) } else { RUN_MAX };
-        let right = len > 0 && u64::from(len) <= longest && payload == payload_len(kind, len);
+        let right = len > 0 && u64::from(len) <= longest && (salt.is_some() || payload == payload_len(kind, len));
         if !right || offset.checked_add(u64::from(len)).is_none() || generation >= 1 << 56 {
             return malformed(format!("entry {seq}: {kind:?} of {len} bytes at {offset}, with {payload} of payload"));
         }
         let extent = Extent::new(offset, u64::from(len));
-        Ok(Self { kind, extent, seq, generation, place, crc, time_ms, term })
+        Ok(Self { kind, extent, seq, generation, place, crc, time_ms, term, salt })
     }
 }
 
@@ -373,7 +391,7 @@ impl BlockHeader {
         let mut entries = Vec::with_capacity(usize::from(self.count));
         for (seq, bytes) in (self.first_seq..).zip(bytes[ENTRY_LEN..].chunks_exact(ENTRY_LEN)) {
             let entry = EntryRecord::decode(bytes, tag, seq)?;
-            if entry.term != 0 && entry.term != self.run {
+            if (entry.term != 0 || entry.salt.is_some()) && entry.term != self.run {
                 return malformed(format!(
                     "entry {seq}: it is of term {}, in a block of term {}",
                     entry.term, self.run

@@ -149,6 +149,10 @@ mod tests {
         };
         assert!(sealed_superblock(&padded(include_bytes!("../../../fuzz/seeds/writelog_sealed/superblock"))));
         assert!(sealed_superblock(&padded(include_bytes!("../../../fuzz/seeds/writelog_sealed/superblock-members"))));
+        let encrypted = include_bytes!("../../../fuzz/seeds/writelog_sealed/superblock-encrypted");
+        assert!(sealed_superblock(&padded(encrypted)));
+        let seed = padded(include_bytes!("../../../fuzz/seeds/writelog_sealed/structures-encrypted"));
+        assert!(sealed_entry(&seed[ENTRY]) && sealed_block(&seed[BLOCK]));
         let seed = padded(include_bytes!("../../../fuzz/seeds/writelog_sealed/structures"));
         assert!(sealed_entry(&seed[ENTRY]));
         assert!(sealed_directory(&seed[DIRECTORY]));
@@ -157,7 +161,8 @@ mod tests {
 
     #[test]
     fn the_seeds_of_messages_are_messages() {
-        let requests: [&[u8]; 4] = [
+        let requests: [&[u8]; 5] = [
+            include_bytes!("../../../fuzz/seeds/writelog_messages/adopt-encrypted"),
             include_bytes!("../../../fuzz/seeds/writelog_messages/create"),
             include_bytes!("../../../fuzz/seeds/writelog_messages/adopt"),
             include_bytes!("../../../fuzz/seeds/writelog_messages/append"),

@@ -9,6 +9,7 @@ mod acquire;
 mod append;
 mod attachment;
 mod bypass;
+mod cipher;
 mod consistency;
 mod dirty;
 mod entries;
@@ -36,6 +37,9 @@ mod stats;
 mod superseded;
 mod survey;
 mod throttle;
+#[cfg(any(test, feature = "record-tweaks"))]
+#[doc(hidden)]
+pub mod tweaks;
 mod writeback;
 
 pub use attachment::{LogAttachment, LogKeeper, PeerAccess, PlaceChange};

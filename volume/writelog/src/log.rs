@@ -11,6 +11,7 @@ use forebay_block::{
 use forebay_reactor::spawn;
 use forebay_reactor::sync::{Notify, oneshot};
 
+use crate::cipher::PayloadCipher;
 use crate::entries::{EntryKind, SAME_LEN};
 use crate::format::{MediumKind, PAYLOAD_MAX, RUN_MAX};
 use crate::media::Medium;
@@ -28,6 +29,8 @@ pub(crate) struct LogShared {
     pub(crate) inner: Rc<dyn BlockDevice>,
     pub(crate) medium: Rc<dyn Medium>,
     pub(crate) kind: MediumKind,
+    /// Cipher of payloads on the medium.
+    pub(crate) cipher: Option<Rc<PayloadCipher>>,
     pub(crate) owner: Rc<dyn LogOwner>,
     pub(crate) options: LogOptions,
     pub(crate) state: RefCell<LogState>,
@@ -89,7 +92,7 @@ impl WriteLog {
     /// # Panics
     /// If no reactor runs on this thread.
     pub fn new(inner: Rc<dyn BlockDevice>, log: OpenLog, owner: Rc<dyn LogOwner>, options: LogOptions) -> Rc<Self> {
-        let OpenLog { medium, found, kind, room, held } = log;
+        let OpenLog { medium, found, kind, cipher, room, held } = log;
         let acquiring = owner.acquire();
         let state = LogState::new(found.tail_seq, &found.entries, acquiring.is_some());
         let settled = Rc::new(Notify::new());
@@ -97,6 +100,7 @@ impl WriteLog {
             inner,
             medium,
             kind,
+            cipher,
             owner,
             throttle: WriteThrottle::new(options.limits),
             options,
@@ -141,6 +145,11 @@ impl WriteLog {
         self.shared.throttle.set_limits(limits);
         self.shared.write_back.notify_all();
         self.shared.settled.notify_all();
+    }
+
+    /// Returns whether payloads are encrypted on the medium.
+    pub fn is_encrypted(&self) -> bool {
+        self.shared.cipher.is_some()
     }
 
     /// Returns the kind of log device.

@@ -11,11 +11,12 @@ pub(crate) mod storage;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use forebay_accel::crc32c::crc32c_parts;
+use forebay_accel::crc32c::{crc32c, crc32c_parts};
 use forebay_block::{Buf, BufList, Error, ErrorKind, Extent, LocalFuture, Result};
 use forebay_reactor::wall_clock;
 
-use crate::entries::{EntryKind, LogEntry};
+use crate::cipher::PayloadCipher;
+use crate::entries::{EntryKind, LogEntry, stored_len};
 use crate::format::EntryRecord;
 use crate::pending_write::PendingWrite;
 use crate::replication::RawAppend;
@@ -41,18 +42,35 @@ impl AppendPiece {
 pub(crate) struct Placed {
     pub(crate) piece: AppendPiece,
     pub(crate) place: u32,
+    /// Checksum of the payload, as it is stored.
     pub(crate) crc: u32,
+    /// Encrypted payload, padded with zeroes to units of the medium.
+    sealed: Option<BufList>,
 }
 
 impl Placed {
-    pub(crate) fn new(piece: AppendPiece, place: u32) -> Self {
-        let crc = crc32c_parts(piece.payload.parts().iter().map(|part| &part[..]));
-        Self { piece, place, crc }
+    /// Returns a piece as entry `seq`, whose payload is encrypted if there is a cipher; `unit` is that of the medium.
+    pub(crate) fn new(piece: AppendPiece, place: u32, seq: u64, unit: usize, cipher: Option<&PayloadCipher>) -> Self {
+        let cipher = cipher.filter(|_| !piece.payload.is_empty());
+        let Some(cipher) = cipher else {
+            let crc = crc32c_parts(piece.payload.parts().iter().map(|part| &part[..]));
+            return Self { piece, place, crc, sealed: None };
+        };
+        let sealed = cipher.seal(seq, &piece.payload, unit);
+        let crc = crc32c(&sealed[..stored_len(piece.payload.len() as u32, true) as usize]);
+        Self { piece, place, crc, sealed: Some(sealed.into()) }
     }
 
-    pub(crate) fn record(&self, seq: u64, time_ms: u64, term: u32) -> EntryRecord {
+    /// Returns the payload as it is stored.
+    pub(crate) fn stored(&self) -> &BufList {
+        self.sealed.as_ref().unwrap_or(&self.piece.payload)
+    }
+
+    /// Returns the entry; with a cipher, of its run, and otherwise of term `term`.
+    pub(crate) fn record(&self, seq: u64, time_ms: u64, term: u32, cipher: Option<&PayloadCipher>) -> EntryRecord {
         let AppendPiece { kind, extent, generation, .. } = self.piece;
-        EntryRecord { kind, extent, seq, generation, place: self.place, crc: self.crc, time_ms, term }
+        let (term, salt) = cipher.map_or((term, None), |cipher| (cipher.run(), Some(cipher.salt())));
+        EntryRecord { kind, extent, seq, generation, place: self.place, crc: self.crc, time_ms, term, salt }
     }
 
     pub(crate) fn entry(&self) -> LogEntry {
@@ -101,7 +119,10 @@ pub(crate) trait Medium {
     /// Notes that a group is appended, and all groups before it.
     fn finished(&self, group: u64);
 
-    /// Reads and verifies the payload of an entry.
+    /// Encrypts the payloads of what is appended from now on.
+    fn encrypt_with(&self, cipher: Rc<PayloadCipher>);
+
+    /// Reads and verifies the payload of an entry, as it is stored.
     fn read(&self, entry: &LogEntry) -> LocalFuture<Result<Buf>>;
 
     /// Reads several payloads, in the order given; adjacent ones may be read together.

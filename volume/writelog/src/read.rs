@@ -39,7 +39,19 @@ fn source(shared: &LogShared, state: &LogState, seq: u64, entry: &LogEntry, part
         return Source::Ready(shape(entry, part, payload.clone()));
     }
     debug_assert_ne!(entry.place, NOWHERE, "entry {seq} is neither on the medium nor in memory");
-    Source::Work(content_of(entry, part, shared.medium.read(entry)))
+    Source::Work(content_of(entry, part, payload(shared, seq, entry, shared.medium.read(entry))))
+}
+
+/// Returns the payload of an entry from a read of what its medium has stored.
+pub(crate) fn payload(
+    shared: &LogShared,
+    seq: u64,
+    entry: &LogEntry,
+    read: LocalFuture<Result<Buf>>,
+) -> LocalFuture<Result<Buf>> {
+    let Some(cipher) = shared.cipher.clone() else { return read };
+    let len = entry.payload_len() as usize;
+    Box::pin(async move { cipher.open(seq, &read.await?, len) })
 }
 
 /// Extracts the bytes of `part` from an entry's payload.

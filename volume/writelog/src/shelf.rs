@@ -2,6 +2,7 @@
 
 mod create;
 mod directory;
+mod encryption;
 mod opened;
 mod space;
 mod volatile;
@@ -11,11 +12,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 
-use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
+use forebay_block::{Buf, BufMut, DataKey, Error, ErrorKind, Result};
 use forebay_reactor::pmem::{PersistentMemory, PmemFile, PmemOptions, is_dax_device};
 use forebay_reactor::sync::{Notify, Semaphore};
 use forebay_reactor::{File, OpenOptions, spawn};
 
+use crate::cipher::{open_cipher, require_key};
 use crate::format::{
     DIRECTORY_COPIES, LOG_SIZE_LEAST, LOG_SIZE_MIN, LOGS_AT, LogDirectory, LogFormatError, LogId, LogSuperblock,
     MediumKind, SHELF_UNFINISHED, SUPER_COPIES, SUPER_LEN, ShelfEntry,
@@ -61,6 +63,8 @@ pub struct LogInfo {
     pub medium: MediumKind,
     /// Size in bytes.
     pub size: u64,
+    /// Set if its payloads are encrypted.
+    pub encrypted: bool,
     /// Epoch of its membership.
     pub epoch: u64,
     /// Number of times that it was opened.
@@ -469,13 +473,14 @@ impl Shelf {
         let open = self.open.borrow().contains(id);
         let superseded = superseded_entries(&found);
         let live = found.iter().zip(&superseded).filter(|(_, superseded)| !**superseded);
-        let LogSuperblock { volume, name, size, epoch, run, clean, created_s, medium, .. } = superblock;
+        let LogSuperblock { volume, name, size, epoch, run, clean, created_s, medium, encryption, .. } = superblock;
         Ok(LogInfo {
             id: *id,
             volume,
             name,
             medium,
             size,
+            encrypted: encryption.is_some(),
             epoch,
             run,
             clean: clean && !open,
@@ -553,12 +558,19 @@ impl Shelf {
         Ok(OpenCopy { medium: Rc::new(medium), found, room, held })
     }
 
-    /// Opens a log for its volume.
+    /// Opens a log for its volume. An empty log that is opened with a key for the first time becomes an encrypted one.
     ///
     /// # Errors
-    /// [`ErrorKind::Denied`] if it belongs to another volume; [`ErrorKind::Fenced`] if its epoch is older than
-    /// `epoch`; [`ErrorKind::Busy`] if it is open; [`ErrorKind::Corrupt`] if durable contents are missing or damaged.
-    pub async fn open_log(self: &Rc<Self>, id: &LogId, volume: &str, epoch: u64) -> Result<OpenLog> {
+    /// [`ErrorKind::Denied`] if it belongs to another volume, is encrypted with another key, or holds entries that are not
+    /// encrypted although there is a key; [`ErrorKind::Fenced`] if its epoch is older than `epoch`; [`ErrorKind::Busy`] if
+    /// it is open; [`ErrorKind::Corrupt`] if durable contents are missing or damaged.
+    pub async fn open_log_with_key(
+        self: &Rc<Self>,
+        id: &LogId,
+        volume: &str,
+        epoch: u64,
+        key: Option<&DataKey>,
+    ) -> Result<OpenLog> {
         let entry = self.entry(id)?;
         let NewestSuperblock { mut superblock, copy, one_lost } = self.superblock(&entry).await?;
         let what = format!("{}: log {}", self.path, id_text(id));
@@ -574,33 +586,43 @@ impl Shelf {
             let text = format!("{what} is of epoch {}, but the volume's epoch is {epoch}", superblock.epoch);
             return Err(Error::new(ErrorKind::Fenced, text));
         }
+        require_key(superblock.encryption.as_ref(), key, id, &what)?;
         if !self.open.borrow_mut().insert(*id) {
             return Err(Error::new(ErrorKind::Busy, format!("{what} is open")));
         }
         let held = OpenGuard { shelf: self.clone(), id: *id };
         let room = Rc::new(Notify::new());
-        let (medium, found): (Rc<dyn Medium>, Recovered) = match &self.backing {
+        let (medium, found, run): (Rc<dyn Medium>, Recovered, u32) = match &self.backing {
             Backing::File(file) => {
                 // Writes of a killed process may be readable, but not durable.
                 file.sync_data().await.map_err(|error| io(error, &self.path, "syncing"))?;
                 let storage = self.storage();
                 let found = Ssd::scan(&storage, entry.start, &superblock, one_lost).await?;
-                superblock.run = found.run + 1;
+                if let Some(key) = key {
+                    self.begin_encryption(&entry, (&mut superblock, copy), key, found.entries.len()).await?;
+                }
+                let run = found.run + 1;
+                superblock.run = run;
                 let (medium, found) = Ssd::resume(storage, entry.start, superblock, copy, found, room.clone());
-                (Rc::new(medium), found)
+                (Rc::new(medium), found, run)
             }
             Backing::Memory(memory) => {
                 let found = PmemMedium::scan(&**memory, entry.start, &superblock)?;
+                if let Some(key) = key {
+                    self.begin_encryption(&entry, (&mut superblock, copy), key, found.entries.len()).await?;
+                }
                 superblock.run += 1;
+                let run = superblock.run;
                 let medium = PmemMedium::resume(memory.clone(), entry.start, superblock, copy, &found, room.clone())?;
-                (Rc::new(medium), found)
+                (Rc::new(medium), found, run)
             }
         };
+        let cipher = open_cipher(&*medium, key, id, run, &found)?;
         // The log counts as open until the write has ended, even if the caller no longer waits.
         let opened = medium.clone();
         let (persisted, held) = spawn(async move { (opened.persist_tail(false).await, held) }).await;
         persisted?;
-        Ok(OpenLog { medium, found, kind: self.kind, room, held })
+        Ok(OpenLog { medium, found, kind: self.kind, cipher, room, held })
     }
 
     /// Discards a log and its contents.

@@ -25,7 +25,7 @@ use crate::flush;
 use crate::log::LogShared;
 use crate::mode::Mode;
 use crate::plan::{WriteBackAction, WriteBackRun, coalesce, plan};
-use crate::read::{content, content_of, must_be_read};
+use crate::read::{content, content_of, must_be_read, payload};
 use crate::state::LogState;
 use crate::throttle;
 
@@ -363,7 +363,7 @@ fn request(
         let mut one = |&(seq, part): &(u64, Extent)| {
             let entry = state.dirty.get(seq)?;
             match must_be_read(state, seq, entry) {
-                true => Some(content_of(entry, part, reads.next()?)),
+                true => Some(content_of(entry, part, payload(shared, seq, entry, reads.next()?))),
                 false => Some(content(shared, state, seq, entry, part)),
             }
         };

@@ -24,7 +24,7 @@ pub use replication::{ReplicationTally, run_replication};
 pub use scenario::{Damage, Scenario, Subject};
 pub use shared::{SharedTally, run_shared};
 pub use store::{crash_everywhere, run};
-pub use writelog::{AttachmentTally, LogScenario, LogTally, run_attachment, run_writelog, sweep_writelog};
+pub use writelog::{AttachmentTally, Encryption, LogScenario, LogTally, run_attachment, run_writelog, sweep_writelog};
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

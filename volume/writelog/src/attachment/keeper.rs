@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::ready;
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, LocalFuture, Result};
+use forebay_block::{DataKey, Error, ErrorKind, LocalFuture, Result};
 
 use super::members::PeerAccess;
 use crate::options::LogOptions;
@@ -73,6 +73,14 @@ pub trait LogKeeper: 'static {
 
     /// Returns the options of a log at a place.
     fn options(&self, place: &Self::Place) -> LogOptions;
+
+    /// Returns the key that the log's payloads are encrypted with; `None` for an image that is not encrypted.
+    ///
+    /// # Errors
+    /// If the image is encrypted and its key is unavailable: its log is not opened then.
+    fn key(&self) -> LocalFuture<Result<Option<DataKey>>> {
+        Box::pin(ready(Ok(None)))
+    }
 
     /// Compares two places.
     fn compare(&self, is: &Self::Place, wanted: &Self::Place) -> PlaceChange;

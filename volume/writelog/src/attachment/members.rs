@@ -29,6 +29,11 @@ pub trait PeerAccess {
         None
     }
 
+    /// Returns the log device that has this peer's copy of a log, which may be open.
+    fn find_copy(&self, _log: LogId) -> Option<Rc<Shelf>> {
+        None
+    }
+
     /// Closes this peer's copy of a log of another primary: nothing is taken from that one until
     /// [`resume_copy`](Self::resume_copy). Returns the log device that has the copy; `None` if there is no such copy.
     ///

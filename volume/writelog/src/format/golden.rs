@@ -26,6 +26,7 @@ fn superblock() -> LogSuperblock {
         copy: None,
         volume: "store:00/img".into(),
         name: "local/disk".into(),
+        encryption: None,
     }
 }
 
@@ -39,6 +40,7 @@ fn entry(seq: u64) -> EntryRecord {
         crc: 0x1234_5678,
         time_ms: 1_700_000_000_123,
         term: 0,
+        salt: None,
     }
 }
 
@@ -125,6 +127,49 @@ fn an_append_block_in_persistent_memory_is_what_it_was() {
     assert_eq!(hex(&bytes), include_str!("golden/block-pmem.hex").trim());
     assert_eq!(BlockHeader::peek(&bytes, 0xdead_beef, 64), Some(header));
     assert_eq!(header.entries(&bytes, 0xdead_beef, 64, 10_000), Ok(vec![entry(77)]));
+}
+
+#[test]
+fn the_superblock_of_an_encrypted_log_is_what_it_was() {
+    let mut plain = superblock();
+    for members in [false, true] {
+        let mut encrypted = plain.clone();
+        encrypted.set_encryption(*b"checkcheckcheck!");
+        let bytes = encrypted.encode();
+        assert_eq!(LogSuperblock::decode(&bytes), Ok(encrypted.clone()));
+        assert_eq!(bytes[16], plain.features as u8 | 2);
+        let after = bytes.windows(16).position(|found| found == b"checkcheckcheck!").expect("the check value");
+        assert!(bytes[after - 10..after] == *b"local/disk" && bytes[after + 16..].iter().all(|&byte| byte == 0));
+        if !members {
+            assert_eq!(hex(&bytes[..192]), include_str!("golden/superblock-encrypted.hex").trim());
+        }
+        plain.set_copy(CopyState { copy: *b"copycopycopycopy", kept: 12, cut: 15, filling: true });
+    }
+}
+
+#[test]
+fn an_entry_of_an_encrypted_log_is_what_it_was() {
+    let entry = EntryRecord { term: 5, salt: Some(0x0403_0201), ..entry(77) };
+    let bytes = entry.encode(0xdead_beef);
+    assert_eq!(hex(&bytes), include_str!("golden/entry-encrypted.hex").trim());
+    assert_eq!(EntryRecord::decode(&bytes, 0xdead_beef, 77), Ok(entry));
+    for flags in [2, 3, 0x81] {
+        let mut other = bytes;
+        other[1] = flags;
+        reseal(&mut other, 60);
+        assert!(EntryRecord::decode(&other, 0xdead_beef, 77).is_err(), "flags {flags}");
+    }
+    let odd = EntryRecord { extent: Extent::new(0, 513), ..entry };
+    assert_eq!((odd.stored_len(), EntryRecord { salt: None, ..odd }.stored_len()), (528, 513));
+    // A block of another run does not have it, even without members.
+    let (count, behind, number, pos, first_seq, tail_pos, tail_seq) = (1, 0, 1, 0, 77, 0, 77);
+    for (run, is_valid) in [(5, true), (6, false)] {
+        let units = 1 + 8;
+        let header = BlockHeader { run, count, behind, number, pos, first_seq, tail_pos, tail_seq, units };
+        let mut bytes = [0; 512];
+        header.encode(9, &[EntryRecord { place: 1, ..entry }], &mut bytes);
+        assert_eq!(header.entries(&bytes, 9, 512, 100).is_ok(), is_valid, "run {run}");
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Superblock of a log.
 
 use super::{
-    FEATURE_MEMBERS, LOG_SIZE_LEAST, LogId, MAGIC, MalformedLog, MediumKind, PMEM_UNIT, Reader, SUPER_LEN, VERSION,
-    VERSION_MEMBERS, blocks_size_max, buffers_at, is_sealed, is_unit, malformed, seal,
+    FEATURE_ENCRYPTED, FEATURE_MEMBERS, LOG_SIZE_LEAST, LogId, MAGIC, MalformedLog, MediumKind, PMEM_UNIT, Reader,
+    SUPER_LEN, VERSION, VERSION_MEMBERS, blocks_size_max, buffers_at, is_sealed, is_unit, malformed, seal,
 };
 
 /// State of a copy of a log that has members, in the superblock of version 2.
@@ -18,6 +18,9 @@ pub struct CopyState {
     /// Set while the copy is known to lack entries.
     pub filling: bool,
 }
+
+/// Check value of the key that a log is encrypted with: it tells keys apart, and nothing about them.
+pub type KeyCheck = [u8; 16];
 
 /// Superblock of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +62,8 @@ pub struct LogSuperblock {
     pub volume: String,
     /// Name of the volume, for messages.
     pub name: String,
+    /// Check value of the key, if payloads are encrypted.
+    pub encryption: Option<KeyCheck>,
 }
 
 /// Reason for the rejection of a superblock or a directory.
@@ -82,6 +87,12 @@ impl LogSuperblock {
     pub fn set_copy(&mut self, state: CopyState) {
         self.features |= FEATURE_MEMBERS;
         self.copy = Some(state);
+    }
+
+    /// Makes the log an encrypted one; entries that it holds are not.
+    pub fn set_encryption(&mut self, check: KeyCheck) {
+        self.features |= FEATURE_ENCRYPTED;
+        self.encryption = Some(check);
     }
 
     /// Returns whether a block or entry of run `run` may follow one of run `before`, as number `number` of the log.
@@ -133,6 +144,7 @@ impl LogSuperblock {
             out.extend_from_slice(&(text.len() as u16).to_le_bytes());
             out.extend_from_slice(text.as_bytes());
         }
+        out.extend_from_slice(self.encryption.as_ref().map_or(&[], |check| check));
         assert!(out.len() <= SUPER_LEN, "a volume's name of {} bytes", self.name.len());
         out.resize(SUPER_LEN, 0);
         seal(&mut out, SUPER_CRC_AT);
@@ -150,8 +162,8 @@ impl LogSuperblock {
         let mut reader = Reader { bytes: &bytes[8..], what: "superblock" };
         let version = reader.u32().map_err(LogFormatError::Damaged)?;
         let known = match version {
-            VERSION => 0,
-            VERSION_MEMBERS => FEATURE_MEMBERS,
+            VERSION => FEATURE_ENCRYPTED,
+            VERSION_MEMBERS => FEATURE_MEMBERS | FEATURE_ENCRYPTED,
             _ => return Err(LogFormatError::Newer(format!("format version {version}"))),
         };
         let found = Self::decode_fields(&mut reader, version).map_err(LogFormatError::Damaged)?;
@@ -187,6 +199,10 @@ impl LogSuperblock {
             }
         };
         let (volume, name) = (reader.text()?, reader.text()?);
+        let encryption = match features & FEATURE_ENCRYPTED {
+            0 => None,
+            _ => Some(reader.array()?),
+        };
         let bounded = (LOG_SIZE_LEAST..1 << 48).contains(&size) && size.is_multiple_of(4096);
         let sane = match medium {
             MediumKind::Ssd => unit.is_power_of_two() && (512..=4096).contains(&unit),
@@ -236,6 +252,7 @@ impl LogSuperblock {
             copy,
             volume,
             name,
+            encryption,
         })
     }
 }

@@ -7,7 +7,7 @@ use forebay_block::{BufList, LocalFuture, Result};
 use forebay_reactor::pmem::PersistentMemory;
 
 use super::Medium;
-use crate::format::{CopyState, LogId};
+use crate::format::{CopyState, KeyCheck, LogId};
 use crate::replication::{AppendCursor, CopyStart, LogShape, RawAppend};
 
 /// Future that borrows the medium.
@@ -24,6 +24,8 @@ pub(crate) struct NewTerm {
     pub(crate) copy: LogId,
     /// Set if the copy is known to lack entries.
     pub(crate) filling: bool,
+    /// Check value of the key that the term's payloads are encrypted with.
+    pub(crate) encryption: Option<KeyCheck>,
     /// At a replica, [`CopyState::cut`] of the primary; `None` at the primary itself.
     pub(crate) cut: Option<u64>,
 }
@@ -38,6 +40,9 @@ pub(crate) trait CopyMedium: Medium {
 
     /// Returns the state of the copy; `None` for a log that has never had members.
     fn state(&self) -> Option<CopyState>;
+
+    /// Returns the check value of the key that payloads are encrypted with.
+    fn encryption(&self) -> Option<KeyCheck>;
 
     /// Returns an error once an append that came from another member has failed: what the medium holds is not known any more,
     /// until the copy is opened again.

@@ -7,6 +7,7 @@ use forebay_block::{Buf, LocalFuture, Result};
 
 use super::copy::CopyMedium;
 use super::{AppendGroup, AppendPiece, Medium};
+use crate::cipher::PayloadCipher;
 use crate::entries::LogEntry;
 use crate::replication::PrimarySet;
 
@@ -78,6 +79,10 @@ impl Medium for MembersMedium {
 
     fn finished(&self, group: u64) {
         self.local.finished(group);
+    }
+
+    fn encrypt_with(&self, cipher: Rc<PayloadCipher>) {
+        self.local.encrypt_with(cipher);
     }
 
     fn read(&self, entry: &LogEntry) -> LocalFuture<Result<Buf>> {

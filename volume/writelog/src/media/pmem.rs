@@ -15,6 +15,7 @@ use forebay_reactor::sync::Notify;
 
 use super::ssd::verify;
 use super::{AppendGroup, AppendPiece, Medium, Placed, Recovered, check_generations, corrupt, now_ms};
+use crate::cipher::PayloadCipher;
 use crate::entries::LogEntry;
 use crate::format::{
     AREA_AT, BLOCK_ENTRIES_MAX, ENTRY_LEN, EntryRecord, HEAD_AT, LogSuperblock, PMEM_UNIT, SUPER_COPIES, TAIL_AT,
@@ -173,6 +174,8 @@ pub(crate) struct PmemMedium {
     lines: u32,
     tag: u32,
     state: RefCell<State>,
+    /// Cipher of the payloads that are appended.
+    cipher: RefCell<Option<Rc<PayloadCipher>>>,
     space: Rc<RefCell<Buffers>>,
     room: Rc<Notify>,
 }
@@ -211,7 +214,7 @@ impl PmemMedium {
         for (entry, _) in
             entries.iter().zip(&superseded).filter(|(entry, superseded)| entry.kind.has_payload() && !**superseded)
         {
-            let len = crate::entries::payload_len(entry.kind, entry.extent.len as u32);
+            let len = entry.stored_len();
             if u64::from(entry.place) + u64::from(lines_of(len)) > u64::from(lines) {
                 return Err(corrupt(format!("entry {}: its buffer is outside", entry.seq)));
             }
@@ -244,7 +247,7 @@ impl PmemMedium {
         for (entry, _) in
             found.entries.iter().zip(&superseded).filter(|(e, superseded)| e.kind.has_payload() && !**superseded)
         {
-            let len = crate::entries::payload_len(entry.kind, entry.extent.len as u32);
+            let len = entry.stored_len();
             if !space.take_at(entry.place, lines_of(len)) {
                 return Err(corrupt(format!("entry {}: its buffer belongs to another entry too", entry.seq)));
             }
@@ -257,13 +260,13 @@ impl PmemMedium {
         memory.fence();
         let space = Rc::new(RefCell::new(Buffers { space, read: BTreeMap::new() }));
         let state = State { tail: found.tail_seq, next_group: 0, head, superblock, copy: 1 - copy, said: None };
-        let state = RefCell::new(state);
-        Ok(Self { memory, base, slots, buffers: base + buffers, lines, tag, state, space, room })
+        let (state, cipher) = (RefCell::new(state), RefCell::default());
+        Ok(Self { memory, base, slots, buffers: base + buffers, lines, tag, state, cipher, space, room })
     }
 
     fn store_payload(&self, placed: &Placed) {
         let mut at = self.buffers + u64::from(placed.place) * LINE;
-        for part in placed.piece.payload.parts() {
+        for part in placed.stored().parts() {
             self.memory.store(at, part);
             at += part.len() as u64;
         }
@@ -285,6 +288,8 @@ impl Medium for PmemMedium {
 
     fn take(&self, queue: &mut VecDeque<AppendPiece>, first_seq: u64, _durable: bool) -> Option<AppendGroup> {
         let mut state = self.state.borrow_mut();
+        let cipher = self.cipher.borrow();
+        let cipher = cipher.as_deref();
         let room = (self.slots - (state.head - state.tail)).min(BLOCK_ENTRIES_MAX as u64) as usize;
         let mut pieces = Vec::new();
         while pieces.len() < room
@@ -294,7 +299,7 @@ impl Medium for PmemMedium {
             let place = if lines == 0 { Some(0) } else { self.space.borrow_mut().space.take(lines) };
             let Some(place) = place else { break };
             let Some(piece) = queue.pop_front() else { break };
-            let placed = Placed::new(piece, place);
+            let placed = Placed::new(piece, place, first_seq + pieces.len() as u64, LINE as usize, cipher);
             self.store_payload(&placed);
             pieces.push(placed);
         }
@@ -303,7 +308,7 @@ impl Medium for PmemMedium {
         }
         let (time_ms, term) = (now_ms(), 0);
         for (seq, placed) in (first_seq..).zip(&pieces) {
-            let entry = placed.record(seq, time_ms, term).encode(self.tag);
+            let entry = placed.record(seq, time_ms, term, cipher).encode(self.tag);
             self.memory.store(self.base + AREA_AT + seq % self.slots * ENTRY_LEN as u64, &entry);
         }
         self.memory.fence();
@@ -316,13 +321,18 @@ impl Medium for PmemMedium {
 
     fn finished(&self, _group: u64) {}
 
+    fn encrypt_with(&self, cipher: Rc<PayloadCipher>) {
+        self.cipher.replace(Some(cipher));
+    }
+
     fn read(&self, entry: &LogEntry) -> LocalFuture<Result<Buf>> {
+        let len = entry.stored_len(self.cipher.borrow().is_some()) as usize;
         let (memory, at, entry) = (self.memory.clone(), self.buffers + u64::from(entry.place) * LINE, *entry);
         let pin = Pin::new(&self.space, &self.room, entry.place);
         // Loaded only when polled: many reads are created at once, and requests would wait for all of them.
         Box::pin(async move {
             let _pin = pin;
-            let mut data = BufMut::zeroed(entry.payload_len() as usize);
+            let mut data = BufMut::zeroed(len);
             memory.load(at, &mut data);
             verify(&entry, &data).map(|()| data.freeze())
         })

@@ -21,6 +21,7 @@ use self::ring::{Mark, RingState, StartedBlock};
 pub(crate) use self::scan::ScanResult;
 use super::storage::BlockStorage;
 use super::{AppendGroup, AppendPiece, Medium, Placed, Recovered, now_ms};
+use crate::cipher::PayloadCipher;
 use crate::entries::LogEntry;
 use crate::format::{
     AREA_AT, BLOCK_ENTRIES_MAX, BLOCK_LEN_MAX, BlockHeader, ENTRY_LEN, LogSuperblock, SUPER_COPIES, tag_of,
@@ -43,6 +44,8 @@ pub(crate) struct Ssd {
     tag: u32,
     /// Run of the blocks that are appended.
     run: Cell<u32>,
+    /// Cipher of the payloads that are appended.
+    cipher: RefCell<Option<Rc<PayloadCipher>>>,
     /// Entries that were found when the log was opened.
     shape: LogShape,
     state: Rc<RefCell<RingState>>,
@@ -106,6 +109,7 @@ impl Ssd {
             ring,
             tag,
             run: Cell::new(run),
+            cipher: RefCell::default(),
             shape,
             state: Rc::new(RefCell::new(state)),
             room,
@@ -127,6 +131,11 @@ impl Ssd {
     fn pin(&self, pos: u64) -> Pin {
         *self.state.borrow_mut().reads.entry(pos).or_insert(0) += 1;
         Pin { state: self.state.clone(), room: self.room.clone(), pos }
+    }
+
+    /// Returns whether the payloads of the log are encrypted.
+    fn is_encrypted(&self) -> bool {
+        self.state.borrow().superblock.encryption.is_some()
     }
 
     fn units_of(&self, len: usize) -> u64 {
@@ -182,26 +191,27 @@ impl Medium for Ssd {
             units: units as u32,
         };
         let mut place = (pos % self.ring) as u32 + header.head_units(self.unit);
+        let cipher = self.cipher.borrow();
+        let (cipher, unit) = (cipher.as_deref(), self.unit as usize);
         let mut pieces = Vec::with_capacity(count);
-        for piece in queue.drain(..count) {
+        for (seq, piece) in (first_seq..).zip(queue.drain(..count)) {
             let units = self.units_of(piece.payload.len()) as u32;
-            pieces.push(Placed::new(piece, if units > 0 { place } else { 0 }));
+            pieces.push(Placed::new(piece, if units > 0 { place } else { 0 }, seq, unit, cipher));
             place += units;
         }
         let has_members = state.superblock.copy.is_some();
         let (time_ms, term) = (now_ms(), if has_members { self.run.get() } else { 0 });
         let records: Vec<_> =
-            (first_seq..).zip(&pieces).map(|(seq, placed)| placed.record(seq, time_ms, term)).collect();
-        let unit = self.unit as usize;
+            (first_seq..).zip(&pieces).map(|(seq, placed)| placed.record(seq, time_ms, term, cipher)).collect();
         let mut head = BufMut::zeroed(header.head_units(self.unit) as usize * unit);
         header.encode(self.tag, &records, &mut head);
         let mut bufs = BufList::from(head);
-        for Placed { piece, .. } in &pieces {
-            if piece.payload.parts().iter().all(|part| self.storage.takes(part, unit)) {
-                bufs.append(piece.payload.clone());
+        for payload in pieces.iter().map(Placed::stored) {
+            if payload.parts().iter().all(|part| self.storage.takes(part, unit)) {
+                bufs.append(payload.clone());
             } else {
-                let mut copy = BufMut::zeroed(piece.payload.len().next_multiple_of(unit));
-                piece.payload.copy_to(&mut copy[..piece.payload.len()]);
+                let mut copy = BufMut::zeroed(payload.len().next_multiple_of(unit));
+                payload.copy_to(&mut copy[..payload.len()]);
                 bufs.push(copy.freeze());
             }
         }
@@ -242,11 +252,16 @@ impl Medium for Ssd {
         self.room.notify_all();
     }
 
+    fn encrypt_with(&self, cipher: Rc<PayloadCipher>) {
+        debug_assert_eq!(cipher.run(), self.run.get());
+        self.cipher.replace(Some(cipher));
+    }
+
     fn read(&self, entry: &LogEntry) -> LocalFuture<Result<Buf>> {
         let (storage, entry) = (self.storage.clone(), *entry);
         let pin = self.pin(self.pos_of(&entry));
         let offset = self.base + AREA_AT + u64::from(entry.place) * u64::from(self.unit);
-        let len = entry.payload_len() as usize;
+        let len = entry.stored_len(self.is_encrypted()) as usize;
         let whole = len.next_multiple_of(self.unit as usize);
         Box::pin(async move {
             let _pin = pin;
@@ -287,8 +302,9 @@ impl Medium for Ssd {
             });
             for &(pos, at) in &places[from..to] {
                 let (span, entry, skip) = (span.clone(), entries[at], ((pos - start) * unit) as usize);
+                let len = entry.stored_len(self.is_encrypted()) as usize;
                 reads[at] = Some(Box::pin(async move {
-                    let data = span.get().await?.slice(skip..skip + entry.payload_len() as usize);
+                    let data = span.get().await?.slice(skip..skip + len);
                     verify(&entry, &data)?;
                     Ok(data)
                 }));
@@ -366,7 +382,7 @@ impl Medium for Ssd {
     }
 }
 
-/// Verifies the checksum of a payload.
+/// Verifies the checksum of a payload, as it is stored.
 pub(crate) fn verify(entry: &LogEntry, data: &[u8]) -> Result<()> {
     if crc32c(data) == entry.crc {
         return Ok(());

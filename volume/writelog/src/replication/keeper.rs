@@ -7,7 +7,7 @@ use forebay_block::{LocalFuture, Result};
 use forebay_messenger::Connection;
 
 use super::{LeaseClock, MemberRecord, RequestGroups};
-use crate::format::LogId;
+use crate::format::{KeyCheck, LogId};
 
 /// Id of a peer: of its data directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -138,4 +138,6 @@ pub struct LogIdentity {
     pub size: u64,
     /// Unit in bytes.
     pub unit: u32,
+    /// Check value of the key that payloads are encrypted with.
+    pub encryption: Option<KeyCheck>,
 }

@@ -186,6 +186,7 @@ async fn stream(set: &Rc<PrimarySet>, link: &Rc<MemberLink>, connection: &Connec
         cut: set.cut,
         lease_ms: set.lease_length.as_millis() as u32,
         automatic: set.keeper.policy().automatic,
+        encryption: set.identity.encryption,
     };
     link.automatic.set(adopt.automatic);
     tracing::debug!(peer = %link.peer, at = %connection.address(), term = set.term, "asking a replica to follow this primary");

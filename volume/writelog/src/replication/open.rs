@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, Result};
+use forebay_block::{DataKey, Error, ErrorKind, Result};
 
 use super::keeper::{LogIdentity, LogMembers, MemberKeeper, RecordChange, ReplicationOptions};
 use super::set::PrimarySet;
+use crate::cipher::{key_check, open_cipher, require_empty, require_key};
 use crate::format::LogId;
 use crate::media::copy::NewTerm;
 use crate::media::members::MembersMedium;
@@ -29,12 +30,12 @@ pub enum LogOpening {
 }
 
 /// Opens this peer's copy of a log that has members: fences the former primary, changes the record, and makes the new term
-/// durable. This peer must take nothing from a primary any more ([`ReplicaHost::release`](super::ReplicaHost::release)).
+/// durable. Payloads are encrypted if there is a key. This peer must take nothing from a primary any more ([`ReplicaHost::release`](super::ReplicaHost::release)).
 /// Requests may be served once the set is ready.
 ///
 /// # Errors
 /// [`ErrorKind::Fenced`] if the record does not name the log; [`ErrorKind::Busy`] if another peer is its primary, unless it
-/// is to be taken over; [`ErrorKind::Denied`] if this peer's copy is none that may be served; errors of the record, the
+/// is to be taken over; [`ErrorKind::Denied`] if this peer's copy is none that may be served, or the key is not the log's; errors of the record, the
 /// backend and the medium.
 pub async fn open_primary(
     shelf: &Rc<Shelf>,
@@ -42,7 +43,7 @@ pub async fn open_primary(
     names: (&str, &str),
     opening: LogOpening,
     keeper: Rc<dyn MemberKeeper>,
-    options: ReplicationOptions,
+    (key, options): (Option<&DataKey>, ReplicationOptions),
 ) -> Result<OpenedMembers> {
     let own = keeper.own();
     let record = loop {
@@ -53,6 +54,8 @@ pub async fn open_primary(
             ));
         };
         let client = keeper.client();
+        // Nobody is fenced for an attempt that cannot succeed.
+        shelf.check_key(log, key).await?;
         let (copy, term) = shelf.copy_of(log).await?;
         let is_own = record.primary() == own && *record.client() == client;
         // Stored by an attempt that was told otherwise, or died: the copy still followed the former primary.
@@ -69,7 +72,6 @@ pub async fn open_primary(
             true => record.opened(own, copy, client),
             false => record.taken_over(own, copy, client),
         };
-        // Nobody is fenced for an attempt that cannot succeed.
         let next = next.map_err(|refused| Error::new(ErrorKind::Denied, format!("{}: {refused}", names.1)))?;
         // A client that closed the log has nothing on its way any more: this one, or one that the record forgot.
         if !is_own && !record.client().is_empty() {
@@ -83,7 +85,7 @@ pub async fn open_primary(
             break next;
         }
     };
-    let opened = open_members(shelf, log, names, record, keeper, options).await?;
+    let opened = open_members(shelf, log, names, record, keeper, (key, options)).await?;
     opened.set.start();
     Ok(opened)
 }
@@ -100,9 +102,15 @@ pub async fn open_members(
     (volume, name): (&str, &str),
     record: LogMembers,
     keeper: Rc<dyn MemberKeeper>,
-    options: ReplicationOptions,
+    (key, options): (Option<&DataKey>, ReplicationOptions),
 ) -> Result<OpenedMembers> {
     let OpenCopy { medium, found, room, held, .. } = shelf.open_copy(log, Some(volume)).await?;
+    let what = shelf.log_name(log);
+    require_key(medium.encryption().as_ref(), key, log, &what)?;
+    if key.is_some() && medium.encryption().is_none() {
+        require_empty(found.entries.len(), &what)?;
+    }
+    let encryption = key.map(|key| key_check(key, log));
     let own = record.primary();
     let known = medium.state().map(|state| state.copy);
     let copy = record.copy(own).unwrap_or_default();
@@ -116,16 +124,18 @@ pub async fn open_members(
             format!("{}: the copy of the log follows term {}, not {}", shelf.path(), medium.term(), record.term());
         return Err(Error::new(ErrorKind::Fenced, text));
     };
-    medium.begin_term(NewTerm { term, epoch: record.epoch(), copy, filling: false, cut: None }).await?;
+    medium.begin_term(NewTerm { term, epoch: record.epoch(), copy, filling: false, encryption, cut: None }).await?;
+    let cipher = open_cipher(&*medium, key, log, term, &found)?;
     let identity = LogIdentity {
         log: *log,
         volume: volume.to_owned(),
         name: name.to_owned(),
         size: medium.size(),
         unit: medium.unit(),
+        encryption,
     };
     let kind = shelf.medium();
     let set = PrimarySet::new(record, identity, (medium.clone(), kind), keeper, options);
     let medium = Rc::new(MembersMedium::new(medium, set.clone()));
-    Ok(OpenedMembers { log: OpenLog { medium, found, kind, room, held }, set })
+    Ok(OpenedMembers { log: OpenLog { medium, found, kind, cipher, room, held }, set })
 }

@@ -108,7 +108,7 @@ impl ReplicaCopy {
     }
 
     async fn follow(&self, term: u32, adopt: &AdoptTerm, adoption: Adoption, head: u64) -> Result<(), Error> {
-        let AdoptTerm { copy, epoch, filling, start, cut, .. } = adopt;
+        let AdoptTerm { copy, epoch, filling, start, cut, encryption, .. } = adopt;
         self.appends.drain().await;
         self.medium.check()?;
         self.medium.sync().await?;
@@ -122,7 +122,8 @@ impl ReplicaCopy {
             self.medium.truncate(place);
         }
         self.medium.retire(start.tail_seq, &[]);
-        let term = NewTerm { term, epoch: *epoch, copy: *copy, filling: *filling, cut: Some(*cut) };
+        let (encryption, cut) = (*encryption, Some(*cut));
+        let term = NewTerm { term, epoch: *epoch, copy: *copy, filling: *filling, encryption, cut };
         self.medium.begin_term(term).await
     }
 

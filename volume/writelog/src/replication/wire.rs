@@ -10,7 +10,7 @@ use forebay_messenger::wire::codec::{MalformedPayload, PayloadReader, PayloadWri
 use forebay_messenger::{WINDOW_DESCRIPTOR_LEN, WindowDescriptor};
 
 use crate::entries::{EntryKind, LogEntry};
-use crate::format::{LogId, PAYLOAD_MAX, RUN_MAX};
+use crate::format::{KeyCheck, LogId, PAYLOAD_MAX, RUN_MAX};
 use crate::replication::{AppendCursor, AppendRefused, CopyStart, LogShape};
 
 pub use group::{
@@ -119,6 +119,8 @@ pub struct AdoptTerm {
     pub lease_ms: u32,
     /// Set if the peer is to take over by itself when its promise is over.
     pub automatic: bool,
+    /// Check value of the key that the term's payloads are encrypted with.
+    pub encryption: Option<KeyCheck>,
 }
 
 /// Progress of a copy.
@@ -234,11 +236,14 @@ impl ReplicaRequest {
                     .u32(*unit)
                     .u64(*epoch);
             }
-            ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic }) => {
-                writer.u8(2).raw(copy).u64(*epoch).u8(u8::from(*filling)).u32(*lease_ms).u8(u8::from(*automatic));
+            ReplicaAction::Adopt(adopt) => {
+                let AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic, encryption } = adopt;
+                let code = if encryption.is_some() { 12 } else { 2 };
+                writer.u8(code).raw(copy).u64(*epoch).u8(u8::from(*filling)).u32(*lease_ms).u8(u8::from(*automatic));
                 let CopyStart { tail_seq, at: AppendCursor { number, pos, seq } } = start;
                 writer.u64(*tail_seq).u64(*number).u64(*pos).u64(*seq).u64(*cut);
                 write_shape(&mut writer, base);
+                writer.raw(encryption.as_ref().map_or(&[], |check| check));
             }
             ReplicaAction::Append { durable } => {
                 writer.u8(3).u8(u8::from(*durable));
@@ -286,7 +291,7 @@ impl ReplicaRequest {
                 unit: reader.u32()?,
                 epoch: reader.u64()?,
             },
-            2 => {
+            code @ (2 | 12) => {
                 let (copy, epoch, filling) = (reader.array()?, reader.u64()?, flag(&mut reader)?);
                 let (lease_ms, automatic) = (reader.u32()?, flag(&mut reader)?);
                 if lease_ms > LEASE_MAX_MS {
@@ -300,7 +305,8 @@ impl ReplicaRequest {
                     return Err(reader.malformed());
                 }
                 let start = CopyStart { tail_seq, at };
-                let adopt = AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic };
+                let encryption = if code == 12 { Some(reader.array()?) } else { None };
+                let adopt = AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic, encryption };
                 ReplicaAction::Adopt(adopt)
             }
             3 => ReplicaAction::Append { durable: flag(&mut reader)? },
@@ -428,7 +434,9 @@ mod tests {
                     let (tail_seq, seq) = (base.tail(), base.tail() / 2);
                     let start = CopyStart { tail_seq, at: AppendCursor { number, pos, seq } };
                     let (lease_ms, automatic) = (number as u32 % (LEASE_MAX_MS + 1), number & 1 == 1);
-                    ReplicaAction::Adopt(AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic })
+                    let encryption = (epoch & 1 == 1).then_some(copy);
+                    let adopt = AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic, encryption };
+                    ReplicaAction::Adopt(adopt)
                 }
             ),
             any::<bool>().prop_map(|durable| ReplicaAction::Append { durable }),
@@ -491,6 +499,19 @@ mod tests {
     }
 
     #[test]
+    fn a_request_to_follow_the_primary_of_an_encrypted_log_is_these_bytes() {
+        let adopt = |encryption| {
+            let (base, start) = (LogShape::empty_at(4), CopyStart { tail_seq: 4, at: AppendCursor::default() });
+            let (copy, epoch, filling, lease_ms, automatic, cut) = ([2; 16], 3, true, 9, true, 5);
+            let adopt = AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic, encryption };
+            ReplicaRequest { log: [7; 16], term: 1, action: ReplicaAction::Adopt(adopt) }.encode()
+        };
+        let (plain, encrypted) = (adopt(None), adopt(Some(*b"checkcheckcheck!")));
+        assert_eq!((plain[20], encrypted[20]), (2, 12));
+        assert_eq!(encrypted[21..], [&plain[21..], b"checkcheckcheck!"].concat());
+    }
+
+    #[test]
     fn a_shape_that_no_log_has_is_refused() {
         let request = |base: &[(u64, u64)]| {
             let mut bytes = ReplicaRequest {
@@ -505,6 +526,7 @@ mod tests {
                     cut: 0,
                     lease_ms: 500,
                     automatic: false,
+                    encryption: None,
                 }),
             }
             .encode();
@@ -527,8 +549,8 @@ mod tests {
         let adopt = |tail_seq, at, cut| {
             let start = CopyStart { tail_seq, at };
             let base = LogShape::empty_at(4);
-            let adopt =
-                AdoptTerm { copy: [2; 16], epoch: 3, filling: false, base, start, cut, lease_ms: 9, automatic: true };
+            let (copy, epoch, filling, lease_ms, automatic, encryption) = ([2; 16], 3, false, 9, true, None);
+            let adopt = AdoptTerm { copy, epoch, filling, base, start, cut, lease_ms, automatic, encryption };
             let request = ReplicaRequest { log: [1; 16], term: 3, action: ReplicaAction::Adopt(adopt) };
             ReplicaRequest::decode(&request.encode()).is_ok()
         };

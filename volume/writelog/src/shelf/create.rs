@@ -3,11 +3,12 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use forebay_block::{Error, ErrorKind, Result};
+use forebay_block::{DataKey, Error, ErrorKind, Result};
 use forebay_reactor::{random, spawn, wall_clock};
 
 use super::space::{GiveUp, fill, fill_memory, given_up_error};
 use super::{Backing, Shelf};
+use crate::cipher::key_check;
 use crate::format::{
     CopyState, LOG_ALIGN, LOG_SIZE_LEAST, LogId, LogSuperblock, MediumKind, PMEM_UNIT, SUPER_COPIES, SUPER_LEN,
     ShelfEntry, blocks_size_max, is_unit, tag_of,
@@ -28,6 +29,8 @@ struct NewLog {
     name: String,
     size: u64,
     epoch: u64,
+    /// Key that payloads are encrypted with.
+    key: Option<DataKey>,
     /// Set for a copy of a log that has members.
     copy: Option<NewCopy>,
 }
@@ -49,8 +52,22 @@ impl Shelf {
     /// allocation where that is possible; errors of the device, also if the directory may lack a log since it was
     /// opened.
     pub async fn create(self: &Rc<Self>, volume: &str, name: &str, size: u64, epoch: u64) -> Result<LogId> {
-        let new = NewLog { volume: volume.to_owned(), name: name.to_owned(), size, epoch, copy: None };
-        self.create_log(new).await
+        self.create_with_key((volume, name), size, epoch, None).await
+    }
+
+    /// Creates an empty log for a volume, whose payloads are encrypted if there is a key.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub async fn create_with_key(
+        self: &Rc<Self>,
+        (volume, name): (&str, &str),
+        size: u64,
+        epoch: u64,
+        key: Option<&DataKey>,
+    ) -> Result<LogId> {
+        let (volume, name, key) = (volume.to_owned(), name.to_owned(), key.cloned());
+        self.create_log(NewLog { volume, name, size, epoch, key, copy: None }).await
     }
 
     /// Creates an empty log that is to have members: this device has the first copy of it, with the id `copy`.
@@ -64,8 +81,24 @@ impl Shelf {
         epoch: u64,
         copy: LogId,
     ) -> Result<LogId> {
+        self.create_with_members_and_key((volume, name), size, epoch, copy, None).await
+    }
+
+    /// Creates an empty log that is to have members, whose payloads are encrypted if there is a key.
+    ///
+    /// # Errors
+    /// As [`create_with_members`](Self::create_with_members).
+    pub async fn create_with_members_and_key(
+        self: &Rc<Self>,
+        (volume, name): (&str, &str),
+        size: u64,
+        epoch: u64,
+        copy: LogId,
+        key: Option<&DataKey>,
+    ) -> Result<LogId> {
         let copy = Some(NewCopy { id: copy, of: None });
-        self.create_log(NewLog { volume: volume.to_owned(), name: name.to_owned(), size, epoch, copy }).await
+        let (volume, name, key) = (volume.to_owned(), name.to_owned(), key.cloned());
+        self.create_log(NewLog { volume, name, size, epoch, key, copy }).await
     }
 
     async fn create_log(self: &Rc<Self>, new: NewLog) -> Result<LogId> {
@@ -123,7 +156,9 @@ impl Shelf {
         }
         let copy = draw_id();
         let new = Some(NewCopy { id: copy, of: Some((*log, unit)) });
-        self.create_log(NewLog { volume: volume.to_owned(), name: name.to_owned(), size, epoch, copy: new }).await?;
+        let (volume, name) = (volume.to_owned(), name.to_owned());
+        // It becomes an encrypted one when it follows a primary whose log is.
+        self.create_log(NewLog { volume, name, size, epoch, key: None, copy: new }).await?;
         Ok(copy)
     }
 
@@ -137,7 +172,7 @@ impl Shelf {
 
     async fn make(&self, new: &NewLog, given_up: &Cell<bool>) -> Result<LogId> {
         const NAMES_MAX: usize = 3500;
-        let NewLog { volume, name, size, epoch, copy } = new;
+        let NewLog { volume, name, size, epoch, key, copy } = new;
         let (size, epoch) = (*size, *epoch);
         let smallest = self.smallest;
         if size < smallest || volume.len() + name.len() > NAMES_MAX {
@@ -181,7 +216,11 @@ impl Shelf {
             copy: None,
             volume: volume.to_owned(),
             name: name.to_owned(),
+            encryption: None,
         };
+        if let Some(key) = key {
+            superblock.set_encryption(key_check(key, &id));
+        }
         if let Some(NewCopy { id, of }) = copy {
             superblock.set_copy(CopyState { copy: *id, kept: 0, cut: 0, filling: of.is_some() });
         }

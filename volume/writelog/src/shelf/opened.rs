@@ -5,6 +5,7 @@ use std::rc::Rc;
 use forebay_reactor::sync::Notify;
 
 use super::Shelf;
+use crate::cipher::PayloadCipher;
 use crate::format::{LogId, MediumKind};
 use crate::media::copy::CopyMedium;
 use crate::media::{Medium, Recovered};
@@ -14,6 +15,8 @@ pub struct OpenLog {
     pub(crate) medium: Rc<dyn Medium>,
     pub(crate) found: Recovered,
     pub(crate) kind: MediumKind,
+    /// Cipher of payloads on the medium.
+    pub(crate) cipher: Option<Rc<PayloadCipher>>,
     pub(crate) room: Rc<Notify>,
     /// Guard that keeps it from being opened twice.
     pub(crate) held: OpenGuard,

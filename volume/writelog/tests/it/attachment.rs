@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::{Gate, LONG, MILLISECOND, Memory, PATH, on_a_shelf, patience, read, write};
-use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent, LocalFuture, Result};
+use forebay_block::{BlockDevice, BlockRequest, DataKey, Error, ErrorKind, Extent, LocalFuture, Result};
 use forebay_reactor::{sleep, spawn, timeout};
 use forebay_sim::{CrashKind, Faults, World};
 use forebay_writelog::{
@@ -27,6 +27,8 @@ struct SharedImage {
     /// Host that holds the exclusive lock, and the number of its guards.
     owner: Cell<Option<(u8, usize)>>,
     persist: Cell<Persist>,
+    /// Key of the image, if it is encrypted; or why it is unavailable.
+    key: RefCell<Result<Option<DataKey>>>,
     /// Gate of stores of the record.
     storing: Gate,
     /// Gate of the completion of changes past the log.
@@ -37,7 +39,8 @@ impl SharedImage {
     fn new(shelf: Rc<Shelf>) -> Rc<Self> {
         let (base, record) = (Memory::new(1 << 20), RefCell::default());
         let (persist, storing, changing) = (Cell::new(Persist::OnWrite), Gate::default(), Gate::default());
-        Rc::new(Self { base, shelf, record, loads: Cell::new(0), owner: Cell::new(None), persist, storing, changing })
+        let (loads, owner, key) = (Cell::new(0), Cell::new(None), RefCell::new(Ok(None)));
+        Rc::new(Self { base, shelf, record, loads, owner, persist, key, storing, changing })
     }
 
     async fn open(self: &Rc<Self>, host: u8) -> LogAttachment<Host> {
@@ -112,6 +115,10 @@ impl LogKeeper for Host {
 
     fn log_size(&self, _place: &Self::Place) -> u64 {
         16 << 20
+    }
+
+    fn key(&self) -> LocalFuture<Result<Option<DataKey>>> {
+        Box::pin(ready(self.image.key.borrow().clone()))
     }
 
     fn options(&self, _place: &Self::Place) -> LogOptions {
@@ -390,4 +397,35 @@ fn closing_makes_acknowledged_writes_last_in_the_log_before_it_waits_for_the_bac
         assert_eq!(found.dirty_entries, 20);
     });
     ran.expect("it ends");
+}
+
+#[test]
+fn the_log_of_an_encrypted_image_is_encrypted_with_its_key() {
+    on_a_shelf(async |_, shelf| {
+        let image = SharedImage::new(shelf.clone());
+        let key = |byte| Ok(Some(DataKey::from_bytes(&std::array::from_fn(|at| byte ^ at as u8))));
+        *image.key.borrow_mut() = key(1);
+        let attachment = image.open(1).await;
+        attachment.attach(&PLACE).await.expect("attached");
+        let id = attachment.recorded().expect("a log").id;
+        attachment.device().submit(write(0, 1, 4096)).await.expect("written");
+        attachment.close().await.expect("closed");
+        assert!(shelf.inspect(&id).await.expect("a log").encrypted);
+        let unavailable = Err(Error::new(ErrorKind::Denied, "the master key is locked"));
+        for (wrong, says) in [
+            (key(2), "encrypted with another key"),
+            (Ok(None), "no key was given"),
+            (unavailable, "the master key is locked"),
+        ] {
+            *image.key.borrow_mut() = wrong;
+            let keeper = Rc::new(Host { image: image.clone(), host: 1 });
+            let refused = LogAttachment::open(keeper, image.base.clone()).await.err().expect("refused");
+            assert!(refused.kind() == ErrorKind::Denied && refused.to_string().contains(says), "{refused}");
+        }
+        *image.key.borrow_mut() = key(1);
+        let attachment = image.open(1).await;
+        assert_eq!(read(&*attachment.device(), 0, 512).await, [1; 512]);
+        attachment.end(LONG).await.expect("ended");
+        assert_eq!(image.base.bytes.borrow()[..512], [1; 512]);
+    });
 }

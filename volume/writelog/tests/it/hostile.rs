@@ -56,7 +56,17 @@ impl Bench {
         let extent = Extent::new(seq * BLOCK, BLOCK);
         let crc = forebay_accel::crc32c::crc32c(&[seq as u8 + 1; BLOCK as usize]);
         let place = (seq * BLOCK / 64) as u32;
-        EntryRecord { kind: EntryKind::Write, extent, seq, generation: seq + 1, place, crc, time_ms: 0, term: 0 }
+        EntryRecord {
+            kind: EntryKind::Write,
+            extent,
+            seq,
+            generation: seq + 1,
+            place,
+            crc,
+            time_ms: 0,
+            term: 0,
+            salt: None,
+        }
     }
 
     /// Returns the offset of the buffers.

@@ -65,6 +65,7 @@ impl Contents {
                 crc,
                 time_ms: 0,
                 term: 0,
+                salt: None,
             };
             let header = BlockHeader {
                 run: 1,

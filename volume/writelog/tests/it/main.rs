@@ -4,6 +4,7 @@ mod allocate;
 mod attachment;
 mod common;
 mod damage;
+mod encryption;
 mod failures;
 mod give_back;
 mod hostile;

@@ -69,6 +69,7 @@ impl RawPrimary {
             cut: entries,
             lease_ms: 500,
             automatic: false,
+            encryption: None,
         };
         self.ask(term, ReplicaAction::Adopt(adopt), Vec::new()).await
     }
@@ -81,7 +82,17 @@ impl RawPrimary {
     pub fn block(&self, term: u32, number: u64, behind: u16) -> Vec<u8> {
         let extent = Extent::new(0, 4096);
         let (generation, place, crc, time_ms) = (1, 0, 0, 0);
-        let entry = EntryRecord { kind: EntryKind::Zeroes, extent, seq: number, generation, place, crc, time_ms, term };
+        let entry = EntryRecord {
+            kind: EntryKind::Zeroes,
+            extent,
+            seq: number,
+            generation,
+            place,
+            crc,
+            time_ms,
+            term,
+            salt: None,
+        };
         let units = (2 * 64_u32).div_ceil(self.unit);
         let (pos, first_seq, tail_pos, tail_seq) = (number * u64::from(units), number, 0, 0);
         let header = BlockHeader { run: term, count: 1, behind, number, pos, first_seq, tail_pos, tail_seq, units };

@@ -2,6 +2,7 @@
 
 mod attached;
 mod dram;
+mod encrypted;
 mod leases;
 mod media_failures;
 mod pmem;
@@ -15,7 +16,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, LocalFuture, Result};
+use forebay_block::{BlockDevice, BlockRequest, DataKey, Error, ErrorKind, LocalFuture, Result};
 use forebay_messenger::{Address, Connection, Message, Messenger, MessengerCore, MessengerOptions, Policy};
 use forebay_reactor::{Buf, BufMut, File, OpenOptions, sleep, spawn, timeout};
 use forebay_sim::{CrashPolicy, DiskFaults, Faults, SimPmem, World};
@@ -95,6 +96,8 @@ pub struct Host {
     opened: Cell<u32>,
     /// Set if this host writes into its replicas' copies through memory windows.
     windows: Cell<bool>,
+    /// Key of the volume, if this host has it.
+    key: RefCell<Option<DataKey>>,
 }
 
 fn peer(number: u8) -> PeerId {
@@ -153,6 +156,7 @@ impl Host {
             links: RefCell::default(),
             opened: Cell::new(0),
             windows: Cell::new(false),
+            key: RefCell::default(),
         })
     }
 
@@ -169,11 +173,12 @@ impl Host {
     /// Creates a log here.
     async fn create(self: &Rc<Self>) -> (LogId, Primary) {
         let copy = [self.id.0[0]; 16];
+        let (names, key) = (("one", "pool/a"), self.key.borrow().clone());
         let id = match self.shelf.medium() {
             // Gets members when it is opened.
-            MediumKind::Ssd => self.shelf.create("one", "pool/a", 1 << 20, 0).await,
+            MediumKind::Ssd => self.shelf.create_with_key(names, 1 << 20, 0, key.as_ref()).await,
             MediumKind::Pmem | MediumKind::Dram => {
-                self.shelf.create_with_members(("one", "pool/a"), 1 << 20, 0, copy).await
+                self.shelf.create_with_members_and_key(names, 1 << 20, 0, copy, key.as_ref()).await
             }
         };
         let id = id.expect("room");
@@ -182,7 +187,8 @@ impl Host {
         let record = record.opened(self.id, copy, "client.2".to_owned()).expect("its own");
         self.image.record.replace(Some(record.clone()));
         let keeper = Rc::new(Keeper(self.clone()));
-        let opened = open_members(&self.shelf, &id, ("one", "pool/a"), record, keeper, self.options()).await;
+        let opened =
+            open_members(&self.shelf, &id, ("one", "pool/a"), record, keeper, (key.as_ref(), self.options())).await;
         let opened = opened.expect("a log");
         opened.set.start();
         (id, self.front(opened))
@@ -193,7 +199,9 @@ impl Host {
         self.replicas.give_up(id).await;
         self.opened.set(self.opened.get() + 1);
         let (keeper, opening) = (Rc::new(Keeper(self.clone())), LogOpening::TakeOver);
-        let opened = open_primary(&self.shelf, id, ("one", "pool/a"), opening, keeper, self.options()).await;
+        let key = self.key.borrow().clone();
+        let opened =
+            open_primary(&self.shelf, id, ("one", "pool/a"), opening, keeper, (key.as_ref(), self.options())).await;
         let opened = opened.inspect_err(|_| self.replicas.resume(id))?;
         let (set, replicas, id) = (opened.set.clone(), self.replicas.clone(), *id);
         drop(spawn(async move {

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
+    BlockDevice, BlockReply, BlockRequest, DataKey, Error, ErrorKind, Extent, ExtentMap, Geometry, LocalFuture, Result,
     SizeWatch,
 };
 use forebay_messenger::{
@@ -52,6 +52,8 @@ pub(super) struct Gateway {
     pub(super) age_max: Duration,
     pub(super) policy: ReplicaPolicy,
     pub(super) clock: LeaseClock,
+    /// Key of the volume, if it is encrypted.
+    pub(super) key: Option<DataKey>,
 }
 
 pub(super) fn peer(number: u8) -> PeerId {
@@ -136,6 +138,7 @@ impl Gateway {
             age_max: scenario.age_max,
             policy: scenario.policy,
             clock: scenario.clock(number),
+            key: scenario.key(),
         });
         itself.set(Rc::downgrade(&gateway)).expect("set once");
         Ok(gateway)
@@ -199,7 +202,9 @@ impl Gateway {
         loop {
             let (keeper, names) = (self.keeper(), (VOLUME, NAME));
             let client = keeper.client.clone();
-            let opened = open_primary(&self.shelf, id, names, LogOpening::TakeOver, keeper, self.options()).await;
+            let opened =
+                open_primary(&self.shelf, id, names, LogOpening::TakeOver, keeper, (self.key.as_ref(), self.options()))
+                    .await;
             match opened {
                 // The record cannot be reached.
                 Err(error) if error.kind() == ErrorKind::TimedOut && attempts < 20 => attempts += 1,

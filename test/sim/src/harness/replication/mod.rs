@@ -4,24 +4,27 @@
 //! A gateway that dies loses its disk's handles and its connections; its tasks go on without either.  What it has sent to
 //! the backend may still arrive there until it is fenced.
 
+mod encryption;
 mod gateway;
 mod image;
 mod memory;
+mod tally;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{BlockDevice, BlockRequest, Error, ErrorKind, Extent};
+use forebay_block::{BlockDevice, BlockRequest, DataKey, Error, ErrorKind, Extent};
 use forebay_messenger::{MessengerCore, WindowDescriptor};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{Buf, sleep, spawn, timeout};
 use forebay_writelog::replication::{LeaseClock, MemberKeeper, MemberRecord, ReplicaPolicy, open_members};
-use forebay_writelog::{LogId, MediumKind};
+use forebay_writelog::{LogId, MediumKind, tweaks};
 
 use self::gateway::{Front, Gateway, Serving, path, peer};
 use self::image::SharedImage;
-use super::writelog::{BACKEND, Oracles, open_backend};
+pub use self::tally::ReplicationTally;
+use super::writelog::{BACKEND, Oracles, key_of, open_backend};
 use super::{Failure, guarded};
 use crate::faults::{DiskFaults, Faults, MILLI, NetFaults};
 use crate::oracle::Expected;
@@ -32,93 +35,12 @@ use crate::world::{CrashKind, World};
 
 const VOLUME: &str = "volume-1";
 const NAME: &str = "rbd/volume";
+/// Bytes of each gateway's medium.
+const MEDIUM_SIZE: u64 = 32 << 20;
 /// Longer than anything takes that ends at all.
 const LONG: Duration = Duration::from_secs(200);
 /// Time in which tasks notice that their connection has ended.
 const SOON: Duration = Duration::from_millis(1);
-
-/// Counters of runs, to verify that they reach the intended corner cases.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ReplicationTally {
-    /// Number of runs.
-    pub runs: u64,
-    /// Requests that were completed.
-    pub requests: u64,
-    /// Gateways that took the log over.
-    pub takeovers: u64,
-    /// Primaries that opened the log again.
-    pub reopened: u64,
-    /// Gateways that died, ...
-    pub died: u64,
-    /// ... and those that died with their machine.
-    pub power_failures: u64,
-    /// Gateways that died between two stores to persistent memory.
-    pub torn: u64,
-    /// Runs with logs in persistent memory only, ...
-    pub pmem: u64,
-    /// ... and those with a log on disks that has copies in persistent memory.
-    pub mixed: u64,
-    /// Runs with logs in memory that ends with its process, ...
-    pub dram: u64,
-    /// ... those that ended when every process that had all acknowledged writes had died, ...
-    pub all_lost: u64,
-    /// ... and times that a log was given up because no replica was left.
-    pub mirrors_lost: u64,
-    /// Blocks whose payloads were written into replicas' copies through memory windows.
-    pub placed: u64,
-    /// Writes of former primaries through windows, which arrived late and were refused.
-    pub late_writes: u64,
-    /// Changes of the record.
-    pub changes: u64,
-    /// Members that were filled.
-    pub filled: u64,
-    /// Members that were dropped.
-    pub dropped: u64,
-    /// Connections that were cut.
-    pub cuts: u64,
-    /// Attempts to serve that failed.
-    pub refused: u64,
-    /// Requests that the backend refused because their client was fenced.
-    pub fenced: u64,
-    /// Logs that were given up because their primary's medium had failed.
-    pub released: u64,
-    /// Disks that failed for a while.
-    pub failed_disks: u64,
-    /// Times that two gateways took the log over at once.
-    pub contended: u64,
-    /// Reads that a former primary answered while another one took over.
-    pub late_reads: u64,
-}
-
-impl ReplicationTally {
-    /// Adds another's.
-    pub fn add(&mut self, other: &Self) {
-        self.runs += other.runs;
-        self.requests += other.requests;
-        self.takeovers += other.takeovers;
-        self.reopened += other.reopened;
-        self.died += other.died;
-        self.power_failures += other.power_failures;
-        self.torn += other.torn;
-        self.pmem += other.pmem;
-        self.mixed += other.mixed;
-        self.dram += other.dram;
-        self.all_lost += other.all_lost;
-        self.mirrors_lost += other.mirrors_lost;
-        self.placed += other.placed;
-        self.late_writes += other.late_writes;
-        self.changes += other.changes;
-        self.filled += other.filled;
-        self.dropped += other.dropped;
-        self.cuts += other.cuts;
-        self.refused += other.refused;
-        self.fenced += other.fenced;
-        self.released += other.released;
-        self.failed_disks += other.failed_disks;
-        self.contended += other.contended;
-        self.late_reads += other.late_reads;
-    }
-}
 
 /// Runs the gateways that follow from a seed.
 ///
@@ -132,6 +54,7 @@ pub fn run_replication(seed: u64) -> std::result::Result<ReplicationTally, Failu
             world.set_verbose();
         }
         let about = format!("{scenario:#?}");
+        tweaks::start();
         guarded(&world, &about, || run_one(&world, &scenario))
     };
     go(false).map_err(|failure| go(true).err().unwrap_or(failure))
@@ -154,6 +77,8 @@ struct ReplicationScenario {
     one_dies: bool,
     /// Set if primaries write into copies in persistent memory through memory windows.
     windows: bool,
+    /// Set if the volume is encrypted, and with it its log.
+    encrypted: bool,
     net: NetFaults,
     /// Speed of each gateway's clock against the simulator's, in parts in a million more or less.
     clocks: Vec<i32>,
@@ -184,6 +109,7 @@ impl ReplicationScenario {
             rounds: rng.range(2..7) as u32,
             one_dies: Rng::new(seed ^ 0x6f6e_652e).one_in(2),
             windows: Rng::new(seed ^ 0x77_696e_646f).coin(),
+            encrypted: Rng::new(seed ^ 0x656e_6372_7970).coin(),
             net,
             clocks: Self::draw_clocks(seed, gateways),
         }
@@ -222,6 +148,10 @@ impl ReplicationScenario {
         LeaseClock { ahead_ppm: self.clocks[usize::from(number) - 1] }
     }
 
+    fn key(&self) -> Option<DataKey> {
+        self.encrypted.then(|| key_of(self.seed))
+    }
+
     fn medium(&self, number: u8) -> MediumKind {
         self.media[usize::from(number) - 1]
     }
@@ -254,9 +184,9 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
     for number in 1..=scenario.gateways {
         let in_memory = scenario.medium(number) != MediumKind::Ssd;
         if !in_memory {
-            world.add_disk(path(number), 32 << 20, scenario.sector);
+            world.add_disk(path(number), MEDIUM_SIZE, scenario.sector);
         }
-        memories.push(in_memory.then(|| SimPmem::new(world, 32 << 20)));
+        memories.push(in_memory.then(|| SimPmem::new(world, MEDIUM_SIZE)));
     }
     let load = BlockLoad::draw(&mut rng, size);
     let oracles = Oracles::new(world, size, Expected { shut_down: true, ..Expected::nothing() });
@@ -299,6 +229,7 @@ fn run_one(world: &World, scenario: &ReplicationScenario) -> std::result::Result
         cluster.gateways.iter().flatten().for_each(|gateway| gateway.disconnect());
         sleep(SOON).await;
         lived?;
+        cluster.check_encryption()?;
         let requests = cluster.load.seen.answered.get();
         let pmem = scenario.media.iter().filter(|medium| **medium == MediumKind::Pmem).count();
         cluster.image.count(|tally| {
@@ -347,7 +278,7 @@ impl Cluster {
         *self.image.starts.borrow_mut().entry(number).or_default() += 1;
         if self.scenario.medium(number) == MediumKind::Dram {
             // What the former process had has ended with it.
-            self.memories[usize::from(number) - 1] = Some(SimPmem::new(&self.image.world, 32 << 20));
+            self.memories[usize::from(number) - 1] = Some(SimPmem::new(&self.image.world, MEDIUM_SIZE));
         }
         let memory = self.memories[usize::from(number) - 1].clone();
         let started = Gateway::start(number, memory, &self.image, &self.core, &self.scenario).await;
@@ -368,8 +299,11 @@ impl Cluster {
         let (names, size) = ((VOLUME, NAME), self.scenario.log_size);
         let created = match self.scenario.medium(gateway.number) {
             // Gets members when it is opened.
-            MediumKind::Ssd => gateway.shelf.create(VOLUME, NAME, size, epoch).await,
-            MediumKind::Pmem | MediumKind::Dram => gateway.shelf.create_with_members(names, size, epoch, copy).await,
+            MediumKind::Ssd => gateway.shelf.create_with_key(names, size, epoch, gateway.key.as_ref()).await,
+            MediumKind::Pmem | MediumKind::Dram => {
+                let key = gateway.key.as_ref();
+                gateway.shelf.create_with_members_and_key(names, size, epoch, copy, key).await
+            }
         };
         self.id = created.map_err(failed)?;
         self.image.log.set(self.id);
@@ -377,7 +311,15 @@ impl Cluster {
         let record = record.opened(own, copy, client.clone()).expect("its own log");
         self.image.note_copies(&record);
         self.image.record.replace(Some(record.clone()));
-        let opened = open_members(&gateway.shelf, &self.id, (VOLUME, NAME), record, keeper, gateway.options()).await;
+        let opened = open_members(
+            &gateway.shelf,
+            &self.id,
+            (VOLUME, NAME),
+            record,
+            keeper,
+            (gateway.key.as_ref(), gateway.options()),
+        )
+        .await;
         let opened = opened.map_err(failed)?;
         opened.set.start();
         gateway.open(opened, client).await.map_err(failed)

@@ -9,7 +9,7 @@ use forebay_writelog::format::{AREA_AT, BlockHeader, ENTRY_LEN, LOGS_AT, SUPER_C
 use forebay_writelog::{LogId, WriteLog};
 
 use super::backend::Backend;
-use super::{BACKEND, LOG, Record, Run, VOLUME};
+use super::{BACKEND, LOG, Record, Run, VOLUME, key_of};
 use crate::oracle::ORDER_SECTOR;
 use crate::world::{CrashKind, Saved};
 use crate::{pmem, world};
@@ -25,6 +25,7 @@ struct Before {
     backend: Option<Saved>,
     size: u64,
     epoch: u64,
+    encrypted: bool,
 }
 
 /// Result of opening the log.
@@ -48,6 +49,7 @@ impl Run {
             backend: self.world.save(BACKEND),
             size: self.record.size.get(),
             epoch: self.record.epoch.get(),
+            encrypted: self.is_encrypted(),
         };
         let whole = self.look(id, &before)?;
         let Looked::Opened { head: whole_head, blocks: truth } = whole else {
@@ -133,7 +135,12 @@ impl Run {
         let record = Rc::new(Record::default());
         record.size.set(before.size);
         record.epoch.set(before.epoch);
-        let opened = async { self.shelf().await?.open_log(&id, VOLUME, before.epoch).await };
+        let opened = async {
+            let (shelf, key) = (self.shelf().await?, key_of(self.scenario.seed));
+            // What a superblock says that has a flipped bit counts for nothing.
+            let key = before.encrypted.then_some(&key);
+            shelf.open_log_with_key(&id, VOLUME, before.epoch, key).await
+        };
         let log = match timeout(PATIENCE, opened).await.map_err(|_| Error::from(ErrorKind::TimedOut))? {
             Ok(log) => log,
             Err(error) => return Ok(Looked::Refused(error)),

@@ -3,6 +3,7 @@
 mod attachment;
 mod backend;
 mod damage;
+mod encryption;
 mod resizing;
 mod scenario;
 mod watched;
@@ -15,12 +16,13 @@ use std::time::Duration;
 use forebay_block::{BlockDevice, BlockReply, BlockRequest, Error, ErrorKind, Extent, LocalFuture, Result};
 use forebay_reactor::pmem::PersistentMemory;
 use forebay_reactor::{sleep, spawn, timeout};
-use forebay_writelog::{LogId, LogOwner, MediumKind, Mode, Persist, Shelf, ShelfOptions, WriteLog};
+use forebay_writelog::{LogId, LogOwner, MediumKind, Mode, Persist, Shelf, ShelfOptions, WriteLog, tweaks};
 
 pub use attachment::{AttachmentTally, run_attachment};
-pub use scenario::{LogScenario, LogTally};
+pub use scenario::{Encryption, LogScenario, LogTally};
 
 use self::backend::Backend;
+pub(super) use self::encryption::key_of;
 use self::resizing::Resizing;
 pub(super) use self::watched::Oracles;
 use super::{Failure, guarded};
@@ -72,6 +74,7 @@ fn run_one(
         world.set_verbose();
     }
     let about = format!("crash at {crash_at:?}\n{scenario:#?}");
+    tweaks::start();
     guarded(&world, &about, || Run::new(world.clone(), scenario, crash_at).all())
 }
 
@@ -193,6 +196,7 @@ impl Run {
             self.damage()?;
         }
         self.end()?;
+        self.check_tweaks()?;
         self.tally.points = self.world.points();
         self.tally.requests = self.load.seen.answered.get();
         Ok((self.tally, self.crashed_as_told))
@@ -254,6 +258,7 @@ impl Run {
         kind: CrashKind,
         unprotected: bool,
     ) -> std::result::Result<(), String> {
+        self.check_medium()?;
         self.world.crash(reactor, kind);
         if let Some(memory) = &self.memory {
             memory.crash(kind, &mut self.rng);
@@ -321,8 +326,7 @@ impl Run {
                 for id in shelf.ids() {
                     shelf.discard(&id).await?;
                 }
-                let epoch = self.record.epoch.get();
-                let id = shelf.create(VOLUME, "local/volume", self.scenario.log_size, epoch).await?;
+                let id = self.create(&shelf).await?;
                 if !self.world.is_off() {
                     self.log = Some(id);
                 }
@@ -336,7 +340,7 @@ impl Run {
             }
             shelf.inspect(&id).await?;
         }
-        let log = shelf.open_log(&id, VOLUME, self.record.epoch.get()).await?;
+        let log = self.open_encrypted(&shelf, &id).await?;
         let backend = Rc::new(Backend::open(self.record.clone())?);
         Ok((WriteLog::new(backend.clone(), log, self.record.clone(), self.scenario.options()), backend))
     }

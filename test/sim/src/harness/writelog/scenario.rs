@@ -58,8 +58,28 @@ pub struct LogScenario {
     pub streams: bool,
     /// In the end bits of the log's medium are flipped, one at a time.
     pub damage: bool,
+    /// The payloads of the log are encrypted.
+    pub encryption: Encryption,
     /// A small log that is full most of the time, on a disk whose writes take very different times.
     pub full_ring: bool,
+}
+
+/// Time from which the payloads of a log are encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encryption {
+    /// They are not.
+    Never,
+    /// From its creation on.
+    Always,
+    /// From when it is opened without entries for the first time after its creation.
+    Later,
+}
+
+impl Encryption {
+    fn draw(seed: u64) -> Self {
+        let all = [Self::Never, Self::Never, Self::Always, Self::Always, Self::Later];
+        *Rng::new(seed ^ 0x656e_6372_7970).pick(&all)
+    }
 }
 
 impl LogScenario {
@@ -104,6 +124,7 @@ impl LogScenario {
             resizes: 0,
             streams: false,
             damage: seed.is_multiple_of(3),
+            encryption: Encryption::draw(seed),
             full_ring: false,
         };
         let drawn = Self { resizes: *rng.pick(&[0, 0, 0, 1, 4]), ..drawn };
@@ -153,6 +174,14 @@ pub struct LogTally {
     pub runs: u64,
     /// Runs in persistent memory.
     pub pmem: u64,
+    /// Runs whose logs were encrypted from the beginning, ...
+    pub encrypted: u64,
+    /// ... and times that a log became an encrypted one later.
+    pub encrypted_later: u64,
+    /// Payloads that were encrypted.
+    pub payloads_encrypted: u64,
+    /// Times that data of the volume was seen on the medium of a log that was not encrypted.
+    pub seen: u64,
     /// Requests that were completed.
     pub requests: u64,
     /// Persistence points passed.
@@ -207,6 +236,10 @@ impl LogTally {
         let add = |mine: &mut u64, theirs: u64| *mine += theirs;
         add(&mut self.runs, other.runs);
         add(&mut self.pmem, other.pmem);
+        add(&mut self.encrypted, other.encrypted);
+        add(&mut self.encrypted_later, other.encrypted_later);
+        add(&mut self.payloads_encrypted, other.payloads_encrypted);
+        add(&mut self.seen, other.seen);
         add(&mut self.requests, other.requests);
         add(&mut self.points, other.points);
         add(&mut self.crashes, other.crashes);

@@ -8,8 +8,7 @@ use forebay_reactor::pmem::PersistentMemory;
 
 use super::ring::{Mark, StartedBlock};
 use super::{Ssd, io};
-use crate::entries::payload_len;
-use crate::format::{AREA_AT, BlockHeader, CopyState, ENTRY_LEN};
+use crate::format::{AREA_AT, BlockHeader, CopyState, ENTRY_LEN, KeyCheck};
 use crate::media::copy::{CopyFuture, CopyMedium, NewTerm};
 use crate::media::{Medium, corrupt};
 use crate::replication::{AppendCursor, CopyStart, LogShape, RawAppend};
@@ -39,7 +38,7 @@ impl Ssd {
         }
         let mut at = header.head_units(self.unit) as usize * unit;
         for entry in &entries {
-            let len = payload_len(entry.kind, entry.extent.len as u32) as usize;
+            let len = entry.stored_len() as usize;
             if len > 0 && crc32c_parts(bytes.slice(at..at + len).parts().iter().map(|part| &part[..])) != entry.crc {
                 return Err(wrong(&format_args!("the payload of entry {} has another checksum", entry.seq)));
             }
@@ -128,6 +127,10 @@ impl CopyMedium for Ssd {
 
     fn state(&self) -> Option<CopyState> {
         self.state.borrow().superblock.copy
+    }
+
+    fn encryption(&self) -> Option<KeyCheck> {
+        self.state.borrow().superblock.encryption
     }
 
     fn check(&self) -> Result<()> {
@@ -235,7 +238,8 @@ impl CopyMedium for Ssd {
         })
     }
 
-    fn begin_term(&self, NewTerm { term, epoch, copy, filling, cut }: NewTerm) -> CopyFuture<'_, Result<()>> {
+    fn begin_term(&self, new: NewTerm) -> CopyFuture<'_, Result<()>> {
+        let NewTerm { term, epoch, copy, filling, encryption, cut } = new;
         Box::pin(async move {
             let kept = {
                 let state = self.state.borrow();
@@ -253,6 +257,9 @@ impl CopyMedium for Ssd {
                 let mut state = self.state.borrow_mut();
                 (state.superblock.run, state.superblock.epoch) = (term, epoch);
                 state.superblock.set_copy(CopyState { copy, kept, cut, filling });
+                if let Some(check) = encryption {
+                    state.superblock.set_encryption(check);
+                }
             }
             self.run.set(term);
             // Both copies: blocks of the term must not depend on the newer one.

@@ -159,7 +159,7 @@ impl ScanResult {
             };
             let mut place = 0;
             let whole = entries.iter().all(|entry| {
-                let len = crate::entries::payload_len(entry.kind, entry.extent.len as u32) as usize;
+                let len = entry.stored_len() as usize;
                 let right = crc32c(&payloads[place..place + len]) == entry.crc;
                 place += len.next_multiple_of(unit as usize);
                 right

@@ -68,7 +68,7 @@ fn a_log_that_was_created_without_members_gets_none() {
         let (keeper, names) = (Rc::new(Keeper(host.clone())), ("one", "pool/a"));
         let record = MemberRecord::created(host.id, LogId::default(), "client.1".to_owned());
         host.image.record.replace(Some(record));
-        let opened = open_primary(&host.shelf, &id, names, LogOpening::Again, keeper, options()).await;
+        let opened = open_primary(&host.shelf, &id, names, LogOpening::Again, keeper, (None, options())).await;
         let refused = opened.err().expect("another layout");
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
         assert!(refused.to_string().contains("attach a new one"), "{refused}");

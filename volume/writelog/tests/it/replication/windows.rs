@@ -49,7 +49,7 @@ impl PlacingPrimary {
         let pos = number * u64::from(units);
         let (extent, place, crc) = (Extent::new(0, LEN as u64), pos as u32 + 2, crc32c(&payload));
         let (kind, generation, time_ms) = (EntryKind::Write, 1, 0);
-        let entry = EntryRecord { kind, extent, seq: number, generation, place, crc, time_ms, term };
+        let entry = EntryRecord { kind, extent, seq: number, generation, place, crc, time_ms, term, salt: None };
         let (behind, first_seq, tail_pos, tail_seq) = (number as u16, number, 0, 0);
         let header = BlockHeader { run: term, count: 1, behind, number, pos, first_seq, tail_pos, tail_seq, units };
         let mut head = vec![0; HEAD];
