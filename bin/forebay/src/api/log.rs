@@ -19,6 +19,9 @@ pub struct WriteLogInfo {
     pub place: LogPlace,
     /// Epoch of its membership.
     pub epoch: u64,
+    /// Set if its payloads are encrypted; omitted if that is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encrypted: Option<bool>,
     /// `acquiring`, `on`, `turning-off`, `off` or `failed` while it is open; otherwise `closed`, `open` (elsewhere),
     /// `replica` (of another daemon's log), `abandoned` (no image's record names it) or `unreachable`.
     pub state: String,
@@ -88,6 +91,7 @@ impl WriteLogInfo {
             dirty_age_max_ms: place.dirty_age_ms.unwrap_or_default(),
             place,
             epoch: 0,
+            encrypted: None,
             state: String::new(),
             reason: None,
             dirty_entries: 0,

@@ -51,19 +51,29 @@ fn age(log: &WriteLogInfo) -> String {
     log.dirty_since_ms.map_or_else(String::new, |at| format!("{:.1} s", since(at).as_secs_f64()))
 }
 
+/// Returns whether payloads are encrypted, for display; nothing if that is unknown.
+fn encrypted(log: &WriteLogInfo) -> &'static str {
+    match log.encrypted {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "",
+    }
+}
+
 fn list(logs: &[WriteLogInfo]) -> String {
     let rows = logs.iter().map(|log| {
         vec![
             log.image.clone(),
             log.place.to_string(),
             log.state.clone(),
+            encrypted(log).to_owned(),
             Size(log.dirty_bytes).to_string(),
             log.dirty_entries.to_string(),
             age(log),
             log.reason.clone().unwrap_or_default(),
         ]
     });
-    table(&["IMAGE", "LOG", "STATE", "DIRTY", "ENTRIES", "SINCE", "WHY"], &[3, 4, 5], rows)
+    table(&["IMAGE", "LOG", "STATE", "ENCRYPTED", "DIRTY", "ENTRIES", "SINCE", "WHY"], &[4, 5, 6], rows)
 }
 
 fn most(log: &WriteLogInfo) -> String {
@@ -90,6 +100,7 @@ fn show(log: &WriteLogInfo) -> String {
         format!("id:     {}", log.id),
         format!("epoch:  {}", log.epoch),
         format!("state:  {}", log.state),
+        format!("encrypted: {}", encrypted(log)),
         format!("dirty:  {}", log.dirty()),
         format!("limits: {}, {}", most(log), Span(Duration::from_millis(log.dirty_age_max_ms))),
     ];

@@ -41,6 +41,10 @@ impl PeerAccess for LogPeers {
         Some(self.known.groups())
     }
 
+    fn find_copy(&self, log: LogId) -> Option<Rc<Shelf>> {
+        self.replicas.shelf_of(&log)
+    }
+
     fn release_copy(&self, log: LogId) -> LocalFuture<forebay_block::Result<Option<Rc<Shelf>>>> {
         let replicas = self.replicas.clone();
         Box::pin(async move { Ok(replicas.give_up(&log).await) })

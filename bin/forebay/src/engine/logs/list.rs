@@ -280,6 +280,7 @@ fn describe(info: &LogInfo, place: api::LogPlace) -> api::WriteLogInfo {
         id: id_text(&info.id),
         image: info.name.clone(),
         epoch: info.epoch,
+        encrypted: Some(info.encrypted),
         state: if info.open { "open".into() } else { "closed".into() },
         dirty_entries: info.dirty_entries,
         dirty_bytes: info.dirty_bytes,
@@ -295,6 +296,7 @@ fn describe_running(spec: &ImageSpec, log: &WriteLog, recorded: RecordedLog<api:
     api::WriteLogInfo {
         id: id_text(&recorded.id),
         image: spec.to_string(),
+        encrypted: Some(log.is_encrypted()),
         state: mode.name().into(),
         reason: mode.reason().cloned().or_else(|| log.backend_error()).map(|error| error.to_string()),
         dirty_entries: stats.dirty_entries,
