@@ -104,6 +104,23 @@ KEY=$(cat new.key) start --master-key env:KEY
 forebay export local/copy again.raw --force && cmp secret.raw again.raw || fail "the copy reads back something else"
 ok "the master key is rotated under load; the old one is refused; file, command and environment have it"
 
+# A write log keeps what was acknowledged, encrypted as well: also while nothing is written back.
+forebay create local/logged --size 32M --encrypt || fail "create logged"
+limit 60 "$FOREBAY" --data "$DATA" attach local/logged --nbd --log "ssd:$WORK/log.img:64M" >"$WORK/out" 2>&1 </dev/null || fail "attach with a log"
+limit 100 fio --name=logged --ioengine=nbd --uri="$(uri logged)" --size=16M --rw=write --bs=64k --iodepth=4 \
+  --buffer_pattern="\"$MARKER\"" >"$WORK/out" 2>&1 || fail "fio writes through the log"
+crash
+grep -q -a -F "$MARKER" "$WORK/log.img" && fail "what a client wrote is in the write log"
+marker_on_device && fail "what was written back is on the device"
+KEY=$(cat new.key) start --master-key env:KEY
+forebay export local/logged logged.raw --force || fail "export logged"
+[[ $(grep -c -a -F "$MARKER" logged.raw) -gt 0 ]] || fail "the log was not replayed"
+limit 100 fio --name=logged --ioengine=nbd --uri="$(uri logged)" --size=16M --rw=read --bs=64k --verify=pattern \
+  --verify_pattern="\"$MARKER\"" >"$WORK/out" 2>&1 || fail "the logged image reads back something else"
+"$FOREBAY" --data "$DATA" detach local/logged >"$WORK/out" 2>&1 || fail "detach"
+forebay log flush local/logged; forebay log discard local/logged --force; forebay rm local/logged || fail "rm logged"
+ok "the write log of an encrypted image is encrypted, and replayed after a kill"
+
 forebay rm local/copy && [[ $(key_of .images) == 3 ]] || fail "the key is not destroyed with its image"
 stop
 start --without-master-key

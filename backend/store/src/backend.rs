@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use forebay_block::{
-    BackendInfo, DataPolicy, Error, ErrorKind, ExtentMap, KvPage, ListPage, LocalFuture, ObjectBackend, ObjectName,
-    ObjectRead, ObjectStat, PoolIdentity, Result, SnapId, SnapSet, SparseData, StoredBytes, Transaction, Usage,
+    BackendInfo, DataKey, DataPolicy, Error, ErrorKind, ExtentMap, KvPage, ListPage, LocalFuture, ObjectBackend,
+    ObjectName, ObjectRead, ObjectStat, PoolIdentity, Result, SnapId, SnapSet, SparseData, StoredBytes, Transaction,
+    Usage,
 };
 
 use crate::core::Core;
@@ -200,6 +201,10 @@ impl ObjectBackend for Store {
     fn encrypt(&self, prefix: &ObjectName) -> LocalFuture<Result<()>> {
         let (core, prefix) = (self.core.clone(), prefix.clone());
         Box::pin(async move { core.add_key(&prefix).await })
+    }
+
+    fn log_key(&self, prefix: &ObjectName) -> Result<Option<DataKey>> {
+        self.core.log_key(prefix)
     }
 
     fn destroy_key(&self, prefix: &ObjectName) -> LocalFuture<Result<()>> {

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use forebay_reactor::BufList;
 
 use crate::advice::Advice;
+use crate::data_key::DataKey;
 use crate::device::LocalFuture;
 use crate::error::{Error, ErrorKind, Result};
 use crate::extent::{Extent, ExtentMap};
@@ -463,6 +464,16 @@ pub trait ObjectBackend {
         let _ = prefix;
         let text = format!("a backend of kind {} does not encrypt volumes", self.info().kind);
         Box::pin(std::future::ready(Err(Error::new(ErrorKind::Unsupported, text))))
+    }
+
+    /// Returns the key for the write log of the volume whose objects have names that begin with `prefix`; `None` if they are
+    /// not encrypted.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Denied`](crate::ErrorKind) if they are, and the key is not available.
+    fn log_key(&self, prefix: &ObjectName) -> Result<Option<DataKey>> {
+        let _ = prefix;
+        Ok(None)
     }
 
     /// Destroys the key of the objects whose names begin with `prefix`, durably: what is left of them cannot be read again.

@@ -1,6 +1,6 @@
 //! Data policies of images: how the backend stores the data of one image.
 
-use forebay_block::{DataPolicy, ErrorKind, LocalFuture, ObjectName, Result, SnapId, StoredBytes};
+use forebay_block::{DataKey, DataPolicy, ErrorKind, LocalFuture, ObjectName, Result, SnapId, StoredBytes};
 
 use crate::image::Image;
 use crate::images::Images;
@@ -56,10 +56,22 @@ impl Images {
 impl Image {
     /// Returns whether the image's data is encrypted by the backend.
     pub fn is_encrypted(&self) -> bool {
-        let shared = self.shared();
-        let object = shared.object_name(0);
+        self.shared().data().is_encrypted(&self.own_prefix())
+    }
+
+    /// Returns the key for the image's write log; `None` if its data is not encrypted.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Denied`] if it is, and the key is not available.
+    pub fn log_key(&self) -> Result<Option<DataKey>> {
+        self.shared().data().log_key(&self.own_prefix())
+    }
+
+    /// Returns the prefix of the names of the image's data objects.
+    fn own_prefix(&self) -> ObjectName {
+        let object = self.shared().object_name(0);
         let prefix = object.name().rfind('.').map_or("", |dot| &object.name()[..=dot]);
-        shared.data().is_encrypted(&ObjectName::in_namespace(object.namespace_shared(), prefix))
+        ObjectName::in_namespace(object.namespace_shared(), prefix)
     }
 
     /// Returns what the blocks of the image's own objects take on the device; `None` where the backend does not know it.

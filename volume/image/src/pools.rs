@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use forebay_block::{
-    BackendInfo, ExtentMap, LocalFuture, ObjectBackend, ObjectName, ObjectRead, ObjectStat, PoolIdentity, Result,
-    SnapId, SnapSet, SparseData, StoredBytes, Transaction,
+    BackendInfo, DataKey, ExtentMap, LocalFuture, ObjectBackend, ObjectName, ObjectRead, ObjectStat, PoolIdentity,
+    Result, SnapId, SnapSet, SparseData, StoredBytes, Transaction,
 };
 
 use crate::format::ImageHeader;
@@ -58,6 +58,11 @@ impl DataPool {
     /// Returns whether objects whose names begin with `prefix` are encrypted.
     pub(crate) fn is_encrypted(&self, prefix: &ObjectName) -> bool {
         self.0.is_encrypted(prefix)
+    }
+
+    /// Returns the key for the write log of a volume.
+    pub(crate) fn log_key(&self, prefix: &ObjectName) -> Result<Option<DataKey>> {
+        self.0.log_key(prefix)
     }
 
     /// Returns whether the pool knows what an object's data takes on the device.

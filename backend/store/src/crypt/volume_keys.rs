@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use forebay_block::{Buf, BufMut, Error, ErrorKind, ObjectName, Result};
+use forebay_block::{Buf, BufMut, DataKey, Error, ErrorKind, ObjectName, Result};
 use forebay_reactor::sync::Semaphore;
 use zeroize::Zeroizing;
 
@@ -368,17 +368,17 @@ impl Core {
         Ok(keys.status())
     }
 
-    /// Returns 64 bytes for the write log of the objects whose names begin with `prefix`, derived from their key; `None` if
+    /// Returns the key for the write log of the objects whose names begin with `prefix`, derived from their own; `None` if
     /// they are not encrypted.
     ///
     /// # Errors
     /// See [`VolumeKeys::cipher`].
-    pub fn log_key(&self, prefix: &ObjectName) -> Result<Option<Zeroizing<[u8; 64]>>> {
+    pub fn log_key(&self, prefix: &ObjectName) -> Result<Option<DataKey>> {
         let Some(number) = self.volume_keys.of_prefix(prefix) else { return Ok(None) };
         let secret = self.volume_keys.secret(number)?;
         let mut out = Zeroizing::new([0; 64]);
         derive(&[], &secret[..], b"forebay write log", &mut out[..]);
-        Ok(Some(out))
+        Ok(Some(DataKey::from_bytes(&out)))
     }
 }
 

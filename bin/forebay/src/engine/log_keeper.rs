@@ -3,12 +3,13 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use forebay_block::{
-    BlockDevice, BlockRequest, ClientIdentity, Error, ErrorKind, InFlightTracker, LocalFuture, Result,
+    BlockDevice, BlockRequest, ClientIdentity, DataKey, Error, ErrorKind, InFlightTracker, LocalFuture, Result,
 };
 use forebay_image::{Image, KeptLock};
 use forebay_reactor::sync::KeyedLock;
@@ -251,6 +252,10 @@ impl LogKeeper for ImageLog {
 
     fn volume_name(&self) -> String {
         self.name.clone()
+    }
+
+    fn key(&self) -> LocalFuture<Result<Option<DataKey>>> {
+        Box::pin(ready(self.image.log_key()))
     }
 
     fn load(&self) -> LocalFuture<Result<LogRecord<api::LogPlace>>> {
