@@ -22,6 +22,7 @@ mod error;
 mod fast;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;
+mod lz4;
 mod perf;
 mod sample;
 mod stream;
@@ -31,6 +32,7 @@ mod tests;
 pub use codec::{Codec, Framing, Level, UnknownCodec};
 pub use deflate::Expanded;
 pub use error::{CompressError, DecompressError};
+pub use lz4::expand_lz4_front;
 pub use sample::looks_incompressible;
 pub use stream::{InflateStream, StreamProgress};
 
@@ -42,6 +44,7 @@ pub(crate) use perf::perf;
 pub struct Compressor {
     deflate: Deflater,
     zstd: Option<(i8, zstd::bulk::Compressor<'static>)>,
+    lz4: lz4::Lz4Tables,
     spare: Vec<u8>,
 }
 
@@ -71,7 +74,7 @@ impl Compressor {
                 Ok(length)
             }
             // With a valid output of sufficient length, no error can occur.
-            Codec::Lz4 => lz4_flex::block::compress_into(input, output).map_err(|_| CompressError::NoRoom),
+            Codec::Lz4 => self.lz4.compress(input, output),
             Codec::Zstd { level } => {
                 if self.zstd.as_ref().is_none_or(|(other, _)| *other != level) {
                     let state = zstd::bulk::Compressor::new(i32::from(level)).expect("no memory for a compressor");
@@ -109,10 +112,7 @@ impl Decompressor {
             Codec::Deflate { framing, .. } => {
                 self.inflater.get_or_insert_with(Inflater::new).expand(framing, input, output)
             }
-            Codec::Lz4 => lz4_flex::block::decompress_into(input, output).map(whole).map_err(|error| match error {
-                lz4_flex::block::DecompressError::OutputTooSmall { .. } => DecompressError::TooLong,
-                _ => DecompressError::Corrupt,
-            }),
+            Codec::Lz4 => lz4::expand(input, output).map(whole),
             // The library takes no input at all for no frames at all, which is no error to it.
             Codec::Zstd { .. } if input.is_empty() => Err(DecompressError::Corrupt),
             Codec::Zstd { .. } => {
