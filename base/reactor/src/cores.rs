@@ -147,6 +147,19 @@ struct Core {
     thread: Option<thread::JoinHandle<Result<(), CorePanic>>>,
 }
 
+/// Calls `start` on a thread that may run on any processor of this process, and returns its result. Threads that it starts
+/// inherit that; those that a pinned reactor starts itself would share its processor.
+pub fn start_unpinned<T: Send>(start: impl FnOnce() -> T + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        let starter = thread::Builder::new().name("starter".into());
+        let started = starter.spawn_scoped(scope, || {
+            os::unpin();
+            start()
+        })?;
+        started.join().map_err(|_| io::Error::other("the thread that starts others has panicked"))
+    })
+}
+
 /// Reactors on threads of their own.  Dropping it stops them.
 pub struct Cores {
     cores: Vec<Core>,
@@ -275,6 +288,25 @@ mod tests {
     /// Environment variable of the child process that [`a_core_that_panics_is_told_of_while_its_disk_hangs`] starts.
     const HANGING: &str = "FOREBAY_TEST_HANGING_DISK";
     const CODE: i32 = 77;
+
+    #[test]
+    fn threads_of_a_pinned_reactor_may_run_elsewhere() {
+        let all = os::allowed_cpus();
+        let cores =
+            Cores::start(&CoresOptions { count: all.len(), pin: true, ..CoresOptions::default() }).expect("cores");
+        let allowed = || std::fs::read_to_string("/proc/thread-self/status").expect("status of a thread");
+        let list =
+            |status: &str| status.lines().find(|line| line.starts_with("Cpus_allowed:")).expect("a line").to_owned();
+        let before = list(&allowed());
+        let look = cores.handle(0).run(move || async move {
+            let started = start_unpinned(|| thread::spawn(allowed).join().expect("a thread")).expect("a thread");
+            (allowed(), started)
+        });
+        let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
+        let (pinned, started) = reactor.block_on(look).expect("a core");
+        assert_eq!(list(&started), before);
+        assert!(all.len() == 1 || list(&pinned) != before, "the reactor is pinned");
+    }
 
     #[test]
     fn a_core_that_panics_is_told_of_while_its_disk_hangs() {

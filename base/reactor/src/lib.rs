@@ -35,7 +35,7 @@ pub mod sync;
 pub mod time;
 
 pub use buf::{BUF_ALIGN, Buf, BufList, BufMut, is_zero};
-pub use cores::{CoreGone, CoreHandle, Cores, CoresOptions};
+pub use cores::{CoreGone, CoreHandle, Cores, CoresOptions, start_unpinned};
 pub use driver::{DriverChoice, FileSystemSpace, OpenOptions};
 pub use executor::{JoinHandle, Reactor, driver_name, spawn, stand_back, try_spawn, yield_now};
 pub use fs::File;

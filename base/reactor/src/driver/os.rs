@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::{Handle, Unpark};
@@ -460,8 +461,25 @@ pub(crate) fn socket_error(fd: RawFd) -> io::Result<()> {
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
+/// Processors that this process may run on, from before the first reactor was pinned.
+static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
+
 /// Returns the processors that this process may run on.
 pub(crate) fn allowed_cpus() -> Vec<usize> {
+    ALLOWED.get_or_init(cpus_of_thread).clone()
+}
+
+/// Allows this thread to run on all processors that the process may run on: one that a pinned reactor has started inherits
+/// its processor.
+pub(crate) fn unpin() {
+    // Without a list, no reactor was ever pinned.
+    let Some(cpus) = ALLOWED.get().filter(|cpus| !cpus.is_empty()) else { return };
+    if let Err(error) = run_on(cpus) {
+        tracing::debug!(%error, "cannot let a thread run on all CPUs");
+    }
+}
+
+fn cpus_of_thread() -> Vec<usize> {
     // SAFETY: all zeroes is the empty set, which the call fills.
     unsafe {
         let mut set: libc::cpu_set_t = mem::zeroed();
@@ -474,14 +492,18 @@ pub(crate) fn allowed_cpus() -> Vec<usize> {
 
 /// Pins this thread to one processor.
 pub(crate) fn pin_to(cpu: usize) {
-    // SAFETY: all zeroes is the empty set; `cpu` is below its size, because it came out of such a set.
-    let result = unsafe {
-        let mut set: libc::cpu_set_t = mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        check(libc::sched_setaffinity(0, mem::size_of_val(&set), &set))
-    };
     // A sandbox may forbid it; that only costs speed.
-    if let Err(error) = result {
+    if let Err(error) = run_on(&[cpu]) {
         tracing::debug!(%error, cpu, "cannot pin a reactor to its CPU");
+    }
+}
+
+/// Lets this thread run on some processors only, which came out of [`cpus_of_thread`].
+fn run_on(cpus: &[usize]) -> io::Result<()> {
+    // SAFETY: all zeroes is the empty set; the processors are below its size, because they came out of such a set.
+    unsafe {
+        let mut set: libc::cpu_set_t = mem::zeroed();
+        cpus.iter().for_each(|&cpu| libc::CPU_SET(cpu, &mut set));
+        check(libc::sched_setaffinity(0, mem::size_of_val(&set), &set)).map(drop)
     }
 }
