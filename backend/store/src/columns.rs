@@ -3,6 +3,7 @@
 //! `docs/design/store-devices.md` explains the design. The log, the cleaner and recovery use block numbers of one
 //! linear device; [`ColumnSet`] maps them to lines and columns.
 
+mod buffers;
 mod check;
 mod code;
 mod device;

@@ -29,7 +29,8 @@ impl RowCode {
         }
     }
 
-    /// Computes the parity columns of data columns that are given in parts, all of one length.
+    /// Computes the parity columns of data columns that are given in parts, all of one length. Columns of a mirror are copied by
+    /// the caller.
     pub fn encode(&self, data: &[&[&[u8]]], parity: &mut [&mut [u8]]) {
         match self {
             Self::Striped => {}

@@ -41,21 +41,28 @@ pub(super) fn encode_columns(set: &ColumnSet, blocks: &BufList) -> Vec<BufList> 
     let mut columns: Vec<BufList> = (0..data).map(|_| BufList::new()).collect();
     if data == 1 {
         columns[0] = blocks.clone();
-    } else {
-        for i in 0..count {
-            columns[i % data].append(blocks.slice(i * BLOCK..(i + 1) * BLOCK));
+        // Copies share the memory.
+        columns.resize(1 + parity, blocks.clone());
+        return columns;
+    }
+    let mut at = 0;
+    for part in blocks.parts() {
+        let mut from = 0;
+        while from < part.len() {
+            let count = (BLOCK - at % BLOCK).min(part.len() - from);
+            columns[at / BLOCK % data].push(part.slice(from..from + count));
+            (from, at) = (from + count, at + count);
         }
     }
-    let len = count / data * BLOCK;
-    let mut made: Vec<BufMut> = (0..parity).map(|_| BufMut::zeroed(len)).collect();
     if parity > 0 {
+        let mut made: Vec<BufMut> = (0..parity).map(|_| set.column_buffers.get(count / data)).collect();
         let parts: Vec<Vec<&[u8]>> =
             columns.iter().map(|column| column.parts().iter().map(|part| &part[..]).collect()).collect();
         let parts: Vec<&[&[u8]]> = parts.iter().map(|parts| &parts[..]).collect();
         let mut outputs: Vec<&mut [u8]> = made.iter_mut().map(|column| &mut column[..]).collect();
         set.code.borrow().encode(&parts, &mut outputs);
+        columns.extend(made.into_iter().map(|column| column.freeze().into()));
     }
-    columns.extend(made.into_iter().map(|column| column.freeze().into()));
     columns
 }
 

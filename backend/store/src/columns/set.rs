@@ -10,6 +10,7 @@ use forebay_block::{Buf, BufMut, Error, ErrorKind, Result};
 use forebay_reactor::sync::{Semaphore, join_all};
 use forebay_reactor::timeout;
 
+use super::buffers::ColumnBuffers;
 use super::code::RowCode;
 use super::device::{ColumnDevice, ColumnState};
 use super::geometry::{ColumnAt, RowGeometry};
@@ -79,6 +80,7 @@ pub(crate) struct ColumnSet {
     /// Set if nothing is written: the store is open read-only.
     pub(super) read_only: bool,
     pub(super) counters: Cell<ColumnCounters>,
+    pub(super) column_buffers: ColumnBuffers,
     /// Name of the store in messages.
     name: String,
 }
@@ -132,6 +134,7 @@ impl ColumnSet {
             durable_seq: Cell::new(0),
             read_only,
             counters: Cell::default(),
+            column_buffers: ColumnBuffers::new(),
             name,
         }))
     }
@@ -289,11 +292,12 @@ impl ColumnSet {
             return self.reconstruct(segment, column, line, len).await;
         }
         let mut stored = std::pin::pin!(self.read_stored(segment, column, line, buf, len));
-        if !self.can_reconstruct(segment, column) {
+        if self.parity_columns() == 0 {
             return stored.await;
         }
         let read = match timeout(device.late_after(), stored.as_mut()).await {
             Ok(read) => read,
+            Err(_) if !self.can_reconstruct(segment, column) => stored.await,
             Err(_) => {
                 self.count(|counters| counters.late_reads += 1);
                 let others = std::pin::pin!(self.reconstruct(segment, column, line, len));
@@ -302,6 +306,7 @@ impl ColumnSet {
         };
         match read {
             Ok(buf) => Ok(buf),
+            Err(error) if !self.can_reconstruct(segment, column) => Err(error),
             Err(error) => {
                 tracing::warn!("{error}; the column is reconstructed from others");
                 self.reconstruct(segment, column, line, len).await.map_err(|_| error)
@@ -377,7 +382,8 @@ impl ColumnSet {
         }
         let reads = spans.iter().map(|&(column, line, lines)| {
             let len = lines as usize * BLOCK;
-            Box::pin(self.read_column(first.segment, column, line, BufMut::with_capacity(len), len))
+            let buf = self.column_buffers.empty(lines as usize);
+            Box::pin(self.read_column(first.segment, column, line, buf, len))
         });
         let read = join_all(reads).await;
         self.drop_failing_readers().await;
