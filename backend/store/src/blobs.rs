@@ -1,20 +1,19 @@
-//! Compressed blobs in memory: references and their counts, reading, and the codecs.
+//! Compressed blobs in memory: references and their counts, and the codecs.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
-use forebay_accel::compress::{Codec, Compressor, Decompressor, Framing, Level};
-use forebay_block::{Buf, BufList, BufMut, Compression, Error, ErrorKind, Result};
+use forebay_accel::compress::{Codec, Compressor, Decompressor, Framing, Level, expand_lz4_front};
+use forebay_block::{Buf, BufMut, Compression, Result};
 
 use crate::core::{Core, corrupt};
-use crate::crypt::{BlockCipher, UsePlace};
-use crate::format::blob::{BLOB_HEADER, BlobCodec, BlobHeader, BlobSlot, SECTOR, SECTORS_A_BLOCK};
+use crate::format::blob::{BLOB_HEADER, BlobCodec, BlobHeader, BlobSlot, SECTOR};
 use crate::format::entry::StoredBlob;
 use crate::format::page::MapSlot;
 use crate::format::{BLOCK, BLOCK64};
 use crate::index::MetadataIndex;
 use crate::keys;
 use crate::map::Map;
-use crate::media::Media;
 use crate::object::{ObjectState, StoreObject};
 
 /// Counters of compressed data.
@@ -141,14 +140,22 @@ impl Core {
     }
 }
 
+/// Maximum number of blocks that are copied out of the memory into which a blob is expanded.
+const COPIED_BLOCKS_MAX: usize = 4;
+
 /// Codecs with their memory, used by one reactor.
 #[derive(Default)]
 pub struct BlobCodecs {
     compressor: RefCell<Compressor>,
     decompressor: RefCell<Decompressor>,
+    /// Memory for compressed bytes, used again so that it stays in the caches and is not cleared each time.
+    packed: RefCell<Vec<u8>>,
+    /// Memory for expanded blocks, used again likewise.
+    expanded: RefCell<Vec<u8>>,
 }
 
-fn codec_of(compression: Compression) -> Option<(BlobCodec, Codec)> {
+/// Returns the format of a blob and the codec for a setting; `None` without compression.
+pub fn codec_of(compression: Compression) -> Option<(BlobCodec, Codec)> {
     Some(match compression {
         Compression::None => return None,
         Compression::Lz4 => (BlobCodec::Lz4, Codec::Lz4),
@@ -182,14 +189,13 @@ impl BlobCodecs {
     pub fn compress(&self, compression: Compression, blocks: &[u8]) -> Option<Vec<u8>> {
         let (format, codec) = codec_of(compression)?;
         debug_assert!(blocks.len().is_multiple_of(BLOCK) && !blocks.is_empty());
-        let mut stored = vec![0; blocks.len() - SECTOR];
-        let length = self.compressor.borrow_mut().compress(codec, blocks, &mut stored[BLOB_HEADER..]).ok()?;
-        let end = BLOB_HEADER + length;
-        stored.truncate(end.next_multiple_of(SECTOR));
-        stored[end..].fill(0);
-        let header = BlobHeader { codec: format, blocks: (blocks.len() / BLOCK) as u8, length: length as u32 };
-        stored[..BLOB_HEADER].copy_from_slice(&header.encode());
-        Some(stored)
+        let mut packed = self.packed.borrow_mut();
+        let needed = codec.bound(blocks.len());
+        if packed.len() < needed {
+            packed.resize(needed, 0);
+        }
+        let length = self.compressor.borrow_mut().compress(codec, blocks, &mut packed).ok()?;
+        stored_bytes(format, blocks.len(), &packed[..length])
     }
 
     /// Expands the stored bytes of a blob.
@@ -198,69 +204,79 @@ impl BlobCodecs {
     /// Description of what is malformed.
     pub fn expand(&self, stored: &[u8]) -> std::result::Result<ExpandedBlob, String> {
         let (header, data) = BlobHeader::decode(stored).map_err(|error| error.to_string())?;
-        let compression = compression_of(header.codec);
-        let (_, codec) = codec_of(compression).expect("every codec of a blob compresses");
         let mut out = BufMut::zeroed(usize::from(header.blocks) * BLOCK);
-        let done =
-            self.decompressor.borrow_mut().decompress(codec, data, &mut out).map_err(|error| error.to_string())?;
+        self.expand_to(&header, data, &mut out)?;
+        Ok(ExpandedBlob { data: out.freeze(), compression: compression_of(header.codec) })
+    }
+
+    /// Expands all blocks of a blob.
+    fn expand_to(&self, header: &BlobHeader, data: &[u8], out: &mut [u8]) -> std::result::Result<(), String> {
+        let (_, codec) = codec_of(compression_of(header.codec)).expect("every codec of a blob compresses");
+        let done = self.decompressor.borrow_mut().decompress(codec, data, out).map_err(|error| error.to_string())?;
         if done.produced != out.len() {
             return Err(format!("it has {} bytes instead of {}", done.produced, out.len()));
         }
-        Ok(ExpandedBlob { data: out.freeze(), compression })
-    }
-}
-
-impl Media {
-    /// Decrypts the stored bytes of a blob, whose segment is pinned or has live data.
-    ///
-    /// # Errors
-    /// See [`use_place`](Self::use_place).
-    pub async fn open_blob(&self, slot: BlobSlot, cipher: &BlockCipher, stored: &mut [u8]) -> Result<()> {
-        let block = self.use_place(slot.sector / SECTORS_A_BLOCK).await?;
-        let at = block.at * SECTORS_A_BLOCK + slot.sector % SECTORS_A_BLOCK;
-        cipher.open_blob(UsePlace { at, ..block }, stored);
         Ok(())
     }
 
-    /// Reads and verifies blocks of a blob, from `slot` on, one for each of `crcs`: in one read of the device, and with one
-    /// decompression.
-    pub async fn read_from_blob(
+    /// Expands the stored bytes of a blob up to the end of block `blocks.end - 1`, further if the format demands it. Passes
+    /// what was expanded to `note`, and returns the blocks in `blocks`, in a buffer of `buffer`.
+    ///
+    /// # Errors
+    /// Description of what is malformed.
+    pub fn expand_blocks(
         &self,
-        slot: BlobSlot,
-        crcs: &[u32],
-        cipher: Option<&BlockCipher>,
-        what: impl Fn() -> String,
-    ) -> Result<BufList> {
-        let mut cached = BufList::new();
-        if self.cache.take_front(slot.location(), crcs, &mut cached) == crcs.len() {
-            return Ok(cached);
+        stored: &[u8],
+        blocks: Range<usize>,
+        buffer: impl FnOnce(usize) -> BufMut,
+        note: impl FnOnce(&[u8]),
+    ) -> std::result::Result<Buf, String> {
+        let (header, data) = BlobHeader::decode(stored).map_err(|error| error.to_string())?;
+        let count = usize::from(header.blocks);
+        if blocks.end > count {
+            return Err(format!("it has {count} blocks only"));
         }
-        let ptr = slot.ptr(crcs[0]);
-        let damaged = |why: &str| {
-            let path = self.device.name();
-            let text = format!("{}, compressed in {} bytes at byte {} of {path}: {why}", what(), ptr.len, ptr.addr);
-            tracing::error!("{text}");
-            Error::new(ErrorKind::Corrupt, text)
+        // Only LZ4's decoder stops in between.
+        let is_part = header.codec == BlobCodec::Lz4 && blocks.end < count;
+        let expanded = if is_part { blocks.end } else { count };
+        let expand = |out: &mut [u8]| match is_part {
+            true => expand_lz4_front(data, out).map_err(|error| error.to_string()),
+            false => self.expand_to(&header, data, out),
         };
-        let _pin = self.pin(ptr.addr);
-        let mut stored = match self.read_blob(ptr, "a compressed blob").await {
-            Ok(stored) => stored,
-            Err(error) if error.kind() == ErrorKind::Corrupt => return Err(damaged("checksum mismatch")),
-            Err(error) => return Err(error),
-        };
-        if let Some(cipher) = cipher {
-            self.open_blob(slot, cipher, &mut stored).await?;
+        let range = blocks.start * BLOCK..blocks.end * BLOCK;
+        if blocks.len() > COPIED_BLOCKS_MAX {
+            let mut out = buffer(expanded);
+            out.set_len(expanded * BLOCK);
+            expand(&mut out)?;
+            note(&out);
+            return Ok(out.freeze().slice(range));
         }
-        let blob = self.codecs.expand(&stored).map_err(|why| damaged(&why))?;
-        let blocks = blob.data.len() / BLOCK;
-        let from = usize::from(slot.index);
-        if from + crcs.len() > blocks {
-            return Err(damaged(&format!("it has {blocks} blocks only")));
+        let mut memory = self.expanded.borrow_mut();
+        if memory.len() < expanded * BLOCK {
+            memory.resize(expanded * BLOCK, 0);
         }
-        let all = vec![crcs[0]; blocks];
-        self.cache.put(slot.at(0).location(), &all, std::iter::once(&blob.data[..]));
-        Ok(BufList::from(blob.data).slice(from * BLOCK..(from + crcs.len()) * BLOCK))
+        let front = &mut memory[..expanded * BLOCK];
+        expand(front)?;
+        note(front);
+        let mut out = buffer(blocks.len());
+        out.extend_from_slice(&front[range]);
+        Ok(out.freeze())
     }
+}
+
+/// Returns the stored bytes of a blob of `len` bytes of blocks, whose compressed data is `packed`; `None` if that saves no
+/// sector.
+pub fn stored_bytes(codec: BlobCodec, len: usize, packed: &[u8]) -> Option<Vec<u8>> {
+    let size = (BLOB_HEADER + packed.len()).next_multiple_of(SECTOR);
+    if size >= len {
+        return None;
+    }
+    let header = BlobHeader { codec, blocks: (len / BLOCK) as u8, length: packed.len() as u32 };
+    let mut stored = Vec::with_capacity(size);
+    stored.extend_from_slice(&header.encode());
+    stored.extend_from_slice(packed);
+    stored.resize(size, 0);
+    Some(stored)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use forebay_block::{Buf, BufList, Error, ErrorKind, ObjectName, Result, SnapCont
 
 use crate::core::Core;
 use crate::crypt::BlockCipher;
-use crate::format::blob::{BlobSlot, SECTOR};
+use crate::format::blob::{BLOB_BLOCKS_MAX, BlobSlot, SECTOR};
 use crate::format::entry::{StoreEntry, StoredBlob, VALUE_INLINE_MAX};
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::keys;
@@ -198,22 +198,32 @@ impl Core {
         blobs: Vec<PackedBlob>,
         blocks: &mut BTreeMap<u32, Option<BufList>>,
     ) {
-        let &ObjectWrite { object, cipher, size, version } = write;
-        for PackedBlob { start, blocks: count, stored } in blobs {
-            let data: Vec<BufList> = (start..start + count).filter_map(|block| blocks.remove(&block)?).collect();
-            debug_assert!(data.len() == count as usize, "a blob of blocks that are not written");
-            self.mark_dirty(object);
-            self.log().append_data_blob(&stored, cipher, |payload, sector, crc| {
-                let sectors = (stored.len() / SECTOR) as u8;
-                let first = BlobSlot { sector, sectors, index: 0 }.location();
-                let parts = data.iter().flat_map(|block| block.parts()).map(|part| &part[..]);
-                self.media.cache.put(first, &vec![crc; count as usize], parts);
-                let blob = StoredBlob { start, blocks: count as u8, payload, sectors, crc };
-                let entry = StoreEntry::WriteBlob { oid: object.oid, blob, size, version };
-                self.apply(object, &entry, sector, None);
-                entry
-            });
+        for blob in blobs {
+            let mut data = BufList::new();
+            for block in blob.start..blob.start + blob.blocks {
+                data.append(blocks.remove(&block).flatten().expect("a blob has blocks that are written"));
+            }
+            self.write_blob(write, &blob, &data);
         }
+    }
+
+    /// Writes a blob, whose blocks have the content `data`.
+    pub fn write_blob(&self, write: &ObjectWrite<'_>, blob: &PackedBlob, data: &BufList) {
+        let &ObjectWrite { object, cipher, size, version } = write;
+        let PackedBlob { start, blocks, stored } = blob;
+        debug_assert!(data.len() == *blocks as usize * BLOCK, "a blob of other blocks");
+        // Marking the object dirty may itself append to the log, so it comes first.
+        self.mark_dirty(object);
+        self.log().append_data_blob(stored, cipher, |payload, sector, crc| {
+            let sectors = (stored.len() / SECTOR) as u8;
+            let first = BlobSlot { sector, sectors, index: 0 }.location();
+            let crcs = [crc; BLOB_BLOCKS_MAX as usize];
+            self.media.cache.put(first, &crcs[..*blocks as usize], data.parts().iter().map(|part| &part[..]));
+            let blob = StoredBlob { start: *start, blocks: *blocks as u8, payload, sectors, crc };
+            let entry = StoreEntry::WriteBlob { oid: object.oid, blob, size, version };
+            self.apply(object, &entry, sector, None);
+            entry
+        });
     }
 
     /// Removes keys and snapshots from a clone, in one transaction.

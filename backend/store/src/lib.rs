@@ -30,6 +30,7 @@ pub mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
 mod gc;
+mod helpers;
 mod host;
 mod index;
 mod init;
@@ -48,6 +49,7 @@ mod plan;
 mod policies;
 mod queue;
 mod read;
+mod read_blobs;
 mod rebuild;
 mod recover;
 mod scrub;

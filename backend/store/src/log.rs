@@ -6,6 +6,7 @@
 
 mod acks;
 mod batch;
+mod blob_buffers;
 mod data_blobs;
 mod head;
 mod health;
@@ -30,6 +31,7 @@ use crate::format::{BLOCK, BLOCK64, BlobPtr};
 use crate::host::HostFileSystem;
 use crate::segments::Segments;
 use batch::Batch;
+use blob_buffers::BlobBuffers;
 use head::LogHead;
 use staging::{StagingBuffers, is_all_direct};
 use transaction::OpenTransaction;
@@ -61,6 +63,7 @@ pub struct StoreLog {
     opened: Rc<Notify>,
     transaction: OpenTransaction,
     staging: StagingBuffers,
+    blob_buffers: BlobBuffers,
     /// Blocks of a line: batches, with their headers, have a multiple of it.
     line_blocks: u32,
     header_pool: BufPool,
@@ -86,6 +89,7 @@ impl StoreLog {
             opened: Rc::default(),
             transaction: OpenTransaction::default(),
             staging: StagingBuffers::new(),
+            blob_buffers: BlobBuffers::new(),
             line_blocks: device.line_blocks(),
             header_pool: BufPool::new(BLOCK, 64),
             bytes_appended: Cell::new(0),
@@ -254,7 +258,7 @@ impl StoreLog {
     fn append_blob_before(&self, bytes: &[u8], entry_bytes: usize, entry: impl Fn(u32) -> StoreEntry) -> BlobPtr {
         let blocks = bytes.len().div_ceil(BLOCK) as u32 + 1;
         let batch = self.batch_with(encoded(&entry(0)).len() + entry_bytes, blocks);
-        let at = batch.add_blob(bytes);
+        let at = batch.add_blob(bytes, &self.blob_buffers);
         self.add_entry(&batch, &entry(at as u32));
         if batch.blob_bytes() >= BATCH_BLOCKS as usize * BLOCK {
             self.pad_blobs(&batch);
@@ -387,6 +391,11 @@ impl StoreLog {
     /// Returns the current segment of the log and the next one.
     pub fn segment_and_next(&self) -> (u32, u32) {
         self.head.segment_and_next()
+    }
+
+    /// Returns whether bytes are still in memory, all of them.
+    pub fn is_pending(&self, addr: u64, len: usize) -> bool {
+        self.open.borrow().as_ref().is_some_and(|batch| batch.has(addr, len)) || self.writer.has(addr, len)
     }
 
     /// Returns bytes that are still in memory; `None` unless all of them are.

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use forebay_accel::crc32c::crc32c;
-use forebay_block::{BufList, BufMut, Error, ErrorKind, Result};
+use forebay_block::{Buf, BufList, BufMut, Error, ErrorKind, Result};
 use forebay_reactor::BufPool;
 
 use crate::blobs::BlobCodecs;
@@ -14,13 +14,19 @@ use crate::core::corrupt;
 use crate::crypt::{BlockCipher, UsePlace};
 use crate::device::StoreDevice;
 use crate::format::batch::BatchHeader;
-use crate::format::blob::BlobSlot;
+use crate::format::blob::{BLOB_BLOCKS_MAX, BlobSlot};
 use crate::format::{BLOCK, BLOCK64, BlobPtr};
+use crate::helpers::CompressionHelpers;
 use crate::log::StoreLog;
+use crate::read_blobs::BlobRun;
 use crate::segments::Segments;
 
 /// Size of the largest pooled read buffer, in blocks.
 pub const POOLED_BLOCKS: usize = 64;
+/// Size of a pooled buffer for the longest blob.
+const BLOB_BLOCKS: usize = BLOB_BLOCKS_MAX as usize;
+/// Size of a pooled buffer for a blob of LZ4, as stored (not at multiples of blocks) or expanded.
+const FEW_BLOCKS: usize = 8;
 
 /// Device, with the data still in memory.
 pub struct Media {
@@ -31,7 +37,11 @@ pub struct Media {
     pub cache: Cache,
     /// Codecs of compressed blobs.
     pub codecs: BlobCodecs,
+    /// Threads that compress long writes.
+    pub helpers: CompressionHelpers,
     single: BufPool,
+    few: BufPool,
+    blob: BufPool,
     multi: BufPool,
     /// Checksum errors found since the store was opened.
     checksum_errors: Cell<u64>,
@@ -52,16 +62,19 @@ impl Drop for SegmentPin<'_> {
 }
 
 impl Media {
-    /// Creates the media of the store with number `store`.
-    pub fn new(device: StoreDevice, store: u64, segments: Rc<RefCell<Segments>>, cache: Cache) -> Self {
+    /// Creates the media of the store with number `store`, with threads that compress.
+    pub fn new(device: StoreDevice, store: u64, segments: Rc<RefCell<Segments>>, cache: Cache, helpers: usize) -> Self {
         Self {
             device,
             segments,
             log: RefCell::default(),
             cache,
             codecs: BlobCodecs::default(),
+            helpers: CompressionHelpers::new(helpers),
             single: BufPool::new(BLOCK, 256),
-            multi: BufPool::new(POOLED_BLOCKS * BLOCK, 32),
+            few: BufPool::new(FEW_BLOCKS * BLOCK, 512),
+            blob: BufPool::new(BLOB_BLOCKS * BLOCK, 128),
+            multi: BufPool::new(POOLED_BLOCKS * BLOCK, 64),
             checksum_errors: Cell::new(0),
             store,
         }
@@ -86,9 +99,17 @@ impl Media {
         self.log.borrow().as_ref()?.pending_bytes_at(addr, len)
     }
 
-    fn buffer(&self, blocks: usize) -> BufMut {
+    /// Returns whether the bytes of a blob are still in the log's memory.
+    pub fn is_pending(&self, ptr: BlobPtr) -> bool {
+        self.log.borrow().as_ref().is_some_and(|log| log.is_pending(ptr.addr, ptr.len as usize))
+    }
+
+    /// Returns an empty buffer for a number of blocks.
+    pub fn buffer(&self, blocks: usize) -> BufMut {
         match blocks {
             1 => self.single.get(),
+            ..=FEW_BLOCKS => self.few.get(),
+            ..=BLOB_BLOCKS => self.blob.get(),
             _ if blocks <= POOLED_BLOCKS => self.multi.get(),
             _ => BufMut::with_capacity(blocks * BLOCK),
         }
@@ -154,7 +175,7 @@ impl Media {
         what: impl Fn() -> String,
     ) -> Result<BufList> {
         if let Some(slot) = BlobSlot::of(block) {
-            return self.read_from_blob(slot, crcs, cipher, what).await;
+            return self.read_from_blob(BlobRun { slot, crcs }, cipher, what).await;
         }
         // What is encrypted in the log's memory is likely to be in the cache as well.
         if cipher.is_none()
@@ -294,8 +315,13 @@ impl Media {
 
     /// Reads and verifies a metadata blob.
     pub async fn read_blob(&self, ptr: BlobPtr, what: &str) -> Result<Vec<u8>> {
+        Ok(self.read_stored_blob(ptr, what).await?.to_vec())
+    }
+
+    /// Reads and verifies the bytes of a blob.
+    pub async fn read_stored_blob(&self, ptr: BlobPtr, what: &str) -> Result<Buf> {
         if let Some(found) = self.pending(ptr.addr, ptr.len as usize) {
-            return Ok(found.to_vec());
+            return Ok(found.into_contiguous());
         }
         let corrupt = |text: String| Error::new(ErrorKind::Corrupt, text);
         let place = || format!("{what} of {} bytes at byte {} of {}", ptr.len, ptr.addr, self.device.name());
@@ -309,11 +335,11 @@ impl Media {
         let at = (ptr.addr - start) as usize;
         let range = at..at + ptr.len as usize;
         if crc32c(&buf[range.clone()]) == ptr.crc {
-            return Ok(buf[range].to_vec());
+            return Ok(buf.freeze().slice(range));
         }
         self.count_checksum_error();
         let mended = self.device.mend_range(start / BLOCK64, range, |bytes| crc32c(bytes) == ptr.crc).await;
-        mended.ok_or_else(|| corrupt(place()))
+        mended.map(|bytes| Buf::copy_of(&bytes)).ok_or_else(|| corrupt(place()))
     }
 
     /// Prevents the reuse of the segment that contains byte `addr` while the result exists.

@@ -12,6 +12,7 @@ use crate::core::Core;
 use crate::format::BLOCK64;
 use crate::format::blob::{BlobSlot, byte_of, follows};
 use crate::object::{HEAD, ObjectState, StoreObject};
+use crate::read_blobs::{BlobRun, adjacent_blobs};
 
 /// Maximum run read in one request, in blocks.  Devices accept a few hundred scattered pages per request (254 on
 /// virtio); the kernel cannot submit longer requests without blocking, and offloads them to a worker thread.
@@ -23,6 +24,13 @@ struct StoredRun {
     /// Location of the first block; the others follow it on the device, or in the same blob.
     block: u64,
     crcs: Vec<u32>,
+}
+
+impl StoredRun {
+    /// Returns the run as one of a blob; `None` for plain blocks.
+    fn blob(&self) -> Option<BlobRun<'_>> {
+        BlobSlot::of(self.block).map(|slot| BlobRun { slot, crcs: &self.crcs })
+    }
 }
 
 /// Resolves a snapshot number to a state (head or clone id) and its size.
@@ -167,15 +175,27 @@ impl Core {
             let data = self.media.read_blocks(run.block, &run.crcs, cipher, what(run)).await?;
             return Ok(SparseData { runs: vec![whole(run, data)] });
         }
-        let reads = runs.iter().map(|run| {
-            Box::pin(async move {
-                let data = self.media.read_blocks(run.block, &run.crcs, cipher, what(run)).await?;
-                Ok::<_, Error>(whole(run, data))
-            })
-        });
+        let mut reads = Vec::new();
+        let mut left = &runs[..];
+        while !left.is_empty() {
+            // Blobs that were written together lie behind each other.
+            let blobs = adjacent_blobs(left.iter().map_while(StoredRun::blob)).max(1);
+            let (group, rest) = left.split_at(blobs);
+            left = rest;
+            reads.push(Box::pin(async move {
+                let data = match group {
+                    [run] => vec![self.media.read_blocks(run.block, &run.crcs, cipher, what(run)).await?],
+                    _ => {
+                        let blobs: Vec<BlobRun<'_>> = group.iter().filter_map(StoredRun::blob).collect();
+                        self.media.read_blobs(&blobs, cipher, |i| what(&group[i])()).await?
+                    }
+                };
+                Ok::<_, Error>(group.iter().zip(data).map(|(run, data)| whole(run, data)).collect::<Vec<_>>())
+            }));
+        }
         let mut done = Vec::with_capacity(runs.len());
         for result in join_all(reads).await {
-            done.push(result?);
+            done.extend(result?);
         }
         Ok(SparseData { runs: done })
     }

@@ -58,6 +58,8 @@ pub struct StoreOptions {
     pub master_key: Option<MasterKey>,
     /// Set to open a store with encrypted volumes without its master key: they can be neither read nor written.
     pub without_master_key: bool,
+    /// Threads that compress long writes; with 0, the reactor does.
+    pub compression_threads: usize,
 }
 
 /// Default of [`StoreOptions::repair_rate`].
@@ -76,6 +78,7 @@ impl Default for StoreOptions {
             repair_rate: REPAIR_RATE,
             master_key: None,
             without_master_key: false,
+            compression_threads: 0,
         }
     }
 }
@@ -578,8 +581,9 @@ async fn open_core(
     let geometry = SegmentGeometry::of(&superblock);
     let empty = Segments::new(geometry, LiveTable::new(geometry.segment_count));
     let segments = Rc::new(RefCell::new(empty));
-    let media =
-        Rc::new(Media::new(device, superblock.store_number(), segments.clone(), Cache::new(options.data_cache)));
+    let cache = Cache::new(options.data_cache);
+    let (number, threads) = (superblock.store_number(), options.compression_threads);
+    let media = Rc::new(Media::new(device, number, segments.clone(), cache, threads));
     let table = read_table(&media, anchor, &geometry).await?;
     *segments.borrow_mut() = Segments::new(geometry, table);
     if let Some(holder) = geometry.segment_of_byte(anchor.segments.addr).filter(|_| !anchor.segments.is_none()) {

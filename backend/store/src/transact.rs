@@ -1,7 +1,7 @@
 //! Transactions and their order.
 //!
-//! The common case, a write of whole uncompressed blocks to an object in memory, completes immediately without waiting.  All other
-//! transactions queue behind those on the same object, compute their changes (`plan`, `pack`), wait for space, and are then
+//! The common case, a write of whole blocks to an object in memory, completes immediately without waiting, if it is not compressed
+//! or short.  All other transactions queue behind those on the same object, compute their changes (`plan`, `pack`), wait for space, and are then
 //! applied atomically (`commit`).
 
 use std::rc::Rc;
@@ -16,6 +16,7 @@ use crate::core::Core;
 use crate::format::BLOCK64;
 use crate::format::entry::CLONE_SNAPS_MAX;
 use crate::format::onode::OBJECT_SIZE_MAX;
+use crate::pack::{PackedBlob, PackedRange, packed_at_once_max};
 use crate::plan::is_guard;
 
 /// Maximum delay of a write near the reserve watermark.
@@ -103,7 +104,8 @@ impl Core {
         if self.refuse_writes().is_err() || check_name(name).is_err() {
             return None;
         }
-        if self.policies.compression(name) != Compression::None {
+        let compression = self.policies.compression(name);
+        if compression != Compression::None && len > packed_at_once_max(compression) as u64 {
             return None;
         }
         let object = self.find_cached(name)?;
@@ -122,6 +124,10 @@ impl Core {
         }
         // An error is returned by the transaction that is planned then.
         let (key, cipher) = self.encryption_of(name, object.as_ref()).ok()?;
+        let packed = match compression {
+            Compression::None => Vec::new(),
+            _ => self.pack_short(compression, writes(transaction))?,
+        };
         let log = self.log();
         log.begin_transaction();
         let object = object.unwrap_or_else(|| self.create(name, key));
@@ -130,7 +136,17 @@ impl Core {
             (ends.fold(object.state().size, u64::max), self.counters.version() + 1)
         };
         let write = ObjectWrite { object: &object, cipher: cipher.as_deref(), size, version };
-        writes(transaction).for_each(|(start, data)| self.write_blocks(&write, start, data));
+        if compression == Compression::None {
+            writes(transaction).for_each(|(start, data)| self.write_blocks(&write, start, data));
+        }
+        for (PackedRange { start, data }, stored) in packed {
+            match stored {
+                Some(stored) => {
+                    self.write_blob(&write, &PackedBlob { start, blocks: blocks_of(&data), stored }, &data);
+                }
+                None => self.write_blocks(&write, start, &data),
+            }
+        }
         self.counters.add_user_bytes(len);
         let seq = log.end_transaction();
         self.after_write();

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use forebay_block::{Buf, BufList, BufMut};
 
+use super::blob_buffers::BlobBuffers;
 use crate::format::batch::{BatchHeader, ENTRY_ROOM};
 use crate::format::entry::StoreEntry;
 use crate::format::{BLOCK, BLOCK64};
@@ -22,7 +23,7 @@ pub struct Batch {
     header: RefCell<Option<Buf>>,
     payload: RefCell<BufList>,
     /// Blobs after the payload, not yet padded to a block.
-    blobs: RefCell<Vec<u8>>,
+    blobs: RefCell<Option<BufMut>>,
     entries: RefCell<Vec<u8>>,
     written: Cell<bool>,
 }
@@ -68,7 +69,7 @@ impl Batch {
 
     /// Returns the length of the unpadded blobs in bytes.
     pub fn blob_bytes(&self) -> usize {
-        self.blobs.borrow().len()
+        self.blobs.borrow().as_ref().map_or(0, |blobs| blobs.len())
     }
 
     /// Returns the length of the entries in bytes.
@@ -104,12 +105,8 @@ impl Batch {
     }
 
     /// Adds a metadata blob after the others, and returns its byte position in the payload.
-    pub fn add_blob(&self, bytes: &[u8]) -> usize {
-        debug_assert!(self.is_open());
-        let mut blobs = self.blobs.borrow_mut();
-        let at = self.payload_blocks() as usize * BLOCK + blobs.len();
-        blobs.extend_from_slice(bytes);
-        at
+    pub fn add_blob(&self, bytes: &[u8], buffers: &BlobBuffers) -> usize {
+        self.add_aligned_blob(bytes, 1, buffers)
     }
 
     /// Returns the byte position in the payload where [`add_aligned_blob`](Self::add_aligned_blob) adds the next blob.
@@ -118,22 +115,27 @@ impl Batch {
     }
 
     /// Adds a blob like [`add_blob`](Self::add_blob), at a multiple of `align` bytes.
-    pub fn add_aligned_blob(&self, bytes: &[u8], align: usize) -> usize {
-        let aligned = self.blob_bytes().next_multiple_of(align);
-        self.blobs.borrow_mut().resize(aligned, 0);
-        self.add_blob(bytes)
+    pub fn add_aligned_blob(&self, bytes: &[u8], align: usize, buffers: &BlobBuffers) -> usize {
+        debug_assert!(self.is_open());
+        let mut slot = self.blobs.borrow_mut();
+        let mut blobs = buffers.with_space(slot.take(), align - 1 + bytes.len());
+        let aligned = blobs.len().next_multiple_of(align);
+        extend_zeroed(&mut blobs, aligned);
+        blobs.extend_from_slice(bytes);
+        *slot = Some(blobs);
+        self.payload_blocks() as usize * BLOCK + aligned
     }
 
     /// Pads the blobs to whole blocks of the payload, and returns the number of bytes that the payload grows by.
     pub fn pad_blobs(&self) -> usize {
-        let bytes = self.blobs.take();
-        if bytes.is_empty() {
-            return 0;
-        }
-        let mut buf = BufMut::zeroed(bytes.len().next_multiple_of(BLOCK));
-        buf[..bytes.len()].copy_from_slice(&bytes);
-        let padded = buf.len();
-        self.payload.borrow_mut().push(buf.freeze());
+        let mut slot = self.blobs.borrow_mut();
+        let Some(mut blobs) = slot.take().filter(|blobs| !blobs.is_empty()) else { return 0 };
+        // Buffers have whole blocks.
+        let padded = blobs.len().next_multiple_of(BLOCK);
+        extend_zeroed(&mut blobs, padded);
+        self.payload.borrow_mut().push(blobs.split_to(padded));
+        // The rest is for blobs that follow.
+        *slot = Some(blobs);
         padded
     }
 
@@ -185,6 +187,12 @@ impl Batch {
         self.written.set(true);
     }
 
+    /// Returns whether the payload contains all of `len` bytes at byte `addr` of the device.
+    pub fn has(&self, addr: u64, len: usize) -> bool {
+        let end = self.payload.borrow().len() + self.blob_bytes();
+        addr.checked_sub(self.first_block() * BLOCK64).is_some_and(|at| at as usize + len <= end)
+    }
+
     /// Returns `len` bytes at byte `addr` of the device, if the payload contains all of them.
     pub fn read(&self, addr: u64, len: usize) -> Option<BufList> {
         let at = addr.checked_sub(self.first_block() * BLOCK64)? as usize;
@@ -193,6 +201,13 @@ impl Batch {
             return Some(payload.slice(at..at + len));
         }
         let at = at.checked_sub(payload.len())?;
-        self.blobs.borrow().get(at..at + len).map(|bytes| Buf::copy_of(bytes).into())
+        self.blobs.borrow().as_ref()?.get(at..at + len).map(|bytes| Buf::copy_of(bytes).into())
     }
+}
+
+/// Extends a buffer to `len` bytes with zeroes: pooled memory has old content.
+fn extend_zeroed(buf: &mut BufMut, len: usize) {
+    let from = buf.len();
+    buf.set_len(len);
+    buf[from..].fill(0);
 }

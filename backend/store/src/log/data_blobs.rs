@@ -30,7 +30,7 @@ impl StoreLog {
             sealed
         });
         let stored = sealed.as_deref().unwrap_or(stored);
-        let added = batch.add_aligned_blob(stored, SECTOR);
+        let added = batch.add_aligned_blob(stored, SECTOR, &self.blob_buffers);
         debug_assert_eq!(added, at * SECTOR, "the blob lies where it was encrypted for");
         let before = (batch.entry_bytes(), batch.blob_bytes());
         // The callback must not append, as that would change the position given to it.

@@ -312,6 +312,11 @@ impl BatchWriter {
         }
     }
 
+    /// Returns whether bytes are in a closed batch that is still in memory, all of them.
+    pub fn has(&self, addr: u64, len: usize) -> bool {
+        self.closed.borrow().iter().any(|batch| batch.has(addr, len))
+    }
+
     /// Returns bytes of a closed batch that is still in memory; `None` unless all of them are.
     pub fn read(&self, addr: u64, len: usize) -> Option<BufList> {
         self.closed.borrow().iter().rev().find_map(|batch| batch.read(addr, len))

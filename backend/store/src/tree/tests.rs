@@ -37,7 +37,7 @@ impl NodeDisk {
         let geometry = SegmentGeometry { segment_size, segment_count: ((SIZE - SEGMENTS_START) / segment_size) as u32 };
         let segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
         Self {
-            media: Rc::new(Media::new(StoreDevice::Single(file), 1, Rc::new(RefCell::new(segments)), Cache::new(0))),
+            media: Rc::new(Media::new(StoreDevice::Single(file), 1, Rc::new(RefCell::new(segments)), Cache::new(0), 0)),
             next: Cell::new(SEGMENTS_START),
             unwritten: RefCell::default(),
             live: RefCell::default(),

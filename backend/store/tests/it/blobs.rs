@@ -319,7 +319,7 @@ fn mostly_dead_blobs_are_compressed_again_by_the_cleaner() {
     let world = machine(8 * MIB, Faults::none());
     run(&world, async {
         let store = fresh(8 * MIB, 256 << 10).await;
-        compress(&store, "", "lz4").await;
+        compress(&store, "", "zstd:1").await;
         let kept = ObjectName::new("rbd_data.a.0");
         // Blobs of 16 blocks, of which only one block will be left: half compressible, and not compressible alone.
         let mut chance = Chance(5);
@@ -360,7 +360,7 @@ fn space_of_mostly_dead_blobs_is_found_when_it_is_needed() {
     let world = machine(12 * MIB, Faults::none());
     run(&world, async {
         let store = fresh(12 * MIB, 256 << 10).await;
-        compress(&store, "rbd_data.a.", "lz4").await;
+        compress(&store, "rbd_data.a.", "zstd:1").await;
         let kept = ObjectName::new("rbd_data.a.0");
         // Of each blob of 32 blocks 4 are left, so that segments look full and hold little.
         const BLOBS: u64 = 90;

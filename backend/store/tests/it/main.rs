@@ -1,6 +1,7 @@
 //! Integration tests, one program: a module a subject.
 
 mod anchors;
+mod blob_reads;
 mod blobs;
 mod common;
 mod conformance;
