@@ -48,7 +48,7 @@ impl CompressionHelpers {
         if self.threads == 0 {
             return None;
         }
-        self.pool.get_or_init(|| start()).as_ref()
+        self.pool.get_or_init(start).as_ref()
     }
 
     /// Compresses ranges of blocks to the stored bytes of a blob each; `None` where that saves no sector. `buffer` returns a

@@ -108,8 +108,8 @@ impl Media {
     pub fn buffer(&self, blocks: usize) -> BufMut {
         match blocks {
             1 => self.single.get(),
-            ..=FEW_BLOCKS => self.few.get(),
-            ..=BLOB_BLOCKS => self.blob.get(),
+            _ if blocks <= FEW_BLOCKS => self.few.get(),
+            _ if blocks <= BLOB_BLOCKS => self.blob.get(),
             _ if blocks <= POOLED_BLOCKS => self.multi.get(),
             _ => BufMut::with_capacity(blocks * BLOCK),
         }

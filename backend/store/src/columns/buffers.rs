@@ -24,8 +24,8 @@ impl ColumnBuffers {
     /// Returns an empty buffer for a number of blocks, at least.
     pub(super) fn empty(&self, blocks: usize) -> BufMut {
         match blocks {
-            ..=SHORT => self.short.get(),
-            ..=LONG => self.long.get(),
+            _ if blocks <= SHORT => self.short.get(),
+            _ if blocks <= LONG => self.long.get(),
             _ => BufMut::with_capacity(blocks * BLOCK),
         }
     }

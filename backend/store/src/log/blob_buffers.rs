@@ -33,8 +33,8 @@ impl BlobBuffers {
         };
         let needed = filled.len() + more;
         let mut longer = match needed {
-            ..=SHORT => self.short.get(),
-            ..=LONG => self.long.get(),
+            _ if needed <= SHORT => self.short.get(),
+            _ if needed <= LONG => self.long.get(),
             _ => BufMut::with_capacity(needed.next_multiple_of(BLOCK)),
         };
         longer.extend_from_slice(&filled);
