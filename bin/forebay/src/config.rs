@@ -45,6 +45,8 @@ pub const LINGER_US: u32 = 50;
 const LINGER_US_MAX: u32 = 1000;
 /// Default rate of filling and scrubbing the store's devices, a second.
 const REPAIR_RATE: Size = Size(256 << 20);
+/// Maximum number of threads that compress.
+const COMPRESSION_THREADS_MAX: u16 = 64;
 /// Default size of the store's data cache.
 pub const STORE_CACHE: Size = Size(256 << 20);
 /// Maximum number of reactors: more than any machine can provide cores for.
@@ -119,6 +121,7 @@ struct StoreSection {
     cache: Option<Size>,
     repair_rate: Option<Size>,
     master_key: Option<MasterKeySource>,
+    compression_threads: Option<u16>,
 }
 
 /// `[ram]` section.
@@ -193,6 +196,8 @@ pub struct DaemonConfig {
     pub store_cache: usize,
     /// Bytes a second that filling and scrubbing the store's devices may read; 0 for no limit.
     pub repair_rate: u64,
+    /// Threads that compress long writes; with 0, the store's reactor does.
+    pub compression_threads: usize,
     /// Set to open the store although missing devices may have continued without the others.
     pub accept_missing_devices: bool,
     /// Source of the store's master key.
@@ -285,6 +290,14 @@ impl DaemonConfig {
             return Err(Failure::invalid(text));
         }
         let store_cache = store_cache.0 as usize;
+        let compression_threads = match serve.compression_threads.or(file.store.compression_threads) {
+            Some(count) if count > COMPRESSION_THREADS_MAX => {
+                let text = format!("{count} threads that compress: at most {COMPRESSION_THREADS_MAX}");
+                return Err(Failure::invalid(text));
+            }
+            Some(count) => count,
+            None => std::thread::available_parallelism().is_ok_and(|count| count.get() > usize::from(cores)).into(),
+        };
         Ok(Self {
             control,
             nbd,
@@ -302,6 +315,7 @@ impl DaemonConfig {
             store_size: serve.store_size.or(file.store.size),
             store_cache,
             repair_rate: serve.repair_rate.or(file.store.repair_rate).unwrap_or(REPAIR_RATE).0,
+            compression_threads: compression_threads.into(),
             accept_missing_devices: serve.accept_missing_devices,
             master_key: global.master_key.clone().or(file.store.master_key),
             without_master_key: serve.without_master_key,
@@ -428,7 +442,7 @@ mod tests {
     #[test]
     fn the_file_fills_in_and_flags_win() {
         let text = "data = '/other'\ncores = 3\nnbd = ['127.0.0.1:1', 'unix:/n']\ndriver = 'epoll'\n\
-            [store]\npath = '/dev/x'\nsize = '5G'\n\
+            [store]\npath = '/dev/x'\nsize = '5G'\ncompression-threads = 5\n\
             [ram]\nsize = '1G'\n";
         let config = with_file(text, ServeArgs { cores: Some(2), ..ServeArgs::default() }).expect("a configuration");
         assert_eq!(config.data, Path::new("/d"));
@@ -436,6 +450,7 @@ mod tests {
         assert_eq!(config.nbd.len(), 2);
         assert_eq!(config.driver, DriverChoice::Poll);
         assert_eq!((config.store.as_path(), config.store_size), (Path::new("/dev/x"), Some(Size(5 << 30))));
+        assert_eq!(config.compression_threads, 5);
         assert_eq!(config.ram_size, 1 << 30);
     }
 
@@ -488,6 +503,7 @@ mod tests {
             ("[nvme-subsystem]\nadvertise = ['127.0.0.1:1']", "more addresses"),
             ("[nvme-subsystem]\nhosts = ['somebody']", "qualified name"),
             ("[store]\nsize = '5GB'", "GiB"),
+            ("[store]\ncompression-threads = 65", "at most 64"),
         ] {
             let failure = with_file(text, ServeArgs::default()).expect_err(text);
             assert!(failure.message.contains(says), "{text}: {failure}");

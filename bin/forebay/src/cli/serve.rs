@@ -132,6 +132,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE")]
     pub repair_rate: Option<Size>,
 
+    /// Threads that compress long writes beside the reactors; with 0, the store's reactor does [default: 1, or 0 if the reactors
+    /// take all processors]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(..=64))]
+    pub compression_threads: Option<u16>,
+
     /// Open a store on several devices although those that are missing may have been used without the others
     #[arg(long)]
     pub accept_missing_devices: bool,

@@ -261,6 +261,7 @@ impl Engine {
                 data_cache,
                 accept_missing: daemon.is_some_and(|config| config.accept_missing_devices),
                 repair_rate: daemon.map_or(defaults.repair_rate, |config| config.repair_rate),
+                compression_threads: daemon.map_or(0, |config| config.compression_threads),
                 ..defaults
             };
             let opened = store::open(&options.store, opening).await?;
