@@ -9,32 +9,17 @@
 //!         recover    the same for SECONDS, then without closing in order: how long opening takes
 //! ```
 
+mod common;
+
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use forebay_block::{BufMut, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Transaction};
+use common::{BLOCK, OBJECT, Rng, cpu_seconds, object};
+use forebay_block::{BufMut, ObjectBackend, ObjectOp, ObjectRead, Transaction};
 use forebay_reactor::{DriverChoice, File, OpenOptions, Reactor, spawn};
 use forebay_store::{InitOptions, Store, StoreOptions};
-
-const OBJECT: u64 = 4 << 20;
-const BLOCK: u64 = 4096;
-
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
-fn object(index: u64) -> ObjectName {
-    ObjectName::new(format!("rbd_data.bench.{index:016x}"))
-}
 
 fn write(offset: u64, len: u64, fill: u64) -> Transaction {
     let mut data = BufMut::zeroed(len as usize);
@@ -49,13 +34,6 @@ async fn fill(store: &Rc<Store>, objects: u64) {
         }
     }
     store.flush().await.expect("flush");
-}
-
-fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("/proc/self/stat");
-    let fields: Vec<&str> = stat.rsplit(") ").next().expect("fields").split(' ').collect();
-    // Fields 14 and 15 (utime, stime), in ticks of 10 ms.
-    fields[11..13].iter().map(|field| field.parse::<f64>().expect("ticks") / 100.0).sum()
 }
 
 fn main() {
@@ -95,7 +73,7 @@ async fn run(path: &Path, size: u64, mode: &str, depth: usize, seconds: Duration
     let objects = (capacity * 8 / 10 / OBJECT).max(1);
     fill(&store, objects).await;
     let before = store.stats();
-    let rng = Rc::new(RefCell::new(Rng(0x9E37_79B9_7F4A_7C15)));
+    let rng = Rc::new(RefCell::new(Rng::new()));
     let latencies = Rc::new(RefCell::new(Vec::with_capacity(1 << 20)));
     let writes_left = Rc::new(Cell::new(if mode == "wa" { 4 * capacity / BLOCK } else { u64::MAX }));
     let written = Rc::new(Cell::new(0u64));
@@ -159,7 +137,7 @@ async fn run(path: &Path, size: u64, mode: &str, depth: usize, seconds: Duration
 
 async fn raw(path: &Path, size: u64, depth: usize, seconds: Duration) {
     let file = File::open(path, OpenOptions::read().direct()).expect("open");
-    let rng = Rc::new(RefCell::new(Rng(0x9E37_79B9_7F4A_7C15)));
+    let rng = Rc::new(RefCell::new(Rng::new()));
     let reads = Rc::new(Cell::new(0u64));
     let (begun, cpu) = (Instant::now(), cpu_seconds());
     let tasks: Vec<_> = (0..depth)

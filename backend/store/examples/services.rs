@@ -9,29 +9,19 @@
 //!                read-degraded, randread-degraded   without M of the files
 //! ```
 
+mod common;
+
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use common::{BLOCK, OBJECT, Rng, cpu_seconds, object};
 use forebay_block::{BufMut, Compression, DataPolicy, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Transaction};
 use forebay_reactor::{DriverChoice, Reactor, spawn};
 use forebay_store::{DeviceSetOptions, InitOptions, Store, StoreOptions};
 
-const OBJECT: u64 = 4 << 20;
-const BLOCK: u64 = 4096;
 const LONG: u64 = 1 << 20;
-
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
 
 /// Settings of a run.
 struct Settings {
@@ -52,7 +42,8 @@ impl Settings {
     }
 
     async fn open(&self, missing: usize) -> Rc<Store> {
-        let options = StoreOptions { data_cache: 0, punch_free: false, ..StoreOptions::default() };
+        let options =
+            StoreOptions { data_cache: 0, punch_free: false, compression_threads: 1, ..StoreOptions::default() };
         let paths = self.paths();
         match self.columns {
             None => Store::open(&paths[0], options).await.expect("open"),
@@ -75,10 +66,6 @@ impl Settings {
     }
 }
 
-fn object(index: u64) -> ObjectName {
-    ObjectName::new(format!("rbd_data.bench.{index:016x}"))
-}
-
 /// Content of which half is random, so that it compresses to about that.
 fn content(rng: &mut Rng, len: u64) -> BufMut {
     let mut data = BufMut::zeroed(len as usize);
@@ -88,13 +75,6 @@ fn content(rng: &mut Rng, len: u64) -> BufMut {
         repeated.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(b"repeated"));
     }
     data
-}
-
-fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("/proc/self/stat");
-    let fields: Vec<&str> = stat.rsplit(") ").next().expect("fields").split(' ').collect();
-    // Fields 14 and 15 (utime, stime), in ticks of 10 ms.
-    fields[11..13].iter().map(|field| field.parse::<f64>().expect("ticks") / 100.0).sum()
 }
 
 fn main() {
@@ -125,7 +105,7 @@ async fn run(settings: Settings) {
     }
     let objects = (store.stats().capacity / 2 / OBJECT).max(1);
     // The same data again and again: making it is not measured.
-    let mut rng = Rng(0x9E37_79B9_7F4A_7C15);
+    let mut rng = Rng::new();
     let source: Vec<_> = (0..16).map(|_| content(&mut rng, LONG).freeze()).collect();
     let source = Rc::new(source);
     for index in 0..objects {
