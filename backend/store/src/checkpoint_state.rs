@@ -20,7 +20,11 @@ pub struct CheckpointState {
     /// Number of checkpoints since the store was opened.
     completed: Cell<u64>,
     /// Bytes appended to the log after which a checkpoint is due.
-    interval: u64,
+    interval: Cell<u64>,
+    /// Set if a checkpoint is requested that has not begun yet.
+    requested: Cell<bool>,
+    /// Set if the checkpoint in progress was requested.
+    serves_request: Cell<bool>,
     /// Bytes of changed metadata in memory at which a checkpoint is due.
     dirty_max: usize,
 }
@@ -29,16 +33,35 @@ impl CheckpointState {
     /// Returns the state after the checkpoint of an anchor; `dirty_max` is the amount of changed metadata in bytes at
     /// which the next one is due.
     pub fn of(anchor: &Anchor, geometry: &SegmentGeometry, dirty_max: usize) -> Self {
-        let size = geometry.segment_size * u64::from(geometry.segment_count);
-        Self {
+        let state = Self {
             generation: Cell::new(anchor.generation),
             epoch: Cell::new(anchor.epoch),
             in_progress: Cell::new(false),
             appended_at_redo: Cell::new(0),
             completed: Cell::new(0),
-            interval: (size / 16).clamp(geometry.segment_size, 512 << 20),
+            interval: Cell::default(),
+            requested: Cell::default(),
+            serves_request: Cell::default(),
             dirty_max,
-        }
+        };
+        state.resize(geometry);
+        state
+    }
+
+    /// Adapts the amount of log between checkpoints to the size of the store.
+    pub fn resize(&self, geometry: &SegmentGeometry) {
+        let size = geometry.segment_size * u64::from(geometry.segment_count);
+        self.interval.set((size / 16).clamp(geometry.segment_size, 512 << 20));
+    }
+
+    /// Makes a checkpoint due that begins after this call.
+    pub fn request(&self) {
+        self.requested.set(true);
+    }
+
+    /// Returns whether a checkpoint was requested that is not durable yet.
+    pub fn is_requested(&self) -> bool {
+        self.requested.get() || self.serves_request.get()
     }
 
     /// Returns the number of the newest durable checkpoint.
@@ -71,7 +94,7 @@ impl CheckpointState {
     /// metadata in memory.
     pub fn is_due(&self, appended: u64, changed: usize) -> bool {
         let since = appended - self.appended_at_redo.get();
-        !self.in_progress.get() && (since >= self.interval || changed >= self.dirty_max)
+        !self.in_progress.get() && (since >= self.interval.get() || changed >= self.dirty_max || self.requested.get())
     }
 
     /// Returns whether there is so much changed metadata that writers must wait for the checkpoint.
@@ -82,6 +105,7 @@ impl CheckpointState {
     /// Begins a checkpoint.
     pub fn begin(&self) {
         assert!(!self.in_progress.replace(true), "two checkpoints at once");
+        self.serves_request.set(self.requested.replace(false));
     }
 
     /// Records that the checkpoint in progress is durable; `appended` bytes had been appended at its redo point.
@@ -90,10 +114,15 @@ impl CheckpointState {
         self.generation.set(generation);
         self.appended_at_redo.set(appended);
         self.completed.set(self.completed.get() + 1);
+        self.serves_request.set(false);
     }
 
     /// Ends the checkpoint in progress, whether or not it was completed.
     pub fn end(&self) {
         self.in_progress.set(false);
+        if self.serves_request.replace(false) {
+            // It failed.
+            self.requested.set(true);
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use forebay_block::{Error, ErrorKind, ObjectName, Result};
+use forebay_reactor::sync::Semaphore;
 
 use crate::blobs::BlobCounters;
 use crate::checkpoint_state::CheckpointState;
@@ -57,6 +58,8 @@ pub struct Core {
     pub queues: Rc<TransactionQueues>,
     pub maintenance: Maintenance,
     pub scrub: ScrubState,
+    /// Permit of changing the size of the store, or its devices.
+    pub resizing: Semaphore,
     pub read_only: bool,
 }
 
@@ -97,6 +100,7 @@ impl Core {
             queues: Rc::default(),
             maintenance: Maintenance::default(),
             scrub: ScrubState::default(),
+            resizing: Semaphore::new(1),
             read_only,
             superblock,
         }

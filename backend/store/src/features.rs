@@ -1,29 +1,41 @@
-//! Feature bits of an open store, which are set in both copies of the superblock before anything needs them.
+//! Feature bits and number of segments of an open store, which are set in both copies of the superblock before anything
+//! needs them.
 
 use std::cell::Cell;
 
 use forebay_block::{Buf, Error, Result};
 use forebay_reactor::File;
+use forebay_reactor::sync::Semaphore;
 
 use crate::core::Core;
 use crate::device::StoreDevice;
-use crate::format::superblock::{COPIES, FEATURE_BLOBS, FEATURE_ENCRYPTION, StoreSuperblock};
+use crate::format::superblock::{COPIES, FEATURE_BLOBS, FEATURE_ENCRYPTION, FEATURE_GROWN, StoreSuperblock};
 
-/// Feature bits of an open store.
+/// Feature bits and number of segments of an open store.
 ///
 /// # Invariants
-/// 1. Nothing that needs a bit is written before both copies of the superblock have it durably.
+/// 1. Nothing that needs a bit or a segment is written before both copies of the superblock have it durably.
 pub struct StoreFeatures {
     /// Bits in use.
     used: Cell<u64>,
-    /// Bits that the superblock has.
-    stored: Cell<u64>,
+    /// Number of segments in use.
+    segments: Cell<u32>,
+    /// Bits and number of segments that the superblock has.
+    stored: Cell<(u64, u32)>,
+    /// Permit of writing the superblock.
+    writing: Semaphore,
 }
 
 impl StoreFeatures {
     /// Returns the feature bits of a superblock.
     pub fn of(superblock: &StoreSuperblock) -> Self {
-        Self { used: Cell::new(superblock.features), stored: Cell::new(superblock.features) }
+        let (features, segments) = (superblock.features, superblock.segment_count);
+        Self {
+            used: Cell::new(features),
+            segments: Cell::new(segments),
+            stored: Cell::new((features, segments)),
+            writing: Semaphore::new(1),
+        }
     }
 
     /// Records that the store has blobs. Only replay finds some that the superblock does not say, after a rebuild.
@@ -40,23 +52,34 @@ impl StoreFeatures {
     pub fn has_encryption(&self) -> bool {
         self.used.get() & FEATURE_ENCRYPTION != 0
     }
+
+    /// Records that the store is to have `segments` segments.
+    pub fn note_segments(&self, segments: u32) {
+        debug_assert!(segments >= self.segments.get());
+        self.used.set(self.used.get() | FEATURE_GROWN);
+        self.segments.set(segments);
+    }
 }
 
 impl Core {
-    /// Returns the superblock with the feature bits that are in use.
+    /// Returns the superblock with the feature bits and the segments that are in use.
     pub fn current_superblock(&self) -> StoreSuperblock {
-        StoreSuperblock { features: self.features.used.get(), ..self.superblock.clone() }
+        let (features, segment_count) = (self.features.used.get(), self.features.segments.get());
+        StoreSuperblock { features, segment_count, ..self.superblock.clone() }
     }
 
-    /// Sets the feature bits that are in use in both copies of the superblock, durably, if they are not there yet.
+    /// Sets the feature bits and the number of segments that are in use in both copies of the superblock, durably, if they
+    /// are not there yet.
     pub async fn store_features(&self) -> Result<()> {
+        let _permit = self.features.writing.acquire(1).await;
         let superblock = self.current_superblock();
-        if superblock.features != self.features.stored.get() {
+        let wanted = (superblock.features, superblock.segment_count);
+        if wanted != self.features.stored.get() {
             match &self.media.device {
                 StoreDevice::Single(file) => write_superblock(file, &superblock).await?,
                 StoreDevice::Columns(set) => set.write_superblocks(&superblock).await?,
             }
-            self.features.stored.set(superblock.features);
+            self.features.stored.set(wanted);
         }
         Ok(())
     }

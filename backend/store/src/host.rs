@@ -43,7 +43,7 @@ pub struct LogBytes {
 pub struct HostFileSystem {
     file: File,
     /// End of the store in its file; the reserve is allocated behind it.
-    end: u64,
+    end: Cell<u64>,
     reserve: u64,
     /// Set if the file is fully allocated and keeps its blocks, so that the file system sets no limit.
     whole: Cell<bool>,
@@ -72,7 +72,7 @@ impl HostFileSystem {
         }
         Some(Rc::new(Self {
             file: file.clone(),
-            end,
+            end: Cell::new(end),
             reserve: (end / 16).clamp(RESERVE_MIN, RESERVE_MAX),
             whole: Cell::new(false),
             copied_on_write: Cell::new(false),
@@ -88,7 +88,7 @@ impl HostFileSystem {
     /// Allocates the reserve, which may still exist from an earlier run, and determines whether the file is sparse.
     pub async fn start(&self) {
         self.allocate_reserve().await;
-        self.whole.set(self.measure().is_some_and(|found| found.allocated >= self.end));
+        self.whole.set(self.measure().is_some_and(|found| found.allocated >= self.end.get()));
     }
 
     /// Returns whether the file was fully allocated when the store was opened, and no write has run out of space since.
@@ -97,15 +97,29 @@ impl HostFileSystem {
         self.whole.get()
     }
 
+    /// Records that the store ends at `end` now, which the file has grown to; `allocated` if the added space is allocated.
+    /// Space that was the reserve may be a part of it.
+    pub async fn grow(&self, end: u64, allocated: bool) {
+        self.idle.wait_until(|| !self.busy.get()).await;
+        self.busy.set(true);
+        self.end.set(end);
+        self.whole.set(self.whole.get() && allocated);
+        self.holds_reserve.set(false);
+        self.allocate_reserve().await;
+        self.measured.set(Default::default());
+        self.busy.set(false);
+        self.idle.notify_all();
+    }
+
     async fn allocate_reserve(&self) {
-        match self.file.allocate(self.end, self.reserve).await {
+        match self.file.allocate(self.end.get(), self.reserve).await {
             Ok(()) => self.holds_reserve.set(true),
             // The file system does not support it, or another process took the space. Removals may then run out of
             // space.
             Err(error) => {
                 tracing::debug!(%error, "cannot allocate a reserve behind the store");
                 // A partial reserve is useless.
-                if let Err(error) = free_behind(&self.file, self.end, self.reserve).await {
+                if let Err(error) = free_behind(&self.file, self.end.get(), self.reserve).await {
                     tracing::debug!(%error, "cannot free a partial reserve behind the store");
                 }
             }
@@ -147,7 +161,7 @@ impl HostFileSystem {
         let copied = self.copied_on_write.get();
         // If space cannot be determined, writes will find out.
         let Some(HostSpace { available, allocated }) =
-            self.measure().filter(|found| copied || found.allocated < self.end)
+            self.measure().filter(|found| copied || found.allocated < self.end.get())
         else {
             self.allowed.set(u64::MAX);
             return;
@@ -204,7 +218,7 @@ impl HostFileSystem {
             "the file system of {} is full; the store uses its reserve and accepts only removals",
             self.file.path().display()
         );
-        if let Err(error) = free_behind(&self.file, self.end, self.reserve).await {
+        if let Err(error) = free_behind(&self.file, self.end.get(), self.reserve).await {
             tracing::warn!(%error, "cannot release the reserve of {}", self.file.path().display());
         }
         self.allowed.set(0);

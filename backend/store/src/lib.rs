@@ -30,6 +30,7 @@ pub mod format;
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
 mod gc;
+mod grow;
 mod helpers;
 mod host;
 mod index;

@@ -46,7 +46,7 @@ pub struct FoundSuperblock {
     pub bytes: Buf,
     /// Set if the other copy is damaged.
     pub one_damaged: bool,
-    /// Set if the copies have different feature bits.
+    /// Set if the copies have different feature bits or numbers of segments.
     pub features_differ: bool,
 }
 
@@ -65,7 +65,7 @@ pub async fn read_superblock(file: &forebay_reactor::File) -> Result<FoundSuperb
     }
     let superblock = agreed(&found, &path)?;
     let one_damaged = found.iter().any(|copy| copy.is_err());
-    let features_differ = found.iter().flatten().any(|copy| copy.features != superblock.features);
+    let features_differ = found.iter().flatten().any(|copy| *copy != superblock);
     Ok(FoundSuperblock { superblock, bytes: bytes.expect("a good copy has its bytes"), one_damaged, features_differ })
 }
 
@@ -80,12 +80,7 @@ fn agreed(
             tracing::warn!("one copy of the superblock of {path} is damaged; run `forebay store check --repair`");
             Ok(one.clone())
         }
-        [a, b] if a == b => Ok(a.clone()),
-        // A crash interrupted the setting of a feature bit, before anything that needs it was written.
-        [a, b] if (StoreSuperblock { features: b.features, ..a.clone() }) == *b => {
-            Ok(StoreSuperblock { features: a.features | b.features, ..a.clone() })
-        }
-        [_, _] => Err(corrupt(format!("{path}: the two copies of the superblock differ"))),
+        [a, b] => a.reconcile(b).ok_or_else(|| corrupt(format!("{path}: the two copies of the superblock differ"))),
         _ => {
             let newer = found.iter().find_map(|copy| match copy {
                 Err(SuperblockError::Newer(what)) => Some(what.clone()),

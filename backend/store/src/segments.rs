@@ -99,6 +99,11 @@ impl LiveTable {
         &self.live
     }
 
+    /// Adds segments without live bytes, up to `segments` in total.
+    fn grow(&mut self, segments: u32) {
+        self.live.resize(segments as usize, 0);
+    }
+
     fn add(&mut self, segment: u32, bytes: u32) {
         let live = &mut self.live[segment as usize];
         *live = live.checked_add(bytes).expect("more live bytes than a segment has");
@@ -126,12 +131,13 @@ impl LiveTable {
     }
 
     pub fn decode(bytes: &[u8], geometry: &SegmentGeometry) -> Result<Self, MalformedStore> {
-        if bytes.len() != 4 * geometry.segment_count as usize {
+        // The store may have grown since: further segments held nothing.
+        if bytes.len() > 4 * geometry.segment_count as usize || !bytes.len().is_multiple_of(4) {
             return malformed(format!("segment table: {} bytes for {} segments", bytes.len(), geometry.segment_count));
         }
         let mut reader = StoreReader::new(bytes, "segment table");
         let mut table = Self::new(geometry.segment_count);
-        for live in &mut table.live {
+        for live in &mut table.live[..bytes.len() / 4] {
             *live = reader.u32()?;
             if u64::from(*live) > geometry.segment_size {
                 return malformed(format!("segment table: {live} live bytes in a segment"));
@@ -175,6 +181,11 @@ pub struct Segments {
     to_punch: BTreeSet<u32>,
     /// Uses of segments.
     pub uses: SegmentUses,
+    /// Added segments, which become free with the next checkpoint: its table and its record are the first ones that know
+    /// of them.
+    added: BTreeSet<u32>,
+    /// Number of segments at the beginning of the checkpoint in progress.
+    checkpoint_segments: u32,
 }
 
 impl Segments {
@@ -186,8 +197,22 @@ impl Segments {
         let pins = HashMap::new();
         let (replay, to_punch) = (VecDeque::new(), BTreeSet::new());
         let free_after_reads = BTreeSet::new();
-        let uses = SegmentUses::default();
-        Self { geometry, live, state, free, pins, free_after_reads, replay, checkpoint: None, to_punch, uses }
+        let (added, checkpoint_segments) = (BTreeSet::new(), 0);
+        let (checkpoint, uses) = (None, SegmentUses::default());
+        Self {
+            geometry,
+            live,
+            state,
+            free,
+            pins,
+            free_after_reads,
+            replay,
+            checkpoint,
+            to_punch,
+            uses,
+            added,
+            checkpoint_segments,
+        }
     }
 
     /// Removes a segment from the free list, when replay finds that the log used it.
@@ -197,6 +222,29 @@ impl Segments {
         if self.replay.back() != Some(&segment) {
             self.replay.push_back(segment);
         }
+    }
+
+    /// Adds segments, up to `count` in total, which become free with the next checkpoint.
+    pub fn grow(&mut self, count: u32) {
+        let before = self.geometry.segment_count;
+        debug_assert!(count >= before, "a store keeps its segments");
+        self.geometry.segment_count = count;
+        self.live.grow(count);
+        if let Some(table) = &mut self.checkpoint {
+            table.grow(count);
+        }
+        self.state.resize(count as usize, SegmentState::Free);
+        self.added.extend(before..count);
+    }
+
+    /// Returns whether there are added segments that are not free yet.
+    pub fn has_added(&self) -> bool {
+        !self.added.is_empty()
+    }
+
+    /// Returns the number of segments without those added ones.
+    pub fn offered_count(&self) -> u32 {
+        self.geometry.segment_count - self.added.len() as u32
     }
 
     /// Allocates a free segment for the log.
@@ -306,6 +354,7 @@ impl Segments {
     /// Begins a checkpoint. Its live counts are the current ones plus the checkpoint's own blobs.
     pub fn begin_checkpoint(&mut self) {
         self.checkpoint = Some(self.live.clone());
+        self.checkpoint_segments = self.geometry.segment_count;
     }
 
     /// Returns the live counts of the checkpoint in progress.
@@ -325,6 +374,8 @@ impl Segments {
         while self.replay.front().is_some_and(|&first| first != redo_segment) {
             self.replay.pop_front();
         }
+        let later = self.added.split_off(&self.checkpoint_segments);
+        self.free.extend(std::mem::replace(&mut self.added, later));
         let mut freed = 0;
         for segment in (0..self.geometry.segment_count).rev() {
             let unused = table.of(segment) == 0 && self.live.of(segment) == 0;
@@ -461,6 +512,42 @@ mod tests {
         segments.begin_checkpoint();
         assert_eq!(segments.commit_checkpoint(log[2], Some(log[1])), 1, "one holds the table of segments");
         assert_eq!((segments.free_count(), segments.state(log[0])), (free + 1, SegmentState::Free));
+    }
+
+    #[test]
+    fn added_segments_are_free_with_the_next_checkpoint_that_knows_them() {
+        let geometry = SegmentGeometry { segment_size: 64 << 10, segment_count: 24 };
+        let mut segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
+        let log = segments.allocate().expect("free");
+        segments.entered(log);
+        segments.grow(30);
+        segments.begin_checkpoint();
+        // One that comes during a checkpoint waits for the next one.
+        segments.grow(31);
+        assert_eq!((segments.free_count(), segments.checkpoint_table().all().len()), (23, 31));
+        assert_eq!(segments.commit_checkpoint(log, None), 0);
+        assert_eq!((segments.free_count(), segments.has_added()), (29, true));
+        segments.begin_checkpoint();
+        segments.abandon_checkpoint();
+        assert_eq!(segments.free_count(), 29, "an aborted one frees nothing");
+        segments.begin_checkpoint();
+        segments.commit_checkpoint(log, None);
+        assert_eq!((segments.free_count(), segments.has_added()), (30, false));
+        let block = segments.geometry.first_block(30);
+        segments.add_block(block);
+        assert_eq!(segments.live_table().of(30), 4096);
+    }
+
+    #[test]
+    fn a_table_from_before_the_store_grew_is_read() {
+        let mut live = LiveTable::new(24);
+        live.add(23, 4096);
+        let grown = SegmentGeometry { segment_size: 64 << 10, segment_count: 26 };
+        let table = LiveTable::decode(&live.encode(), &grown).expect("shorter");
+        assert_eq!((table.all().len(), table.of(23), table.total()), (26, 4096, 4096));
+        let fewer = SegmentGeometry { segment_count: 23, ..grown };
+        assert!(LiveTable::decode(&live.encode(), &fewer).is_err(), "longer");
+        assert!(LiveTable::decode(&live.encode()[..5], &grown).is_err(), "a part of a number");
     }
 
     #[test]

@@ -21,10 +21,6 @@ pub struct SegmentSpace {
     segments: Rc<RefCell<Segments>>,
     /// File system that holds the store file; `None` unless the store is in a file.
     host: Option<Rc<HostFileSystem>>,
-    /// Bytes that can be stored.
-    capacity: u64,
-    /// Reserve watermark, in free segments.
-    watermark: u32,
     /// Free segments wanted by waiting writers, in addition to the reserve watermark.
     wanted: Cell<u32>,
 }
@@ -32,26 +28,37 @@ pub struct SegmentSpace {
 impl SegmentSpace {
     /// Returns the space of a store.
     pub fn new(segments: Rc<RefCell<Segments>>, host: Option<Rc<HostFileSystem>>) -> Self {
-        let geometry = segments.borrow().geometry;
-        let count = geometry.segment_count;
-        // For the cleaner when the store is full, and the reserve watermark below.
-        let reserve = (count / 10).max(14);
-        let capacity = u64::from(count.saturating_sub(reserve)) * geometry.segment_size;
-        let space = Self { segments, host, capacity, watermark: (count / 40).max(6), wanted: Cell::new(0) };
-        debug_assert!(space.watermark < space.throttle_mark() && space.throttle_mark() <= space.cleaning_mark());
-        debug_assert!(space.watermark < reserve);
+        let space = Self { segments, host, wanted: Cell::new(0) };
+        debug_assert!(space.watermark() < space.throttle_mark() && space.throttle_mark() <= space.cleaning_mark());
+        debug_assert!(space.watermark() < space.reserve());
         space
+    }
+
+    /// Returns the number of segments, without those that were added and wait for a checkpoint.
+    fn segment_count(&self) -> u32 {
+        self.segments.borrow().offered_count()
+    }
+
+    /// Returns the number of segments that are not offered: for the cleaner when the store is full, and the watermark.
+    fn reserve(&self) -> u32 {
+        (self.segment_count() / 10).max(14)
+    }
+
+    /// Returns the reserve watermark, in free segments.
+    fn watermark(&self) -> u32 {
+        (self.segment_count() / 40).max(6)
     }
 
     /// Returns the bytes that can be stored in total.
     pub fn capacity(&self) -> u64 {
-        self.capacity
+        let segment_size = self.segments.borrow().geometry.segment_size;
+        u64::from(self.segment_count().saturating_sub(self.reserve())) * segment_size
     }
 
     /// Returns the bytes that can still be stored.
     pub fn available(&self) -> u64 {
         let used = self.segments.borrow().live_bytes();
-        self.capacity.saturating_sub(used)
+        self.capacity().saturating_sub(used)
     }
 
     /// Returns the number of free segments.
@@ -61,20 +68,20 @@ impl SegmentSpace {
 
     /// Returns the number of free segments below which the cleaner works.
     fn cleaning_mark(&self) -> u32 {
-        self.watermark + (self.segments.borrow().geometry.segment_count / 24).max(2)
+        self.watermark() + (self.segment_count() / 24).max(2)
     }
 
     /// Returns the number of free segments below which writers are throttled: half of the cleaner's working range.
     pub fn throttle_mark(&self) -> u32 {
-        (self.watermark + self.cleaning_mark()) / 2
+        (self.watermark() + self.cleaning_mark()) / 2
     }
 
     /// Returns the number of free segments that a transaction must leave.  Writes of user data need more reserve than
     /// transactions that only free space.
     pub fn floor(&self, grows: bool, gc_stalled: bool) -> u32 {
         match (grows, gc_stalled) {
-            (true, _) => self.watermark,
-            (false, false) => self.watermark / 2,
+            (true, _) => self.watermark(),
+            (false, false) => self.watermark() / 2,
             // The cleaner has used its reserve; only freeing space helps now, which itself needs very little.
             (false, true) => 1,
         }
@@ -99,7 +106,7 @@ impl SegmentSpace {
 
     /// Withdraws all requests, and returns whether `free` segments are too few for them.
     pub fn is_scarce_for_requests(&self, free: u32) -> bool {
-        free <= self.watermark + self.wanted.replace(0)
+        free <= self.watermark() + self.wanted.replace(0)
     }
 
     /// Returns the file system that holds the store file.
@@ -113,7 +120,7 @@ impl SegmentSpace {
         let Some(host) = &self.host else { return u64::MAX };
         let in_use = || {
             let segments = self.segments.borrow();
-            u64::from(segments.geometry.segment_count - segments.free_count()) * segments.geometry.segment_size
+            u64::from(segments.offered_count() - segments.free_count()) * segments.geometry.segment_size
         };
         host.allowed_bytes(log, in_use, wanted)
     }
@@ -134,7 +141,8 @@ impl SegmentSpace {
 
     /// Returns the error reported when the store is full.
     pub fn full(&self) -> Error {
-        let text = format!("the store is full: {} of {} bytes used", self.capacity - self.available(), self.capacity);
+        let text =
+            format!("the store is full: {} of {} bytes used", self.capacity() - self.available(), self.capacity());
         Error::new(ErrorKind::NoSpace, text)
     }
 }

@@ -399,7 +399,7 @@ impl Store {
             capacity: core.space.capacity(),
             used: segments.live_bytes(),
             objects: core.counters.objects(),
-            device_size: core.superblock.device_size(),
+            device_size: core.current_superblock().device_size(),
             segment_size: segments.geometry.segment_size,
             segments: segments.geometry.segment_count,
             segments_free: segments.free_count(),
@@ -451,6 +451,7 @@ impl Store {
             Error::new(ErrorKind::Unsupported, text)
         })?;
         self.core.refuse_writes()?;
+        let _permit = self.core.resizing.acquire(1).await;
         let new = set.replace(&self.core.current_superblock(), number, path, force).await?;
         self.core.renew_keys().await?;
         self.core.maintenance.want_repair();

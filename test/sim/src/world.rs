@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 
 use forebay_reactor::{Addr, Reactor};
 
-use crate::content::Content;
+use crate::content::{Content, Effect};
 use crate::core::Core;
 use crate::driver::{SimDriver, Unparked};
 use crate::faults::{DiskFaults, Faults};
@@ -142,6 +142,15 @@ impl World {
     /// A file of `size` zero bytes, known to be on its file system.
     pub fn add_file(&self, path: impl AsRef<Path>, size: u64, sector: u32) {
         self.with(|state| state.files.add(path.as_ref(), size, sector, false));
+    }
+
+    /// Makes a disk or file `size` bytes long, as another process does.
+    pub fn resize(&self, path: impl AsRef<Path>, size: u64) {
+        self.with(|state| {
+            if let Some((_, node)) = state.files.find(path.as_ref()) {
+                node.content.land(Effect::Resize(size), true);
+            }
+        });
     }
 
     /// Makes another process rename a file as soon as an open has not found its new name.

@@ -37,7 +37,7 @@ pub struct ColumnDevice {
     /// Identity, which is also in its superblock.
     pub id: [u8; 16],
     /// Number of slots.
-    pub slots: u32,
+    slots: Cell<u32>,
     /// Number of the device that it replaces once it is filled.
     replaces: Cell<Option<u16>>,
     path: RefCell<PathBuf>,
@@ -68,7 +68,7 @@ impl ColumnDevice {
         Self {
             number,
             id,
-            slots,
+            slots: Cell::new(slots),
             replaces: Cell::new(replaces),
             path: RefCell::new(path),
             file: RefCell::new(file),
@@ -95,6 +95,16 @@ impl ColumnDevice {
     /// Returns its number and path for messages.
     pub fn describe(&self) -> String {
         format!("device {} ({})", self.number, self.path.borrow().display())
+    }
+
+    /// Returns the number of slots.
+    pub fn slots(&self) -> u32 {
+        self.slots.get()
+    }
+
+    /// Sets the number of slots, as the table records it.
+    pub fn set_slots(&self, slots: u32) {
+        self.slots.set(slots);
     }
 
     /// Returns the number of the device that it replaces once it is filled.

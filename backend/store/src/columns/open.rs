@@ -210,7 +210,11 @@ fn match_devices<'a>(newest: &'a DeviceTable, found: &'a FoundDevices) -> Vec<Ca
         let Some(device) = candidate.found else { continue };
         let table = device.table.as_ref().map_or(0, |table| table.generation);
         let anchor = device.newest_anchor();
+        // One that was just added lacks nothing, whatever anchors were copied to it.
+        let mut columns = newest.groups.iter().flat_map(|group| &group.columns);
+        let has_columns = columns.any(|column| column.device == candidate.record.number);
         if candidate.record.state == RecordedState::Active
+            && has_columns
             && (table + 1 < newest.generation || anchor.is_none_or(|anchor| anchor < anchor_least))
         {
             candidate.past = true;
@@ -260,6 +264,18 @@ fn check_sufficient(newest: &DeviceTable, candidates: &[Candidate<'_>], accept_m
         return Err(Error::new(ErrorKind::Io, text));
     }
     Ok(())
+}
+
+/// Returns the newest of the tables that devices have. Two of one generation are left by a crash that wrote the first to
+/// devices that were then missing, when the second was written: what most devices have counts, and of the same number
+/// the one that says that more are away.
+fn newest_table<'a>(tables: impl Iterator<Item = &'a DeviceTable> + Clone) -> Option<DeviceTable> {
+    let newest = tables.clone().max_by_key(|table| {
+        let holders = tables.clone().filter(|other| other == table).count();
+        let away = table.devices.iter().filter(|device| device.state != RecordedState::Active).count();
+        (table.generation, holders, away)
+    });
+    newest.cloned()
 }
 
 /// Returns the newest anchor of trusted devices, and whether a slot is readable on none of them.
@@ -318,10 +334,8 @@ impl ColumnSet {
     ) -> Result<OpenedSet> {
         let how = if read_only { OpenOptions::read() } else { OpenOptions::read_write() };
         let found = find_devices(paths, expected, how.direct().lock()).await?;
-        let newest =
-            found.devices.iter().filter_map(|device| device.table.as_ref()).max_by_key(|table| table.generation);
-        let newest =
-            newest.cloned().ok_or_else(|| corrupt("no device table can be read on any device of the store"))?;
+        let newest = newest_table(found.devices.iter().filter_map(|device| device.table.as_ref()))
+            .ok_or_else(|| corrupt("no device table can be read on any device of the store"))?;
         let candidates = match_devices(&newest, &found);
         for device in &found.devices {
             let identity = device.superblock.device.expect("a device of a set has an identity");
@@ -387,5 +401,45 @@ impl ColumnSet {
             set.write_superblocks(&superblock).await?;
         }
         Ok(OpenedSet { set, superblock, anchor, anchor_lost, one_superblock })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(generation: u64, away: usize) -> DeviceTable {
+        let device = |number: u16| DeviceRecord {
+            number,
+            id: [number as u8; 16],
+            slots: 30,
+            state: if usize::from(number) < away { RecordedState::Away { since: 7 } } else { RecordedState::Active },
+            replaces: None,
+            path: String::new(),
+        };
+        DeviceTable {
+            store: 1,
+            generation,
+            data: 1,
+            parity: 2,
+            column_blocks: 16,
+            next_number: 3,
+            devices: (0..3).map(device).collect(),
+            groups: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn of_two_tables_of_one_generation_the_one_written_without_the_others_counts() {
+        let newest = |tables: &[DeviceTable]| newest_table(tables.iter()).expect("a table");
+        assert_eq!(newest(&[table(4, 2), table(5, 0), table(3, 2)]), table(5, 0));
+        assert_eq!(newest(&[table(5, 0), table(5, 1), table(5, 1)]), table(5, 1));
+        assert_eq!(newest(&[table(5, 1), table(5, 1), table(5, 0)]), table(5, 1));
+        assert_eq!(newest(&[table(5, 0), table(5, 0), table(5, 1)]), table(5, 0));
+        assert_eq!(
+            (newest(&[table(5, 0), table(5, 1)]), newest(&[table(5, 1), table(5, 0)])),
+            (table(5, 1), table(5, 1))
+        );
+        assert_eq!(newest_table([].iter()), None);
     }
 }

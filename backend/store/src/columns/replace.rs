@@ -81,8 +81,7 @@ impl ColumnSet {
         force: bool,
     ) -> Result<u16> {
         let occupied = reject_occupied(file, force).await?;
-        let needed = SEGMENTS_START + u64::from(old.slots) * self.geometry.borrow().column_bytes();
-        let failed = |error| Error::from_io(error, format!("making {} a device of the store", path.display()));
+        let needed = SEGMENTS_START + u64::from(old.slots()) * self.geometry.borrow().column_bytes();
         let device = file.info().block_device;
         let small = |size: u64| {
             let text = format!("{} has {size} bytes, and {} needs {needed}", path.display(), old.describe());
@@ -91,22 +90,52 @@ impl ColumnSet {
         if device && file.info().size < needed {
             return Err(small(file.info().size));
         }
-        if let Some(found) = &occupied {
+        let DeviceIdentity { number, id } =
+            self.prepare_device(superblock, path, file, needed, occupied.as_deref()).await?;
+        let mut table = self.table.borrow().clone();
+        let state = RecordedState::Filling { since: 0, below: 0 };
+        table.next_number += 1;
+        table.devices.push(DeviceRecord {
+            number,
+            id,
+            slots: old.slots(),
+            state,
+            replaces: Some(old.number),
+            path: path.display().to_string(),
+        });
+        let device =
+            ColumnDevice::new(number, id, old.slots(), Some(old.number), path.into(), Some(file.clone()), state);
+        self.write_table(table, &[Rc::new(device)]).await?;
+        self.check_joined(number, path)
+    }
+
+    /// Gives a file that is to become a device its length of `size` bytes and its space, erases what a device holds, and
+    /// writes anchors and superblocks. Returns the identity of the device, which has the next number.
+    pub(super) async fn prepare_device(
+        &self,
+        superblock: &StoreSuperblock,
+        path: &Path,
+        file: &File,
+        size: u64,
+        occupied: Option<&str>,
+    ) -> Result<DeviceIdentity> {
+        let failed = |error| Error::from_io(error, format!("making {} a device of the store", path.display()));
+        let device = file.info().block_device;
+        if let Some(found) = occupied {
             tracing::warn!("overwriting {}, which holds {found}", path.display());
         }
         if device {
             erase_signatures(file, file.info().size).await?;
         } else {
             file.set_size(0).map_err(failed)?;
-            file.set_size(needed).map_err(failed)?;
-            match preallocate(file, needed, &mut |_, _| {}).await {
+            file.set_size(size).map_err(failed)?;
+            match preallocate(file, size, &mut |_, _| {}).await {
                 Err(error) if error.kind() == ErrorKind::Unsupported => {}
                 done => done?,
             }
         }
         self.copy_anchors(file).await?;
-        let mut table = self.table.borrow().clone();
-        let number = table.next_number;
+        let number = self.table.borrow().next_number;
         let id: [u8; 16] = [random().to_le_bytes(), random().to_le_bytes()].concat().try_into().expect("16 bytes");
         let identity = DeviceIdentity { number, id };
         write_superblock(file, &StoreSuperblock { device: Some(identity), ..superblock.clone() }).await?;
@@ -114,19 +143,7 @@ impl ColumnSet {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
             fs::sync_dir(parent).map_err(failed)?;
         }
-        let state = RecordedState::Filling { since: 0, below: 0 };
-        table.next_number += 1;
-        table.devices.push(DeviceRecord {
-            number,
-            id,
-            slots: old.slots,
-            state,
-            replaces: Some(old.number),
-            path: path.display().to_string(),
-        });
-        let device = ColumnDevice::new(number, id, old.slots, Some(old.number), path.into(), Some(file.clone()), state);
-        self.write_table(table, &[Rc::new(device)]).await?;
-        self.check_joined(number, path)
+        Ok(identity)
     }
 
     /// Returns the number of a device that is filled from now on.

@@ -220,7 +220,7 @@ impl ColumnSet {
                 missing: device.file().is_none(),
                 reason: device.reason(),
                 replaces: device.replaces(),
-                size: u64::from(device.slots) * column_bytes,
+                size: u64::from(device.slots()) * column_bytes,
                 filled: match device.recorded() {
                     RecordedState::Active => segments,
                     RecordedState::Away { .. } => 0,

@@ -161,6 +161,7 @@ impl ColumnSet {
             let record = table.device(device.number).expect("retained");
             device.set_state(record.state);
             device.set_replaces(record.replaces);
+            device.set_slots(record.slots);
         }
         *self.geometry.borrow_mut() = RowGeometry::of(&table);
         *self.table.borrow_mut() = table;

@@ -11,7 +11,7 @@ use super::node::Node;
 use super::onode::{CloneRecord, Onode};
 use super::page::{self, MapSlot};
 use super::policy;
-use super::superblock::{COPIES, SEGMENTS_START, StoreSuperblock};
+use super::superblock::{COPIES, FEATURE_GROWN, SEGMENTS_START, StoreSuperblock};
 use super::{BLOCK, BlobPtr};
 
 /// Decodes hexadecimal digits, with spaces between fields.
@@ -71,6 +71,18 @@ fn device_table() {
     let with_crc = [&golden[..8], &encoded[8..12], &golden[12..]].concat();
     assert_eq!(encoded, with_crc);
     assert_eq!(DeviceTable::decode(&encoded, 77), Ok(table));
+}
+
+#[test]
+fn superblock_of_a_store_that_has_grown() {
+    let superblock =
+        StoreSuperblock { features: FEATURE_GROWN, segment_count: 0x0201, ..super::superblock::tests::sample() };
+    let expected = block(
+        "464f524542415901 02000000 3998f1d5 0800000000000000 0000000000000000 30313233343536373839616263646566 \
+         00f1536500000000 00100000 00004000 01020000 0100 0000",
+    );
+    assert_eq!(superblock.encode(), expected);
+    assert_eq!(StoreSuperblock::decode(&expected), Ok(superblock));
 }
 
 #[test]

@@ -14,8 +14,11 @@ pub const FEATURE_DEVICES: u64 = 1 << 0;
 pub const FEATURE_BLOBS: u64 = 1 << 1;
 /// Feature bit: the store may have a key table and encrypted objects, and the tree records the uses of segments.
 pub const FEATURE_ENCRYPTION: u64 = 1 << 2;
+/// Feature bit: the number of segments may have changed since the store was created, so that copies of the superblock,
+/// segment tables and checkpoint records may have different ones. It is set with the first change.
+pub const FEATURE_GROWN: u64 = 1 << 3;
 /// Feature bits that this version can read and write; unknown ones are rejected.
-pub const FEATURES_KNOWN: u64 = FEATURE_DEVICES | FEATURE_BLOBS | FEATURE_ENCRYPTION;
+pub const FEATURES_KNOWN: u64 = FEATURE_DEVICES | FEATURE_BLOBS | FEATURE_ENCRYPTION | FEATURE_GROWN;
 /// Compatible feature bits: readers that do not know them may ignore them.
 pub const FEATURES_COMPATIBLE_KNOWN: u64 = 0;
 /// Byte address of the first segment.
@@ -45,7 +48,7 @@ pub struct StoreSuperblock {
     pub created_s: u64,
     /// Segment size in bytes: a power of two, times the data columns if the store is on several devices.
     pub segment_size: u32,
-    /// Number of segments; on several devices, the number when the store was created.
+    /// Number of segments; on several devices, that of an earlier time: the device table has the current one.
     pub segment_count: u32,
     /// Data columns of a segment (k); 1 on one device.
     pub data_devices: u16,
@@ -75,6 +78,24 @@ impl StoreSuperblock {
     /// Returns the store number, the part of the UUID that batches and anchors carry.
     pub fn store_number(&self) -> u64 {
         u64::from_le_bytes(self.uuid[..8].try_into().expect("eight bytes"))
+    }
+
+    /// Returns the superblock that two copies stand for, if they are of the same store. A crash may have interrupted the
+    /// setting of a feature bit, or an increase of the number of segments, before anything needs it: all bits and the
+    /// larger number count.
+    pub fn reconcile(&self, other: &Self) -> Option<Self> {
+        let features = self.features | other.features;
+        let segment_count = self.segment_count.max(other.segment_count);
+        let may_differ = features & FEATURE_GROWN != 0 || self.segment_count == other.segment_count;
+        let both = Self { features, segment_count, ..self.clone() };
+        (may_differ && both == Self { features, segment_count, ..other.clone() }).then_some(both)
+    }
+
+    /// Returns the largest number of segments of this size, which their table and the numbers of blocks allow.
+    pub fn segments_max(&self) -> u32 {
+        let by_table = (u64::from(self.segment_size) - 2 * BLOCK64) / 4;
+        let by_blocks = ((1 << 48) * BLOCK64 - 1 - SEGMENTS_START) / u64::from(self.segment_size);
+        by_table.min(by_blocks).min(1 << 20) as u32
     }
 
     /// Returns the version of the format: 1 without features.
@@ -243,6 +264,35 @@ pub(super) mod tests {
         assert!(rejected(StoreSuperblock { data_devices: 2, ..sample_of_several() }), "columns of no power of two");
         assert!(rejected(StoreSuperblock { data_devices: 0, ..sample_of_several() }));
         assert!(rejected(StoreSuperblock { data_devices: 1, parity_devices: 0, ..sample_of_several() }));
+    }
+
+    #[test]
+    fn copies_that_a_crash_left_different_are_reconciled() {
+        let old = sample();
+        let grown = StoreSuperblock { features: FEATURE_GROWN, segment_count: 300, ..sample() };
+        assert_eq!((old.reconcile(&grown), grown.reconcile(&old)), (Some(grown.clone()), Some(grown.clone())));
+        let again = StoreSuperblock { segment_count: 400, ..grown.clone() };
+        assert_eq!((again.reconcile(&grown), grown.reconcile(&again)), (Some(again.clone()), Some(again)));
+        let blobs = StoreSuperblock { features: FEATURE_BLOBS, ..sample() };
+        let both = StoreSuperblock { features: FEATURE_BLOBS | FEATURE_GROWN, ..grown.clone() };
+        assert_eq!(blobs.reconcile(&grown), Some(both));
+        assert_eq!(
+            old.reconcile(&StoreSuperblock { segment_count: 300, ..sample() }),
+            None,
+            "one that cannot have grown"
+        );
+        assert_eq!(old.reconcile(&StoreSuperblock { segment_count: 200, ..sample() }), None);
+        assert_eq!(grown.reconcile(&StoreSuperblock { uuid: [1; 16], ..sample() }), None);
+    }
+
+    #[test]
+    fn more_segments_than_their_table_can_have_are_rejected() {
+        for segment_size in [64 << 10, 4 << 20, 1 << 30] {
+            let of = |segment_count| StoreSuperblock { segment_size, segment_count, ..sample() };
+            let most = of(8).segments_max();
+            assert_eq!(StoreSuperblock::decode(&of(most).encode()), Ok(of(most)));
+            assert!(StoreSuperblock::decode(&of(most + 1).encode()).is_err());
+        }
     }
 
     #[test]

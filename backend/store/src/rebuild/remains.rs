@@ -10,7 +10,7 @@ use crate::core::corrupt;
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::record::CheckpointRecord;
-use crate::format::superblock::{COPIES, StoreSuperblock, SuperblockError};
+use crate::format::superblock::{COPIES, FEATURE_GROWN, StoreSuperblock, SuperblockError};
 
 /// Readable superblock and anchors.
 pub(super) struct Remains {
@@ -26,8 +26,11 @@ impl Remains {
         let path = walk.file.path().display();
         for at in COPIES {
             match StoreSuperblock::decode(&walk.read(at / BLOCK64, 1).await?) {
-                Ok(found) if superblock.as_ref().is_none_or(|before| *before == found) => superblock = Some(found),
-                Ok(_) => return Err(corrupt(format!("{path}: the two copies of the superblock differ"))),
+                Ok(found) => {
+                    let both = superblock.as_ref().map_or(Some(found.clone()), |before| before.reconcile(&found));
+                    let differ = || corrupt(format!("{path}: the two copies of the superblock differ"));
+                    superblock = Some(both.ok_or_else(differ)?);
+                }
                 Err(SuperblockError::Newer(what)) => {
                     let text = format!("{path} is a store made by a newer Forebay ({what}); upgrade to rebuild it");
                     return Err(Error::new(ErrorKind::Unsupported, text));
@@ -107,11 +110,12 @@ pub(super) fn candidates(
     records: &[(CheckpointRecord, u64)],
     remains: &Remains,
 ) -> Vec<Candidate> {
-    let shape = |superblock: &StoreSuperblock| {
-        let StoreSuperblock { segment_size, segment_count, .. } = *superblock;
-        (superblock.store_number(), segment_size, segment_count)
+    let shape = |superblock: &StoreSuperblock| (superblock.store_number(), superblock.segment_size);
+    // A store may have grown since an older checkpoint.
+    let is_of = |found: &StoreSuperblock| {
+        let is_older = found.segment_count < superblock.segment_count && superblock.features & FEATURE_GROWN != 0;
+        shape(found) == shape(superblock) && (found.segment_count == superblock.segment_count || is_older)
     };
-    let is_of = |found: &StoreSuperblock| shape(found) == shape(superblock);
     let of_records = records.iter().filter(|(record, _)| is_of(&record.superblock));
     let of_records = of_records.map(|(record, _)| (record.anchor.clone(), record.taken_s));
     let of_anchors = remains.anchors.iter().filter(|anchor| anchor.store == superblock.store_number());

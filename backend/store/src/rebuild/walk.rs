@@ -202,10 +202,14 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Returns a checkpoint record of the given store, or of any store if none is given.
+    /// Returns a checkpoint record of the given store, or of any store if none is given: that of the most segments, as a
+    /// store may have grown.
     pub(super) fn first_record(&self, store: Option<u64>) -> Option<&CheckpointRecord> {
         let meant = self.stores.iter().filter(|(number, _)| store.is_none_or(|store| store == **number));
-        meant.flat_map(|(_, trace)| &trace.records).map(|(record, _)| record).next()
+        meant
+            .flat_map(|(_, trace)| &trace.records)
+            .map(|(record, _)| record)
+            .max_by_key(|record| record.superblock.segment_count)
     }
 
     /// Finds records without knowledge of the segment size, of one store if its anchors identify it.  Tries segment

@@ -10,6 +10,7 @@ mod damaged_index;
 mod devices;
 mod encryption;
 mod flip;
+mod grow;
 mod host;
 mod lost_records;
 mod memory;
