@@ -47,6 +47,10 @@ pub struct DevicesTally {
     pub old: u64,
     /// Devices that were replaced.
     pub replaced: u64,
+    /// Times that the store was to use larger disks.
+    pub grown: u64,
+    /// Disks that were added.
+    pub added: u64,
     /// Times that devices had been filled and everything was scrubbed.
     pub healed: u64,
     /// Reads that were reconstructed.
@@ -63,7 +67,7 @@ impl DevicesTally {
     /// Adds another's.
     pub fn add(&mut self, other: &Self) {
         let Self { runs, requests, crashes, faulty, dropped, missing, refused, old, replaced, healed, .. } = *other;
-        let Self { degraded_reads, mended, replays, full, .. } = *other;
+        let Self { degraded_reads, mended, replays, full, grown, added, .. } = *other;
         self.runs += runs;
         self.requests += requests;
         self.crashes += crashes;
@@ -73,6 +77,8 @@ impl DevicesTally {
         self.refused += refused;
         self.old += old;
         self.replaced += replaced;
+        self.grown += grown;
+        self.added += added;
         self.healed += healed;
         self.degraded_reads += degraded_reads;
         self.mended += mended;
@@ -306,6 +312,8 @@ impl DevicesRun {
             Fault::Old => {
                 if let Some(saved) = &self.disks[disk].saved {
                     world.restore(&path, saved);
+                    // Its content is old, not its size.
+                    world.resize(&path, self.disks[disk].size);
                     self.tally.old += 1;
                 }
                 return;
@@ -355,7 +363,7 @@ impl DevicesRun {
     }
 
     fn life(&mut self) -> Result<(), String> {
-        if self.dirty.is_empty() && self.tally.replaced == 0 && self.rng.one_in(8) {
+        if self.dirty.is_empty() && self.tally.replaced + self.tally.added == 0 && self.rng.one_in(8) {
             self.open_with_too_few()?;
         }
         let faults = self.draw_faults();
@@ -516,12 +524,16 @@ impl DevicesLife<'_> {
             store.start_scrub()?;
         }
         let replacing = if run.rng.one_in(3) { run.begin_replacement(&store) } else { None };
+        let growing = if run.rng.one_in(3) { Some(run.begin_growth(&store)) } else { None };
         let load = run.load.run(backend.clone(), &mut run.rng, None);
         if timeout(PATIENCE, load).await.is_err() {
             return Err(Error::new(ErrorKind::TimedOut, format!("the load is not over after {PATIENCE:?}")));
         }
         if let Some(replacing) = replacing {
             replacing.await?;
+        }
+        if let Some(growing) = growing {
+            growing.await?;
         }
         if run.load.is_quiet() {
             run.load.make_room(backend.clone()).await?;
@@ -546,7 +558,8 @@ impl DevicesRun {
         let device = store.devices().into_iter().find(|device| device.path == self.disks[disk].path)?;
         let path = PathBuf::from(format!("/disk{}", self.next_disk));
         self.next_disk += 1;
-        let size = self.disks[disk].size;
+        // Large enough, if the old one grows before.
+        let size = self.disks[disk].size + 16 * COLUMN;
         self.world.add_disk(&path, size, self.scenario.sector);
         self.disks.push(Disk { path: path.clone(), size, missing: false, saved: None });
         self.tally.replaced += 1;
@@ -559,5 +572,41 @@ impl DevicesRun {
                 result => result.map(drop),
             }
         }))
+    }
+
+    /// Begins to use larger disks, or one more.
+    fn begin_growth(&mut self, store: &Rc<Store>) -> forebay_reactor::JoinHandle<Result<(), Error>> {
+        let (store, after) = (store.clone(), Duration::from_micros(self.rng.below(20_000)));
+        // Devices that are being replaced, or fail, stop it.
+        let is_expected = |error: &Error| matches!(error.kind(), ErrorKind::Busy | ErrorKind::Io);
+        if self.rng.coin() {
+            for at in 0..self.disks.len() {
+                if self.rng.one_in(4) {
+                    continue;
+                }
+                self.disks[at].size += self.rng.below(16) * COLUMN + self.rng.below(2) * 4096;
+                self.world.resize(&self.disks[at].path, self.disks[at].size);
+            }
+            self.tally.grown += 1;
+            return spawn(async move {
+                sleep(after).await;
+                store
+                    .grow(&[], 0, |_, _| {})
+                    .await
+                    .map(drop)
+                    .or_else(|error| is_expected(&error).then_some(()).ok_or(error))
+            });
+        }
+        let path = PathBuf::from(format!("/disk{}", self.next_disk));
+        self.next_disk += 1;
+        let size = SEGMENTS_START + (1 + self.rng.below(48)) * COLUMN;
+        self.world.add_disk(&path, size, self.scenario.sector);
+        self.disks.push(Disk { path: path.clone(), size, missing: false, saved: None });
+        self.tally.added += 1;
+        spawn(async move {
+            sleep(after).await;
+            let added = store.add_device(&path, 0, false).await.map(drop);
+            added.or_else(|error| is_expected(&error).then_some(()).ok_or(error))
+        })
     }
 }
