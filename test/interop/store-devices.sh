@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A store on five files (3+2) under fio with verification: two are overwritten with noise, then deleted; the daemon is
-# killed while it is degraded, while it fills their replacements, and while it scrubs; then two others are lost. No client
+# killed while it is degraded, while it fills their replacements, while it scrubs, and after it has grown; then two others are lost. No client
 # sees an error, and every byte is verified.
 #
 #   FOREBAY=PROGRAM store-devices.sh
@@ -120,6 +120,32 @@ forebay store scrub --wait --format json || fail "a whole scrub"
 [[ $(jq '.mended + .lost' "$WORK/out") == 0 ]] || fail "a scrub after a scrub finds nothing"
 ok "killed while scrubbing: scrubbed clean"
 
+# It grows, and gets five more devices; killed right after each, and filled with more than fitted before.
+capacity() { "$FOREBAY" --data "$DATA" store df --format json | jq .capacity; }
+BEFORE=$(capacity)
+forebay store grow --size $((${DEVICE%M} * 3 / 2))M || fail "grow"
+crash
+start --repair-rate 0
+GROWN=$(capacity)
+((GROWN > BEFORE * 4 / 3)) || fail "capacity $BEFORE has grown to $GROWN"
+ok "grown under the daemon, which was killed: capacity $BEFORE is $GROWN"
+forebay store add "$WORK"/a{0,1,2,3,4} --size "$DEVICE" || fail "add"
+crash
+start --repair-rate 0
+in_state active 10 || fail "ten devices: $(devices)"
+ADDED=$(capacity)
+((ADDED > GROWN + BEFORE * 4 / 5)) || fail "capacity $GROWN has become $ADDED"
+ok "five devices added under the daemon, which was killed: capacity $ADDED"
+dd if=/dev/urandom of=big bs=1M count=$((ADDED * 13 / 20 / 1048576)) status=none
+(($(stat -c %s big) > GROWN * 9 / 10)) || fail "more than fitted before"
+limit 300 "$FOREBAY" --data "$DATA" import big more >"$WORK/out" 2>&1 </dev/null || fail "filling it"
+limit 300 "$FOREBAY" --data "$DATA" export more - 2>"$WORK/out" </dev/null | cmp - big || fail "reading it back"
+rm big
+forebay rm more || fail "rm more"
+forebay store scrub --wait --format json || fail "a scrub of all devices"
+[[ $(jq '.mended + .lost' "$WORK/out") == 0 ]] || fail "a scrub of all devices finds nothing"
+verify "grown: everything is read"
+
 # The replacements prove themselves: two others are lost.
 crash
 rm d1 d4
@@ -128,7 +154,7 @@ verify "two other devices deleted: everything is read"
 crash
 mv d2 gone
 "$FOREBAY" --data "$DATA" serve --nbd "unix:$SOCKET" >"$WORK/out" 2>&1 </dev/null && fail "three devices are gone"
-grep -q "3 of 5 devices are gone" "$WORK/out" || fail "a refusal that says how many are gone"
+grep -q "3 of 10 devices are gone" "$WORK/out" || fail "a refusal that says how many are gone"
 ok "a third one gone: refused, with what is lost"
 mv gone d2
 start

@@ -283,7 +283,9 @@ pub use manage::{
 
 pub use map::{MapRequest, MappedImage};
 pub use namespace::NamespaceName;
-pub use store::{ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo, StoreDevices, StoreKeys};
+pub use store::{
+    AddDevicesRequest, GrowStoreRequest, ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo, StoreDevices, StoreKeys,
+};
 
 pub use trash::{MoveToTrashRequest, RestoreRequest, TrashListing};
 

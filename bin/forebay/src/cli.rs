@@ -54,7 +54,9 @@ pub use perf::{MessengerEndArgs, MessengerRunArgs, PerfAccelArgs, PerfCommand, P
 pub use rbd_only::refusal;
 pub use serve::{DriverKind, ServeArgs};
 pub use snapshots::{OneSource, RemovedSnapshot, SnapCommand, SnapLimitCommand, SnapRenameArgs};
-pub use store::{StoreCheckArgs, StoreCommand, StoreInitArgs, StoreKeyCommand, StoreReplaceArgs, StoreScrubArgs};
+pub use store::{
+    StoreAddArgs, StoreCheckArgs, StoreCommand, StoreGrowArgs, StoreInitArgs, StoreKeyCommand, StoreReplaceArgs, StoreScrubArgs,
+};
 pub use trash::TrashCommand;
 
 /// Fast block volumes: images on an embedded object store, served to hosts.

@@ -51,7 +51,9 @@ pub use snapshots::{
     CreateSnapshot, ListSnapshots, PurgeSnapshots, RemoveSnapshot, RemoveSnapshotById, RollBack, SetSnapshotLimit,
     UpdateSnapshot,
 };
-pub use store::{GetScrub, GetStoreKeys, ListStoreDevices, ReplaceStoreDevice, RotateMasterKey, StartScrub};
+pub use store::{
+    AddStoreDevices, GetScrub, GetStoreKeys, GrowStore, ListStoreDevices, ReplaceStoreDevice, RotateMasterKey, StartScrub,
+};
 pub use trash::{ListTrash, MoveToTrash, PurgeTrash, RemoveFromTrash, RestoreFromTrash};
 
 /// HTTP request of an operation.

@@ -126,6 +126,33 @@ pub struct ReplaceDeviceRequest {
     pub wait: bool,
 }
 
+/// Request to make the store use more of its file or device, or of its devices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GrowStoreRequest {
+    /// Devices of a store on several: paths or numbers; empty for all.
+    #[serde(default)]
+    pub devices: Vec<String>,
+    /// Size that each file is to have, in bytes; 0 for its present size, or that of the device.
+    #[serde(default)]
+    pub size: u64,
+}
+
+/// Request to add devices to the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AddDevicesRequest {
+    /// Files or devices.
+    #[schema(value_type = Vec<String>)]
+    pub devices: Vec<PathBuf>,
+    /// Size that each file is to have, in bytes; 0 for its present size, or that of the device.
+    #[serde(default)]
+    pub size: u64,
+    /// Set to overwrite what they hold.
+    #[serde(default)]
+    pub force: bool,
+}
+
 /// Progress and results of a scrub of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ScrubInfo {

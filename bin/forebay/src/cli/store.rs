@@ -33,6 +33,19 @@ pub enum StoreCommand {
     )]
     Replace(StoreReplaceArgs),
 
+    /// Make the store larger, while it is used: all of a file, block device or devices that have grown, or files of a
+    /// given size
+    #[command(
+        after_help = "Examples:\n  forebay store grow --size 200G\n  forebay store grow  # after its block device has grown\n  forebay store grow /dev/sdb /dev/sdc"
+    )]
+    Grow(StoreGrowArgs),
+
+    /// Add devices to a store on several; their space is used as far as K+M devices have free space
+    #[command(
+        after_help = "Examples:\n  forebay store add /dev/sdg /dev/sdh /dev/sdi\n  forebay store add /srv/f/store --size 100G"
+    )]
+    Add(StoreAddArgs),
+
     /// Verify everything that is stored, while the daemon runs, and mend what is wrong
     #[command(after_help = "Examples:\n  forebay store scrub --wait\n  forebay store scrub --status")]
     Scrub(StoreScrubArgs),
@@ -166,6 +179,34 @@ pub struct StoreReplaceArgs {
     /// Wait until it is filled
     #[arg(long)]
     pub wait: bool,
+}
+
+/// Options of `store grow`.
+#[derive(Debug, Args)]
+pub struct StoreGrowArgs {
+    /// Devices of a store on several, by path or number [default: all]
+    #[arg(value_name = "DEV")]
+    pub devices: Vec<String>,
+
+    /// Size that the file, or each file of a store on several, is extended to [default: the present size]
+    #[arg(short, long, value_name = "SIZE")]
+    pub size: Option<Size>,
+}
+
+/// Options of `store add`.
+#[derive(Debug, Args)]
+pub struct StoreAddArgs {
+    /// Files or block devices
+    #[arg(value_name = "DEV", value_hint = ValueHint::FilePath, required = true)]
+    pub devices: Vec<PathBuf>,
+
+    /// Size of each file, which is created if it is not there [default: the size of the existing file; a block device's own]
+    #[arg(short, long, value_name = "SIZE")]
+    pub size: Option<Size>,
+
+    /// Overwrite what they hold
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Options of `store scrub`.

@@ -1,4 +1,4 @@
-//! `store init`, `store check`, `store devices`, `store replace`, `store scrub`, `store df`.
+//! `store init`, `store check`, `store devices`, `store replace`, `store grow`, `store add`, `store scrub`, `store df`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,12 @@ use forebay_reactor::{DriverChoice, Reactor};
 use forebay_store::{CheckOptions, DeviceSetOptions, InitOptions};
 
 use super::with_session;
-use crate::api::{ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo, StoreDevices, StoreSpace};
+use crate::api::{
+    AddDevicesRequest, GrowStoreRequest, ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo, StoreDevices, StoreSpace,
+};
 use crate::cli::{
-    GlobalArgs, StoreCheckArgs, StoreCommand, StoreInitArgs, StoreKeyCommand, StoreReplaceArgs, StoreScrubArgs,
+    GlobalArgs, StoreAddArgs, StoreCheckArgs, StoreCommand, StoreGrowArgs, StoreInitArgs, StoreKeyCommand, StoreReplaceArgs,
+    StoreScrubArgs,
 };
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::client::session::CommandSession;
@@ -20,8 +23,8 @@ use crate::engine::store::devices::{DEVICE_LIST, DeviceList, init_devices};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::master_key;
 use crate::ops::{
-    GetScrub, GetStoreKeys, GetStoreSpace, ListStoreDevices, ProgressSink, ReplaceStoreDevice, RotateMasterKey,
-    StartScrub,
+    AddStoreDevices, GetScrub, GetStoreKeys, GetStoreSpace, GrowStore, ListStoreDevices, ProgressSink, ReplaceStoreDevice,
+    RotateMasterKey, StartScrub,
 };
 use crate::output::{Output, fields, table};
 use crate::timestamp::Timestamp;
@@ -37,6 +40,8 @@ pub fn run(global: &GlobalArgs, output: Output, command: StoreCommand) -> Result
             output.print(&devices, show_devices)
         }
         StoreCommand::Replace(options) => replace(global, output, options),
+        StoreCommand::Grow(options) => grow(global, output, options),
+        StoreCommand::Add(options) => add(global, output, options),
         StoreCommand::Scrub(options) => scrub(global, output, &options),
         StoreCommand::Check(options) => check(global, output, options),
         StoreCommand::Key(command) => key(global, output, command),
@@ -152,12 +157,35 @@ fn init_several(global: &GlobalArgs, output: Output, options: &StoreInitArgs) ->
 
 fn replace(global: &GlobalArgs, output: Output, options: StoreReplaceArgs) -> Result<()> {
     let StoreReplaceArgs { old, new, force, wait } = options;
-    // A path is named as it is listed; a number stays as it is.
-    let old = if old.parse::<u16>().is_ok() { old } else { absolute(Path::new(&old))?.display().to_string() };
-    let request = ReplaceDeviceRequest { old, new: absolute(&new)?, force, wait };
+    let request = ReplaceDeviceRequest { old: listed(old)?, new: absolute(&new)?, force, wait };
     let bar = Bar::new(global, "Filling", ProgressUnit::Steps);
     let devices =
         with_session(global, |session| session.call(ReplaceStoreDevice(request), |progress| bar.show(progress)))?;
+    drop(bar);
+    output.print(&devices, show_devices)
+}
+
+/// Returns how a device is listed: a path becomes absolute, and a number stays as it is.
+fn listed(device: String) -> Result<String> {
+    if device.parse::<u16>().is_ok() { Ok(device) } else { Ok(absolute(Path::new(&device))?.display().to_string()) }
+}
+
+fn grow(global: &GlobalArgs, output: Output, options: StoreGrowArgs) -> Result<()> {
+    let devices = options.devices.into_iter().map(listed).collect::<Result<_>>()?;
+    let request = GrowStoreRequest { devices, size: options.size.map_or(0, |Size(size)| size) };
+    let bar = Bar::new(global, "Allocating", ProgressUnit::Bytes);
+    let space = with_session(global, |session| session.call(GrowStore(request), |progress| bar.show(progress)))?;
+    drop(bar);
+    output.print(&space, show_space)
+}
+
+fn add(global: &GlobalArgs, output: Output, options: StoreAddArgs) -> Result<()> {
+    let StoreAddArgs { devices, size, force } = options;
+    let devices = devices.iter().map(|path| absolute(path)).collect::<Result<_>>()?;
+    let request = AddDevicesRequest { devices, size: size.map_or(0, |Size(size)| size), force };
+    let bar = Bar::new(global, "Adding", ProgressUnit::Steps);
+    let devices =
+        with_session(global, |session| session.call(AddStoreDevices(request), |progress| bar.show(progress)))?;
     drop(bar);
     output.print(&devices, show_devices)
 }

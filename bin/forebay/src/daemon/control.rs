@@ -294,6 +294,8 @@ async fn no_such_path(request: Request) -> Failure {
         store::store_space,
         store::list_store_devices,
         store::replace_store_device,
+        store::add_store_devices,
+        store::grow_store,
         store::get_scrub,
         store::start_scrub,
         store::get_store_keys,

@@ -4,7 +4,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde::Deserialize;
 
 use super::control::{App, Streamed, parse};
@@ -16,6 +16,8 @@ pub fn routes() -> Router<App> {
     Router::new()
         .route("/v1/store", get(store_space))
         .route("/v1/store/devices", get(list_store_devices).post(replace_store_device))
+        .route("/v1/store/devices/add", post(add_store_devices))
+        .route("/v1/store/grow", post(grow_store))
         .route("/v1/store/scrub", get(get_scrub).post(start_scrub))
         .route("/v1/store/keys", get(get_store_keys).post(rotate_master_key))
 }
@@ -39,6 +41,26 @@ pub async fn list_store_devices(State(app): State<App>, streamed: Streamed) -> R
 pub async fn replace_store_device(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
     match parse(&body) {
         Ok(request) => app.run(streamed, ops::ReplaceStoreDevice(request)).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Add devices to the embedded store
+#[utoipa::path(post, path = "/v1/store/devices/add", request_body = api::AddDevicesRequest,
+    responses((status = 200, body = api::StoreDevices), (status = 409, body = ErrorBody), (status = 501, body = ErrorBody)))]
+pub async fn add_store_devices(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => app.run(streamed, ops::AddStoreDevices(request)).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Make the embedded store use more of its file, device or devices
+#[utoipa::path(post, path = "/v1/store/grow", request_body = api::GrowStoreRequest,
+    responses((status = 200, body = api::StoreSpace), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub async fn grow_store(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => app.run(streamed, ops::GrowStore(request)).await,
         Err(failure) => failure.into_response(),
     }
 }

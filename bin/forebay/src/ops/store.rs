@@ -41,6 +41,36 @@ impl Operation for ReplaceStoreDevice {
     }
 }
 
+/// Makes the store use more of its file, device or devices.
+pub struct GrowStore(pub api::GrowStoreRequest);
+
+impl Operation for GrowStore {
+    type Reply = api::StoreSpace;
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", "/v1/store/grow").json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<Self::Reply> {
+        engine.grow_store(self.0, progress).await
+    }
+}
+
+/// Adds devices to the store.
+pub struct AddStoreDevices(pub api::AddDevicesRequest);
+
+impl Operation for AddStoreDevices {
+    type Reply = api::StoreDevices;
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", format!("{DEVICES}/add")).json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<Self::Reply> {
+        engine.add_store_devices(self.0, progress).await
+    }
+}
+
 /// Returns the state of the scrub of the store.
 pub struct GetScrub;
 

@@ -147,6 +147,59 @@ fn a_running_daemon_keeps_its_store_to_itself() {
 }
 
 #[test]
+fn a_store_grows_with_and_without_a_daemon() {
+    let mut site = Site::with_store();
+    let bytes = content(4 << 20, 5);
+    std::fs::write(site.path("file"), &bytes).expect("a file");
+    site.run(&["import", "file", "x"]).ok();
+    let capacity = |site: &Site| site.json(&["store", "df"])["capacity"].as_u64().expect("a number");
+    let before = capacity(&site);
+    let said = site.run(&["store", "grow", "--size", "1M"]).fails(2);
+    assert!(said.contains("cannot be made smaller"), "{said}");
+    let said = site.run(&["store", "grow", "/dev/sdb"]).fails(2);
+    assert!(said.contains("leave out DEV"), "{said}");
+    let said = site.run(&["store", "add", "other"]).0;
+    assert!(!said.status.success() && !site.path("other").exists(), "{said:?}");
+    let grown = site.json(&["store", "grow", "--size", "256M"])["capacity"].as_u64().expect("a number");
+    assert!(grown > before * 3 / 2, "{before} and {grown}");
+    site.start();
+    // Another program has made the file longer.
+    let file = std::fs::File::options().write(true).open(site.data().join("store.img")).expect("the store");
+    file.set_len(512 << 20).expect("longer");
+    let again = site.json(&["store", "grow"])["capacity"].as_u64().expect("a number");
+    assert!(again > grown * 3 / 2 && capacity(&site) == again, "{grown} and {again}");
+    assert_eq!(site.export("x"), bytes);
+    site.stop();
+    assert_eq!(capacity(&site), again);
+    assert_eq!(site.json(&["store", "check"])["damage"], json!([]));
+}
+
+#[test]
+fn a_store_on_several_files_grows_and_takes_more() {
+    let mut site = Site::new();
+    site.run(&["store", "init", "--ec", "1+1", "a", "b", "--size", "64M"]).ok();
+    let capacity = |site: &Site| site.json(&["store", "df"])["capacity"].as_u64().expect("a number");
+    let before = capacity(&site);
+    site.start();
+    site.run(&["store", "grow", "--size", "128M"]).ok();
+    let grown = capacity(&site);
+    assert!(grown > before * 3 / 2, "{before} and {grown}");
+    let said = site.run(&["store", "grow", "c"]).fails(3);
+    assert!(said.contains("no device"), "{said}");
+    let said = site.run(&["store", "add", "c"]).fails(2);
+    assert!(said.contains("--size") && !site.path("c").exists(), "{said}");
+    let devices = site.json(&["store", "add", "c", "d", "--size", "64M"]);
+    assert_eq!(devices["devices"].as_array().map(Vec::len), Some(4), "{devices}");
+    let added = capacity(&site);
+    assert!(added > grown + before / 2, "{grown} and {added}");
+    site.stop();
+    let list = std::fs::read_to_string(site.data().join("store-devices.json")).expect("the list");
+    assert!(["/a\"", "/b\"", "/c\"", "/d\""].iter().all(|name| list.contains(name)), "{list}");
+    assert_eq!(capacity(&site), added);
+    assert_eq!(site.json(&["store", "check"])["damage"], json!([]));
+}
+
+#[test]
 fn a_store_elsewhere_is_found() {
     let site = Site::new();
     let elsewhere = site.path("elsewhere.img");

@@ -8,7 +8,7 @@ use forebay_reactor::sleep;
 use forebay_store::{ColumnState, DeviceSetOptions, Store};
 use serde::{Deserialize, Serialize};
 
-use crate::api::{ReplaceDeviceRequest, ScrubInfo, StoreDevices};
+use crate::api::{AddDevicesRequest, GrowStoreRequest, ReplaceDeviceRequest, ScrubInfo, StoreDevices, StoreSpace};
 use crate::engine::Engine;
 use crate::engine::small_files::replace_file;
 use crate::failure::{Failure, FailureKind, Result};
@@ -133,26 +133,8 @@ impl Engine {
         progress: ProgressSink,
     ) -> Result<StoreDevices> {
         let ReplaceDeviceRequest { old, new, force, wait } = request;
-        let devices = self.store_devices()?.devices;
-        let is_meant = |device: &&crate::api::StoreDeviceInfo| {
-            device.replaces.is_none() && (device.path == Path::new(&old) || device.number.to_string() == old)
-        };
-        let number = devices.iter().find(is_meant).map(|device| device.number).ok_or_else(|| {
-            Failure::new(FailureKind::NotFound, format!("the store has no device '{old}'"))
-                .hint("'forebay store devices' lists paths and numbers")
-        })?;
-        if !new.is_absolute() {
-            return Err(Failure::invalid(format!("'{}' is not an absolute path", new.display())));
-        }
-        let list = DeviceList::is_list(&self.options.store).then_some(&self.options.store);
-        if let Some(list) = list {
-            // Named before it is used: a crash must not leave a device that no list has.
-            let mut named = DeviceList::load(list)?;
-            if !named.devices.contains(&new) {
-                named.devices.push(new.clone());
-                named.save(list)?;
-            }
-        }
+        let number = self.device_number(&old)?;
+        let list = self.name_device(&new)?;
         let store = self.opened_store()?;
         let replaced = store.replace_device(number, &new, force).await;
         if let (Err(_), Some(list)) = (&replaced, list) {
@@ -168,6 +150,78 @@ impl Engine {
         if let Some(list) = list.filter(|_| wait) {
             update_list(list, store)?;
         }
+        self.store_devices()
+    }
+
+    /// Returns the number of a device that is given by its path or number.
+    fn device_number(&self, given: &str) -> Result<u16> {
+        let is_meant = |device: &&crate::api::StoreDeviceInfo| {
+            device.replaces.is_none() && (device.path == Path::new(given) || device.number.to_string() == given)
+        };
+        self.store_devices()?.devices.iter().find(is_meant).map(|device| device.number).ok_or_else(|| {
+            Failure::new(FailureKind::NotFound, format!("the store has no device '{given}'"))
+                .hint("'forebay store devices' lists paths and numbers")
+        })
+    }
+
+    /// Adds the path of a new device to the file that lists them, and returns that file, if the store has one.
+    fn name_device(&self, new: &Path) -> Result<Option<&PathBuf>> {
+        if !new.is_absolute() {
+            return Err(Failure::invalid(format!("'{}' is not an absolute path", new.display())));
+        }
+        let list = DeviceList::is_list(&self.options.store).then_some(&self.options.store);
+        if let Some(list) = list {
+            // Named before it is used: a crash must not leave a device that no list has.
+            let mut named = DeviceList::load(list)?;
+            if !named.devices.iter().any(|device| device == new) {
+                named.devices.push(new.to_owned());
+                named.save(list)?;
+            }
+        }
+        Ok(list)
+    }
+
+    /// Makes the store use more of its file or device, or of its devices.
+    pub async fn grow_store(&self, request: GrowStoreRequest, progress: ProgressSink) -> Result<StoreSpace> {
+        let GrowStoreRequest { devices, size } = request;
+        let store = self.opened_store()?;
+        if !devices.is_empty() && store.columns().is_none() {
+            let path = self.options.store.display();
+            return Err(Failure::invalid(format!("the store {path} is on one file or device"))
+                .hint("leave out DEV; --size says how large a file is to be"));
+        }
+        let numbers = devices.iter().map(|device| self.device_number(device)).collect::<Result<Vec<u16>>>()?;
+        let grown = store.grow(&numbers, size, |done, total| progress.report(done, total)).await;
+        grown.map_err(|error| match error.kind() {
+            ErrorKind::NoSpace => Failure::from(error).hint("free space in that file system, or name a smaller --size"),
+            _ => Failure::from(error),
+        })?;
+        self.store_space().await
+    }
+
+    /// Adds devices to the store, one after the other.
+    pub async fn add_store_devices(&self, request: AddDevicesRequest, progress: ProgressSink) -> Result<StoreDevices> {
+        let AddDevicesRequest { devices, size, force } = request;
+        self.store_devices()?;
+        let store = self.opened_store()?;
+        for (done, device) in devices.iter().enumerate() {
+            progress.report(done as u64, devices.len() as u64);
+            let list = self.name_device(device)?;
+            let added = store.add_device(device, size, force).await;
+            if let Some(list) = list {
+                update_list(list, store)?;
+            }
+            added.map_err(|error| match error.kind() {
+                ErrorKind::Exists | ErrorKind::Corrupt => {
+                    Failure::from(error).hint("--force overwrites all that is there")
+                }
+                ErrorKind::Invalid if size == 0 => {
+                    Failure::from(error).hint("say how large a file is to be with --size")
+                }
+                _ => Failure::from(error),
+            })?;
+        }
+        progress.report(devices.len() as u64, devices.len() as u64);
         self.store_devices()
     }
 
