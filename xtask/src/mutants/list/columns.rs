@@ -136,4 +136,28 @@ pub(super) const LIST: &[Mutant] = &[
         "let slot = u64::from(place.slot) + u64::from((segment - first) / 2);",
         &[UNIT],
     ),
+    Mutant::new(
+        "columns-table-of-few",
+        "Of two tables of one generation, one that only a returned device has may count",
+        OPEN,
+        "(table.generation, holders, away)",
+        "(table.generation, holders & 0, away & 0)",
+        &[UNIT, SIM],
+    ),
+    Mutant::new(
+        "columns-added-segments-early",
+        "Added segments are used before a checkpoint has them",
+        "backend/store/src/segments.rs",
+        "let later = self.added.split_off(&self.checkpoint_segments);",
+        "let later = BTreeSet::<u32>::new();",
+        &[UNIT],
+    ),
+    Mutant::new(
+        "columns-growth-forgotten",
+        "A store whose growth a crash interrupted between the copies of the superblock has the smaller number of segments",
+        "backend/store/src/format/superblock.rs",
+        "let segment_count = self.segment_count.max(other.segment_count);",
+        "let segment_count = self.segment_count.min(other.segment_count);",
+        &[UNIT],
+    ),
 ];
