@@ -122,6 +122,7 @@ impl Store {
         core.refuse_writes()?;
         let _permit = core.resizing.acquire(1).await;
         let number = set.add(&core.current_superblock(), path, size, force).await?;
+        core.renew_keys().await?;
         // Anchors that were written while those before were copied to it are on it, too, before it has columns: otherwise it
         // would look like a device from the past.
         core.take_requested_checkpoint().await?;

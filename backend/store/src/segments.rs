@@ -519,7 +519,7 @@ mod tests {
         let geometry = SegmentGeometry { segment_size: 64 << 10, segment_count: 24 };
         let mut segments = Segments::new(geometry, LiveTable::new(geometry.segment_count));
         let log = segments.allocate().expect("free");
-        segments.entered(log);
+        segments.entered(log, 1);
         segments.grow(30);
         segments.begin_checkpoint();
         // One that comes during a checkpoint waits for the next one.

@@ -8,11 +8,12 @@ use forebay_store::{CheckOptions, DeviceSetOptions, InitOptions};
 
 use super::with_session;
 use crate::api::{
-    AddDevicesRequest, GrowStoreRequest, ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo, StoreDevices, StoreSpace,
+    AddDevicesRequest, GrowStoreRequest, ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo,
+    StoreDevices, StoreSpace,
 };
 use crate::cli::{
-    GlobalArgs, StoreAddArgs, StoreCheckArgs, StoreCommand, StoreGrowArgs, StoreInitArgs, StoreKeyCommand, StoreReplaceArgs,
-    StoreScrubArgs,
+    GlobalArgs, StoreAddArgs, StoreCheckArgs, StoreCommand, StoreGrowArgs, StoreInitArgs, StoreKeyCommand,
+    StoreReplaceArgs, StoreScrubArgs,
 };
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::client::session::CommandSession;
@@ -23,8 +24,8 @@ use crate::engine::store::devices::{DEVICE_LIST, DeviceList, init_devices};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::master_key;
 use crate::ops::{
-    AddStoreDevices, GetScrub, GetStoreKeys, GetStoreSpace, GrowStore, ListStoreDevices, ProgressSink, ReplaceStoreDevice,
-    RotateMasterKey, StartScrub,
+    AddStoreDevices, GetScrub, GetStoreKeys, GetStoreSpace, GrowStore, ListStoreDevices, ProgressSink,
+    ReplaceStoreDevice, RotateMasterKey, StartScrub,
 };
 use crate::output::{Output, fields, table};
 use crate::timestamp::Timestamp;
