@@ -25,7 +25,7 @@ thread_local! {
     static USED: RefCell<Option<Used>> = const { RefCell::new(None) };
 }
 
-/// Begins to record on this thread, anew.
+/// Begins to record on this thread.
 pub fn start() {
     USED.with_borrow_mut(|used| *used = Some(Used::default()));
 }

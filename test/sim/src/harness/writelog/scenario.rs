@@ -67,7 +67,7 @@ pub struct LogScenario {
 /// Time from which the payloads of a log are encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encryption {
-    /// They are not.
+    /// Payloads are not encrypted.
     Never,
     /// From its creation on.
     Always,
