@@ -99,6 +99,7 @@ async fn create(lab: &Lab, words: &[String]) -> Result<()> {
         striping: None,
         features: None,
         data_pool: data_pool.first().cloned(),
+        encrypted: false,
     };
     Ok(lab.images().create(&lab.image, options).await?)
 }

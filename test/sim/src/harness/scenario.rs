@@ -84,7 +84,7 @@ fn draw_compression(rng: &mut Rng) -> Vec<Compression> {
 impl Scenario {
     /// Encrypts one of the two volumes of the load in a third of the scenarios, before there is any data.
     pub async fn encrypt(&self, store: &dyn ObjectBackend) -> Result<()> {
-        if self.seed % 3 != 0 {
+        if !self.seed.is_multiple_of(3) {
             return Ok(());
         }
         match store.encrypt(&ObjectName::new("a.")).await {

@@ -104,6 +104,7 @@ fn names_sizes_and_object_sizes_that_cannot_be() {
                 striping: None,
                 features: Some(ImageFeatures::default()),
                 data_pool: None,
+                encrypted: false,
             };
             forebay_image::create(&backend, name, options).await.expect("created");
             let info = forebay_image::info(&backend, name).await.expect("info");
