@@ -341,6 +341,35 @@ fn bad_sectors_of_a_device_table_end_no_scrub_and_are_written_again() {
 }
 
 #[test]
+fn a_device_that_failed_is_away_before_anything_counts_without_it() {
+    let (world, _) = machine(3, 2, 1);
+    run(&world, async {
+        let store = open(0..3).await.expect("open");
+        write(&store, "a", 1).await;
+        world.set_disk_faults(path(2), Some(DiskFaults::failing(1_000_000)));
+        write(&store, "a", 2).await;
+        // The power fails now, with the write acknowledged by a flush.
+    });
+    world.set_disk_faults(path(2), None);
+    run(&world, async {
+        // With the device that lacks it, one of the others is needed, and the store knows that.
+        for missing in [0, 1] {
+            let options = StoreOptions { accept_missing: true, ..StoreOptions::default() };
+            let present = paths((0..3).filter(|&disk| disk != missing));
+            let error = Store::open_devices(&present, None, options).await.err().expect("refused");
+            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        }
+        let store = open(0..3).await.expect("open");
+        has(&store, "a", 2).await;
+        all_active(&store).await;
+        store.close().await.expect("close");
+        drop(store);
+        let store = open(1..3).await.expect("it has everything by now");
+        has(&store, "a", 2).await;
+    });
+}
+
+#[test]
 fn a_replacement_that_fails_at_once_is_refused() {
     let (world, _) = machine(4, 2, 1);
     run(&world, async {
@@ -348,6 +377,12 @@ fn a_replacement_that_fails_at_once_is_refused() {
         write(&store, "a", 1).await;
         // It dies at each of its operations in turn.
         for life in 0..1000 {
+            // What an earlier attempt has left would be recognized sooner, and operations be skipped.
+            world.set_disk_faults(path(3), None);
+            let options = forebay_reactor::OpenOptions::read_write();
+            let disk = forebay_reactor::File::open(path(3), options).expect("the disk");
+            disk.write_at(Buf::zeroed(MIB as usize), 0).await.expect("erased");
+            drop(disk);
             world.set_disk_faults(path(3), Some(DiskFaults { life: Some(life), ..DiskFaults::none() }));
             match store.replace_device(1, &path(3), true).await {
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Io, "{error}"),
