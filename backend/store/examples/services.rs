@@ -1,9 +1,10 @@
-//! Drives a store with services in process (columns on several files, compression), and prints one line of JSON.
+//! Drives a store with services in process (columns on several files, compression, encryption), and prints one line of JSON.
 //!
 //! ```text
 //! services FOLDER SIZE_MIB COLUMNS COMPRESSION MODE DEPTH SECONDS
 //!   COLUMNS      1, or K+M: files dev0, dev1, ... in FOLDER, SIZE_MIB in all for data
-//!   COMPRESSION  none, lz4, zstd[:LEVEL], deflate[:LEVEL]; half of each block is random, the rest repeats
+//!   COMPRESSION  none, lz4, zstd[:LEVEL], deflate[:LEVEL]; half of each block is random, the rest repeats;
+//!                with ,aes behind it, data is encrypted
 //!   MODE         write, read                1 MiB, one after the other
 //!                randwrite, randread        4 KiB, anywhere
 //!                read-degraded, randread-degraded   without M of the files
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 use common::{BLOCK, OBJECT, Rng, cpu_seconds, object};
 use forebay_block::{BufMut, Compression, DataPolicy, ObjectBackend, ObjectName, ObjectOp, ObjectRead, Transaction};
 use forebay_reactor::{DriverChoice, Reactor, spawn};
-use forebay_store::{DeviceSetOptions, InitOptions, Store, StoreOptions};
+use forebay_store::{DeviceSetOptions, InitOptions, MasterKey, Store, StoreOptions};
 
 const LONG: u64 = 1 << 20;
 
@@ -30,6 +31,7 @@ struct Settings {
     /// Data and parity columns; `None` for one file.
     columns: Option<(usize, usize)>,
     compression: Compression,
+    encrypted: bool,
     mode: String,
     depth: usize,
     seconds: Duration,
@@ -42,8 +44,13 @@ impl Settings {
     }
 
     async fn open(&self, missing: usize) -> Rc<Store> {
-        let options =
-            StoreOptions { data_cache: 0, punch_free: false, compression_threads: 1, ..StoreOptions::default() };
+        let options = StoreOptions {
+            data_cache: 0,
+            punch_free: false,
+            compression_threads: 1,
+            master_key: self.encrypted.then(|| MasterKey::from_bytes([7; 32])),
+            ..StoreOptions::default()
+        };
         let paths = self.paths();
         match self.columns {
             None => Store::open(&paths[0], options).await.expect("open"),
@@ -80,15 +87,20 @@ fn content(rng: &mut Rng, len: u64) -> BufMut {
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     let [_, folder, size, columns, compression, mode, depth, seconds] = &args[..] else {
-        eprintln!("usage: services FOLDER SIZE_MIB 1|K+M none|lz4|zstd|deflate MODE DEPTH SECONDS");
+        eprintln!("usage: services FOLDER SIZE_MIB 1|K+M none|lz4|zstd|deflate[,aes] MODE DEPTH SECONDS");
         std::process::exit(2);
     };
     let columns = columns.split_once('+').map(|(data, parity)| (data.parse().expect("K"), parity.parse().expect("M")));
+    let (compression, encrypted) = match compression.strip_suffix(",aes") {
+        Some(compression) => (compression, true),
+        None => (compression.as_str(), false),
+    };
     let settings = Settings {
         folder: Path::new(folder).into(),
         size: size.parse::<u64>().expect("SIZE_MIB") << 20,
         columns,
         compression: compression.parse().expect("COMPRESSION"),
+        encrypted,
         mode: mode.clone(),
         depth: depth.parse().expect("DEPTH"),
         seconds: Duration::from_secs_f64(seconds.parse().expect("SECONDS")),
@@ -102,6 +114,11 @@ async fn run(settings: Settings) {
     let policy = DataPolicy { compression: settings.compression };
     if settings.compression != Compression::None {
         store.set_data_policy(&ObjectName::new(""), Some(policy)).await.expect("a policy");
+    }
+    if settings.encrypted {
+        let name = object(0);
+        let prefix = name.name().rfind('.').map_or("", |dot| &name.name()[..=dot]);
+        store.encrypt(&ObjectName::new(prefix)).await.expect("a key");
     }
     let objects = (store.stats().capacity / 2 / OBJECT).max(1);
     // The same data again and again: making it is not measured.

@@ -24,6 +24,7 @@ const PLAIN: Setting = Setting { name: "one file", columns: "1", compression: "n
 const STRIPED: Setting = Setting { name: "stripes of 3", columns: "3+0", compression: "none" };
 const EC: Setting = Setting { name: "3+2", columns: "3+2", compression: "none" };
 const LZ4: Setting = Setting { name: "one file, lz4", columns: "1", compression: "lz4" };
+const AES: Setting = Setting { name: "one file, AES-256-XTS", columns: "1", compression: "none,aes" };
 const ZSTD: Setting = Setting { name: "one file, zstd:1", columns: "1", compression: "zstd:1" };
 
 /// Comparison of two settings or modes.
@@ -57,6 +58,10 @@ const COMPARISONS: &[Comparison] = &[
     compare("lz4-read-1m", 8, (LZ4, "read"), (PLAIN, "read"), 0.8),
     compare("lz4-randwrite-4k", 32, (LZ4, "randwrite"), (PLAIN, "randwrite"), 0.8),
     compare("lz4-randread-4k", 32, (LZ4, "randread"), (PLAIN, "randread"), 0.8),
+    compare("aes-write-1m", 8, (AES, "write"), (PLAIN, "write"), 0.85),
+    compare("aes-read-1m", 8, (AES, "read"), (PLAIN, "read"), 0.85),
+    compare("aes-randwrite-4k", 32, (AES, "randwrite"), (PLAIN, "randwrite"), 0.85),
+    compare("aes-randread-4k", 32, (AES, "randread"), (PLAIN, "randread"), 0.85),
     compare("zstd-write-1m", 8, (ZSTD, "write"), (PLAIN, "write"), 0.8),
     compare("zstd-read-1m", 8, (ZSTD, "read"), (PLAIN, "read"), 0.8),
 ];
