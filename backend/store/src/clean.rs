@@ -255,13 +255,13 @@ impl Core {
             let at = (run.first - start) as usize * BLOCK;
             let data = data.slice(at..at + run.crcs.len() * BLOCK);
             let data = self.verified(&object, &run, data).await;
-            // Pages may have been evicted, and blocks overwritten, during the read.
-            self.load_pages(&object, HEAD, true, run.start, run.crcs.len() as u32).await?;
             let cipher = self.cipher_to_move(&object)?;
             let sealed = match &cipher {
                 Some(cipher) => Some((&**cipher, self.media.use_place(run.first).await?)),
                 None => None,
             };
+            // Pages may have been evicted, and blocks overwritten, during the reads: no await from here on.
+            self.load_pages(&object, HEAD, true, run.start, run.crcs.len() as u32).await?;
             for (from, count) in Self::live_runs(&object, &run) {
                 let data = data.slice(from * BLOCK..(from + count) * BLOCK);
                 let sealed = sealed.map(|(cipher, place)| (cipher, place.after(from)));

@@ -121,4 +121,38 @@ impl StoreDevice {
             Self::Columns(set) => set.mend_range(block, range, is_right).await,
         }
     }
+
+    /// Reads a structure of which every device has a copy at byte `at`, from each device that is used.
+    pub async fn read_copies(&self, at: u64, len: usize) -> Vec<Result<Buf>> {
+        let failed = |error| Error::from_io(error, format!("reading byte {at} of {}", self.name()));
+        match self {
+            Self::Single(file) => {
+                let (result, bytes) = file.read_at(BufMut::with_capacity(len), at).await;
+                vec![result.map(|_| bytes.freeze()).map_err(failed)]
+            }
+            Self::Columns(set) => {
+                let mut out = Vec::new();
+                for device in set.written_devices() {
+                    let read = device.read(BufMut::with_capacity(len), len, at).await;
+                    out.push(read.map(BufMut::freeze).map_err(failed));
+                }
+                out
+            }
+        }
+    }
+
+    /// Writes a structure of which every device has a copy at byte `at`, durably.
+    ///
+    /// # Errors
+    /// Errors of the device, or of more devices than parity allows.
+    pub async fn write_copies(&self, bytes: &Buf, at: u64) -> Result<()> {
+        let failed = |error| Error::from_io(error, format!("writing byte {at} of {}", self.name()));
+        match self {
+            Self::Single(file) => {
+                file.write_at(bytes.clone(), at).await.map_err(failed)?;
+                file.sync_data().await.map_err(failed)
+            }
+            Self::Columns(set) => set.write_everywhere(bytes, at).await,
+        }
+    }
 }

@@ -218,9 +218,9 @@ impl StoreLog {
             let block = batch.first_block() + u64::from(at);
             let stored = match cipher {
                 None if direct => run.parts().to_vec(),
-                None => self.staging.copy(run.clone(), |_, _| {}),
+                None => self.staging.copy(&run, |_, _| {}),
                 // The place is final here, and so the content that is stored.
-                Some(cipher) => self.staging.copy(run.clone(), |from, blocks| {
+                Some(cipher) => self.staging.copy(&run, |from, blocks| {
                     cipher.seal_blocks(self.head.use_place(block + (from / BLOCK) as u64), blocks);
                 }),
             };

@@ -4,14 +4,13 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use forebay_block::{Buf, BufMut, DataKey, Error, ErrorKind, ObjectName, Result};
+use forebay_block::{Buf, DataKey, Error, ErrorKind, ObjectName, Result};
 use forebay_reactor::sync::Semaphore;
 use zeroize::Zeroizing;
 
 use super::cipher::BlockCipher;
 use super::master::{KeyWrapper, MasterKey, SECRET_LEN, derive, random_bytes};
 use crate::core::{Core, corrupt};
-use crate::device::StoreDevice;
 use crate::format::BLOCK;
 use crate::format::key_table::{KEY_PLACES, KEY_TABLE_LEN, KEYS_MAX, KeyTable, WrappedKey, prefix_id};
 use crate::format::superblock::{FEATURE_ENCRYPTION, StoreSuperblock};
@@ -168,11 +167,9 @@ impl Core {
     pub async fn load_keys(&self, master: Option<&MasterKey>, without: bool) -> Result<()> {
         let keys = &self.volume_keys;
         let name = self.media.device.name();
+        let mut outdated = false;
         if self.has_key_table().await {
-            let mut places = Vec::new();
-            for place in KEY_PLACES {
-                places.push(self.read_keys(place).await);
-            }
+            let places = self.read_all_keys().await;
             let newest = places.iter().flat_map(|copies| &copies.tables).max_by_key(|table| table.generation);
             match newest.cloned() {
                 Some(table) => *keys.table.borrow_mut() = table,
@@ -184,13 +181,9 @@ impl Core {
                 // A crash came before the first key.
                 None => {}
             }
-            if !self.read_only && !keys.are_copied(&places) {
-                tracing::warn!("{name}: copies of the key table are damaged or missing; they are written again");
-                let table = keys.table.borrow().clone();
-                self.write_keys(table).await?;
-            }
+            outdated = !self.read_only && !keys.are_copied(&places);
         }
-        let table = keys.table.borrow();
+        let table = keys.table.borrow().clone();
         match master {
             Some(master) => {
                 let wrapper = master.wrapper(&keys.uuid);
@@ -213,6 +206,11 @@ impl Core {
             }
             None => {}
         }
+        // Only now: an opening that is refused writes nothing.
+        if outdated {
+            tracing::warn!("{name}: copies of the key table are damaged or missing; they are written again");
+            self.write_keys(table).await?;
+        }
         Ok(())
     }
 
@@ -229,6 +227,11 @@ impl Core {
             }
         }
         false
+    }
+
+    async fn read_all_keys(&self) -> [Copies; 2] {
+        let [first, second] = KEY_PLACES;
+        [self.read_keys(first).await, self.read_keys(second).await]
     }
 
     async fn read_keys(&self, place: u64) -> Copies {
@@ -268,10 +271,7 @@ impl Core {
         if self.volume_keys.table.borrow().generation == 0 {
             return Ok(0);
         }
-        let mut places = Vec::new();
-        for place in KEY_PLACES {
-            places.push(self.read_keys(place).await);
-        }
+        let places = self.read_all_keys().await;
         if self.volume_keys.are_copied(&places) {
             return Ok(0);
         }
@@ -393,41 +393,5 @@ impl VolumeKeys {
         };
         let whole = |copies: &Copies| copies.tables.len() == copies.devices && copies.tables.iter().all(is_current);
         table.generation == 0 || places.iter().all(whole)
-    }
-}
-
-impl StoreDevice {
-    /// Reads a structure of which every device has a copy at byte `at`, from each device that is used.
-    pub async fn read_copies(&self, at: u64, len: usize) -> Vec<Result<Buf>> {
-        let failed = |error| Error::from_io(error, format!("reading byte {at} of {}", self.name()));
-        match self {
-            Self::Single(file) => {
-                let (result, bytes) = file.read_at(BufMut::with_capacity(len), at).await;
-                vec![result.map(|_| bytes.freeze()).map_err(failed)]
-            }
-            Self::Columns(set) => {
-                let mut out = Vec::new();
-                for device in set.written_devices() {
-                    let read = device.read(BufMut::with_capacity(len), len, at).await;
-                    out.push(read.map(BufMut::freeze).map_err(failed));
-                }
-                out
-            }
-        }
-    }
-
-    /// Writes a structure of which every device has a copy at byte `at`, durably.
-    ///
-    /// # Errors
-    /// Errors of the device, or of more devices than parity allows.
-    pub async fn write_copies(&self, bytes: &Buf, at: u64) -> Result<()> {
-        let failed = |error| Error::from_io(error, format!("writing byte {at} of {}", self.name()));
-        match self {
-            Self::Single(file) => {
-                file.write_at(bytes.clone(), at).await.map_err(failed)?;
-                file.sync_data().await.map_err(failed)
-            }
-            Self::Columns(set) => set.write_everywhere(bytes, at).await,
-        }
     }
 }

@@ -36,7 +36,7 @@ impl StagingBuffers {
 
     /// Copies data into staging buffers, packed with its neighbours. Calls `finish` with the position and the copied bytes
     /// of each part, whole blocks if the data is.
-    pub fn copy(&self, data: BufList, mut finish: impl FnMut(usize, &mut [u8])) -> Vec<Buf> {
+    pub fn copy(&self, data: &BufList, mut finish: impl FnMut(usize, &mut [u8])) -> Vec<Buf> {
         let mut out = Vec::with_capacity(data.parts().len());
         let mut current = self.current.borrow_mut();
         let mut parts = data.parts().iter();
