@@ -13,14 +13,8 @@ use crate::columns::DeviceGrowth;
 use crate::core::Core;
 use crate::device::StoreDevice;
 use crate::format::superblock::SEGMENTS_START;
-use crate::init::free_behind;
+use crate::init::{ALLOCATE_STEP, check_file_system, free_behind};
 use crate::store::Store;
-
-/// Bytes allocated at a time.
-const ALLOCATE_STEP: u64 = 64 << 20;
-/// Largest space in bytes that is left free in the file system for others when a file is extended; the actual one is a
-/// twentieth of its size.
-const LEFT_TO_OTHERS_MAX: u64 = 1 << 30;
 
 /// Extends a file durably from `from` to `to` bytes. With `allocate`, its new space is allocated.
 ///
@@ -29,17 +23,8 @@ const LEFT_TO_OTHERS_MAX: u64 = 1 << 30;
 async fn extend(file: &File, from: u64, to: u64, allocate: bool, mut progress: impl FnMut(u64)) -> Result<()> {
     let shown = file.path().display();
     let failed = |error| Error::from_io(error, format!("extending {shown} to {to} bytes"));
-    let space = file.file_system_space().map_err(failed)?.filter(|_| allocate);
-    if let Some(space) = space {
-        let left = (space.total / 20).min(LEFT_TO_OTHERS_MAX);
-        if space.available.saturating_sub(left) < to - from {
-            let text = format!(
-                "{shown} takes {} bytes more, and its file system has {} bytes free, {left} of which are left to others",
-                to - from,
-                space.available
-            );
-            return Err(Error::new(ErrorKind::NoSpace, text));
-        }
+    if allocate {
+        check_file_system(file, to - from)?;
     }
     let mut at = from;
     while allocate && at < to {

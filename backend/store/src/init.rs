@@ -17,7 +17,7 @@ use crate::store::{Store, open_file};
 /// Minimum number of segments of a store.
 pub(crate) const SEGMENTS_MIN: u32 = 24;
 /// Bytes allocated at a time.
-const ALLOCATE_STEP: u64 = 64 << 20;
+pub(crate) const ALLOCATE_STEP: u64 = 64 << 20;
 /// Maximum space in bytes that preallocation leaves free in the file system for other users; the actual value is a
 /// twentieth of its size.
 const LEFT_TO_OTHERS_MAX: u64 = 1 << 30;
@@ -222,16 +222,8 @@ pub(crate) async fn preallocate(file: &File, size: u64, progress: &mut impl FnMu
     let kept = size.min(before);
     let missing: u64 = holes.iter().map(|hole| hole.end.min(kept).saturating_sub(hole.start)).sum();
     let needed = size - kept + missing;
-    if let Some(space) = file.file_system_space().map_err(failed)?.filter(|_| needed > 0) {
-        let left = (space.total / 20).min(LEFT_TO_OTHERS_MAX);
-        if space.available.saturating_sub(left) < needed {
-            let text = format!(
-                "{shown} takes {needed} bytes more, and its file system has {} bytes free, {left} of which are left to \
-                 others",
-                space.available
-            );
-            return Err(Error::new(ErrorKind::NoSpace, text));
-        }
+    if needed > 0 {
+        check_file_system(file, needed)?;
     }
     let mut at = 0;
     while at < size {
@@ -245,6 +237,25 @@ pub(crate) async fn preallocate(file: &File, size: u64, progress: &mut impl FnMu
         at += len;
         progress(at, size);
         yield_now().await;
+    }
+    Ok(())
+}
+
+/// Fails unless the file system of a file has `needed` bytes, and leaves some to others.
+///
+/// # Errors
+/// `NoSpace`; errors of the file system.
+pub(crate) fn check_file_system(file: &File, needed: u64) -> Result<()> {
+    let shown = file.path().display();
+    let failed = |error| Error::from_io(error, format!("asking for the space of the file system of {shown}"));
+    let Some(space) = file.file_system_space().map_err(failed)? else { return Ok(()) };
+    let left = (space.total / 20).min(LEFT_TO_OTHERS_MAX);
+    if space.available.saturating_sub(left) < needed {
+        let text = format!(
+            "{shown} takes {needed} bytes more, and its file system has {} bytes free, {left} of which are left to others",
+            space.available
+        );
+        return Err(Error::new(ErrorKind::NoSpace, text));
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use forebay_store::format::blob::SECTOR;
 use forebay_store::format::entry::StoreEntry;
 use forebay_store::{CheckOptions, ColumnState, DeviceSetOptions, MasterKey, Store, StoreOptions};
 
-use crate::common::run;
+use crate::common::{all_active, run, scrub};
 
 const MIB: u64 = 1 << 20;
 /// Bytes of each disk.
@@ -60,21 +60,6 @@ async fn has(store: &Store, name: &str, byte: u8) {
     let read = ObjectRead::head(0, 100_000);
     let found = store.read(&ObjectName::new(name), read).await.expect("read").fill(read.extent).to_vec();
     assert!(found == vec![byte; 100_000], "{name}");
-}
-
-async fn all_active(store: &Store) {
-    while store.degraded().is_some() || store.devices().iter().any(|device| device.state != ColumnState::Active) {
-        sleep(Duration::from_millis(1)).await;
-    }
-}
-
-async fn scrub(store: &Store) -> (u64, u64) {
-    store.start_scrub().expect("a scrub");
-    while store.scrub_status().running {
-        sleep(Duration::from_millis(1)).await;
-    }
-    let status = store.scrub_status();
-    (status.mended, status.lost)
 }
 
 fn states(store: &Store) -> Vec<ColumnState> {

@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::Duration;
 
 use forebay_block::*;
-use forebay_reactor::{File, OpenOptions, sleep};
+use forebay_reactor::{File, OpenOptions};
 use forebay_sim::{CrashKind, DiskFaults, Faults, Stop, World};
 use forebay_store::format::superblock::{COPIES, FEATURE_DEVICES, FEATURE_GROWN, StoreSuperblock};
-use forebay_store::{CheckOptions, ColumnState, DeviceSetOptions, InitOptions, Store, StoreOptions};
+use forebay_store::{CheckOptions, DeviceSetOptions, InitOptions, Store, StoreOptions};
 
-use crate::common::{DISK, run};
+use crate::common::{DISK, all_active, run, scrub};
 
 const MIB: u64 = 1 << 20;
 /// Bytes of a segment, or of a column.
@@ -288,21 +287,6 @@ fn machine_of_several(slots: &[u64], used: usize, data: usize, parity: usize) ->
 async fn open(disks: impl IntoIterator<Item = usize>) -> Rc<Store> {
     let options = StoreOptions { repair_rate: 0, accept_missing: true, ..StoreOptions::default() };
     Store::open_devices(&paths(disks), None, options).await.expect("open")
-}
-
-async fn all_active(store: &Store) {
-    while store.degraded().is_some() || store.devices().iter().any(|device| device.state != ColumnState::Active) {
-        sleep(Duration::from_millis(1)).await;
-    }
-}
-
-async fn scrub(store: &Store) -> (u64, u64) {
-    store.start_scrub().expect("a scrub");
-    while store.scrub_status().running {
-        sleep(Duration::from_millis(1)).await;
-    }
-    let status = store.scrub_status();
-    (status.mended, status.lost)
 }
 
 async fn scrub_is_clean(store: &Store) {
