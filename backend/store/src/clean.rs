@@ -57,7 +57,7 @@ struct BatchContent {
 impl Core {
     /// Returns whether the cleaner should run.
     pub fn wants_cleaning(&self) -> bool {
-        !self.gc.is_stalled() && self.space.wants_cleaning()
+        self.gc.wants_retired() || !self.gc.is_stalled() && self.space.wants_cleaning()
     }
 
     /// Returns the number of free segments that the cleaner leaves for the following checkpoint.
@@ -81,7 +81,9 @@ impl Core {
             // Moved data and the checkpoint need space themselves, from the reserve that user writes may not use.
             // Space is gained only by that checkpoint, so a round is short: writers at the watermark wait for its end.
             let budget = segments.free_count().saturating_sub(self.cleaning_floor()).min(count / 64 + 2);
-            let victims = segments.victims(u64::from(budget) * segments.geometry.segment_size * 7 / 8);
+            let live_max = u64::from(budget) * segments.geometry.segment_size * 7 / 8;
+            let retired = self.gc.take_retired();
+            let victims = if retired { segments.retired_victims(live_max) } else { segments.victims(live_max) };
             let live: u64 = victims.iter().map(|&segment| u64::from(segments.live_table().of(segment))).sum();
             (victims, live)
         };

@@ -8,6 +8,7 @@ use forebay_reactor::sync::Semaphore;
 
 use crate::blobs::BlobCounters;
 use crate::checkpoint_state::CheckpointState;
+use crate::columns::MoveState;
 use crate::counters::StoreCounters;
 use crate::crypt::VolumeKeys;
 use crate::dirty::DirtyObjects;
@@ -58,6 +59,7 @@ pub struct Core {
     pub queues: Rc<TransactionQueues>,
     pub maintenance: Maintenance,
     pub scrub: ScrubState,
+    pub moves: MoveState,
     /// Permit of changing the size of the store, or its devices.
     pub resizing: Semaphore,
     pub read_only: bool,
@@ -100,6 +102,7 @@ impl Core {
             queues: Rc::default(),
             maintenance: Maintenance::default(),
             scrub: ScrubState::default(),
+            moves: MoveState::default(),
             resizing: Semaphore::new(1),
             read_only,
             superblock,

@@ -53,9 +53,8 @@ impl StoreFeatures {
         self.used.get() & FEATURE_ENCRYPTION != 0
     }
 
-    /// Records that the store is to have `segments` segments.
+    /// Records that the store is to have `segments` segments, or that it has only so many left.
     pub fn note_segments(&self, segments: u32) {
-        debug_assert!(segments >= self.segments.get());
         self.used.set(self.used.get() | FEATURE_GROWN);
         self.segments.set(segments);
     }

@@ -33,6 +33,8 @@ pub struct GcState {
     /// Segments that the cleaner emptied in its last round, with the uses that they were in.
     last_victims: RefCell<BTreeMap<u32, Option<u64>>>,
     cleaned_bytes: Cell<u64>,
+    /// Set if the next round is to empty retired segments.
+    retired_wanted: Cell<bool>,
 }
 
 impl GcState {
@@ -63,6 +65,21 @@ impl GcState {
         if self.stalled.get() && appended - self.stalled_at.get() >= patience {
             self.resume(user_bytes);
         }
+    }
+
+    /// Makes the next round empty retired segments.
+    pub fn want_retired(&self) {
+        self.retired_wanted.set(true);
+    }
+
+    /// Returns whether the next round is to empty retired segments.
+    pub fn wants_retired(&self) -> bool {
+        self.retired_wanted.get()
+    }
+
+    /// Returns whether the round that begins is to empty retired segments.
+    pub fn take_retired(&self) -> bool {
+        self.retired_wanted.replace(false)
     }
 
     /// Records the end of a cleaning round with `free` free segments, while more are needed. Returns true after

@@ -68,6 +68,7 @@ impl Store {
             }
             StoreDevice::Single(file) => core.grow_file(file, size, &mut progress).await?,
             StoreDevice::Columns(set) => {
+                core.refuse_while_removing(set)?;
                 let growths = set.growths(devices, size)?;
                 let most = core.superblock.segments_max();
                 if growths.is_empty() && set.segments_with(&growths, most) == before {
@@ -86,6 +87,8 @@ impl Store {
                 core.store_features().await?;
                 let count = set.grow(&growths, most).await?;
                 core.use_segments(count).await?;
+                // More are possible when columns have been moved.
+                core.maintenance.want_repair();
             }
         }
         let after = core.segments.borrow().geometry.segment_count;
@@ -94,7 +97,8 @@ impl Store {
     }
 
     /// Adds the file or device at `path` to a store on several devices. A file gets `size` bytes; with 0, it keeps its size.
-    /// Its space is used as far as other devices have free slots.  Returns its number.
+    /// Its space is used as far as other devices have free slots, and entirely when columns have been moved to it in the
+    /// background.  Returns its number.
     ///
     /// # Errors
     /// `Unsupported` on one device; those of [`replace_device`](Self::replace_device).
@@ -106,12 +110,15 @@ impl Store {
         })?;
         core.refuse_writes()?;
         let _permit = core.resizing.acquire(1).await;
+        core.refuse_while_removing(set)?;
         let number = set.add(&core.current_superblock(), path, size, force).await?;
         core.renew_keys().await?;
         // Anchors that were written while those before were copied to it are on it, too, before it has columns: otherwise it
         // would look like a device from the past.
         core.take_requested_checkpoint().await?;
         core.add_segments(set).await?;
+        // More are possible when columns have been moved to it.
+        core.maintenance.want_repair();
         Ok(number)
     }
 }
@@ -165,7 +172,7 @@ impl Core {
     }
 
     /// Makes segments of the free slots of the devices.
-    async fn add_segments(&self, set: &crate::columns::ColumnSet) -> Result<()> {
+    pub(crate) async fn add_segments(&self, set: &crate::columns::ColumnSet) -> Result<()> {
         let (before, most) = (self.segments.borrow().geometry.segment_count, self.superblock.segments_max());
         let count = set.segments_with(&[], most);
         if count == before {
@@ -181,7 +188,7 @@ impl Core {
     ///
     /// # Errors
     /// When the store fails or closes before that; they are a part of the store nevertheless.
-    async fn use_segments(&self, count: u32) -> Result<()> {
+    pub(crate) async fn use_segments(&self, count: u32) -> Result<()> {
         self.segments.borrow_mut().grow(count);
         self.checkpoints.resize(&self.segments.borrow().geometry);
         self.take_requested_checkpoint().await?;
@@ -195,7 +202,7 @@ impl Core {
     ///
     /// # Errors
     /// When the store fails or closes before that.
-    async fn take_requested_checkpoint(&self) -> Result<()> {
+    pub(crate) async fn take_requested_checkpoint(&self) -> Result<()> {
         self.checkpoints.request();
         self.maintenance.wake();
         loop {

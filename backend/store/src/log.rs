@@ -388,6 +388,12 @@ impl StoreLog {
         self.head.position()
     }
 
+    /// Ends the current segment of the log: the next batch begins the next one.
+    pub fn leave_segment(&self) {
+        self.close();
+        self.head.end_segment();
+    }
+
     /// Returns the current segment of the log and the next one.
     pub fn segment_and_next(&self) -> (u32, u32) {
         self.head.segment_and_next()

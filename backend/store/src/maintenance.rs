@@ -11,7 +11,6 @@ use forebay_reactor::sync::Notify;
 use crate::core::Core;
 use crate::device::StoreDevice;
 use crate::format::BLOCK64;
-use crate::segments::SegmentState;
 
 /// Retry delay after a failed checkpoint or cleaning round.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -155,7 +154,7 @@ async fn maintain_once(core: &Rc<Core>) -> Result<()> {
     let moved_only = core.log().bytes_appended() - appended_before <= gain * 8;
     let scarce = core.space.is_scarce_for_requests(free);
     let nothing_won = free <= free_before && !cramped && (gain == 0 || (quiet && moved_only));
-    if scarce && (nothing_won || core.gc.lacks_progress(free, core.counters.user_bytes())) {
+    if scarce && !core.gc.is_stalled() && (nothing_won || core.gc.lacks_progress(free, core.counters.user_bytes())) {
         core.gc.stall(core.log().bytes_appended());
     }
     core.maintenance.notify_writers();
@@ -167,16 +166,16 @@ async fn punch_free(core: &Rc<Core>) {
     let segments = core.segments.borrow_mut().take_punchable(SEGMENTS_KEPT);
     for segment in segments {
         // Another task may have allocated it while other segments were punched.
-        if core.segments.borrow().state(segment) != SegmentState::Free {
+        if !core.segments.borrow_mut().hold(segment) {
             continue;
         }
-        core.segments.borrow_mut().begin_punch(segment);
         let at = geometry.first_block(segment) * BLOCK64;
         let done = match &core.media.device {
             StoreDevice::Single(file) => file.punch_hole(at, geometry.segment_size).await,
             StoreDevice::Columns(set) => set.punch(segment).await,
         };
-        core.segments.borrow_mut().end_punch(segment);
+        // It is used last, since writing to it needs an allocation again.
+        core.segments.borrow_mut().release(segment);
         if let Err(error) = done {
             tracing::debug!(%error, "cannot return free segments to the file system");
             return;

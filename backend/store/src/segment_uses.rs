@@ -47,6 +47,12 @@ impl SegmentUses {
         self.current.get(segment as usize).copied().filter(|&seq| seq > 0)
     }
 
+    /// Forgets the segments from number `count` on, which the store does not have any more.
+    pub fn forget_from(&mut self, count: u32) {
+        self.current.truncate(count as usize);
+        self.unsaved.retain(|&segment| segment < count);
+    }
+
     /// Takes the uses that the tree does not have yet.
     pub fn take_unsaved(&mut self) -> Vec<(u32, u64)> {
         let unsaved = std::mem::take(&mut self.unsaved);
@@ -103,8 +109,11 @@ impl Core {
                 let segment = key.get(1..).and_then(|bytes| bytes.try_into().ok()).map(u32::from_be_bytes);
                 let seq = value.try_into().ok().map(u64::from_le_bytes).filter(|&seq| seq > 0);
                 let mut segments = self.segments.borrow_mut();
-                let segment = segment.filter(|&segment| segment < segments.geometry.segment_count);
-                segments.uses.load(segment.ok_or_else(damaged)?, seq.ok_or_else(damaged)?);
+                let (segment, seq) = (segment.ok_or_else(damaged)?, seq.ok_or_else(damaged)?);
+                // A store that has shrunk had more.
+                if segment < segments.geometry.segment_count {
+                    segments.uses.load(segment, seq);
+                }
             }
         }
     }

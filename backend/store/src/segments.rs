@@ -3,6 +3,8 @@
 //! A segment without live data is reused only after a checkpoint that records this is durable. Everything that recovery
 //! can refer to therefore still exists.  `docs/design/store.md` has the argument.
 
+mod shrink;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::format::superblock::{SEGMENTS_START, StoreSuperblock};
@@ -92,7 +94,7 @@ impl LiveTable {
     }
 
     pub fn of(&self, segment: u32) -> u32 {
-        self.live[segment as usize]
+        self.live.get(segment as usize).copied().unwrap_or(0)
     }
 
     pub fn all(&self) -> &[u32] {
@@ -102,6 +104,12 @@ impl LiveTable {
     /// Adds segments without live bytes, up to `segments` in total.
     fn grow(&mut self, segments: u32) {
         self.live.resize(segments as usize, 0);
+    }
+
+    /// Removes segments without live bytes from the end.
+    fn truncate(&mut self, segments: u32) {
+        debug_assert!(self.live.iter().skip(segments as usize).all(|&live| live == 0), "live bytes are given up");
+        self.live.truncate(segments as usize);
     }
 
     fn add(&mut self, segment: u32, bytes: u32) {
@@ -159,6 +167,8 @@ pub enum SegmentState {
     Used,
     /// Damaged: its batches cannot be read back. The cleaner skips it.
     Damaged,
+    /// No segment of the store any more, which has shrunk.
+    Gone,
 }
 
 /// Segments of a store.
@@ -186,6 +196,10 @@ pub struct Segments {
     added: BTreeSet<u32>,
     /// Number of segments at the beginning of the checkpoint in progress.
     checkpoint_segments: u32,
+    /// Free segments that are not offered to the log for a moment.
+    held: BTreeSet<u32>,
+    /// Number of the first retired segment: the log does not enter those from it on, which are to be given up.
+    retired_from: u32,
 }
 
 impl Segments {
@@ -212,6 +226,8 @@ impl Segments {
             uses,
             added,
             checkpoint_segments,
+            held: BTreeSet::new(),
+            retired_from: u32::MAX,
         }
     }
 
@@ -242,9 +258,9 @@ impl Segments {
         !self.added.is_empty()
     }
 
-    /// Returns the number of segments without those added ones.
+    /// Returns the number of segments without those added ones, and without retired ones.
     pub fn offered_count(&self) -> u32 {
-        self.geometry.segment_count - self.added.len() as u32
+        (self.geometry.segment_count - self.added.len() as u32).saturating_sub(self.retired_count())
     }
 
     /// Allocates a free segment for the log.
@@ -268,7 +284,7 @@ impl Segments {
 
     /// Marks a used segment as damaged: its batches cannot be read.
     pub fn mark_damaged(&mut self, segment: u32) {
-        if self.state[segment as usize] == SegmentState::Used {
+        if self.state(segment) == SegmentState::Used {
             self.state[segment as usize] = SegmentState::Damaged;
         }
     }
@@ -286,7 +302,7 @@ impl Segments {
     }
 
     pub fn state(&self, segment: u32) -> SegmentState {
-        self.state[segment as usize]
+        self.state.get(segment as usize).copied().unwrap_or(SegmentState::Gone)
     }
 
     /// Returns whether a segment that the log has left holds anything that may be read again: live data, or batches that
@@ -375,7 +391,9 @@ impl Segments {
             self.replay.pop_front();
         }
         let later = self.added.split_off(&self.checkpoint_segments);
-        self.free.extend(std::mem::replace(&mut self.added, later));
+        let retired_from = self.retired_from;
+        let known = std::mem::replace(&mut self.added, later);
+        self.free.extend(known.into_iter().filter(|&segment| segment < retired_from));
         let mut freed = 0;
         for segment in (0..self.geometry.segment_count).rev() {
             let unused = table.of(segment) == 0 && self.live.of(segment) == 0;
@@ -397,7 +415,9 @@ impl Segments {
         self.state[segment as usize] = SegmentState::Free;
         // Reused first, while the file system still has its space allocated: writing to a hole requires an allocation,
         // and thereby a kernel worker thread.
-        self.free.push_front(segment);
+        if segment < self.retired_from {
+            self.free.push_front(segment);
+        }
         self.to_punch.insert(segment);
     }
 
@@ -409,16 +429,6 @@ impl Segments {
             self.to_punch.remove(segment);
         });
         out
-    }
-
-    /// Removes a free segment from the free list while its space is returned to the file system.
-    pub fn begin_punch(&mut self, segment: u32) {
-        self.free.retain(|&free| free != segment);
-    }
-
-    /// Returns a segment to the end of the free list, as its space is no longer allocated.
-    pub fn end_punch(&mut self, segment: u32) {
-        self.free.push_back(segment);
     }
 
     /// Pins a segment for a read in flight.

@@ -25,6 +25,11 @@ pub struct SegmentSpace {
     wanted: Cell<u32>,
 }
 
+/// Returns how many of `segments` segments are not offered: for the cleaner when the store is full, and the watermark.
+fn reserve_of(segments: u32) -> u32 {
+    (segments / 10).max(14)
+}
+
 impl SegmentSpace {
     /// Returns the space of a store.
     pub fn new(segments: Rc<RefCell<Segments>>, host: Option<Rc<HostFileSystem>>) -> Self {
@@ -41,7 +46,7 @@ impl SegmentSpace {
 
     /// Returns the number of segments that are not offered: for the cleaner when the store is full, and the watermark.
     fn reserve(&self) -> u32 {
-        (self.segment_count() / 10).max(14)
+        reserve_of(self.segment_count())
     }
 
     /// Returns the reserve watermark, in free segments.
@@ -51,8 +56,13 @@ impl SegmentSpace {
 
     /// Returns the bytes that can be stored in total.
     pub fn capacity(&self) -> u64 {
+        self.capacity_of(self.segment_count())
+    }
+
+    /// Returns the bytes that could be stored in total with so many segments.
+    pub fn capacity_of(&self, segments: u32) -> u64 {
         let segment_size = self.segments.borrow().geometry.segment_size;
-        u64::from(self.segment_count().saturating_sub(self.reserve())) * segment_size
+        u64::from(segments.saturating_sub(reserve_of(segments))) * segment_size
     }
 
     /// Returns the bytes that can still be stored.

@@ -9,7 +9,9 @@ use forebay_reactor::sync::Notify;
 use forebay_reactor::{File, JoinHandle, OpenOptions, random, spawn};
 
 use crate::cache::{Cache, CacheStats};
-use crate::columns::{ColumnCounters, ColumnSet, DeviceSetOptions, DeviceStatus, fill_devices, init_devices};
+use crate::columns::{
+    ColumnCounters, ColumnSet, DeviceSetOptions, DeviceStatus, fill_devices, init_devices, move_columns,
+};
 use crate::core::Core;
 use crate::crypt::{KeyStatus, MasterKey};
 use crate::device::StoreDevice;
@@ -336,6 +338,7 @@ impl Store {
         tasks.push(spawn(crate::scrub::scrub_when_wanted(core.clone(), options.repair_rate)));
         if core.media.device.columns().is_some() {
             tasks.push(spawn(fill_devices(core.clone(), options.repair_rate)));
+            tasks.push(spawn(move_columns(core.clone(), options.repair_rate)));
         }
         Ok(())
     }

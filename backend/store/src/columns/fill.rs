@@ -79,6 +79,8 @@ async fn fill(core: &Rc<Core>, set: &ColumnSet, device: &Rc<ColumnDevice>, pacer
     }
     record(set, device, RecordedState::Active).await?;
     tracing::info!("{} is complete", device.describe());
+    // Columns may be moved now.
+    core.maintenance.want_repair();
     Ok(())
 }
 
@@ -121,7 +123,7 @@ async fn fill_segment(
     let first = geometry.first_block(segment);
     let state = core.segments.borrow().state(segment);
     let end = match state {
-        SegmentState::Free => return Ok(()),
+        SegmentState::Free | SegmentState::Gone => return Ok(()),
         SegmentState::Open if segment != head_segment => return Ok(()),
         SegmentState::Open => position.block,
         SegmentState::Used | SegmentState::Damaged => first + geometry.segment_blocks(),

@@ -85,8 +85,12 @@ impl RowGeometry {
         let group = self.groups.partition_point(|(first, _)| *first <= segment) - 1;
         let (first, group) = &self.groups[group];
         let place = group.columns[(column + segment as usize) % group.columns.len()];
-        let slot = u64::from(place.slot) + u64::from(segment - first);
-        ColumnAt { device: place.device, offset: SEGMENTS_START + slot * self.column_lines * BLOCK64 }
+        ColumnAt { device: place.device, offset: self.slot_offset(place.slot + (segment - first)) }
+    }
+
+    /// Returns the byte address of a slot on its device.
+    pub fn slot_offset(&self, slot: u32) -> u64 {
+        SEGMENTS_START + u64::from(slot) * self.column_bytes()
     }
 
     /// Returns the column that a device has of a segment.

@@ -38,7 +38,7 @@ fn grow_table(table: &mut DeviceTable, growths: &[DeviceGrowth], segments_max: u
 impl ColumnSet {
     /// Refuses changes of the places of columns while a device is being replaced: the new one has as many slots as the old
     /// one had.
-    fn refuse_while_replacing(&self) -> Result<()> {
+    pub(super) fn refuse_while_replacing(&self) -> Result<()> {
         match self.all_devices().iter().find(|device| device.replaces().is_some()) {
             None => Ok(()),
             Some(new) => {
@@ -159,6 +159,7 @@ impl ColumnSet {
             slots,
             state,
             replaces: None,
+            leaving: false,
             path: path.display().to_string(),
         });
         let device =

@@ -168,6 +168,7 @@ fn layout(devices: &[NewDevice], options: &DeviceSetOptions) -> Result<(StoreSup
         slots: u32::try_from(device.size.saturating_sub(SEGMENTS_START) / column).unwrap_or(u32::MAX),
         state: RecordedState::Active,
         replaces: None,
+        leaving: false,
         path: device.path.display().to_string(),
     };
     let mut table = DeviceTable {

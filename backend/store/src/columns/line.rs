@@ -189,6 +189,7 @@ impl ColumnSet {
     /// Writes a column's block where it is stored with other content, or cannot be read.
     async fn mend_stored(&self, line: &LineCandidates, column: usize, content: &Buf) {
         let LineBlock { segment, line: number, .. } = line.first;
+        let _use = self.place_uses.begin();
         let (at, device) = self.column(segment, column);
         let differs = line.stored[column].as_ref().is_none_or(|stored| stored[..] != content[..]);
         if !differs || !device.is_readable(segment) {
@@ -222,6 +223,7 @@ impl ColumnSet {
         let columns = encode_columns(self, blocks);
         let mut written = 0;
         for (column, expected) in columns.into_iter().enumerate() {
+            let _use = self.place_uses.begin();
             let (at, device) = self.column(first.segment, column);
             if !device.is_readable(first.segment) {
                 continue;

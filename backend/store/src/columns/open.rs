@@ -415,6 +415,7 @@ mod tests {
             slots: 30,
             state: if usize::from(number) < away { RecordedState::Away { since: 7 } } else { RecordedState::Active },
             replaces: None,
+            leaving: false,
             path: String::new(),
         };
         DeviceTable {

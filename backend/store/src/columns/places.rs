@@ -9,15 +9,15 @@ const GROUP_SHARE: u32 = 16;
 
 /// Free slots of a device: their first one and their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FreeRun {
-    first: u32,
-    len: u32,
+pub(super) struct FreeRun {
+    pub first: u32,
+    pub len: u32,
 }
 
-/// Returns the free slots of each device that holds columns.
-fn free_slots(table: &DeviceTable) -> BTreeMap<u16, Vec<FreeRun>> {
+/// Returns the free slots of each device that may get columns.
+pub(super) fn free_slots(table: &DeviceTable) -> BTreeMap<u16, Vec<FreeRun>> {
     let mut free = BTreeMap::new();
-    for device in table.members() {
+    for device in table.members().filter(|device| !device.leaving) {
         let mut taken: Vec<(u32, u32)> = table
             .groups
             .iter()
@@ -87,7 +87,7 @@ const DEVICE_RECORD: usize = 40;
 
 /// Returns the number of groups that a table has space for, with the longest paths, and one more device that replaces
 /// another one.
-fn groups_max(table: &DeviceTable) -> usize {
+pub(super) fn groups_max(table: &DeviceTable) -> usize {
     let columns = usize::from(table.data) + usize::from(table.parity);
     let devices = (table.devices.len() + 1) * (DEVICE_RECORD + PATH_MAX);
     TABLE_MAX.saturating_sub(TABLE_HEADER + devices) / (4 + 6 * columns)
@@ -126,19 +126,20 @@ pub fn add_groups(table: &mut DeviceTable, segments_max: u32) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::format::devices::{DeviceRecord, RecordedState};
 
-    fn table(data: u16, parity: u16, slots: &[u32]) -> DeviceTable {
+    pub fn table(data: u16, parity: u16, slots: &[u32]) -> DeviceTable {
         let device = |(number, &slots): (usize, &u32)| DeviceRecord {
             number: number as u16,
             id: [number as u8; 16],
             slots,
             state: RecordedState::Active,
             replaces: None,
+            leaving: false,
             path: String::new(),
         };
         DeviceTable {
@@ -180,7 +181,7 @@ mod tests {
     }
 
     /// Returns the places of a segment's columns.
-    fn places_of(table: &DeviceTable, segment: u32) -> Vec<ColumnPlace> {
+    pub fn places_of(table: &DeviceTable, segment: u32) -> Vec<ColumnPlace> {
         let mut first = 0;
         for group in &table.groups {
             if segment < first + group.segments {

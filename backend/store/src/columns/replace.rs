@@ -27,12 +27,16 @@ impl ColumnSet {
         let old = self.device(number).filter(|device| device.replaces().is_none());
         let old =
             old.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("{} has no device {number}", self.name())))?;
+        let is_leaving = self.table.borrow().device(number).is_some_and(|device| device.leaving);
         let busy = |what: &str| Err(Error::new(ErrorKind::Busy, format!("{} is being {what}", old.describe())));
         if self.all_devices().iter().any(|device| device.replaces() == Some(number)) {
             return busy("replaced");
         }
         if old.state() == ColumnState::Filling {
             return busy("filled");
+        }
+        if is_leaving {
+            return busy("removed; `forebay store remove --cancel` ends that");
         }
         if let Some(user) = fs::file_user(path) {
             return Err(Error::new(ErrorKind::Busy, format!("{} is in use: {user}", path.display())));
@@ -101,6 +105,7 @@ impl ColumnSet {
             slots: old.slots(),
             state,
             replaces: Some(old.number),
+            leaving: false,
             path: path.display().to_string(),
         });
         let device =

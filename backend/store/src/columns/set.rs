@@ -14,6 +14,7 @@ use super::buffers::ColumnBuffers;
 use super::code::RowCode;
 use super::device::{ColumnDevice, ColumnState};
 use super::geometry::{ColumnAt, RowGeometry};
+use super::place_uses::PlaceUses;
 use crate::format::BLOCK;
 use crate::format::devices::{DeviceTable, RecordedState};
 
@@ -49,6 +50,10 @@ pub struct DeviceStatus {
     pub replaces: Option<u16>,
     /// Bytes for columns.
     pub size: u64,
+    /// Bytes of columns on it, those of free segments included.
+    pub allocated: u64,
+    /// Set if it is being removed.
+    pub leaving: bool,
     /// Segments that are complete on it while it is filled.
     pub filled: u32,
     /// Failed reads since the store was opened.
@@ -81,6 +86,8 @@ pub(crate) struct ColumnSet {
     pub(super) read_only: bool,
     pub(super) counters: Cell<ColumnCounters>,
     pub(super) column_buffers: ColumnBuffers,
+    /// Reads and writes in flight at places of columns.
+    pub(super) place_uses: PlaceUses,
     /// Name of the store in messages.
     name: String,
 }
@@ -135,6 +142,7 @@ impl ColumnSet {
             read_only,
             counters: Cell::default(),
             column_buffers: ColumnBuffers::new(),
+            place_uses: PlaceUses::default(),
             name,
         }))
     }
@@ -209,7 +217,8 @@ impl ColumnSet {
     /// Returns the devices, for people.
     pub fn status(&self) -> Vec<DeviceStatus> {
         let column_bytes = self.geometry.borrow().column_bytes();
-        let segments = self.table.borrow().segments();
+        let table = self.table.borrow();
+        let segments = table.segments();
         let status = |device: &Rc<ColumnDevice>| {
             let (read_errors, write_errors, wrong_blocks) = device.errors();
             DeviceStatus {
@@ -221,6 +230,8 @@ impl ColumnSet {
                 reason: device.reason(),
                 replaces: device.replaces(),
                 size: u64::from(device.slots()) * column_bytes,
+                allocated: u64::from(table.columns_on(device.number)) * column_bytes,
+                leaving: table.device(device.number).is_some_and(|record| record.leaving),
                 filled: match device.recorded() {
                     RecordedState::Active => segments,
                     RecordedState::Away { .. } => 0,
@@ -268,6 +279,7 @@ impl ColumnSet {
         buf: BufMut,
         len: usize,
     ) -> ReadColumn {
+        let _use = self.place_uses.begin();
         let (at, device) = self.column(segment, column);
         if !device.is_readable(segment) {
             let text = format!("{} does not have segment {segment}", device.describe());

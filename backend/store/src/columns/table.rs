@@ -169,9 +169,20 @@ impl ColumnSet {
 
     /// Changes the table with `change`, durably.
     pub(super) async fn change_table(&self, change: impl FnOnce(&mut DeviceTable)) -> Result<()> {
+        self.change_table_if(|table| {
+            change(table);
+            true
+        })
+        .await
+    }
+
+    /// Changes the table with `change`, durably, if that returns true.
+    pub(super) async fn change_table_if(&self, change: impl FnOnce(&mut DeviceTable) -> bool) -> Result<()> {
         let _permit = self.changing.acquire(1).await;
         let mut table = self.table.borrow().clone();
-        change(&mut table);
-        self.write_table(table, &[]).await
+        match change(&mut table) {
+            true => self.write_table(table, &[]).await,
+            false => Ok(()),
+        }
     }
 }

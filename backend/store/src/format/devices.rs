@@ -37,6 +37,18 @@ pub enum RecordedState {
     },
 }
 
+impl RecordedState {
+    /// Returns whether it is [`Active`](Self::Active).
+    pub fn is_active(self) -> bool {
+        self == Self::Active
+    }
+
+    /// Returns whether it is [`Filling`](Self::Filling).
+    pub fn is_filling(self) -> bool {
+        matches!(self, Self::Filling { .. })
+    }
+}
+
 /// Device of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceRecord {
@@ -50,6 +62,8 @@ pub struct DeviceRecord {
     pub state: RecordedState,
     /// Number of the device that it replaces once it is filled.
     pub replaces: Option<u16>,
+    /// Set if the device is being removed: its columns are moved to others, and it gets no more.
+    pub leaving: bool,
     /// Path at which it was last opened; for messages only.
     pub path: String,
 }
@@ -114,6 +128,17 @@ impl DeviceTable {
         self.devices.iter().filter(|device| device.replaces.is_none())
     }
 
+    /// Returns the devices that are being removed.
+    pub fn leaving(&self) -> impl Iterator<Item = &DeviceRecord> {
+        self.devices.iter().filter(|device| device.leaving)
+    }
+
+    /// Returns the number of columns on a device.
+    pub fn columns_on(&self, number: u16) -> u32 {
+        let on = |group: &&SegmentGroup| group.columns.iter().any(|column| column.device == number);
+        self.groups.iter().filter(on).map(|group| group.segments).sum()
+    }
+
     /// Encodes the table as whole blocks, at most [`TABLE_MAX`] bytes.
     ///
     /// # Errors
@@ -139,7 +164,7 @@ impl DeviceTable {
             };
             out.put_u16(device.number);
             out.put_u8(state);
-            out.put_u8(u8::from(device.replaces.is_some()));
+            out.put_u8(u8::from(device.replaces.is_some()) | u8::from(device.leaving) << 1);
             out.put_u16(device.replaces.unwrap_or(0));
             out.put(&device.id);
             out.put_u32(device.slots);
@@ -259,7 +284,7 @@ impl DeviceTable {
 
 fn read_device(reader: &mut StoreReader<'_>) -> Result<DeviceRecord, MalformedStore> {
     let number = reader.u16()?;
-    let (state, replaces) = (reader.u8()?, reader.u8()?);
+    let (state, flags) = (reader.u8()?, reader.u8()?);
     let replaced = reader.u16()?;
     let id = reader.bytes(16)?.try_into().expect("16 bytes");
     let slots = reader.u32()?;
@@ -270,15 +295,15 @@ fn read_device(reader: &mut StoreReader<'_>) -> Result<DeviceRecord, MalformedSt
         2 => RecordedState::Filling { since, below },
         other => return malformed(format!("device table: state {other} of device {number}")),
     };
-    if replaces > 1 {
-        return malformed(format!("device table: flags {replaces:#x} of device {number}"));
+    if flags > 2 {
+        return malformed(format!("device table: flags {flags:#x} of device {number}"));
     }
     let len = usize::from(reader.u16()?);
     if len > PATH_MAX {
         return malformed(format!("device table: a path of {len} bytes"));
     }
     let path = reader.text(len)?.to_owned();
-    Ok(DeviceRecord { number, id, slots, state, replaces: (replaces == 1).then_some(replaced), path })
+    Ok(DeviceRecord { number, id, slots, state, replaces: (flags == 1).then_some(replaced), leaving: flags == 2, path })
 }
 
 #[cfg(test)]
@@ -292,6 +317,7 @@ pub(super) mod tests {
             slots: 40,
             state,
             replaces: None,
+            leaving: false,
             path: format!("/srv/d{number}"),
         };
         let place = |device, slot| ColumnPlace { device, slot };
@@ -320,6 +346,12 @@ pub(super) mod tests {
         let bytes = sample().encode().expect("small");
         assert_eq!(DeviceTable::decode(&bytes, 77), Ok(sample()));
         assert_eq!(sample().segments(), 40);
+        assert_eq!((sample().columns_on(1), sample().columns_on(3)), (40, 0));
+        let mut leaving = sample();
+        leaving.devices[2].leaving = true;
+        let found = DeviceTable::decode(&leaving.encode().expect("small"), 77);
+        assert_eq!(found.as_ref(), Ok(&leaving));
+        assert_eq!(found.expect("valid").leaving().map(|device| device.number).collect::<Vec<_>>(), [2]);
         assert!(DeviceTable::decode(&bytes, 78).is_err(), "another store's");
         let used = u32::from_le_bytes(bytes[LEN_AT..LEN_AT + 4].try_into().expect("four")) as usize;
         for at in 0..used {
@@ -344,6 +376,7 @@ pub(super) mod tests {
         assert!(rejected(|table| table.groups[0].segments = 0).contains("empty group"));
         assert!(rejected(|table| table.devices[3].number = 2).contains("one number"));
         assert!(rejected(|table| table.devices[3].replaces = Some(9)).contains("replaces none"));
+        assert!(rejected(|table| table.devices[3].leaving = true).contains("flags 0x3"));
         assert!(rejected(|table| table.data = 0).contains("0+1 columns"));
     }
 

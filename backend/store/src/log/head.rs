@@ -108,6 +108,11 @@ impl LogHead {
         Ok(())
     }
 
+    /// Ends the current segment, between two batches: the next one begins the next segment.
+    pub fn end_segment(&self) {
+        self.next_block.set(self.segment_end());
+    }
+
     /// Ends a batch: the next one begins behind its payload.
     pub fn end_batch(&self, batch: &Batch) {
         debug_assert_eq!(batch.seq() + 1, self.next_seq.get(), "a batch is closed before the next one is opened");
