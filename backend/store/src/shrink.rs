@@ -17,6 +17,8 @@ const ROUNDS_MAX: u32 = 4;
 /// Moves of columns between devices, and what they wait for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ColumnMoves {
+    /// Set while devices are being removed, or columns moved for more segments.
+    pub pending: bool,
     /// Columns that are to be moved.
     pub columns_left: u64,
     /// Columns moved since the store was opened.
@@ -179,6 +181,7 @@ impl Store {
         let Some(set) = core.media.device.columns() else { return ColumnMoves::default() };
         let segments = core.segments.borrow();
         ColumnMoves {
+            pending: set.has_moves(core.superblock.segments_max()) || segments.has_added(),
             columns_left: set.columns_to_move(core.superblock.segments_max()),
             moved: core.moves.moved(),
             segments_left: segments.retired_in_use().count() as u32,

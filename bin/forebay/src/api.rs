@@ -284,8 +284,8 @@ pub use manage::{
 pub use map::{MapRequest, MappedImage};
 pub use namespace::NamespaceName;
 pub use store::{
-    AddDevicesRequest, GrowStoreRequest, ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo,
-    StoreDevices, StoreKeys,
+    AddDevicesRequest, GrowStoreRequest, RemoveDevicesRequest, ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo,
+    StoreDeviceInfo, StoreDevices, StoreKeys,
 };
 
 pub use trash::{MoveToTrashRequest, RestoreRequest, TrashListing};

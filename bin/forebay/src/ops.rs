@@ -52,8 +52,8 @@ pub use snapshots::{
     UpdateSnapshot,
 };
 pub use store::{
-    AddStoreDevices, GetScrub, GetStoreKeys, GrowStore, ListStoreDevices, ReplaceStoreDevice, RotateMasterKey,
-    StartScrub,
+    AddStoreDevices, GetScrub, GetStoreKeys, GrowStore, ListStoreDevices, RemoveStoreDevices, ReplaceStoreDevice,
+    RotateMasterKey, StartScrub,
 };
 pub use trash::{ListTrash, MoveToTrash, PurgeTrash, RemoveFromTrash, RestoreFromTrash};
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_block::{Error, ErrorKind, Result};
 use forebay_reactor::{sleep, yield_now};
 
-use super::balance::{ColumnMove, apply_move, columns_to_move, plan_move};
+use super::balance::{ColumnMove, apply_move, plan_move};
 use super::device::{ColumnDevice, ColumnState};
 use super::set::ColumnSet;
 use crate::core::Core;
@@ -102,7 +102,7 @@ pub(crate) async fn move_columns(core: Rc<Core>, rate: u64) {
 /// Does the next step.
 async fn step(core: &Rc<Core>, set: &Rc<ColumnSet>, pacer: &mut RepairPacer) -> Result<MoveStep> {
     let most = core.superblock.segments_max();
-    if columns_to_move(&set.table.borrow(), most) == 0 && set.leaving().is_empty() {
+    if !set.has_moves(most) {
         return Ok(MoveStep::Idle);
     }
     let devices = set.all_devices();
@@ -129,9 +129,10 @@ async fn step(core: &Rc<Core>, set: &Rc<ColumnSet>, pacer: &mut RepairPacer) -> 
     }
     if let Some(planned) = planned {
         move_run(core, set, &planned, pacer).await?;
-        if columns_to_move(&set.table.borrow(), most) == 0 {
-            core.add_segments(set).await?;
-        }
+        return Ok(MoveStep::Done);
+    }
+    if set.columns_to_move(most) == 0 {
+        core.add_segments(set).await?;
         return Ok(MoveStep::Done);
     }
     let open_ones_are_left = plan_move(&set.table.borrow(), most, 1, |_| true).is_some();

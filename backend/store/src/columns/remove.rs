@@ -1,14 +1,12 @@
 //! Removal of devices: their columns are moved to others, and segments for which these have no space are given up.
 
-use forebay_block::{Buf, Error, ErrorKind, Result};
+use forebay_block::{Error, ErrorKind, Result};
 
 use super::balance::{columns_to_move, segments_possible};
 use super::device::ColumnState;
 use super::set::ColumnSet;
-use crate::format::BLOCK;
 use crate::format::devices::{DeviceTable, SegmentGroup};
-use crate::format::superblock::COPIES;
-use crate::init::SEGMENTS_MIN;
+use crate::init::{SEGMENTS_MIN, erase_signatures};
 
 /// Removes the last groups of a table, so that `segments` segments are left.
 pub fn truncate_groups(table: &mut DeviceTable, segments: u32) {
@@ -62,6 +60,13 @@ impl ColumnSet {
     /// Returns the number of columns that are to be moved.
     pub fn columns_to_move(&self, segments_max: u32) -> u64 {
         columns_to_move(&self.table.borrow(), segments_max)
+    }
+
+    /// Returns whether columns are to be moved, segments to be made of free slots, or devices to be removed.
+    pub fn has_moves(&self, segments_max: u32) -> bool {
+        !self.leaving().is_empty()
+            || self.columns_to_move(segments_max) > 0
+            || self.segments_with(&[], segments_max) > self.segments()
     }
 
     /// Returns the number of segments that the devices that stay have space for, if that is less than there are now.
@@ -132,7 +137,7 @@ impl ColumnSet {
         Ok(done)
     }
 
-    /// Removes a device without columns from the store, durably, and erases the superblocks on it.
+    /// Removes a device without columns from the store, durably, and erases what makes it one.
     pub async fn finish_removal(&self, number: u16) -> Result<()> {
         let Some(device) = self.device(number) else { return Ok(()) };
         let mut removed = false;
@@ -149,13 +154,15 @@ impl ColumnSet {
         }
         tracing::info!("{} is no device of {} any more", device.describe(), self.name());
         let Some(file) = device.file().filter(|_| device.state() == ColumnState::Active) else { return Ok(()) };
-        for at in COPIES {
-            if let Err(error) = file.write_at(Buf::copy_of(&[0; BLOCK]), at).await {
-                tracing::warn!(%error, "cannot erase the superblock of {}, which was removed", device.describe());
-                return Ok(());
-            }
-        }
-        if let Err(error) = file.sync_data().await {
+        let erased = match file.size() {
+            Ok(size) => erase_signatures(&file, size).await,
+            Err(error) => Err(Error::from_io(error, "its size")),
+        };
+        let erased = match erased {
+            Ok(()) => file.sync_data().await.map_err(|error| Error::from_io(error, "flushing it")),
+            failed => failed,
+        };
+        if let Err(error) = erased {
             tracing::warn!(%error, "cannot erase the superblocks of {}, which was removed", device.describe());
         }
         Ok(())

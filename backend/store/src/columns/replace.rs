@@ -35,9 +35,6 @@ impl ColumnSet {
         if old.state() == ColumnState::Filling {
             return busy("filled");
         }
-        if is_leaving {
-            return busy("removed; `forebay store remove --cancel` ends that");
-        }
         if let Some(user) = fs::file_user(path) {
             return Err(Error::new(ErrorKind::Busy, format!("{} is in use: {user}", path.display())));
         }
@@ -52,7 +49,10 @@ impl ColumnSet {
         {
             return self.take_back(&old, path, file).await;
         }
-        let joined = self.join(superblock, &old, path, &file, force).await;
+        let joined = match is_leaving {
+            true => busy("removed; `forebay store remove --cancel` ends that"),
+            false => self.join(superblock, &old, path, &file, force).await,
+        };
         if joined.is_err() && created {
             // Remove the file that was created for it.
             if let Err(error) = fs::remove_file(path) {

@@ -81,7 +81,7 @@ async fn settled(store: &Store) {
     let is_settled = || {
         let moves = store.column_moves();
         assert_eq!(moves.blocked, "", "{moves:?}");
-        moves.columns_left == 0 && store.devices().iter().all(|device| !device.leaving)
+        !moves.pending
     };
     while !is_settled() {
         sleep(Duration::from_millis(1)).await;
@@ -164,8 +164,10 @@ fn a_device_is_removed_while_others_have_space_for_its_columns() {
             has(&store, number, 0).await;
         }
         assert_eq!(scrub(&store).await, (0, 0));
-        // It can be used for something else, without force.
-        store.add_device(&path(3), 0, false).await.expect("an empty device");
+        // It is no store any more, but what was in its columns is still there.
+        let error = store.add_device(&path(3), 0, false).await.expect_err("data of the store");
+        assert!(error.to_string().contains("unknown data"), "{error}");
+        store.add_device(&path(3), 0, true).await.expect("overwritten");
         settled(&store).await;
         assert_eq!(store.devices().len(), 5);
         60
@@ -254,7 +256,7 @@ fn a_removal_is_cancelled() {
     let world = machine(&[60; 4], 4, 2, 1);
     let objects = run(&world, async {
         let store = open(0..4).await;
-        for number in 0..100 {
+        for number in 0..80 {
             write(&store, number, 0).await.expect("written");
         }
         let capacity = store.usage().await.expect("usage").capacity;
@@ -266,7 +268,7 @@ fn a_removal_is_cancelled() {
         settled(&store).await;
         assert_eq!(store.devices().len(), 4);
         assert_eq!((store.stats().segments, store.usage().await.expect("usage").capacity), (80, capacity));
-        fill(&store, 100).await
+        fill(&store, 80).await
     });
     survives_without_each(&world, &[0, 1, 2, 3], 0..objects);
 }
@@ -319,7 +321,7 @@ fn columns_are_moved_under_load() {
 #[test]
 fn a_power_failure_at_any_point_of_moving_loses_nothing() {
     let (mut grown, mut removed) = (0, 0);
-    for point in (1..60).chain((60..).step_by(23)) {
+    for point in (1..100).step_by(9).chain((100..).step_by(83)) {
         let world = machine(&[40; 4], 3, 2, 1);
         run(&world, async {
             let store = open(0..3).await;
@@ -334,7 +336,7 @@ fn a_power_failure_at_any_point_of_moving_loses_nothing() {
             world.crash_at_point(Some(world.points() + point));
             store.add_device(&path(3), 0, false).await.expect("added");
             settled(&store).await;
-            for number in 30..60 {
+            for number in 30..40 {
                 write(&store, number, 0).await.expect("written");
             }
             store.remove_devices(&[0]).await.expect("begun");
@@ -371,7 +373,7 @@ fn a_power_failure_at_any_point_of_moving_loses_nothing() {
             break;
         }
     }
-    assert!(grown > 5 && removed > 1, "{grown} and {removed} of them");
+    assert!(grown > 2 && removed > 0, "{grown} and {removed} of them");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use forebay_store::{ColumnCounters, ColumnState, DeviceStatus, KeyStatus, ScrubStatus};
+use forebay_store::{ColumnCounters, ColumnMoves, ColumnState, DeviceStatus, KeyStatus, ScrubStatus};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -28,6 +28,12 @@ pub struct StoreDeviceInfo {
     pub replaces: Option<u16>,
     /// Bytes for data and parity.
     pub size: u64,
+    /// Bytes of it that segments occupy, free ones included.
+    #[serde(default)]
+    pub allocated: u64,
+    /// Set while it is being removed.
+    #[serde(default)]
+    pub leaving: bool,
     /// Segments that are complete on it.
     pub filled: u32,
     /// Failed reads since the store was opened.
@@ -54,10 +60,41 @@ impl From<DeviceStatus> for StoreDeviceInfo {
             reason: Some(device.reason).filter(|reason| !reason.is_empty()),
             replaces: device.replaces,
             size: device.size,
+            allocated: device.allocated,
+            leaving: device.leaving,
             filled: device.filled,
             read_errors: device.read_errors,
             write_errors: device.write_errors,
             wrong_blocks: device.wrong_blocks,
+        }
+    }
+}
+
+/// Moves of columns between the devices of the store.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MovesInfo {
+    /// Set while devices are being removed, or columns moved so that added devices are used.
+    pub pending: bool,
+    /// Bytes of columns that are to be moved.
+    pub bytes_left: u64,
+    /// Bytes of columns moved since the store was opened.
+    pub bytes_moved: u64,
+    /// Segments that are to be emptied before, since the devices that stay have no space for them.
+    pub segments_left: u32,
+    /// Reason why nothing can be moved at present.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<String>,
+}
+
+impl From<ColumnMoves> for MovesInfo {
+    fn from(moves: ColumnMoves) -> Self {
+        let ColumnMoves { pending, columns_left, moved, segments_left, column_size, blocked } = moves;
+        Self {
+            pending,
+            bytes_left: columns_left * column_size,
+            bytes_moved: moved * column_size,
+            segments_left,
+            blocked: Some(blocked).filter(|why| !why.is_empty()),
         }
     }
 }
@@ -84,6 +121,9 @@ pub struct StoreDevices {
     pub reconstructed_blocks: u64,
     /// Blocks that were written again where they had been wrong.
     pub mended_blocks: u64,
+    /// Moves of columns between the devices.
+    #[serde(default)]
+    pub moves: MovesInfo,
 }
 
 impl StoreDevices {
@@ -94,6 +134,7 @@ impl StoreDevices {
         devices: Vec<DeviceStatus>,
         degraded: Option<String>,
         counters: ColumnCounters,
+        moves: ColumnMoves,
     ) -> Self {
         Self {
             data: columns.0,
@@ -105,6 +146,7 @@ impl StoreDevices {
             late_reads: counters.late_reads,
             reconstructed_blocks: counters.reconstructed_blocks,
             mended_blocks: counters.mended_blocks,
+            moves: moves.into(),
         }
     }
 }
@@ -151,6 +193,24 @@ pub struct AddDevicesRequest {
     /// Set to overwrite what they hold.
     #[serde(default)]
     pub force: bool,
+    /// Set to respond only once columns have been moved to them.
+    #[serde(default)]
+    pub wait: bool,
+}
+
+/// Request to remove devices from the store, or to keep those that are being removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveDevicesRequest {
+    /// Devices: paths or numbers. With `cancel`, none means all that are being removed.
+    #[serde(default)]
+    pub devices: Vec<String>,
+    /// Set to keep them.
+    #[serde(default)]
+    pub cancel: bool,
+    /// Set to respond only once they are no devices of the store any more.
+    #[serde(default)]
+    pub wait: bool,
 }
 
 /// Progress and results of a scrub of the store.

@@ -40,11 +40,15 @@ pub enum StoreCommand {
     )]
     Grow(StoreGrowArgs),
 
-    /// Add devices to a store on several; their space is used as far as K+M devices have free space
+    /// Add devices to a store on several; data and parity are moved to them in the background, until all space is used
     #[command(
-        after_help = "Examples:\n  forebay store add /dev/sdg /dev/sdh /dev/sdi\n  forebay store add /srv/f/store --size 100G"
+        after_help = "Examples:\n  forebay store add /dev/sdg --wait\n  forebay store add /srv/f/store --size 100G"
     )]
     Add(StoreAddArgs),
+
+    /// Remove devices from a store on several, while it is used: data and parity are moved to the others in the background
+    #[command(after_help = "Examples:\n  forebay store remove /dev/sdc --wait\n  forebay store remove --cancel")]
+    Remove(StoreRemoveArgs),
 
     /// Verify everything that is stored, while the daemon runs, and mend what is wrong
     #[command(after_help = "Examples:\n  forebay store scrub --wait\n  forebay store scrub --status")]
@@ -207,6 +211,26 @@ pub struct StoreAddArgs {
     /// Overwrite what they hold
     #[arg(long)]
     pub force: bool,
+
+    /// Wait until data and parity have been moved to them
+    #[arg(long)]
+    pub wait: bool,
+}
+
+/// Options of `store remove`.
+#[derive(Debug, Args)]
+pub struct StoreRemoveArgs {
+    /// Devices, by path or number
+    #[arg(value_name = "DEV", required_unless_present = "cancel")]
+    pub devices: Vec<String>,
+
+    /// Wait until they are no devices of the store any more
+    #[arg(long)]
+    pub wait: bool,
+
+    /// Keep devices that are being removed [default: all of them]
+    #[arg(long, conflicts_with = "wait")]
+    pub cancel: bool,
 }
 
 /// Options of `store scrub`.

@@ -1,4 +1,4 @@
-//! `store init`, `store check`, `store devices`, `store replace`, `store grow`, `store add`, `store scrub`, `store df`.
+//! `store init`, `store check`, `store devices`, `store replace`, `store grow`, `store add`, `store remove`, `store scrub`, `store df`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use forebay_store::{CheckOptions, DeviceSetOptions, InitOptions};
 
 use super::with_session;
 use crate::api::{
-    AddDevicesRequest, GrowStoreRequest, ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo, StoreDeviceInfo,
-    StoreDevices, StoreSpace,
+    AddDevicesRequest, GrowStoreRequest, RemoveDevicesRequest, ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo,
+    StoreDeviceInfo, StoreDevices, StoreSpace,
 };
 use crate::cli::{
     GlobalArgs, StoreAddArgs, StoreCheckArgs, StoreCommand, StoreGrowArgs, StoreInitArgs, StoreKeyCommand,
-    StoreReplaceArgs, StoreScrubArgs,
+    StoreRemoveArgs, StoreReplaceArgs, StoreScrubArgs,
 };
 use crate::client::progress::{Bar, ProgressUnit};
 use crate::client::session::CommandSession;
@@ -25,7 +25,7 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::master_key;
 use crate::ops::{
     AddStoreDevices, GetScrub, GetStoreKeys, GetStoreSpace, GrowStore, ListStoreDevices, ProgressSink,
-    ReplaceStoreDevice, RotateMasterKey, StartScrub,
+    RemoveStoreDevices, ReplaceStoreDevice, RotateMasterKey, StartScrub,
 };
 use crate::output::{Output, fields, table};
 use crate::timestamp::Timestamp;
@@ -43,6 +43,7 @@ pub fn run(global: &GlobalArgs, output: Output, command: StoreCommand) -> Result
         StoreCommand::Replace(options) => replace(global, output, options),
         StoreCommand::Grow(options) => grow(global, output, options),
         StoreCommand::Add(options) => add(global, output, options),
+        StoreCommand::Remove(options) => remove(global, output, options),
         StoreCommand::Scrub(options) => scrub(global, output, &options),
         StoreCommand::Check(options) => check(global, output, options),
         StoreCommand::Key(command) => key(global, output, command),
@@ -181,12 +182,23 @@ fn grow(global: &GlobalArgs, output: Output, options: StoreGrowArgs) -> Result<(
 }
 
 fn add(global: &GlobalArgs, output: Output, options: StoreAddArgs) -> Result<()> {
-    let StoreAddArgs { devices, size, force } = options;
+    let StoreAddArgs { devices, size, force, wait } = options;
     let devices = devices.iter().map(|path| absolute(path)).collect::<Result<_>>()?;
-    let request = AddDevicesRequest { devices, size: size.map_or(0, |Size(size)| size), force };
+    let request = AddDevicesRequest { devices, size: size.map_or(0, |Size(size)| size), force, wait };
     let bar = Bar::new(global, "Adding", ProgressUnit::Steps);
     let devices =
         with_session(global, |session| session.call(AddStoreDevices(request), |progress| bar.show(progress)))?;
+    drop(bar);
+    output.print(&devices, show_devices)
+}
+
+fn remove(global: &GlobalArgs, output: Output, options: StoreRemoveArgs) -> Result<()> {
+    let StoreRemoveArgs { devices, wait, cancel } = options;
+    let devices = devices.into_iter().map(listed).collect::<Result<_>>()?;
+    let request = RemoveDevicesRequest { devices, cancel, wait };
+    let bar = Bar::new(global, "Moving", ProgressUnit::Steps);
+    let devices =
+        with_session(global, |session| session.call(RemoveStoreDevices(request), |progress| bar.show(progress)))?;
     drop(bar);
     output.print(&devices, show_devices)
 }
@@ -258,6 +270,7 @@ fn show_devices(devices: &StoreDevices) -> String {
             state if device.missing => format!("{state}, missing"),
             state => state.to_owned(),
         };
+        let state = if device.leaving { format!("{state}, leaving") } else { state };
         let note = match (device.replaces, &device.reason) {
             (Some(old), _) => format!("replaces {old}"),
             (None, Some(reason)) => reason.clone(),
@@ -267,6 +280,7 @@ fn show_devices(devices: &StoreDevices) -> String {
             device.number.to_string(),
             device.path.display().to_string(),
             Size(device.size).to_string(),
+            percent(device.allocated, device.size),
             state,
             device.read_errors.to_string(),
             device.write_errors.to_string(),
@@ -275,14 +289,23 @@ fn show_devices(devices: &StoreDevices) -> String {
         ]
     };
     let mut text = format!("{}+{} columns\n", devices.data, devices.parity);
-    let header = ["NUMBER", "PATH", "SIZE", "STATE", "READ ERRORS", "WRITE ERRORS", "WRONG BLOCKS", "NOTE"];
-    text.push_str(&table(&header, &[0, 2, 4, 5, 6], devices.devices.iter().map(row)));
+    let header =
+        ["NUMBER", "PATH", "SIZE", "ALLOCATED", "STATE", "READ ERRORS", "WRITE ERRORS", "WRONG BLOCKS", "NOTE"];
+    text.push_str(&table(&header, &[0, 2, 3, 5, 6, 7], devices.devices.iter().map(row)));
     text.push('\n');
     text.push_str(&fields(&[
         ("degraded reads", devices.degraded_reads.to_string()),
         ("late reads", devices.late_reads.to_string()),
         ("mended blocks", format!("{} of {} wrong", devices.mended_blocks, devices.reconstructed_blocks)),
     ]));
+    let moves = &devices.moves;
+    if moves.pending {
+        let left = format!("{}, {} moved", Size(moves.bytes_left), Size(moves.bytes_moved));
+        text.push_str(&fields(&[("to be moved", left), ("segments to empty", moves.segments_left.to_string())]));
+    }
+    if let Some(why) = &moves.blocked {
+        text.push_str(&format!("blocked: {why}\n"));
+    }
     text
 }
 

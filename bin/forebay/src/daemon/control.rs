@@ -295,6 +295,7 @@ async fn no_such_path(request: Request) -> Failure {
         store::list_store_devices,
         store::replace_store_device,
         store::add_store_devices,
+        store::remove_store_devices,
         store::grow_store,
         store::get_scrub,
         store::start_scrub,

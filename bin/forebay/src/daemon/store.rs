@@ -17,6 +17,7 @@ pub fn routes() -> Router<App> {
         .route("/v1/store", get(store_space))
         .route("/v1/store/devices", get(list_store_devices).post(replace_store_device))
         .route("/v1/store/devices/add", post(add_store_devices))
+        .route("/v1/store/devices/remove", post(remove_store_devices))
         .route("/v1/store/grow", post(grow_store))
         .route("/v1/store/scrub", get(get_scrub).post(start_scrub))
         .route("/v1/store/keys", get(get_store_keys).post(rotate_master_key))
@@ -51,6 +52,17 @@ pub async fn replace_store_device(State(app): State<App>, streamed: Streamed, bo
 pub async fn add_store_devices(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
     match parse(&body) {
         Ok(request) => app.run(streamed, ops::AddStoreDevices(request)).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+/// Remove devices from the embedded store
+#[utoipa::path(post, path = "/v1/store/devices/remove", request_body = api::RemoveDevicesRequest,
+    responses((status = 200, body = api::StoreDevices), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody), (status = 501, body = ErrorBody)))]
+pub async fn remove_store_devices(State(app): State<App>, streamed: Streamed, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => app.run(streamed, ops::RemoveStoreDevices(request)).await,
         Err(failure) => failure.into_response(),
     }
 }

@@ -71,6 +71,21 @@ impl Operation for AddStoreDevices {
     }
 }
 
+/// Removes devices from the store.
+pub struct RemoveStoreDevices(pub api::RemoveDevicesRequest);
+
+impl Operation for RemoveStoreDevices {
+    type Reply = api::StoreDevices;
+
+    fn route(&self) -> HttpRoute {
+        HttpRoute::new("POST", format!("{DEVICES}/remove")).json(&self.0)
+    }
+
+    async fn run(self, engine: Rc<Engine>, progress: ProgressSink) -> Result<Self::Reply> {
+        engine.remove_store_devices(self.0, progress).await
+    }
+}
+
 /// Returns the state of the scrub of the store.
 pub struct GetScrub;
 

@@ -51,6 +51,10 @@ pub struct DevicesTally {
     pub grown: u64,
     /// Disks that were added.
     pub added: u64,
+    /// Removals of disks that were begun.
+    pub removals: u64,
+    /// Columns that were moved.
+    pub moved: u64,
     /// Times that devices had been filled and everything was scrubbed.
     pub healed: u64,
     /// Reads that were reconstructed.
@@ -67,7 +71,7 @@ impl DevicesTally {
     /// Adds another's.
     pub fn add(&mut self, other: &Self) {
         let Self { runs, requests, crashes, faulty, dropped, missing, refused, old, replaced, healed, .. } = *other;
-        let Self { degraded_reads, mended, replays, full, grown, added, .. } = *other;
+        let Self { degraded_reads, mended, replays, full, grown, added, removals, moved, .. } = *other;
         self.runs += runs;
         self.requests += requests;
         self.crashes += crashes;
@@ -79,6 +83,8 @@ impl DevicesTally {
         self.replaced += replaced;
         self.grown += grown;
         self.added += added;
+        self.removals += removals;
+        self.moved += moved;
         self.healed += healed;
         self.degraded_reads += degraded_reads;
         self.mended += mended;
@@ -162,6 +168,8 @@ struct DevicesRun {
     uuid: Option<[u8; 16]>,
     /// Disks that may lack or garble anything since all was healed.
     dirty: BTreeSet<usize>,
+    /// Set if columns may have been moved since all was healed.
+    moved: bool,
     before: CrashKind,
     next_disk: usize,
 }
@@ -198,6 +206,7 @@ impl DevicesRun {
             disks,
             uuid: None,
             dirty: BTreeSet::new(),
+            moved: false,
             before: CrashKind::Power,
             next_disk,
         }
@@ -363,7 +372,10 @@ impl DevicesRun {
     }
 
     fn life(&mut self) -> Result<(), String> {
-        if self.dirty.is_empty() && self.tally.replaced + self.tally.added == 0 && self.rng.one_in(8) {
+        if self.dirty.is_empty()
+            && self.tally.replaced + self.tally.added + self.tally.removals == 0
+            && self.rng.one_in(8)
+        {
             self.open_with_too_few()?;
         }
         let faults = self.draw_faults();
@@ -404,6 +416,7 @@ impl DevicesRun {
         let counters = store.column_counters();
         self.tally.degraded_reads += counters.degraded_reads;
         self.tally.mended += counters.mended_blocks;
+        self.tally.moved += store.column_moves().moved;
         self.tally.replays += u64::from(store.stats().replay.batches > 0);
         let is_away = |device: &&forebay_store::DeviceStatus| device.state == ColumnState::Away && !device.missing;
         self.tally.dropped += store.devices().iter().filter(is_away).count() as u64;
@@ -434,6 +447,7 @@ impl DevicesRun {
         self.load.crash(CrashKind::Power);
         self.before = CrashKind::Power;
         self.dirty.clear();
+        self.moved = false;
         self.tally.healed += 1;
         Ok(())
     }
@@ -468,7 +482,7 @@ impl DevicesRun {
     }
 }
 
-/// Takes back what is away, waits until all devices are complete, and scrubs the store.
+/// Takes back what is away, waits until all devices are complete and no columns are moved, and scrubs the store.
 async fn repair(store: &Store) -> Result<(), Error> {
     let step = Duration::from_millis(5);
     let done = timeout(PATIENCE, async {
@@ -478,6 +492,17 @@ async fn repair(store: &Store) -> Result<(), Error> {
             let away = devices.iter().find(|device| device.state == ColumnState::Away && !is_replaced(device.number));
             if let Some(device) = away {
                 store.replace_device(device.number, &device.path, true).await?;
+            }
+            sleep(step).await;
+        }
+        loop {
+            let moves = store.column_moves();
+            if !moves.pending {
+                break;
+            }
+            if !moves.blocked.is_empty() && store.devices().iter().any(|device| device.leaving) {
+                // Too much was written meanwhile.
+                store.cancel_removal(&[]).await?;
             }
             sleep(step).await;
         }
@@ -492,7 +517,9 @@ async fn repair(store: &Store) -> Result<(), Error> {
         }
         Ok::<_, Error>(())
     });
-    done.await.map_err(|_| Error::new(ErrorKind::TimedOut, format!("not repaired: {:?}", store.degraded())))??;
+    done.await.map_err(|_| {
+        Error::new(ErrorKind::TimedOut, format!("not repaired: {:?}, {:?}", store.degraded(), store.column_moves()))
+    })??;
     let status = store.scrub_status();
     match status.lost {
         0 => Ok(()),
@@ -524,7 +551,9 @@ impl DevicesLife<'_> {
             store.start_scrub()?;
         }
         let replacing = if run.rng.one_in(3) { run.begin_replacement(&store) } else { None };
-        let growing = if run.rng.one_in(3) { Some(run.begin_growth(&store)) } else { None };
+        // What is wrong in a column moves with it, and must not come back to a disk that fails later.
+        let may_move = !run.moved || run.dirty.is_empty();
+        let growing = if may_move && run.rng.one_in(3) { Some(run.begin_growth(&store)) } else { None };
         let load = run.load.run(backend.clone(), &mut run.rng, None);
         if timeout(PATIENCE, load).await.is_err() {
             return Err(Error::new(ErrorKind::TimedOut, format!("the load is not over after {PATIENCE:?}")));
@@ -574,8 +603,12 @@ impl DevicesRun {
         }))
     }
 
-    /// Begins to use larger disks, or one more.
+    /// Begins to use larger disks, or one more, or one less.
     fn begin_growth(&mut self, store: &Rc<Store>) -> forebay_reactor::JoinHandle<Result<(), Error>> {
+        self.moved = true;
+        if self.rng.one_in(3) {
+            return self.begin_removal(store.clone());
+        }
         let (store, after) = (store.clone(), Duration::from_micros(self.rng.below(20_000)));
         // Devices that are being replaced, or fail, stop it.
         let is_expected = |error: &Error| matches!(error.kind(), ErrorKind::Busy | ErrorKind::Io);
@@ -607,6 +640,31 @@ impl DevicesRun {
             sleep(after).await;
             let added = store.add_device(&path, 0, false).await.map(drop);
             added.or_else(|error| is_expected(&error).then_some(()).ok_or(error))
+        })
+    }
+
+    /// Begins to remove a disk; sometimes that is cancelled.
+    fn begin_removal(&mut self, store: Rc<Store>) -> forebay_reactor::JoinHandle<Result<(), Error>> {
+        let after = Duration::from_micros(self.rng.below(20_000));
+        let cancelled = self.rng.one_in(4).then(|| Duration::from_micros(self.rng.below(20_000)));
+        let disk = self.rng.below(self.disks.len() as u64) as usize;
+        let path = self.disks[disk].path.clone();
+        self.tally.removals += 1;
+        let is_expected = |error: &Error| {
+            let expected =
+                [ErrorKind::Busy, ErrorKind::Io, ErrorKind::Invalid, ErrorKind::NoSpace, ErrorKind::NotFound];
+            expected.contains(&error.kind())
+        };
+        spawn(async move {
+            sleep(after).await;
+            let device = store.devices().into_iter().find(|device| device.path == path && device.replaces.is_none());
+            let Some(device) = device else { return Ok(()) };
+            let mut done = store.remove_devices(&[device.number]).await;
+            if let (Ok(()), Some(after)) = (&done, cancelled) {
+                sleep(after).await;
+                done = store.cancel_removal(&[device.number]).await;
+            }
+            done.or_else(|error| is_expected(&error).then_some(()).ok_or(error))
         })
     }
 }

@@ -8,7 +8,10 @@ use forebay_reactor::sleep;
 use forebay_store::{ColumnState, DeviceSetOptions, Store};
 use serde::{Deserialize, Serialize};
 
-use crate::api::{AddDevicesRequest, GrowStoreRequest, ReplaceDeviceRequest, ScrubInfo, StoreDevices, StoreSpace};
+use crate::api::{
+    AddDevicesRequest, GrowStoreRequest, RemoveDevicesRequest, ReplaceDeviceRequest, ScrubInfo, StoreDevices,
+    StoreSpace,
+};
 use crate::engine::Engine;
 use crate::engine::small_files::replace_file;
 use crate::failure::{Failure, FailureKind, Result};
@@ -109,6 +112,25 @@ pub fn update_list(path: &Path, store: &Store) -> Result<()> {
     list.save(path)
 }
 
+/// Waits until columns have been moved, and devices that are being removed are no devices of the store any more.
+async fn wait_moved(store: &Store, progress: &ProgressSink) -> Result<()> {
+    let mut total = 0;
+    loop {
+        let moves = store.column_moves();
+        if !moves.pending {
+            return Ok(());
+        }
+        if !moves.blocked.is_empty() {
+            return Err(Failure::failed(format!("columns cannot be moved: {}", moves.blocked))
+                .hint("it is tried again in the background; 'forebay store devices' shows the progress"));
+        }
+        let left = moves.columns_left + u64::from(moves.segments_left);
+        total = left.max(total);
+        progress.report(total - left, total);
+        sleep(LOOK_AFTER).await;
+    }
+}
+
 impl Engine {
     pub(super) fn opened_store(&self) -> Result<&Store> {
         self.store.as_deref().ok_or_else(|| self.no_store())
@@ -123,7 +145,8 @@ impl Engine {
                 .hint("'forebay store init --ec K+M DEV...' makes one on several")
         })?;
         let segments = store.stats().segments;
-        Ok(StoreDevices::of(columns, segments, store.devices(), store.degraded(), store.column_counters()))
+        let (devices, degraded) = (store.devices(), store.degraded());
+        Ok(StoreDevices::of(columns, segments, devices, degraded, store.column_counters(), store.column_moves()))
     }
 
     /// Replaces a device of the store, or takes one back that was away; with `wait`, until it is filled.
@@ -201,7 +224,7 @@ impl Engine {
 
     /// Adds devices to the store, one after the other.
     pub async fn add_store_devices(&self, request: AddDevicesRequest, progress: ProgressSink) -> Result<StoreDevices> {
-        let AddDevicesRequest { devices, size, force } = request;
+        let AddDevicesRequest { devices, size, force, wait } = request;
         self.store_devices()?;
         let store = self.opened_store()?;
         for (done, device) in devices.iter().enumerate() {
@@ -222,6 +245,39 @@ impl Engine {
             })?;
         }
         progress.report(devices.len() as u64, devices.len() as u64);
+        if wait {
+            wait_moved(store, &progress).await?;
+        }
+        self.store_devices()
+    }
+
+    /// Begins to remove devices from the store, or keeps them; with `wait`, until they are no devices of it any more.
+    pub async fn remove_store_devices(
+        &self,
+        request: RemoveDevicesRequest,
+        progress: ProgressSink,
+    ) -> Result<StoreDevices> {
+        let RemoveDevicesRequest { devices, cancel, wait } = request;
+        self.store_devices()?;
+        let store = self.opened_store()?;
+        let numbers = devices.iter().map(|device| self.device_number(device)).collect::<Result<Vec<u16>>>()?;
+        if cancel {
+            store.cancel_removal(&numbers).await?;
+            return self.store_devices();
+        }
+        if numbers.is_empty() {
+            return Err(Failure::invalid("no device is named").hint("'forebay store devices' lists them"));
+        }
+        store.remove_devices(&numbers).await.map_err(|error| match error.kind() {
+            ErrorKind::NoSpace => Failure::from(error).hint("remove images or snapshots, or add a device first"),
+            _ => Failure::from(error),
+        })?;
+        if wait {
+            wait_moved(store, &progress).await?;
+            if DeviceList::is_list(&self.options.store) {
+                update_list(&self.options.store, store)?;
+            }
+        }
         self.store_devices()
     }
 
