@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A store on five files (3+2) under fio with verification: two are overwritten with noise, then deleted; the daemon is
-# killed while it is degraded, while it fills their replacements, while it scrubs, and after it has grown; then two others are lost. No client
+# killed while it is degraded, while it fills their replacements, while it scrubs, after it has grown, and while columns are moved; then two others are lost. No client
 # sees an error, and every byte is verified.
 #
 #   FOREBAY=PROGRAM store-devices.sh
@@ -51,7 +51,8 @@ devices() { "$FOREBAY" --data "$DATA" store devices --format json; }
 # Returns whether as many devices as said are in a state.
 in_state() { [[ $(devices | jq "[.devices[] | select(.state == \"$1\")] | length") == "$2" ]]; }
 scrubbed() { "$FOREBAY" --data "$DATA" store scrub --status --format json | jq -e '.running | not' >/dev/null; }
-export -f devices in_state scrubbed
+settled() { devices | jq -e '.moves.pending | not' >/dev/null; }
+export -f devices in_state scrubbed settled
 export FOREBAY DATA
 wait_for() { until_true "$1" bash -c "$2"; }
 fio_with() { # NAME OPTION...
@@ -146,6 +147,31 @@ forebay store scrub --wait --format json || fail "a scrub of all devices"
 [[ $(jq '.mended + .lost' "$WORK/out") == 0 ]] || fail "a scrub of all devices finds nothing"
 verify "grown: everything is read"
 
+# One device that is added to ten full ones is used, and one with data removed again; killed meanwhile.
+forebay store add "$WORK/b0" --size "$DEVICE" || fail "add one"
+crash
+start --repair-rate 0
+wait_for "columns are moved, though the daemon was killed" settled
+MOVED=$(capacity)
+((MOVED > ADDED + BEFORE / 6)) || fail "capacity $ADDED has become $MOVED"
+fio_with moving --rw=randwrite --bs=64k --iodepth=8 --loops=4 --do_verify=0 >"$WORK/fio" 2>&1 &
+FIO=$!
+forebay store remove "$WORK/a0" || fail "remove"
+crash
+kill "$FIO" 2>/dev/null
+wait "$FIO" 2>/dev/null
+start --repair-rate 0
+wait_for "a device is removed, though the daemon was killed" settled
+[[ $(devices | jq '.devices | length') == 10 ]] || fail "ten devices: $(devices)"
+forebay store remove "$WORK/b0" --wait || fail "remove, and wait"
+[[ $(devices | jq -c '[.devices[].path | select(test("/[ab]0$"))]') == '[]' ]] || fail "removed: $(devices)"
+forebay store remove d1 d2 d4 n0 n3 a1 && fail "only three would be left"
+grep -q "3+2 needs 5" "$WORK/out" || fail "a refusal that says how many are needed"
+fio_with again --rw=write --bs=256k --iodepth=8 --do_verify=1 >"$WORK/out" 2>&1 || fail "writes after it"
+forebay store scrub --wait --format json || fail "a scrub after it"
+[[ $(jq '.mended + .lost' "$WORK/out") == 0 ]] || fail "a scrub finds nothing after columns were moved"
+verify "columns moved to an added device, and away from two that were removed: everything is read"
+
 # The replacements prove themselves: two others are lost.
 crash
 rm d1 d4
@@ -154,7 +180,7 @@ verify "two other devices deleted: everything is read"
 crash
 mv d2 gone
 "$FOREBAY" --data "$DATA" serve --nbd "unix:$SOCKET" >"$WORK/out" 2>&1 </dev/null && fail "three devices are gone"
-grep -q "3 of 10 devices are gone" "$WORK/out" || fail "a refusal that says how many are gone"
+grep -q "3 of 9 devices are gone" "$WORK/out" || fail "a refusal that says how many are gone"
 ok "a third one gone: refused, with what is lost"
 mv gone d2
 start

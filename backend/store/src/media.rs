@@ -266,7 +266,8 @@ impl Media {
         let unknown = || {
             let at = first * BLOCK64;
             let text = format!(
-                "{}: the first batch of segment {segment}, at byte {at}, is damaged, and so is the record of its number: data                  that is encrypted there is lost",
+                "{}: the first batch of segment {segment}, at byte {at}, is damaged, and so is the record of its number: data that is \
+                 encrypted there is lost",
                 self.device.name()
             );
             Error::new(ErrorKind::Corrupt, text)

@@ -128,8 +128,8 @@ async fn step(core: &Rc<Core>, set: &Rc<ColumnSet>, pacer: &mut RepairPacer) -> 
         return Ok(MoveStep::Done);
     }
     if let Some(planned) = planned {
-        move_run(core, set, &planned, pacer).await?;
-        return Ok(MoveStep::Done);
+        let moved = move_run(core, set, &planned, pacer).await?;
+        return Ok(if moved { MoveStep::Done } else { MoveStep::Blocked });
     }
     if set.columns_to_move(most) == 0 {
         core.add_segments(set).await?;
@@ -144,8 +144,9 @@ async fn step(core: &Rc<Core>, set: &Rc<ColumnSet>, pacer: &mut RepairPacer) -> 
     Ok(MoveStep::Done)
 }
 
-/// Moves columns of consecutive segments, as far as the log does not begin to write to one of them.
-async fn move_run(core: &Rc<Core>, set: &ColumnSet, planned: &ColumnMove, pacer: &mut RepairPacer) -> Result<()> {
+/// Moves columns of consecutive segments, as far as the log does not begin to write to one of them. Returns false if none
+/// could be moved.
+async fn move_run(core: &Rc<Core>, set: &ColumnSet, planned: &ColumnMove, pacer: &mut RepairPacer) -> Result<bool> {
     let target = set.device(planned.to.device).filter(|device| device.state() == ColumnState::Active);
     let Some(target) = target else {
         let text = format!("device {}, which is to get columns, is not there", planned.to.device);
@@ -171,11 +172,12 @@ async fn move_run(core: &Rc<Core>, set: &ColumnSet, planned: &ColumnMove, pacer:
             }
         }
         if core.maintenance.is_closing() {
-            return Ok(());
+            return Ok(false);
         }
     }
     if copied && let Err(error) = target.sync().await {
-        return set.drop_device(target.number, &format!("flushing it fails: {error}")).await;
+        set.drop_device(target.number, &format!("flushing it fails: {error}")).await?;
+        return Ok(false);
     }
     // Free segments are held back from the log while the table changes. One that it has taken meanwhile ends the run.
     let mut held = Vec::new();
@@ -191,15 +193,32 @@ async fn move_run(core: &Rc<Core>, set: &ColumnSet, planned: &ColumnMove, pacer:
         count += 1;
     }
     let moved = ColumnMove { segments: count, ..*planned };
-    let changed = if count == 0 { Ok(false) } else { set.commit_move(&moved).await };
+    let mut changed = count > 0;
+    while changed {
+        match set.commit_move(&moved).await {
+            Ok(done) => {
+                changed = done;
+                break;
+            }
+            // Some devices may have the changed table. Until all do, or have another one, nothing may be written to the
+            // segments: they stay taken.
+            Err(error) => {
+                core.moves.note_blocked(Some(error.to_string()));
+                sleep(RETRY_AFTER).await;
+                if core.maintenance.is_closing() {
+                    return Ok(false);
+                }
+            }
+        }
+    }
     held.into_iter().for_each(|segment| core.segments.borrow_mut().release(segment));
     drop(pins);
     core.maintenance.notify_writers();
-    if changed? {
+    if changed {
         core.moves.count(count.into());
         set.place_uses.drain().await;
     }
-    Ok(())
+    Ok(changed)
 }
 
 /// Copies the column of the segment at position `i` of a move, as it is stored or reconstructed.

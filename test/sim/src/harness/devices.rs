@@ -486,23 +486,23 @@ impl DevicesRun {
 async fn repair(store: &Store) -> Result<(), Error> {
     let step = Duration::from_millis(5);
     let done = timeout(PATIENCE, async {
-        while store.degraded().is_some() || store.devices().iter().any(|device| device.replaces.is_some()) {
-            let devices = store.devices();
-            let is_replaced = |number| devices.iter().any(|device| device.replaces == Some(number));
-            let away = devices.iter().find(|device| device.state == ColumnState::Away && !is_replaced(device.number));
-            if let Some(device) = away {
-                store.replace_device(device.number, &device.path, true).await?;
-            }
-            sleep(step).await;
-        }
         loop {
-            let moves = store.column_moves();
-            if !moves.pending {
+            let (devices, moves) = (store.devices(), store.column_moves());
+            let is_whole = store.degraded().is_none() && devices.iter().all(|device| device.replaces.is_none());
+            if is_whole && !moves.pending {
                 break;
             }
-            if !moves.blocked.is_empty() && store.devices().iter().any(|device| device.leaving) {
+            if !moves.blocked.is_empty() && devices.iter().any(|device| device.leaving) {
                 // Too much was written meanwhile.
                 store.cancel_removal(&[]).await?;
+            }
+            let is_replaced = |number| devices.iter().any(|device| device.replaces == Some(number));
+            let is_away = |device: &&forebay_store::DeviceStatus| {
+                device.state == ColumnState::Away && !device.leaving && !is_replaced(device.number)
+            };
+            let away = devices.iter().find(is_away);
+            if let Some(device) = away {
+                store.replace_device(device.number, &device.path, true).await?;
             }
             sleep(step).await;
         }

@@ -5,17 +5,43 @@ use crate::mutants::stage::Stage;
 
 const UNIT: Stage = Stage::Lib("forebay-store");
 const DEVICES: Stage = Stage::Test("forebay-store", "devices");
+const MOVES: Stage = Stage::Test("forebay-store", "moves");
 const SIM: Stage = Stage::Sim(&["--devices"], 2000);
 
 const TABLE: &str = "backend/store/src/columns/table.rs";
 const OPEN: &str = "backend/store/src/columns/open.rs";
 const FILL: &str = "backend/store/src/columns/fill.rs";
+const MOVE: &str = "backend/store/src/columns/moves.rs";
 const ROW: &str = "backend/store/src/columns/row.rs";
 const DEVICE: &str = "backend/store/src/columns/device.rs";
 const RECOVER: &str = "backend/store/src/recover.rs";
 const SCRUB: &str = "backend/store/src/scrub.rs";
 
 pub(super) const LIST: &[Mutant] = &[
+    Mutant::new(
+        "moves-not-flushed",
+        "The table has the new place of a column before it is durable there",
+        MOVE,
+        "if copied && let Err(error) = target.sync().await {",
+        "if copied && let Err(error) = Ok::<(), std::io::Error>(()) {",
+        &[MOVES, SIM],
+    ),
+    Mutant::new(
+        "moves-free-segments-not-held",
+        "The log may enter a free segment while its columns get new places",
+        MOVE,
+        "if !core.segments.borrow_mut().hold(segment) {",
+        "if core.segments.borrow().state(segment) != SegmentState::Free {",
+        &[MOVES, SIM],
+    ),
+    Mutant::new(
+        "moves-segments-not-pinned",
+        "A segment may be used again while its columns are copied",
+        MOVE,
+        "pins.push(core.media.pin(first * BLOCK64));",
+        "pins.push(core.media.pin(first.min(256) * BLOCK64));",
+        &[MOVES, SIM],
+    ),
     Mutant::new(
         "columns-acknowledged-unrecorded",
         "A batch counts without a device that failed, which is not recorded as away",
