@@ -64,9 +64,9 @@ impl MoveState {
 enum MoveStep {
     /// Columns were moved, segments emptied, or a device removed.
     Done,
-    /// Nothing can be done before something else has happened.
+    /// Step that must wait for something else.
     Blocked,
-    /// Nothing is to be done.
+    /// End of the work.
     Idle,
 }
 

@@ -158,8 +158,8 @@ pub(super) const LIST: &[Mutant] = &[
         "columns-not-rotated",
         "Columns are on distinct devices only in the first segment of a group",
         "backend/store/src/columns/geometry.rs",
-        "let slot = u64::from(place.slot) + u64::from(segment - first);",
-        "let slot = u64::from(place.slot) + u64::from((segment - first) / 2);",
+        "self.slot_offset(place.slot + (segment - first))",
+        "self.slot_offset(place.slot + (segment - first) / 2)",
         &[UNIT],
     ),
     Mutant::new(
