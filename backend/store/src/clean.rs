@@ -355,14 +355,14 @@ impl Core {
         self.mark_dirty(object);
         let log = self.log();
         self.gc.add_cleaned_bytes(data.len() as u64);
-        log.append_blocks(&data, cipher, StoreEntry::write_size, |appended| {
+        log.append_blocks(&data, cipher, StoreEntry::write_size, |mut appended| {
             let at = appended.done;
             let count = appended.stored.iter().map(|buf| buf.len()).sum::<usize>() / BLOCK;
             let crcs = match cipher {
                 // Keeps the stored checksums, which were verified after the read, so that later corruption in memory is
                 // detected.
                 None => run.crcs[at..at + count].to_vec(),
-                Some(_) => block_crcs(appended.stored),
+                Some(_) => appended.take_crcs(),
             };
             let entry = StoreEntry::Relocate {
                 oid: run.oid,

@@ -45,8 +45,8 @@ impl Core {
         self.mark_dirty(object);
         let log = self.log();
         let oid = object.oid;
-        log.append_blocks(data, cipher, StoreEntry::write_size, |run| {
-            let (payload, block, crcs) = (run.payload, run.block, block_crcs(run.stored));
+        log.append_blocks(data, cipher, StoreEntry::write_size, |mut run| {
+            let (payload, block, crcs) = (run.payload, run.block, run.take_crcs());
             self.media.cache.put(block, &crcs, run.plain.iter().map(|buf| &buf[..]));
             let entry = StoreEntry::Write { oid, start: start + run.done as u32, payload, size, version, crcs };
             self.apply(object, &entry, block, None);

@@ -18,10 +18,12 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use forebay_accel::crc32c::crc32c;
 use forebay_block::{Buf, BufList, Error, Result};
 use forebay_reactor::sync::Notify;
 use forebay_reactor::{BufPool, sleep};
 
+use crate::commit::block_crcs;
 use crate::crypt::BlockCipher;
 use crate::device::StoreDevice;
 use crate::format::anchor::LogPosition;
@@ -216,16 +218,23 @@ impl StoreLog {
             let at = batch.payload_blocks();
             self.writer.add_pending(run.len());
             let block = batch.first_block() + u64::from(at);
+            let mut sealed_crcs = None;
             let stored = match cipher {
                 None if direct => run.parts().to_vec(),
-                None => self.staging.copy(&run, |_, _| {}),
-                // The place is final here, and so the content that is stored.
-                Some(cipher) => self.staging.copy(&run, |from, blocks| {
-                    cipher.seal_blocks(self.head.use_place(block + (from / BLOCK) as u64), blocks);
-                }),
+                None => self.staging.copy(&run),
+                // The place is final here, and so the content that is stored. Its checksums are made while it is in a
+                // first-level cache.
+                Some(cipher) => {
+                    let crcs = sealed_crcs.insert(Vec::with_capacity(count));
+                    self.staging.seal(&run, |from, plain, sealed| {
+                        cipher.seal_blocks(self.head.use_place(block + (from / BLOCK) as u64), plain, sealed);
+                        crcs.extend(sealed.chunks_exact(BLOCK).map(crc32c));
+                    })
+                }
             };
             // The callback must not append, as that would change the position given to it.
-            let made = entry(AppendedRun { done, payload: at, block, stored: &stored, plain: run.parts() });
+            let made =
+                entry(AppendedRun { done, payload: at, block, stored: &stored, plain: run.parts(), sealed_crcs });
             assert!(
                 batch.payload_blocks() == at && batch.blob_bytes() == 0,
                 "the callback that describes appended blocks appended to the log"
@@ -264,7 +273,7 @@ impl StoreLog {
             self.pad_blobs(&batch);
         }
         let addr = batch.first_block() * BLOCK64 + at as u64;
-        BlobPtr { addr, len: bytes.len() as u32, crc: forebay_accel::crc32c::crc32c(bytes) }
+        BlobPtr { addr, len: bytes.len() as u32, crc: crc32c(bytes) }
     }
 
     /// Pads the blobs at the end of the open batch to whole blocks.
@@ -424,6 +433,15 @@ pub struct AppendedRun<'a> {
     pub stored: &'a [Buf],
     /// Bytes as they were written.
     pub plain: &'a [Buf],
+    /// Checksums of the stored blocks, if they were encrypted.
+    sealed_crcs: Option<Vec<u32>>,
+}
+
+impl AppendedRun<'_> {
+    /// Returns the checksums of the stored blocks.
+    pub fn take_crcs(&mut self) -> Vec<u32> {
+        self.sealed_crcs.take().unwrap_or_else(|| block_crcs(self.stored))
+    }
 }
 
 /// Returns the encoded entry.

@@ -213,7 +213,8 @@ impl Media {
         let place = self.use_place(block).await?;
         let mut read = match self.pending(block * BLOCK64, crcs.len() * BLOCK) {
             Some(found) => {
-                let mut copy = BufMut::zeroed(found.len());
+                let mut copy = self.buffer(crcs.len());
+                copy.set_len(found.len());
                 found.copy_to(&mut copy);
                 copy
             }

@@ -109,9 +109,10 @@ impl Media {
     /// Returns the verified bytes of the blob of a run decrypted, if there is a cipher.
     async fn opened(&self, run: &BlobRun<'_>, stored: Buf, cipher: Option<&BlockCipher>) -> Result<Buf> {
         let Some(cipher) = cipher else { return Ok(stored) };
+        let place = self.blob_place(run.slot).await?;
         let mut opened = self.buffer(stored.len().div_ceil(BLOCK));
-        opened.extend_from_slice(&stored);
-        self.open_blob(run.slot, cipher, &mut opened).await?;
+        opened.set_len(stored.len());
+        cipher.open_blob_to(place, &stored, &mut opened);
         Ok(opened.freeze())
     }
 
@@ -120,10 +121,14 @@ impl Media {
     /// # Errors
     /// See [`use_place`](Self::use_place).
     pub async fn open_blob(&self, slot: BlobSlot, cipher: &BlockCipher, stored: &mut [u8]) -> Result<()> {
-        let block = self.use_place(slot.sector / SECTORS_A_BLOCK).await?;
-        let at = block.at * SECTORS_A_BLOCK + slot.sector % SECTORS_A_BLOCK;
-        cipher.open_blob(UsePlace { at, ..block }, stored);
+        cipher.open_blob(self.blob_place(slot).await?, stored);
         Ok(())
+    }
+
+    /// Returns the place of a blob, in sectors, within the current use of its segment.
+    async fn blob_place(&self, slot: BlobSlot) -> Result<UsePlace> {
+        let block = self.use_place(slot.sector / SECTORS_A_BLOCK).await?;
+        Ok(UsePlace { at: block.at * SECTORS_A_BLOCK + slot.sector % SECTORS_A_BLOCK, ..block })
     }
 
     /// Expands the blocks of a run from the verified bytes of its blob.

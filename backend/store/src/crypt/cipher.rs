@@ -44,12 +44,12 @@ impl BlockCipher {
         Self { xts }
     }
 
-    /// Encrypts whole blocks in place.
-    pub fn seal_blocks(&self, place: UsePlace, blocks: &mut [u8]) {
-        debug_assert!(blocks.len().is_multiple_of(BLOCK));
+    /// Encrypts whole blocks from one place in memory to another of the same length.
+    pub fn seal_blocks(&self, place: UsePlace, plain: &[u8], sealed: &mut [u8]) {
+        debug_assert!(plain.len().is_multiple_of(BLOCK));
         #[cfg(test)]
-        recorder::note(block_number(place), blocks, BLOCK);
-        self.xts.encrypt_in_place(SectorSize::Bytes4096, block_number(place), blocks);
+        recorder::note(block_number(place), plain, BLOCK);
+        self.xts.encrypt(SectorSize::Bytes4096, block_number(place), plain, sealed);
     }
 
     /// Decrypts whole blocks in place.
@@ -57,16 +57,21 @@ impl BlockCipher {
         self.xts.decrypt_in_place(SectorSize::Bytes4096, block_number(place), blocks);
     }
 
-    /// Encrypts the stored bytes of a blob in place.
-    pub fn seal_blob(&self, place: UsePlace, stored: &mut [u8]) {
+    /// Encrypts the bytes of a blob to where they are stored, of the same length.
+    pub fn seal_blob(&self, place: UsePlace, plain: &[u8], sealed: &mut [u8]) {
         #[cfg(test)]
-        recorder::note(blob_number(place), stored, 512);
-        self.xts.encrypt_in_place(SectorSize::Bytes512, blob_number(place), stored);
+        recorder::note(blob_number(place), plain, 512);
+        self.xts.encrypt(SectorSize::Bytes512, blob_number(place), plain, sealed);
     }
 
     /// Decrypts the stored bytes of a blob in place.
     pub fn open_blob(&self, place: UsePlace, stored: &mut [u8]) {
         self.xts.decrypt_in_place(SectorSize::Bytes512, blob_number(place), stored);
+    }
+
+    /// Decrypts the stored bytes of a blob to other memory of the same length.
+    pub fn open_blob_to(&self, place: UsePlace, stored: &[u8], plain: &mut [u8]) {
+        self.xts.decrypt(SectorSize::Bytes512, blob_number(place), stored, plain);
     }
 }
 
@@ -124,20 +129,23 @@ mod tests {
         let at = |segment_use, at| UsePlace { segment_use, at };
         let mut sealed = Vec::new();
         for place in [at(1, 1), at(1, 2), at(2, 1)] {
-            let mut block = plain.clone();
-            cipher.seal_blocks(place, &mut block);
+            let mut block = vec![0; BLOCK];
+            cipher.seal_blocks(place, &plain, &mut block);
             let mut back = block.clone();
             cipher.open_blocks(place, &mut back);
             assert_eq!(back, plain);
-            let mut blob = plain.clone();
-            cipher.seal_blob(place, &mut blob);
+            let mut blob = vec![0; BLOCK];
+            cipher.seal_blob(place, &plain, &mut blob);
+            let mut back = vec![0; BLOCK];
+            cipher.open_blob_to(place, &blob, &mut back);
+            assert_eq!(back, plain);
             let mut back = blob.clone();
             cipher.open_blob(place, &mut back);
             assert_eq!(back, plain);
             sealed.extend([block, blob]);
         }
-        let mut other = plain.clone();
-        BlockCipher::new(&[8; SECRET_LEN]).seal_blocks(at(1, 1), &mut other);
+        let mut other = vec![0; BLOCK];
+        BlockCipher::new(&[8; SECRET_LEN]).seal_blocks(at(1, 1), &plain, &mut other);
         sealed.push(other);
         for (i, a) in sealed.iter().enumerate() {
             // XTS encrypts 16 bytes at a time, so no two of them may be alike either.

@@ -106,22 +106,23 @@ impl Batch {
 
     /// Adds a metadata blob after the others, and returns its byte position in the payload.
     pub fn add_blob(&self, bytes: &[u8], buffers: &BlobBuffers) -> usize {
-        self.add_aligned_blob(bytes, 1, buffers)
+        self.fill_blob(bytes.len(), 1, buffers, |memory| memory.copy_from_slice(bytes))
     }
 
-    /// Returns the byte position in the payload where [`add_aligned_blob`](Self::add_aligned_blob) adds the next blob.
+    /// Returns the byte position in the payload where [`fill_blob`](Self::fill_blob) adds the next blob.
     pub fn next_blob_at(&self, align: usize) -> usize {
         self.payload_blocks() as usize * BLOCK + self.blob_bytes().next_multiple_of(align)
     }
 
-    /// Adds a blob like [`add_blob`](Self::add_blob), at a multiple of `align` bytes.
-    pub fn add_aligned_blob(&self, bytes: &[u8], align: usize, buffers: &BlobBuffers) -> usize {
+    /// Adds a blob like [`add_blob`](Self::add_blob), at a multiple of `align` bytes; `fill` writes its `len` bytes.
+    pub fn fill_blob(&self, len: usize, align: usize, buffers: &BlobBuffers, fill: impl FnOnce(&mut [u8])) -> usize {
         debug_assert!(self.is_open());
         let mut slot = self.blobs.borrow_mut();
-        let mut blobs = buffers.with_space(slot.take(), align - 1 + bytes.len());
+        let mut blobs = buffers.with_space(slot.take(), align - 1 + len);
         let aligned = blobs.len().next_multiple_of(align);
         extend_zeroed(&mut blobs, aligned);
-        blobs.extend_from_slice(bytes);
+        blobs.set_len(aligned + len);
+        fill(&mut blobs[aligned..]);
         *slot = Some(blobs);
         self.payload_blocks() as usize * BLOCK + aligned
     }

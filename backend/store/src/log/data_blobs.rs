@@ -23,18 +23,22 @@ impl StoreLog {
         let batch = self.batch_with(StoreEntry::BLOB_SIZE, blocks);
         let at = batch.next_blob_at(SECTOR) / SECTOR;
         let sector = batch.first_block() * SECTORS_A_BLOCK + at as u64;
-        let sealed = cipher.map(|cipher| {
-            let mut sealed = stored.to_vec();
-            let place = self.head.use_place(batch.first_block());
-            cipher.seal_blob(UsePlace { at: place.at * SECTORS_A_BLOCK + at as u64, ..place }, &mut sealed);
-            sealed
+        let mut crc = 0;
+        let added = batch.fill_blob(stored.len(), SECTOR, &self.blob_buffers, |memory| {
+            match cipher {
+                None => memory.copy_from_slice(stored),
+                Some(cipher) => {
+                    let place = self.head.use_place(batch.first_block());
+                    let place = UsePlace { at: place.at * SECTORS_A_BLOCK + at as u64, ..place };
+                    cipher.seal_blob(place, stored, memory);
+                }
+            }
+            crc = crc32c(memory);
         });
-        let stored = sealed.as_deref().unwrap_or(stored);
-        let added = batch.add_aligned_blob(stored, SECTOR, &self.blob_buffers);
         debug_assert_eq!(added, at * SECTOR, "the blob lies where it was encrypted for");
         let before = (batch.entry_bytes(), batch.blob_bytes());
         // The callback must not append, as that would change the position given to it.
-        let made = entry(at as u32, sector, crc32c(stored));
+        let made = entry(at as u32, sector, crc);
         assert!(
             before == (batch.entry_bytes(), batch.blob_bytes()),
             "the callback that describes an appended blob appended to the log"

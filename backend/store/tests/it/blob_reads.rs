@@ -97,18 +97,18 @@ fn a_damaged_blob_leaves_its_neighbours_readable() {
         drop(store);
         let disk = File::open(DISK, OpenOptions::read_write().direct()).expect("the disk");
         let bytes = disk.read_exact_at(MIB, 8 << 20).await.expect("read").to_vec();
-        // Four blobs of 8 blocks; the second one is damaged.
-        let begins = |sector: &&[u8]| sector[..4] == [2, 8, 0, 0];
+        // Eight blobs of 4 blocks; the second one is damaged.
+        let begins = |sector: &&[u8]| sector[..4] == [2, 4, 0, 0];
         let blobs: Vec<usize> =
             (0..).zip(bytes.chunks(512)).filter(|(_, sector)| begins(sector)).map(|(i, _)| i).collect();
-        assert_eq!(blobs.len(), 4, "blobs of LZ4 have 8 blocks");
+        assert_eq!(blobs.len(), 8, "blobs of LZ4 have 4 blocks");
         drop(disk);
         flip(MIB + blobs[1] as u64 * 512 + 700).await;
         let store = Store::open(Path::new(DISK), options()).await.expect("open");
         let error = read(&store, &name, 0, 32).await.expect_err("a part of it is damaged");
         assert_eq!(error.kind(), ErrorKind::Corrupt);
-        assert!(error.to_string().contains("rbd_data.a.0 at byte 32768"), "{error}");
-        for (first, count) in [(0, 8), (16, 16), (2, 1)] {
+        assert!(error.to_string().contains("rbd_data.a.0 at byte 16384"), "{error}");
+        for (first, count) in [(0, 4), (8, 24), (2, 1)] {
             let found = read(&store, &name, first, count).await.expect("not damaged");
             assert!(found == data[first * BLOCK..(first + count) * BLOCK]);
         }

@@ -12,6 +12,8 @@ pub(super) mod shapes;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
+mod vaes256;
+#[cfg(target_arch = "x86_64")]
 mod x86;
 
 use std::fmt;
@@ -60,6 +62,9 @@ enum Keys {
     /// AES-NI: 128 bits at a time.
     #[cfg(target_arch = "x86_64")]
     AesNi(Box<Schedules>),
+    /// VAES: 256 bits at a time.
+    #[cfg(target_arch = "x86_64")]
+    Vaes256(Box<Schedules>),
     /// VAES: 512 bits at a time.
     #[cfg(target_arch = "x86_64")]
     Vaes(Box<Schedules>),
@@ -72,16 +77,20 @@ enum Implementation {
     Plain,
     /// AES-NI instructions.
     AesNi,
+    /// VAES on 256-bit vectors.
+    Vaes256,
     /// VAES on 512-bit vectors.
     Vaes,
 }
 
 impl Implementation {
-    /// Returns the implementation for a tier; `aes` says whether the processor has the AES instructions, which no tier
-    /// below [`Tier::Gfni`] includes.
-    fn of(tier: Tier, aes: bool) -> Self {
+    /// Returns the implementation for a tier. `aes` says whether the processor has the AES instructions, and `vaes` whether
+    /// it has them and carry-less products on 256-bit vectors as well; no tier below [`Tier::Gfni`] includes either.
+    fn of(tier: Tier, aes: bool, vaes: bool) -> Self {
         if tier >= Tier::Gfni {
             Implementation::Vaes
+        } else if tier >= Tier::Avx2 && aes && vaes {
+            Implementation::Vaes256
         } else if tier >= Tier::Sse && aes {
             Implementation::AesNi
         } else {
@@ -198,6 +207,8 @@ impl Xts {
             #[cfg(target_arch = "x86_64")]
             Keys::AesNi(_) => "aes-ni",
             #[cfg(target_arch = "x86_64")]
+            Keys::Vaes256(_) => "vaes-256",
+            #[cfg(target_arch = "x86_64")]
             Keys::Vaes(_) => "vaes",
         }
     }
@@ -243,13 +254,19 @@ impl fmt::Debug for Xts {
 impl Keys {
     fn new(data: &[u8], tweak: &[u8], tier: Tier) -> Self {
         #[cfg(target_arch = "x86_64")]
-        let aes = std::arch::is_x86_feature_detected!("aes");
+        let (aes, vaes) = {
+            use std::arch::is_x86_feature_detected as has;
+            (has!("aes"), has!("vaes") && has!("vpclmulqdq"))
+        };
         #[cfg(not(target_arch = "x86_64"))]
-        let aes = false;
-        match Implementation::of(tier, aes) {
+        let (aes, vaes) = (false, false);
+        match Implementation::of(tier, aes, vaes) {
             // SAFETY: the tier has VAES, and with it the AES instructions.
             #[cfg(target_arch = "x86_64")]
             Implementation::Vaes => Keys::Vaes(unsafe { Schedules::new(data, tweak) }),
+            // SAFETY: asked for just now.
+            #[cfg(target_arch = "x86_64")]
+            Implementation::Vaes256 => Keys::Vaes256(unsafe { Schedules::new(data, tweak) }),
             // SAFETY: asked for just now.
             #[cfg(target_arch = "x86_64")]
             Implementation::AesNi => Keys::AesNi(unsafe { Schedules::new(data, tweak) }),
@@ -269,6 +286,8 @@ impl Keys {
                 Keys::Plain(keys) => plain::run(keys, direction, run),
                 #[cfg(target_arch = "x86_64")]
                 Keys::AesNi(keys) => x86::run_aes_ni(keys, direction, run, shape),
+                #[cfg(target_arch = "x86_64")]
+                Keys::Vaes256(keys) => vaes256::run(keys, direction, run, shape),
                 #[cfg(target_arch = "x86_64")]
                 Keys::Vaes(keys) => x86::run_vaes(keys, direction, run, shape),
             }

@@ -40,16 +40,19 @@ fn vectors_of_ieee_1619() {
 
 #[test]
 fn a_stronger_tier_selects_no_weaker_implementation() {
-    for aes in [false, true] {
+    for (aes, vaes) in [(false, false), (true, false), (true, true)] {
         for tier in Tier::ALL {
             for lower in Tier::ALL.into_iter().filter(|lower| *lower <= tier) {
-                assert!(Implementation::of(lower, aes) <= Implementation::of(tier, aes), "{lower} {tier}");
+                assert!(Implementation::of(lower, aes, vaes) <= Implementation::of(tier, aes, vaes), "{lower} {tier}");
             }
         }
     }
-    assert_eq!(Implementation::of(Tier::Gfni, true), Implementation::Vaes);
-    assert_eq!(Implementation::of(Tier::Avx512, true), Implementation::AesNi);
-    assert_eq!(Implementation::of(Tier::Neon, true), Implementation::Plain);
+    assert_eq!(Implementation::of(Tier::Gfni, true, true), Implementation::Vaes);
+    assert_eq!(Implementation::of(Tier::Avx512, true, true), Implementation::Vaes256);
+    assert_eq!(Implementation::of(Tier::Avx512, true, false), Implementation::AesNi);
+    assert_eq!(Implementation::of(Tier::Avx2, false, true), Implementation::Plain);
+    assert_eq!(Implementation::of(Tier::Sse, true, true), Implementation::AesNi);
+    assert_eq!(Implementation::of(Tier::Neon, true, true), Implementation::Plain);
 }
 
 #[test]

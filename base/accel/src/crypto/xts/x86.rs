@@ -10,13 +10,13 @@ use super::keys::{ROUND_KEYS_MAX, RoundKey, Schedules};
 use super::{Direction, Run, XtsShape};
 
 /// Smallest sector in bytes, of which all sizes are multiples.
-const SECTOR_MIN: usize = 512;
+pub(super) const SECTOR_MIN: usize = 512;
 
 /// Sectors whose tweaks are encrypted together.
 const TWEAKS: usize = 32;
 
 /// Polynomial without its highest term.
-const POLYNOMIAL: i64 = 0x87;
+pub(super) const POLYNOMIAL: i64 = 0x87;
 
 /// Fills a schedule from a key of 16 or 32 bytes (FIPS 197 section 5.2).
 #[target_feature(enable = "aes,sse2")]
