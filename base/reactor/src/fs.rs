@@ -148,6 +148,11 @@ impl File {
         &self.shared.path
     }
 
+    /// Returns whether this is a named range.
+    pub fn is_range(&self) -> bool {
+        self.shared.range.is_some()
+    }
+
     /// Returns the current size in bytes.
     pub fn size(&self) -> io::Result<u64> {
         if let Some(range) = &self.shared.range {

@@ -1,5 +1,5 @@
-//! Range table: named ranges of one file or block device, for several stores. Two copies are written alternately, at the
-//! start of the device.
+//! Range table: named ranges of one file or block device, for several stores. Two copies are written one after the other, at
+//! the start of the device.
 
 use super::{BLOCK, MalformedStore, Put, StoreReader, is_sealed, malformed, seal};
 
@@ -7,7 +7,7 @@ use super::{BLOCK, MalformedStore, Put, StoreReader, is_sealed, malformed, seal}
 pub const MAGIC: &[u8; 8] = b"FBRANGES";
 /// Version of the format; newer ones are rejected.
 pub const VERSION: u32 = 1;
-/// Byte addresses of the two copies; the lowest bit of the generation selects one.
+/// Byte addresses of the two copies.
 pub const PLACES: [u64; 2] = [0, 64 * 1024];
 /// Space for a copy in bytes.
 pub const TABLE_MAX: usize = 64 * 1024;
@@ -77,11 +77,6 @@ impl RangeTable {
     /// Returns the range with a name.
     pub fn find(&self, name: &str) -> Option<&RangeRecord> {
         self.ranges.iter().find(|range| range.name == name)
-    }
-
-    /// Returns the place of this generation.
-    pub fn place(&self) -> u64 {
-        PLACES[(self.generation % 2) as usize]
     }
 
     /// Returns the number of requests that a range may have in flight on a device whose queue has `depth`: its share, 1 at

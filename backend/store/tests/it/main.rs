@@ -14,6 +14,7 @@ mod grow;
 mod host;
 mod lost_records;
 mod memory;
+mod ranges;
 mod rebuild;
 mod store;
 mod upkeep;
