@@ -316,8 +316,10 @@ fn ranges_that_hold_a_store_or_are_open_are_not_removed() {
 #[test]
 fn a_power_failure_at_any_point_of_changes_leaves_a_table_before_or_after() {
     let mut seen = std::collections::BTreeSet::new();
-    for point in 0..60 {
-        let world = machine_of(point, 16 * MIB, true);
+    // What is written first is lost with some seeds only.
+    let early = (0..5).flat_map(|point| (0..5).map(move |seed| (point, 2 * seed)));
+    for (point, seed) in early.chain((5..60).map(|point| (point, point))) {
+        let world = machine_of(seed, 16 * MIB, true);
         run(&world, async {
             create_range(device(), &new("a", 3)).await.expect("created");
             init("a").await.expect("init");
@@ -330,7 +332,7 @@ fn a_power_failure_at_any_point_of_changes_leaves_a_table_before_or_after() {
             remove_range(device(), "b", false).await.expect("removed");
         });
         world.crash_at_point(None);
-        world.crash(reactor, if point % 2 == 0 { CrashKind::Power } else { CrashKind::Kill });
+        world.crash(reactor, if seed % 2 == 0 { CrashKind::Power } else { CrashKind::Kill });
         run(&world, async {
             let found = names().await.join(" ");
             assert!(["a", "a b", "a b c", "a c"].contains(&&found[..]), "point {point}: {found}");
