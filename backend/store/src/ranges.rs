@@ -45,7 +45,7 @@ pub struct RangeStatus {
     pub requests: usize,
     /// Set if a process has it open.
     pub in_use: bool,
-    /// Content.
+    /// Content found in the range.
     pub content: Occupant,
 }
 
