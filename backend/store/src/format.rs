@@ -16,6 +16,7 @@ pub mod node;
 pub mod onode;
 pub mod page;
 pub mod policy;
+pub mod ranges;
 pub mod record;
 pub mod superblock;
 

@@ -11,6 +11,7 @@ use crate::format::node::Node;
 use crate::format::onode::Onode;
 use crate::format::page;
 use crate::format::policy;
+use crate::format::ranges::RangeTable;
 use crate::format::record::CheckpointRecord;
 use crate::format::superblock::StoreSuperblock;
 use crate::format::{BLOCK, seal};
@@ -71,7 +72,7 @@ pub fn blob(data: &[u8]) {
     }
 }
 
-/// Decodes anchors, key tables, tree nodes, data policies, object records and map pages.
+/// Decodes anchors, key tables, range tables, tree nodes, data policies, object records and map pages.
 pub fn checkpoint(data: &[u8]) {
     let store = data.get(16..24).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")));
     for block in blocks(data, 8) {
@@ -88,6 +89,9 @@ pub fn checkpoint(data: &[u8]) {
     for table in [data, &sealed] {
         if let Ok(Some(table)) = KeyTable::decode(table, store) {
             assert_eq!(KeyTable::decode(&table.encode(store), store), Ok(Some(table)));
+        }
+        if let Ok(table) = RangeTable::decode(table) {
+            assert_eq!(RangeTable::decode(&table.encode()), Ok(table));
         }
     }
     if let Ok(node) = Node::decode(data) {

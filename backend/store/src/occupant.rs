@@ -9,6 +9,7 @@ use forebay_reactor::File;
 use crate::format::BLOCK64;
 use crate::format::anchor::{Anchor, SLOTS};
 use crate::format::batch::BatchHeader;
+use crate::format::ranges;
 use crate::format::superblock::{COPIES, MAGIC, SEGMENTS_START, StoreSuperblock};
 use crate::recover::read_superblock;
 
@@ -104,6 +105,8 @@ const SIGNATURES: &[Signature] = &[
     ("a VDI image", Start(0x40), b"\x7f\x10\xda\xbe"),
     ("a VHDX image", Start(0), b"vhdxfile"),
     ("a VHD image", End(512), b"conectix"),
+    ("named ranges of Forebay", Start(0), ranges::MAGIC),
+    ("named ranges of Forebay", Start(0x1_0000), ranges::MAGIC),
     ("write logs of Forebay", Start(0), b"FBYSHLF\x01"),
     ("write logs of Forebay that were not finished", Start(0), b"FBYSHLF\x00"),
 ];

@@ -23,6 +23,7 @@ use crate::log::StoreLog;
 use crate::maintenance::maintain;
 use crate::media::Media;
 use crate::occupant;
+use crate::ranges;
 use crate::recover::{FoundSuperblock, Replay, read_anchor, read_superblock, read_table};
 use crate::scrub::ScrubStatus;
 use crate::segments::{LiveTable, SegmentGeometry, Segments};
@@ -549,9 +550,21 @@ impl Drop for Store {
     }
 }
 
+/// Opens a file or block device, or a named range of one: `DEV#NAME`. A file whose name is literally that comes first.
 pub(crate) async fn open_file(path: &Path, options: OpenOptions) -> Result<File> {
+    match File::open_when_free(path, options).await {
+        Ok(file) => Ok(file),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            ranges::open_range(path, options).await?.ok_or_else(|| open_error(error, path))
+        }
+        Err(error) => Err(open_error(error, path)),
+    }
+}
+
+/// Describes an error of opening a file or device.
+pub(crate) fn open_error(error: std::io::Error, path: &Path) -> Error {
     let shown = path.display();
-    File::open_when_free(path, options).await.map_err(|error| match error.kind() {
+    match error.kind() {
         std::io::ErrorKind::WouldBlock => {
             Error::new(ErrorKind::Busy, format!("{shown} is in use by another process (or this one)"))
         }
@@ -563,7 +576,7 @@ pub(crate) async fn open_file(path: &Path, options: OpenOptions) -> Result<File>
             Error::new(ErrorKind::NotFound, format!("{shown} is not there; `forebay store init` makes a store"))
         }
         _ => Error::from_io(error, format!("opening {shown}")),
-    })
+    }
 }
 
 /// Rejects a file or device that is smaller than its store (truncated).

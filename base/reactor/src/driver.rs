@@ -34,6 +34,22 @@ pub struct Handle(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpKey(pub u64);
 
+/// Range of bytes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteRange {
+    /// Offset of the first byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl ByteRange {
+    /// Returns whether both ranges have a byte in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.offset < other.offset.saturating_add(other.len) && other.offset < self.offset.saturating_add(self.len)
+    }
+}
+
 /// Options for opening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenOptions {
@@ -46,14 +62,18 @@ pub struct OpenOptions {
     /// Bypass the page cache (O_DIRECT): offsets, lengths and memory must be aligned to the sector size.  Where the
     /// file system refuses O_DIRECT (tmpfs on old kernels), the driver opens without it.
     pub direct: bool,
-    /// Take the exclusive lock (flock); if another process holds it, opening fails with `WouldBlock`.
+    /// Take the exclusive lock (flock); if another process holds it, or has locked a range, opening fails with
+    /// `WouldBlock`.
     pub lock: bool,
+    /// Range to lock instead of the whole file, with `lock`: other ranges may be locked at the same time.  Exclusive if
+    /// the file is opened for writing; otherwise, readers share it.
+    pub lock_range: Option<ByteRange>,
 }
 
 impl OpenOptions {
     /// Returns options for reading.
     pub const fn read() -> Self {
-        Self { write: false, create: false, create_new: false, direct: false, lock: false }
+        Self { write: false, create: false, create_new: false, direct: false, lock: false, lock_range: None }
     }
 
     /// Returns options for reading and writing.
@@ -80,6 +100,11 @@ impl OpenOptions {
     pub const fn lock(self) -> Self {
         Self { lock: true, ..self }
     }
+
+    /// Limits the lock, if one is taken, to a range.
+    pub const fn lock_range(self, range: ByteRange) -> Self {
+        Self { lock_range: Some(range), ..self }
+    }
 }
 
 /// Properties of an opened file.
@@ -87,7 +112,7 @@ impl OpenOptions {
 pub struct FileInfo {
     /// Size in bytes (a block device's capacity, a file's length).
     pub size: u64,
-    /// True for a block device, false for a file.
+    /// True for a block device, and for a named range: the size is fixed.  False for a file.
     pub block_device: bool,
     /// Unit of direct I/O in bytes: the device's logical sector size; for a file, the unit that its file system
     /// requires.  Never the machine's page size.
@@ -236,6 +261,11 @@ pub trait FileDriver {
     /// Returns the offset of the first byte at or after `from` that lies in a hole or is the end of the file; `None`
     /// where that is unknown, and past the end.
     fn next_hole(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>>;
+
+    /// Returns the number of requests that the device's queue holds; `None` for a file, and where that is unknown.
+    fn queue_depth(&mut self, _file: Handle) -> Option<u32> {
+        None
+    }
 
     /// Returns the space of the file system that holds `path`; `None` where there is no limit.
     fn file_system_space(&mut self, path: &Path) -> io::Result<Option<FileSystemSpace>>;

@@ -22,6 +22,7 @@ use slab::Slab;
 use crate::cores::CoreHandle;
 use crate::driver::{Completion, Driver, Op, Unpark, Wait};
 use crate::ops::{OpFuture, Ops};
+use crate::queue_limit::QueueLimit;
 use crate::time::Instant;
 
 /// Maximum tasks run between two polls of the driver, so that a busy queue does not delay completions.
@@ -178,6 +179,10 @@ impl ReactorState {
 
     pub(crate) fn start_op(self: &Rc<Self>, op: Op) -> OpFuture {
         Ops::start(self, op)
+    }
+
+    pub(crate) fn start_limited_op(self: &Rc<Self>, op: Op, limit: &Rc<QueueLimit>) -> OpFuture {
+        Ops::start_limited(self, op, limit)
     }
 
     fn spawn<F: Future + 'static>(self: &Rc<Self>, future: F) -> async_task::Task<F::Output>

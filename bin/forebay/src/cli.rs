@@ -55,8 +55,8 @@ pub use rbd_only::refusal;
 pub use serve::{DriverKind, ServeArgs};
 pub use snapshots::{OneSource, RemovedSnapshot, SnapCommand, SnapLimitCommand, SnapRenameArgs};
 pub use store::{
-    StoreAddArgs, StoreCheckArgs, StoreCommand, StoreGrowArgs, StoreInitArgs, StoreKeyCommand, StoreRemoveArgs,
-    StoreReplaceArgs, StoreScrubArgs,
+    StoreAddArgs, StoreCheckArgs, StoreCommand, StoreGrowArgs, StoreInitArgs, StoreKeyCommand, StoreRangesCommand,
+    StoreRemoveArgs, StoreReplaceArgs, StoreScrubArgs,
 };
 pub use trash::TrashCommand;
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use forebay_reactor::driver::{Completion, FileInfo, FileSystemSpace, Handle, Op, OpKey, OpenOptions};
+use forebay_reactor::driver::{ByteRange, Completion, FileInfo, FileSystemSpace, Handle, Op, OpKey, OpenOptions};
 
 use crate::content::{Content, CrashOdds, Effect};
 use crate::core::{Core, Event};
@@ -31,9 +31,11 @@ pub(crate) struct Inode {
     device: bool,
     sector: u32,
     faults: Option<DiskFaults>,
-    /// The handle that holds the lock.
-    lock: Option<Handle>,
+    /// Handles that hold locks, of the whole or of a range.
+    locks: Vec<(Handle, Option<ByteRange>)>,
     operations: u64,
+    /// Operations in flight since the last call of `take_most_in_flight`, at most.
+    most_in_flight: usize,
     /// Sectors that cannot be read until they are written again.
     bad: Vec<u64>,
 }
@@ -120,8 +122,9 @@ impl Files {
             device,
             sector,
             faults: None,
-            lock: None,
+            locks: Vec::new(),
             operations: 0,
+            most_in_flight: 0,
             bad: Vec::new(),
         });
         self.inodes.len() - 1
@@ -139,6 +142,11 @@ impl Files {
     pub(crate) fn set_faults(&mut self, path: &Path, faults: Option<DiskFaults>) -> bool {
         let found = self.find(path);
         found.map(|(_, inode)| (inode.faults, inode.operations) = (faults, 0)).is_some()
+    }
+
+    /// Returns the largest number of operations that were in flight on a file at a time since the last call.
+    pub(crate) fn take_most_in_flight(&mut self, path: &Path) -> Option<usize> {
+        self.find(path).map(|(_, inode)| std::mem::take(&mut inode.most_in_flight))
     }
 
     pub(crate) fn set_bad(&mut self, path: &Path, offset: u64) -> bool {
@@ -173,10 +181,14 @@ impl Files {
         let handle = core.handle();
         let node = &mut self.inodes[inode];
         if options.lock {
-            if node.lock.is_some() {
+            let collides = |other: &Option<ByteRange>| match (other, &options.lock_range) {
+                (Some(one), Some(other)) => one.overlaps(other),
+                _ => true,
+            };
+            if node.locks.iter().any(|(_, other)| collides(other)) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            node.lock = Some(handle);
+            node.locks.push((handle, options.lock_range));
         }
         let info = FileInfo {
             size: node.content.size(),
@@ -191,8 +203,7 @@ impl Files {
 
     pub(crate) fn close(&mut self, handle: Handle) {
         if let Some(file) = self.open.remove(&handle) {
-            let lock = &mut self.inodes[file.inode].lock;
-            *lock = lock.filter(|&holder| holder != handle);
+            self.inodes[file.inode].locks.retain(|&(holder, _)| holder != handle);
         }
     }
 
@@ -346,6 +357,9 @@ impl Files {
         }
         let sync_mark = node.content.sync_mark();
         self.in_flight.insert(number, InFlight { key, op, inode: file.inode, outcome, effect, sync_mark });
+        let in_flight = self.in_flight.values().filter(|other| other.inode == file.inode).count();
+        let node = &mut self.inodes[file.inode];
+        node.most_in_flight = node.most_in_flight.max(in_flight);
         core.schedule(delay, Event::Disk(number));
         if changes {
             core.point();
@@ -453,7 +467,7 @@ impl Files {
             true => node.content.kill(effects, odds, sector, &mut core.rng),
             false => node.content.crash(effects, odds, sector, &mut core.rng),
         }
-        node.lock = None;
+        node.locks.clear();
         self.open.retain(|_, file| file.inode != inode);
         core.log(if kill { What::Kill } else { What::Crash }, "one disk", [inode as u64, 0, 0]);
         core.point();
@@ -470,7 +484,7 @@ impl Files {
             }
         }
         for (node, effects) in self.inodes.iter_mut().zip(effects) {
-            node.lock = None;
+            node.locks.clear();
             let sector = u64::from(node.sector);
             if kill {
                 node.content.kill(effects, odds, sector, &mut core.rng);

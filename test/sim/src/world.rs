@@ -284,6 +284,12 @@ impl World {
         self.with(|state| state.files.set_bad(path.as_ref(), offset))
     }
 
+    /// Returns the largest number of operations that were in flight on a disk or file at a time since the last call; `None`
+    /// when there is no such path.
+    pub fn take_most_in_flight(&self, path: impl AsRef<Path>) -> Option<usize> {
+        self.with(|state| state.files.take_most_in_flight(path.as_ref()))
+    }
+
     /// Flips `count` bits at random places of what is stored, as reads see it; returns the places.
     pub fn flip_bits(&self, path: impl AsRef<Path>, count: usize) -> Vec<u64> {
         self.flip_bits_where(path, count, |_| true)

@@ -83,6 +83,11 @@ fn data_path() -> Vec<Stage> {
         })
         .takes(60)
         .busy(0.9),
+        Stage::tests("store-ranges", "two daemons with stores on one file", &["build"], |_| {
+            Ok(script("store-ranges.sh"))
+        })
+        .takes(30)
+        .busy(0.9),
         Stage::tests("store-encryption", "encrypted images, and their master key", &["build"], |_| {
             Ok(script("store-encryption.sh"))
         })

@@ -11,6 +11,7 @@ use super::node::Node;
 use super::onode::{CloneRecord, Onode};
 use super::page::{self, MapSlot};
 use super::policy;
+use super::ranges::{self, RANGE_UNIT, RangeTable};
 use super::superblock::{COPIES, FEATURE_GROWN, SEGMENTS_START, StoreSuperblock};
 use super::{BLOCK, BlobPtr};
 
@@ -36,6 +37,7 @@ fn places() {
     assert_eq!((KEY_PLACES, KEY_TABLE_LEN), ([524288, 786432], 262144));
     assert_eq!(SEGMENTS_START, 1048576);
     assert_eq!((FIXED, ENTRY_ROOM), (72, 4024));
+    assert_eq!((ranges::PLACES, ranges::TABLE_MAX, RANGE_UNIT), ([0, 65536], 65536, 1048576));
 }
 
 #[test]
@@ -71,6 +73,21 @@ fn device_table() {
     let with_crc = [&golden[..8], &encoded[8..12], &golden[12..]].concat();
     assert_eq!(encoded, with_crc);
     assert_eq!(DeviceTable::decode(&encoded, 77), Ok(table));
+}
+
+#[test]
+fn range_table() {
+    let table = ranges::tests::sample();
+    let encoded = table.encode();
+    let golden = block(
+        "46425241 4e474553 00000000 79000000 01000000 03000000 30313233 34353637 38396162 63646566 05000000 00000000
+         00001000 00000000 00000004 00000000 6400 0500 6f73642e 30
+         00001004 00000000 00000002 00000000 6400 0500 6f73642e 31
+         0000800c 00000000 00000001 00000000 2c01 0300 6c6f67",
+    );
+    let with_crc = [&golden[..8], &encoded[8..12], &golden[12..]].concat();
+    assert_eq!(encoded, with_crc);
+    assert_eq!(RangeTable::decode(&encoded), Ok(table));
 }
 
 #[test]

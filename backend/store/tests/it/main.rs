@@ -15,6 +15,7 @@ mod host;
 mod lost_records;
 mod memory;
 mod moves;
+mod ranges;
 mod rebuild;
 mod store;
 mod upkeep;

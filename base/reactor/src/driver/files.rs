@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::handles::Handles;
 use super::os::{BLKDISCARD, BLKGETSIZE64, SECTOR_DEFAULT, c_path, check, fd_of, handle_of};
-use super::{FileDriver, FileInfo, FileSystemSpace, Handle, OpenOptions};
+use super::{ByteRange, FileDriver, FileInfo, FileSystemSpace, Handle, OpenOptions};
 
 /// Opens a file or block device.
 pub(crate) fn open(path: &Path, options: OpenOptions) -> io::Result<(OwnedFd, FileInfo)> {
@@ -21,7 +21,7 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> io::Result<(OwnedFd, Fi
     }
     // On a block device O_EXCL without O_CREAT fails if the kernel uses the device (a mounted file system).
     let is_block = std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device());
-    if is_block && options.lock && !options.create_new {
+    if is_block && options.lock && options.lock_range.is_none() && !options.create_new {
         flags = (flags & !libc::O_CREAT) | libc::O_EXCL;
     }
     let c = c_path(path)?;
@@ -51,8 +51,11 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> io::Result<(OwnedFd, Fi
         open(flags)?
     };
     if options.lock {
-        // SAFETY: no pointers.
-        check(unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })?;
+        lock(fd.as_raw_fd(), options.lock_range, options.write)?;
+        if is_block && options.lock_range.is_some() {
+            // Others have ranges open, so that the device cannot be kept from the system; but it must not use it already.
+            drop(open(libc::O_CLOEXEC | libc::O_RDONLY | libc::O_EXCL)?);
+        }
     }
     let stat = stat(fd.as_raw_fd())?;
     let kind = stat.st_mode & libc::S_IFMT;
@@ -82,6 +85,39 @@ pub(crate) fn open(path: &Path, options: OpenOptions) -> io::Result<(OwnedFd, Fi
     };
     let size = file_size(fd.as_raw_fd())?;
     Ok((fd, FileInfo { size, block_device, sector, direct }))
+}
+
+/// Locks a file, or a range of it. Openers of ranges share the lock of the whole file.
+fn lock(fd: RawFd, range: Option<ByteRange>, write: bool) -> io::Result<()> {
+    let whole = if range.is_none() { libc::LOCK_EX } else { libc::LOCK_SH };
+    // SAFETY: no pointers.
+    check(unsafe { libc::flock(fd, whole | libc::LOCK_NB) })?;
+    let Some(range) = range else { return Ok(()) };
+    let too_large = |_| io::Error::from_raw_os_error(libc::EFBIG);
+    // SAFETY: all zeroes is a valid flock.
+    let mut lock: libc::flock = unsafe { mem::zeroed() };
+    lock.l_type = if write { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = range.offset.try_into().map_err(too_large)?;
+    lock.l_len = range.len.try_into().map_err(too_large)?;
+    // SAFETY: the call reads one flock.
+    match check(unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock) }) {
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
+        locked => locked.map(drop),
+    }
+}
+
+/// Returns the number of requests that a block device's queue holds.
+fn queue_depth(fd: RawFd) -> Option<u32> {
+    let stat = stat(fd).ok().filter(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFBLK)?;
+    let base = format!("/sys/dev/block/{}:{}", libc::major(stat.st_rdev), libc::minor(stat.st_rdev));
+    queue_attribute(&base, "nr_requests")
+}
+
+/// Reads an attribute of the queue of a device in sysfs. A partition uses the queue of its disk.
+fn queue_attribute(base: &str, name: &str) -> Option<u32> {
+    let queues = ["queue", "../queue"];
+    queues.iter().find_map(|queue| std::fs::read_to_string(format!("{base}/{queue}/{name}")).ok()?.trim().parse().ok())
 }
 
 fn stat(fd: RawFd) -> io::Result<libc::stat> {
@@ -116,10 +152,7 @@ fn direct_alignment(fd: RawFd) -> Option<u32> {
 /// Returns the logical sector size in bytes of the device under a file's file system, where there is one such device.
 fn device_sector(stat: &libc::stat) -> Option<u32> {
     let base = format!("/sys/dev/block/{}:{}", libc::major(stat.st_dev), libc::minor(stat.st_dev));
-    // A partition uses the queue of its disk.
-    ["queue", "../queue"].iter().find_map(|queue| {
-        std::fs::read_to_string(format!("{base}/{queue}/logical_block_size")).ok()?.trim().parse().ok()
-    })
+    queue_attribute(&base, "logical_block_size")
 }
 
 pub(crate) fn file_size(fd: RawFd) -> io::Result<u64> {
@@ -252,6 +285,10 @@ impl<D: OsDriver> FileDriver for D {
 
     fn next_hole(&mut self, file: Handle, from: u64) -> io::Result<Option<u64>> {
         next_hole(fd_of(file), from)
+    }
+
+    fn queue_depth(&mut self, file: Handle) -> Option<u32> {
+        queue_depth(fd_of(file))
     }
 
     fn file_system_space(&mut self, path: &Path) -> io::Result<Option<FileSystemSpace>> {

@@ -5,4 +5,5 @@ mod cores;
 mod executor;
 mod files;
 mod model;
+mod ranges;
 mod sockets;

@@ -58,6 +58,11 @@ pub enum StoreCommand {
     #[command(subcommand)]
     Key(StoreKeyCommand),
 
+    /// Divide a file or block device into named ranges, for several stores; a range is named DEV#NAME wherever a store's
+    /// file or device is
+    #[command(subcommand)]
+    Ranges(StoreRangesCommand),
+
     /// Show the store's space
     #[command(after_help = "Example:\n  forebay store df")]
     Df,
@@ -88,6 +93,60 @@ pub enum StoreKeyCommand {
         /// Source of the new master key: file:PATH or command:COMMAND
         #[arg(value_name = "SOURCE")]
         to: MasterKeySource,
+    },
+}
+
+/// Commands on named ranges.
+#[derive(Debug, Subcommand)]
+pub enum StoreRangesCommand {
+    /// Create a range; daemons may use the other ranges meanwhile
+    #[command(
+        after_help = "Examples:\n  forebay store ranges create /dev/nvme0n1 osd.0 500G\n  forebay store ranges create /dev/nvme0n1 osd.1 --share 300  # all that is left\n  forebay store init --data /srv/osd.0 --store '/dev/nvme0n1#osd.0'"
+    )]
+    Create {
+        /// Block device, or file, which is created or extended if that is needed
+        #[arg(value_name = "DEV", value_hint = ValueHint::FilePath)]
+        device: PathBuf,
+
+        /// Name: ASCII letters, digits, '-', '_' and '.'
+        #[arg(value_name = "NAME")]
+        name: String,
+
+        /// Size, rounded up to MiB [default: the largest unused part of the device]
+        #[arg(value_name = "SIZE")]
+        size: Option<Size>,
+
+        /// Share of the device's queue, relative to the shares of the other ranges
+        #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+        share: u16,
+
+        /// Overwrite what a device without ranges holds
+        #[arg(long)]
+        force: bool,
+    },
+
+    /// List the ranges of a device, with what they hold
+    #[command(visible_alias = "ls", after_help = "Example:\n  forebay store ranges list /dev/nvme0n1 --format json")]
+    List {
+        /// File or block device
+        #[arg(value_name = "DEV", value_hint = ValueHint::FilePath)]
+        device: PathBuf,
+    },
+
+    /// Remove a range that no daemon has open; with the last one, the device is free again
+    #[command(visible_alias = "rm", after_help = "Example:\n  forebay store ranges remove /dev/nvme0n1 osd.0 --force")]
+    Remove {
+        /// File or block device
+        #[arg(value_name = "DEV", value_hint = ValueHint::FilePath)]
+        device: PathBuf,
+
+        /// Name of the range
+        #[arg(value_name = "NAME")]
+        name: String,
+
+        /// Remove it although it holds a store or other data, which is lost
+        #[arg(long)]
+        force: bool,
     },
 }
 

@@ -13,7 +13,7 @@ use super::http::{Response, SentRequest};
 use crate::api::{ErrorBody, Progress, StreamLine};
 use crate::cli::{CephArgs, GlobalArgs};
 use crate::config::{absolute, default_data_dir, default_store};
-use crate::engine::EngineOptions;
+use crate::engine::{EngineOptions, store};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::master_key::MasterKeySource;
 use crate::ops::Operation;
@@ -102,18 +102,17 @@ impl CommandSession {
         if !places.may_open {
             return Err(places.unreachable());
         }
-        let store = default_store(&places.data);
+        let path = default_store(&places.data);
         // Without a store there are the pools of a cluster still.
         let flags = global.ceph.flags(CephArgs::default());
-        Ok(CommandSession::Direct(Direct::open(places.engine_options(store.exists(), flags), Duration::ZERO)?))
+        Ok(CommandSession::Direct(Direct::open(places.engine_options(store::exists(&path), flags), Duration::ZERO)?))
     }
 
     /// An engine in this process, whether a daemon runs or not, with the store or without it.  Its reactor polls for
     /// `linger` before it sleeps.
     pub fn own(global: &GlobalArgs, opens_store: bool, linger: Duration) -> Result<Direct> {
         let places = Places::find(global)?;
-        let store = default_store(&places.data);
-        let opens_store = opens_store && store.exists();
+        let opens_store = opens_store && store::exists(&default_store(&places.data));
         Direct::open(places.engine_options(opens_store, global.ceph.flags(CephArgs::default())), linger)
     }
 

@@ -19,6 +19,7 @@ mod namespaces;
 mod pages;
 pub mod perf;
 mod perf_messenger;
+mod ranges;
 mod reservations;
 mod shapes;
 mod snapshots;

@@ -1,4 +1,5 @@
-//! `store init`, `store check`, `store devices`, `store replace`, `store grow`, `store add`, `store remove`, `store scrub`, `store df`.
+//! `store init`, `store check`, `store devices`, `store replace`, `store grow`, `store add`, `store remove`, `store scrub`,
+//! `store df`; `store ranges` is in [`ranges`].
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +7,7 @@ use forebay_block::StoredBytes;
 use forebay_reactor::{DriverChoice, Reactor};
 use forebay_store::{CheckOptions, DeviceSetOptions, InitOptions};
 
-use super::with_session;
+use super::{ranges, with_session};
 use crate::api::{
     AddDevicesRequest, GrowStoreRequest, RemoveDevicesRequest, ReplaceDeviceRequest, RotateKeyRequest, ScrubInfo,
     StoreDeviceInfo, StoreDevices, StoreSpace,
@@ -47,6 +48,7 @@ pub fn run(global: &GlobalArgs, output: Output, command: StoreCommand) -> Result
         StoreCommand::Scrub(options) => scrub(global, output, &options),
         StoreCommand::Check(options) => check(global, output, options),
         StoreCommand::Key(command) => key(global, output, command),
+        StoreCommand::Ranges(command) => ranges::run(output, command),
         StoreCommand::Df => {
             let space = with_session(global, |session| session.call(GetStoreSpace, |_| {}))?;
             output.print(&space, show_space)
@@ -76,7 +78,7 @@ fn refuse_beside_daemon(global: &GlobalArgs, what: &str) -> Result<()> {
     }
 }
 
-fn on_reactor<F: Future>(work: F) -> Result<F::Output> {
+pub(super) fn on_reactor<F: Future>(work: F) -> Result<F::Output> {
     let reactor = Reactor::system(DriverChoice::Auto).map_err(|error| Failure::io(error, "starting the reactor"))?;
     Ok(reactor.block_on(work))
 }

@@ -4,15 +4,18 @@ pub mod devices;
 mod keys;
 
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use forebay_block::{Compression, DataPolicy, ErrorKind, ObjectBackend, ObjectName, Usage};
-use forebay_store::{CheckOptions, ColumnState, InitOptions, RebuildReport, Store, StoreOptions, StoreStats};
+use forebay_store::{
+    CheckOptions, ColumnState, InitOptions, RebuildReport, Store, StoreOptions, StoreStats, split_range,
+};
 use serde::Serialize;
 
 use self::devices::{DeviceList, update_list};
 use crate::api::StoreSpace;
+use crate::config::follow_links;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::ops::ProgressSink;
 use crate::output::fields;
@@ -34,9 +37,29 @@ pub struct StoreCounter {
     pub value: u64,
 }
 
-/// Returns whether the path is a block device, which has a fixed size.
+/// Returns whether the path is a block device or a named range, which have a fixed size.
 pub fn is_device(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
+    match std::fs::metadata(path) {
+        Ok(meta) => meta.file_type().is_block_device(),
+        Err(_) => is_range(&follow_links(path)),
+    }
+}
+
+/// Returns whether a path without a file names a range of a file or block device.
+fn is_range(path: &Path) -> bool {
+    let is_divided = |meta: std::fs::Metadata| meta.is_file() || meta.file_type().is_block_device();
+    split_range(path).is_some_and(|(device, _)| std::fs::metadata(device).is_ok_and(is_divided))
+}
+
+/// Returns the path to open for a store: a link to a named range leads to no file.
+fn opened_path(path: &Path) -> PathBuf {
+    let target = follow_links(path);
+    if !path.exists() && is_range(&target) { target } else { path.to_owned() }
+}
+
+/// Returns whether there is a store at a path, or another file or device.
+pub fn exists(path: &Path) -> bool {
+    path.exists() || is_range(&follow_links(path))
 }
 
 /// Explains an error about a store to its user.
@@ -67,7 +90,7 @@ fn failure(error: forebay_block::Error, path: &Path) -> Failure {
 pub fn is_absent(path: &Path) -> Result<bool> {
     match std::fs::metadata(path) {
         Ok(meta) => Ok(meta.is_file() && meta.len() == 0),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(!is_range(&follow_links(path))),
         Err(error) => Err(Failure::io(error, format_args!("the store {}", path.display()))),
     }
 }
@@ -78,7 +101,10 @@ pub async fn init(path: &Path, options: InitOptions, progress: ProgressSink) -> 
     made.map_err(|error| match error.kind() {
         ErrorKind::Busy => Failure::from(error).hint("end that first; --force does not change it"),
         ErrorKind::Unsupported => Failure::from(error).hint("make it without --preallocate"),
-        ErrorKind::Invalid => Failure::from(error).hint("say how large with --size, for example --size 100G"),
+        ErrorKind::Invalid if !is_device(path) => {
+            Failure::from(error).hint("say how large with --size, for example --size 100G")
+        }
+        ErrorKind::Invalid => Failure::from(error),
         _ => failure(error, path),
     })
 }
@@ -87,7 +113,7 @@ pub async fn init(path: &Path, options: InitOptions, progress: ProgressSink) -> 
 pub async fn open(path: &Path, options: StoreOptions) -> Result<Rc<Store>> {
     let options = StoreOptions { pool: LOCAL_POOL.into(), ..options };
     if !DeviceList::is_list(path) {
-        return Store::open(path, options).await.map_err(|error| failure(error, path));
+        return Store::open(opened_path(path), options).await.map_err(|error| failure(error, path));
     }
     let list = DeviceList::load(path)?;
     let store = Store::open_devices(&list.devices, list.uuid(), options).await;
@@ -283,7 +309,7 @@ pub async fn check(path: &Path, options: CheckOptions, progress: ProgressSink) -
         let list = DeviceList::load(path)?;
         Store::check_devices(&list.devices, list.uuid(), options, report).await
     } else {
-        Store::check(path, options, report).await
+        Store::check(opened_path(path), options, report).await
     };
     let found = found.map_err(|error| failure(error, path))?;
     let damage = found.findings.into_iter().map(|finding| Damage {

@@ -5,7 +5,9 @@ use std::io::ErrorKind;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_reactor::{Buf, BufMut, File, OpenOptions, fs, now, sleep, spawn, timeout, yield_now};
+use forebay_reactor::{
+    Buf, BufMut, ByteRange, File, FileRange, OpenOptions, fs, now, sleep, spawn, timeout, yield_now,
+};
 use forebay_sim::{CrashKind, CrashPolicy, DiskFaults, Faults, Rng, Stop, World};
 
 const DISK: &str = "/dev/a";
@@ -230,6 +232,76 @@ fn crash_policies_do_what_they_say() {
         assert_eq!(ended, Err(Stop::Crash(2)));
         world.crash(reactor, CrashKind::Power);
         assert_eq!(world.peek(DISK, 0, 4096), Some(vec![expected; 4096]));
+    }
+}
+
+fn range(number: u64, requests: usize) -> FileRange {
+    FileRange { name: number.to_string(), bytes: ByteRange { offset: number << 16, len: 1 << 16 }, requests }
+}
+
+#[test]
+fn ranges_are_locked_apart_and_bounded() {
+    let world = world(1, DiskFaults::none());
+    let locked = OpenOptions::read_write().lock();
+    let reactor = world.reactor();
+    let ran = world.run(&reactor, async {
+        let one = File::open_range(DISK, &range(1, 8), locked).expect("free");
+        let two = File::open_range(DISK, &range(2, 8), locked).expect("another range");
+        let again = File::open_range(DISK, &range(1, 8), locked).map(drop).expect_err("it is open");
+        let whole = File::open(DISK, locked).map(drop).expect_err("ranges of it are open");
+        assert_eq!((again.kind(), whole.kind()), (ErrorKind::WouldBlock, ErrorKind::WouldBlock));
+        one.write_at(page(1), 0).await.expect("a write");
+        two.write_at(page(2), (1 << 16) - 4096).await.expect("a write");
+        one.punch_hole(0, 1 << 16).await.expect("a device discards");
+        assert!(one.punch_hole(0, (1 << 16) + 4096).await.is_err(), "beyond the range");
+        drop((one, two));
+        let whole = File::open(DISK, locked).expect("free");
+        let range = File::open_range(DISK, &range(1, 8), locked).map(drop).expect_err("the whole is open");
+        assert_eq!(range.kind(), ErrorKind::WouldBlock);
+        whole.sync_data().await.expect("synced");
+    });
+    assert_eq!(ran, Ok(()));
+    assert_eq!(world.peek(DISK, (3 << 16) - 4096, 4096), Some(vec![2; 4096]));
+}
+
+#[test]
+fn a_range_has_no_more_requests_in_flight_than_it_may() {
+    let slow = DiskFaults { read_latency: 1_000..90_000, write_latency: 1_000..90_000, ..DiskFaults::none() };
+    for (one, two) in [(1, 1), (2, 5), (64, 1)] {
+        let world = world(one as u64, slow.clone());
+        let reactor = world.reactor();
+        let ran = world.run(&reactor, async {
+            let mut most = Vec::new();
+            for used in [vec![(1, one)], vec![(2, two)], vec![(1, one), (2, two)]] {
+                world.take_most_in_flight(DISK);
+                let tasks: Vec<_> = used
+                    .into_iter()
+                    .flat_map(|(number, requests)| {
+                        let file = File::open_range(DISK, &range(number, requests), OpenOptions::read_write());
+                        let file = file.expect("the range opens");
+                        (0..100).map(move |i| {
+                            let file = file.clone();
+                            spawn(async move {
+                                let at = i % 16 * 4096;
+                                let write = file.write_at(page(i as u8), at);
+                                // Some give up while they wait, or while they are in flight.
+                                match i % 7 {
+                                    0 => drop(timeout(Duration::from_nanos(i * 300), write).await),
+                                    _ => write.await.expect("written"),
+                                }
+                                file.read_exact_at(at, 4096).await.expect("read");
+                            })
+                        })
+                    })
+                    .collect();
+                for task in tasks {
+                    task.await;
+                }
+                most.push(world.take_most_in_flight(DISK).expect("the disk"));
+            }
+            most
+        });
+        assert_eq!(ran, Ok(vec![one, two, one + two]));
     }
 }
 

@@ -16,6 +16,10 @@ const ROW: &str = "backend/store/src/columns/row.rs";
 const DEVICE: &str = "backend/store/src/columns/device.rs";
 const RECOVER: &str = "backend/store/src/recover.rs";
 const SCRUB: &str = "backend/store/src/scrub.rs";
+const RANGE_TESTS: Stage = Stage::Test("forebay-store", "ranges");
+const FILE_TESTS: Stage = Stage::Test("forebay-reactor", "ranges");
+const RANGES: &str = "backend/store/src/ranges.rs";
+const FS: &str = "base/reactor/src/fs.rs";
 
 pub(super) const LIST: &[Mutant] = &[
     Mutant::new(
@@ -185,5 +189,45 @@ pub(super) const LIST: &[Mutant] = &[
         "let segment_count = self.segment_count.max(other.segment_count);",
         "let segment_count = self.segment_count.min(other.segment_count);",
         &[UNIT],
+    ),
+    Mutant::new(
+        "ranges-unbounded",
+        "A write reaches what is behind its range",
+        FS,
+        "match offset.checked_add(len).is_some_and(|end| end <= self.bytes.len) {",
+        "match offset.checked_add(len).is_some_and(|end| end < u64::MAX / 2) {",
+        &[FILE_TESTS],
+    ),
+    Mutant::new(
+        "ranges-unlocked-whole",
+        "The whole device can be opened while ranges of it are",
+        "base/reactor/src/driver/files.rs",
+        "let whole = if range.is_none() { libc::LOCK_EX } else { libc::LOCK_SH };",
+        "let whole = if range.is_none() { libc::LOCK_EX } else { libc::LOCK_UN };",
+        &[FILE_TESTS],
+    ),
+    Mutant::new(
+        "ranges-without-limit",
+        "A store on a range has any number of requests in flight",
+        "base/reactor/src/queue_limit.rs",
+        "if self.in_flight.get() < self.max {",
+        "if self.max > 0 {",
+        &[RANGE_TESTS],
+    ),
+    Mutant::new(
+        "ranges-one-copy",
+        "A changed range table is written to one place only",
+        RANGES,
+        "let others = PLACES.into_iter().filter(|&place| place != newest);\n    for place in others.chain([newest]) {",
+        "let others = PLACES.into_iter().filter(|&place| place != newest);\n    for place in [newest].into_iter().chain(others.take(0)) {",
+        &[RANGE_TESTS],
+    ),
+    Mutant::new(
+        "ranges-removed-in-use",
+        "A range is removed while a daemon has it open",
+        RANGES,
+        "let options = OpenOptions::read_write().direct().lock();\n    let opened",
+        "let options = OpenOptions::read_write().direct();\n    let opened",
+        &[RANGE_TESTS],
     ),
 ];
