@@ -321,7 +321,7 @@ fn columns_are_moved_under_load() {
 #[test]
 fn a_power_failure_at_any_point_of_moving_loses_nothing() {
     let (mut grown, mut removed) = (0, 0);
-    for point in (1..100).step_by(9).chain((100..).step_by(83)) {
+    for point in (1..100).step_by(14).chain((100..).step_by(147)) {
         let world = machine(&[40; 4], 3, 2, 1);
         run(&world, async {
             let store = open(0..3).await;
