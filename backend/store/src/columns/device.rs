@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_block::{BufList, BufMut};
-use forebay_reactor::{File, now};
+use forebay_reactor::{File, now, timeout};
 
 use crate::format::devices::RecordedState;
 
@@ -16,6 +16,8 @@ const READ_FAILURES_MAX: u32 = 16;
 const LATE_FACTOR: u64 = 10;
 /// Shortest delay after which a read may be late.
 const LATE_MIN: Duration = Duration::from_millis(5);
+/// Longest time that a write or a flush may take; a device that takes longer counts as failed.
+const WRITE_PATIENCE: Duration = Duration::from_secs(30);
 /// Weight of the latest read in the usual latency, as a divisor.
 const LATENCY_WEIGHT: u64 = 16;
 
@@ -28,6 +30,14 @@ pub enum ColumnState {
     Away,
     /// Written; read where it is complete.
     Filling,
+}
+
+/// Waits for a request, but not for ever.
+async fn in_time(what: &str, request: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+    timeout(WRITE_PATIENCE, request).await.unwrap_or_else(|_| {
+        let text = format!("{what} has taken {} s, and is not complete", WRITE_PATIENCE.as_secs());
+        Err(io::Error::new(io::ErrorKind::TimedOut, text))
+    })
 }
 
 /// Device of a store on several devices.
@@ -220,9 +230,13 @@ impl ColumnDevice {
     }
 
     /// Writes buffers.
+    ///
+    /// # Errors
+    /// `TimedOut` if that takes too long. It may still be written, but not after the file was opened again, since requests in
+    /// flight keep its lock.
     pub async fn write(&self, bufs: BufList, offset: u64) -> io::Result<()> {
         let Some(file) = self.file() else { return Err(io::ErrorKind::NotFound.into()) };
-        let result = file.write_at(bufs, offset).await;
+        let result = in_time("a write", file.write_at(bufs, offset)).await;
         if result.is_err() {
             self.write_errors.set(self.write_errors.get() + 1);
         }
@@ -230,9 +244,12 @@ impl ColumnDevice {
     }
 
     /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// `TimedOut` if that takes too long.
     pub async fn sync(&self) -> io::Result<()> {
         let Some(file) = self.file() else { return Err(io::ErrorKind::NotFound.into()) };
-        let result = file.sync_data().await;
+        let result = in_time("a flush", file.sync_data()).await;
         if result.is_err() {
             self.write_errors.set(self.write_errors.get() + 1);
         }

@@ -118,6 +118,11 @@ impl ColumnSet {
                     Err(error) => failed.push((write, error)),
                 }
             }
+            // Batches wait for one that hangs: it is not tried again.
+            let is_hung = |(_, error): &(ColumnWrite, std::io::Error)| error.kind() == std::io::ErrorKind::TimedOut;
+            for (write, error) in failed.extract_if(.., |failure| is_hung(failure)) {
+                self.drop_device(write.device.number, &error.to_string()).await?;
+            }
             if failed.is_empty() {
                 // A device may have joined meanwhile.
                 continue;

@@ -477,6 +477,61 @@ fn a_late_device_delays_no_read_for_long() {
     });
 }
 
+#[test]
+fn a_device_that_hangs_is_dropped_and_taken_back() {
+    let (world, _) = machine(3, 2, 1);
+    run(&world, async {
+        let store = open(0..3).await.expect("open");
+        write(&store, "a", 1).await;
+        let second = 1_000_000_000;
+        let hangs = DiskFaults { stall_ppm: 1_000_000, stall: 500 * second..501 * second, ..DiskFaults::none() };
+        world.set_disk_faults(path(1), Some(hangs));
+        let began = world.now();
+        write(&store, "b", 2).await;
+        assert!(world.now() - began < 100 * second, "{} ns", world.now() - began);
+        assert_eq!(states(&store), [ColumnState::Active, ColumnState::Away, ColumnState::Active]);
+        assert!(store.devices()[1].reason.contains("30 s"), "{}", store.devices()[1].reason);
+        write(&store, "a", 3).await;
+        world.set_disk_faults(path(1), None);
+        // Its file is locked until what hangs in it is complete.
+        while let Err(error) = store.replace_device(1, &path(1), true).await {
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+            sleep(Duration::from_secs(1)).await;
+        }
+        all_active(&store).await;
+        assert_eq!(scrub(&store).await, (0, 0));
+        store.close().await.expect("close");
+    });
+    run(&world, async {
+        let options = StoreOptions { accept_missing: true, ..StoreOptions::default() };
+        let store = Store::open_devices(&paths([1, 2]), None, options).await.expect("without another one");
+        has(&store, "a", 3).await;
+        has(&store, "b", 2).await;
+    });
+}
+
+#[test]
+fn rot_in_the_segment_of_the_log_is_mended() {
+    let (world, _) = machine(3, 2, 1);
+    run(&world, async {
+        let options = StoreOptions { data_cache: 0, ..StoreOptions::default() };
+        let store = Store::open_devices(&paths(0..3), None, options).await.expect("open");
+        assert_eq!(scrub(&store).await, (0, 0));
+        write(&store, "a", 1).await;
+        world.flip_bits_where(path(0), 2000, |offset| offset >= MIB);
+        let (mended, lost) = scrub(&store).await;
+        assert!(mended > 0 && lost == 0, "{mended} mended, {lost} lost");
+        assert_eq!(scrub(&store).await, (0, 0), "nothing is left");
+        store.close().await.expect("close");
+    });
+    run(&world, async {
+        let options = StoreOptions { accept_missing: true, ..StoreOptions::default() };
+        let store = Store::open_devices(&paths([0, 1]), None, options).await.expect("without another one");
+        has(&store, "a", 1).await;
+        assert_eq!(store.column_counters().reconstructed_blocks, 0, "the mended disk proves itself");
+    });
+}
+
 /// Returns where compressed blobs are stored on every disk of a mirror: byte addresses and lengths.
 fn blobs(world: &World) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
