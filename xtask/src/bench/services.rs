@@ -22,6 +22,7 @@ struct Setting {
 
 const PLAIN: Setting = Setting { name: "one file", columns: "1", compression: "none" };
 const STRIPED: Setting = Setting { name: "stripes of 3", columns: "3+0", compression: "none" };
+const STRIPED_5: Setting = Setting { name: "stripes of 5", columns: "5+0", compression: "none" };
 const EC: Setting = Setting { name: "3+2", columns: "3+2", compression: "none" };
 const LZ4: Setting = Setting { name: "one file, lz4", columns: "1", compression: "lz4" };
 const AES: Setting = Setting { name: "one file, AES-256-XTS", columns: "1", compression: "none,aes" };
@@ -49,6 +50,7 @@ const fn compare(
 
 const COMPARISONS: &[Comparison] = &[
     compare("ec-write-1m", 8, (EC, "write"), (STRIPED, "write"), 0.85),
+    compare("ec-write-1m-same-devices", 8, (EC, "write"), (STRIPED_5, "write"), 0.85),
     compare("ec-read-1m", 8, (EC, "read"), (STRIPED, "read"), 0.85),
     compare("ec-randwrite-4k", 32, (EC, "randwrite"), (STRIPED, "randwrite"), 0.85),
     compare("ec-randread-4k", 32, (EC, "randread"), (STRIPED, "randread"), 0.85),
@@ -125,6 +127,9 @@ pub fn run(effort: &Effort, dry_run: bool) -> Result<()> {
         let written = found["log_bytes_per_user_byte"].as_f64().context("no bytes of the log")?;
         lines.push(format!("VALUE name=store-services/log-bytes-per-user-byte-depth-32 value={written:.3} unit=bytes"));
     }
+    if wanted("corpus") {
+        lines.extend(corpus_ratios(scratch.path())?);
+    }
     println!("{}", report::table(&cases));
     lines.extend(report::ratio_lines("store-services", &cases));
     lines.iter().for_each(|line| println!("{line}"));
@@ -155,6 +160,27 @@ fn ours(folder: &Path, effort: &Effort, setting: Setting, mode: &str, depth: u32
     let speed =
         if mode.starts_with("rand") { number("requests_per_second")? } else { number("bytes_per_second")? / 1e6 };
     Ok(Measured { speed, per_cpu: number("bytes_per_cpu_second")? / 1e6 })
+}
+
+/// Stores the corpus of `bench compress` with each setting. Returns the bytes written for each byte stored.
+fn corpus_ratios(folder: &Path) -> Result<Vec<String>> {
+    shell::run(&mut daemon::build_beside_command(&["-p", "forebay-peers", "--example", "write_corpus"]))?;
+    shell::run(&mut daemon::build_beside_command(&["-p", "forebay-store", "--example", "compression"]))?;
+    let examples = shell::target().join("release/examples");
+    let (corpus, store) = (folder.join("corpus"), folder.join("corpus-store"));
+    shell::run(shell::command(examples.join("write_corpus")).arg(&corpus))?;
+    let text = shell::output(shell::command(examples.join("compression")).args([&store, &corpus]))?;
+    std::fs::remove_file(&store)?;
+    let mut lines = Vec::new();
+    for line in text.lines().skip(2) {
+        // | compression | bytes | logical | stored | ratio | MB/s written | MB/s read |
+        let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, setting, _, _, _, ratio, ..] = fields[..] else { anyhow::bail!("the program prints '{line}'") };
+        let name = setting.replace(':', "-");
+        lines.push(format!("VALUE name=store-services/corpus-{name} value={ratio} unit=plain-bytes-for-each-stored"));
+    }
+    anyhow::ensure!(!lines.is_empty(), "no ratio of the corpus: {text}");
+    Ok(lines)
 }
 
 /// Measures writes of 1 MiB to an erasure-coded pool of 2+1: what the OSDs alone spend, beside all that we do.
@@ -217,7 +243,9 @@ fn method(effort: &Effort) -> String {
     format!(
         "{}. Stores of {} MiB for data, half full, driven in process, each on files in one folder that share its disk. Half \
          of each block is random, the rest repeats. {} rounds of {} s a measurement, interleaved, the order turned each \
-         round; medians (lowest and highest in parentheses). Degraded: two of five devices are missing. BlueStore: \
+         round; medians (lowest and highest in parentheses). Degraded: two of five devices are missing. \
+         `ec-write-1m` is beside stripes on as many data devices, `-same-devices` beside stripes on all five. The corpus is \
+         that of `bench compress`, written 128 KiB at a time. BlueStore: \
          `rados bench` with objects of 1 MiB on three OSDs of the lab's cluster, in a pool of 2+1; the CPU is that of the \
          OSDs alone, and ours that of everything.\n\nRepeat it: `cargo xtask bench store-services`.",
         report::machine(),
