@@ -32,7 +32,7 @@ pub enum ColumnState {
     Filling,
 }
 
-/// Waits for a request, but not for ever.
+/// Waits for a request, [`WRITE_PATIENCE`] at most.
 async fn in_time(what: &str, request: impl Future<Output = io::Result<()>>) -> io::Result<()> {
     timeout(WRITE_PATIENCE, request).await.unwrap_or_else(|_| {
         let text = format!("{what} has taken {} s, and is not complete", WRITE_PATIENCE.as_secs());
