@@ -7,6 +7,7 @@ mod balance;
 mod buffers;
 mod check;
 mod code;
+mod copy;
 mod device;
 mod fill;
 mod geometry;

@@ -3,11 +3,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_block::{Error, Result};
+use forebay_block::Result;
 use forebay_reactor::sleep;
 
 use super::device::{ColumnDevice, ColumnState};
-use super::geometry::ColumnAt;
 use super::set::ColumnSet;
 use crate::core::Core;
 use crate::format::BLOCK;
@@ -16,19 +15,10 @@ use crate::format::devices::RecordedState;
 use crate::pacer::RepairPacer;
 use crate::segments::SegmentState;
 
-/// Lines copied at a time.
-const LINES_AT_ONCE: u64 = 64;
 /// Segments after which the progress is recorded.
 const SEGMENTS_RECORDED: u32 = 64;
 /// Delay after a failure.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// Column that is filled: where it is read, and where it is written.
-struct FilledColumn {
-    segment: u32,
-    column: usize,
-    at: ColumnAt,
-}
 
 /// Fills devices one after the other when one is to be filled, until the store closes.
 pub(crate) async fn fill_devices(core: Rc<Core>, rate: u64) {
@@ -130,8 +120,7 @@ async fn fill_segment(
     };
     let holder = device.replaces().unwrap_or(device.number);
     let Some(column) = set.geometry.borrow().column_on(segment, holder) else { return Ok(()) };
-    let at = set.geometry.borrow().column(segment, column);
-    let filled = FilledColumn { segment, column, at };
+    let target = (device, set.geometry.borrow().column(segment, column).offset);
     let _pin = core.media.pin(first * BLOCK as u64);
     // Batches of a segment that the log has left may still be in flight.
     core.log().wait_written().await?;
@@ -144,7 +133,7 @@ async fn fill_segment(
         if header.seq >= since {
             let of_batch = (block - first) / data..(next - first) / data;
             if lines.end != of_batch.start {
-                copy_lines(set, device, &filled, lines, pacer).await?;
+                set.copy_lines(segment, column, lines, target, pacer).await?;
                 lines = of_batch.start..of_batch.start;
             }
             lines.end = of_batch.end;
@@ -159,28 +148,5 @@ async fn fill_segment(
         // Nothing says what the segment has.
         lines = 0..geometry.segment_blocks() / data;
     }
-    copy_lines(set, device, &filled, lines, pacer).await
-}
-
-async fn copy_lines(
-    set: &ColumnSet,
-    device: &Rc<ColumnDevice>,
-    filled: &FilledColumn,
-    lines: std::ops::Range<u64>,
-    pacer: &mut RepairPacer,
-) -> Result<()> {
-    let mut line = lines.start;
-    while line < lines.end {
-        let count = LINES_AT_ONCE.min(lines.end - line);
-        let len = count as usize * BLOCK;
-        pacer.pace(len as u64).await;
-        let read = set.read_column_to_copy(filled.segment, filled.column, line, len).await?;
-        if let Err(error) = device.write(read.freeze().into(), filled.at.line(line)).await {
-            let text = format!("writing to it fails: {error}");
-            set.drop_device(device.number, &text).await?;
-            return Err(Error::from_io(error, format!("filling {}", device.describe())));
-        }
-        line += count;
-    }
-    Ok(())
+    set.copy_lines(segment, column, lines, target, pacer).await
 }

@@ -12,18 +12,16 @@ use forebay_block::{Error, ErrorKind, Result};
 use forebay_reactor::{sleep, yield_now};
 
 use super::balance::{ColumnMove, apply_move, plan_move};
-use super::device::{ColumnDevice, ColumnState};
+use super::device::ColumnState;
 use super::set::ColumnSet;
 use crate::core::Core;
-use crate::format::{BLOCK, BLOCK64};
+use crate::format::BLOCK64;
 use crate::media::SegmentPin;
 use crate::pacer::RepairPacer;
 use crate::segments::SegmentState;
 
 /// Columns moved with one change of the table.
 const SEGMENTS_AT_ONCE: u32 = 16;
-/// Lines copied at a time.
-const LINES_AT_ONCE: u64 = 64;
 /// Delay after a failure, or when something has to change first.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -52,6 +50,15 @@ impl MoveState {
     /// Returns the reason why nothing can be moved at present.
     pub fn blocked(&self) -> Option<String> {
         self.blocked.borrow().clone()
+    }
+
+    /// Reports an error, once, after which moving is tried again.
+    fn fail(&self, set: &ColumnSet, error: &Error) {
+        let text = error.to_string();
+        if self.blocked().as_ref() != Some(&text) {
+            tracing::error!("columns of {} cannot be moved: {text}; retrying", set.name());
+        }
+        self.note_blocked(Some(text));
     }
 
     /// Records the reason why nothing can be moved at present.
@@ -88,11 +95,7 @@ pub(crate) async fn move_columns(core: Rc<Core>, rate: u64) {
             Ok(MoveStep::Blocked) => sleep(RETRY_AFTER).await,
             Err(_) if core.maintenance.is_closing() => return,
             Err(error) => {
-                let text = error.to_string();
-                if core.moves.blocked().as_ref() != Some(&text) {
-                    tracing::error!("columns of {} cannot be moved: {text}; retrying", set.name());
-                }
-                core.moves.note_blocked(Some(text));
+                core.moves.fail(&set, &error);
                 sleep(RETRY_AFTER).await;
             }
         }
@@ -103,6 +106,7 @@ pub(crate) async fn move_columns(core: Rc<Core>, rate: u64) {
 async fn step(core: &Rc<Core>, set: &Rc<ColumnSet>, pacer: &mut RepairPacer) -> Result<MoveStep> {
     let most = core.superblock.segments_max();
     if !set.has_moves(most) {
+        core.moves.note_blocked(None);
         return Ok(MoveStep::Idle);
     }
     let devices = set.all_devices();
@@ -110,7 +114,10 @@ async fn step(core: &Rc<Core>, set: &Rc<ColumnSet>, pacer: &mut RepairPacer) -> 
     if devices.iter().any(|device| device.state() == ColumnState::Filling) {
         return Ok(MoveStep::Blocked);
     }
-    if set.leaving().is_empty() && devices.iter().any(|device| device.state() != ColumnState::Active) {
+    if set.leaving().is_empty()
+        && let Some(away) = devices.iter().find(|device| device.state() != ColumnState::Active)
+    {
+        core.moves.note_blocked(Some(format!("{} is away; replace it, or take it back", away.describe())));
         return Ok(MoveStep::Idle);
     }
     let _permit = core.resizing.acquire(1).await;
@@ -167,7 +174,13 @@ async fn move_run(core: &Rc<Core>, set: &ColumnSet, planned: &ColumnMove, pacer:
                 pins.push(core.media.pin(first * BLOCK64));
                 // It may have been left just now.
                 core.log().wait_written().await?;
-                copy_column(set, planned, i, &target, pacer).await?;
+                let (column, lines, offset) = {
+                    let geometry = set.geometry.borrow();
+                    let column = geometry.column_on(segment, planned.from.device);
+                    (column, geometry.column_lines, geometry.slot_offset(planned.to.slot + i))
+                };
+                let Some(column) = column else { return Ok(false) };
+                set.copy_lines(segment, column, 0..lines, (&target, offset), pacer).await?;
                 copied = true;
             }
         }
@@ -193,24 +206,21 @@ async fn move_run(core: &Rc<Core>, set: &ColumnSet, planned: &ColumnMove, pacer:
         count += 1;
     }
     let moved = ColumnMove { segments: count, ..*planned };
-    let mut changed = count > 0;
-    while changed {
+    let changed = loop {
+        if count == 0 {
+            break false;
+        }
         match set.commit_move(&moved).await {
-            Ok(done) => {
-                changed = done;
-                break;
-            }
+            Ok(changed) => break changed,
             // Some devices may have the changed table. Until all do, or have another one, nothing may be written to the
             // segments: they stay taken.
-            Err(error) => {
-                core.moves.note_blocked(Some(error.to_string()));
-                sleep(RETRY_AFTER).await;
-                if core.maintenance.is_closing() {
-                    return Ok(false);
-                }
-            }
+            Err(error) => core.moves.fail(set, &error),
         }
-    }
+        sleep(RETRY_AFTER).await;
+        if core.maintenance.is_closing() {
+            return Ok(false);
+        }
+    };
     held.into_iter().for_each(|segment| core.segments.borrow_mut().release(segment));
     drop(pins);
     core.maintenance.notify_writers();
@@ -219,37 +229,6 @@ async fn move_run(core: &Rc<Core>, set: &ColumnSet, planned: &ColumnMove, pacer:
         set.place_uses.drain().await;
     }
     Ok(changed)
-}
-
-/// Copies the column of the segment at position `i` of a move, as it is stored or reconstructed.
-async fn copy_column(
-    set: &ColumnSet,
-    planned: &ColumnMove,
-    i: u32,
-    target: &Rc<ColumnDevice>,
-    pacer: &mut RepairPacer,
-) -> Result<()> {
-    let segment = planned.segment + i;
-    let (column, lines, offset) = {
-        let geometry = set.geometry.borrow();
-        let column = geometry.column_on(segment, planned.from.device);
-        (column, geometry.column_lines, geometry.slot_offset(planned.to.slot + i))
-    };
-    let Some(column) = column else { return Ok(()) };
-    let mut line = 0;
-    while line < lines {
-        let count = LINES_AT_ONCE.min(lines - line);
-        let len = count as usize * BLOCK;
-        pacer.pace(len as u64).await;
-        let read = set.read_column_to_copy(segment, column, line, len).await?;
-        if let Err(error) = target.write(read.freeze().into(), offset + line * BLOCK64).await {
-            let text = format!("writing to it fails: {error}");
-            set.drop_device(target.number, &text).await?;
-            return Err(Error::from_io(error, format!("moving columns to {}", target.describe())));
-        }
-        line += count;
-    }
-    Ok(())
 }
 
 impl ColumnSet {
