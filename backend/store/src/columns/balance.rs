@@ -5,7 +5,7 @@
 //! `docs/design/store-devices.md` has the argument.
 
 use super::places::{add_groups, free_slots, groups_max, merge_groups};
-use crate::format::devices::{ColumnPlace, DeviceTable, SegmentGroup};
+use crate::format::devices::{ColumnPlace, DeviceRecord, DeviceTable, SegmentGroup};
 
 /// Columns of consecutive segments that are to be on another device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub fn segments_possible(table: &DeviceTable, segments_max: u32) -> u32 {
 
 /// Returns the devices that hold columns; with `segments` segments, that is how many columns one can have.
 fn loads(table: &DeviceTable, segments: u32) -> Vec<DeviceLoad> {
-    let load = |device: &crate::format::devices::DeviceRecord| {
+    let load = |device: &DeviceRecord| {
         let columns = table.columns_on(device.number);
         let is_target = !device.leaving && device.state.is_active();
         let free = if is_target { device.slots.min(segments).saturating_sub(columns) } else { 0 };
@@ -56,11 +56,8 @@ pub fn columns_to_move(table: &DeviceTable, segments_max: u32) -> u64 {
     if leaving > 0 {
         return leaving;
     }
-    let possible = segments_possible(table, segments_max);
-    let more = possible.saturating_sub(table.segments());
-    let columns = u64::from(table.data) + u64::from(table.parity);
-    let usable: u64 = loads(table, possible).iter().map(|load| u64::from(load.free.min(more))).sum();
-    (columns * u64::from(more)).saturating_sub(usable)
+    let (more, loads) = gain(table, segments_max);
+    lacking(table, more, &loads)
 }
 
 /// Returns the next move, of at most `segments_at_once` segments, none of which `is_movable` rejects; `None` if nothing is
@@ -74,24 +71,25 @@ pub fn plan_move(
     if table.groups.len() + 2 > groups_max(table) {
         return None;
     }
-    let (sources, targets, others, wanted) =
+    let choices =
         if table.leaving().next().is_some() { leaving_moves(table) } else { gaining_moves(table, segments_max)? };
-    let at_once = |from: u16, to: u16| segments_at_once.min(wanted(from, to)).max(1);
-    for &from in &sources {
-        for &to in &targets {
-            if let Some(found) = find_move(table, from, to, at_once(from, to), &is_movable) {
+    let MoveChoices { sources, targets, .. } = &choices;
+    for from in sources {
+        for to in targets {
+            let at_once = segments_at_once.min(choices.wanted(from, to)).max(1);
+            if let Some(found) = find_move(table, from.number, to.number, at_once, &is_movable) {
                 return Some(found);
             }
         }
     }
     // All segments of a source have a column on every target: a third device makes way first.
-    for &from in &sources {
-        for &between in others.iter().filter(|&&between| between != from && !targets.contains(&between)) {
-            if find_column(table, from, between, &is_movable).is_none() {
+    for from in sources {
+        for &between in &choices.others {
+            if between == from.number || find_column(table, from.number, between, &is_movable).is_none() {
                 continue;
             }
-            for &to in &targets {
-                if let Some(found) = find_move(table, between, to, 1, &is_movable) {
+            for to in targets {
+                if let Some(found) = find_move(table, between, to.number, 1, &is_movable) {
                     return Some(found);
                 }
             }
@@ -100,20 +98,46 @@ pub fn plan_move(
     None
 }
 
-/// Devices that columns are moved from, those that they are moved to, all that can take part, and the number of columns
-/// wanted for a pair of them.
-type MoveChoices = (Vec<u16>, Vec<u16>, Vec<u16>, Box<dyn Fn(u16, u16) -> u32>);
+/// Devices between which columns can be moved with a gain, in the order in which they are tried.
+struct MoveChoices {
+    /// Devices that have too many columns.
+    sources: Vec<DeviceLoad>,
+    /// Devices that have free slots to give.
+    targets: Vec<DeviceLoad>,
+    /// Other devices that stay, and have columns.
+    others: Vec<u16>,
+    /// Free slots that each device is to have; `None` if devices are emptied.
+    more: Option<u32>,
+}
+
+impl MoveChoices {
+    /// Sorts devices out.
+    fn of(
+        loads: &[DeviceLoad],
+        is_source: impl Fn(&DeviceLoad) -> bool,
+        is_target: impl Fn(&DeviceLoad) -> bool,
+        more: Option<u32>,
+    ) -> Self {
+        let chosen = |is_chosen: &dyn Fn(&DeviceLoad) -> bool| -> Vec<DeviceLoad> {
+            loads.iter().filter(|load| is_chosen(load)).copied().collect()
+        };
+        let (mut sources, mut targets) = (chosen(&|load| load.columns > 0 && is_source(load)), chosen(&is_target));
+        // What was begun is ended first, so that columns of consecutive segments stay together.
+        sources.sort_by_key(|load| (std::cmp::Reverse(load.free), load.number));
+        targets.sort_by_key(|load| (load.free, load.number));
+        let others = chosen(&|load| load.columns > 0 && !load.leaving && !is_target(load));
+        Self { sources, targets, others: others.iter().map(|load| load.number).collect(), more }
+    }
+
+    /// Returns the number of columns that are to be moved between two devices.
+    fn wanted(&self, from: &DeviceLoad, to: &DeviceLoad) -> u32 {
+        self.more.map_or(u32::MAX, |more| more.saturating_sub(from.free).min(to.free.saturating_sub(more)))
+    }
+}
 
 /// Returns the moves away from devices that are being removed.
 fn leaving_moves(table: &DeviceTable) -> MoveChoices {
-    let segments = table.segments();
-    let loads = loads(table, segments);
-    let sources = loads.iter().filter(|load| load.leaving && load.columns > 0).map(|load| load.number).collect();
-    let mut targets: Vec<DeviceLoad> = loads.iter().filter(|load| load.free > 0).copied().collect();
-    // One after the other, so that columns of consecutive segments stay together.
-    targets.sort_by_key(|load| (load.free, load.number));
-    let others = loads.iter().filter(|load| !load.leaving && load.columns > 0).map(|load| load.number).collect();
-    (sources, targets.iter().map(|load| load.number).collect(), others, Box::new(|_, _| u32::MAX))
+    MoveChoices::of(&loads(table, table.segments()), |load| load.leaving, |load| load.free > 0, None)
 }
 
 /// Returns the moves after which more segments can be made; `None` if none can.
@@ -121,25 +145,22 @@ fn leaving_moves(table: &DeviceTable) -> MoveChoices {
 /// With `more` new segments, a device can use that many free slots. What one has beyond that is of use to a device that has
 /// fewer, whose column is moved there.
 fn gaining_moves(table: &DeviceTable, segments_max: u32) -> Option<MoveChoices> {
+    let (more, loads) = gain(table, segments_max);
+    let choices = MoveChoices::of(&loads, |load| load.free < more, |load| load.free > more, Some(more));
+    (lacking(table, more, &loads) > 0).then_some(choices)
+}
+
+/// Returns the number of segments that can be made when columns have been moved, and the loads of devices with them.
+fn gain(table: &DeviceTable, segments_max: u32) -> (u32, Vec<DeviceLoad>) {
     let possible = segments_possible(table, segments_max);
-    let more = possible.checked_sub(table.segments()).filter(|&more| more > 0)?;
-    if columns_to_move(table, segments_max) == 0 {
-        return None;
-    }
-    let loads = loads(table, possible);
-    let mut sources: Vec<DeviceLoad> =
-        loads.iter().filter(|load| load.free < more && load.columns > 0).copied().collect();
-    // One that was begun is ended first.
-    sources.sort_by_key(|load| (std::cmp::Reverse(load.free), load.number));
-    let mut targets: Vec<DeviceLoad> = loads.iter().filter(|load| load.free > more).copied().collect();
-    targets.sort_by_key(|load| (load.free, load.number));
-    let others = loads.iter().filter(|load| load.columns > 0).map(|load| load.number).collect();
-    let numbers = |loads: &[DeviceLoad]| loads.iter().map(|load| load.number).collect();
-    let wanted = move |from: u16, to: u16| {
-        let free = |number| loads.iter().find(|load| load.number == number).map_or(0, |load| load.free);
-        more.saturating_sub(free(from)).min(free(to).saturating_sub(more))
-    };
-    Some((numbers(&sources), numbers(&targets), others, Box::new(wanted)))
+    (possible.saturating_sub(table.segments()), loads(table, possible))
+}
+
+/// Returns the number of free slots that are lacking where `more` segments need them.
+fn lacking(table: &DeviceTable, more: u32, loads: &[DeviceLoad]) -> u64 {
+    let columns = u64::from(table.data) + u64::from(table.parity);
+    let usable: u64 = loads.iter().map(|load| u64::from(load.free.min(more))).sum();
+    (columns * u64::from(more)).saturating_sub(usable)
 }
 
 /// Returns the first column on one device that can be moved to another, which has none of its segment: its segment, its
@@ -278,7 +299,7 @@ mod tests {
             prop_assert_eq!(columns_to_move(&table, u32::MAX), 0, "nothing is moved without need");
             for slots in added {
                 let number = table.next_number;
-                table.devices.push(crate::format::devices::DeviceRecord { number, slots, ..table.devices[0].clone() });
+                table.devices.push(DeviceRecord { number, slots, ..table.devices[0].clone() });
                 table.next_number += 1;
             }
             add_groups(&mut table, u32::MAX);
@@ -369,7 +390,7 @@ mod tests {
         assert!(apply_move(&mut table, &step));
     }
 
-    fn leaving(table: &DeviceTable, number: u16) -> Vec<crate::format::devices::DeviceRecord> {
+    fn leaving(table: &DeviceTable, number: u16) -> Vec<DeviceRecord> {
         let mut devices = table.devices.clone();
         devices[usize::from(number)].leaving = true;
         devices
