@@ -8,10 +8,7 @@ use forebay_peers::corpus::Corpus;
 fn main() -> std::io::Result<()> {
     let folder = std::env::args().nth(1).expect("write_corpus FOLDER");
     std::fs::create_dir_all(&folder)?;
-    let corpus = match std::env::var_os("FOREBAY_CORPUS") {
-        Some(folder) => Corpus::folder(folder.as_ref())?,
-        None => Corpus::mixture(),
-    };
+    let corpus = Corpus::from_environment()?;
     for (number, file) in corpus.blocks(usize::MAX).into_iter().enumerate() {
         std::fs::write(Path::new(&folder).join(format!("{number:02}")), file)?;
     }

@@ -13,6 +13,17 @@ pub struct Corpus {
 }
 
 impl Corpus {
+    /// Returns the files of the folder that `FOREBAY_CORPUS` names, or else the mixture.
+    ///
+    /// # Errors
+    /// Those of [`folder`](Self::folder).
+    pub fn from_environment() -> std::io::Result<Self> {
+        match std::env::var_os("FOREBAY_CORPUS") {
+            Some(folder) => Self::folder(folder.as_ref()),
+            None => Ok(Self::mixture()),
+        }
+    }
+
     /// The files of a folder.
     ///
     /// # Errors

@@ -24,10 +24,7 @@ fn size(bytes: usize) -> String {
 
 /// All of it.
 pub fn run(race: &Race) {
-    let corpus = match std::env::var_os("FOREBAY_CORPUS") {
-        Some(folder) => Corpus::folder(folder.as_ref()).expect("a folder of files"),
-        None => Corpus::mixture(),
-    };
+    let corpus = Corpus::from_environment().expect("a folder of files");
     for (block, goal) in [(4 << 10, 3.0), (16 << 10, 0.0), (64 << 10, 4.0), (128 << 10, 4.0)] {
         level(race, &corpus, 1, block, goal);
     }
