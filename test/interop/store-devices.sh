@@ -148,6 +148,8 @@ forebay store scrub --wait --format json || fail "a scrub of all devices"
 verify "grown: everything is read"
 
 # One device that is added to ten full ones is used, and one with data removed again; killed meanwhile.
+dd if=/dev/urandom of=kept bs=1M count=48 status=none
+limit 300 "$FOREBAY" --data "$DATA" import kept kept >"$WORK/out" 2>&1 </dev/null || fail "import what is moved"
 forebay store add "$WORK/b0" --size "$DEVICE" || fail "add one"
 crash
 start --repair-rate 0
@@ -167,6 +169,7 @@ forebay store remove "$WORK/b0" --wait || fail "remove, and wait"
 [[ $(devices | jq -c '[.devices[].path | select(test("/[ab]0$"))]') == '[]' ]] || fail "removed: $(devices)"
 forebay store remove d1 d2 d4 n0 n3 a1 && fail "only three would be left"
 grep -q "3+2 needs 5" "$WORK/out" || fail "a refusal that says how many are needed"
+limit 300 "$FOREBAY" --data "$DATA" export kept - 2>"$WORK/out" </dev/null | cmp - kept || fail "what was moved reads back"
 fio_with again --rw=write --bs=256k --iodepth=8 --do_verify=1 >"$WORK/out" 2>&1 || fail "writes after it"
 forebay store scrub --wait --format json || fail "a scrub after it"
 [[ $(jq '.mended + .lost' "$WORK/out") == 0 ]] || fail "a scrub finds nothing after columns were moved"
