@@ -82,8 +82,9 @@ impl Core {
             // Space is gained only by that checkpoint, so a round is short: writers at the watermark wait for its end.
             let budget = segments.free_count().saturating_sub(self.cleaning_floor()).min(count / 64 + 2);
             let live_max = u64::from(budget) * segments.geometry.segment_size * 7 / 8;
-            let retired = self.gc.take_retired();
-            let victims = if retired { segments.retired_victims(live_max) } else { segments.victims(live_max) };
+            let retired = if self.gc.take_retired() { segments.retired_victims(live_max) } else { Vec::new() };
+            // Without one, others are to make space for what retired segments hold.
+            let victims = if retired.is_empty() { segments.victims(live_max) } else { retired };
             let live: u64 = victims.iter().map(|&segment| u64::from(segments.live_table().of(segment))).sum();
             (victims, live)
         };

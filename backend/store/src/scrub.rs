@@ -151,7 +151,7 @@ async fn scrub(core: &Rc<Core>, pacer: &mut RepairPacer) -> Result<()> {
         core.scrub.change(|status| {
             *status = ScrubStatus { completed_s: status.completed_s, ..ScrubStatus::default() };
         });
-        // What the log has written to its segment up to now is verified, too.
+        // What the log has written to its segment up to now is verified, too, unless the store is nearly full.
         core.leave_log_segments().await?;
     }
     let first = if first >= segments { 0 } else { first };

@@ -44,8 +44,14 @@ impl Core {
             return Ok(true);
         }
         if self.segments.borrow().geometry.segment_count > target {
-            self.segments.borrow_mut().retire_from(target);
-            if !self.segments.borrow_mut().shrink() {
+            // The log needs free segments meanwhile, which the cleaner makes of others.
+            let needed = self.space.floor(true, false) + 1;
+            let from = self.segments.borrow().retirable_from(target, needed);
+            self.segments.borrow_mut().retire_from(from);
+            if from > target {
+                self.space.request(needed);
+            }
+            if from > target || !self.segments.borrow_mut().shrink() {
                 self.empty_retired().await?;
                 return Ok(false);
             }
@@ -65,13 +71,15 @@ impl Core {
 
     /// Does a step towards free retired segments: the log leaves them, or the cleaner empties some.
     async fn empty_retired(&self) -> Result<()> {
-        let left = || -> (u64, usize) {
+        let left = || -> (u64, usize, u32, u32) {
             let segments = self.segments.borrow();
-            (segments.retired_live_bytes(), segments.retired_in_use().count())
+            let (live, in_use) = (segments.retired_live_bytes(), segments.retired_in_use().count());
+            (live, in_use, segments.retired_count(), segments.free_count())
         };
         let before = left();
-        if self.segments.borrow().retired_in_use().any(|(_, state)| state == SegmentState::Open) {
-            return self.leave_log_segments().await;
+        let has_open = self.segments.borrow().retired_in_use().any(|(_, state)| state == SegmentState::Open);
+        if has_open && self.leave_log_segments().await? {
+            return Ok(());
         }
         self.gc.want_retired();
         self.take_requested_checkpoint().await?;
@@ -90,11 +98,15 @@ impl Core {
         Err(Error::new(kind, format!("{} segments are to be emptied, and cannot be: {why}", before.1)))
     }
 
-    /// Makes the log leave its segment, and go on in the next one.
-    pub(crate) async fn leave_log_segments(&self) -> Result<()> {
+    /// Makes the log leave its segment, and go on in the next one. Returns false if there are too few free segments.
+    pub(crate) async fn leave_log_segments(&self) -> Result<bool> {
+        if self.space.free_segments() <= self.space.floor(true, false) {
+            return Ok(false);
+        }
         self.log().leave_segment();
         // Its batches are the first ones in the next segment.
-        self.take_requested_checkpoint().await
+        self.take_requested_checkpoint().await?;
+        Ok(true)
     }
 
     /// Returns an error while devices are being removed.

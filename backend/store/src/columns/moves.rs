@@ -147,8 +147,12 @@ async fn step(core: &Rc<Core>, set: &Rc<ColumnSet>, pacer: &mut RepairPacer) -> 
         let text = "the device table has no space for columns that are so scattered, or no device has a free slot";
         return Err(Error::new(ErrorKind::NoSpace, text));
     }
-    core.leave_log_segments().await?;
-    Ok(MoveStep::Done)
+    // What was gained so far is used, so that the log has segments to go on in.
+    core.add_segments(set).await?;
+    match core.leave_log_segments().await? {
+        true => Ok(MoveStep::Done),
+        false => Err(Error::new(ErrorKind::NoSpace, "there are too few free segments for the log to leave its own")),
+    }
 }
 
 /// Moves columns of consecutive segments, as far as the log does not begin to write to one of them. Returns false if none
@@ -198,7 +202,8 @@ async fn move_run(core: &Rc<Core>, set: &ColumnSet, planned: &ColumnMove, pacer:
     for (i, pin) in pins.iter().enumerate() {
         let segment = planned.segment + i as u32;
         if pin.is_none() {
-            if !core.segments.borrow_mut().hold(segment) {
+            // The log must not run out of free segments meanwhile.
+            if !core.has_space_to_clean() || !core.segments.borrow_mut().hold(segment) {
                 break;
             }
             held.push(segment);

@@ -32,6 +32,19 @@ impl Segments {
         }
     }
 
+    /// Returns the first number, `count` or higher, from which on segments can be retired so that `needed` free ones are left.
+    pub fn retirable_from(&self, count: u32, needed: u32) -> u32 {
+        let is_free = |segment: u32| {
+            let is_taken = self.held.contains(&segment) || self.added.contains(&segment);
+            self.state(segment) == SegmentState::Free && !is_taken
+        };
+        let mut free = (0..self.geometry.segment_count).filter(|&segment| is_free(segment));
+        match free.nth((needed as usize).saturating_sub(1)) {
+            Some(last) => count.max(last + 1),
+            None => self.geometry.segment_count.max(count),
+        }
+    }
+
     /// Returns the number of retired segments.
     pub fn retired_count(&self) -> u32 {
         self.geometry.segment_count.saturating_sub(self.retired_from)
@@ -153,6 +166,21 @@ mod tests {
         segments.begin_checkpoint();
         segments.commit_checkpoint(log, None);
         assert_eq!(segments.free_count(), 2);
+    }
+
+    #[test]
+    fn segments_are_retired_as_far_as_enough_free_ones_are_left() {
+        let mut segments = segments(30);
+        let used: Vec<u32> = (0..10).map(|_| segments.allocate().expect("free")).collect();
+        assert_eq!(used.last(), Some(&9));
+        // Free ones begin with number 10.
+        assert_eq!(segments.retirable_from(20, 5), 20);
+        assert_eq!(segments.retirable_from(12, 5), 15);
+        assert_eq!(segments.retirable_from(12, 25), 30, "there are only 20");
+        segments.retire_from(15);
+        assert_eq!((segments.free_count(), segments.retirable_from(12, 5)), (5, 15), "retired before or not");
+        assert!(segments.hold(10));
+        assert_eq!(segments.retirable_from(12, 5), 16);
     }
 
     #[test]
