@@ -34,8 +34,8 @@ pub(super) const LIST: &[Mutant] = &[
         "moves-free-segments-not-held",
         "The log may enter a free segment while its columns get new places",
         MOVE,
-        "if !core.segments.borrow_mut().hold(segment) {",
-        "if core.segments.borrow().state(segment) != SegmentState::Free {",
+        "|| !core.segments.borrow_mut().hold(segment) {",
+        "|| core.segments.borrow().state(segment) != SegmentState::Free {",
         &[MOVES, SIM],
     ),
     Mutant::new(
