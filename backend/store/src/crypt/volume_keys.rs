@@ -138,8 +138,32 @@ struct Copies {
     devices: usize,
     /// Tables that can be read.
     tables: Vec<KeyTable>,
-    /// Set if a copy is damaged, or cannot be read.
-    damaged: bool,
+    /// Number of devices that can be read and have none.
+    none: usize,
+}
+
+impl Copies {
+    /// Returns the number of copies that are damaged or cannot be read.
+    fn unreadable(&self) -> usize {
+        self.devices - self.tables.len() - self.none
+    }
+}
+
+/// Returns the newest table; `None` if the store has no key yet, also if some copies cannot be read: a key is on every
+/// device that is used before anything is encrypted with it, and at most `parity` of them may be wrong.
+///
+/// # Errors
+/// Number of copies that cannot be read, if a table with keys may be among them.
+fn newest_table(places: &[Copies; 2], parity: usize) -> std::result::Result<Option<KeyTable>, usize> {
+    let tables = places.iter().flat_map(|copies| &copies.tables);
+    if let Some(newest) = tables.max_by_key(|table| table.generation) {
+        return Ok(Some(newest.clone()));
+    }
+    let unreadable: usize = places.iter().map(Copies::unreadable).sum();
+    match unreadable == 0 || places.iter().all(|copies| copies.none > parity) {
+        true => Ok(None),
+        false => Err(unreadable),
+    }
 }
 
 impl Core {
@@ -170,16 +194,17 @@ impl Core {
         let mut outdated = false;
         if self.has_key_table().await {
             let places = self.read_all_keys().await;
-            let newest = places.iter().flat_map(|copies| &copies.tables).max_by_key(|table| table.generation);
-            match newest.cloned() {
-                Some(table) => *keys.table.borrow_mut() = table,
-                None if places.iter().any(|copies| copies.damaged) => {
+            let parity = self.media.device.columns().map_or(0, |set| set.parity_columns());
+            match newest_table(&places, parity) {
+                Ok(Some(table)) => *keys.table.borrow_mut() = table,
+                // A crash came before the first key.
+                Ok(None) => {}
+                Err(unreadable) => {
                     return Err(corrupt(format!(
-                        "{name}: no copy of the key table can be read; encrypted data is lost"
+                        "{name}: no copy of the key table can be read ({unreadable} are damaged or fail); without one, \
+                         encrypted data is lost"
                     )));
                 }
-                // A crash came before the first key.
-                None => {}
             }
             outdated = !self.read_only && !keys.are_copied(&places);
         }
@@ -236,13 +261,13 @@ impl Core {
 
     async fn read_keys(&self, place: u64) -> Copies {
         let read = self.media.device.read_copies(place, KEY_TABLE_LEN).await;
-        let mut copies = Copies { devices: read.len(), tables: Vec::new(), damaged: false };
+        let mut copies = Copies { devices: read.len(), tables: Vec::new(), none: 0 };
         for copy in read {
             match copy.ok().map(|bytes| KeyTable::decode(&bytes, self.volume_keys.store)) {
                 Some(Ok(Some(table))) => copies.tables.push(table),
                 // One device may have none while others have one.
-                Some(Ok(None)) => {}
-                Some(Err(_)) | None => copies.damaged = true,
+                Some(Ok(None)) => copies.none += 1,
+                Some(Err(_)) | None => {}
             }
         }
         copies
@@ -393,5 +418,31 @@ impl VolumeKeys {
         };
         let whole = |copies: &Copies| copies.tables.len() == copies.devices && copies.tables.iter().all(is_current);
         table.generation == 0 || places.iter().all(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(devices: usize, generations: &[u64], none: usize) -> Copies {
+        let table = |&generation: &u64| KeyTable { generation, ..KeyTable::default() };
+        Copies { devices, tables: generations.iter().map(table).collect(), none }
+    }
+
+    #[test]
+    fn one_failed_read_does_not_lose_keys_that_never_were() {
+        let newest =
+            |first, second, parity| newest_table(&[first, second], parity).map(|table| table.map(|t| t.generation));
+        // Three of four devices say that no key was ever written.
+        assert_eq!(newest(place(4, &[], 3), place(4, &[], 4), 1), Ok(None));
+        // So few may be wrong, or have been away as the first key was written.
+        assert_eq!(newest(place(4, &[], 1), place(4, &[], 4), 1), Err(3));
+        assert_eq!(newest(place(4, &[], 4), place(4, &[], 1), 1), Err(3));
+        assert_eq!(newest(place(1, &[], 1), place(1, &[], 0), 0), Err(1));
+        assert_eq!(newest(place(1, &[], 1), place(1, &[], 1), 0), Ok(None));
+        // One copy is enough, and the newest counts.
+        assert_eq!(newest(place(4, &[], 0), place(4, &[3], 0), 1), Ok(Some(3)));
+        assert_eq!(newest(place(4, &[2, 4], 0), place(4, &[3, 3, 3, 3], 0), 1), Ok(Some(4)));
     }
 }
