@@ -9,14 +9,16 @@
 //! Computing takes no time in the simulator, and a device is as fast for many bytes as for few, so that only waiting
 //! between tasks remains. With a rate, writers wait between writes, and a wait counts from the time at which the write was due.
 
-mod common;
+#[path = "common/cpu.rs"]
+mod cpu;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use common::cpu_seconds;
+use cpu::cpu_seconds;
 use forebay_block::{Buf, BufList, ObjectBackend, ObjectName, ObjectOp, Transaction};
+use forebay_reactor::sync::join_all;
 use forebay_reactor::{DriverChoice, Reactor, now, sleep_until, spawn};
 use forebay_sim::{Faults, Rng, World};
 use forebay_store::{InitOptions, Store, StoreOptions};
@@ -64,6 +66,14 @@ async fn write(store: &Store, block: u64, data: &BufList) {
     store.submit(&name, Transaction::of(write)).await.expect("write");
 }
 
+/// Writes blocks, many at once.
+async fn write_all(store: &Store, data: &BufList, blocks: impl Iterator<Item = u64>) {
+    let mut blocks = blocks.peekable();
+    while blocks.peek().is_some() {
+        join_all(blocks.by_ref().take(64).map(|block| Box::pin(write(store, block, data)))).await;
+    }
+}
+
 async fn run(file: String, options: InitOptions, load: Load) {
     let Load { writers, fill, writes, interval } = load;
     Store::init(&file, options).await.expect("init");
@@ -71,14 +81,10 @@ async fn run(file: String, options: InitOptions, load: Load) {
     let store = Store::open(&file, options).await.expect("open");
     let blocks = store.stats().capacity * fill / 100 / 4096;
     let data: BufList = Buf::copy_of(&[7; 4096]).into();
-    for block in 0..blocks {
-        write(&store, block, &data).await;
-    }
+    write_all(&store, &data, 0..blocks).await;
     // Until cleaning has come to its steady state.
     let mut rng = Rng::new(77);
-    for _ in 0..writes / 2 {
-        write(&store, rng.below(blocks), &data).await;
-    }
+    write_all(&store, &data, (0..writes / 2).map(|_| rng.below(blocks))).await;
     store.flush().await.expect("flush");
     let before = store.stats();
     let latencies = Rc::new(RefCell::new(Vec::with_capacity(writes as usize)));

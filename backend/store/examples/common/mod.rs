@@ -1,6 +1,10 @@
 //! Parts that the measuring programs share.
 
+mod cpu;
+
 use forebay_block::ObjectName;
+
+pub use cpu::cpu_seconds;
 
 /// Size of an object in bytes.
 pub const OBJECT: u64 = 4 << 20;
@@ -28,12 +32,4 @@ impl Rng {
 /// Returns the name of an object.
 pub fn object(index: u64) -> ObjectName {
     ObjectName::new(format!("rbd_data.bench.{index:016x}"))
-}
-
-/// Returns the processor time of this process in seconds, all threads together.
-pub fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("/proc/self/stat");
-    let fields: Vec<&str> = stat.rsplit(") ").next().expect("fields").split(' ').collect();
-    // Fields 14 and 15 (utime, stime), in ticks of 10 ms.
-    fields[11..13].iter().map(|field| field.parse::<f64>().expect("ticks") / 100.0).sum()
 }

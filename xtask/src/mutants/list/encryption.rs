@@ -48,6 +48,14 @@ pub(super) const LIST: &[Mutant] = &[
         &[CRYPT],
     ),
     Mutant::new(
+        "encryption-no-table-believed",
+        "One device without a key table is enough to believe that there was none",
+        KEYS,
+        "places.iter().all(|copies| copies.none > parity)",
+        "places.iter().all(|copies| copies.none > 0)",
+        &[UNIT],
+    ),
+    Mutant::new(
         "encryption-any-master-key",
         "A wrong master key opens the store",
         KEYS,
