@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_block::{BufList, BufMut, Result};
+use forebay_block::{Buf, BufList, BufMut, Result};
 use forebay_reactor::sync::join_all;
 use forebay_reactor::yield_now;
 
@@ -19,6 +19,8 @@ use crate::object::{HEAD, StoreObject};
 
 /// Number of segments cleaned concurrently, so that the device is not idle while one of them is processed.
 const SEGMENTS_AT_ONCE: usize = 4;
+/// Number of blocks read ahead where batches are short.
+const BLOCKS_AHEAD: u64 = 64;
 
 /// Run of blocks that may be live.
 pub struct CleaningCandidate {
@@ -40,6 +42,24 @@ impl CleaningCandidate {
             first: self.first + from as u64,
             crcs: self.crcs[from..from + count].to_vec(),
         }
+    }
+}
+
+/// Blocks of a segment that were read ahead, because its batches are short. They are not verified.
+#[derive(Default)]
+struct BlocksAhead {
+    first: u64,
+    /// `None` if none were read.
+    blocks: Option<Buf>,
+}
+
+impl BlocksAhead {
+    /// Returns `count` blocks from block `from` on; `None` if they were not all read.
+    fn get(&self, from: u64, count: u64) -> Option<Buf> {
+        let start = from.checked_sub(self.first)? as usize * BLOCK;
+        let blocks = self.blocks.as_ref()?;
+        let end = start + count as usize * BLOCK;
+        (count > 0 && end <= blocks.len()).then(|| blocks.slice(start..end))
     }
 }
 
@@ -137,13 +157,21 @@ impl Core {
         let end = geometry.first_block(segment) + geometry.segment_blocks();
         let mut at = geometry.first_block(segment);
         let mut before: Option<(u64, u64)> = None;
+        let mut ahead = BlocksAhead::default();
         let mut found = 0;
         while at < end {
-            let Some(header) = self.next_header(at, end, before).await? else { break };
+            let header = match (before, ahead.get(at, 1)) {
+                (Some(_), Some(stored)) => self.media.find_header(&stored, at, self.follows(end, before)).await,
+                _ => self.next_header(at, end, before).await?,
+            };
+            let Some(header) = header else { break };
             let next = at + 1 + u64::from(header.payload_blocks);
             before = Some((header.epoch, header.seq));
             found += 1;
-            self.clean_batch(&header).await?;
+            if u64::from(header.payload_blocks) < BLOCKS_AHEAD / 4 && ahead.get(at + 1, next - at).is_none() {
+                ahead = self.read_ahead(at + 1, end).await;
+            }
+            self.clean_batch(&header, &ahead).await?;
             at = next;
         }
         let left = self.live_data_left(segment);
@@ -158,6 +186,25 @@ impl Core {
         Ok(())
     }
 
+    /// Reads blocks from block `at` on, before block `end`; none if that fails.
+    async fn read_ahead(&self, at: u64, end: u64) -> BlocksAhead {
+        let blocks = match BLOCKS_AHEAD.min(end.saturating_sub(at)) {
+            0 => None,
+            count => self.media.read_unchecked(at, count).await.ok().map(BufList::into_contiguous),
+        };
+        BlocksAhead { first: at, blocks }
+    }
+
+    /// Returns whether a header is that of the batch that follows batch `before` (epoch, number), if any, and ends before
+    /// block `end`.
+    fn follows(&self, end: u64, before: Option<(u64, u64)>) -> impl Fn(&BatchHeader) -> bool {
+        let store = self.store_id();
+        move |header| {
+            let follows = before.is_none_or(|(epoch, seq)| header.epoch == epoch && header.seq == seq + 1);
+            follows && header.store == store && header.block + 1 + u64::from(header.payload_blocks) <= end
+        }
+    }
+
     /// Reads the header at block `at` of the batch that follows batch `before` (epoch, number), if any, and ends before
     /// block `end`; `None` if there is none.
     pub(crate) async fn next_header(
@@ -166,10 +213,7 @@ impl Core {
         end: u64,
         before: Option<(u64, u64)>,
     ) -> Result<Option<BatchHeader>> {
-        let is_next = |header: &BatchHeader| {
-            let follows = before.is_none_or(|(epoch, seq)| header.epoch == epoch && header.seq == seq + 1);
-            follows && header.store == self.store_id() && at + 1 + u64::from(header.payload_blocks) <= end
-        };
+        let is_next = self.follows(end, before);
         match before {
             Some(_) => self.media.read_header(at, is_next).await,
             None => self.media.read_first_header(at, is_next).await,
@@ -180,10 +224,10 @@ impl Core {
         self.segments.borrow().live_table().of(segment) > 0
     }
 
-    async fn clean_batch(self: &Rc<Self>, header: &BatchHeader) -> Result<()> {
+    async fn clean_batch(self: &Rc<Self>, header: &BatchHeader, ahead: &BlocksAhead) -> Result<()> {
         let Ok(entries) = StoreEntry::decode_all(&header.entries) else { return Ok(()) };
         let content = classify_entries(header, entries);
-        self.move_data(content.data).await?;
+        self.move_data(content.data, ahead).await?;
         self.move_blobs(content.blobs).await?;
         for (oid, of, index, addr) in content.pages {
             let Some(object) = self.by_oid(oid).await? else { continue };
@@ -237,7 +281,7 @@ impl Core {
     }
 
     /// Moves the live blocks of one batch: looks them up, reads them together, and appends them again.
-    async fn move_data(self: &Rc<Self>, candidates: Vec<CleaningCandidate>) -> Result<()> {
+    async fn move_data(self: &Rc<Self>, candidates: Vec<CleaningCandidate>, ahead: &BlocksAhead) -> Result<()> {
         let mut live: Vec<(Rc<StoreObject>, CleaningCandidate)> = Vec::new();
         for candidate in candidates {
             let Some(object) = self.by_oid(candidate.oid).await? else { continue };
@@ -250,7 +294,10 @@ impl Core {
         let start = first.first;
         let blocks = last.first + last.crcs.len() as u64 - start;
         // One long read costs less than many short ones, even with dead blocks in between.
-        let data: BufList = self.media.read_unchecked(start, blocks).await?;
+        let data: BufList = match ahead.get(start, blocks) {
+            Some(read) => read.into(),
+            None => self.media.read_unchecked(start, blocks).await?,
+        };
         if self.log().is_congested() {
             self.log().wait_uncongested().await;
         }
@@ -402,4 +449,22 @@ fn classify_entries(header: &BatchHeader, entries: Vec<StoreEntry>) -> BatchCont
     }
     content.data = data.into_values().collect();
     content
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_ahead_are_returned_only_if_all_were_read() {
+        assert!(BlocksAhead::default().get(0, 1).is_none());
+        let bytes: Vec<u8> = (0..4 * BLOCK).map(|at| (at / BLOCK) as u8).collect();
+        let ahead = BlocksAhead { first: 10, blocks: Some(Buf::copy_of(&bytes)) };
+        let firsts = |from, count| ahead.get(from, count).map(|blocks| (blocks[0], blocks.len() / BLOCK));
+        assert_eq!(firsts(10, 4), Some((0, 4)));
+        assert_eq!(firsts(12, 2), Some((2, 2)));
+        for (from, count) in [(9, 1), (9, 2), (10, 5), (13, 2), (14, 1), (11, 0)] {
+            assert_eq!(firsts(from, count), None, "{count} from {from}");
+        }
+    }
 }

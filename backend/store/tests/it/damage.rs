@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_block::*;
+use forebay_reactor::sync::join_all;
 use forebay_reactor::{sleep, spawn};
 use forebay_sim::{CrashPolicy, DiskFaults, Faults, World};
 use forebay_store::{CheckOptions, InitOptions, Store, StoreOptions};
@@ -224,10 +225,15 @@ fn the_cleaner_leaves_a_damaged_block_where_it_is() {
     let world = world(16 * MIB);
     run(&world, async {
         let store = fresh(16 * MIB, 64 << 10).await;
-        for block in 0..1024 {
-            store.submit(&ObjectName::new("victim"), write(block * 4096, 1, 4096)).await.expect("write");
-            store.submit(&ObjectName::new("other"), write(block * 4096, 2, 4096)).await.expect("write");
+        for block in (0..1024).step_by(16) {
+            let names =
+                (0..32).map(|i| (block + i / 2, ObjectName::new(["victim", "other"][i as usize % 2]), 1 + i % 2));
+            let writes = names.map(|(block, name, byte)| store.submit(&name, write(block * 4096, byte as u8, 4096)));
+            for done in join_all(writes).await {
+                done.expect("write");
+            }
         }
+        assert_eq!(store.stats().cleaned_bytes, 0, "each block of the victim is there once");
         store.close().await.expect("close");
     });
     let holds = |block: &u64| world.peek(DISK, *block, 4096).expect("peek").iter().all(|byte| *byte == 1);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_block::*;
 use forebay_reactor::{File, OpenOptions, sleep, spawn};
-use forebay_sim::{CrashKind, Faults, Stop, World};
+use forebay_sim::{CrashKind, CrashPolicy, Faults, Stop, World};
 use forebay_store::{CheckOptions, DeviceSetOptions, Store, StoreOptions};
 
 use crate::common::{all_active, run, scrub};
@@ -28,7 +28,11 @@ fn paths(numbers: impl IntoIterator<Item = usize>) -> Vec<PathBuf> {
 
 /// Creates a machine with disks of so many slots each, and a store of `data` and `parity` columns on the first `used`.
 fn machine(slots: &[u64], used: usize, data: usize, parity: usize) -> World {
-    let world = World::new(1, Faults::none());
+    machine_with(Faults::none(), slots, used, data, parity)
+}
+
+fn machine_with(faults: Faults, slots: &[u64], used: usize, data: usize, parity: usize) -> World {
+    let world = World::new(1, faults);
     for (number, slots) in slots.iter().enumerate() {
         world.add_disk(path(number), MIB + slots * COLUMN, 4096);
     }
@@ -374,6 +378,47 @@ fn a_power_failure_at_any_point_of_moving_loses_nothing() {
         }
     }
     assert!(grown > 2 && removed > 0, "{grown} and {removed} of them");
+}
+
+#[test]
+fn a_column_is_durable_where_the_table_has_it() {
+    let objects = 12;
+    let mut columns_left = Vec::new();
+    // While the table is changed for the first columns.
+    for point in 16..40 {
+        let world = machine_with(Faults { crash: CrashPolicy::LoseAll, ..Faults::none() }, &[40; 4], 3, 2, 1);
+        run(&world, async {
+            let store = open(0..3).await;
+            for number in 0..objects {
+                write(&store, number, 0).await.expect("written");
+            }
+            store.close().await.expect("close");
+        });
+        let reactor = world.reactor();
+        let stopped = world.run(&reactor, async {
+            let store = open(0..3).await;
+            store.add_device(&path(3), 0, false).await.expect("added");
+            world.crash_at_point(Some(world.points() + point));
+            settled(&store).await;
+        });
+        assert!(matches!(stopped, Err(Stop::Crash(_))));
+        world.crash_at_point(None);
+        world.crash(reactor, CrashKind::Power);
+        // Parity would hide what is not there, without another missing device.
+        for missing in 0..3 {
+            run(&world, async {
+                let options = StoreOptions { read_only: true, accept_missing: true, ..StoreOptions::default() };
+                let left = paths((0..4).filter(|disk| *disk != missing));
+                let store = Store::open_devices(&left, None, options).await.expect("open");
+                for number in 0..objects {
+                    has(&store, number, 0).await;
+                }
+                columns_left.push(store.column_moves().columns_left);
+            });
+        }
+    }
+    let (least, most) = (columns_left.iter().min(), columns_left.iter().max());
+    assert!(least < most, "no change of the table came before a crash: {columns_left:?}");
 }
 
 #[test]
