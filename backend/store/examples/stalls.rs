@@ -110,11 +110,12 @@ async fn run(file: String, options: InitOptions, load: Load) {
                     write(&store, rng.below(blocks), &data).await;
                     latencies.borrow_mut().push((now() - due).as_micros());
                     let window = ((now() - began).as_nanos() / WINDOW.as_nanos()) as usize;
-                    let mut windows = windows.borrow_mut();
-                    let len = windows.len().max(window + 1);
-                    windows.resize(len, 0);
-                    windows[window] += 1;
-                    drop(windows);
+                    {
+                        let mut windows = windows.borrow_mut();
+                        let len = windows.len().max(window + 1);
+                        windows.resize(len, 0);
+                        windows[window] += 1;
+                    }
                     if left.get().is_multiple_of(128) {
                         store.flush().await.expect("flush");
                     }
