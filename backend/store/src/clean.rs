@@ -168,7 +168,9 @@ impl Core {
             let next = at + 1 + u64::from(header.payload_blocks);
             before = Some((header.epoch, header.seq));
             found += 1;
-            if u64::from(header.payload_blocks) < BLOCKS_AHEAD / 4 && ahead.get(at + 1, next - at).is_none() {
+            // Its payload, and the next header if there is one.
+            let wanted = (next + 1).min(end) - (at + 1);
+            if u64::from(header.payload_blocks) < BLOCKS_AHEAD / 4 && ahead.get(at + 1, wanted).is_none() {
                 ahead = self.read_ahead(at + 1, end).await;
             }
             self.clean_batch(&header, &ahead).await?;
