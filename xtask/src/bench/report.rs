@@ -139,7 +139,7 @@ fn table_of(cases: &[Case]) -> String {
         match case.ratio(Side::Peer) {
             Some(ratio) => {
                 let verdict = if ratio >= case.goal { "met" } else { "**missed**" };
-                let _ = writeln!(text, " {ratio:.2} | {:.1} | {verdict} |", case.goal);
+                let _ = writeln!(text, " {ratio:.2} | {:.2} | {verdict} |", case.goal);
             }
             None => text.push_str(" | | |\n"),
         }
