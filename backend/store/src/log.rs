@@ -41,9 +41,13 @@ use writer::BatchWriter;
 
 pub use writer::WRITES_MAX;
 
-/// Payload of a batch at which it is written, in blocks. Limited to what a device accepts in one request (254 scattered
-/// pages on virtio), because the kernel offloads requests that it must split to a worker thread.
+/// Payload of a batch at which it is written, in blocks, on one device. Limited to what a device accepts in one request
+/// (254 scattered pages on virtio), because the kernel offloads requests that it must split to a worker thread.
 const BATCH_BLOCKS: u32 = 128;
+/// Lines of a full batch on several devices: the length in blocks of the request that each device receives.
+const BATCH_LINES: u32 = 128;
+/// Payload of a batch on several devices at which it is written at the latest, in blocks, however long its lines are.
+const BATCH_BLOCKS_MAX: u32 = 512;
 /// Delay after which an open batch is written even if no task waits for it.
 const BATCH_OPEN_MAX: Duration = Duration::from_millis(10);
 
@@ -51,7 +55,7 @@ const BATCH_OPEN_MAX: Duration = Duration::from_millis(10);
 ///
 /// # Invariants
 /// 1. At most one batch is open, and it is the newest.
-/// 2. A batch is closed as soon as it has `BATCH_BLOCKS` payload blocks and something is appended, and `BATCH_OPEN_MAX`
+/// 2. A batch is closed as soon as it has `full_blocks` payload blocks and something is appended, and `BATCH_OPEN_MAX`
 ///    after it was opened, but for transactions in progress.
 /// 3. The position of an appended block or blob is final: its batch is written exactly there.
 /// 4. On several devices, a batch occupies whole lines.
@@ -68,6 +72,8 @@ pub struct StoreLog {
     blob_buffers: BlobBuffers,
     /// Blocks of a line: batches, with their headers, have a multiple of it.
     line_blocks: u32,
+    /// Payload of a full batch, in blocks.
+    full_blocks: u32,
     header_pool: BufPool,
     bytes_appended: Cell<u64>,
     writer: Rc<BatchWriter>,
@@ -93,6 +99,7 @@ impl StoreLog {
             staging: StagingBuffers::new(),
             blob_buffers: BlobBuffers::new(),
             line_blocks: device.line_blocks(),
+            full_blocks: full_blocks(device.line_blocks()),
             header_pool: BufPool::new(BLOCK, 64),
             bytes_appended: Cell::new(0),
             writer: BatchWriter::new(device, host, next_seq),
@@ -153,7 +160,7 @@ impl StoreLog {
             if let Some(batch) = open {
                 let fits = batch.entry_space() >= entry_bytes && self.head.block_space(&batch) >= blocks;
                 let started = batch.entry_bytes() > 0;
-                if fits && !(started && batch.payload_blocks() >= BATCH_BLOCKS) {
+                if fits && !(started && batch.payload_blocks() >= self.full_blocks) {
                     return batch;
                 }
                 assert!(started, "an entry or blob larger than a batch can be");
@@ -212,7 +219,7 @@ impl StoreLog {
             self.pad_blobs(&batch);
             let fits_entry = (batch.entry_space() - size_of(0)) / (size_of(1) - size_of(0));
             let fits_segment = self.head.block_space(&batch) as usize;
-            let wanted = (BATCH_BLOCKS.saturating_sub(batch.payload_blocks()) as usize).max(1);
+            let wanted = (self.full_blocks.saturating_sub(batch.payload_blocks()) as usize).max(1);
             let count = (total - done).min(fits_entry).min(fits_segment).min(wanted);
             let run = data.slice(done * BLOCK..(done + count) * BLOCK);
             let at = batch.payload_blocks();
@@ -441,6 +448,15 @@ impl AppendedRun<'_> {
     /// Returns the checksums of the stored blocks.
     pub fn take_crcs(&mut self) -> Vec<u32> {
         self.sealed_crcs.take().unwrap_or_else(|| block_crcs(self.stored))
+    }
+}
+
+/// Returns the payload of a full batch on devices with lines of `line_blocks` blocks.
+fn full_blocks(line_blocks: u32) -> u32 {
+    match line_blocks {
+        1 => BATCH_BLOCKS,
+        // With its header, a full batch has whole lines.
+        _ => (BATCH_LINES.min(BATCH_BLOCKS_MAX / line_blocks) * line_blocks - 1).max(BATCH_BLOCKS),
     }
 }
 
