@@ -226,7 +226,11 @@ async fn move_run(core: &Rc<Core>, set: &ColumnSet, planned: &ColumnMove, pacer:
             return Ok(false);
         }
     };
-    held.into_iter().for_each(|segment| core.segments.borrow_mut().release(segment));
+    for segment in held {
+        let mut segments = core.segments.borrow_mut();
+        debug_assert_eq!(segments.state(segment), SegmentState::Free, "the log entered a segment while it was moved");
+        segments.release(segment);
+    }
     drop(pins);
     core.maintenance.notify_writers();
     if changed {
