@@ -40,10 +40,19 @@ struct Load {
     interval: Option<Duration>,
 }
 
+fn usage() -> ! {
+    eprintln!("usage: stalls [WRITERS [FILL [FILE SIZE_MIB [WRITES_A_SECOND]]]]    FILL: 1 to 95 %");
+    std::process::exit(2);
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let number = |at: usize| args.get(at).map(|arg| arg.parse::<u64>().expect("a number"));
+    let number = |at: usize| args.get(at).map(|arg| arg.parse::<u64>().unwrap_or_else(|_| usage()));
     let (writers, fill) = (number(0).unwrap_or(32), number(1).unwrap_or(80));
+    // A file has a size.
+    if writers == 0 || !(1..=95).contains(&fill) || args.len() == 3 || args.len() > 5 {
+        usage();
+    }
     let mut load = Load { writers, fill, writes: WRITES, interval: None };
     let Some(file) = args.get(2) else {
         let world = World::new(1, Faults { events_max: u64::MAX, ..Faults::none() });
@@ -52,9 +61,9 @@ fn main() {
         let options = InitOptions { size: SIZE, segment_size: 128 << 10, ..InitOptions::default() };
         return world.run(&reactor, run(DISK.to_owned(), options, load)).expect("it ends");
     };
-    let size = number(3).expect("a size in MiB") << 20;
+    let size = number(3).unwrap_or_else(|| usage()) << 20;
     load.writes = 2 * size / 4096;
-    load.interval = number(4).map(|rate| Duration::from_secs(writers) / rate as u32);
+    load.interval = number(4).map(|rate| Duration::from_secs(writers) / rate.clamp(1, u32::MAX.into()) as u32);
     let options = InitOptions { size, force: true, preallocate: true, ..InitOptions::default() };
     let reactor = Reactor::system(DriverChoice::Auto).expect("a reactor");
     reactor.block_on(run(file.clone(), options, load));
