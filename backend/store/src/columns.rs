@@ -8,6 +8,7 @@ mod buffers;
 mod check;
 mod code;
 mod copy;
+mod degraded;
 mod device;
 mod fill;
 mod geometry;

@@ -55,16 +55,21 @@ impl RowCode {
     /// Computes the column `want` from k other columns, given with their numbers: data columns first, then parity.
     /// Returns false if they do not suffice.
     pub fn rebuild(&mut self, have: &[(usize, &[u8])], want: usize, out: &mut [u8]) -> bool {
+        self.rebuild_all(have, &mut [(want, out)])
+    }
+
+    /// Computes several columns like [`rebuild`](Self::rebuild), each with its number.
+    pub fn rebuild_all(&mut self, have: &[(usize, &[u8])], want: &mut [(usize, &mut [u8])]) -> bool {
         match self {
             Self::Striped => false,
             Self::Mirrored => match have.first() {
                 Some((_, copy)) => {
-                    out.copy_from_slice(copy);
+                    want.iter_mut().for_each(|(_, out)| out.copy_from_slice(copy));
                     true
                 }
                 None => false,
             },
-            Self::Coded(decoder) => decoder.rebuild(have, &mut [(want, out)]).is_ok(),
+            Self::Coded(decoder) => decoder.rebuild(have, want).is_ok(),
         }
     }
 }

@@ -392,17 +392,23 @@ impl ColumnSet {
             self.drop_failing_readers().await;
             return read;
         }
-        let reads = spans.iter().map(|&(column, line, lines)| {
-            let len = lines as usize * BLOCK;
-            let buf = self.column_buffers.empty(lines as usize);
-            Box::pin(self.read_column(first.segment, column, line, buf, len))
-        });
-        let read = join_all(reads).await;
-        self.drop_failing_readers().await;
-        let mut columns: Vec<Option<Buf>> = vec![None; self.data_columns()];
-        for ((column, ..), read) in spans.iter().zip(read) {
-            columns[*column] = Some(read?.freeze());
-        }
+        let columns = match self.read_degraded(first.segment, &spans).await {
+            Some(columns) => columns,
+            None => {
+                let reads = spans.iter().map(|&(column, line, lines)| {
+                    let len = lines as usize * BLOCK;
+                    let buf = self.column_buffers.empty(lines as usize);
+                    Box::pin(self.read_column(first.segment, column, line, buf, len))
+                });
+                let mut columns: Vec<Option<Buf>> = vec![None; self.data_columns()];
+                let read = join_all(reads).await;
+                self.drop_failing_readers().await;
+                for ((column, ..), read) in spans.iter().zip(read) {
+                    columns[*column] = Some(read?.freeze());
+                }
+                columns
+            }
+        };
         let mut out = buf;
         out.clear();
         let (data, mut done) = (self.data_columns(), vec![0; self.data_columns()]);

@@ -312,6 +312,39 @@ fn rot_is_reconstructed_by_reads_and_mended_by_a_scrub() {
 }
 
 #[test]
+fn long_reads_without_devices_compute_what_is_missing() {
+    let (world, _) = machine(5, 3, 2);
+    let content: Vec<u8> = (0..200_000_u32).map(|i| (i / 512) as u8 ^ (i % 251) as u8).collect();
+    let name = ObjectName::new("a");
+    run(&world, async {
+        let store = open(0..5).await.expect("open");
+        let write = Transaction::of(ObjectOp::Write { offset: 0, data: Buf::copy_of(&content).into() });
+        store.submit(&name, write).await.expect("write");
+        store.close().await.expect("close");
+    });
+    let read_without = |missing: &[usize]| {
+        run(&world, async {
+            let options =
+                StoreOptions { data_cache: 0, read_only: true, accept_missing: true, ..StoreOptions::default() };
+            let left = (0..5).filter(|disk| !missing.contains(disk));
+            let store = Store::open_devices(&paths(left), None, options).await.expect("open");
+            for (from, to) in [(0, 200_000), (4096, 16_384), (5000, 75_000), (61_440, 163_840), (199_000, 200_000)] {
+                let read = ObjectRead::head(from as u64, (to - from) as u64);
+                let found = store.read(&name, read).await.expect("read").fill(read.extent).to_vec();
+                assert!(found == content[from..to], "{from} to {to} without {missing:?}");
+            }
+            assert!(store.column_counters().degraded_reads > 0, "without {missing:?}");
+        });
+    };
+    for missing in (0..5).flat_map(|first| (first + 1..5).map(move |second| [first, second])) {
+        read_without(&missing);
+    }
+    // What is computed is wrong then, which checksums show.
+    world.flip_bits_where(path(3), 4000, |offset| offset >= MIB);
+    read_without(&[1]);
+}
+
+#[test]
 fn bad_sectors_of_a_device_table_end_no_scrub_and_are_written_again() {
     let (world, _) = machine(3, 2, 1);
     run(&world, async {
