@@ -456,7 +456,7 @@ fn full_blocks(line_blocks: u32) -> u32 {
     match line_blocks {
         1 => BATCH_BLOCKS,
         // With its header, a full batch has whole lines.
-        _ => (BATCH_LINES.min(BATCH_BLOCKS_MAX / line_blocks) * line_blocks - 1).max(BATCH_BLOCKS),
+        _ => BATCH_LINES.min(BATCH_BLOCKS_MAX / line_blocks) * line_blocks - 1,
     }
 }
 
@@ -472,5 +472,21 @@ impl Drop for StoreLog {
         // Wakes the tasks that close batches, so that they end.
         self.opened.notify_all();
         self.writer.early().notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::devices::DEVICES_MAX;
+
+    #[test]
+    fn full_batches_have_whole_lines() {
+        assert_eq!(full_blocks(1), BATCH_BLOCKS);
+        for line_blocks in 2..=DEVICES_MAX as u32 {
+            let full = full_blocks(line_blocks);
+            assert!((full + 1).is_multiple_of(line_blocks), "{full} blocks in lines of {line_blocks}");
+            assert!((BATCH_BLOCKS..BATCH_BLOCKS_MAX).contains(&full), "{full} blocks in lines of {line_blocks}");
+        }
     }
 }
