@@ -18,9 +18,12 @@ impl ColumnSet {
         let is_readable = |column: &usize| self.column(segment, *column).1.is_readable(segment);
         let lacking: Vec<usize> =
             spans.iter().map(|(column, ..)| *column).filter(|column| !is_readable(column)).collect();
-        let readable: Vec<usize> = (0..self.columns()).filter(is_readable).collect();
         // Mirrors have one data column.
-        if lacking.is_empty() || data == 1 || readable.len() < data {
+        if lacking.is_empty() || data == 1 {
+            return None;
+        }
+        let readable: Vec<usize> = (0..self.columns()).filter(is_readable).collect();
+        if readable.len() < data {
             return None;
         }
         let from = spans.iter().map(|(_, from, _)| *from).min()?;
