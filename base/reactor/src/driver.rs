@@ -21,6 +21,7 @@ pub(crate) mod fixed;
 pub(crate) mod flight;
 pub(crate) mod handles;
 pub(crate) mod iov;
+pub(crate) mod messages;
 pub(crate) mod os;
 pub(crate) mod poll;
 pub(crate) mod threads;
@@ -197,10 +198,12 @@ pub enum Op {
         /// Wait until the spare space is full (or the stream ends).
         all: bool,
     },
-    /// Waits until a foreign descriptor (not a socket of this crate) is readable.
+    /// Waits until a socket, or a foreign descriptor, is readable or writable, or broken.
     Ready {
-        /// Handle from [`Driver::adopt_listener`].
+        /// Socket, or a handle from [`Driver::adopt_listener`].
         handle: Handle,
+        /// Wait until it is writable, not readable; for sockets.
+        writable: bool,
     },
     /// Sends all of `bufs`; the result is the bytes sent (all of them, or an error).
     Send {
@@ -323,18 +326,19 @@ pub trait Driver: FileDriver {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this driver's sockets stay on its core"))
     }
 
-    /// Adopts a socket that another core's [`share_listener`](Self::share_listener) has returned.
+    /// Adopts a socket that another core's [`share_listener`](Self::share_listener) has returned, or a foreign descriptor
+    /// that is waited for with [`Op::Ready`].
     fn adopt_listener(&mut self, _listener: OwnedFd) -> io::Result<Handle> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this driver's sockets stay on its core"))
     }
 
-    /// Passes a descriptor to the process at the other end of a Unix socket, with one byte of data.
-    fn send_fd(&mut self, _sock: Handle, _fd: BorrowedFd<'_>) -> io::Result<()> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "this driver cannot pass file descriptors"))
+    /// Adopts a connected stream socket that another process has opened.
+    fn adopt_stream(&mut self, _socket: OwnedFd) -> io::Result<Handle> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this driver cannot adopt a socket"))
     }
 
-    /// Receives a descriptor that came with one byte of data; `WouldBlock` while there is none.
-    fn recv_fd(&mut self, _sock: Handle) -> io::Result<OwnedFd> {
+    /// Returns the system's descriptor of a socket, for calls that do not block and that no [`Op`] makes.
+    fn descriptor(&self, _sock: Handle) -> io::Result<BorrowedFd<'_>> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this driver cannot pass file descriptors"))
     }
 

@@ -346,3 +346,20 @@ pub fn remove_file(path: impl AsRef<Path>) -> io::Result<()> {
 pub fn sync_dir(path: impl AsRef<Path>) -> io::Result<()> {
     with_current(|inner| inner.with_driver(|driver| driver.sync_dir(path.as_ref())))
 }
+
+/// Sets the permissions of a file or socket: the lower nine bits of its mode.
+///
+/// # Errors
+/// Errors of the system.
+pub fn set_mode(path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode & 0o777))
+}
+
+/// Gives a file or socket to another user or group; `None` leaves either as it is.
+///
+/// # Errors
+/// Errors of the system; `PermissionDenied` for a process without that right.
+pub fn set_owner(path: impl AsRef<Path>, user: Option<u32>, group: Option<u32>) -> io::Result<()> {
+    if user.is_none() && group.is_none() { Ok(()) } else { std::os::unix::fs::chown(path, user, group) }
+}

@@ -3,15 +3,17 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::buf::{BufList, BufMut};
-use crate::driver::{Handle, Op};
+use crate::buf::{Buf, BufList, BufMut};
+pub use crate::driver::messages::DESCRIPTORS_MAX;
+use crate::driver::{Handle, Op, messages};
 use crate::executor::{ReactorState, with_current};
+use crate::ops::OpFuture;
 
 /// Address to listen on or connect to: `host:port`, `[v6]:port` or `unix:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -83,7 +85,7 @@ impl Drop for Socket {
     }
 }
 
-/// Descriptor owned by a library, polled for readability only.
+/// Foreign descriptor, owned by a library or shared with another process, polled for readability only.
 pub(crate) struct PolledFd {
     socket: Socket,
 }
@@ -91,14 +93,29 @@ pub(crate) struct PolledFd {
 impl PolledFd {
     /// Watches the file that `fd` refers to, through a duplicate descriptor.
     pub(crate) fn new(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        Self::adopt(fd.try_clone_to_owned()?)
+    }
+
+    /// Watches a descriptor, and owns it.
+    pub(crate) fn adopt(fd: OwnedFd) -> io::Result<Self> {
         let inner = with_current(Rc::clone);
-        let handle = inner.with_driver(|driver| driver.adopt_listener(fd.try_clone_to_owned()?))?;
+        let handle = inner.with_driver(|driver| driver.adopt_listener(fd))?;
         Ok(Self { socket: Socket { inner, handle } })
+    }
+
+    /// Calls the system on the descriptor, without blocking.
+    pub(crate) fn with_descriptor<R>(&self, call: impl FnOnce(BorrowedFd<'_>) -> R) -> io::Result<R> {
+        self.socket.inner.with_driver(|driver| driver.descriptor(self.socket.handle).map(call))
+    }
+
+    /// Starts to wait until the descriptor is readable.
+    pub(crate) fn start_ready(&self) -> OpFuture {
+        self.socket.inner.start_op(Op::Ready { handle: self.socket.handle, writable: false })
     }
 
     /// Waits until the descriptor is readable.
     pub(crate) async fn ready(&self) -> io::Result<()> {
-        self.socket.inner.start_op(Op::Ready { handle: self.socket.handle }).await.result.map(drop)
+        self.start_ready().await.result.map(drop)
     }
 }
 
@@ -249,7 +266,7 @@ impl Stream {
     /// # Errors
     /// Errors of the system; `Unsupported` in simulation.
     pub fn send_fd(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.socket.inner.with_driver(|driver| driver.send_fd(self.socket.handle, fd))
+        self.with_descriptor(|socket| messages::send(socket, &[0], &[fd])).map(drop)
     }
 
     /// Receives a descriptor that the other end of a Unix socket passes with one byte of data.  No other receive may be
@@ -258,11 +275,100 @@ impl Stream {
     /// # Errors
     /// `InvalidData` when data came without a descriptor, `UnexpectedEof` at the end of the stream.
     pub async fn recv_fd(&self) -> io::Result<OwnedFd> {
-        // A descriptor is passed once in a connection's life, so polling is good enough.
-        const LOOK: Duration = Duration::from_micros(200);
+        match self.recv_message(BufMut::with_capacity(1)).await.0? {
+            (0, _) => Err(io::ErrorKind::UnexpectedEof.into()),
+            (_, descriptors) => descriptors
+                .into_iter()
+                .next()
+                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no file descriptor received with the byte")),
+        }
+    }
+
+    /// Adopts a connected Unix stream socket, and sets its blocking mode as the driver needs it.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it is no such socket; `Unsupported` in simulation.
+    ///
+    /// # Panics
+    /// When no reactor runs on this thread.
+    pub fn adopt_unix(socket: OwnedFd) -> io::Result<Self> {
+        messages::check_unix_stream(socket.as_fd())?;
+        let inner = with_current(Rc::clone);
+        let handle = inner.with_driver(|driver| driver.adopt_stream(socket))?;
+        Ok(Self::from_handle(inner, handle, true))
+    }
+
+    /// Receives available bytes into the buffer's spare space, at least one, and the descriptors that came with them;
+    /// returns 0 bytes at the end of the stream.  Received descriptors are closed on exec.
+    ///
+    /// Bytes of several sends may be received together, but none after a byte that has descriptors: they belong to the
+    /// last send of which the bytes are a part.  If the buffer is shorter than that send, they come with its first part.
+    ///
+    /// Dropping the future loses neither bytes nor descriptors.
+    ///
+    /// # Errors
+    /// `InvalidInput` when the buffer has no spare space; `InvalidData` when a message had more than
+    /// [`DESCRIPTORS_MAX`] descriptors, or more than the process can open: its bytes are lost, so close the connection;
+    /// `Unsupported` in simulation; errors of the system.
+    pub async fn recv_message(&self, mut buf: BufMut) -> (io::Result<(usize, Vec<OwnedFd>)>, BufMut) {
+        if buf.spare() == 0 {
+            let error = io::Error::new(io::ErrorKind::InvalidInput, "receive into a buffer without spare space");
+            return (Err(error), buf);
+        }
+        // The bytes are taken in the same step in which the future completes.
+        let result = self.retry(false, || {
+            self.with_descriptor(|socket| {
+                let (got, descriptors) = messages::receive(socket, buf.spare_mut())?;
+                buf.set_len(buf.len() + got);
+                Ok((got, descriptors))
+            })
+        });
+        (result.await, buf)
+    }
+
+    /// Sends all of `bytes`, with `descriptors` attached to the first byte.  They are closed here once they are sent.
+    /// Only one send at a time per connection: two at once would interleave.
+    ///
+    /// Dropping the future may leave the peer with a part, so drop it only when the connection is abandoned.
+    ///
+    /// # Errors
+    /// `InvalidInput` when there are more than [`DESCRIPTORS_MAX`] descriptors, or any without bytes; `Unsupported` in
+    /// simulation; errors of the system.
+    pub async fn send_message(&self, bytes: Buf, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let refused = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        if descriptors.len() > DESCRIPTORS_MAX {
+            return refused(format!("{} descriptors in a message, more than {DESCRIPTORS_MAX}", descriptors.len()));
+        }
+        if bytes.is_empty() && !descriptors.is_empty() {
+            return refused("descriptors in a message without bytes".into());
+        }
+        let mut sent = 0;
+        let mut unsent: Vec<OwnedFd> = descriptors;
+        while sent < bytes.len() {
+            let put = self.retry(true, || {
+                let attached: Vec<BorrowedFd<'_>> = unsent.iter().map(AsFd::as_fd).collect();
+                self.with_descriptor(|socket| messages::send(socket, &bytes[sent..], &attached))
+            });
+            sent += put.await?;
+            unsent.clear();
+        }
+        Ok(())
+    }
+
+    /// Calls the system on the socket's descriptor, without blocking.
+    fn with_descriptor<R>(&self, call: impl FnOnce(BorrowedFd<'_>) -> io::Result<R>) -> io::Result<R> {
+        self.socket.inner.with_driver(|driver| call(driver.descriptor(self.socket.handle)?))
+    }
+
+    /// Repeats a call that does not block, when the socket is readable or writable, until it has a result.
+    async fn retry<R>(&self, writable: bool, mut call: impl FnMut() -> io::Result<R>) -> io::Result<R> {
         loop {
-            match self.socket.inner.with_driver(|driver| driver.recv_fd(self.socket.handle)) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => crate::sleep(LOOK).await,
+            match call() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let ready = Op::Ready { handle: self.socket.handle, writable };
+                    self.socket.inner.start_op(ready).await.result?;
+                }
                 other => return other,
             }
         }

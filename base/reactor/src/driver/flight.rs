@@ -111,7 +111,10 @@ pub(super) fn entry(flight: &mut Flight) -> squeue::Entry {
             let (addr, len) = (flight.addr.ptr_mut(), &raw mut flight.addr.len);
             opcode::Accept::new(fd, addr, len).flags(libc::SOCK_CLOEXEC).build()
         }
-        Op::Ready { .. } => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+        Op::Ready { writable, .. } => {
+            let events = if *writable { libc::POLLOUT } else { libc::POLLIN };
+            opcode::PollAdd::new(fd, events as u32).build()
+        }
         Op::Connect { .. } => opcode::Connect::new(fd, flight.addr.ptr(), flight.addr.len).build(),
         Op::Recv { buf, all, .. } => {
             let to = buf.spare_mut();

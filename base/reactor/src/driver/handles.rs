@@ -4,7 +4,7 @@
 //! would reach the wrong file.  So a close is deferred until nothing is in flight.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 use crate::driver::{Handle, os};
 
@@ -61,6 +61,12 @@ impl Handles {
     pub(crate) fn open_fd(&self, handle: Handle) -> io::Result<RawFd> {
         let fd = os::fd_of(handle);
         self.get(fd).map(|_| fd).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+    }
+
+    /// Returns the descriptor of an open handle, as [`open_fd`](Self::open_fd).
+    pub(crate) fn descriptor(&self, handle: Handle) -> io::Result<BorrowedFd<'_>> {
+        // SAFETY: the entry shows that the descriptor is open, and closing it takes a unique borrow of the table.
+        self.open_fd(handle).map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
     /// Counts an operation as in flight; `None` when the handle is not open.

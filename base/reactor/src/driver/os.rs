@@ -161,59 +161,6 @@ impl Unpark for EventFd {
     }
 }
 
-/// Space for the control message that carries one descriptor, aligned as the kernel requires.
-#[repr(C, align(8))]
-struct FdMessage([u8; 64]);
-
-/// Sends one byte and a descriptor over a Unix socket; never blocks.
-pub(crate) fn send_fd(sock: RawFd, fd: BorrowedFd<'_>) -> io::Result<()> {
-    let mut byte = 0u8;
-    let mut iovec = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    let mut control = FdMessage([0; 64]);
-    // SAFETY: all zeroes is a valid msghdr; the control buffer has space for a header and one descriptor, so the macros
-    // stay within it; everything lives through the call.
-    let sent = unsafe {
-        let mut msg: libc::msghdr = mem::zeroed();
-        msg.msg_iov = &raw mut iovec;
-        msg.msg_iovlen = 1;
-        msg.msg_control = control.0.as_mut_ptr().cast();
-        msg.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as _;
-        let head = libc::CMSG_FIRSTHDR(&msg);
-        (*head).cmsg_level = libc::SOL_SOCKET;
-        (*head).cmsg_type = libc::SCM_RIGHTS;
-        (*head).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
-        libc::CMSG_DATA(head).cast::<RawFd>().write_unaligned(fd.as_raw_fd());
-        libc::sendmsg(sock, &msg, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
-    };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Receives one byte and a descriptor over a Unix socket; never blocks.
-pub(crate) fn recv_fd(sock: RawFd) -> io::Result<OwnedFd> {
-    let mut byte = 0u8;
-    let mut iovec = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    let mut control = FdMessage([0; 64]);
-    // SAFETY: as in `send_fd`; the kernel writes no more control bytes than the given length, which holds one
-    // descriptor, and a received descriptor is owned here.
-    unsafe {
-        let mut msg: libc::msghdr = mem::zeroed();
-        msg.msg_iov = &raw mut iovec;
-        msg.msg_iovlen = 1;
-        msg.msg_control = control.0.as_mut_ptr().cast();
-        msg.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as _;
-        match libc::recvmsg(sock, &mut msg, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            got if got < 0 => return Err(io::Error::last_os_error()),
-            _ => {}
-        }
-        let head = libc::CMSG_FIRSTHDR(&msg);
-        if head.is_null() || (*head).cmsg_level != libc::SOL_SOCKET || (*head).cmsg_type != libc::SCM_RIGHTS {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "no file descriptor received with the byte"));
-        }
-        Ok(OwnedFd::from_raw_fd(libc::CMSG_DATA(head).cast::<RawFd>().read_unaligned()))
-    }
-}
-
 /// Socket address in the kernel's form.
 #[derive(Clone, Copy)]
 pub(crate) struct SockAddr {
@@ -409,19 +356,26 @@ fn is_dead_socket(path: &Path, addr: &SockAddr) -> bool {
     }
 }
 
-/// Returns whether a read would not block: data, or the end of the stream.  Does not wait.
-pub(crate) fn readable(fd: RawFd) -> io::Result<bool> {
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one structure, which lives through the call.
-    check(unsafe { libc::poll(&raw mut poll, 1, 0) }).map(|ready| ready > 0)
+/// Returns whether a read would not block (data, or the end of the stream), or a write.  Does not wait.
+pub(crate) fn is_ready(fd: RawFd, writable: bool) -> io::Result<bool> {
+    let events = if writable { libc::POLLOUT } else { libc::POLLIN };
+    let mut poll = libc::pollfd { fd, events, revents: 0 };
+    loop {
+        // SAFETY: one structure, which lives through the call.
+        match check(unsafe { libc::poll(&raw mut poll, 1, 0) }) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(|ready| ready > 0),
+        }
+    }
 }
 
-/// Sets the descriptor to nonblocking.
-pub(crate) fn set_nonblocking(fd: RawFd) -> io::Result<()> {
+/// Sets the descriptor to nonblocking, or back to blocking.
+pub(crate) fn set_nonblocking(fd: RawFd, nonblocking: bool) -> io::Result<()> {
     // SAFETY: no pointers.
-    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    let before = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    let after = if nonblocking { before | libc::O_NONBLOCK } else { before & !libc::O_NONBLOCK };
     // SAFETY: no pointers.
-    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }).map(drop)
+    check(unsafe { libc::fcntl(fd, libc::F_SETFL, after) }).map(drop)
 }
 
 /// Returns whether the peer of a connection has closed it or shut its sending direction down.
@@ -454,11 +408,17 @@ pub(crate) fn shutdown_send(fd: RawFd) {
 
 /// Returns and clears a socket's pending error, such as the failure of a connect.
 pub(crate) fn socket_error(fd: RawFd) -> io::Result<()> {
-    let mut error: libc::c_int = 0;
-    let mut len = mem::size_of_val(&error) as libc::socklen_t;
-    // SAFETY: the option's value is one int.
-    check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &mut len) })?;
+    let error = socket_option(fd, libc::SO_ERROR)?;
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
+/// Returns a socket's option of level `SOL_SOCKET`.
+pub(crate) fn socket_option(fd: RawFd, option: i32) -> io::Result<i32> {
+    let mut value: libc::c_int = 0;
+    let mut len = mem::size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the option's value is one int.
+    check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, option, (&raw mut value).cast(), &mut len) })?;
+    Ok(value)
 }
 
 /// Processors that this process may run on, from before the first reactor was pinned.

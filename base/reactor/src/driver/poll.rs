@@ -37,6 +37,8 @@ struct Pending {
 struct Waiting {
     to_read: VecDeque<OpKey>,
     to_write: VecDeque<OpKey>,
+    /// True while the descriptor is in the epoll set.
+    watched: bool,
 }
 
 /// Result of an attempt.
@@ -91,17 +93,22 @@ impl PollDriver {
         })
     }
 
-    /// Registers a new socket; returns its descriptor.
+    /// Registers a new socket for all events; returns its descriptor.
     fn add_socket(&mut self, socket: OwnedFd) -> io::Result<RawFd> {
+        self.add(socket, libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP)
+    }
+
+    /// Registers a new descriptor for some events; returns its number.
+    fn add(&mut self, socket: OwnedFd, interest: libc::c_int) -> io::Result<RawFd> {
         let fd = socket.as_raw_fd();
-        // Edge-triggered and for all events, once: each operation is tried before it waits for an event.
-        let interest = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
-        watch(&self.epoll, fd, interest as u32, fd as u64)?;
+        // Edge-triggered and only once: each operation is tried before it waits for an event.
+        watch(&self.epoll, fd, (interest | libc::EPOLLET) as u32, fd as u64)?;
         let at = socket.into_raw_fd() as usize;
         self.handles.add_socket(fd);
         if at >= self.waiting.len() {
             self.waiting.resize_with(at + 1, Waiting::default);
         }
+        self.waiting[at].watched = true;
         Ok(fd)
     }
 
@@ -117,7 +124,7 @@ impl PollDriver {
             | Op::Allocate { file, .. } => {
                 return self.begin_file(key, os::fd_of(*file), op);
             }
-            Op::Accept { listener: handle } | Op::Ready { handle } => os::fd_of(*handle),
+            Op::Accept { listener: handle } | Op::Ready { handle, .. } => os::fd_of(*handle),
             Op::Recv { sock, .. } | Op::Send { sock, .. } => os::fd_of(*sock),
             Op::Connect { addr } => match os::socket(addr, true).and_then(|fd| self.add_socket(fd)) {
                 Ok(fd) => fd,
@@ -127,7 +134,7 @@ impl PollDriver {
         if self.handles.begin(fd).is_none() {
             return Err((Err(io::Error::from_raw_os_error(libc::EBADF)), op));
         }
-        let to_write = matches!(op, Op::Send { .. } | Op::Connect { .. });
+        let to_write = matches!(op, Op::Send { .. } | Op::Connect { .. } | Op::Ready { writable: true, .. });
         let at = key.0 as usize;
         if at >= self.pending.len() {
             self.pending.resize_with(at + 1, || None);
@@ -253,7 +260,7 @@ impl PollDriver {
                     Err(error) => failed(error),
                 }
             }
-            Op::Ready { .. } => match os::readable(fd) {
+            Op::Ready { writable, .. } => match os::is_ready(fd, *writable) {
                 Ok(true) => Tried::Ended(Ok(0), None),
                 Ok(false) => Tried::NotReady,
                 Err(error) => failed(error),
@@ -381,6 +388,12 @@ fn watch(epoll: &OwnedFd, fd: RawFd, interest: u32, data: u64) -> io::Result<()>
     check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) }).map(drop)
 }
 
+fn unwatch(epoll: &OwnedFd, fd: RawFd) {
+    // Fails harmlessly if it is not in the set: a connect that failed has closed the socket.
+    // SAFETY: no pointers.
+    unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+}
+
 /// Returns whether a connect has succeeded; false while it is still in flight.
 fn connected(fd: RawFd) -> io::Result<bool> {
     os::socket_error(fd)?;
@@ -471,15 +484,17 @@ impl Driver for PollDriver {
     }
 
     fn adopt_listener(&mut self, listener: OwnedFd) -> io::Result<Handle> {
-        Ok(os::handle_of(self.add_socket(listener)?))
+        // Only this end is waited for, and an eventfd reports space after each of its reads.
+        Ok(os::handle_of(self.add(listener, libc::EPOLLIN)?))
     }
 
-    fn send_fd(&mut self, sock: Handle, fd: BorrowedFd<'_>) -> io::Result<()> {
-        os::send_fd(self.handles.open_fd(sock)?, fd)
+    fn adopt_stream(&mut self, socket: OwnedFd) -> io::Result<Handle> {
+        os::set_nonblocking(socket.as_raw_fd(), true)?;
+        Ok(os::handle_of(self.add_socket(socket)?))
     }
 
-    fn recv_fd(&mut self, sock: Handle) -> io::Result<OwnedFd> {
-        os::recv_fd(self.handles.open_fd(sock)?)
+    fn descriptor(&self, sock: Handle) -> io::Result<BorrowedFd<'_>> {
+        self.handles.descriptor(sock)
     }
 
     fn is_peer_closed(&mut self, sock: Handle) -> bool {
@@ -506,6 +521,11 @@ impl Driver for PollDriver {
             let keys: Vec<OpKey> = waiting.to_read.iter().chain(&waiting.to_write).copied().collect();
             for key in keys {
                 self.end(key, Err(io::Error::from_raw_os_error(libc::ECANCELED)), None);
+            }
+            // What another process or core has open too stays in the set when it is closed here, and a descriptor that
+            // gets the same number and refers to the same file could not be added.
+            if std::mem::take(&mut self.waiting[fd as usize].watched) {
+                unwatch(&self.epoll, fd);
             }
         }
         self.handles.close(fd);

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
-use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -309,7 +309,7 @@ impl UringDriver {
             | Op::Sync { file }
             | Op::Punch { file, .. }
             | Op::Allocate { file, .. } => os::fd_of(*file),
-            Op::Accept { listener: handle } | Op::Ready { handle } => os::fd_of(*handle),
+            Op::Accept { listener: handle } | Op::Ready { handle, .. } => os::fd_of(*handle),
             Op::Recv { sock, .. } | Op::Send { sock, .. } => os::fd_of(*sock),
             Op::Connect { .. } => -1,
         };
@@ -523,12 +523,14 @@ impl Driver for UringDriver {
         Ok(os::handle_of(fd))
     }
 
-    fn send_fd(&mut self, sock: Handle, fd: BorrowedFd<'_>) -> io::Result<()> {
-        os::send_fd(self.handles.open_fd(sock)?, fd)
+    fn adopt_stream(&mut self, socket: OwnedFd) -> io::Result<Handle> {
+        // The ring waits for sockets that would block, and fails on nonblocking ones.
+        os::set_nonblocking(socket.as_raw_fd(), false)?;
+        self.adopt_listener(socket)
     }
 
-    fn recv_fd(&mut self, sock: Handle) -> io::Result<OwnedFd> {
-        os::recv_fd(self.handles.open_fd(sock)?)
+    fn descriptor(&self, sock: Handle) -> io::Result<BorrowedFd<'_>> {
+        self.handles.descriptor(sock)
     }
 
     fn is_peer_closed(&mut self, sock: Handle) -> bool {

@@ -45,7 +45,7 @@ impl RdmaEventChannel {
         // SAFETY: just created.
         let fd = unsafe { (*raw).fd };
         // SAFETY: the channel keeps its descriptor open, and it is borrowed for these calls only.
-        let watched = os::set_nonblocking(fd).and_then(|()| PolledFd::new(unsafe { BorrowedFd::borrow_raw(fd) }));
+        let watched = os::set_nonblocking(fd, true).and_then(|()| PolledFd::new(unsafe { BorrowedFd::borrow_raw(fd) }));
         match watched {
             Ok(watched) => Ok(Rc::new(Self { lib, raw, watched })),
             Err(error) => {

@@ -185,7 +185,7 @@ impl RdmaEndpoint {
         }
         // SAFETY: the channel keeps its descriptor open, and it is borrowed for these calls only.
         let fd = unsafe { BorrowedFd::borrow_raw((*events).fd) };
-        crate::driver::os::set_nonblocking(std::os::fd::AsRawFd::as_raw_fd(&fd))?;
+        crate::driver::os::set_nonblocking(std::os::fd::AsRawFd::as_raw_fd(&fd), true)?;
         let watched = PolledFd::new(fd)?;
         let endpoint = Rc::new(endpoint);
         let watcher = spawn(hear(Rc::downgrade(&endpoint), watched));

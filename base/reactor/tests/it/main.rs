@@ -2,8 +2,12 @@
 
 mod common;
 mod cores;
+mod events;
 mod executor;
 mod files;
+mod messages;
 mod model;
 mod ranges;
+mod shared;
 mod sockets;
+mod steps;
