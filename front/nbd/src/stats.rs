@@ -4,9 +4,10 @@
 //! connections is behind a lock, taken when a connection begins or ends and by readers.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use forebay_serve::{MovedBytes, ServedCounters, ServedCounts};
 
 use crate::wire::command;
 
@@ -68,196 +69,37 @@ impl NbdRequestKind {
     }
 }
 
+impl From<NbdRequestKind> for usize {
+    fn from(kind: NbdRequestKind) -> Self {
+        kind as usize
+    }
+}
+
 const KINDS: usize = NbdRequestKind::ALL.len();
-/// Sub-buckets per power of two.
-const STEPS: u64 = 4;
-/// Upper end of the first latency bucket, in nanoseconds.
-const FIRST_NANOS: u64 = 256;
-/// Powers of two from [`FIRST_NANOS`] on: the last bucket begins at about a minute.
-const OCTAVES: usize = 28;
-/// Number of buckets of a latency histogram.
-pub const BUCKETS: usize = 1 + OCTAVES * STEPS as usize;
-
-/// Counter with one writing core and any number of readers.
-#[derive(Debug, Default)]
-struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds without an atomic read-modify-write: there is only one writer.
-    fn add(&self, count: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed) + count, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Returns the index of the bucket of a latency.
-fn bucket(nanos: u64) -> usize {
-    if nanos < FIRST_NANOS {
-        return 0;
-    }
-    let octave = nanos.ilog2() - FIRST_NANOS.ilog2();
-    let step = (nanos >> (nanos.ilog2() - STEPS.ilog2())) & (STEPS - 1);
-    (1 + octave as usize * STEPS as usize + step as usize).min(BUCKETS - 1)
-}
-
-/// Returns the latency in nanoseconds at which bucket `index` ends, exclusive.
-fn bucket_end(index: usize) -> u64 {
-    if index == 0 {
-        return FIRST_NANOS;
-    }
-    let (octave, step) = ((index as u64 - 1) / STEPS, (index as u64 - 1) % STEPS);
-    (FIRST_NANOS << octave) / STEPS * (STEPS + step + 1)
-}
 
 /// Counters of one connection.  Written by its core only.
-#[derive(Debug)]
-pub struct NbdCounters {
-    requests: [Counter; KINDS],
-    errors: Counter,
-    bytes_read: Counter,
-    bytes_written: Counter,
-    nanos: [Counter; KINDS],
-    read_latency: Box<[Counter]>,
-    write_latency: Box<[Counter]>,
-}
-
-impl Default for NbdCounters {
-    fn default() -> Self {
-        let histogram = || (0..BUCKETS).map(|_| Counter::default()).collect();
-        Self {
-            requests: Default::default(),
-            errors: Counter::default(),
-            bytes_read: Counter::default(),
-            bytes_written: Counter::default(),
-            nanos: Default::default(),
-            read_latency: histogram(),
-            write_latency: histogram(),
-        }
-    }
-}
+#[derive(Debug, Default)]
+pub struct NbdCounters(ServedCounters<KINDS>);
 
 impl NbdCounters {
     /// Counts a request of `kind` that was answered after `latency`, and that read or wrote `bytes`.
     pub(crate) fn answered(&self, kind: NbdRequestKind, bytes: u64, latency: Duration, failed: bool) {
-        let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        self.requests[kind as usize].add(1);
-        self.nanos[kind as usize].add(nanos);
-        match kind {
-            _ if failed => self.errors.add(1),
-            NbdRequestKind::Read => {
-                self.bytes_read.add(bytes);
-                self.read_latency[bucket(nanos)].add(1);
-            }
-            NbdRequestKind::Write => {
-                self.bytes_written.add(bytes);
-                self.write_latency[bucket(nanos)].add(1);
-            }
-            _ => {}
-        }
+        let moved = match kind {
+            NbdRequestKind::Read => MovedBytes::Read(bytes),
+            NbdRequestKind::Write => MovedBytes::Written(bytes),
+            _ => MovedBytes::None,
+        };
+        self.0.answered(kind.into(), moved, latency, failed);
     }
 
     /// Returns the current counts.
     pub fn snapshot(&self) -> NbdCounts {
-        let histogram = |counters: &[Counter]| Histogram { counts: counters.iter().map(Counter::get).collect() };
-        NbdCounts {
-            requests: std::array::from_fn(|kind| self.requests[kind].get()),
-            time: std::array::from_fn(|kind| Duration::from_nanos(self.nanos[kind].get())),
-            errors: self.errors.get(),
-            bytes_read: self.bytes_read.get(),
-            bytes_written: self.bytes_written.get(),
-            read_latency: histogram(&self.read_latency),
-            write_latency: histogram(&self.write_latency),
-        }
+        self.0.snapshot()
     }
 }
 
-/// Latency histogram.  Each power of two is split into four buckets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Histogram {
-    counts: Vec<u64>,
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Self { counts: vec![0; BUCKETS] }
-    }
-}
-
-impl Histogram {
-    /// Returns each non-empty bucket: the latency below which it ends, and its count.
-    pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
-        let ends = (0..BUCKETS).map(|index| Duration::from_nanos(bucket_end(index)));
-        ends.zip(self.counts.iter().copied()).filter(|&(_, count)| count > 0)
-    }
-
-    /// Returns the number of samples.
-    pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-
-    /// Returns the number of samples not above `latency`, to the precision of the buckets.
-    pub fn count_within(&self, latency: Duration) -> u64 {
-        self.buckets().take_while(|&(end, _)| end <= latency).map(|(_, count)| count).sum()
-    }
-
-    /// Returns the quantile `q` (0 to 1), to the precision of the buckets; `None` when empty.
-    pub fn quantile(&self, q: f64) -> Option<Duration> {
-        let rank = (q.clamp(0.0, 1.0) * self.count() as f64).ceil().max(1.0) as u64;
-        let mut seen = 0;
-        self.buckets().find_map(|(end, count)| {
-            seen += count;
-            (seen >= rank).then_some(end)
-        })
-    }
-
-    fn add(&mut self, other: &Histogram) {
-        self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
-    }
-}
-
-/// Counts of a connection or an export at one moment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NbdCounts {
-    /// Answered requests, in the order of [`NbdRequestKind::ALL`].
-    pub requests: [u64; KINDS],
-    /// Total time of requests, in the same order.
-    pub time: [Duration; KINDS],
-    /// Requests answered with an error.
-    pub errors: u64,
-    /// Bytes read.
-    pub bytes_read: u64,
-    /// Bytes written.
-    pub bytes_written: u64,
-    /// Latency of reads, from the request's arrival to its answer.
-    pub read_latency: Histogram,
-    /// Latency of writes.
-    pub write_latency: Histogram,
-}
-
-impl NbdCounts {
-    /// Returns the number of requests of one type.
-    pub fn requests_of(&self, kind: NbdRequestKind) -> u64 {
-        self.requests[kind as usize]
-    }
-
-    /// Returns the number of requests of all types.
-    pub fn requests_total(&self) -> u64 {
-        self.requests.iter().sum()
-    }
-
-    fn add(&mut self, other: &NbdCounts) {
-        self.requests.iter_mut().zip(other.requests).for_each(|(sum, count)| *sum += count);
-        self.time.iter_mut().zip(other.time).for_each(|(sum, time)| *sum += time);
-        self.errors += other.errors;
-        self.bytes_read += other.bytes_read;
-        self.bytes_written += other.bytes_written;
-        self.read_latency.add(&other.read_latency);
-        self.write_latency.add(&other.write_latency);
-    }
-}
+/// Counts of a connection or an export at one moment, by [`NbdRequestKind`].
+pub type NbdCounts = ServedCounts<KINDS>;
 
 /// Connection in transmission.
 #[derive(Debug, Clone)]
@@ -425,18 +267,6 @@ impl Drop for NbdStatsEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_latency_is_below_the_end_of_its_bucket_and_not_below_the_one_before() {
-        let mut nanos = 1;
-        while nanos < 30_000_000_000 {
-            let index = bucket(nanos);
-            assert!(nanos < bucket_end(index), "{nanos} in {index}");
-            assert!(index == 0 || nanos >= bucket_end(index - 1), "{nanos} in {index}");
-            nanos += nanos / 7 + 1;
-        }
-        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
-    }
 
     #[test]
     fn an_export_keeps_what_its_gone_connections_did() {
