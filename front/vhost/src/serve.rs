@@ -1,0 +1,264 @@
+//! vhost-user server of one core: a socket for each export.  The only module of this crate that performs I/O or waits.
+
+mod backend_channel;
+mod connection;
+mod device;
+mod queue;
+mod ring_owner;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_block::BlockDevice;
+use forebay_reactor::{Addr, Listener, Stream, fs, sleep, spawn, wall_clock};
+use forebay_serve::{ConnectionStopSignal, ServerConnections};
+
+use crate::block::PayloadPools;
+use crate::stats::VhostStats;
+use connection::{ConnectionNumbers, VhostConnection};
+use device::VhostDevice;
+use ring_owner::RingOwner;
+
+/// Maximum queues of a device.
+pub const QUEUES_MAX: u16 = 64;
+/// Maximum bytes of a serial number that a guest sees.
+pub const SERIAL_MAX: usize = crate::block::SERIAL_LEN;
+/// Maximum front-ends of an export at a time; a migration has two.
+const FRONT_ENDS_MAX: usize = 8;
+/// First pause after a failed connection to a front-end's socket.
+const CONNECT_REST: Duration = Duration::from_millis(50);
+/// Longest pause between two attempts.
+const CONNECT_REST_MAX: Duration = Duration::from_secs(1);
+
+/// Socket of an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VhostSocket {
+    /// Socket that the daemon creates, and monitors connect to.
+    Listen {
+        /// Path of the socket.
+        path: PathBuf,
+        /// Permissions of the socket's file.
+        mode: u32,
+        /// User id to which the file is given.
+        user: Option<u32>,
+        /// Group id to which the file is given.
+        group: Option<u32>,
+    },
+    /// Socket on which a monitor listens; the daemon connects, again and again while there is no connection.
+    Connect {
+        /// Path of the socket.
+        path: PathBuf,
+    },
+}
+
+impl VhostSocket {
+    /// Returns the path.
+    pub fn path(&self) -> &PathBuf {
+        match self {
+            VhostSocket::Listen { path, .. } | VhostSocket::Connect { path } => path,
+        }
+    }
+}
+
+/// Volume that is served as a virtio-blk device.
+#[derive(Clone)]
+pub struct VhostExport {
+    /// Name of the export, for logs and counters.
+    pub name: String,
+    /// Volume that is served.
+    pub device: Rc<dyn BlockDevice>,
+    /// Serial number that the guest sees; at most [`SERIAL_MAX`] bytes.
+    pub serial: String,
+    /// Number of request queues that a monitor may use, from 1 to [`QUEUES_MAX`].
+    pub queues: u16,
+}
+
+impl fmt::Debug for VhostExport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VhostExport({}, {} queues)", self.name, self.queues)
+    }
+}
+
+/// Export of a server.
+struct ServedExport {
+    export: VhostExport,
+    socket: VhostSocket,
+    owner: Rc<RingOwner>,
+    connections: Rc<ServerConnections<Rc<ConnectionStopSignal>>>,
+    /// Set once no front-end is taken any more.
+    withdrawn: Cell<bool>,
+}
+
+/// Server of one core.
+pub struct VhostServer {
+    exports: RefCell<BTreeMap<String, Rc<ServedExport>>>,
+    pools: Rc<PayloadPools>,
+    numbers: ConnectionNumbers,
+    stats: VhostStats,
+}
+
+impl fmt::Debug for VhostServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VhostServer({} exports)", self.exports.borrow().len())
+    }
+}
+
+impl VhostServer {
+    /// Creates a server without exports.
+    pub fn new(stats: VhostStats) -> Rc<Self> {
+        let (exports, pools) = (RefCell::default(), Rc::new(PayloadPools::new()));
+        Rc::new(Self { exports, pools, numbers: ConnectionNumbers::default(), stats })
+    }
+
+    /// Serves an export on a socket, which is bound when this returns; a socket to connect to need not exist yet.
+    ///
+    /// # Errors
+    /// When the path is in use, by another export or by a live process, or cannot be created; when the name is in use, or
+    /// the number of queues is not from 1 to [`QUEUES_MAX`].
+    pub fn add(self: &Rc<Self>, export: VhostExport, socket: VhostSocket) -> io::Result<()> {
+        let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        if !(1..=QUEUES_MAX).contains(&export.queues) {
+            return invalid(format!("{} queues: 1 to {QUEUES_MAX} are supported", export.queues));
+        }
+        let exports = self.exports.borrow();
+        if exports.contains_key(&export.name) {
+            return invalid(format!("{} is exported already", export.name));
+        }
+        if let Some(other) = exports.values().find(|other| other.socket.path() == socket.path()) {
+            return invalid(format!("{} is the socket of {}", socket.path().display(), other.export.name));
+        }
+        drop(exports);
+        let listener = match &socket {
+            VhostSocket::Listen { path, mode, user, group } => {
+                let listener = Listener::bind(&Addr::Unix(path.clone()))?;
+                // Ownership first: changing it may clear bits of the mode.
+                if let Err(error) = fs::set_owner(path, *user, *group).and_then(|()| fs::set_mode(path, *mode)) {
+                    let _ = fs::remove_file(path);
+                    let what = format!("permissions of the socket {}: {error}", path.display());
+                    return Err(io::Error::new(error.kind(), what));
+                }
+                Some(listener)
+            }
+            VhostSocket::Connect { .. } => None,
+        };
+        let served = Rc::new(ServedExport {
+            export,
+            socket,
+            owner: Rc::default(),
+            connections: ServerConnections::new(),
+            withdrawn: Cell::new(false),
+        });
+        self.exports.borrow_mut().insert(served.export.name.clone(), served.clone());
+        let server = self.clone();
+        drop(spawn(async move {
+            match listener {
+                Some(listener) => server.accept(served, listener).await,
+                None => server.connect(served).await,
+            }
+        }));
+        Ok(())
+    }
+
+    async fn accept(self: Rc<Self>, served: Rc<ServedExport>, listener: Listener) {
+        let connections = served.connections.clone();
+        let adopt = |stream: Stream, _| {
+            if served.withdrawn.get() || served.connections.len() >= FRONT_ENDS_MAX {
+                self.stats.count(|counts| counts.turned_away += 1);
+                let export = &served.export.name;
+                tracing::warn!(
+                    export,
+                    "a vhost-user front-end was turned away: the export ends, or has {FRONT_ENDS_MAX}"
+                );
+                return;
+            }
+            let (server, served) = (self.clone(), served.clone());
+            let stop_signal = Rc::new(ConnectionStopSignal::default());
+            let entry = served.connections.enter(stop_signal.clone());
+            drop(spawn(async move {
+                server.serve(&served, stream, &stop_signal).await;
+                drop(entry);
+            }));
+        };
+        connections.accept(&listener, adopt).await;
+    }
+
+    /// Connects to the front-end's socket, whenever there is no connection.
+    async fn connect(self: Rc<Self>, served: Rc<ServedExport>) {
+        let addr = Addr::Unix(served.socket.path().clone());
+        let connections = &served.connections;
+        let mut rest = CONNECT_REST;
+        while !connections.stopping() && !served.withdrawn.get() {
+            match connections.unless_stopped(Stream::connect(&addr)).await {
+                None => return,
+                Some(Ok(stream)) => {
+                    rest = CONNECT_REST;
+                    let stop_signal = Rc::new(ConnectionStopSignal::default());
+                    let entry = connections.enter(stop_signal.clone());
+                    self.serve(&served, stream, &stop_signal).await;
+                    drop(entry);
+                }
+                Some(Err(error)) => {
+                    if rest == CONNECT_REST {
+                        let export = &served.export.name;
+                        tracing::info!(export, %addr, %error, "no vhost-user front-end listens yet; trying again");
+                    }
+                }
+            }
+            connections.unless_stopped(sleep(rest)).await;
+            rest = (rest * 2).min(CONNECT_REST_MAX);
+        }
+    }
+
+    async fn serve(&self, served: &Rc<ServedExport>, stream: Stream, stop_signal: &ConnectionStopSignal) {
+        self.stats.count(|counts| counts.accepted += 1);
+        let (name, export) = (&served.export.name, served.export.clone());
+        let stats = self.stats.enter(name.clone(), "blk", None, wall_clock());
+        let connection = self.numbers.next();
+        tracing::info!(export = name, connection, "a vhost-user front-end has connected");
+        let device = VhostDevice::new(connection, export, served.owner.clone(), self.pools.clone(), stats);
+        let reason = VhostConnection::new(stream, device).serve(stop_signal).await;
+        match reason.is_fault() {
+            true => {
+                self.stats.count(|counts| counts.ended_for_cause += 1);
+                tracing::warn!(export = name, connection, %reason, "a vhost-user device was ended");
+            }
+            false => tracing::info!(export = name, connection, %reason, "a vhost-user front-end has gone"),
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<Rc<ServedExport>> {
+        self.exports.borrow().get(name).cloned()
+    }
+
+    /// Stops new connections to an export; those that exist go on.
+    pub fn unpublish(&self, name: &str) {
+        if let Some(served) = self.find(name) {
+            served.withdrawn.set(true);
+        }
+    }
+
+    /// Ends an export: its connections after their requests in flight, and its socket.
+    pub async fn detach(&self, name: &str) {
+        let Some(served) = self.find(name) else { return };
+        served.withdrawn.set(true);
+        served.connections.stop(|stop_signal| stop_signal.stop()).await;
+        if let VhostSocket::Listen { path, .. } = &served.socket {
+            // A socket path left behind would be replaced by the next export there.
+            let _ = fs::remove_file(path);
+        }
+        self.exports.borrow_mut().remove(name);
+    }
+
+    /// Ends all exports.
+    pub async fn stop(&self) {
+        let names: Vec<String> = self.exports.borrow().keys().cloned().collect();
+        for name in names {
+            self.detach(&name).await;
+        }
+    }
+}

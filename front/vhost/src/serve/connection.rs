@@ -1,0 +1,452 @@
+//! Connection of a front-end: its messages, one after the other, and the queues that they start and stop.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use forebay_block::{LocalFuture, SizeWatch};
+use forebay_reactor::{Buf, BufMut, EventSignal, EventWatch, GuardedMapping, JoinHandle, Stream, spawn};
+use forebay_serve::ConnectionStopSignal;
+
+use super::backend_channel::BackendChannel;
+use super::device::{InflightRegion, VhostDevice};
+use super::queue::{self, QueueControl};
+use crate::dirty_log::DirtyLog;
+use crate::memory::{GuestMemory, GuestRegion, RegionPlace};
+use crate::session::{DeviceOffer, StepOutcome, VhostSession, VhostStep, VhostViolation};
+use crate::stats::VhostDriverInfo;
+use crate::wire::{HEADER_LEN, IotlbChange, SharedFileRange, VhostHeader, feature};
+
+/// Alignment in bytes of regions within their files: the smallest page.
+const PAGE: u64 = 4096;
+/// Maximum descriptors of a message: those of a table of memory.
+const DESCRIPTORS_MAX: usize = 32;
+
+/// Reason for which a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum VhostEndReason {
+    /// Front-end closed it between two messages.
+    #[error("the front-end closed the connection")]
+    Closed,
+    /// Front-end closed it within a message.
+    #[error("the front-end closed the connection within a message")]
+    Broken,
+    /// Server or export ends.
+    #[error("the export ends")]
+    Stopped,
+    /// Error of the socket.
+    #[error("socket: {0}")]
+    Socket(io::Error),
+    /// Violation of the protocol.
+    #[error("protocol violation: {0}")]
+    Violation(#[from] VhostViolation),
+    /// Request that failed, of a front-end that wants no acknowledgement.
+    #[error("request {request} failed: {why}")]
+    Request {
+        /// Number of the request.
+        request: u32,
+        /// Reason of the failure.
+        why: String,
+    },
+    /// Guest or monitor that broke a rule of the device.
+    #[error("{0}")]
+    Device(String),
+}
+
+impl VhostEndReason {
+    /// Returns whether the front-end or its guest is to blame.
+    pub(super) fn is_fault(&self) -> bool {
+        !matches!(self, Self::Closed | Self::Stopped)
+    }
+}
+
+/// Queue of a connection.
+struct QueueSlot {
+    control: Rc<QueueControl>,
+    running: Option<JoinHandle<Result<u32, String>>>,
+}
+
+/// Message that is being received.
+struct IncomingMessage {
+    /// Receive that has not completed.
+    receive: Option<LocalFuture<(io::Result<(usize, Vec<OwnedFd>)>, BufMut)>>,
+    buf: Option<BufMut>,
+    header: Option<VhostHeader>,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// Next event of a connection.
+enum VhostEvent {
+    Received(io::Result<(usize, Vec<OwnedFd>)>, BufMut),
+    Resized,
+    Stopped,
+    Faulted,
+}
+
+/// Connection of a front-end.
+pub(super) struct VhostConnection {
+    stream: Stream,
+    device: Rc<VhostDevice>,
+    session: VhostSession,
+    queues: Vec<QueueSlot>,
+    regions: Vec<GuestRegion>,
+}
+
+impl VhostConnection {
+    /// Creates the connection of a device.
+    pub(super) fn new(stream: Stream, device: VhostDevice) -> Self {
+        let geometry = device.export.device.geometry();
+        let queues = device.export.queues;
+        let offer = DeviceOffer { features: crate::block::features(geometry.read_only, queues), queues };
+        let slot = |_| QueueSlot { control: Rc::new(QueueControl::new()), running: None };
+        let slots = (0..queues).map(slot).collect();
+        let (session, regions) = (VhostSession::new(offer), Vec::new());
+        Self { stream, device: Rc::new(device), session, queues: slots, regions }
+    }
+
+    /// Serves the front-end until the connection ends, and then waits for its requests in flight.
+    pub(super) async fn serve(mut self, stop_signal: &ConnectionStopSignal) -> VhostEndReason {
+        let reason = match self.exchange(stop_signal).await {
+            Ok(never) => never,
+            Err(reason) => reason,
+        };
+        self.stream.shutdown();
+        for slot in &self.queues {
+            slot.control.abandon();
+        }
+        for slot in &mut self.queues {
+            if let Some(running) = slot.running.take() {
+                _ = running.await;
+            }
+        }
+        reason
+    }
+
+    async fn exchange(&mut self, stop_signal: &ConnectionStopSignal) -> Result<VhostEndReason, VhostEndReason> {
+        let sizes = self.device.export.device.size_watch();
+        let mut incoming = IncomingMessage::new();
+        loop {
+            match self.next_event(&mut incoming, stop_signal, sizes.as_ref()).await {
+                VhostEvent::Stopped => return Err(VhostEndReason::Stopped),
+                VhostEvent::Faulted => {
+                    let fault = self.device.fault().unwrap_or_default();
+                    return Err(VhostEndReason::Device(fault));
+                }
+                VhostEvent::Resized => self.device.resized(),
+                VhostEvent::Received(Err(error), _) => return Err(VhostEndReason::Socket(error)),
+                VhostEvent::Received(Ok((0, _)), _) if incoming.is_empty() => return Err(VhostEndReason::Closed),
+                VhostEvent::Received(Ok((0, _)), _) => return Err(VhostEndReason::Broken),
+                VhostEvent::Received(Ok((_, descriptors)), buf) => {
+                    if let Some((header, payload, descriptors)) = incoming.received(buf, descriptors)? {
+                        self.carry_out(header, &payload, descriptors).await?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for the next event.  A receive that has not completed loses nothing when another event comes first.
+    async fn next_event(
+        &mut self,
+        incoming: &mut IncomingMessage,
+        stop_signal: &ConnectionStopSignal,
+        sizes: Option<&Rc<SizeWatch>>,
+    ) -> VhostEvent {
+        let stream = &self.stream;
+        // Kept while other events come first: bytes that have arrived stay in its buffer.
+        let mut receive = incoming.receive.take().unwrap_or_else(|| {
+            let (stream, buf) = (stream.clone(), incoming.take_buf());
+            Box::pin(async move { stream.recv_message(buf).await })
+        });
+        let mut resized = pin!(async {
+            match sizes {
+                Some(sizes) => sizes.changed().await,
+                None => std::future::pending().await,
+            }
+        });
+        let device = self.device.clone();
+        let mut faulted = pin!(device.faulted.wait_until(|| device.fault().is_some()));
+        let event = poll_fn(|cx| {
+            stop_signal.set_task(cx.waker());
+            if stop_signal.stopping() {
+                return Poll::Ready(VhostEvent::Stopped);
+            }
+            if faulted.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(VhostEvent::Faulted);
+            }
+            if resized.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(VhostEvent::Resized);
+            }
+            receive.as_mut().poll(cx).map(|(result, buf)| VhostEvent::Received(result, buf))
+        })
+        .await;
+        if !matches!(event, VhostEvent::Received(..)) {
+            incoming.receive = Some(receive);
+        }
+        event
+    }
+
+    async fn carry_out(
+        &mut self,
+        header: VhostHeader,
+        payload: &[u8],
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), VhostEndReason> {
+        let step = self.session.receive(header, payload, descriptors.len())?;
+        let mut attached = Vec::new();
+        let outcome = match self.step(step, descriptors.into(), &mut attached).await {
+            Ok(outcome) => outcome,
+            Err(why) => {
+                let (export, request) = (&self.device.export.name, header.request);
+                tracing::warn!(export, request, error = why, "a request of a vhost-user front-end failed");
+                StepOutcome::Failed(why)
+            }
+        };
+        let failed = |why| VhostEndReason::Request { request: header.request, why };
+        let reply = self.session.finish(outcome).map_err(failed)?;
+        self.device_features();
+        self.reconcile().await.map_err(VhostEndReason::Device)?;
+        if let Some(reply) = reply {
+            let sent = self.stream.send_message(Buf::copy_of(&reply), attached).await;
+            sent.map_err(VhostEndReason::Socket)?;
+        }
+        Ok(())
+    }
+
+    fn device_features(&self) {
+        if self.device.features.get() != self.session.features() {
+            self.device.set_features(self.session.features());
+        }
+    }
+
+    /// Carries out a step; descriptors for the reply are added to `attached`.
+    async fn step(
+        &mut self,
+        step: VhostStep,
+        mut descriptors: VecDeque<OwnedFd>,
+        attached: &mut Vec<OwnedFd>,
+    ) -> Result<StepOutcome, String> {
+        let mut next = || descriptors.pop_front();
+        match step {
+            VhostStep::Nothing => {}
+            VhostStep::SetMemory(places) => {
+                let mut regions = Vec::with_capacity(places.len());
+                for place in places {
+                    regions.push(map_region(place, next())?);
+                }
+                self.set_regions(regions)?;
+            }
+            VhostStep::AddRegion(place) => {
+                let region = map_region(place, next())?;
+                let regions = self.regions.iter().cloned().chain([region]).collect();
+                self.set_regions(regions)?;
+            }
+            VhostStep::RemoveRegion(place) => {
+                let regions = self.regions.iter().filter(|region| *region.place() != place).cloned().collect();
+                self.set_regions(regions)?;
+            }
+            VhostStep::SetLog(range) => {
+                let mapping = map_range(range, next()).map_err(|why| format!("dirty log: {why}"))?;
+                self.device.set_log(Some(DirtyLog::new(mapping)));
+            }
+            VhostStep::SetKick { index } => {
+                let kick = next().map(EventWatch::new).transpose();
+                let kick = kick.map_err(|error| format!("kick descriptor of ring {index}: {error}"))?;
+                self.queues[index].control.set_kick(kick);
+            }
+            VhostStep::SetCall { index } => {
+                let call = next().map(EventSignal::new).transpose();
+                let call = call.map_err(|error| format!("call descriptor of ring {index}: {error}"))?;
+                self.queues[index].control.set_call(call);
+            }
+            VhostStep::SetErr { index } => {
+                let err = next().map(EventSignal::new).transpose();
+                let err = err.map_err(|error| format!("error descriptor of ring {index}: {error}"))?;
+                self.queues[index].control.set_err(err);
+            }
+            VhostStep::StopRing { index } => return self.stop_ring(index).await.map(StepOutcome::RingBase),
+            VhostStep::SetBackendChannel => {
+                let socket = next().ok_or("no descriptor")?;
+                let channel = BackendChannel::adopt(socket).map_err(|error| format!("back-end channel: {error}"))?;
+                self.device.set_channel(channel);
+            }
+            VhostStep::Iotlb(IotlbChange::Update { iova, len, user, access }) => {
+                self.device.change_iotlb(|iotlb| iotlb.insert(iova, len, user, access))?;
+            }
+            VhostStep::Iotlb(IotlbChange::Invalidate { iova, len }) => {
+                self.device.change_iotlb(|iotlb| iotlb.remove(iova, len));
+            }
+            VhostStep::ReadConfig { offset, len } => {
+                return Ok(StepOutcome::Config(self.device.read_config(offset, len)));
+            }
+            VhostStep::WriteConfig { offset, is_migration, content } => {
+                // The destination of a migration restores all of it; only what drivers write differs between devices.
+                if !is_migration {
+                    self.device.write_config(offset, &content)?;
+                } else if let Some(writeback) = content.get(32_usize.wrapping_sub(offset as usize)) {
+                    self.device.write_config(32, &[*writeback])?;
+                }
+            }
+            VhostStep::CreateInflight { queues, queue_size } => {
+                let len = InflightRegion::len(queues, queue_size);
+                let created = GuardedMapping::create(len).map_err(|error| format!("in-flight region: {error}"))?;
+                attached.push(created.1);
+                return Ok(StepOutcome::Inflight(SharedFileRange { len, offset: 0 }));
+            }
+            VhostStep::SetInflight { range, queues, queue_size } => {
+                if !range.offset.is_multiple_of(InflightRegion::ALIGN) {
+                    let (offset, align) = (range.offset, InflightRegion::ALIGN);
+                    return Err(format!(
+                        "in-flight region at offset {offset} of its file, which is no multiple of {align}"
+                    ));
+                }
+                let mapping = map_range(range, next()).map_err(|why| format!("in-flight region: {why}"))?;
+                self.device.set_inflight(InflightRegion::new(mapping, queues, queue_size));
+            }
+            VhostStep::Reset => {
+                for index in 0..self.queues.len() {
+                    self.stop_ring(index).await?;
+                    self.queues[index].control = Rc::new(QueueControl::new());
+                }
+                self.device.reset();
+            }
+            VhostStep::Refuse(why) => return Err(why),
+        }
+        Ok(StepOutcome::Done)
+    }
+
+    fn set_regions(&mut self, regions: Vec<GuestRegion>) -> Result<(), String> {
+        self.device.set_memory(GuestMemory::new(regions.clone())?);
+        self.regions = regions;
+        Ok(())
+    }
+
+    /// Stops a ring after its requests in flight; returns its position.
+    async fn stop_ring(&mut self, index: usize) -> Result<u32, String> {
+        let slot = &mut self.queues[index];
+        let Some(running) = slot.running.take() else { return Ok(self.session.ring(index).base) };
+        slot.control.stop();
+        let base = running.await?;
+        self.session.set_base(index, base);
+        self.describe();
+        Ok(base)
+    }
+
+    /// Starts the rings that are to run, and stops those that are not.
+    async fn reconcile(&mut self) -> Result<(), String> {
+        for index in 0..self.queues.len() {
+            let (wanted, runs) = (self.session.is_runnable(index), self.queues[index].running.is_some());
+            if runs && !wanted {
+                self.stop_ring(index).await?;
+            }
+            if wanted && !runs {
+                if self.session.features() & feature::VERSION_1 == 0 {
+                    return Err("the guest's driver is a legacy one; VIRTIO 1 is required".to_owned());
+                }
+                let slot = &mut self.queues[index];
+                slot.control.begin();
+                let (device, control) = (self.device.clone(), slot.control.clone());
+                let ring = self.session.ring(index).clone();
+                slot.running = Some(spawn(async move {
+                    let result = queue::run(index, ring, device.clone(), control).await;
+                    if let Err(why) = &result {
+                        device.stats.count_broken_queue();
+                        device.fail(why.clone());
+                    }
+                    result
+                }));
+                self.describe();
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the statistics which rings run.
+    fn describe(&self) {
+        let ring_format = if self.session.has(feature::RING_PACKED) { "packed" } else { "split" };
+        let queues = self.queues.iter().filter(|slot| slot.running.is_some()).count() as u16;
+        self.device.stats.set_driver(VhostDriverInfo { ring_format, queues });
+    }
+}
+
+impl IncomingMessage {
+    fn new() -> Self {
+        Self { receive: None, buf: None, header: None, descriptors: Vec::new() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.header.is_none() && self.buf.as_ref().is_none_or(|buf| buf.is_empty())
+    }
+
+    /// Returns the buffer for what is still to be received of the message, and no more.
+    fn take_buf(&mut self) -> BufMut {
+        let len = self.header.as_ref().map_or(HEADER_LEN, |header| header.len as usize);
+        self.buf.take().unwrap_or_else(|| BufMut::with_capacity(len).limited(len))
+    }
+
+    /// Adds received bytes and descriptors; returns the message once it is whole.
+    fn received(
+        &mut self,
+        buf: BufMut,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<(VhostHeader, BufMut, Vec<OwnedFd>)>, VhostEndReason> {
+        self.descriptors.extend(descriptors);
+        if self.descriptors.len() > DESCRIPTORS_MAX {
+            let request = self.header.map_or(0, |header| header.request);
+            let found = self.descriptors.len();
+            return Err(VhostViolation::Descriptors { request, found, expected: DESCRIPTORS_MAX }.into());
+        }
+        if buf.spare() > 0 {
+            self.buf = Some(buf);
+            return Ok(None);
+        }
+        let (header, payload) = match self.header.take() {
+            Some(header) => (header, buf),
+            None => {
+                let bytes: &[u8; HEADER_LEN] = buf[..].try_into().expect("a whole header");
+                let header = VhostHeader::parse(bytes).map_err(VhostViolation::from)?;
+                if header.len > 0 {
+                    self.header = Some(header);
+                    return Ok(None);
+                }
+                (header, BufMut::with_capacity(0))
+            }
+        };
+        Ok(Some((header, payload, std::mem::take(&mut self.descriptors))))
+    }
+}
+
+fn map_region(place: RegionPlace, file: Option<OwnedFd>) -> Result<GuestRegion, String> {
+    if !place.file_offset.is_multiple_of(PAGE) {
+        return Err(format!(
+            "memory region at offset {} of its file, which is no multiple of {PAGE}",
+            place.file_offset
+        ));
+    }
+    let mapping = map_range(SharedFileRange { len: place.len, offset: place.file_offset }, file);
+    mapping.map(|mapping| GuestRegion::new(place, mapping)).map_err(|why| format!("memory region: {why}"))
+}
+
+fn map_range(range: SharedFileRange, file: Option<OwnedFd>) -> Result<Arc<GuardedMapping>, String> {
+    use std::os::fd::AsFd;
+    let file = file.ok_or("no descriptor")?;
+    let mapping = GuardedMapping::map(file.as_fd(), range.offset, range.len).map_err(|error| error.to_string())?;
+    Ok(Arc::new(mapping))
+}
+
+/// Number of the next connection of a core.
+#[derive(Default)]
+pub(super) struct ConnectionNumbers(Cell<u64>);
+
+impl ConnectionNumbers {
+    /// Returns a number that no other connection has.
+    pub(super) fn next(&self) -> u64 {
+        self.0.replace(self.0.get() + 1)
+    }
+}

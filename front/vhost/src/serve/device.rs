@@ -1,0 +1,267 @@
+//! Device as one front-end uses it: what its messages change, and its queues use.
+
+use std::cell::{Cell, Ref, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_reactor::GuardedMapping;
+use forebay_reactor::sync::Notify;
+
+use super::backend_channel::BackendChannel;
+use super::ring_owner::RingOwner;
+use super::{SERIAL_MAX, VhostExport};
+use crate::block::{BlockConfig, BlockRules, PayloadPools};
+use crate::dirty_log::DirtyLog;
+use crate::inflight::inflight_len;
+use crate::iotlb::{Iotlb, IotlbMiss};
+use crate::memory::{AddressSpace, GuestArea, GuestMemory};
+use crate::stats::VhostStatsEntry;
+use crate::wire::feature;
+
+/// Region for the record of requests in flight.
+pub(super) struct InflightRegion {
+    mapping: Arc<GuardedMapping>,
+    queues: u16,
+    queue_size: u16,
+}
+
+impl InflightRegion {
+    /// Alignment in bytes of a region in its file: that of the parts of its queues.
+    pub(super) const ALIGN: u64 = 64;
+
+    /// Creates a region of mapped memory.
+    pub(super) fn new(mapping: Arc<GuardedMapping>, queues: u16, queue_size: u16) -> Self {
+        Self { mapping, queues, queue_size }
+    }
+
+    /// Returns the bytes of a region, whatever the format of the rings.
+    pub(super) fn len(queues: u16, queue_size: u16) -> u64 {
+        u64::from(queues) * inflight_len(queue_size, false).max(inflight_len(queue_size, true))
+    }
+
+    /// Returns a queue's part.
+    ///
+    /// # Errors
+    /// Text that says why it has none of that size.
+    fn part(&self, index: usize, size: u16, packed: bool) -> Result<GuestArea, String> {
+        let len = inflight_len(self.queue_size, packed) as usize;
+        let fits = index < usize::from(self.queues) && size <= self.queue_size;
+        let part = fits.then(|| GuestArea::of(&self.mapping, index * len, len)).flatten();
+        part.ok_or_else(|| {
+            let (queues, queue_size, bytes) = (self.queues, self.queue_size, self.mapping.len());
+            format!("the in-flight region of {bytes} bytes for {queues} queues of {queue_size} has no part for queue {index} of {size}")
+        })
+    }
+}
+
+/// Device of one connection.
+pub(super) struct VhostDevice {
+    /// Number of the connection.
+    pub(super) connection: u64,
+    /// Volume and its name.
+    pub(super) export: VhostExport,
+    /// Right to run rings.
+    pub(super) owner: Rc<RingOwner>,
+    /// Buffers for data.
+    pub(super) pools: Rc<PayloadPools>,
+    /// Counters of the connection.
+    pub(super) stats: VhostStatsEntry,
+    /// Enabled features.
+    pub(super) features: Cell<u64>,
+    memory: RefCell<Rc<GuestMemory>>,
+    iotlb: RefCell<Iotlb>,
+    /// Counts changes of memory and translations.
+    generation: Cell<u64>,
+    /// Notified of these changes.
+    pub(super) changed: Notify,
+    log: RefCell<Option<DirtyLog>>,
+    inflight: RefCell<Option<InflightRegion>>,
+    config: RefCell<BlockConfig>,
+    channel: RefCell<Option<BackendChannel>>,
+    /// Set once the guest or its monitor has broken the rules.
+    fault: RefCell<Option<String>>,
+    /// Notified of a fault.
+    pub(super) faulted: Notify,
+}
+
+impl VhostDevice {
+    /// Creates the device of a connection.
+    pub(super) fn new(
+        connection: u64,
+        export: VhostExport,
+        owner: Rc<RingOwner>,
+        pools: Rc<PayloadPools>,
+        stats: VhostStatsEntry,
+    ) -> Self {
+        let geometry = export.device.geometry();
+        let config = BlockConfig::new(&geometry, geometry.read_only, export.queues);
+        Self {
+            connection,
+            export,
+            owner,
+            pools,
+            stats,
+            features: Cell::new(0),
+            memory: RefCell::default(),
+            iotlb: RefCell::default(),
+            generation: Cell::new(0),
+            changed: Notify::new(),
+            log: RefCell::default(),
+            inflight: RefCell::default(),
+            config: RefCell::new(config),
+            channel: RefCell::default(),
+            fault: RefCell::default(),
+            faulted: Notify::new(),
+        }
+    }
+
+    /// Returns whether a feature is enabled.
+    pub(super) fn has(&self, feature: u64) -> bool {
+        self.features.get() & feature != 0
+    }
+
+    /// Enables features.
+    pub(super) fn set_features(&self, features: u64) {
+        self.features.set(features);
+        self.config.borrow_mut().negotiated(features);
+    }
+
+    /// Returns the serial number, padded with zeroes.
+    pub(super) fn serial(&self) -> [u8; SERIAL_MAX] {
+        let mut serial = [0; SERIAL_MAX];
+        let bytes = self.export.serial.as_bytes();
+        let len = bytes.len().min(SERIAL_MAX);
+        serial[..len].copy_from_slice(&bytes[..len]);
+        serial
+    }
+
+    /// Returns the rules by which requests are checked now.
+    pub(super) fn rules(&self) -> BlockRules {
+        let geometry = self.export.device.geometry();
+        let writeback = self.config.borrow().writeback();
+        BlockRules { geometry, read_only: geometry.read_only, features: self.features.get(), writeback }
+    }
+
+    /// Returns the number of changes of memory and translations so far.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.get()
+    }
+
+    fn advance(&self) {
+        self.generation.set(self.generation.get() + 1);
+        self.changed.notify_all();
+    }
+
+    /// Returns whether memory was lost, because its file was truncated.
+    pub(super) fn is_memory_lost(&self) -> bool {
+        self.memory.borrow().is_lost()
+    }
+
+    /// Replaces the table of memory.
+    pub(super) fn set_memory(&self, memory: GuestMemory) {
+        *self.memory.borrow_mut() = Rc::new(memory);
+        self.advance();
+    }
+
+    /// Changes the IOMMU's table.
+    pub(super) fn change_iotlb<R>(&self, change: impl FnOnce(&mut Iotlb) -> R) -> R {
+        let result = change(&mut self.iotlb.borrow_mut());
+        self.advance();
+        result
+    }
+
+    /// Calls `access` with the address space of descriptors and rings.
+    pub(super) fn with_space<R>(&self, access: impl FnOnce(&AddressSpace<'_>) -> R) -> R {
+        let memory: Ref<'_, Rc<GuestMemory>> = self.memory.borrow();
+        let iotlb = self.iotlb.borrow();
+        let iotlb = self.has(feature::ACCESS_PLATFORM).then_some(&*iotlb);
+        access(&AddressSpace { memory: &memory, iotlb })
+    }
+
+    /// Asks the front-end for a translation.
+    pub(super) fn request_translation(&self, miss: IotlbMiss) {
+        if let Some(channel) = &*self.channel.borrow() {
+            channel.iotlb_miss(miss.iova, miss.access);
+        }
+    }
+
+    /// Returns the dirty log, if writes are to be logged.
+    pub(super) fn log(&self) -> Option<DirtyLog> {
+        if self.has(feature::LOG_ALL) { self.log.borrow().clone() } else { None }
+    }
+
+    /// Sets the dirty log.
+    pub(super) fn set_log(&self, log: Option<DirtyLog>) {
+        *self.log.borrow_mut() = log;
+    }
+
+    /// Sets the channel for messages of the back-end.
+    pub(super) fn set_channel(&self, channel: BackendChannel) {
+        *self.channel.borrow_mut() = Some(channel);
+    }
+
+    /// Sets the region for the record of requests in flight.
+    pub(super) fn set_inflight(&self, region: InflightRegion) {
+        *self.inflight.borrow_mut() = Some(region);
+    }
+
+    /// Returns a queue's part of the region for requests in flight, if the front-end has set one.
+    ///
+    /// # Errors
+    /// Text that says why the queue has no part.
+    pub(super) fn inflight_part(&self, index: usize, size: u16) -> Result<Option<GuestArea>, String> {
+        let packed = self.has(feature::RING_PACKED);
+        self.inflight.borrow().as_ref().map(|region| region.part(index, size, packed)).transpose()
+    }
+
+    /// Returns content of the configuration space.
+    pub(super) fn read_config(&self, offset: u32, len: u32) -> Vec<u8> {
+        let mut content = vec![0; len as usize];
+        self.config.borrow().read(offset, &mut content);
+        content
+    }
+
+    /// Writes the configuration space, as a driver does.
+    ///
+    /// # Errors
+    /// Text that says what cannot be written.
+    pub(super) fn write_config(&self, offset: u32, content: &[u8]) -> Result<(), String> {
+        self.config.borrow_mut().write(offset, content).map_err(|refusal| refusal.to_string())
+    }
+
+    /// Adopts another size of the volume, of which the driver is told.
+    pub(super) fn resized(&self) {
+        let geometry = self.export.device.geometry();
+        let changed = self.config.borrow_mut().update(&geometry, geometry.read_only);
+        if !changed {
+            return;
+        }
+        match &*self.channel.borrow() {
+            Some(channel) => channel.config_changed(),
+            None => tracing::info!(
+                export = self.export.name,
+                "the guest sees the volume's other size when it starts again: its monitor takes no messages"
+            ),
+        }
+    }
+
+    /// Ends the device for a reason; the first one counts.
+    pub(super) fn fail(&self, why: String) {
+        self.fault.borrow_mut().get_or_insert(why);
+        self.faulted.notify_all();
+    }
+
+    /// Returns the reason for which the device is to end.
+    pub(super) fn fault(&self) -> Option<String> {
+        self.fault.borrow().clone()
+    }
+
+    /// Forgets what the driver has negotiated.
+    pub(super) fn reset(&self) {
+        self.features.set(0);
+        let geometry = self.export.device.geometry();
+        *self.config.borrow_mut() = BlockConfig::new(&geometry, geometry.read_only, self.export.queues);
+        self.change_iotlb(Iotlb::clear);
+        self.set_log(None);
+    }
+}

@@ -1,0 +1,509 @@
+//! Task of a running queue: chains in, requests to the volume, completions and interrupts out.
+//!
+//! ```text
+//! waiting for the right to run rings -> finding the ring's areas -> running --stop--> draining -> stopped, with its base
+//!                                                                     \-----abandon--> draining -> dropped, for a successor
+//! ```
+//!
+//! While a turn makes progress, kicks are disabled and the ring is polled; a queue without work sleeps on its kick
+//! descriptor, and costs nothing.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::{pending, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use forebay_block::ErrorKind;
+use forebay_reactor::sync::InFlight;
+use forebay_reactor::{EventSignal, EventWatch, Instant, now, sleep, yield_now};
+
+use super::device::VhostDevice;
+use crate::block::{self, BlockCommand, BlockDone, BlockFuture, BlockViolation};
+use crate::iotlb::IotlbMiss;
+use crate::memory::{GuestPart, MemoryFault};
+use crate::rings::{Chain, ChainHead, ChainToken, Virtq, VirtqError, VirtqSetup, VirtqViolation};
+use crate::session::VringState;
+use crate::stats::VhostRequestKind;
+use crate::wire::feature;
+
+/// Maximum chains taken in one turn; then other tasks run.
+const TURN_CHAINS: usize = 64;
+/// Maximum bytes of a queue's requests in flight, after which no more are taken; one alone may be longer.
+const BYTES_MAX: u64 = 64 << 20;
+/// Time between two looks at a ring whose front-end kicks by no descriptor.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// End that a queue is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum QueueOrder {
+    Run,
+    /// Complete what is in flight, and tell the position.
+    Stop,
+    /// Complete what the volume has, and leave the rest to a successor.
+    Abandon,
+}
+
+/// Control of a queue by its connection.
+pub(super) struct QueueControl {
+    order: Cell<QueueOrder>,
+    task: RefCell<Option<Waker>>,
+    kick: RefCell<Option<Rc<EventWatch>>>,
+    call: RefCell<Option<EventSignal>>,
+    err: RefCell<Option<EventSignal>>,
+}
+
+impl QueueControl {
+    /// Creates the control of a queue without descriptors.
+    pub(super) fn new() -> Self {
+        let order = Cell::new(QueueOrder::Run);
+        let (task, kick) = (RefCell::default(), RefCell::default());
+        Self { order, task, kick, call: RefCell::default(), err: RefCell::default() }
+    }
+
+    fn wake(&self) {
+        if let Some(task) = &*self.task.borrow() {
+            task.wake_by_ref();
+        }
+    }
+
+    /// Prepares for another run.
+    pub(super) fn begin(&self) {
+        self.order.set(QueueOrder::Run);
+    }
+
+    /// Stops the queue in an orderly way.
+    pub(super) fn stop(&self) {
+        self.order.set(QueueOrder::Stop);
+        self.wake();
+    }
+
+    /// Ends the queue because its front-end is gone.
+    pub(super) fn abandon(&self) {
+        self.order.set(QueueOrder::Abandon);
+        self.wake();
+    }
+
+    /// Sets the descriptor for kicks.
+    pub(super) fn set_kick(&self, kick: Option<EventWatch>) {
+        *self.kick.borrow_mut() = kick.map(Rc::new);
+        self.wake();
+    }
+
+    /// Sets the descriptor for interrupts.
+    pub(super) fn set_call(&self, call: Option<EventSignal>) {
+        *self.call.borrow_mut() = call;
+        // Completions before this had no descriptor, or one that nothing reads any more.
+        self.interrupt();
+    }
+
+    /// Sets the descriptor for errors.
+    pub(super) fn set_err(&self, err: Option<EventSignal>) {
+        *self.err.borrow_mut() = err;
+    }
+
+    fn interrupt(&self) {
+        if let Some(call) = &*self.call.borrow() {
+            call.signal();
+        }
+    }
+}
+
+/// Request in flight.
+struct PendingChain {
+    token: ChainToken,
+    writable: Vec<GuestPart>,
+    kind: VhostRequestKind,
+    bytes: u64,
+    began: Instant,
+}
+
+/// Reason for which no chain was taken.
+#[derive(Debug, thiserror::Error)]
+enum IntakeError {
+    #[error(transparent)]
+    Ring(#[from] VirtqError),
+    #[error(transparent)]
+    Violation(#[from] VirtqViolation),
+    #[error(transparent)]
+    Fault(#[from] MemoryFault),
+    #[error(transparent)]
+    Request(#[from] BlockViolation),
+    #[error("the file of the guest's memory was truncated")]
+    Lost,
+}
+
+impl IntakeError {
+    /// Returns the translation that is missing, if that is all.
+    fn miss(&self) -> Option<IotlbMiss> {
+        match self {
+            IntakeError::Ring(error) => error.miss(),
+            IntakeError::Fault(MemoryFault::Unmapped(miss)) => Some(*miss),
+            _ => None,
+        }
+    }
+}
+
+/// Result of one turn.
+enum QueueTurn {
+    /// Chains were taken or completed: look again at once.
+    Progress,
+    /// Idle until a kick, a completion, or an order.
+    Idle,
+    /// Waits until translations or memory change.
+    Unmapped,
+    /// Ended as ordered.
+    Ended,
+}
+
+/// Queue that runs.
+struct RunningQueue {
+    index: usize,
+    ring: VringState,
+    device: Rc<VhostDevice>,
+    control: Rc<QueueControl>,
+    virtq: Virtq,
+    /// Chains of a former device that are to be executed again, in order.
+    again: VecDeque<ChainHead>,
+    work: InFlight<BlockFuture, PendingChain>,
+    bytes: u64,
+    /// Generation of the memory in which the ring's areas were found.
+    generation: u64,
+    serial: [u8; super::SERIAL_MAX],
+    transfer_max: u32,
+}
+
+/// Runs a queue until it is told to end.  Returns its position, of which an abandoned queue's says nothing.
+///
+/// # Errors
+/// Text that says which rule the guest or its monitor has broken: the device is to end.
+pub(super) async fn run(
+    index: usize,
+    ring: VringState,
+    device: Rc<VhostDevice>,
+    control: Rc<QueueControl>,
+) -> Result<u32, String> {
+    let result = run_ring(index, ring, device, control.clone()).await;
+    if let Err(why) = &result
+        && let Some(err) = &*control.err.borrow()
+    {
+        tracing::debug!(index, why, "signalling the error of a queue");
+        err.signal();
+    }
+    result
+}
+
+async fn run_ring(
+    index: usize,
+    ring: VringState,
+    device: Rc<VhostDevice>,
+    control: Rc<QueueControl>,
+) -> Result<u32, String> {
+    let Some(_running) = acquire(index, &device, &control).await else { return Ok(ring.base) };
+    let Some(mut queue) = RunningQueue::start(index, ring.clone(), device.clone(), control.clone()).await? else {
+        return Ok(ring.base);
+    };
+    loop {
+        match queue.turn()? {
+            QueueTurn::Progress => yield_now().await,
+            QueueTurn::Ended => return Ok(queue.end()),
+            QueueTurn::Idle => {
+                let log = device.log();
+                if queue.virtq.enable_kicks(log.as_ref()) && queue.may_take() {
+                    queue.virtq.disable_kicks(log.as_ref());
+                    continue;
+                }
+                queue.wait().await;
+                queue.virtq.disable_kicks(device.log().as_ref());
+            }
+            QueueTurn::Unmapped => queue.wait().await,
+        }
+    }
+}
+
+/// Waits for the right to run rings; `None` when the queue is to end before.
+async fn acquire(index: usize, device: &VhostDevice, control: &QueueControl) -> Option<super::ring_owner::RunningRing> {
+    let mut told = false;
+    loop {
+        let freed = device.owner.freed();
+        if let Some(running) = device.owner.try_acquire(device.connection) {
+            return Some(running);
+        }
+        if !std::mem::replace(&mut told, true) {
+            let export = &device.export.name;
+            tracing::info!(export, index, "a queue waits: another front-end runs the rings of this export");
+        }
+        let mut freed = pin!(freed);
+        let ended = poll_fn(|cx| {
+            *control.task.borrow_mut() = Some(cx.waker().clone());
+            match control.order.get() {
+                QueueOrder::Run => freed.as_mut().poll(cx).map(|()| false),
+                _ => Poll::Ready(true),
+            }
+        });
+        if ended.await {
+            return None;
+        }
+    }
+}
+
+/// Finds the areas of a ring.
+fn find_areas(device: &VhostDevice, ring: &VringState) -> Result<[GuestPart; 3], MemoryFault> {
+    let addresses = ring.addresses.expect("a ring that runs has addresses");
+    let lens = VirtqSetup::area_lens(ring.size, device.has(feature::RING_PACKED), device.has(feature::EVENT_INDEX));
+    device.with_space(|space| {
+        Ok([
+            space.ring_area(addresses.descriptors, lens[0])?,
+            space.ring_area(addresses.driver, lens[1])?,
+            space.ring_area(addresses.device, lens[2])?,
+        ])
+    })
+}
+
+impl RunningQueue {
+    /// Finds the ring and starts it; `None` when the queue is to end before its areas are mapped.
+    async fn start(
+        index: usize,
+        ring: VringState,
+        device: Rc<VhostDevice>,
+        control: Rc<QueueControl>,
+    ) -> Result<Option<Self>, String> {
+        let in_ring = |why: &dyn std::fmt::Display| format!("ring {index}: {why}");
+        let (generation, [descriptors, driver, device_area]) = loop {
+            let generation = device.generation();
+            match find_areas(&device, &ring) {
+                Ok(areas) => break (generation, areas),
+                Err(MemoryFault::Unmapped(miss)) => device.request_translation(miss),
+                Err(fault) => return Err(in_ring(&fault)),
+            }
+            if !wait_for_change(&device, &control, generation).await {
+                return Ok(None);
+            }
+        };
+        let setup = VirtqSetup {
+            size: ring.size,
+            packed: device.has(feature::RING_PACKED),
+            event_index: device.has(feature::EVENT_INDEX),
+            in_order: device.has(feature::IN_ORDER),
+            indirect: device.has(feature::INDIRECT_DESC),
+            descriptors,
+            driver,
+            log_used: Some(device_area.guest),
+            device: device_area,
+            inflight: device.inflight_part(index, ring.size)?,
+        };
+        let (mut virtq, again) = Virtq::start(setup, ring.base).map_err(|violation| in_ring(&violation))?;
+        if !again.is_empty() {
+            let (export, requests) = (&device.export.name, again.len());
+            tracing::info!(export, index, requests, "executing the requests again that were in flight");
+        }
+        virtq.disable_kicks(device.log().as_ref());
+        let serial = device.serial();
+        let transfer_max = device.export.device.geometry().transfer_max;
+        let work = InFlight::new(usize::from(ring.size).max(1));
+        let again = again.into();
+        Ok(Some(Self { index, ring, device, control, virtq, again, work, bytes: 0, generation, serial, transfer_max }))
+    }
+
+    fn in_ring(&self, why: impl std::fmt::Display) -> String {
+        format!("ring {}: {why}", self.index)
+    }
+
+    /// Returns whether another chain may be taken.
+    fn may_take(&self) -> bool {
+        let order = self.control.order.get();
+        (order == QueueOrder::Run || (order == QueueOrder::Stop && !self.again.is_empty()))
+            && self.bytes < BYTES_MAX
+            && self.work.len() < usize::from(self.virtq.size())
+    }
+
+    /// Completes requests, takes chains, and interrupts the driver.
+    fn turn(&mut self) -> Result<QueueTurn, String> {
+        let completed = self.complete_all();
+        let taken = self.take_chains();
+        if self.virtq.needs_interrupt() {
+            self.device.stats.counters().interrupted();
+            self.control.interrupt();
+        }
+        if self.device.is_memory_lost() {
+            return Err(IntakeError::Lost.to_string());
+        }
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(error) => {
+                let Some(miss) = error.miss() else { return Err(self.in_ring(error)) };
+                self.device.request_translation(miss);
+                // What cannot be executed again, for want of a translation, stays in the record.
+                let ending = self.control.order.get() != QueueOrder::Run;
+                return Ok(match self.work.is_empty() && ending {
+                    true => QueueTurn::Ended,
+                    false if completed > 0 => QueueTurn::Progress,
+                    false => QueueTurn::Unmapped,
+                });
+            }
+        };
+        Ok(match self.is_over() {
+            true => QueueTurn::Ended,
+            false if completed + taken > 0 => QueueTurn::Progress,
+            false => QueueTurn::Idle,
+        })
+    }
+
+    fn is_over(&self) -> bool {
+        match self.control.order.get() {
+            QueueOrder::Run => false,
+            QueueOrder::Stop | QueueOrder::Abandon => self.work.is_empty() && !self.may_take(),
+        }
+    }
+
+    /// Returns the position after the end.
+    fn end(self) -> u32 {
+        match self.control.order.get() {
+            QueueOrder::Abandon => self.virtq.base(),
+            _ => self.virtq.stop(),
+        }
+    }
+
+    fn complete_all(&mut self) -> usize {
+        let Self { work, virtq, device, bytes, control, .. } = self;
+        let mut completed = 0;
+        let stopping = control.order.get() == QueueOrder::Abandon;
+        let mut log = None;
+        work.poll(|done, pending| {
+            if completed == 0 {
+                log = device.log();
+            }
+            completed += 1;
+            *bytes -= pending.bytes;
+            complete(virtq, device, stopping, done, pending, log.as_ref());
+        });
+        completed
+    }
+
+    fn take_chains(&mut self) -> Result<usize, IntakeError> {
+        if self.generation != self.device.generation() {
+            let generation = self.device.generation();
+            let [descriptors, driver, device] = find_areas(&self.device, &self.ring)?;
+            self.virtq.relocate(descriptors, driver, device)?;
+            self.generation = generation;
+        }
+        let mut taken = 0;
+        if !self.may_take() || (self.again.is_empty() && !self.virtq.has_available()) {
+            return Ok(0);
+        }
+        let (rules, log, began) = (self.device.rules(), self.device.log(), now());
+        while taken < TURN_CHAINS && self.may_take() {
+            let device = &self.device;
+            let virtq = &mut self.virtq;
+            let chain = match self.again.front() {
+                Some(head) => {
+                    let chain = device.with_space(|space| virtq.resume(*head, space))?;
+                    self.again.pop_front();
+                    chain
+                }
+                None => match device.with_space(|space| virtq.next(space))? {
+                    Some(chain) => chain,
+                    None => break,
+                },
+            };
+            taken += 1;
+            let Chain { token, readable, writable } = chain;
+            let command = BlockCommand::parse(&readable, &writable, &rules)?;
+            let (kind, bytes) = (command.kind(), command.data_len());
+            let data = command.gather(&readable, &device.pools);
+            if device.is_memory_lost() {
+                // Zeroes were read in place of the guest's data.
+                return Err(IntakeError::Lost);
+            }
+            virtq.recycle(readable);
+            let work = block::execute(&device.export.device, command, data, &self.serial, self.transfer_max);
+            let pending = PendingChain { token, writable, kind, bytes, began };
+            match self.work.start(work, pending) {
+                Some((done, pending)) => complete(virtq, device, false, done, pending, log.as_ref()),
+                None => self.bytes += bytes,
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Waits for a kick, a completion, an order, or a change of memory.
+    async fn wait(&mut self) {
+        let device = self.device.clone();
+        let kick = self.control.kick.borrow().clone();
+        let mut kicked = pin!(async {
+            match &kick {
+                Some(kick) => {
+                    if let Err(error) = kick.ready().await {
+                        tracing::warn!(%error, "cannot wait for kicks of a queue");
+                        pending().await
+                    }
+                }
+                None => sleep(LOOK).await,
+            }
+        });
+        let mut changed = pin!(device.changed.wait());
+        let order = self.control.order.get();
+        let mut registered = false;
+        poll_fn(|cx| {
+            if std::mem::replace(&mut registered, true) {
+                // Whatever woke the task, the next turn finds it.
+                return Poll::Ready(());
+            }
+            self.work.set_task(cx.waker());
+            *self.control.task.borrow_mut() = Some(cx.waker().clone());
+            let ready = kicked.as_mut().poll(cx).is_ready() || changed.as_mut().poll(cx).is_ready();
+            if ready || self.control.order.get() != order || self.complete_all() > 0 {
+                return Poll::Ready(());
+            }
+            Poll::Pending
+        })
+        .await;
+        if let Some(kick) = &kick
+            && kick.take()
+        {
+            self.device.stats.counters().kicked();
+        }
+    }
+}
+
+/// Waits for a change of memory; returns false when the queue is to end before.
+async fn wait_for_change(device: &VhostDevice, control: &QueueControl, generation: u64) -> bool {
+    let mut changed = pin!(device.changed.wait_until(|| device.generation() != generation));
+    poll_fn(|cx| {
+        *control.task.borrow_mut() = Some(cx.waker().clone());
+        match control.order.get() {
+            QueueOrder::Run => changed.as_mut().poll(cx).map(|()| true),
+            _ => Poll::Ready(false),
+        }
+    })
+    .await
+}
+
+/// Returns a request's result to the driver.
+fn complete(
+    virtq: &mut Virtq,
+    device: &VhostDevice,
+    stopping: bool,
+    done: BlockDone,
+    pending: PendingChain,
+    log: Option<&crate::dirty_log::DirtyLog>,
+) {
+    if let Some(error) = &done.error {
+        // Another daemon has taken the volume over: the request is executed there, and an error would reach the guest.
+        if stopping && error.kind() == ErrorKind::Fenced {
+            return;
+        }
+        tracing::debug!(export = device.export.name, kind = pending.kind.label(), %error, "a request failed");
+    }
+    let used = block::complete(&pending.writable, &done, log);
+    if device.is_memory_lost() {
+        // The driver does not have what it asked for; the queue ends in this turn.
+        return;
+    }
+    virtq.complete(pending.token, used, log);
+    virtq.recycle(pending.writable);
+    let latency = now().since(pending.began);
+    device.stats.counters().answered(pending.kind, pending.bytes, latency, done.error.is_some());
+}

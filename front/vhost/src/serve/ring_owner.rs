@@ -1,0 +1,55 @@
+//! Which connection of an export runs its rings.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use forebay_reactor::sync::Notify;
+
+/// Right to run rings of an export, which one connection has at a time.
+///
+/// During a live migration two monitors are connected, of which the destination's rings begin when the source's have
+/// stopped.  And after a lost connection, requests that it had in flight end before its successor executes them again.
+#[derive(Default)]
+pub(super) struct RingOwner {
+    holder: Cell<Option<u64>>,
+    rings: Cell<u32>,
+    freed: Notify,
+}
+
+/// Ring that runs.
+pub(super) struct RunningRing {
+    owner: Rc<RingOwner>,
+}
+
+impl RingOwner {
+    /// Returns whether a connection may run a ring now.
+    fn is_free_for(&self, connection: u64) -> bool {
+        self.holder.get().is_none_or(|holder| holder == connection)
+    }
+
+    /// Lets a connection run a ring, if no other runs one.
+    pub(super) fn try_acquire(self: &Rc<Self>, connection: u64) -> Option<RunningRing> {
+        if !self.is_free_for(connection) {
+            return None;
+        }
+        self.holder.set(Some(connection));
+        self.rings.set(self.rings.get() + 1);
+        Some(RunningRing { owner: self.clone() })
+    }
+
+    /// Waits for the next moment at which no connection runs rings.
+    pub(super) fn freed(&self) -> impl Future<Output = ()> + '_ {
+        self.freed.wait()
+    }
+}
+
+impl Drop for RunningRing {
+    fn drop(&mut self) {
+        let rings = self.owner.rings.get() - 1;
+        self.owner.rings.set(rings);
+        if rings == 0 {
+            self.owner.holder.set(None);
+            self.owner.freed.notify_all();
+        }
+    }
+}
