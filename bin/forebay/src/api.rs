@@ -6,6 +6,7 @@ mod cache;
 mod clone;
 mod config;
 mod diff;
+mod front;
 mod gateway;
 mod group;
 mod image;
@@ -16,12 +17,10 @@ mod namespace;
 mod snapshot;
 mod store;
 mod trash;
+mod vhost;
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use forebay_iscsi::wire::Lun;
-use forebay_nvmf::session::admin::NAMESPACES_MAX;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -61,6 +60,9 @@ pub struct DaemonStatus {
     pub iscsi: Vec<String>,
     /// Name of the default iSCSI target.
     pub iscsi_name: String,
+    /// Number of sockets of exports over vhost.
+    #[serde(default)]
+    pub vhost_sockets: usize,
     /// Pools and their space.
     pub pools: Vec<PoolInfo>,
     /// Number of exports.
@@ -164,59 +166,6 @@ pub struct PoolInfo {
     pub needs_repair: Option<String>,
 }
 
-/// Protocol over which an image is exported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Front {
-    /// NBD front.
-    Nbd,
-    /// NVMe over TCP.
-    Nvme,
-    /// iSCSI front.
-    Iscsi,
-}
-
-impl Front {
-    /// All fronts.
-    pub const ALL: [Front; 3] = [Front::Nbd, Front::Nvme, Front::Iscsi];
-
-    /// Returns the name used in URIs and listings.
-    pub fn name(self) -> &'static str {
-        match self {
-            Front::Nbd => "nbd",
-            Front::Nvme => "nvme",
-            Front::Iscsi => "iscsi",
-        }
-    }
-
-    /// Returns the numbers that exports may have within the front: namespace ids or LUNs.  `None` if exports have
-    /// names instead.
-    pub fn units(self) -> Option<RangeInclusive<u32>> {
-        match self {
-            Front::Nbd => None,
-            Front::Nvme => Some(1..=NAMESPACES_MAX),
-            Front::Iscsi => Some(0..=u32::from(Lun::MAX)),
-        }
-    }
-
-    /// Checks that an export may have a number.
-    ///
-    /// # Errors
-    /// If the front has no such numbers; the error names the limit.
-    pub fn check_unit(self, unit: u32) -> Result<(), Failure> {
-        match self.units() {
-            None => Err(Failure::invalid(format!("number {unit}: exports over {} have no numbers", self.name()))),
-            Some(units) if !units.contains(&unit) => {
-                let (first, last) = units.into_inner();
-                let what =
-                    format!("number {unit} is out of range: exports over {} have {first} to {last}", self.name());
-                Err(Failure::invalid(what).hint("choose one of these, or leave it out"))
-            }
-            Some(_) => Ok(()),
-        }
-    }
-}
-
 /// Export of an image over one front.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Target)]
@@ -233,6 +182,9 @@ pub struct ImageExport {
     pub uri: Option<String>,
     /// URIs through each of the daemon's addresses.
     pub uris: Vec<String>,
+    /// vhost only: socket of the export.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost: Option<VhostSocketOptions>,
     /// Number of connections from hosts.
     pub connections: usize,
     /// Write log of the image, while it is served.
@@ -259,6 +211,7 @@ pub use log::{LogMember, LogPolicy, LogTakeover, WriteLogInfo};
 
 pub use clone::{CloneRequest, CloneVersion, ImageChild};
 pub use diff::{AppliedDiff, CopyImageRequest};
+pub use front::Front;
 pub use gateway::{
     DrainGateway, GatewayGroupName, GatewayGroupPolicy, GatewayGroupStatus, GatewayHostSource, GatewayLoad,
     GatewayLogStatus, GatewayMemberStatus, GatewayMove, GatewayMoveState, GatewayVolumeStatus, GatewayWeight,
@@ -289,6 +242,8 @@ pub use store::{
 };
 
 pub use trash::{MoveToTrashRequest, RestoreRequest, TrashListing};
+
+pub use vhost::VhostSocketOptions;
 
 /// Result of a reload of hosts and secrets.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -414,6 +369,9 @@ pub struct AttachRequest {
     /// image's own if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
+    /// vhost only: socket of the export.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost: Option<VhostSocketOptions>,
     /// Write log to put in front of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogPlace>,
@@ -436,6 +394,7 @@ impl AttachRequest {
             target: None,
             ana_group: None,
             uuid: None,
+            vhost: None,
             log: None,
             replicas: None,
         }
@@ -444,7 +403,7 @@ impl AttachRequest {
     /// Returns the name of the subsystem or target that the export is in, if not the default one.
     pub fn within(&self) -> Option<&str> {
         match self.front {
-            Front::Nbd => None,
+            Front::Nbd | Front::Vhost => None,
             Front::Nvme => self.subsystem.as_deref(),
             Front::Iscsi => self.target.as_deref(),
         }
@@ -453,7 +412,7 @@ impl AttachRequest {
     /// Returns the field with the name of the subsystem or target.
     pub fn within_mut(&mut self) -> Option<&mut Option<String>> {
         match self.front {
-            Front::Nbd => None,
+            Front::Nbd | Front::Vhost => None,
             Front::Nvme => Some(&mut self.subsystem),
             Front::Iscsi => Some(&mut self.target),
         }

@@ -383,7 +383,7 @@ pub enum CliCommand {
     ///
     /// Exports are kept over restarts of the daemon.
     #[command(
-        after_help = "Examples:\n  qemu-img info $(forebay attach local/disk1 --nbd)\n  forebay attach local/disk1 local/disk2 --nvme"
+        after_help = "Examples:\n  qemu-img info $(forebay attach local/disk1 --nbd)\n  forebay attach local/disk1 local/disk2 --nvme\n  forebay attach local/disk1 --vhost /run/forebay/vm1.sock --socket-mode 0660 --socket-owner :kvm"
     )]
     Attach(AttachArgs),
 
@@ -547,6 +547,7 @@ mod tests {
             ("attach", "nsid", units(Front::Nvme)),
             ("attach", "lun", units(Front::Iscsi)),
             ("attach", "ana-group", format!("from 1 to {},", forebay_nvmf::session::admin::ANA_GROUPS_MAX)),
+            ("attach", "queues", format!("from 1 to {} ", forebay_vhost::serve::QUEUES_MAX)),
             ("create", "object-size", object_size.clone()),
             ("import", "object-size", object_size),
             ("serve", "linger-us", default(crate::config::LINGER_US.to_string())),
@@ -584,5 +585,9 @@ mod tests {
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd", "--nsid", "3"]).is_err());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--iscsi", "--lun", "3"]).is_ok());
         assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd", "--lun", "3"]).is_err());
+        assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--vhost", "x.sock", "--queues", "4"]).is_ok());
+        assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--vhost"]).is_err());
+        assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--nbd", "--queues", "4"]).is_err());
+        assert!(Cli::try_parse_from(["forebay", "attach", "local/x", "--vhost", "x.sock", "--lun", "4"]).is_err());
     }
 }

@@ -5,8 +5,8 @@
 //!  Idle ----------> Opening ------> Serving
 //!   ^                ^   |             |
 //!   |          retry |   | fail        |
-//!   |                |   v             |
-//!   |               Failed             |      Broken: only an operator ends it
+//!   |                |   v     lose    |
+//!   |               Failed <-----------+      Broken: only an operator ends it
 //!   +------------------ end -----------+
 //! ```
 //!
@@ -129,6 +129,17 @@ impl<S, F: Clone> ExportLifecycle<S, F> {
         self.state = ExportState::Failed(failure);
     }
 
+    /// Records that its front cannot serve it any more, if it is served; returns what served it.
+    pub fn lose(&mut self, failure: F) -> Option<S> {
+        match self.state {
+            ExportState::Serving(_) => match std::mem::replace(&mut self.state, ExportState::Failed(failure)) {
+                ExportState::Serving(served) => Some(served),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// Records that an operator has to correct it.
     pub fn set_broken(&mut self, failure: F) {
         self.state = ExportState::Broken(failure);
@@ -171,6 +182,7 @@ mod tests {
         Retry,
         /// The task that opens the image is done; with `true`, successfully.
         Opened(bool),
+        Lose,
         Detach,
         /// The detach has failed.
         FailDetach,
@@ -181,6 +193,7 @@ mod tests {
             Just(Step::Begin),
             Just(Step::Retry),
             any::<bool>().prop_map(Step::Opened),
+            Just(Step::Lose),
             Just(Step::Detach),
             Just(Step::FailDetach),
         ]
@@ -217,6 +230,11 @@ mod tests {
                         } else if wanted {
                             life.fail("no volume");
                         }
+                    }
+                    Step::Lose => {
+                        let was_served = life.served().is_some();
+                        prop_assert_eq!(life.lose("no socket").is_some(), was_served);
+                        prop_assert!(!was_served || life.state() == &ExportState::Failed("no socket"));
                     }
                     Step::Detach if life.is_opening() => life.begin_detach(),
                     Step::Detach => {}

@@ -1,7 +1,10 @@
 //! Options of the commands on exports, their write logs and their reservations.
 
+use std::path::PathBuf;
+
 use clap::builder::RangedI64ValueParser;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueHint};
+use forebay_vhost::serve::QUEUES_MAX;
 
 use super::OneImage;
 use super::many::ManyImages;
@@ -30,7 +33,7 @@ pub struct AttachArgs {
 
     /// A host that sees it over NBD: a network (ADDRESS/BITS), the name in its certificate or of its key ('*' at the
     /// end matches anything), or 'unix'; may be repeated [default: all do]
-    #[arg(long, value_name = "HOST", requires = "nbd", conflicts_with_all = ["nvme", "iscsi"])]
+    #[arg(long, value_name = "HOST", requires = "nbd", conflicts_with_all = ["nvme", "iscsi", "vhost"])]
     pub host: Vec<String>,
 
     /// Export it over NVMe/TCP, as a namespace of a subsystem
@@ -38,19 +41,19 @@ pub struct AttachArgs {
     pub nvme: bool,
 
     /// The NVMe subsystem that it is a namespace of [default: the subsystem of the configuration]
-    #[arg(long, value_name = "NQN", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
+    #[arg(long, value_name = "NQN", requires = "nvme", conflicts_with_all = ["nbd", "iscsi", "vhost"])]
     pub subsystem: Option<String>,
 
     /// Its namespace id, from 1 to 8192; if left out the one it had before, or the lowest that none had
-    #[arg(long, value_name = "N", value_parser = units(Front::Nvme), requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
+    #[arg(long, value_name = "N", value_parser = units(Front::Nvme), requires = "nvme", conflicts_with_all = ["nbd", "iscsi", "vhost"])]
     pub nsid: Option<u32>,
 
     /// Its ANA group, from 1 to 16, whose state 'forebay ana set' changes [default: 1]
-    #[arg(long, value_name = "N", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
+    #[arg(long, value_name = "N", requires = "nvme", conflicts_with_all = ["nbd", "iscsi", "vhost"])]
     pub ana_group: Option<u32>,
 
     /// Its UUID, where daemons serve one namespace together [default: its own]
-    #[arg(long, value_name = "UUID", requires = "nvme", conflicts_with_all = ["nbd", "iscsi"])]
+    #[arg(long, value_name = "UUID", requires = "nvme", conflicts_with_all = ["nbd", "iscsi", "vhost"])]
     pub uuid: Option<String>,
 
     /// Export it over iSCSI, as a unit of a target
@@ -58,16 +61,37 @@ pub struct AttachArgs {
     pub iscsi: bool,
 
     /// The iSCSI target that it is a unit of [default: the target of the configuration]
-    #[arg(long, value_name = "IQN", requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
+    #[arg(long, value_name = "IQN", requires = "iscsi", conflicts_with_all = ["nbd", "nvme", "vhost"])]
     pub target: Option<String>,
 
     /// Its unit number, from 0 to 16383; if left out the one it had before, or the lowest that none had
-    #[arg(long, value_name = "N", value_parser = units(Front::Iscsi), requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
+    #[arg(long, value_name = "N", value_parser = units(Front::Iscsi), requires = "iscsi", conflicts_with_all = ["nbd", "nvme", "vhost"])]
     pub lun: Option<u32>,
 
     /// An initiator that sees it, by name; may be repeated, and end in * [default: all do]
-    #[arg(long, value_name = "IQN", requires = "iscsi", conflicts_with_all = ["nbd", "nvme"])]
+    #[arg(long, value_name = "IQN", requires = "iscsi", conflicts_with_all = ["nbd", "nvme", "vhost"])]
     pub initiator: Vec<String>,
+
+    /// Export it to a virtual machine of this machine over vhost-user, on a socket that the daemon creates at PATH
+    #[arg(long, group = "front", value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub vhost: Option<PathBuf>,
+
+    /// The number of queues that the virtual machine may use, from 1 to 64 [default: one for each processor, up to 8]
+    #[arg(long, value_name = "N", requires = "vhost", conflicts_with_all = ["nbd", "nvme", "iscsi"],
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
+    pub queues: Option<u16>,
+
+    /// The permissions of the socket, in octal; every user who may write to it may connect [default: 0600]
+    #[arg(long, value_name = "MODE", requires = "vhost", conflicts_with_all = ["nbd", "nvme", "iscsi"])]
+    pub socket_mode: Option<String>,
+
+    /// The user and group that own the socket, by names or numbers [default: those of the daemon]
+    #[arg(long, value_name = "USER[:GROUP]", requires = "vhost", conflicts_with_all = ["nbd", "nvme", "iscsi"])]
+    pub socket_owner: Option<String>,
+
+    /// Connect to the socket, on which the virtual machine's monitor listens, instead of creating it
+    #[arg(long, requires = "vhost", conflicts_with_all = ["nbd", "nvme", "iscsi", "socket_mode", "socket_owner"])]
+    pub socket_connect: bool,
 
     /// Refuse writes
     #[arg(long)]
@@ -114,6 +138,10 @@ pub struct DetachArgs {
     /// Only its export over iSCSI
     #[arg(long, group = "one")]
     pub iscsi: bool,
+
+    /// Only its export over vhost-user
+    #[arg(long, group = "one")]
+    pub vhost: bool,
 
     /// Disconnect the hosts that have it open, once their requests in flight are completed
     #[arg(short, long)]

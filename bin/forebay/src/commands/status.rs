@@ -68,6 +68,11 @@ fn render(status: &DaemonStatus) -> String {
     if !status.iscsi.is_empty() {
         rows.push(("iscsi", format!("{} ({})", status.iscsi.join(", "), status.iscsi_name)));
     }
+    match status.vhost_sockets {
+        0 => {}
+        1 => rows.push(("vhost", "1 socket".into())),
+        count => rows.push(("vhost", format!("{count} sockets"))),
+    }
     if let Some(http) = &status.http {
         rows.push(("http", http.clone()));
     }

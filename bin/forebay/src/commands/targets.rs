@@ -1,7 +1,7 @@
 //! `attach`, `detach`, `targets`.
 
 use super::with_session;
-use crate::api::{self, Front, ImageExport};
+use crate::api::{self, Front, ImageExport, VhostSocketOptions};
 use crate::cli;
 use crate::cli::GlobalArgs;
 use crate::cli::many::each;
@@ -13,10 +13,12 @@ use crate::spec::ImageSpec;
 
 /// Exports an image and prints its URI.
 pub fn attach(global: &GlobalArgs, output: Output, options: cli::AttachArgs) -> Result<()> {
+    let vhost = socket_options(&options)?;
     let (is_one, images) = (options.name.is_one(), options.name.resolve()?);
-    let front = match (options.nvme, options.iscsi) {
-        (true, _) => Front::Nvme,
-        (_, true) => Front::Iscsi,
+    let front = match (options.nvme, options.iscsi, &vhost) {
+        (true, ..) => Front::Nvme,
+        (_, true, _) => Front::Iscsi,
+        (.., Some(_)) => Front::Vhost,
         _ => Front::Nbd,
     };
     let (unit, hosts) = (options.nsid.or(options.lun), [options.host, options.initiator].concat());
@@ -32,10 +34,14 @@ pub fn attach(global: &GlobalArgs, output: Output, options: cli::AttachArgs) -> 
             Failure::invalid(what).hint("leave them out, and each gets the lowest number that no image has had")
         );
     }
+    if images.len() > 1 && vhost.is_some() {
+        let what = format!("--vhost is for one image, as a socket is of one device; {} are named", images.len());
+        return Err(Failure::invalid(what).hint("attach them one by one, each with its own path"));
+    }
     let daemon = CommandSession::daemon(global)?;
     let targets = each(images, |ImageSpec { pool, image }| {
         let (hosts, uuid, log) = (hosts.clone(), uuid.clone(), log.clone());
-        let (subsystem, target) = (subsystem.clone(), target.clone());
+        let (subsystem, target, vhost) = (subsystem.clone(), target.clone(), vhost.clone());
         let request = api::AttachRequest {
             pool,
             image,
@@ -47,6 +53,7 @@ pub fn attach(global: &GlobalArgs, output: Output, options: cli::AttachArgs) -> 
             target,
             ana_group,
             uuid,
+            vhost,
             log,
             replicas,
         };
@@ -63,13 +70,28 @@ pub fn attach(global: &GlobalArgs, output: Output, options: cli::AttachArgs) -> 
     }
 }
 
+/// Returns the socket that the command line asks for; a relative path is taken from the current directory.
+fn socket_options(options: &cli::AttachArgs) -> Result<Option<VhostSocketOptions>> {
+    let Some(path) = &options.vhost else { return Ok(None) };
+    let path = std::path::absolute(path)
+        .map_err(|error| Failure::io(error, format_args!("looking for the current directory of {}", path.display())))?;
+    if path.to_str().is_none() {
+        return Err(Failure::invalid(format!("the path {} is not UTF-8", path.display())));
+    }
+    let (mode, owner) = (options.socket_mode.clone(), options.socket_owner.clone());
+    let socket = VhostSocketOptions { path, queues: options.queues, mode, owner, connect: options.socket_connect };
+    socket.check()?;
+    Ok(Some(socket))
+}
+
 /// Ends exports.
 pub fn detach(global: &GlobalArgs, output: Output, options: cli::DetachArgs) -> Result<()> {
     let (is_one, images) = (options.name.is_one(), options.name.resolve()?);
-    let asked = match (options.nbd, options.nvme, options.iscsi) {
-        (true, _, _) => Some(Front::Nbd),
-        (_, true, _) => Some(Front::Nvme),
-        (_, _, true) => Some(Front::Iscsi),
+    let asked = match (options.nbd, options.nvme, options.iscsi, options.vhost) {
+        (true, ..) => Some(Front::Nbd),
+        (_, true, ..) => Some(Front::Nvme),
+        (_, _, true, _) => Some(Front::Iscsi),
+        (.., true) => Some(Front::Vhost),
         _ => None,
     };
     let (force, keep_log) = (options.force, options.keep_log);

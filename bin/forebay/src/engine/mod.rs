@@ -169,6 +169,8 @@ pub struct MetricsSnapshot {
     pub nvme: NvmeSnapshot,
     /// iSCSI server counters.
     pub iscsi: IscsiSnapshot,
+    /// Counters of the vhost-user server, which keep counting after the snapshot.
+    pub vhost: forebay_vhost::VhostStats,
     /// Counters of the peer messenger.
     pub peers: PeerCounts,
     /// Takeovers of write logs.
@@ -479,6 +481,7 @@ impl Engine {
             nvme_nqn: self.fronts.nvme().default_subsystem().nqn().to_owned(),
             iscsi: self.fronts.addrs(Front::Iscsi).iter().map(ToString::to_string).collect(),
             iscsi_name: self.fronts.iscsi().default_target().name().to_owned(),
+            vhost_sockets: self.fronts.vhost().socket_count(),
             pools,
             targets: self.exports.count(),
             unserved: self.unserved_exports().len(),
@@ -546,6 +549,7 @@ impl Engine {
                 sessions: self.fronts.iscsi().targets().session_count(),
                 hosts: self.fronts.iscsi().targets().hosts(),
             },
+            vhost: self.fronts.vhost().stats().clone(),
             peers: self.peers.counts(),
             takeovers: self.takeovers.get(),
             placed_here: self.peers.replicas().placed_blocks(),

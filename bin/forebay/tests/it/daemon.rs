@@ -54,7 +54,7 @@ fn status_has_its_shape() {
     let want = json!({
         "ready": "bool", "version": "string", "pid": "number", "uptime_s": "number", "cores": "number",
         "driver": "string", "data": "string", "control": "string", "http": "string", "nbd": ["string"],
-        "nvme": ["string"], "nvme_nqn": "string", "iscsi": [], "iscsi_name": "string", "peer": [], "peers": [],
+        "nvme": ["string"], "nvme_nqn": "string", "iscsi": [], "iscsi_name": "string", "vhost_sockets": "number", "peer": [], "peers": [],
         "pools": [pool], "targets": "number", "unserved": "number", "connections": "number", "read_cache": cache,
     });
     assert_eq!(shape(&status), want);

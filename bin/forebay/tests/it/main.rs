@@ -32,3 +32,4 @@ mod store;
 mod transfer;
 mod trash;
 mod usage;
+mod vhost;

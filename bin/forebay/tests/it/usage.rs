@@ -18,6 +18,8 @@ fn wrong_usage_exits_with_2_and_says_why() {
         (&["info", "local/x y"], "no name may"),
         (&["attach", "local/x"], "--nbd"),
         (&["attach", "local/x", "--nbd", "--replica", "x"], "--replica"),
+        (&["attach", "local/x", "--vhost", "x.sock", "--queues", "65"], "64"),
+        (&["attach", "local/x", "--vhost", &"x".repeat(108)], "107"),
         (&["ls", "--format", "xml"], "xml"),
         (&["ls", "--log-level", "a=b=c"], "log level"),
         (&["import", "-"], "no name for the new image"),

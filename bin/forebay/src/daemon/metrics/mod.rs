@@ -7,6 +7,7 @@ mod fronts;
 mod process;
 mod read_cache;
 mod replicas;
+mod vhost;
 mod volumes;
 
 use std::fmt::Write as _;
@@ -146,6 +147,7 @@ impl Collector for All {
         let help = "Lines of the log that could not be written";
         counter(&mut out, "log_lines_dropped", help, None, crate::logging::dropped_lines())?;
         fronts::encode(snapshot, &mut out)?;
+        vhost::encode(&snapshot.vhost, &mut out)?;
         self.encode_pools(&mut out)?;
         volumes::encode_all(snapshot, &mut out)?;
         if let Some(stats) = &snapshot.read_cache {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use forebay_export::meter::{CountersByKind, LATENCY_BUCKETS, RequestCounters, RequestKind, bucket_end_us};
 use forebay_qos::QosStats;
+use forebay_vhost::stats::VhostCounts;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -13,7 +14,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
 use super::Encoded;
-use super::replicas;
+use super::{replicas, vhost};
 use crate::api::Front;
 use crate::engine::{LogSnapshot, MetricsSnapshot};
 use crate::failure::{Failure, FailureKind, Result};
@@ -74,6 +75,7 @@ pub(super) struct Asked {
     volumes: Vec<(ImageSpec, Arc<CountersByKind>)>,
     limits: Vec<(ImageSpec, QosStats)>,
     logs: Vec<LogSnapshot>,
+    vhost: Vec<(ImageSpec, VhostCounts)>,
 }
 
 impl Asked {
@@ -91,7 +93,8 @@ impl Asked {
         let volumes = asked.iter().map(volume).collect::<Result<Vec<_>>>()?;
         let is_asked = |log: &LogSnapshot| asked.iter().any(|spec| spec.pool == log.pool && spec.image == log.image);
         let limits = snapshot.limits.into_iter().filter(|(spec, _)| asked.contains(spec)).collect();
-        Ok(Self { volumes, limits, logs: snapshot.logs.into_iter().filter(is_asked).collect() })
+        let vhost = vhost::of_images(&snapshot.vhost, asked);
+        Ok(Self { volumes, limits, logs: snapshot.logs.into_iter().filter(is_asked).collect(), vhost })
     }
 }
 
@@ -107,7 +110,8 @@ impl Collector for Asked {
         let logs: Vec<&LogSnapshot> = self.logs.iter().collect();
         encode_log_gauges(&mut out, &logs)?;
         replicas::encode_logs(&mut out, &logs)?;
-        encode_log_counters(&mut out, &logs)
+        encode_log_counters(&mut out, &logs)?;
+        vhost::encode_images(&self.vhost, &mut out)
     }
 }
 

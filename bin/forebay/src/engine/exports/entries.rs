@@ -1,6 +1,7 @@
 //! Entries of the file that lists exports, parsed one by one: a malformed entry does not affect the others.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use forebay_export::RetiredNumber;
 use forebay_nbd::access::HostPattern;
@@ -46,7 +47,8 @@ fn read_entry(entry: &Value) -> Result<(ExportKey, Export)> {
     let key = (name.front, spec);
     match api::AttachRequest::deserialize(entry) {
         Ok(request) => {
-            let checked = check_nvme(&request).and_then(|()| match request.unit {
+            let checked = check_nvme(&request).and_then(|()| request.check_vhost());
+            let checked = checked.and_then(|()| match request.unit {
                 Some(unit) => request.front.check_unit(unit),
                 None => Ok(()),
             });
@@ -98,6 +100,7 @@ pub(super) fn read_all(content: TargetsContent) -> Listed {
         }
     }
     refuse_shared_numbers(&mut exports);
+    refuse_shared_sockets(&mut exports);
     Listed { exports, unserved, retired }
 }
 
@@ -122,6 +125,28 @@ fn refuse_shared_numbers(exports: &mut BTreeMap<ExportKey, Export>) {
     }
 }
 
+/// Marks exports that share a socket as not served: a guest of one would write to the other's image.
+fn refuse_shared_sockets(exports: &mut BTreeMap<ExportKey, Export>) {
+    let mut owners: BTreeMap<PathBuf, Vec<ExportKey>> = BTreeMap::new();
+    for (key, export) in exports.iter() {
+        if let Some(path) = export.request.socket_path() {
+            owners.entry(path.to_owned()).or_default().push(key.clone());
+        }
+    }
+    for (path, keys) in owners.into_iter().filter(|(_, keys)| keys.len() > 1) {
+        for key in &keys {
+            let others: Vec<String> =
+                keys.iter().filter(|other| *other != key).map(|(_, spec)| spec.to_string()).collect();
+            let what =
+                format!("targets.json gives the socket {} to {} and {}", path.display(), key.1, others.join(", "));
+            let hint = format!("forebay detach {} and attach it again; then attach the other", others.join(" "));
+            if let Some(export) = exports.get_mut(key) {
+                export.life.set_broken(Failure::new(FailureKind::Corrupt, what).hint(hint));
+            }
+        }
+    }
+}
+
 /// Validates the list of hosts that may see an export.
 pub(super) fn check_hosts(front: Front, hosts: &[String]) -> Result<()> {
     match front {
@@ -130,6 +155,9 @@ pub(super) fn check_hosts(front: Front, hosts: &[String]) -> Result<()> {
             Err(why) => Err(Failure::invalid(why)),
         }),
         Front::Nvme | Front::Iscsi => check_initiators(hosts),
+        Front::Vhost if hosts.is_empty() => Ok(()),
+        Front::Vhost => Err(Failure::invalid("exports over vhost have no list of hosts")
+            .hint("the permissions of the socket say who may connect: vhost.mode and vhost.owner")),
     }
 }
 

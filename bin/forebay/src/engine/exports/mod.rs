@@ -5,8 +5,11 @@ mod failures;
 mod grouped;
 mod index;
 mod pages;
+mod replicas;
 mod restore;
 mod saves;
+mod sockets;
+mod within;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,11 +20,10 @@ use forebay_block::BlockDevice;
 use forebay_export::list::{ExportChange, ExportName};
 use forebay_export::{ExportNumbers, ExportState, RetiredNumber, TakenNumbers};
 use forebay_reactor::sync::KeyedLock;
-use forebay_writelog::PlaceChange;
 use serde_json::Value;
 
 use super::Engine;
-use super::fronts::ExportedImage;
+use super::fronts::{ExportedImage, VhostBinding};
 use super::identity::{Uuid, format_uuid, parse_uuid};
 use super::numbers::choose_number;
 use super::offload::offload;
@@ -32,8 +34,9 @@ use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, RAM_POOL, image_spec};
 pub use entries::check_initiators;
 use entries::{Listed, Unserved, check_hosts, check_nvme};
-use failures::{detaching, fenced, not_running, opening};
+use failures::{detaching, fenced, not_in_groups, not_running, opening};
 use index::ExportIndex;
+use replicas::replicas_changed;
 use saves::{Saves, lock};
 
 /// Front and image: the name of an export.
@@ -326,34 +329,6 @@ impl Exports {
     }
 }
 
-/// Compares the replicas of an export, and their policy, with requested ones: without a wish it keeps those it has.  Returns
-/// the place of the log if nothing else differs.  `recorded` is the place of a log that this daemon has taken over.
-fn replicas_changed(
-    before: &api::AttachRequest,
-    request: &mut api::AttachRequest,
-    recorded: Option<&api::LogPlace>,
-) -> Option<api::LogPlace> {
-    let place = request.log.as_mut()?;
-    let had = before.log.as_ref().or(recorded)?;
-    if place.replicas.is_none() {
-        place.replicas.clone_from(&had.replicas);
-    }
-    place.takeover = place.takeover.or(had.takeover);
-    place.replicas_min = place.replicas_min.or(had.replicas_min);
-    place.lease_ms = place.lease_ms.or(had.lease_ms);
-    let place = place.clone();
-    let policy = |place: &api::LogPlace| (place.replicas.clone(), place.takeover, place.replicas_min);
-    let apart = |request: &api::AttachRequest| api::AttachRequest { log: None, ..request.clone() };
-    let only_replicas = match &before.log {
-        Some(before) => {
-            let limits = |place: &api::LogPlace| (place.dirty_max, place.dirty_age_ms);
-            policy(&place) != policy(had) && place.fixed() == before.fixed() && limits(&place) == limits(before)
-        }
-        None => had.change_to(&place) != PlaceChange::Other,
-    };
-    (only_replicas && apart(request) == apart(before)).then_some(place)
-}
-
 /// Returns the UUID that a request specifies, if any.
 fn identity_of(request: &api::AttachRequest) -> Option<Uuid> {
     request.uuid.as_deref().and_then(parse_uuid)
@@ -363,7 +338,8 @@ fn identity_of(request: &api::AttachRequest) -> Option<Uuid> {
 fn exported<'a>(spec: &'a ImageSpec, request: &'a api::AttachRequest, identity: &'a Uuid) -> ExportedImage<'a> {
     let ana_group = request.ana_group.unwrap_or(1);
     let (unit, read_only) = (request.unit, request.read_only);
-    ExportedImage { spec, unit, identity, ana_group, read_only, within: request.within(), hosts: &request.hosts }
+    let (within, hosts) = (request.within(), request.hosts.as_slice());
+    ExportedImage { spec, unit, identity, ana_group, read_only, within, hosts, socket: None }
 }
 
 impl Engine {
@@ -403,32 +379,6 @@ impl Engine {
         failed.collect()
     }
 
-    /// Counts the exports in a subsystem or target; without a name, in the default one.
-    pub fn exports_within(&self, front: Front, within: Option<&str>) -> usize {
-        let exports = self.exports.exports.borrow();
-        let of_front = exports.iter().filter(|((other, _), _)| *other == front);
-        of_front.filter(|(_, export)| export.request.within() == within).count()
-    }
-
-    /// Checks that the subsystem or target of a request exists, and normalizes its name.
-    fn check_within(&self, request: &mut api::AttachRequest) -> Result<()> {
-        let wrong = match request.front {
-            Front::Nvme => request.target.is_some(),
-            Front::Iscsi => request.subsystem.is_some(),
-            Front::Nbd => request.target.is_some() || request.subsystem.is_some(),
-        };
-        if wrong {
-            return Err(Failure::invalid("subsystem is for exports over nvme, target for exports over iscsi"));
-        }
-        let front = request.front;
-        if let Some(within) = request.within_mut()
-            && let Some(name) = within.take()
-        {
-            *within = self.fronts.within(front, &name)?;
-        }
-        Ok(())
-    }
-
     fn describe_target(&self, spec: &ImageSpec, export: &Export, connections: usize) -> ImageExport {
         let serving = export.life.served().is_some();
         let uris = if serving { self.fronts.uris(export.request.front, spec) } else { Vec::new() };
@@ -442,6 +392,7 @@ impl Engine {
             own_blocks: export.life.served().and_then(|served| api::own_block_state(served.volume.own_block_state())),
             uri: uris.first().cloned(),
             uris,
+            vhost: export.request.vhost.clone(),
             connections: if serving { connections } else { 0 },
             error: export.failure(spec),
             warnings: export.life.served().map(|served| served.volume.warnings()).unwrap_or_default(),
@@ -454,6 +405,7 @@ impl Engine {
         // The normalized name is stored: `rados:rbd` is the pool `rbd`.
         (request.pool, request.image) = (spec.pool.clone(), spec.image.clone());
         check_nvme(&request)?;
+        request.check_vhost()?;
         let names_one = request.within().is_some();
         self.check_within(&mut request)?;
         check_hosts(request.front, &request.hosts)?;
@@ -463,12 +415,16 @@ impl Engine {
         let _turn = self.exports.turns.lock(&spec).await;
         let is_own = self.exports.exports.borrow().contains_key(&(request.front, spec.clone()));
         if let Some(group) = self.group_of(&spec).filter(|_| !is_own) {
+            if request.front == Front::Vhost {
+                return Err(not_in_groups(&spec));
+            }
             return group.attach(self.clone(), request, spec).await;
         }
         let key = (request.front, spec.clone());
         if self.exports.with(&key, |export| export.life.is_detaching()) == Some(true) {
             return Err(detaching(&key));
         }
+        self.exports.check_socket(&key, &request)?;
         let before = self.exports.with(&key, |export| (export.request.clone(), export.entry.is_some()));
         let was_listed = before.is_some();
         let recorded = self.volumes.find(&spec).and_then(|volume| volume.attachment.recorded()).map(|log| log.place);
@@ -515,25 +471,6 @@ impl Engine {
         Ok(self.describe_target(&spec, export, self.fronts.connections_of(key.0, &spec)))
     }
 
-    /// Changes the peers that have copies of the log of an image that is served.
-    async fn change_replicas(
-        &self,
-        key: &ExportKey,
-        request: api::AttachRequest,
-        place: &api::LogPlace,
-    ) -> Result<ImageExport> {
-        let spec = &key.1;
-        let volume = self.open_volume(spec).await?;
-        self.ensure_log(spec, &volume, place).await?;
-        if let Some(export) = self.exports.exports.borrow_mut().get_mut(key) {
-            export.request = request;
-        }
-        self.exports.save(key).await?;
-        let exports = self.exports.exports.borrow();
-        let export = exports.get(key).ok_or_else(|| Failure::failed("the export was removed meanwhile"))?;
-        Ok(self.describe_target(spec, export, self.fronts.connections_of(key.0, spec)))
-    }
-
     /// Opens an image for an export, serves it to hosts, and then adds it to the file.
     async fn open_and_serve(&self, key: &ExportKey, mut request: api::AttachRequest, was_listed: bool) -> Result<()> {
         let spec = &key.1;
@@ -557,13 +494,19 @@ impl Engine {
             self.ensure_log(spec, &volume, place).await?;
         }
         self.log_acquired(spec, &volume).await?;
+        let socket = match &request.vhost {
+            Some(options) => Some(VhostBinding::resolve(options).await?),
+            None => None,
+        };
         // An export that was still being opened can be detached without the image's lock.
         if self.exports.with(key, |export| export.life.is_detaching()).unwrap_or(was_listed) {
             return Err(detaching(key));
         }
-        // Numbers may have been assigned meanwhile.  Nothing is awaited from here until hosts can reach the export.
+        // Numbers and sockets may have been assigned meanwhile.  Nothing is awaited from here until hosts can reach the
+        // export.
         request.unit = self.exports.choose_unit(key, request.within(), request.unit, &identity)?;
-        let before = self.serve(key, request, volume)?;
+        self.exports.check_socket(key, &request)?;
+        let before = self.serve(key, request, volume, socket)?;
         if before
             .as_ref()
             .is_some_and(|before| self.exports.with(key, |now| now.request == before.request) == Some(true))
@@ -582,12 +525,20 @@ impl Engine {
         let log = request.as_ref().and_then(|request| request.log.as_ref()).map(tracing::field::display);
         let read_only = request.as_ref().is_some_and(|request| request.read_only);
         let within = request.as_ref().and_then(|request| request.within());
-        tracing::info!(image = %spec, front = key.0.name(), unit, within, read_only, log, "an image is exported");
+        let socket = request.as_ref().and_then(|request| request.socket_path());
+        let socket = socket.map(|path| tracing::field::display(path.display()));
+        tracing::info!(image = %spec, front = key.0.name(), unit, within, read_only, socket, log, "an image is exported");
         Ok(())
     }
 
     /// Serves an export to hosts; returns the previous export under that key.  On failure nothing has changed.
-    fn serve(&self, key: &ExportKey, request: api::AttachRequest, volume: Rc<Volume>) -> Result<Option<Export>> {
+    fn serve(
+        &self,
+        key: &ExportKey,
+        request: api::AttachRequest,
+        volume: Rc<Volume>,
+        socket: Option<VhostBinding>,
+    ) -> Result<Option<Export>> {
         let spec = &key.1;
         if self.closing.get() {
             return Err(Failure::failed("the daemon is stopping").hint("try again when it runs again"));
@@ -604,7 +555,8 @@ impl Engine {
         let export = Export { request: request.clone(), entry: None, identity: format_uuid(&identity), life };
         // Inserted first: a host that learns of the export finds its device.
         let before = self.exports.insert(key, export);
-        if let Err(failure) = self.publish(key.0, &exported(spec, &request, &shown), &device) {
+        let exported = ExportedImage { socket: socket.as_ref(), ..exported(spec, &request, &shown) };
+        if let Err(failure) = self.publish(key.0, &exported, &device) {
             match before {
                 Some(before) => drop(self.exports.insert(key, before)),
                 None => drop(self.exports.exports.borrow_mut().remove(key)),

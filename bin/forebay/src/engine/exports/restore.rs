@@ -12,6 +12,7 @@ use forebay_reactor::{sleep, spawn, timeout};
 use super::ExportKey;
 use crate::api::{self, Front};
 use crate::engine::Engine;
+use crate::engine::fronts::VhostBinding;
 use crate::engine::identity::format_uuid;
 use crate::engine::volumes::Volume;
 use crate::failure::{Failure, Result};
@@ -52,7 +53,7 @@ impl Engine {
     }
 
     /// Retries failed exports until there are none.
-    fn keep_trying(self: &Rc<Self>) {
+    pub(super) fn keep_trying(self: &Rc<Self>) {
         let engine = Rc::downgrade(self);
         spawn(async move {
             let [mut wait, longest] = RETRY_WAITS;
@@ -126,6 +127,15 @@ impl Engine {
         })
     }
 
+    /// Returns the socket of the export of an image over vhost, if there is one.
+    async fn resolve_socket(&self, spec: &ImageSpec) -> Result<Option<VhostBinding>> {
+        let key = (Front::Vhost, spec.clone());
+        match self.exports.with(&key, |export| export.request.vhost.clone()).flatten() {
+            Some(options) => VhostBinding::resolve(&options).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// Opens an image and serves those of its exports that still exist.  An image that can be read but not written
     /// serves its read-only exports only.
     async fn restore(&self, spec: &ImageSpec) {
@@ -142,6 +152,8 @@ impl Engine {
             (_, false) => OpenedImage::both(self.open_volume_to_read(spec).await),
             (false, true) => OpenedImage::both(self.open_volume(spec).await),
         };
+        let socket = self.resolve_socket(spec).await;
+        // Nothing is awaited from here: these exports are wanted until they are served.
         let keys: Vec<ExportKey> = {
             let mut exports = self.exports.exports.borrow_mut();
             let of_image = Front::ALL.into_iter().map(|front| (front, spec.clone()));
@@ -155,7 +167,8 @@ impl Engine {
             let served = opened.of(request.read_only).and_then(|volume| {
                 let identity = format_uuid(&self.identity.volume(spec, volume.image.id()));
                 let unit = self.exports.choose_unit(key, request.within(), request.unit, &identity)?;
-                self.serve(key, api::AttachRequest { unit, ..request }, volume)
+                let socket = if key.0 == Front::Vhost { socket.clone()? } else { None };
+                self.serve(key, api::AttachRequest { unit, ..request }, volume, socket)
             });
             match served {
                 Ok(_) if before.is_some() => {
@@ -200,7 +213,7 @@ impl OpenedImage {
 }
 
 /// Logs that an export is not served, and the failure.
-fn not_served(front: Front, spec: &ImageSpec, failure: &Failure) {
+pub(super) fn not_served(front: Front, spec: &ImageSpec, failure: &Failure) {
     tracing::error!(image = %spec, front = front.name(), error = %failure.message, "an export is not served");
 }
 

@@ -10,6 +10,7 @@ mod iscsi;
 mod nbd;
 mod nvme;
 mod published;
+mod vhost;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -28,6 +29,8 @@ use crate::spec::ImageSpec;
 use iscsi::IscsiFront;
 use nbd::NbdFront;
 use nvme::NvmeFront;
+pub use vhost::VhostBinding;
+use vhost::VhostFront;
 
 /// Protocol front for hosts.  All methods run on the engine's core.
 pub trait HostFront {
@@ -85,6 +88,8 @@ pub struct ExportedImage<'a> {
     pub within: Option<&'a str>,
     /// Hosts that see the export; if empty, all do.
     pub hosts: &'a [String],
+    /// Socket of the export, in fronts whose exports have sockets of their own.
+    pub socket: Option<&'a VhostBinding>,
 }
 
 /// Future of a front's operation; it stays on its core and borrows the front.
@@ -95,6 +100,7 @@ pub struct Fronts {
     nbd: NbdFront,
     nvme: NvmeFront,
     iscsi: IscsiFront,
+    vhost: VhostFront,
     serving: Cell<bool>,
 }
 
@@ -107,13 +113,14 @@ impl Fronts {
             nbd: NbdFront::new(),
             nvme: NvmeFront::new(identity, &subsystem),
             iscsi: IscsiFront::new(identity, &target),
+            vhost: VhostFront::new(),
             serving: Cell::new(false),
         }
     }
 
     /// Returns all fronts, in the order in which they start.
-    fn all(&self) -> [&dyn HostFront; 3] {
-        [&self.nbd, &self.nvme, &self.iscsi]
+    fn all(&self) -> [&dyn HostFront; 4] {
+        [&self.nbd, &self.nvme, &self.iscsi, &self.vhost]
     }
 
     fn of(&self, front: Front) -> &dyn HostFront {
@@ -121,6 +128,7 @@ impl Fronts {
             Front::Nbd => &self.nbd,
             Front::Nvme => &self.nvme,
             Front::Iscsi => &self.iscsi,
+            Front::Vhost => &self.vhost,
         }
     }
 
@@ -152,6 +160,11 @@ impl Fronts {
     /// Returns the iSCSI front.
     pub fn iscsi(&self) -> &IscsiFront {
         &self.iscsi
+    }
+
+    /// Returns the vhost-user front.
+    pub fn vhost(&self) -> &VhostFront {
+        &self.vhost
     }
 
     /// Sets whether subsystems and targets are expected whose names are not known yet: hosts that ask for unknown ones are
@@ -188,7 +201,7 @@ impl Fronts {
     /// If there is none of that name.
     pub fn within(&self, front: Front, name: &str) -> Result<Option<String>> {
         let (name, default) = match front {
-            Front::Nbd => return Ok(None),
+            Front::Nbd | Front::Vhost => return Ok(None),
             Front::Nvme => (self.nvme.subsystem(Some(name))?.nqn().to_owned(), self.nvme.default_subsystem().nqn()),
             Front::Iscsi => (self.iscsi.target(Some(name))?.name().to_owned(), self.iscsi.default_target().name()),
         };
@@ -225,6 +238,7 @@ impl Engine {
         for addr in daemon.config.nbd.iter().cloned().chain(peers).chain([kernel]) {
             Listener::settle(&addr).await;
         }
+        self.exports.settle_sockets().await;
         for front in self.fronts.all() {
             front.listen(&daemon.config)?;
         }

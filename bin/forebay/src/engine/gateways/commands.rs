@@ -139,6 +139,8 @@ impl JoinedGroup {
                     let unit = export.unit.unwrap_or_default();
                     uris.extend(iscsi.iter().map(|addr| format!("iscsi://{addr}/{target}/{unit}")));
                 }
+                // Its sockets are of one machine.
+                Front::Vhost => {}
             }
         }
         uris
@@ -162,6 +164,7 @@ impl JoinedGroup {
             read_only: export.read_only,
             uri: uris.first().cloned(),
             uris,
+            vhost: export.vhost.clone(),
             connections: if served { engine.fronts.connections_of(export.front, spec) } else { 0 },
             log: None,
             qos: None,
@@ -226,7 +229,7 @@ impl JoinedGroup {
         let name = VolumeName::new(spec.to_string());
         let GroupSettings { nqn, target, .. } = GroupSettings::of(self.must_run()?.runner.record().identity())?;
         match request.front {
-            Front::Nbd => {}
+            Front::Nbd | Front::Vhost => {}
             Front::Nvme => request.subsystem = Some(nqn),
             Front::Iscsi => {
                 // Says at once what no member could serve.

@@ -50,8 +50,8 @@ struct SuspendedExports {
 }
 
 /// Returns whether a front can tell hosts that a path is inaccessible for now.  Others end their connections.
-fn has_paths(front: Front) -> bool {
-    front != Front::Nbd
+pub(super) fn has_paths(front: Front) -> bool {
+    matches!(front, Front::Nvme | Front::Iscsi)
 }
 
 /// Finds the owner of a volume by the record.
@@ -315,7 +315,8 @@ impl JoinedGroup {
             Failure::new(FailureKind::Corrupt, format!("'{identity}' is not the identity of a volume"))
         })?;
         match export.front {
-            Front::Nbd => {}
+            // Without a socket, `publish` refuses it.
+            Front::Nbd | Front::Vhost => {}
             Front::Nvme => self.ensure_subsystem(engine)?,
             Front::Iscsi => {
                 self.ensure_target(engine)?;
@@ -332,6 +333,7 @@ impl JoinedGroup {
             read_only: export.read_only,
             within: export.within(),
             hosts: &export.hosts,
+            socket: None,
         };
         let device: Rc<dyn BlockDevice> = device.clone();
         engine.publish_group_export(export, &exported, &device)

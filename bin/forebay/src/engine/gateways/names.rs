@@ -13,6 +13,7 @@ use forebay_nvmf::AnaGrouping;
 use forebay_reactor::{sleep, spawn};
 use serde::{Deserialize, Serialize};
 
+use super::exports::has_paths;
 use super::hosts::GroupHosts;
 use super::settings::GroupSettings;
 use super::{Gateways, JoinedGroup, paths};
@@ -221,11 +222,7 @@ impl JoinedGroup {
         let is_published = || {
             let all = self.settings.all();
             let mut exports = all.iter().flat_map(|(name, settings)| {
-                settings
-                    .exports
-                    .iter()
-                    .filter(|export| export.front != Front::Nbd)
-                    .map(move |export| (name, export.front))
+                settings.exports.iter().filter(|export| has_paths(export.front)).map(move |export| (name, export.front))
             });
             exports.all(|(name, front)| self.exports.is_published(name, front))
         };

@@ -312,7 +312,7 @@ mod tests {
             let failure = read(&later).expect_err(field);
             assert_eq!(failure.kind, FailureKind::Unsupported, "{field}");
         }
-        for (field, value) in [("compression", json!("zstd")), ("front", json!("vhost")), ("read_only", json!("maybe"))]
+        for (field, value) in [("compression", json!("zstd")), ("front", json!("ublk")), ("read_only", json!("maybe"))]
         {
             let mut later = plain.clone();
             later["exports"][0][field] = value;
