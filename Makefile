@@ -51,6 +51,7 @@ bench:
 	@cargo xtask bench nbd
 	@cargo xtask bench iscsi
 	@cargo xtask bench nvmf
+	@cargo xtask bench vhost
 	@cargo xtask bench store
 	@cargo xtask bench rados
 	@cargo xtask bench gateway

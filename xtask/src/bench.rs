@@ -22,6 +22,7 @@ mod services;
 mod snapshot;
 mod stalls;
 mod store;
+mod vhost;
 mod writelog;
 
 use anyhow::{Context, Result};
@@ -116,6 +117,8 @@ enum Name {
     Gateway,
     /// Images in a Ceph cluster, against librbd (CEPH_CONF: on that cluster)
     Rados,
+    /// Volumes in memory over vhost-user, against qemu-storage-daemon
+    Vhost,
     /// The write log, against the same volume without one
     Writelog,
     /// A write log with a replica, over TCP and shared memory, against a log without one (CEPH_CONF: on that cluster)
@@ -152,7 +155,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
     let asked = &arguments.effort;
     let (rounds, seconds) = match arguments.name {
         // So that all of their cases are measured in less than five minutes.
-        Name::Iscsi | Name::Nvmf | Name::Builds => (5, 1.0),
+        Name::Iscsi | Name::Nvmf | Name::Vhost | Name::Builds => (5, 1.0),
         // Tails want many requests: less than a quarter of an hour.
         Name::Writelog => (3, 5.0),
         // Half a minute for each measurement without the cache.
@@ -190,6 +193,7 @@ pub fn run(arguments: &BenchArguments) -> Result<()> {
         Name::Store => store::run(&effort, arguments.dry_run),
         Name::StoreServices => services::run(&effort, arguments.dry_run),
         Name::StoreMdraid => mdraid::run(&effort, arguments.dry_run),
+        Name::Vhost => vhost::run(&effort, arguments.peers_only, arguments.dry_run),
         Name::Writelog => writelog::run(&effort, arguments.dry_run),
         Name::Ec => race::ec(&effort, arguments.dry_run),
         Name::Crc32c => race::crc32c(&effort, arguments.dry_run),

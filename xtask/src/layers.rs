@@ -14,7 +14,7 @@ use crate::shell;
 fn allowed(importer: &str, imported: &str, dev: bool) -> bool {
     let (floor, _) = importer.split_once('/').unwrap_or((importer, ""));
     // Tests of the daemon are its hosts.
-    let is_host = importer == "bin/forebay" && ["test/iscsi", "test/nvme"].contains(&imported);
+    let is_host = importer == "bin/forebay" && ["test/iscsi", "test/nvme", "test/vhost"].contains(&imported);
     if dev && (is_host || imported == "test/sim" || imported == "backend/ram") {
         return true;
     }

@@ -165,10 +165,12 @@ pub fn run<S: Session>(session: &mut S, size: u64, load: &Load) -> Result<String
         session.seal(&mut out)?;
         send(session.stream(), &mut out)?;
     }
-    Ok(figures(begun.elapsed(), done, load, latencies))
+    Ok(figures(begun.elapsed(), done, load.block, u64::from(load.depth), latencies))
 }
 
-fn figures(took: Duration, done: u64, load: &Load, mut latencies: Vec<u32>) -> String {
+/// Returns the results of a load as JSON: `done` requests of `block` bytes, `depth` at a time, with their latencies in
+/// nanoseconds.
+pub fn figures(took: Duration, done: u64, block: usize, depth: u64, mut latencies: Vec<u32>) -> String {
     latencies.sort_unstable();
     let at = |part: f64| latencies.get((latencies.len() as f64 * part) as usize).map_or(0.0, |&ns| f64::from(ns) / 1e3);
     let seconds = took.as_secs_f64();
@@ -176,10 +178,10 @@ fn figures(took: Duration, done: u64, load: &Load, mut latencies: Vec<u32>) -> S
         "{{\"iops\": {:.0}, \"mb_per_s\": {:.1}, \"requests\": {done}, \"p50_us\": {:.1}, \"p99_us\": {:.1}, \
          \"mean_us\": {:.1}}}",
         done as f64 / seconds,
-        done as f64 * load.block as f64 / seconds / 1e6,
+        done as f64 * block as f64 / seconds / 1e6,
         at(0.5),
         at(0.99),
-        seconds * 1e6 * f64::from(load.depth) / done.max(1) as f64
+        seconds * 1e6 * depth as f64 / done.max(1) as f64
     )
 }
 

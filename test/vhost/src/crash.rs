@@ -1,0 +1,79 @@
+//! Front-end that outlives its device: it connects again and resumes with the same queues and the same region of requests
+//! in flight, as QEMU does with `reconnect`.
+
+use std::path::Path;
+
+use crate::block::BlockCompletion;
+use crate::error::{FrontEndError, Result};
+use crate::front_end::{FrontEnd, FrontEndOptions, FrontEndStage};
+use crate::message::{feature, protocol};
+use crate::socket::FrontEndSocket;
+
+/// Front-end whose requests survive the device.
+#[derive(Debug)]
+pub struct ResumableFrontEnd {
+    /// Front-end; its requests in flight are kept when it resumes.
+    pub front_end: FrontEnd,
+    /// Requests that a former device has completed, found when the front-end resumed: queue and completion.
+    pub completed: Vec<(usize, BlockCompletion)>,
+}
+
+impl ResumableFrontEnd {
+    /// Connects and starts, with a region of requests in flight.
+    ///
+    /// # Errors
+    /// When the device refuses something.
+    pub fn connect(path: &Path, options: &FrontEndOptions) -> Result<Self> {
+        let options = FrontEndOptions { inflight: true, ..options.clone() };
+        let front_end = FrontEnd::attach(path, &options, FrontEndStage::Running)?;
+        Ok(Self { front_end, completed: Vec::new() })
+    }
+
+    /// Connects again, negotiates the same features, and continues all queues where the device has left them.  Requests
+    /// in flight are for the device to find, in the region.
+    ///
+    /// # Errors
+    /// When the device refuses something, or no longer offers a feature.
+    pub fn resume(&mut self, path: &Path) -> Result<()> {
+        let front_end = &mut self.front_end;
+        // The device goes on from the position up to which it has used chains: the driver takes them first.
+        for (number, queue) in front_end.queues.iter_mut().enumerate() {
+            while let Some(completion) = queue.completion()? {
+                self.completed.push((number, completion));
+            }
+        }
+        front_end.socket = FrontEndSocket::connect(path)?;
+        front_end.channel = None;
+        let (features, protocol_features) = (front_end.features, front_end.protocol_features);
+        front_end.protocol_features = 0;
+        front_end.options.features = features;
+        front_end.options.protocol_features = protocol_features;
+        front_end.negotiate()?;
+        if (front_end.features, front_end.protocol_features) != (features, protocol_features) {
+            let said = format!("features {:#x} were {features:#x}", front_end.features);
+            return Err(FrontEndError::Violation(said));
+        }
+        if front_end.has_protocol(protocol::INFLIGHT_SHMFD) {
+            front_end.set_inflight()?;
+        }
+        front_end.share_memory()?;
+        for queue in 0..front_end.queues.len() {
+            let base = front_end.queues[queue].ring.resume_base();
+            front_end.start_queue(queue, base)?;
+        }
+        if front_end.has_protocol(protocol::STATUS) {
+            front_end.set_status(15)?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether the queues are packed.
+    pub fn is_packed(&self) -> bool {
+        self.front_end.features & feature::RING_PACKED != 0
+    }
+
+    /// Returns the number of requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.front_end.queues.iter().map(|queue| queue.pending.len()).sum()
+    }
+}

@@ -1,0 +1,8 @@
+//! Integration tests, one program: a module a subject.
+
+mod common;
+mod load;
+mod ours;
+mod peer;
+mod resumption;
+mod server;
