@@ -116,10 +116,10 @@ compare_placement() { # WHAT
 }
 # Prints the number of a pool.
 pool_number() { ceph osd pool stats "$1" -f json 2>/dev/null | grep -o '"pool_id":[0-9]*' | cut -d: -f2; }
-start_daemon() { # MORE FLAGS
+start_daemon() { # MORE FLAGS; STORE_SIZE: of its own store, 256M if nothing else is said
   export FOREBAY_DATA=$WORK/data FOREBAY_CONTROL=
   mkdir -p "$WORK/data"
-  "$FOREBAY" serve --store-size 256M "$@" >>"$WORK/daemon.log" 2>&1 &
+  "$FOREBAY" serve --store-size "${STORE_SIZE:-256M}" "$@" >>"$WORK/daemon.log" 2>&1 &
   DAEMON=$!
   await 30 "the daemon is ready" "$FOREBAY" status
 }

@@ -67,6 +67,8 @@ enum Chore {
     GuestGateways(guest::gateways::GatewaysArguments),
     /// open-iscsi and the kernel's iSCSI initiator in the guest, against a daemon here
     GuestIscsi,
+    /// Guests with disks of the daemon's vhost-user-blk back-end: kills, Debian booted from one, live migration
+    GuestVhost(guest::vhost::VhostArguments),
     /// Real failovers of write logs with replicas: daemons that serve images of a lab cluster are lost under writers
     Failover(failover::FailoverArguments),
     /// Real kills of the daemon under writers that remember what they were promised
@@ -140,6 +142,7 @@ fn chore(chore: Chore) -> Result<()> {
         Chore::GuestNvmeTwo => guest::nvme::two(),
         Chore::GuestGateways(arguments) => guest::gateways::run(&arguments),
         Chore::GuestIscsi => guest::iscsi::run(),
+        Chore::GuestVhost(arguments) => guest::vhost::run(&arguments),
         Chore::Failover(arguments) => failover::run(&arguments),
         Chore::Kill(arguments) => kill::run(&arguments),
         Chore::Malformed(arguments) => malformed::run(&arguments),

@@ -4,6 +4,7 @@ pub mod documented;
 pub mod gateways;
 pub mod iscsi;
 pub mod nvme;
+pub mod vhost;
 
 use std::fs;
 use std::io::Write;

@@ -25,6 +25,10 @@ fn first() -> Vec<Stage> {
             Ok(guest)
         })
         .busy(0.0),
+        Stage::build("guest-debian", "build an image of Debian for guests to boot from, once", &[], 100, || {
+            Ok(shell::command(shell::root().join("test/lab/debian-image")))
+        })
+        .busy(0.4),
         Stage::build("build", "the daemon, in release", &[], 240, || Ok(daemon::build_command())).busy(2.0),
         Stage::build("build-programs", "the simulator, initiators, clients", &["build"], 90, || {
             let mut build = daemon::build_beside_command(&["-p", "forebay-sim"]);
@@ -284,6 +288,7 @@ fn clusters() -> Vec<Stage> {
 /// Returns the stages that need a guest with its own kernel, or another host.
 fn guests() -> Vec<Stage> {
     const GUEST: &[&str] = &["build", "guest-kernel"];
+    const GUEST_AND_DEBIAN: &[&str] = &["build", "guest-kernel", "guest-debian"];
     // Members are upgraded from one build to another: that of the tests.
     const GUEST_AND_TESTS: &[&str] = &["build", "build-tests", "guest-kernel"];
     vec![
@@ -317,6 +322,36 @@ fn guests() -> Vec<Stage> {
             own(&["guest-nbd"])
         })
         .takes(240),
+        Stage::tests("guest-vhost", "a guest's vhost-user-blk disks, kill -9 of the daemon", GUEST, |_| {
+            own(&["guest-vhost"])
+        })
+        .takes(110),
+        Stage::tests(
+            "guest-vhost-boot",
+            "Debian booted from a vhost-user-blk disk, grown, trimmed",
+            GUEST_AND_DEBIAN,
+            |_| own(&["guest-vhost", "--scenario", "boot"]),
+        )
+        .takes(60),
+        Stage::tests(
+            "guest-vhost-boot-rados",
+            "the same, of an image in a Ceph cluster with a write log",
+            GUEST_AND_DEBIAN,
+            |_| own(&["guest-vhost", "--scenario", "boot", "--pool", "rados"]),
+        )
+        .takes(110)
+        .busy(0.9),
+        Stage::tests(
+            "guest-vhost-migrate",
+            "live migration of a guest with a vhost-user-blk disk, under a verified load",
+            GUEST_AND_DEBIAN,
+            |length| {
+                let rounds = length.of(1, 2, 20).to_string();
+                own(&["guest-vhost", "--scenario", "migrate", "--rounds", &rounds])
+            },
+        )
+        .long(70, 85, 300)
+        .busy(1.5),
         Stage::tests(
             "rbd-kernel",
             "images shared with the kernel's rbd client, in a guest",
