@@ -290,6 +290,34 @@ impl GuestMemory {
     }
 }
 
+impl GuestPart {
+    /// Appends another part, if it follows this one in memory and in guest addresses; otherwise returns it.
+    fn join(&mut self, next: GuestPart) -> Option<GuestPart> {
+        let (one, other) = (&mut self.area, &next.area);
+        let follows = Arc::ptr_eq(&one.mapping, &other.mapping)
+            && one.at + one.len == other.at
+            && self.guest + one.len as u64 == next.guest;
+        if !follows {
+            return Some(next);
+        }
+        one.len += other.len;
+        None
+    }
+}
+
+/// Joins the parts from the index `first` on that follow each other: an IOMMU maps pages one by one, which are mostly next
+/// to each other in memory.
+fn join_parts(parts: &mut Vec<GuestPart>, first: usize) {
+    let apart = parts.split_off(first);
+    for part in apart {
+        let part = match parts.get_mut(first..).and_then(<[GuestPart]>::last_mut) {
+            Some(last) => last.join(part),
+            None => Some(part),
+        };
+        parts.extend(part);
+    }
+}
+
 /// Finds guest memory by the addresses that rings and descriptors contain.
 #[derive(Debug, Clone, Copy)]
 pub struct AddressSpace<'a> {
@@ -325,12 +353,15 @@ impl<'a> AddressSpace<'a> {
         to: &mut Vec<GuestPart>,
     ) -> Result<(), MemoryFault> {
         let end = addr.checked_add(len).ok_or(MemoryFault::Outside { addr, len })?;
-        let mut next = addr;
+        let (mut next, first) = (addr, to.len());
         while next < end {
             let (user, rest) = iotlb.translate(next, access).map_err(MemoryFault::Unmapped)?;
             let part = rest.min(end - next);
             self.memory.find_user(user, part, to)?;
             next += part;
+        }
+        if to.len() - first > 1 {
+            join_parts(to, first);
         }
         Ok(())
     }
@@ -345,18 +376,10 @@ impl<'a> AddressSpace<'a> {
             None => self.memory.find_user(addr, len, &mut parts)?,
             Some(iotlb) => self.find_translated(iotlb, addr, len, MemoryAccess::ReadWrite, &mut parts)?,
         }
-        let mut parts = parts.into_iter();
-        let mut whole = parts.next().ok_or(MemoryFault::Outside { addr, len })?;
-        // An IOMMU maps pages one by one, which are mostly next to each other in memory.
-        for part in parts {
-            let follows =
-                Arc::ptr_eq(&part.area.mapping, &whole.area.mapping) && whole.area.at + whole.area.len == part.area.at;
-            if !follows {
-                return Err(MemoryFault::Outside { addr, len });
-            }
-            whole.area.len += part.area.len;
+        match parts.len() {
+            1 => parts.pop().ok_or(MemoryFault::Outside { addr, len }),
+            _ => Err(MemoryFault::Outside { addr, len }),
         }
-        Ok(whole)
     }
 }
 
@@ -416,7 +439,7 @@ mod tests {
         let space = AddressSpace { memory: &memory, iotlb: Some(&iotlb) };
         let mut parts = Vec::new();
         space.find(0x100_ff0, 0x20, MemoryAccess::Read, &mut parts).expect("mapped");
-        assert_eq!(lens(&parts), [(0x9ff0, 0x10), (0xa000, 0x10)]);
+        assert_eq!(lens(&parts), [(0x9ff0, 0x20)], "pages next to each other are one part");
         let fault = space.find(0x100_ff0, 0x20, MemoryAccess::Write, &mut parts).expect_err("read-only");
         assert_eq!(fault, MemoryFault::Unmapped(IotlbMiss { iova: 0x101_000, access: MemoryAccess::Write }));
         assert!(space.ring_area(0x100_ff0, 0x20).is_err(), "the second page is read-only");

@@ -9,9 +9,10 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use forebay_block::{LocalFuture, SizeWatch};
-use forebay_reactor::{Buf, BufMut, EventSignal, EventWatch, GuardedMapping, JoinHandle, Stream, spawn};
+use forebay_reactor::{Buf, BufMut, EventSignal, EventWatch, GuardedMapping, JoinHandle, Stream, spawn, timeout};
 use forebay_serve::ConnectionStopSignal;
 
 use super::backend_channel::BackendChannel;
@@ -25,6 +26,8 @@ use crate::wire::{HEADER_LEN, IotlbChange, SharedFileRange, VhostHeader, feature
 
 /// Alignment in bytes of regions within their files: the smallest page.
 const PAGE: u64 = 4096;
+/// Maximum time for requests in flight to complete when their connection ends.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum descriptors of a message: those of a table of memory.
 const DESCRIPTORS_MAX: usize = 32;
 
@@ -120,10 +123,21 @@ impl VhostConnection {
         for slot in &self.queues {
             slot.control.abandon();
         }
-        for slot in &mut self.queues {
-            if let Some(running) = slot.running.take() {
-                _ = running.await;
+        let drained = timeout(DRAIN_TIMEOUT, async {
+            for slot in &mut self.queues {
+                if let Some(running) = &mut slot.running {
+                    _ = running.await;
+                    slot.running = None;
+                }
             }
+        });
+        if drained.await.is_err() {
+            // Their tasks go on, and keep the right to run rings until then.
+            let export = &self.device.export.name;
+            tracing::warn!(
+                export,
+                "a vhost-user connection ended with requests in flight that the volume does not complete"
+            );
         }
         reason
     }
@@ -144,7 +158,9 @@ impl VhostConnection {
                 VhostEvent::Received(Ok((0, _)), _) => return Err(VhostEndReason::Broken),
                 VhostEvent::Received(Ok((_, descriptors)), buf) => {
                     if let Some((header, payload, descriptors)) = incoming.received(buf, descriptors)? {
-                        self.carry_out(header, &payload, descriptors).await?;
+                        self.carry_out_unless_stopped(header, &payload, descriptors, stop_signal).await?;
+                        // The size may have changed while nothing waited for that.
+                        self.device.resized();
                     }
                 }
             }
@@ -190,6 +206,26 @@ impl VhostConnection {
             incoming.receive = Some(receive);
         }
         event
+    }
+
+    /// Carries a request out, unless the connection is to end before: a ring that is being stopped may wait for requests
+    /// that never complete.
+    async fn carry_out_unless_stopped(
+        &mut self,
+        header: VhostHeader,
+        payload: &[u8],
+        descriptors: Vec<OwnedFd>,
+        stop_signal: &ConnectionStopSignal,
+    ) -> Result<(), VhostEndReason> {
+        let mut carried_out = pin!(self.carry_out(header, payload, descriptors));
+        poll_fn(|cx| {
+            stop_signal.set_task(cx.waker());
+            match carried_out.as_mut().poll(cx) {
+                Poll::Pending if stop_signal.stopping() => Poll::Ready(Err(VhostEndReason::Stopped)),
+                poll => poll,
+            }
+        })
+        .await
     }
 
     async fn carry_out(
@@ -330,9 +366,11 @@ impl VhostConnection {
     /// Stops a ring after its requests in flight; returns its position.
     async fn stop_ring(&mut self, index: usize) -> Result<u32, String> {
         let slot = &mut self.queues[index];
-        let Some(running) = slot.running.take() else { return Ok(self.session.ring(index).base) };
+        let Some(running) = &mut slot.running else { return Ok(self.session.ring(index).base) };
         slot.control.stop();
-        let base = running.await?;
+        let stopped = running.await;
+        slot.running = None;
+        let base = stopped?;
         self.session.set_base(index, base);
         self.describe();
         Ok(base)
