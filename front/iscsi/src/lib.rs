@@ -2,15 +2,13 @@
 //!
 //! [`serve::IscsiServer`] accepts connections and serves the logical units of all [`targets::Targets`]. There is one
 //! server per core, all on one shared listener.  [`session`] is the protocol without I/O, [`wire`] its PDU formats,
-//! [`scsi`] the SCSI commands and unit data, [`mod@unit`] the state shared between cores. `docs/design/iscsi.md` lists
-//! the supported and the omitted features.
+//! and [`scsi`] the disks behind it. `docs/design/iscsi.md` lists the supported and the omitted features.
 
 #[cfg(any(fuzzing, test, feature = "fuzz"))]
 pub mod fuzz;
 mod locks;
 mod memory;
 pub mod port_groups;
-pub mod scsi;
 pub mod serve;
 pub mod session;
 pub mod sessions;
@@ -18,13 +16,15 @@ pub mod signal;
 pub mod stats;
 pub mod target;
 pub mod targets;
-pub mod unit;
 pub mod wire;
 
+pub use forebay_scsi as scsi;
+pub use forebay_scsi::unit;
 pub use port_groups::{PortGroups, PortGroupsError, RemotePortGroup};
 pub use scsi::ports::{AccessState, TargetPort};
+pub use scsi::target::{AddError, LunOutOfRange};
 pub use serve::{IscsiServer, IscsiServerOptions, UnitDevices};
 pub use session::chap::{Chap, Credential};
-pub use target::{AccessControl, AddError, LunOutOfRange, Target, TargetSpec, TargetTeardown};
+pub use target::{AccessControl, Target, TargetSpec, TargetTeardown};
 pub use targets::{Exists, TargetLimits, Targets};
 pub use unit::{PoolSpace, UnitSpec};

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::locks::lock;
-use crate::signal::Signal;
+use crate::scsi::NexusSignal;
 
 /// Memory budget in bytes, shared by all cores.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub struct MemoryBudget {
     bytes_max: usize,
     taken: AtomicUsize,
     /// Sessions waiting for memory.
-    waiting: Mutex<Vec<Arc<Signal>>>,
+    waiting: Mutex<Vec<Arc<NexusSignal>>>,
     any_waiting: AtomicBool,
 }
 
@@ -29,7 +29,7 @@ impl MemoryBudget {
 
     /// Tries to take memory within the budget. If that fails, `signal` is notified when some memory has been given
     /// back.  A session that is alone gets the full amount that it requests.
-    pub fn try_take(&self, bytes: usize, signal: &Arc<Signal>) -> bool {
+    pub fn try_take(&self, bytes: usize, signal: &Arc<NexusSignal>) -> bool {
         let fits = |taken: usize| (taken == 0 || taken + bytes <= self.bytes_max).then_some(taken + bytes);
         let take = || self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).is_ok();
         if take() {

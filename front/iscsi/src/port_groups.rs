@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use crate::scsi::ports::TargetPort;
+use crate::scsi::ports::{TargetPort, TargetPorts, TargetPortsError};
 
 /// Target port group that another daemon serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,24 +18,12 @@ pub struct RemotePortGroup {
 /// Reason for which a list of port groups is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PortGroupsError {
-    /// Target port group number 0.
-    #[error("target port group 0 is out of range: numbers begin at 1")]
-    ZeroGroup,
-    /// Relative target port id 0, in this group.
-    #[error("relative target port id 0 of target port group {0} is out of range: ids begin at 1")]
-    ZeroPort(u16),
-    /// Target port group listed twice.
-    #[error("target port group {0} is listed twice")]
-    DuplicateGroup(u16),
-    /// Relative target port id in two groups.
-    #[error("relative target port id {0} is listed twice")]
-    DuplicatePort(u16),
+    /// Groups or ports that are out of range, listed twice, or too many.
+    #[error(transparent)]
+    Ports(#[from] TargetPortsError),
     /// Portal listed twice: a portal belongs to one portal group of a target (RFC 7143, section 4.4.1).
     #[error("portal {0} is listed twice")]
     DuplicatePortal(SocketAddr),
-    /// More than [`PortGroups::GROUPS_MAX`] groups.
-    #[error("{0} target port groups are too many: the maximum is {max}", max = PortGroups::GROUPS_MAX)]
-    TooManyGroups(usize),
     /// More than [`PortGroups::PORTALS_MAX`] portals of other daemons.
     #[error("{0} portals of other daemons are too many: the maximum is {max}", max = PortGroups::PORTALS_MAX)]
     TooManyPortals(usize),
@@ -42,20 +31,17 @@ pub enum PortGroupsError {
 
 /// Target port groups of a target: the daemon's own group, and those of the other daemons that serve the target.
 ///
-/// 1. Group numbers and relative target port ids are unique, and not 0.
-/// 2. A portal of another daemon is listed once, and its address is not unspecified.
+/// A portal of another daemon is listed once, and its address is not unspecified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortGroups {
-    own: TargetPort,
+    ports: Arc<TargetPorts>,
     /// Groups of other daemons, by group number.
     remote: Vec<RemotePortGroup>,
-    /// Ports of all groups, by group number.
-    ports: Vec<TargetPort>,
 }
 
 impl PortGroups {
     /// Maximum number of groups, with the own one.
-    pub const GROUPS_MAX: usize = 128;
+    pub const GROUPS_MAX: usize = TargetPorts::GROUPS_MAX;
     /// Maximum number of portals of other daemons, so that a response with all of them is not truncated.
     pub const PORTALS_MAX: usize = 1024;
 
@@ -65,41 +51,23 @@ impl PortGroups {
     /// # Errors
     /// [`PortGroupsError`].
     pub fn new(own: TargetPort, mut remote: Vec<RemotePortGroup>) -> Result<Self, PortGroupsError> {
-        if remote.len() >= Self::GROUPS_MAX {
-            return Err(PortGroupsError::TooManyGroups(remote.len() + 1));
-        }
+        let ports = Arc::new(TargetPorts::new(own, remote.iter().map(|group| group.port))?);
         remote.iter_mut().for_each(|group| group.portals.retain(|portal| !portal.ip().is_unspecified()));
         let portals: usize = remote.iter().map(|group| group.portals.len()).sum();
         if portals > Self::PORTALS_MAX {
             return Err(PortGroupsError::TooManyPortals(portals));
         }
         remote.sort_by_key(|group| group.port.group);
-        let mut ports: Vec<TargetPort> = remote.iter().map(|group| group.port).chain([own]).collect();
-        ports.sort_by_key(|port| port.group);
-        let (mut groups, mut ids, mut addrs) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        for &TargetPort { group, relative_id } in &ports {
-            if group == 0 {
-                return Err(PortGroupsError::ZeroGroup);
-            }
-            if relative_id == 0 {
-                return Err(PortGroupsError::ZeroPort(group));
-            }
-            if !groups.insert(group) {
-                return Err(PortGroupsError::DuplicateGroup(group));
-            }
-            if !ids.insert(relative_id) {
-                return Err(PortGroupsError::DuplicatePort(relative_id));
-            }
-        }
+        let mut addrs = BTreeSet::new();
         match remote.iter().flat_map(|group| &group.portals).find(|portal| !addrs.insert(**portal)) {
             Some(portal) => Err(PortGroupsError::DuplicatePortal(*portal)),
-            None => Ok(Self { own, remote, ports }),
+            None => Ok(Self { ports, remote }),
         }
     }
 
     /// Returns the daemon's own port.
     pub fn own(&self) -> TargetPort {
-        self.own
+        self.ports.own()
     }
 
     /// Returns the groups of other daemons, by group number.
@@ -109,7 +77,12 @@ impl PortGroups {
 
     /// Returns the ports of all groups, by group number.
     pub fn ports(&self) -> &[TargetPort] {
-        &self.ports
+        self.ports.all()
+    }
+
+    /// Returns the ports as SCSI sees them.
+    pub(crate) fn target_ports(&self) -> Arc<TargetPorts> {
+        self.ports.clone()
     }
 }
 
@@ -138,16 +111,16 @@ mod tests {
     #[test]
     fn invalid_lists_are_refused() {
         let error = |own, remote| PortGroups::new(own, remote).expect_err("invalid");
-        assert_eq!(error(port(0, 1), vec![]), PortGroupsError::ZeroGroup);
-        assert_eq!(error(port(1, 1), vec![remote(2, 0, &[])]), PortGroupsError::ZeroPort(2));
-        assert_eq!(error(port(1, 1), vec![remote(1, 2, &[])]), PortGroupsError::DuplicateGroup(1));
-        assert_eq!(error(port(1, 1), vec![remote(2, 1, &[])]), PortGroupsError::DuplicatePort(1));
+        assert_eq!(error(port(0, 1), vec![]), TargetPortsError::ZeroGroup.into());
+        assert_eq!(error(port(1, 1), vec![remote(2, 0, &[])]), TargetPortsError::ZeroPort(2).into());
+        assert_eq!(error(port(1, 1), vec![remote(1, 2, &[])]), TargetPortsError::DuplicateGroup(1).into());
+        assert_eq!(error(port(1, 1), vec![remote(2, 1, &[])]), TargetPortsError::DuplicatePort(1).into());
         let portal = "10.0.0.2:3260";
         let twice = vec![remote(2, 2, &[portal]), remote(3, 3, &[portal])];
         assert_eq!(error(port(1, 1), twice), PortGroupsError::DuplicatePortal(portal.parse().expect("an address")));
         let groups = |count: u16| (2..=count).map(|group| remote(group, group, &[])).collect::<Vec<_>>();
         assert_eq!(PortGroups::new(port(1, 1), groups(128)).expect("valid").ports().len(), PortGroups::GROUPS_MAX);
-        assert_eq!(error(port(1, 1), groups(129)), PortGroupsError::TooManyGroups(129));
+        assert_eq!(error(port(1, 1), groups(129)), TargetPortsError::TooManyGroups(129).into());
         let portals = |count: u16| RemotePortGroup {
             port: port(2, 2),
             portals: (1..=count).map(|number| SocketAddr::from(([10, 0, 0, 2], number))).collect(),

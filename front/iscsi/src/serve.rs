@@ -3,6 +3,7 @@
 
 mod connection;
 mod data_out;
+mod data_out_set;
 mod early;
 mod ending;
 mod handshake;
@@ -11,11 +12,10 @@ mod memory;
 mod orphaned_tasks;
 mod outbox;
 mod requests;
+mod scsi_port;
 mod scsi_requests;
-mod tallies;
 mod task;
 mod task_management;
-mod task_set;
 mod text;
 
 use std::fmt;
@@ -25,13 +25,13 @@ use std::time::Duration;
 use forebay_reactor::{Addr, Listener, Stream, spawn};
 use forebay_serve::{ConnectionStopSignal, ServerConnections};
 
+use crate::scsi::LogicalUnits;
+pub use crate::scsi::UnitDevices;
 use crate::session::params::Offer;
 use crate::session::receive::IscsiPools;
 use crate::stats::ConnectionEvent;
 use crate::target::Target;
 use crate::targets::Targets;
-use crate::unit::LogicalUnits;
-pub use crate::unit::UnitDevices;
 use connection::{IscsiConnection, IscsiEndReason};
 use handshake::{IscsiHandshake, LoginEnd};
 

@@ -37,7 +37,7 @@ pub struct IscsiSession {
     /// Wakes the session's task.
     pub signal: Arc<Signal>,
     /// Command counters of the session.
-    pub counters: ScsiCounters,
+    pub counters: Arc<ScsiCounters>,
     waiters: Mutex<Vec<OneshotSender<()>>>,
 }
 
@@ -192,7 +192,7 @@ impl Sessions {
             peer: peer.to_owned(),
             since,
             signal: Arc::default(),
-            counters: ScsiCounters::default(),
+            counters: Arc::default(),
             waiters: Mutex::default(),
         });
         table.by_tsih.insert(session.tsih, session.clone());

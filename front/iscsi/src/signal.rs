@@ -1,10 +1,9 @@
 //! Cross-core signalling to a session.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::task::Waker;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::locks::lock;
+use crate::scsi::NexusSignal;
 
 /// Reason for ending a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,45 +21,23 @@ pub enum Stop {
     Logout = 4,
 }
 
-/// Wake-up of a session's task, with the reason.
-#[derive(Debug)]
+/// Wake-up of a session's task, with the reason for which it is to end.
+#[derive(Debug, Default)]
 pub struct Signal {
     stop: AtomicU8,
-    notified: AtomicBool,
-    task: Mutex<Waker>,
-}
-
-impl Default for Signal {
-    fn default() -> Self {
-        Self { stop: AtomicU8::new(0), notified: AtomicBool::new(false), task: Mutex::new(Waker::noop().clone()) }
-    }
+    nexus: Arc<NexusSignal>,
 }
 
 impl Signal {
-    /// Sets the waker of the session's task.
-    pub fn set_task(&self, waker: &Waker) {
-        let mut task = lock(&self.task);
-        if !task.will_wake(waker) {
-            *task = waker.clone();
-        }
-    }
-
-    /// Notifies the session of new orders.
-    pub fn notify(&self) {
-        self.notified.store(true, Ordering::Release);
-        self.wake();
-    }
-
-    /// Returns true if [`notify`](Self::notify) was called since the last call.
-    #[inline]
-    pub fn take_notified(&self) -> bool {
-        self.notified.load(Ordering::Acquire) && self.notified.swap(false, Ordering::AcqRel)
+    /// Returns the wake-up of the session's task for its units and memory.
+    pub fn nexus(&self) -> &Arc<NexusSignal> {
+        &self.nexus
     }
 
     /// Requests the end of the session; the first reason counts.
     pub fn stop(&self, why: Stop) {
         let _ = self.stop.compare_exchange(Stop::No as u8, why as u8, Ordering::AcqRel, Ordering::Acquire);
-        self.wake();
+        self.nexus.wake_task();
     }
 
     /// Returns the reason for which the session is to end, if any.
@@ -73,10 +50,5 @@ impl Signal {
             3 => Stop::Reset,
             _ => Stop::Logout,
         }
-    }
-
-    fn wake(&self) {
-        let task = lock(&self.task).clone();
-        task.wake();
     }
 }

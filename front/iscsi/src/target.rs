@@ -1,9 +1,9 @@
 //! iSCSI target: its name, its units, and its login ACL.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 use std::task::{Context, Poll};
 
@@ -11,13 +11,13 @@ use forebay_reactor::cross::OneshotReceiver;
 
 use crate::locks::{read, write};
 use crate::port_groups::PortGroups;
+use crate::scsi::ScsiNaming;
 use crate::scsi::ports::TargetPort;
+use crate::scsi::target::{AddError, ScsiTarget, ScsiTargetSpec, UnitCatalog, UnitSnapshot};
+use crate::scsi::unit::{Unit, UnitSpec, is_listed};
 use crate::session::chap::Chap;
 use crate::sessions::{IscsiSession, SessionSnapshot, Sessions};
 use crate::signal::Stop;
-use crate::stats::ScsiCounts;
-use crate::unit::{Unit, UnitSpec, is_listed};
-use crate::wire::Lun;
 
 /// Login ACL and CHAP settings of a target.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,40 +39,11 @@ pub struct TargetSpec {
     pub port_groups: Option<PortGroups>,
 }
 
-/// LUN that exceeds the maximum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("LUN {0} is out of range: a target has LUNs from 0 to {max}", max = Lun::MAX)]
-pub struct LunOutOfRange(pub u32);
-
-/// Reason for which a unit cannot be added.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AddError {
-    /// LUN above [`Lun::MAX`].
-    #[error(transparent)]
-    Lun(#[from] LunOutOfRange),
-    /// Volume already exported by this target or another. Reservations identify initiator ports, not targets, so an
-    /// initiator that uses two targets would be taken for one host.
-    #[error("volume {name} is LUN {lun} of {target} already")]
-    Exported {
-        /// Volume name.
-        name: String,
-        /// Target that exports it.
-        target: String,
-        /// LUN at that target.
-        lun: u16,
-    },
-    /// Target already removed.
-    #[error("target {0} has been removed")]
-    Removed(String),
-}
-
 /// State shared by the targets of one registry.
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
     pub(crate) sessions: Arc<Sessions>,
-    /// All units, by volume name.
-    pub(crate) units: RwLock<BTreeMap<String, Arc<Unit>>>,
-    last_unit: AtomicU64,
+    pub(crate) units: Arc<UnitCatalog>,
 }
 
 /// iSCSI target.  Cloning gives another handle.
@@ -80,14 +51,10 @@ pub(crate) struct Catalog {
 pub struct Target(Arc<TargetState>);
 
 struct TargetState {
-    id: u64,
-    name: Arc<str>,
+    /// Its units and ports.
+    scsi: ScsiTarget,
     access: RwLock<AccessControl>,
     port_groups: RwLock<Option<Arc<PortGroups>>>,
-    units: RwLock<BTreeMap<u16, Arc<Unit>>>,
-    /// Generation of the list of units, incremented by each change.
-    generation: AtomicU32,
-    removed: AtomicBool,
     /// Set while no host may log in.
     suspended: AtomicBool,
     /// Set while it is hidden from discovery if it has no units.
@@ -97,21 +64,8 @@ struct TargetState {
 
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Target({})", self.0.name)
+        write!(f, "Target({})", self.name())
     }
-}
-
-/// Unit snapshot.
-#[derive(Debug, Clone)]
-pub struct UnitSnapshot {
-    /// LUN of the unit.
-    pub lun: u16,
-    /// Volume name.
-    pub name: String,
-    /// Sessions that use the unit.
-    pub sessions: usize,
-    /// Command counters of the unit.
-    pub numbers: ScsiCounts,
 }
 
 /// Sessions that are ending, and units that are being released; completes when they are gone.  Dropping it does not
@@ -152,15 +106,18 @@ impl Future for TargetTeardown {
 }
 
 impl Target {
-    pub(crate) fn new(id: u64, spec: TargetSpec, catalog: Arc<Catalog>) -> Self {
+    pub(crate) fn new(spec: TargetSpec, catalog: Arc<Catalog>) -> Self {
+        let name: Arc<str> = spec.name.to_ascii_lowercase().into();
+        let port_groups = spec.port_groups.map(Arc::new);
+        let scsi = ScsiTargetSpec {
+            name: name.clone(),
+            naming: ScsiNaming::Iscsi(name),
+            ports: port_groups.as_ref().map(|groups| groups.target_ports()),
+        };
         Self(Arc::new(TargetState {
-            id,
-            name: spec.name.to_ascii_lowercase().into(),
+            scsi: ScsiTarget::new(scsi, catalog.units.clone()),
             access: RwLock::new(spec.access),
-            port_groups: RwLock::new(spec.port_groups.map(Arc::new)),
-            units: RwLock::default(),
-            generation: AtomicU32::new(0),
-            removed: AtomicBool::new(false),
+            port_groups: RwLock::new(port_groups),
             suspended: AtomicBool::new(false),
             hides_empty: AtomicBool::new(false),
             catalog,
@@ -169,12 +126,17 @@ impl Target {
 
     /// Returns the target id, from 1 on and never reused: a target recreated under the same name has another id.
     pub fn id(&self) -> u64 {
-        self.0.id
+        self.0.scsi.id()
     }
 
     /// Returns the target name, in lower case.
     pub fn name(&self) -> &str {
-        &self.0.name
+        self.0.scsi.name()
+    }
+
+    /// Returns its units and ports.
+    pub fn scsi(&self) -> &ScsiTarget {
+        &self.0.scsi
     }
 
     // ---- Access ----
@@ -220,7 +182,7 @@ impl Target {
     }
 
     fn end_sessions(&self, first: impl FnOnce(), whose: impl Fn(&IscsiSession) -> bool) -> TargetTeardown {
-        let answers = self.0.catalog.sessions.end(self.0.id, Stop::Logout, first, whose);
+        let answers = self.0.catalog.sessions.end(self.id(), Stop::Logout, first, whose);
         TargetTeardown { sessions: answers.len(), answers }
     }
 
@@ -233,7 +195,7 @@ impl Target {
 
     /// Returns the target port of this daemon.
     pub fn own_port(&self) -> TargetPort {
-        read(&self.0.port_groups).as_ref().map_or(TargetPort::SINGLE, |groups| groups.own())
+        self.0.scsi.own_port()
     }
 
     /// Replaces the target port groups.  Sessions continue, also if the own group has another number: only new logins
@@ -242,14 +204,12 @@ impl Target {
     /// If a group or a port has changed, all sessions get a unit attention for each unit that they use; portals concern
     /// discovery only.
     pub fn set_port_groups(&self, groups: Option<PortGroups>) {
-        let after = groups.map(Arc::new);
-        let before = std::mem::replace(&mut *write(&self.0.port_groups), after.clone());
-        let own = |groups: &Option<Arc<PortGroups>>| groups.as_ref().map(|groups| groups.own());
-        let ports = |groups: &Option<Arc<PortGroups>>| groups.as_ref().map(|groups| groups.ports().to_vec());
-        let inquiry = own(&before) != own(&after);
-        if inquiry || ports(&before) != ports(&after) {
-            read(&self.0.units).values().for_each(|unit| unit.port_groups_changed(inquiry));
-        }
+        let groups = groups.map(Arc::new);
+        let ports = groups.as_ref().map(|groups| groups.target_ports());
+        // Both under the lock, so that they are of one list.
+        let mut current = write(&self.0.port_groups);
+        *current = groups;
+        self.0.scsi.set_ports(ports);
     }
 
     // ---- Units ----
@@ -259,108 +219,65 @@ impl Target {
     /// # Errors
     /// [`AddError`]; then nothing has changed.
     pub fn add(&self, lun: u32, spec: UnitSpec) -> Result<Arc<Unit>, AddError> {
-        let lun = u16::try_from(lun).ok().filter(|lun| *lun <= Lun::MAX).ok_or(LunOutOfRange(lun))?;
-        let Catalog { units: catalog, last_unit, .. } = &*self.0.catalog;
-        let mut names = write(catalog);
-        let mut units = write(&self.0.units);
-        if self.is_removed() {
-            return Err(AddError::Removed(self.name().to_owned()));
-        }
-        if let Some(other) = names.get(&spec.name).filter(|other| !(other.lun() == lun && self.owns(other))) {
-            let (name, target) = (spec.name, other.target().to_owned());
-            return Err(AddError::Exported { name, target, lun: other.lun() });
-        }
-        let id = last_unit.fetch_add(1, Ordering::Relaxed);
-        let unit = Arc::new(Unit::new(id, (self.0.id, self.0.name.clone()), lun, spec));
-        let before = units.insert(lun, unit.clone());
-        if let Some(before) = &before {
-            names.remove(&before.spec().name);
-        }
-        names.insert(unit.spec().name.clone(), unit.clone());
-        self.0.generation.fetch_add(1, Ordering::Release);
-        drop((names, units));
-        if let Some(before) = before {
-            drop(before.remove());
-        }
-        Ok(unit)
-    }
-
-    fn owns(&self, unit: &Unit) -> bool {
-        unit.target_id() == self.0.id
+        self.0.scsi.add(lun, spec)
     }
 
     /// Removes a unit.  The future completes when no request to it is in flight and no session holds it.
     pub fn remove(&self, lun: u16) -> Option<OneshotReceiver<()>> {
-        let mut names = write(&self.0.catalog.units);
-        let unit = write(&self.0.units).remove(&lun)?;
-        names.remove(&unit.spec().name);
-        self.0.generation.fetch_add(1, Ordering::Release);
-        drop(names);
-        Some(unit.remove())
+        self.0.scsi.remove(lun)
     }
 
     /// Returns the generation of the list of units.
     #[inline]
     pub fn generation(&self) -> u32 {
-        self.0.generation.load(Ordering::Acquire)
+        self.0.scsi.generation()
     }
 
     /// Returns a unit by its LUN, if the initiator sees it.
     pub fn unit(&self, lun: u16, initiator: &str) -> Option<Arc<Unit>> {
-        let units = read(&self.0.units);
-        units.get(&lun).filter(|unit| unit.is_seen_by(initiator)).cloned()
+        self.0.scsi.unit(lun, initiator)
     }
 
     /// Returns a unit by its LUN.
     pub fn unit_at(&self, lun: u16) -> Option<Arc<Unit>> {
-        read(&self.0.units).get(&lun).cloned()
+        self.0.scsi.unit_at(lun)
     }
 
     /// Returns a unit by its volume name.
     pub fn unit_by_name(&self, name: &str) -> Option<Arc<Unit>> {
-        let names = read(&self.0.catalog.units);
-        names.get(name).filter(|unit| self.owns(unit)).cloned()
+        self.0.scsi.unit_by_name(name)
     }
 
     /// Returns the LUNs of the units that an initiator sees, in order.
     pub fn luns(&self, initiator: &str) -> Vec<u16> {
-        let units = read(&self.0.units);
-        units.values().filter(|unit| unit.is_seen_by(initiator)).map(|unit| unit.lun()).collect()
+        self.0.scsi.luns(initiator)
     }
 
     /// Returns the units that an initiator sees, in order.
     pub fn units_of(&self, initiator: &str) -> Vec<Arc<Unit>> {
-        let units = read(&self.0.units);
-        units.values().filter(|unit| unit.is_seen_by(initiator)).cloned().collect()
+        self.0.scsi.units_of(initiator)
     }
 
     /// Returns snapshots of all units, in order of their LUNs.
     pub fn units(&self) -> Vec<UnitSnapshot> {
-        let units: Vec<Arc<Unit>> = read(&self.0.units).values().cloned().collect();
-        let describe = |unit: Arc<Unit>| UnitSnapshot {
-            lun: unit.lun(),
-            name: unit.spec().name.clone(),
-            sessions: unit.sessions(),
-            numbers: unit.counters().snapshot(),
-        };
-        units.into_iter().map(describe).collect()
+        self.0.scsi.units()
     }
 
     /// Returns the number of units.
     pub fn unit_count(&self) -> usize {
-        read(&self.0.units).len()
+        self.0.scsi.unit_count()
     }
 
     // ---- Sessions ----
 
     /// Returns the sessions with this target, in the order in which they began.
     pub fn sessions(&self) -> Vec<SessionSnapshot> {
-        self.0.catalog.sessions.of(self.0.id).iter().map(|session| SessionSnapshot::from(&**session)).collect()
+        self.0.catalog.sessions.of(self.id()).iter().map(|session| SessionSnapshot::from(&**session)).collect()
     }
 
     /// Returns the number of sessions with this target.
     pub fn session_count(&self) -> usize {
-        self.0.catalog.sessions.count_of(self.0.id)
+        self.0.catalog.sessions.count_of(self.id())
     }
 
     /// Ends the sessions affected by a target reset of an initiator: its own, and those that use a unit that it sees.
@@ -368,7 +285,7 @@ impl Target {
     pub fn reset_by(&self, initiator: &str) {
         let users: BTreeSet<u64> = self.units_of(initiator).iter().flat_map(|unit| unit.users()).collect();
         let meant = |session: &IscsiSession| session.initiator == initiator || users.contains(&session.id);
-        drop(self.0.catalog.sessions.end(self.0.id, Stop::Reset, || {}, meant));
+        drop(self.0.catalog.sessions.end(self.id(), Stop::Reset, || {}, meant));
     }
 
     // ---- Suspension ----
@@ -393,18 +310,13 @@ impl Target {
 
     /// Returns true once the target has been removed from its registry.
     pub fn is_removed(&self) -> bool {
-        self.0.removed.load(Ordering::Acquire)
+        self.0.scsi.is_removed()
     }
 
     /// Ends all sessions, releases all units, and refuses new ones of both.
     pub(crate) fn end(&self) -> TargetTeardown {
-        let mut ending = self.end_sessions(|| self.0.removed.store(true, Ordering::Release), |_| true);
-        let mut names = write(&self.0.catalog.units);
-        let units = std::mem::take(&mut *write(&self.0.units));
-        units.values().for_each(|unit| drop(names.remove(&unit.spec().name)));
-        self.0.generation.fetch_add(1, Ordering::Release);
-        drop(names);
-        ending.answers.extend(units.values().map(|unit| unit.remove()));
+        let mut ending = self.end_sessions(|| self.0.scsi.set_removed(), |_| true);
+        ending.answers.extend(self.0.scsi.remove_all());
         ending
     }
 }

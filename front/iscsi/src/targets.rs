@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -12,12 +12,13 @@ use forebay_reactor::{Addr, timeout};
 
 use crate::locks::{read, write};
 use crate::memory::MemoryBudget;
+use crate::scsi::unit::Unit;
+use crate::scsi::{ScsiNaming, ScsiTarget, ScsiTargetSpec};
 use crate::session::chap::Chap;
 use crate::session::login::{Denied, LoggedIn, LoginAccess, LoginDirectory};
 use crate::sessions::{RegisterError, SessionRegistration, SessionSnapshot};
 use crate::stats::{ConnectionCounters, ScsiCounts};
 use crate::target::{Catalog, Target, TargetSpec, TargetTeardown};
-use crate::unit::Unit;
 use crate::wire::login_status;
 
 /// Maximum time that a login waits for the session that it reinstates.
@@ -52,10 +53,11 @@ pub struct Targets(Arc<Registry>);
 struct Registry {
     limits: TargetLimits,
     targets: RwLock<BTreeMap<String, Target>>,
-    last_target: AtomicU64,
     /// Set while targets are expected whose names are not known yet.
     expects_more: AtomicBool,
     catalog: Arc<Catalog>,
+    /// Target of discovery sessions, without units.
+    discovery: ScsiTarget,
     discovery_chap: RwLock<Option<Chap>>,
     portals: RwLock<Vec<Addr>>,
     memory: MemoryBudget,
@@ -75,9 +77,12 @@ impl Targets {
             memory: MemoryBudget::new(limits.memory_max),
             limits,
             targets: RwLock::default(),
-            last_target: AtomicU64::new(0),
             expects_more: AtomicBool::new(false),
             catalog: Arc::default(),
+            discovery: ScsiTarget::new(
+                ScsiTargetSpec { name: "discovery".into(), naming: ScsiNaming::Iscsi("".into()), ports: None },
+                Arc::default(),
+            ),
             discovery_chap: RwLock::default(),
             portals: RwLock::default(),
             counters: ConnectionCounters::default(),
@@ -113,8 +118,7 @@ impl Targets {
         if targets.contains_key(&name) {
             return Err(Exists(name));
         }
-        let id = self.0.last_target.fetch_add(1, Ordering::Relaxed) + 1;
-        let target = Target::new(id, spec, self.0.catalog.clone());
+        let target = Target::new(spec, self.0.catalog.clone());
         set_up(&target);
         targets.insert(name, target.clone());
         Ok(target)
@@ -157,9 +161,14 @@ impl Targets {
         self.get(target).map(|target| target.expel(initiator))
     }
 
+    /// Returns the units and ports that a session sees with a target, or with none.
+    pub(crate) fn scsi_target(&self, target: Option<&Target>) -> ScsiTarget {
+        target.map_or(&self.0.discovery, Target::scsi).clone()
+    }
+
     /// Returns a unit of any target by its volume name.
     pub fn unit_by_name(&self, name: &str) -> Option<Arc<Unit>> {
-        read(&self.0.catalog.units).get(name).cloned()
+        self.0.catalog.units.unit_by_name(name)
     }
 
     // ---- Portals ----

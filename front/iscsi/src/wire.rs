@@ -1,5 +1,6 @@
 //! PDU formats of iSCSI: opcodes, flags, and the 48-byte basic header segment of each PDU (RFC 7143, chapter 11).
 
+pub use forebay_scsi::Lun;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -623,66 +624,9 @@ header! {
     }
 }
 
-/// LUN field of a PDU, decoded (SAM-5, section 4.6).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Lun {
-    /// Logical unit of the target.
-    Unit(u16),
-    /// REPORT LUNS well-known logical unit.
-    ReportLuns,
-    /// Addressing method that this target does not use.
-    Foreign,
-}
-
-impl Lun {
-    /// Largest LUN.
-    pub const MAX: u16 = 0x3fff;
-
-    /// Decodes the eight bytes of a PDU.
-    #[inline]
-    pub fn parse(bytes: &[u8; 8]) -> Self {
-        if bytes == &[0; 8] {
-            return Lun::Unit(0);
-        }
-        if bytes[2..] != [0; 6] {
-            return Lun::Foreign;
-        }
-        match bytes[0] >> 6 {
-            0 if bytes[0] == 0 => Lun::Unit(bytes[1].into()),
-            1 => Lun::Unit(u16::from_be_bytes([bytes[0] & 0x3f, bytes[1]])),
-            3 if bytes[..2] == [0xc1, 0x01] => Lun::ReportLuns,
-            _ => Lun::Foreign,
-        }
-    }
-
-    /// Encodes the LUN in eight bytes.
-    pub fn to_bytes(self) -> [u8; 8] {
-        let mut bytes = [0; 8];
-        match self {
-            Lun::Unit(lun @ 0..=0xff) => bytes[1] = lun as u8,
-            Lun::Unit(lun) => bytes[..2].copy_from_slice(&(lun | 0x4000).to_be_bytes()),
-            Lun::ReportLuns => bytes[..2].copy_from_slice(&[0xc1, 0x01]),
-            Lun::Foreign => bytes = [0xff; 8],
-        }
-        bytes
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn units_have_one_name_each() {
-        for lun in [0, 1, 255, 256, Lun::MAX] {
-            assert_eq!(Lun::parse(&Lun::Unit(lun).to_bytes()), Lun::Unit(lun));
-        }
-        assert_eq!(Lun::parse(&[0x40, 7, 0, 0, 0, 0, 0, 0]), Lun::Unit(7), "flat addressing of a small number");
-        assert_eq!(Lun::parse(&Lun::ReportLuns.to_bytes()), Lun::ReportLuns);
-        for foreign in [[0, 1, 0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0], [0x80, 0, 0, 0, 0, 0, 0, 0]] {
-            assert_eq!(Lun::parse(&foreign), Lun::Foreign);
-        }
-    }
 
     #[test]
     fn lengths_are_padded_to_four() {

@@ -9,28 +9,32 @@ use forebay_block::{BufList, BufMut};
 use forebay_reactor::{Instant, Stream, now};
 use forebay_serve::{ConnectionHandler, ConnectionStopSignal, Intake, ReceiveRequest, exchange};
 
+use super::data_out_set::DataOutSet;
 use super::early::EarlyPdus;
 use super::ending::{Expired, IscsiTeardown};
 use super::handshake::LoggedInConnection;
 use super::keep_alive::{InitiatorLiveness, KeepAlive};
 use super::orphaned_tasks::OrphanedTasks;
 use super::outbox::IscsiOutbox;
-use super::task::{PendingTask, TaskKind};
-use super::task_set::TaskSet;
+use super::scsi_port::IscsiPort;
+use super::task::IscsiTask;
 use super::text::TextExchange;
 use super::{IscsiServer, IscsiServerOptions};
-use crate::scsi::reserve;
+use crate::scsi::{ScsiSession, ScsiSessionSpec, reserve};
 use crate::session::receive::{Garbled, PduReceiver};
-use crate::sessions::SessionRegistration;
-use crate::signal::{Signal, Stop};
-use crate::unit::execute::{CommandFuture, composite};
-use crate::unit::{Order, SessionUnits};
+use crate::sessions::{IscsiSession, SessionRegistration};
+use crate::signal::Stop;
+use crate::targets::Targets;
 use crate::wire::{async_event, logout_response, response};
 
 /// Maximum number of PDUs handled per poll, before the connection yields to other tasks.
 const TURN_PDUS: u32 = 128;
 /// Time in seconds that a host has to log out after it was asked to.
 const LOGOUT_WAIT_S: u16 = 3;
+/// Maximum number of tasks in flight, such as immediate commands and task management, beyond those that have a place in
+/// the command window.
+const EXTRA_MAX: usize = 32;
+
 /// Protocol violation that ends the connection: no recovery is possible.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum IscsiViolation {
@@ -68,13 +72,15 @@ pub(super) struct IscsiConnection<'a> {
     stream: Stream,
     control: &'a ConnectionStopSignal,
     options: &'a IscsiServerOptions,
-    signal: Arc<Signal>,
+    pub(super) targets: Targets,
+    pub(super) session: Arc<IscsiSession>,
     receiver: PduReceiver,
     pub(super) outbox: IscsiOutbox,
-    pub(super) units: SessionUnits,
     pub(super) discovery: bool,
     pub(super) cid: u16,
-    pub(super) tasks: TaskSet,
+    /// Commands whose data is being received; from then on they are tasks of `scsi`.
+    pub(super) transfers: DataOutSet,
+    scsi: ScsiSession<IscsiTask>,
     pub(super) early: EarlyPdus,
     pub(super) text: TextExchange,
     next_tag: u32,
@@ -99,17 +105,27 @@ impl<'a> IscsiConnection<'a> {
         let session = entered.session().clone();
         let host = reserve::host(&session.initiator, session.isid)?;
         let numbers = (login.params, login.stat_sn, login.cmd_sn);
+        let limits = (options.commands_max, options.bytes_max);
+        let spec = ScsiSessionSpec {
+            id: session.id,
+            initiator: session.initiator.clone(),
+            host,
+            signal: session.signal.nexus().clone(),
+            tasks_max: options.commands_max as usize + EXTRA_MAX,
+            watches: false,
+        };
         Some(Self {
             stream,
             control,
             options,
-            signal: session.signal.clone(),
+            targets: targets.clone(),
             receiver,
-            outbox: IscsiOutbox::new(pools, numbers, options.commands_max, (targets.clone(), session.clone())),
+            outbox: IscsiOutbox::new(pools, numbers, limits, (targets.clone(), session.clone())),
             discovery: session.is_discovery(),
             cid: login.cid,
-            units: SessionUnits::new(targets.clone(), units.clone(), session, host),
-            tasks: TaskSet::new(options.commands_max, options.bytes_max),
+            transfers: DataOutSet::default(),
+            scsi: ScsiSession::new(targets.scsi_target(session.target.as_ref()), units.clone(), spec),
+            session,
             early: EarlyPdus::default(),
             text: TextExchange::default(),
             next_tag: 1,
@@ -126,19 +142,24 @@ impl<'a> IscsiConnection<'a> {
         let stream = self.stream.clone();
         let receive = |want| forebay_serve::receive(stream.clone(), want);
         let end = exchange(&mut self, receive, |batch| forebay_serve::send(stream.clone(), batch)).await;
-        if !self.tasks.is_idle() {
-            let Self { tasks, outbox, units, entered, .. } = self;
-            OrphanedTasks::new(tasks, outbox, units.into_nexuses(), entered.leave()).complete();
+        if !self.scsi.is_idle() {
+            let Self { scsi, mut transfers, mut outbox, entered, .. } = self;
+            let leaving = entered.leave();
+            outbox.discard_output();
+            transfers.abort_all(&mut outbox);
+            let orphans = scsi.leave(&mut IscsiPort::of_orphans(&mut outbox, now()));
+            if let Some(orphans) = orphans {
+                OrphanedTasks::new(orphans, outbox, leaving).complete();
+            }
         }
         end
     }
 
     /// Handles orders to this session from other cores, stop requests and timers.
     fn handle_signals(&mut self, cx: &mut Context<'_>) {
-        if self.signal.take_notified() {
-            self.follow_orders();
-        }
-        let stop = match (self.signal.stopping(), self.control.stopping()) {
+        let (scsi, mut port) = self.scsi_port();
+        scsi.handle_signal(&mut port);
+        let stop = match (self.session.signal.stopping(), self.control.stopping()) {
             (Stop::No, false) => None,
             (Stop::No, true) => Some(Stop::Shutdown),
             (why, _) => Some(why),
@@ -146,6 +167,7 @@ impl<'a> IscsiConnection<'a> {
         if let Some(why) = stop
             && self.ending.drain()
         {
+            self.scsi.refuse_commands();
             match why {
                 Stop::Reinstated => {
                     // The initiator has abandoned this connection; responses would not be read.
@@ -172,7 +194,7 @@ impl<'a> IscsiConnection<'a> {
         }
         while self.keep_alive.has_expired(cx) {
             let (now, patience) = (self.now, self.keep_alive.patience());
-            if self.tasks.is_data_late(|transfer| transfer.is_awaited() && now.since(transfer.heard) >= patience) {
+            if self.transfers.is_data_late(|transfer| transfer.is_awaited() && now.since(transfer.heard) >= patience) {
                 // A host that does not send solicited data would hold memory that other sessions wait for, without
                 // limit.
                 self.stop_receiving(IscsiEndReason::Violation(IscsiViolation::NoData));
@@ -206,24 +228,15 @@ impl<'a> IscsiConnection<'a> {
         tag
     }
 
-    fn follow_orders(&mut self) {
-        let orders: Vec<_> = self.units.nexuses().map(|nexus| (nexus.lun(), nexus.take_orders())).collect();
-        for (lun, orders) in orders {
-            for (order, guard) in orders {
-                match order {
-                    Order::Abort => self.tasks.abort_unit(lun, &guard, &mut self.outbox),
-                    Order::Leave => {
-                        self.tasks.guard_tasks(lun, &guard);
-                        self.units.forget(lun);
-                    }
-                }
-            }
-        }
+    /// Returns the SCSI session, and the port through which it responds to the host.
+    #[inline]
+    pub(super) fn scsi_port(&mut self) -> (&mut ScsiSession<IscsiTask>, IscsiPort<'_>) {
+        (&mut self.scsi, IscsiPort::new(&mut self.outbox, &mut self.transfers, None))
     }
 
-    /// Wakes this session for orders that it has given to itself.
-    pub(super) fn wake_for_orders(&self) {
-        self.signal.notify();
+    /// Returns true if an immediate command would take what is reserved for task management.
+    pub(super) fn is_full_for_immediate(&self) -> bool {
+        self.scsi.tasks() + self.transfers.len() >= self.options.commands_max as usize + EXTRA_MAX / 2
     }
 
     /// Ends the connection: nothing more is received, and all tasks are aborted.
@@ -247,36 +260,20 @@ impl<'a> IscsiConnection<'a> {
     }
 
     fn release_for_logout(&mut self) {
-        let Some(itt) = self.ending.take_logout(self.tasks.is_idle()) else {
+        let Some(itt) = self.ending.take_logout(self.scsi.is_idle()) else {
             return;
         };
-        let releases: Vec<_> = self.units.nexuses().filter_map(|nexus| nexus.release_reservation()).collect();
-        let work = composite(async move {
-            for release in releases {
-                release.await;
-            }
-            Ok(BufList::new())
-        });
-        self.start(work, PendingTask::control(itt, None, TaskKind::Logout));
-    }
-
-    /// Returns true once the session is ending: no more commands are begun.
-    pub(super) fn is_draining(&self) -> bool {
-        self.ending.is_draining()
+        let released = self.scsi.release_reservations();
+        let (scsi, mut port) = self.scsi_port();
+        scsi.start_control(IscsiTask::Logout(itt), released, &mut port);
     }
 
     /// Aborts all tasks of the session on all units; their outcome is not reported.
     fn abort_all(&mut self) {
         self.outbox.release(self.early.clear());
-        self.tasks.abort_all(&mut self.outbox);
-    }
-
-    /// Starts a task, and responds if it has ended already.
-    #[inline]
-    pub(super) fn start(&mut self, work: CommandFuture, task: PendingTask) {
-        if let Some((outcome, task)) = self.tasks.start(work, task) {
-            self.outbox.answer(now(), outcome, task);
-        }
+        self.transfers.abort_all(&mut self.outbox);
+        let (scsi, mut port) = self.scsi_port();
+        scsi.abort_all(&mut port);
     }
 }
 
@@ -287,12 +284,10 @@ impl ConnectionHandler for IscsiConnection<'_> {
 
     fn begin_turn(&mut self, cx: &mut Context<'_>) {
         self.now = now();
-        self.tasks.set_task(cx.waker());
+        self.scsi.set_task(cx.waker());
         self.control.set_task(cx.waker());
-        self.signal.set_task(cx.waker());
         self.handle_signals(cx);
-        let (outbox, now) = (&mut self.outbox, self.now);
-        self.tasks.poll(|outcome, task| outbox.answer(now, outcome, task));
+        self.scsi.poll(&mut IscsiPort::new(&mut self.outbox, &mut self.transfers, Some(self.now)));
         self.begin_waiting();
         self.release_for_logout();
     }
@@ -319,7 +314,7 @@ impl ConnectionHandler for IscsiConnection<'_> {
             if !self.ending.is_open() {
                 return Intake::NeedInput;
             }
-            if self.outbox.is_full() || self.tasks.is_full() {
+            if self.outbox.is_full() || self.scsi.is_full() {
                 return Intake::Full;
             }
             if *budget == 0 {
@@ -366,14 +361,14 @@ impl ConnectionHandler for IscsiConnection<'_> {
                 }
             }
         }
-        let done = self.tasks.is_idle() && self.outbox.is_empty();
+        let done = self.scsi.is_idle() && self.outbox.is_empty();
         let over = self.ending.poll(done);
         if over.is_ready() && !done {
             let session = self.entered.session();
             tracing::warn!(
                 initiator = session.initiator,
                 peer = session.peer,
-                commands = self.tasks.in_flight(),
+                commands = self.scsi.in_flight(),
                 timeout = ?self.options.drain_timeout,
                 "iSCSI session closed with commands in flight: the volume did not complete them in time"
             );

@@ -7,7 +7,7 @@ use forebay_reactor::Instant;
 
 use super::outbox::IscsiOutbox;
 use super::task::CommandInfo;
-use crate::unit::commands::ReadyScsiCommand;
+use crate::scsi::ReadyScsiCommand;
 use crate::wire::{DataOut, FINAL, TAG_NONE};
 
 /// Data-out sequence solicited by an R2T.

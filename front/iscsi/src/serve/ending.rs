@@ -61,11 +61,6 @@ impl IscsiTeardown {
         self.reason.is_none()
     }
 
-    /// Returns true once the session is ending: no more commands are begun.
-    pub(super) fn is_draining(&self) -> bool {
-        self.draining
-    }
-
     /// Begins to drain.  Returns false if it has begun already.
     pub(super) fn drain(&mut self) -> bool {
         !std::mem::replace(&mut self.draining, true)

@@ -57,7 +57,7 @@ impl MemoryAccount {
         let needed = self.held + bytes;
         if needed > self.granted {
             let more = (needed - self.granted).next_multiple_of(STEP);
-            if !self.targets.budget().try_take(more, &self.session.signal) {
+            if !self.targets.budget().try_take(more, self.session.signal.nexus()) {
                 return false;
             }
             self.granted += more;

@@ -9,21 +9,16 @@ use forebay_reactor::Instant;
 use zerocopy::big_endian::U16;
 
 use super::memory::MemoryAccount;
-use super::tallies::Tallies;
-use super::task::{CommandInfo, PendingTask, TaskKind};
-use crate::scsi::mode::Modes;
-use crate::scsi::status;
+use super::task::{CommandInfo, PendingScsiCommand};
+use crate::scsi::stats::ScsiTallies;
+use crate::scsi::{LogicalUnit, ScsiResult, status};
 use crate::session::params::Params;
 use crate::session::receive::IscsiPools;
 use crate::session::reply::IscsiReplies;
 use crate::session::window::CommandWindow;
 use crate::sessions::IscsiSession;
 use crate::targets::Targets;
-use crate::unit::execute::ScsiResult;
-use crate::unit::{LogicalUnit, ScsiFailure};
-use crate::wire::{
-    self, Bhs, DataIn, FINAL, R2t, RejectReason, Response, ScsiResponse, TAG_NONE, logout_response, response,
-};
+use crate::wire::{self, Bhs, DataIn, FINAL, R2t, RejectReason, Response, ScsiResponse, TAG_NONE, response};
 
 /// Maximum bytes of unsent responses; above this nothing more is received.
 const BACKLOG_MAX: usize = 4 << 20;
@@ -59,14 +54,16 @@ pub(super) struct IscsiOutbox {
     /// Commands received and not yet completed.
     outstanding: u32,
     memory: MemoryAccount,
-    tallies: Tallies,
+    /// Maximum number of bytes held, unless by a single command.
+    bytes_max: usize,
+    tallies: ScsiTallies,
 }
 
 impl IscsiOutbox {
     pub(super) fn new(
         pools: &Rc<IscsiPools>,
         (params, stat_sn, cmd_sn): (Params, u32, u32),
-        depth: u32,
+        (depth, bytes_max): (u32, usize),
         (targets, session): (Targets, Arc<IscsiSession>),
     ) -> Self {
         let mut replies = IscsiReplies::new(pools.clone());
@@ -83,7 +80,8 @@ impl IscsiOutbox {
             depth,
             outstanding: 0,
             memory: MemoryAccount::new(targets, session.clone()),
-            tallies: Tallies::new(session),
+            bytes_max,
+            tallies: ScsiTallies::new(session.counters.clone()),
         }
     }
 
@@ -140,10 +138,10 @@ impl IscsiOutbox {
         self.memory.release(bytes, self.outstanding == 0);
     }
 
-    /// Tries to hold `bytes` more for a command that holds `own` bytes already, within `bytes_max` and the budget of
-    /// all sessions. If that is exhausted, the session is woken when memory may be available.
-    pub(super) fn try_hold(&mut self, bytes: usize, own: usize, bytes_max: usize) -> bool {
-        self.memory.try_hold(bytes, own, bytes_max)
+    /// Tries to hold `bytes` more for a command that holds `own` bytes already, within the session's maximum and the budget
+    /// of all sessions. If that is exhausted, the session is woken when memory may be available.
+    pub(super) fn try_hold(&mut self, bytes: usize, own: usize) -> bool {
+        self.memory.try_hold(bytes, own, self.bytes_max)
     }
 
     /// Returns true when memory is so short that immediate and unsolicited data cannot be kept.
@@ -204,45 +202,30 @@ impl IscsiOutbox {
         number
     }
 
-    /// Sends the outcome of a task, updates the counters, and releases its place in the window.
-    pub(super) fn answer(&mut self, now: Instant, outcome: ScsiResult, task: PendingTask) {
-        let PendingTask { itt, unit, kind, numbered, aborted, held, .. } = task;
+    /// Sends the outcome of a command and its sense data, updates the counters, and releases its place in the window.
+    pub(super) fn answer(
+        &mut self,
+        now: Instant,
+        (result, sense): (ScsiResult, Vec<u8>),
+        command: PendingScsiCommand,
+        unit: Option<&Rc<LogicalUnit>>,
+    ) {
+        let PendingScsiCommand { itt, info, numbered, held } = command;
         if numbered {
             self.settled();
         }
-        let command = match kind {
-            _ if aborted => return self.release(held),
-            TaskKind::Management(response) => {
-                self.response(response::TASK_MANAGEMENT, response, itt, TAG_NONE, &[]);
-                return self.queued(held);
-            }
-            TaskKind::Logout => return self.response(response::LOGOUT, logout_response::CLOSED, itt, 0, &[]),
-            TaskKind::Command(command) => command,
-        };
-        let (read, failed) = match &outcome {
+        let (read, failed) = match &result {
             Ok(data) => (data.len() as u64, false),
             Err(_) => (0, true),
         };
-        let (took, written) = (now.since(command.began), command.takes.unwrap_or(0));
-        self.tallies.answered(unit.as_ref(), (command.kind, took), failed, (read, written));
-        match outcome {
-            Ok(data) if !data.is_empty() && command.reads => self.data(itt, &command, data),
-            Ok(data) => self.status(itt, &command, status::GOOD, data.len() as u64, &[]),
-            Err(failure) => self.failure(itt, &command, failure, unit.as_deref()),
+        let (took, written) = (now.since(info.began), info.takes.unwrap_or(0));
+        self.tallies.answered(unit, (info.kind, took), failed, (read, written));
+        match result {
+            Ok(data) if !data.is_empty() && info.reads => self.data(itt, &info, data),
+            Ok(data) => self.status(itt, &info, status::GOOD, data.len() as u64, &[]),
+            Err(failure) => self.status(itt, &info, failure.status, 0, &sense),
         }
         self.queued(held);
-    }
-
-    pub(super) fn failure(
-        &mut self,
-        itt: u32,
-        command: &CommandInfo,
-        failure: ScsiFailure,
-        unit: Option<&LogicalUnit>,
-    ) {
-        let descriptor = unit.is_some_and(|unit| unit.shared().modes().has(Modes::DESCRIPTOR_SENSE));
-        let sense = failure.sense.map(|sense| sense.to_bytes(descriptor)).unwrap_or_default();
-        self.status(itt, command, failure.status, 0, &sense);
     }
 
     /// Returns the residual flags and count of a command that has `len` bytes to transfer.

@@ -4,16 +4,12 @@ use forebay_block::BufList;
 
 use super::connection::{IscsiConnection, IscsiViolation};
 use super::data_out::DataOutTransfer;
-use super::task::{CommandInfo, PendingTask, TaskKind};
-use super::task_set::QueuedCommand;
-use crate::scsi::BLOCK;
-use crate::scsi::cdb::{self, Transfer};
-use crate::scsi::inquiry::TRANSFER_BLOCKS_MAX;
+use super::task::{CommandInfo, IscsiTask, PendingScsiCommand};
+use crate::scsi::cdb;
 use crate::scsi::sense::{Sense, code, key};
+use crate::scsi::{ReadyScsiCommand, ScsiFailure, ScsiTask};
 use crate::session::receive::IscsiPdu;
 use crate::stats::ScsiCommandKind;
-use crate::unit::ScsiFailure;
-use crate::unit::commands::{Execution, ReadyScsiCommand};
 use crate::wire::{Bhs, DataOut, Lun, RejectReason, ScsiCommand, TAG_NONE, command_flag};
 
 impl IscsiConnection<'_> {
@@ -26,7 +22,7 @@ impl IscsiConnection<'_> {
             self.refuse(RejectReason::Protocol, &pdu.bhs, numbered);
             return Ok(());
         }
-        if !numbered && self.tasks.is_full_for_immediate() {
+        if !numbered && self.is_full_for_immediate() {
             self.refuse(RejectReason::ImmediateCommands, &pdu.bhs, numbered);
             return Ok(());
         }
@@ -37,23 +33,18 @@ impl IscsiConnection<'_> {
             // Extended CDBs and bidirectional commands are not supported.
             _ => Err(Sense::illegal(code::INVALID_OPCODE)),
         };
-        let takes = match &command {
-            Ok(command) => match command.transfer(BLOCK) {
-                Transfer::Out(bytes) => Some(bytes),
-                _ => None,
-            },
-            Err(_) => None,
-        };
+        let kind = ScsiCommandKind::of(&command);
+        let mut ready = ReadyScsiCommand { lun: Lun::parse(&header.lun), command, data: pdu.data, verdict: None };
+        let takes = ready.takes();
         let info = CommandInfo {
             lun_bytes: header.lun,
-            kind: kind(&command),
+            kind,
             expected,
             takes,
             reads: header.flags & command_flag::READ != 0,
             began: self.now,
             r2ts: 0,
         };
-        let mut ready = ReadyScsiCommand { lun: Lun::parse(&header.lun), command, data: pdu.data, verdict: None };
         if pdu.damaged {
             self.outbox.reject(RejectReason::DataDigest, &pdu.bhs);
             ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::CRC).into());
@@ -61,12 +52,12 @@ impl IscsiConnection<'_> {
         }
         let ordered = header.flags & command_flag::ATTRIBUTE == command_flag::ORDERED;
         if !writes && ready.data.is_empty() {
-            let nothing = expected == 0 && may_be_cut(&ready.command, 0);
+            let nothing = expected == 0 && ready.may_be_cut(0);
             if takes.is_some_and(|takes| takes > 0) && !nothing && ready.verdict.is_none() {
                 // The command requires data-out, and the initiator offers none.
                 ready.verdict = Some(Sense::illegal(code::INFORMATION_UNIT).into());
             }
-            self.admit(QueuedCommand { itt, ready, info, numbered, ordered, held: 0 });
+            self.submit(ready, PendingScsiCommand { itt, info, numbered, held: 0 }, ordered);
             return Ok(());
         }
         self.writing(&pdu.bhs, ready, info, (numbered, ordered))
@@ -90,7 +81,7 @@ impl IscsiConnection<'_> {
         let itt = bhs.itt.get();
         let here = ready.data.len();
         let params = *self.outbox.params();
-        if here > info.expected as usize || self.tasks.has_transfer(itt) {
+        if here > info.expected as usize || self.transfers.contains(itt) {
             let reason =
                 if here > info.expected as usize { RejectReason::Protocol } else { RejectReason::TaskInProgress };
             self.refuse(reason, bhs, numbered);
@@ -100,32 +91,16 @@ impl IscsiConnection<'_> {
             let verdict = Sense::new(key::ABORTED_COMMAND, code::UNEXPECTED_DATA);
             ready.verdict = ready.verdict.or(Some(verdict.into()));
         }
-        let takes = info.takes.unwrap_or(0);
-        if takes > u64::from(TRANSFER_BLOCKS_MAX * BLOCK) && ready.verdict.is_none() {
-            // More data than any command may transfer: refused before memory is allocated.
-            ready.verdict = Some(Sense::cdb(0).into());
-        }
+        ready.refuse_oversized();
         let unsolicited = !bhs.is_final();
         if (here > 0 || unsolicited) && self.outbox.is_starved() {
             ready.verdict = ready.verdict.or(Some(ScsiFailure::BUSY));
         }
-        let exact =
-            matches!(ready.command, Ok(cdb::ScsiCommand::CompareAndWrite(_) | cdb::ScsiCommand::WriteSame { .. }));
-        if exact && takes != info.expected.into() && ready.verdict.is_none() {
-            // Any other length mismatch may be an error of the initiator.
-            ready.verdict = Some(
-                Sense::cdb(if matches!(ready.command, Ok(cdb::ScsiCommand::CompareAndWrite(_))) { 13 } else { 10 })
-                    .into(),
-            );
-        }
-        if takes > info.expected.into() && !may_be_cut(&ready.command, info.expected) && ready.verdict.is_none() {
-            // The command requires more data than the initiator is going to send.
-            ready.verdict = Some(Sense::illegal(code::INFORMATION_UNIT).into());
-        }
+        ready.refuse_mismatch(info.expected.into());
         if unsolicited && params.initial_r2t && ready.verdict.is_none() {
             ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::UNEXPECTED_DATA).into());
         }
-        let want = takes.min(info.expected.into()) as usize;
+        let want = info.takes.unwrap_or(0).min(info.expected.into()) as usize;
         if here > want {
             ready.data = ready.data.slice(0..want);
         }
@@ -141,7 +116,7 @@ impl IscsiConnection<'_> {
         if transfer.is_complete() {
             self.data_received(itt, transfer);
         } else {
-            self.tasks.receive(itt, transfer, self.now, &mut self.outbox);
+            self.transfers.receive(itt, transfer, self.now, &mut self.outbox);
         }
         Ok(())
     }
@@ -150,7 +125,7 @@ impl IscsiConnection<'_> {
     pub(super) fn data_out(&mut self, pdu: IscsiPdu) -> Result<(), IscsiViolation> {
         let itt = pdu.bhs.itt.get();
         // Data of an aborted task may still arrive.
-        let Some(transfer) = self.tasks.transfer(itt) else { return Ok(()) };
+        let Some(transfer) = self.transfers.get_mut(itt) else { return Ok(()) };
         if pdu.damaged {
             self.outbox.reject(RejectReason::DataDigest, &pdu.bhs);
             transfer.ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::CRC).into());
@@ -159,7 +134,7 @@ impl IscsiConnection<'_> {
         if let Err(error) = transfer.take(pdu.bhs.view::<DataOut>(), pdu.data) {
             // The task fails, and further data for it is dropped (RFC 7143, section 7.9).
             tracing::debug!(itt, %error, "iSCSI command aborted: data out of order");
-            if let Some(mut transfer) = self.tasks.take_transfer(itt) {
+            if let Some(mut transfer) = self.transfers.take(itt) {
                 transfer.ready.verdict = Some(Sense::new(key::ABORTED_COMMAND, code::DATA_PHASE).into());
                 transfer.ready.data = BufList::new();
                 self.data_received(itt, transfer);
@@ -175,14 +150,14 @@ impl IscsiConnection<'_> {
         transfer.held += unheld;
         self.outbox.hold(unheld);
         if transfer.is_complete() {
-            if let Some(transfer) = self.tasks.take_transfer(itt) {
+            if let Some(transfer) = self.transfers.take(itt) {
                 self.data_received(itt, transfer);
             }
         } else if transfer.needs_r2t() {
             if transfer.held >= transfer.want() {
                 transfer.send_r2ts(itt, &mut self.outbox);
             } else {
-                self.tasks.solicit(itt, self.now, &mut self.outbox);
+                self.transfers.solicit(itt, self.now, &mut self.outbox);
             }
         }
         Ok(())
@@ -190,62 +165,21 @@ impl IscsiConnection<'_> {
 
     fn data_received(&mut self, itt: u32, transfer: DataOutTransfer) {
         let DataOutTransfer { ready, info, numbered, ordered, held, .. } = transfer;
-        self.admit(QueuedCommand { itt, ready, info, numbered, ordered, held });
+        self.submit(ready, PendingScsiCommand { itt, info, numbered, held }, ordered);
     }
 
     /// Begins a command, or queues it behind waiting ones.
     #[inline]
-    fn admit(&mut self, command: QueuedCommand) {
-        if let Some(command) = self.tasks.admit(command, &mut self.outbox) {
-            self.begin(command);
-        }
+    fn submit(&mut self, command: ReadyScsiCommand, pending: PendingScsiCommand, ordered: bool) {
+        let task = ScsiTask { tag: pending.itt.into(), command, ordered, note: IscsiTask::Command(pending) };
+        let (scsi, mut port) = self.scsi_port();
+        scsi.submit(task, &mut port);
     }
 
     /// Begins waiting commands, as far as permitted.
     pub(super) fn begin_waiting(&mut self) {
-        self.tasks.feed(self.now, &mut self.outbox);
-        while let Some(command) = self.tasks.next_queued(&mut self.outbox) {
-            self.begin(command);
-        }
-    }
-
-    #[inline]
-    fn begin(&mut self, command: QueuedCommand) {
-        let QueuedCommand { itt, ready, info, numbered, ordered, held } = command;
-        self.units.note_changed_luns();
-        let (unit, execution) = match self.is_draining() {
-            // BUSY makes the host retry with the server that is active then.
-            true => (None, Execution::Done(Err(ScsiFailure::BUSY))),
-            false => self.units.begin(ready),
-        };
-        let control = matches!(execution, Execution::Control(_));
-        let (kind, guards) = (TaskKind::Command(info), Vec::new());
-        let task = PendingTask { itt, unit, kind, numbered, aborted: false, ordered, control, held, guards };
-        match execution {
-            Execution::Done(outcome) => self.outbox.answer(self.now, outcome, task),
-            Execution::InFlight(work) | Execution::Control(work) => self.start(work, task),
-        }
-    }
-}
-
-/// Returns true if a write may be truncated: the initiator sends whole blocks, but fewer than the CDB says. These are
-/// written, and the residual count reports the others (FCP-4 specifies this; iSCSI does not).  A partial block cannot
-/// be written; then nothing is transferred.
-fn may_be_cut(command: &Result<cdb::ScsiCommand, Sense>, expected: u32) -> bool {
-    expected.is_multiple_of(BLOCK)
-        && matches!(command, Ok(cdb::ScsiCommand::Write(_) | cdb::ScsiCommand::WriteVerify { .. }))
-}
-
-fn kind(command: &Result<cdb::ScsiCommand, Sense>) -> ScsiCommandKind {
-    match command {
-        Ok(cdb::ScsiCommand::Read(_)) => ScsiCommandKind::Read,
-        Ok(cdb::ScsiCommand::Write(_) | cdb::ScsiCommand::WriteVerify { .. } | cdb::ScsiCommand::OrWrite(_)) => {
-            ScsiCommandKind::Write
-        }
-        Ok(cdb::ScsiCommand::WriteSame { .. } | cdb::ScsiCommand::Unmap { .. }) => ScsiCommandKind::Unmap,
-        Ok(cdb::ScsiCommand::CompareAndWrite(_)) => ScsiCommandKind::CompareAndWrite,
-        Ok(cdb::ScsiCommand::SyncCache(_)) => ScsiCommandKind::Sync,
-        Ok(cdb::ScsiCommand::ExtendedCopy { .. }) => ScsiCommandKind::Copy,
-        _ => ScsiCommandKind::Other,
+        self.transfers.feed(self.now, &mut self.outbox);
+        let (scsi, mut port) = self.scsi_port();
+        scsi.begin_waiting(&mut port);
     }
 }

@@ -1,22 +1,30 @@
-//! Tasks of a session in flight: SCSI commands, task management functions, and the logout.
-
-use std::rc::Rc;
-use std::sync::Arc;
+//! Tasks of a session: SCSI commands, task management functions, and the logout.
 
 use forebay_reactor::Instant;
 
 use crate::stats::ScsiCommandKind;
-use crate::unit::{DrainGuard, LogicalUnit};
 
-/// Kind of a task in flight.
+/// Task that the session has not responded to.
 #[derive(Debug)]
-pub(super) enum TaskKind {
+pub(super) enum IscsiTask {
     /// SCSI command.
-    Command(CommandInfo),
-    /// Task management function, and its response code.
-    Management(u8),
-    /// Logout request.
-    Logout,
+    Command(PendingScsiCommand),
+    /// Task management function, by its initiator task tag.
+    Management(u32),
+    /// Logout request, by its initiator task tag.
+    Logout(u32),
+}
+
+/// SCSI command that the session has not responded to.
+#[derive(Debug)]
+pub(super) struct PendingScsiCommand {
+    /// Initiator task tag.
+    pub(super) itt: u32,
+    pub(super) info: CommandInfo,
+    /// Occupies a place in the command window.
+    pub(super) numbered: bool,
+    /// Bytes of memory accounted to it.
+    pub(super) held: usize,
 }
 
 /// Fields of a SCSI command that its response needs.
@@ -34,56 +42,4 @@ pub(super) struct CommandInfo {
     pub(super) began: Instant,
     /// Number of R2Ts sent.
     pub(super) r2ts: u32,
-}
-
-/// Task in flight.
-pub(super) struct PendingTask {
-    pub(super) itt: u32,
-    pub(super) unit: Option<Rc<LogicalUnit>>,
-    pub(super) kind: TaskKind,
-    /// Occupies a place in the command window.
-    pub(super) numbered: bool,
-    /// Task was aborted; no response is sent.
-    pub(super) aborted: bool,
-    /// Later commands wait for it.
-    pub(super) ordered: bool,
-    /// Control task: waits for the end of other tasks, and is not waited for.
-    pub(super) control: bool,
-    /// Bytes of memory accounted to it.
-    pub(super) held: usize,
-    /// Guards of waiters for the end of this task.
-    pub(super) guards: Vec<Arc<DrainGuard>>,
-}
-
-impl PendingTask {
-    /// Creates a task that is no SCSI command: it has no place in the window, and waits for other tasks.
-    pub(super) fn control(itt: u32, unit: Option<Rc<LogicalUnit>>, kind: TaskKind) -> Self {
-        Self {
-            itt,
-            unit,
-            kind,
-            numbered: false,
-            aborted: false,
-            ordered: false,
-            control: true,
-            held: 0,
-            guards: Vec::new(),
-        }
-    }
-
-    /// Returns true for a SCSI command.
-    pub(super) fn is_command(&self) -> bool {
-        matches!(self.kind, TaskKind::Command(_))
-    }
-
-    /// Returns true if aborts and resets wait for its end.  They never wait for tasks that wait for the end of others:
-    /// two sessions that reset each other's tasks would wait for each other.
-    pub(super) fn is_waited_for(&self) -> bool {
-        self.is_command() && !self.control
-    }
-
-    /// Returns the LUN of its unit.
-    pub(super) fn lun(&self) -> Option<u16> {
-        self.unit.as_ref().map(|unit| unit.lun())
-    }
 }

@@ -84,7 +84,7 @@ impl IscsiConnection<'_> {
         let space = self.outbox.params().send_max as usize;
         // Targets are encoded as the host requests them, so that a long list takes no memory.
         while let Some(discovering) = answer.discovering.as_mut().filter(|_| answer.text.len() <= space) {
-            match self.units.targets().next_visible(discovering.after.as_deref(), self.units.initiator()) {
+            match self.targets.next_visible(discovering.after.as_deref(), &self.session.initiator) {
                 Some(target) => {
                     self.list_target(&target, &mut answer.text);
                     discovering.after = Some(target.name().to_owned());
@@ -102,7 +102,7 @@ impl IscsiConnection<'_> {
     }
 
     fn send_targets(&mut self, which: &str, out: &mut Vec<u8>) {
-        let target = match (which, self.units.target()) {
+        let target = match (which, self.session.target.as_ref()) {
             // `All` is permitted in discovery sessions only.
             ("All", _) => return text::push(out, "SendTargets", "Reject"),
             (name, _) if name.len() > NAME_MAX => None,
@@ -110,8 +110,8 @@ impl IscsiConnection<'_> {
             ("", own) => own.cloned(),
             (name, Some(own)) => Some(own).filter(|own| name.eq_ignore_ascii_case(own.name())).cloned(),
             (name, None) => {
-                let named = self.units.targets().get(name);
-                named.filter(|target| target.admits(self.units.initiator()))
+                let named = self.targets.get(name);
+                named.filter(|target| target.admits(&self.session.initiator))
             }
         };
         if let Some(target) = target {
@@ -123,7 +123,7 @@ impl IscsiConnection<'_> {
         text::push(out, "TargetName", target.name());
         let groups = target.port_groups();
         let own = groups.as_ref().map_or(TargetPort::SINGLE, |groups| groups.own());
-        let portals = self.units.targets().portals();
+        let portals = self.targets.portals();
         for portal in &portals {
             // An unspecified listen address is omitted: hosts know the address that they connected to.
             if let Addr::Tcp(addr) = portal

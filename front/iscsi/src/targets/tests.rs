@@ -6,13 +6,14 @@ use proptest::prelude::*;
 use zerocopy::FromZeros;
 
 use super::*;
+use crate::AddError;
 use crate::scsi::inquiry::UnitIdentity;
+use crate::scsi::unit::UnitSpec;
 use crate::session::login::{Login, LoginAction, SEED_LEN};
 use crate::session::params::{Offer, Params};
 use crate::session::text;
 use crate::signal::Stop;
-use crate::target::{AccessControl, AddError};
-use crate::unit::UnitSpec;
+use crate::target::AccessControl;
 use crate::wire::{FINAL, LoginRequest};
 
 fn initiator(number: u8) -> String {

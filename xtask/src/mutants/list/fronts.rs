@@ -10,6 +10,7 @@ const NVMF_HOSTILE: Stage = Stage::Test("forebay-nvmf", "hostile");
 const NVME_SERVING: Stage = Stage::Test("forebay-nvme-host", "serving");
 const NVME_ENDINGS: Stage = Stage::Test("forebay-nvme-host", "endings");
 const NVME_MALFORMED: Stage = Stage::Test("forebay-nvme-host", "malformed");
+const SCSI: Stage = Stage::Lib("forebay-scsi");
 const ISCSI: Stage = Stage::Lib("forebay-iscsi");
 const ISCSI_SERVING: Stage = Stage::Test("forebay-iscsi-host", "serving");
 const ISCSI_FENCING: Stage = Stage::Test("forebay-iscsi-host", "fencing");
@@ -20,7 +21,7 @@ const NBD_EXECUTE: &str = "front/nbd/src/serve/execute.rs";
 const COMMAND: &str = "front/nbd/src/session/command.rs";
 const IO: &str = "front/nvmf/src/session/io.rs";
 const SERVE_IO: &str = "front/nvmf/src/serve/io.rs";
-const EXECUTE: &str = "front/iscsi/src/unit/execute.rs";
+const EXECUTE: &str = "base/scsi/src/unit/execute.rs";
 const DATA_OUT: &str = "front/iscsi/src/serve/data_out.rs";
 
 pub(super) const LIST: &[Mutant] = &[
@@ -176,7 +177,7 @@ pub(super) const LIST: &[Mutant] = &[
         EXECUTE,
         "CommandFuture::Write(unit.device().submit(BlockRequest::Write { offset, data, fua: run.fua }))",
         "CommandFuture::Write(unit.device().submit(BlockRequest::Write { offset, data, fua: false }))",
-        &[ISCSI, ISCSI_SERVING, ISCSI_UNITS],
+        &[SCSI, ISCSI_SERVING, ISCSI_UNITS],
     ),
     Mutant::new(
         "iscsi-compare-swapped",
@@ -184,20 +185,20 @@ pub(super) const LIST: &[Mutant] = &[
         EXECUTE,
         "let (expect, new) = (data.slice(0..half), data.slice(half..half * 2));",
         "let (new, expect) = (data.slice(0..half), data.slice(half..half * 2));",
-        &[ISCSI, ISCSI_SERVING, ISCSI_UNITS],
+        &[SCSI, ISCSI_SERVING, ISCSI_UNITS],
     ),
     Mutant::new(
         "iscsi-copy-overlaps",
         "iSCSI: a copy onto itself reads what it has written",
-        "front/iscsi/src/unit/execute/copy.rs",
+        "base/scsi/src/unit/execute/copy.rs",
         "parts.reverse();",
         "parts.truncate(usize::MAX);",
-        &[ISCSI, ISCSI_UNITS],
+        &[SCSI, ISCSI_UNITS],
     ),
     Mutant::new(
         "iscsi-reset-overtakes",
         "iSCSI: a reset does not wait for writes of a session that is gone",
-        "front/iscsi/src/serve/orphaned_tasks.rs",
+        "base/scsi/src/session/orphans.rs",
         "self.tasks.guard_commands(lun, &guard);",
         "drop(guard.clone());",
         &[ISCSI_FENCING],
@@ -230,8 +231,8 @@ pub(super) const LIST: &[Mutant] = &[
         "iscsi-removal-leaves-orphans",
         "iSCSI: the removal of a target does not wait for writes of sessions that are gone",
         "front/iscsi/src/target.rs",
-        "ending.answers.extend(units.values().map(|unit| unit.remove()));",
-        "units.values().for_each(|unit| drop(unit.remove()));",
+        "ending.answers.extend(self.0.scsi.remove_all());",
+        "drop(self.0.scsi.remove_all());",
         &[ISCSI_TARGETS],
     ),
     Mutant::new(
