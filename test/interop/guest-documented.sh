@@ -106,6 +106,7 @@ given() {
       qemu-img convert -f raw -O qcow2 content debian.qcow2 ;;
     'Images') serve "forebay serve --data $DATA"; head -c 4M /dev/urandom >debian.raw; truncate -s 64M debian.raw ;;
     'A block device of this machine') serve "forebay serve --data $DATA"; create local/disk1 ;;
+    'Virtual machines of this machine') serve "forebay serve --data $DATA"; create local/vm1; mkdir -p /run/forebay ;;
     'The shapes of rbd' | 'Snapshots') serve "forebay serve --data $DATA"; create local/disk1 ;;
     'Clones') serve "forebay serve --data $DATA"; create local/golden ;;
     'Groups') serve "forebay serve --data $DATA"; create local/tables local/journal ;;
@@ -154,6 +155,9 @@ holds() {
       [[ $(zstd -dc disk1.zst | head -c 1048576 | wc -c) == 1048576 ]] || fail "what was exported" ;;
     'A block device of this machine')
       [[ $(forebay showmapped --format json)$(forebay targets --format json) == '[][]' ]] || fail "nothing is mapped any more" ;;
+    'Virtual machines of this machine')
+      [[ $(forebay targets --format json) == '[]' && ! -e /run/forebay/vm1.sock ]] || fail "the export and its socket are gone"
+      [[ $(forebay info local/vm1 --format json | jq .size) == $((40 << 30)) ]] || fail "the size" ;;
     'Snapshots')
       [[ $(forebay snap ls local/disk1 --format json) == '[]' ]] || fail "all snapshots are gone"
       [[ -e monday.raw ]] || fail "what was exported" ;;

@@ -136,8 +136,6 @@ pub enum VhostStep {
     CreateInflight {
         /// Number of queues.
         queues: u16,
-        /// Size of each.
-        queue_size: u16,
     },
     /// Use the region that came along for the record of requests in flight.
     SetInflight {
@@ -145,8 +143,6 @@ pub enum VhostStep {
         range: SharedFileRange,
         /// Number of queues.
         queues: u16,
-        /// Size of each.
-        queue_size: u16,
     },
     /// Complete the requests in flight of all rings and forget their state.
     Reset,
@@ -373,11 +369,11 @@ impl VhostSession {
             FrontEndMessage::GetInflight { queues, queue_size } => {
                 self.check_inflight(request, queues, queue_size)?;
                 self.due = ReplyDue::Inflight { queues, queue_size };
-                VhostStep::CreateInflight { queues, queue_size }
+                VhostStep::CreateInflight { queues }
             }
             FrontEndMessage::SetInflight { range, queues, queue_size } => {
                 self.check_inflight(request, queues, queue_size)?;
-                VhostStep::SetInflight { range, queues, queue_size }
+                VhostStep::SetInflight { range, queues }
             }
             ring_message => self.ring_step(request, ring_message)?,
         })

@@ -329,13 +329,13 @@ impl VhostConnection {
                     self.device.write_config(32, &[*writeback])?;
                 }
             }
-            VhostStep::CreateInflight { queues, queue_size } => {
-                let len = InflightRegion::len(queues, queue_size);
+            VhostStep::CreateInflight { queues } => {
+                let len = InflightRegion::len(queues);
                 let created = GuardedMapping::create(len).map_err(|error| format!("in-flight region: {error}"))?;
                 attached.push(created.1);
                 return Ok(StepOutcome::Inflight(SharedFileRange { len, offset: 0 }));
             }
-            VhostStep::SetInflight { range, queues, queue_size } => {
+            VhostStep::SetInflight { range, queues } => {
                 if !range.offset.is_multiple_of(InflightRegion::ALIGN) {
                     let (offset, align) = (range.offset, InflightRegion::ALIGN);
                     return Err(format!(
@@ -343,7 +343,7 @@ impl VhostConnection {
                     ));
                 }
                 let mapping = map_range(range, next()).map_err(|why| format!("in-flight region: {why}"))?;
-                self.device.set_inflight(InflightRegion::new(mapping, queues, queue_size));
+                self.device.set_inflight(InflightRegion::new(mapping, queues));
             }
             VhostStep::Reset => {
                 for index in 0..self.queues.len() {

@@ -15,6 +15,7 @@ use crate::dirty_log::DirtyLog;
 use crate::inflight::inflight_len;
 use crate::iotlb::{Iotlb, IotlbMiss};
 use crate::memory::{AddressSpace, GuestArea, GuestMemory};
+use crate::session::RING_SIZE_MAX;
 use crate::stats::VhostStatsEntry;
 use crate::wire::feature;
 
@@ -22,7 +23,8 @@ use crate::wire::feature;
 pub(super) struct InflightRegion {
     mapping: Arc<GuardedMapping>,
     queues: u16,
-    queue_size: u16,
+    /// Bytes of a queue's part.
+    part_len: usize,
 }
 
 impl InflightRegion {
@@ -30,13 +32,16 @@ impl InflightRegion {
     pub(super) const ALIGN: u64 = 64;
 
     /// Creates a region of mapped memory.
-    pub(super) fn new(mapping: Arc<GuardedMapping>, queues: u16, queue_size: u16) -> Self {
-        Self { mapping, queues, queue_size }
+    pub(super) fn new(mapping: Arc<GuardedMapping>, queues: u16) -> Self {
+        let part_len = mapping.len() / usize::from(queues.max(1));
+        Self { mapping, queues, part_len: part_len - part_len % Self::ALIGN as usize }
     }
 
-    /// Returns the bytes of a region, whatever the format of the rings.
-    pub(super) fn len(queues: u16, queue_size: u16) -> u64 {
-        u64::from(queues) * inflight_len(queue_size, false).max(inflight_len(queue_size, true))
+    /// Returns the bytes of a region, for rings of any size and format: a driver may choose larger ones than the front-end
+    /// has announced.
+    pub(super) fn len(queues: u16) -> u64 {
+        const SIZE: u16 = RING_SIZE_MAX as u16;
+        u64::from(queues) * inflight_len(SIZE, false).max(inflight_len(SIZE, true))
     }
 
     /// Returns a queue's part.
@@ -44,12 +49,11 @@ impl InflightRegion {
     /// # Errors
     /// Text that says why it has none of that size.
     fn part(&self, index: usize, size: u16, packed: bool) -> Result<GuestArea, String> {
-        let len = inflight_len(self.queue_size, packed) as usize;
-        let fits = index < usize::from(self.queues) && size <= self.queue_size;
-        let part = fits.then(|| GuestArea::of(&self.mapping, index * len, len)).flatten();
+        let fits = index < usize::from(self.queues) && inflight_len(size, packed) <= self.part_len as u64;
+        let part = fits.then(|| GuestArea::of(&self.mapping, index * self.part_len, self.part_len)).flatten();
         part.ok_or_else(|| {
-            let (queues, queue_size, bytes) = (self.queues, self.queue_size, self.mapping.len());
-            format!("the in-flight region of {bytes} bytes for {queues} queues of {queue_size} has no part for queue {index} of {size}")
+            let (queues, bytes) = (self.queues, self.mapping.len());
+            format!("the in-flight region of {bytes} bytes for {queues} queues has no part for queue {index} of {size}")
         })
     }
 }
