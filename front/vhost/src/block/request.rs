@@ -182,7 +182,7 @@ pub enum BlockRefusal {
 }
 
 impl BlockRefusal {
-    /// Returns the [status](super::status) of the request.
+    /// Returns the [status] of the request.
     pub fn status(&self) -> u8 {
         match self {
             BlockRefusal::Type(_) | BlockRefusal::Flags(_) => status::UNSUPP,
