@@ -1,8 +1,8 @@
 //! SCSI disks (SAM-5, SPC-4, SBC-3) on block devices, for every transport that carries SCSI commands.
 //!
-//! A [`ScsiTarget`](target::ScsiTarget) has [`Unit`](unit::Unit)s, and a [`ScsiSession`](session::ScsiSession) is the I_T
+//! A [`ScsiTarget`] has [`Unit`]s, and a [`ScsiSession`] is the I_T
 //! nexus of one host with it: the front passes commands and task management functions to the session, and implements
-//! [`ScsiTransport`](session::ScsiTransport) for their outcomes.  Formats ([`cdb`], [`sense`], [`inquiry`], ...) are
+//! [`ScsiTransport`] for their outcomes.  Formats ([`cdb`], [`sense`], [`inquiry`], ...) are
 //! decided without I/O. `docs/design/scsi.md` describes states and invariants.
 
 pub mod cdb;
