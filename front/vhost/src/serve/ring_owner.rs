@@ -1,4 +1,4 @@
-//! Which connection of an export runs its rings.
+//! Ownership of an export's rings: one connection runs them at a time.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -136,7 +136,7 @@ impl FrontEndMessage {
     /// Parses a request.
     ///
     /// # Errors
-    /// What is wrong with it; [`VhostMalformed::Unknown`] for one that is not supported.
+    /// Reason for which it is malformed; [`VhostMalformed::Unknown`] for one that is not supported.
     pub fn parse(request: u32, bytes: &[u8]) -> Result<Self, VhostMalformed> {
         let payload = Payload { request, bytes };
         Ok(match request {

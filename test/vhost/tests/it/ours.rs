@@ -5,21 +5,16 @@ use std::time::{Duration, Instant};
 
 use forebay_vhost_host::block::{SECTOR, SectorRange};
 use forebay_vhost_host::hostile::{self, pattern};
-use forebay_vhost_host::memory::{MemoryLayout, RegionLayout};
 use forebay_vhost_host::message::{IotlbMessage, feature};
 use forebay_vhost_host::{
     DeviceUnderTest, FrontEnd, FrontEndError, FrontEndOptions, FrontEndStage, ResumableFrontEnd, VirtioBlkRequest,
 };
 
-use crate::peer::exercise;
+use crate::peer::{connect, exercise, exercise_layouts, exercise_regions, exercise_stops};
 use crate::server::{OurServer, SIZE};
 
 /// Features that change how rings work.
 const RINGS: [u64; 4] = [feature::RING_PACKED, feature::INDIRECT_DESC, feature::EVENT_IDX, feature::IN_ORDER];
-
-fn connect(server: &OurServer, options: &FrontEndOptions) -> FrontEnd {
-    FrontEnd::connect(&server.socket(), options).expect("the device accepts it")
-}
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
@@ -49,17 +44,7 @@ fn data_are_read_as_they_were_written_with_all_kinds_of_rings() {
 
 #[test]
 fn memory_may_have_any_layout() {
-    let server = OurServer::start(1);
-    let size = 16 << 20;
-    for layout in [
-        MemoryLayout::single(size),
-        MemoryLayout::split(8, size, true),
-        MemoryLayout::split(3, size, false),
-        MemoryLayout::adjacent(4, size),
-    ] {
-        let options = FrontEndOptions { memory: layout, ..FrontEndOptions::default() };
-        exercise(&mut connect(&server, &options), 9, 20);
-    }
+    exercise_layouts(&OurServer::start(1));
 }
 
 #[test]
@@ -86,33 +71,15 @@ fn all_types_of_requests_are_served() {
 
 #[test]
 fn regions_come_and_go_while_the_device_runs() {
-    let server = OurServer::start(1);
-    let mut front_end = connect(&server, &FrontEndOptions { by_slots: true, ..FrontEndOptions::default() });
-    for round in 0..10_u64 {
-        let guest = 1 << 32;
-        front_end.add_region(&RegionLayout { guest, size: 1 << 20 }).expect("added");
-        let data = front_end.memory.allocate_in(2, 4096, 4096).expect("space");
-        front_end.write_sectors(round * 8, &pattern(round * 8, 8, 1)).expect("written");
-        assert_eq!(front_end.read_sectors(round * 8, 4096).expect("read"), pattern(round * 8, 8, 1));
-        front_end.memory.free(data, 4096);
-        front_end.remove_region(guest).expect("removed");
-    }
+    exercise_regions(&OurServer::start(1));
 }
 
 #[test]
 fn a_queue_is_stopped_and_goes_on() {
     let server = OurServer::start(2);
     for features in [0, feature::RING_PACKED] {
-        let options = FrontEndOptions { queues: 2, inflight: true, ..FrontEndOptions::default() }.with(features);
-        let mut front_end = connect(&server, &options);
-        for round in 0..20 {
-            for queue in 0..2 {
-                front_end.run(queue, &VirtioBlkRequest::write(round, &[round as u8; 512])).expect("completed").ok();
-                let base = front_end.get_vring_base(queue as u32).expect("stopped");
-                assert_eq!(base, front_end.queues[queue].ring.drained_base());
-                front_end.start_queue(queue, base).expect("started");
-            }
-        }
+        let options = FrontEndOptions { queues: 2, inflight: true, ..FrontEndOptions::default() };
+        exercise_stops(&server, &options.with(features));
     }
 }
 

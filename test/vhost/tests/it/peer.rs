@@ -17,8 +17,8 @@ use crate::common::{SIZE, StorageDaemon};
 /// Features of queues that the peer offers.
 const OFFERED: u64 = feature::INDIRECT_DESC | feature::EVENT_IDX;
 
-fn connect(daemon: &StorageDaemon, options: &FrontEndOptions) -> FrontEnd {
-    FrontEnd::connect(&daemon.socket(), options).expect("the device accepts it")
+pub(crate) fn connect(device: &dyn DeviceUnderTest, options: &FrontEndOptions) -> FrontEnd {
+    FrontEnd::connect(&device.socket(), options).expect("the device accepts it")
 }
 
 /// Writes and reads at random places with random segmentation, against a copy in memory.
@@ -73,7 +73,11 @@ fn data_are_read_as_they_were_written() {
 
 #[test]
 fn memory_may_have_any_layout() {
-    let daemon = StorageDaemon::start(1, 1);
+    exercise_layouts(&StorageDaemon::start(1, 1));
+}
+
+/// Writes and reads with guest memory in several layouts.
+pub(crate) fn exercise_layouts(device: &dyn DeviceUnderTest) {
     let size = 16 << 20;
     for layout in [
         MemoryLayout::single(size),
@@ -81,7 +85,7 @@ fn memory_may_have_any_layout() {
         MemoryLayout::split(3, size, false),
         MemoryLayout::adjacent(4, size),
     ] {
-        let mut front_end = connect(&daemon, &FrontEndOptions { memory: layout, ..FrontEndOptions::default() });
+        let mut front_end = connect(device, &FrontEndOptions { memory: layout, ..FrontEndOptions::default() });
         exercise(&mut front_end, 9, 20);
     }
 }
@@ -148,8 +152,12 @@ fn a_buffer_may_cross_regions() {
 
 #[test]
 fn regions_come_and_go_while_the_device_runs() {
-    let daemon = StorageDaemon::start(1, 1);
-    let mut front_end = connect(&daemon, &FrontEndOptions { by_slots: true, ..FrontEndOptions::default() });
+    exercise_regions(&StorageDaemon::start(1, 1));
+}
+
+/// Adds and removes a region of memory, which requests use meanwhile.
+pub(crate) fn exercise_regions(device: &dyn DeviceUnderTest) {
+    let mut front_end = connect(device, &FrontEndOptions { by_slots: true, ..FrontEndOptions::default() });
     for round in 0..10_u64 {
         let guest = 1 << 32;
         front_end.add_region(&RegionLayout { guest, size: 1 << 20 }).expect("added");
@@ -164,8 +172,12 @@ fn regions_come_and_go_while_the_device_runs() {
 
 #[test]
 fn a_queue_is_stopped_and_goes_on() {
-    let daemon = StorageDaemon::start(1, 2);
-    let mut front_end = connect(&daemon, &FrontEndOptions { queues: 2, ..FrontEndOptions::default() });
+    exercise_stops(&StorageDaemon::start(1, 2), &FrontEndOptions { queues: 2, ..FrontEndOptions::default() });
+}
+
+/// Stops and starts two queues between requests.
+pub(crate) fn exercise_stops(device: &dyn DeviceUnderTest, options: &FrontEndOptions) {
+    let mut front_end = connect(device, options);
     for round in 0..20 {
         for queue in 0..2 {
             front_end.run(queue, &VirtioBlkRequest::write(round, &[round as u8; 512])).expect("completed").ok();
