@@ -148,6 +148,11 @@ impl ScsiTarget {
         self.0.id
     }
 
+    /// Returns a new session id, for a front whose sessions have no ids of their own.
+    pub fn next_session(&self) -> u64 {
+        self.0.catalog.next_session()
+    }
+
     /// Returns the name in logs and errors.
     pub fn name(&self) -> &str {
         &self.0.name

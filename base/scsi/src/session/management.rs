@@ -46,8 +46,11 @@ impl<N> ScsiSession<N> {
         match function {
             TaskFunction::AbortTask { lun, tag } => self.abort_task(lun, tag, note, transport),
             TaskFunction::QueryTask { lun, tag } => {
-                let found = self.tasks.has_command(lun, tag);
-                transport.managed(note, query(found));
+                let response = match self.tasks.has_command(lun, tag) {
+                    true => TaskResponse::Succeeded,
+                    false => self.absent_task(lun, TaskResponse::Complete),
+                };
+                transport.managed(note, response);
             }
             TaskFunction::QueryTaskSet(lun) => {
                 let response = match self.units.find(lun) {
@@ -97,10 +100,21 @@ impl<N> ScsiSession<N> {
 
     fn abort_task(&mut self, lun: Option<Lun>, tag: u64, note: N, transport: &mut impl ScsiTransport<Note = N>) {
         match self.tasks.abort(lun, tag, transport) {
-            AbortedTask::Unknown => transport.managed(note, TaskResponse::NoTask),
+            AbortedTask::Unknown => {
+                let response = self.absent_task(lun, TaskResponse::NoTask);
+                transport.managed(note, response);
+            }
             AbortedTask::Dropped => transport.managed(note, TaskResponse::Complete),
             // An error means that the waiters are gone; either way the task has ended.
             AbortedTask::InFlight(unit, ended) => self.respond_after(note, unit, ignore(ended), transport),
+        }
+    }
+
+    /// Returns the response to a function for a task that does not exist: `absent`, if its unit does.
+    fn absent_task(&mut self, lun: Option<Lun>, absent: TaskResponse) -> TaskResponse {
+        match lun {
+            Some(lun) if self.units.find(lun).is_none() => TaskResponse::NoUnit,
+            _ => absent,
         }
     }
 

@@ -15,6 +15,7 @@ fn an_abort_is_answered_after_the_command_has_ended() {
     simulate(|disks| async move {
         let model = Model::new(1 << 20, false);
         disks.add(0, &model);
+        disks.add(1, &Model::new(1 << 20, false));
         let mut host = disks.host("a");
         host.settle(0, &[0; 6], &[]).await.ok();
         model.hold();
@@ -25,6 +26,12 @@ fn an_abort_is_answered_after_the_command_has_ended() {
         assert_eq!(host.outcome(query), Some(TaskOutcome::Managed(TaskResponse::Succeeded)));
         let elsewhere = host.manage(TaskFunction::AbortTask { lun: Some(Lun::Unit(1)), tag: late });
         assert_eq!(host.outcome(elsewhere), Some(TaskOutcome::Managed(TaskResponse::NoTask)));
+        for (lun, expected) in [(Lun::Unit(1), TaskResponse::Complete), (Lun::Unit(2), TaskResponse::NoUnit)] {
+            let query = host.manage(TaskFunction::QueryTask { lun: Some(lun), tag: late });
+            assert_eq!(host.outcome(query), Some(TaskOutcome::Managed(expected)), "{lun:?}");
+        }
+        let nowhere = host.manage(TaskFunction::AbortTask { lun: Some(Lun::Unit(2)), tag: late });
+        assert_eq!(host.outcome(nowhere), Some(TaskOutcome::Managed(TaskResponse::NoUnit)));
         let abort = host.manage(TaskFunction::AbortTask { lun: Some(UNIT), tag: late });
         host.turn();
         assert_eq!(host.port.0, [], "the write may still reach the medium");
