@@ -403,7 +403,8 @@ impl AttachRequest {
     /// Returns the name of the subsystem or target that the export is in, if not the default one.
     pub fn within(&self) -> Option<&str> {
         match self.front {
-            Front::Nbd | Front::Vhost => None,
+            Front::Nbd => None,
+            Front::Vhost => self.controller_path().and_then(|path| path.to_str()),
             Front::Nvme => self.subsystem.as_deref(),
             Front::Iscsi => self.target.as_deref(),
         }

@@ -12,10 +12,11 @@ pub mod inflight;
 pub mod iotlb;
 pub mod memory;
 pub mod rings;
+pub mod scsi;
 pub mod serve;
 pub mod session;
 pub mod stats;
 pub mod wire;
 
-pub use serve::{VhostExport, VhostServer, VhostSocket};
+pub use serve::{VhostExport, VhostScsiTarget, VhostServer, VhostSocket, VhostVolume};
 pub use stats::VhostStats;

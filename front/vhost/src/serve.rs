@@ -5,6 +5,7 @@ mod connection;
 mod device;
 mod queue;
 mod ring_owner;
+mod scsi_nexus;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use forebay_block::BlockDevice;
 use forebay_reactor::{Addr, Listener, Stream, fs, sleep, spawn, wall_clock};
+use forebay_scsi::{LogicalUnits, ScsiTarget};
 use forebay_serve::{ConnectionStopSignal, ServerConnections};
 
 use crate::block::PayloadPools;
@@ -65,15 +67,38 @@ impl VhostSocket {
     }
 }
 
-/// Volume that is served as a virtio-blk device.
+/// Disks of a device that is served.
+#[derive(Clone)]
+pub enum VhostVolume {
+    /// Volume as a virtio-blk device.
+    Block {
+        /// Volume that is served.
+        device: Rc<dyn BlockDevice>,
+        /// Serial number that the guest sees; at most [`SERIAL_MAX`] bytes.
+        serial: String,
+    },
+    /// Units of a target as the disks of a virtio-scsi device.
+    Scsi(VhostScsiTarget),
+}
+
+/// Target that is served as a virtio-scsi device.
+#[derive(Clone)]
+pub struct VhostScsiTarget {
+    /// Target, to which units are added and from which they are removed at any time.
+    pub target: ScsiTarget,
+    /// Units in use on this core.
+    pub units: Rc<LogicalUnits>,
+    /// NAA identifier of the guest as an initiator: its reservations are kept under it over restarts.
+    pub initiator: [u8; 8],
+}
+
+/// Device that is served.
 #[derive(Clone)]
 pub struct VhostExport {
     /// Name of the export, for logs and counters.
     pub name: String,
-    /// Volume that is served.
-    pub device: Rc<dyn BlockDevice>,
-    /// Serial number that the guest sees; at most [`SERIAL_MAX`] bytes.
-    pub serial: String,
+    /// Disks of the device.
+    pub volume: VhostVolume,
     /// Number of request queues that a monitor may use, from 1 to [`QUEUES_MAX`].
     pub queues: u16,
 }
@@ -217,7 +242,11 @@ impl VhostServer {
     async fn serve(&self, served: &Rc<ServedExport>, stream: Stream, stop_signal: &ConnectionStopSignal) {
         self.stats.count(|counts| counts.accepted += 1);
         let (name, export) = (&served.export.name, served.export.clone());
-        let stats = self.stats.enter(name.clone(), "blk", None, wall_clock());
+        let kind = match &export.volume {
+            VhostVolume::Block { .. } => "blk",
+            VhostVolume::Scsi(_) => "scsi",
+        };
+        let stats = self.stats.enter(name.clone(), kind, None, wall_clock());
         let connection = self.numbers.next();
         tracing::info!(export = name, connection, "a vhost-user front-end has connected");
         let device = VhostDevice::new(connection, export, served.owner.clone(), self.pools.clone(), stats);

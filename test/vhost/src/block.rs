@@ -3,11 +3,12 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use crate::buffers::{UsedBuffers, VirtqBuffers};
 use crate::error::{FrontEndError, Result};
 use crate::front_end::FrontEnd;
-use crate::memory::GuestMemory;
 use crate::queue::FrontEndQueue;
-use crate::rings::{ChainSegment, UsedChain};
+
+pub use crate::buffers::UNWRITTEN;
 
 /// Bytes of a sector.
 pub const SECTOR: u64 = 512;
@@ -35,8 +36,6 @@ pub const OK: u8 = 0;
 pub const IOERR: u8 = 1;
 /// Status of a request that the device does not support.
 pub const UNSUPP: u8 = 2;
-/// Contents of a status byte that the device has not written.
-pub const UNWRITTEN: u8 = 0xFF;
 
 /// Device configuration, as GET_CONFIG returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -174,6 +173,17 @@ impl VirtioBlkRequest {
         self
     }
 
+    /// Returns the request as bytes.
+    fn buffers(&self) -> VirtqBuffers {
+        VirtqBuffers {
+            out: self.out(),
+            read: self.read + 1,
+            out_lengths: self.out_lengths.clone(),
+            in_lengths: self.in_lengths.clone(),
+            misaligned_by: self.misaligned_by,
+        }
+    }
+
     /// Returns header and data.
     fn out(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(REQUEST_HEADER as usize + self.data.len());
@@ -183,27 +193,6 @@ impl VirtioBlkRequest {
         bytes.extend(&self.data);
         bytes
     }
-}
-
-/// Divides `total` bytes; lengths of 0 are left out.
-fn divide(total: u32, lengths: &[u32]) -> Vec<u32> {
-    let mut left = total;
-    let mut divided = Vec::new();
-    for &length in lengths.iter().chain([&u32::MAX]) {
-        let length = length.min(left);
-        if length > 0 {
-            divided.push(length);
-        }
-        left -= length;
-    }
-    divided
-}
-
-/// Buffers of a request in flight.
-#[derive(Debug)]
-pub(crate) struct PendingRequest {
-    allocated: Vec<(u64, u64)>,
-    written_by_device: Vec<ChainSegment>,
 }
 
 /// Completed request.
@@ -217,6 +206,14 @@ pub struct BlockCompletion {
     pub data: Vec<u8>,
     /// Number of bytes that the device says it has written.
     pub written: Option<u32>,
+}
+
+impl From<UsedBuffers> for BlockCompletion {
+    fn from(used: UsedBuffers) -> Self {
+        let UsedBuffers { id, bytes: mut data, written } = used;
+        let status = data.pop().unwrap_or(UNWRITTEN);
+        Self { id, status, data, written }
+    }
 }
 
 impl BlockCompletion {
@@ -237,19 +234,7 @@ impl FrontEndQueue {
     /// # Errors
     /// When guest memory or the ring is full.
     pub fn submit(&mut self, request: &VirtioBlkRequest) -> Result<u16> {
-        let mut allocated = Vec::new();
-        let chain = build_chain(&self.memory, request, &mut allocated);
-        match chain.and_then(|chain| Ok((self.ring.add(&chain)?, chain))) {
-            Ok((id, chain)) => {
-                let written_by_device = chain.into_iter().filter(|segment| segment.is_writable).collect();
-                self.pending.insert(id, PendingRequest { allocated, written_by_device });
-                Ok(id)
-            }
-            Err(error) => {
-                allocated.into_iter().for_each(|(address, length)| self.memory.free(address, length));
-                Err(error)
-            }
-        }
+        self.submit_buffers(&request.buffers())
     }
 
     /// Takes the next completed request.
@@ -257,10 +242,7 @@ impl FrontEndQueue {
     /// # Errors
     /// [`FrontEndError::Violation`] when the device used what it had not been given.
     pub fn completion(&mut self) -> Result<Option<BlockCompletion>> {
-        match self.ring.take_used()? {
-            Some(used) => self.complete(used).map(Some),
-            None => Ok(None),
-        }
+        Ok(self.used_buffers()?.map(BlockCompletion::from))
     }
 
     /// Waits for the next completed request.
@@ -268,48 +250,8 @@ impl FrontEndQueue {
     /// # Errors
     /// As of [`await_used`](Self::await_used).
     pub fn await_completion(&mut self, socket: Option<BorrowedFd<'_>>, deadline: Instant) -> Result<BlockCompletion> {
-        let used = self.await_used(socket, deadline)?;
-        self.complete(used)
+        self.await_used_buffers(socket, deadline).map(BlockCompletion::from)
     }
-
-    fn complete(&mut self, used: UsedChain) -> Result<BlockCompletion> {
-        let missing = || FrontEndError::Violation(format!("completion of chain {}, which is no request", used.id));
-        let request = self.pending.remove(&used.id).ok_or_else(missing)?;
-        let mut data = Vec::new();
-        for segment in &request.written_by_device {
-            let at = data.len();
-            data.resize(at + segment.length as usize, 0);
-            self.memory.read(segment.address, &mut data[at..])?;
-        }
-        request.allocated.into_iter().for_each(|(address, length)| self.memory.free(address, length));
-        let status = data.pop().unwrap_or(UNWRITTEN);
-        Ok(BlockCompletion { id: used.id, status, data, written: used.written })
-    }
-}
-
-fn build_chain(
-    memory: &GuestMemory,
-    request: &VirtioBlkRequest,
-    allocated: &mut Vec<(u64, u64)>,
-) -> Result<Vec<ChainSegment>> {
-    let mut buffer = |bytes: &[u8]| -> Result<u64> {
-        let length = bytes.len() as u64 + request.misaligned_by;
-        let address = memory.allocate(length, 16)?;
-        allocated.push((address, length));
-        memory.write(address + request.misaligned_by, bytes)?;
-        Ok(address + request.misaligned_by)
-    };
-    let mut chain = Vec::new();
-    let out = request.out();
-    let mut at = 0;
-    for length in divide(out.len() as u32, &request.out_lengths) {
-        chain.push(ChainSegment::readable(buffer(&out[at..at + length as usize])?, length));
-        at += length as usize;
-    }
-    for length in divide(request.read + 1, &request.in_lengths) {
-        chain.push(ChainSegment::writable(buffer(&vec![UNWRITTEN; length as usize])?, length));
-    }
-    Ok(chain)
 }
 
 impl FrontEnd {
@@ -394,14 +336,6 @@ fn succeeded(what: &str, done: BlockCompletion) -> Result<BlockCompletion> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_are_divided_as_asked() {
-        assert_eq!(divide(528, &[16]), [16, 512]);
-        assert_eq!(divide(528, &[1, 0, 600]), [1, 527]);
-        assert_eq!(divide(1, &[0]), [1]);
-        assert_eq!(divide(512, &[512]), [512]);
-    }
 
     #[test]
     fn the_configuration_has_its_fields() {

@@ -29,42 +29,17 @@ impl ResumableFrontEnd {
         Ok(Self { front_end, completed: Vec::new() })
     }
 
-    /// Connects again, negotiates the same features, and continues all queues where the device has left them.  Requests
-    /// in flight are for the device to find, in the region.
+    /// Takes what the former device has completed, connects again, and continues all queues.
     ///
     /// # Errors
-    /// When the device refuses something, or no longer offers a feature.
+    /// As of [`FrontEnd::resume`].
     pub fn resume(&mut self, path: &Path) -> Result<()> {
-        let front_end = &mut self.front_end;
-        // The device goes on from the position up to which it has used chains: the driver takes them first.
-        for (number, queue) in front_end.queues.iter_mut().enumerate() {
+        for (number, queue) in self.front_end.queues.iter_mut().enumerate() {
             while let Some(completion) = queue.completion()? {
                 self.completed.push((number, completion));
             }
         }
-        front_end.socket = FrontEndSocket::connect(path)?;
-        front_end.channel = None;
-        let (features, protocol_features) = (front_end.features, front_end.protocol_features);
-        front_end.protocol_features = 0;
-        front_end.options.features = features;
-        front_end.options.protocol_features = protocol_features;
-        front_end.negotiate()?;
-        if (front_end.features, front_end.protocol_features) != (features, protocol_features) {
-            let said = format!("features {:#x} were {features:#x}", front_end.features);
-            return Err(FrontEndError::Violation(said));
-        }
-        if front_end.has_protocol(protocol::INFLIGHT_SHMFD) {
-            front_end.set_inflight()?;
-        }
-        front_end.share_memory()?;
-        for queue in 0..front_end.queues.len() {
-            let base = front_end.queues[queue].ring.resume_base();
-            front_end.start_queue(queue, base)?;
-        }
-        if front_end.has_protocol(protocol::STATUS) {
-            front_end.set_status(15)?;
-        }
-        Ok(())
+        self.front_end.resume(path)
     }
 
     /// Returns whether the queues are packed.
@@ -75,5 +50,39 @@ impl ResumableFrontEnd {
     /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.front_end.queues.iter().map(|queue| queue.pending.len()).sum()
+    }
+}
+
+impl FrontEnd {
+    /// Connects again, negotiates the same features, and continues all queues where the device has left them.  Requests
+    /// in flight are for the device to find, in the region.
+    ///
+    /// The device goes on from the position up to which it has used chains: the caller takes those first.
+    ///
+    /// # Errors
+    /// When the device refuses something, or no longer offers a feature.
+    pub fn resume(&mut self, path: &Path) -> Result<()> {
+        self.socket = FrontEndSocket::connect(path)?;
+        self.channel = None;
+        let (features, protocol_features) = (self.features, self.protocol_features);
+        self.protocol_features = 0;
+        self.options.features = features;
+        self.options.protocol_features = protocol_features;
+        self.negotiate()?;
+        if (self.features, self.protocol_features) != (features, protocol_features) {
+            return Err(FrontEndError::Violation(format!("features {:#x} were {features:#x}", self.features)));
+        }
+        if self.has_protocol(protocol::INFLIGHT_SHMFD) {
+            self.set_inflight()?;
+        }
+        self.share_memory()?;
+        for queue in 0..self.queues.len() {
+            let base = self.queues[queue].ring.resume_base();
+            self.start_queue(queue, base)?;
+        }
+        if self.has_protocol(protocol::STATUS) {
+            self.set_status(15)?;
+        }
+        Ok(())
     }
 }

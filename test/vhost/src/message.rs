@@ -88,7 +88,7 @@ pub mod protocol {
         | STATUS;
 }
 
-/// Device features, as masks (VIRTIO 1.2, 5.2.3 and 6).
+/// Device features, as masks (VIRTIO 1.2, 5.2.3, 5.6.3 and 6).
 #[allow(missing_docs)]
 pub mod feature {
     pub const SIZE_MAX: u64 = 1 << 1;
@@ -101,6 +101,14 @@ pub mod feature {
     pub const MQ: u64 = 1 << 12;
     pub const DISCARD: u64 = 1 << 13;
     pub const WRITE_ZEROES: u64 = 1 << 14;
+    /// Requests of virtio-scsi with data in both directions.
+    pub const SCSI_INOUT: u64 = 1 << 0;
+    /// Events of virtio-scsi about units that come and go.
+    pub const SCSI_HOTPLUG: u64 = 1 << 1;
+    /// Events of virtio-scsi about changed parameters of units.
+    pub const SCSI_CHANGE: u64 = 1 << 2;
+    /// Protection information in requests of virtio-scsi.
+    pub const SCSI_T10_PI: u64 = 1 << 3;
     /// Log of dirty pages, of vhost.
     pub const LOG_ALL: u64 = 1 << 26;
     pub const INDIRECT_DESC: u64 = 1 << 28;
@@ -124,6 +132,8 @@ pub mod feature {
         | WRITE_ZEROES
         | PROTOCOL_FEATURES
         | VERSION_1;
+    /// Features of virtio-scsi and of virtqueues that a driver can have in common with a device.
+    pub const SCSI: u64 = SCSI_INOUT | SCSI_HOTPLUG | SCSI_CHANGE | PROTOCOL_FEATURES | VERSION_1;
 }
 
 /// Version 1, the only one, in a message's flags.

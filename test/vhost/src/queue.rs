@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use crate::block::PendingRequest;
+use crate::buffers::PendingBuffers;
 use crate::error::{FrontEndError, Result};
 use crate::memory::GuestMemory;
 use crate::rings::{DriverRing, DriverRingOptions, UsedChain};
@@ -38,7 +38,7 @@ pub struct FrontEndQueue {
     kick: OwnedFd,
     call: Option<OwnedFd>,
     error: OwnedFd,
-    pub(crate) pending: BTreeMap<u16, PendingRequest>,
+    pub(crate) pending: BTreeMap<u16, PendingBuffers>,
 }
 
 impl FrontEndQueue {

@@ -1,4 +1,4 @@
-//! Guests whose disks are served by the vhost-user-blk back-end of a daemon on this machine.
+//! Guests whose disks are served over vhost-user by a daemon on this machine.
 
 use anyhow::Result;
 
@@ -10,6 +10,8 @@ use crate::shell;
 enum GuestScenario {
     /// Commands, a resize and kills of the daemon
     Disk,
+    /// Disks of a virtio-scsi controller, which come and go
+    Scsi,
     /// Debian booted from an image
     Boot,
     /// Live migration under load
@@ -44,6 +46,7 @@ pub fn run(arguments: &VhostArguments) -> Result<()> {
     shell::build(&mut daemon::build_command())?;
     let script = match arguments.scenario {
         GuestScenario::Disk => "guest-vhost.sh",
+        GuestScenario::Scsi => "guest-vhost-scsi.sh",
         GuestScenario::Boot => "guest-vhost-boot.sh",
         GuestScenario::Migrate => "guest-vhost-migrate.sh",
     };

@@ -327,6 +327,13 @@ fn guests() -> Vec<Stage> {
         })
         .takes(110),
         Stage::tests(
+            "guest-vhost-scsi",
+            "a guest's disks at a vhost-user-scsi controller, added and removed",
+            GUEST,
+            |_| own(&["guest-vhost", "--scenario", "scsi"]),
+        )
+        .takes(60),
+        Stage::tests(
             "guest-vhost-boot",
             "Debian booted from a vhost-user-blk disk, grown, trimmed",
             GUEST_AND_DEBIAN,

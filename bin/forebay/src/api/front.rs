@@ -41,9 +41,10 @@ impl Front {
     /// names instead.
     pub fn units(self) -> Option<RangeInclusive<u32>> {
         match self {
-            Front::Nbd | Front::Vhost => None,
+            Front::Nbd => None,
             Front::Nvme => Some(1..=NAMESPACES_MAX),
-            Front::Iscsi => Some(0..=u32::from(Lun::MAX)),
+            // Over vhost, units of a controller have numbers.
+            Front::Iscsi | Front::Vhost => Some(0..=u32::from(Lun::MAX)),
         }
     }
 

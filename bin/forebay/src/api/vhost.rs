@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{AttachRequest, Front};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureKind, Result};
 
 /// Maximum bytes of a socket's path: those of `sun_path` (unix(7)), without its terminating zero.
 const PATH_MAX: usize = 107;
@@ -36,6 +36,10 @@ pub struct VhostSocketOptions {
     /// Owner of the socket, by names or numbers: `USER`, `USER:GROUP` or `:GROUP`; the daemon's user if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
+    /// Set to export the image as a unit of a virtio-scsi controller, which all such exports with this path share.  Those
+    /// that are added leave out the other options, or repeat them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scsi: bool,
     /// Set if the monitor listens on the socket, and the daemon connects to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub connect: bool,
@@ -45,7 +49,7 @@ impl VhostSocketOptions {
     /// Returns options of a socket that the daemon creates, for itself only.
     #[cfg(test)]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), queues: None, mode: None, owner: None, connect: false }
+        Self { path: path.into(), queues: None, mode: None, owner: None, scsi: false, connect: false }
     }
 
     /// Validates the options.
@@ -100,6 +104,25 @@ impl VhostSocketOptions {
         }
     }
 
+    /// Adopts the options of the controller that the export is to be a unit of, where it has none.
+    ///
+    /// # Errors
+    /// If it has others.
+    pub fn join(&mut self, controller: &Self) -> Result<()> {
+        let asked = self.clone();
+        self.queues = self.queues.or(controller.queues);
+        self.mode = self.mode.take().or_else(|| controller.mode.clone());
+        self.owner = self.owner.take().or_else(|| controller.owner.clone());
+        self.connect |= controller.connect;
+        if self == controller {
+            return Ok(());
+        }
+        *self = asked;
+        let what = format!("the controller of the socket {} has other options", self.path.display());
+        Err(Failure::new(FailureKind::Exists, what)
+            .hint("leave out queues, mode, owner and connect: those of its first unit are used"))
+    }
+
     /// Returns the number of request queues that a monitor may use.
     pub fn queue_count(&self) -> u16 {
         self.queues.unwrap_or_else(|| {
@@ -135,6 +158,10 @@ impl AttachRequest {
     /// Names what is missing or wrong.
     pub fn check_vhost(&self) -> Result<()> {
         match (self.front, &self.vhost) {
+            (Front::Vhost, Some(options)) if !options.scsi && self.unit.is_some() => {
+                Err(Failure::invalid("a virtio-blk device has no number")
+                    .hint("leave it out, or export the image as a unit of a controller: --scsi"))
+            }
             (Front::Vhost, Some(options)) => options.check(),
             (Front::Vhost, None) => {
                 Err(Failure::invalid("an export over vhost needs the path of a socket: vhost.path"))
@@ -142,6 +169,12 @@ impl AttachRequest {
             (_, Some(_)) => Err(Failure::invalid("the socket 'vhost' is for exports over vhost")),
             (_, None) => Ok(()),
         }
+    }
+
+    /// Returns the path of the controller that the export is a unit of.
+    pub fn controller_path(&self) -> Option<&Path> {
+        let options = self.vhost.as_ref().filter(|options| self.front == Front::Vhost && options.scsi);
+        options.map(|options| options.path.as_path())
     }
 
     /// Returns the path of the socket of an export over vhost.
@@ -181,6 +214,42 @@ mod tests {
         }
         let connecting = VhostSocketOptions { connect: true, ..of_mode("0600") };
         assert!(connecting.check().is_err());
+    }
+
+    #[test]
+    fn units_join_a_controller() {
+        let controller = VhostSocketOptions {
+            scsi: true,
+            queues: Some(4),
+            mode: Some("0660".into()),
+            ..VhostSocketOptions::new("/run/x.sock")
+        };
+        let mut unit = VhostSocketOptions { scsi: true, ..VhostSocketOptions::new("/run/x.sock") };
+        unit.join(&controller).expect("its options are left out");
+        assert_eq!(unit, controller);
+        unit.join(&controller).expect("they are the same");
+        let connecting = VhostSocketOptions { connect: true, ..controller.clone() };
+        for other in [
+            VhostSocketOptions { queues: Some(5), ..controller.clone() },
+            VhostSocketOptions { owner: Some("qemu".into()), ..controller.clone() },
+            connecting,
+        ] {
+            let mut joining = other.clone();
+            assert_eq!(joining.join(&controller).expect_err("others").kind, FailureKind::Exists);
+            assert_eq!(joining, other, "nothing has changed");
+        }
+    }
+
+    #[test]
+    fn only_units_of_controllers_have_numbers() {
+        let with = |scsi| {
+            let vhost = Some(VhostSocketOptions { scsi, ..VhostSocketOptions::new("/run/x.sock") });
+            AttachRequest { vhost, unit: Some(3), ..AttachRequest::new("local", "x", Front::Vhost) }
+        };
+        with(true).check_vhost().expect("a unit");
+        with(false).check_vhost().expect_err("a disk");
+        assert_eq!(with(true).within(), Some("/run/x.sock"));
+        assert_eq!(with(false).within(), None);
     }
 
     #[test]

@@ -64,8 +64,8 @@ pub struct AttachArgs {
     #[arg(long, value_name = "IQN", requires = "iscsi", conflicts_with_all = ["nbd", "nvme", "vhost"])]
     pub target: Option<String>,
 
-    /// Its unit number, from 0 to 16383; if left out the one it had before, or the lowest that none had
-    #[arg(long, value_name = "N", value_parser = units(Front::Iscsi), requires = "iscsi", conflicts_with_all = ["nbd", "nvme", "vhost"])]
+    /// Its unit number at an iSCSI target or a controller, from 0 to 16383; if left out the one it had before, or the lowest that none had
+    #[arg(long, value_name = "N", value_parser = units(Front::Iscsi), conflicts_with_all = ["nbd", "nvme"])]
     pub lun: Option<u32>,
 
     /// An initiator that sees it, by name; may be repeated, and end in * [default: all do]
@@ -75,6 +75,11 @@ pub struct AttachArgs {
     /// Export it to a virtual machine of this machine over vhost-user, on a socket that the daemon creates at PATH
     #[arg(long, group = "front", value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub vhost: Option<PathBuf>,
+
+    /// Export it as a unit of a virtio-scsi controller, which all images with that PATH are units of, instead of as a
+    /// virtio-blk disk
+    #[arg(long, requires = "vhost", conflicts_with_all = ["nbd", "nvme", "iscsi"])]
+    pub scsi: bool,
 
     /// The number of queues that the virtual machine may use, from 1 to 64 [default: one for each processor, up to 8]
     #[arg(long, value_name = "N", requires = "vhost", conflicts_with_all = ["nbd", "nvme", "iscsi"],

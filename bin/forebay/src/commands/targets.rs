@@ -34,9 +34,10 @@ pub fn attach(global: &GlobalArgs, output: Output, options: cli::AttachArgs) -> 
             Failure::invalid(what).hint("leave them out, and each gets the lowest number that no image has had")
         );
     }
-    if images.len() > 1 && vhost.is_some() {
-        let what = format!("--vhost is for one image, as a socket is of one device; {} are named", images.len());
-        return Err(Failure::invalid(what).hint("attach them one by one, each with its own path"));
+    if images.len() > 1 && vhost.as_ref().is_some_and(|options| !options.scsi) {
+        let what = format!("--vhost is for one image, as a socket is of one disk; {} are named", images.len());
+        let hint = "attach them one by one, each with its own path, or as units of one controller: --scsi";
+        return Err(Failure::invalid(what).hint(hint));
     }
     let daemon = CommandSession::daemon(global)?;
     let targets = each(images, |ImageSpec { pool, image }| {
@@ -79,7 +80,8 @@ fn socket_options(options: &cli::AttachArgs) -> Result<Option<VhostSocketOptions
         return Err(Failure::invalid(format!("the path {} is not UTF-8", path.display())));
     }
     let (mode, owner) = (options.socket_mode.clone(), options.socket_owner.clone());
-    let socket = VhostSocketOptions { path, queues: options.queues, mode, owner, connect: options.socket_connect };
+    let (queues, scsi, connect) = (options.queues, options.scsi, options.socket_connect);
+    let socket = VhostSocketOptions { path, queues, mode, owner, scsi, connect };
     socket.check()?;
     Ok(Some(socket))
 }

@@ -61,6 +61,14 @@ impl DataDirIdentity {
         stamp(uuid)
     }
 
+    /// Returns the identity of something that this data directory has once, by its name.
+    pub fn named(&self, name: &str) -> Uuid {
+        let text = [&self.uuid[..], b"\0", name.as_bytes()].concat();
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&digest(&SHA256, &text).as_ref()[..16]);
+        stamp(uuid)
+    }
+
     /// Returns the identity of a volume: it follows the image, whatever its name, as long as the image exists.
     pub fn volume(&self, spec: &ImageSpec, image_id: &str) -> Uuid {
         let scope = if spec.pool == RAM_POOL { &self.boot } else { &self.uuid };

@@ -30,6 +30,7 @@ pub fn choose_number(
         NumberError::NoneFree => {
             let (group, more) = match front {
                 Front::Iscsi => ("target", "--target of 'forebay iscsi-target create'"),
+                Front::Vhost => ("controller", "another socket"),
                 _ => ("subsystem", "--subsystem of 'forebay nvme-subsystem create'"),
             };
             let what = format!("there are {count} exports in the {group} already, which is all there can be");

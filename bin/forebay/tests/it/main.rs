@@ -33,3 +33,4 @@ mod transfer;
 mod trash;
 mod usage;
 mod vhost;
+mod vhost_scsi;

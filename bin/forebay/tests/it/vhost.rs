@@ -235,7 +235,7 @@ fn requests_that_make_no_sense_are_refused() {
         (json!({ "vhost": { "path": path, "owner": "a:b:c" } }), "owner"),
         (json!({ "vhost": { "path": path, "connect": true, "owner": "root" } }), "daemon creates"),
         (json!({ "vhost": { "path": path, "colour": "red" } }), "colour"),
-        (json!({ "vhost": { "path": path }, "unit": 1 }), "no numbers"),
+        (json!({ "vhost": { "path": path }, "unit": 1 }), "no number"),
         (json!({ "vhost": { "path": path }, "hosts": ["10.0.0.0/8"] }), "no list of hosts"),
         (json!({ "vhost": { "path": path }, "subsystem": "nqn.x" }), "subsystem"),
         (json!({ "vhost": { "path": path }, "uuid": "x" }), "nvme"),

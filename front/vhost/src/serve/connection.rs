@@ -104,9 +104,9 @@ pub(super) struct VhostConnection {
 impl VhostConnection {
     /// Creates the connection of a device.
     pub(super) fn new(stream: Stream, device: VhostDevice) -> Self {
-        let geometry = device.export.device.geometry();
-        let queues = device.export.queues;
-        let offer = DeviceOffer { features: crate::block::features(geometry.read_only, queues), queues };
+        // The control and the event queue of a virtio-scsi device come before those for requests.
+        let queues = device.export.queues + device.extra_queues();
+        let offer = DeviceOffer { features: device.model_features(), queues };
         let slot = |_| QueueSlot { control: Rc::new(QueueControl::new()), running: None };
         let slots = (0..queues).map(slot).collect();
         let (session, regions) = (VhostSession::new(offer), Vec::new());
@@ -143,7 +143,7 @@ impl VhostConnection {
     }
 
     async fn exchange(&mut self, stop_signal: &ConnectionStopSignal) -> Result<VhostEndReason, VhostEndReason> {
-        let sizes = self.device.export.device.size_watch();
+        let sizes = self.device.size_watch();
         let mut incoming = IncomingMessage::new();
         loop {
             match self.next_event(&mut incoming, stop_signal, sizes.as_ref()).await {

@@ -4,12 +4,14 @@ use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use forebay_block::{BlockDevice, SizeWatch};
 use forebay_reactor::GuardedMapping;
 use forebay_reactor::sync::Notify;
 
 use super::backend_channel::BackendChannel;
 use super::ring_owner::RingOwner;
-use super::{SERIAL_MAX, VhostExport};
+use super::scsi_nexus::ScsiModel;
+use super::{SERIAL_MAX, VhostExport, VhostVolume};
 use crate::block::{BlockConfig, BlockRules, PayloadPools};
 use crate::dirty_log::DirtyLog;
 use crate::inflight::inflight_len;
@@ -58,6 +60,56 @@ impl InflightRegion {
     }
 }
 
+/// virtio-blk device of a connection.
+pub(super) struct BlockModel {
+    volume: Rc<dyn BlockDevice>,
+    serial: String,
+    queues: u16,
+    config: RefCell<BlockConfig>,
+}
+
+impl BlockModel {
+    fn new(volume: Rc<dyn BlockDevice>, serial: String, queues: u16) -> Self {
+        let geometry = volume.geometry();
+        let config = RefCell::new(BlockConfig::new(&geometry, geometry.read_only, queues));
+        Self { volume, serial, queues, config }
+    }
+
+    /// Returns the volume.
+    pub(super) fn volume(&self) -> &Rc<dyn BlockDevice> {
+        &self.volume
+    }
+
+    /// Returns the serial number, padded with zeroes.
+    pub(super) fn serial(&self) -> [u8; SERIAL_MAX] {
+        let mut serial = [0; SERIAL_MAX];
+        let bytes = self.serial.as_bytes();
+        let len = bytes.len().min(SERIAL_MAX);
+        serial[..len].copy_from_slice(&bytes[..len]);
+        serial
+    }
+
+    /// Returns the rules by which requests are checked now.
+    pub(super) fn rules(&self, features: u64) -> BlockRules {
+        let geometry = self.volume.geometry();
+        let writeback = self.config.borrow().writeback();
+        BlockRules { geometry, read_only: geometry.read_only, features, writeback }
+    }
+
+    fn reset(&self) {
+        let geometry = self.volume.geometry();
+        *self.config.borrow_mut() = BlockConfig::new(&geometry, geometry.read_only, self.queues);
+    }
+}
+
+/// Device of a connection, by its type.
+pub(super) enum DeviceModel {
+    /// virtio-blk device.
+    Block(BlockModel),
+    /// virtio-scsi device.
+    Scsi(ScsiModel),
+}
+
 /// Device of one connection.
 pub(super) struct VhostDevice {
     /// Number of the connection.
@@ -80,7 +132,8 @@ pub(super) struct VhostDevice {
     pub(super) changed: Notify,
     log: RefCell<Option<DirtyLog>>,
     inflight: RefCell<Option<InflightRegion>>,
-    config: RefCell<BlockConfig>,
+    /// Device, by its type.
+    pub(super) model: DeviceModel,
     channel: RefCell<Option<BackendChannel>>,
     /// Set once the guest or its monitor has broken the rules.
     fault: RefCell<Option<String>>,
@@ -97,8 +150,12 @@ impl VhostDevice {
         pools: Rc<PayloadPools>,
         stats: VhostStatsEntry,
     ) -> Self {
-        let geometry = export.device.geometry();
-        let config = BlockConfig::new(&geometry, geometry.read_only, export.queues);
+        let model = match &export.volume {
+            VhostVolume::Block { device, serial } => {
+                DeviceModel::Block(BlockModel::new(device.clone(), serial.clone(), export.queues))
+            }
+            VhostVolume::Scsi(target) => DeviceModel::Scsi(ScsiModel::new(target, export.queues)),
+        };
         Self {
             connection,
             export,
@@ -112,7 +169,7 @@ impl VhostDevice {
             changed: Notify::new(),
             log: RefCell::default(),
             inflight: RefCell::default(),
-            config: RefCell::new(config),
+            model,
             channel: RefCell::default(),
             fault: RefCell::default(),
             faulted: Notify::new(),
@@ -127,23 +184,55 @@ impl VhostDevice {
     /// Enables features.
     pub(super) fn set_features(&self, features: u64) {
         self.features.set(features);
-        self.config.borrow_mut().negotiated(features);
+        if let DeviceModel::Block(model) = &self.model {
+            model.config.borrow_mut().negotiated(features);
+        }
     }
 
-    /// Returns the serial number, padded with zeroes.
-    pub(super) fn serial(&self) -> [u8; SERIAL_MAX] {
-        let mut serial = [0; SERIAL_MAX];
-        let bytes = self.export.serial.as_bytes();
-        let len = bytes.len().min(SERIAL_MAX);
-        serial[..len].copy_from_slice(&bytes[..len]);
-        serial
+    /// Returns the virtio-blk device.
+    ///
+    /// # Panics
+    /// When it is of another type.
+    pub(super) fn block(&self) -> &BlockModel {
+        match &self.model {
+            DeviceModel::Block(model) => model,
+            DeviceModel::Scsi(_) => unreachable!("a queue of another type of device"),
+        }
     }
 
-    /// Returns the rules by which requests are checked now.
-    pub(super) fn rules(&self) -> BlockRules {
-        let geometry = self.export.device.geometry();
-        let writeback = self.config.borrow().writeback();
-        BlockRules { geometry, read_only: geometry.read_only, features: self.features.get(), writeback }
+    /// Returns the virtio-scsi device.
+    ///
+    /// # Panics
+    /// When it is of another type.
+    pub(super) fn scsi(&self) -> &ScsiModel {
+        match &self.model {
+            DeviceModel::Scsi(model) => model,
+            DeviceModel::Block(_) => unreachable!("a queue of another type of device"),
+        }
+    }
+
+    /// Returns the number of queues besides those for requests.
+    pub(super) fn extra_queues(&self) -> u16 {
+        match &self.model {
+            DeviceModel::Block(_) => 0,
+            DeviceModel::Scsi(_) => 2,
+        }
+    }
+
+    /// Returns the watch of the volume's size, where it is in the configuration space.
+    pub(super) fn size_watch(&self) -> Option<Rc<SizeWatch>> {
+        match &self.model {
+            DeviceModel::Block(model) => model.volume.size_watch(),
+            DeviceModel::Scsi(_) => None,
+        }
+    }
+
+    /// Returns the features of the device's type.
+    pub(super) fn model_features(&self) -> u64 {
+        match &self.model {
+            DeviceModel::Block(model) => crate::block::features(model.volume.geometry().read_only, self.export.queues),
+            DeviceModel::Scsi(model) => model.features(),
+        }
     }
 
     /// Returns the number of changes of memory and translations so far.
@@ -221,7 +310,10 @@ impl VhostDevice {
     /// Returns content of the configuration space.
     pub(super) fn read_config(&self, offset: u32, len: u32) -> Vec<u8> {
         let mut content = vec![0; len as usize];
-        self.config.borrow().read(offset, &mut content);
+        match &self.model {
+            DeviceModel::Block(model) => model.config.borrow().read(offset, &mut content),
+            DeviceModel::Scsi(model) => model.read_config(offset, &mut content),
+        }
         content
     }
 
@@ -230,14 +322,19 @@ impl VhostDevice {
     /// # Errors
     /// Text that says what cannot be written.
     pub(super) fn write_config(&self, offset: u32, content: &[u8]) -> Result<(), String> {
-        self.config.borrow_mut().write(offset, content).map_err(|refusal| refusal.to_string())
+        match &self.model {
+            DeviceModel::Block(model) => {
+                model.config.borrow_mut().write(offset, content).map_err(|refusal| refusal.to_string())
+            }
+            DeviceModel::Scsi(model) => model.write_config(offset, content),
+        }
     }
 
     /// Adopts another size of the volume, of which the driver is told.
     pub(super) fn resized(&self) {
-        let geometry = self.export.device.geometry();
-        let changed = self.config.borrow_mut().update(&geometry, geometry.read_only);
-        if !changed {
+        let DeviceModel::Block(model) = &self.model else { return };
+        let geometry = model.volume.geometry();
+        if !model.config.borrow_mut().update(&geometry, geometry.read_only) {
             return;
         }
         match &*self.channel.borrow() {
@@ -263,8 +360,10 @@ impl VhostDevice {
     /// Forgets what the driver has negotiated.
     pub(super) fn reset(&self) {
         self.features.set(0);
-        let geometry = self.export.device.geometry();
-        *self.config.borrow_mut() = BlockConfig::new(&geometry, geometry.read_only, self.export.queues);
+        match &self.model {
+            DeviceModel::Block(model) => model.reset(),
+            DeviceModel::Scsi(model) => model.reset(),
+        }
         self.change_iotlb(Iotlb::clear);
         self.set_log(None);
     }

@@ -8,6 +8,10 @@
 //! While a turn makes progress, kicks are disabled and the ring is polled; a queue without work sleeps on its kick
 //! descriptor, and costs nothing.
 
+mod block;
+mod scsi;
+mod work;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn};
@@ -16,18 +20,15 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use forebay_block::ErrorKind;
-use forebay_reactor::sync::InFlight;
-use forebay_reactor::{EventSignal, EventWatch, Instant, now, sleep, yield_now};
+use forebay_reactor::{EventSignal, EventWatch, sleep, yield_now};
 
 use super::device::VhostDevice;
-use crate::block::{self, BlockCommand, BlockDone, BlockFuture, BlockViolation};
 use crate::iotlb::IotlbMiss;
 use crate::memory::{GuestPart, MemoryFault};
-use crate::rings::{Chain, ChainHead, ChainToken, Virtq, VirtqError, VirtqSetup, VirtqViolation};
+use crate::rings::{ChainHead, ChainToken, Virtq, VirtqError, VirtqSetup, VirtqViolation};
 use crate::session::VringState;
-use crate::stats::VhostRequestKind;
 use crate::wire::feature;
+use work::QueueWork;
 
 /// Maximum chains taken in one turn; then other tasks run.
 const TURN_CHAINS: usize = 64;
@@ -111,26 +112,26 @@ impl QueueControl {
     }
 }
 
-/// Request in flight.
-struct PendingChain {
+/// Chain whose request has ended, with its result in the guest's memory.
+pub(super) struct EndedChain {
     token: ChainToken,
+    /// Parts of the chain, for their memory.
     writable: Vec<GuestPart>,
-    kind: VhostRequestKind,
-    bytes: u64,
-    began: Instant,
+    /// Bytes written, for the used ring.
+    used: u32,
 }
 
 /// Reason for which no chain was taken.
 #[derive(Debug, thiserror::Error)]
-enum IntakeError {
+pub(super) enum IntakeError {
     #[error(transparent)]
     Ring(#[from] VirtqError),
     #[error(transparent)]
     Violation(#[from] VirtqViolation),
     #[error(transparent)]
     Fault(#[from] MemoryFault),
-    #[error(transparent)]
-    Request(#[from] BlockViolation),
+    #[error("{0}")]
+    Request(String),
     #[error("the file of the guest's memory was truncated")]
     Lost,
 }
@@ -167,12 +168,9 @@ struct RunningQueue {
     virtq: Virtq,
     /// Chains of a former device that are to be executed again, in order.
     again: VecDeque<ChainHead>,
-    work: InFlight<BlockFuture, PendingChain>,
-    bytes: u64,
+    work: QueueWork,
     /// Generation of the memory in which the ring's areas were found.
     generation: u64,
-    serial: [u8; super::SERIAL_MAX],
-    transfer_max: u32,
 }
 
 /// Runs a queue until it is told to end.  Returns its position, of which an abandoned queue's says nothing.
@@ -300,11 +298,9 @@ impl RunningQueue {
             tracing::info!(export, index, requests, "executing the requests again that were in flight");
         }
         virtq.disable_kicks(device.log().as_ref());
-        let serial = device.serial();
-        let transfer_max = device.export.device.geometry().transfer_max;
-        let work = InFlight::new(usize::from(ring.size).max(1));
+        let work = QueueWork::new(index, &device, ring.size);
         let again = again.into();
-        Ok(Some(Self { index, ring, device, control, virtq, again, work, bytes: 0, generation, serial, transfer_max }))
+        Ok(Some(Self { index, ring, device, control, virtq, again, work, generation }))
     }
 
     fn in_ring(&self, why: impl std::fmt::Display) -> String {
@@ -315,7 +311,8 @@ impl RunningQueue {
     fn may_take(&self) -> bool {
         let order = self.control.order.get();
         (order == QueueOrder::Run || (order == QueueOrder::Stop && !self.again.is_empty()))
-            && self.bytes < BYTES_MAX
+            && self.work.wants_chains()
+            && self.work.bytes() < BYTES_MAX
             && self.work.len() < usize::from(self.virtq.size())
     }
 
@@ -367,17 +364,12 @@ impl RunningQueue {
     }
 
     fn complete_all(&mut self) -> usize {
-        let Self { work, virtq, device, bytes, control, .. } = self;
-        let mut completed = 0;
+        let Self { work, virtq, device, control, .. } = self;
         let stopping = control.order.get() == QueueOrder::Abandon;
-        let mut log = None;
-        work.poll(|done, pending| {
-            if completed == 0 {
-                log = device.log();
-            }
+        let mut completed = 0;
+        work.poll(stopping, |chain| {
             completed += 1;
-            *bytes -= pending.bytes;
-            complete(virtq, device, stopping, done, pending, log.as_ref());
+            give_back(virtq, device, chain);
         });
         completed
     }
@@ -393,10 +385,9 @@ impl RunningQueue {
         if !self.may_take() || (self.again.is_empty() && !self.virtq.has_available()) {
             return Ok(0);
         }
-        let (rules, log, began) = (self.device.rules(), self.device.log(), now());
+        self.work.begin_turn();
         while taken < TURN_CHAINS && self.may_take() {
-            let device = &self.device;
-            let virtq = &mut self.virtq;
+            let (device, virtq) = (&self.device, &mut self.virtq);
             let chain = match self.again.front() {
                 Some(head) => {
                     let chain = device.with_space(|space| virtq.resume(*head, space))?;
@@ -409,20 +400,10 @@ impl RunningQueue {
                 },
             };
             taken += 1;
-            let Chain { token, readable, writable } = chain;
-            let command = BlockCommand::parse(&readable, &writable, &rules)?;
-            let (kind, bytes) = (command.kind(), command.data_len());
-            let data = command.gather(&readable, &device.pools);
-            if device.is_memory_lost() {
-                // Zeroes were read in place of the guest's data.
-                return Err(IntakeError::Lost);
-            }
+            let (ended, readable) = self.work.begin(chain)?;
             virtq.recycle(readable);
-            let work = block::execute(&device.export.device, command, data, &self.serial, self.transfer_max);
-            let pending = PendingChain { token, writable, kind, bytes, began };
-            match self.work.start(work, pending) {
-                Some((done, pending)) => complete(virtq, device, false, done, pending, log.as_ref()),
-                None => self.bytes += bytes,
+            if let Some(ended) = ended {
+                give_back(virtq, device, ended);
             }
         }
         Ok(taken)
@@ -481,29 +462,12 @@ async fn wait_for_change(device: &VhostDevice, control: &QueueControl, generatio
     .await
 }
 
-/// Returns a request's result to the driver.
-fn complete(
-    virtq: &mut Virtq,
-    device: &VhostDevice,
-    stopping: bool,
-    done: BlockDone,
-    pending: PendingChain,
-    log: Option<&crate::dirty_log::DirtyLog>,
-) {
-    if let Some(error) = &done.error {
-        // Another daemon has taken the volume over: the request is executed there, and an error would reach the guest.
-        if stopping && error.kind() == ErrorKind::Fenced {
-            return;
-        }
-        tracing::debug!(export = device.export.name, kind = pending.kind.label(), %error, "a request failed");
-    }
-    let used = block::complete(&pending.writable, &done, log);
+/// Returns a chain to the driver.
+fn give_back(virtq: &mut Virtq, device: &VhostDevice, chain: EndedChain) {
     if device.is_memory_lost() {
         // The driver does not have what it asked for; the queue ends in this turn.
         return;
     }
-    virtq.complete(pending.token, used, log);
-    virtq.recycle(pending.writable);
-    let latency = now().since(pending.began);
-    device.stats.counters().answered(pending.kind, pending.bytes, latency, done.error.is_some());
+    virtq.complete(chain.token, chain.used, device.log().as_ref());
+    virtq.recycle(chain.writable);
 }

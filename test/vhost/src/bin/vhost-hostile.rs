@@ -1,4 +1,4 @@
-//! Runs hostile front-ends against a served vhost-user-blk device, and prints what the device does.
+//! Runs hostile front-ends against a served vhost-user-blk or vhost-user-scsi device, and prints what the device does.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,6 +18,9 @@ struct Arguments {
     /// Process that serves them
     #[arg(long)]
     process: u32,
+    /// Cases of a virtio-scsi device
+    #[arg(long)]
+    scsi: bool,
     /// Only cases whose name contains this
     #[arg(long, default_value = "")]
     case: String,
@@ -47,7 +50,7 @@ impl DeviceUnderTest for Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let mut cases = hostile::cases();
+    let mut cases = if arguments.scsi { hostile::scsi_cases() } else { hostile::cases() };
     cases.retain(|case| case.name.contains(&arguments.case));
     let report = hostile::run_cases(&arguments, &cases);
     for verdict in report.verdicts.iter().filter(|verdict| arguments.verbose || verdict.fault.is_some()) {

@@ -9,13 +9,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::block::{CONFIG_SIZE, VirtioBlkConfig};
+use crate::block::{self, VirtioBlkConfig};
 use crate::channel::BackendChannel;
 use crate::error::{FrontEndError, Result};
 use crate::memory::{GuestMemory, MemoryLayout, SharedArea};
 use crate::message::{FrontEndMessage, InflightDescription, RingAddresses, feature, protocol};
 use crate::queue::FrontEndQueue;
 use crate::rings::DriverRingOptions;
+use crate::scsi;
 use crate::socket::{FrontEndSocket, is_readable};
 
 /// Progress of a front-end.
@@ -31,9 +32,38 @@ pub enum FrontEndStage {
     Running,
 }
 
+/// Type of a virtio device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VirtioDeviceType {
+    /// virtio-blk.
+    Block,
+    /// virtio-scsi.
+    Scsi,
+}
+
+impl VirtioDeviceType {
+    /// Returns the number of bytes of the configuration that a driver of this type reads.
+    pub fn config_size(self) -> u32 {
+        match self {
+            Self::Block => block::CONFIG_SIZE,
+            Self::Scsi => scsi::CONFIG_SIZE,
+        }
+    }
+
+    /// Returns the features that a driver of this type accepts, besides those of rings.
+    pub fn features(self) -> u64 {
+        match self {
+            Self::Block => feature::BLOCK,
+            Self::Scsi => feature::SCSI,
+        }
+    }
+}
+
 /// Options of a front-end.
 #[derive(Debug, Clone)]
 pub struct FrontEndOptions {
+    /// Type of the device, which has this configuration.
+    pub device: VirtioDeviceType,
     /// Features that are accepted where they are offered.
     pub features: u64,
     /// Protocol features that are accepted where they are offered.
@@ -57,6 +87,7 @@ pub struct FrontEndOptions {
 impl Default for FrontEndOptions {
     fn default() -> Self {
         Self {
+            device: VirtioDeviceType::Block,
             features: feature::BLOCK,
             protocol_features: protocol::KNOWN,
             memory: MemoryLayout::split(2, 16 << 20, true),
@@ -71,6 +102,12 @@ impl Default for FrontEndOptions {
 }
 
 impl FrontEndOptions {
+    /// Options for a virtio-scsi device: its control queue, its event queue, and as many request queues.
+    pub fn scsi(request_queues: u16) -> Self {
+        let (device, queues) = (VirtioDeviceType::Scsi, request_queues + scsi::FIRST_REQUEST_QUEUE as u16);
+        Self { device, features: device.features(), queues, ..Self::default() }
+    }
+
     /// Accepts more features.
     pub fn with(mut self, features: u64) -> Self {
         self.features |= features;
@@ -97,7 +134,9 @@ pub struct FrontEnd {
     pub queue_max: u64,
     /// Maximum number of memory regions that the device takes.
     pub slots_max: u64,
-    /// Device configuration at the time of negotiation.
+    /// Device configuration at the time of negotiation; empty without CONFIG.
+    pub config_bytes: Vec<u8>,
+    /// Device configuration at the time of negotiation, if it is a virtio-blk device.
     pub config: VirtioBlkConfig,
     /// Guest memory.
     pub memory: GuestMemory,
@@ -130,6 +169,7 @@ impl FrontEnd {
             protocol_features: 0,
             queue_max: 1,
             slots_max: 0,
+            config_bytes: Vec::new(),
             config: VirtioBlkConfig::default(),
             memory: GuestMemory::create(&options.memory)?,
             queues: Vec::new(),
@@ -215,7 +255,10 @@ impl FrontEnd {
             self.channel = Some(channel);
         }
         if self.has_protocol(protocol::CONFIG) {
-            self.config = VirtioBlkConfig::decode(&self.get_config(0, CONFIG_SIZE)?);
+            self.config_bytes = self.get_config(0, self.options.device.config_size())?;
+            if self.options.device == VirtioDeviceType::Block {
+                self.config = VirtioBlkConfig::decode(&self.config_bytes);
+            }
         }
         self.set_features(self.offered & self.options.features)
     }

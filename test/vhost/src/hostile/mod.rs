@@ -9,6 +9,7 @@ mod misuse;
 mod regions;
 mod requests;
 mod rings;
+mod scsi;
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -17,8 +18,8 @@ use std::time::{Duration, Instant};
 use crate::block::{OK, SECTOR, UNWRITTEN};
 use crate::device::DeviceUnderTest;
 use crate::error::{FrontEndError, Result};
-use crate::front_end::{FrontEnd, FrontEndOptions, FrontEndStage};
-use crate::memory::MemoryLayout;
+use crate::front_end::{FrontEnd, FrontEndOptions, FrontEndStage, VirtioDeviceType};
+use crate::memory::{GuestMemory, MemoryLayout};
 use crate::message::protocol;
 use crate::queue::QueueEvent;
 
@@ -166,6 +167,11 @@ pub fn cases() -> Vec<HostileCase> {
     all
 }
 
+/// Returns all cases for a virtio-scsi device, which has two request queues and a unit 0 with blocks of 512 bytes.
+pub fn scsi_cases() -> Vec<HostileCase> {
+    [false, true].into_iter().flat_map(scsi::cases).collect()
+}
+
 /// Verdict on one case.
 #[derive(Debug)]
 pub struct HostileVerdict {
@@ -215,15 +221,21 @@ pub fn run_all(device: &dyn DeviceUnderTest) -> HostileReport {
     run_cases(device, &cases())
 }
 
-/// Runs cases against a device, until its process ends or no longer serves.
+/// Runs all cases against a virtio-scsi device.
+pub fn run_all_scsi(device: &dyn DeviceUnderTest) -> HostileReport {
+    run_cases(device, &scsi_cases())
+}
+
+/// Runs cases, all for one type of device, against a device, until its process ends or no longer serves.
 pub fn run_cases(device: &dyn DeviceUnderTest, cases: &[HostileCase]) -> HostileReport {
     let mut report = HostileReport::default();
     let mut fault = |name: &str, fault: String| {
         report.verdicts.push(HostileVerdict { name: name.into(), reaction: None, fault: Some(fault) });
     };
+    let kind = cases.first().map_or(VirtioDeviceType::Block, |case| case.options.device);
     let sockets: Vec<_> = std::iter::once(device.socket()).chain(device.other_socket()).collect();
     for socket in &sockets {
-        if let Err(error) = write_canary(socket, device.patience()) {
+        if let Err(error) = write_canary(kind, socket, device.patience()) {
             fault("well-behaved front-end", format!("{}: {error}", socket.display()));
             return report;
         }
@@ -240,7 +252,7 @@ pub fn run_cases(device: &dyn DeviceUnderTest, cases: &[HostileCase]) -> Hostile
         }
         let (mut is_alive, mut is_served) = (device.is_alive(), true);
         for socket in sockets.iter().filter(|_| is_alive) {
-            if let Err(error) = check(socket, number as u64, device.patience()) {
+            if let Err(error) = check_device(kind, socket, number as u64, device.patience()) {
                 fault = Some(format!("afterwards, {} does not serve: {error}", socket.display()));
                 is_served = false;
             }
@@ -287,29 +299,40 @@ fn attach(socket: &Path, options: &FrontEndOptions, stage: FrontEndStage, patien
 }
 
 /// Writes what no case may change.
-fn write_canary(socket: &Path, patience: Duration) -> Result<()> {
+fn write_canary(kind: VirtioDeviceType, socket: &Path, patience: Duration) -> Result<()> {
+    if kind == VirtioDeviceType::Scsi {
+        return scsi::write_canary(socket, patience);
+    }
     let mut front_end = attach(socket, &options(), FrontEndStage::Running, patience)?;
     front_end.write_sectors(CANARY.start, &pattern(CANARY.start, CANARY.end - CANARY.start, 0))?;
     front_end.flush()
 }
 
-/// Checks with a well-behaved front-end that a device still has its data, and that it reads and writes.
+/// Checks a device of either type with a well-behaved front-end.
+fn check_device(kind: VirtioDeviceType, socket: &Path, number: u64, patience: Duration) -> Result<()> {
+    match kind {
+        VirtioDeviceType::Block => check(socket, number, patience),
+        VirtioDeviceType::Scsi => scsi::check(socket, number, patience),
+    }
+}
+
+/// Checks with a well-behaved front-end that a virtio-blk device still has its data, and that it reads and writes.
 ///
 /// # Errors
 /// When it does not.
 pub fn check(socket: &Path, number: u64, patience: Duration) -> Result<()> {
     let options = FrontEndOptions { patience, ..options() };
     let mut front_end = attach(socket, &options, FrontEndStage::Running, patience)?;
-    let same = |what: &str, is_same: bool| match is_same {
-        true => Ok(()),
-        false => Err(FrontEndError::Violation(format!("{what} has other data"))),
-    };
     let count = CANARY.end - CANARY.start;
     let found = front_end.read_sectors(CANARY.start, (count * SECTOR) as u32)?;
     same("the first part of the device", found == pattern(CANARY.start, count, 0))?;
     let written = pattern(PROBE_SECTOR, 8, number + 1);
     front_end.write_sectors(PROBE_SECTOR, &written)?;
     same("what was written", front_end.read_sectors(PROBE_SECTOR, 4096)? == written)
+}
+
+fn same(what: &str, is_same: bool) -> Result<()> {
+    if is_same { Ok(()) } else { Err(FrontEndError::Violation(format!("{what} has other data"))) }
 }
 
 /// Returns the data of sectors, different for each sector and version.
@@ -347,7 +370,7 @@ impl FrontEnd {
     /// When it does not.
     pub fn check_neighbour(&self) -> Result<()> {
         match &self.neighbour {
-            Some(neighbour) => check(neighbour, 0, 5 * REACTION).map_err(|error| {
+            Some(neighbour) => check_device(self.options.device, neighbour, 0, 5 * REACTION).map_err(|error| {
                 FrontEndError::Violation(format!("meanwhile, {} does not serve: {error}", neighbour.display()))
             }),
             None => Ok(()),
@@ -362,15 +385,25 @@ impl FrontEnd {
 
     /// Waits for what the device does about a chain on queue 0 whose status byte is at a guest address.
     fn observe(&mut self, status: u64) -> Result<DeviceReaction> {
+        self.observe_queue(0, |memory| {
+            let mut byte = [UNWRITTEN];
+            memory.read(status, &mut byte)?;
+            Ok(if byte[0] == OK { DeviceReaction::Accepted } else { DeviceReaction::Failed(byte[0]) })
+        })
+    }
+
+    /// Waits for what the device does about a chain on a queue; `judge` tells what a used one means.
+    fn observe_queue(
+        &mut self,
+        queue: usize,
+        judge: impl Fn(&GuestMemory) -> Result<DeviceReaction>,
+    ) -> Result<DeviceReaction> {
         let deadline = Instant::now() + self.options.patience;
         loop {
-            let mut byte = [UNWRITTEN];
-            self.memory.read(status, &mut byte)?;
-            if self.queues[0].ring.is_used()? {
-                self.memory.read(status, &mut byte)?;
-                return Ok(if byte[0] == OK { DeviceReaction::Accepted } else { DeviceReaction::Failed(byte[0]) });
+            if self.queues[queue].ring.is_used()? {
+                return judge(&self.memory);
             }
-            match self.queues[0].wait(Some(self.socket.stream().as_fd()), deadline)? {
+            match self.queues[queue].wait(Some(self.socket.stream().as_fd()), deadline)? {
                 QueueEvent::Notified => {}
                 QueueEvent::Error => return Ok(DeviceReaction::QueueError),
                 QueueEvent::Socket => return Ok(DeviceReaction::Ended),
@@ -393,10 +426,12 @@ mod tests {
 
     #[test]
     fn cases_have_names_of_their_own() {
-        let all = cases();
-        let mut names = BTreeSet::new();
-        assert!(all.iter().all(|case| names.insert(&case.name) || panic!("{} twice", case.name)));
-        assert!(all.len() >= 150, "{}", all.len());
+        for (all, least) in [(cases(), 150), (scsi_cases(), 300)] {
+            let mut names = BTreeSet::new();
+            assert!(all.iter().all(|case| names.insert(&case.name) || panic!("{} twice", case.name)));
+            assert!(all.len() >= least, "{}", all.len());
+            assert!(all.iter().all(|case| case.options.device == all[0].options.device), "{}", all[0].name);
+        }
     }
 
     #[test]

@@ -69,7 +69,12 @@ impl FrontEnd {
     /// Writes descriptors from index 0 on, and makes the first available.  In a packed ring, numbers of next descriptors
     /// become the id 0.
     pub(super) fn fire(&mut self, descriptors: &[RawDescriptor]) -> Result<()> {
-        let queue = &mut self.queues[0];
+        self.fire_on(0, descriptors)
+    }
+
+    /// Does the same on any queue, on which nothing is in flight.
+    pub(super) fn fire_on(&mut self, queue: usize, descriptors: &[RawDescriptor]) -> Result<()> {
+        let queue = &mut self.queues[queue];
         match &mut queue.ring {
             DriverRing::Split(ring) => {
                 for (index, descriptor) in descriptors.iter().enumerate() {

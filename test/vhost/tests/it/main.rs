@@ -5,4 +5,5 @@ mod load;
 mod ours;
 mod peer;
 mod resumption;
+mod scsi;
 mod server;

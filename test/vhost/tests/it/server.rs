@@ -1,13 +1,22 @@
 //! Forebay's server in this process, on volumes in memory, as the device under test.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use forebay_block::BlockDevice;
 use forebay_load::model::Model;
 use forebay_reactor::{DriverChoice, Reactor, sleep};
-use forebay_vhost::{VhostExport, VhostServer, VhostSocket, VhostStats};
+use forebay_scsi::inquiry::UnitIdentity;
+use forebay_scsi::{
+    LogicalUnits, PoolSpace, ScsiNaming, ScsiTarget, ScsiTargetSpec, Unit, UnitCatalog, UnitDevices, UnitSpec,
+};
+use forebay_vhost::{VhostExport, VhostScsiTarget, VhostServer, VhostSocket, VhostStats, VhostVolume};
 use forebay_vhost_host::DeviceUnderTest;
 use tempfile::TempDir;
 
@@ -22,6 +31,10 @@ enum ServerOrder {
     Resize(usize),
     /// The first export ends.
     Detach,
+    /// The target has another unit.
+    AddUnit(u16),
+    /// The target has a unit no more.
+    RemoveUnit(u16),
     /// The thread ends at once, and leaves everything as a killed process does.
     Crash,
     /// The server ends in an orderly way.
@@ -33,6 +46,8 @@ pub struct OurServer {
     folder: TempDir,
     queues: u16,
     connect: bool,
+    /// Number of units, if the devices are virtio-scsi ones.
+    units: Option<u16>,
     pub stats: VhostStats,
     orders: Sender<(ServerOrder, Sender<()>)>,
     thread: Option<JoinHandle<()>>,
@@ -41,35 +56,57 @@ pub struct OurServer {
 impl OurServer {
     /// Starts the server.
     pub fn start(queues: u16) -> Self {
-        Self::start_in(tempfile::tempdir().expect("a folder"), queues, false)
+        Self::start_in(tempfile::tempdir().expect("a folder"), queues, false, None)
+    }
+
+    /// Starts a server with two virtio-scsi devices, which are two initiators to the same units: 0 and up.
+    pub fn start_scsi(queues: u16, units: u16) -> Self {
+        Self::start_in(tempfile::tempdir().expect("a folder"), queues, false, Some(units))
+    }
+
+    /// Adds a unit to the target.
+    pub fn add_unit(&self, lun: u16) {
+        self.order(ServerOrder::AddUnit(lun));
+    }
+
+    /// Removes a unit of the target.
+    pub fn remove_unit(&self, lun: u16) {
+        self.order(ServerOrder::RemoveUnit(lun));
     }
 
     /// Starts a server that connects to the socket of its first device.
     pub fn connecting(folder: TempDir) -> Self {
-        Self::start_in(folder, 1, true)
+        Self::start_in(folder, 1, true, None)
     }
 
-    fn start_in(folder: TempDir, queues: u16, connect: bool) -> Self {
+    fn start_in(folder: TempDir, queues: u16, connect: bool, units: Option<u16>) -> Self {
         let (orders, taken) = channel();
         let stats = VhostStats::new();
-        let mut this = Self { folder, queues, connect, stats, orders, thread: None };
+        let mut this = Self { folder, queues, connect, units, stats, orders, thread: None };
         this.launch(taken);
         this
     }
 
     fn launch(&mut self, orders: Receiver<(ServerOrder, Sender<()>)>) {
         let sockets = [self.device(0), self.device(1)];
-        let (queues, connect, stats) = (self.queues, self.connect, self.stats.clone());
+        let (queues, connect, stats, units) = (self.queues, self.connect, self.stats.clone(), self.units);
         let (up, came_up) = channel();
         self.thread = Some(std::thread::spawn(move || {
             let reactor = Reactor::system(DriverChoice::Auto).expect("a driver");
             reactor.block_on(async {
-                let volumes = [Model::new(SIZE, false), Model::new(SIZE, false)];
+                let disks = units.map(Disks::new);
+                // The first volume is the one of the first unit.
+                let first = disks.as_ref().map_or_else(|| Model::new(SIZE, false), |disks| disks.volume(0));
+                let volumes = [first, Model::new(SIZE, false)];
                 let server = VhostServer::new(stats);
                 for (index, (volume, path)) in volumes.iter().zip(sockets).enumerate() {
                     let name = format!("local/disk{index}");
                     let serial = format!("serial-{index}");
-                    let export = VhostExport { name, device: volume.device(), serial, queues };
+                    let volume = match &disks {
+                        Some(disks) => VhostVolume::Scsi(disks.export(index as u8)),
+                        None => VhostVolume::Block { device: volume.device(), serial },
+                    };
+                    let export = VhostExport { name, volume, queues };
                     let socket = match connect && index == 0 {
                         true => VhostSocket::Connect { path },
                         false => VhostSocket::Listen { path, mode: 0o600, user: None, group: None },
@@ -77,7 +114,7 @@ impl OurServer {
                     server.add(export, socket).expect("the sockets are free");
                 }
                 up.send(()).expect("the test waits");
-                serve(&server, &volumes[0], &orders).await;
+                serve(&server, &volumes[0], disks.as_ref(), &orders).await;
             });
         }));
         came_up.recv().expect("the server comes up");
@@ -120,12 +157,76 @@ impl OurServer {
     }
 }
 
-async fn serve(server: &std::rc::Rc<VhostServer>, volume: &Model, orders: &Receiver<(ServerOrder, Sender<()>)>) {
+/// Volumes by name.
+#[derive(Clone, Default)]
+struct Shelf(Rc<RefCell<BTreeMap<String, Rc<Model>>>>);
+
+impl UnitDevices for Shelf {
+    fn device(&self, unit: &Unit) -> Option<Rc<dyn BlockDevice>> {
+        Some(self.0.borrow().get(&unit.spec().name)?.device())
+    }
+}
+
+/// Target with disks in memory.
+struct Disks {
+    target: ScsiTarget,
+    units: Rc<LogicalUnits>,
+    shelf: Shelf,
+}
+
+impl Disks {
+    fn new(count: u16) -> Self {
+        let spec =
+            ScsiTargetSpec { name: "disks".into(), naming: ScsiNaming::Naa([0x31, 0, 0, 0, 0, 0, 1, 0]), ports: None };
+        let shelf = Shelf::default();
+        let units = Rc::new(LogicalUnits::new(Rc::new(shelf.clone())));
+        let disks = Self { target: ScsiTarget::new(spec, Arc::new(UnitCatalog::default())), units, shelf };
+        (0..count).for_each(|lun| disks.add(lun));
+        disks
+    }
+
+    fn name(lun: u16) -> String {
+        format!("local/unit{lun}")
+    }
+
+    fn add(&self, lun: u16) {
+        let name = Self::name(lun);
+        self.shelf.0.borrow_mut().insert(name.clone(), Model::new(SIZE, false));
+        let spec = UnitSpec {
+            name,
+            identity: UnitIdentity { uuid: [lun as u8 + 1; 16], revision: "1".into() },
+            read_only: false,
+            rotational: false,
+            space: Arc::new(PoolSpace::default()),
+            initiators: Vec::new(),
+        };
+        self.target.add(lun.into(), spec).expect("a free unit");
+    }
+
+    fn volume(&self, lun: u16) -> Rc<Model> {
+        self.shelf.0.borrow()[&Self::name(lun)].clone()
+    }
+
+    /// Returns the target for one of its initiators.
+    fn export(&self, initiator: u8) -> VhostScsiTarget {
+        let (target, units) = (self.target.clone(), self.units.clone());
+        VhostScsiTarget { target, units, initiator: [0x32, 0, 0, 0, 0, 0, 0, initiator] }
+    }
+}
+
+async fn serve(
+    server: &Rc<VhostServer>,
+    volume: &Model,
+    disks: Option<&Disks>,
+    orders: &Receiver<(ServerOrder, Sender<()>)>,
+) {
     loop {
         match orders.try_recv() {
             Ok((ServerOrder::Hold(true), _)) => volume.hold(),
             Ok((ServerOrder::Hold(false), _)) => volume.release(),
             Ok((ServerOrder::Resize(size), _)) => volume.resize(size),
+            Ok((ServerOrder::AddUnit(lun), _)) => disks.expect("a target").add(lun),
+            Ok((ServerOrder::RemoveUnit(lun), _)) => drop(disks.expect("a target").target.remove(lun)),
             Ok((ServerOrder::Detach, _done)) => server.detach("local/disk0").await,
             Ok((ServerOrder::Crash, _)) => return,
             Ok((ServerOrder::Stop, _done)) => return server.stop().await,

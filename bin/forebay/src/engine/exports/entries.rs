@@ -125,7 +125,8 @@ fn refuse_shared_numbers(exports: &mut BTreeMap<ExportKey, Export>) {
     }
 }
 
-/// Marks exports that share a socket as not served: a guest of one would write to the other's image.
+/// Marks exports that share a socket as not served, except units of a controller: a guest of one would write to the
+/// other's image.
 fn refuse_shared_sockets(exports: &mut BTreeMap<ExportKey, Export>) {
     let mut owners: BTreeMap<PathBuf, Vec<ExportKey>> = BTreeMap::new();
     for (key, export) in exports.iter() {
@@ -134,6 +135,12 @@ fn refuse_shared_sockets(exports: &mut BTreeMap<ExportKey, Export>) {
         }
     }
     for (path, keys) in owners.into_iter().filter(|(_, keys)| keys.len() > 1) {
+        let options = |key: &ExportKey| exports.get(key).and_then(|export| export.request.vhost.clone());
+        let first = options(&keys[0]);
+        if first.as_ref().is_some_and(|first| first.scsi) && keys.iter().all(|key| options(key) == first) {
+            // They are units of one controller.
+            continue;
+        }
         for key in &keys {
             let others: Vec<String> =
                 keys.iter().filter(|other| *other != key).map(|(_, spec)| spec.to_string()).collect();

@@ -188,7 +188,9 @@ impl Exports {
         wanted: Option<u32>,
         identity: &str,
     ) -> Result<Option<u32>> {
-        if key.0.units().is_none() && wanted.is_none() {
+        // Over vhost, only units of a controller have numbers.
+        let has_number = key.0.units().is_some() && (key.0 != Front::Vhost || within.is_some());
+        if !has_number && wanted.is_none() {
             return Ok(None);
         }
         let exports = self.exports.borrow();
@@ -424,7 +426,7 @@ impl Engine {
         if self.exports.with(&key, |export| export.life.is_detaching()) == Some(true) {
             return Err(detaching(&key));
         }
-        self.exports.check_socket(&key, &request)?;
+        self.exports.join_socket(&key, &mut request)?;
         let before = self.exports.with(&key, |export| (export.request.clone(), export.entry.is_some()));
         let was_listed = before.is_some();
         let recorded = self.volumes.find(&spec).and_then(|volume| volume.attachment.recorded()).map(|log| log.place);
@@ -505,7 +507,7 @@ impl Engine {
         // Numbers and sockets may have been assigned meanwhile.  Nothing is awaited from here until hosts can reach the
         // export.
         request.unit = self.exports.choose_unit(key, request.within(), request.unit, &identity)?;
-        self.exports.check_socket(key, &request)?;
+        self.exports.join_socket(key, &mut request)?;
         let before = self.serve(key, request, volume, socket)?;
         if before
             .as_ref()
@@ -595,6 +597,9 @@ impl Engine {
                 return Err(failure);
             }
             self.exports.forget(&key);
+            if let Some(engine) = self.this.borrow().upgrade() {
+                engine.fronts.serve_controllers(&engine);
+            }
             if !self.has_open_log(spec) {
                 // The task that opens the image closes its log again.
                 return Ok(());

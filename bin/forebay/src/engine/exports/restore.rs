@@ -86,6 +86,7 @@ impl Engine {
                 let _permit = limit.acquire(1).await;
                 if !engine.closing.get() {
                     engine.restore(&spec).await;
+                    engine.fronts.serve_controllers(&engine);
                 }
             }
         })

@@ -1,5 +1,7 @@
-//! Sockets of exports over vhost-user: each is of one export.
+//! Sockets of exports over vhost-user: each is of one export, or of a controller whose units are exports.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::rc::Rc;
 
 use forebay_export::ExportState;
@@ -21,34 +23,52 @@ impl Exports {
         look(&mut all.by_ref().map(|((_, spec), export)| (spec, export)))
     }
 
-    /// Checks that no other export has the socket of a request.
+    /// Checks that no other export has the socket of a request; a unit adopts the options of its controller.
     ///
     /// # Errors
-    /// Names the image that has it.
-    pub(super) fn check_socket(&self, key: &ExportKey, request: &api::AttachRequest) -> Result<()> {
+    /// Names the image that has it, or says that the controller has other options.
+    pub(super) fn join_socket(&self, key: &ExportKey, request: &mut api::AttachRequest) -> Result<()> {
         let Some(path) = request.socket_path() else { return Ok(()) };
-        let owner = self.over_vhost(|all| {
-            let mut others = all.filter(|(spec, _)| (Front::Vhost, *spec) != (key.0, &key.1));
-            others.find(|(_, export)| export.request.socket_path() == Some(path)).map(|(spec, _)| spec.clone())
+        let is_unit = request.controller_path().is_some();
+        // A unit that is exported already has the options of its controller, too.
+        let shares = |spec: &ImageSpec, export: &Export| {
+            let is_other = (Front::Vhost, spec) != (key.0, &key.1);
+            export.request.socket_path() == Some(path)
+                && (is_other || is_unit && export.request.controller_path().is_some())
+        };
+        let other = self.over_vhost(|all| {
+            let mut sharing = all.filter(|(spec, export)| shares(spec, export));
+            sharing.next().map(|(spec, export)| (spec.clone(), export.request.vhost.clone()))
         });
-        match owner {
-            Some(owner) => {
-                let what = format!("the socket {} is {owner}'s already", path.display());
-                Err(Failure::new(FailureKind::Exists, what)
-                    .hint(format!("choose another path, or end that export: forebay detach {owner} --vhost")))
+        match (other, &mut request.vhost) {
+            (Some((_, Some(options))), Some(own)) if own.scsi && options.scsi => own.join(&options),
+            (Some((owner, _)), Some(own)) => {
+                let what = format!("the socket {} is {owner}'s already", own.path.display());
+                let hint = format!("choose another path, or end that export: forebay detach {owner} --vhost");
+                Err(Failure::new(FailureKind::Exists, what).hint(hint))
             }
-            None => Ok(()),
+            _ => Ok(()),
         }
+    }
+
+    /// Returns whether units of a controller have not been opened since startup, and have not failed to be.
+    pub fn is_controller_opening(&self, path: &Path) -> bool {
+        let is_opening =
+            |export: &Export| matches!(export.life.state(), ExportState::Opening(None)) && !export.life.is_detaching();
+        self.over_vhost(|all| {
+            let mut units = all.filter(|(_, export)| export.request.controller_path() == Some(path));
+            units.any(|(_, export)| is_opening(export))
+        })
     }
 
     /// Waits until the sockets that exports create are free: a daemon that was just killed may still hold them.
     pub async fn settle_sockets(&self) {
-        let paths: Vec<_> = self.over_vhost(|all| {
+        let paths = self.over_vhost(|all| {
             let served = all.filter(|(_, export)| !matches!(export.life.state(), ExportState::Broken(_)));
             let options = served.filter_map(|(_, export)| export.request.vhost.as_ref());
             // Waiting creates a socket: not where there is none.
             let left = options.filter(|options| !options.connect && options.path.symlink_metadata().is_ok());
-            left.map(|options| options.path.clone()).collect()
+            left.map(|options| options.path.clone()).collect::<BTreeSet<_>>()
         });
         let waits = paths.into_iter().map(|path| spawn(async move { Listener::settle(&Addr::Unix(path)).await }));
         for wait in waits.collect::<Vec<_>>() {

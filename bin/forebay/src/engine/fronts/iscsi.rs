@@ -4,30 +4,26 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
-use std::time::Duration;
 
 use forebay_block::{BlockDevice, DeviceHandle};
 use forebay_iscsi::scsi::inquiry::UnitIdentity;
 use forebay_iscsi::unit::Unit;
 use forebay_iscsi::{
-    AccessControl, IscsiServer, IscsiServerOptions, PoolSpace, PortGroups, Target, TargetLimits, TargetSpec, Targets,
-    UnitDevices, UnitSpec,
+    AccessControl, IscsiServer, IscsiServerOptions, PortGroups, Target, TargetLimits, TargetSpec, Targets, UnitDevices,
+    UnitSpec,
 };
-use forebay_reactor::{Addr, CoreHandle, JoinHandle, Listener, sleep, spawn};
+use forebay_reactor::{Addr, CoreHandle, Listener, spawn};
 
 use super::addresses::own_addresses;
 use super::cores::{Listening, on_each_server, serve_on_cores};
 use super::published::Published;
+use super::spaces::PoolSpaces;
 use super::{Engine, ExportedImage, FrontFuture, HostFront};
 use crate::api::Front;
 use crate::config::{DaemonConfig, IscsiAccess, IscsiTargetSettings};
 use crate::engine::identity::{DataDirIdentity, format_uuid};
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::ImageSpec;
-
-/// Interval between checks of the pools' free space.
-const SPACE_LOOK: Duration = Duration::from_secs(2);
 
 thread_local! {
     /// Server of this core.
@@ -51,14 +47,12 @@ pub struct IscsiFront {
     luns: RefCell<BTreeMap<String, (Target, u16)>>,
     /// Logical units being removed, each with a completion that fires when no session uses it.
     leaving: RefCell<BTreeMap<String, forebay_reactor::cross::OneshotReceiver<()>>>,
-    /// Space of each pool, by name.
-    spaces: RefCell<BTreeMap<String, Arc<PoolSpace>>>,
-    watching: RefCell<Option<JoinHandle<()>>>,
+    spaces: Rc<PoolSpaces>,
 }
 
 impl IscsiFront {
     /// Creates the default target of a data directory; nothing listens yet.
-    pub fn new(identity: &DataDirIdentity, settings: &IscsiTargetSettings) -> Self {
+    pub fn new(identity: &DataDirIdentity, settings: &IscsiTargetSettings, spaces: Rc<PoolSpaces>) -> Self {
         let name = || format!("iqn.2026-11.io.forebay:{}", format_uuid(&identity.uuid));
         let limits = TargetLimits {
             sessions_max: settings.sessions_max,
@@ -82,8 +76,7 @@ impl IscsiFront {
             published: Published::default(),
             luns: RefCell::default(),
             leaving: RefCell::default(),
-            spaces: RefCell::default(),
-            watching: RefCell::default(),
+            spaces,
         }
     }
 
@@ -198,30 +191,6 @@ impl IscsiFront {
     pub fn set_configured(&self, access: IscsiAccess) {
         *self.configured.borrow_mut() = access;
     }
-
-    fn space(&self, pool: &str) -> Arc<PoolSpace> {
-        self.spaces.borrow_mut().entry(pool.to_owned()).or_default().clone()
-    }
-
-    /// Refreshes the pool space that hosts are told of.
-    async fn watch_space(engine: Weak<Engine>) {
-        loop {
-            let Some(engine) = engine.upgrade() else { return };
-            let front = engine.fronts.iscsi();
-            let percent = front.settings.threshold_percent;
-            let spaces: Vec<(String, Arc<PoolSpace>)> =
-                front.spaces.borrow().iter().map(|(pool, space)| (pool.clone(), space.clone())).collect();
-            for (pool, space) in spaces {
-                let Ok(backend) = engine.pool(&pool).await else { continue };
-                match backend.usage().await {
-                    Ok(usage) => space.update(usage.used, usage.available, usage.capacity / 100 * u64::from(percent)),
-                    Err(error) => tracing::debug!(pool, %error, "asking a pool for its space failed"),
-                }
-            }
-            drop(engine);
-            sleep(SPACE_LOOK).await;
-        }
-    }
 }
 
 /// Guard of a target that is being removed.
@@ -284,16 +253,14 @@ impl HostFront for IscsiFront {
                 start_server(self.targets.clone(), Rc::new(devices), options(&self.settings), listeners);
             })
             .await?;
-            *self.watching.borrow_mut() = Some(spawn(Self::watch_space(Rc::downgrade(engine))));
+            self.spaces.watch(&Rc::downgrade(engine));
             Ok(())
         })
     }
 
     fn stop<'a>(&'a self, cores: &'a [CoreHandle]) -> FrontFuture<'a, ()> {
         Box::pin(async move {
-            if let Some(watching) = self.watching.take() {
-                watching.abort();
-            }
+            self.spaces.stop();
             on_each_server(cores, &SERVER, |server| async move { server.stop().await }).await;
             self.published.clear();
         })
@@ -338,7 +305,7 @@ impl HostFront for IscsiFront {
             identity: UnitIdentity { uuid: *exported.identity, revision: env!("CARGO_PKG_VERSION").into() },
             read_only: exported.read_only,
             rotational: false,
-            space: self.space(&exported.spec.pool),
+            space: self.spaces.of(&exported.spec.pool),
             initiators: exported.hosts.to_vec(),
         };
         match target.add(lun, spec) {

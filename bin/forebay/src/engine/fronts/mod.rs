@@ -10,6 +10,7 @@ mod iscsi;
 mod nbd;
 mod nvme;
 mod published;
+mod spaces;
 mod vhost;
 
 use std::cell::Cell;
@@ -29,6 +30,7 @@ use crate::spec::ImageSpec;
 use iscsi::IscsiFront;
 use nbd::NbdFront;
 use nvme::NvmeFront;
+use spaces::PoolSpaces;
 pub use vhost::VhostBinding;
 use vhost::VhostFront;
 
@@ -109,11 +111,12 @@ impl Fronts {
     pub fn new(identity: &DataDirIdentity, config: Option<&DaemonConfig>) -> Self {
         let subsystem = config.map_or_else(NvmeSubsystemSettings::default, |config| config.nvme_subsystem.clone());
         let target = config.map_or_else(IscsiTargetSettings::default, |config| config.iscsi_target.clone());
+        let spaces = PoolSpaces::new(target.threshold_percent);
         Self {
             nbd: NbdFront::new(),
             nvme: NvmeFront::new(identity, &subsystem),
-            iscsi: IscsiFront::new(identity, &target),
-            vhost: VhostFront::new(),
+            iscsi: IscsiFront::new(identity, &target, spaces.clone()),
+            vhost: VhostFront::new(identity, spaces),
             serving: Cell::new(false),
         }
     }
@@ -130,6 +133,11 @@ impl Fronts {
             Front::Iscsi => &self.iscsi,
             Front::Vhost => &self.vhost,
         }
+    }
+
+    /// Serves the vhost controllers that waited for their units, if these have been opened or cannot be.
+    pub fn serve_controllers(&self, engine: &Rc<Engine>) {
+        self.vhost.serve_controllers(engine);
     }
 
     /// Returns whether hosts can connect.

@@ -1,30 +1,37 @@
-//! vhost-user front: virtio-blk devices of virtual machines on this machine.  Each export has a socket of its own, and
-//! one server on the engine's core serves them all: guests' requests reach their volumes without a message.
+//! vhost-user front: virtio-blk devices and virtio-scsi controllers of virtual machines on this machine.  Each device has
+//! a socket of its own, and one server on the engine's core serves them all: guests' requests reach their volumes without
+//! a message.
+
+mod controllers;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use forebay_block::{BlockDevice, Unnamed};
 use forebay_reactor::{Addr, CoreHandle};
-use forebay_vhost::{VhostExport, VhostServer, VhostSocket, VhostStats};
+use forebay_vhost::{VhostExport, VhostServer, VhostSocket, VhostStats, VhostVolume};
 use nix::unistd::{Group, User};
 
+use super::spaces::PoolSpaces;
 use super::{Engine, ExportedImage, FrontFuture, HostFront};
 use crate::api::{Front, VhostSocketOptions};
 use crate::config::DaemonConfig;
-use crate::engine::identity::Uuid;
+use crate::engine::identity::{DataDirIdentity, Uuid};
 use crate::engine::offload::offload;
 use crate::failure::{Failure, FailureKind, Result};
 use crate::spec::{ImageSpec, uri_encode};
+use controllers::{VhostControllers, server_name};
 
 /// Socket of an export, with the names of its owners resolved.
 #[derive(Debug, Clone)]
 pub struct VhostBinding {
     socket: VhostSocket,
     queues: u16,
+    /// Set if the socket is of a virtio-scsi controller, of which the export is a unit.
+    scsi: bool,
 }
 
 impl VhostBinding {
@@ -34,9 +41,9 @@ impl VhostBinding {
     /// If an option is invalid, or the system knows no such user or group.
     pub async fn resolve(options: &VhostSocketOptions) -> Result<Self> {
         options.check()?;
-        let (path, queues) = (options.path.clone(), options.queue_count());
+        let (path, queues, scsi) = (options.path.clone(), options.queue_count(), options.scsi);
         if options.connect {
-            return Ok(Self { socket: VhostSocket::Connect { path }, queues });
+            return Ok(Self { socket: VhostSocket::Connect { path }, queues, scsi });
         }
         let owned = |name: Option<&str>| name.map(str::to_owned);
         let (user, group) = options.owner_names()?;
@@ -52,7 +59,8 @@ impl VhostBinding {
                 .await?
             }
         };
-        Ok(Self { socket: VhostSocket::Listen { path, mode: options.permissions()?, user, group }, queues })
+        let socket = VhostSocket::Listen { path, mode: options.permissions()?, user, group };
+        Ok(Self { socket, queues, scsi })
     }
 }
 
@@ -94,18 +102,23 @@ pub struct VhostFront {
     server: RefCell<Option<Rc<VhostServer>>>,
     /// Exports to serve when the front does, by name.
     waiting: RefCell<BTreeMap<String, WaitingExport>>,
-    /// Sockets of all exports, by name.
+    /// Sockets of virtio-blk exports, by name.
     sockets: RefCell<BTreeMap<String, VhostSocket>>,
+    /// Controllers of the other exports.
+    controllers: VhostControllers,
+    engine: RefCell<Weak<Engine>>,
 }
 
 impl VhostFront {
     /// Creates the front; no guest is served yet.
-    pub fn new() -> Self {
+    pub fn new(identity: &DataDirIdentity, spaces: Rc<PoolSpaces>) -> Self {
         Self {
             stats: VhostStats::default(),
             server: RefCell::default(),
             waiting: RefCell::default(),
             sockets: RefCell::default(),
+            controllers: VhostControllers::new(identity, spaces),
+            engine: RefCell::default(),
         }
     }
 
@@ -116,7 +129,46 @@ impl VhostFront {
 
     /// Returns the number of sockets of exports.
     pub fn socket_count(&self) -> usize {
-        self.sockets.borrow().len()
+        self.sockets.borrow().len() + self.controllers.count()
+    }
+
+    /// Publishes an export as a unit of its socket's controller.
+    fn publish_unit(
+        &self,
+        exported: &ExportedImage<'_>,
+        binding: &VhostBinding,
+        device: &Rc<dyn BlockDevice>,
+    ) -> Result<()> {
+        self.controllers.add(exported, binding, device)?;
+        let engine = self.engine.borrow().clone();
+        let Some(engine) = engine.upgrade() else { return Ok(()) };
+        let (path, name) = (binding.socket.path(), exported.spec.to_string());
+        let others = self.controllers.names(path).into_iter().filter(|other| *other != name);
+        let others: Vec<String> = others.collect();
+        self.serve_controller(&engine, path).inspect_err(|failure| lose_units(&engine, &others, failure))
+    }
+
+    /// Serves a controller that is not served yet, unless some of its units are still being opened: a guest that goes on
+    /// with its requests would find them missing.  On failure the controller has no units any more.
+    fn serve_controller(&self, engine: &Engine, path: &Path) -> Result<()> {
+        let Some(server) = self.server() else { return Ok(()) };
+        if engine.exports.is_controller_opening(path) {
+            return Ok(());
+        }
+        let Some((export, socket)) = self.controllers.begin(path) else { return Ok(()) };
+        add(&server, export, socket).inspect_err(|_| self.controllers.lose(path))?;
+        self.controllers.spaces.watch(&self.engine.borrow());
+        Ok(())
+    }
+
+    /// Serves the controllers that waited for units to be opened, which have been, or cannot be.
+    pub fn serve_controllers(&self, engine: &Rc<Engine>) {
+        for path in self.controllers.unserved() {
+            let names = self.controllers.names(&path);
+            if let Err(failure) = self.serve_controller(engine, &path) {
+                lose_units(engine, &names, &failure);
+            }
+        }
     }
 
     fn server(&self) -> Option<Rc<VhostServer>> {
@@ -138,6 +190,8 @@ impl HostFront for VhostFront {
                 engine.lose_export(Front::Vhost, &spec, failure);
             }
         }
+        *self.engine.borrow_mut() = Rc::downgrade(engine);
+        self.serve_controllers(engine);
         Box::pin(std::future::ready(Ok(())))
     }
 
@@ -148,6 +202,7 @@ impl HostFront for VhostFront {
                 server.stop().await;
             }
             self.sockets.take();
+            self.controllers.clear();
         })
     }
 
@@ -157,7 +212,11 @@ impl HostFront for VhostFront {
     }
 
     fn uris(&self, spec: &ImageSpec) -> Vec<String> {
-        self.sockets.borrow().get(&spec.to_string()).map(|socket| vhost_uri(socket.path())).into_iter().collect()
+        let name = spec.to_string();
+        if let Some((path, lun)) = self.controllers.place(&name) {
+            return vec![unit_uri(&path, lun)];
+        }
+        self.sockets.borrow().get(&name).map(|socket| vhost_uri(socket.path())).into_iter().collect()
     }
 
     fn connections(&self) -> usize {
@@ -166,25 +225,27 @@ impl HostFront for VhostFront {
 
     fn connections_of(&self, spec: &ImageSpec) -> usize {
         let name = spec.to_string();
-        self.stats.connection_count(Some(&name))
+        self.stats.connection_count(Some(&name)) + self.controllers.sessions(&name)
     }
 
     fn connections_by_export(&self) -> BTreeMap<String, usize> {
-        self.stats.connections().into_iter().fold(BTreeMap::new(), |mut counts, connection| {
+        self.stats.connections().into_iter().fold(self.controllers.sessions_by_unit(), |mut counts, connection| {
             *counts.entry(connection.export).or_default() += 1;
             counts
         })
     }
 
     fn publish(&self, exported: &ExportedImage<'_>, device: &Rc<dyn BlockDevice>) -> Result<()> {
-        let VhostBinding { socket, queues } =
-            exported.socket.ok_or_else(|| Failure::invalid("an export over vhost without a socket"))?.clone();
+        let binding = exported.socket.ok_or_else(|| Failure::invalid("an export over vhost without a socket"))?;
+        if binding.scsi {
+            return self.publish_unit(exported, binding, device);
+        }
+        let VhostBinding { socket, queues, .. } = binding.clone();
         let name = exported.spec.to_string();
         let export = VhostExport {
             name: name.clone(),
             // Guests are anonymous.
-            device: Unnamed::new(device.clone()),
-            serial: serial(exported.identity),
+            volume: VhostVolume::Block { device: Unnamed::new(device.clone()), serial: serial(exported.identity) },
             queues,
         };
         match self.server() {
@@ -200,6 +261,12 @@ impl HostFront for VhostFront {
 
     fn unpublish(&self, spec: &ImageSpec) {
         let name = spec.to_string();
+        if let Some(last_of) = self.controllers.remove(&name) {
+            if let (Some(path), Some(server)) = (last_of, self.server()) {
+                server.unpublish(&server_name(&path));
+            }
+            return;
+        }
         let waiting = self.waiting.borrow_mut().remove(&name);
         drop(waiting);
         self.sockets.borrow_mut().remove(&name);
@@ -215,7 +282,22 @@ impl HostFront for VhostFront {
                 server.detach(&name).await;
             }
             self.stats.forget(&name);
+            let end = async |path: &Path| {
+                let name = server_name(path);
+                if let Some(server) = self.server() {
+                    server.detach(&name).await;
+                }
+                self.stats.forget(&name);
+            };
+            self.controllers.end(&name, end).await;
         })
+    }
+}
+
+/// Marks the exports of a controller that cannot be served as failed.
+fn lose_units(engine: &Rc<Engine>, names: &[String], failure: &Failure) {
+    for spec in names.iter().filter_map(|name| name.parse::<ImageSpec>().ok()) {
+        engine.lose_export(Front::Vhost, &spec, failure.clone());
     }
 }
 
@@ -227,6 +309,11 @@ fn serial(identity: &Uuid) -> String {
 /// Returns the URI of an export: the socket with the name of the device that QEMU makes of it.
 fn vhost_uri(path: &Path) -> String {
     format!("vhost-user-blk+unix://{}", uri_encode(&path.to_string_lossy(), true))
+}
+
+/// Returns the URI of a unit of a controller.
+fn unit_uri(path: &Path, lun: u16) -> String {
+    format!("vhost-user-scsi+unix://{}?lun={lun}", uri_encode(&path.to_string_lossy(), true))
 }
 
 /// Serves an export on its socket.
@@ -260,6 +347,7 @@ mod tests {
     fn uris_are_percent_encoded() {
         assert_eq!(vhost_uri(Path::new("/run/vm1.sock")), "vhost-user-blk+unix:///run/vm1.sock");
         assert_eq!(vhost_uri(Path::new("/run/a b%")), "vhost-user-blk+unix:///run/a%20b%25");
+        assert_eq!(unit_uri(Path::new("/run/a b"), 7), "vhost-user-scsi+unix:///run/a%20b?lun=7");
     }
 
     #[test]

@@ -156,7 +156,8 @@ fn a_chain_waits_for_translations() {
         misses,
         [(BUFFER, MemoryAccess::Read), (BUFFER + 4096, MemoryAccess::Write), (BUFFER + 8192, MemoryAccess::Write),]
     );
-    assert_eq!((chain.readable.len(), chain.writable.len()), (1, 2));
+    // The last two pages are adjacent in memory, and so are one part.
+    assert_eq!((chain.readable.len(), chain.writable.len()), (1, 1));
     virtq.complete(chain.token, 200, None);
     assert_eq!(driver.reap(), Some((serial, 200)));
 }
