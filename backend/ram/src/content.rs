@@ -88,19 +88,18 @@ impl Page {
 
     /// Writes `data` at `start`; a private copy is allocated from `memory` if needed.
     fn write(&mut self, start: usize, data: &[u8], memory: &BufPool) {
+        // A clone that shares the page shares its bytes: the counter, elsewhere in memory, need not be looked at.
+        if let Some(bytes) = self.bytes.get_mut() {
+            return bytes[start..start + data.len()].copy_from_slice(data);
+        }
         if !self.is_own() {
             self.counted = CountedPage::new(&self.counted.space);
         }
-        match self.bytes.get_mut() {
-            Some(bytes) => bytes[start..start + data.len()].copy_from_slice(data),
-            None => {
-                let mut bytes = memory.get();
-                bytes.extend_from_slice(&self.bytes[..start]);
-                bytes.extend_from_slice(data);
-                bytes.extend_from_slice(&self.bytes[start + data.len()..]);
-                self.bytes = bytes.freeze();
-            }
-        }
+        let mut bytes = memory.get();
+        bytes.extend_from_slice(&self.bytes[..start]);
+        bytes.extend_from_slice(data);
+        bytes.extend_from_slice(&self.bytes[start + data.len()..]);
+        self.bytes = bytes.freeze();
     }
 }
 

@@ -181,11 +181,18 @@ fn is_guard(op: &ObjectOp) -> bool {
 
 /// Returns true if these are writes for which there is space, whatever pages they share with each other.
 fn cannot_fail(ops: &[ObjectOp], head: Option<&ObjectContent>, pool: &PoolState) -> bool {
+    // Mostly there is space even if all pages were missing.  Which of them are is looked up only otherwise: that costs
+    // more than the write of a page does.
+    have_space(ops, pool, pages_of) || have_space(ops, pool, |extent| pages_to_add(head, extent))
+}
+
+/// Returns true if these are writes, and there is space for the pages that each adds by `count`.
+fn have_space(ops: &[ObjectOp], pool: &PoolState, count: impl Fn(Extent) -> u64) -> bool {
     let mut pages = 0_u64;
     ops.iter().all(|op| match op {
         ObjectOp::Expect { .. } | ObjectOp::Create { exclusive: false } | ObjectOp::KvSet { .. } => true,
         ObjectOp::Write { offset, data } => check_range(*offset, data.len() as u64).is_ok_and(|extent| {
-            pages += head.map_or_else(|| pages_of(extent), |head| head.pages_to_add(extent));
+            pages += count(extent);
             check_space(pages, pool).is_ok()
         }),
         _ => false,
@@ -244,7 +251,9 @@ fn apply(
             }
             ObjectOp::Write { offset, data } => {
                 let extent = check_range(*offset, data.len() as u64)?;
-                check_space(head.as_ref().map_or_else(|| pages_of(extent), |head| head.pages_to_add(extent)), pool)?;
+                if check_space(pages_of(extent), pool).is_err() {
+                    check_space(pages_to_add(head.as_ref(), extent), pool)?;
+                }
                 head.get_or_insert_default().write(*offset, data, &pool.space);
             }
             ObjectOp::WriteFull { data } => {
@@ -295,8 +304,14 @@ fn existing(head: &mut Option<ObjectContent>) -> Result<&mut ObjectContent> {
     head.as_mut().ok_or_else(|| ErrorKind::NotFound.into())
 }
 
+/// Returns the number of pages that an extent touches.
 fn pages_of(extent: Extent) -> u64 {
     ObjectContent::default().pages_to_add(extent)
+}
+
+/// Returns the number of pages that a write to `extent` would add.
+fn pages_to_add(head: Option<&ObjectContent>, extent: Extent) -> u64 {
+    head.map_or_else(|| pages_of(extent), |head| head.pages_to_add(extent))
 }
 
 fn check_space(pages: u64, pool: &PoolState) -> Result<()> {
